@@ -1,0 +1,219 @@
+//! V5: what excuses silence. An excuse stops the detector's own clock, so that excused time never counts as silence.
+//!
+//! All ages of the detector are differences of *counted* time: wall time less the intervals in which the engine could not have
+//! been expected to deliver. An excuse therefore needs no rule anywhere else.
+
+use crate::log_signs::{self, Meaning};
+use crate::observation::{Ms, Observation, PagePhase};
+use crate::policy::Policy;
+
+/// Why silence is not held against the engine. Each says which signal it rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Excuse {
+    /// A person or the platform said so (annotation).
+    Maintenance,
+    /// The engine's sleep gauge or its page says that it sleeps.
+    Asleep,
+    /// The engine's log says that generation was paused through its API.
+    Paused,
+    /// A debugger holds the process (`ptrace`); a stopped process without one is no excuse.
+    Traced,
+    /// The cgroup freezer holds it.
+    Frozen,
+    /// The cgroup's CPU quota held it since the last look.
+    Throttled,
+    /// Compiler children burn CPU: a JIT of 30–70 s in mid-traffic is normal.
+    Compiling,
+    /// Every request in flight waits for its own client to read.
+    ClientBlocked,
+}
+
+impl Excuse {
+    /// Does it say that no delivery is meant to happen at all (so that a suspicion ends at once)?
+    pub fn is_declared(self) -> bool {
+        matches!(self, Self::Maintenance | Self::Asleep | Self::Paused)
+    }
+
+    /// Source and sentence for the reasons.
+    pub fn sentence(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Maintenance => ("policy", "maintenance is declared: silence is intended"),
+            Self::Asleep => ("metrics", "the engine says that it sleeps: silence is intended"),
+            Self::Paused => ("log", "generation was paused through the engine's API: silence is intended"),
+            Self::Traced => ("proc", "a debugger holds the process: its silence does not count"),
+            Self::Frozen => ("proc", "the cgroup freezer holds the process: its silence does not count"),
+            Self::Throttled => ("proc", "the cgroup's CPU quota held the process: that time does not count"),
+            Self::Compiling => ("proc", "compiler children burn CPU: their time does not count"),
+            Self::ClientBlocked => ("gate", "every request in flight waits for its own client to read"),
+        }
+    }
+}
+
+/// Deliveries this soon after an announced pause are its tail.
+const PAUSE_TAIL_MS: Ms = 5_000;
+
+/// The clock that stops while silence is excused, and what it learned on the way.
+#[derive(Debug, Clone, Default)]
+pub struct SilenceClock {
+    now_ms: Option<Ms>,
+    counted_ms: Ms,
+    /// (at, cpu) of the last process reading.
+    cpu: Option<(Ms, u64)>,
+    /// CPU share of the tree in the last interval between two readings, in permille of one core.
+    cpu_permille: Option<u32>,
+    compilers: Option<u64>,
+    compiled_ms: Option<Ms>,
+    paused_ms: Option<Ms>,
+    /// Decaying maximum of the agent's own lateness: what this machine does to a runnable process.
+    jitter_ms: Ms,
+}
+
+/// One tick of the clock.
+#[derive(Debug, Clone, Copy)]
+pub struct Tick {
+    /// The caller's time, never backwards.
+    pub now_ms: Ms,
+    /// Wall time since the last tick.
+    pub elapsed_ms: Ms,
+    pub counted_ms: Ms,
+    /// Counted time at the last tick.
+    pub counted_before_ms: Ms,
+    pub excuse: Option<Excuse>,
+    pub cpu_permille: Option<u32>,
+    pub jitter_ms: Ms,
+}
+
+impl Tick {
+    /// When, in counted time, something happened that was seen first at this tick and is dated `at_ms` by the caller's clock.
+    pub fn mark(&self, at_ms: Ms) -> Ms {
+        let age = self.now_ms.saturating_sub(at_ms);
+        self.counted_ms.saturating_sub(age).clamp(self.counted_before_ms.min(self.counted_ms), self.counted_ms)
+    }
+
+    /// Counted time since a mark.
+    pub fn since(&self, mark_ms: Ms) -> Ms {
+        self.counted_ms.saturating_sub(mark_ms)
+    }
+}
+
+impl SilenceClock {
+    /// Advances to `now_ms`; a time that goes backwards counts as no time at all.
+    pub fn tick(&mut self, now_ms: Ms, obs: &Observation, policy: &Policy) -> Tick {
+        let first = self.now_ms.is_none();
+        let before = self.now_ms.unwrap_or(now_ms);
+        let now_ms = now_ms.max(before);
+        let elapsed = now_ms.saturating_sub(before);
+        self.read_process(now_ms, obs, policy);
+        self.read_pause(now_ms, obs);
+        let excuse = self.excuse(now_ms, obs, policy);
+        let counted_before = if first { 0 } else { self.counted_ms };
+        if first {
+            self.counted_ms = now_ms;
+        } else if excuse.is_none() {
+            // an agent that did not run saw nothing: the gap is discarded (VM pause, throttled agent)
+            self.counted_ms = self.counted_ms.saturating_add(self.fair(
+                elapsed.saturating_sub(obs.agent_gap_ms),
+                obs,
+                now_ms,
+                policy,
+            ));
+        }
+        self.jitter_ms = obs.agent_gap_ms.min(1_000).max(self.jitter_ms.saturating_sub(self.jitter_ms / 32 + 1));
+        self.now_ms = Some(now_ms);
+        Tick {
+            now_ms,
+            elapsed_ms: elapsed,
+            counted_ms: self.counted_ms,
+            counted_before_ms: counted_before,
+            excuse,
+            cpu_permille: self.cpu_permille,
+            jitter_ms: self.jitter_ms,
+        }
+    }
+
+    /// A new process: its CPU time begins anew, and no pause of the old one holds.
+    pub fn restarted(&mut self) {
+        self.cpu = None;
+        self.cpu_permille = None;
+        self.compilers = None;
+        self.compiled_ms = None;
+        self.paused_ms = None;
+    }
+
+    /// Counted time of a moment of the caller's clock, as far as it is known.
+    pub fn counted(&self, at_ms: Ms) -> Ms {
+        self.now_ms.map_or(at_ms, |now| self.counted_ms.saturating_sub(now.saturating_sub(at_ms)))
+    }
+
+    /// A delivery proves that a pause is over, unless it is the tail of what was under way when the pause began.
+    pub fn delivered(&mut self) {
+        let now_ms = self.now_ms.unwrap_or(0);
+        self.paused_ms = self.paused_ms.filter(|at| now_ms.saturating_sub(*at) < PAUSE_TAIL_MS);
+    }
+
+    /// A process that wants to run (state R) and gets less than a quarter of a core is starved by the machine: its time counts
+    /// only as fast as it is given CPU. A spinning hang gets its quarter even at a load of eight on two cores.
+    fn fair(&self, elapsed: Ms, obs: &Observation, now_ms: Ms, policy: &Policy) -> Ms {
+        let wants_cpu = obs.proc.fresh(now_ms, policy.fresh_ms).is_some_and(|p| p.state == Some('R'));
+        match self.cpu_permille {
+            Some(share) if wants_cpu && share < 250 => {
+                elapsed.saturating_mul(u64::from(share).saturating_mul(4)) / 1000
+            }
+            _ => elapsed,
+        }
+    }
+
+    fn read_process(&mut self, now_ms: Ms, obs: &Observation, policy: &Policy) {
+        let Some(proc) = obs.proc.fresh(now_ms, policy.fresh_ms) else {
+            self.cpu_permille = None;
+            return;
+        };
+        let at_ms = obs.proc.at_ms;
+        match self.cpu {
+            Some((last_ms, last_cpu)) if at_ms > last_ms => {
+                let used = proc.cpu_ms.saturating_sub(last_cpu);
+                let share = used.saturating_mul(1000) / at_ms.saturating_sub(last_ms).max(1);
+                self.cpu_permille = Some(u32::try_from(share).unwrap_or(u32::MAX));
+                self.cpu = Some((at_ms, proc.cpu_ms));
+            }
+            Some(_) => {}
+            None => self.cpu = Some((at_ms, proc.cpu_ms)),
+        }
+        let burned = self.compilers.is_none_or(|last| proc.compilers_cpu_ms > last);
+        if proc.compilers > 0 && burned {
+            self.compiled_ms = Some(now_ms);
+        }
+        self.compilers = (proc.compilers > 0).then_some(proc.compilers_cpu_ms);
+    }
+
+    fn read_pause(&mut self, now_ms: Ms, obs: &Observation) {
+        for hit in &obs.log {
+            match log_signs::by_name(&hit.signature).map(|s| s.meaning) {
+                Some(Meaning::Paused) => self.paused_ms = Some(now_ms),
+                Some(Meaning::Resumed) => self.paused_ms = None,
+                _ => {}
+            }
+        }
+    }
+
+    fn excuse(&self, now_ms: Ms, obs: &Observation, policy: &Policy) -> Option<Excuse> {
+        let within = |mark: Option<Ms>, span: Ms| mark.is_some_and(|at| now_ms.saturating_sub(at) < span);
+        let proc = obs.proc.fresh(now_ms, policy.fresh_ms);
+        let gauge_sleeps = obs.metrics.fresh(now_ms, policy.metrics_fresh_ms).and_then(|m| m.sleeping) == Some(true);
+        let pages = obs.pages.fresh(now_ms, policy.fresh_ms);
+        let page_sleeps = pages.is_some_and(|p| !p.is_empty() && p.iter().all(|page| page.phase == PagePhase::Sleep));
+        let blocked =
+            obs.gate.fresh(now_ms, policy.fresh_ms).is_some_and(|g| g.in_flight > 0 && g.client_blocked >= g.in_flight);
+        let found = [
+            (obs.maintenance, Excuse::Maintenance),
+            (gauge_sleeps || page_sleeps, Excuse::Asleep),
+            (within(self.paused_ms, policy.pause_ms_max), Excuse::Paused),
+            (proc.is_some_and(|p| p.traced), Excuse::Traced),
+            (proc.is_some_and(|p| p.frozen), Excuse::Frozen),
+            (proc.is_some_and(|p| p.throttled), Excuse::Throttled),
+            (within(self.compiled_ms, 2_000), Excuse::Compiling),
+            (blocked, Excuse::ClientBlocked),
+        ];
+        found.into_iter().find(|(holds, _)| *holds).map(|(_, excuse)| excuse)
+    }
+}

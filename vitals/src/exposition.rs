@@ -1,0 +1,239 @@
+//! Prometheus text (0.0.4) and the OpenMetrics that engines send all the same: names with colons, quoted UTF-8 names, escapes,
+//! timestamps, exemplars, NaN and infinities. Capped in bytes and samples; what could not be read is counted, never dropped in
+//! silence.
+
+/// One sample line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    pub name: String,
+    pub labels: Vec<(String, String)>,
+    pub value: f64,
+}
+
+impl Sample {
+    /// The value of a label.
+    pub fn label(&self, name: &str) -> Option<&str> {
+        self.labels.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Caps of one page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    pub bytes_max: usize,
+    pub samples_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { bytes_max: 8 << 20, samples_max: 100_000 }
+    }
+}
+
+/// A parsed page.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Exposition {
+    pub samples: Vec<Sample>,
+    /// Lines that were neither comment, blank nor a sample.
+    pub errors: u32,
+    /// The first such line: number (from 1) and what is wrong with it.
+    pub first_error: Option<(u32, &'static str)>,
+    /// A cap was reached; the rest was not read.
+    pub truncated: bool,
+}
+
+impl Exposition {
+    /// All samples of one name.
+    pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Sample> + 'a {
+        self.samples.iter().filter(move |sample| sample.name == name)
+    }
+}
+
+/// Parses a page. Never fails: errors are counted in the result.
+pub fn parse(text: &str, limits: Limits) -> Exposition {
+    let mut page = Exposition::default();
+    let text = capped(text, limits.bytes_max, &mut page.truncated);
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line == "# EOF" {
+            break;
+        }
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if page.samples.len() >= limits.samples_max {
+            page.truncated = true;
+            break;
+        }
+        match sample(line) {
+            Ok(sample) => page.samples.push(sample),
+            Err(wrong) => {
+                page.errors = page.errors.saturating_add(1);
+                let number = u32::try_from(number + 1).unwrap_or(u32::MAX);
+                page.first_error.get_or_insert((number, wrong));
+            }
+        }
+    }
+    page
+}
+
+/// Cuts at the last whole line below the cap.
+fn capped<'a>(text: &'a str, bytes_max: usize, truncated: &mut bool) -> &'a str {
+    if text.len() <= bytes_max {
+        return text;
+    }
+    *truncated = true;
+    let head = text.as_bytes().get(..bytes_max).unwrap_or_default();
+    let end = head.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
+    text.get(..end).unwrap_or("")
+}
+
+fn sample(line: &str) -> Result<Sample, &'static str> {
+    let mut rest = line;
+    let mut name = take_name(&mut rest).to_owned();
+    rest = rest.trim_start();
+    let mut labels = Vec::new();
+    if let Some(inside) = rest.strip_prefix('{') {
+        rest = inside;
+        take_labels(&mut rest, &mut name, &mut labels)?;
+    } else if !name.is_empty() && rest.len() + name.len() == line.len() && !line.contains(char::is_whitespace) {
+        return Err("no value");
+    }
+    if name.is_empty() {
+        return Err("no metric name");
+    }
+    // an exemplar (` # {..} v`) follows value and timestamp
+    let figures = rest.split(" # ").next().unwrap_or("");
+    let mut words = figures.split_whitespace();
+    let value = number(words.next().ok_or("no value")?).ok_or("the value is no number")?;
+    if let Some(stamp) = words.next() {
+        stamp.parse::<f64>().map_err(|_| "the timestamp is no number")?;
+    }
+    if words.next().is_some() {
+        return Err("words after the timestamp");
+    }
+    Ok(Sample { name, labels, value })
+}
+
+/// `[a-zA-Z_:][a-zA-Z0-9_:]*` from the front; empty if there is none.
+fn take_name<'a>(rest: &mut &'a str) -> &'a str {
+    let starts = |c: char| c.is_ascii_alphabetic() || c == '_' || c == ':';
+    if !rest.starts_with(starts) {
+        return "";
+    }
+    let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':')).unwrap_or(rest.len());
+    let (name, tail) = rest.split_at(end);
+    *rest = tail;
+    name
+}
+
+/// Labels up to and with the closing brace; a lone quoted string is the metric's name (UTF-8 names).
+fn take_labels(rest: &mut &str, name: &mut String, labels: &mut Vec<(String, String)>) -> Result<(), &'static str> {
+    loop {
+        *rest = rest.trim_start();
+        if let Some(tail) = rest.strip_prefix('}') {
+            *rest = tail;
+            return Ok(());
+        }
+        let key = if rest.starts_with('"') { take_quoted(rest)? } else { take_name(rest).to_owned() };
+        *rest = rest.trim_start();
+        if let Some(tail) = rest.strip_prefix('=') {
+            *rest = tail.trim_start();
+            if key.is_empty() {
+                return Err("a label without a name");
+            }
+            let value = take_quoted(rest)?;
+            labels.push((key, value));
+        } else if name.is_empty() && !key.is_empty() {
+            *name = key;
+        } else {
+            return Err("a label without a value");
+        }
+        *rest = rest.trim_start();
+        match rest.strip_prefix(',') {
+            Some(tail) => *rest = tail,
+            None if rest.starts_with('}') => {}
+            None => return Err("neither comma nor brace after a label"),
+        }
+    }
+}
+
+/// A double-quoted string with `\\`, `\"` and `\n`.
+fn take_quoted(rest: &mut &str) -> Result<String, &'static str> {
+    let Some(inside) = rest.strip_prefix('"') else { return Err("a label value without quotes") };
+    let mut value = String::new();
+    let mut escaped = false;
+    for (at, c) in inside.char_indices() {
+        match (escaped, c) {
+            (true, 'n') => value.push('\n'),
+            (true, '\\' | '"') => value.push(c),
+            // other escapes are not defined; what was written is kept
+            (true, _) => value.extend(['\\', c]),
+            (false, '\\') => {}
+            (false, '"') => {
+                *rest = inside.get(at + 1..).unwrap_or("");
+                return Ok(value);
+            }
+            (false, _) => value.push(c),
+        }
+        escaped = !escaped && c == '\\';
+    }
+    Err("a label value without an end")
+}
+
+fn number(word: &str) -> Option<f64> {
+    match word {
+        "+Inf" | "Inf" => Some(f64::INFINITY),
+        "-Inf" => Some(f64::NEG_INFINITY),
+        "NaN" => Some(f64::NAN),
+        _ if word.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) => word.parse().ok(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(line: &str) -> Sample {
+        let page = parse(line, Limits::default());
+        assert_eq!(page.errors, 0, "{line}: {:?}", page.first_error);
+        page.samples.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn names_with_colons_labels_and_escapes() {
+        let sample = one(r#"vllm:num_requests_running{engine="0",model_name="a\"b\\c\n}",} 8.0 1700000000000"#);
+        assert_eq!(sample.name, "vllm:num_requests_running");
+        assert_eq!(sample.label("model_name"), Some("a\"b\\c\n}"));
+        assert_eq!(sample.value, 8.0);
+    }
+
+    #[test]
+    fn odd_but_legal_forms() {
+        assert_eq!(one("up{} 1").value, 1.0);
+        assert_eq!(one(r#"{"a.b",l="x"} 2"#).name, "a.b");
+        assert_eq!(one("x_total 3 # {trace_id=\"1\"} 0.5 1.0").value, 3.0);
+        assert_eq!(one(r#"x_bucket{le="+Inf"} +Inf"#).value, f64::INFINITY);
+        assert!(one("x NaN").value.is_nan());
+        assert_eq!(one("x\t-1.5e-3").value, -1.5e-3);
+    }
+
+    #[test]
+    fn errors_are_counted_and_told() {
+        let page = parse("good 1\nbad\nx{a=\"1} 2\n9x 1\nx{a=1} 2\ny 1 2 3\nz one\n", Limits::default());
+        assert_eq!(page.samples.len(), 1);
+        assert_eq!(page.errors, 6);
+        assert_eq!(page.first_error.map(|(line, _)| line), Some(2));
+    }
+
+    #[test]
+    fn comments_eof_and_caps() {
+        let page = parse("# HELP x y\n# TYPE x gauge\n\nx 1\n# EOF\nx 2\n", Limits::default());
+        assert_eq!((page.samples.len(), page.errors, page.truncated), (1, 0, false));
+        let page = parse("a 1\nb 2\nc 3\n", Limits { bytes_max: 100, samples_max: 2 });
+        assert_eq!((page.samples.len(), page.truncated), (2, true));
+        let page = parse("a 1\nb 2\nc 3\n", Limits { bytes_max: 9, samples_max: 9 });
+        assert_eq!((page.samples.len(), page.errors, page.truncated), (2, 0, true));
+    }
+}

@@ -1,0 +1,22 @@
+//! The pure brain of Truebeat: observation in, verdict and wanted actions out.
+//!
+//! Nothing here reads a clock, a file, the environment or the network, and nothing is async: time is an argument (V7). The agent
+//! feeds [`detector::Detector`] and [`recovery::Recovery`]; `truebeat replay` feeds the same code from a recording ([`replay`]).
+
+pub mod deadlines;
+pub mod detector;
+pub mod engine_metrics;
+pub mod examine;
+pub mod excuse;
+pub mod exposition;
+pub mod log_signs;
+pub mod observation;
+pub mod policy;
+pub mod recovery;
+pub mod replay;
+pub mod rhythm;
+pub mod signs;
+pub mod slow;
+pub mod startup;
+pub mod verdict;
+pub mod witness;

@@ -1,0 +1,200 @@
+//! What the detector sees: one [`Observation`] a tick, every signal with its age. Missing is never zero.
+//!
+//! Times are milliseconds of one monotonic clock that the caller chooses (the agent: `CLOCK_MONOTONIC`; a replay: the trace's
+//! seconds × 1000). The crate never reads a clock.
+
+use serde::{Deserialize, Serialize};
+
+/// Milliseconds of the caller's monotonic clock.
+pub type Ms = u64;
+
+/// A value with the moment it was true, or nothing at all.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Signal<T> {
+    pub value: Option<T>,
+    /// When the value was true (not: when it was asked for). Meaningless without a value.
+    pub at_ms: Ms,
+}
+
+impl<T> Default for Signal<T> {
+    fn default() -> Self {
+        Self { value: None, at_ms: 0 }
+    }
+}
+
+impl<T> Signal<T> {
+    /// A value that was true at `at_ms`.
+    pub fn at(at_ms: Ms, value: T) -> Self {
+        Self { value: Some(value), at_ms }
+    }
+
+    /// The value, unless it is missing or older than `age_ms_max`.
+    pub fn fresh(&self, now_ms: Ms, age_ms_max: Ms) -> Option<&T> {
+        self.value.as_ref().filter(|_| now_ms.saturating_sub(self.at_ms) <= age_ms_max)
+    }
+}
+
+/// Everything known about one engine at one tick. An absent source stays `Signal::default()`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Observation {
+    /// Process facts from /proc.
+    pub proc: Signal<ProcObs>,
+    /// The heartbeat pages, by rank. A stale or unreadable page is no entry here.
+    pub pages: Signal<Vec<PageObs>>,
+    /// What the gate in front of the engine counted.
+    pub gate: Signal<GateObs>,
+    /// What the engine's /metrics said, mapped to meanings (`engine_metrics`).
+    pub metrics: Signal<MetricsObs>,
+    /// Log signatures seen since the last tick.
+    pub log: Vec<LogHit>,
+    /// NVML readings, one a GPU.
+    pub gpus: Signal<Vec<GpuObs>>,
+    /// The engine's HTTP port: did it answer anything within the probe's deadline (never evidence of progress, V2)?
+    pub frontend: Signal<FrontendObs>,
+    /// A person or the platform says that silence is intended (annotation, sleep or pause API).
+    pub maintenance: bool,
+    /// How long the agent itself did not run since its last tick (VM pause, throttled agent); the interval is discarded (V5).
+    pub agent_gap_ms: Ms,
+    /// What is known of a drain: the agent was asked to drain the engine.
+    pub draining: bool,
+}
+
+/// One rank's page, mapped to the detector's clock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageObs {
+    pub rank: u32,
+    pub world_size: u32,
+    pub steps_completed: u64,
+    pub tokens_delivered: u64,
+    pub requests_finished: u64,
+    pub running: u32,
+    pub waiting: u32,
+    pub prompt_tokens_owed: u64,
+    pub phase: PagePhase,
+    pub phase_tokens: u32,
+    pub phase_entered_ms: Ms,
+    pub lease_ms: Ms,
+    /// When the step under way began, if one is.
+    pub step_started_ms: Option<Ms>,
+    pub work_done: u64,
+    pub work_total: u64,
+    pub published_ms: Ms,
+}
+
+/// Phases of contract H5.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PagePhase {
+    Load,
+    Compile,
+    Capture,
+    WarmUp,
+    Idle,
+    Prefill,
+    Decode,
+    Sleep,
+    Drain,
+}
+
+/// What the gate knows without asking the engine: the most trusted signal (V2).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateObs {
+    /// Changes when the gate restarts; its counters begin anew then.
+    pub epoch: u64,
+    /// Requests forwarded to the engine and not yet ended.
+    pub in_flight: u32,
+    /// Of these, requests that have had no first byte of a body.
+    pub awaiting_first_byte: u32,
+    /// Rough prompt tokens (body bytes / 4, or token ids counted) of requests that await their first byte.
+    pub prompt_tokens_owed: u64,
+    /// Response body chunks and bytes that were read from the engine (whether or not the client took them). Monotone in an epoch.
+    pub chunks_delivered: u64,
+    pub bytes_delivered: u64,
+    /// Requests ended, by whatever end. Monotone in an epoch.
+    pub requests_done: u64,
+    /// Requests whose client reads too slowly, so that the engine's silence is the client's doing.
+    pub client_blocked: u32,
+    /// When the oldest request in flight was forwarded.
+    pub oldest_in_flight_ms: Option<Ms>,
+    /// When the last byte of any response body was read from the engine.
+    pub last_delivery_ms: Option<Ms>,
+}
+
+/// Meanings read from an engine's /metrics; a series that the engine does not have is `None`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct MetricsObs {
+    pub running: Option<f64>,
+    pub waiting: Option<f64>,
+    pub generation_tokens: Option<f64>,
+    pub prompt_tokens: Option<f64>,
+    pub iterations: Option<f64>,
+    pub requests_finished: Option<f64>,
+    /// KV use in 0..=1.
+    pub kv_usage: Option<f64>,
+    pub sleeping: Option<bool>,
+    pub open_fds: Option<f64>,
+    /// Requests in flight by the engine's own `/load`, where it has one.
+    pub server_load: Option<f64>,
+    /// A digest over every progress series: it changes when anything moved.
+    pub progress_digest: u64,
+}
+
+/// /proc facts of the engine's process tree.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcObs {
+    /// Is the engine's main process there and not a zombie?
+    pub alive: bool,
+    /// When the engine process started (grace is anchored to this, V3).
+    pub started_ms: Ms,
+    /// The process that steps: state letter and wchan of its main thread.
+    pub state: Option<char>,
+    pub wchan: Option<String>,
+    /// CPU time of the whole tree, in milliseconds. Monotone while the tree's members live.
+    pub cpu_ms: u64,
+    /// Compiler children (nvcc, ptxas, cicc, gcc, cc1plus, ninja …) and their CPU time.
+    pub compilers: u32,
+    pub compilers_cpu_ms: u64,
+    /// A debugger holds the process.
+    pub traced: bool,
+    /// The cgroup throttled or froze the engine since the last look.
+    pub throttled: bool,
+    pub frozen: bool,
+    /// SIGKILL was sent to this engine and it is still there.
+    pub kill_sent_ms: Option<Ms>,
+}
+
+/// Whether the engine's front end answers at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrontendObs {
+    /// The port accepts and some HTTP status came back within the deadline.
+    pub answers: bool,
+    /// That status, e.g. 200 of a `/health` that may well lie.
+    pub status: Option<u16>,
+    /// Since when it has been silent; `None` while it answers.
+    pub silent_since_ms: Option<Ms>,
+    /// Has it answered since the engine's start?
+    pub ever_answered: bool,
+}
+
+/// One signature found in the log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogHit {
+    /// Name in the signature table.
+    pub signature: String,
+    pub at_ms: Ms,
+    /// The line, cut at 300 characters.
+    pub line: String,
+}
+
+/// One GPU as NVML tells it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GpuObs {
+    pub uuid: String,
+    /// 0..=100 each.
+    pub util: u32,
+    pub memory_util: u32,
+    pub power_watts: f64,
+    pub power_limit_watts: f64,
+    /// NVML did not answer within its deadline since this moment.
+    pub silent_since_ms: Option<Ms>,
+}

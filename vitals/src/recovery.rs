@@ -1,0 +1,336 @@
+//! The way from a verdict to a restart, as a pure state machine: what the agent may do, in which order, with whose keys.
+//!
+//! I1: a kill needs the confirmed verdict *and* a grant (the operator's, or the agent's own: at once in `truebeat run`, or after
+//! `unattended_after_ms` and at most once a window). I6: evidence comes before destruction, but never delays it by more than its
+//! bound. Effects are level-triggered: the agent may see one again until its input says that it is done.
+
+use serde::{Deserialize, Serialize};
+
+use crate::observation::Ms;
+use crate::verdict::{Action, Outcome, StallClass, Verdict};
+
+/// How far the agent may go.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// Say, do nothing.
+    Observe,
+    /// Fence and unfence.
+    Fence,
+    /// Fence, and restart with two keys.
+    #[default]
+    Recover,
+}
+
+/// What governs recovery. Times in milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecoveryPolicy {
+    pub mode: Mode,
+    /// Without an answer for this long the agent may grant itself; `None`: never.
+    pub unattended_after_ms: Option<Ms>,
+    /// At most one unattended grant in this window.
+    pub unattended_window_ms: Ms,
+    /// `truebeat run`: there is no operator, the agent grants itself as soon as the evidence is in.
+    pub self_grant: bool,
+    /// Evidence may hold up the kill for this long at most.
+    pub evidence_ms_max: Ms,
+}
+
+impl Default for RecoveryPolicy {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Recover,
+            unattended_after_ms: None,
+            unattended_window_ms: 3_600_000,
+            self_grant: false,
+            evidence_ms_max: 22_000,
+        }
+    }
+}
+
+/// Stages, named as in the episode of the pod condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum EpisodeStage {
+    Suspect,
+    Stalled,
+    Granted,
+    Killed,
+    Restarting,
+    /// Ended: serving again after a restart.
+    Recovered,
+    /// Ended by itself.
+    Cleared,
+}
+
+impl EpisodeStage {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Suspect => "Suspect",
+            Self::Stalled => "Stalled",
+            Self::Granted => "Granted",
+            Self::Killed => "Killed",
+            Self::Restarting => "Restarting",
+            Self::Recovered => "Recovered",
+            Self::Cleared => "Cleared",
+        }
+    }
+
+    pub fn closed(self) -> bool {
+        matches!(self, Self::Recovered | Self::Cleared)
+    }
+}
+
+/// Who turned the second key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GrantedBy {
+    Operator,
+    #[serde(rename = "self")]
+    Itself,
+}
+
+/// What the agent is to do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Effect {
+    /// Shut or open the gate and `/readyz`.
+    Fence,
+    Unfence,
+    /// A new episode begins: give it an id.
+    OpenEpisode,
+    /// Start the evidence bundle (once; the agent answers with `evidence_done`).
+    CaptureEvidence,
+    /// Publish the episode as awaiting its grant.
+    RequestGrant,
+    /// SIGKILL the engine's process tree.
+    Kill,
+    /// The process outlives SIGKILL: tell the node.
+    EscalateToNode,
+    /// The episode ended; publish its last stage.
+    CloseEpisode,
+}
+
+/// What the agent knows at this tick.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecoveryInput<'a> {
+    pub outcome: &'a Outcome,
+    /// The bundle of this episode is written, or given up (a full disk drops the bundle, never the recovery).
+    pub evidence_done: bool,
+    /// The operator's grant names this episode.
+    pub granted: bool,
+    /// Changes when the engine is another process (pid and start time, hashed or counted); `None` while there is none.
+    pub process: Option<u64>,
+}
+
+/// The answer of one tick.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecoveryOutput {
+    /// The stage of the episode, open or just closed; `None`: there is none.
+    pub stage: Option<EpisodeStage>,
+    /// Its class by name, or `Dead`.
+    pub class: Option<String>,
+    pub granted_by: Option<GrantedBy>,
+    pub effects: Vec<Effect>,
+}
+
+#[derive(Debug, Clone)]
+struct Open {
+    stage: EpisodeStage,
+    class: String,
+    /// The process that the episode is about.
+    process: Option<u64>,
+    confirmed_ms: Option<Ms>,
+    granted_by: Option<GrantedBy>,
+}
+
+/// The state machine. One episode is open at a time.
+#[derive(Debug, Clone)]
+pub struct Recovery {
+    policy: RecoveryPolicy,
+    open: Option<Open>,
+    now_ms: Ms,
+    last_process: Option<u64>,
+    unattended_ms: Option<Ms>,
+}
+
+impl Recovery {
+    pub fn new(policy: RecoveryPolicy) -> Self {
+        Self { policy, open: None, now_ms: 0, last_process: None, unattended_ms: None }
+    }
+
+    /// The agent was restarted: what it had written down (its last unattended grant) still counts.
+    pub fn with_last_unattended(mut self, at_ms: Option<Ms>) -> Self {
+        self.unattended_ms = at_ms;
+        self
+    }
+
+    /// When the agent last granted itself unattended; to be kept over its own restarts.
+    pub fn last_unattended_ms(&self) -> Option<Ms> {
+        self.unattended_ms
+    }
+
+    /// One tick.
+    pub fn step(&mut self, now_ms: Ms, input: &RecoveryInput<'_>) -> RecoveryOutput {
+        self.now_ms = self.now_ms.max(now_ms);
+        let mut effects = Vec::new();
+        self.fence(input.outcome, &mut effects);
+        if self.open.is_none() {
+            self.open_episode(input, &mut effects);
+        }
+        if input.process.is_some() {
+            self.last_process = input.process;
+        }
+        let Some(mut open) = self.open.take() else {
+            return RecoveryOutput { stage: None, class: None, granted_by: None, effects };
+        };
+        self.advance(&mut open, input, &mut effects);
+        if open.stage.closed() {
+            effects.push(Effect::CloseEpisode);
+        }
+        let output = RecoveryOutput {
+            stage: Some(open.stage),
+            class: Some(open.class.clone()),
+            granted_by: open.granted_by,
+            effects,
+        };
+        self.open = Some(open).filter(|open| !open.stage.closed());
+        output
+    }
+
+    fn fence(&self, outcome: &Outcome, effects: &mut Vec<Effect>) {
+        if self.policy.mode == Mode::Observe {
+            return;
+        }
+        if outcome.actions.contains(&Action::Fence) {
+            effects.push(Effect::Fence);
+        } else if outcome.actions.contains(&Action::Unfence) {
+            effects.push(Effect::Unfence);
+        }
+    }
+
+    fn open_episode(&mut self, input: &RecoveryInput<'_>, effects: &mut Vec<Effect>) {
+        let (stage, class, process) = match &input.outcome.verdict {
+            Verdict::Suspect(class) => (EpisodeStage::Suspect, class.name(), input.process),
+            Verdict::Stalled(class) => (EpisodeStage::Suspect, class.name(), input.process),
+            // it ended by itself: nothing is left to kill, and the next process is its successor
+            Verdict::Dead => (EpisodeStage::Restarting, "Dead", input.process.or(self.last_process)),
+            _ => return,
+        };
+        effects.push(Effect::OpenEpisode);
+        self.open = Some(Open { stage, class: class.to_owned(), process, confirmed_ms: None, granted_by: None });
+    }
+
+    fn advance(&mut self, open: &mut Open, input: &RecoveryInput<'_>, effects: &mut Vec<Effect>) {
+        if open.process.is_none() && open.stage < EpisodeStage::Restarting {
+            // whoever opened the episode did not know the process yet
+            open.process = input.process;
+        }
+        let killed = open.stage == EpisodeStage::Killed && input.process.is_none() && open.process.is_some();
+        let gone = killed
+            || matches!(input.outcome.verdict, Verdict::Dead)
+            || (input.process.is_some() && input.process != open.process);
+        if gone && open.stage < EpisodeStage::Restarting {
+            open.stage = EpisodeStage::Restarting;
+        }
+        match open.stage {
+            EpisodeStage::Suspect => self.suspect(open, input, effects),
+            EpisodeStage::Stalled => self.stalled(open, input, effects),
+            EpisodeStage::Granted | EpisodeStage::Killed => self.kill(open, input, effects),
+            EpisodeStage::Restarting => restarting(open, input, effects),
+            EpisodeStage::Recovered | EpisodeStage::Cleared => {}
+        }
+    }
+
+    fn suspect(&mut self, open: &mut Open, input: &RecoveryInput<'_>, effects: &mut Vec<Effect>) {
+        match &input.outcome.verdict {
+            Verdict::Stalled(class) => {
+                open.stage = EpisodeStage::Stalled;
+                open.class = class.name().to_owned();
+                open.confirmed_ms = Some(self.now_ms);
+                self.stalled(open, input, effects);
+            }
+            Verdict::Suspect(_) | Verdict::Unknown => {}
+            _ => open.stage = EpisodeStage::Cleared,
+        }
+    }
+
+    fn stalled(&mut self, open: &mut Open, input: &RecoveryInput<'_>, effects: &mut Vec<Effect>) {
+        match &input.outcome.verdict {
+            Verdict::Stalled(StallClass::Unkillable) => return effects.push(Effect::EscalateToNode),
+            Verdict::Stalled(_) => {}
+            // blind is not healed: hold, and do nothing (I4)
+            Verdict::Unknown => return,
+            _ => {
+                open.stage = EpisodeStage::Cleared;
+                return;
+            }
+        }
+        if self.policy.mode == Mode::Observe {
+            return;
+        }
+        if !input.evidence_done {
+            effects.push(Effect::CaptureEvidence);
+        }
+        if self.policy.mode == Mode::Fence {
+            return;
+        }
+        let waited = self.now_ms.saturating_sub(open.confirmed_ms.unwrap_or(self.now_ms));
+        let evidence_over = input.evidence_done || waited >= self.policy.evidence_ms_max;
+        open.granted_by = self.grant(input, waited, evidence_over);
+        if open.granted_by.is_none() {
+            effects.push(Effect::RequestGrant);
+            return;
+        }
+        open.stage = EpisodeStage::Granted;
+        // evidence first, but only within its bound (I6)
+        if evidence_over {
+            self.kill(open, input, effects);
+        }
+    }
+
+    fn grant(&mut self, input: &RecoveryInput<'_>, waited: Ms, evidence_over: bool) -> Option<GrantedBy> {
+        if input.granted {
+            return Some(GrantedBy::Operator);
+        }
+        if self.policy.self_grant {
+            return evidence_over.then_some(GrantedBy::Itself);
+        }
+        let due = self.policy.unattended_after_ms.is_some_and(|after| waited >= after);
+        let free =
+            self.unattended_ms.is_none_or(|last| self.now_ms.saturating_sub(last) >= self.policy.unattended_window_ms);
+        (due && free && evidence_over).then(|| {
+            self.unattended_ms = Some(self.now_ms);
+            GrantedBy::Itself
+        })
+    }
+
+    /// Both keys are turned. The verdict must still stand: an engine that delivers again is not killed.
+    fn kill(&mut self, open: &mut Open, input: &RecoveryInput<'_>, effects: &mut Vec<Effect>) {
+        let waited = self.now_ms.saturating_sub(open.confirmed_ms.unwrap_or(self.now_ms));
+        match &input.outcome.verdict {
+            Verdict::Stalled(StallClass::Unkillable) => effects.push(Effect::EscalateToNode),
+            Verdict::Stalled(_) if input.evidence_done || waited >= self.policy.evidence_ms_max => {
+                open.stage = EpisodeStage::Killed;
+                effects.push(Effect::Kill);
+            }
+            Verdict::Stalled(_) => effects.push(Effect::CaptureEvidence),
+            Verdict::Unknown => {}
+            _ if open.stage == EpisodeStage::Granted => open.stage = EpisodeStage::Cleared,
+            // the kill is under way and the tree not gone yet
+            _ => {}
+        }
+    }
+}
+
+/// Until a process serves again; a stall of the successor is an episode of its own, so this one must end first.
+fn restarting(open: &mut Open, input: &RecoveryInput<'_>, effects: &mut Vec<Effect>) {
+    match input.outcome.verdict {
+        Verdict::Idle | Verdict::Progressing | Verdict::Slow | Verdict::Sleeping | Verdict::Draining => {
+            open.stage = EpisodeStage::Recovered
+        }
+        Verdict::Suspect(_) | Verdict::Stalled(_) if input.process.is_some() && input.process != open.process => {
+            open.stage = EpisodeStage::Recovered
+        }
+        Verdict::Stalled(StallClass::Unkillable) => effects.push(Effect::EscalateToNode),
+        _ => {}
+    }
+}

@@ -1,0 +1,162 @@
+//! What the engine's healthy rhythm has been: histograms with a fixed size, so that learning costs no allocation.
+//!
+//! Buckets grow by a quarter (an error of at most 25 % upward, which the factor of the deadlines dwarfs); old history fades by
+//! halving, so that a rhythm of yesterday does not outvote today's.
+
+use crate::observation::Ms;
+
+const BUCKETS: usize = 80;
+/// Above this many samples every bucket is halved.
+const SAMPLES_MAX: u32 = 1024;
+
+/// A fading histogram of milliseconds (or of any small number), from 1 to about 45 million.
+#[derive(Debug, Clone)]
+pub struct Histogram {
+    counts: [u32; BUCKETS],
+    total: u32,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { counts: [0; BUCKETS], total: 0 }
+    }
+}
+
+impl Histogram {
+    pub fn record(&mut self, value: Ms) {
+        let bucket = bucket_of(value);
+        if let Some(count) = self.counts.get_mut(bucket) {
+            *count = count.saturating_add(1);
+            self.total = self.total.saturating_add(1);
+        }
+        if self.total > SAMPLES_MAX {
+            self.fade();
+        }
+    }
+
+    pub fn samples(&self) -> u32 {
+        self.total
+    }
+
+    /// The upper edge of the bucket that holds the quantile `permille` / 1000; `None` without samples.
+    pub fn quantile(&self, permille: u32) -> Option<Ms> {
+        if self.total == 0 {
+            return None;
+        }
+        let rank = u64::from(self.total).saturating_mul(u64::from(permille.min(1000))).div_ceil(1000).max(1);
+        let mut seen = 0u64;
+        for (bucket, count) in self.counts.iter().enumerate() {
+            seen = seen.saturating_add(u64::from(*count));
+            if seen >= rank {
+                return Some(upper_edge(bucket));
+            }
+        }
+        Some(upper_edge(BUCKETS - 1))
+    }
+
+    fn fade(&mut self) {
+        self.total = 0;
+        for count in &mut self.counts {
+            *count /= 2;
+            self.total = self.total.saturating_add(*count);
+        }
+    }
+}
+
+fn bucket_of(value: Ms) -> usize {
+    (0..BUCKETS).find(|bucket| value <= upper_edge(*bucket)).unwrap_or(BUCKETS - 1)
+}
+
+/// Edges 1, 2, 3, 4, 5, 7, 9 … each a quarter more, at least one more.
+fn upper_edge(bucket: usize) -> Ms {
+    EDGES.get(bucket).copied().unwrap_or(Ms::MAX)
+}
+
+const EDGES: [Ms; BUCKETS] = edges();
+
+const fn edges() -> [Ms; BUCKETS] {
+    let mut all = [1; BUCKETS];
+    let mut i = 1;
+    while i < BUCKETS {
+        let grown = all[i - 1] + all[i - 1] / 4;
+        all[i] = if grown > all[i - 1] { grown } else { all[i - 1] + 1 };
+        i += 1;
+    }
+    all
+}
+
+/// Everything that is learned about one engine. Kept over restarts of the process; the `warm` counters begin anew (V3).
+#[derive(Debug, Clone, Default)]
+pub struct Rhythm {
+    /// Native page: milliseconds a decode step.
+    pub decode_step_ms: Histogram,
+    /// Native page: microseconds of prefill a token.
+    pub prefill_us_per_token: Histogram,
+    /// Slowly fading maxima of the two above: a rhythm that slows down (a long context, a loaded machine) is followed at once,
+    /// where a quantile would follow after a hundred samples.
+    pub decode_recent_ms: Ms,
+    pub prefill_recent_us: Ms,
+    /// Gate: silences that ended in a delivery while work was owed.
+    pub gate_gap_ms: Histogram,
+    /// Gate: microseconds of silence a prompt token owed, where prompts were owed.
+    pub gate_us_per_token: Histogram,
+    /// The most prompt tokens that were owed at once and served.
+    pub prompt_tokens_max: u64,
+    /// Of this process: steps seen, chunks (or tokens) seen, time with work owed and deliveries seen.
+    pub steps_seen: u64,
+    pub chunks_seen: u64,
+    pub delivering_ms: Ms,
+}
+
+impl Rhythm {
+    /// One interval of decode: milliseconds a step.
+    pub fn decoded(&mut self, step_ms: Ms) {
+        self.decode_step_ms.record(step_ms.max(1));
+        self.decode_recent_ms = step_ms.max(self.decode_recent_ms.saturating_sub(self.decode_recent_ms / 64 + 1));
+    }
+
+    /// One prefill step: microseconds a token.
+    pub fn prefilled(&mut self, us_per_token: Ms) {
+        self.prefill_us_per_token.record(us_per_token.max(1));
+        self.prefill_recent_us =
+            us_per_token.max(self.prefill_recent_us.saturating_sub(self.prefill_recent_us / 16 + 1));
+    }
+
+    /// A fresh process: what was learned stays, the warm-up is done again.
+    pub fn restarted(&mut self) {
+        self.steps_seen = 0;
+        self.chunks_seen = 0;
+        self.delivering_ms = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantile_is_never_below_the_sample_and_at_most_a_quarter_above() {
+        for value in [1, 2, 7, 50, 299, 4_000, 69_000, 1_000_000] {
+            let mut histogram = Histogram::default();
+            histogram.record(value);
+            let read = histogram.quantile(990).unwrap();
+            assert!(read >= value && read <= value + value / 4 + 1, "{value} read as {read}");
+        }
+        assert_eq!(Histogram::default().quantile(500), None);
+    }
+
+    #[test]
+    fn old_history_fades() {
+        let mut histogram = Histogram::default();
+        (0..1000).for_each(|_| histogram.record(1000));
+        (0..6000).for_each(|_| histogram.record(10));
+        assert!(histogram.quantile(950).unwrap() < 20, "the old rhythm still rules");
+    }
+
+    #[test]
+    fn values_beyond_the_last_bucket_are_kept_as_the_last() {
+        let mut histogram = Histogram::default();
+        histogram.record(Ms::MAX);
+        assert!(histogram.quantile(1000).unwrap() > 10_000_000);
+    }
+}

@@ -1,0 +1,330 @@
+//! Signs: what moved since the last tick, and when each thing last moved, in counted time (see [`crate::excuse`]).
+//!
+//! This is the only place that compares two observations. A counter that goes back is a new process or a new gate: a new baseline,
+//! never a movement.
+
+use crate::excuse::Tick;
+use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs};
+use crate::policy::Policy;
+
+/// Who knows of the work that is owed, by trust (V2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwedSource {
+    Gate,
+    Page,
+    Metrics,
+}
+
+/// Work owed now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owed {
+    pub source: OwedSource,
+    pub requests: u32,
+}
+
+/// One rank's page over time.
+#[derive(Debug, Clone, Copy)]
+pub struct RankSign {
+    pub rank: u32,
+    pub steps: u64,
+    /// Counted time of the last movement of the page's counters, phase or step.
+    pub moved_at: Ms,
+    step_started_ms: Option<Ms>,
+    /// Counted time at which the step under way began.
+    pub step_at: Option<Ms>,
+    seen: bool,
+}
+
+/// The state of all trackers. Marks are counted times.
+#[derive(Debug, Clone, Default)]
+pub struct Signs {
+    pub ranks: Vec<RankSign>,
+    page: Option<PageObs>,
+    gate: Option<GateObs>,
+    metrics: Option<MetricsObs>,
+    /// When the scrape that `metrics` holds was true.
+    metrics_sampled_ms: Ms,
+    pub gate_delivered_at: Ms,
+    pub page_tokens_at: Ms,
+    /// Steps of the leader when its tokens last moved.
+    pub steps_at_tokens: u64,
+    pub page_steps_at: Ms,
+    pub page_prefill_at: Ms,
+    pub metrics_tokens_at: Ms,
+    pub metrics_prompt_at: Ms,
+    pub metrics_moved_at: Ms,
+    pub metrics_iterations_at: Ms,
+    /// Since when work is owed without a break.
+    pub owed_since: Ms,
+    pub startup_moved_at: Ms,
+    owed_before: bool,
+    /// A lease was seen: the page keeps the whole contract (H5), also in a phase that declares none.
+    native: bool,
+}
+
+/// What one tick found; borrowed views of the fresh sources.
+#[derive(Debug, Clone)]
+pub struct Sight<'a> {
+    pub gate: Option<&'a GateObs>,
+    /// The leader's page: the lowest rank.
+    pub page: Option<&'a PageObs>,
+    pub pages: &'a [PageObs],
+    pub metrics: Option<&'a MetricsObs>,
+    pub proc: Option<&'a ProcObs>,
+    pub frontend: Option<&'a FrontendObs>,
+    pub owed: Option<Owed>,
+    /// Tokens or bytes arrived since the last tick, by source.
+    pub gate_delivered: bool,
+    /// Chunks (or, without a gate, tokens) that arrived since the last tick.
+    pub delivered_count: u64,
+    pub page_delivered: bool,
+    pub metrics_delivered: bool,
+    /// Where it did: the time of the scrape before, since which the delivery happened (the caller's clock).
+    pub metrics_since_ms: Ms,
+    /// The leader completed this many steps since the last tick.
+    pub steps_done: u64,
+    /// Start-up moved: work done, phase, or CPU time of a foreign engine.
+    pub startup_moved: bool,
+    native: bool,
+}
+
+impl Sight<'_> {
+    /// Did anything reach a client or a client's queue?
+    pub fn delivered(&self) -> bool {
+        self.gate_delivered || self.page_delivered || self.metrics_delivered
+    }
+
+    /// Does the page keep the contract's leases (H5)? One without is a foreign engine's page and no more than a witness.
+    pub fn native(&self) -> Option<&PageObs> {
+        self.page.filter(|_| self.native)
+    }
+
+    /// Is there no source at all (I4: a blind agent says Unknown)?
+    pub fn blind(&self) -> bool {
+        self.gate.is_none() && self.page.is_none() && self.metrics.is_none() && self.proc.is_none()
+    }
+
+    /// Is the front end known to be silent for this long?
+    pub fn frontend_silent(&self, now_ms: Ms, at_least_ms: Ms) -> bool {
+        self.frontend.is_some_and(|f| {
+            !f.answers && f.silent_since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= at_least_ms)
+        })
+    }
+}
+
+impl Signs {
+    /// A fresh process: page and metrics begin anew; the gate may well live on.
+    pub fn restarted(&mut self, counted_ms: Ms) {
+        let gate = self.gate.take();
+        *self = Self {
+            gate,
+            startup_moved_at: counted_ms,
+            gate_delivered_at: counted_ms,
+            owed_since: counted_ms,
+            ..Self::default()
+        };
+    }
+
+    /// Takes one observation in.
+    pub fn look<'a>(&mut self, tick: &Tick, obs: &'a Observation, policy: &Policy) -> Sight<'a> {
+        let pages: &[PageObs] = obs.pages.fresh(tick.now_ms, policy.fresh_ms).map_or(&[], Vec::as_slice);
+        self.native |= pages.iter().any(|page| page.lease_ms > 0);
+        let mut sight = Sight {
+            gate: obs.gate.fresh(tick.now_ms, policy.fresh_ms),
+            page: pages.iter().min_by_key(|page| page.rank),
+            pages,
+            metrics: obs.metrics.fresh(tick.now_ms, policy.metrics_fresh_ms),
+            proc: obs.proc.fresh(tick.now_ms, policy.metrics_fresh_ms),
+            frontend: obs.frontend.fresh(tick.now_ms, policy.metrics_fresh_ms),
+            owed: None,
+            gate_delivered: false,
+            delivered_count: 0,
+            page_delivered: false,
+            metrics_delivered: false,
+            metrics_since_ms: 0,
+            steps_done: 0,
+            startup_moved: false,
+            native: self.native,
+        };
+        self.look_at_gate(tick, &mut sight);
+        self.look_at_ranks(tick, pages);
+        self.look_at_page(tick, &mut sight);
+        self.look_at_metrics(tick, obs.metrics.at_ms, &mut sight);
+        self.look_at_startup(tick, &mut sight);
+        sight.owed = owed(&sight);
+        if sight.owed.is_some() && !self.owed_before {
+            let since = sight.gate.and_then(|g| g.oldest_in_flight_ms).unwrap_or(tick.now_ms);
+            self.owed_since = tick.mark(since);
+        }
+        self.owed_before = sight.owed.is_some();
+        sight
+    }
+
+    fn look_at_gate(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
+        let Some(gate) = sight.gate else { return };
+        if let Some(last) = self.gate.as_ref().filter(|last| last.epoch == gate.epoch) {
+            let moved = gate.chunks_delivered > last.chunks_delivered || gate.bytes_delivered > last.bytes_delivered;
+            sight.gate_delivered = moved;
+            sight.delivered_count = gate.chunks_delivered.saturating_sub(last.chunks_delivered);
+            if moved {
+                self.gate_delivered_at =
+                    tick.mark(gate.last_delivery_ms.unwrap_or(tick.now_ms)).max(self.gate_delivered_at);
+            }
+        } else {
+            // a gate that began anew owes us its history: count from its last delivery, or from now
+            self.gate_delivered_at =
+                gate.last_delivery_ms.map_or(tick.counted_ms, |at| tick.mark(at)).max(self.gate_delivered_at);
+        }
+        self.gate = Some(gate.clone());
+    }
+
+    fn look_at_ranks(&mut self, tick: &Tick, pages: &[PageObs]) {
+        for sign in &mut self.ranks {
+            sign.seen = false;
+        }
+        for page in pages.iter().take(1024) {
+            let step_at = page.step_started_ms.map(|at| tick.mark(at));
+            match self.ranks.iter_mut().find(|sign| sign.rank == page.rank) {
+                Some(sign) => {
+                    if page.steps_completed != sign.steps || page.step_started_ms != sign.step_started_ms {
+                        sign.moved_at = tick.counted_ms;
+                        sign.step_at = step_at;
+                    }
+                    sign.steps = page.steps_completed;
+                    sign.step_started_ms = page.step_started_ms;
+                    sign.seen = true;
+                }
+                None => self.ranks.push(RankSign {
+                    rank: page.rank,
+                    steps: page.steps_completed,
+                    moved_at: tick.counted_ms,
+                    step_started_ms: page.step_started_ms,
+                    step_at,
+                    seen: true,
+                }),
+            }
+        }
+    }
+
+    fn look_at_page(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
+        let Some(page) = sight.page else { return };
+        let last = self.page.take().filter(|last| {
+            last.rank == page.rank
+                && last.steps_completed <= page.steps_completed
+                && last.tokens_delivered <= page.tokens_delivered
+        });
+        let Some(last) = last else {
+            self.page_tokens_at = tick.counted_ms;
+            self.page_steps_at = tick.counted_ms;
+            self.page_prefill_at = tick.counted_ms;
+            self.steps_at_tokens = page.steps_completed;
+            self.startup_moved_at = self.startup_moved_at.max(tick.mark(page.phase_entered_ms));
+            self.page = Some(page.clone());
+            return;
+        };
+        sight.steps_done = page.steps_completed - last.steps_completed;
+        sight.page_delivered = page.tokens_delivered > last.tokens_delivered;
+        if sight.page_delivered {
+            self.page_tokens_at = tick.counted_ms;
+            self.steps_at_tokens = page.steps_completed;
+        }
+        if sight.gate.is_none() {
+            sight.delivered_count = page.tokens_delivered - last.tokens_delivered;
+        }
+        if sight.steps_done > 0 {
+            self.page_steps_at = tick.counted_ms;
+        }
+        // a fall of what is owed is prefill's progress only if steps turn: a client that leaves makes it fall as well
+        if page.prompt_tokens_owed < last.prompt_tokens_owed && sight.steps_done > 0 {
+            self.page_prefill_at = tick.counted_ms;
+        }
+        if page.running == 0 && last.running > 0 || page.running > 0 && last.running == 0 {
+            // an empty loop owes no token: count the steps of a livelock from the moment there is something to deliver
+            self.page_tokens_at = tick.counted_ms;
+            self.steps_at_tokens = page.steps_completed;
+        }
+        sight.startup_moved = page.phase != last.phase || page.work_done > last.work_done;
+        self.page = Some(page.clone());
+    }
+
+    fn look_at_metrics(&mut self, tick: &Tick, at_ms: Ms, sight: &mut Sight<'_>) {
+        let Some(metrics) = sight.metrics else { return };
+        sight.metrics_since_ms = std::mem::replace(&mut self.metrics_sampled_ms, at_ms);
+        let rose = |now: Option<f64>, then: Option<f64>| matches!((now, then), (Some(now), Some(then)) if now > then);
+        let Some(last) = self.metrics.as_ref() else {
+            for mark in [
+                &mut self.metrics_tokens_at,
+                &mut self.metrics_prompt_at,
+                &mut self.metrics_moved_at,
+                &mut self.metrics_iterations_at,
+            ] {
+                *mark = tick.counted_ms;
+            }
+            self.metrics = Some(metrics.clone());
+            return;
+        };
+        let mark = tick.mark(at_ms);
+        if rose(metrics.generation_tokens, last.generation_tokens)
+            || rose(metrics.requests_finished, last.requests_finished)
+        {
+            self.metrics_tokens_at = mark;
+            sight.metrics_delivered = true;
+            if sight.gate.is_none() && sight.page.is_none() {
+                let tokens = metrics.generation_tokens.unwrap_or(0.0) - last.generation_tokens.unwrap_or(0.0);
+                sight.delivered_count = tokens.clamp(0.0, 1e12) as u64;
+            }
+        }
+        if rose(metrics.prompt_tokens, last.prompt_tokens) {
+            self.metrics_prompt_at = mark;
+        }
+        if rose(metrics.iterations, last.iterations) {
+            self.metrics_iterations_at = mark;
+        }
+        if metrics.progress_digest != last.progress_digest {
+            self.metrics_moved_at = mark;
+        }
+        self.metrics = Some(metrics.clone());
+    }
+
+    fn look_at_startup(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
+        let foreign_burns = sight.page.is_none() && tick.cpu_permille.is_some_and(|share| share >= 100);
+        sight.startup_moved |= foreign_burns;
+        if sight.startup_moved {
+            self.startup_moved_at = tick.counted_ms;
+        }
+    }
+
+    /// Ranks that are behind: no page although the world is larger, or fewer steps than the furthest rank.
+    pub fn silent_ranks(&self, pages: &[PageObs]) -> Vec<u32> {
+        let world = pages.iter().map(|page| page.world_size).max().unwrap_or(1);
+        if world < 2 {
+            return Vec::new();
+        }
+        let furthest = pages.iter().map(|page| page.steps_completed).max().unwrap_or(0);
+        let mut silent: Vec<u32> =
+            pages.iter().filter(|page| page.steps_completed < furthest).map(|page| page.rank).collect();
+        // only a rank that was once there can have fallen silent
+        silent.extend(self.ranks.iter().filter(|sign| !sign.seen).map(|sign| sign.rank));
+        silent.sort_unstable();
+        silent.dedup();
+        silent
+    }
+}
+
+/// V2: gate in-flight > page > metrics gauges. A gauge at zero proves nothing, a gate or page above zero wins over it.
+fn owed(sight: &Sight<'_>) -> Option<Owed> {
+    let gate = sight.gate.map_or(0, |gate| gate.in_flight);
+    let page = sight.page.map_or(0, |page| page.running.saturating_add(page.waiting));
+    let gauges = sight.metrics.map_or(0.0, |m| {
+        let queued = count(m.running) + count(m.waiting);
+        if m.server_load.is_some() { count(m.server_load).max(queued) } else { queued }
+    });
+    [(OwedSource::Gate, gate), (OwedSource::Page, page), (OwedSource::Metrics, gauges.min(1e9) as u32)]
+        .into_iter()
+        .find(|(_, requests)| *requests > 0)
+        .map(|(source, requests)| Owed { source, requests })
+}
+
+fn count(gauge: Option<f64>) -> f64 {
+    gauge.filter(|value| value.is_finite() && *value > 0.0).unwrap_or(0.0)
+}

@@ -1,0 +1,62 @@
+//! Start-up: from the process's start until it can serve. Its silence is judged by start-up progress, not by tokens (S4).
+
+use crate::examine::Complaint;
+use crate::examine::{Allowed, Exam, View, reason};
+use crate::observation::{Ms, PagePhase};
+use crate::verdict::StallClass;
+
+/// Is the page in one of the start-up phases of H5?
+pub fn is_startup(phase: PagePhase) -> bool {
+    matches!(phase, PagePhase::Load | PagePhase::Compile | PagePhase::Capture | PagePhase::WarmUp)
+}
+
+/// Has the engine shown that it can serve? A page outside the start-up phases; else a front end that answers, a delivery, or a
+/// metrics page of its own.
+pub fn ready(view: &View<'_>) -> bool {
+    match view.sight.page {
+        Some(page) => !view.sight.pages.iter().any(|p| is_startup(p.phase)) && !is_startup(page.phase),
+        None => {
+            view.sight.delivered()
+                || view.sight.frontend.is_some_and(|f| f.answers)
+                || (view.sight.frontend.is_none() && view.sight.metrics.is_some())
+        }
+    }
+}
+
+/// Start-up progress against the lease (native) or the policy (foreign).
+pub fn examine_startup(view: &View<'_>) -> Exam {
+    let silence = view.tick.since(view.signs.startup_moved_at);
+    let (allowed, source, text) = match view.sight.page {
+        Some(page) => {
+            let cap = view.policy.startup_lease_cap_ms;
+            let lease = if page.lease_ms == 0 { view.policy.startup_silence_ms } else { page.lease_ms.min(cap) };
+            (
+                Allowed::declared(lease.max(view.policy.native_floor_ms)),
+                "page",
+                format!(
+                    "start-up phase {:?} stands at {} of {} for {silence} ms; its lease was {lease} ms",
+                    page.phase, page.work_done, page.work_total
+                ),
+            )
+        }
+        None => {
+            let allowed = view.policy.startup_silence_ms;
+            (
+                Allowed::policy(allowed),
+                "proc",
+                format!(
+                    "the engine has not come up, used hardly any CPU and ran no compiler for {silence} ms; {allowed} ms are allowed"
+                ),
+            )
+        }
+    };
+    let due: Option<Ms> = (silence <= allowed.ms).then(|| allowed.ms - silence);
+    let complaint = due.is_none().then(|| Complaint {
+        class: StallClass::StartupStalled,
+        silence_ms: silence,
+        allowed,
+        reason: reason(source, text),
+        lease_expired: source == "page",
+    });
+    Exam { complaint, due_in_ms: due, gate_allowed_ms: view.policy.patience_cap_ms }
+}

@@ -1,0 +1,115 @@
+//! What the detector says: verdict, reasons that a person can read, and what it wants done (V1, V7).
+
+use serde::{Deserialize, Serialize};
+
+use crate::observation::Ms;
+
+/// V1. `Suspect` means fenced and reversible; `Stalled` means confirmed: evidence is taken and a restart is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    Starting,
+    Idle,
+    Progressing,
+    Suspect(StallClass),
+    Stalled(StallClass),
+    Slow,
+    Sleeping,
+    Draining,
+    Dead,
+    Unknown,
+}
+
+/// The classes of V1.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum StallClass {
+    StepStalled,
+    RankSilent { ranks: Vec<u32> },
+    DeviceWait,
+    StartupStalled,
+    AdmissionStalled,
+    DecodeStalled,
+    Livelock,
+    FrontendStalled,
+    Unkillable,
+}
+
+impl Verdict {
+    /// The verdict's name as `/verdict`, conditions, metrics and traces write it (`Suspect`, `Stalled`, …).
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Starting => "Starting",
+            Self::Idle => "Idle",
+            Self::Progressing => "Progressing",
+            Self::Suspect(_) => "Suspect",
+            Self::Stalled(_) => "Stalled",
+            Self::Slow => "Slow",
+            Self::Sleeping => "Sleeping",
+            Self::Draining => "Draining",
+            Self::Dead => "Dead",
+            Self::Unknown => "Unknown",
+        }
+    }
+
+    /// The stall class, where there is one.
+    pub fn class(&self) -> Option<&StallClass> {
+        match self {
+            Self::Suspect(class) | Self::Stalled(class) => Some(class),
+            _ => None,
+        }
+    }
+}
+
+impl StallClass {
+    /// The class's name without its ranks.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::StepStalled => "StepStalled",
+            Self::RankSilent { .. } => "RankSilent",
+            Self::DeviceWait => "DeviceWait",
+            Self::StartupStalled => "StartupStalled",
+            Self::AdmissionStalled => "AdmissionStalled",
+            Self::DecodeStalled => "DecodeStalled",
+            Self::Livelock => "Livelock",
+            Self::FrontendStalled => "FrontendStalled",
+            Self::Unkillable => "Unkillable",
+        }
+    }
+}
+
+/// What the detector wants done; the agent executes. Each is level-triggered: it is repeated while it is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Action {
+    /// Shut the gate, `/readyz` 503: reversible.
+    Fence,
+    /// Open the gate again.
+    Unfence,
+    /// Save the evidence (once an episode; before any kill, I6).
+    CaptureEvidence,
+    /// A restart is wanted; the agent needs the second key to do it (I1).
+    WantRestart,
+    /// The process outlives SIGKILL: tell the node (I5).
+    EscalateToNode,
+}
+
+/// One sentence of the explanation, with the signal that it rests on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reason {
+    /// `gate`, `page`, `metrics`, `proc`, `log`, `gpu`, `frontend`, `policy`.
+    pub source: String,
+    /// E.g. `5 requests owed (gate) and no byte for 412 ms; this phase allows 300 ms`.
+    pub text: String,
+}
+
+/// The answer of one tick.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub verdict: Verdict,
+    /// Since when the verdict has been this one.
+    pub since_ms: Ms,
+    pub reasons: Vec<Reason>,
+    pub actions: Vec<Action>,
+    /// Call again no later than this.
+    pub check_again_in_ms: Ms,
+    /// Is the replica fenced by this verdict?
+    pub fenced: bool,
+}

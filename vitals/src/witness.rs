@@ -1,0 +1,200 @@
+//! V4: witnesses. They move the confirm time of a suspicion; none of them makes a stall by itself.
+
+use crate::examine::{Basis, Complaint, View, reason};
+use crate::excuse::Tick;
+use crate::log_signs::{self, Meaning};
+use crate::observation::{GpuObs, Ms, Observation};
+use crate::policy::Policy;
+use crate::signs::{OwedSource, Sight};
+use crate::verdict::Reason;
+
+const CPU_WINDOW_MS: Ms = 5_000;
+/// Spans over which a CPU share means something: for "it burns", and for "it does nothing".
+const CPU_SPAN_MS_MIN: Ms = 150;
+const CPU_QUIET_SPAN_MS_MIN: Ms = 2_000;
+
+/// How much a suspicion is worth; the confirm time follows from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Strength {
+    /// The stepping thread sleeps on a timer and the tree is quiet: it may well wake by itself.
+    Timer,
+    /// The gate's silence and flat counters, while the engine burns CPU.
+    Weak,
+    /// One witness more.
+    Moderate,
+    /// Independent witnesses agree.
+    Strong,
+}
+
+impl Strength {
+    pub fn confirm_ms(self, policy: &Policy) -> Ms {
+        match self {
+            Self::Timer => policy.confirm_timer_ms,
+            Self::Weak => policy.confirm_weak_ms,
+            Self::Moderate => policy.confirm_moderate_ms,
+            Self::Strong => policy.confirm_strong_ms,
+        }
+    }
+}
+
+/// What has been gathered since the last delivery.
+#[derive(Debug, Clone, Default)]
+pub struct Witnesses {
+    /// Process readings (time, CPU time): the start of the window before, of this window, and the last one.
+    cpu_window: [Option<(Ms, u64)>; 2],
+    cpu_last: (Ms, u64),
+    /// Looks at the stepping thread, those that found it running, and those that found it asleep on a timer.
+    looks: u64,
+    running_looks: u64,
+    timer_looks: u64,
+    /// The stepping process is stopped: whatever burns CPU is not the step.
+    stopped: bool,
+    /// The last log signature that accuses.
+    log: Option<(Meaning, &'static str)>,
+    /// Busy power of this replica while it delivered, in watts (slow average).
+    busy_watts: Option<f64>,
+    /// GPU readings that were busy and cold, and all readings.
+    cold_looks: u64,
+    gpu_looks: u64,
+}
+
+impl Witnesses {
+    /// Takes one tick in. A delivery wipes what was gathered against the engine.
+    pub fn look(&mut self, tick: &Tick, obs: &Observation, sight: &Sight<'_>, policy: &Policy) {
+        let gpus = obs.gpus.fresh(tick.now_ms, policy.metrics_fresh_ms).map_or(&[][..], Vec::as_slice);
+        if sight.delivered() || sight.owed.is_none() {
+            let busy_watts = self.busy_watts;
+            *self = Self { busy_watts, ..Self::default() };
+            if sight.delivered() {
+                self.learn_power(gpus);
+            }
+        } else {
+            if let Some(proc) = sight.proc {
+                self.looks += 1;
+                self.stopped = proc.state == Some('T');
+                self.timer_looks += u64::from(proc.wchan.as_deref().is_some_and(|wchan| wchan.contains("nanosleep")));
+                self.roll_cpu(obs.proc.at_ms, proc.cpu_ms);
+                self.running_looks += u64::from(proc.state == Some('R'));
+            }
+            for gpu in gpus {
+                self.gpu_looks += 1;
+                self.cold_looks += u64::from(self.busy_and_cold(gpu));
+            }
+        }
+        for hit in &obs.log {
+            if let Some(sign) =
+                log_signs::by_name(&hit.signature).filter(|s| !matches!(s.meaning, Meaning::Paused | Meaning::Resumed))
+            {
+                self.log = Some((sign.meaning, sign.name));
+            }
+        }
+    }
+
+    /// Mostly running since the last delivery: by its state, or by CPU time that is not merely a scheduler's crumbs.
+    pub fn burning(&self) -> bool {
+        if self.stopped {
+            return false;
+        }
+        let running = self.looks > 0 && self.running_looks * 2 > self.looks;
+        match self.cpu_share(CPU_SPAN_MS_MIN) {
+            Some(share) => share >= 600 || (running && share >= 200),
+            None => running,
+        }
+    }
+
+    fn quiet(&self) -> bool {
+        self.cpu_share(CPU_QUIET_SPAN_MS_MIN).is_some_and(|share| share < 50)
+    }
+
+    /// Weighs a complaint and names the witnesses.
+    pub fn weigh(&self, view: &View<'_>, complaint: &Complaint, relapse: bool) -> (Strength, Vec<Reason>) {
+        let mut reasons = Vec::new();
+        let mut strength = Strength::Weak;
+        let mut add = |at_least: Strength, source: &str, text: String| {
+            strength = strength.max(at_least);
+            reasons.push(reason(source, text));
+        };
+        let gate_silent = view.sight.owed.is_some_and(|owed| owed.source == OwedSource::Gate);
+        if complaint.lease_expired && view.sight.native().is_some() {
+            let agrees =
+                if gate_silent { "the gate owes the same work and hears nothing" } else { "no other path delivers" };
+            add(Strength::Strong, "page", format!("the engine's own lease has run out, and {agrees}"));
+        }
+        if let Some((meaning, name)) = self.log {
+            let at_least = if meaning == Meaning::Fatal { Strength::Strong } else { Strength::Moderate };
+            add(at_least, "log", format!("the log shows the signature {name}"));
+        }
+        if let Some(state) = view.sight.proc.and_then(|p| p.state).filter(|s| matches!(s, 'T' | 'D' | 'Z')) {
+            add(Strength::Moderate, "proc", format!("the stepping process is in state {state}"));
+        }
+        if self.gpu_looks > 0 && self.cold_looks * 10 >= self.gpu_looks * 9 {
+            add(Strength::Moderate, "gpu", "the GPU is busy and cold against its own busy baseline".to_owned());
+        }
+        let second_source = view.sight.metrics.is_some()
+            || view.sight.page.is_some()
+            || view.sight.frontend_silent(view.tick.now_ms, 1);
+        if self.quiet() && second_source {
+            add(
+                Strength::Moderate,
+                "proc",
+                "the whole process tree uses hardly any CPU although work is owed".to_owned(),
+            );
+        }
+        if view.sight.frontend_silent(view.tick.now_ms, view.policy.admission_ms) {
+            add(Strength::Moderate, "frontend", "the front end does not answer either".to_owned());
+        }
+        if relapse {
+            add(Strength::Moderate, "policy", "it was let out on trial a short while ago".to_owned());
+        }
+        if complaint.allowed.basis == Basis::Patience {
+            add(Strength::Strong, "policy", "it was silent for as long as every rival waits".to_owned());
+        }
+        if strength < Strength::Strong && self.on_a_timer(view) && complaint.allowed.basis != Basis::Declared {
+            strength = Strength::Timer;
+            reasons.push(reason("proc", "the stepping thread sleeps on a timer, which may end by itself".to_owned()));
+        }
+        (strength, reasons)
+    }
+
+    fn on_a_timer(&self, view: &View<'_>) -> bool {
+        view.sight.proc.is_some() && self.quiet() && self.timer_looks * 2 > self.looks
+    }
+
+    /// Windows of five seconds: what the engine did in its last working moment is forgotten within two of them.
+    fn roll_cpu(&mut self, at_ms: Ms, cpu_ms: u64) {
+        self.cpu_last = (at_ms, cpu_ms);
+        let [_, current] = self.cpu_window;
+        match current {
+            None => self.cpu_window = [None, Some(self.cpu_last)],
+            Some((began_ms, _)) if at_ms.saturating_sub(began_ms) >= CPU_WINDOW_MS => {
+                self.cpu_window = [current, Some(self.cpu_last)]
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// CPU share of the tree in permille of one core, over at least `span_ms_min`.
+    fn cpu_share(&self, span_ms_min: Ms) -> Option<u64> {
+        let [before, current] = self.cpu_window;
+        let (began_ms, began_cpu) = before.or(current)?;
+        let span = self.cpu_last.0.saturating_sub(began_ms);
+        (span >= span_ms_min).then(|| self.cpu_last.1.saturating_sub(began_cpu).saturating_mul(1000) / span.max(1))
+    }
+
+    fn learn_power(&mut self, gpus: &[GpuObs]) {
+        let busy = gpus
+            .iter()
+            .filter(|gpu| gpu.util >= 50 && gpu.power_watts.is_finite())
+            .map(|gpu| gpu.power_watts)
+            .fold(None, |max: Option<f64>, w| Some(max.map_or(w, |m| m.max(w))));
+        if let Some(watts) = busy {
+            self.busy_watts = Some(self.busy_watts.map_or(watts, |old| old * 0.95 + watts * 0.05));
+        }
+    }
+
+    /// Utilisation near 100 % with hardly any memory traffic and much less power than while it worked (S2: 142 W of 600 W).
+    fn busy_and_cold(&self, gpu: &GpuObs) -> bool {
+        let baseline = self.busy_watts.unwrap_or(gpu.power_limit_watts * 0.5);
+        gpu.util >= 90 && gpu.memory_util <= 10 && gpu.power_watts < baseline * 0.7
+    }
+}
