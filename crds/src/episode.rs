@@ -1,0 +1,71 @@
+//! What an agent tells the operator about one episode: the message of the pod condition `truebeat.io/episode`, as JSON.
+//!
+//! The agent writes it, the operator reads it; neither imports the other. A field that is absent has not happened yet.
+
+use serde::{Deserialize, Serialize};
+
+/// Pod condition for people: `True` progresses, `False` does not, `Unknown` cannot tell; reason = verdict or stall class.
+pub const CONDITION_PROGRESSING: &str = "truebeat.io/progressing";
+/// Pod condition for the operator: `True` while an episode is open; the message is an [`Episode`] as JSON.
+pub const CONDITION_EPISODE: &str = "truebeat.io/episode";
+/// Pod annotation, written by the operator alone: the id of the episode whose restart is granted (the second key, I1).
+pub const ANNOTATION_RESTART_GRANT: &str = "truebeat.io/restart-grant";
+/// Field manager of the agent's server-side apply to its own pod's status.
+pub const AGENT_FIELD_MANAGER: &str = "truebeat-agent";
+
+/// One stall of one engine process, from suspicion to serving again. Times are RFC 3339 with milliseconds, UTC.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Episode {
+    /// Unique: pod uid or host name, engine pid and start ticks, and a number. At most 128 characters of `[a-z0-9.-]`.
+    pub id: String,
+    /// Stall class by name (`StepStalled` …), or `Dead`.
+    pub class: String,
+    /// `Suspect`, `Stalled`, `Granted`, `Killed`, `Restarting`, `Recovered`, `Cleared` (a suspicion that ended by itself).
+    pub stage: String,
+    /// Why, in words, newest verdict first.
+    #[serde(default)]
+    pub reasons: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspect_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fenced_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confirmed_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evidence_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub granted_at: Option<String>,
+    /// `operator`, `self` (unattended or `truebeat run`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub granted_by: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub killed_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serving_at: Option<String>,
+    /// Where the bundle lies (path or URL), if it could be written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<String>,
+    /// Class + top frames + flags + image, hashed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
+    /// Requests that were in flight when the engine was killed, and requests that the gate refused while fenced.
+    #[serde(default)]
+    pub requests_lost: u64,
+    #[serde(default)]
+    pub requests_refused: u64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpu_uuids: Vec<String>,
+}
+
+impl Episode {
+    /// Is a restart wanted and not yet granted?
+    pub fn awaits_grant(&self) -> bool {
+        self.stage == "Stalled"
+    }
+
+    /// Has it ended?
+    pub fn closed(&self) -> bool {
+        matches!(self.stage.as_str(), "Recovered" | "Cleared")
+    }
+}

@@ -1,0 +1,71 @@
+//! The observed side of an `InferenceDeployment`. Written by the operator alone, through the status subresource.
+//!
+//! Everything can be rebuilt from the cluster except `recovery.grants`: that is the restart budget itself (I2), kept in
+//! the API so that it holds across operator restarts and leaders. Counts are never null: a null in a scale path is a 422.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the operator has seen.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct InferenceDeploymentStatus {
+    /// The generation of the spec that this status speaks of.
+    pub observed_generation: i64,
+    /// Pods that exist and are not on their way out.
+    pub replicas: i32,
+    /// Pods that may serve (Ready, by progress).
+    pub ready_replicas: i32,
+    /// Pods whose agent says that the engine makes progress.
+    pub progressing_replicas: i32,
+    /// Pods that an open episode keeps out of traffic.
+    pub fenced_replicas: i32,
+    /// Incidents that are not closed.
+    pub open_incidents: i32,
+    /// Label selector of the pods, as a string, for the scale subresource.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 512))]
+    pub selector: String,
+    /// `Ready`, `Reconciling`, `Stalled` (kstatus), `EnginesProgressing`, `EpisodesReadable`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<Condition>,
+    /// The restart budget in use.
+    #[serde(skip_serializing_if = "RecoveryStatus::is_empty")]
+    pub recovery: RecoveryStatus,
+}
+
+/// The restart budget in use.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RecoveryStatus {
+    /// Restarts that are granted and not yet over: at most `spec.recovery.maxUnavailable` (I2).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1000), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["podUid"]))]
+    pub grants: Vec<Grant>,
+}
+
+impl RecoveryStatus {
+    fn is_empty(&self) -> bool {
+        self.grants.is_empty()
+    }
+}
+
+/// One granted restart: the second key (I1), and one slot of the budget until its episode closes or its pod is gone.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Grant {
+    /// Id of the episode that asked.
+    #[schemars(length(max = 128))]
+    pub episode: String,
+    /// Name of its pod.
+    #[schemars(length(max = 253))]
+    pub pod: String,
+    /// UID of its pod: a new pod with the old name has no grant.
+    #[schemars(length(max = 64))]
+    pub pod_uid: String,
+    /// When it was granted, RFC 3339.
+    #[schemars(length(max = 64))]
+    pub granted_at: String,
+}

@@ -1,0 +1,132 @@
+//! The CEL rules, evaluated offline by the very text that the API server gets: each both ways.
+
+#![allow(clippy::expect_used, reason = "helpers of tests; the lint sees test functions alone")]
+
+use crds::{EngineIncident, EngineIncidentSpec, InferenceDeployment};
+use serde_json::{Value, json};
+
+fn infd(change: impl FnOnce(&mut Value)) -> InferenceDeployment {
+    let mut object = json!({
+        "apiVersion": "inference.truebeat.io/v1alpha1", "kind": "InferenceDeployment",
+        "metadata": {"name": "chat", "namespace": "default"},
+        "spec": {
+            "model": {"source": {"file": {"path": "/models/tiny"}}},
+            "engine": {"kind": "Truebeat", "image": "engine:1"},
+            "agent": {"image": "agent:1"},
+        }
+    });
+    change(&mut object);
+    serde_json::from_value(object).expect("the test's object has the right shape")
+}
+
+fn accepted(change: impl FnOnce(&mut Value)) {
+    infd(change).validate_cel().expect("this object is valid");
+}
+
+fn refused(message: &str, change: impl FnOnce(&mut Value)) {
+    let errors = infd(change).validate_cel().expect_err("this object is not valid").to_string();
+    assert!(errors.contains(message), "{errors}");
+}
+
+#[test]
+fn the_smallest_object_is_valid_and_gets_defaults() {
+    let object = infd(|_| ());
+    object.validate_cel().expect("valid");
+    assert_eq!((object.spec.replicas, object.spec.engine.port, object.spec.gate.port), (1, 8000, 8080));
+    assert_eq!(object.spec.recovery.max_unavailable, 1);
+}
+
+#[test]
+fn exactly_one_source() {
+    accepted(|o| o["spec"]["model"]["source"] = json!({"pvc": {"claimName": "m", "path": "tiny"}}));
+    refused("exactly one of file and pvc", |o| o["spec"]["model"]["source"] = json!({}));
+    refused("exactly one of file and pvc", |o| {
+        o["spec"]["model"]["source"]["pvc"] = json!({"claimName": "m"});
+    });
+}
+
+#[test]
+fn a_claim_path_stays_inside_its_volume() {
+    for path in ["../etc", "a/../../b", "/abs"] {
+        refused("relative to the volume", |o| {
+            o["spec"]["model"]["source"] = json!({"pvc": {"claimName": "m", "path": path}});
+        });
+    }
+}
+
+#[test]
+fn the_truebeat_engine_needs_a_model_and_others_do_not() {
+    refused("needs model.source", |o| drop(o["spec"].as_object_mut().unwrap().remove("model")));
+    accepted(|o| {
+        o["spec"].as_object_mut().unwrap().remove("model");
+        o["spec"]["engine"]["kind"] = json!("VLLM");
+    });
+}
+
+#[test]
+fn ports_differ() {
+    accepted(|o| o["spec"]["engine"]["port"] = json!(8001));
+    refused("must differ", |o| o["spec"]["engine"]["port"] = json!(8080));
+    refused("must differ", |o| o["spec"]["gate"] = json!({"port": 9400}));
+}
+
+#[test]
+fn names_fit_a_service_and_labels() {
+    accepted(|o| o["metadata"]["name"] = json!("a".repeat(48)));
+    for name in ["a".repeat(49), "1abc".to_owned(), "a.b".to_owned()] {
+        refused("also names a Service", |o| o["metadata"]["name"] = json!(name));
+    }
+}
+
+#[test]
+fn environment_rules() {
+    let env = |e: Value| move |o: &mut Value| o["spec"]["engine"]["env"] = json!([e]);
+    accepted(env(json!({"name": "A", "value": "1"})));
+    accepted(env(json!({"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}})));
+    refused(
+        "not both",
+        env(json!({"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}})),
+    );
+    refused("exactly one of secretKeyRef", env(json!({"name": "A", "valueFrom": {}})));
+    refused("are the operator's", env(json!({"name": "TRUEBEAT_PAGE_DIR", "value": "/x"})));
+}
+
+#[test]
+fn quantities() {
+    let limits =
+        |q: &'static str| move |o: &mut Value| o["spec"]["engine"]["resources"] = json!({"limits": {"cpu": q}});
+    for quantity in ["1", "500m", "0.5", "8Gi", "1e3"] {
+        accepted(limits(quantity));
+    }
+    for quantity in ["", "much", "1 Gi", "-1"] {
+        refused("a quantity is a string", limits(quantity));
+    }
+}
+
+#[test]
+fn an_incident_never_changes_its_subject() {
+    let spec = EngineIncidentSpec { episode_id: "a".into(), pod_uid: "u".into(), ..Default::default() };
+    let old = EngineIncident::new("i", spec.clone());
+    let class = EngineIncidentSpec { class: "Livelock".into(), ..spec.clone() };
+    EngineIncident::new("i", class).validate_cel_update(&old).expect("a better class is allowed");
+    let other = EngineIncidentSpec { episode_id: "b".into(), ..spec };
+    let errors = EngineIncident::new("i", other).validate_cel_update(&old).expect_err("another episode").to_string();
+    assert!(errors.contains("one episode of one pod"), "{errors}");
+}
+
+#[test]
+fn the_examples_are_valid() {
+    let folder = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/examples");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder).expect("docs/examples") {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let value: Value = serde_saphyr::from_str(&text).unwrap();
+        if value["kind"] == "InferenceDeployment" {
+            let object: InferenceDeployment = serde_json::from_value(value).expect("an example has the right shape");
+            object.validate_cel().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            seen += 1;
+        }
+    }
+    assert!(seen >= 2);
+}
