@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Makes tiny random models with `transformers` and writes the logits it computes in f32: engine/tests/golden/.
+
+    engine/scripts/golden.py OUT_DIR            write the models and their golden values
+    engine/scripts/golden.py --check-demo DIR   load a folder made by `truebeat demo-model` and show that it works
+
+Each model folder holds config.json, the weights and golden.safetensors:
+    tokens           i64 [n]         a sequence of token ids
+    prompt_len       i64 [1]         how many of them are the prompt; the rest is the greedy continuation
+    logits           f32 [n, vocab]  logits at every position
+Versions are pinned in requirements.txt; the output is committed, so the tests need no Python.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+VOCAB, PROMPT_LEN, NEW_TOKENS = 160, 21, 12
+BASE = dict(
+    vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
+    num_key_value_heads=2, max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=None,
+)
+LLAMA3_ROPE = dict(
+    rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+
+
+def models():
+    """Name, model, dtype on disk, shards. Each variant is there for one thing the engine could get wrong."""
+    yield "llama", LlamaForCausalLM(LlamaConfig(**BASE, tie_word_embeddings=False)), torch.float32, 1
+    yield "llama-tied-bf16", LlamaForCausalLM(LlamaConfig(**BASE, head_dim=16, tie_word_embeddings=True)), torch.bfloat16, 1
+    biased = dict(attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False)
+    yield "llama-rope3-bias", LlamaForCausalLM(LlamaConfig(**BASE, **biased)), torch.float16, 2
+    yield "qwen3", Qwen3ForCausalLM(Qwen3Config(**BASE, head_dim=12, tie_word_embeddings=False)), torch.float32, 1
+    qwen = dict(head_dim=16, tie_word_embeddings=True, attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=1e6))
+    yield "qwen3-tied-bf16", Qwen3ForCausalLM(Qwen3Config(**BASE, **qwen)), torch.bfloat16, 1
+
+
+def randomise(model, generator):
+    """Every parameter random, norms and biases too: a weight of one would hide that it is never multiplied."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1.0 + 0.3 * noise if "norm" in name else 0.15 * noise)
+
+
+def golden_values(folder, generator):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = torch.randint(3, VOCAB, (1, PROMPT_LEN), generator=generator)
+    with torch.no_grad():
+        out = model(tokens, use_cache=True)
+        rows = [out.logits[0]]
+        for _ in range(NEW_TOKENS):
+            token = out.logits[:, -1:].argmax(-1)
+            tokens = torch.cat([tokens, token], dim=1)
+            out = model(token, past_key_values=out.past_key_values, use_cache=True)
+            rows.append(out.logits[0])
+    return {"tokens": tokens[0], "prompt_len": torch.tensor([PROMPT_LEN]), "logits": torch.cat(rows).contiguous()}
+
+
+def write(out_dir):
+    for seed, (name, model, dtype, shards) in enumerate(models()):
+        generator = torch.Generator().manual_seed(seed)
+        folder = out_dir / name
+        randomise(model, generator)
+        bytes_total = sum(p.numel() * dtype.itemsize for p in model.parameters())
+        model.to(dtype).save_pretrained(folder, max_shard_size=bytes_total // shards + 1 if shards > 1 else "1GB")
+        values = golden_values(folder, generator)
+        save_file(values, folder / "golden.safetensors")
+        for path in folder.iterdir():
+            path.chmod(0o644)
+        print(name, values["tokens"].tolist())
+
+
+def check_demo(folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    chat = [{"role": "user", "content": "count: 1, 2 é 漢"}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
+    with torch.no_grad():
+        out = model.generate(ids, max_new_tokens=16, do_sample=False)
+    plain = tokenizer("count: 1, 2 é 漢").input_ids
+    result = {"prompt": prompt, "prompt_ids": ids[0].tolist(), "plain_ids": plain, "output_ids": out[0, ids.shape[1]:].tolist()}
+    print(json.dumps(result, ensure_ascii=False))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check-demo", action="store_true", help="DIR is a demo model to load")
+    parser.add_argument("dir", type=pathlib.Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    check_demo(args.dir) if args.check_demo else write(args.dir)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+//! The arithmetic of single rows. Each function's order of summation depends on lengths alone (EP4).
+
+/// Partial sums kept apart in [`dot`]: enough independent chains to hide the latency of an add, and vectorisable as is.
+const LANES: usize = 16;
+
+/// Dot product of two slices of equal length.
+#[inline]
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let (a_body, a_tail) = a.as_chunks::<LANES>();
+    let (b_body, b_tail) = b.as_chunks::<LANES>();
+    let mut sums = [0.0f32; LANES];
+    for (a, b) in a_body.iter().zip(b_body) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    let mut tail = 0.0;
+    for (a, b) in a_tail.iter().zip(b_tail) {
+        tail += a * b;
+    }
+    fold(sums) + tail
+}
+
+/// Sums the lanes by halves.
+#[inline]
+fn fold(mut sums: [f32; LANES]) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            sums[lane] += sums[lane + half];
+        }
+        half /= 2;
+    }
+    sums[0]
+}
+
+/// `out += scale × x`.
+#[inline]
+pub fn add_scaled(out: &mut [f32], scale: f32, x: &[f32]) {
+    for (out, x) in out.iter_mut().zip(x) {
+        *out += scale * x;
+    }
+}
+
+/// RMSNorm of one group in place.
+pub fn rms_norm_group(group: &mut [f32], weight: &[f32], eps: f32) {
+    let mean_square = dot(group, group) / group.len() as f32;
+    let scale = 1.0 / (mean_square + eps).sqrt();
+    for (x, weight) in group.iter_mut().zip(weight) {
+        *x = weight * (*x * scale);
+    }
+}
+
+/// Rotary embedding of one head: pair `i` is `(i, i + half)`, as in the Hugging Face layout.
+pub fn rotate_head(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (low, high) = head.split_at_mut(cos.len());
+    for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+        let (a, b) = (*low, *high);
+        *low = a * cos - b * sin;
+        *high = b * cos + a * sin;
+    }
+}
+
+/// `x · sigmoid(x)`.
+#[inline]
+pub fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+/// Turns scores into weights that sum to one.
+pub fn softmax(scores: &mut [f32]) {
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for score in scores.iter_mut() {
+        *score = (*score - max).exp();
+        sum += *score;
+    }
+    let scale = 1.0 / sum;
+    for score in scores.iter_mut() {
+        *score *= scale;
+    }
+}

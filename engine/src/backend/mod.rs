@@ -1,0 +1,90 @@
+//! What a device must be able to do for a decoder: about a dozen operations on matrices it owns. The model is written
+//! against this trait and knows no device; `cpu` is the first implementation and the oracle for the ones to come.
+//! Shapes are the model's duty: it checks every weight at load and every batch before it calls in here.
+
+pub mod cpu;
+
+use thiserror::Error;
+
+/// A device is out of memory, in bytes that were asked for.
+#[derive(Debug, Error)]
+#[error("{needed_bytes} bytes are wanted at once: {reason}")]
+pub struct OutOfMemory {
+    pub needed_bytes: u64,
+    pub reason: String,
+}
+
+/// One sequence's rows of a step, as attention sees them.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionSeq<'a> {
+    /// How many rows of the step's matrices are its own; sequences follow one another without gaps.
+    pub rows: usize,
+    /// Position of its first row; row `i` attends to positions `0..=start_pos + i`.
+    pub start_pos: usize,
+    /// Block ids of the whole sequence, in order.
+    pub blocks: &'a [u32],
+}
+
+/// How heads share a row: Q has `heads` heads of `head_dim`, K and V have `kv_heads`.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadShape {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+}
+
+/// Model-level operations. A `Matrix` is f32, row-major, a row a token (or an output feature for weights).
+///
+/// Every implementation keeps EP4: a row's result depends on that row and its own sequence alone, never on the rows
+/// computed beside it, so each reduction has an order fixed by the shape of one row.
+pub trait Backend: Send {
+    type Matrix: Send;
+    /// Paged K and V of all layers.
+    type Kv: Send;
+
+    /// Moves `rows × cols` values to the device.
+    fn upload(&self, rows: usize, cols: usize, values: Vec<f32>) -> Self::Matrix;
+
+    /// Values of a matrix, row after row.
+    fn download(&self, x: Self::Matrix) -> Vec<f32>;
+
+    /// A cache of `slots` token slots of `width` values for K and as many for V, in each of `layers` layers.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when it does not fit.
+    fn kv_cache(&self, layers: usize, slots: usize, width: usize) -> Result<Self::Kv, OutOfMemory>;
+
+    /// Rows of `table`, by token id.
+    fn embed(&self, table: &Self::Matrix, tokens: &[u32]) -> Self::Matrix;
+
+    /// Root-mean-square norm of each group of `weight`'s width (a row, or one head of a row), times `weight`.
+    fn rms_norm(&self, x: &Self::Matrix, weight: &Self::Matrix, eps: f32) -> Self::Matrix;
+
+    /// `x · weightᵀ + bias`; `weight` is `outputs × inputs`.
+    fn linear(&self, x: &Self::Matrix, weight: &Self::Matrix, bias: Option<&Self::Matrix>) -> Self::Matrix;
+
+    /// Turns the pairs `(i, i + head_dim / 2)` of each head by the row's angles; `cos` and `sin` have `head_dim / 2` columns.
+    fn rope(&self, x: &mut Self::Matrix, cos: &Self::Matrix, sin: &Self::Matrix);
+
+    /// Writes row `i` of `k` and `v` to slot `slots[i]` of `layer`.
+    fn store_kv(&self, kv: &mut Self::Kv, layer: usize, k: &Self::Matrix, v: &Self::Matrix, slots: &[usize]);
+
+    /// Causal attention of every row of `q` over its sequence's blocks (of `block_size` slots) in `layer`.
+    fn attention(
+        &self,
+        q: &Self::Matrix,
+        kv: (&Self::Kv, usize),
+        seqs: &[AttentionSeq<'_>],
+        heads: HeadShape,
+        block_size: usize,
+    ) -> Self::Matrix;
+
+    /// `silu(gate) × up`, written over `gate`.
+    fn silu_mul(&self, gate: &mut Self::Matrix, up: &Self::Matrix);
+
+    /// `x += y`.
+    fn add(&self, x: &mut Self::Matrix, y: &Self::Matrix);
+
+    /// The named rows, in that order.
+    fn gather_rows(&self, x: &Self::Matrix, rows: &[usize]) -> Self::Matrix;
+}

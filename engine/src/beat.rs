@@ -1,0 +1,191 @@
+//! The engine's heartbeat: what the step loop says about itself, to the page (contract H1–H6) and, in the same breath, to
+//! its own front end, so that `/health` can only tell what the agent reads too (E6).
+//!
+//! A lease in the beat is a promise: "I will say something new before then". A phase without steps (load, warm-up, idle,
+//! drain) renews its lease at every publish; a step gets one lease, from what steps of its size took before.
+
+use heartbeat::{Writer, monotonic_ns, page::Beat, page::Phase, page::StepOutcome, page::StepRecord};
+use std::sync::Arc;
+
+pub use board::{BeatBoard, View};
+pub use health::{Health, judge};
+use lease::LeaseModel;
+
+mod board;
+mod health;
+mod lease;
+
+/// A phase without steps promises its next publish within this.
+pub const QUIET_LEASE_MS: u64 = 2_000;
+/// Loading reports progress more seldom than an idle loop turns.
+pub const LOAD_LEASE_MS: u64 = 10_000;
+
+/// The engine thread's side: the only writer of the page and of the board.
+pub struct Heart {
+    page: Option<Writer>,
+    board: Arc<BeatBoard>,
+    beat: Beat,
+    leases: LeaseModel,
+    /// When tokens, finished requests or owed prompt tokens last moved, or nothing was owed.
+    progress_ns: u64,
+}
+
+/// What one step is made of, for its lease and its record.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepShape {
+    pub requests: usize,
+    pub prefill_tokens: usize,
+    pub decode_tokens: usize,
+    /// Work of the prefill, in tokens × (context + a constant): long contexts cost more a token.
+    pub prefill_units: u64,
+}
+
+/// Counters and work owed, as the loop knows them now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub tokens_delivered: u64,
+    pub requests_finished: u64,
+    pub running: usize,
+    pub waiting: usize,
+    pub prompt_tokens_owed: usize,
+}
+
+impl Heart {
+    /// A heart that beats into `page`, if there is one, and into `board`.
+    pub fn new(page: Option<Writer>, board: Arc<BeatBoard>) -> Self {
+        let now = monotonic_ns();
+        let mut heart = Self { page, board, beat: first_beat(now), leases: LeaseModel::default(), progress_ns: now };
+        heart.publish(now, LOAD_LEASE_MS);
+        heart
+    }
+
+    /// Start-up work went on (H5); renews the lease.
+    pub fn loading(&mut self, done: u64, total: u64) {
+        (self.beat.work_done, self.beat.work_total) = (done, total);
+        self.quiet(Phase::Load, LOAD_LEASE_MS);
+    }
+
+    /// The first steps, outside any request.
+    pub fn warming_up(&mut self) {
+        self.quiet(Phase::WarmUp, LOAD_LEASE_MS);
+    }
+
+    /// What a warm-up step took: the first lease is learned, not guessed.
+    pub fn warmed_up(&mut self, shape: &StepShape, took_ns: u64) {
+        self.leases.learn(shape, took_ns);
+    }
+
+    /// Nothing to run; said again at every turn of the idle loop, so that a frozen idle thread shows as an old page.
+    pub fn resting(&mut self, tally: &Tally, draining: bool) {
+        self.count(tally);
+        self.quiet(if draining { Phase::Drain } else { Phase::Idle }, QUIET_LEASE_MS);
+    }
+
+    /// A step begins.
+    pub fn step_begins(&mut self, shape: &StepShape, tally: &Tally) {
+        let now = monotonic_ns();
+        self.count(tally);
+        self.enter(if shape.prefill_tokens > 0 { Phase::Prefill } else { Phase::Decode }, now);
+        self.beat.phase_tokens = clamp_u32(shape.prefill_tokens);
+        self.beat.step_started_ns = now;
+        self.beat.lease_ms = self.leases.lease_ms(shape);
+        self.store(now);
+    }
+
+    /// The step that began last has ended; returns its duration in ns.
+    pub fn step_ends(&mut self, shape: &StepShape, tally: &Tally, ok: bool) -> u64 {
+        let now = monotonic_ns();
+        let started_ns = std::mem::take(&mut self.beat.step_started_ns);
+        self.count(tally);
+        self.beat.steps_completed += 1;
+        let took_ns = now.saturating_sub(started_ns);
+        self.leases.learn(shape, took_ns);
+        self.store(now);
+        if let Some(page) = &mut self.page {
+            page.record(&StepRecord {
+                step: self.beat.steps_completed,
+                started_ns,
+                ended_ns: now,
+                requests: clamp_u32(shape.requests),
+                prefill_tokens: clamp_u32(shape.prefill_tokens),
+                decode_tokens: clamp_u32(shape.decode_tokens),
+                graph_key: 0, // the CPU backend runs every step eagerly
+                outcome: if ok { StepOutcome::Ok } else { StepOutcome::Failed },
+            });
+        }
+        took_ns
+    }
+
+    pub fn steps_completed(&self) -> u64 {
+        self.beat.steps_completed
+    }
+
+    fn count(&mut self, tally: &Tally) {
+        let owed_before = self.beat.prompt_tokens_owed;
+        let moved = tally.tokens_delivered != self.beat.tokens_delivered
+            || tally.requests_finished != self.beat.requests_finished
+            || (tally.prompt_tokens_owed as u64) < owed_before
+            || tally.running + tally.waiting == 0;
+        if moved || self.beat.running + self.beat.waiting == 0 {
+            self.progress_ns = monotonic_ns();
+        }
+        self.beat.tokens_delivered = tally.tokens_delivered;
+        self.beat.requests_finished = tally.requests_finished;
+        self.beat.running = clamp_u32(tally.running);
+        self.beat.waiting = clamp_u32(tally.waiting);
+        self.beat.prompt_tokens_owed = tally.prompt_tokens_owed as u64;
+    }
+
+    fn quiet(&mut self, phase: Phase, lease_ms: u64) {
+        let now = monotonic_ns();
+        self.enter(phase, now);
+        self.beat.step_started_ns = 0;
+        self.beat.phase_tokens = 0;
+        self.publish(now, lease_ms);
+    }
+
+    /// Publishes with the lease renewed: `lease_ms` from now, counted from the phase's entry as H5 wants it.
+    fn publish(&mut self, now: u64, lease_ms: u64) {
+        let lasted_ms = now.saturating_sub(self.beat.phase_entered_ns) / 1_000_000;
+        self.beat.lease_ms = u32::try_from(lasted_ms + lease_ms).unwrap_or(u32::MAX);
+        self.store(now);
+    }
+
+    fn enter(&mut self, phase: Phase, now: u64) {
+        if self.beat.phase != phase {
+            self.beat.phase = phase;
+            self.beat.phase_entered_ns = now;
+        }
+    }
+
+    fn store(&mut self, now: u64) {
+        self.beat.published_ns = now;
+        if let Some(page) = &mut self.page {
+            page.publish(&self.beat);
+        }
+        self.board.store(&View { beat: self.beat, progress_ns: self.progress_ns });
+    }
+}
+
+fn first_beat(now: u64) -> Beat {
+    Beat {
+        steps_completed: 0,
+        tokens_delivered: 0,
+        requests_finished: 0,
+        running: 0,
+        waiting: 0,
+        prompt_tokens_owed: 0,
+        phase: Phase::Load,
+        phase_tokens: 0,
+        phase_entered_ns: now,
+        lease_ms: 0,
+        step_started_ns: 0,
+        work_done: 0,
+        work_total: 0,
+        published_ns: now,
+    }
+}
+
+fn clamp_u32(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,255 @@
+//! The model's own chat template, rendered as `transformers` renders it. Templates come with models from the network,
+//! so they run with a budget of steps and no way out of the sandbox; what they can do wrong is an error with their name.
+//! Pure once loaded: the time a template may ask for is an argument.
+
+use std::path::{Path, PathBuf};
+
+use jiff::civil::DateTime;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{Environment, ErrorKind, Value};
+use serde_json::Value as Json;
+use thiserror::Error;
+
+/// Steps one rendering may take: thousands of messages, yet no endless loop (E7).
+const FUEL_PER_RENDER: u64 = 20_000_000;
+/// Nesting of macros and includes; deep enough for every published template.
+const RECURSION_MAX: usize = 100;
+const NAME: &str = "chat_template";
+
+/// Why a chat cannot be rendered.
+#[derive(Debug, Error)]
+pub enum ChatTemplateError {
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not valid: {reason}")]
+    Config { path: PathBuf, reason: String },
+    #[error("the chat template of {path} does not parse: {reason}")]
+    Syntax { path: PathBuf, reason: String },
+    #[error(
+        "this model has no chat template (neither chat_template.jinja nor `chat_template` in tokenizer_config.json): \
+         use /v1/completions, or add a template to the model folder"
+    )]
+    NoTemplate,
+    /// The template itself refused the messages (`raise_exception`); the text is meant for the client.
+    #[error("the chat template refuses these messages: {0}")]
+    Refused(String),
+    #[error("the chat template failed: {0}")]
+    Render(String),
+}
+
+/// What is rendered.
+#[derive(Debug, Clone, Copy)]
+pub struct ChatInput<'a> {
+    /// The request's `messages`: an array of objects with `role` and `content`.
+    pub messages: &'a Json,
+    /// The request's `tools`, if any.
+    pub tools: Option<&'a Json>,
+    /// Ends with the opening of the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// Further variables (`chat_template_kwargs`), e.g. `enable_thinking`.
+    pub extra: Option<&'a serde_json::Map<String, Json>>,
+    /// Local time for `strftime_now`.
+    pub now: DateTime,
+}
+
+/// A compiled template with the special tokens it may name.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// `bos_token`, `eos_token`, …: name and text.
+    special_tokens: Vec<(&'static str, String)>,
+}
+
+impl ChatTemplate {
+    /// Reads `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; `None` when the model has neither.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError`] when a file is there but unusable.
+    pub fn from_dir(dir: &Path) -> Result<Option<Self>, ChatTemplateError> {
+        let config_path = dir.join("tokenizer_config.json");
+        let config = match read_if_there(&config_path)? {
+            Some(text) => serde_json::from_str(&text)
+                .map_err(|error| ChatTemplateError::Config { path: config_path.clone(), reason: error.to_string() })?,
+            None => Json::Null,
+        };
+        let file_path = dir.join("chat_template.jinja");
+        let (path, source) = match read_if_there(&file_path)? {
+            Some(source) => (file_path, source),
+            None => match template_of_config(&config) {
+                Some(source) => (config_path, source),
+                None => return Ok(None),
+            },
+        };
+        let special_tokens = ["bos_token", "eos_token", "unk_token", "pad_token"]
+            .into_iter()
+            .filter_map(|name| Some((name, token_text(config.get(name)?)?)))
+            .collect();
+        Self::compile(source, special_tokens)
+            .map(Some)
+            .map_err(|error| ChatTemplateError::Syntax { path, reason: describe(&error) })
+    }
+
+    fn compile(source: String, special_tokens: Vec<(&'static str, String)>) -> Result<Self, minijinja::Error> {
+        let mut environment = Environment::new();
+        // as transformers sets up jinja
+        environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_fuel(Some(FUEL_PER_RENDER));
+        environment.set_recursion_limit(RECURSION_MAX);
+        environment.add_filter("tojson", to_json);
+        environment.add_function("raise_exception", raise_exception);
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        environment.add_template_owned(NAME, without_generation_tags(&source))?;
+        Ok(Self { environment, special_tokens })
+    }
+
+    /// The prompt for a chat. It holds the special tokens it needs: encode it without adding any.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Refused`] when the template rejects the messages, [`ChatTemplateError::Render`] when it fails.
+    pub fn render(&self, input: ChatInput<'_>) -> Result<String, ChatTemplateError> {
+        let template = self.environment.get_template(NAME).map_err(|error| render_error(&error))?;
+        let mut variables: Vec<(String, Value)> = Vec::new();
+        for (key, value) in input.extra.into_iter().flatten() {
+            variables.push((key.clone(), Value::from(Serde(value))));
+        }
+        for (name, text) in &self.special_tokens {
+            variables.push(((*name).to_owned(), Value::from(text)));
+        }
+        variables.push(("messages".to_owned(), Value::from(Serde(input.messages))));
+        variables.push(("tools".to_owned(), Value::from(Serde(input.tools))));
+        variables.push(("add_generation_prompt".to_owned(), Value::from(input.add_generation_prompt)));
+        let now = input.now;
+        variables.push(("strftime_now".to_owned(), Value::from_function(move |format: &str| strftime(format, now))));
+        template.render(Value::from_pairs(variables)).map_err(|error| render_error(&error))
+    }
+}
+
+fn read_if_there(path: &Path) -> Result<Option<String>, ChatTemplateError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ChatTemplateError::Read { path: path.to_owned(), source }),
+    }
+}
+
+/// A string, or a list of named templates of which `default` is the one for chats.
+fn template_of_config(config: &Json) -> Option<String> {
+    match config.get("chat_template")? {
+        Json::String(source) => Some(source.clone()),
+        Json::Array(named) => {
+            let default = named.iter().find(|entry| entry["name"] == "default").or_else(|| named.first());
+            default?.get("template")?.as_str().map(str::to_owned)
+        }
+        _ => None,
+    }
+}
+
+/// Special tokens are written as text or as an object with `content`.
+fn token_text(value: &Json) -> Option<String> {
+    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
+}
+
+/// `{% generation %}…{% endgeneration %}` marks the assistant's text for training and prints nothing. It is no tag of
+/// jinja, so it becomes `{% if true %}…{% endif %}`, which treats the white space around it alike.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((before, after)) = rest.split_once("{%") {
+        out.push_str(before);
+        out.push_str("{%");
+        let tag_end = after.find("%}").unwrap_or(after.len());
+        let (tag, tail) = after.split_at(tag_end);
+        match tag.trim_matches(['-', '+', ' ', '\n', '\t']) {
+            word @ "generation" => out.push_str(&tag.replacen(word, "if true", 1)),
+            word @ "endgeneration" => out.push_str(&tag.replacen(word, "endif", 1)),
+            _ => out.push_str(tag),
+        }
+        rest = tail;
+    }
+    out + rest
+}
+
+/// Marks an error as the template's own refusal; its detail is the template's message.
+const REFUSAL: &str = "raise_exception: ";
+
+fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, format!("{REFUSAL}{message}")))
+}
+
+fn render_error(error: &minijinja::Error) -> ChatTemplateError {
+    let refusal = error.detail().and_then(|detail| detail.strip_prefix(REFUSAL));
+    refusal.map_or_else(
+        || ChatTemplateError::Render(describe(error)),
+        |message| ChatTemplateError::Refused(message.to_owned()),
+    )
+}
+
+fn describe(error: &minijinja::Error) -> String {
+    let line = error.line().map_or_else(String::new, |line| format!(" (line {line})"));
+    let detail = error.detail().map_or_else(String::new, |detail| format!(": {detail}"));
+    format!("{}{detail}{line}", error.kind())
+}
+
+fn strftime(format: &str, now: DateTime) -> Result<String, minijinja::Error> {
+    jiff::fmt::strtime::format(format, now)
+        .map_err(|error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}")))
+}
+
+/// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`. The built-in filter would escape `<` and `'`
+/// for HTML, which is another prompt than the model was trained on.
+fn to_json(value: &Value, args: Kwargs) -> Result<Value, minijinja::Error> {
+    let indent: Option<usize> = args.get("indent")?;
+    let json = serde_json::to_value(value)
+        .map_err(|error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}")))?;
+    let mut out = String::new();
+    write_json(&json, indent, 0, &mut out);
+    Ok(Value::from_safe_string(out))
+}
+
+fn write_json(value: &Json, indent: Option<usize>, depth: usize, out: &mut String) {
+    match value {
+        Json::Array(items) if !items.is_empty() => {
+            let items = items.iter().map(|item| (None, item));
+            write_items(('[', ']'), items, indent, depth, out);
+        }
+        Json::Object(entries) if !entries.is_empty() => {
+            let items = entries.iter().map(|(key, item)| (Some(key), item));
+            write_items(('{', '}'), items, indent, depth, out);
+        }
+        scalar => out.push_str(&scalar.to_string()),
+    }
+}
+
+fn write_items<'a>(
+    (open, close): (char, char),
+    items: impl Iterator<Item = (Option<&'a String>, &'a Json)>,
+    indent: Option<usize>,
+    depth: usize,
+    out: &mut String,
+) {
+    let line_break = |depth: usize, out: &mut String| {
+        if let Some(indent) = indent {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent * depth));
+        }
+    };
+    out.push(open);
+    for (index, (key, item)) in items.enumerate() {
+        if index > 0 {
+            out.push_str(if indent.is_some() { "," } else { ", " });
+        }
+        line_break(depth + 1, out);
+        if let Some(key) = key {
+            out.push_str(&Json::from(key.as_str()).to_string());
+            out.push_str(": ");
+        }
+        write_json(item, indent, depth + 1, out);
+    }
+    line_break(depth, out);
+    out.push(close);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! Rendering against strings made by hand, and templates that mean harm.
+
+use super::*;
+use serde_json::json;
+
+const CHATML: &str = "{% for m in messages %}
+    {%- if loop.first and m.role == 'system' %}{{ '[' + m['content'].strip() + ']\n' }}{% continue %}{% endif %}
+    {{- '<|im_start|>' + m.role + '\n' + m.content + eos_token + '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+";
+
+fn template(source: &str) -> ChatTemplate {
+    ChatTemplate::compile(source.to_owned(), vec![("eos_token", "</s>".to_owned())]).unwrap()
+}
+
+fn render(source: &str, messages: &Json) -> Result<String, ChatTemplateError> {
+    let now = jiff::civil::date(2026, 3, 9).at(8, 5, 0, 0);
+    template(source).render(ChatInput { messages, tools: None, add_generation_prompt: true, extra: None, now })
+}
+
+#[test]
+fn a_chat_becomes_the_known_prompt() {
+    let messages = json!([{"role": "system", "content": " be brief "}, {"role": "user", "content": "<hi> & 'ho'"}]);
+    let want = "[be brief]\n<|im_start|>user\n<hi> & 'ho'</s>\n<|im_start|>assistant\n";
+    assert_eq!(render(CHATML, &messages).unwrap(), want);
+}
+
+#[test]
+fn tojson_writes_what_python_writes() {
+    let messages = json!([{"b": 1, "a": ["é", "<'>", null, true, 1.5], "e": {}}]);
+    assert_eq!(
+        render("{{ messages | tojson }}", &messages).unwrap(),
+        r#"[{"b": 1, "a": ["é", "<'>", null, true, 1.5], "e": {}}]"#
+    );
+    assert_eq!(render("{{ messages[0].a[:2] | tojson(indent=2) }}", &messages).unwrap(), "[\n  \"é\",\n  \"<'>\"\n]");
+}
+
+#[test]
+fn time_is_the_arguments() {
+    assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &json!([])).unwrap(), "09 Mar 2026");
+    assert!(matches!(render("{{ strftime_now('%') }}", &json!([])), Err(ChatTemplateError::Render(_))));
+}
+
+#[test]
+fn python_methods_and_loop_variables_work() {
+    let source = "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}\
+                  {{ ns.n }} {{ messages[0].content.split('x')[-1].upper() }} {{ messages[0].items() | length }}";
+    assert_eq!(render(source, &json!([{"content": "axb"}])).unwrap(), "1 B 1");
+}
+
+#[test]
+fn tags_that_mark_training_text_print_nothing() {
+    let source =
+        "{% for m in messages %}a {%- generation -%} {{ m.content }}{% endgeneration %} generation{% endfor %}{% %";
+    assert_eq!(without_generation_tags(source).matches("generation").count(), 1);
+    let source = "{% for m in messages %}a {%- generation -%} {{ m.content }}{% endgeneration %}.{% endfor %}";
+    assert_eq!(render(source, &json!([{"content": "b"}, {"content": "c"}])).unwrap(), "ab.ac.");
+}
+
+#[test]
+fn a_templates_refusal_is_told_as_such() {
+    let error = render("{{ raise_exception('roles must alternate') }}", &json!([])).unwrap_err();
+    assert!(matches!(&error, ChatTemplateError::Refused(message) if message == "roles must alternate"), "{error}");
+}
+
+#[test]
+fn harm_ends_in_an_error() {
+    let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}";
+    let deep = "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}";
+    for source in [endless, deep, "{{ messages.x.y }}", "{{ nothing() }}"] {
+        assert!(matches!(render(source, &json!([])), Err(ChatTemplateError::Render(_))), "{source}");
+    }
+}
+
+#[test]
+fn the_template_is_found_where_models_keep_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("tokenizer_config.json");
+    assert!(ChatTemplate::from_dir(dir.path()).unwrap().is_none());
+    std::fs::write(&config, json!({"bos_token": {"content": "<b>"}}).to_string()).unwrap();
+    assert!(ChatTemplate::from_dir(dir.path()).unwrap().is_none());
+    let named = json!([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d{{ bos_token }}"}]);
+    std::fs::write(&config, json!({"bos_token": {"content": "<b>"}, "chat_template": named}).to_string()).unwrap();
+    assert_eq!(render_dir(dir.path()), "d<b>");
+    std::fs::write(dir.path().join("chat_template.jinja"), "file{{ bos_token }}").unwrap();
+    assert_eq!(render_dir(dir.path()), "file<b>");
+}
+
+fn render_dir(dir: &Path) -> String {
+    let now = jiff::civil::DateTime::constant(2026, 1, 1, 0, 0, 0, 0);
+    let input = ChatInput { messages: &json!([]), tools: None, add_generation_prompt: false, extra: None, now };
+    ChatTemplate::from_dir(dir).unwrap().unwrap().render(input).unwrap()
+}
+
+#[test]
+fn unusable_files_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("tokenizer_config.json");
+    std::fs::write(&config, "{").unwrap();
+    let error = ChatTemplate::from_dir(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("tokenizer_config.json"), "{error}");
+    std::fs::write(&config, [b'"', 0xff, b'"']).unwrap();
+    assert!(matches!(ChatTemplate::from_dir(dir.path()), Err(ChatTemplateError::Read { .. })));
+    std::fs::write(&config, json!({"chat_template": "{% if %}"}).to_string()).unwrap();
+    let error = ChatTemplate::from_dir(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("does not parse") && error.contains("line 1"), "{error}");
+}

@@ -1,0 +1,239 @@
+//! The engine thread's life: load, warm up, then step until it is told to stop. It owns model, scheduler and KV cache; nothing
+//! that it waits for is without a deadline (E1), and nobody outside waits for it (E4).
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, sync_channel},
+    },
+    time::Duration,
+};
+
+use heartbeat::{Writer, monotonic_ns, page::Identity};
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use crate::beat::{Heart, StepShape};
+use crate::codec::TextCodec;
+use crate::fault::{FaultSpec, Faults, Place};
+use crate::handle::{EngineHandle, Ready, Shared, Submission};
+use crate::metrics::Metrics;
+use crate::model::{KvShape, LoadProgress, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch};
+use crate::scheduler::Limits;
+use step::Core;
+
+mod sample;
+mod step;
+
+/// An idle loop turns, and beats, at least this often.
+const IDLE_WAIT: Duration = Duration::from_millis(100);
+/// Prompt tokens of the warm-up step.
+const WARM_UP_TOKENS: usize = 64;
+
+/// What the engine thread is built from.
+#[derive(Debug, Clone)]
+pub struct CoreConfig {
+    pub num_seqs_max: usize,
+    pub step_tokens_max: usize,
+    /// Requests that may wait beside those that run.
+    pub queue_max: usize,
+    pub block_size: usize,
+    /// None: room for 4 sequences of the longest length, and at least 16384 tokens.
+    pub num_blocks: Option<usize>,
+    /// None: what the model says.
+    pub seq_len_max: Option<usize>,
+    /// Events that a request may have unread before it is cut.
+    pub client_queue: usize,
+    /// Where to publish the heartbeat page; None: nowhere.
+    pub page_dir: Option<PathBuf>,
+    pub nonce: u64,
+    pub faults: Vec<FaultSpec>,
+}
+
+impl Default for CoreConfig {
+    fn default() -> Self {
+        Self {
+            num_seqs_max: 64,
+            step_tokens_max: 512,
+            queue_max: 256,
+            block_size: 16,
+            num_blocks: None,
+            seq_len_max: None,
+            client_queue: 4096,
+            page_dir: None,
+            nonce: 0,
+            faults: Vec::new(),
+        }
+    }
+}
+
+/// Why the engine thread ended.
+#[derive(Debug, Error)]
+pub enum CoreError {
+    #[error("the heartbeat page in {dir:?} could not be made")]
+    Page { dir: PathBuf, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("the model could not be loaded")]
+    Load(#[source] LoadFailure),
+    #[error("the KV cache could not be allocated")]
+    Cache(#[source] ModelError),
+    #[error("the warm-up step failed")]
+    WarmUp(#[source] ModelError),
+    #[error("the engine thread could not be started")]
+    Spawn(#[source] std::io::Error),
+    #[error("the engine thread panicked; its message is in the log above")]
+    Died,
+}
+
+/// Whatever a loader's error is.
+pub type LoadFailure = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a loader brings.
+pub struct Loaded {
+    pub model: Box<dyn Model>,
+    pub codec: Arc<dyn TextCodec>,
+}
+
+/// Loads a model, on the engine thread, reporting its progress (H5).
+pub type Loader = Box<dyn FnOnce(LoadProgress<'_>) -> Result<Loaded, LoadFailure> + Send>;
+
+/// A started engine.
+pub struct Started {
+    pub handle: EngineHandle,
+    /// How the thread ended; an error of the receiver itself means that it panicked.
+    pub ended: oneshot::Receiver<Result<(), CoreError>>,
+    /// Set on SIGUSR2: fires the faults that wait for it.
+    pub sigusr2: Arc<AtomicBool>,
+}
+
+/// Starts the engine thread; it is ready when `handle.shared.ready` is set.
+///
+/// # Errors
+/// [`CoreError::Page`] and [`CoreError::Spawn`]; all else is told through [`Started::ended`].
+pub fn start(config: CoreConfig, metrics: Arc<Metrics>, loader: Loader) -> Result<Started, CoreError> {
+    let slots_max = config.num_seqs_max + config.queue_max;
+    let shared = Arc::new(Shared::new(metrics, slots_max));
+    let (inbox, outbox) = sync_channel(slots_max);
+    let heart = Heart::new(open_page(&config)?, shared.board.clone());
+    let faults = Faults::new(config.faults.clone());
+    let sigusr2 = faults.signalled.clone();
+    let handle = EngineHandle::new(shared.clone(), inbox, config.client_queue);
+    let (tell, ended) = oneshot::channel();
+    let boot = Boot { config, shared, heart, faults, inbox: outbox };
+    let body = move || {
+        let result = boot.run(loader);
+        // Nobody listens when the server went first; then nobody needs the answer.
+        drop(tell.send(result));
+    };
+    std::thread::Builder::new().name("engine".into()).spawn(body).map_err(CoreError::Spawn)?;
+    Ok(Started { handle, ended, sigusr2 })
+}
+
+fn open_page(config: &CoreConfig) -> Result<Option<Writer>, CoreError> {
+    let Some(dir) = &config.page_dir else { return Ok(None) };
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| CoreError::Page { dir: dir.clone(), source };
+    std::fs::create_dir_all(dir).map_err(|e| failed(e.into()))?;
+    let identity = Identity::of_this_process(0, 1, config.nonce).map_err(|e| failed(e.into()))?;
+    Writer::create(dir, &identity).map(Some).map_err(|e| failed(e.into()))
+}
+
+/// What the thread starts with.
+struct Boot {
+    config: CoreConfig,
+    shared: Arc<Shared>,
+    heart: Heart,
+    faults: Faults,
+    inbox: Receiver<Submission>,
+}
+
+impl Boot {
+    fn run(mut self, loader: Loader) -> Result<(), CoreError> {
+        let heart = &mut self.heart;
+        let Loaded { mut model, codec } =
+            loader(&mut |done, total| heart.loading(done, total)).map_err(CoreError::Load)?;
+        let limits = limits_of(&self.config, model.info());
+        self.faults.at(Place::Startup, 0);
+        let kv = KvShape { num_blocks: limits.num_blocks, block_size: limits.block_size };
+        model.allocate_kv(kv).map_err(CoreError::Cache)?;
+        warm_up(model.as_mut(), &limits, &mut self.heart).map_err(CoreError::WarmUp)?;
+        self.shared.metrics.cache_config(&limits);
+        let ready = Ready { info: model.info().clone(), limits, codec };
+        let mut core = Core::new(model, limits, self.shared.clone(), self.heart);
+        self.faults.ready();
+        core.rest(&self.faults);
+        tracing::info!(model = %ready.info.name, arch = %ready.info.arch, ?limits, "engine is ready");
+        // The cell is empty: this thread alone fills it, once.
+        drop(self.shared.ready.set(ready));
+        turn(&mut core, &self.inbox, &self.faults, &self.shared.stop);
+        Ok(())
+    }
+}
+
+/// The loop: a step where there is one to take, else a short wait for work. Ends when told to, or when nobody can ask any more.
+fn turn(core: &mut Core, inbox: &Receiver<Submission>, faults: &Faults, stop: &AtomicBool) {
+    use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
+    while !stop.load(Ordering::Relaxed) {
+        inbox.try_iter().for_each(|new| core.submit(new));
+        if core.step(faults) {
+            continue;
+        }
+        core.rest(faults);
+        match inbox.recv_timeout(IDLE_WAIT) {
+            Ok(new) => core.submit(new),
+            Err(Timeout) => (),
+            Err(Disconnected) => return,
+        }
+    }
+}
+
+fn limits_of(config: &CoreConfig, info: &ModelInfo) -> Limits {
+    let seq_len_max = config.seq_len_max.unwrap_or(info.seq_len_max).min(info.seq_len_max);
+    let block_size = config.block_size.max(1);
+    let tokens = (4 * seq_len_max).max(16_384);
+    Limits {
+        num_blocks: config.num_blocks.unwrap_or(tokens.div_ceil(block_size)).max(1),
+        block_size,
+        num_seqs_max: config.num_seqs_max.max(1),
+        // Every running sequence must be able to decode in one step.
+        step_tokens_max: config.step_tokens_max.max(config.num_seqs_max).max(1),
+        waiting_max: config.num_seqs_max + config.queue_max,
+        seq_len_max,
+    }
+}
+
+/// One prefill and one decode into blocks that nobody owns yet: pages of the weights are touched, and the first lease is
+/// learned from a measurement.
+fn warm_up(model: &mut dyn Model, limits: &Limits, heart: &mut Heart) -> Result<(), ModelError> {
+    heart.warming_up();
+    let capacity = limits.num_blocks.saturating_mul(limits.block_size);
+    let count = WARM_UP_TOKENS.min(limits.seq_len_max.saturating_sub(1)).min(capacity.saturating_sub(1));
+    let vocab = model.info().vocab_size.max(1);
+    let token = |i: usize| u32::try_from(i % vocab).unwrap_or(0);
+    let prefill: Vec<u32> = (0..count).map(token).collect();
+    for (tokens, start_pos) in [(prefill, 0), (vec![token(0)], count)] {
+        let end = start_pos + tokens.len();
+        if tokens.is_empty() || end > capacity {
+            continue;
+        }
+        let block_table = (0u32..).take(end.div_ceil(limits.block_size)).collect();
+        let input = SeqInput { tokens, start_pos, block_table, logits: LogitsWanted::Last };
+        let shape = warm_shape(&input);
+        let began = monotonic_ns();
+        model.forward(&StepBatch { seqs: vec![input] })?;
+        heart.warmed_up(&shape, monotonic_ns().saturating_sub(began));
+        heart.warming_up();
+    }
+    Ok(())
+}
+
+fn warm_shape(input: &SeqInput) -> StepShape {
+    let decode = input.start_pos > 0;
+    let count = input.tokens.len();
+    StepShape {
+        requests: 1,
+        prefill_tokens: if decode { 0 } else { count },
+        decode_tokens: usize::from(decode),
+        prefill_units: if decode { 0 } else { step::prefill_units(input) },
+    }
+}

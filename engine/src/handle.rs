@@ -1,0 +1,243 @@
+//! The way in and out of the engine thread. Nobody waits here for that thread: requests are handed over without blocking,
+//! results come through bounded queues that the thread never waits for (E7), and dropping a stream cancels its request.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    mpsc::{SyncSender, TrySendError},
+};
+
+use thiserror::Error;
+use tokio::sync::mpsc;
+
+use crate::beat::{BeatBoard, Health, judge};
+use crate::codec::TextCodec;
+use crate::metrics::Metrics;
+use crate::model::ModelInfo;
+use crate::sampling::{SamplingParams, TokenLogprob};
+use crate::scheduler::{Limits, NewSeq, Refusal, ReqId, check_fit};
+
+/// One request for output.
+#[derive(Debug, Clone, Default)]
+pub struct GenerateRequest {
+    pub prompt: Vec<u32>,
+    /// 0: evaluate the prompt only.
+    pub max_new_tokens: usize,
+    pub ignore_eos: bool,
+    pub stop_token_ids: Vec<u32>,
+    pub sampling: SamplingParams,
+    /// Logprobs of the prompt's own tokens are wanted.
+    pub prompt_logprobs: bool,
+}
+
+/// What a request's stream carries, before its end.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TokenEvent {
+    /// Logprobs of prompt tokens, in order, from the second token on.
+    Prompt(Vec<TokenLogprob>),
+    /// A new token. `stop`: it is a stop token, which ends the output and is no part of its text.
+    Token { id: u32, logprob: Option<TokenLogprob>, stop: bool },
+}
+
+/// How an accepted request ended: each has exactly one of these (EP2).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    Stop,
+    Length,
+    /// Its stream was dropped.
+    Cancelled,
+    /// Its reader was too slow and its queue full.
+    Cut,
+    /// This request failed, alone (EP5).
+    Failed(String),
+    /// The engine stopped before it was done.
+    Shutdown,
+}
+
+/// Why a request was not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SubmitError {
+    #[error("the engine is not ready")]
+    NotReady,
+    #[error("{0} requests are in the engine already")]
+    Busy(usize),
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+/// What is known once the engine is ready.
+#[derive(Clone)]
+pub struct Ready {
+    pub info: ModelInfo,
+    pub limits: Limits,
+    pub codec: Arc<dyn TextCodec>,
+}
+
+/// State that the engine thread and its front end share; atomics and write-once cells alone, so no side can block the other.
+pub struct Shared {
+    pub board: Arc<BeatBoard>,
+    pub ready: OnceLock<Ready>,
+    pub metrics: Arc<Metrics>,
+    /// No new requests; the engine says so on its page.
+    pub draining: AtomicBool,
+    /// The engine thread ends at its next turn.
+    pub stop: AtomicBool,
+    /// When this was made, on the monotonic clock.
+    pub started_ns: u64,
+    slots: Arc<AtomicUsize>,
+    slots_max: usize,
+    next_id: AtomicU64,
+}
+
+impl Shared {
+    /// `slots_max`: requests that may be in the engine at once, running and waiting.
+    pub fn new(metrics: Arc<Metrics>, slots_max: usize) -> Self {
+        Self {
+            board: Arc::default(),
+            ready: OnceLock::new(),
+            metrics,
+            draining: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            started_ns: heartbeat::monotonic_ns(),
+            slots: Arc::default(),
+            slots_max,
+            next_id: AtomicU64::new(1),
+        }
+    }
+
+    /// What the last beat says (E6); does not need the engine thread.
+    pub fn health(&self) -> Health {
+        judge(self.board.load().as_ref(), heartbeat::monotonic_ns())
+    }
+
+    /// Requests that are in the engine, running and waiting.
+    pub fn in_flight(&self) -> usize {
+        self.slots.load(Ordering::Relaxed)
+    }
+}
+
+/// A place in the engine; given back when dropped.
+#[derive(Debug)]
+pub struct Slot(Arc<AtomicUsize>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What the two ends of a request share.
+#[derive(Debug, Default)]
+pub struct Ticket {
+    /// The reader is gone.
+    pub cancelled: AtomicBool,
+    /// The reader has all it wants (a stop string came): its leaving is no abort.
+    pub satisfied: AtomicBool,
+    pub end: OnceLock<End>,
+}
+
+impl Ticket {
+    /// How a request ends whose reader left.
+    pub fn end_of_reader(&self) -> End {
+        if self.satisfied.load(Ordering::Relaxed) { End::Stop } else { End::Cancelled }
+    }
+}
+
+/// A request on its way to the engine thread.
+pub struct Submission {
+    pub seq: NewSeq,
+    pub request: GenerateRequest,
+    pub events: mpsc::Sender<TokenEvent>,
+    pub ticket: Arc<Ticket>,
+    pub slot: Slot,
+}
+
+/// The front end's handle on the engine.
+#[derive(Clone)]
+pub struct EngineHandle {
+    pub shared: Arc<Shared>,
+    inbox: SyncSender<Submission>,
+    client_queue: usize,
+}
+
+impl EngineHandle {
+    /// `client_queue`: events that a request may have unread before it is cut.
+    pub fn new(shared: Arc<Shared>, inbox: SyncSender<Submission>, client_queue: usize) -> Self {
+        Self { shared, inbox, client_queue: client_queue.max(1) }
+    }
+
+    /// Hands requests to the engine: all of them or none. Never blocks.
+    ///
+    /// # Errors
+    /// [`SubmitError`]: not ready, too many requests in the engine, or one that can never fit.
+    pub fn submit(&self, requests: Vec<GenerateRequest>) -> Result<Vec<RequestStream>, SubmitError> {
+        let ready = self.shared.ready.get().ok_or(SubmitError::NotReady)?;
+        let seqs: Vec<_> = requests.iter().map(|r| self.sequence(r, ready)).collect();
+        seqs.iter().try_for_each(|seq| check_fit(seq, &ready.limits))?;
+        let slots = requests.iter().map(|_| self.slot()).collect::<Result<Vec<_>, _>>()?;
+        let with_seq = requests.into_iter().zip(seqs);
+        with_seq.zip(slots).map(|((request, seq), slot)| self.hand_over(request, seq, slot)).collect()
+    }
+
+    fn sequence(&self, request: &GenerateRequest, ready: &Ready) -> NewSeq {
+        let id: ReqId = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
+        let mut seq = NewSeq::new(id, request.prompt.clone(), request.max_new_tokens);
+        seq.prompt_rows = request.prompt_logprobs;
+        seq.stop_token_ids = request.stop_token_ids.clone();
+        if !request.ignore_eos {
+            seq.stop_token_ids.extend(&ready.info.eos_token_ids);
+        }
+        seq
+    }
+
+    fn slot(&self) -> Result<Slot, SubmitError> {
+        let max = self.shared.slots_max;
+        let taken =
+            self.shared.slots.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < max).then_some(n + 1));
+        taken.map(|_| Slot(self.shared.slots.clone())).map_err(SubmitError::Busy)
+    }
+
+    fn hand_over(&self, request: GenerateRequest, seq: NewSeq, slot: Slot) -> Result<RequestStream, SubmitError> {
+        let (events, receiver) = mpsc::channel(self.client_queue);
+        let ticket = Arc::new(Ticket::default());
+        let submission = Submission { seq, request, events, ticket: ticket.clone(), slot };
+        match self.inbox.try_send(submission) {
+            Ok(()) => Ok(RequestStream { receiver, ticket }),
+            // The inbox has a place for every slot; a full one means slots were lost, which `Busy` describes well enough.
+            Err(TrySendError::Full(_)) => Err(SubmitError::Busy(self.shared.in_flight())),
+            Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
+        }
+    }
+}
+
+/// One request's results. Dropping it cancels the request; its blocks return at the engine's next turn.
+#[derive(Debug)]
+pub struct RequestStream {
+    receiver: mpsc::Receiver<TokenEvent>,
+    ticket: Arc<Ticket>,
+}
+
+impl RequestStream {
+    /// The reader has all it wants; the request ends as stopped, not as cancelled.
+    pub fn satisfied(&self) {
+        self.ticket.satisfied.store(true, Ordering::Relaxed);
+        self.ticket.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// The next event, or how the request ended. The caller brings the deadline.
+    pub async fn next(&mut self) -> Result<TokenEvent, End> {
+        match self.receiver.recv().await {
+            Some(event) => Ok(event),
+            // The thread writes the end before it drops its sender; without one it died.
+            None => Err(self.ticket.end.get().cloned().unwrap_or(End::Shutdown)),
+        }
+    }
+}
+
+impl Drop for RequestStream {
+    fn drop(&mut self) {
+        self.ticket.cancelled.store(true, Ordering::Relaxed);
+    }
+}

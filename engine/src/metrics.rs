@@ -1,0 +1,224 @@
+//! What `/metrics` exports: vLLM's names for what vLLM has too, so that dashboards and autoscalers work unchanged, and
+//! `truebeat:*` for what only we tell. `docs/engine-metrics.md` lists them all; a test holds the two together.
+
+use heartbeat::monotonic_ns;
+use prometheus::{
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry, TextEncoder,
+};
+
+use crate::beat::{BeatBoard, Health, judge};
+use crate::handle::End;
+use crate::scheduler::{Limits, Scheduler, SeqResult, StepPlan};
+
+/// Why a request was turned away at the door.
+pub const REFUSALS: [&str; 6] = ["starting", "stalled", "draining", "queue_full", "invalid", "too_large"];
+/// Ends of accepted requests, as vLLM names them and beyond.
+const ENDS: [&str; 6] = ["stop", "length", "abort", "cut", "error", "shutdown"];
+
+/// All series of one engine.
+pub struct Metrics {
+    registry: Registry,
+    running: Gauge,
+    waiting: Gauge,
+    kv_usage: Gauge,
+    cache_config: GaugeVec,
+    prompt_tokens: IntCounter,
+    generation_tokens: IntCounter,
+    preemptions: IntCounter,
+    success: IntCounterVec,
+    iteration_tokens: Histogram,
+    steps: IntCounter,
+    step_failures: IntCounter,
+    ended: IntCounterVec,
+    in_flight: Gauge,
+    healthy: Gauge,
+    step_age: Gauge,
+    beat_age: Gauge,
+    /// The front end's own: these go on while the engine thread is frozen.
+    pub first_token: Histogram,
+    pub inter_token: Histogram,
+    pub e2e: Histogram,
+    pub request_prompt_tokens: Histogram,
+    pub request_generation_tokens: Histogram,
+    pub refused: IntCounterVec,
+    pub deadlines_exceeded: IntCounter,
+}
+
+impl Metrics {
+    /// Metrics labelled with the served model's name.
+    ///
+    /// # Errors
+    /// When the label is not one that Prometheus allows.
+    pub fn new(model_name: &str) -> Result<Self, prometheus::Error> {
+        let r = &Maker::new(model_name);
+        let metrics = Self {
+            running: r.gauge("vllm:num_requests_running", "Requests in the running batch.")?,
+            waiting: r.gauge("vllm:num_requests_waiting", "Requests in the queue.")?,
+            kv_usage: r.gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 = all.")?,
+            cache_config: r.gauges(
+                "vllm:cache_config_info",
+                "Shape of the KV cache.",
+                &["block_size", "num_gpu_blocks"],
+            )?,
+            prompt_tokens: r.counter("vllm:prompt_tokens_total", "Prompt tokens run.")?,
+            generation_tokens: r.counter("vllm:generation_tokens_total", "Tokens generated.")?,
+            preemptions: r.counter("vllm:num_preemptions_total", "Sequences that lost their blocks to older ones.")?,
+            success: r.counters("vllm:request_success_total", "Requests finished.", "finished_reason", &ENDS[..3])?,
+            iteration_tokens: r.sizes("vllm:iteration_tokens_total", "Tokens run in a step.")?,
+            steps: r.counter("truebeat:steps_total", "Steps completed.")?,
+            step_failures: r.counter("truebeat:step_failures_total", "Steps in which a sequence failed.")?,
+            ended: r.counters("truebeat:requests_ended_total", "Accepted requests by how they ended.", "end", &ENDS)?,
+            in_flight: r.gauge("truebeat:requests_in_flight", "Requests in the engine, counted by the front end.")?,
+            healthy: r.gauge("truebeat:healthy", "1 while /health would tell the truth with 200.")?,
+            step_age: r.gauge("truebeat:step_age_seconds", "Age of the step under way, 0 between steps.")?,
+            beat_age: r.gauge("truebeat:beat_age_seconds", "Age of the last published beat.")?,
+            first_token: r.seconds("vllm:time_to_first_token_seconds", "From arrival to the first token.")?,
+            inter_token: r.seconds("vllm:inter_token_latency_seconds", "Between two tokens of a request.")?,
+            e2e: r.seconds("vllm:e2e_request_latency_seconds", "From arrival to the last token.")?,
+            request_prompt_tokens: r.sizes("vllm:request_prompt_tokens", "Prompt tokens of a request.")?,
+            request_generation_tokens: r.sizes("vllm:request_generation_tokens", "Output tokens of a request.")?,
+            refused: r.counters("truebeat:requests_refused_total", "Requests turned away.", "reason", &REFUSALS)?,
+            deadlines_exceeded: r.counter("truebeat:deadlines_exceeded_total", "Requests ended by their deadline.")?,
+            registry: r.registry.clone(),
+        };
+        Ok(metrics)
+    }
+
+    /// The exposition text, format 0.0.4. Ages and health are read from the board now: they are true while the engine
+    /// thread is frozen.
+    ///
+    /// # Errors
+    /// When a series cannot be written as text.
+    pub fn text(&self, board: &BeatBoard, in_flight: usize) -> Result<String, prometheus::Error> {
+        let (view, now) = (board.load(), monotonic_ns());
+        let age = |from_ns: u64| now.saturating_sub(from_ns) as f64 / 1e9;
+        self.healthy.set(f64::from(u8::from(judge(view.as_ref(), now) == Health::Serving)));
+        self.in_flight.set(in_flight as f64);
+        if let Some(beat) = view.map(|v| v.beat) {
+            self.beat_age.set(age(beat.published_ns));
+            self.step_age.set(if beat.step_started_ns == 0 { 0.0 } else { age(beat.step_started_ns) });
+        }
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        String::from_utf8(text).map_err(|e| prometheus::Error::Msg(e.to_string()))
+    }
+
+    /// A step was completed, with these results: what was run and thrown away is no progress.
+    pub fn step(&self, plan: &StepPlan, results: &[SeqResult], scheduler: &Scheduler) {
+        let generated = results.iter().filter(|r| matches!(r, SeqResult::Advanced { token: Some(_), .. })).count();
+        let failed = results.iter().any(|r| matches!(r, SeqResult::Failed { .. }));
+        self.steps.inc();
+        self.step_failures.inc_by(u64::from(failed));
+        self.preemptions.inc_by(plan.preempted.len() as u64);
+        self.prompt_tokens.inc_by(if results.is_empty() { 0 } else { plan.prefill_tokens as u64 });
+        self.generation_tokens.inc_by(generated as u64);
+        self.iteration_tokens.observe((plan.prefill_tokens + plan.decode_tokens) as f64);
+        self.gauges(scheduler);
+    }
+
+    /// The engine thread's gauges; as in vLLM they stand still when it does.
+    pub fn gauges(&self, scheduler: &Scheduler) {
+        let owed = scheduler.owed();
+        self.running.set(owed.running as f64);
+        self.waiting.set(owed.waiting as f64);
+        self.kv_usage.set(scheduler.kv_usage());
+    }
+
+    /// An accepted request ended.
+    pub fn ended(&self, end: &End) {
+        let name = match end {
+            End::Stop => "stop",
+            End::Length => "length",
+            End::Cancelled => "abort",
+            End::Cut => "cut",
+            End::Failed(_) => "error",
+            End::Shutdown => "shutdown",
+        };
+        self.ended.with_label_values(&[name]).inc();
+        if matches!(end, End::Stop | End::Length | End::Cancelled) {
+            self.success.with_label_values(&[name]).inc();
+        }
+    }
+
+    /// The cache has this shape.
+    pub fn cache_config(&self, limits: &Limits) {
+        let (size, blocks) = (limits.block_size.to_string(), limits.num_blocks.to_string());
+        self.cache_config.with_label_values(&[&size, &blocks]).set(1.0);
+    }
+
+    /// Running, waiting, prompt tokens, generated tokens, KV usage: for the log's stats line.
+    pub fn stats(&self) -> (f64, f64, u64, u64, f64) {
+        let tokens = (self.prompt_tokens.get(), self.generation_tokens.get());
+        (self.running.get(), self.waiting.get(), tokens.0, tokens.1, self.kv_usage.get())
+    }
+}
+
+/// Makes and registers series with the common labels.
+struct Maker {
+    registry: Registry,
+    model_name: String,
+}
+
+impl Maker {
+    fn new(model_name: &str) -> Self {
+        Self { registry: Registry::new(), model_name: model_name.into() }
+    }
+
+    fn opts(&self, name: &str, help: &str) -> Opts {
+        Opts::new(name, help).const_label("engine", "0").const_label("model_name", &self.model_name)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> Result<Gauge, prometheus::Error> {
+        let gauge = Gauge::with_opts(self.opts(name, help))?;
+        self.registry.register(Box::new(gauge.clone()))?;
+        Ok(gauge)
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Result<GaugeVec, prometheus::Error> {
+        let gauges = GaugeVec::new(self.opts(name, help), labels)?;
+        self.registry.register(Box::new(gauges.clone()))?;
+        Ok(gauges)
+    }
+
+    fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+        let counter = IntCounter::with_opts(self.opts(name, help))?;
+        self.registry.register(Box::new(counter.clone()))?;
+        Ok(counter)
+    }
+
+    /// Every value of the label is there from the start: a counter that appears with its first event loses that event.
+    fn counters(
+        &self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &[&str],
+    ) -> Result<IntCounterVec, prometheus::Error> {
+        let counters = IntCounterVec::new(self.opts(name, help), &[label])?;
+        values.iter().for_each(|v| counters.with_label_values(&[v]).inc_by(0));
+        self.registry.register(Box::new(counters.clone()))?;
+        Ok(counters)
+    }
+
+    fn seconds(&self, name: &str, help: &str) -> Result<Histogram, prometheus::Error> {
+        let bounds =
+            [0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+        self.histogram(name, help, &bounds)
+    }
+
+    fn sizes(&self, name: &str, help: &str) -> Result<Histogram, prometheus::Error> {
+        let bounds: Vec<f64> = (0..15).map(|i| f64::from(1 << i)).collect();
+        self.histogram(name, help, &bounds)
+    }
+
+    fn histogram(&self, name: &str, help: &str, bounds: &[f64]) -> Result<Histogram, prometheus::Error> {
+        let opts = HistogramOpts { common_opts: self.opts(name, help), buckets: bounds.to_vec() };
+        let histogram = Histogram::with_opts(opts)?;
+        self.registry.register(Box::new(histogram.clone()))?;
+        Ok(histogram)
+    }
+}
+
+#[cfg(test)]
+#[path = "metrics_tests.rs"]
+mod tests;

@@ -1,0 +1,171 @@
+//! The decoder of the Llama family, once for all of its members, over any backend: all tokens of all sequences of a
+//! step go through each weight in one multiplication; only attention looks at one sequence at a time.
+
+use crate::backend::{AttentionSeq, Backend, HeadShape};
+
+use super::batch;
+use super::config::DecoderConfig;
+use super::rope::Rope;
+use super::{KvShape, Model, ModelError, ModelInfo, StepBatch, StepLogits};
+
+/// A weight matrix (`outputs × inputs`) with its bias, if the model has one.
+pub(super) struct Linear<M> {
+    pub weight: M,
+    pub bias: Option<M>,
+}
+
+/// One transformer block. Names follow the tensors: `input_layernorm`, `self_attn.q_proj`, …
+pub(super) struct Layer<M> {
+    pub input_norm: M,
+    pub q: Linear<M>,
+    pub k: Linear<M>,
+    pub v: Linear<M>,
+    pub o: Linear<M>,
+    /// RMSNorm of each head of Q and of K (Qwen3).
+    pub qk_norm: Option<(M, M)>,
+    pub post_norm: M,
+    pub gate: Linear<M>,
+    pub up: Linear<M>,
+    pub down: Linear<M>,
+}
+
+/// All weights.
+pub(super) struct DecoderWeights<M> {
+    pub embed: M,
+    pub layers: Vec<Layer<M>>,
+    pub norm: M,
+    /// `None`: tied, the embedding is used.
+    pub lm_head: Option<M>,
+}
+
+/// A loaded decoder and its KV cache.
+pub(super) struct Decoder<B: Backend> {
+    backend: B,
+    config: DecoderConfig,
+    info: ModelInfo,
+    weights: DecoderWeights<B::Matrix>,
+    rope: Rope,
+    cache: Option<(KvShape, B::Kv)>,
+}
+
+/// What every layer of one step shares.
+struct StepFrame<'a, M> {
+    seqs: Vec<AttentionSeq<'a>>,
+    slots: Vec<usize>,
+    block_size: usize,
+    cos: M,
+    sin: M,
+}
+
+impl<B: Backend> Decoder<B> {
+    pub fn new(backend: B, config: DecoderConfig, info: ModelInfo, weights: DecoderWeights<B::Matrix>) -> Self {
+        let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling);
+        Self { backend, config, info, weights, rope, cache: None }
+    }
+
+    /// Hidden states of the step's tokens after the last block; K and V are written on the way.
+    fn run_layers(&self, kv: &mut B::Kv, batch: &StepBatch, frame: &StepFrame<'_, B::Matrix>) -> B::Matrix {
+        let tokens: Vec<u32> = batch.seqs.iter().flat_map(|seq| seq.tokens.iter().copied()).collect();
+        let mut x = self.backend.embed(&self.weights.embed, &tokens);
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            let attended = self.attention(kv, (index, layer), &x, frame);
+            self.backend.add(&mut x, &attended);
+            let fed = self.mlp(layer, &x);
+            self.backend.add(&mut x, &fed);
+        }
+        x
+    }
+
+    fn attention(
+        &self,
+        kv: &mut B::Kv,
+        (index, layer): (usize, &Layer<B::Matrix>),
+        x: &B::Matrix,
+        frame: &StepFrame<'_, B::Matrix>,
+    ) -> B::Matrix {
+        let b = &self.backend;
+        let x = b.rms_norm(x, &layer.input_norm, self.config.norm_eps);
+        let (mut q, mut k, v) = (self.linear(&x, &layer.q), self.linear(&x, &layer.k), self.linear(&x, &layer.v));
+        if let Some((q_norm, k_norm)) = &layer.qk_norm {
+            q = b.rms_norm(&q, q_norm, self.config.norm_eps);
+            k = b.rms_norm(&k, k_norm, self.config.norm_eps);
+        }
+        b.rope(&mut q, &frame.cos, &frame.sin);
+        b.rope(&mut k, &frame.cos, &frame.sin);
+        // written before they are read: a row attends to itself and to the rows of its chunk before it
+        b.store_kv(kv, index, &k, &v, &frame.slots);
+        let DecoderConfig { heads, kv_heads, head_dim, .. } = self.config;
+        let heads = HeadShape { heads, kv_heads, head_dim };
+        let mixed = b.attention(&q, (kv, index), &frame.seqs, heads, frame.block_size);
+        self.linear(&mixed, &layer.o)
+    }
+
+    fn mlp(&self, layer: &Layer<B::Matrix>, x: &B::Matrix) -> B::Matrix {
+        let x = self.backend.rms_norm(x, &layer.post_norm, self.config.norm_eps);
+        let mut gate = self.linear(&x, &layer.gate);
+        self.backend.silu_mul(&mut gate, &self.linear(&x, &layer.up));
+        self.linear(&gate, &layer.down)
+    }
+
+    fn linear(&self, x: &B::Matrix, linear: &Linear<B::Matrix>) -> B::Matrix {
+        self.backend.linear(x, &linear.weight, linear.bias.as_ref())
+    }
+
+    /// Logits of the rows that somebody wants; the vocabulary is multiplied for those alone.
+    fn logits(&self, batch: &StepBatch, x: &B::Matrix) -> StepLogits {
+        let wanted = batch::rows_wanted(batch);
+        let rows: Vec<usize> = wanted.iter().flat_map(|rows| rows.clone()).collect();
+        if rows.is_empty() {
+            return StepLogits { rows: vec![Vec::new(); batch.seqs.len()] };
+        }
+        let x = self.backend.gather_rows(x, &rows);
+        let x = self.backend.rms_norm(&x, &self.weights.norm, self.config.norm_eps);
+        let head = self.weights.lm_head.as_ref().unwrap_or(&self.weights.embed);
+        let values = self.backend.download(self.backend.linear(&x, head, None));
+        let mut lines = values.chunks_exact(self.config.vocab).map(<[f32]>::to_vec);
+        StepLogits { rows: wanted.iter().map(|rows| lines.by_ref().take(rows.len()).collect()).collect() }
+    }
+}
+
+impl<B: Backend> Model for Decoder<B> {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
+        let slots = batch::slots_of(shape)?;
+        let width = self.config.kv_heads * self.config.head_dim;
+        let kv = self
+            .backend
+            .kv_cache(self.config.layers, slots, width)
+            .map_err(|error| ModelError::OutOfMemory { needed_bytes: error.needed_bytes, reason: error.reason })?;
+        self.cache = Some((shape, kv));
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
+        if batch.seqs.is_empty() {
+            return Ok(StepLogits::default());
+        }
+        // taken out for the step, so that the weights can be borrowed beside it
+        let Some((shape, mut kv)) = self.cache.take() else {
+            return Err(ModelError::BadBatch("the KV cache was not allocated before the first step".to_owned()));
+        };
+        let result = batch::check(batch, shape, &self.info).map(|()| {
+            let positions = batch::positions(batch);
+            let (cos, sin) = self.rope.angles(&positions);
+            let half = self.config.head_dim / 2;
+            let frame = StepFrame {
+                seqs: batch::attention_seqs(batch),
+                slots: batch::slots(batch, shape.block_size),
+                block_size: shape.block_size,
+                cos: self.backend.upload(positions.len(), half, cos),
+                sin: self.backend.upload(positions.len(), half, sin),
+            };
+            let x = self.run_layers(&mut kv, batch, &frame);
+            self.logits(batch, &x)
+        });
+        self.cache = Some((shape, kv));
+        result
+    }
+}

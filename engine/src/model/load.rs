@@ -1,0 +1,158 @@
+//! From a Hugging Face folder to a model ready for its first step. Reports its progress in bytes, so that a start that
+//! makes none can be told from a slow one (S4, H5).
+
+use std::path::Path;
+
+use thiserror::Error;
+
+use crate::backend::Backend;
+use crate::backend::cpu::CpuBackend;
+use crate::weights::{WeightsError, WeightsFolder};
+
+use super::config::{Arch, ConfigError, DecoderConfig};
+use super::decoder::{Decoder, DecoderWeights, Layer, Linear};
+use super::{LoadProgress, Model, ModelInfo};
+
+/// Why a folder cannot be loaded; each message names the file at fault.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+}
+
+/// Loads `LlamaForCausalLM` or `Qwen3ForCausalLM` from `dir` onto the CPU.
+///
+/// `progress` is called with bytes done and bytes in all: first with zero done, then after each piece, last with all done.
+///
+/// # Errors
+/// [`LoadError`] naming the file, and the field or tensor in it, that is missing or not as it should be.
+pub fn load_model(dir: &Path, progress: LoadProgress<'_>) -> Result<Box<dyn Model>, LoadError> {
+    let config = DecoderConfig::from_dir(dir)?;
+    let folder = WeightsFolder::open(dir)?;
+    let backend = CpuBackend::default();
+    let tied = config.tied_embeddings.unwrap_or_else(|| !folder.contains(LM_HEAD));
+    let total = tensor_names(&config, tied).iter().map(|name| folder.len_bytes(name)).sum();
+    progress(0, total);
+    let mut loader = Loader { folder: &folder, backend: &backend, config: &config, progress, done: 0, total };
+    let weights = loader.weights(tied)?;
+    let info = model_info(dir, &config);
+    Ok(Box::new(Decoder::new(backend, config, info, weights)))
+}
+
+const EMBED: &str = "model.embed_tokens";
+const LM_HEAD: &str = "lm_head.weight";
+
+/// Tensors of every layer beside norms and biases; `load_model` sums their sizes for the progress total.
+const LAYER_MATRICES: [&str; 7] = [
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+];
+const LAYER_NORMS: [&str; 4] = ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"];
+
+/// Names of all tensors that loading may read (a superset: what a folder lacks counts no bytes).
+fn tensor_names(config: &DecoderConfig, tied: bool) -> Vec<String> {
+    let mut names = vec![format!("{EMBED}.weight"), "model.norm.weight".to_owned()];
+    if !tied {
+        names.push(LM_HEAD.to_owned());
+    }
+    for layer in 0..config.layers {
+        let with_weight = LAYER_MATRICES.iter().chain(&LAYER_NORMS).map(|part| format!("{part}.weight"));
+        let with_bias = LAYER_MATRICES.iter().map(|part| format!("{part}.bias"));
+        names.extend(with_weight.chain(with_bias).map(|part| format!("model.layers.{layer}.{part}")));
+    }
+    names
+}
+
+fn model_info(dir: &Path, config: &DecoderConfig) -> ModelInfo {
+    // the folder's own name even when it was given as `.`
+    let full = std::fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
+    ModelInfo {
+        name: full.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned()),
+        arch: config.arch.name().to_owned(),
+        vocab_size: config.vocab,
+        seq_len_max: config.seq_len_max,
+        eos_token_ids: config.eos_token_ids.clone(),
+        bos_token_id: config.bos_token_id,
+    }
+}
+
+struct Loader<'a, 'p, B> {
+    folder: &'a WeightsFolder,
+    backend: &'a B,
+    config: &'a DecoderConfig,
+    progress: LoadProgress<'p>,
+    done: u64,
+    total: u64,
+}
+
+impl<B: Backend> Loader<'_, '_, B> {
+    fn weights(&mut self, tied: bool) -> Result<DecoderWeights<B::Matrix>, WeightsError> {
+        let (vocab, hidden) = (self.config.vocab, self.config.hidden);
+        let embed = self.matrix(&format!("{EMBED}.weight"), vocab, hidden)?;
+        let layers = (0..self.config.layers).map(|index| self.layer(index)).collect::<Result<_, _>>()?;
+        let norm = self.vector("model.norm.weight", hidden)?;
+        let lm_head = if tied { None } else { Some(self.matrix(LM_HEAD, vocab, hidden)?) };
+        Ok(DecoderWeights { embed, layers, norm, lm_head })
+    }
+
+    fn layer(&mut self, index: usize) -> Result<Layer<B::Matrix>, WeightsError> {
+        let DecoderConfig { hidden, intermediate, head_dim, attention_bias, mlp_bias, .. } = *self.config;
+        let (q_width, kv_width) = (self.config.heads * head_dim, self.config.kv_heads * head_dim);
+        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let qk_norm = match self.config.arch {
+            Arch::Llama => None,
+            Arch::Qwen3 => Some((
+                self.vector(&name("self_attn.q_norm.weight"), head_dim)?,
+                self.vector(&name("self_attn.k_norm.weight"), head_dim)?,
+            )),
+        };
+        Ok(Layer {
+            input_norm: self.vector(&name("input_layernorm.weight"), hidden)?,
+            q: self.linear(&name("self_attn.q_proj"), (q_width, hidden), attention_bias)?,
+            k: self.linear(&name("self_attn.k_proj"), (kv_width, hidden), attention_bias)?,
+            v: self.linear(&name("self_attn.v_proj"), (kv_width, hidden), attention_bias)?,
+            o: self.linear(&name("self_attn.o_proj"), (hidden, q_width), attention_bias)?,
+            qk_norm,
+            post_norm: self.vector(&name("post_attention_layernorm.weight"), hidden)?,
+            gate: self.linear(&name("mlp.gate_proj"), (intermediate, hidden), mlp_bias)?,
+            up: self.linear(&name("mlp.up_proj"), (intermediate, hidden), mlp_bias)?,
+            down: self.linear(&name("mlp.down_proj"), (hidden, intermediate), mlp_bias)?,
+        })
+    }
+
+    fn linear(
+        &mut self,
+        name: &str,
+        (outputs, inputs): (usize, usize),
+        bias: bool,
+    ) -> Result<Linear<B::Matrix>, WeightsError> {
+        let weight = self.matrix(&format!("{name}.weight"), outputs, inputs)?;
+        let bias = if bias { Some(self.vector(&format!("{name}.bias"), outputs)?) } else { None };
+        Ok(Linear { weight, bias })
+    }
+
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<B::Matrix, WeightsError> {
+        let values = self.read(name, &[rows, cols])?;
+        Ok(self.backend.upload(rows, cols, values))
+    }
+
+    fn vector(&mut self, name: &str, len: usize) -> Result<B::Matrix, WeightsError> {
+        let values = self.read(name, &[len])?;
+        Ok(self.backend.upload(1, len, values))
+    }
+
+    fn read(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
+        let Self { folder, progress, done, total, .. } = self;
+        folder.read_f32(name, shape, &mut |bytes| {
+            *done += bytes;
+            progress(*done, *total);
+        })
+    }
+}

@@ -1,0 +1,97 @@
+//! The model seam: what the step loop may ask of a model, and nothing more. Tensors, weights and devices stay behind it.
+
+mod batch;
+mod config;
+mod decoder;
+mod load;
+mod rope;
+
+use thiserror::Error;
+
+pub use config::ConfigError;
+pub use load::{LoadError, load_model};
+
+/// Shape facts that scheduler and server need.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelInfo {
+    /// Name for `/v1/models` when the user gives none (the folder's name).
+    pub name: String,
+    /// `llama`, `qwen3`.
+    pub arch: String,
+    pub vocab_size: usize,
+    /// Longest sequence (prompt and output) in tokens.
+    pub seq_len_max: usize,
+    pub eos_token_ids: Vec<u32>,
+    pub bos_token_id: Option<u32>,
+}
+
+/// Size of the paged KV cache: `num_blocks` blocks of `block_size` tokens each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    pub num_blocks: usize,
+    pub block_size: usize,
+}
+
+/// One sequence's share of a step: the tokens to run, where they begin, and the sequence's block table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeqInput {
+    pub tokens: Vec<u32>,
+    /// Position of `tokens[0]` in its sequence; everything before it is in the cache already.
+    pub start_pos: usize,
+    /// Block ids that hold positions `0..start_pos + tokens.len()`, in order.
+    pub block_table: Vec<u32>,
+    /// Which rows of logits are wanted.
+    pub logits: LogitsWanted,
+}
+
+/// Which rows of logits a sequence needs from a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsWanted {
+    /// None: a chunk of a prompt that has more chunks to come.
+    None,
+    /// The row of the last token.
+    Last,
+    /// A row for every token of this step (prompt logprobs, `echo`).
+    All,
+}
+
+/// The batch of one step; a plain value.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StepBatch {
+    pub seqs: Vec<SeqInput>,
+}
+
+/// Logits, one entry a sequence of the batch in its order; each row has `vocab_size` values.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepLogits {
+    pub rows: Vec<Vec<Vec<f32>>>,
+}
+
+/// Progress of loading, for the heartbeat page's start-up lease (H5).
+pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
+
+/// A loaded model on some backend.
+pub trait Model: Send {
+    fn info(&self) -> &ModelInfo;
+
+    /// Allocates the paged KV cache. Called once, before the first step.
+    ///
+    /// # Errors
+    /// [`ModelError::OutOfMemory`] when the cache does not fit.
+    fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError>;
+
+    /// Runs one step: writes K and V of `tokens` into their blocks, returns the logits asked for.
+    ///
+    /// # Errors
+    /// [`ModelError::BadBatch`] when a token, position or block is out of range; the cache is then unchanged.
+    fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError>;
+}
+
+/// What can go wrong behind the seam.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    #[error("the step's batch is malformed: {0}")]
+    BadBatch(String),
+    #[error("the KV cache needs {needed_bytes} bytes: {reason}")]
+    OutOfMemory { needed_bytes: u64, reason: String },
+}

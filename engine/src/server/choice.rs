@@ -1,0 +1,163 @@
+//! One choice of an answer: the engine's events for one prompt, turned into pieces of text with their logprobs.
+
+use std::{collections::VecDeque, sync::Arc, time::Instant};
+
+use crate::codec::TextCodec;
+use crate::handle::{End, RequestStream, TokenEvent};
+use crate::metrics::Metrics;
+use crate::sampling::TokenLogprob;
+use crate::server::error::ApiError;
+use crate::server::text::ChoiceText;
+
+/// What one event adds to a choice.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Delta {
+    pub index: usize,
+    pub text: String,
+    /// Logprobs, where they were asked for.
+    pub tokens: Vec<TokenInfo>,
+    /// Set on the last one.
+    pub finish: Option<Finish>,
+}
+
+/// A token as logprobs show it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenInfo {
+    pub token: TokenText,
+    /// None: the first token of an echoed prompt has nothing before it.
+    pub logprob: Option<f32>,
+    pub top: Vec<(TokenText, f32)>,
+    /// Characters of token texts before this one.
+    pub offset: usize,
+}
+
+/// A token for people, and its bytes: a part of a character has no text of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenText {
+    pub text: String,
+    pub bytes: Vec<u8>,
+}
+
+/// How a choice ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finish {
+    pub reason: &'static str,
+    pub completion_tokens: usize,
+}
+
+/// What a choice begins with.
+pub struct ChoiceStart {
+    pub index: usize,
+    pub stream: RequestStream,
+    pub text: ChoiceText,
+    /// The prompt's text, if it is echoed.
+    pub echo: String,
+    /// The prompt's first token, if its logprobs are told.
+    pub first_token: Option<u32>,
+    pub prompt_tokens: usize,
+    pub logprobs: bool,
+}
+
+/// A choice under way.
+pub struct Choice {
+    start: ChoiceStart,
+    codec: Arc<dyn TextCodec>,
+    metrics: Arc<Metrics>,
+    arrived: Instant,
+    last_token: Option<Instant>,
+    completion_tokens: usize,
+    offset: usize,
+    /// Infos that wait for the delta they go with.
+    infos: VecDeque<TokenInfo>,
+}
+
+impl Choice {
+    pub fn new(start: ChoiceStart, codec: Arc<dyn TextCodec>, metrics: Arc<Metrics>, arrived: Instant) -> Self {
+        let infos = VecDeque::new();
+        let mut choice =
+            Self { start, codec, metrics, arrived, last_token: None, completion_tokens: 0, offset: 0, infos };
+        if let Some(id) = choice.start.first_token {
+            let token = choice.spell(id);
+            choice.note(token, None, Vec::new());
+        }
+        choice
+    }
+
+    /// The next piece; after one with a `finish`, or an error, there is none. The caller brings the deadline.
+    ///
+    /// # Errors
+    /// [`ApiError`]: the request ended otherwise than by finishing.
+    pub async fn next(&mut self) -> Result<Delta, ApiError> {
+        let (text, reason) = match self.start.stream.next().await {
+            Ok(TokenEvent::Prompt(logprobs)) => {
+                logprobs.into_iter().for_each(|l| self.note_logprob(l));
+                (String::new(), None)
+            }
+            Ok(TokenEvent::Token { id, logprob, stop }) => self.token(id, logprob, stop)?,
+            Err(End::Stop) => (self.start.text.finish()?.0, Some("stop")),
+            Err(End::Length) => {
+                let (text, stopped) = self.start.text.finish()?;
+                (text, Some(if stopped { "stop" } else { "length" }))
+            }
+            Err(end) => return Err(ApiError::of_end(&end)),
+        };
+        let text = std::mem::take(&mut self.start.echo) + &text;
+        let finish = reason.map(|reason| self.finish(reason));
+        Ok(Delta { index: self.start.index, text, tokens: self.infos.drain(..).collect(), finish })
+    }
+
+    fn token(
+        &mut self,
+        id: u32,
+        logprob: Option<TokenLogprob>,
+        stop: bool,
+    ) -> Result<(String, Option<&'static str>), ApiError> {
+        self.completion_tokens += 1;
+        self.time_token();
+        if stop {
+            // Ends the output and is no part of it; the end itself is the next event.
+            return Ok((String::new(), None));
+        }
+        if let Some(logprob) = logprob {
+            self.note_logprob(logprob);
+        }
+        let (text, stopped) = self.start.text.push(id)?;
+        if stopped {
+            self.start.stream.satisfied();
+        }
+        Ok((text, stopped.then_some("stop")))
+    }
+
+    fn time_token(&mut self) {
+        let now = Instant::now();
+        let since = |t: Instant| now.saturating_duration_since(t).as_secs_f64();
+        match self.last_token.replace(now) {
+            None => self.metrics.first_token.observe(since(self.arrived)),
+            Some(last) => self.metrics.inter_token.observe(since(last)),
+        }
+    }
+
+    fn finish(&mut self, reason: &'static str) -> Finish {
+        self.metrics.e2e.observe(self.arrived.elapsed().as_secs_f64());
+        self.metrics.request_prompt_tokens.observe(self.start.prompt_tokens as f64);
+        self.metrics.request_generation_tokens.observe(self.completion_tokens as f64);
+        Finish { reason, completion_tokens: self.completion_tokens }
+    }
+
+    fn note_logprob(&mut self, l: TokenLogprob) {
+        if self.start.logprobs {
+            let top = l.top.iter().map(|(id, logprob)| (self.spell(*id), *logprob)).collect();
+            self.note(self.spell(l.token), Some(l.logprob), top);
+        }
+    }
+
+    fn spell(&self, id: u32) -> TokenText {
+        TokenText { text: self.codec.token_text(id), bytes: self.codec.token_bytes(id) }
+    }
+
+    fn note(&mut self, token: TokenText, logprob: Option<f32>, top: Vec<(TokenText, f32)>) {
+        let offset = self.offset;
+        self.offset += token.text.chars().count();
+        self.infos.push_back(TokenInfo { token, logprob, top, offset });
+    }
+}

@@ -1,0 +1,139 @@
+//! Errors as OpenAI's clients expect them: a status, a body `{"error": {message, type, param, code}}`, and Retry-After where
+//! another try later makes sense.
+
+use axum::{
+    Json,
+    http::{StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use crate::codec::CodecError;
+use crate::handle::{End, SubmitError};
+use crate::scheduler::Refusal;
+
+/// An error on its way to a client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    pub status: StatusCode,
+    pub message: String,
+    /// The field that is wrong.
+    pub param: Option<String>,
+    pub code: Option<&'static str>,
+    pub retry_after_s: Option<u64>,
+    /// The label of `truebeat:requests_refused_total`, for errors at the door.
+    pub refusal: Option<&'static str>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code, retry_after_s: None, refusal: None }
+    }
+
+    /// A field of the request is wrong.
+    pub fn invalid(param: &str, message: impl Into<String>) -> Self {
+        let mut error = Self::new(StatusCode::BAD_REQUEST, None, message);
+        (error.param, error.refusal) = (Some(param.into()), Some("invalid"));
+        error
+    }
+
+    /// The request as a whole is wrong.
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self { refusal: Some("invalid"), ..Self::new(StatusCode::BAD_REQUEST, None, message) }
+    }
+
+    /// No model of this name is served here.
+    pub fn unknown_model(name: &str, served: &str) -> Self {
+        let message = format!("the model {name:?} does not exist; this server has {served:?}");
+        let error = Self::new(StatusCode::NOT_FOUND, Some("model_not_found"), message);
+        Self { param: Some("model".into()), refusal: Some("invalid"), ..error }
+    }
+
+    pub fn body_too_large(bytes_max: usize) -> Self {
+        let message = format!("the request's body is larger than {bytes_max} bytes");
+        Self { refusal: Some("too_large"), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }
+    }
+
+    /// Not now, but perhaps later (E4, E7). `reason` is the code and the metric's label.
+    pub fn unavailable(reason: &'static str, message: impl Into<String>, retry_after_s: u64) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some(reason), message);
+        Self { retry_after_s: Some(retry_after_s), refusal: Some(reason), ..error }
+    }
+
+    /// The request's deadline passed while the engine was well (504), or because it is not (503 with the reason).
+    pub fn deadline(timeout_ms: u128, stalled: Option<String>) -> Self {
+        let (status, why) = match stalled {
+            Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("the engine makes no progress: {reason}")),
+            None => (StatusCode::GATEWAY_TIMEOUT, "the engine is busy".into()),
+        };
+        let message = format!("the request was not done within {timeout_ms} ms: {why}");
+        Self { retry_after_s: Some(1), ..Self::new(status, Some("deadline_exceeded"), message) }
+    }
+
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, None, message)
+    }
+
+    /// How an accepted request ended, when that was no finish.
+    pub fn of_end(end: &End) -> Self {
+        let error = match end {
+            End::Failed(message) => Self::internal(format!("the request failed: {message}")),
+            End::Cut => Self::unavailable("cut", "the client reads too slowly; the request was cut", 1),
+            End::Shutdown => Self::unavailable("shutdown", "the engine stopped before the request was done", 5),
+            End::Stop | End::Length | End::Cancelled => Self::internal("the request was cancelled"),
+        };
+        // It was accepted: the engine counts its end, the door does not count it as refused.
+        Self { refusal: None, ..error }
+    }
+
+    /// `{"error": {...}}`, also the data of an SSE error event.
+    pub fn body(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            400 | 413 => "invalid_request_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            503 => "service_unavailable_error",
+            504 => "timeout_error",
+            _ => "internal_server_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::NotReady => Self::unavailable("starting", message, 2),
+            SubmitError::Stopped => Self::unavailable("stalled", message, 5),
+            SubmitError::Busy(_) => {
+                let error = Self::unavailable("queue_full", message, 1);
+                Self { status: StatusCode::TOO_MANY_REQUESTS, ..error }
+            }
+            SubmitError::Refused(Refusal::TooLong { .. } | Refusal::CacheTooSmall { .. }) => {
+                Self { code: Some("context_length_exceeded"), ..Self::invalid("prompt", message) }
+            }
+            SubmitError::Refused(_) => Self::invalid("prompt", message),
+        }
+    }
+}
+
+impl From<CodecError> for ApiError {
+    fn from(error: CodecError) -> Self {
+        match error {
+            CodecError::Encode(_) => Self::invalid("prompt", error.to_string()),
+            CodecError::NoTemplate | CodecError::Template(_) => Self::invalid("messages", error.to_string()),
+            CodecError::Decode(_) => Self::internal(error.to_string()),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+}

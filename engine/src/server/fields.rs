@@ -1,0 +1,156 @@
+//! Reads a request's JSON field by field, so that each error names its field, what it was and what is allowed.
+//! `null` is the same as absent. Fields that nobody asks for are ignored, as OpenAI's servers do.
+
+use serde_json::{Map, Value};
+
+use crate::server::error::ApiError;
+
+/// The fields of one JSON object; `path` is put before a field's name in errors.
+pub struct Fields<'a> {
+    object: &'a Map<String, Value>,
+    path: &'static str,
+}
+
+impl<'a> Fields<'a> {
+    /// # Errors
+    /// The value is no object.
+    pub fn new(value: &'a Value) -> Result<Self, ApiError> {
+        let object = value.as_object().ok_or_else(|| ApiError::malformed("the body must be a JSON object"))?;
+        Ok(Self { object, path: "" })
+    }
+
+    /// The fields of an object inside this one, if it is there.
+    ///
+    /// # Errors
+    /// It is no object.
+    pub fn inner(&self, name: &'static str, path: &'static str) -> Result<Option<Self>, ApiError> {
+        Ok(self.object(name)?.map(|object| Self { object, path }))
+    }
+
+    /// # Errors
+    /// It is no object.
+    pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, ApiError> {
+        self.get(name).map(|v| v.as_object().ok_or_else(|| self.wrong(name, "an object"))).transpose()
+    }
+
+    pub fn get(&self, name: &str) -> Option<&'a Value> {
+        self.object.get(name).filter(|v| !v.is_null())
+    }
+
+    /// # Errors
+    /// It is no boolean.
+    pub fn bool(&self, name: &str) -> Result<Option<bool>, ApiError> {
+        self.get(name).map(|v| v.as_bool().ok_or_else(|| self.wrong(name, "true or false"))).transpose()
+    }
+
+    /// # Errors
+    /// It is no string.
+    pub fn str(&self, name: &str) -> Result<Option<&'a str>, ApiError> {
+        self.get(name).map(|v| v.as_str().ok_or_else(|| self.wrong(name, "a string"))).transpose()
+    }
+
+    /// # Errors
+    /// It is no whole number of `min..=max`.
+    pub fn int(&self, name: &str, min: i64, max: i64) -> Result<Option<i64>, ApiError> {
+        let allowed = || format!("a whole number from {min} to {max}");
+        let read = |v: &Value| v.as_i64().filter(|n| (min..=max).contains(n));
+        self.get(name).map(|v| read(v).ok_or_else(|| self.wrong(name, &allowed()))).transpose()
+    }
+
+    /// # Errors
+    /// It is no number of `min..=max`.
+    pub fn number(&self, name: &str, min: f64, max: f64) -> Result<Option<f64>, ApiError> {
+        let read = |v: &Value| v.as_f64().filter(|n| (min..=max).contains(n));
+        let allowed = || format!("a number from {min} to {max}");
+        self.get(name).map(|v| read(v).ok_or_else(|| self.wrong(name, &allowed()))).transpose()
+    }
+
+    /// A string or a list of them.
+    ///
+    /// # Errors
+    /// It is neither, or there are more than `count_max`, or one is empty.
+    pub fn strings(&self, name: &str, count_max: usize) -> Result<Vec<String>, ApiError> {
+        let wrong = || self.wrong(name, &format!("a string or at most {count_max} strings, none of them empty"));
+        let read = |v: &Value| v.as_str().filter(|s| !s.is_empty()).map(str::to_owned).ok_or_else(wrong);
+        match self.get(name) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(list)) if list.len() <= count_max => list.iter().map(read).collect(),
+            Some(one) => Ok(vec![read(one)?]),
+        }
+    }
+
+    /// A list of token ids below `vocab_size`.
+    ///
+    /// # Errors
+    /// It is no such list.
+    pub fn token_ids(&self, name: &str, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+        let Some(value) = self.get(name) else { return Ok(Vec::new()) };
+        token_list(value, vocab_size).ok_or_else(|| self.wrong(name, &token_list_wanted(vocab_size)))
+    }
+
+    /// An error for a field that is set to something that this server cannot do.
+    ///
+    /// # Errors
+    /// The field is there and is none of `harmless`.
+    pub fn unsupported(&self, name: &str, harmless: &[Value]) -> Result<(), ApiError> {
+        match self.get(name) {
+            Some(v) if !harmless.contains(v) => {
+                Err(ApiError::invalid(name, format!("{}{name} = {} is not supported", self.path, brief(v))))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The error for a field that is not what it must be.
+    pub fn wrong(&self, name: &str, allowed: &str) -> ApiError {
+        let got = self.get(name).map_or("nothing".into(), brief);
+        let field = format!("{}{name}", self.path);
+        let message = format!("{field} must be {allowed}, not {got}");
+        ApiError::invalid(&field, message)
+    }
+}
+
+/// A list of token ids, or nothing if the value is no such list.
+pub fn token_list(value: &Value, vocab_size: usize) -> Option<Vec<u32>> {
+    let id = |v: &Value| v.as_u64().filter(|n| *n < vocab_size as u64).and_then(|n| u32::try_from(n).ok());
+    value.as_array()?.iter().map(id).collect()
+}
+
+/// What `token_list` wants, for people.
+pub fn token_list_wanted(vocab_size: usize) -> String {
+    format!("a list of token ids, each from 0 to {}", vocab_size.saturating_sub(1))
+}
+
+fn brief(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((cut, _)) => format!("{}…", &text[..cut]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn errors_name_the_field_the_value_and_what_is_allowed() {
+        let value = json!({"n": 2.5, "stop": ["a", ""], "s": {"x": 1}, "ids": [1, 99]});
+        let f = Fields::new(&value).unwrap();
+        let error = f.int("n", 1, 4).unwrap_err();
+        assert_eq!(error.message, "n must be a whole number from 1 to 4, not 2.5");
+        assert_eq!(error.param.as_deref(), Some("n"));
+        assert!(f.strings("stop", 4).is_err());
+        assert!(f.token_ids("ids", 50).unwrap_err().message.contains("from 0 to 49"));
+        assert_eq!(f.inner("s", "s.").unwrap().unwrap().bool("x").unwrap_err().param.as_deref(), Some("s.x"));
+        assert!(Fields::new(&json!([])).is_err());
+    }
+
+    #[test]
+    fn null_is_absent() {
+        let value = json!({"n": null});
+        assert_eq!(Fields::new(&value).unwrap().int("n", 1, 4), Ok(None));
+    }
+}

@@ -1,0 +1,154 @@
+//! The HTTP front end. It runs on its own threads and never waits for the engine thread without a deadline: a frozen engine
+//! gives errors with reasons, not silence (E4), and `/health` that tells the truth (E6) unless it was asked to lie.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{DefaultBodyLimit, State, rejection::BytesRejection},
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+
+use crate::beat::Health;
+use crate::handle::{EngineHandle, Ready};
+use error::ApiError;
+use generate::Deadline;
+use request::Kind;
+
+mod choice;
+pub mod error;
+mod fields;
+mod generate;
+mod request;
+pub mod serve;
+mod shape;
+mod status;
+mod text;
+
+/// Largest body of a request.
+const BODY_BYTES_MAX: usize = 32 << 20;
+/// A client's own deadline in milliseconds; it can only shorten the server's.
+pub const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
+
+/// What the handlers share.
+#[derive(Clone)]
+pub struct AppState {
+    pub handle: EngineHandle,
+    pub served_name: Arc<str>,
+    /// Answer like the engines of the field: `/health` is 200 whatever happens, and a stalled engine goes on accepting.
+    pub lie: bool,
+    pub request_timeout: Duration,
+    answers: Arc<AtomicU64>,
+}
+
+impl AppState {
+    pub fn new(handle: EngineHandle, served_name: &str, lie: bool, request_timeout: Duration) -> Self {
+        Self { handle, served_name: served_name.into(), lie, request_timeout, answers: Arc::default() }
+    }
+
+    fn next_answer_id(&self) -> String {
+        // The process's start makes ids of two engines differ, the counter those of one.
+        let started = self.handle.shared.started_ns;
+        format!("{started:x}-{:x}", self.answers.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// May a request come in? Does not need the engine thread.
+    fn admit(&self) -> Result<&Ready, ApiError> {
+        let shared = &self.handle.shared;
+        if shared.draining.load(Ordering::Relaxed) {
+            return Err(ApiError::unavailable("draining", "the engine is shutting down", 5));
+        }
+        let ready = shared.ready.get();
+        match (shared.health(), ready) {
+            (Health::Stalled(reason), _) if !self.lie => {
+                Err(ApiError::unavailable("stalled", format!("the engine makes no progress: {reason}"), 5))
+            }
+            (_, None) => Err(ApiError::unavailable("starting", "the engine is starting", 2)),
+            (_, Some(ready)) => Ok(ready),
+        }
+    }
+
+    fn deadline_error(&self, timeout: Duration) -> ApiError {
+        self.handle.shared.metrics.deadlines_exceeded.inc();
+        let stalled = match self.handle.shared.health() {
+            Health::Stalled(reason) if !self.lie => Some(reason),
+            _ => None,
+        };
+        ApiError::deadline(timeout.as_millis(), stalled)
+    }
+
+    fn deadline(&self, headers: &HeaderMap) -> Result<Deadline, ApiError> {
+        let wrong = || ApiError::invalid(TIMEOUT_HEADER, format!("{TIMEOUT_HEADER} must be a number of milliseconds"));
+        let read = |v: &axum::http::HeaderValue| v.to_str().ok().and_then(|s| s.trim().parse().ok()).ok_or_else(wrong);
+        let wanted = headers.get(TIMEOUT_HEADER).map(read).transpose()?.map(Duration::from_millis);
+        let timeout = wanted.map_or(self.request_timeout, |w| w.min(self.request_timeout));
+        Ok(Deadline { arrived: Instant::now(), timeout })
+    }
+}
+
+/// All routes of the engine.
+pub fn router(app: AppState) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/models", get(status::models))
+        .route("/health", get(status::health))
+        .route("/metrics", get(status::metrics))
+        .fallback(status::not_found)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(app)
+}
+
+async fn completions(State(app): State<AppState>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
+    respond(app, Kind::Completion, headers, body).await
+}
+
+async fn chat(State(app): State<AppState>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
+    respond(app, Kind::Chat, headers, body).await
+}
+
+async fn respond(app: AppState, kind: Kind, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
+    let metrics = app.handle.shared.metrics.clone();
+    handle(app, kind, &headers, body).await.unwrap_or_else(|error| {
+        if let Some(reason) = error.refusal {
+            metrics.refused.with_label_values(&[reason]).inc();
+        }
+        error.into_response()
+    })
+}
+
+async fn handle(
+    app: AppState,
+    kind: Kind,
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let deadline = app.deadline(headers)?;
+    let body = body.map_err(|rejection| match rejection.status().as_u16() {
+        413 => ApiError::body_too_large(BODY_BYTES_MAX),
+        _ => ApiError::malformed(rejection.to_string()),
+    })?;
+    let ready = app.admit()?.clone();
+    let (for_parsing, served) = (ready.clone(), app.served_name.clone());
+    // A long prompt takes a while to tokenize; other requests' streams do not wait for that.
+    let parsing = tokio::task::spawn_blocking(move || {
+        let value =
+            serde_json::from_slice(&body).map_err(|e| ApiError::malformed(format!("the body is no JSON: {e}")))?;
+        request::parse(kind, &value, &for_parsing, &served)
+    });
+    let at = tokio::time::Instant::from_std(deadline.arrived + deadline.timeout);
+    let job = match tokio::time::timeout_at(at, parsing).await {
+        Ok(joined) => joined.map_err(|e| ApiError::internal(format!("the request could not be read: {e}")))??,
+        Err(_elapsed) => return Err(app.deadline_error(deadline.timeout)),
+    };
+    generate::answer(app, &ready, job, deadline).await
+}

@@ -1,0 +1,114 @@
+//! A service's life: serve until told to shut down or until the engine ends, then drain within a bound.
+
+use std::{
+    future::Future,
+    io,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use axum::serve::ListenerExt;
+use thiserror::Error;
+use tokio::{
+    net::TcpListener,
+    sync::oneshot,
+    task::{JoinError, JoinHandle},
+};
+
+use crate::core::CoreError;
+use crate::server::{AppState, router};
+
+/// How often a drain looks whether it is done.
+const DRAIN_POLL: Duration = Duration::from_millis(10);
+/// What closing connections and the engine thread get, each, when everything else is done.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
+
+/// Why the service ended otherwise than by a drain.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    #[error(transparent)]
+    Core(#[from] CoreError),
+    #[error("the HTTP server failed")]
+    Http(#[source] io::Error),
+    #[error("the HTTP server's task failed")]
+    Task(#[source] JoinError),
+    #[error("{left} requests were not done when the drain timeout of {timeout_ms} ms passed")]
+    DrainTimeout { left: usize, timeout_ms: u128 },
+}
+
+type Ended = oneshot::Receiver<Result<(), CoreError>>;
+type Server = JoinHandle<io::Result<()>>;
+
+/// Serves `app` on `listener` until `shutdown`, then drains: refuses what is new, finishes what is accepted.
+///
+/// # Errors
+/// [`ServeError`]: engine or server ended by themselves, or the drain was not done in time.
+pub async fn serve(
+    listener: TcpListener,
+    app: AppState,
+    mut ended: Ended,
+    drain_timeout: Duration,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let (close, closing) = oneshot::channel::<()>();
+    // Tokens are small packets; Nagle's algorithm would hold them back.
+    let listener = listener.tap_io(|socket| drop(socket.set_nodelay(true)));
+    let serving = axum::serve(listener, router(app.clone())).with_graceful_shutdown(async {
+        // A dropped sender says the same as a message: close.
+        drop(closing.await);
+    });
+    let mut server: Server = tokio::spawn(serving.into_future());
+    tokio::select! {
+        () = shutdown => (),
+        result = &mut ended => {
+            server.abort();
+            return Err(ended_early(result).into());
+        }
+        result = &mut server => return Err(server_ended(result)),
+    }
+    let left = drain(&app, drain_timeout).await;
+    drop(close);
+    finish(&app, server, ended).await;
+    if left == 0 { Ok(()) } else { Err(ServeError::DrainTimeout { left, timeout_ms: drain_timeout.as_millis() }) }
+}
+
+/// Waits for the accepted requests; returns how many are left when time is up.
+async fn drain(app: &AppState, timeout: Duration) -> usize {
+    let shared = &app.handle.shared;
+    shared.draining.store(true, Ordering::Relaxed);
+    let since = Instant::now();
+    tracing::info!(in_flight = shared.in_flight(), timeout_ms = timeout.as_millis(), "draining");
+    while shared.in_flight() > 0 && since.elapsed() < timeout {
+        tokio::time::sleep(DRAIN_POLL).await;
+    }
+    tracing::info!(in_flight = shared.in_flight(), took_ms = since.elapsed().as_millis(), "drained");
+    shared.in_flight()
+}
+
+/// Closes connections and stops the engine thread; neither is waited for without a bound, a frozen thread is left behind.
+async fn finish(app: &AppState, mut server: Server, ended: Ended) {
+    if tokio::time::timeout(CLOSE_MAX, &mut server).await.is_err() {
+        tracing::warn!("connections were still open when the server closed");
+        server.abort();
+    }
+    app.handle.shared.stop.store(true, Ordering::Relaxed);
+    if tokio::time::timeout(CLOSE_MAX, ended).await.is_err() {
+        tracing::error!("the engine thread did not stop; the process ends without it");
+    }
+}
+
+fn ended_early(result: Result<Result<(), CoreError>, oneshot::error::RecvError>) -> CoreError {
+    match result {
+        Ok(Err(error)) => error,
+        // The thread ends by itself only when every handle is gone; while one serves, that is a death.
+        Ok(Ok(())) | Err(_) => CoreError::Died,
+    }
+}
+
+fn server_ended(result: Result<io::Result<()>, JoinError>) -> ServeError {
+    match result {
+        Ok(Ok(())) => ServeError::Http(io::Error::other("it ended by itself")),
+        Ok(Err(error)) => ServeError::Http(error),
+        Err(error) => ServeError::Task(error),
+    }
+}

@@ -1,0 +1,111 @@
+//! The JSON of answers: whole ones and chunks, for completions and for chats. Pure.
+
+use serde_json::{Map, Value, json};
+
+use crate::server::choice::{Delta, TokenInfo, TokenText};
+use crate::server::request::Kind;
+
+/// What every object of one answer has in common.
+#[derive(Debug, Clone)]
+pub struct Envelope {
+    pub kind: Kind,
+    pub id: String,
+    /// Unix seconds.
+    pub created: u64,
+    pub model: String,
+    pub logprobs: bool,
+}
+
+/// Token counts of one answer, over all its choices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt_tokens: usize,
+    pub completion_tokens: usize,
+}
+
+impl Usage {
+    fn json(self) -> Value {
+        let total = self.prompt_tokens + self.completion_tokens;
+        json!({"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens, "total_tokens": total})
+    }
+}
+
+impl Envelope {
+    /// The whole answer; `choices` are deltas gathered to the end, in order.
+    pub fn whole(&self, choices: &[Delta], usage: Usage) -> Value {
+        let choices = choices.iter().map(|c| self.choice(c, false)).collect();
+        self.object(if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" }, choices, Some(usage))
+    }
+
+    /// The first chunk of a chat's choice: who speaks.
+    pub fn opening(&self, index: usize) -> Option<Value> {
+        let choice = json!({
+            "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null
+        });
+        (self.kind == Kind::Chat).then(|| self.object(self.chunk_name(), vec![choice], None))
+    }
+
+    /// One piece of an answer.
+    pub fn chunk(&self, delta: &Delta) -> Value {
+        self.object(self.chunk_name(), vec![self.choice(delta, true)], None)
+    }
+
+    /// The last chunk, for those who asked for it.
+    pub fn usage_chunk(&self, usage: Usage) -> Value {
+        self.object(self.chunk_name(), Vec::new(), Some(usage))
+    }
+
+    fn chunk_name(&self) -> &'static str {
+        if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" }
+    }
+
+    fn object(&self, name: &str, choices: Vec<Value>, usage: Option<Usage>) -> Value {
+        let mut object = json!({
+            "id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices
+        });
+        if let Some(usage) = usage {
+            object["usage"] = usage.json();
+        }
+        object
+    }
+
+    fn choice(&self, delta: &Delta, chunk: bool) -> Value {
+        let finish = delta.finish.map(|f| f.reason);
+        let logprobs = match (self.logprobs, self.kind) {
+            (false, _) => Value::Null,
+            (true, Kind::Chat) => json!({"content": delta.tokens.iter().map(chat_logprob).collect::<Vec<_>>()}),
+            (true, Kind::Completion) => completion_logprobs(&delta.tokens),
+        };
+        let mut choice = json!({"index": delta.index, "logprobs": logprobs, "finish_reason": finish});
+        match (self.kind, chunk) {
+            (Kind::Completion, _) => choice["text"] = delta.text.clone().into(),
+            (Kind::Chat, false) => choice["message"] = json!({"role": "assistant", "content": delta.text}),
+            (Kind::Chat, true) if delta.text.is_empty() => choice["delta"] = json!({}),
+            (Kind::Chat, true) => choice["delta"] = json!({"content": delta.text}),
+        }
+        choice
+    }
+}
+
+fn chat_logprob(info: &TokenInfo) -> Value {
+    let entry = |t: &TokenText, logprob: Option<f32>| json!({"token": t.text, "logprob": logprob, "bytes": t.bytes});
+    let mut own = entry(&info.token, info.logprob);
+    own["top_logprobs"] = info.top.iter().map(|(token, logprob)| entry(token, Some(*logprob))).collect();
+    own
+}
+
+fn completion_logprobs(tokens: &[TokenInfo]) -> Value {
+    let top = |t: &TokenInfo| -> Value {
+        // The prompt's first token has no distribution before it.
+        let Some(own) = t.logprob else { return Value::Null };
+        let mut all: Map<String, Value> = t.top.iter().map(|(token, l)| (token.text.clone(), json!(l))).collect();
+        all.entry(t.token.text.clone()).or_insert(json!(own));
+        Value::Object(all)
+    };
+    json!({
+        "tokens": tokens.iter().map(|t| &t.token.text).collect::<Vec<_>>(),
+        "token_logprobs": tokens.iter().map(|t| t.logprob).collect::<Vec<_>>(),
+        "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
+        "text_offset": tokens.iter().map(|t| t.offset).collect::<Vec<_>>(),
+    })
+}

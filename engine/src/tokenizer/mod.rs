@@ -1,0 +1,154 @@
+//! Text to token ids and back, through `tokenizer.json`. Encoding follows `transformers`, including who adds the
+//! begin-of-sequence token. Decoding for streams lives in `stream`.
+
+mod stream;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+use thiserror::Error;
+use tokenizers::Model as _;
+
+pub use stream::StreamDecoder;
+
+/// Why a tokenizer cannot be loaded or used.
+#[derive(Debug, Error)]
+pub enum TokenizerError {
+    #[error("cannot read {path}: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{path} is not a usable tokenizer: {reason}")]
+    Parse { path: PathBuf, reason: String },
+    #[error("the text cannot be encoded: {0}")]
+    Encode(String),
+    #[error("the tokens cannot be decoded: {0}")]
+    Decode(String),
+}
+
+/// A tokenizer; cheap to clone, shared by all threads.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    /// Put in front of an encoded text that does not begin with it already.
+    bos_to_add: Option<u32>,
+    /// Each token's bytes are its own, whatever stands around it (byte-level BPE): streams need no window.
+    byte_level: bool,
+}
+
+impl Tokenizer {
+    /// Loads `tokenizer.json` (and `tokenizer_config.json` where there is one) from `dir`.
+    ///
+    /// # Errors
+    /// [`TokenizerError`] naming the file.
+    pub fn from_dir(dir: &Path) -> Result<Self, TokenizerError> {
+        let path = dir.join("tokenizer.json");
+        let bytes = read(&path)?;
+        let refuse = |error: tokenizers::Error| TokenizerError::Parse { path: path.clone(), reason: error.to_string() };
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(refuse)?;
+        // leftovers of training: a prompt is neither cut nor padded, as in `transformers`
+        inner.with_truncation(None).map_err(refuse)?.with_padding(None);
+        let config_path = dir.join("tokenizer_config.json");
+        let config = if config_path.is_file() {
+            serde_json::from_slice(&read(&config_path)?)
+                .map_err(|error| TokenizerError::Parse { path: config_path, reason: error.to_string() })?
+        } else {
+            Value::Null
+        };
+        let bos_to_add = bos_to_add(&inner, &config);
+        let byte_level = matches!(inner.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_)));
+        Ok(Self { inner: Arc::new(inner), bos_to_add, byte_level })
+    }
+
+    /// Token ids of `text`. `add_special_tokens` is for prompts; a rendered chat already holds its own.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Encode`] when the tokenizer cannot take the text.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self
+            .inner
+            .encode_fast(text, add_special_tokens)
+            .map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        let mut ids = encoding.get_ids().to_vec();
+        if let Some(bos) = self.bos_to_add.filter(|bos| add_special_tokens && ids.first() != Some(bos)) {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// Text of `ids`; ids outside the vocabulary have none.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`] when the tokenizer's decoder fails.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TokenizerError> {
+        self.inner.decode(ids, skip_special_tokens).map_err(|error| TokenizerError::Decode(error.to_string()))
+    }
+
+    /// A decoder for one stream of tokens.
+    pub fn stream(&self, skip_special_tokens: bool) -> StreamDecoder {
+        StreamDecoder::new(self.clone(), skip_special_tokens)
+    }
+
+    /// Text of one token by itself, for logprobs; a token that is part of a character gives U+FFFD.
+    pub fn token_text(&self, id: u32) -> String {
+        self.decode(&[id], false).unwrap_or_default()
+    }
+
+    /// Bytes of one token by itself, for logprobs.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        if self.byte_level { self.bytes_of(id, false) } else { self.token_text(id).into_bytes() }
+    }
+
+    /// Size of the vocabulary with added tokens.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Id of a token spelled exactly so.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Bytes of one token of a byte-level vocabulary.
+    fn bytes_of(&self, id: u32, skip_special_tokens: bool) -> Vec<u8> {
+        let added = self.inner.get_added_vocabulary();
+        let token = added.simple_id_to_token(id).or_else(|| self.inner.get_model().id_to_token(id));
+        let Some(token) = token else { return Vec::new() };
+        if skip_special_tokens && added.is_special_token(&token) {
+            return Vec::new();
+        }
+        // a token with a character outside the byte alphabet stands for itself, as in the library's decoder
+        let bytes: Option<Vec<u8>> = token.chars().map(byte_of_char).collect();
+        bytes.unwrap_or_else(|| token.into_bytes())
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
+}
+
+/// Most tokenizers add their begin token in `tokenizer.json` itself. The Llama classes obey `add_bos_token` of
+/// `tokenizer_config.json` even where `tokenizer.json` adds none.
+fn bos_to_add(tokenizer: &tokenizers::Tokenizer, config: &Value) -> Option<u32> {
+    let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
+    if !class.starts_with("LlamaTokenizer") || config.get("add_bos_token") != Some(&Value::Bool(true)) {
+        return None;
+    }
+    let bos = config.get("bos_token")?;
+    let text = bos.as_str().or_else(|| bos.get("content")?.as_str())?;
+    tokenizer.token_to_id(text)
+}
+
+/// Inverse of the byte-level alphabet: printable bytes stand for themselves, the other 68 for U+0100 onwards, in order.
+fn byte_of_char(c: char) -> Option<u8> {
+    let code = u32::from(c);
+    match code {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => u8::try_from(code).ok(),
+        0x100..=0x120 => u8::try_from(code - 0x100).ok(),
+        0x121..=0x142 => u8::try_from(code - 0x121 + 0x7F).ok(),
+        0x143 => Some(0xAD),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

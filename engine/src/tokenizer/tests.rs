@@ -1,0 +1,145 @@
+//! Encoding with and without the begin token, and streams against decoding all at once.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::demo_model::{DemoArch, write_demo_model};
+
+fn demo(arch: DemoArch) -> (tempfile::TempDir, Tokenizer) {
+    let dir = tempfile::tempdir().unwrap();
+    write_demo_model(dir.path(), arch, 0).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    (dir, tokenizer)
+}
+
+fn shared() -> &'static Tokenizer {
+    static SHARED: std::sync::LazyLock<Tokenizer> = std::sync::LazyLock::new(|| demo(DemoArch::Qwen3).1);
+    &SHARED
+}
+
+fn stream_all(tokenizer: &Tokenizer, ids: &[u32], skip: bool) -> (String, Vec<String>) {
+    let mut stream = tokenizer.stream(skip);
+    let mut pieces: Vec<String> = ids.iter().filter_map(|id| stream.push(*id).unwrap()).collect();
+    let certain = pieces.clone();
+    pieces.extend(stream.finish().unwrap());
+    (pieces.concat(), certain)
+}
+
+#[test]
+fn llama_prompts_begin_with_bos_and_qwens_do_not() {
+    let (_dir, llama) = demo(DemoArch::Llama);
+    let bos = llama.token_id("<|begin|>").unwrap();
+    assert_eq!(llama.encode("hello", true).unwrap()[0], bos);
+    assert_ne!(llama.encode("hello", false).unwrap()[0], bos);
+    assert_ne!(shared().encode("hello", true).unwrap()[0], bos);
+    // a chat prompt spells its special tokens out; they are one token each
+    assert_eq!(llama.encode("<|begin|><|end|>", false).unwrap(), [0, 1]);
+}
+
+#[test]
+fn llama_classes_obey_add_bos_token() {
+    let (dir, _) = demo(DemoArch::Qwen3);
+    let config =
+        r#"{"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": true, "bos_token": {"content": "<|begin|>"}}"#;
+    std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!(tokenizer.encode("<|begin|>x", true).unwrap().iter().filter(|id| **id == 0).count(), 1);
+    assert_eq!(tokenizer.encode("x", true).unwrap()[0], 0);
+}
+
+#[test]
+fn a_prompt_is_never_cut_or_padded() {
+    let (dir, _) = demo(DemoArch::Qwen3);
+    let path = dir.path().join("tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    json["truncation"] =
+        serde_json::json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0});
+    json["padding"] = serde_json::json!({"strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": null,
+        "pad_id": 3, "pad_type_id": 0, "pad_token": "<|pad|>"});
+    std::fs::write(&path, json.to_string()).unwrap();
+    let text = "one two three four five six seven";
+    let ids = Tokenizer::from_dir(dir.path()).unwrap().encode(text, true).unwrap();
+    assert_eq!(ids, shared().encode(text, true).unwrap());
+}
+
+#[test]
+fn the_byte_alphabet_is_the_librarys() {
+    let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+    let mut bytes: Vec<u8> = alphabet.iter().map(|c| byte_of_char(*c).unwrap()).collect();
+    bytes.sort_unstable();
+    assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
+    assert_eq!((byte_of_char('Ġ'), byte_of_char('Ċ'), byte_of_char('好')), (Some(b' '), Some(b'\n'), None));
+}
+
+#[test]
+fn a_character_of_several_tokens_comes_out_whole() {
+    let ids = shared().encode("a🦀é漢", false).unwrap();
+    let (text, pieces) = stream_all(shared(), &ids, true);
+    assert!(ids.len() > 4 && text == "a🦀é漢");
+    assert!(pieces.iter().all(|piece| !piece.contains('\u{FFFD}')), "{pieces:?}");
+}
+
+#[test]
+fn special_tokens_are_skipped_or_shown() {
+    let ids = shared().encode("x<|end|>y", false).unwrap();
+    assert_eq!(stream_all(shared(), &ids, true).0, "xy");
+    assert_eq!(stream_all(shared(), &ids, false).0, "x<|end|>y");
+}
+
+#[test]
+fn unusable_files_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(Tokenizer::from_dir(dir.path()).unwrap_err().to_string().contains("tokenizer.json"));
+    for bytes in [&b"{"[..], b"\xff\xfe", b"{\"model\": 1}", b"[]"] {
+        std::fs::write(dir.path().join("tokenizer.json"), bytes).unwrap();
+        assert!(matches!(Tokenizer::from_dir(dir.path()), Err(TokenizerError::Parse { .. })));
+    }
+}
+
+/// A SentencePiece-like tokenizer: blanks as `▁`, unknown characters as byte tokens, the leading blank stripped.
+fn sentencepiece() -> Tokenizer {
+    let mut vocab = serde_json::Map::new();
+    for token in ["<unk>", "<s>", "▁", "a", "b", "▁a", "▁b"] {
+        vocab.insert(token.to_owned(), vocab.len().into());
+    }
+    for byte in 0..=255 {
+        vocab.insert(format!("<0x{byte:02X}>"), vocab.len().into());
+    }
+    let strip = serde_json::json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
+    let replace = serde_json::json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
+    let decoders = serde_json::json!([replace, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]);
+    let json = serde_json::json!({"version": "1.0", "added_tokens": [],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
+            "merges": ["▁ a", "▁ b"]}});
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+    Tokenizer::from_dir(dir.path()).unwrap()
+}
+
+proptest! {
+    /// Any tokens at all, malformed characters included: the stream is the text.
+    #[test]
+    fn pieces_put_together_are_the_text(ids in proptest::collection::vec(0u32..1600, 0..60), skip in any::<bool>()) {
+        prop_assert_eq!(stream_all(shared(), &ids, skip).0, shared().decode(&ids, skip).unwrap());
+    }
+
+    /// Any text: nothing half is ever shown, and nothing is missing.
+    #[test]
+    fn text_survives_the_stream(text in "\\PC{0,40}") {
+        let ids = shared().encode(&text, false).unwrap();
+        let (out, pieces) = stream_all(shared(), &ids, true);
+        prop_assert_eq!(&out, &text);
+        let half_shown = pieces.iter().any(|piece| piece.contains(char::REPLACEMENT_CHARACTER));
+        prop_assert!(!half_shown || text.contains(char::REPLACEMENT_CHARACTER));
+    }
+
+    #[test]
+    fn sentencepiece_text_survives_the_stream(text in "[ab é漢🦀]{0,30}") {
+        let tokenizer = sentencepiece();
+        let ids = tokenizer.encode(&text, true).unwrap();
+        prop_assert_eq!(stream_all(&tokenizer, &ids, true).0, tokenizer.decode(&ids, true).unwrap());
+    }
+}

@@ -1,0 +1,175 @@
+//! The decoder against `transformers` in f32, on tiny random models of both architectures (made by scripts/golden.py),
+//! for every way the same tokens can go through it; and the promise that the way leaves no trace in any bit (EP4).
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests: a surprise must fail the test")]
+
+use std::path::PathBuf;
+
+use engine::model::{KvShape, LogitsWanted, Model, SeqInput, StepBatch, load_model};
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+
+const MODELS: [&str; 5] = ["llama", "llama-tied-bf16", "llama-rope3-bias", "qwen3", "qwen3-tied-bf16"];
+const TOLERANCE: f32 = 1e-3;
+
+struct Golden {
+    name: &'static str,
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    logits: Vec<Vec<f32>>,
+}
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn golden(name: &'static str) -> Golden {
+    let bytes = std::fs::read(folder(name).join("golden.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let integers = |tensor: &str| -> Vec<u32> {
+        let data = tensors.tensor(tensor).unwrap().data();
+        data.chunks_exact(8).map(|b| u32::try_from(i64::from_le_bytes(b.try_into().unwrap())).unwrap()).collect()
+    };
+    let logits = tensors.tensor("logits").unwrap();
+    let values: Vec<f32> = logits.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let logits = values.chunks_exact(logits.shape()[1]).map(<[f32]>::to_vec).collect();
+    Golden { name, tokens: integers("tokens"), prompt_len: integers("prompt_len")[0] as usize, logits }
+}
+
+fn load(name: &str, block_size: usize) -> Box<dyn Model> {
+    let mut model = load_model(&folder(name), &mut |_, _| {}).unwrap();
+    model.allocate_kv(KvShape { num_blocks: 2 * 128 / block_size + 3, block_size }).unwrap();
+    model
+}
+
+/// A block table for 128 tokens, scattered: odd or even blocks, from the back.
+fn table(block_size: usize, lane: usize) -> Vec<u32> {
+    (0..128 / block_size).rev().map(|block| u32::try_from(2 * block + lane).unwrap()).collect()
+}
+
+fn seq(tokens: &[u32], start_pos: usize, block_table: Vec<u32>) -> SeqInput {
+    SeqInput { tokens: tokens.to_vec(), start_pos, block_table, logits: LogitsWanted::All }
+}
+
+/// Runs `tokens` in chunks of the given lengths (the last repeats), alone; gives a row a token.
+fn run_alone(model: &mut dyn Model, tokens: &[u32], chunks: &[usize], block_size: usize) -> Vec<Vec<f32>> {
+    let mut rows = Vec::new();
+    let mut lens = chunks.iter().chain(std::iter::repeat(chunks.last().unwrap()));
+    while rows.len() < tokens.len() {
+        let end = tokens.len().min(rows.len() + lens.next().unwrap());
+        let seqs = vec![seq(&tokens[rows.len()..end], rows.len(), table(block_size, 0))];
+        rows.extend(model.forward(&StepBatch { seqs }).unwrap().rows.remove(0));
+    }
+    rows
+}
+
+fn assert_close(golden: &Golden, rows: &[Vec<f32>], how: &str) {
+    assert_eq!(rows.len(), golden.logits.len());
+    for (pos, (row, want)) in rows.iter().zip(&golden.logits).enumerate() {
+        let worst = row.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(row.len() == want.len() && worst <= TOLERANCE, "{} {how}: off by {worst} at {pos}", golden.name);
+    }
+}
+
+#[test]
+fn logits_match_transformers_whichever_way_the_tokens_come() {
+    for golden in MODELS.map(golden) {
+        let tokens = golden.tokens.clone();
+        let mut model = load(golden.name, 16);
+        let whole = run_alone(model.as_mut(), &tokens, &[tokens.len()], 16);
+        assert_close(&golden, &whole, "in one chunk");
+        // prompt in chunks that cross blocks, then token by token, over several block sizes
+        let ways: [(&str, &[usize], usize); 4] = [
+            ("prompt, then decode", &[golden.prompt_len, 1], 16),
+            ("chunks of 5", &[5], 4),
+            ("token by token", &[1], 1),
+            ("uneven chunks", &[7, 1, 3], 32),
+        ];
+        for (how, chunks, block_size) in ways {
+            let rows = run_alone(load(golden.name, block_size).as_mut(), &tokens, chunks, block_size);
+            assert_close(&golden, &rows, how);
+            assert!(rows == whole, "{} {how}: not the same bits as in one chunk", golden.name);
+        }
+    }
+}
+
+#[test]
+fn a_neighbour_in_the_batch_changes_no_bit() {
+    for golden in MODELS.map(golden) {
+        let tokens = &golden.tokens;
+        let whole = run_alone(load(golden.name, 4).as_mut(), tokens, &[tokens.len()], 4);
+        let mut model = load(golden.name, 4);
+        // the neighbour runs the same tokens backwards, three tokens behind, in other chunk sizes
+        let other: Vec<u32> = tokens.iter().rev().copied().collect();
+        let (mut mine, mut theirs) = (0, 0);
+        let mut rows = Vec::new();
+        while mine < tokens.len() {
+            let (my_end, their_end) = (tokens.len().min(mine + 6), other.len().min(theirs + 5));
+            let seqs = vec![
+                seq(&other[theirs..their_end], theirs, table(4, 1)),
+                seq(&tokens[mine..my_end], mine, table(4, 0)),
+            ];
+            rows.extend(model.forward(&StepBatch { seqs }).unwrap().rows.remove(1));
+            (mine, theirs) = (my_end, their_end);
+        }
+        assert_close(&golden, &rows, "beside a neighbour");
+        assert!(rows == whole, "{}: a neighbour changed the result", golden.name);
+    }
+}
+
+#[test]
+fn only_the_rows_asked_for_come_back() {
+    let golden = golden("qwen3");
+    let mut model = load(golden.name, 8);
+    let all = run_alone(model.as_mut(), &golden.tokens[..6], &[6], 8).remove(5);
+    let with = |lane, logits| SeqInput { logits, ..seq(&golden.tokens[..6], 0, table(8, lane)) };
+    let seqs = vec![with(0, LogitsWanted::None), with(1, LogitsWanted::Last)];
+    let rows = model.forward(&StepBatch { seqs }).unwrap().rows;
+    assert_eq!(rows, [vec![], vec![all]]);
+    assert_eq!(model.forward(&StepBatch::default()).unwrap().rows.len(), 0);
+}
+
+#[test]
+fn a_bad_batch_leaves_the_cache_as_it_was() {
+    let golden = golden("llama");
+    let mut model = load_model(&folder(golden.name), &mut |_, _| {}).unwrap();
+    let good = StepBatch { seqs: vec![seq(&golden.tokens[..4], 0, vec![1])] };
+    assert!(model.forward(&good).unwrap_err().to_string().contains("not allocated"));
+    model.allocate_kv(KvShape { num_blocks: 2, block_size: 8 }).unwrap();
+    model.forward(&good).unwrap();
+    let bad = StepBatch { seqs: vec![seq(&[5], 0, vec![1]), seq(&[9999], 0, vec![0])] };
+    assert!(model.forward(&bad).unwrap_err().to_string().contains("token 9999"));
+    let next = StepBatch { seqs: vec![seq(&golden.tokens[4..5], 4, vec![1])] };
+    let row = model.forward(&next).unwrap().rows[0][0].clone();
+    assert!(row.iter().zip(&golden.logits[4]).all(|(a, b)| (a - b).abs() <= TOLERANCE));
+}
+
+fn any_seq() -> impl Strategy<Value = SeqInput> {
+    let tokens = proptest::collection::vec(prop_oneof![9 => 0u32..160, 1 => any::<u32>()], 0..6);
+    let start = prop_oneof![9 => 0usize..12, 1 => any::<usize>()];
+    let table = proptest::collection::vec(prop_oneof![9 => 0u32..12, 1 => any::<u32>()], 0..6);
+    let logits = prop_oneof![Just(LogitsWanted::None), Just(LogitsWanted::Last), Just(LogitsWanted::All)];
+    (tokens, start, table, logits).prop_map(|(tokens, start_pos, block_table, logits)| SeqInput {
+        tokens,
+        start_pos,
+        block_table,
+        logits,
+    })
+}
+
+proptest! {
+    /// Whatever the scheduler asks for: an error, or exactly the rows it wanted.
+    #[test]
+    fn any_batch_is_refused_or_answered(seqs in proptest::collection::vec(any_seq(), 0..4)) {
+        let mut model = load_model(&folder("qwen3"), &mut |_, _| {}).unwrap();
+        model.allocate_kv(KvShape { num_blocks: 12, block_size: 4 }).unwrap();
+        let wanted: Vec<usize> = seqs.iter().map(|seq| match seq.logits {
+            LogitsWanted::None => 0,
+            LogitsWanted::Last => 1,
+            LogitsWanted::All => seq.tokens.len(),
+        }).collect();
+        if let Ok(logits) = model.forward(&StepBatch { seqs }) {
+            prop_assert_eq!(logits.rows.iter().map(Vec::len).collect::<Vec<_>>(), wanted);
+            prop_assert!(logits.rows.iter().flatten().flatten().all(|value| value.is_finite()));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Folders that are not what they should be: each must end in an error that names the file, and the tensor or field.
+//! And the demo model, which must be all that a folder should be.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests: a surprise must fail the test")]
+
+use std::path::Path;
+
+use engine::chat_template::{ChatInput, ChatTemplate};
+use engine::demo_model::{DemoArch, write_demo_model};
+use engine::model::{KvShape, LogitsWanted, SeqInput, StepBatch, load_model};
+use engine::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+fn demo(arch: DemoArch) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_demo_model(dir.path(), arch, 3).unwrap();
+    dir
+}
+
+fn load_error(dir: &Path) -> String {
+    load_model(dir, &mut |_, _| {}).err().expect("the folder must be refused").to_string()
+}
+
+fn change_config(dir: &Path, key: &str, value: Value) {
+    let path = dir.join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config[key] = value;
+    std::fs::write(path, config.to_string()).unwrap();
+}
+
+/// Rewrites the header's JSON; the data stays.
+fn change_header(dir: &Path, change: impl FnOnce(&mut Value)) {
+    let path = dir.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..8 + len]).unwrap();
+    change(&mut header);
+    let header = header.to_string().into_bytes();
+    let out = [&(header.len() as u64).to_le_bytes()[..], &header, &bytes[8 + len..]].concat();
+    std::fs::write(path, out).unwrap();
+}
+
+fn assert_names(error: &str, needles: &[&str]) {
+    assert!(needles.iter().all(|needle| error.contains(needle)), "`{error}` should name {needles:?}");
+}
+
+#[test]
+fn damaged_weights_are_named() {
+    const Q: &str = "model.layers.1.self_attn.q_proj.weight";
+    type Damage = fn(&mut Value);
+    let cases: [(Damage, &[&str]); 5] = [
+        (|h| drop(h.as_object_mut().unwrap().remove(Q)), &[Q, "lacks", "[64, 64]"]),
+        (|h| h[Q]["shape"] = json!([32, 128]), &["model.safetensors", Q, "[32, 128]", "[64, 64]"]),
+        (|h| h[Q]["data_offsets"] = json!([0, 1u64 << 40]), &["model.safetensors", Q, "0..1099511627776"]),
+        (|h| h[Q]["shape"] = json!([64, 65]), &["model.safetensors", Q, "[64, 65]", "does not fill"]),
+        (|h| h[Q]["dtype"] = json!("F8_E4M3"), &["model.safetensors", Q, "F8_E4M3", "BF16"]),
+    ];
+    for (damage, needles) in cases {
+        let dir = demo(DemoArch::Llama);
+        change_header(dir.path(), damage);
+        assert_names(&load_error(dir.path()), needles);
+    }
+}
+
+#[test]
+fn truncated_and_foreign_files_are_named() {
+    let dir = demo(DemoArch::Qwen3);
+    let path = dir.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    for (len, needle) in
+        [(0, "0 bytes"), (7, "7 bytes"), (100, "whole file"), (bytes.len() - 1, "is the copy complete")]
+    {
+        std::fs::write(&path, &bytes[..len]).unwrap();
+        assert_names(&load_error(dir.path()), &["model.safetensors", needle]);
+    }
+    std::fs::write(&path, [&4u64.to_le_bytes()[..], b"\xff\xff\xff\xff"].concat()).unwrap();
+    assert_names(&load_error(dir.path()), &["model.safetensors", "UTF-8"]);
+    std::fs::remove_file(&path).unwrap();
+    assert_names(&load_error(dir.path()), &["neither model.safetensors nor"]);
+    std::fs::write(dir.path().join("model.safetensors.index.json"), r#"{"weight_map":{"a":"x.safetensors"}}"#).unwrap();
+    assert_names(&load_error(dir.path()), &["x.safetensors", "cannot read"]);
+    std::fs::write(dir.path().join("x.safetensors"), [&2u64.to_le_bytes()[..], b"{}"].concat()).unwrap();
+    assert_names(&load_error(dir.path()), &["x.safetensors", "`a`", "index"]);
+}
+
+#[test]
+fn bad_configurations_are_named() {
+    let dir = demo(DemoArch::Llama);
+    change_config(dir.path(), "num_hidden_layers", json!(3));
+    assert_names(&load_error(dir.path()), &["model.layers.2."]);
+    change_config(dir.path(), "num_hidden_layers", json!("two"));
+    assert_names(&load_error(dir.path()), &["config.json", "two"]);
+    change_config(dir.path(), "num_hidden_layers", json!(2));
+    change_config(dir.path(), "vocab_size", json!(7));
+    assert_names(&load_error(dir.path()), &["model.embed_tokens.weight", "[7, 64]"]);
+    change_config(dir.path(), "architectures", json!(["MambaForCausalLM"]));
+    assert_names(&load_error(dir.path()), &["config.json", "architectures", "Mamba", "Qwen3ForCausalLM"]);
+    std::fs::write(dir.path().join("config.json"), b"\xff{").unwrap();
+    assert_names(&load_error(dir.path()), &["config.json"]);
+    assert_names(&load_error(&dir.path().join("nowhere")), &["nowhere/config.json", "cannot read"]);
+}
+
+#[test]
+fn loading_reports_every_byte_once() {
+    let dir = demo(DemoArch::Qwen3);
+    let mut reports = Vec::new();
+    load_model(dir.path(), &mut |done, total| reports.push((done, total))).unwrap();
+    let total = reports[0].1;
+    let file_len = std::fs::metadata(dir.path().join("model.safetensors")).unwrap().len();
+    assert!(total > 0 && file_len - total < 8192, "{total} of {file_len}");
+    assert!(reports.is_sorted() && reports[0].0 == 0 && reports.last() == Some(&(total, total)));
+}
+
+#[test]
+fn a_demo_model_talks() {
+    for arch in [DemoArch::Llama, DemoArch::Qwen3] {
+        let dir = demo(arch);
+        let mut model = load_model(dir.path(), &mut |_, _| {}).unwrap();
+        let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+        assert_eq!(model.info().vocab_size, tokenizer.vocab_size());
+        assert!(model.info().vocab_size > 1000 && model.info().seq_len_max >= 4096);
+        assert_eq!((model.info().bos_token_id, &model.info().eos_token_ids[..]), (Some(0), &[1][..]));
+
+        let template = ChatTemplate::from_dir(dir.path()).unwrap().unwrap();
+        let messages = json!([{"role": "user", "content": "hello"}]);
+        let now = jiff::civil::date(2026, 1, 1).at(0, 0, 0, 0);
+        let input = ChatInput { messages: &messages, tools: None, add_generation_prompt: true, extra: None, now };
+        let prompt = template.render(input).unwrap();
+        assert_eq!(prompt, "<|begin|><|turn|>user\nhello<|end|>\n<|turn|>assistant\n");
+
+        model.allocate_kv(KvShape { num_blocks: 8, block_size: 16 }).unwrap();
+        let mut tokens = tokenizer.encode(&prompt, false).unwrap();
+        let (mut stream, mut text, mut done) = (tokenizer.stream(true), String::new(), 0);
+        for _ in 0..20 {
+            let seq = SeqInput {
+                tokens: tokens[done..].to_vec(),
+                start_pos: done,
+                block_table: (0..8).collect(),
+                logits: LogitsWanted::Last,
+            };
+            done = tokens.len();
+            let row = model.forward(&StepBatch { seqs: vec![seq] }).unwrap().rows.remove(0).remove(0);
+            let best = (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+            tokens.push(u32::try_from(best).unwrap());
+            text.extend(stream.push(tokens[done]).unwrap());
+        }
+        text.extend(stream.finish().unwrap());
+        assert_eq!(text, tokenizer.decode(&tokens[tokens.len() - 20..], true).unwrap());
+    }
+}

@@ -1,0 +1,179 @@
+//! What the API answers: texts, chunks, logprobs, usage, errors.
+
+use serde_json::{Value, json};
+
+use crate::client::{get, post};
+use crate::support::{Setup, TestEngine, greedy};
+
+const COMPLETIONS: &str = "/v1/completions";
+const CHAT: &str = "/v1/chat/completions";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completions_give_the_models_text_whole_and_in_chunks() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let mut body = json!({"model": "fake", "prompt": "hello", "max_tokens": 40, "temperature": 0, "ignore_eos": true});
+    let whole = post(engine.addr, COMPLETIONS, &body).await.json();
+    let expected = greedy("hello", 40, true);
+    assert_eq!(whole["choices"][0]["text"], expected);
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+    assert_eq!(whole["object"], "text_completion");
+    assert_eq!(whole["usage"], json!({"prompt_tokens": 5, "completion_tokens": 40, "total_tokens": 45}));
+    body["stream"] = true.into();
+    body["stream_options"] = json!({"include_usage": true});
+    let answer = post(engine.addr, COMPLETIONS, &body).await;
+    assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"));
+    let mut chunks = answer.chunks();
+    let usage = chunks.pop().unwrap();
+    assert_eq!((&usage["choices"], &usage["usage"]), (&json!([]), &whole["usage"]));
+    let text: String = chunks.iter().map(|c| c["choices"][0]["text"].as_str().unwrap()).collect();
+    assert_eq!(text, expected);
+    assert!(chunks.len() > 20, "streamed in {} chunks", chunks.len());
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_token_ends_the_text_and_is_no_part_of_it() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let body = json!({"prompt": "a", "max_tokens": 1500, "temperature": 0});
+    let answer = post(engine.addr, COMPLETIONS, &body).await.json();
+    let expected = greedy("a", 1500, false);
+    assert!(expected.len() < 1500, "the end token comes");
+    assert_eq!(answer["choices"][0]["text"], expected);
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    assert_eq!(answer["usage"]["completion_tokens"], expected.len() + 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_come_as_text_ids_and_lists_of_either() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    for prompt in
+        [json!("ab"), json!([97, 98]), json!(["ab"]), json!([[97, 98]]), json!(["ab", "cd"]), json!(["ab", [99, 100]])]
+    {
+        let body = json!({"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": true});
+        let choices = post(engine.addr, COMPLETIONS, &body).await.json()["choices"].as_array().unwrap().clone();
+        assert_eq!(choices[0]["text"], greedy("ab", 4, true), "{prompt}");
+        if let Some(second) = choices.get(1) {
+            assert_eq!((&second["index"], &second["text"]), (&json!(1), &json!(greedy("cd", 4, true))));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_strings_end_the_text_before_them_streamed_or_not() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let full = greedy("hello", 40, true);
+    let stop = &full[10..14];
+    let expected = &full[..full.find(stop).unwrap()];
+    for stream in [false, true] {
+        let body = json!({
+            "prompt": "hello", "max_tokens": 40, "temperature": 0, "ignore_eos": true, "stop": ["@@", stop], "stream": stream
+        });
+        let answer = post(engine.addr, COMPLETIONS, &body).await;
+        let choices: Vec<Value> = match stream {
+            true => answer.chunks().iter().map(|c| c["choices"][0].clone()).collect(),
+            false => vec![answer.json()["choices"][0].clone()],
+        };
+        let text: String = choices.iter().map(|c| c["text"].as_str().unwrap()).collect();
+        assert_eq!(text, expected);
+        assert_eq!(choices.last().unwrap()["finish_reason"], "stop");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_seed_gives_the_same_text_whatever_runs_beside_it() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let body = json!({"prompt": "x", "max_tokens": 60, "seed": 11, "top_p": 0.9, "top_k": 20, "ignore_eos": true});
+    let alone = post(engine.addr, COMPLETIONS, &body).await.json()["choices"][0]["text"].clone();
+    let others = json!({"prompt": "y", "max_tokens": 200, "ignore_eos": true});
+    let (a, b, c) = tokio::join!(
+        post(engine.addr, COMPLETIONS, &others),
+        post(engine.addr, COMPLETIONS, &body),
+        post(engine.addr, COMPLETIONS, &others)
+    );
+    assert_eq!(b.json()["choices"][0]["text"], alone);
+    assert_ne!(a.json()["choices"][0]["text"], c.json()["choices"][0]["text"], "without a seed they differ");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn echo_with_logprobs_tells_of_every_token_of_prompt_and_output() {
+    // A budget of 8 tokens a step cuts the prompt: its rows come from several steps.
+    let mut setup = Setup::default();
+    setup.core.step_tokens_max = 8;
+    let engine = TestEngine::ready(setup).await;
+    let prompt = "a prompt of more than eight tokens";
+    let body = json!({
+        "prompt": prompt, "max_tokens": 3, "temperature": 0, "echo": true, "logprobs": 2, "ignore_eos": true
+    });
+    let choice = post(engine.addr, COMPLETIONS, &body).await.json()["choices"][0].clone();
+    let text = prompt.to_owned() + &greedy(prompt, 3, true);
+    assert_eq!(choice["text"], text);
+    let logprobs = &choice["logprobs"];
+    let tokens: Vec<&str> = logprobs["tokens"].as_array().unwrap().iter().map(|t| t.as_str().unwrap()).collect();
+    assert_eq!(tokens.concat(), text);
+    let values = logprobs["token_logprobs"].as_array().unwrap();
+    assert!(values[0].is_null() && values[1..].iter().all(|v| v.as_f64().unwrap() < 0.0), "{values:?}");
+    assert_eq!(logprobs["text_offset"][5], 5);
+    assert!(logprobs["top_logprobs"][7].as_object().unwrap().len() >= 2);
+    let only = json!({"prompt": prompt, "max_tokens": 0, "echo": true, "logprobs": 0});
+    let answer = post(engine.addr, COMPLETIONS, &only).await.json();
+    assert_eq!((&answer["choices"][0]["text"], &answer["usage"]["completion_tokens"]), (&json!(prompt), &json!(0)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chats_answer_whole_and_streamed_with_logprobs() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let parts = json!([{"type": "text", "text": "hi"}]);
+    let mut body = json!({
+        "model": "fake", "messages": [{"role": "user", "content": parts}], "max_completion_tokens": 6, "temperature": 0,
+        "logprobs": true, "top_logprobs": 2, "ignore_eos": true
+    });
+    let whole = post(engine.addr, CHAT, &body).await.json();
+    let expected = greedy("user: hi\nassistant:", 6, true);
+    assert_eq!(whole["object"], "chat.completion");
+    assert_eq!(whole["choices"][0]["message"], json!({"role": "assistant", "content": expected}));
+    let entries = whole["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!((entries.len(), entries[0]["top_logprobs"].as_array().unwrap().len()), (6, 2));
+    assert_eq!(entries[0]["bytes"], json!(entries[0]["token"].as_str().unwrap().as_bytes()));
+    body["stream"] = true.into();
+    let chunks = post(engine.addr, CHAT, &body).await.chunks();
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    let text: String = chunks.iter().filter_map(|c| c["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(text, expected);
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+    assert!(chunks.iter().all(|c| c["object"] == "chat.completion.chunk"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_requests_name_the_field_and_what_is_allowed() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let cases = [
+        (COMPLETIONS, json!({"prompt": "a", "model": "other"}), 404, "model"),
+        (COMPLETIONS, json!({}), 400, "prompt"),
+        (COMPLETIONS, json!({"prompt": ""}), 400, "prompt"),
+        (COMPLETIONS, json!({"prompt": [1, 999]}), 400, "prompt"),
+        (COMPLETIONS, json!({"prompt": "a", "n": 2}), 400, "n"),
+        (COMPLETIONS, json!({"prompt": "a", "temperature": 3}), 400, "temperature"),
+        (COMPLETIONS, json!({"prompt": "a", "max_tokens": 0}), 400, "max_tokens"),
+        (COMPLETIONS, json!({"prompt": "a", "max_tokens": 5000}), 400, "prompt"),
+        (COMPLETIONS, json!({"prompt": "a", "presence_penalty": 0.5}), 400, "presence_penalty"),
+        (
+            COMPLETIONS,
+            json!({"prompt": "a", "stream_options": {"include_usage": 1}}),
+            400,
+            "stream_options.include_usage",
+        ),
+        (CHAT, json!({"messages": []}), 400, "messages"),
+        (CHAT, json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), 400, "messages"),
+        (CHAT, json!({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}), 400, "top_logprobs"),
+        (CHAT, json!({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}), 400, "tools"),
+    ];
+    for (path, body, status, param) in cases {
+        let answer = post(engine.addr, path, &body).await;
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, error["param"].as_str()), (status, Some(param)), "{body}: {error}");
+        assert!(!error["message"].as_str().unwrap().is_empty() && error["type"].is_string());
+    }
+    assert_eq!(get(engine.addr, "/v2").await.status, 404);
+    assert_eq!(get(engine.addr, "/v1/models").await.json()["data"][0]["id"], "fake");
+    assert_eq!(get(engine.addr, "/health").await.json()["status"], "ok");
+}

@@ -1,0 +1,129 @@
+//! Many requests at once: full queues, few blocks, clients that leave or do not read, poisoned requests, drains.
+
+use std::sync::atomic::Ordering;
+
+use engine::handle::{End, GenerateRequest};
+use engine::server::serve::ServeError;
+use serde_json::json;
+
+use crate::client::{get, metric, metric_becomes, open, post, whole};
+use crate::support::{NAN, POISON, Setup, TestEngine, greedy, wait_until};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn long(stream: bool) -> serde_json::Value {
+    json!({"prompt": "long", "max_tokens": 1500, "temperature": 0, "ignore_eos": true, "stream": stream})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_do_not_depend_on_batching_chunking_or_preemption() {
+    let mut setup = Setup::default();
+    // 15 blocks of 4 tokens for 8 sequences of up to 46 tokens, 10 tokens a step: everybody is preempted now and then.
+    (setup.core.block_size, setup.core.num_blocks, setup.core.step_tokens_max) = (4, Some(15), 10);
+    let engine = TestEngine::ready(setup).await;
+    let prompts: Vec<String> = (0..12).map(|i| format!("prompt number {i}")).collect();
+    let bodies = prompts.iter().map(|p| json!({"prompt": p, "max_tokens": 30, "temperature": 0, "ignore_eos": true}));
+    let bodies: Vec<_> = bodies.collect();
+    let answers = futures::future::join_all(bodies.iter().map(|b| post(engine.addr, COMPLETIONS, b))).await;
+    for (prompt, answer) in prompts.iter().zip(answers) {
+        assert_eq!(answer.json()["choices"][0]["text"], greedy(prompt, 30, true));
+    }
+    assert!(metric(engine.addr, "vllm:num_preemptions_total", &[]).await > 0.0, "the test wants preemptions");
+    metric_becomes(engine.addr, "vllm:kv_cache_usage_perc", &[], 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_frees_its_blocks() {
+    let engine = TestEngine::ready(Setup { step_ms: 5, ..Setup::default() }).await;
+    let streamed = open(engine.addr, COMPLETIONS, &long(true), &[]).await;
+    let body = long(false);
+    let waiting = tokio::time::timeout(std::time::Duration::from_millis(300), post(engine.addr, COMPLETIONS, &body));
+    assert!(waiting.await.is_err(), "it is not done so soon");
+    assert!(metric(engine.addr, "vllm:kv_cache_usage_perc", &[]).await > 0.0);
+    drop(streamed);
+    metric_becomes(engine.addr, "vllm:kv_cache_usage_perc", &[], 0.0).await;
+    assert_eq!(metric(engine.addr, "vllm:request_success_total", &["\"abort\""]).await, 2.0);
+    assert_eq!(metric(engine.addr, "truebeat:requests_in_flight", &[]).await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_answers_429_with_retry_after() {
+    let mut setup = Setup { step_ms: 5, ..Setup::default() };
+    (setup.core.num_seqs_max, setup.core.queue_max) = (1, 1);
+    let engine = TestEngine::ready(setup).await;
+    let first = open(engine.addr, COMPLETIONS, &long(true), &[]).await;
+    let body = long(true);
+    let second = tokio::spawn(async move { open(engine.addr, COMPLETIONS, &body, &[]).await });
+    wait_until("two requests are in", || engine.handle.shared.in_flight() == 2).await;
+    let third = post(engine.addr, COMPLETIONS, &long(false)).await;
+    assert_eq!((third.status, third.header("retry-after")), (429, Some("1")));
+    assert_eq!(third.json()["error"]["code"], "queue_full");
+    drop(first);
+    // The second one runs now: its head arrives.
+    assert_eq!(second.await.unwrap().status(), 200);
+    metric_becomes(engine.addr, "truebeat:requests_in_flight", &[], 0.0).await;
+    assert_eq!(post(engine.addr, COMPLETIONS, &json!({"prompt": "a", "max_tokens": 1})).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_does_not_read_is_cut_and_nobody_waits_for_it() {
+    let mut setup = Setup::default();
+    setup.core.client_queue = 4;
+    let engine = TestEngine::ready(setup).await;
+    let request = |n| GenerateRequest { prompt: vec![97], max_new_tokens: n, ignore_eos: true, ..Default::default() };
+    let mut slow = engine.handle.submit(vec![request(500)]).unwrap().remove(0);
+    metric_becomes(engine.addr, "truebeat:requests_ended_total", &["\"cut\""], 1.0).await;
+    let mut count = 0;
+    let end = loop {
+        match slow.next().await {
+            Ok(_) => count += 1,
+            Err(end) => break end,
+        }
+    };
+    assert_eq!((count, end), (4, End::Cut));
+    assert_eq!(slow.next().await, Err(End::Cut), "the end stays the end");
+    let mut quick = engine.handle.submit(vec![request(3)]).unwrap().remove(0);
+    while quick.next().await.is_ok() {}
+    assert_eq!(quick.next().await, Err(End::Length));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_poisoned_request_fails_alone() {
+    let engine = TestEngine::ready(Setup { step_ms: 2, ..Setup::default() }).await;
+    let neighbour = json!({"prompt": "fine", "max_tokens": 100, "temperature": 0, "ignore_eos": true});
+    for poison in [POISON, NAN] {
+        let body = json!({"prompt": [97, poison], "max_tokens": 4});
+        let (fine, failed) =
+            tokio::join!(post(engine.addr, COMPLETIONS, &neighbour), post(engine.addr, COMPLETIONS, &body));
+        assert_eq!(failed.status, 500, "{}", failed.text);
+        assert_eq!(fine.json()["choices"][0]["text"], greedy("fine", 100, true));
+    }
+    assert_eq!(metric(engine.addr, "truebeat:requests_ended_total", &["\"error\""]).await, 2.0);
+    metric_becomes(engine.addr, "vllm:kv_cache_usage_perc", &[], 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_refuses_what_is_new_and_finishes_what_is_accepted() {
+    let mut engine = TestEngine::ready(Setup { step_ms: 1, ..Setup::default() }).await;
+    let running = open(engine.addr, COMPLETIONS, &long(true), &[]).await;
+    engine.terminate();
+    let draining = engine.handle.shared.clone();
+    wait_until("it drains", || draining.draining.load(Ordering::Relaxed)).await;
+    let refused = post(engine.addr, COMPLETIONS, &long(false)).await;
+    assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (503, Some("draining")));
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(get(engine.addr, "/health").await.json()["status"], "draining");
+    engine.knobs.step_ms.store(0, Ordering::Relaxed);
+    let chunks = whole(running).await.chunks();
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+    assert!(engine.ended().await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_that_takes_too_long_says_what_was_left() {
+    let drain_timeout = std::time::Duration::from_millis(50);
+    let mut engine = TestEngine::ready(Setup { step_ms: 20, drain_timeout, ..Setup::default() }).await;
+    let _running = open(engine.addr, COMPLETIONS, &long(true), &[]).await;
+    engine.terminate();
+    assert!(matches!(engine.ended().await, Err(ServeError::DrainTimeout { left: 1, .. })));
+}

@@ -1,0 +1,10 @@
+//! The engine over real HTTP, in this process: a deterministic fake model behind it, a real client in front of it.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test's helpers fail the test")]
+
+mod api;
+mod client;
+mod demo_model;
+mod faults;
+mod load;
+mod process;
+mod support;

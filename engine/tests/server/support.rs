@@ -1,0 +1,266 @@
+//! A small deterministic model behind the real engine and server.
+//!
+//! The model keeps its tokens in the paged cache and computes each row from what it reads back there: a wrong block, a lost
+//! chunk or a neighbour's write changes the output.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use engine::codec::{CodecError, TextCodec, TextStream};
+use engine::core::{CoreConfig, Loaded, Loader, start};
+use engine::handle::EngineHandle;
+use engine::metrics::Metrics;
+use engine::model::{KvShape, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch, StepLogits};
+use engine::server::{
+    AppState,
+    serve::{ServeError, serve},
+};
+use serde_json::{Map, Value};
+use tokio::{sync::oneshot, task::JoinHandle};
+
+const VOCAB: usize = 256;
+pub const EOS: u32 = 0;
+/// A prompt with this token is refused by the model.
+pub const POISON: u32 = 1;
+/// A prompt with this token gives logits that are no numbers.
+pub const NAN: u32 = 2;
+/// The warm-up prompt has both; it begins so, and no test's prompt does.
+const WARM_UP: [u32; 2] = [0, 1];
+
+/// Knobs of a fake model that a test turns while it runs.
+#[derive(Debug, Default)]
+pub struct Knobs {
+    pub step_ms: AtomicU64,
+    /// The loader waits while this is set.
+    pub hold_load: AtomicBool,
+}
+
+struct FakeModel {
+    info: ModelInfo,
+    cache: Vec<u32>,
+    block_size: usize,
+    knobs: Arc<Knobs>,
+}
+
+impl FakeModel {
+    fn new(knobs: Arc<Knobs>) -> Self {
+        let info = ModelInfo {
+            name: "fake".into(),
+            arch: "fake".into(),
+            vocab_size: VOCAB,
+            seq_len_max: 2048,
+            eos_token_ids: vec![EOS],
+            bos_token_id: None,
+        };
+        Self { info, cache: Vec::new(), block_size: 1, knobs }
+    }
+
+    fn rows(&mut self, seq: &SeqInput) -> Vec<Vec<f32>> {
+        let size = self.block_size;
+        let place = |pos: usize| seq.block_table[pos / size] as usize * size + pos % size;
+        for (i, token) in seq.tokens.iter().enumerate() {
+            self.cache[place(seq.start_pos + i)] = *token;
+        }
+        let end = seq.start_pos + seq.tokens.len();
+        let context: Vec<u32> = (0..end).map(|pos| self.cache[place(pos)]).collect();
+        let first = match seq.logits {
+            LogitsWanted::None => return Vec::new(),
+            LogitsWanted::Last => end - 1,
+            LogitsWanted::All => seq.start_pos,
+        };
+        (first..end).map(|pos| row(&context[..=pos])).collect()
+    }
+}
+
+impl Model for FakeModel {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
+        (self.cache, self.block_size) = (vec![u32::MAX; shape.num_blocks * shape.block_size], shape.block_size);
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
+        if batch.seqs.iter().any(|s| !s.tokens.starts_with(&WARM_UP) && s.tokens.contains(&POISON)) {
+            return Err(ModelError::BadBatch("a poisoned token".into()));
+        }
+        std::thread::sleep(Duration::from_millis(self.knobs.step_ms.load(Ordering::Relaxed)));
+        Ok(StepLogits { rows: batch.seqs.iter().map(|s| self.rows(s)).collect() })
+    }
+}
+
+fn hash(context: &[u32]) -> u64 {
+    context.iter().fold(0xcbf2_9ce4_8422_2325, |h, t| (h ^ u64::from(*t)).wrapping_mul(0x100_0000_01b3).rotate_left(23))
+}
+
+/// Letters only, and now and then the end.
+fn row(context: &[u32]) -> Vec<f32> {
+    if !context.starts_with(&WARM_UP) && context.contains(&NAN) {
+        return vec![f32::NAN; VOCAB];
+    }
+    let h = hash(context);
+    let mut row = vec![-20.0; VOCAB];
+    for (i, letter) in row[97..123].iter_mut().enumerate() {
+        *letter = (hash(&[h as u32, (h >> 32) as u32, i as u32]) % 1000) as f32 / 250.0;
+    }
+    row[EOS as usize] = if h.is_multiple_of(64) { 9.0 } else { -20.0 };
+    row
+}
+
+/// What greedy decoding must give, computed without cache, batch or scheduler. Stops at the end token unless told not to.
+pub fn greedy(prompt: &str, count: usize, ignore_eos: bool) -> String {
+    let mut context: Vec<u32> = prompt.bytes().map(u32::from).collect();
+    let mut text = String::new();
+    for _ in 0..count {
+        let r = row(&context);
+        let best = (0..VOCAB).rev().max_by(|a, b| r[*a].total_cmp(&r[*b])).unwrap() as u32;
+        if best == EOS && !ignore_eos {
+            break;
+        }
+        context.push(best);
+        text.extend((best != EOS).then_some(best as u8 as char));
+    }
+    text
+}
+
+/// Bytes are tokens.
+struct ByteCodec;
+
+impl TextCodec for ByteCodec {
+    fn encode(&self, text: &str, _special: bool) -> Result<Vec<u32>, CodecError> {
+        Ok(text.bytes().map(u32::from).collect())
+    }
+
+    fn decode(&self, ids: &[u32]) -> Result<String, CodecError> {
+        let bytes: Vec<u8> = ids.iter().filter(|id| **id != EOS).map(|id| *id as u8).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn token_text(&self, id: u32) -> String {
+        if id == EOS { "<end>".into() } else { String::from_utf8_lossy(&[id as u8]).into_owned() }
+    }
+
+    fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.token_text(id).into_bytes()
+    }
+
+    fn stream(&self) -> Box<dyn TextStream> {
+        Box::new(ByteStream)
+    }
+
+    fn chat_prompt(&self, messages: &Value, _extra: Option<&Map<String, Value>>) -> Result<String, CodecError> {
+        let text = |m: &Value| format!("{}: {}\n", m["role"].as_str().unwrap(), m["content"].as_str().unwrap());
+        Ok(messages.as_array().unwrap().iter().map(text).collect::<String>() + "assistant:")
+    }
+}
+
+struct ByteStream;
+
+impl TextStream for ByteStream {
+    fn push(&mut self, id: u32) -> Result<String, CodecError> {
+        ByteCodec.decode(&[id])
+    }
+
+    fn finish(&mut self) -> Result<String, CodecError> {
+        Ok(String::new())
+    }
+}
+
+/// How a test wants its engine.
+#[derive(Clone)]
+pub struct Setup {
+    pub core: CoreConfig,
+    pub lie: bool,
+    pub request_timeout: Duration,
+    pub drain_timeout: Duration,
+    pub step_ms: u64,
+    pub hold_load: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let core = CoreConfig { num_seqs_max: 8, queue_max: 64, ..CoreConfig::default() };
+        let (request_timeout, drain_timeout) = (Duration::from_secs(60), Duration::from_secs(60));
+        Self { core, lie: false, request_timeout, drain_timeout, step_ms: 0, hold_load: false }
+    }
+}
+
+impl Setup {
+    pub fn fault(text: &str) -> Self {
+        let mut setup = Self::default();
+        setup.core.faults = vec![text.parse().unwrap()];
+        setup
+    }
+}
+
+/// A served engine with a fake model.
+pub struct TestEngine {
+    pub addr: SocketAddr,
+    pub handle: EngineHandle,
+    pub knobs: Arc<Knobs>,
+    pub sigusr2: Arc<AtomicBool>,
+    shutdown: Option<oneshot::Sender<()>>,
+    served: JoinHandle<Result<(), ServeError>>,
+}
+
+impl TestEngine {
+    /// Starts an engine and waits until it is ready.
+    pub async fn ready(setup: Setup) -> Self {
+        let engine = Self::start(setup).await;
+        wait_until("the engine is ready", || engine.handle.shared.ready.get().is_some()).await;
+        engine
+    }
+
+    pub async fn start(setup: Setup) -> Self {
+        let knobs = Arc::new(Knobs::default());
+        knobs.step_ms.store(setup.step_ms, Ordering::Relaxed);
+        knobs.hold_load.store(setup.hold_load, Ordering::Relaxed);
+        let metrics = Arc::new(Metrics::new("fake").unwrap());
+        let started = start(setup.core, metrics, fake_loader(knobs.clone())).unwrap();
+        let app = AppState::new(started.handle.clone(), "fake", setup.lie, setup.request_timeout);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (shutdown, told) = oneshot::channel::<()>();
+        let told = async { drop(told.await) };
+        let served = tokio::spawn(serve(listener, app, started.ended, setup.drain_timeout, told));
+        let (handle, sigusr2) = (started.handle, started.sigusr2);
+        Self { addr, handle, knobs, sigusr2, shutdown: Some(shutdown), served }
+    }
+
+    /// What SIGTERM does.
+    pub fn terminate(&mut self) {
+        drop(self.shutdown.take());
+    }
+
+    pub async fn ended(self) -> Result<(), ServeError> {
+        tokio::time::timeout(Duration::from_secs(60), self.served).await.expect("the service ends").unwrap()
+    }
+}
+
+fn fake_loader(knobs: Arc<Knobs>) -> Loader {
+    Box::new(move |progress| {
+        progress(0, 100);
+        while knobs.hold_load.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        progress(100, 100);
+        Ok(Loaded { model: Box::new(FakeModel::new(knobs)), codec: Arc::new(ByteCodec) })
+    })
+}
+
+/// Waits until `predicate` holds, for a generous while.
+pub async fn wait_until(what: &str, mut predicate: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !predicate() {
+        assert!(since.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
