@@ -1,0 +1,277 @@
+//! The command line of the agent's roles and of `truebeat run`: options as values, and what each role does with them.
+
+use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ::http::Uri;
+use clap::{Args, Subcommand};
+
+use crate::gate::{self, GateConfig};
+use crate::launch::LaunchConfig;
+use crate::options::WatchArgs;
+use crate::supervisor::{self, SuperviseConfig, SuperviseError};
+use crate::watch::{self, WatchError};
+
+/// This program itself, also after its file was replaced or removed.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// The sidecar's roles.
+#[derive(Debug, Args)]
+pub struct AgentArgs {
+    #[command(subcommand)]
+    pub role: Role,
+}
+
+/// One process each.
+#[derive(Debug, Subcommand)]
+pub enum Role {
+    /// The sidecar's first process: holds the probe port, keeps detector and gate alive, never exits by itself.
+    Supervise(Box<SuperviseArgs>),
+    /// Watches the engine and acts on the verdict; a child of `supervise`.
+    Detect(Box<DetectArgs>),
+    /// The reverse proxy in front of the engine; a child of `supervise`.
+    Gate(GateArgs),
+    /// Makes a session and becomes the engine (internal, `truebeat run`).
+    #[command(hide = true)]
+    Exec {
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+    /// Reads the GPUs for a detector that must not (internal).
+    #[command(hide = true)]
+    NvmlProbe,
+    /// Reads a Python process's stacks for a detector that must not (internal).
+    #[command(hide = true)]
+    PyStacks { pid: i32 },
+}
+
+#[derive(Debug, Args)]
+pub struct SuperviseArgs {
+    /// Where clients reach the engine through the gate.
+    #[arg(long, env = "TRUEBEAT_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080)))]
+    pub listen: SocketAddr,
+    /// Where probes and people reach the agent.
+    #[arg(long, env = "TRUEBEAT_AGENT_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 9400)))]
+    pub agent_listen: SocketAddr,
+    /// A directory of the agent's own, not shared with the engine.
+    #[arg(long, env = "TRUEBEAT_AGENT_DIR", default_value = "/run/truebeat-agent")]
+    pub agent_dir: PathBuf,
+    /// How long the agent outlives SIGTERM while the engine lives.
+    #[arg(long, env = "TRUEBEAT_OUTLIVE", default_value = "30m", value_parser = humantime::parse_duration)]
+    pub outlive: Duration,
+    /// The program that has the children's roles.
+    #[arg(long, hide = true, env = "TRUEBEAT_EXE", default_value = OWN_PROGRAM)]
+    pub exe: PathBuf,
+    #[command(flatten)]
+    pub watch: WatchArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct DetectArgs {
+    /// A directory of the agent's own, not shared with the engine.
+    #[arg(long, env = "TRUEBEAT_AGENT_DIR", default_value = "/run/truebeat-agent")]
+    pub agent_dir: PathBuf,
+    #[command(flatten)]
+    pub watch: WatchArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct GateArgs {
+    /// Where clients reach the engine through the gate.
+    #[arg(long, env = "TRUEBEAT_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080)))]
+    pub listen: SocketAddr,
+    /// The engine's own address.
+    #[arg(long, env = "TRUEBEAT_ENGINE_URL", default_value = "http://127.0.0.1:8000")]
+    pub upstream: Uri,
+    /// A directory of the agent's own; the control socket lies in it.
+    #[arg(long, env = "TRUEBEAT_AGENT_DIR", default_value = "/run/truebeat-agent")]
+    pub agent_dir: PathBuf,
+    /// The control socket, if it shall lie elsewhere.
+    #[arg(long)]
+    pub control: Option<PathBuf>,
+    /// Standard input is the listening socket (internal, `supervise`).
+    #[arg(long, hide = true)]
+    pub inherited_listener: bool,
+}
+
+/// `truebeat run [OPTIONS] -- CMD…`: any engine on this machine under supervision.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Where clients reach the engine through the gate.
+    #[arg(long, env = "TRUEBEAT_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)))]
+    pub listen: SocketAddr,
+    /// Where people and programs ask the agent (`truebeat why`).
+    #[arg(long, env = "TRUEBEAT_AGENT_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, 9400)))]
+    pub agent_listen: SocketAddr,
+    /// Between SIGTERM and SIGKILL for the engine, when `truebeat run` is told to end.
+    #[arg(long, default_value = "10s", value_parser = humantime::parse_duration)]
+    pub grace: Duration,
+    /// A directory of the agent's own. Default: a new one among the temporary files, removed at the end.
+    #[arg(long, env = "TRUEBEAT_AGENT_DIR")]
+    pub agent_dir: Option<PathBuf>,
+    /// The program that has the children's roles.
+    #[arg(long, hide = true, env = "TRUEBEAT_EXE", default_value = OWN_PROGRAM)]
+    pub exe: PathBuf,
+    #[command(flatten)]
+    pub watch: crate::options::RunWatchArgs,
+    /// The engine's command line.
+    #[arg(required = true, last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// Why a role ended.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error(transparent)]
+    Supervise(#[from] SuperviseError),
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    #[error(transparent)]
+    Gate(#[from] gate::GateError),
+    #[error(
+        "the gate could not listen on {address}: {source}; is another program on that port? choose one with --listen"
+    )]
+    GateListen { address: SocketAddr, source: std::io::Error },
+    #[error("the gate's standard input is no listening socket: {0}; --inherited-listener is for the supervisor alone")]
+    GateInherit(std::io::Error),
+    #[error("could not make a directory for this run at {path}: {source}; choose one with --agent-dir")]
+    RunDirectory { path: PathBuf, source: std::io::Error },
+}
+
+/// Roles that need neither runtime nor logging: run here and now, before either is made. `None` for the others.
+pub fn small_role(args: &AgentArgs) -> Option<ExitCode> {
+    match &args.role {
+        Role::Exec { command } => Some(become_engine(command)),
+        Role::NvmlProbe => Some(crate::sources::nvml_child_main()),
+        Role::PyStacks { pid } => Some(crate::forensics::py_stacks_main(*pid)),
+        Role::Supervise(_) | Role::Detect(_) | Role::Gate(_) => None,
+    }
+}
+
+/// Runs one of the agent's roles to its end.
+///
+/// # Errors
+/// When the role cannot start: a port in use, a directory not writable, an option that makes no sense.
+pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
+    match args.role {
+        Role::Supervise(args) => {
+            let config = SuperviseConfig {
+                exe: args.exe,
+                listen: args.listen,
+                agent_listen: args.agent_listen,
+                agent_dir: args.agent_dir,
+                gate_args: vec!["--upstream".into(), args.watch.engine_url.to_string().into()],
+                detect_args: args.watch.to_args(),
+                engine: None,
+                outlive: args.outlive,
+                narrate: false,
+            };
+            Ok(ExitCode::from(supervisor::run(config).await?))
+        }
+        Role::Detect(args) => {
+            watch::run(args.watch.into_config(args.agent_dir)?).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Role::Gate(args) => run_gate(args).await,
+        // They ran before there was a runtime; from here they run all the same.
+        role @ (Role::Exec { .. } | Role::NvmlProbe | Role::PyStacks { .. }) => {
+            Ok(small_role(&AgentArgs { role }).unwrap_or(ExitCode::FAILURE))
+        }
+    }
+}
+
+/// `truebeat run`: supervisor, gate, detector and the engine itself, until SIGTERM or SIGINT.
+///
+/// # Errors
+/// When it cannot start: no such program, a port in use, a directory not writable.
+pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
+    let own_dir = args.agent_dir.is_none();
+    let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dir(std::env::temp_dir()));
+    // Pages are stored to at every step: on a disk's file system a write-back would hold the engine (DESIGN §4.4).
+    let shm = PathBuf::from("/dev/shm");
+    let page_dir = if own_dir && shm.is_dir() { run_dir(shm) } else { agent_dir.join("pages") };
+    let made = std::fs::create_dir_all(&agent_dir);
+    made.map_err(|source| AgentError::RunDirectory { path: agent_dir.clone(), source })?;
+    let log_path = args.watch.log_file.clone().unwrap_or_else(|| agent_dir.join("engine.log"));
+    let watch = args.watch.for_run(page_dir.clone(), log_path.clone());
+    let engine = LaunchConfig {
+        command: args.command,
+        exe: args.exe.clone(),
+        agent_dir: agent_dir.clone(),
+        page_dir: page_dir.clone(),
+        log_path,
+        grace: args.grace,
+        narrate: true,
+    };
+    let config = SuperviseConfig {
+        exe: args.exe,
+        listen: args.listen,
+        agent_listen: args.agent_listen,
+        agent_dir: agent_dir.clone(),
+        gate_args: vec!["--upstream".into(), watch.engine_url.to_string().into()],
+        detect_args: watch.to_args(),
+        engine: Some(engine),
+        outlive: Duration::ZERO,
+        narrate: true,
+    };
+    let ended = supervisor::run(config).await;
+    if own_dir {
+        let _ = std::fs::remove_dir_all(&agent_dir);
+        let _ = std::fs::remove_dir_all(&page_dir);
+    }
+    Ok(ExitCode::from(ended?))
+}
+
+fn run_dir(base: PathBuf) -> PathBuf {
+    base.join(format!("truebeat-run-{}-{}", std::process::id(), crate::files::monotonic_ns()))
+}
+
+async fn run_gate(args: GateArgs) -> Result<ExitCode, AgentError> {
+    let listener = if args.inherited_listener {
+        tokio::spawn(leave_with_parent());
+        inherited_listener().map_err(AgentError::GateInherit)?
+    } else {
+        let bound = tokio::net::TcpListener::bind(args.listen).await;
+        bound.map_err(|source| AgentError::GateListen { address: args.listen, source })?
+    };
+    let control = args.control.unwrap_or_else(|| args.agent_dir.join("gate.sock"));
+    gate::run(listener, GateConfig { upstream: args.upstream, control }).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The supervisor gave us its listening socket as standard input.
+fn inherited_listener() -> std::io::Result<tokio::net::TcpListener> {
+    use std::os::fd::AsFd;
+    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let listener = std::net::TcpListener::from(socket);
+    listener.set_nonblocking(true)?;
+    listener.local_addr()?;
+    tokio::net::TcpListener::from_std(listener)
+}
+
+/// A gate without a supervisor would hold the port against the next one.
+async fn leave_with_parent() {
+    let parent = nix::unistd::getppid();
+    while nix::unistd::getppid() == parent {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    tracing::warn!("the supervisor is gone; the gate leaves");
+    let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM);
+}
+
+/// Makes a session of its own, so that the whole tree is known by it, and becomes the program.
+fn become_engine(command: &[OsString]) -> ExitCode {
+    use std::os::unix::process::CommandExt;
+    let Some((program, args)) = command.split_first() else { return ExitCode::FAILURE };
+    if let Err(error) = nix::unistd::setsid() {
+        eprintln!("truebeat: the engine gets no session of its own: {error}");
+    }
+    // Where the supervisor dies without a word, the engine is told to end as a terminal would tell it.
+    let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM);
+    let error = std::process::Command::new(program).args(args).exec();
+    eprintln!("truebeat: could not start {}: {error}", program.to_string_lossy());
+    ExitCode::from(127)
+}

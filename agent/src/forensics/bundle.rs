@@ -1,0 +1,303 @@
+//! The bundle file: one `.tar.zst` of text entries with `manifest.json` first, written whole or not at all, and read with bounds.
+//!
+//! May write below the bundle directory only; reads any file that it is given and trusts nothing in it.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Bytes of all entries of one bundle, before compression.
+pub const BYTES_MAX: usize = 16 << 20;
+/// Bundles kept in one directory.
+pub const KEPT_MAX: usize = 20;
+const SUFFIX: &str = ".tar.zst";
+const PARTIAL_SUFFIX: &str = ".tar.zst.partial";
+/// An unfinished file older than this has no writer any more.
+const PARTIAL_AGE_MAX: Duration = Duration::from_secs(600);
+const MANIFEST: &str = "manifest.json";
+/// What makes a manifest ours.
+const FORMAT: &str = "truebeat-bundle";
+/// Bounds of reading a file of unknown origin: unpacked bytes and entries.
+const READ_BYTES_MAX: u64 = 256 << 20;
+const READ_ENTRIES_MAX: usize = 100_000;
+
+/// One file of the bundle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BundleEntry {
+    /// Path within the bundle, e.g. `proc/42/status`.
+    pub name: String,
+    pub text: String,
+}
+
+/// What the bundle is and how it came about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Always `truebeat-bundle`.
+    pub format: String,
+    pub format_version: u32,
+    /// Version of the agent that wrote it.
+    pub agent_version: String,
+    pub episode: String,
+    pub class: String,
+    pub fingerprint: String,
+    /// What was asked for, how long each took, and what went wrong with it.
+    pub pieces: Vec<Piece>,
+    pub notes: Vec<String>,
+    /// Names and whole lengths of the entries; a cut one says so in `notes`.
+    pub entries: Vec<EntryInfo>,
+}
+
+/// One piece of evidence.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    pub name: String,
+    pub took_ms: u64,
+    pub note: Option<String>,
+}
+
+/// An entry as the manifest lists it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryInfo {
+    pub name: String,
+    pub bytes: usize,
+}
+
+/// A bundle that was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BundleContents {
+    pub manifest: Manifest,
+    /// Everything but the manifest, in the order of the file.
+    pub entries: Vec<BundleEntry>,
+}
+
+/// Why a bundle could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum BundleError {
+    #[error("cannot open {path}")]
+    Open { path: PathBuf, source: io::Error },
+    #[error("{path} is no readable .tar.zst; it may be cut off")]
+    Unpack { path: PathBuf, source: io::Error },
+    #[error("{path} unpacks to more than {bytes_max} bytes or {entries_max} entries; it is no bundle of ours")]
+    TooLarge { path: PathBuf, bytes_max: u64, entries_max: usize },
+    #[error("{path} does not begin with the manifest of a truebeat bundle")]
+    NoManifest { path: PathBuf },
+    #[error("cannot make the directory {path}")]
+    MakeDirectory { path: PathBuf, source: io::Error },
+    #[error("cannot pack the bundle")]
+    Pack { source: io::Error },
+    #[error("cannot write {path}")]
+    Write { path: PathBuf, source: io::Error },
+    #[error("the bundle was given up before {path} was complete")]
+    GivenUp { path: PathBuf },
+}
+
+/// Reads a whole bundle. Bytes that are no UTF-8 are replaced.
+pub fn read(path: &Path) -> Result<BundleContents, BundleError> {
+    let unpack = |source| BundleError::Unpack { path: path.to_owned(), source };
+    let too_large =
+        || BundleError::TooLarge { path: path.to_owned(), bytes_max: READ_BYTES_MAX, entries_max: READ_ENTRIES_MAX };
+    let no_manifest = || BundleError::NoManifest { path: path.to_owned() };
+    let file = File::open(path).map_err(|source| BundleError::Open { path: path.to_owned(), source })?;
+    let unpacked = zstd::Decoder::new(file).map_err(unpack)?.take(READ_BYTES_MAX + 1);
+    let mut archive = tar::Archive::new(unpacked);
+    let mut manifest: Option<Manifest> = None;
+    let mut entries = Vec::new();
+    let mut bytes = 0_u64;
+    for entry in archive.entries().map_err(unpack)? {
+        let mut entry = entry.map_err(unpack)?;
+        let name = entry.path().map_err(unpack)?.to_string_lossy().into_owned();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).map_err(unpack)?;
+        bytes += content.len() as u64;
+        if bytes > READ_BYTES_MAX || entries.len() >= READ_ENTRIES_MAX {
+            return Err(too_large());
+        }
+        if manifest.is_none() {
+            manifest = Some(parse_manifest(&name, &content).ok_or_else(no_manifest)?);
+        } else {
+            entries.push(BundleEntry { name, text: String::from_utf8_lossy(&content).into_owned() });
+        }
+    }
+    Ok(BundleContents { manifest: manifest.ok_or_else(no_manifest)?, entries })
+}
+
+/// Writes `<directory>/<id>.tar.zst` under a temporary name and renames it, then removes the oldest bundles beyond [`KEPT_MAX`].
+/// Entries are cut to [`BYTES_MAX`] in all. `given_up` set by another thread stops it before the rename.
+pub fn write(
+    directory: &Path,
+    id: &str,
+    mut manifest: Manifest,
+    mut entries: Vec<BundleEntry>,
+    given_up: &AtomicBool,
+) -> Result<PathBuf, BundleError> {
+    manifest.entries =
+        entries.iter().map(|entry| EntryInfo { name: entry.name.clone(), bytes: entry.text.len() }).collect();
+    manifest.notes.extend(cut_to(&mut entries, BYTES_MAX));
+    let packed = pack(&manifest, &entries).map_err(|source| BundleError::Pack { source })?;
+    fs::create_dir_all(directory)
+        .map_err(|source| BundleError::MakeDirectory { path: directory.to_owned(), source })?;
+    remove_abandoned(directory);
+    let path = path_of(directory, id);
+    let partial = directory.join(format!(".{}{PARTIAL_SUFFIX}", safe_name(id)));
+    let written = write_and_rename(&packed, &partial, &path, given_up);
+    if written.is_err() {
+        // on a full disk the rest of it would stay full
+        let _ = fs::remove_file(&partial);
+    }
+    written?;
+    prune(directory, &path);
+    Ok(path)
+}
+
+/// Where the bundle of an episode lies.
+pub fn path_of(directory: &Path, id: &str) -> PathBuf {
+    directory.join(format!("{}{SUFFIX}", safe_name(id)))
+}
+
+/// A manifest with nothing in it yet.
+pub fn manifest(episode: &str, class: &str, fingerprint: &str) -> Manifest {
+    Manifest {
+        format: FORMAT.to_owned(),
+        format_version: 1,
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        episode: episode.to_owned(),
+        class: class.to_owned(),
+        fingerprint: fingerprint.to_owned(),
+        pieces: Vec::new(),
+        notes: Vec::new(),
+        entries: Vec::new(),
+    }
+}
+
+/// An id as a file name: no separators, no leading dot, not too long for any file system.
+fn safe_name(id: &str) -> String {
+    let name: String = id
+        .chars()
+        .take(128)
+        .map(|c| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_') { c } else { '_' })
+        .collect();
+    let name = name.trim_start_matches('.');
+    if name.is_empty() { "episode".to_owned() } else { name.to_owned() }
+}
+
+fn parse_manifest(name: &str, content: &[u8]) -> Option<Manifest> {
+    let manifest: Manifest = serde_json::from_slice(content).ok()?;
+    (name == MANIFEST && manifest.format == FORMAT).then_some(manifest)
+}
+
+fn pack(manifest: &Manifest, entries: &[BundleEntry]) -> io::Result<Vec<u8>> {
+    let mut archive = tar::Builder::new(zstd::Encoder::new(Vec::new(), 3)?);
+    let manifest = serde_json::to_string_pretty(manifest)?;
+    append(&mut archive, MANIFEST, &manifest)?;
+    for entry in entries {
+        append(&mut archive, &entry.name, &entry.text)?;
+    }
+    archive.into_inner()?.finish()
+}
+
+fn append(archive: &mut tar::Builder<impl Write>, name: &str, text: &str) -> io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(text.len() as u64);
+    header.set_mode(0o640);
+    header.set_entry_type(tar::EntryType::Regular);
+    archive.append_data(&mut header, name, text.as_bytes())
+}
+
+/// Cuts the longest entries until all fit: finds the length that, as a limit for each, fills `bytes_max`. Returns a note for each.
+fn cut_to(entries: &mut [BundleEntry], bytes_max: usize) -> Vec<String> {
+    let total: usize = entries.iter().map(|entry| entry.text.len()).sum();
+    if total <= bytes_max {
+        return Vec::new();
+    }
+    let mut lengths: Vec<usize> = entries.iter().map(|entry| entry.text.len()).collect();
+    lengths.sort_unstable();
+    let mut left = bytes_max;
+    let mut limit = 0;
+    for (index, length) in lengths.iter().enumerate() {
+        limit = left / (lengths.len() - index);
+        if *length > limit {
+            break;
+        }
+        left -= length;
+    }
+    let mut notes = Vec::new();
+    for entry in entries.iter_mut().filter(|entry| entry.text.len() > limit) {
+        notes.push(format!("{} was cut from {} to {limit} bytes", entry.name, entry.text.len()));
+        let end = (0..=limit).rev().find(|at| entry.text.is_char_boundary(*at)).unwrap_or(0);
+        entry.text.truncate(end);
+    }
+    notes
+}
+
+fn write_and_rename(packed: &[u8], partial: &Path, path: &Path, given_up: &AtomicBool) -> Result<(), BundleError> {
+    let failed = |source| BundleError::Write { path: path.to_owned(), source };
+    let mut file = create(partial).map_err(failed)?;
+    for chunk in packed.chunks(1 << 20) {
+        if given_up.load(Ordering::Relaxed) {
+            return Err(BundleError::GivenUp { path: path.to_owned() });
+        }
+        file.write_all(chunk).map_err(failed)?;
+    }
+    // the machine may be about to be reset
+    file.sync_all().map_err(failed)?;
+    if given_up.load(Ordering::Relaxed) {
+        return Err(BundleError::GivenUp { path: path.to_owned() });
+    }
+    fs::rename(partial, path).map_err(failed)
+}
+
+/// A new file for the owner and group alone; a symbolic link that somebody put there is not followed.
+fn create(path: &Path) -> io::Result<File> {
+    let no_follow = nix::fcntl::OFlag::O_NOFOLLOW.bits();
+    fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).custom_flags(no_follow).open(path)
+}
+
+/// Files of the directory with this ending, with their age order.
+fn listed(directory: &Path, suffix: &str) -> Vec<(std::time::SystemTime, PathBuf)> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().ends_with(suffix))
+        .filter_map(|entry| {
+            let meta = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+            Some((meta.modified().ok()?, entry.path()))
+        })
+        .collect()
+}
+
+fn remove_abandoned(directory: &Path) {
+    for (modified, path) in listed(directory, PARTIAL_SUFFIX) {
+        if modified.elapsed().is_ok_and(|age| age > PARTIAL_AGE_MAX) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Removes the oldest bundles beyond the number kept. A file that is not a bundle of ours is left alone, whatever its name.
+fn prune(directory: &Path, newest: &Path) {
+    let mut bundles = listed(directory, SUFFIX);
+    bundles.retain(|(_, path)| path == newest || is_ours(path));
+    bundles.sort();
+    let surplus = bundles.len().saturating_sub(KEPT_MAX);
+    for (_, path) in bundles.into_iter().filter(|(_, path)| path != newest).take(surplus) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+fn is_ours(path: &Path) -> bool {
+    let first = || -> Option<bool> {
+        let unpacked = zstd::Decoder::new(File::open(path).ok()?).ok()?.take(1 << 20);
+        let mut archive = tar::Archive::new(unpacked);
+        let mut entry = archive.entries().ok()?.next()?.ok()?;
+        let name = entry.path().ok()?.to_string_lossy().into_owned();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).ok()?;
+        Some(parse_manifest(&name, &content).is_some())
+    };
+    first().unwrap_or(false)
+}

@@ -1,0 +1,51 @@
+//! What the gate itself says to clients: OpenAI-shaped errors, with Retry-After where trying again makes sense. Pure.
+
+use http::{HeaderValue, Response, StatusCode, header};
+
+use super::body::AnswerBody;
+use super::ledger::Refusal;
+
+/// Seconds after which an engine that is not there is worth another try.
+const RETRY_ABSENT_S: u32 = 1;
+
+/// The error object that OpenAI clients understand, on one line.
+pub fn error_json(message: &str, code: &str) -> String {
+    serde_json::json!({ "error": { "message": message, "type": "server_error", "param": null, "code": code } })
+        .to_string()
+}
+
+/// The gate is shut.
+pub fn refused(refusal: &Refusal) -> Response<AnswerBody> {
+    answer(StatusCode::SERVICE_UNAVAILABLE, &refusal.reason, "replica_unavailable", Some(refusal.retry_after_s))
+}
+
+/// Nobody listens where the engine should.
+pub fn absent() -> Response<AnswerBody> {
+    answer(StatusCode::SERVICE_UNAVAILABLE, "the engine is not running yet", "engine_absent", Some(RETRY_ABSENT_S))
+}
+
+/// The engine broke the connection before its answer was whole.
+pub fn broken(what: &str) -> Response<AnswerBody> {
+    answer(
+        StatusCode::BAD_GATEWAY,
+        &format!("the engine died before it answered ({what}); send the request again"),
+        "engine_died",
+        None,
+    )
+}
+
+/// The client's own mistake.
+pub fn bad_request(status: StatusCode, message: &str) -> Response<AnswerBody> {
+    answer(status, message, "bad_request", None)
+}
+
+fn answer(status: StatusCode, message: &str, code: &str, retry_after_s: Option<u32>) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::whole(error_json(message, code)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(seconds) = retry_after_s {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}

@@ -1,0 +1,227 @@
+//! Bodies that pass through the gate: requests replayed after they were counted, answers counted while they pass, unbuffered.
+//! Reads the clock for the ledger's sake.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
+use hyper::body::Incoming;
+
+use super::ledger::{End, Ledger};
+use super::scan::Scan;
+use crate::sources::clock::monotonic_ms;
+
+/// One request that was forwarded. Dropped without an end, it was abandoned by its client.
+#[derive(Debug)]
+pub struct Flight {
+    ledger: Arc<Ledger>,
+    id: u64,
+    ended: bool,
+}
+
+impl Flight {
+    /// Opens the books for one request.
+    pub fn open(ledger: &Arc<Ledger>, prompt_tokens: u64) -> Self {
+        Self { id: ledger.open(monotonic_ms(), prompt_tokens), ledger: Arc::clone(ledger), ended: false }
+    }
+
+    /// A chunk that means something came from the engine.
+    pub fn delivered(&self, bytes: usize) {
+        self.ledger.delivered(self.id, monotonic_ms(), bytes as u64);
+    }
+
+    /// Closes the books, once.
+    pub fn end(&mut self, end: End) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.ledger.close(self.id, end);
+        }
+    }
+
+    fn handed(&self, now: bool) {
+        self.ledger.handed(self.id, now.then(monotonic_ms));
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.end(End::Abandoned);
+    }
+}
+
+/// A request's body: what was read to count it, then the rest as it comes.
+#[derive(Debug, Default)]
+pub struct RequestBody {
+    pub head: Option<Bytes>,
+    pub rest: Option<Incoming>,
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if let Some(head) = self.head.take().filter(|head| !head.is_empty()) {
+            return Poll::Ready(Some(Ok(Frame::data(head))));
+        }
+        match &mut self.rest {
+            Some(rest) => Pin::new(rest).poll_frame(cx),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.head.as_ref().is_none_or(Bytes::is_empty) && self.rest.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let head = self.head.as_ref().map_or(0, |head| head.len() as u64);
+        match &self.rest {
+            None => SizeHint::with_exact(head),
+            Some(rest) => {
+                let rest = rest.size_hint();
+                let mut hint = SizeHint::new();
+                hint.set_lower(rest.lower().saturating_add(head));
+                if let Some(upper) = rest.upper() {
+                    hint.set_upper(upper.saturating_add(head));
+                }
+                hint
+            }
+        }
+    }
+}
+
+/// An answer's body.
+#[derive(Debug)]
+pub enum AnswerBody {
+    /// Made by the gate, or read whole.
+    Whole(Full<Bytes>),
+    /// Passed through without counting.
+    Through(Incoming),
+    /// Passed through and counted.
+    Counted(Box<CountedBody>),
+}
+
+impl AnswerBody {
+    /// A body that the gate has in its hands.
+    pub fn whole(bytes: impl Into<Bytes>) -> Self {
+        Self::Whole(Full::new(bytes.into()))
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match self.get_mut() {
+            Self::Whole(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
+            Self::Through(body) => Pin::new(body).poll_frame(cx),
+            Self::Counted(body) => Pin::new(body.as_mut()).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(body) => body.is_end_stream(),
+            Self::Through(body) => body.is_end_stream(),
+            Self::Counted(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(body) => body.size_hint(),
+            Self::Through(body) => body.size_hint(),
+            Self::Counted(body) => body.size_hint(),
+        }
+    }
+}
+
+/// A streamed answer whose chunks are counted as they are read from the engine.
+#[derive(Debug)]
+pub struct CountedBody {
+    inner: Incoming,
+    flight: Flight,
+    scan: Scan,
+    /// How it counts when the whole body was read.
+    good: bool,
+    over: bool,
+}
+
+impl CountedBody {
+    /// `good`: an answer with this status, read whole, is a completed request.
+    pub fn new(inner: Incoming, flight: Flight, scan: Scan, good: bool) -> Self {
+        Self { inner, flight, scan, good, over: false }
+    }
+
+    fn finish(&mut self) {
+        self.over = true;
+        self.flight.end(if self.good { End::Completed } else { End::Failed });
+    }
+
+    /// The engine broke off. Clients of an event stream are told so in the stream; others see the connection break, since their
+    /// status line is gone.
+    fn broken(&mut self, error: hyper::Error) -> Option<Result<Frame<Bytes>, hyper::Error>> {
+        self.over = true;
+        self.flight.end(End::Failed);
+        if !self.scan.is_events() {
+            return Some(Err(error));
+        }
+        let gap = if self.scan.at_line_start() { "" } else { "\n\n" };
+        let text = super::answers::error_json(
+            "the engine died in the middle of this answer; send the request again",
+            "engine_died",
+        );
+        Some(Ok(Frame::data(Bytes::from(format!("{gap}data: {text}\n\n")))))
+    }
+}
+
+impl Body for CountedBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        // Being asked for the next chunk means that the client's socket took the last one.
+        self.flight.handed(false);
+        match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+            None => {
+                self.finish();
+                Poll::Ready(None)
+            }
+            Some(Ok(frame)) => {
+                if let Some(data) = frame.data_ref() {
+                    if self.scan.feed(data) {
+                        self.flight.delivered(data.len());
+                    }
+                    self.flight.handed(true);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Some(Err(error)) => Poll::Ready(self.broken(error)),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.over || self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // An event stream may get a last event of ours, so its length is not the engine's to promise.
+        if self.scan.is_events() { SizeHint::default() } else { self.inner.size_hint() }
+    }
+}
+
+impl Drop for CountedBody {
+    fn drop(&mut self) {
+        // With a known length the connection stops asking once it has all of it.
+        if !self.over && self.inner.is_end_stream() {
+            self.finish();
+        }
+    }
+}

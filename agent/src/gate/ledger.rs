@@ -1,0 +1,237 @@
+//! The gate's books: what was forwarded, what came back, what was refused. Pure: time comes as an argument.
+//!
+//! The counts are what the detector trusts most (V2), so they are kept by one rule each and checked below.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use vitals::observation::{GateObs, Ms};
+
+/// A chunk that has waited longer than this for the client's socket makes the client "blocked" (V5).
+const CLIENT_BLOCKED_MS: Ms = 1_000;
+
+/// What the detector wants of the gate. Level-triggered: it is told anew every tick.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Control {
+    /// Refuse everything that is new.
+    pub fenced: bool,
+    /// What refused clients are told to wait, in seconds.
+    pub retry_after_s: u32,
+    /// Why, in words a client may read.
+    pub reason: String,
+    /// Refuse what is new, because this replica is about to leave.
+    pub draining: bool,
+}
+
+/// What the gate answers: its counters, and how requests ended (for people; the detector needs only `obs`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateReply {
+    #[serde(flatten)]
+    pub obs: GateObs,
+    /// Ended well: the whole answer was read from the engine.
+    pub requests_completed: u64,
+    /// Ended by the engine's fault: it died, broke off, or answered 5xx.
+    pub requests_failed: u64,
+    /// Turned away by the gate, fenced or draining.
+    pub requests_refused: u64,
+    /// Left by the client before the end.
+    pub requests_abandoned: u64,
+    /// Is the gate shut now?
+    pub shut: bool,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Completed,
+    Failed,
+    Abandoned,
+}
+
+/// Why a new request is turned away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    pub retry_after_s: u32,
+    pub reason: String,
+}
+
+/// The books, shared by all connections. Locked for a few instructions at a time, never across an await.
+#[derive(Debug)]
+pub struct Ledger {
+    books: Mutex<Books>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    control: Control,
+    next_id: u64,
+    open: BTreeMap<u64, Open>,
+    /// Counters of requests that ended, and the sums over all.
+    sums: GateReply,
+}
+
+#[derive(Debug)]
+struct Open {
+    forwarded_ms: Ms,
+    prompt_tokens: u64,
+    answered: bool,
+    /// A chunk was given to the client's connection at this time and it has not asked for the next.
+    handed_ms: Option<Ms>,
+}
+
+impl Ledger {
+    /// Empty books. `epoch` must differ from every earlier gate's; `control` is what the gate before this one was told last.
+    pub fn new(epoch: u64, control: Control) -> Self {
+        let sums = GateReply { obs: GateObs { epoch, ..GateObs::default() }, ..GateReply::default() };
+        Self { books: Mutex::new(Books { control, sums, ..Books::default() }) }
+    }
+
+    /// May a new request pass? A refusal is counted.
+    pub fn admit(&self) -> Result<(), Refusal> {
+        let mut books = self.lock();
+        let control = &books.control;
+        if !control.fenced && !control.draining {
+            return Ok(());
+        }
+        let reason = match (control.fenced, control.reason.is_empty()) {
+            (true, true) => "this replica makes no progress and takes no new requests".to_owned(),
+            (false, true) => "this replica is draining".to_owned(),
+            (_, false) => control.reason.clone(),
+        };
+        let refusal = Refusal { retry_after_s: control.retry_after_s.max(1), reason };
+        books.sums.requests_refused += 1;
+        Err(refusal)
+    }
+
+    /// A request that is work goes to the engine now. Ends with exactly one [`Ledger::close`].
+    pub fn open(&self, now_ms: Ms, prompt_tokens: u64) -> u64 {
+        let mut books = self.lock();
+        books.next_id += 1;
+        let id = books.next_id;
+        books.open.insert(id, Open { forwarded_ms: now_ms, prompt_tokens, answered: false, handed_ms: None });
+        id
+    }
+
+    /// A chunk of the answer that means something was read from the engine.
+    pub fn delivered(&self, id: u64, now_ms: Ms, bytes: u64) {
+        let mut books = self.lock();
+        if let Some(open) = books.open.get_mut(&id) {
+            open.answered = true;
+        }
+        books.sums.obs.chunks_delivered += 1;
+        books.sums.obs.bytes_delivered += bytes;
+        books.sums.obs.last_delivery_ms = Some(now_ms);
+    }
+
+    /// A chunk was given to the client's connection (`Some`), or that connection asked for the next one (`None`).
+    pub fn handed(&self, id: u64, at_ms: Option<Ms>) {
+        if let Some(open) = self.lock().open.get_mut(&id) {
+            open.handed_ms = at_ms;
+        }
+    }
+
+    /// The request ended. A second close of the same request is ignored.
+    pub fn close(&self, id: u64, end: End) {
+        let mut books = self.lock();
+        if books.open.remove(&id).is_none() {
+            return;
+        }
+        books.sums.obs.requests_done += 1;
+        match end {
+            End::Completed => books.sums.requests_completed += 1,
+            End::Failed => books.sums.requests_failed += 1,
+            End::Abandoned => books.sums.requests_abandoned += 1,
+        }
+    }
+
+    /// Takes the detector's will. Returns true where it changed anything.
+    pub fn set_control(&self, control: Control) -> bool {
+        let mut books = self.lock();
+        let changed = books.control != control;
+        books.control = control;
+        changed
+    }
+
+    /// The counters as of `now_ms`.
+    pub fn reply(&self, now_ms: Ms) -> GateReply {
+        let books = self.lock();
+        let mut reply = books.sums.clone();
+        let waiting = || books.open.values().filter(|open| !open.answered);
+        let blocked = |open: &&Open| open.handed_ms.is_some_and(|at| now_ms.saturating_sub(at) > CLIENT_BLOCKED_MS);
+        reply.obs.in_flight = count(books.open.len());
+        reply.obs.awaiting_first_byte = count(waiting().count());
+        reply.obs.prompt_tokens_owed = waiting().map(|open| open.prompt_tokens).sum();
+        reply.obs.client_blocked = count(books.open.values().filter(blocked).count());
+        reply.obs.oldest_in_flight_ms = books.open.values().map(|open| open.forwarded_ms).min();
+        reply.shut = books.control.fenced || books.control.draining;
+        reply
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        // Books are valid after every statement, so a panic elsewhere does not spoil them.
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger() -> Ledger {
+        Ledger::new(7, Control::default())
+    }
+
+    #[test]
+    fn work_owed_ends_with_the_first_byte_and_flight_with_the_close() {
+        let books = ledger();
+        let first = books.open(100, 40);
+        let second = books.open(200, 2);
+        books.delivered(first, 250, 10);
+        let reply = books.reply(300);
+        assert_eq!((reply.obs.in_flight, reply.obs.awaiting_first_byte, reply.obs.prompt_tokens_owed), (2, 1, 2));
+        assert_eq!((reply.obs.oldest_in_flight_ms, reply.obs.last_delivery_ms), (Some(100), Some(250)));
+        books.close(first, End::Completed);
+        books.close(first, End::Failed);
+        books.close(second, End::Abandoned);
+        let reply = books.reply(400);
+        assert_eq!((reply.obs.in_flight, reply.obs.requests_done, reply.obs.oldest_in_flight_ms), (0, 2, None));
+        assert_eq!((reply.requests_completed, reply.requests_failed, reply.requests_abandoned), (1, 0, 1));
+    }
+
+    #[test]
+    fn a_client_is_blocked_only_while_a_chunk_waits_for_it() {
+        let books = ledger();
+        let id = books.open(0, 1);
+        books.handed(id, Some(1_000));
+        assert_eq!(books.reply(2_000).obs.client_blocked, 0);
+        assert_eq!(books.reply(2_001).obs.client_blocked, 1);
+        books.handed(id, None);
+        assert_eq!(books.reply(9_000).obs.client_blocked, 0);
+    }
+
+    #[test]
+    fn a_shut_gate_refuses_and_counts_each_refusal() {
+        let books = ledger();
+        assert!(books.admit().is_ok());
+        assert!(books.set_control(Control { fenced: true, reason: "no byte for 2 s".into(), ..Control::default() }));
+        let refusal = books.admit().unwrap_err();
+        assert_eq!((refusal.retry_after_s, refusal.reason.as_str()), (1, "no byte for 2 s"));
+        assert!(!books.set_control(Control { fenced: true, reason: "no byte for 2 s".into(), ..Control::default() }));
+        books.set_control(Control::default());
+        assert!(books.admit().is_ok());
+        assert_eq!(books.reply(0).requests_refused, 1);
+    }
+
+    #[test]
+    fn the_reply_is_one_flat_json_object_with_the_detectors_fields() {
+        let text = serde_json::to_string(&ledger().reply(0)).unwrap();
+        let obs: GateObs = serde_json::from_str(&text).unwrap();
+        assert_eq!(obs.epoch, 7);
+        assert_eq!(serde_json::from_str::<GateReply>(&text).unwrap(), ledger().reply(0));
+    }
+}

@@ -1,0 +1,92 @@
+//! The gate: a streaming reverse proxy in front of the engine. It counts what is owed and what is delivered, and refuses at once
+//! when it is shut. It decides nothing: the detector tells it what to be (`control`), and it keeps being that if the detector dies.
+
+mod answers;
+mod body;
+pub mod control;
+pub mod ledger;
+mod proxy;
+mod scan;
+mod work;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+
+use self::ledger::Ledger;
+use self::proxy::Proxy;
+
+/// What is buffered for a client before its reading holds the engine's stream back.
+const CLIENT_BUFFER_BYTES: usize = 64 << 10;
+const HEADER_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// What a gate needs.
+#[derive(Debug, Clone)]
+pub struct GateConfig {
+    /// The engine's base URL.
+    pub upstream: Uri,
+    /// The control socket's path; made anew at start.
+    pub control: PathBuf,
+}
+
+/// Why a gate cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum GateError {
+    #[error("the engine's URL {0} names no host; give one like http://127.0.0.1:8000")]
+    Upstream(Uri),
+    #[error("could not listen on the gate's control socket {path}: {source}")]
+    Control { path: PathBuf, source: std::io::Error },
+}
+
+/// Serves on `listener` until the task is dropped. Returns only when it cannot start.
+///
+/// # Errors
+/// When the URL names no host or the control socket cannot be made.
+pub async fn run(listener: TcpListener, config: GateConfig) -> Result<(), GateError> {
+    let memory = config.control.with_extension("state");
+    let epoch = crate::files::monotonic_ns();
+    let ledger = Arc::new(Ledger::new(epoch, control::recall(&memory)));
+    let proxy = Proxy::new(Arc::clone(&ledger), &config.upstream).ok_or(GateError::Upstream(config.upstream))?;
+    // A socket file that a dead gate left behind is in the way of ours.
+    let _ = std::fs::remove_file(&config.control);
+    let socket =
+        UnixListener::bind(&config.control).map_err(|source| GateError::Control { path: config.control, source })?;
+    tokio::spawn(control::serve(socket, ledger, memory));
+    accept(listener, Arc::new(proxy)).await;
+    Ok(())
+}
+
+async fn accept(listener: TcpListener, proxy: Arc<Proxy>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::spawn(serve_connection(stream, Arc::clone(&proxy)));
+            }
+            Err(error) => {
+                // Out of descriptors, most likely: connections that end will free some.
+                tracing::warn!(%error, "the gate did not accept a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>) {
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request| Arc::clone(&proxy).handle(request));
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_WAIT_MAX)
+        .max_buf_size(CLIENT_BUFFER_BYTES)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "a client's connection ended");
+    }
+}

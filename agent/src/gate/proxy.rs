@@ -1,0 +1,225 @@
+//! The way of one request through the gate: admitted, counted, forwarded, its answer passed on chunk by chunk.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, Uri, header};
+use http_body::Body;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use super::answers;
+use super::body::{AnswerBody, CountedBody, Flight, RequestBody};
+use super::ledger::{End, Ledger};
+use super::scan::Scan;
+use super::work;
+
+/// A request body is read up to this size to count its prompt; a larger one streams through.
+const COUNTED_BYTES_MAX: usize = 8 << 20;
+/// JSON answers of a known length up to this size are read whole, so that an engine's death is still a clean 502.
+const WHOLE_ANSWER_BYTES_MAX: u64 = 8 << 20;
+/// A client that sends its body this slowly is cut (E7).
+const BODY_CHUNK_WAIT_MAX: Duration = Duration::from_secs(60);
+const CONNECT_WAIT_MAX: Duration = Duration::from_secs(5);
+const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(10);
+
+/// Headers that belong to one connection and not to the message.
+const HOP_BY_HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+/// Forwards requests to one engine.
+#[derive(Debug)]
+pub struct Proxy {
+    ledger: Arc<Ledger>,
+    client: Client<HttpConnector, RequestBody>,
+    scheme: Scheme,
+    authority: Authority,
+}
+
+impl Proxy {
+    /// `upstream` is the engine's base URL; its path is ignored. `None` where it names no host.
+    pub fn new(ledger: Arc<Ledger>, upstream: &Uri) -> Option<Self> {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT_WAIT_MAX));
+        connector.set_nodelay(true);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_CONNECTION_MAX)
+            .build(connector);
+        let scheme = upstream.scheme().cloned().unwrap_or(Scheme::HTTP);
+        Some(Self { ledger, client, scheme, authority: upstream.authority().cloned()? })
+    }
+
+    /// Answers one request; whatever goes wrong is an answer too.
+    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<AnswerBody>, Infallible> {
+        if request.method() == Method::CONNECT {
+            return Ok(answers::bad_request(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not served here"));
+        }
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+        if !reads && let Err(refusal) = self.ledger.admit() {
+            return Ok(answers::refused(&refusal));
+        }
+        if work::is_work(request.method(), request.uri().path()) {
+            return Ok(self.forward_work(request).await);
+        }
+        let (parts, body) = request.into_parts();
+        Ok(match self.send(parts, RequestBody { head: None, rest: Some(body) }).await {
+            Ok(response) => response.map(AnswerBody::Through),
+            Err(response) => *response,
+        })
+    }
+
+    async fn forward_work(&self, request: Request<Incoming>) -> Response<AnswerBody> {
+        let (parts, body) = request.into_parts();
+        let (body, tokens) = match read_and_count(body).await {
+            Ok(counted) => counted,
+            Err(response) => return *response,
+        };
+        // The detector may have shut the gate while the body came in.
+        if let Err(refusal) = self.ledger.admit() {
+            return answers::refused(&refusal);
+        }
+        let mut flight = Flight::open(&self.ledger, tokens);
+        match self.send(parts, body).await {
+            Ok(response) => pass_on(response, flight).await,
+            Err(response) => {
+                flight.end(End::Failed);
+                *response
+            }
+        }
+    }
+
+    async fn send(
+        &self,
+        mut parts: http::request::Parts,
+        body: RequestBody,
+    ) -> Result<Response<Incoming>, Box<Response<AnswerBody>>> {
+        let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let uri =
+            Uri::builder().scheme(self.scheme.clone()).authority(self.authority.clone()).path_and_query(path).build();
+        parts.uri = uri
+            .map_err(|error| answers::bad_request(StatusCode::BAD_REQUEST, &format!("the path is no path: {error}")))?;
+        parts.version = http::Version::HTTP_11;
+        strip_hop_by_hop(&mut parts.headers);
+        // The gate has answered the client's `Expect` by reading its body.
+        parts.headers.remove(header::EXPECT);
+        let mut response = self.client.request(Request::from_parts(parts, body)).await.map_err(|error| {
+            let absent = error.is_connect();
+            tracing::debug!(error = &error as &dyn std::error::Error, "the engine did not answer");
+            if absent { answers::absent() } else { answers::broken("no answer") }
+        })?;
+        strip_hop_by_hop(response.headers_mut());
+        Ok(response)
+    }
+}
+
+/// The body's first part in memory, with its prompt tokens; what goes beyond the limit is left to stream.
+async fn read_and_count(mut body: Incoming) -> Result<(RequestBody, u64), Box<Response<AnswerBody>>> {
+    let mut head = BytesMut::new();
+    loop {
+        let frame = match tokio::time::timeout(BODY_CHUNK_WAIT_MAX, body.frame()).await {
+            Err(_) => {
+                return Err(
+                    answers::bad_request(StatusCode::REQUEST_TIMEOUT, "the request body came too slowly").into()
+                );
+            }
+            Ok(Some(Err(error))) => {
+                let text = format!("the request body broke off: {error}");
+                return Err(answers::bad_request(StatusCode::BAD_REQUEST, &text).into());
+            }
+            Ok(None) => {
+                let head = head.freeze();
+                let tokens = work::prompt_tokens(&head);
+                return Ok((RequestBody { head: Some(head), rest: None }, tokens));
+            }
+            Ok(Some(Ok(frame))) => frame,
+        };
+        if let Some(data) = frame.data_ref() {
+            head.extend_from_slice(data);
+        }
+        if head.len() > COUNTED_BYTES_MAX {
+            let length = body.size_hint().exact().unwrap_or(0).saturating_add(head.len() as u64);
+            return Ok((RequestBody { head: Some(head.freeze()), rest: Some(body) }, (length / 4).max(1)));
+        }
+    }
+}
+
+/// The engine's answer becomes the client's.
+async fn pass_on(response: Response<Incoming>, flight: Flight) -> Response<AnswerBody> {
+    let (mut parts, body) = response.into_parts();
+    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let scan = Scan::for_content_type(content_type);
+    let good = !parts.status.is_server_error() && parts.status != StatusCode::TOO_MANY_REQUESTS;
+    let json = content_type.is_some_and(|kind| kind.starts_with("application/json"));
+    let length = body.size_hint().exact();
+    if json && length.is_some_and(|length| length <= WHOLE_ANSWER_BYTES_MAX) {
+        return match read_whole(body, flight, good).await {
+            Some(bytes) => Response::from_parts(parts, AnswerBody::whole(bytes)),
+            None => answers::broken("its answer broke off"),
+        };
+    }
+    if scan.is_events() {
+        parts.headers.remove(header::CONTENT_LENGTH);
+    }
+    Response::from_parts(parts, AnswerBody::Counted(Box::new(CountedBody::new(body, flight, scan, good))))
+}
+
+/// Reads a JSON answer to its end, counting; nothing where the engine broke off.
+async fn read_whole(mut body: Incoming, mut flight: Flight, good: bool) -> Option<Bytes> {
+    let mut whole = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else {
+            flight.end(End::Failed);
+            return None;
+        };
+        if let Some(data) = frame.data_ref() {
+            flight.delivered(data.len());
+            whole.extend_from_slice(data);
+        }
+    }
+    flight.end(if good { End::Completed } else { End::Failed });
+    Some(whole.freeze())
+}
+
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_headers_and_those_they_name_are_taken_off() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [("connection", "close, x-mine"), ("x-mine", "1"), ("te", "trailers"), ("accept", "*/*")] {
+            headers.insert(HeaderName::from_static(name), value.parse().unwrap());
+        }
+        strip_hop_by_hop(&mut headers);
+        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["accept"]);
+    }
+}

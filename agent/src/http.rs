@@ -1,0 +1,113 @@
+//! The agent's HTTP: `/livez`, `/readyz`, `/verdict`, `/incidents`, `/metrics`, `/drain`. Served by a thread and a runtime of its
+//! own, from memory alone, so that it answers whatever the rest of the supervisor does (I4).
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::supervisor::board::Board;
+
+/// A drain that nobody bounds ends after this.
+const DRAIN_S_DEFAULT: u64 = 25;
+const DRAIN_S_MAX: u64 = 3_600;
+
+/// Starts the thread. It lives as long as the process.
+///
+/// # Errors
+/// When the thread, its runtime or the listener's registration fails.
+pub fn serve_on_own_thread(listener: TcpListener, board: Arc<Board>) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listener = {
+        let _inside = runtime.enter();
+        tokio::net::TcpListener::from_std(listener)?
+    };
+    let serve = move || {
+        let served = runtime.block_on(async { axum::serve(listener, router(board)).await });
+        if let Err(error) = served {
+            tracing::error!(%error, "the agent's HTTP ended");
+        }
+    };
+    std::thread::Builder::new().name("http".to_owned()).spawn(serve).map(drop)
+}
+
+/// The routes over one board.
+pub fn router(board: Arc<Board>) -> Router {
+    Router::new()
+        .route("/livez", get(|| async { "ok" }))
+        .route("/readyz", get(readyz))
+        .route("/verdict", get(verdict))
+        .route("/incidents", get(incidents))
+        .route("/metrics", get(metrics))
+        .route("/drain", get(drain).post(drain))
+        .with_state(board)
+}
+
+/// May this replica serve? The last answer stays while the detector is away (I4); before its first word, no.
+async fn readyz(State(board): State<Arc<Board>>) -> Response {
+    let Some(posted) = board.latest() else {
+        let body = json!({ "ready": false, "reason": "NoVerdict", "message": "the detector has not spoken yet" });
+        return (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response();
+    };
+    let status = if posted.doc.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let body = json!({
+        "ready": posted.doc.ready,
+        "reason": posted.doc.reason.reason,
+        "message": posted.doc.reason.message,
+        "age_ms": posted.at.elapsed().as_millis() as u64,
+    });
+    (status, Json(body)).into_response()
+}
+
+async fn verdict(State(board): State<Arc<Board>>) -> Json<Value> {
+    let Some(posted) = board.latest() else {
+        return Json(json!({
+            "verdict": "Unknown", "class": null, "since_ms": 0, "fenced": false, "phase": null,
+            "reasons": [{ "source": "policy", "text": "the detector has not spoken yet" }],
+        }));
+    };
+    let age_ms = posted.at.elapsed().as_millis() as u64;
+    let mut doc = posted.doc.verdict.clone();
+    doc.since_ms = doc.since_ms.saturating_add(age_ms);
+    let mut body = serde_json::to_value(doc).unwrap_or_default();
+    body["age_ms"] = age_ms.into();
+    Json(body)
+}
+
+async fn incidents(State(board): State<Arc<Board>>) -> Json<Value> {
+    let list = board.latest().map(|posted| serde_json::to_value(&posted.doc.incidents).unwrap_or_default());
+    Json(list.unwrap_or_else(|| json!([])))
+}
+
+async fn metrics(State(board): State<Arc<Board>>) -> Response {
+    let mut text = board.latest().map(|posted| posted.doc.metrics.clone()).unwrap_or_default();
+    text += &board.metrics();
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+#[derive(Debug, Deserialize)]
+struct DrainQuery {
+    timeout_s: Option<u64>,
+}
+
+/// The engine's preStop: refuse what is new, wait until nothing is in flight or the time is up. GET, because that is what the
+/// kubelet sends.
+async fn drain(State(board): State<Arc<Board>>, Query(query): Query<DrainQuery>) -> Json<Value> {
+    let id = board.request_drain();
+    let mut statuses = board.statuses();
+    let bound = Duration::from_secs(query.timeout_s.unwrap_or(DRAIN_S_DEFAULT).min(DRAIN_S_MAX));
+    let empty = statuses.wait_for(|status| {
+        status.as_ref().is_some_and(|posted| posted.doc.draining == Some(id) && posted.doc.in_flight == Some(0))
+    });
+    let drained = matches!(tokio::time::timeout(bound, empty).await, Ok(Ok(_)));
+    let in_flight = board.latest().and_then(|posted| posted.doc.in_flight);
+    Json(json!({ "drained": drained, "in_flight": in_flight }))
+}

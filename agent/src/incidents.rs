@@ -1,0 +1,218 @@
+//! The book of episodes: what happened when, newest first. Pure: times come as RFC 3339 text.
+//!
+//! The state machine of `vitals::recovery` says which stage an episode is in; this file writes down when it got there.
+
+use crds::episode::Episode;
+use serde::{Deserialize, Serialize};
+use vitals::recovery::{EpisodeStage, GrantedBy, RecoveryOutput};
+use vitals::verdict::{Outcome, Verdict};
+
+/// Episodes that are kept.
+const KEPT_MAX: usize = 50;
+/// Reasons of one episode that are kept.
+const REASONS_MAX: usize = 8;
+const ID_CHARS_MAX: usize = 128;
+
+/// All episodes that this replica remembers.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Incidents {
+    /// Newest first.
+    list: Vec<Episode>,
+}
+
+/// What one tick adds to the open episode.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment<'a> {
+    pub now: &'a str,
+    pub recovery: &'a RecoveryOutput,
+    pub outcome: &'a Outcome,
+    /// The gate said that it is shut.
+    pub shut: bool,
+    /// Requests refused since the last tick.
+    pub refused: u64,
+}
+
+impl Incidents {
+    /// Newest first.
+    pub fn list(&self) -> &[Episode] {
+        &self.list
+    }
+
+    /// The episode that is not closed, if there is one. Only the newest can be.
+    pub fn open(&self) -> Option<&Episode> {
+        self.list.first().filter(|episode| !episode.closed())
+    }
+
+    /// Begins an episode, or goes on with the open one of the same engine process (this detector was restarted meanwhile).
+    pub fn begin(&mut self, id_base: &str, number: u64, class: &str, now: &str) {
+        if self.open().is_some_and(|open| open.id.starts_with(&format!("{id_base}-"))) {
+            return;
+        }
+        // An episode of another process that nobody could close: its engine was replaced.
+        if let Some(left) = self.open_mut() {
+            left.stage = EpisodeStage::Recovered.name().to_owned();
+        }
+        let episode = Episode {
+            id: format!("{id_base}-{number}"),
+            class: class.to_owned(),
+            stage: EpisodeStage::Suspect.name().to_owned(),
+            suspect_at: Some(now.to_owned()),
+            ..Episode::default()
+        };
+        self.list.insert(0, episode);
+        self.list.truncate(KEPT_MAX);
+    }
+
+    /// Takes one tick's news.
+    pub fn tick(&mut self, moment: &Moment<'_>) {
+        let Some(stage) = moment.recovery.stage else {
+            self.close_left_over(moment);
+            return;
+        };
+        let Some(episode) = self.open_mut() else { return };
+        let mark = |at: &mut Option<String>| _ = at.get_or_insert_with(|| moment.now.to_owned());
+        episode.requests_refused += moment.refused;
+        stage.name().clone_into(&mut episode.stage);
+        if let Some(class) = &moment.recovery.class {
+            episode.class.clone_from(class);
+        }
+        if matches!(moment.outcome.verdict, Verdict::Suspect(_) | Verdict::Stalled(_) | Verdict::Dead) {
+            episode.reasons =
+                moment.outcome.reasons.iter().take(REASONS_MAX).map(|reason| reason.text.clone()).collect();
+        }
+        if moment.shut {
+            mark(&mut episode.fenced_at);
+        }
+        if matches!(stage, EpisodeStage::Stalled | EpisodeStage::Granted | EpisodeStage::Killed) {
+            mark(&mut episode.confirmed_at);
+        }
+        if let Some(by) = moment.recovery.granted_by {
+            mark(&mut episode.granted_at);
+            episode.granted_by = Some(if by == GrantedBy::Operator { "operator" } else { "self" }.to_owned());
+        }
+        if stage == EpisodeStage::Recovered {
+            mark(&mut episode.serving_at);
+        }
+    }
+
+    /// The evidence of an episode is in, or given up.
+    pub fn captured(&mut self, id: &str, bundle: Option<String>, fingerprint: &str, now: &str) {
+        if let Some(episode) = self.list.iter_mut().find(|episode| episode.id == id) {
+            episode.evidence_at.get_or_insert_with(|| now.to_owned());
+            episode.bundle = bundle;
+            episode.fingerprint = Some(fingerprint.to_owned()).filter(|text| !text.is_empty());
+        }
+    }
+
+    /// SIGKILL was sent to the engine's tree; `lost` requests were in flight. Only the first kill counts.
+    pub fn killed(&mut self, id: &str, lost: u64, now: &str) {
+        if let Some(episode) = self.list.iter_mut().find(|episode| episode.id == id && episode.killed_at.is_none()) {
+            episode.killed_at = Some(now.to_owned());
+            episode.requests_lost = lost;
+        }
+    }
+
+    /// Which GPUs the open episode is about.
+    pub fn on_gpus(&mut self, uuids: impl Iterator<Item = String>) {
+        if let Some(episode) = self.open_mut().filter(|episode| episode.gpu_uuids.is_empty()) {
+            episode.gpu_uuids = uuids.collect();
+        }
+    }
+
+    fn open_mut(&mut self) -> Option<&mut Episode> {
+        self.list.first_mut().filter(|episode| !episode.closed())
+    }
+
+    /// The state machine of a restarted detector knows nothing of an episode that the book still has open: it ends when the
+    /// engine serves.
+    fn close_left_over(&mut self, moment: &Moment<'_>) {
+        let serves = matches!(moment.outcome.verdict, Verdict::Idle | Verdict::Progressing | Verdict::Slow);
+        let Some(episode) = self.open_mut().filter(|_| serves && !moment.shut) else { return };
+        let killed = episode.killed_at.is_some() || episode.stage == EpisodeStage::Restarting.name();
+        let stage = if killed { EpisodeStage::Recovered } else { EpisodeStage::Cleared };
+        stage.name().clone_into(&mut episode.stage);
+        if killed {
+            episode.serving_at.get_or_insert_with(|| moment.now.to_owned());
+        }
+    }
+}
+
+/// The part of an id that names the engine process: `[a-z0-9.-]`, short enough that a number still fits behind it.
+pub fn id_base(instance: &str, pid: i32, start_ticks: u64) -> String {
+    let tail = format!("-{pid}-{start_ticks}");
+    let room = ID_CHARS_MAX - 24 - tail.len();
+    let name = instance.to_ascii_lowercase();
+    let name: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).take(room).collect();
+    format!("{name}{tail}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vitals::verdict::StallClass;
+
+    fn outcome(verdict: Verdict) -> Outcome {
+        Outcome { verdict, since_ms: 0, reasons: vec![], actions: vec![], check_again_in_ms: 100, fenced: false }
+    }
+
+    fn output(stage: Option<EpisodeStage>, granted_by: Option<GrantedBy>) -> RecoveryOutput {
+        RecoveryOutput { stage, class: Some("Livelock".into()), granted_by, effects: vec![] }
+    }
+
+    fn tick(book: &mut Incidents, now: &str, stage: Option<EpisodeStage>, verdict: Verdict) {
+        let by = stage.filter(|stage| *stage >= EpisodeStage::Granted).map(|_| GrantedBy::Itself);
+        let (recovery, outcome) = (output(stage, by), outcome(verdict));
+        let shut = outcome.verdict.class().is_some();
+        book.tick(&Moment { now, recovery: &recovery, outcome: &outcome, shut, refused: 1 });
+    }
+
+    #[test]
+    fn an_episode_gets_each_time_once() {
+        let mut book = Incidents::default();
+        let stall = || Verdict::Stalled(StallClass::Livelock);
+        book.begin("host-7-9", 1, "Livelock", "t0");
+        tick(&mut book, "t1", Some(EpisodeStage::Suspect), Verdict::Suspect(StallClass::Livelock));
+        tick(&mut book, "t2", Some(EpisodeStage::Stalled), stall());
+        tick(&mut book, "t3", Some(EpisodeStage::Stalled), stall());
+        book.captured("host-7-9-1", Some("/b".into()), "f", "t4");
+        tick(&mut book, "t5", Some(EpisodeStage::Killed), stall());
+        book.killed("host-7-9-1", 3, "t5");
+        book.killed("host-7-9-1", 0, "t6");
+        tick(&mut book, "t7", Some(EpisodeStage::Restarting), Verdict::Starting);
+        tick(&mut book, "t8", Some(EpisodeStage::Recovered), Verdict::Idle);
+        let e = &book.list()[0];
+        let times =
+            [&e.suspect_at, &e.fenced_at, &e.confirmed_at, &e.evidence_at, &e.granted_at, &e.killed_at, &e.serving_at];
+        assert_eq!(times.map(|at| at.as_deref().unwrap()), ["t0", "t1", "t2", "t4", "t5", "t5", "t8"]);
+        assert_eq!((e.requests_lost, e.requests_refused, e.granted_by.as_deref()), (3, 6, Some("self")));
+        assert!(e.closed() && book.open().is_none());
+    }
+
+    #[test]
+    fn a_restarted_detector_goes_on_with_the_open_episode_of_the_same_process() {
+        let mut book = Incidents::default();
+        book.begin("host-7-9", 1, "Livelock", "t0");
+        book.begin("host-7-9", 2, "Livelock", "t1");
+        assert_eq!(book.list().len(), 1);
+        book.begin("host-8-9", 3, "Livelock", "t2");
+        assert_eq!(book.list().iter().map(|e| e.stage.as_str()).collect::<Vec<_>>(), ["Suspect", "Recovered"]);
+    }
+
+    #[test]
+    fn a_left_over_episode_ends_when_the_engine_serves() {
+        let mut book = Incidents::default();
+        book.begin("host-7-9", 1, "Livelock", "t0");
+        tick(&mut book, "t1", None, Verdict::Unknown);
+        assert!(book.open().is_some());
+        tick(&mut book, "t2", None, Verdict::Progressing);
+        assert_eq!(book.list()[0].stage, "Cleared");
+    }
+
+    #[test]
+    fn an_id_holds_only_what_the_api_takes() {
+        let id = id_base(&"Pod_Ä/x".repeat(40), i32::MAX, u64::MAX);
+        assert!(id.len() + 21 <= ID_CHARS_MAX, "{id}");
+        assert!(id.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-'), "{id}");
+    }
+}

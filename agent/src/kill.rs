@@ -1,0 +1,137 @@
+//! Ends an engine's whole process tree, and leaves the explanation where `kubectl describe pod` shows it.
+//!
+//! Nothing here decides: both keys (I1) were turned before it is called.
+
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::sources::{EngineProcess, process_tree};
+
+/// Looks at the tree until no new member shows; a fork bomb ends the looking, not the kill.
+const LOOKS_MAX: usize = 8;
+/// The kubelet keeps the last 4096 bytes of a termination message: more would lose its head (POD.md §5).
+pub const TERMINATION_BYTES_MAX: usize = 4096;
+
+/// SIGKILL for every process of the engine. Returns the pids it was sent to.
+///
+/// The tree is stopped first, member by member, so that nobody forks or is re-parented out of sight between the look and the
+/// kill. The engine's own end is not awaited here: a process in the kernel may outlive the signal (I5).
+pub fn kill_tree(root: &EngineProcess) -> Vec<i32> {
+    let mut stopped: Vec<i32> = Vec::new();
+    for _ in 0..LOOKS_MAX {
+        let new: Vec<i32> = process_tree(root).into_iter().filter(|pid| !stopped.contains(pid)).collect();
+        if new.is_empty() {
+            break;
+        }
+        send(&new, Signal::SIGSTOP);
+        stopped.extend(new);
+    }
+    send(&stopped, Signal::SIGKILL);
+    stopped
+}
+
+/// SIGKILL, then waits until nothing of the tree is left. True when it is gone within `bound`.
+pub async fn kill_tree_and_wait(root: &EngineProcess, bound: Duration) -> bool {
+    let begun = Instant::now();
+    loop {
+        if process_tree(root).is_empty() {
+            return true;
+        }
+        if begun.elapsed() >= bound {
+            return false;
+        }
+        kill_tree(root);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// One signal for several processes. One that has ended meanwhile is what was wanted.
+pub fn send(pids: &[i32], signal: Signal) {
+    for pid in pids {
+        if let Err(error) = kill(Pid::from_raw(*pid), signal)
+            && error != nix::errno::Errno::ESRCH
+        {
+            tracing::error!(pid, %signal, %error, "could not signal a process of the engine");
+        }
+    }
+}
+
+/// What the detector leaves before a granted kill: the launcher starts that engine's successor without a pause.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KillNote {
+    pub pid: i32,
+    pub start_ticks: u64,
+    pub episode: String,
+}
+
+impl KillNote {
+    /// Where it lies.
+    pub fn path(agent_dir: &Path) -> PathBuf {
+        agent_dir.join("kill.json")
+    }
+
+    /// Was this process's end granted?
+    pub fn grants(agent_dir: &Path, engine: &EngineProcess) -> bool {
+        let note =
+            std::fs::read(Self::path(agent_dir)).ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
+        note.is_some_and(|note| (note.pid, note.start_ticks) == (engine.pid, engine.start_ticks))
+    }
+}
+
+/// Writes the summary to the engine container's termination message. `path` is `terminationMessagePath` inside that container.
+///
+/// # Errors
+/// When the process is gone, is another user's, or the file is no plain file.
+pub fn write_termination_message(engine: &EngineProcess, path: &Path, summary: &str) -> io::Result<()> {
+    let inside = path.strip_prefix("/").unwrap_or(path);
+    let full = PathBuf::from(format!("/proc/{}/root", engine.pid)).join(inside);
+    // The engine's container is not trusted: no link out of it, no pipe to block on.
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let mut file = std::fs::OpenOptions::new().write(true).custom_flags(flags.bits()).open(full)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    file.set_len(0)?;
+    file.write_all(cut(summary, TERMINATION_BYTES_MAX).as_bytes())
+}
+
+/// The longest beginning of at most `bytes_max` bytes that ends between two characters.
+fn cut(text: &str, bytes_max: usize) -> &str {
+    let mut end = text.len().min(bytes_max);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_cut_between_characters() {
+        assert_eq!(cut("aé", 2), "a");
+        assert_eq!(cut("aé", 3), "aé");
+        assert_eq!(cut("", 3), "");
+    }
+
+    #[test]
+    fn a_termination_message_follows_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let me = EngineProcess::of(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let file = dir.path().join("message");
+        std::fs::write(&file, "old and longer than the new one").unwrap();
+        write_termination_message(&me, &file, "stalled").unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "stalled");
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        assert!(write_termination_message(&me, &link, "x").is_err());
+    }
+}

@@ -1,0 +1,245 @@
+//! The engine as a child of `truebeat run`: started in a session of its own, its output kept, its end noticed, started again.
+//!
+//! The kubelet's part of the work, for one machine. Whether the engine is well is not asked here.
+
+mod engine_file;
+mod tee;
+
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+pub use self::engine_file::{EngineFile, Exit};
+use self::tee::{CappedLog, tee};
+use crate::kill::{KillNote, kill_tree, kill_tree_and_wait, send};
+use crate::sources::{EngineProcess, process_tree};
+use crate::supervisor::keep::Pause;
+use crate::supervisor::narrate::say;
+use crate::supervisor::registry::Registry;
+
+const LOG_BYTES_MAX: u64 = 64 << 20;
+/// Left-over processes are asked to go before they are made to.
+const REMAINS_WAIT: Duration = Duration::from_secs(2);
+/// Between two looks at remains that even SIGKILL does not end.
+const UNKILLABLE_LOOK: Duration = Duration::from_secs(5);
+const KILLED_BY_US: u8 = 137;
+
+/// What to run and where.
+#[derive(Debug, Clone)]
+pub struct LaunchConfig {
+    /// The program and its arguments; never empty.
+    pub command: Vec<OsString>,
+    /// This program: its role `agent exec` makes the session and becomes the engine.
+    pub exe: PathBuf,
+    pub agent_dir: PathBuf,
+    pub page_dir: PathBuf,
+    pub log_path: PathBuf,
+    /// Between SIGTERM and SIGKILL when `truebeat run` ends.
+    pub grace: Duration,
+    /// Tell a person of starts and ends, on stderr.
+    pub narrate: bool,
+}
+
+/// Why an engine cannot even be tried.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    #[error("no command to run; write it after `--`, like: truebeat run -- vllm serve MODEL")]
+    NoCommand,
+    #[error("there is no program {0:?} here that may be executed; check its path, or PATH")]
+    NoProgram(OsString),
+    #[error("could not open the engine's log {path}: {source}; choose another with --log-file")]
+    Log { path: PathBuf, source: std::io::Error },
+    #[error("could not make the page directory {path}: {source}")]
+    PageDir { path: PathBuf, source: std::io::Error },
+}
+
+/// Runs one engine after another.
+#[derive(Debug)]
+pub struct Launcher {
+    config: LaunchConfig,
+    log: Arc<Mutex<CappedLog>>,
+}
+
+/// One running engine.
+struct Running {
+    child: Child,
+    file: EngineFile,
+    started: Instant,
+}
+
+impl Launcher {
+    /// Checks what can be checked before anything starts.
+    ///
+    /// # Errors
+    /// No command, no such program, a log or page directory that cannot be made.
+    pub fn new(config: LaunchConfig) -> Result<Self, LaunchError> {
+        let program = config.command.first().ok_or(LaunchError::NoCommand)?;
+        if !executable(program) {
+            return Err(LaunchError::NoProgram(program.clone()));
+        }
+        std::fs::create_dir_all(&config.page_dir)
+            .map_err(|source| LaunchError::PageDir { path: config.page_dir.clone(), source })?;
+        let log = CappedLog::open(&config.log_path, LOG_BYTES_MAX)
+            .map_err(|source| LaunchError::Log { path: config.log_path.clone(), source })?;
+        Ok(Self { config, log: Arc::new(Mutex::new(log)) })
+    }
+
+    /// Keeps an engine running until `stop` says otherwise; then ends it. Returns the exit code of `truebeat run`.
+    pub async fn run(&self, registry: &Registry, mut stop: watch::Receiver<bool>) -> u8 {
+        let mut pause = Pause::new(Duration::from_secs(1), Duration::from_secs(30), Duration::from_secs(60));
+        let (mut starts, mut last_exit) = (0, None);
+        while !*stop.borrow() {
+            starts += 1;
+            let wait = match self.start(registry, starts, last_exit.clone()) {
+                Ok(mut running) => {
+                    let status = tokio::select! {
+                        status = running.child.wait() => status,
+                        _ = stop.wait_for(|stop| *stop) => return self.end(running).await,
+                    };
+                    last_exit = Some(self.ended(&mut running, status.ok(), registry).await);
+                    let granted = KillNote::grants(&self.config.agent_dir, &running.file.process());
+                    if granted { Duration::ZERO } else { pause.after(running.started.elapsed()) }
+                }
+                Err(error) => {
+                    self.say(&format!("could not start the engine: {error}"));
+                    pause.after(Duration::ZERO)
+                }
+            };
+            if wait > Duration::ZERO {
+                self.say(&format!("the engine starts again in {} s", wait.as_secs()));
+            }
+            let _ = tokio::time::timeout(wait, stop.wait_for(|stop| *stop)).await;
+        }
+        0
+    }
+
+    /// The last resort of a second signal: whatever runs is killed, nothing is awaited.
+    pub fn end_now(&self) -> u8 {
+        if let Some(file) = EngineFile::read(&self.config.agent_dir) {
+            kill_tree(&file.process());
+        }
+        KILLED_BY_US
+    }
+
+    fn start(&self, registry: &Registry, starts: u64, last_exit: Option<Exit>) -> std::io::Result<Running> {
+        let nonce = random_nonce()?;
+        let mut command = Command::new(&self.config.exe);
+        command
+            .args(["agent", "exec", "--"])
+            .args(&self.config.command)
+            .env("TRUEBEAT_PAGE_DIR", &self.config.page_dir)
+            .env("TRUEBEAT_NONCE", nonce.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = registry.spawn(&mut command)?;
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
+        let process = EngineProcess::of(pid).unwrap_or(EngineProcess { pid, start_ticks: 0 });
+        self.keep_output(&mut child)?;
+        let words = self.config.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        let file = EngineFile { pid, start_ticks: process.start_ticks, nonce, starts, command: words, last_exit };
+        crate::files::write_json(&EngineFile::path(&self.config.agent_dir), &file)?;
+        self.say(&format!("engine started, pid {pid}, start {starts}"));
+        Ok(Running { child, file, started: Instant::now() })
+    }
+
+    fn keep_output(&self, child: &mut Child) -> std::io::Result<()> {
+        if let Some(out) = child.stdout.take() {
+            tee(out.into_owned_fd()?, Box::new(std::io::stdout()), Arc::clone(&self.log))?;
+        }
+        if let Some(err) = child.stderr.take() {
+            tee(err.into_owned_fd()?, Box::new(std::io::stderr()), Arc::clone(&self.log))?;
+        }
+        Ok(())
+    }
+
+    /// The engine's root is gone: the rest of its tree follows before a successor may start (I5). Status 0 is no excuse: an
+    /// engine that leaves unasked has failed.
+    async fn ended(&self, running: &mut Running, status: Option<ExitStatus>, registry: &Registry) -> Exit {
+        use std::os::unix::process::ExitStatusExt;
+        let process = running.file.process();
+        registry.forget(process.pid);
+        let exit = Exit {
+            pid: process.pid,
+            code: status.and_then(|status| status.code()),
+            signal: status.and_then(|status| status.signal()),
+            at: crate::files::wall_clock(),
+        };
+        let how = status.map_or_else(|| "an unknown status".to_owned(), |status| status.to_string());
+        self.say(&format!("the engine (pid {}) ended with {how}", process.pid));
+        running.file.last_exit = Some(exit.clone());
+        if let Err(error) = crate::files::write_json(&EngineFile::path(&self.config.agent_dir), &running.file) {
+            tracing::warn!(%error, "could not write the engine's end to engine.json");
+        }
+        self.clear_remains(&process, registry).await;
+        exit
+    }
+
+    /// Kills what is left of the tree and waits until it is gone, however long that takes: a successor beside it would fight for
+    /// the port and the GPU.
+    async fn clear_remains(&self, process: &EngineProcess, registry: &Registry) {
+        loop {
+            send(&registry.adopted(), Signal::SIGKILL);
+            if kill_tree_and_wait(process, UNKILLABLE_LOOK).await {
+                return;
+            }
+            let left = process_tree(process);
+            self.say(&format!(
+                "processes of the ended engine outlive SIGKILL: {left:?}; nothing is started beside them"
+            ));
+        }
+    }
+
+    /// SIGTERM to the root, SIGKILL to whatever is left after the grace.
+    async fn end(&self, mut running: Running) -> u8 {
+        let process = running.file.process();
+        self.say(&format!("ending the engine, pid {}; at most {} s", process.pid, self.config.grace.as_secs()));
+        send(&[process.pid], Signal::SIGTERM);
+        let polite = tokio::time::timeout(self.config.grace, running.child.wait()).await.is_ok();
+        if polite {
+            send(&process_tree(&process), Signal::SIGTERM);
+            let begun = Instant::now();
+            while !process_tree(&process).is_empty() && begun.elapsed() < REMAINS_WAIT {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+        let gone = kill_tree_and_wait(&process, REMAINS_WAIT).await;
+        match (polite, gone) {
+            (true, true) => self.say("the engine has ended"),
+            (false, true) => self.say("the engine did not end in time and was killed"),
+            (_, false) => self.say("processes of the engine outlive SIGKILL; they are left behind"),
+        }
+        if polite && gone { 0 } else { KILLED_BY_US }
+    }
+
+    fn say(&self, line: &str) {
+        if self.config.narrate {
+            say(line);
+        }
+    }
+}
+
+/// Could this be started: a path to an executable file, or a name that PATH leads to?
+fn executable(program: &OsString) -> bool {
+    let may = |path: &Path| path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+    if program.as_encoded_bytes().contains(&b'/') {
+        return may(Path::new(program));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    !program.is_empty() && std::env::split_paths(&path).any(|folder| may(&folder.join(program)))
+}
+
+/// A number that an engine cannot guess; never 0, which means that nobody gave one.
+fn random_nonce() -> std::io::Result<u64> {
+    use std::io::Read;
+    let mut bytes = [0; 8];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes).max(1))
+}

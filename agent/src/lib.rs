@@ -1,0 +1,20 @@
+//! Truebeat's agent: it watches one engine, judges it by `vitals`, and acts on the verdict: fence, evidence, restart, report.
+//!
+//! Three processes of one program: a supervisor that never exits (`supervisor`), a detector (`watch`) and a gate (`gate`). See
+//! `docs/ARCHITECTURE.md`; hazards and invariants (I1–I7) in `docs/hazards.md`.
+
+pub mod cli;
+mod files;
+pub mod forensics;
+pub mod gate;
+pub mod http;
+pub mod incidents;
+pub mod kill;
+pub mod launch;
+pub mod metrics;
+mod options;
+pub mod report;
+pub mod sources;
+pub mod status;
+pub mod supervisor;
+pub mod watch;

@@ -1,0 +1,260 @@
+//! What the detector can be told: options with their environment variables, for the role itself, for the supervisor that passes
+//! them on, and for `truebeat run`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ::http::Uri;
+use clap::{Args, ValueEnum};
+use vitals::policy::Policy;
+
+use crate::report::PodIdentity;
+use crate::sources::SourcesConfig;
+use crate::watch::{WatchConfig, WatchError};
+
+/// How far the agent goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Say what it sees, do nothing.
+    Observe,
+    /// Also refuse new requests while the engine makes no progress.
+    Fence,
+    /// Also restart it, with the second key (I1).
+    Recover,
+}
+
+/// The detector's options.
+#[derive(Debug, Clone, Args)]
+pub struct WatchArgs {
+    /// The engine's own address.
+    #[arg(long, env = "TRUEBEAT_ENGINE_URL", default_value = "http://127.0.0.1:8000")]
+    pub engine_url: Uri,
+    /// Where the engine publishes its heartbeat pages.
+    #[arg(long, env = "TRUEBEAT_PAGE_DIR", default_value = "/run/truebeat")]
+    pub page_dir: PathBuf,
+    /// Pages are looked for up to this many ranks.
+    #[arg(long, env = "TRUEBEAT_RANKS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks: u32,
+    /// Where evidence bundles go.
+    #[arg(long, env = "TRUEBEAT_BUNDLE_DIR", default_value = "/run/truebeat-agent/bundles")]
+    pub bundle_dir: PathBuf,
+    /// The engine's log, where it is a file.
+    #[arg(long, env = "TRUEBEAT_LOG_FILE", alias = "log")]
+    pub log_file: Option<PathBuf>,
+    /// Do not ask NVML about the GPUs.
+    #[arg(long, env = "TRUEBEAT_NO_NVML")]
+    pub no_nvml: bool,
+    /// How far the agent goes.
+    #[arg(long, env = "TRUEBEAT_RECOVERY_MODE", value_enum, ignore_case = true, default_value_t = Mode::Recover)]
+    pub recovery_mode: Mode,
+    /// Where no operator grants a restart for this long, the agent grants itself one a window (I1). Default: never.
+    #[arg(long, env = "TRUEBEAT_UNATTENDED_AFTER", value_parser = humantime::parse_duration)]
+    pub unattended_after: Option<Duration>,
+    /// The window of at most one such restart.
+    #[arg(long, env = "TRUEBEAT_UNATTENDED_WINDOW", default_value = "1h", value_parser = humantime::parse_duration)]
+    pub unattended_window: Duration,
+    /// A detector's number other than the default, e.g. `native_floor_ms=500`; may be given several times.
+    #[arg(long, env = "TRUEBEAT_POLICY", value_name = "NAME=NUMBER", value_delimiter = ',')]
+    pub policy: Vec<String>,
+    /// The engine container's `terminationMessagePath`: the summary goes there before a kill.
+    #[arg(long, env = "TRUEBEAT_TERMINATION_MESSAGE_PATH", default_value = "/dev/termination-log")]
+    pub termination_message_path: PathBuf,
+    /// This pod. Without a name nothing is declared to Kubernetes.
+    #[arg(long, env = "POD_NAME")]
+    pub pod_name: Option<String>,
+    #[arg(long, env = "POD_NAMESPACE", default_value = "default")]
+    pub pod_namespace: String,
+    #[arg(long, env = "POD_UID")]
+    pub pod_uid: Option<String>,
+    /// `truebeat run`: the engine is the supervisor's child and restarts need no second key (internal).
+    #[arg(long, hide = true)]
+    pub standalone: bool,
+}
+
+/// The detector's options that make sense in `truebeat run`.
+#[derive(Debug, Clone, Args)]
+pub struct RunWatchArgs {
+    /// The engine's own address.
+    #[arg(long, env = "TRUEBEAT_ENGINE_URL", default_value = "http://127.0.0.1:8000")]
+    pub engine_url: Uri,
+    /// Where evidence bundles go.
+    #[arg(long, env = "TRUEBEAT_BUNDLE_DIR", default_value = "truebeat-bundles")]
+    pub bundle_dir: PathBuf,
+    /// Where the engine's output goes, beside ours. Default: among the agent's own files.
+    #[arg(long, env = "TRUEBEAT_LOG_FILE", alias = "log")]
+    pub log_file: Option<PathBuf>,
+    /// Do not ask NVML about the GPUs.
+    #[arg(long, env = "TRUEBEAT_NO_NVML")]
+    pub no_nvml: bool,
+    /// How far the agent goes.
+    #[arg(long, env = "TRUEBEAT_RECOVERY_MODE", value_enum, ignore_case = true, default_value_t = Mode::Recover)]
+    pub recovery_mode: Mode,
+    /// A detector's number other than the default, e.g. `native_floor_ms=500`; may be given several times.
+    #[arg(long, env = "TRUEBEAT_POLICY", value_name = "NAME=NUMBER", value_delimiter = ',')]
+    pub policy: Vec<String>,
+}
+
+impl RunWatchArgs {
+    /// The detector's options of a run with these directories.
+    pub fn for_run(self, page_dir: PathBuf, log_file: PathBuf) -> WatchArgs {
+        WatchArgs {
+            engine_url: self.engine_url,
+            page_dir,
+            ranks: 8,
+            bundle_dir: self.bundle_dir,
+            log_file: Some(log_file),
+            no_nvml: self.no_nvml,
+            recovery_mode: self.recovery_mode,
+            unattended_after: None,
+            unattended_window: Duration::from_secs(3600),
+            policy: self.policy,
+            termination_message_path: PathBuf::new(),
+            pod_name: None,
+            pod_namespace: String::new(),
+            pod_uid: None,
+            standalone: true,
+        }
+    }
+}
+
+impl WatchArgs {
+    /// The same options as words, for the child that has the role.
+    pub fn to_args(&self) -> Vec<OsString> {
+        let mode = self.recovery_mode.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let mut words: Vec<OsString> = Vec::new();
+        // clap takes `--name=` for a forgotten value; an empty one means the default anyway
+        let mut push = |name: &str, value: OsString| words.extend((!value.is_empty()).then(|| joined(name, value)));
+        push("--engine-url", self.engine_url.to_string().into());
+        push("--page-dir", self.page_dir.clone().into());
+        push("--ranks", self.ranks.to_string().into());
+        push("--bundle-dir", self.bundle_dir.clone().into());
+        push("--recovery-mode", mode.into());
+        push("--pod-namespace", self.pod_namespace.clone().into());
+        push("--termination-message-path", self.termination_message_path.clone().into());
+        push("--unattended-window", format!("{}ms", self.unattended_window.as_millis()).into());
+        let optional = [
+            ("--log-file", self.log_file.clone().map(OsString::from)),
+            ("--unattended-after", self.unattended_after.map(|after| format!("{}ms", after.as_millis()).into())),
+            ("--pod-name", self.pod_name.clone().map(OsString::from)),
+            ("--pod-uid", self.pod_uid.clone().map(OsString::from)),
+        ];
+        optional
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
+            .for_each(|(name, value)| push(name, value));
+        self.policy.iter().for_each(|pair| push("--policy", pair.into()));
+        words.extend(self.no_nvml.then(|| "--no-nvml".into()));
+        words.extend(self.standalone.then(|| "--standalone".into()));
+        words
+    }
+
+    /// The detector's configuration.
+    ///
+    /// # Errors
+    /// When a policy entry names no number of the policy.
+    pub fn into_config(self, agent_dir: PathBuf) -> Result<WatchConfig, WatchError> {
+        let pod = self.pod_name.filter(|name| !name.is_empty()).filter(|_| !self.standalone);
+        Ok(WatchConfig {
+            sources: SourcesConfig {
+                page_dir: self.page_dir,
+                ranks: self.ranks,
+                // pid and start time say whose page it is (H2); the nonce of `truebeat run` changes with each start
+                nonce: None,
+                engine_url: self.engine_url,
+                log_path: self.log_file,
+                nvml: !self.no_nvml,
+            },
+            agent_dir,
+            bundle_dir: self.bundle_dir,
+            policy: policy(&self.policy)?,
+            mode: self.recovery_mode,
+            unattended_after: self.unattended_after,
+            unattended_window: self.unattended_window,
+            termination_message_path: self.termination_message_path,
+            pod: pod.map(|name| PodIdentity { name, namespace: self.pod_namespace, uid: self.pod_uid }),
+            standalone: self.standalone,
+        })
+    }
+}
+
+fn joined(name: &str, value: OsString) -> OsString {
+    let mut word = OsString::from(name);
+    word.push("=");
+    word.push(value);
+    word
+}
+
+/// The default policy with these numbers changed.
+fn policy(pairs: &[String]) -> Result<Policy, WatchError> {
+    let bad = |pair: &str, why: String| WatchError::Policy { entry: pair.to_owned(), why };
+    let mut value = serde_json::to_value(Policy::default()).map_err(|error| bad("", error.to_string()))?;
+    for pair in pairs {
+        let (name, number) = pair.split_once('=').ok_or_else(|| bad(pair, "write NAME=NUMBER".to_owned()))?;
+        let number: u64 = number.trim().parse().map_err(|_| bad(pair, format!("{number:?} is not a whole number")))?;
+        let Some(field) = value.get_mut(name.trim()) else {
+            let names = value.as_object().map(|fields| fields.keys().cloned().collect::<Vec<_>>().join(", "));
+            return Err(bad(pair, format!("there is no such number; there are: {}", names.unwrap_or_default())));
+        };
+        *field = number.into();
+    }
+    serde_json::from_value(value).map_err(|error| bad(&pairs.join(","), error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        watch: WatchArgs,
+    }
+
+    #[derive(Debug, Parser)]
+    struct RunLine {
+        #[command(flatten)]
+        watch: RunWatchArgs,
+    }
+
+    #[test]
+    fn options_survive_the_way_to_the_child() {
+        let given = [
+            "x",
+            "--engine-url=http://127.0.0.1:1",
+            "--unattended-after=90s",
+            "--unattended-window=7m",
+            "--policy=native_floor_ms=500,fresh_ms=1",
+            "--recovery-mode=Fence",
+            "--no-nvml",
+            "--pod-name=p",
+            "--log-file=-x",
+            "--standalone",
+        ];
+        let first = Line::try_parse_from(given).unwrap().watch;
+        let words = std::iter::once(OsString::from("x")).chain(first.to_args());
+        let second = Line::try_parse_from(words).unwrap().watch;
+        assert_eq!(format!("{first:?}"), format!("{second:?}"));
+        let config = second.into_config("/a".into()).unwrap();
+        assert_eq!((config.policy.native_floor_ms, config.policy.fresh_ms), (500, 1));
+    }
+
+    #[test]
+    fn the_options_of_a_run_are_options_of_the_detector() {
+        let given = ["x", "--engine-url=http://127.0.0.1:1"];
+        let args = RunLine::try_parse_from(given).unwrap().watch.for_run("/p".into(), "/l".into());
+        let words = std::iter::once(OsString::from("x")).chain(args.to_args());
+        let config = Line::try_parse_from(words).unwrap().watch.into_config("/a".into()).unwrap();
+        assert!(config.standalone && config.pod.is_none());
+        assert_eq!(config.sources.page_dir, PathBuf::from("/p"));
+    }
+
+    #[test]
+    fn a_policy_entry_that_means_nothing_is_named() {
+        let error = policy(&["no_such=1".to_owned()]).unwrap_err().to_string();
+        assert!(error.contains("no_such=1") && error.contains("native_floor_ms"), "{error}");
+        assert!(policy(&["fresh_ms=soon".to_owned()]).is_err());
+        assert!(policy(&["fresh_ms".to_owned()]).is_err());
+    }
+}

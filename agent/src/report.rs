@@ -1,0 +1,316 @@
+//! The declaration: two conditions on the agent's own pod, by server-side apply (DESIGN §4.4), and the operator's grant that comes
+//! back in the response (I1). The one file of the agent that talks to Kubernetes.
+//!
+//! A task of its own: it takes the newest wish and hands out the newest grant; the tick never waits for it, an API that is away is
+//! only asked again. It needs one right: `pods/status: patch`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crds::episode::{AGENT_FIELD_MANAGER, ANNOTATION_RESTART_GRANT, CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Config};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+/// Every call has its own deadline; the client's own retries are off (RELIABILITY.md §7).
+const CALL_MAX: Duration = Duration::from_secs(2);
+/// While a grant is awaited the apply is repeated: its response carries the pod's annotations.
+const GRANT_EVERY: Duration = Duration::from_secs(1);
+/// Otherwise the conditions are said again now and then, in case somebody wiped them.
+const REPEAT_EVERY: Duration = Duration::from_secs(60);
+const RETRY_FIRST: Duration = Duration::from_millis(250);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+/// The API refuses longer condition messages (32768); this stays well below, in whole characters.
+const MESSAGE_CHARS_MAX: usize = 8_000;
+
+/// Which pod this is.
+#[derive(Debug, Clone)]
+pub struct PodIdentity {
+    pub name: String,
+    pub namespace: String,
+    /// Sent along, so that a namesake pod is never written to.
+    pub uid: Option<String>,
+}
+
+/// What the pod should say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Declaration {
+    /// `True`, `False` or `Unknown`.
+    pub progressing: String,
+    /// Verdict or stall class.
+    pub reason: String,
+    pub message: String,
+    /// The newest episode, open or just closed.
+    pub episode: Option<Episode>,
+}
+
+impl Declaration {
+    fn awaits_grant(&self) -> bool {
+        self.episode.as_ref().is_some_and(Episode::awaits_grant)
+    }
+}
+
+/// What the API said last.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// The id of the episode whose restart is granted.
+    pub grant: Option<String>,
+    /// `CLOCK_MONOTONIC` of the last answer; `None` before the first.
+    pub answered_ms: Option<u64>,
+    pub failures: u64,
+}
+
+/// Why a declaration did not arrive. None of these stops anything.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    #[error("could not read the pod's service account: {0}")]
+    Config(#[from] kube::config::InClusterError),
+    #[error("could not make a Kubernetes client: {0}")]
+    Client(#[source] kube::Error),
+    #[error("the API did not take the conditions of pod {pod}: {source}")]
+    Apply { pod: String, source: kube::Error },
+    #[error("the API did not answer within {} s", CALL_MAX.as_secs())]
+    Late,
+}
+
+/// The detector's end of the reporter.
+#[derive(Debug)]
+pub struct Reporter {
+    wish: watch::Sender<Option<Declaration>>,
+    heard: watch::Receiver<Heard>,
+}
+
+impl Reporter {
+    /// Starts the task. `agent_dir` keeps the transition times over a restart of the detector.
+    pub fn start(pod: PodIdentity, agent_dir: &Path) -> Self {
+        let (wish, wishes) = watch::channel(None);
+        let (says, heard) = watch::channel(Heard::default());
+        let memory = agent_dir.join("conditions.json");
+        tokio::spawn(report(pod, memory, wishes, says));
+        Self { wish, heard }
+    }
+
+    /// The newest wish; an equal one costs nothing.
+    pub fn declare(&self, declaration: Declaration) {
+        self.wish.send_if_modified(|wish| {
+            let changed = wish.as_ref() != Some(&declaration);
+            *wish = Some(declaration);
+            changed
+        });
+    }
+
+    /// What the API said last.
+    pub fn heard(&self) -> Heard {
+        self.heard.borrow().clone()
+    }
+}
+
+/// Since when each condition has had its status.
+type Transitions = BTreeMap<String, Transition>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Transition {
+    status: String,
+    since: String,
+}
+
+async fn report(
+    pod: PodIdentity,
+    memory: PathBuf,
+    mut wishes: watch::Receiver<Option<Declaration>>,
+    says: watch::Sender<Heard>,
+) {
+    let read = std::fs::read(&memory).ok();
+    let mut transitions: Transitions = read.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    let (mut api, mut retry) = (None, RETRY_FIRST);
+    while wishes.wait_for(Option::is_some).await.is_ok() {
+        let Some(wish) = wishes.borrow_and_update().clone() else { continue };
+        let conditions = conditions(&wish, &mut transitions, &crate::files::wall_clock());
+        let _ = crate::files::write_json(&memory, &transitions);
+        let pause = match apply(&mut api, &pod, &conditions).await {
+            Ok(grant) => {
+                retry = RETRY_FIRST;
+                let answered_ms = Some(crate::sources::clock::monotonic_ms());
+                says.send_modify(|heard| *heard = Heard { grant, answered_ms, failures: heard.failures });
+                if wish.awaits_grant() { GRANT_EVERY } else { REPEAT_EVERY }
+            }
+            Err(error) => {
+                tracing::warn!(error = %error_chain(&error), "the pod's conditions are not up to date");
+                says.send_modify(|heard| heard.failures += 1);
+                // A client made from a token or an address of yesterday is no use.
+                api = None;
+                let pause = retry;
+                retry = (retry * 2).min(RETRY_MAX);
+                pause
+            }
+        };
+        // A failed call waits its pause even if the wish changes: an API in trouble is not hammered.
+        match retry == RETRY_FIRST {
+            true => _ = tokio::time::timeout(pause, wishes.changed()).await,
+            false => tokio::time::sleep(pause).await,
+        }
+    }
+}
+
+/// One apply. The answer is the grant that the pod carries, if any.
+async fn apply(
+    api: &mut Option<Api<Pod>>,
+    pod: &PodIdentity,
+    conditions: &Value,
+) -> Result<Option<String>, ReportError> {
+    let api = match api {
+        Some(api) => api,
+        none => none.insert(connect(pod)?),
+    };
+    let params = PatchParams::apply(AGENT_FIELD_MANAGER).force();
+    let body = Patch::Apply(body(pod, conditions));
+    let call = tokio::time::timeout(CALL_MAX, api.patch_status(&pod.name, &params, &body)).await;
+    let answer = call.map_err(|_| ReportError::Late)?;
+    let answer =
+        answer.map_err(|source| ReportError::Apply { pod: format!("{}/{}", pod.namespace, pod.name), source })?;
+    Ok(answer.metadata.annotations.and_then(|mut annotations| annotations.remove(ANNOTATION_RESTART_GRANT)))
+}
+
+fn connect(pod: &PodIdentity) -> Result<Api<Pod>, ReportError> {
+    // A second installation of the same provider is refused, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut config = Config::incluster()?;
+    config.default_retry = false;
+    config.connect_timeout = Some(CALL_MAX);
+    config.read_timeout = Some(CALL_MAX);
+    config.write_timeout = Some(CALL_MAX);
+    config.reset_reader_on_write = true;
+    let client = Client::try_from(config).map_err(ReportError::Client)?;
+    Ok(Api::namespaced(client, &pod.namespace))
+}
+
+fn body(pod: &PodIdentity, conditions: &Value) -> Value {
+    let mut metadata = json!({ "name": pod.name, "namespace": pod.namespace });
+    if let Some(uid) = &pod.uid {
+        metadata["uid"] = uid.as_str().into();
+    }
+    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": { "conditions": conditions } })
+}
+
+/// The two conditions. A transition time changes with the status alone.
+fn conditions(wish: &Declaration, transitions: &mut Transitions, now: &str) -> Value {
+    let episode = wish.episode.clone().unwrap_or_default();
+    let open = wish.episode.is_some() && !episode.closed();
+    let stage = if wish.episode.is_some() { episode.stage.as_str() } else { "None" };
+    let text = wish.episode.as_ref().and_then(|episode| serde_json::to_string(episode).ok()).unwrap_or_default();
+    let all = [
+        (CONDITION_PROGRESSING, wish.progressing.as_str(), wish.reason.as_str(), shorten(&wish.message)),
+        // The episode is JSON: it is whole or it is nothing.
+        (CONDITION_EPISODE, if open { "True" } else { "False" }, stage, text),
+    ];
+    let list = all.into_iter().map(|(kind, status, reason, message)| {
+        let fresh = || Transition { status: status.to_owned(), since: now.to_owned() };
+        let known = transitions.entry(kind.to_owned()).or_insert_with(fresh);
+        if known.status != status {
+            *known = fresh();
+        }
+        json!({ "type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": known.since })
+    });
+    list.collect()
+}
+
+fn shorten(text: &str) -> String {
+    text.chars().take(MESSAGE_CHARS_MAX).collect()
+}
+
+fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text += &format!(": {inner}");
+        cause = inner.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(progressing: &str, stage: &str) -> Declaration {
+        let episode = Episode { id: "e1".into(), stage: stage.into(), ..Episode::default() };
+        let text = String::new();
+        Declaration { progressing: progressing.into(), reason: "R".into(), message: text, episode: Some(episode) }
+    }
+
+    #[test]
+    fn a_transition_time_moves_with_the_status_alone() {
+        let mut known = Transitions::new();
+        let first = conditions(&wish("True", "Suspect"), &mut known, "t1");
+        let second = conditions(&wish("True", "Stalled"), &mut known, "t2");
+        let third = conditions(&wish("False", "Recovered"), &mut known, "t3");
+        let since = |value: &Value| [value[0]["lastTransitionTime"].clone(), value[1]["lastTransitionTime"].clone()];
+        assert_eq!([since(&first), since(&second), since(&third)], [["t1", "t1"], ["t1", "t1"], ["t3", "t3"]]);
+        assert_eq!((&second[1]["status"], &second[1]["reason"]), (&json!("True"), &json!("Stalled")));
+        let message = third[1]["message"].as_str().unwrap();
+        assert_eq!(serde_json::from_str::<Episode>(message).unwrap().id, "e1");
+    }
+
+    #[test]
+    fn the_body_names_the_uid_and_nothing_but_conditions() {
+        let pod = PodIdentity { name: "p".into(), namespace: "n".into(), uid: Some("u".into()) };
+        let value = body(&pod, &json!([]));
+        assert_eq!(value["metadata"], json!({ "name": "p", "namespace": "n", "uid": "u" }));
+        assert_eq!(value["status"], json!({ "conditions": [] }));
+    }
+
+    /// An API that takes one request and answers with `answer`, or never.
+    async fn api_that_says(answer: Option<&'static str>) -> (Api<Pod>, tokio::task::JoinHandle<String>) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let mut config = Config::new(url.parse().unwrap());
+        config.default_retry = false;
+        let seen = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut text = String::new();
+            while !text.contains("conditions") {
+                let mut buffer = [0; 4096];
+                let n = stream.read(&mut buffer).await.unwrap();
+                text += &String::from_utf8_lossy(&buffer[..n]);
+            }
+            match answer {
+                Some(answer) => stream.write_all(answer.as_bytes()).await.unwrap(),
+                None => std::future::pending().await,
+            }
+            text
+        });
+        (Api::namespaced(Client::try_from(config).unwrap(), "n"), seen)
+    }
+
+    fn pod() -> PodIdentity {
+        PodIdentity { name: "p".into(), namespace: "n".into(), uid: None }
+    }
+
+    #[tokio::test]
+    async fn the_grant_comes_back_in_the_answer_to_the_apply() {
+        let answer = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n\
+            {\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"p\",\"annotations\":{\"truebeat.io/restart-grant\":\"e1\"}}}";
+        let (api, seen) = api_that_says(Some(answer)).await;
+        let conditions = conditions(&wish("False", "Stalled"), &mut Transitions::new(), "t");
+        assert_eq!(apply(&mut Some(api), &pod(), &conditions).await.unwrap().as_deref(), Some("e1"));
+        let request = seen.await.unwrap().to_lowercase();
+        assert!(request.starts_with("patch /api/v1/namespaces/n/pods/p/status?"), "{request}");
+        assert!(request.contains("content-type: application/apply-patch+yaml"), "{request}");
+        assert!(request.contains("fieldmanager=truebeat-agent") && request.contains("force=true"), "{request}");
+    }
+
+    #[tokio::test]
+    async fn a_silent_api_costs_one_deadline_and_a_refusal_is_no_grant() {
+        let (api, _seen) = api_that_says(None).await;
+        assert!(matches!(apply(&mut Some(api), &pod(), &json!([])).await, Err(ReportError::Late)));
+        let busy = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let (api, _seen) = api_that_says(Some(busy)).await;
+        assert!(matches!(apply(&mut Some(api), &pod(), &json!([])).await, Err(ReportError::Apply { .. })));
+    }
+}

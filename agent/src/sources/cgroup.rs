@@ -1,0 +1,132 @@
+//! Does the engine's cgroup hold it back? Throttled by its CPU limit or frozen, for cgroup v1 and v2 (V5).
+//!
+//! Reads `/proc/<pid>/cgroup` and the files below the cgroup mounts; where our own mount does not show the engine's group (each
+//! container sees its own), the engine's mount is read through `/proc/<pid>/root`.
+
+use std::path::{Path, PathBuf};
+
+use super::procs::ProcRoot;
+
+/// Looks at most once in this time: limits act in periods of 100 ms, and a share wants several.
+const LOOK_EVERY_MS: u64 = 1_000;
+/// Throttled time (summed over CPUs) of one look from which silence is the limit's doing: half the time that passed.
+const THROTTLED_SHARE: f64 = 0.5;
+
+/// What the limit did since the last look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CgroupState {
+    pub throttled: bool,
+    pub frozen: bool,
+}
+
+/// Watches one process's cgroup.
+#[derive(Debug)]
+pub struct CgroupWatch {
+    proc: ProcRoot,
+    mounts: PathBuf,
+    looked: Option<(u64, CpuStat)>,
+    state: CgroupState,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct CpuStat {
+    nr_throttled: u64,
+    throttled_us: u64,
+}
+
+impl CgroupWatch {
+    /// `mounts` is `/sys/fs/cgroup` but in tests.
+    pub fn new(proc: ProcRoot, mounts: &Path) -> Self {
+        Self { proc, mounts: mounts.to_owned(), looked: None, state: CgroupState::default() }
+    }
+
+    /// Where the cgroup hierarchies are mounted.
+    pub fn mounts(&self) -> &Path {
+        &self.mounts
+    }
+
+    /// The state as of now, or of the last look if that is recent. No cgroup or no right to read it: neither.
+    pub fn look(&mut self, pid: i32, now_ms: u64) -> CgroupState {
+        if self.looked.is_some_and(|(at_ms, _)| now_ms.saturating_sub(at_ms) < LOOK_EVERY_MS) {
+            // Freezing is what a person does by hand; it is cheap to ask for at once.
+            self.state.frozen = self.frozen(pid);
+            return self.state;
+        }
+        let now = self.read(pid, &["cpu", "cpu,cpuacct", "cpuacct,cpu"], "cpu.stat").map(|text| cpu_stat(&text));
+        let before = self.looked.take();
+        self.state = CgroupState { throttled: false, frozen: self.frozen(pid) };
+        if let Some(now) = now {
+            self.state.throttled =
+                before.is_some_and(|(at_ms, before)| held_back(before, now, now_ms.saturating_sub(at_ms)));
+            self.looked = Some((now_ms, now));
+        }
+        self.state
+    }
+
+    fn frozen(&self, pid: i32) -> bool {
+        let v1 = self.read(pid, &["freezer"], "freezer.state");
+        if let Some(state) = v1 {
+            return matches!(state.trim(), "FROZEN" | "FREEZING");
+        }
+        let v2 = self.read(pid, &[], "cgroup.events");
+        v2.is_some_and(|events| events.lines().any(|line| line.trim() == "frozen 1"))
+    }
+
+    /// A file of the process's group: v1 under one of `controllers` (empty: v2 only), else v2.
+    fn read(&self, pid: i32, controllers: &[&str], file: &str) -> Option<String> {
+        let groups = self.proc.cgroup(pid)?;
+        let theirs = self.proc.path(pid, "root/sys/fs/cgroup");
+        candidates(&groups, controllers, &self.mounts, &theirs)
+            .into_iter()
+            .find_map(|directory| std::fs::read_to_string(directory.join(file)).ok())
+    }
+}
+
+/// Directories where the group's files may lie, the likeliest first.
+fn candidates(groups: &str, controllers: &[&str], ours: &Path, theirs: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(_), Some(names), Some(path)) = (parts.next(), parts.next(), parts.next()) else { continue };
+        let v2 = names.is_empty();
+        let wanted = controllers.iter().any(|wanted| names == *wanted || names.split(',').any(|name| name == *wanted));
+        let mounts: Vec<&str> = match (v2, wanted) {
+            (true, _) => vec![""],
+            (false, true) => std::iter::once(names).chain(controllers.iter().copied()).collect(),
+            (false, false) => continue,
+        };
+        let below = path.trim_start_matches('/');
+        // A path with `..` lies outside our cgroup namespace: our mount cannot show it, theirs shows it as its root.
+        let visible = !below.split('/').any(|part| part == "..");
+        for mount in &mounts {
+            if visible {
+                found.push(ours.join(mount).join(below));
+                found.push(theirs.join(mount).join(below));
+            }
+        }
+        found.extend(mounts.iter().filter(|_| !below.is_empty()).map(|mount| theirs.join(mount)));
+    }
+    found
+}
+
+fn cpu_stat(text: &str) -> CpuStat {
+    let mut stat = CpuStat::default();
+    for line in text.lines() {
+        let Some((name, value)) = line.split_once(' ') else { continue };
+        let value: u64 = value.trim().parse().unwrap_or(0);
+        match name {
+            "nr_throttled" => stat.nr_throttled = value,
+            "throttled_usec" => stat.throttled_us = value,
+            // v1 counts in nanoseconds
+            "throttled_time" => stat.throttled_us = value / 1_000,
+            _ => {}
+        }
+    }
+    stat
+}
+
+/// A limit that bites now and then is normal life; an excuse is one that takes a good part of the time.
+fn held_back(before: CpuStat, now: CpuStat, elapsed_ms: u64) -> bool {
+    let throttled_us = now.throttled_us.saturating_sub(before.throttled_us);
+    now.nr_throttled > before.nr_throttled && throttled_us as f64 >= THROTTLED_SHARE * elapsed_ms as f64 * 1_000.0
+}

@@ -1,0 +1,191 @@
+//! The tail of the engine's log: the last lines for the bundle, and every new line to the signature table (V4).
+//!
+//! A thread of its own reads the file, followed by inode, so that a stuck disk delays nobody (I4). A partial line waits for its
+//! end; a backlog is skipped rather than read.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use vitals::observation::LogHit;
+
+use super::clock::monotonic_ms;
+
+const POLL_EVERY: Duration = Duration::from_millis(250);
+/// Lines kept for the bundle, and where each is cut (characters).
+pub const LINES_MAX: usize = 200;
+pub const LINE_CHARS_MAX: usize = 1_500;
+/// Bytes of old log read when the tail starts, and most that one poll reads.
+const HISTORY_BYTES: u64 = 64 << 10;
+const POLL_BYTES_MAX: u64 = 1 << 20;
+/// A longer line without an end is taken as it is.
+const PARTIAL_BYTES_MAX: usize = 64 << 10;
+/// Characters of a line that a hit shows.
+const HIT_CHARS_MAX: usize = 300;
+/// Hits that wait for the next tick.
+const HITS_MAX: usize = 100;
+
+/// The tail of one file; its thread ends when dropped.
+#[derive(Debug)]
+pub struct LogTail {
+    shared: Arc<Mutex<Shared>>,
+    stop: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    lines: VecDeque<String>,
+    hits: Vec<LogHit>,
+}
+
+impl LogTail {
+    /// Starts following `path`, which need not exist yet. Errors where no thread can be had.
+    pub fn spawn(path: &Path) -> std::io::Result<Self> {
+        let shared = Arc::new(Mutex::new(Shared::default()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut follower = Follower::new(path);
+        let (into, ended) = (Arc::clone(&shared), Arc::clone(&stop));
+        std::thread::Builder::new().name("log-tail".to_owned()).spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                let read = follower.poll();
+                into.lock().unwrap_or_else(PoisonError::into_inner).take(read, monotonic_ms());
+                std::thread::sleep(POLL_EVERY);
+            }
+        })?;
+        Ok(Self { shared, stop })
+    }
+
+    /// The signatures found since the last call.
+    pub fn take_hits(&self) -> Vec<LogHit> {
+        std::mem::take(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner).hits)
+    }
+
+    /// The last lines, oldest first.
+    pub fn lines(&self) -> Vec<String> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).lines.iter().cloned().collect()
+    }
+}
+
+impl Drop for LogTail {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn take(&mut self, read: Vec<NewLine>, now_ms: u64) {
+        for NewLine { text, history } in read {
+            if !history && self.hits.len() < HITS_MAX {
+                self.hits.extend(signatures(&text, now_ms));
+            }
+            self.lines.push_back(text);
+            if self.lines.len() > LINES_MAX {
+                self.lines.pop_front();
+            }
+        }
+    }
+}
+
+/// One line of the file. What was there before the tail began is history: worth keeping, no news.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewLine {
+    pub text: String,
+    pub history: bool,
+}
+
+/// Follows a path through rotation and truncation. No thread, no clock.
+#[derive(Debug)]
+pub struct Follower {
+    path: PathBuf,
+    open: Option<Open>,
+    polled: bool,
+    partial: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Open {
+    file: File,
+    inode: (u64, u64),
+    position: u64,
+}
+
+impl Follower {
+    /// Nothing is opened before the first poll.
+    pub fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), open: None, polled: false, partial: Vec::new() }
+    }
+
+    /// The lines that came since the last poll. A missing or unreadable file has none.
+    pub fn poll(&mut self) -> Vec<NewLine> {
+        let first = !std::mem::replace(&mut self.polled, true);
+        let mut lines = self.read_on(false);
+        if self.has_moved() {
+            // whatever the old file still held was read above
+            self.partial.clear();
+            self.open = self.open_at(first);
+            lines.extend(self.read_on(first));
+        }
+        lines
+    }
+
+    /// Is the path another file than the one that is open?
+    fn has_moved(&self) -> bool {
+        let Ok(now) = std::fs::metadata(&self.path) else { return false };
+        self.open.as_ref().is_none_or(|open| open.inode != (now.dev(), now.ino()))
+    }
+
+    fn open_at(&self, first: bool) -> Option<Open> {
+        let file = File::open(&self.path).ok()?;
+        let meta = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
+        let position = if first { meta.len().saturating_sub(HISTORY_BYTES) } else { 0 };
+        Some(Open { file, inode: (meta.dev(), meta.ino()), position })
+    }
+
+    fn read_on(&mut self, history: bool) -> Vec<NewLine> {
+        let Some(open) = &mut self.open else { return Vec::new() };
+        let length = open.file.metadata().map_or(open.position, |meta| meta.len());
+        if length < open.position {
+            // truncated in place: it begins anew
+            open.position = 0;
+            self.partial.clear();
+        }
+        if length - open.position > POLL_BYTES_MAX {
+            open.position = length - POLL_BYTES_MAX;
+            self.partial.clear();
+        }
+        let mut bytes = Vec::new();
+        if open.file.seek(SeekFrom::Start(open.position)).is_err() {
+            return Vec::new();
+        }
+        // an error in the middle leaves what was read
+        let _ = (&mut open.file).take(POLL_BYTES_MAX).read_to_end(&mut bytes);
+        open.position += bytes.len() as u64;
+        self.split(&bytes, history)
+    }
+
+    fn split(&mut self, bytes: &[u8], history: bool) -> Vec<NewLine> {
+        let mut lines = Vec::new();
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.partial.extend_from_slice(piece);
+            if piece.ends_with(b"\n") || self.partial.len() > PARTIAL_BYTES_MAX {
+                let line = String::from_utf8_lossy(&self.partial);
+                let text: String = line.trim_end_matches(['\n', '\r']).chars().take(LINE_CHARS_MAX).collect();
+                self.partial.clear();
+                lines.push(NewLine { text, history });
+            }
+        }
+        lines
+    }
+}
+
+/// What the signature table says of a line.
+fn signatures(line: &str, now_ms: u64) -> Option<LogHit> {
+    let signature = vitals::log_signs::scan(line)?;
+    let line = line.chars().take(HIT_CHARS_MAX).collect();
+    Some(LogHit { signature: signature.name.to_owned(), at_ms: now_ms, line })
+}

@@ -1,0 +1,187 @@
+//! Where observations come from: the page, `/proc`, `/metrics`, the front end, the log and NVML, each with its age.
+//!
+//! [`Sources::observe`] never waits for any of them: page and `/proc` are read in place (they cannot block), everything else runs
+//! in tasks, threads or a killable child of its own, and the newest result is taken (I4). Missing stays missing, never zero.
+//!
+//! Not filled in here, for the caller knows them: `gate`, `maintenance`, `agent_gap_ms`, `draining`, and `proc.kill_sent_ms`.
+
+mod cgroup;
+pub mod clock;
+mod frontend;
+pub mod get;
+pub mod log;
+mod nvml;
+mod page;
+pub mod proc;
+pub mod procs;
+pub mod scrape;
+mod tree;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use heartbeat::page::StepRecord;
+use http::Uri;
+use tokio::task::JoinHandle;
+use vitals::observation::{Observation, Signal};
+
+pub use self::frontend::FrontendProbe;
+pub use self::nvml::{NvmlSource, ProbeCommand, nvml_child_main, probe as nvml_probe};
+pub use self::page::{PageLook, PageSource};
+pub use self::scrape::Scraper;
+pub use self::tree::{EngineProcess, find_engine_in, find_pod_engine, process_tree, process_tree_in};
+
+/// The walk over all of `/proc`: not more often than this, and never more than one part in twenty of the time.
+const WALK_EVERY_MS_MIN: u64 = 500;
+const WALK_COST_FACTOR: u64 = 20;
+/// How long a tick waits for the walk; a longer one is taken by a later tick.
+const WALK_WAIT: Duration = Duration::from_millis(15);
+
+/// Where everything is.
+#[derive(Debug, Clone)]
+pub struct SourcesConfig {
+    /// Directory of the heartbeat pages.
+    pub page_dir: PathBuf,
+    /// Pages `rank-0` to `rank-<ranks - 1>` are read.
+    pub ranks: u32,
+    /// The launcher's nonce: a page with another one is not this engine's.
+    pub nonce: Option<u64>,
+    /// E.g. `http://127.0.0.1:8000`.
+    pub engine_url: Uri,
+    /// The engine's log, if it is a file that we may read.
+    pub log_path: Option<PathBuf>,
+    /// Ask NVML?
+    pub nvml: bool,
+}
+
+/// All sources of one engine. Lives in a tokio runtime; its tasks, thread and child end with it.
+#[derive(Debug)]
+pub struct Sources {
+    config: SourcesConfig,
+    engine: Option<EngineProcess>,
+    pages: PageSource,
+    proc: proc::ProcSource,
+    walk: Walk,
+    probes: Option<(Scraper, FrontendProbe)>,
+    log: Option<log::LogTail>,
+    nvml: Option<NvmlSource>,
+}
+
+/// The walk under way, and when the next is due.
+#[derive(Debug, Default)]
+struct Walk {
+    running: Option<JoinHandle<(Vec<i32>, u64)>>,
+    due_ms: u64,
+}
+
+impl Sources {
+    /// Nothing is started before the first [`Self::observe`].
+    pub fn new(config: SourcesConfig) -> Self {
+        Self {
+            pages: PageSource::new(&config.page_dir, config.ranks, config.nonce),
+            proc: proc::ProcSource::live(),
+            walk: Walk::default(),
+            probes: None,
+            log: None,
+            nvml: None,
+            engine: None,
+            config,
+        }
+    }
+
+    /// The engine process to watch. A new one begins with nothing known; calling again with the same changes nothing.
+    pub fn set_engine(&mut self, engine: Option<EngineProcess>) {
+        if self.engine == engine {
+            return;
+        }
+        if engine.is_some() {
+            // scrapes and probes of the old process say nothing about the new one
+            self.probes = None;
+        }
+        self.walk = Walk::default();
+        self.proc.set_engine(engine.clone());
+        self.engine = engine;
+    }
+
+    /// Everything known now. `now_ms` is `CLOCK_MONOTONIC`; returns within about 20 ms.
+    pub async fn observe(&mut self, now_ms: u64) -> Observation {
+        self.start_missing();
+        self.take_walk(now_ms).await;
+        let look = self.pages.look();
+        let proc = self.proc.look(now_ms, look.pid);
+        let (metrics, frontend) = match &self.probes {
+            Some((scraper, probe)) => (scraper.latest(), probe.latest()),
+            None => Default::default(),
+        };
+        Observation {
+            proc: proc.map(|proc| Signal::at(now_ms, proc)).unwrap_or_default(),
+            pages: if look.pages.is_empty() { Signal::default() } else { Signal::at(now_ms, look.pages) },
+            metrics,
+            frontend,
+            log: self.log.as_ref().map(log::LogTail::take_hits).unwrap_or_default(),
+            gpus: self.nvml.as_ref().map(NvmlSource::latest).unwrap_or_default(),
+            ..Observation::default()
+        }
+    }
+
+    /// The newest scrape as it came, and when it was asked for.
+    pub fn last_metrics_text(&self) -> Option<(u64, String)> {
+        self.probes.as_ref().and_then(|(scraper, _)| scraper.text())
+    }
+
+    /// The last lines of the engine's log, oldest first; not redacted.
+    pub fn log_tail(&self) -> Vec<String> {
+        self.log.as_ref().map(log::LogTail::lines).unwrap_or_default()
+    }
+
+    /// The flight recorder of every rank (H6).
+    pub fn page_steps(&mut self) -> Vec<StepRecord> {
+        self.pages.steps()
+    }
+
+    /// What NVML is here, or why it is not: a sentence for people.
+    pub fn gpu_note(&self) -> String {
+        match &self.nvml {
+            Some(nvml) => nvml.note(),
+            None => "NVML is not asked".to_owned(),
+        }
+    }
+
+    fn start_missing(&mut self) {
+        if self.probes.is_none() {
+            let url = &self.config.engine_url;
+            self.probes = Some((Scraper::spawn(url), FrontendProbe::spawn(url)));
+        }
+        if self.config.nvml && self.nvml.is_none() {
+            self.nvml = Some(NvmlSource::spawn(ProbeCommand::default()));
+        }
+        if self.log.is_none()
+            && let Some(path) = &self.config.log_path
+        {
+            match log::LogTail::spawn(path) {
+                Ok(tail) => self.log = Some(tail),
+                // a machine without threads has graver worries; the next tick tries again
+                Err(error) => tracing::warn!(%error, path = %path.display(), "cannot follow the engine's log"),
+            }
+        }
+    }
+
+    /// Takes a finished walk over `/proc`, and starts one that is due.
+    async fn take_walk(&mut self, now_ms: u64) {
+        let Some(engine) = &self.engine else { return };
+        if self.walk.running.is_none() && now_ms >= self.walk.due_ms {
+            let engine = engine.clone();
+            self.walk.running = Some(tokio::task::spawn_blocking(move || {
+                let began = Instant::now();
+                let members = process_tree(&engine);
+                (members, u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX))
+            }));
+        }
+        let Some(running) = &mut self.walk.running else { return };
+        let Ok(done) = tokio::time::timeout(WALK_WAIT, running).await else { return };
+        self.walk.running = None;
+        let (members, cost_ms) = done.unwrap_or_default();
+        self.walk.due_ms = now_ms.saturating_add(WALK_EVERY_MS_MIN.max(cost_ms.saturating_mul(WALK_COST_FACTOR)));
+        self.proc.set_members(members);
+    }
+}

@@ -1,0 +1,152 @@
+//! Reading one process from a `/proc` tree, live or a fixture: only files that never wait for the process's memory lock.
+//!
+//! `stat`, `status`, `wchan` and `cgroup` answer even for a process in state D; `cmdline`, `environ` and `maps` may not, so the
+//! ten-times-a-second path never opens them (I4).
+
+use std::path::{Path, PathBuf};
+
+/// A `/proc` tree.
+#[derive(Debug, Clone)]
+pub struct ProcRoot {
+    root: PathBuf,
+}
+
+/// What `/proc/<pid>/stat` says, as far as it is needed. CPU times are in clock ticks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    pub pid: i32,
+    /// The kernel's name of the process: at most 15 characters of the file that was executed.
+    pub comm: String,
+    pub state: char,
+    pub ppid: i32,
+    pub session: i32,
+    /// User and system time of the process itself.
+    pub own_ticks: u64,
+    /// The same of children that it has waited for.
+    pub reaped_ticks: u64,
+    pub threads: u64,
+    /// Clock ticks after boot: with the pid it names one process for ever.
+    pub start_ticks: u64,
+}
+
+impl Stat {
+    /// Parses one line; `None` for anything that is not one.
+    pub fn parse(text: &str) -> Option<Self> {
+        // The name may hold spaces and parentheses, so it ends at the last one.
+        let (pid, rest) = text.split_once(" (")?;
+        let (comm, fields) = rest.rsplit_once(')')?;
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        // Field n of proc(5) is at n - 3, for the state is field 3.
+        let number = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<u64>().ok());
+        let signed = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<i32>().ok());
+        Some(Self {
+            pid: pid.trim().parse().ok()?,
+            comm: comm.to_owned(),
+            state: fields.first()?.chars().next()?,
+            ppid: signed(4)?,
+            session: signed(6)?,
+            own_ticks: number(14)?.saturating_add(number(15)?),
+            reaped_ticks: number(16)?.saturating_add(number(17)?),
+            threads: number(20)?,
+            start_ticks: number(22)?,
+        })
+    }
+
+    /// Has it ended? A zombie has, unless its first thread alone has left and others still run.
+    pub fn ended(&self) -> bool {
+        match self.state {
+            'X' | 'x' => true,
+            'Z' => self.threads <= 1,
+            _ => false,
+        }
+    }
+}
+
+impl ProcRoot {
+    /// The running kernel's.
+    pub fn live() -> Self {
+        Self::at(Path::new("/proc"))
+    }
+
+    /// Any directory of the same shape.
+    pub fn at(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    /// `<root>/<pid>/<name>`.
+    pub fn path(&self, pid: i32, name: &str) -> PathBuf {
+        self.root.join(pid.to_string()).join(name)
+    }
+
+    /// One process; `None` when it is gone.
+    pub fn stat(&self, pid: i32) -> Option<Stat> {
+        // A process may give itself a name that is no UTF-8.
+        let bytes = std::fs::read(self.path(pid, "stat")).ok()?;
+        Stat::parse(&String::from_utf8_lossy(&bytes))
+    }
+
+    /// Every process that can be seen; those that end meanwhile are left out.
+    pub fn all(&self) -> Vec<Stat> {
+        let Ok(entries) = std::fs::read_dir(&self.root) else { return Vec::new() };
+        entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()))
+            .filter_map(|pid| self.stat(pid))
+            .collect()
+    }
+
+    /// Where the main thread waits in the kernel: a symbol, or `0` where it does not wait.
+    pub fn wchan(&self, pid: i32) -> Option<String> {
+        let text = std::fs::read_to_string(self.path(pid, "wchan")).ok()?;
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    }
+
+    /// The debugger that holds the process, if one does.
+    pub fn tracer(&self, pid: i32) -> Option<i32> {
+        let text = std::fs::read(self.path(pid, "status")).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        let line = text.lines().find_map(|line| line.strip_prefix("TracerPid:"))?;
+        line.trim().parse().ok().filter(|tracer| *tracer != 0)
+    }
+
+    /// `/proc/<pid>/cgroup` as it is: one line a hierarchy.
+    pub fn cgroup(&self, pid: i32) -> Option<String> {
+        std::fs::read_to_string(self.path(pid, "cgroup")).ok()
+    }
+
+    /// The mount namespace (`mnt:[4026531840]`), where we may ask.
+    pub fn mount_namespace(&self, pid: i32) -> Option<PathBuf> {
+        std::fs::read_link(self.path(pid, "ns/mnt")).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_and_spaces_does_not_shift_the_fields() {
+        let line = "42 (a ) b (c) S 7 42 41 0 -1 4194560 1 2 3 4 11 22 33 44 20 0 9 0 163140 1 2\n";
+        let stat = Stat::parse(line).unwrap();
+        assert_eq!(stat.comm, "a ) b (c");
+        assert_eq!((stat.pid, stat.ppid, stat.session, stat.state), (42, 7, 41, 'S'));
+        assert_eq!((stat.own_ticks, stat.reaped_ticks), (33, 77));
+        assert_eq!((stat.threads, stat.start_ticks), (9, 163_140));
+    }
+
+    #[test]
+    fn anything_else_is_no_process() {
+        for line in ["", "42", "42 (x", "42 (x) S", "42 (x) S 1 2 3", "x (x) S 1 1 1 0 0 0 0 0 0 0 1 1 1 1 0 0 1 0 1"] {
+            assert_eq!(Stat::parse(line), None, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_zombie_with_running_threads_has_not_ended() {
+        let stat = |state, threads| {
+            Stat::parse(&format!("1 (x) {state} 0 1 1 0 0 0 0 0 0 0 0 0 0 0 0 0 {threads} 0 5")).unwrap()
+        };
+        assert!(stat('Z', 1).ended() && stat('X', 1).ended());
+        assert!(!stat('Z', 3).ended() && !stat('T', 1).ended() && !stat('D', 1).ended());
+    }
+}

@@ -1,0 +1,136 @@
+//! Which processes are the engine: its tree for `/proc` facts and for the kill, and its root inside a pod.
+//!
+//! Reads `/proc` only. A process that cannot be shown to be the engine's is left out: this list is what gets SIGKILL.
+
+use std::collections::{HashMap, HashSet};
+
+use super::procs::{ProcRoot, Stat};
+
+/// An engine's root process. The start time tells it from a later process with the same pid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineProcess {
+    pub pid: i32,
+    /// Field 22 of `/proc/<pid>/stat`.
+    pub start_ticks: u64,
+}
+
+impl EngineProcess {
+    /// The process that has this pid now.
+    pub fn of(pid: i32) -> Option<Self> {
+        ProcRoot::live().stat(pid).map(|stat| Self { pid, start_ticks: stat.start_ticks })
+    }
+}
+
+/// The live processes of the engine, the root first: descendants, and orphans that share its session or its container.
+/// Zombies, this process and its ancestors are never in it. Empty when nothing is left.
+pub fn process_tree(root: &EngineProcess) -> Vec<i32> {
+    process_tree_in(&ProcRoot::live(), root, own_pid())
+}
+
+/// The engine container's root in a pod with a shared PID namespace: a process whose parent is outside (PPID 0), that is neither
+/// the pause process nor in the agent's own container. Where several are left (other sidecars, `kubectl exec`), one whose
+/// environment names the page directory wins, then the oldest.
+pub fn find_pod_engine() -> Option<EngineProcess> {
+    find_engine_in(&ProcRoot::live(), own_pid())
+}
+
+/// [`process_tree`] over any `/proc`, seen by process `me`.
+pub fn process_tree_in(proc: &ProcRoot, root: &EngineProcess, me: i32) -> Vec<i32> {
+    let all = proc.all();
+    let spared = ancestors(&all, me);
+    let root_now = all.iter().find(|stat| stat.pid == root.pid);
+    let root_lives = root_now.is_some_and(|stat| stat.start_ticks == root.start_ticks);
+    let mut found: HashSet<i32> = HashSet::new();
+    if root_lives {
+        found.insert(root.pid);
+    }
+    // A session's id is not given away while anybody is left in it, so orphans of a dead leader are still the engine's. It is
+    // ours to use only where the root led it: else it is the session of whoever started the engine.
+    let led = root_now.is_none_or(|stat| root_lives && stat.session == root.pid);
+    if led {
+        found.extend(all.iter().filter(|stat| stat.session == root.pid).map(|stat| stat.pid));
+    }
+    if root_lives && let Some(container) = own_container(proc, root.pid, me) {
+        let inside = |stat: &&Stat| proc.cgroup(stat.pid).is_some_and(|cgroup| cgroup == container);
+        found.extend(all.iter().filter(|stat| stat.pid != 1).filter(inside).map(|stat| stat.pid));
+    }
+    add_descendants(&all, &mut found);
+    let mut tree: Vec<i32> = all
+        .iter()
+        .filter(|stat| found.contains(&stat.pid) && !stat.ended() && !spared.contains(&stat.pid))
+        .map(|stat| stat.pid)
+        .collect();
+    tree.sort_by_key(|pid| (*pid != root.pid, *pid));
+    tree
+}
+
+/// [`find_pod_engine`] over any `/proc`, seen by process `me`.
+pub fn find_engine_in(proc: &ProcRoot, me: i32) -> Option<EngineProcess> {
+    let all = proc.all();
+    let spared = ancestors(&all, me);
+    let outside =
+        |stat: &&Stat| stat.ppid == 0 && stat.pid != 1 && stat.pid != 2 && !stat.ended() && !spared.contains(&stat.pid);
+    let mut roots: Vec<&Stat> = all.iter().filter(outside).filter(|stat| !same_container(proc, stat.pid, me)).collect();
+    if roots.iter().any(|stat| names_page_dir(proc, stat.pid)) {
+        roots.retain(|stat| names_page_dir(proc, stat.pid));
+    }
+    let oldest = roots.into_iter().min_by_key(|stat| stat.start_ticks)?;
+    Some(EngineProcess { pid: oldest.pid, start_ticks: oldest.start_ticks })
+}
+
+fn own_pid() -> i32 {
+    i32::try_from(std::process::id()).unwrap_or(-1)
+}
+
+/// `me` and everything above it: what a kill must never reach.
+fn ancestors(all: &[Stat], me: i32) -> HashSet<i32> {
+    let parents: HashMap<i32, i32> = all.iter().map(|stat| (stat.pid, stat.ppid)).collect();
+    let mut chain = HashSet::new();
+    let mut pid = me;
+    while pid > 0 && chain.insert(pid) {
+        pid = parents.get(&pid).copied().unwrap_or(0);
+    }
+    chain
+}
+
+/// Widens `found` by parentage until nothing is added; at most as many rounds as the tree is deep.
+fn add_descendants(all: &[Stat], found: &mut HashSet<i32>) {
+    loop {
+        let more: Vec<i32> = all
+            .iter()
+            .filter(|stat| found.contains(&stat.ppid) && !found.contains(&stat.pid))
+            .map(|stat| stat.pid)
+            .collect();
+        if more.is_empty() {
+            return;
+        }
+        found.extend(more);
+    }
+}
+
+/// The engine's cgroup text where it names a container of its own: not ours, and not the root of every hierarchy.
+fn own_container(proc: &ProcRoot, engine: i32, me: i32) -> Option<String> {
+    let theirs = proc.cgroup(engine)?;
+    let ours = proc.cgroup(me)?;
+    let named = theirs.lines().any(|line| line.rsplit(':').next().is_some_and(|path| path != "/" && !path.is_empty()));
+    // A path that ours lies beneath is a slice that holds both, not a container.
+    let holds_us = theirs.lines().zip(ours.lines()).all(|(theirs, ours)| ours.starts_with(theirs));
+    (named && theirs != ours && !holds_us).then_some(theirs)
+}
+
+fn same_container(proc: &ProcRoot, pid: i32, me: i32) -> bool {
+    let (Some(theirs), Some(ours)) = (proc.cgroup(pid), proc.cgroup(me)) else { return true };
+    if theirs != ours {
+        return false;
+    }
+    // One cgroup seen for both (hidden hierarchies): containers still have mounts of their own.
+    match (proc.mount_namespace(pid), proc.mount_namespace(me)) {
+        (Some(theirs), Some(ours)) => theirs == ours,
+        _ => true,
+    }
+}
+
+fn names_page_dir(proc: &ProcRoot, pid: i32) -> bool {
+    let Ok(environ) = std::fs::read(proc.path(pid, "environ")) else { return false };
+    environ.split(|byte| *byte == 0).any(|entry| entry.starts_with(b"TRUEBEAT_PAGE_DIR="))
+}

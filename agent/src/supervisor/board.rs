@@ -1,0 +1,110 @@
+//! What the supervisor knows: the detector's last word with its time, how often children died, and the drain that was asked for.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::watch;
+
+use crate::status::StatusDoc;
+
+/// A status and when it came.
+#[derive(Debug)]
+pub struct Posted {
+    pub doc: StatusDoc,
+    pub at: Instant,
+}
+
+/// Shared by the HTTP thread, the keepers of the children and the narrator.
+#[derive(Debug)]
+pub struct Board {
+    status: watch::Sender<Option<Arc<Posted>>>,
+    /// Number of the last drain request; 0 before the first.
+    drain: watch::Sender<u64>,
+    restarts: Mutex<BTreeMap<&'static str, u64>>,
+    unreadable_lines: AtomicU64,
+}
+
+impl Default for Board {
+    fn default() -> Self {
+        Self {
+            status: watch::Sender::new(None),
+            drain: watch::Sender::new(0),
+            restarts: Mutex::default(),
+            unreadable_lines: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Board {
+    /// One line of the detector. A line that is no status is counted and changes nothing (I4).
+    pub fn post_line(&self, line: &str) {
+        match serde_json::from_str(line) {
+            Ok(doc) => self.post(doc),
+            Err(error) => {
+                tracing::warn!(%error, "the detector wrote a line that is no status");
+                self.unreadable_lines.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The newest status.
+    pub fn post(&self, doc: StatusDoc) {
+        self.status.send_replace(Some(Arc::new(Posted { doc, at: Instant::now() })));
+    }
+
+    /// The last status, `None` before the first.
+    pub fn latest(&self) -> Option<Arc<Posted>> {
+        self.status.borrow().clone()
+    }
+
+    /// Tells of every new status.
+    pub fn statuses(&self) -> watch::Receiver<Option<Arc<Posted>>> {
+        self.status.subscribe()
+    }
+
+    /// Asks the detector to drain. Returns the request's number. Numbers grow over supervisors of one boot, so that a detector's
+    /// memory of an old drain never swallows a new one.
+    pub fn request_drain(&self) -> u64 {
+        let id = crate::files::monotonic_ns();
+        self.drain.send_replace(id);
+        id
+    }
+
+    /// The wanted drain, level-triggered.
+    pub fn drains(&self) -> watch::Receiver<u64> {
+        self.drain.subscribe()
+    }
+
+    /// A child was started again.
+    pub fn count_restart(&self, child: &'static str) {
+        *self.restarts.lock().unwrap_or_else(PoisonError::into_inner).entry(child).or_default() += 1;
+    }
+
+    /// The supervisor's own metrics in Prometheus text format, to stand after the detector's.
+    pub fn metrics(&self) -> String {
+        let mut text = String::from(
+            "# HELP truebeat_supervisor_child_restarts_total Times that a child process was started again.\n\
+             # TYPE truebeat_supervisor_child_restarts_total counter\n",
+        );
+        for (child, n) in self.restarts.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            text += &format!("truebeat_supervisor_child_restarts_total{{child=\"{child}\"}} {n}\n");
+        }
+        let unreadable = self.unreadable_lines.load(Ordering::Relaxed);
+        text += &format!(
+            "# HELP truebeat_supervisor_unreadable_lines_total Lines of the detector that were no status.\n\
+             # TYPE truebeat_supervisor_unreadable_lines_total counter\n\
+             truebeat_supervisor_unreadable_lines_total {unreadable}\n"
+        );
+        if let Some(posted) = self.latest() {
+            text += &format!(
+                "# HELP truebeat_supervisor_status_age_seconds Age of the detector's last word.\n\
+                 # TYPE truebeat_supervisor_status_age_seconds gauge\n\
+                 truebeat_supervisor_status_age_seconds {:.3}\n",
+                posted.at.elapsed().as_secs_f64()
+            );
+        }
+        text
+    }
+}

@@ -1,0 +1,150 @@
+//! Keeps one child alive: started again in milliseconds, with a pause that grows while it dies at once.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::watch;
+
+use super::board::Board;
+use super::registry::Registry;
+
+/// A growing pause before the next start. Pure.
+#[derive(Debug, Clone)]
+pub struct Pause {
+    first: Duration,
+    max: Duration,
+    /// A run of this length makes the next pause the first again.
+    healthy: Duration,
+    next: Duration,
+}
+
+impl Pause {
+    /// Doubles from `first` to `max`; a run longer than `healthy` resets it.
+    pub fn new(first: Duration, max: Duration, healthy: Duration) -> Self {
+        Self { first, max, healthy, next: first }
+    }
+
+    /// How long to wait after a run of `ran`.
+    pub fn after(&mut self, ran: Duration) -> Duration {
+        if ran >= self.healthy {
+            self.next = self.first;
+        }
+        let pause = self.next;
+        self.next = (self.next * 2).min(self.max);
+        pause
+    }
+}
+
+/// What a child is.
+#[derive(Debug)]
+pub struct Spec {
+    /// Its name in logs and metrics.
+    pub name: &'static str,
+    pub program: PathBuf,
+    pub args: Vec<std::ffi::OsString>,
+    pub stdin: Input,
+}
+
+/// What a child reads.
+#[derive(Debug)]
+pub enum Input {
+    /// The listening socket: connections that come while the child is away wait in the kernel's queue instead of being refused.
+    Listener(std::net::TcpListener),
+    /// A pipe with the wanted drain, one JSON line a change; its end tells the child that its supervisor is gone. Stdout is a
+    /// pipe with status lines.
+    Talk,
+}
+
+/// Runs the child for ever; the caller drops the future to end it (the child is killed then).
+pub async fn keep(spec: Spec, registry: Arc<Registry>, board: Arc<Board>) {
+    let mut pause = Pause::new(Duration::from_millis(10), Duration::from_secs(1), Duration::from_secs(10));
+    loop {
+        let started = Instant::now();
+        match start(&spec, &registry) {
+            Ok(child) => watch_over(child, &spec, &registry, &board).await,
+            Err(error) => {
+                tracing::error!(child = spec.name, program = %spec.program.display(), %error, "could not start a child")
+            }
+        }
+        board.count_restart(spec.name);
+        tokio::time::sleep(pause.after(started.elapsed())).await;
+    }
+}
+
+fn start(spec: &Spec, registry: &Registry) -> std::io::Result<Child> {
+    let mut command = Command::new(&spec.program);
+    command.args(&spec.args).kill_on_drop(true);
+    // A Ctrl-C at the terminal is for the supervisor alone; it ends its children in its own order.
+    command.process_group(0);
+    match &spec.stdin {
+        Input::Listener(listener) => {
+            command.stdin(Stdio::from(std::os::fd::OwnedFd::from(listener.try_clone()?))).stdout(Stdio::null());
+        }
+        Input::Talk => {
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        }
+    }
+    registry.spawn(&mut command)
+}
+
+async fn watch_over(mut child: Child, spec: &Spec, registry: &Registry, board: &Arc<Board>) {
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+    tracing::info!(child = spec.name, pid, "started");
+    let talk = child.stdin.take().zip(child.stdout.take());
+    let talking = async {
+        if let Some((stdin, stdout)) = talk {
+            tokio::join!(tell(stdin, board.drains()), listen(stdout, board));
+        }
+    };
+    // Its words end with it, so nobody waits for them after it is gone.
+    let status = tokio::select! {
+        status = child.wait() => status,
+        () = async { talking.await; std::future::pending().await } => return,
+    };
+    if let Some(pid) = pid {
+        registry.forget(pid);
+    }
+    match status {
+        Ok(status) => tracing::warn!(child = spec.name, pid, %status, "a child ended; it is started again"),
+        Err(error) => tracing::error!(child = spec.name, pid, %error, "could not await a child"),
+    }
+}
+
+/// Writes the wanted drain now and at each change.
+async fn tell(mut stdin: ChildStdin, mut drains: watch::Receiver<u64>) {
+    loop {
+        let wanted = *drains.borrow_and_update();
+        let line = format!("{{\"drain\":{wanted}}}\n");
+        if stdin.write_all(line.as_bytes()).await.is_err() || drains.changed().await.is_err() {
+            break;
+        }
+    }
+    // The pipe stays open while the child lives: its end means that the supervisor is gone.
+    std::future::pending::<()>().await;
+}
+
+async fn listen(stdout: ChildStdout, board: &Board) {
+    let mut lines = BufReader::new(stdout).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        board.post_line(&line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pause_doubles_to_its_bound_and_a_long_run_resets_it() {
+        let ms = Duration::from_millis;
+        let mut pause = Pause::new(ms(10), ms(1_000), ms(10_000));
+        let pauses: Vec<_> = (0..9).map(|_| pause.after(ms(1)).as_millis()).collect();
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1_000, 1_000]);
+        assert_eq!(pause.after(ms(10_000)), ms(10));
+        assert_eq!(pause.after(ms(1)), ms(20));
+    }
+}

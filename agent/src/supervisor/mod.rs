@@ -1,0 +1,167 @@
+//! The supervisor: tiny, never exits by itself, holds the probe port (DESIGN §4.4). Detector and gate are its children and start
+//! again in milliseconds; in `truebeat run` the engine is its child too. It decides nothing about the engine's health.
+
+pub mod board;
+pub mod keep;
+pub mod narrate;
+pub mod registry;
+
+use std::ffi::OsString;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use self::board::Board;
+use self::keep::{Input, Spec, keep};
+use self::registry::Registry;
+use crate::http;
+use crate::launch::{LaunchConfig, Launcher};
+use crate::sources::find_pod_engine;
+
+/// How often an ending supervisor looks whether the engine still lives.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What a supervisor needs.
+#[derive(Debug)]
+pub struct SuperviseConfig {
+    /// The program that has the roles `agent detect`, `agent gate` and `agent exec`: this one, but in tests.
+    pub exe: PathBuf,
+    /// Where the gate and the agent's HTTP listen.
+    pub listen: SocketAddr,
+    pub agent_listen: SocketAddr,
+    /// Private to the agent's processes; made when it is not there.
+    pub agent_dir: PathBuf,
+    /// Arguments of the two children, without the role and without what the supervisor adds itself.
+    pub gate_args: Vec<OsString>,
+    pub detect_args: Vec<OsString>,
+    /// The engine to run (`truebeat run`); `None` in a pod, where the kubelet runs it.
+    pub engine: Option<LaunchConfig>,
+    /// In a pod: how long the supervisor outlives SIGTERM while the engine lives (POD.md §9).
+    pub outlive: Duration,
+    /// Tell a person what happens, on stderr.
+    pub narrate: bool,
+}
+
+/// Why a supervisor cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum SuperviseError {
+    #[error(
+        "could not listen on {address} for {what}: {source}; is another program on that port? choose one with {option}"
+    )]
+    Listen { what: &'static str, address: SocketAddr, option: &'static str, source: std::io::Error },
+    #[error("could not make the agent's directory {path}: {source}; choose a writable one with --agent-dir")]
+    Directory { path: PathBuf, source: std::io::Error },
+    #[error("could not start the thread that answers probes: {0}")]
+    Thread(std::io::Error),
+    #[error("could not take signals: {0}")]
+    Signals(std::io::Error),
+    #[error(transparent)]
+    Launch(#[from] crate::launch::LaunchError),
+}
+
+/// Runs until SIGTERM or SIGINT. Returns the exit code: 0, or 137 where the engine had to be killed at the end.
+///
+/// # Errors
+/// Only at the start: a port in use, a directory not writable, a program that is not there.
+pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
+    let gate_listener = bind(config.listen, "the gate", "--listen")?;
+    let http_listener = bind(config.agent_listen, "the agent's HTTP", "--agent-listen")?;
+    make_private(&config.agent_dir)?;
+    let launcher = config.engine.clone().map(Launcher::new).transpose()?;
+    let mut ends = Ends::new()?;
+    if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {
+        tracing::warn!(%error, "orphans of the engine will not come to this process");
+    }
+    let board = Arc::new(Board::default());
+    http::serve_on_own_thread(http_listener, Arc::clone(&board)).map_err(SuperviseError::Thread)?;
+    let registry = Arc::new(Registry::default());
+    let (stop, stopped) = watch::channel(false);
+    let narrator = narrate::narrate(board.statuses(), config.narrate);
+    let children = async {
+        let detector = keep(detector(&config), Arc::clone(&registry), Arc::clone(&board));
+        let gate = keep(gate(&config, gate_listener), Arc::clone(&registry), Arc::clone(&board));
+        tokio::join!(detector, gate, registry.reap_orphans(), narrator);
+    };
+    let life = async {
+        match launcher {
+            Some(launcher) => {
+                let end = async {
+                    ends.next().await;
+                    stop.send_replace(true);
+                    // Nobody is left to tell the engine a second time; a second signal means now.
+                    ends.next().await;
+                };
+                tokio::select! {
+                    code = launcher.run(&registry, stopped) => code,
+                    () = end => launcher.end_now(),
+                }
+            }
+            None => {
+                ends.next().await;
+                outlive_engine(config.outlive).await;
+                0
+            }
+        }
+    };
+    tokio::select! {
+        code = life => Ok(code),
+        () = children => Ok(0),
+    }
+}
+
+/// SIGTERM and SIGINT, as one stream.
+struct Ends {
+    term: Signal,
+    int: Signal,
+}
+
+impl Ends {
+    fn new() -> Result<Self, SuperviseError> {
+        let take = |kind| signal(kind).map_err(SuperviseError::Signals);
+        Ok(Self { term: take(SignalKind::terminate())?, int: take(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+        }
+    }
+}
+
+fn bind(address: SocketAddr, what: &'static str, option: &'static str) -> Result<TcpListener, SuperviseError> {
+    let failed = |source| SuperviseError::Listen { what, address, option, source };
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+fn make_private(path: &std::path::Path) -> Result<(), SuperviseError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|source| SuperviseError::Directory { path: path.to_owned(), source })
+}
+
+fn detector(config: &SuperviseConfig) -> Spec {
+    let args = ["agent", "detect", "--agent-dir"].map(OsString::from).into_iter();
+    let args = args.chain([config.agent_dir.clone().into()]).chain(config.detect_args.iter().cloned());
+    Spec { name: "detector", program: config.exe.clone(), args: args.collect(), stdin: Input::Talk }
+}
+
+fn gate(config: &SuperviseConfig, listener: TcpListener) -> Spec {
+    let args = ["agent", "gate", "--inherited-listener", "--agent-dir"].map(OsString::from).into_iter();
+    let args = args.chain([config.agent_dir.clone().into()]).chain(config.gate_args.iter().cloned());
+    Spec { name: "gate", program: config.exe.clone(), args: args.collect(), stdin: Input::Listener(listener) }
+}
+
+/// The agent must be there for the engine's preStop and its last requests: it leaves after the engine, within a bound.
+async fn outlive_engine(bound: Duration) {
+    let asked = Instant::now();
+    while asked.elapsed() < bound && find_pod_engine().is_some() {
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

@@ -1,0 +1,228 @@
+//! What the agent does about a verdict: episodes begun, evidence taken, the kill. Each act runs in a task of its own and reports
+//! back; the tick only starts it.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use vitals::recovery::{Effect, RecoveryOutput};
+use vitals::verdict::Outcome;
+
+use super::WatchConfig;
+use crate::forensics::{CaptureRequest, Captured, capture};
+use crate::gate::ledger::GateReply;
+use crate::incidents::{Incidents, id_base};
+use crate::kill::{KillNote, kill_tree, write_termination_message};
+use crate::metrics::Metrics;
+use crate::sources::{EngineProcess, Sources};
+
+/// The kill is repeated for a process that is still there.
+const KILL_AGAIN_MS: u64 = 1_000;
+/// The termination message must not hold the kill: the engine's file system may hang with it (I6).
+const MESSAGE_MAX: Duration = Duration::from_millis(500);
+
+/// What a task has done.
+#[derive(Debug)]
+enum News {
+    Captured { episode: String, captured: Captured },
+    Killed { episode: String, lost: u64, pids: Vec<i32>, at: String },
+}
+
+/// What a tick knows when it acts.
+#[derive(Debug, Clone, Copy)]
+pub struct Scene<'a> {
+    pub now_ms: u64,
+    pub outcome: &'a Outcome,
+    pub engine: Option<&'a EngineProcess>,
+    pub in_flight: u64,
+    pub config: &'a WatchConfig,
+    pub command_line: &'a [String],
+}
+
+/// The acts under way and the book of what they did.
+#[derive(Debug)]
+pub struct Acts {
+    pub incidents: Incidents,
+    news: mpsc::UnboundedReceiver<News>,
+    tell: mpsc::UnboundedSender<News>,
+    /// The episode whose evidence is being taken.
+    capturing: Option<String>,
+    /// The summary of an episode's evidence, for the termination message.
+    summary: Option<(String, String)>,
+    killed: Option<Killed>,
+    /// The gate's epoch and its count of refusals at the last look; refusals since the last tick.
+    refused_seen: Option<(u64, u64)>,
+    refused: u64,
+}
+
+#[derive(Debug)]
+struct Killed {
+    engine: EngineProcess,
+    first_ms: u64,
+    last_ms: u64,
+}
+
+impl Acts {
+    /// Goes on with a book.
+    pub fn new(incidents: Incidents) -> Self {
+        let (tell, news) = mpsc::unbounded_channel();
+        Self { incidents, news, tell, capturing: None, summary: None, killed: None, refused_seen: None, refused: 0 }
+    }
+
+    /// Books what tasks have done since the last tick.
+    pub fn take_news(&mut self, metrics: &Metrics) {
+        while let Ok(news) = self.news.try_recv() {
+            match news {
+                News::Captured { episode, captured } => {
+                    captured.notes.iter().for_each(|note| tracing::info!(note, "evidence"));
+                    let bundle = captured.bundle.map(|path| path.display().to_string());
+                    self.incidents.captured(&episode, bundle, &captured.fingerprint, &crate::files::wall_clock());
+                    self.summary = Some((episode, captured.summary));
+                    self.capturing = None;
+                }
+                News::Killed { episode, lost, pids, at } => {
+                    tracing::warn!(episode, ?pids, "the engine's process tree was killed");
+                    metrics.kills.inc();
+                    self.incidents.killed(&episode, lost, &at);
+                }
+            }
+        }
+    }
+
+    /// When SIGKILL was first sent to this process.
+    pub fn kill_sent_ms(&self, engine: &EngineProcess) -> Option<u64> {
+        self.killed.as_ref().filter(|killed| killed.engine == *engine).map(|killed| killed.first_ms)
+    }
+
+    /// Adds up refusals; a gate that started anew counts from zero.
+    pub fn count_refused(&mut self, reply: &GateReply) {
+        let now = (reply.obs.epoch, reply.requests_refused);
+        let before = self.refused_seen.replace(now).unwrap_or(now);
+        let base = if before.0 == now.0 { before.1 } else { 0 };
+        self.refused += now.1.saturating_sub(base);
+    }
+
+    /// Refusals since the last call.
+    pub fn take_refused(&mut self) -> u64 {
+        std::mem::take(&mut self.refused)
+    }
+
+    /// Begins an episode where the state machine says so.
+    pub fn begin_if_asked(
+        &mut self,
+        now_ms: u64,
+        now: &str,
+        recovery: &RecoveryOutput,
+        subject: (Option<&EngineProcess>, &str),
+        metrics: &Metrics,
+    ) {
+        if !recovery.effects.contains(&Effect::OpenEpisode) {
+            return;
+        }
+        let (engine, instance) = subject;
+        let class = recovery.class.as_deref().unwrap_or("Unknown");
+        let (pid, ticks) = engine.map_or((0, 0), |engine| (engine.pid, engine.start_ticks));
+        self.incidents.begin(&id_base(instance, pid, ticks), now_ms, class, now);
+        metrics.episodes.with_label_values(&[class]).inc();
+    }
+
+    /// Starts what is wanted and not yet under way.
+    pub fn obey(&mut self, recovery: &RecoveryOutput, scene: &Scene<'_>, sources: &mut Sources) {
+        for effect in &recovery.effects {
+            match effect {
+                Effect::CaptureEvidence => self.capture(scene, sources),
+                // An engine that died by itself leaves what it left; nothing waits for it.
+                Effect::OpenEpisode if recovery.class.as_deref() == Some("Dead") => self.capture(scene, sources),
+                Effect::Kill => self.kill(scene),
+                Effect::EscalateToNode => self.escalate(scene),
+                // The fence is the tick's own affair, the rest is in the book and in what is published of it.
+                Effect::Fence | Effect::Unfence | Effect::OpenEpisode | Effect::RequestGrant | Effect::CloseEpisode => {
+                }
+            }
+        }
+    }
+
+    fn capture(&mut self, scene: &Scene<'_>, sources: &mut Sources) {
+        let Some(episode) = self.incidents.open().filter(|open| open.evidence_at.is_none()).cloned() else { return };
+        if self.capturing.as_ref() == Some(&episode.id) {
+            return;
+        }
+        self.capturing = Some(episode.id.clone());
+        let request = CaptureRequest {
+            outcome: scene.outcome.clone(),
+            engine: scene.engine.filter(|engine| super::lives(engine)).cloned(),
+            steps: sources.page_steps(),
+            metrics_before: sources.last_metrics_text(),
+            engine_url: scene.config.sources.engine_url.clone(),
+            log_tail: sources.log_tail(),
+            gpu_note: sources.gpu_note(),
+            bundle_dir: scene.config.bundle_dir.clone(),
+            command_line: scene.command_line.to_vec(),
+            episode: episode.clone(),
+        };
+        let tell = self.tell.clone();
+        tokio::spawn(async move {
+            let captured = capture(request).await;
+            let _ = tell.send(News::Captured { episode: episode.id, captured });
+        });
+    }
+
+    /// I1: the state machine asks only with both keys turned; the book must say so too.
+    fn kill(&mut self, scene: &Scene<'_>) {
+        let Some(engine) = scene.engine.filter(|engine| super::lives(engine)) else { return };
+        let Some(episode) = self.incidents.open().filter(|open| open.granted_at.is_some()) else { return };
+        let before = self.killed.as_ref().filter(|killed| killed.engine == *engine);
+        if before.is_some_and(|killed| scene.now_ms.saturating_sub(killed.last_ms) < KILL_AGAIN_MS) {
+            return;
+        }
+        let first_ms = before.map_or(scene.now_ms, |killed| killed.first_ms);
+        let job = Job {
+            engine: engine.clone(),
+            episode: episode.id.clone(),
+            lost: scene.in_flight,
+            summary: self.summary.clone().filter(|(id, _)| *id == episode.id).map(|(_, text)| text),
+        };
+        self.killed = Some(Killed { engine: engine.clone(), first_ms, last_ms: scene.now_ms });
+        let agent_dir = scene.config.agent_dir.clone();
+        let message_path = (!scene.config.standalone).then(|| scene.config.termination_message_path.clone());
+        tokio::spawn(execute(job, agent_dir, message_path, self.tell.clone()));
+    }
+
+    fn escalate(&self, scene: &Scene<'_>) {
+        // The declaration says `Unkillable`: whoever can drain the node reads it there (I5).
+        let pid = scene.engine.map(|engine| engine.pid);
+        tracing::error!(pid, "the engine outlives SIGKILL: only its node can end it");
+    }
+}
+
+#[derive(Debug)]
+struct Job {
+    engine: EngineProcess,
+    episode: String,
+    lost: u64,
+    summary: Option<String>,
+}
+
+async fn execute(
+    job: Job,
+    agent_dir: std::path::PathBuf,
+    message_path: Option<std::path::PathBuf>,
+    tell: mpsc::UnboundedSender<News>,
+) {
+    if let (Some(path), Some(summary)) = (message_path, job.summary) {
+        let engine = job.engine.clone();
+        let write = tokio::task::spawn_blocking(move || write_termination_message(&engine, &path, &summary));
+        match tokio::time::timeout(MESSAGE_MAX, write).await {
+            Ok(Ok(Ok(()))) => {}
+            failed => tracing::warn!(?failed, "the termination message was not written"),
+        }
+    }
+    let note = KillNote { pid: job.engine.pid, start_ticks: job.engine.start_ticks, episode: job.episode.clone() };
+    let killed = tokio::task::spawn_blocking(move || {
+        if let Err(error) = crate::files::write_json(&KillNote::path(&agent_dir), &note) {
+            tracing::warn!(%error, "the launcher is not told that this end was granted; it will pause before the next start");
+        }
+        kill_tree(&job.engine)
+    });
+    let pids = killed.await.unwrap_or_default();
+    let _ = tell.send(News::Killed { episode: job.episode, lost: job.lost, pids, at: crate::files::wall_clock() });
+}

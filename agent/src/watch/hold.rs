@@ -1,0 +1,107 @@
+//! After the detector's own restart the new one knows nothing of the past: what its forerunner decided holds until there is proof.
+//! Pure.
+
+use vitals::observation::Observation;
+use vitals::verdict::Verdict;
+
+/// A fence without work in sight is lifted after this, as the detector itself would do on trial.
+const TRIAL_AFTER_MS: u64 = 30_000;
+
+/// What was in force when the forerunner died, for the same engine process.
+#[derive(Debug, Clone)]
+pub struct Hold {
+    fenced: bool,
+    ready: bool,
+    since_ms: u64,
+    delivered: Option<Delivered>,
+}
+
+/// Everything that only grows while tokens reach clients.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Delivered {
+    by_gate: Option<(u64, u64)>,
+    by_pages: Option<u64>,
+}
+
+impl Hold {
+    /// Holds what the forerunner had decided.
+    pub fn new(fenced: bool, ready: bool, now_ms: u64) -> Self {
+        Self { fenced, ready, since_ms: now_ms, delivered: None }
+    }
+
+    /// Is the hold over: did anything reach a client since, or was there nothing to deliver for long enough?
+    pub fn is_over(&mut self, now_ms: u64, obs: &Observation, verdict: &Verdict) -> bool {
+        let now = Delivered::of(obs);
+        let moved = self.delivered.as_ref().is_some_and(|before| now.beyond(before));
+        // A source that was silent at first sets its baseline when it first speaks.
+        let known = self.delivered.take().unwrap_or_default();
+        self.delivered =
+            Some(Delivered { by_gate: known.by_gate.or(now.by_gate), by_pages: known.by_pages.or(now.by_pages) });
+        if self.fenced {
+            moved || matches!(verdict, Verdict::Idle) && now_ms.saturating_sub(self.since_ms) >= TRIAL_AFTER_MS
+        } else {
+            !matches!(verdict, Verdict::Starting | Verdict::Unknown)
+        }
+    }
+
+    /// Must the fence stay?
+    pub fn fences(&self) -> bool {
+        self.fenced
+    }
+
+    /// What readiness was, for a verdict that knows nothing yet.
+    pub fn ready(&self, verdict: &Verdict) -> Option<bool> {
+        (!self.fenced && matches!(verdict, Verdict::Starting | Verdict::Unknown)).then_some(self.ready)
+    }
+}
+
+impl Delivered {
+    fn of(obs: &Observation) -> Self {
+        let pages = obs.pages.value.as_ref();
+        Self {
+            by_gate: obs.gate.value.as_ref().map(|gate| (gate.epoch, gate.chunks_delivered)),
+            by_pages: pages.map(|pages| pages.iter().map(|page| page.tokens_delivered).sum()),
+        }
+    }
+
+    fn beyond(&self, before: &Self) -> bool {
+        let gate = self.by_gate.zip(before.by_gate).is_some_and(|(now, then)| now.0 == then.0 && now.1 > then.1);
+        gate || self.by_pages.zip(before.by_pages).is_some_and(|(now, then)| now > then)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vitals::observation::{GateObs, Signal};
+
+    fn seen(chunks: u64) -> Observation {
+        let gate = GateObs { epoch: 1, chunks_delivered: chunks, ..GateObs::default() };
+        Observation { gate: Signal::at(0, gate), ..Observation::default() }
+    }
+
+    #[test]
+    fn a_fence_is_held_until_something_is_delivered() {
+        let mut hold = Hold::new(true, false, 0);
+        for now in [100, 200, 300] {
+            assert!(!hold.is_over(now, &seen(5), &Verdict::Progressing));
+        }
+        assert!(hold.is_over(400, &seen(6), &Verdict::Progressing));
+    }
+
+    #[test]
+    fn a_fence_with_nothing_owed_ends_on_trial() {
+        let mut hold = Hold::new(true, false, 1_000);
+        assert!(!hold.is_over(30_999, &seen(5), &Verdict::Idle));
+        assert!(hold.is_over(31_000, &seen(5), &Verdict::Idle));
+    }
+
+    #[test]
+    fn readiness_is_held_only_while_the_new_detector_knows_nothing() {
+        let mut hold = Hold::new(false, true, 0);
+        assert_eq!(hold.ready(&Verdict::Starting), Some(true));
+        assert_eq!(hold.ready(&Verdict::Dead), None);
+        assert!(!hold.is_over(100, &Observation::default(), &Verdict::Starting));
+        assert!(hold.is_over(200, &Observation::default(), &Verdict::Idle));
+    }
+}

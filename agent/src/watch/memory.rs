@@ -1,0 +1,116 @@
+//! What a detector leaves for its successor: a restart of the detector must not forget a fence, an open episode or a spent grant.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use vitals::recovery::EpisodeStage;
+
+use super::latest::Latest;
+use crate::incidents::Incidents;
+use crate::sources::EngineProcess;
+
+/// The state that outlives one detector process (not the boot: times are `CLOCK_MONOTONIC`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// pid and start ticks of the engine that all of this is about.
+    pub engine: Option<(i32, u64)>,
+    pub ready: bool,
+    pub fenced: bool,
+    pub incidents: Incidents,
+    pub last_unattended_ms: Option<u64>,
+    /// The last drain request that an engine's restart has ended.
+    pub drain_ended: u64,
+    pub boot_id: String,
+}
+
+impl Memory {
+    fn path(agent_dir: &Path) -> PathBuf {
+        agent_dir.join("detector.json")
+    }
+
+    /// What was left, if it is of this boot; of an earlier one only the incidents.
+    pub fn recall(agent_dir: &Path) -> Self {
+        let text = std::fs::read(Self::path(agent_dir)).ok();
+        let left: Self = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+        let boot_id = boot_id();
+        if left.boot_id == boot_id { left } else { Self { incidents: left.incidents, boot_id, ..Self::default() } }
+    }
+
+    /// Was the fence there because of an episode of this engine? (One that starts is fenced too; that needs no proof to end.)
+    pub fn fence_is_held(&self) -> bool {
+        let restarting = EpisodeStage::Restarting.name();
+        self.fenced && self.incidents.open().is_some_and(|open| open.stage != restarting)
+    }
+
+    /// Was it about this process?
+    pub fn is_about(&self, engine: Option<&EngineProcess>) -> bool {
+        engine.is_some() && self.engine == engine.map(|engine| (engine.pid, engine.start_ticks))
+    }
+}
+
+/// Writes the memory when it changed, from a thread of its own.
+#[derive(Debug)]
+pub struct Keeper {
+    written: Memory,
+    writer: Latest,
+}
+
+impl Keeper {
+    /// # Errors
+    /// When the thread cannot be started.
+    pub fn start(agent_dir: &Path, known: Memory) -> std::io::Result<Self> {
+        let path = Memory::path(agent_dir);
+        let beside = path.with_extension("tmp");
+        let write = move |text: Vec<u8>| {
+            let done = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, &path));
+            if let Err(error) = done {
+                tracing::warn!(%error, path = %path.display(), "the detector's memory was not written");
+            }
+        };
+        Ok(Self { written: known, writer: Latest::start("memory", write)? })
+    }
+
+    /// Writes `memory` unless it is what was written last.
+    pub fn keep(&mut self, memory: Memory) {
+        if memory == self.written {
+            return;
+        }
+        if let Ok(text) = serde_json::to_vec(&memory) {
+            self.writer.put(text);
+            self.written = memory;
+        }
+    }
+}
+
+fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_without_an_episode_is_not_held() {
+        let mut memory = Memory { fenced: true, ..Memory::default() };
+        assert!(!memory.fence_is_held());
+        memory.incidents.begin("a-1-1", 1, "Livelock", "t");
+        assert!(memory.fence_is_held());
+        memory.fenced = false;
+        assert!(!memory.fence_is_held());
+    }
+
+    #[test]
+    fn what_is_kept_is_recalled_and_another_boot_keeps_the_incidents_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut memory = Memory { ready: true, engine: Some((1, 2)), boot_id: boot_id(), ..Memory::default() };
+        memory.incidents.begin("a-1-1", 1, "Livelock", "t");
+        crate::files::write_json(&Memory::path(dir.path()), &memory).unwrap();
+        assert_eq!(Memory::recall(dir.path()), memory);
+        memory.boot_id = "another".into();
+        crate::files::write_json(&Memory::path(dir.path()), &memory).unwrap();
+        let recalled = Memory::recall(dir.path());
+        assert!(!recalled.ready && recalled.engine.is_none() && recalled.incidents == memory.incidents);
+    }
+}

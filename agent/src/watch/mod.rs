@@ -1,0 +1,387 @@
+//! The detector's process: the one driver that reads the clock. Each tick it asks the gate, gathers an observation, lets `vitals`
+//! judge, and starts whatever follows in tasks of their own. A tick waits for nothing longer than a few tens of milliseconds.
+
+mod act;
+mod follow;
+mod hold;
+mod latest;
+mod memory;
+mod publish;
+
+use std::io::{self, BufRead, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::watch as channel;
+use tokio::time::Instant;
+use vitals::detector::Detector;
+use vitals::observation::{GateObs, Observation, Signal};
+use vitals::policy::Policy;
+use vitals::recovery::{Recovery, RecoveryInput, RecoveryOutput, RecoveryPolicy};
+use vitals::verdict::{Outcome, Verdict};
+
+use self::act::Acts;
+use self::follow::{Follow, lives};
+use self::hold::Hold;
+use self::latest::Latest;
+use self::memory::{Keeper, Memory};
+use self::publish::Publisher;
+use crate::gate::control::GateClient;
+use crate::gate::ledger::{Control, GateReply};
+use crate::incidents::Moment;
+use crate::metrics::Metrics;
+use crate::options::Mode;
+use crate::report::{PodIdentity, Reporter};
+use crate::sources::clock::{TickClock, monotonic_ms};
+use crate::sources::{EngineProcess, Sources, SourcesConfig};
+
+/// A tick that begins this much later than it should is a gap of ours, not the engine's silence (V5).
+const GAP_MS_MIN: u64 = 150;
+/// What refused clients are told to wait.
+const RETRY_AFTER_S: u32 = 2;
+
+/// What a detector needs.
+#[derive(Debug)]
+pub struct WatchConfig {
+    pub sources: SourcesConfig,
+    pub agent_dir: PathBuf,
+    pub bundle_dir: PathBuf,
+    pub policy: Policy,
+    pub mode: Mode,
+    pub unattended_after: Option<Duration>,
+    pub unattended_window: Duration,
+    pub termination_message_path: PathBuf,
+    /// The pod to declare on; `None` outside Kubernetes.
+    pub pod: Option<PodIdentity>,
+    /// `truebeat run`.
+    pub standalone: bool,
+}
+
+/// Why a detector cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    #[error("--policy {entry:?} cannot be used: {why}")]
+    Policy { entry: String, why: String },
+    #[error("could not make the agent's directory {path}: {source}; choose a writable one with --agent-dir")]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("could not start a thread: {0}")]
+    Thread(io::Error),
+    #[error("the agent's own metrics are wrong: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// Watches until standard input ends, which means that the supervisor is gone.
+///
+/// # Errors
+/// When it cannot start.
+pub async fn run(config: WatchConfig) -> Result<(), WatchError> {
+    let (orders, drain) = channel::channel(0);
+    let mut alive = drain.clone();
+    listen(orders).map_err(WatchError::Thread)?;
+    let mut watch = Watch::new(config, drain)?;
+    let alone = async { while alive.changed().await.is_ok() {} };
+    tokio::select! {
+        () = alone => tracing::warn!("the supervisor is gone; the detector leaves"),
+        () = watch.tick_for_ever() => {}
+    }
+    Ok(())
+}
+
+/// Takes the supervisor's orders, one JSON line each, in a thread of its own (standard input cannot be read without blocking). The
+/// channel closes when the supervisor's end of the pipe does.
+fn listen(orders: channel::Sender<u64>) -> io::Result<()> {
+    let read = move || {
+        for line in io::stdin().lock().lines().map_while(Result::ok) {
+            let order: Option<serde_json::Value> = serde_json::from_str(&line).ok();
+            match order.and_then(|order| order["drain"].as_u64()) {
+                Some(drain) => _ = orders.send_replace(drain),
+                None => tracing::warn!(%line, "the supervisor said something that is no order"),
+            }
+        }
+    };
+    std::thread::Builder::new().name("orders".to_owned()).spawn(read).map(drop)
+}
+
+struct Watch {
+    config: WatchConfig,
+    follow: Follow,
+    engine: Option<EngineProcess>,
+    sources: Sources,
+    detector: Detector,
+    recovery: Recovery,
+    gate: GateClient,
+    control: Control,
+    gate_seen: Signal<GateObs>,
+    last_reply: Option<GateReply>,
+    acts: Acts,
+    hold: Option<Hold>,
+    ready: bool,
+    drain: channel::Receiver<u64>,
+    drain_ended: u64,
+    boot_id: String,
+    ticked_ms: Option<u64>,
+    due_in: Duration,
+    keeper: Keeper,
+    publisher: Publisher,
+    metrics: Metrics,
+}
+
+impl Watch {
+    fn new(config: WatchConfig, drain: channel::Receiver<u64>) -> Result<Self, WatchError> {
+        let dir = &config.agent_dir;
+        std::fs::create_dir_all(dir).map_err(|source| WatchError::Directory { path: dir.clone(), source })?;
+        let now_ms = monotonic_ms();
+        let memory = Memory::recall(dir);
+        let mut follow = Follow::new(config.standalone.then(|| dir.clone()));
+        let engine = follow.look(now_ms);
+        let same = memory.is_about(engine.as_ref());
+        let mut sources = Sources::new(config.sources.clone());
+        sources.set_engine(engine.clone());
+        let recovery = Recovery::new(recovery_policy(&config)).with_last_unattended(memory.last_unattended_ms);
+        let reporter = config.pod.clone().map(|pod| Reporter::start(pod, dir));
+        let stdout =
+            |line: Vec<u8>| _ = io::stdout().lock().write_all(&line).and_then(|()| io::stdout().lock().flush());
+        let stdout = Latest::start("status", stdout).map_err(WatchError::Thread)?;
+        Ok(Self {
+            detector: Detector::new(config.policy.clone(), started_ms(engine.as_ref(), now_ms)),
+            recovery,
+            gate: GateClient::new(dir.join("gate.sock")),
+            control: Control { fenced: memory.fenced && same, retry_after_s: RETRY_AFTER_S, ..Control::default() },
+            gate_seen: Signal::default(),
+            last_reply: None,
+            hold: same.then(|| Hold::new(memory.fence_is_held(), memory.ready, now_ms)),
+            ready: same && memory.ready,
+            drain,
+            drain_ended: memory.drain_ended,
+            boot_id: memory.boot_id.clone(),
+            ticked_ms: None,
+            due_in: Duration::from_millis(config.policy.tick_ms),
+            acts: Acts::new(memory.incidents.clone()),
+            keeper: Keeper::start(dir, memory).map_err(WatchError::Thread)?,
+            publisher: Publisher::new(stdout, reporter),
+            metrics: Metrics::new()?,
+            follow,
+            engine,
+            sources,
+            config,
+        })
+    }
+
+    async fn tick_for_ever(&mut self) {
+        let mut next = Instant::now();
+        loop {
+            tokio::time::sleep_until(next).await;
+            let begun = Instant::now();
+            self.tick().await;
+            self.metrics.tick_seconds.observe(begun.elapsed().as_secs_f64());
+            next = (begun + self.due_in).max(Instant::now());
+        }
+    }
+
+    async fn tick(&mut self) {
+        let now_ms = monotonic_ms();
+        let gap_ms = self.gap(now_ms);
+        self.follow_engine(now_ms);
+        let drain = Some(*self.drain.borrow()).filter(|id| *id > self.drain_ended);
+        self.control.draining = drain.is_some();
+        self.ask_gate().await;
+        let obs = self.observe(now_ms, gap_ms).await;
+        let outcome = self.detector.step(now_ms, &obs);
+        self.due_in = Duration::from_millis(outcome.check_again_in_ms.min(self.config.policy.tick_ms).max(10));
+        let over = self.hold.as_mut().is_none_or(|hold| hold.is_over(now_ms, &obs, &outcome.verdict));
+        if over {
+            self.hold = None;
+        }
+        self.acts.take_news(&self.metrics);
+        let recovery = self.recovery.step(now_ms, &self.recovery_input(&outcome));
+        self.set_fence(&outcome, &recovery).await;
+        self.book(now_ms, &obs, &outcome, &recovery);
+        self.publish(now_ms, &obs, &outcome, drain);
+    }
+
+    /// How long we did not run beyond what a tick may take.
+    fn gap(&mut self, now_ms: u64) -> u64 {
+        let due_ms = u64::try_from(self.due_in.as_millis()).unwrap_or(u64::MAX);
+        let late_ms =
+            self.ticked_ms.replace(now_ms).map_or(0, |before| now_ms.saturating_sub(before).saturating_sub(due_ms));
+        if late_ms < GAP_MS_MIN {
+            return 0;
+        }
+        self.metrics.gap_seconds.inc_by(late_ms as f64 / 1000.0);
+        late_ms
+    }
+
+    fn follow_engine(&mut self, now_ms: u64) {
+        let engine = self.follow.look(now_ms);
+        if engine.is_none() {
+            // Its container waits, or its image is on the way: a start-up that has not begun is not late (V3).
+            self.detector.engine_restarted(now_ms);
+        }
+        if engine == self.engine {
+            return;
+        }
+        let first = self.engine.is_none();
+        tracing::info!(?engine, "the engine is another process");
+        self.sources.set_engine(engine.clone());
+        self.detector.engine_restarted(started_ms(engine.as_ref(), now_ms));
+        self.engine = engine;
+        self.hold = None;
+        if !first {
+            // A drain was meant for the process that has gone.
+            self.drain_ended = *self.drain.borrow();
+        }
+    }
+
+    /// Tells the gate what it shall be, and takes its counters. A silent gate leaves the last ones, growing older.
+    async fn ask_gate(&mut self) {
+        let reply = self.gate.exchange(&self.control).await;
+        match reply {
+            Ok(reply) => {
+                self.gate_seen = Signal::at(monotonic_ms(), reply.obs.clone());
+                self.metrics.set_gate(Some(&reply));
+                self.acts.count_refused(&reply);
+                self.last_reply = Some(reply);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the gate did not answer");
+                self.metrics.set_gate(None);
+                self.last_reply = None;
+            }
+        }
+    }
+
+    async fn observe(&mut self, now_ms: u64, gap_ms: u64) -> Observation {
+        let mut obs = self.sources.observe(now_ms).await;
+        obs.gate = self.gate_seen.clone();
+        obs.agent_gap_ms = gap_ms;
+        obs.draining = self.control.draining;
+        if let (Some(proc), Some(engine)) = (&mut obs.proc.value, &self.engine) {
+            proc.kill_sent_ms = self.acts.kill_sent_ms(engine);
+        }
+        obs
+    }
+
+    fn recovery_input<'a>(&self, outcome: &'a Outcome) -> RecoveryInput<'a> {
+        let grant = self.publisher.grant();
+        let open = self.acts.incidents.open();
+        RecoveryInput {
+            outcome,
+            evidence_done: open.is_some_and(|open| open.evidence_at.is_some()),
+            granted: open.is_some_and(|open| grant.as_deref() == Some(open.id.as_str())),
+            process: self.engine.as_ref().filter(|engine| lives(engine)).map(process_key),
+        }
+    }
+
+    /// Obeys the fence at once: a tick later would be a tick of refused truth.
+    async fn set_fence(&mut self, outcome: &Outcome, recovery: &RecoveryOutput) {
+        use vitals::recovery::Effect;
+        let held = self.hold.as_ref().is_some_and(Hold::fences);
+        let before = self.control.clone();
+        if recovery.effects.contains(&Effect::Fence) {
+            self.control.fenced = true;
+        } else if recovery.effects.contains(&Effect::Unfence) && !held {
+            self.control.fenced = false;
+        }
+        if self.control.fenced != before.fenced {
+            self.control.reason = if self.control.fenced { refusal(&outcome.verdict) } else { String::new() };
+            self.ask_gate().await;
+        }
+    }
+
+    fn book(&mut self, now_ms: u64, obs: &Observation, outcome: &Outcome, recovery: &RecoveryOutput) {
+        let now = crate::files::wall_clock();
+        let instance = self.instance();
+        self.acts.begin_if_asked(now_ms, &now, recovery, (self.engine.as_ref(), &instance), &self.metrics);
+        let shut = self.last_reply.as_ref().is_some_and(|reply| reply.shut) && self.control.fenced;
+        let refused = self.acts.take_refused();
+        self.acts.incidents.tick(&Moment { now: &now, recovery, outcome, shut, refused });
+        let uuids = obs.gpus.value.iter().flatten().map(|gpu| gpu.uuid.clone());
+        self.acts.incidents.on_gpus(uuids);
+        let in_flight = self.last_reply.as_ref().map_or(0, |reply| reply.obs.in_flight);
+        let scene = act::Scene {
+            now_ms,
+            outcome,
+            engine: self.engine.as_ref(),
+            in_flight: in_flight.into(),
+            config: &self.config,
+            command_line: &self.follow.command_line(),
+        };
+        self.acts.obey(recovery, &scene, &mut self.sources);
+    }
+
+    fn publish(&mut self, now_ms: u64, obs: &Observation, outcome: &Outcome, drain: Option<u64>) {
+        let fenced = self.control.fenced;
+        let held = self.hold.as_ref().and_then(|hold| hold.ready(&outcome.verdict));
+        let judged = crate::status::readiness(&outcome.verdict, fenced, drain.is_some(), self.ready);
+        self.ready = held.map_or(judged, |ready| ready && !fenced && drain.is_none());
+        self.metrics.set_verdict(&outcome.verdict, fenced, self.ready);
+        let phase = obs.pages.value.as_ref().and_then(|pages| pages.first()).map(|page| format!("{:?}", page.phase));
+        let news = publish::News {
+            now_ms,
+            outcome,
+            ready: self.ready,
+            fenced,
+            phase,
+            incidents: self.acts.incidents.list(),
+            draining: drain,
+            in_flight: self.last_reply.as_ref().map(|reply| reply.obs.in_flight),
+        };
+        self.publisher.publish(&news, &self.metrics);
+        self.keeper.keep(Memory {
+            engine: self.engine.as_ref().map(|engine| (engine.pid, engine.start_ticks)),
+            ready: self.ready,
+            fenced,
+            incidents: self.acts.incidents.clone(),
+            last_unattended_ms: self.recovery.last_unattended_ms(),
+            drain_ended: self.drain_ended,
+            boot_id: self.boot_id.clone(),
+        });
+    }
+
+    /// Who we are, for ids of episodes: the pod, else the host.
+    fn instance(&self) -> String {
+        let pod = self.config.pod.as_ref().map(|pod| pod.uid.clone().unwrap_or_else(|| pod.name.clone()));
+        pod.unwrap_or_else(|| {
+            std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+        })
+    }
+}
+
+/// What refused clients are told.
+fn refusal(verdict: &Verdict) -> String {
+    let why = match verdict {
+        Verdict::Starting => "its engine is starting".to_owned(),
+        Verdict::Dead => "its engine has died and is started again".to_owned(),
+        verdict => {
+            format!("its engine makes no progress ({})", verdict.class().map_or(verdict.name(), |class| class.name()))
+        }
+    };
+    format!("this replica takes no new requests: {why}; try another, or this one again later")
+}
+
+fn recovery_policy(config: &WatchConfig) -> RecoveryPolicy {
+    RecoveryPolicy {
+        mode: match config.mode {
+            Mode::Observe => vitals::recovery::Mode::Observe,
+            Mode::Fence => vitals::recovery::Mode::Fence,
+            Mode::Recover => vitals::recovery::Mode::Recover,
+        },
+        unattended_after_ms: config.unattended_after.map(milliseconds),
+        unattended_window_ms: milliseconds(config.unattended_window),
+        self_grant: config.standalone,
+        ..RecoveryPolicy::default()
+    }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn started_ms(engine: Option<&EngineProcess>, now_ms: u64) -> u64 {
+    engine.map_or(now_ms, |engine| TickClock::live().started_ms(engine.start_ticks))
+}
+
+/// Another number for another process.
+fn process_key(engine: &EngineProcess) -> u64 {
+    engine.start_ticks.rotate_left(24) ^ u64::from(engine.pid.unsigned_abs())
+}

@@ -1,0 +1,243 @@
+//! Evidence of real processes into real files: round trip, caps, redaction, and disks that refuse.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use agent::forensics::bundle::{self, BundleEntry, BundleError};
+use agent::forensics::{CaptureRequest, Captured, capture, python_threads};
+use agent::sources::EngineProcess;
+use crds::episode::Episode;
+use heartbeat::page::{StepOutcome, StepRecord};
+use vitals::verdict::{Outcome, Reason, StallClass, Verdict};
+
+/// Unlike anything that a log, a process or this file's other text holds.
+const MARKER: &str = "zq7-wombat-zq7";
+
+/// A process in a session of its own that ends with its test.
+struct Running(std::process::Child);
+
+impl Running {
+    fn start(program: &str, args: &[&str]) -> Self {
+        Self(std::process::Command::new(program).args(args).spawn().unwrap())
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id().try_into().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn request(bundle_dir: &Path, engine: Option<EngineProcess>) -> CaptureRequest {
+    let (log, step) = (format!(r#"POST body={{"prompt": "{MARKER}", "n": 1}} took 3 ms"#), 1_000_000);
+    CaptureRequest {
+        episode: Episode { id: "host-7-42.1".to_owned(), class: "StepStalled".to_owned(), ..Default::default() },
+        outcome: Outcome {
+            verdict: Verdict::Stalled(StallClass::StepStalled),
+            since_ms: 5,
+            reasons: vec![Reason { source: "gate".to_owned(), text: "5 requests owed and no byte".to_owned() }],
+            actions: Vec::new(),
+            check_again_in_ms: 100,
+            fenced: true,
+        },
+        engine,
+        steps: (1..=3)
+            .map(|n| StepRecord {
+                step: n,
+                started_ns: n * step,
+                ended_ns: n * step + 500_000,
+                requests: 2,
+                prefill_tokens: 0,
+                decode_tokens: 2,
+                graph_key: 0xabc,
+                outcome: StepOutcome::Ok,
+            })
+            .collect(),
+        metrics_before: Some((77, "vllm:num_requests_running 5\n".to_owned())),
+        // a port that nothing listens on: the last scrape fails and is a note
+        engine_url: "http://127.0.0.1:1".parse().unwrap(),
+        log_tail: vec!["started".to_owned(), log, format!("Received request: prompt: '{MARKER}', params: n=1")],
+        gpu_note: "NVML absent: no driver".to_owned(),
+        bundle_dir: bundle_dir.to_owned(),
+        command_line: ["vllm", "serve", "--api-key", MARKER, "--tp=8"].map(str::to_owned).to_vec(),
+    }
+}
+
+#[tokio::test]
+async fn a_capture_of_a_live_process_is_whole_bounded_and_free_of_prompts() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Running::start("sleep", &["1000"]);
+    let began = Instant::now();
+    let captured = capture(request(directory.path(), EngineProcess::of(engine.pid()))).await;
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let path = captured.bundle.clone().expect("a bundle");
+    assert_eq!(path, directory.path().join("host-7-42.1.tar.zst"));
+    let contents = bundle::read(&path).unwrap();
+    let names: Vec<&str> = contents.entries.iter().map(|entry| entry.name.as_str()).collect();
+    let pid = engine.pid();
+    for name in
+        ["summary.txt", "verdict.json", "steps.json", "steps.txt", "log-tail.txt", "metrics-before.txt", "gpu.txt"]
+    {
+        assert!(names.contains(&name), "{name} is not in {names:?}");
+    }
+    for name in ["status", "stat", "wchan", "limits", "cgroup", "threads.txt"] {
+        assert!(names.contains(&format!("proc/{pid}/{name}").as_str()), "{name} of {pid} is not in {names:?}");
+    }
+    let everything: String = contents.entries.iter().map(|entry| entry.text.as_str()).collect();
+    assert!(!everything.contains(MARKER) && !captured.summary.contains(MARKER));
+    assert!(everything.contains("took 3 ms") && everything.contains("--tp=8") && everything.contains("TracerPid"));
+    let fast = contents.manifest.pieces.iter().find(|piece| piece.name == "fast part").unwrap();
+    assert!(fast.took_ms < 10_000);
+    assert!(contents.manifest.notes.iter().any(|note| note.contains("metrics after")), "{:?}", contents.manifest.notes);
+    assert_eq!(
+        (contents.manifest.class.as_str(), &contents.manifest.fingerprint),
+        ("StepStalled", &captured.fingerprint)
+    );
+    assert!(captured.summary.len() <= 4_096 && captured.summary.contains("5 requests owed"), "{}", captured.summary);
+    assert!(captured.summary.contains(&path.display().to_string()));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
+}
+
+#[tokio::test]
+async fn the_same_disease_has_the_same_fingerprint_in_another_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut seen: Vec<Captured> = Vec::new();
+    for _ in 0..2 {
+        let engine = Running::start("sleep", &["1000"]);
+        // asleep, and not still on its way there
+        let until = Instant::now() + Duration::from_secs(60);
+        let asleep = || std::fs::read_to_string(format!("/proc/{}/wchan", engine.pid())).unwrap_or_default();
+        while !asleep().contains("nanosleep") && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        seen.push(capture(request(directory.path(), EngineProcess::of(engine.pid()))).await);
+    }
+    assert_eq!(seen[0].fingerprint, seen[1].fingerprint);
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_costs_the_bundle_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    // below a file, and where nobody may write whoever he is
+    for bundle_dir in [file.join("bundles"), Path::new("/proc/bundles").to_owned()] {
+        let captured = capture(request(&bundle_dir, None)).await;
+        assert_eq!(captured.bundle, None);
+        assert!(captured.notes.iter().any(|note| note.starts_with("no bundle: ")), "{:?}", captured.notes);
+        assert!(captured.notes.iter().any(|note| note.contains("no engine process")), "{:?}", captured.notes);
+        assert!(captured.summary.contains("bundle: none could be written"), "{}", captured.summary);
+        assert_eq!(captured.fingerprint.len(), 16);
+    }
+}
+
+fn entry(name: &str, text: String) -> BundleEntry {
+    BundleEntry { name: name.to_owned(), text }
+}
+
+fn write(directory: &Path, id: &str, entries: Vec<BundleEntry>) -> Result<std::path::PathBuf, BundleError> {
+    bundle::write(directory, id, bundle::manifest(id, "StepStalled", "f"), entries, &AtomicBool::new(false))
+}
+
+#[test]
+fn the_largest_entries_are_cut_to_the_cap_and_the_manifest_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let entries = vec![
+        entry("small", "s".repeat(100)),
+        entry("large", "ü".repeat(bundle::BYTES_MAX)),
+        entry("middle", "m".repeat(bundle::BYTES_MAX / 4)),
+    ];
+    let contents = bundle::read(&write(directory.path(), "a", entries).unwrap()).unwrap();
+    let lengths: Vec<usize> = contents.entries.iter().map(|entry| entry.text.len()).collect();
+    assert_eq!((lengths[0], lengths[2]), (100, bundle::BYTES_MAX / 4));
+    let total: usize = lengths.iter().sum();
+    assert!(total <= bundle::BYTES_MAX && total > bundle::BYTES_MAX - 8, "{total}");
+    assert_eq!(contents.manifest.notes.len(), 1);
+    assert!(contents.manifest.notes[0].starts_with("large was cut from 33554432"), "{:?}", contents.manifest.notes);
+    assert_eq!(contents.manifest.entries[1].bytes, 2 * bundle::BYTES_MAX, "the whole length is told");
+}
+
+#[test]
+fn only_the_newest_are_kept_and_other_peoples_files_are_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("backup.tar.zst"), "not ours").unwrap();
+    let made = bundle::KEPT_MAX + 5;
+    for n in 0..made {
+        let path = write(directory.path(), &format!("e-{n:03}"), vec![entry("x", n.to_string())]).unwrap();
+        // file times are as coarse as the kernel's tick; the order must not hang on it
+        let at = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000 + n as u64);
+        std::fs::File::open(&path).unwrap().set_modified(at).unwrap();
+    }
+    assert!(directory.path().join("backup.tar.zst").exists());
+    let kept = |n: usize| directory.path().join(format!("e-{n:03}.tar.zst")).exists();
+    assert_eq!((0..made).filter(|n| kept(*n)).count(), bundle::KEPT_MAX);
+    assert!(kept(made - 1) && !kept(0));
+}
+
+#[test]
+fn an_id_cannot_leave_the_directory_and_a_given_up_bundle_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = write(directory.path(), "../../etc/x", Vec::new()).unwrap();
+    assert_eq!(path.parent(), Some(directory.path()));
+    let empty = tempfile::tempdir().unwrap();
+    let manifest = bundle::manifest("a", "c", "f");
+    let result = bundle::write(empty.path(), "a", manifest, vec![entry("x", "y".to_owned())], &AtomicBool::new(true));
+    assert!(matches!(result, Err(BundleError::GivenUp { .. })));
+    assert_eq!(std::fs::read_dir(empty.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_file_that_is_no_bundle_is_refused_with_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = write(directory.path(), "a", vec![entry("x", "y".repeat(10_000))]).unwrap();
+    let bytes = std::fs::read(&whole).unwrap();
+    let path = directory.path().join("b");
+    for bad in [&b""[..], b"no zstd at all", &bytes[..bytes.len() / 2], &bytes[..10]] {
+        std::fs::write(&path, bad).unwrap();
+        let error = bundle::read(&path).unwrap_err();
+        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
+    }
+    let mut archive = tar::Builder::new(zstd::Encoder::new(Vec::new(), 1).unwrap());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(2);
+    archive.append_data(&mut header, "manifest.json", &b"{}"[..]).unwrap();
+    std::fs::write(&path, archive.into_inner().unwrap().finish().unwrap()).unwrap();
+    assert!(matches!(bundle::read(&path), Err(BundleError::NoManifest { .. })));
+    assert!(matches!(bundle::read(&directory.path().join("none")), Err(BundleError::Open { .. })));
+}
+
+#[test]
+fn python_frames_are_read_without_stopping_the_process() {
+    let script = "import time\ndef waits_in_vain():\n    time.sleep(1000)\nwaits_in_vain()\n";
+    let Ok(child) = std::process::Command::new("python3").args(["-c", script]).spawn() else {
+        eprintln!("not run: no python3 on this machine");
+        return;
+    };
+    let python = Running(child);
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let threads = python_threads(python.pid());
+        let found = threads.as_ref().is_ok_and(|threads| {
+            threads.iter().any(|thread| thread.frames.iter().any(|frame| frame.function == "waits_in_vain"))
+        });
+        if found {
+            return;
+        }
+        assert!(Instant::now() < until, "{threads:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_process_that_is_no_python_has_no_python_stacks() {
+    let sleeper = Running::start("sleep", &["1000"]);
+    let error = python_threads(sleeper.pid()).unwrap_err();
+    assert!(error.contains(&sleeper.pid().to_string()), "{error}");
+}

@@ -1,0 +1,332 @@
+//! Real processes: the supervisor with its children, the engine's tree, and what survives whose death.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed expectation is how a test speaks")]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use agent::kill::{kill_tree, send};
+use agent::launch::EngineFile;
+use agent::sources::procs::ProcRoot;
+use agent::sources::{EngineProcess, process_tree};
+use crds::episode::Episode;
+use nix::sys::signal::Signal;
+
+const SOON: Duration = Duration::from_secs(40);
+/// An OpenAI-like server of a few lines, with no code of ours in it. SIGUSR2 freezes its generation for ever while /health goes on
+/// saying 200, as engines in the field do.
+const ENGINE: &str = r#"
+import http.server, signal, sys, threading, time
+frozen, state = threading.Event(), {'running': 0, 'tokens': 0}
+signal.signal(signal.SIGUSR2, lambda *a: frozen.set())
+METRICS = 'vllm:num_requests_running{m="x"} %d.0\nvllm:num_requests_waiting{m="x"} 0.0\nvllm:generation_tokens_total{m="x"} %d.0\n'
+class H(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def answer(self, text, kind='application/json'):
+        self.send_response(200); self.send_header('content-type', kind)
+        self.send_header('content-length', str(len(text))); self.end_headers(); self.wfile.write(text.encode())
+    def do_GET(self):
+        self.answer(METRICS % (state['running'], state['tokens']), 'text/plain') if self.path == '/metrics' else self.answer('{"ok":true}')
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get('content-length', 0)))
+        if b'stream' not in body: return self.answer('{"choices":[]}')
+        self.send_response(200); self.send_header('content-type', 'text/event-stream')
+        self.send_header('connection', 'close'); self.end_headers(); state['running'] += 1; self.close_connection = True
+        for n in range(40):
+            while frozen.is_set(): time.sleep(1)
+            self.wfile.write(b'data: {"choices":[{"text":"x"}]}\n\n'); self.wfile.flush(); state['tokens'] += 1; time.sleep(0.02)
+        state['running'] -= 1; self.wfile.write(b'data: [DONE]\n\n')
+    def log_message(self, *a): pass
+print('engine up', flush=True)
+http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()
+"#;
+
+const STREAM: &str = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 28\r\n\r\n{\"prompt\":\"a\",\"stream\":true}";
+
+/// `truebeat run` around the little server. Dropped, all of it ends.
+struct Run {
+    supervisor: Child,
+    agent: String,
+    gate: String,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let me = i32::try_from(self.supervisor.id()).unwrap();
+        let engine = EngineFile::read(&self.dir.path().join("agent"));
+        let children = children_of(me);
+        let _ = self.supervisor.kill();
+        let _ = self.supervisor.wait();
+        send(&children, Signal::SIGKILL);
+        engine.map(|file| kill_tree(&file.process()));
+    }
+}
+
+impl Run {
+    fn start() -> Self {
+        Self::with(&[])
+    }
+
+    fn with(options: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let ports = free_ports();
+        let (gate, agent) = (format!("127.0.0.1:{}", ports[0]), format!("127.0.0.1:{}", ports[1]));
+        let program = dir.path().join("engine.py");
+        std::fs::write(&program, ENGINE).unwrap();
+        let supervisor = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
+            .args(["run", "--no-nvml", "--listen", &gate, "--agent-listen", &agent, "--engine-url"])
+            .arg(format!("http://127.0.0.1:{}", ports[2]))
+            .arg("--agent-dir")
+            .arg(dir.path().join("agent"))
+            .arg("--bundle-dir")
+            .arg(dir.path().join("bundles"))
+            .args(options)
+            .args(["--", "python3"])
+            .arg(&program)
+            .arg(ports[2].to_string())
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let run = Self { supervisor, agent, gate, dir };
+        until("ready", || run.ready() == Some(200));
+        run
+    }
+
+    fn ready(&self) -> Option<u16> {
+        status(&self.agent, "/readyz")
+    }
+
+    fn engine(&self) -> EngineFile {
+        EngineFile::read(&self.dir.path().join("agent")).unwrap()
+    }
+
+    /// The live child of the supervisor that runs this role.
+    fn child(&self, role: &str) -> Option<i32> {
+        let me = i32::try_from(self.supervisor.id()).unwrap();
+        children_of(me).into_iter().find(|pid| {
+            std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line.split(|byte| *byte == 0).nth(2) == Some(role.as_bytes()))
+        })
+    }
+}
+
+/// The newest incident of the agent.
+fn newest_incident(agent: &str) -> Option<Episode> {
+    let text = ask(agent, "GET /incidents HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
+    let list: Vec<Episode> = serde_json::from_str(text.split("\r\n\r\n").nth(1)?).ok()?;
+    list.into_iter().next()
+}
+
+fn children_of(pid: i32) -> Vec<i32> {
+    ProcRoot::live().all().iter().filter(|stat| stat.ppid == pid && !stat.ended()).map(|stat| stat.pid).collect()
+}
+
+fn free_ports() -> Vec<u16> {
+    let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
+}
+
+fn until(what: &str, mut wanted: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !wanted() {
+        assert!(begun.elapsed() < SOON, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn status(address: &str, path: &str) -> Option<u16> {
+    ask(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))?.get(9..12)?.parse().ok()
+}
+
+fn ask(address: &str, request: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+#[test]
+fn five_kills_of_detector_and_gate_change_neither_the_supervisor_nor_readiness() {
+    let mut run = Run::start();
+    let engine = run.engine();
+    for round in 0..5 {
+        for role in ["detect", "gate"] {
+            let mut victim = None;
+            until("a child to kill", || {
+                victim = run.child(role);
+                victim.is_some()
+            });
+            send(&[victim.unwrap()], Signal::SIGKILL);
+            until("its successor", || {
+                assert_eq!(run.ready(), Some(200), "round {round}: /readyz after the death of {role}");
+                run.child(role).is_some_and(|pid| Some(pid) != victim)
+            });
+        }
+        until("a request passes the gate", || {
+            let post = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}";
+            ask(&run.gate, post).is_some_and(|text| text.contains("choices"))
+        });
+    }
+    assert!(run.supervisor.try_wait().unwrap().is_none(), "the supervisor lives");
+    assert_eq!(run.engine(), engine, "nobody touched the engine");
+    let watched = Instant::now();
+    while watched.elapsed() < Duration::from_secs(2) {
+        assert_eq!(run.ready(), Some(200));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn an_engine_that_dies_is_started_again_and_the_incident_is_told() {
+    let mut run = Run::start();
+    let first = run.engine();
+    send(&[first.pid], Signal::SIGKILL);
+    until("a second engine", || run.engine().starts == 2);
+    let second = run.engine();
+    assert_ne!((second.pid, second.nonce), (first.pid, first.nonce));
+    assert_eq!(second.last_exit.and_then(|exit| exit.signal), Some(9));
+    until("ready again", || run.ready() == Some(200));
+    until("the incident is closed", || {
+        newest_incident(&run.agent).is_some_and(|incident| incident.class == "Dead" && incident.stage == "Recovered")
+    });
+    let supervisor = i32::try_from(run.supervisor.id()).unwrap();
+    send(&[supervisor], Signal::SIGTERM);
+    let mut code = None;
+    until("the end", || {
+        code = run.supervisor.try_wait().unwrap();
+        code.is_some()
+    });
+    assert_eq!(code.unwrap().code(), Some(0));
+    assert!(process_tree(&second_process(&run)).is_empty(), "nothing of the engine is left");
+}
+
+fn second_process(run: &Run) -> EngineProcess {
+    run.engine().process()
+}
+
+#[test]
+fn an_engine_that_lies_is_fenced_explained_killed_and_replaced() {
+    // as the defaults but for the patience of a person at a terminal
+    let quick = "foreign_floor_ms=1000,foreign_warm_ms=1000,confirm_strong_ms=500,confirm_moderate_ms=1000,confirm_weak_ms=2000,confirm_timer_ms=2000";
+    let run = Run::with(&["--policy", quick]);
+    let first = run.engine();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let incident = std::thread::scope(|scope| {
+        let clients = || {
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                ask(&run.gate, STREAM);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        (0..4).for_each(|_| _ = scope.spawn(clients));
+        std::thread::sleep(Duration::from_secs(4));
+        send(&[first.pid], Signal::SIGUSR2);
+        let mut closed = None;
+        let begun = Instant::now();
+        while closed.is_none() && begun.elapsed() < SOON {
+            closed = newest_incident(&run.agent).filter(Episode::closed);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        closed.expect("the incident never ended")
+    });
+    assert_eq!(incident.stage, "Recovered", "{incident:?}");
+    let times = [
+        &incident.suspect_at,
+        &incident.confirmed_at,
+        &incident.evidence_at,
+        &incident.granted_at,
+        &incident.killed_at,
+        &incident.serving_at,
+    ];
+    let times: Vec<&String> = times.into_iter().flatten().collect();
+    assert!(times.len() == 6 && times.is_sorted(), "{incident:?}");
+    assert!(
+        incident.fenced_at.is_some() && incident.requests_lost > 0 && incident.requests_refused > 0,
+        "{incident:?}"
+    );
+    assert!(Path::new(incident.bundle.as_ref().unwrap()).exists());
+    assert_eq!((run.engine().starts, incident.granted_by.as_deref()), (2, Some("self")));
+}
+
+#[test]
+fn a_fence_outlives_its_detector_and_a_drain_its_caller() {
+    let slow = "foreign_floor_ms=1000,confirm_strong_ms=600000,confirm_moderate_ms=600000,confirm_weak_ms=600000,confirm_timer_ms=600000,\
+                patience_cap_ms=1000,foreign_warm_ms=1000";
+    let run = Run::with(&["--policy", slow]);
+    let mut stream = TcpStream::connect(&run.gate).unwrap();
+    send(&[run.engine().pid], Signal::SIGUSR2);
+    stream.write_all(STREAM.as_bytes()).unwrap();
+    until("fenced", || run.ready() == Some(503));
+    let incident = newest_incident(&run.agent).unwrap();
+    for _ in 0..3 {
+        let victim = run.child("detect").unwrap();
+        send(&[victim], Signal::SIGKILL);
+        until("its successor", || run.child("detect").is_some_and(|pid| pid != victim));
+        let watched = Instant::now();
+        while watched.elapsed() < Duration::from_secs(2) {
+            assert_eq!(run.ready(), Some(503), "the fence holds");
+            assert!(ask(&run.gate, STREAM).is_some_and(|text| text.starts_with("HTTP/1.1 503")));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    assert_eq!(newest_incident(&run.agent).unwrap().id, incident.id, "one stall, one episode");
+    let drained = ask(&run.agent, "GET /drain?timeout_s=1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    assert!(drained.contains("\"drained\":false") && drained.contains("\"in_flight\":1"), "{drained}");
+    drop(stream);
+    let drained = ask(&run.agent, "GET /drain?timeout_s=4 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    assert!(drained.contains("\"drained\":true"), "{drained}");
+}
+
+#[test]
+fn a_killed_tree_takes_its_orphans_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let pids = dir.path().join("pids");
+    // a session leader, a child, and a grandchild whose parent is gone
+    let script = format!("sleep 600 & (sleep 601 & echo $! > {0}.part) ; mv {0}.part {0}; wait", pids.display());
+    let mut root = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
+        .args(["agent", "exec", "--", "sh", "-c", &script])
+        .spawn()
+        .unwrap();
+    until("the orphan", || Path::new(&pids).exists());
+    let orphan: i32 = std::fs::read_to_string(&pids).unwrap().trim().parse().unwrap();
+    let engine = EngineProcess::of(i32::try_from(root.id()).unwrap()).unwrap();
+    until("three processes", || process_tree(&engine).len() == 3);
+    let killed = kill_tree(&engine);
+    assert!(killed.len() == 3 && killed.contains(&orphan), "{killed:?}, orphan {orphan}");
+    root.wait().unwrap();
+    until("nobody left", || process_tree(&engine).is_empty());
+}
+
+#[test]
+fn bad_input_is_named() {
+    let busy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = busy.local_addr().unwrap().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        let out = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
+            .arg("run")
+            .args(args)
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        assert!(!out.status.success());
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    let taken = run(&["--listen", &address, "--agent-listen", "127.0.0.1:0", "--", "true"]);
+    assert!(taken.contains(&address) && taken.contains("--listen"), "{taken}");
+    let missing = run(&["--listen", "127.0.0.1:0", "--agent-listen", "127.0.0.1:0", "--", "no-such-program"]);
+    assert!(missing.contains("no-such-program"), "{missing}");
+    assert!(run(&[]).contains("CMD"));
+    let policy = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
+        .args(["agent", "detect", "--policy", "x=1"])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&policy.stderr).contains("x=1"));
+}

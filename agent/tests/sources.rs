@@ -1,0 +1,19 @@
+//! The sources against fixture trees, real child processes and real servers on loopback.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
+
+#[path = "sources/fixture.rs"]
+mod fixture;
+#[path = "sources/http.rs"]
+mod http;
+#[path = "sources/log.rs"]
+mod log;
+#[path = "sources/nvml.rs"]
+mod nvml;
+#[path = "sources/proc.rs"]
+mod proc;
+#[path = "sources/real.rs"]
+mod real;
+#[path = "sources/tree.rs"]
+mod tree;
+#[path = "sources/whole.rs"]
+mod whole;

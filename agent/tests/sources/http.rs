@@ -1,0 +1,118 @@
+//! Scrape and probe against servers that misbehave, in this process on loopback.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use agent::sources::FrontendProbe;
+use agent::sources::scrape::{BODY_BYTES_MAX, scrape_once};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::get;
+use futures::StreamExt;
+use futures::stream;
+use http::Uri;
+use tokio::net::TcpListener;
+
+/// Serves until the test's runtime ends.
+pub async fn serve(router: Router) -> Uri {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    format!("http://{address}").parse().unwrap()
+}
+
+/// Waits for a predicate inside the runtime; a minute without is a failure.
+pub async fn eventually_async<T>(what: &str, mut done: impl AsyncFnMut() -> Option<T>) -> T {
+    let until = Instant::now() + Duration::from_secs(60);
+    while Instant::now() < until {
+        if let Some(value) = done().await {
+            return value;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("not within a minute: {what}");
+}
+
+const AMPLE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn a_plain_scrape_asks_for_text_and_no_compression() {
+    let metrics = |headers: HeaderMap| async move {
+        assert!(!headers.contains_key("accept-encoding"));
+        format!("accept {}\n", headers["accept"].to_str().unwrap())
+    };
+    let url = serve(Router::new().route("/metrics", get(metrics))).await;
+    assert_eq!(scrape_once(&url, AMPLE).await.unwrap(), "accept text/plain;version=0.0.4\n");
+}
+
+#[tokio::test]
+async fn an_infinite_body_is_cut() {
+    let sent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&sent);
+    let endless = move || {
+        let counted = Arc::clone(&counted);
+        async move {
+            Body::from_stream(stream::repeat_with(move || {
+                counted.fetch_add(1 << 16, Ordering::Relaxed);
+                Ok::<_, Infallible>(Bytes::from(vec![b'x'; 1 << 16]))
+            }))
+        }
+    };
+    let url = serve(Router::new().route("/metrics", get(endless))).await;
+    let error = scrape_once(&url, AMPLE).await.unwrap_err();
+    assert!(error.contains("sent more than 4194304 bytes"), "{error}");
+    assert!(sent.load(Ordering::Relaxed) > BODY_BYTES_MAX / 2, "it was read up to the cap");
+}
+
+#[tokio::test]
+async fn a_slow_drip_ends_at_the_deadline() {
+    let drip = || async {
+        Body::from_stream(stream::repeat(()).then(|()| async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Ok::<_, Infallible>(Bytes::from_static(b"x"))
+        }))
+    };
+    let url = serve(Router::new().route("/metrics", get(drip))).await;
+    let error = tokio::time::timeout(AMPLE, scrape_once(&url, Duration::from_millis(300))).await.unwrap().unwrap_err();
+    assert!(error.contains("did not answer in full within 300 ms"), "{error}");
+}
+
+#[tokio::test]
+async fn a_redirect_is_an_answer_and_is_not_followed() {
+    let followed = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&followed);
+    let router = Router::new()
+        .route("/metrics", get(|| async { (StatusCode::FOUND, [("location", "/secret")], "") }))
+        .route("/secret", get(move || async move { count.fetch_add(1, Ordering::Relaxed).to_string() }));
+    let error = scrape_once(&serve(router).await, AMPLE).await.unwrap_err();
+    assert!(error.contains("answered 302"), "{error}");
+    assert_eq!(followed.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_closed_port_is_refused_at_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url: Uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    drop(listener);
+    let error = scrape_once(&url, AMPLE).await.unwrap_err();
+    assert!(error.contains("refused"), "{error}");
+}
+
+#[tokio::test]
+async fn a_front_end_that_lies_answers_and_one_that_accepts_in_silence_does_not() {
+    let url = serve(Router::new().route("/health", get(|| async { "ok" }))).await;
+    let probe = FrontendProbe::spawn(&url);
+    let seen = eventually_async("an answer", async || probe.latest().value).await;
+    assert_eq!((seen.answers, seen.status, seen.silent_since_ms), (true, Some(200), None));
+
+    // the kernel accepts for a stopped process; nobody reads
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url: Uri = format!("http://{}", silent.local_addr().unwrap()).parse().unwrap();
+    let probe = FrontendProbe::spawn(&url);
+    let seen = eventually_async("a verdict on silence", async || probe.latest().value).await;
+    assert_eq!((seen.answers, seen.status, seen.ever_answered), (false, None, false));
+    assert!(seen.silent_since_ms.is_some());
+}

@@ -1,0 +1,98 @@
+//! The log's tail through everything that happens to log files.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::Path;
+
+use agent::sources::log::{Follower, LINE_CHARS_MAX, LINES_MAX, LogTail, NewLine};
+
+use crate::fixture::eventually;
+
+fn append(path: &Path, text: &str) {
+    OpenOptions::new().create(true).append(true).open(path).unwrap().write_all(text.as_bytes()).unwrap();
+}
+
+fn texts(lines: &[NewLine]) -> Vec<&str> {
+    lines.iter().map(|line| line.text.as_str()).collect()
+}
+
+#[test]
+fn lines_come_once_and_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("engine.log");
+    let mut follower = Follower::new(&path);
+    assert_eq!(follower.poll(), []);
+    append(&path, "one\ntwo\nhal");
+    assert_eq!(texts(&follower.poll()), ["one", "two"]);
+    assert_eq!(follower.poll(), []);
+    append(&path, "f\r\nlast\n");
+    let lines = follower.poll();
+    assert_eq!(texts(&lines), ["half", "last"]);
+    assert!(lines.iter().all(|line| !line.history), "the file came after the tail began");
+}
+
+#[test]
+fn what_was_there_before_is_history() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("engine.log");
+    append(&path, "old\n");
+    let mut follower = Follower::new(&path);
+    let first = follower.poll();
+    assert_eq!((texts(&first), first[0].history), (vec!["old"], true));
+    append(&path, "new\n");
+    assert!(!follower.poll()[0].history);
+}
+
+#[test]
+fn rotation_loses_nothing_and_truncation_begins_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("engine.log");
+    append(&path, "a\n");
+    let mut follower = Follower::new(&path);
+    follower.poll();
+    append(&path, "b\n");
+    fs::rename(&path, directory.path().join("engine.log.1")).unwrap();
+    append(&path, "c\n");
+    let lines = follower.poll();
+    assert_eq!(texts(&lines), ["b", "c"]);
+    assert!(lines.iter().all(|line| !line.history), "a new file is news");
+    File::create(&path).unwrap();
+    assert_eq!(follower.poll(), []);
+    append(&path, "d\n");
+    assert_eq!(texts(&follower.poll()), ["d"]);
+    fs::remove_file(&path).unwrap();
+    assert_eq!(follower.poll(), []);
+    append(&path, "e\n");
+    assert_eq!(texts(&follower.poll()), ["e"]);
+}
+
+#[test]
+fn long_lines_are_cut_and_bytes_that_are_no_text_do_no_harm() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("engine.log");
+    let mut follower = Follower::new(&path);
+    follower.poll();
+    append(&path, &format!("{}\n", "ü".repeat(9_000)));
+    OpenOptions::new().append(true).open(&path).unwrap().write_all(b"\xff\xfe\n").unwrap();
+    let lines = follower.poll();
+    assert_eq!(lines[0].text.chars().count(), LINE_CHARS_MAX);
+    assert_eq!(lines[1].text, "\u{fffd}\u{fffd}");
+}
+
+#[test]
+fn the_tail_keeps_the_last_lines_and_tells_new_signatures_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("engine.log");
+    let signature = "TimeoutError: RPC call to sample_tokens timed out.\n";
+    append(&path, signature);
+    let tail = LogTail::spawn(&path).unwrap();
+    eventually("the history is read", || (tail.lines().len() == 1).then_some(()));
+    assert_eq!(tail.take_hits(), [], "a signature of before is no news");
+    append(&path, &"filler\n".repeat(LINES_MAX + 50));
+    append(&path, signature);
+    let hits = eventually("the new one is told", || Some(tail.take_hits()).filter(|hits| !hits.is_empty()));
+    assert_eq!((hits.len(), hits[0].signature.as_str()), (1, "vllm-sample-tokens-timeout"));
+    let lines = tail.lines();
+    assert_eq!((lines.len(), lines.last().unwrap().as_str()), (LINES_MAX, signature.trim_end()));
+    assert_eq!(tail.take_hits(), []);
+}

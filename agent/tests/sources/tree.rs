@@ -1,0 +1,119 @@
+//! Which processes are the engine's: these lists get SIGKILL, so what is left out matters as much as what is in.
+
+use agent::sources::{EngineProcess, find_engine_in, process_tree_in};
+
+use crate::fixture::{FakeProc, Process};
+
+const ENGINE: EngineProcess = EngineProcess { pid: 100, start_ticks: 1_000 };
+
+fn process(pid: i32, ppid: i32, session: i32) -> Process<'static> {
+    Process { pid, ppid, session, start_ticks: 1_000 + pid as u64 - 100, ..Default::default() }
+}
+
+fn engine_and_us() -> Vec<Process<'static>> {
+    // 1 init, 50 our supervisor, 51 this agent, 100 the engine which leads its session, 101 and 102 below it
+    let mut processes: Vec<Process<'static>> =
+        vec![process(100, 50, 100), process(101, 100, 100), process(102, 101, 100)];
+    for (pid, ppid) in [(1, 0), (50, 1), (51, 50)] {
+        processes.push(Process { pid, ppid, session: 50, start_ticks: 10, ..Default::default() });
+    }
+    processes
+}
+
+#[test]
+fn descendants_whatever_their_session_and_orphans_of_the_session() {
+    let fake = FakeProc::new(&engine_and_us());
+    fake.put(&process(110, 102, 110)); // a descendant in a session of its own
+    fake.put(&process(111, 1, 100)); // an orphan of the engine's session
+    fake.put(&process(112, 111, 112)); // and its child
+    fake.put(&process(120, 1, 120)); // a stranger
+    fake.put(&Process { state: 'Z', ..process(130, 100, 100) });
+    assert_eq!(process_tree_in(&fake.root(), &ENGINE, 51), [100, 101, 102, 110, 111, 112]);
+}
+
+#[test]
+fn the_session_of_whoever_started_the_engine_is_not_the_engines() {
+    let fake = FakeProc::new(&[
+        Process { pid: 50, ppid: 1, session: 40, ..Default::default() },
+        Process { pid: 60, ppid: 40, session: 40, comm: "vim", ..Default::default() },
+        Process { session: 40, ..process(100, 50, 40) },
+        process(101, 100, 40),
+    ]);
+    assert_eq!(process_tree_in(&fake.root(), &ENGINE, 50), [100, 101]);
+}
+
+#[test]
+fn orphans_of_a_dead_leader_are_found_and_a_reused_pid_is_not() {
+    let fake = FakeProc::new(&engine_and_us());
+    fake.remove(100);
+    fake.put(&process(101, 1, 100));
+    assert_eq!(process_tree_in(&fake.root(), &ENGINE, 51), [101, 102]);
+    // the number belongs to somebody else now, who leads another session of that number
+    fake.put(&Process { start_ticks: 9_999, ..process(100, 1, 100) });
+    assert_eq!(process_tree_in(&fake.root(), &ENGINE, 51), [] as [i32; 0]);
+}
+
+#[test]
+fn orphans_in_the_engines_container_are_the_engines_and_ours_are_not() {
+    let theirs = "5:cpu:/pod/engine\n0::/\n";
+    let ours = "5:cpu:/pod/agent\n0::/\n";
+    let fake = FakeProc::new(&[
+        Process { pid: 1, cgroup: "5:cpu:/pod/pause\n0::/\n", ..Default::default() },
+        Process { pid: 20, cgroup: ours, ..Default::default() },
+        Process { pid: 21, ppid: 20, cgroup: ours, ..Default::default() },
+        Process { cgroup: theirs, ..process(100, 0, 100) },
+        Process { cgroup: theirs, ..process(140, 1, 140) },
+        Process { cgroup: ours, ..process(141, 1, 141) },
+    ]);
+    assert_eq!(process_tree_in(&fake.root(), &ENGINE, 21), [100, 140]);
+}
+
+#[test]
+fn a_slice_that_holds_us_too_is_no_container() {
+    let fake = FakeProc::new(&[
+        Process { pid: 20, cgroup: "0::/user.slice/truebeat\n", ..Default::default() },
+        Process { cgroup: "0::/user.slice\n", ..process(100, 1, 40) },
+        Process { cgroup: "0::/user.slice\n", ..process(140, 1, 140) },
+    ]);
+    assert_eq!(process_tree_in(&fake.root(), &ENGINE, 20), [100]);
+}
+
+#[test]
+fn we_and_our_ancestors_are_never_in_it() {
+    // an agent that the engine itself started
+    let fake = FakeProc::new(&[process(100, 1, 100), process(101, 100, 100), process(102, 101, 100)]);
+    assert_eq!(process_tree_in(&fake.root(), &ENGINE, 102), [] as [i32; 0], "everything is our ancestor");
+}
+
+fn pod(engine_environ: &'static str) -> FakeProc {
+    let container = |name| format!("5:cpu:/pod/{name}\n");
+    let (pause, ours, mesh, engine) = (container("pause"), container("agent"), container("mesh"), container("engine"));
+    let at = |pid, ppid, start_ticks| Process { pid, ppid, start_ticks, ..Default::default() };
+    FakeProc::new(&[
+        Process { cgroup: &pause, ..at(1, 0, 1) },
+        Process { cgroup: &ours, ..at(7, 0, 2) },
+        Process { cgroup: &ours, ..at(8, 7, 3) },
+        Process { cgroup: &ours, comm: "sh", ..at(70, 0, 4) }, // kubectl exec into our container
+        Process { cgroup: &mesh, ..at(15, 0, 5) },
+        Process { cgroup: &engine, environ: engine_environ, ..at(30, 0, 20) },
+        Process { cgroup: &engine, environ: engine_environ, ..at(31, 30, 21) },
+        Process { cgroup: &engine, comm: "sh", ..at(40, 0, 30) }, // kubectl exec into the engine's
+    ])
+}
+
+#[test]
+fn in_a_pod_the_engine_is_the_root_that_names_the_page_directory() {
+    let fake = pod("PATH=/bin\0TRUEBEAT_PAGE_DIR=/run/truebeat\0");
+    assert_eq!(find_engine_in(&fake.root(), 8), Some(EngineProcess { pid: 30, start_ticks: 20 }));
+}
+
+#[test]
+fn without_a_hint_the_oldest_foreign_root_and_never_a_zombie() {
+    let fake = pod("");
+    assert_eq!(find_engine_in(&fake.root(), 8).map(|engine| engine.pid), Some(15));
+    fake.remove(15);
+    assert_eq!(find_engine_in(&fake.root(), 8).map(|engine| engine.pid), Some(30));
+    fake.put(&Process { pid: 30, state: 'Z', cgroup: "5:cpu:/pod/engine\n", ..Default::default() });
+    fake.remove(40);
+    assert_eq!(find_engine_in(&fake.root(), 8), None);
+}

@@ -1,0 +1,130 @@
+//! All sources at once around one real process with a real page and a real server.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use agent::sources::clock::monotonic_ms;
+use agent::sources::{EngineProcess, PageSource, Sources, SourcesConfig};
+use axum::Router;
+use axum::routing::get;
+use heartbeat::Writer;
+use heartbeat::page::{Beat, Identity, Phase, StepOutcome, StepRecord};
+use vitals::observation::PagePhase;
+
+use crate::fixture::Session;
+use crate::http::{eventually_async, serve};
+
+fn page(directory: &Path, nonce: u64) -> Writer {
+    let mut writer = Writer::create(directory, &Identity::of_this_process(0, 1, nonce).unwrap()).unwrap();
+    let now_ns = heartbeat::monotonic_ns();
+    writer.publish(&Beat {
+        steps_completed: 7,
+        tokens_delivered: 70,
+        requests_finished: 1,
+        running: 2,
+        waiting: 3,
+        prompt_tokens_owed: 40,
+        phase: Phase::Decode,
+        phase_tokens: 0,
+        phase_entered_ns: now_ns - 9_000_000,
+        lease_ms: 500,
+        step_started_ns: 0,
+        work_done: 0,
+        work_total: 0,
+        published_ns: now_ns,
+    });
+    let (started_ns, ended_ns) = (now_ns - 5_000_000, now_ns - 4_000_000);
+    writer.record(&StepRecord {
+        step: 7,
+        started_ns,
+        ended_ns,
+        requests: 2,
+        prefill_tokens: 0,
+        decode_tokens: 2,
+        graph_key: 0,
+        outcome: StepOutcome::Ok,
+    });
+    writer
+}
+
+#[test]
+fn a_page_is_told_in_milliseconds_and_a_wrong_nonce_is_silence() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut source = PageSource::new(directory.path(), 2, Some(9));
+    assert!(source.look().pages.is_empty());
+    let _writer = page(directory.path(), 9);
+    let look = source.look();
+    assert_eq!(look.pages.len(), 1, "rank 1 has no page");
+    let seen = &look.pages[0];
+    assert_eq!((seen.steps_completed, seen.tokens_delivered, seen.running, seen.waiting), (7, 70, 2, 3));
+    assert_eq!((seen.phase, seen.lease_ms, seen.step_started_ms), (PagePhase::Decode, 500, None));
+    let now_ms = monotonic_ms();
+    assert!(
+        seen.published_ms <= now_ms && seen.phase_entered_ms < seen.published_ms && now_ms - seen.published_ms < 60_000
+    );
+    assert_eq!(look.pid, i32::try_from(std::process::id()).ok());
+    assert_eq!(source.steps().len(), 1);
+    assert!(PageSource::new(directory.path(), 1, Some(8)).look().pages.is_empty());
+}
+
+#[tokio::test]
+async fn every_source_arrives_in_the_observation_and_no_tick_waits() {
+    let directory = tempfile::tempdir().unwrap();
+    let log_path = directory.path().join("engine.log");
+    std::fs::write(&log_path, "hello\n").unwrap();
+    let router = Router::new()
+        .route("/metrics", get(|| async { "vllm:num_requests_running{engine=\"0\"} 3.0\n" }))
+        .route("/load", get(|| async { "{\"server_load\": 4}" }))
+        .route("/health", get(|| async { "" }));
+    let mut sources = Sources::new(SourcesConfig {
+        page_dir: directory.path().to_owned(),
+        ranks: 1,
+        nonce: None,
+        engine_url: serve(router).await,
+        log_path: Some(log_path),
+        nvml: false,
+    });
+    assert_eq!(sources.observe(monotonic_ms()).await.proc.value, None, "no engine, no facts");
+    let _writer = page(directory.path(), 0);
+    let session = Session::sh("sleep 1000; :");
+    sources.set_engine(EngineProcess::of(session.pid()));
+    let mut slowest = Duration::ZERO;
+    let seen = eventually_async("everything", async || {
+        let began = Instant::now();
+        let seen = sources.observe(monotonic_ms()).await;
+        slowest = slowest.max(began.elapsed());
+        let complete = seen.metrics.value.is_some() && seen.frontend.value.is_some() && !sources.log_tail().is_empty();
+        complete.then_some(seen)
+    })
+    .await;
+    let metrics = seen.metrics.value.unwrap();
+    assert_eq!((metrics.running, metrics.server_load), (Some(3.0), Some(4.0)));
+    assert!(seen.proc.value.unwrap().alive);
+    assert_eq!(seen.pages.value.unwrap()[0].steps_completed, 7);
+    assert!(seen.frontend.value.unwrap().answers);
+    assert_eq!(sources.page_steps().len(), 1);
+    assert_eq!(sources.gpu_note(), "NVML is not asked");
+    assert!(sources.last_metrics_text().unwrap().1.contains("num_requests_running"));
+    assert!(slowest < Duration::from_secs(5), "a tick took {slowest:?}");
+}
+
+#[tokio::test]
+async fn a_silent_engine_delays_no_tick_and_leaves_its_signals_missing() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut sources = Sources::new(SourcesConfig {
+        page_dir: directory.path().to_owned(),
+        ranks: 1,
+        nonce: None,
+        engine_url: format!("http://{}", listener.local_addr().unwrap()).parse().unwrap(),
+        log_path: None,
+        nvml: false,
+    });
+    let began = Instant::now();
+    for _ in 0..10 {
+        let seen = sources.observe(monotonic_ms()).await;
+        assert_eq!((seen.metrics.value, seen.pages.value), (None, None));
+    }
+    // ten scrapes in sequence would have waited for ten deadlines of 5 s
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
