@@ -1,0 +1,144 @@
+//! The `operator` subcommand: arguments, and the run from start to SIGTERM. The only place that wires things together.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use clap::{Args, Subcommand};
+use thiserror::Error;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    client::{self, Calls, ConnectError},
+    controllers::driver,
+    health::Health,
+    http,
+    leader::{Leadership, elector::Elector},
+    manifests,
+    metrics::Metrics,
+};
+
+/// Runs the operator, or prints what a cluster needs for it.
+#[derive(Debug, Clone, Args)]
+pub struct OperatorArgs {
+    #[command(subcommand)]
+    pub command: Option<OperatorCommand>,
+    /// Where to serve /livez, /readyz and /metrics.
+    #[arg(long, env = "TRUEBEAT_OPERATOR_LISTEN", default_value = "0.0.0.0:9500")]
+    pub listen: SocketAddr,
+    /// Namespace of the leader election's Lease.
+    #[arg(long, env = "POD_NAMESPACE", default_value = manifests::NAMESPACE)]
+    pub namespace: String,
+    /// Look after this namespace alone; all of them if absent.
+    #[arg(long, env = "TRUEBEAT_WATCH_NAMESPACE")]
+    pub watch_namespace: Option<String>,
+    /// Name of this candidate in the leader election; made unique by process id and start time.
+    #[arg(long, env = "POD_NAME", default_value = "truebeat-operator")]
+    pub identity: String,
+}
+
+/// What else the operator can do.
+#[derive(Debug, Clone, Subcommand)]
+pub enum OperatorCommand {
+    /// Prints the CustomResourceDefinitions as YAML, for `kubectl apply -f -`.
+    Crds,
+    /// Prints namespace, rights, admission policy and Deployment of the operator as YAML, for `kubectl apply -f -`.
+    Manifests {
+        /// Image of the operator.
+        #[arg(long, default_value = manifests::IMAGE)]
+        image: String,
+        /// When the kubelet pulls it: Always, IfNotPresent or Never.
+        #[arg(long, default_value = "IfNotPresent", value_parser = ["Always", "IfNotPresent", "Never"])]
+        image_pull_policy: String,
+    },
+}
+
+/// The operator could not start or had to stop.
+#[derive(Debug, Error)]
+pub enum OperatorError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("listen on {address}: {source}")]
+    Listen { address: SocketAddr, source: std::io::Error },
+    #[error("serve HTTP: {0}")]
+    Serve(std::io::Error),
+    #[error("set up metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    #[error("listen for signals: {0}")]
+    Signals(std::io::Error),
+    #[error("print manifests: {0}")]
+    Manifests(#[from] crds::yaml::YamlError),
+    #[error("print manifests: {0}")]
+    Print(#[from] std::io::Error),
+}
+
+/// Runs until SIGTERM or SIGINT; the lease is given back on the way out.
+pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
+    // First of all: two TLS providers in the tree would leave the choice open, and rustls panics on an open choice.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    match &args.command {
+        Some(OperatorCommand::Crds) => {
+            let texts: Vec<String> = crds::yaml::crdgen()?.into_iter().map(|(_, text)| text).collect();
+            print(&texts.join("---\n"))
+        }
+        Some(OperatorCommand::Manifests { image, image_pull_policy }) => {
+            print(&manifests::install(image, image_pull_policy)?)
+        }
+        None => operate(args).await,
+    }
+}
+
+fn print(text: &str) -> Result<(), OperatorError> {
+    use std::io::Write;
+    Ok(std::io::stdout().lock().write_all(text.as_bytes())?)
+}
+
+async fn operate(args: OperatorArgs) -> Result<(), OperatorError> {
+    let metrics = Arc::new(Metrics::new()?);
+    let leadership = Arc::new(Leadership::default());
+    let health = Arc::new(Health::new(leadership.clone(), metrics.clone()));
+    let listen = |source| OperatorError::Listen { address: args.listen, source };
+    let listener = http::bind(args.listen).await.map_err(listen)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(OperatorError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(OperatorError::Signals)?;
+    let client = client::connect().await?;
+    let identity = unique(&args.identity);
+    tracing::info!(identity, listen = %args.listen, "operator starts");
+    let mut elector = Elector::new(client.clone(), &args.namespace, &identity, leadership.clone());
+    let calls = Calls { client, leadership: leadership.clone(), metrics: metrics.clone() };
+    let context = driver::Context { calls, health: health.clone(), namespace: args.watch_namespace };
+    let outcome = tokio::select! {
+        () = elector.run() => Ok(()),
+        () = lead(Arc::new(context), &leadership) => Ok(()),
+        served = http::serve(listener, health, metrics) => served.map_err(OperatorError::Serve),
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    };
+    // The controllers are dropped by now, so nothing is written after the lease is free (P14).
+    elector.release().await;
+    tracing::info!("operator stops");
+    outcome
+}
+
+/// Runs the controllers while this process leads, and drops them the moment it does not.
+async fn lead(context: Arc<driver::Context>, leadership: &Arc<Leadership>) {
+    let mut changes = leadership.changes();
+    loop {
+        if changes.wait_for(|leading| *leading).await.is_err() {
+            return;
+        }
+        tracing::info!("leading");
+        context.calls.metrics.leader.set(1);
+        tokio::select! {
+            () = driver::run(context.clone()) => {}
+            _ = changes.wait_for(|leading| !*leading) => {}
+        }
+        context.calls.metrics.leader.set(0);
+        context.health.no_watches();
+        tracing::warn!("not leading any more, controllers stopped");
+    }
+}
+
+/// A restarted container keeps its pod's name, and must not take its own old lease for a current one.
+fn unique(identity: &str) -> String {
+    let started = jiff::Timestamp::now().as_millisecond();
+    format!("{identity}_{}-{started}", std::process::id())
+}

@@ -1,0 +1,269 @@
+//! Every call to the API server goes through here, with its own deadline and its own retry policy.
+//!
+//! kube's client as it comes would (RELIABILITY §7): repeat any verb, POST included, on 429/503/504 up to 15 times with a
+//! `Retry-After` that it obeys without limit, and wait for ever for an answer that never comes. So `default_retry` is off;
+//! a verb has a deadline over all its tries; only idempotent verbs are tried again, and `Retry-After` is capped.
+//! A write needs leadership at each try (P14): it begins while the lease is safe and its deadline ends before expiry.
+
+use std::{fmt::Debug, future::Future, sync::Arc, time::Duration};
+
+use kube::{
+    Api, Client, Resource,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    core::ObjectList,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use thiserror::Error;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::{leader::Leadership, metrics::Metrics};
+
+/// Field manager of everything that the operator applies.
+pub const FIELD_MANAGER: &str = "truebeat-operator";
+const TRIES_MAX: u32 = 3;
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// What a call does; decides deadline, retries, and whether it needs leadership.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    Get,
+    List,
+    /// Server-side apply, or a patch that sets values: repeating it changes nothing.
+    Patch,
+    /// Carries a resourceVersion. Never repeated: after a lost answer the repeat would be a 409 and be misread.
+    Replace,
+    /// Carries a UID; a repeat finds nothing to do.
+    Delete,
+}
+
+impl Verb {
+    /// Over all tries. Writes end well before a lease that was safe at their start can expire.
+    pub fn deadline(self) -> Duration {
+        match self {
+            Verb::List => Duration::from_secs(10),
+            Verb::Get | Verb::Patch | Verb::Replace | Verb::Delete => Duration::from_secs(4),
+        }
+    }
+
+    fn writes(self) -> bool {
+        matches!(self, Verb::Patch | Verb::Replace | Verb::Delete)
+    }
+
+    /// The label in metrics and messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Verb::Get => "get",
+            Verb::List => "list",
+            Verb::Patch => "patch",
+            Verb::Replace => "replace",
+            Verb::Delete => "delete",
+        }
+    }
+}
+
+/// Why a call gave no result.
+#[derive(Debug, Error)]
+pub enum CallError {
+    #[error("{verb} {subject}: no answer within {deadline_s} s")]
+    Deadline { verb: &'static str, subject: String, deadline_s: u64 },
+    #[error("{verb} {subject}: not the leader (any more)")]
+    NotLeader { verb: &'static str, subject: String },
+    #[error("{verb} {subject}: {}", brief(source))]
+    Api { verb: &'static str, subject: String, source: Box<kube::Error> },
+}
+
+impl CallError {
+    /// The HTTP status that the server answered, if it did.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            CallError::Api { source, .. } => status_of(source).map(|status| status.code),
+            _ => None,
+        }
+    }
+
+    /// Will trying again alone not help? A refusal by rights, admission or schema.
+    pub fn lasting(&self) -> bool {
+        matches!(self.code(), Some(400 | 403 | 405 | 422))
+    }
+}
+
+/// The API server with deadlines. Cheap to clone.
+#[derive(Clone)]
+pub struct Calls {
+    pub client: Client,
+    pub leadership: Arc<Leadership>,
+    pub metrics: Arc<Metrics>,
+}
+
+impl Calls {
+    /// One object; `None`: there is none.
+    pub async fn get<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, CallError>
+    where
+        K: Clone + DeserializeOwned + Debug,
+    {
+        self.call(Verb::Get, name, || api.get_opt(name)).await
+    }
+
+    /// All objects with these labels. A list without a resourceVersion is as fresh as the store.
+    pub async fn list<K>(&self, api: &Api<K>, labels: &str) -> Result<ObjectList<K>, CallError>
+    where
+        K: Clone + DeserializeOwned + Debug,
+    {
+        let params = ListParams::default().labels(labels);
+        self.call(Verb::List, labels, || api.list(&params)).await
+    }
+
+    /// Server-side apply of the fields in `body`.
+    pub async fn apply<K>(&self, api: &Api<K>, name: &str, body: &impl Body) -> Result<K, CallError>
+    where
+        K: Clone + DeserializeOwned + Debug,
+    {
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let patch = Patch::Apply(body);
+        self.call(Verb::Patch, name, || api.patch(name, &params, &patch)).await
+    }
+
+    /// Server-side apply of a status.
+    pub async fn apply_status<K>(&self, api: &Api<K>, name: &str, body: &impl Body) -> Result<K, CallError>
+    where
+        K: Clone + DeserializeOwned + Debug,
+    {
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let patch = Patch::Apply(body);
+        self.call(Verb::Patch, name, || api.patch_status(name, &params, &patch)).await
+    }
+
+    /// Merge patch; `body` names the UID of the object it means.
+    pub async fn merge<K>(&self, api: &Api<K>, name: &str, body: &impl Body) -> Result<K, CallError>
+    where
+        K: Clone + DeserializeOwned + Debug,
+    {
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let patch = Patch::Merge(body);
+        self.call(Verb::Patch, name, || api.patch(name, &params, &patch)).await
+    }
+
+    /// Replaces the status under the resourceVersion in `object`: 409 if anybody wrote in between.
+    pub async fn replace_status<K>(&self, api: &Api<K>, name: &str, object: &K) -> Result<K, CallError>
+    where
+        K: Resource + Clone + DeserializeOwned + Debug + Serialize,
+    {
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        self.call(Verb::Replace, name, || api.replace_status(name, &params, object)).await
+    }
+
+    /// Deletes exactly the object with this UID (P8); one that is gone already is fine.
+    pub async fn delete<K>(&self, api: &Api<K>, name: &str, uid: &str) -> Result<(), CallError>
+    where
+        K: Clone + DeserializeOwned + Debug,
+    {
+        let exactly = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let params = DeleteParams::background().preconditions(exactly);
+        match self.call(Verb::Delete, name, || api.delete(name, &params)).await {
+            Err(error) if !matches!(error.code(), Some(404 | 409)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    async fn call<T, Fut>(&self, verb: Verb, subject: &str, send: impl Fn() -> Fut) -> Result<T, CallError>
+    where
+        Fut: Future<Output = kube::Result<T>>,
+    {
+        let result = self.tries(verb, subject, send).await;
+        let outcome = match &result {
+            Ok(_) => "ok",
+            Err(CallError::Deadline { .. }) => "deadline",
+            Err(CallError::NotLeader { .. }) => "not_leader",
+            Err(CallError::Api { .. }) => "error",
+        };
+        self.metrics.api_calls.with_label_values(&[verb.as_str(), outcome]).inc();
+        result
+    }
+
+    async fn tries<T, Fut>(&self, verb: Verb, subject: &str, send: impl Fn() -> Fut) -> Result<T, CallError>
+    where
+        Fut: Future<Output = kube::Result<T>>,
+    {
+        let (name, deadline) = (verb.as_str(), Instant::now() + verb.deadline());
+        let mut failures = 0;
+        loop {
+            if verb.writes() && !self.leadership.may_write() {
+                return Err(CallError::NotLeader { verb: name, subject: subject.to_owned() });
+            }
+            let source = match timeout_at(deadline, send()).await {
+                Ok(Ok(value)) => return Ok(value),
+                Ok(Err(source)) => source,
+                Err(_) => {
+                    let deadline_s = verb.deadline().as_secs();
+                    return Err(CallError::Deadline { verb: name, subject: subject.to_owned(), deadline_s });
+                }
+            };
+            failures += 1;
+            match pause_after(verb, failures, &source) {
+                Some(pause) if Instant::now() + pause < deadline => sleep(pause).await,
+                _ => return Err(CallError::Api { verb: name, subject: subject.to_owned(), source: Box::new(source) }),
+            }
+        }
+    }
+}
+
+/// What a patch may carry.
+pub trait Body: Serialize + Debug {}
+impl<T: Serialize + Debug> Body for T {}
+
+/// How long to wait before the next try; `None`: no further try.
+fn pause_after(verb: Verb, failures: u32, error: &kube::Error) -> Option<Duration> {
+    if verb == Verb::Replace || failures >= TRIES_MAX {
+        return None;
+    }
+    let asked = match status_of(error) {
+        Some(status) if matches!(status.code, 429 | 500 | 502 | 503 | 504) => {
+            Duration::from_secs(status.details.as_ref().map_or(0, |d| u64::from(d.retry_after_seconds)))
+        }
+        Some(_) => return None,
+        None => match error {
+            kube::Error::HyperError(_) | kube::Error::Service(_) => Duration::ZERO, // the connection broke
+            _ => return None,
+        },
+    };
+    Some(asked.max(PAUSE_MIN * 2_u32.pow(failures - 1)).min(PAUSE_MAX))
+}
+
+/// The server's own words; kube's text would repeat them as a debug print.
+fn brief(error: &kube::Error) -> String {
+    match status_of(error) {
+        Some(status) => format!("{} ({})", status.message, status.code),
+        None => error.to_string(),
+    }
+}
+
+fn status_of(error: &kube::Error) -> Option<&kube::core::Status> {
+    match error {
+        kube::Error::Api(status) => Some(status),
+        _ => None,
+    }
+}
+
+/// A client from the pod's service account or the kubeconfig, with kube's own retries off and its TLS on ring.
+pub async fn connect() -> Result<Client, ConnectError> {
+    let mut config = kube::Config::infer().await.map_err(|e| ConnectError::Config(Box::new(e)))?;
+    config.default_retry = false;
+    config.connect_timeout = Some(Duration::from_secs(4));
+    config.write_timeout = Some(Duration::from_secs(10));
+    // No read_timeout: it would cut watches; plain requests have the deadlines above, watches an idle limit of their own.
+    Client::try_from(config).map_err(|e| ConnectError::Client(Box::new(e)))
+}
+
+/// The operator cannot reach any API server.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    #[error("find the API server (KUBECONFIG, ~/.kube/config or a pod's service account): {0}")]
+    Config(Box<kube::config::InferConfigError>),
+    #[error("build the API client: {0}")]
+    Client(Box<kube::Error>),
+}
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;

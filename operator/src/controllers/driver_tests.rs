@@ -1,0 +1,68 @@
+//! One watch against a mock server: what it reports of itself, and that a refusal only delays itself.
+
+use http::{Request, Response};
+use kube::client::Body;
+use serde_json::json;
+use tokio::time::Instant;
+use tower_test::mock;
+
+use super::*;
+use crate::{leader::Leadership, metrics::Metrics};
+
+/// A server that refuses the first `refusals` lists, then lists one pod; a watch is never answered.
+fn context(refusals: u32) -> Arc<Context> {
+    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        let (mut lists, mut unanswered) = (0, Vec::new());
+        while let Some((request, send)) = handle.next_request().await {
+            if request.uri().query().unwrap_or_default().contains("watch=true") {
+                unanswered.push(send);
+                continue;
+            }
+            lists += 1;
+            let labels = json!({LABEL_DEPLOYMENT: "chat"});
+            let (code, answer) = if lists <= refusals {
+                (
+                    403,
+                    json!({"kind": "Status", "status": "Failure", "code": 403, "message": "no", "reason": "Forbidden"}),
+                )
+            } else {
+                let pod = json!({"metadata": {"name": "p", "namespace": "serving", "labels": labels}});
+                (
+                    200,
+                    json!({"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "5"}, "items": [pod]}),
+                )
+            };
+            let body = Body::from(serde_json::to_vec(&answer).unwrap());
+            send.send_response(Response::builder().status(code).body(body).unwrap());
+        }
+    });
+    let (leadership, metrics) = (Arc::new(Leadership::default()), Arc::new(Metrics::new().unwrap()));
+    leadership.contact();
+    let health = Arc::new(Health::new(leadership.clone(), metrics.clone()));
+    let calls = Calls { client: Client::new(service, "serving"), leadership, metrics };
+    Arc::new(Context { calls, health, namespace: None })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_says_whether_it_is_in_step_and_maps_members_to_their_owner() {
+    let context = context(0);
+    let mut requests = members::<Pod>(&context, "Pod", watcher::Config::default());
+    assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);
+    let owner = requests.next().await.expect("endless");
+    assert_eq!((owner.name.as_str(), owner.namespace.as_deref()), ("chat", Some("serving")));
+    // The end of the list is seen while waiting for what comes after it.
+    assert!(timeout(Duration::from_secs(1), requests.next()).await.is_err());
+    assert!(context.health.faults().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_watch_backs_off_alone_and_comes_back() {
+    let context = context(4);
+    let start = Instant::now();
+    let mut requests = members::<Pod>(&context, "Pod", watcher::Config::default());
+    assert!(timeout(Duration::from_secs(2), requests.next()).await.is_err());
+    assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);
+    assert!(requests.next().await.is_some());
+    assert_eq!(start.elapsed().as_millis() / 100, 75, "0.5 + 1 + 2 + 4 s");
+}

@@ -1,0 +1,181 @@
+//! Stage 3, pure: from a spec to the objects that realise it. No client, no clock; equal input gives equal bytes.
+//!
+//! Objects are JSON with only the fields that the operator owns, for server-side apply (P9: a field that is not here
+//! stays its owner's). A test reads each back through the typed API, so that a misspelt field cannot hide.
+
+mod pod;
+
+use crds::{AGENT_SERVICE_ACCOUNT_SUFFIX, InferenceDeployment, LABEL_DEPLOYMENT, LABEL_ENGINE_KIND};
+use kube::{Resource, ResourceExt, core::ApiResource};
+use serde_json::{Value, json};
+
+use super::validate::asks_for_devices;
+
+/// Port of the agent's HTTP: probes, verdict, metrics, drain.
+pub const AGENT_PORT: i32 = 9400;
+/// What an engine may need to exit after SIGTERM, in seconds, on top of the drain.
+pub const ENGINE_EXIT_SECONDS: i32 = 15;
+
+/// One object that belongs to an InferenceDeployment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Child {
+    /// Group, version, kind and plural, for a dynamic API.
+    pub resource: ApiResource,
+    pub name: String,
+    /// The whole object, `apiVersion` to the last field that the operator owns.
+    pub body: Value,
+}
+
+/// The kinds that [`build`] makes, in the order in which they are applied: rights before the pods that need them.
+pub fn kinds() -> [ApiResource; 5] {
+    use k8s_openapi::api::{apps::v1::Deployment, core::v1::Service, core::v1::ServiceAccount};
+    use k8s_openapi::api::{rbac::v1::Role, rbac::v1::RoleBinding};
+    [
+        ApiResource::erase::<ServiceAccount>(&()),
+        ApiResource::erase::<Role>(&()),
+        ApiResource::erase::<RoleBinding>(&()),
+        ApiResource::erase::<Service>(&()),
+        ApiResource::erase::<Deployment>(&()),
+    ]
+}
+
+/// Name of the child of `kind`: the InferenceDeployment's own, except for the agent's rights.
+pub fn child_name(infd: &str, kind: &str) -> String {
+    match kind {
+        "ServiceAccount" | "Role" | "RoleBinding" => format!("{infd}{AGENT_SERVICE_ACCOUNT_SUFFIX}"),
+        _ => infd.to_owned(),
+    }
+}
+
+/// The label selector of the pods, as a string (scale subresource, list calls).
+pub fn selector(infd: &str) -> String {
+    format!("{LABEL_DEPLOYMENT}={infd}")
+}
+
+/// Everything that realises `infd`.
+pub fn build(infd: &InferenceDeployment) -> Vec<Child> {
+    kinds()
+        .into_iter()
+        .map(|resource| {
+            let name = child_name(&infd.name_any(), &resource.kind);
+            let mut body = match resource.kind.as_str() {
+                "ServiceAccount" => json!({"automountServiceAccountToken": false}),
+                "Role" => role(),
+                "RoleBinding" => role_binding(infd, &name),
+                "Service" => service(infd),
+                _ => deployment(infd),
+            };
+            body["apiVersion"] = json!(resource.api_version);
+            body["kind"] = json!(resource.kind);
+            body["metadata"] = metadata(infd, &name);
+            Child { resource, name, body }
+        })
+        .collect()
+}
+
+fn metadata(infd: &InferenceDeployment, name: &str) -> Value {
+    let owner = infd.controller_owner_ref(&());
+    json!({
+        "name": name,
+        "namespace": infd.namespace(),
+        "labels": labels(&infd.name_any()),
+        "ownerReferences": owner.into_iter().collect::<Vec<_>>(),
+    })
+}
+
+/// Labels of every child and of the pods.
+pub fn labels(infd: &str) -> Value {
+    json!({
+        LABEL_DEPLOYMENT: infd,
+        "app.kubernetes.io/name": "truebeat",
+        "app.kubernetes.io/instance": infd,
+        "app.kubernetes.io/component": "inference",
+        "app.kubernetes.io/managed-by": "truebeat-operator",
+    })
+}
+
+/// The agent's only right. The ValidatingAdmissionPolicy narrows it to `truebeat.io/*` conditions of its own pod.
+fn role() -> Value {
+    json!({"rules": [{"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}]})
+}
+
+fn role_binding(infd: &InferenceDeployment, account: &str) -> Value {
+    json!({
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": account},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": infd.namespace()}],
+    })
+}
+
+/// The target port is a number: a port name of a sidecar is not found by every version of the endpoint controller.
+fn service(infd: &InferenceDeployment) -> Value {
+    json!({"spec": {
+        "type": "ClusterIP",
+        "selector": {LABEL_DEPLOYMENT: infd.name_any()},
+        "ports": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": infd.spec.gate.port}],
+    }})
+}
+
+fn deployment(infd: &InferenceDeployment) -> Value {
+    let mut pod_labels = labels(&infd.name_any());
+    pod_labels[LABEL_ENGINE_KIND] = json!(pod::kind_name(infd.spec.engine.kind));
+    // A spare GPU is rare: replace in place where devices are asked for, else bring the new one up first.
+    let (surge, unavailable) = if asks_for_devices(&infd.spec) { (0, 1) } else { (1, 0) };
+    json!({"spec": {
+        "replicas": infd.spec.replicas,
+        "selector": {"matchLabels": {LABEL_DEPLOYMENT: infd.name_any()}},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}},
+        "revisionHistoryLimit": 3,
+        // loading a large model takes long, and slow is not stalled
+        "progressDeadlineSeconds": 3600,
+        "template": {
+            "metadata": {
+                "labels": pod_labels,
+                "annotations": {"kubectl.kubernetes.io/default-container": "engine"},
+            },
+            "spec": pod::spec(infd),
+        },
+    }})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::inference_deployment::testing::{infd, infd_vllm};
+    use serde::{Serialize, de::DeserializeOwned};
+
+    fn typed<K: Serialize + DeserializeOwned>(child: &Child) {
+        let object: K = serde_json::from_value(child.body.clone()).expect("the typed API reads it");
+        assert_eq!(serde_json::to_value(object).unwrap(), child.body, "{}: a field got lost", child.resource.kind);
+    }
+
+    #[test]
+    fn every_child_survives_the_typed_api() {
+        for object in [infd("chat"), infd_vllm("llama")] {
+            let children = build(&object);
+            typed::<k8s_openapi::api::core::v1::ServiceAccount>(&children[0]);
+            typed::<k8s_openapi::api::rbac::v1::Role>(&children[1]);
+            typed::<k8s_openapi::api::rbac::v1::RoleBinding>(&children[2]);
+            typed::<k8s_openapi::api::core::v1::Service>(&children[3]);
+            typed::<k8s_openapi::api::apps::v1::Deployment>(&children[4]);
+        }
+    }
+
+    #[test]
+    fn children_of_a_truebeat_engine() {
+        let bodies: Vec<_> = build(&infd("chat")).into_iter().map(|c| c.body).collect();
+        insta::assert_json_snapshot!(bodies);
+    }
+
+    #[test]
+    fn deployment_of_a_vllm_engine() {
+        insta::assert_json_snapshot!(build(&infd_vllm("llama"))[4].body);
+    }
+
+    #[test]
+    fn every_child_is_owned_and_in_the_same_namespace() {
+        for child in build(&infd("chat")) {
+            assert_eq!(child.body["metadata"]["namespace"], "serving"); // P10
+            assert_eq!(child.body["metadata"]["ownerReferences"][0]["controller"], true);
+        }
+    }
+}

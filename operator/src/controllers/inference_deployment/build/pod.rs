@@ -1,0 +1,258 @@
+//! The pod of one replica (DESIGN §4.4), pure: the engine, and the agent as a native sidecar that starts before it and
+//! outlives it. Both run as the same user without any capability, so that the agent may look at the engine and kill it.
+
+use crds::{
+    InferenceDeployment,
+    inference_deployment::{EngineKind, EnvVar, ImagePullPolicy, RecoveryMode, Resources},
+};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::{AGENT_PORT, ENGINE_EXIT_SECONDS, child_name};
+
+const PAGE_DIR: &str = "/run/truebeat";
+const AGENT_DIR: &str = "/run/truebeat-agent";
+const BUNDLE_DIR: &str = "/var/lib/truebeat/bundles";
+const TOKEN_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const CLAIM_DIR: &str = "/models";
+
+/// The pod's spec.
+pub fn spec(infd: &InferenceDeployment) -> Value {
+    json!({
+        "serviceAccountName": child_name(&infd.name_any(), "ServiceAccount"),
+        // the token goes to the agent alone, by the projected volume below
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "shareProcessNamespace": true,
+        "terminationGracePeriodSeconds": infd.spec.drain_seconds + ENGINE_EXIT_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "fsGroup": 1000,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "initContainers": [agent(infd)],
+        "containers": [engine(infd)],
+        "volumes": volumes(infd),
+    })
+}
+
+fn agent(infd: &InferenceDeployment) -> Value {
+    let agent = &infd.spec.agent;
+    let default = json!({"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}});
+    let mut container = json!({
+        "name": "agent",
+        "image": agent.image,
+        "args": agent_args(infd),
+        "restartPolicy": "Always", // which makes it a native sidecar
+        "env": agent_env(infd),
+        "ports": [
+            {"name": "gate", "containerPort": infd.spec.gate.port, "protocol": "TCP"},
+            {"name": "agent", "containerPort": AGENT_PORT, "protocol": "TCP"},
+        ],
+        // As cheap as can be: until it passes the engine does not start, at every start of the sidecar (POD.md §10).
+        "startupProbe": {"httpGet": {"path": "/livez", "port": AGENT_PORT}, "periodSeconds": 1, "failureThreshold": 120},
+        "resources": agent.resources.as_ref().map_or(default, resources),
+        "securityContext": security(),
+        "volumeMounts": [
+            {"name": "page", "mountPath": PAGE_DIR, "readOnly": true},
+            {"name": "agent", "mountPath": AGENT_DIR},
+            {"name": "bundles", "mountPath": BUNDLE_DIR},
+            {"name": "agent-tmp", "mountPath": "/tmp"},
+            {"name": "token", "mountPath": TOKEN_DIR, "readOnly": true},
+        ],
+    });
+    set_pull_policy(&mut container, agent.image_pull_policy);
+    container
+}
+
+fn agent_args(infd: &InferenceDeployment) -> Vec<String> {
+    let (spec, recovery) = (&infd.spec, &infd.spec.recovery);
+    let mode = match recovery.mode {
+        RecoveryMode::Observe => "Observe",
+        RecoveryMode::Fence => "Fence",
+        RecoveryMode::Recover => "Recover",
+    };
+    let flags = [
+        ("--agent-listen", format!("0.0.0.0:{AGENT_PORT}")),
+        ("--listen", format!("0.0.0.0:{}", spec.gate.port)),
+        ("--engine-url", format!("http://127.0.0.1:{}", spec.engine.port)),
+        ("--page-dir", PAGE_DIR.to_owned()),
+        ("--agent-dir", AGENT_DIR.to_owned()),
+        ("--bundle-dir", BUNDLE_DIR.to_owned()),
+        ("--recovery-mode", mode.to_owned()),
+        ("--unattended-after", recovery.unattended_after.clone()),
+    ];
+    let words = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+    ["agent".to_owned(), "supervise".to_owned()].into_iter().chain(words).collect()
+}
+
+fn agent_env(infd: &InferenceDeployment) -> Value {
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
+    json!([
+        field("POD_NAME", "metadata.name"),
+        field("POD_NAMESPACE", "metadata.namespace"),
+        field("POD_UID", "metadata.uid"),
+        field("NODE_NAME", "spec.nodeName"),
+        {"name": "TRUEBEAT_PAGE_DIR", "value": PAGE_DIR},
+        {"name": "TRUEBEAT_UNATTENDED_WINDOW", "value": infd.spec.recovery.unattended_window},
+    ])
+}
+
+fn engine(infd: &InferenceDeployment) -> Value {
+    let engine = &infd.spec.engine;
+    let mut mounts = vec![
+        json!({"name": "page", "mountPath": PAGE_DIR}),
+        json!({"name": "engine-tmp", "mountPath": "/tmp"}),
+        // ranks talk through shared memory, and the runtime's own 64 MiB are not enough for them
+        json!({"name": "shm", "mountPath": "/dev/shm"}),
+    ];
+    if claim(infd).is_some() {
+        mounts.push(json!({"name": "model", "mountPath": CLAIM_DIR, "readOnly": true}));
+    }
+    let probe = |path: &str| json!({"path": path, "port": AGENT_PORT});
+    let drain = format!("/drain?timeout_s={}", infd.spec.drain_seconds);
+    let mut container = json!({
+        "name": "engine",
+        "image": engine.image,
+        "env": engine_env(infd),
+        // The fence: the kubelet asks the agent whether this engine may serve; off in 0.65 s median (POD.md §1).
+        "readinessProbe": {"httpGet": probe("/readyz"), "periodSeconds": 1, "failureThreshold": 1},
+        // The sidecar outlives the engine, so it can hold SIGTERM back until the requests are done (POD.md §9).
+        "lifecycle": {"preStop": {"httpGet": probe(&drain)}},
+        "securityContext": security(),
+        "volumeMounts": mounts,
+    });
+    let args = engine_args(infd);
+    for (key, words) in [("command", &engine.command), ("args", &args)] {
+        if !words.is_empty() {
+            container[key] = json!(words);
+        }
+    }
+    if let Some(wanted) = &engine.resources {
+        container["resources"] = resources(wanted);
+    }
+    set_pull_policy(&mut container, engine.image_pull_policy);
+    container
+}
+
+fn engine_args(infd: &InferenceDeployment) -> Vec<String> {
+    let engine = &infd.spec.engine;
+    let mut args = Vec::new();
+    if engine.kind == EngineKind::Truebeat {
+        args.push("engine".to_owned());
+        if let Some(path) = model_path(infd) {
+            args.extend(["--model".to_owned(), path]);
+        }
+        args.extend(["--listen".to_owned(), format!("127.0.0.1:{}", engine.port)]);
+    }
+    args.extend(engine.args.iter().cloned());
+    args
+}
+
+/// Ours first, so that the user's values may refer to them; a `HOME` of the user wins over ours.
+fn engine_env(infd: &InferenceDeployment) -> Vec<Value> {
+    let mut ours =
+        vec![("TRUEBEAT_PAGE_DIR", PAGE_DIR.to_owned()), ("TRUEBEAT_ENGINE_PORT", infd.spec.engine.port.to_string())];
+    ours.extend(model_path(infd).map(|path| ("TRUEBEAT_MODEL_PATH", path)));
+    // The root is read-only; engines keep caches under their home.
+    ours.push(("HOME", "/tmp".to_owned()));
+    let theirs = &infd.spec.engine.env;
+    ours.into_iter()
+        .filter(|(name, _)| !theirs.iter().any(|variable| variable.name == *name))
+        .map(|(name, value)| json!({"name": name, "value": value}))
+        .chain(theirs.iter().map(variable))
+        .collect()
+}
+
+fn variable(variable: &EnvVar) -> Value {
+    let reference = variable.value_from.as_ref().and_then(|from| {
+        let secret = from.secret_key_ref.as_ref().map(|key| ("secretKeyRef", key));
+        secret.or(from.config_map_key_ref.as_ref().map(|key| ("configMapKeyRef", key)))
+    });
+    match (reference, &variable.value) {
+        (Some((kind, key)), _) => {
+            json!({"name": variable.name, "valueFrom": {kind: {"name": key.name, "key": key.key}}})
+        }
+        (None, Some(value)) => json!({"name": variable.name, "value": value}),
+        (None, None) => json!({"name": variable.name}),
+    }
+}
+
+fn volumes(infd: &InferenceDeployment) -> Vec<Value> {
+    let memory = |name: &str, size: &str| json!({"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": size}});
+    let mut volumes = vec![
+        memory("page", "16Mi"),
+        memory("agent", "16Mi"),
+        // no medium: bundles are on disk and count against the pod's ephemeral storage, never against its memory
+        json!({"name": "bundles", "emptyDir": {"sizeLimit": "4Gi"}}),
+        json!({"name": "agent-tmp", "emptyDir": {}}),
+        json!({"name": "engine-tmp", "emptyDir": {}}),
+        json!({"name": "shm", "emptyDir": {"medium": "Memory"}}),
+        token(),
+    ];
+    if let Some(name) = claim(infd) {
+        volumes.push(json!({"name": "model", "persistentVolumeClaim": {"claimName": name, "readOnly": true}}));
+    }
+    volumes
+}
+
+/// A token that is bound to the pod (the admission policy reads the pod's UID from it) and short-lived.
+fn token() -> Value {
+    json!({"name": "token", "projected": {"sources": [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}},
+    ]}})
+}
+
+fn security() -> Value {
+    json!({
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "capabilities": {"drop": ["ALL"]},
+    })
+}
+
+fn resources(wanted: &Resources) -> Value {
+    let mut out = json!({});
+    for (key, quantities) in [("requests", &wanted.requests), ("limits", &wanted.limits)] {
+        if !quantities.is_empty() {
+            out[key] = json!(quantities);
+        }
+    }
+    out
+}
+
+fn set_pull_policy(container: &mut Value, policy: Option<ImagePullPolicy>) {
+    if let Some(policy) = policy {
+        container["imagePullPolicy"] = json!(policy);
+    }
+}
+
+fn claim(infd: &InferenceDeployment) -> Option<&str> {
+    infd.spec.model.as_ref()?.source.pvc.as_ref().map(|pvc| pvc.claim_name.as_str())
+}
+
+/// Where the engine's container sees the model.
+fn model_path(infd: &InferenceDeployment) -> Option<String> {
+    let source = &infd.spec.model.as_ref()?.source;
+    match (&source.file, &source.pvc) {
+        (Some(file), _) => Some(file.path.clone()),
+        (None, Some(pvc)) if pvc.path.is_empty() => Some(CLAIM_DIR.to_owned()),
+        (None, Some(pvc)) => Some(format!("{CLAIM_DIR}/{}", pvc.path)),
+        (None, None) => None,
+    }
+}
+
+/// The kind as the API spells it.
+pub fn kind_name(kind: EngineKind) -> &'static str {
+    match kind {
+        EngineKind::Truebeat => "Truebeat",
+        EngineKind::Vllm => "VLLM",
+        EngineKind::SGLang => "SGLang",
+        EngineKind::Custom => "Custom",
+    }
+}

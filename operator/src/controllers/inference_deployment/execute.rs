@@ -1,0 +1,140 @@
+//! Stage 5: makes the writes of a plan, in the order that a crash at any point survives (P1).
+//!
+//! Children first; then the budget (I2: stored under the resourceVersion that the plan was made from); only then the
+//! pods hear of grants; then the records; the status last. One failed write does not keep the others from being made,
+//! but where the budget could not be stored no pod hears of anything.
+
+use std::fmt;
+
+use crds::{EngineIncident, InferenceDeployment, InferenceDeploymentStatus};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Resource, ResourceExt, core::DynamicObject};
+use serde_json::json;
+
+use super::{
+    build::labels,
+    plan::{Plan, PodPatch},
+};
+use crate::{
+    client::{CallError, Calls},
+    controllers::incidents::plan::{IncidentPlan, IncidentWrite},
+};
+
+/// A write that failed, as a value for the status.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepError {
+    /// What was attempted, for people.
+    pub subject: String,
+    /// Trying again alone will not help.
+    pub lasting: bool,
+    pub message: String,
+}
+
+impl fmt::Display for StepError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.subject, self.message)
+    }
+}
+
+impl StepError {
+    fn new(subject: String, error: &CallError) -> Self {
+        StepError { subject, lasting: error.lasting(), message: error.to_string() }
+    }
+}
+
+/// Applies the children; returns what failed.
+pub async fn children(calls: &Calls, infd: &InferenceDeployment, plan: &Plan) -> Vec<StepError> {
+    let namespace = infd.namespace().unwrap_or_default();
+    let mut errors = Vec::new();
+    for child in &plan.applies {
+        let api: Api<DynamicObject> = Api::namespaced_with(calls.client.clone(), &namespace, &child.resource);
+        if let Err(error) = calls.apply(&api, &child.name, &child.body).await {
+            errors.push(StepError::new(format!("apply {} {}", child.resource.kind, child.name), &error));
+        }
+    }
+    errors
+}
+
+/// Stores `status` if it differs from the one in `infd`, under the resourceVersion of `infd`; the newer object is
+/// returned. A conflict means that somebody else wrote: nothing that follows from this plan may be done.
+pub async fn status(
+    calls: &Calls,
+    infd: &InferenceDeployment,
+    status: InferenceDeploymentStatus,
+) -> Result<InferenceDeployment, CallError> {
+    if infd.status.as_ref() == Some(&status) {
+        return Ok(infd.clone()); // quiescent = silent (P7)
+    }
+    let api: Api<InferenceDeployment> = Api::namespaced(calls.client.clone(), &infd.namespace().unwrap_or_default());
+    let mut wanted = infd.clone();
+    wanted.metadata.managed_fields = None;
+    wanted.status = Some(status);
+    calls.replace_status(&api, &infd.name_any(), &wanted).await
+}
+
+/// Annotates the pods: the second key (I1) and the deletion cost. Only after [`status`] stored the grants.
+pub async fn pods(calls: &Calls, namespace: &str, patches: &[PodPatch]) -> Vec<StepError> {
+    let api: Api<Pod> = Api::namespaced(calls.client.clone(), namespace);
+    let mut errors = Vec::new();
+    for patch in patches {
+        // The UID is a precondition: a new pod with the old name refuses the patch (P8).
+        let body = json!({"metadata": {"uid": patch.uid, "annotations": patch.annotations}});
+        match calls.merge(&api, &patch.name, &body).await {
+            Ok(_) => tracing::info!(namespace, pod = patch.name, annotations = ?patch.annotations, "pod annotated"),
+            // Gone or replaced meanwhile: the next look sees it.
+            Err(error) if matches!(error.code(), Some(404 | 409 | 422)) => {
+                tracing::info!(namespace, pod = patch.name, %error, "pod changed meanwhile, left alone");
+            }
+            Err(error) => errors.push(StepError::new(format!("annotate Pod {}", patch.name), &error)),
+        }
+    }
+    errors
+}
+
+/// Writes and forgets incidents.
+pub async fn incidents(calls: &Calls, infd: &InferenceDeployment, plan: &IncidentPlan) -> Vec<StepError> {
+    let namespace = infd.namespace().unwrap_or_default();
+    let api: Api<EngineIncident> = Api::namespaced(calls.client.clone(), &namespace);
+    let mut errors = Vec::new();
+    for write in &plan.writes {
+        if let Err(error) = incident(calls, &api, infd, write).await {
+            errors.push(StepError::new(format!("write EngineIncident {}", write.name), &error));
+        }
+    }
+    for (name, uid) in &plan.deletes {
+        if let Err(error) = calls.delete(&api, name, uid).await {
+            errors.push(StepError::new(format!("delete EngineIncident {name}"), &error));
+        }
+    }
+    errors
+}
+
+async fn incident(
+    calls: &Calls,
+    api: &Api<EngineIncident>,
+    infd: &InferenceDeployment,
+    write: &IncidentWrite,
+) -> Result<(), CallError> {
+    let head = |metadata| json!({"apiVersion": EngineIncident::api_version(&()), "kind": EngineIncident::kind(&()), "metadata": metadata});
+    if let Some(spec) = &write.spec {
+        let mut body = head(json!({
+            "name": write.name,
+            "labels": labels(&infd.name_any()),
+            "ownerReferences": infd.controller_owner_ref(&()).into_iter().collect::<Vec<_>>(),
+        }));
+        body["spec"] = json!(spec);
+        calls.apply(api, &write.name, &body).await?;
+        tracing::info!(incident = write.name, class = spec.class, pod = spec.pod, "incident recorded");
+    }
+    if let Some(status) = &write.status {
+        let mut body = head(json!({"name": write.name}));
+        body["status"] = json!(status);
+        calls.apply_status(api, &write.name, &body).await?;
+        tracing::info!(incident = write.name, stage = status.stage, outcome = status.outcome, "incident updated");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "execute_tests.rs"]
+mod tests;

@@ -1,0 +1,123 @@
+//! The writes as the API server sees them: verb, path, preconditions, order. A mock answers.
+
+use std::sync::{Arc, Mutex};
+
+use http::{Request, Response};
+use kube::{Client, client::Body};
+use serde_json::Value;
+use tower_test::mock;
+
+use super::*;
+use crate::{
+    controllers::inference_deployment::{
+        build::build,
+        observed::{Observed, PodView},
+        plan::plan,
+        testing::{infd, pod},
+    },
+    leader::Leadership,
+    metrics::Metrics,
+};
+
+type Log = Arc<Mutex<Vec<(String, Value)>>>;
+
+/// Calls against a server that echoes bodies, or answers `refuse` with that status where the line contains it.
+fn server(refuse: Option<(&'static str, u16)>) -> (Calls, Log) {
+    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let log = Log::default();
+    let seen = log.clone();
+    tokio::spawn(async move {
+        while let Some((request, send)) = handle.next_request().await {
+            let line = format!("{} {}", request.method(), request.uri().path());
+            let bytes = request.into_body().collect_bytes().await.unwrap();
+            let body: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+            let code = refuse.filter(|(part, _)| line.contains(part)).map_or(200, |(_, code)| code);
+            let mut full = body.clone();
+            if line.contains("engineincidents") && full.get("spec").is_none() {
+                full["spec"] = json!(crds::EngineIncidentSpec::default()); // a status patch is answered with the whole object
+            }
+            let answer = if code == 200 {
+                full
+            } else {
+                json!({"kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": ""})
+            };
+            seen.lock().unwrap().push((line, body));
+            send.send_response(
+                Response::builder().status(code).body(Body::from(serde_json::to_vec(&answer).unwrap())).unwrap(),
+            );
+        }
+    });
+    let leadership = Arc::new(Leadership::default());
+    leadership.renewed();
+    let calls =
+        Calls { client: Client::new(service, "serving"), leadership, metrics: Arc::new(Metrics::new().unwrap()) };
+    (calls, log)
+}
+
+fn frozen() -> Observed {
+    let pods: Vec<PodView> = vec![pod("a", "Stalled", 1), pod("b", "Stalled", 2)];
+    Observed { infd: infd("chat"), children: Default::default(), pods, incidents: Vec::new() }
+}
+
+async fn run(
+    refuse: Option<(&'static str, u16)>,
+    observed: &Observed,
+) -> (Result<Vec<StepError>, String>, Vec<(String, Value)>) {
+    let (calls, log) = server(refuse);
+    let plan = plan(observed, build(&observed.infd), jiff::Timestamp::UNIX_EPOCH);
+    let result = super::super::execute_plan(&calls, observed, &plan, &[]).await.map_err(|e| e.to_string());
+    let log = log.lock().unwrap().clone();
+    (result, log)
+}
+
+const INFD_STATUS: &str =
+    "PUT /apis/inference.truebeat.io/v1alpha1/namespaces/serving/inferencedeployments/chat/status";
+
+#[tokio::test]
+async fn the_budget_is_stored_before_a_pod_hears_of_it() {
+    let (result, log) = run(None, &frozen()).await;
+    assert_eq!(result, Ok(Vec::new()));
+    let position = |line: &str| log.iter().position(|(l, _)| l == line).unwrap_or_else(|| panic!("{line} in {log:#?}"));
+    let (children, stored) =
+        (position("PATCH /apis/apps/v1/namespaces/serving/deployments/chat"), position(INFD_STATUS));
+    let told = position("PATCH /api/v1/namespaces/serving/pods/a");
+    assert!(children < stored && stored < told, "{log:#?}");
+    assert_eq!(log[stored].1["metadata"]["resourceVersion"], "1", "the optimistic lock");
+    assert_eq!(log[stored].1["status"]["recovery"]["grants"][0]["podUid"], "uid-a");
+    assert_eq!(log[told].1["metadata"]["uid"], "uid-a", "the UID precondition");
+    assert_eq!(log[told].1["metadata"]["annotations"]["truebeat.io/restart-grant"], "e-a");
+    let other = position("PATCH /api/v1/namespaces/serving/pods/b");
+    assert!(log[other].1["metadata"]["annotations"].get("truebeat.io/restart-grant").is_none(), "one at a time");
+}
+
+#[tokio::test]
+async fn a_lost_race_for_the_budget_tells_no_pod() {
+    let (result, log) = run(Some(("/status", 409)), &frozen()).await;
+    assert!(result.is_err_and(|e| e.contains("store the status")));
+    assert!(!log.iter().any(|(line, _)| line.contains("/pods/")), "{log:#?}");
+}
+
+#[tokio::test]
+async fn a_pod_that_is_gone_meanwhile_is_no_error() {
+    let (result, log) = run(Some(("/pods/", 404)), &frozen()).await;
+    assert_eq!(result, Ok(Vec::new()));
+    assert!(log.iter().any(|(line, _)| line.contains("engineincidents")), "the records are still written");
+}
+
+#[tokio::test]
+async fn a_refused_child_does_not_stop_recovery_and_shows_in_the_status() {
+    let (result, log) = run(Some(("/services/", 403)), &frozen()).await;
+    let errors = result.expect("the pass goes on");
+    assert!(errors.len() == 1 && errors[0].lasting, "{errors:?}");
+    assert!(log.iter().any(|(line, _)| line.contains("/pods/a")), "the grant went out");
+    let status = &log.iter().find(|(line, _)| line == INFD_STATUS).unwrap().1["status"];
+    let stalled = status["conditions"].as_array().unwrap().iter().find(|c| c["type"] == "Stalled").unwrap();
+    assert_eq!(stalled["reason"], "Refused");
+}
+
+#[tokio::test]
+async fn a_failed_record_is_told_in_a_second_status() {
+    let (result, log) = run(Some(("/engineincidents/", 422)), &frozen()).await;
+    assert!(result.is_ok_and(|errors| errors.len() == 2));
+    assert_eq!(log.iter().filter(|(line, _)| line == INFD_STATUS).count(), 2);
+}

@@ -1,0 +1,55 @@
+//! Stage 1: reads everything that one pass decides on, straight from the API server and never from a cache (P2).
+//!
+//! The order matters (I2): the InferenceDeployment with its grants first, the pods after it. Read the other way round, a
+//! pod that was created and granted in between would look gone, and its slot would be given away while it restarts.
+
+use std::collections::BTreeMap;
+
+use crds::{EngineIncident, InferenceDeployment};
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt, core::DynamicObject};
+
+use super::{
+    build::{child_name, kinds, selector},
+    observed::{Observed, belongs, view},
+};
+use crate::client::{CallError, Calls};
+
+/// A look at `name`, or `None` if there is nothing to do: it is gone, or on its way out with all that it owns.
+pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option<Observed>, CallError> {
+    let infds: Api<InferenceDeployment> = Api::namespaced(calls.client.clone(), namespace);
+    let Some(infd) = calls.get(&infds, name).await? else { return Ok(None) };
+    if infd.metadata.deletion_timestamp.is_some() {
+        return Ok(None);
+    }
+    let labels = selector(name);
+    let pods: Api<Pod> = Api::namespaced(calls.client.clone(), namespace);
+    let incidents: Api<EngineIncident> = Api::namespaced(calls.client.clone(), namespace);
+    let (pods, incidents, children) = futures::try_join!(
+        calls.list(&pods, &labels),
+        calls.list(&incidents, &labels),
+        children(calls, namespace, name)
+    )?;
+    let uid = infd.uid().unwrap_or_default();
+    let ours = |incident: &EngineIncident| incident.owner_references().iter().any(|owner| owner.uid == uid);
+    Ok(Some(Observed {
+        pods: pods.items.iter().filter(|pod| belongs(pod, name)).map(view).collect(),
+        incidents: incidents.items.into_iter().filter(ours).collect(),
+        children,
+        infd,
+    }))
+}
+
+async fn children(
+    calls: &Calls,
+    namespace: &str,
+    name: &str,
+) -> Result<BTreeMap<String, serde_json::Value>, CallError> {
+    let reads = kinds().into_iter().map(|resource| async move {
+        let api: Api<DynamicObject> = Api::namespaced_with(calls.client.clone(), namespace, &resource);
+        let live = calls.get(&api, &child_name(name, &resource.kind)).await?;
+        Ok::<_, CallError>(live.and_then(|live| Some((resource.kind, serde_json::to_value(live).ok()?))))
+    });
+    Ok(try_join_all(reads).await?.into_iter().flatten().collect())
+}

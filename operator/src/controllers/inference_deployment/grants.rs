@@ -1,0 +1,153 @@
+//! The restart budget (I1, I2), pure: which grants stay, which end, which are new.
+//!
+//! A grant is a slot held by one pod, by UID. It ends when the agent says that the episode is over or when the pod is
+//! gone, never because evidence is missing: a doubt keeps the slot taken, so the budget can only be used too little.
+//! The caller stores the result under the resourceVersion of the status it came from *before* any pod learns of it.
+
+use crds::{Grant, inference_deployment::RecoveryMode};
+
+use super::observed::PodView;
+
+/// The grants after this look. `grants` were read before `pods`.
+pub fn next(grants: &[Grant], pods: &[PodView], mode: RecoveryMode, max_unavailable: i32, now: &str) -> Vec<Grant> {
+    let mut kept: Vec<Grant> = grants.iter().filter_map(|grant| keep(grant, pods, now)).collect();
+    if mode != RecoveryMode::Recover {
+        return kept;
+    }
+    let mut waiting: Vec<&PodView> = pods.iter().filter(|pod| wants_slot(pod) && !holds_slot(&kept, pod)).collect();
+    // The one that waits longest first; the name makes the order total.
+    waiting.sort_by_key(|pod| (pod.open_episode().and_then(|e| e.suspect_at.clone()), pod.name.clone()));
+    let free = usize::try_from(max_unavailable).unwrap_or(0).saturating_sub(taken(&kept, pods));
+    kept.extend(waiting.into_iter().take(free).filter_map(|pod| grant(pod, now)));
+    kept
+}
+
+/// The grant that should stand on this pod as an annotation now, if it does not yet.
+pub fn to_announce<'a>(grants: &'a [Grant], pod: &PodView) -> Option<&'a Grant> {
+    let grant = grants.iter().find(|grant| grant.pod_uid == pod.uid)?;
+    let awaited = wants_slot(pod) && pod.open_episode().is_some_and(|episode| episode.id == grant.episode);
+    (awaited && pod.grant.as_deref() != Some(&grant.episode)).then_some(grant)
+}
+
+fn grant(pod: &PodView, now: &str) -> Option<Grant> {
+    let episode = pod.open_episode()?.id.clone();
+    Some(Grant { episode, pod: pod.name.clone(), pod_uid: pod.uid.clone(), granted_at: now.to_owned() })
+}
+
+/// The grant as it lives on, or `None` where it is over.
+fn keep(grant: &Grant, pods: &[PodView], now: &str) -> Option<Grant> {
+    let pod = pods.iter().find(|pod| pod.uid == grant.pod_uid)?; // its pod is gone
+    let Some(reported) = pod.reported() else {
+        // Nothing readable: over only if the pod may serve, which the agent says through the readiness probe.
+        return (!pod.ready).then(|| grant.clone());
+    };
+    if !reported.open {
+        return None;
+    }
+    if reported.episode.id != grant.episode && wants_slot(pod) {
+        // The same pod stalled anew: the slot is still its own, the grant must name the new episode.
+        return self::grant(pod, now);
+    }
+    Some(grant.clone())
+}
+
+fn holds_slot(grants: &[Grant], pod: &PodView) -> bool {
+    grants.iter().any(|grant| grant.pod_uid == pod.uid)
+}
+
+/// Slots in use: the grants, and the pods in the middle of a restart that they granted themselves (unattended).
+fn taken(grants: &[Grant], pods: &[PodView]) -> usize {
+    let in_restart = |pod: &&PodView| {
+        pod.open_episode().is_some_and(|e| matches!(e.stage.as_str(), "Granted" | "Killed" | "Restarting"))
+    };
+    grants.len() + pods.iter().filter(in_restart).filter(|pod| !holds_slot(grants, pod)).count()
+}
+
+/// Only a confirmed stall with its evidence taken asks for the second key; a pod on its way out needs none.
+fn wants_slot(pod: &PodView) -> bool {
+    !pod.leaving && !pod.uid.is_empty() && pod.open_episode().is_some_and(|episode| episode.awaits_grant())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::inference_deployment::testing::pod;
+
+    const NOW: &str = "2026-01-01T00:00:00Z";
+
+    fn step(grants: &[Grant], pods: &[PodView]) -> Vec<String> {
+        next(grants, pods, RecoveryMode::Recover, 1, NOW).into_iter().map(|g| g.episode).collect()
+    }
+
+    fn held(pod: &PodView) -> Grant {
+        grant(pod, NOW).unwrap()
+    }
+
+    #[test]
+    fn two_frozen_get_one_grant_the_older_first() {
+        let (young, old) = (pod("a", "Stalled", 9), pod("b", "Stalled", 3));
+        assert_eq!(step(&[], &[young.clone(), old.clone()]), ["e-b"]);
+        assert_eq!(step(&[held(&old)], &[young, old]), ["e-b"]);
+    }
+
+    #[test]
+    fn only_a_confirmed_stall_gets_one() {
+        for stage in ["Suspect", "Recovered", "Cleared"] {
+            assert!(step(&[], &[pod("a", stage, 1)]).is_empty(), "{stage}");
+        }
+        let leaving = PodView { leaving: true, ..pod("a", "Stalled", 1) };
+        assert!(step(&[], &[leaving]).is_empty());
+    }
+
+    #[test]
+    fn other_modes_grant_nothing_and_take_nothing_back() {
+        let frozen = pod("a", "Stalled", 1);
+        for mode in [RecoveryMode::Observe, RecoveryMode::Fence] {
+            assert!(next(&[], std::slice::from_ref(&frozen), mode, 1, NOW).is_empty());
+            assert_eq!(next(&[held(&frozen)], std::slice::from_ref(&frozen), mode, 1, NOW).len(), 1);
+        }
+    }
+
+    #[test]
+    fn a_slot_is_free_again_when_the_episode_closes_or_the_pod_is_gone() {
+        let (done, frozen) = (pod("a", "Recovered", 1), pod("b", "Stalled", 2));
+        let grants = [held(&pod("a", "Stalled", 1))];
+        assert_eq!(step(&grants, &[done, frozen.clone()]), ["e-b"]);
+        assert_eq!(step(&grants, &[frozen]), ["e-b"]);
+    }
+
+    #[test]
+    fn a_doubt_keeps_the_slot() {
+        let frozen = pod("a", "Stalled", 1);
+        let silent = PodView { episode: Default::default(), ready: false, ..frozen.clone() };
+        let serving = PodView { ready: true, ..silent.clone() };
+        let other = pod("b", "Stalled", 2);
+        assert_eq!(step(&[held(&frozen)], &[silent, other.clone()]), ["e-a"]);
+        assert_eq!(step(&[held(&frozen)], &[serving, other]), ["e-b"]);
+    }
+
+    #[test]
+    fn a_restart_that_a_pod_granted_itself_counts() {
+        assert!(step(&[], &[pod("a", "Killed", 1), pod("b", "Stalled", 2)]).is_empty());
+    }
+
+    #[test]
+    fn a_new_episode_of_the_same_pod_takes_over_its_slot() {
+        let mut again = pod("a", "Stalled", 1);
+        let grants = [Grant { episode: "e-old".to_owned(), ..held(&again) }];
+        assert_eq!(step(&grants, &[again.clone(), pod("b", "Stalled", 0)]), ["e-a"]);
+        again = pod("a", "Suspect", 1);
+        assert_eq!(step(&grants, &[again]), ["e-old"], "not confirmed yet: nothing new is granted");
+    }
+
+    #[test]
+    fn a_grant_is_announced_once() {
+        let frozen = pod("a", "Stalled", 1);
+        let grants = [held(&frozen)];
+        assert!(to_announce(&grants, &frozen).is_some());
+        let told = PodView { grant: Some("e-a".to_owned()), ..frozen.clone() };
+        assert!(to_announce(&grants, &told).is_none());
+        let replaced = PodView { uid: "other".to_owned(), ..frozen };
+        assert!(to_announce(&grants, &replaced).is_none(), "a new pod with the old name has no grant (P8)");
+    }
+}

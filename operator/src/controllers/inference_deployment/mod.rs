@@ -1,0 +1,95 @@
+//! One pass over one InferenceDeployment: gather → validate → build → plan → execute → status (O1). Level-triggered:
+//! a pass looks at all there is and needs to know nothing of what happened before or why it was called.
+
+pub mod build;
+pub mod execute;
+pub mod gather;
+pub mod grants;
+pub mod observed;
+pub mod plan;
+pub mod status;
+#[cfg(test)]
+pub mod testing;
+pub mod validate;
+
+#[cfg(test)]
+mod model;
+
+use std::time::Duration;
+
+use jiff::{Timestamp, Unit};
+use kube::ResourceExt;
+use thiserror::Error;
+
+use self::{execute::StepError, observed::Observed, plan::Plan};
+use crate::client::{CallError, Calls};
+
+/// While something is open the world is looked at this often even if every watch is silent.
+const RECHECK_OPEN: Duration = Duration::from_secs(2);
+/// Otherwise; heals what a lost event or a foreign hand left behind.
+const RECHECK_QUIET: Duration = Duration::from_secs(300);
+
+/// Why a pass must be repeated soon.
+#[derive(Debug, Error)]
+pub enum PassError {
+    #[error("look at {name}: {source}")]
+    Gather { name: String, source: CallError },
+    #[error("store the status of {name}: {source}")]
+    Status { name: String, source: CallError },
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Steps(Vec<StepError>),
+}
+
+/// The wall clock, in milliseconds like every time of the API.
+fn now() -> Timestamp {
+    let now = Timestamp::now();
+    now.round(Unit::Millisecond).unwrap_or(now)
+}
+
+/// One pass. Returns when to look again if nothing happens.
+pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Duration, PassError> {
+    let named = |source| PassError::Gather { name: format!("{namespace}/{name}"), source };
+    let Some(observed) = gather::gather(calls, namespace, name).await.map_err(named)? else {
+        let _ = calls.metrics.grants_held.remove_label_values(&[namespace, name]);
+        return Ok(RECHECK_QUIET);
+    };
+    let problems = validate::validate(&observed.infd);
+    let desired = if problems.is_empty() { build::build(&observed.infd) } else { Vec::new() };
+    let plan = plan::plan(&observed, desired, now());
+    let errors = execute_plan(calls, &observed, &plan, &problems).await?;
+    calls.metrics.grants_held.with_label_values(&[namespace, name]).set(i64::try_from(plan.grants.len()).unwrap_or(0));
+    if !errors.is_empty() {
+        return Err(PassError::Steps(errors));
+    }
+    let open = plan.incidents.open > 0 || !plan.grants.is_empty();
+    Ok(if open { RECHECK_OPEN } else { RECHECK_QUIET })
+}
+
+/// The writes in their order. An error of the status is an error of the pass: the budget may not be stored.
+async fn execute_plan(
+    calls: &Calls,
+    observed: &Observed,
+    plan: &Plan,
+    problems: &[String],
+) -> Result<Vec<StepError>, PassError> {
+    let infd = &observed.infd;
+    let namespace = infd.namespace().unwrap_or_default();
+    let named = |source| PassError::Status { name: format!("{namespace}/{}", infd.name_any()), source };
+    let mut errors = execute::children(calls, infd, plan).await;
+    let wanted = status::status(observed, plan, problems, &errors, now());
+    let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
+    let fresh = plan.grants.iter().filter(|grant| !held.contains(grant)).count();
+    let stored = execute::status(calls, infd, wanted).await.map_err(named)?;
+    calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
+    let late =
+        [execute::pods(calls, &namespace, &plan.pods).await, execute::incidents(calls, infd, &plan.incidents).await]
+            .concat();
+    if !late.is_empty() {
+        errors.extend(late);
+        // The status tells the truth on this path as well (P13).
+        let wanted =
+            status::status(&Observed { infd: stored.clone(), ..observed.clone() }, plan, problems, &errors, now());
+        execute::status(calls, &stored, wanted).await.map_err(named)?;
+    }
+    Ok(errors)
+}

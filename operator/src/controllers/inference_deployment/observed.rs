@@ -1,0 +1,192 @@
+//! What the operator sees of one InferenceDeployment, as plain values: the input of every pure stage.
+
+use std::collections::BTreeMap;
+
+use crds::{
+    EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT,
+    episode::{ANNOTATION_RESTART_GRANT, CONDITION_EPISODE, CONDITION_PROGRESSING, Episode},
+};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use kube::ResourceExt;
+use serde_json::Value;
+
+use crate::controllers::incidents::read;
+
+/// Annotation by which the ReplicaSet controller orders the pods that it may delete.
+pub const ANNOTATION_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
+
+/// One consistent look: the InferenceDeployment was read first, everything else after it (see `gather`).
+#[derive(Debug, Clone)]
+pub struct Observed {
+    pub infd: InferenceDeployment,
+    /// Live children by kind; absent: there is none.
+    pub children: BTreeMap<String, Value>,
+    pub pods: Vec<PodView>,
+    pub incidents: Vec<EngineIncident>,
+}
+
+/// What a stage needs to know of a pod.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PodView {
+    pub name: String,
+    pub uid: String,
+    pub node: String,
+    /// Being deleted, or ended for good: no replica any more.
+    pub leaving: bool,
+    /// The kubelet's `Ready`, which asks the agent.
+    pub ready: bool,
+    /// The agent's declaration; `None`: it has not said, or cannot tell.
+    pub progressing: Option<bool>,
+    pub episode: EpisodeView,
+    /// The restart grant that stands on the pod.
+    pub grant: Option<String>,
+    /// The deletion cost that stands on the pod.
+    pub deletion_cost: Option<String>,
+}
+
+/// The episode that a pod reports.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum EpisodeView {
+    #[default]
+    None,
+    /// The text is not what the contract says; the reason.
+    Unreadable(String),
+    Known(Box<ReportedEpisode>),
+}
+
+/// An episode as it stands on a pod.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ReportedEpisode {
+    pub episode: Episode,
+    /// Still going on: the condition is `True` and the stage is no final one.
+    pub open: bool,
+    /// When the condition last changed its status, RFC 3339.
+    pub changed_at: Option<String>,
+}
+
+impl PodView {
+    /// The episode, if one is readable.
+    pub fn reported(&self) -> Option<&ReportedEpisode> {
+        match &self.episode {
+            EpisodeView::Known(reported) => Some(reported),
+            _ => None,
+        }
+    }
+
+    /// The episode, if one is going on.
+    pub fn open_episode(&self) -> Option<&Episode> {
+        self.reported().filter(|reported| reported.open).map(|reported| &reported.episode)
+    }
+
+    /// Kept out of traffic by an open episode.
+    pub fn fenced(&self) -> bool {
+        self.open_episode().is_some_and(|episode| episode.fenced_at.is_some())
+    }
+}
+
+/// Is this pod one of `infd`'s? The label alone is not enough: anybody may label a pod.
+pub fn belongs(pod: &Pod, infd: &str) -> bool {
+    let by_replica_set = |name: &str| name.strip_prefix(infd).is_some_and(|rest| rest.starts_with('-'));
+    pod.labels().get(LABEL_DEPLOYMENT).is_some_and(|name| name == infd)
+        && pod.owner_references().iter().any(|o| {
+            o.controller == Some(true)
+                && o.kind == "ReplicaSet"
+                && o.api_version == "apps/v1"
+                && by_replica_set(&o.name)
+        })
+}
+
+/// The view of one pod.
+pub fn view(pod: &Pod) -> PodView {
+    let status = pod.status.as_ref();
+    let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+    let find = |type_: &str| conditions.iter().find(|c| c.type_ == type_);
+    let phase = status.and_then(|s| s.phase.as_deref()).unwrap_or_default();
+    PodView {
+        name: pod.name_any(),
+        uid: pod.uid().unwrap_or_default(),
+        node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
+        leaving: pod.metadata.deletion_timestamp.is_some() || matches!(phase, "Succeeded" | "Failed"),
+        ready: find("Ready").is_some_and(|c| c.status == "True"),
+        progressing: find(CONDITION_PROGRESSING).and_then(|c| match c.status.as_str() {
+            "True" => Some(true),
+            "False" => Some(false),
+            _ => None,
+        }),
+        episode: find(CONDITION_EPISODE).map_or(EpisodeView::None, episode),
+        grant: pod.annotations().get(ANNOTATION_RESTART_GRANT).cloned(),
+        deletion_cost: pod.annotations().get(ANNOTATION_DELETION_COST).cloned(),
+    }
+}
+
+/// A condition that is `False` without a text says that nothing has happened yet.
+fn episode(condition: &PodCondition) -> EpisodeView {
+    let text = condition.message.as_deref().unwrap_or_default();
+    if text.is_empty() && condition.status != "True" {
+        return EpisodeView::None;
+    }
+    match read::read(text) {
+        Ok(episode) => {
+            let open = condition.status == "True" && !episode.closed();
+            let changed_at = condition.last_transition_time.as_ref().map(|time| time.0.to_string());
+            EpisodeView::Known(Box::new(ReportedEpisode { episode, open, changed_at }))
+        }
+        Err(error) => EpisodeView::Unreadable(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(conditions: Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": "chat-5d8f-x", "uid": "u1", "labels": {LABEL_DEPLOYMENT: "chat"},
+                "annotations": {ANNOTATION_RESTART_GRANT: "e-1"},
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "chat-5d8f", "uid": "r", "controller": true}],
+            },
+            "spec": {"containers": [], "nodeName": "n1"},
+            "status": {"phase": "Running", "conditions": conditions},
+        }))
+        .unwrap()
+    }
+
+    fn condition(type_: &str, status: &str, message: &str) -> Value {
+        json!({"type": type_, "status": status, "message": message})
+    }
+
+    #[test]
+    fn a_pod_is_seen_whole() {
+        let text = json!({"id": "e-1", "class": "Livelock", "stage": "Stalled", "fencedAt": "2026-01-01T00:00:00Z"})
+            .to_string();
+        let seen = view(&pod(json!([
+            condition("Ready", "False", ""),
+            condition(CONDITION_PROGRESSING, "False", "no token for 5 s"),
+            condition(CONDITION_EPISODE, "True", &text),
+        ])));
+        assert_eq!((seen.ready, seen.progressing, seen.fenced(), seen.leaving), (false, Some(false), true, false));
+        assert_eq!((seen.node.as_str(), seen.grant.as_deref()), ("n1", Some("e-1")));
+        assert!(seen.open_episode().is_some_and(Episode::awaits_grant));
+    }
+
+    #[test]
+    fn silence_and_nonsense_are_told_apart() {
+        assert_eq!(view(&pod(json!([]))).episode, EpisodeView::None);
+        assert_eq!(view(&pod(json!([condition(CONDITION_EPISODE, "False", "")]))).episode, EpisodeView::None);
+        for (status, text) in [("True", ""), ("True", "{"), ("False", "[]")] {
+            let seen = view(&pod(json!([condition(CONDITION_EPISODE, status, text)])));
+            assert!(matches!(seen.episode, EpisodeView::Unreadable(_)), "{status} {text:?}");
+        }
+    }
+
+    #[test]
+    fn a_label_alone_makes_no_member() {
+        let mut stranger = pod(json!([]));
+        assert!(belongs(&stranger, "chat"));
+        assert!(!belongs(&stranger, "cha"));
+        stranger.metadata.owner_references = None;
+        assert!(!belongs(&stranger, "chat"));
+    }
+}

@@ -1,0 +1,199 @@
+//! Stage 4, pure: from what is and what should be to the writes that are needed. An unchanged world needs none (P7).
+
+use std::collections::BTreeMap;
+
+use crds::{Grant, episode::ANNOTATION_RESTART_GRANT};
+use jiff::Timestamp;
+use kube::ResourceExt;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::{
+    build::Child,
+    grants,
+    observed::{ANNOTATION_DELETION_COST, Observed, PodView},
+};
+use crate::controllers::incidents::plan::{IncidentPlan, plan as plan_incidents};
+
+/// Annotation on children: hash of what the operator last applied, so that a field it no longer wants is noticed.
+pub const ANNOTATION_APPLIED: &str = "inference.truebeat.io/applied";
+/// Deletion cost of a pod that does not progress: far below everything a person would set.
+const COST_FROZEN: &str = "-1000";
+const COST_FINE: &str = "0";
+
+/// The writes of one pass, in the order in which `execute` makes them.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// Children to apply.
+    pub applies: Vec<Child>,
+    /// Children whose name is taken by an object of somebody else (P9: never touched).
+    pub foreign: Vec<String>,
+    /// The restart budget in use after this pass; stored before any pod hears of it (I2).
+    pub grants: Vec<Grant>,
+    /// Pods to annotate.
+    pub pods: Vec<PodPatch>,
+    pub incidents: IncidentPlan,
+}
+
+/// Annotations to set on one pod of exactly this UID.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodPatch {
+    pub name: String,
+    pub uid: String,
+    pub annotations: BTreeMap<&'static str, String>,
+}
+
+/// Compares. `desired` is empty when the spec cannot be built; records and budget are kept all the same.
+pub fn plan(observed: &Observed, desired: Vec<Child>, now: Timestamp) -> Plan {
+    let infd = &observed.infd;
+    let recovery = &infd.spec.recovery;
+    let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
+    let grants = grants::next(held, &observed.pods, recovery.mode, recovery.max_unavailable, &now.to_string());
+    let mut plan = Plan {
+        pods: observed.pods.iter().filter_map(|pod| pod_patch(pod, &grants)).collect(),
+        incidents: plan_incidents(&infd.name_any(), &observed.pods, &observed.incidents, now),
+        grants,
+        ..Plan::default()
+    };
+    for child in desired {
+        let live = observed.children.get(&child.resource.kind);
+        if live.is_some_and(|live| !owned_by(live, infd.uid().as_deref().unwrap_or_default())) {
+            plan.foreign.push(format!("{} {}", child.resource.kind, child.name));
+        } else {
+            plan.applies.extend(to_apply(child, live));
+        }
+    }
+    plan
+}
+
+/// The child with its hash, or `None` if the live one has all of it already.
+fn to_apply(mut child: Child, live: Option<&Value>) -> Option<Child> {
+    let digest = Sha256::digest(child.body.to_string().as_bytes());
+    let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    child.body["metadata"]["annotations"][ANNOTATION_APPLIED] = Value::String(hash);
+    let same = live.is_some_and(|live| covers(live, &child.body));
+    (!same).then_some(child)
+}
+
+/// Does `live` hold everything that `wanted` says? The server adds defaults, so more is fine; a list must have the same
+/// length. What was taken out of `wanted` shows in the hash annotation.
+fn covers(live: &Value, wanted: &Value) -> bool {
+    match (live, wanted) {
+        (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(key, value)| match live.get(key) {
+            Some(live) => covers(live, value),
+            None => is_empty(value), // the server drops empty objects and lists
+        }),
+        (Value::Array(live), Value::Array(wanted)) => {
+            live.len() == wanted.len() && live.iter().zip(wanted).all(|(live, wanted)| covers(live, wanted))
+        }
+        _ => live == wanted,
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(map) => map.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::String(text) => text.is_empty(), // an empty environment value is not sent back
+        _ => false,
+    }
+}
+
+fn owned_by(live: &Value, uid: &str) -> bool {
+    let owners = live["metadata"]["ownerReferences"].as_array();
+    owners.into_iter().flatten().any(|owner| owner["uid"] == uid && owner["controller"] == true)
+}
+
+/// The second key (I1) and the order of scale-in: the frozen one goes first.
+fn pod_patch(pod: &PodView, grants: &[Grant]) -> Option<PodPatch> {
+    let mut annotations = BTreeMap::new();
+    if let Some(grant) = grants::to_announce(grants, pod) {
+        annotations.insert(ANNOTATION_RESTART_GRANT, grant.episode.clone());
+    }
+    let frozen = pod.progressing == Some(false) || pod.open_episode().is_some();
+    let cost = match (frozen, pod.deletion_cost.as_deref()) {
+        (true, Some(COST_FROZEN)) => None,
+        (true, _) => Some(COST_FROZEN),
+        (false, Some(COST_FROZEN)) => Some(COST_FINE), // ours; anybody else's value is left alone (P9)
+        (false, _) => None,
+    };
+    annotations.extend(cost.map(|cost| (ANNOTATION_DELETION_COST, cost.to_owned())));
+    let wanted = !pod.leaving && !annotations.is_empty();
+    wanted.then(|| PodPatch { name: pod.name.clone(), uid: pod.uid.clone(), annotations })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::inference_deployment::{
+        build::build,
+        testing::{healthy, infd, pod},
+    };
+    use serde_json::json;
+
+    fn observed(pods: Vec<PodView>) -> Observed {
+        Observed { infd: infd("chat"), children: BTreeMap::new(), pods, incidents: Vec::new() }
+    }
+
+    fn now() -> Timestamp {
+        "2026-01-01T00:02:00Z".parse().unwrap()
+    }
+
+    /// The world after the children were applied and the server added its defaults.
+    fn settled(pods: Vec<PodView>) -> Observed {
+        let mut world = observed(pods);
+        for child in plan(&world, build(&world.infd), now()).applies {
+            let mut live = child.body.clone();
+            live["metadata"]["resourceVersion"] = json!("7");
+            live["spec"]["clusterIP"] = json!("10.0.0.1");
+            world.children.insert(child.resource.kind, live);
+        }
+        world
+    }
+
+    #[test]
+    fn a_settled_world_needs_no_write() {
+        let world = settled(vec![healthy("a")]);
+        let plan = plan(&world, build(&world.infd), now());
+        assert!(plan.applies.is_empty() && plan.pods.is_empty() && plan.incidents.writes.is_empty());
+    }
+
+    #[test]
+    fn drift_and_removal_are_both_seen() {
+        let mut world = settled(vec![]);
+        world.children.get_mut("Deployment").unwrap()["spec"]["replicas"] = json!(7);
+        assert_eq!(plan(&world, build(&world.infd), now()).applies[0].resource.kind, "Deployment");
+        let mut world = settled(vec![]);
+        world.infd.spec.engine.image_pull_policy = None; // a field that is no longer wanted
+        assert_eq!(plan(&world, build(&world.infd), now()).applies.len(), 1);
+    }
+
+    #[test]
+    fn an_object_of_somebody_else_is_never_touched() {
+        let mut world = settled(vec![]);
+        world.children.get_mut("Service").unwrap()["metadata"]["ownerReferences"] = json!([]);
+        let plan = plan(&world, build(&world.infd), now());
+        assert_eq!((plan.foreign.as_slice(), plan.applies.len()), (["Service chat".to_owned()].as_slice(), 0));
+    }
+
+    #[test]
+    fn a_frozen_pod_is_granted_and_goes_first_on_scale_in() {
+        let plan = plan(&observed(vec![healthy("a"), pod("b", "Stalled", 1)]), Vec::new(), now());
+        assert_eq!(plan.grants.len(), 1);
+        assert_eq!(plan.pods.len(), 1);
+        let patch = &plan.pods[0];
+        assert_eq!((patch.name.as_str(), patch.uid.as_str()), ("b", "uid-b"));
+        assert_eq!(patch.annotations[ANNOTATION_RESTART_GRANT], "e-b");
+        assert_eq!(patch.annotations[ANNOTATION_DELETION_COST], COST_FROZEN);
+    }
+
+    #[test]
+    fn a_recovered_pod_loses_our_cost_and_keeps_a_foreign_one() {
+        for (before, after) in [(Some(COST_FROZEN), Some(COST_FINE)), (Some("42"), None), (None, None)] {
+            let pod = PodView { deletion_cost: before.map(str::to_owned), ..healthy("a") };
+            let patch = pod_patch(&pod, &[]);
+            assert_eq!(patch.map(|p| p.annotations[ANNOTATION_DELETION_COST].clone()).as_deref(), after, "{before:?}");
+        }
+    }
+}

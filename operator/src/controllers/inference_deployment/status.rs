@@ -1,0 +1,203 @@
+//! Stage 6, pure: what the status should say, on every path, errors included (P13). The write is `execute`'s.
+
+use crds::{
+    InferenceDeploymentStatus, RecoveryStatus,
+    conditions::{self, Finding, Reason},
+};
+use jiff::Timestamp;
+use kube::ResourceExt;
+use serde_json::Value;
+
+use super::{build::selector, execute::StepError, observed::EpisodeView, observed::Observed, plan::Plan};
+
+/// The status after a pass: `problems` are the spec's, `errors` those of the writes.
+pub fn status(
+    observed: &Observed,
+    plan: &Plan,
+    problems: &[String],
+    errors: &[StepError],
+    now: Timestamp,
+) -> InferenceDeploymentStatus {
+    let infd = &observed.infd;
+    let pods: Vec<_> = observed.pods.iter().filter(|pod| !pod.leaving).collect();
+    let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
+    let ready = count(pods.iter().filter(|pod| pod.ready).count());
+    let generation = infd.metadata.generation.unwrap_or_default();
+    let mut findings = vec![ready_finding(observed, ready, problems)];
+    findings.extend(reconciling(observed, errors));
+    findings.extend(stalled(plan, problems, errors));
+    findings.push(progressing(observed));
+    findings.push(readable(observed));
+    let old = infd.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
+    InferenceDeploymentStatus {
+        observed_generation: generation,
+        replicas: count(pods.len()),
+        ready_replicas: ready,
+        progressing_replicas: count(pods.iter().filter(|pod| pod.progressing == Some(true)).count()),
+        fenced_replicas: count(pods.iter().filter(|pod| pod.fenced()).count()),
+        open_incidents: count(plan.incidents.open),
+        selector: selector(&infd.name_any()),
+        conditions: conditions::merge(old, &findings, generation, now),
+        recovery: RecoveryStatus { grants: plan.grants.clone() },
+    }
+}
+
+fn ready_finding(observed: &Observed, ready: i32, problems: &[String]) -> Finding {
+    let wanted = observed.infd.spec.replicas;
+    let (status, reason, message) = if let Some(problem) = problems.first() {
+        ("False", Reason::InvalidSpec, problem.clone())
+    } else if rolling_out(observed) {
+        ("False", Reason::RolloutInProgress, format!("{ready} of {wanted} replicas ready, rollout in progress"))
+    } else if ready < wanted {
+        ("False", Reason::ReplicasNotReady, format!("{ready} of {wanted} replicas ready"))
+    } else if wanted == 0 {
+        ("True", Reason::ScaledToZero, "scaled to 0 replicas".to_owned())
+    } else {
+        ("True", Reason::AllReplicasReady, format!("{ready} of {wanted} replicas ready"))
+    };
+    Finding { type_: conditions::READY, status, reason, message }
+}
+
+/// Is the Deployment still on its way to the newest template or size? A frozen replica alone is no rollout.
+fn rolling_out(observed: &Observed) -> bool {
+    let Some(live) = observed.children.get("Deployment") else { return true };
+    let (spec, status) = (&live["spec"], &live["status"]);
+    let number = |value: &Value| value.as_i64().unwrap_or_default();
+    let wanted = i64::from(observed.infd.spec.replicas);
+    number(&status["observedGeneration"]) < number(&live["metadata"]["generation"])
+        || number(&spec["replicas"]) != wanted
+        || number(&status["updatedReplicas"]) != wanted
+        || number(&status["replicas"]) != wanted
+}
+
+/// kstatus: only while true. Errors that may pass by themselves keep it up.
+fn reconciling(observed: &Observed, errors: &[StepError]) -> Option<Finding> {
+    let transient = errors.iter().find(|error| !error.lasting);
+    let (reason, message) = match transient {
+        Some(error) => (Reason::ApiError, error.to_string()),
+        None if rolling_out(observed) => (Reason::RolloutInProgress, "the Deployment rolls out".to_owned()),
+        None => return None,
+    };
+    Some(Finding { type_: conditions::RECONCILING, status: "True", reason, message })
+}
+
+/// kstatus: only while true. A person is needed.
+fn stalled(plan: &Plan, problems: &[String], errors: &[StepError]) -> Option<Finding> {
+    let (reason, message) = if !problems.is_empty() {
+        (Reason::InvalidSpec, problems.join("; "))
+    } else if !plan.foreign.is_empty() {
+        let names = plan.foreign.join(", ");
+        (
+            Reason::Refused,
+            format!("{names} already exists and belongs to somebody else: rename this object or remove that one"),
+        )
+    } else {
+        (Reason::Refused, errors.iter().find(|error| error.lasting)?.to_string())
+    };
+    Some(Finding { type_: conditions::STALLED, status: "True", reason, message })
+}
+
+/// Silence is `Unknown`, never health (I4).
+fn progressing(observed: &Observed) -> Finding {
+    let pods: Vec<_> = observed.pods.iter().filter(|pod| !pod.leaving).collect();
+    let frozen: Vec<&str> =
+        pods.iter().filter(|pod| pod.progressing == Some(false)).map(|pod| pod.name.as_str()).collect();
+    let silent = pods.iter().filter(|pod| pod.progressing.is_none()).count();
+    let (status, reason, message) = if !frozen.is_empty() {
+        let names = frozen.join(", ");
+        (
+            "False",
+            Reason::EngineNotProgressing,
+            format!("{} of {} engines make no progress: {names}", frozen.len(), pods.len()),
+        )
+    } else if pods.is_empty() {
+        ("Unknown", Reason::NoReplicas, "there is no pod".to_owned())
+    } else if silent > 0 {
+        ("Unknown", Reason::NotReported, format!("{silent} of {} agents have not reported", pods.len()))
+    } else {
+        ("True", Reason::AllProgressing, format!("{} of {} engines make progress", pods.len(), pods.len()))
+    };
+    Finding { type_: conditions::ENGINES_PROGRESSING, status, reason, message }
+}
+
+fn readable(observed: &Observed) -> Finding {
+    let faults: Vec<String> = observed
+        .pods
+        .iter()
+        .filter_map(|pod| match &pod.episode {
+            EpisodeView::Unreadable(why) => Some(format!("{}: {why}", pod.name)),
+            _ => None,
+        })
+        .collect();
+    let (status, reason, message) = if faults.is_empty() {
+        ("True", Reason::EpisodesValid, String::new())
+    } else {
+        ("False", Reason::EpisodeUnreadable, faults.join("; "))
+    };
+    Finding { type_: conditions::EPISODES_READABLE, status, reason, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::inference_deployment::{
+        observed::PodView,
+        plan::plan,
+        testing::{healthy, infd, pod},
+    };
+    use serde_json::json;
+
+    fn now() -> Timestamp {
+        "2026-01-01T00:02:00Z".parse().unwrap()
+    }
+
+    fn world(pods: Vec<PodView>) -> Observed {
+        let live = json!({
+            "metadata": {"generation": 1}, "spec": {"replicas": 2},
+            "status": {"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2},
+        });
+        Observed { infd: infd("chat"), children: [("Deployment".to_owned(), live)].into(), pods, incidents: Vec::new() }
+    }
+
+    /// `Type=Status/Reason` of each condition.
+    fn words(observed: &Observed, problems: &[String], errors: &[StepError]) -> Vec<String> {
+        let status = status(observed, &plan(observed, Vec::new(), now()), problems, errors, now());
+        status.conditions.iter().map(|c| format!("{}={}/{}", c.type_, c.status, c.reason)).collect()
+    }
+
+    #[test]
+    fn conditions_as_a_table() {
+        let error = |lasting| StepError { subject: "apply Deployment chat".into(), lasting, message: "no".into() };
+        let unreadable = PodView { episode: EpisodeView::Unreadable("empty".into()), ..healthy("b") };
+        let rows = [
+            ("healthy", words(&world(vec![healthy("a"), healthy("b")]), &[], &[])),
+            ("one frozen", words(&world(vec![healthy("a"), pod("b", "Stalled", 1)]), &[], &[])),
+            ("one silent", words(&world(vec![healthy("a"), PodView { progressing: None, ..healthy("b") }]), &[], &[])),
+            ("one unreadable", words(&world(vec![healthy("a"), unreadable]), &[], &[])),
+            ("no pod", words(&world(vec![]), &[], &[])),
+            ("no deployment yet", words(&Observed { children: Default::default(), ..world(vec![]) }, &[], &[])),
+            ("bad spec", words(&world(vec![]), &["spec.x is wrong".into()], &[])),
+            ("API away", words(&world(vec![healthy("a"), healthy("b")]), &[], &[error(false)])),
+            ("refused", words(&world(vec![healthy("a"), healthy("b")]), &[], &[error(true)])),
+        ];
+        insta::assert_json_snapshot!(rows);
+    }
+
+    #[test]
+    fn a_stall_is_shown_whole_and_never_as_null() {
+        let observed = world(vec![healthy("a"), pod("b", "Stalled", 1)]);
+        let status = status(&observed, &plan(&observed, Vec::new(), now()), &[], &[], now());
+        insta::assert_json_snapshot!(status);
+        let text = serde_json::to_string(&InferenceDeploymentStatus::default()).unwrap();
+        assert!(!text.contains("null") && text.contains("\"replicas\":0"), "a null in a scale path is a 422: {text}");
+    }
+
+    #[test]
+    fn an_equal_world_gives_an_equal_status() {
+        let mut observed = world(vec![healthy("a"), healthy("b")]);
+        let first = status(&observed, &plan(&observed, Vec::new(), now()), &[], &[], now());
+        observed.infd.status = Some(first.clone());
+        let later = now() + jiff::SignedDuration::from_hours(1);
+        assert_eq!(status(&observed, &plan(&observed, Vec::new(), later), &[], &[], later), first);
+    }
+}

@@ -1,0 +1,122 @@
+//! Stage 2, pure: what in a spec cannot be built, in words for its author.
+//!
+//! The CEL rules of the CRD refuse most of it at admission; this stage holds even where they were bypassed (an older
+//! CRD, a restored backup), and finds what CEL cannot see. A problem never throws: it ends in `Stalled=True`.
+
+use std::time::Duration;
+
+use crds::{
+    InferenceDeployment, InferenceDeploymentSpec,
+    inference_deployment::{EngineKind, Resources},
+};
+use kube::ResourceExt;
+
+use super::build::AGENT_PORT;
+
+const DURATION_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// Everything wrong with the spec; empty: it can be built.
+pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
+    let spec = &infd.spec;
+    let mut problems = Vec::new();
+    let name = infd.name_any();
+    if name.len() > 48 || name.contains('.') || !name.starts_with(|c: char| c.is_ascii_lowercase()) {
+        problems.push(format!("metadata.name {name:?} cannot name a Service: at most 48 of [a-z0-9-], a letter first"));
+    }
+    let ports = [spec.engine.port, spec.gate.port, AGENT_PORT];
+    if ports[0] == ports[1] || ports[0] == AGENT_PORT || ports[1] == AGENT_PORT {
+        problems
+            .push(format!("spec.engine.port, spec.gate.port and the agent's {AGENT_PORT} must differ, not {ports:?}"));
+    }
+    problems.extend(model_problem(spec));
+    let recovery = &spec.recovery;
+    for (field, text) in
+        [("unattendedAfter", &recovery.unattended_after), ("unattendedWindow", &recovery.unattended_window)]
+    {
+        match humantime::parse_duration(text) {
+            Ok(duration) if duration > DURATION_MAX => {
+                problems.push(format!("spec.recovery.{field} {text:?} is more than 30 days"))
+            }
+            Ok(_) => {}
+            Err(error) => {
+                problems.push(format!("spec.recovery.{field} {text:?} is no duration such as \"5m\": {error}"))
+            }
+        }
+    }
+    for (field, wanted) in [("engine", &spec.engine.resources), ("agent", &spec.agent.resources)] {
+        problems.extend(wanted.iter().flat_map(|r| request_problems(field, r)));
+    }
+    problems
+}
+
+fn model_problem(spec: &InferenceDeploymentSpec) -> Option<String> {
+    let Some(model) = &spec.model else {
+        return (spec.engine.kind == EngineKind::Truebeat)
+            .then(|| "spec.engine.kind Truebeat needs spec.model.source".to_owned());
+    };
+    match (&model.source.file, &model.source.pvc) {
+        (None, None) | (Some(_), Some(_)) => Some("spec.model.source needs exactly one of file and pvc".to_owned()),
+        (_, Some(pvc)) if pvc.path.starts_with('/') || pvc.path.split('/').any(|part| part == "..") => {
+            Some(format!("spec.model.source.pvc.path {:?} must stay inside the volume", pvc.path))
+        }
+        _ => None,
+    }
+}
+
+/// Devices cannot be overcommitted: the API server refuses a pod whose request differs from its limit.
+fn request_problems(field: &str, wanted: &Resources) -> Vec<String> {
+    let devices = wanted.requests.iter().filter(|(name, _)| name.contains('/'));
+    devices
+        .filter(|(name, quantity)| wanted.limits.get(*name) != Some(quantity))
+        .map(|(name, _)| {
+            format!("spec.{field}.resources: request and limit of {name} must be equal; set the limit alone")
+        })
+        .collect()
+}
+
+/// Does a replica ask for devices (GPUs and the like, resource names with a domain)?
+pub fn asks_for_devices(spec: &InferenceDeploymentSpec) -> bool {
+    let wanted = spec.engine.resources.iter().flat_map(|r| r.requests.keys().chain(r.limits.keys()));
+    wanted.into_iter().any(|name| name.contains('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::inference_deployment::testing::{infd, infd_vllm};
+
+    #[test]
+    fn good_specs_have_no_problem() {
+        assert_eq!(validate(&infd("chat")), Vec::<String>::new());
+        assert_eq!(validate(&infd_vllm("llama")), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_problem_names_its_field() {
+        type Change = fn(&mut InferenceDeployment);
+        let cases: [(&str, Change); 7] = [
+            ("metadata.name", |o| o.metadata.name = Some("a.b".into())),
+            ("must differ", |o| o.spec.gate.port = AGENT_PORT),
+            ("needs spec.model.source", |o| o.spec.model = None),
+            ("exactly one of", |o| o.spec.model.as_mut().unwrap().source.file = None),
+            ("unattendedAfter", |o| o.spec.recovery.unattended_after = "soon".into()),
+            ("unattendedWindow", |o| o.spec.recovery.unattended_window = "99999999999h".into()),
+            ("must be equal", |o| {
+                let requests = [("nvidia.com/gpu".to_owned(), "1".to_owned())].into();
+                o.spec.engine.resources = Some(Resources { requests, limits: Default::default() });
+            }),
+        ];
+        for (word, change) in cases {
+            let mut object = infd("chat");
+            change(&mut object);
+            let problems = validate(&object);
+            assert!(problems.len() == 1 && problems[0].contains(word), "{word}: {problems:?}");
+        }
+    }
+
+    #[test]
+    fn devices_are_seen() {
+        assert!(!asks_for_devices(&infd("chat").spec));
+        assert!(asks_for_devices(&infd_vllm("llama").spec));
+    }
+}

@@ -1,0 +1,129 @@
+//! The elector against a mock of the Lease API with resourceVersions, on a paused clock.
+
+use std::sync::Mutex;
+
+use http::{Method, Request, Response};
+use kube::client::Body;
+use serde_json::{Value, json};
+use tower_test::mock;
+
+use super::*;
+
+/// The one Lease as the API server keeps it; `None`: there is none. `dead`: no request is ever answered.
+#[derive(Default)]
+struct Store {
+    lease: Option<Value>,
+    dead: bool,
+}
+
+impl Store {
+    fn answer(&mut self, method: &Method, body: Value) -> (u16, Value) {
+        let version = |lease: &Value| lease["metadata"]["resourceVersion"].as_str().and_then(|v| v.parse::<u64>().ok());
+        let stored = self.lease.as_ref().and_then(version);
+        let refused = |code: u16| {
+            (
+                code,
+                json!({"kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": if code == 404 { "NotFound" } else { "Conflict" }}),
+            )
+        };
+        match (method.clone(), stored) {
+            (Method::GET, None) => refused(404),
+            (Method::GET, Some(_)) => (200, self.lease.clone().unwrap_or_default()),
+            (Method::POST, Some(_)) => refused(409),
+            (Method::PUT, stored) if stored != version(&body) => refused(409),
+            _ => {
+                let mut lease = body;
+                lease["metadata"]["resourceVersion"] = json!((stored.unwrap_or(0) + 1).to_string());
+                self.lease = Some(lease.clone());
+                (200, lease)
+            }
+        }
+    }
+}
+
+fn candidate(store: &Arc<Mutex<Store>>, name: &str) -> (Elector, Arc<Leadership>) {
+    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let store = store.clone();
+    tokio::spawn(async move {
+        let mut unanswered = Vec::new();
+        while let Some((request, send)) = handle.next_request().await {
+            let method = request.method().clone();
+            let bytes = request.into_body().collect_bytes().await.unwrap();
+            let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+            let mut store = store.lock().unwrap();
+            if store.dead {
+                unanswered.push(send);
+                continue;
+            }
+            let (code, answer) = store.answer(&method, body);
+            let answer = Body::from(serde_json::to_vec(&answer).unwrap());
+            send.send_response(Response::builder().status(code).body(answer).unwrap());
+        }
+    });
+    let leadership = Arc::new(Leadership::default());
+    (Elector::new(Client::new(service, "default"), "truebeat-system", name, leadership.clone()), leadership)
+}
+
+/// Lets both campaign for some seconds of the paused clock.
+async fn campaign(a: &mut Elector, b: &mut Elector, seconds: u64) {
+    let both = async { tokio::join!(a.run(), b.run()) };
+    let _ = timeout(Duration::from_secs(seconds), both).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_of_two_leads_and_keeps_leading() {
+    let store = Arc::new(Mutex::new(Store::default()));
+    let ((mut a, leads_a), (mut b, leads_b)) = (candidate(&store, "a"), candidate(&store, "b"));
+    campaign(&mut a, &mut b, 5).await;
+    let first = (leads_a.may_write(), leads_b.may_write());
+    assert!(first.0 != first.1, "{first:?}");
+    campaign(&mut a, &mut b, 60).await;
+    assert_eq!((leads_a.may_write(), leads_b.may_write()), first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_released_lease_is_taken_at_once_and_a_silent_one_after_its_time() {
+    let store = Arc::new(Mutex::new(Store::default()));
+    let ((mut a, leads_a), (mut b, leads_b)) = (candidate(&store, "a"), candidate(&store, "b"));
+    a.round().await.unwrap();
+    b.round().await.unwrap();
+    assert!(leads_a.may_write() && !leads_b.may_write());
+    a.release().await;
+    b.round().await.unwrap();
+    assert!(!leads_a.may_write() && leads_b.may_write(), "released");
+    a.round().await.unwrap();
+    let start = Instant::now();
+    let alone = timeout(Duration::from_secs(60), async { tokio::join!(a.run(), won(&leads_a)) });
+    let waited = tokio::select! { _ = alone => None, () = won(&leads_a) => Some(start.elapsed()) };
+    let waited = waited.expect("taken over in the end");
+    assert!(waited >= LEASE_DURATION && waited < LEASE_DURATION + 2 * RETRY_PERIOD, "{waited:?}");
+    assert!(!leads_b.may_write(), "the silent one lost the right long before");
+}
+
+async fn won(leadership: &Arc<Leadership>) {
+    let _ = leadership.changes().wait_for(|leading| *leading).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_cannot_renew_stops_before_its_lease_expires() {
+    let store = Arc::new(Mutex::new(Store::default()));
+    let (mut a, leads) = candidate(&store, "a");
+    a.round().await.unwrap();
+    store.lock().unwrap().dead = true;
+    let mut changes = leads.changes();
+    let start = Instant::now();
+    let lost = async { changes.wait_for(|leading| !*leading).await.map(|_| ()) };
+    tokio::select! { () = a.run() => {}, _ = lost => {} }
+    assert!(!leads.may_write() && start.elapsed() < LEASE_DURATION, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_under_an_old_version_loses() {
+    let store = Arc::new(Mutex::new(Store::default()));
+    let (mut a, leads) = candidate(&store, "a");
+    a.round().await.unwrap();
+    let stale = a.api.get(LEASE_NAME).await.unwrap();
+    a.round().await.unwrap();
+    a.write(Some(stale), Decision::Renew).await.unwrap();
+    assert!(!leads.may_write());
+}

@@ -1,0 +1,12 @@
+//! The operator: turns InferenceDeployments into pods, keeps the records of stalls, and hands out restart grants under a
+//! budget (I1, I2). `cli` wires; `controllers` decide in pure stages; `client` alone talks to the API server, with
+//! `leader` saying whether it may write.
+
+pub mod cli;
+pub mod client;
+pub mod controllers;
+pub mod health;
+pub mod http;
+pub mod leader;
+pub mod manifests;
+pub mod metrics;

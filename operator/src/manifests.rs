@@ -1,0 +1,268 @@
+//! What a cluster needs before the first InferenceDeployment, besides the CRDs: namespace, rights, the admission policy
+//! that narrows every agent, and the operator itself. `truebeat operator manifests` prints it; the committed
+//! `operator/manifests/install.yaml` is the same text for the default image, held fresh by a test.
+
+use crds::{AGENT_SERVICE_ACCOUNT_SUFFIX, GROUP};
+use serde_json::{Value, json};
+
+use crate::leader::elector::LEASE_NAME;
+
+/// Where the operator lives.
+pub const NAMESPACE: &str = "truebeat-system";
+/// The image of the committed manifests.
+pub const IMAGE: &str = "truebeat-operator:0.1.0";
+const NAME: &str = "truebeat-operator";
+const POLICY: &str = "truebeat-agent-own-pod-only";
+const PORT: u16 = 9500;
+
+/// All manifests as one YAML stream.
+pub fn install(image: &str, pull_policy: &str) -> Result<String, crds::yaml::YamlError> {
+    let objects = [
+        ("Namespace", namespace()),
+        ("ServiceAccount", account()),
+        ("ClusterRole", cluster_role()),
+        ("ClusterRoleBinding", binding("ClusterRoleBinding", "ClusterRole")),
+        ("Role", lease_role()),
+        ("RoleBinding", binding("RoleBinding", "Role")),
+        ("ValidatingAdmissionPolicy", policy()),
+        ("ValidatingAdmissionPolicyBinding", policy_binding()),
+        ("Deployment", deployment(image, pull_policy)),
+    ];
+    let mut documents = Vec::with_capacity(objects.len());
+    for (name, object) in objects {
+        documents.push(crds::yaml::to_yaml(name, &object)?);
+    }
+    Ok(documents.join("---\n"))
+}
+
+fn namespace() -> Value {
+    let level = "pod-security.kubernetes.io/enforce";
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": {level: "restricted"}}})
+}
+
+fn metadata() -> Value {
+    json!({"name": NAME, "namespace": NAMESPACE, "labels": labels()})
+}
+
+fn labels() -> Value {
+    json!({"app.kubernetes.io/name": "truebeat", "app.kubernetes.io/component": "operator"})
+}
+
+fn account() -> Value {
+    json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata()})
+}
+
+/// No delete on anything but incidents: children go with their owner. `pods/status: patch` is needed to hand it on.
+fn cluster_role() -> Value {
+    let rule = |group: &str, resources: &[&str], verbs: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": verbs});
+    let keep = ["get", "list", "watch", "create", "patch"];
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": NAME, "labels": labels()},
+        "rules": [
+            rule(GROUP, &["inferencedeployments"], &["get", "list", "watch"]),
+            rule(GROUP, &["inferencedeployments/status"], &["update"]),
+            rule(GROUP, &["inferencedeployments/finalizers"], &["update"]),
+            rule(GROUP, &["engineincidents"], &["get", "list", "watch", "create", "patch", "delete"]),
+            rule(GROUP, &["engineincidents/status"], &["patch"]),
+            rule("apps", &["deployments"], &keep),
+            rule("", &["services", "serviceaccounts"], &keep),
+            rule("rbac.authorization.k8s.io", &["roles", "rolebindings"], &keep),
+            rule("", &["pods"], &["get", "list", "watch", "patch"]),
+            rule("", &["pods/status"], &["patch"]),
+        ],
+    })
+}
+
+fn lease_role() -> Value {
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": metadata(),
+        "rules": [
+            {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
+            {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [LEASE_NAME], "verbs": ["get", "update"]},
+        ],
+    })
+}
+
+fn binding(kind: &str, role: &str) -> Value {
+    json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "metadata": if role == "Role" { metadata() } else { json!({"name": NAME, "labels": labels()}) },
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": NAME},
+        "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": NAMESPACE}],
+    })
+}
+
+/// One policy for the agents of all namespaces (text measured in the pod contract): a token that is bound to a pod may
+/// change the conditions `truebeat.io/*` of that very pod, and nothing else.
+fn policy() -> Value {
+    let uid_key = "authentication.kubernetes.io/pod-uid";
+    let conditions = |object: &str| format!("has({object}.status.conditions) ? {object}.status.conditions : []");
+    let foreign = |list: &str| format!("variables.{list}.filter(c, !c.type.startsWith('truebeat.io/'))");
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": POLICY, "labels": labels()},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods/status"]},
+            ]},
+            "matchConditions": [{
+                "name": "only-truebeat-agents",
+                "expression": format!("request.userInfo.username.matches('^system:serviceaccount:[^:]+:.*{AGENT_SERVICE_ACCOUNT_SUFFIX}$')"),
+            }],
+            "variables": [
+                {"name": "uid", "expression": format!("'{uid_key}' in request.userInfo.extra ? request.userInfo.extra['{uid_key}'] : []")},
+                {"name": "oldConds", "expression": conditions("oldObject")},
+                {"name": "newConds", "expression": conditions("object")},
+            ],
+            "validations": [
+                {
+                    "expression": "variables.uid.size() == 1 && variables.uid[0] == oldObject.metadata.uid",
+                    "messageExpression": "'truebeat: this token may only patch the status of its own pod, not ' + object.metadata.name",
+                    "reason": "Forbidden",
+                },
+                {
+                    "expression": format!("{} == {}", foreign("oldConds"), foreign("newConds")),
+                    "message": "truebeat: only conditions of type truebeat.io/* may change",
+                    "reason": "Forbidden",
+                },
+                {
+                    "expression": unchanged("status", &STATUS_FIELDS),
+                    "message": "truebeat: only status.conditions may change",
+                    "reason": "Forbidden",
+                },
+                {
+                    "expression": unchanged("metadata", &["labels", "annotations", "finalizers", "ownerReferences"]),
+                    "message": "truebeat: metadata must not change",
+                    "reason": "Forbidden",
+                },
+            ],
+        },
+    })
+}
+
+/// CEL has no "object minus field", so each is named.
+const STATUS_FIELDS: [&str; 11] = [
+    "phase",
+    "message",
+    "reason",
+    "podIP",
+    "podIPs",
+    "hostIP",
+    "hostIPs",
+    "nominatedNodeName",
+    "containerStatuses",
+    "initContainerStatuses",
+    "ephemeralContainerStatuses",
+];
+
+fn unchanged(part: &str, fields: &[&str]) -> String {
+    let same = |field: &&str| format!("object.{part}.?{field} == oldObject.{part}.?{field}");
+    fields.iter().map(same).collect::<Vec<_>>().join(" && ")
+}
+
+fn policy_binding() -> Value {
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": POLICY, "labels": labels()},
+        "spec": {"policyName": POLICY, "validationActions": ["Deny"]},
+    })
+}
+
+/// Two replicas: one leads, one waits; a successor takes over at once when the lease is released.
+fn deployment(image: &str, pull_policy: &str) -> Value {
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let probe =
+        |path: &str| json!({"httpGet": {"path": path, "port": PORT}, "periodSeconds": 5, "failureThreshold": 3});
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(),
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": labels()},
+            "template": {
+                "metadata": {"labels": labels()},
+                "spec": {
+                    "serviceAccountName": NAME,
+                    "enableServiceLinks": false,
+                    "terminationGracePeriodSeconds": 10,
+                    "securityContext": {"runAsNonRoot": true, "runAsUser": 1000, "runAsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"}},
+                    "containers": [{
+                        "name": "operator",
+                        "image": image,
+                        "imagePullPolicy": pull_policy,
+                        "args": ["operator"],
+                        "env": [field("POD_NAME", "metadata.name"), field("POD_NAMESPACE", "metadata.namespace")],
+                        "ports": [{"name": "http", "containerPort": PORT}],
+                        "livenessProbe": probe("/livez"),
+                        "readinessProbe": probe("/readyz"),
+                        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+                        "securityContext": {
+                            "allowPrivilegeEscalation": false,
+                            "readOnlyRootFilesystem": true,
+                            "capabilities": {"drop": ["ALL"]},
+                        },
+                    }],
+                },
+            },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::{Serialize, de::DeserializeOwned};
+
+    #[test]
+    fn committed_manifests_are_fresh() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/manifests/install.yaml");
+        let text = install(IMAGE, "IfNotPresent").unwrap();
+        if std::env::var_os("TRUEBEAT_REGENERATE").is_some() {
+            std::fs::write(path, &text).unwrap();
+        }
+        let committed = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(committed == text, "stale: run TRUEBEAT_REGENERATE=1 cargo test -p operator manifests");
+    }
+
+    fn typed<K: Serialize + DeserializeOwned>(object: Value) {
+        let read: K = serde_json::from_value(object.clone()).expect("the typed API reads it");
+        assert_eq!(serde_json::to_value(read).unwrap(), object, "a field got lost");
+    }
+
+    #[test]
+    fn every_object_survives_the_typed_api() {
+        use k8s_openapi::api::{
+            admissionregistration::v1 as admission, apps::v1 as apps, core::v1 as core, rbac::v1 as rbac,
+        };
+        typed::<core::Namespace>(namespace());
+        typed::<core::ServiceAccount>(account());
+        typed::<rbac::ClusterRole>(cluster_role());
+        typed::<rbac::ClusterRoleBinding>(binding("ClusterRoleBinding", "ClusterRole"));
+        typed::<rbac::Role>(lease_role());
+        typed::<rbac::RoleBinding>(binding("RoleBinding", "Role"));
+        typed::<admission::ValidatingAdmissionPolicy>(policy());
+        typed::<admission::ValidatingAdmissionPolicyBinding>(policy_binding());
+        typed::<apps::Deployment>(deployment(IMAGE, "IfNotPresent"));
+    }
+
+    /// The operator can hand on only what it holds (escalation is refused by the API server).
+    #[test]
+    fn the_operator_holds_what_it_hands_to_agents() {
+        let rules = cluster_role()["rules"].clone();
+        let held = rules
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|rule| rule["resources"] == json!(["pods/status"]) && rule["verbs"] == json!(["patch"]));
+        assert!(held);
+    }
+}

@@ -1,0 +1,75 @@
+//! The operator's own metrics, Prometheus text format 0.0.4. Names are the product's prefix and base units.
+
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+/// Handles of every metric.
+pub struct Metrics {
+    registry: Registry,
+    /// Requests to the API server by verb and outcome (`ok`, `error`, `deadline`, `not_leader`).
+    pub api_calls: IntCounterVec,
+    /// Passes over one InferenceDeployment by result (`ok`, `error`).
+    pub reconciles: IntCounterVec,
+    /// How long a pass took.
+    pub reconcile_seconds: Histogram,
+    /// Restarts granted by this process.
+    pub grants: IntCounter,
+    /// Restart grants in force, by InferenceDeployment.
+    pub grants_held: IntGaugeVec,
+    /// 1 while this process leads.
+    pub leader: IntGauge,
+    /// 1 while the watch of a kind is in step with the API server.
+    pub watch_up: IntGaugeVec,
+}
+
+impl Metrics {
+    /// All metrics at zero, in a registry of their own.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let metrics = Metrics {
+            registry: Registry::new(),
+            api_calls: IntCounterVec::new(
+                Opts::new("truebeat_operator_api_calls_total", "Requests to the API server."),
+                &["verb", "outcome"],
+            )?,
+            reconciles: IntCounterVec::new(
+                Opts::new("truebeat_operator_reconciles_total", "Passes over one InferenceDeployment."),
+                &["result"],
+            )?,
+            reconcile_seconds: Histogram::with_opts(
+                HistogramOpts::new("truebeat_operator_reconcile_seconds", "Duration of a pass.")
+                    .buckets(vec![0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0]),
+            )?,
+            grants: IntCounter::new("truebeat_operator_restart_grants_total", "Restarts granted by this process.")?,
+            grants_held: IntGaugeVec::new(
+                Opts::new("truebeat_operator_restart_grants_held", "Restart grants in force."),
+                &["namespace", "deployment"],
+            )?,
+            leader: IntGauge::new("truebeat_operator_leader", "1 while this process leads.")?,
+            watch_up: IntGaugeVec::new(
+                Opts::new("truebeat_operator_watch_up", "1 while the watch is in step with the API server."),
+                &["kind"],
+            )?,
+        };
+        let all: [Box<dyn prometheus::core::Collector>; 7] = [
+            Box::new(metrics.api_calls.clone()),
+            Box::new(metrics.reconciles.clone()),
+            Box::new(metrics.reconcile_seconds.clone()),
+            Box::new(metrics.grants.clone()),
+            Box::new(metrics.grants_held.clone()),
+            Box::new(metrics.leader.clone()),
+            Box::new(metrics.watch_up.clone()),
+        ];
+        for collector in all {
+            metrics.registry.register(collector)?;
+        }
+        Ok(metrics)
+    }
+
+    /// The exposition text.
+    pub fn text(&self) -> Result<Vec<u8>, prometheus::Error> {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(text)
+    }
+}
