@@ -1,0 +1,146 @@
+//! The command line as a value. Each role's own options live with the role; this file only gathers them.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+/// Makes a replica's health mean progress: a hung LLM engine is fenced in a second, explained, and replaced.
+#[derive(Debug, Parser)]
+#[command(name = "truebeat", version, about, propagate_version = true)]
+pub struct Cli {
+    /// What to log, e.g. `info` or `agent=debug,info`.
+    #[arg(long, global = true, env = "TRUEBEAT_LOG", default_value = "warn")]
+    pub log_filter: String,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Supervise any engine on this machine: truebeat run -- vllm serve …
+    Run(agent::cli::RunArgs),
+    /// The whole story on this machine: a real model, real hangs, caught, explained, recovered.
+    Demo(DemoArgs),
+    /// Measure detection on this machine: injected stalls, or hours without a fault.
+    Bench(BenchArgs),
+    /// Write a tiny random model with a trained tokenizer, in Hugging Face's folder format.
+    DemoModel(engine::demo_model::DemoModelArgs),
+    /// Run the detector over recorded traces, offline and in virtual time.
+    Replay(ReplayArgs),
+    /// Why is this engine fenced, or was it restarted? The answer in one screen.
+    Why(WhyArgs),
+    /// Read an evidence bundle.
+    Bundle(BundleArgs),
+    /// Serve a model with Truebeat's own engine.
+    Engine(engine::cli::EngineArgs),
+    /// The sidecar's roles.
+    Agent(agent::cli::AgentArgs),
+    /// The Kubernetes operator.
+    Operator(operator::cli::OperatorArgs),
+}
+
+impl Command {
+    /// Roles that must stay tiny and killable run without runtime and logging.
+    pub fn small_role(&self) -> Option<ExitCode> {
+        match self {
+            Self::Agent(args) => agent::cli::small_role(args),
+            _ => None,
+        }
+    }
+
+    /// Worker threads of the async runtime. The sidecar's processes share the engine's CPUs, so they take few.
+    pub fn worker_threads(&self) -> usize {
+        match self {
+            Self::Agent(_) | Self::Run(_) | Self::Replay(_) | Self::Why(_) | Self::Bundle(_) | Self::DemoModel(_) => 2,
+            Self::Demo(_) | Self::Bench(_) | Self::Engine(_) | Self::Operator(_) => 4,
+        }
+    }
+}
+
+/// How results are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Text,
+    /// For programs; one object a line.
+    Json,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub struct DemoArgs {
+    /// Where model, logs, bundles and report.json go.
+    #[arg(long, default_value = "target/demo")]
+    pub out: PathBuf,
+    /// Clients that stream through the gate all the time.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub clients: u16,
+    /// How long the engine without a fault runs; any alarm in it fails the demo.
+    #[arg(long, default_value_t = 60)]
+    pub healthy_seconds: u64,
+    /// Also run this Python program, a stranger's OpenAI-like server that freezes on SIGUSR2 (no code of ours inside it).
+    #[arg(long, value_name = "SERVER.py")]
+    pub stranger: Option<PathBuf>,
+    /// Run only these scenarios (`healthy`, `step-stall`, `device-wait`, `livelock`, `stranger`).
+    #[arg(long, value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Print the report as JSON instead of the timeline.
+    #[arg(long, value_enum, default_value_t = Output::Text)]
+    pub output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ReplayArgs {
+    /// Trace files (`*.jsonl` or `*.jsonl.gz`).
+    #[arg(required = true, value_name = "TRACE")]
+    pub traces: Vec<PathBuf>,
+    #[arg(long, value_enum, default_value_t = Output::Text)]
+    pub output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct WhyArgs {
+    /// The agent to ask: its HTTP address, as `--agent-listen` gave it.
+    #[arg(long, default_value = "127.0.0.1:9400")]
+    pub agent: String,
+    #[arg(long, value_enum, default_value_t = Output::Text)]
+    pub output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct BundleArgs {
+    /// The bundle (`*.tar.zst`).
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Print one entry whole (by its name in the list).
+    #[arg(long, value_name = "NAME")]
+    pub show: Option<String>,
+    #[arg(long, value_enum, default_value_t = Output::Text)]
+    pub output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub what: BenchKind,
+    /// Where model, logs and bundles go.
+    #[arg(long, default_value = "target/bench", global = true)]
+    pub out: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BenchKind {
+    /// Inject stalls one after the other into our engine under load; print p50, p99 and max from injection to fence.
+    Stalls {
+        #[arg(long, default_value_t = 200)]
+        count: u32,
+    },
+    /// Idle, bursts, very long prompts, disconnecting clients, on a loaded machine and without a fault: every alarm is a failure.
+    Healthy {
+        #[arg(long, default_value_t = 30)]
+        minutes: u64,
+        /// Threads that burn CPU beside the engine.
+        #[arg(long, default_value_t = 4)]
+        burners: u16,
+    },
+}

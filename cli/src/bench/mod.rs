@@ -1,0 +1,29 @@
+//! `truebeat bench`: the two figures that a detector stands on, measured with real processes: how soon a stall is fenced, and
+//! how often a healthy engine is suspected. Lines are `name value unit goal`, so that runs can be joined into one table.
+
+mod healthy;
+mod stalls;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use crate::args::{BenchArgs, BenchKind};
+
+pub async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
+    let model = make_model(&args.out)?;
+    let good = match args.what {
+        BenchKind::Stalls { count } => stalls::run(&args.out, &model, count).await?,
+        BenchKind::Healthy { minutes, burners } => healthy::run(&args.out, &model, minutes, burners).await?,
+    };
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn make_model(out: &Path) -> anyhow::Result<PathBuf> {
+    std::fs::create_dir_all(out).with_context(|| format!("could not make {}", out.display()))?;
+    let model = out.canonicalize()?.join("model");
+    engine::demo_model::write_demo_model(&model, engine::demo_model::DemoArch::Llama, 1)
+        .context("could not make the model")?;
+    Ok(model)
+}

@@ -1,0 +1,151 @@
+//! Clients of demo and bench: each streams one completion after the other through the gate, and counts what became of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use crate::http::{HttpClient, client};
+
+/// A client that hears nothing for so long gives the request up as lost, as a patient person would.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// The longest that a client obeys a Retry-After: the demo wants to see the replica serve again.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
+const TOKENS_PER_REQUEST: u32 = 200;
+
+#[derive(Debug, Default)]
+struct Counters {
+    completed: AtomicU64,
+    refused: AtomicU64,
+    lost: AtomicU64,
+    tokens: AtomicU64,
+    stop: AtomicBool,
+}
+
+/// What the clients counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Requests {
+    /// Streams that ended as they should.
+    pub completed: u64,
+    /// Requests that were told at once to come back later (503 with Retry-After).
+    pub refused: u64,
+    /// Streams that broke, and requests that got no answer.
+    pub lost: u64,
+    pub tokens: u64,
+}
+
+impl Requests {
+    /// The sum of two crowds' counts.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            completed: self.completed + other.completed,
+            refused: self.refused + other.refused,
+            lost: self.lost + other.lost,
+            tokens: self.tokens + other.tokens,
+        }
+    }
+}
+
+/// A running crowd of clients.
+#[derive(Debug)]
+pub struct Clients {
+    counters: Arc<Counters>,
+    tasks: JoinSet<()>,
+}
+
+enum Ended {
+    Completed,
+    Refused(Duration),
+    Lost,
+}
+
+impl Clients {
+    /// Starts `count` clients against the gate at `base` (`http://host:port`).
+    pub fn start(base: &str, count: u16) -> Self {
+        let counters = Arc::new(Counters::default());
+        let client = client();
+        let mut tasks = JoinSet::new();
+        for number in 0..count {
+            tasks.spawn(client_loop(client.clone(), format!("{base}/v1/completions"), number, Arc::clone(&counters)));
+        }
+        Self { counters, tasks }
+    }
+
+    /// What has been counted so far.
+    pub fn requests(&self) -> Requests {
+        let Counters { completed, refused, lost, tokens, stop: _ } = &*self.counters;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Requests { completed: read(completed), refused: read(refused), lost: read(lost), tokens: read(tokens) }
+    }
+
+    /// Lets every client finish the request it is in, within `grace`; those that do not are cut and not counted.
+    pub async fn stop(mut self, grace: Duration) -> Requests {
+        self.counters.stop.store(true, Ordering::Relaxed);
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(grace, all).await.is_err() {
+            self.tasks.abort_all();
+        }
+        self.requests()
+    }
+}
+
+async fn client_loop(client: HttpClient, url: String, number: u16, counters: Arc<Counters>) {
+    let mut turn = 0_u64;
+    while !counters.stop.load(Ordering::Relaxed) {
+        turn += 1;
+        match one_request(&client, &url, number, turn, &counters).await {
+            Ended::Completed => counters.completed.fetch_add(1, Ordering::Relaxed),
+            Ended::Refused(pause) => {
+                tokio::time::sleep(pause.min(RETRY_AFTER_MAX)).await;
+                counters.refused.fetch_add(1, Ordering::Relaxed)
+            }
+            Ended::Lost => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                counters.lost.fetch_add(1, Ordering::Relaxed)
+            }
+        };
+    }
+}
+
+async fn one_request(client: &HttpClient, url: &str, number: u16, turn: u64, counters: &Counters) -> Ended {
+    let body = serde_json::json!({
+        "model": "demo", "prompt": format!("client {number}, turn {turn}: an engine that lies"), "stream": true,
+        "max_tokens": TOKENS_PER_REQUEST, "ignore_eos": true, "temperature": 0.0,
+    });
+    let request = http::Request::post(url)
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body.to_string())));
+    let Ok(request) = request else { return Ended::Lost };
+    let Ok(Ok(response)) = tokio::time::timeout(PATIENCE, client.request(request)).await else { return Ended::Lost };
+    if matches!(response.status().as_u16(), 429 | 503) {
+        let seconds = response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
+        return seconds.map_or(Ended::Lost, |seconds| Ended::Refused(Duration::from_secs(seconds)));
+    }
+    if !response.status().is_success() {
+        return Ended::Lost;
+    }
+    read_stream(response.into_body(), counters).await
+}
+
+/// Reads server-sent events to `[DONE]`. An `error` event or an early end is a lost request.
+async fn read_stream(mut body: hyper::body::Incoming, counters: &Counters) -> Ended {
+    let mut text = String::new();
+    loop {
+        let Ok(Some(Ok(frame))) = tokio::time::timeout(PATIENCE, body.frame()).await else { return Ended::Lost };
+        let Some(data) = frame.data_ref() else { continue };
+        text.push_str(&String::from_utf8_lossy(data));
+        while let Some(end) = text.find("\n\n") {
+            let event: String = text.drain(..end + 2).collect();
+            match event.trim().strip_prefix("data:").map(str::trim) {
+                Some("[DONE]") => return Ended::Completed,
+                Some(data) if data.contains("\"error\"") => return Ended::Lost,
+                Some(_) => counters.tokens.fetch_add(1, Ordering::Relaxed),
+                None => continue,
+            };
+        }
+    }
+}

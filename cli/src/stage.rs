@@ -1,0 +1,196 @@
+//! `truebeat run -- ENGINE` as a child on loopback, with the handles that demo and bench need: addresses, signals, incidents.
+//! Everything that is started here is ended here, by process id.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use crds::episode::Episode;
+use jiff::Timestamp;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::process::{Child, Command};
+
+use crate::http::{self, HttpClient};
+
+const START_MAX: Duration = Duration::from_secs(120);
+const STOP_MAX: Duration = Duration::from_secs(30);
+/// Deadline of one call to an agent or an engine.
+pub const CALL: Duration = Duration::from_secs(2);
+
+/// Which engine is put on the stage.
+#[derive(Debug, Clone)]
+pub enum EngineKind {
+    /// Our engine with `--lie`, and `--fault KIND@sigusr2` where there is one.
+    Truebeat { model: PathBuf, fault: Option<String> },
+    /// A stranger's Python server that freezes on SIGUSR2.
+    Stranger { server: PathBuf },
+}
+
+/// A supervised engine and where to reach its parts.
+#[derive(Debug)]
+pub struct Stage {
+    run: Child,
+    pub engine_command: Vec<String>,
+    /// `http://host:port` of the gate, the agent and the engine itself.
+    pub gate: String,
+    pub agent: String,
+    pub engine: String,
+    pub http: HttpClient,
+}
+
+impl Stage {
+    /// Starts `truebeat run` around the engine. Logs and bundles go to `folder`.
+    ///
+    /// # Errors
+    /// When the folder cannot be made, no port is free, or the program does not start.
+    pub fn launch(kind: &EngineKind, folder: &Path) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(folder).with_context(|| format!("could not make {}", folder.display()))?;
+        let [gate, agent, engine] = free_addresses()?;
+        let program = std::env::current_exe().context("could not find this program's own path")?;
+        let engine_command = engine_command(kind, &program, &engine);
+        let log = File::create(folder.join("truebeat.log")).context("could not make the log of truebeat run")?;
+        let run = Command::new(&program)
+            .args(["run", "--listen", &gate, "--agent-listen", &agent, "--engine-url", &format!("http://{engine}")])
+            .arg("--bundle-dir")
+            .arg(folder.join("bundles"))
+            .arg("--log")
+            .arg(folder.join("engine.log"))
+            .arg("--")
+            .args(&engine_command)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("could not start truebeat run")?;
+        let url = |address: &str| format!("http://{address}");
+        Ok(Self {
+            run,
+            engine_command,
+            gate: url(&gate),
+            agent: url(&agent),
+            engine: url(&engine),
+            http: http::client(),
+        })
+    }
+
+    /// Waits until the agent says that the replica may serve.
+    ///
+    /// # Errors
+    /// When `truebeat run` ends, or two minutes pass.
+    pub async fn wait_ready(&mut self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < START_MAX {
+            if let Some(status) = self.run.try_wait()? {
+                bail!("truebeat run ended at once with {status}");
+            }
+            let answer = http::get(&self.http, &format!("{}/readyz", self.agent), CALL).await;
+            if matches!(answer, Ok((200, _))) {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        bail!("the engine was not ready within {START_MAX:?}")
+    }
+
+    /// Sends SIGUSR2 to the engine alone. Returns its pid and the moment just before the signal.
+    ///
+    /// # Errors
+    /// When there is no process with the engine's command line.
+    pub fn hang_engine(&self) -> anyhow::Result<(i32, Timestamp)> {
+        let pid = find_process(&self.engine_command)?;
+        let injected = Timestamp::now();
+        kill(Pid::from_raw(pid), Signal::SIGUSR2).with_context(|| format!("could not signal the engine, pid {pid}"))?;
+        Ok((pid, injected))
+    }
+
+    /// The agent's incidents, newest first.
+    ///
+    /// # Errors
+    /// When the agent does not answer, or not with a list of episodes.
+    pub async fn incidents(&self) -> anyhow::Result<Vec<Episode>> {
+        let (_, list) = http::get_json(&self.http, &format!("{}/incidents", self.agent), CALL).await?;
+        serde_json::from_value(list).context("the agent's /incidents is not a list of episodes")
+    }
+
+    /// The newest incident that began at or after `since`.
+    ///
+    /// # Errors
+    /// As [`Stage::incidents`].
+    pub async fn incident_since(&self, since: Timestamp) -> anyhow::Result<Option<Episode>> {
+        let newest = self.incidents().await?.into_iter().next();
+        Ok(newest.filter(|episode| moment(&episode.suspect_at).is_some_and(|at| at >= since)))
+    }
+
+    /// The name of the agent's verdict.
+    ///
+    /// # Errors
+    /// When the agent does not answer.
+    pub async fn verdict(&self) -> anyhow::Result<serde_json::Value> {
+        Ok(http::get_json(&self.http, &format!("{}/verdict", self.agent), CALL).await?.1)
+    }
+
+    /// SIGTERM to `truebeat run`, and SIGKILL when that does not help.
+    ///
+    /// # Errors
+    /// When it had to be killed.
+    pub async fn stop(&mut self) -> anyhow::Result<()> {
+        let Some(pid) = self.run.id() else { return Ok(()) };
+        kill(Pid::from_raw(pid.cast_signed()), Signal::SIGTERM).context("could not signal truebeat run")?;
+        if tokio::time::timeout(STOP_MAX, self.run.wait()).await.is_err() {
+            self.run.kill().await.context("could not kill truebeat run")?;
+            bail!("it outlived SIGTERM by {STOP_MAX:?} and was killed");
+        }
+        Ok(())
+    }
+}
+
+/// A time of an episode, where it has come.
+pub fn moment(at: &Option<String>) -> Option<Timestamp> {
+    at.as_deref()?.parse().ok()
+}
+
+fn engine_command(kind: &EngineKind, program: &Path, listen: &str) -> Vec<String> {
+    match kind {
+        EngineKind::Truebeat { model, fault } => {
+            let (program, model) = (program.display().to_string(), model.display().to_string());
+            let mut command =
+                vec![program, "engine".into(), "--model".into(), model, "--listen".into(), listen.to_owned()];
+            command.extend(["--served-model-name".into(), "demo".into(), "--lie".into()]);
+            command.extend(fault.iter().flat_map(|fault| ["--fault".to_owned(), format!("{fault}@sigusr2")]));
+            command
+        }
+        EngineKind::Stranger { server } => {
+            let port = listen.rsplit(':').next().unwrap_or_default().to_owned();
+            vec!["python3".into(), server.display().to_string(), "--port".into(), port]
+        }
+    }
+}
+
+/// The process with this command line: the engine that `truebeat run` started. The program's own word may differ: a launcher in
+/// `PATH` may have become the real one.
+fn find_process(command: &[String]) -> anyhow::Result<i32> {
+    let arguments = command.get(1..).unwrap_or_default();
+    let wanted: Vec<u8> = arguments.iter().flat_map(|word| [0].into_iter().chain(word.bytes())).chain([0]).collect();
+    for entry in std::fs::read_dir("/proc").context("could not list /proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let program_len = line.len().saturating_sub(wanted.len());
+        if line.ends_with(&wanted) && program_len > 0 && !line[..program_len].contains(&0) {
+            return Ok(pid);
+        }
+    }
+    bail!("no process runs {}", command.join(" "))
+}
+
+/// Three loopback addresses whose ports are free now.
+fn free_addresses() -> anyhow::Result<[String; 3]> {
+    let bind = |_| TcpListener::bind("127.0.0.1:0");
+    let listeners: Vec<TcpListener> = (0..3).map(bind).collect::<Result<_, _>>().context("no free port on loopback")?;
+    let address = |listener: &TcpListener| listener.local_addr().map(|address| address.to_string());
+    let addresses: Vec<String> = listeners.iter().map(address).collect::<Result<_, _>>()?;
+    addresses.try_into().map_err(|_| anyhow::anyhow!("expected three addresses"))
+}

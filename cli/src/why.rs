@@ -1,0 +1,89 @@
+//! `truebeat why`: what the agent thinks of its engine, and the last incidents, in one screen.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crds::episode::Episode;
+use serde_json::Value;
+
+use crate::args::{Output, WhyArgs};
+use crate::http;
+
+const DEADLINE: Duration = Duration::from_secs(3);
+/// Incidents that fit on one screen beside the verdict.
+const INCIDENTS_SHOWN: usize = 3;
+
+pub async fn run(args: WhyArgs) -> anyhow::Result<ExitCode> {
+    let client = http::client();
+    let base = format!("http://{}", args.agent.trim_start_matches("http://").trim_end_matches('/'));
+    let (_, verdict) = http::get_json(&client, &format!("{base}/verdict"), DEADLINE).await?;
+    let (_, incidents) = http::get_json(&client, &format!("{base}/incidents"), DEADLINE).await?;
+    match args.output {
+        Output::Json => println!("{}", serde_json::json!({ "verdict": verdict, "incidents": incidents })),
+        Output::Text => {
+            print_verdict(&verdict);
+            print_incidents(&incidents);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_verdict(verdict: &Value) {
+    let name = verdict["verdict"].as_str().unwrap_or("Unknown");
+    let class = verdict["class"].as_str().map(|class| format!(" ({class})")).unwrap_or_default();
+    let since_s = verdict["since_ms"].as_f64().unwrap_or(0.0) / 1000.0;
+    let fenced = if verdict["fenced"].as_bool() == Some(true) { ", fenced: new requests get 503" } else { "" };
+    println!("{name}{class} for {since_s:.1} s{fenced}");
+    for reason in verdict["reasons"].as_array().into_iter().flatten() {
+        println!("  - {}", reason_text(reason));
+    }
+}
+
+/// A reason is `{source, text}`; a plain string is taken as it is.
+fn reason_text(reason: &Value) -> String {
+    match (reason["source"].as_str(), reason["text"].as_str()) {
+        (Some(source), Some(text)) => format!("{text} [{source}]"),
+        _ => reason.as_str().unwrap_or_default().to_owned(),
+    }
+}
+
+fn print_incidents(incidents: &Value) {
+    let list = incidents.as_array().map(Vec::as_slice).unwrap_or_default();
+    if list.is_empty() {
+        println!("no incidents");
+    }
+    for incident in list.iter().take(INCIDENTS_SHOWN) {
+        match serde_json::from_value::<Episode>(incident.clone()) {
+            Ok(episode) => print_episode(&episode),
+            Err(error) => println!("an incident that this program cannot read: {error}"),
+        }
+    }
+    if list.len() > INCIDENTS_SHOWN {
+        println!("… and {} older (--output json prints them all)", list.len() - INCIDENTS_SHOWN);
+    }
+}
+
+fn print_episode(episode: &Episode) {
+    println!("incident {}: {} → {}", episode.id, episode.class, episode.stage);
+    let times = [
+        ("suspect", &episode.suspect_at),
+        ("fenced", &episode.fenced_at),
+        ("confirmed", &episode.confirmed_at),
+        ("evidence", &episode.evidence_at),
+        ("granted", &episode.granted_at),
+        ("killed", &episode.killed_at),
+        ("serving", &episode.serving_at),
+    ];
+    for (what, at) in times {
+        if let Some(at) = at {
+            println!("  {what:<10}{at}");
+        }
+    }
+    for reason in &episode.reasons {
+        println!("  - {reason}");
+    }
+    println!("  requests lost {}, refused {}", episode.requests_lost, episode.requests_refused);
+    if let Some(bundle) = &episode.bundle {
+        println!("  evidence: truebeat bundle {bundle}");
+    }
+}
