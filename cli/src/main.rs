@@ -11,6 +11,7 @@ mod replay;
 mod stage;
 mod why;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -70,5 +71,9 @@ fn start_logging(filter: &str) {
         eprintln!("truebeat: --log-filter {filter:?} is not a filter ({error}); logging at info");
         tracing_subscriber::EnvFilter::new("info")
     });
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
 }

@@ -1,6 +1,7 @@
 //! The agent alone, with the very words of `truebeat`: `truebeat-agent agent …`, `truebeat-agent run …`. For images that hold one
 //! role, and for tests with real processes.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -31,7 +32,11 @@ fn main() -> ExitCode {
         return code;
     }
     let filter = tracing_subscriber::EnvFilter::try_new(&cli.log_filter).unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     match run(cli.command) {
         Ok(code) => code,
         Err(error) => {

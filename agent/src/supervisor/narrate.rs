@@ -29,7 +29,10 @@ pub fn say(line: &str) {
 /// What a person should hear between two statuses.
 fn lines(before: Option<&StatusDoc>, now: &StatusDoc) -> Vec<String> {
     let mut lines = Vec::new();
-    if before.is_none_or(|before| !before.verdict.same_but_time(&now.verdict)) {
+    let calm = |doc: &StatusDoc| matches!(doc.verdict.verdict.as_str(), "Idle" | "Progressing");
+    // the breathing of a healthy engine between work and no work is no news
+    let breathing = before.is_some_and(|before| calm(before) && calm(now));
+    if !breathing && before.is_none_or(|before| !before.verdict.same_but_time(&now.verdict)) {
         let class = now.verdict.class.as_ref().map(|class| format!(" ({class})")).unwrap_or_default();
         let why = now.verdict.reasons.first().map(|reason| format!(": {}", reason.text)).unwrap_or_default();
         lines.push(format!("verdict {}{class}{why}", now.verdict.verdict));
@@ -98,6 +101,7 @@ mod tests {
         let second = doc("Suspect", false, vec![episode.clone()]);
         assert_eq!(lines(Some(&first), &second), ["verdict Suspect", "fenced (Livelock): new requests get 503"]);
         assert!(lines(Some(&second), &second).is_empty());
+        assert!(lines(Some(&first), &doc("Idle", true, vec![])).is_empty(), "work comes and goes");
         episode.stage = "Cleared".into();
         let third = doc("Idle", true, vec![episode.clone()]);
         assert_eq!(lines(Some(&second), &third).len(), 3);

@@ -1,6 +1,7 @@
 //! The engine alone, with the very words of `truebeat`: `truebeat-engine engine …`. For images that hold one role.
 
 use std::error::Error;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -24,7 +25,11 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_new(&cli.log_filter).unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
     let Command::Engine(args) = cli.command;
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
