@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The programs whose images the cluster stories run: agent and engine (dynamic: they open NVML and CUDA at run time), and the operator
+# (static). Progress on stderr; a build of what is already built takes a second.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf 'programs: %s\n' "$*" >&2; }
+
+arch=$(uname -m)
+target=$arch-unknown-linux-musl
+
+if command -v rustup >/dev/null && ! rustup target list --installed | grep -qx "$target"; then
+  say "rustup target add $target"
+  rustup target add "$target" >&2
+fi
+
+started=$SECONDS
+say '[1/2] truebeat-agent, truebeat-engine (release)'
+cargo build --release --locked -p agent --bin truebeat-agent -p engine --bin truebeat-engine
+say "[1/2] after $((SECONDS - started)) s"
+
+# `ring` compiles C for this target; it includes nothing of a C library, so the machine's own compiler will do.
+started=$SECONDS
+say "[2/2] truebeat-operator (release, static: $target)"
+export "CC_${target//-/_}=${CC:-gcc}"
+cargo build --release --locked --target "$target" -p operator --bin truebeat-operator
+say "[2/2] after $((SECONDS - started)) s"

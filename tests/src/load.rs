@@ -1,0 +1,231 @@
+//! Clients of a Service and what they felt; and what each replica delivered meanwhile, read from its heartbeat page. Clients behave
+//! as those of the field do: they stream, give a silent stream up, and try again when they are refused. Loopback and files only.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// A stream without a word for this long is given up.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+/// Between two tries of a refused request.
+const RETRY: Duration = Duration::from_millis(100);
+/// Between two requests of one client: two engines and everything else share this machine.
+const PAUSE: Duration = Duration::from_millis(40);
+const SAMPLE: Duration = Duration::from_millis(100);
+const TOKENS: u32 = 32;
+
+/// How one try of a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Answered to its last token.
+    Whole,
+    /// 503 or 429: a gate or an engine that says "not now".
+    Refused,
+    /// Nobody takes connections: the Service has no endpoint, or the pod has gone.
+    Unreachable,
+    /// Cut off in the middle, or another status.
+    Broken,
+    /// Given up after a second of silence.
+    Silent,
+}
+
+/// What the clients felt since some moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Felt {
+    pub whole: usize,
+    pub refused: usize,
+    pub unreachable: usize,
+    pub broken: usize,
+    pub silent: usize,
+    /// The longest that one client had to try, retries and all, until its request was answered whole.
+    pub longest: Duration,
+}
+
+/// Running clients; dropping it ends them.
+#[derive(Debug)]
+pub struct Load {
+    book: Arc<Mutex<Book>>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    tries: Vec<(Instant, End)>,
+    answered: Vec<(Instant, Duration)>,
+}
+
+impl Load {
+    /// Starts `clients` that ask `service` again and again for `model`. Call it on a thread inside the cluster's network.
+    pub fn start(service: SocketAddr, model: &str, clients: usize) -> Self {
+        let book = Arc::new(Mutex::new(Book::default()));
+        let body = serde_json::json!({
+            "model": model, "prompt": "once upon a time", "max_tokens": TOKENS, "ignore_eos": true, "stream": true,
+        })
+        .to_string();
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let request: Arc<str> = (head + &body).into();
+        let client = |_| tokio::spawn(ask_for_ever(service, Arc::clone(&request), Arc::clone(&book)));
+        Self { tasks: (0..clients).map(client).collect(), book }
+    }
+
+    /// What they felt since `since`. Requests that are still being tried are not in `longest`.
+    pub fn felt(&self, since: Instant) -> Felt {
+        let book = lock(&self.book);
+        let count = |end| book.tries.iter().filter(|(at, is)| *at >= since && *is == end).count();
+        Felt {
+            whole: count(End::Whole),
+            refused: count(End::Refused),
+            unreachable: count(End::Unreachable),
+            broken: count(End::Broken),
+            silent: count(End::Silent),
+            longest: book
+                .answered
+                .iter()
+                .filter(|(at, _)| *at >= since)
+                .map(|(_, took)| *took)
+                .max()
+                .unwrap_or_default(),
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn ask_for_ever(service: SocketAddr, request: Arc<str>, book: Arc<Mutex<Book>>) {
+    loop {
+        let begun = Instant::now();
+        loop {
+            let end = ask(service, &request).await;
+            let now = Instant::now();
+            lock(&book).tries.push((now, end));
+            if end == End::Whole {
+                lock(&book).answered.push((now, now - begun));
+                break;
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn ask(service: SocketAddr, request: &str) -> End {
+    let Ok(Ok(mut stream)) = timeout(CONNECT_MAX, TcpStream::connect(service)).await else { return End::Unreachable };
+    if stream.write_all(request.as_bytes()).await.is_err() {
+        return End::Broken;
+    }
+    let mut lines = BufReader::new(stream).lines();
+    let mut status = None;
+    loop {
+        match timeout(SILENCE_MAX, lines.next_line()).await {
+            Err(_) => return End::Silent,
+            Ok(Ok(Some(line))) if status.is_none() => status = Some(line),
+            Ok(Ok(Some(line))) if line == "data: [DONE]" => return End::Whole,
+            Ok(Ok(Some(_))) => {}
+            Ok(Ok(None) | Err(_)) => return end_of(status.as_deref()),
+        }
+    }
+}
+
+/// How a try ended that did not come to its last token, by its status line.
+fn end_of(status: Option<&str>) -> End {
+    match status.and_then(|line| line.split(' ').nth(1)) {
+        Some("503" | "429") => End::Refused,
+        _ => End::Broken,
+    }
+}
+
+/// By pod: when its count of delivered tokens was seen to be another, and what it was.
+type Moves = BTreeMap<String, Vec<(Instant, u64)>>;
+
+/// Tokens delivered by each replica over time, from the pages in the kubelet's folder of the pod's volume.
+#[derive(Debug)]
+pub struct Pages {
+    moved: Arc<Mutex<Moves>>,
+    task: JoinHandle<()>,
+}
+
+impl Pages {
+    /// Samples `folders` (pod name, folder of its page) ten times a second.
+    pub fn watch(folders: Vec<(String, PathBuf)>) -> Self {
+        let moved = Arc::new(Mutex::new(Moves::new()));
+        let shared = Arc::clone(&moved);
+        let task = tokio::spawn(async move {
+            loop {
+                for (pod, folder) in &folders {
+                    // the page names a process as its own container numbers it: who it is cannot be checked from out here
+                    let Ok(page) = heartbeat::Reader::open(folder, 0).read_unverified() else { continue };
+                    let mut all = lock(&shared);
+                    let mine = all.entry(pod.clone()).or_default();
+                    let tokens = page.beat.tokens_delivered;
+                    if mine.last().is_none_or(|(_, before)| *before != tokens) {
+                        mine.push((Instant::now(), tokens));
+                    }
+                }
+                tokio::time::sleep(SAMPLE).await;
+            }
+        });
+        Self { moved, task }
+    }
+
+    /// The longest time between `from` and now in which `pod` delivered nothing.
+    pub fn silence(&self, pod: &str, from: Instant) -> Duration {
+        let all = lock(&self.moved);
+        let moments = all.get(pod).into_iter().flatten().map(|(at, _)| *at).filter(|at| *at > from);
+        let mut last = from;
+        let mut longest = Duration::ZERO;
+        for at in moments.chain([Instant::now()]) {
+            longest = longest.max(at - last);
+            last = at;
+        }
+        longest
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_is_told_by_the_status() {
+        assert_eq!(end_of(Some("HTTP/1.1 503 Service Unavailable")), End::Refused);
+        assert_eq!(end_of(Some("HTTP/1.1 200 OK")), End::Broken);
+        assert_eq!(end_of(None), End::Broken);
+    }
+
+    #[test]
+    fn only_what_was_felt_since_then_counts() {
+        let (old, now) = (Instant::now(), Instant::now() + Duration::from_secs(1));
+        let book = Book {
+            tries: vec![(old, End::Unreachable), (now, End::Whole)],
+            answered: vec![(old, Duration::from_secs(9)), (now, Duration::from_secs(2))],
+        };
+        let load = Load { book: Arc::new(Mutex::new(book)), tasks: Vec::new() };
+        let felt = load.felt(now);
+        assert_eq!((felt.whole, felt.unreachable, felt.longest), (1, 0, Duration::from_secs(2)));
+    }
+}

@@ -1,0 +1,140 @@
+//! Our own programs on the tests' cluster: images from what `tests/build-programs.sh` built, the installation as the README tells it,
+//! and the state of everything for a story that failed. Builds nothing: a missing program is an error that says how to get it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use engine::demo_model::{DemoArch, write_demo_model};
+
+use crate::cluster::Cluster;
+use crate::images::{self, File};
+
+/// Names of the images on the node.
+pub const AGENT_IMAGE: &str = "truebeat.local/agent:e2e";
+pub const ENGINE_IMAGE: &str = "truebeat.local/engine:e2e";
+pub const OPERATOR_IMAGE: &str = "truebeat.local/operator:e2e";
+/// The model's folder in the engine's image.
+pub const MODEL: &str = "/models/demo";
+
+/// Where the programs are.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    pub agent: PathBuf,
+    pub engine: PathBuf,
+    pub operator: PathBuf,
+}
+
+impl Programs {
+    /// Looks in `TRUEBEAT_BIN_DIR` (default: `target/release`) and at `TRUEBEAT_OPERATOR_BIN` (default: the static one in `target`).
+    ///
+    /// # Errors
+    /// Naming every program that is not there.
+    pub fn find() -> Result<Self> {
+        let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+        let bin = std::env::var_os("TRUEBEAT_BIN_DIR").map_or_else(|| target.join("release"), PathBuf::from);
+        let musl = format!("{}-unknown-linux-musl/release/truebeat-operator", std::env::consts::ARCH);
+        let operator = std::env::var_os("TRUEBEAT_OPERATOR_BIN").map_or_else(|| target.join(musl), PathBuf::from);
+        let programs = Self { agent: bin.join("truebeat-agent"), engine: bin.join("truebeat-engine"), operator };
+        let all = [&programs.agent, &programs.engine, &programs.operator];
+        let missing: Vec<_> =
+            all.iter().filter(|path| !path.is_file()).map(|path| path.display().to_string()).collect();
+        if !missing.is_empty() {
+            bail!("not built: {}; run tests/build-programs.sh", missing.join(", "));
+        }
+        Ok(programs)
+    }
+
+    /// Makes the three images and puts them into the node's store.
+    ///
+    /// # Errors
+    /// When a file cannot be read, or containerd refuses an image.
+    pub fn import(&self, cluster: &Cluster) -> Result<()> {
+        let out = cluster.layout().path("images");
+        let model = model_files(&out.join("model"))?;
+        let agent = images::image_dynamic(&out, AGENT_IMAGE, &self.agent, &["/truebeat-agent"], &[])?;
+        cluster.import(&agent)?;
+        let engine = images::image_dynamic(&out, ENGINE_IMAGE, &self.engine, &["/truebeat-engine"], &model)?;
+        cluster.import(&engine)?;
+        let operator = images::image_static(&out, OPERATOR_IMAGE, &self.operator, &["/truebeat-operator"], &[])?;
+        cluster.import(&operator)
+    }
+
+    /// CRDs and operator, by `kubectl apply` of the committed YAML and of what the operator itself prints for this image.
+    ///
+    /// # Errors
+    /// In kubectl's words (a warning counts as an error).
+    pub fn install(&self, cluster: &Cluster) -> Result<()> {
+        let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/yaml");
+        cluster.kubectl(&["--warnings-as-errors", "apply", "-f", crds])?;
+        cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", crds])?;
+        let print = ["operator", "manifests", "--image", OPERATOR_IMAGE, "--image-pull-policy", "Never"];
+        let output = Command::new(&self.operator)
+            .args(print)
+            .output()
+            .with_context(|| format!("cannot start {}", self.operator.display()))?;
+        if !output.status.success() {
+            bail!(
+                "{} {}: {}",
+                self.operator.display(),
+                print.join(" "),
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        apply(cluster, &String::from_utf8_lossy(&output.stdout)).map(drop)
+    }
+}
+
+/// `kubectl apply` of `yaml`; gives kubectl's words.
+///
+/// # Errors
+/// In kubectl's words; a warning counts as an error.
+pub fn apply(cluster: &Cluster, yaml: &str) -> Result<String> {
+    let file = cluster.layout().path("apply.yaml");
+    fs::write(&file, yaml).with_context(|| format!("cannot write {}", file.display()))?;
+    cluster.kubectl(&["--warnings-as-errors", "apply", "-f", &file.display().to_string()])
+}
+
+fn model_files(dir: &Path) -> Result<Vec<File>> {
+    write_demo_model(dir, DemoArch::Llama, 7)?;
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))?;
+    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    Ok(names.iter().map(|name| File::new(&dir.join(name), &format!("{MODEL}/{name}"))).collect())
+}
+
+/// The folder of a pod's `emptyDir` volume as the machine sees it.
+pub fn volume(cluster: &Cluster, pod_uid: &str, name: &str) -> PathBuf {
+    cluster.layout().path(&format!("kubelet/pods/{pod_uid}/volumes/kubernetes.io~empty-dir/{name}"))
+}
+
+/// Everything that tells why a story failed, as text.
+pub fn state(cluster: &Cluster, namespace: &str) -> String {
+    let system = "truebeat-system";
+    let commands: [&[&str]; 8] = [
+        &["get", "infd,inc,deploy,pods,endpointslices", "-A", "-o", "wide"],
+        &["get", "infd,inc", "-n", namespace, "-o", "yaml"],
+        &["describe", "pods", "-n", namespace],
+        &["get", "events", "-n", namespace, "--sort-by=.lastTimestamp"],
+        &[
+            "logs",
+            "-n",
+            namespace,
+            "-l",
+            "app.kubernetes.io/name=truebeat",
+            "--all-containers",
+            "--prefix",
+            "--tail=40",
+        ],
+        &["logs", "-n", namespace, "-l", "app.kubernetes.io/name=truebeat", "-c", "engine", "--previous", "--tail=20"],
+        &["logs", "-n", system, "-l", "app.kubernetes.io/component=operator", "--prefix", "--tail=60"],
+        &["describe", "pods", "-n", system],
+    ];
+    let mut text = String::new();
+    for command in commands {
+        text += &format!("\n$ kubectl {}\n", command.join(" "));
+        text += &cluster.kubectl(command).unwrap_or_else(|error| format!("{error:#}\n"));
+    }
+    text
+}

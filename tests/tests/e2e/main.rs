@@ -1,0 +1,125 @@
+//! The product on a real cluster, story by story, in one order on one cluster (starting it is most of a minute on a slow machine).
+//! Each story prints its times. Words on the command line choose stories; the first two always run, the others stand on them.
+//!
+//! A harness of its own, because order and one cluster for all are the point; it speaks as the standard one does.
+
+mod freeze;
+mod kill;
+mod lifecycle;
+mod world;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use truebeat_tests::times::Times;
+use truebeat_tests::{Cluster, Options, product, story};
+
+use crate::world::{NAMESPACE, World};
+
+/// In the order in which they run.
+const STORIES: [&str; 8] = [
+    "install",
+    "apply_two_replicas",
+    "freeze_one",
+    "freeze_both",
+    "kill_the_operator",
+    "kill_detector_and_gate",
+    "scale_with_one_frozen",
+    "delete",
+];
+const ALWAYS: usize = 2;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.iter().any(|word| word == "--list") {
+        STORIES.iter().for_each(|name| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    let chosen = |name: &str| {
+        let mut filters = words.iter().filter(|word| !word.starts_with('-')).peekable();
+        filters.peek().is_none() || filters.any(|filter| name.contains(filter.as_str()))
+    };
+    let names: Vec<&str> =
+        STORIES.iter().enumerate().filter(|(n, name)| *n < ALWAYS || chosen(name)).map(|(_, name)| *name).collect();
+    println!("\nrunning {} stories", names.len());
+    match tell_all(&names) {
+        Ok(told) => told.report(names.len()),
+        Err(error) => {
+            println!("\nerror: {error:#}\n\ntest result: FAILED. 0 passed; 1 failed; 0 ignored");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// How it went.
+#[derive(Debug, Default)]
+struct Told {
+    passed: usize,
+    failed: usize,
+    not_run: usize,
+}
+
+impl Told {
+    fn report(&self, of: usize) -> ExitCode {
+        let Self { passed, failed, not_run } = *self;
+        let word = if failed == 0 { "ok" } else { "FAILED" };
+        let out = of - passed - failed - not_run;
+        println!(
+            "\ntest result: {word}. {passed} passed; {failed} failed; {not_run} ignored; 0 measured; {out} filtered out"
+        );
+        if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+fn tell_all(names: &[&str]) -> Result<Told> {
+    let programs = product::Programs::find()?;
+    // back-off would only be waited for: the times of a default kubelet from the second restart on are 10 s, 20 s, …
+    let options = Options { restart_period_max_s: Some(1), ..Options::default() };
+    let cluster = match story::one(&options)? {
+        Ok(cluster) => cluster,
+        Err(reason) => {
+            names.iter().try_for_each(|name| story::not_run(&format!("e2e::{name}"), &reason))?;
+            return Ok(Told { not_run: names.len(), ..Told::default() });
+        }
+    };
+    cluster.run(async |client| {
+        let mut world = World::new(client, &cluster, programs);
+        let mut told = Told::default();
+        for name in names {
+            if !tell(name, &mut world, &cluster).await {
+                told.failed = 1; // the others stand on it
+                break;
+            }
+            told.passed += 1;
+        }
+        Ok(told)
+    })
+}
+
+async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
+    let started = Instant::now();
+    let mut times = Times::new(name);
+    let result = match name {
+        "install" => lifecycle::install(world, &mut times).await,
+        "apply_two_replicas" => lifecycle::apply(world, &mut times).await,
+        "freeze_one" => freeze::one(world, &mut times).await,
+        "freeze_both" => freeze::both(world, &mut times).await,
+        "kill_the_operator" => kill::operator(world, &mut times).await,
+        "kill_detector_and_gate" => kill::detector_and_gate(world, &mut times).await,
+        "scale_with_one_frozen" => lifecycle::scale(world, &mut times).await,
+        _ => lifecycle::delete(world, &mut times).await,
+    };
+    println!("\n{}", times.table());
+    let seconds = started.elapsed().as_secs_f64();
+    match result {
+        Ok(()) => println!("test e2e::{name} ... ok ({seconds:.1} s)"),
+        Err(error) => {
+            println!("{}", product::state(cluster, NAMESPACE));
+            println!("test e2e::{name} ... FAILED after {seconds:.1} s: {error:#}");
+            println!("logs of the cluster: {}", cluster.layout().path("log").display());
+            return false;
+        }
+    }
+    true
+}

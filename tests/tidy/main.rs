@@ -1,0 +1,59 @@
+//! The rules of the house that no compiler knows: forbidden edges between crates and modules, sizes, where `unsafe` and panics may
+//! live, what the text may not say. It reads the files that git knows or would add, and nothing else. Every rule is a function
+//! from a tree to findings, with a test of its own that shows it can fail.
+
+mod code;
+mod edges;
+mod paths;
+mod sizes;
+mod tree;
+mod words;
+
+use tree::{Finding, Tree};
+
+fn assert_none(findings: Vec<Finding>) {
+    let lines: Vec<_> = findings.iter().map(ToString::to_string).collect();
+    assert!(lines.is_empty(), "{} finding(s):\n{}", lines.len(), lines.join("\n"));
+}
+
+#[test]
+fn no_crate_depends_on_one_it_must_not_know() {
+    assert_none(edges::manifests(&edges::metadata().unwrap()));
+}
+
+#[test]
+fn no_module_names_one_it_must_not_know() {
+    assert_none(edges::modules(&Tree::of_this_repository().unwrap()));
+}
+
+#[test]
+fn files_and_functions_are_small() {
+    let tree = Tree::of_this_repository().unwrap();
+    println!("{}", sizes::table(&tree));
+    assert_none(sizes::check(&tree));
+}
+
+#[test]
+fn unsafe_lives_in_listed_modules() {
+    assert_none(code::unsafe_places(&Tree::of_this_repository().unwrap()));
+}
+
+#[test]
+fn nothing_panics_outside_tests() {
+    assert_none(code::panics(&Tree::of_this_repository().unwrap()));
+}
+
+#[test]
+fn every_exception_to_a_lint_has_a_reason() {
+    assert_none(code::reasons(&Tree::of_this_repository().unwrap()));
+}
+
+#[test]
+fn every_file_says_why_it_exists() {
+    assert_none(code::heads(&Tree::of_this_repository().unwrap()));
+}
+
+#[test]
+fn the_text_speaks_of_the_project_alone() {
+    assert_none(words::check(&Tree::of_this_repository().unwrap()));
+}
