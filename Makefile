@@ -1,0 +1,53 @@
+# Truebeat: the two commands are `make demo` and `make test`. Everything else is a part of them, or slower.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+CACHE ?= $(HOME)/.cache/truebeat
+PROGRAM := target/release/truebeat
+say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
+
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak regenerate clean-cluster
+
+help: ## What can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+demo: prerequisites build ## The main job end to end on this machine: a real hang, caught, explained, recovered, reported
+	$(call say,demo: about four minutes)
+	$(PROGRAM) demo --out target/demo --stranger tests/stranger/server.py
+
+test: prerequisites ## Everything that proves the project, real control plane and node included
+	@tests/run-all.sh
+
+build: ## The one binary, target/release/truebeat
+	$(call say,build: the truebeat binary (several minutes the first time))
+	cargo build --release --locked -p truebeat
+
+prerequisites: ## What the machine must have; installs missing Debian packages where it may
+	@tests/tools/prerequisites.sh
+
+lint: ## Formatting and lints, as CI sees them
+	$(call say,lint)
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+unit: ## Tests that need no cluster
+	$(call say,tests of the crates)
+	cargo test --workspace --locked --no-fail-fast
+
+e2e: prerequisites ## The stories on a real control plane and node (root needed)
+	@tests/run-all.sh e2e
+
+bench: build ## Cost of a publish, and fence latency over 200 injected stalls (half an hour)
+	cargo bench --locked -p heartbeat
+	$(PROGRAM) bench stalls --count 200
+
+soak: build ## 30 minutes of mixed healthy work on a loaded machine: every alarm is a failure
+	$(PROGRAM) bench healthy --minutes 30
+
+regenerate: ## Generated files: CRDs, install manifest, snapshots
+	TRUEBEAT_REGENERATE=1 INSTA_UPDATE=always cargo test --locked -p crds -p operator -p vitals
+
+clean-cluster: ## End what an interrupted end-to-end run left behind, by recorded process id
+	cargo run --locked -p truebeat-tests --bin cluster -- down
