@@ -22,7 +22,7 @@ test: prerequisites ## Everything that proves the project, real control plane an
 
 build: ## The one binary, target/release/truebeat
 	$(call say,build: the truebeat binary (several minutes the first time))
-	cargo build --release --locked -p truebeat
+	cargo build --release --locked -p crds -p operator -p agent -p engine -p truebeat -p truebeat-tests --bins
 
 prerequisites: ## What the machine must have; installs missing Debian packages where it may
 	@tests/tools/prerequisites.sh

@@ -15,8 +15,10 @@ if command -v rustup >/dev/null && ! rustup target list --installed | grep -qx "
 fi
 
 started=$SECONDS
-say '[1/2] truebeat-agent, truebeat-engine (release)'
-cargo build --release --locked -p agent --bin truebeat-agent -p engine --bin truebeat-engine
+# All packages of the release profile at once, as run-all.sh tests them: with another list cargo would choose other features of the
+# dependencies and build them once more.
+say '[1/2] truebeat, truebeat-agent, truebeat-engine (release)'
+cargo build --release --locked -p crds -p operator -p agent -p engine -p truebeat -p truebeat-tests --bins
 say "[1/2] after $((SECONDS - started)) s"
 
 # `ring` compiles C for this target; it includes nothing of a C library, so the machine's own compiler will do.

@@ -55,11 +55,7 @@ async fn watch(stage: &mut Stage, length: Duration) -> anyhow::Result<(Seen, u64
         let turn = TURN.min(length.saturating_sub(begun.elapsed()));
         let (done, ()) = tokio::join!(do_work(stage, work, turn), watch_turn(stage, turn, &mut seen));
         completed += done;
-        eprintln!(
-            "{:>5.0} s  {work:?}: {done} requests, {} alarms so far",
-            begun.elapsed().as_secs_f64(),
-            seen.alarms
-        );
+        eprintln!("{:>5.0} s  {work:?}: {done} requests, {} alarms so far", begun.elapsed().as_secs_f64(), seen.alarms);
     }
     seen.alarms = seen.alarms.max(stage.incidents().await?.len());
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
