@@ -1,6 +1,6 @@
 //! V3: deadlines, learned where there is something to learn from, clamped, scaled by the prompt tokens owed.
 
-use crate::examine::Allowed;
+use crate::examine::{Allowed, Exam, View};
 use crate::excuse::Tick;
 use crate::observation::{Ms, PageObs, PagePhase};
 use crate::policy::Policy;
@@ -9,7 +9,7 @@ use crate::signs::{Sight, Signs};
 
 /// How long the step under way of a native page may last.
 pub fn native_step(page: &PageObs, rhythm: &Rhythm, policy: &Policy, tick: &Tick) -> Allowed {
-    let lease = if page.lease_ms == 0 { policy.lease_cap_ms } else { page.lease_ms.min(policy.lease_cap_ms) };
+    let lease = step_lease_ms(page, policy);
     let warm = rhythm.steps_seen >= policy.native_warm_steps;
     let learned = match page.phase {
         PagePhase::Prefill => rhythm
@@ -19,7 +19,10 @@ pub fn native_step(page: &PageObs, rhythm: &Rhythm, policy: &Policy, tick: &Tick
             .filter(|_| {
                 page.prompt_tokens_owed.max(u64::from(page.phase_tokens)) <= reach(rhythm.prompt_tokens_max, policy)
             }),
-        PagePhase::Decode => rhythm.decode_step_ms.quantile(990).map(|ms| ms.max(rhythm.decode_recent_ms / 2)),
+        PagePhase::Decode => rhythm
+            .decode_step_ms
+            .quantile(990)
+            .map(|ms| wider(ms.max(rhythm.decode_recent_ms / 2), page.running, rhythm.decode_width_milli)),
         _ => None,
     };
     // what the machine does to the agent it does to the engine: lateness is added on top, lease or not (V5)
@@ -39,29 +42,57 @@ pub fn native_livelock(page: &PageObs, rhythm: &Rhythm, policy: &Policy, tick: &
     native_step(page, rhythm, policy, tick)
 }
 
+/// The lease of the step under way, capped (H5); the cap where none is declared.
+pub fn step_lease_ms(page: &PageObs, policy: &Policy) -> Ms {
+    if page.lease_ms == 0 { policy.lease_cap_ms } else { page.lease_ms.min(policy.lease_cap_ms) }
+}
+
+/// What a decode step that lasts may teach: as long as its lease, but a hang that ended teaches no patience beyond twice what was
+/// allowed.
+pub fn step_lesson_ms(page: &PageObs, allowed: Allowed, policy: &Policy) -> Ms {
+    allowed.ms.saturating_mul(2).max(STEP_LESSON_MS_MIN).min(step_lease_ms(page, policy))
+}
+
+/// A step of more sequences than were learned from may last longer in proportion, as it does on an engine bound by compute.
+fn wider(ms: Ms, running: u32, learned_milli: u64) -> Ms {
+    let running_milli = u64::from(running).saturating_mul(1000);
+    if learned_milli == 0 || running_milli <= learned_milli {
+        return ms;
+    }
+    ms.saturating_mul(running_milli) / learned_milli
+}
+
 /// How long a gate may hear nothing from a foreign engine that owes work.
-pub fn gate_silence(sight: &Sight<'_>, rhythm: &Rhythm, policy: &Policy) -> Allowed {
+pub fn gate_silence(view: &View<'_>) -> Allowed {
+    let (sight, rhythm, policy) = (view.sight, view.rhythm, view.policy);
     let owed_tokens = sight.gate.map_or(0, |gate| gate.prompt_tokens_owed);
     let page_tokens =
         sight.page.filter(|page| page.phase == PagePhase::Prefill).map_or(0, |page| u64::from(page.phase_tokens));
     let prompt = owed_tokens.max(page_tokens);
     let warm = rhythm.chunks_seen >= policy.foreign_warm_chunks && rhythm.delivering_ms >= policy.foreign_warm_ms;
-    let gap = rhythm.gate_gap_ms.quantile(990);
     // a request that does not stream is silent until its end; only counters tell such a one from a hang
     let counters =
         sight.page.is_some() || sight.metrics.is_some_and(|m| m.generation_tokens.is_some() || m.iterations.is_some());
     if !counters && sight.gate.is_some_and(|gate| gate.awaiting_first_byte >= gate.in_flight) {
         return Allowed::patient(policy.patience_cap_ms);
     }
-    let (Some(gap), true) = (gap, warm) else { return Allowed::patient(policy.patience_cap_ms) };
+    // the silence before a first byte holds the front end's own work as well: gaps between tokens say nothing about it
+    let (usual, warm) = if view.nothing_begun() {
+        let seen = rhythm.first_answers_seen >= policy.foreign_warm_answers
+            && rhythm.first_byte_ms.samples() >= FIRST_BYTE_SAMPLES_MIN;
+        (rhythm.first_byte_ms.quantile(990), warm && seen)
+    } else {
+        (rhythm.gate_gap_ms.quantile(990), warm)
+    };
+    let (Some(usual), true) = (usual, warm) else { return Allowed::patient(policy.patience_cap_ms) };
     if prompt > reach(rhythm.prompt_tokens_max, policy) {
         return Allowed::patient(policy.patience_cap_ms);
     }
     let per_token = rhythm.gate_us_per_token.quantile(990).unwrap_or(0);
     let prefill = factor(per_token.saturating_mul(prompt) / 1000, policy.foreign_factor_tenths);
-    Allowed::learned(
-        factor(gap, policy.foreign_factor_tenths).max(prefill).clamp(policy.foreign_floor_ms, policy.patience_cap_ms),
-    )
+    let learned = factor(usual, policy.foreign_factor_tenths).max(prefill);
+    // not `clamp`: a policy may well set the cap below the floor
+    Allowed::learned(learned.max(policy.foreign_floor_ms).min(policy.patience_cap_ms))
 }
 
 /// Prompt sizes up to this are inside what was learned.
@@ -73,8 +104,11 @@ fn factor(ms: Ms, tenths: u32) -> Ms {
     ms.saturating_mul(u64::from(tenths)) / 10
 }
 
-/// What one decode step may teach.
-const STEP_AGE_MS_MAX: Ms = 500;
+/// What one decode step may teach in any case, its lease allowing.
+const STEP_LESSON_MS_MIN: Ms = 500;
+
+/// A quantile of fewer silences before a first byte than this says nothing.
+const FIRST_BYTE_SAMPLES_MIN: u32 = 4;
 
 /// Prompts below this teach nothing about the time a token takes.
 const PROMPT_TOKENS_MIN: u64 = 256;
@@ -89,6 +123,8 @@ pub struct Learner {
     /// The greatest deadline during that silence: a prompt is no longer owed at the moment its first token comes.
     allowed_peak_ms: Ms,
     prompt_peak: u64,
+    /// During that silence: was there a request that had begun to answer?
+    begun: bool,
     /// Of a native page: the prefill step that was under way to be timed when it ends.
     prefill: Option<PrefillStep>,
     /// The greatest age of a decode step that was seen under way.
@@ -110,13 +146,11 @@ impl Learner {
         *self = Self::default();
     }
 
-    /// Learns from one tick. `allowed_ms` bounds a sample: a hang that ended teaches no patience beyond twice what was allowed.
-    pub fn learn(&mut self, tick: &Tick, sight: &Sight<'_>, signs: &Signs, rhythm: &mut Rhythm, allowed_ms: Ms) {
-        self.learn_steps(tick, sight, rhythm);
+    /// Learns from one tick. What was allowed bounds a sample: a hang that ended teaches no patience beyond twice that.
+    pub fn learn(&mut self, tick: &Tick, sight: &Sight<'_>, signs: &Signs, rhythm: &mut Rhythm, exam: &Exam) {
+        self.learn_steps(tick, sight, rhythm, exam.step_lesson_ms);
         if sight.owed.is_none() {
-            self.silence_peak_ms = 0;
-            self.allowed_peak_ms = 0;
-            self.prompt_peak = 0;
+            self.silence_over();
             return;
         }
         let prompt = sight.gate.map_or(0, |gate| gate.prompt_tokens_owed);
@@ -127,19 +161,8 @@ impl Learner {
         }
         let heard = if sight.gate.is_some() { sight.gate_delivered } else { sight.delivered() };
         if heard {
-            let gap = self.silence_peak_ms.min(self.allowed_peak_ms.saturating_mul(2));
-            if self.prompt_peak < PROMPT_TOKENS_LONG {
-                // a long prompt's silence is told by its tokens; it must not make decode patient
-                rhythm.gate_gap_ms.record(gap.max(1));
-            }
-            if self.prompt_peak > 0 {
-                // a short prompt's silence is overhead, not prefill: it must not be scaled up to a long prompt's
-                rhythm.gate_us_per_token.record(gap.saturating_mul(1000) / self.prompt_peak.max(PROMPT_TOKENS_MIN));
-                rhythm.prompt_tokens_max = rhythm.prompt_tokens_max.max(self.prompt_peak);
-            }
-            self.silence_peak_ms = 0;
-            self.allowed_peak_ms = 0;
-            self.prompt_peak = 0;
+            self.learn_silence(sight, rhythm);
+            self.silence_over();
         }
         let since = signs.gate_delivered_at.max(signs.owed_since).max(if sight.gate.is_none() {
             signs.metrics_tokens_at.max(signs.page_tokens_at)
@@ -148,10 +171,37 @@ impl Learner {
         });
         self.silence_peak_ms = self.silence_peak_ms.max(tick.since(since));
         self.prompt_peak = self.prompt_peak.max(prompt);
-        self.allowed_peak_ms = self.allowed_peak_ms.max(allowed_ms);
+        self.allowed_peak_ms = self.allowed_peak_ms.max(exam.gate_allowed_ms);
+        self.begun |= sight.gate.is_none_or(|gate| gate.in_flight > gate.awaiting_first_byte);
     }
 
-    fn learn_steps(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm) {
+    fn silence_over(&mut self) {
+        self.silence_peak_ms = 0;
+        self.allowed_peak_ms = 0;
+        self.prompt_peak = 0;
+        self.begun = false;
+    }
+
+    /// A silence ended in a delivery.
+    fn learn_silence(&self, sight: &Sight<'_>, rhythm: &mut Rhythm) {
+        let gap = self.silence_peak_ms.min(self.allowed_peak_ms.saturating_mul(2));
+        if self.prompt_peak < PROMPT_TOKENS_LONG {
+            // a long prompt's silence is told by its tokens; it must not make decode patient
+            if self.begun || sight.gate.is_none() {
+                rhythm.gate_gap_ms.record(gap.max(1));
+            } else {
+                rhythm.first_byte_ms.record(gap.max(1));
+                rhythm.first_answers_seen = rhythm.first_answers_seen.saturating_add(sight.answered_count);
+            }
+        }
+        if self.prompt_peak > 0 {
+            // a short prompt's silence is overhead, not prefill: it must not be scaled up to a long prompt's
+            rhythm.gate_us_per_token.record(gap.saturating_mul(1000) / self.prompt_peak.max(PROMPT_TOKENS_MIN));
+            rhythm.prompt_tokens_max = rhythm.prompt_tokens_max.max(self.prompt_peak);
+        }
+    }
+
+    fn learn_steps(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, lesson_ms: Ms) {
         let Some(page) = sight.native() else { return };
         if sight.steps_done > 0 {
             rhythm.steps_seen = rhythm.steps_seen.saturating_add(sight.steps_done);
@@ -166,13 +216,14 @@ impl Learner {
             }
             // the mean over the interval, while decode ruled all of it
             if self.decoding && page.phase == PagePhase::Decode && page.running > 0 && tick.elapsed_ms > 0 {
-                rhythm.decoded((tick.elapsed_ms / sight.steps_done).max(self.step_age_peak_ms));
+                let step_ms = (tick.elapsed_ms / sight.steps_done).max(self.step_age_peak_ms);
+                rhythm.decoded(step_ms, page.running);
             }
             self.step_age_peak_ms = 0;
         }
         if let (PagePhase::Decode, Some(at)) = (page.phase, page.step_started_ms) {
             // bounded, so that a hang that ended does not teach patience
-            self.step_age_peak_ms = self.step_age_peak_ms.max(tick.now_ms.saturating_sub(at)).min(STEP_AGE_MS_MAX);
+            self.step_age_peak_ms = self.step_age_peak_ms.max(tick.now_ms.saturating_sub(at).min(lesson_ms));
         }
         self.decoding = page.phase == PagePhase::Decode && page.running > 0;
         self.prefill = match (page.phase, page.step_started_ms) {

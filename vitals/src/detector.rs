@@ -13,7 +13,7 @@ use crate::observation::{Ms, Observation, PagePhase};
 use crate::rhythm::Rhythm;
 use crate::signs::{Sight, Signs};
 use crate::slow::SlowMeter;
-use crate::startup::{examine_startup, ready};
+use crate::startup::{examine_startup, has_come_up, ready};
 use crate::verdict::{Action, Outcome, Reason, StallClass, Verdict};
 use crate::witness::{Strength, Witnesses};
 
@@ -107,7 +107,7 @@ impl Detector {
             return outcome;
         }
         let exam = self.examine(&tick, &sight);
-        self.learner.learn(&tick, &sight, &self.signs, &mut self.rhythm, exam.gate_allowed_ms);
+        self.learner.learn(&tick, &sight, &self.signs, &mut self.rhythm, &exam);
         let slow = self.slow.tick(&tick, &sight, &self.policy);
         let stage = std::mem::replace(&mut self.stage, Stage::Healthy);
         match stage {
@@ -193,7 +193,7 @@ impl Detector {
         self.stage = Stage::Starting;
         let (_, text) = starting_text(tick, sight, self.started_ms);
         // not before it can serve; where nothing is known of its front end the gate is left as it is
-        let shut = sight.page.is_some() || sight.frontend.is_some_and(|f| !f.answers);
+        let shut = sight.page.is_some() || sight.frontend.is_some_and(|f| !has_come_up(f));
         let actions = if shut { vec![Action::Fence] } else { vec![] };
         self.say(tick, Verdict::Starting, vec![reason("page", text)], actions, exam.due_in_ms)
     }
@@ -251,7 +251,7 @@ impl Detector {
     }
 
     fn suspect(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, case: Case, exam: Exam) -> Outcome {
-        if self.proves_life(sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
+        if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
             return self.release(tick, sight, draining, exam);
         }
         self.hold_case(tick, sight, case, exam)
@@ -261,7 +261,7 @@ impl Detector {
     fn hold_case(&mut self, tick: &Tick, sight: &Sight<'_>, mut case: Case, exam: Exam) -> Outcome {
         let age = tick.since(case.began_counted);
         let owed = sight.owed.is_some() || case.in_startup;
-        let relapse = self.trial_ms.is_some_and(|at| tick.now_ms.saturating_sub(at) < self.policy.relapse_ms);
+        let relapse = self.relapsing(tick);
         let weighed =
             exam.complaint.as_ref().map(|complaint| self.witnesses.weigh(&self.view(tick, sight), complaint, relapse));
         if let (Some(complaint), Some((strength, witnesses))) = (&exam.complaint, weighed) {
@@ -289,12 +289,35 @@ impl Detector {
         self.say(tick, verdict, said, vec![Action::Fence], None)
     }
 
-    fn stalled(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, case: Case, exam: Exam) -> Outcome {
+    fn stalled(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, mut case: Case, exam: Exam) -> Outcome {
         // a stall that delivers is none: a restart that was not granted yet is no longer wanted; nor while a person says hands off
-        if self.proves_life(sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
+        if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
+            return self.release(tick, sight, draining, exam);
+        }
+        let drained_at = case.drained_at.unwrap_or(tick.counted_ms);
+        case.drained_at = self.may_have_healed(tick, sight, &case).then_some(drained_at);
+        if case.drained_at.is_some_and(|at| tick.since(at) >= self.policy.trial_after_ms) {
+            self.trial_ms = Some(tick.now_ms);
             return self.release(tick, sight, draining, exam);
         }
         self.hold_stall(tick, case)
+    }
+
+    /// Confirmed, and behind the fence there is nothing left that it could show progress with: nothing speaks against a trial. One
+    /// that fails is not repeated while its relapse counts.
+    fn may_have_healed(&self, tick: &Tick, sight: &Sight<'_>, case: &Case) -> bool {
+        let no_kill = sight.proc.is_none_or(|p| p.kill_sent_ms.is_none() && !matches!(p.state, Some('T' | 'D' | 'Z')));
+        sight.owed.is_none()
+            && !case.in_startup
+            && sight.frontend.is_some_and(|f| f.answers)
+            && no_kill
+            && !self.view(tick, sight).step_beyond_lease()
+            && !self.relapsing(tick)
+    }
+
+    /// Was it let out on trial a short while ago?
+    fn relapsing(&self, tick: &Tick) -> bool {
+        self.trial_ms.is_some_and(|at| tick.now_ms.saturating_sub(at) < self.policy.relapse_ms)
     }
 
     fn hold_stall(&mut self, tick: &Tick, case: Case) -> Outcome {
@@ -311,14 +334,15 @@ impl Detector {
     }
 
     /// Hysteresis: what ends a case is a thing that the class says cannot happen, never a gauge or an answer of `/health`.
-    fn proves_life(&self, sight: &Sight<'_>, case: &Case, exam: &Exam) -> bool {
-        if sight.gate_delivered {
+    fn proves_life(&self, tick: &Tick, sight: &Sight<'_>, case: &Case, exam: &Exam) -> bool {
+        // what the front end answers by itself is no progress of an engine that is in the same step beyond its lease
+        if sight.gate_delivered && !self.view(tick, sight).step_beyond_lease() {
             return true;
         }
         match case.class {
             StallClass::StartupStalled => {
                 sight.startup_moved
-                    || (exam.complaint.is_none() && sight.page.is_none() && sight.frontend.is_some_and(|f| f.answers))
+                    || (exam.complaint.is_none() && sight.page.is_none() && sight.frontend.is_some_and(has_come_up))
             }
             StallClass::FrontendStalled => {
                 sight.gate.is_none_or(|gate| gate.in_flight == 0) && sight.frontend.is_some_and(|f| f.answers)

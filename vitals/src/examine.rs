@@ -4,11 +4,12 @@
 
 use crate::deadlines;
 use crate::excuse::Tick;
-use crate::observation::{Ms, PageObs, PagePhase};
+use crate::observation::{GateObs, Ms, PageObs, PagePhase};
 use crate::policy::Policy;
 use crate::rhythm::Rhythm;
 use crate::signs::{Owed, OwedSource, Sight, Signs};
 use crate::verdict::{Reason, StallClass};
+use crate::witness::PageSays;
 
 /// Where a deadline comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,8 +62,7 @@ pub struct Complaint {
     pub silence_ms: Ms,
     pub allowed: Allowed,
     pub reason: Reason,
-    /// The engine's own lease has run out, too.
-    pub lease_expired: bool,
+    pub page_says: PageSays,
 }
 
 /// The result of one look.
@@ -73,6 +73,8 @@ pub struct Exam {
     pub due_in_ms: Option<Ms>,
     /// The deadline that rules the gate's silence (bounds what is learned from a gap).
     pub gate_allowed_ms: Ms,
+    /// How much of the age of the decode step under way may be learned.
+    pub step_lesson_ms: Ms,
 }
 
 /// Everything a look needs.
@@ -87,10 +89,30 @@ pub struct View<'a> {
     pub burning: bool,
 }
 
+impl View<'_> {
+    /// Does the gate know that no request in flight has begun to answer, while the front end answers? Then the silence may be the
+    /// front end's (a client can make it fetch something), or that of a request that does not stream.
+    pub fn nothing_begun(&self) -> bool {
+        self.sight.gate.is_some_and(GateObs::only_unanswered) && !self.sight.frontend_silent(self.tick.now_ms, 0)
+    }
+
+    /// Does a native page show a step under way for longer than its lease?
+    pub fn step_beyond_lease(&self) -> bool {
+        self.sight.native().is_some_and(|page| {
+            self.oldest_step_at().is_some_and(|at| self.tick.since(at) >= deadlines::step_lease_ms(page, self.policy))
+        })
+    }
+
+    /// Counted time at which the oldest step under way of any rank began.
+    fn oldest_step_at(&self) -> Option<Ms> {
+        let of_rank = |rank: u32| self.signs.ranks.iter().find(|sign| sign.rank == rank).and_then(|sign| sign.step_at);
+        self.sight.pages.iter().filter_map(|page| of_rank(page.rank)).min()
+    }
+}
+
 /// Looks once.
 pub fn examine(view: &View<'_>) -> Exam {
-    let mut exam =
-        Exam { gate_allowed_ms: deadlines::gate_silence(view.sight, view.rhythm, view.policy).ms, ..Exam::default() };
+    let mut exam = Exam { gate_allowed_ms: deadlines::gate_silence(view).ms, ..Exam::default() };
     match view.sight.native() {
         Some(page) => {
             native_step(view, page, &mut exam);
@@ -104,13 +126,13 @@ pub fn examine(view: &View<'_>) -> Exam {
 
 impl Exam {
     /// Holds a silence against a deadline; the first complaint stays.
-    fn hold(&mut self, silence_ms: Ms, allowed: Allowed, complain: impl FnOnce() -> (StallClass, Reason, bool)) {
+    fn hold(&mut self, silence_ms: Ms, allowed: Allowed, complain: impl FnOnce() -> (StallClass, Reason, PageSays)) {
         if silence_ms <= allowed.ms {
             let due = allowed.ms - silence_ms;
             self.due_in_ms = Some(self.due_in_ms.map_or(due, |other| other.min(due)));
         } else if self.complaint.is_none() {
-            let (class, reason, lease_expired) = complain();
-            self.complaint = Some(Complaint { class, silence_ms, allowed, reason, lease_expired });
+            let (class, reason, page_says) = complain();
+            self.complaint = Some(Complaint { class, silence_ms, allowed, reason, page_says });
         }
     }
 }
@@ -118,19 +140,14 @@ impl Exam {
 /// A step that does not end, or a loop that owes work and begins none.
 fn native_step(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
     let owed = page.running.saturating_add(page.waiting);
-    let oldest_step = view
-        .sight
-        .pages
-        .iter()
-        .filter_map(|p| view.signs.ranks.iter().find(|sign| sign.rank == p.rank).and_then(|sign| sign.step_at))
-        .min();
-    if let Some(step_at) = oldest_step {
+    if let Some(step_at) = view.oldest_step_at() {
         if owed == 0 && page.phase_tokens == 0 && view.sight.owed.is_none() {
             return;
         }
         let silence = view.tick.since(step_at);
         let allowed = deadlines::native_step(page, view.rhythm, view.policy, view.tick);
         let lease = page.lease_ms.min(view.policy.lease_cap_ms);
+        exam.step_lesson_ms = deadlines::step_lesson_ms(page, allowed, view.policy);
         exam.hold(silence, allowed, || {
             let text = format!(
                 "step {} ({}) is under way for {silence} ms with {} running and {} waiting; {}",
@@ -140,7 +157,7 @@ fn native_step(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
                 page.waiting,
                 allowed.words()
             );
-            (step_class(view), reason("page", text), silence >= lease)
+            (step_class(view), reason("page", text), PageSays::lease(silence >= lease))
         });
     } else if owed > 0 && page.phase != PagePhase::Sleep {
         let moved = view.signs.ranks.iter().map(|sign| sign.moved_at).max().unwrap_or(0).max(view.signs.owed_since);
@@ -155,7 +172,7 @@ fn native_step(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
                 page.waiting,
                 allowed.words()
             );
-            (class, reason("page", text), true)
+            (class, reason("page", text), PageSays::NoStep)
         });
     }
 }
@@ -177,7 +194,8 @@ fn native_livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
                 page.running,
                 allowed.words()
             );
-            (StallClass::Livelock, reason("page", text), silence >= page.lease_ms.min(view.policy.lease_cap_ms))
+            let lease = page.lease_ms.min(view.policy.lease_cap_ms);
+            (StallClass::Livelock, reason("page", text), PageSays::lease(silence >= lease))
         });
     }
     let decoding = view.sight.gate.is_some_and(|gate| gate.in_flight > gate.awaiting_first_byte);
@@ -185,7 +203,7 @@ fn native_livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
         let allowed = Allowed::policy(view.policy.decode_starved_ms);
         exam.hold(since_tokens, allowed, || {
             let text = format!("prefill moves, but no token was delivered for {since_tokens} ms to requests that had begun to answer; {}", allowed.words());
-            (StallClass::DecodeStalled, reason("page", text), true)
+            (StallClass::DecodeStalled, reason("page", text), PageSays::Nothing)
         });
     }
 }
@@ -199,7 +217,7 @@ fn native_front(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
     let (silence, allowed) = if idle {
         (since_bytes.min(view.tick.since(view.signs.page_steps_at)), Allowed::policy(view.policy.admission_ms))
     } else if silent_front {
-        (since_bytes, deadlines::gate_silence(view.sight, view.rhythm, view.policy))
+        (since_bytes, deadlines::gate_silence(view))
     } else {
         return;
     };
@@ -213,7 +231,7 @@ fn native_front(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
         (
             if silent_front { StallClass::FrontendStalled } else { StallClass::AdmissionStalled },
             reason("gate", text),
-            false,
+            PageSays::Nothing,
         )
     });
 }
@@ -231,23 +249,31 @@ fn foreign(view: &View<'_>, exam: &mut Exam) {
         .max(signs.page_steps_at);
     let allowed = foreign_allowed(view, owed);
     let (since_any, since_delivered) = (view.tick.since(moved), view.tick.since(delivered));
-    exam.hold(since_any, allowed, || {
+    let flat = since_any.saturating_sub(unseen_ms(view));
+    exam.hold(flat, allowed, || {
         let text = format!(
-            "{} requests owed ({}) and nothing moved for {since_any} ms; {}",
+            "{} requests owed ({}) and nothing moved for {flat} ms; {}",
             owed.requests,
             source_name(owed.source),
             allowed.words()
         );
-        (foreign_class(view), reason(source_name(owed.source), text), false)
+        (foreign_class(view), reason(source_name(owed.source), text), PageSays::Nothing)
     });
     stopped(view, owed, since_any, exam);
     turning(view, owed, allowed, since_any, since_delivered, exam);
 }
 
+/// Where only a scrape could tell that something moves (no request streams, no page): how old the last one is. A slow `/metrics` is
+/// no silence of the engine.
+fn unseen_ms(view: &View<'_>) -> Ms {
+    let only_scrapes = view.nothing_begun() && view.sight.page.is_none() && view.sight.metrics.is_some();
+    if only_scrapes { view.tick.now_ms.saturating_sub(view.signs.metrics_sampled_ms) } else { 0 }
+}
+
 /// Gauges cannot tell a long prompt from a hang, so a deadline is learned only where the gate knows what is owed.
 fn foreign_allowed(view: &View<'_>, owed: Owed) -> Allowed {
     match owed.source {
-        OwedSource::Gate => deadlines::gate_silence(view.sight, view.rhythm, view.policy),
+        OwedSource::Gate => deadlines::gate_silence(view),
         OwedSource::Page | OwedSource::Metrics => Allowed::patient(view.policy.patience_cap_ms),
     }
 }
@@ -260,7 +286,7 @@ fn stopped(view: &View<'_>, owed: Owed, since_any: Ms, exam: &mut Exam) {
     let allowed = Allowed::policy(view.policy.foreign_floor_ms);
     exam.hold(since_any, allowed, || {
         let text = format!("{} requests owed ({}), the process is stopped (state T) without a debugger, and nothing moved for {since_any} ms; {}", owed.requests, source_name(owed.source), allowed.words());
-        (foreign_class(view), reason("proc", text), false)
+        (foreign_class(view), reason("proc", text), PageSays::Nothing)
     });
 }
 
@@ -270,12 +296,11 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
         return;
     }
     let signs = view.signs;
-    let iterates =
-        signs.metrics_iterations_at.max(signs.page_steps_at) > signs.metrics_tokens_at.max(signs.gate_delivered_at);
-    // only requests that have begun to answer can be starved of decode; the others are in prefill, however long that is
+    // only requests that have begun to answer can be starved of decode; the others are in prefill, or do not stream and are counted
+    // by some engines in one lump at their end, however long that is
     let decoding = view.sight.gate.is_none_or(|gate| gate.in_flight > gate.awaiting_first_byte);
-    let patience =
-        if iterates || decoding { allowed.ms.max(view.policy.decode_starved_ms) } else { view.policy.patience_cap_ms };
+    let least = if decoding { view.policy.decode_starved_ms } else { view.policy.patience_cap_ms };
+    let patience = allowed.ms.max(least);
     let allowed = Allowed { ms: patience, ..Allowed::policy(0) };
     exam.hold(since_delivered, allowed, || {
         let class = if signs.metrics_prompt_at > signs.metrics_tokens_at {
@@ -289,7 +314,7 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
             source_name(owed.source),
             allowed.words()
         );
-        (class, reason("metrics", text), false)
+        (class, reason("metrics", text), PageSays::Nothing)
     });
 }
 

@@ -120,6 +120,19 @@ pub struct GateObs {
     pub last_delivery_ms: Option<Ms>,
 }
 
+impl GateObs {
+    /// Is there work, none of which has begun to answer? Such silence may be the front end's own doing, and a request that does not
+    /// stream is silent until its end.
+    pub fn only_unanswered(&self) -> bool {
+        self.in_flight > 0 && self.awaiting_first_byte >= self.in_flight
+    }
+
+    /// Requests that have had a first byte, or ended: monotone in an epoch.
+    pub fn answered(&self) -> u64 {
+        self.requests_done.saturating_add(u64::from(self.in_flight.saturating_sub(self.awaiting_first_byte)))
+    }
+}
+
 /// Meanings read from an engine's /metrics; a series that the engine does not have is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct MetricsObs {

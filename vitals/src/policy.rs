@@ -43,6 +43,8 @@ pub struct Policy {
     pub foreign_warm_chunks: u64,
     /// …and the time with work owed in which they were seen.
     pub foreign_warm_ms: Ms,
+    /// Requests that were answered after a silence in which none in flight had begun to answer, before such silences count as learned.
+    pub foreign_warm_answers: u64,
     /// Prompt tokens owed up to learned maximum × this (in tenths) count as inside what was learned.
     pub prompt_reach_tenths: u32,
     /// So few prompt tokens that an engine that is warm needs no history of prompts for them.
@@ -94,6 +96,7 @@ impl Default for Policy {
             native_warm_steps: 32,
             foreign_warm_chunks: 50,
             foreign_warm_ms: 3_000,
+            foreign_warm_answers: 32,
             prompt_reach_tenths: 20,
             prompt_tokens_free: 512,
             livelock_steps: 8,

@@ -117,6 +117,9 @@ pub struct RecoveryInput<'a> {
     pub evidence_done: bool,
     /// The operator's grant names this episode.
     pub granted: bool,
+    /// When the operator is last known to have looked at this very episode and left it waiting (queued or refused): an operator that
+    /// answers is not absent, so the unattended clock begins anew.
+    pub operator_answered_ms: Option<Ms>,
     /// Changes when the engine is another process (pid and start time, hashed or counted); `None` while there is none.
     pub process: Option<u64>,
 }
@@ -294,7 +297,8 @@ impl Recovery {
         if self.policy.self_grant {
             return evidence_over.then_some(GrantedBy::Itself);
         }
-        let due = self.policy.unattended_after_ms.is_some_and(|after| waited >= after);
+        let alone = input.operator_answered_ms.map_or(waited, |at| waited.min(self.now_ms.saturating_sub(at)));
+        let due = self.policy.unattended_after_ms.is_some_and(|after| alone >= after);
         let free =
             self.unattended_ms.is_none_or(|last| self.now_ms.saturating_sub(last) >= self.policy.unattended_window_ms);
         (due && free && evidence_over).then(|| {

@@ -96,8 +96,12 @@ pub struct Rhythm {
     /// where a quantile would follow after a hundred samples.
     pub decode_recent_ms: Ms,
     pub prefill_recent_us: Ms,
-    /// Gate: silences that ended in a delivery while work was owed.
+    /// Slowly fading maximum of the running sequences of the decode steps above, in thousandths.
+    pub decode_width_milli: u64,
+    /// Gate: silences that ended in a delivery while requests that had begun to answer were owed.
     pub gate_gap_ms: Histogram,
+    /// Gate: silences that ended in a delivery while no request in flight had begun to answer.
+    pub first_byte_ms: Histogram,
     /// Gate: microseconds of silence a prompt token owed, where prompts were owed.
     pub gate_us_per_token: Histogram,
     /// The most prompt tokens that were owed at once and served.
@@ -106,11 +110,16 @@ pub struct Rhythm {
     pub steps_seen: u64,
     pub chunks_seen: u64,
     pub delivering_ms: Ms,
+    /// Of this process: requests that ended a silence of `first_byte_ms`.
+    pub first_answers_seen: u64,
 }
 
 impl Rhythm {
-    /// One interval of decode: milliseconds a step.
-    pub fn decoded(&mut self, step_ms: Ms) {
+    /// One interval of decode: milliseconds a step of this many sequences.
+    pub fn decoded(&mut self, step_ms: Ms, running: u32) {
+        // fades about as fast as the histogram does
+        let faded = self.decode_width_milli.saturating_sub(self.decode_width_milli / 512);
+        self.decode_width_milli = faded.max(u64::from(running).saturating_mul(1000));
         self.decode_step_ms.record(step_ms.max(1));
         self.decode_recent_ms = step_ms.max(self.decode_recent_ms.saturating_sub(self.decode_recent_ms / 64 + 1));
     }
@@ -127,6 +136,7 @@ impl Rhythm {
         self.steps_seen = 0;
         self.chunks_seen = 0;
         self.delivering_ms = 0;
+        self.first_answers_seen = 0;
     }
 }
 

@@ -43,7 +43,7 @@ pub struct Signs {
     gate: Option<GateObs>,
     metrics: Option<MetricsObs>,
     /// When the scrape that `metrics` holds was true.
-    metrics_sampled_ms: Ms,
+    pub metrics_sampled_ms: Ms,
     pub gate_delivered_at: Ms,
     pub page_tokens_at: Ms,
     /// Steps of the leader when its tokens last moved.
@@ -77,6 +77,8 @@ pub struct Sight<'a> {
     pub gate_delivered: bool,
     /// Chunks (or, without a gate, tokens) that arrived since the last tick.
     pub delivered_count: u64,
+    /// Requests of the gate that had their first byte, or ended, since the last tick.
+    pub answered_count: u64,
     pub page_delivered: bool,
     pub metrics_delivered: bool,
     /// Where it did: the time of the scrape before, since which the delivery happened (the caller's clock).
@@ -139,6 +141,7 @@ impl Signs {
             owed: None,
             gate_delivered: false,
             delivered_count: 0,
+            answered_count: 0,
             page_delivered: false,
             metrics_delivered: false,
             metrics_since_ms: 0,
@@ -166,6 +169,7 @@ impl Signs {
             let moved = gate.chunks_delivered > last.chunks_delivered || gate.bytes_delivered > last.bytes_delivered;
             sight.gate_delivered = moved;
             sight.delivered_count = gate.chunks_delivered.saturating_sub(last.chunks_delivered);
+            sight.answered_count = gate.answered().saturating_sub(last.answered());
             if moved {
                 self.gate_delivered_at =
                     tick.mark(gate.last_delivery_ms.unwrap_or(tick.now_ms)).max(self.gate_delivered_at);

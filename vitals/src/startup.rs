@@ -1,9 +1,9 @@
 //! Start-up: from the process's start until it can serve. Its silence is judged by start-up progress, not by tokens (S4).
 
-use crate::examine::Complaint;
-use crate::examine::{Allowed, Exam, View, reason};
-use crate::observation::{Ms, PagePhase};
+use crate::examine::{Allowed, Complaint, Exam, View, reason};
+use crate::observation::{FrontendObs, Ms, PagePhase};
 use crate::verdict::StallClass;
+use crate::witness::PageSays;
 
 /// Is the page in one of the start-up phases of H5?
 pub fn is_startup(phase: PagePhase) -> bool {
@@ -17,10 +17,15 @@ pub fn ready(view: &View<'_>) -> bool {
         Some(page) => !view.sight.pages.iter().any(|p| is_startup(p.phase)) && !is_startup(page.phase),
         None => {
             view.sight.delivered()
-                || view.sight.frontend.is_some_and(|f| f.answers)
+                || view.sight.frontend.is_some_and(has_come_up)
                 || (view.sight.frontend.is_none() && view.sight.metrics.is_some())
         }
     }
+}
+
+/// A front end that answers 503 says itself that it cannot serve yet (a model that is being loaded).
+pub fn has_come_up(front: &FrontendObs) -> bool {
+    front.answers && front.status != Some(503)
 }
 
 /// Start-up progress against the lease (native) or the policy (foreign).
@@ -56,7 +61,7 @@ pub fn examine_startup(view: &View<'_>) -> Exam {
         silence_ms: silence,
         allowed,
         reason: reason(source, text),
-        lease_expired: source == "page",
+        page_says: PageSays::lease(source == "page"),
     });
-    Exam { complaint, due_in_ms: due, gate_allowed_ms: view.policy.patience_cap_ms }
+    Exam { complaint, due_in_ms: due, gate_allowed_ms: view.policy.patience_cap_ms, ..Exam::default() }
 }

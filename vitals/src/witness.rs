@@ -16,7 +16,8 @@ const CPU_QUIET_SPAN_MS_MIN: Ms = 2_000;
 /// How much a suspicion is worth; the confirm time follows from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Strength {
-    /// The stepping thread sleeps on a timer and the tree is quiet: it may well wake by itself.
+    /// The stepping thread sleeps on a timer and the tree is quiet, or the work may not have reached the engine at all: it may well
+    /// end by itself.
     Timer,
     /// The gate's silence and flat counters, while the engine burns CPU.
     Weak,
@@ -34,6 +35,28 @@ impl Strength {
             Self::Moderate => policy.confirm_moderate_ms,
             Self::Strong => policy.confirm_strong_ms,
         }
+    }
+}
+
+/// Does anything but the gate show that the engine itself holds the work: a step under way, or running requests?
+fn taken_in(view: &View<'_>) -> bool {
+    view.sight.pages.iter().any(|page| page.step_started_ms.is_some() || page.running > 0)
+        || view.sight.metrics.and_then(|m| m.running).is_some_and(|running| running >= 1.0)
+}
+
+/// What the engine's own page says to a complaint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageSays {
+    Nothing,
+    /// It owes work and is in no step: no lease rules that.
+    NoStep,
+    /// The lease that it declared has run out.
+    LeaseExpired,
+}
+
+impl PageSays {
+    pub fn lease(expired: bool) -> Self {
+        if expired { Self::LeaseExpired } else { Self::Nothing }
     }
 }
 
@@ -115,10 +138,19 @@ impl Witnesses {
             reasons.push(reason(source, text));
         };
         let gate_silent = view.sight.owed.is_some_and(|owed| owed.source == OwedSource::Gate);
-        if complaint.lease_expired && view.sight.native().is_some() {
-            let agrees =
-                if gate_silent { "the gate owes the same work and hears nothing" } else { "no other path delivers" };
-            add(Strength::Strong, "page", format!("the engine's own lease has run out, and {agrees}"));
+        match complaint.page_says {
+            PageSays::LeaseExpired if view.sight.native().is_some() => {
+                let agrees = if gate_silent {
+                    "the gate owes the same work and hears nothing"
+                } else {
+                    "no other path delivers"
+                };
+                add(Strength::Strong, "page", format!("the engine's own lease has run out, and {agrees}"));
+            }
+            PageSays::NoStep => {
+                add(Strength::Moderate, "page", "the engine's own page shows work and no step".to_owned());
+            }
+            _ => {}
         }
         if let Some((meaning, name)) = self.log {
             let at_least = if meaning == Meaning::Fatal { Strength::Strong } else { Strength::Moderate };
@@ -133,7 +165,9 @@ impl Witnesses {
         let second_source = view.sight.metrics.is_some()
             || view.sight.page.is_some()
             || view.sight.frontend_silent(view.tick.now_ms, 1);
-        if self.quiet() && second_source {
+        // before a first byte a tree without CPU time may wait for what a client made its front end fetch
+        let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !taken_in(view);
+        if self.quiet() && second_source && !at_the_door {
             add(
                 Strength::Moderate,
                 "proc",
@@ -146,12 +180,17 @@ impl Witnesses {
         if relapse {
             add(Strength::Moderate, "policy", "it was let out on trial a short while ago".to_owned());
         }
-        if complaint.allowed.basis == Basis::Patience {
+        let moves = self.cpu_share(CPU_QUIET_SPAN_MS_MIN).is_some() && !self.quiet() && !self.stopped;
+        if complaint.allowed.basis == Basis::Patience && !moves {
             add(Strength::Strong, "policy", "it was silent for as long as every rival waits".to_owned());
         }
         if strength < Strength::Strong && self.on_a_timer(view) && complaint.allowed.basis != Basis::Declared {
             strength = Strength::Timer;
             reasons.push(reason("proc", "the stepping thread sleeps on a timer, which may end by itself".to_owned()));
+        } else if strength == Strength::Weak && at_the_door && complaint.allowed.basis != Basis::Patience {
+            strength = Strength::Timer;
+            let text = "no request in flight has begun to answer, and nothing shows that the engine took one in";
+            reasons.push(reason("gate", text.to_owned()));
         }
         (strength, reasons)
     }

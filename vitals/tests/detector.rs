@@ -273,6 +273,8 @@ fn a_foreign_suspect_whose_clients_left_is_let_out_on_trial_and_its_relapse_conf
     let out = sim.silence_until(60_000, |verdict| *verdict == Verdict::Idle).unwrap();
     assert!((29_000..=31_000).contains(&out), "{out}");
     sim.admit(1, 50);
+    sim.deliver_for(100);
+    sim.metrics.as_mut().unwrap().running = Some(0.0);
     sim.silence_until(10_000, suspect).unwrap();
     let confirmed = sim.silence_until(60_000, stalled).unwrap();
     assert!((9_000..=11_000).contains(&confirmed), "{confirmed}");

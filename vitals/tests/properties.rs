@@ -36,6 +36,16 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     proptest::collection::vec(event, 1..40)
 }
 
+/// A policy with these numbers in its fields, in the fields' order.
+fn policy_of(numbers: &[u64]) -> Policy {
+    let mut fields = serde_json::to_value(Policy::default()).unwrap();
+    for ((name, field), number) in fields.as_object_mut().unwrap().iter_mut().zip(numbers.iter().cycle()) {
+        let small = name.ends_with("_tenths") || name == "slow_factor";
+        *field = if small { number % (1 << 32) } else { *number }.into();
+    }
+    serde_json::from_value(fields).unwrap()
+}
+
 fn sims() -> impl Strategy<Value = Sim> {
     any::<bool>().prop_map(|native| if native { Sim::native().up() } else { Sim::foreign().up() })
 }
@@ -122,6 +132,25 @@ proptest! {
             prop_assert!(!outcome.actions.contains(&Action::WantRestart) || stalled(&outcome.verdict));
             prop_assert!((1..=1_000).contains(&outcome.check_again_in_ms));
         }
+    }
+
+    #[test]
+    fn any_policy_judges_any_observation(
+        numbers in proptest::collection::vec(prop_oneof![Just(0u64), 1u64..1_000, any::<u64>()], 60),
+        steps in proptest::collection::vec((0u64..500_000, observations()), 1..20),
+        mut sim in sims(),
+        history in events(),
+    ) {
+        let policy = policy_of(&numbers);
+        let mut detector = Detector::new(policy.clone(), 5);
+        let mut now = 0;
+        for (ms, obs) in steps {
+            now += ms;
+            prop_assert!(!detector.step(now, &obs).reasons.is_empty());
+        }
+        sim.detector = Detector::new(policy, sim.now);
+        let mut seen = Vec::new();
+        history.iter().for_each(|event| play(&mut sim, event, &mut seen));
     }
 
     #[test]

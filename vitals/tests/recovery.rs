@@ -25,11 +25,19 @@ struct World {
     process: Option<u64>,
     evidence: bool,
     granted: bool,
+    answered: Option<Ms>,
 }
 
 impl World {
     fn new(policy: RecoveryPolicy) -> Self {
-        Self { recovery: Recovery::new(policy), now: 0, process: Some(1), evidence: false, granted: false }
+        Self {
+            recovery: Recovery::new(policy),
+            now: 0,
+            process: Some(1),
+            evidence: false,
+            granted: false,
+            answered: None,
+        }
     }
 
     fn see(&mut self, ms: Ms, verdict: Verdict) -> RecoveryOutput {
@@ -41,6 +49,7 @@ impl World {
                 outcome: &outcome,
                 evidence_done: self.evidence,
                 granted: self.granted,
+                operator_answered_ms: self.answered,
                 process: self.process,
             },
         )
@@ -109,6 +118,24 @@ fn a_crash_is_an_episode_without_a_kill() {
     world.process = Some(2);
     world.see(100, Verdict::Starting);
     assert_eq!(world.see(100, Verdict::Progressing).stage, Some(EpisodeStage::Recovered));
+}
+
+#[test]
+fn an_operator_that_answers_is_not_absent() {
+    let unattended = RecoveryPolicy { unattended_after_ms: Some(60_000), ..RecoveryPolicy::default() };
+    let mut world = World::new(unattended);
+    world.evidence = true;
+    for _ in 0..600 {
+        world.answered = Some(world.now);
+        assert_eq!(world.see(1_000, stall()).stage, Some(EpisodeStage::Stalled), "the operator queued it each second");
+    }
+    assert_eq!(world.see(58_000, stall()).stage, Some(EpisodeStage::Stalled));
+    let out = world.see(2_000, stall());
+    assert_eq!(
+        (out.stage, out.granted_by),
+        (Some(EpisodeStage::Killed), Some(GrantedBy::Itself)),
+        "a minute of absence"
+    );
 }
 
 #[test]

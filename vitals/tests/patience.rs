@@ -1,0 +1,225 @@
+//! Healthy engines that look like hung ones, and what keeps them alive; each with the hang that must still be caught.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
+mod common;
+
+use common::{Sim, stalled, suspect};
+use vitals::observation::{Ms, Signal};
+use vitals::verdict::{Action, StallClass, Verdict};
+
+/// A foreign engine that streamed and then served this many short requests, one at a time; idle now.
+fn served(requests: u32) -> Sim {
+    let mut sim = Sim::foreign().up().busy(10_000);
+    depart(&mut sim);
+    for _ in 0..requests {
+        sim.admit(1, 10);
+        sim.tick(100);
+        let at = sim.now;
+        sim.deliver(1, at);
+        sim.tick(100);
+        depart(&mut sim);
+    }
+    sim
+}
+
+fn depart(sim: &mut Sim) {
+    sim.leave();
+    if let Some(metrics) = &mut sim.metrics {
+        metrics.running = Some(0.0);
+    }
+    sim.tick(100);
+}
+
+#[test]
+fn a_front_end_that_fetches_for_a_client_is_fenced_at_most_and_never_killed_for_a_quiet_cpu() {
+    for cpu in [10, 800] {
+        let mut sim = served(40);
+        sim.cpu = cpu;
+        sim.admit(1, 10);
+        let fenced = sim.silence_until(20_000, suspect).unwrap();
+        assert!(fenced <= 5_000, "the silence before a first byte was learned: {fenced}");
+        assert_eq!(sim.silence_until(90_000, stalled), None, "killed at {cpu} permille");
+    }
+}
+
+#[test]
+fn gaps_between_tokens_teach_nothing_about_a_first_byte() {
+    let mut sim = served(0);
+    sim.cpu = 10;
+    sim.admit(1, 10);
+    assert_eq!(sim.silence_until(200_000, suspect), None);
+}
+
+#[test]
+fn a_request_that_the_engine_took_in_and_froze_on_is_confirmed_as_soon_as_ever() {
+    let mut sim = served(40);
+    sim.cpu = 10;
+    sim.admit(1, 10);
+    sim.metrics.as_mut().unwrap().running = Some(1.0);
+    let confirmed = sim.silence_until(60_000, stalled).unwrap();
+    assert!(confirmed <= 15_000, "{confirmed}");
+}
+
+#[test]
+fn tokens_counted_in_one_lump_at_a_requests_end_are_no_livelock() {
+    let mut sim = served(40);
+    sim.admit(1, 10);
+    for second in 0..250 {
+        let metrics = sim.metrics.as_mut().unwrap();
+        metrics.running = Some(1.0);
+        metrics.iterations = Some(f64::from(second) * 20.0);
+        metrics.progress_digest += 1;
+        let outcome = sim.tick(1_000);
+        assert_eq!(outcome.verdict, Verdict::Progressing, "at {second} s: {:?}", outcome.reasons);
+    }
+}
+
+#[test]
+fn the_rivals_patience_is_a_strong_witness_only_against_an_engine_that_does_nothing() {
+    let confirm = |cpu| {
+        let mut sim = served(40);
+        sim.metrics = None;
+        sim.cpu = cpu;
+        sim.admit(1, 10);
+        sim.silence_until(400_000, suspect).unwrap();
+        sim.silence_until(60_000, stalled).unwrap()
+    };
+    let (idle, burning) = (confirm(10), confirm(800));
+    assert!(idle <= 3_000 && burning >= 19_000, "idle {idle} ms, burning {burning} ms");
+}
+
+#[test]
+fn a_slow_scrape_is_no_silence_of_the_engine() {
+    let mut sim = served(40);
+    sim.admit(1, 10);
+    let (mut scraped_ms, mut scraped) = (sim.now, sim.metrics.clone().unwrap());
+    for tick in 0..600u32 {
+        if tick % 60 == 0 {
+            // it was asked for at once and answers six seconds later
+            scraped.generation_tokens = Some(f64::from(tick) + 10_000.0);
+            scraped.progress_digest += 1;
+            scraped_ms = sim.now;
+        }
+        sim.now += 100;
+        let mut obs = sim.observation();
+        obs.metrics = Signal::at(scraped_ms, scraped.clone());
+        let outcome = sim.detector.step(sim.now, &obs);
+        assert_eq!(outcome.verdict, Verdict::Progressing, "{:?}", outcome.reasons);
+    }
+}
+
+#[test]
+fn a_front_end_that_answers_503_has_not_come_up() {
+    let mut sim = Sim::foreign();
+    sim.metrics = None;
+    let front = sim.frontend.as_mut().unwrap();
+    (front.answers, front.status) = (true, Some(503));
+    let outcome = sim.tick(1_000);
+    assert_eq!((outcome.verdict, outcome.actions), (Verdict::Starting, vec![Action::Fence]));
+    sim.frontend.as_mut().unwrap().status = Some(200);
+    assert_eq!(sim.tick(1_000).verdict, Verdict::Idle);
+}
+
+#[test]
+fn what_the_front_end_answers_by_itself_frees_no_step_beyond_its_lease() {
+    let mut sim = Sim::native().up().busy(10_000);
+    sim.silence_until(10_000, stalled).unwrap();
+    for _ in 0..20 {
+        let at = sim.now;
+        sim.deliver(1, at);
+        assert!(stalled(&sim.tick(100).verdict), "an error answer ended the case");
+    }
+    assert_eq!(sim.deliver_for(100).verdict, Verdict::Progressing);
+}
+
+#[test]
+fn a_loop_that_begins_no_step_is_confirmed_in_ten_seconds_because_no_lease_ran_out() {
+    let mut sim = Sim::native().up().busy(5_000);
+    sim.idle();
+    sim.tick(100);
+    sim.page.as_mut().unwrap().waiting = 3;
+    sim.silence_until(5_000, suspect).unwrap();
+    let confirmed = sim.silence_until(60_000, stalled).unwrap();
+    assert!((9_000..=11_000).contains(&confirmed), "{confirmed}");
+}
+
+/// Decode steps of this many sequences and milliseconds, under ticks of 100 ms; the longest that was fenced, if any.
+fn steps(sim: &mut Sim, count: u32, running: u32, step_ms: Ms) -> u32 {
+    let mut fenced = 0;
+    for _ in 0..count {
+        let now = sim.now;
+        let page = sim.page.as_mut().unwrap();
+        (page.running, page.phase_tokens, page.lease_ms) = (running, running, 30_000);
+        page.step_started_ms = Some(now);
+        fenced += u32::from(sim.silence(step_ms - 100).fenced);
+        let page = sim.page.as_mut().unwrap();
+        page.steps_completed += 1;
+        page.tokens_delivered += u64::from(running);
+        page.step_started_ms = Some(now + step_ms);
+        let at = now + step_ms;
+        sim.deliver(1, at);
+        sim.tick(100);
+    }
+    fenced
+}
+
+#[test]
+fn slow_decode_steps_are_learned_as_long_as_they_are() {
+    let mut sim = Sim::native().up();
+    sim.admit(1, 10);
+    assert_eq!(steps(&mut sim, 80, 1, 3_000), 0);
+    sim.cpu = 0;
+    assert!(sim.silence_until(31_000, suspect).is_some(), "its lease is the end of patience");
+}
+
+#[test]
+fn a_wider_batch_may_take_longer_in_proportion() {
+    let mut sim = Sim::native().up();
+    sim.admit(1, 10);
+    assert_eq!(steps(&mut sim, 80, 1, 200), 0);
+    assert_eq!(steps(&mut sim, 20, 16, 3_200), 0);
+}
+
+#[test]
+fn an_engine_that_slows_down_at_once_is_fenced_a_few_times_and_not_for_ever() {
+    let mut sim = Sim::native().up().busy(10_000);
+    let first = steps(&mut sim, 10, 4, 3_000);
+    assert!(first >= 1, "a fast engine's freeze is told at once");
+    assert_eq!(steps(&mut sim, 20, 4, 3_000), 0);
+}
+
+#[test]
+fn a_confirmed_stall_with_nothing_owed_is_tried_once_and_a_relapse_is_not() {
+    let mut sim = served(40);
+    sim.cpu = 10;
+    let stall = |sim: &mut Sim| {
+        sim.admit(1, 10);
+        sim.metrics.as_mut().unwrap().running = Some(1.0);
+        sim.silence_until(60_000, stalled).unwrap();
+        depart(sim);
+    };
+    stall(&mut sim);
+    let out = sim.silence_until(60_000, |verdict| *verdict == Verdict::Idle).unwrap();
+    assert!((29_000..=31_000).contains(&out), "{out}");
+    stall(&mut sim);
+    assert!(stalled(&sim.silence(60_000).verdict), "it was tried a short while ago");
+
+    let mut killed = served(40);
+    killed.cpu = 10;
+    stall(&mut killed);
+    killed.process().kill_sent_ms = Some(killed.now);
+    let class = killed.silence(60_000).verdict.class().map(StallClass::name);
+    assert_eq!(class, Some("Unkillable"), "no trial once the kill was sent");
+}
+
+#[test]
+fn a_native_front_end_that_fetches_before_its_loop_knows_is_not_killed_for_it() {
+    let mut sim = Sim::native().up().busy(10_000);
+    sim.idle();
+    sim.leave();
+    sim.tick(100);
+    sim.cpu = 10;
+    let gate = sim.gate.as_mut().unwrap();
+    (gate.in_flight, gate.awaiting_first_byte) = (1, 1);
+    assert_eq!(sim.silence_until(100_000, stalled), None);
+    assert_eq!(sim.last.unwrap().verdict, Verdict::Suspect(StallClass::AdmissionStalled));
+}
