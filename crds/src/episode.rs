@@ -10,6 +10,10 @@ pub const CONDITION_PROGRESSING: &str = "truebeat.io/progressing";
 pub const CONDITION_EPISODE: &str = "truebeat.io/episode";
 /// Pod annotation, written by the operator alone: the id of the episode whose restart is granted (the second key, I1).
 pub const ANNOTATION_RESTART_GRANT: &str = "truebeat.io/restart-grant";
+/// Pod annotation, written by the operator alone: `<episode id>@<RFC 3339 seconds UTC>`. An operator is there and holds the
+/// episode in its queue until the restart budget (I2) has a slot, so the agent's unattended clock (I1) must not run. It is
+/// renewed every 20 s while the episode waits and then left to age: a reader asks whether it is fresh.
+pub const ANNOTATION_RESTART_QUEUED: &str = "truebeat.io/restart-queued";
 /// Field manager of the agent's server-side apply to its own pod's status.
 pub const AGENT_FIELD_MANAGER: &str = "truebeat-agent";
 

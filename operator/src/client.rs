@@ -29,6 +29,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 pub enum Verb {
     Get,
     List,
+    /// Of a name that the caller chose: a repeat is a 409 and creates nothing.
+    Create,
     /// Server-side apply, or a patch that sets values: repeating it changes nothing.
     Patch,
     /// Carries a resourceVersion. Never repeated: after a lost answer the repeat would be a 409 and be misread.
@@ -42,12 +44,12 @@ impl Verb {
     pub fn deadline(self) -> Duration {
         match self {
             Verb::List => Duration::from_secs(10),
-            Verb::Get | Verb::Patch | Verb::Replace | Verb::Delete => Duration::from_secs(4),
+            Verb::Get | Verb::Create | Verb::Patch | Verb::Replace | Verb::Delete => Duration::from_secs(4),
         }
     }
 
     fn writes(self) -> bool {
-        matches!(self, Verb::Patch | Verb::Replace | Verb::Delete)
+        matches!(self, Verb::Create | Verb::Patch | Verb::Replace | Verb::Delete)
     }
 
     /// The label in metrics and messages.
@@ -55,6 +57,7 @@ impl Verb {
         match self {
             Verb::Get => "get",
             Verb::List => "list",
+            Verb::Create => "create",
             Verb::Patch => "patch",
             Verb::Replace => "replace",
             Verb::Delete => "delete",
@@ -112,6 +115,18 @@ impl Calls {
     {
         let params = ListParams::default().labels(labels);
         self.call(Verb::List, labels, || api.list(&params)).await
+    }
+
+    /// Creates `object` under the name that it bears; one of that name that is there already is fine.
+    pub async fn create<K>(&self, api: &Api<K>, name: &str, object: &K) -> Result<(), CallError>
+    where
+        K: Clone + DeserializeOwned + Debug + Serialize,
+    {
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        match self.call(Verb::Create, name, || api.create(&params, object)).await {
+            Err(error) if error.code() != Some(409) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Server-side apply of the fields in `body`.

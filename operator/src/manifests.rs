@@ -71,6 +71,7 @@ fn cluster_role() -> Value {
             rule("rbac.authorization.k8s.io", &["roles", "rolebindings"], &keep),
             rule("", &["pods"], &["get", "list", "watch", "patch"]),
             rule("", &["pods/status"], &["patch"]),
+            rule("events.k8s.io", &["events"], &["create"]),
         ],
     })
 }

@@ -110,14 +110,44 @@ async fn a_refused_child_does_not_stop_recovery_and_shows_in_the_status() {
     let errors = result.expect("the pass goes on");
     assert!(errors.len() == 1 && errors[0].lasting, "{errors:?}");
     assert!(log.iter().any(|(line, _)| line.contains("/pods/a")), "the grant went out");
-    let status = &log.iter().find(|(line, _)| line == INFD_STATUS).unwrap().1["status"];
+    let status = &log.iter().rfind(|(line, _)| line == INFD_STATUS).unwrap().1["status"];
     let stalled = status["conditions"].as_array().unwrap().iter().find(|c| c["type"] == "Stalled").unwrap();
     assert_eq!(stalled["reason"], "Refused");
 }
 
+/// Each write of the status is an event that starts the next pass, so a failure that lasts must settle to none.
 #[tokio::test]
-async fn a_failed_record_is_told_in_a_second_status() {
-    let (result, log) = run(Some(("/engineincidents/", 422)), &frozen()).await;
-    assert!(result.is_ok_and(|errors| errors.len() == 2));
-    assert_eq!(log.iter().filter(|(line, _)| line == INFD_STATUS).count(), 2);
+async fn a_late_write_that_always_fails_is_told_once() {
+    let mut observed = frozen();
+    let mut writes = Vec::new();
+    for _ in 0..4 {
+        let (result, log) = run(Some(("/engineincidents/", 422)), &observed).await;
+        assert!(result.is_ok_and(|errors| errors.len() == 2));
+        let stored: Vec<&Value> = log.iter().filter(|(line, _)| line == INFD_STATUS).map(|(_, body)| body).collect();
+        if let Some(last) = stored.last() {
+            observed.infd = serde_json::from_value((*last).clone()).unwrap();
+        }
+        writes.push(stored.len());
+    }
+    assert_eq!(writes, [2, 0, 0, 0], "the budget and the conditions, then silence");
+    let status = observed.infd.status.unwrap();
+    assert!(status.conditions.iter().any(|c| c.type_ == "Stalled" && c.reason == "Refused"), "{status:?}");
+}
+
+#[tokio::test]
+async fn the_early_write_holds_the_old_conditions() {
+    let (_, log) = run(None, &frozen()).await;
+    let stored: Vec<&Value> =
+        log.iter().filter(|(line, _)| line == INFD_STATUS).map(|(_, body)| &body["status"]).collect();
+    assert_eq!(stored.len(), 2);
+    assert_eq!((&stored[0]["openIncidents"], stored[0].get("conditions")), (&json!(2), None));
+    assert!(stored[1]["conditions"].is_array() && stored[1]["recovery"] == stored[0]["recovery"]);
+}
+
+#[tokio::test]
+async fn events_come_last_and_a_refused_one_is_no_error() {
+    let (result, log) = run(Some(("/events", 403)), &frozen()).await;
+    assert_eq!(result, Ok(Vec::new()));
+    let line = "POST /apis/events.k8s.io/v1/namespaces/serving/events";
+    assert_eq!(log.iter().position(|(l, _)| l == line), Some(log.len() - 1), "{log:#?}");
 }

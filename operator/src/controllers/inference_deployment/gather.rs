@@ -12,7 +12,7 @@ use kube::{Api, ResourceExt, core::DynamicObject};
 
 use super::{
     build::{child_name, kinds, selector},
-    observed::{Observed, belongs, view},
+    observed::{Observed, members},
 };
 use crate::client::{CallError, Calls};
 
@@ -34,7 +34,7 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option
     let uid = infd.uid().unwrap_or_default();
     let ours = |incident: &EngineIncident| incident.owner_references().iter().any(|owner| owner.uid == uid);
     Ok(Some(Observed {
-        pods: pods.items.iter().filter(|pod| belongs(pod, name)).map(view).collect(),
+        pods: members(&pods.items, name),
         incidents: incidents.items.into_iter().filter(ours).collect(),
         children,
         infd,

@@ -5,8 +5,12 @@
 //! The caller stores the result under the resourceVersion of the status it came from *before* any pod learns of it.
 
 use crds::{Grant, inference_deployment::RecoveryMode};
+use jiff::{SignedDuration, Timestamp};
 
 use super::observed::PodView;
+
+/// How long a note that a restart waits stands before it is renewed. The agents take it for fresh a good deal longer.
+const QUEUED_FRESH: SignedDuration = SignedDuration::from_secs(20);
 
 /// The grants after this look. `grants` were read before `pods`.
 pub fn next(grants: &[Grant], pods: &[PodView], mode: RecoveryMode, max_unavailable: i32, now: &str) -> Vec<Grant> {
@@ -27,6 +31,19 @@ pub fn to_announce<'a>(grants: &'a [Grant], pod: &PodView) -> Option<&'a Grant> 
     let grant = grants.iter().find(|grant| grant.pod_uid == pod.uid)?;
     let awaited = wants_slot(pod) && pod.open_episode().is_some_and(|episode| episode.id == grant.episode);
     (awaited && pod.grant.as_deref() != Some(&grant.episode)).then_some(grant)
+}
+
+/// The note for a pod that asks for a restart while the budget has no slot, if the one that stands there is not fresh.
+/// It tells the agent that an operator is there (I1). Nothing takes it off: a note that is not renewed says nothing.
+pub fn to_queue(grants: &[Grant], pod: &PodView, mode: RecoveryMode, now: Timestamp) -> Option<String> {
+    if mode != RecoveryMode::Recover || !wants_slot(pod) || holds_slot(grants, pod) {
+        return None;
+    }
+    let episode = &pod.open_episode()?.id;
+    let noted = pod.queued.as_deref().and_then(|note| note.rsplit_once('@')).filter(|(id, _)| id == episode);
+    let age = noted.and_then(|(_, at)| at.parse().ok()).map(|at: Timestamp| now.duration_since(at));
+    let fresh = age.is_some_and(|age| age >= SignedDuration::ZERO && age < QUEUED_FRESH);
+    (!fresh).then(|| format!("{episode}@{now:.0}"))
 }
 
 fn grant(pod: &PodView, now: &str) -> Option<Grant> {
@@ -55,15 +72,19 @@ fn holds_slot(grants: &[Grant], pod: &PodView) -> bool {
     grants.iter().any(|grant| grant.pod_uid == pod.uid)
 }
 
-/// Slots in use: the grants, and the pods in the middle of a restart that they granted themselves (unattended).
+/// Slots in use: the grants, and the pods in the middle of a restart that was granted elsewhere (by the agent itself, or
+/// by an operator whose status was lost). An engine that died by itself was granted nothing and holds nothing up.
 fn taken(grants: &[Grant], pods: &[PodView]) -> usize {
     let in_restart = |pod: &&PodView| {
-        pod.open_episode().is_some_and(|e| matches!(e.stage.as_str(), "Granted" | "Killed" | "Restarting"))
+        pod.open_episode()
+            .filter(|episode| episode.granted_by.is_some())
+            .is_some_and(|e| matches!(e.stage.as_str(), "Granted" | "Killed" | "Restarting"))
     };
     grants.len() + pods.iter().filter(in_restart).filter(|pod| !holds_slot(grants, pod)).count()
 }
 
-/// Only a confirmed stall with its evidence taken asks for the second key; a pod on its way out needs none.
+/// Only a confirmed stall asks for the second key. The agent takes its evidence meanwhile and, granted, holds the kill
+/// until that is done or its time is over (I6). A pod on its way out needs no restart.
 fn wants_slot(pod: &PodView) -> bool {
     !pod.leaving && !pod.uid.is_empty() && pod.open_episode().is_some_and(|episode| episode.awaits_grant())
 }
@@ -71,12 +92,19 @@ fn wants_slot(pod: &PodView) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::inference_deployment::testing::pod;
+    use crate::controllers::inference_deployment::{observed::EpisodeView, testing::pod};
 
     const NOW: &str = "2026-01-01T00:00:00Z";
 
     fn step(grants: &[Grant], pods: &[PodView]) -> Vec<String> {
         next(grants, pods, RecoveryMode::Recover, 1, NOW).into_iter().map(|g| g.episode).collect()
+    }
+
+    fn granted_by(mut pod: PodView, who: &str) -> PodView {
+        if let EpisodeView::Known(reported) = &mut pod.episode {
+            reported.episode.granted_by = Some(who.to_owned());
+        }
+        pod
     }
 
     fn held(pod: &PodView) -> Grant {
@@ -128,7 +156,39 @@ mod tests {
 
     #[test]
     fn a_restart_that_a_pod_granted_itself_counts() {
-        assert!(step(&[], &[pod("a", "Killed", 1), pod("b", "Stalled", 2)]).is_empty());
+        for stage in ["Granted", "Killed", "Restarting"] {
+            let restarting = granted_by(pod("a", stage, 1), "self");
+            assert!(step(&[], &[restarting, pod("b", "Stalled", 2)]).is_empty(), "{stage}");
+        }
+    }
+
+    #[test]
+    fn an_engine_that_dies_by_itself_again_and_again_holds_up_nobody() {
+        assert_eq!(step(&[], &[pod("a", "Restarting", 1), pod("b", "Stalled", 2)]), ["e-b"]);
+    }
+
+    #[test]
+    fn who_waits_for_the_budget_is_told_so_and_nobody_else() {
+        let (first, second) = (pod("a", "Stalled", 1), pod("b", "Stalled", 2));
+        let grants = [held(&first)];
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let note = |pod: &PodView, now| to_queue(&grants, pod, RecoveryMode::Recover, at(now));
+        let told = Some("e-b@2026-01-01T00:01:00Z".to_owned());
+        assert_eq!(note(&second, "2026-01-01T00:01:00.789Z"), told);
+        let waiting = PodView { queued: told, ..second.clone() };
+        assert_eq!(note(&waiting, "2026-01-01T00:01:19.9Z"), None, "fresh: silent (P7)");
+        assert_eq!(note(&waiting, "2026-01-01T00:01:20Z").as_deref(), Some("e-b@2026-01-01T00:01:20Z"));
+        assert!(note(&waiting, "2026-01-01T00:00:00Z").is_some(), "from the future: a clock was set back");
+        for foreign in ["e-x@2026-01-01T00:01:00Z", "e-b", "e-b@now"] {
+            let pod = PodView { queued: Some(foreign.to_owned()), ..second.clone() };
+            assert!(note(&pod, "2026-01-01T00:01:00Z").is_some(), "{foreign}");
+        }
+        for quiet in [first, pod("c", "Suspect", 1), PodView { leaving: true, ..second.clone() }] {
+            assert_eq!(note(&quiet, "2026-01-01T00:01:00Z"), None);
+        }
+        for mode in [RecoveryMode::Observe, RecoveryMode::Fence] {
+            assert_eq!(to_queue(&grants, &second, mode, at(NOW)), None, "nothing is queued where nothing is granted");
+        }
     }
 
     #[test]

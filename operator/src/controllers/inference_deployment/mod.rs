@@ -2,11 +2,13 @@
 //! a pass looks at all there is and needs to know nothing of what happened before or why it was called.
 
 pub mod build;
+pub mod events;
 pub mod execute;
 pub mod gather;
 pub mod grants;
 pub mod observed;
 pub mod plan;
+pub mod quantity;
 pub mod status;
 #[cfg(test)]
 pub mod testing;
@@ -66,6 +68,10 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Duration
 }
 
 /// The writes in their order. An error of the status is an error of the pass: the budget may not be stored.
+///
+/// What pods hear of must be stored before (I2), so a change of the grants is written early, and with the conditions as
+/// they were: the errors that they tell of are known only at the end. There they are written once, and only if they
+/// differ (P7): a failure that lasts must not make each pass write, for each write would start the next pass.
 async fn execute_plan(
     calls: &Calls,
     observed: &Observed,
@@ -76,20 +82,20 @@ async fn execute_plan(
     let namespace = infd.namespace().unwrap_or_default();
     let named = |source| PassError::Status { name: format!("{namespace}/{}", infd.name_any()), source };
     let mut errors = execute::children(calls, infd, plan).await;
-    let wanted = status::status(observed, plan, problems, &errors, now());
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
-    let fresh = plan.grants.iter().filter(|grant| !held.contains(grant)).count();
-    let stored = execute::status(calls, infd, wanted).await.map_err(named)?;
-    calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
-    let late =
-        [execute::pods(calls, &namespace, &plan.pods).await, execute::incidents(calls, infd, &plan.incidents).await]
-            .concat();
-    if !late.is_empty() {
-        errors.extend(late);
-        // The status tells the truth on this path as well (P13).
-        let wanted =
-            status::status(&Observed { infd: stored.clone(), ..observed.clone() }, plan, problems, &errors, now());
-        execute::status(calls, &stored, wanted).await.map_err(named)?;
+    let mut stored = infd.clone();
+    if plan.grants != held {
+        let early = status::early(observed, plan, now());
+        stored = execute::status(calls, infd, early).await.map_err(named)?;
+        let fresh = plan.grants.iter().filter(|grant| !held.contains(grant)).count();
+        calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
     }
+    errors.extend(execute::pods(calls, &namespace, &plan.pods).await);
+    errors.extend(execute::incidents(calls, infd, &plan.incidents).await);
+    // The status tells the truth on every path (P13).
+    let wanted = status::status(observed, plan, problems, &errors, now());
+    let told = execute::status(calls, &stored, wanted).await;
+    events::publish(calls, events::of(observed, plan, now())).await;
+    told.map_err(named)?;
     Ok(errors)
 }

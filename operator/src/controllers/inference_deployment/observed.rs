@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crds::{
     EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT,
-    episode::{ANNOTATION_RESTART_GRANT, CONDITION_EPISODE, CONDITION_PROGRESSING, Episode},
+    episode::{ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED, CONDITION_EPISODE, CONDITION_PROGRESSING, Episode},
 };
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use kube::ResourceExt;
@@ -31,7 +31,7 @@ pub struct PodView {
     pub name: String,
     pub uid: String,
     pub node: String,
-    /// Being deleted, or ended for good: no replica any more.
+    /// Being deleted: no replica any more.
     pub leaving: bool,
     /// The kubelet's `Ready`, which asks the agent.
     pub ready: bool,
@@ -40,6 +40,8 @@ pub struct PodView {
     pub episode: EpisodeView,
     /// The restart grant that stands on the pod.
     pub grant: Option<String>,
+    /// The note on the pod that its restart waits for the budget.
+    pub queued: Option<String>,
     /// The deletion cost that stands on the pod.
     pub deletion_cost: Option<String>,
 }
@@ -96,17 +98,24 @@ pub fn belongs(pod: &Pod, infd: &str) -> bool {
         })
 }
 
+/// The pods of `infd` that still run or will. One that ended for good (evicted, or its node shut down) stays as an object
+/// until a person deletes it, with the last that its agent said; it is gone all the same: it holds no slot (I2).
+pub fn members(pods: &[Pod], infd: &str) -> Vec<PodView> {
+    let ended =
+        |pod: &Pod| matches!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed"));
+    pods.iter().filter(|pod| belongs(pod, infd) && !ended(pod)).map(view).collect()
+}
+
 /// The view of one pod.
 pub fn view(pod: &Pod) -> PodView {
     let status = pod.status.as_ref();
     let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
     let find = |type_: &str| conditions.iter().find(|c| c.type_ == type_);
-    let phase = status.and_then(|s| s.phase.as_deref()).unwrap_or_default();
     PodView {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
-        leaving: pod.metadata.deletion_timestamp.is_some() || matches!(phase, "Succeeded" | "Failed"),
+        leaving: pod.metadata.deletion_timestamp.is_some(),
         ready: find("Ready").is_some_and(|c| c.status == "True"),
         progressing: find(CONDITION_PROGRESSING).and_then(|c| match c.status.as_str() {
             "True" => Some(true),
@@ -115,6 +124,7 @@ pub fn view(pod: &Pod) -> PodView {
         }),
         episode: find(CONDITION_EPISODE).map_or(EpisodeView::None, episode),
         grant: pod.annotations().get(ANNOTATION_RESTART_GRANT).cloned(),
+        queued: pod.annotations().get(ANNOTATION_RESTART_QUEUED).cloned(),
         deletion_cost: pod.annotations().get(ANNOTATION_DELETION_COST).cloned(),
     }
 }
@@ -178,6 +188,15 @@ mod tests {
         for (status, text) in [("True", ""), ("True", "{"), ("False", "[]")] {
             let seen = view(&pod(json!([condition(CONDITION_EPISODE, status, text)])));
             assert!(matches!(seen.episode, EpisodeView::Unreadable(_)), "{status} {text:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_ended_for_good_is_gone_whatever_its_agent_said_last() {
+        for (phase, count) in [("Pending", 1), ("Running", 1), ("Unknown", 1), ("Failed", 0), ("Succeeded", 0)] {
+            let mut pod = pod(json!([]));
+            pod.status.as_mut().unwrap().phase = Some(phase.to_owned());
+            assert_eq!(members(&[pod], "chat").len(), count, "{phase}");
         }
     }
 

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crds::{Grant, episode::ANNOTATION_RESTART_GRANT};
+use crds::{
+    Grant,
+    episode::{ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED},
+    inference_deployment::RecoveryMode,
+};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::Value;
@@ -12,6 +16,7 @@ use super::{
     build::Child,
     grants,
     observed::{ANNOTATION_DELETION_COST, Observed, PodView},
+    quantity,
 };
 use crate::controllers::incidents::plan::{IncidentPlan, plan as plan_incidents};
 
@@ -49,8 +54,11 @@ pub fn plan(observed: &Observed, desired: Vec<Child>, now: Timestamp) -> Plan {
     let recovery = &infd.spec.recovery;
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     let grants = grants::next(held, &observed.pods, recovery.mode, recovery.max_unavailable, &now.to_string());
+    let queue = |pod: &PodView, grants: &[Grant]| grants::to_queue(grants, pod, recovery.mode, now);
+    // A key that was granted and not yet handed out stays in the drawer once somebody has said that nothing be killed.
+    let announced = if recovery.mode == RecoveryMode::Recover { grants.as_slice() } else { &[] };
     let mut plan = Plan {
-        pods: observed.pods.iter().filter_map(|pod| pod_patch(pod, &grants)).collect(),
+        pods: observed.pods.iter().filter_map(|pod| pod_patch(pod, announced, queue(pod, &grants))).collect(),
         incidents: plan_incidents(&infd.name_any(), &observed.pods, &observed.incidents, now),
         grants,
         ..Plan::default()
@@ -76,16 +84,29 @@ fn to_apply(mut child: Child, live: Option<&Value>) -> Option<Child> {
 }
 
 /// Does `live` hold everything that `wanted` says? The server adds defaults, so more is fine; a list must have the same
-/// length. What was taken out of `wanted` shows in the hash annotation.
+/// length; quantities count by value, for it writes them its own way. What was taken out of `wanted` shows in the hash
+/// annotation.
 fn covers(live: &Value, wanted: &Value) -> bool {
     match (live, wanted) {
         (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(key, value)| match live.get(key) {
+            Some(live) if matches!(key.as_str(), "requests" | "limits" | "sizeLimit") => covers_quantities(live, value),
             Some(live) => covers(live, value),
             None => is_empty(value), // the server drops empty objects and lists
         }),
         (Value::Array(live), Value::Array(wanted)) => {
             live.len() == wanted.len() && live.iter().zip(wanted).all(|(live, wanted)| covers(live, wanted))
         }
+        _ => live == wanted,
+    }
+}
+
+/// `live` and `wanted` are a quantity, or a table of quantities by resource.
+fn covers_quantities(live: &Value, wanted: &Value) -> bool {
+    match (live, wanted) {
+        (Value::Object(live), Value::Object(wanted)) => {
+            wanted.iter().all(|(name, value)| live.get(name).is_some_and(|live| covers_quantities(live, value)))
+        }
+        (Value::String(live), Value::String(wanted)) => quantity::equal(live, wanted),
         _ => live == wanted,
     }
 }
@@ -105,12 +126,13 @@ fn owned_by(live: &Value, uid: &str) -> bool {
     owners.into_iter().flatten().any(|owner| owner["uid"] == uid && owner["controller"] == true)
 }
 
-/// The second key (I1) and the order of scale-in: the frozen one goes first.
-fn pod_patch(pod: &PodView, grants: &[Grant]) -> Option<PodPatch> {
+/// The second key (I1), or the note that it must wait, and the order of scale-in: the frozen one goes first.
+fn pod_patch(pod: &PodView, grants: &[Grant], queued: Option<String>) -> Option<PodPatch> {
     let mut annotations = BTreeMap::new();
     if let Some(grant) = grants::to_announce(grants, pod) {
         annotations.insert(ANNOTATION_RESTART_GRANT, grant.episode.clone());
     }
+    annotations.extend(queued.map(|note| (ANNOTATION_RESTART_QUEUED, note)));
     let frozen = pod.progressing == Some(false) || pod.open_episode().is_some();
     let cost = match (frozen, pod.deletion_cost.as_deref()) {
         (true, Some(COST_FROZEN)) => None,
@@ -170,6 +192,39 @@ mod tests {
     }
 
     #[test]
+    fn a_quantity_that_the_server_writes_its_own_way_is_no_drift() {
+        let wanted = json!({"resources": {"limits": {"cpu": "0.5", "memory": "1024Mi"}}, "args": ["0.5"]});
+        let live =
+            |cpu: &str, arg: &str| json!({"resources": {"limits": {"cpu": cpu, "memory": "1Gi"}}, "args": [arg]});
+        assert!(covers(&live("500m", "0.5"), &wanted));
+        assert!(!covers(&live("501m", "0.5"), &wanted));
+        assert!(!covers(&live("500m", "500m"), &wanted), "only where quantities stand");
+        assert!(!covers(&json!({"resources": {"limits": {"cpu": "500m"}}, "args": ["0.5"]}), &wanted));
+    }
+
+    #[test]
+    fn the_second_in_the_queue_gets_the_note_and_not_the_key() {
+        let plan = plan(&observed(vec![pod("a", "Stalled", 2), pod("b", "Stalled", 1)]), Vec::new(), now());
+        let of = |name: &str| &plan.pods.iter().find(|patch| patch.name == name).unwrap().annotations;
+        assert_eq!(of("a")[ANNOTATION_RESTART_QUEUED], "e-a@2026-01-01T00:02:00Z");
+        assert!(!of("a").contains_key(ANNOTATION_RESTART_GRANT) && !of("b").contains_key(ANNOTATION_RESTART_QUEUED));
+        assert!(plan.incidents.open > 0, "what keeps the pass coming back to renew the note");
+    }
+
+    #[test]
+    fn other_modes_hand_out_no_key_even_if_one_is_stored() {
+        let mut world = observed(vec![pod("a", "Stalled", 1)]);
+        let grants = plan(&world, Vec::new(), now()).grants;
+        world.infd.status.get_or_insert_default().recovery.grants = grants.clone();
+        for mode in [RecoveryMode::Observe, RecoveryMode::Fence] {
+            world.infd.spec.recovery.mode = mode;
+            let plan = plan(&world, Vec::new(), now());
+            assert_eq!(plan.grants, grants, "what was granted counts until it is over");
+            assert_eq!(plan.pods[0].annotations.keys().collect::<Vec<_>>(), [&ANNOTATION_DELETION_COST], "{mode:?}");
+        }
+    }
+
+    #[test]
     fn an_object_of_somebody_else_is_never_touched() {
         let mut world = settled(vec![]);
         world.children.get_mut("Service").unwrap()["metadata"]["ownerReferences"] = json!([]);
@@ -192,7 +247,7 @@ mod tests {
     fn a_recovered_pod_loses_our_cost_and_keeps_a_foreign_one() {
         for (before, after) in [(Some(COST_FROZEN), Some(COST_FINE)), (Some("42"), None), (None, None)] {
             let pod = PodView { deletion_cost: before.map(str::to_owned), ..healthy("a") };
-            let patch = pod_patch(&pod, &[]);
+            let patch = pod_patch(&pod, &[], None);
             assert_eq!(patch.map(|p| p.annotations[ANNOTATION_DELETION_COST].clone()).as_deref(), after, "{before:?}");
         }
     }

@@ -42,6 +42,16 @@ pub fn status(
     }
 }
 
+/// The status to store before any pod hears of a grant: the new budget and counts under the old conditions.
+pub fn early(observed: &Observed, plan: &Plan, now: Timestamp) -> InferenceDeploymentStatus {
+    let old = observed.infd.status.clone().unwrap_or_default();
+    InferenceDeploymentStatus {
+        observed_generation: old.observed_generation, // the conditions speak of that one
+        conditions: old.conditions,
+        ..status(observed, plan, &[], &[], now)
+    }
+}
+
 fn ready_finding(observed: &Observed, ready: i32, problems: &[String]) -> Finding {
     let wanted = observed.infd.spec.replicas;
     let (status, reason, message) = if let Some(problem) = problems.first() {

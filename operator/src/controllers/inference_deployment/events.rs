@@ -1,0 +1,181 @@
+//! Kubernetes Events for people who run `kubectl describe infd`: a restart was granted, an incident has closed. One event
+//! a change, under a name that follows from the change, so that a pass that is made twice says it once.
+//!
+//! They are a courtesy: nothing reads them back, one that cannot be published is logged and no error of the pass, and
+//! they come after every write that matters.
+
+use crds::EngineIncident;
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{Api, Resource, ResourceExt};
+
+use super::{observed::Observed, plan::Plan};
+use crate::{
+    client::{CallError, Calls, FIELD_MANAGER},
+    controllers::incidents::plan::name_of,
+};
+
+/// The events of one plan, pure: its new grants, and the incidents that it closes.
+pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
+    let infd = observed.infd.name_any();
+    let held = observed.infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
+    let mut events = Vec::new();
+    for grant in plan.grants.iter().filter(|grant| !held.contains(grant)) {
+        let incident = name_of(&infd, &grant.episode);
+        let note = format!("restart of the engine in pod {} granted (incident {incident})", grant.pod);
+        let pod = (grant.pod.as_str(), grant.pod_uid.as_str());
+        events.push(event(
+            observed,
+            format!("{incident}.granted"),
+            ("Warning", "RestartGranted", "Restart"),
+            note,
+            pod,
+            now,
+        ));
+    }
+    for write in &plan.incidents.writes {
+        let existing = observed.incidents.iter().find(|incident| incident.name_any() == write.name);
+        let Some(outcome) = write.status.as_ref().and_then(|status| status.outcome.as_deref()) else { continue };
+        let Some(spec) = write.spec.as_ref().or(existing.map(|incident| &incident.spec)) else { continue };
+        if existing.is_some_and(is_closed) {
+            continue;
+        }
+        let took = write.status.as_ref().and_then(|status| status.duration.as_deref());
+        let took = took.map(|took| format!(" after {took}")).unwrap_or_default();
+        let note = format!("incident {} ({}, pod {}) closed{took}: {outcome}", write.name, spec.class, spec.pod);
+        let pod = (spec.pod.as_str(), spec.pod_uid.as_str());
+        events.push(event(
+            observed,
+            format!("{}.closed", write.name),
+            ("Normal", "IncidentClosed", "Close"),
+            note,
+            pod,
+            now,
+        ));
+    }
+    events
+}
+
+/// Publishes in order. Where the server does not answer the rest is dropped: the next pass is worth more.
+pub async fn publish(calls: &Calls, events: Vec<Event>) {
+    for event in events {
+        let api: Api<Event> = Api::namespaced(calls.client.clone(), &event.namespace().unwrap_or_default());
+        let name = event.name_any();
+        if let Err(error) = calls.create(&api, &name, &event).await {
+            tracing::warn!(event = name, note = event.note, %error, "event not published");
+            if matches!(error, CallError::Deadline { .. } | CallError::NotLeader { .. }) {
+                return;
+            }
+        }
+    }
+}
+
+fn is_closed(incident: &EngineIncident) -> bool {
+    incident.status.as_ref().is_some_and(|status| status.outcome.is_some())
+}
+
+fn event(
+    observed: &Observed,
+    name: String,
+    (type_, reason, action): (&str, &str, &str),
+    note: String,
+    (pod, pod_uid): (&str, &str),
+    now: Timestamp,
+) -> Event {
+    let infd = &observed.infd;
+    let namespace = infd.namespace();
+    let pod = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(pod.to_owned()),
+        namespace: namespace.clone(),
+        uid: Some(pod_uid.to_owned()),
+        ..ObjectReference::default()
+    };
+    Event {
+        metadata: ObjectMeta { name: Some(name), namespace, ..ObjectMeta::default() },
+        event_time: Some(MicroTime(now)),
+        type_: Some(type_.to_owned()),
+        reason: Some(reason.to_owned()),
+        action: Some(action.to_owned()),
+        note: Some(note.chars().take(1000).collect()), // the server refuses more than 1 kB
+        regarding: Some(infd.object_ref(&())),
+        related: Some(pod),
+        reporting_controller: Some(format!("truebeat.io/{FIELD_MANAGER}")),
+        reporting_instance: Some(FIELD_MANAGER.to_owned()),
+        ..Event::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::inference_deployment::{
+        plan::plan,
+        testing::{infd, pod},
+    };
+
+    fn now() -> Timestamp {
+        "2026-01-01T00:02:00Z".parse().unwrap()
+    }
+
+    /// The plan and the texts of its events.
+    fn step(observed: &Observed) -> (Plan, Vec<String>) {
+        let plan = plan(observed, Vec::new(), now());
+        let notes = of(observed, &plan, now()).into_iter().filter_map(|event| event.note).collect();
+        (plan, notes)
+    }
+
+    #[test]
+    fn a_grant_and_a_close_are_told_once() {
+        let mut world = Observed {
+            infd: infd("chat"),
+            children: Default::default(),
+            pods: vec![pod("a", "Stalled", 1)],
+            incidents: vec![],
+        };
+        let (plan, notes) = step(&world);
+        let incident = name_of("chat", "e-a");
+        assert_eq!(notes, [format!("restart of the engine in pod a granted (incident {incident})")]);
+        world.infd.status.get_or_insert_default().recovery.grants = plan.grants;
+        assert!(step(&world).1.is_empty(), "the grant stands already");
+
+        world.pods = vec![pod("a", "Recovered", 1)];
+        let (plan, notes) = step(&world);
+        assert_eq!(notes, [format!("incident {incident} (StepStalled, pod a) closed after 59.0s: Recovered")]);
+        let write = &plan.incidents.writes[0];
+        let mut stored = EngineIncident::new(&write.name, write.spec.clone().unwrap());
+        stored.status = write.status.clone();
+        stored.status.as_mut().unwrap().requests_refused = 7; // the record still changes
+        world.incidents = vec![stored];
+        let (plan, notes) = step(&world);
+        assert_eq!((plan.incidents.writes.len(), notes.len()), (1, 0), "closed already");
+    }
+
+    #[test]
+    fn an_event_has_what_the_server_demands() {
+        let world = Observed {
+            infd: infd("chat"),
+            children: Default::default(),
+            pods: vec![pod("a", "Stalled", 1)],
+            incidents: vec![],
+        };
+        let plan = plan(&world, Vec::new(), now());
+        let event = serde_json::to_value(&of(&world, &plan, now())[0]).unwrap();
+        for field in ["eventTime", "reportingController", "reportingInstance", "action", "reason", "type"] {
+            assert!(
+                event[field].as_str().is_some_and(|text| !text.is_empty() && text.len() <= 128),
+                "{field}: {event}"
+            );
+        }
+        assert_eq!(event["regarding"]["namespace"], event["metadata"]["namespace"], "the server compares them");
+        assert_eq!(
+            (&event["regarding"]["kind"], &event["related"]["uid"]),
+            (&"InferenceDeployment".into(), &"uid-a".into())
+        );
+        assert!(event["metadata"]["name"].as_str().is_some_and(|name| name.ends_with(".granted")));
+    }
+}
