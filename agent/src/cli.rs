@@ -166,6 +166,7 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
                 gate_args: vec!["--upstream".into(), args.watch.engine_url.to_string().into()],
                 detect_args: args.watch.to_args(),
                 engine: None,
+                page_dir: args.watch.page_dir.clone(),
                 outlive: args.outlive,
                 narrate: false,
             };
@@ -188,12 +189,14 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
 /// # Errors
 /// When it cannot start: no such program, a port in use, a directory not writable.
 pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
+    use std::os::unix::fs::DirBuilderExt;
     let own_dir = args.agent_dir.is_none();
     let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dir(std::env::temp_dir()));
     // Pages are stored to at every step: on a disk's file system a write-back would hold the engine (DESIGN §4.4).
     let shm = PathBuf::from("/dev/shm");
     let page_dir = if own_dir && shm.is_dir() { run_dir(shm) } else { agent_dir.join("pages") };
-    let made = std::fs::create_dir_all(&agent_dir);
+    // The engine's output and the bundles of a crash lie here: whoever made it, nobody else reads it.
+    let made = std::fs::DirBuilder::new().recursive(!own_dir).mode(0o700).create(&agent_dir);
     made.map_err(|source| AgentError::RunDirectory { path: agent_dir.clone(), source })?;
     let log_path = args.watch.log_file.clone().unwrap_or_else(|| agent_dir.join("engine.log"));
     let watch = args.watch.for_run(page_dir.clone(), log_path.clone());
@@ -214,6 +217,7 @@ pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
         gate_args: vec!["--upstream".into(), watch.engine_url.to_string().into()],
         detect_args: watch.to_args(),
         engine: Some(engine),
+        page_dir: page_dir.clone(),
         outlive: Duration::ZERO,
         narrate: true,
     };
@@ -267,11 +271,11 @@ fn become_engine(command: &[OsString]) -> ExitCode {
     use std::os::unix::process::CommandExt;
     let Some((program, args)) = command.split_first() else { return ExitCode::FAILURE };
     if let Err(error) = nix::unistd::setsid() {
-        eprintln!("truebeat: the engine gets no session of its own: {error}");
+        crate::supervisor::narrate::say(&format!("the engine gets no session of its own: {error}"));
     }
     // Where the supervisor dies without a word, the engine is told to end as a terminal would tell it.
     let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM);
     let error = std::process::Command::new(program).args(args).exec();
-    eprintln!("truebeat: could not start {}: {error}", program.to_string_lossy());
+    crate::supervisor::narrate::say(&format!("could not start {}: {error}", program.to_string_lossy()));
     ExitCode::from(127)
 }

@@ -19,6 +19,9 @@ use crate::supervisor::board::Board;
 /// A drain that nobody bounds ends after this.
 const DRAIN_S_DEFAULT: u64 = 25;
 const DRAIN_S_MAX: u64 = 3_600;
+/// A kubelet that asked stops the engine right after the bound. Where the engine still lives this much later nobody stops it, and
+/// whoever asked (anybody who reaches the port can) must not keep the replica out for ever.
+const DRAIN_LEFT_MAX: Duration = Duration::from_secs(15);
 
 /// Starts the thread. It lives as long as the process.
 ///
@@ -104,10 +107,19 @@ async fn drain(State(board): State<Arc<Board>>, Query(query): Query<DrainQuery>)
     let id = board.request_drain();
     let mut statuses = board.statuses();
     let bound = Duration::from_secs(query.timeout_s.unwrap_or(DRAIN_S_DEFAULT).min(DRAIN_S_MAX));
+    // Lifted whether or not the asker waits; an engine that has gone meanwhile has ended the drain itself.
+    tokio::spawn(lift(Arc::clone(&board), id, bound + DRAIN_LEFT_MAX));
     let empty = statuses.wait_for(|status| {
         status.as_ref().is_some_and(|posted| posted.doc.draining == Some(id) && posted.doc.in_flight == Some(0))
     });
     let drained = matches!(tokio::time::timeout(bound, empty).await, Ok(Ok(_)));
     let in_flight = board.latest().and_then(|posted| posted.doc.in_flight);
     Json(json!({ "drained": drained, "in_flight": in_flight }))
+}
+
+async fn lift(board: Arc<Board>, id: u64, after: Duration) {
+    tokio::time::sleep(after).await;
+    if board.lift_drain(id) {
+        tracing::warn!("a drain was lifted: its bound is over and nobody has stopped the engine");
+    }
 }

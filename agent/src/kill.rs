@@ -12,29 +12,28 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use crate::sources::{EngineProcess, process_tree};
+use crate::sources::{EngineProcess, process_tree, process_tree_members};
 
 /// Looks at the tree until no new member shows; a fork bomb ends the looking, not the kill.
 const LOOKS_MAX: usize = 8;
 /// The kubelet keeps the last 4096 bytes of a termination message: more would lose its head (POD.md §5).
 pub const TERMINATION_BYTES_MAX: usize = 4096;
 
-/// SIGKILL for every process of the engine. Returns the pids it was sent to.
+/// SIGKILL for every process of the engine. Returns the pids that it reached.
 ///
 /// The tree is stopped first, member by member, so that nobody forks or is re-parented out of sight between the look and the
 /// kill. The engine's own end is not awaited here: a process in the kernel may outlive the signal (I5).
 pub fn kill_tree(root: &EngineProcess) -> Vec<i32> {
-    let mut stopped: Vec<i32> = Vec::new();
+    let mut stopped: Vec<EngineProcess> = Vec::new();
     for _ in 0..LOOKS_MAX {
-        let new: Vec<i32> = process_tree(root).into_iter().filter(|pid| !stopped.contains(pid)).collect();
+        let new: Vec<_> = process_tree_members(root).into_iter().filter(|member| !stopped.contains(member)).collect();
         if new.is_empty() {
             break;
         }
-        send(&new, Signal::SIGSTOP);
+        send_to(&new, Signal::SIGSTOP);
         stopped.extend(new);
     }
-    send(&stopped, Signal::SIGKILL);
-    stopped
+    send_to(&stopped, Signal::SIGKILL)
 }
 
 /// SIGKILL, then waits until nothing of the tree is left. True when it is gone within `bound`.
@@ -52,13 +51,26 @@ pub async fn kill_tree_and_wait(root: &EngineProcess, bound: Duration) -> bool {
     }
 }
 
-/// One signal for several processes. One that has ended meanwhile is what was wanted.
+/// One signal for several processes, unless their pids have become somebody else's since they were seen. Returns the pids that it
+/// reached; one that has ended meanwhile is what was wanted.
+pub fn send_to(processes: &[EngineProcess], signal: Signal) -> Vec<i32> {
+    let same = |process: &&EngineProcess| EngineProcess::of(process.pid).as_ref() == Some(*process);
+    // Each is looked at just before its own signal.
+    processes.iter().filter(same).map(|process| process.pid).filter(|pid| send_one(*pid, signal)).collect()
+}
+
+/// One signal for several pids that cannot be somebody else's: their ends were not awaited yet.
 pub fn send(pids: &[i32], signal: Signal) {
-    for pid in pids {
-        if let Err(error) = kill(Pid::from_raw(*pid), signal)
-            && error != nix::errno::Errno::ESRCH
-        {
+    pids.iter().for_each(|pid| _ = send_one(*pid, signal));
+}
+
+fn send_one(pid: i32, signal: Signal) -> bool {
+    match kill(Pid::from_raw(pid), signal) {
+        Ok(()) => true,
+        Err(nix::errno::Errno::ESRCH) => false,
+        Err(error) => {
             tracing::error!(pid, %signal, %error, "could not signal a process of the engine");
+            false
         }
     }
 }
@@ -120,6 +132,17 @@ mod tests {
         assert_eq!(cut("aé", 2), "a");
         assert_eq!(cut("aé", 3), "aé");
         assert_eq!(cut("", 3), "");
+    }
+
+    #[test]
+    fn a_pid_that_is_somebody_elses_now_gets_no_signal() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let now = EngineProcess::of(i32::try_from(child.id()).unwrap()).unwrap();
+        let before = EngineProcess { start_ticks: now.start_ticks - 1, ..now.clone() };
+        assert!(send_to(&[before], Signal::SIGKILL).is_empty() && child.try_wait().unwrap().is_none());
+        assert_eq!(send_to(std::slice::from_ref(&now), Signal::SIGKILL), [now.pid]);
+        child.wait().unwrap();
+        assert!(send_to(&[now], Signal::SIGKILL).is_empty());
     }
 
     #[test]

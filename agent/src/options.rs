@@ -198,7 +198,18 @@ fn policy(pairs: &[String]) -> Result<Policy, WatchError> {
         };
         *field = number.into();
     }
-    serde_json::from_value(value).map_err(|error| bad(&pairs.join(","), error.to_string()))
+    let policy: Policy = serde_json::from_value(value).map_err(|error| bad(&pairs.join(","), error.to_string()))?;
+    for (floor_name, floor, cap_name, cap) in [
+        ("native_floor_ms", policy.native_floor_ms, "patience_cap_ms", policy.patience_cap_ms),
+        ("native_floor_ms", policy.native_floor_ms, "lease_cap_ms", policy.lease_cap_ms),
+        ("foreign_floor_ms", policy.foreign_floor_ms, "patience_cap_ms", policy.patience_cap_ms),
+    ] {
+        if floor > cap {
+            let why = format!("{floor_name} ({floor}) is above {cap_name} ({cap}); lower the floor or raise the cap");
+            return Err(bad(&pairs.join(","), why));
+        }
+    }
+    Ok(policy)
 }
 
 #[cfg(test)]
@@ -255,6 +266,8 @@ mod tests {
         let error = policy(&["no_such=1".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("no_such=1") && error.contains("native_floor_ms"), "{error}");
         assert!(policy(&["fresh_ms=soon".to_owned()]).is_err());
+        let error = policy(&["patience_cap_ms=2000".to_owned()]).unwrap_err().to_string();
+        assert!(error.contains("foreign_floor_ms (2500)") && error.contains("patience_cap_ms (2000)"), "{error}");
         assert!(policy(&["fresh_ms".to_owned()]).is_err());
     }
 }

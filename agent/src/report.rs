@@ -8,7 +8,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crds::episode::{AGENT_FIELD_MANAGER, ANNOTATION_RESTART_GRANT, CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
+use crds::episode::{
+    AGENT_FIELD_MANAGER, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED, CONDITION_EPISODE, CONDITION_PROGRESSING,
+    Episode,
+};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Config};
@@ -22,6 +26,8 @@ const CALL_MAX: Duration = Duration::from_secs(2);
 const GRANT_EVERY: Duration = Duration::from_secs(1);
 /// Otherwise the conditions are said again now and then, in case somebody wiped them.
 const REPEAT_EVERY: Duration = Duration::from_secs(60);
+/// An operator says every 20 s whom it lets wait; what is older is an operator's that has gone.
+const QUEUED_MAX: Duration = Duration::from_secs(60);
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// The API refuses longer condition messages (32768); this stays well below, in whole characters.
@@ -59,6 +65,8 @@ impl Declaration {
 pub struct Heard {
     /// The id of the episode whose restart is granted.
     pub grant: Option<String>,
+    /// The episode that an operator held in its queue when it spoke last, and `CLOCK_MONOTONIC` of that answer.
+    pub queued: Option<(String, u64)>,
     /// `CLOCK_MONOTONIC` of the last answer; `None` before the first.
     pub answered_ms: Option<u64>,
     pub failures: u64,
@@ -132,10 +140,15 @@ async fn report(
         let conditions = conditions(&wish, &mut transitions, &crate::files::wall_clock());
         let _ = crate::files::write_json(&memory, &transitions);
         let pause = match apply(&mut api, &pod, &conditions).await {
-            Ok(grant) => {
+            Ok(Answer { grant, queued }) => {
                 retry = RETRY_FIRST;
-                let answered_ms = Some(crate::sources::clock::monotonic_ms());
-                says.send_modify(|heard| *heard = Heard { grant, answered_ms, failures: heard.failures });
+                let now_ms = crate::sources::clock::monotonic_ms();
+                let queued = queued.as_deref().and_then(|text| queued_now(text, Timestamp::now()));
+                says.send_modify(|heard| {
+                    // The last word stays with its time: from then on the agent is alone again.
+                    let queued = queued.map(|id| (id, now_ms)).or(heard.queued.take());
+                    *heard = Heard { grant, queued, answered_ms: Some(now_ms), failures: heard.failures };
+                });
                 if wish.awaits_grant() { GRANT_EVERY } else { REPEAT_EVERY }
             }
             Err(error) => {
@@ -156,12 +169,24 @@ async fn report(
     }
 }
 
-/// One apply. The answer is the grant that the pod carries, if any.
-async fn apply(
-    api: &mut Option<Api<Pod>>,
-    pod: &PodIdentity,
-    conditions: &Value,
-) -> Result<Option<String>, ReportError> {
+/// What the pod carries of the operator's.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Answer {
+    grant: Option<String>,
+    queued: Option<String>,
+}
+
+/// The episode that an annotation `<id>@<time>` holds in the queue, unless the operator that wrote it has gone silent since.
+fn queued_now(text: &str, now: Timestamp) -> Option<String> {
+    let (id, at) = text.rsplit_once('@')?;
+    let at: Timestamp = at.parse().ok()?;
+    // Clocks of two machines differ a little either way.
+    let young = now.duration_since(at).unsigned_abs() < QUEUED_MAX;
+    young.then(|| id.to_owned())
+}
+
+/// One apply.
+async fn apply(api: &mut Option<Api<Pod>>, pod: &PodIdentity, conditions: &Value) -> Result<Answer, ReportError> {
     let api = match api {
         Some(api) => api,
         none => none.insert(connect(pod)?),
@@ -172,7 +197,8 @@ async fn apply(
     let answer = call.map_err(|_| ReportError::Late)?;
     let answer =
         answer.map_err(|source| ReportError::Apply { pod: format!("{}/{}", pod.namespace, pod.name), source })?;
-    Ok(answer.metadata.annotations.and_then(|mut annotations| annotations.remove(ANNOTATION_RESTART_GRANT)))
+    let mut notes = answer.metadata.annotations.unwrap_or_default();
+    Ok(Answer { grant: notes.remove(ANNOTATION_RESTART_GRANT), queued: notes.remove(ANNOTATION_RESTART_QUEUED) })
 }
 
 fn connect(pod: &PodIdentity) -> Result<Api<Pod>, ReportError> {
@@ -295,14 +321,24 @@ mod tests {
     #[tokio::test]
     async fn the_grant_comes_back_in_the_answer_to_the_apply() {
         let answer = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n\
-            {\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"p\",\"annotations\":{\"truebeat.io/restart-grant\":\"e1\"}}}";
+            {\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"p\",\"annotations\":{\"truebeat.io/restart-grant\":\"e1\",\"truebeat.io/restart-queued\":\"e1@t\"}}}";
         let (api, seen) = api_that_says(Some(answer)).await;
         let conditions = conditions(&wish("False", "Stalled"), &mut Transitions::new(), "t");
-        assert_eq!(apply(&mut Some(api), &pod(), &conditions).await.unwrap().as_deref(), Some("e1"));
+        let answer = apply(&mut Some(api), &pod(), &conditions).await.unwrap();
+        assert_eq!(answer, Answer { grant: Some("e1".into()), queued: Some("e1@t".into()) });
         let request = seen.await.unwrap().to_lowercase();
         assert!(request.starts_with("patch /api/v1/namespaces/n/pods/p/status?"), "{request}");
         assert!(request.contains("content-type: application/apply-patch+yaml"), "{request}");
         assert!(request.contains("fieldmanager=truebeat-agent") && request.contains("force=true"), "{request}");
+    }
+
+    #[test]
+    fn a_place_in_the_queue_is_worth_as_much_as_it_is_young() {
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        assert_eq!(queued_now("u-7-1@2026-01-01T00:00:01Z", now).as_deref(), Some("u-7-1"));
+        for text in ["u@2026-01-01T00:00:00Z", "u@2026-01-01T00:02:00Z", "u@soon", "2026-01-01T00:00:59Z", ""] {
+            assert_eq!(queued_now(text, now), None, "{text}");
+        }
     }
 
     #[tokio::test]

@@ -9,9 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agent::kill::{kill_tree, send};
-use agent::launch::EngineFile;
+use agent::launch::{EngineFile, LaunchConfig, Launcher};
 use agent::sources::procs::ProcRoot;
 use agent::sources::{EngineProcess, process_tree};
+use agent::supervisor::registry::Registry;
 use crds::episode::Episode;
 use nix::sys::signal::Signal;
 
@@ -72,6 +73,10 @@ impl Run {
     }
 
     fn with(options: &[&str]) -> Self {
+        Self::with_stderr(options, Stdio::inherit())
+    }
+
+    fn with_stderr(options: &[&str], stderr: Stdio) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let ports = free_ports();
         let (gate, agent) = (format!("127.0.0.1:{}", ports[0]), format!("127.0.0.1:{}", ports[1]));
@@ -89,6 +94,7 @@ impl Run {
             .arg(&program)
             .arg(ports[2].to_string())
             .stdin(Stdio::null())
+            .stderr(stderr)
             .spawn()
             .unwrap();
         let run = Self { supervisor, agent, gate, dir };
@@ -282,6 +288,56 @@ fn a_fence_outlives_its_detector_and_a_drain_its_caller() {
     drop(stream);
     let drained = ask(&run.agent, "GET /drain?timeout_s=4 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
     assert!(drained.contains("\"drained\":true"), "{drained}");
+}
+
+#[test]
+fn nobody_reads_its_words_and_the_supervisor_lives() {
+    let mut run = Run::with_stderr(&[], Stdio::piped());
+    drop(run.supervisor.stderr.take());
+    send(&[run.engine().pid, run.child("detect").unwrap()], Signal::SIGKILL);
+    until("a second engine", || run.engine().starts == 2);
+    until("ready again", || run.ready() == Some(200));
+    assert!(run.supervisor.try_wait().unwrap().is_none());
+}
+
+#[test]
+fn a_detector_that_hangs_is_replaced_and_readiness_stays() {
+    let run = Run::start();
+    let victim = run.child("detect").unwrap();
+    send(&[victim], Signal::SIGSTOP);
+    until("its successor", || {
+        assert_eq!(run.ready(), Some(200));
+        run.child("detect").is_some_and(|pid| pid != victim)
+    });
+    assert!(ProcRoot::live().stat(victim).is_none_or(|stat| stat.ended()));
+}
+
+#[tokio::test]
+async fn an_engine_that_nobody_can_be_told_of_is_not_left_running() {
+    let dir = tempfile::tempdir().unwrap();
+    // a directory in the way of engine.json: it cannot be renamed into place
+    std::fs::create_dir_all(dir.path().join("engine.json/x")).unwrap();
+    let launcher = Launcher::new(LaunchConfig {
+        command: vec!["sleep".into(), "600.25".into()],
+        exe: env!("CARGO_BIN_EXE_truebeat-agent").into(),
+        agent_dir: dir.path().to_owned(),
+        page_dir: dir.path().join("pages"),
+        log_path: dir.path().join("engine.log"),
+        grace: Duration::from_secs(1),
+        narrate: false,
+    })
+    .unwrap();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let registry = Registry::default();
+    let two_tries = async {
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        stop.send_replace(true);
+    };
+    let (code, ()) = tokio::join!(launcher.run(&registry, stopped), two_tries);
+    assert_eq!(code, 0);
+    let sleeps = |pid: i32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(b"600.25\0"));
+    let left: Vec<i32> = ProcRoot::live().all().iter().map(|stat| stat.pid).filter(|pid| sleeps(*pid)).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

@@ -36,6 +36,8 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
+        // they go to stderr with `eprintln!`, which panics where stderr is a closed pipe
+        .log_internal_errors(false)
         .init();
     match run(cli.command) {
         Ok(code) => code,

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::ledger::{End, Ledger};
 use super::scan::Scan;
@@ -19,18 +21,33 @@ use crate::sources::clock::monotonic_ms;
 pub struct Flight {
     ledger: Arc<Ledger>,
     id: u64,
+    /// Is its answer one that can deliver? An error's body, however long, is not (V2).
+    delivers: bool,
     ended: bool,
 }
 
 impl Flight {
     /// Opens the books for one request.
     pub fn open(ledger: &Arc<Ledger>, prompt_tokens: u64) -> Self {
-        Self { id: ledger.open(monotonic_ms(), prompt_tokens), ledger: Arc::clone(ledger), ended: false }
+        Self {
+            id: ledger.open(monotonic_ms(), prompt_tokens),
+            ledger: Arc::clone(ledger),
+            delivers: true,
+            ended: false,
+        }
     }
 
     /// A chunk that means something came from the engine.
     pub fn delivered(&self, bytes: usize) {
+        if !self.delivers {
+            return;
+        }
         self.ledger.delivered(self.id, monotonic_ms(), bytes as u64);
+    }
+
+    /// The answer's status is known: only a 2xx delivers.
+    pub fn answered(&mut self, status: StatusCode) {
+        self.delivers = status.is_success();
     }
 
     /// Closes the books, once.
@@ -56,6 +73,8 @@ impl Drop for Flight {
 pub struct RequestBody {
     pub head: Option<Bytes>,
     pub rest: Option<Incoming>,
+    /// Its share of what the gate may hold in memory at once.
+    pub _share: Option<OwnedSemaphorePermit>,
 }
 
 impl Body for RequestBody {

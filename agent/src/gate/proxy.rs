@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answers;
 use super::body::{AnswerBody, CountedBody, Flight, RequestBody};
@@ -27,7 +28,10 @@ const WHOLE_ANSWER_BYTES_MAX: u64 = 8 << 20;
 /// A client that sends its body this slowly is cut (E7).
 const BODY_CHUNK_WAIT_MAX: Duration = Duration::from_secs(60);
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(5);
-const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(10);
+/// Shorter than any server's own (uvicorn closes after 5 s): a connection that the engine is just closing would fail a request.
+const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(3);
+/// All bodies held in memory together; what finds no room streams through, counted by its length.
+const HELD_BYTES_MAX: usize = 64 << 20;
 
 /// Headers that belong to one connection and not to the message.
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -49,6 +53,8 @@ pub struct Proxy {
     client: Client<HttpConnector, RequestBody>,
     scheme: Scheme,
     authority: Authority,
+    /// A permit a byte of [`HELD_BYTES_MAX`].
+    room: Arc<Semaphore>,
 }
 
 impl Proxy {
@@ -62,7 +68,8 @@ impl Proxy {
             .pool_idle_timeout(IDLE_CONNECTION_MAX)
             .build(connector);
         let scheme = upstream.scheme().cloned().unwrap_or(Scheme::HTTP);
-        Some(Self { ledger, client, scheme, authority: upstream.authority().cloned()? })
+        let room = Arc::new(Semaphore::new(HELD_BYTES_MAX));
+        Some(Self { ledger, client, scheme, authority: upstream.authority().cloned()?, room })
     }
 
     /// Answers one request; whatever goes wrong is an answer too.
@@ -78,7 +85,7 @@ impl Proxy {
             return Ok(self.forward_work(request).await);
         }
         let (parts, body) = request.into_parts();
-        Ok(match self.send(parts, RequestBody { head: None, rest: Some(body) }).await {
+        Ok(match self.send(parts, RequestBody { rest: Some(body), ..RequestBody::default() }).await {
             Ok(response) => response.map(AnswerBody::Through),
             Err(response) => *response,
         })
@@ -86,7 +93,7 @@ impl Proxy {
 
     async fn forward_work(&self, request: Request<Incoming>) -> Response<AnswerBody> {
         let (parts, body) = request.into_parts();
-        let (body, tokens) = match read_and_count(body).await {
+        let (body, tokens) = match read_and_count(body, &self.room).await {
             Ok(counted) => counted,
             Err(response) => return *response,
         };
@@ -96,7 +103,7 @@ impl Proxy {
         }
         let mut flight = Flight::open(&self.ledger, tokens);
         match self.send(parts, body).await {
-            Ok(response) => pass_on(response, flight).await,
+            Ok(response) => pass_on(response, flight, &self.room).await,
             Err(response) => {
                 flight.end(End::Failed);
                 *response
@@ -129,8 +136,12 @@ impl Proxy {
 }
 
 /// The body's first part in memory, with its prompt tokens; what goes beyond the limit is left to stream.
-async fn read_and_count(mut body: Incoming) -> Result<(RequestBody, u64), Box<Response<AnswerBody>>> {
+async fn read_and_count(
+    mut body: Incoming,
+    room: &Arc<Semaphore>,
+) -> Result<(RequestBody, u64), Box<Response<AnswerBody>>> {
     let mut head = BytesMut::new();
+    let mut share: Option<OwnedSemaphorePermit> = None;
     loop {
         let frame = match tokio::time::timeout(BODY_CHUNK_WAIT_MAX, body.frame()).await {
             Err(_) => {
@@ -145,29 +156,43 @@ async fn read_and_count(mut body: Incoming) -> Result<(RequestBody, u64), Box<Re
             Ok(None) => {
                 let head = head.freeze();
                 let tokens = work::prompt_tokens(&head);
-                return Ok((RequestBody { head: Some(head), rest: None }, tokens));
+                return Ok((RequestBody { head: Some(head), rest: None, _share: share }, tokens));
             }
             Ok(Some(Ok(frame))) => frame,
         };
+        let mut fits = true;
         if let Some(data) = frame.data_ref() {
             head.extend_from_slice(data);
+            // Nobody waits for room: a few slow senders that hold it would stop everybody else.
+            match reserve(room, data.len()) {
+                Some(more) => match &mut share {
+                    Some(share) => share.merge(more),
+                    none => *none = Some(more),
+                },
+                None => fits = false,
+            }
         }
-        if head.len() > COUNTED_BYTES_MAX {
+        if !fits || head.len() > COUNTED_BYTES_MAX {
             let length = body.size_hint().exact().unwrap_or(0).saturating_add(head.len() as u64);
-            return Ok((RequestBody { head: Some(head.freeze()), rest: Some(body) }, (length / 4).max(1)));
+            return Ok((
+                RequestBody { head: Some(head.freeze()), rest: Some(body), _share: share },
+                (length / 4).max(1),
+            ));
         }
     }
 }
 
 /// The engine's answer becomes the client's.
-async fn pass_on(response: Response<Incoming>, flight: Flight) -> Response<AnswerBody> {
+async fn pass_on(response: Response<Incoming>, mut flight: Flight, room: &Arc<Semaphore>) -> Response<AnswerBody> {
     let (mut parts, body) = response.into_parts();
+    flight.answered(parts.status);
     let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let scan = Scan::for_content_type(content_type);
     let good = !parts.status.is_server_error() && parts.status != StatusCode::TOO_MANY_REQUESTS;
     let json = content_type.is_some_and(|kind| kind.starts_with("application/json"));
     let length = body.size_hint().exact();
-    if json && length.is_some_and(|length| length <= WHOLE_ANSWER_BYTES_MAX) {
+    let whole = length.filter(|length| json && *length <= WHOLE_ANSWER_BYTES_MAX);
+    if let Some(_share) = whole.and_then(|length| reserve(room, usize::try_from(length).ok()?)) {
         return match read_whole(body, flight, good).await {
             Some(bytes) => Response::from_parts(parts, AnswerBody::whole(bytes)),
             None => answers::broken("its answer broke off"),
@@ -177,6 +202,11 @@ async fn pass_on(response: Response<Incoming>, flight: Flight) -> Response<Answe
         parts.headers.remove(header::CONTENT_LENGTH);
     }
     Response::from_parts(parts, AnswerBody::Counted(Box::new(CountedBody::new(body, flight, scan, good))))
+}
+
+/// Room for so many bytes, if there is any now.
+fn reserve(room: &Arc<Semaphore>, bytes: usize) -> Option<OwnedSemaphorePermit> {
+    Arc::clone(room).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()
 }
 
 /// Reads a JSON answer to its end, counting; nothing where the engine broke off.

@@ -1,10 +1,27 @@
-//! Does a chunk of an answer mean anything? Comment lines and blank lines of a stream keep a connection warm; they are no tokens.
-//! Pure.
+//! Does a chunk of an answer mean anything? Comment lines, pings, names of events, `[DONE]` and error objects of a stream are no
+//! tokens: an engine that says nothing else delivers nothing (V2). Pure.
+
+/// What a line of an event stream begins with that carries nothing, white space left out. Everything else carries something: a
+/// rule that is too strict would take tokens for silence.
+const NOTHING: [&[u8]; 10] = [
+    b":",
+    b"event:",
+    b"id:",
+    b"retry:",
+    b"data:[DONE]",
+    b"data:{\"error\":{",
+    b"data:{\"error\":\"",
+    b"data:{\"type\":\"error\"",
+    b"data:{\"type\":\"ping\"",
+    b"data:{\"object\":\"error\"",
+];
+/// Longer than any of them.
+const HEAD_BYTES: usize = 24;
 
 /// Remembers where in a line the last chunk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scan {
-    /// `text/event-stream`: lines that begin with a colon are comments.
+    /// `text/event-stream`.
     Events { line: Line },
     /// Anything else: white space alone means nothing.
     Plain,
@@ -14,8 +31,13 @@ pub enum Scan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Line {
     Start,
-    Comment,
-    Field,
+    /// What came of it without white space; it may still become one of [`NOTHING`].
+    Head {
+        bytes: [u8; HEAD_BYTES],
+        len: usize,
+    },
+    /// It was told what it is.
+    Decided,
 }
 
 impl Scan {
@@ -32,25 +54,49 @@ impl Scan {
 
     /// Is the stream between two lines, so that an event can begin here?
     pub fn at_line_start(self) -> bool {
-        !matches!(self, Self::Events { line: Line::Comment | Line::Field })
+        !matches!(self, Self::Events { line: Line::Head { .. } | Line::Decided })
     }
 
-    /// Takes a chunk; true when it carries something.
+    /// Takes a chunk; true when it carries something, or completes what does.
     pub fn feed(&mut self, chunk: &[u8]) -> bool {
         let Self::Events { line } = self else { return chunk.iter().any(|byte| !byte.is_ascii_whitespace()) };
         let mut carries = false;
         for byte in chunk {
-            *line = match (*line, byte) {
-                (_, b'\n' | b'\r') => Line::Start,
-                (Line::Start, b':') => Line::Comment,
-                (Line::Comment, _) => Line::Comment,
-                (Line::Start | Line::Field, byte) => {
-                    carries |= !byte.is_ascii_whitespace();
-                    Line::Field
-                }
-            };
+            carries |= line.feed(*byte);
         }
         carries
+    }
+}
+
+impl Line {
+    /// True with the byte that shows that the line carries something.
+    fn feed(&mut self, byte: u8) -> bool {
+        let (mut bytes, mut len) = match *self {
+            Self::Start => ([0; HEAD_BYTES], 0),
+            Self::Head { bytes, len } => (bytes, len),
+            Self::Decided => ([0; HEAD_BYTES], HEAD_BYTES),
+        };
+        if matches!(byte, b'\n' | b'\r') {
+            // A line that is still undecided is none of them; an empty field is none of anything.
+            let head = bytes.get(..len).unwrap_or_default();
+            let carries = matches!(self, Self::Head { .. }) && !matches!(head, b"" | b"data:" | b"data");
+            *self = Self::Start;
+            return carries;
+        }
+        if matches!(self, Self::Decided) {
+            return false;
+        }
+        if !byte.is_ascii_whitespace()
+            && let Some(free) = bytes.get_mut(len)
+        {
+            *free = byte;
+            len += 1;
+        }
+        let head = bytes.get(..len).unwrap_or_default();
+        let open = NOTHING.iter().any(|nothing| nothing.starts_with(head));
+        let nothing = NOTHING.iter().any(|nothing| head.starts_with(nothing));
+        *self = if open && !nothing { Self::Head { bytes, len } } else { Self::Decided };
+        !open && !nothing
     }
 }
 
@@ -58,22 +104,40 @@ impl Scan {
 mod tests {
     use super::*;
 
+    fn events() -> Scan {
+        Scan::for_content_type(Some("text/event-stream; charset=utf-8"))
+    }
+
     #[test]
-    fn comments_and_blank_lines_carry_nothing_wherever_they_are_cut() {
-        let text = b": keep-alive\n\n:\r\n\r\n: x: y\n";
+    fn comments_errors_and_ends_carry_nothing_wherever_they_are_cut() {
+        let text = b": keep-alive\n\n:\r\n\r\n: x: y\nevent: error\ndata: {\"error\": {\"code\": 500}}\n\nid: 7\n\
+            data:{\"error\":\"dead\"}\n\nevent: ping\ndata: {\"type\": \"ping\"}\n\ndata:\ndata: {\"type\":\"error\",\"error\":{}}\n\n\
+            data: {\"object\":\"error\",\"message\":\"x\"}\n\ndata: [DONE]\n\n";
         for cut in 0..text.len() {
-            let mut scan = Scan::for_content_type(Some("text/event-stream; charset=utf-8"));
+            let mut scan = events();
             assert!(!scan.feed(&text[..cut]) && !scan.feed(&text[cut..]), "cut at {cut}");
         }
     }
 
     #[test]
-    fn a_field_carries_something_even_after_a_comment() {
-        let mut scan = Scan::for_content_type(Some("text/event-stream"));
-        assert!(scan.feed(b": hi\ndata: {}"));
-        assert!(!scan.at_line_start());
-        assert!(!scan.feed(b"\n\n"));
-        assert!(scan.at_line_start());
+    fn a_token_carries_something_once_wherever_it_is_cut() {
+        for text in [
+            ": hi\ndata: {\"choices\":[]}\n\n",
+            "data: {\"error\":null,\"x\":1}\n\n",
+            "data: late\n\n",
+            "data: {\n\n",
+            "event: x\ndata: 1\n\n",
+            "idle\n",
+        ] {
+            for cut in 0..text.len() {
+                let mut scan = events();
+                let (first, second) = text.as_bytes().split_at(cut);
+                assert_eq!(u8::from(scan.feed(first)) + u8::from(scan.feed(second)), 1, "{text:?} cut at {cut}");
+                assert!(scan.at_line_start());
+            }
+        }
+        let mut scan = events();
+        assert!(scan.feed(b"data: half") && !scan.at_line_start());
     }
 
     #[test]

@@ -18,8 +18,8 @@ use tokio::sync::watch;
 
 pub use self::engine_file::{EngineFile, Exit};
 use self::tee::{CappedLog, tee};
-use crate::kill::{KillNote, kill_tree, kill_tree_and_wait, send};
-use crate::sources::{EngineProcess, process_tree};
+use crate::kill::{KillNote, kill_tree, kill_tree_and_wait, send, send_to};
+use crate::sources::{EngineProcess, process_tree, process_tree_members};
 use crate::supervisor::keep::Pause;
 use crate::supervisor::narrate::say;
 use crate::supervisor::registry::Registry;
@@ -97,7 +97,7 @@ impl Launcher {
         let (mut starts, mut last_exit) = (0, None);
         while !*stop.borrow() {
             starts += 1;
-            let wait = match self.start(registry, starts, last_exit.clone()) {
+            let wait = match self.start(registry, starts, last_exit.clone()).await {
                 Ok(mut running) => {
                     let status = tokio::select! {
                         status = running.child.wait() => status,
@@ -128,7 +128,7 @@ impl Launcher {
         KILLED_BY_US
     }
 
-    fn start(&self, registry: &Registry, starts: u64, last_exit: Option<Exit>) -> std::io::Result<Running> {
+    async fn start(&self, registry: &Registry, starts: u64, last_exit: Option<Exit>) -> std::io::Result<Running> {
         let nonce = random_nonce()?;
         let mut command = Command::new(&self.config.exe);
         command
@@ -142,12 +142,25 @@ impl Launcher {
         let mut child = registry.spawn(&mut command)?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
         let process = EngineProcess::of(pid).unwrap_or(EngineProcess { pid, start_ticks: 0 });
-        self.keep_output(&mut child)?;
         let words = self.config.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let file = EngineFile { pid, start_ticks: process.start_ticks, nonce, starts, command: words, last_exit };
-        crate::files::write_json(&EngineFile::path(&self.config.agent_dir), &file)?;
+        let written = self.keep_output(&mut child);
+        let written = written.and_then(|()| crate::files::write_json(&EngineFile::path(&self.config.agent_dir), &file));
+        if let Err(error) = written {
+            self.give_up(child, &process, registry).await;
+            return Err(error);
+        }
         self.say(&format!("engine started, pid {pid}, start {starts}"));
         Ok(Running { child, file, started: Instant::now() })
+    }
+
+    /// An engine that nobody can be told of must not run beside the next one (I5).
+    async fn give_up(&self, mut child: Child, process: &EngineProcess, registry: &Registry) {
+        kill_tree(process);
+        let _ = child.start_kill();
+        let _ = tokio::time::timeout(UNKILLABLE_LOOK, child.wait()).await;
+        registry.forget(process.pid);
+        self.clear_remains(process, registry).await;
     }
 
     fn keep_output(&self, child: &mut Child) -> std::io::Result<()> {
@@ -183,17 +196,33 @@ impl Launcher {
     }
 
     /// Kills what is left of the tree and waits until it is gone, however long that takes: a successor beside it would fight for
-    /// the port and the GPU.
+    /// the port and the GPU. Orphans that came to us are most likely the engine's too; they are waited for within a bound.
     async fn clear_remains(&self, process: &EngineProcess, registry: &Registry) {
         loop {
-            send(&registry.adopted(), Signal::SIGKILL);
+            send_to(&registry.adopted(), Signal::SIGKILL);
             if kill_tree_and_wait(process, UNKILLABLE_LOOK).await {
-                return;
+                return self.clear_orphans(registry).await;
             }
             let left = process_tree(process);
             self.say(&format!(
                 "processes of the ended engine outlive SIGKILL: {left:?}; nothing is started beside them"
             ));
+        }
+    }
+
+    async fn clear_orphans(&self, registry: &Registry) {
+        let begun = Instant::now();
+        loop {
+            let orphans = registry.adopted();
+            if orphans.is_empty() {
+                return;
+            }
+            if begun.elapsed() >= UNKILLABLE_LOOK {
+                let pids: Vec<i32> = orphans.iter().map(|orphan| orphan.pid).collect();
+                return self.say(&format!("orphans outlive SIGKILL: {pids:?}; they are left behind"));
+            }
+            send_to(&orphans, Signal::SIGKILL);
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
@@ -204,7 +233,7 @@ impl Launcher {
         send(&[process.pid], Signal::SIGTERM);
         let polite = tokio::time::timeout(self.config.grace, running.child.wait()).await.is_ok();
         if polite {
-            send(&process_tree(&process), Signal::SIGTERM);
+            send_to(&process_tree_members(&process), Signal::SIGTERM);
             let begun = Instant::now();
             while !process_tree(&process).is_empty() && begun.elapsed() < REMAINS_WAIT {
                 tokio::time::sleep(Duration::from_millis(20)).await;

@@ -29,7 +29,9 @@ pub use self::frontend::FrontendProbe;
 pub use self::nvml::{NvmlSource, ProbeCommand, nvml_child_main, probe as nvml_probe};
 pub use self::page::{PageLook, PageSource};
 pub use self::scrape::Scraper;
-pub use self::tree::{EngineProcess, find_engine_in, find_pod_engine, process_tree, process_tree_in};
+pub use self::tree::{
+    EngineProcess, Found, find_engine_in, find_pod_engine, process_tree, process_tree_in, process_tree_members,
+};
 
 /// The walk over all of `/proc`: not more often than this, and never more than one part in twenty of the time.
 const WALK_EVERY_MS_MIN: u64 = 500;
@@ -101,6 +103,14 @@ impl Sources {
         self.walk = Walk::default();
         self.proc.set_engine(engine.clone());
         self.engine = engine;
+    }
+
+    /// The launcher's nonce of the engine that is watched now; a page with another one is silence (H2).
+    pub fn set_nonce(&mut self, nonce: Option<u64>) {
+        if self.config.nonce != nonce {
+            self.config.nonce = nonce;
+            self.pages = PageSource::new(&self.config.page_dir, self.config.ranks, nonce);
+        }
     }
 
     /// Everything known now. `now_ms` is `CLOCK_MONOTONIC`; returns within about 20 ms.

@@ -3,6 +3,9 @@
 //! Reads `/proc` only. A process that cannot be shown to be the engine's is left out: this list is what gets SIGKILL.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use super::procs::{ProcRoot, Stat};
 
@@ -27,15 +30,38 @@ pub fn process_tree(root: &EngineProcess) -> Vec<i32> {
     process_tree_in(&ProcRoot::live(), root, own_pid())
 }
 
+/// [`process_tree`] with each process's start time, which tells it from a later one with its pid.
+pub fn process_tree_members(root: &EngineProcess) -> Vec<EngineProcess> {
+    members_in(&ProcRoot::live(), root, own_pid())
+}
+
 /// The engine container's root in a pod with a shared PID namespace: a process whose parent is outside (PPID 0), that is neither
-/// the pause process nor in the agent's own container. Where several are left (other sidecars, `kubectl exec`), one whose
-/// environment names the page directory wins, then the oldest.
-pub fn find_pod_engine() -> Option<EngineProcess> {
-    find_engine_in(&ProcRoot::live(), own_pid())
+/// the pause process nor in the agent's own container. Where several are left (other sidecars, `kubectl exec`), those whose
+/// environment names the page directory win, then the oldest.
+///
+/// Reads `environ`, which waits for the process's memory lock: never on a tick (I4).
+pub fn find_pod_engine(page_dir: &Path) -> Option<Found> {
+    find_engine_in(&ProcRoot::live(), own_pid(), page_dir)
+}
+
+/// The process that a search took for the engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    pub process: EngineProcess,
+    /// Its environment names our page directory. Without that it is a guess: the oldest that was left.
+    pub named: bool,
 }
 
 /// [`process_tree`] over any `/proc`, seen by process `me`.
 pub fn process_tree_in(proc: &ProcRoot, root: &EngineProcess, me: i32) -> Vec<i32> {
+    members_in(proc, root, me).into_iter().map(|member| member.pid).collect()
+}
+
+fn members_in(proc: &ProcRoot, root: &EngineProcess, me: i32) -> Vec<EngineProcess> {
+    if root.pid <= 1 {
+        // session 0 is the kernel's and whoever's is outside of our namespace
+        return Vec::new();
+    }
     let all = proc.all();
     let spared = ancestors(&all, me);
     let root_now = all.iter().find(|stat| stat.pid == root.pid);
@@ -55,27 +81,28 @@ pub fn process_tree_in(proc: &ProcRoot, root: &EngineProcess, me: i32) -> Vec<i3
         found.extend(all.iter().filter(|stat| stat.pid != 1).filter(inside).map(|stat| stat.pid));
     }
     add_descendants(&all, &mut found);
-    let mut tree: Vec<i32> = all
+    let mut tree: Vec<EngineProcess> = all
         .iter()
         .filter(|stat| found.contains(&stat.pid) && !stat.ended() && !spared.contains(&stat.pid))
-        .map(|stat| stat.pid)
+        .map(|stat| EngineProcess { pid: stat.pid, start_ticks: stat.start_ticks })
         .collect();
-    tree.sort_by_key(|pid| (*pid != root.pid, *pid));
+    tree.sort_by_key(|member| (member.pid != root.pid, member.pid));
     tree
 }
 
 /// [`find_pod_engine`] over any `/proc`, seen by process `me`.
-pub fn find_engine_in(proc: &ProcRoot, me: i32) -> Option<EngineProcess> {
+pub fn find_engine_in(proc: &ProcRoot, me: i32, page_dir: &Path) -> Option<Found> {
     let all = proc.all();
     let spared = ancestors(&all, me);
     let outside =
         |stat: &&Stat| stat.ppid == 0 && stat.pid != 1 && stat.pid != 2 && !stat.ended() && !spared.contains(&stat.pid);
     let mut roots: Vec<&Stat> = all.iter().filter(outside).filter(|stat| !same_container(proc, stat.pid, me)).collect();
-    if roots.iter().any(|stat| names_page_dir(proc, stat.pid)) {
-        roots.retain(|stat| names_page_dir(proc, stat.pid));
-    }
-    let oldest = roots.into_iter().min_by_key(|stat| stat.start_ticks)?;
-    Some(EngineProcess { pid: oldest.pid, start_ticks: oldest.start_ticks })
+    roots.sort_by_key(|stat| stat.start_ticks);
+    // The engine is the oldest that names the directory: a shell that `kubectl exec` starts beside it has its environment too.
+    let named = roots.iter().find(|stat| names_page_dir(proc, stat.pid, page_dir));
+    let chosen = named.or(roots.first())?;
+    let process = EngineProcess { pid: chosen.pid, start_ticks: chosen.start_ticks };
+    Some(Found { process, named: named.is_some() })
 }
 
 fn own_pid() -> i32 {
@@ -130,7 +157,9 @@ fn same_container(proc: &ProcRoot, pid: i32, me: i32) -> bool {
     }
 }
 
-fn names_page_dir(proc: &ProcRoot, pid: i32) -> bool {
+/// Operators set the variable on the engine's container and to our own value.
+fn names_page_dir(proc: &ProcRoot, pid: i32, page_dir: &Path) -> bool {
     let Ok(environ) = std::fs::read(proc.path(pid, "environ")) else { return false };
-    environ.split(|byte| *byte == 0).any(|entry| entry.starts_with(b"TRUEBEAT_PAGE_DIR="))
+    let mut values = environ.split(|byte| *byte == 0).filter_map(|entry| entry.strip_prefix(b"TRUEBEAT_PAGE_DIR="));
+    values.any(|value| Path::new(OsStr::from_bytes(value)) == page_dir)
 }

@@ -38,13 +38,17 @@ impl Default for Board {
 }
 
 impl Board {
-    /// One line of the detector. A line that is no status is counted and changes nothing (I4).
-    pub fn post_line(&self, line: &str) {
+    /// One line of the detector. A line that is no status is counted and changes nothing (I4). True for a status.
+    pub fn post_line(&self, line: &str) -> bool {
         match serde_json::from_str(line) {
-            Ok(doc) => self.post(doc),
+            Ok(doc) => {
+                self.post(doc);
+                true
+            }
             Err(error) => {
                 tracing::warn!(%error, "the detector wrote a line that is no status");
                 self.unreadable_lines.fetch_add(1, Ordering::Relaxed);
+                false
             }
         }
     }
@@ -72,7 +76,12 @@ impl Board {
         id
     }
 
-    /// The wanted drain, level-triggered.
+    /// Ends the drain with this number, unless another has been asked for since.
+    pub fn lift_drain(&self, id: u64) -> bool {
+        self.drain.send_if_modified(|wanted| *wanted == id && std::mem::take(wanted) != 0)
+    }
+
+    /// The wanted drain, level-triggered; 0 where none is.
     pub fn drains(&self) -> watch::Receiver<u64> {
         self.drain.subscribe()
     }
@@ -106,5 +115,21 @@ impl Board {
             );
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drain_is_lifted_by_its_own_number_alone() {
+        let board = Board::default();
+        let first = board.request_drain();
+        let second = board.request_drain();
+        assert!(first < second && !board.lift_drain(first));
+        assert_eq!(*board.drains().borrow(), second);
+        assert!(board.lift_drain(second) && !board.lift_drain(second));
+        assert_eq!(*board.drains().borrow(), 0);
     }
 }

@@ -1,8 +1,9 @@
 //! Keeps one child alive: started again in milliseconds, with a pause that grows while it dies at once.
 
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -11,6 +12,11 @@ use tokio::sync::watch;
 
 use super::board::Board;
 use super::registry::Registry;
+
+/// A detector speaks every 500 ms at least (`status`); one that is silent for so many looks in a row hangs.
+const SILENT_LOOKS_MAX: u32 = 10;
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const KILLED_WAIT: Duration = Duration::from_secs(2);
 
 /// A growing pause before the next start. Pure.
 #[derive(Debug, Clone)]
@@ -96,14 +102,22 @@ async fn watch_over(mut child: Child, spec: &Spec, registry: &Registry, board: &
     tracing::info!(child = spec.name, pid, "started");
     let talk = child.stdin.take().zip(child.stdout.take());
     let talking = async {
-        if let Some((stdin, stdout)) = talk {
-            tokio::join!(tell(stdin, board.drains()), listen(stdout, board));
+        let Some((stdin, stdout)) = talk else { return std::future::pending().await };
+        let words = AtomicU64::new(0);
+        let talk = async { tokio::join!(tell(stdin, board.drains()), listen(stdout, board, &words)) };
+        tokio::select! {
+            _ = talk => {}
+            () = silence(&words, SILENT_LOOKS_MAX, LOOK_EVERY) => {}
         }
     };
     // Its words end with it, so nobody waits for them after it is gone.
-    let status = tokio::select! {
-        status = child.wait() => status,
-        () = async { talking.await; std::future::pending().await } => return,
+    let ended = tokio::select! {
+        status = child.wait() => Some(status),
+        () = talking => None,
+    };
+    let status = match ended {
+        Some(status) => status,
+        None => end_silent(&mut child, spec).await,
     };
     if let Some(pid) = pid {
         registry.forget(pid);
@@ -111,6 +125,33 @@ async fn watch_over(mut child: Child, spec: &Spec, registry: &Registry, board: &
     match status {
         Ok(status) => tracing::warn!(child = spec.name, pid, %status, "a child ended; it is started again"),
         Err(error) => tracing::error!(child = spec.name, pid, %error, "could not await a child"),
+    }
+}
+
+/// It lives and says nothing: it hangs. Readiness stays as it said last (I4), but nobody judges the engine until it is replaced.
+async fn end_silent(child: &mut Child, spec: &Spec) -> std::io::Result<ExitStatus> {
+    let silent_s = LOOK_EVERY.as_secs() * u64::from(SILENT_LOOKS_MAX);
+    tracing::error!(
+        child = spec.name,
+        pid = child.id(),
+        silent_s,
+        "a child hangs and is killed; readiness stays as it was"
+    );
+    child.start_kill()?;
+    // One that even SIGKILL does not end gets its successor all the same.
+    let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
+    tokio::time::timeout(KILLED_WAIT, child.wait()).await.map_err(late)?
+}
+
+/// Returns when `words` has not grown over so many looks. Looks are counted, not seconds: where we ourselves were stopped, the
+/// child's words wait in the pipe.
+async fn silence(words: &AtomicU64, looks_max: u32, every: Duration) {
+    let (mut seen, mut silent) = (words.load(Ordering::Relaxed), 0);
+    while silent < looks_max {
+        tokio::time::sleep(every).await;
+        let now = words.load(Ordering::Relaxed);
+        silent = if now == seen { silent + 1 } else { 0 };
+        seen = now;
     }
 }
 
@@ -127,16 +168,36 @@ async fn tell(mut stdin: ChildStdin, mut drains: watch::Receiver<u64>) {
     std::future::pending::<()>().await;
 }
 
-async fn listen(stdout: ChildStdout, board: &Board) {
+async fn listen(stdout: ChildStdout, board: &Board, words: &AtomicU64) {
     let mut lines = BufReader::new(stdout).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        board.post_line(&line);
+        words.fetch_add(u64::from(board.post_line(&line)), Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn silence_is_many_looks_in_a_row_without_a_word() {
+        let words = AtomicU64::new(0);
+        let ms = Duration::from_millis(1);
+        let talker = async {
+            for _ in 0..50 {
+                tokio::time::sleep(ms).await;
+                words.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let (at_silence, ()) = tokio::join!(
+            async {
+                silence(&words, 20, ms * 5).await;
+                words.load(Ordering::Relaxed)
+            },
+            talker
+        );
+        assert_eq!(at_silence, 50, "it talked to its end");
+    }
 
     #[test]
     fn the_pause_doubles_to_its_bound_and_a_long_run_resets_it() {

@@ -8,9 +8,9 @@ pub mod registry;
 
 use std::ffi::OsString;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -40,7 +40,8 @@ pub struct SuperviseConfig {
     pub detect_args: Vec<OsString>,
     /// The engine to run (`truebeat run`); `None` in a pod, where the kubelet runs it.
     pub engine: Option<LaunchConfig>,
-    /// In a pod: how long the supervisor outlives SIGTERM while the engine lives (POD.md §9).
+    /// In a pod: what the engine's environment names, and how long the supervisor outlives SIGTERM while the engine lives (POD.md §9).
+    pub page_dir: PathBuf,
     pub outlive: Duration,
     /// Tell a person what happens, on stderr.
     pub narrate: bool,
@@ -102,7 +103,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
             }
             None => {
                 ends.next().await;
-                outlive_engine(config.outlive).await;
+                outlive_engine(config.outlive, &config.page_dir).await;
                 0
             }
         }
@@ -140,7 +141,7 @@ fn bind(address: SocketAddr, what: &'static str, option: &'static str) -> Result
     Ok(listener)
 }
 
-fn make_private(path: &std::path::Path) -> Result<(), SuperviseError> {
+fn make_private(path: &Path) -> Result<(), SuperviseError> {
     use std::os::unix::fs::DirBuilderExt;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|source| SuperviseError::Directory { path: path.to_owned(), source })
@@ -159,9 +160,21 @@ fn gate(config: &SuperviseConfig, listener: TcpListener) -> Spec {
 }
 
 /// The agent must be there for the engine's preStop and its last requests: it leaves after the engine, within a bound.
-async fn outlive_engine(bound: Duration) {
-    let asked = Instant::now();
-    while asked.elapsed() < bound && find_pod_engine().is_some() {
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
+async fn outlive_engine(bound: Duration, page_dir: &Path) {
+    let gone = async {
+        let mut named = false;
+        loop {
+            let page_dir = page_dir.to_owned();
+            // A search may hang with the engine: then the engine is still there.
+            match tokio::task::spawn_blocking(move || find_pod_engine(&page_dir)).await {
+                Ok(None) => return,
+                // Other sidecars may stay for as long as they like.
+                Ok(Some(found)) if named && !found.named => return,
+                Ok(Some(found)) => named = found.named,
+                Err(_) => {}
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    let _ = tokio::time::timeout(bound, gone).await;
 }

@@ -1,5 +1,6 @@
 //! `truebeat run` tells a person what happens: one line an event, on stderr. The lines are a pure function of two statuses.
 
+use std::io::Write;
 use std::sync::Arc;
 
 use crds::episode::Episode;
@@ -21,9 +22,9 @@ pub async fn narrate(mut statuses: watch::Receiver<Option<Arc<Posted>>>, wanted:
     std::future::pending::<()>().await;
 }
 
-/// One line for a person.
+/// One line for a person. Where nobody reads any more (a closed pipe) it is lost, and nothing else is.
 pub fn say(line: &str) {
-    eprintln!("truebeat: {line}");
+    let _ = writeln!(std::io::stderr(), "truebeat: {line}");
 }
 
 /// What a person should hear between two statuses.

@@ -9,6 +9,7 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 
+use crate::sources::EngineProcess;
 use crate::sources::procs::ProcRoot;
 
 /// Orphans reaped at one go at most: a fork bomb below us must not hold the supervisor.
@@ -16,9 +17,17 @@ const REAPED_MAX: usize = 256;
 const REAP_EVERY: Duration = Duration::from_millis(200);
 
 /// The children whose end somebody awaits.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Registry {
     pids: Mutex<HashSet<i32>>,
+    /// Children that were there before us: whoever became this program had started them. They are nobody's to kill.
+    strangers: Vec<EngineProcess>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self { pids: Mutex::default(), strangers: children() }
+    }
 }
 
 impl Registry {
@@ -39,14 +48,10 @@ impl Registry {
     }
 
     /// Live children of this process that nobody started here: orphans of the engine's tree.
-    pub fn adopted(&self) -> Vec<i32> {
-        let me = i32::try_from(std::process::id()).unwrap_or(-1);
+    pub fn adopted(&self) -> Vec<EngineProcess> {
         let pids = self.pids.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = ProcRoot::live().all();
-        all.iter()
-            .filter(|stat| stat.ppid == me && !stat.ended() && !pids.contains(&stat.pid))
-            .map(|stat| stat.pid)
-            .collect()
+        let orphan = |child: &EngineProcess| !pids.contains(&child.pid) && !self.strangers.contains(child);
+        children().into_iter().filter(orphan).collect()
     }
 
     /// Reaps orphans for ever.
@@ -70,6 +75,33 @@ impl Registry {
                 return;
             }
             let _ = waitpid(Pid::from_raw(pid.as_raw()), Some(WaitPidFlag::WNOHANG));
+        }
+    }
+}
+
+/// The live children of this process.
+fn children() -> Vec<EngineProcess> {
+    let me = i32::try_from(std::process::id()).unwrap_or(-1);
+    let all = ProcRoot::live().all().into_iter().filter(|stat| stat.ppid == me && !stat.ended());
+    all.map(|stat| EngineProcess { pid: stat.pid, start_ticks: stat.start_ticks }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn children_that_were_there_before_us_are_no_orphans() {
+        let sleeper = || std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = |child: &std::process::Child| i32::try_from(child.id()).unwrap();
+        let mut before = sleeper();
+        let registry = Registry::default();
+        let mut after = sleeper();
+        let adopted: Vec<i32> = registry.adopted().into_iter().map(|orphan| orphan.pid).collect();
+        assert!(adopted.contains(&pid(&after)) && !adopted.contains(&pid(&before)), "{adopted:?}");
+        for child in [&mut before, &mut after] {
+            child.kill().unwrap();
+            child.wait().unwrap();
         }
     }
 }

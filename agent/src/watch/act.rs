@@ -1,6 +1,7 @@
 //! What the agent does about a verdict: episodes begun, evidence taken, the kill. Each act runs in a task of its own and reports
 //! back; the tick only starts it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -13,12 +14,14 @@ use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
 use crate::kill::{KillNote, kill_tree, write_termination_message};
 use crate::metrics::Metrics;
-use crate::sources::{EngineProcess, Sources};
+use crate::sources::{EngineProcess, Sources, find_pod_engine};
 
 /// The kill is repeated for a process that is still there.
 const KILL_AGAIN_MS: u64 = 1_000;
 /// The termination message must not hold the kill: the engine's file system may hang with it (I6).
 const MESSAGE_MAX: Duration = Duration::from_millis(500);
+/// Nor must a last look for a better one than a guess.
+const SEARCH_MAX: Duration = Duration::from_millis(500);
 
 /// What a task has done.
 #[derive(Debug)]
@@ -36,6 +39,8 @@ pub struct Scene<'a> {
     pub in_flight: u64,
     pub config: &'a WatchConfig,
     pub command_line: &'a [String],
+    /// Is the engine known by its age alone (in a pod)?
+    pub is_guess: bool,
 }
 
 /// The acts under way and the book of what they did.
@@ -78,6 +83,9 @@ impl Acts {
                     self.incidents.captured(&episode, bundle, &captured.fingerprint, &crate::files::wall_clock());
                     self.summary = Some((episode, captured.summary));
                     self.capturing = None;
+                }
+                News::Killed { episode, pids, .. } if pids.is_empty() => {
+                    tracing::warn!(episode, "nothing was left to kill, or nothing could be signalled");
                 }
                 News::Killed { episode, lost, pids, at } => {
                     tracing::warn!(episode, ?pids, "the engine's process tree was killed");
@@ -180,6 +188,7 @@ impl Acts {
             episode: episode.id.clone(),
             lost: scene.in_flight,
             summary: self.summary.clone().filter(|(id, _)| *id == episode.id).map(|(_, text)| text),
+            doubt: scene.is_guess.then(|| scene.config.sources.page_dir.clone()),
         };
         self.killed = Some(Killed { engine: engine.clone(), first_ms, last_ms: scene.now_ms });
         let agent_dir = scene.config.agent_dir.clone();
@@ -200,14 +209,20 @@ struct Job {
     episode: String,
     lost: u64,
     summary: Option<String>,
+    /// The engine is a guess: it is spared where another process names this page directory.
+    doubt: Option<PathBuf>,
 }
 
-async fn execute(
-    job: Job,
-    agent_dir: std::path::PathBuf,
-    message_path: Option<std::path::PathBuf>,
-    tell: mpsc::UnboundedSender<News>,
-) {
+async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, tell: mpsc::UnboundedSender<News>) {
+    if let Some(page_dir) = job.doubt {
+        // An engine that hangs may not be searchable; then there is nothing to better the guess.
+        let search = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir));
+        let found = tokio::time::timeout(SEARCH_MAX, search).await.ok().and_then(Result::ok).flatten();
+        if let Some(found) = found.filter(|found| found.named && found.process != job.engine) {
+            tracing::error!(guess = ?job.engine, engine = ?found.process, "the guess was not the engine; it is spared");
+            return;
+        }
+    }
     if let (Some(path), Some(summary)) = (message_path, job.summary) {
         let engine = job.engine.clone();
         let write = tokio::task::spawn_blocking(move || write_termination_message(&engine, &path, &summary));

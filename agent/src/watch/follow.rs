@@ -1,66 +1,215 @@
 //! Which process is the engine now? In `truebeat run` the supervisor says so in `engine.json`; in a pod it is found in `/proc`.
+//!
+//! The search and the command line wait for other processes' memory locks, so both are read aside: no tick opens them (I4).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use tokio::sync::oneshot;
 
 use crate::launch::EngineFile;
 use crate::sources::procs::ProcRoot;
-use crate::sources::{EngineProcess, find_pod_engine};
+use crate::sources::{EngineProcess, Found, find_pod_engine};
 
-/// A search over `/proc` is not repeated before this.
+/// A search over `/proc` is not repeated before this while there is no engine, …
 const SEARCH_EVERY_MS: u64 = 200;
+/// … and while the engine is a guess.
+const DOUBT_EVERY_MS: u64 = 1_000;
+/// A container's first process replaces its program once or twice while it starts.
+const WORDS_EVERY_MS: u64 = 10_000;
 
 /// Follows the engine from process to process.
 #[derive(Debug)]
 pub struct Follow {
     /// `Some`: `truebeat run`, with the directory of `engine.json`.
     agent_dir: Option<PathBuf>,
+    page_dir: PathBuf,
     engine: Option<EngineProcess>,
-    searched_ms: Option<u64>,
+    /// Is the engine known by more than its age? A guess is looked at again (I1: nobody kills on a guess that can be bettered).
+    sure: bool,
+    /// This pod's engine names the page directory: whoever does not is no engine, even while the engine's container restarts.
+    named_before: bool,
+    nonce: Option<u64>,
+    search: Aside<Option<Found>>,
+    words: Vec<String>,
+    reading: Aside<(EngineProcess, Vec<String>)>,
 }
 
 impl Follow {
-    /// `agent_dir` where `engine.json` tells; `None` in a pod.
-    pub fn new(agent_dir: Option<PathBuf>) -> Self {
-        Self { agent_dir, engine: None, searched_ms: None }
+    /// `agent_dir` where `engine.json` tells; `None` in a pod. `known`: whom our forerunner followed; if it lives, it is the
+    /// engine until a search says otherwise, for an engine that hangs may not be searchable.
+    pub fn new(agent_dir: Option<PathBuf>, page_dir: &Path, known: Option<EngineProcess>) -> Self {
+        Self {
+            engine: known.filter(|engine| agent_dir.is_none() && lives(engine)),
+            agent_dir,
+            page_dir: page_dir.to_owned(),
+            sure: false,
+            named_before: false,
+            nonce: None,
+            search: Aside::default(),
+            words: Vec::new(),
+            reading: Aside::default(),
+        }
     }
 
-    /// The engine as of now. An engine that ended stays the answer until another one is there.
+    /// The engine as of now. An engine that ended stays the answer until another one is there. Runs inside a runtime.
     pub fn look(&mut self, now_ms: u64) -> Option<EngineProcess> {
-        let found = match &self.agent_dir {
-            Some(agent_dir) => EngineFile::read(agent_dir).map(|file| file.process()),
-            None => self.search(now_ms),
-        };
-        if found.is_some() {
-            self.engine = found;
+        match &self.agent_dir {
+            Some(agent_dir) => {
+                if let Some(file) = EngineFile::read(agent_dir) {
+                    self.engine = Some(file.process());
+                    (self.sure, self.nonce, self.words) = (true, Some(file.nonce), file.command);
+                }
+            }
+            None => {
+                self.search(now_ms);
+                self.read_words(now_ms);
+            }
         }
         self.engine.clone()
     }
 
-    /// The engine's command line, program first.
-    pub fn command_line(&self) -> Vec<String> {
-        if let Some(file) = self.agent_dir.as_ref().and_then(|agent_dir| EngineFile::read(agent_dir)) {
-            return file.command;
-        }
-        let Some(engine) = &self.engine else { return Vec::new() };
-        let words = std::fs::read(format!("/proc/{}/cmdline", engine.pid)).unwrap_or_default();
-        words
-            .split(|byte| *byte == 0)
-            .filter(|word| !word.is_empty())
-            .map(|word| String::from_utf8_lossy(word).into_owned())
-            .collect()
+    /// The engine's command line, program first; as it was when it could be read last.
+    pub fn command_line(&self) -> &[String] {
+        &self.words
     }
 
-    fn search(&mut self, now_ms: u64) -> Option<EngineProcess> {
-        let due = self.searched_ms.is_none_or(|at| now_ms.saturating_sub(at) >= SEARCH_EVERY_MS);
-        if !due || self.engine.as_ref().is_some_and(lives) {
-            return None;
-        }
-        self.searched_ms = Some(now_ms);
-        find_pod_engine()
+    /// What the launcher gave the engine, where it told us.
+    pub fn nonce(&self) -> Option<u64> {
+        self.nonce
     }
+
+    /// Is the engine a guess?
+    pub fn is_guess(&self) -> bool {
+        !self.sure
+    }
+
+    fn search(&mut self, now_ms: u64) {
+        if let Some(found) = self.search.take().flatten() {
+            let living = self.engine.as_ref().is_some_and(lives);
+            if takes_over(found.named, living, self.named_before) {
+                if self.engine.as_ref() != Some(&found.process) {
+                    self.words.clear();
+                    self.reading = Aside::default();
+                }
+                (self.engine, self.sure) = (Some(found.process), found.named);
+                self.named_before |= found.named;
+            }
+        }
+        let living = self.engine.as_ref().is_some_and(lives);
+        if living && self.sure {
+            return;
+        }
+        let page_dir = self.page_dir.clone();
+        let every_ms = if living { DOUBT_EVERY_MS } else { SEARCH_EVERY_MS };
+        self.search.start(now_ms, every_ms, move || find_pod_engine(&page_dir));
+    }
+
+    fn read_words(&mut self, now_ms: u64) {
+        if let Some((engine, words)) = self.reading.take()
+            && Some(&engine) == self.engine.as_ref()
+            && !words.is_empty()
+        {
+            self.words = words;
+        }
+        if let Some(engine) = self.engine.clone().filter(lives) {
+            self.reading.start(now_ms, WORDS_EVERY_MS, move || {
+                let words = words_of(&engine);
+                (engine, words)
+            });
+        }
+    }
+}
+
+/// Is what was found the engine from now on?
+fn takes_over(named: bool, engine_lives: bool, named_before: bool) -> bool {
+    named || !engine_lives && !named_before
+}
+
+/// One read at a time, on a thread that may be left behind: a read that never returns is the last of its kind.
+#[derive(Debug)]
+struct Aside<T> {
+    running: Option<oneshot::Receiver<T>>,
+    started_ms: Option<u64>,
+}
+
+impl<T> Default for Aside<T> {
+    fn default() -> Self {
+        Self { running: None, started_ms: None }
+    }
+}
+
+impl<T: Send + 'static> Aside<T> {
+    /// What has been read since the last call.
+    fn take(&mut self) -> Option<T> {
+        let taken = match self.running.as_mut()?.try_recv() {
+            Err(oneshot::error::TryRecvError::Empty) => return None,
+            taken => taken.ok(),
+        };
+        self.running = None;
+        taken
+    }
+
+    fn start(&mut self, now_ms: u64, every_ms: u64, read: impl FnOnce() -> T + Send + 'static) {
+        let due = self.started_ms.is_none_or(|at| now_ms.saturating_sub(at) >= every_ms);
+        if !due || self.running.is_some() {
+            return;
+        }
+        let (tell, told) = oneshot::channel();
+        tokio::task::spawn_blocking(move || _ = tell.send(read()));
+        (self.running, self.started_ms) = (Some(told), Some(now_ms));
+    }
+}
+
+fn words_of(engine: &EngineProcess) -> Vec<String> {
+    let words = std::fs::read(format!("/proc/{}/cmdline", engine.pid)).unwrap_or_default();
+    let words = words.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
 /// Is it the same process still, and not a zombie?
 pub fn lives(engine: &EngineProcess) -> bool {
     ProcRoot::live().stat(engine.pid).is_some_and(|stat| stat.start_ticks == engine.start_ticks && !stat.ended())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_read_that_hangs_holds_nobody_and_is_not_repeated() {
+        let mut aside = Aside::<u32>::default();
+        let (free, held) = std::sync::mpsc::channel::<()>();
+        aside.start(0, 10, move || held.recv().map_or(1, |()| 2));
+        assert_eq!(aside.take(), None);
+        aside.start(1_000, 10, || 3);
+        assert_eq!(aside.take(), None, "one at a time");
+        drop(free);
+        let mut taken = None;
+        while taken.is_none() {
+            tokio::task::yield_now().await;
+            taken = aside.take();
+        }
+        assert_eq!(taken, Some(1));
+    }
+
+    #[test]
+    fn a_sidecar_never_takes_the_place_of_an_engine_that_named_the_directory() {
+        assert!(takes_over(true, true, false), "a guess is bettered while it lives");
+        assert!(takes_over(false, false, false), "where nobody names it, the oldest");
+        assert!(!takes_over(false, true, false), "one guess is as good as another");
+        assert!(!takes_over(false, false, true), "its container restarts");
+    }
+
+    #[tokio::test]
+    async fn whom_the_forerunner_followed_is_the_engine_at_once_and_a_guess() {
+        let me = EngineProcess::of(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let mut follow = Follow::new(None, Path::new("/run/truebeat"), Some(me.clone()));
+        assert_eq!((follow.look(0), follow.is_guess()), (Some(me.clone()), true));
+        while follow.command_line().is_empty() {
+            tokio::task::yield_now().await;
+            follow.look(1);
+        }
+        let gone = EngineProcess { start_ticks: me.start_ticks + 1, ..me };
+        assert_eq!(Follow::new(None, Path::new("/run/truebeat"), Some(gone)).engine, None);
+    }
 }

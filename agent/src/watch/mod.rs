@@ -132,11 +132,13 @@ impl Watch {
         std::fs::create_dir_all(dir).map_err(|source| WatchError::Directory { path: dir.clone(), source })?;
         let now_ms = monotonic_ms();
         let memory = Memory::recall(dir);
-        let mut follow = Follow::new(config.standalone.then(|| dir.clone()));
+        let known = memory.engine.map(|(pid, start_ticks)| EngineProcess { pid, start_ticks });
+        let mut follow = Follow::new(config.standalone.then(|| dir.clone()), &config.sources.page_dir, known);
         let engine = follow.look(now_ms);
         let same = memory.is_about(engine.as_ref());
         let mut sources = Sources::new(config.sources.clone());
         sources.set_engine(engine.clone());
+        sources.set_nonce(follow.nonce());
         let recovery = Recovery::new(recovery_policy(&config)).with_last_unattended(memory.last_unattended_ms);
         let reporter = config.pod.clone().map(|pod| Reporter::start(pod, dir));
         let stdout =
@@ -221,6 +223,7 @@ impl Watch {
             return;
         }
         let first = self.engine.is_none();
+        self.sources.set_nonce(self.follow.nonce());
         tracing::info!(?engine, "the engine is another process");
         self.sources.set_engine(engine.clone());
         self.detector.engine_restarted(started_ms(engine.as_ref(), now_ms));
@@ -262,12 +265,17 @@ impl Watch {
     }
 
     fn recovery_input<'a>(&self, outcome: &'a Outcome) -> RecoveryInput<'a> {
-        let grant = self.publisher.grant();
+        let heard = self.publisher.heard();
+        let grant = heard.grant;
         let open = self.acts.incidents.open();
         RecoveryInput {
             outcome,
             evidence_done: open.is_some_and(|open| open.evidence_at.is_some()),
             granted: open.is_some_and(|open| grant.as_deref() == Some(open.id.as_str())),
+            operator_answered_ms: heard
+                .queued
+                .filter(|(id, _)| open.is_some_and(|open| open.id == *id))
+                .map(|(_, at)| at),
             process: self.engine.as_ref().filter(|engine| lives(engine)).map(process_key),
         }
     }
@@ -304,7 +312,8 @@ impl Watch {
             engine: self.engine.as_ref(),
             in_flight: in_flight.into(),
             config: &self.config,
-            command_line: &self.follow.command_line(),
+            command_line: self.follow.command_line(),
+            is_guess: self.follow.is_guess(),
         };
         self.acts.obey(recovery, &scene, &mut self.sources);
     }

@@ -5,7 +5,7 @@ use vitals::verdict::{Outcome, Verdict};
 
 use super::latest::Latest;
 use crate::metrics::Metrics;
-use crate::report::{Declaration, Reporter};
+use crate::report::{Declaration, Heard, Reporter};
 use crate::status::{StatusDoc, VerdictDoc, ready_reason};
 
 /// Without news a status is repeated after this.
@@ -39,9 +39,9 @@ impl Publisher {
         Self { stdout, reporter, said: None, declared: None }
     }
 
-    /// The episode whose restart the operator has granted.
-    pub fn grant(&self) -> Option<String> {
-        self.reporter.as_ref().and_then(|reporter| reporter.heard().grant)
+    /// What the API said last; nothing outside Kubernetes.
+    pub fn heard(&self) -> Heard {
+        self.reporter.as_ref().map(Reporter::heard).unwrap_or_default()
     }
 
     /// Says what is new.

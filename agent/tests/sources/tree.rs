@@ -1,6 +1,8 @@
 //! Which processes are the engine's: these lists get SIGKILL, so what is left out matters as much as what is in.
 
-use agent::sources::{EngineProcess, find_engine_in, process_tree_in};
+use std::path::Path;
+
+use agent::sources::{EngineProcess, Found, find_engine_in, process_tree_in};
 
 use crate::fixture::{FakeProc, Process};
 
@@ -103,17 +105,22 @@ fn pod(engine_environ: &'static str) -> FakeProc {
 
 #[test]
 fn in_a_pod_the_engine_is_the_root_that_names_the_page_directory() {
-    let fake = pod("PATH=/bin\0TRUEBEAT_PAGE_DIR=/run/truebeat\0");
-    assert_eq!(find_engine_in(&fake.root(), 8), Some(EngineProcess { pid: 30, start_ticks: 20 }));
+    let fake = pod("PATH=/bin\0TRUEBEAT_PAGE_DIR=/run/truebeat/\0");
+    let named = Found { process: EngineProcess { pid: 30, start_ticks: 20 }, named: true };
+    assert_eq!(find_engine_in(&fake.root(), 8, Path::new("/run/truebeat")), Some(named));
+    assert!(!find_engine_in(&fake.root(), 8, Path::new("/elsewhere")).unwrap().named, "somebody else's variable");
 }
 
 #[test]
 fn without_a_hint_the_oldest_foreign_root_and_never_a_zombie() {
     let fake = pod("");
-    assert_eq!(find_engine_in(&fake.root(), 8).map(|engine| engine.pid), Some(15));
+    let found = |fake: &FakeProc| {
+        find_engine_in(&fake.root(), 8, Path::new("/run/truebeat")).map(|found| (found.process.pid, found.named))
+    };
+    assert_eq!(found(&fake), Some((15, false)));
     fake.remove(15);
-    assert_eq!(find_engine_in(&fake.root(), 8).map(|engine| engine.pid), Some(30));
+    assert_eq!(found(&fake), Some((30, false)));
     fake.put(&Process { pid: 30, state: 'Z', cgroup: "5:cpu:/pod/engine\n", ..Default::default() });
     fake.remove(40);
-    assert_eq!(find_engine_in(&fake.root(), 8), None);
+    assert_eq!(found(&fake), None);
 }

@@ -106,6 +106,10 @@ async fn every_source_arrives_in_the_observation_and_no_tick_waits() {
     assert_eq!(sources.gpu_note(), "NVML is not asked");
     assert!(sources.last_metrics_text().unwrap().1.contains("num_requests_running"));
     assert!(slowest < Duration::from_secs(5), "a tick took {slowest:?}");
+    sources.set_nonce(Some(1));
+    assert_eq!(sources.observe(monotonic_ms()).await.pages.value, None, "another launcher's page");
+    sources.set_nonce(Some(0));
+    assert!(sources.observe(monotonic_ms()).await.pages.value.is_some());
 }
 
 #[tokio::test]
