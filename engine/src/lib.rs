@@ -18,5 +18,6 @@ pub mod model;
 pub mod sampling;
 pub mod scheduler;
 pub mod server;
+mod splitmix;
 pub mod tokenizer;
 pub mod weights;

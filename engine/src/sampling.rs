@@ -2,6 +2,7 @@
 //!
 //! Every request has its own generator, seeded by its own seed: what a neighbour samples cannot change its output.
 
+use crate::splitmix::SplitMix64;
 use thiserror::Error;
 
 /// How one request wants its tokens chosen.
@@ -151,25 +152,6 @@ fn top_of(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     }
     all.sort_unstable_by(order);
     all
-}
-
-/// Steele, Lea, Flood 2014: one 64-bit state, full period, good enough to sample text, the same on every machine.
-#[derive(Debug, Clone)]
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in [0, 1), 53 bits.
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Random weights in the safetensors layout. The generator is written out here, so that the numbers never change with
 //! somebody else's release.
 
+use crate::splitmix::SplitMix64;
 use half::bf16;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -83,26 +84,6 @@ fn fill(tensor: &Tensor, dtype: Dtype, random: &mut SplitMix64) -> Vec<u8> {
     match dtype {
         Dtype::BF16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
         _ => values.flat_map(f32::to_le_bytes).collect(),
-    }
-}
-
-/// SplitMix64, a published generator of 10 lines.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// About normal, variance 1: the sum of four 16-bit numbers (no transcendental functions, hence equal everywhere).
-    fn bell(&mut self) -> f32 {
-        let bits = self.next();
-        let sum: u64 = (0..4).map(|part| (bits >> (16 * part)) & 0xFFFF).sum();
-        (sum as f32 / 65536.0 - 2.0) * 3f32.sqrt()
     }
 }
 
