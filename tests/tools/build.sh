@@ -7,8 +7,9 @@
 #   build.sh --check   exit 0 if nothing is missing, else 1 and the names of what is
 #
 # The cache: ${TRUEBEAT_CACHE:-~/.cache/truebeat}/tools/<key>/bin, where <key> is a hash of every go.mod and go.sum, of recipe.sh and of
-# the Go version: a change of any of them builds anew, anything else builds nothing. Modules stay in .../go/mod. Go's own build cache
-# (.../go/build, 4 GB) only shortens the next change of versions; it is dropped after a complete build unless TRUEBEAT_GO_CACHE=keep.
+# the Go version. Each group of programs has a key of its own as well (tools/groups/<group>-<key>), so that a new version of one group
+# builds that group alone: bin/ holds links. Modules stay in .../go/mod. Go's own build cache (.../go/build, 4 GB) only shortens the next
+# change of versions; it is dropped after a complete build unless TRUEBEAT_GO_CACHE=keep.
 # KUBEBUILDER_ASSETS, if it holds etcd, kube-apiserver and kubectl, is used for those three (as links); the others are still built.
 set -euo pipefail
 
@@ -36,6 +37,15 @@ if [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
   done
   [ -z "$assets" ] || bin=$root/bin-$(sha256sum <<<"$assets" | cut -c1-8)
 fi
+
+group_dir() { # group: where its programs are kept
+  local hash
+  hash=$(
+    cd "$here/$1"
+    { cat go.mod go.sum; awk -v group="$1" '$1 == group' <<<"$BINARIES"; ldflags "$1"; go env GOVERSION GOARCH; } | sha256sum | cut -c1-16
+  )
+  echo "$cache/tools/groups/$1-$hash"
+}
 
 missing() { # prints the rows that are not built yet
   local group name package cgo tags
@@ -83,14 +93,21 @@ use_kubebuilder_assets() {
 }
 
 build_one() { # group name package cgo tags
-  local group=$1 name=$2 package=$3 cgo=$4 tags=$5 part="$bin/.part.$$" started=$SECONDS
+  local group=$1 name=$2 package=$3 cgo=$4 tags=$5 kept part started=$SECONDS
   [ "$tags" = - ] && tags=
-  mkdir -p "$(dirname "$bin/$name")"
+  kept=$(group_dir "$group")/$name
+  part=$kept.part.$$
+  mkdir -p "$(dirname "$bin/$name")" "$(dirname "$kept")"
+  if [ -x "$kept" ]; then
+    ln -f "$kept" "$bin/$name"
+    return 0
+  fi
   (
     cd "$here/$group"
     CGO_ENABLED=$cgo nice -n 5 go build -trimpath -tags "$tags" -ldflags "$(ldflags "$group")" -o "$part" "$package" >&2
   ) || die "$name did not build (go build $package in tests/tools/$group)"
-  mv -f "$part" "$bin/$name"
+  mv -f "$part" "$kept"
+  ln -f "$kept" "$bin/$name"
   say "$name built in $((SECONDS - started)) s"
 }
 

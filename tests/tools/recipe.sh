@@ -21,6 +21,8 @@ runc       runc                     github.com/opencontainers/runc              
 cni        cni/bridge               github.com/containernetworking/plugins/plugins/main/bridge          0 -
 cni        cni/loopback             github.com/containernetworking/plugins/plugins/main/loopback        0 -
 cni        cni/host-local           github.com/containernetworking/plugins/plugins/ipam/host-local      0 -
+helm       helm                     helm.sh/helm/v4/cmd/helm                                            0 -
+promtool   promtool                 github.com/prometheus/prometheus/cmd/promtool                       0 -
 '
 
 # Without these -X flags the binaries report v0.0.0-master+$Format, which `kubectl version` cannot parse.
