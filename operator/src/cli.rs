@@ -38,6 +38,15 @@ pub struct OperatorArgs {
 /// What else the operator can do.
 #[derive(Debug, Clone, Subcommand)]
 pub enum OperatorCommand {
+    /// Asks a running operator whether it is in step with the API server; what `helm test` runs.
+    Check {
+        /// Host and port of the operator's HTTP.
+        #[arg(long, default_value = "127.0.0.1:9500")]
+        address: String,
+        /// How long to go on asking.
+        #[arg(long, default_value_t = 30)]
+        patience_s: u64,
+    },
     /// Prints the CustomResourceDefinitions as YAML, for `kubectl apply -f -`.
     Crds,
     /// Prints namespace, rights, admission policy and Deployment of the operator as YAML, for `kubectl apply -f -`.
@@ -66,6 +75,8 @@ pub enum OperatorError {
     Signals(std::io::Error),
     #[error("print manifests: {0}")]
     Manifests(#[from] crds::yaml::YamlError),
+    #[error("check: {0}")]
+    Check(#[from] crate::check::CheckError),
     #[error("print manifests: {0}")]
     Print(#[from] std::io::Error),
 }
@@ -81,6 +92,10 @@ pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
         }
         Some(OperatorCommand::Manifests { image, image_pull_policy }) => {
             print(&manifests::install(image, image_pull_policy)?)
+        }
+        Some(OperatorCommand::Check { address, patience_s }) => {
+            crate::check::check(address, std::time::Duration::from_secs(*patience_s)).await?;
+            print(&format!("the operator at {address} is in step with the API server\n"))
         }
         None => operate(args).await,
     }

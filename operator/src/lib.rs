@@ -2,6 +2,7 @@
 //! budget (I1, I2). `cli` wires; `controllers` decide in pure stages; `client` alone talks to the API server, with
 //! `leader` saying whether it may write.
 
+pub mod check;
 pub mod cli;
 pub mod client;
 pub mod controllers;
