@@ -151,4 +151,25 @@ mod tests {
         assert_eq!(ones, ["truebeat_verdict{verdict=\"Dead\"} 1"]);
         assert!(text.contains("truebeat_gate_requests{end=\"refused\"} 3"), "{text}");
     }
+
+    /// An alert on a metric that nobody writes never fires.
+    #[test]
+    fn alerts_and_dashboard_name_only_metrics_that_exist() {
+        let metrics = Metrics::new().unwrap();
+        metrics.set_verdict(&Verdict::Progressing, false, true);
+        metrics.set_gate(Some(&GateReply::default()));
+        metrics.episodes.with_label_values(&["StepStalled"]).inc();
+        let text = metrics.text();
+        let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");
+        let mut seen = 0;
+        for file in ["rules/truebeat.rules.yaml", "dashboards/truebeat.json"] {
+            let names = std::fs::read_to_string(format!("{chart}/{file}")).unwrap();
+            let words = names.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            for word in words.filter(|w| w.starts_with("truebeat_") && !w.starts_with("truebeat_operator_")) {
+                assert!(text.lines().any(|line| line.split(['{', ' ']).next() == Some(word)), "{file}: {word}");
+                seen += 1;
+            }
+        }
+        assert!(seen >= 15, "only {seen} names found");
+    }
 }

@@ -35,6 +35,27 @@ pub fn install(image: &str, pull_policy: &str) -> Result<String, crds::yaml::Yam
     Ok(documents.join("---\n"))
 }
 
+/// The parts of the chart that must never differ from these manifests, by their path below `charts/truebeat/generated`.
+///
+/// # Errors
+/// An object cannot be written as YAML (never in practice).
+pub fn chart_parts() -> Result<Vec<(String, String)>, crds::yaml::YamlError> {
+    let rules = |role: Value| json!({"rules": role["rules"]});
+    let parts = [
+        ("cluster-role-rules.yaml", rules(cluster_role())),
+        ("lease-role-rules.yaml", rules(lease_role())),
+        ("admission-policy.yaml", json!({"spec": policy()["spec"]})),
+    ];
+    let mut files = Vec::new();
+    for (name, object) in parts {
+        files.push((name.to_owned(), crds::yaml::to_yaml(name, &object)?));
+    }
+    for (name, text) in crds::yaml::crdgen()? {
+        files.push((format!("crds/{name}"), text));
+    }
+    Ok(files)
+}
+
 fn namespace() -> Value {
     let level = "pod-security.kubernetes.io/enforce";
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": {level: "restricted"}}})
@@ -223,15 +244,30 @@ mod tests {
     use super::*;
     use serde::{Serialize, de::DeserializeOwned};
 
+    fn fresh(path: &str, text: &str) {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+        if std::env::var_os("TRUEBEAT_REGENERATE").is_some() {
+            std::fs::write(&path, text).unwrap();
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(committed == text, "{} is stale: run `make regenerate`", path.display());
+    }
+
     #[test]
     fn committed_manifests_are_fresh() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/manifests/install.yaml");
-        let text = install(IMAGE, "IfNotPresent").unwrap();
-        if std::env::var_os("TRUEBEAT_REGENERATE").is_some() {
-            std::fs::write(path, &text).unwrap();
+        fresh("manifests/install.yaml", &install(IMAGE, "IfNotPresent").unwrap());
+    }
+
+    #[test]
+    fn the_charts_parts_are_fresh_and_no_other_file_is_there() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/truebeat/generated");
+        let parts = chart_parts().unwrap();
+        for (name, text) in &parts {
+            fresh(&format!("../charts/truebeat/generated/{name}"), text);
         }
-        let committed = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(committed == text, "stale: run TRUEBEAT_REGENERATE=1 cargo test -p operator manifests");
+        let count =
+            |dir: &std::path::Path| std::fs::read_dir(dir).unwrap().flatten().filter(|e| e.path().is_file()).count();
+        assert_eq!(count(&folder) + count(&folder.join("crds")), parts.len());
     }
 
     fn typed<K: Serialize + DeserializeOwned>(object: Value) {

@@ -14,7 +14,7 @@ mod node;
 mod pki;
 mod process;
 mod teardown;
-mod tools;
+pub mod tools;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -137,6 +137,22 @@ impl Cluster {
     /// In kubectl's words.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         kubectl(&self.layout, &self.bin, args, None)
+    }
+
+    /// `helm`, as an administrator of this cluster.
+    ///
+    /// # Errors
+    /// In helm's words.
+    pub fn helm(&self, args: &[&str]) -> Result<String> {
+        let home = self.layout.path("helm");
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.layout.netns_file().display())).arg(self.bin.join("helm"));
+        command.arg("--kubeconfig").arg(self.layout.kubeconfig("admin")).args(args);
+        for (name, folder) in [("HELM_CACHE_HOME", "cache"), ("HELM_CONFIG_HOME", "config"), ("HELM_DATA_HOME", "data")]
+        {
+            command.env(name, home.join(folder));
+        }
+        command::run_with(&mut command, None)
     }
 
     /// `kubectl apply -f -` of `yaml`.

@@ -1,0 +1,208 @@
+//! The chart, without a cluster: what it renders is what `operator manifests` prints, wrong values are refused with words that help, the
+//! alerts do what their tests say. (On a cluster it is installed, upgraded, rolled back and removed by the e2e story `chart`.)
+//! The programs helm, kubectl and promtool are those of `tests/tools`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use truebeat_tests::cluster::tools;
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");
+const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../operator/manifests");
+
+fn program(name: &str) -> PathBuf {
+    let path = tools::folder().unwrap().join(name);
+    assert!(path.is_file(), "{} is not built: run tests/tools/build.sh", path.display());
+    path
+}
+
+fn run(name: &str, args: &[&str], dir: &Path) -> Output {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = Command::new(program(name));
+    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME", "HOME"] {
+        command.env(variable, home.path());
+    }
+    command.args(args).current_dir(dir).output().unwrap()
+}
+
+fn template(sets: &[&str]) -> Output {
+    let mut args = vec!["template", "truebeat", CHART, "--namespace", "truebeat-system"];
+    for set in sets {
+        args.extend(["--set", set]);
+    }
+    run("helm", &args, CHART.as_ref())
+}
+
+/// The objects of a YAML stream, by kind and name.
+fn objects(yaml: &str) -> Vec<(String, Value)> {
+    let mut list = Vec::new();
+    for document in yaml.split("\n---") {
+        if document.lines().all(|line| line.trim().is_empty() || line.starts_with('#') || line == "---") {
+            continue;
+        }
+        let object: Value = serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{error}: {document}"));
+        let name = format!("{}/{}", object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap());
+        list.push((name, object));
+    }
+    list
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// What helm adds to every object and a plain manifest has not.
+fn without_helms_own(mut object: Value) -> Value {
+    if let Some(labels) = object["metadata"]["labels"].as_object_mut() {
+        labels.retain(|key, _| key == "app.kubernetes.io/name" || key == "app.kubernetes.io/component");
+    }
+    object
+}
+
+#[test]
+fn the_chart_renders_what_the_operator_prints() {
+    let charted = objects(&stdout(&template(&[])));
+    let plain = objects(&std::fs::read_to_string(format!("{MANIFESTS}/install.yaml")).unwrap());
+    let mut compared = 0;
+    for (name, object) in plain.into_iter().filter(|(name, _)| !name.starts_with("Namespace/")) {
+        let twin = charted.iter().find(|(other, _)| *other == name).unwrap_or_else(|| panic!("the chart lacks {name}"));
+        assert_eq!(without_helms_own(twin.1.clone()), object, "{name}");
+        compared += 1;
+    }
+    assert_eq!(compared, 8);
+    let crds = charted.iter().filter(|(name, _)| name.starts_with("CustomResourceDefinition/"));
+    assert!(
+        crds.clone().count() == 2
+            && crds.clone().all(|(_, crd)| crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep")
+    );
+}
+
+/// Every value has an effect: with it set, the rendered text differs, and holds what it should.
+#[test]
+fn every_value_shows_in_what_is_rendered() {
+    let plain = stdout(&template(&[]));
+    let cases = [
+        ("image.repository=registry.example/operator", "image: registry.example/operator:0.1.0"),
+        ("image.tag=v9", "image: truebeat-operator:v9"),
+        (
+            "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            "image: truebeat-operator@sha256:0123",
+        ),
+        ("image.pullPolicy=Always", "imagePullPolicy: Always"),
+        ("imagePullSecrets[0].name=registry", "imagePullSecrets:"),
+        ("replicas=3", "replicas: 3"),
+        ("watchNamespace=serving", "TRUEBEAT_WATCH_NAMESPACE"),
+        ("logFilter=debug", "value: \"debug\""),
+        ("serviceAccount.annotations.team=serving", "team: serving"),
+        ("resources.requests.cpu=70m", "cpu: 70m"),
+        ("podAnnotations.one=two", "one: two"),
+        ("podLabels.tier=control", "tier: control"),
+        ("nodeSelector.disk=ssd", "disk: ssd"),
+        ("tolerations[0].operator=Exists", "tolerations:"),
+        ("affinity.nodeAffinity.x=y", "nodeAffinity:"),
+        ("topologySpreadConstraints[0].maxSkew=1", "maxSkew: 1"),
+        ("priorityClassName=high", "priorityClassName: high"),
+        ("networkPolicy.enabled=true", "kind: NetworkPolicy"),
+        ("podMonitor.enabled=true", "name: truebeat-agents"),
+        (
+            "prometheusRule.enabled=true",
+            "runbook_url: https://github.com/truebeat/truebeat/blob/main/docs/runbooks/TruebeatMassStall.md",
+        ),
+        ("dashboard.enabled=true", "grafana_dashboard: \"1\""),
+    ];
+    for (set, wanted) in cases {
+        let rendered = stdout(&template(&[set]));
+        assert!(
+            rendered.contains(wanted) && !plain.contains(wanted),
+            "--set {set}: `{wanted}` is not there, or always"
+        );
+    }
+    for (set, gone) in [
+        ("crds.install=false", "CustomResourceDefinition"),
+        ("crds.keep=false", "helm.sh/resource-policy"),
+        ("admissionPolicy.install=false", "ValidatingAdmissionPolicy"),
+        ("podDisruptionBudget.enabled=false", "PodDisruptionBudget"),
+        ("replicas=1", "PodDisruptionBudget"), // one candidate and a budget of one would block every drain
+    ] {
+        assert!(
+            plain.contains(gone) && !stdout(&template(&[set])).contains(gone),
+            "--set {set}: {gone} is still there"
+        );
+    }
+    let monitors = ["podMonitor.enabled=true", "podMonitor.interval=7s", "podMonitor.labels.release=prom"];
+    let monitors = stdout(&template(&monitors));
+    assert!(monitors.contains("interval: 7s") && monitors.contains("release: prom"));
+    let rules = [
+        "prometheusRule.enabled=true",
+        "prometheusRule.labels.role=alert",
+        "prometheusRule.runbookUrl=https://wiki.example/",
+    ];
+    let rules = stdout(&template(&rules));
+    assert!(rules.contains("role: alert") && rules.contains("https://wiki.example/TruebeatRestartLoop.md"));
+    let policy = ["networkPolicy.enabled=true", "networkPolicy.from[0].namespaceSelector.matchLabels.name=monitoring"];
+    assert!(stdout(&template(&policy)).contains("name: monitoring"));
+    assert!(stdout(&template(&["dashboard.enabled=true", "dashboard.labels.mine=yes1"])).contains("mine: yes1"));
+}
+
+#[test]
+fn wrong_values_are_refused_by_name() {
+    for (set, word) in [
+        ("replicas=0", "replicas"),
+        ("replicas=many", "replicas"),
+        ("replica=2", "replica"),
+        ("image.digest=latest", "digest"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("watchNamespace=Not_a_name", "watchNamespace"),
+        ("podMonitor.interval=soon", "interval"),
+    ] {
+        let output = template(&[set]);
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && words.contains(word), "--set {set}: {words}");
+    }
+}
+
+#[test]
+fn helm_lint_and_the_alerts_own_tests_pass() {
+    let lint = run("helm", &["lint", "--strict", CHART], CHART.as_ref());
+    assert!(
+        lint.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&lint.stdout),
+        String::from_utf8_lossy(&lint.stderr)
+    );
+    let rules = Path::new(CHART).join("rules");
+    for args in [["check", "rules", "truebeat.rules.yaml"], ["test", "rules", "truebeat.rules.test.yaml"]] {
+        let output = run("promtool", &args, &rules);
+        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "promtool {}: {said}", args.join(" "));
+    }
+}
+
+/// Each alert has a runbook of its name and a test that sees it; no runbook is left of an alert that is gone.
+#[test]
+fn every_alert_has_a_runbook_and_a_test() {
+    let rules = std::fs::read_to_string(format!("{CHART}/rules/truebeat.rules.yaml")).unwrap();
+    let tests = std::fs::read_to_string(format!("{CHART}/rules/truebeat.rules.test.yaml")).unwrap();
+    let mut alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/runbooks");
+    let mut books: Vec<String> =
+        std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    alerts.sort_unstable();
+    books.sort_unstable();
+    assert_eq!(books, alerts.iter().map(|alert| format!("{alert}.md")).collect::<Vec<_>>());
+    for alert in alerts {
+        let fires = tests.contains(&format!("alertname: {alert}\n    exp_alerts:\n    - exp_labels"));
+        assert!(fires, "no test sees {alert} fire");
+    }
+}
+
+#[test]
+fn kustomize_builds_crds_and_operator() {
+    let built = stdout(&run("kubectl", &["kustomize", MANIFESTS], MANIFESTS.as_ref()));
+    let plain = std::fs::read_to_string(format!("{MANIFESTS}/install.yaml")).unwrap();
+    let names = |yaml: &str| objects(yaml).into_iter().map(|(name, _)| name).collect::<std::collections::BTreeSet<_>>();
+    let (built, plain) = (names(&built), names(&plain));
+    assert!(built.is_superset(&plain) && built.len() == plain.len() + 2, "{built:?}");
+}
