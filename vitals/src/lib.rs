@@ -15,6 +15,7 @@ pub mod policy;
 pub mod recovery;
 pub mod replay;
 pub mod rhythm;
+pub mod rivals;
 pub mod signs;
 pub mod slow;
 pub mod startup;
