@@ -49,6 +49,9 @@ pub struct Observation {
     pub log: Vec<LogHit>,
     /// NVML readings, one a GPU.
     pub gpus: Signal<Vec<GpuObs>>,
+    /// What the collective library's own RAS service said (NCCL RAS); nothing where none listens.
+    #[serde(default)]
+    pub ras: Signal<RasObs>,
     /// The engine's HTTP port: did it answer anything within the probe's deadline (never evidence of progress, V2)?
     pub frontend: Signal<FrontendObs>,
     /// A person or the platform says that silence is intended (annotation, sleep or pause API).
@@ -174,6 +177,17 @@ pub struct ProcObs {
     pub frozen: bool,
     /// SIGKILL was sent to this engine and it is still there.
     pub kill_sent_ms: Option<Ms>,
+}
+
+/// What NCCL's RAS service says of the ranks of a communicator: a witness that names a rank, never a stall by itself (V4).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RasObs {
+    /// Ranks that the service calls missing, dead or behind in their collective operations; ascending.
+    pub silent_ranks: Vec<u32>,
+    /// It answered within its deadline, and the answer was understood.
+    pub answered: bool,
+    /// The sentence of its answer that says so, for people; cut at 300 characters.
+    pub text: String,
 }
 
 /// Whether the engine's front end answers at all.

@@ -280,6 +280,7 @@ fn observations() -> impl Strategy<Value = Observation> {
             metrics,
             log,
             gpus,
+            ras: Signal::default(),
             frontend,
             maintenance,
             agent_gap_ms,
