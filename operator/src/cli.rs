@@ -118,11 +118,11 @@ async fn operate(args: OperatorArgs) -> Result<(), OperatorError> {
     let identity = unique(&args.identity);
     tracing::info!(identity, listen = %args.listen, "operator starts");
     let mut elector = Elector::new(client.clone(), &args.namespace, &identity, leadership.clone());
-    let calls = Calls { client, leadership: leadership.clone(), metrics: metrics.clone() };
+    let calls = Calls::new(client, leadership.clone(), metrics.clone());
     let context = driver::Context { calls, health: health.clone(), namespace: args.watch_namespace };
     let outcome = tokio::select! {
         () = elector.run() => Ok(()),
-        () = lead(Arc::new(context), &leadership) => Ok(()),
+        () = driver::lead(Arc::new(context), &leadership) => Ok(()),
         served = http::serve(listener, health, metrics) => served.map_err(OperatorError::Serve),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
@@ -131,25 +131,6 @@ async fn operate(args: OperatorArgs) -> Result<(), OperatorError> {
     elector.release().await;
     tracing::info!("operator stops");
     outcome
-}
-
-/// Runs the controllers while this process leads, and drops them the moment it does not.
-async fn lead(context: Arc<driver::Context>, leadership: &Arc<Leadership>) {
-    let mut changes = leadership.changes();
-    loop {
-        if changes.wait_for(|leading| *leading).await.is_err() {
-            return;
-        }
-        tracing::info!("leading");
-        context.calls.metrics.leader.set(1);
-        tokio::select! {
-            () = driver::run(context.clone()) => {}
-            _ = changes.wait_for(|leading| !*leading) => {}
-        }
-        context.calls.metrics.leader.set(0);
-        context.health.no_watches();
-        tracing::warn!("not leading any more, controllers stopped");
-    }
 }
 
 /// A restarted container keeps its pod's name, and must not take its own old lease for a current one.

@@ -16,7 +16,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::{leader::Leadership, metrics::Metrics};
+use crate::{leader::Leadership, metrics::Metrics, wall::Wall};
 
 /// Field manager of everything that the operator applies.
 pub const FIELD_MANAGER: &str = "truebeat-operator";
@@ -97,9 +97,16 @@ pub struct Calls {
     pub client: Client,
     pub leadership: Arc<Leadership>,
     pub metrics: Arc<Metrics>,
+    /// Times that are written into the API.
+    pub wall: Wall,
 }
 
 impl Calls {
+    /// Calls by `client`, with the machine's own wall clock.
+    pub fn new(client: Client, leadership: Arc<Leadership>, metrics: Arc<Metrics>) -> Self {
+        Calls { client, leadership, metrics, wall: Wall::system() }
+    }
+
     /// One object; `None`: there is none.
     pub async fn get<K>(&self, api: &Api<K>, name: &str) -> Result<Option<K>, CallError>
     where

@@ -28,7 +28,7 @@ fn calls(answer: impl Fn(u32) -> Option<(u16, serde_json::Value)> + Send + 'stat
     let leadership = Arc::new(Leadership::default());
     leadership.renewed();
     let client = Client::new(service, "default");
-    (Calls { client, leadership, metrics: Arc::new(Metrics::new().unwrap()) }, count)
+    (Calls::new(client, leadership, Arc::new(Metrics::new().unwrap())), count)
 }
 
 fn busy(code: u16, retry_after_s: u32) -> (u16, serde_json::Value) {

@@ -9,7 +9,7 @@ pub struct Metrics {
     registry: Registry,
     /// Requests to the API server by verb and outcome (`ok`, `error`, `deadline`, `not_leader`).
     pub api_calls: IntCounterVec,
-    /// Passes over one InferenceDeployment by result (`ok`, `error`).
+    /// Passes over one InferenceDeployment by result (`ok`, `overtaken` by another writer, `error`, `panic`).
     pub reconciles: IntCounterVec,
     /// How long a pass took.
     pub reconcile_seconds: Histogram,

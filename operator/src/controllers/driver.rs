@@ -1,13 +1,13 @@
-//! Runs the passes: watches every kind that matters, maps each event to the InferenceDeployment it belongs to, and lets
-//! kube's applier call `pass` for it, never twice at once for the same one.
+//! Runs the passes: watches every kind that matters, maps each event to the InferenceDeployment it belongs to, and makes
+//! a pass over it when it is due, never two at once over the same one.
 //!
-//! Each watch has its own backoff and starts over with a list after an error. kube's own controller would merge all
-//! watches under one joint backoff, so that one missing right starves every other kind (RELIABILITY §7).
+//! Each watch has its own backoff and each InferenceDeployment its own. kube's controller would merge all watches under
+//! one joint backoff, so that one missing right starves every other kind (RELIABILITY §7).
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
 
 use crds::{EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT};
-use futures::{Stream, StreamExt, future, stream};
+use futures::{FutureExt, Stream, StreamExt, stream, stream::FuturesUnordered};
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{
@@ -16,28 +16,24 @@ use k8s_openapi::{
         rbac::v1::{Role, RoleBinding},
     },
 };
-use kube::{
-    Api, Client, Resource, ResourceExt,
-    core::PartialObjectMeta,
-    runtime::{
-        applier,
-        controller::{Action, Config},
-        reflector::{self, ObjectRef},
-        watcher,
-    },
-};
-use serde::de::DeserializeOwned;
-use tokio::time::{sleep, timeout};
+use kube::{Api, Client, Resource, ResourceExt, core::PartialObjectMeta};
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::inference_deployment::{PassError, pass};
-use crate::{client::Calls, health::Health};
+use super::{
+    inference_deployment::{PassError, pass},
+    queue::{Key, Next, Queue},
+    watch,
+};
+use crate::{client::Calls, health::Health, leader::Leadership};
 
 /// No pass needs longer: this is many deadlines in a row.
 const PASS_MAX: Duration = Duration::from_secs(60);
-const BACKOFF_MIN: Duration = Duration::from_millis(500);
-const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// Events that come in a burst make one pass.
+const DEBOUNCE: Duration = Duration::from_millis(20);
+/// Passes over different InferenceDeployments at the same time.
+const CONCURRENT_MAX: usize = 8;
 
-type Requests = Pin<Box<dyn Stream<Item = ObjectRef<InferenceDeployment>> + Send>>;
+type Keys = Pin<Box<dyn Stream<Item = Key> + Send>>;
 
 /// What every pass gets.
 pub struct Context {
@@ -47,142 +43,119 @@ pub struct Context {
     pub namespace: Option<String>,
 }
 
+/// Runs the controllers while this process leads, and drops them the moment it does not (P14).
+pub async fn lead(context: Arc<Context>, leadership: &Arc<Leadership>) {
+    let mut changes = leadership.changes();
+    loop {
+        if changes.wait_for(|leading| *leading).await.is_err() {
+            return;
+        }
+        tracing::info!("leading");
+        context.calls.metrics.leader.set(1);
+        tokio::select! {
+            biased;
+            _ = changes.wait_for(|leading| !*leading) => {}
+            () = run(context.clone()) => {}
+        }
+        context.calls.metrics.leader.set(0);
+        context.health.no_watches();
+        tracing::warn!("not leading any more, controllers stopped");
+    }
+}
+
 /// Runs until dropped. Dropping it stops every pass at its next await: that is how a lost lease ends the controllers.
 pub async fn run(context: Arc<Context>) {
-    let (store, writer) = reflector::store();
-    let labelled = || watcher::Config::default().labels(LABEL_DEPLOYMENT);
-    let primary = events::<InferenceDeployment>(&context, "InferenceDeployment", watcher::Config::default());
-    let primary =
-        reflector::reflector(writer, primary.map(Ok)).filter_map(|event| future::ready(event.ok().and_then(touched)));
-    let primary: Requests = Box::pin(primary.map(|infd| ObjectRef::from_obj(&infd)));
-    let queue = stream::select_all([
-        primary,
-        members::<Pod>(&context, "Pod", labelled()),
-        members::<EngineIncident>(&context, "EngineIncident", labelled()),
-        members_meta::<Deployment>(&context, "Deployment", labelled()),
-        members_meta::<Service>(&context, "Service", labelled()),
-        members_meta::<ServiceAccount>(&context, "ServiceAccount", labelled()),
-        members_meta::<Role>(&context, "Role", labelled()),
-        members_meta::<RoleBinding>(&context, "RoleBinding", labelled()),
-    ])
-    .map(Ok::<_, std::convert::Infallible>);
-    let config = Config::default().concurrency(8).debounce(Duration::from_millis(20));
-    let reconcile = |infd, context| Box::pin(reconcile(infd, context));
-    let results = applier(reconcile, again, context, store, queue, config);
-    results.for_each(|_| future::ready(())).await;
-}
-
-/// Several InferenceDeployments at once, each in its own pass.
-async fn reconcile(infd: Arc<InferenceDeployment>, context: Arc<Context>) -> Result<Action, PassError> {
-    let (namespace, name) = (infd.namespace().unwrap_or_default(), infd.name_any());
-    let timer = context.calls.metrics.reconcile_seconds.start_timer();
-    let result = timeout(PASS_MAX, pass(&context.calls, &namespace, &name)).await;
-    timer.observe_duration();
-    let outcome = match &result {
-        Ok(Ok(_)) => "ok",
-        Ok(Err(_)) | Err(_) => "error",
-    };
-    context.calls.metrics.reconciles.with_label_values(&[outcome]).inc();
-    match result {
-        Ok(Ok(recheck)) => Ok(Action::requeue(recheck)),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Ok(Action::requeue(Duration::from_secs(1))),
+    let mut events = stream::select_all(watches(&context));
+    let mut queue = Queue::default();
+    let mut passes = FuturesUnordered::new();
+    loop {
+        while passes.len() < CONCURRENT_MAX
+            && let Some(key) = queue.take(Instant::now())
+        {
+            passes.push(reconcile(key, context.clone()));
+        }
+        let due = queue.next_due().filter(|_| passes.len() < CONCURRENT_MAX);
+        tokio::select! {
+            biased; // a fixed order makes a run repeatable
+            Some((key, next)) = passes.next(), if !passes.is_empty() => queue.done(key, next, Instant::now()),
+            Some(key) = events.next() => queue.ask(key, Instant::now() + DEBOUNCE),
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+            else => return, // the watches are endless
+        }
     }
 }
 
-/// After a conflict the world is simply newer than the look: again at once. After anything else a little later.
-fn again(infd: Arc<InferenceDeployment>, error: &PassError, _: Arc<Context>) -> Action {
-    let conflict = matches!(error, PassError::Status { source, .. } if source.code() == Some(409));
-    if conflict {
-        tracing::debug!(infd = infd.name_any(), %error, "pass overtaken");
-        return Action::requeue(Duration::from_millis(50));
-    }
-    tracing::warn!(infd = infd.name_any(), %error, "pass failed");
-    Action::requeue(Duration::from_secs(5))
+fn watches(context: &Arc<Context>) -> Vec<Keys> {
+    vec![
+        one::<InferenceDeployment>(context, "InferenceDeployment", None, of_itself),
+        one::<Pod>(context, "Pod", Some(LABEL_DEPLOYMENT), of_owner),
+        one::<EngineIncident>(context, "EngineIncident", Some(LABEL_DEPLOYMENT), of_owner),
+        one::<Deployment>(context, "Deployment", Some(LABEL_DEPLOYMENT), of_owner),
+        one::<Service>(context, "Service", Some(LABEL_DEPLOYMENT), of_owner),
+        one::<ServiceAccount>(context, "ServiceAccount", Some(LABEL_DEPLOYMENT), of_owner),
+        one::<Role>(context, "Role", Some(LABEL_DEPLOYMENT), of_owner),
+        one::<RoleBinding>(context, "RoleBinding", Some(LABEL_DEPLOYMENT), of_owner),
+    ]
 }
 
-/// Requests for the owners of `K`s, by label.
-fn members<K>(context: &Arc<Context>, kind: &'static str, config: watcher::Config) -> Requests
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-        + Clone
-        + DeserializeOwned
-        + std::fmt::Debug
-        + Send
-        + 'static,
-{
-    Box::pin(
-        events::<K>(context, kind, config).filter_map(|event| future::ready(touched(event).as_ref().and_then(owner))),
-    )
-}
-
-/// The same where the metadata is all that is needed.
-fn members_meta<K>(context: &Arc<Context>, kind: &'static str, config: watcher::Config) -> Requests
+fn one<K>(
+    context: &Arc<Context>,
+    kind: &'static str,
+    labels: Option<&str>,
+    owner: fn(&PartialObjectMeta<K>) -> Option<Key>,
+) -> Keys
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
-    members::<PartialObjectMeta<K>>(context, kind, config)
+    let api = scoped(context.calls.client.clone(), context.namespace.as_deref());
+    Box::pin(watch::keys(api, labels, kind, context.health.clone(), owner))
 }
 
-fn owner<K: Resource>(object: &K) -> Option<ObjectRef<InferenceDeployment>> {
-    let name = object.labels().get(LABEL_DEPLOYMENT)?;
-    Some(ObjectRef::new(name).within(&object.namespace()?))
+fn of_itself<K: Resource>(object: &PartialObjectMeta<K>) -> Option<Key> {
+    Some((object.namespace()?, object.metadata.name.clone()?))
 }
 
-fn touched<K>(event: watcher::Event<K>) -> Option<K> {
-    match event {
-        watcher::Event::Apply(object) | watcher::Event::InitApply(object) | watcher::Event::Delete(object) => {
-            Some(object)
+fn of_owner<K: Resource>(object: &PartialObjectMeta<K>) -> Option<Key> {
+    Some((object.namespace()?, object.labels().get(LABEL_DEPLOYMENT)?.clone()))
+}
+
+/// One pass. What goes wrong in it, a panic included, is this one InferenceDeployment's own affair (B6).
+async fn reconcile(key: Key, context: Arc<Context>) -> (Key, Next) {
+    let (namespace, name) = &key;
+    let timer = context.calls.metrics.reconcile_seconds.start_timer();
+    let pass = AssertUnwindSafe(pass(&context.calls, namespace, name)).catch_unwind();
+    let result = timeout(PASS_MAX, pass).await;
+    timer.observe_duration();
+    let (outcome, next) = match result {
+        Ok(Ok(Ok(Some(recheck)))) => ("ok", Next::After(recheck)),
+        Ok(Ok(Ok(None))) => ("ok", Next::Forget),
+        // The world is newer than the look: no fault, but no hot loop either.
+        Ok(Ok(Err(error))) if overtaken(&error) => {
+            tracing::debug!(namespace, name, %error, "pass overtaken");
+            ("overtaken", Next::Failed)
         }
-        watcher::Event::Init | watcher::Event::InitDone => None,
-    }
-}
-
-/// One watch as an endless stream of events. After an error it waits (0.5 s, doubling, 30 s at most, since the last time
-/// that it was in step) and starts over with a list, so that "in step" is known and never guessed.
-fn events<K>(
-    context: &Arc<Context>,
-    kind: &'static str,
-    config: watcher::Config,
-) -> impl Stream<Item = watcher::Event<K>> + Send + use<K>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-        + Clone
-        + DeserializeOwned
-        + std::fmt::Debug
-        + Send
-        + 'static,
-{
-    context.health.watch(kind, false);
-    let health = context.health.clone();
-    let api: Api<K> = scoped(context.calls.client.clone(), context.namespace.as_deref());
-    let start = move || Box::pin(watcher::watcher(api.clone(), config.clone()));
-    let first = start();
-    stream::unfold((first, start, health, 0_u32), move |(mut inner, start, health, mut failures)| async move {
-        loop {
-            match inner.next().await {
-                Some(Ok(event)) => {
-                    if matches!(event, watcher::Event::InitDone) {
-                        failures = 0;
-                        health.watch(kind, true);
-                    }
-                    return Some((event, (inner, start, health, failures)));
-                }
-                broken => {
-                    health.watch(kind, false);
-                    if let Some(Err(error)) = broken {
-                        tracing::warn!(kind, %error, "watch broken, starting over");
-                    }
-                    sleep((BACKOFF_MIN * 2_u32.saturating_pow(failures.min(6))).min(BACKOFF_MAX)).await;
-                    failures = failures.saturating_add(1);
-                    inner = start();
-                }
-            }
+        Ok(Ok(Err(error))) => {
+            tracing::warn!(namespace, name, %error, "pass failed");
+            ("error", Next::Failed)
         }
-    })
+        Ok(Err(_)) => {
+            tracing::error!(namespace, name, "pass panicked; this is a bug, please report it");
+            ("panic", Next::Failed)
+        }
+        Err(_) => {
+            tracing::warn!(namespace, name, "pass took longer than 60 s");
+            ("error", Next::Failed)
+        }
+    };
+    context.calls.metrics.reconciles.with_label_values(&[outcome]).inc();
+    (key, next)
 }
 
-fn scoped<K>(client: Client, namespace: Option<&str>) -> Api<K>
+fn overtaken(error: &PassError) -> bool {
+    matches!(error, PassError::Status { source, .. } if source.code() == Some(409))
+}
+
+fn scoped<K>(client: Client, namespace: Option<&str>) -> Api<PartialObjectMeta<K>>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
 {

@@ -40,18 +40,16 @@ fn context(refusals: u32) -> Arc<Context> {
     let (leadership, metrics) = (Arc::new(Leadership::default()), Arc::new(Metrics::new().unwrap()));
     leadership.contact();
     let health = Arc::new(Health::new(leadership.clone(), metrics.clone()));
-    let calls = Calls { client: Client::new(service, "serving"), leadership, metrics };
+    let calls = Calls::new(Client::new(service, "serving"), leadership, metrics);
     Arc::new(Context { calls, health, namespace: None })
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_says_whether_it_is_in_step_and_maps_members_to_their_owner() {
     let context = context(0);
-    let mut requests = members::<Pod>(&context, "Pod", watcher::Config::default());
+    let mut requests = one::<Pod>(&context, "Pod", None, of_owner);
     assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);
-    let owner = requests.next().await.expect("endless");
-    assert_eq!((owner.name.as_str(), owner.namespace.as_deref()), ("chat", Some("serving")));
-    // The end of the list is seen while waiting for what comes after it.
+    assert_eq!(requests.next().await.expect("endless"), ("serving".to_owned(), "chat".to_owned()));
     assert!(timeout(Duration::from_secs(1), requests.next()).await.is_err());
     assert!(context.health.faults().is_empty());
 }
@@ -60,9 +58,22 @@ async fn a_watch_says_whether_it_is_in_step_and_maps_members_to_their_owner() {
 async fn a_refused_watch_backs_off_alone_and_comes_back() {
     let context = context(4);
     let start = Instant::now();
-    let mut requests = members::<Pod>(&context, "Pod", watcher::Config::default());
+    let mut requests = one::<Pod>(&context, "Pod", None, of_owner);
     assert!(timeout(Duration::from_secs(2), requests.next()).await.is_err());
     assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);
     assert!(requests.next().await.is_some());
     assert_eq!(start.elapsed().as_millis() / 100, 75, "0.5 + 1 + 2 + 4 s");
+}
+
+/// A2: the connection stands, and nothing comes over it any more. kube's own watcher would wait for an answer to the
+/// watch request for ever, and report itself in step.
+#[tokio::test(start_paused = true)]
+async fn fault_a2_a_black_holed_watch_is_noticed() {
+    let context = context(0);
+    let mut requests = one::<Pod>(&context, "Pod", None, of_owner);
+    requests.next().await.expect("endless");
+    assert!(context.health.faults().is_empty());
+    assert!(timeout(Duration::from_millis(10_400), requests.next()).await.is_err());
+    assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);
+    assert!(timeout(Duration::from_secs(1), requests.next()).await.is_ok(), "a new list names the pod's owner again");
 }

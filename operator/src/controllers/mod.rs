@@ -3,3 +3,5 @@
 pub mod driver;
 pub mod incidents;
 pub mod inference_deployment;
+pub mod queue;
+pub mod watch;

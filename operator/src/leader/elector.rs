@@ -19,6 +19,8 @@ use super::{
     lease::{Candidate, Decision, LEASE_DURATION, RETRY_PERIOD, Record, jittered},
 };
 
+use crate::wall::Wall;
+
 /// Name of the Lease.
 pub const LEASE_NAME: &str = "truebeat-operator";
 const CALL_DEADLINE: Duration = Duration::from_secs(3);
@@ -30,6 +32,7 @@ pub struct Elector {
     leadership: Arc<Leadership>,
     candidate: Candidate,
     epoch: Instant,
+    wall: Wall,
 }
 
 impl Elector {
@@ -42,7 +45,13 @@ impl Elector {
             leadership,
             candidate: Candidate::new(identity),
             epoch: Instant::now(),
+            wall: Wall::system(),
         }
+    }
+
+    /// The same with another wall clock; it only dates the Lease.
+    pub fn with_wall(self, wall: Wall) -> Self {
+        Elector { wall, ..self }
     }
 
     /// Campaigns and renews for ever.
@@ -100,7 +109,7 @@ impl Elector {
     async fn write(&mut self, lease: Option<Lease>, decision: Decision) -> Result<(), RoundError> {
         // The right to write counts from before the request, whenever the answer comes.
         let sent = Instant::now();
-        let wanted = renewed(lease.as_ref(), &self.identity, decision, Timestamp::now());
+        let wanted = renewed(lease.as_ref(), &self.identity, decision, self.wall.now());
         let params = PostParams::default();
         let written = async {
             match lease {

@@ -49,8 +49,7 @@ fn server(refuse: Option<(&'static str, u16)>) -> (Calls, Log) {
     });
     let leadership = Arc::new(Leadership::default());
     leadership.renewed();
-    let calls =
-        Calls { client: Client::new(service, "serving"), leadership, metrics: Arc::new(Metrics::new().unwrap()) };
+    let calls = Calls::new(Client::new(service, "serving"), leadership, Arc::new(Metrics::new().unwrap()));
     (calls, log)
 }
 

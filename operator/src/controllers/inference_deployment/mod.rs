@@ -19,7 +19,6 @@ mod model;
 
 use std::time::Duration;
 
-use jiff::{Timestamp, Unit};
 use kube::ResourceExt;
 use thiserror::Error;
 
@@ -42,29 +41,23 @@ pub enum PassError {
     Steps(Vec<StepError>),
 }
 
-/// The wall clock, in milliseconds like every time of the API.
-fn now() -> Timestamp {
-    let now = Timestamp::now();
-    now.round(Unit::Millisecond).unwrap_or(now)
-}
-
-/// One pass. Returns when to look again if nothing happens.
-pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Duration, PassError> {
+/// One pass. Returns when to look again if nothing happens; `None`: there is nothing to look at any more.
+pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<Duration>, PassError> {
     let named = |source| PassError::Gather { name: format!("{namespace}/{name}"), source };
     let Some(observed) = gather::gather(calls, namespace, name).await.map_err(named)? else {
         let _ = calls.metrics.grants_held.remove_label_values(&[namespace, name]);
-        return Ok(RECHECK_QUIET);
+        return Ok(None);
     };
     let problems = validate::validate(&observed.infd);
     let desired = if problems.is_empty() { build::build(&observed.infd) } else { Vec::new() };
-    let plan = plan::plan(&observed, desired, now());
+    let plan = plan::plan(&observed, desired, calls.wall.now());
     let errors = execute_plan(calls, &observed, &plan, &problems).await?;
     calls.metrics.grants_held.with_label_values(&[namespace, name]).set(i64::try_from(plan.grants.len()).unwrap_or(0));
     if !errors.is_empty() {
         return Err(PassError::Steps(errors));
     }
     let open = plan.incidents.open > 0 || !plan.grants.is_empty();
-    Ok(if open { RECHECK_OPEN } else { RECHECK_QUIET })
+    Ok(Some(if open { RECHECK_OPEN } else { RECHECK_QUIET }))
 }
 
 /// The writes in their order. An error of the status is an error of the pass: the budget may not be stored.
@@ -85,7 +78,7 @@ async fn execute_plan(
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     let mut stored = infd.clone();
     if plan.grants != held {
-        let early = status::early(observed, plan, now());
+        let early = status::early(observed, plan, calls.wall.now());
         stored = execute::status(calls, infd, early).await.map_err(named)?;
         let fresh = plan.grants.iter().filter(|grant| !held.contains(grant)).count();
         calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
@@ -93,9 +86,9 @@ async fn execute_plan(
     errors.extend(execute::pods(calls, &namespace, &plan.pods).await);
     errors.extend(execute::incidents(calls, infd, &plan.incidents).await);
     // The status tells the truth on every path (P13).
-    let wanted = status::status(observed, plan, problems, &errors, now());
+    let wanted = status::status(observed, plan, problems, &errors, calls.wall.now());
     let told = execute::status(calls, &stored, wanted).await;
-    events::publish(calls, events::of(observed, plan, now())).await;
+    events::publish(calls, events::of(observed, plan, calls.wall.now())).await;
     told.map_err(named)?;
     Ok(errors)
 }

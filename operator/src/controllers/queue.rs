@@ -1,0 +1,155 @@
+//! Which InferenceDeployment is due for a pass, pure: time is an argument. One pass at a time for each, the earliest due
+//! first, and a backoff of its own for each that fails, so that one that always fails delays nobody else.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Namespace and name of an InferenceDeployment.
+pub type Key = (String, String);
+
+/// What became of a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Look again after this long, whatever happens.
+    After(Duration),
+    /// It failed: soon, and ever later as long as it fails.
+    Failed,
+    /// There is no such object any more.
+    Forget,
+}
+
+/// The work to do.
+#[derive(Debug, Default)]
+pub struct Queue {
+    due: BTreeMap<Key, Instant>,
+    order: BTreeSet<(Instant, Key)>,
+    running: BTreeSet<Key>,
+    failures: BTreeMap<Key, u32>,
+}
+
+impl Queue {
+    /// A pass is wanted at `at`; an earlier wish stands.
+    pub fn ask(&mut self, key: Key, at: Instant) {
+        if self.due.get(&key).is_some_and(|due| *due <= at) {
+            return;
+        }
+        if let Some(later) = self.due.insert(key.clone(), at) {
+            self.order.remove(&(later, key.clone()));
+        }
+        // One that runs is asked for again when it is done.
+        if !self.running.contains(&key) {
+            self.order.insert((at, key));
+        }
+    }
+
+    /// The next one that is due; it counts as running until [`Self::done`].
+    pub fn take(&mut self, now: Instant) -> Option<Key> {
+        let (at, key) = self.order.first().filter(|(at, _)| *at <= now).cloned()?;
+        self.order.remove(&(at, key.clone()));
+        self.due.remove(&key);
+        self.running.insert(key.clone());
+        Some(key)
+    }
+
+    /// The pass over `key` ended at `now`.
+    pub fn done(&mut self, key: Key, next: Next, now: Instant) {
+        self.running.remove(&key);
+        let waiting = self.due.get(&key).copied();
+        let at = match next {
+            Next::After(pause) => {
+                self.failures.remove(&key);
+                now + pause
+            }
+            Next::Failed => {
+                let failures = self.failures.entry(key.clone()).or_default();
+                let pause = (PAUSE_MIN * 2_u32.saturating_pow((*failures).min(8))).min(PAUSE_MAX);
+                *failures = failures.saturating_add(1);
+                // What happened meanwhile does not shorten the pause: an API in trouble is not hammered.
+                self.due.remove(&key);
+                now + pause
+            }
+            Next::Forget => {
+                self.failures.remove(&key);
+                if waiting.is_none() {
+                    return;
+                }
+                now
+            }
+        };
+        let at = self.due.remove(&key).map_or(at, |due| due.min(at));
+        self.due.insert(key.clone(), at);
+        self.order.insert((at, key));
+    }
+
+    /// When the next one is due.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.order.first().map(|(at, _)| *at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        ("ns".to_owned(), name.to_owned())
+    }
+
+    const S: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn the_earliest_first_and_each_only_once_at_a_time() {
+        let (mut queue, t) = (Queue::default(), Instant::now());
+        queue.ask(key("b"), t + S);
+        queue.ask(key("a"), t + 2 * S);
+        queue.ask(key("b"), t + 3 * S);
+        assert_eq!(queue.take(t), None);
+        assert_eq!((queue.take(t + S), queue.take(t + S)), (Some(key("b")), None));
+        queue.ask(key("b"), t + S);
+        assert_eq!((queue.take(t + 2 * S), queue.take(t + 2 * S)), (Some(key("a")), None), "b still runs");
+        queue.done(key("b"), Next::After(300 * S), t + 2 * S);
+        assert_eq!(queue.take(t + 2 * S), Some(key("b")), "it was asked for while it ran");
+    }
+
+    #[test]
+    fn failures_back_off_alone_and_events_do_not_shorten_the_pause() {
+        let (mut queue, mut now) = (Queue::default(), Instant::now());
+        queue.ask(key("a"), now);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            assert_eq!(queue.take(now), Some(key("a")));
+            queue.ask(key("a"), now);
+            queue.done(key("a"), Next::Failed, now);
+            let due = queue.next_due().expect("it is tried again");
+            pauses.push((due - now).as_millis());
+            now = due;
+        }
+        assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+        assert_eq!(queue.take(now), Some(key("a")));
+        queue.done(key("a"), Next::After(S), now);
+        assert_eq!(queue.take(now + S), Some(key("a")));
+        queue.done(key("a"), Next::Failed, now + S);
+        assert_eq!(queue.next_due(), Some(now + S + PAUSE_MIN), "a success starts it over");
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten_unless_it_is_asked_for_again() {
+        let (mut queue, t) = (Queue::default(), Instant::now());
+        queue.ask(key("a"), t);
+        queue.take(t).expect("due");
+        queue.done(key("a"), Next::Forget, t);
+        assert_eq!(queue.next_due(), None);
+        queue.ask(key("a"), t);
+        queue.take(t).expect("due");
+        queue.ask(key("a"), t);
+        queue.done(key("a"), Next::Forget, t);
+        assert_eq!(queue.take(t), Some(key("a")));
+    }
+}

@@ -1,0 +1,34 @@
+//! The wall clock as a value: the times that the operator writes into the API come from here and from nowhere else, so
+//! that a test can own them. Decisions about leases and deadlines never use it; they have tokio's monotonic clock.
+
+use std::{fmt, sync::Arc};
+
+use jiff::{Timestamp, Unit};
+
+/// A source of wall time. Cheap to clone.
+#[derive(Clone)]
+pub struct Wall(Arc<dyn Fn() -> Timestamp + Send + Sync>);
+
+impl Wall {
+    /// The machine's own.
+    pub fn system() -> Self {
+        Wall(Arc::new(Timestamp::now))
+    }
+
+    /// Whatever `read` says.
+    pub fn new(read: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
+        Wall(Arc::new(read))
+    }
+
+    /// Now, in milliseconds like every time of the API.
+    pub fn now(&self) -> Timestamp {
+        let now = (self.0)();
+        now.round(Unit::Millisecond).unwrap_or(now)
+    }
+}
+
+impl fmt::Debug for Wall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Wall")
+    }
+}
