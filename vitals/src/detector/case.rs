@@ -1,0 +1,177 @@
+//! A case against the engine: opened by a complaint (fence), confirmed by its age and its witnesses, ended by proof of life or let
+//! out on trial (V6). The stages themselves are the detector's.
+
+use super::{Detector, Stage};
+use crate::examine::{Complaint, Exam, reason};
+use crate::excuse::{Excuse, Tick};
+use crate::observation::Ms;
+use crate::signs::Sight;
+use crate::startup::has_come_up;
+use crate::verdict::{Action, Outcome, Reason, StallClass, Verdict};
+use crate::witness::Strength;
+
+/// An open suspicion.
+#[derive(Debug, Clone)]
+pub(super) struct Case {
+    pub(super) class: StallClass,
+    began_ms: Ms,
+    began_counted: Ms,
+    /// What was said against the engine when the case was opened or confirmed.
+    reasons: Vec<Reason>,
+    /// Counted time since which nothing is owed any more.
+    drained_at: Option<Ms>,
+    /// It began before the engine could serve.
+    pub(super) in_startup: bool,
+}
+
+impl Detector {
+    pub(super) fn open_case(
+        &mut self,
+        tick: &Tick,
+        sight: &Sight<'_>,
+        complaint: Complaint,
+        in_startup: bool,
+    ) -> Outcome {
+        let case = Case {
+            class: complaint.class.clone(),
+            began_ms: tick.now_ms,
+            began_counted: tick.counted_ms,
+            reasons: vec![complaint.reason.clone()],
+            drained_at: None,
+            in_startup,
+        };
+        let exam = Exam { complaint: Some(complaint), ..Exam::default() };
+        self.hold_case(tick, sight, case, exam)
+    }
+
+    pub(super) fn suspect(
+        &mut self,
+        tick: &Tick,
+        sight: &Sight<'_>,
+        draining: bool,
+        case: Case,
+        exam: Exam,
+    ) -> Outcome {
+        if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
+            return self.release(tick, sight, draining, exam);
+        }
+        self.hold_case(tick, sight, case, exam)
+    }
+
+    /// A suspicion goes on: confirmed when its time has come, let out on trial when nothing is owed any more or it grows too old.
+    fn hold_case(&mut self, tick: &Tick, sight: &Sight<'_>, mut case: Case, exam: Exam) -> Outcome {
+        let age = tick.since(case.began_counted);
+        let owed = sight.owed.is_some() || case.in_startup;
+        let relapse = self.relapsing(tick);
+        let weighed =
+            exam.complaint.as_ref().map(|complaint| self.witnesses.weigh(&self.view(tick, sight), complaint, relapse));
+        if let (Some(complaint), Some((strength, witnesses))) = (&exam.complaint, weighed) {
+            case.reasons = vec![complaint.reason.clone()];
+            case.reasons.extend(witnesses);
+            let counts = owed && tick.excuse.is_none() && complaint_is_current(sight, strength);
+            if counts && age >= strength.confirm_ms(&self.policy) {
+                case.class = complaint.class.clone();
+                case.reasons.push(reason("policy", format!("suspect for {age} ms: confirmed")));
+                return self.hold_stall(tick, case);
+            }
+        }
+        case.drained_at =
+            if owed && exam.complaint.is_some() { None } else { Some(case.drained_at.unwrap_or(tick.counted_ms)) };
+        // no trial behind a front end that is known not to answer
+        let may_serve = sight.frontend.is_none_or(|f| f.answers);
+        let drained = may_serve && case.drained_at.is_some_and(|at| tick.since(at) >= self.policy.trial_after_ms);
+        if drained || tick.now_ms.saturating_sub(case.began_ms) >= self.policy.suspect_ms_max {
+            self.trial_ms = Some(tick.now_ms);
+            return self.release(tick, sight, false, exam);
+        }
+        let said = case.reasons.clone();
+        let verdict = Verdict::Suspect(case.class.clone());
+        self.stage = Stage::Suspect(case);
+        self.say(tick, verdict, said, vec![Action::Fence], None)
+    }
+
+    pub(super) fn stalled(
+        &mut self,
+        tick: &Tick,
+        sight: &Sight<'_>,
+        draining: bool,
+        mut case: Case,
+        exam: Exam,
+    ) -> Outcome {
+        // a stall that delivers is none: a restart that was not granted yet is no longer wanted; nor while a person says hands off
+        if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
+            return self.release(tick, sight, draining, exam);
+        }
+        let drained_at = case.drained_at.unwrap_or(tick.counted_ms);
+        case.drained_at = self.may_have_healed(tick, sight, &case).then_some(drained_at);
+        if case.drained_at.is_some_and(|at| tick.since(at) >= self.policy.trial_after_ms) {
+            self.trial_ms = Some(tick.now_ms);
+            return self.release(tick, sight, draining, exam);
+        }
+        self.hold_stall(tick, case)
+    }
+
+    /// Confirmed, and behind the fence there is nothing left that it could show progress with: nothing speaks against a trial. One
+    /// that fails is not repeated while its relapse counts.
+    fn may_have_healed(&self, tick: &Tick, sight: &Sight<'_>, case: &Case) -> bool {
+        let no_kill = sight.proc.is_none_or(|p| p.kill_sent_ms.is_none() && !matches!(p.state, Some('T' | 'D' | 'Z')));
+        sight.owed.is_none()
+            && !case.in_startup
+            && sight.frontend.is_some_and(|f| f.answers)
+            && no_kill
+            && !self.view(tick, sight).step_beyond_lease()
+            && !self.relapsing(tick)
+    }
+
+    /// Was it let out on trial a short while ago?
+    fn relapsing(&self, tick: &Tick) -> bool {
+        self.trial_ms.is_some_and(|at| tick.now_ms.saturating_sub(at) < self.policy.relapse_ms)
+    }
+
+    fn hold_stall(&mut self, tick: &Tick, case: Case) -> Outcome {
+        let verdict = Verdict::Stalled(case.class.clone());
+        let said = case.reasons.clone();
+        self.stage = Stage::Stalled(case);
+        self.say(tick, verdict, said, vec![Action::Fence, Action::CaptureEvidence, Action::WantRestart], None)
+    }
+
+    fn release(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, exam: Exam) -> Outcome {
+        self.stage = Stage::Healthy;
+        let (verdict, said) = self.calm_verdict(tick, sight, draining, false);
+        self.say(tick, verdict, said, vec![Action::Unfence], exam.due_in_ms)
+    }
+
+    /// Hysteresis: what ends a case is a thing that the class says cannot happen, never a gauge or an answer of `/health`.
+    fn proves_life(&self, tick: &Tick, sight: &Sight<'_>, case: &Case, exam: &Exam) -> bool {
+        // what the front end answers by itself is no progress of an engine that is in the same step beyond its lease
+        if sight.gate_delivered && !self.view(tick, sight).step_beyond_lease() {
+            return true;
+        }
+        match case.class {
+            StallClass::StartupStalled => {
+                sight.startup_moved
+                    || (exam.complaint.is_none() && sight.page.is_none() && sight.frontend.is_some_and(has_come_up))
+            }
+            StallClass::FrontendStalled => {
+                sight.gate.is_none_or(|gate| gate.in_flight == 0) && sight.frontend.is_some_and(|f| f.answers)
+            }
+            StallClass::Livelock | StallClass::DecodeStalled => sight.page_delivered || metrics_prove(sight, case),
+            _ => {
+                sight.page_delivered || metrics_prove(sight, case) || (sight.steps_done > 0 && exam.complaint.is_none())
+            }
+        }
+    }
+}
+
+/// A scrape counts what was delivered since the scrape before it: it proves life only where that one, too, was taken after the
+/// case was opened. A native page knows better and sooner.
+fn metrics_prove(sight: &Sight<'_>, case: &Case) -> bool {
+    sight.native().is_none() && sight.metrics_delivered && sight.metrics_since_ms >= case.began_ms
+}
+
+/// Work that only a frozen gauge remembers confirms nothing without a further witness.
+fn complaint_is_current(sight: &Sight<'_>, strength: Strength) -> bool {
+    let gate_is_empty = sight.gate.is_some_and(|gate| gate.in_flight == 0);
+    let by_gauges = gate_is_empty && sight.native().is_none();
+    !by_gauges || strength >= Strength::Moderate
+}

@@ -1,0 +1,39 @@
+//! Which class a silence is, as far as one look can tell.
+
+use super::View;
+use crate::verdict::StallClass;
+
+/// Which step failure it is, as far as one look can tell.
+pub(super) fn step_class(view: &View<'_>) -> StallClass {
+    let ranks = silent_ranks(view);
+    if !ranks.is_empty() {
+        return StallClass::RankSilent { ranks };
+    }
+    if view.burning { StallClass::DeviceWait } else { StallClass::StepStalled }
+}
+
+/// Ranks behind in steps, or outside a step that their peers are in.
+fn silent_ranks(view: &View<'_>) -> Vec<u32> {
+    let mut ranks = view.signs.silent_ranks(view.sight.pages);
+    let some_in_step = view.sight.pages.iter().any(|page| page.step_started_ms.is_some());
+    if ranks.is_empty() && some_in_step && view.sight.pages.len() > 1 {
+        ranks = view.sight.pages.iter().filter(|page| page.step_started_ms.is_none()).map(|page| page.rank).collect();
+    }
+    ranks
+}
+
+pub(super) fn foreign_class(view: &View<'_>) -> StallClass {
+    let page_idle = view.sight.page.is_some_and(|page| page.step_started_ms.is_none());
+    let stopped = view.sight.proc.and_then(|p| p.state) == Some('T');
+    if view.sight.frontend_silent(view.tick.now_ms, 0) && (page_idle || !stopped) {
+        return StallClass::FrontendStalled;
+    }
+    let gauges =
+        view.sight.metrics.map(|m| (m.running.unwrap_or(0.0), m.waiting.unwrap_or(0.0), m.kv_usage.unwrap_or(0.0)));
+    if gauges.is_some_and(|(running, waiting, kv)| running < 1.0 && waiting >= 1.0 && kv < 0.95)
+        && view.sight.page.is_none_or(|page| page.step_started_ms.is_none())
+    {
+        return StallClass::AdmissionStalled;
+    }
+    step_class(view)
+}

@@ -1,0 +1,106 @@
+//! Looks at an engine whose page keeps the contract: its own step, its own loop, and what the gate knows beyond them.
+
+use super::{Allowed, Exam, View, classes, phase_name, reason, step_name};
+use crate::deadlines;
+use crate::observation::{PageObs, PagePhase};
+use crate::verdict::StallClass;
+use crate::witness::PageSays;
+
+/// A step that does not end, or a loop that owes work and begins none.
+pub(super) fn step(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
+    let owed = page.running.saturating_add(page.waiting);
+    if let Some(step_at) = view.oldest_step_at() {
+        if owed == 0 && page.phase_tokens == 0 && view.sight.owed.is_none() {
+            return;
+        }
+        let silence = view.tick.since(step_at);
+        let allowed = deadlines::native_step(page, view.rhythm, view.policy, view.tick);
+        let lease = page.lease_ms.min(view.policy.lease_cap_ms);
+        exam.step_lesson_ms = deadlines::step_lesson_ms(page, allowed, view.policy);
+        exam.hold(silence, allowed, || {
+            let text = format!(
+                "step {} ({}) is under way for {silence} ms with {} running and {} waiting; {}",
+                page.steps_completed.saturating_add(1),
+                step_name(page),
+                page.running,
+                page.waiting,
+                allowed.words()
+            );
+            (classes::step_class(view), reason("page", text), PageSays::lease(silence >= lease))
+        });
+    } else if owed > 0 && page.phase != PagePhase::Sleep {
+        let moved = view.signs.ranks.iter().map(|sign| sign.moved_at).max().unwrap_or(0).max(view.signs.owed_since);
+        let silence = view.tick.since(moved);
+        let allowed =
+            Allowed::policy(view.policy.native_between_ms.saturating_add(view.tick.jitter_ms.saturating_mul(2)));
+        exam.hold(silence, allowed, || {
+            let class = if page.running == 0 { StallClass::AdmissionStalled } else { classes::step_class(view) };
+            let text = format!(
+                "{} running and {} waiting, but no step was begun for {silence} ms; {}",
+                page.running,
+                page.waiting,
+                allowed.words()
+            );
+            (class, reason("page", text), PageSays::NoStep)
+        });
+    }
+}
+
+/// H3: a loop that turns without delivering is a hang; prefill that gets through its prompt is not.
+pub(super) fn livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
+    if page.running == 0 {
+        return;
+    }
+    let turned = page.steps_completed.saturating_sub(view.signs.steps_at_tokens);
+    let since_prefill = view.tick.since(view.signs.page_prefill_at);
+    let since_tokens = view.tick.since(view.signs.page_tokens_at.max(view.signs.owed_since));
+    if turned >= view.policy.livelock_steps {
+        let silence = since_tokens.min(since_prefill);
+        let allowed = deadlines::native_livelock(page, view.rhythm, view.policy, view.tick);
+        exam.hold(silence, allowed, || {
+            let text = format!(
+                "{turned} steps turned in {since_tokens} ms and not one token was delivered to {} running requests; {}",
+                page.running,
+                allowed.words()
+            );
+            let lease = page.lease_ms.min(view.policy.lease_cap_ms);
+            (StallClass::Livelock, reason("page", text), PageSays::lease(silence >= lease))
+        });
+    }
+    let decoding = view.sight.gate.is_some_and(|gate| gate.in_flight > gate.awaiting_first_byte);
+    if turned > 0 && decoding && since_prefill < since_tokens {
+        let allowed = Allowed::policy(view.policy.decode_starved_ms);
+        exam.hold(since_tokens, allowed, || {
+            let text = format!("prefill moves, but no token was delivered for {since_tokens} ms to requests that had begun to answer; {}", allowed.words());
+            (StallClass::DecodeStalled, reason("page", text), PageSays::Nothing)
+        });
+    }
+}
+
+/// The gate owes work that the engine's loop does not know of, or tokens that the front end does not pass on.
+pub(super) fn front(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
+    let Some(gate) = view.sight.gate.filter(|gate| gate.in_flight > 0) else { return };
+    let silent_front = view.sight.frontend_silent(view.tick.now_ms, view.policy.admission_ms);
+    let since_bytes = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
+    let idle = page.phase == PagePhase::Idle && page.running == 0 && page.waiting == 0;
+    let (silence, allowed) = if idle {
+        (since_bytes.min(view.tick.since(view.signs.page_steps_at)), Allowed::policy(view.policy.admission_ms))
+    } else if silent_front {
+        (since_bytes, deadlines::gate_silence(view))
+    } else {
+        return;
+    };
+    exam.hold(silence, allowed, || {
+        let text = format!(
+            "{} requests owed (gate), the engine's loop is {}, and no byte came for {silence} ms; {}",
+            gate.in_flight,
+            phase_name(page.phase),
+            allowed.words()
+        );
+        (
+            if silent_front { StallClass::FrontendStalled } else { StallClass::AdmissionStalled },
+            reason("gate", text),
+            PageSays::Nothing,
+        )
+    });
+}
