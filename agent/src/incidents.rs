@@ -5,7 +5,7 @@
 use crds::episode::Episode;
 use serde::{Deserialize, Serialize};
 use vitals::recovery::{EpisodeStage, GrantedBy, RecoveryOutput};
-use vitals::verdict::{Outcome, Verdict};
+use vitals::verdict::{Outcome, StallClass, Verdict};
 
 /// Episodes that are kept.
 const KEPT_MAX: usize = 50;
@@ -76,7 +76,7 @@ impl Incidents {
         if let Some(class) = &moment.recovery.class {
             episode.class.clone_from(class);
         }
-        if matches!(moment.outcome.verdict, Verdict::Suspect(_) | Verdict::Stalled(_) | Verdict::Dead) {
+        if explains(episode, stage, &moment.outcome.verdict) {
             episode.reasons =
                 moment.outcome.reasons.iter().take(REASONS_MAX).map(|reason| reason.text.clone()).collect();
         }
@@ -137,6 +137,18 @@ impl Incidents {
     }
 }
 
+/// Do the words of this tick explain the episode? Those of the last moment before the kill do; that a killed process is gone, or what
+/// its successor does, does not. A process that outlives its SIGKILL is news all the same.
+fn explains(episode: &Episode, stage: EpisodeStage, verdict: &Verdict) -> bool {
+    let before_kill = episode.killed_at.is_none() && stage <= EpisodeStage::Killed;
+    match verdict {
+        Verdict::Stalled(StallClass::Unkillable) => true,
+        Verdict::Suspect(_) | Verdict::Stalled(_) => before_kill,
+        Verdict::Dead => episode.reasons.is_empty(),
+        _ => false,
+    }
+}
+
 /// The part of an id that names the engine process: `[a-z0-9.-]`, short enough that a number still fits behind it.
 pub fn id_base(instance: &str, pid: i32, start_ticks: u64) -> String {
     let tail = format!("-{pid}-{start_ticks}");
@@ -150,7 +162,7 @@ pub fn id_base(instance: &str, pid: i32, start_ticks: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vitals::verdict::StallClass;
+    use vitals::verdict::Reason;
 
     fn outcome(verdict: Verdict) -> Outcome {
         Outcome { verdict, since_ms: 0, reasons: vec![], actions: vec![], check_again_in_ms: 100, fenced: false }
@@ -187,6 +199,31 @@ mod tests {
         assert_eq!(times.map(|at| at.as_deref().unwrap()), ["t0", "t1", "t2", "t4", "t5", "t5", "t8"]);
         assert_eq!((e.requests_lost, e.requests_refused, e.granted_by.as_deref()), (3, 6, Some("self")));
         assert!(e.closed() && book.open().is_none());
+    }
+
+    #[test]
+    fn the_reasons_kept_are_those_of_the_last_moment_before_the_kill() {
+        let mut book = Incidents::default();
+        let say = |book: &mut Incidents, stage, verdict, text: &str| {
+            let reasons = vec![Reason { source: "page".to_owned(), text: text.to_owned() }];
+            let (recovery, outcome) = (output(Some(stage), None), Outcome { reasons, ..outcome(verdict) });
+            book.tick(&Moment { now: "t", recovery: &recovery, outcome: &outcome, shut: true, refused: 0 });
+        };
+        let stall = || Verdict::Stalled(StallClass::StepStalled);
+        book.begin("host-7-9", 1, "StepStalled", "t0");
+        say(&mut book, EpisodeStage::Suspect, Verdict::Suspect(StallClass::StepStalled), "step 9 for 400 ms");
+        say(&mut book, EpisodeStage::Stalled, stall(), "step 9 for 2400 ms");
+        say(&mut book, EpisodeStage::Killed, stall(), "step 9 for 2600 ms");
+        book.killed("host-7-9-1", 0, "t1");
+        say(&mut book, EpisodeStage::Killed, stall(), "step 9 for 2700 ms");
+        say(&mut book, EpisodeStage::Restarting, Verdict::Dead, "the engine's process is gone");
+        assert_eq!(book.list()[0].reasons, ["step 9 for 2600 ms"]);
+        say(&mut book, EpisodeStage::Recovered, Verdict::Suspect(StallClass::Livelock), "the successor's");
+        assert_eq!(book.list()[0].reasons, ["step 9 for 2600 ms"]);
+
+        book.begin("host-8-9", 2, "Dead", "t2");
+        say(&mut book, EpisodeStage::Restarting, Verdict::Dead, "the engine's process is gone");
+        assert_eq!(book.list()[0].reasons, ["the engine's process is gone"], "nothing else explains an exit");
     }
 
     #[test]
