@@ -26,6 +26,7 @@ use crate::server::{
     AppState,
     serve::{ServeError, serve},
 };
+use crate::stack_dump;
 
 /// How often the log has a line of statistics.
 const STATS_EVERY: Duration = Duration::from_secs(10);
@@ -104,6 +105,10 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
     let catch = |kind| signal(kind).map_err(EngineError::Signals);
     let (term, int) = (catch(SignalKind::terminate())?, catch(SignalKind::interrupt())?);
     let usr2 = catch(SignalKind::user_defined2())?;
+    // Before anything is loaded: a start-up that hangs is to be explained too.
+    if let Some(Err(error)) = args.page_dir.as_deref().map(stack_dump::start) {
+        tracing::warn!(error = %error, "this engine will not tell its stacks");
+    }
     let name = served_name(&args);
     let metrics = Metrics::new(&name).map_err(|source| EngineError::Metrics { name: name.clone(), source })?;
     let metrics = Arc::new(metrics);

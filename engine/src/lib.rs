@@ -19,5 +19,6 @@ pub mod sampling;
 pub mod scheduler;
 pub mod server;
 mod splitmix;
+pub mod stack_dump;
 pub mod tokenizer;
 pub mod weights;

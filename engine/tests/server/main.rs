@@ -7,4 +7,5 @@ mod demo_model;
 mod faults;
 mod load;
 mod process;
+mod stacks;
 mod support;

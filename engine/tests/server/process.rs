@@ -19,8 +19,8 @@ use crate::client::{get, open, post};
 use crate::support::wait_until;
 
 /// A running engine; killed when the test is done with it.
-struct Engine {
-    child: Child,
+pub struct Engine {
+    pub child: Child,
     addr: SocketAddr,
 }
 
@@ -32,15 +32,10 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    async fn ready(dir: &Path, more: &[&str]) -> Self {
-        let model = dir.join("tiny");
-        engine::demo_model::write_demo_model(&model, engine::demo_model::DemoArch::Qwen3, 0).unwrap();
-        let addr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_truebeat-engine"));
-        command.args(["engine", "--listen", &addr.to_string(), "--model"]).arg(model).args(more);
-        let child = command.env_remove("TRUEBEAT_PAGE_DIR").stderr(Stdio::null()).spawn().unwrap();
-        let engine = Self { child, addr };
+    pub async fn ready(dir: &Path, more: &[&str]) -> Self {
+        let engine = Self::launched(dir, more);
         let since = Instant::now();
+        let addr = engine.addr;
         while tokio::net::TcpStream::connect(addr).await.is_err() || get(addr, "/health").await.status != 200 {
             assert!(since.elapsed() < Duration::from_secs(120), "not ready");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -48,7 +43,17 @@ impl Engine {
         engine
     }
 
-    fn signal(&self, signal: Signal) {
+    pub fn launched(dir: &Path, more: &[&str]) -> Self {
+        let model = dir.join("tiny");
+        engine::demo_model::write_demo_model(&model, engine::demo_model::DemoArch::Qwen3, 0).unwrap();
+        let addr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_truebeat-engine"));
+        command.args(["engine", "--listen", &addr.to_string(), "--model"]).arg(model).args(more);
+        let child = command.env_remove("TRUEBEAT_PAGE_DIR").stderr(Stdio::null()).spawn().unwrap();
+        Self { child, addr }
+    }
+
+    pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
@@ -72,7 +77,7 @@ impl Engine {
     }
 
     /// Fires the fault with a stream open, and waits until `/health` tells of it.
-    async fn freeze(&self) {
+    pub async fn freeze(&self) {
         let body = json!({"prompt": "abc", "max_tokens": 200, "ignore_eos": true, "stream": true});
         self.signal(Signal::SIGUSR2);
         let since = Instant::now();
