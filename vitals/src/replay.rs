@@ -3,6 +3,7 @@
 //! Two forms of sample are read: our own (`gate`, `beat`, `gpu`, …: the observation's own types) and the recordings of a real
 //! vLLM (`client` is what a gate would have counted, `hb` a prototype's page, `proc` per role). See [`sample`].
 
+pub mod rules;
 pub mod sample;
 
 use serde::{Deserialize, Serialize};
@@ -101,7 +102,8 @@ impl TraceReplay {
         if self.timeline.timeline.is_empty() { Err(ReplayError::Empty) } else { Ok(self.timeline) }
     }
 
-    fn step(&mut self, now_ms: Ms, obs: &Observation) -> Outcome {
+    /// Takes one observation that was read elsewhere.
+    pub(crate) fn step(&mut self, now_ms: Ms, obs: &Observation) -> Outcome {
         let policy = &self.policy;
         let detector = self.detector.get_or_insert_with(|| Detector::new(policy.clone(), now_ms));
         let outcome = detector.step(now_ms, obs);

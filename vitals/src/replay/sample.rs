@@ -69,8 +69,14 @@ impl Reader {
         } else {
             return Ok(());
         }
-        let page = exposition::parse(&self.metrics_lines.join("\n"), exposition::Limits::default());
-        let mut obs = engine_metrics::map(&page);
+        let unchanged = metrics.get("delta").and_then(Value::as_array).is_some_and(Vec::is_empty);
+        let mut obs = match self.metrics.value.take().filter(|_| unchanged) {
+            Some(same) => same,
+            None => {
+                let page = exposition::parse(&self.metrics_lines.join("\n"), exposition::Limits::default());
+                engine_metrics::map(&page)
+            }
+        };
         obs.server_load = load.or(obs.server_load);
         self.metrics = Signal::at(value.get("mt").and_then(Value::as_f64).map_or(now_ms, ms), obs);
         Ok(())
