@@ -2,6 +2,8 @@
 //! timestamps, exemplars, NaN and infinities. Capped in bytes and samples; what could not be read is counted, never dropped in
 //! silence.
 
+use std::borrow::Cow;
+
 /// One sample line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
@@ -49,8 +51,17 @@ impl Exposition {
     }
 }
 
+/// Labels of one sample; a line with more is an error. What engines write has fewer than forty.
+const LABELS_MAX: usize = 128;
+
 /// Parses a page. Never fails: errors are counted in the result.
 pub fn parse(text: &str, limits: Limits) -> Exposition {
+    parse_where(text, limits, |_| true)
+}
+
+/// [`parse`] that keeps only samples whose name is wanted, so that a page of a million others costs time once and no memory.
+/// `limits.samples_max` bounds the kept ones; what is not kept is checked all the same.
+pub fn parse_where(text: &str, limits: Limits, wanted: impl Fn(&str) -> bool) -> Exposition {
     let mut page = Exposition::default();
     let text = capped(text, limits.bytes_max, &mut page.truncated);
     for (number, line) in text.lines().enumerate() {
@@ -65,8 +76,9 @@ pub fn parse(text: &str, limits: Limits) -> Exposition {
             page.truncated = true;
             break;
         }
-        match sample(line) {
-            Ok(sample) => page.samples.push(sample),
+        match sample(line, &wanted) {
+            Ok(Some(sample)) => page.samples.push(sample),
+            Ok(None) => {}
             Err(wrong) => {
                 page.errors = page.errors.saturating_add(1);
                 let number = u32::try_from(number + 1).unwrap_or(u32::MAX);
@@ -88,14 +100,21 @@ fn capped<'a>(text: &'a str, bytes_max: usize, truncated: &mut bool) -> &'a str 
     text.get(..end).unwrap_or("")
 }
 
-fn sample(line: &str) -> Result<Sample, &'static str> {
+/// One line; `None` where nobody wants it.
+fn sample(line: &str, wanted: &impl Fn(&str) -> bool) -> Result<Option<Sample>, &'static str> {
     let mut rest = line;
-    let mut name = take_name(&mut rest).to_owned();
+    let mut name = Cow::Borrowed(take_name(&mut rest));
     rest = rest.trim_start();
     let mut labels = Vec::new();
     if let Some(inside) = rest.strip_prefix('{') {
         rest = inside;
-        take_labels(&mut rest, &mut name, &mut labels)?;
+        // a name in quotes stands among the labels: whether it is wanted is known only then
+        let keep = name.is_empty() || wanted(&name);
+        take_labels(&mut rest, &mut name, |key, value| {
+            if keep {
+                labels.push((key.into_owned(), value.into_owned()));
+            }
+        })?;
     } else if !name.is_empty() && rest.len() + name.len() == line.len() && !line.contains(char::is_whitespace) {
         return Err("no value");
     }
@@ -112,7 +131,7 @@ fn sample(line: &str) -> Result<Sample, &'static str> {
     if words.next().is_some() {
         return Err("words after the timestamp");
     }
-    Ok(Sample { name, labels, value })
+    Ok(wanted(&name).then(|| Sample { name: name.into_owned(), labels, value }))
 }
 
 /// `[a-zA-Z_:][a-zA-Z0-9_:]*` from the front; empty if there is none.
@@ -128,14 +147,19 @@ fn take_name<'a>(rest: &mut &'a str) -> &'a str {
 }
 
 /// Labels up to and with the closing brace; a lone quoted string is the metric's name (UTF-8 names).
-fn take_labels(rest: &mut &str, name: &mut String, labels: &mut Vec<(String, String)>) -> Result<(), &'static str> {
+fn take_labels<'a>(
+    rest: &mut &'a str,
+    name: &mut Cow<'a, str>,
+    mut each: impl FnMut(Cow<'a, str>, Cow<'a, str>),
+) -> Result<(), &'static str> {
+    let mut count = 0;
     loop {
         *rest = rest.trim_start();
         if let Some(tail) = rest.strip_prefix('}') {
             *rest = tail;
             return Ok(());
         }
-        let key = if rest.starts_with('"') { take_quoted(rest)? } else { take_name(rest).to_owned() };
+        let key = if rest.starts_with('"') { take_quoted(rest)? } else { Cow::Borrowed(take_name(rest)) };
         *rest = rest.trim_start();
         if let Some(tail) = rest.strip_prefix('=') {
             *rest = tail.trim_start();
@@ -143,7 +167,11 @@ fn take_labels(rest: &mut &str, name: &mut String, labels: &mut Vec<(String, Str
                 return Err("a label without a name");
             }
             let value = take_quoted(rest)?;
-            labels.push((key, value));
+            count += 1;
+            if count > LABELS_MAX {
+                return Err("too many labels");
+            }
+            each(key, value);
         } else if name.is_empty() && !key.is_empty() {
             *name = key;
         } else {
@@ -158,12 +186,18 @@ fn take_labels(rest: &mut &str, name: &mut String, labels: &mut Vec<(String, Str
     }
 }
 
-/// A double-quoted string with `\\`, `\"` and `\n`.
-fn take_quoted(rest: &mut &str) -> Result<String, &'static str> {
+/// A double-quoted string with `\\`, `\"` and `\n`; borrowed where nothing is escaped.
+fn take_quoted<'a>(rest: &mut &'a str) -> Result<Cow<'a, str>, &'static str> {
     let Some(inside) = rest.strip_prefix('"') else { return Err("a label value without quotes") };
-    let mut value = String::new();
+    let special = inside.find(['"', '\\']).ok_or("a label value without an end")?;
+    let (plain, tail) = inside.split_at(special);
+    if let Some(tail) = tail.strip_prefix('"') {
+        *rest = tail;
+        return Ok(Cow::Borrowed(plain));
+    }
+    let mut value = plain.to_owned();
     let mut escaped = false;
-    for (at, c) in inside.char_indices() {
+    for (at, c) in tail.char_indices() {
         match (escaped, c) {
             (true, 'n') => value.push('\n'),
             (true, '\\' | '"') => value.push(c),
@@ -171,8 +205,8 @@ fn take_quoted(rest: &mut &str) -> Result<String, &'static str> {
             (true, _) => value.extend(['\\', c]),
             (false, '\\') => {}
             (false, '"') => {
-                *rest = inside.get(at + 1..).unwrap_or("");
-                return Ok(value);
+                *rest = tail.get(at + 1..).unwrap_or("");
+                return Ok(Cow::Owned(value));
             }
             (false, _) => value.push(c),
         }
@@ -225,6 +259,23 @@ mod tests {
         assert_eq!(page.samples.len(), 1);
         assert_eq!(page.errors, 6);
         assert_eq!(page.first_error.map(|(line, _)| line), Some(2));
+    }
+
+    #[test]
+    fn what_is_not_wanted_is_checked_and_not_kept() {
+        let text = "a{x=\"1\"} 1\nb{x=\"2\"} 2\n{\"b\",x=\"3\"} 3\nbroken{x} 1\n{\"a\"} 4\n";
+        let page = parse_where(text, Limits { samples_max: 2, ..Limits::default() }, |name| name == "b");
+        assert_eq!(page.samples.iter().map(|sample| sample.value).collect::<Vec<_>>(), [2.0, 3.0]);
+        assert!(page.truncated, "the third line that is wanted would not fit");
+        assert_eq!(page.samples[1].label("x"), Some("3"));
+        assert_eq!(parse_where(text, Limits::default(), |name| name == "b").errors, 1);
+    }
+
+    #[test]
+    fn a_line_of_very_many_labels_is_an_error() {
+        let many: String = (0..1_000).map(|i| format!("l{i}=\"\",")).collect();
+        let page = parse(&format!("x{{{many}}} 1\ny 2\n"), Limits::default());
+        assert_eq!((page.samples.len(), page.errors), (1, 1));
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod exposition;
 pub mod log_signs;
 pub mod observation;
 pub mod policy;
+pub mod ras;
 pub mod recovery;
 pub mod replay;
 pub mod rhythm;

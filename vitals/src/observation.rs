@@ -153,6 +153,25 @@ pub struct MetricsObs {
     pub server_load: Option<f64>,
     /// A digest over every progress series: it changes when anything moved.
     pub progress_digest: u64,
+    /// When the process that serves the page started, in seconds since 1970 by its own clock: an identity, not a time to compare.
+    #[serde(default)]
+    pub process_start_seconds: Option<f64>,
+    /// Pages on which a counter had fallen: each is a new baseline. 0 where pages are read without memory.
+    #[serde(default)]
+    pub resets: u32,
+    /// Data-parallel ranks, where the page tells of more than one: the sums above hide a rank that stands among others that move.
+    #[serde(default)]
+    pub ranks: Vec<RankMetrics>,
+}
+
+/// One data-parallel rank of an engine's page.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankMetrics {
+    pub rank: u32,
+    pub running: Option<f64>,
+    pub waiting: Option<f64>,
+    /// Changes when a progress series of this rank moved.
+    pub progress_digest: u64,
 }
 
 /// /proc facts of the engine's process tree.

@@ -1,0 +1,66 @@
+//! One engine's pages in their order: what rose since the last one. A counter that falls is a new process or a liar, either way a
+//! new baseline and no progress; a value that makes no sense neither moves nor resets anything (G4).
+
+use std::collections::HashMap;
+
+use super::{Meaning, Reading, meanings, read};
+use crate::exposition::Exposition;
+use crate::observation::MetricsObs;
+
+/// Follows the pages of one engine process.
+#[derive(Debug, Clone, Default)]
+pub struct Meter {
+    last: HashMap<(&'static str, Meaning, u32), f64>,
+    /// Pages on which something moved: in all, and by rank.
+    moves: u64,
+    rank_moves: HashMap<u32, u64>,
+    resets: u32,
+}
+
+impl Meter {
+    /// [`super::map`] with memory: `progress_digest` is the number of pages on which something moved.
+    pub fn map(&mut self, page: &Exposition) -> MetricsObs {
+        let readings = read(page);
+        let reset = readings.iter().any(|reading| self.fell(reading));
+        let mut moved_ranks: Vec<u32> =
+            readings.iter().filter(|reading| self.moved(reading)).map(|reading| reading.rank).collect();
+        moved_ranks.sort_unstable();
+        moved_ranks.dedup();
+        if reset {
+            // what rose beside it belongs to the new process: a baseline as well
+            self.resets = self.resets.saturating_add(1);
+        } else if !moved_ranks.is_empty() {
+            self.moves += 1;
+            moved_ranks.iter().for_each(|rank| *self.rank_moves.entry(*rank).or_insert(0) += 1);
+        }
+        for reading in readings.iter().filter(|reading| reading.value.is_finite()) {
+            self.last.insert((reading.series.name, reading.series.meaning, reading.rank), reading.value);
+        }
+        let mut obs = meanings(page, &readings);
+        obs.progress_digest = self.moves;
+        obs.resets = self.resets;
+        for rank in &mut obs.ranks {
+            rank.progress_digest = self.rank_moves.get(&rank.rank).copied().unwrap_or(0);
+        }
+        obs
+    }
+
+    fn before(&self, reading: &Reading) -> Option<f64> {
+        self.last.get(&(reading.series.name, reading.series.meaning, reading.rank)).copied()
+    }
+
+    fn fell(&self, reading: &Reading) -> bool {
+        reading.series.meaning.is_counter() && self.before(reading).is_some_and(|before| reading.value < before)
+    }
+
+    fn moved(&self, reading: &Reading) -> bool {
+        let meaning = reading.series.meaning;
+        let changed = match self.before(reading) {
+            Some(before) if meaning.is_counter() => reading.value > before,
+            Some(before) => reading.value.is_finite() && reading.value != before,
+            // a series that a first request brings into being has moved, unless everything is new
+            None => !self.last.is_empty() && meaning.is_counter() && reading.value > 0.0,
+        };
+        meaning.proves_progress() && changed
+    }
+}
