@@ -15,6 +15,7 @@ pub mod fault;
 pub mod handle;
 pub mod metrics;
 pub mod model;
+pub mod raw;
 pub mod sampling;
 pub mod scheduler;
 pub mod server;

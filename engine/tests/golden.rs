@@ -4,7 +4,9 @@
 
 use std::path::PathBuf;
 
-use engine::model::{KvShape, LogitsWanted, Model, SeqInput, StepBatch, load_model};
+use engine::model::{
+    KvShape, LoadOptions, LogitsWanted, Model, Precision, SeqInput, StepBatch, load_model, load_model_with,
+};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
@@ -36,7 +38,12 @@ fn golden(name: &'static str) -> Golden {
 }
 
 fn load(name: &str, block_size: usize) -> Box<dyn Model> {
-    let mut model = load_model(&folder(name), &mut |_, _| {}).unwrap();
+    load_as(name, block_size, Precision::Exact)
+}
+
+fn load_as(name: &str, block_size: usize, precision: Precision) -> Box<dyn Model> {
+    let options = LoadOptions { precision, ..LoadOptions::default() };
+    let mut model = load_model_with(&folder(name), &options, &mut |_, _| {}).unwrap();
     model.allocate_kv(KvShape { num_blocks: 2 * 128 / block_size + 3, block_size }).unwrap();
     model
 }
@@ -113,6 +120,21 @@ fn a_neighbour_in_the_batch_changes_no_bit() {
         }
         assert_close(&golden, &rows, "beside a neighbour");
         assert!(rows == whole, "{}: a neighbour changed the result", golden.name);
+    }
+}
+
+/// Inputs rounded as the weights are made for: the picture stays, and every way of going through gives the same bits.
+#[test]
+fn native_precision_stays_close_and_deterministic() {
+    for golden in MODELS.map(golden) {
+        let whole = run_alone(load_as(golden.name, 16, Precision::Native).as_mut(), &golden.tokens, &[64], 16);
+        let spread = golden.logits.iter().flatten().fold(0.0f32, |max, value| max.max(value.abs()));
+        for (row, want) in whole.iter().zip(&golden.logits) {
+            let worst = row.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst <= 0.03 * spread, "{}: off by {worst} of {spread}", golden.name);
+        }
+        let again = run_alone(load_as(golden.name, 4, Precision::Native).as_mut(), &golden.tokens, &[5, 1, 3], 4);
+        assert!(again == whole, "{}: not the same bits in chunks", golden.name);
     }
 }
 

@@ -6,6 +6,8 @@ pub mod cpu;
 
 use thiserror::Error;
 
+use crate::weights::RawWeight;
+
 /// A device is out of memory, in bytes that were asked for.
 #[derive(Debug, Error)]
 #[error("{needed_bytes} bytes are wanted at once: {reason}")]
@@ -33,12 +35,22 @@ pub struct HeadShape {
     pub head_dim: usize,
 }
 
-/// Model-level operations. A `Matrix` is f32, row-major, a row a token (or an output feature for weights).
+/// Size of a paged KV cache on a device.
+#[derive(Debug, Clone, Copy)]
+pub struct KvSize {
+    pub layers: usize,
+    pub num_blocks: usize,
+    pub block_size: usize,
+}
+
+/// Model-level operations. A `Matrix` is f32, row-major, a row a token. A `Weight` keeps the type of its file.
 ///
 /// Every implementation keeps EP4: a row's result depends on that row and its own sequence alone, never on the rows
 /// computed beside it, so each reduction has an order fixed by the shape of one row.
 pub trait Backend: Send {
     type Matrix: Send;
+    /// `outputs × inputs`, as the device likes to read it.
+    type Weight: Send;
     /// Paged K and V of all layers.
     type Kv: Send;
 
@@ -48,20 +60,23 @@ pub trait Backend: Send {
     /// Values of a matrix, row after row.
     fn download(&self, x: Self::Matrix) -> Vec<f32>;
 
-    /// A cache of `slots` token slots of `width` values for K and as many for V, in each of `layers` layers.
+    /// Takes over a weight of the model's files.
+    fn weight(&self, raw: RawWeight) -> Self::Weight;
+
+    /// A cache for all layers.
     ///
     /// # Errors
     /// [`OutOfMemory`] when it does not fit.
-    fn kv_cache(&self, layers: usize, slots: usize, width: usize) -> Result<Self::Kv, OutOfMemory>;
+    fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<Self::Kv, OutOfMemory>;
 
     /// Rows of `table`, by token id.
-    fn embed(&self, table: &Self::Matrix, tokens: &[u32]) -> Self::Matrix;
+    fn embed(&self, table: &Self::Weight, tokens: &[u32]) -> Self::Matrix;
 
     /// Root-mean-square norm of each group of `weight`'s width (a row, or one head of a row), times `weight`.
     fn rms_norm(&self, x: &Self::Matrix, weight: &Self::Matrix, eps: f32) -> Self::Matrix;
 
     /// `x · weightᵀ + bias`; `weight` is `outputs × inputs`.
-    fn linear(&self, x: &Self::Matrix, weight: &Self::Matrix, bias: Option<&Self::Matrix>) -> Self::Matrix;
+    fn linear(&self, x: &Self::Matrix, weight: &Self::Weight, bias: Option<&Self::Matrix>) -> Self::Matrix;
 
     /// Turns the pairs `(i, i + head_dim / 2)` of each head by the row's angles; `cos` and `sin` have `head_dim / 2` columns.
     fn rope(&self, x: &mut Self::Matrix, cos: &Self::Matrix, sin: &Self::Matrix);
@@ -69,14 +84,15 @@ pub trait Backend: Send {
     /// Writes row `i` of `k` and `v` to slot `slots[i]` of `layer`.
     fn store_kv(&self, kv: &mut Self::Kv, layer: usize, k: &Self::Matrix, v: &Self::Matrix, slots: &[usize]);
 
-    /// Causal attention of every row of `q` over its sequence's blocks (of `block_size` slots) in `layer`.
+    /// Causal attention of every row of `q` over its sequence's blocks in `layer`; a row sees the last `window` positions, its own
+    /// among them, or all.
     fn attention(
         &self,
         q: &Self::Matrix,
         kv: (&Self::Kv, usize),
         seqs: &[AttentionSeq<'_>],
         heads: HeadShape,
-        block_size: usize,
+        window: Option<usize>,
     ) -> Self::Matrix;
 
     /// `silu(gate) × up`, written over `gate`.
@@ -87,4 +103,7 @@ pub trait Backend: Send {
 
     /// The named rows, in that order.
     fn gather_rows(&self, x: &Self::Matrix, rows: &[usize]) -> Self::Matrix;
+
+    /// `x[rows[i]] += weights[i] · y[i]`, in the order of `i`.
+    fn scatter_add(&self, x: &mut Self::Matrix, rows: &[usize], y: &Self::Matrix, weights: &[f32]);
 }

@@ -8,16 +8,16 @@ use crate::backend::AttentionSeq;
 
 use super::{KvShape, LogitsWanted, ModelError, ModelInfo, SeqInput, StepBatch};
 
-/// Token slots of a cache.
+/// Refuses a cache that cannot be.
 ///
 /// # Errors
 /// [`ModelError`] when the shape is empty or beyond counting.
-pub(super) fn slots_of(shape: KvShape) -> Result<usize, ModelError> {
+pub(super) fn check_shape(shape: KvShape) -> Result<(), ModelError> {
     let KvShape { num_blocks, block_size } = shape;
     if num_blocks == 0 || block_size == 0 || num_blocks > u32::MAX as usize {
         return Err(bad(format!("a KV cache of {num_blocks} blocks of {block_size} tokens is not possible")));
     }
-    num_blocks.checked_mul(block_size).ok_or_else(|| ModelError::OutOfMemory {
+    num_blocks.checked_mul(block_size).map(|_| ()).ok_or_else(|| ModelError::OutOfMemory {
         needed_bytes: u64::MAX,
         reason: format!("{num_blocks} blocks of {block_size} tokens are more than can be counted"),
     })

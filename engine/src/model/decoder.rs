@@ -1,7 +1,7 @@
 //! The decoder of the Llama family, once for all of its members, over any backend: all tokens of all sequences of a
 //! step go through each weight in one multiplication; only attention looks at one sequence at a time.
 
-use crate::backend::{AttentionSeq, Backend, HeadShape};
+use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize};
 
 use super::batch;
 use super::config::DecoderConfig;
@@ -9,33 +9,33 @@ use super::rope::Rope;
 use super::{KvShape, Model, ModelError, ModelInfo, StepBatch, StepLogits};
 
 /// A weight matrix (`outputs × inputs`) with its bias, if the model has one.
-pub(super) struct Linear<M> {
-    pub weight: M,
-    pub bias: Option<M>,
+pub(super) struct Linear<B: Backend> {
+    pub weight: B::Weight,
+    pub bias: Option<B::Matrix>,
 }
 
 /// One transformer block. Names follow the tensors: `input_layernorm`, `self_attn.q_proj`, …
-pub(super) struct Layer<M> {
-    pub input_norm: M,
-    pub q: Linear<M>,
-    pub k: Linear<M>,
-    pub v: Linear<M>,
-    pub o: Linear<M>,
+pub(super) struct Layer<B: Backend> {
+    pub input_norm: B::Matrix,
+    pub q: Linear<B>,
+    pub k: Linear<B>,
+    pub v: Linear<B>,
+    pub o: Linear<B>,
     /// RMSNorm of each head of Q and of K (Qwen3).
-    pub qk_norm: Option<(M, M)>,
-    pub post_norm: M,
-    pub gate: Linear<M>,
-    pub up: Linear<M>,
-    pub down: Linear<M>,
+    pub qk_norm: Option<(B::Matrix, B::Matrix)>,
+    pub post_norm: B::Matrix,
+    pub gate: Linear<B>,
+    pub up: Linear<B>,
+    pub down: Linear<B>,
 }
 
 /// All weights.
-pub(super) struct DecoderWeights<M> {
-    pub embed: M,
-    pub layers: Vec<Layer<M>>,
-    pub norm: M,
+pub(super) struct DecoderWeights<B: Backend> {
+    pub embed: B::Weight,
+    pub layers: Vec<Layer<B>>,
+    pub norm: B::Matrix,
     /// `None`: tied, the embedding is used.
-    pub lm_head: Option<M>,
+    pub lm_head: Option<B::Weight>,
 }
 
 /// A loaded decoder and its KV cache.
@@ -43,7 +43,7 @@ pub(super) struct Decoder<B: Backend> {
     backend: B,
     config: DecoderConfig,
     info: ModelInfo,
-    weights: DecoderWeights<B::Matrix>,
+    weights: DecoderWeights<B>,
     rope: Rope,
     cache: Option<(KvShape, B::Kv)>,
 }
@@ -52,13 +52,12 @@ pub(super) struct Decoder<B: Backend> {
 struct StepFrame<'a, M> {
     seqs: Vec<AttentionSeq<'a>>,
     slots: Vec<usize>,
-    block_size: usize,
     cos: M,
     sin: M,
 }
 
 impl<B: Backend> Decoder<B> {
-    pub fn new(backend: B, config: DecoderConfig, info: ModelInfo, weights: DecoderWeights<B::Matrix>) -> Self {
+    pub fn new(backend: B, config: DecoderConfig, info: ModelInfo, weights: DecoderWeights<B>) -> Self {
         let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling);
         Self { backend, config, info, weights, rope, cache: None }
     }
@@ -79,7 +78,7 @@ impl<B: Backend> Decoder<B> {
     fn attention(
         &self,
         kv: &mut B::Kv,
-        (index, layer): (usize, &Layer<B::Matrix>),
+        (index, layer): (usize, &Layer<B>),
         x: &B::Matrix,
         frame: &StepFrame<'_, B::Matrix>,
     ) -> B::Matrix {
@@ -96,18 +95,18 @@ impl<B: Backend> Decoder<B> {
         b.store_kv(kv, index, &k, &v, &frame.slots);
         let DecoderConfig { heads, kv_heads, head_dim, .. } = self.config;
         let heads = HeadShape { heads, kv_heads, head_dim };
-        let mixed = b.attention(&q, (kv, index), &frame.seqs, heads, frame.block_size);
+        let mixed = b.attention(&q, (kv, index), &frame.seqs, heads, None);
         self.linear(&mixed, &layer.o)
     }
 
-    fn mlp(&self, layer: &Layer<B::Matrix>, x: &B::Matrix) -> B::Matrix {
+    fn mlp(&self, layer: &Layer<B>, x: &B::Matrix) -> B::Matrix {
         let x = self.backend.rms_norm(x, &layer.post_norm, self.config.norm_eps);
         let mut gate = self.linear(&x, &layer.gate);
         self.backend.silu_mul(&mut gate, &self.linear(&x, &layer.up));
         self.linear(&gate, &layer.down)
     }
 
-    fn linear(&self, x: &B::Matrix, linear: &Linear<B::Matrix>) -> B::Matrix {
+    fn linear(&self, x: &B::Matrix, linear: &Linear<B>) -> B::Matrix {
         self.backend.linear(x, &linear.weight, linear.bias.as_ref())
     }
 
@@ -133,11 +132,12 @@ impl<B: Backend> Model for Decoder<B> {
     }
 
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
-        let slots = batch::slots_of(shape)?;
-        let width = self.config.kv_heads * self.config.head_dim;
+        batch::check_shape(shape)?;
+        let DecoderConfig { layers, heads, kv_heads, head_dim, .. } = self.config;
+        let size = KvSize { layers, num_blocks: shape.num_blocks, block_size: shape.block_size };
         let kv = self
             .backend
-            .kv_cache(self.config.layers, slots, width)
+            .kv_cache(size, HeadShape { heads, kv_heads, head_dim })
             .map_err(|error| ModelError::OutOfMemory { needed_bytes: error.needed_bytes, reason: error.reason })?;
         self.cache = Some((shape, kv));
         Ok(())
@@ -158,7 +158,6 @@ impl<B: Backend> Model for Decoder<B> {
             let frame = StepFrame {
                 seqs: batch::attention_seqs(batch),
                 slots: batch::slots(batch, shape.block_size),
-                block_size: shape.block_size,
                 cos: self.backend.upload(positions.len(), half, cos),
                 sin: self.backend.upload(positions.len(), half, sin),
             };

@@ -6,8 +6,8 @@ use std::path::Path;
 use thiserror::Error;
 
 use crate::backend::Backend;
-use crate::backend::cpu::CpuBackend;
-use crate::weights::{WeightsError, WeightsFolder};
+use crate::backend::cpu::{CpuBackend, Precision};
+use crate::weights::{WeightType, WeightsError, WeightsFolder};
 
 use super::config::{Arch, ConfigError, DecoderConfig};
 use super::decoder::{Decoder, DecoderWeights, Layer, Linear};
@@ -22,16 +22,40 @@ pub enum LoadError {
     Weights(#[from] WeightsError),
 }
 
-/// Loads `LlamaForCausalLM` or `Qwen3ForCausalLM` from `dir` onto the CPU.
+/// How a model is to be computed.
+#[derive(Debug, Clone, Default)]
+pub struct LoadOptions {
+    /// Rounding of inputs.
+    pub precision: Precision,
+    /// Threads of one operation; `None`: as many as the process may use, 16 at most.
+    pub threads: Option<usize>,
+}
+
+/// Loads the model in `dir` onto the CPU, with the default [`LoadOptions`].
 ///
 /// `progress` is called with bytes done and bytes in all: first with zero done, then after each piece, last with all done.
 ///
 /// # Errors
 /// [`LoadError`] naming the file, and the field or tensor in it, that is missing or not as it should be.
 pub fn load_model(dir: &Path, progress: LoadProgress<'_>) -> Result<Box<dyn Model>, LoadError> {
+    load_model_with(dir, &LoadOptions::default(), progress)
+}
+
+/// As [`load_model`], computed as `options` say.
+///
+/// # Errors
+/// As [`load_model`].
+pub fn load_model_with(
+    dir: &Path,
+    options: &LoadOptions,
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn Model>, LoadError> {
     let config = DecoderConfig::from_dir(dir)?;
     let folder = WeightsFolder::open(dir)?;
-    let backend = CpuBackend::default();
+    // a model in f32 is computed in f32, cache and all
+    let embed = folder.weight_type(&format!("{EMBED}.weight"));
+    let precision = if embed == Some(WeightType::F32) { Precision::Exact } else { options.precision };
+    let backend = options.threads.map_or_else(CpuBackend::default, CpuBackend::new).with_precision(precision);
     let tied = config.tied_embeddings.unwrap_or_else(|| !folder.contains(LM_HEAD));
     let total = tensor_names(&config, tied).iter().map(|name| folder.len_bytes(name)).sum();
     progress(0, total);
@@ -93,7 +117,7 @@ struct Loader<'a, 'p, B> {
 }
 
 impl<B: Backend> Loader<'_, '_, B> {
-    fn weights(&mut self, tied: bool) -> Result<DecoderWeights<B::Matrix>, WeightsError> {
+    fn weights(&mut self, tied: bool) -> Result<DecoderWeights<B>, WeightsError> {
         let (vocab, hidden) = (self.config.vocab, self.config.hidden);
         let embed = self.matrix(&format!("{EMBED}.weight"), vocab, hidden)?;
         let layers = (0..self.config.layers).map(|index| self.layer(index)).collect::<Result<_, _>>()?;
@@ -102,7 +126,7 @@ impl<B: Backend> Loader<'_, '_, B> {
         Ok(DecoderWeights { embed, layers, norm, lm_head })
     }
 
-    fn layer(&mut self, index: usize) -> Result<Layer<B::Matrix>, WeightsError> {
+    fn layer(&mut self, index: usize) -> Result<Layer<B>, WeightsError> {
         let DecoderConfig { hidden, intermediate, head_dim, attention_bias, mlp_bias, .. } = *self.config;
         let (q_width, kv_width) = (self.config.heads * head_dim, self.config.kv_heads * head_dim);
         let name = |part: &str| format!("model.layers.{index}.{part}");
@@ -127,32 +151,26 @@ impl<B: Backend> Loader<'_, '_, B> {
         })
     }
 
-    fn linear(
-        &mut self,
-        name: &str,
-        (outputs, inputs): (usize, usize),
-        bias: bool,
-    ) -> Result<Linear<B::Matrix>, WeightsError> {
+    fn linear(&mut self, name: &str, (outputs, inputs): (usize, usize), bias: bool) -> Result<Linear<B>, WeightsError> {
         let weight = self.matrix(&format!("{name}.weight"), outputs, inputs)?;
         let bias = if bias { Some(self.vector(&format!("{name}.bias"), outputs)?) } else { None };
         Ok(Linear { weight, bias })
     }
 
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<B::Matrix, WeightsError> {
-        let values = self.read(name, &[rows, cols])?;
-        Ok(self.backend.upload(rows, cols, values))
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<B::Weight, WeightsError> {
+        let weight = self.backend.weight(self.folder.matrix(name, rows, cols)?);
+        self.advance(name);
+        Ok(weight)
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<B::Matrix, WeightsError> {
-        let values = self.read(name, &[len])?;
+        let values = self.folder.vector(name, len)?;
+        self.advance(name);
         Ok(self.backend.upload(1, len, values))
     }
 
-    fn read(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, WeightsError> {
-        let Self { folder, progress, done, total, .. } = self;
-        folder.read_f32(name, shape, &mut |bytes| {
-            *done += bytes;
-            progress(*done, *total);
-        })
+    fn advance(&mut self, name: &str) {
+        self.done += self.folder.len_bytes(name);
+        (self.progress)(self.done, self.total);
     }
 }

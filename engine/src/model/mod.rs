@@ -8,8 +8,9 @@ mod rope;
 
 use thiserror::Error;
 
+pub use crate::backend::cpu::Precision;
 pub use config::ConfigError;
-pub use load::{LoadError, load_model};
+pub use load::{LoadError, LoadOptions, load_model, load_model_with};
 
 /// Shape facts that scheduler and server need.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,33 +6,17 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use super::WeightType;
+
 /// Longest header accepted, in bytes (the format's own limit).
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Bytes of the length field in front of the header.
 pub const LENGTH_BYTES: u64 = 8;
 
-/// Element types that can be turned into f32 without loss of meaning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dtype {
-    F32,
-    Bf16,
-    F16,
-}
-
-impl Dtype {
-    /// Bytes an element.
-    pub fn size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 | Self::F16 => 2,
-        }
-    }
-}
-
 /// Where a tensor lies and what it is; checked against the file's length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// As the file spells it; only a [`Dtype`] can be read.
+    /// As the file spells it; only a [`WeightType`] can be read.
     pub dtype: String,
     pub shape: Vec<usize>,
     /// From the start of the file, in bytes.
@@ -41,12 +25,15 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// The element type, if it is one the engine reads.
-    pub fn readable_dtype(&self) -> Option<Dtype> {
+    /// The type, if it is one the engine reads.
+    pub fn weight_type(&self) -> Option<WeightType> {
         match self.dtype.as_str() {
-            "F32" => Some(Dtype::F32),
-            "BF16" => Some(Dtype::Bf16),
-            "F16" => Some(Dtype::F16),
+            "F32" => Some(WeightType::F32),
+            "BF16" => Some(WeightType::Bf16),
+            "F16" => Some(WeightType::F16),
+            "Q8_0" => Some(WeightType::Q8_0),
+            "Q4_K" => Some(WeightType::Q4K),
+            "Q6_K" => Some(WeightType::Q6K),
             _ => None,
         }
     }
@@ -121,9 +108,9 @@ fn check(value: serde_json::Value, data_start: u64, data_len: u64) -> Result<Ten
         return Err(format!("its shape {:?} is larger than any memory", raw.shape));
     };
     let info = TensorInfo { dtype: raw.dtype, shape, offset: data_start + begin, len_bytes: end - begin };
-    if let Some(dtype) = info.readable_dtype() {
-        let needed = elements.checked_mul(dtype.size() as u64);
-        if needed != Some(info.len_bytes) {
+    if let Some(kind) = info.weight_type() {
+        let needed = usize::try_from(elements).ok().and_then(|elements| kind.len_bytes(elements));
+        if needed.map(|bytes| bytes as u64) != Some(info.len_bytes) {
             let (shape, dtype, have) = (&info.shape, &info.dtype, info.len_bytes);
             return Err(format!("shape {shape:?} of {dtype} does not fill its {have} bytes"));
         }

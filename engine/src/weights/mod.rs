@@ -1,22 +1,19 @@
-//! Weights of a Hugging Face folder: one `model.safetensors`, or shards named by `model.safetensors.index.json`.
-//! Tensors are read by position and converted to f32 piece by piece. Not memory-mapped on purpose: every value is copied
-//! into its f32 place anyway, and a file that shrinks under a mapping kills the process (SIGBUS) where a read returns an error.
+//! Weights of a model: one `model.safetensors`, shards named by `model.safetensors.index.json`, or one GGUF file. Files are mapped
+//! and tensors stay where they are, in their own type; every place is checked against the file's true length at opening.
 
 mod header;
+mod raw_weight;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
 use serde::Deserialize;
 use thiserror::Error;
 
-use header::{Dtype, HeaderFault, TensorInfo};
-
-/// Bytes read and converted at a time: the step of the progress reports.
-const PIECE_BYTES: usize = 8 << 20;
+use crate::raw::FileMap;
+use header::{HeaderFault, TensorInfo};
+pub use raw_weight::{Bytes, RawWeight, WeightType, decode_row, q4_k_bits, q4_k_scales, q6_k_bits};
 
 /// What can be wrong with the weights of a folder.
 #[derive(Debug, Error)]
@@ -37,7 +34,7 @@ pub enum WeightsError {
     Missing { dir: PathBuf, tensor: String, expected: Vec<usize> },
     #[error("{path}: tensor `{tensor}` has shape {found:?}, but config.json calls for {expected:?}")]
     Shape { path: PathBuf, tensor: String, expected: Vec<usize>, found: Vec<usize> },
-    #[error("{path}: tensor `{tensor}` is {found}; the engine reads F32, BF16 and F16")]
+    #[error("{path}: tensor `{tensor}` is {found}; the engine reads F32, BF16, F16, Q8_0, Q4_K and Q6_K")]
     Dtype { path: PathBuf, tensor: String, found: String },
 }
 
@@ -45,7 +42,7 @@ pub enum WeightsError {
 #[derive(Debug)]
 pub struct WeightsFolder {
     dir: PathBuf,
-    files: Vec<(PathBuf, File)>,
+    files: Vec<(PathBuf, Bytes)>,
     /// Tensor name to its file and place.
     tensors: BTreeMap<String, (usize, TensorInfo)>,
 }
@@ -80,49 +77,51 @@ impl WeightsFolder {
         self.tensors.get(tensor).map_or(0, |(_, info)| info.len_bytes)
     }
 
-    /// Reads a tensor as f32, row-major. `advance` is told the bytes of each piece as it is done.
+    /// Type of a tensor, if it is there and of a type that can be read.
+    pub fn weight_type(&self, tensor: &str) -> Option<WeightType> {
+        self.tensors.get(tensor)?.1.weight_type()
+    }
+
+    /// A tensor of `rows × cols`, where it lies.
     ///
     /// # Errors
-    /// [`WeightsError`] when it is missing, of another shape or dtype, or cannot be read.
-    pub fn read_f32(
-        &self,
-        tensor: &str,
-        expected: &[usize],
-        advance: &mut dyn FnMut(u64),
-    ) -> Result<Vec<f32>, WeightsError> {
+    /// [`WeightsError`] when it is missing, of another shape or of a type that cannot be read.
+    pub fn matrix(&self, tensor: &str, rows: usize, cols: usize) -> Result<RawWeight, WeightsError> {
+        self.find(tensor, &[rows, cols], (rows, cols))
+    }
+
+    /// A tensor of one dimension as f32.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub fn vector(&self, tensor: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
+        Ok(self.find(tensor, &[len], (1, len))?.to_f32())
+    }
+
+    fn find(&self, tensor: &str, expected: &[usize], (rows, cols): (usize, usize)) -> Result<RawWeight, WeightsError> {
         let Some((file, info)) = self.tensors.get(tensor) else {
             let (dir, tensor) = (self.dir.clone(), tensor.to_owned());
             return Err(WeightsError::Missing { dir, tensor, expected: expected.to_vec() });
         };
-        let (path, file) = &self.files[*file];
+        let (path, bytes) = &self.files[*file];
         let (path, tensor) = (|| path.clone(), || tensor.to_owned());
         if info.shape != expected {
             let (expected, found) = (expected.to_vec(), info.shape.clone());
             return Err(WeightsError::Shape { path: path(), tensor: tensor(), expected, found });
         }
-        let Some(dtype) = info.readable_dtype() else {
+        let Some(kind) = info.weight_type() else {
             return Err(WeightsError::Dtype { path: path(), tensor: tensor(), found: info.dtype.clone() });
         };
-        let mut values = Vec::new();
-        values.try_reserve_exact(info.len_bytes as usize / dtype.size()).map_err(|_| {
-            let reason = format!("no memory for its {} bytes as f32", info.len_bytes as usize / dtype.size() * 4);
+        let (start, end) = (info.offset as usize, (info.offset + info.len_bytes) as usize);
+        bytes.part(start..end).and_then(|bytes| RawWeight::new(rows, cols, kind, bytes)).ok_or_else(|| {
+            let reason = format!("bytes {start}..{end} are not a {rows} x {cols} matrix of {}", info.dtype);
             WeightsError::Tensor { path: path(), tensor: tensor(), reason }
-        })?;
-        read_pieces(file, info, |piece| {
-            convert(piece, dtype, &mut values);
-            advance(piece.len() as u64);
         })
-        .map_err(|error| WeightsError::Tensor {
-            path: path(),
-            tensor: tensor(),
-            reason: format!("read: {error}"),
-        })?;
-        Ok(values)
     }
 
     /// Opens one file; with `names` (from an index) only those tensors are taken, and all must be there.
     fn add_file(&mut self, path: PathBuf, names: Option<&[String]>) -> Result<(), WeightsError> {
-        let (file, mut found) = open_file(&path)?;
+        let (bytes, mut found) = open_file(&path)?;
         let index = self.files.len();
         match names {
             None => self.tensors.extend(found.into_iter().map(|(name, info)| (name, (index, info)))),
@@ -136,30 +135,35 @@ impl WeightsFolder {
                 }
             }
         }
-        self.files.push((path, file));
+        self.files.push((path, bytes));
         Ok(())
     }
 }
 
-fn open_file(path: &Path) -> Result<(File, BTreeMap<String, TensorInfo>), WeightsError> {
-    let read_error = |source| WeightsError::Read { path: path.to_owned(), source };
+fn open_file(path: &Path) -> Result<(Bytes, BTreeMap<String, TensorInfo>), WeightsError> {
     let fault = |fault: HeaderFault| match fault.tensor {
         Some(tensor) => WeightsError::Tensor { path: path.to_owned(), tensor, reason: fault.reason },
         None => WeightsError::Header { path: path.to_owned(), reason: fault.reason },
     };
-    let file = File::open(path).map_err(read_error)?;
-    let file_len = file.metadata().map_err(read_error)?.len();
-    if file_len < header::LENGTH_BYTES {
+    let bytes = map_file(path)?;
+    let file_len = bytes.len() as u64;
+    let Some(length_field) = bytes.first_chunk() else {
         let reason = format!("it has {file_len} bytes, too few for a header: is the copy complete?");
         return Err(WeightsError::Header { path: path.to_owned(), reason });
+    };
+    let len = header::header_len(*length_field, file_len).map_err(fault)?;
+    let header_end = header::LENGTH_BYTES + len;
+    let tensors = header::parse(&bytes[header::LENGTH_BYTES as usize..header_end as usize], file_len).map_err(fault)?;
+    Ok((bytes, tensors))
+}
+
+fn map_file(path: &Path) -> Result<Bytes, WeightsError> {
+    let read_error = |source| WeightsError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(read_error)?;
+    if file.metadata().map_err(read_error)?.len() == 0 {
+        return Ok(Bytes::from(Vec::new())); // nothing cannot be mapped
     }
-    let mut length_field = [0; header::LENGTH_BYTES as usize];
-    file.read_exact_at(&mut length_field, 0).map_err(read_error)?;
-    let len = header::header_len(length_field, file_len).map_err(fault)?;
-    let mut bytes = vec![0; len as usize];
-    file.read_exact_at(&mut bytes, header::LENGTH_BYTES).map_err(read_error)?;
-    let tensors = header::parse(&bytes, file_len).map_err(fault)?;
-    Ok((file, tensors))
+    FileMap::new(&file).map(Bytes::of_map).map_err(read_error)
 }
 
 /// The index, turned around: each file with the tensors it must hold.
@@ -182,40 +186,9 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, WeightsError
     Ok(files)
 }
 
-fn read_pieces(file: &File, info: &TensorInfo, mut take: impl FnMut(&[u8])) -> std::io::Result<()> {
-    let mut piece = vec![0; PIECE_BYTES.min(info.len_bytes as usize)];
-    let mut done = 0;
-    while done < info.len_bytes {
-        let len = piece.len().min((info.len_bytes - done) as usize);
-        file.read_exact_at(&mut piece[..len], info.offset + done)?;
-        take(&piece[..len]);
-        done += len as u64;
-    }
-    Ok(())
-}
-
-/// Appends the little-endian elements of `bytes` as f32.
-fn convert(bytes: &[u8], dtype: Dtype, values: &mut Vec<f32>) {
-    match dtype {
-        Dtype::F32 => values.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
-        Dtype::Bf16 => values.extend(bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
-        Dtype::F16 => values.extend(bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn all_three_dtypes_become_the_same_f32() {
-        let want = [1.0f32, -2.5, 0.0];
-        let mut values = Vec::new();
-        convert(&want.map(f32::to_le_bytes).concat(), Dtype::F32, &mut values);
-        convert(&want.map(|v| bf16::from_f32(v).to_le_bytes()).concat(), Dtype::Bf16, &mut values);
-        convert(&want.map(|v| f16::from_f32(v).to_le_bytes()).concat(), Dtype::F16, &mut values);
-        assert_eq!(values, [want, want, want].concat());
-    }
 
     #[test]
     fn an_index_may_not_point_outside_its_folder() {

@@ -34,14 +34,6 @@ fn fold(mut sums: [f32; LANES]) -> f32 {
     sums[0]
 }
 
-/// `out += scale × x`.
-#[inline]
-pub fn add_scaled(out: &mut [f32], scale: f32, x: &[f32]) {
-    for (out, x) in out.iter_mut().zip(x) {
-        *out += scale * x;
-    }
-}
-
 /// RMSNorm of one group in place.
 pub fn rms_norm_group(group: &mut [f32], weight: &[f32], eps: f32) {
     let mean_square = dot(group, group) / group.len() as f32;
@@ -61,22 +53,10 @@ pub fn rotate_head(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// `x · sigmoid(x)`.
-#[inline]
+/// `x · sigmoid(x)`, by an exponential that cannot overflow.
+#[inline(always)]
 pub fn silu(x: f32) -> f32 {
-    x / (1.0 + (-x).exp())
-}
-
-/// Turns scores into weights that sum to one.
-pub fn softmax(scores: &mut [f32]) {
-    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for score in scores.iter_mut() {
-        *score = (*score - max).exp();
-        sum += *score;
-    }
-    let scale = 1.0 / sum;
-    for score in scores.iter_mut() {
-        *score *= scale;
-    }
+    let small = super::attention::exp(-x.abs());
+    let top = if x > 0.0 { 1.0 } else { small };
+    x * top / (1.0 + small)
 }

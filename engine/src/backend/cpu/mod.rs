@@ -1,13 +1,35 @@
-//! The CPU backend: f32, plain Rust, no unsafe. It is the oracle that later backends are compared with, so it stays
-//! simple: one dot product with a fixed order of summation carries all of it.
+//! The CPU backend, and the oracle that later backends are compared with. Weights stay in the type of their file; each
+//! instruction set runs the same kernels (`crate::raw`), and each output has one order of summation.
+//!
+//! [`Precision::Exact`] computes with f32 inputs throughout. [`Precision::Native`], the default, rounds inputs to what the weights
+//! are made for: bf16 for bf16 weights, bytes with a scale for each 32 values for quantised ones; and caches K and V as bf16.
 
 mod attention;
+mod dense;
+mod isa;
 mod kernels;
-mod threads;
+mod kv;
+mod output;
+mod panels;
+mod pool;
+mod quant;
 
-use super::{AttentionSeq, Backend, HeadShape, OutOfMemory};
-use kernels::{dot, rms_norm_group, rotate_head, silu};
-use threads::split_rows;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{AttentionSeq, Backend, HeadShape, KvSize, OutOfMemory};
+use crate::raw::{Op, Simd};
+use crate::weights::{RawWeight, WeightType, decode_row};
+use attention::AttentionOp;
+use dense::{DenseOp, Element, Inputs};
+pub use isa::Isa;
+use kernels::{rms_norm_group, rotate_head, silu};
+pub use kv::KvType;
+use kv::{KvLayout, LayerKv, store_rows};
+use output::Output;
+use panels::{LANES, Panels};
+use pool::Pool;
+use quant::{QuantInputs, QuantOp};
 
 /// A row-major f32 matrix in main memory.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,38 +40,112 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    fn zeros(rows: usize, cols: usize) -> Self {
-        Self { rows, cols, values: vec![0.0; rows * cols] }
-    }
-
     fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.cols..(row + 1) * self.cols]
     }
 }
 
-/// K and V of every layer: `slots × width` values each.
+/// A weight in memory.
+#[derive(Debug)]
+pub enum Weight {
+    /// As in the file, usually mapped.
+    Dense(RawWeight),
+    /// Quantised and repacked.
+    Panels(Panels),
+}
+
+/// K and V of every layer.
 #[derive(Debug)]
 pub struct Kv {
+    layout: KvLayout,
     layers: Vec<LayerKv>,
-    width: usize,
 }
 
-#[derive(Debug)]
-struct LayerKv {
-    keys: Vec<f32>,
-    values: Vec<f32>,
+/// What inputs of multiplications are rounded to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// Nothing: f32.
+    Exact,
+    /// What the weights are made for.
+    #[default]
+    Native,
 }
 
-/// f32 on the cores of this machine.
+/// The cores of this machine.
 #[derive(Debug, Clone)]
 pub struct CpuBackend {
-    threads: usize,
+    pool: Arc<Pool>,
+    isa: Isa,
+    precision: Precision,
 }
+
+/// Pieces a thread: uneven ones even out.
+const PIECES_PER_THREAD: usize = 4;
 
 impl CpuBackend {
     /// At most `threads` threads in one operation; small operations always stay on the caller's.
     pub fn new(threads: usize) -> Self {
-        Self { threads: threads.max(1) }
+        Self { pool: Arc::new(Pool::new(threads.max(1))), isa: Isa::best(), precision: Precision::default() }
+    }
+
+    /// With other rounding of inputs.
+    pub fn with_precision(self, precision: Precision) -> Self {
+        Self { precision, ..self }
+    }
+
+    /// With other instructions than the best.
+    pub fn with_isa(self, isa: Isa) -> Self {
+        Self { isa, ..self }
+    }
+
+    fn dense<E: Element>(&self, x: &Inputs<E::X>, raw: &RawWeight, out: &Output) {
+        let row_len = raw.bytes().len() / raw.rows.max(1);
+        let work = raw.rows * raw.cols * x.rows;
+        self.split(raw.rows, 24, work, |rows| {
+            let weights = &raw.bytes()[rows.start * row_len..rows.end * row_len];
+            self.isa.run(DenseOp::<E> { x, weights, row_len, first: rows.start, out });
+        });
+    }
+
+    fn panels(&self, x: &Matrix, weight: &Panels, out: &Output) {
+        let inputs = QuantInputs::new(&x.values, x.cols);
+        let (panels, work) = (weight.rows.div_ceil(LANES), weight.rows * weight.cols * x.rows);
+        self.split(panels, 1, work, |panels| {
+            self.isa.run(QuantOp { x: &inputs, weight, panels, out });
+        });
+    }
+
+    /// Quantised weights against unrounded inputs: decoded row by row, as the oracle does it.
+    fn decoded(&self, x: &Matrix, weight: &Panels, out: &Output) {
+        let (inputs, work) = (Inputs::f32(&x.values, x.cols), weight.rows * weight.cols * x.rows);
+        self.split(weight.rows, 1, work, |rows| {
+            for row in rows {
+                let weights: Vec<u8> = weight.row(row).iter().flat_map(|value| value.to_le_bytes()).collect();
+                let (row_len, x) = (weights.len(), &inputs);
+                self.isa.run(DenseOp::<dense::F32> { x, weights: &weights, row_len, first: row, out });
+            }
+        });
+    }
+
+    /// Calls `f` for ranges that together cover `0..count`, each (but the last) a multiple of `step` long.
+    fn split(&self, count: usize, step: usize, work: usize, f: impl Fn(Range<usize>) + Sync) {
+        let pieces_max = self.pool.threads() * PIECES_PER_THREAD;
+        let len = count.div_ceil(pieces_max).next_multiple_of(step).max(1);
+        self.pool.run(count.div_ceil(len), work, |piece| f(piece * len..((piece + 1) * len).min(count)));
+    }
+
+    /// Calls `f` for every row of `values`, with its index.
+    fn each_row(&self, values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
+        let work = values.len() * 8;
+        let (pieces_max, rows) = (self.pool.threads() * PIECES_PER_THREAD, values.len() / cols.max(1));
+        let len = rows.div_ceil(pieces_max).max(1);
+        let pieces: Vec<_> =
+            values.chunks_mut((len * cols).max(1)).map(|piece| std::sync::Mutex::new(Some(piece))).collect();
+        self.pool.run(pieces.len(), work, |index| {
+            // each index comes once, so the lock is free: it only hands the piece over
+            let Some(piece) = pieces[index].try_lock().ok().and_then(|mut cell| cell.take()) else { return };
+            piece.chunks_exact_mut(cols).enumerate().for_each(|(row, values)| f(index * len + row, values));
+        });
     }
 }
 
@@ -62,6 +158,7 @@ impl Default for CpuBackend {
 
 impl Backend for CpuBackend {
     type Matrix = Matrix;
+    type Weight = Weight;
     type Kv = Kv;
 
     fn upload(&self, rows: usize, cols: usize, values: Vec<f32>) -> Matrix {
@@ -73,71 +170,94 @@ impl Backend for CpuBackend {
         x.values
     }
 
-    fn kv_cache(&self, layers: usize, slots: usize, width: usize) -> Result<Kv, OutOfMemory> {
-        let needed_bytes = 2 * 4 * layers as u128 * slots as u128 * width as u128;
+    fn weight(&self, raw: RawWeight) -> Weight {
+        Panels::pack(&raw).map_or(Weight::Dense(raw), Weight::Panels)
+    }
+
+    fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<Kv, OutOfMemory> {
+        let kind = match self.precision {
+            Precision::Exact => KvType::F32,
+            Precision::Native => KvType::Bf16,
+        };
+        let layout = KvLayout::new(kind, heads, size.block_size);
+        let tokens = size.num_blocks as u128 * size.block_size as u128;
+        let per_token = heads.kv_heads as u128 * (layout.head_dim + layout.value_dim()) as u128 * kind.size() as u128;
+        let needed_bytes = size.layers as u128 * tokens * per_token;
         let refuse = |reason: &str| OutOfMemory {
             needed_bytes: u64::try_from(needed_bytes).unwrap_or(u64::MAX),
             reason: reason.to_owned(),
         };
-        let len = slots.checked_mul(width).ok_or_else(|| refuse("more than this machine can address"))?;
-        let plane = || {
-            let mut plane: Vec<f32> = Vec::new();
+        if needed_bytes > isize::MAX as u128 {
+            return Err(refuse("more than this machine can address"));
+        }
+        let plane = |block_bytes: usize| {
+            let mut plane: Vec<u8> = Vec::new();
+            let len = size.num_blocks * heads.kv_heads * block_bytes;
             plane.try_reserve_exact(len).map_err(|_| refuse("the allocator refused; ask for fewer blocks"))?;
             // touched now: a cache that does not fit fails at start-up and not under the first load
-            plane.resize(len, 0.0);
+            plane.resize(len, 0);
             Ok(plane)
         };
-        let layers = (0..layers).map(|_| Ok(LayerKv { keys: plane()?, values: plane()? }));
-        Ok(Kv { layers: layers.collect::<Result<_, OutOfMemory>>()?, width })
+        let layer = |_| Ok(LayerKv { keys: plane(layout.key_bytes())?, values: plane(layout.value_bytes())? });
+        Ok(Kv { layout, layers: (0..size.layers).map(layer).collect::<Result<_, OutOfMemory>>()? })
     }
 
-    fn embed(&self, table: &Matrix, tokens: &[u32]) -> Matrix {
-        let rows: Vec<usize> = tokens.iter().map(|token| *token as usize).collect();
-        self.gather_rows(table, &rows)
+    fn embed(&self, table: &Weight, tokens: &[u32]) -> Matrix {
+        let row = |token: &u32| match table {
+            Weight::Dense(raw) => decode_row(raw.kind, raw.row(*token as usize)),
+            Weight::Panels(panels) => panels.row(*token as usize),
+        };
+        let cols = match table {
+            Weight::Dense(raw) => raw.cols,
+            Weight::Panels(panels) => panels.cols,
+        };
+        Matrix { rows: tokens.len(), cols, values: tokens.iter().flat_map(row).collect() }
     }
 
     fn rms_norm(&self, x: &Matrix, weight: &Matrix, eps: f32) -> Matrix {
         let mut out = x.clone();
-        for group in out.values.chunks_exact_mut(weight.values.len()) {
-            rms_norm_group(group, &weight.values, eps);
-        }
+        self.each_row(&mut out.values, weight.values.len(), |_, group| rms_norm_group(group, &weight.values, eps));
         out
     }
 
-    fn linear(&self, x: &Matrix, weight: &Matrix, bias: Option<&Matrix>) -> Matrix {
-        // Made feature by feature: a thread owns whole weight rows and reads each of them once a tile of tokens,
-        // and the same code serves one token (decode) and thousands (prefill).
-        let mut by_feature = vec![0.0; weight.rows * x.rows];
-        let work = weight.rows * weight.cols * x.rows;
-        split_rows(&mut by_feature, x.rows, work, self.threads, |first, out| {
-            linear_features(x, weight, first, out);
-        });
-        let mut out = Matrix { rows: x.rows, cols: weight.rows, values: transpose(by_feature, weight.rows, x.rows) };
+    fn linear(&self, x: &Matrix, weight: &Weight, bias: Option<&Matrix>) -> Matrix {
+        let outputs = match weight {
+            Weight::Dense(raw) => raw.rows,
+            Weight::Panels(panels) => panels.rows,
+        };
+        let out = Output::new(x.rows, outputs);
+        match (weight, self.precision) {
+            (Weight::Panels(panels), Precision::Native) => self.panels(x, panels, &out),
+            (Weight::Panels(panels), Precision::Exact) => self.decoded(x, panels, &out),
+            (Weight::Dense(raw), precision) => match (raw.kind, precision) {
+                (WeightType::Bf16, Precision::Native) => {
+                    self.dense::<dense::Bf16Pairs>(&Inputs::bf16(&x.values, x.cols), raw, &out);
+                }
+                (WeightType::Bf16, Precision::Exact) => {
+                    self.dense::<dense::Bf16>(&Inputs::f32(&x.values, x.cols), raw, &out);
+                }
+                (WeightType::F16, _) => self.dense::<dense::F16>(&Inputs::f32(&x.values, x.cols), raw, &out),
+                _ => self.dense::<dense::F32>(&Inputs::f32(&x.values, x.cols), raw, &out),
+            },
+        }
+        let mut out = out.into_matrix();
         if let Some(bias) = bias {
-            for row in out.values.chunks_exact_mut(out.cols) {
-                add_in_place(row, &bias.values);
-            }
+            out.values.chunks_exact_mut(outputs.max(1)).for_each(|row| add_in_place(row, &bias.values));
         }
         out
     }
 
     fn rope(&self, x: &mut Matrix, cos: &Matrix, sin: &Matrix) {
         let cols = x.cols;
-        for (row, values) in x.values.chunks_exact_mut(cols).enumerate() {
+        self.each_row(&mut x.values, cols, |row, values| {
             for head in values.chunks_exact_mut(2 * cos.cols) {
                 rotate_head(head, cos.row(row), sin.row(row));
             }
-        }
+        });
     }
 
     fn store_kv(&self, kv: &mut Kv, layer: usize, k: &Matrix, v: &Matrix, slots: &[usize]) {
-        let width = kv.width;
-        let layer = &mut kv.layers[layer];
-        for (row, slot) in slots.iter().enumerate() {
-            let place = slot * width..(slot + 1) * width;
-            layer.keys[place.clone()].copy_from_slice(k.row(row));
-            layer.values[place].copy_from_slice(v.row(row));
-        }
+        store_rows(&mut kv.layers[layer], &kv.layout, k, v, slots);
     }
 
     fn attention(
@@ -146,27 +266,21 @@ impl Backend for CpuBackend {
         (kv, layer): (&Kv, usize),
         seqs: &[AttentionSeq<'_>],
         heads: HeadShape,
-        block_size: usize,
+        window: Option<usize>,
     ) -> Matrix {
-        let layer = &kv.layers[layer];
-        let view = attention::KvView { keys: &layer.keys, values: &layer.values, width: kv.width, block_size };
-        let rows = attention::rows(seqs);
-        let work: usize = rows.iter().map(|row| (row.pos + 1) * q.cols * 2).sum();
-        let mut out = Matrix::zeros(q.rows, q.cols);
-        split_rows(&mut out.values, q.cols, work, self.threads, |first, chunk| {
-            let mut scores = Vec::new();
-            for (i, out) in chunk.chunks_exact_mut(q.cols).enumerate() {
-                let row = rows[first + i];
-                attention::attend_row(q.row(first + i), row, view, heads, &mut scores, out);
-            }
+        let (layer, layout) = (&kv.layers[layer], kv.layout);
+        let (units, work) = attention::units(seqs, heads);
+        let out = Output::new(q.rows, q.cols);
+        self.pool.run(units.len(), work, |index| {
+            let unit = units[index];
+            self.isa.run(AttentionOp { q, layer, layout, heads, window, unit, out: &out });
         });
-        out
+        out.into_matrix()
     }
 
     fn silu_mul(&self, gate: &mut Matrix, up: &Matrix) {
-        for (gate, up) in gate.values.iter_mut().zip(&up.values) {
-            *gate = silu(*gate) * up;
-        }
+        let cols = gate.cols;
+        self.each_row(&mut gate.values, cols, |row, gate| self.isa.run(SiluOp { gate, up: up.row(row) }));
     }
 
     fn add(&self, x: &mut Matrix, y: &Matrix) {
@@ -177,35 +291,30 @@ impl Backend for CpuBackend {
         let values = rows.iter().flat_map(|row| x.row(*row).iter().copied()).collect();
         Matrix { rows: rows.len(), cols: x.cols, values }
     }
-}
 
-/// Tokens whose inputs stay in cache while the weight rows go by.
-const TOKEN_TILE: usize = 32;
-
-/// Features `first..` of `x · weightᵀ` into `out`, a row of `x.rows` values a feature.
-fn linear_features(x: &Matrix, weight: &Matrix, first: usize, out: &mut [f32]) {
-    for tile in (0..x.rows).step_by(TOKEN_TILE) {
-        let tile_end = (tile + TOKEN_TILE).min(x.rows);
-        for (feature, out) in out.chunks_exact_mut(x.rows).enumerate() {
-            let weight_row = weight.row(first + feature);
-            for (token, out) in (tile..tile_end).zip(&mut out[tile..tile_end]) {
-                *out = dot(x.row(token), weight_row);
-            }
+    fn scatter_add(&self, x: &mut Matrix, rows: &[usize], y: &Matrix, weights: &[f32]) {
+        for (i, (row, weight)) in rows.iter().zip(weights).enumerate() {
+            let place = &mut x.values[row * x.cols..(row + 1) * x.cols];
+            place.iter_mut().zip(y.row(i)).for_each(|(x, y)| *x += weight * y);
         }
     }
 }
 
-fn transpose(values: Vec<f32>, rows: usize, cols: usize) -> Vec<f32> {
-    if rows == 1 || cols == 1 {
-        return values;
-    }
-    let mut out = vec![0.0; values.len()];
-    for (row, line) in values.chunks_exact(cols).enumerate() {
-        for (col, value) in line.iter().enumerate() {
-            out[col * rows + row] = *value;
+/// `silu(gate) × up` over `gate`.
+struct SiluOp<'a> {
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl Op for SiluOp<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (gate, up) in self.gate.iter_mut().zip(self.up) {
+            *gate = silu(*gate) * up;
         }
     }
-    out
 }
 
 fn add_in_place(x: &mut [f32], y: &[f32]) {

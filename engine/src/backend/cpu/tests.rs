@@ -1,43 +1,144 @@
-//! The kernels against the plainest loops in f64, and the promise that threads and neighbours change no bit.
+//! The kernels of every instruction set against the plainest loops in f64, and the promise that threads, tiles and neighbours
+//! change no bit.
+
+use proptest::prelude::*;
 
 use super::*;
+use crate::splitmix::SplitMix64;
 
-/// Small repeatable numbers in -1..1.
+pub const QUANTISED: [WeightType; 3] = [WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K];
+const ALL: [WeightType; 6] =
+    [WeightType::F32, WeightType::F16, WeightType::Bf16, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K];
+
+/// Small repeatable numbers.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
+    let mut random = SplitMix64(seed);
+    (0..len).map(|_| random.bell()).collect()
 }
 
 fn matrix(rows: usize, cols: usize, seed: u64) -> Matrix {
     Matrix { rows, cols, values: numbers(rows * cols, seed) }
 }
 
-#[test]
-fn linear_matches_the_plain_loop() {
-    for (tokens, inputs, outputs) in [(1, 7, 5), (3, 16, 1), (40, 33, 9)] {
-        let (x, w, b) = (matrix(tokens, inputs, 1), matrix(outputs, inputs, 2), matrix(1, outputs, 3));
-        let got = CpuBackend::new(1).linear(&x, &w, Some(&b));
-        for (t, o) in (0..tokens).flat_map(|t| (0..outputs).map(move |o| (t, o))) {
-            let sum: f64 = x.row(t).iter().zip(w.row(o)).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
-            let want = sum + f64::from(b.values[o]);
-            assert!((f64::from(got.row(t)[o]) - want).abs() < 1e-5, "{tokens}x{inputs}x{outputs} at {t},{o}");
+/// A weight of any type: random bits with sane scales where the type has scales.
+pub fn random_weight(kind: WeightType, rows: usize, cols: usize, seed: u64) -> RawWeight {
+    let mut random = SplitMix64(seed);
+    let (block, block_bytes) = kind.block();
+    let scale = |random: &mut SplitMix64| half::f16::from_f32(0.002 + 0.01 * random.bell().abs()).to_le_bytes();
+    let mut bytes = Vec::new();
+    for _ in 0..rows * cols / block {
+        let start = bytes.len();
+        bytes.extend(std::iter::repeat_with(|| (random.next() >> 40) as u8).take(block_bytes));
+        let place = &mut bytes[start..];
+        match kind {
+            WeightType::F32 => place.copy_from_slice(&random.bell().to_le_bytes()),
+            WeightType::F16 => place.copy_from_slice(&half::f16::from_f32(random.bell()).to_le_bytes()),
+            WeightType::Bf16 => place.copy_from_slice(&half::bf16::from_f32(random.bell()).to_le_bytes()),
+            WeightType::Q8_0 => place[..2].copy_from_slice(&scale(&mut random)),
+            WeightType::Q4K => {
+                place[..2].copy_from_slice(&scale(&mut random));
+                place[2..4].copy_from_slice(&scale(&mut random));
+            }
+            WeightType::Q6K => place[208..].copy_from_slice(&scale(&mut random)),
+        }
+    }
+    RawWeight::new(rows, cols, kind, bytes.into()).unwrap()
+}
+
+fn backend(isa: Isa, threads: usize, precision: Precision) -> CpuBackend {
+    CpuBackend::new(threads).with_isa(isa).with_precision(precision)
+}
+
+/// `x · wᵀ` in f64, and for each output the size that its error is measured by.
+fn plain_linear(x: &Matrix, w: &[f32], outputs: usize) -> Vec<(f64, f64)> {
+    let mut out = Vec::new();
+    for (t, o) in (0..x.rows).flat_map(|t| (0..outputs).map(move |o| (t, o))) {
+        let products = x.row(t).iter().zip(&w[o * x.cols..]).map(|(x, w)| f64::from(*x) * f64::from(*w));
+        let (sum, size) = products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p * p));
+        out.push((sum, size.sqrt()));
+    }
+    out
+}
+
+fn check_linear(kind: WeightType, (tokens, inputs, outputs): (usize, usize, usize), seed: u64) {
+    let (x, raw) = (matrix(tokens, inputs, seed), random_weight(kind, outputs, inputs, seed ^ 1));
+    let want = plain_linear(&x, &raw.to_f32(), outputs);
+    for isa in Isa::all() {
+        for (precision, tolerance) in [(Precision::Exact, 1e-5), (Precision::Native, 0.05)] {
+            let b = backend(isa, 1, precision);
+            let got = b.linear(&x, &b.weight(raw.clone()), None);
+            for (got, (want, size)) in got.values.iter().zip(&want) {
+                let off = (f64::from(*got) - want).abs();
+                let shape = (tokens, inputs, outputs);
+                let name = isa.name();
+                assert!(off <= tolerance * (size + 1e-3), "{name} {kind:?} {precision:?} {shape:?}: {got} {want}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+
+    #[test]
+    fn linear_matches_the_plain_loop_at_every_size(
+        tokens in 1usize..11, inputs in 1usize..100, outputs in 1usize..40, seed in any::<u64>(),
+    ) {
+        for kind in ALL {
+            let inputs = inputs.next_multiple_of(kind.block().0);
+            check_linear(kind, (tokens, inputs, outputs), seed);
+        }
+    }
+
+    /// AVX2 and AVX-512 agree in every bit where both round alike: all but bf16 times bf16.
+    #[test]
+    fn vector_instruction_sets_agree(tokens in 1usize..6, inputs in 1usize..80, seed in any::<u64>()) {
+        let sets: Vec<Isa> = Isa::all().into_iter().filter(|isa| isa.name() != "portable").collect();
+        for kind in ALL.into_iter().filter(|kind| *kind != WeightType::Bf16) {
+            let inputs = inputs.next_multiple_of(kind.block().0);
+            let (x, raw) = (matrix(tokens, inputs, seed), random_weight(kind, 19, inputs, seed));
+            let run = |isa: &Isa| { let b = backend(*isa, 1, Precision::Native); b.linear(&x, &b.weight(raw.clone()), None) };
+            prop_assert!(sets.iter().map(run).collect::<Vec<_>>().windows(2).all(|pair| pair[0] == pair[1]));
         }
     }
 }
 
 #[test]
 fn threads_and_neighbours_change_no_bit() {
-    let (x, w) = (matrix(37, 300, 1), matrix(900, 300, 2));
-    let one = CpuBackend::new(1).linear(&x, &w, None);
-    assert_eq!(one, CpuBackend::new(5).linear(&x, &w, None));
-    let alone = CpuBackend::new(1).linear(&CpuBackend::new(1).gather_rows(&x, &[30]), &w, None);
-    assert_eq!(alone.values, one.row(30));
+    for isa in Isa::all() {
+        for (kind, precision) in ALL.iter().flat_map(|kind| [(*kind, Precision::Exact), (*kind, Precision::Native)]) {
+            let (x, raw) = (matrix(13, 256, 1), random_weight(kind, 83, 256, 2));
+            let one = backend(isa, 1, precision);
+            let weight = one.weight(raw);
+            let whole = one.linear(&x, &weight, None);
+            assert_eq!(whole, backend(isa, 3, precision).linear(&x, &weight, None), "{kind:?}");
+            for row in 0..13 {
+                let alone = one.linear(&one.gather_rows(&x, &[row]), &weight, None);
+                assert_eq!(alone.values, whole.row(row), "{} {kind:?} {precision:?} row {row}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_no_number_stays_so() {
+    for kind in ALL {
+        let mut x = matrix(2, 256, 1);
+        x.values[300] = f32::NAN;
+        let b = CpuBackend::new(1);
+        let out = b.linear(&x, &b.weight(random_weight(kind, 5, 256, 2)), None);
+        assert!(out.row(0).iter().all(|v| v.is_finite()) && out.row(1).iter().all(|v| v.is_nan()), "{kind:?}");
+    }
+}
+
+#[test]
+fn embedding_takes_rows_of_any_type() {
+    for kind in ALL {
+        let raw = random_weight(kind, 20, 256, 3);
+        let b = CpuBackend::new(1);
+        let got = b.embed(&b.weight(raw.clone()), &[17, 0]);
+        assert_eq!(got.values, [decode_row(kind, raw.row(17)), decode_row(kind, raw.row(0))].concat());
+    }
 }
 
 #[test]
@@ -53,53 +154,28 @@ fn rms_norm_works_on_rows_and_on_heads() {
     }
 }
 
-/// Plain causal attention over contiguous K and V, in f64.
-fn plain_attention(q: &[f32], k: &Matrix, v: &Matrix, pos: usize, heads: HeadShape) -> Vec<f64> {
-    let d = heads.head_dim;
-    let mut out = Vec::new();
-    for head in 0..heads.heads {
-        let at = head / (heads.heads / heads.kv_heads) * d;
-        let score = |p: usize| {
-            let dot: f64 = (0..d).map(|i| f64::from(q[head * d + i]) * f64::from(k.row(p)[at + i])).sum();
-            (dot / (d as f64).sqrt()).exp()
-        };
-        let weights: Vec<f64> = (0..=pos).map(score).collect();
-        let total: f64 = weights.iter().sum();
-        out.extend(
-            (0..d)
-                .map(|i| weights.iter().enumerate().map(|(p, w)| w * f64::from(v.row(p)[at + i])).sum::<f64>() / total),
-        );
-    }
-    out
-}
-
 #[test]
-fn paged_attention_matches_the_plain_loop_for_any_block_size() {
-    let heads = HeadShape { heads: 4, kv_heads: 2, head_dim: 6 };
-    let (len, width) = (11, 12);
-    let (q, k, v) = (matrix(len, 24, 1), matrix(len, width, 2), matrix(len, width, 3));
-    let backend = CpuBackend::new(1);
-    let mut previous: Option<Matrix> = None;
-    for block_size in [1, 4, 16] {
-        let count = len.div_ceil(block_size);
-        let blocks: Vec<u32> = (0..count as u32).rev().map(|block| block + 1).collect();
-        let slots: Vec<usize> =
-            (0..len).map(|pos| blocks[pos / block_size] as usize * block_size + pos % block_size).collect();
-        let mut kv = backend.kv_cache(1, (count + 1) * block_size, width).unwrap();
-        backend.store_kv(&mut kv, 0, &k, &v, &slots);
-        let seq = AttentionSeq { rows: len, start_pos: 0, blocks: &blocks };
-        let got = backend.attention(&q, (&kv, 0), &[seq], heads, block_size);
-        for pos in 0..len {
-            let want = plain_attention(q.row(pos), &k, &v, pos, heads);
-            assert!(got.row(pos).iter().zip(&want).all(|(got, want)| (f64::from(*got) - want).abs() < 1e-5));
+fn the_exponential_and_silu_are_right_where_they_are_used() {
+    for i in 0..20_000 {
+        let x = -100.0 * i as f32 / 20_000.0;
+        let (got, want) = (attention::exp(x), f64::from(x).exp());
+        assert!((f64::from(got) - want).abs() <= 3e-7 * want + 2e-38, "{x}: {got} {want}");
+        for x in [x, -x] {
+            let want = f64::from(x) / (1.0 + f64::from(-x).exp());
+            assert!((f64::from(silu(x)) - want).abs() <= 1e-6 * want.abs() + 1e-30, "silu {x}");
         }
-        assert!(previous.replace(got.clone()).is_none_or(|before| before == got), "block size {block_size}");
     }
+    assert_eq!((attention::exp(0.0), attention::exp(f32::NEG_INFINITY)), (1.0, 0.0));
+    assert!(attention::exp(f32::NAN).is_nan() && silu(f32::NAN).is_nan());
 }
 
 #[test]
-fn a_cache_beyond_the_machine_is_an_error() {
-    let error = CpuBackend::new(1).kv_cache(1, usize::MAX / 2, 64).unwrap_err();
-    assert!(error.to_string().contains("bytes"), "{error}");
-    assert!(CpuBackend::new(1).kv_cache(1, 1 << 50, 64).is_err());
+fn scatter_add_adds_in_order() {
+    let b = CpuBackend::new(1);
+    let mut x = Matrix { rows: 2, cols: 1, values: vec![1.0, 2.0] };
+    let y = Matrix { rows: 3, cols: 1, values: vec![10.0, 20.0, 30.0] };
+    b.scatter_add(&mut x, &[1, 0, 1], &y, &[1.0, 0.5, 2.0]);
+    assert_eq!(x.values, [11.0, 72.0]);
 }
+
+mod paged;

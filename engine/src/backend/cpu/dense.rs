@@ -1,0 +1,210 @@
+//! `x · weightᵀ` for weights that stay as their file holds them: f32, bf16 or f16, row after row.
+//!
+//! Sixteen partial sums an output, folded by halves at the end: the order of summation is that of one row and one token,
+//! whatever tile they are computed in (EP4). A tile only shares loads.
+
+use super::output::Output;
+use crate::raw::{Op, Simd};
+
+/// How the steps of one row are read and multiplied.
+pub trait Element: Copy + Send + Sync {
+    /// What one step takes of an input row …
+    type X: Copy + Send + Sync;
+    /// … and of a weight row.
+    type W: Copy + Send + Sync;
+    /// Whole steps of a weight row, and the rest with zeros behind it.
+    fn steps(row: &[u8]) -> (&[Self::W], Option<Self::W>);
+    fn mac<S: Simd>(s: S, acc: S::V, x: &Self::X, w: &Self::W) -> S::V;
+}
+
+fn padded<const N: usize>(rest: &[u8]) -> Option<[u8; N]> {
+    let mut step = [0; N];
+    step[..rest.len()].copy_from_slice(rest);
+    (!rest.is_empty()).then_some(step)
+}
+
+macro_rules! element {
+    ($(#[$doc:meta])* $name:ident, $x:ty, $bytes:literal, |$s:ident, $acc:ident, $xs:ident, $w:ident| $mac:expr) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy)]
+        pub struct $name;
+
+        impl Element for $name {
+            type X = $x;
+            type W = [u8; $bytes];
+            #[inline(always)]
+            fn steps(row: &[u8]) -> (&[[u8; $bytes]], Option<[u8; $bytes]>) {
+                let (steps, rest) = row.as_chunks();
+                (steps, padded(rest))
+            }
+            #[inline(always)]
+            fn mac<S: Simd>($s: S, $acc: S::V, $xs: &$x, $w: &[u8; $bytes]) -> S::V {
+                $mac
+            }
+        }
+    };
+}
+
+element!(
+    /// f32 weights.
+    F32, [f32; 16], 64, |s, acc, x, w| s.fma(s.load(x), s.load_f32(w), acc));
+element!(
+    /// bf16 weights, f32 inputs.
+    Bf16, [f32; 16], 32, |s, acc, x, w| s.fma(s.load(x), s.load_bf16(w), acc));
+element!(
+    /// f16 weights, f32 inputs.
+    F16, [f32; 16], 32, |s, acc, x, w| s.fma(s.load(x), s.load_f16(w), acc));
+element!(
+    /// bf16 weights, bf16 inputs.
+    Bf16Pairs, [u8; 64], 64, |s, acc, x, w| s.dot_bf16(acc, x, w));
+
+/// Rows of inputs, cut into steps; the last step has zeros behind its end.
+#[derive(Debug)]
+pub struct Inputs<X> {
+    pub rows: usize,
+    steps_per_row: usize,
+    steps: Vec<X>,
+}
+
+impl Inputs<[f32; 16]> {
+    pub fn f32(values: &[f32], cols: usize) -> Self {
+        let step = |row: &[f32]| std::array::from_fn(|i| row.get(i).copied().unwrap_or(0.0));
+        Self::cut::<16>(values, cols, step)
+    }
+}
+
+impl Inputs<[u8; 64]> {
+    /// Rounded to bf16 (to nearest, ties to even; a NaN stays one).
+    pub fn bf16(values: &[f32], cols: usize) -> Self {
+        Self::cut::<32>(values, cols, |row| {
+            let mut step = [0; 64];
+            for (out, value) in step.as_chunks_mut::<2>().0.iter_mut().zip(row) {
+                *out = to_bf16(*value).to_le_bytes();
+            }
+            step
+        })
+    }
+}
+
+impl<X> Inputs<X> {
+    fn cut<const STEP: usize>(values: &[f32], cols: usize, step: impl Fn(&[f32]) -> X) -> Self {
+        let steps = values.chunks_exact(cols.max(1)).flat_map(|row| row.chunks(STEP)).map(step).collect();
+        Self { rows: values.len() / cols.max(1), steps_per_row: cols.div_ceil(STEP), steps }
+    }
+
+    #[inline(always)]
+    fn row(&self, row: usize) -> &[X] {
+        &self.steps[row * self.steps_per_row..(row + 1) * self.steps_per_row]
+    }
+}
+
+/// Rounds to nearest, ties to even, without a branch in the common case.
+#[inline(always)]
+pub fn to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16
+}
+
+/// Some outputs of a multiplication, for all inputs.
+pub struct DenseOp<'a, E: Element> {
+    pub x: &'a Inputs<E::X>,
+    /// Weight rows of `row_len` bytes, the first for output `first`.
+    pub weights: &'a [u8],
+    pub row_len: usize,
+    pub first: usize,
+    pub out: &'a Output,
+}
+
+/// Bytes of inputs that stay in the second-level cache while the weights go by.
+const INPUT_TILE_BYTES: usize = 512 << 10;
+
+impl<E: Element> Op for DenseOp<'_, E> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let row_bytes = self.x.steps_per_row * size_of::<E::X>();
+        let tile = (INPUT_TILE_BYTES / row_bytes.max(1)).clamp(8, 256);
+        for from in (0..self.x.rows).step_by(tile) {
+            let tokens = from..(from + tile).min(self.x.rows);
+            if S::WIDE {
+                self.tile::<S, 4, 6>(s, tokens);
+            } else {
+                self.tile::<S, 2, 3>(s, tokens);
+            }
+        }
+    }
+}
+
+impl<E: Element> DenseOp<'_, E> {
+    #[inline(always)]
+    fn tile<S: Simd, const M: usize, const N: usize>(&self, s: S, tokens: std::ops::Range<usize>) {
+        let rows = self.weights.len() / self.row_len.max(1);
+        let mut row = 0;
+        while row + N <= rows {
+            self.features::<S, M, N>(s, tokens.clone(), row);
+            row += N;
+        }
+        while row < rows {
+            self.features::<S, M, 1>(s, tokens.clone(), row);
+            row += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn features<S: Simd, const M: usize, const N: usize>(&self, s: S, tokens: std::ops::Range<usize>, row: usize) {
+        let weights = std::array::from_fn(|n| &self.weights[(row + n) * self.row_len..(row + n + 1) * self.row_len]);
+        let mut token = tokens.start;
+        while token + M <= tokens.end {
+            self.block::<S, M, N>(s, token, row, weights);
+            token += M;
+        }
+        while token < tokens.end {
+            self.block::<S, 1, N>(s, token, row, weights);
+            token += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn block<S: Simd, const M: usize, const N: usize>(&self, s: S, token: usize, row: usize, weights: [&[u8]; N]) {
+        let x: [&[E::X]; M] = std::array::from_fn(|m| self.x.row(token + m));
+        let sums = dots::<S, E, M, N>(s, x, weights);
+        for (m, sums) in sums.iter().enumerate() {
+            for (n, sum) in sums.iter().enumerate() {
+                self.out.set(token + m, self.first + row + n, s.fold(*sum));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn dots<S: Simd, E: Element, const M: usize, const N: usize>(
+    s: S,
+    x: [&[E::X]; M],
+    weights: [&[u8]; N],
+) -> [[S::V; N]; M] {
+    let parts = weights.map(E::steps);
+    let whole = parts[0].0.len().min(x[0].len());
+    // all of one length, so that the loop needs no bounds checks
+    let w: [&[E::W]; N] = std::array::from_fn(|n| &parts[n].0[..whole]);
+    let heads: [&[E::X]; M] = std::array::from_fn(|m| &x[m][..whole]);
+    let mut acc = [[s.splat(0.0); N]; M];
+    for step in 0..whole {
+        for n in 0..N {
+            for m in 0..M {
+                acc[m][n] = E::mac(s, acc[m][n], &heads[m][step], &w[n][step]);
+            }
+        }
+    }
+    for n in 0..N {
+        if let Some(rest) = &parts[n].1 {
+            for m in 0..M {
+                acc[m][n] = E::mac(s, acc[m][n], &x[m][whole], rest);
+            }
+        }
+    }
+    acc
+}

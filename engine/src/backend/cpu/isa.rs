@@ -1,0 +1,54 @@
+//! Which instructions this process computes with: the best the CPU has, asked once.
+
+use crate::raw::{Op, Portable, Simd as _};
+
+/// An instruction set that this CPU has.
+#[derive(Debug, Clone, Copy)]
+pub enum Isa {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(crate::raw::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(crate::raw::Avx2),
+    Portable(Portable),
+}
+
+impl Isa {
+    /// The best one.
+    pub fn best() -> Self {
+        Self::all()[0]
+    }
+
+    /// All that this CPU has, the best first; tests compare them with each other.
+    pub fn all() -> Vec<Self> {
+        let mut all = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(crate::raw::Avx512::detect().map(Self::Avx512));
+            all.extend(crate::raw::Avx2::detect().map(Self::Avx2));
+        }
+        all.push(Self::Portable(Portable));
+        all
+    }
+
+    /// `avx512`, `avx2`, `portable`.
+    pub fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2",
+            Self::Portable(_) => "portable",
+        }
+    }
+
+    /// Runs a computation with it.
+    pub fn run<O: Op>(self, op: O) -> O::Out {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(s) => s.run(op),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(s) => s.run(op),
+            Self::Portable(s) => s.run(op),
+        }
+    }
+}

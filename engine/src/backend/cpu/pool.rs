@@ -1,0 +1,144 @@
+//! Threads that share the work of one operation and sleep when there is none. They only compute: whoever waits for them
+//! waits for arithmetic of bounded length, never for another process, lock or device, and looks again after a time limit (E1).
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::raw::{Task, lend};
+
+/// Looks for work before a thread sleeps: about the time between two operations of one step.
+const SPINS: usize = 2_000;
+/// Longest sleep; a lost wake-up costs no more than this.
+const SLEEP: Duration = Duration::from_millis(500);
+/// Multiply-adds below which the caller computes alone: fewer take less time than to hand them over.
+pub const WORK_MIN: usize = 100_000;
+
+/// A pool; the caller of [`Pool::run`] is one of its threads.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    task: Mutex<Option<Arc<Task>>>,
+    /// Counts tasks: a worker sees by it that there is a new one.
+    epoch: AtomicUsize,
+    stop: AtomicBool,
+}
+
+impl Pool {
+    /// A pool of `threads`, this one among them. A thread that cannot be had is not an error: the others do its work.
+    pub fn new(threads: usize) -> Self {
+        let shared = Arc::new(Shared::default());
+        let workers = (1..threads).filter_map(|index| {
+            let shared = shared.clone();
+            thread::Builder::new().name(format!("kernel-{index}")).spawn(move || shared.work()).ok()
+        });
+        Self { workers: workers.collect(), shared }
+    }
+
+    /// Threads, the caller's among them.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `f(0)` to `f(pieces - 1)`, at the same time where `work` (multiply-adds in all) is worth it. Which thread runs a
+    /// piece has no influence on its values.
+    pub fn run(&self, pieces: usize, work: usize, f: impl Fn(usize) + Sync) {
+        if self.workers.is_empty() || pieces <= 1 || work < WORK_MIN {
+            (0..pieces).for_each(f);
+            return;
+        }
+        let looks = AtomicUsize::new(0);
+        let wait = || {
+            if looks.fetch_add(1, Ordering::Relaxed) < SPINS { std::hint::spin_loop() } else { thread::yield_now() }
+        };
+        lend(&f, pieces, |task| self.publish(task), wait);
+    }
+
+    fn publish(&self, task: &Arc<Task>) {
+        // a worker holds this lock for the time of one copy; if it is taken the caller computes alone
+        let Ok(mut slot) = self.shared.task.try_lock() else { return };
+        *slot = Some(task.clone());
+        drop(slot);
+        self.shared.epoch.fetch_add(1, Ordering::Release);
+        self.workers.iter().for_each(|worker| worker.thread().unpark());
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.workers.iter().for_each(|worker| worker.thread().unpark());
+        // not joined: they hold nothing, and end by themselves
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        let (mut seen, mut idle) = (0, 0);
+        while !self.stop.load(Ordering::Acquire) {
+            let epoch = self.epoch.load(Ordering::Acquire);
+            let task = if epoch == seen { None } else { self.task.try_lock().ok().and_then(|task| task.clone()) };
+            if let Some(task) = task {
+                (seen, idle) = (epoch, 0);
+                // a panic in here is told to the caller by the task; this thread lives on for the next one
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| task.help()));
+            } else if idle < SPINS {
+                idle += 1;
+                std::hint::spin_loop();
+            } else {
+                thread::park_timeout(SLEEP);
+                idle = 0;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_runs_once() {
+        let pool = Pool::new(4);
+        for pieces in [0, 1, 2, 7, 100] {
+            for _ in 0..50 {
+                let counts: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(pieces, WORK_MIN, |i| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn a_sleeping_pool_wakes() {
+        let pool = Pool::new(2);
+        thread::sleep(Duration::from_millis(20));
+        let sum = AtomicUsize::new(0);
+        pool.run(10, WORK_MIN, |i| {
+            sum.fetch_add(i, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 45);
+    }
+
+    #[test]
+    fn a_failing_piece_reaches_the_caller_and_the_pool_lives_on() {
+        let pool = Pool::new(3);
+        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run(20, WORK_MIN, |i| assert!(i != 13, "as told"));
+        }));
+        assert!(failed.is_err());
+        let done = AtomicUsize::new(0);
+        pool.run(20, WORK_MIN, |_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.into_inner(), 20);
+    }
+}

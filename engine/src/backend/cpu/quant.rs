@@ -1,0 +1,217 @@
+//! `x · weightᵀ` for repacked weights and inputs quantised to bytes: whole numbers inside a block of 32, f32 between blocks,
+//! in the order of the blocks whatever the tile (EP4).
+
+use super::output::Output;
+use super::panels::{BLOCK, LANES, Line, PanelKind, Panels};
+use crate::raw::{Op, Simd};
+
+/// Input rows as bytes: each block of 32 has its own scale.
+#[derive(Debug)]
+pub struct QuantInputs {
+    pub rows: usize,
+    blocks_per_row: usize,
+    blocks: Vec<QuantBlock>,
+}
+
+/// 32 inputs.
+#[derive(Debug, Clone, Copy)]
+struct QuantBlock {
+    /// Four bytes each.
+    groups: [i32; 8],
+    /// Sums of the first and the last 16.
+    sums: [i32; 2],
+    scale: f32,
+}
+
+impl QuantInputs {
+    /// Quantises rows of `cols` (a multiple of 32) values. What is no number becomes one: the scale carries it on.
+    pub fn new(values: &[f32], cols: usize) -> Self {
+        let blocks = values.as_chunks::<BLOCK>().0.iter().map(quantise).collect();
+        Self { rows: values.len() / cols.max(1), blocks_per_row: cols / BLOCK, blocks }
+    }
+
+    #[inline(always)]
+    fn row(&self, row: usize) -> &[QuantBlock] {
+        &self.blocks[row * self.blocks_per_row..(row + 1) * self.blocks_per_row]
+    }
+}
+
+#[inline(always)]
+fn quantise(x: &[f32; BLOCK]) -> QuantBlock {
+    let largest = x.iter().fold(0.0f32, |max, x| if x.abs() > max { x.abs() } else { max });
+    // a NaN is larger than nothing: it is carried in the scale, or a broken row would look whole
+    let broken = x.iter().any(|x| !x.is_finite());
+    let inverse = if largest > 0.0 && !broken { 127.0 / largest } else { 0.0 };
+    let inverse = if inverse.is_finite() { inverse } else { 0.0 };
+    // adding 1.5 · 2^23 leaves the nearest whole number in the low bits
+    let bytes: [i8; BLOCK] = x.map(|x| if inverse == 0.0 { 0 } else { (x * inverse + 12_582_912.0).to_bits() as i8 });
+    let groups = std::array::from_fn(|g| {
+        i32::from_le_bytes([bytes[4 * g] as u8, bytes[4 * g + 1] as u8, bytes[4 * g + 2] as u8, bytes[4 * g + 3] as u8])
+    });
+    let sum = |half: usize| bytes[half * 16..][..16].iter().map(|b| i32::from(*b)).sum();
+    QuantBlock { groups, sums: [sum(0), sum(1)], scale: if broken { f32::NAN } else { largest / 127.0 } }
+}
+
+/// Some panels of a multiplication, for all inputs.
+pub struct QuantOp<'a> {
+    pub x: &'a QuantInputs,
+    pub weight: &'a Panels,
+    pub panels: std::ops::Range<usize>,
+    pub out: &'a Output,
+}
+
+impl Op for QuantOp<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        match self.weight.kind {
+            PanelKind::Q8 => self.panels::<S, Q8>(s),
+            PanelKind::Q4K => self.panels::<S, Q4K>(s),
+            PanelKind::Q6K => self.panels::<S, Q6K>(s),
+        }
+    }
+}
+
+impl QuantOp<'_> {
+    #[inline(always)]
+    fn panels<S: Simd, K: Kind>(&self, s: S) {
+        for panel in self.panels.clone() {
+            if S::WIDE {
+                self.panel::<S, K, 8>(s, panel);
+            } else {
+                self.panel::<S, K, 2>(s, panel);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn panel<S: Simd, K: Kind, const M: usize>(&self, s: S, panel: usize) {
+        let mut token = 0;
+        while token + M <= self.x.rows {
+            self.block::<S, K, M>(s, panel, token);
+            token += M;
+        }
+        if S::WIDE && token + 4 <= self.x.rows {
+            self.block::<S, K, 4>(s, panel, token);
+            token += 4;
+        }
+        if S::WIDE && token + 2 <= self.x.rows {
+            self.block::<S, K, 2>(s, panel, token);
+            token += 2;
+        }
+        while token < self.x.rows {
+            self.block::<S, K, 1>(s, panel, token);
+            token += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn block<S: Simd, K: Kind, const M: usize>(&self, s: S, panel: usize, token: usize) {
+        let x: [&[QuantBlock]; M] = std::array::from_fn(|m| self.x.row(token + m));
+        let (lines, scales) = self.weight.panel(panel);
+        let rows = LANES.min(self.weight.rows - panel * LANES);
+        for (m, sums) in K::dots::<S, M>(s, x, lines, scales).iter().enumerate() {
+            let mut values = [0.0; LANES];
+            s.store(*sums, &mut values);
+            self.out.set_run(token + m, panel * LANES, &values[..rows]);
+        }
+    }
+}
+
+/// The arithmetic of one type of panel.
+trait Kind {
+    fn dots<S: Simd, const M: usize>(s: S, x: [&[QuantBlock]; M], lines: &[Line], scales: &[u8]) -> [S::V; M];
+}
+
+struct Q8;
+struct Q4K;
+struct Q6K;
+
+impl Kind for Q8 {
+    #[inline(always)]
+    fn dots<S: Simd, const M: usize>(s: S, x: [&[QuantBlock]; M], lines: &[Line], scales: &[u8]) -> [S::V; M] {
+        let mut acc = [s.splat(0.0); M];
+        let blocks = lines.as_chunks::<8>().0.iter().zip(scales.as_chunks::<32>().0).enumerate();
+        for (b, (lines, scales)) in blocks {
+            // the bytes are stored 128 too high
+            let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(-128 * (x[m][b].sums[0] + x[m][b].sums[1])));
+            for (g, line) in lines.iter().enumerate() {
+                let w = s.load_bytes(&line.0);
+                for m in 0..M {
+                    sums[m] = s.dot_u8_i8(sums[m], w, x[m][b].groups[g]);
+                }
+            }
+            let scale = s.load_f16(scales);
+            for m in 0..M {
+                acc[m] = s.fma(s.to_f32(sums[m]), s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
+            }
+        }
+        acc
+    }
+}
+
+impl Kind for Q4K {
+    #[inline(always)]
+    fn dots<S: Simd, const M: usize>(s: S, x: [&[QuantBlock]; M], lines: &[Line], scales: &[u8]) -> [S::V; M] {
+        let mut acc = [s.splat(0.0); M];
+        let units = lines.as_chunks::<32>().0.iter().zip(scales.as_chunks::<320>().0).enumerate();
+        for (unit, (lines, scales)) in units {
+            let (halves, per_block) = (scales.as_chunks::<32>().0, scales[64..].as_chunks::<16>().0);
+            let (d, d_offset) = (s.load_f16(&halves[0]), s.load_f16(&halves[1]));
+            for (i, lines) in lines.as_chunks::<4>().0.iter().enumerate() {
+                let b = unit * 8 + i;
+                let mut sums = [s.splat_i32(0); M];
+                for (g, line) in lines.iter().enumerate() {
+                    let both = s.load_bytes(&line.0);
+                    let (low, high) = (s.low(both), s.high(both));
+                    for m in 0..M {
+                        sums[m] = s.dot_u8_i8(sums[m], low, x[m][b].groups[g]);
+                        sums[m] = s.dot_u8_i8(sums[m], high, x[m][b].groups[g + 4]);
+                    }
+                }
+                let scale = s.mul(d, s.load_u8(&per_block[2 * i]));
+                let offset = s.mul(d_offset, s.load_u8(&per_block[2 * i + 1]));
+                for m in 0..M {
+                    let (xs, sum) = (x[m][b].scale, x[m][b].sums[0] + x[m][b].sums[1]);
+                    acc[m] = s.fma(s.to_f32(sums[m]), s.mul(scale, s.splat(xs)), acc[m]);
+                    acc[m] = s.fma(offset, s.splat(-xs * sum as f32), acc[m]);
+                }
+            }
+        }
+        acc
+    }
+}
+
+impl Kind for Q6K {
+    #[inline(always)]
+    fn dots<S: Simd, const M: usize>(s: S, x: [&[QuantBlock]; M], lines: &[Line], scales: &[u8]) -> [S::V; M] {
+        let mut acc = [s.splat(0.0); M];
+        let units = lines.as_chunks::<48>().0.iter().zip(scales.as_chunks::<288>().0).enumerate();
+        for (unit, (lines, scales)) in units {
+            let (halves, per_half) = (scales.as_chunks::<32>().0, scales[32..].as_chunks::<16>().0);
+            let d = s.load_f16(&halves[0]);
+            for (i, lines) in lines.as_chunks::<6>().0.iter().enumerate() {
+                let b = unit * 8 + i;
+                for half in 0..2 {
+                    // the bytes are stored 32 too high
+                    let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(-32 * x[m][b].sums[half]));
+                    let hi = s.load_bytes(&lines[4 + half].0);
+                    for (g, line) in lines[..4].iter().enumerate() {
+                        let both = s.load_bytes(&line.0);
+                        let nibbles = if half == 0 { s.low(both) } else { s.high(both) };
+                        let w = s.with_two_bits(nibbles, hi, g);
+                        for m in 0..M {
+                            sums[m] = s.dot_u8_i8(sums[m], w, x[m][b].groups[half * 4 + g]);
+                        }
+                    }
+                    let scale = s.mul(d, s.load_i8(&per_half[2 * i + half]));
+                    for m in 0..M {
+                        acc[m] = s.fma(s.to_f32(sums[m]), s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
+                    }
+                }
+            }
+        }
+        acc
+    }
+}

@@ -1,0 +1,191 @@
+//! Vectors, mappings and lent closures: all that has no safe form, behind a face that is safe; the only `unsafe` of this crate.
+//!
+//! An instruction set is a token ([`Avx512`], [`Avx2`]) that exists only where the CPU has it, so its methods need no further
+//! check. Kernels are written once over [`Simd`] and run through [`Simd::run`], which compiles them for that set.
+//! Sixteen lanes everywhere and one order of folding them: AVX2 and AVX-512 give the same bits.
+#![allow(unsafe_code, reason = "intrinsics, mmap and a lent closure have no safe form; each block argues for itself")]
+#![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
+
+mod portable;
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+pub use portable::Portable;
+#[cfg(target_arch = "x86_64")]
+pub use x86::{Avx2, Avx512};
+
+/// A computation that is compiled anew for each instruction set.
+pub trait Op {
+    type Out;
+    /// Must be `#[inline(always)]`, so that it is compiled with the instructions of `S`.
+    fn run<S: Simd>(self, s: S) -> Self::Out;
+}
+
+/// Sixteen lanes of f32 or i32, or 64 bytes.
+pub trait Simd: Copy + Send + Sync + 'static {
+    type V: Copy;
+    type I: Copy;
+    type B: Copy;
+    /// Enough registers for 24 accumulators.
+    const WIDE: bool;
+
+    fn run<O: Op>(self, op: O) -> O::Out;
+
+    fn splat(self, x: f32) -> Self::V;
+    fn load(self, x: &[f32; 16]) -> Self::V;
+    /// Sixteen f32, little endian.
+    fn load_f32(self, x: &[u8; 64]) -> Self::V;
+    fn store(self, x: Self::V, out: &mut [f32; 16]);
+    /// Sixteen bf16, little endian.
+    fn load_bf16(self, x: &[u8; 32]) -> Self::V;
+    /// Sixteen f16, little endian.
+    fn load_f16(self, x: &[u8; 32]) -> Self::V;
+    fn load_u8(self, x: &[u8; 16]) -> Self::V;
+    fn load_i8(self, x: &[u8; 16]) -> Self::V;
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a · b + c`; rounded once where the CPU can, twice on the portable path.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Sum of the lanes, by halves.
+    fn fold(self, x: Self::V) -> f32;
+    /// Each lane gains the products of its two bf16 of `a` and `b`.
+    fn dot_bf16(self, acc: Self::V, a: &[u8; 64], b: &[u8; 64]) -> Self::V;
+
+    fn splat_i32(self, x: i32) -> Self::I;
+    fn to_f32(self, x: Self::I) -> Self::V;
+    fn load_bytes(self, x: &[u8; 64]) -> Self::B;
+    /// Each lane gains the products of its four unsigned bytes of `w` with the four signed bytes of `x`.
+    fn dot_u8_i8(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
+    /// Low four bits of each byte.
+    fn low(self, x: Self::B) -> Self::B;
+    /// High four bits of each byte.
+    fn high(self, x: Self::B) -> Self::B;
+    /// `nibbles + 16 · (two bits of hi at 2 × pair)` in each byte.
+    fn with_two_bits(self, nibbles: Self::B, hi: Self::B, pair: usize) -> Self::B;
+}
+
+/// A whole file, mapped for reading.
+///
+/// Whoever truncates a model's file while it is served kills the engine (SIGBUS): the price of weights that are shared by
+/// all processes and need no second copy.
+#[derive(Debug)]
+pub struct FileMap(memmap2::Mmap);
+
+impl FileMap {
+    /// Maps `file`.
+    ///
+    /// # Errors
+    /// What mmap says.
+    pub fn new(file: &File) -> std::io::Result<Self> {
+        // SAFETY: the mapping is private and read-only. Another process that writes to the file can change the numbers seen
+        // here; they are only ever read as plain bytes, for which every value is valid and none is checked twice.
+        let map = unsafe { memmap2::Mmap::map(file)? };
+        // large pages where the file system has them: a wish, not a need
+        let _ = map.advise(memmap2::Advice::HugePage);
+        Ok(Self(map))
+    }
+
+    /// All bytes of the file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A closure lent to other threads for `total` calls, each with its own index.
+#[derive(Debug)]
+pub struct Task {
+    f: Lent,
+    total: usize,
+    next: AtomicUsize,
+    done: AtomicUsize,
+    panicked: AtomicBool,
+}
+
+#[derive(Clone, Copy)]
+struct Lent(*const (dyn Fn(usize) + Sync));
+
+// SAFETY: the closure is `Sync`, so a reference to it may be used from any thread; that it is still alive is `lend`'s duty.
+unsafe impl Send for Lent {}
+// SAFETY: as above.
+unsafe impl Sync for Lent {}
+
+impl std::fmt::Debug for Lent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Lent")
+    }
+}
+
+impl Task {
+    /// Makes calls until none is left to begin.
+    pub fn help(&self) {
+        loop {
+            let index = self.next.fetch_add(1, Ordering::AcqRel);
+            if index >= self.total {
+                return;
+            }
+            // counted even when the call panics: nobody may wait for it for ever
+            let _counted = Counted(self);
+            // SAFETY: `index` was claimed and is not yet counted as done, and `lend` does not return before all that were
+            // claimed are counted: the closure is alive.
+            unsafe { (*self.f.0)(index) };
+        }
+    }
+
+    /// Whether every call has ended.
+    pub fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire) >= self.total
+    }
+}
+
+struct Counted<'a>(&'a Task);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.panicked.store(true, Ordering::Relaxed);
+        }
+        self.0.done.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Calls `f(0)` to `f(total - 1)`: here and by whoever `publish` hands the task to. `wait` is called again and again while
+/// others are still at it; it must not block without a time limit (E1).
+pub fn lend(f: &(dyn Fn(usize) + Sync), total: usize, publish: impl FnOnce(&Arc<Task>), wait: impl Fn()) {
+    // SAFETY: only the lifetime is forgotten; `help` says why no call outlives the closure.
+    let forever: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(f) };
+    let counters = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (f, panicked) = (Lent(std::ptr::from_ref(forever)), AtomicBool::new(false));
+    let task = Arc::new(Task { f, total, next: counters.0, done: counters.1, panicked });
+    {
+        // waits on every way out of here, a panic included
+        let _ended = Ended { task: &task, wait: &wait };
+        publish(&task);
+        task.help();
+    }
+    if task.panicked.load(Ordering::Relaxed) {
+        // as a scoped thread's join does: a kernel's bug must not pass for a result
+        std::panic::resume_unwind(Box::new("a part of a parallel computation failed"));
+    }
+}
+
+struct Ended<'a, W: Fn()> {
+    task: &'a Task,
+    wait: &'a W,
+}
+
+impl<W: Fn()> Drop for Ended<'_, W> {
+    fn drop(&mut self) {
+        // nothing more is begun; what nobody has claimed counts as done
+        let claimed = self.task.next.fetch_add(self.task.total, Ordering::AcqRel).min(self.task.total);
+        self.task.done.fetch_add(self.task.total - claimed, Ordering::AcqRel);
+        while !self.task.is_done() {
+            (self.wait)();
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86;
