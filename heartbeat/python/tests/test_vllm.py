@@ -1,0 +1,202 @@
+"""The plugin against fakes with the shapes of five versions of vLLM: what the pages say, and that vLLM never notices."""
+import logging
+import os
+import tempfile
+import unittest
+
+import fake
+from look import look, records
+
+
+class PluginTest(unittest.TestCase):
+    def setUp(self):
+        kept = tempfile.TemporaryDirectory()
+        self.addCleanup(kept.cleanup)
+        self.dir = kept.name
+        self.told = []
+        handler = logging.Handler()
+        handler.emit = lambda record: self.told.append(record.getMessage())
+        logger = logging.getLogger("vllm.truebeat")
+        logger.addHandler(handler)
+        logger.propagate = False
+        self.addCleanup(logger.removeHandler, handler)
+        self.addCleanup(fake.forget)
+
+    def page(self, rank=0):
+        return look(os.path.join(self.dir, "rank-%d.beat" % rank))
+
+    def pages(self):
+        return sorted(name for name in os.listdir(self.dir) if name.endswith(".beat"))
+
+    def engine(self, version, **how):
+        _, (_, core, _, _) = fake.load(version, self.dir, how.pop("before", None), how.pop("register_first", True))
+        engine = core.EngineCoreProc(how.pop("config", fake.config()), **how)
+        engine.run_busy_loop()
+        return engine, core
+
+    def test_a_request_s_way_in_every_version(self):
+        for version in fake.VERSIONS:
+            for batch_queue in (False, True):
+                for register_first in (False, True):
+                    with self.subTest(version=version, batch_queue=batch_queue, register_first=register_first):
+                        self.one_way(*self.engine(version, batch_queue=batch_queue, register_first=register_first), batch_queue)
+                        self.assertEqual([line for line in self.told if "withdrawn" in line], [])
+
+    def one_way(self, engine, core, batch_queue):
+        seen = self.page()
+        self.assertEqual((seen["phase"], seen["world_size"], seen["step_started_ns"]), ("idle", 2, 0))
+        engine.add_request(core.Request("a", 700, 3))
+        engine.add_request(core.Request("b", 1, 2))
+        during = []
+        engine.scheduler.update_from_output = self.spied(engine.scheduler.update_from_output, during)
+        steps = 0
+        while engine.scheduler.requests or engine.batch_queue:
+            engine._process_engine_step()
+            steps += 1
+        batches = steps // 2 if batch_queue else steps
+        first = during[0]
+        # 512 of the first prompt and the whole of the second; 701 are owed until the step has ended
+        self.assertEqual((first["phase"], first["phase_tokens"], first["prompt_tokens_owed"]), ("prefill", 513, 701))
+        self.assertEqual((first["running"], first["waiting"]), (2, 0))
+        self.assertGreater(first["step_started_ns"], 0)
+        self.assertEqual(first["lease_ms"], 30_000 + 5_130)
+        self.assertEqual((during[1]["phase_tokens"], during[1]["prompt_tokens_owed"]), (188, 188))
+        self.assertEqual((during[2]["phase"], during[2]["phase_tokens"], during[2]["lease_ms"]), ("decode", 0, 30_000))
+        last = self.page()
+        self.assertEqual((last["steps_completed"], last["tokens_delivered"], last["requests_finished"]), (batches, 5, 2))
+        self.assertEqual((last["phase"], last["running"], last["waiting"], last["prompt_tokens_owed"]), ("idle", 0, 0, 0))
+        self.assertEqual(last["step_started_ns"], 0)
+        lines = records(os.path.join(self.dir, "rank-0.beat"))
+        self.assertEqual([(line["prefill_tokens"], line["decode_tokens"]) for line in lines][:3], [(513, 0), (188, 1), (0, 1)])
+
+    def spied(self, original, during):
+        def spy(*args):
+            during.append(self.page())
+            return original(*args)
+        return spy
+
+    def test_aborts_and_sleep(self):
+        engine, core = self.engine("0.18.0")
+        engine.add_request(core.Request("a", 2000, 3))
+        engine._process_engine_step()
+        self.assertEqual(self.page()["prompt_tokens_owed"], 2000 - 512)
+        engine.abort_requests(["a"])
+        engine.pause_scheduler()
+        self.assertEqual(self.page()["phase"], "sleep")
+        engine.resume_scheduler()
+        seen = self.page()
+        self.assertEqual((seen["phase"], seen["prompt_tokens_owed"], seen["running"]), ("idle", 0, 0))
+        engine.sleep()
+        self.assertEqual(self.page()["phase"], "sleep")
+        engine.wake_up()
+        self.assertEqual(self.page()["phase"], "idle")
+
+    def test_a_step_that_fails_reaches_vllm_and_the_ring(self):
+        engine, core = self.engine("0.32.0")
+
+        def fails(output):
+            raise RuntimeError("vLLM's own")
+        engine.add_request(core.Request("a", 10, 3))
+        engine.scheduler.update_from_output = fails
+        with self.assertRaisesRegex(RuntimeError, "vLLM's own"):
+            engine._process_engine_step()
+        self.assertEqual(records(os.path.join(self.dir, "rank-0.beat"))[-1]["outcome"], 2)
+
+    def test_an_error_of_ours_costs_the_page_and_not_the_engine(self):
+        for broken in ("waiting", "running"):
+            with self.subTest(broken=broken):
+                engine, core = self.engine("0.32.0")
+                engine.add_request(core.Request("a", 10, 2))
+                engine._process_engine_step()
+                self.assertEqual(self.pages(), ["rank-0.beat"])
+                kept = engine.scheduler
+                engine.scheduler = Without(kept, broken)
+                engine._process_engine_step()
+                self.assertEqual(kept.requests, {}, "the engine went on")
+                self.assertEqual(self.pages(), [])
+                self.assertTrue(any("withdrawn" in line for line in self.told))
+
+    def test_missing_hooks_are_told_and_without_the_essential_ones_there_is_no_page(self):
+        cases = (("EngineCoreProc", "_process_engine_step", []), ("EngineCore", "add_request", ["rank-0.beat"]))
+        for cls, name, pages in cases:
+            with self.subTest(name=name):
+                self.told.clear()
+
+                def rename(modules, cls=cls, name=name):
+                    owner = getattr(modules["vllm.v1.engine.core"], cls)
+                    setattr(owner, "other", vars(owner)[name])
+                    delattr(owner, name)
+                engine, _ = self.engine("0.32.0", before=rename)
+                self.assertIn(name, " ".join(line for line in self.told if "hook missing" in line))
+                self.assertEqual(self.pages(), pages)
+                self.assertTrue(hasattr(engine, "other"))
+                for page in pages:
+                    os.unlink(os.path.join(self.dir, page))
+
+    def test_no_page_directory_is_no_hooks_and_one_that_cannot_be_written_is_no_page(self):
+        plugin, _ = fake.load("0.32.0", os.path.join(self.dir, "none"))
+        plugin.register()
+        self.assertTrue(any("will not dump" in line for line in self.told))
+        engine, core = self.engine("0.32.0")
+        os.environ["TRUEBEAT_PAGE_DIR"] = os.path.join(self.dir, "none")
+        self.addCleanup(os.environ.pop, "TRUEBEAT_PAGE_DIR")
+        engine = core.EngineCoreProc(fake.config())
+        engine.add_request(core.Request("a", 10, 1))
+        engine._process_engine_step()
+        self.assertTrue(any("has no page" in line for line in self.told))
+
+    def worker(self, version, rank=1, world=2):
+        _, (_, core, base, gpu) = fake.load(version, self.dir)
+        worker = gpu.Worker(fake.config(world), 0, rank)
+        worker.load_model()
+        return base.WorkerWrapperBase(worker), worker, core
+
+    def test_workers_write_their_own_pages_in_every_version(self):
+        for version in fake.VERSIONS:
+            with self.subTest(version=version):
+                wrapper, worker, core = self.worker(version)
+                seen = self.page(2)
+                self.assertEqual((seen["phase"], seen["rank"], seen["world_size"]), ("load", 2, 3))
+                scheduler = core.Scheduler()
+                scheduler.waiting += [core.Request("a", 700, 3), core.Request("b", 1, 2)]
+                wrapper.execute_model(scheduler.schedule())  # a warm-up through the same door counts for nothing
+                wrapper.compile_or_warm_up_model()
+                self.assertEqual((self.page(2)["phase"], self.page(2)["steps_completed"]), ("idle", 0))
+                during = []
+                worker.model_runner.during = lambda: during.append(self.page(2))
+                for _ in range(2):
+                    if wrapper.execute_model(scheduler.schedule()) is None:
+                        self.assertGreater(self.page(2)["step_started_ns"], 0, "sampling is a part of the step")
+                        wrapper.sample_tokens(None)
+                self.assertEqual((during[0]["phase"], during[0]["running"], during[0]["phase_tokens"]), ("prefill", 2, 511))
+                seen = self.page(2)
+                self.assertEqual((seen["phase"], seen["steps_completed"], seen["step_started_ns"]), ("idle", 2, 0))
+                self.assertEqual([line for line in self.told if "missing" in line or "withdrawn" in line], [])
+
+    def test_one_process_for_core_and_worker_has_one_page(self):
+        _, (executor, core, _, gpu) = fake.load("0.32.0", self.dir)
+        core.EngineCoreProc(fake.config(), executor.UniProcExecutor)
+        gpu.Worker(fake.config(), 0, 0)
+        self.assertEqual(self.pages(), ["rank-0.beat"])
+        self.assertEqual(self.page()["world_size"], 1)
+
+    def test_data_parallel_engines_follow_one_another(self):
+        _, (_, core, _, gpu) = fake.load("0.32.0", self.dir)
+        core.EngineCoreProc(fake.config(world_size=2, engines=2, engine=1))
+        self.assertEqual((self.pages(), self.page(3)["world_size"]), (["rank-3.beat"], 6))
+
+
+class Without:
+    """An object without one of its attributes, for us; vLLM's own calls go to the whole one."""
+
+    def __init__(self, whole, name):
+        self._whole, self._name = whole, name
+
+    def __getattr__(self, name):
+        if name == self._name:
+            raise AttributeError(name)
+        return getattr(self._whole, name)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,358 @@
+"""Hooks in vLLM's engine core: the page that says what is owed, delivered and under way.
+
+The core's main thread alone publishes. A step is published when it begins (so a hang in the scheduler shows), again when a batch
+with prompt tokens is handed to the workers (its size scales the lease), and when it ends. An exception of ours takes the page away
+and leaves the engine alone.
+"""
+import os
+import time
+from collections import deque
+from operator import attrgetter
+
+from .hooks import around, log, missing
+from .page import (BEAT, BEAT_PAYLOAD, BEAT_SEQ, DECODE, FAILED, IDLE, LOAD, OK, PREFILL, SLEEP, WARM_UP, Writer,
+                   identity_of_this_process, page_dir)
+
+# How long a phase may last as far as anybody can say who does not know the machine (H5.3); readers cap it and learn the rest.
+STEP_LEASE_MS = int(os.environ.get("TRUEBEAT_STEP_LEASE_MS") or 30_000)
+TOKEN_LEASE_US = int(os.environ.get("TRUEBEAT_TOKEN_LEASE_US") or 10_000)
+STARTUP_LEASE_MS = 900_000
+LEASE_MS_MAX = 2**32 - 1
+
+_beat = None
+_now = time.monotonic_ns
+_new_tokens = attrgetter("new_token_ids")
+
+
+def lease_ms(tokens):
+    """The lease of a step with this many prompt tokens."""
+    return min(STEP_LEASE_MS + tokens * TOKEN_LEASE_US // 1000, LEASE_MS_MAX)
+
+
+def place(vllm_config, executor_class, worker=None):
+    """(rank, world size) of the core's page, or of a worker's: the core is 0, worker k is k + 1, data-parallel engines follow."""
+    parallel = vllm_config.parallel_config
+    workers = 0 if executor_class is not None and "UniProc" in executor_class.__name__ else int(parallel.world_size)
+    engines = max(1, int(getattr(parallel, "data_parallel_size", 1) or 1))
+    engine = int(getattr(parallel, "data_parallel_rank", 0) or 0) % engines
+    rank = engine * (1 + workers) + (0 if worker is None else 1 + int(worker))
+    return rank, engines * (1 + workers)
+
+
+def current():
+    """The core's beat of this process, or None."""
+    return _beat
+
+
+def forget():
+    """In a forked child: the parent's page is not ours."""
+    global _beat
+    _beat = None
+
+
+class CoreBeat:
+    """What the core's page says, and the ways in which it changes."""
+
+    __slots__ = ("page", "steps", "tokens", "finished", "admitted", "owed", "owing", "phase", "entered", "flight", "flight_tokens",
+                 "counted", "asleep", "started", "queues", "extra", "live")
+
+    def __init__(self, page):
+        self.page = page
+        self.steps = self.tokens = self.finished = self.admitted = self.owed = 0
+        self.owing = {}  # request id -> prompt tokens that no step has taken yet
+        self.phase, self.entered = LOAD, _now()
+        self.flight = deque()  # batches handed out and not come back: (when, prompt tokens, decode tokens, requests, ids that owe)
+        self.flight_tokens = self.started = self.extra = 0
+        self.counted = self.asleep = False
+        self.queues = None
+        self.live = True
+        self.publish_phase(LOAD, STARTUP_LEASE_MS)
+
+    def publish(self, now, running, waiting, phase, tokens, lease, started):
+        if phase != self.phase:
+            self.phase, self.entered = phase, now
+        page = self.page
+        words, fence = page.words, page.fence
+        seq = page.seq + 2
+        page.seq = seq
+        words[BEAT_SEQ] = seq - 1
+        if fence is not None:
+            fence()
+        BEAT.pack_into(page.buffer, BEAT_PAYLOAD, self.steps, self.tokens, self.finished, running, waiting, self.owed, phase, tokens,
+                       self.entered, lease, 0, started, 0, 0, now)
+        if fence is not None:
+            fence()
+        words[BEAT_SEQ] = seq
+
+    def publish_phase(self, phase, lease=0):
+        self.publish(_now(), 0, 0, phase, 0, lease, 0)
+
+    def begins(self, engine):
+        """A step of the busy loop begins."""
+        scheduler = engine.scheduler
+        if self.queues is None:
+            self.prepare(engine)
+        now = self.started = _now()
+        tokens = self.flight_tokens
+        # requests come by way of `waiting`; what else waits was counted when the last step ended
+        self.publish(now, len(scheduler.running), len(scheduler.waiting) + self.extra, PREFILL if tokens else DECODE, tokens,
+                     lease_ms(tokens) if tokens else STEP_LEASE_MS, now)
+
+    def prepare(self, engine):
+        """At the first step: which queues this version has, and a hand on what goes to the workers."""
+        self.queues = tuple(name for name in ("skipped_waiting", "kv_holding_waiting") if hasattr(engine.scheduler, name))
+        executor = engine.model_executor
+        original = getattr(executor, "execute_model", None)
+        if original is None:
+            missing("Executor.execute_model", "steps are counted by the loop, without their size")
+            return
+
+        def execute_model(scheduler_output, *args, **kwargs):
+            try:
+                if self.live:
+                    self.launches(engine, scheduler_output)
+            except Exception as error:  # noqa: BLE001
+                self.withdraw(error)
+            return original(scheduler_output, *args, **kwargs)
+
+        executor.execute_model = execute_model
+        self.counted = True
+
+    def launches(self, engine, output):
+        """A batch goes to the workers. Only one with prompt tokens changes what the page says."""
+        scheduled = output.num_scheduled_tokens
+        total, requests = output.total_num_scheduled_tokens, len(scheduled)
+        if total == requests and not self.owing:
+            self.flight.append((self.started, 0, total, requests, ()))
+            return
+        spec = output.scheduled_spec_decode_tokens
+        drafted = sum(map(len, spec.values())) if spec else 0
+        owing = tuple(self.owing.keys() & scheduled.keys())
+        tokens = 0
+        if owing or total > requests + drafted:
+            tokens = max(0, total - (requests - len(owing)) - drafted)
+        now = _now()
+        self.flight.append((now, tokens, total - tokens, requests, owing))
+        if tokens:
+            self.flight_tokens += tokens
+            scheduler = engine.scheduler
+            self.publish(now, len(scheduler.running), self.waiting(scheduler), PREFILL, self.flight_tokens,
+                         lease_ms(self.flight_tokens), self.started)
+
+    def waiting(self, scheduler):
+        return len(scheduler.waiting) + sum(len(getattr(scheduler, name)) for name in self.queues)
+
+    def counts(self, out):
+        """What a step function returned: outputs by client, or (vLLM 0.8) one set of outputs."""
+        if type(out) is tuple:
+            out = out[0]
+        if not out:
+            return
+        for outputs in out.values() if type(out) is dict else (out,):
+            self.tokens += sum(map(len, map(_new_tokens, outputs.outputs)))
+
+    def ends(self, engine, outcome=OK):
+        """A step of the busy loop has ended."""
+        now = _now()
+        if self.counted:
+            queue = engine.batch_queue
+            left = len(queue) if queue else 0
+            flight = self.flight
+            while len(flight) > left:
+                # back from the workers: when it left, prompt tokens, decode tokens, requests, ids that owed
+                began, tokens, decoded, requests, owing = flight.popleft()
+                self.steps += 1
+                self.page.record(self.steps, began, now, requests, tokens, decoded, outcome)
+                if tokens or owing:
+                    self.flight_tokens -= tokens
+                    self.computed(engine.scheduler.requests, owing)
+        else:
+            self.steps += 1
+        scheduler = engine.scheduler
+        extra = 0
+        for name in self.queues:
+            extra += len(getattr(scheduler, name))
+        self.extra = extra
+        running, waiting = len(scheduler.running), len(scheduler.waiting) + extra
+        finished = self.admitted - running - waiting
+        if finished > self.finished:
+            self.finished = finished
+        self.started = 0
+        tokens = self.flight_tokens
+        if running or waiting or self.flight:
+            phase = SLEEP if self.asleep and not running else PREFILL if tokens else DECODE
+            self.publish(now, running, waiting, phase, tokens, lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
+        else:
+            self.owing.clear()
+            self.owed = 0
+            self.publish(now, 0, 0, SLEEP if self.asleep else IDLE, 0, 0, 0)
+
+    def computed(self, requests, owing):
+        """These have had a part of their prompts computed."""
+        for request_id in owing:
+            request = requests.get(request_id)
+            self.owe(request_id, 0 if request is None else max(0, request.num_prompt_tokens - request.num_computed_tokens))
+
+    def owe(self, request_id, tokens):
+        self.owed += tokens - self.owing.pop(request_id, 0)
+        if tokens:
+            self.owing[request_id] = tokens
+
+    def adds(self, request):
+        self.admitted += 1
+        tokens = getattr(request, "num_prompt_tokens", None)
+        self.owe(request.request_id, int(tokens if tokens is not None else len(request.prompt_token_ids or ())))
+
+    def aborts(self, request_ids):
+        for request_id in (request_ids,) if isinstance(request_ids, str) else request_ids:
+            self.owe(request_id, 0)
+
+    def rests(self, engine):
+        """After pause, resume, sleep or wake-up."""
+        paused = getattr(engine, "is_scheduler_paused", None)
+        sleeping = getattr(engine, "is_sleeping", None)
+        self.asleep = bool(paused is not None and paused()) or bool(sleeping is not None and sleeping())
+        if self.started == 0:
+            scheduler = engine.scheduler
+            self.queues = self.queues or ()
+            self.publish(_now(), len(scheduler.running), self.waiting(scheduler), SLEEP if self.asleep else IDLE, 0, 0, 0)
+
+    def withdraw(self, error):
+        """Our own failure: the page goes, the engine stays."""
+        if self.live:
+            self.live = False
+            log.warning("truebeat: the engine core's page is withdrawn: %r", error)
+            self.page.withdraw()
+
+
+def install_executor(module):
+    """The executor is made right after the plugins were loaded, and knows the configuration: there the page begins."""
+    if not around(module.Executor, "__init__", _executor_init):
+        missing("Executor.__init__", "the engine core has no page")
+
+
+def install_core(module):
+    core = module.EngineCore
+    proc = getattr(module, "EngineCoreProc", core)
+    steps = [around(core, name, _step_outputs) for name in ("step", "step_with_batch_queue")]
+    essential = {"EngineCoreProc._process_engine_step": around(proc, "_process_engine_step", _engine_step),
+                 "EngineCore.step": steps[0]}
+    lacking = [name for name, there in essential.items() if not there]
+    for name in lacking:
+        missing(name, "the engine core has no page")
+    _CORE["ready"] = not lacking
+    for name, make, effect in (("add_request", _add_request, "requests finished and prompts owed stay 0"),
+                               ("abort_requests", _abort_requests, "prompts owed are right again when the engine is idle"),
+                               ("_initialize_kv_caches", _phase(WARM_UP, STARTUP_LEASE_MS), "start-up shows one phase")):
+        if not around(core, name, make):
+            missing("EngineCore." + name, effect)
+    resting = ("pause_scheduler", "resume_scheduler", "sleep", "wake_up")
+    found = [around(cls, name, _rest) for name in resting for cls in (core, proc)]
+    if not any(found):
+        missing("EngineCore.sleep", "sleep and pause do not show on the page")
+    for cls in {core, proc, getattr(module, "DPEngineCoreProc", proc)}:
+        around(cls, "run_busy_loop", _phase(IDLE, 0))
+
+
+_CORE = {"ready": False}
+
+
+def _executor_init(original):
+    def __init__(self, vllm_config, *args, **kwargs):
+        _make_page(vllm_config, type(self))
+        return original(self, vllm_config, *args, **kwargs)
+    return __init__
+
+
+def _make_page(vllm_config, executor_class):
+    global _beat
+    try:
+        directory = page_dir()
+        if directory is None or not _CORE["ready"]:
+            return
+        rank, world = place(vllm_config, executor_class)
+        _beat = CoreBeat(Writer(directory, identity_of_this_process(rank, world)))
+        log.info("truebeat: the engine core publishes %s", _beat.page.path)
+    except Exception as error:  # noqa: BLE001
+        _beat = None
+        log.warning("truebeat: the engine core has no page: %r", error)
+
+
+def _engine_step(original):
+    def _process_engine_step(self, *args, **kwargs):
+        beat = _beat
+        if beat is None or not beat.live:
+            return original(self, *args, **kwargs)
+        try:
+            beat.begins(self)
+        except Exception as error:  # noqa: BLE001
+            beat.withdraw(error)
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException:
+            _quietly(beat, beat.ends, self, FAILED)
+            raise
+        try:
+            if beat.live:
+                beat.ends(self)
+        except Exception as error:  # noqa: BLE001
+            beat.withdraw(error)
+        return result
+    return _process_engine_step
+
+
+def _step_outputs(original):
+    def step(self, *args, **kwargs):
+        out = original(self, *args, **kwargs)
+        beat = _beat
+        try:
+            if beat is not None:
+                beat.counts(out)
+        except Exception as error:  # noqa: BLE001
+            beat.withdraw(error)
+        return out
+    return step
+
+
+def _quietly(beat, action, *args):
+    try:
+        if beat is not None and beat.live:
+            action(*args)
+    except Exception as error:  # noqa: BLE001
+        beat.withdraw(error)
+
+
+def _add_request(original):
+    def add_request(self, request, *args, **kwargs):
+        result = original(self, request, *args, **kwargs)
+        if _beat is not None:
+            _quietly(_beat, _beat.adds, request)
+        return result
+    return add_request
+
+
+def _abort_requests(original):
+    def abort_requests(self, request_ids, *args, **kwargs):
+        if _beat is not None:
+            _quietly(_beat, _beat.aborts, request_ids)
+        return original(self, request_ids, *args, **kwargs)
+    return abort_requests
+
+
+def _rest(original):
+    def rest(self, *args, **kwargs):
+        result = original(self, *args, **kwargs)
+        if _beat is not None:
+            _quietly(_beat, _beat.rests, self)
+        return result
+    return rest
+
+
+def _phase(phase, lease):
+    def make(original):
+        def entered(self, *args, **kwargs):
+            if _beat is not None:
+                _quietly(_beat, _beat.publish_phase, phase, lease)
+            return original(self, *args, **kwargs)
+        return entered
+    return make

@@ -1,0 +1,212 @@
+"""Hooks in a vLLM worker: one page a rank, with the step under way and how many tokens it has.
+
+A worker hands nothing to clients and has no queue: it counts steps (the same ones as the core) and names what it is doing. In a
+process that holds the engine core as well (one GPU, no worker process) the core's page says it all, and nothing is done here.
+"""
+import time
+
+from . import vllm_core
+from .hooks import around, log, missing
+from .page import (CAPTURE, COMPILE, DECODE, FAILED, IDLE, LOAD, OK, PREFILL, SLEEP, WARM_UP, Writer, identity_of_this_process,
+                   page_dir)
+from .vllm_core import STARTUP_LEASE_MS, lease_ms
+
+_beat = None
+_now = time.monotonic_ns
+# the one place where steps are counted: the first of the hooks that this version has
+_HOOKS = {"execute": None, "warm": False}
+
+
+def forget():
+    """In a forked child: the parent's page is not ours."""
+    global _beat
+    _beat = None
+
+
+def current():
+    """The worker's beat of this process, or None."""
+    return _beat
+
+
+class WorkerBeat:
+    """What a worker's page says."""
+
+    __slots__ = ("page", "steps", "started", "entered", "phase", "tokens", "requests", "decoded", "depth", "serving", "live")
+
+    def __init__(self, page):
+        self.page = page
+        self.steps = self.started = self.tokens = self.requests = self.decoded = self.depth = 0
+        self.phase, self.entered = LOAD, _now()
+        self.serving = not _HOOKS["warm"]
+        self.live = True
+        self.rests(LOAD)
+
+    def rests(self, phase):
+        """Between steps, and in the phases of the start."""
+        now = _now()
+        if phase != self.phase:
+            self.phase, self.entered = phase, now
+        lease = STARTUP_LEASE_MS if phase <= WARM_UP else 0
+        self.page.publish(self.steps, 0, 0, 0, 0, 0, phase, 0, self.entered, lease, 0, 0, 0, now)
+
+    def begins(self, output):
+        if self.started:
+            self.ends(OK)
+        scheduled = output.num_scheduled_tokens
+        total, requests = output.total_num_scheduled_tokens, len(scheduled)
+        spec = output.scheduled_spec_decode_tokens
+        drafted = sum(map(len, spec.values())) if spec else 0
+        # a worker does not know which request is still in its prompt: more than one token each means that one is
+        self.tokens = max(0, total - requests - drafted)
+        self.requests, self.decoded = requests, total - self.tokens
+        phase = PREFILL if self.tokens else DECODE
+        now = self.started = _now()
+        if phase != self.phase:
+            self.phase, self.entered = phase, now
+        self.page.publish(self.steps, 0, 0, requests, 0, 0, phase, self.tokens, self.entered, lease_ms(self.tokens), now, 0, 0, now)
+
+    def ends(self, outcome):
+        started, self.started = self.started, 0
+        if started:
+            self.steps += 1
+            self.page.record(self.steps, started, _now(), self.requests, self.tokens, self.decoded, outcome)
+            self.rests(IDLE)
+
+    def withdraw(self, error):
+        """Our own failure: the page goes, the worker stays."""
+        if self.live:
+            self.live = False
+            log.warning("truebeat: a worker's page is withdrawn: %r", error)
+            self.page.withdraw()
+
+
+def install_base(module):
+    """The base class knows the rank; the wrapper, in newer versions, is where every kind of worker's step begins."""
+    if not around(module.WorkerBase, "__init__", _worker_init):
+        missing("WorkerBase.__init__", "workers have no pages")
+    _step_hook(getattr(module, "WorkerWrapperBase", None))
+
+
+def install_worker(module):
+    """The GPU worker, from which others derive."""
+    _step_hook(module.Worker)
+    around(module.Worker, "sample_tokens", _sample)
+    install_worker_kind(module)
+
+
+def install_worker_kind(module):
+    """Phases of the start, and sleep, of each kind of worker."""
+    phases = (("load_model", LOAD), ("determine_available_memory", COMPILE), ("compile_or_warm_up_model", WARM_UP))
+    for name in ("Worker", "CPUWorker"):
+        cls = getattr(module, name, None)
+        if cls is None:
+            continue
+        for method, phase in phases:
+            there = around(cls, method, _phase(phase, then=IDLE if phase == WARM_UP else None))
+            _HOOKS["warm"] |= there and phase == WARM_UP
+        around(cls, "sleep", _phase(None, then=SLEEP))
+        around(cls, "wake_up", _phase(None, then=IDLE))
+
+
+def install_runner(module):
+    """Graph capture; and steps, where nothing before them could be hooked."""
+    runner = module.GPUModelRunner
+    around(runner, "capture_model", _phase(CAPTURE, then=WARM_UP))
+    _step_hook(runner)
+    if _HOOKS["execute"] is None:
+        missing("execute_model of worker or runner", "workers have no steps on their pages")
+
+
+def _step_hook(cls):
+    """Steps are counted once: at the outermost of wrapper, worker and runner."""
+    if cls is None or _HOOKS["execute"] not in (None, cls):
+        # both model runners share a name, and one process uses one of them
+        if cls is None or _HOOKS["execute"].__name__ != cls.__name__:
+            return
+    if around(cls, "execute_model", _execute):
+        _HOOKS["execute"] = cls
+
+
+def _worker_init(original):
+    def __init__(self, *args, **kwargs):
+        result = original(self, *args, **kwargs)
+        _make_page(self)
+        return result
+    return __init__
+
+
+def _make_page(worker):
+    global _beat
+    try:
+        directory = page_dir()
+        if directory is None or _beat is not None or vllm_core.current() is not None:
+            return
+        rank, world = vllm_core.place(worker.vllm_config, None, worker.rank)
+        _beat = WorkerBeat(Writer(directory, identity_of_this_process(rank, world)))
+        log.info("truebeat: worker %s publishes %s", worker.rank, _beat.page.path)
+    except Exception as error:  # noqa: BLE001
+        _beat = None
+        log.warning("truebeat: a worker has no page: %r", error)
+
+
+def _execute(original):
+    def execute_model(self, scheduler_output, *args, **kwargs):
+        beat = _beat
+        # some versions warm up through this very method; the core does not count those
+        if beat is None or not beat.live or (beat.phase <= WARM_UP and not beat.serving):
+            return original(self, scheduler_output, *args, **kwargs)
+        try:
+            beat.begins(scheduler_output)
+        except Exception as error:  # noqa: BLE001
+            beat.withdraw(error)
+        try:
+            result = original(self, scheduler_output, *args, **kwargs)
+        except BaseException:
+            _quietly(beat.ends, FAILED)
+            raise
+        # None: the tokens are yet to be sampled, which is a part of the step
+        if result is not None:
+            _quietly(beat.ends, OK)
+        return result
+    return execute_model
+
+
+def _sample(original):
+    def sample_tokens(self, *args, **kwargs):
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if _beat is not None:
+                _quietly(_beat.ends, OK)
+    return sample_tokens
+
+
+def _phase(phase, then):
+    def make(original):
+        def entered(self, *args, **kwargs):
+            beat = _beat
+            if beat is None or not beat.live:
+                return original(self, *args, **kwargs)
+            # a subclass's method calls its base's: only the outer one speaks
+            outer, beat.depth = beat.depth == 0, beat.depth + 1
+            try:
+                if outer and phase is not None:
+                    _quietly(beat.rests, phase)
+                result = original(self, *args, **kwargs)
+            finally:
+                beat.depth -= 1
+            if then is not None and (outer or then == WARM_UP):
+                beat.serving = beat.serving or then == IDLE
+                _quietly(beat.rests, then)
+            return result
+        return entered
+    return make
+
+
+def _quietly(action, *args):
+    beat = _beat
+    try:
+        if beat is not None and beat.live:
+            action(*args)
+    except Exception as error:  # noqa: BLE001
+        beat.withdraw(error)
