@@ -8,7 +8,8 @@ use crate::rhythm::Rhythm;
 use crate::signs::{Sight, Signs};
 
 /// How long the step under way of a native page may last.
-pub fn native_step(page: &PageObs, rhythm: &Rhythm, policy: &Policy, tick: &Tick) -> Allowed {
+pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
+    let (rhythm, policy) = (view.rhythm, view.policy);
     let lease = step_lease_ms(page, policy);
     let warm = rhythm.steps_seen >= policy.native_warm_steps;
     let learned = match page.phase {
@@ -26,20 +27,20 @@ pub fn native_step(page: &PageObs, rhythm: &Rhythm, policy: &Policy, tick: &Tick
         _ => None,
     };
     // what the machine does to the agent it does to the engine: lateness is added on top, lease or not (V5)
-    let jitter = tick.jitter_ms.saturating_mul(2);
+    let jitter = view.tick.jitter_ms.saturating_mul(2);
+    // only decode comes in steps that are alike enough for a floor below the scheduler's usual pauses
+    let floor = if page.phase == PagePhase::Decode { view.native_floor_ms } else { policy.native_floor_ms };
     match learned.filter(|_| warm) {
         Some(ms) => Allowed::learned(
-            factor(ms, policy.native_factor_tenths)
-                .clamp(policy.native_floor_ms, lease.max(policy.native_floor_ms))
-                .saturating_add(jitter),
+            factor(ms, policy.native_factor_tenths).clamp(floor, lease.max(floor)).saturating_add(jitter),
         ),
         None => Allowed::declared(lease.max(policy.native_floor_ms).saturating_add(jitter)),
     }
 }
 
 /// How long a native loop may turn without handing out a token.
-pub fn native_livelock(page: &PageObs, rhythm: &Rhythm, policy: &Policy, tick: &Tick) -> Allowed {
-    native_step(page, rhythm, policy, tick)
+pub fn native_livelock(view: &View<'_>, page: &PageObs) -> Allowed {
+    native_step(view, page)
 }
 
 /// The lease of the step under way, capped (H5); the cap where none is declared.
@@ -215,8 +216,8 @@ impl Learner {
                 rhythm.prompt_tokens_max = rhythm.prompt_tokens_max.max(step.owed).max(u64::from(step.tokens));
             }
             // the mean over the interval, while decode ruled all of it
-            if self.decoding && page.phase == PagePhase::Decode && page.running > 0 && tick.elapsed_ms > 0 {
-                let step_ms = (tick.elapsed_ms / sight.steps_done).max(self.step_age_peak_ms);
+            if self.decoding && page.phase == PagePhase::Decode && page.running > 0 && tick.lived_ms > 0 {
+                let step_ms = (tick.lived_ms / sight.steps_done).max(self.step_age_peak_ms);
                 rhythm.decoded(step_ms, page.running);
             }
             self.step_age_peak_ms = 0;

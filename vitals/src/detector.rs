@@ -14,6 +14,7 @@ use case::Case;
 use crate::deadlines::Learner;
 use crate::examine::{Exam, View, examine, reason};
 use crate::excuse::{SilenceClock, Tick};
+use crate::noise::Noise;
 use crate::observation::{Ms, Observation};
 use crate::rhythm::Rhythm;
 use crate::signs::{Sight, Signs};
@@ -42,6 +43,9 @@ pub struct Detector {
     learner: Learner,
     witnesses: Witnesses,
     slow: SlowMeter,
+    noise: Noise,
+    /// When the last look asked for this one.
+    asked_ms: Ms,
     stage: Stage,
     /// When a suspect was last let out without proof of life.
     trial_ms: Option<Ms>,
@@ -64,6 +68,8 @@ impl Detector {
             learner: Learner::default(),
             witnesses: Witnesses::default(),
             slow: SlowMeter::default(),
+            noise: Noise::default(),
+            asked_ms: Ms::MAX,
             stage: Stage::Starting,
             trial_ms: None,
             said: Verdict::Unknown,
@@ -91,8 +97,12 @@ impl Detector {
         let tick = self.clock.tick(now_ms, obs, &self.policy);
         let sight = self.signs.look(&tick, obs, &self.policy);
         self.witnesses.look(&tick, obs, &sight, &self.policy);
+        self.noise.look(&tick, &sight, self.asked_ms);
         if sight.delivered() {
             self.clock.delivered();
+        }
+        if sight.delivered() || sight.owed.is_none() || self.signs.page_prefill_at == tick.counted_ms {
+            self.clock.moved();
         }
         if let Some(outcome) = self.beyond_judgement(&tick, &sight) {
             return outcome;
@@ -170,6 +180,7 @@ impl Detector {
             rhythm: &self.rhythm,
             policy: &self.policy,
             burning: self.witnesses.burning(),
+            native_floor_ms: self.noise.floor_ms(tick.now_ms, &self.policy),
         }
     }
 
@@ -189,6 +200,7 @@ impl Detector {
         // never later than the next deadline, so that a fence is not a whole tick late
         let check_again_in_ms =
             due_in_ms.map_or(self.policy.tick_ms, |due| due.saturating_add(1).clamp(20, self.policy.tick_ms.max(20)));
+        self.asked_ms = check_again_in_ms;
         Outcome { verdict, since_ms: self.since_ms, reasons, actions, check_again_in_ms, fenced }
     }
 }

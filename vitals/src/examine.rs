@@ -91,6 +91,8 @@ pub struct View<'a> {
     pub policy: &'a Policy,
     /// Since the last delivery: was the stepping thread mostly running, or the tree burning CPU?
     pub burning: bool,
+    /// What no learned deadline of a native step is below (see [`crate::noise`]).
+    pub native_floor_ms: Ms,
 }
 
 impl View<'_> {

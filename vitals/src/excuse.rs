@@ -3,6 +3,7 @@
 //! All ages of the detector are differences of *counted* time: wall time less the intervals in which the engine could not have
 //! been expected to deliver. An excuse therefore needs no rule anywhere else.
 
+use crate::gap::GapWitness;
 use crate::log_signs::{self, Meaning};
 use crate::observation::{Ms, Observation, PagePhase};
 use crate::policy::Policy;
@@ -64,8 +65,12 @@ pub struct SilenceClock {
     compilers: Option<u64>,
     compiled_ms: Option<Ms>,
     paused_ms: Option<Ms>,
-    /// Decaying maximum of the agent's own lateness: what this machine does to a runnable process.
+    gaps: GapWitness,
+    /// Decaying maximum of the gaps in which nothing ran, neither the agent nor, by its own word, the engine.
     jitter_ms: Ms,
+    /// Such gaps since the engine last moved. They are discarded from that silence already, so that they may not stretch its
+    /// deadline as well: they count as jitter from the next movement on.
+    jitter_pending_ms: Ms,
 }
 
 /// One tick of the clock.
@@ -75,6 +80,8 @@ pub struct Tick {
     pub now_ms: Ms,
     /// Wall time since the last tick.
     pub elapsed_ms: Ms,
+    /// Of these, less the agent's gap as far as the engine is not proven to have run in it.
+    pub lived_ms: Ms,
     pub counted_ms: Ms,
     /// Counted time at the last tick.
     pub counted_before_ms: Ms,
@@ -106,23 +113,23 @@ impl SilenceClock {
         self.read_process(now_ms, obs, policy);
         self.read_pause(now_ms, obs);
         let excuse = self.excuse(now_ms, obs, policy);
+        // an agent that did not run saw nothing: its gap is discarded (VM pause), unless the engine shows that it ran
+        let gap = obs.agent_gap_ms.min(elapsed);
+        let unseen = gap - self.gaps.ran_ms(now_ms, elapsed, gap, obs, policy);
+        let lived = elapsed - unseen;
         let counted_before = if first { 0 } else { self.counted_ms };
         if first {
             self.counted_ms = now_ms;
         } else if excuse.is_none() {
-            // an agent that did not run saw nothing: the gap is discarded (VM pause, throttled agent)
-            self.counted_ms = self.counted_ms.saturating_add(self.fair(
-                elapsed.saturating_sub(obs.agent_gap_ms),
-                obs,
-                now_ms,
-                policy,
-            ));
+            self.counted_ms = self.counted_ms.saturating_add(self.fair(lived, obs, now_ms, policy));
         }
-        self.jitter_ms = obs.agent_gap_ms.min(1_000).max(self.jitter_ms.saturating_sub(self.jitter_ms / 32 + 1));
+        self.jitter_pending_ms = self.jitter_pending_ms.max(unseen.min(policy.jitter_ms_max));
+        self.jitter_ms = self.jitter_ms.saturating_sub(self.jitter_ms / 32 + 1);
         self.now_ms = Some(now_ms);
         Tick {
             now_ms,
             elapsed_ms: elapsed,
+            lived_ms: lived,
             counted_ms: self.counted_ms,
             counted_before_ms: counted_before,
             excuse,
@@ -138,6 +145,12 @@ impl SilenceClock {
         self.compilers = None;
         self.compiled_ms = None;
         self.paused_ms = None;
+        self.gaps.restarted();
+    }
+
+    /// The engine moved, or owes nothing: what this machine did to everybody until now may happen to the next step.
+    pub fn moved(&mut self) {
+        self.jitter_ms = self.jitter_ms.max(std::mem::take(&mut self.jitter_pending_ms));
     }
 
     /// Counted time of a moment of the caller's clock, as far as it is known.

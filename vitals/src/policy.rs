@@ -16,6 +16,14 @@ pub struct Policy {
     /// No step of a native page is suspect before this age, however fast the engine is: three ticks, and more than the pauses
     /// that a scheduler gives a runnable process on a busy machine.
     pub native_floor_ms: Ms,
+    /// The least that this floor comes down to on a machine that makes no noise (see [`crate::noise`]): a look and a half.
+    pub native_floor_calm_ms: Ms,
+    /// So much decode is seen before the floor may come down.
+    pub native_calm_ms: Ms,
+    /// For so long the floor stays up after it was too low, doubling each time.
+    pub native_calm_penalty_ms: Ms,
+    /// The most of a gap of the agent, in which the engine was not seen to run either, that counts as this machine's jitter.
+    pub jitter_ms_max: Ms,
     /// A native page's loop that owes work but is between two steps: the front end may be handing work over.
     pub native_between_ms: Ms,
     /// A gate's silence on a foreign engine is not suspect before this: two and a half 1 Hz samples.
@@ -83,6 +91,10 @@ impl Default for Policy {
         Self {
             tick_ms: 100,
             native_floor_ms: 300,
+            native_floor_calm_ms: 150,
+            native_calm_ms: 5_000,
+            native_calm_penalty_ms: 600_000,
+            jitter_ms_max: 500,
             native_between_ms: 600,
             foreign_floor_ms: 2_500,
             admission_ms: 3_000,

@@ -2,18 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
 mod common;
 
-use common::{Sim, suspect};
+use common::{Dice, Sim, suspect};
 use vitals::observation::{Ms, PagePhase};
-
-/// A small generator: the same history at each run.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % below.max(1)
-    }
-}
 
 /// A step of healthy decode on a machine that pauses everybody: mostly short, now and then a quarter of a second.
 fn step_ms(dice: &mut Dice) -> Ms {

@@ -2,7 +2,7 @@
 //! out on trial (V6). The stages themselves are the detector's.
 
 use super::{Detector, Stage};
-use crate::examine::{Complaint, Exam, reason};
+use crate::examine::{Basis, Complaint, Exam, reason};
 use crate::excuse::{Excuse, Tick};
 use crate::observation::Ms;
 use crate::signs::Sight;
@@ -20,6 +20,8 @@ pub(super) struct Case {
     reasons: Vec<Reason>,
     /// Counted time since which nothing is owed any more.
     drained_at: Option<Ms>,
+    /// Only a floor that came down for a quiet machine made it.
+    low_floor: bool,
     /// It began before the engine could serve.
     pub(super) in_startup: bool,
 }
@@ -38,6 +40,9 @@ impl Detector {
             began_counted: tick.counted_ms,
             reasons: vec![complaint.reason.clone()],
             drained_at: None,
+            low_floor: complaint.allowed.basis == Basis::Learned
+                && sight.native().is_some()
+                && complaint.allowed.ms < self.policy.native_floor_ms,
             in_startup,
         };
         let exam = Exam { complaint: Some(complaint), ..Exam::default() };
@@ -53,6 +58,9 @@ impl Detector {
         exam: Exam,
     ) -> Outcome {
         if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
+            if case.low_floor {
+                self.noise.was_wrong(tick.now_ms, &self.policy);
+            }
             return self.release(tick, sight, draining, exam);
         }
         self.hold_case(tick, sight, case, exam)

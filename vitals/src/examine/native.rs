@@ -14,7 +14,7 @@ pub(super) fn step(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
             return;
         }
         let silence = view.tick.since(step_at);
-        let allowed = deadlines::native_step(page, view.rhythm, view.policy, view.tick);
+        let allowed = deadlines::native_step(view, page);
         let lease = page.lease_ms.min(view.policy.lease_cap_ms);
         exam.step_lesson_ms = deadlines::step_lesson_ms(page, allowed, view.policy);
         exam.hold(silence, allowed, || {
@@ -56,7 +56,7 @@ pub(super) fn livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
     let since_tokens = view.tick.since(view.signs.page_tokens_at.max(view.signs.owed_since));
     if turned >= view.policy.livelock_steps {
         let silence = since_tokens.min(since_prefill);
-        let allowed = deadlines::native_livelock(page, view.rhythm, view.policy, view.tick);
+        let allowed = deadlines::native_livelock(view, page);
         exam.hold(silence, allowed, || {
             let text = format!(
                 "{turned} steps turned in {since_tokens} ms and not one token was delivered to {} running requests; {}",

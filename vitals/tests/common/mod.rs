@@ -23,6 +23,17 @@ pub struct Sim {
     pub last: Option<Outcome>,
 }
 
+/// A small generator: the same history at each run.
+#[derive(Debug, Clone)]
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below.max(1)
+    }
+}
+
 pub const T0: Ms = 1_000_000;
 
 impl Sim {

@@ -1,0 +1,156 @@
+//! An agent that is scheduled late, beside an engine that runs and beside one that is paused with it, in virtual time.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
+mod common;
+
+use common::{Dice, Sim, suspect};
+use vitals::observation::Ms;
+use vitals::verdict::StallClass;
+
+/// What the engine does with the time it is given.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Work {
+    Decode,
+    /// Steps turn, nothing is delivered.
+    Livelock,
+    /// One step that burns a core.
+    Spin,
+    /// One step that waits for a lock.
+    Wait,
+}
+
+/// What becomes of the engine while the agent is late.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Meanwhile {
+    Runs,
+    Paused,
+}
+
+struct Machine {
+    sim: Sim,
+    dice: Dice,
+    /// Engine time left until the step under way ends.
+    left_ms: Ms,
+    late: fn(&mut Dice) -> Ms,
+    meanwhile: Meanwhile,
+}
+
+impl Machine {
+    fn warm(seed: u64, late: fn(&mut Dice) -> Ms, meanwhile: Meanwhile) -> Self {
+        let mut sim = Sim::native().up();
+        sim.admit(4, 100);
+        sim.process().state = Some('R');
+        let mut machine = Self { sim, dice: Dice(seed), left_ms: 5, late, meanwhile };
+        assert_eq!(machine.run(Work::Decode, 20_000), None, "a healthy engine was fenced: {:?}", machine.sim.last);
+        machine
+    }
+
+    /// Runs for so long; when it was first suspected, if it was.
+    fn run(&mut self, work: Work, ms: Ms) -> Option<Ms> {
+        let began = self.sim.now;
+        while self.sim.now - began < ms {
+            let due = self.sim.last.as_ref().map_or(100, |last| last.check_again_in_ms);
+            let late = (self.late)(&mut self.dice);
+            self.engine(work, due, self.sim.now);
+            let paused = if self.meanwhile == Meanwhile::Paused { late } else { 0 };
+            self.engine(work, late - paused, self.sim.now + due + paused);
+            // what the agent itself calls a gap
+            self.sim.gap = if late >= 150 { late } else { 0 };
+            self.sim.cpu = 0;
+            if suspect(&self.sim.tick(due + late).verdict) {
+                return Some(self.sim.now - began);
+            }
+        }
+        None
+    }
+
+    /// The engine gets this much time, from this moment on.
+    fn engine(&mut self, work: Work, mut ms: Ms, mut at: Ms) {
+        self.sim.process().cpu_ms += if work == Work::Wait { 0 } else { ms };
+        while matches!(work, Work::Decode | Work::Livelock) && ms >= self.left_ms {
+            at += self.left_ms;
+            ms -= self.left_ms;
+            self.left_ms = 2 + self.dice.roll(12);
+            let page = self.sim.page.as_mut().unwrap();
+            page.steps_completed += 1;
+            page.step_started_ms = Some(at);
+            page.published_ms = at;
+            if work == Work::Decode {
+                page.tokens_delivered += 4;
+                self.sim.deliver(4, at);
+            }
+        }
+        if matches!(work, Work::Decode | Work::Livelock) {
+            self.left_ms -= ms;
+        }
+    }
+}
+
+fn often_late(dice: &mut Dice) -> Ms {
+    50 + dice.roll(450)
+}
+
+fn sometimes_late(dice: &mut Dice) -> Ms {
+    if dice.roll(8) == 0 { 50 + dice.roll(450) } else { dice.roll(5) }
+}
+
+#[test]
+fn a_starved_agent_beside_a_running_engine_fences_a_stall_in_its_own_time() {
+    for (work, bound) in [(Work::Livelock, 1_200), (Work::Spin, 1_200), (Work::Wait, 3_000)] {
+        let mut late: Vec<Ms> = (0..60)
+            .map(|seed| {
+                let mut machine = Machine::warm(seed, often_late, Meanwhile::Runs);
+                if work == Work::Wait {
+                    machine.sim.process().state = Some('S');
+                }
+                machine.run(work, 30_000).unwrap()
+            })
+            .collect();
+        late.sort_unstable();
+        assert!(late[59] <= bound, "{work:?}: p50 {} max {}", late[29], late[59]);
+    }
+}
+
+#[test]
+fn the_class_is_told_as_if_the_agent_were_on_time() {
+    for (work, class) in [(Work::Livelock, StallClass::Livelock), (Work::Spin, StallClass::DeviceWait)] {
+        let mut machine = Machine::warm(3, often_late, Meanwhile::Runs);
+        machine.run(work, 30_000).unwrap();
+        assert_eq!(machine.sim.last.unwrap().verdict.class(), Some(&class));
+    }
+}
+
+#[test]
+fn a_machine_that_pauses_everybody_excuses_everybody() {
+    for late in [often_late as fn(&mut Dice) -> Ms, sometimes_late] {
+        for seed in 0..10 {
+            let mut machine = Machine::warm(seed, late, Meanwhile::Paused);
+            assert_eq!(machine.run(Work::Decode, 120_000), None, "seed {seed}: {:?}", machine.sim.last);
+        }
+    }
+}
+
+#[test]
+fn one_pause_of_everybody_is_excused_however_long_it_is() {
+    for pause in [200, 700, 1_500, 5_000, 60_000] {
+        for seed in 0..20 {
+            let mut machine = Machine::warm(seed, |dice| dice.roll(5), Meanwhile::Paused);
+            machine.sim.gap = pause;
+            machine.sim.cpu = 0;
+            let outcome = machine.sim.tick(pause + 20);
+            assert!(!suspect(&outcome.verdict), "{pause} ms: {:?}", outcome.reasons);
+            assert_eq!(machine.run(Work::Decode, 5_000), None, "after {pause} ms: {:?}", machine.sim.last);
+        }
+    }
+}
+
+#[test]
+fn a_stall_on_a_machine_that_pauses_everybody_is_fenced_all_the_same() {
+    for work in [Work::Livelock, Work::Spin, Work::Wait] {
+        for seed in 0..20 {
+            let mut machine = Machine::warm(seed, sometimes_late, Meanwhile::Paused);
+            machine.sim.process().state = Some(if work == Work::Wait { 'S' } else { 'R' });
+            let fenced = machine.run(work, 30_000);
+            assert!(fenced.is_some_and(|ms| ms <= 6_000), "{work:?} seed {seed}: {fenced:?}");
+        }
+    }
+}
