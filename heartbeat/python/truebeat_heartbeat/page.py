@@ -28,6 +28,7 @@ OK, FAILED, DEADLINE_EXCEEDED = 1, 2, 3
 # Native alignment and order: struct then copies each value whole, as H7 wants. The page is little-endian, so is the machine.
 BEAT = struct.Struct("@QQQIIQIIQIIQQQQ")
 RECORD = struct.Struct("@QQQIIIIQ")
+_pack_record = RECORD.pack_into
 BEAT_SEQ = BEAT_OFFSET // 8
 BEAT_PAYLOAD = BEAT_OFFSET + 8
 
@@ -83,7 +84,7 @@ def memory_fence():
 class Writer:
     """The one writer of a rank's page. One thread publishes. The file stays when the process ends: it is evidence."""
 
-    # `buffer`, `words`, `seq` and `fence` are for callers in a hurry (vllm_core), who do what `publish` does in place
+    # `buffer`, `words`, `seq` and `fence` are for a subclass in a hurry (vllm_core), which does what `publish` does in place
     __slots__ = ("path", "buffer", "words", "seq", "records", "fence")
 
     def __init__(self, directory, identity):
@@ -134,13 +135,13 @@ class Writer:
         slot = HEADER_LEN + self.records % RING_LEN * RECORD_LEN
         self.records += 1
         seq = 2 * self.records
-        words = self.words
+        words, fence = self.words, self.fence
         words[slot // 8] = seq - 1
-        if self.fence is not None:
-            self.fence()
-        RECORD.pack_into(self.buffer, slot + 8, step, started_ns, ended_ns, requests, prefill_tokens, decode_tokens, outcome, graph_key)
-        if self.fence is not None:
-            self.fence()
+        if fence is not None:
+            fence()
+        _pack_record(self.buffer, slot + 8, step, started_ns, ended_ns, requests, prefill_tokens, decode_tokens, outcome, graph_key)
+        if fence is not None:
+            fence()
         words[slot // 8] = seq
 
     def withdraw(self):

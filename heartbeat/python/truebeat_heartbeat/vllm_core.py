@@ -22,6 +22,7 @@ LEASE_MS_MAX = 2**32 - 1
 _beat = None
 _now = time.monotonic_ns
 _new_tokens = attrgetter("new_token_ids")
+_pack = BEAT.pack_into
 
 
 def lease_ms(tokens):
@@ -50,14 +51,14 @@ def forget():
     _beat = None
 
 
-class CoreBeat:
-    """What the core's page says, and the ways in which it changes."""
+class CoreBeat(Writer):
+    """The core's page: what it says, and the ways in which that changes."""
 
-    __slots__ = ("page", "steps", "tokens", "finished", "admitted", "owed", "owing", "phase", "entered", "flight", "flight_tokens",
+    __slots__ = ("steps", "tokens", "finished", "admitted", "owed", "owing", "phase", "entered", "flight", "flight_tokens",
                  "counted", "asleep", "started", "queues", "extra", "live")
 
-    def __init__(self, page):
-        self.page = page
+    def __init__(self, directory, identity):
+        super().__init__(directory, identity)
         self.steps = self.tokens = self.finished = self.admitted = self.owed = 0
         self.owing = {}  # request id -> prompt tokens that no step has taken yet
         self.phase, self.entered = LOAD, _now()
@@ -68,24 +69,23 @@ class CoreBeat:
         self.live = True
         self.publish_phase(LOAD, STARTUP_LEASE_MS)
 
-    def publish(self, now, running, waiting, phase, tokens, lease, started):
+    def says(self, now, running, waiting, phase, tokens, lease, started):
+        """`publish`, in place: this is on the way of every step."""
         if phase != self.phase:
             self.phase, self.entered = phase, now
-        page = self.page
-        words, fence = page.words, page.fence
-        seq = page.seq + 2
-        page.seq = seq
+        words, fence = self.words, self.fence
+        self.seq = seq = self.seq + 2
         words[BEAT_SEQ] = seq - 1
         if fence is not None:
             fence()
-        BEAT.pack_into(page.buffer, BEAT_PAYLOAD, self.steps, self.tokens, self.finished, running, waiting, self.owed, phase, tokens,
-                       self.entered, lease, 0, started, 0, 0, now)
+        _pack(self.buffer, BEAT_PAYLOAD, self.steps, self.tokens, self.finished, running, waiting, self.owed, phase, tokens,
+              self.entered, lease, 0, started, 0, 0, now)
         if fence is not None:
             fence()
         words[BEAT_SEQ] = seq
 
     def publish_phase(self, phase, lease=0):
-        self.publish(_now(), 0, 0, phase, 0, lease, 0)
+        self.says(_now(), 0, 0, phase, 0, lease, 0)
 
     def begins(self, engine):
         """A step of the busy loop begins."""
@@ -95,7 +95,7 @@ class CoreBeat:
         now = self.started = _now()
         tokens = self.flight_tokens
         # requests come by way of `waiting`; what else waits was counted when the last step ended
-        self.publish(now, len(scheduler.running), len(scheduler.waiting) + self.extra, PREFILL if tokens else DECODE, tokens,
+        self.says(now, len(scheduler.running), len(scheduler.waiting) + self.extra, PREFILL if tokens else DECODE, tokens,
                      lease_ms(tokens) if tokens else STEP_LEASE_MS, now)
 
     def prepare(self, engine):
@@ -112,7 +112,7 @@ class CoreBeat:
                 if self.live:
                     self.launches(engine, scheduler_output)
             except Exception as error:  # noqa: BLE001
-                self.withdraw(error)
+                self.gives_up(error)
             return original(scheduler_output, *args, **kwargs)
 
         executor.execute_model = execute_model
@@ -136,7 +136,7 @@ class CoreBeat:
         if tokens:
             self.flight_tokens += tokens
             scheduler = engine.scheduler
-            self.publish(now, len(scheduler.running), self.waiting(scheduler), PREFILL, self.flight_tokens,
+            self.says(now, len(scheduler.running), self.waiting(scheduler), PREFILL, self.flight_tokens,
                          lease_ms(self.flight_tokens), self.started)
 
     def waiting(self, scheduler):
@@ -162,7 +162,7 @@ class CoreBeat:
                 # back from the workers: when it left, prompt tokens, decode tokens, requests, ids that owed
                 began, tokens, decoded, requests, owing = flight.popleft()
                 self.steps += 1
-                self.page.record(self.steps, began, now, requests, tokens, decoded, outcome)
+                self.record(self.steps, began, now, requests, tokens, decoded, outcome)
                 if tokens or owing:
                     self.flight_tokens -= tokens
                     self.computed(engine.scheduler.requests, owing)
@@ -181,11 +181,11 @@ class CoreBeat:
         tokens = self.flight_tokens
         if running or waiting or self.flight:
             phase = SLEEP if self.asleep and not running else PREFILL if tokens else DECODE
-            self.publish(now, running, waiting, phase, tokens, lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
+            self.says(now, running, waiting, phase, tokens, lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
         else:
             self.owing.clear()
             self.owed = 0
-            self.publish(now, 0, 0, SLEEP if self.asleep else IDLE, 0, 0, 0)
+            self.says(now, 0, 0, SLEEP if self.asleep else IDLE, 0, 0, 0)
 
     def computed(self, requests, owing):
         """These have had a part of their prompts computed."""
@@ -215,14 +215,14 @@ class CoreBeat:
         if self.started == 0:
             scheduler = engine.scheduler
             self.queues = self.queues or ()
-            self.publish(_now(), len(scheduler.running), self.waiting(scheduler), SLEEP if self.asleep else IDLE, 0, 0, 0)
+            self.says(_now(), len(scheduler.running), self.waiting(scheduler), SLEEP if self.asleep else IDLE, 0, 0, 0)
 
-    def withdraw(self, error):
+    def gives_up(self, error):
         """Our own failure: the page goes, the engine stays."""
         if self.live:
             self.live = False
             log.warning("truebeat: the engine core's page is withdrawn: %r", error)
-            self.page.withdraw()
+            self.withdraw()
 
 
 def install_executor(module):
@@ -271,8 +271,8 @@ def _make_page(vllm_config, executor_class):
         if directory is None or not _CORE["ready"]:
             return
         rank, world = place(vllm_config, executor_class)
-        _beat = CoreBeat(Writer(directory, identity_of_this_process(rank, world)))
-        log.info("truebeat: the engine core publishes %s", _beat.page.path)
+        _beat = CoreBeat(directory, identity_of_this_process(rank, world))
+        log.info("truebeat: the engine core publishes %s", _beat.path)
     except Exception as error:  # noqa: BLE001
         _beat = None
         log.warning("truebeat: the engine core has no page: %r", error)
@@ -286,7 +286,7 @@ def _engine_step(original):
         try:
             beat.begins(self)
         except Exception as error:  # noqa: BLE001
-            beat.withdraw(error)
+            beat.gives_up(error)
         try:
             result = original(self, *args, **kwargs)
         except BaseException:
@@ -296,7 +296,7 @@ def _engine_step(original):
             if beat.live:
                 beat.ends(self)
         except Exception as error:  # noqa: BLE001
-            beat.withdraw(error)
+            beat.gives_up(error)
         return result
     return _process_engine_step
 
@@ -309,7 +309,7 @@ def _step_outputs(original):
             if beat is not None:
                 beat.counts(out)
         except Exception as error:  # noqa: BLE001
-            beat.withdraw(error)
+            beat.gives_up(error)
         return out
     return step
 
@@ -319,7 +319,7 @@ def _quietly(beat, action, *args):
         if beat is not None and beat.live:
             action(*args)
     except Exception as error:  # noqa: BLE001
-        beat.withdraw(error)
+        beat.gives_up(error)
 
 
 def _add_request(original):

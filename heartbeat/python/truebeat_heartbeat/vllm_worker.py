@@ -28,13 +28,13 @@ def current():
     return _beat
 
 
-class WorkerBeat:
-    """What a worker's page says."""
+class WorkerBeat(Writer):
+    """A worker's page."""
 
-    __slots__ = ("page", "steps", "started", "entered", "phase", "tokens", "requests", "decoded", "depth", "serving", "live")
+    __slots__ = ("steps", "started", "entered", "phase", "tokens", "requests", "decoded", "depth", "serving", "live")
 
-    def __init__(self, page):
-        self.page = page
+    def __init__(self, directory, identity):
+        super().__init__(directory, identity)
         self.steps = self.started = self.tokens = self.requests = self.decoded = self.depth = 0
         self.phase, self.entered = LOAD, _now()
         self.serving = not _HOOKS["warm"]
@@ -47,7 +47,7 @@ class WorkerBeat:
         if phase != self.phase:
             self.phase, self.entered = phase, now
         lease = STARTUP_LEASE_MS if phase <= WARM_UP else 0
-        self.page.publish(self.steps, 0, 0, 0, 0, 0, phase, 0, self.entered, lease, 0, 0, 0, now)
+        self.publish(self.steps, 0, 0, 0, 0, 0, phase, 0, self.entered, lease, 0, 0, 0, now)
 
     def begins(self, output):
         if self.started:
@@ -63,21 +63,21 @@ class WorkerBeat:
         now = self.started = _now()
         if phase != self.phase:
             self.phase, self.entered = phase, now
-        self.page.publish(self.steps, 0, 0, requests, 0, 0, phase, self.tokens, self.entered, lease_ms(self.tokens), now, 0, 0, now)
+        self.publish(self.steps, 0, 0, requests, 0, 0, phase, self.tokens, self.entered, lease_ms(self.tokens), now, 0, 0, now)
 
     def ends(self, outcome):
         started, self.started = self.started, 0
         if started:
             self.steps += 1
-            self.page.record(self.steps, started, _now(), self.requests, self.tokens, self.decoded, outcome)
+            self.record(self.steps, started, _now(), self.requests, self.tokens, self.decoded, outcome)
             self.rests(IDLE)
 
-    def withdraw(self, error):
+    def gives_up(self, error):
         """Our own failure: the page goes, the worker stays."""
         if self.live:
             self.live = False
             log.warning("truebeat: a worker's page is withdrawn: %r", error)
-            self.page.withdraw()
+            self.withdraw()
 
 
 def install_base(module):
@@ -142,8 +142,8 @@ def _make_page(worker):
         if directory is None or _beat is not None or vllm_core.current() is not None:
             return
         rank, world = vllm_core.place(worker.vllm_config, None, worker.rank)
-        _beat = WorkerBeat(Writer(directory, identity_of_this_process(rank, world)))
-        log.info("truebeat: worker %s publishes %s", worker.rank, _beat.page.path)
+        _beat = WorkerBeat(directory, identity_of_this_process(rank, world))
+        log.info("truebeat: worker %s publishes %s", worker.rank, _beat.path)
     except Exception as error:  # noqa: BLE001
         _beat = None
         log.warning("truebeat: a worker has no page: %r", error)
@@ -158,7 +158,7 @@ def _execute(original):
         try:
             beat.begins(scheduler_output)
         except Exception as error:  # noqa: BLE001
-            beat.withdraw(error)
+            beat.gives_up(error)
         try:
             result = original(self, scheduler_output, *args, **kwargs)
         except BaseException:
@@ -209,4 +209,4 @@ def _quietly(action, *args):
         if beat is not None and beat.live:
             action(*args)
     except Exception as error:  # noqa: BLE001
-        beat.withdraw(error)
+        beat.gives_up(error)
