@@ -8,7 +8,7 @@ CACHE ?= $(HOME)/.cache/truebeat
 PROGRAM := target/release/truebeat
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak regenerate clean-cluster
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -45,6 +45,14 @@ bench: build ## Cost of a publish, and fence latency over 200 injected stalls (h
 
 soak: build ## 30 minutes of mixed healthy work on a loaded machine: every alarm is a failure
 	$(PROGRAM) bench healthy --minutes 30
+
+ONLY ?=
+PLUGIN ?= both
+TP ?=
+MODE ?= fence
+test-vllm: prerequisites build ## A real vLLM on the processor, hung in every known way (6 GB once, over an hour; ONLY=k1,f PLUGIN=yes TP=1 MODE=recover)
+	venv=$$(tests/vllm/install.sh) && python3 -B tests/vllm/run.py --venv "$$venv" --program $(PROGRAM) \
+	  --plugin $(PLUGIN) --mode $(MODE) $(if $(ONLY),--only $(ONLY)) $(if $(TP),--tp $(TP))
 
 regenerate: ## Generated files: CRDs, install manifest, snapshots
 	TRUEBEAT_REGENERATE=1 INSTA_UPDATE=always cargo test --locked -p crds -p operator -p vitals
