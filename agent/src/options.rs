@@ -11,6 +11,7 @@ use vitals::policy::Policy;
 
 use crate::report::PodIdentity;
 use crate::sources::SourcesConfig;
+use crate::sources::ras::DEFAULT_ADDRESS;
 use crate::watch::{WatchConfig, WatchError};
 
 /// How far the agent goes.
@@ -164,6 +165,8 @@ impl WatchArgs {
                 engine_url: self.engine_url,
                 log_path: self.log_file,
                 nvml: !self.no_nvml,
+                // NCCL's own variable, so that engine and agent need not be told twice
+                ras_address: Some(std::env::var("NCCL_RAS_ADDR").unwrap_or_else(|_| DEFAULT_ADDRESS.to_owned())),
             },
             agent_dir,
             bundle_dir: self.bundle_dir,

@@ -9,6 +9,8 @@ mod http;
 mod log;
 #[path = "sources/nvml.rs"]
 mod nvml;
+#[path = "sources/nvml_library.rs"]
+mod nvml_library;
 #[path = "sources/proc.rs"]
 mod proc;
 #[path = "sources/real.rs"]

@@ -196,6 +196,31 @@ pub struct ProcObs {
     pub frozen: bool,
     /// SIGKILL was sent to this engine and it is still there.
     pub kill_sent_ms: Option<Ms>,
+    /// Connections of the engine's port that are established (our own probes among them), and those that wait to be accepted.
+    #[serde(default)]
+    pub connections: Option<u32>,
+    #[serde(default)]
+    pub accept_queue: Option<u32>,
+    /// Bytes that the tree has read, from anywhere and from storage: weights on their way (S4). Monotone.
+    #[serde(default)]
+    pub read_chars: Option<u64>,
+    #[serde(default)]
+    pub read_bytes: Option<u64>,
+    /// Threads of the stepping process: the main one, then those that have burned most since the last look.
+    #[serde(default)]
+    pub threads: Vec<ThreadObs>,
+}
+
+/// One thread of the process that steps.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadObs {
+    pub tid: i32,
+    /// The kernel's name of it, at most 15 characters.
+    pub name: String,
+    pub state: char,
+    /// CPU time in all, and since the last look.
+    pub cpu_ms: u64,
+    pub burned_ms: u64,
 }
 
 /// What NCCL's RAS service says of the ranks of a communicator: a witness that names a rank, never a stall by itself (V4).
@@ -241,6 +266,9 @@ pub struct GpuObs {
     pub memory_util: u32,
     pub power_watts: f64,
     pub power_limit_watts: f64,
+    /// Clock of the multiprocessors; `None` where the card does not tell it.
+    #[serde(default)]
+    pub sm_clock_mhz: Option<u32>,
     /// NVML did not answer within its deadline since this moment.
     pub silent_since_ms: Option<Ms>,
 }

@@ -228,6 +228,7 @@ fn processes() -> impl Strategy<Value = ProcObs> {
             state: Some(state),
             wchan: None,
             kill_sent_ms,
+            ..ProcObs::default()
         },
     )
 }
@@ -252,6 +253,7 @@ fn observations() -> impl Strategy<Value = Observation> {
         memory_util: small[1],
         power_watts: power[0],
         power_limit_watts: power[1],
+        sm_clock_mhz: None,
         silent_since_ms: None,
     });
     let front = any::<(bool, Option<u16>, Option<u64>, bool)>().prop_map(

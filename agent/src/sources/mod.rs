@@ -1,4 +1,4 @@
-//! Where observations come from: the page, `/proc`, `/metrics`, the front end, the log and NVML, each with its age.
+//! Where observations come from: the page, `/proc`, `/metrics`, the front end, the log, NVML and NCCL's RAS, each with its age.
 //!
 //! [`Sources::observe`] never waits for any of them: page and `/proc` are read in place (they cannot block), everything else runs
 //! in tasks, threads or a killable child of its own, and the newest result is taken (I4). Missing stays missing, never zero.
@@ -7,13 +7,16 @@
 
 mod cgroup;
 pub mod clock;
+pub mod facts;
 mod frontend;
 pub mod get;
 pub mod log;
+pub mod net;
 mod nvml;
 mod page;
 pub mod proc;
 pub mod procs;
+pub mod ras;
 pub mod scrape;
 mod tree;
 
@@ -25,9 +28,13 @@ use http::Uri;
 use tokio::task::JoinHandle;
 use vitals::observation::{Observation, Signal};
 
+use self::clock::TickClock;
+use self::facts::{Facts, FactsReader, Look};
 pub use self::frontend::FrontendProbe;
 pub use self::nvml::{NvmlSource, ProbeCommand, nvml_child_main, probe as nvml_probe};
 pub use self::page::{PageLook, PageSource};
+use self::procs::ProcRoot;
+pub use self::ras::RasSource;
 pub use self::scrape::Scraper;
 pub use self::tree::{
     EngineProcess, Found, find_engine_in, find_pod_engine, process_tree, process_tree_in, process_tree_members,
@@ -36,6 +43,10 @@ pub use self::tree::{
 /// The walk over all of `/proc`: not more often than this, and never more than one part in twenty of the time.
 const WALK_EVERY_MS_MIN: u64 = 500;
 const WALK_COST_FACTOR: u64 = 20;
+/// The facts that are gathered off the tick: between looks, and at most one part in a thousand of the time.
+const FACTS_EVERY_MS_MIN: u64 = 1_000;
+const FACTS_EVERY_MS_MAX: u64 = 30_000;
+const FACTS_COST_FACTOR: u64 = 1_000;
 /// How long a tick waits for the walk; a longer one is taken by a later tick.
 const WALK_WAIT: Duration = Duration::from_millis(15);
 
@@ -54,6 +65,8 @@ pub struct SourcesConfig {
     pub log_path: Option<PathBuf>,
     /// Ask NVML?
     pub nvml: bool,
+    /// `host:port` of NCCL's RAS service; `None` to leave it alone.
+    pub ras_address: Option<String>,
 }
 
 /// All sources of one engine. Lives in a tokio runtime; its tasks, thread and child end with it.
@@ -67,6 +80,17 @@ pub struct Sources {
     probes: Option<(Scraper, FrontendProbe)>,
     log: Option<log::LogTail>,
     nvml: Option<NvmlSource>,
+    ras: Option<RasSource>,
+    slow: SlowFacts,
+}
+
+/// The facts that were gathered last, the look under way, and when the next is due.
+#[derive(Debug, Default)]
+struct SlowFacts {
+    latest: Option<Facts>,
+    reader: Option<FactsReader>,
+    running: Option<JoinHandle<(FactsReader, Facts)>>,
+    due_ms: u64,
 }
 
 /// The walk under way, and when the next is due.
@@ -86,6 +110,8 @@ impl Sources {
             probes: None,
             log: None,
             nvml: None,
+            ras: None,
+            slow: SlowFacts::default(),
             engine: None,
             config,
         }
@@ -99,8 +125,10 @@ impl Sources {
         if engine.is_some() {
             // scrapes and probes of the old process say nothing about the new one
             self.probes = None;
+            self.ras = None;
         }
         self.walk = Walk::default();
+        self.slow = SlowFacts::default();
         self.proc.set_engine(engine.clone());
         self.engine = engine;
     }
@@ -118,7 +146,11 @@ impl Sources {
         self.start_missing();
         self.take_walk(now_ms).await;
         let look = self.pages.look();
-        let proc = self.proc.look(now_ms, look.pid);
+        let mut proc = self.proc.look(now_ms, look.pid);
+        self.take_facts(now_ms).await;
+        if let (Some(proc), Some(facts)) = (&mut proc, &self.slow.latest) {
+            facts.lay_over(proc);
+        }
         let (metrics, frontend) = match &self.probes {
             Some((scraper, probe)) => (scraper.latest(), probe.latest()),
             None => Default::default(),
@@ -130,6 +162,7 @@ impl Sources {
             frontend,
             log: self.log.as_ref().map(log::LogTail::take_hits).unwrap_or_default(),
             gpus: self.nvml.as_ref().map(NvmlSource::latest).unwrap_or_default(),
+            ras: self.ras.as_ref().map(RasSource::latest).unwrap_or_default(),
             ..Observation::default()
         }
     }
@@ -165,6 +198,9 @@ impl Sources {
         if self.config.nvml && self.nvml.is_none() {
             self.nvml = Some(NvmlSource::spawn(ProbeCommand::default()));
         }
+        if self.ras.is_none() {
+            self.ras = self.config.ras_address.as_deref().map(RasSource::spawn);
+        }
         if self.log.is_none()
             && let Some(path) = &self.config.log_path
         {
@@ -193,5 +229,33 @@ impl Sources {
         let (members, cost_ms) = done.unwrap_or_default();
         self.walk.due_ms = now_ms.saturating_add(WALK_EVERY_MS_MIN.max(cost_ms.saturating_mul(WALK_COST_FACTOR)));
         self.proc.set_members(members);
+    }
+
+    /// Takes facts that were gathered, and starts gathering that is due. Never waits: what takes long is taken by a later tick.
+    async fn take_facts(&mut self, now_ms: u64) {
+        let Some(engine) = &self.engine else { return };
+        if let Some(running) = self.slow.running.take_if(|running| running.is_finished())
+            && let Ok((reader, facts)) = running.await
+        {
+            let pause_ms = (facts.cost_us / 1_000).saturating_mul(FACTS_COST_FACTOR);
+            self.slow.due_ms = now_ms.saturating_add(pause_ms.clamp(FACTS_EVERY_MS_MIN, FACTS_EVERY_MS_MAX));
+            self.slow.latest = Some(facts);
+            self.slow.reader = Some(reader);
+        }
+        if self.slow.running.is_some() || now_ms < self.slow.due_ms {
+            return;
+        }
+        let mut reader =
+            self.slow.reader.take().unwrap_or_else(|| FactsReader::new(ProcRoot::live(), TickClock::live()));
+        let look = Look {
+            members: self.proc.members().to_vec(),
+            stepping: self.proc.stepping_pid(),
+            engine: engine.pid,
+            port: self.config.engine_url.port_u16().unwrap_or(80),
+        };
+        self.slow.running = Some(tokio::task::spawn_blocking(move || {
+            let facts = reader.gather(&look);
+            (reader, facts)
+        }));
     }
 }

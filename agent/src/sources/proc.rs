@@ -17,7 +17,7 @@ const MEMBERS_MAX: usize = 512;
 /// How much of a process's recent CPU use is forgotten a second, in choosing which process steps.
 const FORGET_PER_SECOND: f64 = 0.2;
 /// Programs that compile kernels or host code, by their kernel names (V5). A version at the end (`gcc-12`) is taken off first.
-const COMPILERS: [&str; 26] = [
+const COMPILERS: [&str; 31] = [
     "nvcc",
     "ptxas",
     "ptxas-blackwell",
@@ -42,6 +42,11 @@ const COMPILERS: [&str; 26] = [
     "clang",
     "clang++",
     "hipcc",
+    "amdclang++",
+    "llc",
+    "icpx",
+    "make",
+    "cmake",
     "ninja",
     "x86_64-linux-gn",
 ];
@@ -60,6 +65,7 @@ pub struct ProcSource {
     cpu_ticks: u64,
     compiler_ticks: u64,
     looked_ms: Option<u64>,
+    stepping: Option<i32>,
 }
 
 /// What was last seen of one process.
@@ -89,7 +95,18 @@ impl ProcSource {
             cpu_ticks: 0,
             compiler_ticks: 0,
             looked_ms: None,
+            stepping: None,
         }
+    }
+
+    /// The members of the tree as of the latest walk.
+    pub fn members(&self) -> &[i32] {
+        &self.members
+    }
+
+    /// The process that stepped at the last look.
+    pub fn stepping_pid(&self) -> Option<i32> {
+        self.stepping
     }
 
     /// Another engine process, or none: everything that was counted begins anew.
@@ -103,7 +120,7 @@ impl ProcSource {
         self.engine = engine;
     }
 
-    /// The members of the tree as of the latest walk.
+    /// Takes the members of a new walk.
     pub fn set_members(&mut self, mut members: Vec<i32>) {
         members.truncate(MEMBERS_MAX);
         self.members = members;
@@ -118,20 +135,22 @@ impl ProcSource {
         self.count_cpu(&stats, now_ms);
         let stepping = self.stepping(&stats, &engine, page_pid);
         let compilers = stats.iter().filter(|stat| is_compiler(&stat.comm) && !stat.ended()).count();
+        let stepping = stepping.cloned();
+        self.stepping = stepping.as_ref().map(|stat| stat.pid);
         let held = if alive { self.cgroup.look(engine.pid, now_ms) } else { Default::default() };
         Some(ProcObs {
             alive,
             started_ms: self.clock.started_ms(engine.start_ticks),
-            state: stepping.map(|stat| stat.state),
-            wchan: stepping.and_then(|stat| self.proc.wchan(stat.pid)),
+            state: stepping.as_ref().map(|stat| stat.state),
+            wchan: stepping.as_ref().and_then(|stat| self.proc.wchan(stat.pid)),
             cpu_ms: self.clock.cpu_ms(self.cpu_ticks),
             compilers: u32::try_from(compilers).unwrap_or(u32::MAX),
             compilers_cpu_ms: self.clock.cpu_ms(self.compiler_ticks),
             traced: stats.iter().any(|stat| !is_compiler(&stat.comm) && self.proc.tracer(stat.pid).is_some()),
             throttled: held.throttled,
             frozen: held.frozen,
-            // the agent alone knows what it sent
-            kill_sent_ms: None,
+            // the agent alone knows what it sent; the rest is gathered off the tick
+            ..ProcObs::default()
         })
     }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use http::{StatusCode, Uri};
 use tokio_util::task::AbortOnDropHandle;
-use vitals::exposition::Limits;
+use vitals::engine_metrics::{Meter, is_known};
+use vitals::exposition::{Exposition, Limits, parse_where};
 use vitals::observation::{MetricsObs, Signal};
 
 use super::clock::monotonic_ms;
@@ -17,6 +18,14 @@ use super::get::{Get, with_path};
 pub const BODY_BYTES_MAX: usize = 4 << 20;
 /// What we ask for: the text format that every engine has.
 pub const ACCEPT: &str = "text/plain;version=0.0.4";
+/// Where engines have it: TensorRT-LLM's `/metrics` is JSON, which it forgets once told, and its Prometheus text is elsewhere.
+const PATHS: [&str; 2] = ["/metrics", "/prometheus/metrics"];
+/// Scrapes on a path that says nothing before another is tried again.
+const TRIES: u32 = 30;
+/// Samples that mean something: six engines' worth of series for hundreds of ranks.
+const SAMPLES_MAX: usize = 8_192;
+/// What is kept of a page for the bundle.
+const TEXT_BYTES_MAX: usize = 1 << 20;
 const SCRAPE_EVERY: Duration = Duration::from_secs(1);
 /// Healthy engines short of CPU have taken 3.4 s to answer.
 const SCRAPE_DEADLINE: Duration = Duration::from_secs(5);
@@ -61,27 +70,37 @@ impl Scraper {
 
 /// One scrape's text, for whoever wants it outside the rhythm (forensics). The error is for people.
 pub async fn scrape_once(engine_url: &Uri, deadline: Duration) -> Result<String, String> {
-    let get = Get { uri: with_path(engine_url, "/metrics"), accept: ACCEPT, deadline, body_bytes_max: BODY_BYTES_MAX };
+    scrape_at(engine_url, PATHS[0], deadline).await
+}
+
+async fn scrape_at(engine_url: &Uri, path: &str, deadline: Duration) -> Result<String, String> {
+    let get = Get { uri: with_path(engine_url, path), accept: ACCEPT, deadline, body_bytes_max: BODY_BYTES_MAX };
     let answer = get.fetch().await.map_err(|error| error.to_string())?;
     if answer.status != StatusCode::OK {
         return Err(format!("{} answered {}", get.uri, answer.status));
     }
-    Ok(String::from_utf8_lossy(&answer.body).into_owned())
+    // the bytes become the text where they are text: a page of 4 MiB is not held twice
+    Ok(String::from_utf8(answer.body.into())
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
 async fn scrape_forever(engine_url: Uri, scraped: Arc<Mutex<Scraped>>) {
     let mut has_load = Availability::Untried;
+    let mut place = Place::default();
+    let mut meter = Meter::default();
     let mut failing = false;
     let mut ticks = tokio::time::interval(SCRAPE_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let asked_ms = monotonic_ms();
-        match scrape_once(&engine_url, SCRAPE_DEADLINE).await {
-            Ok(text) => {
+        match place.scrape(&engine_url).await {
+            Ok((mut text, page)) => {
                 failing = false;
-                let mut metrics = meanings(&text);
-                metrics.server_load = has_load.ask(&engine_url).await;
+                let mut metrics = meter.map(&page);
+                drop(page);
+                metrics.server_load = has_load.ask(&engine_url).await.or(metrics.server_load);
+                cut(&mut text, TEXT_BYTES_MAX);
                 *scraped.lock().unwrap_or_else(PoisonError::into_inner) =
                     Scraped { metrics: Signal::at(asked_ms, metrics), text: Some((asked_ms, text)) };
             }
@@ -93,6 +112,57 @@ async fn scrape_forever(engine_url: Uri, scraped: Arc<Mutex<Scraped>>) {
             Err(_) => {}
         }
     }
+}
+
+/// Which of the paths has the page.
+#[derive(Debug, Default)]
+struct Place {
+    path: usize,
+    /// Scrapes in a row that found nothing known here.
+    barren: u32,
+}
+
+impl Place {
+    /// One scrape; where it brings nothing that any engine writes, the next path is tried, now and then.
+    async fn scrape(&mut self, engine_url: &Uri) -> Result<(String, Exposition), String> {
+        let path = PATHS.get(self.path).copied().unwrap_or(PATHS[0]);
+        let scraped = scrape_at(engine_url, path, SCRAPE_DEADLINE).await.map(parsed);
+        let barren = match &scraped {
+            Ok((_, page)) => page.samples.is_empty(),
+            // an engine that does not answer at all is no reason to look elsewhere
+            Err(error) => error.contains(" answered "),
+        };
+        if !barren {
+            self.barren = 0;
+            return scraped;
+        }
+        if self.barren.is_multiple_of(TRIES) {
+            let other = (self.path + 1) % PATHS.len();
+            let elsewhere = scrape_at(engine_url, PATHS[other], SCRAPE_DEADLINE).await.map(parsed);
+            if elsewhere.as_ref().is_ok_and(|(_, page)| !page.samples.is_empty()) {
+                (self.path, self.barren) = (other, 0);
+                return elsewhere;
+            }
+        }
+        self.barren = self.barren.saturating_add(1);
+        scraped
+    }
+}
+
+/// A text with what it means; one that is no exposition means nothing.
+fn parsed(text: String) -> (String, Exposition) {
+    let page = parse_where(&text, Limits { bytes_max: BODY_BYTES_MAX, samples_max: SAMPLES_MAX }, is_known);
+    (text, page)
+}
+
+/// Cuts at the last whole line below the cap, and gives the memory back.
+fn cut(text: &mut String, bytes_max: usize) {
+    if text.len() > bytes_max {
+        let head = text.as_bytes().get(..bytes_max).unwrap_or_default();
+        let end = head.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
+        text.truncate(end);
+    }
+    text.shrink_to_fit();
 }
 
 /// Whether the engine has `/load`; one that said 404 is not asked again.
@@ -122,9 +192,4 @@ impl Availability {
         *self = if load.is_some() { Self::Present } else { Self::Absent };
         load
     }
-}
-
-/// What the text means; a text that is no exposition means nothing.
-fn meanings(text: &str) -> MetricsObs {
-    vitals::engine_metrics::map(&vitals::exposition::parse(text, Limits::default()))
 }

@@ -16,6 +16,7 @@ fn child(script: String) -> ProbeCommand {
         first_line: Duration::from_secs(30),
         line: Duration::from_millis(300),
         pause: Duration::from_secs(600),
+        ..ProbeCommand::default()
     }
 }
 
@@ -63,7 +64,7 @@ async fn a_child_that_falls_silent_is_killed_and_its_last_words_are_marked() {
         eventually_async("silence", async || source.latest().value.filter(|gpus| gpus[0].silent_since_ms.is_some()))
             .await;
     assert_eq!((gpus[0].uuid.as_str(), gpus[0].util, gpus[0].memory_util), ("GPU-1", 100, 2));
-    assert!(source.note().contains("silent"), "{}", source.note());
+    eventually_async("a note", async || source.note().contains("its child was killed").then_some(())).await;
     let pid: i32 = std::fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
     eventually_async("the child is gone", async || {
         ProcRoot::live().stat(pid).is_none_or(|stat| stat.ended()).then_some(())

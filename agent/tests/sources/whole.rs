@@ -83,6 +83,7 @@ async fn every_source_arrives_in_the_observation_and_no_tick_waits() {
         engine_url: serve(router).await,
         log_path: Some(log_path),
         nvml: false,
+        ras_address: None,
     });
     assert_eq!(sources.observe(monotonic_ms()).await.proc.value, None, "no engine, no facts");
     let _writer = page(directory.path(), 0);
@@ -123,6 +124,7 @@ async fn a_silent_engine_delays_no_tick_and_leaves_its_signals_missing() {
         engine_url: format!("http://{}", listener.local_addr().unwrap()).parse().unwrap(),
         log_path: None,
         nvml: false,
+        ras_address: None,
     });
     let began = Instant::now();
     for _ in 0..10 {

@@ -1,0 +1,134 @@
+//! What `/proc` tells more slowly: bytes read by the tree (start-up progress, S4), threads of the process that steps, sockets of the
+//! port. Gathered off the tick, for some of these files wait for locks of the process that they tell of, and seldom enough that
+//! they cost no more than one part in a thousand of a core.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use vitals::observation::{ProcObs, ThreadObs};
+
+use super::clock::TickClock;
+use super::net::{Sockets, sockets};
+use super::procs::{ProcRoot, Stat};
+
+/// Members whose bytes are counted, threads that are read, threads that are told.
+const MEMBERS_MAX: usize = 256;
+const THREADS_MAX: usize = 512;
+const TOLD_MAX: usize = 4;
+
+/// Gathers the facts of one engine; moves to a blocking thread and back.
+#[derive(Debug)]
+pub struct FactsReader {
+    proc: ProcRoot,
+    clock: TickClock,
+    /// What was last seen of each member and thread.
+    io: HashMap<i32, Io>,
+    ticks: HashMap<i32, u64>,
+    total: Option<Io>,
+}
+
+/// What to look at.
+#[derive(Debug, Clone, Default)]
+pub struct Look {
+    pub members: Vec<i32>,
+    pub stepping: Option<i32>,
+    pub engine: i32,
+    pub port: u16,
+}
+
+/// The facts, ready to be laid over an observation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    pub io: Option<Io>,
+    pub sockets: Option<Sockets>,
+    pub threads: Vec<ThreadObs>,
+    /// What it took to gather them.
+    pub cost_us: u64,
+}
+
+/// Bytes read: from anywhere, and from storage.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Io {
+    pub chars: u64,
+    pub bytes: u64,
+}
+
+impl FactsReader {
+    /// Over any `/proc`; nothing is known yet.
+    pub fn new(proc: ProcRoot, clock: TickClock) -> Self {
+        Self { proc, clock, io: HashMap::new(), ticks: HashMap::new(), total: None }
+    }
+
+    /// One look. May take as long as the kernel likes.
+    pub fn gather(&mut self, look: &Look) -> Facts {
+        let began = Instant::now();
+        self.count_io(&look.members);
+        Facts {
+            io: self.total,
+            sockets: sockets(&self.proc, look.engine, look.port),
+            threads: look.stepping.map(|pid| self.threads(pid)).unwrap_or_default(),
+            cost_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Adds what was read since the last look, so that a member that ends takes nothing away.
+    fn count_io(&mut self, members: &[i32]) {
+        let mut seen = HashMap::with_capacity(members.len());
+        for pid in members.iter().take(MEMBERS_MAX) {
+            let Some(now) = self.io_of(*pid) else { continue };
+            let before = self.io.get(pid).copied().unwrap_or_default();
+            // fewer than before: another process with its number
+            let before = if now.chars < before.chars { Io::default() } else { before };
+            let total = self.total.get_or_insert_default();
+            total.chars = total.chars.saturating_add(now.chars - before.chars);
+            total.bytes = total.bytes.saturating_add(now.bytes.saturating_sub(before.bytes));
+            seen.insert(*pid, now);
+        }
+        self.io = seen;
+    }
+
+    fn io_of(&self, pid: i32) -> Option<Io> {
+        let text = std::fs::read_to_string(self.proc.path(pid, "io")).ok()?;
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().parse::<u64>().ok()
+        };
+        Some(Io { chars: field("rchar:")?, bytes: field("read_bytes:")? })
+    }
+
+    /// The main thread, then the busiest of the others.
+    fn threads(&mut self, pid: i32) -> Vec<ThreadObs> {
+        let Ok(entries) = std::fs::read_dir(self.proc.path(pid, "task")) else { return Vec::new() };
+        let tids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let mut told = Vec::new();
+        let mut ticks = HashMap::new();
+        for tid in tids.take(THREADS_MAX) {
+            let Ok(bytes) = std::fs::read(self.proc.path(pid, &format!("task/{tid}/stat"))) else { continue };
+            let Some(stat) = Stat::parse(&String::from_utf8_lossy(&bytes)) else { continue };
+            let before = self.ticks.get(&tid).copied().unwrap_or(stat.own_ticks);
+            ticks.insert(tid, stat.own_ticks);
+            told.push(ThreadObs {
+                tid,
+                name: stat.comm,
+                state: stat.state,
+                cpu_ms: self.clock.cpu_ms(stat.own_ticks),
+                burned_ms: self.clock.cpu_ms(stat.own_ticks.saturating_sub(before)),
+            });
+        }
+        self.ticks = ticks;
+        told.sort_by_key(|thread| (thread.tid != pid, std::cmp::Reverse(thread.burned_ms), thread.tid));
+        told.truncate(TOLD_MAX);
+        told
+    }
+}
+
+impl Facts {
+    /// Lays the facts over what the tick read itself.
+    pub fn lay_over(&self, obs: &mut ProcObs) {
+        obs.read_chars = self.io.map(|io| io.chars);
+        obs.read_bytes = self.io.map(|io| io.bytes);
+        obs.connections = self.sockets.map(|sockets| sockets.established);
+        obs.accept_queue = self.sockets.map(|sockets| sockets.accept_queue);
+        obs.threads.clone_from(&self.threads);
+    }
+}

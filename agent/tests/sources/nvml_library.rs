@@ -1,0 +1,186 @@
+//! NVML through a real shared library that answers, lies, sleeps, blocks, crashes or lacks functions, in the real child process.
+//! State D (a process that even SIGKILL does not end) cannot be made without a driver that hangs: not tested here.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use agent::sources::procs::ProcRoot;
+use agent::sources::{NvmlSource, ProbeCommand};
+use vitals::observation::GpuObs;
+
+use crate::http::eventually_async;
+
+struct Library {
+    directory: tempfile::TempDir,
+    command: ProbeCommand,
+}
+
+impl Library {
+    /// Compiles the fake with these definitions; the child will find it in this mode.
+    fn new(mode: &str, definitions: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sources/fake_nvml.c");
+        let library = directory.path().join("libnvidia-ml.so.1");
+        let compiled = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .arg(&library)
+            .args(definitions)
+            .arg(&source)
+            .status();
+        assert!(compiled.unwrap().success(), "cc compiles the fake library");
+        std::os::unix::fs::symlink(&library, directory.path().join("libnvidia-ml.so")).unwrap();
+        let env = |name: &str, value: &Path| (name.to_owned(), value.to_str().unwrap().to_owned());
+        let command = ProbeCommand {
+            program: env!("CARGO_BIN_EXE_truebeat-agent").to_owned(),
+            envs: vec![
+                env("LD_LIBRARY_PATH", directory.path()),
+                env("FAKE_NVML", Path::new(mode)),
+                env("FAKE_NVML_LOG", &directory.path().join("calls")),
+            ],
+            first_line: Duration::from_secs(20),
+            line: Duration::from_secs(2),
+            pause: Duration::from_secs(600),
+            ..ProbeCommand::default()
+        };
+        Self { directory, command }
+    }
+
+    fn spawn(&self) -> NvmlSource {
+        NvmlSource::spawn(self.command.clone())
+    }
+
+    fn calls(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.log()).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn starts(&self) -> usize {
+        self.calls().iter().filter(|call| *call == "nvmlInit_v2").count()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.directory.path().join("calls")
+    }
+
+    /// Our children that run the probe over this library.
+    fn children(&self) -> usize {
+        let me = i32::try_from(std::process::id()).unwrap();
+        let mine = |pid: i32| {
+            let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            String::from_utf8_lossy(&environ).contains(self.directory.path().to_str().unwrap())
+        };
+        let all = ProcRoot::live().all();
+        all.into_iter().filter(|stat| stat.ppid == me && !stat.ended() && mine(stat.pid)).count()
+    }
+}
+
+async fn first_readings(source: &NvmlSource) -> Vec<GpuObs> {
+    eventually_async("a reading", async || source.latest().value.filter(|gpus| gpus[0].uuid != "unknown")).await
+}
+
+#[tokio::test]
+async fn it_answers_once_a_second_by_cheap_calls_alone() {
+    let library = Library::new("answer", &[]);
+    let source = library.spawn();
+    let gpus = first_readings(&source).await;
+    let told = (gpus.len(), gpus[0].util, gpus[0].memory_util, gpus[0].power_watts, gpus[0].power_limit_watts);
+    assert_eq!((told, gpus[0].sm_clock_mhz), ((2, 97, 2, 142.0, 600.0), Some(1980)));
+    let began = Instant::now();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let calls = library.calls();
+    let counts = calls.iter().filter(|call| *call == "nvmlDeviceGetCount_v2").count();
+    // one before we began, and none that a slow machine could squeeze in twice a second
+    assert!((2..=began.elapsed().as_secs() as usize + 2).contains(&counts), "{counts} readings");
+    let names: BTreeSet<&str> = calls.iter().map(String::as_str).collect();
+    let cheap = BTreeSet::from([
+        "nvmlDeviceGetClockInfo",
+        "nvmlDeviceGetCount_v2",
+        "nvmlDeviceGetEnforcedPowerLimit",
+        "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlInit_v2",
+    ]);
+    assert_eq!(names, cheap);
+    assert!(source.latest().value.unwrap().iter().all(|gpu| gpu.silent_since_ms.is_none()));
+    drop(source);
+    eventually_async("the child ends with its source", async || (library.children() == 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn d07_what_no_card_can_have_is_unknown() {
+    let library = Library::new("lie", &[]);
+    let gpus = first_readings(&library.spawn()).await;
+    assert_eq!(gpus.len(), 63, "four billion cards are 64, and the one at 255 % is not believed");
+    assert_eq!((gpus[0].uuid.as_str(), gpus[0].power_watts, gpus[0].sm_clock_mhz), ("GPU-[31m1", 0.0, None));
+    let library = Library::new("lost", &[]);
+    let gpus = first_readings(&library.spawn()).await;
+    assert_eq!((gpus.len(), gpus[0].uuid.as_str()), (1, "GPU-2"), "one lost card does not hide the other");
+    let library = Library::new("not-supported", &[]);
+    assert_eq!(first_readings(&library.spawn()).await[0].power_watts, 0.0);
+}
+
+#[tokio::test]
+async fn d06_a_call_that_never_returns_is_said_within_two_seconds_and_its_child_is_killed() {
+    for mode in ["block", "sleep", "spin"] {
+        let library = Library::new(mode, &[]);
+        let source = library.spawn();
+        let last = first_readings(&source).await;
+        assert!(last.iter().all(|gpu| gpu.silent_since_ms.is_none()), "{mode}");
+        let heard = Instant::now();
+        eventually_async("silence", async || {
+            source.latest().value.filter(|gpus| gpus.iter().all(|gpu| gpu.silent_since_ms.is_some()))
+        })
+        .await;
+        let after = heard.elapsed();
+        assert!(after < Duration::from_millis(3_500), "{mode}: said after {after:?}, two seconds and a busy machine");
+        assert_eq!(source.latest().value.unwrap()[0].util, 97, "the last known readings stay");
+        eventually_async("the child is gone", async || (library.children() == 0).then_some(())).await;
+        assert!(source.note().contains("does not answer"), "{mode}: {}", source.note());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(library.starts(), 1, "{mode}: the next child waits its pause");
+    }
+}
+
+#[tokio::test]
+async fn d06_a_driver_that_hangs_while_it_is_loaded_is_silent_too() {
+    let mut library = Library::new("block-init", &[]);
+    library.command.first_line = Duration::from_secs(3);
+    let source = library.spawn();
+    let gpus = eventually_async("silence", async || source.latest().value).await;
+    assert_eq!((gpus.len(), gpus[0].uuid.as_str(), gpus[0].silent_since_ms.is_some()), (1, "unknown", true));
+    eventually_async("the child is gone", async || (library.children() == 0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_child_that_crashes_is_followed_by_another_after_a_growing_pause() {
+    let mut library = Library::new("crash", &[]);
+    library.command.pause = Duration::from_millis(50);
+    library.command.pause_max = Duration::from_secs(1);
+    let source = library.spawn();
+    first_readings(&source).await;
+    eventually_async("a second child", async || (library.starts() >= 2).then_some(())).await;
+    // a child that never spoke: each pause is twice the one before
+    let mut library = Library::new("chatter", &[]);
+    library.command.pause = Duration::from_millis(400);
+    library.command.pause_max = Duration::from_secs(600);
+    let source = library.spawn();
+    eventually_async("a note", async || source.note().contains("it said something else").then_some(())).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(library.starts() <= 3, "{} children in three seconds", library.starts());
+}
+
+#[tokio::test]
+async fn a_library_without_functions_and_one_without_a_driver() {
+    let library = Library::new("answer", &["-DWITHOUT_POWER"]);
+    assert_eq!(first_readings(&library.spawn()).await[0].power_watts, 0.0, "the rest is told all the same");
+    for (mode, definitions) in [("answer", vec!["-DWITHOUT_UTILIZATION"]), ("no-driver", vec![])] {
+        let library = Library::new(mode, &definitions);
+        let source = library.spawn();
+        eventually_async("absence", async || source.note().contains("NVML absent").then_some(())).await;
+        assert_eq!(source.latest().value, None, "{mode}");
+    }
+}
