@@ -1,6 +1,6 @@
 //! NVIDIA Dynamo's two: the canary of its runtime, and the liveness probe that its operator writes.
 
-use super::inside::{Deliveries, Poll, answers_when_idle, owed};
+use super::inside::{Deliveries, Poll, answers_when_idle, is_up, owed};
 use super::{Acts, Alarm, Rule};
 use crate::observation::{Ms, Observation};
 
@@ -26,7 +26,7 @@ const CANARY_TIMEOUT_MS: Ms = 3_000;
 
 impl Canary {
     fn look(&mut self, now_ms: Ms, obs: &Observation) -> bool {
-        if self.deliveries.moved(obs) {
+        if self.deliveries.moved(obs) || !is_up(obs) {
             (self.quiet_since_ms, self.sent_ms, self.not_ready) = (Some(now_ms), None, false);
         }
         let waits_since_ms = *self.quiet_since_ms.get_or_insert(now_ms);
@@ -99,12 +99,10 @@ impl Rule for Liveness {
     fn step(&mut self, now_ms: Ms, obs: &Observation) -> Alarm {
         let not_ready = self.canary.look(now_ms, obs);
         if self.poll.due(now_ms) {
-            // before its first answer the start-up probe is in charge, which waits two hours
-            let frontend = obs.frontend.value.filter(|frontend| frontend.ever_answered);
-            let silent = frontend
-                .and_then(|frontend| frontend.silent_since_ms)
-                .is_some_and(|since| now_ms.saturating_sub(since) >= LIVE_TIMEOUT_MS);
-            self.fired = frontend.is_some() && (not_ready || silent);
+            let silent_since_ms = obs.frontend.value.and_then(|frontend| frontend.silent_since_ms);
+            let silent = silent_since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= LIVE_TIMEOUT_MS);
+            // before the first answer the start-up probe is in charge, which waits two hours
+            self.fired = is_up(obs) && (not_ready || silent);
         }
         if self.fired { Alarm::Evict } else { Alarm::Quiet }
     }

@@ -110,6 +110,12 @@ pub fn answers_when_idle(obs: &Observation) -> bool {
     !stopped && !silent
 }
 
+/// Has the front end answered since the engine's start? Before that a start-up probe is in charge, and nothing is registered yet.
+/// Where nobody looked at the front end it counts as up.
+pub fn is_up(obs: &Observation) -> bool {
+    obs.frontend.value.is_none_or(|frontend| frontend.ever_answered)
+}
+
 /// A loop of "look, then sleep for a period". A sleep never ends early, so the next look is at the first observation at which the
 /// period has passed.
 #[derive(Debug)]

@@ -18,6 +18,7 @@ pub mod score;
 mod sglang;
 mod trtllm;
 mod vllm;
+pub mod watch;
 
 use crate::observation::{Ms, Observation};
 

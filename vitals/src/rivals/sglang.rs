@@ -1,6 +1,6 @@
 //! SGLang's own two: the scheduler's watchdog, and `/health_generate`.
 
-use super::inside::{Deliveries, Inside, Poll, answers_when_idle, owed};
+use super::inside::{Deliveries, Inside, Poll, answers_when_idle, is_up, owed};
 use super::{Acts, Alarm, Rule};
 use crate::observation::{Ms, Observation};
 
@@ -99,7 +99,7 @@ impl Rule for HealthGenerate {
     }
 
     fn step(&mut self, now_ms: Ms, obs: &Observation) -> Alarm {
-        if self.deliveries.moved(obs) || (!owed(obs) && answers_when_idle(obs)) {
+        if self.deliveries.moved(obs) || !is_up(obs) || (!owed(obs) && answers_when_idle(obs)) {
             self.open.clear();
             self.failing = false;
         }
