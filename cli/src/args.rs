@@ -26,8 +26,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Write a tiny random model with a trained tokenizer, in Hugging Face's folder format.
     DemoModel(engine::demo_model::DemoModelArgs),
-    /// Run the detector over recorded traces, offline and in virtual time.
-    Replay(ReplayArgs),
+    /// Run the detector, and everybody else's rules, over recorded traces: offline, in virtual time.
+    Replay(crate::replay::ReplayArgs),
     /// Why is this engine fenced, or was it restarted? The answer in one screen.
     Why(WhyArgs),
     /// Read an evidence bundle.
@@ -52,7 +52,12 @@ impl Command {
     /// Worker threads of the async runtime. The sidecar's processes share the engine's CPUs, so they take few.
     pub fn worker_threads(&self) -> usize {
         match self {
-            Self::Agent(_) | Self::Run(_) | Self::Replay(_) | Self::Why(_) | Self::Bundle(_) | Self::DemoModel(_) => 2,
+            Self::Agent(_)
+            | Self::Run(_)
+            | Self::Replay(_)
+            | Self::Why(_)
+            | Self::Bundle(_)
+            | Self::DemoModel(_) => 2,
             Self::Demo(_) | Self::Bench(_) | Self::Engine(_) | Self::Operator(_) => 4,
         }
     }
@@ -85,15 +90,6 @@ pub struct DemoArgs {
     #[arg(long, value_delimiter = ',')]
     pub only: Vec<String>,
     /// Print the report as JSON instead of the timeline.
-    #[arg(long, value_enum, default_value_t = Output::Text)]
-    pub output: Output,
-}
-
-#[derive(Debug, clap::Args)]
-pub struct ReplayArgs {
-    /// Trace files (`*.jsonl` or `*.jsonl.gz`).
-    #[arg(required = true, value_name = "TRACE")]
-    pub traces: Vec<PathBuf>,
     #[arg(long, value_enum, default_value_t = Output::Text)]
     pub output: Output,
 }

@@ -1,0 +1,119 @@
+//! The files of a replay: traces, the labels beside them, and accounts of other histories.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use vitals::replay::rules::History;
+use vitals::rivals::judge::{Labels, Span};
+use vitals::rivals::score::RuleScore;
+
+use super::Case;
+
+/// A trace that unpacks to more than this is refused (a compressed file can lie about its size).
+const TRACE_BYTES_MAX: u64 = 1 << 30;
+
+/// A trace and its labels.
+///
+/// # Errors
+/// A file that cannot be opened or read, a line that is no sample, labels that are none.
+pub fn case(path: &Path) -> anyhow::Result<Case> {
+    let name = trace_name(path);
+    let text = read_trace(path)?;
+    let history = History::read(&name, text.lines()).with_context(|| format!("could not replay {}", path.display()))?;
+    let truth = read_labels(&path.with_file_name(format!("{name}.labels.json")))?;
+    Ok(Case { history, truth })
+}
+
+/// Adds the accounts of a file to those of the same rules; a rule that is not there yet comes behind.
+///
+/// # Errors
+/// A file that cannot be read, or a line that is no account.
+pub fn add_scores(path: &Path, scores: &mut Vec<RuleScore>) -> anyhow::Result<()> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("could not read the scores {}", path.display()))?;
+    for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let more: RuleScore = serde_json::from_str(line).with_context(|| {
+            format!("line {} of {} is no account of a rule, as --write-scores writes them", i + 1, path.display())
+        })?;
+        match scores.iter_mut().find(|score| score.rule == more.rule) {
+            Some(score) => score.add(&more),
+            None => scores.push(more),
+        }
+    }
+    Ok(())
+}
+
+/// File name without `.jsonl` and `.gz`.
+fn trace_name(path: &Path) -> String {
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    name.strip_suffix(".jsonl").unwrap_or(name).to_owned()
+}
+
+fn read_trace(path: &Path) -> anyhow::Result<String> {
+    let file = File::open(path).with_context(|| format!("could not open the trace {}", path.display()))?;
+    let zipped = path.extension().is_some_and(|extension| extension == "gz");
+    let reader: Box<dyn Read> = if zipped { Box::new(flate2::read::MultiGzDecoder::new(file)) } else { Box::new(file) };
+    let mut text = String::new();
+    let bytes = reader.take(TRACE_BYTES_MAX + 1).read_to_string(&mut text).with_context(|| {
+        format!("could not read the trace {} (is it JSON lines, gzipped if it ends in .gz?)", path.display())
+    })?;
+    anyhow::ensure!(bytes as u64 <= TRACE_BYTES_MAX, "{} unpacks to more than {TRACE_BYTES_MAX} bytes", path.display());
+    Ok(text)
+}
+
+/// What really happened; `None` where there is no such file.
+fn read_labels(path: &PathBuf) -> anyhow::Result<Option<Vec<Span>>> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("could not read the labels {}", path.display())),
+    };
+    let labels: Labels = serde_json::from_str(&text).with_context(|| {
+        format!(
+            "{} is no labels file: it needs `truth`, a list of {{\"from\": s, \"to\": s, \"state\": \"hang\"}}",
+            path.display()
+        )
+    })?;
+    Ok(Some(labels.truth))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_loses_its_endings_only() {
+        assert_eq!(trace_name(Path::new("a/b.c.jsonl.gz")), "b.c");
+        assert_eq!(trace_name(Path::new("x.jsonl")), "x");
+        assert_eq!(trace_name(Path::new("plain")), "plain");
+    }
+
+    #[test]
+    fn accounts_add_up_by_rule_and_bad_lines_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("scores.jsonl");
+        let mine = RuleScore { hangs: 2, ..RuleScore::new("gonka") };
+        let line = |score: &RuleScore| serde_json::to_string(score).unwrap();
+        std::fs::write(&path, format!("{}\n{}\n", line(&mine), line(&RuleScore::new("other")))).unwrap();
+        let mut scores = vec![mine];
+        add_scores(&path, &mut scores).unwrap();
+        assert_eq!((scores.len(), scores[0].hangs), (2, 4));
+        std::fs::write(&path, "{}\n").unwrap();
+        let error = format!("{:#}", add_scores(&path, &mut scores).unwrap_err());
+        assert!(error.contains("line 1") && error.contains("--write-scores"), "{error}");
+    }
+
+    #[test]
+    fn labels_are_optional_but_must_be_labels() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.labels.json");
+        assert_eq!(read_labels(&path).unwrap(), None);
+        std::fs::write(&path, "[]").unwrap();
+        assert!(format!("{:#}", read_labels(&path).unwrap_err()).contains("truth"));
+        std::fs::write(&path, r#"{"truth":[{"from":0,"to":1,"state":"idle"}],"other":1}"#).unwrap();
+        assert_eq!(read_labels(&path).unwrap().unwrap().len(), 1);
+    }
+}
