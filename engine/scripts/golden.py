@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tiny random models with `transformers` and writes the logits it computes in f32: engine/tests/golden/.
 
-    engine/scripts/golden.py OUT_DIR            write the models and their golden values
+    engine/scripts/golden.py OUT_DIR [--only …] write the models and their golden values
     engine/scripts/golden.py --check-demo DIR   load a folder made by `truebeat demo-model` and show that it works
 
 Each model folder holds config.json, the weights and golden.safetensors:
@@ -18,7 +18,10 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM,
+    Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
+)
 
 VOCAB, PROMPT_LEN, NEW_TOKENS = 160, 21, 12
 BASE = dict(
@@ -40,6 +43,17 @@ def models():
     yield "qwen3", Qwen3ForCausalLM(Qwen3Config(**BASE, head_dim=12, tie_word_embeddings=False)), torch.float32, 1
     qwen = dict(head_dim=16, tie_word_embeddings=True, attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=1e6))
     yield "qwen3-tied-bf16", Qwen3ForCausalLM(Qwen3Config(**BASE, **qwen)), torch.bfloat16, 1
+    mistral = dict(sliding_window=7, head_dim=16, tie_word_embeddings=False)
+    yield "mistral-window", MistralForCausalLM(MistralConfig(**BASE, **mistral)), torch.bfloat16, 1
+    yarn = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=16)
+    qwen2 = dict(tie_word_embeddings=True, rope_parameters=yarn, use_sliding_window=True, sliding_window=9, max_window_layers=1)
+    yield "qwen2-yarn-window", Qwen2ForCausalLM(Qwen2Config(**BASE, **qwen2)), torch.float16, 1
+    linear = dict(rope_type="linear", rope_theta=10000.0, factor=2.5)
+    yield "qwen2-linear", Qwen2ForCausalLM(Qwen2Config(**BASE, tie_word_embeddings=False, rope_parameters=linear)), torch.bfloat16, 1
+    moe = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16, tie_word_embeddings=False)
+    yield "qwen3-moe", Qwen3MoeForCausalLM(Qwen3MoeConfig(**BASE, **moe, norm_topk_prob=True)), torch.bfloat16, 2
+    mixed = dict(moe, num_experts_per_tok=3, mlp_only_layers=[0], norm_topk_prob=False)
+    yield "qwen3-moe-mixed", Qwen3MoeForCausalLM(Qwen3MoeConfig(**BASE, **mixed)), torch.bfloat16, 1
 
 
 def randomise(model, generator):
@@ -64,8 +78,10 @@ def golden_values(folder, generator):
     return {"tokens": tokens[0], "prompt_len": torch.tensor([PROMPT_LEN]), "logits": torch.cat(rows).contiguous()}
 
 
-def write(out_dir):
+def write(out_dir, only):
     for seed, (name, model, dtype, shards) in enumerate(models()):
+        if only and name not in only:
+            continue
         generator = torch.Generator().manual_seed(seed)
         folder = out_dir / name
         randomise(model, generator)
@@ -95,10 +111,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check-demo", action="store_true", help="DIR is a demo model to load")
     parser.add_argument("dir", type=pathlib.Path)
+    parser.add_argument("--only", nargs="*", help="names of the models to write; all by default")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    check_demo(args.dir) if args.check_demo else write(args.dir)
+    check_demo(args.dir) if args.check_demo else write(args.dir, args.only)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize};
 use super::batch;
 use super::config::DecoderConfig;
 use super::rope::Rope;
+use super::routing;
 use super::{KvShape, Model, ModelError, ModelInfo, StepBatch, StepLogits};
 
 /// A weight matrix (`outputs × inputs`) with its bias, if the model has one.
@@ -24,9 +25,28 @@ pub(super) struct Layer<B: Backend> {
     /// RMSNorm of each head of Q and of K (Qwen3).
     pub qk_norm: Option<(B::Matrix, B::Matrix)>,
     pub post_norm: B::Matrix,
+    pub feed: FeedForward<B>,
+}
+
+/// What follows attention.
+pub(super) enum FeedForward<B: Backend> {
+    Dense(Mlp<B>),
+    Experts(Mixture<B>),
+}
+
+/// `down(silu(gate) × up)`.
+pub(super) struct Mlp<B: Backend> {
     pub gate: Linear<B>,
     pub up: Linear<B>,
     pub down: Linear<B>,
+}
+
+/// A router and the experts it chooses from.
+pub(super) struct Mixture<B: Backend> {
+    pub router: Linear<B>,
+    pub experts: Vec<Mlp<B>>,
+    pub per_token: usize,
+    pub normalised: bool,
 }
 
 /// All weights.
@@ -69,7 +89,7 @@ impl<B: Backend> Decoder<B> {
         for (index, layer) in self.weights.layers.iter().enumerate() {
             let attended = self.attention(kv, (index, layer), &x, frame);
             self.backend.add(&mut x, &attended);
-            let fed = self.mlp(layer, &x);
+            let fed = self.feed_forward(layer, &x);
             self.backend.add(&mut x, &fed);
         }
         x
@@ -95,15 +115,44 @@ impl<B: Backend> Decoder<B> {
         b.store_kv(kv, index, &k, &v, &frame.slots);
         let DecoderConfig { heads, kv_heads, head_dim, .. } = self.config;
         let heads = HeadShape { heads, kv_heads, head_dim };
-        let mixed = b.attention(&q, (kv, index), &frame.seqs, heads, None);
+        let mixed = b.attention(&q, (kv, index), &frame.seqs, heads, self.config.windows[index]);
         self.linear(&mixed, &layer.o)
     }
 
-    fn mlp(&self, layer: &Layer<B>, x: &B::Matrix) -> B::Matrix {
+    fn feed_forward(&self, layer: &Layer<B>, x: &B::Matrix) -> B::Matrix {
         let x = self.backend.rms_norm(x, &layer.post_norm, self.config.norm_eps);
-        let mut gate = self.linear(&x, &layer.gate);
-        self.backend.silu_mul(&mut gate, &self.linear(&x, &layer.up));
-        self.linear(&gate, &layer.down)
+        match &layer.feed {
+            FeedForward::Dense(mlp) => self.mlp(mlp, &x),
+            FeedForward::Experts(mixture) => self.mixture(mixture, &x),
+        }
+    }
+
+    fn mlp(&self, mlp: &Mlp<B>, x: &B::Matrix) -> B::Matrix {
+        let mut gate = self.linear(x, &mlp.gate);
+        self.backend.silu_mul(&mut gate, &self.linear(x, &mlp.up));
+        self.linear(&gate, &mlp.down)
+    }
+
+    /// Each expert sees the rows that chose it; a row adds its experts' answers in the order of their numbers, whoever else
+    /// chose them (EP4).
+    fn mixture(&self, mixture: &Mixture<B>, x: &B::Matrix) -> B::Matrix {
+        let b = &self.backend;
+        let scores = b.download(self.linear(x, &mixture.router));
+        let experts = mixture.experts.len();
+        let mut chosen: Vec<(Vec<usize>, Vec<f32>)> = vec![Default::default(); experts];
+        let rows = scores.len() / experts.max(1);
+        for (row, scores) in scores.chunks_exact(experts.max(1)).enumerate() {
+            for (expert, share) in routing::choose(scores, mixture.per_token, mixture.normalised) {
+                chosen[expert].0.push(row);
+                chosen[expert].1.push(share);
+            }
+        }
+        let hidden = self.config.hidden;
+        let mut out = b.upload(rows, hidden, vec![0.0; rows * hidden]);
+        for (expert, (rows, shares)) in mixture.experts.iter().zip(&chosen).filter(|(_, (rows, _))| !rows.is_empty()) {
+            b.scatter_add(&mut out, rows, &self.mlp(expert, &b.gather_rows(x, rows)), shares);
+        }
+        out
     }
 
     fn linear(&self, x: &B::Matrix, linear: &Linear<B>) -> B::Matrix {

@@ -9,8 +9,8 @@ use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, Precision};
 use crate::weights::{WeightType, WeightsError, WeightsFolder};
 
-use super::config::{Arch, ConfigError, DecoderConfig};
-use super::decoder::{Decoder, DecoderWeights, Layer, Linear};
+use super::config::{ConfigError, DecoderConfig};
+use super::decoder::{Decoder, DecoderWeights, FeedForward, Layer, Linear, Mixture, Mlp};
 use super::{LoadProgress, Model, ModelInfo};
 
 /// Why a folder cannot be loaded; each message names the file at fault.
@@ -57,7 +57,8 @@ pub fn load_model_with(
     let precision = if embed == Some(WeightType::F32) { Precision::Exact } else { options.precision };
     let backend = options.threads.map_or_else(CpuBackend::default, CpuBackend::new).with_precision(precision);
     let tied = config.tied_embeddings.unwrap_or_else(|| !folder.contains(LM_HEAD));
-    let total = tensor_names(&config, tied).iter().map(|name| folder.len_bytes(name)).sum();
+    let used = |name: &str| name.starts_with("model.") || (!tied && name == LM_HEAD);
+    let total = folder.len_bytes_where(used);
     progress(0, total);
     let mut loader = Loader { folder: &folder, backend: &backend, config: &config, progress, done: 0, total };
     let weights = loader.weights(tied)?;
@@ -67,32 +68,6 @@ pub fn load_model_with(
 
 const EMBED: &str = "model.embed_tokens";
 const LM_HEAD: &str = "lm_head.weight";
-
-/// Tensors of every layer beside norms and biases; `load_model` sums their sizes for the progress total.
-const LAYER_MATRICES: [&str; 7] = [
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
-];
-const LAYER_NORMS: [&str; 4] = ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"];
-
-/// Names of all tensors that loading may read (a superset: what a folder lacks counts no bytes).
-fn tensor_names(config: &DecoderConfig, tied: bool) -> Vec<String> {
-    let mut names = vec![format!("{EMBED}.weight"), "model.norm.weight".to_owned()];
-    if !tied {
-        names.push(LM_HEAD.to_owned());
-    }
-    for layer in 0..config.layers {
-        let with_weight = LAYER_MATRICES.iter().chain(&LAYER_NORMS).map(|part| format!("{part}.weight"));
-        let with_bias = LAYER_MATRICES.iter().map(|part| format!("{part}.bias"));
-        names.extend(with_weight.chain(with_bias).map(|part| format!("model.layers.{layer}.{part}")));
-    }
-    names
-}
 
 fn model_info(dir: &Path, config: &DecoderConfig) -> ModelInfo {
     // the folder's own name even when it was given as `.`
@@ -127,27 +102,46 @@ impl<B: Backend> Loader<'_, '_, B> {
     }
 
     fn layer(&mut self, index: usize) -> Result<Layer<B>, WeightsError> {
-        let DecoderConfig { hidden, intermediate, head_dim, attention_bias, mlp_bias, .. } = *self.config;
+        let DecoderConfig { hidden, head_dim, qkv_bias, o_bias, .. } = *self.config;
         let (q_width, kv_width) = (self.config.heads * head_dim, self.config.kv_heads * head_dim);
         let name = |part: &str| format!("model.layers.{index}.{part}");
-        let qk_norm = match self.config.arch {
-            Arch::Llama => None,
-            Arch::Qwen3 => Some((
-                self.vector(&name("self_attn.q_norm.weight"), head_dim)?,
-                self.vector(&name("self_attn.k_norm.weight"), head_dim)?,
-            )),
+        let qk_norm = if self.config.arch.has_qk_norm() {
+            let q = self.vector(&name("self_attn.q_norm.weight"), head_dim)?;
+            Some((q, self.vector(&name("self_attn.k_norm.weight"), head_dim)?))
+        } else {
+            None
         };
         Ok(Layer {
             input_norm: self.vector(&name("input_layernorm.weight"), hidden)?,
-            q: self.linear(&name("self_attn.q_proj"), (q_width, hidden), attention_bias)?,
-            k: self.linear(&name("self_attn.k_proj"), (kv_width, hidden), attention_bias)?,
-            v: self.linear(&name("self_attn.v_proj"), (kv_width, hidden), attention_bias)?,
-            o: self.linear(&name("self_attn.o_proj"), (hidden, q_width), attention_bias)?,
+            q: self.linear(&name("self_attn.q_proj"), (q_width, hidden), qkv_bias)?,
+            k: self.linear(&name("self_attn.k_proj"), (kv_width, hidden), qkv_bias)?,
+            v: self.linear(&name("self_attn.v_proj"), (kv_width, hidden), qkv_bias)?,
+            o: self.linear(&name("self_attn.o_proj"), (hidden, q_width), o_bias)?,
             qk_norm,
             post_norm: self.vector(&name("post_attention_layernorm.weight"), hidden)?,
-            gate: self.linear(&name("mlp.gate_proj"), (intermediate, hidden), mlp_bias)?,
-            up: self.linear(&name("mlp.up_proj"), (intermediate, hidden), mlp_bias)?,
-            down: self.linear(&name("mlp.down_proj"), (hidden, intermediate), mlp_bias)?,
+            feed: self.feed_forward(index)?,
+        })
+    }
+
+    fn feed_forward(&mut self, layer: usize) -> Result<FeedForward<B>, WeightsError> {
+        let DecoderConfig { intermediate, mlp_bias, hidden, .. } = *self.config;
+        let name = format!("model.layers.{layer}.mlp");
+        let Some(experts) = self.config.experts.as_ref().filter(|experts| experts.layers[layer]) else {
+            return Ok(FeedForward::Dense(self.mlp(&name, intermediate, mlp_bias)?));
+        };
+        let router = self.linear(&format!("{name}.gate"), (experts.count, hidden), false)?;
+        let of_number = |number| self.mlp(&format!("{name}.experts.{number}"), experts.intermediate, false);
+        let all = (0..experts.count).map(of_number).collect::<Result<_, _>>()?;
+        let (per_token, normalised) = (experts.per_token, experts.normalised);
+        Ok(FeedForward::Experts(Mixture { router, experts: all, per_token, normalised }))
+    }
+
+    fn mlp(&mut self, name: &str, intermediate: usize, bias: bool) -> Result<Mlp<B>, WeightsError> {
+        let hidden = self.config.hidden;
+        Ok(Mlp {
+            gate: self.linear(&format!("{name}.gate_proj"), (intermediate, hidden), bias)?,
+            up: self.linear(&format!("{name}.up_proj"), (intermediate, hidden), bias)?,
+            down: self.linear(&format!("{name}.down_proj"), (hidden, intermediate), bias)?,
         })
     }
 

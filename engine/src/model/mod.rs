@@ -4,20 +4,23 @@ mod batch;
 mod config;
 mod decoder;
 mod load;
+mod random;
 mod rope;
+mod routing;
 
 use thiserror::Error;
 
 pub use crate::backend::cpu::Precision;
 pub use config::ConfigError;
 pub use load::{LoadError, LoadOptions, load_model, load_model_with};
+pub use random::{RandomShape, random_model};
 
 /// Shape facts that scheduler and server need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelInfo {
     /// Name for `/v1/models` when the user gives none (the folder's name).
     pub name: String,
-    /// `llama`, `qwen3`.
+    /// `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3_moe`.
     pub arch: String,
     pub vocab_size: usize,
     /// Longest sequence (prompt and output) in tokens.

@@ -19,12 +19,25 @@ pub enum RopeScaling {
         /// Context length in tokens the model was trained with.
         original_len: f64,
     },
+    Yarn(Yarn),
+}
+
+/// YaRN: pairs up to `first_pair` kept, from `last_pair` on divided by `factor`, a straight ramp between; cosines and sines times
+/// `attention_factor`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Yarn {
+    pub factor: f64,
+    pub attention_factor: f64,
+    pub first_pair: f64,
+    pub last_pair: f64,
 }
 
 /// The frequencies of one model: `head_dim / 2` radians a token.
 #[derive(Debug, Clone)]
 pub struct Rope {
     frequencies: Vec<f32>,
+    /// What cosines and sines are multiplied with.
+    size: f32,
 }
 
 impl Rope {
@@ -32,9 +45,10 @@ impl Rope {
     pub fn new(head_dim: usize, theta: f64, scaling: RopeScaling) -> Self {
         let pair = |i: usize| {
             let base = theta.powf(-((2 * i) as f64) / head_dim as f64);
-            scale(base, scaling) as f32
+            scale(base, i, scaling) as f32
         };
-        Self { frequencies: (0..head_dim / 2).map(pair).collect() }
+        let size = if let RopeScaling::Yarn(yarn) = scaling { yarn.attention_factor as f32 } else { 1.0 };
+        Self { frequencies: (0..head_dim / 2).map(pair).collect(), size }
     }
 
     /// Cosines and sines, each `positions.len()` rows of `head_dim / 2`.
@@ -42,12 +56,17 @@ impl Rope {
     /// The product is rounded to f32 before the cosine is taken, as the reference does it.
     pub fn angles(&self, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
         let angles = positions.iter().flat_map(|pos| self.frequencies.iter().map(move |freq| *pos as f32 * freq));
-        angles.map(|angle| (angle.cos(), angle.sin())).unzip()
+        angles.map(|angle| (angle.cos() * self.size, angle.sin() * self.size)).unzip()
     }
 }
 
-fn scale(frequency: f64, scaling: RopeScaling) -> f64 {
+fn scale(frequency: f64, pair: usize, scaling: RopeScaling) -> f64 {
     match scaling {
+        RopeScaling::Yarn(Yarn { factor, first_pair, last_pair, .. }) => {
+            let last_pair = if last_pair == first_pair { last_pair + 0.001 } else { last_pair };
+            let stretched = ((pair as f64 - first_pair) / (last_pair - first_pair)).clamp(0.0, 1.0);
+            frequency / factor * stretched + frequency * (1.0 - stretched)
+        }
         RopeScaling::None => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } => {
@@ -79,9 +98,9 @@ mod tests {
     fn llama3_keeps_short_waves_and_stretches_long_ones() {
         let llama3 =
             RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_len: 8192.0 };
-        assert_eq!(scale(1.0, llama3), 1.0);
-        assert_eq!(scale(1e-5, llama3), 1e-5 / 8.0);
+        assert_eq!(scale(1.0, 0, llama3), 1.0);
+        assert_eq!(scale(1e-5, 0, llama3), 1e-5 / 8.0);
         let middle = 2.0 * TAU / 8192.0;
-        assert!(scale(middle, llama3) < middle && scale(middle, llama3) > middle / 8.0);
+        assert!(scale(middle, 0, llama3) < middle && scale(middle, 0, llama3) > middle / 8.0);
     }
 }

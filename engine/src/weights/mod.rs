@@ -77,6 +77,11 @@ impl WeightsFolder {
         self.tensors.get(tensor).map_or(0, |(_, info)| info.len_bytes)
     }
 
+    /// Bytes on disk of all tensors whose name is wanted.
+    pub fn len_bytes_where(&self, wanted: impl Fn(&str) -> bool) -> u64 {
+        self.tensors.iter().filter(|(name, _)| wanted(name)).map(|(_, (_, info))| info.len_bytes).sum()
+    }
+
     /// Type of a tensor, if it is there and of a type that can be read.
     pub fn weight_type(&self, tensor: &str) -> Option<WeightType> {
         self.tensors.get(tensor)?.1.weight_type()

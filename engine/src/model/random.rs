@@ -1,0 +1,128 @@
+//! A model of any size with random weights, made in memory: what benchmarks run, where only the shape and the types matter.
+
+use crate::backend::cpu::{CpuBackend, Precision};
+use crate::splitmix::SplitMix64;
+use crate::weights::{RawWeight, WeightType};
+
+use super::config::{Arch, DecoderConfig};
+use super::decoder::{Decoder, DecoderWeights, FeedForward, Layer, Linear, Mlp};
+use super::rope::RopeScaling;
+use super::{Model, ModelInfo};
+use crate::backend::Backend;
+
+/// Sizes of a dense decoder with tied embeddings and norms on the heads of Q and K.
+#[derive(Debug, Clone, Copy)]
+pub struct RandomShape {
+    pub hidden: usize,
+    pub intermediate: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub vocab: usize,
+    pub seq_len_max: usize,
+}
+
+impl RandomShape {
+    /// The sizes of Qwen3-0.6B.
+    pub const QWEN3_0_6B: Self = Self {
+        hidden: 1024,
+        intermediate: 3072,
+        layers: 28,
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        vocab: 151_936,
+        seq_len_max: 40_960,
+    };
+
+    /// Weights that every token is multiplied with in the layers.
+    pub fn layer_weights(&self) -> usize {
+        let attention = 2 * self.hidden * (self.heads + self.kv_heads) * self.head_dim;
+        self.layers * (attention + 3 * self.hidden * self.intermediate)
+    }
+}
+
+/// A model whose matrices are of `kind` and whose embedding (and head) is of `embed`; `None` where the sizes are no whole number
+/// of their blocks.
+pub fn random_model(shape: RandomShape, kind: WeightType, embed: WeightType, threads: usize) -> Option<Box<dyn Model>> {
+    let precision = if kind == WeightType::F32 { Precision::Exact } else { Precision::Native };
+    let backend = CpuBackend::new(threads).with_precision(precision);
+    let mut random = SplitMix64(1);
+    let config = config(shape);
+    let norm = |len: usize| backend.upload(1, len, vec![1.0; len]);
+    let mut linear = |rows: usize, cols: usize| {
+        let weight = backend.weight(weight(rows, cols, kind, &mut random)?);
+        Some(Linear::<CpuBackend> { weight, bias: None })
+    };
+    let (hidden, q, kv) = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    let mut layer = || {
+        Some(Layer {
+            input_norm: norm(hidden),
+            q: linear(q, hidden)?,
+            k: linear(kv, hidden)?,
+            v: linear(kv, hidden)?,
+            o: linear(hidden, q)?,
+            qk_norm: Some((norm(shape.head_dim), norm(shape.head_dim))),
+            post_norm: norm(hidden),
+            feed: FeedForward::Dense(Mlp {
+                gate: linear(shape.intermediate, hidden)?,
+                up: linear(shape.intermediate, hidden)?,
+                down: linear(hidden, shape.intermediate)?,
+            }),
+        })
+    };
+    let layers = (0..shape.layers).map(|_| layer()).collect::<Option<_>>()?;
+    let embed = backend.weight(weight(shape.vocab, hidden, embed, &mut random)?);
+    let weights = DecoderWeights { embed, layers, norm: norm(hidden), lm_head: None };
+    let (name, arch) = ("random".to_owned(), config.arch.name().to_owned());
+    let (vocab_size, seq_len_max) = (shape.vocab, shape.seq_len_max);
+    let info = ModelInfo { name, arch, vocab_size, seq_len_max, eos_token_ids: Vec::new(), bos_token_id: None };
+    Some(Box::new(Decoder::new(backend, config, info, weights)))
+}
+
+fn config(shape: RandomShape) -> DecoderConfig {
+    DecoderConfig {
+        arch: Arch::Qwen3,
+        hidden: shape.hidden,
+        intermediate: shape.intermediate,
+        layers: shape.layers,
+        heads: shape.heads,
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+        vocab: shape.vocab,
+        seq_len_max: shape.seq_len_max,
+        norm_eps: 1e-6,
+        rope_theta: 1e6,
+        rope_scaling: RopeScaling::None,
+        tied_embeddings: Some(true),
+        qkv_bias: false,
+        o_bias: false,
+        mlp_bias: false,
+        windows: vec![None; shape.layers],
+        experts: None,
+        bos_token_id: None,
+        eos_token_ids: Vec::new(),
+    }
+}
+
+/// Random bits with exponents and scales that keep every value small.
+fn weight(rows: usize, cols: usize, kind: WeightType, random: &mut SplitMix64) -> Option<RawWeight> {
+    let (_, block_bytes) = kind.block();
+    let len = kind.len_bytes(cols)? * rows;
+    let mut bytes: Vec<u8> =
+        std::iter::repeat_with(|| random.next().to_le_bytes()).take(len.div_ceil(8)).flatten().collect();
+    bytes.truncate(len);
+    let scale = half::f16::from_f32(1e-4).to_le_bytes();
+    for block in bytes.chunks_exact_mut(block_bytes) {
+        match kind {
+            WeightType::F32 => block[3] = block[3] & 0x80 | 0x3C,
+            WeightType::F16 => block[1] = block[1] & 0x83 | 0x20,
+            WeightType::Bf16 => block[1] = block[1] & 0x80 | 0x3C,
+            WeightType::Q8_0 => block[..2].copy_from_slice(&scale),
+            WeightType::Q4K => block[..4].copy_from_slice(&[scale, scale].concat()),
+            WeightType::Q6K => block[208..].copy_from_slice(&scale),
+        }
+    }
+    RawWeight::new(rows, cols, kind, bytes.into())
+}
