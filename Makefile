@@ -8,7 +8,7 @@ CACHE ?= $(HOME)/.cache/truebeat
 PROGRAM := target/release/truebeat
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -35,6 +35,14 @@ lint: ## Formatting and lints, as CI sees them
 unit: ## Tests that need no cluster
 	$(call say,tests of the crates)
 	cargo test --workspace --locked --no-fail-fast
+
+SEEDS ?= 1000
+FROM ?= 1
+sim-operator: ## The operator against an in-process Kubernetes: SEEDS=N runs from seed FROM=S, all faults, virtual time
+	cargo test --locked --release -p operator --test sim -- seeds $(SEEDS) --from $(FROM)
+
+sim-crashes: ## The same, an operator that dies at every single write of the standard stories, before and after its effect
+	cargo test --locked --release -p operator --test sim -- crashes
 
 e2e: prerequisites ## The stories on a real control plane and node (root needed)
 	@tests/run-all.sh e2e

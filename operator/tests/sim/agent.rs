@@ -1,0 +1,291 @@
+//! An engine and the agent beside it, in small: what a pod of the contract says and does (DESIGN §4.4). The stages and
+//! times follow `vitals/src/recovery.rs`; the two sides of the contract are the condition and the annotations.
+
+use serde_json::{Value, json};
+
+use super::{cluster::wall, kube::store::Store, log::Log, world::target};
+
+const SUSPECT_MS: u64 = 1_000;
+const CONFIRM_MS: u64 = 3_000;
+const EVIDENCE_MS: u64 = 1_000;
+const ASK_EVERY_MS: u64 = 1_000;
+const REPEAT_EVERY_MS: u64 = 60_000;
+const QUEUED_MAX_MS: i64 = 60_000;
+/// How long an engine on a sick node serves before it freezes again.
+const SICK_AFTER_MS: u64 = 8_000;
+
+/// What is true of the engine.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Engine {
+    Starting {
+        until_ms: u64,
+    },
+    Serving {
+        since_ms: u64,
+    },
+    Frozen {
+        since_ms: u64,
+        heals_ms: Option<u64>,
+    },
+    /// The kubelet starts it again then.
+    Dead {
+        restart_ms: u64,
+    },
+    Gone,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Episode {
+    id: String,
+    class: &'static str,
+    stage: &'static str,
+    suspect_ms: u64,
+    confirmed_ms: Option<u64>,
+    granted_ms: Option<u64>,
+    granted_by: Option<&'static str>,
+    killed_ms: Option<u64>,
+    serving_ms: Option<u64>,
+}
+
+/// What makes a difference to the conditions.
+type Brief = (std::mem::Discriminant<Engine>, Option<(u64, &'static str)>, bool);
+
+/// The agent, its engine, and what it has said last.
+#[derive(Debug)]
+pub struct Agent {
+    pub engine: Engine,
+    mode: String,
+    unattended_ms: u64,
+    episode: Option<Episode>,
+    episodes: u64,
+    kills: u32,
+    fenced: bool,
+    /// What it said last, in brief, and when.
+    said: Option<(Brief, u64)>,
+    self_granted_ms: Option<u64>,
+    queued_ms: Option<u64>,
+    /// The operator says that this is the last replica that serves.
+    last_serving: bool,
+}
+
+impl Agent {
+    /// As the pod's own arguments configure it.
+    pub fn new(pod: &Value, ready_at_ms: u64) -> Self {
+        let args: Vec<&str> = pod["spec"]["initContainers"][0]["args"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let flag = |name: &str| args.iter().position(|arg| *arg == name).and_then(|at| args.get(at + 1)).copied();
+        let unattended = flag("--unattended-after").and_then(|text| humantime::parse_duration(text).ok());
+        Agent {
+            engine: Engine::Starting { until_ms: ready_at_ms },
+            mode: flag("--recovery-mode").unwrap_or("Recover").to_owned(),
+            unattended_ms: unattended.map_or(300_000, |d| d.as_millis() as u64),
+            episode: None,
+            episodes: 0,
+            kills: 0,
+            fenced: false,
+            said: None,
+            self_granted_ms: None,
+            queued_ms: None,
+            last_serving: false,
+        }
+    }
+
+    /// Does it pass its readiness probe?
+    pub fn serves(&self) -> bool {
+        !self.fenced && matches!(self.engine, Engine::Serving { .. } | Engine::Frozen { .. })
+    }
+
+    /// Really delivers tokens and has nothing open.
+    pub fn healthy(&self) -> bool {
+        matches!(self.engine, Engine::Serving { .. }) && !self.fenced && !self.open()
+    }
+
+    pub fn open(&self) -> bool {
+        self.episode.as_ref().is_some_and(|e| !matches!(e.stage, "Recovered" | "Cleared"))
+    }
+
+    /// Under the operator's key: it has been killed by it, or may be at any moment (P15).
+    pub fn restarting_by_grant(&self, grant: Option<&str>) -> bool {
+        let Some(episode) = self.episode.as_ref().filter(|_| self.open()) else { return false };
+        match episode.stage {
+            "Stalled" => grant == Some(&episode.id),
+            _ => episode.granted_by == Some("operator"),
+        }
+    }
+
+    pub fn freeze(&mut self, now_ms: u64, heals_ms: Option<u64>) {
+        if matches!(self.engine, Engine::Serving { .. }) {
+            self.engine = Engine::Frozen { since_ms: now_ms, heals_ms };
+        }
+    }
+
+    pub fn crash(&mut self, now_ms: u64) {
+        if !matches!(self.engine, Engine::Gone | Engine::Dead { .. }) {
+            self.engine = Engine::Dead { restart_ms: now_ms + 1_000 };
+            if !self.open() {
+                self.begin(&format!("crash-{now_ms}"), "Dead", "Restarting", now_ms);
+            }
+        }
+    }
+
+    fn begin(&mut self, id: &str, class: &'static str, stage: &'static str, now_ms: u64) {
+        self.episodes += 1;
+        let id = id.to_owned();
+        self.episode = Some(Episode { id, class, stage, suspect_ms: now_ms, ..Episode::default() });
+    }
+
+    /// One look, one decision, and what follows from it.
+    pub fn tick(
+        &mut self,
+        store: &mut Store,
+        log: &mut Log,
+        (namespace, name, uid): (&str, &str, &str),
+        now_ms: u64,
+        reachable: bool,
+        sick: bool,
+    ) {
+        if self.engine == Engine::Gone {
+            return;
+        }
+        self.engine_step(now_ms, sick);
+        let before = self.episode.as_ref().map(|e| e.stage);
+        self.judge(uid, now_ms);
+        let after = self.episode.as_ref().map(|e| e.stage);
+        if before != after {
+            log.line(now_ms, format_args!("agent of {name}: {}", after.unwrap_or("None")));
+        }
+        let due = self.said.as_ref().is_none_or(|(said, at_ms)| {
+            let waits = self.episode.as_ref().is_some_and(|e| e.stage == "Stalled");
+            *said != self.brief() || now_ms >= at_ms + if waits { ASK_EVERY_MS } else { REPEAT_EVERY_MS }
+        });
+        if due && reachable {
+            self.declare(store, (namespace, name, uid), now_ms);
+        }
+    }
+
+    fn engine_step(&mut self, now_ms: u64, sick: bool) {
+        match self.engine.clone() {
+            Engine::Starting { until_ms } if now_ms >= until_ms => {
+                self.engine = Engine::Serving { since_ms: now_ms };
+                self.fenced = false;
+                if let Some(episode) = self.episode.as_mut().filter(|e| !matches!(e.stage, "Recovered" | "Cleared")) {
+                    episode.stage = "Recovered";
+                    episode.serving_ms = Some(now_ms);
+                }
+            }
+            Engine::Serving { since_ms } if sick && now_ms >= since_ms + SICK_AFTER_MS => self.freeze(now_ms, None),
+            Engine::Frozen { heals_ms: Some(at), .. } if now_ms >= at => {
+                self.engine = Engine::Serving { since_ms: now_ms };
+                self.fenced = false;
+                if let Some(episode) = self.episode.as_mut().filter(|e| matches!(e.stage, "Suspect" | "Stalled")) {
+                    episode.stage = "Cleared";
+                }
+            }
+            Engine::Dead { restart_ms } if now_ms >= restart_ms => {
+                self.engine = Engine::Starting { until_ms: now_ms + 4_000 };
+                if let Some(episode) = self.episode.as_mut().filter(|e| e.stage == "Killed") {
+                    episode.stage = "Restarting";
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn judge(&mut self, uid: &str, now_ms: u64) {
+        let Engine::Frozen { since_ms, .. } = self.engine else { return };
+        if !self.open() {
+            if now_ms >= since_ms + SUSPECT_MS {
+                self.begin(&format!("{uid}-{}", self.episodes + 1), "StepStalled", "Suspect", now_ms);
+                self.fenced = self.mode != "Observe" && !self.last_serving;
+            }
+            return;
+        }
+        if self.last_serving {
+            self.fenced = false;
+        }
+        let Some(episode) = &mut self.episode else { return };
+        match episode.stage {
+            "Suspect" if now_ms >= since_ms + CONFIRM_MS => {
+                episode.stage = "Stalled";
+                episode.confirmed_ms = Some(now_ms);
+            }
+            "Stalled" if self.mode == "Recover" => {
+                let quiet_since = self.queued_ms.max(episode.confirmed_ms).unwrap_or(now_ms);
+                let alone = now_ms >= quiet_since + self.unattended_ms;
+                let fresh = self.self_granted_ms.is_none_or(|at| now_ms >= at + 3_600_000);
+                if alone && fresh {
+                    self.self_granted_ms = Some(now_ms);
+                    (episode.stage, episode.granted_by, episode.granted_ms) = ("Granted", Some("self"), Some(now_ms));
+                }
+            }
+            "Granted" if episode.granted_ms.is_some_and(|at| now_ms >= at + EVIDENCE_MS) => {
+                self.kills += 1;
+                let back_off = [1_000, 10_600, 21_700, 43_000][(self.kills as usize - 1).min(3)];
+                (episode.stage, episode.killed_ms) = ("Killed", Some(now_ms));
+                self.engine = Engine::Dead { restart_ms: now_ms + back_off };
+            }
+            _ => {}
+        }
+    }
+
+    /// Server-side apply of the two conditions; the answer carries the operator's notes.
+    fn declare(&mut self, store: &mut Store, (namespace, name, uid): (&str, &str, &str), now_ms: u64) {
+        let words = self.words();
+        let mut at = target("pods", namespace, name, "truebeat-agent").status();
+        at.force = true;
+        let body = json!({"metadata": {"name": name, "uid": uid}, "status": {"conditions": words}});
+        let Ok((_, pod)) = store.apply(&at, body) else { return };
+        self.said = Some((self.brief(), now_ms));
+        let notes = &pod["metadata"]["annotations"];
+        let note = |key: &str| notes[key].as_str().unwrap_or_default();
+        self.last_serving = super::story::LAST_SERVING.is_some_and(|key| !note(key).is_empty());
+        let Some(episode) = self.episode.as_mut().filter(|e| e.stage == "Stalled") else { return };
+        if let Some((id, time)) = note("truebeat.io/restart-queued").rsplit_once('@')
+            && id == episode.id
+            && let Ok(time) = time.parse::<jiff::Timestamp>()
+            && (wall(now_ms).as_millisecond() - time.as_millisecond()).abs() < QUEUED_MAX_MS
+        {
+            self.queued_ms = Some(now_ms);
+        }
+        if note("truebeat.io/restart-grant") == episode.id && self.mode == "Recover" {
+            (episode.stage, episode.granted_by, episode.granted_ms) = ("Granted", Some("operator"), Some(now_ms));
+        }
+    }
+
+    fn brief(&self) -> Brief {
+        let stage = self.episode.as_ref().map(|e| (self.episodes, e.stage));
+        (std::mem::discriminant(&self.engine), stage, self.fenced)
+    }
+
+    fn words(&self) -> Value {
+        let progressing = match self.engine {
+            Engine::Serving { .. } => "True",
+            Engine::Frozen { .. } if self.open() => "False",
+            Engine::Frozen { .. } => "True",
+            Engine::Dead { .. } => "False",
+            _ => "Unknown",
+        };
+        let time = |ms: u64| wall(ms).to_string();
+        let text = self.episode.as_ref().map(|e| {
+            let mut value = json!({"id": e.id, "class": e.class, "stage": e.stage, "reasons": ["no token"], "suspectAt": time(e.suspect_ms)});
+            let times = [("confirmedAt", e.confirmed_ms), ("grantedAt", e.granted_ms), ("killedAt", e.killed_ms), ("servingAt", e.serving_ms)];
+            times.iter().for_each(|(key, at)| if let Some(at) = at { value[*key] = json!(time(*at)) });
+            if self.fenced || matches!(e.stage, "Granted" | "Killed" | "Restarting") {
+                value["fencedAt"] = json!(time(e.suspect_ms));
+            }
+            e.granted_by.iter().for_each(|who| value["grantedBy"] = json!(who));
+            value.to_string()
+        });
+        let stage = self.episode.as_ref().map_or("None", |e| e.stage);
+        let open = if self.open() { "True" } else { "False" };
+        let since = time(self.episode.as_ref().map_or(0, |e| e.serving_ms.unwrap_or(e.suspect_ms)));
+        json!([
+            {"type": "truebeat.io/progressing", "status": progressing, "reason": stage, "message": ""},
+            {"type": "truebeat.io/episode", "status": open, "reason": stage, "message": text.unwrap_or_default(), "lastTransitionTime": since},
+        ])
+    }
+}

@@ -1,0 +1,165 @@
+//! The properties of RELIABILITY §2.2 that every single write can break: P8, P9, P10, P14, and the counts for P7. What
+//! needs the world (P15, P16) is in `world`, what needs the end of a run (P1, P4–P7, P12, P13) in `end`.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::{cluster::Caller, kube::store::Store, kube::wire::Call};
+
+const OURS: [&str; 2] = ["truebeat.io/", "controller.kubernetes.io/pod-deletion-cost"];
+const GROUP: &str = "inferencedeployments";
+
+/// What was found, and what was counted.
+#[derive(Debug, Default)]
+pub struct Checks {
+    /// `P8 …`, in the order of their happening.
+    pub violations: Vec<String>,
+    /// Effective writes of operators by path (P7).
+    pub writes: BTreeMap<String, u64>,
+    /// Effective writes of operators, the Lease not counted.
+    pub effective: u64,
+}
+
+impl Checks {
+    pub fn broken(&mut self, now_ms: u64, what: String) {
+        if self.violations.len() < 20 {
+            self.violations.push(format!("{:.3} s: {what}", now_ms as f64 / 1000.0));
+        }
+    }
+
+    /// A write of an operator reached the server.
+    pub fn write(
+        &mut self,
+        store: &Store,
+        caller: &Caller,
+        call: &Call,
+        old: Option<&Value>,
+        (code, effective): (u16, bool),
+        now_ms: u64,
+    ) {
+        let plural = call.target.kind.plural;
+        if plural == "leases" {
+            return self.lease(call, now_ms);
+        }
+        let name = format!("{} {}", call.method, call.path);
+        if let Some(what) = precondition(call) {
+            self.broken(now_ms, format!("P8: {name}: {what}"));
+        }
+        if !(200..300).contains(&code) {
+            return;
+        }
+        self.fenced(store, caller, &name, now_ms);
+        self.own_namespace(store, call, &name, now_ms);
+        if let Some(new) = store.get(&call.target.key()).map(|entry| entry.value.clone()) {
+            let faults = foreign(plural, old.unwrap_or(&Value::Null), &new);
+            faults.into_iter().for_each(|what| self.broken(now_ms, format!("P9: {name}: {what}")));
+        }
+        if effective {
+            self.effective += 1;
+            *self.writes.entry(name).or_default() += 1;
+        }
+    }
+
+    /// P14: whoever writes is the one whom the Lease names, at the moment at which the write takes effect.
+    fn fenced(&mut self, store: &Store, caller: &Caller, name: &str, now_ms: u64) {
+        let lease = store.of("leases").map(|(_, entry)| &entry.value).next();
+        let holder = lease.and_then(|lease| lease["spec"]["holderIdentity"].as_str()).unwrap_or_default();
+        if !holder.is_empty() && holder != caller.identity {
+            self.broken(now_ms, format!("P14: {name} by {} while {holder} leads", caller.identity));
+        }
+    }
+
+    /// P10: a write goes only where an InferenceDeployment of that name is (or was: its incidents outlive a moment).
+    fn own_namespace(&mut self, store: &Store, call: &Call, name: &str, now_ms: u64) {
+        let here = |key: &&(&str, String, String)| key.1 == call.target.namespace;
+        let owned = store.of(GROUP).map(|(key, _)| key).any(|key| here(&key));
+        let ever = store
+            .history
+            .iter()
+            .any(|c| c.plural == GROUP && c.value["metadata"]["namespace"] == *call.target.namespace);
+        if !owned && !ever {
+            self.broken(now_ms, format!("P10: {name} in a namespace without InferenceDeployment"));
+        }
+    }
+
+    fn lease(&mut self, call: &Call, now_ms: u64) {
+        let version = call.body["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+        if call.method == http::Method::PUT && version.is_empty() {
+            self.broken(now_ms, "P14: the Lease was written without its resourceVersion".to_owned());
+        }
+    }
+}
+
+/// P8: what may hit a later incarnation must say which one it means.
+fn precondition(call: &Call) -> Option<&'static str> {
+    let body = &call.body;
+    match (call.method.as_str(), call.target.kind.plural) {
+        ("DELETE", _) if !body["preconditions"]["uid"].is_string() => Some("a delete without the UID"),
+        ("DELETE", "pods") if body["gracePeriodSeconds"] == 0 => Some("a forced delete: the process may live on (P16)"),
+        ("PATCH", "pods") if !body["metadata"]["uid"].is_string() => Some("a pod patch without the UID"),
+        ("PUT", _) if body["metadata"]["resourceVersion"].as_str().is_none_or(str::is_empty) => {
+            Some("a replace without the resourceVersion")
+        }
+        _ => None,
+    }
+}
+
+/// P9: what an operator's write changed that is not the operator's.
+fn foreign(plural: &str, old: &Value, new: &Value) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut same = |path: &str| {
+        let pointer = format!("/{}", path.replace('.', "/"));
+        if old.pointer(&pointer) != new.pointer(&pointer) {
+            faults.push(format!("{path} changed"));
+        }
+    };
+    match plural {
+        "inferencedeployments" => {
+            ["spec", "metadata.labels", "metadata.annotations", "metadata.finalizers"]
+                .iter()
+                .for_each(|path| same(path));
+        }
+        "pods" => {
+            ["spec", "status", "metadata.labels", "metadata.ownerReferences"].iter().for_each(|path| same(path));
+        }
+        _ => {}
+    }
+    let annotations = |value: &Value| value["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
+    let (before, after) = (annotations(old), annotations(new));
+    let ours = |key: &str| key.contains("truebeat.io/") || OURS.iter().any(|prefix| key.starts_with(prefix));
+    for (key, value) in before.iter().filter(|(key, _)| !ours(key) && plural != "engineincidents") {
+        if after.get(key) != Some(value) {
+            faults.push(format!("annotation {key} of somebody else changed"));
+        }
+    }
+    let cost = |map: &serde_json::Map<String, Value>| map.get(OURS[1]).and_then(Value::as_str).map(str::to_owned);
+    if let Some(theirs) = cost(&before).filter(|cost| !matches!(cost.as_str(), "-1000" | "0"))
+        && cost(&after).as_deref() != Some(&theirs)
+        && cost(&after).as_deref() != Some("-1000")
+    {
+        faults.push("a deletion cost of somebody else changed".to_owned());
+    }
+    if plural == "deployments" {
+        faults.extend(weakened(new));
+    }
+    faults
+}
+
+/// No security field is ever weaker than the pod contract says.
+fn weakened(deployment: &Value) -> Option<String> {
+    let spec = &deployment["spec"]["template"]["spec"];
+    let containers =
+        ["initContainers", "containers"].iter().flat_map(|list| spec[*list].as_array().into_iter().flatten());
+    let bad = containers.into_iter().find(|container| {
+        let security = &container["securityContext"];
+        security["allowPrivilegeEscalation"] != false
+            || security["readOnlyRootFilesystem"] != true
+            || security["capabilities"]["drop"][0] != "ALL"
+    });
+    let weak = spec["securityContext"]["runAsNonRoot"] != true
+        || spec["securityContext"]["seccompProfile"]["type"] != "RuntimeDefault"
+        || spec["automountServiceAccountToken"] != false
+        || bad.is_some();
+    weak.then(|| "the pod template's security is weaker than the contract".to_owned())
+}

@@ -1,0 +1,309 @@
+//! The API server as a service: the store behind a lock, faults on the way in and out, watches as streams, and a log of
+//! everything that took effect. One `Wire` per operator process, so that the server knows who asks.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
+use jiff::{SignedDuration, Timestamp};
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::{
+    sync::{Notify, mpsc, oneshot},
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{
+    checks::Checks,
+    faults::{Fate, Faults, Side},
+    kube::{Refusal, store::Store, wire::Call},
+    log::Log,
+};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type Answer = Response<UnsyncBoxBody<Bytes, Failure>>;
+
+/// Everything that the API server holds.
+pub struct State {
+    pub store: Store,
+    pub faults: Faults,
+    pub log: Log,
+    pub checks: Checks,
+    /// Writes of operators so far, the Lease not counted.
+    pub writes: u64,
+}
+
+/// The server.
+pub struct Cluster {
+    state: Mutex<State>,
+    epoch: Instant,
+    /// Not a `watch` channel: that one wakes its receivers in an order of chance.
+    changed: Notify,
+    /// Ids of operator processes that must die now.
+    deaths: mpsc::UnboundedSender<u32>,
+}
+
+/// One operator process as the server knows it.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    pub id: u32,
+    pub identity: String,
+}
+
+impl Cluster {
+    pub fn new(faults: Faults, keep_lines: bool) -> (Arc<Self>, mpsc::UnboundedReceiver<u32>) {
+        let (deaths, dead) = mpsc::unbounded_channel();
+        let mut store = Store::default();
+        store.version = 1000;
+        let state = State { store, faults, log: Log::new(keep_lines), checks: Checks::default(), writes: 0 };
+        let changed = Notify::new();
+        (Arc::new(Cluster { state: Mutex::new(state), epoch: Instant::now(), changed, deaths }), dead)
+    }
+
+    /// Milliseconds of virtual time since the beginning.
+    pub fn now_ms(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The moment `ms` milliseconds after the beginning.
+    pub fn at(&self, ms: u64) -> Instant {
+        self.epoch + Duration::from_millis(ms)
+    }
+
+    /// The wall clock of this world.
+    pub fn wall(&self) -> Timestamp {
+        wall(self.now_ms())
+    }
+
+    /// The state, with its clock set; watches are told by [`Self::tell`].
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().expect("no test panics with the lock held");
+        let now_ms = self.now_ms();
+        if state.store.now_ms != now_ms || state.store.now.is_empty() {
+            state.store.now = wall(now_ms).strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            state.store.now_ms = now_ms;
+        }
+        state
+    }
+
+    pub fn tell(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// A client of one operator process.
+    pub fn client(self: &Arc<Self>, caller: Caller) -> kube::Client {
+        let cluster = self.clone();
+        let service = tower::service_fn(move |request| cluster.clone().serve(caller.clone(), request));
+        kube::Client::new(service, "default")
+    }
+
+    async fn serve(self: Arc<Self>, caller: Caller, request: Request<Body>) -> Result<Answer, Failure> {
+        let (parts, body) = request.into_parts();
+        let content_type =
+            parts.headers.get("content-type").and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
+        let body = body.collect_bytes().await?;
+        let call = match Call::parse(&parts.method, &parts.uri, &content_type, &body) {
+            Ok(call) => call,
+            Err(refusal) => return Ok(refused(&refusal, 0)),
+        };
+        let fate = self.lock().faults.fate(self.now_ms(), call.is_write());
+        match fate {
+            Fate::Refused { code, retry_after_s } => {
+                sleep(Duration::from_millis(2)).await;
+                let reason = if code == 409 { "Conflict" } else { "InternalError" };
+                return Ok(refused(&Refusal::new(code, reason, "simulated fault"), retry_after_s));
+            }
+            Fate::Silent => return std::future::pending().await,
+            Fate::Unreachable => {
+                sleep(Duration::from_millis(2)).await;
+                return Err("connection refused".into());
+            }
+            Fate::Served { .. } | Fate::Applied504 | Fate::AppliedBroken => {}
+        }
+        if call.is_watch() {
+            return Ok(self.open_watch(call).await);
+        }
+        let (effect_ms, answer_ms) = match fate {
+            Fate::Served { effect_ms, answer_ms } => (effect_ms, answer_ms),
+            _ => (3, 1),
+        };
+        // What was sent takes effect even if its sender is frozen or gone.
+        let (tell, hear) = oneshot::channel();
+        tokio::spawn(async move {
+            sleep(Duration::from_millis(effect_ms)).await;
+            let _ = tell.send(self.effect(&caller, call));
+        });
+        let answer = match hear.await {
+            Ok(Some(answer)) => answer,
+            Ok(None) | Err(_) => return std::future::pending().await,
+        };
+        sleep(Duration::from_millis(answer_ms)).await;
+        match fate {
+            Fate::Applied504 => Ok(refused(&Refusal::new(504, "Timeout", "simulated timeout"), 0)),
+            Fate::AppliedBroken => Err("connection reset by peer".into()),
+            _ => Ok(answer),
+        }
+    }
+
+    /// The moment at which a request takes effect; `None`: its writer died of it.
+    fn effect(&self, caller: &Caller, call: Call) -> Option<Answer> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let counted = call.is_write() && call.target.kind.plural != "leases";
+        state.writes += u64::from(counted);
+        let death = state.faults.crashes.iter().find(|(at, _)| counted && *at == state.writes).map(|(_, side)| *side);
+        if death == Some(Side::Before) {
+            state
+                .log
+                .line(self.now_ms(), format_args!("operator-{} dies before {} {}", caller.id, call.method, call.path));
+            let _ = self.deaths.send(caller.id);
+            return None;
+        }
+        let old = state.store.get(&call.target.key()).map(|entry| entry.value.clone());
+        let (said, version) = (call.clone(), state.store.version);
+        let result = call.perform(&mut state.store);
+        if said.is_write() {
+            let code = result.as_ref().map_or_else(|refusal| refusal.code, |(code, _)| *code);
+            let (now_ms, path, body) = (self.now_ms(), &said.path, &said.body);
+            state.log.line(now_ms, format_args!("operator-{} {} {path} {code} {body}", caller.id, said.method));
+            let effective = state.store.version != version;
+            state.checks.write(&state.store, caller, &said, old.as_deref(), (code, effective), now_ms);
+        }
+        if state.store.version != version {
+            self.tell();
+        }
+        if death == Some(Side::After) {
+            state.log.line(self.now_ms(), format_args!("operator-{} dies after its write", caller.id));
+            let _ = self.deaths.send(caller.id);
+            return None;
+        }
+        Some(match result {
+            Ok((code, value)) => answered(code, &value),
+            Err(refusal) => refused(&refusal, 0),
+        })
+    }
+
+    async fn open_watch(self: Arc<Self>, call: Call) -> Answer {
+        sleep(Duration::from_millis(2)).await;
+        let from = call.query.get("resourceVersion").and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+        let seconds = call.query.get("timeoutSeconds").and_then(|v| v.parse().ok()).unwrap_or(290);
+        let cursor = {
+            let mut state = self.lock();
+            let gone = from < state.store.compacted || self.dice(&mut state, |rates| rates.watch_gone);
+            if gone {
+                return refused(&Refusal::new(410, "Expired", "too old resource version"), 0);
+            }
+            state.store.history.partition_point(|change| change.version <= from)
+        };
+        let end = Instant::now() + Duration::from_secs(seconds);
+        let lag_ms = {
+            let mut state = self.lock();
+            let most = if self.now_ms() < state.faults.end_ms { state.faults.rates.watch_lag_ms } else { 0 };
+            state.faults.rng.range(1, most + 5)
+        };
+        let stream = Stream { cluster: self, call, cursor, end, lag_ms };
+        let frames = futures::stream::unfold(stream, |mut stream| async move {
+            let line = stream.next().await?;
+            Some((line.map(|line| Frame::data(Bytes::from(line))), stream))
+        });
+        Response::new(StreamBody::new(frames).boxed_unsync())
+    }
+
+    fn dice(&self, state: &mut State, rate: impl Fn(&super::faults::Rates) -> u64) -> bool {
+        let chance = rate(&state.faults.rates);
+        self.now_ms() < state.faults.end_ms && state.faults.rng.permille(chance)
+    }
+}
+
+enum EventFate {
+    Sent,
+    Lost,
+    Broken,
+    Silence,
+}
+
+struct Stream {
+    cluster: Arc<Cluster>,
+    call: Call,
+    cursor: usize,
+    end: Instant,
+    lag_ms: u64,
+}
+
+impl Stream {
+    /// The next line; `None`: its time is over.
+    async fn next(&mut self) -> Option<Result<String, Failure>> {
+        loop {
+            let cluster = self.cluster.clone();
+            let mut changed = std::pin::pin!(cluster.changed.notified());
+            changed.as_mut().enable(); // before the look, so that nothing falls in between
+            let Some((event, value, at_ms)) = self.find() else {
+                tokio::select! {
+                    biased;
+                    () = changed => {}
+                    () = sleep_until(self.end) => return None,
+                }
+                continue;
+            };
+            sleep_until(self.cluster.at(at_ms + self.lag_ms)).await;
+            match self.event_fate() {
+                EventFate::Silence => return std::future::pending().await,
+                EventFate::Broken => return Some(Err("connection reset by peer".into())),
+                EventFate::Lost => continue,
+                EventFate::Sent => {}
+            }
+            return Some(Ok(format!("{}\n", json!({"type": event, "object": *value}))));
+        }
+    }
+
+    fn event_fate(&self) -> EventFate {
+        let mut state = self.cluster.lock();
+        match state.faults.outage(self.cluster.now_ms()).cloned() {
+            Some(outage) if outage.black_hole => EventFate::Silence,
+            Some(_) => EventFate::Broken,
+            None if self.cluster.dice(&mut state, |rates| rates.watch_broken) => EventFate::Broken,
+            None if self.cluster.dice(&mut state, |rates| rates.watch_elided) => EventFate::Lost,
+            None => EventFate::Sent,
+        }
+    }
+
+    fn find(&mut self) -> Option<(&'static str, Arc<Value>, u64)> {
+        let state = self.cluster.lock();
+        let target = &self.call.target;
+        while let Some(change) = state.store.history.get(self.cursor) {
+            self.cursor += 1;
+            let ours = change.plural == target.kind.plural
+                && (target.namespace.is_empty() || change.value["metadata"]["namespace"] == target.namespace.as_str());
+            if ours && self.call.selects(&change.value) {
+                return Some((change.event, change.value.clone(), change.at_ms));
+            }
+        }
+        None
+    }
+}
+
+/// The wall clock at `now_ms`.
+pub fn wall(now_ms: u64) -> Timestamp {
+    let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
+    start + SignedDuration::from_millis(i64::try_from(now_ms).unwrap_or(i64::MAX))
+}
+
+fn answered(code: u16, value: &Value) -> Answer {
+    let body = http_body_util::Full::new(Bytes::from(value.to_string())).map_err(|never| match never {});
+    let mut response = Response::new(body.boxed_unsync());
+    *response.status_mut() = http::StatusCode::from_u16(code).expect("a status");
+    response
+}
+
+fn refused(refusal: &Refusal, retry_after_s: u64) -> Answer {
+    let mut status = refusal.status();
+    if retry_after_s > 0 {
+        status["details"] = json!({"retryAfterSeconds": retry_after_s});
+    }
+    answered(refusal.code, &status)
+}

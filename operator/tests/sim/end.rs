@@ -1,0 +1,141 @@
+//! What must be true when everything has calmed down (P4, P13), by comparison of what is said with what is, and the end
+//! state for the differential properties (P1, P5, P6).
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    cluster::State,
+    world::{World, is_ready, text},
+};
+
+const OWNER: &str = "inference.truebeat.io/deployment";
+
+/// Everything that is not as it should be; empty: all is well.
+pub fn in_order(state: &State, world: &World) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (key, entry) in state.store.of("inferencedeployments") {
+        let infd = &entry.value;
+        if infd["metadata"]["deletionTimestamp"].is_null() {
+            one(state, world, (&key.1, &key.2), infd, &mut faults);
+        }
+    }
+    let names: Vec<(&str, &str)> =
+        state.store.of("inferencedeployments").map(|(key, _)| (key.1.as_str(), key.2.as_str())).collect();
+    let left = state.store.objects.iter().filter(|(_, e)| {
+        let owner = e.value["metadata"]["labels"][OWNER].as_str();
+        owner.is_some_and(|owner| {
+            !names.contains(&(e.value["metadata"]["namespace"].as_str().unwrap_or_default(), owner))
+        })
+    });
+    faults.extend(left.map(|(key, _)| format!("P4: {key:?} is left of an InferenceDeployment that is gone")));
+    faults
+}
+
+fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Value, faults: &mut Vec<String>) {
+    let mut wrong = |what: String| faults.push(format!("{namespace}/{name}: {what}"));
+    let wanted = infd["spec"]["replicas"].as_u64().unwrap_or(0);
+    let status = &infd["status"];
+    let condition = |type_: &str| {
+        let list = status["conditions"].as_array();
+        let found = list.into_iter().flatten().find(|c| c["type"] == type_);
+        found.map(|c| (c["status"].as_str().unwrap_or_default().to_owned(), c["message"].to_string()))
+    };
+    let pods: Vec<&Value> = state
+        .store
+        .of("pods")
+        .map(|(_, e)| &*e.value)
+        .filter(|pod| pod["metadata"]["labels"][OWNER] == name && text(pod, "namespace") == namespace)
+        .collect();
+    let healthy = world
+        .pods
+        .values()
+        .filter(|pod| {
+            pod.namespace == namespace && pods.iter().any(|p| text(p, "uid") == pod.uid) && pod.agent.healthy()
+        })
+        .count() as u64;
+    if pods.len() as u64 != wanted || healthy != wanted {
+        wrong(format!("P4: {wanted} replicas wanted, {} pods, {healthy} healthy", pods.len()));
+    }
+    for (field, truth) in [
+        ("observedGeneration", infd["metadata"]["generation"].as_u64().unwrap_or(0)),
+        ("replicas", pods.len() as u64),
+        ("readyReplicas", pods.iter().filter(|pod| is_ready(pod)).count() as u64),
+        ("progressingReplicas", healthy),
+        ("fencedReplicas", 0),
+        ("openIncidents", 0),
+    ] {
+        if status[field].as_u64().unwrap_or(u64::MAX) != truth {
+            wrong(format!("P13: status.{field} is {}, the truth is {truth}", status[field]));
+        }
+    }
+    match condition("Ready") {
+        Some((word, _)) if word == "True" => {}
+        other => wrong(format!("P13: all is well and Ready is {other:?}")),
+    }
+    for type_ in ["Reconciling", "Stalled"] {
+        if let Some((word, why)) = condition(type_) {
+            wrong(format!("P13: all is well and {type_} is {word}: {why}"));
+        }
+    }
+    if status["recovery"]["grants"].as_array().is_some_and(|list| !list.is_empty()) {
+        wrong(format!("P15: the budget is still in use: {}", status["recovery"]["grants"]));
+    }
+    for (key, incident) in state.store.of("engineincidents").filter(|(_, e)| e.value["spec"]["deployment"] == name) {
+        if incident.value["status"]["outcome"].is_null() {
+            wrong(format!("P13: incident {} is still open", key.2));
+        }
+    }
+    for (plural, child) in [("services", name), ("deployments", name)] {
+        let live = state.store.get(&(plural_of(plural), namespace.to_owned(), child.to_owned()));
+        match live {
+            None => wrong(format!("P4: there is no {plural} {child}")),
+            Some(live) if plural == "deployments" && live.value["spec"]["replicas"] != wanted => {
+                wrong(format!("P4: the Deployment wants {}", live.value["spec"]["replicas"]));
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+fn plural_of(name: &str) -> &'static str {
+    super::kube::kinds::of(name).plural
+}
+
+/// The objects that the operator answers for, without versions, UIDs, times and names made by chance.
+pub fn state(state: &State) -> Value {
+    let mut out = Map::new();
+    for (key, entry) in &state.store.objects {
+        if matches!(key.0, "leases" | "events" | "replicasets" | "pods") {
+            continue;
+        }
+        let value = &entry.value;
+        let name = if key.0 == "engineincidents" { incident(value) } else { key.2.clone() };
+        let mut status = value["status"].clone();
+        if key.0 == "inferencedeployments" {
+            let strip = |c: &Value| json!([c["type"], c["status"], c["reason"]]);
+            status["conditions"] = status["conditions"].as_array().into_iter().flatten().map(strip).collect();
+            status["observedGeneration"] = Value::Null;
+        }
+        if matches!(key.0, "engineincidents" | "deployments") {
+            status = json!({"outcome": status["outcome"], "stage": status["stage"], "replicas": status["replicas"]});
+        }
+        let labels = value["metadata"]["labels"].clone();
+        let spec = if key.0 == "engineincidents" { Value::Null } else { value["spec"].clone() };
+        out.insert(format!("{}/{}/{name}", key.0, key.1), json!({"labels": labels, "spec": spec, "status": status}));
+    }
+    let mut keys: Vec<(String, Value)> = out.into_iter().collect();
+    keys.sort_by(|a, b| a.0.cmp(&b.0));
+    keys.into_iter().collect::<Map<_, _>>().into()
+}
+
+fn incident(value: &Value) -> String {
+    format!(
+        "{}-{}-{}",
+        value["spec"]["deployment"].as_str().unwrap_or_default(),
+        value["spec"]["class"].as_str().unwrap_or_default(),
+        text(value, "uid")
+    )
+    .rsplit_once('-')
+    .map(|(head, _)| head.to_owned())
+    .unwrap_or_default()
+}

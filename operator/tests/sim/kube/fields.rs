@@ -1,0 +1,210 @@
+//! Field management: which manager owns which field, server-side apply with its conflicts, and updates that take fields
+//! over. A path is a list of `f:name`, `k:{"key":…}` and `v:value` elements, as in `managedFields`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+pub type Path = Vec<String>;
+pub type Set = BTreeSet<Path>;
+
+/// Who wrote, how, and through which subresource.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Manager {
+    pub name: String,
+    pub apply: bool,
+    pub subresource: String,
+}
+
+pub type Managers = BTreeMap<Manager, Set>;
+
+enum List {
+    Map(&'static [&'static str]),
+    Set,
+    Atomic,
+}
+
+/// How lists merge, by the name of the field (a schema in miniature; what is not here is atomic).
+fn list_of(path: &Path) -> List {
+    let name = path.last().map(|element| element.trim_start_matches("f:")).unwrap_or_default();
+    let under_container = path.iter().any(|e| e == "f:containers" || e == "f:initContainers");
+    match name {
+        "conditions" => List::Map(&["type"]),
+        "containers" | "initContainers" | "env" | "volumes" => List::Map(&["name"]),
+        "volumeMounts" => List::Map(&["mountPath"]),
+        "ports" if under_container => List::Map(&["containerPort", "protocol"]),
+        "ports" => List::Map(&["port", "protocol"]),
+        "ownerReferences" => List::Map(&["uid"]),
+        "grants" | "recent" => List::Map(&["podUid"]),
+        "finalizers" => List::Set,
+        _ => List::Atomic,
+    }
+}
+
+fn atomic_map(path: &Path) -> bool {
+    let name = path.last().map(|element| element.trim_start_matches("f:")).unwrap_or_default();
+    matches!(name, "selector" | "nodeSelector" | "secretKeyRef" | "configMapKeyRef" | "fieldRef" | "roleRef")
+}
+
+fn key_of(item: &Value, keys: &[&str]) -> String {
+    let value = |key: &str| {
+        item.get(key).cloned().unwrap_or_else(|| if key == "protocol" { json!("TCP") } else { Value::Null })
+    };
+    let map: Map<String, Value> = keys.iter().map(|key| ((*key).to_owned(), value(key))).collect();
+    format!("k:{}", Value::Object(map))
+}
+
+/// Every leaf of `value` that a manager can own; list items have an entry of their own, of value null.
+pub fn leaves(value: &Value) -> BTreeMap<Path, Value> {
+    let mut out = BTreeMap::new();
+    let Value::Object(map) = value else { return out };
+    for (name, child) in map {
+        match name.as_str() {
+            "apiVersion" | "kind" => {}
+            "metadata" => {
+                for (field, child) in child.as_object().into_iter().flatten() {
+                    if matches!(field.as_str(), "labels" | "annotations" | "finalizers" | "ownerReferences") {
+                        walk(child, vec!["f:metadata".into(), format!("f:{field}")], &mut out);
+                    }
+                }
+            }
+            _ => walk(child, vec![format!("f:{name}")], &mut out),
+        }
+    }
+    out
+}
+
+fn walk(value: &Value, path: Path, out: &mut BTreeMap<Path, Value>) {
+    let below = |element: String| path.iter().cloned().chain([element]).collect::<Path>();
+    match value {
+        Value::Object(map) if !map.is_empty() && !atomic_map(&path) => {
+            map.iter().for_each(|(name, child)| walk(child, below(format!("f:{name}")), out));
+        }
+        Value::Array(list) => match list_of(&path) {
+            List::Map(keys) => {
+                for item in list {
+                    let at = below(key_of(item, keys));
+                    out.insert(at.clone(), Value::Null);
+                    walk(item, at, out);
+                }
+            }
+            List::Set => list.iter().for_each(|item| drop(out.insert(below(format!("v:{item}")), item.clone()))),
+            List::Atomic => drop(out.insert(path, value.clone())),
+        },
+        _ => drop(out.insert(path, value.clone())),
+    }
+}
+
+/// Server-side apply: the merged object and the new managers, or the paths that others own with another value.
+pub fn apply(
+    live: &Value,
+    managers: &Managers,
+    applied: &Value,
+    me: &Manager,
+    force: bool,
+) -> Result<(Value, Managers), Vec<Path>> {
+    let wanted = leaves(applied);
+    let mut managers = managers.clone();
+    // who is alone has nobody to differ with, which spares most of the work
+    let alone = managers.keys().all(|manager| manager == me);
+    let before = if alone { BTreeMap::new() } else { leaves(live) };
+    let differs = |path: &Path, value: &Value| !value.is_null() && before.get(path) != Some(value);
+    let changed: Set =
+        wanted.iter().filter(|(path, value)| differs(path, value)).map(|(path, _)| path.clone()).collect();
+    let mut conflicts = Vec::new();
+    for (_, owned) in managers.iter_mut().filter(|(manager, _)| *manager != me) {
+        let taken: Vec<Path> = changed.iter().filter(|path| owned.contains(*path)).cloned().collect();
+        owned.retain(|path| !force || !taken.contains(path));
+        conflicts.extend(taken);
+    }
+    if !force && !conflicts.is_empty() {
+        return Err(conflicts);
+    }
+    let mut merged = live.clone();
+    merge(&mut merged, applied, &Path::new());
+    let mine = managers.remove(me).unwrap_or_default();
+    let dropped = mine.iter().filter(|path| !wanted.contains_key(*path));
+    let others = |path: &Path| managers.values().any(|owned| owned.iter().any(|o| o.starts_with(path)));
+    let kept_below = |path: &Path| wanted.keys().any(|other| other.starts_with(path));
+    let mut dropped: Vec<&Path> = dropped.filter(|path| !others(path) && !kept_below(path)).collect();
+    dropped.sort_by_key(|path| std::cmp::Reverse(path.len()));
+    dropped.iter().for_each(|path| remove(&mut merged, path));
+    managers.insert(me.clone(), wanted.into_keys().collect());
+    managers.retain(|_, owned| !owned.is_empty());
+    Ok((merged, managers))
+}
+
+/// After an update or a patch: what it changed is its manager's, what it removed is nobody's.
+pub fn update(old: &Value, new: &Value, managers: &mut Managers, me: &Manager) {
+    let (before, after) = (leaves(old), leaves(new));
+    let changed: Set =
+        after.iter().filter(|(path, value)| before.get(*path) != Some(value)).map(|(path, _)| path.clone()).collect();
+    let gone: Set = before.keys().filter(|path| !after.contains_key(*path)).cloned().collect();
+    for owned in managers.values_mut() {
+        owned.retain(|path| !changed.contains(path) && !gone.contains(path));
+    }
+    if !changed.is_empty() {
+        managers.entry(me.clone()).or_default().extend(changed);
+    }
+    managers.retain(|_, owned| !owned.is_empty());
+}
+
+fn merge(live: &mut Value, applied: &Value, path: &Path) {
+    let below = |element: String| path.iter().cloned().chain([element]).collect::<Path>();
+    match (live, applied) {
+        (Value::Object(live), Value::Object(applied)) if !atomic_map(path) => {
+            for (name, value) in applied {
+                match live.get_mut(name) {
+                    Some(child) => merge(child, value, &below(format!("f:{name}"))),
+                    None => drop(live.insert(name.clone(), value.clone())),
+                }
+            }
+        }
+        (Value::Array(live), Value::Array(applied)) => match list_of(path) {
+            List::Map(keys) => {
+                for item in applied {
+                    let key = key_of(item, keys);
+                    match live.iter_mut().find(|other| key_of(other, keys) == key) {
+                        Some(other) => merge(other, item, &below(key)),
+                        None => live.push(item.clone()),
+                    }
+                }
+            }
+            List::Set => applied.iter().for_each(|item| {
+                if !live.contains(item) {
+                    live.push(item.clone());
+                }
+            }),
+            List::Atomic => live.clone_from(applied),
+        },
+        (live, applied) => *live = applied.clone(),
+    }
+}
+
+fn remove(value: &mut Value, path: &[String]) {
+    let [element, rest @ ..] = path else { return };
+    let name = &element[2..];
+    match value {
+        Value::Object(map) if rest.is_empty() => drop(map.remove(name)),
+        Value::Object(map) => {
+            let Some(child) = map.get_mut(name) else { return };
+            remove(child, rest);
+            let empty = child.as_object().is_some_and(Map::is_empty) || child.as_array().is_some_and(Vec::is_empty);
+            if empty {
+                map.remove(name);
+            }
+        }
+        Value::Array(list) => {
+            let matches = |item: &Value| {
+                let Ok(Value::Object(keys)) = serde_json::from_str(name) else { return false };
+                keys.iter().all(|(key, value)| item.get(key).unwrap_or(&json!("TCP")) == value)
+            };
+            match rest {
+                [] if element.starts_with("v:") => list.retain(|item| item.to_string() != name),
+                [] => list.retain(|item| !matches(item)),
+                rest => list.iter_mut().filter(|item| matches(item)).for_each(|item| remove(item, rest)),
+            }
+        }
+        _ => {}
+    }
+}

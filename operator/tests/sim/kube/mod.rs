@@ -1,0 +1,33 @@
+//! An in-process Kubernetes API server: objects, versions, field managers, preconditions, watches. It is what
+//! `kube::Client` talks to in the simulation, and is itself checked against a real kube-apiserver (`differential`).
+
+pub mod fields;
+pub mod kinds;
+pub mod schema;
+pub mod store;
+pub mod verbs;
+pub mod wire;
+
+use serde_json::{Value, json};
+
+/// An answer that is no success.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refusal {
+    pub code: u16,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+impl Refusal {
+    pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Refusal { code, reason, message: message.into() }
+    }
+
+    /// The `Status` object of the API.
+    pub fn status(&self) -> Value {
+        json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": self.message, "reason": self.reason, "code": self.code,
+        })
+    }
+}

@@ -1,0 +1,329 @@
+//! What each verb does to the store: the rules of the API server, without its transport.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{
+    Refusal,
+    fields::{self, Manager},
+    kinds::Kind,
+    schema,
+    store::{Key, Store},
+};
+
+type Answer = Result<(u16, Arc<Value>), Refusal>;
+
+/// Which object, and who asks.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub kind: &'static Kind,
+    pub namespace: String,
+    pub name: String,
+    /// `status` or empty.
+    pub subresource: String,
+    pub manager: String,
+    pub force: bool,
+}
+
+impl Target {
+    pub fn new(kind: &'static Kind, namespace: &str, name: &str, manager: &str) -> Self {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Target { kind, namespace, name, subresource: String::new(), manager: manager.to_owned(), force: true }
+    }
+
+    pub fn status(mut self) -> Self {
+        self.subresource = "status".to_owned();
+        self
+    }
+
+    pub fn key(&self) -> Key {
+        (self.kind.plural, self.namespace.clone(), self.name.clone())
+    }
+
+    fn manager(&self, apply: bool) -> Manager {
+        Manager { name: self.manager.clone(), apply, subresource: self.subresource.clone() }
+    }
+
+    fn not_found(&self) -> Refusal {
+        Refusal::new(404, "NotFound", format!("{} \"{}\" not found", self.kind.plural, self.name))
+    }
+
+    fn conflict(&self, why: &str) -> Refusal {
+        let what = format!("Operation cannot be fulfilled on {} \"{}\": {why}", self.kind.plural, self.name);
+        Refusal::new(409, "Conflict", what)
+    }
+
+    fn invalid(&self, faults: &[String]) -> Refusal {
+        Refusal::new(422, "Invalid", format!("{} \"{}\" is invalid: {}", self.kind.kind, self.name, faults.join("; ")))
+    }
+}
+
+const MODIFIED: &str = "the object has been modified; please apply your changes to the latest version and try again";
+
+impl Store {
+    pub fn read(&self, target: &Target) -> Answer {
+        self.get(&target.key()).map(|entry| (200, entry.value.clone())).ok_or_else(|| target.not_found())
+    }
+
+    pub fn create(&mut self, target: &Target, body: Value) -> Answer {
+        let mut target = target.clone();
+        target.name = text(&body, "name").to_owned();
+        if target.name.is_empty() {
+            return Err(target.invalid(&["metadata.name: Required value: name or generateName is required".to_owned()]));
+        }
+        if self.get(&target.key()).is_some() {
+            let what = format!("{} \"{}\" already exists", target.kind.plural, target.name);
+            return Err(Refusal::new(409, "AlreadyExists", what));
+        }
+        let mut value = self.newborn(&target, body)?;
+        strip_status(target.kind, &mut value);
+        let mut managers = fields::Managers::new();
+        if self.track_updates {
+            fields::update(&Value::Null, &value, &mut managers, &target.manager(false));
+        }
+        Ok((201, self.put(target.kind, target.key(), value, managers)))
+    }
+
+    /// PUT.
+    pub fn replace(&mut self, target: &Target, body: Value) -> Answer {
+        let Some(old) = self.get(&target.key()).cloned() else {
+            // the Lease is one of the few kinds that an update creates
+            return if target.kind.kind == "Lease" { self.create(target, body) } else { Err(target.not_found()) };
+        };
+        let version = text(&body, "resourceVersion");
+        if version.is_empty() && !target.kind.unconditional {
+            return Err(target.invalid(&["metadata.resourceVersion: must be specified for an update".to_owned()]));
+        }
+        if !version.is_empty() && version != text(&old.value, "resourceVersion") {
+            return Err(target.conflict(MODIFIED));
+        }
+        let uid = text(&body, "uid");
+        if !uid.is_empty() && uid != text(&old.value, "uid") {
+            return Err(target.conflict("Precondition failed: UID in precondition differs"));
+        }
+        self.finish_update(target, body)
+    }
+
+    /// JSON merge patch.
+    pub fn merge(&mut self, target: &Target, patch: &Value) -> Answer {
+        let Some(old) = self.get(&target.key()).cloned() else { return Err(target.not_found()) };
+        let mut body = (*old.value).clone();
+        merge_patch(&mut body, patch);
+        if text(&body, "resourceVersion") != text(&old.value, "resourceVersion") {
+            return Err(target.conflict(MODIFIED));
+        }
+        if text(&body, "uid") != text(&old.value, "uid") {
+            return Err(target.conflict("Precondition failed: UID in precondition differs"));
+        }
+        self.finish_update(target, body)
+    }
+
+    fn finish_update(&mut self, target: &Target, body: Value) -> Answer {
+        let Some(old) = self.get(&target.key()).cloned() else { return Err(target.not_found()) };
+        let value = self.successor(target, &old.value, body)?;
+        let mut managers = old.managers;
+        if self.track_updates {
+            fields::update(&old.value, &value, &mut managers, &target.manager(false));
+        }
+        Ok((200, self.settle(target, value, managers)))
+    }
+
+    pub fn apply(&mut self, target: &Target, body: Value) -> Answer {
+        let me = target.manager(true);
+        let uid = text(&body, "uid").to_owned();
+        let Some(old) = self.get(&target.key()).cloned() else {
+            if !target.subresource.is_empty() {
+                return Err(target.not_found());
+            }
+            if !uid.is_empty() {
+                return Err(target.conflict("uid mismatch: the object does not exist"));
+            }
+            let mut value = self.newborn(target, body.clone())?;
+            strip_status(target.kind, &mut value);
+            let mut wanted = body;
+            strip_status(target.kind, &mut wanted);
+            let managers = [(me, fields::leaves(&wanted).into_keys().collect())].into();
+            return Ok((201, self.put(target.kind, target.key(), value, managers)));
+        };
+        if !uid.is_empty() && uid != text(&old.value, "uid") {
+            return Err(target.conflict("Precondition failed: UID in precondition differs"));
+        }
+        let version = text(&body, "resourceVersion");
+        if !version.is_empty() && version != text(&old.value, "resourceVersion") {
+            return Err(target.conflict(MODIFIED));
+        }
+        let body = self.within_reach(target, body);
+        let applied = fields::apply(&old.value, &old.managers, &body, &me, target.force);
+        let (merged, managers) = applied.map_err(|paths| {
+            let what = format!("Apply failed with {} conflicts: {paths:?}", paths.len());
+            Refusal::new(409, "Conflict", what)
+        })?;
+        let value = self.successor(target, &old.value, merged)?;
+        Ok((200, self.settle(target, value, managers)))
+    }
+
+    /// An apply through a subresource speaks of that part alone, one through the main resource of all but the status.
+    fn within_reach(&self, target: &Target, mut body: Value) -> Value {
+        if target.subresource == "status" && target.kind.custom() {
+            if let Some(metadata) = body["metadata"].as_object_mut() {
+                metadata.retain(|name, _| name == "name" || name == "namespace");
+            }
+        }
+        if let Some(map) = body.as_object_mut() {
+            match target.subresource.as_str() {
+                "status" => {
+                    map.retain(|name, _| matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "status"))
+                }
+                _ => strip_status(target.kind, &mut body),
+            }
+        }
+        body
+    }
+
+    /// DELETE with its options.
+    pub fn delete(&mut self, target: &Target, options: &Value) -> Answer {
+        let Some(old) = self.get(&target.key()).cloned() else { return Err(target.not_found()) };
+        let wanted = &options["preconditions"];
+        for (field, name) in [("uid", "UID"), ("resourceVersion", "ResourceVersion")] {
+            if wanted[field].as_str().is_some_and(|wanted| wanted != text(&old.value, field)) {
+                return Err(target.conflict(&format!("Precondition failed: {name} in precondition differs")));
+            }
+        }
+        let scheduled = target.kind.kind == "Pod" && old.value["spec"]["nodeName"].is_string();
+        let default = old.value["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(30);
+        let grace = if scheduled { options["gracePeriodSeconds"].as_i64().unwrap_or(default) } else { 0 };
+        let held = old.value["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
+        if grace == 0 && !held {
+            let last = self.remove(&target.key()).ok_or_else(|| target.not_found())?;
+            return Ok((200, last));
+        }
+        let mut value = (*old.value).clone();
+        if value["metadata"]["deletionTimestamp"].is_null() {
+            value["metadata"]["deletionTimestamp"] = json!(self.now);
+            value["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+            if target.kind.generation {
+                value["metadata"]["generation"] = json!(value["metadata"]["generation"].as_i64().unwrap_or(0) + 1);
+            }
+        }
+        Ok((200, self.put(target.kind, target.key(), value, old.managers)))
+    }
+
+    fn newborn(&mut self, target: &Target, mut body: Value) -> Result<Value, Refusal> {
+        let uid = self.uid();
+        body["apiVersion"] = json!(target.kind.api_version());
+        body["kind"] = json!(target.kind.kind);
+        let now = self.now.clone();
+        if !body["metadata"].is_object() {
+            body["metadata"] = json!({});
+        }
+        let metadata = &mut body["metadata"];
+        metadata["name"] = json!(target.name);
+        if !target.namespace.is_empty() {
+            metadata["namespace"] = json!(target.namespace);
+        }
+        metadata["uid"] = json!(uid);
+        metadata["creationTimestamp"] = json!(now);
+        if let Some(map) = metadata.as_object_mut() {
+            ["resourceVersion", "managedFields", "deletionTimestamp", "generation"]
+                .iter()
+                .for_each(|name| drop(map.remove(*name)));
+        }
+        if target.kind.generation {
+            metadata["generation"] = json!(1);
+        }
+        self.admitted(target, body)
+    }
+
+    /// The new object that an update of `old` to `body` makes: what the server owns stays, what lies outside is ignored.
+    fn successor(&mut self, target: &Target, old: &Value, mut body: Value) -> Result<Value, Refusal> {
+        let mut value = if target.subresource == "status" {
+            let mut value = old.clone();
+            value["status"] = body["status"].take();
+            if !target.kind.custom() {
+                let kept = ["labels", "annotations", "finalizers"];
+                kept.iter().for_each(|field| set(&mut value["metadata"], field, body["metadata"][*field].take()));
+            }
+            value
+        } else {
+            if target.kind.status {
+                set(&mut body, "status", old.get("status").cloned().unwrap_or_default());
+            }
+            body
+        };
+        let owned = ["name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "resourceVersion"];
+        for field in owned.into_iter().chain(["generation", "deletionGracePeriodSeconds"]) {
+            set(&mut value["metadata"], field, old["metadata"].get(field).cloned().unwrap_or_default());
+        }
+        set(&mut value["metadata"], "managedFields", Value::Null);
+        set(&mut value, "apiVersion", old["apiVersion"].clone());
+        set(&mut value, "kind", old["kind"].clone());
+        let mut value = self.admitted(target, value)?;
+        if target.kind.generation && target.subresource.is_empty() && desired(old) != desired(&value) {
+            value["metadata"]["generation"] = json!(old["metadata"]["generation"].as_i64().unwrap_or(0) + 1);
+        }
+        Ok(value)
+    }
+
+    fn admitted(&self, target: &Target, mut value: Value) -> Result<Value, Refusal> {
+        if let Some(rules) = schema::of(target.kind.kind) {
+            let faults = schema::admit(rules, &mut value);
+            if !faults.is_empty() {
+                return Err(target.invalid(&faults));
+            }
+        }
+        Ok(value)
+    }
+
+    /// Stores; an object on its way out goes when nothing holds it any more.
+    fn settle(&mut self, target: &Target, value: Value, managers: fields::Managers) -> Arc<Value> {
+        let metadata = &value["metadata"];
+        let held = metadata["finalizers"].as_array().is_some_and(|list| !list.is_empty());
+        let waits = metadata["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) > 0;
+        let goes = metadata["deletionTimestamp"].is_string() && !held && !waits;
+        let stored = self.put(target.kind, target.key(), value, managers);
+        if goes { self.remove(&target.key()).unwrap_or(stored) } else { stored }
+    }
+}
+
+fn desired(value: &Value) -> Value {
+    let mut value = value.clone();
+    if let Some(map) = value.as_object_mut() {
+        map.remove("metadata");
+        map.remove("status");
+    }
+    value
+}
+
+fn strip_status(kind: &Kind, value: &mut Value) {
+    if let (true, Some(map)) = (kind.status, value.as_object_mut()) {
+        map.remove("status");
+    }
+}
+
+fn set(object: &mut Value, field: &str, value: Value) {
+    if let Some(map) = object.as_object_mut() {
+        match value {
+            Value::Null => drop(map.remove(field)),
+            value => drop(map.insert(field.to_owned(), value)),
+        }
+    }
+}
+
+fn text<'a>(object: &'a Value, field: &str) -> &'a str {
+    object["metadata"][field].as_str().unwrap_or_default()
+}
+
+fn merge_patch(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else { return *target = patch.clone() };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    let Some(map) = target.as_object_mut() else { return };
+    for (name, value) in patch {
+        match value {
+            Value::Null => drop(map.remove(name)),
+            value => merge_patch(map.entry(name.clone()).or_insert(Value::Null), value),
+        }
+    }
+}

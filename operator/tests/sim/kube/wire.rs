@@ -1,0 +1,132 @@
+//! HTTP as the client speaks it: from a request to a verb on the store, and from a selector to a list.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use http::{Method, Uri};
+use serde_json::{Value, json};
+
+use super::{
+    Refusal,
+    kinds::{KINDS, Kind},
+    store::Store,
+    verbs::Target,
+};
+
+/// A request, understood.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub method: Method,
+    pub target: Target,
+    pub query: BTreeMap<String, String>,
+    pub content_type: String,
+    pub body: Value,
+    pub path: String,
+}
+
+impl Call {
+    /// Reads a request. The manager is the one that it names.
+    pub fn parse(method: &Method, uri: &Uri, content_type: &str, body: &[u8]) -> Result<Self, Refusal> {
+        let query: BTreeMap<String, String> = uri.query().unwrap_or_default().split('&').filter_map(pair).collect();
+        let not_found = || Refusal::new(404, "NotFound", "the server could not find the requested resource");
+        let words: Vec<&str> = uri.path().trim_matches('/').split('/').collect();
+        let (group, rest) = match words.as_slice() {
+            ["api", _, rest @ ..] => ("", rest),
+            ["apis", group, _, rest @ ..] => (*group, rest),
+            _ => return Err(not_found()),
+        };
+        let (namespace, rest) = match rest {
+            ["namespaces", namespace, plural, rest @ ..] => (*namespace, [&[*plural], rest].concat()),
+            rest => ("", rest.to_vec()),
+        };
+        let plural = rest.first().ok_or_else(not_found)?;
+        let kind = KINDS.iter().find(|kind| kind.plural == *plural && kind.group == group).ok_or_else(not_found)?;
+        let manager = query.get("fieldManager").map_or("unknown", String::as_str);
+        let mut target = Target::new(kind, namespace, rest.get(1).unwrap_or(&""), manager);
+        target.subresource = rest.get(2).unwrap_or(&"").to_string();
+        target.force = query.get("force").is_some_and(|force| force == "true");
+        let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(body).map_err(bad)? };
+        let (method, content_type) = (method.clone(), content_type.to_owned());
+        Ok(Call { method, target, query, content_type, body, path: uri.path().to_owned() })
+    }
+
+    pub fn is_write(&self) -> bool {
+        self.method != Method::GET
+    }
+
+    pub fn is_watch(&self) -> bool {
+        self.query.get("watch").is_some_and(|watch| watch == "true" || watch == "1")
+    }
+
+    /// Does it all at once.
+    pub fn perform(self, store: &mut Store) -> Result<(u16, Arc<Value>), Refusal> {
+        let target = &self.target;
+        match (self.method.as_str(), target.name.is_empty()) {
+            ("GET", true) => Ok((200, Arc::new(self.list(store)))),
+            ("GET", false) => store.read(target),
+            ("POST", _) => store.create(target, self.body),
+            ("PUT", _) => store.replace(target, self.body),
+            ("PATCH", _) if self.content_type.contains("apply-patch") => store.apply(target, self.body),
+            ("PATCH", _) if self.content_type.contains("merge-patch+json") => store.merge(target, &self.body),
+            ("DELETE", _) => store.delete(target, &self.body),
+            _ => Err(Refusal::new(405, "MethodNotAllowed", "the server does not allow this method")),
+        }
+    }
+
+    fn list(&self, store: &Store) -> Value {
+        let kind = self.target.kind;
+        let items: Vec<&Value> = store
+            .of(kind.plural)
+            .filter(|(key, _)| self.target.namespace.is_empty() || key.1 == self.target.namespace)
+            .map(|(_, entry)| &*entry.value)
+            .filter(|value| self.selects(value))
+            .collect();
+        list_of(kind, &items, store.version)
+    }
+
+    /// Does the request's label selector take this object?
+    pub fn selects(&self, value: &Value) -> bool {
+        let Some(selector) = self.query.get("labelSelector") else { return true };
+        selector.split(',').filter(|term| !term.is_empty()).all(|term| {
+            let labels = &value["metadata"]["labels"];
+            match term.split_once('=') {
+                Some((key, wanted)) => labels[key.trim_end_matches('=')] == wanted.trim_start_matches('='),
+                None => !labels[term].is_null(),
+            }
+        })
+    }
+}
+
+/// A list as the API writes it.
+pub fn list_of(kind: &Kind, items: &[&Value], version: u64) -> Value {
+    json!({
+        "apiVersion": kind.api_version(), "kind": format!("{}List", kind.kind),
+        "metadata": {"resourceVersion": version.to_string()}, "items": items,
+    })
+}
+
+fn bad(error: serde_json::Error) -> Refusal {
+    Refusal::new(400, "BadRequest", error.to_string())
+}
+
+fn pair(text: &str) -> Option<(String, String)> {
+    let (key, value) = text.split_once('=')?;
+    Some((decode(key), decode(value)))
+}
+
+fn decode(text: &str) -> String {
+    let (bytes, mut out, mut i) = (text.as_bytes(), Vec::new(), 0);
+    while i < bytes.len() {
+        let hex = (bytes[i] == b'%').then(|| text.get(i + 1..i + 3)).flatten();
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                i += 3;
+            }
+            None => {
+                out.push(if bytes[i] == b'+' { b' ' } else { bytes[i] });
+                i += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}

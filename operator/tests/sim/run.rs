@@ -1,0 +1,253 @@
+//! One run: the real operator (elector, controllers, client) in two processes of this world, in virtual time, on one
+//! thread, with the acts of a story. Ends with what was violated and the hash of all that happened.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context as TaskContext, Poll, Waker},
+};
+
+use operator::{
+    client::Calls,
+    controllers::driver,
+    health::Health,
+    leader::{Leadership, elector::Elector},
+    metrics::Metrics,
+    wall::Wall,
+};
+use serde_json::Value;
+use tokio::{task::JoinHandle, time::sleep_until};
+
+use super::{
+    cluster::{Caller, Cluster},
+    end,
+    story::{self, Act, Story},
+    world::World,
+};
+
+const TICK_MS: u64 = 250;
+const OPERATORS: usize = 2;
+/// A container starts again after its process has died.
+const RESTART_MS: u64 = 1_000;
+
+/// What a run came to.
+#[derive(Debug)]
+pub struct Report {
+    pub name: String,
+    pub violations: Vec<String>,
+    pub hash: u64,
+    /// Writes of operators, the Lease not counted.
+    pub writes: u64,
+    pub effective: u64,
+    pub events: u64,
+    pub virtual_ms: u64,
+    /// The objects as they are in the end, without what differs from run to run.
+    pub end_state: Value,
+    pub lines: Vec<String>,
+}
+
+/// Runs a story from beginning to end.
+pub fn run(story: &Story, keep_lines: bool) -> Report {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(Run::new(story, keep_lines).go(story))
+}
+
+struct Run {
+    cluster: Arc<Cluster>,
+    deaths: tokio::sync::mpsc::UnboundedReceiver<u32>,
+    world: World,
+    operators: Vec<Process>,
+    /// When which place gets a new process.
+    restarts: Vec<(u64, usize)>,
+    thaws: Vec<(u64, usize)>,
+    started: u32,
+}
+
+struct Process {
+    id: u32,
+    task: JoinHandle<()>,
+    ice: Arc<Ice>,
+}
+
+impl Run {
+    fn new(story: &Story, keep_lines: bool) -> Self {
+        let (cluster, deaths) = Cluster::new(story.faults.clone(), keep_lines);
+        let world = World::new(1);
+        Run { cluster, deaths, world, operators: Vec::new(), restarts: Vec::new(), thaws: Vec::new(), started: 0 }
+    }
+
+    async fn go(mut self, story: &Story) -> Report {
+        for _ in 0..OPERATORS {
+            let process = self.start();
+            self.operators.push(process);
+        }
+        let last_act = story.acts.iter().map(|(at, _)| *at).max().unwrap_or(0);
+        let calm_ms = story.faults.end_ms.max(last_act) + story.settle_ms;
+        self.until(calm_ms, &story.acts).await;
+        let mut violations = end::in_order(&self.cluster.lock(), &self.world);
+        let before = self.cluster.lock().checks.writes.clone();
+        let effective = self.cluster.lock().checks.effective;
+        self.until(calm_ms + story.stay_ms, &[]).await;
+        let state = self.cluster.lock();
+        if state.checks.effective != effective {
+            let new: Vec<_> = state.checks.writes.iter().filter(|(key, n)| before.get(*key) != Some(n)).collect();
+            violations.push(format!("P7: writes while nothing happens: {new:?}"));
+        }
+        violations.extend(end::in_order(&state, &self.world).into_iter().map(|what| format!("after a while: {what}")));
+        violations.splice(0..0, state.checks.violations.clone());
+        violations.dedup();
+        Report {
+            name: story.name.clone(),
+            hash: state.log.hash(),
+            writes: state.writes,
+            effective: state.checks.effective,
+            events: state.log.count,
+            virtual_ms: self.cluster.now_ms(),
+            end_state: end::state(&state),
+            lines: state.log.lines.clone().unwrap_or_default(),
+            violations,
+        }
+    }
+
+    /// Lets the world go on until `end_ms`, with the acts whose time comes.
+    async fn until(&mut self, end_ms: u64, acts: &[(u64, Act)]) {
+        let mut next_act = 0;
+        let mut next_tick = self.cluster.now_ms();
+        while next_tick < end_ms {
+            let now_ms = self.cluster.now_ms();
+            while let Ok(id) = self.deaths.try_recv() {
+                self.kill(id, now_ms);
+            }
+            if now_ms >= next_tick {
+                while let Some((_, act)) = acts.get(next_act).filter(|(at, _)| *at <= now_ms) {
+                    self.act(act, now_ms);
+                    next_act += 1;
+                }
+                self.tick(now_ms);
+                next_tick = now_ms + TICK_MS;
+            }
+            tokio::select! {
+                biased;
+                Some(id) = self.deaths.recv() => self.kill(id, self.cluster.now_ms()),
+                () = sleep_until(self.cluster.at(next_tick)) => {}
+            }
+        }
+    }
+
+    fn tick(&mut self, now_ms: u64) {
+        let due = |list: &mut Vec<(u64, usize)>| {
+            let (now, later) = list.iter().partition(|(at, _)| *at <= now_ms);
+            *list = later;
+            let now: Vec<(u64, usize)> = now;
+            now.into_iter().map(|(_, place)| place).collect::<Vec<_>>()
+        };
+        for place in due(&mut self.restarts) {
+            self.operators[place] = self.start();
+        }
+        for place in due(&mut self.thaws) {
+            self.operators[place].ice.thaw();
+        }
+        let mut state = self.cluster.lock();
+        let version = state.store.version;
+        let reachable = state.faults.outage(now_ms).is_none();
+        self.world.tick(&mut state, now_ms, reachable);
+        let changed = state.store.version != version;
+        drop(state);
+        if changed {
+            self.cluster.tell();
+        }
+    }
+
+    fn act(&mut self, act: &Act, now_ms: u64) {
+        match act {
+            Act::Kill { operator } => self.kill(self.operators[*operator].id, now_ms),
+            Act::Pause { operator, ms } => {
+                self.operators[*operator].ice.freeze();
+                self.thaws.push((now_ms + ms, *operator));
+            }
+            _ => {}
+        }
+        let mut state = self.cluster.lock();
+        let version = state.store.version;
+        state.log.line(now_ms, format_args!("act {act:?}"));
+        story::perform(act, &mut self.world, &mut state, now_ms);
+        let changed = state.store.version != version;
+        drop(state);
+        if changed {
+            self.cluster.tell();
+        }
+    }
+
+    fn kill(&mut self, id: u32, now_ms: u64) {
+        let Some(place) = self.operators.iter().position(|process| process.id == id) else { return };
+        self.operators[place].task.abort();
+        if !self.restarts.iter().any(|(_, other)| *other == place) {
+            self.restarts.push((now_ms + RESTART_MS, place));
+        }
+    }
+
+    fn start(&mut self) -> Process {
+        self.started += 1;
+        let (id, identity) = (self.started, format!("operator-{}", self.started));
+        let cluster = self.cluster.clone();
+        let wall = {
+            let cluster = cluster.clone();
+            Wall::new(move || cluster.wall())
+        };
+        let client = cluster.client(Caller { id, identity: identity.clone() });
+        let leadership = Arc::new(Leadership::default());
+        let metrics = Arc::new(Metrics::new().expect("metrics"));
+        let health = Arc::new(Health::new(leadership.clone(), metrics.clone()));
+        let mut calls = Calls::new(client.clone(), leadership.clone(), metrics);
+        calls.wall = wall.clone();
+        let mut elector = Elector::new(client, "truebeat-system", &identity, leadership.clone()).with_wall(wall);
+        let context = Arc::new(driver::Context { calls, health, namespace: None });
+        let work = async move {
+            tokio::select! {
+                biased;
+                () = elector.run() => {}
+                () = driver::lead(context, &leadership) => {}
+            }
+        };
+        let ice = Arc::new(Ice::default());
+        let task = tokio::spawn(Freezable { ice: ice.clone(), inner: Box::pin(work) });
+        Process { id, task, ice }
+    }
+}
+
+/// SIGSTOP for a task.
+#[derive(Default)]
+struct Ice(Mutex<(bool, Option<Waker>)>);
+
+impl Ice {
+    fn freeze(&self) {
+        self.0.lock().expect("no panic").0 = true;
+    }
+
+    fn thaw(&self) {
+        let mut ice = self.0.lock().expect("no panic");
+        ice.0 = false;
+        ice.1.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+struct Freezable {
+    ice: Arc<Ice>,
+    inner: Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+impl Future for Freezable {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<()> {
+        {
+            let mut ice = self.ice.0.lock().expect("no panic");
+            ice.1 = Some(context.waker().clone());
+            if ice.0 {
+                return Poll::Pending;
+            }
+        }
+        self.inner.as_mut().poll(context)
+    }
+}
