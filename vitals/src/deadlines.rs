@@ -74,7 +74,7 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     // a request that does not stream is silent until its end; only counters tell such a one from a hang
     let counters =
         sight.page.is_some() || sight.metrics.is_some_and(|m| m.generation_tokens.is_some() || m.iterations.is_some());
-    if !counters && sight.gate.is_some_and(|gate| gate.awaiting_first_byte >= gate.in_flight) {
+    if !counters && view.nothing_begun() {
         return Allowed::patient(policy.patience_cap_ms);
     }
     // the silence before a first byte holds the front end's own work as well: gaps between tokens say nothing about it

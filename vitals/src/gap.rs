@@ -44,10 +44,7 @@ impl GapWitness {
         let Some(page) = pages.and_then(|pages| pages.iter().min_by_key(|page| page.rank)) else { return 0 };
         let before = self.steps.replace(page.steps_completed);
         let steps = before.map_or(0, |before| page.steps_completed.saturating_sub(before));
-        if steps == 0 {
-            return 0;
-        }
-        let seen_us = (elapsed_ms.saturating_mul(1000) / steps).max(1);
+        let Some(seen_us) = elapsed_ms.saturating_mul(1000).checked_div(steps).map(|us| us.max(1)) else { return 0 };
         let proven = self.pace_us.map_or(0, |pace_us| steps.saturating_mul(pace_us.min(seen_us)) / 1000);
         // a pause in between must not pass for the engine's own pace
         let lesson = self.pace_us.map_or(seen_us, |pace_us| seen_us.min(pace_us.saturating_mul(2).max(1)));

@@ -42,9 +42,8 @@ impl Noise {
         let late_ms = tick.elapsed_ms.saturating_sub(asked_ms);
         self.late_ms = if sight.steps_done > 0 { 0 } else { self.late_ms.saturating_add(late_ms) };
         let decodes = page.phase == PagePhase::Decode && page.running > 0;
-        if sight.steps_done > 0 {
+        if let Some(step_ms) = tick.lived_ms.checked_div(sight.steps_done) {
             if self.decoding && decodes {
-                let step_ms = tick.lived_ms / sight.steps_done;
                 self.worst_ms[1] = self.worst_ms[1].max(late_ms).max(self.pending_ms).max(step_ms);
                 self.decoded_ms[1] = self.decoded_ms[1].saturating_add(tick.lived_ms);
             }

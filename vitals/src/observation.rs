@@ -194,6 +194,13 @@ pub struct ProcObs {
     /// The cgroup throttled or froze the engine since the last look.
     pub throttled: bool,
     pub frozen: bool,
+    /// Processes of the tree that are stopped (state T) and not traced, whichever of them steps.
+    #[serde(default)]
+    pub stopped: u32,
+    /// Bytes that the tree read and wrote by storage or page cache (`rchar` and `wchar` of /proc/<pid>/io). Monotone while its members
+    /// live.
+    #[serde(default)]
+    pub io_bytes: Option<u64>,
     /// SIGKILL was sent to this engine and it is still there.
     pub kill_sent_ms: Option<Ms>,
     /// Connections of the engine's port that are established (our own probes among them), and those that wait to be accepted.

@@ -81,6 +81,8 @@ pub struct Sight<'a> {
     pub answered_count: u64,
     pub page_delivered: bool,
     pub metrics_delivered: bool,
+    /// Any progress series of the scrape moved since the scrape before.
+    pub metrics_moved: bool,
     /// Where it did: the time of the scrape before, since which the delivery happened (the caller's clock).
     pub metrics_since_ms: Ms,
     /// The leader completed this many steps since the last tick.
@@ -144,6 +146,7 @@ impl Signs {
             answered_count: 0,
             page_delivered: false,
             metrics_delivered: false,
+            metrics_moved: false,
             metrics_since_ms: 0,
             steps_done: 0,
             startup_moved: false,
@@ -286,6 +289,7 @@ impl Signs {
         }
         if metrics.progress_digest != last.progress_digest {
             self.metrics_moved_at = mark;
+            sight.metrics_moved = true;
         }
         self.metrics = Some(metrics.clone());
     }

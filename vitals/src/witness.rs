@@ -12,6 +12,11 @@ const CPU_WINDOW_MS: Ms = 5_000;
 /// Spans over which a CPU share means something: for "it burns", and for "it does nothing".
 const CPU_SPAN_MS_MIN: Ms = 150;
 const CPU_QUIET_SPAN_MS_MIN: Ms = 2_000;
+/// So long must a thread be watched before its habits are known; what was seen before so much more fades.
+const HABIT_MS_MIN: Ms = 2_000;
+const HABIT_MS_MAX: Ms = 600_000;
+/// One look stands for no more than this.
+const LOOK_MS_MAX: Ms = 1_500;
 
 /// How much a suspicion is worth; the confirm time follows from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,12 +41,6 @@ impl Strength {
             Self::Strong => policy.confirm_strong_ms,
         }
     }
-}
-
-/// Does anything but the gate show that the engine itself holds the work: a step under way, or running requests?
-fn taken_in(view: &View<'_>) -> bool {
-    view.sight.pages.iter().any(|page| page.step_started_ms.is_some() || page.running > 0)
-        || view.sight.metrics.and_then(|m| m.running).is_some_and(|running| running >= 1.0)
 }
 
 /// What the engine's own page says to a complaint.
@@ -70,6 +69,8 @@ pub struct Witnesses {
     looks: u64,
     running_looks: u64,
     timer_looks: u64,
+    /// How long the stepping thread was watched while nothing was owed, and how much of that it was running.
+    idle_ms: [Ms; 2],
     /// The stepping process is stopped: whatever burns CPU is not the step.
     stopped: bool,
     /// The last log signature that accuses.
@@ -86,8 +87,13 @@ impl Witnesses {
     pub fn look(&mut self, tick: &Tick, obs: &Observation, sight: &Sight<'_>, policy: &Policy) {
         let gpus = obs.gpus.fresh(tick.now_ms, policy.metrics_fresh_ms).map_or(&[][..], Vec::as_slice);
         if sight.delivered() || sight.owed.is_none() {
-            let busy_watts = self.busy_watts;
-            *self = Self { busy_watts, ..Self::default() };
+            let (busy_watts, mut idle_ms) = (self.busy_watts, self.idle_ms);
+            if let Some(proc) = sight.proc.filter(|_| sight.owed.is_none() && tick.excuse.is_none()) {
+                let look = tick.elapsed_ms.min(LOOK_MS_MAX);
+                idle_ms = if idle_ms[0] >= HABIT_MS_MAX { idle_ms.map(|ms| ms / 2) } else { idle_ms };
+                idle_ms = [idle_ms[0] + look, idle_ms[1] + if proc.state == Some('R') { look } else { 0 }];
+            }
+            *self = Self { busy_watts, idle_ms, ..Self::default() };
             if sight.delivered() {
                 self.learn_power(gpus);
             }
@@ -111,6 +117,22 @@ impl Witnesses {
                 self.log = Some((sign.meaning, sign.name));
             }
         }
+    }
+
+    /// Does anything but the gate show that the engine itself holds the work: a step under way, running requests, or a stepping thread
+    /// that sleeps while nothing is owed and has not slept since?
+    fn taken_in(&self, view: &View<'_>) -> bool {
+        view.sight.pages.iter().any(|page| page.step_started_ms.is_some() || page.running > 0)
+            || view.sight.metrics.and_then(|m| m.running).is_some_and(|running| running >= 1.0)
+            || self.steps_by_its_cpu()
+    }
+
+    /// Which of the tree's processes steps, and that it sleeps when idle, is known from /proc alone: a front end that fetches something
+    /// for a client does not keep that thread on the CPU. An engine that spins when idle as well shows nothing by spinning.
+    fn steps_by_its_cpu(&self) -> bool {
+        let [watched, running] = self.idle_ms;
+        let sleeps_idle = watched >= HABIT_MS_MIN && running * 10 <= watched;
+        sleeps_idle && self.running_looks * 20 >= self.looks * 19 && self.burning()
     }
 
     /// Mostly running since the last delivery: by its state, or by CPU time that is not merely a scheduler's crumbs.
@@ -159,6 +181,13 @@ impl Witnesses {
         if let Some(state) = view.sight.proc.and_then(|p| p.state).filter(|s| matches!(s, 'T' | 'D' | 'Z')) {
             add(Strength::Moderate, "proc", format!("the stepping process is in state {state}"));
         }
+        if let Some(proc) = view.sight.proc.filter(|p| p.stopped > 0 && !matches!(p.state, Some('T'))) {
+            add(
+                Strength::Moderate,
+                "proc",
+                format!("{} processes of the engine's tree are stopped (state T)", proc.stopped),
+            );
+        }
         if self.gpu_looks > 0 && self.cold_looks * 10 >= self.gpu_looks * 9 {
             add(Strength::Moderate, "gpu", "the GPU is busy and cold against its own busy baseline".to_owned());
         }
@@ -166,7 +195,7 @@ impl Witnesses {
             || view.sight.page.is_some()
             || view.sight.frontend_silent(view.tick.now_ms, 1);
         // before a first byte a tree without CPU time may wait for what a client made its front end fetch
-        let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !taken_in(view);
+        let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !self.taken_in(view);
         if self.quiet() && second_source && !at_the_door {
             add(
                 Strength::Moderate,

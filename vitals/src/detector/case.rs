@@ -165,7 +165,10 @@ impl Detector {
             }
             StallClass::Livelock | StallClass::DecodeStalled => sight.page_delivered || metrics_prove(sight, case),
             _ => {
-                sight.page_delivered || metrics_prove(sight, case) || (sight.steps_done > 0 && exam.complaint.is_none())
+                sight.page_delivered
+                    || metrics_prove(sight, case)
+                    || (sight.steps_done > 0 && exam.complaint.is_none())
+                    || stepped_since(sight, case)
             }
         }
     }
@@ -175,6 +178,13 @@ impl Detector {
 /// case was opened. A native page knows better and sooner.
 fn metrics_prove(sight: &Sight<'_>, case: &Case) -> bool {
     sight.native().is_none() && sight.metrics_delivered && sight.metrics_since_ms >= case.began_ms
+}
+
+/// Nobody waits any more, and a series that only a step writes (KV use falls when requests are given up) has moved since the case was
+/// opened: whatever held the step has let go.
+fn stepped_since(sight: &Sight<'_>, case: &Case) -> bool {
+    let nobody_waits = sight.gate.is_some_and(|gate| gate.in_flight == 0);
+    nobody_waits && sight.native().is_none() && sight.metrics_moved && sight.metrics_since_ms >= case.began_ms
 }
 
 /// Work that only a frozen gauge remembers confirms nothing without a further witness.

@@ -97,6 +97,7 @@ impl Reader {
             obs.cpu_ms = obs.cpu_ms.saturating_add((number("utime") + number("stime")).saturating_mul(10));
             let name = facts.get("state").and_then(Value::as_str);
             obs.alive &= name != Some("Z");
+            obs.stopped += u32::from(name == Some("T"));
         }
         if self.roles.is_empty() {
             return Signal::default();
