@@ -8,7 +8,7 @@ CACHE ?= $(HOME)/.cache/truebeat
 PROGRAM := target/release/truebeat
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-detector
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -61,6 +61,11 @@ MODE ?= fence
 test-vllm: prerequisites build ## A real vLLM on the processor, hung in every known way (6 GB once, over an hour; ONLY=k1,f PLUGIN=yes TP=1 MODE=recover)
 	venv=$$(tests/vllm/install.sh) && python3 -B tests/vllm/run.py --venv "$$venv" --program $(PROGRAM) \
 	  --plugin $(PLUGIN) --mode $(MODE) $(if $(ONLY),--only $(ONLY)) $(if $(TP),--tp $(TP))
+HOURS ?= 1000
+SEED ?= 1
+sim-detector: ## The detector over HOURS=N simulated engine-hours from SEED=S: every hang, every healthy look-alike, noise, mutations
+	cargo build --release --locked -p vitals --bin sim-detector
+	target/release/sim-detector --hours $(HOURS) --seed $(SEED)
 
 regenerate: ## Generated files: CRDs, install manifest, snapshots
 	TRUEBEAT_REGENERATE=1 INSTA_UPDATE=always cargo test --locked -p crds -p operator -p vitals

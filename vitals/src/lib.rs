@@ -20,6 +20,7 @@ pub mod replay;
 pub mod rhythm;
 pub mod rivals;
 pub mod signs;
+pub mod sim;
 pub mod slow;
 pub mod startup;
 pub mod verdict;

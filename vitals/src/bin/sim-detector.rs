@@ -1,0 +1,169 @@
+//! Runs simulated histories of the detector on all cores and prints the table (goals 1d, 1e of the performance anchors).
+//!
+//! A thin driver: arguments, threads, a clock for its own speed, printing. What is simulated lives in `vitals::sim`.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use vitals::observation::{Ms, Observation};
+use vitals::policy::Policy;
+use vitals::sim::check::Checker;
+use vitals::sim::history::{self, Spec, Ticks, Watcher};
+use vitals::sim::kinds::{self, KINDS, Kind};
+use vitals::sim::table::{Table, replay_line};
+use vitals::verdict::{Outcome, Verdict};
+
+const USAGE: &str =
+    "sim-detector [--hours N] [--seed S] [--kind NAME]... [--fine] [--threads N] [--replay SEED [--verbose]]";
+
+#[derive(Debug, Clone)]
+struct Args {
+    hours: f64,
+    seed: u64,
+    kinds: Vec<&'static Kind>,
+    ticks: Ticks,
+    threads: usize,
+    replay: Option<u64>,
+    verbose: bool,
+}
+
+fn main() -> ExitCode {
+    let args = match parse(std::env::args().skip(1)) {
+        Ok(args) => args,
+        Err(why) => {
+            eprintln!("sim-detector: {why}\nusage: {USAGE}\nkinds:");
+            KINDS.iter().for_each(|kind| eprintln!("  {:<10} {}", kind.name, kind.what));
+            return ExitCode::from(2);
+        }
+    };
+    match (args.replay, args.kinds.first()) {
+        (Some(seed), Some(kind)) => replay(&Spec { kind, seed, ticks: args.ticks }, args.verbose),
+        (Some(_), None) => {
+            eprintln!("sim-detector: --replay needs the --kind of that history");
+            ExitCode::from(2)
+        }
+        (None, _) => simulate(&args),
+    }
+}
+
+fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut args = Args {
+        hours: 1_000.0,
+        seed: 1,
+        kinds: Vec::new(),
+        ticks: Ticks::Coarse,
+        threads: cores,
+        replay: None,
+        verbose: false,
+    };
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+        match word.as_str() {
+            "--hours" => {
+                args.hours = value()?.parse().map_err(|_| "--hours needs a number of engine-hours".to_owned())?
+            }
+            "--seed" => args.seed = number(&value()?)?,
+            "--replay" => args.replay = Some(number(&value()?)?),
+            "--threads" => args.threads = number(&value()?)?.clamp(1, 256) as usize,
+            "--fine" => args.ticks = Ticks::Fine,
+            "--verbose" => args.verbose = true,
+            "--kind" => {
+                let name = value()?;
+                args.kinds.push(kinds::by_name(&name).ok_or(format!("there is no kind {name:?}"))?);
+            }
+            other => return Err(format!("{other:?} is no argument")),
+        }
+    }
+    Ok(args)
+}
+
+/// A number, decimal or with `0x`.
+fn number(text: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| format!("{text:?} is no whole number"))
+}
+
+fn simulate(args: &Args) -> ExitCode {
+    let began = Instant::now();
+    let (next, done_us) = (AtomicU64::new(0), AtomicU64::new(0));
+    let goal_us = (args.hours * 3.6e9) as u64;
+    let work = || {
+        let (mut table, policy) = (Table::default(), Policy::default());
+        while done_us.load(Ordering::Relaxed) < goal_us {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let mut spec = Spec::dealt(args.seed, index, args.ticks);
+            if !args.kinds.is_empty() {
+                spec.kind = args.kinds[index as usize % args.kinds.len()];
+            }
+            let verdicts = history::run(&spec, &policy, &mut ());
+            done_us.fetch_add(verdicts.benign_us.max(1), Ordering::Relaxed);
+            if !verdicts.failures.is_empty() {
+                println!("{}", replay_line(&verdicts));
+            }
+            table.add(verdicts);
+        }
+        table
+    };
+    let mut table = Table::default();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..args.threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()).for_each(|part| table.merge(part));
+    });
+    let total = table.total();
+    let seconds = began.elapsed().as_secs_f64();
+    println!("\nseed {}, {} histories", args.seed, total.histories);
+    print!("{}", table.render());
+    println!(
+        "speed: {:.0} engine-hours a second on {} threads ({:.1} s, {:.1} million ticks, {:.0} ns a tick and thread)",
+        total.benign_hours() / seconds,
+        args.threads,
+        seconds,
+        total.ticks as f64 / 1e6,
+        seconds * args.threads as f64 * 1e9 / total.ticks.max(1) as f64
+    );
+    println!("{} passed, {} failed", total.histories - total.failed, total.failed);
+    if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints each change of verdict with its reasons; verbose: each look at something that is not calm.
+struct Printer {
+    last: Option<Verdict>,
+    verbose: bool,
+    hung: bool,
+}
+
+impl Watcher for Printer {
+    fn tick(&mut self, now_ms: Ms, obs: &Observation, outcome: &Outcome, checker: &Checker) {
+        let t = now_ms as f64 / 1e3;
+        if checker.hung() && !std::mem::replace(&mut self.hung, checker.hung()) {
+            println!("{t:>12.3} ---- the fault is done");
+        }
+        if self.last.as_ref() != Some(&outcome.verdict) {
+            println!("{t:>12.3} {:?}", outcome.verdict);
+            outcome.reasons.iter().for_each(|reason| println!("{:>14} {}: {}", "", reason.source, reason.text));
+            self.last = Some(outcome.verdict.clone());
+        }
+        if self.verbose {
+            println!("{t:>12.3} {}", serde_json::to_string(obs).unwrap_or_default());
+        }
+    }
+}
+
+fn replay(spec: &Spec, verbose: bool) -> ExitCode {
+    let plot = vitals::sim::script::write(spec.kind, spec.seed);
+    plot.world.script.iter().rev().for_each(|(at, act)| println!("{:>12.3} will be: {act:?}", *at as f64 / 1e6));
+    let mut printer = Printer { last: None, verbose, hung: false };
+    let verdicts = history::run(spec, &Policy::default(), &mut printer);
+    println!("{verdicts:#?}");
+    if verdicts.failures.is_empty() {
+        println!("1 passed, 0 failed");
+        return ExitCode::SUCCESS;
+    }
+    println!("{}\n0 passed, 1 failed", replay_line(&verdicts));
+    ExitCode::FAILURE
+}

@@ -1,0 +1,128 @@
+//! Requests as clients and gate see them, and the gate's books (the same counts as `agent/src/gate/ledger.rs` keeps).
+
+use super::profile::{SECOND, Us};
+use crate::observation::{GateObs, Ms};
+
+/// Where a request is in the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// In the front end, which hands it over at this time.
+    Front(Us),
+    Waiting,
+    Prefill,
+    Decode,
+    /// Done in the engine; the front end has not answered.
+    Held,
+}
+
+/// One request.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    pub at: At,
+    pub prompt: u32,
+    /// Tokens to prefill (a preempted one prefills what it had generated as well), and how many are.
+    pub context: u32,
+    pub prefilled: u32,
+    pub out: u32,
+    pub generated: u32,
+    pub stream: bool,
+    pub forwarded: Us,
+    pub answered: bool,
+    /// The client gives up then.
+    pub leaves: Us,
+    /// It has left: the engine drops it at its next step.
+    pub gone: bool,
+    /// The client does not read before then: the gate holds a chunk.
+    pub unread_until: Us,
+}
+
+/// The gate's counters.
+#[derive(Debug, Clone, Default)]
+pub struct Book {
+    pub epoch: u64,
+    pub in_flight: u32,
+    pub awaiting: u32,
+    pub prompt_owed: u64,
+    pub chunks: u64,
+    pub done: u64,
+    pub last_delivery: Option<Us>,
+    /// A saturated event loop hands chunks out in lumps this far apart.
+    pub lump: Us,
+    held_chunks: u64,
+    held_last: Us,
+    lump_at: Us,
+}
+
+impl Book {
+    /// The first gate's books.
+    pub fn first() -> Self {
+        Self { epoch: 1, ..Self::default() }
+    }
+
+    pub fn admit(&mut self, request: &Request) {
+        self.in_flight += 1;
+        self.awaiting += 1;
+        self.prompt_owed += u64::from(request.prompt);
+    }
+
+    /// Chunks of an answer were read from the engine.
+    pub fn deliver(&mut self, request: &mut Request, chunks: u64, at: Us) {
+        self.answer(request);
+        if self.lump > 0 {
+            self.held_chunks += chunks;
+            self.held_last = at;
+            return;
+        }
+        self.chunks += chunks;
+        self.last_delivery = Some(self.last_delivery.map_or(at, |last| last.max(at)));
+    }
+
+    fn answer(&mut self, request: &mut Request) {
+        if !request.answered {
+            request.answered = true;
+            self.awaiting = self.awaiting.saturating_sub(1);
+            self.prompt_owed = self.prompt_owed.saturating_sub(u64::from(request.prompt));
+        }
+    }
+
+    /// It ended, by whatever end.
+    pub fn close(&mut self, request: &Request) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.done += 1;
+        if !request.answered {
+            self.awaiting = self.awaiting.saturating_sub(1);
+            self.prompt_owed = self.prompt_owed.saturating_sub(u64::from(request.prompt));
+        }
+    }
+
+    /// Lets out what the event loop held, when its time has come.
+    pub fn pass_lumps(&mut self, now: Us) {
+        if self.held_chunks > 0 && (self.lump == 0 || now >= self.lump_at) {
+            self.chunks += std::mem::take(&mut self.held_chunks);
+            self.last_delivery = Some(now.min(self.held_last.max(self.lump_at)).max(self.last_delivery.unwrap_or(0)));
+            self.lump_at = now + self.lump;
+        }
+    }
+
+    /// A new gate: its counters begin anew and its connections are gone.
+    pub fn restart(&mut self) {
+        *self = Self { epoch: self.epoch + 1, ..Self::default() };
+    }
+
+    /// What the detector gets.
+    pub fn observe(&self, live: &[Request], now: Us, into: &mut GateObs) {
+        let here = || live.iter().filter(|request| !request.gone);
+        *into = GateObs {
+            epoch: self.epoch,
+            in_flight: self.in_flight,
+            awaiting_first_byte: self.awaiting,
+            prompt_tokens_owed: self.prompt_owed,
+            chunks_delivered: self.chunks,
+            bytes_delivered: self.chunks * 180,
+            requests_done: self.done,
+            client_blocked: here().filter(|r| r.answered && r.unread_until > now + SECOND).count() as u32,
+            oldest_in_flight_ms: here().map(|request| request.forwarded / 1_000).min(),
+            last_delivery_ms: self.last_delivery.map(|at| -> Ms { at / 1_000 }),
+        };
+    }
+}

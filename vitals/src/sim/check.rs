@@ -1,0 +1,342 @@
+//! The checker: it knows the truth of a history and holds every outcome against it.
+
+use super::fault::{Fault, Way};
+use super::history::Spec;
+use super::kinds::{Kind, Truth};
+use super::profile::{MINUTE, MS, SECOND, Us};
+use super::world::World;
+use crate::verdict::{Action, Outcome, StallClass, Verdict};
+
+/// A fence this soon after the environment let the engine go is still the environment's doing.
+const ENV_GRACE: Us = 3 * SECOND;
+/// A foreign engine is fenced within the rivals' patience, and this much more.
+const FOREIGN_FENCE_MAX: Us = 306 * SECOND;
+/// Confirmation after the fence, while work stays owed: the longest confirm time and a little.
+const CONFIRM_MAX: Us = 130 * SECOND;
+/// The same where the work went away and trials came between.
+const CONFIRM_DRAINED_MAX: Us = 40 * MINUTE;
+
+/// What went wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    FalseFence,
+    FalseEviction,
+    MissedFence,
+    MissedStall,
+    WrongClass,
+}
+
+impl Failure {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FalseFence => "false fence",
+            Self::FalseEviction => "false eviction",
+            Self::MissedFence => "hang not fenced in time",
+            Self::MissedStall => "hang not confirmed in time",
+            Self::WrongClass => "wrong class",
+        }
+    }
+}
+
+/// The result of a history.
+#[derive(Debug, Clone)]
+pub struct Verdicts {
+    pub kind: &'static Kind,
+    pub seed: u64,
+    pub engine: String,
+    pub failures: Vec<(Us, Failure)>,
+    /// Engine time in which the truth was benign, and in which work was owed then.
+    pub benign_us: Us,
+    pub busy_us: Us,
+    pub ticks: u64,
+    pub false_fences: u64,
+    pub false_evictions: u64,
+    /// Fences while the environment held the engine as well.
+    pub env_fences: u64,
+    pub fence_ms: Option<u64>,
+    pub confirm_ms: Option<u64>,
+    pub class: Option<StallClass>,
+    pub class_right: bool,
+    /// No signal that this engine gives could show the hang.
+    pub blind: bool,
+    /// It never owed anything after the fault.
+    pub unowed: bool,
+}
+
+/// Follows one history.
+#[derive(Debug, Clone)]
+pub struct Checker {
+    verdicts: Verdicts,
+    fault: Option<(Us, Fault)>,
+    /// When work was first owed with the fault in place.
+    owed_at: Option<Us>,
+    drained: bool,
+    fence_at: Option<Us>,
+    before: Verdict,
+    last: Us,
+    over: bool,
+    wants_kill: bool,
+    lease_ms: u64,
+    chunks: u64,
+}
+
+impl Checker {
+    pub fn new(spec: &Spec, world: &World) -> Self {
+        let profile = &world.engine.profile;
+        let signals = profile.signals;
+        let has = |on: bool, name: &'static str| if on { name } else { "" };
+        let engine = format!(
+            "{} tp{} {} step {} ms chunk {:?} seqs {} signals{}{}{}{}{}{}",
+            profile.kind.name(),
+            profile.ranks,
+            if profile.on_gpu { "gpu" } else { "cpu" },
+            profile.step_us / MS,
+            profile.chunk,
+            profile.seqs_max,
+            has(signals.gate, " gate"),
+            has(signals.metrics, " metrics"),
+            has(signals.page, " page"),
+            has(signals.load, " load"),
+            has(signals.proc, " proc"),
+            has(signals.frontend, " front"),
+        );
+        Self {
+            verdicts: Verdicts {
+                kind: spec.kind,
+                seed: spec.seed,
+                engine,
+                failures: Vec::new(),
+                benign_us: 0,
+                busy_us: 0,
+                ticks: 0,
+                false_fences: 0,
+                false_evictions: 0,
+                env_fences: 0,
+                fence_ms: None,
+                confirm_ms: None,
+                class: None,
+                class_right: false,
+                blind: false,
+                unowed: true,
+            },
+            fault: None,
+            owed_at: None,
+            drained: false,
+            fence_at: None,
+            before: Verdict::Unknown,
+            last: world.now,
+            over: false,
+            wants_kill: false,
+            lease_ms: 0,
+            chunks: 0,
+        }
+    }
+
+    /// Nothing more can be learned from this history.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// The driver shall send the kill (a process that outlives it).
+    pub fn wants_kill(&self) -> bool {
+        self.wants_kill
+    }
+
+    /// Is the engine hung in truth, and since when is work owed to it?
+    pub fn hung(&self) -> bool {
+        self.fault.is_some()
+    }
+
+    /// When the fault's clock began: the first work owed with the fault in place.
+    pub fn owed_ms(&self) -> Option<u64> {
+        self.owed_at.map(|at| at / MS)
+    }
+
+    /// The fault has been done.
+    pub fn struck(&mut self, world: &World) {
+        self.fault = world.fault;
+        self.chunks = world.engine.book.chunks;
+        self.verdicts.blind = is_blind(world);
+    }
+
+    pub fn tick(&mut self, world: &World, outcome: &Outcome) {
+        let elapsed = world.now.saturating_sub(std::mem::replace(&mut self.last, world.now));
+        self.verdicts.ticks += 1;
+        match self.fault {
+            None => self.benign(world, outcome, elapsed),
+            Some((at, fault)) => match fault.ends {
+                Some(span) if world.now > at + span + 15 * SECOND => self.benign(world, outcome, elapsed),
+                Some(_) => self.passing(world, outcome),
+                None => self.hanging(world, outcome, fault),
+            },
+        }
+        if self.before != outcome.verdict {
+            self.before = outcome.verdict.clone();
+        }
+    }
+
+    fn benign(&mut self, world: &World, outcome: &Outcome, elapsed: Us) {
+        self.verdicts.benign_us += elapsed;
+        if world.engine.book.in_flight > 0 {
+            self.verdicts.busy_us += elapsed;
+        }
+        let begins = |now: &Verdict, before: &Verdict| now.class().is_some() && before.class().is_none();
+        if begins(&outcome.verdict, &self.before) {
+            if world.now <= world.env.stood_still + ENV_GRACE {
+                self.verdicts.env_fences += 1;
+            } else {
+                self.verdicts.false_fences += 1;
+                self.fail(world.now, Failure::FalseFence);
+            }
+        }
+        if outcome.actions.contains(&Action::WantRestart) {
+            self.verdicts.false_evictions += 1;
+            self.fail(world.now, Failure::FalseEviction);
+            self.over = true;
+        }
+    }
+
+    /// A freeze that passes: fenced is right, confirmed is the policy's.
+    fn passing(&mut self, world: &World, outcome: &Outcome) {
+        self.note_owed(world);
+        if outcome.verdict.class().is_some() && self.verdicts.fence_ms.is_none() {
+            self.verdicts.fence_ms = Some(self.age_ms(world.now));
+        }
+        if outcome.actions.contains(&Action::WantRestart) && self.verdicts.confirm_ms.is_none() {
+            self.verdicts.confirm_ms = Some(self.age_ms(world.now));
+            self.verdicts.class = outcome.verdict.class().cloned();
+            self.over = true;
+        }
+    }
+
+    fn note_owed(&mut self, world: &World) {
+        if world.engine.book.chunks != self.chunks {
+            // what was under way comes out yet: the hang is owed for from the last of it
+            self.chunks = world.engine.book.chunks;
+            self.owed_at = self.owed_at.map(|_| world.now);
+        }
+        if world.engine.book.in_flight > 0 {
+            if self.owed_at.is_none() {
+                let forwarded = world.engine.live.iter().filter(|r| !r.gone).map(|r| r.forwarded).min();
+                self.owed_at = Some(forwarded.unwrap_or(world.now).max(self.fault.map_or(0, |(at, _)| at)));
+            }
+            self.verdicts.unowed = false;
+        } else if self.owed_at.is_some() {
+            self.drained = true;
+        }
+    }
+
+    fn age_ms(&self, now: Us) -> u64 {
+        now.saturating_sub(self.owed_at.unwrap_or(now)) / MS
+    }
+
+    fn hanging(&mut self, world: &World, outcome: &Outcome, fault: Fault) {
+        if matches!(fault.way, Way::Startup | Way::Crash) {
+            self.owed_at = self.owed_at.or(self.fault.map(|(at, _)| at));
+            self.verdicts.unowed = false;
+        } else {
+            self.note_owed(world);
+        }
+        if let Some(step) = world.engine.step.filter(|_| world.engine.native()) {
+            self.lease_ms = self.lease_ms.max(step.lease_ms);
+        }
+        let dead = fault.way == Way::Crash || fault.way == Way::CoreGone;
+        let caught = outcome.verdict.class().is_some() || (dead && outcome.verdict == Verdict::Dead);
+        if caught && self.fence_at.is_none() {
+            self.fence_at = Some(world.now);
+            self.verdicts.fence_ms = Some(self.age_ms(world.now));
+        }
+        if let Verdict::Stalled(class) = &outcome.verdict {
+            let first = self.verdicts.confirm_ms.is_none();
+            if first {
+                self.verdicts.confirm_ms = Some(self.age_ms(world.now));
+                self.verdicts.class_right = fault.accepts(&world.engine.profile, class);
+                self.verdicts.class = Some(class.clone());
+            }
+            self.wants_kill = fault.undead;
+            let escalated = outcome.actions.contains(&Action::EscalateToNode);
+            if !fault.undead || escalated {
+                self.verdicts.class_right &= !fault.undead || *class == StallClass::Unkillable;
+                self.over = true;
+                self.judge_class(world.now);
+            }
+        } else if dead && outcome.verdict == Verdict::Dead {
+            (self.verdicts.confirm_ms, self.verdicts.class_right) = (Some(self.age_ms(world.now)), true);
+            self.over = true;
+        }
+        self.watch_bounds(world, fault);
+    }
+
+    fn judge_class(&mut self, now: Us) {
+        if !self.verdicts.class_right {
+            self.fail(now, Failure::WrongClass);
+        }
+    }
+
+    fn watch_bounds(&mut self, world: &World, fault: Fault) {
+        let Some(owed_at) = self.owed_at.filter(|_| !self.over && !self.verdicts.blind) else { return };
+        let fence_max = fence_max(world, fault, self.lease_ms);
+        let age = world.now.saturating_sub(owed_at);
+        match self.fence_at {
+            None if age > fence_max && !self.drained => {
+                self.fail(world.now, Failure::MissedFence);
+                self.over = true;
+            }
+            None if age > CONFIRM_DRAINED_MAX + fence_max => {
+                self.fail(world.now, Failure::MissedFence);
+                self.over = true;
+            }
+            Some(at) => {
+                let most = if self.drained { CONFIRM_DRAINED_MAX } else { CONFIRM_MAX };
+                if world.now > at.max(owed_at + fence_max) + most {
+                    self.fail(world.now, Failure::MissedStall);
+                    self.over = true;
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn fail(&mut self, now: Us, failure: Failure) {
+        if self.verdicts.failures.len() < 16 {
+            self.verdicts.failures.push((now, failure));
+        }
+    }
+
+    /// The history is over.
+    pub fn finish(mut self, world: &World) -> Verdicts {
+        if self.verdicts.kind.truth != Truth::Hang || self.over || self.verdicts.blind {
+            return self.verdicts;
+        }
+        if self.owed_at.is_some() {
+            let missed = if self.fence_at.is_some() { Failure::MissedStall } else { Failure::MissedFence };
+            self.fail(world.now, missed);
+        }
+        self.verdicts
+    }
+}
+
+/// The bound to the fence, independent of what the detector has learned.
+fn fence_max(world: &World, fault: Fault, lease_ms: u64) -> Us {
+    let jitter = world.env.agent_held.saturating_sub(world.now) + 6 * SECOND;
+    match fault.way {
+        Way::Crash => 2 * SECOND + jitter,
+        _ if world.engine.native() && matches!(fault.way, Way::Step | Way::Rank(_)) => {
+            lease_ms.max(1_000) * MS + jitter
+        }
+        _ => FOREIGN_FENCE_MAX + jitter,
+    }
+}
+
+/// Without a gate only gauges tell of work; frozen at zero, or unread, they tell nothing, and nothing else does.
+fn is_blind(world: &World) -> bool {
+    let (signals, shown) = (world.engine.profile.signals, &world.engine.shown);
+    let crash = world.fault.is_some_and(|(_, fault)| matches!(fault.way, Way::Crash | Way::Startup));
+    if crash {
+        return !signals.proc && !signals.page;
+    }
+    let gauges = signals.metrics && (shown.running + shown.waiting > 0 || signals.load || world.engine.native());
+    let front = world.fault.is_some_and(|(_, fault)| fault.way == Way::Front);
+    let page_tells = signals.page && !front;
+    !signals.gate && !page_tells && (front || !gauges)
+}

@@ -1,0 +1,399 @@
+//! The engine in virtual time: one step after another, batches of equal decode steps in one go.
+//!
+//! Physical consistency is the point: a frozen step freezes what only the step loop writes and nothing else; aborts are taken in
+//! between two steps; gauges show the end of the last step.
+
+use super::book::{At, Book, Request};
+use super::chance::Chance;
+use super::counters::{Counters, LeaseModel, Shown};
+use super::profile::{EngineKind, MS, Profile, SECOND, Us};
+use super::step::{Mood, Step};
+
+/// Newer SGLang writes its gauges this often while it is idle; older ones leave them as the last step set them.
+const IDLE_REFRESH: Us = 30 * SECOND;
+
+/// One engine process with the requests that it, or its front end, holds.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    pub profile: Profile,
+    pub live: Vec<Request>,
+    pub step: Option<Step>,
+    /// No step begins before.
+    pub free_at: Us,
+    pub mood: Mood,
+    pub counters: Counters,
+    pub shown: Shown,
+    pub book: Book,
+    pub lease: LeaseModel,
+    /// Time spent in steps that have ended.
+    pub busy_us: Us,
+    pub now: Us,
+    /// A step longer than this deserves a close look.
+    pub remarkable_us: Us,
+    chance: Chance,
+}
+
+impl Engine {
+    pub fn new(profile: Profile, now: Us, chance: Chance) -> Self {
+        let remarkable_us = (profile.step_us * 3).max(100 * MS);
+        Self {
+            live: Vec::with_capacity(64),
+            step: None,
+            free_at: now,
+            mood: Mood::default(),
+            counters: Counters::default(),
+            shown: Shown::default(),
+            book: Book::first(),
+            lease: LeaseModel::warm(&profile),
+            busy_us: 0,
+            now,
+            remarkable_us,
+            chance,
+            profile,
+        }
+    }
+
+    /// A new process of the same engine; the gate's books live on, its requests do not.
+    pub fn restart(&mut self, ready_at: Us) {
+        for request in std::mem::take(&mut self.live).iter().filter(|request| !request.gone) {
+            self.book.close(request);
+        }
+        self.step = None;
+        self.free_at = ready_at;
+        self.mood = Mood::default();
+        self.counters = Counters::default();
+        self.shown = Shown::default();
+        self.lease = LeaseModel::warm(&self.profile);
+        self.busy_us = 0;
+    }
+
+    /// Takes a request in through the gate.
+    pub fn submit(&mut self, request: Request) {
+        self.book.admit(&request);
+        self.live.push(request);
+    }
+
+    /// Nothing runs from now until then: the step under way is longer by that.
+    pub fn hold(&mut self, now: Us, until: Us) {
+        let by = until.saturating_sub(now);
+        if let Some(step) = &mut self.step {
+            step.end = step.end.saturating_add(by);
+        }
+        self.free_at = self.free_at.max(until);
+        for request in &mut self.live {
+            if let At::Front(at) = request.at {
+                request.at = At::Front(at.saturating_add(by));
+            }
+        }
+    }
+
+    /// Freezes it for ever: in the step under way, or else in the next.
+    pub fn doom(&mut self) {
+        match &mut self.step {
+            Some(step) => step.end = Us::MAX,
+            None => self.mood.doomed = true,
+        }
+    }
+
+    /// Runs until `until`; stops early where a remarkable step begins, and says when it stopped.
+    pub fn advance(&mut self, until: Us) -> Us {
+        while self.now < until {
+            match self.step {
+                Some(step) if step.end <= until => {
+                    self.now = self.now.max(step.end);
+                    self.end_step(step);
+                }
+                Some(_) => self.now = until,
+                None => {
+                    if !self.begin_step(until) {
+                        continue;
+                    }
+                    let step = self.step.as_ref();
+                    if step.is_some_and(|step| step.end.saturating_sub(step.start) >= self.remarkable_us) {
+                        return self.now;
+                    }
+                }
+            }
+        }
+        until
+    }
+
+    /// Begins a step, or jumps to the next moment at which one may begin. True where one has begun.
+    fn begin_step(&mut self, until: Us) -> bool {
+        if self.now < self.free_at {
+            self.now = self.free_at.min(until);
+            return false;
+        }
+        self.take_in();
+        let plan = self.plan();
+        let Some(step) = plan else {
+            let coming = |at: At| if let At::Front(at) = at { Some(at).filter(|at| *at > self.now) } else { None };
+            let next = self.live.iter().filter_map(|request| coming(request.at)).min();
+            let refresh =
+                if self.profile.idle_refresh { self.shown.refreshed.max(self.now - 1) + IDLE_REFRESH } else { until };
+            self.now = next.unwrap_or(until).min(refresh).clamp(self.now + 1, until);
+            return false;
+        };
+        if step.prefill == 0 && !self.mood.mute && step.end < Us::MAX && self.many(step, until) {
+            return false;
+        }
+        self.step = Some(step);
+        true
+    }
+
+    /// Aborts, arrivals, admission: the scheduler's work between two steps.
+    fn take_in(&mut self) {
+        let before = self.live.len();
+        self.live.retain(|request| !request.gone);
+        if self.live.len() < before {
+            // vLLM steps once more to tell of an abort, without work
+            self.refresh(matches!(self.profile.kind, EngineKind::Vllm | EngineKind::Native));
+        } else if self.now >= self.shown.refreshed + IDLE_REFRESH && self.profile.idle_refresh {
+            self.refresh(true);
+        }
+        let now = self.now;
+        let mut running = 0;
+        let mut kv = 0;
+        for request in &mut self.live {
+            if matches!(request.at, At::Front(at) if at <= now) && !self.mood.front_dead {
+                request.at = At::Waiting;
+            }
+            if matches!(request.at, At::Prefill | At::Decode) {
+                running += 1;
+                kv += u64::from(request.context + request.generated);
+            }
+        }
+        if self.mood.shut {
+            return;
+        }
+        for request in self.live.iter_mut().filter(|request| request.at == At::Waiting) {
+            let need = u64::from(request.context) + 64;
+            if running >= self.profile.seqs_max || kv + need > self.profile.kv_tokens {
+                break;
+            }
+            request.at = At::Prefill;
+            running += 1;
+            kv += need;
+        }
+    }
+
+    /// The next step's content and length; `None` where there is nothing to do.
+    fn plan(&mut self) -> Option<Step> {
+        let mut budget = self.profile.chunk.unwrap_or(16_384);
+        let (mut prefill, mut prefill_us, mut decoding, mut units) = (0, 0, 0, 0);
+        for request in &self.live {
+            match request.at {
+                At::Decode => decoding += 1,
+                At::Prefill if budget > 0 => {
+                    let left = request.context - request.prefilled;
+                    // without chunks a prompt is one step, also where it is longer than the budget
+                    let tokens = if self.profile.chunk.is_some() { left.min(budget) } else { left };
+                    if self.profile.chunk.is_none() && prefill > 0 && left > budget {
+                        break;
+                    }
+                    prefill += tokens;
+                    budget = budget.saturating_sub(tokens);
+                    prefill_us += self.profile.prefill_us(tokens, request.prefilled);
+                    units += u64::from(tokens) * (u64::from(request.prefilled) + 512);
+                }
+                _ => {}
+            }
+        }
+        if self.profile.chunk.is_none() && prefill > 0 {
+            decoding = 0;
+        }
+        if prefill == 0 && decoding == 0 {
+            return None;
+        }
+        let base = self.profile.step_us + self.profile.seq_us * u64::from(decoding) + prefill_us;
+        let paced = base.saturating_mul(self.mood.pace_milli) / 1_000;
+        let mut length = (paced as f64 * self.chance.around_one(60)) as Us;
+        // now and then a step is late by itself: an allocator, a garbage collection, a graph that must be captured
+        if self.chance.bits().is_multiple_of(4_000) {
+            length += self.chance.heavy(15 * MS, 400 * MS);
+        }
+        let end =
+            if std::mem::take(&mut self.mood.doomed) { Us::MAX } else { self.now.saturating_add(length.max(500)) };
+        let lease_ms = self.lease.lease_ms(decoding, units);
+        Some(Step { start: self.now, end, prefill, decoding, lease_ms, prefill_units: units })
+    }
+
+    /// Runs several equal decode steps at once, where nothing can happen in between. False where it must be one by one.
+    fn many(&mut self, step: Step, until: Us) -> bool {
+        let length = step.end - step.start;
+        if length >= self.remarkable_us {
+            return false;
+        }
+        let mut steps = (until - self.now) / length.max(1);
+        let mut waiting = false;
+        for request in &self.live {
+            match request.at {
+                At::Decode => steps = steps.min(u64::from(request.out - request.generated).saturating_sub(1)),
+                At::Front(at) => steps = steps.min(at.saturating_sub(self.now) / length.max(1)),
+                At::Waiting => waiting = true,
+                At::Prefill | At::Held => {}
+            }
+        }
+        // late steps come one in 4000; a batch of steps must not hide them
+        steps = steps.min(64);
+        let fits = self.kv_used() + steps * u64::from(step.decoding) <= self.profile.kv_tokens;
+        if steps < 2 || !fits || (waiting && self.mood.thrash) {
+            return false;
+        }
+        let last = Step { start: step.end - length + (steps - 1) * length, end: self.now + steps * length, ..step };
+        self.now = last.end;
+        self.decode(steps, last.end);
+        self.busy_us += (steps - 1) * length;
+        self.finish_step(last, steps);
+        true
+    }
+
+    fn end_step(&mut self, step: Step) {
+        self.step = None;
+        // decode first: who ends prefill in this step has its first token from it, not two
+        if step.decoding > 0 {
+            self.decode(1, step.end);
+        }
+        if step.prefill > 0 {
+            self.prefill(step.end);
+        }
+        self.finish_step(step, 1);
+    }
+
+    /// The same walk over the requests as [`Self::plan`], now with effect.
+    fn prefill(&mut self, at: Us) {
+        let mut budget = self.profile.chunk.unwrap_or(16_384);
+        let chunked = self.profile.chunk.is_some();
+        let mut taken = 0;
+        for index in 0..self.live.len() {
+            let request = &mut self.live[index];
+            if request.at != At::Prefill || budget == 0 {
+                continue;
+            }
+            let left = request.context - request.prefilled;
+            let tokens = if chunked { left.min(budget) } else { left };
+            if !chunked && taken > 0 && left > budget {
+                break;
+            }
+            taken += tokens;
+            budget = budget.saturating_sub(tokens);
+            request.prefilled += tokens;
+            if request.prefilled < request.context {
+                continue;
+            }
+            self.counters.prompt += u64::from(request.context);
+            if self.mood.thrash {
+                request.prefilled = 0;
+                continue;
+            }
+            request.at = At::Decode;
+            if !self.mood.mute {
+                self.hand_out(index, 1, at);
+            }
+        }
+        self.drop_finished(at);
+    }
+
+    fn decode(&mut self, steps: u64, at: Us) {
+        self.preempt();
+        if self.mood.mute {
+            return;
+        }
+        for index in 0..self.live.len() {
+            if self.live[index].at == At::Decode {
+                self.hand_out(index, steps, at);
+            }
+        }
+        self.drop_finished(at);
+    }
+
+    fn hand_out(&mut self, index: usize, tokens: u64, at: Us) {
+        let request = &mut self.live[index];
+        let tokens = tokens.min(u64::from(request.out.saturating_sub(request.generated)));
+        request.generated += tokens as u32;
+        self.counters.generated += tokens;
+        self.counters.output = true;
+        if request.stream && !request.gone && !self.mood.front_dead && request.unread_until <= at {
+            self.book.deliver(request, tokens, at);
+        }
+    }
+
+    fn drop_finished(&mut self, at: Us) {
+        for index in (0..self.live.len()).rev() {
+            let request = &mut self.live[index];
+            if request.at != At::Decode || request.generated < request.out {
+                continue;
+            }
+            self.counters.finished += 1;
+            self.counters.lumps += u64::from(request.generated);
+            self.counters.lump_prompt += u64::from(request.prompt);
+            if self.mood.front_dead {
+                request.at = At::Held;
+                continue;
+            }
+            if !request.gone {
+                self.book.deliver(request, 1, at);
+                self.book.close(request);
+            }
+            self.live.swap_remove(index);
+        }
+    }
+
+    /// No room for the next tokens: the youngest starts over (recompute), as vLLM and SGLang do.
+    fn preempt(&mut self) {
+        let mut used = self.kv_used();
+        while used + 64 > self.profile.kv_tokens {
+            let decoding = self.live.iter().filter(|request| request.at == At::Decode).count();
+            let youngest = self.live.iter_mut().filter(|r| r.at == At::Decode).max_by_key(|request| request.forwarded);
+            let Some(request) = youngest.filter(|_| decoding > 1) else { return };
+            used -= u64::from(request.context + request.generated);
+            request.at = At::Waiting;
+            request.context = (request.prompt + request.generated).min(self.profile.prompt_max * 2);
+            request.prefilled = 0;
+            self.counters.preempted += 1;
+        }
+    }
+
+    fn finish_step(&mut self, step: Step, steps: u64) {
+        self.counters.steps += steps;
+        self.busy_us += step.end - step.start;
+        self.lease.learn(step.decoding, step.prefill_units, step.end - step.start);
+        let kv = self.kv_used();
+        let (running, waiting) = self.queue();
+        self.counters.after_step(self.profile.kind, step.prefill > 0, steps, &mut self.shown);
+        self.shown.gauges(self.profile.kind, &self.counters, step.prefill > 0, (running, waiting, kv));
+    }
+
+    /// Writes the gauges outside a step.
+    fn refresh(&mut self, does: bool) {
+        if does {
+            let ((running, waiting), kv) = (self.queue(), self.kv_used());
+            (self.shown.running, self.shown.waiting, self.shown.kv) = (running, waiting, kv);
+            self.shown.refreshed = self.now;
+        }
+    }
+
+    pub fn kv_used(&self) -> u64 {
+        let holds = |r: &&Request| matches!(r.at, At::Prefill | At::Decode);
+        self.live.iter().filter(holds).map(|r| u64::from(r.context.min(r.prefilled) + r.generated)).sum()
+    }
+
+    /// Running and waiting, as the scheduler has them.
+    pub fn queue(&self) -> (u32, u32) {
+        self.live.iter().fold((0, 0), |(running, waiting), request| match request.at {
+            At::Prefill | At::Decode => (running + 1, waiting),
+            At::Waiting => (running, waiting + 1),
+            At::Front(_) | At::Held => (running, waiting),
+        })
+    }
+
+    /// Time in steps up to now, the one under way included.
+    pub fn busy_until(&self, now: Us) -> Us {
+        self.busy_us + self.step.map_or(0, |step| now.saturating_sub(step.start))
+    }
+
+    /// Is it a native engine?
+    pub fn native(&self) -> bool {
+        self.profile.kind == EngineKind::Native
+    }
+}

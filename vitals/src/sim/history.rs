@@ -1,0 +1,144 @@
+//! One history: the world, the agent beside it, the real detector, and the checker that knows the truth.
+
+use super::agent::Agent;
+use super::chance::{Chance, mix};
+use super::check::{Checker, Verdicts};
+use super::kinds::{self, Kind};
+use super::profile::{MS, SECOND, Us};
+use super::script::{self, START};
+use super::shows;
+use super::world::{Act, World};
+use crate::detector::{Detector, Policy};
+use crate::observation::{Ms, Observation};
+use crate::verdict::{Action, Outcome};
+
+/// How often the detector is stepped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ticks {
+    /// Every 100 ms, as an agent does.
+    Fine,
+    /// Every 100 ms where anything happens; each second in a steady stretch with work, every ten seconds in an idle one.
+    Coarse,
+}
+
+const FINE: Us = 100 * MS;
+const STEADY: Us = SECOND;
+const IDLE: Us = 10 * SECOND;
+/// An agent calls this much lateness a gap (`agent/src/watch`).
+const GAP: Us = 150 * MS;
+
+/// Somebody who looks at the same observations: other rules, a recorder.
+pub trait Watcher {
+    /// One tick; `outcome` is the detector's.
+    fn tick(&mut self, now_ms: Ms, obs: &Observation, outcome: &Outcome, checker: &Checker);
+}
+
+/// Nobody.
+impl Watcher for () {
+    fn tick(&mut self, _: Ms, _: &Observation, _: &Outcome, _: &Checker) {}
+}
+
+/// Which history.
+#[derive(Debug, Clone, Copy)]
+pub struct Spec {
+    pub kind: &'static Kind,
+    pub seed: u64,
+    pub ticks: Ticks,
+}
+
+impl Spec {
+    /// The history number `index` of a run with this seed.
+    pub fn dealt(seed: u64, index: u64, ticks: Ticks) -> Self {
+        let own = mix(seed ^ mix(index));
+        Self { kind: kinds::deal(mix(own) >> 8), seed: own, ticks }
+    }
+}
+
+/// Runs one history to its end.
+pub fn run(spec: &Spec, policy: &Policy, watcher: &mut dyn Watcher) -> Verdicts {
+    let plot = script::write(spec.kind, spec.seed);
+    let mut run = Run {
+        detector: Detector::new(policy.clone(), START / MS),
+        agent: Agent::new(START, Chance::new(mix(spec.seed))),
+        checker: Checker::new(spec, &plot.world),
+        world: plot.world,
+        policy: policy.clone(),
+        ticks: spec.ticks,
+        last: START,
+        due: FINE,
+    };
+    while run.world.now < plot.ends && !run.checker.is_over() {
+        run.advance_to_tick();
+        run.tick(watcher);
+    }
+    run.checker.finish(&run.world)
+}
+
+struct Run {
+    world: World,
+    agent: Agent,
+    detector: Detector,
+    checker: Checker,
+    policy: Policy,
+    ticks: Ticks,
+    /// When the last tick was, and when the next is due after it.
+    last: Us,
+    due: Us,
+}
+
+impl Run {
+    /// Lets the world run until the agent looks again.
+    fn advance_to_tick(&mut self) {
+        let mut next = self.last + self.due + self.agent.chance.exponential(MS);
+        while self.world.now < next {
+            let act = self.world.advance(next);
+            if act.is_some_and(|act| matches!(act, Act::Fault(_))) {
+                self.checker.struck(&self.world);
+            }
+            if self.world.now < next && self.due > FINE {
+                // something begins: look closely from here on
+                next = self.world.now.max(self.last + FINE).next_multiple_of(FINE).min(next).max(self.world.now);
+                // an agent ticked all along: what is late now is late since here
+                self.due = next - self.last;
+            }
+            next = next.max(self.world.env.agent_held);
+        }
+    }
+
+    fn tick(&mut self, watcher: &mut dyn Watcher) {
+        self.world.settle();
+        let now = self.world.now;
+        let late = now.saturating_sub(self.last + self.due);
+        // a stretch that was cut short was not late
+        self.agent.obs.agent_gap_ms = if late < GAP { 0 } else { late / MS };
+        self.last = now;
+        if std::mem::take(&mut self.world.agent_restarted) {
+            self.detector = Detector::new(self.policy.clone(), self.world.env.born.min(now) / MS);
+        }
+        shows::observe(&self.world, &mut self.agent);
+        let outcome = self.detector.step(now / MS, &self.agent.obs);
+        self.checker.tick(&self.world, &outcome);
+        watcher.tick(now / MS, &self.agent.obs, &outcome, &self.checker);
+        if outcome.fenced {
+            self.world.fenced = true;
+        } else if outcome.actions.contains(&Action::Unfence) {
+            self.world.fenced = false;
+        }
+        if self.checker.wants_kill() && self.world.kill_sent.is_none() {
+            self.world.kill_sent = Some(now);
+        }
+        self.due = self.interval(&outcome);
+    }
+
+    fn interval(&self, outcome: &Outcome) -> Us {
+        let fine = (outcome.check_again_in_ms * MS).clamp(20 * MS, FINE);
+        if self.ticks == Ticks::Fine || outcome.verdict.class().is_some() || !self.world.steady() {
+            return fine;
+        }
+        let idle = self.world.engine.book.in_flight == 0 && self.world.engine.step.is_none();
+        let wish = if idle { IDLE } else { STEADY };
+        // a deadline of the detector's own is never slept through
+        let due = outcome.check_again_in_ms * MS;
+        if due < 100 * MS { fine } else { wish.min(self.world.next_act().saturating_sub(self.world.now)).max(FINE) }
+    }
+}

@@ -1,0 +1,234 @@
+//! From a kind and a seed to a world with a script: which engine, which load, what happens when.
+
+use super::chance::Chance;
+use super::clients::{Clients, Mode};
+use super::fault::{Fault, Look, Way};
+use super::kinds::{Kind, Truth};
+use super::profile::{EngineKind, HOUR, MINUTE, MS, Profile, SECOND, Us};
+use super::world::{Act, Missing, World};
+
+/// Virtual time at which every history begins (not zero: nothing may depend on that).
+pub const START: Us = 1_000 * SECOND;
+
+/// A history before it is run.
+#[derive(Debug, Clone)]
+pub struct Plot {
+    pub world: World,
+    pub ends: Us,
+}
+
+const MIXED: &[Mode] = &[Mode::Idle, Mode::Light, Mode::Steady, Mode::Bursts, Mode::Agents];
+const BUSY: &[Mode] = &[Mode::Steady, Mode::Bursts, Mode::Agents, Mode::Full];
+const ANY_KIND: [EngineKind; 5] =
+    [EngineKind::Native, EngineKind::Vllm, EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaCpp];
+const FOREIGN: [EngineKind; 4] = [EngineKind::Vllm, EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaCpp];
+
+/// Writes the history of this kind and seed.
+pub fn write(kind: &Kind, seed: u64) -> Plot {
+    let mut chance = Chance::new(seed);
+    let profile = engine_for(kind.name, &mut chance);
+    let (modes, length) = load_for(kind, &mut chance);
+    let mut clients = Clients::new(modes, chance.split());
+    if kind.name == "clients" {
+        (clients.hasty_permille, clients.slow_permille) = (400, 150);
+    }
+    let mut world = World::new(profile, clients, START, chance.split());
+    let up = world.env.ready + 5 * SECOND;
+    let ends = up + length;
+    light_noise(&mut world, up, ends, &mut chance);
+    match kind.truth {
+        Truth::Benign => disturb(kind.name, &mut world, (up, ends), &mut chance),
+        Truth::Hang | Truth::Passing => strike(kind, &mut world, up, &mut chance),
+    }
+    Plot { world, ends }
+}
+
+fn engine_for(name: &str, chance: &mut Chance) -> Profile {
+    let of = match name {
+        "H3" | "H4" | "H6" | "H12" | "B8" | "stopped" => {
+            chance.pick(&[EngineKind::Vllm, EngineKind::Vllm, EngineKind::Sglang])
+        }
+        "H7" => EngineKind::Sglang,
+        "B1" => EngineKind::LlamaCpp,
+        "H8" | "B5" | "H9" | "S4" => chance.pick(&ANY_KIND),
+        "H1" | "H2" | "H5" | "H10" | "B2" | "B4" | "B7" => chance.pick(&FOREIGN),
+        _ => chance.pick(&ANY_KIND),
+    };
+    let mut profile = Profile::draw(of, chance);
+    match name {
+        "H11" => profile.ranks = profile.ranks.max(2),
+        "H1" | "H2" | "H13" if of != EngineKind::Native => profile.on_gpu = true,
+        "B1" => profile.stream_permille = chance.pick(&[0, 0, 300, 1_000]),
+        "B3" => profile.chunk = Some(chance.pick(&[512, 2_048]).max(512)),
+        "preempt" => profile.kv_tokens = u64::from(profile.prompt_max.min(8_192)) + u64::from(profile.seqs_max) * 150,
+        _ => {}
+    }
+    if matches!(name, "warm" | "agents" | "B3") {
+        profile.signals.gate = true;
+    }
+    profile
+}
+
+fn load_for(kind: &Kind, chance: &mut Chance) -> (&'static [Mode], Us) {
+    let hours = |chance: &mut Chance, low: u64, high: u64| chance.scale(low * HOUR / 4, high * HOUR / 4);
+    if kind.truth != Truth::Benign {
+        let modes: &[&'static [Mode]] = match kind.name {
+            "H2" | "H10" => &[&[Mode::Light], &[Mode::Agents]],
+            "H3" => &[&[Mode::Light], &[Mode::Bursts]],
+            "warm" => &[&[Mode::Steady]],
+            "H1" | "H5" => &[&[Mode::Steady], &[Mode::Full], &[Mode::Agents]],
+            _ => &[&[Mode::Light], &[Mode::Steady], &[Mode::Bursts], &[Mode::Agents], &[Mode::Full]],
+        };
+        let index = chance.between(0, modes.len() as u64 - 1) as usize;
+        return (modes[index], 4 * HOUR);
+    }
+    match kind.name {
+        "B9" => (&[Mode::Idle, Mode::Idle, Mode::Light], hours(chance, 32, 200)),
+        "B3" | "agents" => (&[Mode::Agents], hours(chance, 1, 8)),
+        "full" => (&[Mode::Full], hours(chance, 1, 4)),
+        "preempt" => (&[Mode::Full, Mode::Steady], hours(chance, 1, 4)),
+        "B4" | "B5" | "late" | "clients" => (BUSY, hours(chance, 2, 12)),
+        "B1" => (&[Mode::Light, Mode::Steady, Mode::Agents], hours(chance, 2, 16)),
+        _ => (MIXED, hours(chance, 8, 96)),
+    }
+}
+
+/// What every machine has.
+fn light_noise(world: &mut World, from: Us, until: Us, chance: &mut Chance) {
+    let mut sprinkle = |mean: Us, act: &mut dyn FnMut(&mut Chance) -> Act| {
+        let mut at = from;
+        loop {
+            at += chance.exponential(mean).max(SECOND);
+            if at >= until {
+                return;
+            }
+            let act = act(chance);
+            world.script.push((at, act));
+        }
+    };
+    sprinkle(20 * MINUTE, &mut |chance| Act::Late(chance.heavy(150 * MS, 5 * SECOND)));
+    sprinkle(30 * MINUTE, &mut |chance| Act::Starve(chance.heavy(50 * MS, 1_500 * MS)));
+    sprinkle(4 * HOUR, &mut |chance| Act::VmPause(chance.heavy(200 * MS, 30 * SECOND)));
+    world.script.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+}
+
+/// The kind's own disturbance, again and again.
+fn disturb(name: &str, world: &mut World, (from, until): (Us, Us), chance: &mut Chance) {
+    let mut at = from + chance.scale(30 * SECOND, 10 * MINUTE);
+    while at < until && world.script.len() < 4_000 {
+        let Some((act, rest)) = disturbance(name, chance) else { return };
+        world.plan(at, act);
+        at += rest + chance.exponential(10 * MINUTE) + 30 * SECOND;
+    }
+}
+
+/// One disturbance of this kind and how long it lasts; `None` where the load alone is the kind.
+fn disturbance(name: &str, chance: &mut Chance) -> Option<(Act, Us)> {
+    let span = match name {
+        "B2" => chance.scale(30 * SECOND, 70 * SECOND),
+        "B8" => chance.scale(5 * SECOND, 30 * MINUTE),
+        "scrapes" | "B4" => chance.scale(20 * SECOND, 20 * MINUTE),
+        "agent" => chance.scale(2 * SECOND, 5 * MINUTE),
+        _ => chance.scale(10 * SECOND, 10 * MINUTE),
+    };
+    let act = match name {
+        "B2" => Act::Jit(span),
+        "B4" => Act::Hot(span),
+        "B5" => Act::Crawl(span, chance.scale(5_000, 100_000)),
+        "B6" => match chance.between(0, 4) {
+            0 => Act::Throttle(span, chance.scale(2_000, 30_000)),
+            1 => Act::Freeze(span),
+            2 => Act::Debug(span),
+            _ => Act::VmPause(chance.scale(200 * MS, 5 * MINUTE)),
+        },
+        "B7" => Act::Restart(chance.scale(2 * SECOND, 2 * MINUTE), chance.scale(20, 600)),
+        "B8" => match chance.between(0, 3) {
+            0 => Act::Sleep(span),
+            1 => Act::Pause(span),
+            2 => Act::Maintenance(span),
+            _ => Act::Swap(chance.scale(100 * MS, 2 * SECOND)),
+        },
+        "late" => Act::Loaded(span, chance.scale(1_000, 8_000)),
+        "scrapes" => Act::SlowScrapes(span),
+        "agent" => match chance.between(0, 3) {
+            0 => Act::AgentRestart,
+            1 => Act::GateRestart,
+            _ => Act::Blind(
+                span,
+                chance.pick(&[Missing::Metrics, Missing::Proc, Missing::Gate, Missing::Page, Missing::Frontend]),
+            ),
+        },
+        "restarts" => match chance.between(0, 2) {
+            // a slow network: hardly any CPU for many minutes
+            0 => Act::Restart(chance.scale(5 * MINUTE, 40 * MINUTE), chance.scale(30, 900)),
+            _ => Act::Restart(chance.scale(20 * SECOND, 10 * MINUTE), chance.scale(200, 2_000)),
+        },
+        "preempt" | "full" => Act::Burst(chance.scale(5, 60) as u32),
+        _ => return None,
+    };
+    let lasts = match act {
+        Act::Restart(span, _) => span,
+        _ => span,
+    };
+    Some((act, lasts))
+}
+
+/// The fault and its moment.
+fn strike(kind: &Kind, world: &mut World, up: Us, chance: &mut Chance) {
+    let profile = &world.engine.profile;
+    let fault = fault_for(kind.name, profile, chance);
+    let at = match fault.way {
+        Way::Startup => START + chance.between(SECOND, world.env.ready - START - SECOND),
+        _ if kind.name == "warm" => up + chance.between(3 * MINUTE, 15 * MINUTE),
+        _ => up + chance.scale(10 * SECOND, 20 * MINUTE),
+    };
+    if kind.name == "mutant" {
+        mutate(world, chance);
+    }
+    world.plan(at, Act::Fault(fault));
+}
+
+fn fault_for(name: &str, profile: &Profile, chance: &mut Chance) -> Fault {
+    let spin = |way| Fault::new(way, Look::Spin);
+    let lock = |way| Fault::new(way, Look::Lock);
+    match name {
+        "H1" | "H2" | "H3" | "H5" | "H10" => spin(Way::Step),
+        "H4" => lock(Way::Admission),
+        "H6" | "H7" => lock(Way::CoreGone),
+        "H8" => spin(Way::Livelock),
+        "H9" => spin(Way::Decode),
+        "H11" => spin(Way::Rank(chance.between(0, u64::from(profile.ranks.max(2)) - 1) as u32)),
+        "H12" => lock(Way::Step),
+        "H13" => Fault { undead: true, ..spin(Way::Step) },
+        "S4" => lock(Way::Startup),
+        "frontend" => Fault::new(Way::Front, Look::Stopped),
+        "stopped" => Fault::new(Way::Anywhere, Look::Stopped),
+        "crash" => lock(Way::Crash),
+        "warm" => Fault::new(Way::Step, chance.pick(&[Look::Spin, Look::Lock, Look::Stopped])),
+        "c0" => {
+            let look = chance.pick(&[Look::Spin, Look::Lock, Look::Stopped]);
+            Fault { ends: Some(chance.scale(10 * SECOND, 60 * SECOND)), ..Fault::new(Way::Anywhere, look) }
+        }
+        _ => Fault::any(profile, chance),
+    }
+}
+
+/// A mutant's world: other clients, missing signals, a loaded host.
+fn mutate(world: &mut World, chance: &mut Chance) {
+    world.clients.hasty_permille = chance.pick(&[0, 20, 500]);
+    let signals = &mut world.engine.profile.signals;
+    match chance.between(0, 9) {
+        0 => signals.metrics = false,
+        1 => signals.proc = false,
+        2 => signals.frontend = false,
+        3 => (signals.gpu, signals.log) = (false, false),
+        4 => signals.load = false,
+        _ => {}
+    }
+    if chance.permille(200) {
+        world.plan(START + 10 * SECOND, Act::Loaded(4 * HOUR, chance.scale(1_000, 4_000)));
+    }
+    if chance.permille(150) {
+        world.plan(START + 12 * SECOND, Act::SlowScrapes(4 * HOUR));
+    }
+}

@@ -1,0 +1,351 @@
+//! One replica, its clients and its host in virtual time: what happens, when, and what it does to the engine.
+
+use super::chance::Chance;
+use super::clients::Clients;
+use super::engine::Engine;
+use super::fault::Fault;
+use super::profile::{EngineKind, MS, Profile, SECOND, Us};
+
+/// Something that happens. Spans are lengths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// The whole machine stands still.
+    VmPause(Us),
+    /// The engine gets no CPU.
+    Starve(Us),
+    /// The agent gets no CPU.
+    Late(Us),
+    /// The host is loaded: steps last so many thousandths, and both are late often.
+    Loaded(Us, u64),
+    /// The cgroup's quota holds the engine: steps last so many thousandths.
+    Throttle(Us, u64),
+    Freeze(Us),
+    Debug(Us),
+    Jit(Us),
+    Sleep(Us),
+    Pause(Us),
+    Maintenance(Us),
+    /// A long step that nobody announced.
+    Swap(Us),
+    Crawl(Us, u64),
+    /// The front end's event loop is busy: slow scrapes, health time-outs, lumps.
+    Hot(Us),
+    SlowScrapes(Us),
+    /// This signal is missing for a while.
+    Blind(Us, Missing),
+    AgentRestart,
+    GateRestart,
+    /// The process ends and starts again; the start-up takes this long and burns CPU at this permille.
+    Restart(Us, u64),
+    Burst(u32),
+    Fault(Fault),
+}
+
+/// A signal that can be missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Missing {
+    #[default]
+    Metrics,
+    Proc,
+    Gate,
+    Page,
+    Frontend,
+}
+
+/// States of the environment that last: each until a time.
+#[derive(Debug, Clone, Default)]
+pub struct Env {
+    pub starved: Us,
+    pub throttled: Us,
+    pub frozen: Us,
+    pub debugged: Us,
+    pub jit: Us,
+    pub asleep: Us,
+    pub paused: Us,
+    pub maintained: Us,
+    pub hot: Us,
+    pub slow_scrapes: Us,
+    pub loaded: Us,
+    pub crawling: Us,
+    pub blind: [(Us, Missing); 2],
+    /// The agent does not run before.
+    pub agent_held: Us,
+    /// The process does not exist before; it can serve after `ready`.
+    pub born: Us,
+    pub ready: Us,
+    pub boot_permille: u64,
+    /// Anything that deserves a close look lasts until then.
+    pub eventful: Us,
+    /// The environment stood in the engine's way until then.
+    pub stood_still: Us,
+    /// Log lines to come: when, and which signature.
+    pub log: Vec<(Us, &'static str)>,
+}
+
+/// The whole.
+#[derive(Debug, Clone)]
+pub struct World {
+    pub now: Us,
+    pub engine: Engine,
+    pub clients: Clients,
+    pub env: Env,
+    /// What will happen, the next last.
+    pub script: Vec<(Us, Act)>,
+    pub fault: Option<(Us, Fault)>,
+    /// The gate is shut.
+    pub fenced: bool,
+    pub kill_sent: Option<Us>,
+    /// Set by [`Act::AgentRestart`] and [`Act::Restart`] until the history takes notice.
+    pub agent_restarted: bool,
+    next_leave: Us,
+    pub chance: Chance,
+}
+
+impl World {
+    /// A replica whose process starts now.
+    pub fn new(profile: Profile, clients: Clients, start: Us, mut chance: Chance) -> Self {
+        let ready = start + profile.startup_us;
+        let mut engine = Engine::new(profile, start, chance.split());
+        engine.free_at = ready;
+        let env = Env { born: start, ready, boot_permille: 700, ..Env::default() };
+        Self {
+            now: start,
+            engine,
+            clients,
+            env,
+            script: Vec::new(),
+            fault: None,
+            fenced: true,
+            kill_sent: None,
+            agent_restarted: false,
+            next_leave: Us::MAX,
+            chance,
+        }
+    }
+
+    /// Adds to the script; the order does not matter.
+    pub fn plan(&mut self, at: Us, act: Act) {
+        self.script.push((at, act));
+        self.script.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    }
+
+    /// When the next scripted thing happens.
+    pub fn next_act(&self) -> Us {
+        self.script.last().map_or(Us::MAX, |(at, _)| *at)
+    }
+
+    /// Runs to `until`; stops early where something begins that deserves a close look. Returns what happened, if anything did.
+    pub fn advance(&mut self, until: Us) -> Option<Act> {
+        while self.now < until {
+            let next =
+                until.min(self.clients.next.min(self.clients.mode_ends)).min(self.next_leave).min(self.next_act());
+            let next = next.max(self.now);
+            let reached = self.engine.advance(next);
+            self.now = self.now.max(reached);
+            if reached < next {
+                return None;
+            }
+            self.leave();
+            if let Some(act) = self.script.pop_if(|(at, _)| *at <= self.now).map(|(_, act)| act) {
+                self.happen(act);
+                return Some(act);
+            }
+            if self.arrive() {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Who comes now; true where somebody comes to an engine that owes nothing.
+    fn arrive(&mut self) -> bool {
+        self.clients.turn(self.now, &self.engine.profile);
+        if self.now < self.clients.next {
+            return false;
+        }
+        let before = self.engine.book.in_flight;
+        let coming = self.clients.come(self.now, before);
+        if self.fenced || self.now < self.env.ready {
+            return false;
+        }
+        for _ in 0..coming {
+            self.submit();
+        }
+        before == 0 && coming > 0
+    }
+
+    pub fn submit(&mut self) {
+        let request = self.clients.request(self.now, &self.engine.profile);
+        self.next_leave = self.next_leave.min(request.leaves);
+        self.engine.submit(request);
+    }
+
+    fn leave(&mut self) {
+        if self.now < self.next_leave {
+            return;
+        }
+        let engine = &mut self.engine;
+        for request in engine.live.iter_mut().filter(|request| !request.gone && request.leaves <= self.now) {
+            request.gone = true;
+            engine.book.close(request);
+        }
+        let left = engine.live.iter().filter(|request| !request.gone);
+        self.next_leave = left.map(|request| request.leaves).min().unwrap_or(Us::MAX);
+    }
+
+    /// A silence on purpose that this engine's signals cannot show is done under maintenance, as the runbooks want it.
+    fn declared(&self, act: Act) -> Act {
+        let (kind, signals) = (self.engine.profile.kind, self.engine.profile.signals);
+        match act {
+            Act::Sleep(span) if !(kind == EngineKind::Vllm && signals.metrics || signals.page) => {
+                Act::Maintenance(span)
+            }
+            Act::Pause(span) if kind != EngineKind::Vllm || !signals.log => Act::Maintenance(span),
+            act => act,
+        }
+    }
+
+    /// Does an act.
+    fn happen(&mut self, act: Act) {
+        let now = self.now;
+        let act = self.declared(act);
+        let env = &mut self.env;
+        let mut stop = |env: &mut Env, span: Us| {
+            self.engine.hold(now, now + span);
+            env.stood_still = env.stood_still.max(now + span);
+            env.eventful = env.eventful.max(now + span + 20 * SECOND);
+            now + span
+        };
+        match act {
+            Act::VmPause(span) => env.agent_held = stop(env, span),
+            Act::Starve(span) => env.starved = stop(env, span),
+            Act::Freeze(span) => env.frozen = stop(env, span),
+            Act::Debug(span) => env.debugged = stop(env, span),
+            Act::Late(span) => {
+                env.agent_held = now + span;
+                env.eventful = env.eventful.max(now + span + 20 * SECOND);
+            }
+            Act::Jit(span) => {
+                env.jit = stop(env, span);
+                env.stood_still = env.stood_still.min(now);
+            }
+            Act::Swap(span) => {
+                stop(env, span);
+                env.stood_still = env.stood_still.min(now);
+            }
+            Act::Sleep(span) => {
+                env.asleep = stop(env, span);
+            }
+            Act::Pause(span) => {
+                env.paused = stop(env, span);
+                env.log.push((now, "vllm-paused"));
+                env.log.push((now + span, "vllm-resumed"));
+            }
+            Act::Maintenance(span) => env.maintained = stop(env, span),
+            Act::Fault(fault) => {
+                self.fault = Some((now, fault));
+                env.eventful = Us::MAX;
+                fault.strike(now, &mut self.engine, env, &mut self.chance);
+            }
+            other => self.lasting(other),
+        }
+    }
+
+    /// Acts that change a state and stop nothing.
+    fn lasting(&mut self, act: Act) {
+        let now = self.now;
+        let env = &mut self.env;
+        match act {
+            Act::Loaded(span, pace) => {
+                env.loaded = now + span;
+                self.engine.mood.pace_milli = pace;
+                self.noise(span);
+            }
+            Act::Throttle(span, pace) => {
+                (env.throttled, env.stood_still) = (now + span, env.stood_still.max(now + span));
+                env.eventful = env.eventful.max(now + span + 20 * SECOND);
+                self.engine.mood.pace_milli = pace;
+            }
+            Act::Crawl(span, pace) => {
+                env.crawling = now + span;
+                env.eventful = env.eventful.max(now + span + 20 * SECOND);
+                self.engine.mood.pace_milli = pace;
+            }
+            Act::Hot(span) => {
+                (env.hot, env.slow_scrapes) = (now + span, now + span);
+                env.eventful = env.eventful.max(now + span);
+                self.engine.book.lump = self.chance.scale(100 * MS, 1_500 * MS);
+            }
+            Act::SlowScrapes(span) => {
+                env.slow_scrapes = now + span;
+                env.eventful = env.eventful.max(now + span);
+            }
+            Act::Blind(span, missing) => {
+                env.blind = [(now + span, missing), env.blind[0]];
+                env.eventful = env.eventful.max(now + span + 20 * SECOND);
+            }
+            Act::AgentRestart => {
+                self.agent_restarted = true;
+                env.eventful = env.eventful.max(now + 20 * SECOND);
+            }
+            Act::GateRestart => {
+                for request in self.engine.live.iter_mut() {
+                    request.gone = true;
+                }
+                self.engine.book.restart();
+                env.eventful = env.eventful.max(now + 20 * SECOND);
+            }
+            Act::Restart(span, permille) => {
+                env.born = now + 1_000 * MS;
+                env.ready = env.born + span;
+                env.boot_permille = permille;
+                env.eventful = env.eventful.max(env.ready + 60 * SECOND);
+                self.engine.restart(env.ready);
+            }
+            Act::Burst(count) if !self.fenced => (0..count).for_each(|_| self.submit()),
+            _ => {}
+        }
+    }
+
+    /// A loaded host: pauses of either, heavy-tailed, for this long.
+    fn noise(&mut self, span: Us) {
+        let mut at = self.now;
+        let until = self.now + span;
+        while self.script.len() < 4_000 {
+            at += self.chance.exponential(8 * SECOND).max(50 * MS);
+            if at >= until {
+                break;
+            }
+            let length = self.chance.heavy(40 * MS, 2 * SECOND);
+            let act = if self.chance.permille(500) { Act::Late(length) } else { Act::Starve(length) };
+            self.script.push((at, act));
+        }
+        self.script.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    }
+
+    /// Ends the states whose time is over.
+    pub fn settle(&mut self) {
+        let (now, env) = (self.now, &self.env);
+        let mood = &mut self.engine.mood;
+        if now >= env.loaded.max(env.crawling).max(env.throttled) {
+            mood.pace_milli = 1_000;
+        }
+        if now >= env.hot {
+            self.engine.book.lump = 0;
+        }
+        self.engine.book.pass_lumps(now);
+    }
+
+    /// Is this signal missing now?
+    pub fn misses(&self, missing: Missing) -> bool {
+        self.env.blind.iter().any(|(until, which)| *which == missing && self.now < *until)
+    }
+
+    /// Does nothing happen that needs more than a look a second?
+    pub fn steady(&self) -> bool {
+        let engine = &self.engine;
+        let long_step = engine.step.is_some_and(|step| step.end.saturating_sub(step.start) >= engine.remarkable_us);
+        let unanswered = engine.book.in_flight > 0 && engine.book.awaiting >= engine.book.in_flight;
+        self.now >= self.env.eventful && !long_step && !unanswered && self.now >= self.env.ready + 30 * SECOND
+    }
+}
