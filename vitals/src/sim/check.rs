@@ -3,7 +3,7 @@
 use super::fault::{Fault, Way};
 use super::history::Spec;
 use super::kinds::{Kind, Truth};
-use super::profile::{MINUTE, MS, SECOND, Us};
+use super::profile::{EngineKind, MINUTE, MS, SECOND, Us};
 use super::world::World;
 use crate::verdict::{Action, Outcome, StallClass, Verdict};
 
@@ -45,6 +45,8 @@ pub struct Verdicts {
     pub seed: u64,
     pub engine: String,
     pub failures: Vec<(Us, Failure)>,
+    /// The scene of the first failure: what was said, and what was true.
+    pub scene: String,
     /// Engine time in which the truth was benign, and in which work was owed then.
     pub benign_us: Us,
     pub busy_us: Us,
@@ -106,6 +108,7 @@ impl Checker {
                 seed: spec.seed,
                 engine,
                 failures: Vec::new(),
+                scene: String::new(),
                 benign_us: 0,
                 busy_us: 0,
                 ticks: 0,
@@ -186,12 +189,12 @@ impl Checker {
                 self.verdicts.env_fences += 1;
             } else {
                 self.verdicts.false_fences += 1;
-                self.fail(world.now, Failure::FalseFence);
+                self.fail(world, outcome, Failure::FalseFence);
             }
         }
         if outcome.actions.contains(&Action::WantRestart) {
             self.verdicts.false_evictions += 1;
-            self.fail(world.now, Failure::FalseEviction);
+            self.fail(world, outcome, Failure::FalseEviction);
             self.over = true;
         }
     }
@@ -258,38 +261,43 @@ impl Checker {
             if !fault.undead || escalated {
                 self.verdicts.class_right &= !fault.undead || *class == StallClass::Unkillable;
                 self.over = true;
-                self.judge_class(world.now);
+                self.judge_class(world, outcome);
             }
         } else if dead && outcome.verdict == Verdict::Dead {
             (self.verdicts.confirm_ms, self.verdicts.class_right) = (Some(self.age_ms(world.now)), true);
             self.over = true;
         }
-        self.watch_bounds(world, fault);
+        self.watch_bounds(world, outcome, fault);
     }
 
-    fn judge_class(&mut self, now: Us) {
+    fn judge_class(&mut self, world: &World, outcome: &Outcome) {
         if !self.verdicts.class_right {
-            self.fail(now, Failure::WrongClass);
+            self.fail(world, outcome, Failure::WrongClass);
         }
     }
 
-    fn watch_bounds(&mut self, world: &World, fault: Fault) {
+    fn watch_bounds(&mut self, world: &World, outcome: &Outcome, fault: Fault) {
         let Some(owed_at) = self.owed_at.filter(|_| !self.over && !self.verdicts.blind) else { return };
         let fence_max = fence_max(world, fault, self.lease_ms);
+        if self.fence_at.is_none() && is_blind(world) {
+            self.verdicts.blind = true;
+            self.over = true;
+            return;
+        }
         let age = world.now.saturating_sub(owed_at);
         match self.fence_at {
             None if age > fence_max && !self.drained => {
-                self.fail(world.now, Failure::MissedFence);
+                self.fail(world, outcome, Failure::MissedFence);
                 self.over = true;
             }
             None if age > CONFIRM_DRAINED_MAX + fence_max => {
-                self.fail(world.now, Failure::MissedFence);
+                self.fail(world, outcome, Failure::MissedFence);
                 self.over = true;
             }
             Some(at) => {
                 let most = if self.drained { CONFIRM_DRAINED_MAX } else { CONFIRM_MAX };
                 if world.now > at.max(owed_at + fence_max) + most {
-                    self.fail(world.now, Failure::MissedStall);
+                    self.fail(world, outcome, Failure::MissedStall);
                     self.over = true;
                 }
             }
@@ -297,7 +305,11 @@ impl Checker {
         }
     }
 
-    fn fail(&mut self, now: Us, failure: Failure) {
+    fn fail(&mut self, world: &World, outcome: &Outcome, failure: Failure) {
+        let now = world.now;
+        if self.verdicts.failures.is_empty() {
+            self.verdicts.scene = scene(world, outcome);
+        }
         if self.verdicts.failures.len() < 16 {
             self.verdicts.failures.push((now, failure));
         }
@@ -310,10 +322,31 @@ impl Checker {
         }
         if self.owed_at.is_some() {
             let missed = if self.fence_at.is_some() { Failure::MissedStall } else { Failure::MissedFence };
-            self.fail(world.now, missed);
+            self.verdicts.failures.push((world.now, missed));
         }
         self.verdicts
     }
+}
+
+/// What the detector said and what the engine was doing, in one line for people.
+fn scene(world: &World, outcome: &Outcome) -> String {
+    let (engine, now) = (&world.engine, world.now);
+    let said: Vec<&str> = outcome.reasons.iter().map(|reason| reason.text.as_str()).collect();
+    let step = engine.step.map_or("no step".to_owned(), |step| {
+        let length = step.end.saturating_sub(step.start) / MS;
+        let age = now.saturating_sub(step.start) / MS;
+        format!("step of {} prompt tokens and {} sequences, {age} of {length} ms", step.prefill, step.decoding)
+    });
+    let (running, waiting) = engine.queue();
+    format!(
+        "{:?}: {} | in truth: {step}, {running} running, {waiting} waiting, {} in flight, {} unanswered, {} prompt tokens owed, last delivery {} ms ago",
+        outcome.verdict,
+        said.join("; "),
+        engine.book.in_flight,
+        engine.book.awaiting,
+        engine.book.prompt_owed,
+        now.saturating_sub(engine.book.last_delivery.unwrap_or(0)) / MS
+    )
 }
 
 /// The bound to the fence, independent of what the detector has learned.
@@ -335,7 +368,10 @@ fn is_blind(world: &World) -> bool {
     if crash {
         return !signals.proc && !signals.page;
     }
-    let gauges = signals.metrics && (shown.running + shown.waiting > 0 || signals.load || world.engine.native());
+    // llama.cpp answers /metrics between two steps only
+    let mute = world.engine.profile.kind == EngineKind::LlamaCpp;
+    let gauges =
+        signals.metrics && !mute && (shown.running + shown.waiting > 0 || signals.load || world.engine.native());
     let front = world.fault.is_some_and(|(_, fault)| fault.way == Way::Front);
     let page_tells = signals.page && !front;
     !signals.gate && !page_tells && (front || !gauges)

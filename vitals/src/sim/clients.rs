@@ -78,6 +78,10 @@ impl Clients {
                 ((profile.seqs_max + queue).min(420), self.chance.scale(5 * MS, 100 * MS))
             }
         };
+        // a queue of more than two minutes is nobody's plan: autoscalers and clients' time-outs are there before
+        let each =
+            profile.prefill_us(300, 0) + profile.seq_us * 200 + profile.step_us * 200 / u64::from(profile.seqs_max);
+        self.target = self.target.min((2 * MINUTE / each.max(1)) as u32 + 1);
         self.next = now + self.chance.exponential(self.gap);
     }
 
@@ -138,6 +142,8 @@ impl Clients {
         // what nobody would wait for is not asked: ten minutes of decode at most
         let patience = (10 * MINUTE / profile.step_us.max(1)).clamp(20, 2_000);
         let out = chance.scale(4, if self.mode == Mode::Agents { patience.min(800) } else { patience.min(1_200) });
-        (prompt.min(most - 1) as u32, out.max(2) as u32)
+        // an engine refuses what its KV cache could never hold
+        let room = (profile.kv_tokens / 2).min(most - 1);
+        (prompt.min(room.saturating_sub(out).max(16)) as u32, out.max(2) as u32)
     }
 }

@@ -9,6 +9,8 @@ use super::counters::{Counters, LeaseModel, Shown};
 use super::profile::{EngineKind, MS, Profile, SECOND, Us};
 use super::step::{Mood, Step};
 
+/// No healthy step is longer.
+const STEP_MAX: Us = 150 * SECOND;
 /// Newer SGLang writes its gauges this often while it is idle; older ones leave them as the last step set them.
 const IDLE_REFRESH: Us = 30 * SECOND;
 
@@ -20,6 +22,9 @@ pub struct Engine {
     pub step: Option<Step>,
     /// No step begins before.
     pub free_at: Us,
+    /// When the loop was last stopped from outside; until [`Self::free_at`] it says nothing.
+    pub held_since: Us,
+    held_until: Us,
     pub mood: Mood,
     pub counters: Counters,
     pub shown: Shown,
@@ -40,6 +45,8 @@ impl Engine {
             live: Vec::with_capacity(64),
             step: None,
             free_at: now,
+            held_since: now,
+            held_until: now,
             mood: Mood::default(),
             counters: Counters::default(),
             shown: Shown::default(),
@@ -60,6 +67,7 @@ impl Engine {
         }
         self.step = None;
         self.free_at = ready_at;
+        self.held_until = 0;
         self.mood = Mood::default();
         self.counters = Counters::default();
         self.shown = Shown::default();
@@ -75,7 +83,12 @@ impl Engine {
 
     /// Nothing runs from now until then: the step under way is longer by that.
     pub fn hold(&mut self, now: Us, until: Us) {
-        let by = until.saturating_sub(now);
+        if now >= self.free_at {
+            self.held_since = now;
+        }
+        // two holds at once last as long as their union
+        let by = until.saturating_sub(now.max(self.held_until));
+        self.held_until = self.held_until.max(until);
         if let Some(step) = &mut self.step {
             step.end = step.end.saturating_add(by);
         }
@@ -84,6 +97,16 @@ impl Engine {
             if let At::Front(at) = request.at {
                 request.at = At::Front(at.saturating_add(by));
             }
+        }
+    }
+
+    /// Steps last so many thousandths from now on, the rest of the one under way as well.
+    pub fn set_pace(&mut self, now: Us, milli: u64) {
+        let before = std::mem::replace(&mut self.mood.pace_milli, milli.max(1));
+        if let Some(step) = self.step.as_mut().filter(|step| step.end < Us::MAX && before != milli) {
+            let goes_on = now.max(self.held_until);
+            let rest = step.end.saturating_sub(goes_on);
+            step.end = goes_on + rest.saturating_mul(milli.max(1)) / before.max(1);
         }
     }
 
@@ -206,7 +229,8 @@ impl Engine {
             return None;
         }
         let base = self.profile.step_us + self.profile.seq_us * u64::from(decoding) + prefill_us;
-        let paced = base.saturating_mul(self.mood.pace_milli) / 1_000;
+        // a silence longer than every rival's patience is outside of what anybody could call healthy
+        let paced = (base.saturating_mul(self.mood.pace_milli) / 1_000).min(STEP_MAX);
         let mut length = (paced as f64 * self.chance.around_one(60)) as Us;
         // now and then a step is late by itself: an allocator, a garbage collection, a graph that must be captured
         if self.chance.bits().is_multiple_of(4_000) {
@@ -348,7 +372,7 @@ impl Engine {
             let Some(request) = youngest.filter(|_| decoding > 1) else { return };
             used -= u64::from(request.context + request.generated);
             request.at = At::Waiting;
-            request.context = (request.prompt + request.generated).min(self.profile.prompt_max * 2);
+            request.context = request.prompt + request.generated;
             request.prefilled = 0;
             self.counters.preempted += 1;
         }

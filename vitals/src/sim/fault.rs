@@ -115,19 +115,28 @@ impl Fault {
     pub fn accepts(&self, profile: &Profile, class: &StallClass) -> bool {
         let pages = profile.signals.page;
         let native = profile.kind == EngineKind::Native;
+        // these burn, whatever the stuck thread itself does
+        let turns = matches!(self.way, Way::Livelock | Way::Decode | Way::Rank(_));
         let plain = |class: &StallClass| match self.look {
+            _ if turns => matches!(class, StallClass::DeviceWait | StallClass::StepStalled),
             Look::Spin => matches!(class, StallClass::DeviceWait | StallClass::StepStalled),
             _ => matches!(class, StallClass::StepStalled),
         };
         match (self.way, class) {
             (_, StallClass::Unkillable) => self.undead,
             (Way::Startup, class) => *class == StallClass::StartupStalled,
-            (Way::Front, class) => *class == StallClass::FrontendStalled,
+            // without its own probe nobody can tell a silent front end from a silent engine
+            (Way::Front, class) => {
+                *class == StallClass::FrontendStalled
+                    || (!profile.signals.frontend && *class == StallClass::StepStalled)
+            }
             // a loop that stands between two steps with people waiting admits nobody: both names are true
             (Way::Anywhere | Way::CoreGone, StallClass::AdmissionStalled) => true,
             (Way::Admission, class) => *class == StallClass::AdmissionStalled || (!native && plain(class)),
             // from outside, a foreign loop that hands nothing out and counts nothing is a step that does not end
-            (Way::Livelock, class) => *class == StallClass::Livelock || (!native && plain(class)),
+            (Way::Livelock, class) => {
+                *class == StallClass::Livelock || (!native && (plain(class) || *class == StallClass::DecodeStalled))
+            }
             (Way::Decode, class) => {
                 *class == StallClass::DecodeStalled || *class == StallClass::Livelock || (!native && plain(class))
             }

@@ -10,7 +10,7 @@ use super::shows;
 use super::world::{Act, World};
 use crate::detector::{Detector, Policy};
 use crate::observation::{Ms, Observation};
-use crate::verdict::{Action, Outcome};
+use crate::verdict::{Action, Outcome, Verdict};
 
 /// How often the detector is stepped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,7 +135,8 @@ impl Run {
         if self.ticks == Ticks::Fine || outcome.verdict.class().is_some() || !self.world.steady() {
             return fine;
         }
-        let idle = self.world.engine.book.in_flight == 0 && self.world.engine.step.is_none();
+        // not before every source says so: a scrape from before the end still tells of work
+        let idle = outcome.verdict == Verdict::Idle && self.world.engine.book.in_flight == 0;
         let wish = if idle { IDLE } else { STEADY };
         // a deadline of the detector's own is never slept through
         let due = outcome.check_again_in_ms * MS;

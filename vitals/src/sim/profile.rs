@@ -48,6 +48,8 @@ pub struct Profile {
     pub seq_us: Us,
     /// Prefill, in nanoseconds a token at the start of a prompt.
     pub prefill_token_ns: u64,
+    /// The depth of a prompt at which attention costs as much as everything else.
+    pub depth_tokens: u64,
     /// Prompt tokens a step; `None`: a prompt is one step, however long.
     pub chunk: Option<u32>,
     pub seqs_max: u32,
@@ -88,7 +90,7 @@ impl Profile {
             _ => chance.pick(&[1, 1, 1, 2, 2, 4, 8]),
         };
         let step_us = if on_gpu { chance.scale(5 * MS, 50 * MS) } else { chance.scale(8 * MS, 250 * MS) };
-        let prefill_token_ns = if on_gpu { chance.scale(20_000, 400_000) } else { chance.scale(300_000, 5_000_000) };
+        let prefill_token_ns = if on_gpu { chance.scale(20_000, 250_000) } else { chance.scale(200_000, 1_500_000) };
         let chunked = match kind {
             EngineKind::LlamaCpp => Some(2_048),
             EngineKind::Native => Some(512),
@@ -103,6 +105,7 @@ impl Profile {
             step_us,
             seq_us: step_us / chance.between(8, 60),
             prefill_token_ns,
+            depth_tokens: if on_gpu { chance.scale(16_000, 128_000) } else { chance.scale(4_000, 16_000) },
             chunk: chunked,
             seqs_max: chance.pick(&[4, 8, 32, 64, 128, 256]).max(4),
             kv_tokens,
@@ -121,8 +124,8 @@ impl Profile {
 
     /// The time of prefill of these tokens at this depth of a prompt: attention grows with what stands before.
     pub fn prefill_us(&self, tokens: u32, depth: u32) -> Us {
-        let weight = 65_536 + u64::from(depth) + u64::from(tokens) / 2;
-        u64::from(tokens) * self.prefill_token_ns / 1_000 * weight / 65_536
+        let weight = self.depth_tokens + u64::from(depth) + u64::from(tokens) / 2;
+        u64::from(tokens) * self.prefill_token_ns / 1_000 * weight / self.depth_tokens.max(1)
     }
 
     /// About how long a request of this size takes when nobody else is there.

@@ -63,6 +63,10 @@ fn engine_for(name: &str, chance: &mut Chance) -> Profile {
         "preempt" => profile.kv_tokens = u64::from(profile.prompt_max.min(8_192)) + u64::from(profile.seqs_max) * 150,
         _ => {}
     }
+    if matches!(name, "B2" | "B6") {
+        // what excuses these is seen in /proc alone
+        profile.signals.proc = true;
+    }
     if matches!(name, "warm" | "agents" | "B3") {
         profile.signals.gate = true;
     }
@@ -87,7 +91,8 @@ fn load_for(kind: &Kind, chance: &mut Chance) -> (&'static [Mode], Us) {
         "B3" | "agents" => (&[Mode::Agents], hours(chance, 1, 8)),
         "full" => (&[Mode::Full], hours(chance, 1, 4)),
         "preempt" => (&[Mode::Full, Mode::Steady], hours(chance, 1, 4)),
-        "B4" | "B5" | "late" | "clients" => (BUSY, hours(chance, 2, 12)),
+        "B5" => (&[Mode::Light, Mode::Steady], hours(chance, 2, 12)),
+        "B4" | "late" | "clients" => (BUSY, hours(chance, 2, 12)),
         "B1" => (&[Mode::Light, Mode::Steady, Mode::Agents], hours(chance, 2, 16)),
         _ => (MIXED, hours(chance, 8, 96)),
     }
@@ -117,8 +122,16 @@ fn disturb(name: &str, world: &mut World, (from, until): (Us, Us), chance: &mut 
     let mut at = from + chance.scale(30 * SECOND, 10 * MINUTE);
     while at < until && world.script.len() < 4_000 {
         let Some((act, rest)) = disturbance(name, chance) else { return };
-        world.plan(at, act);
+        world.plan(at, bearable(act, &world.engine.profile));
         at += rest + chance.exponential(10 * MINUTE) + 30 * SECOND;
+    }
+}
+
+/// The slowest that the field has seen and called alive is 0.28 tokens a second: no crawl is slower.
+fn bearable(act: Act, profile: &Profile) -> Act {
+    match act {
+        Act::Crawl(span, pace) => Act::Crawl(span, pace.min(3_600 * SECOND / profile.step_us.max(1)).max(2_000)),
+        act => act,
     }
 }
 
@@ -134,7 +147,7 @@ fn disturbance(name: &str, chance: &mut Chance) -> Option<(Act, Us)> {
     let act = match name {
         "B2" => Act::Jit(span),
         "B4" => Act::Hot(span),
-        "B5" => Act::Crawl(span, chance.scale(5_000, 100_000)),
+        "B5" => Act::Crawl(span, chance.scale(5_000, 120_000)),
         "B6" => match chance.between(0, 4) {
             0 => Act::Throttle(span, chance.scale(2_000, 30_000)),
             1 => Act::Freeze(span),

@@ -224,7 +224,10 @@ fn page(world: &World, agent: &Agent) -> PageObs {
         (page.phase_entered_ms, page.published_ms) = (step.start / MS, step.start / MS);
         page.lease_ms = if native { step.lease_ms } else { 0 };
     } else if native {
-        page.lease_ms = now_ms - page.phase_entered_ms + 2_000;
+        // said again at each turn of the idle loop, and not by a loop that stands still
+        let held = world.now < engine.free_at;
+        page.published_ms = if held { engine.held_since / MS } else { now_ms };
+        page.lease_ms = page.published_ms - page.phase_entered_ms.min(page.published_ms) + 2_000;
     }
     page
 }

@@ -215,11 +215,12 @@ pub fn replay_line(verdicts: &Verdicts) -> String {
         .map(|(at, failure): &(u64, Failure)| format!("{} at {:.1} s", failure.name(), *at as f64 / 1e6))
         .collect();
     format!(
-        "FAILED {} ({}): {}; replay: sim-detector --kind {} --replay {:#018x}",
+        "FAILED {} ({}): {}; replay: sim-detector --kind {} --replay {:#018x}\n       {}",
         verdicts.kind.name,
         verdicts.engine,
         what.join(", "),
         verdicts.kind.name,
-        verdicts.seed
+        verdicts.seed,
+        verdicts.scene
     )
 }

@@ -70,6 +70,8 @@ pub struct Env {
     pub blind: [(Us, Missing); 2],
     /// The agent does not run before.
     pub agent_held: Us,
+    /// The whole machine stands still until then.
+    pub paused_vm: Us,
     /// The process does not exist before; it can serve after `ready`.
     pub born: Us,
     pub ready: Us,
@@ -208,6 +210,10 @@ impl World {
     /// Does an act.
     fn happen(&mut self, act: Act) {
         let now = self.now;
+        if now < self.env.paused_vm {
+            // nothing happens on a machine that stands still
+            return self.plan(self.env.paused_vm, act);
+        }
         let act = self.declared(act);
         let env = &mut self.env;
         let mut stop = |env: &mut Env, span: Us| {
@@ -217,12 +223,15 @@ impl World {
             now + span
         };
         match act {
-            Act::VmPause(span) => env.agent_held = stop(env, span),
+            Act::VmPause(span) => {
+                env.paused_vm = stop(env, span);
+                env.agent_held = env.agent_held.max(now + span);
+            }
             Act::Starve(span) => env.starved = stop(env, span),
             Act::Freeze(span) => env.frozen = stop(env, span),
             Act::Debug(span) => env.debugged = stop(env, span),
             Act::Late(span) => {
-                env.agent_held = now + span;
+                env.agent_held = env.agent_held.max(now + span);
                 env.eventful = env.eventful.max(now + span + 20 * SECOND);
             }
             Act::Jit(span) => {
@@ -258,18 +267,18 @@ impl World {
         match act {
             Act::Loaded(span, pace) => {
                 env.loaded = now + span;
-                self.engine.mood.pace_milli = pace;
+                self.engine.set_pace(now, pace);
                 self.noise(span);
             }
             Act::Throttle(span, pace) => {
                 (env.throttled, env.stood_still) = (now + span, env.stood_still.max(now + span));
                 env.eventful = env.eventful.max(now + span + 20 * SECOND);
-                self.engine.mood.pace_milli = pace;
+                self.engine.set_pace(now, pace);
             }
             Act::Crawl(span, pace) => {
                 env.crawling = now + span;
                 env.eventful = env.eventful.max(now + span + 20 * SECOND);
-                self.engine.mood.pace_milli = pace;
+                self.engine.set_pace(now, pace);
             }
             Act::Hot(span) => {
                 (env.hot, env.slow_scrapes) = (now + span, now + span);
@@ -326,9 +335,8 @@ impl World {
     /// Ends the states whose time is over.
     pub fn settle(&mut self) {
         let (now, env) = (self.now, &self.env);
-        let mood = &mut self.engine.mood;
         if now >= env.loaded.max(env.crawling).max(env.throttled) {
-            mood.pace_milli = 1_000;
+            self.engine.set_pace(now, 1_000);
         }
         if now >= env.hot {
             self.engine.book.lump = 0;
