@@ -1,6 +1,8 @@
 //! The sources against fixture trees, real child processes and real servers on loopback.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
+#[path = "sources/facts.rs"]
+mod facts;
 #[path = "sources/fixture.rs"]
 mod fixture;
 #[path = "sources/http.rs"]
@@ -13,9 +15,13 @@ mod nvml;
 mod nvml_library;
 #[path = "sources/proc.rs"]
 mod proc;
+#[path = "sources/ras.rs"]
+mod ras;
 #[path = "sources/real.rs"]
 mod real;
 #[path = "sources/tree.rs"]
 mod tree;
+#[path = "sources/untrusted.rs"]
+mod untrusted;
 #[path = "sources/whole.rs"]
 mod whole;

@@ -111,7 +111,8 @@ impl Get {
     }
 
     async fn collect(&self, mut body: Incoming) -> Result<Bytes, GetError> {
-        let mut collected = BytesMut::new();
+        // All of it at once: a buffer that doubles holds what it has twice, and memory that is not written to costs nothing.
+        let mut collected = BytesMut::with_capacity(self.body_bytes_max);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|source| GetError::Exchange { uri: self.uri.clone(), source })?;
             let Some(data) = frame.data_ref() else { continue };
