@@ -156,6 +156,8 @@ async fn a_shut_gate_refuses_work_at_once_lets_streams_go_on_and_health_through(
     server.write_all(b"0\r\n\r\n").await.unwrap();
     assert!(rest(&mut streaming).await.contains("data: late"));
     let reply = gate.until("both ended", |r| r.obs.requests_done == 1).await;
+    let looked = gate.client.look().await.unwrap();
+    assert!(looked.shut && looked.obs == reply.obs, "a look reads the books and leaves the fence: {looked:?}");
     assert_eq!((reply.requests_refused, reply.requests_completed), (1, 1), "GETs are no work");
     gate.control = Control::default();
     gate.until("open", |r| !r.shut).await;

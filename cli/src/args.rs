@@ -28,6 +28,8 @@ pub enum Command {
     DemoModel(engine::demo_model::DemoModelArgs),
     /// Run the detector, and everybody else's rules, over recorded traces: offline, in virtual time.
     Replay(crate::replay::ReplayArgs),
+    /// Record what a detector sees of a live engine, for `truebeat replay`.
+    Record(agent::record::RecordArgs),
     /// Why is this engine fenced, or was it restarted? The answer in one screen.
     Why(WhyArgs),
     /// Read an evidence bundle.
@@ -55,6 +57,7 @@ impl Command {
             Self::Agent(_)
             | Self::Run(_)
             | Self::Replay(_)
+            | Self::Record(_)
             | Self::Why(_)
             | Self::Bundle(_)
             | Self::DemoModel(_) => 2,

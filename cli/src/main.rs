@@ -60,6 +60,11 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Replay(args) => replay::run(&args),
+        Command::Record(args) => {
+            let report = agent::record::run(args).await?;
+            eprintln!("{report}");
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Why(args) => why::run(args).await,
         Command::Bundle(args) => bundle::run(&args),
     }

@@ -18,6 +18,8 @@ const EXCHANGE_MAX: Duration = Duration::from_millis(50);
 /// How long the gate waits for a detector's next line before it drops the connection (not the fence).
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 const LINE_BYTES_MAX: u64 = 64 << 10;
+/// Asks for the counters and wants nothing: for whoever is not the detector.
+const LOOK: &str = r#"{"look":true}"#;
 
 /// The gate's end: serves every detector that connects, for ever.
 pub async fn serve(listener: UnixListener, ledger: Arc<Ledger>, memory: PathBuf) {
@@ -43,6 +45,7 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: PathBuf) {
             _ => return,
         };
         match serde_json::from_str::<Control>(&line) {
+            _ if line.trim_end() == LOOK => {}
             Ok(control) => {
                 if ledger.set_control(control.clone()) {
                     remember(&memory, &control);
@@ -96,7 +99,24 @@ impl GateClient {
         answer
     }
 
+    /// Takes the gate's counters and tells it nothing: its fence stays as the detector wants it. Bounded by 50 ms.
+    ///
+    /// # Errors
+    /// As [`GateClient::exchange`].
+    pub async fn look(&mut self) -> io::Result<GateReply> {
+        let answer = tokio::time::timeout(EXCHANGE_MAX, self.ask(LOOK.as_bytes().to_vec())).await;
+        let answer = answer.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)));
+        if answer.is_err() {
+            self.stream = None;
+        }
+        answer
+    }
+
     async fn try_exchange(&mut self, control: &Control) -> io::Result<GateReply> {
+        self.ask(serde_json::to_vec(control)?).await
+    }
+
+    async fn ask(&mut self, mut line: Vec<u8>) -> io::Result<GateReply> {
         let (read, write) = match &mut self.stream {
             Some(stream) => stream,
             none => {
@@ -104,7 +124,6 @@ impl GateClient {
                 none.insert((BufReader::new(read), write))
             }
         };
-        let mut line = serde_json::to_vec(control)?;
         line.push(b'\n');
         write.write_all(&line).await?;
         let reply = read_line(read).await?.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;

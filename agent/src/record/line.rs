@@ -1,0 +1,189 @@
+//! One observation as one line of a trace, in our own form. Pure: the caller reads clocks and sources.
+//!
+//! Times of an observation are `CLOCK_MONOTONIC`; those of a trace begin at the earliest moment that its first sample names (as a rule
+//! the engine's start), so that nothing lies before zero. Of `/metrics` only what changed is written, and the whole page now and
+//! then.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use vitals::observation::{Ms, Observation, Signal};
+
+/// Changes of `/metrics` are written against the page before; a whole page comes after so many.
+const DELTAS_MAX: u32 = 60;
+/// GPUs are read once a second; an older reading is not repeated.
+const GPU_AGE_MS_MAX: Ms = 2_000;
+
+/// What a trace carries from line to line.
+#[derive(Debug, Default)]
+pub struct Lines {
+    zero_ms: Option<Ms>,
+    page: Vec<String>,
+    asked_ms: Option<Ms>,
+    deltas: u32,
+}
+
+impl Lines {
+    /// The line of this sample. `scrape`: the newest text of `/metrics` and when it was asked for.
+    pub fn line(&mut self, now_ms: Ms, obs: &Observation, scrape: Option<(Ms, String)>) -> Value {
+        let zero_ms = *self.zero_ms.get_or_insert_with(|| earliest(now_ms, obs));
+        let mut line = Map::new();
+        line.insert("t".to_owned(), seconds(now_ms, zero_ms));
+        if let Some(frontend) = &obs.frontend.value {
+            // the latency of the answer is not kept by the probe
+            line.insert("health".to_owned(), json!({"status": frontend.status, "ms": null}));
+        }
+        self.metrics(&mut line, obs, scrape, zero_ms);
+        let mut obs = obs.clone();
+        rebase(&mut obs, zero_ms);
+        put(&mut line, "proc", &obs.proc);
+        put(&mut line, "gate", &obs.gate);
+        put(&mut line, "beat", &obs.pages);
+        if now_ms.saturating_sub(obs.gpus.at_ms) <= GPU_AGE_MS_MAX {
+            put(&mut line, "gpu", &obs.gpus);
+        }
+        if !obs.log.is_empty() {
+            line.insert("log".to_owned(), obs.log.into_iter().map(|hit| hit.line).collect());
+        }
+        if obs.agent_gap_ms > 0 {
+            line.insert("agent_gap_ms".to_owned(), obs.agent_gap_ms.into());
+        }
+        Value::Object(line)
+    }
+
+    /// A page that has been asked for since the last line: whole, or what changed in it.
+    fn metrics(&mut self, line: &mut Map<String, Value>, obs: &Observation, scrape: Option<(Ms, String)>, zero_ms: Ms) {
+        let Some((asked_ms, text)) = scrape.filter(|(asked_ms, _)| self.asked_ms != Some(*asked_ms)) else { return };
+        self.asked_ms = Some(asked_ms);
+        let page: Vec<String> = text.split('\n').map(str::to_owned).collect();
+        let value = if page.len() == self.page.len() && self.deltas < DELTAS_MAX {
+            self.deltas += 1;
+            let changed = page.iter().zip(&self.page).enumerate().filter(|(_, (new, old))| new != old);
+            json!({"delta": changed.map(|(i, (new, _))| json!([i, new])).collect::<Vec<_>>()})
+        } else {
+            self.deltas = 0;
+            Value::String(text)
+        };
+        self.page = page;
+        line.insert("metrics".to_owned(), value);
+        line.insert("mt".to_owned(), seconds(asked_ms, zero_ms));
+        if let Some(load) = obs.metrics.value.as_ref().and_then(|metrics| metrics.server_load) {
+            line.insert("load".to_owned(), json!({"status": 200, "body": format!("{{\"server_load\":{load}}}")}));
+        }
+    }
+}
+
+fn seconds(at_ms: Ms, zero_ms: Ms) -> Value {
+    json!(at_ms.saturating_sub(zero_ms) as f64 / 1000.0)
+}
+
+fn put<T: Serialize>(line: &mut Map<String, Value>, key: &str, signal: &Signal<T>) {
+    if let Some(value) = signal.value.as_ref().and_then(|value| serde_json::to_value(value).ok()) {
+        line.insert(key.to_owned(), value);
+    }
+}
+
+/// Every moment that an observation names.
+fn moments(obs: &mut Observation) -> Vec<&mut Ms> {
+    let mut all = Vec::new();
+    if let Some(proc) = &mut obs.proc.value {
+        all.push(&mut proc.started_ms);
+        all.extend(&mut proc.kill_sent_ms);
+    }
+    for page in obs.pages.value.iter_mut().flatten() {
+        all.extend([&mut page.phase_entered_ms, &mut page.published_ms]);
+        all.extend(&mut page.step_started_ms);
+    }
+    if let Some(gate) = &mut obs.gate.value {
+        all.extend(&mut gate.oldest_in_flight_ms);
+        all.extend(&mut gate.last_delivery_ms);
+    }
+    for gpu in obs.gpus.value.iter_mut().flatten() {
+        all.extend(&mut gpu.silent_since_ms);
+    }
+    all
+}
+
+fn earliest(now_ms: Ms, obs: &Observation) -> Ms {
+    moments(&mut obs.clone()).into_iter().map(|moment| *moment).fold(now_ms, Ms::min)
+}
+
+fn rebase(obs: &mut Observation, zero_ms: Ms) {
+    moments(obs).into_iter().for_each(|moment| *moment = moment.saturating_sub(zero_ms));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vitals::observation::{FrontendObs, GateObs, LogHit, MetricsObs, PageObs, PagePhase, ProcObs};
+    use vitals::replay::sample::Reader;
+
+    const NOW: Ms = 5_000_000;
+
+    fn obs() -> Observation {
+        let page = PageObs {
+            rank: 0,
+            world_size: 1,
+            steps_completed: 7,
+            tokens_delivered: 9,
+            requests_finished: 1,
+            running: 2,
+            waiting: 1,
+            prompt_tokens_owed: 5,
+            phase: PagePhase::Decode,
+            phase_tokens: 2,
+            phase_entered_ms: NOW - 900,
+            lease_ms: 100,
+            step_started_ms: Some(NOW - 20),
+            work_done: 0,
+            work_total: 0,
+            published_ms: NOW - 1,
+        };
+        let gate = GateObs { in_flight: 3, last_delivery_ms: Some(NOW - 30), ..GateObs::default() };
+        let proc = ProcObs { alive: true, started_ms: NOW - 60_000, state: Some('R'), ..ProcObs::default() };
+        let frontend = FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true };
+        Observation {
+            proc: Signal::at(NOW, proc),
+            pages: Signal::at(NOW, vec![page]),
+            gate: Signal::at(NOW, gate),
+            frontend: Signal::at(NOW, frontend),
+            metrics: Signal::at(NOW, MetricsObs { server_load: Some(3.0), ..MetricsObs::default() }),
+            log: vec![LogHit {
+                signature: "shm".to_owned(),
+                at_ms: NOW,
+                line: "No available shared memory broadcast block found in 60 seconds.".to_owned(),
+            }],
+            ..Observation::default()
+        }
+    }
+
+    #[test]
+    fn what_was_seen_is_what_a_replay_reads() {
+        let mut lines = Lines::default();
+        let text = "vllm:num_requests_running 2\nvllm:generation_tokens_total 9\n".to_owned();
+        let first = lines.line(NOW, &obs(), Some((NOW - 40, text.clone())));
+        assert_eq!(first["t"], 60.0, "zero is the engine's start");
+        let mut reader = Reader::default();
+        let (now_ms, read) = reader.read(1, &first).unwrap();
+        assert_eq!(now_ms, 60_000);
+        let mut wanted = obs();
+        rebase(&mut wanted, NOW - 60_000);
+        assert_eq!((&read.proc.value, &read.pages.value), (&wanted.proc.value, &wanted.pages.value));
+        assert_eq!((&read.gate.value, &read.frontend.value), (&wanted.gate.value, &wanted.frontend.value));
+        assert_eq!(read.log.len(), 1);
+        let metrics = read.metrics.value.unwrap();
+        assert_eq!((metrics.running, metrics.generation_tokens), (Some(2.0), Some(9.0)));
+        assert_eq!((metrics.server_load, read.metrics.at_ms), (Some(3.0), 59_960));
+        let same = lines.line(NOW + 100, &obs(), Some((NOW - 40, text.clone())));
+        assert!(same.get("metrics").is_none(), "one line a scrape");
+        let later = lines.line(NOW + 1_000, &obs(), Some((NOW + 960, text.replace('9', "12"))));
+        assert_eq!(later["metrics"], json!({"delta": [[1, "vllm:generation_tokens_total 12"]]}));
+        let (_, read) = reader.read(3, &later).unwrap();
+        assert_eq!(read.metrics.value.unwrap().generation_tokens, Some(12.0));
+    }
+
+    #[test]
+    fn sources_that_said_nothing_leave_no_field() {
+        let line = Lines::default().line(NOW, &Observation::default(), None);
+        assert_eq!(line, json!({"t": 0.0}));
+    }
+}

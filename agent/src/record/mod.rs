@@ -1,0 +1,305 @@
+//! `truebeat record`: writes what a detector would see of a live engine into a trace that `truebeat replay` reads (DESIGN: traces).
+//!
+//! It looks and never acts: the engine's sources are read as the detector reads them, the gate is asked without being told anything.
+//! Bounded in time and in bytes. May read clocks, `/proc`, the engine's port and the gate's socket; writes one file.
+
+mod line;
+mod sink;
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use http::Uri;
+use vitals::observation::{Observation, Signal};
+
+use self::line::Lines;
+use self::sink::Sink;
+use crate::gate::control::GateClient;
+use crate::launch::EngineFile;
+use crate::sources::clock::monotonic_ms;
+use crate::sources::{EngineProcess, Sources, SourcesConfig, find_pod_engine};
+
+/// How often the engine is looked for anew.
+const FOLLOW_EVERY: Duration = Duration::from_secs(1);
+/// A tick so much later than it should be is the recorder's own gap (V5).
+const GAP_MS_MIN: u64 = 150;
+
+/// What to record, and for how long.
+#[derive(Debug, Args)]
+pub struct RecordArgs {
+    /// The trace to write; a file that exists is not overwritten.
+    #[arg(long, value_name = "FILE.jsonl.gz")]
+    pub out: PathBuf,
+    /// The engine's own address.
+    #[arg(long, env = "TRUEBEAT_ENGINE_URL", default_value = "http://127.0.0.1:8000")]
+    pub engine_url: Uri,
+    /// The agent's directory (`--agent-dir` of `truebeat run` or of the sidecar): tells the engine's process, pages and log, and
+    /// has the gate's counters.
+    #[arg(long, env = "TRUEBEAT_AGENT_DIR")]
+    pub agent_dir: Option<PathBuf>,
+    /// The engine's process, where no agent tells it.
+    #[arg(long)]
+    pub pid: Option<i32>,
+    /// Where the engine publishes its heartbeat pages. Default: what the engine's environment says.
+    #[arg(long, env = "TRUEBEAT_PAGE_DIR")]
+    pub page_dir: Option<PathBuf>,
+    /// Pages are looked for up to this many ranks.
+    #[arg(long, env = "TRUEBEAT_RANKS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks: u32,
+    /// The engine's log. Only lines with a known signature are recorded.
+    #[arg(long, env = "TRUEBEAT_LOG_FILE", alias = "log")]
+    pub log_file: Option<PathBuf>,
+    /// Do not ask NVML about the GPUs.
+    #[arg(long, env = "TRUEBEAT_NO_NVML")]
+    pub no_nvml: bool,
+    /// How long. SIGINT and SIGTERM end it sooner, and the trace is whole.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub seconds: u32,
+    /// Samples a second; 10 is what the detector sees.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10))]
+    pub hz: u32,
+    /// The recording ends when the file has grown to this.
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub mib_max: u32,
+}
+
+/// Why nothing was recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    #[error("{path} exists; a trace is never overwritten: choose another --out or remove it")]
+    Exists { path: PathBuf },
+    #[error("could not create the trace {path}: {source}")]
+    Create { path: PathBuf, source: io::Error },
+    #[error("could not write the trace {path}: {source}; what was written until then lies in it")]
+    Write { path: PathBuf, source: io::Error },
+    #[error("there is no process {pid}")]
+    NoProcess { pid: i32 },
+    #[error("could not be told about SIGTERM: {0}")]
+    Signals(io::Error),
+    #[error(
+        "nothing was seen of an engine in {seconds} s: {url} does not answer, and no process and no page is known; give --engine-url, and --agent-dir or --pid"
+    )]
+    Nothing { seconds: u64, url: Uri },
+}
+
+/// What a finished recording holds.
+#[derive(Debug, Clone, Default)]
+pub struct RecordReport {
+    pub out: PathBuf,
+    pub samples: u64,
+    pub seconds: f64,
+    pub bytes: u64,
+    /// Samples in which each source spoke.
+    seen: Seen,
+    /// It grew to its bound before its time was over.
+    pub full: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    process: u64,
+    pages: u64,
+    gate: u64,
+    metrics: u64,
+    frontend: u64,
+    gpus: u64,
+}
+
+impl Seen {
+    fn count(&mut self, obs: &Observation) {
+        self.process += u64::from(obs.proc.value.is_some());
+        self.pages += u64::from(obs.pages.value.is_some());
+        self.gate += u64::from(obs.gate.value.is_some());
+        self.metrics += u64::from(obs.metrics.value.is_some());
+        self.frontend += u64::from(obs.frontend.value.is_some_and(|frontend| frontend.answers));
+        self.gpus += u64::from(obs.gpus.value.is_some());
+    }
+
+    fn nothing(&self) -> bool {
+        self.process + self.pages + self.gate + self.metrics + self.frontend == 0
+    }
+}
+
+impl fmt::Display for RecordReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { out, samples, seconds, bytes, seen, full } = self;
+        writeln!(f, "{}: {samples} samples in {seconds:.1} s, {} KiB", out.display(), bytes.div_ceil(1024))?;
+        if *full {
+            writeln!(f, "it reached --mib-max and ended before its time")?;
+        }
+        let Seen { process, pages, gate, metrics, frontend, gpus } = seen;
+        write!(
+            f,
+            "samples with process {process}, pages {pages}, gate {gate}, metrics {metrics}, front end {frontend}, GPUs {gpus}"
+        )
+    }
+}
+
+/// Records until the time is over, the file is full, or a signal says so.
+///
+/// # Errors
+/// When the file cannot be made or written, and when there was nothing to see.
+pub async fn run(args: RecordArgs) -> Result<RecordReport, RecordError> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).map_err(RecordError::Signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(RecordError::Signals)?;
+    let mut recorder = Recorder::open(args)?;
+    let begun = Instant::now();
+    tokio::select! {
+        done = recorder.record(begun) => done?,
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    recorder.close(begun)
+}
+
+struct Recorder {
+    args: RecordArgs,
+    sink: Sink,
+    lines: Lines,
+    follow: Follow,
+    sources: Option<(PathBuf, Sources)>,
+    gate: Option<GateClient>,
+    report: RecordReport,
+    ticked_ms: Option<u64>,
+}
+
+impl Recorder {
+    fn open(args: RecordArgs) -> Result<Self, RecordError> {
+        if let Some(pid) = args.pid.filter(|pid| EngineProcess::of(*pid).is_none()) {
+            return Err(RecordError::NoProcess { pid });
+        }
+        Ok(Self {
+            sink: Sink::create(&args.out)?,
+            lines: Lines::default(),
+            follow: Follow::default(),
+            sources: None,
+            gate: args.agent_dir.as_ref().map(|dir| GateClient::new(dir.join("gate.sock"))),
+            report: RecordReport { out: args.out.clone(), ..RecordReport::default() },
+            ticked_ms: None,
+            args,
+        })
+    }
+
+    async fn record(&mut self, begun: Instant) -> Result<(), RecordError> {
+        let mut ticks = tokio::time::interval(Duration::from_secs(1) / self.args.hz);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let bytes_max = u64::from(self.args.mib_max) << 20;
+        let length = Duration::from_secs(self.args.seconds.into());
+        while begun.elapsed() < length && !self.report.full {
+            ticks.tick().await;
+            self.sample().await?;
+            self.report.full = self.sink.bytes() >= bytes_max;
+        }
+        Ok(())
+    }
+
+    async fn sample(&mut self) -> Result<(), RecordError> {
+        self.follow.look(&self.args).await;
+        let page_dir = self.follow.page_dir(&self.args);
+        if self.sources.as_ref().is_none_or(|(dir, _)| *dir != page_dir) {
+            self.sources = Some((page_dir.clone(), Sources::new(self.sources_config(page_dir))));
+        }
+        let Some((_, sources)) = &mut self.sources else { return Ok(()) };
+        sources.set_nonce(self.follow.nonce);
+        sources.set_engine(self.follow.engine.clone());
+        let now_ms = monotonic_ms();
+        let mut obs = sources.observe(now_ms).await;
+        if let Some(gate) = &mut self.gate
+            && let Ok(reply) = gate.look().await
+        {
+            obs.gate = Signal::at(now_ms, reply.obs);
+        }
+        let due_ms = 1_000 / u64::from(self.args.hz);
+        let late_ms = self.ticked_ms.replace(now_ms).map_or(0, |before| (now_ms - before).saturating_sub(due_ms));
+        obs.agent_gap_ms = if late_ms < GAP_MS_MIN { 0 } else { late_ms };
+        let line = self.lines.line(now_ms, &obs, sources.last_metrics_text());
+        self.sink.write(&line)?;
+        self.report.samples += 1;
+        self.report.seen.count(&obs);
+        Ok(())
+    }
+
+    fn sources_config(&self, page_dir: PathBuf) -> SourcesConfig {
+        let in_agent_dir = self.args.agent_dir.as_ref().map(|dir| dir.join("engine.log")).filter(|path| path.is_file());
+        SourcesConfig {
+            page_dir,
+            ranks: self.args.ranks,
+            nonce: self.follow.nonce,
+            engine_url: self.args.engine_url.clone(),
+            log_path: self.args.log_file.clone().or(in_agent_dir),
+            nvml: !self.args.no_nvml,
+        }
+    }
+
+    fn close(self, begun: Instant) -> Result<RecordReport, RecordError> {
+        let seconds = begun.elapsed();
+        if self.report.seen.nothing() {
+            self.sink.discard();
+            return Err(RecordError::Nothing { seconds: seconds.as_secs(), url: self.args.engine_url });
+        }
+        let bytes = self.sink.finish()?;
+        Ok(RecordReport { seconds: seconds.as_secs_f64(), bytes, ..self.report })
+    }
+}
+
+/// Which process is the engine, as far as anybody tells.
+#[derive(Debug, Default)]
+struct Follow {
+    engine: Option<EngineProcess>,
+    nonce: Option<u64>,
+    /// `TRUEBEAT_PAGE_DIR` of the engine's environment.
+    told_page_dir: Option<PathBuf>,
+    looked: Option<Instant>,
+}
+
+impl Follow {
+    async fn look(&mut self, args: &RecordArgs) {
+        if self.looked.is_some_and(|looked| looked.elapsed() < FOLLOW_EVERY) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        let file = args.agent_dir.as_deref().and_then(EngineFile::read);
+        self.nonce = file.as_ref().map(|file| file.nonce);
+        let engine = match (&file, args.pid) {
+            (_, Some(pid)) => EngineProcess::of(pid).or(self.engine.clone()),
+            (Some(file), None) => Some(file.process()),
+            (None, None) if args.agent_dir.is_some() => self.search(args).await,
+            (None, None) => None,
+        };
+        if engine != self.engine
+            && let Some(engine) = &engine
+        {
+            self.told_page_dir = page_dir_of(engine.pid).await;
+        }
+        self.engine = engine;
+    }
+
+    /// In a pod nobody tells: the engine is searched for, while the one that is known has gone.
+    async fn search(&self, args: &RecordArgs) -> Option<EngineProcess> {
+        let lives = |engine: &EngineProcess| EngineProcess::of(engine.pid).as_ref() == Some(engine);
+        if let Some(engine) = self.engine.as_ref().filter(|engine| lives(engine)) {
+            return Some(engine.clone());
+        }
+        let page_dir = self.page_dir(args);
+        let search = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir));
+        search.await.ok().flatten().map(|found| found.process)
+    }
+
+    fn page_dir(&self, args: &RecordArgs) -> PathBuf {
+        let told = args.page_dir.clone().or_else(|| self.told_page_dir.clone());
+        told.unwrap_or_else(|| PathBuf::from("/run/truebeat"))
+    }
+}
+
+/// Reads the engine's environment, which waits for its memory lock: aside, and not longer than a second (I4).
+async fn page_dir_of(pid: i32) -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStrExt;
+    let read = tokio::task::spawn_blocking(move || std::fs::read(format!("/proc/{pid}/environ")));
+    let environ = tokio::time::timeout(Duration::from_secs(1), read).await.ok()?.ok()?.ok()?;
+    let entry = environ.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"TRUEBEAT_PAGE_DIR="))?;
+    Some(PathBuf::from(std::ffi::OsStr::from_bytes(entry)))
+}

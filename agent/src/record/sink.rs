@@ -1,0 +1,120 @@
+//! The file of a recording: gzip, written under another name until it is whole.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::Value;
+
+use super::RecordError;
+
+/// Lines between two flushes: a recorder that is killed leaves the most of what it saw.
+const FLUSH_LINES: u64 = 100;
+
+/// Counts what reaches the file.
+#[derive(Debug)]
+struct Counted {
+    file: File,
+    bytes: u64,
+}
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// A trace being written.
+#[derive(Debug)]
+pub struct Sink {
+    path: PathBuf,
+    part: PathBuf,
+    gzip: GzEncoder<Counted>,
+    lines: u64,
+}
+
+impl Sink {
+    /// Makes `<path>.part`.
+    ///
+    /// # Errors
+    /// When either file exists or it cannot be made.
+    pub fn create(path: &Path) -> Result<Self, RecordError> {
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        if path.exists() {
+            return Err(RecordError::Exists { path: path.to_owned() });
+        }
+        let file =
+            OpenOptions::new().write(true).create_new(true).open(&part).map_err(|source| match source.kind() {
+                io::ErrorKind::AlreadyExists => RecordError::Exists { path: part.clone() },
+                _ => RecordError::Create { path: part.clone(), source },
+            })?;
+        let gzip = GzEncoder::new(Counted { file, bytes: 0 }, Compression::default());
+        Ok(Self { path: path.to_owned(), part, gzip, lines: 0 })
+    }
+
+    /// Bytes that have reached the file.
+    pub fn bytes(&self) -> u64 {
+        self.gzip.get_ref().bytes
+    }
+
+    /// Adds one line.
+    ///
+    /// # Errors
+    /// When the disk is full, for one.
+    pub fn write(&mut self, line: &Value) -> Result<(), RecordError> {
+        self.lines += 1;
+        let flush = self.lines.is_multiple_of(FLUSH_LINES);
+        let written = writeln!(self.gzip, "{line}").and_then(|()| if flush { self.gzip.flush() } else { Ok(()) });
+        written.map_err(|source| RecordError::Write { path: self.part.clone(), source })
+    }
+
+    /// Ends the file and gives it its name. Returns its size.
+    ///
+    /// # Errors
+    /// When its end cannot be written.
+    pub fn finish(self) -> Result<u64, RecordError> {
+        let failed = |source| RecordError::Write { path: self.part.clone(), source };
+        let file = self.gzip.finish().map_err(failed)?;
+        file.file.sync_all().map_err(failed)?;
+        std::fs::rename(&self.part, &self.path).map_err(failed)?;
+        Ok(file.bytes)
+    }
+
+    /// Leaves nothing behind.
+    pub fn discard(self) {
+        let _ = std::fs::remove_file(&self.part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn a_trace_has_its_name_when_it_is_whole_and_is_never_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.jsonl.gz");
+        let mut sink = Sink::create(&path).unwrap();
+        assert!(!path.exists());
+        assert!(matches!(Sink::create(&path), Err(RecordError::Exists { .. })), "two recorders");
+        sink.write(&serde_json::json!({"t": 1.5})).unwrap();
+        let bytes = sink.finish().unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(File::open(&path).unwrap()).read_to_string(&mut text).unwrap();
+        assert_eq!(text, "{\"t\":1.5}\n");
+        let again = Sink::create(&path).unwrap_err().to_string();
+        assert!(again.contains("never overwritten"), "{again}");
+    }
+}

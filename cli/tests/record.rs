@@ -1,0 +1,125 @@
+//! A live engine of ours, supervised by `truebeat run`, is recorded by `truebeat record` and judged by `truebeat replay`.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const TRUEBEAT: &str = env!("CARGO_BIN_EXE_truebeat");
+
+/// A process of ours, told to end when the test is over.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let pid = nix::unistd::Pid::from_raw(self.0.id().cast_signed());
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+        let _ = self.0.wait();
+    }
+}
+
+fn free() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn truebeat(args: &[&str]) -> Output {
+    Command::new(TRUEBEAT).args(args).env_remove("TRUEBEAT_PAGE_DIR").output().unwrap()
+}
+
+/// Status line of one request; the body is read to its end.
+fn ask(addr: SocketAddr, request: &str) -> Option<String> {
+    let mut stream = TcpStream::connect_timeout(&addr, Duration::from_secs(1)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.lines().next().map(str::to_owned)
+}
+
+fn ready(agent: SocketAddr) -> bool {
+    let get = "GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    ask(agent, get).is_some_and(|status| status.contains("200"))
+}
+
+fn complete(gate: SocketAddr) -> Option<String> {
+    let body = r#"{"model":"demo","prompt":"once upon a time","max_tokens":64,"ignore_eos":true,"stream":true}"#;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
+    ask(gate, &format!("{head}content-length: {}\r\n\r\n{body}", body.len()))
+}
+
+/// `truebeat run` around our engine with a tiny model, ready to serve.
+fn start(dir: &Path, gate: SocketAddr, engine: SocketAddr) -> Running {
+    let agent = free();
+    let model = dir.join("model");
+    assert!(truebeat(&["demo-model", model.to_str().unwrap()]).status.success());
+    let mut command = Command::new(TRUEBEAT);
+    command.args(["run", "--listen", &gate.to_string(), "--agent-listen", &agent.to_string()]);
+    command.args(["--engine-url", &format!("http://{engine}"), "--no-nvml", "--agent-dir"]).arg(dir.join("agent"));
+    command.arg("--bundle-dir").arg(dir.join("bundles")).args(["--", TRUEBEAT, "engine", "--model"]).arg(&model);
+    command.args(["--served-model-name", "demo", "--listen", &engine.to_string()]);
+    let running = Running(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let begun = Instant::now();
+    while !ready(agent) {
+        assert!(begun.elapsed() < Duration::from_secs(180), "the engine was not ready");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    running
+}
+
+#[test]
+fn a_live_engine_is_recorded_and_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gate, engine) = (free(), free());
+    let _running = start(dir.path(), gate, engine);
+    let out = dir.path().join("live.jsonl.gz");
+    let mut record = Command::new(TRUEBEAT);
+    record.args(["record", "--seconds", "12", "--no-nvml", "--engine-url", &format!("http://{engine}"), "--agent-dir"]);
+    record.arg(dir.path().join("agent")).arg("--out").arg(&out);
+    let recorder = record.stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(3)); // nobody asks anything: a stretch of idleness
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(5) {
+        assert!(complete(gate).is_some_and(|status| status.contains("200")), "the gate refused");
+    }
+    let recorded = recorder.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&recorded.stderr);
+    assert!(recorded.status.success(), "{said}");
+    assert!(said.contains("samples in") && !said.contains("gate 0") && !said.contains("pages 0"), "{said}");
+
+    let replayed = truebeat(&["replay", out.to_str().unwrap(), "--rules", "all", "--output", "json"]);
+    assert!(replayed.status.success(), "{}", String::from_utf8_lossy(&replayed.stderr));
+    let lines: Vec<serde_json::Value> =
+        String::from_utf8(replayed.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines.len() > 10 && lines.iter().all(|line| line["trace"] == "live"), "{lines:?}");
+    let ours = lines.iter().find(|line| line["rule"] == "truebeat").unwrap();
+    let changes = ours["timeline"].as_array().unwrap();
+    let verdicts: Vec<_> = changes.iter().filter_map(|change| change["verdict"].as_str()).collect();
+    assert!(verdicts.contains(&"Idle") && verdicts.contains(&"Progressing"), "{verdicts:?}");
+    assert!(changes.iter().all(|change| change["class"].is_null()), "a healthy engine: {changes:?}");
+
+    let again = truebeat(&["record", "--seconds", "1", "--no-nvml", "--out", out.to_str().unwrap()]);
+    assert!(!again.status.success() && String::from_utf8_lossy(&again.stderr).contains("never overwritten"));
+}
+
+#[test]
+fn an_engine_that_is_not_there_is_an_error_that_says_what_to_give() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("nothing.jsonl.gz");
+    let url = format!("http://{}", free());
+    let recorded = truebeat(&[
+        "record",
+        "--seconds",
+        "1",
+        "--no-nvml",
+        "--page-dir",
+        dir.path().to_str().unwrap(),
+        "--engine-url",
+        &url,
+        "--out",
+        out.to_str().unwrap(),
+    ]);
+    let said = String::from_utf8_lossy(&recorded.stderr);
+    assert!(!recorded.status.success() && said.contains(&url) && said.contains("--agent-dir"), "{said}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
+}
