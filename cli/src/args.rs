@@ -30,6 +30,8 @@ pub enum Command {
     Replay(crate::replay::ReplayArgs),
     /// Record what a detector sees of a live engine, for `truebeat replay`.
     Record(agent::record::RecordArgs),
+    /// The verdicts of one or more agents, live.
+    Top(crate::top::TopArgs),
     /// Why is this engine fenced, or was it restarted? The answer in one screen.
     Why(WhyArgs),
     /// Read an evidence bundle.
@@ -58,6 +60,7 @@ impl Command {
             | Self::Run(_)
             | Self::Replay(_)
             | Self::Record(_)
+            | Self::Top(_)
             | Self::Why(_)
             | Self::Bundle(_)
             | Self::DemoModel(_) => 2,

@@ -9,6 +9,7 @@ mod demo;
 mod http;
 mod replay;
 mod stage;
+mod top;
 mod why;
 
 use std::io::IsTerminal;
@@ -65,6 +66,7 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             eprintln!("{report}");
             Ok(ExitCode::SUCCESS)
         }
+        Command::Top(args) => top::run(args).await,
         Command::Why(args) => why::run(args).await,
         Command::Bundle(args) => bundle::run(&args),
     }
