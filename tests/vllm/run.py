@@ -35,7 +35,7 @@ def main():
     options.program = os.path.abspath(options.program)
     out = os.path.join(ROOT, "target", "vllm")
     os.makedirs(out, exist_ok=True)
-    site = plugin_site(out)
+    site = None if options.plugin == "no" else plugin_site(out)
     rows = []
     wanted = set(options.only.split(",")) if options.only else None
     unknown = (wanted or set()) - {kind.key for kind in KINDS}

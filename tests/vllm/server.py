@@ -126,11 +126,11 @@ class Server:
                     children.setdefault(parent, []).append(int(name))
                 except OSError:
                     continue
-        todo = [self.process.pid]
-        while todo:
-            for child in children.get(todo.pop(), []):
+        left = [self.process.pid]
+        while left:
+            for child in children.get(left.pop(), []):
                 found.append(child)
-                todo.append(child)
+                left.append(child)
         return found
 
     def pid_of(self, who, index=0):
