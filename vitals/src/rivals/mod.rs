@@ -22,7 +22,7 @@ pub mod watch;
 
 use crate::observation::{Ms, Observation};
 
-pub use self::ours::{OUR_NAME, Ours, scaled};
+pub use self::ours::{OUR_NAME, Ours, SWEEP, scaled, swept};
 
 /// What a rule says at one moment. Level-triggered: it is repeated while it holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]

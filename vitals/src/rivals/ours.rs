@@ -9,22 +9,42 @@ use crate::verdict::Verdict;
 /// What our own rule is called in traces, tables and `--rules`.
 pub const OUR_NAME: &str = "truebeat";
 
+/// Our curve: percent of every patience, and the name that such a rule has in accounts.
+pub const SWEEP: [(u32, &str); 7] = [
+    (10, "truebeat@10"),
+    (25, "truebeat@25"),
+    (50, "truebeat@50"),
+    (100, OUR_NAME),
+    (200, "truebeat@200"),
+    (400, "truebeat@400"),
+    (800, "truebeat@800"),
+];
+
 /// The detector behind the rivals' trait. The engine's start is the first observation's, as in a replay.
 #[derive(Debug)]
 pub struct Ours {
+    name: &'static str,
     policy: Policy,
     detector: Option<Detector>,
 }
 
 impl Ours {
     pub fn new(policy: Policy) -> Self {
-        Self { policy, detector: None }
+        Self { name: OUR_NAME, policy, detector: None }
     }
+}
+
+/// Ours at every point of the curve, that at 100 % among them.
+pub fn swept(policy: &Policy) -> Vec<Box<dyn Rule>> {
+    let one = |(percent, name): &(u32, &'static str)| -> Box<dyn Rule> {
+        Box::new(Ours { name, policy: scaled(policy, *percent), detector: None })
+    };
+    SWEEP.iter().map(one).collect()
 }
 
 impl Rule for Ours {
     fn name(&self) -> &'static str {
-        OUR_NAME
+        self.name
     }
 
     fn about(&self) -> &'static str {
@@ -74,6 +94,14 @@ pub fn scaled(policy: &Policy, percent: u32) -> Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_curve_has_one_rule_for_each_of_its_names() {
+        let rules = swept(&Policy::default());
+        let names: Vec<_> = rules.iter().map(|rule| rule.name()).collect();
+        assert_eq!(names, SWEEP.map(|(_, name)| name));
+        assert!(names.contains(&OUR_NAME));
+    }
 
     #[test]
     fn the_middle_of_the_family_is_the_policy_itself() {
