@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         }
     };
     match (args.replay, args.kinds.first()) {
-        (Some(seed), Some(kind)) => replay(&Spec { kind, seed, ticks: args.ticks }, args.verbose),
+        (Some(seed), Some(kind)) => replay(&Spec { kind, seed, ticks: args.ticks, linger: false }, args.verbose),
         (Some(_), None) => {
             eprintln!("sim-detector: --replay needs the --kind of that history");
             ExitCode::from(2)

@@ -5,6 +5,7 @@ use super::history::Spec;
 use super::kinds::{Kind, Truth};
 use super::profile::{EngineKind, MINUTE, MS, SECOND, Us};
 use super::world::World;
+use crate::rivals::watch;
 use crate::verdict::{Action, Outcome, StallClass, Verdict};
 
 /// A fence this soon after the environment let the engine go is still the environment's doing.
@@ -15,6 +16,9 @@ const FOREIGN_FENCE_MAX: Us = 306 * SECOND;
 const CONFIRM_MAX: Us = 130 * SECOND;
 /// The same where the work went away and trials came between.
 const CONFIRM_DRAINED_MAX: Us = 40 * MINUTE;
+
+/// The slowest rival acts 450 s after the last step.
+const LINGER: Us = 500 * SECOND;
 
 /// What went wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +84,8 @@ pub struct Checker {
     wants_kill: bool,
     lease_ms: u64,
     chunks: u64,
+    env_until: Us,
+    linger: bool,
 }
 
 impl Checker {
@@ -132,12 +138,15 @@ impl Checker {
             wants_kill: false,
             lease_ms: 0,
             chunks: 0,
+            env_until: 0,
+            linger: spec.linger,
         }
     }
 
     /// Nothing more can be learned from this history.
     pub fn is_over(&self) -> bool {
-        self.over
+        let lingers = self.linger && self.fault.is_some() && self.owed_at.is_some_and(|at| self.last < at + LINGER);
+        self.over && !lingers
     }
 
     /// The driver shall send the kill (a process that outlives it).
@@ -150,9 +159,14 @@ impl Checker {
         self.fault.is_some()
     }
 
-    /// When the fault's clock began: the first work owed with the fault in place.
-    pub fn owed_ms(&self) -> Option<u64> {
-        self.owed_at.map(|at| at / MS)
+    /// What is true now, for rules that are judged on the same history.
+    pub fn truth(&self, now: Us) -> watch::Truth {
+        match self.fault {
+            Some((_, fault)) if fault.ends.is_some() || self.verdicts.blind => watch::Truth::Neutral,
+            Some(_) => self.owed_at.map_or(watch::Truth::Neutral, |at| watch::Truth::Hang { since_ms: at / MS }),
+            None if now <= self.env_until => watch::Truth::Neutral,
+            None => watch::Truth::Benign,
+        }
     }
 
     /// The fault has been done.
@@ -165,6 +179,10 @@ impl Checker {
     pub fn tick(&mut self, world: &World, outcome: &Outcome) {
         let elapsed = world.now.saturating_sub(std::mem::replace(&mut self.last, world.now));
         self.verdicts.ticks += 1;
+        self.env_until = world.env.stood_still + ENV_GRACE;
+        if self.over {
+            return;
+        }
         match self.fault {
             None => self.benign(world, outcome, elapsed),
             Some((at, fault)) => match fault.ends {

@@ -91,6 +91,9 @@ impl Shown {
             sleeping: (kind == EngineKind::Vllm).then_some(asleep),
             open_fds: None,
             server_load: load.map(f64::from),
+            process_start_seconds: None,
+            resets: 0,
+            ranks: Vec::new(),
             progress_digest: digest(&[
                 self.generated,
                 self.prompt,

@@ -44,13 +44,15 @@ pub struct Spec {
     pub kind: &'static Kind,
     pub seed: u64,
     pub ticks: Ticks,
+    /// Goes on after the detector's confirmation, so that slower rules have their turn.
+    pub linger: bool,
 }
 
 impl Spec {
     /// The history number `index` of a run with this seed.
     pub fn dealt(seed: u64, index: u64, ticks: Ticks) -> Self {
         let own = mix(seed ^ mix(index));
-        Self { kind: kinds::deal(mix(own) >> 8), seed: own, ticks }
+        Self { kind: kinds::deal(mix(own) >> 8), seed: own, ticks, linger: false }
     }
 }
 

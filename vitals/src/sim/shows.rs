@@ -150,8 +150,25 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
     proc.traced = world.now < env.debugged;
     proc.throttled = world.now < env.throttled;
     proc.frozen = world.now < env.frozen;
+    proc.stopped = u32::from(looks.state == 'T');
+    let read = weights_read(world);
+    (proc.read_chars, proc.read_bytes, proc.io_bytes) = (Some(read), Some(read), Some(read));
+    let front = &world.engine;
+    let stuck = if front.mood.front_dead { front.book.awaiting } else { 0 };
+    (proc.connections, proc.accept_queue) = (Some(front.book.in_flight + 1), Some(stuck));
     proc.kill_sent_ms = world.kill_sent.map(|at| at / MS);
     agent.obs.proc.at_ms = world.now / MS;
+}
+
+/// Bytes of weights that the start-up has read: evenly, and no more once it stands still.
+fn weights_read(world: &World) -> u64 {
+    const WEIGHTS: u64 = 16_000_000_000;
+    let env = &world.env;
+    let stuck = world.fault.filter(|(_, fault)| fault.way == Way::Startup).map(|(at, _)| at);
+    let until = stuck.unwrap_or(world.now).min(world.now);
+    let total = if stuck.is_some() { world.engine.profile.startup_us } else { env.ready.saturating_sub(env.born) };
+    let gone = until.saturating_sub(env.born).min(total);
+    (WEIGHTS / 1_000).saturating_mul(gone.saturating_mul(1_000) / total.max(1))
 }
 
 fn show_pages(world: &World, agent: &mut Agent) {
@@ -266,6 +283,7 @@ fn show_gpus(world: &World, agent: &mut Agent, looks: Looks) {
         memory_util: 0,
         power_watts: 0.0,
         power_limit_watts: limit,
+        sm_clock_mhz: None,
         silent_since_ms: None,
     });
     for gpu in gpus {
