@@ -180,6 +180,18 @@ class PluginTest(unittest.TestCase):
         self.assertEqual(self.pages(), ["rank-0.beat"])
         self.assertEqual(self.page()["world_size"], 1)
 
+    def test_a_forked_child_leaves_its_parent_s_page_alone_and_answers_for_itself(self):
+        engine, core = self.engine("0.32.0")
+        engine.add_request(core.Request("a", 10, 5))
+        engine._process_engine_step()
+        before = self.page()
+        child = os.fork()
+        if child == 0:
+            engine._process_engine_step()
+            os._exit(0 if os.path.exists(os.path.join(self.dir, "stacks-%d.ready" % os.getpid())) else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual(self.page(), before)
+
     def test_data_parallel_engines_follow_one_another(self):
         _, (_, core, _, gpu) = fake.load("0.32.0", self.dir)
         core.EngineCoreProc(fake.config(world_size=2, engines=2, engine=1))
