@@ -61,6 +61,7 @@ MODE ?= fence
 test-vllm: prerequisites build ## A real vLLM on the processor, hung in every known way (6 GB once, over an hour; ONLY=k1,f PLUGIN=yes TP=1 MODE=recover)
 	venv=$$(tests/vllm/install.sh) && python3 -B tests/vllm/run.py --venv "$$venv" --program $(PROGRAM) \
 	  --plugin $(PLUGIN) --mode $(MODE) $(if $(ONLY),--only $(ONLY)) $(if $(TP),--tp $(TP))
+
 HOURS ?= 1000
 SEED ?= 1
 sim-detector: ## The detector over HOURS=N simulated engine-hours from SEED=S: every hang, every healthy look-alike, noise, mutations

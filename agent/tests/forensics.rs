@@ -1,12 +1,21 @@
 //! Evidence of real processes into real files: round trip, caps, redaction, and disks that refuse.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
+#[path = "forensics/disk.rs"]
+mod disk;
+#[path = "forensics/hostile.rs"]
+mod hostile;
+#[path = "forensics/leaks.rs"]
+mod leaks;
+#[path = "forensics/stacks.rs"]
+mod stacks;
+
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use agent::forensics::bundle::{self, BundleEntry, BundleError};
-use agent::forensics::{CaptureRequest, Captured, capture, python_threads};
+use agent::forensics::{CaptureRequest, Captured, capture};
 use agent::sources::EngineProcess;
 use crds::episode::Episode;
 use heartbeat::page::{StepOutcome, StepRecord};
@@ -65,6 +74,8 @@ fn request(bundle_dir: &Path, engine: Option<EngineProcess>) -> CaptureRequest {
         engine_url: "http://127.0.0.1:1".parse().unwrap(),
         log_tail: vec!["started".to_owned(), log, format!("Received request: prompt: '{MARKER}', params: n=1")],
         gpu_note: "NVML absent: no driver".to_owned(),
+        observation: None,
+        page_dir: bundle_dir.join("pages"),
         bundle_dir: bundle_dir.to_owned(),
         command_line: ["vllm", "serve", "--api-key", MARKER, "--tp=8"].map(str::to_owned).to_vec(),
     }
@@ -211,33 +222,4 @@ fn a_file_that_is_no_bundle_is_refused_with_its_name() {
     std::fs::write(&path, archive.into_inner().unwrap().finish().unwrap()).unwrap();
     assert!(matches!(bundle::read(&path), Err(BundleError::NoManifest { .. })));
     assert!(matches!(bundle::read(&directory.path().join("none")), Err(BundleError::Open { .. })));
-}
-
-#[test]
-fn python_frames_are_read_without_stopping_the_process() {
-    let script = "import time\ndef waits_in_vain():\n    time.sleep(1000)\nwaits_in_vain()\n";
-    let Ok(child) = std::process::Command::new("python3").args(["-c", script]).spawn() else {
-        eprintln!("not run: no python3 on this machine");
-        return;
-    };
-    let python = Running(child);
-    let until = Instant::now() + Duration::from_secs(60);
-    loop {
-        let threads = python_threads(python.pid());
-        let found = threads.as_ref().is_ok_and(|threads| {
-            threads.iter().any(|thread| thread.frames.iter().any(|frame| frame.function == "waits_in_vain"))
-        });
-        if found {
-            return;
-        }
-        assert!(Instant::now() < until, "{threads:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-#[test]
-fn a_process_that_is_no_python_has_no_python_stacks() {
-    let sleeper = Running::start("sleep", &["1000"]);
-    let error = python_threads(sleeper.pid()).unwrap_err();
-    assert!(error.contains(&sleeper.pid().to_string()), "{error}");
 }

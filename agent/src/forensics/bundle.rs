@@ -23,8 +23,8 @@ const MANIFEST: &str = "manifest.json";
 /// What makes a manifest ours.
 const FORMAT: &str = "truebeat-bundle";
 /// Bounds of reading a file of unknown origin: unpacked bytes and entries.
-const READ_BYTES_MAX: u64 = 256 << 20;
-const READ_ENTRIES_MAX: usize = 100_000;
+const READ_BYTES_MAX: u64 = 64 << 20;
+const READ_ENTRIES_MAX: usize = 10_000;
 
 /// One file of the bundle.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +45,11 @@ pub struct Manifest {
     pub episode: String,
     pub class: String,
     pub fingerprint: String,
+    /// Where the engine's processes stood, and what names its program: with class and flags what the fingerprint is made of.
+    #[serde(default)]
+    pub top_frames: Vec<String>,
+    #[serde(default)]
+    pub image: String,
     /// What was asked for, how long each took, and what went wrong with it.
     pub pieces: Vec<Piece>,
     pub notes: Vec<String>,
@@ -84,6 +89,10 @@ pub enum BundleError {
     Unpack { path: PathBuf, source: io::Error },
     #[error("{path} unpacks to more than {bytes_max} bytes or {entries_max} entries; it is no bundle of ours")]
     TooLarge { path: PathBuf, bytes_max: u64, entries_max: usize },
+    #[error("{path} is no plain file")]
+    NoFile { path: PathBuf },
+    #[error("{path} holds {name:?}, {why}; nothing of it was used")]
+    Hostile { path: PathBuf, name: String, why: &'static str },
     #[error("{path} does not begin with the manifest of a truebeat bundle")]
     NoManifest { path: PathBuf },
     #[error("cannot make the directory {path}")]
@@ -102,7 +111,13 @@ pub fn read(path: &Path) -> Result<BundleContents, BundleError> {
     let too_large =
         || BundleError::TooLarge { path: path.to_owned(), bytes_max: READ_BYTES_MAX, entries_max: READ_ENTRIES_MAX };
     let no_manifest = || BundleError::NoManifest { path: path.to_owned() };
-    let file = File::open(path).map_err(|source| BundleError::Open { path: path.to_owned(), source })?;
+    let open = |source| BundleError::Open { path: path.to_owned(), source };
+    // a pipe or a device would be waited for
+    let no_wait = nix::fcntl::OFlag::O_NONBLOCK.bits();
+    let file = fs::OpenOptions::new().read(true).custom_flags(no_wait).open(path).map_err(open)?;
+    if !file.metadata().map_err(open)?.is_file() {
+        return Err(BundleError::NoFile { path: path.to_owned() });
+    }
     let unpacked = zstd::Decoder::new(file).map_err(unpack)?.take(READ_BYTES_MAX + 1);
     let mut archive = tar::Archive::new(unpacked);
     let mut manifest: Option<Manifest> = None;
@@ -111,6 +126,9 @@ pub fn read(path: &Path) -> Result<BundleContents, BundleError> {
     for entry in archive.entries().map_err(unpack)? {
         let mut entry = entry.map_err(unpack)?;
         let name = entry.path().map_err(unpack)?.to_string_lossy().into_owned();
+        if let Some(why) = refusal(&entry, &name) {
+            return Err(BundleError::Hostile { path: path.to_owned(), name, why });
+        }
         let mut content = Vec::new();
         entry.read_to_end(&mut content).map_err(unpack)?;
         bytes += content.len() as u64;
@@ -124,6 +142,19 @@ pub fn read(path: &Path) -> Result<BundleContents, BundleError> {
         }
     }
     Ok(BundleContents { manifest: manifest.ok_or_else(no_manifest)?, entries })
+}
+
+/// Why an entry is none that we ever write: nothing is unpacked to disk here, but who does it by hand is to be warned.
+fn refusal(entry: &tar::Entry<'_, impl Read>, name: &str) -> Option<&'static str> {
+    let path = Path::new(name);
+    let plain = path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+    if !entry.header().entry_type().is_file() {
+        Some("which is no plain file (a link, a device, a folder)")
+    } else if !plain || name.is_empty() || name.chars().any(char::is_control) {
+        Some("a name that leads out of the bundle or cannot be shown")
+    } else {
+        None
+    }
 }
 
 /// Writes `<directory>/<id>.tar.zst` under a temporary name and renames it, then removes the oldest bundles beyond [`KEPT_MAX`].
@@ -168,6 +199,8 @@ pub fn manifest(episode: &str, class: &str, fingerprint: &str) -> Manifest {
         episode: episode.to_owned(),
         class: class.to_owned(),
         fingerprint: fingerprint.to_owned(),
+        top_frames: Vec::new(),
+        image: String::new(),
         pieces: Vec::new(),
         notes: Vec::new(),
         entries: Vec::new(),

@@ -1,9 +1,13 @@
 //! Evidence before destruction, bounded (I6): 2 s for what a kill would lose, then the bundle, written off the decision path.
 //!
 //! [`capture`] cannot fail: each piece has a deadline of its own, what is missing becomes a note, and a full disk costs the file
-//! alone. Prompts and secrets are redacted before anything is packed; the environment is never read.
+//! alone. Prompts and secrets are redacted before anything is packed.
 
+mod announced;
 pub mod bundle;
+pub mod fingerprint;
+mod identity;
+mod known;
 pub mod proc_facts;
 pub mod redact;
 mod stacks;
@@ -17,10 +21,13 @@ use std::time::{Duration, Instant};
 use crds::episode::Episode;
 use heartbeat::page::StepRecord;
 use http::Uri;
+use vitals::observation::Observation;
 use vitals::verdict::Outcome;
 
 use self::bundle::{BundleEntry, Manifest, Piece};
+use self::fingerprint::Places;
 pub use self::stacks::{PythonFrame, PythonThread, py_stacks_main, python_threads};
+use self::summary::Facts;
 use crate::sources::procs::ProcRoot;
 use crate::sources::scrape::scrape_once;
 use crate::sources::{EngineProcess, process_tree};
@@ -28,11 +35,11 @@ use crate::sources::{EngineProcess, process_tree};
 /// The walk over `/proc`; the pieces that need its result come after it and run side by side: 1.9 s in all.
 const TREE_DEADLINE: Duration = Duration::from_millis(400);
 const PIECE_DEADLINE: Duration = Duration::from_millis(1_500);
+/// An engine whose names take long to look up has told its bare addresses before.
+const ANSWER_DEADLINE: Duration = Duration::from_millis(1_300);
 const METRICS_DEADLINE: Duration = Duration::from_millis(1_000);
 /// The slow part: packing and writing.
 const WRITE_DEADLINE: Duration = Duration::from_secs(15);
-/// Flight-recorder lines of one bundle: every rank has 256.
-const STEPS_MAX: usize = 256 * 64;
 
 /// What to save, and what the caller knows already.
 #[derive(Debug, Clone)]
@@ -47,6 +54,10 @@ pub struct CaptureRequest {
     pub engine_url: Uri,
     pub log_tail: Vec<String>,
     pub gpu_note: String,
+    /// Everything that the detector saw at its last tick: GPU readings, gate, pages, metrics.
+    pub observation: Option<Observation>,
+    /// Where processes announce that they tell their stacks (H10).
+    pub page_dir: PathBuf,
     pub bundle_dir: PathBuf,
     /// The engine's, program first.
     pub command_line: Vec<String>,
@@ -67,30 +78,31 @@ pub struct Captured {
 /// Takes the evidence. Infallible, and bounded by about 17 s; the fast part by 2 s.
 pub async fn capture(request: CaptureRequest) -> Captured {
     let mut taken = Taken::default();
-    let (facts, pythons) = taken.fast_part(&request).await;
+    let facts = taken.fast_part(&request).await;
     let class = summary::class_of(&request.episode, &request.outcome);
     let command_line = redact::redact_command(&request.command_line);
-    let fingerprint = summary::fingerprint(class, &facts.mains, &pythons.mains, &command_line);
+    let places = Places { told: &taken.told, pythons: &taken.pythons, mains: &facts.mains };
+    let fingerprint = fingerprint::fingerprint(class, places, &command_line, &facts.image);
+    let mut secrets = redact::secrets(&request.command_line, &[]);
+    secrets.extend(facts.secrets);
     let intended = bundle::path_of(&request.bundle_dir, &request.episode.id).display().to_string();
     let text = |bundle: Option<&str>, notes: &[String]| {
-        summary::summary(&summary::Facts {
-            episode: &request.episode,
-            outcome: &request.outcome,
-            mains: &facts.mains,
-            pythons: &pythons.mains,
-            gpu_note: &request.gpu_note,
-            fingerprint: &fingerprint,
-            bundle,
-            notes,
-        })
+        let (episode, outcome, gpu_note) = (&request.episode, &request.outcome, request.gpu_note.as_str());
+        let facts = Facts { episode, outcome, places, gpu_note, fingerprint: &fingerprint, bundle, notes };
+        redact::strike_out(&summary::summary(&facts), &secrets)
     };
-    let mut entries = vec![entry("summary.txt", text(Some(&intended), &taken.notes))];
-    entries.extend(known_entries(&request, &command_line));
-    entries.append(&mut taken.entries);
     let mut manifest = bundle::manifest(&request.episode.id, class, &fingerprint);
-    manifest.pieces = std::mem::take(&mut taken.pieces);
-    manifest.notes = taken.notes.clone();
-    let mut notes = taken.notes;
+    manifest.top_frames = fingerprint::top_frames(places);
+    manifest.image.clone_from(&facts.image);
+    let mut entries = vec![entry("summary.txt", text(Some(&intended), &taken.notes))];
+    entries.extend(known::entries(&request, &command_line));
+    entries.extend(taken.entries.iter().cloned());
+    for entry in &mut entries {
+        entry.text = redact::strike_out(&entry.text, &secrets);
+    }
+    manifest.pieces.clone_from(&taken.pieces);
+    manifest.notes.clone_from(&taken.notes);
+    let mut notes = taken.notes.clone();
     let path = match write_within_deadline(&request, manifest, entries).await {
         Ok(path) => Some(path),
         Err(why) => {
@@ -109,36 +121,39 @@ struct Taken {
     entries: Vec<BundleEntry>,
     pieces: Vec<Piece>,
     notes: Vec<String>,
+    /// Where processes stand: told by themselves, and as py-spy reads them.
+    told: Vec<(i32, Vec<String>)>,
+    pythons: Vec<(i32, PythonThread)>,
 }
 
 impl Taken {
     /// What a kill would lose: `/proc`, stacks and a last scrape, side by side.
-    async fn fast_part(&mut self, request: &CaptureRequest) -> (proc_facts::Collected, stacks::PythonStacks) {
-        let began = Instant::now();
+    async fn fast_part(&mut self, request: &CaptureRequest) -> proc_facts::Collected {
+        let whole = Instant::now();
         let (tree, note) = tree(request.engine.clone()).await;
-        self.piece("tree", began, note);
-        let began = Instant::now();
-        let (mut facts, mut pythons, after) = tokio::join!(
+        self.piece("tree", whole, note);
+        let (facts, told, pythons, after) = tokio::join!(
             timed(proc_facts(tree.clone())),
+            timed(announced_stacks(tree.clone(), request.page_dir.clone())),
             timed(stacks::collect(&tree, PIECE_DEADLINE)),
             timed(scrape_once(&request.engine_url, METRICS_DEADLINE)),
         );
-        self.entries.append(&mut facts.0.entries);
-        self.entries.append(&mut pythons.0.entries);
-        let facts_note = joined(&facts.0.notes);
-        self.piece_took("proc", facts.1, facts_note);
-        let pythons_note = joined(&pythons.0.notes);
-        self.piece_took("python stacks", pythons.1, pythons_note);
-        let scrape_note = match after.0 {
-            Ok(text) => {
-                self.entries.push(entry("metrics-after.txt", text));
-                None
-            }
-            Err(why) => Some(why),
-        };
-        self.piece_took("metrics after", after.1, scrape_note);
-        self.piece("fast part", began, None);
-        (facts.0, pythons.0)
+        let (mut facts, took) = facts;
+        self.entries.append(&mut facts.entries);
+        self.piece_took("proc", took, joined(&facts.notes));
+        let (mut told, took) = told;
+        self.entries.append(&mut told.entries);
+        self.told = told.places;
+        self.piece_took("own stacks", took, joined(&told.notes));
+        let (mut pythons, took) = pythons;
+        self.entries.append(&mut pythons.entries);
+        self.pythons = pythons.mains;
+        self.piece_took("python stacks", took, joined(&pythons.notes));
+        let (after, took) = after;
+        self.piece_took("metrics after", took, after.as_ref().err().cloned());
+        self.entries.extend(after.ok().map(|text| entry("metrics-after.txt", text)));
+        self.piece("fast part", whole, None);
+        facts
     }
 
     fn piece(&mut self, name: &str, began: Instant, note: Option<String>) {
@@ -183,61 +198,16 @@ async fn proc_facts(tree: Vec<i32>) -> proc_facts::Collected {
     collected
 }
 
-/// The entries made of what the caller gave: no I/O.
-fn known_entries(request: &CaptureRequest, command_line: &[String]) -> Vec<BundleEntry> {
-    let verdict = serde_json::json!({
-        "episode": request.episode, "outcome": request.outcome, "command_line": command_line, "gpu": request.gpu_note,
-    });
-    let steps = &request.steps[request.steps.len().saturating_sub(STEPS_MAX)..];
-    let mut entries = vec![
-        entry("verdict.json", format!("{verdict:#}\n")),
-        entry("steps.json", steps_json(steps)),
-        entry("steps.txt", steps_text(steps)),
-        entry("log-tail.txt", redact::redact_text(&request.log_tail.join("\n"))),
-        entry("gpu.txt", format!("{}\n", request.gpu_note)),
-    ];
-    if let Some((at_ms, text)) = &request.metrics_before {
-        entries.push(entry("metrics-before.txt", format!("# scraped at {at_ms} ms of CLOCK_MONOTONIC\n{text}")));
+/// Asks for stacks on a thread of its own: the page directory is the engine's.
+async fn announced_stacks(tree: Vec<i32>, page_dir: PathBuf) -> announced::Announced {
+    let asking = tokio::task::spawn_blocking(move || announced::collect(&tree, &page_dir, ANSWER_DEADLINE));
+    match tokio::time::timeout(PIECE_DEADLINE, asking).await {
+        Ok(Ok(told)) => told,
+        _ => {
+            let notes = vec!["the page directory did not answer in time".to_owned()];
+            announced::Announced { notes, ..announced::Announced::default() }
+        }
     }
-    entries
-}
-
-fn steps_json(steps: &[StepRecord]) -> String {
-    let steps: Vec<serde_json::Value> = steps
-        .iter()
-        .map(|step| {
-            serde_json::json!({
-                "step": step.step, "started_ns": step.started_ns, "ended_ns": step.ended_ns, "requests": step.requests,
-                "prefill_tokens": step.prefill_tokens, "decode_tokens": step.decode_tokens,
-                "graph_key": step.graph_key, "outcome": format!("{:?}", step.outcome),
-            })
-        })
-        .collect();
-    format!("{:#}\n", serde_json::Value::Array(steps))
-}
-
-fn steps_text(steps: &[StepRecord]) -> String {
-    if steps.is_empty() {
-        return "the engine publishes no steps\n".to_owned();
-    }
-    let mut text = format!(
-        "{:>10} {:>16} {:>10} {:>8} {:>8} {:>7} {:>16} outcome\n",
-        "step", "started ms", "took us", "requests", "prefill", "decode", "graph"
-    );
-    for step in steps {
-        text.push_str(&format!(
-            "{:>10} {:>16} {:>10} {:>8} {:>8} {:>7} {:>16x} {:?}\n",
-            step.step,
-            step.started_ns / 1_000_000,
-            step.ended_ns.saturating_sub(step.started_ns) / 1_000,
-            step.requests,
-            step.prefill_tokens,
-            step.decode_tokens,
-            step.graph_key,
-            step.outcome
-        ));
-    }
-    text
 }
 
 /// Packs and writes on a thread of its own. One that a dead disk holds is left behind, and does not rename later.

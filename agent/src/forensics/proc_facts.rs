@@ -1,4 +1,5 @@
-//! What `/proc` knows of every process and thread of the engine: states, kernel waits, limits. No environment, no command line.
+//! What `/proc` knows of every process and thread of the engine: states, kernel waits, limits. Who they are is
+//! read by `identity`, after all of this.
 //!
 //! Runs on a thread that may be left behind: each file is added to the collection as it is read, so that a read which never
 //! returns costs what comes after it and nothing before.
@@ -17,6 +18,9 @@ const FILE_BYTES_MAX: u64 = 256 << 10;
 /// Files of each process. None of them holds arguments or environment.
 const FILES: [&str; 8] = ["status", "stat", "wchan", "syscall", "limits", "cgroup", "statm", "sched"];
 
+/// What stands where a file may not be read.
+const NO_RIGHT: &str = "(no right to read it)";
+
 /// What has been read so far; a clone sees the same collection.
 #[derive(Debug, Clone, Default)]
 pub struct Collection {
@@ -30,6 +34,9 @@ pub struct Collected {
     /// One line a process: who it is and where its main thread is.
     pub mains: Vec<MainThread>,
     pub notes: Vec<String>,
+    /// Values that must not be in any entry, and what names the engine's program (see `identity`).
+    pub secrets: Vec<String>,
+    pub image: String,
 }
 
 /// Where the main thread of one process is.
@@ -47,11 +54,11 @@ impl Collection {
         std::mem::take(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn add(&self, change: impl FnOnce(&mut Collected)) {
+    pub(super) fn add(&self, change: impl FnOnce(&mut Collected)) {
         change(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn entry(&self, name: String, text: String) {
+    pub(super) fn entry(&self, name: String, text: String) {
         self.add(|collected| collected.entries.push(BundleEntry { name, text }));
     }
 }
@@ -76,6 +83,7 @@ pub fn collect(proc: &ProcRoot, tree: &[i32], collection: &Collection) {
         }
         collection.entry(format!("proc/{pid}/threads.txt"), threads(&proc.path(*pid, "task")));
     }
+    super::identity::collect(proc, tree, collection);
 }
 
 /// Every thread: state, kernel wait, system call, and the kernel's stack where we may see it.
@@ -86,7 +94,7 @@ fn threads(task: &Path) -> String {
     tids.sort_unstable();
     let mut text = String::new();
     for tid in tids.iter().take(THREADS_MAX) {
-        let file = |name: &str| read_capped(&task.join(tid.to_string()).join(name)).unwrap_or_default();
+        let file = |name: &str| told(&task.join(tid.to_string()).join(name));
         let state = file("stat").rsplit(')').next().and_then(|rest| rest.trim().chars().next()).unwrap_or('?');
         text.push_str(&format!(
             "{tid} {} {state} wchan={} syscall={}\n",
@@ -94,7 +102,8 @@ fn threads(task: &Path) -> String {
             file("wchan").trim(),
             file("syscall").trim()
         ));
-        for line in file("stack").lines() {
+        // the kernel's own stack of it, for whoever has the right (root alone, as a rule)
+        for line in file("stack").lines().filter(|line| *line != NO_RIGHT) {
             text.push_str(&format!("    {line}\n"));
         }
     }
@@ -104,7 +113,18 @@ fn threads(task: &Path) -> String {
     text
 }
 
-fn read_capped(path: &Path) -> Option<String> {
+/// A file's text, or why there is none: a missing right is not the same as nothing.
+fn told(path: &Path) -> String {
+    match fs::File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => NO_RIGHT.to_owned(),
+        _ => read_capped(path).unwrap_or_else(|| match fs::read(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => NO_RIGHT.to_owned(),
+            _ => String::new(),
+        }),
+    }
+}
+
+pub(super) fn read_capped(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     fs::File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

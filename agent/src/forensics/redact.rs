@@ -1,6 +1,13 @@
 //! What must not leave the machine with a bundle: prompts in log lines, secrets on command lines (I6). Pure.
 //!
+//! Three nets: keys whose values are text (here), words that no engine says (`words`), secrets by name and by value (`command`).
 //! Over-redaction costs a word, under-redaction a customer's text: where a value's end is unclear, the rest of the line goes.
+
+mod command;
+mod words;
+
+pub use self::command::{redact_command, redact_environment, secrets, strike_out};
+pub use self::words::redact_words;
 
 /// Keys whose values are what users wrote or models answered, quoted or not (`"prompt": …`, `prompt='…'`).
 const TEXT_KEYS: [&str; 12] = [
@@ -21,9 +28,10 @@ const TEXT_KEYS: [&str; 12] = [
 const BARE_KEYS: [&str; 3] = ["prompt", "prompts", "messages"];
 /// A bracketed value is followed over line ends this far (bytes).
 const BRACKETS_BYTES_MAX: usize = 64 << 10;
-/// Words in an argument's name that make its value a secret.
-const SECRET_WORDS: [&str; 10] =
-    ["key", "token", "secret", "password", "passwd", "credential", "credentials", "auth", "apikey", "bearer"];
+/// A log as it may leave the machine: values of [`TEXT_KEYS`] first, then every word that no engine says.
+pub fn redact_log(text: &str) -> String {
+    words::redact_words(&redact_text(text))
+}
 
 /// The text with the values of [`TEXT_KEYS`] replaced by `[redacted n chars]`.
 pub fn redact_text(text: &str) -> String {
@@ -43,29 +51,6 @@ pub fn redact_text(text: &str) -> String {
         at += step;
     }
     out
-}
-
-/// The command line with the values of secret arguments and variables replaced.
-pub fn redact_command(args: &[String]) -> Vec<String> {
-    let mut hide_next = false;
-    args.iter()
-        .map(|arg| {
-            let hide = std::mem::replace(&mut hide_next, false);
-            if let Some((name, _)) = arg.split_once('=').filter(|(name, _)| is_secret(name)) {
-                return format!("{name}=[redacted]");
-            }
-            if hide && !arg.starts_with("--") {
-                return "[redacted]".to_owned();
-            }
-            hide_next = arg.starts_with('-') && is_secret(arg);
-            arg.clone()
-        })
-        .collect()
-}
-
-fn is_secret(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    name.split(['-', '_', '.']).any(|word| SECRET_WORDS.contains(&word))
 }
 
 /// If a key begins at `at`: where its value lies.
@@ -183,15 +168,5 @@ mod tests {
         );
         let plain = "No available shared memory broadcast block found in 60 seconds. Content-Length: 12 ü";
         assert_eq!(redact_text(plain), plain);
-    }
-
-    #[test]
-    fn secrets_on_the_command_line_are_hidden_and_flags_are_not() {
-        let args =
-            ["env", "HF_TOKEN=abc", "serve", "--api-key", "abc", "--max-num-batched-tokens", "512", "--ssl-key=abc"];
-        let redacted = redact_command(&args.map(str::to_owned)).join(" ");
-        let expected =
-            "env HF_TOKEN=[redacted] serve --api-key [redacted] --max-num-batched-tokens 512 --ssl-key=[redacted]";
-        assert_eq!(redacted, expected);
     }
 }

@@ -69,6 +69,9 @@ pub fn py_stacks_main(pid: i32) -> ExitCode {
 
 /// The threads of a live Python process, read without stopping it. Blocks; may take long on strange processes.
 pub fn python_threads(pid: i32) -> Result<Vec<PythonThread>, String> {
+    if let Some(why) = no_right(pid) {
+        return Err(why);
+    }
     let config = py_spy::Config {
         blocking: py_spy::config::LockingStrategy::NonBlocking,
         include_idle: true,
@@ -85,6 +88,17 @@ pub fn python_threads(pid: i32) -> Result<Vec<PythonThread>, String> {
         }
     }
     Err(last)
+}
+
+/// The right that reading another process's memory needs is the one that opening its `mem` needs; nothing is read here.
+fn no_right(pid: i32) -> Option<String> {
+    let error = std::fs::File::open(format!("/proc/{pid}/mem")).err()?;
+    (error.kind() == std::io::ErrorKind::PermissionDenied).then(|| {
+        format!(
+            "no right to read process {pid} (ptrace: same user and ptrace_scope 0, or CAP_SYS_PTRACE); \
+             its kernel states are in proc/{pid}/threads.txt"
+        )
+    })
 }
 
 /// Stacks of every Python process of the tree, all at once, each helper killed at the deadline.
@@ -135,9 +149,13 @@ async fn ask_helper(pid: i32, deadline: Duration) -> Result<Vec<PythonThread>, S
     })
 }
 
-/// By the name of the executable: `python3.11`, `pypy3`. A symbolic link's reading waits for nothing.
+/// By the name of the executable: `python3.11`, `pypy3`. A symbolic link's reading waits for nothing. One that may not be read is
+/// taken for one: the helper then says which right is missing.
 fn is_python(proc: &ProcRoot, pid: i32) -> bool {
-    let Ok(exe) = std::fs::read_link(proc.path(pid, "exe")) else { return false };
+    let exe = match std::fs::read_link(proc.path(pid, "exe")) {
+        Ok(exe) => exe,
+        Err(error) => return error.kind() == std::io::ErrorKind::PermissionDenied,
+    };
     let name = exe.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     name.starts_with("python") || name.starts_with("pypy")
 }

@@ -1,15 +1,12 @@
-//! What a person reads first, and the fingerprint by which two stalls are known to be the same. Pure.
+//! What a person reads first. Pure.
 
 use crds::episode::Episode;
 use vitals::verdict::Outcome;
 
-use super::proc_facts::MainThread;
-use super::stacks::PythonThread;
+use super::fingerprint::{Places, frames};
 
 /// A termination message holds no more (bytes).
 pub const SUMMARY_BYTES_MAX: usize = 4_096;
-/// Frames of one Python main thread that make the fingerprint and the summary.
-const FRAMES_MAX: usize = 4;
 const REASONS_MAX: usize = 8;
 const LINE_CHARS_MAX: usize = 300;
 
@@ -18,8 +15,7 @@ const LINE_CHARS_MAX: usize = 300;
 pub struct Facts<'a> {
     pub episode: &'a Episode,
     pub outcome: &'a Outcome,
-    pub mains: &'a [MainThread],
-    pub pythons: &'a [(i32, PythonThread)],
+    pub places: Places<'a>,
     pub gpu_note: &'a str,
     pub fingerprint: &'a str,
     /// Where the bundle is; `None` where it was lost.
@@ -45,10 +41,13 @@ pub fn summary(facts: &Facts<'_>) -> String {
         None => "bundle: none could be written".to_owned(),
     });
     lines.push(format!("fingerprint: {}", facts.fingerprint));
-    for (pid, thread) in facts.pythons {
+    for (pid, calls) in facts.places.told {
+        lines.push(format!("stands {pid}: {}", calls.join(" < ")));
+    }
+    for (pid, thread) in facts.places.pythons {
         lines.push(format!("python {pid} {}: {}", thread.name, frames(thread).join(" < ")));
     }
-    for main in facts.mains {
+    for main in facts.places.mains {
         lines.push(format!("process {} {}: state {}, wchan {}", main.pid, main.comm, main.state, main.wchan));
     }
     lines.push(format!("gpu: {}", facts.gpu_note));
@@ -65,30 +64,6 @@ pub fn class_of<'a>(episode: &'a Episode, outcome: &'a Outcome) -> &'a str {
     }
 }
 
-/// 16 hex digits over class, where the processes stand, and the engine's flags: the same on every replica with the same disease.
-/// Pids, states, line numbers and times are left out, for they differ from one stall to the next.
-pub fn fingerprint(
-    class: &str,
-    mains: &[MainThread],
-    pythons: &[(i32, PythonThread)],
-    command_line: &[String],
-) -> String {
-    let mut places: Vec<String> = if pythons.is_empty() {
-        mains.iter().map(|main| format!("{} {}", main.comm, main.wchan)).collect()
-    } else {
-        pythons.iter().map(|(_, thread)| frames(thread).join("<")).collect()
-    };
-    // eight ranks that stand in one place are one place
-    places.sort();
-    places.dedup();
-    let mut hash = Fnv1a::default();
-    hash.part(class);
-    places.iter().for_each(|place| hash.part(place));
-    hash.part("--");
-    command_line.iter().skip(1).for_each(|flag| hash.part(flag));
-    format!("{:016x}", hash.0)
-}
-
 fn times(episode: &Episode) -> String {
     let steps = [
         ("suspect", &episode.suspect_at),
@@ -100,12 +75,6 @@ fn times(episode: &Episode) -> String {
     let known: Vec<String> =
         steps.iter().filter_map(|(name, at)| at.as_ref().map(|at| format!("{name} {at}"))).collect();
     if known.is_empty() { "not known".to_owned() } else { known.join(", ") }
-}
-
-/// The innermost calls, without lines and directories.
-fn frames(thread: &PythonThread) -> Vec<String> {
-    let name = |file: &str| file.rsplit('/').next().unwrap_or(file).to_owned();
-    thread.frames.iter().take(FRAMES_MAX).map(|frame| format!("{} ({})", frame.function, name(&frame.file))).collect()
 }
 
 fn cut(lines: &[String]) -> String {
@@ -121,52 +90,10 @@ fn cut(lines: &[String]) -> String {
     text
 }
 
-/// FNV-1a, 64 bits: stable across versions and machines, which the standard library's hasher does not promise.
-struct Fnv1a(u64);
-
-impl Default for Fnv1a {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv1a {
-    /// Adds one part and a separator, so that `ab, c` is not `a, bc`.
-    fn part(&mut self, text: &str) {
-        for byte in text.bytes().chain(std::iter::once(0)) {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn main(comm: &str, state: char, wchan: &str) -> MainThread {
-        MainThread { pid: 7, comm: comm.to_owned(), state, wchan: wchan.to_owned() }
-    }
-
-    #[test]
-    fn the_fingerprint_is_stable_and_tells_diseases_apart() {
-        let flags = ["vllm".to_owned(), "--tp=8".to_owned()];
-        let one = fingerprint("StepStalled", &[main("a", 'S', "futex"), main("b", 'R', "0")], &[], &flags);
-        assert_eq!(one.len(), 16);
-        let mut other = [main("b", 'S', "0"), main("a", 'S', "futex")];
-        other[0].pid = 99;
-        assert_eq!(fingerprint("StepStalled", &other, &[], &flags), one, "order, pid and state do not matter");
-        assert_ne!(fingerprint("DeviceWait", &other, &[], &flags), one);
-        assert_ne!(fingerprint("StepStalled", &other, &[], &flags[..1]), one);
-        assert_ne!(fingerprint("StepStalled", &other[..1], &[], &flags), one);
-    }
-
-    #[test]
-    fn the_hash_is_the_published_one() {
-        let mut hash = Fnv1a::default();
-        hash.part("");
-        // one zero byte: the offset basis times the prime
-        assert_eq!(hash.0, 0xaf63_bd4c_8601_b7df);
-    }
+    use crate::forensics::proc_facts::MainThread;
 
     #[test]
     fn a_summary_fits_a_termination_message_whatever_it_is_made_of() {
@@ -179,12 +106,13 @@ mod tests {
             check_again_in_ms: 100,
             fenced: true,
         };
-        let mains: Vec<MainThread> = (0..300).map(|_| main("engine", 'R', "0")).collect();
+        let mains: Vec<MainThread> = (0..300)
+            .map(|_| MainThread { pid: 7, comm: "engine".to_owned(), state: 'R', wchan: "0".to_owned() })
+            .collect();
         let facts = Facts {
             episode: &episode,
             outcome: &outcome,
-            mains: &mains,
-            pythons: &[],
+            places: Places { mains: &mains, ..Places::default() },
             gpu_note: "NVML absent",
             fingerprint: "f",
             bundle: Some("/b/e-1.tar.zst"),

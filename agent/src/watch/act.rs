@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use vitals::observation::Observation;
 use vitals::recovery::{Effect, RecoveryOutput};
 use vitals::verdict::Outcome;
 
@@ -35,6 +36,8 @@ enum News {
 pub struct Scene<'a> {
     pub now_ms: u64,
     pub outcome: &'a Outcome,
+    /// What the verdict was made of.
+    pub observation: Option<&'a Observation>,
     pub engine: Option<&'a EngineProcess>,
     pub in_flight: u64,
     pub config: &'a WatchConfig,
@@ -163,6 +166,8 @@ impl Acts {
             engine_url: scene.config.sources.engine_url.clone(),
             log_tail: sources.log_tail(),
             gpu_note: sources.gpu_note(),
+            observation: scene.observation.cloned(),
+            page_dir: scene.config.sources.page_dir.clone(),
             bundle_dir: scene.config.bundle_dir.clone(),
             command_line: scene.command_line.to_vec(),
             episode: episode.clone(),

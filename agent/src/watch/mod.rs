@@ -309,6 +309,7 @@ impl Watch {
         let scene = act::Scene {
             now_ms,
             outcome,
+            observation: Some(obs),
             engine: self.engine.as_ref(),
             in_flight: in_flight.into(),
             config: &self.config,

@@ -1,0 +1,254 @@
+//! What users wrote and what keys are worth never leaves with the evidence (H3, S12): random markers in prompts, headers, variables,
+//! command lines, scripts and log lines, through the real gate to a real process that logs all of it, and then everything that comes out.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use agent::forensics::redact::{redact_environment, redact_log};
+use agent::kill::{kill_tree, send};
+use agent::launch::EngineFile;
+use agent::sources::procs::ProcRoot;
+use nix::sys::signal::Signal;
+
+const SOON: Duration = Duration::from_secs(60);
+/// A server that prints what it is asked and who asks, announces its stacks, answers until SIGUSR2, and then hangs with the prompt in
+/// its locals.
+const ENGINE: &str = r#"
+import faulthandler, http.server, os, signal, sys, threading, time
+frozen, running = threading.Event(), [0]
+signal.signal(signal.SIGUSR2, lambda *a: frozen.set())
+pages, ticks = os.environ['TRUEBEAT_PAGE_DIR'], open('/proc/self/stat').read().rsplit(') ', 1)[1].split(' ')[19]
+name = f'{pages}/stacks-{os.getpid()}'
+faulthandler.register(signal.SIGURG, file=open(name + '.txt', 'a'), all_threads=True, chain=False)
+open(name + '.part', 'w').write(f'{ticks} faulthandler\n'); os.rename(name + '.part', name + '.ready')
+METRICS = 'vllm:num_requests_running{m="x"} %d.0\nvllm:num_requests_waiting{m="x"} 0.0\nvllm:generation_tokens_total{m="x"} 5.0\n'
+class H(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def answer(self, text, kind='application/json'):
+        self.send_response(200); self.send_header('content-type', kind)
+        self.send_header('content-length', str(len(text))); self.end_headers(); self.wfile.write(text.encode())
+    def do_GET(self):
+        self.answer(METRICS % running[0], 'text/plain') if self.path == '/metrics' else self.answer('{"ok":true}')
+    def do_POST(self):
+        prompt = self.rfile.read(int(self.headers.get('content-length', 0))).decode()
+        print('Received request:', prompt); print(prompt.replace('"', ' ')); print('headers', dict(self.headers))
+        print('a user called', sys.argv[2], 'with', os.environ['NOTE'], 'and', os.environ['HF_TOKEN'], flush=True)
+        self.send_response(200); self.send_header('content-type', 'text/event-stream')
+        self.send_header('connection', 'close'); self.end_headers(); self.close_connection = True; running[0] += 1
+        for n in range(20):
+            while frozen.is_set(): time.sleep(1)
+            self.wfile.write(b'data: {"choices":[{"text":"x"}]}\n\n'); self.wfile.flush(); time.sleep(0.02)
+        running[0] -= 1; self.wfile.write(b'data: [DONE]\n\n')
+    def log_message(self, *a): pass
+http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()
+"#;
+
+/// `truebeat run` around it. Dropped, all of it ends.
+struct Run {
+    supervisor: Child,
+    gate: String,
+    agent: String,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let me = i32::try_from(self.supervisor.id()).unwrap();
+        let engine = EngineFile::read(&self.dir.path().join("agent"));
+        let all = ProcRoot::live().all();
+        let children: Vec<i32> = all.iter().filter(|stat| stat.ppid == me).map(|stat| stat.pid).collect();
+        let _ = self.supervisor.kill();
+        let _ = self.supervisor.wait();
+        send(&children, Signal::SIGKILL);
+        engine.map(|file| kill_tree(&file.process()));
+    }
+}
+
+/// A marker for each place where a secret can be, all different, so that a leak has a name.
+struct Markers(Vec<(&'static str, String)>);
+
+impl Markers {
+    fn new() -> Self {
+        let places = ["prompt", "header", "variable", "note", "script", "flag", "argument", "bearer"];
+        let uuid = || std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap().trim().replace('-', "q");
+        Self(places.map(|place| (place, format!("w{}", uuid()))).to_vec())
+    }
+
+    fn of(&self, place: &str) -> &str {
+        &self.0.iter().find(|(name, _)| *name == place).unwrap().1
+    }
+
+    fn assert_absent(&self, where_to: &str, text: &str) {
+        for (place, marker) in &self.0 {
+            // also not a piece of it
+            for piece in [marker.as_str(), &marker[..12], &marker[marker.len() - 12..]] {
+                let at = text.find(piece).map(|at| text.get(at.saturating_sub(80)..at + 60).unwrap_or("?"));
+                assert_eq!(at, None, "the {place} leaks into {where_to}");
+            }
+        }
+    }
+}
+
+fn launch(markers: &Markers) -> Run {
+    let dir = tempfile::tempdir().unwrap();
+    let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let ports: Vec<u16> = ports.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+    let program = dir.path().join("engine.py");
+    std::fs::write(&program, ENGINE).unwrap();
+    let (gate, agent) = (format!("127.0.0.1:{}", ports[0]), format!("127.0.0.1:{}", ports[1]));
+    let script = format!(
+        "OWN={} python3 {} {} {} --api-key {} --ssl-password={}; true",
+        markers.of("script"),
+        program.display(),
+        ports[2],
+        markers.of("argument"),
+        markers.of("flag"),
+        markers.of("flag")
+    );
+    let quick = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_cap_ms=1000,confirm_strong_ms=500,confirm_moderate_ms=500,\
+                 confirm_weak_ms=500,confirm_timer_ms=500";
+    let supervisor = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
+        .args(["run", "--no-nvml", "--listen", &gate, "--agent-listen", &agent, "--policy", quick, "--engine-url"])
+        .arg(format!("http://127.0.0.1:{}", ports[2]))
+        .arg("--agent-dir")
+        .arg(dir.path().join("agent"))
+        .arg("--bundle-dir")
+        .arg(dir.path().join("bundles"))
+        .args(["--", "sh", "-c", &script])
+        .envs([
+            ("HF_TOKEN", markers.of("variable")),
+            ("NOTE", markers.of("note")),
+            ("VLLM_HOST_IP", markers.of("note")),
+        ])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    Run { supervisor, gate, agent, dir }
+}
+
+fn ask(address: &str, request: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut text = String::new();
+    let _ = stream.read_to_string(&mut text);
+    Some(text)
+}
+
+fn get(address: &str, path: &str) -> String {
+    ask(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).unwrap_or_default()
+}
+
+fn until(what: &str, mut wanted: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !wanted() {
+        assert!(since.elapsed() < SOON, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn post(markers: &Markers) -> String {
+    let body = format!(r#"{{"prompt":"tell me of {0} and {0}","stream":true}}"#, markers.of("prompt"));
+    format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\nx-own: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        markers.of("bearer"),
+        markers.of("header"),
+        body.len()
+    )
+}
+
+fn bundles(dir: &Path) -> Vec<PathBuf> {
+    let found = std::fs::read_dir(dir.join("bundles")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let name = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+    found.filter(|path| name(path).ends_with(".tar.zst") && !name(path).starts_with('.')).collect()
+}
+
+#[test]
+fn h3_no_marker_leaves_with_the_evidence_of_a_real_hang() {
+    if Command::new("python3").arg("-V").output().is_err() {
+        eprintln!("not run: no python3 on this machine");
+        return;
+    }
+    let markers = Markers::new();
+    let run = launch(&markers);
+    until("ready", || get(&run.agent, "/readyz").starts_with("HTTP/1.1 200"));
+    let request = post(&markers);
+    (0..3).for_each(|_| assert!(ask(&run.gate, &request).unwrap().contains("[DONE]")));
+    let engine = EngineFile::read(&run.dir.path().join("agent")).unwrap().process();
+    let log = std::fs::read_to_string(run.dir.path().join("agent/engine.log")).unwrap();
+    for place in ["prompt", "header", "bearer", "variable", "note", "argument"] {
+        assert!(log.contains(markers.of(place)), "the engine logs the {place}, else this proves nothing");
+    }
+    // the server itself, not the shell that started it
+    let server = *agent::sources::process_tree(&engine).last().unwrap();
+    send(&[server], Signal::SIGUSR2);
+    let mut hanging = Vec::new();
+    until("a bundle", || {
+        if hanging.len() < 8 {
+            let mut stream = TcpStream::connect(&run.gate).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            hanging.push(stream);
+        }
+        !bundles(run.dir.path()).is_empty()
+    });
+    let path = bundles(run.dir.path()).remove(0);
+    let raw = zstd::decode_all(std::fs::File::open(&path).unwrap()).unwrap();
+    markers.assert_absent("the bundle", &String::from_utf8_lossy(&raw));
+    for path in ["/incidents", "/verdict", "/metrics", "/readyz"] {
+        markers.assert_absent(path, &get(&run.agent, path));
+    }
+    let contents = agent::forensics::bundle::read(&path).unwrap();
+    let text =
+        |name: &str| contents.entries.iter().find(|entry| entry.name.contains(name)).map(|entry| entry.text.as_str());
+    // what is left is still evidence
+    assert!(text("log-tail.txt").unwrap().contains("Received request"), "{:?}", text("log-tail.txt"));
+    assert!(text("commands.txt").unwrap().contains("python3"), "{:?}", text("commands.txt"));
+    assert!(text("environment.txt").unwrap().contains("HF_TOKEN=[redacted"), "{:?}", text("environment.txt"));
+    assert!(text("stacks/own-").unwrap().contains("do_POST"), "{:?}", contents.manifest.notes);
+}
+
+#[test]
+fn h3_no_random_word_passes_in_any_shape_of_a_log_line() {
+    let shapes = [
+        "MARK",
+        "INFO 11-21 06:30:28 [core.py:12] MARK",
+        "prompt: 'MARK'",
+        "{\"prompt\": \"MARK\"}",
+        "error MARK failed",
+        "a=MARK;b=1",
+        "\u{1b}[31mMARK\u{1b}[0m",
+        "MARK\u{e9}",
+        "\u{4e2d}MARK",
+        "File \"/x/MARK.py\", line 3, in MARK",
+        "KeyError: 'MARK'",
+        "x.MARK.y",
+        "Authorization: Bearer MARK",
+        "error_MARK",
+        "errorMARK",
+        "MARK_request",
+        "http://h/MARK?q=MARK",
+        "b'MARK'",
+        "MARK\tMARK\tMARK",
+    ];
+    let mut state = 0x1234_5678_9abc_def1_u64;
+    for round in 0..10_000_usize {
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        // letters alone, or with digits; long enough to be nobody's word
+        let alphabet: &[u8] = if round % 2 == 0 { b"bcdfghjkvwxz" } else { b"bcdfghjkvwxz0123456789BCDF" };
+        let marker: String = (0..10 + next() % 8).map(|_| char::from(alphabet[next() % alphabet.len()])).collect();
+        let marker = format!("q{marker}");
+        let line = shapes[round % shapes.len()].replace("MARK", &marker);
+        let kept = redact_log(&line);
+        assert!(!kept.contains(&marker), "{line}\n{kept}");
+        let variables = [format!("A_NAME={marker}"), format!("VLLM_OPTION={marker}"), format!("NCCL_DEBUG={marker}")];
+        assert!(!redact_environment(&variables).join("\n").contains(&marker));
+    }
+}
