@@ -18,7 +18,7 @@ const HEIGHT: f64 = 620.0;
 const NONE_LEFT: f64 = 76.0;
 const LEFT: f64 = 226.0;
 const RIGHT: f64 = 690.0;
-const TOP: f64 = 128.0;
+const TOP: f64 = 148.0;
 const BOTTOM: f64 = 556.0;
 /// Where dots stand in the strip of rules that miss hangs, and in the column of those without a false alarm.
 const STRIP: f64 = 100.0;
@@ -98,7 +98,7 @@ impl Axis {
     }
 }
 
-/// Draws every rule of `scores`, and our family of policies (`sweep`, named by percent of the default patience).
+/// Draws every rule of `scores`, and our family of policies (`sweep`, named as [`vitals::rivals::SWEEP`] does).
 pub fn render(scores: &[RuleScore], sweep: &[RuleScore]) -> String {
     let rivals: Vec<Point> = scores.iter().filter(|score| score.rule != OUR_NAME).filter_map(Point::of).collect();
     let kills: Vec<Point> = sweep.iter().filter_map(Point::kill).collect();
@@ -149,7 +149,7 @@ fn frame(svg: &mut String, x: &Axis, y: &Axis, scores: &[RuleScore]) {
             "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"#f1f1f1\"/>"
         );
     };
-    shade(NONE_LEFT, 68.0, RIGHT - NONE_LEFT, 48.0);
+    shade(NONE_LEFT, 68.0, RIGHT - NONE_LEFT, 66.0);
     shade(NONE_LEFT, TOP, LEFT - NONE_LEFT - 16.0, BOTTOM - TOP);
     text(svg, NONE_LEFT + 6.0, 82.0, "fill=\"#777\" font-size=\"11\"", "misses hangs: no 99th percentile");
     for decade in x.decades() {
@@ -183,30 +183,41 @@ fn power(decade: i32) -> String {
 
 fn curve(svg: &mut String, x: &Axis, y: &Axis, points: &[Point], colour: &str, what: &str) {
     let placed: Vec<(f64, f64, &Point)> =
-        points.iter().filter_map(|point| Some((x.at(point.rate.per_year), y.at(point.latency_s?), point))).collect();
+        points.iter().filter_map(|point| Some((across(x, point.rate), y.at(point.latency_s?), point))).collect();
     let path: Vec<String> = placed.iter().map(|(px, py, _)| format!("{px:.1},{py:.1}")).collect();
     let _ =
         writeln!(svg, "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>", path.join(" "));
-    for (px, py, point) in placed {
-        let ours = point.name == "100 %";
+    let mut labelled: Vec<(f64, f64)> = Vec::new();
+    // ours first: where points share a place, its name is the one to read
+    for (px, py, point) in placed.iter().filter(|at| at.2.name == OUR_NAME).chain(&placed) {
+        let ours = point.name == OUR_NAME;
         let radius = if ours { 7.0 } else { 3.5 };
         let _ = writeln!(svg, "<circle cx=\"{px:.1}\" cy=\"{py:.1}\" r=\"{radius}\" fill=\"{colour}\"/>");
-        let words = if ours { format!("truebeat, {what}") } else { point.name.clone() };
+        if labelled.iter().any(|(lx, ly)| (lx - px).abs() < 60.0 && (ly - py).abs() < 11.0) {
+            continue;
+        }
+        labelled.push((*px, *py));
+        let percent = point.name.rsplit('@').next().unwrap_or_default();
+        let words = if ours { format!("truebeat, {what}") } else { format!("{percent} %") };
         let weight = if ours { "bold" } else { "normal" };
         let style = format!("fill=\"{colour}\" font-size=\"11\" font-weight=\"{weight}\"");
-        text(svg, px + 11.0, py + 4.0, &style, &words);
+        text(svg, px + 9.0, py - 6.0, &style, &words);
     }
 }
 
 fn dots(svg: &mut String, x: &Axis, y: &Axis, points: &[Point]) {
     let mut taken: Vec<(f64, f64)> = Vec::new();
     for (i, point) in points.iter().enumerate() {
-        let py = point.latency_s.map_or(STRIP, |latency_s| y.at(latency_s));
+        let mut py = point.latency_s.map_or(STRIP, |latency_s| y.at(latency_s));
         let mut px = across(x, point.rate);
         // dots at the same place stand side by side
         let step = 2.0 * DOT + 1.0;
         while taken.iter().any(|(tx, ty)| (tx - px).abs() < step && (ty - py).abs() < 2.0 * DOT) {
             px += step;
+            // the column of those that were never wrong is full: a row below
+            if point.rate.is_bound && px > LEFT - 26.0 {
+                (px, py) = (NONE, py + 2.0 * DOT);
+            }
         }
         taken.push((px, py));
         dot(svg, px, py, point.acts, i + 1);
@@ -234,7 +245,7 @@ fn legend(svg: &mut String, rivals: &[Point], kills: &[Point], fences: &[Point])
         entry(svg, left + 26.0, at, point, &point.name, "#222");
     }
     for (points, what, colour) in [(fences, "truebeat fences", "#2a7f9e"), (kills, "truebeat kills", "#c8500a")] {
-        if let Some(point) = points.iter().find(|point| point.name == "100 %") {
+        if let Some(point) = points.iter().find(|point| point.name == OUR_NAME) {
             at += 24.0;
             let _ =
                 writeln!(svg, "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"7\" fill=\"{colour}\"/>", left + DOT, at - 4.0);
@@ -279,7 +290,7 @@ mod tests {
     fn every_rule_has_a_dot_and_a_miss_has_no_percentile() {
         let scores =
             [score("gonka", &[120_000], 0), score("kubelet", &[30_000, 40_000], 3), score(OUR_NAME, &[1_000, 900], 0)];
-        let svg = render(&scores, &[score("50 %", &[500, 600], 1), score("100 %", &[1_000, 900], 0)]);
+        let svg = render(&scores, &[score("truebeat@50", &[500, 600], 1), score(OUR_NAME, &[1_000, 900], 0)]);
         assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
         assert!(svg.contains("gonka: none, 1/2, ≤ 2,630") && svg.contains("kubelet: 40.0 s, 2/2, 2,630"), "{svg}");
         assert!(svg.contains("truebeat kills: 1.0 s, 2/2, ≤ 2,630"), "{svg}");

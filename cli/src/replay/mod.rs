@@ -17,9 +17,6 @@ use vitals::rivals::judge::{Judged, Span, account, judge};
 use vitals::rivals::score::RuleScore;
 use vitals::rivals::{self, OUR_NAME};
 
-/// Percent of every deadline, factor and confirm time: the points of our curve.
-const SWEEP_PERCENT: [u32; 7] = [10, 25, 50, 100, 200, 400, 800];
-
 #[derive(Debug, clap::Args)]
 pub struct ReplayArgs {
     /// Trace files (`*.jsonl` or `*.jsonl.gz`); `NAME.labels.json` beside one says what really happened.
@@ -38,7 +35,8 @@ pub struct ReplayArgs {
     /// Draw false alarms a year against latency into this file.
     #[arg(long, value_name = "FILE.svg")]
     pub chart: Option<PathBuf>,
-    /// Accounts of other histories (a simulation's), added to those of the traces: one JSON object a line.
+    /// Accounts of other histories (a simulation's), added to those of the traces: one JSON object a line. Of our curve only the
+    /// points are drawn that every such file has (`truebeat@50`: half of the patience).
     #[arg(long, value_name = "FILE")]
     pub scores: Vec<PathBuf>,
     /// Write the accounts here, one JSON object a line.
@@ -81,8 +79,9 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
     }
     let runs = replay_all(&cases, &rules)?;
     let mut scores = tally(&rules, &runs);
+    let mut curve = if args.chart.is_some() { sweep(&cases)? } else { Vec::new() };
     for path in &args.scores {
-        read::add_scores(path, &mut scores)?;
+        read::add_scores(path, &mut scores, &mut curve)?;
     }
     match args.output {
         ReplayOutput::Json => {
@@ -99,7 +98,7 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<ExitCode> {
         std::fs::write(path, text).with_context(|| format!("could not write the scores to {}", path.display()))?;
     }
     if let Some(path) = &args.chart {
-        draw(path, &cases, &scores)?;
+        draw(path, &scores, &curve)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -148,23 +147,27 @@ fn tally(rules: &[&'static str], runs: &[Vec<Run>]) -> Vec<RuleScore> {
     rules.iter().zip(runs).map(score).collect()
 }
 
-/// The chart: the rules as they are, and our policy at other patience.
-fn draw(path: &std::path::Path, cases: &[Case], scores: &[RuleScore]) -> anyhow::Result<()> {
-    if scores.iter().all(|score| score.hangs == 0) {
-        bail!("--chart needs hangs: no trace has a NAME.labels.json with one beside it, and no --scores have any");
-    }
-    let mut sweep = Vec::new();
-    for percent in SWEEP_PERCENT {
+/// Our policy at other patience, over the cases.
+fn sweep(cases: &[Case]) -> anyhow::Result<Vec<RuleScore>> {
+    let mut points = Vec::new();
+    for (percent, name) in rivals::SWEEP {
         let policy = rivals::scaled(&Policy::default(), percent);
-        let mut score = RuleScore::new(&format!("{percent} %"));
+        let mut score = RuleScore::new(name);
         for case in cases {
             if let Some(truth) = &case.truth {
                 account(&mut score, &judge(&case.history.ours(&policy)?, truth));
             }
         }
-        sweep.push(score);
+        points.push(score);
     }
-    let svg = chart::render(scores, &sweep);
+    Ok(points)
+}
+
+fn draw(path: &std::path::Path, scores: &[RuleScore], curve: &[RuleScore]) -> anyhow::Result<()> {
+    if scores.iter().all(|score| score.hangs == 0) {
+        bail!("--chart needs hangs: no trace has a NAME.labels.json with one beside it, and no --scores have any");
+    }
+    let svg = chart::render(scores, curve);
     std::fs::write(path, svg).with_context(|| format!("could not write the chart to {}", path.display()))
 }
 

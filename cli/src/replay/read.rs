@@ -11,6 +11,9 @@ use vitals::rivals::score::RuleScore;
 
 use super::Case;
 
+/// How the points of our curve begin that are not our rule itself.
+const CURVE: &str = "truebeat@";
+
 /// A trace that unpacks to more than this is refused (a compressed file can lie about its size).
 const TRACE_BYTES_MAX: u64 = 1 << 30;
 
@@ -26,22 +29,30 @@ pub fn case(path: &Path) -> anyhow::Result<Case> {
     Ok(Case { history, truth })
 }
 
-/// Adds the accounts of a file to those of the same rules; a rule that is not there yet comes behind.
+/// Adds the accounts of a file to those of the same rules; a rule that is not there yet comes behind. The points of our curve are
+/// added to it; one that the file does not have leaves it, for it would stand for other histories than the rest.
 ///
 /// # Errors
 /// A file that cannot be read, or a line that is no account.
-pub fn add_scores(path: &Path, scores: &mut Vec<RuleScore>) -> anyhow::Result<()> {
+pub fn add_scores(path: &Path, scores: &mut Vec<RuleScore>, curve: &mut Vec<RuleScore>) -> anyhow::Result<()> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("could not read the scores {}", path.display()))?;
+    let mut has = Vec::new();
     for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let more: RuleScore = serde_json::from_str(line).with_context(|| {
             format!("line {} of {} is no account of a rule, as --write-scores writes them", i + 1, path.display())
         })?;
+        if let Some(point) = curve.iter_mut().find(|point| point.rule == more.rule) {
+            point.add(&more);
+        }
         match scores.iter_mut().find(|score| score.rule == more.rule) {
             Some(score) => score.add(&more),
-            None => scores.push(more),
+            None if more.rule.starts_with(CURVE) => {}
+            None => scores.push(more.clone()),
         }
+        has.push(more.rule);
     }
+    curve.retain(|point| has.contains(&point.rule));
     Ok(())
 }
 
@@ -98,11 +109,16 @@ mod tests {
         let mine = RuleScore { hangs: 2, ..RuleScore::new("gonka") };
         let line = |score: &RuleScore| serde_json::to_string(score).unwrap();
         std::fs::write(&path, format!("{}\n{}\n", line(&mine), line(&RuleScore::new("other")))).unwrap();
-        let mut scores = vec![mine];
-        add_scores(&path, &mut scores).unwrap();
+        let (mut scores, mut curve) = (vec![mine], Vec::new());
+        add_scores(&path, &mut scores, &mut curve).unwrap();
         assert_eq!((scores.len(), scores[0].hangs), (2, 4));
+        let point = |rule: &str| RuleScore { hangs: 1, ..RuleScore::new(rule) };
+        std::fs::write(&path, line(&point("truebeat@50"))).unwrap();
+        curve = vec![point("truebeat@50"), point("truebeat@800")];
+        add_scores(&path, &mut scores, &mut curve).unwrap();
+        assert_eq!((scores.len(), curve.len(), curve[0].hangs), (2, 1, 2), "a point without the other histories goes");
         std::fs::write(&path, "{}\n").unwrap();
-        let error = format!("{:#}", add_scores(&path, &mut scores).unwrap_err());
+        let error = format!("{:#}", add_scores(&path, &mut scores, &mut curve).unwrap_err());
         assert!(error.contains("line 1") && error.contains("--write-scores"), "{error}");
     }
 
