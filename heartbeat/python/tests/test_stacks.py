@@ -37,9 +37,10 @@ class StacksTest(unittest.TestCase):
 
     def dump_of(self, pid, name):
         path = os.path.join(self.dir, "stacks-%d.txt" % pid)
-        os.kill(pid, signal.SIGURG)
 
         def read():
+            # asked again each time: the process answers before it has come to where it will stand
+            os.kill(pid, signal.SIGURG)
             with open(path, encoding="utf-8") as file:
                 text = file.read()
             return text if name in text else None
