@@ -74,7 +74,11 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     // a request that does not stream is silent until its end; only counters tell such a one from a hang
     let counters =
         sight.page.is_some() || sight.metrics.is_some_and(|m| m.generation_tokens.is_some() || m.iterations.is_some());
-    if !counters && view.nothing_begun() {
+    // nor do counters that come in one lump at a request's end (llama.cpp): they must have been seen to move in between
+    let all_unstreamed =
+        sight.gate.is_some_and(|gate| gate.unstreamed.is_some_and(|unstreamed| unstreamed >= gate.in_flight));
+    let tells = counters && (!all_unstreamed || sight.page.is_some() || view.signs.counters_live);
+    if !tells && view.nothing_begun() {
         return Allowed::patient(policy.patience_cap_ms);
     }
     // the silence before a first byte holds the front end's own work as well: gaps between tokens say nothing about it
@@ -83,7 +87,7 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
             && rhythm.first_byte_ms.samples() >= FIRST_BYTE_SAMPLES_MIN;
         (rhythm.first_byte_ms.quantile(990), warm && seen)
     } else {
-        (rhythm.gate_gap_ms.quantile(990), warm)
+        (rhythm.gate_gap_ms.quantile(990).map(|ms| ms.max(rhythm.gate_gap_recent_ms / 2)), warm)
     };
     let (Some(usual), true) = (usual, warm) else { return Allowed::patient(policy.patience_cap_ms) };
     if prompt > reach(rhythm.prompt_tokens_max, policy) {
@@ -189,7 +193,7 @@ impl Learner {
         if self.prompt_peak < PROMPT_TOKENS_LONG {
             // a long prompt's silence is told by its tokens; it must not make decode patient
             if self.begun || sight.gate.is_none() {
-                rhythm.gate_gap_ms.record(gap.max(1));
+                rhythm.gap(gap);
             } else {
                 rhythm.first_byte_ms.record(gap.max(1));
                 rhythm.first_answers_seen = rhythm.first_answers_seen.saturating_add(sight.answered_count);

@@ -121,6 +121,13 @@ pub struct GateObs {
     pub oldest_in_flight_ms: Option<Ms>,
     /// When the last byte of any response body was read from the engine.
     pub last_delivery_ms: Option<Ms>,
+    /// Of the requests that await their first byte, those that did not ask for a stream: silent until their end by their own wish.
+    /// `None`: the gate does not look.
+    #[serde(default)]
+    pub unstreamed: Option<u32>,
+    /// Of the requests that have begun to answer and whose client reads: when the one that is silent for longest had its last byte.
+    #[serde(default)]
+    pub quietest_begun_ms: Option<Ms>,
 }
 
 impl GateObs {
@@ -197,10 +204,6 @@ pub struct ProcObs {
     /// Processes of the tree that are stopped (state T) and not traced, whichever of them steps.
     #[serde(default)]
     pub stopped: u32,
-    /// Bytes that the tree read and wrote by storage or page cache (`rchar` and `wchar` of /proc/<pid>/io). Monotone while its members
-    /// live.
-    #[serde(default)]
-    pub io_bytes: Option<u64>,
     /// SIGKILL was sent to this engine and it is still there.
     pub kill_sent_ms: Option<Ms>,
     /// Connections of the engine's port that are established (our own probes among them), and those that wait to be accepted.

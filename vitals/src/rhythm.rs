@@ -100,6 +100,8 @@ pub struct Rhythm {
     pub decode_width_milli: u64,
     /// Gate: silences that ended in a delivery while requests that had begun to answer were owed.
     pub gate_gap_ms: Histogram,
+    /// Slowly fading maximum of these.
+    pub gate_gap_recent_ms: Ms,
     /// Gate: silences that ended in a delivery while no request in flight had begun to answer.
     pub first_byte_ms: Histogram,
     /// Gate: microseconds of silence a prompt token owed, where prompts were owed.
@@ -122,6 +124,12 @@ impl Rhythm {
         self.decode_width_milli = faded.max(u64::from(running).saturating_mul(1000));
         self.decode_step_ms.record(step_ms.max(1));
         self.decode_recent_ms = step_ms.max(self.decode_recent_ms.saturating_sub(self.decode_recent_ms / 64 + 1));
+    }
+
+    /// One silence of the gate among requests that had begun.
+    pub fn gap(&mut self, ms: Ms) {
+        self.gate_gap_ms.record(ms.max(1));
+        self.gate_gap_recent_ms = ms.max(self.gate_gap_recent_ms.saturating_sub(self.gate_gap_recent_ms / 64 + 1));
     }
 
     /// One prefill step: microseconds a token.

@@ -4,8 +4,11 @@
 //! never a movement.
 
 use crate::excuse::Tick;
-use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs};
+use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs, RasObs};
 use crate::policy::Policy;
+
+/// So many bytes read are weights on their way, not a heartbeat's crumbs.
+const STARTUP_READ_MIN: u64 = 1 << 20;
 
 /// Who knows of the work that is owed, by trust (V2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,9 +57,17 @@ pub struct Signs {
     pub metrics_prompt_at: Ms,
     pub metrics_moved_at: Ms,
     pub metrics_iterations_at: Ms,
+    /// A progress series has moved between two scrapes while the gate held work and no request of it began or ended: this engine
+    /// counts as it goes.
+    pub counters_live: bool,
+    /// The gate's chunks, requests answered, and work held at the scrape before.
+    gate_at_scrape: Option<(u64, u64, bool)>,
     /// Since when work is owed without a break.
     pub owed_since: Ms,
     pub startup_moved_at: Ms,
+    /// The same without CPU time, which a rank that waits for another burns as well: pages, bytes read, compilers.
+    pub startup_solid_at: Ms,
+    read_chars: Option<u64>,
     owed_before: bool,
     /// A lease was seen: the page keeps the whole contract (H5), also in a phase that declares none.
     native: bool,
@@ -71,6 +82,7 @@ pub struct Sight<'a> {
     pub pages: &'a [PageObs],
     pub metrics: Option<&'a MetricsObs>,
     pub proc: Option<&'a ProcObs>,
+    pub ras: Option<&'a RasObs>,
     pub frontend: Option<&'a FrontendObs>,
     pub owed: Option<Owed>,
     /// Tokens or bytes arrived since the last tick, by source.
@@ -123,6 +135,7 @@ impl Signs {
         *self = Self {
             gate,
             startup_moved_at: counted_ms,
+            startup_solid_at: counted_ms,
             gate_delivered_at: counted_ms,
             owed_since: counted_ms,
             ..Self::default()
@@ -139,6 +152,7 @@ impl Signs {
             pages,
             metrics: obs.metrics.fresh(tick.now_ms, policy.metrics_fresh_ms),
             proc: obs.proc.fresh(tick.now_ms, policy.metrics_fresh_ms),
+            ras: obs.ras.fresh(tick.now_ms, policy.metrics_fresh_ms).filter(|ras| ras.answered),
             frontend: obs.frontend.fresh(tick.now_ms, policy.metrics_fresh_ms),
             owed: None,
             gate_delivered: false,
@@ -291,10 +305,24 @@ impl Signs {
             self.metrics_moved_at = mark;
             sight.metrics_moved = true;
         }
+        if at_ms != sight.metrics_since_ms {
+            let now = sight.gate.map(|gate| (gate.chunks_delivered, gate.answered(), gate.in_flight > 0));
+            self.counters_live |= sight.metrics_moved && now.is_some_and(|now| now.2) && now == self.gate_at_scrape;
+            self.gate_at_scrape = now;
+        }
         self.metrics = Some(metrics.clone());
     }
 
     fn look_at_startup(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
+        let read = sight.proc.and_then(|proc| proc.read_chars);
+        let before = *self.read_chars.get_or_insert(read.unwrap_or(0));
+        if read.is_some_and(|read| read.abs_diff(before) >= STARTUP_READ_MIN) {
+            self.read_chars = read;
+            sight.startup_moved = true;
+        }
+        if sight.startup_moved || sight.proc.is_some_and(|proc| proc.compilers > 0) {
+            self.startup_solid_at = tick.counted_ms;
+        }
         let foreign_burns = sight.page.is_none() && tick.cpu_permille.is_some_and(|share| share >= 100);
         sight.startup_moved |= foreign_burns;
         if sight.startup_moved {

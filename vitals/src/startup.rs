@@ -31,6 +31,11 @@ pub fn has_come_up(front: &FrontendObs) -> bool {
 /// Start-up progress against the lease (native) or the policy (foreign).
 pub fn examine_startup(view: &View<'_>) -> Exam {
     let silence = view.tick.since(view.signs.startup_moved_at);
+    let (silence, burns) = match view.tick.since(view.signs.startup_solid_at) {
+        // CPU time alone holds off a verdict no longer than the longest lease would
+        solid if view.sight.page.is_none() && solid > view.policy.startup_lease_cap_ms => (solid, true),
+        _ => (silence, false),
+    };
     let (allowed, source, text) = match view.sight.page {
         Some(page) => {
             let cap = view.policy.startup_lease_cap_ms;
@@ -45,14 +50,13 @@ pub fn examine_startup(view: &View<'_>) -> Exam {
             )
         }
         None => {
-            let allowed = view.policy.startup_silence_ms;
-            (
-                Allowed::policy(allowed),
-                "proc",
-                format!(
-                    "the engine has not come up, used hardly any CPU and ran no compiler for {silence} ms; {allowed} ms are allowed"
-                ),
-            )
+            let policy = view.policy;
+            let allowed = if burns { policy.startup_lease_cap_ms } else { policy.startup_silence_ms };
+            let cpu = if burns { "nothing but CPU time moved" } else { "it used hardly any CPU" };
+            let text = format!(
+                "the engine has not come up; it read nothing and ran no compiler, and {cpu}, for {silence} ms; {allowed} ms are allowed"
+            );
+            (Allowed::policy(allowed), "proc", text)
         }
     };
     let due: Option<Ms> = (silence <= allowed.ms).then(|| allowed.ms - silence);

@@ -12,6 +12,7 @@ const CPU_WINDOW_MS: Ms = 5_000;
 /// Spans over which a CPU share means something: for "it burns", and for "it does nothing".
 const CPU_SPAN_MS_MIN: Ms = 150;
 const CPU_QUIET_SPAN_MS_MIN: Ms = 2_000;
+const NVML_SILENT_MS_MIN: Ms = 5_000;
 /// So long must a thread be watched before its habits are known; what was seen before so much more fades.
 const HABIT_MS_MIN: Ms = 2_000;
 const HABIT_MS_MAX: Ms = 600_000;
@@ -80,6 +81,8 @@ pub struct Witnesses {
     /// GPU readings that were busy and cold, and all readings.
     cold_looks: u64,
     gpu_looks: u64,
+    /// For how long NVML has been silent about any of the GPUs, where that is longer than a busy driver is.
+    nvml_silent_ms: Option<Ms>,
 }
 
 impl Witnesses {
@@ -105,6 +108,9 @@ impl Witnesses {
                 self.roll_cpu(obs.proc.at_ms, proc.cpu_ms);
                 self.running_looks += u64::from(proc.state == Some('R'));
             }
+            let silent = gpus.iter().filter_map(|gpu| gpu.silent_since_ms).min();
+            self.nvml_silent_ms =
+                silent.map(|at| tick.now_ms.saturating_sub(at)).filter(|ms| *ms >= NVML_SILENT_MS_MIN);
             for gpu in gpus {
                 self.gpu_looks += 1;
                 self.cold_looks += u64::from(self.busy_and_cold(gpu));
@@ -190,6 +196,16 @@ impl Witnesses {
         }
         if self.gpu_looks > 0 && self.cold_looks * 10 >= self.gpu_looks * 9 {
             add(Strength::Moderate, "gpu", "the GPU is busy and cold against its own busy baseline".to_owned());
+        }
+        if let Some(ras) = view.sight.ras.filter(|ras| !ras.silent_ranks.is_empty()) {
+            add(Strength::Moderate, "ras", format!("NCCL RAS names silent ranks {:?}: {}", ras.silent_ranks, ras.text));
+        }
+        if let Some(ms) = self.nvml_silent_ms {
+            add(
+                Strength::Moderate,
+                "gpu",
+                format!("NVML has not answered for {ms} ms, which a hung driver does not either"),
+            );
         }
         let second_source = view.sight.metrics.is_some()
             || view.sight.page.is_some()

@@ -210,6 +210,8 @@ fn gates() -> impl Strategy<Value = GateObs> {
             requests_done: big[3],
             oldest_in_flight_ms: oldest,
             last_delivery_ms: last,
+            unstreamed: oldest.map(|_| small[1]),
+            quietest_begun_ms: last,
         },
     )
 }

@@ -76,6 +76,8 @@ struct Open {
     forwarded_ms: Ms,
     prompt_tokens: u64,
     answered: bool,
+    /// When the last chunk of its answer was read from the engine.
+    read_ms: Ms,
     /// A chunk was given to the client's connection at this time and it has not asked for the next.
     handed_ms: Option<Ms>,
 }
@@ -109,7 +111,10 @@ impl Ledger {
         let mut books = self.lock();
         books.next_id += 1;
         let id = books.next_id;
-        books.open.insert(id, Open { forwarded_ms: now_ms, prompt_tokens, answered: false, handed_ms: None });
+        books.open.insert(
+            id,
+            Open { forwarded_ms: now_ms, prompt_tokens, answered: false, read_ms: now_ms, handed_ms: None },
+        );
         id
     }
 
@@ -118,6 +123,7 @@ impl Ledger {
         let mut books = self.lock();
         if let Some(open) = books.open.get_mut(&id) {
             open.answered = true;
+            open.read_ms = now_ms;
         }
         books.sums.obs.chunks_delivered += 1;
         books.sums.obs.bytes_delivered += bytes;
@@ -163,6 +169,8 @@ impl Ledger {
         reply.obs.awaiting_first_byte = count(waiting().count());
         reply.obs.prompt_tokens_owed = waiting().map(|open| open.prompt_tokens).sum();
         reply.obs.client_blocked = count(books.open.values().filter(blocked).count());
+        let begun = books.open.values().filter(|open| open.answered && !blocked(open));
+        reply.obs.quietest_begun_ms = begun.map(|open| open.read_ms).min();
         reply.obs.oldest_in_flight_ms = books.open.values().map(|open| open.forwarded_ms).min();
         reply.shut = books.control.fenced || books.control.draining;
         reply

@@ -149,6 +149,7 @@ impl ProcSource {
             traced: stats.iter().any(|stat| !is_compiler(&stat.comm) && self.proc.tracer(stat.pid).is_some()),
             throttled: held.throttled,
             frozen: held.frozen,
+            stopped: count_stopped(&stats),
             // the agent alone knows what it sent; the rest is gathered off the tick
             ..ProcObs::default()
         })
@@ -199,6 +200,11 @@ impl ProcSource {
             .filter(|stat| !is_compiler(&stat.comm))
             .max_by(|a, b| root_first(a).partial_cmp(&root_first(b)).unwrap_or(std::cmp::Ordering::Equal))
     }
+}
+
+/// Processes in state T; whether a debugger holds one of them is told apart.
+fn count_stopped(stats: &[Stat]) -> u32 {
+    u32::try_from(stats.iter().filter(|stat| stat.state == 'T').count()).unwrap_or(u32::MAX)
 }
 
 /// Is this the kernel's name of a compiler, linker or build tool?

@@ -41,6 +41,12 @@ impl Detector {
         self.say(tick, verdict, said, vec![Action::Unfence], exam.due_in_ms)
     }
 
+    /// One request stuck among deliveries is no stall of the engine, whose restart would cost the others theirs: it is said, not judged.
+    fn stuck_ms(&self, tick: &Tick, sight: &Sight<'_>) -> Option<Ms> {
+        let quiet = tick.now_ms.saturating_sub(sight.gate?.quietest_begun_ms?);
+        (quiet > self.policy.decode_starved_ms && tick.excuse.is_none()).then_some(quiet)
+    }
+
     /// The verdict while nothing is held against the engine.
     pub(super) fn calm_verdict(
         &self,
@@ -64,6 +70,11 @@ impl Detector {
             let how =
                 if tick.excuse.is_some() { "their silence is excused" } else { "deliveries are within their deadline" };
             said.push(reason(source_name(owed.source), format!("{} requests owed; {how}", owed.requests)));
+            if let Some(ms) = self.stuck_ms(tick, sight) {
+                let text =
+                    format!("one request that had begun to answer is silent for {ms} ms while others are served");
+                said.push(reason("gate", text));
+            }
             if let (true, Some((pace, usual))) = (slow, self.slow.figures()) {
                 said.push(reason("policy", format!("{pace} ms a token and request; its own usual is {usual} ms")));
                 Verdict::Slow

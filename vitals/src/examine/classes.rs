@@ -19,6 +19,9 @@ fn silent_ranks(view: &View<'_>) -> Vec<u32> {
     if ranks.is_empty() && some_in_step && view.sight.pages.len() > 1 {
         ranks = view.sight.pages.iter().filter(|page| page.step_started_ms.is_none()).map(|page| page.rank).collect();
     }
+    if let Some(ras) = view.sight.ras.filter(|_| ranks.is_empty()) {
+        ranks.clone_from(&ras.silent_ranks);
+    }
     ranks
 }
 
