@@ -8,14 +8,16 @@ use std::time::Instant;
 
 use vitals::observation::{Ms, Observation};
 use vitals::policy::Policy;
-use vitals::sim::check::Checker;
+use vitals::rivals::score::RuleScore;
+use vitals::rivals::watch::Watchers;
+use vitals::rivals::{self, Ours, Rule};
+use vitals::sim::check::{Checker, Verdicts};
 use vitals::sim::history::{self, Spec, Ticks, Watcher};
 use vitals::sim::kinds::{self, KINDS, Kind};
 use vitals::sim::table::{Table, replay_line};
 use vitals::verdict::{Outcome, Verdict};
 
-const USAGE: &str =
-    "sim-detector [--hours N] [--seed S] [--kind NAME]... [--fine] [--threads N] [--replay SEED [--verbose]]";
+const USAGE: &str = "sim-detector [--hours N] [--seed S] [--kind NAME]... [--fine | --compare] [--rules all] [--threads N] [--replay SEED [--verbose]]";
 
 #[derive(Debug, Clone)]
 struct Args {
@@ -23,6 +25,10 @@ struct Args {
     seed: u64,
     kinds: Vec<&'static Kind>,
     ticks: Ticks,
+    /// Every history twice: looked at closely, and as seldom as the long run does.
+    compare: bool,
+    /// Everybody's rules beside ours.
+    rules: bool,
     threads: usize,
     replay: Option<u64>,
     verbose: bool,
@@ -38,7 +44,7 @@ fn main() -> ExitCode {
         }
     };
     match (args.replay, args.kinds.first()) {
-        (Some(seed), Some(kind)) => replay(&Spec { kind, seed, ticks: args.ticks, linger: false }, args.verbose),
+        (Some(seed), Some(kind)) => replay(&Spec::new(kind, seed, args.ticks), args.verbose),
         (Some(_), None) => {
             eprintln!("sim-detector: --replay needs the --kind of that history");
             ExitCode::from(2)
@@ -54,6 +60,8 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
         seed: 1,
         kinds: Vec::new(),
         ticks: Ticks::Coarse,
+        compare: false,
+        rules: false,
         threads: cores,
         replay: None,
         verbose: false,
@@ -68,6 +76,8 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--replay" => args.replay = Some(number(&value()?)?),
             "--threads" => args.threads = number(&value()?)?.clamp(1, 256) as usize,
             "--fine" => args.ticks = Ticks::Fine,
+            "--compare" => args.compare = true,
+            "--rules" if value()? == "all" => args.rules = true,
             "--verbose" => args.verbose = true,
             "--kind" => {
                 let name = value()?;
@@ -93,31 +103,33 @@ fn simulate(args: &Args) -> ExitCode {
     let (next, done_us) = (AtomicU64::new(0), AtomicU64::new(0));
     let goal_us = (args.hours * 3.6e9) as u64;
     let work = || {
-        let (mut table, policy) = (Table::default(), Policy::default());
+        let mut part = Part::default();
         while done_us.load(Ordering::Relaxed) < goal_us {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let mut spec = Spec::dealt(args.seed, index, args.ticks);
             if !args.kinds.is_empty() {
                 spec.kind = args.kinds[index as usize % args.kinds.len()];
             }
-            let verdicts = history::run(&spec, &policy, &mut ());
-            done_us.fetch_add(verdicts.benign_us.max(1), Ordering::Relaxed);
-            if !verdicts.failures.is_empty() {
-                println!("{}", replay_line(&verdicts));
-            }
-            table.add(verdicts);
+            done_us.fetch_add(part.live(&spec, args), Ordering::Relaxed);
         }
-        table
+        part
     };
-    let mut table = Table::default();
+    let mut all = Part::default();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..args.threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().filter_map(|thread| thread.join().ok()).for_each(|part| table.merge(part));
+        threads.into_iter().filter_map(|thread| thread.join().ok()).for_each(|part| all.merge(part));
     });
+    let Part { table, scores, alike, unlike } = all;
     let total = table.total();
     let seconds = began.elapsed().as_secs_f64();
     println!("\nseed {}, {} histories", args.seed, total.histories);
     print!("{}", table.render());
+    if args.rules {
+        print!("{}", rules_table(&scores));
+    }
+    if args.compare {
+        println!("looked at each 100 ms and as seldom as the long run: {alike} histories alike, {unlike} not");
+    }
     println!(
         "speed: {:.0} engine-hours a second on {} threads ({:.1} s, {:.1} million ticks, {:.0} ns a tick and thread)",
         total.benign_hours() / seconds,
@@ -128,6 +140,108 @@ fn simulate(args: &Args) -> ExitCode {
     );
     println!("{} passed, {} failed", total.histories - total.failed, total.failed);
     if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What one thread has summed up.
+#[derive(Default)]
+struct Part {
+    table: Table,
+    scores: Vec<RuleScore>,
+    alike: u64,
+    unlike: u64,
+}
+
+impl Part {
+    /// Lives one history and returns its benign microseconds.
+    fn live(&mut self, spec: &Spec, args: &Args) -> u64 {
+        let policy = Policy::default();
+        let verdicts = if args.rules {
+            let mut rules = Rules(everybody(&policy));
+            let verdicts = history::run(&Spec { linger: true, ..*spec }, &policy, &mut rules);
+            self.score(rules.0.scores());
+            verdicts
+        } else {
+            history::run(spec, &policy, &mut ())
+        };
+        if args.compare {
+            self.compare(spec, &verdicts);
+        }
+        if !verdicts.failures.is_empty() {
+            println!("{}", replay_line(&verdicts));
+        }
+        let benign_us = verdicts.benign_us.max(1);
+        self.table.add(verdicts);
+        benign_us
+    }
+
+    /// The same history with the other rhythm: the same alarms, the same failures?
+    fn compare(&mut self, spec: &Spec, seldom: &Verdicts) {
+        let often = history::run(&Spec { ticks: Ticks::Fine, ..*spec }, &Policy::default(), &mut ());
+        let essence =
+            |v: &Verdicts| (v.false_evictions, v.failures.first().map(|(_, what)| *what), v.fence_ms.is_some());
+        let near = |a: Option<u64>, b: Option<u64>| a.unwrap_or(0).abs_diff(b.unwrap_or(0)) <= 5_000;
+        if essence(&often) == essence(seldom) && near(often.fence_ms, seldom.fence_ms) {
+            self.alike += 1;
+        } else {
+            self.unlike += 1;
+            println!("UNLIKE {} {:#x}: {:?} and {:?}", spec.kind.name, spec.seed, essence(&often), essence(seldom));
+        }
+    }
+
+    fn score(&mut self, scores: Vec<RuleScore>) {
+        if self.scores.is_empty() {
+            self.scores = scores;
+        } else {
+            self.scores.iter_mut().zip(&scores).for_each(|(sum, more)| sum.add(more));
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.table.merge(other.table);
+        self.score(other.scores);
+        self.alike += other.alike;
+        self.unlike += other.unlike;
+    }
+}
+
+/// All rules beside one history.
+struct Rules(Watchers);
+
+impl Watcher for Rules {
+    fn tick(&mut self, now_ms: Ms, obs: &Observation, _: &Outcome, checker: &Checker) {
+        self.0.tick(now_ms, obs, checker.truth(now_ms * 1_000));
+    }
+}
+
+fn everybody(policy: &Policy) -> Watchers {
+    let ours: Box<dyn Rule> = Box::new(Ours::new(policy.clone()));
+    Watchers::new(std::iter::once(ours).chain(rivals::all()).collect())
+}
+
+/// One line a rule. The gate obeys our fence, so the others see fewer new requests after it than they would alone.
+fn rules_table(scores: &[RuleScore]) -> String {
+    let seconds = |ms: Option<Ms>| ms.map_or("-".to_owned(), |ms| format!("{:.1}", ms as f64 / 1e3));
+    let mut out = format!(
+        "\n{:<24} {:>6} {:>7} {:>8} {:>8} {:>8} {:>10} {:>12} {:>12} {:>9}\n",
+        "rule", "hangs", "caught", "p50 s", "p99 s", "max s", "evict p99", "false fences", "false evict.", "a year"
+    );
+    for score in scores {
+        let rate = score.eviction_rate();
+        out += &format!(
+            "{:<24} {:>6} {:>7} {:>8} {:>8} {:>8} {:>10} {:>12} {:>12} {:>9}\n",
+            score.rule,
+            score.hangs,
+            score.caught,
+            seconds(score.latency_quantile_ms(500)),
+            seconds(score.latency_quantile_ms(990)),
+            seconds(score.latency_max_ms()),
+            seconds(score.evict_quantile_ms(990)),
+            score.false_fences,
+            score.false_evictions,
+            rate.map_or("-".to_owned(), |r| format!("{}{:.1}", if r.is_bound { "<" } else { "" }, r.per_year))
+        );
+    }
+    out
 }
 
 /// Prints each change of verdict with its reasons; verbose: each look at something that is not calm.

@@ -179,7 +179,8 @@ impl Checker {
     pub fn tick(&mut self, world: &World, outcome: &Outcome) {
         let elapsed = world.now.saturating_sub(std::mem::replace(&mut self.last, world.now));
         self.verdicts.ticks += 1;
-        self.env_until = world.env.stood_still + ENV_GRACE;
+        // a process that is not there is no engine to be right or wrong about
+        self.env_until = (world.env.stood_still + ENV_GRACE).max(world.env.born.min(world.now + 1));
         if self.over {
             return;
         }

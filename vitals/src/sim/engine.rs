@@ -7,7 +7,7 @@ use super::book::{At, Book, Request};
 use super::chance::Chance;
 use super::counters::{Counters, LeaseModel, Shown};
 use super::profile::{EngineKind, MS, Profile, SECOND, Us};
-use super::step::{Mood, Step};
+use super::step::{Luck, Mood, Step};
 
 /// No healthy step is longer.
 const STEP_MAX: Us = 150 * SECOND;
@@ -35,7 +35,8 @@ pub struct Engine {
     pub now: Us,
     /// A step longer than this deserves a close look.
     pub remarkable_us: Us,
-    chance: Chance,
+    luck: Luck,
+    steps_ever: u64,
 }
 
 impl Engine {
@@ -55,7 +56,8 @@ impl Engine {
             busy_us: 0,
             now,
             remarkable_us,
-            chance,
+            luck: Luck::new(chance),
+            steps_ever: 0,
             profile,
         }
     }
@@ -231,11 +233,7 @@ impl Engine {
         let base = self.profile.step_us + self.profile.seq_us * u64::from(decoding) + prefill_us;
         // a silence longer than every rival's patience is outside of what anybody could call healthy
         let paced = (base.saturating_mul(self.mood.pace_milli) / 1_000).min(STEP_MAX);
-        let mut length = (paced as f64 * self.chance.around_one(60)) as Us;
-        // now and then a step is late by itself: an allocator, a garbage collection, a graph that must be captured
-        if self.chance.bits().is_multiple_of(4_000) {
-            length += self.chance.heavy(15 * MS, 400 * MS);
-        }
+        let length = self.luck.length(self.steps_ever, paced);
         let end =
             if std::mem::take(&mut self.mood.doomed) { Us::MAX } else { self.now.saturating_add(length.max(500)) };
         let lease_ms = self.lease.lease_ms(decoding, units);
@@ -258,8 +256,8 @@ impl Engine {
                 At::Prefill | At::Held => {}
             }
         }
-        // late steps come one in 4000; a batch of steps must not hide them
-        steps = steps.min(64);
+        // all of a batch share one luck, and no late step hides in it
+        steps = steps.min(self.luck.alike(self.steps_ever));
         let fits = self.kv_used() + steps * u64::from(step.decoding) <= self.profile.kv_tokens;
         if steps < 2 || !fits || (waiting && self.mood.thrash) {
             return false;
@@ -331,38 +329,6 @@ impl Engine {
         self.drop_finished(at);
     }
 
-    fn hand_out(&mut self, index: usize, tokens: u64, at: Us) {
-        let request = &mut self.live[index];
-        let tokens = tokens.min(u64::from(request.out.saturating_sub(request.generated)));
-        request.generated += tokens as u32;
-        self.counters.generated += tokens;
-        self.counters.output = true;
-        if request.stream && !request.gone && !self.mood.front_dead && request.unread_until <= at {
-            self.book.deliver(request, tokens, at);
-        }
-    }
-
-    fn drop_finished(&mut self, at: Us) {
-        for index in (0..self.live.len()).rev() {
-            let request = &mut self.live[index];
-            if request.at != At::Decode || request.generated < request.out {
-                continue;
-            }
-            self.counters.finished += 1;
-            self.counters.lumps += u64::from(request.generated);
-            self.counters.lump_prompt += u64::from(request.prompt);
-            if self.mood.front_dead {
-                request.at = At::Held;
-                continue;
-            }
-            if !request.gone {
-                self.book.deliver(request, 1, at);
-                self.book.close(request);
-            }
-            self.live.swap_remove(index);
-        }
-    }
-
     /// No room for the next tokens: the youngest starts over (recompute), as vLLM and SGLang do.
     fn preempt(&mut self) {
         let mut used = self.kv_used();
@@ -380,6 +346,7 @@ impl Engine {
 
     fn finish_step(&mut self, step: Step, steps: u64) {
         self.counters.steps += steps;
+        self.steps_ever += steps;
         self.busy_us += step.end - step.start;
         self.lease.learn(step.decoding, step.prefill_units, step.end - step.start);
         let kv = self.kv_used();

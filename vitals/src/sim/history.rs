@@ -46,13 +46,20 @@ pub struct Spec {
     pub ticks: Ticks,
     /// Goes on after the detector's confirmation, so that slower rules have their turn.
     pub linger: bool,
+    /// No life is longer.
+    pub most: Us,
 }
 
 impl Spec {
+    /// This kind and seed, whole.
+    pub fn new(kind: &'static Kind, seed: u64, ticks: Ticks) -> Self {
+        Self { kind, seed, ticks, linger: false, most: Us::MAX }
+    }
+
     /// The history number `index` of a run with this seed.
     pub fn dealt(seed: u64, index: u64, ticks: Ticks) -> Self {
         let own = mix(seed ^ mix(index));
-        Self { kind: kinds::deal(mix(own) >> 8), seed: own, ticks, linger: false }
+        Self::new(kinds::deal(mix(own) >> 8), own, ticks)
     }
 }
 
@@ -69,7 +76,8 @@ pub fn run(spec: &Spec, policy: &Policy, watcher: &mut dyn Watcher) -> Verdicts 
         last: START,
         due: FINE,
     };
-    while run.world.now < plot.ends && !run.checker.is_over() {
+    let ends = plot.ends.min(START.saturating_add(spec.most));
+    while run.world.now < ends && !run.checker.is_over() {
         run.advance_to_tick();
         run.tick(watcher);
     }
@@ -108,8 +116,8 @@ impl Run {
     }
 
     fn tick(&mut self, watcher: &mut dyn Watcher) {
-        self.world.settle();
         let now = self.world.now;
+        self.world.engine.book.pass_lumps(now);
         let late = now.saturating_sub(self.last + self.due);
         // a stretch that was cut short was not late
         self.agent.obs.agent_gap_ms = if late < GAP { 0 } else { late / MS };

@@ -15,6 +15,7 @@ pub mod engine;
 pub mod fault;
 pub mod history;
 pub mod kinds;
+mod outputs;
 pub mod profile;
 pub mod script;
 pub mod shows;

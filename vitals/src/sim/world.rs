@@ -139,8 +139,11 @@ impl World {
     /// Runs to `until`; stops early where something begins that deserves a close look. Returns what happened, if anything did.
     pub fn advance(&mut self, until: Us) -> Option<Act> {
         while self.now < until {
-            let next =
-                until.min(self.clients.next.min(self.clients.mode_ends)).min(self.next_leave).min(self.next_act());
+            let next = until
+                .min(self.clients.next.min(self.clients.mode_ends))
+                .min(self.next_leave)
+                .min(self.next_act())
+                .min(self.pace_ends());
             let next = next.max(self.now);
             let reached = self.engine.advance(next);
             self.now = self.now.max(reached);
@@ -148,6 +151,7 @@ impl World {
                 return None;
             }
             self.leave();
+            self.settle();
             if let Some(act) = self.script.pop_if(|(at, _)| *at <= self.now).map(|(_, act)| act) {
                 self.happen(act);
                 return Some(act);
@@ -332,8 +336,14 @@ impl World {
         self.script.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
     }
 
+    /// When steps have their usual length again, if that is to come.
+    fn pace_ends(&self) -> Us {
+        let env = &self.env;
+        Some(env.loaded.max(env.crawling).max(env.throttled)).filter(|at| *at > self.now).unwrap_or(Us::MAX)
+    }
+
     /// Ends the states whose time is over.
-    pub fn settle(&mut self) {
+    fn settle(&mut self) {
         let (now, env) = (self.now, &self.env);
         if now >= env.loaded.max(env.crawling).max(env.throttled) {
             self.engine.set_pace(now, 1_000);
@@ -341,7 +351,6 @@ impl World {
         if now >= env.hot {
             self.engine.book.lump = 0;
         }
-        self.engine.book.pass_lumps(now);
     }
 
     /// Is this signal missing now?
