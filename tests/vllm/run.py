@@ -6,6 +6,7 @@ In mode `fence` (default) each hang is let go once it was confirmed and its evid
 `recover` the agent kills it, and it must serve again. A kind is one test; the last line counts them. Exit status 0: none failed.
 """
 import argparse
+import atexit
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from server import HERE, ROOT, Failure, Server, ask
 CONFIRM_S = 330
 RECOVER_S = 900
 WARM_S = 25
+WARM_S_MAX = 300
 QUIET_S = 20
 # The program's model has heads too small for vLLM's CPU kernels: its tokenizer is kept, the weights are vLLM's own random ones.
 SHAPE = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512,
@@ -36,6 +38,8 @@ def main():
     out = os.path.join(ROOT, "target", "vllm")
     os.makedirs(out, exist_ok=True)
     site = None if options.plugin == "no" else plugin_site(out)
+    if site:
+        atexit.register(shutil.rmtree, site, True)
     rows = []
     wanted = set(options.only.split(",")) if options.only else None
     unknown = (wanted or set()) - {kind.key for kind in KINDS}
@@ -48,7 +52,7 @@ def main():
                 rows += session(options, out, site if plugin else None, group, ranks, args, kinds)
     print("\n" + header())
     print("\n".join(line(row) for row in rows))
-    with open(os.path.join(out, "results.json"), "w", encoding="utf-8") as file:
+    with open(os.path.join(out, "results-%d.json" % os.getpid()), "w", encoding="utf-8") as file:
         json.dump(rows, file, indent=1)
     failed = sum(not row["ok"] for row in rows)
     print(f"\n{len(rows) - failed} passed, {failed} failed")
@@ -68,8 +72,7 @@ def parsed():
 
 def plugin_site(out):
     """Our package as pip installs it, in a folder of its own: on the path with the plugin, not on it without."""
-    site = os.path.join(out, "site")
-    shutil.rmtree(site, ignore_errors=True)
+    site = os.path.join(out, "site-%d" % os.getpid())  # another run may stand on its own
     with tempfile.TemporaryDirectory() as copy:
         source = os.path.join(copy, "package")  # pip builds in the source's own folder
         shutil.copytree(os.path.join(ROOT, "heartbeat", "python"), source)
@@ -115,8 +118,9 @@ def session(options, out, site, group, ranks, args, kinds):
 
 
 def warm(server, seconds=WARM_S):
-    """Load until the detector has seen a rhythm, and no alarm on the way."""
+    """Load until the detector has seen a rhythm, and no alarm on the way. The first steps of a cold engine do not count."""
     load = Load(server.port)
+    server.wait("requests served", WARM_S_MAX, lambda: load.total("done") >= len(load.clients), 0.2)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         seen = server.verdict()

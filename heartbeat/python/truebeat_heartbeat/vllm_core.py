@@ -14,7 +14,7 @@ from .page import (BEAT, BEAT_PAYLOAD, BEAT_SEQ, DECODE, FAILED, IDLE, LOAD, OK,
                    identity_of_this_process, page_dir)
 
 # How long a phase may last as far as anybody can say who does not know the machine (H5.3); readers cap it and learn the rest.
-STEP_LEASE_MS = int(os.environ.get("TRUEBEAT_STEP_LEASE_MS") or 30_000)
+STEP_LEASE_MS = int(os.environ.get("TRUEBEAT_STEP_LEASE_MS") or 120_000)
 TOKEN_LEASE_US = int(os.environ.get("TRUEBEAT_TOKEN_LEASE_US") or 10_000)
 STARTUP_LEASE_MS = 900_000
 LEASE_MS_MAX = 2**32 - 1
