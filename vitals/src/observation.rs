@@ -268,7 +268,7 @@ pub struct LogHit {
 }
 
 /// One GPU as NVML tells it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuObs {
     pub uuid: String,
     /// 0..=100 each.

@@ -273,13 +273,15 @@ impl Signs {
         sight.metrics_since_ms = std::mem::replace(&mut self.metrics_sampled_ms, at_ms);
         let rose = |now: Option<f64>, then: Option<f64>| matches!((now, then), (Some(now), Some(then)) if now > then);
         let Some(last) = self.metrics.as_ref() else {
+            // a first scrape shows no movement; where a gate remembers the last delivery, that is what silence is counted from
+            let since = if sight.gate.is_some() { 0 } else { tick.counted_ms };
             for mark in [
                 &mut self.metrics_tokens_at,
                 &mut self.metrics_prompt_at,
                 &mut self.metrics_moved_at,
                 &mut self.metrics_iterations_at,
             ] {
-                *mark = tick.counted_ms;
+                *mark = since;
             }
             self.metrics = Some(metrics.clone());
             return;

@@ -2,7 +2,9 @@
 #![allow(dead_code, reason = "each test crate uses its own part")]
 
 use vitals::detector::{Detector, Policy};
-use vitals::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, PagePhase, ProcObs, Signal};
+use vitals::observation::{
+    FrontendObs, GateObs, GpuObs, LogHit, MetricsObs, Ms, Observation, PageObs, PagePhase, ProcObs, RasObs, Signal,
+};
 use vitals::verdict::{Action, Outcome, Verdict};
 
 #[derive(Debug, Clone)]
@@ -17,6 +19,9 @@ pub struct Sim {
     pub maintenance: bool,
     pub draining: bool,
     pub gap: Ms,
+    pub gpus: Vec<GpuObs>,
+    pub ras: Option<RasObs>,
+    pub log: Vec<LogHit>,
     /// CPU share of the tree, permille.
     pub cpu: u64,
     pub detector: Detector,
@@ -93,6 +98,9 @@ impl Sim {
             maintenance: false,
             draining: false,
             gap: 0,
+            gpus: Vec::new(),
+            ras: None,
+            log: Vec::new(),
             cpu: 800,
             detector: Detector::new(Policy::default(), T0),
             last: None,
@@ -117,6 +125,28 @@ impl Sim {
         self.admit(4, 200);
         self.decode(ms);
         self
+    }
+
+    /// This many short requests, one at a time.
+    pub fn served(mut self, requests: u32) -> Self {
+        for _ in 0..requests {
+            self.admit(1, 10);
+            self.tick(100);
+            let at = self.now;
+            self.deliver(1, at);
+            self.tick(100);
+            self.depart();
+        }
+        self
+    }
+
+    /// All clients leave, and the gauges show it.
+    pub fn depart(&mut self) {
+        self.leave();
+        if let Some(metrics) = &mut self.metrics {
+            metrics.running = Some(0.0);
+        }
+        self.tick(100);
     }
 
     /// Requests arrive at the gate (and in the page's queue).
@@ -216,10 +246,12 @@ impl Sim {
             gate: self.gate.clone().map(|g| Signal::at(self.now, g)).unwrap_or_default(),
             metrics: self.metrics.clone().map(|m| Signal::at(self.now, m)).unwrap_or_default(),
             frontend: self.frontend.map(|f| Signal::at(self.now, f)).unwrap_or_default(),
+            gpus: if self.gpus.is_empty() { Signal::default() } else { Signal::at(self.now, self.gpus.clone()) },
+            ras: self.ras.clone().map(|r| Signal::at(self.now, r)).unwrap_or_default(),
+            log: self.log.clone(),
             maintenance: self.maintenance,
             draining: self.draining,
             agent_gap_ms: self.gap,
-            ..Observation::default()
         }
     }
 

@@ -1,0 +1,103 @@
+//! What optional signals add: a detector that begins in the middle, a start-up that only spins, an answer that does not stream, one
+//! request stuck among others.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
+mod common;
+
+use common::{Sim, stalled, suspect};
+use vitals::detector::{Detector, Policy};
+use vitals::observation::GpuObs;
+use vitals::verdict::{StallClass, Verdict};
+
+#[test]
+fn a_detector_that_begins_in_the_middle_of_a_stall_takes_its_age_from_the_page() {
+    let mut sim = Sim::native().up().busy(10_000);
+    sim.cpu = 0;
+    sim.silence(1_000);
+    let began = sim.page.as_ref().unwrap().step_started_ms.unwrap();
+    sim.detector = Detector::new(Policy::default(), common::T0);
+    sim.silence_until(10_000, suspect).unwrap();
+    let age = sim.now - began;
+    assert!(
+        (2_000..=2_300).contains(&age),
+        "a cold detector has the lease of 2 s, counted from the step's begin: {age}"
+    );
+}
+
+#[test]
+fn a_detector_that_begins_in_the_middle_of_a_foreign_stall_counts_from_the_gates_last_delivery() {
+    let mut sim = Sim::foreign().up().busy(10_000);
+    sim.silence(2_000);
+    let last = sim.gate.as_ref().unwrap().last_delivery_ms.unwrap();
+    sim.detector = Detector::new(Policy::default(), common::T0);
+    sim.silence_until(400_000, suspect).unwrap();
+    let silence = sim.now - last;
+    assert!((300_000..=300_300).contains(&silence), "{silence}");
+}
+
+#[test]
+fn a_start_up_that_only_spins_is_late_in_the_end_and_one_that_reads_is_not() {
+    let mut sim = Sim::foreign();
+    sim.metrics = None;
+    sim.cpu = 2_000;
+    let late = sim.silence_until(2_000_000, suspect).unwrap();
+    assert!((899_000..=901_000).contains(&late), "{late}");
+    assert_eq!(sim.last.as_ref().unwrap().verdict, Verdict::Suspect(StallClass::StartupStalled));
+
+    let mut sim = Sim::foreign();
+    sim.metrics = None;
+    for second in 0..3_000u64 {
+        sim.process().read_chars = Some(second * 500_000_000);
+        assert_eq!(sim.tick(1_000).verdict, Verdict::Starting);
+    }
+    sim.cpu = 0;
+    let late = sim.silence_until(400_000, suspect).unwrap();
+    assert!((299_000..=301_000).contains(&late), "{late}");
+}
+
+#[test]
+fn an_answer_that_does_not_stream_is_judged_by_counters_only_where_they_move_on_their_own() {
+    for (live, bound) in [(false, 299_000..=301_000), (true, 2_000..=5_000)] {
+        let mut sim = Sim::foreign().up().busy(10_000).served(40);
+        if live {
+            // a scrape that counts although no byte passed the gate
+            sim.admit(1, 10);
+            sim.tick(100);
+            let metrics = sim.metrics.as_mut().unwrap();
+            (metrics.progress_digest, metrics.generation_tokens) = (77, Some(1e6));
+            sim.tick(100);
+            sim.depart();
+        }
+        sim.admit(1, 10);
+        sim.gate.as_mut().unwrap().unstreamed = Some(1);
+        let fenced = sim.silence_until(400_000, suspect).unwrap();
+        assert!(bound.contains(&fenced), "counters live: {live}: {fenced}");
+    }
+}
+
+#[test]
+fn one_request_stuck_among_deliveries_is_said_and_not_judged() {
+    let mut sim = Sim::foreign().up().busy(10_000);
+    sim.gate.as_mut().unwrap().quietest_begun_ms = Some(sim.now);
+    let mut said = None;
+    for _ in 0..900 {
+        let outcome = sim.deliver_for(100);
+        assert_eq!(outcome.verdict, Verdict::Progressing);
+        let stuck = outcome.reasons.iter().any(|reason| reason.text.contains("one request"));
+        said = said.or(stuck.then_some(sim.now - sim.gate.as_ref().unwrap().quietest_begun_ms.unwrap()));
+    }
+    assert!(said.is_some_and(|ms| (60_000..=60_500).contains(&ms)), "{said:?}");
+}
+
+#[test]
+fn an_nvml_that_does_not_answer_confirms_sooner_and_makes_no_stall() {
+    let mut confirmed = Vec::new();
+    for silent in [false, true] {
+        let mut sim = Sim::foreign().up().busy(10_000);
+        sim.process().state = Some('R');
+        sim.gpus = vec![GpuObs { silent_since_ms: silent.then_some(sim.now), ..GpuObs::default() }];
+        assert!(sim.decode(30_000).iter().all(|outcome| outcome.verdict == Verdict::Progressing));
+        sim.silence_until(10_000, suspect).unwrap();
+        confirmed.push(sim.silence_until(60_000, stalled).unwrap());
+    }
+    assert!(confirmed[0] >= 19_000 && confirmed[1] <= 11_000, "{confirmed:?}");
+}
