@@ -5,10 +5,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::procs::ProcRoot;
+use super::procs::{ProcRoot, small};
 
 /// Looks at most once in this time: limits act in periods of 100 ms, and a share wants several.
 const LOOK_EVERY_MS: u64 = 1_000;
+/// Where a process's group lies is looked up at most once in this time: it hardly ever moves, and the freezer is asked at every look.
+const PLACE_EVERY_MS: u64 = 10_000;
 /// Throttled time (summed over CPUs) of one look from which silence is the limit's doing: half the time that passed.
 const THROTTLED_SHARE: f64 = 0.5;
 
@@ -26,6 +28,8 @@ pub struct CgroupWatch {
     mounts: PathBuf,
     looked: Option<(u64, CpuStat)>,
     state: CgroupState,
+    /// The file that tells of freezing, and when it was looked for; `None` where there is none to read.
+    freezer: Option<(u64, i32, Option<PathBuf>)>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,7 +41,7 @@ struct CpuStat {
 impl CgroupWatch {
     /// `mounts` is `/sys/fs/cgroup` but in tests.
     pub fn new(proc: ProcRoot, mounts: &Path) -> Self {
-        Self { proc, mounts: mounts.to_owned(), looked: None, state: CgroupState::default() }
+        Self { proc, mounts: mounts.to_owned(), looked: None, state: CgroupState::default(), freezer: None }
     }
 
     /// Where the cgroup hierarchies are mounted.
@@ -49,12 +53,12 @@ impl CgroupWatch {
     pub fn look(&mut self, pid: i32, now_ms: u64) -> CgroupState {
         if self.looked.is_some_and(|(at_ms, _)| now_ms.saturating_sub(at_ms) < LOOK_EVERY_MS) {
             // Freezing is what a person does by hand; it is cheap to ask for at once.
-            self.state.frozen = self.frozen(pid);
+            self.state.frozen = self.frozen(pid, now_ms);
             return self.state;
         }
         let now = self.read(pid, &["cpu", "cpu,cpuacct", "cpuacct,cpu"], "cpu.stat").map(|text| cpu_stat(&text));
         let before = self.looked.take();
-        self.state = CgroupState { throttled: false, frozen: self.frozen(pid) };
+        self.state = CgroupState { throttled: false, frozen: self.frozen(pid, now_ms) };
         if let Some(now) = now {
             self.state.throttled =
                 before.is_some_and(|(at_ms, before)| held_back(before, now, now_ms.saturating_sub(at_ms)));
@@ -63,22 +67,33 @@ impl CgroupWatch {
         self.state
     }
 
-    fn frozen(&self, pid: i32) -> bool {
-        let v1 = self.read(pid, &["freezer"], "freezer.state");
-        if let Some(state) = v1 {
-            return matches!(state.trim(), "FROZEN" | "FREEZING");
+    /// v1 has `freezer.state`, v2 a line of `cgroup.events`.
+    fn frozen(&mut self, pid: i32, now_ms: u64) -> bool {
+        let known = self
+            .freezer
+            .as_ref()
+            .is_some_and(|(at_ms, of, _)| *of == pid && now_ms.saturating_sub(*at_ms) < PLACE_EVERY_MS);
+        if !known {
+            let place =
+                self.place(pid, &["freezer"], "freezer.state").or_else(|| self.place(pid, &[], "cgroup.events"));
+            self.freezer = Some((now_ms, pid, place));
         }
-        let v2 = self.read(pid, &[], "cgroup.events");
-        v2.is_some_and(|events| events.lines().any(|line| line.trim() == "frozen 1"))
+        let Some((_, _, Some(path))) = &self.freezer else { return false };
+        let text = small(path).unwrap_or_default();
+        matches!(text.trim(), "FROZEN" | "FREEZING") || text.lines().any(|line| line.trim() == "frozen 1")
     }
 
-    /// A file of the process's group: v1 under one of `controllers` (empty: v2 only), else v2.
+    /// A file of the process's group.
     fn read(&self, pid: i32, controllers: &[&str], file: &str) -> Option<String> {
+        small(&self.place(pid, controllers, file)?)
+    }
+
+    /// Where a file of the process's group lies: v1 under one of `controllers` (empty: v2 only), else v2.
+    fn place(&self, pid: i32, controllers: &[&str], file: &str) -> Option<PathBuf> {
         let groups = self.proc.cgroup(pid)?;
         let theirs = self.proc.path(pid, "root/sys/fs/cgroup");
-        candidates(&groups, controllers, &self.mounts, &theirs)
-            .into_iter()
-            .find_map(|directory| std::fs::read_to_string(directory.join(file)).ok())
+        let places = candidates(&groups, controllers, &self.mounts, &theirs);
+        places.into_iter().map(|directory| directory.join(file)).find(|path| path.is_file())
     }
 }
 

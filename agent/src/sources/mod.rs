@@ -19,6 +19,7 @@ pub mod procs;
 pub mod ras;
 pub mod scrape;
 mod tree;
+pub mod walk;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -39,8 +40,9 @@ pub use self::scrape::Scraper;
 pub use self::tree::{
     EngineProcess, Found, find_engine_in, find_pod_engine, process_tree, process_tree_in, process_tree_members,
 };
+use self::walk::TreeWatch;
 
-/// The walk over all of `/proc`: not more often than this, and never more than one part in twenty of the time.
+/// The look at `/proc`'s processes: not more often than this, and never more than one part in twenty of the time.
 const WALK_EVERY_MS_MIN: u64 = 500;
 const WALK_COST_FACTOR: u64 = 20;
 /// The facts that are gathered off the tick: between looks, and at most one part in a thousand of the time.
@@ -96,7 +98,8 @@ struct SlowFacts {
 /// The walk under way, and when the next is due.
 #[derive(Debug, Default)]
 struct Walk {
-    running: Option<JoinHandle<(Vec<i32>, u64)>>,
+    watch: Option<TreeWatch>,
+    running: Option<JoinHandle<(TreeWatch, Vec<i32>, u64)>>,
     due_ms: u64,
 }
 
@@ -216,17 +219,20 @@ impl Sources {
     async fn take_walk(&mut self, now_ms: u64) {
         let Some(engine) = &self.engine else { return };
         if self.walk.running.is_none() && now_ms >= self.walk.due_ms {
-            let engine = engine.clone();
+            let me = i32::try_from(std::process::id()).unwrap_or(-1);
+            let watch = self.walk.watch.take();
+            let mut watch = watch.unwrap_or_else(|| TreeWatch::new(ProcRoot::live(), engine.clone(), me));
             self.walk.running = Some(tokio::task::spawn_blocking(move || {
                 let began = Instant::now();
-                let members = process_tree(&engine);
-                (members, u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX))
+                let members = watch.look(now_ms);
+                (watch, members, u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX))
             }));
         }
         let Some(running) = &mut self.walk.running else { return };
         let Ok(done) = tokio::time::timeout(WALK_WAIT, running).await else { return };
         self.walk.running = None;
-        let (members, cost_ms) = done.unwrap_or_default();
+        let Ok((watch, members, cost_ms)) = done else { return };
+        self.walk.watch = Some(watch);
         self.walk.due_ms = now_ms.saturating_add(WALK_EVERY_MS_MIN.max(cost_ms.saturating_mul(WALK_COST_FACTOR)));
         self.proc.set_members(members);
     }

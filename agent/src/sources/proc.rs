@@ -14,6 +14,7 @@ use super::tree::EngineProcess;
 
 /// Members read in one look; an engine with more is read in part.
 const MEMBERS_MAX: usize = 512;
+const TRACER_EVERY_MS: u64 = 1_000;
 /// How much of a process's recent CPU use is forgotten a second, in choosing which process steps.
 const FORGET_PER_SECOND: f64 = 0.2;
 /// Programs that compile kernels or host code, by their kernel names (V5). A version at the end (`gcc-12`) is taken off first.
@@ -66,6 +67,8 @@ pub struct ProcSource {
     compiler_ticks: u64,
     looked_ms: Option<u64>,
     stepping: Option<i32>,
+    /// Whether a debugger holds a member, and when that was last asked.
+    traced: (u64, bool),
 }
 
 /// What was last seen of one process.
@@ -96,6 +99,7 @@ impl ProcSource {
             compiler_ticks: 0,
             looked_ms: None,
             stepping: None,
+            traced: (0, false),
         }
     }
 
@@ -146,13 +150,25 @@ impl ProcSource {
             cpu_ms: self.clock.cpu_ms(self.cpu_ticks),
             compilers: u32::try_from(compilers).unwrap_or(u32::MAX),
             compilers_cpu_ms: self.clock.cpu_ms(self.compiler_ticks),
-            traced: stats.iter().any(|stat| !is_compiler(&stat.comm) && self.proc.tracer(stat.pid).is_some()),
+            traced: self.traced(&stats, now_ms),
             throttled: held.throttled,
             frozen: held.frozen,
             stopped: count_stopped(&stats),
             // the agent alone knows what it sent; the rest is gathered off the tick
             ..ProcObs::default()
         })
+    }
+
+    /// Asks at once where a member is stopped, which is when it matters, else once a second: `status` is dear.
+    fn traced(&mut self, stats: &[Stat], now_ms: u64) -> bool {
+        let (asked_ms, traced) = self.traced;
+        let stopped = stats.iter().any(|stat| matches!(stat.state, 't' | 'T'));
+        if !stopped && now_ms.saturating_sub(asked_ms) < TRACER_EVERY_MS {
+            return traced;
+        }
+        let traced = stats.iter().any(|stat| !is_compiler(&stat.comm) && self.proc.tracer(stat.pid).is_some());
+        self.traced = (now_ms, traced);
+        traced
     }
 
     fn member_stats(&self, root: Option<Stat>) -> Vec<Stat> {

@@ -3,7 +3,12 @@
 //! `stat`, `status`, `wchan` and `cgroup` answer even for a process in state D; `cmdline`, `environ` and `maps` may not, so the
 //! ten-times-a-second path never opens them (I4).
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
+
+/// What one read takes; files of more are read on.
+const READ_BYTES: usize = 4_096;
 
 /// A `/proc` tree.
 #[derive(Debug, Clone)]
@@ -81,42 +86,58 @@ impl ProcRoot {
     /// One process; `None` when it is gone.
     pub fn stat(&self, pid: i32) -> Option<Stat> {
         // A process may give itself a name that is no UTF-8.
-        let bytes = std::fs::read(self.path(pid, "stat")).ok()?;
-        Stat::parse(&String::from_utf8_lossy(&bytes))
+        Stat::parse(&small(&self.path(pid, "stat"))?)
     }
 
     /// Every process that can be seen; those that end meanwhile are left out.
     pub fn all(&self) -> Vec<Stat> {
-        let Ok(entries) = std::fs::read_dir(&self.root) else { return Vec::new() };
-        entries
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()))
-            .filter_map(|pid| self.stat(pid))
-            .collect()
+        self.pids().filter_map(|pid| self.stat(pid)).collect()
+    }
+
+    /// The number of every process that can be seen.
+    pub fn pids(&self) -> impl Iterator<Item = i32> + use<> {
+        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()))
     }
 
     /// Where the main thread waits in the kernel: a symbol, or `0` where it does not wait.
     pub fn wchan(&self, pid: i32) -> Option<String> {
-        let text = std::fs::read_to_string(self.path(pid, "wchan")).ok()?;
+        let text = small(&self.path(pid, "wchan"))?;
         Some(text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 
     /// The debugger that holds the process, if one does.
     pub fn tracer(&self, pid: i32) -> Option<i32> {
-        let text = std::fs::read(self.path(pid, "status")).ok()?;
-        let text = String::from_utf8_lossy(&text);
+        let text = small(&self.path(pid, "status"))?;
         let line = text.lines().find_map(|line| line.strip_prefix("TracerPid:"))?;
         line.trim().parse().ok().filter(|tracer| *tracer != 0)
     }
 
     /// `/proc/<pid>/cgroup` as it is: one line a hierarchy.
     pub fn cgroup(&self, pid: i32) -> Option<String> {
-        std::fs::read_to_string(self.path(pid, "cgroup")).ok()
+        small(&self.path(pid, "cgroup"))
     }
 
     /// The mount namespace (`mnt:[4026531840]`), where we may ask.
     pub fn mount_namespace(&self, pid: i32) -> Option<PathBuf> {
         std::fs::read_link(self.path(pid, "ns/mnt")).ok()
+    }
+}
+
+/// A file that the kernel makes as it is read, in as few calls as can be: ten times a second every call counts. A read that comes
+/// back short was the last.
+pub fn small(path: &Path) -> Option<String> {
+    let mut file = File::open(path).ok()?;
+    let mut whole = Vec::new();
+    let mut buffer = [0; READ_BYTES];
+    loop {
+        let read = file.read(&mut buffer).ok()?;
+        whole.extend_from_slice(buffer.get(..read)?);
+        if read < READ_BYTES {
+            return Some(
+                String::from_utf8(whole).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()),
+            );
+        }
     }
 }
 
