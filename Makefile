@@ -8,7 +8,7 @@ CACHE ?= $(HOME)/.cache/truebeat
 PROGRAM := target/release/truebeat
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-detector rivals
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-detector rivals fuzz
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ e2e: prerequisites ## The stories on a real control plane and node (root needed)
 bench: build ## Cost of a publish, and fence latency over 200 injected stalls (half an hour)
 	cargo bench --locked -p heartbeat
 	$(PROGRAM) bench stalls --count 200
+
+fuzz: ## Every fuzz target for SECONDS (60), the canary first, which must fail
+	@tests/fuzz.sh $(or $(SECONDS),60)
 
 soak: build ## 30 minutes of mixed healthy work on a loaded machine: every alarm is a failure
 	$(PROGRAM) bench healthy --minutes 30

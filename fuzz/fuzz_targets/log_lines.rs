@@ -1,0 +1,4 @@
+//! The target `log_lines` under libFuzzer; what it holds is in `src/lib.rs`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| truebeat_fuzz::log_lines(data));
