@@ -34,6 +34,8 @@ pub struct Request {
     pub gone: bool,
     /// The client does not read before then: the gate holds a chunk.
     pub unread_until: Us,
+    /// When its last byte was read.
+    pub read_at: Us,
 }
 
 /// The gate's counters.
@@ -68,6 +70,7 @@ impl Book {
     /// Chunks of an answer were read from the engine.
     pub fn deliver(&mut self, request: &mut Request, chunks: u64, at: Us) {
         self.answer(request);
+        request.read_at = at;
         if self.lump > 0 {
             self.held_chunks += chunks;
             self.held_last = at;
@@ -110,7 +113,7 @@ impl Book {
     }
 
     /// What the detector gets.
-    pub fn observe(&self, live: &[Request], now: Us, into: &mut GateObs) {
+    pub fn observe(&self, live: &[Request], now: Us, looks: bool, into: &mut GateObs) {
         let here = || live.iter().filter(|request| !request.gone);
         *into = GateObs {
             epoch: self.epoch,
@@ -122,6 +125,8 @@ impl Book {
             requests_done: self.done,
             client_blocked: here().filter(|r| r.answered && r.unread_until > now + SECOND).count() as u32,
             oldest_in_flight_ms: here().map(|request| request.forwarded / 1_000).min(),
+            unstreamed: looks.then(|| here().filter(|r| !r.answered && !r.stream).count() as u32),
+            quietest_begun_ms: here().filter(|r| r.answered && r.unread_until <= now).map(|r| r.read_at / 1_000).min(),
             last_delivery_ms: self.last_delivery.map(|at| -> Ms { at / 1_000 }),
         };
     }

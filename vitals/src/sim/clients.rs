@@ -125,6 +125,7 @@ impl Clients {
             stream,
             forwarded: now,
             answered: false,
+            read_at: 0,
             leaves: now + patience,
             gone: false,
             unread_until: if unread > 0 { now + profile.service_us(prompt, 4) + unread } else { 0 },

@@ -152,7 +152,7 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
     proc.frozen = world.now < env.frozen;
     proc.stopped = u32::from(looks.state == 'T');
     let read = weights_read(world);
-    (proc.read_chars, proc.read_bytes, proc.io_bytes) = (Some(read), Some(read), Some(read));
+    (proc.read_chars, proc.read_bytes) = (Some(read), Some(read));
     let front = &world.engine;
     let stuck = if front.mood.front_dead { front.book.awaiting } else { 0 };
     (proc.connections, proc.accept_queue) = (Some(front.book.in_flight + 1), Some(stuck));
@@ -259,7 +259,7 @@ fn show_gate(world: &World, agent: &mut Agent) {
         return;
     }
     let gate = agent.obs.gate.value.get_or_insert_with(GateObs::default);
-    world.engine.book.observe(&world.engine.live, world.now, gate);
+    world.engine.book.observe(&world.engine.live, world.now, signals.unstreamed, gate);
     agent.obs.gate.at_ms = world.now / MS;
 }
 
