@@ -14,8 +14,11 @@ use vitals::policy::Policy;
 use vitals::ras::{Report, Tracker};
 use vitals::replay::TraceReplay;
 
+/// Takes any bytes; panics where a promise is broken.
+pub type Target = fn(&[u8]);
+
 /// Every target but the canary.
-pub const TARGETS: [(&str, fn(&[u8])); 5] =
+pub const TARGETS: [(&str, Target); 5] =
     [("page", page), ("exposition", exposition), ("ras", ras), ("log_lines", log_lines), ("trace", trace)];
 
 /// A page of this live process with bytes changed (three input bytes a change: place, place, value) and cut where the last two say.
