@@ -33,6 +33,7 @@ LONG_SHAPE = dict(SHAPE, num_hidden_layers=12, hidden_size=512, num_attention_he
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the servers on the way
     options = parsed()
     options.program = os.path.abspath(options.program)
     out = os.path.join(ROOT, "target", "vllm")
