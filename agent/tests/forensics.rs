@@ -7,6 +7,8 @@ mod disk;
 mod hostile;
 #[path = "forensics/leaks.rs"]
 mod leaks;
+#[path = "forensics/rows.rs"]
+mod rows;
 #[path = "forensics/stacks.rs"]
 mod stacks;
 

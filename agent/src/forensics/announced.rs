@@ -200,11 +200,13 @@ fn place(format: Format, text: &str) -> Vec<String> {
     }
 }
 
-/// `name<T> (dir/file.rs:12)` as `name (file.rs)`.
+/// `a::name<T>::{{closure}} (dir/file.rs:12)` as `name (file.rs)`: whether a call was folded into another decides how much of its path is
+/// told, and that differs from build to build.
 fn native_frame(frame: &str) -> String {
     let (name, place) = frame.rsplit_once(" (").unwrap_or((frame, ""));
     let file = place.split(':').next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
     let name = name.split('<').next().filter(|name| !name.is_empty()).unwrap_or(name);
+    let name = name.rsplit("::").find(|part| !part.is_empty() && !part.starts_with('{')).unwrap_or(name);
     format!("{name} ({})", file.trim_end_matches(')'))
 }
 
@@ -222,9 +224,10 @@ mod tests {
     #[test]
     fn the_place_of_a_native_dump_is_the_engines_own_calls() {
         let text = "stacks of process 7\n\nthread 9 \"engine\" state R, wchan 0\n    spin_loop (rust/core/src/hint.rs:287)\n    \
-                    engine::fault::spin (engine/src/fault.rs:162)\n    syscall (libc.so.6)\n    at<T> (engine/src/fault.rs:131)\n\n\
+                    engine::fault::spin (engine/src/fault.rs:162)\n    syscall (libc.so.6)\n    at<T> (engine/src/fault.rs:131)\n    \
+                    engine::core::start::{{closure}} (src/core.rs:9)\n\n\
                     thread 10 \"x\" state S, wchan y\n    other (a/b.rs:1)\n";
-        assert_eq!(place(Format::Native, text), ["engine::fault::spin (fault.rs)", "at (fault.rs)"]);
+        assert_eq!(place(Format::Native, text), ["spin (fault.rs)", "at (fault.rs)", "start (core.rs)"]);
         assert!(place(Format::Native, "no dump at all").is_empty());
     }
 

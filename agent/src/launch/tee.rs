@@ -1,13 +1,16 @@
-//! The engine's output goes on to ours and into a log file of bounded size. A thread a stream: it blocks where the engine itself
-//! would have blocked, and nothing else does.
+//! The engine's output goes on to ours and into a log file of bounded size. Where nobody reads ours, what does not fit is dropped and
+//! counted: a log's reader that has gone to sleep is no reason for an engine to stand still (D9).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 const READ_BYTES: usize = 16 << 10;
+/// Chunks of output that wait for a slow reader.
+const CHUNKS_MAX: usize = 64;
 
 /// A log that is begun anew when it is full; the one before it stays beside it as `<name>.1`.
 #[derive(Debug)]
@@ -51,11 +54,12 @@ impl CappedLog {
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn tee(from: OwnedFd, mut on: Box<dyn Write + Send>, log: Arc<Mutex<CappedLog>>) -> io::Result<()> {
+pub fn tee(from: OwnedFd, on: Box<dyn Write + Send>, log: Arc<Mutex<CappedLog>>) -> io::Result<()> {
+    let mut onward = Onward::start(on)?;
     let copy = move || {
         let mut from = File::from(from);
         let mut buffer = vec![0; READ_BYTES];
-        let (mut passes, mut logs) = (true, true);
+        let mut logs = true;
         while let Ok(n) = read(&mut from, &mut buffer) {
             if n == 0 {
                 break;
@@ -64,10 +68,40 @@ pub fn tee(from: OwnedFd, mut on: Box<dyn Write + Send>, log: Arc<Mutex<CappedLo
                 tracing::warn!(%error, "the engine's log is no longer written");
                 logs = false;
             }
-            passes = passes && on.write_all(&buffer[..n]).and_then(|()| on.flush()).is_ok();
+            onward.send(&buffer[..n]);
         }
     };
     std::thread::Builder::new().name("engine-log".to_owned()).spawn(copy).map(drop)
+}
+
+/// The way to our own output, through a thread that may block for ever.
+struct Onward {
+    queue: SyncSender<Vec<u8>>,
+    dropped: u64,
+}
+
+impl Onward {
+    fn start(mut on: Box<dyn Write + Send>) -> io::Result<Self> {
+        let (queue, chunks) = sync_channel::<Vec<u8>>(CHUNKS_MAX);
+        // Ends when a write fails or the engine's output does.
+        let write = move || _ = chunks.iter().try_for_each(|chunk| on.write_all(&chunk).and_then(|()| on.flush()));
+        std::thread::Builder::new().name("engine-out".to_owned()).spawn(write)?;
+        Ok(Self { queue, dropped: 0 })
+    }
+
+    /// Never waits.
+    fn send(&mut self, chunk: &[u8]) {
+        if self.dropped > 0 {
+            let note =
+                format!("\n[truebeat: {} bytes of the engine's output were dropped, nobody read them]\n", self.dropped);
+            if self.queue.try_send(note.into_bytes()).is_ok() {
+                self.dropped = 0;
+            }
+        }
+        if self.dropped > 0 || matches!(self.queue.try_send(chunk.to_vec()), Err(TrySendError::Full(_))) {
+            self.dropped += chunk.len() as u64;
+        }
+    }
 }
 
 fn read(from: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
@@ -96,5 +130,23 @@ mod tests {
         let mut again = CappedLog::open(&path, 10).unwrap();
         again.append(b"ghi\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "ghi\n");
+    }
+
+    #[test]
+    fn d9_what_nobody_reads_is_dropped_and_counted_and_never_waited_for() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut onward = Onward::start(Box::new(writer)).unwrap();
+        // far more than pipe and queue hold: returns all the same
+        (0..200).for_each(|_| onward.send(&[b'x'; READ_BYTES]));
+        assert!(onward.dropped > 0);
+        let mut heard = Vec::new();
+        let mut bytes = [0; READ_BYTES];
+        let note = b"bytes of the engine's output were dropped";
+        while !heard[heard.len().saturating_sub(4 * READ_BYTES)..].windows(note.len()).any(|part| part == note) {
+            let n = reader.read(&mut bytes).unwrap();
+            heard.extend_from_slice(&bytes[..n]);
+            onward.send(b"y");
+        }
+        assert!(heard.len() < 200 * READ_BYTES);
     }
 }

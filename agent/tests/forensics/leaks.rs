@@ -47,11 +47,11 @@ http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_foreve
 "#;
 
 /// `truebeat run` around it. Dropped, all of it ends.
-struct Run {
-    supervisor: Child,
-    gate: String,
-    agent: String,
-    dir: tempfile::TempDir,
+pub struct Run {
+    pub supervisor: Child,
+    pub gate: String,
+    pub agent: String,
+    pub dir: tempfile::TempDir,
 }
 
 impl Drop for Run {
@@ -68,10 +68,10 @@ impl Drop for Run {
 }
 
 /// A marker for each place where a secret can be, all different, so that a leak has a name.
-struct Markers(Vec<(&'static str, String)>);
+pub struct Markers(Vec<(&'static str, String)>);
 
 impl Markers {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let places = ["prompt", "header", "variable", "note", "script", "flag", "argument", "bearer"];
         let uuid = || std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap().trim().replace('-', "q");
         Self(places.map(|place| (place, format!("w{}", uuid()))).to_vec())
@@ -92,7 +92,12 @@ impl Markers {
     }
 }
 
-fn launch(markers: &Markers) -> Run {
+/// As the defaults but for the patience of a person at a terminal.
+const QUICK: &str = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_cap_ms=1000,confirm_strong_ms=500,confirm_moderate_ms=500,\
+                     confirm_weak_ms=500,confirm_timer_ms=500";
+
+/// `limits` is a line of shell that goes before.
+pub fn launch(markers: &Markers, policy: &str, limits: &str, output: fn() -> Stdio) -> Run {
     let dir = tempfile::tempdir().unwrap();
     let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let ports: Vec<u16> = ports.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
@@ -108,10 +113,9 @@ fn launch(markers: &Markers) -> Run {
         markers.of("flag"),
         markers.of("flag")
     );
-    let quick = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_cap_ms=1000,confirm_strong_ms=500,confirm_moderate_ms=500,\
-                 confirm_weak_ms=500,confirm_timer_ms=500";
-    let supervisor = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
-        .args(["run", "--no-nvml", "--listen", &gate, "--agent-listen", &agent, "--policy", quick, "--engine-url"])
+    let supervisor = Command::new("sh")
+        .args(["-c", &format!("{limits}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_truebeat-agent")])
+        .args(["run", "--no-nvml", "--listen", &gate, "--agent-listen", &agent, "--policy", policy, "--engine-url"])
         .arg(format!("http://127.0.0.1:{}", ports[2]))
         .arg("--agent-dir")
         .arg(dir.path().join("agent"))
@@ -124,14 +128,14 @@ fn launch(markers: &Markers) -> Run {
             ("VLLM_HOST_IP", markers.of("note")),
         ])
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stdout(output())
+        .stderr(output())
         .spawn()
         .unwrap();
     Run { supervisor, gate, agent, dir }
 }
 
-fn ask(address: &str, request: &str) -> Option<String> {
+pub fn ask(address: &str, request: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
     stream.write_all(request.as_bytes()).ok()?;
@@ -140,11 +144,11 @@ fn ask(address: &str, request: &str) -> Option<String> {
     Some(text)
 }
 
-fn get(address: &str, path: &str) -> String {
+pub fn get(address: &str, path: &str) -> String {
     ask(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).unwrap_or_default()
 }
 
-fn until(what: &str, mut wanted: impl FnMut() -> bool) {
+pub fn until(what: &str, mut wanted: impl FnMut() -> bool) {
     let since = Instant::now();
     while !wanted() {
         assert!(since.elapsed() < SOON, "never: {what}");
@@ -152,7 +156,7 @@ fn until(what: &str, mut wanted: impl FnMut() -> bool) {
     }
 }
 
-fn post(markers: &Markers) -> String {
+pub fn post(markers: &Markers) -> String {
     let body = format!(r#"{{"prompt":"tell me of {0} and {0}","stream":true}}"#, markers.of("prompt"));
     format!(
         "POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\nx-own: {}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
@@ -175,7 +179,7 @@ fn h3_no_marker_leaves_with_the_evidence_of_a_real_hang() {
         return;
     }
     let markers = Markers::new();
-    let run = launch(&markers);
+    let run = launch(&markers, QUICK, "true", Stdio::null);
     until("ready", || get(&run.agent, "/readyz").starts_with("HTTP/1.1 200"));
     let request = post(&markers);
     (0..3).for_each(|_| assert!(ask(&run.gate, &request).unwrap().contains("[DONE]")));

@@ -1,0 +1,125 @@
+//! Rows D of the fault catalogue, on real processes: an agent that is killed, frozen, restarted without end, short of descriptors or
+//! talking to nobody. The engine and its clients must not notice, and no hang may be forgotten.
+//!
+//! D3 (no API) and D4 (another version) are the reporter's and the page's own tests; D6 and D7 (NVML) are in `sources/nvml.rs`.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use agent::kill::send;
+use agent::launch::EngineFile;
+use agent::sources::procs::ProcRoot;
+use nix::sys::signal::Signal;
+
+use super::leaks::{Markers, Run, ask, get, launch, post, until};
+
+/// Fences soon and never kills.
+const FENCE_ONLY: &str = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_cap_ms=1000,confirm_strong_ms=600000,\
+                          confirm_moderate_ms=600000,confirm_weak_ms=600000,confirm_timer_ms=600000";
+
+fn started(markers: &Markers, limits: &str, output: fn() -> Stdio) -> Run {
+    let run = launch(markers, FENCE_ONLY, limits, output);
+    until("ready", || ready(&run));
+    run
+}
+
+fn ready(run: &Run) -> bool {
+    get(&run.agent, "/readyz").starts_with("HTTP/1.1 200")
+}
+
+fn engine(run: &Run) -> EngineFile {
+    EngineFile::read(&run.dir.path().join("agent")).unwrap()
+}
+
+/// The detector that lives now.
+fn detector(run: &Run) -> Option<i32> {
+    let me = i32::try_from(run.supervisor.id()).unwrap();
+    let all = ProcRoot::live().all();
+    let mine = all.iter().filter(|stat| stat.ppid == me && !stat.ended()).map(|stat| stat.pid);
+    let role = |pid: &i32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    mine.into_iter().find(|pid| role(pid).split(|byte| *byte == 0).nth(2) == Some(b"detect"))
+}
+
+fn serves(run: &Run, markers: &Markers) -> bool {
+    ask(&run.gate, &post(markers)).is_some_and(|text| text.contains("[DONE]"))
+}
+
+#[test]
+fn d1_d2_an_agent_that_is_killed_or_frozen_costs_the_engine_nothing() {
+    let markers = Markers::new();
+    let run = started(&markers, "true", Stdio::null);
+    let before = engine(&run);
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let victim = detector(&run).unwrap();
+        send(&[victim], signal);
+        until("its successor", || {
+            assert!(ready(&run), "a blind agent is no eviction ({signal})");
+            detector(&run).is_some_and(|pid| pid != victim)
+        });
+        assert!(serves(&run, &markers));
+    }
+    assert_eq!(engine(&run), before, "nobody touched the engine");
+}
+
+#[test]
+fn d5_an_agent_that_restarts_without_end_forgets_no_hang() {
+    let markers = Markers::new();
+    let run = started(&markers, "true", Stdio::null);
+    let server = *agent::sources::process_tree(&engine(&run).process()).last().unwrap();
+    send(&[server], Signal::SIGUSR2);
+    let mut stream = TcpStream::connect(&run.gate).unwrap();
+    stream.write_all(post(&markers).as_bytes()).unwrap();
+    until("fenced", || !ready(&run));
+    let since = Instant::now();
+    let mut kills = 0;
+    while since.elapsed() < Duration::from_secs(10) {
+        if let Some(victim) = detector(&run) {
+            send(&[victim], Signal::SIGKILL);
+            kills += 1;
+        }
+        assert!(!ready(&run), "after {kills} restarts the hang is still known");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(kills >= 10, "{kills} restarts in 10 s");
+    until("a detector that stays says the same", || {
+        get(&run.agent, "/verdict").contains("\"fenced\":true") && detector(&run).is_some()
+    });
+    assert!(!ready(&run));
+    assert_eq!(engine(&run).starts, 1);
+}
+
+#[test]
+fn d8_without_descriptors_the_agent_is_poorer_and_alive() {
+    let markers = Markers::new();
+    let mut run = started(&markers, "ulimit -n 40", Stdio::null);
+    let before = engine(&run);
+    // more clients than the gate has descriptors for
+    let crowd: Vec<TcpStream> = (0..120).filter_map(|_| TcpStream::connect(&run.gate).ok()).collect();
+    assert!(crowd.len() > 60, "{}", crowd.len());
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(get(&run.agent, "/livez").starts_with("HTTP/1.1 200"));
+    assert_eq!(run.supervisor.try_wait().unwrap(), None);
+    drop(crowd);
+    until("it serves again", || serves(&run, &markers));
+    assert_eq!(engine(&run), before);
+}
+
+#[test]
+fn d9_nobody_reads_the_log_and_everybody_is_served() {
+    let markers = Markers::new();
+    // the pipes stay open and are never read
+    let mut run = started(&markers, "true", Stdio::piped);
+    let body = format!(r#"{{"prompt":"{}","stream":true}}"#, "x ".repeat(60 << 10));
+    let flood = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    for round in 0..3 {
+        let answer = ask(&run.gate, &flood).unwrap_or_default();
+        assert!(answer.contains("[DONE]"), "round {round}: the engine waits for its log's reader");
+    }
+    assert!(serves(&run, &markers) && ready(&run));
+    assert_eq!(run.supervisor.try_wait().unwrap(), None);
+}
