@@ -66,7 +66,11 @@ def randomise(model, generator):
 
 def golden_values(folder, generator):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    tokens = torch.randint(3, VOCAB, (1, PROMPT_LEN), generator=generator)
+    return golden_tokens(model, generator, VOCAB)
+
+
+def golden_tokens(model, generator, vocab):
+    tokens = torch.randint(3, vocab, (1, PROMPT_LEN), generator=generator)
     with torch.no_grad():
         out = model(tokens, use_cache=True)
         rows = [out.logits[0]]

@@ -11,6 +11,8 @@ use minijinja::{Environment, ErrorKind, Value};
 use serde_json::Value as Json;
 use thiserror::Error;
 
+use crate::weights::{Gguf, gguf};
+
 /// Steps one rendering may take: thousands of messages, yet no endless loop (E7).
 const FUEL_PER_RENDER: u64 = 20_000_000;
 /// Nesting of macros and includes; deep enough for every published template.
@@ -67,6 +69,9 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatTemplateError`] when a file is there but unusable.
     pub fn from_dir(dir: &Path) -> Result<Option<Self>, ChatTemplateError> {
+        if let Some(path) = gguf::find(dir) {
+            return Self::from_gguf(path);
+        }
         let config_path = dir.join("tokenizer_config.json");
         let config = match read_if_there(&config_path)? {
             Some(text) => serde_json::from_str(&text)
@@ -86,6 +91,22 @@ impl ChatTemplate {
             .filter_map(|name| Some((name, token_text(config.get(name)?)?)))
             .collect();
         Self::compile(source, special_tokens)
+            .map(Some)
+            .map_err(|error| ChatTemplateError::Syntax { path, reason: describe(&error) })
+    }
+
+    /// The template of a GGUF file; its special tokens are named by id there.
+    fn from_gguf(path: PathBuf) -> Result<Option<Self>, ChatTemplateError> {
+        let (file, _) = Gguf::open(&path)
+            .map_err(|error| ChatTemplateError::Config { path: path.clone(), reason: error.to_string() })?;
+        let Some(source) = file.text("tokenizer.chat_template") else { return Ok(None) };
+        let token = |name: &'static str, key: &str| {
+            let id = usize::try_from(file.number(&format!("tokenizer.ggml.{key}_token_id"))?).ok()?;
+            Some((name, file.list("tokenizer.ggml.tokens")?.get(id)?.as_str()?.to_owned()))
+        };
+        let names = [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")];
+        let special_tokens = names.into_iter().filter_map(|(name, key)| token(name, key)).collect();
+        Self::compile(source.to_owned(), special_tokens)
             .map(Some)
             .map_err(|error| ChatTemplateError::Syntax { path, reason: describe(&error) })
     }

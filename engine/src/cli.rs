@@ -34,7 +34,7 @@ const STATS_EVERY: Duration = Duration::from_secs(10);
 /// Arguments of `truebeat engine`.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// Folder of a Hugging Face model: config.json, *.safetensors, tokenizer.json
+    /// Folder of a Hugging Face model (config.json, *.safetensors, tokenizer.json), or a GGUF file
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Address to listen on

@@ -147,3 +147,36 @@ fn a_demo_model_talks() {
         assert_eq!(text, tokenizer.decode(&tokens[tokens.len() - 20..], true).unwrap());
     }
 }
+
+#[test]
+fn a_damaged_gguf_file_is_named() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gguf/llama-q8_0.gguf");
+    let bytes = std::fs::read(golden).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, &bytes).unwrap();
+    // the file, or a folder that holds only it
+    for place in [&path, &dir.path().to_owned()] {
+        let model = load_model(place, &mut |_, _| {}).unwrap();
+        assert_eq!((model.info().arch.as_str(), &model.info().eos_token_ids[..]), ("llama", &[2][..]));
+    }
+    for (len, needle) in
+        [(3, "is the copy complete"), (200, "is the copy complete"), (bytes.len() - 4096, "`output.weight`")]
+    {
+        std::fs::write(&path, &bytes[..len]).unwrap();
+        assert_names(&load_error(&path), &["m.gguf", needle]);
+    }
+    let replace = |from: &str, to: &str| {
+        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        let mut bytes = bytes.clone();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        load_error(&path)
+    };
+    assert_names(
+        &replace("blk.1.attn_v", "blk.1.xttn_v"),
+        &["m.gguf", "lacks", "model.layers.1.self_attn.v_proj.weight"],
+    );
+    assert_names(&replace("llama.context_length", "llama.context_lengtx"), &["m.gguf"]);
+    assert_names(&replace("architecture", "brchitecture"), &["m.gguf", "general.architecture"]);
+}

@@ -1,6 +1,7 @@
 //! The few numbers a decoder needs, from `config.json` and `generation_config.json` of a Hugging Face folder.
 //! Pure but for reading those two files; anything the decoder would compute wrongly is refused here by name.
 
+mod gguf;
 mod raw;
 mod rope;
 #[cfg(test)]
@@ -86,6 +87,8 @@ pub struct DecoderConfig {
     pub norm_eps: f32,
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
+    /// What each frequency is divided by besides; empty: nothing.
+    pub rope_factors: Vec<f32>,
     /// `None` when the file does not say: then the presence of `lm_head.weight` decides.
     pub tied_embeddings: Option<bool>,
     pub qkv_bias: bool,

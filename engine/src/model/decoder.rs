@@ -78,7 +78,7 @@ struct StepFrame<'a, M> {
 
 impl<B: Backend> Decoder<B> {
     pub fn new(backend: B, config: DecoderConfig, info: ModelInfo, weights: DecoderWeights<B>) -> Self {
-        let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling);
+        let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling).divided(&config.rope_factors);
         Self { backend, config, info, weights, rope, cache: None }
     }
 

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, Precision};
-use crate::weights::{WeightType, WeightsError, WeightsFolder};
+use crate::weights::{Gguf, WeightType, WeightsError, WeightsFolder, gguf};
 
 use super::config::{ConfigError, DecoderConfig};
 use super::decoder::{Decoder, DecoderWeights, FeedForward, Layer, Linear, Mixture, Mlp};
@@ -50,8 +50,7 @@ pub fn load_model_with(
     options: &LoadOptions,
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let config = DecoderConfig::from_dir(dir)?;
-    let folder = WeightsFolder::open(dir)?;
+    let (config, folder) = open(dir)?;
     // a model in f32 is computed in f32, cache and all
     let embed = folder.weight_type(&format!("{EMBED}.weight"));
     let precision = if embed == Some(WeightType::F32) { Precision::Exact } else { options.precision };
@@ -66,6 +65,23 @@ pub fn load_model_with(
     Ok(Box::new(Decoder::new(backend, config, info, weights)))
 }
 
+/// Configuration and weights of a Hugging Face folder, or of the GGUF file that `path` means.
+fn open(path: &Path) -> Result<(DecoderConfig, WeightsFolder), LoadError> {
+    let Some(path) = gguf::find(path) else {
+        return Ok((DecoderConfig::from_dir(path)?, WeightsFolder::open(path)?));
+    };
+    let (file, bytes) = Gguf::open(&path)?;
+    let mut config = DecoderConfig::from_gguf(&file, &path)?;
+    let factors = file.shape(ROPE_FACTORS).is_some();
+    let folder = WeightsFolder::of_gguf(&path, file, bytes);
+    if factors {
+        config.rope_factors = folder.vector(ROPE_FACTORS, config.head_dim / 2)?;
+    }
+    Ok((config, folder))
+}
+
+/// What each frequency is divided by (GGUF's way to write down Llama 3's scaling).
+const ROPE_FACTORS: &str = "rope_freqs.weight";
 const EMBED: &str = "model.embed_tokens";
 const LM_HEAD: &str = "lm_head.weight";
 

@@ -95,6 +95,7 @@ fn config(shape: RandomShape) -> DecoderConfig {
         norm_eps: 1e-6,
         rope_theta: 1e6,
         rope_scaling: RopeScaling::None,
+        rope_factors: Vec::new(),
         tied_embeddings: Some(true),
         qkv_bias: false,
         o_bias: false,

@@ -51,6 +51,12 @@ impl Rope {
         Self { frequencies: (0..head_dim / 2).map(pair).collect(), size }
     }
 
+    /// With each frequency divided by its factor; `factors` may be empty.
+    pub fn divided(mut self, factors: &[f32]) -> Self {
+        self.frequencies.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
+        self
+    }
+
     /// Cosines and sines, each `positions.len()` rows of `head_dim / 2`.
     ///
     /// The product is rounded to f32 before the cosine is taken, as the reference does it.

@@ -1,6 +1,7 @@
 //! Text to token ids and back, through `tokenizer.json`. Encoding follows `transformers`, including who adds the
 //! begin-of-sequence token. Decoding for streams lives in `stream`.
 
+mod gguf;
 mod stream;
 
 use std::path::{Path, PathBuf};
@@ -9,6 +10,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use thiserror::Error;
 use tokenizers::Model as _;
+
+use crate::weights;
 
 pub use stream::StreamDecoder;
 
@@ -36,12 +39,18 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads `tokenizer.json` (and `tokenizer_config.json` where there is one) from `dir`.
+    /// Loads `tokenizer.json` (and `tokenizer_config.json` where there is one) from `dir`; or the vocabulary of the GGUF file that
+    /// `dir` means, unless a `tokenizer.json` lies beside it.
     ///
     /// # Errors
     /// [`TokenizerError`] naming the file.
     pub fn from_dir(dir: &Path) -> Result<Self, TokenizerError> {
+        let gguf = weights::gguf::find(dir);
+        let dir = gguf.as_deref().and_then(Path::parent).unwrap_or(dir);
         let path = dir.join("tokenizer.json");
+        if let Some(gguf) = gguf.as_deref().filter(|_| !path.is_file()) {
+            return Self::from_gguf(gguf);
+        }
         let bytes = read(&path)?;
         let refuse = |error: tokenizers::Error| TokenizerError::Parse { path: path.clone(), reason: error.to_string() };
         let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(refuse)?;
@@ -55,8 +64,20 @@ impl Tokenizer {
             Value::Null
         };
         let bos_to_add = bos_to_add(&inner, &config);
+        Ok(Self::new(inner, bos_to_add))
+    }
+
+    fn from_gguf(path: &Path) -> Result<Self, TokenizerError> {
+        let refuse = |reason: String| TokenizerError::Parse { path: path.to_owned(), reason };
+        let (file, _) = weights::Gguf::open(path).map_err(|error| refuse(error.to_string()))?;
+        let (json, bos_to_add) = gguf::tokenizer_json(&file).map_err(refuse)?;
+        let inner = tokenizers::Tokenizer::from_bytes(json.to_string()).map_err(|error| refuse(error.to_string()))?;
+        Ok(Self::new(inner, bos_to_add))
+    }
+
+    fn new(inner: tokenizers::Tokenizer, bos_to_add: Option<u32>) -> Self {
         let byte_level = matches!(inner.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_)));
-        Ok(Self { inner: Arc::new(inner), bos_to_add, byte_level })
+        Self { inner: Arc::new(inner), bos_to_add, byte_level }
     }
 
     /// Token ids of `text`. `add_special_tokens` is for prompts; a rendered chat already holds its own.

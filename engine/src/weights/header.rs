@@ -22,6 +22,8 @@ pub struct TensorInfo {
     /// From the start of the file, in bytes.
     pub offset: u64,
     pub len_bytes: u64,
+    /// Rows belong to so many heads, the two halves of each interleaved (GGUF files of the llama family).
+    pub interleaved_heads: Option<usize>,
 }
 
 impl TensorInfo {
@@ -107,7 +109,13 @@ fn check(value: serde_json::Value, data_start: u64, data_len: u64) -> Result<Ten
     let (Some(shape), Some(elements)) = (shape, elements) else {
         return Err(format!("its shape {:?} is larger than any memory", raw.shape));
     };
-    let info = TensorInfo { dtype: raw.dtype, shape, offset: data_start + begin, len_bytes: end - begin };
+    let info = TensorInfo {
+        dtype: raw.dtype,
+        shape,
+        offset: data_start + begin,
+        len_bytes: end - begin,
+        interleaved_heads: None,
+    };
     if let Some(kind) = info.weight_type() {
         let needed = usize::try_from(elements).ok().and_then(|elements| kind.len_bytes(elements));
         if needed.map(|bytes| bytes as u64) != Some(info.len_bytes) {
@@ -133,7 +141,10 @@ mod tests {
     fn a_good_header_gives_places_in_the_file() {
         let tensors = parse_text(GOOD, 24).unwrap();
         let offset = 8 + GOOD.len() as u64;
-        assert_eq!(tensors["a"], TensorInfo { dtype: "F32".into(), shape: vec![2, 3], offset, len_bytes: 24 });
+        assert_eq!(
+            tensors["a"],
+            TensorInfo { dtype: "F32".into(), shape: vec![2, 3], offset, len_bytes: 24, interleaved_heads: None }
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Weights of a model: one `model.safetensors`, shards named by `model.safetensors.index.json`, or one GGUF file. Files are mapped
 //! and tensors stay where they are, in their own type; every place is checked against the file's true length at opening.
 
+pub mod gguf;
 mod header;
 mod raw_weight;
 
@@ -12,6 +13,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::raw::FileMap;
+pub use gguf::{Gguf, Value as GgufValue};
 use header::{HeaderFault, TensorInfo};
 pub use raw_weight::{Bytes, RawWeight, WeightType, decode_row, q4_k_bits, q4_k_scales, q6_k_bits};
 
@@ -28,6 +30,8 @@ pub enum WeightsError {
     Index { path: PathBuf, reason: String },
     #[error("{path} is not a usable safetensors file: {reason}")]
     Header { path: PathBuf, reason: String },
+    #[error("{path} is not a usable GGUF file: {reason}")]
+    Gguf { path: PathBuf, reason: String },
     #[error("{path}: tensor `{tensor}`: {reason}")]
     Tensor { path: PathBuf, tensor: String, reason: String },
     #[error("{dir} lacks the tensor `{tensor}` (expected shape {expected:?})")]
@@ -65,6 +69,12 @@ impl WeightsFolder {
             return Err(WeightsError::NoWeights { dir: dir.to_owned() });
         }
         Ok(folder)
+    }
+
+    /// The tensors of a GGUF file, under the names they have in a folder.
+    pub fn of_gguf(path: &Path, gguf: Gguf, bytes: Bytes) -> Self {
+        let tensors = gguf.tensors.into_iter().map(|(name, info)| (name, (0, info))).collect();
+        Self { dir: path.to_owned(), files: vec![(path.to_owned(), bytes)], tensors }
     }
 
     /// Whether a tensor of this name exists.
@@ -118,7 +128,12 @@ impl WeightsFolder {
             return Err(WeightsError::Dtype { path: path(), tensor: tensor(), found: info.dtype.clone() });
         };
         let (start, end) = (info.offset as usize, (info.offset + info.len_bytes) as usize);
-        bytes.part(start..end).and_then(|bytes| RawWeight::new(rows, cols, kind, bytes)).ok_or_else(|| {
+        let weight = bytes.part(start..end).and_then(|bytes| RawWeight::new(rows, cols, kind, bytes));
+        let weight = match info.interleaved_heads {
+            None => weight,
+            Some(heads) => weight.and_then(|weight| weight.halves_apart(heads)),
+        };
+        weight.ok_or_else(|| {
             let reason = format!("bytes {start}..{end} are not a {rows} x {cols} matrix of {}", info.dtype);
             WeightsError::Tensor { path: path(), tensor: tensor(), reason }
         })

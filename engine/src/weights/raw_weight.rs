@@ -126,6 +126,25 @@ impl RawWeight {
         Self::new(self.rows, self.cols, self.kind, bytes.into())
     }
 
+    /// The rows of each head with the first half of the pairs before the second, where they were interleaved; a vector is one row
+    /// that is so ordered itself.
+    pub fn halves_apart(&self, heads: usize) -> Option<Self> {
+        let count = if self.rows == 1 { self.cols } else { self.rows };
+        let head = count.checked_div(heads).filter(|head| head * heads == count && head.is_multiple_of(2))?;
+        let old = |i: usize| i / head * head + i % head % (head / 2) * 2 + i % head / (head / 2);
+        if self.rows > 1 {
+            return self.permuted(old);
+        }
+        let column = Self::new(self.cols, 1, self.kind, self.bytes.clone())?.permuted(old)?;
+        Self::new(1, self.cols, self.kind, column.bytes)
+    }
+
+    /// The same values in f32.
+    pub fn decoded(&self) -> Self {
+        let bytes: Vec<u8> = self.to_f32().into_iter().flat_map(f32::to_le_bytes).collect();
+        Self { rows: self.rows, cols: self.cols, kind: WeightType::F32, bytes: bytes.into() }
+    }
+
     /// All values as f32; the meaning of every format, written as plainly as can be.
     pub fn to_f32(&self) -> Vec<f32> {
         (0..self.rows).flat_map(|row| decode_row(self.kind, self.row(row))).collect()

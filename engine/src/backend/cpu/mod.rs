@@ -115,18 +115,6 @@ impl CpuBackend {
         });
     }
 
-    /// Quantised weights against unrounded inputs: decoded row by row, as the oracle does it.
-    fn decoded(&self, x: &Matrix, weight: &Panels, out: &Output) {
-        let (inputs, work) = (Inputs::f32(&x.values, x.cols), weight.rows * weight.cols * x.rows);
-        self.split(weight.rows, 1, work, |rows| {
-            for row in rows {
-                let weights: Vec<u8> = weight.row(row).iter().flat_map(|value| value.to_le_bytes()).collect();
-                let (row_len, x) = (weights.len(), &inputs);
-                self.isa.run(DenseOp::<dense::F32> { x, weights: &weights, row_len, first: row, out });
-            }
-        });
-    }
-
     /// Calls `f` for ranges that together cover `0..count`, each (but the last) a multiple of `step` long.
     fn split(&self, count: usize, step: usize, work: usize, f: impl Fn(Range<usize>) + Sync) {
         let pieces_max = self.pool.threads() * PIECES_PER_THREAD;
@@ -171,7 +159,12 @@ impl Backend for CpuBackend {
     }
 
     fn weight(&self, raw: RawWeight) -> Weight {
-        Panels::pack(&raw).map_or(Weight::Dense(raw), Weight::Panels)
+        match Panels::pack(&raw) {
+            None => Weight::Dense(raw),
+            Some(panels) if self.precision == Precision::Native => Weight::Panels(panels),
+            // the oracle pays in memory: inputs that are not rounded need weights that are not in bytes
+            Some(_) => Weight::Dense(raw.decoded()),
+        }
     }
 
     fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<Kv, OutOfMemory> {
@@ -227,8 +220,7 @@ impl Backend for CpuBackend {
         };
         let out = Output::new(x.rows, outputs);
         match (weight, self.precision) {
-            (Weight::Panels(panels), Precision::Native) => self.panels(x, panels, &out),
-            (Weight::Panels(panels), Precision::Exact) => self.decoded(x, panels, &out),
+            (Weight::Panels(panels), _) => self.panels(x, panels, &out),
             (Weight::Dense(raw), precision) => match (raw.kind, precision) {
                 (WeightType::Bf16, Precision::Native) => {
                     self.dense::<dense::Bf16Pairs>(&Inputs::bf16(&x.values, x.cols), raw, &out);

@@ -94,6 +94,7 @@ impl RawConfig {
             norm_eps: self.rms_norm_eps.unwrap_or(1e-6),
             rope_theta,
             rope_scaling,
+            rope_factors: Vec::new(),
             tied_embeddings: self.tie_word_embeddings,
             qkv_bias,
             o_bias,
