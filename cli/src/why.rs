@@ -12,6 +12,8 @@ use crate::http;
 const DEADLINE: Duration = Duration::from_secs(3);
 /// Incidents that fit on one screen beside the verdict.
 const INCIDENTS_SHOWN: usize = 3;
+/// Places of one incident.
+const PLACES_SHOWN: usize = 3;
 
 pub async fn run(args: WhyArgs) -> anyhow::Result<ExitCode> {
     let client = http::client();
@@ -83,7 +85,18 @@ fn print_episode(episode: &Episode) {
         println!("  - {reason}");
     }
     println!("  requests lost {}, refused {}", episode.requests_lost, episode.requests_refused);
+    if let Some(fingerprint) = &episode.fingerprint {
+        println!("  fingerprint {fingerprint} (the same for the same disease)");
+    }
     if let Some(bundle) = &episode.bundle {
+        stands(bundle).iter().for_each(|place| println!("  stood in {place}"));
         println!("  evidence: truebeat bundle {bundle}");
     }
+}
+
+/// Where the engine's processes stood, if the bundle lies on this machine. It is on screen, so it is printable.
+fn stands(bundle: &str) -> Vec<String> {
+    let Ok(contents) = agent::forensics::bundle::read(std::path::Path::new(bundle)) else { return Vec::new() };
+    let places = contents.manifest.top_frames.into_iter().take(PLACES_SHOWN);
+    places.map(|place| place.chars().filter(|c| !c.is_control()).take(160).collect()).collect()
 }
