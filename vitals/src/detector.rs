@@ -6,10 +6,12 @@
 
 mod calm;
 mod case;
+mod said;
 
 pub use crate::policy::Policy;
 
 use case::Case;
+use said::{Said, Spoken, Words};
 
 use crate::deadlines::Learner;
 use crate::examine::{Exam, View, examine, reason};
@@ -20,7 +22,7 @@ use crate::rhythm::Rhythm;
 use crate::signs::{Sight, Signs};
 use crate::slow::SlowMeter;
 use crate::startup::{examine_startup, ready};
-use crate::verdict::{Action, Outcome, Reason, StallClass, Verdict};
+use crate::verdict::{Action, Outcome, StallClass, Verdict};
 use crate::witness::Witnesses;
 
 #[derive(Debug, Clone)]
@@ -49,8 +51,7 @@ pub struct Detector {
     stage: Stage,
     /// When a suspect was last let out without proof of life.
     trial_ms: Option<Ms>,
-    said: Verdict,
-    since_ms: Ms,
+    spoken: Spoken,
 }
 
 impl Detector {
@@ -72,8 +73,7 @@ impl Detector {
             asked_ms: Ms::MAX,
             stage: Stage::Starting,
             trial_ms: None,
-            said: Verdict::Unknown,
-            since_ms: engine_started_ms,
+            spoken: Spoken::since(engine_started_ms),
         }
     }
 
@@ -93,6 +93,19 @@ impl Detector {
 
     /// One tick. Any observation and any time give an answer; a time that goes backwards counts as no time.
     pub fn step(&mut self, now_ms: Ms, obs: &Observation) -> Outcome {
+        let mut outcome = Outcome::default();
+        self.step_into(now_ms, obs, &mut outcome);
+        outcome
+    }
+
+    /// The same into the outcome that this detector filled last (or a default one): where nothing of substance changed, its words
+    /// stay and nothing is formatted or allocated. Figures in the words of a calm verdict are then up to a second old.
+    pub fn step_into(&mut self, now_ms: Ms, obs: &Observation, outcome: &mut Outcome) {
+        let said = self.judge(now_ms, obs);
+        self.asked_ms = self.spoken.fill(self.clock.now_ms(), said, &self.policy, outcome);
+    }
+
+    fn judge(&mut self, now_ms: Ms, obs: &Observation) -> Said {
         self.notice_restart(obs);
         let tick = self.clock.tick(now_ms, obs, &self.policy);
         let sight = self.signs.look(&tick, obs, &self.policy);
@@ -104,8 +117,8 @@ impl Detector {
         if sight.delivered() || sight.owed.is_none() || self.signs.page_prefill_at == tick.counted_ms {
             self.clock.moved();
         }
-        if let Some(outcome) = self.beyond_judgement(&tick, &sight) {
-            return outcome;
+        if let Some(said) = self.beyond_judgement(&tick, &sight) {
+            return said;
         }
         let exam = self.examine(&tick, &sight);
         self.learner.learn(&tick, &sight, &self.signs, &mut self.rhythm, &exam);
@@ -130,25 +143,25 @@ impl Detector {
     }
 
     /// Verdicts that need no deadline: unkillable, dead, unknown.
-    fn beyond_judgement(&mut self, tick: &Tick, sight: &Sight<'_>) -> Option<Outcome> {
+    fn beyond_judgement(&mut self, tick: &Tick, sight: &Sight<'_>) -> Option<Said> {
         if let Some(proc) = sight.proc {
             let outlives = proc
                 .kill_sent_ms
                 .map(|sent| tick.now_ms.saturating_sub(sent))
                 .filter(|ms| *ms > self.policy.unkillable_ms);
             if let Some(ms) = outlives.filter(|_| proc.alive) {
-                let said = vec![reason(
+                let said = Words::List(vec![reason(
                     "proc",
                     format!("SIGKILL was sent {ms} ms ago and the process is still there: only the node can help"),
-                )];
+                )]);
                 let verdict = Verdict::Stalled(StallClass::Unkillable);
-                return Some(self.say(tick, verdict, said, vec![Action::Fence, Action::EscalateToNode], None));
+                return Some(Said::new(verdict, said, &[Action::Fence, Action::EscalateToNode]));
             }
             if !proc.alive {
                 self.stage = Stage::Starting;
                 self.signs.restarted(tick.counted_ms);
-                let said = vec![reason("proc", "the engine's process is gone".to_owned())];
-                return Some(self.say(tick, Verdict::Dead, said, vec![Action::Fence], None));
+                let said = Words::List(vec![reason("proc", "the engine's process is gone".to_owned())]);
+                return Some(Said::new(Verdict::Dead, said, &[Action::Fence]));
             }
         }
         if sight.blind() {
@@ -156,8 +169,9 @@ impl Detector {
             if matches!(self.stage, Stage::Suspect(_)) {
                 self.stage = Stage::Healthy;
             }
-            let said = vec![reason("policy", "no source has said anything recent about this engine".to_owned())];
-            return Some(self.say(tick, Verdict::Unknown, said, vec![], None));
+            let said =
+                Words::List(vec![reason("policy", "no source has said anything recent about this engine".to_owned())]);
+            return Some(Said::new(Verdict::Unknown, said, &[]));
         }
         None
     }
@@ -182,25 +196,5 @@ impl Detector {
             burning: self.witnesses.burning(),
             native_floor_ms: self.noise.floor_ms(tick.now_ms, &self.policy),
         }
-    }
-
-    fn say(
-        &mut self,
-        tick: &Tick,
-        verdict: Verdict,
-        reasons: Vec<Reason>,
-        actions: Vec<Action>,
-        due_in_ms: Option<Ms>,
-    ) -> Outcome {
-        if verdict != self.said {
-            self.said = verdict.clone();
-            self.since_ms = tick.now_ms;
-        }
-        let fenced = actions.contains(&Action::Fence);
-        // never later than the next deadline, so that a fence is not a whole tick late
-        let check_again_in_ms =
-            due_in_ms.map_or(self.policy.tick_ms, |due| due.saturating_add(1).clamp(20, self.policy.tick_ms.max(20)));
-        self.asked_ms = check_again_in_ms;
-        Outcome { verdict, since_ms: self.since_ms, reasons, actions, check_again_in_ms, fenced }
     }
 }

@@ -153,6 +153,11 @@ impl SilenceClock {
         self.jitter_ms = self.jitter_ms.max(std::mem::take(&mut self.jitter_pending_ms));
     }
 
+    /// The latest tick's time, 0 before the first.
+    pub fn now_ms(&self) -> Ms {
+        self.now_ms.unwrap_or(0)
+    }
+
     /// Counted time of a moment of the caller's clock, as far as it is known.
     pub fn counted(&self, at_ms: Ms) -> Ms {
         self.now_ms.map_or(at_ms, |now| self.counted_ms.saturating_sub(now.saturating_sub(at_ms)))

@@ -113,3 +113,11 @@ pub struct Outcome {
     /// Is the replica fenced by this verdict?
     pub fenced: bool,
 }
+
+impl Default for Outcome {
+    /// What is known before the first tick: nothing.
+    fn default() -> Self {
+        let verdict = Verdict::Unknown;
+        Self { verdict, since_ms: 0, reasons: Vec::new(), actions: Vec::new(), check_again_in_ms: 100, fenced: false }
+    }
+}

@@ -1,13 +1,14 @@
 //! A case against the engine: opened by a complaint (fence), confirmed by its age and its witnesses, ended by proof of life or let
 //! out on trial (V6). The stages themselves are the detector's.
 
+use super::said::{Said, Words};
 use super::{Detector, Stage};
 use crate::examine::{Basis, Complaint, Exam, reason};
 use crate::excuse::{Excuse, Tick};
 use crate::observation::Ms;
 use crate::signs::Sight;
 use crate::startup::has_come_up;
-use crate::verdict::{Action, Outcome, Reason, StallClass, Verdict};
+use crate::verdict::{Action, Reason, StallClass, Verdict};
 use crate::witness::Strength;
 
 /// An open suspicion.
@@ -27,13 +28,7 @@ pub(super) struct Case {
 }
 
 impl Detector {
-    pub(super) fn open_case(
-        &mut self,
-        tick: &Tick,
-        sight: &Sight<'_>,
-        complaint: Complaint,
-        in_startup: bool,
-    ) -> Outcome {
+    pub(super) fn open_case(&mut self, tick: &Tick, sight: &Sight<'_>, complaint: Complaint, in_startup: bool) -> Said {
         let case = Case {
             class: complaint.class.clone(),
             began_ms: tick.now_ms,
@@ -49,14 +44,7 @@ impl Detector {
         self.hold_case(tick, sight, case, exam)
     }
 
-    pub(super) fn suspect(
-        &mut self,
-        tick: &Tick,
-        sight: &Sight<'_>,
-        draining: bool,
-        case: Case,
-        exam: Exam,
-    ) -> Outcome {
+    pub(super) fn suspect(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, case: Case, exam: Exam) -> Said {
         if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
             if case.low_floor {
                 self.noise.was_wrong(tick.now_ms, &self.policy);
@@ -67,7 +55,7 @@ impl Detector {
     }
 
     /// A suspicion goes on: confirmed when its time has come, let out on trial when nothing is owed any more or it grows too old.
-    fn hold_case(&mut self, tick: &Tick, sight: &Sight<'_>, mut case: Case, exam: Exam) -> Outcome {
+    fn hold_case(&mut self, tick: &Tick, sight: &Sight<'_>, mut case: Case, exam: Exam) -> Said {
         let age = tick.since(case.began_counted);
         let owed = sight.owed.is_some() || case.in_startup;
         let relapse = self.relapsing(tick);
@@ -80,7 +68,7 @@ impl Detector {
             if counts && age >= strength.confirm_ms(&self.policy) {
                 case.class = complaint.class.clone();
                 case.reasons.push(reason("policy", format!("suspect for {age} ms: confirmed")));
-                return self.hold_stall(tick, case);
+                return self.hold_stall(case);
             }
         }
         case.drained_at =
@@ -95,7 +83,7 @@ impl Detector {
         let said = case.reasons.clone();
         let verdict = Verdict::Suspect(case.class.clone());
         self.stage = Stage::Suspect(case);
-        self.say(tick, verdict, said, vec![Action::Fence], None)
+        Said::new(verdict, Words::List(said), &[Action::Fence])
     }
 
     pub(super) fn stalled(
@@ -105,7 +93,7 @@ impl Detector {
         draining: bool,
         mut case: Case,
         exam: Exam,
-    ) -> Outcome {
+    ) -> Said {
         // a stall that delivers is none: a restart that was not granted yet is no longer wanted; nor while a person says hands off
         if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
             return self.release(tick, sight, draining, exam);
@@ -116,7 +104,7 @@ impl Detector {
             self.trial_ms = Some(tick.now_ms);
             return self.release(tick, sight, draining, exam);
         }
-        self.hold_stall(tick, case)
+        self.hold_stall(case)
     }
 
     /// Confirmed, and behind the fence there is nothing left that it could show progress with: nothing speaks against a trial. One
@@ -136,17 +124,17 @@ impl Detector {
         self.trial_ms.is_some_and(|at| tick.now_ms.saturating_sub(at) < self.policy.relapse_ms)
     }
 
-    fn hold_stall(&mut self, tick: &Tick, case: Case) -> Outcome {
+    fn hold_stall(&mut self, case: Case) -> Said {
         let verdict = Verdict::Stalled(case.class.clone());
         let said = case.reasons.clone();
         self.stage = Stage::Stalled(case);
-        self.say(tick, verdict, said, vec![Action::Fence, Action::CaptureEvidence, Action::WantRestart], None)
+        Said::new(verdict, Words::List(said), &[Action::Fence, Action::CaptureEvidence, Action::WantRestart])
     }
 
-    fn release(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, exam: Exam) -> Outcome {
+    fn release(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, exam: Exam) -> Said {
         self.stage = Stage::Healthy;
-        let (verdict, said) = self.calm_verdict(tick, sight, draining, false);
-        self.say(tick, verdict, said, vec![Action::Unfence], exam.due_in_ms)
+        let (verdict, words) = self.calm_verdict(tick, sight, draining, false);
+        Said { due_in_ms: exam.due_in_ms, ..Said::new(verdict, Words::Calm(words), &[Action::Unfence]) }
     }
 
     /// Hysteresis: what ends a case is a thing that the class says cannot happen, never a gauge or an answer of `/health`.
