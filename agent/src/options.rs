@@ -10,8 +10,7 @@ use clap::{Args, ValueEnum};
 use vitals::policy::Policy;
 
 use crate::report::PodIdentity;
-use crate::sources::SourcesConfig;
-use crate::sources::ras::DEFAULT_ADDRESS;
+use crate::sources::{SourcesConfig, ras};
 use crate::watch::{WatchConfig, WatchError};
 
 /// How far the agent goes.
@@ -165,8 +164,7 @@ impl WatchArgs {
                 engine_url: self.engine_url,
                 log_path: self.log_file,
                 nvml: !self.no_nvml,
-                // NCCL's own variable, so that engine and agent need not be told twice
-                ras_address: Some(std::env::var("NCCL_RAS_ADDR").unwrap_or_else(|_| DEFAULT_ADDRESS.to_owned())),
+                ras_address: Some(ras::address()),
             },
             agent_dir,
             bundle_dir: self.bundle_dir,

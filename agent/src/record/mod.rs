@@ -20,7 +20,7 @@ use self::sink::Sink;
 use crate::gate::control::GateClient;
 use crate::launch::EngineFile;
 use crate::sources::clock::monotonic_ms;
-use crate::sources::{EngineProcess, Sources, SourcesConfig, find_pod_engine};
+use crate::sources::{EngineProcess, Sources, SourcesConfig, find_pod_engine, ras};
 
 /// How often the engine is looked for anew.
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);
@@ -232,6 +232,7 @@ impl Recorder {
             engine_url: self.args.engine_url.clone(),
             log_path: self.args.log_file.clone().or(in_agent_dir),
             nvml: !self.args.no_nvml,
+            ras_address: Some(ras::address()),
         }
     }
 

@@ -15,7 +15,12 @@ use vitals::ras::{RasError, Tracker, parse};
 use super::clock::monotonic_ms;
 
 /// Where the service listens unless `NCCL_RAS_ADDR` says otherwise.
-pub const DEFAULT_ADDRESS: &str = "localhost:28028";
+const DEFAULT_ADDRESS: &str = "localhost:28028";
+
+/// NCCL's own variable, so that engine and agent need not be told twice.
+pub fn address() -> String {
+    std::env::var("NCCL_RAS_ADDR").unwrap_or_else(|_| DEFAULT_ADDRESS.to_owned())
+}
 /// How long NCCL itself may wait for a rank that is silent.
 const RANK_TIMEOUT: &str = "TIMEOUT 2\n";
 /// A status takes [`RANK_TIMEOUT`] where a rank is silent, and up to five seconds more where the service's network heals.

@@ -25,10 +25,9 @@ fn thread<'a>(dump: &'a str, name: &str) -> &'a str {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_engine_tells_where_each_thread_stands_and_lives_on() {
-    for (fault, state, place) in [
-        ("step-stall@sigusr2", "state S", "sleep_for_ever"),
-        ("device-wait@sigusr2", "state R", "spin_for_ever"),
-    ] {
+    for (fault, state, place) in
+        [("step-stall@sigusr2", "state S", "sleep_for_ever"), ("device-wait@sigusr2", "state R", "spin_for_ever")]
+    {
         let dir = tempfile::tempdir().unwrap();
         let pages = dir.path().join("pages");
         let mut engine = Engine::ready(dir.path(), &["--fault", fault, "--page-dir", pages.to_str().unwrap()]).await;

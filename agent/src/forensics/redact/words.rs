@@ -201,7 +201,8 @@ fn vocabulary() -> &'static HashSet<String> {
     WORDS.get_or_init(|| {
         let own = VOCABULARY.split_ascii_whitespace().map(str::to_owned);
         // what the detector looks for must be there to be looked at
-        let signatures = vitals::log_signs::SIGNATURES.iter().flat_map(|signature| signature.parts.iter());
+        let signatures = vitals::log_signs::SIGNATURES.iter();
+        let signatures = signatures.flat_map(|signature| signature.starts.iter().chain([&signature.contains]));
         let signatures = signatures.flat_map(|part| part.split(|c: char| !c.is_ascii_alphanumeric()));
         own.chain(signatures.map(str::to_ascii_lowercase)).filter(|word| !word.is_empty()).collect()
     })
