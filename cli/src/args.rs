@@ -36,12 +36,24 @@ pub enum Command {
     Why(WhyArgs),
     /// Read an evidence bundle.
     Bundle(BundleArgs),
+    /// Ask a cluster: why, incidents. Also as `kubectl truebeat`, by a link to this program named `kubectl-truebeat`.
+    Kubectl(crate::cluster::ClusterArgs),
     /// Serve a model with Truebeat's own engine.
     Engine(engine::cli::EngineArgs),
     /// The sidecar's roles.
     Agent(agent::cli::AgentArgs),
     /// The Kubernetes operator.
     Operator(operator::cli::OperatorArgs),
+}
+
+/// The words of the command line; a link named `kubectl-truebeat` says `kubectl` by its name.
+pub fn words(given: impl IntoIterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+    let mut words: Vec<_> = given.into_iter().collect();
+    let name = words.first().and_then(|word| std::path::Path::new(word).file_name());
+    if name.is_some_and(|name| name == "kubectl-truebeat") {
+        words.insert(1, "kubectl".into());
+    }
+    words
 }
 
 impl Command {
@@ -63,7 +75,8 @@ impl Command {
             | Self::Top(_)
             | Self::Why(_)
             | Self::Bundle(_)
-            | Self::DemoModel(_) => 2,
+            | Self::DemoModel(_)
+            | Self::Kubectl(_) => 2,
             Self::Demo(_) | Self::Bench(_) | Self::Engine(_) | Self::Operator(_) => 4,
         }
     }
@@ -145,4 +158,20 @@ pub enum BenchKind {
         #[arg(long, default_value_t = 4)]
         burners: u16,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_kubectl_truebeat_says_kubectl() {
+        let parse = |given: &[&str]| Cli::try_parse_from(words(given.iter().map(Into::into)));
+        for given in
+            [["/usr/bin/kubectl-truebeat", "why", "pod-1"].as_slice(), &["truebeat", "kubectl", "why", "pod-1"]]
+        {
+            assert!(matches!(parse(given).unwrap().command, Command::Kubectl(_)), "{given:?}");
+        }
+        assert!(matches!(parse(&["truebeat", "why"]).unwrap().command, Command::Why(_)));
+    }
 }

@@ -5,6 +5,7 @@ mod args;
 mod bench;
 mod bundle;
 mod clients;
+mod cluster;
 mod demo;
 mod http;
 mod replay;
@@ -21,7 +22,7 @@ use clap::Parser;
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(args::words(std::env::args_os()));
     if let Some(code) = cli.command.small_role() {
         return code;
     }
@@ -69,6 +70,7 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Top(args) => top::run(args).await,
         Command::Why(args) => why::run(args).await,
         Command::Bundle(args) => bundle::run(&args),
+        Command::Kubectl(args) => cluster::run(args).await,
     }
 }
 

@@ -1,0 +1,151 @@
+//! `truebeat kubectl …`, also as `kubectl truebeat …` (a link to this program named `kubectl-truebeat`): the on-call's questions to a
+//! cluster. It reads only; what it prints is made by the pure `tell`.
+
+mod tell;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use crds::{EngineIncident, InferenceDeployment};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::config::{Config, KubeConfigOptions};
+use kube::{Api, Client, ResourceExt};
+
+use crate::args::Output;
+
+/// An API server that takes longer is not there for an on-call.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// More incidents than this are not looked through.
+const INCIDENTS_MAX: u32 = 500;
+
+#[derive(Debug, Args)]
+pub struct ClusterArgs {
+    #[command(subcommand)]
+    question: Question,
+    /// Namespace; the kubeconfig's own by default.
+    #[arg(short, long, global = true)]
+    namespace: Option<String>,
+    /// Context of the kubeconfig.
+    #[arg(long, global = true)]
+    context: Option<String>,
+    #[arg(short, long, value_enum, global = true, default_value_t = Output::Text)]
+    output: Output,
+}
+
+#[derive(Debug, Subcommand)]
+enum Question {
+    /// Why is this pod fenced, or was it restarted? Takes the name of an incident, a pod or an InferenceDeployment.
+    Why {
+        #[arg(value_name = "INCIDENT|POD|INFERENCEDEPLOYMENT")]
+        name: String,
+    },
+    /// The incidents, newest first; open ones on top.
+    Incidents {
+        /// Of all namespaces.
+        #[arg(short = 'A', long)]
+        all_namespaces: bool,
+        /// Only those that are not closed.
+        #[arg(long)]
+        open: bool,
+    },
+}
+
+/// Answers one question.
+///
+/// # Errors
+/// No kubeconfig, no API server, no right to read, or nothing of that name.
+pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let options = KubeConfigOptions { context: args.context.clone(), ..KubeConfigOptions::default() };
+    let mut config = Config::from_kubeconfig(&options).await.context(
+        "could not read the kubeconfig (KUBECONFIG or ~/.kube/config); --context names another of its contexts",
+    )?;
+    config.connect_timeout = Some(DEADLINE);
+    let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    let server = config.cluster_url.clone();
+    let client = Client::try_from(config).context("could not make a client of the kubeconfig")?;
+    let answer = tokio::time::timeout(DEADLINE, answer(&client, &namespace, &args)).await;
+    let text = answer.with_context(|| format!("{server} did not answer within {} s", DEADLINE.as_secs()))??;
+    println!("{}", text.trim_end());
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn answer(client: &Client, namespace: &str, args: &ClusterArgs) -> anyhow::Result<String> {
+    match &args.question {
+        Question::Why { name } => why(client, namespace, name, args.output).await,
+        Question::Incidents { all_namespaces, open } => {
+            let api =
+                if *all_namespaces { Api::all(client.clone()) } else { Api::namespaced(client.clone(), namespace) };
+            let mut incidents = list(&api).await?;
+            incidents.retain(|incident| !open || tell::is_open(incident));
+            tell::sort(&mut incidents);
+            match args.output {
+                Output::Json => lines(&incidents),
+                Output::Text => Ok(tell::table(&incidents, *all_namespaces, jiff::Timestamp::now())),
+            }
+        }
+    }
+}
+
+async fn why(client: &Client, namespace: &str, name: &str, output: Output) -> anyhow::Result<String> {
+    let incidents: Api<EngineIncident> = Api::namespaced(client.clone(), namespace);
+    if let Some(incident) = incidents.get_opt(name).await.with_context(|| cannot("incident", namespace, name))? {
+        return match output {
+            Output::Json => lines(&[incident]),
+            Output::Text => Ok(tell::incident(&incident)),
+        };
+    }
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let pod = pods.get_opt(name).await.with_context(|| cannot("pod", namespace, name))?;
+    let deployments: Api<InferenceDeployment> = Api::namespaced(client.clone(), namespace);
+    let deployment = match pod {
+        Some(_) => None,
+        None => deployments.get_opt(name).await.with_context(|| cannot("InferenceDeployment", namespace, name))?,
+    };
+    let mut all = list(&incidents).await?;
+    tell::sort(&mut all);
+    match (pod, deployment) {
+        (Some(pod), _) => {
+            all.retain(|incident| incident.spec.pod == name);
+            match output {
+                Output::Json => Ok(serde_json::json!({"pod": pod, "incidents": all}).to_string()),
+                Output::Text => Ok(tell::pod(&pod, &all)),
+            }
+        }
+        (None, Some(deployment)) => {
+            all.retain(|incident| incident.spec.deployment == name);
+            match output {
+                Output::Json => {
+                    Ok(serde_json::json!({"inferenceDeployment": deployment, "incidents": all}).to_string())
+                }
+                Output::Text => Ok(tell::deployment(&deployment, &all, jiff::Timestamp::now())),
+            }
+        }
+        (None, None) => bail!(
+            "no incident, pod or InferenceDeployment is named {name} in namespace {namespace}; `truebeat kubectl incidents -A` lists the incidents"
+        ),
+    }
+}
+
+fn cannot(kind: &str, namespace: &str, name: &str) -> String {
+    format!("could not read the {kind} {namespace}/{name} (may you read it, and are Truebeat's CRDs installed?)")
+}
+
+async fn list(api: &Api<EngineIncident>) -> anyhow::Result<Vec<EngineIncident>> {
+    let list = api.list(&ListParams::default().limit(INCIDENTS_MAX)).await;
+    let list = list.context("could not list the incidents (may you read them, and are Truebeat's CRDs installed?)")?;
+    if list.metadata.continue_.as_ref().is_some_and(|more| !more.is_empty()) {
+        eprintln!(
+            "truebeat: there are more than {INCIDENTS_MAX} incidents; these are the first {INCIDENTS_MAX} by name"
+        );
+    }
+    Ok(list.items)
+}
+
+fn lines<K: serde::Serialize + ResourceExt>(objects: &[K]) -> anyhow::Result<String> {
+    let lines: Result<Vec<_>, _> = objects.iter().map(serde_json::to_string).collect();
+    Ok(lines?.join("\n"))
+}

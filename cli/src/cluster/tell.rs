@@ -1,0 +1,212 @@
+//! What a cluster's objects say, in one screen. Pure: objects in, text out, the time as an argument.
+
+use std::fmt::Write;
+
+use crds::episode::{CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
+use crds::{EngineIncident, InferenceDeployment, Timeline};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use kube::ResourceExt;
+
+/// Incidents that fit on one screen below a pod or a deployment.
+const SHOWN: usize = 5;
+
+/// Is it not closed?
+pub fn is_open(incident: &EngineIncident) -> bool {
+    incident.status.as_ref().is_none_or(|status| status.outcome.is_none())
+}
+
+/// Open ones first, then the newest first.
+pub fn sort(incidents: &mut [EngineIncident]) {
+    incidents.sort_by_key(|incident| (is_open(incident), began(incident)));
+    incidents.reverse();
+}
+
+fn began(incident: &EngineIncident) -> Option<Timestamp> {
+    incident.metadata.creation_timestamp.as_ref().map(|at| at.0)
+}
+
+/// One line each.
+pub fn table(incidents: &[EngineIncident], with_namespace: bool, now: Timestamp) -> String {
+    if incidents.is_empty() {
+        return "no incidents".to_owned();
+    }
+    let head = ["NAMESPACE", "NAME", "CLASS", "POD", "STAGE", "OUTCOME", "DURATION", "LOST", "AGE"].map(str::to_owned);
+    let mut rows = vec![head.to_vec()];
+    rows.extend(incidents.iter().map(|incident| row(incident, now).to_vec()));
+    let first = usize::from(!with_namespace);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).skip(first).map(|(cell, width)| format!("{cell:<width$}"));
+        let line = cells.collect::<Vec<_>>().join("  ");
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+fn row(incident: &EngineIncident, now: Timestamp) -> [String; 9] {
+    let status = incident.status.clone().unwrap_or_default();
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    [
+        incident.namespace().unwrap_or_default(),
+        incident.name_any(),
+        incident.spec.class.clone(),
+        incident.spec.pod.clone(),
+        status.stage,
+        or_dash(status.outcome),
+        or_dash(status.duration),
+        status.requests_lost.to_string(),
+        or_dash(began(incident).map(|at| age(now.duration_since(at).as_secs()))),
+    ]
+}
+
+/// `75` → `75s`, `4000` → `66m`.
+fn age(seconds: i64) -> String {
+    match seconds.max(0) {
+        s if s < 120 => format!("{s}s"),
+        s if s < 7_200 => format!("{}m", s / 60),
+        s if s < 172_800 => format!("{}h", s / 3_600),
+        s => format!("{}d", s / 86_400),
+    }
+}
+
+/// One incident whole.
+pub fn incident(incident: &EngineIncident) -> String {
+    let (spec, status) = (&incident.spec, incident.status.clone().unwrap_or_default());
+    let node = if spec.node.is_empty() { "an unknown node" } else { &spec.node };
+    let end = match (&status.outcome, &status.duration) {
+        (Some(outcome), Some(duration)) => format!("{outcome} after {duration}"),
+        (Some(outcome), None) => outcome.clone(),
+        (None, _) => format!("open: {}", stage_in_words(&status.stage)),
+    };
+    let mut text = format!("{}: {} of {} on {node}\n{end}\n", incident.name_any(), spec.class, spec.pod);
+    for reason in &status.reasons {
+        _ = writeln!(text, "  - {reason}");
+    }
+    text += &times(&status.timeline);
+    if let Some(by) = &status.granted_by {
+        _ = writeln!(text, "  the restart was granted by {by}");
+    }
+    _ = writeln!(text, "requests lost {}, refused {}", status.requests_lost, status.requests_refused);
+    if !spec.fingerprint.is_empty() {
+        _ = writeln!(text, "fingerprint {} (the same disease has the same)", spec.fingerprint);
+    }
+    if let Some(bundle) = &status.bundle {
+        _ = writeln!(text, "evidence in the pod: {bundle}");
+    }
+    text
+}
+
+fn stage_in_words(stage: &str) -> &str {
+    match stage {
+        "Suspect" => "fenced on suspicion; nothing is destroyed",
+        "Stalled" => "confirmed; the restart waits for a grant",
+        "Granted" => "the restart is granted",
+        "Killed" => "the engine was killed and its container restarts",
+        "Restarting" => "the engine starts and does not serve yet",
+        other => other,
+    }
+}
+
+/// The steps with their distance from the first.
+fn times(timeline: &Timeline) -> String {
+    let steps = [
+        ("suspect", &timeline.suspect_at),
+        ("fenced", &timeline.fenced_at),
+        ("confirmed", &timeline.confirmed_at),
+        ("evidence", &timeline.evidence_at),
+        ("granted", &timeline.granted_at),
+        ("killed", &timeline.killed_at),
+        ("serving", &timeline.serving_at),
+    ];
+    let mut first: Option<Timestamp> = None;
+    let mut text = String::new();
+    for (what, at) in steps {
+        let Some(at) = at else { continue };
+        match at.parse::<Timestamp>() {
+            Ok(time) => {
+                let zero = *first.get_or_insert(time);
+                _ = writeln!(text, "  {what:<10}{at}  +{:.1} s", time.duration_since(zero).as_secs_f64());
+            }
+            Err(_) => _ = writeln!(text, "  {what:<10}{at}"), // told as it stands, however odd
+        }
+    }
+    text
+}
+
+/// What a pod's agent declares, and the pod's incidents.
+pub fn pod(pod: &Pod, incidents: &[EngineIncident]) -> String {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let find = |type_: &str| conditions.iter().find(|condition| condition.type_ == type_);
+    let mut text = format!("pod {}: ", pod.name_any());
+    text += &find(CONDITION_PROGRESSING).map_or_else(
+        || "no agent has declared anything about it (is it a pod of an InferenceDeployment?)\n".to_owned(),
+        progressing,
+    );
+    let ready = find("Ready").is_some_and(|condition| condition.status == "True");
+    _ = writeln!(text, "  traffic: {}", if ready { "yes, the pod is Ready" } else { "no, the pod is not Ready" });
+    if let Some(condition) = find(CONDITION_EPISODE).filter(|condition| condition.status == "True") {
+        text += &episode(condition.message.as_deref().unwrap_or_default());
+    }
+    text + &recent(incidents)
+}
+
+fn progressing(condition: &PodCondition) -> String {
+    let word = match condition.status.as_str() {
+        "True" => "makes progress",
+        "False" => "makes NO progress",
+        _ => "the agent cannot tell",
+    };
+    let reason = condition.reason.as_deref().unwrap_or("no reason given");
+    let since = condition.last_transition_time.as_ref().map(|at| format!(" since {}", at.0)).unwrap_or_default();
+    let message = condition.message.as_deref().filter(|text| !text.is_empty());
+    let message = message.map(|text| format!("  - {text}\n")).unwrap_or_default();
+    format!("{word} ({reason}){since}\n{message}")
+}
+
+fn episode(json: &str) -> String {
+    match serde_json::from_str::<Episode>(json) {
+        Ok(episode) => format!("  episode {}: {}; {}\n", episode.id, episode.class, stage_in_words(&episode.stage)),
+        Err(error) => format!("  its agent reports an episode that cannot be read: {error}\n"),
+    }
+}
+
+/// What the operator says of a deployment, and its incidents.
+pub fn deployment(infd: &InferenceDeployment, incidents: &[EngineIncident], now: Timestamp) -> String {
+    let status = infd.status.clone().unwrap_or_default();
+    let mut text = format!(
+        "inferencedeployment {}: {} wanted, {} there, {} ready, {} progressing, {} fenced, {} incidents open\n",
+        infd.name_any(),
+        infd.spec.replicas,
+        status.replicas,
+        status.ready_replicas,
+        status.progressing_replicas,
+        status.fenced_replicas,
+        status.open_incidents
+    );
+    for condition in &status.conditions {
+        let since = age(now.duration_since(condition.last_transition_time.0).as_secs());
+        let (type_, state, reason) = (&condition.type_, &condition.status, &condition.reason);
+        _ = writeln!(text, "  {type_}={state} ({reason}) for {since}: {}", condition.message);
+    }
+    text + &recent(incidents)
+}
+
+fn recent(incidents: &[EngineIncident]) -> String {
+    let mut text = match incidents.len() {
+        0 => "no incidents\n".to_owned(),
+        n if n > SHOWN => format!("{n} incidents, the newest {SHOWN} of them:\n"),
+        _ => String::new(),
+    };
+    for one in incidents.iter().take(SHOWN) {
+        text += &incident(one);
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "tell_tests.rs"]
+mod tests;

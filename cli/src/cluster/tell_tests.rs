@@ -1,0 +1,101 @@
+use serde_json::json;
+
+use super::*;
+
+fn now() -> Timestamp {
+    "2026-11-21T10:00:00Z".parse().unwrap()
+}
+
+fn an_incident(name: &str, created: &str, outcome: Option<&str>) -> EngineIncident {
+    serde_json::from_value(json!({
+        "apiVersion": "inference.truebeat.io/v1alpha1",
+        "kind": "EngineIncident",
+        "metadata": {"name": name, "namespace": "serving", "creationTimestamp": created},
+        "spec": {"deployment": "chat", "pod": "chat-abc", "podUid": "u", "node": "node-1", "class": "DeviceWait", "episodeId": "e-1", "fingerprint": "f00d"},
+        "status": {
+            "stage": if outcome.is_some() { "Recovered" } else { "Stalled" },
+            "reasons": ["page: step 9 is under way for 2301 ms"],
+            "timeline": {"suspectAt": "2026-11-21T09:58:00.000Z", "fencedAt": "2026-11-21T09:58:00.050Z", "servingAt": "2026-11-21T09:58:04.500Z"},
+            "requestsLost": 8,
+            "requestsRefused": 31,
+            "grantedBy": outcome.map(|_| "operator"),
+            "outcome": outcome,
+            "duration": outcome.map(|_| "4.5s"),
+            "bundle": "/var/lib/truebeat/bundles/e-1.tar.zst",
+        },
+    }))
+    .unwrap()
+}
+
+#[test]
+fn an_incident_tells_its_story_with_distances() {
+    let text = incident(&an_incident("inc-1", "2026-11-21T09:58:00Z", Some("Recovered")));
+    for part in [
+        "inc-1: DeviceWait of chat-abc on node-1",
+        "Recovered after 4.5s",
+        "  - page: step 9 is under way for 2301 ms",
+        "serving   2026-11-21T09:58:04.500Z  +4.5 s",
+        "granted by operator",
+        "requests lost 8, refused 31",
+        "e-1.tar.zst",
+    ] {
+        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+    }
+    let open = incident(&an_incident("inc-1", "2026-11-21T09:58:00Z", None));
+    assert!(open.contains("open: confirmed; the restart waits for a grant"), "{open}");
+}
+
+#[test]
+fn the_table_has_open_ones_first_and_the_newest_of_the_others_next() {
+    let mut all = vec![
+        an_incident("old", "2026-11-20T10:00:00Z", Some("Recovered")),
+        an_incident("new", "2026-11-21T09:58:45Z", Some("Cleared")),
+        an_incident("open", "2026-11-19T10:00:00Z", None),
+    ];
+    sort(&mut all);
+    let text = table(&all, false, now());
+    let names: Vec<&str> = text.lines().skip(1).map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert_eq!(names, ["open", "new", "old"]);
+    assert!(text.starts_with("NAME ") && text.contains("75s") && text.contains("2d"), "{text}");
+    assert!(table(&all, true, now()).starts_with("NAMESPACE"));
+    assert_eq!(table(&[], true, now()), "no incidents");
+}
+
+#[test]
+fn a_pod_says_what_its_agent_declared() {
+    let broken = json!({"type": CONDITION_EPISODE, "status": "True", "message": "{not json"});
+    let stalled =
+        json!({"type": CONDITION_PROGRESSING, "status": "False", "reason": "StepStalled", "message": "step 9 lasts"});
+    let of = |conditions: serde_json::Value| -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "chat-abc"}, "status": {"conditions": conditions}})).unwrap()
+    };
+    let text = pod(&of(json!([stalled, broken])), &[]);
+    assert!(text.contains("makes NO progress (StepStalled)") && text.contains("  - step 9 lasts"), "{text}");
+    assert!(text.contains("cannot be read") && text.contains("not Ready") && text.contains("no incidents"), "{text}");
+    let foreign = pod(&of(json!([{"type": "Ready", "status": "True"}])), &[]);
+    assert!(
+        foreign.contains("no agent has declared anything") && foreign.contains("yes, the pod is Ready"),
+        "{foreign}"
+    );
+}
+
+#[test]
+fn a_deployment_says_its_conditions_and_at_most_five_incidents() {
+    let infd: InferenceDeployment = serde_json::from_value(json!({
+        "apiVersion": "inference.truebeat.io/v1alpha1",
+        "kind": "InferenceDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"replicas": 3, "engine": {"kind": "VLLM", "image": "i"}, "agent": {"image": "a"}},
+        "status": {"replicas": 3, "readyReplicas": 2, "fencedReplicas": 1, "conditions": [{
+            "type": "EnginesProgressing", "status": "False", "reason": "EngineNotProgressing",
+            "message": "1 of 3", "lastTransitionTime": "2026-11-21T09:58:45Z",
+        }]},
+    }))
+    .unwrap();
+    let incidents = vec![an_incident("inc", "2026-11-21T09:58:00Z", None); 7];
+    let text = deployment(&infd, &incidents, now());
+    assert!(text.contains("3 wanted, 3 there, 2 ready") && text.contains("1 fenced"), "{text}");
+    assert!(text.contains("EnginesProgressing=False (EngineNotProgressing) for 75s: 1 of 3"), "{text}");
+    assert!(text.contains("7 incidents, the newest 5"), "{text}");
+    assert_eq!(text.matches("inc: DeviceWait").count(), 5);
+}
