@@ -232,9 +232,11 @@ impl Checker {
     }
 
     fn note_owed(&mut self, world: &World) {
-        if world.engine.book.chunks != self.chunks {
-            // what was under way comes out yet: the hang is owed for from the last of it
-            self.chunks = world.engine.book.chunks;
+        // what was under way comes out yet, be it only from the core: the hang is owed for from the last of it
+        let front = self.fault.is_some_and(|(_, fault)| fault.way == Way::Front);
+        let out = world.engine.book.chunks + if front { world.engine.counters.generated } else { 0 };
+        if out != self.chunks {
+            self.chunks = out;
             self.owed_at = self.owed_at.map(|_| world.now);
         }
         if world.engine.book.in_flight > 0 {

@@ -128,7 +128,8 @@ impl Fault {
             // without its own probe nobody can tell a silent front end from a silent engine
             (Way::Front, class) => {
                 *class == StallClass::FrontendStalled
-                    || (!profile.signals.frontend && *class == StallClass::StepStalled)
+                    || (!profile.signals.frontend
+                        && matches!(class, StallClass::StepStalled | StallClass::AdmissionStalled))
             }
             // a loop that stands between two steps with people waiting admits nobody: both names are true
             (Way::Anywhere | Way::CoreGone, StallClass::AdmissionStalled) => true,

@@ -63,8 +63,8 @@ fn engine_for(name: &str, chance: &mut Chance) -> Profile {
         "preempt" => profile.kv_tokens = u64::from(profile.prompt_max.min(8_192)) + u64::from(profile.seqs_max) * 150,
         _ => {}
     }
-    if matches!(name, "B2" | "B6") {
-        // what excuses these is seen in /proc alone
+    if matches!(name, "B2" | "B6" | "H13") {
+        // what excuses these is seen in /proc alone, and who can kill sees whom
         profile.signals.proc = true;
     }
     if matches!(name, "warm" | "agents" | "B3") {
