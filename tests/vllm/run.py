@@ -2,8 +2,9 @@
 
     run.py --venv DIR --program target/release/truebeat [--only k1,f] [--plugin yes|no] [--tp 1|2] [--mode fence|recover]
 
-In mode `fence` (default) each hang is let go once it was confirmed and its evidence taken, so that one server serves all kinds; in mode
-`recover` the agent kills it, and it must serve again. A kind is one test; the last line counts them. Exit status 0: none failed.
+In mode `fence` (default) each hang is let go once it was confirmed and its evidence taken, so that one server serves all kinds (with a
+fresh detector for each, as the restart that is left out would have brought); in mode `recover` the agent kills it, and it must serve
+again. A kind is one test; the last line counts them. Exit status 0: none failed.
 """
 import argparse
 import atexit
@@ -26,6 +27,7 @@ RECOVER_S = 900
 WARM_S = 25
 WARM_S_MAX = 300
 QUIET_S = 20
+LONG_WORDS = 6_300  # 14 000 tokens of this tokenizer
 # The program's model has heads too small for vLLM's CPU kernels: its tokenizer is kept, the weights are vLLM's own random ones.
 SHAPE = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512,
          "max_position_embeddings": 32768}
@@ -165,6 +167,8 @@ def hang(server, kind, site, ranks, mode):
     recovered = serving_again(server)
     load.end()
     extra.end()
+    if mode == "fence":
+        server.fresh_detector()
     classes = seen["class"] in kind.classes or seen["verdict"] in kind.classes
     ok = classes and seen["fence_s"] is not None and (bool(episode["bundle"]) or kind.classes == ("Dead",)) and recovered is not None
     note = seen["reasons"] if recovered is not None else "did not serve again; " + seen["reasons"]
@@ -238,7 +242,7 @@ def benign(server, kind, site, ranks, began):
         server.wait("idle", 60, lambda: server.verdict()["verdict"] == "Idle")
     doing = {"idle": lambda: None, "pause": lambda: posted(server, "/pause?mode=keep"),
              "sleep": lambda: posted(server, "/sleep?level=0&mode=keep"),
-             "long": lambda: Load(server.port, clients=1, words=13_000, tokens=4, once=True)}[kind.benign]
+             "long": lambda: Load(server.port, clients=1, words=LONG_WORDS, tokens=4, once=True)}[kind.benign]
     doing_load = doing()
     alarms, at = [], time.monotonic()
     while time.monotonic() - at < (240 if kind.benign == "long" else QUIET_S):

@@ -133,6 +133,18 @@ class Server:
                 left.append(child)
         return found
 
+    def fresh_detector(self):
+        """Ends the agent's detector, which its supervisor starts anew: what the last hang taught it is gone, as after a restart of the
+        engine, which in mode `fence` does not happen."""
+        for pid in self.pids():
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    words = file.read().split(b"\0")
+                if words[1:3] == [b"agent", b"detect"]:
+                    os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+
     def pid_of(self, who, index=0):
         """`core`, `worker` (index), or `api`."""
         words = {"core": "VLLM::EngineCore", "worker": "VLLM::Worker", "api": f"--port {self.engine_port}"}[who]
