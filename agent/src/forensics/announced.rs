@@ -123,7 +123,7 @@ fn ask(pid: i32, page_dir: &Path, notes: &mut Vec<String>) -> Option<Asked> {
     let before = seen(&path).unwrap_or_default();
     // a marker of an earlier process with this pid reaches nobody
     if send_to(&[process], REQUEST).is_empty() {
-        notes.push(format!("the marker of {pid} is not that process's: it was not asked"));
+        notes.push(format!("{pid} was not asked: the marker is not that process's, or there is no right to signal it"));
         return None;
     }
     Some(Asked { pid, format, path, before, grown: (before.bytes, Instant::now()) })
