@@ -13,8 +13,8 @@ fi
 fuzz() { cargo +nightly fuzz run --fuzz-dir fuzz "$@"; }
 # 1 s for an input and 512 MiB for the process: the sanitizer alone takes most of that
 limits=(-max_len=65536 -timeout=1 -rss_limit_mb=512 -print_final_stats=1)
-mkdir -p target/fuzz-new
-if fuzz canary fuzz/corpus/canary -- -max_total_time=60 "${limits[@]}" >target/fuzz-new/canary.log 2>&1; then
+mkdir -p target/fuzz-new/canary
+if fuzz canary target/fuzz-new/canary fuzz/corpus/canary -- -max_total_time=60 "${limits[@]}" >target/fuzz-new/canary.log 2>&1; then
   echo "canary: NOT found within 60 s; this fuzzer finds nothing"
   exit 1
 fi
