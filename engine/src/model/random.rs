@@ -127,3 +127,34 @@ fn weight(rows: usize, cols: usize, kind: WeightType, random: &mut SplitMix64) -
     }
     RawWeight::new(rows, cols, kind, bytes.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{KvShape, LogitsWanted, SeqInput, StepBatch};
+
+    #[test]
+    fn every_type_gives_numbers() {
+        let kinds =
+            [WeightType::F32, WeightType::F16, WeightType::Bf16, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K];
+        let shape = RandomShape {
+            hidden: 256,
+            intermediate: 512,
+            layers: 2,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            vocab: 300,
+            seq_len_max: 64,
+        };
+        for kind in kinds {
+            let mut model = random_model(shape, kind, kind, 1).unwrap();
+            model.allocate_kv(KvShape { num_blocks: 1, block_size: 16 }).unwrap();
+            let seq =
+                SeqInput { tokens: vec![1, 2, 299], start_pos: 0, block_table: vec![0], logits: LogitsWanted::Last };
+            let row = model.forward(&StepBatch { seqs: vec![seq] }).unwrap().rows.remove(0).remove(0);
+            assert!(row.iter().all(|value| value.is_finite()) && row.iter().any(|value| *value != row[0]), "{kind:?}");
+        }
+        assert!(random_model(RandomShape { hidden: 100, ..shape }, WeightType::Q8_0, WeightType::Q8_0, 1).is_none());
+    }
+}
