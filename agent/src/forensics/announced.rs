@@ -37,6 +37,8 @@ pub struct Announced {
     pub entries: Vec<BundleEntry>,
     /// The innermost calls of the thread that matters, of each process that answered.
     pub places: Vec<(i32, Vec<String>)>,
+    /// Processes that told addresses and still look up their names.
+    pub unnamed: Vec<i32>,
     pub notes: Vec<String>,
 }
 
@@ -74,7 +76,7 @@ pub fn collect(tree: &[i32], page_dir: &Path, deadline: Duration) -> Announced {
         std::thread::sleep(LOOK_EVERY);
         waiting.retain_mut(|asked| match answer(asked, false) {
             Some(text) => {
-                told.take(asked, &text);
+                told.take(asked.pid, asked.format, &text);
                 false
             }
             None => true,
@@ -83,8 +85,9 @@ pub fn collect(tree: &[i32], page_dir: &Path, deadline: Duration) -> Announced {
     for mut late in waiting {
         match answer(&mut late, true) {
             Some(text) => {
-                told.notes.push(format!("the stacks of {} are not whole", late.pid));
-                told.take(&late, &text);
+                told.notes.push(format!("the stacks of {} were not whole in time", late.pid));
+                told.unnamed.extend((late.format == Format::Native).then_some(late.pid));
+                told.take(late.pid, late.format, &text);
             }
             None => told.notes.push(format!("{} announced its stacks and told none", late.pid)),
         }
@@ -92,12 +95,31 @@ pub fn collect(tree: &[i32], page_dir: &Path, deadline: Duration) -> Announced {
     told
 }
 
+/// The answers of processes that have told addresses already, when they have found the names; waits at most `deadline`. Blocks.
+pub fn named(mut pids: Vec<i32>, page_dir: &Path, deadline: Duration) -> Announced {
+    let mut told = Announced::default();
+    let since = Instant::now();
+    while !pids.is_empty() && since.elapsed() < deadline {
+        std::thread::sleep(LOOK_EVERY);
+        pids.retain(|pid| {
+            let path = page_dir.join(format!("stacks-{pid}.txt"));
+            let text = read_regular(&path, 0, DUMP_BYTES_MAX).unwrap_or_default();
+            let whole = text.lines().next_back().is_some_and(|last| last.starts_with("end of dump"));
+            if whole {
+                told.take(*pid, Format::Native, &text);
+            }
+            !whole
+        });
+    }
+    told
+}
+
 impl Announced {
-    fn take(&mut self, asked: &Asked, text: &str) {
+    fn take(&mut self, pid: i32, format: Format, text: &str) {
         let text = clean(text);
-        let place = place(asked.format, &text);
-        self.places.extend((!place.is_empty()).then_some((asked.pid, place)));
-        self.entries.push(BundleEntry { name: format!("stacks/own-{}.txt", asked.pid), text });
+        let place = place(format, &text);
+        self.places.extend((!place.is_empty()).then_some((pid, place)));
+        self.entries.push(BundleEntry { name: format!("stacks/own-{pid}.txt"), text });
     }
 }
 

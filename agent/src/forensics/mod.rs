@@ -13,7 +13,7 @@ pub mod redact;
 mod stacks;
 pub mod summary;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -39,7 +39,9 @@ const PIECE_DEADLINE: Duration = Duration::from_millis(1_500);
 const ANSWER_DEADLINE: Duration = Duration::from_millis(1_300);
 const METRICS_DEADLINE: Duration = Duration::from_millis(1_000);
 /// The slow part: packing and writing.
-const WRITE_DEADLINE: Duration = Duration::from_secs(15);
+const WRITE_DEADLINE: Duration = Duration::from_secs(12);
+/// Before it: a process that has told addresses and, on a machine without a free CPU, still looks up their names.
+const NAMES_DEADLINE: Duration = Duration::from_secs(5);
 
 /// What to save, and what the caller knows already.
 #[derive(Debug, Clone)]
@@ -75,10 +77,11 @@ pub struct Captured {
     pub notes: Vec<String>,
 }
 
-/// Takes the evidence. Infallible, and bounded by about 17 s; the fast part by 2 s.
+/// Takes the evidence. Infallible, and bounded by 20 s; the fast part by 2 s.
 pub async fn capture(request: CaptureRequest) -> Captured {
     let mut taken = Taken::default();
     let facts = taken.fast_part(&request).await;
+    taken.await_names(&request.page_dir).await;
     let class = summary::class_of(&request.episode, &request.outcome);
     let command_line = redact::redact_command(&request.command_line);
     let places = Places { told: &taken.told, pythons: &taken.pythons, mains: &facts.mains };
@@ -123,6 +126,7 @@ struct Taken {
     notes: Vec<String>,
     /// Where processes stand: told by themselves, and as py-spy reads them.
     told: Vec<(i32, Vec<String>)>,
+    unnamed: Vec<i32>,
     pythons: Vec<(i32, PythonThread)>,
 }
 
@@ -144,6 +148,7 @@ impl Taken {
         let (mut told, took) = told;
         self.entries.append(&mut told.entries);
         self.told = told.places;
+        self.unnamed = told.unnamed;
         self.piece_took("own stacks", took, joined(&told.notes));
         let (mut pythons, took) = pythons;
         self.entries.append(&mut pythons.entries);
@@ -154,6 +159,21 @@ impl Taken {
         self.entries.extend(after.ok().map(|text| entry("metrics-after.txt", text)));
         self.piece("fast part", whole, None);
         facts
+    }
+
+    /// The names of what the fast part got as addresses alone: without them the fingerprint would hang on the machine's load.
+    async fn await_names(&mut self, page_dir: &Path) {
+        if self.unnamed.is_empty() {
+            return;
+        }
+        let (began, pids, dir) = (Instant::now(), std::mem::take(&mut self.unnamed), page_dir.to_owned());
+        let asking = tokio::task::spawn_blocking(move || announced::named(pids, &dir, NAMES_DEADLINE));
+        let told = tokio::time::timeout(NAMES_DEADLINE + Duration::from_millis(500), asking).await;
+        let told = told.ok().and_then(Result::ok).unwrap_or_default();
+        self.entries.retain(|old| !told.entries.iter().any(|new| new.name == old.name));
+        self.entries.extend(told.entries);
+        self.told.extend(told.places);
+        self.piece("names of own stacks", began, None);
     }
 
     fn piece(&mut self, name: &str, began: Instant, note: Option<String>) {
