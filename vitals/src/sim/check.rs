@@ -307,11 +307,7 @@ impl Checker {
         }
         let age = world.now.saturating_sub(owed_at);
         match self.fence_at {
-            None if age > fence_max && !self.drained => {
-                self.fail(world, outcome, Failure::MissedFence);
-                self.over = true;
-            }
-            None if age > CONFIRM_DRAINED_MAX + fence_max => {
+            None if age > fence_max + if self.drained { CONFIRM_DRAINED_MAX } else { 0 } => {
                 self.fail(world, outcome, Failure::MissedFence);
                 self.over = true;
             }
@@ -394,6 +390,8 @@ fn is_blind(world: &World) -> bool {
     let gauges =
         signals.metrics && !mute && (shown.running + shown.waiting > 0 || signals.load || world.engine.native());
     let front = world.fault.is_some_and(|(_, fault)| fault.way == Way::Front);
-    let page_tells = signals.page && !front;
+    let (running, waiting) = world.engine.queue();
+    let gone = world.fault.is_some_and(|(_, fault)| fault.way == Way::CoreGone);
+    let page_tells = signals.page && !front && !gone && running + waiting > 0;
     !signals.gate && !page_tells && (front || !gauges)
 }

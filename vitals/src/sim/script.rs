@@ -51,13 +51,15 @@ fn engine_for(name: &str, chance: &mut Chance) -> Profile {
         "H7" => EngineKind::Sglang,
         "B1" => EngineKind::LlamaCpp,
         "H8" | "B5" | "H9" | "S4" => chance.pick(&ANY_KIND),
-        "H1" | "H2" | "H5" | "H10" | "B2" | "B4" | "B7" => chance.pick(&FOREIGN),
+        "native" => EngineKind::Native,
+        "warm" | "H1" | "H2" | "H5" | "H10" | "B2" | "B4" | "B7" => chance.pick(&FOREIGN),
         _ => chance.pick(&ANY_KIND),
     };
     let mut profile = Profile::draw(of, chance);
     match name {
         "H11" => profile.ranks = profile.ranks.max(2),
         "H1" | "H2" | "H13" if of != EngineKind::Native => profile.on_gpu = true,
+        "warm" => profile.stream_permille = chance.pick(&[800, 1_000]),
         "B1" => profile.stream_permille = chance.pick(&[0, 0, 300, 1_000]),
         "B3" => profile.chunk = Some(chance.pick(&[512, 2_048]).max(512)),
         "preempt" => profile.kv_tokens = u64::from(profile.prompt_max.min(8_192)) + u64::from(profile.seqs_max) * 150,
@@ -67,7 +69,7 @@ fn engine_for(name: &str, chance: &mut Chance) -> Profile {
         // what excuses these is seen in /proc alone, and who can kill sees whom
         profile.signals.proc = true;
     }
-    if matches!(name, "warm" | "agents" | "B3") {
+    if matches!(name, "warm" | "native" | "agents" | "B3") {
         profile.signals.gate = true;
     }
     profile
@@ -79,7 +81,7 @@ fn load_for(kind: &Kind, chance: &mut Chance) -> (&'static [Mode], Us) {
         let modes: &[&'static [Mode]] = match kind.name {
             "H2" | "H10" => &[&[Mode::Light], &[Mode::Agents]],
             "H3" => &[&[Mode::Light], &[Mode::Bursts]],
-            "warm" => &[&[Mode::Steady]],
+            "warm" | "native" => &[&[Mode::Steady]],
             "H1" | "H5" => &[&[Mode::Steady], &[Mode::Full], &[Mode::Agents]],
             _ => &[&[Mode::Light], &[Mode::Steady], &[Mode::Bursts], &[Mode::Agents], &[Mode::Full]],
         };
@@ -192,7 +194,7 @@ fn strike(kind: &Kind, world: &mut World, up: Us, chance: &mut Chance) {
     let fault = fault_for(kind.name, profile, chance);
     let at = match fault.way {
         Way::Startup => START + chance.between(SECOND, world.env.ready - START - SECOND),
-        _ if kind.name == "warm" => up + chance.between(3 * MINUTE, 15 * MINUTE),
+        _ if matches!(kind.name, "warm" | "native") => up + chance.between(3 * MINUTE, 15 * MINUTE),
         _ => up + chance.scale(10 * SECOND, 20 * MINUTE),
     };
     if kind.name == "mutant" {
@@ -217,7 +219,7 @@ fn fault_for(name: &str, profile: &Profile, chance: &mut Chance) -> Fault {
         "frontend" => Fault::new(Way::Front, Look::Stopped),
         "stopped" => Fault::new(Way::Anywhere, Look::Stopped),
         "crash" => lock(Way::Crash),
-        "warm" => Fault::new(Way::Step, chance.pick(&[Look::Spin, Look::Lock, Look::Stopped])),
+        "warm" | "native" => Fault::new(Way::Step, chance.pick(&[Look::Spin, Look::Lock, Look::Stopped])),
         "c0" => {
             let look = chance.pick(&[Look::Spin, Look::Lock, Look::Stopped]);
             Fault { ends: Some(chance.scale(10 * SECOND, 60 * SECOND)), ..Fault::new(Way::Anywhere, look) }

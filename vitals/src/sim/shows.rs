@@ -173,7 +173,9 @@ fn weights_read(world: &World) -> u64 {
 
 fn show_pages(world: &World, agent: &mut Agent) {
     let hidden = !world.engine.profile.signals.page || world.misses(Missing::Page) || world.now < world.env.born;
-    if hidden {
+    // the page of a process that is gone is no evidence (H2)
+    let gone = world.fault.is_some_and(|(_, fault)| fault.way == Way::CoreGone);
+    if hidden || gone {
         agent.obs.pages.value = None;
         return;
     }
