@@ -8,7 +8,7 @@ CACHE ?= $(HOME)/.cache/truebeat
 PROGRAM := target/release/truebeat
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-detector rivals fuzz
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-detector rivals fuzz sim-differential mutants
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -43,6 +43,13 @@ sim-operator: ## The operator against an in-process Kubernetes: SEEDS=N runs fro
 
 sim-crashes: ## The same, an operator that dies at every single write of the standard stories, before and after its effect
 	cargo test --locked --release -p operator --test sim -- crashes
+
+N ?= 10000
+sim-differential: ## The simulator's API server against a real kube-apiserver: N random sequences of requests on both
+	tests/differential.sh $(N) $(FROM)
+
+mutants: ## Mutants of the operator, each of which the simulator must catch
+	operator/tests/mutants.py
 
 e2e: prerequisites ## The stories on a real control plane and node (root needed)
 	@tests/run-all.sh e2e

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crds::episode::{
-    AGENT_FIELD_MANAGER, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED, CONDITION_EPISODE, CONDITION_PROGRESSING,
-    Episode,
+    AGENT_FIELD_MANAGER, ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED,
+    CONDITION_EPISODE, CONDITION_PROGRESSING, Episode,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -67,6 +67,8 @@ pub struct Heard {
     pub grant: Option<String>,
     /// The episode that an operator held in its queue when it spoke last, and `CLOCK_MONOTONIC` of that answer.
     pub queued: Option<(String, u64)>,
+    /// This is the last replica of its deployment that serves, and the policy is to let it serve (I3).
+    pub last_serving: bool,
     /// `CLOCK_MONOTONIC` of the last answer; `None` before the first.
     pub answered_ms: Option<u64>,
     pub failures: u64,
@@ -140,14 +142,14 @@ async fn report(
         let conditions = conditions(&wish, &mut transitions, &crate::files::wall_clock());
         let _ = crate::files::write_json(&memory, &transitions);
         let pause = match apply(&mut api, &pod, &conditions).await {
-            Ok(Answer { grant, queued }) => {
+            Ok(Answer { grant, queued, last_serving }) => {
                 retry = RETRY_FIRST;
                 let now_ms = crate::sources::clock::monotonic_ms();
                 let queued = queued.as_deref().and_then(|text| queued_now(text, Timestamp::now()));
                 says.send_modify(|heard| {
                     // The last word stays with its time: from then on the agent is alone again.
                     let queued = queued.map(|id| (id, now_ms)).or(heard.queued.take());
-                    *heard = Heard { grant, queued, answered_ms: Some(now_ms), failures: heard.failures };
+                    *heard = Heard { grant, queued, last_serving, answered_ms: Some(now_ms), failures: heard.failures };
                 });
                 if wish.awaits_grant() { GRANT_EVERY } else { REPEAT_EVERY }
             }
@@ -174,6 +176,7 @@ async fn report(
 struct Answer {
     grant: Option<String>,
     queued: Option<String>,
+    last_serving: bool,
 }
 
 /// The episode that an annotation `<id>@<time>` holds in the queue, unless the operator that wrote it has gone silent since.
@@ -198,7 +201,9 @@ async fn apply(api: &mut Option<Api<Pod>>, pod: &PodIdentity, conditions: &Value
     let answer =
         answer.map_err(|source| ReportError::Apply { pod: format!("{}/{}", pod.namespace, pod.name), source })?;
     let mut notes = answer.metadata.annotations.unwrap_or_default();
-    Ok(Answer { grant: notes.remove(ANNOTATION_RESTART_GRANT), queued: notes.remove(ANNOTATION_RESTART_QUEUED) })
+    let last_serving = notes.contains_key(ANNOTATION_LAST_SERVING);
+    let (grant, queued) = (notes.remove(ANNOTATION_RESTART_GRANT), notes.remove(ANNOTATION_RESTART_QUEUED));
+    Ok(Answer { grant, queued, last_serving })
 }
 
 fn connect(pod: &PodIdentity) -> Result<Api<Pod>, ReportError> {
@@ -321,11 +326,11 @@ mod tests {
     #[tokio::test]
     async fn the_grant_comes_back_in_the_answer_to_the_apply() {
         let answer = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n\
-            {\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"p\",\"annotations\":{\"truebeat.io/restart-grant\":\"e1\",\"truebeat.io/restart-queued\":\"e1@t\"}}}";
+            {\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"p\",\"annotations\":{\"truebeat.io/last-serving\":\"true\",\"truebeat.io/restart-grant\":\"e1\",\"truebeat.io/restart-queued\":\"e1@t\"}}}";
         let (api, seen) = api_that_says(Some(answer)).await;
         let conditions = conditions(&wish("False", "Stalled"), &mut Transitions::new(), "t");
         let answer = apply(&mut Some(api), &pod(), &conditions).await.unwrap();
-        assert_eq!(answer, Answer { grant: Some("e1".into()), queued: Some("e1@t".into()) });
+        assert_eq!(answer, Answer { grant: Some("e1".into()), queued: Some("e1@t".into()), last_serving: true });
         let request = seen.await.unwrap().to_lowercase();
         assert!(request.starts_with("patch /api/v1/namespaces/n/pods/p/status?"), "{request}");
         assert!(request.contains("content-type: application/apply-patch+yaml"), "{request}");

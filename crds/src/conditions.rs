@@ -16,6 +16,9 @@ pub const ENGINES_PROGRESSING: &str = "EnginesProgressing";
 /// `False` while the episode that some pod reports cannot be read.
 pub const EPISODES_READABLE: &str = "EpisodesReadable";
 
+/// Present and `True` only while restarts are wanted and none is granted, because too much stalls at once: page somebody.
+pub const RESTARTS_HELD: &str = "RestartsHeld";
+
 /// Why a condition is what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
@@ -45,6 +48,10 @@ pub enum Reason {
     EpisodesValid,
     /// At least one reported episode is not what the contract says.
     EpisodeUnreadable,
+    /// More than the policy's share of this deployment stalls at once.
+    CommonCause,
+    /// More than the operator's share of the whole fleet stalls at once.
+    FleetCommonCause,
 }
 
 impl Reason {
@@ -64,6 +71,8 @@ impl Reason {
             Reason::NoReplicas => "NoReplicas",
             Reason::EpisodesValid => "EpisodesValid",
             Reason::EpisodeUnreadable => "EpisodeUnreadable",
+            Reason::CommonCause => "CommonCause",
+            Reason::FleetCommonCause => "FleetCommonCause",
         }
     }
 }

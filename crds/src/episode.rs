@@ -14,6 +14,9 @@ pub const ANNOTATION_RESTART_GRANT: &str = "truebeat.io/restart-grant";
 /// episode in its queue until the restart budget (I2) has a slot, so the agent's unattended clock (I1) must not run. It is
 /// renewed every 20 s while the episode waits and then left to age: a reader asks whether it is fresh.
 pub const ANNOTATION_RESTART_QUEUED: &str = "truebeat.io/restart-queued";
+/// Pod annotation, written by the operator alone: `true` while this pod is the last one of its deployment that serves and the
+/// policy is to let it serve (I3). The agent does not fence then until a restart is granted. It stands until another serves.
+pub const ANNOTATION_LAST_SERVING: &str = "truebeat.io/last-serving";
 /// Field manager of the agent's server-side apply to its own pod's status.
 pub const AGENT_FIELD_MANAGER: &str = "truebeat-agent";
 

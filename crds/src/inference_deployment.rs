@@ -263,6 +263,14 @@ pub enum RecoveryMode {
     Recover,
 }
 
+/// What becomes of the last replica that serves.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum LastReplica {
+    #[default]
+    Serve,
+    Fence,
+}
+
 /// What may be done when an engine stops making progress.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
@@ -272,6 +280,20 @@ pub struct Recovery {
     /// How many replicas may be in a granted restart at the same time (I2).
     #[schemars(range(min = 1, max = 1000))]
     pub max_unavailable: i32,
+    /// What to do with the last replica that serves when it is suspected (I3). `Serve`: it stays in traffic until its restart is
+    /// granted, for slow beats nothing. `Fence`: it is taken out like any other.
+    pub last_replica: LastReplica,
+    /// When more than this many percent of the replicas (and at least three) stall at once, no restart is granted and
+    /// `RestartsHeld` is `True`: a common cause is not cured by restarts (I2). 100 switches it off.
+    #[schemars(range(min = 1, max = 100))]
+    pub hold_percent: i32,
+    /// A pod whose engine was restarted this often within `stabilityWindow` is deleted at the next stall, and its Deployment
+    /// makes another: repeated restarts in place would meet the kubelet's growing back-off.
+    #[schemars(range(min = 1, max = 10))]
+    pub restarts_before_replace: i32,
+    /// How long a restart counts. A duration such as `10m`.
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
+    pub stability_window: String,
     /// If no operator answers a confirmed stall for this long, the agent may grant itself one restart (I1). A duration such as `5m`.
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
     pub unattended_after: String,
@@ -285,6 +307,10 @@ impl Default for Recovery {
         Recovery {
             mode: RecoveryMode::default(),
             max_unavailable: 1,
+            last_replica: LastReplica::default(),
+            hold_percent: 60,
+            restarts_before_replace: 2,
+            stability_window: "10m".to_owned(),
             unattended_after: "5m".to_owned(),
             unattended_window: "1h".to_owned(),
         }

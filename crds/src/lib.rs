@@ -12,7 +12,7 @@ pub mod yaml;
 
 pub use engine_incident::{EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline};
 pub use inference_deployment::{InferenceDeployment, InferenceDeploymentSpec};
-pub use status::{Grant, InferenceDeploymentStatus, RecoveryStatus};
+pub use status::{Grant, GrantAction, InferenceDeploymentStatus, PastGrant, RecoveryStatus};
 
 /// The API group of every kind here (and the prefix of the labels that Truebeat owns).
 pub const GROUP: &str = "inference.truebeat.io";

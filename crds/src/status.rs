@@ -44,12 +44,45 @@ pub struct RecoveryStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1000), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["podUid"]))]
     pub grants: Vec<Grant>,
+    /// Grants of the last `stabilityWindow` and a while longer, newest last: what escalation goes by.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    pub recent: Vec<PastGrant>,
 }
 
 impl RecoveryStatus {
     fn is_empty(&self) -> bool {
-        self.grants.is_empty()
+        self.grants.is_empty() && self.recent.is_empty()
     }
+}
+
+/// How a granted recovery is carried out.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GrantAction {
+    /// The agent restarts the engine in place.
+    #[default]
+    Restart,
+    /// The operator deletes the pod.
+    Replace,
+}
+
+/// A grant of the past.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct PastGrant {
+    /// UID of the pod.
+    #[schemars(length(max = 64))]
+    pub pod_uid: String,
+    /// Its node.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// When it was granted, RFC 3339.
+    #[schemars(length(max = 64))]
+    pub granted_at: String,
+    /// What was granted.
+    #[serde(default)]
+    pub action: GrantAction,
 }
 
 /// One granted restart: the second key (I1), and one slot of the budget until its episode closes or its pod is gone.
@@ -65,6 +98,9 @@ pub struct Grant {
     /// UID of its pod: a new pod with the old name has no grant.
     #[schemars(length(max = 64))]
     pub pod_uid: String,
+    /// How it is carried out.
+    #[serde(default)]
+    pub action: GrantAction,
     /// When it was granted, RFC 3339.
     #[schemars(length(max = 64))]
     pub granted_at: String,

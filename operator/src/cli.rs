@@ -7,7 +7,7 @@ use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    client::{self, Calls, ConnectError},
+    client::{self, Calls, ConnectError, FleetPolicy},
     controllers::driver,
     health::Health,
     http,
@@ -30,6 +30,12 @@ pub struct OperatorArgs {
     /// Look after this namespace alone; all of them if absent.
     #[arg(long, env = "TRUEBEAT_WATCH_NAMESPACE")]
     pub watch_namespace: Option<String>,
+    /// At most so many percent of all replicas, but always one, in a granted recovery at the same time.
+    #[arg(long, env = "TRUEBEAT_FLEET_RESTARTS_PERCENT", default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub fleet_restarts_percent: u8,
+    /// Grant nothing while more than so many percent of all replicas (and at least five) stall at once; 100: always grant.
+    #[arg(long, env = "TRUEBEAT_FLEET_HOLD_PERCENT", default_value_t = 30, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub fleet_hold_percent: u8,
     /// Name of this candidate in the leader election; made unique by process id and start time.
     #[arg(long, env = "POD_NAME", default_value = "truebeat-operator")]
     pub identity: String,
@@ -118,7 +124,13 @@ async fn operate(args: OperatorArgs) -> Result<(), OperatorError> {
     let identity = unique(&args.identity);
     tracing::info!(identity, listen = %args.listen, "operator starts");
     let mut elector = Elector::new(client.clone(), &args.namespace, &identity, leadership.clone());
-    let calls = Calls::new(client, leadership.clone(), metrics.clone());
+    let mut calls = Calls::new(client, leadership.clone(), metrics.clone());
+    calls.fleet = Arc::new(FleetPolicy {
+        namespace: args.watch_namespace.clone(),
+        restarts_percent: args.fleet_restarts_percent.into(),
+        hold_percent: args.fleet_hold_percent.into(),
+        ..FleetPolicy::default()
+    });
     let context = driver::Context { calls, health: health.clone(), namespace: args.watch_namespace };
     let outcome = tokio::select! {
         () = elector.run() => Ok(()),

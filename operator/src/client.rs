@@ -99,12 +99,33 @@ pub struct Calls {
     pub metrics: Arc<Metrics>,
     /// Times that are written into the API.
     pub wall: Wall,
+    /// What holds for all deployments together.
+    pub fleet: Arc<FleetPolicy>,
+}
+
+/// What holds for all deployments together (I2). The figures that it is compared with stand in the API.
+#[derive(Debug)]
+pub struct FleetPolicy {
+    /// Whoever holds this may grant.
+    pub turn: tokio::sync::Mutex<()>,
+    /// Only this namespace; `None`: all of them.
+    pub namespace: Option<String>,
+    /// At most so many percent of all replicas, but always one, in a granted recovery at once.
+    pub restarts_percent: usize,
+    /// No grant while more than so many percent of all replicas, and at least five, are fenced.
+    pub hold_percent: usize,
+}
+
+impl Default for FleetPolicy {
+    fn default() -> Self {
+        FleetPolicy { turn: tokio::sync::Mutex::new(()), namespace: None, restarts_percent: 10, hold_percent: 30 }
+    }
 }
 
 impl Calls {
     /// Calls by `client`, with the machine's own wall clock.
     pub fn new(client: Client, leadership: Arc<Leadership>, metrics: Arc<Metrics>) -> Self {
-        Calls { client, leadership, metrics, wall: Wall::system() }
+        Calls { client, leadership, metrics, wall: Wall::system(), fleet: Arc::default() }
     }
 
     /// One object; `None`: there is none.

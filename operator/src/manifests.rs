@@ -73,7 +73,7 @@ fn account() -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata()})
 }
 
-/// No delete on anything but incidents: children go with their owner. `pods/status: patch` is needed to hand it on.
+/// No delete on anything but incidents and pods that a restart did not cure: children go with their owner. `pods/status: patch` is needed to hand it on.
 fn cluster_role() -> Value {
     let rule = |group: &str, resources: &[&str], verbs: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": verbs});
     let keep = ["get", "list", "watch", "create", "patch"];
@@ -90,7 +90,7 @@ fn cluster_role() -> Value {
             rule("apps", &["deployments"], &keep),
             rule("", &["services", "serviceaccounts"], &keep),
             rule("rbac.authorization.k8s.io", &["roles", "rolebindings"], &keep),
-            rule("", &["pods"], &["get", "list", "watch", "patch"]),
+            rule("", &["pods"], &["get", "list", "watch", "patch", "delete"]),
             rule("", &["pods/status"], &["patch"]),
             rule("events.k8s.io", &["events"], &["create"]),
         ],

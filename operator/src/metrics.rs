@@ -17,6 +17,8 @@ pub struct Metrics {
     pub grants: IntCounter,
     /// Restart grants in force, by InferenceDeployment.
     pub grants_held: IntGaugeVec,
+    /// 1 while restarts are wanted and held because of a common cause, by InferenceDeployment.
+    pub restarts_held: IntGaugeVec,
     /// 1 while this process leads.
     pub leader: IntGauge,
     /// 1 while the watch of a kind is in step with the API server.
@@ -45,18 +47,23 @@ impl Metrics {
                 Opts::new("truebeat_operator_restart_grants_held", "Restart grants in force."),
                 &["namespace", "deployment"],
             )?,
+            restarts_held: IntGaugeVec::new(
+                Opts::new("truebeat_operator_restarts_held", "1 while restarts are held because of a common cause."),
+                &["namespace", "deployment"],
+            )?,
             leader: IntGauge::new("truebeat_operator_leader", "1 while this process leads.")?,
             watch_up: IntGaugeVec::new(
                 Opts::new("truebeat_operator_watch_up", "1 while the watch is in step with the API server."),
                 &["kind"],
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 7] = [
+        let all: [Box<dyn prometheus::core::Collector>; 8] = [
             Box::new(metrics.api_calls.clone()),
             Box::new(metrics.reconciles.clone()),
             Box::new(metrics.reconcile_seconds.clone()),
             Box::new(metrics.grants.clone()),
             Box::new(metrics.grants_held.clone()),
+            Box::new(metrics.restarts_held.clone()),
             Box::new(metrics.leader.clone()),
             Box::new(metrics.watch_up.clone()),
         ];

@@ -2,6 +2,7 @@
 //! Pure.
 
 use vitals::observation::Observation;
+use vitals::recovery::EpisodeStage;
 use vitals::verdict::Verdict;
 
 /// A fence without work in sight is lifted after this, as the detector itself would do on trial.
@@ -70,6 +71,25 @@ impl Delivered {
     }
 }
 
+/// Is the fence held back? The last replica that serves stays in traffic until its restart is granted (I3): slow beats nothing, and
+/// whoever is about to be killed takes no new request.
+pub fn spared(last_serving: bool, stage: Option<EpisodeStage>) -> bool {
+    let restarts = matches!(stage, Some(EpisodeStage::Granted | EpisodeStage::Killed | EpisodeStage::Restarting));
+    last_serving && !restarts
+}
+
+/// What refused clients are told.
+pub fn refusal(verdict: &Verdict) -> String {
+    let why = match verdict {
+        Verdict::Starting => "its engine is starting".to_owned(),
+        Verdict::Dead => "its engine has died and is started again".to_owned(),
+        verdict => {
+            format!("its engine makes no progress ({})", verdict.class().map_or(verdict.name(), |class| class.name()))
+        }
+    };
+    format!("this replica takes no new requests: {why}; try another, or this one again later")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,5 +123,15 @@ mod tests {
         assert_eq!(hold.ready(&Verdict::Dead), None);
         assert!(!hold.is_over(100, &Observation::default(), &Verdict::Starting));
         assert!(hold.is_over(200, &Observation::default(), &Verdict::Idle));
+    }
+
+    #[test]
+    fn the_last_one_that_serves_is_spared_until_its_restart() {
+        for (stage, out) in [(None, true), (Some(EpisodeStage::Suspect), true), (Some(EpisodeStage::Stalled), true)] {
+            assert_eq!((spared(true, stage), spared(false, stage)), (out, false), "{stage:?}");
+        }
+        for stage in [EpisodeStage::Granted, EpisodeStage::Killed, EpisodeStage::Restarting] {
+            assert!(!spared(true, Some(stage)), "{stage:?}");
+        }
     }
 }

@@ -22,7 +22,7 @@ use vitals::verdict::{Outcome, Verdict};
 
 use self::act::Acts;
 use self::follow::{Follow, lives};
-use self::hold::Hold;
+use self::hold::{Hold, refusal, spared};
 use self::latest::Latest;
 use self::memory::{Keeper, Memory};
 use self::publish::Publisher;
@@ -111,6 +111,8 @@ struct Watch {
     recovery: Recovery,
     gate: GateClient,
     control: Control,
+    /// The detector's wish; the last replica that serves is spared (I3).
+    fence_wanted: bool,
     gate_seen: Signal<GateObs>,
     last_reply: Option<GateReply>,
     acts: Acts,
@@ -149,6 +151,7 @@ impl Watch {
             recovery,
             gate: GateClient::new(dir.join("gate.sock")),
             control: Control { fenced: memory.fenced && same, retry_after_s: RETRY_AFTER_S, ..Control::default() },
+            fence_wanted: memory.fenced && same,
             gate_seen: Signal::default(),
             last_reply: None,
             hold: same.then(|| Hold::new(memory.fence_is_held(), memory.ready, now_ms)),
@@ -286,10 +289,12 @@ impl Watch {
         let held = self.hold.as_ref().is_some_and(Hold::fences);
         let before = self.control.clone();
         if recovery.effects.contains(&Effect::Fence) {
-            self.control.fenced = true;
+            self.fence_wanted = true;
         } else if recovery.effects.contains(&Effect::Unfence) && !held {
-            self.control.fenced = false;
+            self.fence_wanted = false;
         }
+        let spared = spared(self.publisher.heard().last_serving, recovery.stage);
+        self.control.fenced = self.fence_wanted && (held || !spared);
         if self.control.fenced != before.fenced {
             self.control.reason = if self.control.fenced { refusal(&outcome.verdict) } else { String::new() };
             self.ask_gate().await;
@@ -355,18 +360,6 @@ impl Watch {
             std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
         })
     }
-}
-
-/// What refused clients are told.
-fn refusal(verdict: &Verdict) -> String {
-    let why = match verdict {
-        Verdict::Starting => "its engine is starting".to_owned(),
-        Verdict::Dead => "its engine has died and is started again".to_owned(),
-        verdict => {
-            format!("its engine makes no progress ({})", verdict.class().map_or(verdict.name(), |class| class.name()))
-        }
-    };
-    format!("this replica takes no new requests: {why}; try another, or this one again later")
 }
 
 fn recovery_policy(config: &WatchConfig) -> RecoveryPolicy {

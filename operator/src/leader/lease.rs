@@ -35,17 +35,19 @@ pub enum Decision {
 pub struct Candidate {
     identity: String,
     seen: Option<(Record, Duration)>,
+    /// When a record was there last.
+    looked: Duration,
 }
 
 impl Candidate {
     /// `identity` must be unique among the candidates, across restarts as well.
     pub fn new(identity: &str) -> Self {
-        Candidate { identity: identity.to_owned(), seen: None }
+        Candidate { identity: identity.to_owned(), seen: None, looked: Duration::ZERO }
     }
 
     /// Takes in what the API holds at `now` (monotonic) and decides. `None`: there is no lease object.
     pub fn decide(&mut self, record: Option<Record>, now: Duration) -> Decision {
-        let Some(record) = record else { return Decision::Take };
+        let Some(record) = record else { return self.without_lease(now) };
         let first_seen = match &self.seen {
             Some((seen, at)) if *seen == record => *at,
             _ => now,
@@ -58,7 +60,22 @@ impl Candidate {
             Decision::Wait
         };
         self.seen = Some((record, first_seen));
+        self.looked = now;
         decision
+    }
+
+    /// There is no Lease. Its holder may not know yet that somebody deleted it, so whoever saw it in another's name waits
+    /// until that right has run out, counted from the last look.
+    fn without_lease(&mut self, now: Duration) -> Decision {
+        let other = self
+            .seen
+            .as_ref()
+            .map(|(record, _)| record)
+            .filter(|record| !record.holder.is_empty() && record.holder != self.identity);
+        match other {
+            Some(record) if now.saturating_sub(self.looked) < record.duration.max(LEASE_DURATION) => Decision::Wait,
+            _ => Decision::Take,
+        }
     }
 }
 
@@ -101,6 +118,17 @@ mod tests {
         assert_eq!(candidate.decide(Some(record("b", 2)), s(114)), Decision::Wait, "renewed: the clock starts anew");
         assert_eq!(candidate.decide(Some(record("b", 2)), s(128)), Decision::Wait);
         assert_eq!(candidate.decide(Some(record("b", 2)), s(129)), Decision::Take);
+    }
+
+    #[test]
+    fn fault_b4_a_deleted_lease_is_not_up_for_grabs() {
+        let mut candidate = Candidate::new("a");
+        assert_eq!(candidate.decide(Some(record("b", 1)), s(100)), Decision::Wait);
+        assert_eq!(candidate.decide(None, s(102)), Decision::Wait, "b does not know yet");
+        assert_eq!((candidate.decide(None, s(114)), candidate.decide(None, s(115))), (Decision::Wait, Decision::Take));
+        let mut holder = Candidate::new("b");
+        assert_eq!(holder.decide(Some(record("b", 1)), s(100)), Decision::Renew);
+        assert_eq!(holder.decide(None, s(102)), Decision::Take, "its own it makes anew at once");
     }
 
     #[test]

@@ -181,7 +181,9 @@ impl Agent {
             Engine::Frozen { heals_ms: Some(at), .. } if now_ms >= at => {
                 self.engine = Engine::Serving { since_ms: now_ms };
                 self.fenced = false;
-                if let Some(episode) = self.episode.as_mut().filter(|e| matches!(e.stage, "Suspect" | "Stalled")) {
+                if let Some(episode) =
+                    self.episode.as_mut().filter(|e| matches!(e.stage, "Suspect" | "Stalled" | "Granted"))
+                {
                     episode.stage = "Cleared";
                 }
             }
@@ -204,10 +206,9 @@ impl Agent {
             }
             return;
         }
-        if self.last_serving {
-            self.fenced = false;
-        }
         let Some(episode) = &mut self.episode else { return };
+        // the last one that serves is spared until its restart is granted (I3)
+        self.fenced = self.mode != "Observe" && (!self.last_serving || !matches!(episode.stage, "Suspect" | "Stalled"));
         match episode.stage {
             "Suspect" if now_ms >= since_ms + CONFIRM_MS => {
                 episode.stage = "Stalled";
@@ -242,7 +243,7 @@ impl Agent {
         self.said = Some((self.brief(), now_ms));
         let notes = &pod["metadata"]["annotations"];
         let note = |key: &str| notes[key].as_str().unwrap_or_default();
-        self.last_serving = super::story::LAST_SERVING.is_some_and(|key| !note(key).is_empty());
+        self.last_serving = !note(super::story::LAST_SERVING).is_empty();
         let Some(episode) = self.episode.as_mut().filter(|e| e.stage == "Stalled") else { return };
         if let Some((id, time)) = note("truebeat.io/restart-queued").rsplit_once('@')
             && id == episode.id

@@ -15,7 +15,7 @@ const GROUP: &str = "inferencedeployments";
 pub struct Checks {
     /// `P8 …`, in the order of their happening.
     pub violations: Vec<String>,
-    /// Effective writes of operators by path (P7).
+    /// Writes of operators by path (P7).
     pub writes: BTreeMap<String, u64>,
     /// Effective writes of operators, the Lease not counted.
     pub effective: u64,
@@ -46,6 +46,7 @@ impl Checks {
         if let Some(what) = precondition(call) {
             self.broken(now_ms, format!("P8: {name}: {what}"));
         }
+        *self.writes.entry(name.clone()).or_default() += 1;
         if !(200..300).contains(&code) {
             return;
         }
@@ -55,10 +56,7 @@ impl Checks {
             let faults = foreign(plural, old.unwrap_or(&Value::Null), &new);
             faults.into_iter().for_each(|what| self.broken(now_ms, format!("P9: {name}: {what}")));
         }
-        if effective {
-            self.effective += 1;
-            *self.writes.entry(name).or_default() += 1;
-        }
+        self.effective += u64::from(effective);
     }
 
     /// P14: whoever writes is the one whom the Lease names, at the moment at which the write takes effect.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use operator::{
-    client::Calls,
+    client::{Calls, FleetPolicy},
     controllers::driver,
     health::Health,
     leader::{Leadership, elector::Elector},
@@ -87,10 +87,10 @@ impl Run {
         self.until(calm_ms, &story.acts).await;
         let mut violations = end::in_order(&self.cluster.lock(), &self.world);
         let before = self.cluster.lock().checks.writes.clone();
-        let effective = self.cluster.lock().checks.effective;
+        let writes = self.cluster.lock().writes;
         self.until(calm_ms + story.stay_ms, &[]).await;
         let state = self.cluster.lock();
-        if state.checks.effective != effective {
+        if state.writes != writes {
             let new: Vec<_> = state.checks.writes.iter().filter(|(key, n)| before.get(*key) != Some(n)).collect();
             violations.push(format!("P7: writes while nothing happens: {new:?}"));
         }
@@ -201,6 +201,7 @@ impl Run {
         let health = Arc::new(Health::new(leadership.clone(), metrics.clone()));
         let mut calls = Calls::new(client.clone(), leadership.clone(), metrics);
         calls.wall = wall.clone();
+        calls.fleet = Arc::new(FleetPolicy { hold_percent: 100, ..FleetPolicy::default() });
         let mut elector = Elector::new(client, "truebeat-system", &identity, leadership.clone()).with_wall(wall);
         let context = Arc::new(driver::Context { calls, health, namespace: None });
         let work = async move {

@@ -11,7 +11,7 @@ use super::{
 
 pub const NAMESPACE: &str = "serving";
 /// The annotation by which the operator marks the last serving replica (I3).
-pub const LAST_SERVING: Option<&str> = None;
+pub const LAST_SERVING: &str = "truebeat.io/last-serving";
 
 /// One act.
 #[derive(Debug, Clone)]
@@ -80,7 +80,8 @@ pub fn spec(replicas: u64, mode: &str) -> Value {
         "model": {"source": {"file": {"path": "/models/tiny"}}},
         "engine": {"kind": "Truebeat", "image": "engine:1"},
         "agent": {"image": "agent:1"},
-        "recovery": {"mode": mode, "maxUnavailable": 1},
+        // a common cause is a story of its own: whoever holds needs a person, and here is none
+        "recovery": {"mode": mode, "maxUnavailable": 1, "holdPercent": 100},
     })
 }
 
@@ -95,6 +96,10 @@ fn freeze(nth: usize) -> Act {
 /// The stories whose every write is a crash point (P1). Their ends do not depend on chance.
 pub fn standard() -> Vec<(&'static str, Vec<(u64, Act)>)> {
     let edit = |patch: Value| Act::Edit { name: "chat", patch };
+    let mut hold = spec(4, "Recover");
+    hold["recovery"]["holdPercent"] = json!(60);
+    let held = Act::Create { name: "chat", spec: hold };
+    let storm = |ms: u64| (0..4).map(|nth| (45_000, Act::Freeze { nth, heals_ms: Some(ms) })).collect::<Vec<_>>();
     vec![
         ("create", vec![create(2)]),
         ("freeze-one", vec![create(2), (20_000, freeze(0))]),
@@ -128,8 +133,27 @@ pub fn standard() -> Vec<(&'static str, Vec<(u64, Act)>)> {
         ),
         ("delete-in-stall", vec![create(2), (20_000, freeze(0)), (24_500, Act::Delete { name: "chat" })]),
         ("meddle", vec![create(2), (20_000, Act::Meddle), (30_000, Act::DeleteChild { plural: "services" })]),
+        (
+            "sick-node",
+            vec![create(2), (20_000, Act::Sick { node: 0, sick: true }), (110_000, Act::Sick { node: 0, sick: false })],
+        ),
+        ("common-cause", [vec![(0, held)], storm(40_000)].concat()),
+        ("common-cause-proceed", [vec![create(4)], storm(40_000)].concat()),
         ("replaced-in-stall", vec![create(2), (20_000, freeze(0)), (24_000, Act::DeletePod { nth: 0 })]),
     ]
+}
+
+/// What the log of a standard story must and must not hold, where the end alone does not tell (both ways of a field).
+pub fn words(name: &str) -> &'static [(&'static str, bool)] {
+    const DELETE: &str = "DELETE /api/v1/namespaces/serving/pods/";
+    const GRANT: &str = "truebeat.io/restart-grant";
+    match name {
+        "freeze-one" => &[(GRANT, true), (DELETE, false), ("RestartsHeld", false)],
+        "sick-node" => &[(GRANT, true), (DELETE, true), ("NodeSuspect", true)],
+        "common-cause" => &[(GRANT, false), ("RestartsHeld", true)],
+        "common-cause-proceed" => &[(GRANT, true), ("RestartsHeld", false)],
+        _ => &[],
+    }
 }
 
 pub fn plain(name: &str, acts: Vec<(u64, Act)>, crashes: Vec<(u64, Side)>) -> Story {

@@ -101,6 +101,14 @@ impl World {
                 *by_owner.entry((key.1.clone(), owner.to_owned())).or_default() += 1;
             }
         }
+        let known = |(namespace, owner): &(String, String)| {
+            state.store.get(&("inferencedeployments", namespace.clone(), owner.clone())).is_some()
+        };
+        let total: usize = by_owner.iter().filter(|(key, _)| known(key)).map(|(_, count)| count).sum();
+        if total > 1 {
+            // fewer than twenty replicas: a tenth of them is one
+            state.checks.broken(now_ms, format!("P15: {total} granted recoveries in the fleet, its share is 1"));
+        }
         for ((namespace, owner), count) in by_owner {
             let infd = state.store.get(&("inferencedeployments", namespace.clone(), owner.clone()));
             let budget = infd.and_then(|e| e.value["spec"]["recovery"]["maxUnavailable"].as_u64());

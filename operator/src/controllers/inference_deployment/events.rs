@@ -4,7 +4,7 @@
 //! They are a courtesy: nothing reads them back, one that cannot be published is logged and no error of the pass, and
 //! they come after every write that matters.
 
-use crds::EngineIncident;
+use crds::{EngineIncident, GrantAction, conditions::RESTARTS_HELD};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use kube::{Api, Resource, ResourceExt};
 
-use super::{observed::Observed, plan::Plan};
+use super::{escalate::Hold, observed::Observed, plan::Plan};
 use crate::{
     client::{CallError, Calls, FIELD_MANAGER},
     controllers::incidents::plan::name_of,
@@ -25,7 +25,11 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     let mut events = Vec::new();
     for grant in plan.grants.iter().filter(|grant| !held.contains(grant)) {
         let incident = name_of(&infd, &grant.episode);
-        let note = format!("restart of the engine in pod {} granted (incident {incident})", grant.pod);
+        let what = match grant.action {
+            GrantAction::Restart => format!("restart of the engine in pod {}", grant.pod),
+            GrantAction::Replace => format!("replacement of pod {}, which restarts did not cure,", grant.pod),
+        };
+        let note = format!("{what} granted (incident {incident})");
         let pod = (grant.pod.as_str(), grant.pod_uid.as_str());
         events.push(event(
             observed,
@@ -36,6 +40,8 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
             now,
         ));
     }
+    events.extend(on_hold(observed, plan, now));
+    events.extend(suspect_node(observed, plan, now));
     for write in &plan.incidents.writes {
         let existing = observed.incidents.iter().find(|incident| incident.name_any() == write.name);
         let Some(outcome) = write.status.as_ref().and_then(|status| status.outcome.as_deref()) else { continue };
@@ -57,6 +63,33 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
         ));
     }
     events
+}
+
+/// Once when it begins: the condition was not there before. The name follows from the first stall that waits.
+fn on_hold(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
+    let (Hold::Deployment(why) | Hold::Fleet(why)) = &plan.hold else { return None };
+    let before = observed.infd.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
+    let waiting = observed.pods.iter().find(|pod| super::grants::wants_slot(pod))?;
+    if before.iter().any(|condition| condition.type_ == RESTARTS_HELD) {
+        return None;
+    }
+    let name = format!("{}.held", name_of(&observed.infd.name_any(), &waiting.open_episode()?.id));
+    let note = format!("{why}: no restart is granted, please look for the common cause");
+    let pod = (waiting.name.as_str(), waiting.uid.as_str());
+    Some(event(observed, name, ("Warning", "RestartsHeld", "Hold"), note, pod, now))
+}
+
+/// For tools that look after nodes: stalls come back on this one.
+fn suspect_node(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
+    let node = plan.suspect_node.as_ref()?;
+    let newest = plan.grants.last()?;
+    let name = format!("{}.node", name_of(&observed.infd.name_any(), &newest.episode));
+    let note = format!("engines on node {node} stall again and again; its GPU or driver may be broken");
+    let mut event = event(observed, name, ("Warning", "NodeSuspect", "Report"), note, (node, ""), now);
+    let reference =
+        ObjectReference { kind: Some("Node".into()), name: Some(node.clone()), ..ObjectReference::default() };
+    event.related = Some(ObjectReference { api_version: Some("v1".into()), ..reference });
+    Some(event)
 }
 
 /// Publishes in order. Where the server does not answer the rest is dropped: the next pass is worth more.
@@ -124,7 +157,7 @@ mod tests {
 
     /// The plan and the texts of its events.
     fn step(observed: &Observed) -> (Plan, Vec<String>) {
-        let plan = plan(observed, Vec::new(), now());
+        let plan = plan(observed, Vec::new(), None, now());
         let notes = of(observed, &plan, now()).into_iter().filter_map(|event| event.note).collect();
         (plan, notes)
     }
@@ -163,7 +196,7 @@ mod tests {
             pods: vec![pod("a", "Stalled", 1)],
             incidents: vec![],
         };
-        let plan = plan(&world, Vec::new(), now());
+        let plan = plan(&world, Vec::new(), None, now());
         let event = serde_json::to_value(&of(&world, &plan, now())[0]).unwrap();
         for field in ["eventTime", "reportingController", "reportingInstance", "action", "reason", "type"] {
             assert!(

@@ -91,6 +91,20 @@ pub async fn pods(calls: &Calls, namespace: &str, patches: &[PodPatch]) -> Vec<S
     errors
 }
 
+/// Deletes the pods whose replacement is granted, each by its UID (P8) and with its own grace: the old process must be gone
+/// before another may take its place (P16). Only after [`status`] stored the grants.
+pub async fn replaces(calls: &Calls, namespace: &str, pods: &[(String, String)]) -> Vec<StepError> {
+    let api: Api<Pod> = Api::namespaced(calls.client.clone(), namespace);
+    let mut errors = Vec::new();
+    for (name, uid) in pods {
+        match calls.delete(&api, name, uid).await {
+            Ok(()) => tracing::warn!(namespace, pod = name, "pod deleted: restarts in place did not cure it"),
+            Err(error) => errors.push(StepError::new(format!("delete Pod {name}"), &error)),
+        }
+    }
+    errors
+}
+
 /// Writes and forgets incidents.
 pub async fn incidents(calls: &Calls, infd: &InferenceDeployment, plan: &IncidentPlan) -> Vec<StepError> {
     let namespace = infd.namespace().unwrap_or_default();

@@ -12,6 +12,7 @@ use kube::{Api, ResourceExt, core::DynamicObject};
 
 use super::{
     build::{child_name, kinds, selector},
+    escalate::Fleet,
     observed::{Observed, members},
 };
 use crate::client::{CallError, Calls};
@@ -39,6 +40,29 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option
         children,
         infd,
     }))
+}
+
+/// Everybody else's replicas, stalls and grants, as they stand in the API now.
+pub async fn fleet(calls: &Calls, own: &InferenceDeployment) -> Result<Fleet, CallError> {
+    let api: Api<InferenceDeployment> = match &calls.fleet.namespace {
+        Some(namespace) => Api::namespaced(calls.client.clone(), namespace),
+        None => Api::all(calls.client.clone()),
+    };
+    let all = calls.list(&api, "").await?;
+    let others = all.items.iter().filter(|other| other.uid() != own.uid());
+    let mut fleet = Fleet {
+        restarts_percent: calls.fleet.restarts_percent,
+        hold_percent: calls.fleet.hold_percent,
+        ..Fleet::default()
+    };
+    for other in others {
+        let count = |n: i32| usize::try_from(n).unwrap_or(0);
+        fleet.replicas += count(other.spec.replicas);
+        let Some(status) = &other.status else { continue };
+        fleet.stalled += count(status.fenced_replicas);
+        fleet.granted += status.recovery.grants.len();
+    }
+    Ok(fleet)
 }
 
 async fn children(

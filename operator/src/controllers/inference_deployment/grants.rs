@@ -4,31 +4,36 @@
 //! gone, never because evidence is missing: a doubt keeps the slot taken, so the budget can only be used too little.
 //! The caller stores the result under the resourceVersion of the status it came from *before* any pod learns of it.
 
-use crds::{Grant, inference_deployment::RecoveryMode};
+use crds::{Grant, GrantAction, inference_deployment::RecoveryMode};
 use jiff::{SignedDuration, Timestamp};
 
-use super::observed::PodView;
+use super::{
+    escalate::{self, Hold, Terms},
+    observed::PodView,
+};
 
 /// How long a note that a restart waits stands before it is renewed. The agents take it for fresh a good deal longer.
 const QUEUED_FRESH: SignedDuration = SignedDuration::from_secs(20);
 
 /// The grants after this look. `grants` were read before `pods`.
-pub fn next(grants: &[Grant], pods: &[PodView], mode: RecoveryMode, max_unavailable: i32, now: &str) -> Vec<Grant> {
-    let mut kept: Vec<Grant> = grants.iter().filter_map(|grant| keep(grant, pods, now)).collect();
-    if mode != RecoveryMode::Recover {
+pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) -> Vec<Grant> {
+    let mut kept: Vec<Grant> = grants.iter().filter_map(|grant| keep(grant, pods, terms, now)).collect();
+    if terms.mode != RecoveryMode::Recover || terms.hold != Hold::No {
         return kept;
     }
     let mut waiting: Vec<&PodView> = pods.iter().filter(|pod| wants_slot(pod) && !holds_slot(&kept, pod)).collect();
     // The one that waits longest first; the name makes the order total.
     waiting.sort_by_key(|pod| (pod.open_episode().and_then(|e| e.suspect_at.clone()), pod.name.clone()));
-    let free = usize::try_from(max_unavailable).unwrap_or(0).saturating_sub(taken(&kept, pods));
-    kept.extend(waiting.into_iter().take(free).filter_map(|pod| grant(pod, now)));
+    let slots = usize::try_from(terms.max_unavailable).unwrap_or(0).min(terms.fleet_slots);
+    let free = slots.saturating_sub(taken(&kept, pods));
+    kept.extend(waiting.into_iter().take(free).filter_map(|pod| grant(pod, escalate::action(pod, terms, now), now)));
     kept
 }
 
 /// The grant that should stand on this pod as an annotation now, if it does not yet.
 pub fn to_announce<'a>(grants: &'a [Grant], pod: &PodView) -> Option<&'a Grant> {
-    let grant = grants.iter().find(|grant| grant.pod_uid == pod.uid)?;
+    let mine = |grant: &&Grant| grant.pod_uid == pod.uid && grant.action == GrantAction::Restart;
+    let grant = grants.iter().find(mine)?;
     let awaited = wants_slot(pod) && pod.open_episode().is_some_and(|episode| episode.id == grant.episode);
     (awaited && pod.grant.as_deref() != Some(&grant.episode)).then_some(grant)
 }
@@ -46,13 +51,17 @@ pub fn to_queue(grants: &[Grant], pod: &PodView, mode: RecoveryMode, now: Timest
     (!fresh).then(|| format!("{episode}@{now:.0}"))
 }
 
-fn grant(pod: &PodView, now: &str) -> Option<Grant> {
+fn grant(pod: &PodView, action: GrantAction, now: &str) -> Option<Grant> {
     let episode = pod.open_episode()?.id.clone();
-    Some(Grant { episode, pod: pod.name.clone(), pod_uid: pod.uid.clone(), granted_at: now.to_owned() })
+    let (name, pod_uid) = (pod.name.clone(), pod.uid.clone());
+    Some(Grant { episode, pod: name, pod_uid, action, granted_at: now.to_owned() })
 }
 
 /// The grant as it lives on, or `None` where it is over.
-fn keep(grant: &Grant, pods: &[PodView], now: &str) -> Option<Grant> {
+fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option<Grant> {
+    if grant.action == GrantAction::Replace {
+        return (!escalate::replaced(grant, pods, terms, now)).then(|| grant.clone());
+    }
     let pod = pods.iter().find(|pod| pod.uid == grant.pod_uid)?; // its pod is gone
     let Some(reported) = pod.reported() else {
         // Nothing readable: over only if the pod may serve, which the agent says through the readiness probe.
@@ -63,7 +72,7 @@ fn keep(grant: &Grant, pods: &[PodView], now: &str) -> Option<Grant> {
     }
     if reported.episode.id != grant.episode && wants_slot(pod) {
         // The same pod stalled anew: the slot is still its own, the grant must name the new episode.
-        return self::grant(pod, now);
+        return self::grant(pod, GrantAction::Restart, now);
     }
     Some(grant.clone())
 }
@@ -85,7 +94,7 @@ fn taken(grants: &[Grant], pods: &[PodView]) -> usize {
 
 /// Only a confirmed stall asks for the second key. The agent takes its evidence meanwhile and, granted, holds the kill
 /// until that is done or its time is over (I6). A pod on its way out needs no restart.
-fn wants_slot(pod: &PodView) -> bool {
+pub fn wants_slot(pod: &PodView) -> bool {
     !pod.leaving && !pod.uid.is_empty() && pod.open_episode().is_some_and(|episode| episode.awaits_grant())
 }
 
@@ -97,7 +106,7 @@ mod tests {
     const NOW: &str = "2026-01-01T00:00:00Z";
 
     fn step(grants: &[Grant], pods: &[PodView]) -> Vec<String> {
-        next(grants, pods, RecoveryMode::Recover, 1, NOW).into_iter().map(|g| g.episode).collect()
+        next(grants, pods, &Terms::simple(RecoveryMode::Recover, 1), NOW).into_iter().map(|g| g.episode).collect()
     }
 
     fn granted_by(mut pod: PodView, who: &str) -> PodView {
@@ -108,7 +117,7 @@ mod tests {
     }
 
     fn held(pod: &PodView) -> Grant {
-        grant(pod, NOW).unwrap()
+        grant(pod, GrantAction::Restart, NOW).unwrap()
     }
 
     #[test]
@@ -131,8 +140,8 @@ mod tests {
     fn other_modes_grant_nothing_and_take_nothing_back() {
         let frozen = pod("a", "Stalled", 1);
         for mode in [RecoveryMode::Observe, RecoveryMode::Fence] {
-            assert!(next(&[], std::slice::from_ref(&frozen), mode, 1, NOW).is_empty());
-            assert_eq!(next(&[held(&frozen)], std::slice::from_ref(&frozen), mode, 1, NOW).len(), 1);
+            assert!(next(&[], std::slice::from_ref(&frozen), &Terms::simple(mode, 1), NOW).is_empty());
+            assert_eq!(next(&[held(&frozen)], std::slice::from_ref(&frozen), &Terms::simple(mode, 1), NOW).len(), 1);
         }
     }
 

@@ -2,6 +2,7 @@
 //! a pass looks at all there is and needs to know nothing of what happened before or why it was called.
 
 pub mod build;
+pub mod escalate;
 pub mod events;
 pub mod execute;
 pub mod gather;
@@ -46,11 +47,24 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     let named = |source| PassError::Gather { name: format!("{namespace}/{name}"), source };
     let Some(observed) = gather::gather(calls, namespace, name).await.map_err(named)? else {
         let _ = calls.metrics.grants_held.remove_label_values(&[namespace, name]);
+        let _ = calls.metrics.restarts_held.remove_label_values(&[namespace, name]);
         return Ok(None);
     };
     let problems = validate::validate(&observed.infd);
     let desired = if problems.is_empty() { build::build(&observed.infd) } else { Vec::new() };
-    let plan = plan::plan(&observed, desired, calls.wall.now());
+    let mut plan = plan::plan(&observed, desired.clone(), None, calls.wall.now());
+    let held = observed.infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
+    // Whoever grants looks at the whole fleet first, and nobody else grants meanwhile (I2).
+    let mut _turn = None;
+    if plan.grants.iter().any(|grant| !held.contains(grant)) {
+        _turn = Some(calls.fleet.turn.lock().await);
+        let fleet = gather::fleet(calls, &observed.infd)
+            .await
+            .map_err(|source| PassError::Gather { name: "the fleet".to_owned(), source })?;
+        plan = plan::plan(&observed, desired, Some(&fleet), calls.wall.now());
+    }
+    let on_hold = i64::from(plan.hold != escalate::Hold::No);
+    calls.metrics.restarts_held.with_label_values(&[namespace, name]).set(on_hold);
     let errors = execute_plan(calls, &observed, &plan, &problems).await?;
     calls.metrics.grants_held.with_label_values(&[namespace, name]).set(i64::try_from(plan.grants.len()).unwrap_or(0));
     if !errors.is_empty() {
@@ -76,14 +90,16 @@ async fn execute_plan(
     let named = |source| PassError::Status { name: format!("{namespace}/{}", infd.name_any()), source };
     let mut errors = execute::children(calls, infd, plan).await;
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
+    let before = infd.status.as_ref().map(|s| s.recovery.recent.as_slice()).unwrap_or_default();
     let mut stored = infd.clone();
-    if plan.grants != held {
+    if plan.grants != held || plan.recent != before {
         let early = status::early(observed, plan, calls.wall.now());
         stored = execute::status(calls, infd, early).await.map_err(named)?;
         let fresh = plan.grants.iter().filter(|grant| !held.contains(grant)).count();
         calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
     }
     errors.extend(execute::pods(calls, &namespace, &plan.pods).await);
+    errors.extend(execute::replaces(calls, &namespace, &plan.replaces).await);
     errors.extend(execute::incidents(calls, infd, &plan.incidents).await);
     // The status tells the truth on every path (P13).
     let wanted = status::status(observed, plan, problems, &errors, calls.wall.now());

@@ -8,6 +8,7 @@ use crds::{Grant, inference_deployment::RecoveryMode};
 use proptest::prelude::*;
 
 use super::{
+    escalate::Terms,
     grants,
     observed::{EpisodeView, PodView},
     testing::pod,
@@ -99,7 +100,8 @@ impl World {
             At::Idle => At::ReadStatus(self.version, self.grants.clone()),
             At::ReadStatus(version, held) => At::ReadPods(version, held, self.pods()),
             At::ReadPods(version, held, pods) => {
-                let next = grants::next(&held, &pods, RecoveryMode::Recover, self.max_unavailable, "now");
+                let next =
+                    grants::next(&held, &pods, &Terms::simple(RecoveryMode::Recover, self.max_unavailable), "now");
                 if next == held {
                     At::Stored(next, pods, 0)
                 } else if version == self.version {

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use crds::{
     EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT,
-    episode::{ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED, CONDITION_EPISODE, CONDITION_PROGRESSING, Episode},
+    episode::{
+        ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED, CONDITION_EPISODE,
+        CONDITION_PROGRESSING, Episode,
+    },
 };
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use kube::ResourceExt;
@@ -44,6 +47,8 @@ pub struct PodView {
     pub queued: Option<String>,
     /// The deletion cost that stands on the pod.
     pub deletion_cost: Option<String>,
+    /// The mark of the last one that serves stands on the pod.
+    pub last_serving: bool,
 }
 
 /// The episode that a pod reports.
@@ -126,6 +131,7 @@ pub fn view(pod: &Pod) -> PodView {
         grant: pod.annotations().get(ANNOTATION_RESTART_GRANT).cloned(),
         queued: pod.annotations().get(ANNOTATION_RESTART_QUEUED).cloned(),
         deletion_cost: pod.annotations().get(ANNOTATION_DELETION_COST).cloned(),
+        last_serving: pod.annotations().contains_key(ANNOTATION_LAST_SERVING),
     }
 }
 

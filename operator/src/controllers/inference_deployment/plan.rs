@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crds::{
-    Grant,
-    episode::{ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED},
+    Grant, GrantAction, PastGrant,
+    episode::{ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED},
     inference_deployment::RecoveryMode,
 };
 use jiff::Timestamp;
@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     build::Child,
+    escalate::{self, Fleet, Hold, Terms},
     grants,
     observed::{ANNOTATION_DELETION_COST, Observed, PodView},
     quantity,
@@ -35,8 +36,16 @@ pub struct Plan {
     pub foreign: Vec<String>,
     /// The restart budget in use after this pass; stored before any pod hears of it (I2).
     pub grants: Vec<Grant>,
+    /// The record of grants that goes with them.
+    pub recent: Vec<PastGrant>,
+    /// Why nothing new is granted although it is wanted.
+    pub hold: Hold,
+    /// A node that came under suspicion by what is granted now.
+    pub suspect_node: Option<String>,
     /// Pods to annotate.
     pub pods: Vec<PodPatch>,
+    /// Name and UID of pods to delete: their replacement is granted.
+    pub replaces: Vec<(String, String)>,
     pub incidents: IncidentPlan,
 }
 
@@ -45,21 +54,31 @@ pub struct Plan {
 pub struct PodPatch {
     pub name: String,
     pub uid: String,
-    pub annotations: BTreeMap<&'static str, String>,
+    /// `None` takes the annotation off.
+    pub annotations: BTreeMap<&'static str, Option<String>>,
 }
 
 /// Compares. `desired` is empty when the spec cannot be built; records and budget are kept all the same.
-pub fn plan(observed: &Observed, desired: Vec<Child>, now: Timestamp) -> Plan {
+pub fn plan(observed: &Observed, desired: Vec<Child>, fleet: Option<&Fleet>, now: Timestamp) -> Plan {
     let infd = &observed.infd;
-    let recovery = &infd.spec.recovery;
+    let (recovery, at) = (&infd.spec.recovery, now.to_string());
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
-    let grants = grants::next(held, &observed.pods, recovery.mode, recovery.max_unavailable, &now.to_string());
+    let terms = Terms::of(infd, &observed.pods, fleet);
+    let grants = grants::next(held, &observed.pods, &terms, &at);
+    let recent = escalate::recent(&terms, &observed.pods, held, &grants, &at);
+    let fresh = recent.len() != terms.recent.len() || recent != terms.recent;
+    let last = escalate::last_serving(recovery.last_replica, recovery.mode, &observed.pods);
     let queue = |pod: &PodView, grants: &[Grant]| grants::to_queue(grants, pod, recovery.mode, now);
     // A key that was granted and not yet handed out stays in the drawer once somebody has said that nothing be killed.
     let announced = if recovery.mode == RecoveryMode::Recover { grants.as_slice() } else { &[] };
+    let patch = |pod: &PodView| pod_patch(pod, announced, queue(pod, &grants), last.contains(&pod.uid));
     let mut plan = Plan {
-        pods: observed.pods.iter().filter_map(|pod| pod_patch(pod, announced, queue(pod, &grants))).collect(),
+        pods: observed.pods.iter().filter_map(patch).collect(),
+        replaces: to_replace(announced, &observed.pods),
         incidents: plan_incidents(&infd.name_any(), &observed.pods, &observed.incidents, now),
+        suspect_node: escalate::suspect_node(&recent, terms.window, &at).filter(|_| fresh),
+        recent,
+        hold: terms.hold.clone(),
         grants,
         ..Plan::default()
     };
@@ -126,13 +145,25 @@ fn owned_by(live: &Value, uid: &str) -> bool {
     owners.into_iter().flatten().any(|owner| owner["uid"] == uid && owner["controller"] == true)
 }
 
+/// The pods whose replacement is granted and that are still there. One that went on by itself meanwhile is spared.
+fn to_replace(grants: &[Grant], pods: &[PodView]) -> Vec<(String, String)> {
+    let granted = |pod: &&PodView| {
+        let mine = |grant: &Grant| grant.pod_uid == pod.uid && grant.action == GrantAction::Replace;
+        !pod.leaving && pod.open_episode().is_some() && grants.iter().any(mine)
+    };
+    pods.iter().filter(granted).map(|pod| (pod.name.clone(), pod.uid.clone())).collect()
+}
+
 /// The second key (I1), or the note that it must wait, and the order of scale-in: the frozen one goes first.
-fn pod_patch(pod: &PodView, grants: &[Grant], queued: Option<String>) -> Option<PodPatch> {
+fn pod_patch(pod: &PodView, grants: &[Grant], queued: Option<String>, last: bool) -> Option<PodPatch> {
     let mut annotations = BTreeMap::new();
     if let Some(grant) = grants::to_announce(grants, pod) {
-        annotations.insert(ANNOTATION_RESTART_GRANT, grant.episode.clone());
+        annotations.insert(ANNOTATION_RESTART_GRANT, Some(grant.episode.clone()));
     }
-    annotations.extend(queued.map(|note| (ANNOTATION_RESTART_QUEUED, note)));
+    annotations.extend(queued.map(|note| (ANNOTATION_RESTART_QUEUED, Some(note))));
+    if last != pod.last_serving {
+        annotations.insert(ANNOTATION_LAST_SERVING, last.then(|| "true".to_owned()));
+    }
     let frozen = pod.progressing == Some(false) || pod.open_episode().is_some();
     let cost = match (frozen, pod.deletion_cost.as_deref()) {
         (true, Some(COST_FROZEN)) => None,
@@ -140,7 +171,7 @@ fn pod_patch(pod: &PodView, grants: &[Grant], queued: Option<String>) -> Option<
         (false, Some(COST_FROZEN)) => Some(COST_FINE), // ours; anybody else's value is left alone (P9)
         (false, _) => None,
     };
-    annotations.extend(cost.map(|cost| (ANNOTATION_DELETION_COST, cost.to_owned())));
+    annotations.extend(cost.map(|cost| (ANNOTATION_DELETION_COST, Some(cost.to_owned()))));
     let wanted = !pod.leaving && !annotations.is_empty();
     wanted.then(|| PodPatch { name: pod.name.clone(), uid: pod.uid.clone(), annotations })
 }
@@ -165,7 +196,7 @@ mod tests {
     /// The world after the children were applied and the server added its defaults.
     fn settled(pods: Vec<PodView>) -> Observed {
         let mut world = observed(pods);
-        for child in plan(&world, build(&world.infd), now()).applies {
+        for child in plan(&world, build(&world.infd), None, now()).applies {
             let mut live = child.body.clone();
             live["metadata"]["resourceVersion"] = json!("7");
             live["spec"]["clusterIP"] = json!("10.0.0.1");
@@ -176,8 +207,8 @@ mod tests {
 
     #[test]
     fn a_settled_world_needs_no_write() {
-        let world = settled(vec![healthy("a")]);
-        let plan = plan(&world, build(&world.infd), now());
+        let world = settled(vec![healthy("a"), healthy("b")]);
+        let plan = plan(&world, build(&world.infd), None, now());
         assert!(plan.applies.is_empty() && plan.pods.is_empty() && plan.incidents.writes.is_empty());
     }
 
@@ -185,10 +216,10 @@ mod tests {
     fn drift_and_removal_are_both_seen() {
         let mut world = settled(vec![]);
         world.children.get_mut("Deployment").unwrap()["spec"]["replicas"] = json!(7);
-        assert_eq!(plan(&world, build(&world.infd), now()).applies[0].resource.kind, "Deployment");
+        assert_eq!(plan(&world, build(&world.infd), None, now()).applies[0].resource.kind, "Deployment");
         let mut world = settled(vec![]);
         world.infd.spec.engine.image_pull_policy = None; // a field that is no longer wanted
-        assert_eq!(plan(&world, build(&world.infd), now()).applies.len(), 1);
+        assert_eq!(plan(&world, build(&world.infd), None, now()).applies.len(), 1);
     }
 
     #[test]
@@ -204,9 +235,9 @@ mod tests {
 
     #[test]
     fn the_second_in_the_queue_gets_the_note_and_not_the_key() {
-        let plan = plan(&observed(vec![pod("a", "Stalled", 2), pod("b", "Stalled", 1)]), Vec::new(), now());
+        let plan = plan(&observed(vec![pod("a", "Stalled", 2), pod("b", "Stalled", 1)]), Vec::new(), None, now());
         let of = |name: &str| &plan.pods.iter().find(|patch| patch.name == name).unwrap().annotations;
-        assert_eq!(of("a")[ANNOTATION_RESTART_QUEUED], "e-a@2026-01-01T00:02:00Z");
+        assert_eq!(of("a")[ANNOTATION_RESTART_QUEUED].as_deref(), Some("e-a@2026-01-01T00:02:00Z"));
         assert!(!of("a").contains_key(ANNOTATION_RESTART_GRANT) && !of("b").contains_key(ANNOTATION_RESTART_QUEUED));
         assert!(plan.incidents.open > 0, "what keeps the pass coming back to renew the note");
     }
@@ -214,11 +245,11 @@ mod tests {
     #[test]
     fn other_modes_hand_out_no_key_even_if_one_is_stored() {
         let mut world = observed(vec![pod("a", "Stalled", 1)]);
-        let grants = plan(&world, Vec::new(), now()).grants;
+        let grants = plan(&world, Vec::new(), None, now()).grants;
         world.infd.status.get_or_insert_default().recovery.grants = grants.clone();
         for mode in [RecoveryMode::Observe, RecoveryMode::Fence] {
             world.infd.spec.recovery.mode = mode;
-            let plan = plan(&world, Vec::new(), now());
+            let plan = plan(&world, Vec::new(), None, now());
             assert_eq!(plan.grants, grants, "what was granted counts until it is over");
             assert_eq!(plan.pods[0].annotations.keys().collect::<Vec<_>>(), [&ANNOTATION_DELETION_COST], "{mode:?}");
         }
@@ -228,27 +259,33 @@ mod tests {
     fn an_object_of_somebody_else_is_never_touched() {
         let mut world = settled(vec![]);
         world.children.get_mut("Service").unwrap()["metadata"]["ownerReferences"] = json!([]);
-        let plan = plan(&world, build(&world.infd), now());
+        let plan = plan(&world, build(&world.infd), None, now());
         assert_eq!((plan.foreign.as_slice(), plan.applies.len()), (["Service chat".to_owned()].as_slice(), 0));
     }
 
     #[test]
     fn a_frozen_pod_is_granted_and_goes_first_on_scale_in() {
-        let plan = plan(&observed(vec![healthy("a"), pod("b", "Stalled", 1)]), Vec::new(), now());
+        let plan = plan(&observed(vec![healthy("a"), pod("b", "Stalled", 1)]), Vec::new(), None, now());
         assert_eq!(plan.grants.len(), 1);
-        assert_eq!(plan.pods.len(), 1);
-        let patch = &plan.pods[0];
+        let last = &plan.pods[0];
+        assert_eq!((last.name.as_str(), last.annotations.len()), ("a", 1));
+        assert_eq!(last.annotations[ANNOTATION_LAST_SERVING].as_deref(), Some("true"), "I3");
+        let patch = &plan.pods[1];
         assert_eq!((patch.name.as_str(), patch.uid.as_str()), ("b", "uid-b"));
-        assert_eq!(patch.annotations[ANNOTATION_RESTART_GRANT], "e-b");
-        assert_eq!(patch.annotations[ANNOTATION_DELETION_COST], COST_FROZEN);
+        assert_eq!(patch.annotations[ANNOTATION_RESTART_GRANT].as_deref(), Some("e-b"));
+        assert_eq!(patch.annotations[ANNOTATION_DELETION_COST].as_deref(), Some(COST_FROZEN));
     }
 
     #[test]
     fn a_recovered_pod_loses_our_cost_and_keeps_a_foreign_one() {
         for (before, after) in [(Some(COST_FROZEN), Some(COST_FINE)), (Some("42"), None), (None, None)] {
             let pod = PodView { deletion_cost: before.map(str::to_owned), ..healthy("a") };
-            let patch = pod_patch(&pod, &[], None);
-            assert_eq!(patch.map(|p| p.annotations[ANNOTATION_DELETION_COST].clone()).as_deref(), after, "{before:?}");
+            let patch = pod_patch(&pod, &[], None, false);
+            assert_eq!(
+                patch.and_then(|p| p.annotations[ANNOTATION_DELETION_COST].clone()).as_deref(),
+                after,
+                "{before:?}"
+            );
         }
     }
 }

@@ -8,7 +8,9 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::Value;
 
-use super::{build::selector, execute::StepError, observed::EpisodeView, observed::Observed, plan::Plan};
+use super::{
+    build::selector, escalate::Hold, execute::StepError, observed::EpisodeView, observed::Observed, plan::Plan,
+};
 
 /// The status after a pass: `problems` are the spec's, `errors` those of the writes.
 pub fn status(
@@ -26,6 +28,7 @@ pub fn status(
     let mut findings = vec![ready_finding(observed, ready, problems)];
     findings.extend(reconciling(observed, errors));
     findings.extend(stalled(plan, problems, errors));
+    findings.extend(held(plan));
     findings.push(progressing(observed));
     findings.push(readable(observed));
     let old = infd.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
@@ -38,7 +41,7 @@ pub fn status(
         open_incidents: count(plan.incidents.open),
         selector: selector(&infd.name_any()),
         conditions: conditions::merge(old, &findings, generation, now),
-        recovery: RecoveryStatus { grants: plan.grants.clone() },
+        recovery: RecoveryStatus { grants: plan.grants.clone(), recent: plan.recent.clone() },
     }
 }
 
@@ -107,6 +110,17 @@ fn stalled(plan: &Plan, problems: &[String], errors: &[StepError]) -> Option<Fin
     Some(Finding { type_: conditions::STALLED, status: "True", reason, message })
 }
 
+/// Present only while it is so: somebody must look (I2).
+fn held(plan: &Plan) -> Option<Finding> {
+    let (reason, message) = match &plan.hold {
+        Hold::No => return None,
+        Hold::Deployment(why) => (Reason::CommonCause, why),
+        Hold::Fleet(why) => (Reason::FleetCommonCause, why),
+    };
+    let message = format!("{message}: a common cause is likely, no restart is granted");
+    Some(Finding { type_: conditions::RESTARTS_HELD, status: "True", reason, message })
+}
+
 /// Silence is `Unknown`, never health (I4).
 fn progressing(observed: &Observed) -> Finding {
     let pods: Vec<_> = observed.pods.iter().filter(|pod| !pod.leaving).collect();
@@ -171,7 +185,7 @@ mod tests {
 
     /// `Type=Status/Reason` of each condition.
     fn words(observed: &Observed, problems: &[String], errors: &[StepError]) -> Vec<String> {
-        let status = status(observed, &plan(observed, Vec::new(), now()), problems, errors, now());
+        let status = status(observed, &plan(observed, Vec::new(), None, now()), problems, errors, now());
         status.conditions.iter().map(|c| format!("{}={}/{}", c.type_, c.status, c.reason)).collect()
     }
 
@@ -196,7 +210,7 @@ mod tests {
     #[test]
     fn a_stall_is_shown_whole_and_never_as_null() {
         let observed = world(vec![healthy("a"), pod("b", "Stalled", 1)]);
-        let status = status(&observed, &plan(&observed, Vec::new(), now()), &[], &[], now());
+        let status = status(&observed, &plan(&observed, Vec::new(), None, now()), &[], &[], now());
         insta::assert_json_snapshot!(status);
         let text = serde_json::to_string(&InferenceDeploymentStatus::default()).unwrap();
         assert!(!text.contains("null") && text.contains("\"replicas\":0"), "a null in a scale path is a 422: {text}");
@@ -205,9 +219,9 @@ mod tests {
     #[test]
     fn an_equal_world_gives_an_equal_status() {
         let mut observed = world(vec![healthy("a"), healthy("b")]);
-        let first = status(&observed, &plan(&observed, Vec::new(), now()), &[], &[], now());
+        let first = status(&observed, &plan(&observed, Vec::new(), None, now()), &[], &[], now());
         observed.infd.status = Some(first.clone());
         let later = now() + jiff::SignedDuration::from_hours(1);
-        assert_eq!(status(&observed, &plan(&observed, Vec::new(), later), &[], &[], later), first);
+        assert_eq!(status(&observed, &plan(&observed, Vec::new(), None, later), &[], &[], later), first);
     }
 }

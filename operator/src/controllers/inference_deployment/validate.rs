@@ -30,9 +30,11 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
     }
     problems.extend(model_problem(spec));
     let recovery = &spec.recovery;
-    for (field, text) in
-        [("unattendedAfter", &recovery.unattended_after), ("unattendedWindow", &recovery.unattended_window)]
-    {
+    for (field, text) in [
+        ("unattendedAfter", &recovery.unattended_after),
+        ("unattendedWindow", &recovery.unattended_window),
+        ("stabilityWindow", &recovery.stability_window),
+    ] {
         match humantime::parse_duration(text) {
             Ok(duration) if duration > DURATION_MAX => {
                 problems.push(format!("spec.recovery.{field} {text:?} is more than 30 days"))
@@ -94,7 +96,8 @@ mod tests {
     #[test]
     fn each_problem_names_its_field() {
         type Change = fn(&mut InferenceDeployment);
-        let cases: [(&str, Change); 7] = [
+        let cases: [(&str, Change); 8] = [
+            ("stabilityWindow", |o| o.spec.recovery.stability_window = "soon".into()),
             ("metadata.name", |o| o.metadata.name = Some("a.b".into())),
             ("must differ", |o| o.spec.gate.port = AGENT_PORT),
             ("needs spec.model.source", |o| o.spec.model = None),

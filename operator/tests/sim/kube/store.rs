@@ -92,6 +92,19 @@ impl Store {
         Some(last)
     }
 
+    /// The objects of a kind as they were at `at_ms`.
+    pub fn as_of(&self, plural: &str, at_ms: u64) -> Vec<Arc<Value>> {
+        let mut objects = BTreeMap::new();
+        for change in self.history.iter().filter(|change| change.plural == plural && change.at_ms <= at_ms) {
+            let uid = change.value["metadata"]["uid"].to_string();
+            match change.event {
+                "DELETED" => drop(objects.remove(&uid)),
+                _ => drop(objects.insert(uid, change.value.clone())),
+            }
+        }
+        objects.into_values().collect()
+    }
+
     fn note(&mut self, plural: &'static str, event: &'static str, value: Arc<Value>) {
         self.history.push(Change { version: self.version, plural, event, value, at_ms: self.now_ms });
     }

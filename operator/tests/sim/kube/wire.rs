@@ -12,6 +12,9 @@ use super::{
     verbs::Target,
 };
 
+/// How far a list that asks for any version lags behind.
+const STALE_MS: u64 = 4_000;
+
 /// A request, understood.
 #[derive(Debug, Clone)]
 pub struct Call {
@@ -74,12 +77,16 @@ impl Call {
 
     fn list(&self, store: &Store) -> Value {
         let kind = self.target.kind;
-        let items: Vec<&Value> = store
-            .of(kind.plural)
-            .filter(|(key, _)| self.target.namespace.is_empty() || key.1 == self.target.namespace)
-            .map(|(_, entry)| &*entry.value)
-            .filter(|value| self.selects(value))
-            .collect();
+        let here = |value: &&Value| {
+            let namespace = &self.target.namespace;
+            (namespace.is_empty() || value["metadata"]["namespace"] == namespace.as_str()) && self.selects(value)
+        };
+        if self.query.get("resourceVersion").is_some_and(|version| version == "0") {
+            // "any version": from a watch cache that may lag (P2)
+            let old = store.as_of(kind.plural, store.now_ms.saturating_sub(STALE_MS));
+            return list_of(kind, &old.iter().map(|value| &**value).filter(here).collect::<Vec<_>>(), store.version);
+        }
+        let items: Vec<&Value> = store.of(kind.plural).map(|(_, entry)| &*entry.value).filter(here).collect();
         list_of(kind, &items, store.version)
     }
 

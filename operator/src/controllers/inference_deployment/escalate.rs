@@ -1,0 +1,173 @@
+//! The terms on which restarts are granted (I2, I3), pure: when to hold because of a common cause, when a restart in place
+//! has failed often enough to replace the pod, which pod is the last that serves, and which node is under suspicion.
+
+use crds::{
+    Grant, GrantAction, InferenceDeployment, PastGrant,
+    inference_deployment::{LastReplica, RecoveryMode},
+};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{grants::wants_slot, observed::PodView};
+
+/// Fewer stalls than this are never called a common cause: two of two may be chance.
+const HOLD_COUNT_MIN: usize = 3;
+/// A replacement that does not come up gives its slot back after this; the stall of the others waits no longer for it.
+const REPLACE_MAX: SignedDuration = SignedDuration::from_mins(10);
+/// So many recoveries on one node within the window put it under suspicion.
+const NODE_COUNT_MIN: usize = 3;
+const RECENT_MAX: usize = 64;
+
+/// Why nothing is granted although something is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Hold {
+    #[default]
+    No,
+    /// In words, for the condition.
+    Deployment(String),
+    Fleet(String),
+}
+
+/// What a look at the whole fleet came to, the deployment in question left out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fleet {
+    pub replicas: usize,
+    pub stalled: usize,
+    pub granted: usize,
+    /// At most so many percent of all replicas (but always one) in a granted recovery at once.
+    pub restarts_percent: usize,
+    /// Hold when more than so many percent of all replicas (and at least five) stall at once.
+    pub hold_percent: usize,
+}
+
+/// The terms of one look.
+#[derive(Debug, Clone)]
+pub struct Terms<'a> {
+    pub mode: RecoveryMode,
+    pub max_unavailable: i32,
+    /// What the fleet leaves to this deployment, its own grants included.
+    pub fleet_slots: usize,
+    pub hold: Hold,
+    pub restarts_before_replace: usize,
+    pub window: SignedDuration,
+    pub replicas: usize,
+    pub recent: &'a [PastGrant],
+}
+
+impl<'a> Terms<'a> {
+    /// The terms by the spec, by what the pods say, and by the fleet where somebody looked at it.
+    pub fn of(infd: &'a InferenceDeployment, pods: &[PodView], fleet: Option<&Fleet>) -> Self {
+        let recovery = &infd.spec.recovery;
+        let count = |n: i32| usize::try_from(n).unwrap_or(0);
+        let replicas = count(infd.spec.replicas);
+        let stalled = pods.iter().filter(|pod| wants_slot(pod)).count();
+        let window = humantime::parse_duration(&recovery.stability_window).ok();
+        let window = window.and_then(|window| SignedDuration::try_from(window).ok());
+        let mut hold = hold_of(stalled, replicas, count(recovery.hold_percent));
+        let mut fleet_slots = usize::MAX;
+        if let Some(fleet) = fleet {
+            let all = fleet.replicas + replicas;
+            fleet_slots = (all * fleet.restarts_percent / 100).max(1).saturating_sub(fleet.granted);
+            let alarmed = fleet.stalled + stalled;
+            if hold == Hold::No && alarmed >= 5 && alarmed * 100 > all * fleet.hold_percent {
+                hold = Hold::Fleet(format!("{alarmed} of {all} replicas of the fleet stall at once"));
+            }
+        }
+        Terms {
+            mode: recovery.mode,
+            max_unavailable: recovery.max_unavailable,
+            fleet_slots,
+            hold: if recovery.mode == RecoveryMode::Recover { hold } else { Hold::No },
+            restarts_before_replace: count(recovery.restarts_before_replace),
+            window: window.unwrap_or(SignedDuration::from_mins(10)),
+            replicas,
+            recent: infd.status.as_ref().map(|s| s.recovery.recent.as_slice()).unwrap_or_default(),
+        }
+    }
+
+    /// Terms with nothing but a budget, for the tests of it.
+    #[cfg(test)]
+    pub fn simple(mode: RecoveryMode, max_unavailable: i32) -> Self {
+        let window = SignedDuration::from_mins(10);
+        let (fleet_slots, hold) = (usize::MAX, Hold::No);
+        Terms { mode, max_unavailable, fleet_slots, hold, restarts_before_replace: 2, window, replicas: 0, recent: &[] }
+    }
+}
+
+fn hold_of(stalled: usize, replicas: usize, percent: usize) -> Hold {
+    if percent < 100 && stalled >= HOLD_COUNT_MIN && stalled * 100 > replicas * percent {
+        return Hold::Deployment(format!("{stalled} of {replicas} replicas stall at once"));
+    }
+    Hold::No
+}
+
+/// How the recovery of this pod is to be carried out.
+pub fn action(pod: &PodView, terms: &Terms<'_>, now: &str) -> GrantAction {
+    let restarts = terms.recent.iter().filter(|past| past.pod_uid == pod.uid && young(past, terms.window, now)).count();
+    if restarts >= terms.restarts_before_replace { GrantAction::Replace } else { GrantAction::Restart }
+}
+
+/// Is a granted replacement over? The pod is gone, and its successor is up or has had its time.
+pub fn replaced(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> bool {
+    if pods.iter().any(|pod| pod.uid == grant.pod_uid) {
+        return false;
+    }
+    let here = pods.iter().filter(|pod| !pod.leaving);
+    let (count, starting) = here.fold((0, 0), |(count, starting), pod| {
+        (count + 1, starting + usize::from(!pod.ready && pod.open_episode().is_none()))
+    });
+    (count >= terms.replicas && starting == 0) || older(&grant.granted_at, REPLACE_MAX, now)
+}
+
+/// The record of the grants, with those of this look. It is tidied only when something is added: time alone writes nothing (P7).
+pub fn recent(terms: &Terms<'_>, pods: &[PodView], held: &[Grant], grants: &[Grant], now: &str) -> Vec<PastGrant> {
+    let fresh: Vec<&Grant> = grants.iter().filter(|grant| !held.contains(grant)).collect();
+    if fresh.is_empty() {
+        return terms.recent.to_vec();
+    }
+    let mut recent: Vec<PastGrant> =
+        terms.recent.iter().filter(|past| young(past, terms.window * 2, now)).cloned().collect();
+    recent.extend(fresh.into_iter().map(|grant| PastGrant {
+        pod_uid: grant.pod_uid.clone(),
+        node: pods.iter().find(|pod| pod.uid == grant.pod_uid).map(|pod| pod.node.clone()).unwrap_or_default(),
+        granted_at: grant.granted_at.clone(),
+        action: grant.action,
+    }));
+    let over = recent.len().saturating_sub(RECENT_MAX);
+    recent.drain(..over);
+    recent
+}
+
+/// Nodes that came under suspicion by the newest entry of `recent`: other tools act on the event that says so.
+pub fn suspect_node(recent: &[PastGrant], window: SignedDuration, now: &str) -> Option<String> {
+    let node = &recent.last().filter(|past| !past.node.is_empty())?.node;
+    let count = recent.iter().filter(|past| past.node == *node && young(past, window, now)).count();
+    (count >= NODE_COUNT_MIN).then(|| node.clone())
+}
+
+/// The pods that must carry the mark of the last one that serves (I3). While none serves the mark stays where it is.
+pub fn last_serving(policy: LastReplica, mode: RecoveryMode, pods: &[PodView]) -> Vec<String> {
+    if policy == LastReplica::Fence || mode == RecoveryMode::Observe {
+        return Vec::new();
+    }
+    let here = || pods.iter().filter(|pod| !pod.leaving);
+    let serving: Vec<&PodView> = here().filter(|pod| pod.ready && pod.open_episode().is_none()).collect();
+    match serving.as_slice() {
+        [] => here().filter(|pod| pod.last_serving).map(|pod| pod.uid.clone()).collect(),
+        [only] => vec![only.uid.clone()],
+        _ => Vec::new(),
+    }
+}
+
+fn young(past: &PastGrant, age: SignedDuration, now: &str) -> bool {
+    !older(&past.granted_at, age, now)
+}
+
+/// Is `at` longer ago than `age`? What cannot be read is not.
+fn older(at: &str, age: SignedDuration, now: &str) -> bool {
+    let times = at.parse::<Timestamp>().ok().zip(now.parse::<Timestamp>().ok());
+    times.is_some_and(|(at, now)| now.duration_since(at) > age)
+}
+
+#[cfg(test)]
+#[path = "escalate_tests.rs"]
+mod tests;

@@ -1,0 +1,114 @@
+//! Each field of the recovery policy both ways.
+
+use super::*;
+use crate::controllers::inference_deployment::{
+    grants,
+    testing::{healthy, infd, pod},
+};
+
+const NOW: &str = "2026-01-01T01:00:00Z";
+
+fn past(uid: &str, node: &str, at: &str) -> PastGrant {
+    PastGrant { pod_uid: uid.into(), node: node.into(), granted_at: at.into(), action: GrantAction::Restart }
+}
+
+fn frozen(count: usize) -> Vec<PodView> {
+    (0..count).map(|n| pod(&format!("p{n}"), "Stalled", 1)).collect()
+}
+
+#[test]
+fn a_common_cause_holds_and_a_few_stalls_do_not() {
+    let mut object = infd("chat");
+    object.spec.replicas = 4;
+    object.spec.recovery.max_unavailable = 4;
+    let granted = |object: &InferenceDeployment, pods: &[PodView]| {
+        grants::next(&[], pods, &Terms::of(object, pods, None), NOW).len()
+    };
+    assert_eq!((granted(&object, &frozen(2)), granted(&object, &frozen(3))), (2, 0), "60 % of four");
+    object.spec.recovery.hold_percent = 80;
+    assert_eq!((granted(&object, &frozen(3)), granted(&object, &frozen(4))), (3, 0));
+    object.spec.recovery.hold_percent = 100;
+    assert_eq!(granted(&object, &frozen(4)), 4);
+    object.spec.replicas = 2;
+    object.spec.recovery.hold_percent = 1;
+    assert_eq!(granted(&object, &frozen(2)), 2, "two are no common cause");
+}
+
+#[test]
+fn the_fleet_bounds_and_holds() {
+    let object = infd("chat");
+    let pods = frozen(2);
+    let slots = |fleet: Fleet| Terms::of(&object, &pods, Some(&fleet)).fleet_slots;
+    let fleet = Fleet { replicas: 98, stalled: 0, granted: 0, restarts_percent: 10, hold_percent: 30 };
+    assert_eq!(slots(fleet), 10);
+    assert_eq!(slots(Fleet { granted: 10, ..fleet }), 0);
+    assert_eq!(slots(Fleet { replicas: 0, ..fleet }), 1, "always one");
+    let hold = |stalled| Terms::of(&object, &pods, Some(&Fleet { stalled, ..fleet })).hold;
+    assert_eq!(hold(28), Hold::No);
+    assert!(matches!(hold(29), Hold::Fleet(why) if why.contains("31 of 100")));
+}
+
+#[test]
+fn restarts_in_place_end_in_a_replacement_and_time_heals() {
+    let mut object = infd("chat");
+    let uid = frozen(1)[0].uid.clone();
+    let action = |object: &InferenceDeployment| action(&frozen(1)[0], &Terms::of(object, &[], None), NOW);
+    object.status.get_or_insert_default().recovery.recent =
+        vec![past(&uid, "n1", "2026-01-01T00:51:00Z"), past(&uid, "n1", "2026-01-01T00:55:00Z")];
+    assert_eq!(action(&object), GrantAction::Replace);
+    object.spec.recovery.restarts_before_replace = 3;
+    assert_eq!(action(&object), GrantAction::Restart);
+    object.spec.recovery.restarts_before_replace = 2;
+    object.spec.recovery.stability_window = "5m".to_owned();
+    assert_eq!(action(&object), GrantAction::Restart, "the first is long ago");
+}
+
+#[test]
+fn a_replacement_holds_its_slot_until_its_successor_is_up() {
+    let terms = Terms { replicas: 2, ..Terms::simple(RecoveryMode::Recover, 1) };
+    let old = pod("a", "Stalled", 1);
+    let grant =
+        Grant { pod_uid: old.uid.clone(), action: GrantAction::Replace, granted_at: NOW.into(), ..Grant::default() };
+    let over = |pods: &[PodView], now: &str| replaced(&grant, pods, &terms, now);
+    let starting = PodView { ready: false, ..healthy("c") };
+    assert!(!over(&[PodView { leaving: true, ..old.clone() }, healthy("b")], NOW), "it still runs (P16)");
+    assert!(!over(&[healthy("b")], NOW) && !over(&[healthy("b"), starting.clone()], NOW));
+    assert!(over(&[healthy("b"), healthy("c")], NOW));
+    assert!(over(&[healthy("b"), starting], "2026-01-01T01:10:01Z"), "it has had its time");
+    assert!(!over(&[old], "2026-01-01T01:10:01Z"), "but never while the old one is there");
+}
+
+#[test]
+fn the_record_is_bounded_and_written_only_with_a_grant() {
+    let mut object = infd("chat");
+    object.status.get_or_insert_default().recovery.recent = vec![past("x", "n1", "2025-01-01T00:00:00Z")];
+    let terms = Terms::of(&object, &[], None);
+    assert_eq!(recent(&terms, &[], &[], &[], NOW).len(), 1, "time alone writes nothing");
+    let pods = frozen(1);
+    let fresh = grants::next(&[], &pods, &Terms::simple(RecoveryMode::Recover, 1), NOW);
+    let after = recent(&terms, &pods, &[], &fresh, NOW);
+    assert_eq!((after.len(), after[0].node.as_str()), (1, "n1"), "the old one is dropped, the new one is dated");
+}
+
+#[test]
+fn a_node_is_under_suspicion_after_three() {
+    let list: Vec<_> = ["00:52", "00:54", "00:56"].map(|at| past("u", "n1", &format!("2026-01-01T{at}:00Z"))).into();
+    let window = SignedDuration::from_mins(10);
+    assert_eq!(suspect_node(&list, window, NOW).as_deref(), Some("n1"));
+    assert_eq!(suspect_node(&list[..2], window, NOW), None);
+    assert_eq!(suspect_node(&list, SignedDuration::from_mins(5), NOW), None);
+}
+
+#[test]
+fn the_last_one_that_serves_is_marked_by_policy() {
+    let marked = |pods: &[PodView]| last_serving(LastReplica::Serve, RecoveryMode::Recover, pods);
+    let (a, b, sick) = (healthy("a"), healthy("b"), pod("s", "Suspect", 1));
+    assert_eq!(marked(&[a.clone(), b.clone()]), Vec::<String>::new());
+    assert_eq!(marked(&[a.clone(), sick.clone()]), [a.uid.clone()]);
+    assert_eq!(marked(std::slice::from_ref(&a)), [a.uid.clone()]);
+    let before = PodView { last_serving: true, ..sick.clone() };
+    assert_eq!(marked(&[before.clone(), pod("t", "Suspect", 1)]), [before.uid.clone()], "none serves: it stays");
+    assert_eq!(marked(&[before, b.clone()]), [b.uid.clone()], "another serves");
+    assert!(last_serving(LastReplica::Fence, RecoveryMode::Recover, &[a.clone(), sick.clone()]).is_empty());
+    assert!(last_serving(LastReplica::Serve, RecoveryMode::Observe, &[a, sick]).is_empty());
+}
