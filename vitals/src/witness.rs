@@ -60,6 +60,34 @@ impl PageSays {
     }
 }
 
+/// What a complaint weighs, so far.
+struct Weight {
+    strength: Strength,
+    reasons: Vec<Reason>,
+}
+
+impl Weight {
+    fn add(&mut self, at_least: Strength, source: &str, text: String) {
+        self.strength = self.strength.max(at_least);
+        self.reasons.push(reason(source, text));
+    }
+}
+
+fn page_speaks(view: &View<'_>, complaint: &Complaint, weight: &mut Weight) {
+    let gate_silent = view.sight.owed.is_some_and(|owed| owed.source == OwedSource::Gate);
+    match complaint.page_says {
+        PageSays::LeaseExpired if view.sight.native().is_some() => {
+            let agrees =
+                if gate_silent { "the gate owes the same work and hears nothing" } else { "no other path delivers" };
+            weight.add(Strength::Strong, "page", format!("the engine's own lease has run out, and {agrees}"));
+        }
+        PageSays::NoStep => {
+            weight.add(Strength::Moderate, "page", "the engine's own page shows work and no step".to_owned());
+        }
+        _ => {}
+    }
+}
+
 /// What has been gathered since the last delivery.
 #[derive(Debug, Clone, Default)]
 pub struct Witnesses {
@@ -159,85 +187,77 @@ impl Witnesses {
 
     /// Weighs a complaint and names the witnesses.
     pub fn weigh(&self, view: &View<'_>, complaint: &Complaint, relapse: bool) -> (Strength, Vec<Reason>) {
-        let mut reasons = Vec::new();
-        let mut strength = Strength::Weak;
-        let mut add = |at_least: Strength, source: &str, text: String| {
-            strength = strength.max(at_least);
-            reasons.push(reason(source, text));
-        };
-        let gate_silent = view.sight.owed.is_some_and(|owed| owed.source == OwedSource::Gate);
-        match complaint.page_says {
-            PageSays::LeaseExpired if view.sight.native().is_some() => {
-                let agrees = if gate_silent {
-                    "the gate owes the same work and hears nothing"
-                } else {
-                    "no other path delivers"
-                };
-                add(Strength::Strong, "page", format!("the engine's own lease has run out, and {agrees}"));
-            }
-            PageSays::NoStep => {
-                add(Strength::Moderate, "page", "the engine's own page shows work and no step".to_owned());
-            }
-            _ => {}
-        }
-        if let Some((meaning, name)) = self.log {
-            let at_least = if meaning == Meaning::Fatal { Strength::Strong } else { Strength::Moderate };
-            add(at_least, "log", format!("the log shows the signature {name}"));
-        }
-        if let Some(state) = view.sight.proc.and_then(|p| p.state).filter(|s| matches!(s, 'T' | 'D' | 'Z')) {
-            add(Strength::Moderate, "proc", format!("the stepping process is in state {state}"));
-        }
-        if let Some(proc) = view.sight.proc.filter(|p| p.stopped > 0 && !matches!(p.state, Some('T'))) {
-            add(
-                Strength::Moderate,
-                "proc",
-                format!("{} processes of the engine's tree are stopped (state T)", proc.stopped),
-            );
-        }
-        if self.gpu_looks > 0 && self.cold_looks * 10 >= self.gpu_looks * 9 {
-            add(Strength::Moderate, "gpu", "the GPU is busy and cold against its own busy baseline".to_owned());
-        }
-        if let Some(ras) = view.sight.ras.filter(|ras| !ras.silent_ranks.is_empty()) {
-            add(Strength::Moderate, "ras", format!("NCCL RAS names silent ranks {:?}: {}", ras.silent_ranks, ras.text));
-        }
-        if let Some(ms) = self.nvml_silent_ms {
-            add(
-                Strength::Moderate,
-                "gpu",
-                format!("NVML has not answered for {ms} ms, which a hung driver does not either"),
-            );
-        }
+        let mut weight = Weight { strength: Strength::Weak, reasons: Vec::new() };
+        page_speaks(view, complaint, &mut weight);
+        self.bystanders_speak(view, &mut weight);
         let second_source = view.sight.metrics.is_some()
             || view.sight.page.is_some()
             || view.sight.frontend_silent(view.tick.now_ms, 1);
         // before a first byte a tree without CPU time may wait for what a client made its front end fetch
         let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !self.taken_in(view);
         if self.quiet() && second_source && !at_the_door {
-            add(
+            weight.add(
                 Strength::Moderate,
                 "proc",
                 "the whole process tree uses hardly any CPU although work is owed".to_owned(),
             );
         }
         if view.sight.frontend_silent(view.tick.now_ms, view.policy.admission_ms) {
-            add(Strength::Moderate, "frontend", "the front end does not answer either".to_owned());
+            weight.add(Strength::Moderate, "frontend", "the front end does not answer either".to_owned());
         }
         if relapse {
-            add(Strength::Moderate, "policy", "it was let out on trial a short while ago".to_owned());
+            weight.add(Strength::Moderate, "policy", "it was let out on trial a short while ago".to_owned());
         }
         let moves = self.cpu_share(CPU_QUIET_SPAN_MS_MIN).is_some() && !self.quiet() && !self.stopped;
         if complaint.allowed.basis == Basis::Patience && !moves {
-            add(Strength::Strong, "policy", "it was silent for as long as every rival waits".to_owned());
+            weight.add(Strength::Strong, "policy", "it was silent for as long as every rival waits".to_owned());
         }
-        if strength < Strength::Strong && self.on_a_timer(view) && complaint.allowed.basis != Basis::Declared {
-            strength = Strength::Timer;
-            reasons.push(reason("proc", "the stepping thread sleeps on a timer, which may end by itself".to_owned()));
-        } else if strength == Strength::Weak && at_the_door && complaint.allowed.basis != Basis::Patience {
-            strength = Strength::Timer;
+        if weight.strength < Strength::Strong && self.on_a_timer(view) && complaint.allowed.basis != Basis::Declared {
+            weight.strength = Strength::Timer;
+            weight
+                .reasons
+                .push(reason("proc", "the stepping thread sleeps on a timer, which may end by itself".to_owned()));
+        } else if weight.strength == Strength::Weak && at_the_door && complaint.allowed.basis != Basis::Patience {
+            weight.strength = Strength::Timer;
             let text = "no request in flight has begun to answer, and nothing shows that the engine took one in";
-            reasons.push(reason("gate", text.to_owned()));
+            weight.reasons.push(reason("gate", text.to_owned()));
         }
-        (strength, reasons)
+        (weight.strength, weight.reasons)
+    }
+
+    /// Log, process states, GPUs and NCCL RAS: each knows nothing of the work that is owed.
+    fn bystanders_speak(&self, view: &View<'_>, weight: &mut Weight) {
+        if let Some((meaning, name)) = self.log {
+            let at_least = if meaning == Meaning::Fatal { Strength::Strong } else { Strength::Moderate };
+            weight.add(at_least, "log", format!("the log shows the signature {name}"));
+        }
+        if let Some(state) = view.sight.proc.and_then(|p| p.state).filter(|s| matches!(s, 'T' | 'D' | 'Z')) {
+            weight.add(Strength::Moderate, "proc", format!("the stepping process is in state {state}"));
+        }
+        if let Some(proc) = view.sight.proc.filter(|p| p.stopped > 0 && !matches!(p.state, Some('T'))) {
+            weight.add(
+                Strength::Moderate,
+                "proc",
+                format!("{} processes of the engine's tree are stopped (state T)", proc.stopped),
+            );
+        }
+        if self.gpu_looks > 0 && self.cold_looks * 10 >= self.gpu_looks * 9 {
+            weight.add(Strength::Moderate, "gpu", "the GPU is busy and cold against its own busy baseline".to_owned());
+        }
+        if let Some(ras) = view.sight.ras.filter(|ras| !ras.silent_ranks.is_empty()) {
+            weight.add(
+                Strength::Moderate,
+                "ras",
+                format!("NCCL RAS names silent ranks {:?}: {}", ras.silent_ranks, ras.text),
+            );
+        }
+        if let Some(ms) = self.nvml_silent_ms {
+            weight.add(
+                Strength::Moderate,
+                "gpu",
+                format!("NVML has not answered for {ms} ms, which a hung driver does not either"),
+            );
+        }
     }
 
     fn on_a_timer(&self, view: &View<'_>) -> bool {
