@@ -14,6 +14,16 @@ const QUEUED_MAX_MS: i64 = 60_000;
 /// How long an engine on a sick node serves before it freezes again.
 const SICK_AFTER_MS: u64 = 8_000;
 
+/// What is true around a pod at one tick.
+#[derive(Debug, Clone, Copy)]
+pub struct Around {
+    pub now_ms: u64,
+    /// Can it talk to the API server?
+    pub reachable: bool,
+    /// Is its node one on which engines freeze?
+    pub sick: bool,
+}
+
 /// What is true of the engine.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Engine {
@@ -144,10 +154,9 @@ impl Agent {
         store: &mut Store,
         log: &mut Log,
         (namespace, name, uid): (&str, &str, &str),
-        now_ms: u64,
-        reachable: bool,
-        sick: bool,
+        around: Around,
     ) {
+        let Around { now_ms, reachable, sick } = around;
         if self.engine == Engine::Gone {
             return;
         }

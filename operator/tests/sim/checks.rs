@@ -35,8 +35,7 @@ impl Checks {
         caller: &Caller,
         call: &Call,
         old: Option<&Value>,
-        (code, effective): (u16, bool),
-        now_ms: u64,
+        (code, effective, now_ms): (u16, bool, u64),
     ) {
         let plural = call.target.kind.plural;
         if plural == "leases" {

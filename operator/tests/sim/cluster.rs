@@ -172,7 +172,7 @@ impl Cluster {
             let (now_ms, path, body) = (self.now_ms(), &said.path, &said.body);
             state.log.line(now_ms, format_args!("operator-{} {} {path} {code} {body}", caller.id, said.method));
             let effective = state.store.version != version;
-            state.checks.write(&state.store, caller, &said, old.as_deref(), (code, effective), now_ms);
+            state.checks.write(&state.store, caller, &said, old.as_deref(), (code, effective, now_ms));
         }
         if state.store.version != version {
             self.tell();

@@ -107,7 +107,7 @@ async fn compare(client: &Client, steps: &[Step]) -> Result<Option<String>, Stri
         let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let method: Method = step.method.parse().map_err(|error| format!("{error}"))?;
         let call = Call::parse(&method, &uri, step.content_type, &bytes).map_err(|refusal| refusal.message)?;
-        let name = step.path.split('/').filter(|word| *word != "status").next_back().unwrap_or_default();
+        let name = step.path.split('/').rfind(|word| *word != "status").unwrap_or_default();
         let posted = body["metadata"]["name"].as_str().unwrap_or(name).to_owned();
         let key = (call.target.kind.plural, "default".to_owned(), posted);
         let (code, answer) = match call.perform(&mut store) {
@@ -174,6 +174,8 @@ fn seen(step: &Step, code: u16, answer: &Value, owners: BTreeMap<String, BTreeSe
         "leaving": leaving,
         "data": some(&answer["data"]), "spec": answer["spec"], "status": some(&answer["status"]),
     });
+    let going = leaving && metadata["finalizers"].is_null();
+    let owners = if going { BTreeMap::new() } else { owners };
     Seen { code, reason: String::new(), moved, object, owners }
 }
 
@@ -188,7 +190,10 @@ fn our_owners(managers: &Managers) -> BTreeMap<String, BTreeSet<String>> {
     owners
 }
 
-fn insert(owners: &mut BTreeMap<String, BTreeSet<String>>, manager: String, paths: BTreeSet<String>) {
+fn insert(owners: &mut BTreeMap<String, BTreeSet<String>>, manager: String, mut paths: BTreeSet<String>) {
+    // that a map as such is somebody's says nothing about fields
+    let maps = ["f:metadata/f:labels", "f:metadata/f:annotations", "f:data", "f:spec", "f:status"];
+    paths.retain(|path| !maps.contains(&path.as_str()));
     if !paths.is_empty() {
         owners.insert(manager, paths);
     }
@@ -207,9 +212,7 @@ fn real_owners(answer: &Value) -> BTreeMap<String, BTreeSet<String>> {
 
 fn leaves(node: &Value, path: &str, out: &mut BTreeSet<String>) {
     let children: Vec<_> = node.as_object().into_iter().flatten().filter(|(key, _)| *key != ".").collect();
-    // a map that is owned as such, and nothing in it any more, says nothing about fields
-    let hollow = !node["."].is_null() && !path.rsplit('/').next().is_some_and(|last| last.starts_with("k:"));
-    if children.is_empty() && !path.is_empty() && !hollow {
+    if children.is_empty() && !path.is_empty() {
         out.insert(path.to_owned());
     }
     for (key, child) in children {

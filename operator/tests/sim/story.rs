@@ -9,6 +9,7 @@ use super::{
     world::{World, target},
 };
 
+const CHILDREN: [&str; 5] = ["services", "deployments", "roles", "rolebindings", "serviceaccounts"];
 pub const NAMESPACE: &str = "serving";
 /// The annotation by which the operator marks the last serving replica (I3).
 pub const LAST_SERVING: &str = "truebeat.io/last-serving";
@@ -222,9 +223,7 @@ fn random_act(rng: &mut Rng, mode: &str) -> Act {
             patch: json!({"spec": {"engine": {"image": format!("engine:{}", rng.range(1, 4))}}}),
         },
         9 => Act::Meddle,
-        10 => Act::DeleteChild {
-            plural: *rng.pick(&["services", "deployments", "roles", "rolebindings", "serviceaccounts"]),
-        },
+        10 => Act::DeleteChild { plural: CHILDREN[rng.range(0, CHILDREN.len() as u64) as usize] },
         11 => Act::Kill { operator },
         12 => Act::Pause { operator, ms: rng.range(1_000, 40_000) },
         _ => Act::DeleteLease,

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::{
-    agent::{Agent, Engine},
+    agent::{Agent, Around, Engine},
     cluster::State,
     kube::{kinds, store::Store, verbs::Target},
     rng::Rng,
@@ -73,14 +73,8 @@ impl World {
         self.kubelet(state, now_ms, reachable);
         for pod in self.pods.values_mut() {
             let sick = self.sick_nodes.contains(&pod.node);
-            pod.agent.tick(
-                &mut state.store,
-                &mut state.log,
-                (&pod.namespace, &pod.name, &pod.uid),
-                now_ms,
-                reachable,
-                sick,
-            );
+            let around = Around { now_ms, reachable, sick };
+            pod.agent.tick(&mut state.store, &mut state.log, (&pod.namespace, &pod.name, &pod.uid), around);
         }
         if changed {
             self.invariants(state, now_ms);

@@ -127,7 +127,7 @@ pub fn apply(
     let others = |path: &Path| managers.values().any(|owned| owned.iter().any(|o| o.starts_with(path)));
     let kept_below = |path: &Path| wanted.keys().any(|other| other.starts_with(path));
     let mut dropped: Vec<&Path> = dropped.filter(|path| !others(path) && !kept_below(path)).collect();
-    dropped.sort_by_key(|path| std::cmp::Reverse(path.len()));
+    dropped.sort_by_key(|path| path.len()); // an item before its key, or nobody would know it any more
     dropped.iter().for_each(|path| remove(&mut merged, path));
     managers.insert(me.clone(), wanted.into_keys().collect());
     managers.retain(|_, owned| !owned.is_empty());
@@ -200,7 +200,9 @@ fn remove(value: &mut Value, path: &[String]) {
                 keys.iter().all(|(key, value)| item.get(key).unwrap_or(&json!("TCP")) == value)
             };
             match rest {
-                [] if element.starts_with("v:") => list.retain(|item| item.to_string() != name),
+                [] if element.starts_with("v:") => {
+                    list.retain(|item| serde_json::from_str::<Value>(name).is_ok_and(|gone| gone != *item))
+                }
                 [] => list.retain(|item| !matches(item)),
                 rest => list.iter_mut().filter(|item| matches(item)).for_each(|item| remove(item, rest)),
             }

@@ -89,7 +89,12 @@ impl Store {
     pub fn replace(&mut self, target: &Target, body: Value) -> Answer {
         let Some(old) = self.get(&target.key()).cloned() else {
             // the Lease is one of the few kinds that an update creates
-            return if target.kind.kind == "Lease" { self.create(target, body) } else { Err(target.not_found()) };
+            let bound = !text(&body, "uid").is_empty() || !text(&body, "resourceVersion").is_empty();
+            return match target.kind.kind {
+                "Lease" if bound => Err(target.conflict("StorageError: invalid object, it is not there")),
+                "Lease" => self.create(target, body),
+                _ => Err(target.not_found()),
+            };
         };
         let version = text(&body, "resourceVersion");
         if version.is_empty() && !target.kind.unconditional {
@@ -110,7 +115,11 @@ impl Store {
         let Some(old) = self.get(&target.key()).cloned() else { return Err(target.not_found()) };
         let mut body = (*old.value).clone();
         merge_patch(&mut body, patch);
-        if text(&body, "resourceVersion") != text(&old.value, "resourceVersion") {
+        let version = text(&body, "resourceVersion");
+        if version.is_empty() && !target.kind.unconditional {
+            return Err(target.invalid(&["metadata.resourceVersion: must be specified for an update".to_owned()]));
+        }
+        if !version.is_empty() && version != text(&old.value, "resourceVersion") {
             return Err(target.conflict(MODIFIED));
         }
         if text(&body, "uid") != text(&old.value, "uid") {
@@ -165,10 +174,11 @@ impl Store {
 
     /// An apply through a subresource speaks of that part alone, one through the main resource of all but the status.
     fn within_reach(&self, target: &Target, mut body: Value) -> Value {
-        if target.subresource == "status" && target.kind.custom() {
-            if let Some(metadata) = body["metadata"].as_object_mut() {
-                metadata.retain(|name, _| name == "name" || name == "namespace");
-            }
+        if target.subresource == "status"
+            && target.kind.custom()
+            && let Some(metadata) = body["metadata"].as_object_mut()
+        {
+            metadata.retain(|name, _| name == "name" || name == "namespace");
         }
         if let Some(map) = body.as_object_mut() {
             match target.subresource.as_str() {
