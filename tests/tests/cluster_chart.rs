@@ -1,6 +1,7 @@
 //! The chart, without a cluster: what it renders is what `operator manifests` prints, wrong values are refused with words that help, the
 //! alerts do what their tests say. (On a cluster it is installed, upgraded, rolled back and removed by the e2e story `chart`.)
 //! The programs helm, kubectl and promtool are those of `tests/tools`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -18,7 +18,7 @@ use vitals::detector::Detector;
 use vitals::observation::{GateObs, Observation, Signal};
 use vitals::policy::Policy;
 use vitals::recovery::{Recovery, RecoveryInput, RecoveryOutput, RecoveryPolicy};
-use vitals::verdict::{Outcome, Verdict};
+use vitals::verdict::Outcome;
 
 use self::act::Acts;
 use self::follow::{Follow, lives};

@@ -1,3 +1,5 @@
+//! Tests of the texts for an on-call, on objects as the API serves them.
+
 use serde_json::json;
 
 use super::*;
