@@ -15,6 +15,7 @@ use crate::images::{self, File};
 pub const AGENT_IMAGE: &str = "truebeat.local/agent:e2e";
 pub const ENGINE_IMAGE: &str = "truebeat.local/engine:e2e";
 pub const OPERATOR_IMAGE: &str = "truebeat.local/operator:e2e";
+const CRDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/yaml");
 /// The model's folder in the engine's image.
 pub const MODEL: &str = "/models/demo";
 
@@ -66,9 +67,25 @@ impl Programs {
     /// # Errors
     /// In kubectl's words (a warning counts as an error).
     pub fn install(&self, cluster: &Cluster) -> Result<()> {
-        let crds = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/yaml");
-        cluster.kubectl(&["--warnings-as-errors", "apply", "-f", crds])?;
-        cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", crds])?;
+        cluster.kubectl(&["--warnings-as-errors", "apply", "-f", CRDS])?;
+        cluster.kubectl(&["wait", "--for=condition=Established", "--timeout=30s", "-f", CRDS])?;
+        apply(cluster, &self.manifests()?).map(drop)
+    }
+
+    /// Takes away what [`Self::install`] made, and waits until it is gone.
+    ///
+    /// # Errors
+    /// In kubectl's words.
+    pub fn uninstall(&self, cluster: &Cluster) -> Result<()> {
+        let file = cluster.layout().path("uninstall.yaml");
+        fs::write(&file, self.manifests()?).with_context(|| format!("cannot write {}", file.display()))?;
+        let gone = ["delete", "--wait=true", "--timeout=90s", "-f"];
+        cluster.kubectl(&[&gone[..], &[&file.display().to_string()]].concat())?;
+        cluster.kubectl(&[&gone[..], &[CRDS]].concat()).map(drop)
+    }
+
+    /// What the operator itself prints for the image of these tests.
+    fn manifests(&self) -> Result<String> {
         let print = ["operator", "manifests", "--image", OPERATOR_IMAGE, "--image-pull-policy", "Never"];
         let output = Command::new(&self.operator)
             .args(print)
@@ -82,7 +99,7 @@ impl Programs {
                 String::from_utf8_lossy(&output.stderr).trim()
             );
         }
-        apply(cluster, &String::from_utf8_lossy(&output.stdout)).map(drop)
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }
 

@@ -21,7 +21,8 @@ metadata:
     pod-security.kubernetes.io/warn: restricted
 "#;
 
-/// An engine that says 200 whatever happens and freezes on SIGUSR2.
+/// An engine that says 200 whatever happens and freezes on SIGUSR2. Both replicas may be fenced, and a pod lives through many restarts: the
+/// stories freeze the same two over and over.
 fn manifest(name: &str, replicas: i32, mode: &str) -> String {
     format!(
         r#"
@@ -38,7 +39,7 @@ spec:
     args: [--lie, --fault, step-stall@sigusr2, --drain-timeout, 2s]
     resources: {{requests: {{cpu: 50m, memory: 64Mi}}}}
   agent: {{image: {AGENT_IMAGE}, imagePullPolicy: Never}}
-  recovery: {{mode: {mode}, maxUnavailable: 1}}
+  recovery: {{mode: {mode}, maxUnavailable: 1, lastReplica: Fence, restartsBeforeReplace: 10}}
   drainSeconds: 2
 "#
     )

@@ -3,6 +3,7 @@
 //!
 //! A harness of its own, because order and one cluster for all are the point; it speaks as the standard one does.
 
+mod chart;
 mod freeze;
 mod kill;
 mod lifecycle;
@@ -18,7 +19,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 8] = [
+const STORIES: [&str; 9] = [
     "install",
     "apply_two_replicas",
     "freeze_one",
@@ -27,6 +28,7 @@ const STORIES: [&str; 8] = [
     "kill_detector_and_gate",
     "scale_with_one_frozen",
     "delete",
+    "chart",
 ];
 const ALWAYS: usize = 2;
 
@@ -108,7 +110,8 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "kill_the_operator" => kill::operator(world, &mut times).await,
         "kill_detector_and_gate" => kill::detector_and_gate(world, &mut times).await,
         "scale_with_one_frozen" => lifecycle::scale(world, &mut times).await,
-        _ => lifecycle::delete(world, &mut times).await,
+        "delete" => lifecycle::delete(world, &mut times).await,
+        _ => chart::life(world, &mut times).await,
     };
     println!("\n{}", times.table());
     let seconds = started.elapsed().as_secs_f64();
