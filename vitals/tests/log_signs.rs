@@ -118,6 +118,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "Feb 14 05:03:41 node-1 app: NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",
     ),
     (
+        "gpu-off-bus",
+        "Feb 14 05:03:41 node-1 kernel: NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",
+        " eb 14 05:03:41 node-1 kernel: NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",
+    ),
+    (
         "oom-killer",
         "[99.1] Memory cgroup out of memory: Killed process 4711 (VLLM::Worker) total-vm:1kB",
         "[99.1] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null)",

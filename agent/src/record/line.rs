@@ -150,7 +150,8 @@ mod tests {
             log: vec![LogHit {
                 signature: "shm".to_owned(),
                 at_ms: NOW,
-                line: "No available shared memory broadcast block found in 60 seconds.".to_owned(),
+                line: "INFO 11-21 01:04:30 [shm_broadcast.py:871] No available shared memory broadcast block found in 60 seconds."
+                    .to_owned(),
             }],
             ..Observation::default()
         }

@@ -37,7 +37,8 @@ async fn a_frozen_engine_tells_where_each_thread_stands_and_lives_on() {
         let frozen = dump(&engine, &pages, 2).await;
         let told = thread(&frozen, "engine");
         assert!(told.contains(state) && told.contains(place), "{fault}:\n{frozen}");
-        assert!(told.contains("engine::core::step::Core::step"), "the way there is told:\n{told}");
+        // an optimised build inlines the step: its place is told, without the module's name
+        assert!(told.contains("core/step.rs:"), "the way there is told:\n{told}");
         assert!(frozen.contains("tokio"), "the other threads are told too:\n{frozen}");
         assert_eq!(engine.child.try_wait().unwrap(), None, "asking costs nothing");
         let left: Vec<_> = fs::read_dir(&pages).unwrap().map(|entry| entry.unwrap().file_name()).collect();

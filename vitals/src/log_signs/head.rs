@@ -84,7 +84,12 @@ fn kernel(line: &str) -> Option<(Writer<'_>, &str)> {
         let is_uptime = !uptime.is_empty() && uptime.bytes().all(|b| b.is_ascii_digit() || b == b'.' || b == b' ');
         return is_uptime.then_some((Writer::Kernel, message));
     }
-    if !line.get(..15).is_some_and(|date| is_date(date.get(3..).unwrap_or(""), " dd dd:dd:dd")) {
+    let dated = |date: &str| {
+        // an indented line has lost its month's first letter at least
+        let month = date.get(..3).is_some_and(|month| month.bytes().all(|byte| byte.is_ascii_alphabetic()));
+        month && is_date(date.get(3..).unwrap_or(""), " dd dd:dd:dd")
+    };
+    if !line.get(..15).is_some_and(dated) {
         return None;
     }
     let (host, message) = line.get(16..)?.split_once(" kernel: ")?;
