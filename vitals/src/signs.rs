@@ -91,6 +91,8 @@ pub struct Sight<'a> {
     pub delivered_count: u64,
     /// Requests of the gate that had their first byte, or ended, since the last tick.
     pub answered_count: u64,
+    /// The gate owed nothing at the last tick and does now: no silence before that concerns it, whatever lesser sources said.
+    gate_began: bool,
     pub page_delivered: bool,
     pub metrics_delivered: bool,
     /// Any progress series of the scrape moved since the scrape before.
@@ -158,6 +160,7 @@ impl Signs {
             gate_delivered: false,
             delivered_count: 0,
             answered_count: 0,
+            gate_began: false,
             page_delivered: false,
             metrics_delivered: false,
             metrics_moved: false,
@@ -172,7 +175,7 @@ impl Signs {
         self.look_at_metrics(tick, obs.metrics.at_ms, &mut sight);
         self.look_at_startup(tick, &mut sight);
         sight.owed = owed(&sight);
-        if sight.owed.is_some() && !self.owed_before {
+        if sight.owed.is_some() && (!self.owed_before || sight.gate_began) {
             let since = sight.gate.and_then(|g| g.oldest_in_flight_ms).unwrap_or(tick.now_ms);
             self.owed_since = tick.mark(since);
         }
@@ -187,6 +190,7 @@ impl Signs {
             sight.gate_delivered = moved;
             sight.delivered_count = gate.chunks_delivered.saturating_sub(last.chunks_delivered);
             sight.answered_count = gate.answered().saturating_sub(last.answered());
+            sight.gate_began = last.in_flight == 0 && gate.in_flight > 0;
             if moved {
                 self.gate_delivered_at =
                     tick.mark(gate.last_delivery_ms.unwrap_or(tick.now_ms)).max(self.gate_delivered_at);
@@ -349,11 +353,12 @@ impl Signs {
     }
 }
 
-/// V2: gate in-flight > page > metrics gauges. A gauge at zero proves nothing, a gate or page above zero wins over it.
+/// V2: gate in-flight > page > metrics gauges. A gauge at zero proves nothing, a gate or page above zero wins over it. A gate that
+/// owes nothing outranks a gauge, which some engines leave standing after their last request.
 fn owed(sight: &Sight<'_>) -> Option<Owed> {
     let gate = sight.gate.map_or(0, |gate| gate.in_flight);
     let page = sight.page.map_or(0, |page| page.running.saturating_add(page.waiting));
-    let gauges = sight.metrics.map_or(0.0, |m| {
+    let gauges = sight.metrics.filter(|_| sight.gate.is_none()).map_or(0.0, |m| {
         let queued = count(m.running) + count(m.waiting);
         if m.server_load.is_some() { count(m.server_load).max(queued) } else { queued }
     });
