@@ -1,6 +1,6 @@
 //! V3: deadlines, learned where there is something to learn from, clamped, scaled by the prompt tokens owed.
 
-use crate::examine::{Allowed, Exam, View};
+use crate::examine::{Allowed, Basis, Exam, View};
 use crate::excuse::Tick;
 use crate::observation::{Ms, PageObs, PagePhase};
 use crate::policy::Policy;
@@ -128,6 +128,9 @@ pub struct Learner {
     /// The greatest deadline during that silence: a prompt is no longer owed at the moment its first token comes.
     allowed_peak_ms: Ms,
     prompt_peak: u64,
+    /// A complaint was raised against that silence: what it may teach at most. One that was confirmed, or that outlasted the rivals'
+    /// patience, teaches nothing: it was a hang that ended.
+    lesson_ms_max: Option<Ms>,
     /// During that silence: was there a request that had begun to answer?
     begun: bool,
     /// Of a native page: the prefill step that was under way to be timed when it ends.
@@ -144,6 +147,8 @@ struct PrefillStep {
     owed: u64,
     started_ms: Ms,
     steps: u64,
+    /// What it may teach at most.
+    lesson_ms: Ms,
 }
 
 impl Learner {
@@ -151,8 +156,17 @@ impl Learner {
         *self = Self::default();
     }
 
-    /// Learns from one tick. What was allowed bounds a sample: a hang that ended teaches no patience beyond twice that.
-    pub fn learn(&mut self, tick: &Tick, sight: &Sight<'_>, signs: &Signs, rhythm: &mut Rhythm, exam: &Exam) {
+    /// Learns from one tick. What was allowed bounds a sample: a silence that was accused teaches no patience beyond twice that, and
+    /// one that was `confirmed` as a stall none at all.
+    pub fn learn(
+        &mut self,
+        tick: &Tick,
+        sight: &Sight<'_>,
+        signs: &Signs,
+        rhythm: &mut Rhythm,
+        exam: &Exam,
+        confirmed: bool,
+    ) {
         self.learn_steps(tick, sight, rhythm, exam.step_lesson_ms);
         if sight.owed.is_none() {
             self.silence_over();
@@ -177,10 +191,22 @@ impl Learner {
         self.silence_peak_ms = self.silence_peak_ms.max(tick.since(since));
         self.prompt_peak = self.prompt_peak.max(prompt);
         self.allowed_peak_ms = self.allowed_peak_ms.max(exam.gate_allowed_ms);
+        self.accused(exam, confirmed);
         self.begun |= sight.gate.is_none_or(|gate| gate.in_flight > gate.awaiting_first_byte);
     }
 
+    fn accused(&mut self, exam: &Exam, confirmed: bool) {
+        let Some(complaint) = &exam.complaint else { return };
+        let allowed_ms = match complaint.allowed.basis {
+            _ if confirmed => 0,
+            Basis::Patience => 0,
+            _ => complaint.allowed.ms.saturating_mul(2),
+        };
+        self.lesson_ms_max = Some(self.lesson_ms_max.map_or(allowed_ms, |known| known.min(allowed_ms)));
+    }
+
     fn silence_over(&mut self) {
+        self.lesson_ms_max = None;
         self.silence_peak_ms = 0;
         self.allowed_peak_ms = 0;
         self.prompt_peak = 0;
@@ -190,6 +216,10 @@ impl Learner {
     /// A silence ended in a delivery.
     fn learn_silence(&self, sight: &Sight<'_>, rhythm: &mut Rhythm) {
         let gap = self.silence_peak_ms.min(self.allowed_peak_ms.saturating_mul(2));
+        let gap = self.lesson_ms_max.map_or(gap, |most| gap.min(most));
+        if self.lesson_ms_max == Some(0) {
+            return;
+        }
         if self.prompt_peak < PROMPT_TOKENS_LONG {
             // a long prompt's silence is told by its tokens; it must not make decode patient
             if self.begun || sight.gate.is_none() {
@@ -214,9 +244,8 @@ impl Learner {
                 && page.steps_completed == step.steps.saturating_add(1)
             {
                 let ended_ms = page.step_started_ms.filter(|at| *at > step.started_ms).unwrap_or(tick.now_ms);
-                rhythm.prefilled(
-                    ended_ms.saturating_sub(step.started_ms).saturating_mul(1000) / u64::from(step.tokens.max(1)),
-                );
+                let took_ms = ended_ms.saturating_sub(step.started_ms).min(step.lesson_ms);
+                rhythm.prefilled(took_ms.saturating_mul(1000) / u64::from(step.tokens.max(1)));
                 rhythm.prompt_tokens_max = rhythm.prompt_tokens_max.max(step.owed).max(u64::from(step.tokens));
             }
             // the mean over the interval, while decode ruled all of it
@@ -237,6 +266,7 @@ impl Learner {
                 owed: page.prompt_tokens_owed,
                 started_ms: at,
                 steps: page.steps_completed,
+                lesson_ms,
             }),
             _ => None,
         };

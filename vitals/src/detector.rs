@@ -121,7 +121,8 @@ impl Detector {
             return said;
         }
         let exam = self.examine(&tick, &sight);
-        self.learner.learn(&tick, &sight, &self.signs, &mut self.rhythm, &exam);
+        let confirmed = matches!(self.stage, Stage::Stalled(_));
+        self.learner.learn(&tick, &sight, &self.signs, &mut self.rhythm, &exam, confirmed);
         let slow = self.slow.tick(&tick, &sight, &self.policy);
         let stage = std::mem::replace(&mut self.stage, Stage::Healthy);
         match stage {

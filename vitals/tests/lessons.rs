@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Sim, stalled, suspect};
+use vitals::observation::Ms;
 use vitals::verdict::Verdict;
 
 #[test]
@@ -18,4 +19,22 @@ fn gauges_that_stand_after_the_last_request_owe_nothing() {
     let fenced = sim.silence_until(400_000, suspect).unwrap();
     assert!(fenced >= 2_000, "{fenced}");
     sim.silence_until(130_000, stalled).unwrap();
+}
+
+#[test]
+fn a_hang_that_ended_by_itself_is_no_rhythm() {
+    // hung with prompts owed, confirmed or beyond the rivals' patience, and let go
+    for confirmed in [true, false] {
+        let mut sim = Sim::foreign().up().busy(10_000);
+        if !confirmed {
+            sim.depart();
+        }
+        sim.admit(4, 200);
+        sim.silence_until(310_000, if confirmed { stalled } else { suspect }).unwrap();
+        sim.silence(if confirmed { 200_000 } else { 0 });
+        sim.decode(20_000);
+        sim.admit(4, 200);
+        let next = sim.silence_until(60_000, suspect).unwrap_or(Ms::MAX);
+        assert!(next <= 5_000, "confirmed: {confirmed}, fenced after {next} ms");
+    }
 }
