@@ -66,7 +66,7 @@ fn wider(ms: Ms, running: u32, learned_milli: u64) -> Ms {
 /// How long a gate may hear nothing from a foreign engine that owes work.
 pub fn gate_silence(view: &View<'_>) -> Allowed {
     let (sight, rhythm, policy) = (view.sight, view.rhythm, view.policy);
-    let owed_tokens = sight.gate.map_or(0, |gate| gate.prompt_tokens_owed);
+    let owed_tokens = sight.gate.map_or(0, |_| view.signs.prompt_in_step);
     let page_tokens =
         sight.page.filter(|page| page.phase == PagePhase::Prefill).map_or(0, |page| u64::from(page.phase_tokens));
     let prompt = owed_tokens.max(page_tokens);
@@ -172,7 +172,7 @@ impl Learner {
             self.silence_over();
             return;
         }
-        let prompt = sight.gate.map_or(0, |gate| gate.prompt_tokens_owed);
+        let prompt = sight.gate.map_or(0, |_| signs.prompt_in_step);
         if sight.delivered() {
             rhythm.chunks_seen = rhythm.chunks_seen.saturating_add(sight.delivered_count);
             rhythm.delivering_ms =

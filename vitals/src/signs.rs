@@ -62,6 +62,10 @@ pub struct Signs {
     pub counters_live: bool,
     /// The gate's chunks, requests answered, and work held at the scrape before.
     gate_at_scrape: Option<(u64, u64, bool)>,
+    /// The most prompt tokens that the gate has owed since the last delivery: a client that leaves takes its prompt out of the gate's
+    /// sum at once, and out of the step under way never.
+    pub prompt_in_step: u64,
+    prompt_in_step_at: Ms,
     /// Since when work is owed without a break.
     pub owed_since: Ms,
     pub startup_moved_at: Ms,
@@ -169,7 +173,7 @@ impl Signs {
             startup_moved: false,
             native: self.native,
         };
-        self.look_at_gate(tick, &mut sight);
+        self.look_at_gate(tick, &mut sight, policy);
         self.look_at_ranks(tick, pages);
         self.look_at_page(tick, &mut sight);
         self.look_at_metrics(tick, obs.metrics.at_ms, &mut sight);
@@ -183,8 +187,9 @@ impl Signs {
         sight
     }
 
-    fn look_at_gate(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
+    fn look_at_gate(&mut self, tick: &Tick, sight: &mut Sight<'_>, policy: &Policy) {
         let Some(gate) = sight.gate else { return };
+        let owed_before = self.gate.as_ref().map_or(0, |last| last.prompt_tokens_owed);
         if let Some(last) = self.gate.as_ref().filter(|last| last.epoch == gate.epoch) {
             let moved = gate.chunks_delivered > last.chunks_delivered || gate.bytes_delivered > last.bytes_delivered;
             sight.gate_delivered = moved;
@@ -199,6 +204,13 @@ impl Signs {
             // a gate that began anew owes us its history: count from its last delivery, or from now
             self.gate_delivered_at =
                 gate.last_delivery_ms.map_or(tick.counted_ms, |at| tick.mark(at)).max(self.gate_delivered_at);
+        }
+        // the step after a delivery holds what was owed when it began, a look ago
+        let over = sight.gate_delivered || tick.since(self.prompt_in_step_at) > policy.patience_cap_ms;
+        let least = gate.prompt_tokens_owed.max(if sight.gate_delivered { owed_before } else { 0 });
+        if over || least >= self.prompt_in_step {
+            self.prompt_in_step = least;
+            self.prompt_in_step_at = tick.counted_ms;
         }
         self.gate = Some(gate.clone());
     }

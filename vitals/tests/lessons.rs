@@ -38,3 +38,24 @@ fn a_hang_that_ended_by_itself_is_no_rhythm() {
         assert!(next <= 5_000, "confirmed: {confirmed}, fenced after {next} ms");
     }
 }
+
+#[test]
+fn a_prompt_whose_client_left_is_still_in_the_step() {
+    let mut sim = Sim::foreign().up().busy(10_000);
+    // what a long prompt takes: ten seconds
+    for _ in 0..6 {
+        sim.admit(1, 20_000);
+        sim.silence(10_000);
+        sim.decode(2_000);
+    }
+    sim.admit(1, 20_000);
+    sim.tick(100);
+    let gate = sim.gate.as_mut().unwrap();
+    (gate.in_flight, gate.awaiting_first_byte, gate.prompt_tokens_owed) = (gate.in_flight - 1, 0, 0);
+    assert_eq!(sim.silence_until(12_000, suspect), None, "{:?}", sim.last);
+    // and a hang is still one, the sooner where no prompt was owed since the last delivery
+    sim.silence_until(60_000, suspect).unwrap();
+    sim.decode(2_000);
+    let fenced = sim.silence_until(60_000, suspect).unwrap();
+    assert!(fenced <= 5_000, "{fenced}");
+}
