@@ -34,7 +34,7 @@ pub struct WatchArgs {
     #[arg(long, env = "TRUEBEAT_PAGE_DIR", default_value = "/run/truebeat")]
     pub page_dir: PathBuf,
     /// Pages are looked for up to this many ranks.
-    #[arg(long, env = "TRUEBEAT_RANKS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, env = "TRUEBEAT_RANKS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ranks: u32,
     /// Where evidence bundles go.
     #[arg(long, env = "TRUEBEAT_BUNDLE_DIR", default_value = "/run/truebeat-agent/bundles")]
@@ -101,7 +101,8 @@ impl RunWatchArgs {
         WatchArgs {
             engine_url: self.engine_url,
             page_dir,
-            ranks: 8,
+            // a scheduler's page and one for each of its workers
+            ranks: 16,
             bundle_dir: self.bundle_dir,
             log_file: Some(log_file),
             no_nvml: self.no_nvml,

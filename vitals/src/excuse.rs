@@ -219,7 +219,9 @@ impl SilenceClock {
         let proc = obs.proc.fresh(now_ms, policy.fresh_ms);
         let gauge_sleeps = obs.metrics.fresh(now_ms, policy.metrics_fresh_ms).and_then(|m| m.sleeping) == Some(true);
         let pages = obs.pages.fresh(now_ms, policy.fresh_ms);
-        let page_sleeps = pages.is_some_and(|p| !p.is_empty() && p.iter().all(|page| page.phase == PagePhase::Sleep));
+        // the leader's word: workers of some engines do not know of a pause
+        let leader = pages.and_then(|pages| pages.iter().min_by_key(|page| page.rank));
+        let page_sleeps = leader.is_some_and(|page| page.phase == PagePhase::Sleep);
         let blocked =
             obs.gate.fresh(now_ms, policy.fresh_ms).is_some_and(|g| g.in_flight > 0 && g.client_blocked >= g.in_flight);
         let found = [

@@ -1,6 +1,7 @@
 //! Which class a silence is, as far as one look can tell.
 
 use super::View;
+use crate::observation::PageObs;
 use crate::verdict::StallClass;
 
 /// Which step failure it is, as far as one look can tell.
@@ -14,7 +15,12 @@ pub(super) fn step_class(view: &View<'_>) -> StallClass {
 
 /// Ranks behind in steps, or outside a step that their peers are in.
 fn silent_ranks(view: &View<'_>) -> Vec<u32> {
+    if hands_out_no_step(view) {
+        return Vec::new();
+    }
     let mut ranks = view.signs.silent_ranks(view.sight.pages);
+    // a leader that is behind by itself is the step's own failure
+    ranks = if view.sight.page.is_some_and(|leader| ranks == [leader.rank]) { Vec::new() } else { ranks };
     let some_in_step = view.sight.pages.iter().any(|page| page.step_started_ms.is_some());
     if ranks.is_empty() && some_in_step && view.sight.pages.len() > 1 {
         ranks = view.sight.pages.iter().filter(|page| page.step_started_ms.is_none()).map(|page| page.rank).collect();
@@ -23,6 +29,18 @@ fn silent_ranks(view: &View<'_>) -> Vec<u32> {
         ranks.clone_from(&ras.silent_ranks);
     }
     ranks
+}
+
+/// A leader in a step whose peers all wait outside one, none of them behind: a scheduler that hands out no step leaves everybody
+/// waiting. They are not silent, it is.
+fn hands_out_no_step(view: &View<'_>) -> bool {
+    let (Some(leader), pages) = (view.sight.page, view.sight.pages) else { return false };
+    let waits = |page: &PageObs| page.step_started_ms.is_none() && page.steps_completed >= leader.steps_completed;
+    let everybody_there = pages.len() >= leader.world_size as usize;
+    pages.len() > 1
+        && everybody_there
+        && leader.step_started_ms.is_some()
+        && pages.iter().filter(|page| page.rank != leader.rank).all(waits)
 }
 
 pub(super) fn foreign_class(view: &View<'_>) -> StallClass {
