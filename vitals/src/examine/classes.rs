@@ -19,8 +19,8 @@ fn silent_ranks(view: &View<'_>) -> Vec<u32> {
         return Vec::new();
     }
     let mut ranks = view.signs.silent_ranks(view.sight.pages);
-    // a leader that is behind by itself is the step's own failure
-    ranks = if view.sight.page.is_some_and(|leader| ranks == [leader.rank]) { Vec::new() } else { ranks };
+    // a scheduler that is behind by itself is the step's own failure
+    ranks = if scheduler(view).is_some_and(|leader| ranks == [leader.rank]) { Vec::new() } else { ranks };
     let some_in_step = view.sight.pages.iter().any(|page| page.step_started_ms.is_some());
     if ranks.is_empty() && some_in_step && view.sight.pages.len() > 1 {
         ranks = view.sight.pages.iter().filter(|page| page.step_started_ms.is_none()).map(|page| page.rank).collect();
@@ -31,16 +31,20 @@ fn silent_ranks(view: &View<'_>) -> Vec<u32> {
     ranks
 }
 
-/// A leader in a step whose peers all wait outside one, none of them behind: a scheduler that hands out no step leaves everybody
-/// waiting. They are not silent, it is.
+/// A leader that schedules for workers and steps with nobody: only its page counts tokens. Ranks that step together all count them.
+fn scheduler<'a>(view: &View<'a>) -> Option<&'a PageObs> {
+    let leader = view.sight.page.filter(|leader| leader.tokens_delivered > 0)?;
+    let pages = view.sight.pages;
+    let workers = || pages.iter().filter(|page| page.rank != leader.rank);
+    (pages.len() > 1 && workers().all(|page| page.tokens_delivered == 0)).then_some(leader)
+}
+
+/// A scheduler in a step whose workers all wait outside one, none of them behind: it hands out no step. They are not silent, it is.
 fn hands_out_no_step(view: &View<'_>) -> bool {
-    let (Some(leader), pages) = (view.sight.page, view.sight.pages) else { return false };
+    let Some(leader) = scheduler(view).filter(|leader| leader.step_started_ms.is_some()) else { return false };
     let waits = |page: &PageObs| page.step_started_ms.is_none() && page.steps_completed >= leader.steps_completed;
-    let everybody_there = pages.len() >= leader.world_size as usize;
-    pages.len() > 1
-        && everybody_there
-        && leader.step_started_ms.is_some()
-        && pages.iter().filter(|page| page.rank != leader.rank).all(waits)
+    let everybody_there = view.sight.pages.len() >= leader.world_size as usize;
+    everybody_there && view.sight.pages.iter().filter(|page| page.rank != leader.rank).all(waits)
 }
 
 pub(super) fn foreign_class(view: &View<'_>) -> StallClass {
