@@ -127,7 +127,33 @@ pub fn examine(view: &View<'_>) -> Exam {
         }
         None => foreign::foreign(view, &mut exam),
     }
+    undelivered(view, &mut exam);
     exam
+}
+
+/// What an engine counts excuses a gate that hears nothing only for so long: streams that have begun and whose clients read get
+/// something within the rivals' patience, and a request that is known to stream begins within three times that. An answer that does
+/// not stream is silent by its own wish.
+fn undelivered(view: &View<'_>, exam: &mut Exam) {
+    let Some(gate) = view.sight.gate else { return };
+    let begun = gate.in_flight.saturating_sub(gate.awaiting_first_byte);
+    let streams = gate.unstreamed.map_or(0, |unstreamed| gate.in_flight.saturating_sub(unstreamed));
+    let allowed = if begun > gate.client_blocked {
+        Allowed::policy(view.policy.patience_cap_ms)
+    } else if streams > gate.client_blocked {
+        Allowed::policy(view.policy.patience_cap_ms.saturating_mul(3))
+    } else {
+        return;
+    };
+    let silence = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
+    exam.hold(silence, allowed, || {
+        let text = format!(
+            "the engine's own figures move, but the gate has had nothing for {} requests for {silence} ms; {}",
+            gate.in_flight,
+            allowed.words()
+        );
+        (StallClass::FrontendStalled, reason("gate", text), PageSays::Nothing)
+    });
 }
 
 impl Exam {
