@@ -50,14 +50,15 @@ fn foreign_allowed(view: &View<'_>, owed: Owed) -> Allowed {
     }
 }
 
-/// A stopped process without a debugger delivers nothing, whatever was learned.
+/// A stopped process without a debugger delivers nothing, whatever was learned, and whichever of the tree it is: the front end that
+/// was picked as the one to watch may well run.
 fn stopped(view: &View<'_>, owed: Owed, since_any: Ms, exam: &mut Exam) {
-    if view.sight.proc.and_then(|p| p.state) != Some('T') {
+    if !view.sight.proc.is_some_and(|proc| proc.state == Some('T') || proc.stopped > 0) {
         return;
     }
     let allowed = Allowed::policy(view.policy.foreign_floor_ms);
     exam.hold(since_any, allowed, || {
-        let text = format!("{} requests owed ({}), the process is stopped (state T) without a debugger, and nothing moved for {since_any} ms; {}", owed.requests, source_name(owed.source), allowed.words());
+        let text = format!("{} requests owed ({}), a process of the engine is stopped (state T) without a debugger, and nothing moved for {since_any} ms; {}", owed.requests, source_name(owed.source), allowed.words());
         (foreign_class(view), reason("proc", text), PageSays::Nothing)
     });
 }
