@@ -72,6 +72,8 @@ pub struct Signs {
     /// The same without CPU time, which a rank that waits for another burns as well: pages, bytes read, compilers.
     pub startup_solid_at: Ms,
     read_chars: Option<u64>,
+    /// There was a look at this process before.
+    looked: bool,
     owed_before: bool,
     /// A lease was seen: the page keeps the whole contract (H5), also in a phase that declares none.
     native: bool,
@@ -332,6 +334,11 @@ impl Signs {
     }
 
     fn look_at_startup(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
+        // a process that is found old was not seen to be silent (the agent was restarted); what a page tells is dated by the page
+        if !std::mem::replace(&mut self.looked, true) && sight.page.is_none() {
+            self.startup_moved_at = tick.counted_ms;
+            self.startup_solid_at = tick.counted_ms;
+        }
         let read = sight.proc.and_then(|proc| proc.read_chars);
         let before = *self.read_chars.get_or_insert(read.unwrap_or(0));
         if read.is_some_and(|read| read.abs_diff(before) >= STARTUP_READ_MIN) {

@@ -51,11 +51,14 @@ pub fn examine_startup(view: &View<'_>) -> Exam {
         }
         None => {
             let policy = view.policy;
-            let allowed = if burns { policy.startup_lease_cap_ms } else { policy.startup_silence_ms };
-            let cpu = if burns { "nothing but CPU time moved" } else { "it used hardly any CPU" };
-            let text = format!(
-                "the engine has not come up; it read nothing and ran no compiler, and {cpu}, for {silence} ms; {allowed} ms are allowed"
-            );
+            let unseen = view.sight.proc.is_none();
+            let allowed = if burns || unseen { policy.startup_lease_cap_ms } else { policy.startup_silence_ms };
+            let did = match (unseen, burns) {
+                (true, _) => "nothing can be seen of its process",
+                (false, true) => "it read nothing, ran no compiler, and nothing but CPU time moved",
+                (false, false) => "it read nothing, ran no compiler, and used hardly any CPU",
+            };
+            let text = format!("the engine has not come up, and {did}, for {silence} ms; {allowed} ms are allowed");
             (Allowed::policy(allowed), "proc", text)
         }
     };

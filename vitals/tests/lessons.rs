@@ -59,3 +59,26 @@ fn a_prompt_whose_client_left_is_still_in_the_step() {
     let fenced = sim.silence_until(60_000, suspect).unwrap();
     assert!(fenced <= 5_000, "{fenced}");
 }
+
+#[test]
+fn a_detector_that_finds_an_engine_old_has_seen_no_silence() {
+    let mut sim = Sim::foreign();
+    sim.metrics = None;
+    sim.cpu = 10;
+    // the process is 1010 s old, its front end is slow to answer a new agent's first probe
+    sim.now += 1_010_000;
+    sim.detector = vitals::detector::Detector::new(vitals::policy::Policy::default(), common::T0);
+    assert_eq!(sim.silence_until(290_000, suspect), None, "{:?}", sim.last);
+    sim.silence_until(20_000, suspect).unwrap();
+}
+
+#[test]
+fn a_stopped_process_anywhere_in_the_tree_is_told_before_anything_was_learned() {
+    let mut sim = Sim::foreign().up();
+    sim.cpu = 10;
+    sim.process().stopped = 1;
+    sim.admit(4, 200);
+    let fenced = sim.silence_until(10_000, suspect).unwrap();
+    let confirmed = fenced + sim.silence_until(60_000, stalled).unwrap();
+    assert!(confirmed <= 15_000, "{fenced} {confirmed}");
+}
