@@ -112,6 +112,7 @@ async fn a_stream_is_passed_on_and_counted_chunk_by_chunk() {
     assert!(request.contains("\"stream\":true") && !request.to_lowercase().contains("connection: close"), "{request}");
     let owed = gate.until("one request owed", |r| r.obs.in_flight == 1).await;
     assert_eq!((owed.obs.awaiting_first_byte, owed.obs.prompt_tokens_owed, owed.obs.last_delivery_ms), (1, 5, None));
+    assert_eq!(owed.obs.unstreamed, Some(0));
     assert!(owed.obs.oldest_in_flight_ms.is_some());
     server.write_all(SSE.as_bytes()).await.unwrap();
     chunk(&mut server, ": a comment is no delivery\n\n").await;

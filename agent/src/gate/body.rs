@@ -14,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::ledger::{End, Ledger};
 use super::scan::Scan;
+use super::work::Asked;
 use crate::sources::clock::monotonic_ms;
 
 /// One request that was forwarded. Dropped without an end, it was abandoned by its client.
@@ -28,13 +29,8 @@ pub struct Flight {
 
 impl Flight {
     /// Opens the books for one request.
-    pub fn open(ledger: &Arc<Ledger>, prompt_tokens: u64) -> Self {
-        Self {
-            id: ledger.open(monotonic_ms(), prompt_tokens),
-            ledger: Arc::clone(ledger),
-            delivers: true,
-            ended: false,
-        }
+    pub fn open(ledger: &Arc<Ledger>, asked: Asked) -> Self {
+        Self { id: ledger.open(monotonic_ms(), asked), ledger: Arc::clone(ledger), delivers: true, ended: false }
     }
 
     /// A chunk that means something came from the engine.

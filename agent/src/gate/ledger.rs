@@ -8,6 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 use vitals::observation::{GateObs, Ms};
 
+use super::work::Asked;
+
 /// A chunk that has waited longer than this for the client's socket makes the client "blocked" (V5).
 const CLIENT_BLOCKED_MS: Ms = 1_000;
 
@@ -74,7 +76,7 @@ struct Books {
 #[derive(Debug)]
 struct Open {
     forwarded_ms: Ms,
-    prompt_tokens: u64,
+    asked: Asked,
     answered: bool,
     /// When the last chunk of its answer was read from the engine.
     read_ms: Ms,
@@ -107,14 +109,11 @@ impl Ledger {
     }
 
     /// A request that is work goes to the engine now. Ends with exactly one [`Ledger::close`].
-    pub fn open(&self, now_ms: Ms, prompt_tokens: u64) -> u64 {
+    pub fn open(&self, now_ms: Ms, asked: Asked) -> u64 {
         let mut books = self.lock();
         books.next_id += 1;
         let id = books.next_id;
-        books.open.insert(
-            id,
-            Open { forwarded_ms: now_ms, prompt_tokens, answered: false, read_ms: now_ms, handed_ms: None },
-        );
+        books.open.insert(id, Open { forwarded_ms: now_ms, asked, answered: false, read_ms: now_ms, handed_ms: None });
         id
     }
 
@@ -167,7 +166,8 @@ impl Ledger {
         let blocked = |open: &&Open| open.handed_ms.is_some_and(|at| now_ms.saturating_sub(at) > CLIENT_BLOCKED_MS);
         reply.obs.in_flight = count(books.open.len());
         reply.obs.awaiting_first_byte = count(waiting().count());
-        reply.obs.prompt_tokens_owed = waiting().map(|open| open.prompt_tokens).sum();
+        reply.obs.prompt_tokens_owed = waiting().map(|open| open.asked.prompt_tokens).sum();
+        reply.obs.unstreamed = Some(count(waiting().filter(|open| !open.asked.stream).count()));
         reply.obs.client_blocked = count(books.open.values().filter(blocked).count());
         let begun = books.open.values().filter(|open| open.answered && !blocked(open));
         reply.obs.quietest_begun_ms = begun.map(|open| open.read_ms).min();
@@ -194,11 +194,25 @@ mod tests {
         Ledger::new(7, Control::default())
     }
 
+    fn asked(prompt_tokens: u64) -> Asked {
+        Asked { prompt_tokens, stream: true }
+    }
+
+    #[test]
+    fn answers_that_do_not_stream_are_told_until_they_begin() {
+        let books = ledger();
+        books.open(100, asked(1));
+        let whole = books.open(100, Asked { stream: false, ..asked(1) });
+        assert_eq!(books.reply(200).obs.unstreamed, Some(1));
+        books.delivered(whole, 250, 10);
+        assert_eq!(books.reply(300).obs.unstreamed, Some(0));
+    }
+
     #[test]
     fn work_owed_ends_with_the_first_byte_and_flight_with_the_close() {
         let books = ledger();
-        let first = books.open(100, 40);
-        let second = books.open(200, 2);
+        let first = books.open(100, asked(40));
+        let second = books.open(200, asked(2));
         books.delivered(first, 250, 10);
         let reply = books.reply(300);
         assert_eq!((reply.obs.in_flight, reply.obs.awaiting_first_byte, reply.obs.prompt_tokens_owed), (2, 1, 2));
@@ -214,7 +228,7 @@ mod tests {
     #[test]
     fn a_client_is_blocked_only_while_a_chunk_waits_for_it() {
         let books = ledger();
-        let id = books.open(0, 1);
+        let id = books.open(0, asked(1));
         books.handed(id, Some(1_000));
         assert_eq!(books.reply(2_000).obs.client_blocked, 0);
         assert_eq!(books.reply(2_001).obs.client_blocked, 1);

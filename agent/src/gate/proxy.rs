@@ -19,7 +19,7 @@ use super::answers;
 use super::body::{AnswerBody, CountedBody, Flight, RequestBody};
 use super::ledger::{End, Ledger};
 use super::scan::Scan;
-use super::work;
+use super::work::{self, Asked};
 
 /// A request body is read up to this size to count its prompt; a larger one streams through.
 const COUNTED_BYTES_MAX: usize = 8 << 20;
@@ -93,7 +93,7 @@ impl Proxy {
 
     async fn forward_work(&self, request: Request<Incoming>) -> Response<AnswerBody> {
         let (parts, body) = request.into_parts();
-        let (body, tokens) = match read_and_count(body, &self.room).await {
+        let (body, asked) = match read_and_count(parts.uri.path(), body, &self.room).await {
             Ok(counted) => counted,
             Err(response) => return *response,
         };
@@ -101,7 +101,7 @@ impl Proxy {
         if let Err(refusal) = self.ledger.admit() {
             return answers::refused(&refusal);
         }
-        let mut flight = Flight::open(&self.ledger, tokens);
+        let mut flight = Flight::open(&self.ledger, asked);
         match self.send(parts, body).await {
             Ok(response) => pass_on(response, flight, &self.room).await,
             Err(response) => {
@@ -135,11 +135,12 @@ impl Proxy {
     }
 }
 
-/// The body's first part in memory, with its prompt tokens; what goes beyond the limit is left to stream.
+/// The body's first part in memory, with what it asks for; what goes beyond the limit is left to stream.
 async fn read_and_count(
+    path: &str,
     mut body: Incoming,
     room: &Arc<Semaphore>,
-) -> Result<(RequestBody, u64), Box<Response<AnswerBody>>> {
+) -> Result<(RequestBody, Asked), Box<Response<AnswerBody>>> {
     let mut head = BytesMut::new();
     let mut share: Option<OwnedSemaphorePermit> = None;
     loop {
@@ -155,8 +156,8 @@ async fn read_and_count(
             }
             Ok(None) => {
                 let head = head.freeze();
-                let tokens = work::prompt_tokens(&head);
-                return Ok((RequestBody { head: Some(head), rest: None, _share: share }, tokens));
+                let asked = work::asked(path, &head);
+                return Ok((RequestBody { head: Some(head), rest: None, _share: share }, asked));
             }
             Ok(Some(Ok(frame))) => frame,
         };
@@ -176,7 +177,7 @@ async fn read_and_count(
             let length = body.size_hint().exact().unwrap_or(0).saturating_add(head.len() as u64);
             return Ok((
                 RequestBody { head: Some(head.freeze()), rest: Some(body), _share: share },
-                (length / 4).max(1),
+                work::asked_unread(path, length),
             ));
         }
     }

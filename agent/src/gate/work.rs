@@ -38,21 +38,47 @@ pub fn is_work(method: &Method, path: &str) -> bool {
     method == Method::POST && WORK_PATHS.iter().any(|end| path.ends_with(end))
 }
 
-/// Rough prompt tokens of a request body: ids counted, text by length; a body that is not JSON by its own length. At least 1.
-pub fn prompt_tokens(body: &[u8]) -> u64 {
-    // Counted while it is parsed: as a tree of values, token ids would take 30 times their own length.
-    let tokens = serde_json::from_slice::<Prompt>(body).map_or(body.len() as u64 / BYTES_PER_TOKEN, |prompt| prompt.0);
-    tokens.max(1)
+/// What a request that is work asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asked {
+    /// Rough prompt tokens, at least 1.
+    pub prompt_tokens: u64,
+    /// Does it ask for an answer that streams? One that does not is silent until its end by its own wish.
+    pub stream: bool,
 }
 
-/// Tokens in the prompt fields of a request, which is an object.
-struct Prompt(u64);
+/// Reads a request body: token ids counted, text by length; a body that is not JSON by its own length.
+pub fn asked(path: &str, body: &[u8]) -> Asked {
+    // Counted while it is parsed: as a tree of values, token ids would take 30 times their own length.
+    let prompt = serde_json::from_slice::<Prompt>(body);
+    let prompt = prompt.unwrap_or(Prompt { tokens: body.len() as u64 / BYTES_PER_TOKEN, stream: None });
+    Asked { prompt_tokens: prompt.tokens.max(1), stream: streams(path, prompt.stream) }
+}
+
+/// A body that is too long to be read: counted by its length, and held to stream only where the path says so.
+pub fn asked_unread(path: &str, length: u64) -> Asked {
+    Asked { prompt_tokens: (length / BYTES_PER_TOKEN).max(1), stream: streams(path, None) }
+}
+
+/// By the body's field; Ollama's API streams unless told otherwise, TGI has a path for it.
+fn streams(path: &str, field: Option<bool>) -> bool {
+    field.unwrap_or_else(|| path.starts_with("/api/") && !path.contains("embed"))
+        || path.trim_end_matches('/').ends_with("/generate_stream")
+}
+
+/// Tokens in the prompt fields of a request, which is an object, and its wish to stream.
+struct Prompt {
+    tokens: u64,
+    stream: Option<bool>,
+}
 
 /// Tokens in one value: numbers are token ids; of objects (chat messages) every text counts.
 struct Tokens {
     count: u64,
     /// A number of its own: no token id where it stands in an object.
     number: bool,
+    /// It is `true` or `false`.
+    flag: Option<bool>,
 }
 
 impl<'de> Deserialize<'de> for Prompt {
@@ -66,15 +92,17 @@ impl<'de> Deserialize<'de> for Prompt {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Prompt, A::Error> {
-                let mut sum: u64 = 0;
+                let (mut sum, mut stream): (u64, _) = (0, None);
                 while let Some(name) = map.next_key::<Cow<'de, str>>()? {
                     if PROMPT_FIELDS.contains(&name.as_ref()) {
                         sum = sum.saturating_add(map.next_value::<Tokens>()?.count);
+                    } else if name == "stream" {
+                        stream = map.next_value::<Tokens>()?.flag;
                     } else {
                         map.next_value::<IgnoredAny>()?;
                     }
                 }
-                Ok(Prompt(sum))
+                Ok(Prompt { tokens: sum, stream })
             }
         }
         from.deserialize_map(Fields)
@@ -97,28 +125,28 @@ impl<'de> Visitor<'de> for Count {
         to.write_str("any value")
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Tokens, E> {
-        Ok(Tokens { count: 0, number: false })
+    fn visit_bool<E>(self, flag: bool) -> Result<Tokens, E> {
+        Ok(Tokens { count: 0, number: false, flag: Some(flag) })
     }
 
     fn visit_unit<E>(self) -> Result<Tokens, E> {
-        Ok(Tokens { count: 0, number: false })
+        Ok(Tokens { count: 0, number: false, flag: None })
     }
 
     fn visit_i64<E>(self, _: i64) -> Result<Tokens, E> {
-        Ok(Tokens { count: 1, number: true })
+        Ok(Tokens { count: 1, number: true, flag: None })
     }
 
     fn visit_u64<E>(self, _: u64) -> Result<Tokens, E> {
-        Ok(Tokens { count: 1, number: true })
+        Ok(Tokens { count: 1, number: true, flag: None })
     }
 
     fn visit_f64<E>(self, _: f64) -> Result<Tokens, E> {
-        Ok(Tokens { count: 1, number: true })
+        Ok(Tokens { count: 1, number: true, flag: None })
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Tokens, E> {
-        Ok(Tokens { count: (text.len() as u64).div_ceil(BYTES_PER_TOKEN), number: false })
+        Ok(Tokens { count: (text.len() as u64).div_ceil(BYTES_PER_TOKEN), number: false, flag: None })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Tokens, A::Error> {
@@ -126,7 +154,7 @@ impl<'de> Visitor<'de> for Count {
         while let Some(item) = items.next_element::<Tokens>()? {
             count = count.saturating_add(item.count);
         }
-        Ok(Tokens { count, number: false })
+        Ok(Tokens { count, number: false, flag: None })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Tokens, A::Error> {
@@ -134,7 +162,7 @@ impl<'de> Visitor<'de> for Count {
         while let Some((IgnoredAny, value)) = fields.next_entry::<IgnoredAny, Tokens>()? {
             count = count.saturating_add(if value.number { 0 } else { value.count });
         }
-        Ok(Tokens { count, number: false })
+        Ok(Tokens { count, number: false, flag: None })
     }
 }
 
@@ -153,6 +181,28 @@ mod tests {
         for path in ["/health", "/metrics", "/v1/models", "/tokenize", "/sleep", "/"] {
             assert!(!is_work(&Method::POST, path), "{path}");
         }
+    }
+
+    fn prompt_tokens(body: &[u8]) -> u64 {
+        asked("/v1/completions", body).prompt_tokens
+    }
+
+    #[test]
+    fn who_asks_for_a_stream_is_told_by_body_and_path() {
+        for (path, body, stream) in [
+            ("/v1/completions", r#"{"prompt":"a","stream":true}"#, true),
+            ("/v1/completions", r#"{"stream":false,"prompt":"a"}"#, false),
+            ("/v1/chat/completions", r#"{"stream":null,"stream_options":{"stream":true}}"#, false),
+            ("/v1/chat/completions", r#"{"stream":"yes","prompt":"12345678"}"#, false),
+            ("/v1/audio/transcriptions", "no json", false),
+            ("/generate_stream", r#"{"inputs":"a"}"#, true),
+            ("/api/chat", r#"{"messages":[]}"#, true),
+            ("/api/generate", r#"{"prompt":"a","stream":false}"#, false),
+            ("/api/embed", r#"{"input":"a"}"#, false),
+        ] {
+            assert_eq!(asked(path, body.as_bytes()).stream, stream, "{path} {body}");
+        }
+        assert_eq!(asked_unread("/v1/completions", 4_000), Asked { prompt_tokens: 1_000, stream: false });
     }
 
     #[test]
