@@ -92,6 +92,7 @@ mod tests {
         metrics.api_calls.with_label_values(&["get", "ok"]).inc();
         metrics.reconciles.with_label_values(&["ok"]).inc();
         metrics.grants_held.with_label_values(&["a", "b"]).set(1);
+        metrics.restarts_held.with_label_values(&["a", "b"]).set(1);
         metrics.watch_up.with_label_values(&["Pod"]).set(1);
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");

@@ -96,6 +96,8 @@ fn every_value_shows_in_what_is_rendered() {
         ("replicas=3", "replicas: 3"),
         ("watchNamespace=serving", "TRUEBEAT_WATCH_NAMESPACE"),
         ("logFilter=debug", "value: \"debug\""),
+        ("fleet.restartsPercent=25", "TRUEBEAT_FLEET_RESTARTS_PERCENT"),
+        ("fleet.holdPercent=100", "TRUEBEAT_FLEET_HOLD_PERCENT"),
         ("serviceAccount.annotations.team=serving", "team: serving"),
         ("resources.requests.cpu=70m", "cpu: 70m"),
         ("podAnnotations.one=two", "one: two"),
@@ -157,6 +159,7 @@ fn wrong_values_are_refused_by_name() {
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("watchNamespace=Not_a_name", "watchNamespace"),
         ("podMonitor.interval=soon", "interval"),
+        ("fleet.holdPercent=0", "holdPercent"),
     ] {
         let output = template(&[set]);
         let words = String::from_utf8_lossy(&output.stderr).into_owned();
