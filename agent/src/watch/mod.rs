@@ -108,6 +108,7 @@ struct Watch {
     engine: Option<EngineProcess>,
     sources: Sources,
     detector: Detector,
+    outcome: Outcome,
     recovery: Recovery,
     gate: GateClient,
     control: Control,
@@ -148,6 +149,7 @@ impl Watch {
         let stdout = Latest::start("status", stdout).map_err(WatchError::Thread)?;
         Ok(Self {
             detector: Detector::new(config.policy.clone(), started_ms(engine.as_ref(), now_ms)),
+            outcome: Outcome::default(),
             recovery,
             gate: GateClient::new(dir.join("gate.sock")),
             control: Control { fenced: memory.fenced && same, retry_after_s: RETRY_AFTER_S, ..Control::default() },
@@ -191,7 +193,8 @@ impl Watch {
         self.control.draining = drain.is_some();
         self.ask_gate().await;
         let obs = self.observe(now_ms, gap_ms).await;
-        let outcome = self.detector.step(now_ms, &obs);
+        let mut outcome = std::mem::take(&mut self.outcome);
+        self.detector.step_into(now_ms, &obs, &mut outcome);
         self.due_in = Duration::from_millis(outcome.check_again_in_ms.min(self.config.policy.tick_ms).max(10));
         let over = self.hold.as_mut().is_none_or(|hold| hold.is_over(now_ms, &obs, &outcome.verdict));
         if over {
@@ -202,6 +205,7 @@ impl Watch {
         self.set_fence(&outcome, &recovery).await;
         self.book(now_ms, &obs, &outcome, &recovery);
         self.publish(now_ms, &obs, &outcome, drain);
+        self.outcome = outcome;
     }
 
     /// How long we did not run beyond what a tick may take.
