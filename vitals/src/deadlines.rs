@@ -157,16 +157,8 @@ impl Learner {
     }
 
     /// Learns from one tick. What was allowed bounds a sample: a silence that was accused teaches no patience beyond twice that, and
-    /// one that was `confirmed` as a stall none at all.
-    pub fn learn(
-        &mut self,
-        tick: &Tick,
-        sight: &Sight<'_>,
-        signs: &Signs,
-        rhythm: &mut Rhythm,
-        exam: &Exam,
-        confirmed: bool,
-    ) {
+    /// one that was confirmed as a stall none at all.
+    pub fn learn(&mut self, tick: &Tick, sight: &Sight<'_>, signs: &Signs, rhythm: &mut Rhythm, exam: &Exam) {
         self.learn_steps(tick, sight, rhythm, exam.step_lesson_ms);
         if sight.owed.is_none() {
             self.silence_over();
@@ -191,14 +183,14 @@ impl Learner {
         self.silence_peak_ms = self.silence_peak_ms.max(tick.since(since));
         self.prompt_peak = self.prompt_peak.max(prompt);
         self.allowed_peak_ms = self.allowed_peak_ms.max(exam.gate_allowed_ms);
-        self.accused(exam, confirmed);
+        self.accused(exam);
         self.begun |= sight.gate.is_none_or(|gate| gate.in_flight > gate.awaiting_first_byte);
     }
 
-    fn accused(&mut self, exam: &Exam, confirmed: bool) {
+    fn accused(&mut self, exam: &Exam) {
         let Some(complaint) = &exam.complaint else { return };
         let allowed_ms = match complaint.allowed.basis {
-            _ if confirmed => 0,
+            _ if exam.confirmed => 0,
             Basis::Patience => 0,
             _ => complaint.allowed.ms.saturating_mul(2),
         };

@@ -121,8 +121,7 @@ impl Detector {
             return said;
         }
         let exam = self.examine(&tick, &sight);
-        let confirmed = matches!(self.stage, Stage::Stalled(_));
-        self.learner.learn(&tick, &sight, &self.signs, &mut self.rhythm, &exam, confirmed);
+        self.learner.learn(&tick, &sight, &self.signs, &mut self.rhythm, &exam);
         let slow = self.slow.tick(&tick, &sight, &self.policy);
         let stage = std::mem::replace(&mut self.stage, Stage::Healthy);
         match stage {
@@ -184,7 +183,8 @@ impl Detector {
             Stage::Suspect(case) | Stage::Stalled(case) => case.in_startup,
             Stage::Healthy => false,
         };
-        if in_startup && !ready(&view) { examine_startup(&view) } else { examine(&view) }
+        let exam = if in_startup && !ready(&view) { examine_startup(&view) } else { examine(&view) };
+        Exam { confirmed: matches!(self.stage, Stage::Stalled(_)), ..exam }
     }
 
     fn view<'a>(&'a self, tick: &'a Tick, sight: &'a Sight<'a>) -> View<'a> {

@@ -9,9 +9,10 @@ mod native;
 use crate::deadlines;
 use crate::excuse::Tick;
 use crate::observation::{GateObs, Ms, PageObs, PagePhase};
+use crate::owed::OwedSource;
 use crate::policy::Policy;
 use crate::rhythm::Rhythm;
-use crate::signs::{OwedSource, Sight, Signs};
+use crate::signs::{Sight, Signs};
 use crate::verdict::{Reason, StallClass};
 use crate::witness::PageSays;
 
@@ -79,6 +80,8 @@ pub struct Exam {
     pub gate_allowed_ms: Ms,
     /// How much of the age of the decode step under way may be learned.
     pub step_lesson_ms: Ms,
+    /// The silence is a confirmed stall already.
+    pub confirmed: bool,
 }
 
 /// Everything a look needs.

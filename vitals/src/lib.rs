@@ -13,6 +13,7 @@ pub mod gap;
 pub mod log_signs;
 pub mod noise;
 pub mod observation;
+pub mod owed;
 pub mod policy;
 pub mod ras;
 pub mod recovery;

@@ -5,25 +5,14 @@
 
 use crate::excuse::Tick;
 use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs, RasObs};
+use crate::owed::{Owed, owed};
 use crate::policy::Policy;
 
 /// So many bytes read are weights on their way, not a heartbeat's crumbs.
 const STARTUP_READ_MIN: u64 = 1 << 20;
 
-/// Who knows of the work that is owed, by trust (V2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OwedSource {
-    Gate,
-    Page,
-    Metrics,
-}
-
-/// Work owed now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owed {
-    pub source: OwedSource,
-    pub requests: u32,
-}
+/// Prefill that got through this many times what was owed without one token is no progress.
+const PREFILL_TIMES_MAX: u64 = 3;
 
 /// One rank's page over time.
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +42,8 @@ pub struct Signs {
     pub steps_at_tokens: u64,
     pub page_steps_at: Ms,
     pub page_prefill_at: Ms,
+    /// Since tokens last moved: the prompt tokens that prefill got through, and the most that were owed at once.
+    prefilled: [u64; 2],
     pub metrics_tokens_at: Ms,
     pub metrics_prompt_at: Ms,
     pub metrics_moved_at: Ms,
@@ -264,6 +255,7 @@ impl Signs {
         sight.steps_done = page.steps_completed - last.steps_completed;
         sight.page_delivered = page.tokens_delivered > last.tokens_delivered;
         if sight.page_delivered {
+            self.prefilled = [0, 0];
             self.page_tokens_at = tick.counted_ms;
             self.steps_at_tokens = page.steps_completed;
         }
@@ -275,7 +267,13 @@ impl Signs {
         }
         // a fall of what is owed is prefill's progress only if steps turn: a client that leaves makes it fall as well
         if page.prompt_tokens_owed < last.prompt_tokens_owed && sight.steps_done > 0 {
-            self.page_prefill_at = tick.counted_ms;
+            let fell = last.prompt_tokens_owed - page.prompt_tokens_owed;
+            let [done, most] = self.prefilled;
+            self.prefilled = [done.saturating_add(fell), most.max(last.prompt_tokens_owed)];
+            // the same prompts again and again (preemption) are no progress
+            if self.prefilled[0] <= self.prefilled[1].saturating_mul(PREFILL_TIMES_MAX) {
+                self.page_prefill_at = tick.counted_ms;
+            }
         }
         if page.running == 0 && last.running > 0 || page.running > 0 && last.running == 0 {
             // an empty loop owes no token: count the steps of a livelock from the moment there is something to deliver
@@ -370,23 +368,4 @@ impl Signs {
         silent.dedup();
         silent
     }
-}
-
-/// V2: gate in-flight > page > metrics gauges. A gauge at zero proves nothing, a gate or page above zero wins over it. A gate that
-/// owes nothing outranks a gauge, which some engines leave standing after their last request.
-fn owed(sight: &Sight<'_>) -> Option<Owed> {
-    let gate = sight.gate.map_or(0, |gate| gate.in_flight);
-    let page = sight.page.map_or(0, |page| page.running.saturating_add(page.waiting));
-    let gauges = sight.metrics.filter(|_| sight.gate.is_none()).map_or(0.0, |m| {
-        let queued = count(m.running) + count(m.waiting);
-        if m.server_load.is_some() { count(m.server_load).max(queued) } else { queued }
-    });
-    [(OwedSource::Gate, gate), (OwedSource::Page, page), (OwedSource::Metrics, gauges.min(1e9) as u32)]
-        .into_iter()
-        .find(|(_, requests)| *requests > 0)
-        .map(|(source, requests)| Owed { source, requests })
-}
-
-fn count(gauge: Option<f64>) -> f64 {
-    gauge.filter(|value| value.is_finite() && *value > 0.0).unwrap_or(0.0)
 }

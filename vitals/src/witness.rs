@@ -4,8 +4,9 @@ use crate::examine::{Basis, Complaint, View, reason};
 use crate::excuse::Tick;
 use crate::log_signs::{self, Meaning};
 use crate::observation::{GpuObs, Ms, Observation};
+use crate::owed::OwedSource;
 use crate::policy::Policy;
-use crate::signs::{OwedSource, Sight};
+use crate::signs::Sight;
 use crate::verdict::Reason;
 
 const CPU_WINDOW_MS: Ms = 5_000;

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Sim, stalled, suspect};
-use vitals::observation::Ms;
+use vitals::observation::{Ms, PagePhase};
 use vitals::verdict::Verdict;
 
 #[test]
@@ -81,4 +81,33 @@ fn a_stopped_process_anywhere_in_the_tree_is_told_before_anything_was_learned() 
     let fenced = sim.silence_until(10_000, suspect).unwrap();
     let confirmed = fenced + sim.silence_until(60_000, stalled).unwrap();
     assert!(confirmed <= 15_000, "{fenced} {confirmed}");
+}
+
+#[test]
+fn one_movement_long_ago_is_no_livelock() {
+    let mut sim = Sim::foreign().up().busy(10_000);
+    sim.depart();
+    sim.admit(4, 200);
+    sim.tick(5_000);
+    // the last sign of a prompt's first chunk; its second one hangs
+    sim.metrics.as_mut().unwrap().progress_digest += 1;
+    sim.silence_until(310_000, suspect).unwrap();
+    sim.silence_until(60_000, stalled).unwrap();
+    let class = sim.last.unwrap().verdict.class().unwrap().name();
+    assert!(["DeviceWait", "StepStalled"].contains(&class), "{class}");
+}
+
+#[test]
+fn prompts_that_are_prefilled_again_and_again_are_no_progress() {
+    let mut sim = Sim::native().up().busy(10_000);
+    sim.admit(2, 4_000);
+    let fenced = (0..600).find(|round| {
+        let now = sim.now;
+        let page = sim.page.as_mut().unwrap();
+        (page.phase, page.phase_tokens, page.step_started_ms) = (PagePhase::Prefill, 512, Some(now));
+        page.steps_completed += 1;
+        page.prompt_tokens_owed = 4_096 - 512 * (round % 8);
+        suspect(&sim.tick(100).verdict)
+    });
+    assert!(fenced.is_some_and(|round| round > 8), "{fenced:?}: {:?}", sim.last);
 }

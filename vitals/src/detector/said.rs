@@ -4,8 +4,8 @@
 use crate::examine::{reason, source_name};
 use crate::excuse::Excuse;
 use crate::observation::Ms;
+use crate::owed::OwedSource;
 use crate::policy::Policy;
-use crate::signs::OwedSource;
 use crate::verdict::{Action, Outcome, Reason, Verdict};
 
 /// What a tick judged.

@@ -4,7 +4,7 @@ use super::classes::foreign_class;
 use super::{Allowed, Exam, View, reason, source_name};
 use crate::deadlines;
 use crate::observation::Ms;
-use crate::signs::{Owed, OwedSource};
+use crate::owed::{Owed, OwedSource};
 use crate::verdict::StallClass;
 use crate::witness::PageSays;
 
@@ -76,13 +76,16 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
     let patience = allowed.ms.max(least);
     let allowed = Allowed { ms: patience, ..Allowed::policy(0) };
     exam.hold(since_delivered, allowed, || {
-        let class = if signs.metrics_prompt_at > signs.metrics_tokens_at {
-            StallClass::DecodeStalled
-        } else {
-            StallClass::Livelock
+        // a counter that moved once, long ago, is the last sign of a step that hangs since
+        let moves = since_any <= view.policy.metrics_fresh_ms;
+        let class = match signs.metrics_prompt_at > signs.metrics_tokens_at {
+            _ if !moves => foreign_class(view),
+            true => StallClass::DecodeStalled,
+            false => StallClass::Livelock,
         };
+        let what = if moves { "move".to_owned() } else { format!("stand for {since_any} ms") };
         let text = format!(
-            "the engine's counters move, but {} requests owed ({}) got nothing for {since_delivered} ms; {}",
+            "the engine's counters {what}, and {} requests owed ({}) got nothing for {since_delivered} ms; {}",
             owed.requests,
             source_name(owed.source),
             allowed.words()
