@@ -88,7 +88,7 @@ fn one_movement_long_ago_is_no_livelock() {
     let mut sim = Sim::foreign().up().busy(10_000);
     sim.depart();
     sim.admit(4, 200);
-    sim.tick(5_000);
+    sim.silence(60_000);
     // the last sign of a prompt's first chunk; its second one hangs
     sim.metrics.as_mut().unwrap().progress_digest += 1;
     sim.silence_until(310_000, suspect).unwrap();
