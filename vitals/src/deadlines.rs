@@ -12,18 +12,21 @@ pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
     let (rhythm, policy) = (view.rhythm, view.policy);
     let lease = step_lease_ms(page, policy);
     let warm = rhythm.steps_seen >= policy.native_warm_steps;
+    let decode = || {
+        let quantile = rhythm.decode_step_ms.quantile(990)?;
+        Some(wider(quantile.max(rhythm.decode_recent_ms / 2), page.running, rhythm.decode_width_milli))
+    };
     let learned = match page.phase {
         PagePhase::Prefill => rhythm
             .prefill_us_per_token
             .quantile(990)
             .map(|us| us.max(rhythm.prefill_recent_us).saturating_mul(u64::from(page.phase_tokens.max(1))) / 1000)
+            // a mixed step decodes as well
+            .map(|ms| ms.saturating_add(decode().unwrap_or(0)))
             .filter(|_| {
                 page.prompt_tokens_owed.max(u64::from(page.phase_tokens)) <= reach(rhythm.prompt_tokens_max, policy)
             }),
-        PagePhase::Decode => rhythm
-            .decode_step_ms
-            .quantile(990)
-            .map(|ms| wider(ms.max(rhythm.decode_recent_ms / 2), page.running, rhythm.decode_width_milli)),
+        PagePhase::Decode => decode(),
         _ => None,
     };
     // what the machine does to the agent it does to the engine: lateness is added on top, lease or not (V5)
