@@ -99,10 +99,12 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// Does the gate know that no request in flight has begun to answer, while the front end answers? Then the silence may be the
+    /// Does the gate know that no request in flight has begun to answer, while the front end answers (one probe or two that were late do
+    /// not say otherwise)? Then the silence may be the
     /// front end's (a client can make it fetch something), or that of a request that does not stream.
     pub fn nothing_begun(&self) -> bool {
-        self.sight.gate.is_some_and(GateObs::only_unanswered) && !self.sight.frontend_silent(self.tick.now_ms, 0)
+        self.sight.gate.is_some_and(GateObs::only_unanswered)
+            && !self.sight.frontend_silent(self.tick.now_ms, self.policy.admission_ms.saturating_mul(2))
     }
 
     /// Does a native page show a step under way for longer than its lease?

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Sim, stalled, suspect};
-use vitals::observation::{Ms, Signal};
+use vitals::observation::{Ms, PagePhase, Signal};
 use vitals::verdict::{Action, StallClass, Verdict};
 
 /// A foreign engine that streamed and then served this many short requests, one at a time; idle now.
@@ -222,4 +222,35 @@ fn a_native_front_end_that_fetches_before_its_loop_knows_is_not_killed_for_it() 
     (gate.in_flight, gate.awaiting_first_byte) = (1, 1);
     assert_eq!(sim.silence_until(100_000, stalled), None);
     assert_eq!(sim.last.unwrap().verdict, Verdict::Suspect(StallClass::AdmissionStalled));
+}
+
+#[test]
+fn a_few_prompt_tokens_in_a_wide_step_do_not_make_it_short() {
+    let mut sim = Sim::native().up();
+    sim.admit(1, 10);
+    assert_eq!(steps(&mut sim, 80, 4, 300), 0);
+    for (tokens, ms) in [(512, 500), (512, 500), (7, 800)] {
+        let now = sim.now;
+        let page = sim.page.as_mut().unwrap();
+        (page.phase, page.phase_tokens, page.prompt_tokens_owed) = (PagePhase::Prefill, tokens, u64::from(tokens));
+        page.step_started_ms = Some(now);
+        let fenced = sim.silence(ms).fenced;
+        assert!(!fenced, "{tokens} tokens, {ms} ms: {:?}", sim.last);
+        let page = sim.page.as_mut().unwrap();
+        page.steps_completed += 1;
+        page.tokens_delivered += 4;
+    }
+}
+
+#[test]
+fn one_late_probe_makes_no_stream_of_an_answer_that_does_not_stream() {
+    let mut sim = served(40);
+    sim.metrics = None;
+    sim.admit(1, 10);
+    sim.gate.as_mut().unwrap().unstreamed = Some(1);
+    sim.silence(10_000);
+    let now = sim.now;
+    let front = sim.frontend.as_mut().unwrap();
+    (front.answers, front.silent_since_ms) = (false, Some(now));
+    assert!(!sim.silence(2_000).fenced, "{:?}", sim.last);
 }

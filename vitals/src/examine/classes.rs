@@ -50,7 +50,7 @@ fn hands_out_no_step(view: &View<'_>) -> bool {
 pub(super) fn foreign_class(view: &View<'_>) -> StallClass {
     let page_idle = view.sight.page.is_some_and(|page| page.step_started_ms.is_none());
     let stopped = view.sight.proc.and_then(|p| p.state) == Some('T');
-    if view.sight.frontend_silent(view.tick.now_ms, 0) && (page_idle || !stopped) {
+    if view.sight.frontend_silent(view.tick.now_ms, view.policy.admission_ms) && (page_idle || !stopped) {
         return StallClass::FrontendStalled;
     }
     let gauges =
