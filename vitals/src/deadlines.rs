@@ -226,7 +226,11 @@ impl Learner {
         }
         if self.prompt_peak > 0 {
             // a short prompt's silence is overhead, not prefill: it must not be scaled up to a long prompt's
-            rhythm.gate_us_per_token.record(gap.saturating_mul(1000) / self.prompt_peak.max(PROMPT_TOKENS_MIN));
+            // the queue behind it took no part of that silence
+            let left = self.prompt_peak.saturating_sub(sight.gate.map_or(0, |gate| gate.prompt_tokens_owed));
+            if left > 0 {
+                rhythm.gate_us_per_token.record(gap.saturating_mul(1000) / left.max(PROMPT_TOKENS_MIN));
+            }
             rhythm.prompt_tokens_max = rhythm.prompt_tokens_max.max(self.prompt_peak);
         }
     }

@@ -111,3 +111,23 @@ fn prompts_that_are_prefilled_again_and_again_are_no_progress() {
     });
     assert!(fenced.is_some_and(|round| round > 8), "{fenced:?}: {:?}", sim.last);
 }
+
+#[test]
+fn a_queue_of_prompts_does_not_teach_that_one_is_quick() {
+    let mut sim = Sim::foreign().up().busy(10_000);
+    // eight prompts of 5 000 tokens are owed at any time, each takes five seconds
+    for _ in 0..10 {
+        let (now, gate) = (sim.now, sim.gate.as_mut().unwrap());
+        (gate.in_flight, gate.awaiting_first_byte, gate.prompt_tokens_owed) = (12, 8, 40_000);
+        gate.oldest_in_flight_ms = Some(now);
+        sim.silence(5_000);
+        let at = sim.now;
+        sim.deliver(1, at);
+        sim.gate.as_mut().unwrap().prompt_tokens_owed = 35_000;
+        sim.tick(100);
+    }
+    sim.gate.as_mut().unwrap().prompt_tokens_owed = 0;
+    sim.decode(20_000);
+    sim.admit(1, 5_000);
+    assert_eq!(sim.silence_until(6_000, suspect), None, "{:?}", sim.last);
+}
