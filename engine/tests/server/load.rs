@@ -17,7 +17,8 @@ fn long(stream: bool) -> serde_json::Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_do_not_depend_on_batching_chunking_or_preemption() {
-    let mut setup = Setup::default();
+    // a step lasts, so that the requests meet however late a busy machine brings them
+    let mut setup = Setup { step_ms: 5, ..Setup::default() };
     // 15 blocks of 4 tokens for 8 sequences of up to 46 tokens, 10 tokens a step: everybody is preempted now and then.
     (setup.core.block_size, setup.core.num_blocks, setup.core.step_tokens_max) = (4, Some(15), 10);
     let engine = TestEngine::ready(setup).await;

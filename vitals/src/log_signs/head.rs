@@ -22,6 +22,9 @@ const LEVELS: [&str; 5] = ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"];
 
 /// The writer and its message. A head that is not known is part of the message, which is then `Bare`.
 pub fn split(line: &str) -> (Writer<'_>, &str) {
+    if line.starts_with(char::is_whitespace) {
+        return (Writer::Bare, line); // no writer indents its head; a cut date would pass for a whole one
+    }
     let line = process(line);
     vllm(line)
         .or_else(|| torch(line))
