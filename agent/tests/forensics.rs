@@ -3,6 +3,8 @@
 
 #[path = "forensics/disk.rs"]
 mod disk;
+#[path = "common/end_run.rs"]
+mod end_run;
 #[path = "forensics/hostile.rs"]
 mod hostile;
 #[path = "forensics/leaks.rs"]

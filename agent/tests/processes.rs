@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed expectation is how a test speaks")]
 
+#[path = "common/end_run.rs"]
+mod end_run;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -15,6 +18,8 @@ use agent::sources::{EngineProcess, process_tree};
 use agent::supervisor::registry::Registry;
 use crds::episode::Episode;
 use nix::sys::signal::Signal;
+
+use end_run::end_run;
 
 const SOON: Duration = Duration::from_secs(40);
 /// An OpenAI-like server of a few lines, with no code of ours in it. SIGUSR2 freezes its generation for ever while /health goes on
@@ -57,13 +62,7 @@ struct Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let me = i32::try_from(self.supervisor.id()).unwrap();
-        let engine = EngineFile::read(&self.dir.path().join("agent"));
-        let children = children_of(me);
-        let _ = self.supervisor.kill();
-        let _ = self.supervisor.wait();
-        send(&children, Signal::SIGKILL);
-        engine.map(|file| kill_tree(&file.process()));
+        end_run(&mut self.supervisor, &self.dir.path().join("agent"));
     }
 }
 

@@ -1,6 +1,9 @@
 //! The whole way of evidence with the real program: engine, agent and gate; a hang; the bundle, `truebeat bundle` and `truebeat why`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
 
+#[path = "../../agent/tests/common/end_run.rs"]
+mod end_run;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -8,10 +11,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agent::forensics::bundle::{self, BundleContents};
-use agent::kill::{kill_tree, send};
+use agent::kill::send;
 use agent::launch::EngineFile;
-use agent::sources::procs::ProcRoot;
 use nix::sys::signal::Signal;
+
+use end_run::end_run;
 
 const SOON: Duration = Duration::from_secs(90);
 const TRUEBEAT: &str = env!("CARGO_BIN_EXE_truebeat");
@@ -26,14 +30,7 @@ struct Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let me = i32::try_from(self.supervisor.id()).unwrap();
-        let engine = EngineFile::read(&self.dir.path().join("agent"));
-        let all = ProcRoot::live().all();
-        let children: Vec<i32> = all.iter().filter(|stat| stat.ppid == me).map(|stat| stat.pid).collect();
-        let _ = self.supervisor.kill();
-        let _ = self.supervisor.wait();
-        send(&children, Signal::SIGKILL);
-        engine.map(|file| kill_tree(&file.process()));
+        end_run(&mut self.supervisor, &self.dir.path().join("agent"));
     }
 }
 

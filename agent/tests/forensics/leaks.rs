@@ -8,10 +8,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agent::forensics::redact::{redact_environment, redact_log};
-use agent::kill::{kill_tree, send};
+use agent::kill::send;
 use agent::launch::EngineFile;
-use agent::sources::procs::ProcRoot;
 use nix::sys::signal::Signal;
+
+use crate::end_run::end_run;
 
 const SOON: Duration = Duration::from_secs(60);
 /// A server that prints what it is asked and who asks, announces its stacks, answers until SIGUSR2, and then hangs with the prompt in
@@ -56,14 +57,7 @@ pub struct Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let me = i32::try_from(self.supervisor.id()).unwrap();
-        let engine = EngineFile::read(&self.dir.path().join("agent"));
-        let all = ProcRoot::live().all();
-        let children: Vec<i32> = all.iter().filter(|stat| stat.ppid == me).map(|stat| stat.pid).collect();
-        let _ = self.supervisor.kill();
-        let _ = self.supervisor.wait();
-        send(&children, Signal::SIGKILL);
-        engine.map(|file| kill_tree(&file.process()));
+        end_run(&mut self.supervisor, &self.dir.path().join("agent"));
     }
 }
 
