@@ -12,11 +12,9 @@ use clap::{Args, Subcommand};
 use crate::gate::{self, GateConfig};
 use crate::launch::LaunchConfig;
 use crate::options::WatchArgs;
+use crate::own_program::OWN_PROGRAM;
 use crate::supervisor::{self, SuperviseConfig, SuperviseError};
 use crate::watch::{self, WatchError};
-
-/// This program itself, also after its file was replaced or removed.
-const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// The sidecar's roles.
 #[derive(Debug, Args)]

@@ -13,6 +13,7 @@ pub mod kill;
 pub mod launch;
 pub mod metrics;
 mod options;
+mod own_program;
 pub mod record;
 pub mod report;
 pub mod sources;

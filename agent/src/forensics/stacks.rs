@@ -3,7 +3,6 @@
 //! The helper (`truebeat agent py-stacks PID`) reads the target's memory without stopping it; odd interpreters may make it panic
 //! or never end, which costs the helper. Names of functions, files and lines only: never locals, which hold prompts.
 
-use std::path::Path;
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
@@ -13,13 +12,12 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
 use super::bundle::BundleEntry;
+use crate::own_program::{OWN_PROGRAM, is_truebeat};
 use crate::sources::procs::ProcRoot;
 
 /// Python processes whose stacks are taken.
 const PROCESSES_MAX: usize = 24;
 const OUTPUT_BYTES_MAX: u64 = 4 << 20;
-/// The helper is this very program.
-const OWN_PROGRAM: &str = "/proc/self/exe";
 /// A running interpreter changes under the reader; a garbled read is tried again.
 const TRIES_MAX: u32 = 3;
 
@@ -125,13 +123,6 @@ pub async fn collect(tree: &[i32], deadline: Duration) -> PythonStacks {
         }
     }
     stacks
-}
-
-/// A program that only uses this library (a test's) would start itself anew, with words that mean something else to it.
-fn is_truebeat() -> bool {
-    let name = std::fs::read_link(OWN_PROGRAM).ok();
-    let name = name.as_deref().and_then(Path::file_name);
-    name.is_some_and(|name| name.to_string_lossy().starts_with("truebeat"))
 }
 
 async fn ask_helper(pid: i32, deadline: Duration) -> Result<Vec<PythonThread>, String> {

@@ -18,6 +18,7 @@ use vitals::observation::{GpuObs, Signal};
 
 pub use self::child::{nvml_child_main, probe};
 use super::clock::monotonic_ms;
+use crate::own_program::OWN_PROGRAM;
 
 /// A line of 64 GPUs has 15 KiB.
 const LINE_BYTES_MAX: u64 = 64 << 10;
@@ -44,7 +45,7 @@ pub struct ProbeCommand {
 impl Default for ProbeCommand {
     fn default() -> Self {
         Self {
-            program: "/proc/self/exe".to_owned(),
+            program: OWN_PROGRAM.to_owned(),
             args: vec!["agent".to_owned(), "nvml-probe".to_owned()],
             envs: Vec::new(),
             say: Duration::from_millis(1_900),
