@@ -54,8 +54,8 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Agent(args) => Ok(agent::cli::run_agent(args).await?),
         Command::Engine(args) => engine::cli::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Command::Operator(args) => operator::cli::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Into::into),
-        Command::Demo(args) => demo::run(args).await,
-        Command::Bench(args) => bench::run(args).await,
+        Command::Demo(args) => stage::until_interrupted(demo::run(args)).await,
+        Command::Bench(args) => stage::until_interrupted(bench::run(args)).await,
         Command::DemoModel(args) => {
             let report = engine::demo_model::run(&args)?;
             println!("{report}");

@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::http::{self, HttpClient};
 
@@ -145,6 +146,37 @@ impl Stage {
             bail!("it outlived SIGTERM by {STOP_MAX:?} and was killed");
         }
         Ok(())
+    }
+}
+
+impl Drop for Stage {
+    /// A scene that failed or was interrupted leaves nothing behind. What `stop` has ended already is not touched.
+    fn drop(&mut self) {
+        let Some(pid) = self.run.id() else { return };
+        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGTERM);
+        let begun = Instant::now();
+        // No future can be awaited here, and the program is about to end: a short blocking wait harms nobody.
+        while begun.elapsed() < STOP_MAX {
+            if !matches!(self.run.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = self.run.start_kill();
+    }
+}
+
+/// Does `work` until it ends or SIGINT or SIGTERM arrives: then the work is dropped, and with it every [`Stage`] ends its engine.
+///
+/// # Errors
+/// Those of `work`; that it was interrupted; that signals cannot be taken.
+pub async fn until_interrupted<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("could not take SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("could not take SIGTERM")?;
+    tokio::select! {
+        done = work => done,
+        _ = interrupt.recv() => bail!("interrupted by SIGINT; what was started has been ended"),
+        _ = terminate.recv() => bail!("interrupted by SIGTERM; what was started has been ended"),
     }
 }
 
