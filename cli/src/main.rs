@@ -13,10 +13,8 @@ mod stage;
 mod top;
 mod why;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Parser;
 
 use args::{Cli, Command};
@@ -26,26 +24,7 @@ fn main() -> ExitCode {
     if let Some(code) = cli.command.small_role() {
         return code;
     }
-    start_logging(&cli.log_filter);
-    match run(cli) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("truebeat: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(cli: Cli) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .worker_threads(cli.command.worker_threads())
-        .build()
-        .context("could not start the async runtime")?;
-    let code = runtime.block_on(dispatch(cli.command))?;
-    // Background probes may sit in a blocking read; a role that has ended must not wait for them (E1).
-    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
-    Ok(code)
+    role::play(&cli.log_filter, cli.command.worker_threads(), dispatch(cli.command))
 }
 
 async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
@@ -72,19 +51,4 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Bundle(args) => bundle::run(&args),
         Command::Kubectl(args) => cluster::run(args).await,
     }
-}
-
-/// Logs go to stderr, so that stdout stays for results. `TRUEBEAT_LOG` takes the filter syntax of `tracing-subscriber`.
-fn start_logging(filter: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter).unwrap_or_else(|error| {
-        eprintln!("truebeat: --log-filter {filter:?} is not a filter ({error}); logging at info");
-        tracing_subscriber::EnvFilter::new("info")
-    });
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        // they go to stderr with `eprintln!`, which panics where stderr is a closed pipe
-        .log_internal_errors(false)
-        .init();
 }

@@ -1,10 +1,11 @@
 //! The agent alone, with the very words of `truebeat`: `truebeat-agent agent …`, `truebeat-agent run …`. For images that hold one
 //! role, and for tests with real processes.
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+const WORKER_THREADS: usize = 2;
 
 #[derive(Debug, Parser)]
 #[command(name = "truebeat-agent", version, about = "Truebeat's agent without the other roles")]
@@ -31,32 +32,10 @@ fn main() -> ExitCode {
     {
         return code;
     }
-    let filter = tracing_subscriber::EnvFilter::try_new(&cli.log_filter).unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        // they go to stderr with `eprintln!`, which panics where stderr is a closed pipe
-        .log_internal_errors(false)
-        .init();
-    match run(cli.command) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("truebeat: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(command: Command) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
-    let code = runtime.block_on(async {
-        match command {
+    role::play(&cli.log_filter, WORKER_THREADS, async {
+        match cli.command {
             Command::Run(args) => agent::cli::run_supervised(args).await,
             Command::Agent(args) => agent::cli::run_agent(args).await,
         }
-    })?;
-    // A background probe may sit in a blocking read; a role that has ended does not wait for it (E1).
-    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
-    Ok(code)
+    })
 }

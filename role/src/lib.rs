@@ -1,0 +1,103 @@
+//! How every program of Truebeat starts and ends, so that a role behaves the same in `truebeat` and in an image of its own: logs on
+//! stderr, one runtime, an error in one line, an exit status. It knows nothing of the roles; it may touch stderr and threads.
+
+use std::error::Error;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long background tasks may still sit in a blocking call when a role has ended (E1).
+const LEAVE_MAX: Duration = Duration::from_secs(1);
+
+/// Starts logging and a runtime of `threads` workers, does `work`, and turns its outcome into an exit status: an error goes to stderr in
+/// one line with all its causes. `log_filter` has the syntax of `tracing-subscriber`'s `EnvFilter`.
+pub fn play<E>(log_filter: &str, threads: usize, work: impl Future<Output = Result<ExitCode, E>>) -> ExitCode
+where
+    E: Into<Box<dyn Error + Send + Sync>>,
+{
+    start_logging(log_filter);
+    run(threads, work).unwrap_or_else(|error| {
+        eprintln!("truebeat: {}", one_line(error.as_ref()));
+        ExitCode::FAILURE
+    })
+}
+
+fn run<E>(
+    threads: usize,
+    work: impl Future<Output = Result<ExitCode, E>>,
+) -> Result<ExitCode, Box<dyn Error + Send + Sync>>
+where
+    E: Into<Box<dyn Error + Send + Sync>>,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .worker_threads(threads)
+        .build()
+        .map_err(|error| format!("could not start the async runtime: {error}"))?;
+    let code = runtime.block_on(work).map_err(Into::into)?;
+    // Background probes may sit in a blocking read; a role that has ended must not wait for them (E1).
+    runtime.shutdown_timeout(LEAVE_MAX);
+    Ok(code)
+}
+
+/// Logs go to stderr, so that stdout stays for results.
+fn start_logging(filter: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).unwrap_or_else(|error| {
+        eprintln!("truebeat: --log-filter {filter:?} is not a filter ({error}); logging at info");
+        tracing_subscriber::EnvFilter::new("info")
+    });
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        // they go to stderr with `eprintln!`, which panics where stderr is a closed pipe
+        .log_internal_errors(false)
+        .init();
+}
+
+/// The error and what lies beneath it. Some errors quote their cause already; it is not told twice.
+fn one_line(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    for cause in causes.map(ToString::to_string) {
+        if !line.ends_with(&cause) {
+            line.push_str(": ");
+            line.push_str(&cause);
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::fmt;
+
+    use super::one_line;
+
+    #[derive(Debug)]
+    struct Told(&'static str, Option<Box<Told>>);
+
+    impl fmt::Display for Told {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl Error for Told {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            self.1.as_deref().map(|cause| cause as &dyn Error)
+        }
+    }
+
+    #[test]
+    fn an_error_is_told_with_each_cause_once() {
+        let port = || Box::new(Told("port 80 is taken", None));
+        assert_eq!(one_line(&Told("could not listen", Some(port()))), "could not listen: port 80 is taken");
+        let quotes = Told("could not listen: port 80 is taken", Some(port()));
+        assert_eq!(
+            one_line(&Told("no engine", Some(Box::new(quotes)))),
+            "no engine: could not listen: port 80 is taken"
+        );
+    }
+}
