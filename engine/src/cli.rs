@@ -26,6 +26,7 @@ use crate::server::{
     AppState,
     serve::{ServeError, serve},
 };
+use crate::speculation::SpeculationSpec;
 use crate::stack_dump;
 
 /// How often the log has a line of statistics.
@@ -67,6 +68,19 @@ pub struct EngineArgs {
     /// Prompt and output tokens that one step may run
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_least_one())]
     pub max_step_tokens: u32,
+    /// By how much the prompts of others may lengthen a step in which somebody's output is under way
+    #[arg(long, value_name = "TIME", default_value = "200ms")]
+    pub prefill_slice: humantime::Duration,
+    /// Compute every prompt anew instead of sharing the KV blocks of equal beginnings
+    #[arg(long)]
+    pub no_prefix_cache: bool,
+    /// Guess tokens ahead and verify several a step: ngram (from the sequence itself) or draft=DIR (by a smaller model with the
+    /// same vocabulary); the output stays the same
+    #[arg(long, value_name = "ngram|draft=DIR")]
+    pub speculative: Option<SpeculationSpec>,
+    /// Tokens guessed a sequence and step, at most
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub speculative_tokens: u32,
     /// A request that is not done by then is answered with an error
     #[arg(long, value_name = "TIME", default_value = "300s")]
     pub request_timeout: humantime::Duration,
@@ -116,7 +130,7 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
     let listen = |source| EngineError::Listen { addr: args.listen, source };
     let listener = TcpListener::bind(args.listen).await.map_err(listen)?;
     tracing::info!(addr = %listener.local_addr().map_err(listen)?, model = %args.model.display(), lie = args.lie, "listening");
-    let engine = start(core_config(&args), metrics.clone(), folder_loader(&args.model))?;
+    let engine = start(core_config(&args), metrics.clone(), folder_loader(&args.model, args.speculative.clone()))?;
     let app = AppState::new(engine.handle, &name, args.lie, args.request_timeout.into());
     let helpers = [tokio::spawn(log_stats(metrics)), tokio::spawn(watch_usr2(usr2, engine.sigusr2))];
     let served = serve(listener, app, engine.ended, args.drain_timeout.into(), told_to_stop(term, int)).await;
@@ -124,12 +138,17 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
     Ok(served?)
 }
 
-/// A loader for a Hugging Face folder.
-pub fn folder_loader(dir: &Path) -> Loader {
+/// A loader for a Hugging Face folder, and for that of a draft model.
+pub fn folder_loader(dir: &Path, speculation: Option<SpeculationSpec>) -> Loader {
     let dir = dir.to_owned();
     Box::new(move |progress| {
         let codec = Arc::new(HfCodec::from_dir(&dir)?);
-        Ok(Loaded { model: load_model(&dir, progress)?, codec })
+        let model = load_model(&dir, progress)?;
+        let draft = match speculation {
+            Some(SpeculationSpec::Draft(dir)) => Some(load_model(&dir, progress)?),
+            _ => None,
+        };
+        Ok(Loaded { model, codec, draft })
     })
 }
 
@@ -154,6 +173,10 @@ fn core_config(args: &EngineArgs) -> CoreConfig {
         block_size: args.block_size as usize,
         num_blocks: args.kv_blocks.map(|n| n as usize),
         seq_len_max: args.max_model_len.map(|n| n as usize),
+        prefill_beside_decode: args.prefill_slice.into(),
+        prefix_cache: !args.no_prefix_cache,
+        speculation: args.speculative.clone(),
+        drafts_max: args.speculative_tokens as usize,
         page_dir: args.page_dir.clone(),
         nonce: args.nonce,
         faults: args.fault.clone(),

@@ -22,8 +22,11 @@ use crate::handle::{EngineHandle, Ready, Shared, Submission};
 use crate::metrics::Metrics;
 use crate::model::{KvShape, LoadProgress, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch};
 use crate::scheduler::Limits;
+use crate::speculation::{DraftModel, Guesser, Speculation, SpeculationSpec};
 use step::Core;
 
+mod ahead;
+mod alone;
 mod sample;
 mod step;
 
@@ -44,6 +47,13 @@ pub struct CoreConfig {
     pub num_blocks: Option<usize>,
     /// None: what the model says.
     pub seq_len_max: Option<usize>,
+    /// By how much prompts may lengthen a step in which somebody decodes.
+    pub prefill_beside_decode: Duration,
+    /// Keep and share the KV blocks of equal prefixes.
+    pub prefix_cache: bool,
+    /// Who guesses tokens ahead, and how many a step at most.
+    pub speculation: Option<SpeculationSpec>,
+    pub drafts_max: usize,
     /// Events that a request may have unread before it is cut.
     pub client_queue: usize,
     /// Where to publish the heartbeat page; None: nowhere.
@@ -61,6 +71,10 @@ impl Default for CoreConfig {
             block_size: 16,
             num_blocks: None,
             seq_len_max: None,
+            prefill_beside_decode: Duration::from_millis(200),
+            prefix_cache: true,
+            speculation: None,
+            drafts_max: 4,
             client_queue: 4096,
             page_dir: None,
             nonce: 0,
@@ -80,6 +94,8 @@ pub enum CoreError {
     Cache(#[source] ModelError),
     #[error("the warm-up step failed")]
     WarmUp(#[source] ModelError),
+    #[error("the draft model has a vocabulary of {draft} tokens, the model one of {model}: they cannot work together")]
+    DraftVocabulary { draft: usize, model: usize },
     #[error("the engine thread could not be started")]
     Spawn(#[source] std::io::Error),
     #[error("the engine thread panicked; its message is in the log above")]
@@ -93,6 +109,8 @@ pub type LoadFailure = Box<dyn std::error::Error + Send + Sync>;
 pub struct Loaded {
     pub model: Box<dyn Model>,
     pub codec: Arc<dyn TextCodec>,
+    /// The model that guesses, where one is asked for.
+    pub draft: Option<Box<dyn Model>>,
 }
 
 /// Loads a model, on the engine thread, reporting its progress (H5).
@@ -150,16 +168,18 @@ struct Boot {
 impl Boot {
     fn run(mut self, loader: Loader) -> Result<(), CoreError> {
         let heart = &mut self.heart;
-        let Loaded { mut model, codec } =
+        let Loaded { mut model, codec, draft } =
             loader(&mut |done, total| heart.loading(done, total)).map_err(CoreError::Load)?;
         let limits = limits_of(&self.config, model.info());
         self.faults.at(Place::Startup, 0);
         let kv = KvShape { num_blocks: limits.num_blocks, block_size: limits.block_size };
         model.allocate_kv(kv).map_err(CoreError::Cache)?;
         warm_up(model.as_mut(), &limits, &mut self.heart).map_err(CoreError::WarmUp)?;
+        let guesser = guesser(&self.config, draft, model.info(), &limits)?;
         self.shared.metrics.cache_config(&limits);
         let ready = Ready { info: model.info().clone(), limits, codec };
-        let mut core = Core::new(model, limits, self.shared.clone(), self.heart);
+        let speculation = guesser.map(|guesser| Speculation::new(guesser, self.config.drafts_max));
+        let mut core = Core::new(model, limits, self.shared.clone(), self.heart).speculating(speculation);
         self.faults.ready();
         core.rest(&self.faults);
         tracing::info!(model = %ready.info.name, arch = %ready.info.arch, ?limits, "engine is ready");
@@ -199,7 +219,28 @@ fn limits_of(config: &CoreConfig, info: &ModelInfo) -> Limits {
         step_tokens_max: config.step_tokens_max.max(config.num_seqs_max).max(1),
         waiting_max: config.num_seqs_max + config.queue_max,
         seq_len_max,
+        prefill_beside_decode_ns: u64::try_from(config.prefill_beside_decode.as_nanos()).unwrap_or(u64::MAX),
+        prefix_cache: config.prefix_cache,
     }
+}
+
+/// Who guesses, if anybody does.
+fn guesser(
+    config: &CoreConfig,
+    draft: Option<Box<dyn Model>>,
+    model: &ModelInfo,
+    limits: &Limits,
+) -> Result<Option<Guesser>, CoreError> {
+    let Some(mut draft) = draft else {
+        return Ok((config.speculation == Some(SpeculationSpec::Ngram)).then_some(Guesser::Ngram));
+    };
+    let (ours, theirs) = (draft.info().vocab_size, model.vocab_size);
+    if ours != theirs {
+        return Err(CoreError::DraftVocabulary { draft: ours, model: theirs });
+    }
+    let kv = KvShape { num_blocks: limits.num_blocks, block_size: limits.block_size };
+    draft.allocate_kv(kv).map_err(CoreError::Cache)?;
+    Ok(Some(Guesser::Draft(Box::new(DraftModel::new(draft, limits.block_size, limits.step_tokens_max)))))
 }
 
 /// One prefill and one decode into blocks that nobody owns yet: pages of the weights are touched, and the first lease is

@@ -28,6 +28,10 @@ pub struct GenerateRequest {
     pub sampling: SamplingParams,
     /// Logprobs of the prompt's own tokens are wanted.
     pub prompt_logprobs: bool,
+    /// Lower goes first.
+    pub priority: i32,
+    /// Nobody waits after this, on the monotonic clock.
+    pub deadline_ns: Option<u64>,
 }
 
 /// What a request's stream carries, before its end.
@@ -50,6 +54,8 @@ pub enum End {
     Cut,
     /// This request failed, alone (EP5).
     Failed(String),
+    /// Its deadline could not be met; it was turned away with this reason before it cost anybody a step.
+    Late(String),
     /// The engine stopped before it was done.
     Shutdown,
 }
@@ -185,6 +191,7 @@ impl EngineHandle {
         let id: ReqId = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
         let mut seq = NewSeq::new(id, request.prompt.clone(), request.max_new_tokens);
         seq.prompt_rows = request.prompt_logprobs;
+        (seq.priority, seq.deadline_ns) = (request.priority, request.deadline_ns);
         seq.stop_token_ids = request.stop_token_ids.clone();
         if !request.ignore_eos {
             seq.stop_token_ids.extend(&ready.info.eos_token_ids);

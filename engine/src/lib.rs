@@ -19,6 +19,7 @@ pub mod raw;
 pub mod sampling;
 pub mod scheduler;
 pub mod server;
+pub mod speculation;
 mod splitmix;
 pub mod stack_dump;
 pub mod tokenizer;

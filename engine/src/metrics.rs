@@ -8,12 +8,13 @@ use prometheus::{
 
 use crate::beat::{BeatBoard, Health, judge};
 use crate::handle::End;
-use crate::scheduler::{Limits, Scheduler, SeqResult, StepPlan};
+use crate::scheduler::{Finish, Limits, Outcome, Scheduler, StepPlan};
+use crate::speculation::SpeculationCounts;
 
 /// Why a request was turned away at the door.
 pub const REFUSALS: [&str; 6] = ["starting", "stalled", "draining", "queue_full", "invalid", "too_large"];
 /// Ends of accepted requests, as vLLM names them and beyond.
-const ENDS: [&str; 6] = ["stop", "length", "abort", "cut", "error", "shutdown"];
+const ENDS: [&str; 7] = ["stop", "length", "abort", "cut", "error", "late", "shutdown"];
 
 /// All series of one engine.
 pub struct Metrics {
@@ -25,6 +26,13 @@ pub struct Metrics {
     prompt_tokens: IntCounter,
     generation_tokens: IntCounter,
     preemptions: IntCounter,
+    prefix_queries: IntCounter,
+    prefix_hits: IntCounter,
+    drafts: IntCounter,
+    draft_tokens: IntCounter,
+    accepted_tokens: IntCounter,
+    accepted_at: IntCounterVec,
+    speculation_on: Gauge,
     success: IntCounterVec,
     iteration_tokens: Histogram,
     steps: IntCounter,
@@ -62,7 +70,19 @@ impl Metrics {
             )?,
             prompt_tokens: r.counter("vllm:prompt_tokens_total", "Prompt tokens run.")?,
             generation_tokens: r.counter("vllm:generation_tokens_total", "Tokens generated.")?,
-            preemptions: r.counter("vllm:num_preemptions_total", "Sequences that lost their blocks to older ones.")?,
+            preemptions: r.counter("vllm:num_preemptions_total", "Sequences that lost their blocks to others.")?,
+            prefix_queries: r.counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.")?,
+            prefix_hits: r.counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.")?,
+            drafts: r.counter("vllm:spec_decode_num_drafts_total", "Sequences of steps that verified guesses.")?,
+            draft_tokens: r.counter("vllm:spec_decode_num_draft_tokens_total", "Guesses verified.")?,
+            accepted_tokens: r.counter("vllm:spec_decode_num_accepted_tokens_total", "Guesses accepted.")?,
+            accepted_at: r.counters(
+                "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                "Guesses accepted, by place.",
+                "position",
+                &[],
+            )?,
+            speculation_on: r.gauge("truebeat:speculation_on", "1 while guesses are made, 0 while they do not pay.")?,
             success: r.counters("vllm:request_success_total", "Requests finished.", "finished_reason", &ENDS[..3])?,
             iteration_tokens: r.sizes("vllm:iteration_tokens_total", "Tokens run in a step.")?,
             steps: r.counter("truebeat:steps_total", "Steps completed.")?,
@@ -103,14 +123,14 @@ impl Metrics {
         String::from_utf8(text).map_err(|e| prometheus::Error::Msg(e.to_string()))
     }
 
-    /// A step was completed, with these results: what was run and thrown away is no progress.
-    pub fn step(&self, plan: &StepPlan, results: &[SeqResult], scheduler: &Scheduler) {
-        let generated = results.iter().filter(|r| matches!(r, SeqResult::Advanced { token: Some(_), .. })).count();
-        let failed = results.iter().any(|r| matches!(r, SeqResult::Failed { .. }));
+    /// A step was completed, with these outcomes: what was run and thrown away is no progress.
+    pub fn step(&self, plan: &StepPlan, outcomes: &[Outcome], scheduler: &Scheduler) {
+        let generated: usize = outcomes.iter().map(|outcome| outcome.tokens.len()).sum();
+        let failed = outcomes.iter().any(|outcome| outcome.finish == Some(Finish::Failed));
         self.steps.inc();
         self.step_failures.inc_by(u64::from(failed));
         self.preemptions.inc_by(plan.preempted.len() as u64);
-        self.prompt_tokens.inc_by(if results.is_empty() { 0 } else { plan.prefill_tokens as u64 });
+        self.prompt_tokens.inc_by(if outcomes.is_empty() { 0 } else { plan.prefill_tokens as u64 });
         self.generation_tokens.inc_by(generated as u64);
         self.iteration_tokens.observe((plan.prefill_tokens + plan.decode_tokens) as f64);
         self.gauges(scheduler);
@@ -122,6 +142,20 @@ impl Metrics {
         self.running.set(owed.running as f64);
         self.waiting.set(owed.waiting as f64);
         self.kv_usage.set(scheduler.kv_usage());
+        let prefixes = scheduler.prefix_counts();
+        rise(&self.prefix_queries, prefixes.queried_tokens);
+        rise(&self.prefix_hits, prefixes.hit_tokens);
+    }
+
+    /// What became of guesses so far, and whether more are made.
+    pub fn speculation(&self, counts: &SpeculationCounts, on: bool) {
+        rise(&self.drafts, counts.drafts);
+        rise(&self.draft_tokens, counts.draft_tokens);
+        rise(&self.accepted_tokens, counts.accepted_tokens);
+        for (position, count) in counts.accepted_at.iter().enumerate() {
+            rise(&self.accepted_at.with_label_values(&[position.to_string()]), *count);
+        }
+        self.speculation_on.set(f64::from(u8::from(on)));
     }
 
     /// An accepted request ended.
@@ -132,6 +166,7 @@ impl Metrics {
             End::Cancelled => "abort",
             End::Cut => "cut",
             End::Failed(_) => "error",
+            End::Late(_) => "late",
             End::Shutdown => "shutdown",
         };
         self.ended.with_label_values(&[name]).inc();
@@ -151,6 +186,11 @@ impl Metrics {
         let tokens = (self.prompt_tokens.get(), self.generation_tokens.get());
         (self.running.get(), self.waiting.get(), tokens.0, tokens.1, self.kv_usage.get())
     }
+}
+
+/// Brings a counter up to what was counted elsewhere.
+fn rise(counter: &IntCounter, to: u64) {
+    counter.inc_by(to.saturating_sub(counter.get()));
 }
 
 /// Makes and registers series with the common labels.

@@ -6,13 +6,14 @@ use super::*;
 use crate::beat::BeatBoard;
 
 fn limits() -> Limits {
-    Limits { num_blocks: 8, block_size: 16, num_seqs_max: 1, step_tokens_max: 1, waiting_max: 1, seq_len_max: 1 }
+    Limits { num_blocks: 8, ..Limits::default() }
 }
 
 #[test]
 fn the_document_lists_every_series_with_its_type_and_no_other() {
     let metrics = Metrics::new("m").unwrap();
     metrics.cache_config(&limits());
+    metrics.speculation(&SpeculationCounts { accepted_at: vec![1], ..Default::default() }, true);
     let text = metrics.text(&BeatBoard::default(), 3).unwrap();
     let exported: BTreeSet<String> =
         text.lines().filter_map(|l| l.strip_prefix("# TYPE ")).map(str::to_owned).collect();

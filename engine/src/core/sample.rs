@@ -1,17 +1,18 @@
-//! From one sequence's logits of a step to its next token and to the logprobs of its prompt.
+//! From one sequence's logits of a step to its next tokens and to the logprobs of its prompt.
 
 use crate::core::step::Live;
 use crate::model::{LogitsWanted, SeqInput};
 use crate::scheduler::PlanRow;
+use crate::speculation::verify;
 
 /// One sequence's rows of logits, or why it has none.
 pub(super) type Rows = Result<Vec<Vec<f32>>, String>;
 
-/// Samples the row's token, if it is to have one, and notes its logprobs.
+/// Samples the row's tokens, if it is to have any (more than one where guesses are accepted), and notes their logprobs.
 ///
 /// # Errors
 /// What is wrong with this sequence's logits; the sequence fails, its neighbours do not (EP5).
-pub(super) fn sample_row(live: &mut Live, row: &PlanRow, input: &SeqInput, rows: &Rows) -> Result<Option<u32>, String> {
+pub(super) fn sample_row(live: &mut Live, row: &PlanRow, input: &SeqInput, rows: &Rows) -> Result<Vec<u32>, String> {
     let rows = rows.as_ref().map_err(Clone::clone)?;
     let wanted = match input.logits {
         LogitsWanted::None => 0,
@@ -28,10 +29,12 @@ pub(super) fn sample_row(live: &mut Live, row: &PlanRow, input: &SeqInput, rows:
         }
     }
     if !row.samples {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let last = rows.last().ok_or("no row of logits to sample from")?;
-    let sampled = live.sampler.sample(last).map_err(|e| e.to_string())?;
-    live.logprob = sampled.logprob;
-    Ok(Some(sampled.token))
+    let (drafts, first) = (&input.tokens[input.tokens.len() - row.drafts..], rows.len().saturating_sub(row.drafts + 1));
+    let draw = |at: usize| live.sampler.sample(&rows[first + at]).map_err(|e| e.to_string());
+    let sampled = verify(drafts, |sampled| sampled.token, draw)?;
+    let (tokens, logprobs) = sampled.into_iter().map(|sampled| (sampled.token, sampled.logprob)).unzip();
+    live.logprobs = logprobs;
+    Ok(tokens)
 }

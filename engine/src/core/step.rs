@@ -6,30 +6,35 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
+use heartbeat::monotonic_ns;
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::beat::{Heart, StepShape, Tally};
+use crate::core::alone::{self, guarded};
 use crate::core::sample::{Rows, sample_row};
 use crate::fault::{Faults, Place};
 use crate::handle::{End, Shared, Submission, TokenEvent};
-use crate::model::{Model, SeqInput, StepBatch};
+use crate::model::{Model, SeqInput};
 use crate::sampling::{Sampler, TokenLogprob};
-use crate::scheduler::{Finish, Limits, Outcome, ReqId, Scheduler, SeqResult, StepPlan};
+use crate::scheduler::{Finish, Limits, Outcome, Refusal, ReqId, Scheduler, SeqResult, StepPlan};
+use crate::speculation::Speculation;
 
 /// A request in the engine, and what the step under way has for it.
 pub(super) struct Live {
     pub submission: Submission,
     pub sampler: Sampler,
     pub prompt_logprobs: Vec<TokenLogprob>,
-    pub logprob: Option<TokenLogprob>,
+    /// Of the tokens that the step brings, in order.
+    pub logprobs: Vec<Option<TokenLogprob>>,
     pub failure: Option<String>,
 }
 
 /// Everything the engine thread owns once the model is loaded.
 pub(super) struct Core {
     model: Box<dyn Model>,
-    scheduler: Scheduler,
-    live: HashMap<ReqId, Live>,
+    pub(super) scheduler: Scheduler,
+    pub(super) live: HashMap<ReqId, Live>,
+    pub(super) speculation: Option<Speculation>,
     shared: Arc<Shared>,
     heart: Heart,
     tokens_delivered: u64,
@@ -39,27 +44,44 @@ pub(super) struct Core {
 impl Core {
     pub fn new(model: Box<dyn Model>, limits: Limits, shared: Arc<Shared>, heart: Heart) -> Self {
         let scheduler = Scheduler::new(limits);
-        Self { model, scheduler, live: HashMap::new(), shared, heart, tokens_delivered: 0, requests_finished: 0 }
+        let (live, speculation) = (HashMap::new(), None);
+        Self { model, scheduler, live, speculation, shared, heart, tokens_delivered: 0, requests_finished: 0 }
+    }
+
+    /// The same, with guesses.
+    pub fn speculating(mut self, speculation: Option<Speculation>) -> Self {
+        self.speculation = speculation;
+        self
     }
 
     /// Takes one step. False: there is nothing to run.
     pub fn step(&mut self, faults: &Faults) -> bool {
         self.drop_cancelled();
-        let plan = self.scheduler.plan();
+        let plan = self.scheduler.plan(monotonic_ns());
+        plan.late.iter().for_each(|(id, refusal)| self.end(*id, End::Late(refusal.to_string())));
         if plan.is_empty() {
             return false;
         }
         let shape = shape_of(&plan);
         self.heart.step_begins(&shape, &self.tally());
         let livelock = faults.at(Place::Step, self.heart.steps_completed());
-        let rows = self.forward(&plan.batch);
+        let rows = alone::run(self.model.as_mut(), &plan.batch);
         let results = if livelock { Vec::new() } else { self.sample(&plan, &rows) };
-        let failed = results.iter().any(|r| matches!(r, SeqResult::Failed { .. }));
-        let outcomes = self.scheduler.apply(&results);
+        let outcomes = self.scheduler.apply(results);
+        let failed = outcomes.iter().any(|outcome| outcome.finish == Some(Finish::Failed));
         // Counted before it is delivered: who has an answer finds it in the metrics.
-        self.shared.metrics.step(&plan, &results, &self.scheduler);
+        self.shared.metrics.step(&plan, &outcomes, &self.scheduler);
+        if let Some(speculation) = &mut self.speculation {
+            speculation.note(&plan, &outcomes);
+            self.shared.metrics.speculation(speculation.counts(), speculation.is_on());
+        }
         outcomes.into_iter().for_each(|outcome| self.deliver(outcome));
-        self.heart.step_ends(&shape, &self.tally(), !failed);
+        let guessing_ns = self.guess_ahead();
+        let took_ns = self.heart.step_ends(&shape, &self.tally(), !failed);
+        self.scheduler.learn(&plan, took_ns.saturating_sub(guessing_ns));
+        if let Some(speculation) = &mut self.speculation {
+            speculation.timed(took_ns, guessing_ns);
+        }
         true
     }
 
@@ -73,13 +95,17 @@ impl Core {
     /// Takes in a request. The front end has checked it; what the scheduler refuses all the same ends as failed.
     pub fn submit(&mut self, new: Submission) {
         let id = new.seq.id;
-        let admitted = self.scheduler.submit(new.seq.clone());
+        let admitted = self.scheduler.submit(new.seq.clone(), monotonic_ns());
         let entropy = RandomState::new().hash_one(id);
         let sampler = Sampler::new(new.request.sampling.clone(), entropy);
-        let live = Live { submission: new, sampler, prompt_logprobs: Vec::new(), logprob: None, failure: None };
+        let live = Live { submission: new, sampler, prompt_logprobs: Vec::new(), logprobs: Vec::new(), failure: None };
         self.live.insert(id, live);
         if let Err(refusal) = admitted {
-            self.end(id, End::Failed(refusal.to_string()));
+            let message = refusal.to_string();
+            self.end(
+                id,
+                if matches!(refusal, Refusal::TooLate { .. }) { End::Late(message) } else { End::Failed(message) },
+            );
         }
     }
 
@@ -93,29 +119,12 @@ impl Core {
         }
     }
 
-    /// Runs the batch. When the model refuses it, each sequence runs alone, so that the poisoned one fails alone (EP5).
-    fn forward(&mut self, batch: &StepBatch) -> Vec<Rows> {
-        let count = batch.seqs.len();
-        match self.model.forward(batch) {
-            Ok(logits) if logits.rows.len() == count => return logits.rows.into_iter().map(Ok).collect(),
-            Ok(logits) => {
-                return vec![Err(format!("{} rows of logits for {count} sequences", logits.rows.len())); count];
-            }
-            Err(error) => tracing::error!(%error, requests = count, "a step failed; its sequences run one by one"),
-        }
-        let alone = batch.seqs.iter().map(|seq| {
-            let logits = self.model.forward(&StepBatch { seqs: vec![seq.clone()] });
-            logits.map_err(|e| e.to_string()).and_then(|l| l.rows.into_iter().next().ok_or("no logits".into()))
-        });
-        alone.collect()
-    }
-
     fn sample(&mut self, plan: &StepPlan, rows: &[Rows]) -> Vec<SeqResult> {
         let inputs = plan.rows.iter().zip(&plan.batch.seqs).zip(rows);
         let results = inputs.filter_map(|((row, input), logits)| {
             let live = self.live.get_mut(&row.id)?;
-            Some(match sample_row(live, row, input, logits) {
-                Ok(token) => SeqResult::Advanced { id: row.id, token },
+            Some(match guarded(|| sample_row(live, row, input, logits)) {
+                Ok(tokens) => SeqResult::Advanced { id: row.id, tokens },
                 Err(message) => {
                     live.failure = Some(message);
                     SeqResult::Failed { id: row.id }
@@ -128,18 +137,23 @@ impl Core {
     /// Hands over what a step brought to one request; never waits for its reader (E7).
     fn deliver(&mut self, outcome: Outcome) {
         let Some(live) = self.live.get_mut(&outcome.id) else { return };
-        let stop = outcome.finish == Some(Finish::Stop);
         let prompt = std::mem::take(&mut live.prompt_logprobs);
-        let logprob = live.logprob.take();
+        let logprobs = std::mem::take(&mut live.logprobs);
         let events = &live.submission.events;
         let prompt = (!prompt.is_empty()).then_some(TokenEvent::Prompt(prompt));
-        let token = outcome.token.map(|id| TokenEvent::Token { id, logprob, stop });
-        let sent = prompt.into_iter().chain(token).try_for_each(|event| events.try_send(event));
+        let (count, stopped) = (outcome.tokens.len(), outcome.finish == Some(Finish::Stop));
+        let tokens = outcome
+            .tokens
+            .into_iter()
+            .zip(logprobs)
+            .enumerate()
+            .map(|(place, (id, logprob))| TokenEvent::Token { id, logprob, stop: stopped && place + 1 == count });
+        let sent = prompt.into_iter().chain(tokens).try_for_each(|event| events.try_send(event));
         let end = match (sent, outcome.finish) {
             (Err(TrySendError::Full(_)), _) => Some(End::Cut),
             (Err(TrySendError::Closed(_)), _) => Some(live.submission.ticket.end_of_reader()),
             (Ok(()), finish) => {
-                self.tokens_delivered += u64::from(outcome.token.is_some());
+                self.tokens_delivered += count as u64;
                 finish.map(|f| end_of(f, live.failure.take()))
             }
         };

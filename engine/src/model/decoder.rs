@@ -1,6 +1,8 @@
 //! The decoder of the Llama family, once for all of its members, over any backend: all tokens of all sequences of a
 //! step go through each weight in one multiplication; only attention looks at one sequence at a time.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize};
 
 use super::batch;
@@ -200,20 +202,23 @@ impl<B: Backend> Model for Decoder<B> {
         let Some((shape, mut kv)) = self.cache.take() else {
             return Err(ModelError::BadBatch("the KV cache was not allocated before the first step".to_owned()));
         };
-        let result = batch::check(batch, shape, &self.info).map(|()| {
-            let positions = batch::positions(batch);
-            let (cos, sin) = self.rope.angles(&positions);
-            let half = self.config.head_dim / 2;
-            let frame = StepFrame {
-                seqs: batch::attention_seqs(batch),
-                slots: batch::slots(batch, shape.block_size),
-                cos: self.backend.upload(positions.len(), half, cos),
-                sin: self.backend.upload(positions.len(), half, sin),
-            };
-            let x = self.run_layers(&mut kv, batch, &frame);
-            self.logits(batch, &x)
-        });
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            batch::check(batch, shape, &self.info).map(|()| {
+                let positions = batch::positions(batch);
+                let (cos, sin) = self.rope.angles(&positions);
+                let half = self.config.head_dim / 2;
+                let frame = StepFrame {
+                    seqs: batch::attention_seqs(batch),
+                    slots: batch::slots(batch, shape.block_size),
+                    cos: self.backend.upload(positions.len(), half, cos),
+                    sin: self.backend.upload(positions.len(), half, sin),
+                };
+                let x = self.run_layers(&mut kv, batch, &frame);
+                self.logits(batch, &x)
+            })
+        }));
+        // put back even then: the other sequences go on from it (EP5)
         self.cache = Some((shape, kv));
-        result
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }

@@ -21,6 +21,29 @@ pub struct Limits {
     pub waiting_max: usize,
     /// Longest sequence, prompt and output, in tokens.
     pub seq_len_max: usize,
+    /// By how much the prompts of others may lengthen a step in which somebody decodes, in ns (at least
+    /// [`CHUNK_TOKENS_MIN`] tokens run, so that prompts move too).
+    pub prefill_beside_decode_ns: u64,
+    /// Are full blocks kept and shared by content?
+    pub prefix_cache: bool,
+}
+
+/// A prompt moves by so many tokens a step, however slow the machine is.
+pub const CHUNK_TOKENS_MIN: usize = 16;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            num_blocks: 1024,
+            block_size: 16,
+            num_seqs_max: 64,
+            step_tokens_max: 512,
+            waiting_max: 320,
+            seq_len_max: 4096,
+            prefill_beside_decode_ns: 200_000_000,
+            prefix_cache: true,
+        }
+    }
 }
 
 /// A sequence that asks for admission.
@@ -34,14 +57,17 @@ pub struct NewSeq {
     pub stop_token_ids: Vec<u32>,
     /// Are logits wanted for the prompt's own tokens?
     pub prompt_rows: bool,
-    /// Set by the scheduler.
-    pub(super) prompt_len: usize,
+    /// Lower goes first; among equals the older one.
+    pub priority: i32,
+    /// Nobody waits for the answer after this, on the clock that `now_ns` is read from.
+    pub deadline_ns: Option<u64>,
 }
 
 impl NewSeq {
     /// A sequence that wants `max_new_tokens` of output after `prompt`.
     pub fn new(id: ReqId, prompt: Vec<u32>, max_new_tokens: usize) -> Self {
-        Self { id, prompt, max_new_tokens, stop_token_ids: Vec::new(), prompt_rows: false, prompt_len: 0 }
+        let (stop_token_ids, prompt_rows, priority, deadline_ns) = (Vec::new(), false, 0, None);
+        Self { id, prompt, max_new_tokens, stop_token_ids, prompt_rows, priority, deadline_ns }
     }
 }
 
@@ -58,6 +84,8 @@ pub enum Refusal {
     QueueFull { waiting: usize },
     #[error("request {0} is here already")]
     Duplicate(ReqId),
+    #[error("its next token needs {needed_ms} ms here, the deadline is in {left_ms} ms")]
+    TooLate { needed_ms: u64, left_ms: u64 },
 }
 
 /// One step: the batch for the model, and what each of its sequences is for.
@@ -68,10 +96,14 @@ pub struct StepPlan {
     pub rows: Vec<PlanRow>,
     pub prefill_tokens: usize,
     pub decode_tokens: usize,
-    /// Sequences that lost their blocks to older ones.
+    /// Of `decode_tokens`: guesses that this step verifies.
+    pub draft_tokens: usize,
+    /// Sequences that lost their blocks to those that go before them.
     pub preempted: Vec<ReqId>,
-    /// Sequences that left the queue.
+    /// Sequences that left the queue for the batch.
     pub admitted: Vec<ReqId>,
+    /// Sequences that left the queue for good: their deadline cannot be met any more.
+    pub late: Vec<(ReqId, Refusal)>,
 }
 
 impl StepPlan {
@@ -87,15 +119,32 @@ pub struct PlanRow {
     /// A token is to be sampled from the last row of logits.
     pub samples: bool,
     pub decode: bool,
+    /// How many of the row's tokens, at its end, are guesses to be verified; there is a row of logits for each, and one more.
+    /// 0 in a decode that verifies nothing (what others call a bonus-only step): then its shape is that of a plain one.
+    pub drafts: usize,
     /// Positions whose logits tell the logprob of the prompt token after them.
     pub report: std::ops::Range<usize>,
 }
 
 /// What became of one sequence in a step. A sequence without a result did not move.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeqResult {
-    Advanced { id: ReqId, token: Option<u32> },
-    Failed { id: ReqId },
+    /// `tokens`: none after a chunk of a prompt; else the accepted guesses, in order, and one more.
+    Advanced {
+        id: ReqId,
+        tokens: Vec<u32>,
+    },
+    Failed {
+        id: ReqId,
+    },
+}
+
+impl SeqResult {
+    pub fn id(&self) -> ReqId {
+        match self {
+            Self::Advanced { id, .. } | Self::Failed { id } => *id,
+        }
+    }
 }
 
 /// How a sequence ended by itself.
@@ -110,10 +159,11 @@ pub enum Finish {
 }
 
 /// What to tell the one who asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     pub id: ReqId,
-    pub token: Option<u32>,
+    /// The new output; after [`Finish::Stop`] the last one is the stop token.
+    pub tokens: Vec<u32>,
     pub finish: Option<Finish>,
 }
 
@@ -124,4 +174,27 @@ pub struct Owed {
     pub waiting: usize,
     /// Tokens to run before the first or, after a preemption, the next output token.
     pub prompt_tokens: usize,
+}
+
+/// What the prefix cache was asked for and what it had, in tokens, since the start. As vLLM counts: once a request, when it is first
+/// admitted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PrefixCounts {
+    pub queried_tokens: u64,
+    pub hit_tokens: u64,
+}
+
+/// A running sequence, as those see it who guess its next tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct Running<'a> {
+    pub id: ReqId,
+    /// Prompt and output.
+    pub tokens: &'a [u32],
+    /// How many of them are in the KV cache.
+    pub computed: usize,
+    /// Its next step yields a token: guesses are of use.
+    pub decodes: bool,
+    /// How often it was admitted, and how many tokens were cached then, the last time.
+    pub admissions: u32,
+    pub cached: usize,
 }

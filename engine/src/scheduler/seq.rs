@@ -1,28 +1,61 @@
 //! One sequence as the scheduler knows it: its tokens, how many of them are in the KV cache, and the blocks it owns.
 
 use crate::model::{LogitsWanted, SeqInput};
-use crate::scheduler::blocks::BlockTable;
-use crate::scheduler::plan::{NewSeq, PlanRow};
+use crate::scheduler::blocks::{BlockPool, BlockTable};
+use crate::scheduler::plan::{Finish, NewSeq, Outcome, PlanRow, Running, SeqResult};
+
+/// Who goes first: by priority, then by age. Lower is before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    pub priority: i32,
+    pub arrival: u64,
+}
 
 /// Prompt and output of one request. `computed` tokens are in the cache; everything after them is still to run.
 #[derive(Debug)]
 pub(super) struct Seq {
     pub spec: NewSeq,
+    pub rank: Rank,
     /// Prompt, then output.
     tokens: Vec<u32>,
+    prompt_len: usize,
     computed: usize,
-    /// Tokens that the step under way runs; 0 when the sequence is not in it.
+    /// Guesses of what comes after `tokens`.
+    drafts: Vec<u32>,
+    /// Tokens that the step under way runs, and how many of them are guesses; 0 when the sequence is not in it.
     planned: usize,
+    planned_drafts: usize,
     /// Prompt positions whose logits were reported already; a recompute does not report them again.
     rows_reported: usize,
-    pub table: BlockTable,
+    /// How often it got room, and how many tokens were cached then, the last time.
+    admissions: u32,
+    cached: usize,
+    pub ended: bool,
+    table: BlockTable,
 }
 
 impl Seq {
-    pub fn new(mut spec: NewSeq, table: BlockTable) -> Self {
+    pub fn new(mut spec: NewSeq, arrival: u64, table: BlockTable) -> Self {
         let tokens = std::mem::take(&mut spec.prompt);
-        spec.prompt_len = tokens.len();
-        Self { spec, tokens, computed: 0, planned: 0, rows_reported: 0, table }
+        let prompt_len = tokens.len();
+        let rank = Rank { priority: spec.priority, arrival };
+        let (computed, drafts, planned, planned_drafts, rows_reported) = (0, Vec::new(), 0, 0, 0);
+        let (admissions, cached, ended) = (0, 0, false);
+        Self {
+            spec,
+            rank,
+            tokens,
+            prompt_len,
+            computed,
+            drafts,
+            planned,
+            planned_drafts,
+            rows_reported,
+            admissions,
+            cached,
+            ended,
+            table,
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -34,8 +67,8 @@ impl Seq {
         self.tokens.len() - self.computed
     }
 
-    pub fn generated(&self) -> usize {
-        self.tokens.len() - self.spec.prompt_len
+    fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
     }
 
     /// In decode: it has output, and only the newest token is not in the cache.
@@ -48,35 +81,109 @@ impl Seq {
         if self.is_decode() { 0 } else { self.remaining() }
     }
 
-    /// Loses its blocks; everything is recomputed later (preemption by recompute).
+    pub fn view(&self) -> Running<'_> {
+        let Self { tokens, computed, admissions, cached, .. } = self;
+        let (id, decodes) = (self.spec.id, self.is_decode());
+        Running { id, tokens, computed: *computed, decodes, admissions: *admissions, cached: *cached }
+    }
+
+    pub fn blocks(&self) -> impl Iterator<Item = u32> {
+        self.table.ids()
+    }
+
+    /// Gets the blocks of all present tokens at once, cached ones where there are any, if `reserve` blocks are left over then.
+    /// Returns how many tokens need not run; `None`, and no block, when there is no room.
+    pub fn take_room(&mut self, pool: &BlockPool, reserve: usize) -> Option<usize> {
+        // Cached tokens do not run, so they have no logits to report.
+        let cached = if self.reports_left() { 0 } else { self.table.adopt(&self.tokens) };
+        let missing = pool.blocks_for(self.len()).saturating_sub(self.table.len());
+        let roomy = reserve == 0 || missing + reserve <= pool.free_blocks();
+        if roomy && self.table.grow_to(self.tokens.len()) {
+            (self.computed, self.cached) = (cached, cached);
+            self.admissions += 1;
+            Some(cached)
+        } else {
+            self.table.clear();
+            None
+        }
+    }
+
+    pub fn is_first_admission(&self) -> bool {
+        self.admissions == 1
+    }
+
+    /// How many of its tokens the cache has now.
+    pub fn cached_tokens(&self) -> usize {
+        if self.reports_left() { 0 } else { self.table.cached(&self.tokens) }
+    }
+
+    /// Prompt and output.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Are logits of prompt tokens still to be reported?
+    fn reports_left(&self) -> bool {
+        self.spec.prompt_rows && self.rows_reported + 1 < self.prompt_len
+    }
+
+    /// Gets the block of the newest token. False: there is none.
+    pub fn grow(&mut self) -> bool {
+        self.table.grow_to(self.tokens.len())
+    }
+
+    /// Loses its blocks; what is not found in the cache later is computed again (preemption by recompute).
     pub fn restart(&mut self) {
         self.table.clear();
+        self.drafts.clear();
         self.computed = 0;
-        self.planned = 0;
+        self.forget_plan();
     }
 
     pub fn forget_plan(&mut self) {
-        self.planned = 0;
+        (self.planned, self.planned_drafts) = (0, 0);
     }
 
-    /// Puts the next `count` tokens into the step.
-    pub fn plan(&mut self, count: usize) -> (SeqInput, PlanRow) {
+    /// Makes room for as many guesses as can be of use, `wanted` at most, from blocks that nobody else needs now. Returns how many
+    /// there is room for.
+    pub fn draft_room(&mut self, wanted: usize, may_grow: bool) -> usize {
+        let useful = self.spec.max_new_tokens.saturating_sub(self.generated() + 1).min(wanted);
+        if !self.is_decode() || useful == 0 {
+            return 0;
+        }
+        if may_grow {
+            // Whether it grew or not, the capacity below tells.
+            self.table.grow_to(self.len() + useful);
+        }
+        self.table.capacity().saturating_sub(self.len()).min(useful)
+    }
+
+    /// `drafts` may follow; the next plan has them verified, as far as there is room.
+    pub fn propose(&mut self, mut drafts: Vec<u32>, room: usize) {
+        drafts.truncate(room);
+        self.drafts = drafts;
+    }
+
+    /// Guesses that the next step can verify, if it has room for `spare` tokens.
+    pub fn usable_drafts(&self, spare: usize) -> usize {
+        let held = self.table.capacity().saturating_sub(self.len());
+        self.drafts.len().min(spare).min(held)
+    }
+
+    /// Puts the next `count` tokens into the step, and `drafts` guesses after them.
+    pub fn plan(&mut self, count: usize, drafts: usize) -> (SeqInput, PlanRow) {
         let (start, end) = (self.computed, self.computed + count);
-        self.planned = count;
+        (self.planned, self.planned_drafts) = (count + drafts, drafts);
         let report = self.report_range(start, end);
         let samples = end == self.tokens.len() && self.spec.max_new_tokens > 0;
-        let logits = match (report.is_empty(), samples) {
+        let logits = match (report.is_empty() && drafts == 0, samples) {
             (false, _) => LogitsWanted::All,
             (true, true) => LogitsWanted::Last,
             (true, false) => LogitsWanted::None,
         };
-        let input = SeqInput {
-            tokens: self.tokens[start..end].to_vec(),
-            start_pos: start,
-            block_table: self.table.blocks().to_vec(),
-            logits,
-        };
-        (input, PlanRow { id: self.spec.id, samples, decode: self.is_decode(), report })
+        let tokens = [&self.tokens[start..end], &self.drafts[..drafts]].concat();
+        let input = SeqInput { tokens, start_pos: start, block_table: self.table.ids().collect(), logits };
+        (input, PlanRow { id: self.spec.id, samples, decode: self.is_decode(), drafts, report })
     }
 
     /// The positions of `start..end` whose logits tell about a prompt token that nobody was told of yet.
@@ -85,16 +192,45 @@ impl Seq {
             return 0..0;
         }
         let first = start.max(self.rows_reported);
-        let last = end.min(self.spec.prompt_len.saturating_sub(1));
+        let last = end.min(self.prompt_len.saturating_sub(1));
         first..last.max(first)
     }
 
-    /// The step ran: its tokens are in the cache, and `token` is the next one.
-    pub fn advance(&mut self, token: Option<u32>) {
-        self.computed += self.planned;
-        self.planned = 0;
-        self.rows_reported = self.rows_reported.max(self.computed.min(self.spec.prompt_len));
-        self.tokens.extend(token);
+    /// Takes in what the step brought.
+    pub fn take_in(&mut self, result: SeqResult) -> Outcome {
+        let id = self.spec.id;
+        let outcome = match result {
+            SeqResult::Failed { .. } => {
+                self.table.condemn();
+                Outcome { id, tokens: Vec::new(), finish: Some(Finish::Failed) }
+            }
+            SeqResult::Advanced { tokens, .. } => self.advance(tokens),
+        };
+        self.ended = outcome.finish.is_some();
+        outcome
+    }
+
+    /// The step ran: its tokens are in the cache, rejected guesses apart, and `tokens` are the next ones.
+    fn advance(&mut self, mut tokens: Vec<u32>) -> Outcome {
+        let accepted = tokens.len().saturating_sub(1).min(self.planned_drafts);
+        let ran = self.planned - self.planned_drafts;
+        let stop = tokens.iter().position(|token| self.spec.stop_token_ids.contains(token));
+        tokens.truncate(
+            self.spec.max_new_tokens.saturating_sub(self.generated()).min(stop.map_or(usize::MAX, |at| at + 1)),
+        );
+        self.tokens.extend(&tokens);
+        self.computed = (self.computed + ran + accepted).min(self.tokens.len());
+        self.rows_reported = self.rows_reported.max(self.computed.min(self.prompt_len));
+        self.table.seal(&self.tokens[..self.computed]);
+        self.drafts.clear();
+        self.forget_plan();
+        let finish = self.finish(&tokens, stop.is_some_and(|at| at < tokens.len()));
+        Outcome { id: self.spec.id, tokens, finish }
+    }
+
+    fn finish(&self, tokens: &[u32], stopped: bool) -> Option<Finish> {
+        let full = self.generated() >= self.spec.max_new_tokens && (!tokens.is_empty() || self.remaining() == 0);
+        if stopped { Some(Finish::Stop) } else { full.then_some(Finish::Length) }
     }
 
     pub fn is_planned(&self) -> bool {

@@ -18,7 +18,7 @@ use futures::{
 };
 use serde_json::Value;
 
-use crate::handle::Ready;
+use crate::handle::{GenerateRequest, Ready};
 use crate::server::{
     AppState,
     choice::{Choice, ChoiceStart, Delta},
@@ -37,12 +37,21 @@ pub struct Deadline {
     pub timeout: Duration,
 }
 
+impl Deadline {
+    /// The same moment on the clock that the engine thread reads.
+    fn monotonic_ns(&self) -> u64 {
+        let left = (self.arrived + self.timeout).saturating_duration_since(Instant::now());
+        heartbeat::monotonic_ns().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
 /// Answers a job.
 ///
 /// # Errors
 /// [`ApiError`], as long as no byte of a stream was sent; later errors are events of the stream.
 pub async fn answer(app: AppState, ready: &Ready, job: Job, deadline: Deadline) -> Result<Response, ApiError> {
-    let requests = job.prompts.iter().map(|p| p.request.clone()).collect();
+    let deadline_ns = Some(deadline.monotonic_ns());
+    let requests = job.prompts.iter().map(|p| GenerateRequest { deadline_ns, ..p.request.clone() }).collect();
     let envelope = envelope(&app, &job);
     let usage = Usage { prompt_tokens: job.prompts.iter().map(|p| p.request.prompt.len()).sum(), ..Usage::default() };
     let streams = app.handle.submit(requests)?;

@@ -53,6 +53,7 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
         ignore_eos: f.bool("ignore_eos")?.unwrap_or(false),
         stop_token_ids: f.token_ids("stop_token_ids", ready.info.vocab_size)?,
         sampling: sampling(kind, &f)?,
+        priority: f.int("priority", i64::from(i32::MIN), i64::from(i32::MAX))?.map_or(0, |n| n as i32),
         ..GenerateRequest::default()
     };
     let echo = kind == Kind::Completion && f.bool("echo")?.unwrap_or(false);

@@ -252,7 +252,7 @@ fn fake_loader(knobs: Arc<Knobs>) -> Loader {
             std::thread::sleep(Duration::from_millis(1));
         }
         progress(100, 100);
-        Ok(Loaded { model: Box::new(FakeModel::new(knobs)), codec: Arc::new(ByteCodec) })
+        Ok(Loaded { model: Box::new(FakeModel::new(knobs)), codec: Arc::new(ByteCodec), draft: None })
     })
 }
 

@@ -1,0 +1,129 @@
+//! Who gets in: what can never be served, or not in time, is refused at once with the reason; the rest waits by rank and is admitted
+//! from the head of the queue, never past it.
+
+use std::{
+    collections::HashSet,
+    hash::{DefaultHasher, Hash, Hasher},
+};
+
+use super::plan::{Limits, NewSeq, Refusal, StepPlan};
+use super::seq::Seq;
+use super::{Scheduler, push};
+
+impl Scheduler {
+    /// Puts a sequence into the queue, behind those of its priority.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it is malformed, can never fit, cannot be served by its deadline, or the queue is full.
+    pub fn submit(&mut self, new: NewSeq, now_ns: u64) -> Result<(), Refusal> {
+        check_fit(&new, &self.limits)?;
+        if self.running.iter().chain(self.waiting.values()).any(|seq| seq.spec.id == new.id) {
+            return Err(Refusal::Duplicate(new.id));
+        }
+        if self.waiting.len() >= self.limits.waiting_max {
+            return Err(Refusal::QueueFull { waiting: self.waiting.len() });
+        }
+        self.arrivals += 1;
+        let seq = Seq::new(new, self.arrivals, self.pool.table());
+        self.check_deadline(&seq, now_ns, true)?;
+        self.waiting.insert(seq.rank, seq);
+        Ok(())
+    }
+
+    /// Can the first token come by the deadline? Only what must happen first is counted: this sequence's prompt and, if `queued`, the
+    /// prompts before it, without what is cached or will be by then; not the decodes of others, not a second token. Whoever is refused
+    /// could not have been served at the pace of the last steps; before the first prompt nobody is.
+    fn check_deadline(&self, seq: &Seq, now_ns: u64, queued: bool) -> Result<(), Refusal> {
+        let Some(deadline_ns) = seq.spec.deadline_ns else { return Ok(()) };
+        let left_ns = deadline_ns.saturating_sub(now_ns);
+        let all = self.running.iter().chain(self.waiting.values());
+        let before: Vec<&Seq> = all.filter(|other| queued && other.rank < seq.rank).collect();
+        let needed_ns = |tokens: usize| self.pace.prefill_ns(tokens).filter(|needed_ns| *needed_ns > left_ns);
+        let at_most = before.iter().map(|other| other.prefill_owed()).sum::<usize>() + seq.prefill_owed();
+        // Counting what is shared takes a while, and is seldom needed.
+        match needed_ns(at_most).and_then(|_| needed_ns(self.tokens_to_run(&before, seq))) {
+            None => Ok(()),
+            Some(ns) => Err(Refusal::TooLate { needed_ms: ns / 1_000_000, left_ms: left_ns / 1_000_000 }),
+        }
+    }
+
+    /// Prompt tokens that run until `seq` has its first logits, if those before it run first: a prefix that several have runs once.
+    fn tokens_to_run(&self, before: &[&Seq], seq: &Seq) -> usize {
+        let mut seen = HashSet::new();
+        let size = self.limits.block_size.max(1);
+        let mut fresh = |seq: &Seq| {
+            let mut chain = DefaultHasher::new();
+            let blocks = seq.tokens().chunks_exact(size).filter(|block| {
+                block.hash(&mut chain);
+                !seen.insert(chain.finish())
+            });
+            let shared = blocks.count() * size;
+            match seq.blocks().next() {
+                // It took what was cached when it got its blocks.
+                Some(_) => seq.prefill_owed(),
+                None if self.limits.prefix_cache => seq.prefill_owed().saturating_sub(shared.max(seq.cached_tokens())),
+                None => seq.prefill_owed(),
+            }
+        };
+        before.iter().map(|other| fresh(other)).sum::<usize>() + fresh(seq).max(1)
+    }
+
+    /// Ends the waiting ones whose deadline cannot be met any more: a step spent on them would be taken from those who can be served.
+    pub(super) fn turn_away_late(&mut self, now_ns: u64, plan: &mut StepPlan) {
+        let check = |seq: &Seq| Some((seq.rank, seq.spec.id, self.check_deadline(seq, now_ns, false).err()?));
+        let late: Vec<_> = self.waiting.values().filter_map(check).collect();
+        for (rank, id, refusal) in late {
+            self.waiting.remove(&rank);
+            plan.late.push((id, refusal));
+        }
+    }
+
+    /// Where the head of the queue is of a higher priority than running sequences, these give way until it fits.
+    pub(super) fn make_way(&mut self, plan: &mut StepPlan) {
+        while let (Some((rank, head)), Some(last)) = (self.waiting.first_key_value(), self.running.last()) {
+            let full = self.running.len() >= self.limits.num_seqs_max;
+            let blocks = self.pool.blocks_for(head.len()) + self.running.len();
+            if last.rank.priority <= rank.priority || !(full || blocks > self.pool.free_blocks()) {
+                return;
+            }
+            self.preempt_last(plan);
+        }
+    }
+
+    /// Admits from the head of the queue. A sequence gets the blocks of all its present tokens at once, and one block a running
+    /// sequence is left over, so that admission does not cause the next preemption.
+    pub(super) fn admit(&mut self, plan: &mut StepPlan, budget: &mut usize) {
+        while *budget > 0 && self.running.len() < self.limits.num_seqs_max {
+            let Some(mut head) = self.waiting.first_entry() else { return };
+            let Some(cached) = head.get_mut().take_room(&self.pool, self.running.len()) else { return };
+            let mut seq = head.remove();
+            if seq.is_first_admission() && !seq.spec.prompt_rows {
+                self.prefixes.queried_tokens += seq.len() as u64;
+                self.prefixes.hit_tokens += cached as u64;
+            }
+            plan.admitted.push(seq.spec.id);
+            let count = seq.remaining().min(*budget);
+            push(plan, budget, &mut seq, (count, 0));
+            let place = self.running.partition_point(|other| other.rank < seq.rank);
+            self.running.insert(place, seq);
+        }
+    }
+}
+
+/// Can this sequence ever run to its end?
+///
+/// # Errors
+/// [`Refusal`] when it cannot. The front end asks the same before it accepts a request.
+pub fn check_fit(new: &NewSeq, limits: &Limits) -> Result<(), Refusal> {
+    let tokens = new.prompt.len().saturating_add(new.max_new_tokens);
+    let blocks = tokens.div_ceil(limits.block_size.max(1));
+    if new.prompt.is_empty() {
+        Err(Refusal::EmptyPrompt)
+    } else if tokens > limits.seq_len_max {
+        Err(Refusal::TooLong { tokens, tokens_max: limits.seq_len_max })
+    } else if blocks > limits.num_blocks {
+        Err(Refusal::CacheTooSmall { blocks, blocks_max: limits.num_blocks })
+    } else {
+        Ok(())
+    }
+}

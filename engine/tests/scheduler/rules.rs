@@ -1,0 +1,215 @@
+//! The scheduler's rules, one by one.
+
+use engine::scheduler::{Finish, Limits, NewSeq, PrefixCounts, Refusal, ReqId, Scheduler, SeqResult, StepPlan};
+
+fn small() -> Limits {
+    Limits {
+        num_blocks: 8,
+        block_size: 4,
+        num_seqs_max: 4,
+        step_tokens_max: 8,
+        waiting_max: 4,
+        seq_len_max: 32,
+        prefill_beside_decode_ns: u64::MAX,
+        prefix_cache: true,
+    }
+}
+
+/// Runs a step in which every sequence that samples says `token`.
+fn step(s: &mut Scheduler, token: u32) -> (StepPlan, Vec<(ReqId, Option<Finish>)>) {
+    let plan = s.plan(0);
+    let results = plan.rows.iter().map(|row| {
+        let tokens = if row.samples { vec![token] } else { Vec::new() };
+        SeqResult::Advanced { id: row.id, tokens }
+    });
+    let outcomes = s.apply(results.collect());
+    (plan, outcomes.into_iter().map(|o| (o.id, o.finish)).collect())
+}
+
+fn ids(plan: &StepPlan) -> Vec<ReqId> {
+    plan.rows.iter().map(|row| row.id).collect()
+}
+
+#[test]
+fn long_prompts_run_in_chunks_and_decodes_go_on_beside_them() {
+    let mut s = Scheduler::new(small());
+    s.submit(NewSeq::new(1, vec![1; 2], 10), 0).unwrap();
+    step(&mut s, 5);
+    s.submit(NewSeq::new(2, vec![1; 12], 1), 0).unwrap();
+    let (plan, _) = step(&mut s, 5);
+    assert_eq!((plan.decode_tokens, plan.prefill_tokens), (1, 7));
+    assert_eq!(s.owed().prompt_tokens, 5);
+    let (plan, _) = step(&mut s, 5);
+    assert_eq!((plan.decode_tokens, plan.prefill_tokens, plan.rows[1].samples), (1, 5, true));
+}
+
+#[test]
+fn a_prompt_beside_decodes_takes_no_more_time_than_they_can_bear() {
+    let ms = 1_000_000;
+    let limits = Limits { num_blocks: 512, step_tokens_max: 512, seq_len_max: 2048, ..small() };
+    let mut s = Scheduler::new(Limits { prefill_beside_decode_ns: 50 * ms, ..limits });
+    s.submit(NewSeq::new(1, vec![1; 200], 100), 0).unwrap();
+    let (plan, _) = step(&mut s, 5);
+    assert_eq!(plan.prefill_tokens, 200, "alone it may take what it likes");
+    s.learn(&plan, 200 * ms);
+    s.submit(NewSeq::new(2, vec![2; 1000], 1), 0).unwrap();
+    assert_eq!(step(&mut s, 5).0.prefill_tokens, 50, "a millisecond a token");
+    let (plan, _) = step(&mut s, 5);
+    s.learn(&plan, 50_000 * ms);
+    assert_eq!(step(&mut s, 5).0.prefill_tokens, 16, "but it moves, however slow");
+}
+
+#[test]
+fn the_youngest_gives_its_blocks_to_the_oldest_and_comes_back() {
+    let limits = Limits { num_blocks: 6, step_tokens_max: 64, ..small() };
+    let mut s = Scheduler::new(limits);
+    s.submit(NewSeq::new(1, vec![1; 8], 16), 0).unwrap();
+    s.submit(NewSeq::new(2, vec![2; 8], 8), 0).unwrap();
+    let (mut preempted, mut ended) = (Vec::new(), Vec::new());
+    for _ in 0..64 {
+        let (plan, outcomes) = step(&mut s, 3);
+        preempted.extend(plan.preempted.clone());
+        ended.extend(outcomes.into_iter().filter(|o| o.1.is_some()).map(|o| o.0));
+    }
+    assert_eq!(preempted, [2]);
+    assert_eq!(ended, [1, 2]);
+}
+
+#[test]
+fn a_higher_priority_goes_first_and_takes_the_place_of_a_lower_one() {
+    let with = |id, priority| NewSeq { priority, ..NewSeq::new(id, vec![id as u32; 4], 4) };
+    let mut s = Scheduler::new(Limits { num_seqs_max: 2, ..small() });
+    for (id, priority) in [(1, 5), (2, 5), (3, 0), (4, -1)] {
+        s.submit(with(id, priority), 0).unwrap();
+    }
+    assert_eq!(ids(&step(&mut s, 9).0), [4, 3]);
+    s.cancel(3);
+    s.cancel(4);
+    assert_eq!(ids(&step(&mut s, 9).0), [1, 2]);
+    s.submit(with(5, 0), 0).unwrap();
+    let (plan, _) = step(&mut s, 9);
+    assert_eq!((plan.preempted.clone(), ids(&plan)), (vec![2], vec![1, 5]));
+    s.submit(with(6, 5), 0).unwrap();
+    assert!(step(&mut s, 9).0.preempted.is_empty(), "an equal waits");
+}
+
+#[test]
+fn a_beginning_that_was_run_before_is_not_run_again() {
+    let limits = Limits { num_blocks: 16, step_tokens_max: 64, ..small() };
+    let mut s = Scheduler::new(limits);
+    let prompt: Vec<u32> = (10..20).collect();
+    s.submit(NewSeq::new(1, prompt.clone(), 1), 0).unwrap();
+    assert_eq!(step(&mut s, 9).0.prefill_tokens, 10);
+    s.submit(NewSeq::new(2, prompt.clone(), 3), 0).unwrap();
+    let (plan, _) = step(&mut s, 9);
+    assert_eq!((plan.prefill_tokens, plan.batch.seqs[0].start_pos), (2, 8));
+    assert_eq!(s.prefix_counts(), PrefixCounts { queried_tokens: 20, hit_tokens: 8 });
+    // Who wants logprobs of its prompt has it run.
+    s.submit(NewSeq { prompt_rows: true, ..NewSeq::new(3, prompt, 1) }, 0).unwrap();
+    assert_eq!(step(&mut s, 9).0.prefill_tokens, 10);
+    assert_eq!(s.prefix_counts().queried_tokens, 20);
+}
+
+#[test]
+fn a_failed_sequence_leaves_nothing_in_the_cache() {
+    let mut s = Scheduler::new(Limits { num_blocks: 16, ..small() });
+    s.submit(NewSeq::new(1, vec![7; 16], 4), 0).unwrap();
+    step(&mut s, 9);
+    s.plan(0);
+    s.apply(vec![SeqResult::Failed { id: 1 }]);
+    s.submit(NewSeq::new(2, vec![7; 16], 4), 0).unwrap();
+    assert_eq!(s.plan(0).batch.seqs[0].start_pos, 0);
+    assert_eq!(s.free_blocks() + s.owned_blocks(), 16);
+}
+
+#[test]
+fn guesses_are_verified_and_never_run_beside_prompts() {
+    let mut s = Scheduler::new(Limits { step_tokens_max: 16, ..small() });
+    s.submit(NewSeq::new(1, vec![1; 4], 20), 0).unwrap();
+    step(&mut s, 5);
+    s.propose(1, vec![6, 7, 8]);
+    let plan = s.plan(0);
+    assert_eq!((plan.rows[0].drafts, plan.draft_tokens, plan.decode_tokens), (3, 3, 4));
+    assert_eq!(plan.batch.seqs[0].tokens, [5, 6, 7, 8]);
+    s.apply(vec![SeqResult::Advanced { id: 1, tokens: vec![6, 7, 9] }]);
+    let seq = s.running().next().unwrap();
+    assert_eq!((seq.tokens, seq.computed), (&[1, 1, 1, 1, 5, 6, 7, 9][..], 7));
+    s.propose(1, vec![1, 2, 3]);
+    s.submit(NewSeq::new(2, vec![2; 4], 1), 0).unwrap();
+    assert_eq!(step(&mut s, 5).0.draft_tokens, 0, "a prompt waits");
+    assert_eq!(step(&mut s, 5).0.draft_tokens, 0, "old guesses are gone");
+}
+
+#[test]
+fn guesses_take_no_blocks_from_others_and_end_with_the_output() {
+    let mut s = Scheduler::new(Limits { num_blocks: 5, step_tokens_max: 64, ..small() });
+    s.submit(NewSeq::new(1, vec![1; 6], 4), 0).unwrap();
+    s.submit(NewSeq::new(2, vec![2; 6], 4), 0).unwrap();
+    step(&mut s, 5);
+    assert_eq!(s.draft_room(1, 8), 1, "one place is left in its blocks");
+    s.cancel(2);
+    assert_eq!(s.draft_room(1, 8), 2, "one token of the three to come is no guess");
+    assert_eq!(s.draft_room(9, 8), 0);
+}
+
+#[test]
+fn what_comes_after_a_stop_token_is_not_said() {
+    let mut s = Scheduler::new(small());
+    s.submit(NewSeq { stop_token_ids: vec![9], ..NewSeq::new(1, vec![1; 2], 8) }, 0).unwrap();
+    step(&mut s, 5);
+    s.propose(1, vec![6, 9, 7]);
+    s.plan(0);
+    let outcomes = s.apply(vec![SeqResult::Advanced { id: 1, tokens: vec![6, 9, 7, 8] }]);
+    assert_eq!((outcomes[0].tokens.as_slice(), outcomes[0].finish), (&[6, 9][..], Some(Finish::Stop)));
+    assert_eq!(s.free_blocks(), 8);
+}
+
+/// A scheduler that has learned: a millisecond a prompt token.
+fn experienced() -> Scheduler {
+    let mut s = Scheduler::new(Limits { num_blocks: 256, seq_len_max: 512, step_tokens_max: 100, ..small() });
+    s.submit(NewSeq::new(99, vec![3; 100], 1), 0).unwrap();
+    let (plan, _) = step(&mut s, 5);
+    s.learn(&plan, 100_000_000);
+    s
+}
+
+fn due(id: ReqId, word: u32, deadline_ms: u64) -> NewSeq {
+    NewSeq { deadline_ns: Some(deadline_ms * 1_000_000), ..NewSeq::new(id, vec![word; 200], 1) }
+}
+
+#[test]
+fn who_cannot_be_served_by_the_deadline_is_refused_at_once_with_the_figures() {
+    let mut s = experienced();
+    assert_eq!(s.submit(due(1, 10, 199), 0), Err(Refusal::TooLate { needed_ms: 200, left_ms: 199 }));
+    assert_eq!(s.submit(due(2, 10, 201), 0), Ok(()));
+    assert_eq!(s.submit(due(3, 11, 399), 0), Err(Refusal::TooLate { needed_ms: 400, left_ms: 399 }));
+    assert_eq!(s.submit(due(4, 10, 201), 0), Ok(()), "what it shares with the one before it runs once");
+    assert_eq!(s.submit(due(5, 3, 110), 0), Err(Refusal::TooLate { needed_ms: 300, left_ms: 110 }));
+    s.cancel(2);
+    s.cancel(4);
+    assert_eq!(s.submit(due(6, 3, 110), 0), Ok(()), "a hundred of its tokens are cached");
+    let fresh = Scheduler::new(small()).submit(NewSeq { deadline_ns: Some(1), ..NewSeq::new(1, vec![1], 1) }, 0);
+    assert_eq!(fresh, Ok(()), "nothing is known yet");
+}
+
+#[test]
+fn who_waited_too_long_is_turned_away_before_it_costs_a_step() {
+    let mut s = experienced();
+    s.submit(due(1, 10, 300), 0).unwrap();
+    let plan = s.plan(101_000_000);
+    assert_eq!(plan.late, [(1, Refusal::TooLate { needed_ms: 200, left_ms: 199 })]);
+    assert!(plan.is_empty());
+    assert_eq!(s.owed().waiting, 0);
+}
+
+#[test]
+fn refusals_say_why() {
+    let mut s = Scheduler::new(small());
+    assert_eq!(s.submit(NewSeq::new(1, vec![], 4), 0), Err(Refusal::EmptyPrompt));
+    assert_eq!(s.submit(NewSeq::new(1, vec![1; 30], 4), 0), Err(Refusal::TooLong { tokens: 34, tokens_max: 32 }));
+    for id in 1..=4 {
+        s.submit(NewSeq::new(id, vec![1], 4), 0).unwrap();
+    }
+    assert_eq!(s.submit(NewSeq::new(4, vec![1], 4), 0), Err(Refusal::Duplicate(4)));
+    assert_eq!(s.submit(NewSeq::new(5, vec![1], 4), 0), Err(Refusal::QueueFull { waiting: 4 }));
+}
