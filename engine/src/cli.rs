@@ -81,6 +81,9 @@ pub struct EngineArgs {
     /// Tokens guessed a sequence and step, at most
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
     pub speculative_tokens: u32,
+    /// Guess even where it makes the engine slower, to measure that
+    #[arg(long, requires = "speculative")]
+    pub speculative_always: bool,
     /// A request that is not done by then is answered with an error
     #[arg(long, value_name = "TIME", default_value = "300s")]
     pub request_timeout: humantime::Duration,
@@ -177,6 +180,7 @@ fn core_config(args: &EngineArgs) -> CoreConfig {
         prefix_cache: !args.no_prefix_cache,
         speculation: args.speculative.clone(),
         drafts_max: args.speculative_tokens as usize,
+        speculates_always: args.speculative_always,
         page_dir: args.page_dir.clone(),
         nonce: args.nonce,
         faults: args.fault.clone(),

@@ -54,6 +54,8 @@ pub struct CoreConfig {
     /// Who guesses tokens ahead, and how many a step at most.
     pub speculation: Option<SpeculationSpec>,
     pub drafts_max: usize,
+    /// Guess even where it does not pay.
+    pub speculates_always: bool,
     /// Events that a request may have unread before it is cut.
     pub client_queue: usize,
     /// Where to publish the heartbeat page; None: nowhere.
@@ -75,6 +77,7 @@ impl Default for CoreConfig {
             prefix_cache: true,
             speculation: None,
             drafts_max: 4,
+            speculates_always: false,
             client_queue: 4096,
             page_dir: None,
             nonce: 0,
@@ -179,6 +182,8 @@ impl Boot {
         self.shared.metrics.cache_config(&limits);
         let ready = Ready { info: model.info().clone(), limits, codec };
         let speculation = guesser.map(|guesser| Speculation::new(guesser, self.config.drafts_max));
+        let speculation =
+            if self.config.speculates_always { speculation.map(Speculation::always) } else { speculation };
         let mut core = Core::new(model, limits, self.shared.clone(), self.heart).speculating(speculation);
         self.faults.ready();
         core.rest(&self.faults);

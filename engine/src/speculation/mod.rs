@@ -95,6 +95,13 @@ struct StepNote {
 }
 
 impl Speculation {
+    /// The same, but it never turns itself off: for measurements of what that is worth.
+    #[must_use]
+    pub fn always(mut self) -> Self {
+        self.governor = Governor::always();
+        self
+    }
+
     /// `drafts_max`: guesses a sequence and step.
     pub fn new(guesser: Guesser, drafts_max: usize) -> Self {
         let counts = SpeculationCounts { accepted_at: vec![0; drafts_max], ..SpeculationCounts::default() };

@@ -103,7 +103,7 @@ impl Slot {
     }
 }
 
-fn mix(state: u64, token: u32) -> u64 {
+pub fn mix(state: u64, token: u32) -> u64 {
     let mut z = state.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (u64::from(token) + 1).wrapping_mul(0xD134_2543_DE82_EF95);
     z = (z ^ (z >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z ^ (z >> 32)
