@@ -7,5 +7,6 @@ mod demo_model;
 mod faults;
 mod load;
 mod process;
+mod scheduling;
 mod stacks;
 mod support;
