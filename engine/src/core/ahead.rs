@@ -15,6 +15,7 @@ impl Core {
         let guessed = guarded(|| speculation.propose(scheduler, &sampler_of).map_err(|e| e.to_string()));
         if let Err(error) = guessed {
             tracing::error!(error, "guessing failed; speculation is off from now on");
+            self.shared.metrics.speculation(speculation.counts(), false);
             self.speculation = None;
         }
         monotonic_ns().saturating_sub(began)

@@ -35,7 +35,7 @@ pub(super) struct Core {
     pub(super) scheduler: Scheduler,
     pub(super) live: HashMap<ReqId, Live>,
     pub(super) speculation: Option<Speculation>,
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     heart: Heart,
     tokens_delivered: u64,
     requests_finished: u64,

@@ -36,8 +36,8 @@ impl Scheduler {
     fn check_deadline(&self, seq: &Seq, now_ns: u64, queued: bool) -> Result<(), Refusal> {
         let Some(deadline_ns) = seq.spec.deadline_ns else { return Ok(()) };
         let left_ns = deadline_ns.saturating_sub(now_ns);
-        let all = self.running.iter().chain(self.waiting.values());
-        let before: Vec<&Seq> = all.filter(|other| queued && other.rank < seq.rank).collect();
+        let all = self.running.iter().chain(self.waiting.values()).filter(|other| other.rank < seq.rank);
+        let before: Vec<&Seq> = if queued { all.collect() } else { Vec::new() };
         let needed_ns = |tokens: usize| self.pace.prefill_ns(tokens).filter(|needed_ns| *needed_ns > left_ns);
         let at_most = before.iter().map(|other| other.prefill_owed()).sum::<usize>() + seq.prefill_owed();
         // Counting what is shared takes a while, and is seldom needed.

@@ -4,12 +4,13 @@ use std::path::Path;
 use std::sync::{Arc, atomic::Ordering};
 use std::time::{Duration, Instant};
 
+use engine::cli::folder_loader;
 use engine::codec::HfCodec;
 use engine::core::{CoreConfig, Loaded, start};
 use engine::demo_model::{DemoArch, write_demo_model};
 use engine::handle::{End, EngineHandle, GenerateRequest, RequestStream, TokenEvent};
 use engine::metrics::Metrics;
-use engine::model::{Model, load_model};
+use engine::model::{Model, StepBatch, StepLogits, load_model};
 use engine::sampling::SamplingParams;
 use engine::speculation::SpeculationSpec;
 
@@ -134,6 +135,60 @@ async fn ep4_real_models_say_the_same_alone_in_a_crowd_and_with_guesses() {
 
 fn draft(dir: &Path) -> (SpeculationSpec, Option<MakeModel>) {
     (SpeculationSpec::Draft(dir.to_owned()), Some(folder(dir)))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draft_model_of_another_vocabulary_is_refused_and_one_that_fails_is_left_alone() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = demo(root.path(), DemoArch::Llama, 1);
+    let config = CoreConfig { speculates_always: true, ..CoreConfig::default() };
+    let loader = |draft: MakeModel| -> engine::core::Loader {
+        let codec = Arc::new(HfCodec::from_dir(&dir).unwrap());
+        Box::new(move |_| Ok(Loaded { model: paged()(), codec, draft: Some(draft()) }))
+    };
+    let metrics = || Arc::new(Metrics::new("m").unwrap());
+    let refused = start(config.clone(), metrics(), loader(folder(&dir))).unwrap().ended.await.unwrap();
+    assert!(refused.unwrap_err().to_string().contains("vocabulary of"));
+
+    // Its longest sequence is shorter than the prompt and what it says first panics: nobody notices.
+    for (token, draft_len) in [(PANICS, 2048), (REFUSED, 2048), (FIRST, 8)] {
+        let draft: MakeModel = Box::new(move || Box::new(Grumpy(PagedModel::new(draft_len, false), token)));
+        let handle = start(config.clone(), metrics(), loader(draft)).unwrap().handle;
+        until("the engine is ready", || handle.shared.ready.get().is_some());
+        let request = &requests(60)[..1];
+        assert_eq!(outputs(&handle, request, true).await[0].0, greedy(&request[0].prompt, 48, &[]));
+        until("guessing is over", || token == FIRST || metric(&handle, "truebeat:speculation_on") == 0.0);
+        assert_eq!(outputs(&handle, request, true).await[0].1, End::Length);
+    }
+}
+
+/// A draft model that reads a bad token instead of what it is given.
+struct Grumpy(PagedModel, u32);
+
+impl Model for Grumpy {
+    fn info(&self) -> &engine::model::ModelInfo {
+        self.0.info()
+    }
+
+    fn allocate_kv(&mut self, shape: engine::model::KvShape) -> Result<(), engine::model::ModelError> {
+        self.0.allocate_kv(shape)
+    }
+
+    fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, engine::model::ModelError> {
+        let mut batch = batch.clone();
+        batch.seqs.iter_mut().for_each(|seq| seq.tokens.fill(self.1));
+        self.0.forward(&batch)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_loader_of_the_command_line_brings_the_draft_model() {
+    let root = tempfile::tempdir().unwrap();
+    let (dir, other) = (demo(root.path(), DemoArch::Llama, 1), demo(root.path(), DemoArch::Llama, 2));
+    let load = folder_loader(&dir, Some(SpeculationSpec::Draft(other)));
+    let loaded = load(&mut |_, _| ()).unwrap();
+    assert_eq!(loaded.draft.unwrap().info().vocab_size, loaded.model.info().vocab_size);
+    assert!(folder_loader(&dir, Some(SpeculationSpec::Ngram))(&mut |_, _| ()).unwrap().draft.is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]
