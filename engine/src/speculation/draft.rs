@@ -9,11 +9,14 @@ use crate::model::{LogitsWanted, Model, ModelError, SeqInput, StepBatch};
 use crate::sampling::Sampler;
 use crate::scheduler::{ReqId, Running, Scheduler};
 
+/// Tokens that it reads at most in one go beside decodes: their streams wait for it.
+const READ_BESIDE_DECODES_MAX: usize = 128;
+
 /// A draft model and how far it has read.
 pub struct DraftModel {
     model: Box<dyn Model>,
     block_size: usize,
-    /// Tokens that it reads at most in one go: while it reads, everybody waits.
+    /// Tokens that it reads in one go, while nobody's output is under way.
     read_max: usize,
     read: HashMap<ReqId, Progress>,
 }
@@ -91,15 +94,10 @@ impl DraftModel {
         let ids: HashSet<ReqId> = scheduler.running().map(|seq| seq.id).collect();
         self.read.retain(|id, _| ids.contains(id));
         let (mut batch, mut guesses, mut written) = (StepBatch::default(), Vec::new(), HashSet::new());
-        let mut left = self.read_max;
+        let mut left = self.read_at_once(scheduler);
         for seq in scheduler.running() {
             let wanted = room.get(&seq.id).copied().unwrap_or(0).min(self.reach(&seq));
-            let from = self.read_so_far(&seq);
-            let end = if seq.decodes { seq.tokens.len() } else { seq.computed };
-            let to = end.min(from + left);
-            if to <= from || to > self.model.info().seq_len_max || (seq.decodes && wanted == 0) {
-                continue;
-            }
+            let Some((from, to)) = self.span(&seq, wanted, left) else { continue };
             let blocks = scheduler.blocks_of(seq.id);
             let touched = &blocks[from / self.block_size..to.div_ceil(self.block_size)];
             // Two that share a block read it one after the other.
@@ -108,7 +106,7 @@ impl DraftModel {
             }
             written.extend(touched.iter().copied());
             left -= to - from;
-            let shadow = if seq.decodes && to == end { sampler_of(seq.id) } else { None };
+            let shadow = if seq.decodes && to == seq.tokens.len() { sampler_of(seq.id) } else { None };
             let logits = if shadow.is_some() { LogitsWanted::Last } else { LogitsWanted::None };
             let tokens = seq.tokens[from..to].to_vec();
             batch.seqs.push(SeqInput { tokens, start_pos: from, block_table: blocks.clone(), logits });
@@ -119,6 +117,22 @@ impl DraftModel {
             }
         }
         (batch, guesses)
+    }
+
+    fn read_at_once(&self, scheduler: &Scheduler) -> usize {
+        match scheduler.running().filter(|seq| seq.decodes).count() {
+            0 => self.read_max,
+            decodes => self.read_max.min(READ_BESIDE_DECODES_MAX.max(2 * decodes)),
+        }
+    }
+
+    /// The next tokens to read, `left` at most, if there are any and reading them is of use.
+    fn span(&self, seq: &Running<'_>, wanted: usize, left: usize) -> Option<(usize, usize)> {
+        let from = self.read_so_far(seq);
+        let end = if seq.decodes { seq.tokens.len() } else { seq.computed };
+        let to = end.min(from + left);
+        let useful = !seq.decodes || wanted > 0;
+        (useful && from < to && to <= self.model.info().seq_len_max).then_some((from, to))
     }
 
     /// What was cached when the sequence was admitted was read for another one, as a rule.
