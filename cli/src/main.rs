@@ -24,7 +24,12 @@ fn main() -> ExitCode {
     if let Some(code) = cli.command.small_role() {
         return code;
     }
-    role::play(&cli.log_filter, cli.command.worker_threads(), dispatch(cli.command))
+    role::play(&cli.log_filter, cli.command.worker_threads(), exit_code, dispatch(cli.command))
+}
+
+/// An engine that gave up a step says so by its status.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    error.downcast_ref::<engine::cli::EngineError>().map_or(role::FAILED, engine::cli::EngineError::exit_code)
 }
 
 async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {

@@ -176,7 +176,7 @@ fn a_hang_is_explained_by_its_own_stacks_and_known_again_by_its_fingerprint() {
     let (first, shown, why) = story("step-stall");
     assert!(own_stacks(&first).contains("sleep_for_ever"), "{}", own_stacks(&first));
     let place = &first.manifest.top_frames;
-    assert!(place[0].starts_with("sleep_for_ever (fault.rs) < at (fault.rs) < step (step.rs)"), "{place:?}");
+    assert!(place[0].starts_with("sleep_for_ever (strike.rs) < at (fault.rs) < step (step.rs)"), "{place:?}");
     let fast = first.manifest.pieces.iter().find(|piece| piece.name == "fast part").unwrap();
     assert!(fast.took_ms < 10_000, "{fast:?}");
     assert!(shown.contains("StepStalled, fingerprint ") && shown.contains("sleep_for_ever (fault.rs)"), "{shown}");
@@ -186,7 +186,7 @@ fn a_hang_is_explained_by_its_own_stacks_and_known_again_by_its_fingerprint() {
     assert_eq!(again.manifest.top_frames, first.manifest.top_frames);
     assert_eq!(again.manifest.fingerprint, first.manifest.fingerprint, "the same disease in another run");
     let (other, ..) = story("device-wait");
-    assert!(other.manifest.top_frames[0].starts_with("spin_for_ever (fault.rs) < "), "{:?}", other.manifest.top_frames);
+    assert!(other.manifest.top_frames[0].starts_with("spin_for_ever (event.rs) < "), "{:?}", other.manifest.top_frames);
     assert_ne!(other.manifest.fingerprint, first.manifest.fingerprint, "another cause");
     println!("{shown}\n{why}");
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 pub use board::{BeatBoard, View};
 pub use health::{Health, judge};
+pub(crate) use health::{barren, late};
 use lease::LeaseModel;
 
 mod board;
@@ -92,8 +93,13 @@ impl Heart {
         self.store(now);
     }
 
+    /// How long the step under way, or the phase, may last from its beginning.
+    pub fn lease(&self) -> std::time::Duration {
+        std::time::Duration::from_millis(u64::from(self.beat.lease_ms))
+    }
+
     /// The step that began last has ended; returns its duration in ns.
-    pub fn step_ends(&mut self, shape: &StepShape, tally: &Tally, ok: bool) -> u64 {
+    pub fn step_ends(&mut self, shape: &StepShape, tally: &Tally, outcome: StepOutcome) -> u64 {
         let now = monotonic_ns();
         let started_ns = std::mem::take(&mut self.beat.step_started_ns);
         self.count(tally);
@@ -110,7 +116,7 @@ impl Heart {
                 prefill_tokens: clamp_u32(shape.prefill_tokens),
                 decode_tokens: clamp_u32(shape.decode_tokens),
                 graph_key: 0, // the CPU backend runs every step eagerly
-                outcome: if ok { StepOutcome::Ok } else { StepOutcome::Failed },
+                outcome,
             });
         }
         took_ns
@@ -167,7 +173,8 @@ impl Heart {
     }
 }
 
-fn first_beat(now: u64) -> Beat {
+/// What a page says before anything happened.
+pub(crate) fn first_beat(now: u64) -> Beat {
     Beat {
         steps_completed: 0,
         tokens_delivered: 0,

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use thiserror::Error;
 use tokio::{
     net::TcpListener,
@@ -18,19 +18,27 @@ use tokio::{
 };
 
 use crate::codec::HfCodec;
-use crate::core::{CoreConfig, CoreError, Loaded, Loader, start};
+use crate::core::{CoreConfig, CoreError, LoadFailure, Loaded, Loader, start};
 use crate::fault::FaultSpec;
+use crate::guard;
+use crate::handle::Shared;
 use crate::metrics::Metrics;
-use crate::model::load_model;
+use crate::model::{LoadOptions, LoadProgress, Model, load_model, load_model_with};
+use crate::ranks::{Fleet, LeaderModel, RANKS_MAX, RankOf, WorkerConfig, WorkerError, run_worker};
 use crate::server::{
     AppState,
     serve::{ServeError, serve},
 };
 use crate::speculation::SpeculationSpec;
 use crate::stack_dump;
+use crate::stuck::EXIT_STUCK;
 
 /// How often the log has a line of statistics.
 const STATS_EVERY: Duration = Duration::from_secs(10);
+/// Ranks that load say so at least this often.
+const LOAD_SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Evidence of a step that was given up gets so long after the requests were answered.
+const EVIDENCE_MAX: Duration = Duration::from_millis(400);
 
 /// Arguments of `truebeat engine`.
 #[derive(Debug, Clone, Args)]
@@ -90,13 +98,30 @@ pub struct EngineArgs {
     /// What accepted requests get after SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub drain_timeout: humantime::Duration,
-    /// Break the engine on purpose: step-stall, device-wait, startup-stall, livelock, crash; after a time (10s), steps
-    /// (200steps), or on a signal (sigusr2)
-    #[arg(long, value_name = "KIND[@AFTER]")]
+    /// Processes that share the model, each with a part of every weight
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=RANKS_MAX as i64))]
+    pub tensor_parallel: u32,
+    /// Break the engine on purpose (docs/faults.md lists how); of one rank (:1); after a time (@10s), steps (@200steps), at a decode
+    /// step of so many requests (@15reqs), or on a signal (@sigusr2)
+    #[arg(long, value_name = "KIND[:RANK][@AFTER]")]
     pub fault: Vec<FaultSpec>,
+    /// Deadlines for every step: one that does not end is given up, its requests are answered, and the engine exits with
+    /// status 85 [default: on; off with --fault, whose hang is to be seen]
+    #[arg(long, value_enum)]
+    pub guards: Option<Guards>,
+    /// Makes this process a worker rank; for the engine's own use
+    #[arg(long = "rank-of", hide = true)]
+    pub rank_of: Option<RankOf>,
     /// Answer /health with 200 and accept requests whatever happens, as other engines do
     #[arg(long)]
     pub lie: bool,
+}
+
+/// Whether waits have deadlines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Guards {
+    On,
+    Off,
 }
 
 /// Why the engine did not start, or ended.
@@ -112,6 +137,21 @@ pub enum EngineError {
     Core(#[from] CoreError),
     #[error(transparent)]
     Serve(#[from] ServeError),
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    #[error("the thread of a worker rank ended without a word")]
+    WorkerDied,
+}
+
+impl EngineError {
+    /// What the process exits with: [`EXIT_STUCK`] for a step that was given up, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Core(CoreError::Stuck(_)) | Self::Serve(ServeError::Core(CoreError::Stuck(_))) => EXIT_STUCK,
+            Self::Worker(WorkerError::Stuck(_)) => EXIT_STUCK,
+            _ => 1,
+        }
+    }
 }
 
 /// Runs the engine until SIGTERM or SIGINT and a drain.
@@ -126,6 +166,9 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
     if let Some(Err(error)) = args.page_dir.as_deref().map(stack_dump::start) {
         tracing::warn!(error = %error, "this engine will not tell its stacks");
     }
+    if let Some(of) = args.rank_of.clone() {
+        return worker(args, of, (term, int, usr2)).await;
+    }
     let name = served_name(&args);
     let metrics = Metrics::new(&name).map_err(|source| EngineError::Metrics { name: name.clone(), source })?;
     let metrics = Arc::new(metrics);
@@ -133,12 +176,25 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
     let listen = |source| EngineError::Listen { addr: args.listen, source };
     let listener = TcpListener::bind(args.listen).await.map_err(listen)?;
     tracing::info!(addr = %listener.local_addr().map_err(listen)?, model = %args.model.display(), lie = args.lie, "listening");
-    let engine = start(core_config(&args), metrics.clone(), folder_loader(&args.model, args.speculative.clone()))?;
+    let fleet = Fleet::default();
+    let engine = start(core_config(&args), metrics.clone(), loader(&args, &fleet))?;
+    let shared = engine.handle.shared.clone();
     let app = AppState::new(engine.handle, &name, args.lie, args.request_timeout.into());
-    let helpers = [tokio::spawn(log_stats(metrics)), tokio::spawn(watch_usr2(usr2, engine.sigusr2))];
+    let mut helpers = vec![tokio::spawn(log_stats(metrics)), tokio::spawn(watch_usr2(usr2, engine.sigusr2))];
+    if guarded(&args) {
+        helpers.push(tokio::spawn(guard::watch(shared.clone(), fleet.clone())));
+    }
+    let evidence = tokio::spawn(explain(shared, args.page_dir.clone()));
     let served = serve(listener, app, engine.ended, args.drain_timeout.into(), told_to_stop(term, int)).await;
     helpers.iter().for_each(tokio::task::JoinHandle::abort);
-    Ok(served?)
+    let served = served.map_err(EngineError::from);
+    if served.as_ref().is_err_and(|error| error.exit_code() == EXIT_STUCK) {
+        // a rank that is stuck itself does not stop when it is asked to
+        fleet.kill();
+        drop(tokio::time::timeout(EVIDENCE_MAX, evidence).await);
+    }
+    fleet.end();
+    served
 }
 
 /// A loader for a Hugging Face folder, and for that of a draft model.
@@ -147,12 +203,90 @@ pub fn folder_loader(dir: &Path, speculation: Option<SpeculationSpec>) -> Loader
     Box::new(move |progress| {
         let codec = Arc::new(HfCodec::from_dir(&dir)?);
         let model = load_model(&dir, progress)?;
-        let draft = match speculation {
-            Some(SpeculationSpec::Draft(dir)) => Some(load_model(&dir, progress)?),
-            _ => None,
-        };
-        Ok(Loaded { model, codec, draft })
+        Ok(Loaded { model, codec, draft: load_draft(speculation, progress)? })
     })
+}
+
+/// A draft model is small: it is not divided among ranks.
+fn load_draft(
+    speculation: Option<SpeculationSpec>,
+    progress: LoadProgress<'_>,
+) -> Result<Option<Box<dyn Model>>, LoadFailure> {
+    match speculation {
+        Some(SpeculationSpec::Draft(dir)) => Ok(Some(load_model(&dir, progress)?)),
+        _ => Ok(None),
+    }
+}
+
+/// Saves the evidence as soon as the engine gives up.
+async fn explain(shared: Arc<Shared>, page_dir: Option<PathBuf>) {
+    let stuck = shared.given_up().await;
+    let saving = tokio::task::spawn_blocking(move || guard::evidence(&stuck, &shared, page_dir.as_deref()));
+    drop(saving.await);
+}
+
+/// A worker rank: everything happens on a thread of its own, named as the first rank's. Signals that end an engine are the first rank's
+/// business; it ends its workers when it has drained.
+async fn worker(args: EngineArgs, of: RankOf, signals: (Signal, Signal, Signal)) -> Result<(), EngineError> {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let body = move || {
+        let config = WorkerConfig {
+            of: &of,
+            model: &args.model,
+            page_dir: args.page_dir.as_deref(),
+            nonce: args.nonce,
+            faults: args.fault.clone(),
+            threads: threads_of_rank(args.tensor_parallel),
+        };
+        drop(tell.send(run_worker(&config)));
+    };
+    std::thread::Builder::new().name("engine".into()).spawn(body).map_err(CoreError::Spawn)?;
+    let result = told.await.map_err(|_| EngineError::WorkerDied);
+    drop(signals);
+    Ok(result??)
+}
+
+fn guarded(args: &EngineArgs) -> bool {
+    args.guards.map_or(args.fault.is_empty(), |guards| guards == Guards::On)
+}
+
+fn threads_of_rank(ranks: u32) -> usize {
+    let all = std::thread::available_parallelism().map_or(1, |n| n.get().min(16));
+    (all / ranks.max(1) as usize).max(1)
+}
+
+/// A loader for a model on disk, alone or with worker ranks, which it starts.
+fn loader(args: &EngineArgs, fleet: &Fleet) -> Loader {
+    if args.tensor_parallel == 1 {
+        return folder_loader(&args.model, args.speculative.clone());
+    }
+    let (dir, ranks, fleet, speculation) =
+        (args.model.clone(), args.tensor_parallel, fleet.clone(), args.speculative.clone());
+    Box::new(move |progress| {
+        let codec = Arc::new(HfCodec::from_dir(&dir)?);
+        let model = load_shared(&dir, ranks, &fleet, progress)?;
+        Ok(Loaded { model, codec, draft: load_draft(speculation, progress)? })
+    })
+}
+
+/// Starts the workers and loads this rank's share while they load theirs. Progress counts all ranks.
+fn load_shared(
+    dir: &Path,
+    ranks: u32,
+    fleet: &Fleet,
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn Model>, LoadFailure> {
+    let team = fleet.start(ranks as usize)?;
+    let (threads, shared) = (Some(threads_of_rank(ranks)), Some(team.clone()));
+    let options = LoadOptions { threads, team: shared, ..LoadOptions::default() };
+    let mut mine = |done, total| {
+        team.loading(done, total);
+        progress(done, total);
+    };
+    let model = load_model_with(dir, &options, &mut mine)?;
+    team.loaded();
+    team.wait_loaded(Some(LOAD_SILENCE_MAX), progress)?;
+    Ok(Box::new(LeaderModel::new(model, team)))
 }
 
 fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {
@@ -184,6 +318,8 @@ fn core_config(args: &EngineArgs) -> CoreConfig {
         page_dir: args.page_dir.clone(),
         nonce: args.nonce,
         faults: args.fault.clone(),
+        guards: guarded(args),
+        ranks: args.tensor_parallel,
         ..CoreConfig::default()
     }
 }

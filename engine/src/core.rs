@@ -17,13 +17,16 @@ use tokio::sync::oneshot;
 
 use crate::beat::{Heart, StepShape};
 use crate::codec::TextCodec;
+use crate::device::QueuedModel;
 use crate::fault::{FaultSpec, Faults, Place};
 use crate::handle::{EngineHandle, Ready, Shared, Submission};
 use crate::metrics::Metrics;
-use crate::model::{KvShape, LoadProgress, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch};
+use crate::model::{KvShape, LoadProgress, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch, StepTerms};
 use crate::scheduler::Limits;
 use crate::speculation::{DraftModel, Guesser, Speculation, SpeculationSpec};
+use crate::stuck::Stuck;
 use step::Core;
+pub(crate) use step::prefill_units;
 
 mod ahead;
 mod alone;
@@ -34,6 +37,8 @@ mod step;
 const IDLE_WAIT: Duration = Duration::from_millis(100);
 /// Prompt tokens of the warm-up step.
 const WARM_UP_TOKENS: usize = 64;
+/// Nothing is known of the first steps but that they end.
+const WARM_UP_SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// What the engine thread is built from.
 #[derive(Debug, Clone)]
@@ -62,6 +67,10 @@ pub struct CoreConfig {
     pub page_dir: Option<PathBuf>,
     pub nonce: u64,
     pub faults: Vec<FaultSpec>,
+    /// Steps have deadlines (E1); without, this engine hangs as others do.
+    pub guards: bool,
+    /// Processes that share the model.
+    pub ranks: u32,
 }
 
 impl Default for CoreConfig {
@@ -82,6 +91,8 @@ impl Default for CoreConfig {
             page_dir: None,
             nonce: 0,
             faults: Vec::new(),
+            guards: true,
+            ranks: 1,
         }
     }
 }
@@ -99,8 +110,10 @@ pub enum CoreError {
     WarmUp(#[source] ModelError),
     #[error("the draft model has a vocabulary of {draft} tokens, the model one of {model}: they cannot work together")]
     DraftVocabulary { draft: usize, model: usize },
-    #[error("the engine thread could not be started")]
+    #[error("a thread of the engine could not be started")]
     Spawn(#[source] std::io::Error),
+    #[error("the engine gave up a step")]
+    Stuck(#[source] Stuck),
     #[error("the engine thread panicked; its message is in the log above")]
     Died,
 }
@@ -155,7 +168,7 @@ fn open_page(config: &CoreConfig) -> Result<Option<Writer>, CoreError> {
     let Some(dir) = &config.page_dir else { return Ok(None) };
     let failed = |source: Box<dyn std::error::Error + Send + Sync>| CoreError::Page { dir: dir.clone(), source };
     std::fs::create_dir_all(dir).map_err(|e| failed(e.into()))?;
-    let identity = Identity::of_this_process(0, 1, config.nonce).map_err(|e| failed(e.into()))?;
+    let identity = Identity::of_this_process(0, config.ranks.max(1), config.nonce).map_err(|e| failed(e.into()))?;
     Writer::create(dir, &identity).map(Some).map_err(|e| failed(e.into()))
 }
 
@@ -171,12 +184,20 @@ struct Boot {
 impl Boot {
     fn run(mut self, loader: Loader) -> Result<(), CoreError> {
         let heart = &mut self.heart;
-        let Loaded { mut model, codec, draft } =
+        let Loaded { model, codec, draft } =
             loader(&mut |done, total| heart.loading(done, total)).map_err(CoreError::Load)?;
+        let model = QueuedModel::new(model, self.faults.clone()).map_err(CoreError::Spawn)?;
+        let mut model: Box<dyn Model> = Box::new(model);
+        if let Some(pulse) = model.pulse() {
+            // the cell is empty: this thread alone fills it, once
+            drop(self.shared.pulse.set(pulse));
+        }
         let limits = limits_of(&self.config, model.info());
-        self.faults.at(Place::Startup, 0);
+        self.faults.strike(Place::Startup);
         let kv = KvShape { num_blocks: limits.num_blocks, block_size: limits.block_size };
         model.allocate_kv(kv).map_err(CoreError::Cache)?;
+        let guards = self.config.guards;
+        model.terms(&StepTerms { allowed: guards.then_some(WARM_UP_SILENCE_MAX), ..StepTerms::default() });
         warm_up(model.as_mut(), &limits, &mut self.heart).map_err(CoreError::WarmUp)?;
         let guesser = guesser(&self.config, draft, model.info(), &limits)?;
         self.shared.metrics.cache_config(&limits);
@@ -184,32 +205,39 @@ impl Boot {
         let speculation = guesser.map(|guesser| Speculation::new(guesser, self.config.drafts_max));
         let speculation =
             if self.config.speculates_always { speculation.map(Speculation::always) } else { speculation };
-        let mut core = Core::new(model, limits, self.shared.clone(), self.heart).speculating(speculation);
+        let mut core = Core::new(model, limits, self.shared.clone(), self.heart, guards).speculating(speculation);
         self.faults.ready();
         core.rest(&self.faults);
         tracing::info!(model = %ready.info.name, arch = %ready.info.arch, ?limits, "engine is ready");
         // The cell is empty: this thread alone fills it, once.
         drop(self.shared.ready.set(ready));
-        turn(&mut core, &self.inbox, &self.faults, &self.shared.stop);
-        Ok(())
+        turn(&mut core, &self.inbox, &self.faults, &self.shared.stop).map_err(|stuck| {
+            // told before the requests end with `core`: who is answered "shutdown" finds the reason in /health
+            self.shared.give_up(stuck.clone());
+            CoreError::Stuck(stuck)
+        })
     }
 }
 
 /// The loop: a step where there is one to take, else a short wait for work. Ends when told to, or when nobody can ask any more.
-fn turn(core: &mut Core, inbox: &Receiver<Submission>, faults: &Faults, stop: &AtomicBool) {
+///
+/// # Errors
+/// A step that did not end in time.
+fn turn(core: &mut Core, inbox: &Receiver<Submission>, faults: &Faults, stop: &AtomicBool) -> Result<(), Stuck> {
     use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
     while !stop.load(Ordering::Relaxed) {
         inbox.try_iter().for_each(|new| core.submit(new));
-        if core.step(faults) {
+        if core.step(faults)? {
             continue;
         }
         core.rest(faults);
         match inbox.recv_timeout(IDLE_WAIT) {
             Ok(new) => core.submit(new),
             Err(Timeout) => (),
-            Err(Disconnected) => return,
+            Err(Disconnected) => break,
         }
     }
+    Ok(())
 }
 
 fn limits_of(config: &CoreConfig, info: &ModelInfo) -> Limits {

@@ -1,31 +1,103 @@
-//! Faults on demand (E8): the hangs of the field as switches of the production binary, so that what catches them can be
-//! tested on the very engine that is shipped. Nothing here runs unless `--fault` asks for it.
+//! Faults on demand (E8): the hangs of the field, and NVRx's list, as switches of the production binary, so that what catches or
+//! prevents them can be tested on the very engine that is shipped. Nothing here runs unless `--fault` asks for it.
 
-use std::{
-    str::FromStr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{str::FromStr, time::Duration};
 
-use heartbeat::monotonic_ns;
 use thiserror::Error;
+
+pub use strike::Faults;
+
+mod strike;
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
     /// S0: the engine thread sleeps for ever in the middle of a step (state S).
     StepStall,
-    /// S2: it spins for ever, as in a device wait that never ends (state R, wchan 0).
+    /// S1: worker ranks pad the next step onto a larger program, whose gather waits for rows that nobody sends.
+    PaddedGraph,
+    /// S2: the device finishes, and its event never says so: the waiting thread burns (state R, wchan 0).
     DeviceWait,
-    /// S4: it waits for ever before it is ready, without progress.
+    /// S3: a worker rank sleeps for ever before it enters a step.
+    RankHang,
+    /// S4: the engine waits for ever before it is ready, without progress.
     StartupStall,
+    /// A rank is about to launch another step than the one that was agreed on (E3).
+    PlanDrift,
     /// Steps turn, nothing is delivered.
     Livelock,
+    /// The computation raises: a panic on the device's thread.
+    Exception,
+    /// The computation sleeps for ever.
+    Sleep,
+    /// The computation wants a lock that its holder never gives back.
+    LockHeld,
     /// The process aborts (SIGABRT).
     Crash,
+    /// The process dies of SIGSEGV.
+    Segfault,
+    /// The process stops itself (SIGSTOP).
+    Sigstop,
+}
+
+/// Where in its life an engine asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    Startup,
+    /// The engine thread, at the beginning of a step.
+    Step,
+    Idle,
+    /// The thread that computes.
+    Device,
+    /// The device's event.
+    Event,
+    /// A worker rank, before it enters a step.
+    Rank,
+    /// The gather at the end of a worker rank's step.
+    Gather,
+}
+
+impl FaultKind {
+    const NAMED: [(&'static str, Self); 14] = [
+        ("step-stall", Self::StepStall),
+        ("padded-graph", Self::PaddedGraph),
+        ("device-wait", Self::DeviceWait),
+        ("rank-hang", Self::RankHang),
+        ("startup-stall", Self::StartupStall),
+        ("plan-drift", Self::PlanDrift),
+        ("livelock", Self::Livelock),
+        ("exception", Self::Exception),
+        ("sleep", Self::Sleep),
+        ("lock-held", Self::LockHeld),
+        ("crash", Self::Crash),
+        ("abort", Self::Crash),
+        ("segfault", Self::Segfault),
+        ("sigstop", Self::Sigstop),
+    ];
+
+    /// Where it strikes.
+    pub fn place(self) -> Place {
+        match self {
+            Self::StartupStall => Place::Startup,
+            Self::StepStall | Self::Livelock => Place::Step,
+            Self::Exception | Self::Sleep | Self::LockHeld => Place::Device,
+            Self::DeviceWait => Place::Event,
+            Self::RankHang | Self::PlanDrift => Place::Rank,
+            Self::PaddedGraph => Place::Gather,
+            // of the first rank also between steps; of any other before it enters one
+            Self::Crash | Self::Segfault | Self::Sigstop => Place::Rank,
+        }
+    }
+
+    /// Does it strike worker ranks alone?
+    fn of_workers(self) -> bool {
+        matches!(self, Self::PaddedGraph | Self::RankHang | Self::PlanDrift)
+    }
+
+    /// Does it end or stop the whole process, so that it can strike anywhere?
+    fn of_process(self) -> bool {
+        matches!(self, Self::Crash | Self::Segfault | Self::Sigstop)
+    }
 }
 
 /// When it goes wrong.
@@ -36,48 +108,60 @@ pub enum FaultAfter {
     Ready(Duration),
     /// When so many steps are done.
     Steps(u64),
+    /// At the first step that decodes one token for each of exactly so many requests.
+    Requests(usize),
     /// When SIGUSR2 arrives.
     SigUsr2,
 }
 
-/// One `--fault KIND[@AFTER]`.
+/// One `--fault KIND[:RANK][@AFTER]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultSpec {
     pub kind: FaultKind,
+    /// None: the first rank, or for a fault of workers all of those.
+    pub rank: Option<usize>,
     pub after: FaultAfter,
 }
 
 /// Why a `--fault` was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FaultParseError {
-    #[error("unknown fault {0:?}; allowed: step-stall, device-wait, startup-stall, livelock, crash")]
+    #[error("unknown fault {0:?}; allowed: {names}", names = names())]
     Kind(String),
+    #[error("unknown rank {0:?}; after : stands the number of a rank, from 0 on")]
+    Rank(String),
     #[error(
-        "unknown moment {0:?}; allowed after @: a time such as 500ms, 10s or 2m, steps such as 200steps, or sigusr2"
+        "unknown moment {0:?}; allowed after @: a time such as 500ms, 10s or 2m, steps such as 200steps, a decode step of so many requests such as 15reqs, or sigusr2"
     )]
     After(String),
-    #[error("startup-stall happens before the engine is ready: it takes no @ moment")]
-    StartupMoment,
+    #[error("{0} happens before the engine is ready: it takes no @ moment")]
+    StartupMoment(String),
+    #[error("{kind} strikes worker ranks, which begin at 1, not rank {rank}")]
+    NoWorker { kind: String, rank: usize },
+}
+
+fn names() -> String {
+    FaultKind::NAMED.map(|(name, _)| name).join(", ")
 }
 
 impl FromStr for FaultSpec {
     type Err = FaultParseError;
 
     fn from_str(text: &str) -> Result<Self, FaultParseError> {
-        let (kind, after) = text.split_once('@').map_or((text, None), |(k, a)| (k, Some(a)));
-        let kind = match kind {
-            "step-stall" => FaultKind::StepStall,
-            "device-wait" => FaultKind::DeviceWait,
-            "startup-stall" => FaultKind::StartupStall,
-            "livelock" => FaultKind::Livelock,
-            "crash" => FaultKind::Crash,
-            other => return Err(FaultParseError::Kind(other.into())),
-        };
-        let after = after.map_or(Ok(FaultAfter::AtOnce), parse_after)?;
-        if kind == FaultKind::StartupStall && after != FaultAfter::AtOnce {
-            return Err(FaultParseError::StartupMoment);
+        let (what, after) = text.split_once('@').map_or((text, None), |(k, a)| (k, Some(a)));
+        let (name, rank) = what.split_once(':').map_or((what, None), |(k, r)| (k, Some(r)));
+        let kind = FaultKind::NAMED.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
+        let kind = kind.ok_or_else(|| FaultParseError::Kind(name.into()))?;
+        let number = |r: &str| r.parse().map_err(|_| FaultParseError::Rank(r.into()));
+        let rank = rank.map(number).transpose()?;
+        if let Some(rank) = rank.filter(|rank| *rank == 0 && kind.of_workers()) {
+            return Err(FaultParseError::NoWorker { kind: name.into(), rank });
         }
-        Ok(Self { kind, after })
+        let after = after.map_or(Ok(FaultAfter::AtOnce), parse_after)?;
+        if kind.place() == Place::Startup && after != FaultAfter::AtOnce {
+            return Err(FaultParseError::StartupMoment(name.into()));
+        }
+        Ok(Self { kind, rank, after })
     }
 }
 
@@ -89,78 +173,10 @@ fn parse_after(text: &str) -> Result<FaultAfter, FaultParseError> {
     if let Some(number) = text.strip_suffix("steps") {
         return number.parse().map(FaultAfter::Steps).map_err(|_| wrong());
     }
+    if let Some(number) = text.strip_suffix("reqs") {
+        return number.parse().map(FaultAfter::Requests).map_err(|_| wrong());
+    }
     humantime::parse_duration(text).map(FaultAfter::Ready).map_err(|_| wrong())
-}
-
-/// Where in its life the engine thread asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    Startup,
-    Step,
-    Idle,
-}
-
-/// The faults of one engine, held by its thread.
-#[derive(Debug, Clone, Default)]
-pub struct Faults {
-    specs: Vec<FaultSpec>,
-    /// Set by the SIGUSR2 handler.
-    pub signalled: Arc<AtomicBool>,
-    ready_ns: u64,
-}
-
-impl Faults {
-    pub fn new(specs: Vec<FaultSpec>) -> Self {
-        Self { specs, ..Self::default() }
-    }
-
-    /// The engine is ready: times count from here.
-    pub fn ready(&mut self) {
-        self.ready_ns = monotonic_ns();
-    }
-
-    /// Does what is due here. Returns only if nothing is, or for a livelock: true means "discard this step's results".
-    pub fn at(&self, place: Place, steps_done: u64) -> bool {
-        let now = monotonic_ns();
-        let Some(spec) = self.specs.iter().find(|s| self.due(s, place, steps_done, now)) else { return false };
-        if spec.kind != FaultKind::Livelock {
-            tracing::warn!(fault = ?spec.kind, steps_done, "injected fault fires");
-        }
-        match spec.kind {
-            FaultKind::StepStall | FaultKind::StartupStall => sleep_for_ever(),
-            FaultKind::DeviceWait => spin_for_ever(),
-            FaultKind::Crash => std::process::abort(),
-            FaultKind::Livelock => true,
-        }
-    }
-
-    fn due(&self, spec: &FaultSpec, place: Place, steps_done: u64, now: u64) -> bool {
-        let here = match spec.kind {
-            FaultKind::StartupStall => place == Place::Startup,
-            FaultKind::Crash => place != Place::Startup,
-            FaultKind::StepStall | FaultKind::DeviceWait | FaultKind::Livelock => place == Place::Step,
-        };
-        here && match spec.after {
-            FaultAfter::AtOnce => true,
-            FaultAfter::Ready(d) => {
-                now.saturating_sub(self.ready_ns) >= u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
-            }
-            FaultAfter::Steps(n) => steps_done >= n,
-            FaultAfter::SigUsr2 => self.signalled.load(Ordering::Relaxed),
-        }
-    }
-}
-
-fn sleep_for_ever() -> ! {
-    loop {
-        std::thread::sleep(Duration::from_secs(3600));
-    }
-}
-
-fn spin_for_ever() -> ! {
-    loop {
-        std::hint::spin_loop();
-    }
 }
 
 #[cfg(test)]
@@ -168,34 +184,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_and_moment_parses() {
-        let parse = |s: &str| s.parse::<FaultSpec>().map(|f| (f.kind, f.after));
-        assert_eq!(parse("step-stall"), Ok((FaultKind::StepStall, FaultAfter::AtOnce)));
-        assert_eq!(parse("device-wait@10s"), Ok((FaultKind::DeviceWait, FaultAfter::Ready(Duration::from_secs(10)))));
-        assert_eq!(parse("livelock@200steps"), Ok((FaultKind::Livelock, FaultAfter::Steps(200))));
-        assert_eq!(parse("crash@sigusr2"), Ok((FaultKind::Crash, FaultAfter::SigUsr2)));
-        assert_eq!(parse("startup-stall"), Ok((FaultKind::StartupStall, FaultAfter::AtOnce)));
+    fn every_kind_rank_and_moment_parses() {
+        let parse = |s: &str| s.parse::<FaultSpec>().map(|f| (f.kind, f.rank, f.after));
+        assert_eq!(parse("step-stall"), Ok((FaultKind::StepStall, None, FaultAfter::AtOnce)));
+        let ten = FaultAfter::Ready(Duration::from_secs(10));
+        assert_eq!(parse("device-wait@10s"), Ok((FaultKind::DeviceWait, None, ten)));
+        assert_eq!(parse("livelock@200steps"), Ok((FaultKind::Livelock, None, FaultAfter::Steps(200))));
+        assert_eq!(parse("abort@sigusr2"), Ok((FaultKind::Crash, None, FaultAfter::SigUsr2)));
+        assert_eq!(parse("padded-graph@15reqs"), Ok((FaultKind::PaddedGraph, None, FaultAfter::Requests(15))));
+        assert_eq!(parse("sigstop:3@2s").unwrap().1, Some(3));
+        for (name, kind) in FaultKind::NAMED {
+            assert_eq!(parse(name).unwrap().0, kind);
+        }
     }
 
     #[test]
     fn errors_say_what_is_allowed() {
         let error = |s: &str| s.parse::<FaultSpec>().unwrap_err().to_string();
         assert!(error("nap").contains("allowed: step-stall"));
-        for moment in ["soon", "10", "s", "xsteps", "-1s", ""] {
+        for moment in ["soon", "10", "s", "xsteps", "-1s", "", "xreqs"] {
             assert!(error(&format!("crash@{moment}")).contains("200steps"), "{moment}");
         }
         assert!(error("startup-stall@10s").contains("before the engine is ready"));
-    }
-
-    #[test]
-    fn a_fault_fires_at_its_place_and_moment_only() {
-        let faults = Faults::new(vec!["livelock@3steps".parse().unwrap()]);
-        assert!(!faults.at(Place::Step, 2));
-        assert!(!faults.at(Place::Idle, 9));
-        assert!(faults.at(Place::Step, 3));
-        let armed = Faults::new(vec!["livelock@sigusr2".parse().unwrap()]);
-        assert!(!armed.at(Place::Step, 9));
-        armed.signalled.store(true, Ordering::Relaxed);
-        assert!(armed.at(Place::Step, 9));
+        assert!(error("crash:x").contains("number of a rank"));
+        assert!(error("rank-hang:0").contains("begin at 1"));
     }
 }

@@ -8,14 +8,15 @@ use std::sync::{
 };
 
 use thiserror::Error;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::beat::{BeatBoard, Health, judge};
 use crate::codec::TextCodec;
 use crate::metrics::Metrics;
-use crate::model::ModelInfo;
+use crate::model::{ModelInfo, Pulse};
 use crate::sampling::{SamplingParams, TokenLogprob};
 use crate::scheduler::{Limits, NewSeq, Refusal, ReqId, check_fit};
+use crate::stuck::Stuck;
 
 /// One request for output.
 #[derive(Debug, Clone, Default)]
@@ -92,6 +93,9 @@ pub struct Shared {
     pub stop: AtomicBool,
     /// When this was made, on the monotonic clock.
     pub started_ns: u64,
+    /// Moves while the engine thread waits for its device and looks whether it is done.
+    pub pulse: OnceLock<Pulse>,
+    stuck: watch::Sender<Option<Arc<Stuck>>>,
     slots: Arc<AtomicUsize>,
     slots_max: usize,
     next_id: AtomicU64,
@@ -107,14 +111,46 @@ impl Shared {
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             started_ns: heartbeat::monotonic_ns(),
+            pulse: OnceLock::new(),
+            stuck: watch::Sender::new(None),
             slots: Arc::default(),
             slots_max,
             next_id: AtomicU64::new(1),
         }
     }
 
+    /// The engine gives up: every request is answered, and the server ends. The first reason stays.
+    pub fn give_up(&self, stuck: Stuck) {
+        self.stuck.send_if_modified(|place| {
+            let first = place.is_none();
+            if first {
+                *place = Some(Arc::new(stuck));
+            }
+            first
+        });
+    }
+
+    /// Why the engine gave up, as soon as it does.
+    pub fn given_up(&self) -> impl Future<Output = Arc<Stuck>> + Send + use<> {
+        let mut told = self.stuck.subscribe();
+        async move {
+            loop {
+                if let Some(stuck) = told.borrow_and_update().clone() {
+                    return stuck;
+                }
+                if told.changed().await.is_err() {
+                    // nobody is left who could give up
+                    std::future::pending::<()>().await;
+                }
+            }
+        }
+    }
+
     /// What the last beat says (E6); does not need the engine thread.
     pub fn health(&self) -> Health {
+        if let Some(stuck) = &*self.stuck.borrow() {
+            return Health::Stalled(stuck.to_string());
+        }
         judge(self.board.load().as_ref(), heartbeat::monotonic_ns())
     }
 
@@ -211,7 +247,7 @@ impl EngineHandle {
         let ticket = Arc::new(Ticket::default());
         let submission = Submission { seq, request, events, ticket: ticket.clone(), slot };
         match self.inbox.try_send(submission) {
-            Ok(()) => Ok(RequestStream { receiver, ticket }),
+            Ok(()) => Ok(RequestStream { receiver, ticket, given_up: self.shared.stuck.subscribe() }),
             // The inbox has a place for every slot; a full one means slots were lost, which `Busy` describes well enough.
             Err(TrySendError::Full(_)) => Err(SubmitError::Busy(self.shared.in_flight())),
             Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
@@ -224,6 +260,7 @@ impl EngineHandle {
 pub struct RequestStream {
     receiver: mpsc::Receiver<TokenEvent>,
     ticket: Arc<Ticket>,
+    given_up: watch::Receiver<Option<Arc<Stuck>>>,
 }
 
 impl RequestStream {
@@ -235,11 +272,14 @@ impl RequestStream {
 
     /// The next event, or how the request ended. The caller brings the deadline.
     pub async fn next(&mut self) -> Result<TokenEvent, End> {
-        match self.receiver.recv().await {
-            Some(event) => Ok(event),
-            // The thread writes the end before it drops its sender; without one it died.
-            None => Err(self.ticket.end.get().cloned().unwrap_or(End::Shutdown)),
-        }
+        let event = tokio::select! {
+            biased;
+            event = self.receiver.recv() => event,
+            // the thread itself may be stuck, and this stream in its hands
+            () = async { drop(self.given_up.wait_for(Option::is_some).await) } => None,
+        };
+        // The thread writes the end before it drops its sender; without one it died, or gave up.
+        event.ok_or_else(|| self.ticket.end.get().cloned().unwrap_or(End::Shutdown))
     }
 }
 

@@ -7,6 +7,7 @@
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 
 mod portable;
+pub mod shared;
 
 use std::fs::File;
 use std::sync::Arc;

@@ -6,38 +6,39 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// The exit status of a role that failed and has no more to say by it.
+pub const FAILED: u8 = 1;
+
 /// How long background tasks may still sit in a blocking call when a role has ended (E1).
 const LEAVE_MAX: Duration = Duration::from_secs(1);
 
 /// Starts logging and a runtime of `threads` workers, does `work`, and turns its outcome into an exit status: an error goes to stderr in
-/// one line with all its causes. `log_filter` has the syntax of `tracing-subscriber`'s `EnvFilter`.
-pub fn play<E>(log_filter: &str, threads: usize, work: impl Future<Output = Result<ExitCode, E>>) -> ExitCode
+/// one line with all its causes, and `exit_code` gives its status. `log_filter` has the syntax of `tracing-subscriber`'s `EnvFilter`.
+pub fn play<E>(
+    log_filter: &str,
+    threads: usize,
+    exit_code: impl Fn(&E) -> u8,
+    work: impl Future<Output = Result<ExitCode, E>>,
+) -> ExitCode
 where
     E: Into<Box<dyn Error + Send + Sync>>,
 {
     start_logging(log_filter);
-    run(threads, work).unwrap_or_else(|error| {
-        eprintln!("truebeat: {}", one_line(error.as_ref()));
-        ExitCode::FAILURE
-    })
-}
-
-fn run<E>(
-    threads: usize,
-    work: impl Future<Output = Result<ExitCode, E>>,
-) -> Result<ExitCode, Box<dyn Error + Send + Sync>>
-where
-    E: Into<Box<dyn Error + Send + Sync>>,
-{
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .worker_threads(threads)
-        .build()
-        .map_err(|error| format!("could not start the async runtime: {error}"))?;
-    let code = runtime.block_on(work).map_err(Into::into)?;
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(threads).build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("truebeat: could not start the async runtime: {error}");
+            return ExitCode::from(FAILED);
+        }
+    };
+    let code = runtime.block_on(work).unwrap_or_else(|error| {
+        let code = exit_code(&error);
+        eprintln!("truebeat: {}", one_line(error.into().as_ref()));
+        ExitCode::from(code)
+    });
     // Background probes may sit in a blocking read; a role that has ended must not wait for them (E1).
     runtime.shutdown_timeout(LEAVE_MAX);
-    Ok(code)
+    code
 }
 
 /// Logs go to stderr, so that stdout stays for results.

@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     {
         return code;
     }
-    role::play(&cli.log_filter, WORKER_THREADS, async {
+    role::play(&cli.log_filter, WORKER_THREADS, |_| role::FAILED, async {
         match cli.command {
             Command::Run(args) => agent::cli::run_supervised(args).await,
             Command::Agent(args) => agent::cli::run_agent(args).await,

@@ -4,6 +4,8 @@
 
 pub mod cpu;
 
+use std::ops::Range;
+
 use thiserror::Error;
 
 use crate::weights::RawWeight;
@@ -43,6 +45,19 @@ pub struct KvSize {
     pub block_size: usize,
 }
 
+/// Which part of a weight this process holds, and so what its products are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// Some outputs; whoever takes them wants just those.
+    Outputs(Range<usize>),
+    /// Some inputs: products are to be summed over the ranks.
+    Inputs(Range<usize>),
+    /// Some outputs, of which every rank needs all; `widths` are the ranks' shares.
+    Gathered { mine: Range<usize>, widths: Vec<usize> },
+}
+
 /// Model-level operations. A `Matrix` is f32, row-major, a row a token. A `Weight` keeps the type of its file.
 ///
 /// Every implementation keeps EP4: a row's result depends on that row and its own sequence alone, never on the rows
@@ -62,6 +77,11 @@ pub trait Backend: Send {
 
     /// Takes over a weight of the model's files.
     fn weight(&self, raw: RawWeight) -> Self::Weight;
+
+    /// Takes over a part of a weight, already cut to it. Only a backend of several ranks has parts.
+    fn weight_part(&self, raw: RawWeight, _part: &Part) -> Self::Weight {
+        self.weight(raw)
+    }
 
     /// A cache for all layers.
     ///

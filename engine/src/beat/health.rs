@@ -22,14 +22,15 @@ pub fn judge(view: Option<&View>, now_ns: u64) -> Health {
     let Some(View { beat, progress_ns }) = view else {
         return Health::Stalled("the engine thread stopped while it published its state".into());
     };
-    late(beat, now_ns).or_else(|| barren(beat, *progress_ns, now_ns)).unwrap_or(match beat.phase {
+    let stalled = late(beat, now_ns).or_else(|| barren(beat, *progress_ns, now_ns));
+    stalled.map(Health::Stalled).unwrap_or(match beat.phase {
         Phase::Load | Phase::Compile | Phase::Capture | Phase::WarmUp => Health::Starting,
         _ => Health::Serving,
     })
 }
 
 /// Is the step, or the phase, past its lease?
-fn late(beat: &Beat, now_ns: u64) -> Option<Health> {
+pub(crate) fn late(beat: &Beat, now_ns: u64) -> Option<String> {
     let since_ms = |from_ns: u64| now_ns.saturating_sub(from_ns) / 1_000_000;
     let lease_ms = u64::from(beat.lease_ms);
     let phase = format!("{:?}", beat.phase).to_lowercase();
@@ -39,19 +40,17 @@ fn late(beat: &Beat, now_ns: u64) -> Option<Health> {
         (0, false) => ("phase", since_ms(beat.phase_entered_ns), lease_ms),
         (started_ns, _) => ("a step of", since_ms(started_ns), lease_ms),
     };
-    (lasted_ms > allowed_ms)
-        .then(|| Health::Stalled(format!("{what} {phase} has lasted {lasted_ms} ms, its lease was {allowed_ms} ms")))
+    (lasted_ms > allowed_ms).then(|| format!("{what} {phase} has lasted {lasted_ms} ms, its lease was {allowed_ms} ms"))
 }
 
 /// Do steps turn while nothing that is owed moves (a livelock, H3)?
-fn barren(beat: &Beat, progress_ns: u64, now_ns: u64) -> Option<Health> {
+pub(crate) fn barren(beat: &Beat, progress_ns: u64, now_ns: u64) -> Option<String> {
     let owed = beat.running + beat.waiting;
     let lasted_ms = now_ns.saturating_sub(progress_ns) / 1_000_000;
     let allowed_ms = 2 * u64::from(beat.lease_ms).max(TURN_MS_MIN / 2);
     let in_steps = matches!(beat.phase, Phase::Prefill | Phase::Decode);
-    (in_steps && owed > 0 && lasted_ms > allowed_ms).then(|| {
-        Health::Stalled(format!("steps turn, but nothing was delivered to {owed} requests for {lasted_ms} ms"))
-    })
+    (in_steps && owed > 0 && lasted_ms > allowed_ms)
+        .then(|| format!("steps turn, but nothing was delivered to {owed} requests for {lasted_ms} ms"))
 }
 
 #[cfg(test)]

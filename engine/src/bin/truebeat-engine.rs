@@ -24,5 +24,6 @@ enum Command {
 
 fn main() -> ExitCode {
     let Cli { log_filter, command: Command::Engine(args) } = Cli::parse();
-    role::play(&log_filter, WORKER_THREADS, async { engine::cli::run(args).await.map(|()| ExitCode::SUCCESS) })
+    let work = async { engine::cli::run(args).await.map(|()| ExitCode::SUCCESS) };
+    role::play(&log_filter, WORKER_THREADS, engine::cli::EngineError::exit_code, work)
 }

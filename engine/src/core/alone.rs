@@ -4,31 +4,37 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::core::sample::Rows;
-use crate::model::{Model, StepBatch};
+use crate::model::{Model, ModelError, StepBatch};
+use crate::stuck::Stuck;
 
 /// Runs the batch; where that fails, its sequences one by one. One entry a sequence.
-pub(super) fn run(model: &mut dyn Model, batch: &StepBatch) -> Vec<Rows> {
-    match forward(model, batch) {
-        Ok(rows) => return rows.into_iter().map(Ok).collect(),
+///
+/// # Errors
+/// A step that did not end in time (E1): the model is lost, for every sequence.
+pub(super) fn run(model: &mut dyn Model, batch: &StepBatch) -> Result<Vec<Rows>, Stuck> {
+    match forward(model, batch)? {
+        Ok(rows) => return Ok(rows.into_iter().map(Ok).collect()),
         Err(error) => {
             tracing::error!(error, requests = batch.seqs.len(), "a step failed; its sequences run one by one")
         }
     }
     let alone = batch.seqs.iter().map(|seq| {
         let rows = forward(model, &StepBatch { seqs: vec![seq.clone()] })?;
-        rows.into_iter().next().ok_or_else(|| "no logits".into())
+        Ok(rows.and_then(|rows| rows.into_iter().next().ok_or_else(|| "no logits".into())))
     });
     alone.collect()
 }
 
-fn forward(model: &mut dyn Model, batch: &StepBatch) -> Result<Vec<Vec<Vec<f32>>>, String> {
+/// The inner error is the batch's own, and the next may go well; the outer one is the model's end.
+fn forward(model: &mut dyn Model, batch: &StepBatch) -> Result<Result<Vec<Vec<Vec<f32>>>, String>, Stuck> {
     let count = batch.seqs.len();
-    let logits = guarded(|| model.forward(batch).map_err(|e| e.to_string()))?;
-    if logits.rows.len() == count {
-        Ok(logits.rows)
-    } else {
-        Err(format!("{} rows of logits for {count} sequences", logits.rows.len()))
-    }
+    Ok(match guarded(|| Ok(model.forward(batch))) {
+        Err(panic) => Err(panic),
+        Ok(Err(ModelError::Stuck(stuck))) => return Err(stuck),
+        Ok(Err(error)) => Err(error.to_string()),
+        Ok(Ok(logits)) if logits.rows.len() == count => Ok(logits.rows),
+        Ok(Ok(logits)) => Err(format!("{} rows of logits for {count} sequences", logits.rows.len())),
+    })
 }
 
 /// What `part` returns; a panic in it is an error with the panic's words. Only for parts whose state is whole at any time or gone with

@@ -4,20 +4,26 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
     sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
 };
 
 use heartbeat::monotonic_ns;
+use heartbeat::page::StepOutcome;
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::beat::{Heart, StepShape, Tally};
 use crate::core::alone::{self, guarded};
 use crate::core::sample::{Rows, sample_row};
-use crate::fault::{Faults, Place};
+use crate::fault::Faults;
 use crate::handle::{End, Shared, Submission, TokenEvent};
-use crate::model::{Model, SeqInput};
+use crate::model::{Model, SeqInput, StepTerms};
 use crate::sampling::{Sampler, TokenLogprob};
 use crate::scheduler::{Finish, Limits, Outcome, Refusal, ReqId, Scheduler, SeqResult, StepPlan};
 use crate::speculation::Speculation;
+use crate::stuck::Stuck;
+
+/// A step may be silent for its lease, and for this long at least: a loaded machine runs its threads late.
+const STEP_SILENCE_MIN: Duration = Duration::from_millis(600);
 
 /// A request in the engine, and what the step under way has for it.
 pub(super) struct Live {
@@ -37,15 +43,17 @@ pub(super) struct Core {
     pub(super) speculation: Option<Speculation>,
     pub(super) shared: Arc<Shared>,
     heart: Heart,
+    /// Steps have deadlines (E1).
+    guards: bool,
     tokens_delivered: u64,
     requests_finished: u64,
 }
 
 impl Core {
-    pub fn new(model: Box<dyn Model>, limits: Limits, shared: Arc<Shared>, heart: Heart) -> Self {
-        let scheduler = Scheduler::new(limits);
-        let (live, speculation) = (HashMap::new(), None);
-        Self { model, scheduler, live, speculation, shared, heart, tokens_delivered: 0, requests_finished: 0 }
+    pub fn new(model: Box<dyn Model>, limits: Limits, shared: Arc<Shared>, heart: Heart, guards: bool) -> Self {
+        let (scheduler, live) = (Scheduler::new(limits), HashMap::new());
+        let (tokens_delivered, requests_finished) = (0, 0);
+        Self { model, scheduler, live, speculation: None, shared, heart, guards, tokens_delivered, requests_finished }
     }
 
     /// The same, with guesses.
@@ -55,17 +63,23 @@ impl Core {
     }
 
     /// Takes one step. False: there is nothing to run.
-    pub fn step(&mut self, faults: &Faults) -> bool {
+    ///
+    /// # Errors
+    /// A step that did not end in time (E1): there will be no other.
+    pub fn step(&mut self, faults: &Faults) -> Result<bool, Stuck> {
         self.drop_cancelled();
         let plan = self.scheduler.plan(monotonic_ns());
         plan.late.iter().for_each(|(id, refusal)| self.end(*id, End::Late(refusal.to_string())));
         if plan.is_empty() {
-            return false;
+            return Ok(false);
         }
         let shape = shape_of(&plan);
         self.heart.step_begins(&shape, &self.tally());
-        let livelock = faults.at(Place::Step, self.heart.steps_completed());
-        let rows = alone::run(self.model.as_mut(), &plan.batch);
+        let livelock = faults.at_step(self.heart.steps_completed(), &shape);
+        self.model.terms(&self.terms(faults));
+        let rows = alone::run(self.model.as_mut(), &plan.batch).inspect_err(|_| {
+            self.heart.step_ends(&shape, &self.tally(), StepOutcome::DeadlineExceeded);
+        })?;
         let results = if livelock { Vec::new() } else { self.sample(&plan, &rows) };
         let outcomes = self.scheduler.apply(results);
         let failed = outcomes.iter().any(|outcome| outcome.finish == Some(Finish::Failed));
@@ -77,17 +91,23 @@ impl Core {
         }
         outcomes.into_iter().for_each(|outcome| self.deliver(outcome));
         let guessing_ns = self.guess_ahead();
-        let took_ns = self.heart.step_ends(&shape, &self.tally(), !failed);
+        let outcome = if failed { StepOutcome::Failed } else { StepOutcome::Ok };
+        let took_ns = self.heart.step_ends(&shape, &self.tally(), outcome);
         self.scheduler.learn(&plan, took_ns.saturating_sub(guessing_ns));
         if let Some(speculation) = &mut self.speculation {
             speculation.timed(took_ns, guessing_ns);
         }
-        true
+        Ok(true)
+    }
+
+    fn terms(&self, faults: &Faults) -> StepTerms {
+        let allowed = self.guards.then(|| self.heart.lease().max(STEP_SILENCE_MIN));
+        StepTerms { allowed, tally: self.tally(), armed: faults.armed_bits() }
     }
 
     /// Says that there is nothing to run.
     pub fn rest(&mut self, faults: &Faults) {
-        faults.at(Place::Idle, self.heart.steps_completed());
+        faults.at_rest(self.heart.steps_completed());
         self.heart.resting(&self.tally(), self.shared.draining.load(Relaxed));
         self.shared.metrics.gauges(&self.scheduler);
     }
@@ -193,7 +213,7 @@ impl Drop for Core {
 }
 
 /// Work of a prefill chunk: tokens, weighed by the context that they attend to.
-pub(super) fn prefill_units(input: &SeqInput) -> u64 {
+pub(crate) fn prefill_units(input: &SeqInput) -> u64 {
     let tokens = input.tokens.len() as u64;
     tokens * (256 + input.start_pos as u64 + tokens / 2)
 }

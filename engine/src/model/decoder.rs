@@ -2,6 +2,7 @@
 //! step go through each weight in one multiplication; only attention looks at one sequence at a time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::Ordering;
 
 use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize};
 
@@ -9,7 +10,7 @@ use super::batch;
 use super::config::DecoderConfig;
 use super::rope::Rope;
 use super::routing;
-use super::{KvShape, Model, ModelError, ModelInfo, StepBatch, StepLogits};
+use super::{KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits};
 
 /// A weight matrix (`outputs × inputs`) with its bias, if the model has one.
 pub(super) struct Linear<B: Backend> {
@@ -68,6 +69,7 @@ pub(super) struct Decoder<B: Backend> {
     weights: DecoderWeights<B>,
     rope: Rope,
     cache: Option<(KvShape, B::Kv)>,
+    pulse: Pulse,
 }
 
 /// What every layer of one step shares.
@@ -81,7 +83,7 @@ struct StepFrame<'a, M> {
 impl<B: Backend> Decoder<B> {
     pub fn new(backend: B, config: DecoderConfig, info: ModelInfo, weights: DecoderWeights<B>) -> Self {
         let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling).divided(&config.rope_factors);
-        Self { backend, config, info, weights, rope, cache: None }
+        Self { backend, config, info, weights, rope, cache: None, pulse: Pulse::default() }
     }
 
     /// Hidden states of the step's tokens after the last block; K and V are written on the way.
@@ -93,6 +95,7 @@ impl<B: Backend> Decoder<B> {
             self.backend.add(&mut x, &attended);
             let fed = self.feed_forward(layer, &x);
             self.backend.add(&mut x, &fed);
+            self.pulse.fetch_add(1, Ordering::Relaxed);
         }
         x
     }
@@ -180,6 +183,10 @@ impl<B: Backend> Decoder<B> {
 impl<B: Backend> Model for Decoder<B> {
     fn info(&self) -> &ModelInfo {
         &self.info
+    }
+
+    fn pulse(&self) -> Option<Pulse> {
+        Some(self.pulse.clone())
     }
 
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {

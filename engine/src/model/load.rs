@@ -2,15 +2,18 @@
 //! makes none can be told from a slow one (S4, H5).
 
 use std::path::Path;
+use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, Precision};
+use crate::backend::{Backend, Part};
+use crate::ranks::{RankBackend, Team};
 use crate::weights::{Gguf, WeightType, WeightsError, WeightsFolder, gguf};
 
 use super::config::{ConfigError, DecoderConfig};
 use super::decoder::{Decoder, DecoderWeights, FeedForward, Layer, Linear, Mixture, Mlp};
+use super::share::{Share, ShareError, cut};
 use super::{LoadProgress, Model, ModelInfo};
 
 /// Why a folder cannot be loaded; each message names the file at fault.
@@ -20,6 +23,8 @@ pub enum LoadError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    #[error("the model cannot be split: {0}")]
+    Share(#[from] ShareError),
 }
 
 /// How a model is to be computed.
@@ -29,6 +34,8 @@ pub struct LoadOptions {
     pub precision: Precision,
     /// Threads of one operation; `None`: as many as the process may use, 16 at most.
     pub threads: Option<usize>,
+    /// The ranks that share the model; `None`: this process has all of it.
+    pub team: Option<Arc<Team>>,
 }
 
 /// Loads the model in `dir` onto the CPU, with the default [`LoadOptions`].
@@ -55,14 +62,31 @@ pub fn load_model_with(
     let embed = folder.weight_type(&format!("{EMBED}.weight"));
     let precision = if embed == Some(WeightType::F32) { Precision::Exact } else { options.precision };
     let backend = options.threads.map_or_else(CpuBackend::default, CpuBackend::new).with_precision(precision);
+    match &options.team {
+        None => decoder(dir, config, &folder, (backend, Share::WHOLE), progress),
+        Some(team) => {
+            let share = Share { rank: team.rank(), world: team.world() };
+            share.check(&config)?;
+            decoder(dir, config, &folder, (RankBackend::new(backend, team.clone()), share), progress)
+        }
+    }
+}
+
+fn decoder<B: Backend + 'static>(
+    dir: &Path,
+    config: DecoderConfig,
+    folder: &WeightsFolder,
+    (backend, share): (B, Share),
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn Model>, LoadError> {
     let tied = config.tied_embeddings.unwrap_or_else(|| !folder.contains(LM_HEAD));
     let used = |name: &str| name.starts_with("model.") || (!tied && name == LM_HEAD);
     let total = folder.len_bytes_where(used);
     progress(0, total);
-    let mut loader = Loader { folder: &folder, backend: &backend, config: &config, progress, done: 0, total };
+    let mut loader = Loader { folder, backend: &backend, config: &config, share, progress, done: 0, total };
     let weights = loader.weights(tied)?;
     let info = model_info(dir, &config);
-    Ok(Box::new(Decoder::new(backend, config, info, weights)))
+    Ok(Box::new(Decoder::new(backend, share.of_config(&config), info, weights)))
 }
 
 /// Configuration and weights of a Hugging Face folder, or of the GGUF file that `path` means.
@@ -102,6 +126,7 @@ struct Loader<'a, 'p, B> {
     folder: &'a WeightsFolder,
     backend: &'a B,
     config: &'a DecoderConfig,
+    share: Share,
     progress: LoadProgress<'p>,
     done: u64,
     total: u64,
@@ -110,16 +135,23 @@ struct Loader<'a, 'p, B> {
 impl<B: Backend> Loader<'_, '_, B> {
     fn weights(&mut self, tied: bool) -> Result<DecoderWeights<B>, WeightsError> {
         let (vocab, hidden) = (self.config.vocab, self.config.hidden);
-        let embed = self.matrix(&format!("{EMBED}.weight"), vocab, hidden)?;
+        let embed_name = format!("{EMBED}.weight");
+        let embed = self.matrix(&embed_name, (vocab, hidden), &Part::Whole)?;
         let layers = (0..self.config.layers).map(|index| self.layer(index)).collect::<Result<_, _>>()?;
         let norm = self.vector("model.norm.weight", hidden)?;
-        let lm_head = if tied { None } else { Some(self.matrix(LM_HEAD, vocab, hidden)?) };
+        // ranks that share a tied head hold its rows once more: as the table they need all, as the head a part
+        let head = if tied { &embed_name } else { LM_HEAD };
+        let whole = tied && self.share == Share::WHOLE;
+        let lm_head = if whole { None } else { Some(self.matrix(head, (vocab, hidden), &self.share.vocab(vocab))?) };
         Ok(DecoderWeights { embed, layers, norm, lm_head })
     }
 
     fn layer(&mut self, index: usize) -> Result<Layer<B>, WeightsError> {
         let DecoderConfig { hidden, head_dim, qkv_bias, o_bias, .. } = *self.config;
-        let (q_width, kv_width) = (self.config.heads * head_dim, self.config.kv_heads * head_dim);
+        let DecoderConfig { heads, kv_heads, .. } = *self.config;
+        let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+        let q_rows = self.share.heads(heads, head_dim);
+        let (q_part, kv_part) = (Part::Outputs(q_rows.clone()), Part::Outputs(self.share.kv_heads(kv_heads, head_dim)));
         let name = |part: &str| format!("model.layers.{index}.{part}");
         let qk_norm = if self.config.arch.has_qk_norm() {
             let q = self.vector(&name("self_attn.q_norm.weight"), head_dim)?;
@@ -129,10 +161,10 @@ impl<B: Backend> Loader<'_, '_, B> {
         };
         Ok(Layer {
             input_norm: self.vector(&name("input_layernorm.weight"), hidden)?,
-            q: self.linear(&name("self_attn.q_proj"), (q_width, hidden), qkv_bias)?,
-            k: self.linear(&name("self_attn.k_proj"), (kv_width, hidden), qkv_bias)?,
-            v: self.linear(&name("self_attn.v_proj"), (kv_width, hidden), qkv_bias)?,
-            o: self.linear(&name("self_attn.o_proj"), (hidden, q_width), o_bias)?,
+            q: self.linear(&name("self_attn.q_proj"), (q_width, hidden), qkv_bias, &q_part)?,
+            k: self.linear(&name("self_attn.k_proj"), (kv_width, hidden), qkv_bias, &kv_part)?,
+            v: self.linear(&name("self_attn.v_proj"), (kv_width, hidden), qkv_bias, &kv_part)?,
+            o: self.linear(&name("self_attn.o_proj"), (hidden, q_width), o_bias, &Part::Inputs(q_rows))?,
             qk_norm,
             post_norm: self.vector(&name("post_attention_layernorm.weight"), hidden)?,
             feed: self.feed_forward(index)?,
@@ -145,7 +177,7 @@ impl<B: Backend> Loader<'_, '_, B> {
         let Some(experts) = self.config.experts.as_ref().filter(|experts| experts.layers[layer]) else {
             return Ok(FeedForward::Dense(self.mlp(&name, intermediate, mlp_bias)?));
         };
-        let router = self.linear(&format!("{name}.gate"), (experts.count, hidden), false)?;
+        let router = self.linear(&format!("{name}.gate"), (experts.count, hidden), false, &Part::Whole)?;
         let of_number = |number| self.mlp(&format!("{name}.experts.{number}"), experts.intermediate, false);
         let all = (0..experts.count).map(of_number).collect::<Result<_, _>>()?;
         let (per_token, normalised) = (experts.per_token, experts.normalised);
@@ -154,23 +186,46 @@ impl<B: Backend> Loader<'_, '_, B> {
 
     fn mlp(&mut self, name: &str, intermediate: usize, bias: bool) -> Result<Mlp<B>, WeightsError> {
         let hidden = self.config.hidden;
+        let width = self.share.width(intermediate);
+        let outer = Part::Outputs(width.clone());
         Ok(Mlp {
-            gate: self.linear(&format!("{name}.gate_proj"), (intermediate, hidden), bias)?,
-            up: self.linear(&format!("{name}.up_proj"), (intermediate, hidden), bias)?,
-            down: self.linear(&format!("{name}.down_proj"), (hidden, intermediate), bias)?,
+            gate: self.linear(&format!("{name}.gate_proj"), (intermediate, hidden), bias, &outer)?,
+            up: self.linear(&format!("{name}.up_proj"), (intermediate, hidden), bias, &outer)?,
+            down: self.linear(&format!("{name}.down_proj"), (hidden, intermediate), bias, &Part::Inputs(width))?,
         })
     }
 
-    fn linear(&mut self, name: &str, (outputs, inputs): (usize, usize), bias: bool) -> Result<Linear<B>, WeightsError> {
-        let weight = self.matrix(&format!("{name}.weight"), outputs, inputs)?;
-        let bias = if bias { Some(self.vector(&format!("{name}.bias"), outputs)?) } else { None };
+    fn linear(
+        &mut self,
+        name: &str,
+        (outputs, inputs): (usize, usize),
+        bias: bool,
+        part: &Part,
+    ) -> Result<Linear<B>, WeightsError> {
+        let weight = self.matrix(&format!("{name}.weight"), (outputs, inputs), part)?;
+        let bias = if bias { Some(self.bias(&format!("{name}.bias"), outputs, part)?) } else { None };
         Ok(Linear { weight, bias })
     }
 
-    fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<B::Weight, WeightsError> {
-        let weight = self.backend.weight(self.folder.matrix(name, rows, cols)?);
+    fn matrix(&mut self, name: &str, (rows, cols): (usize, usize), part: &Part) -> Result<B::Weight, WeightsError> {
+        let raw = cut(self.folder.matrix(name, rows, cols)?, part);
+        let uncut = || {
+            let world = self.share.world;
+            self.folder.unusable(name, format!("its quantised blocks cannot be split over {world} ranks"))
+        };
+        let weight = self.backend.weight_part(raw.ok_or_else(uncut)?, part);
         self.advance(name);
         Ok(weight)
+    }
+
+    /// A bias belongs to outputs: a rank has those of its own.
+    fn bias(&mut self, name: &str, len: usize, part: &Part) -> Result<B::Matrix, WeightsError> {
+        let mut values = self.folder.vector(name, len)?;
+        if let Part::Outputs(mine) = part {
+            values = values.get(mine.clone()).map(<[f32]>::to_vec).unwrap_or_default();
+        }
+        self.advance(name);
+        Ok(self.backend.upload(1, values.len(), values))
     }
 
     fn vector(&mut self, name: &str, len: usize) -> Result<B::Matrix, WeightsError> {

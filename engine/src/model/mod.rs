@@ -7,6 +7,11 @@ mod load;
 mod random;
 mod rope;
 mod routing;
+mod share;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -14,6 +19,10 @@ pub use crate::backend::cpu::Precision;
 pub use config::ConfigError;
 pub use load::{LoadError, LoadOptions, load_model, load_model_with};
 pub use random::{RandomShape, random_model};
+pub use share::{Share, ShareError};
+
+use crate::beat::Tally;
+use crate::stuck::Stuck;
 
 /// Shape facts that scheduler and server need.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +83,20 @@ pub struct StepLogits {
 /// Progress of loading, for the heartbeat page's start-up lease (H5).
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
+/// Counts the layers that steps have got through: a step that is long and one that is stuck differ in it.
+pub type Pulse = Arc<AtomicU64>;
+
+/// What the step loop tells a model beside the batch.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StepTerms {
+    /// How long a step may go without a sign of life; `None`: for ever (`--guards off`).
+    pub allowed: Option<Duration>,
+    /// Counters and work owed, for the pages of other ranks.
+    pub tally: Tally,
+    /// Faults that are due, for other ranks.
+    pub armed: u64,
+}
+
 /// A loaded model on some backend.
 pub trait Model: Send {
     fn info(&self) -> &ModelInfo;
@@ -84,10 +107,19 @@ pub trait Model: Send {
     /// [`ModelError::OutOfMemory`] when the cache does not fit.
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError>;
 
+    /// What holds for the steps from now on.
+    fn terms(&mut self, _terms: &StepTerms) {}
+
+    /// Where its signs of life are counted, if it gives any.
+    fn pulse(&self) -> Option<Pulse> {
+        None
+    }
+
     /// Runs one step: writes K and V of `tokens` into their blocks, returns the logits asked for.
     ///
     /// # Errors
     /// [`ModelError::BadBatch`] when a token, position or block is out of range; the cache is then unchanged.
+    /// [`ModelError::Stuck`] when the step did not end in time: no later one can.
     fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError>;
 }
 
@@ -98,4 +130,8 @@ pub enum ModelError {
     BadBatch(String),
     #[error("the KV cache needs {needed_bytes} bytes: {reason}")]
     OutOfMemory { needed_bytes: u64, reason: String },
+    #[error("{0}")]
+    Device(String),
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
 }

@@ -22,6 +22,8 @@ use crate::server::{AppState, router};
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 /// What closing connections and the engine thread get, each, when everything else is done.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
+/// An engine that gives up has told its requests so; their answers get this long to leave.
+const LAST_WORDS_MAX: Duration = Duration::from_millis(300);
 
 /// Why the service ended otherwise than by a drain.
 #[derive(Debug, Error)]
@@ -58,7 +60,15 @@ pub async fn serve(
         drop(closing.await);
     });
     let mut server: Server = tokio::spawn(serving.into_future());
+    let given_up = app.handle.shared.given_up();
     tokio::select! {
+        biased;
+        stuck = given_up => {
+            drop(close);
+            let last_words = tokio::time::timeout(LAST_WORDS_MAX, &mut server).await;
+            last_words.err().into_iter().for_each(|_| server.abort());
+            return Err(CoreError::Stuck(stuck.as_ref().clone()).into());
+        }
         () = shutdown => (),
         result = &mut ended => {
             server.abort();

@@ -105,6 +105,13 @@ impl WeightsFolder {
         self.find(tensor, &[rows, cols], (rows, cols))
     }
 
+    /// Why a tensor that is there cannot be used as wanted.
+    pub fn unusable(&self, tensor: &str, reason: String) -> WeightsError {
+        let file = self.tensors.get(tensor).and_then(|(file, _)| self.files.get(*file));
+        let path = file.map_or_else(|| self.dir.clone(), |(path, _)| path.clone());
+        WeightsError::Tensor { path, tensor: tensor.to_owned(), reason }
+    }
+
     /// A tensor of one dimension as f32.
     ///
     /// # Errors

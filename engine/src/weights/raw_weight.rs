@@ -120,6 +120,16 @@ impl RawWeight {
         Self::new(range.len(), self.cols, self.kind, bytes)
     }
 
+    /// Columns `range` as a weight of their own, copied; `None` where blocks would be cut through.
+    pub fn columns(&self, range: Range<usize>) -> Option<Self> {
+        let (start, end) = (self.kind.len_bytes(range.start)?, self.kind.len_bytes(range.end)?);
+        if range.start > range.end || range.end > self.cols {
+            return None;
+        }
+        let bytes: Vec<u8> = (0..self.rows).flat_map(|row| self.row(row)[start..end].iter().copied()).collect();
+        Self::new(self.rows, range.len(), self.kind, bytes.into())
+    }
+
     /// The same rows in another order: row `i` is the old row `old_row(i)`. The one operation that copies.
     pub fn permuted(&self, old_row: impl Fn(usize) -> usize) -> Option<Self> {
         let bytes: Vec<u8> = (0..self.rows).flat_map(|row| self.row(old_row(row)).iter().copied()).collect();
@@ -238,6 +248,10 @@ mod tests {
         let values: Vec<u8> = (0..6u8).flat_map(|v| f32::from(v).to_le_bytes()).collect();
         let weight = RawWeight::new(3, 2, WeightType::F32, values.into()).unwrap();
         assert_eq!(weight.part(1..3).unwrap().to_f32(), [2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(weight.columns(1..2).unwrap().to_f32(), [1.0, 3.0, 5.0]);
+        assert!(weight.columns(1..3).is_none());
+        let blocks = RawWeight::new(1, 64, WeightType::Q8_0, vec![0; 68].into()).unwrap();
+        assert!(blocks.columns(0..32).is_some() && blocks.columns(0..16).is_none());
         assert_eq!(weight.permuted(|row| 2 - row).unwrap().to_f32(), [4.0, 5.0, 2.0, 3.0, 0.0, 1.0]);
     }
 }

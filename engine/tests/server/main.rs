@@ -1,12 +1,15 @@
 //! The engine over real HTTP, in this process: a deterministic fake model behind it, a real client in front of it.
+#![allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test's helpers fail the test")]
 
 mod api;
 mod client;
 mod demo_model;
 mod faults;
+mod guards;
 mod load;
 mod process;
+mod ranks;
 mod scheduling;
 mod stacks;
 mod support;

@@ -21,7 +21,7 @@ use crate::support::wait_until;
 /// A running engine; killed when the test is done with it.
 pub struct Engine {
     pub child: Child,
-    addr: SocketAddr,
+    pub addr: SocketAddr,
 }
 
 impl Drop for Engine {
@@ -57,7 +57,7 @@ impl Engine {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    async fn ended(&mut self) -> ExitStatus {
+    pub async fn ended(&mut self) -> ExitStatus {
         let mut status = None;
         wait_until("the process ends", || {
             status = self.child.try_wait().unwrap();
@@ -67,13 +67,17 @@ impl Engine {
         status.unwrap()
     }
 
+    /// State letter of the process.
+    pub fn process_state(&self) -> char {
+        state_of(Path::new(&format!("/proc/{}", self.child.id())))
+    }
+
     /// State letter of the engine thread.
     fn thread_state(&self) -> char {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
         let is_engine = |p: &std::path::PathBuf| fs::read_to_string(p.join("comm")).is_ok_and(|c| c.trim() == "engine");
         let task = tasks.map(|t| t.unwrap().path()).find(is_engine).expect("an engine thread");
-        let stat = fs::read_to_string(task.join("stat")).unwrap();
-        stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap()
+        state_of(&task)
     }
 
     /// Fires the fault with a stream open, and waits until `/health` tells of it.
@@ -89,6 +93,11 @@ impl Engine {
             assert!(since.elapsed() < Duration::from_secs(60), "healthy all the time");
         }
     }
+}
+
+fn state_of(task: &Path) -> char {
+    let stat = fs::read_to_string(task.join("stat")).unwrap();
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -24,5 +24,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let Cli { log_filter, command: Command::Operator(args) } = Cli::parse();
-    role::play(&log_filter, WORKER_THREADS, async { operator::cli::run(args).await.map(|()| ExitCode::SUCCESS) })
+    role::play(&log_filter, WORKER_THREADS, |_| role::FAILED, async {
+        operator::cli::run(args).await.map(|()| ExitCode::SUCCESS)
+    })
 }

@@ -1,0 +1,133 @@
+//! A model behind the device queue: the step loop hands a batch over and asks the event until the step's time is up. The model goes
+//! with the job and comes back with its result; one whose step never ends is lost, and every later step says so at once.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::{DeviceQueue, Event};
+use crate::fault::{Faults, Place};
+use crate::model::{KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
+use crate::stuck::{Stuck, StuckKind};
+use crate::waits::Patience;
+
+/// A collective's own deadline passes first, because it can name the rank.
+const AFTER_COLLECTIVE: Duration = Duration::from_millis(150);
+/// The cache touches all its memory.
+const ALLOCATE_MAX: Duration = Duration::from_secs(300);
+
+/// The model that the step loop has.
+pub struct QueuedModel {
+    queue: DeviceQueue,
+    /// With the device while a step is under way; never back from one that was given up.
+    model: Option<Box<dyn Model>>,
+    info: ModelInfo,
+    /// Counts the layers that the device has done.
+    layers: Option<Pulse>,
+    /// Counts this thread's own looks: it is not stuck while it waits for the device.
+    looks: Pulse,
+    allowed: Option<Duration>,
+    faults: Faults,
+}
+
+impl QueuedModel {
+    /// Puts `model` behind a queue of its own. `faults` strike on the device's thread.
+    ///
+    /// # Errors
+    /// When the thread cannot be started.
+    pub fn new(model: Box<dyn Model>, faults: Faults) -> std::io::Result<Self> {
+        let (info, layers) = (model.info().clone(), model.pulse());
+        let (queue, looks) = (DeviceQueue::start()?, Pulse::default());
+        Ok(Self { queue, model: Some(model), info, layers, looks, allowed: None, faults })
+    }
+
+    /// Runs `job` on the device and waits for its event until `allowed` has passed without a sign of life.
+    fn run<T: Send + 'static>(
+        &mut self,
+        allowed: Option<Duration>,
+        job: impl FnOnce(&mut dyn Model) -> T + Send + 'static,
+    ) -> Result<T, ModelError> {
+        let Some(mut model) = self.model.take() else { return Err(lost()) };
+        let faults = self.faults.clone();
+        let event = self.queue.submit(move || {
+            faults.strike(Place::Device);
+            // the model comes back from a job that panics, and the next may go well (EP5)
+            let result = catch_unwind(AssertUnwindSafe(|| job(model.as_mut())));
+            (model, result)
+        });
+        let event = event.map_err(|error| ModelError::Device(error.to_string()))?;
+        let (model, result) = self.wait(&event, allowed)?;
+        self.model = Some(model);
+        // a panic goes on in the caller, as from a call without a queue
+        result.or_else(|panic| resume_unwind(panic))
+    }
+
+    fn wait<T>(&self, event: &Event<T>, allowed: Option<Duration>) -> Result<T, ModelError> {
+        let beats = || self.layers.as_ref().map_or(0, |layers| layers.load(Relaxed));
+        if allowed.is_none() {
+            event.spin_for_ever();
+        }
+        let mut patience = Patience::new(allowed);
+        let mut seen = beats();
+        loop {
+            match event.query() {
+                Some(Ok(result)) => return Ok(result),
+                Some(Err(_panic)) => {
+                    let text = "the device's thread panicked; its message is in the log above";
+                    return Err(ModelError::Device(text.to_owned()));
+                }
+                None => (),
+            }
+            if !patience.turn() {
+                return Err(ModelError::Stuck(given_up(&patience)));
+            }
+            self.looks.fetch_add(1, Relaxed);
+            // a layer that was done is life: long steps are not stuck ones
+            let now = beats();
+            if now != seen {
+                seen = now;
+                patience.renew();
+            }
+        }
+    }
+}
+
+impl Model for QueuedModel {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn pulse(&self) -> Option<Pulse> {
+        Some(self.looks.clone())
+    }
+
+    fn terms(&mut self, terms: &StepTerms) {
+        self.allowed = terms.allowed;
+        if let Some(model) = &mut self.model {
+            model.terms(terms);
+        }
+    }
+
+    fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
+        self.run(Some(ALLOCATE_MAX), move |model| model.allocate_kv(shape))?
+    }
+
+    fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
+        if self.faults.armed(Place::Event) {
+            self.queue.stick();
+        }
+        let (batch, allowed) = (batch.clone(), self.allowed.map(|allowed| allowed + AFTER_COLLECTIVE));
+        self.run(allowed, move |model| model.forward(&batch))?
+    }
+}
+
+fn given_up(patience: &Patience) -> Stuck {
+    let waited = patience.waited();
+    let text = format!("the device's event did not come for {} ms (E1)", waited.as_millis());
+    Stuck { kind: StuckKind::DeviceWait, text, waited }
+}
+
+fn lost() -> ModelError {
+    let text = "the device was given up: a step on it never ended".to_owned();
+    ModelError::Stuck(Stuck { kind: StuckKind::DeviceWait, text, waited: Duration::ZERO })
+}

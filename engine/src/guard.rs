@@ -1,0 +1,129 @@
+//! The guard outside the step loop: it looks at what the loop published, and at the rank processes, and makes the engine give up when
+//! the loop itself stands still (S0), turns without delivering, or a rank has died. Nothing that the loop can do stops it (E4).
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use heartbeat::monotonic_ns;
+use heartbeat::page::Phase;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::beat::{View, barren, late};
+use crate::handle::Shared;
+use crate::ranks::Fleet;
+use crate::stuck::{Stuck, StuckKind};
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(25);
+/// A look that comes later than this was held up by the machine, which held up the loop as well.
+const LOOK_MAX: Duration = Duration::from_millis(50);
+/// Past its lease the loop gets this long to notice by itself, which says more of the reason.
+const GRACE: Duration = Duration::from_millis(600);
+/// Own stacks, when the engine gives up.
+const STACKS_MAX: Duration = Duration::from_millis(250);
+
+/// Looks at the loop; pure.
+#[derive(Debug, Default)]
+struct LoopWatch {
+    pulse: u64,
+    silent: Duration,
+}
+
+impl LoopWatch {
+    /// Takes in what is published `passed` after the last look. Gives the reason once it has stood for [`GRACE`].
+    fn look(&mut self, view: &View, pulse: u64, now_ns: u64, passed: Duration) -> Option<String> {
+        let starting = matches!(view.beat.phase, Phase::Load | Phase::Compile | Phase::Capture | Phase::WarmUp);
+        let turns = std::mem::replace(&mut self.pulse, pulse) != pulse;
+        let silent = late(&view.beat, now_ns).filter(|_| !turns);
+        let reason = silent.or_else(|| barren(&view.beat, view.progress_ns, now_ns)).filter(|_| !starting);
+        self.silent = if reason.is_some() { self.silent + passed.min(LOOK_MAX) } else { Duration::ZERO };
+        reason.filter(|_| self.silent >= GRACE)
+    }
+}
+
+/// Watches until the engine is to give up, and makes it so. Ends when it has.
+pub async fn watch(shared: Arc<Shared>, fleet: Fleet) {
+    let (mut watch, mut last) = (LoopWatch::default(), Instant::now());
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
+        let pulse = shared.pulse.get().map_or(0, |pulse| pulse.load(Ordering::Relaxed));
+        let reason = shared.board.load().and_then(|view| watch.look(&view, pulse, monotonic_ns(), passed));
+        let stuck = match (fleet.ended(), reason) {
+            (Some(gone), _) => gone,
+            (None, Some(text)) => Stuck { kind: StuckKind::Loop, text, waited: watch.silent },
+            (None, None) => continue,
+        };
+        shared.give_up(stuck);
+        return;
+    }
+}
+
+/// Saves what explains the end: a line in the log, `stuck-<pid>.json` with the last beat, and this process's own stacks (H10).
+pub fn evidence(stuck: &Stuck, shared: &Shared, page_dir: Option<&Path>) {
+    tracing::error!(kind = stuck.kind.name(), waited_ms = stuck.waited.as_millis(), "the engine gives up: {stuck}");
+    let Some(dir) = page_dir else { return };
+    let beat = shared.board.load().map(|view| view.beat);
+    let details = json!({
+        "beat": beat.map(|beat| format!("{beat:?}")),
+        "in_flight": shared.in_flight(),
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    match stuck.write(dir, &details) {
+        Ok(path) => tracing::error!(path = %path.display(), "evidence is saved"),
+        Err(error) => tracing::error!(%error, dir = %dir.display(), "evidence cannot be saved"),
+    }
+    // answered by the dump's own thread, if there is one; nobody else is disturbed by this signal
+    let _ = kill(Pid::this(), Signal::SIGURG);
+    std::thread::sleep(STACKS_MAX);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::beat::first_beat;
+
+    const MS: u64 = 1_000_000;
+
+    fn view(edit: impl FnOnce(&mut View)) -> View {
+        let mut beat = first_beat(1_000 * MS);
+        (beat.running, beat.phase, beat.lease_ms, beat.step_started_ns) = (1, Phase::Decode, 400, 1_000 * MS);
+        let mut view = View { beat, progress_ns: 1_000 * MS };
+        edit(&mut view);
+        view
+    }
+
+    /// Looks every 25 ms from second 1 on; gives the time at which it gives up.
+    fn gives_up(view: &View, pulse: impl Fn(u64) -> u64, until_ms: u64) -> Option<u64> {
+        let mut watch = LoopWatch::default();
+        let looks = (1_000..until_ms).step_by(25);
+        looks.map(|ms| (ms, watch.look(view, pulse(ms), ms * MS, LOOK))).find(|(_, r)| r.is_some()).map(|(ms, _)| ms)
+    }
+
+    #[test]
+    fn a_frozen_loop_is_given_up_a_second_after_its_step_began() {
+        let at = gives_up(&view(|_| ()), |_| 7, 5_000).unwrap();
+        assert!((1_950..=2_100).contains(&at), "{at}");
+        assert_eq!(gives_up(&view(|v| v.beat.lease_ms = 3_000), |_| 7, 4_500), None, "a long step has its lease");
+    }
+
+    #[test]
+    fn a_loop_that_looks_after_its_device_is_not_frozen_but_a_livelock_is() {
+        assert_eq!(gives_up(&view(|_| ()), |ms| ms, 2_900), None);
+        let at = gives_up(&view(|_| ()), |ms| ms, 9_000).unwrap();
+        assert!((3_500..=3_700).contains(&at), "nothing delivered for 2 s, and the grace: {at}");
+    }
+
+    #[test]
+    fn a_start_is_not_its_business_and_a_held_up_look_hardly_counts() {
+        let starting = view(|v| (v.beat.phase, v.beat.step_started_ns) = (Phase::Load, 0));
+        assert_eq!(gives_up(&starting, |_| 0, 60_000), None);
+        let mut watch = LoopWatch::default();
+        watch.look(&view(|_| ()), 0, 1_000 * MS, LOOK);
+        assert_eq!(watch.look(&view(|_| ()), 0, 60_000 * MS, Duration::from_secs(59)), None);
+    }
+}

@@ -1,0 +1,126 @@
+//! Which part of a decoder a rank holds: some heads, some of the MLP's width, some of the vocabulary. Pure.
+
+use std::ops::Range;
+
+use thiserror::Error;
+
+use super::config::DecoderConfig;
+use crate::backend::Part;
+use crate::weights::RawWeight;
+
+/// One rank of so many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Share {
+    pub rank: usize,
+    pub world: usize,
+}
+
+/// Why a model cannot be shared by so many ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{world} ranks cannot share {what} of {count}: {needed}")]
+pub struct ShareError {
+    pub world: usize,
+    pub what: &'static str,
+    pub count: usize,
+    pub needed: &'static str,
+}
+
+impl Share {
+    /// All of it.
+    pub const WHOLE: Self = Self { rank: 0, world: 1 };
+
+    /// Whether the model's sizes can be shared so.
+    ///
+    /// # Errors
+    /// [`ShareError`] naming the size at fault.
+    pub fn check(self, config: &DecoderConfig) -> Result<(), ShareError> {
+        let refuse = |what, count, needed| Err(ShareError { world: self.world, what, count, needed });
+        let (world, kv) = (self.world, config.kv_heads);
+        let experts = config.experts.as_ref().map(|experts| experts.intermediate);
+        if !config.heads.is_multiple_of(world) {
+            refuse("attention heads", config.heads, "the heads must be a multiple of the ranks")
+        } else if !kv.is_multiple_of(world) && !world.is_multiple_of(kv) {
+            refuse("KV heads", kv, "one must be a multiple of the other")
+        } else if !config.intermediate.is_multiple_of(world) {
+            refuse("an MLP", config.intermediate, "its width must be a multiple of the ranks")
+        } else if let Some(width) = experts.filter(|width| !width.is_multiple_of(world)) {
+            refuse("an expert", width, "its width must be a multiple of the ranks")
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The sizes of this rank's part.
+    pub fn of_config(self, config: &DecoderConfig) -> DecoderConfig {
+        let mut local = config.clone();
+        local.heads = config.heads / self.world;
+        local.kv_heads = (config.kv_heads / self.world).max(1);
+        local.intermediate = config.intermediate / self.world;
+        local
+    }
+
+    /// Rows of Q, in units of `unit` rows a head.
+    pub fn heads(self, heads: usize, unit: usize) -> Range<usize> {
+        let count = heads / self.world;
+        self.rank * count * unit..(self.rank + 1) * count * unit
+    }
+
+    /// Rows of K and V. Where there are more ranks than heads several ranks hold the same one.
+    pub fn kv_heads(self, heads: usize, unit: usize) -> Range<usize> {
+        let first = self.rank * heads / self.world;
+        first * unit..(first + (heads / self.world).max(1)) * unit
+    }
+
+    /// A part of an MLP's width.
+    pub fn width(self, width: usize) -> Range<usize> {
+        self.heads(width, 1)
+    }
+
+    /// Rows of the output head, whose products all ranks get; the parts need not be equal.
+    pub fn vocab(self, vocab: usize) -> Part {
+        if self.world == 1 {
+            return Part::Whole;
+        }
+        let edge = |rank: usize| rank * vocab / self.world;
+        let widths = (0..self.world).map(|rank| edge(rank + 1) - edge(rank)).collect();
+        Part::Gathered { mine: edge(self.rank)..edge(self.rank + 1), widths }
+    }
+}
+
+/// What `part` says of a weight; `None` where quantised blocks would be cut through.
+pub(super) fn cut(raw: RawWeight, part: &Part) -> Option<RawWeight> {
+    match part {
+        Part::Whole => Some(raw),
+        Part::Outputs(rows) | Part::Gathered { mine: rows, .. } if *rows == (0..raw.rows) => Some(raw),
+        Part::Outputs(rows) | Part::Gathered { mine: rows, .. } => raw.part(rows.clone()),
+        Part::Inputs(columns) if *columns == (0..raw.cols) => Some(raw),
+        Part::Inputs(columns) => raw.columns(columns.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_everything_once_and_few_kv_heads_are_held_by_several() {
+        for world in [1, 2, 4, 8] {
+            let parts = |f: &dyn Fn(Share) -> Range<usize>| -> Vec<usize> {
+                (0..world).flat_map(|rank| f(Share { rank, world })).collect()
+            };
+            assert_eq!(parts(&|s| s.heads(8, 4)), (0..32).collect::<Vec<_>>());
+            let vocab = |s: Share| match s.vocab(1001) {
+                Part::Gathered { mine, widths } => {
+                    assert_eq!(widths.iter().sum::<usize>(), 1001);
+                    assert_eq!(widths[s.rank], mine.len());
+                    mine
+                }
+                _ => 0..1001,
+            };
+            assert_eq!(parts(&vocab), (0..1001).collect::<Vec<_>>());
+        }
+        let kv = |rank| Share { rank, world: 8 }.kv_heads(2, 16);
+        assert_eq!((kv(0), kv(3), kv(4), kv(7)), (0..16, 0..16, 16..32, 16..32));
+        assert_eq!(Share { rank: 1, world: 2 }.kv_heads(4, 16), 32..64);
+    }
+}

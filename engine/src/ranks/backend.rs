@@ -1,0 +1,118 @@
+//! A backend whose weights are shared by ranks: each operation is the inner backend's on this rank's part, and a product of a weight that
+//! was cut is then summed or gathered. The decoder above does not know.
+
+use std::sync::Arc;
+
+use super::Team;
+use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize, OutOfMemory, Part};
+use crate::weights::RawWeight;
+
+/// This rank's share of a device.
+pub struct RankBackend<B> {
+    inner: B,
+    team: Arc<Team>,
+}
+
+/// A rank's part of a weight.
+pub struct RankWeight<W> {
+    weight: W,
+    part: Part,
+    outputs: usize,
+}
+
+impl<B> RankBackend<B> {
+    pub fn new(inner: B, team: Arc<Team>) -> Self {
+        Self { inner, team }
+    }
+}
+
+impl<B: Backend> Backend for RankBackend<B> {
+    type Matrix = B::Matrix;
+    type Weight = RankWeight<B::Weight>;
+    type Kv = B::Kv;
+
+    fn weight(&self, raw: RawWeight) -> Self::Weight {
+        self.weight_part(raw, &Part::Whole)
+    }
+
+    fn weight_part(&self, raw: RawWeight, part: &Part) -> Self::Weight {
+        let outputs = raw.rows;
+        RankWeight { weight: self.inner.weight(raw), part: part.clone(), outputs }
+    }
+
+    fn linear(&self, x: &B::Matrix, weight: &Self::Weight, bias: Option<&B::Matrix>) -> B::Matrix {
+        // a sum over the ranks has its bias once
+        let summed = matches!(weight.part, Part::Inputs(_));
+        let product = self.inner.linear(x, &weight.weight, bias.filter(|_| !summed || self.team.rank() == 0));
+        match &weight.part {
+            Part::Whole | Part::Outputs(_) => product,
+            Part::Inputs(_) => {
+                let mut values = self.inner.download(product);
+                self.team.all_reduce(&mut values);
+                self.inner.upload(values.len() / weight.outputs.max(1), weight.outputs, values)
+            }
+            Part::Gathered { widths, .. } => {
+                let all = self.team.all_gather(&self.inner.download(product), widths);
+                let cols = widths.iter().sum::<usize>();
+                self.inner.upload(all.len() / cols.max(1), cols, all)
+            }
+        }
+    }
+
+    fn embed(&self, table: &Self::Weight, tokens: &[u32]) -> B::Matrix {
+        self.inner.embed(&table.weight, tokens)
+    }
+
+    // the rest is this rank's own
+
+    fn upload(&self, rows: usize, cols: usize, values: Vec<f32>) -> B::Matrix {
+        self.inner.upload(rows, cols, values)
+    }
+
+    fn download(&self, x: B::Matrix) -> Vec<f32> {
+        self.inner.download(x)
+    }
+
+    fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<B::Kv, OutOfMemory> {
+        self.inner.kv_cache(size, heads)
+    }
+
+    fn rms_norm(&self, x: &B::Matrix, weight: &B::Matrix, eps: f32) -> B::Matrix {
+        self.inner.rms_norm(x, weight, eps)
+    }
+
+    fn rope(&self, x: &mut B::Matrix, cos: &B::Matrix, sin: &B::Matrix) {
+        self.inner.rope(x, cos, sin);
+    }
+
+    fn store_kv(&self, kv: &mut B::Kv, layer: usize, k: &B::Matrix, v: &B::Matrix, slots: &[usize]) {
+        self.inner.store_kv(kv, layer, k, v, slots);
+    }
+
+    fn attention(
+        &self,
+        q: &B::Matrix,
+        kv: (&B::Kv, usize),
+        seqs: &[AttentionSeq<'_>],
+        heads: HeadShape,
+        window: Option<usize>,
+    ) -> B::Matrix {
+        self.inner.attention(q, kv, seqs, heads, window)
+    }
+
+    fn silu_mul(&self, gate: &mut B::Matrix, up: &B::Matrix) {
+        self.inner.silu_mul(gate, up);
+    }
+
+    fn add(&self, x: &mut B::Matrix, y: &B::Matrix) {
+        self.inner.add(x, y);
+    }
+
+    fn gather_rows(&self, x: &B::Matrix, rows: &[usize]) -> B::Matrix {
+        self.inner.gather_rows(x, rows)
+    }
+
+    fn scatter_add(&self, x: &mut B::Matrix, rows: &[usize], y: &B::Matrix, weights: &[f32]) {
+        self.inner.scatter_add(x, rows, y, weights);
+    }
+}

@@ -1,0 +1,164 @@
+//! The worker ranks as processes: started with this program's own words and one more, watched, and ended with it. Each gets the ranks'
+//! memory by inheritance, so that nobody else can join.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::{RANKS_MAX, Team};
+use crate::stuck::{Stuck, StuckKind};
+use crate::waits::Patience;
+
+/// The hidden argument that makes a process a worker rank.
+pub const RANK_FLAG: &str = "--rank-of";
+/// Ranks that were told to stop get this long.
+const END_MAX: Duration = Duration::from_millis(600);
+
+/// Why the ranks cannot be started.
+#[derive(Debug, Error)]
+pub enum FleetError {
+    #[error("{0} ranks are not possible; 1 to {RANKS_MAX} are")]
+    World(usize),
+    #[error("the ranks' memory could not be made")]
+    Memory(#[source] std::io::Error),
+    #[error("rank {rank} could not be started")]
+    Spawn { rank: usize, source: std::io::Error },
+}
+
+/// Whose worker a process is: `RANK/WORLD/LEADER/FD`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankOf {
+    pub rank: usize,
+    pub world: usize,
+    /// Process id of the first rank.
+    pub leader: i32,
+    fd: i32,
+}
+
+impl RankOf {
+    /// This rank's end of the team.
+    ///
+    /// # Errors
+    /// When the inherited file is not the memory of such a team.
+    pub fn join(&self) -> std::io::Result<Team> {
+        let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{}", self.fd))?;
+        Team::join(&file, self.rank, self.world)
+    }
+}
+
+impl FromStr for RankOf {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Option<Vec<i32>> = text.split('/').map(|n| n.parse().ok().filter(|n| *n >= 0)).collect();
+        match numbers.as_deref() {
+            Some([rank, world, leader, fd]) if rank < world && *world as usize <= RANKS_MAX => {
+                Ok(Self { rank: *rank as usize, world: *world as usize, leader: *leader, fd: *fd })
+            }
+            _ => Err("this argument is for the engine's own use".to_owned()),
+        }
+    }
+}
+
+/// The worker processes; clones see the same ones.
+#[derive(Debug, Clone, Default)]
+pub struct Fleet {
+    ranks: Arc<Mutex<Vec<(usize, Child)>>>,
+    team: Arc<OnceLock<Arc<Team>>>,
+}
+
+impl Fleet {
+    /// Makes the team of `world` and starts its workers. They die with the thread that calls this.
+    ///
+    /// # Errors
+    /// [`FleetError`]; what was started is ended.
+    pub fn start(&self, world: usize) -> Result<Arc<Team>, FleetError> {
+        if !(1..=RANKS_MAX).contains(&world) {
+            return Err(FleetError::World(world));
+        }
+        let (team, file) = Team::create(world).map_err(FleetError::Memory)?;
+        let words: Vec<_> = std::env::args_os().skip(1).collect();
+        for rank in 1..world {
+            let of = format!("{rank}/{world}/{}/{}", std::process::id(), file.as_raw_fd());
+            let mut command = Command::new("/proc/self/exe");
+            // stderr is shared: the engine's log is one
+            command.args(&words).arg(RANK_FLAG).arg(of).stdin(Stdio::null()).stdout(Stdio::null());
+            match command.spawn() {
+                Ok(child) => self.lock().push((rank, child)),
+                Err(source) => {
+                    self.end();
+                    return Err(FleetError::Spawn { rank, source });
+                }
+            }
+        }
+        // a fleet is started once
+        Ok(self.team.get_or_init(|| Arc::new(team)).clone())
+    }
+
+    /// A rank that has ended, if one has, and how: in its own words where it had any. Never waits.
+    pub fn ended(&self) -> Option<Stuck> {
+        let mut ranks = self.lock();
+        ranks.iter_mut().find_map(|(rank, child)| {
+            let (rank, pid, status) = (*rank, child.id(), child.try_wait().ok()??);
+            let text = match self.team.get().and_then(|team| team.layout().failure(rank)) {
+                Some(words) => format!("rank {rank} (process {pid}) gave up: {words}"),
+                None => format!("rank {rank} (process {pid}) has ended: {status}"),
+            };
+            Some(Stuck { kind: StuckKind::RankGone { rank }, text, waited: Duration::ZERO })
+        })
+    }
+
+    /// Ends all workers: those that do not stop by themselves within a bound are killed, by their process ids.
+    pub fn end(&self) {
+        let mut patience = Patience::new(Some(END_MAX));
+        let mut ranks = self.lock();
+        let alive = |child: &mut Child| matches!(child.try_wait(), Ok(None));
+        while ranks.iter_mut().any(|(_, child)| alive(child)) && patience.turn() {}
+        for (rank, child) in ranks.iter_mut() {
+            if alive(child) {
+                tracing::warn!(rank = *rank, pid = child.id(), "a rank did not end; it is killed");
+                drop(child.kill());
+            }
+        }
+        let mut patience = Patience::new(Some(END_MAX));
+        while ranks.iter_mut().any(|(_, child)| alive(child)) && patience.turn() {}
+        ranks.clear();
+    }
+
+    /// Stops all workers at once, by their process ids; for an engine that gives up.
+    pub fn kill(&self) {
+        // a child that was reaped is left alone: its number may be another's
+        self.lock().iter_mut().for_each(|(_, child)| drop(child.kill()));
+    }
+
+    /// Held for a few instructions only, but for [`Self::end`], which is the last call of all.
+    fn lock(&self) -> MutexGuard<'_, Vec<(usize, Child)>> {
+        loop {
+            match self.ranks.try_lock() {
+                Ok(ranks) => return ranks,
+                Err(TryLockError::Poisoned(ranks)) => return ranks.into_inner(),
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_worker_a_process_is_is_read_with_bounds() {
+        let of: RankOf = "2/4/1234/7".parse().unwrap();
+        assert_eq!(of, RankOf { rank: 2, world: 4, leader: 1234, fd: 7 });
+        for bad in ["", "1", "4/4/1/1", "1/2/3", "1/2/3/x", "-1/2/3/4", "1/99/3/4"] {
+            assert!(bad.parse::<RankOf>().is_err(), "{bad}");
+        }
+        assert!(RankOf { fd: 9999, ..of }.join().is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! Where things lie in the ranks' shared memory: a head, a block for each rank, two slots for the plan, and two slots of data a rank.
+//! Typed access to the words, nothing more. One writer a block; the first rank writes head and plan.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::raw::shared::{SharedMap, shared_file};
+
+/// Values of one chunk of a collective.
+pub const CHUNK_WORDS: usize = 1 << 18;
+/// Bytes of a plan.
+pub const PLAN_BYTES_MAX: usize = 4 << 20;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"TBRANKS1");
+const HEAD_WORDS: usize = 16;
+const RANK_WORDS: usize = 80;
+const TEXT_AT: usize = 16;
+const TEXT_BYTES_MAX: usize = (RANK_WORDS - TEXT_AT) * 8;
+const PLAN_WORDS: usize = 1 + PLAN_BYTES_MAX / 8;
+
+/// Words of the head.
+const MAGIC_AT: usize = 0;
+const WORLD_AT: usize = 1;
+const STEP_AT: usize = 2;
+const STOP_AT: usize = 3;
+
+/// A word of a rank's block.
+#[derive(Debug, Clone, Copy)]
+#[repr(usize)]
+pub enum Word {
+    Pid = 0,
+    /// 1: loaded, and ready for steps.
+    Ready = 1,
+    /// Collectives that this rank has brought its values to.
+    Arrived = 2,
+    /// Values brought to the last even, and to the last odd collective.
+    LenEven = 3,
+    LenOdd = 4,
+    /// The step that this rank is about to launch.
+    Agreed = 5,
+    /// What the last even, and the last odd step is: one rank may be a step ahead of another that still reads.
+    HashEven = 6,
+    HashOdd = 11,
+    /// The thread that takes part in collectives.
+    Tid = 12,
+    /// 1: it has given up, and says why.
+    Failed = 7,
+    TextLen = 8,
+    /// Progress of its start-up, in bytes.
+    Done = 9,
+    Total = 10,
+}
+
+/// The shared memory of all ranks.
+#[derive(Debug)]
+pub struct Layout {
+    map: SharedMap,
+    world: usize,
+}
+
+impl Layout {
+    /// Memory for `world` ranks; the file is what the others map.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn create(world: usize) -> std::io::Result<(Self, File)> {
+        let file = shared_file(control_words(world), world * 2 * CHUNK_WORDS)?;
+        let layout = Self { map: SharedMap::new(&file, control_words(world))?, world };
+        layout.map.control()[WORLD_AT].store(world as u64, Ordering::Relaxed);
+        layout.map.control()[MAGIC_AT].store(MAGIC, Ordering::Release);
+        Ok((layout, file))
+    }
+
+    /// The memory that another rank made.
+    ///
+    /// # Errors
+    /// When it is not the ranks' memory, or of another number of ranks.
+    pub fn join(file: &File, world: usize) -> std::io::Result<Self> {
+        let layout = Self { map: SharedMap::new(file, control_words(world))?, world };
+        let control = layout.map.control();
+        let is = (control[MAGIC_AT].load(Ordering::Acquire), control[WORLD_AT].load(Ordering::Relaxed));
+        if is != (MAGIC, world as u64) || layout.map.data().len() < world * 2 * CHUNK_WORDS {
+            return Err(std::io::Error::other(format!("this is not the memory of {world} ranks")));
+        }
+        Ok(layout)
+    }
+
+    pub fn world(&self) -> usize {
+        self.world
+    }
+
+    /// One word of a rank.
+    pub fn of(&self, rank: usize, word: Word) -> &AtomicU64 {
+        &self.map.control()[HEAD_WORDS + rank * RANK_WORDS + word as usize]
+    }
+
+    /// The last step that was broadcast.
+    pub fn step(&self) -> &AtomicU64 {
+        &self.map.control()[STEP_AT]
+    }
+
+    /// Not 0: every rank is to end.
+    pub fn stop(&self) -> &AtomicU64 {
+        &self.map.control()[STOP_AT]
+    }
+
+    /// A rank's values of a collective.
+    pub fn data(&self, rank: usize, collective: u64) -> &[AtomicU32] {
+        let slot = (rank * 2 + usize::from(!collective.is_multiple_of(2))) * CHUNK_WORDS;
+        &self.map.data()[slot..slot + CHUNK_WORDS]
+    }
+
+    /// Writes the plan of `step`. False: it is too long.
+    pub fn write_plan(&self, step: u64, bytes: &[u8]) -> bool {
+        if bytes.len() > PLAN_BYTES_MAX {
+            return false;
+        }
+        let words = &self.map.control()[self.plan_slot(step)];
+        words[0].store(bytes.len() as u64, Ordering::Relaxed);
+        store_bytes(&words[1..], bytes);
+        true
+    }
+
+    /// The plan of `step`; believed only after all of it was read.
+    pub fn read_plan(&self, step: u64) -> Vec<u8> {
+        let words = &self.map.control()[self.plan_slot(step)];
+        let len = usize::try_from(words[0].load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(PLAN_BYTES_MAX);
+        load_bytes(&words[1..], len)
+    }
+
+    /// Says why `rank` gives up, and that it does.
+    pub fn write_failure(&self, rank: usize, text: &str) {
+        let mut len = text.len().min(TEXT_BYTES_MAX);
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        store_bytes(self.text_words(rank), &text.as_bytes()[..len]);
+        self.of(rank, Word::TextLen).store(len as u64, Ordering::Relaxed);
+        self.of(rank, Word::Failed).store(1, Ordering::Release);
+    }
+
+    /// Why `rank` gave up, if it did.
+    pub fn failure(&self, rank: usize) -> Option<String> {
+        if self.of(rank, Word::Failed).load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let len = usize::try_from(self.of(rank, Word::TextLen).load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+        Some(String::from_utf8_lossy(&load_bytes(self.text_words(rank), len.min(TEXT_BYTES_MAX))).into_owned())
+    }
+
+    fn text_words(&self, rank: usize) -> &[AtomicU64] {
+        let at = HEAD_WORDS + rank * RANK_WORDS;
+        &self.map.control()[at + TEXT_AT..at + RANK_WORDS]
+    }
+
+    fn plan_slot(&self, step: u64) -> Range<usize> {
+        let at = HEAD_WORDS + self.world * RANK_WORDS + usize::from(!step.is_multiple_of(2)) * PLAN_WORDS;
+        at..at + PLAN_WORDS
+    }
+}
+
+fn control_words(world: usize) -> usize {
+    HEAD_WORDS + world * RANK_WORDS + 2 * PLAN_WORDS
+}
+
+fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
+    for (word, chunk) in words.iter().zip(bytes.chunks(8)) {
+        let mut value = [0; 8];
+        value[..chunk.len()].copy_from_slice(chunk);
+        word.store(u64::from_le_bytes(value), Ordering::Relaxed);
+    }
+}
+
+fn load_bytes(words: &[AtomicU64], len: usize) -> Vec<u8> {
+    let used = words.iter().take(len.div_ceil(8));
+    let mut bytes: Vec<u8> = used.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+    bytes.truncate(len);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_rank_writes_another_reads() {
+        let (a, file) = Layout::create(3).unwrap();
+        let b = Layout::join(&file, 3).unwrap();
+        let plan: Vec<u8> = (0..1001).map(|i| i as u8).collect();
+        assert!(a.write_plan(4, &plan) && a.write_plan(5, b"odd"));
+        assert_eq!((b.read_plan(4), b.read_plan(5)), (plan, b"odd".to_vec()));
+        assert!(!a.write_plan(6, &vec![0; PLAN_BYTES_MAX + 1]));
+        assert_eq!(b.failure(2), None);
+        let long = "é".repeat(TEXT_BYTES_MAX);
+        a.write_failure(2, &long);
+        assert!(long.starts_with(&b.failure(2).unwrap()));
+        a.data(2, 7)[CHUNK_WORDS - 1].store(9, Ordering::Relaxed);
+        assert_eq!(b.data(2, 7)[CHUNK_WORDS - 1].load(Ordering::Relaxed), 9);
+        assert_eq!(b.data(2, 6)[CHUNK_WORDS - 1].load(Ordering::Relaxed), 0);
+        assert!(Layout::join(&file, 2).is_err());
+    }
+}

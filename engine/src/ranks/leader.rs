@@ -1,0 +1,137 @@
+//! The first rank's model: broadcasts each step before it takes part in it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Team;
+use super::layout::Word;
+use super::plan::{Order, hash};
+use crate::model::{KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
+use crate::stuck::Stuck;
+
+/// All ranks allocate their caches in this time, wherever the machine takes the memory from.
+const ALLOCATE_MAX: Duration = Duration::from_secs(300);
+
+/// This rank's share of a model, and the other ranks through it.
+pub struct LeaderModel {
+    model: Box<dyn Model>,
+    team: Arc<Team>,
+    terms: StepTerms,
+    step: u64,
+}
+
+impl LeaderModel {
+    /// `model` is this rank's share; the others have loaded theirs.
+    pub fn new(model: Box<dyn Model>, team: Arc<Team>) -> Self {
+        Self { model, team, terms: StepTerms::default(), step: 0 }
+    }
+
+    fn broadcast(&mut self, order: &Order) -> Result<(), ModelError> {
+        self.step += 1;
+        let bytes = order.encode();
+        if !self.team.layout().write_plan(self.step, &bytes) {
+            return Err(ModelError::Device(format!(
+                "a plan of {} bytes is too long for the ranks' memory",
+                bytes.len()
+            )));
+        }
+        self.team.layout().step().store(self.step, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Model for LeaderModel {
+    fn info(&self) -> &ModelInfo {
+        self.model.info()
+    }
+
+    fn pulse(&self) -> Option<Pulse> {
+        self.model.pulse()
+    }
+
+    fn terms(&mut self, terms: &StepTerms) {
+        self.terms = terms.clone();
+        self.model.terms(terms);
+    }
+
+    fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
+        self.broadcast(&Order::Allocate(shape))?;
+        let mine = self.model.allocate_kv(shape);
+        self.team.allow(Some(ALLOCATE_MAX));
+        let step = self.step;
+        self.team.agree(step, 0).map_err(ModelError::Stuck)?;
+        mine
+    }
+
+    fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
+        let terms = self.terms.clone();
+        self.team.allow(terms.allowed);
+        self.broadcast(&Order::Step { terms, batch: batch.clone() })?;
+        launch(&self.team, self.model.as_mut(), (self.step, batch), hash(batch, 0))
+    }
+}
+
+impl Drop for LeaderModel {
+    /// Ranks that wait for a step end by themselves.
+    fn drop(&mut self) {
+        self.team.layout().stop().store(1, Ordering::Release);
+    }
+}
+
+/// Agrees with the other ranks on a step and runs this rank's part of it. With waits for ever there is no agreement either.
+pub(super) fn launch(
+    team: &Team,
+    model: &mut dyn Model,
+    (step, batch): (u64, &StepBatch),
+    hash: u64,
+) -> Result<StepLogits, ModelError> {
+    team.this_thread_takes_part();
+    if team.allowed().is_some() {
+        team.agree(step, hash).map_err(ModelError::Stuck)?;
+    }
+    let logits = model.forward(batch);
+    match team.fault() {
+        Some(stuck) => Err(ModelError::Stuck(stuck)),
+        None => logits,
+    }
+}
+
+impl Team {
+    /// Waits until all ranks have loaded their shares. `progress` hears bytes done and in all, of all ranks, whenever they move.
+    ///
+    /// # Errors
+    /// A rank that gave up or is gone; or ranks of which none moved for `allowed`.
+    pub fn wait_loaded(&self, allowed: Option<Duration>, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Stuck> {
+        let sum = |word: fn() -> Word| -> u64 {
+            (0..self.world()).map(|rank| self.layout().of(rank, word()).load(Ordering::Relaxed)).sum()
+        };
+        let mut told = (u64::MAX, 0);
+        loop {
+            let now = (sum(|| Word::Done), sum(|| Word::Total));
+            if now != told {
+                told = now;
+                progress(now.0, now.1.max(now.0));
+            }
+            let ready = |rank| self.layout().of(rank, Word::Ready).load(Ordering::Acquire) == 1;
+            if (0..self.world()).all(ready) {
+                return Ok(());
+            }
+            // ends early whenever anything moves, so that each wait begins with the last progress
+            let moved = |rank| ready(rank) || (sum(|| Word::Done), sum(|| Word::Total)) != told;
+            self.allow(allowed);
+            self.wait(&moved, &|| "the end of loading".to_owned())?;
+        }
+    }
+
+    /// This rank has read so much of its share.
+    pub fn loading(&self, done: u64, total: u64) {
+        self.layout().of(self.rank(), Word::Total).store(total, Ordering::Relaxed);
+        self.layout().of(self.rank(), Word::Done).store(done, Ordering::Relaxed);
+    }
+
+    /// This rank is ready for steps.
+    pub fn loaded(&self) {
+        self.layout().of(self.rank(), Word::Ready).store(1, Ordering::Release);
+    }
+}

@@ -1,0 +1,56 @@
+//! What the kernel says of another rank's process, for the moment when it is waited for: gone and stopped are known at once, and need no
+//! deadline to pass. Reads `/proc`.
+
+use std::time::Duration;
+
+/// A rank's process from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// It has ended, or is a zombie.
+    Gone,
+    /// SIGSTOP, or a debugger.
+    Stopped,
+    /// It may run.
+    There,
+}
+
+impl Peer {
+    /// Looks at process `pid`; 0, a rank that has not begun, counts as there.
+    pub fn look(pid: u64) -> Self {
+        if pid == 0 {
+            return Self::There;
+        }
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return Self::Gone };
+        match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
+            Some('Z' | 'X') | None => Self::Gone,
+            Some('T' | 't') => Self::Stopped,
+            Some(_) => Self::There,
+        }
+    }
+}
+
+/// How long a thread has been ready to run and was not run, since it began (`/proc/<tid>/schedstat`); `None` where the kernel does not
+/// count it.
+pub fn held_up(tid: u64) -> Option<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{tid}/schedstat")).ok()?;
+    text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_there_and_a_zombie_is_gone() {
+        assert_eq!(Peer::look(u64::from(std::process::id())), Peer::There);
+        assert_eq!(Peer::look(u64::from(u32::MAX)), Peer::Gone);
+        assert!(held_up(u64::from(u32::MAX)).is_none());
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let since = std::time::Instant::now();
+        while Peer::look(u64::from(child.id())) != Peer::Gone {
+            assert!(since.elapsed().as_secs() < 20, "it has ended and is not reaped");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        drop(child.try_wait());
+    }
+}

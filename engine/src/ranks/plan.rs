@@ -1,0 +1,172 @@
+//! What the first rank tells the others, as bytes: the cache to allocate, or a step with its terms. Pure; reading is total. The hash of a
+//! step is over what will be computed, so that ranks with the same hash launch the same collectives of the same sizes (E3).
+
+use std::time::Duration;
+
+use crate::beat::Tally;
+use crate::model::{KvShape, LogitsWanted, SeqInput, StepBatch, StepTerms};
+
+/// One order of the first rank.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Order {
+    Allocate(KvShape),
+    Step { terms: StepTerms, batch: StepBatch },
+}
+
+const ALLOCATE: u64 = 1;
+const STEP: u64 = 2;
+
+impl Order {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Writer(Vec::new());
+        match self {
+            Self::Allocate(shape) => out.all(&[ALLOCATE, shape.num_blocks as u64, shape.block_size as u64]),
+            Self::Step { terms, batch } => {
+                let allowed_ms = terms.allowed.map_or(0, |a| u64::try_from(a.as_millis()).unwrap_or(u64::MAX).max(1));
+                let Tally { tokens_delivered, requests_finished, running, waiting, prompt_tokens_owed } = terms.tally;
+                out.all(&[STEP, allowed_ms, tokens_delivered, requests_finished]);
+                out.all(&[running as u64, waiting as u64, prompt_tokens_owed as u64, terms.armed]);
+                out.batch(batch);
+            }
+        }
+        out.0
+    }
+
+    /// From bytes; `None` where they are no order.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut read = Reader(bytes);
+        let order = match read.word()? {
+            ALLOCATE => Self::Allocate(KvShape { num_blocks: read.size()?, block_size: read.size()? }),
+            STEP => {
+                let allowed = Some(read.word()?).filter(|ms| *ms > 0).map(Duration::from_millis);
+                let tally = Tally {
+                    tokens_delivered: read.word()?,
+                    requests_finished: read.word()?,
+                    running: read.size()?,
+                    waiting: read.size()?,
+                    prompt_tokens_owed: read.size()?,
+                };
+                Self::Step { terms: StepTerms { allowed, tally, armed: read.word()? }, batch: read.batch()? }
+            }
+            _ => return None,
+        };
+        read.0.is_empty().then_some(order)
+    }
+}
+
+/// What a step will compute, in 64 bits: FNV-1a over its batch and over the key of the program that runs it.
+pub fn hash(batch: &StepBatch, program: u64) -> u64 {
+    let mut out = Writer(program.to_le_bytes().to_vec());
+    out.batch(batch);
+    out.0.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn all(&mut self, words: &[u64]) {
+        words.iter().for_each(|word| self.0.extend(word.to_le_bytes()));
+    }
+
+    fn numbers(&mut self, numbers: &[u32]) {
+        self.all(&[numbers.len() as u64]);
+        numbers.iter().for_each(|number| self.0.extend(number.to_le_bytes()));
+    }
+
+    fn batch(&mut self, batch: &StepBatch) {
+        self.all(&[batch.seqs.len() as u64]);
+        for seq in &batch.seqs {
+            let logits = match seq.logits {
+                LogitsWanted::None => 0,
+                LogitsWanted::Last => 1,
+                LogitsWanted::All => 2,
+            };
+            self.all(&[seq.start_pos as u64, logits]);
+            self.numbers(&seq.tokens);
+            self.numbers(&seq.block_table);
+        }
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn word(&mut self) -> Option<u64> {
+        let (word, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*word))
+    }
+
+    fn size(&mut self) -> Option<usize> {
+        usize::try_from(self.word()?).ok()
+    }
+
+    fn numbers(&mut self) -> Option<Vec<u32>> {
+        let len = self.size()?.checked_mul(4)?;
+        let (numbers, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(numbers.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
+    }
+
+    fn batch(&mut self) -> Option<StepBatch> {
+        let count = self.size()?;
+        // each sequence has at least 32 bytes
+        (count <= self.0.len() / 32).then_some(())?;
+        Some(StepBatch { seqs: (0..count).map(|_| self.seq()).collect::<Option<_>>()? })
+    }
+
+    fn seq(&mut self) -> Option<SeqInput> {
+        let start_pos = self.size()?;
+        let logits = match self.word()? {
+            0 => LogitsWanted::None,
+            1 => LogitsWanted::Last,
+            2 => LogitsWanted::All,
+            _ => return None,
+        };
+        Some(SeqInput { tokens: self.numbers()?, start_pos, block_table: self.numbers()?, logits })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn order(tokens: Vec<u32>, start_pos: usize, allowed: Option<u64>) -> Order {
+        let seq = |logits| SeqInput { tokens: tokens.clone(), start_pos, block_table: vec![3, 1], logits };
+        let seqs = vec![seq(LogitsWanted::None), seq(LogitsWanted::Last), seq(LogitsWanted::All)];
+        let tally = Tally { tokens_delivered: 5, requests_finished: 4, running: 3, waiting: 2, prompt_tokens_owed: 1 };
+        let terms = StepTerms { allowed: allowed.map(Duration::from_millis), tally, armed: 6 };
+        Order::Step { terms, batch: StepBatch { seqs } }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(tokens: Vec<u32>, start_pos: usize, allowed in proptest::option::of(1u64..1000)) {
+            let order = order(tokens, start_pos, allowed);
+            prop_assert_eq!(Order::decode(&order.encode()), Some(order));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes: Vec<u8>, cut in 0usize..200) {
+            drop(Order::decode(&bytes));
+            let mut whole = order(vec![1, 2, 3], 7, None).encode();
+            whole.truncate(cut);
+            prop_assert_eq!(Order::decode(&whole), None);
+        }
+    }
+
+    #[test]
+    fn the_hash_is_of_what_is_computed() {
+        let batch = |start_pos| match order(vec![1, 2], start_pos, None) {
+            Order::Step { batch, .. } => batch,
+            Order::Allocate(_) => StepBatch::default(),
+        };
+        assert_eq!(hash(&batch(3), 0), hash(&batch(3), 0));
+        assert_ne!(hash(&batch(3), 0), hash(&batch(4), 0));
+        assert_ne!(hash(&batch(3), 0), hash(&batch(3), 1));
+        let shape = KvShape { num_blocks: 9, block_size: 16 };
+        assert_eq!(Order::decode(&Order::Allocate(shape).encode()), Some(Order::Allocate(shape)));
+    }
+}

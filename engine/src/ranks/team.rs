@@ -1,0 +1,311 @@
+//! The ranks' collectives: all-reduce, all-gather, and the agreement before a step. A rank stores its values, says so, and waits until
+//! all others have said so too; two slots of data a rank suffice, because nobody begins a collective before all have ended the last.
+//!
+//! An error is sticky, as a device's is: the first wait that fails marks the team, and every collective after it returns at once with
+//! whatever is there. Who launched the step asks [`Team::fault`] at its end.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::layout::{CHUNK_WORDS, Layout, Word};
+use super::peer::{Peer, held_up};
+use crate::stuck::{Stuck, StuckKind};
+use crate::waits::Patience;
+
+/// How often a wait looks at the processes that it waits for, from when on.
+const PEER_LOOK: Duration = Duration::from_millis(50);
+/// A rank that is stopped so long does not come back in time.
+const STOPPED_MAX: Duration = Duration::from_millis(400);
+/// What a wait of unknown length (`allowed` of 0) means in `allowed_ms`.
+const FOR_EVER: u64 = 0;
+
+/// What one wait has seen of the processes that it waits for.
+#[derive(Debug, Default)]
+struct Witness {
+    stopped_at: Option<Duration>,
+    /// For each rank, how long its thread was kept from running.
+    held_up: Vec<Option<Duration>>,
+}
+
+/// One rank's end of the team.
+#[derive(Debug)]
+pub struct Team {
+    layout: Layout,
+    rank: usize,
+    /// Collectives that this rank has begun.
+    collectives: AtomicU64,
+    allowed_ms: AtomicU64,
+    /// Rows that a gather waits for although the step has fewer (S1); 0: none.
+    padded_rows: AtomicUsize,
+    fault: OnceLock<Stuck>,
+}
+
+impl Team {
+    /// A team of `world`, seen by its first rank, and the file that the other ranks join with.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn create(world: usize) -> std::io::Result<(Self, File)> {
+        let (layout, file) = Layout::create(world)?;
+        Ok((Self::of(layout, 0), file))
+    }
+
+    /// A team, seen by `rank`.
+    ///
+    /// # Errors
+    /// When `file` is not the memory of a team of `world`.
+    pub fn join(file: &File, rank: usize, world: usize) -> std::io::Result<Self> {
+        Ok(Self::of(Layout::join(file, world)?, rank))
+    }
+
+    fn of(layout: Layout, rank: usize) -> Self {
+        layout.of(rank, Word::Pid).store(u64::from(std::process::id()), Ordering::Release);
+        Self {
+            layout,
+            rank,
+            collectives: AtomicU64::new(0),
+            allowed_ms: AtomicU64::new(FOR_EVER),
+            padded_rows: AtomicUsize::new(0),
+            fault: OnceLock::new(),
+        }
+    }
+
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub fn world(&self) -> usize {
+        self.layout.world()
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// How long a wait for other ranks may take from now on; `None`: for ever, which also skips the agreement before a step.
+    pub fn allow(&self, allowed: Option<Duration>) {
+        let ms = allowed.map_or(FOR_EVER, |a| u64::try_from(a.as_millis()).unwrap_or(u64::MAX).max(1));
+        self.allowed_ms.store(ms, Ordering::Relaxed);
+    }
+
+    pub(super) fn allowed(&self) -> Option<Duration> {
+        Some(self.allowed_ms.load(Ordering::Relaxed)).filter(|ms| *ms != FOR_EVER).map(Duration::from_millis)
+    }
+
+    /// The next gathers wait for so many rows, whatever the step has (S1).
+    pub(super) fn pad_gathers(&self, rows: usize) {
+        self.padded_rows.store(rows, Ordering::Relaxed);
+    }
+
+    /// Why this team is done for, if it is.
+    pub fn fault(&self) -> Option<Stuck> {
+        self.fault.get().cloned()
+    }
+
+    /// Marks this rank as failed, for itself and for all who wait for it. The first reason stays.
+    pub fn fail(&self, stuck: Stuck) -> Stuck {
+        let first = self.fault.get_or_init(|| stuck).clone();
+        self.layout.write_failure(self.rank, &first.text);
+        first
+    }
+
+    /// Sums `values` over all ranks, in the order of their numbers, into every rank's `values`.
+    pub fn all_reduce(&self, values: &mut [f32]) {
+        let mine = values.to_vec();
+        values.fill(0.0);
+        self.exchange(&mine, mine.len(), "all-reduce", |_, at, theirs| {
+            for (sum, word) in values[at].iter_mut().zip(theirs) {
+                *sum += f32::from_bits(word.load(Ordering::Relaxed));
+            }
+        });
+    }
+
+    /// Puts `rows` rows of all ranks side by side; `widths` are the ranks' columns. Each rank brings and takes the same number of
+    /// rows.
+    pub fn all_gather(&self, mine: &[f32], widths: &[usize]) -> Vec<f32> {
+        let rows = mine.len() / widths[self.rank].max(1);
+        let (total, mut starts) = (widths.iter().sum::<usize>(), Vec::with_capacity(widths.len()));
+        widths.iter().fold(0, |at, width| {
+            starts.push(at);
+            at + width
+        });
+        let mut all = vec![0.0; rows * total];
+        let padded = self.padded_rows.load(Ordering::Relaxed).max(rows);
+        // every rank brings as much as the widest, so that all have the same number of chunks
+        let widest = widths.iter().copied().max().unwrap_or(0);
+        let mut brought = mine.to_vec();
+        brought.resize(padded * widest, 0.0);
+        self.exchange(&brought, padded * widest, "all-gather", |rank, at, theirs| {
+            let (width, start) = (widths[rank], starts[rank]);
+            for (at, word) in at.zip(theirs).filter(|(at, _)| *at < rows * width) {
+                all[at / width * total + start + at % width] = f32::from_bits(word.load(Ordering::Relaxed));
+            }
+        });
+        all
+    }
+
+    /// The calling thread is the one that takes part in collectives from now on.
+    pub(super) fn this_thread_takes_part(&self) {
+        let tid = u64::try_from(nix::unistd::gettid().as_raw()).unwrap_or(0);
+        self.layout.of(self.rank, Word::Tid).store(tid, Ordering::Relaxed);
+    }
+
+    /// Says that this rank is about to launch `hash` as `step`, and waits until all ranks say the same (E3).
+    ///
+    /// # Errors
+    /// Who is silent; or who would launch another step, with both hashes.
+    pub fn agree(&self, step: u64, hash: u64) -> Result<(), Stuck> {
+        let word = if step.is_multiple_of(2) { Word::HashEven } else { Word::HashOdd };
+        self.layout.of(self.rank, word).store(hash, Ordering::Relaxed);
+        self.layout.of(self.rank, Word::Agreed).store(step, Ordering::Release);
+        let said = |rank| self.layout.of(rank, Word::Agreed).load(Ordering::Acquire) >= step;
+        self.wait(&said, &|| format!("the agreement on step {step}"))?;
+        let other = (0..self.world()).find_map(|rank| {
+            let theirs = self.layout.of(rank, word).load(Ordering::Relaxed);
+            (theirs != hash).then_some((rank, theirs))
+        });
+        let Some((rank, theirs)) = other else { return Ok(()) };
+        let text = format!(
+            "rank {rank} is about to launch plan {theirs:016x} as step {step}, rank {} plan {hash:016x}: nothing was launched (E3)",
+            self.rank
+        );
+        Err(self.fail(Stuck { kind: StuckKind::PlanMismatch, text, waited: Duration::ZERO }))
+    }
+
+    /// Brings `mine` and hands each rank's values to `take`, chunk after chunk, rank after rank.
+    fn exchange(
+        &self,
+        mine: &[f32],
+        expected: usize,
+        what: &str,
+        mut take: impl FnMut(usize, Range<usize>, &[AtomicU32]),
+    ) {
+        for start in (0..expected).step_by(CHUNK_WORDS) {
+            let end = expected.min(start + CHUNK_WORDS);
+            if self.fault.get().is_some() {
+                return;
+            }
+            let collective = self.collectives.fetch_add(1, Ordering::Relaxed) + 1;
+            self.bring(collective, &mine[start..end]);
+            if self.all_there(collective, end - start, what).is_err() {
+                return;
+            }
+            for rank in 0..self.world() {
+                take(rank, start..end, &self.layout.data(rank, collective)[..end - start]);
+            }
+        }
+    }
+
+    fn bring(&self, collective: u64, values: &[f32]) {
+        for (word, value) in self.layout.data(self.rank, collective).iter().zip(values) {
+            word.store(value.to_bits(), Ordering::Relaxed);
+        }
+        self.len_of(self.rank, collective).store(values.len() as u64, Ordering::Relaxed);
+        self.layout.of(self.rank, Word::Arrived).store(collective, Ordering::Release);
+    }
+
+    fn len_of(&self, rank: usize, collective: u64) -> &AtomicU64 {
+        self.layout.of(rank, if collective.is_multiple_of(2) { Word::LenEven } else { Word::LenOdd })
+    }
+
+    /// Waits until every rank has brought its values. With deadlines a rank that brings another number of them is an error at once;
+    /// without, who expects more waits for bytes that never come, as recorded collectives do (S1).
+    fn all_there(&self, collective: u64, expected: usize, what: &str) -> Result<(), Stuck> {
+        let brought = |rank| self.len_of(rank, collective).load(Ordering::Relaxed);
+        let arrived = |rank| self.layout.of(rank, Word::Arrived).load(Ordering::Acquire) >= collective;
+        let guarded = self.allowed().is_some();
+        let there = |rank| arrived(rank) && (guarded || brought(rank) >= expected as u64);
+        self.wait(&there, &|| format!("{what} {collective}"))?;
+        let Some(rank) = (0..self.world()).find(|rank| guarded && brought(*rank) != expected as u64) else {
+            return Ok(());
+        };
+        let text = format!(
+            "rank {rank} brings {} values to {what} {collective}, rank {} expects {expected}",
+            brought(rank),
+            self.rank
+        );
+        Err(self.fail(Stuck { kind: StuckKind::PlanMismatch, text, waited: Duration::ZERO }))
+    }
+
+    /// Waits until `there` holds for every rank.
+    pub(super) fn wait(&self, there: &dyn Fn(usize) -> bool, what: &dyn Fn() -> String) -> Result<(), Stuck> {
+        let allowed = self.allowed();
+        let mut patience = if allowed.is_some() { Patience::new(allowed) } else { Patience::spinning(None) };
+        let (mut next_look, mut witness) = (PEER_LOOK, Witness::default());
+        loop {
+            let missing: Vec<usize> = (0..self.world()).filter(|rank| !there(*rank)).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let told = missing.iter().find_map(|rank| Some((*rank, self.layout.failure(*rank)?)));
+            if let Some((rank, text)) = told {
+                let text = format!("rank {rank} gave up: {text}");
+                return Err(self.give_up(StuckKind::RankSilent { ranks: vec![rank] }, text, &patience));
+            }
+            if !patience.turn() {
+                return Err(self.silent(missing, "has not come", &what(), &patience));
+            }
+            if allowed.is_some() && patience.counted() >= next_look {
+                next_look += PEER_LOOK;
+                self.look_at(&missing, &mut witness, &what, &mut patience)?;
+            }
+        }
+    }
+
+    /// Looks at the processes of those who are missing: one that is gone ends the wait, one that is stopped soon.
+    fn look_at(
+        &self,
+        missing: &[usize],
+        witness: &mut Witness,
+        what: &dyn Fn() -> String,
+        patience: &mut Patience,
+    ) -> Result<(), Stuck> {
+        let look = |rank: &usize| (*rank, Peer::look(self.layout.of(*rank, Word::Pid).load(Ordering::Relaxed)));
+        let peers: Vec<(usize, Peer)> = missing.iter().map(look).collect();
+        if let Some((rank, _)) = peers.iter().find(|(_, peer)| *peer == Peer::Gone) {
+            let text = format!("the process of rank {rank} is gone; rank {} waited for it at {}", self.rank, what());
+            return Err(self.give_up(StuckKind::RankGone { rank: *rank }, text, patience));
+        }
+        let stopped: Vec<usize> = peers.iter().filter(|(_, p)| *p == Peer::Stopped).map(|(rank, _)| *rank).collect();
+        if stopped.is_empty() {
+            witness.stopped_at = None;
+            self.forgive(missing, witness, patience);
+            return Ok(());
+        }
+        let since = *witness.stopped_at.get_or_insert(patience.counted());
+        if patience.counted().saturating_sub(since) < STOPPED_MAX {
+            return Ok(());
+        }
+        Err(self.silent(stopped, "is stopped and has not come", &what(), patience))
+    }
+
+    /// A rank that wants the processor and does not get it is late, not silent: the longest such time does not count.
+    fn forgive(&self, missing: &[usize], witness: &mut Witness, patience: &mut Patience) {
+        witness.held_up.resize(self.world(), None);
+        let mut longest = Duration::ZERO;
+        for rank in missing {
+            let now = held_up(self.layout.of(*rank, Word::Tid).load(Ordering::Relaxed));
+            let before = std::mem::replace(&mut witness.held_up[*rank], now);
+            longest = longest.max(now.zip(before).map_or(Duration::ZERO, |(now, before)| now.saturating_sub(before)));
+        }
+        patience.forgive(longest.min(PEER_LOOK));
+    }
+
+    fn silent(&self, ranks: Vec<usize>, how: &str, what: &str, patience: &Patience) -> Stuck {
+        let names: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+        let waited_ms = patience.waited().as_millis();
+        let text = format!("rank {} {how} to {what}; rank {} waited {waited_ms} ms", names.join(", "), self.rank);
+        self.give_up(StuckKind::RankSilent { ranks }, text, patience)
+    }
+
+    fn give_up(&self, kind: StuckKind, text: String, patience: &Patience) -> Stuck {
+        self.fail(Stuck { kind, text, waited: patience.waited() })
+    }
+}
+
+#[cfg(test)]
+#[path = "team_tests.rs"]
+mod tests;

@@ -1,0 +1,108 @@
+//! Collectives among threads: each has its own mapping of one memory, as processes have.
+
+use super::*;
+
+fn together<T: Send>(world: usize, run: impl Fn(&Team) -> T + Sync) -> Vec<T> {
+    let (first, file) = Team::create(world).unwrap();
+    first.allow(Some(Duration::from_secs(20)));
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..world)
+            .map(|rank| {
+                let (file, run) = (&file, &run);
+                scope.spawn(move || {
+                    let team = Team::join(file, rank, world).unwrap();
+                    team.allow(Some(Duration::from_secs(20)));
+                    run(&team)
+                })
+            })
+            .collect();
+        let mut results = vec![run(&first)];
+        results.extend(others.into_iter().map(|thread| thread.join().unwrap()));
+        results
+    })
+}
+
+#[test]
+fn sums_and_rows_are_the_same_on_every_rank_whatever_their_length() {
+    // longer than a chunk as well
+    for len in [1, 5, CHUNK_WORDS + 3] {
+        let sums = together(3, |team| {
+            let mut values: Vec<f32> = (0..len).map(|i| (i % 7 + 10 * team.rank()) as f32).collect();
+            for _ in 0..3 {
+                team.all_reduce(&mut values);
+            }
+            assert_eq!(team.fault(), None);
+            values
+        });
+        let want: Vec<f32> = (0..len).map(|i| (9 * (3 * (i % 7) + 30)) as f32).collect();
+        assert!(sums.iter().all(|sum| *sum == want), "{len}");
+    }
+}
+
+#[test]
+fn a_gather_puts_uneven_columns_side_by_side() {
+    let gathered = together(3, |team| {
+        let widths = [2, 1, 3];
+        let value = |row: usize, col: usize| (100 * row + 10 * team.rank() + col) as f32;
+        let mine: Vec<f32> = (0..2).flat_map(|row| (0..widths[team.rank()]).map(move |col| value(row, col))).collect();
+        team.all_gather(&mine, &widths)
+    });
+    let row = [0.0, 1.0, 10.0, 20.0, 21.0, 22.0];
+    let want: Vec<f32> = row.iter().copied().chain(row.iter().map(|v| v + 100.0)).collect();
+    assert!(gathered.iter().all(|rows| *rows == want), "{gathered:?}");
+}
+
+#[test]
+fn ranks_that_agree_go_on_and_ranks_that_do_not_name_both_plans() {
+    let said = together(2, |team| (1..5).try_for_each(|step| team.agree(step, 77)));
+    assert!(said.iter().all(Result::is_ok));
+    let said = together(2, |team| team.agree(1, 0xa0 + team.rank() as u64));
+    for (rank, result) in said.into_iter().enumerate() {
+        let stuck = result.unwrap_err();
+        // the second to look may find that the first gave up already
+        assert!(stuck.text.contains("00000000000000a0") && stuck.text.contains("00000000000000a1"), "{rank}: {stuck}");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_and_the_team_is_done_for() {
+    let (team, file) = Team::create(3).unwrap();
+    let second = Team::join(&file, 1, 3).unwrap();
+    second.layout.of(1, Word::Arrived).store(1, Ordering::Release);
+    second.layout.of(1, Word::LenOdd).store(4, Ordering::Relaxed);
+    team.allow(Some(Duration::from_millis(30)));
+    team.all_reduce(&mut [1.0; 4]);
+    let stuck = team.fault().unwrap();
+    assert_eq!(stuck.kind, StuckKind::RankSilent { ranks: vec![2] }, "{stuck}");
+    assert!(stuck.text.contains("rank 2 has not come to all-reduce 1; rank 0 waited"), "{stuck}");
+    let since = std::time::Instant::now();
+    team.allow(Some(Duration::from_secs(60)));
+    team.all_reduce(&mut [1.0; 4]);
+    assert!(since.elapsed() < Duration::from_secs(30), "an error is sticky");
+    // who waits for a rank that gave up hears its words
+    second.allow(Some(Duration::from_secs(60)));
+    assert!(second.agree(1, 1).unwrap_err().text.contains("rank 0 gave up: rank 2 has not come"));
+}
+
+#[test]
+fn a_rank_whose_process_is_gone_is_known_long_before_the_deadline() {
+    let (team, _file) = Team::create(2).unwrap();
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    team.layout.of(1, Word::Pid).store(u64::from(child.id()), Ordering::Relaxed);
+    team.allow(Some(Duration::from_secs(60)));
+    let stuck = team.agree(1, 1).unwrap_err();
+    assert_eq!(stuck.kind, StuckKind::RankGone { rank: 1 });
+    assert!(stuck.waited < Duration::from_secs(20), "{stuck}");
+    drop(child.try_wait());
+}
+
+#[test]
+fn a_rank_that_brings_another_number_of_values_is_an_error_at_once() {
+    let faults = together(2, |team| {
+        let mut values = vec![1.0; 4 + team.rank()];
+        team.all_reduce(&mut values);
+        team.fault()
+    });
+    let text = faults.iter().flatten().map(|stuck| stuck.text.clone()).collect::<Vec<_>>().join("; ");
+    assert!(text.contains("values to all-reduce 1"), "{text}");
+}

@@ -1,0 +1,192 @@
+//! A worker rank's life: load a share, then run whatever step the first rank broadcasts, until told to stop or until the first rank is
+//! gone. It publishes a page of its own, on which the first rank's counts stand as of the last step (H1, H3).
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use heartbeat::Writer;
+use heartbeat::page::{Identity, StepOutcome};
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getppid};
+use thiserror::Error;
+
+use super::fleet::RankOf;
+use super::leader::launch;
+use super::plan::{Order, hash};
+use super::{RANKS_MAX, Team};
+use crate::beat::{Heart, StepShape, Tally};
+use crate::fault::{FaultKind, FaultSpec, Faults, Place};
+use crate::model::{LoadError, LoadOptions, Model, ModelError, StepBatch, load_model_with};
+use crate::stuck::Stuck;
+use crate::waits::Patience;
+
+/// A rank that waits for a step beats this often.
+const REST: Duration = Duration::from_millis(100);
+/// Rows of the program that S1 pads a step onto: the next multiple of this, two tokens a request.
+const PAD: usize = 8;
+
+/// Why a worker rank ended.
+#[derive(Debug, Error)]
+pub enum WorkerError {
+    #[error("rank {rank}: the ranks' memory cannot be joined; a rank is started by its first rank alone")]
+    Join { rank: usize, source: std::io::Error },
+    #[error("rank {rank}: the first rank is gone")]
+    Orphan { rank: usize },
+    #[error("rank {rank}: its page cannot be made")]
+    Page { rank: usize, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error("rank {rank}: its share of the model cannot be loaded")]
+    Load { rank: usize, source: LoadError },
+    #[error("rank {rank}: the KV cache could not be allocated")]
+    Cache { rank: usize, source: ModelError },
+    #[error("rank {rank}: a plan could not be read")]
+    Plan { rank: usize },
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
+}
+
+/// What a worker needs to know besides the first rank's memory.
+#[derive(Debug)]
+pub struct WorkerConfig<'a> {
+    pub of: &'a RankOf,
+    pub model: &'a Path,
+    pub page_dir: Option<&'a Path>,
+    pub nonce: u64,
+    pub faults: Vec<FaultSpec>,
+    pub threads: usize,
+}
+
+/// Runs a worker rank to its end; `Ok`: it was told to stop.
+///
+/// # Errors
+/// [`WorkerError`]; the other ranks have been told by then.
+pub fn run_worker(config: &WorkerConfig<'_>) -> Result<(), WorkerError> {
+    let RankOf { rank, world, leader, .. } = *config.of;
+    // the kernel ends this process with its parent, also where it is stopped or stuck
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
+        .map_err(|errno| WorkerError::Join { rank, source: errno.into() })?;
+    if getppid() != Pid::from_raw(leader) {
+        return Err(WorkerError::Orphan { rank });
+    }
+    let team = config.of.join().map_err(|source| WorkerError::Join { rank, source })?;
+    let team = Arc::new(team);
+    let heart = Heart::new(page(config, rank, world)?, Arc::default());
+    let faults = Faults::of_rank(config.faults.clone(), rank);
+    let worker = Worker { team: team.clone(), heart, faults, tally: Tally::default(), parent: leader };
+    worker.run(config).inspect_err(|error| {
+        let text = error.to_string();
+        team.layout().write_failure(rank, &text);
+    })
+}
+
+fn page(config: &WorkerConfig<'_>, rank: usize, world: usize) -> Result<Option<Writer>, WorkerError> {
+    let Some(dir) = config.page_dir else { return Ok(None) };
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| WorkerError::Page { rank, source };
+    let number = |n: usize| u32::try_from(n.min(RANKS_MAX)).unwrap_or(0);
+    let identity =
+        Identity::of_this_process(number(rank), number(world), config.nonce).map_err(|e| failed(e.into()))?;
+    Writer::create(dir, &identity).map(Some).map_err(|e| failed(e.into()))
+}
+
+struct Worker {
+    team: Arc<Team>,
+    heart: Heart,
+    faults: Faults,
+    tally: Tally,
+    parent: i32,
+}
+
+impl Worker {
+    fn run(mut self, config: &WorkerConfig<'_>) -> Result<(), WorkerError> {
+        let rank = self.team.rank();
+        let options =
+            LoadOptions { threads: Some(config.threads), team: Some(self.team.clone()), ..LoadOptions::default() };
+        let mut progress = |done, total| {
+            self.heart.loading(done, total);
+            self.team.loading(done, total);
+        };
+        let mut model = load_model_with(config.model, &options, &mut progress)
+            .map_err(|source| WorkerError::Load { rank, source })?;
+        self.team.loaded();
+        let mut step = 0;
+        while let Some(order) = self.next(step + 1)? {
+            step += 1;
+            match order {
+                Order::Allocate(shape) => {
+                    model.allocate_kv(shape).map_err(|source| WorkerError::Cache { rank, source })?;
+                    self.team.agree(step, 0)?;
+                }
+                Order::Step { terms, batch } => {
+                    self.tally = terms.tally;
+                    self.faults.arm(terms.armed);
+                    self.team.allow(terms.allowed);
+                    self.step(model.as_mut(), step, batch)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for an order as long as there is a first rank; `None`: there will be none.
+    fn next(&mut self, step: u64) -> Result<Option<Order>, WorkerError> {
+        let rank = self.team.rank();
+        let mut patience = Patience::new(None);
+        let mut beaten = Instant::now();
+        self.heart.resting(&self.tally, false);
+        while self.team.layout().step().load(Ordering::Acquire) < step {
+            if self.team.layout().stop().load(Ordering::Acquire) != 0 {
+                return Ok(None);
+            }
+            patience.turn();
+            if beaten.elapsed() >= REST {
+                beaten = Instant::now();
+                self.heart.resting(&self.tally, false);
+                if getppid() != Pid::from_raw(self.parent) {
+                    return Err(WorkerError::Orphan { rank });
+                }
+            }
+        }
+        let order = Order::decode(&self.team.layout().read_plan(step));
+        order.map(Some).ok_or(WorkerError::Plan { rank })
+    }
+
+    fn step(&mut self, model: &mut dyn Model, step: u64, mut batch: StepBatch) -> Result<(), WorkerError> {
+        self.faults.strike(Place::Rank);
+        if self.faults.has(FaultKind::PlanDrift) {
+            drop(batch.seqs.pop());
+        }
+        if self.faults.armed(Place::Gather) && self.team.allowed().is_none() {
+            self.team.pad_gathers(batch.seqs.len().next_multiple_of(PAD) * 2);
+        }
+        let shape = shape_of(&batch);
+        self.heart.step_begins(&shape, &self.tally);
+        let result = launch(&self.team, model, (step, &batch), hash(&batch, 0));
+        self.heart.step_ends(&shape, &self.tally, outcome_of(&result));
+        match result {
+            Err(ModelError::Stuck(stuck)) => Err(stuck.into()),
+            // a batch that is refused is refused by every rank alike, and the first one answers for it
+            _ => Ok(()),
+        }
+    }
+}
+
+fn outcome_of<T>(result: &Result<T, ModelError>) -> StepOutcome {
+    match result {
+        Ok(_) => StepOutcome::Ok,
+        Err(ModelError::Stuck(_)) => StepOutcome::DeadlineExceeded,
+        Err(_) => StepOutcome::Failed,
+    }
+}
+
+fn shape_of(batch: &StepBatch) -> StepShape {
+    let prefill = |tokens: usize| if tokens > 1 { tokens } else { 0 };
+    let prefill_tokens: usize = batch.seqs.iter().map(|seq| prefill(seq.tokens.len())).sum();
+    let tokens: usize = batch.seqs.iter().map(|seq| seq.tokens.len()).sum();
+    StepShape {
+        requests: batch.seqs.len(),
+        prefill_tokens,
+        decode_tokens: tokens - prefill_tokens,
+        prefill_units: batch.seqs.iter().filter(|seq| seq.tokens.len() > 1).map(crate::core::prefill_units).sum(),
+    }
+}

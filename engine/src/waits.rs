@@ -1,0 +1,110 @@
+//! The one way to wait (E1): look, and look again, until time is up. Every wait of the engine's own threads goes through
+//! [`Patience`]; `clippy.toml` forbids the untimed ones of the standard library. Reads the monotonic clock, touches nothing else.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// More than this between two looks is a machine that did not run us; it did not run the other side either, so it is not counted.
+const LOOK_MAX: Duration = Duration::from_millis(20);
+/// Looks before the processor is given away, and before the thread sleeps.
+const SPINS: u32 = 200;
+const YIELDS: u32 = 600;
+/// First and longest sleep between two looks.
+const NAP_MIN: Duration = Duration::from_micros(50);
+const NAP_MAX: Duration = Duration::from_millis(1);
+
+/// A wait under way.
+#[derive(Debug)]
+pub struct Patience {
+    /// None: for ever, as the engines of the field wait (`--guards off`).
+    allowed: Option<Duration>,
+    counted: Duration,
+    began: Instant,
+    last: Instant,
+    looks: u32,
+    nap: Duration,
+    spins_only: bool,
+}
+
+impl Patience {
+    /// A wait that may take `allowed`; `None`: for ever.
+    pub fn new(allowed: Option<Duration>) -> Self {
+        let now = Instant::now();
+        Self { allowed, counted: Duration::ZERO, began: now, last: now, looks: 0, nap: NAP_MIN, spins_only: false }
+    }
+
+    /// As [`Self::new`], burning its processor all the while, as a blocking device synchronisation does.
+    pub fn spinning(allowed: Option<Duration>) -> Self {
+        Self { spins_only: true, ..Self::new(allowed) }
+    }
+
+    /// Lets a little time pass. False: time is up.
+    pub fn turn(&mut self) -> bool {
+        self.rest();
+        let now = Instant::now();
+        self.counted += now.duration_since(self.last).min(LOOK_MAX);
+        self.last = now;
+        self.allowed.is_none_or(|allowed| self.counted < allowed)
+    }
+
+    /// So much of the time that counts was the machine's fault.
+    pub fn forgive(&mut self, held_up: Duration) {
+        self.counted = self.counted.saturating_sub(held_up);
+    }
+
+    /// The other side showed life: its time begins anew.
+    pub fn renew(&mut self) {
+        self.counted = Duration::ZERO;
+    }
+
+    /// Time that counts, since the beginning or the last sign of life.
+    pub fn counted(&self) -> Duration {
+        self.counted
+    }
+
+    /// Time on the wall since the beginning.
+    pub fn waited(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn rest(&mut self) {
+        self.looks = self.looks.saturating_add(1);
+        if self.spins_only || self.looks <= SPINS {
+            std::hint::spin_loop();
+        } else if self.looks <= YIELDS {
+            thread::yield_now();
+        } else {
+            // parked, not asleep: whoever ends the wait may say so
+            thread::park_timeout(self.nap);
+            self.nap = (self.nap * 2).min(NAP_MAX);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_up_when_it_is_and_life_renews_it() {
+        let mut patience = Patience::new(Some(Duration::from_millis(5)));
+        while patience.turn() {}
+        assert!(patience.counted() >= Duration::from_millis(5));
+        patience.renew();
+        assert_eq!(patience.counted(), Duration::ZERO, "it counts from the sign of life");
+    }
+
+    #[test]
+    fn a_pause_of_this_thread_is_hardly_counted() {
+        let mut patience = Patience::new(Some(Duration::from_millis(100)));
+        thread::sleep(Duration::from_millis(150));
+        assert!(patience.turn() && patience.counted() <= LOOK_MAX);
+        assert!(patience.waited() >= Duration::from_millis(150));
+    }
+
+    #[test]
+    fn without_a_bound_it_goes_on() {
+        let mut patience = Patience::spinning(None);
+        assert!((0..10_000).all(|_| patience.turn()));
+    }
+}

@@ -1,0 +1,102 @@
+//! Waits that never end, with deadlines on: whatever it is that hangs, requests are answered, evidence is saved, and the process ends with
+//! its known status (E1, E4, E8). The bounds here are generous, for a loaded machine; `make seeds` prints the times.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use engine::stuck::EXIT_STUCK;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::client::{Answer, get, open, post, whole};
+use crate::process::Engine;
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn body(stream: bool) -> Value {
+    json!({"prompt": "abc", "max_tokens": 4000, "ignore_eos": true, "stream": stream})
+}
+
+/// A long stream, under way.
+pub async fn streaming(engine: &Engine) -> tokio::task::JoinHandle<Answer> {
+    let response = open(engine.addr, COMPLETIONS, &body(true), &[]).await;
+    assert_eq!(response.status(), 200);
+    tokio::spawn(whole(response))
+}
+
+/// What the engine left beside its page.
+pub fn evidence(dir: &Path, pid: u32) -> Value {
+    serde_json::from_slice(&std::fs::read(dir.join(format!("stuck-{pid}.json"))).unwrap()).unwrap()
+}
+
+/// The engine ends with its known status; its stream ended with an error; gives the evidence and the time from `since`.
+pub async fn gives_up(
+    engine: &mut Engine,
+    stream: tokio::task::JoinHandle<Answer>,
+    dir: &Path,
+    since: Instant,
+) -> Value {
+    assert_eq!(engine.ended().await.code(), Some(i32::from(EXIT_STUCK)));
+    let took = since.elapsed();
+    let answer = stream.await.unwrap();
+    let last: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "shutdown", "{}", answer.text);
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    let doc = evidence(dir, engine.child.id());
+    println!("{}: gone {} ms after it was asked to hang", doc["text"], took.as_millis());
+    doc
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_hang_is_given_up_in_time_and_explained() {
+    let hangs = [
+        ("device-wait", "device-wait"),
+        ("step-stall", "loop"),
+        ("sleep", "device-wait"),
+        ("lock-held", "device-wait"),
+        ("livelock", "loop"),
+    ];
+    for (fault, kind) in hangs {
+        let dir = tempfile::tempdir().unwrap();
+        let pages = dir.path().join("pages");
+        let fault = format!("{fault}@sigusr2");
+        let args = ["--fault", &fault, "--guards", "on", "--page-dir", pages.to_str().unwrap()];
+        let mut engine = Engine::ready(dir.path(), &args).await;
+        let stream = streaming(&engine).await;
+        engine.signal(Signal::SIGUSR2);
+        let doc = gives_up(&mut engine, stream, &pages, Instant::now()).await;
+        assert_eq!(doc["kind"], kind, "{fault}: {doc}");
+        // the flight recorder has the step that was given up, where the loop lived to tell
+        let steps = heartbeat::Reader::open(&pages, 0).steps().unwrap();
+        let exceeded = steps.last().unwrap().outcome == heartbeat::page::StepOutcome::DeadlineExceeded;
+        assert_eq!(exceeded, kind == "device-wait", "{fault}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exception_fails_its_requests_and_the_engine_gives_up_a_device_it_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = Engine::ready(dir.path(), &["--fault", "exception@sigusr2", "--guards", "on"]).await;
+    assert_eq!(post(engine.addr, COMPLETIONS, &json!({"prompt": "abc", "max_tokens": 3})).await.status, 200);
+    let stream = streaming(&engine).await;
+    engine.signal(Signal::SIGUSR2);
+    let answer = stream.await.unwrap();
+    assert!(answer.text.contains("\"error\""), "{}", answer.text);
+    assert_eq!(engine.ended().await.code(), Some(i32::from(EXIT_STUCK)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn abort_segfault_and_stop_look_from_outside_as_they_do_in_the_field() {
+    for (fault, signal) in [("abort", Signal::SIGABRT), ("segfault", Signal::SIGSEGV)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut engine = Engine::ready(dir.path(), &["--fault", &format!("{fault}@sigusr2")]).await;
+        engine.signal(Signal::SIGUSR2);
+        let status = engine.ended().await;
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(signal as i32), "{fault}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::ready(dir.path(), &["--fault", "sigstop@sigusr2"]).await;
+    assert_eq!(get(engine.addr, "/health").await.status, 200);
+    engine.signal(Signal::SIGUSR2);
+    crate::support::wait_until("it is stopped", || engine.process_state() == 'T').await;
+}

@@ -1,0 +1,86 @@
+//! Worker ranks as processes: they serve what one process serves, each has its page, a rank that dies, stops or drifts ends the engine in
+//! time and by name, and no rank outlives its engine (E3, S1, S3).
+
+use std::path::Path;
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::client::post;
+use crate::guards::{gives_up, streaming};
+use crate::process::Engine;
+use crate::support::wait_until;
+
+async fn engine(dir: &Path, more: &[&str]) -> Engine {
+    let pages = dir.join("pages");
+    let args = ["--page-dir", pages.to_str().unwrap(), "--nonce", "7", "--tensor-parallel", "2"];
+    Engine::ready(dir, &[&args, more].concat()).await
+}
+
+fn pid_of(dir: &Path, rank: u32) -> Pid {
+    let page = heartbeat::Reader::open(&dir.join("pages"), rank).with_nonce(7).read().unwrap();
+    assert_eq!((page.identity.rank, page.identity.world_size), (rank, 2));
+    Pid::from_raw(page.identity.pid as i32)
+}
+
+/// Ended, or waiting to be reaped by whoever took it over.
+fn is_gone(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.map_or(true, |stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_say_what_one_says_and_end_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let ask = json!({"prompt": "once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": true});
+    let alone = Engine::ready(dir.path(), &[]).await;
+    let want = post(alone.addr, "/v1/completions", &ask).await.json()["choices"][0]["text"].clone();
+    drop(alone);
+    let mut engine = engine(dir.path(), &[]).await;
+    assert_eq!(post(engine.addr, "/v1/completions", &ask).await.json()["choices"][0]["text"], want);
+    let worker = pid_of(dir.path(), 1);
+    assert_eq!(pid_of(dir.path(), 0).as_raw() as u32, engine.child.id());
+    // the worker's page counts as the first rank's does
+    let beats = [0, 1].map(|rank| heartbeat::Reader::open(&dir.path().join("pages"), rank).read().unwrap().beat);
+    assert!(beats[1].steps_completed >= beats[0].steps_completed && beats[1].tokens_delivered > 0, "{beats:?}");
+    engine.signal(Signal::SIGTERM);
+    assert_eq!(engine.ended().await.code(), Some(0));
+    assert!(is_gone(worker), "no rank outlives its engine");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_dies_or_stops_ends_the_engine_by_name() {
+    for (signal, kind) in [(Signal::SIGKILL, "rank-gone"), (Signal::SIGSTOP, "rank-silent")] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut engine = engine(dir.path(), &[]).await;
+        let stream = streaming(&engine).await;
+        let worker = pid_of(dir.path(), 1);
+        let since = Instant::now();
+        kill(worker, signal).unwrap();
+        let doc = gives_up(&mut engine, stream, &dir.path().join("pages"), since).await;
+        assert_eq!((doc["kind"].as_str(), &doc["ranks"]), (Some(kind), &json!([1])), "{doc}");
+        assert!(is_gone(worker));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_would_launch_another_step_is_an_error_that_names_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = engine(dir.path(), &["--fault", "plan-drift:1@sigusr2", "--guards", "on"]).await;
+    let stream = streaming(&engine).await;
+    engine.signal(Signal::SIGUSR2);
+    let doc = gives_up(&mut engine, stream, &dir.path().join("pages"), Instant::now()).await;
+    assert!(doc["text"].as_str().unwrap().contains("nothing was launched (E3)"), "{doc}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_die_with_an_engine_that_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = engine(dir.path(), &[]).await;
+    let worker = pid_of(dir.path(), 1);
+    engine.signal(Signal::SIGKILL);
+    engine.ended().await;
+    wait_until("the worker is gone", || is_gone(worker)).await;
+}
