@@ -18,6 +18,8 @@ const FUEL_PER_RENDER: u64 = 20_000_000;
 /// Nesting of macros and includes; deep enough for every published template.
 const RECURSION_MAX: usize = 100;
 const NAME: &str = "chat_template";
+/// A second template that some models have for conversations with tools.
+const NAME_WITH_TOOLS: &str = "tool_use";
 
 /// Why a chat cannot be rendered.
 #[derive(Debug, Error)]
@@ -55,10 +57,48 @@ pub struct ChatInput<'a> {
     pub now: DateTime,
 }
 
+/// How a model writes that it calls a tool; its template shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToolFormat {
+    /// Hermes, Qwen: `<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>`, any number of them, after any text.
+    Hermes,
+    /// Llama 3: the answer is `{"name": …, "parameters": {…}}` and nothing else.
+    Llama3,
+}
+
+impl ToolFormat {
+    /// What a template's text shows; nothing when it does not speak of tools.
+    fn of_template(source: &str) -> Option<Self> {
+        if !source.contains("tools") {
+            None
+        } else if source.contains("<tool_call>") {
+            Some(Self::Hermes)
+        } else if source.contains("<|python_tag|>") || source.contains("\"parameters\":") {
+            Some(Self::Llama3)
+        } else {
+            None
+        }
+    }
+}
+
+/// A model's templates as text.
+struct Sources {
+    default: String,
+    with_tools: Option<String>,
+}
+
+impl From<String> for Sources {
+    fn from(default: String) -> Self {
+        Self { default, with_tools: None }
+    }
+}
+
 /// A compiled template with the special tokens it may name.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    has_one_for_tools: bool,
+    tool_format: Option<ToolFormat>,
     /// `bos_token`, `eos_token`, …: name and text.
     special_tokens: Vec<(&'static str, String)>,
 }
@@ -80,8 +120,8 @@ impl ChatTemplate {
         };
         let file_path = dir.join("chat_template.jinja");
         let (path, source) = match read_if_there(&file_path)? {
-            Some(source) => (file_path, source),
-            None => match template_of_config(&config) {
+            Some(source) => (file_path, source.into()),
+            None => match templates_of_config(&config) {
                 Some(source) => (config_path, source),
                 None => return Ok(None),
             },
@@ -106,12 +146,12 @@ impl ChatTemplate {
         };
         let names = [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")];
         let special_tokens = names.into_iter().filter_map(|(name, key)| token(name, key)).collect();
-        Self::compile(source.to_owned(), special_tokens)
+        Self::compile(source.to_owned().into(), special_tokens)
             .map(Some)
             .map_err(|error| ChatTemplateError::Syntax { path, reason: describe(&error) })
     }
 
-    fn compile(source: String, special_tokens: Vec<(&'static str, String)>) -> Result<Self, minijinja::Error> {
+    fn compile(sources: Sources, special_tokens: Vec<(&'static str, String)>) -> Result<Self, minijinja::Error> {
         let mut environment = Environment::new();
         // as transformers sets up jinja
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -121,8 +161,18 @@ impl ChatTemplate {
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.add_template_owned(NAME, without_generation_tags(&source))?;
-        Ok(Self { environment, special_tokens })
+        let Sources { default, with_tools } = sources;
+        environment.add_template_owned(NAME, without_generation_tags(&default))?;
+        if let Some(source) = &with_tools {
+            environment.add_template_owned(NAME_WITH_TOOLS, without_generation_tags(source))?;
+        }
+        let tool_format = ToolFormat::of_template(with_tools.as_ref().unwrap_or(&default));
+        Ok(Self { environment, has_one_for_tools: with_tools.is_some(), tool_format, special_tokens })
+    }
+
+    /// How the model calls tools, if its template knows of any.
+    pub fn tool_format(&self) -> Option<ToolFormat> {
+        self.tool_format
     }
 
     /// The prompt for a chat. It holds the special tokens it needs: encode it without adding any.
@@ -130,7 +180,8 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatTemplateError::Refused`] when the template rejects the messages, [`ChatTemplateError::Render`] when it fails.
     pub fn render(&self, input: ChatInput<'_>) -> Result<String, ChatTemplateError> {
-        let template = self.environment.get_template(NAME).map_err(|error| render_error(&error))?;
+        let name = if self.has_one_for_tools && input.tools.is_some() { NAME_WITH_TOOLS } else { NAME };
+        let template = self.environment.get_template(name).map_err(|error| render_error(&error))?;
         let mut variables: Vec<(String, Value)> = Vec::new();
         for (key, value) in input.extra.into_iter().flatten() {
             variables.push((key.clone(), Value::from(Serde(value))));
@@ -155,13 +206,15 @@ fn read_if_there(path: &Path) -> Result<Option<String>, ChatTemplateError> {
     }
 }
 
-/// A string, or a list of named templates of which `default` is the one for chats.
-fn template_of_config(config: &Json) -> Option<String> {
+/// A string, or a list of named templates of which `default` is the one for chats and `tool_use` the one for chats with tools.
+fn templates_of_config(config: &Json) -> Option<Sources> {
     match config.get("chat_template")? {
-        Json::String(source) => Some(source.clone()),
+        Json::String(source) => Some(source.clone().into()),
         Json::Array(named) => {
-            let default = named.iter().find(|entry| entry["name"] == "default").or_else(|| named.first());
-            default?.get("template")?.as_str().map(str::to_owned)
+            let text = |entry: &Json| Some(entry.get("template")?.as_str()?.to_owned());
+            let find = |name: &str| named.iter().find(|entry| entry["name"] == name);
+            let default = text(find("default").or_else(|| named.first())?)?;
+            Some(Sources { default, with_tools: find(NAME_WITH_TOOLS).and_then(text) })
         }
         _ => None,
     }

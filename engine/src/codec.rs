@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 use thiserror::Error;
 
+pub use crate::chat_template::ToolFormat;
 pub use hf::HfCodec;
 
 mod hf;
@@ -34,21 +35,39 @@ pub trait TextCodec: Send + Sync {
     /// [`CodecError::Decode`].
     fn decode(&self, ids: &[u32]) -> Result<String, CodecError>;
 
+    /// Is it a control token, whose name is no text of the output?
+    fn is_special(&self, id: u32) -> bool;
+
     /// One token as text, for logprobs; special tokens by their name.
     fn token_text(&self, id: u32) -> String;
 
     /// One token's bytes; a token may be a part of a character, which its text cannot show.
     fn token_bytes(&self, id: u32) -> Vec<u8>;
 
-    /// A decoder for one request's output.
-    fn stream(&self) -> Box<dyn TextStream>;
+    /// A decoder for one request's output; `special`: special tokens show by their names.
+    fn stream(&self, special: bool) -> Box<dyn TextStream>;
 
-    /// The prompt for a conversation: messages of `{"role", "content"}` with text content; `extra`: further variables of
-    /// the template.
+    /// The prompt for a conversation.
     ///
     /// # Errors
     /// [`CodecError::NoTemplate`], [`CodecError::Template`].
-    fn chat_prompt(&self, messages: &Value, extra: Option<&Map<String, Value>>) -> Result<String, CodecError>;
+    fn chat_prompt(&self, chat: Chat<'_>) -> Result<String, CodecError>;
+
+    /// How the model writes calls of tools, as its template shows it; nothing when it knows none.
+    fn tool_format(&self) -> Option<ToolFormat>;
+}
+
+/// A conversation for the chat template.
+#[derive(Debug, Clone, Copy)]
+pub struct Chat<'a> {
+    /// Objects of `{"role", "content"}` with text content.
+    pub messages: &'a Value,
+    /// Descriptions of tools that the model may call.
+    pub tools: Option<&'a Value>,
+    /// Further variables of the template.
+    pub extra: Option<&'a Map<String, Value>>,
+    /// End with the opening of the assistant's turn.
+    pub opens_answer: bool,
 }
 
 /// Decodes tokens as they come; text that ends in the middle of a character is held back.

@@ -201,7 +201,7 @@ impl Boot {
         warm_up(model.as_mut(), &limits, &mut self.heart).map_err(CoreError::WarmUp)?;
         let guesser = guesser(&self.config, draft, model.info(), &limits)?;
         self.shared.metrics.cache_config(&limits);
-        let ready = Ready { info: model.info().clone(), limits, codec };
+        let ready = Ready { info: model.info().clone(), limits, codec, grammars: Arc::default() };
         let speculation = guesser.map(|guesser| Speculation::new(guesser, self.config.drafts_max));
         let speculation =
             if self.config.speculates_always { speculation.map(Speculation::always) } else { speculation };

@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::beat::{BeatBoard, Health, judge};
 use crate::codec::TextCodec;
+use crate::grammar::{Constraint, Grammars};
 use crate::metrics::Metrics;
 use crate::model::{ModelInfo, Pulse};
 use crate::sampling::{SamplingParams, TokenLogprob};
@@ -19,7 +20,7 @@ use crate::scheduler::{Limits, NewSeq, Refusal, ReqId, check_fit};
 use crate::stuck::Stuck;
 
 /// One request for output.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct GenerateRequest {
     pub prompt: Vec<u32>,
     /// 0: evaluate the prompt only.
@@ -27,6 +28,8 @@ pub struct GenerateRequest {
     pub ignore_eos: bool,
     pub stop_token_ids: Vec<u32>,
     pub sampling: SamplingParams,
+    /// The output follows this grammar.
+    pub constraint: Option<Constraint>,
     /// Logprobs of the prompt's own tokens are wanted.
     pub prompt_logprobs: bool,
     /// Lower goes first.
@@ -80,6 +83,8 @@ pub struct Ready {
     pub info: ModelInfo,
     pub limits: Limits,
     pub codec: Arc<dyn TextCodec>,
+    /// What compiles grammars for this model.
+    pub grammars: Arc<Grammars>,
 }
 
 /// State that the engine thread and its front end share; atomics and write-once cells alone, so no side can block the other.

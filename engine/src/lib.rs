@@ -13,6 +13,7 @@ pub mod core;
 pub mod demo_model;
 pub mod device;
 pub mod fault;
+pub mod grammar;
 pub mod guard;
 pub mod handle;
 pub mod metrics;

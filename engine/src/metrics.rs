@@ -50,6 +50,9 @@ pub struct Metrics {
     pub request_generation_tokens: Histogram,
     pub refused: IntCounterVec,
     pub deadlines_exceeded: IntCounter,
+    pub grammar_compile: Histogram,
+    /// The engine thread's: steps of a sequence that ran again because its grammar was not ready.
+    pub masks_late: IntCounter,
 }
 
 impl Metrics {
@@ -99,6 +102,8 @@ impl Metrics {
             request_generation_tokens: r.sizes("vllm:request_generation_tokens", "Output tokens of a request.")?,
             refused: r.counters("truebeat:requests_refused_total", "Requests turned away.", "reason", &REFUSALS)?,
             deadlines_exceeded: r.counter("truebeat:deadlines_exceeded_total", "Requests ended by their deadline.")?,
+            grammar_compile: r.seconds("truebeat:grammar_compile_seconds", "To compile a request's grammar.")?,
+            masks_late: r.counter("truebeat:grammar_masks_late_total", "Steps run again for a grammar's mask.")?,
             registry: r.registry.clone(),
         };
         Ok(metrics)

@@ -13,7 +13,7 @@ const CHATML: &str = "{% for m in messages %}
 ";
 
 fn template(source: &str) -> ChatTemplate {
-    ChatTemplate::compile(source.to_owned(), vec![("eos_token", "</s>".to_owned())]).unwrap()
+    ChatTemplate::compile(source.to_owned().into(), vec![("eos_token", "</s>".to_owned())]).unwrap()
 }
 
 fn render(source: &str, messages: &Json) -> Result<String, ChatTemplateError> {
@@ -87,6 +87,30 @@ fn the_template_is_found_where_models_keep_it() {
     assert_eq!(render_dir(dir.path()), "d<b>");
     std::fs::write(dir.path().join("chat_template.jinja"), "file{{ bos_token }}").unwrap();
     assert_eq!(render_dir(dir.path()), "file<b>");
+}
+
+#[test]
+fn chats_with_tools_have_the_template_that_is_theirs() {
+    let dir = tempfile::tempdir().unwrap();
+    let tools = "{{ tools | tojson }} <tool_call>";
+    let named = json!([{"name": "tool_use", "template": tools}, {"name": "default", "template": "plain"}]);
+    std::fs::write(dir.path().join("tokenizer_config.json"), json!({"chat_template": named}).to_string()).unwrap();
+    let template = ChatTemplate::from_dir(dir.path()).unwrap().unwrap();
+    let now = jiff::civil::DateTime::constant(2026, 1, 1, 0, 0, 0, 0);
+    let (messages, tools) = (json!([]), json!([{"type": "function"}]));
+    let input = ChatInput { messages: &messages, tools: None, add_generation_prompt: false, extra: None, now };
+    assert_eq!(template.render(input).unwrap(), "plain");
+    let with_tools = template.render(ChatInput { tools: Some(&tools), ..input }).unwrap();
+    assert_eq!(with_tools, r#"[{"type": "function"}] <tool_call>"#);
+    assert_eq!(template.tool_format(), Some(ToolFormat::Hermes));
+}
+
+#[test]
+fn the_template_shows_how_tools_are_called() {
+    assert_eq!(template("{{ messages }} <tool_call>").tool_format(), None);
+    assert_eq!(template("{{ tools }} <tool_call>").tool_format(), Some(ToolFormat::Hermes));
+    assert_eq!(template(r#"{{ tools }} {"name": f, "parameters": p}"#).tool_format(), Some(ToolFormat::Llama3));
+    assert_eq!(template("{{ tools }} [TOOL_CALLS]").tool_format(), None);
 }
 
 fn render_dir(dir: &Path) -> String {

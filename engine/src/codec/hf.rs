@@ -2,10 +2,8 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
-
 use crate::chat_template::{ChatInput, ChatTemplate, ChatTemplateError};
-use crate::codec::{CodecError, TextCodec, TextStream};
+use crate::codec::{Chat, CodecError, TextCodec, TextStream, ToolFormat};
 use crate::core::LoadFailure;
 use crate::tokenizer::{StreamDecoder, Tokenizer};
 
@@ -34,6 +32,10 @@ impl TextCodec for HfCodec {
         self.tokenizer.decode(ids, true).map_err(|e| CodecError::Decode(e.to_string()))
     }
 
+    fn is_special(&self, id: u32) -> bool {
+        self.tokenizer.is_special(id)
+    }
+
     fn token_text(&self, id: u32) -> String {
         self.tokenizer.token_text(id)
     }
@@ -42,14 +44,19 @@ impl TextCodec for HfCodec {
         self.tokenizer.token_bytes(id)
     }
 
-    fn stream(&self) -> Box<dyn TextStream> {
-        Box::new(self.tokenizer.stream(true))
+    fn stream(&self, special: bool) -> Box<dyn TextStream> {
+        Box::new(self.tokenizer.stream(!special))
     }
 
-    fn chat_prompt(&self, messages: &Value, extra: Option<&Map<String, Value>>) -> Result<String, CodecError> {
+    fn tool_format(&self) -> Option<ToolFormat> {
+        self.template.as_ref()?.tool_format()
+    }
+
+    fn chat_prompt(&self, chat: Chat<'_>) -> Result<String, CodecError> {
         let template = self.template.as_ref().ok_or(CodecError::NoTemplate)?;
         let now = jiff::Zoned::now().datetime();
-        let input = ChatInput { messages, tools: None, add_generation_prompt: true, extra, now };
+        let Chat { messages, tools, extra, opens_answer } = chat;
+        let input = ChatInput { messages, tools, add_generation_prompt: opens_answer, extra, now };
         template.render(input).map_err(|e| match e {
             ChatTemplateError::NoTemplate => CodecError::NoTemplate,
             other => CodecError::Template(other.to_string()),

@@ -11,7 +11,7 @@ impl Core {
         let Some(speculation) = &mut self.speculation else { return 0 };
         let (scheduler, live) = (&mut self.scheduler, &self.live);
         let began = monotonic_ns();
-        let sampler_of = |id| live.get(&id).map(|live| live.sampler.clone());
+        let sampler_of = |id| live.get(&id).map(|live| live.sampler.shadow());
         let guessed = guarded(|| speculation.propose(scheduler, &sampler_of).map_err(|e| e.to_string()));
         if let Err(error) = guessed {
             tracing::error!(error, "guessing failed; speculation is off from now on");

@@ -1,5 +1,7 @@
 //! From one sequence's logits of a step to its next tokens and to the logprobs of its prompt.
 
+use std::time::Instant;
+
 use crate::core::step::Live;
 use crate::model::{LogitsWanted, SeqInput};
 use crate::scheduler::PlanRow;
@@ -8,11 +10,26 @@ use crate::speculation::verify;
 /// One sequence's rows of logits, or why it has none.
 pub(super) type Rows = Result<Vec<Vec<f32>>, String>;
 
-/// Samples the row's tokens, if it is to have any (more than one where guesses are accepted), and notes their logprobs.
+/// What comes after a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The step counts; the row's tokens, if it was to have any (more than one where guesses are accepted).
+    Tokens(Vec<u32>),
+    /// The request's grammar is not ready yet: the sequence does not move, and has the same step again.
+    Later,
+}
+
+/// Samples the row's tokens, if it is to have any, and notes their logprobs.
 ///
 /// # Errors
 /// What is wrong with this sequence's logits; the sequence fails, its neighbours do not (EP5).
-pub(super) fn sample_row(live: &mut Live, row: &PlanRow, input: &SeqInput, rows: &Rows) -> Result<Vec<u32>, String> {
+pub(super) fn sample_row(
+    live: &mut Live,
+    row: &PlanRow,
+    input: &SeqInput,
+    rows: &Rows,
+    masks_until: Instant,
+) -> Result<Next, String> {
     let rows = rows.as_ref().map_err(Clone::clone)?;
     let wanted = match input.logits {
         LogitsWanted::None => 0,
@@ -22,6 +39,9 @@ pub(super) fn sample_row(live: &mut Live, row: &PlanRow, input: &SeqInput, rows:
     if rows.len() != wanted {
         return Err(format!("{} rows of logits came where {wanted} were asked for", rows.len()));
     }
+    if row.samples && !live.sampler.is_ready(masks_until).map_err(|e| e.to_string())? {
+        return Ok(Next::Later);
+    }
     for position in row.report.clone() {
         let told = live.submission.request.prompt.get(position + 1);
         if let (Some(logits), Some(token)) = (rows.get(position - input.start_pos), told) {
@@ -29,12 +49,17 @@ pub(super) fn sample_row(live: &mut Live, row: &PlanRow, input: &SeqInput, rows:
         }
     }
     if !row.samples {
-        return Ok(Vec::new());
+        return Ok(Next::Tokens(Vec::new()));
     }
     let (drafts, first) = (&input.tokens[input.tokens.len() - row.drafts..], rows.len().saturating_sub(row.drafts + 1));
-    let draw = |at: usize| live.sampler.sample(&rows[first + at]).map_err(|e| e.to_string());
+    // behind an accepted guess the grammar's next mask may be late: the yield ends there, and nothing is lost
+    let draw = |at: usize| match live.sampler.is_ready(masks_until) {
+        Ok(true) => live.sampler.sample(&rows[first + at]).map_err(|e| e.to_string()),
+        Ok(false) => Err("the grammar's mask is late".to_owned()),
+        Err(error) => Err(error.to_string()),
+    };
     let sampled = verify(drafts, |sampled| sampled.token, draw)?;
     let (tokens, logprobs) = sampled.into_iter().map(|sampled| (sampled.token, sampled.logprob)).unzip();
     live.logprobs = logprobs;
-    Ok(tokens)
+    Ok(Next::Tokens(tokens))
 }

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use heartbeat::monotonic_ns;
@@ -13,7 +13,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use crate::beat::{Heart, StepShape, Tally};
 use crate::core::alone::{self, guarded};
-use crate::core::sample::{Rows, sample_row};
+use crate::core::sample::{Next, Rows, sample_row};
 use crate::fault::Faults;
 use crate::handle::{End, Shared, Submission, TokenEvent};
 use crate::model::{Model, SeqInput, StepTerms};
@@ -24,6 +24,10 @@ use crate::stuck::Stuck;
 
 /// A step may be silent for its lease, and for this long at least: a loaded machine runs its threads late.
 const STEP_SILENCE_MIN: Duration = Duration::from_millis(600);
+
+/// What a step waits for masks of grammars: longer than nearly all of them take. A sequence whose mask is not there then runs the
+/// same step again.
+const MASK_WAIT: Duration = Duration::from_millis(10);
 
 /// A request in the engine, and what the step under way has for it.
 pub(super) struct Live {
@@ -113,11 +117,13 @@ impl Core {
     }
 
     /// Takes in a request. The front end has checked it; what the scheduler refuses all the same ends as failed.
-    pub fn submit(&mut self, new: Submission) {
+    pub fn submit(&mut self, mut new: Submission) {
         let id = new.seq.id;
         let admitted = self.scheduler.submit(new.seq.clone(), monotonic_ns());
         let entropy = RandomState::new().hash_one(id);
+        let constraint = new.request.constraint.take();
         let sampler = Sampler::new(new.request.sampling.clone(), entropy);
+        let sampler = sampler.after(&new.request.prompt, new.seq.stop_token_ids.clone(), constraint);
         let live = Live { submission: new, sampler, prompt_logprobs: Vec::new(), logprobs: Vec::new(), failure: None };
         self.live.insert(id, live);
         if let Err(refusal) = admitted {
@@ -141,10 +147,16 @@ impl Core {
 
     fn sample(&mut self, plan: &StepPlan, rows: &[Rows]) -> Vec<SeqResult> {
         let inputs = plan.rows.iter().zip(&plan.batch.seqs).zip(rows);
+        // For all grammars of the step together: neighbours that follow none wait no longer than this.
+        let masks_until = Instant::now() + MASK_WAIT;
         let results = inputs.filter_map(|((row, input), logits)| {
             let live = self.live.get_mut(&row.id)?;
-            Some(match guarded(|| sample_row(live, row, input, logits)) {
-                Ok(tokens) => SeqResult::Advanced { id: row.id, tokens },
+            Some(match guarded(|| sample_row(live, row, input, logits, masks_until)) {
+                Ok(Next::Tokens(tokens)) => SeqResult::Advanced { id: row.id, tokens },
+                Ok(Next::Later) => {
+                    self.shared.metrics.masks_late.inc();
+                    return None;
+                }
                 Err(message) => {
                     live.failure = Some(message);
                     SeqResult::Failed { id: row.id }

@@ -55,11 +55,22 @@ pub fn train(arch: DemoArch) -> Result<TrainedTokenizer, DemoModelError> {
 const CHAT_TEMPLATE: &str = "\
 {%- if messages | length == 0 %}{{- raise_exception('a chat needs at least one message') }}{% endif %}
 {{- bos_token }}
+{%- if tools %}
+{{- '<|turn|>tools\\n' }}
+{%- for tool in tools %}
+{{- tool | tojson + '\\n' }}
+{%- endfor %}
+{{- 'Call one with <tool_call>\\n{\"name\": ..., \"arguments\": {...}}\\n</tool_call>' + eos_token + '\\n' }}
+{%- endif %}
 {%- for message in messages %}
 {%- if message.role not in ['system', 'user', 'assistant', 'tool'] %}
 {{- raise_exception('unknown role: ' + message.role) }}
 {%- endif %}
-{{- '<|turn|>' + message.role + '\\n' + message.content + eos_token + '\\n' }}
+{{- '<|turn|>' + message.role + '\\n' + message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}
+{%- endfor %}
+{{- eos_token + '\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
 {{- '<|turn|>assistant\\n' }}

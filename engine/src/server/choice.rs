@@ -8,12 +8,14 @@ use crate::metrics::Metrics;
 use crate::sampling::TokenLogprob;
 use crate::server::error::ApiError;
 use crate::server::text::ChoiceText;
+use crate::server::tools::{CallPiece, Parsed, ToolParser};
 
 /// What one event adds to a choice.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Delta {
     pub index: usize,
     pub text: String,
+    pub calls: Vec<CallPiece>,
     /// Logprobs, where they were asked for.
     pub tokens: Vec<TokenInfo>,
     /// Set on the last one.
@@ -56,6 +58,16 @@ pub struct ChoiceStart {
     pub first_token: Option<u32>,
     pub prompt_tokens: usize,
     pub logprobs: bool,
+    /// Tokens stand as `token_id:N`.
+    pub names_token_ids: bool,
+    pub tools: Option<ChoiceTools>,
+}
+
+/// Calls of tools in a choice.
+pub struct ChoiceTools {
+    pub parser: ToolParser,
+    /// How a choice ends that called something and stopped by itself.
+    pub finish_reason: &'static str,
 }
 
 /// A choice under way.
@@ -102,8 +114,25 @@ impl Choice {
             Err(end) => return Err(ApiError::of_end(&end)),
         };
         let text = std::mem::take(&mut self.start.echo) + &text;
+        let (parsed, reason) = self.find_calls(text, reason);
         let finish = reason.map(|reason| self.finish(reason));
-        Ok(Delta { index: self.start.index, text, tokens: self.infos.drain(..).collect(), finish })
+        let tokens = self.infos.drain(..).collect();
+        Ok(Delta { index: self.start.index, text: parsed.text, calls: parsed.calls, tokens, finish })
+    }
+
+    /// Parts the calls from the text; `reason` is set when this is the end.
+    fn find_calls(&mut self, text: String, reason: Option<&'static str>) -> (Parsed, Option<&'static str>) {
+        let Some(ChoiceTools { parser, finish_reason }) = &mut self.start.tools else {
+            return (Parsed { text, calls: Vec::new() }, reason);
+        };
+        let mut parsed = parser.push(&text);
+        if reason.is_some() {
+            let rest = parser.finish();
+            parsed.text += &rest.text;
+            parsed.calls.extend(rest.calls);
+        }
+        let called = reason == Some("stop") && parser.called();
+        (parsed, if called { Some(finish_reason) } else { reason })
     }
 
     fn token(
@@ -152,7 +181,9 @@ impl Choice {
     }
 
     fn spell(&self, id: u32) -> TokenText {
-        TokenText { text: self.codec.token_text(id), bytes: self.codec.token_bytes(id) }
+        let named = self.start.names_token_ids;
+        let text = if named { format!("token_id:{id}") } else { self.codec.token_text(id) };
+        TokenText { text, bytes: self.codec.token_bytes(id) }
     }
 
     fn note(&mut self, token: TokenText, logprob: Option<f32>, top: Vec<(TokenText, f32)>) {

@@ -9,6 +9,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use crate::codec::CodecError;
+use crate::grammar::GrammarError;
 use crate::handle::{End, SubmitError};
 use crate::scheduler::Refusal;
 
@@ -47,6 +48,17 @@ impl ApiError {
         let message = format!("the model {name:?} does not exist; this server has {served:?}");
         let error = Self::new(StatusCode::NOT_FOUND, Some("model_not_found"), message);
         Self { param: Some("model".into()), refusal: Some("invalid"), ..error }
+    }
+
+    /// This path has no such method.
+    pub fn method(method: &str, path: &str) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, None, format!("{path} does not take {method}"))
+    }
+
+    /// The body is no JSON by its own word.
+    pub fn media_type(got: &str) -> Self {
+        let message = format!("the body must have the content type application/json, not {got:?}");
+        Self { refusal: Some("invalid"), ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message) }
     }
 
     pub fn body_too_large(bytes_max: usize) -> Self {
@@ -90,7 +102,7 @@ impl ApiError {
     /// `{"error": {...}}`, also the data of an SSE error event.
     pub fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
-            400 | 413 => "invalid_request_error",
+            400 | 405 | 413 | 415 => "invalid_request_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
             503 => "service_unavailable_error",
@@ -115,6 +127,19 @@ impl From<SubmitError> for ApiError {
                 Self { code: Some("context_length_exceeded"), ..Self::invalid("prompt", message) }
             }
             SubmitError::Refused(_) => Self::invalid("prompt", message),
+        }
+    }
+}
+
+impl ApiError {
+    /// The grammar that `param` asks for is not accepted.
+    pub fn grammar(param: &str, error: &GrammarError) -> Self {
+        match error {
+            GrammarError::Busy(_) => {
+                let error = Self::unavailable("grammars_busy", error.to_string(), 1);
+                Self { status: StatusCode::TOO_MANY_REQUESTS, refusal: Some("queue_full"), ..error }
+            }
+            _ => Self::invalid(param, format!("{param} cannot be used: {error}")),
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Reads a request's JSON field by field, so that each error names its field, what it was and what is allowed.
-//! `null` is the same as absent. Fields that nobody asks for are ignored, as OpenAI's servers do.
+//! `null` is the same as absent. A field that no reader asked for is an error in the end: a misspelt one must not be lost in silence.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
@@ -9,6 +12,8 @@ use crate::server::error::ApiError;
 pub struct Fields<'a> {
     object: &'a Map<String, Value>,
     path: &'static str,
+    /// Names that somebody asked for.
+    asked: RefCell<HashSet<String>>,
 }
 
 impl<'a> Fields<'a> {
@@ -16,15 +21,35 @@ impl<'a> Fields<'a> {
     /// The value is no object.
     pub fn new(value: &'a Value) -> Result<Self, ApiError> {
         let object = value.as_object().ok_or_else(|| ApiError::malformed("the body must be a JSON object"))?;
-        Ok(Self { object, path: "" })
+        Ok(Self::at(object, ""))
+    }
+
+    /// The fields of an object that stands at `path` (which ends in a dot).
+    pub fn at(object: &'a Map<String, Value>, path: &'static str) -> Self {
+        Self { object, path, asked: RefCell::default() }
     }
 
     /// The fields of an object inside this one, if it is there.
     ///
     /// # Errors
     /// It is no object.
-    pub fn inner(&self, name: &'static str, path: &'static str) -> Result<Option<Self>, ApiError> {
-        Ok(self.object(name)?.map(|object| Self { object, path }))
+    pub fn inner(&self, name: &str, path: &'static str) -> Result<Option<Self>, ApiError> {
+        Ok(self.object(name)?.map(|object| Self::at(object, path)))
+    }
+
+    /// Every field has been asked for by somebody.
+    ///
+    /// # Errors
+    /// One has not: this server does not know it.
+    pub fn refuse_rest(&self) -> Result<(), ApiError> {
+        let asked = self.asked.borrow();
+        match self.object.iter().find(|(name, value)| !value.is_null() && !asked.contains(*name)) {
+            Some((name, _)) => {
+                let field = format!("{}{name}", self.path);
+                Err(ApiError::invalid(&field, format!("{field} is not a field that this server knows")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// # Errors
@@ -34,6 +59,7 @@ impl<'a> Fields<'a> {
     }
 
     pub fn get(&self, name: &str) -> Option<&'a Value> {
+        self.asked.borrow_mut().insert(name.to_owned());
         self.object.get(name).filter(|v| !v.is_null())
     }
 
@@ -95,7 +121,8 @@ impl<'a> Fields<'a> {
     pub fn unsupported(&self, name: &str, harmless: &[Value]) -> Result<(), ApiError> {
         match self.get(name) {
             Some(v) if !harmless.contains(v) => {
-                Err(ApiError::invalid(name, format!("{}{name} = {} is not supported", self.path, brief(v))))
+                let field = format!("{}{name}", self.path);
+                Err(ApiError::invalid(&field, format!("{field} = {} is not supported", brief(v))))
             }
             _ => Ok(()),
         }
@@ -146,6 +173,15 @@ mod tests {
         assert!(f.token_ids("ids", 50).unwrap_err().message.contains("from 0 to 49"));
         assert_eq!(f.inner("s", "s.").unwrap().unwrap().bool("x").unwrap_err().param.as_deref(), Some("s.x"));
         assert!(Fields::new(&json!([])).is_err());
+    }
+
+    #[test]
+    fn what_nobody_asked_for_is_refused_in_the_end() {
+        let value = json!({"n": 1, "max_token": 5, "gone": null});
+        let f = Fields::new(&value).unwrap();
+        assert_eq!(f.int("n", 1, 4), Ok(Some(1)));
+        assert_eq!(f.refuse_rest().unwrap_err().param.as_deref(), Some("max_token"));
+        assert!(f.get("max_token").is_some() && f.refuse_rest().is_ok());
     }
 
     #[test]

@@ -21,9 +21,9 @@ use serde_json::Value;
 use crate::handle::{GenerateRequest, Ready};
 use crate::server::{
     AppState,
-    choice::{Choice, ChoiceStart, Delta},
+    choice::{Choice, ChoiceStart, ChoiceTools, Delta},
     error::ApiError,
-    request::Job,
+    request::{Job, Kind},
     shape::{Envelope, Usage},
     text::ChoiceText,
 };
@@ -50,40 +50,58 @@ impl Deadline {
 /// # Errors
 /// [`ApiError`], as long as no byte of a stream was sent; later errors are events of the stream.
 pub async fn answer(app: AppState, ready: &Ready, job: Job, deadline: Deadline) -> Result<Response, ApiError> {
-    let deadline_ns = Some(deadline.monotonic_ns());
-    let requests = job.prompts.iter().map(|p| GenerateRequest { deadline_ns, ..p.request.clone() }).collect();
     let envelope = envelope(&app, &job);
-    let usage = Usage { prompt_tokens: job.prompts.iter().map(|p| p.request.prompt.len()).sum(), ..Usage::default() };
-    let streams = app.handle.submit(requests)?;
-    let (stream, include_usage) = (job.stream, job.include_usage);
-    let starts = job.prompts.into_iter().zip(streams).enumerate().map(|(index, (prompt, stream))| ChoiceStart {
-        index,
-        stream,
-        text: ChoiceText::new(ready.codec.stream(), job.stop.clone()),
-        echo: prompt.echo,
-        first_token: prompt.request.prompt.first().filter(|_| prompt.request.prompt_logprobs).copied(),
-        prompt_tokens: prompt.request.prompt.len(),
-        logprobs: job.logprobs,
-    });
+    let usage = Usage { prompt_tokens: job.prompt_tokens, ..Usage::default() };
     let metrics = &app.handle.shared.metrics;
-    let choices = starts.map(|s| Choice::new(s, ready.codec.clone(), metrics.clone(), deadline.arrived));
-    let choices: Vec<Choice> = choices.collect();
-    let count = choices.len();
-    let deltas = select_all(choices.into_iter().map(|c| pieces(c, deadline, app.clone()))).boxed();
+    job.grammar_took.iter().for_each(|took| metrics.grammar_compile.observe(took.as_secs_f64()));
+    let stream = job.stream;
+    let starts = begin(&app, ready, job, &envelope.id, deadline.monotonic_ns())?;
+    let count = starts.len();
+    let choices = starts.into_iter().map(|s| Choice::new(s, ready.codec.clone(), metrics.clone(), deadline.arrived));
+    let deltas = select_all(choices.map(|c| pieces(c, deadline, app.clone()))).boxed();
     if stream {
-        let sse = Sse::new(envelope, usage, include_usage);
-        streamed(sse, deltas).await
+        streamed(Sse::new(envelope, usage), deltas).await
     } else {
         let (choices, usage) = gather(deltas, count, usage).await?;
         Ok(Json(envelope.whole(&choices, usage)).into_response())
     }
 }
 
+/// Hands all outputs to the engine, or none.
+fn begin(app: &AppState, ready: &Ready, job: Job, id: &str, deadline_ns: u64) -> Result<Vec<ChoiceStart>, ApiError> {
+    let Job { choices, text, logprobs, names_token_ids, tools, .. } = job;
+    let prompt = |r: &GenerateRequest| (r.prompt.len(), r.prompt.first().filter(|_| r.prompt_logprobs).copied());
+    let prompts: Vec<_> = choices.iter().map(|c| prompt(&c.request)).collect();
+    let (requests, echoes): (Vec<_>, Vec<_>) =
+        choices.into_iter().map(|c| (GenerateRequest { deadline_ns: Some(deadline_ns), ..c.request }, c.echo)).unzip();
+    let streams = app.handle.submit(requests)?;
+    let start = |(index, ((stream, echo), (prompt_tokens, first_token)))| ChoiceStart {
+        index,
+        stream,
+        text: ChoiceText::new(ready.codec.stream(text.special), text.clone()),
+        echo,
+        first_token,
+        prompt_tokens,
+        logprobs,
+        names_token_ids,
+        tools: tools.as_ref().map(|tools| ChoiceTools {
+            parser: tools.parser(format!("call_{id}_{index}")),
+            finish_reason: tools.finish_reason(),
+        }),
+    };
+    Ok(streams.into_iter().zip(echoes).zip(prompts).enumerate().map(start).collect())
+}
+
 fn envelope(app: &AppState, job: &Job) -> Envelope {
-    let prefix = if job.kind == crate::server::request::Kind::Chat { "chatcmpl" } else { "cmpl" };
-    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let prefix = if job.kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
     let id = format!("{prefix}-{}", app.next_answer_id());
-    Envelope { kind: job.kind, id, created, model: app.served_name.to_string(), logprobs: job.logprobs }
+    let (model, include_usage) = (app.served_name.to_string(), job.stream && job.include_usage);
+    Envelope { kind: job.kind, id, created: unix_now_s(), model, logprobs: job.logprobs, include_usage }
+}
+
+/// Seconds of the Unix epoch, as answers tell when they were made.
+pub fn unix_now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
 /// A choice as a stream that ends with its finish, with its first error, or with its deadline.
@@ -112,6 +130,7 @@ async fn gather(mut deltas: Deltas, count: usize, mut usage: Usage) -> Result<(V
         usage.completion_tokens += delta.finish.map_or(0, |f| f.completion_tokens);
         if let Some(choice) = whole.get_mut(delta.index) {
             choice.text += &delta.text;
+            choice.calls.extend(delta.calls);
             choice.tokens.extend(delta.tokens);
             choice.finish = delta.finish;
         }
@@ -132,15 +151,14 @@ async fn streamed(mut sse: Sse, mut deltas: Deltas) -> Result<Response, ApiError
 struct Sse {
     envelope: Envelope,
     usage: Usage,
-    include_usage: bool,
     opened: Vec<usize>,
     pending: VecDeque<Bytes>,
     ended: bool,
 }
 
 impl Sse {
-    fn new(envelope: Envelope, usage: Usage, include_usage: bool) -> Self {
-        Self { envelope, usage, include_usage, opened: Vec::new(), pending: VecDeque::new(), ended: false }
+    fn new(envelope: Envelope, usage: Usage) -> Self {
+        Self { envelope, usage, opened: Vec::new(), pending: VecDeque::new(), ended: false }
     }
 
     fn events(self, deltas: Deltas) -> impl Stream<Item = Result<Bytes, Infallible>> {
@@ -177,14 +195,15 @@ impl Sse {
             }
         }
         self.usage.completion_tokens += delta.finish.map_or(0, |f| f.completion_tokens);
-        if !delta.text.is_empty() || !delta.tokens.is_empty() || delta.finish.is_some() {
+        let says = !delta.text.is_empty() || !delta.calls.is_empty() || !delta.tokens.is_empty();
+        if says || delta.finish.is_some() {
             let chunk = self.envelope.chunk(&delta);
             self.send(&chunk);
         }
     }
 
     fn done(&mut self) {
-        if self.include_usage {
+        if self.envelope.include_usage {
             let chunk = self.envelope.usage_chunk(self.usage);
             self.send(&chunk);
         }

@@ -14,12 +14,16 @@ use axum::{
     body::Bytes,
     extract::{DefaultBodyLimit, State, rejection::BytesRejection},
     http::HeaderMap,
+    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 
+use serde_json::Value;
+
 use crate::beat::Health;
 use crate::handle::{EngineHandle, Ready};
+use crate::metrics::Metrics;
 use error::ApiError;
 use generate::Deadline;
 use request::Kind;
@@ -33,6 +37,9 @@ pub mod serve;
 mod shape;
 mod status;
 mod text;
+mod tokens;
+mod tools;
+mod wire;
 
 /// Largest body of a request.
 const BODY_BYTES_MAX: usize = 32 << 20;
@@ -47,12 +54,15 @@ pub struct AppState {
     /// Answer like the engines of the field: `/health` is 200 whatever happens, and a stalled engine goes on accepting.
     pub lie: bool,
     pub request_timeout: Duration,
+    /// Unix seconds of this start.
+    created: u64,
     answers: Arc<AtomicU64>,
 }
 
 impl AppState {
     pub fn new(handle: EngineHandle, served_name: &str, lie: bool, request_timeout: Duration) -> Self {
-        Self { handle, served_name: served_name.into(), lie, request_timeout, answers: Arc::default() }
+        let created = generate::unix_now_s();
+        Self { handle, served_name: served_name.into(), lie, request_timeout, created, answers: Arc::default() }
     }
 
     fn next_answer_id(&self) -> String {
@@ -101,10 +111,15 @@ pub fn router(app: AppState) -> Router {
         .route("/v1/completions", post(completions))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/models", get(status::models))
+        .route("/v1/models/{*id}", get(status::model))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
         .route("/health", get(status::health))
         .route("/metrics", get(status::metrics))
         .fallback(status::not_found)
+        .method_not_allowed_fallback(status::method_not_allowed)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(middleware::from_fn(wire::with_request_id))
         .with_state(app)
 }
 
@@ -118,12 +133,16 @@ async fn chat(State(app): State<AppState>, headers: HeaderMap, body: Result<Byte
 
 async fn respond(app: AppState, kind: Kind, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
     let metrics = app.handle.shared.metrics.clone();
-    handle(app, kind, &headers, body).await.unwrap_or_else(|error| {
-        if let Some(reason) = error.refusal {
-            metrics.refused.with_label_values(&[reason]).inc();
-        }
-        error.into_response()
-    })
+    let answer = handle(app, kind, &headers, body).await;
+    answer.unwrap_or_else(|error| refuse(&metrics, &error))
+}
+
+/// An error at the door: counted, and told.
+fn refuse(metrics: &Metrics, error: &ApiError) -> Response {
+    if let Some(reason) = error.refusal {
+        metrics.refused.with_label_values(&[reason]).inc();
+    }
+    error.clone().into_response()
 }
 
 async fn handle(
@@ -133,22 +152,35 @@ async fn handle(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let deadline = app.deadline(headers)?;
-    let body = body.map_err(|rejection| match rejection.status().as_u16() {
-        413 => ApiError::body_too_large(BODY_BYTES_MAX),
-        _ => ApiError::malformed(rejection.to_string()),
-    })?;
+    let body = wire::json_body(headers, body)?;
     let ready = app.admit()?.clone();
     let (for_parsing, served) = (ready.clone(), app.served_name.clone());
-    // A long prompt takes a while to tokenize; other requests' streams do not wait for that.
+    let parse = move |value: &Value| request::parse(kind, value, &for_parsing, &served);
+    let job = read(&app, deadline, body, parse).await?;
+    let user = job.user.clone();
+    let answered = generate::answer(app, &ready, job, deadline).await;
+    if let Err(error) = &answered {
+        tracing::info!(status = error.status.as_u16(), user, message = error.message, "a request was not answered");
+    }
+    answered
+}
+
+/// Reads a body on a thread that may take its time: a long prompt is tokenized for a while, a grammar compiled; other requests'
+/// streams do not wait for that.
+async fn read<T: Send + 'static>(
+    app: &AppState,
+    deadline: Deadline,
+    body: Bytes,
+    parse: impl FnOnce(&Value) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     let parsing = tokio::task::spawn_blocking(move || {
-        let value =
+        let value: Value =
             serde_json::from_slice(&body).map_err(|e| ApiError::malformed(format!("the body is no JSON: {e}")))?;
-        request::parse(kind, &value, &for_parsing, &served)
+        parse(&value)
     });
     let at = tokio::time::Instant::from_std(deadline.arrived + deadline.timeout);
-    let job = match tokio::time::timeout_at(at, parsing).await {
-        Ok(joined) => joined.map_err(|e| ApiError::internal(format!("the request could not be read: {e}")))??,
-        Err(_elapsed) => return Err(app.deadline_error(deadline.timeout)),
-    };
-    generate::answer(app, &ready, job, deadline).await
+    match tokio::time::timeout_at(at, parsing).await {
+        Ok(joined) => joined.map_err(|e| ApiError::internal(format!("the request could not be read: {e}")))?,
+        Err(_elapsed) => Err(app.deadline_error(deadline.timeout)),
+    }
 }

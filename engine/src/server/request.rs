@@ -1,18 +1,28 @@
 //! From the body of `/v1/completions` and `/v1/chat/completions` to a [`Job`]: everything is checked here, nothing later.
-//! What this server cannot do is an error that says so, never silently something else.
+//! Every field acts or is refused by name; docs/engine-api.md lists them, and a test holds the two together.
+
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::grammar::Constraint;
 use crate::handle::{GenerateRequest, Ready};
 use crate::sampling::SamplingParams;
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, token_list, token_list_wanted};
+use crate::server::fields::Fields;
+use crate::server::text::TextRules;
+use crate::server::tools::ToolUse;
+use prompts::{Echo, Input};
 
-/// OpenAI's default for completions; chats get the rest of the context.
-const COMPLETION_TOKENS_DEFAULT: usize = 16;
-const PROMPTS_MAX: usize = 256;
+mod prompts;
+mod sampling;
+mod structured;
+
+pub use prompts::{chat_input, one_prompt};
+
+/// Outputs of one request: prompts times `n`.
+const CHOICES_MAX: i64 = 256;
 const STOPS_MAX: usize = 16;
-const TOP_LOGPROBS_MAX: i64 = 20;
 
 /// Which of the two APIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,20 +31,31 @@ pub enum Kind {
     Chat,
 }
 
-/// A checked request: one choice a prompt.
-#[derive(Debug, Clone)]
+/// A checked request.
+#[derive(Debug)]
 pub struct Job {
     pub kind: Kind,
-    pub prompts: Vec<Prompt>,
-    pub stop: Vec<String>,
+    /// In the answer's order: all outputs of the first prompt, then those of the second.
+    pub choices: Vec<ChoiceJob>,
+    /// Tokens of all prompts, each counted once whatever `n` is.
+    pub prompt_tokens: usize,
+    pub text: TextRules,
     pub stream: bool,
     pub include_usage: bool,
     pub logprobs: bool,
+    /// Tokens stand in logprobs as `token_id:N`.
+    pub names_token_ids: bool,
+    /// Calls of tools are looked for in the outputs.
+    pub tools: Option<ToolUse>,
+    /// Who asked, by their own word; for the log.
+    pub user: Option<String>,
+    /// What compiling the output's grammar took.
+    pub grammar_took: Option<Duration>,
 }
 
-/// One prompt as the engine takes it, and its text where that is to be echoed.
-#[derive(Debug, Clone)]
-pub struct Prompt {
+/// One output as the engine is asked for it, and the prompt's text where that is to be echoed.
+#[derive(Debug)]
+pub struct ChoiceJob {
     pub request: GenerateRequest,
     pub echo: String,
 }
@@ -45,158 +66,137 @@ pub struct Prompt {
 /// [`ApiError`] naming the field.
 pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Job, ApiError> {
     let f = Fields::new(body)?;
-    match f.str("model")? {
-        Some(name) if name != served => return Err(ApiError::unknown_model(name, served)),
-        _ => refuse_unsupported(&f)?,
-    }
-    let template = GenerateRequest {
-        ignore_eos: f.bool("ignore_eos")?.unwrap_or(false),
-        stop_token_ids: f.token_ids("stop_token_ids", ready.info.vocab_size)?,
-        sampling: sampling(kind, &f)?,
-        priority: f.int("priority", i64::from(i32::MIN), i64::from(i32::MAX))?.map_or(0, |n| n as i32),
-        ..GenerateRequest::default()
-    };
-    let echo = kind == Kind::Completion && f.bool("echo")?.unwrap_or(false);
-    let max_tokens = max_tokens(kind, &f, echo)?;
-    let inputs = match kind {
-        Kind::Completion => completion_prompts(&f, ready)?,
-        Kind::Chat => vec![chat_prompt(&f, ready)?],
-    };
-    let logprobs = template.sampling.logprobs.is_some();
-    let build = |tokens: Vec<u32>| -> Result<Prompt, ApiError> {
-        let echoed = if echo { ready.codec.decode(&tokens)? } else { String::new() };
-        let max_new_tokens = fit(kind, tokens.len(), max_tokens, ready)?;
-        let prompt_logprobs = echo && logprobs;
-        let request = GenerateRequest { prompt: tokens, max_new_tokens, prompt_logprobs, ..template.clone() };
-        Ok(Prompt { request, echo: echoed })
-    };
-    let stream = f.bool("stream")?.unwrap_or(false);
-    let usage = f.inner("stream_options", "stream_options.")?.map(|o| o.bool("include_usage")).transpose()?.flatten();
-    Ok(Job {
+    check_model(&f, served)?;
+    refuse_unsupported(&f)?;
+    let count = f.int("n", 1, 128)?.unwrap_or(1);
+    f.unsupported("best_of", &[json!(count)])?;
+    let sampling = sampling::params(kind, &f, ready)?;
+    let logprobs = sampling.logprobs.is_some();
+    let tools = if kind == Kind::Chat { ToolUse::of(&f, ready)? } else { None };
+    let stops = Stops::of(&f, ready)?;
+    let priority = f.int("priority", i64::from(i32::MIN), i64::from(i32::MAX))?.map_or(0, |n| n as i32);
+    let echo = Echo { text: kind == Kind::Completion && f.bool("echo")?.unwrap_or(false), logprobs };
+    let inputs = prompts::inputs(kind, &f, ready, echo, tools.as_ref())?;
+    check_count(count, inputs.len())?;
+    let mut job = Job {
         kind,
-        prompts: inputs.into_iter().map(build).collect::<Result<_, _>>()?,
-        stop: f.strings("stop", STOPS_MAX)?,
-        stream,
-        include_usage: usage.unwrap_or(false),
+        choices: Vec::new(),
+        prompt_tokens: inputs.iter().map(|i| i.tokens.len()).sum(),
+        text: stops.text(&f, sampling.rules.min_tokens)?,
+        stream: f.bool("stream")?.unwrap_or(false),
+        include_usage: include_usage(&f)?,
         logprobs,
-    })
+        names_token_ids: f.bool("return_tokens_as_token_ids")?.unwrap_or(false),
+        tools,
+        user: f.str("user")?.map(str::to_owned),
+        grammar_took: None,
+    };
+    let (constraint, took) = structured::constraint(&f, ready, &job, stops.ignore_eos)?.unzip();
+    job.grammar_took = took;
+    f.refuse_rest()?;
+    job.choices = choices(inputs, (count, priority), &sampling, &stops, constraint)?;
+    Ok(job)
 }
 
-/// Fields that change the output and that we do not have, with the values that ask for nothing.
+/// The request's model is the one that is served here.
+///
+/// # Errors
+/// It is another.
+pub fn check_model(f: &Fields<'_>, served: &str) -> Result<(), ApiError> {
+    match f.str("model")? {
+        Some(name) if name != served => Err(ApiError::unknown_model(name, served)),
+        _ => Ok(()),
+    }
+}
+
+/// Fields that other servers have and this one has not, with the values that ask for nothing. (Whatever is not named anywhere is
+/// refused too; these have values that clients send by default.)
 fn refuse_unsupported(f: &Fields<'_>) -> Result<(), ApiError> {
-    let zero = [json!(0), json!(0.0)];
-    let one = [json!(1), json!(1.0)];
-    for name in ["presence_penalty", "frequency_penalty", "min_p", "min_tokens"] {
-        f.unsupported(name, &zero)?;
+    for name in ["use_beam_search", "store"] {
+        f.unsupported(name, &[json!(false)])?;
     }
-    for name in ["n", "best_of", "repetition_penalty"] {
-        f.unsupported(name, &one)?;
-    }
-    for name in ["tools", "functions", "logit_bias"] {
+    for name in ["functions", "metadata", "documents", "bad_words"] {
         f.unsupported(name, &[json!([]), json!({})])?;
     }
     f.unsupported("suffix", &[json!("")])?;
-    f.unsupported("tool_choice", &[json!("none"), json!("auto")])?;
-    f.unsupported("response_format", &[json!({"type": "text"})])?;
-    f.unsupported("use_beam_search", &[json!(false)])
+    f.unsupported("function_call", &[json!("none")])?;
+    f.unsupported("length_penalty", &[json!(1), json!(1.0)])?;
+    f.unsupported("modalities", &[json!(["text"])])?;
+    f.unsupported("service_tier", &[json!("auto"), json!("default")])?;
+    f.unsupported("spaces_between_special_tokens", &[json!(true)])?;
+    f.unsupported("guided_decoding_backend", &[json!("auto"), json!("guidance")])
 }
 
-fn sampling(kind: Kind, f: &Fields<'_>) -> Result<SamplingParams, ApiError> {
-    let top_k = f.int("top_k", -1, i64::from(i32::MAX))?.unwrap_or(0);
-    Ok(SamplingParams {
-        temperature: f.number("temperature", 0.0, 2.0)?.unwrap_or(1.0) as f32,
-        top_p: f.number("top_p", 0.0, 1.0)?.unwrap_or(1.0) as f32,
-        top_k: usize::try_from(top_k).unwrap_or(0),
-        seed: f.int("seed", i64::MIN, i64::MAX)?.map(i64::cast_unsigned),
-        logprobs: logprobs(kind, f)?,
-    })
+/// What ends an output.
+struct Stops {
+    strings: Vec<String>,
+    token_ids: Vec<u32>,
+    ignore_eos: bool,
 }
 
-fn logprobs(kind: Kind, f: &Fields<'_>) -> Result<Option<usize>, ApiError> {
-    let count = |n: i64| usize::try_from(n).unwrap_or(0);
-    if kind == Kind::Completion {
-        return Ok(f.int("logprobs", 0, TOP_LOGPROBS_MAX)?.map(count));
+impl Stops {
+    fn of(f: &Fields<'_>, ready: &Ready) -> Result<Self, ApiError> {
+        Ok(Self {
+            strings: f.strings("stop", STOPS_MAX)?,
+            token_ids: f.token_ids("stop_token_ids", ready.info.vocab_size)?,
+            ignore_eos: f.bool("ignore_eos")?.unwrap_or(false),
+        })
     }
-    let wanted = f.bool("logprobs")?.unwrap_or(false);
-    let top = f.int("top_logprobs", 0, TOP_LOGPROBS_MAX)?;
-    if top.is_some_and(|n| n > 0) && !wanted {
-        return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs to be true"));
+
+    fn text(&self, f: &Fields<'_>, min_tokens: usize) -> Result<TextRules, ApiError> {
+        Ok(TextRules {
+            stops: self.strings.clone(),
+            keeps_stop: f.bool("include_stop_str_in_output")?.unwrap_or(false),
+            min_tokens,
+            special: !f.bool("skip_special_tokens")?.unwrap_or(true),
+        })
     }
-    Ok(wanted.then(|| count(top.unwrap_or(0))))
 }
 
-fn max_tokens(kind: Kind, f: &Fields<'_>, echo: bool) -> Result<Option<usize>, ApiError> {
-    // Without an echo there would be nothing to answer with.
-    let least = i64::from(!echo);
-    let old = f.int("max_tokens", least, i64::from(u32::MAX))?;
-    let new = if kind == Kind::Chat { f.int("max_completion_tokens", least, i64::from(u32::MAX))? } else { None };
-    Ok(new.or(old).and_then(|n| usize::try_from(n).ok()))
+fn include_usage(f: &Fields<'_>) -> Result<bool, ApiError> {
+    let Some(options) = f.inner("stream_options", "stream_options.")? else { return Ok(false) };
+    let wanted = options.bool("include_usage")?.unwrap_or(false);
+    options.refuse_rest()?;
+    Ok(wanted)
 }
 
-/// The output's length, so that prompt and output fit into the longest sequence.
-fn fit(kind: Kind, prompt: usize, wanted: Option<usize>, ready: &Ready) -> Result<usize, ApiError> {
-    let longest = ready.limits.seq_len_max;
-    let room = longest.saturating_sub(prompt);
-    let granted = match (wanted, kind) {
-        (Some(n), _) => n,
-        (None, Kind::Completion) => room.clamp(1, COMPLETION_TOKENS_DEFAULT),
-        (None, Kind::Chat) => room.clamp(1, longest),
-    };
-    if granted <= room {
-        return Ok(granted);
+fn check_count(count: i64, prompts: usize) -> Result<(), ApiError> {
+    let choices = i64::try_from(prompts).unwrap_or(i64::MAX).saturating_mul(count);
+    if choices <= CHOICES_MAX {
+        return Ok(());
     }
-    let param = if kind == Kind::Chat { "messages" } else { "prompt" };
-    let message = format!(
-        "this model's longest sequence is {longest} tokens; the prompt has {prompt} and {granted} more are asked for"
-    );
-    Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) })
+    let message =
+        format!("n = {count} for {prompts} prompts asks for {choices} outputs; at most {CHOICES_MAX} are given");
+    Err(ApiError::invalid("n", message))
 }
 
-/// `prompt`: a text, a list of token ids, or a list of either.
-fn completion_prompts(f: &Fields<'_>, ready: &Ready) -> Result<Vec<Vec<u32>>, ApiError> {
-    let vocab = ready.info.vocab_size;
-    let wanted = || {
-        let ids = token_list_wanted(vocab);
-        f.wrong("prompt", &format!("a text, {ids}, or a list of at most {PROMPTS_MAX} of either, none of them empty"))
-    };
-    let one = |value: &Value| match value {
-        Value::String(text) => Ok(ready.codec.encode(text, true)?),
-        other => token_list(other, vocab).ok_or_else(wanted),
-    };
-    let prompts = match f.get("prompt") {
-        Some(Value::Array(list)) if list.first().is_some_and(|v| !v.is_number()) && list.len() <= PROMPTS_MAX => {
-            list.iter().map(one).collect::<Result<Vec<_>, ApiError>>()?
-        }
-        Some(value) => vec![one(value)?],
-        None => return Err(wanted()),
-    };
-    if prompts.iter().any(Vec::is_empty) { Err(wanted()) } else { Ok(prompts) }
-}
-
-fn chat_prompt(f: &Fields<'_>, ready: &Ready) -> Result<Vec<u32>, ApiError> {
-    let wanted = || f.wrong("messages", "a list of messages, each with a role and a content of text, at least one");
-    let list = f.get("messages").and_then(Value::as_array).filter(|l| !l.is_empty()).ok_or_else(wanted)?;
-    let messages: Value = list.iter().map(|m| message(m).ok_or_else(wanted)).collect::<Result<_, _>>()?;
-    let extra = f.object("chat_template_kwargs")?;
-    let text = ready.codec.chat_prompt(&messages, extra)?;
-    // The template wrote the special tokens itself.
-    Ok(ready.codec.encode(&text, false)?)
-}
-
-/// A message with its content as one text; `None` when it has parts that are no text.
-fn message(value: &Value) -> Option<Value> {
-    let mut message = value.as_object()?.clone();
-    message.get("role")?.as_str()?;
-    let content = match message.get("content")? {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => parts.iter().map(text_part).collect::<Option<Vec<_>>>()?.join("\n"),
-        _ => return None,
-    };
-    message.insert("content".into(), content.into());
-    Some(Value::Object(message))
-}
-
-fn text_part(part: &Value) -> Option<&str> {
-    (part.get("type")?.as_str()? == "text").then_some(())?;
-    part.get("text")?.as_str()
+/// `count` outputs for each prompt, which differ by their seeds.
+fn choices(
+    inputs: Vec<Input>,
+    (count, priority): (i64, i32),
+    sampling: &SamplingParams,
+    stops: &Stops,
+    mut constraint: Option<Constraint>,
+) -> Result<Vec<ChoiceJob>, ApiError> {
+    let outputs = inputs.iter().flat_map(|input| (0..count).map(move |number| (input, number)));
+    let mut choices = Vec::new();
+    for (input, number) in outputs {
+        // the first one is the constraint that was compiled, the others begin where it begins
+        let follows = constraint.as_ref().map(Constraint::another).transpose();
+        let next = follows.map_err(|e| ApiError::grammar("n", &e))?;
+        let seed = sampling.seed.map(|seed| seed.wrapping_add(number.cast_unsigned()));
+        let request = GenerateRequest {
+            prompt: input.tokens.clone(),
+            max_new_tokens: input.max_new_tokens,
+            ignore_eos: stops.ignore_eos,
+            stop_token_ids: stops.token_ids.clone(),
+            sampling: SamplingParams { seed, ..sampling.clone() },
+            constraint: std::mem::replace(&mut constraint, next),
+            prompt_logprobs: input.prompt_logprobs,
+            priority,
+            ..GenerateRequest::default()
+        };
+        choices.push(ChoiceJob { request, echo: input.echo.clone() });
+    }
+    Ok(choices)
 }

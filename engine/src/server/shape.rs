@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::server::choice::{Delta, TokenInfo, TokenText};
 use crate::server::request::Kind;
+use crate::server::tools::CallPiece;
 
 /// What every object of one answer has in common.
 #[derive(Debug, Clone)]
@@ -14,6 +15,8 @@ pub struct Envelope {
     pub created: u64,
     pub model: String,
     pub logprobs: bool,
+    /// Chunks speak of usage: null until the last one.
+    pub include_usage: bool,
 }
 
 /// Token counts of one answer, over all its choices.
@@ -63,8 +66,10 @@ impl Envelope {
         let mut object = json!({
             "id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices
         });
-        if let Some(usage) = usage {
-            object["usage"] = usage.json();
+        match usage {
+            Some(usage) => object["usage"] = usage.json(),
+            None if self.include_usage => object["usage"] = Value::Null,
+            None => (),
         }
         object
     }
@@ -79,12 +84,49 @@ impl Envelope {
         let mut choice = json!({"index": delta.index, "logprobs": logprobs, "finish_reason": finish});
         match (self.kind, chunk) {
             (Kind::Completion, _) => choice["text"] = delta.text.clone().into(),
-            (Kind::Chat, false) => choice["message"] = json!({"role": "assistant", "content": delta.text}),
-            (Kind::Chat, true) if delta.text.is_empty() => choice["delta"] = json!({}),
-            (Kind::Chat, true) => choice["delta"] = json!({"content": delta.text}),
+            (Kind::Chat, false) => choice["message"] = message(delta),
+            (Kind::Chat, true) => choice["delta"] = chat_delta(delta),
         }
         choice
     }
+}
+
+fn chat_delta(delta: &Delta) -> Value {
+    let mut object = json!({});
+    if !delta.text.is_empty() {
+        object["content"] = delta.text.clone().into();
+    }
+    if !delta.calls.is_empty() {
+        object["tool_calls"] = delta.calls.iter().map(call_piece).collect();
+    }
+    object
+}
+
+fn call_piece(piece: &CallPiece) -> Value {
+    match &piece.head {
+        Some((id, name)) => json!({
+            "index": piece.index, "id": id, "type": "function", "function": {"name": name, "arguments": piece.arguments}
+        }),
+        None => json!({"index": piece.index, "function": {"arguments": piece.arguments}}),
+    }
+}
+
+/// A whole message; its content is null when it only calls.
+fn message(delta: &Delta) -> Value {
+    let mut calls: Vec<Value> = Vec::new();
+    for piece in &delta.calls {
+        if let Some((id, name)) = &piece.head {
+            calls.push(json!({"id": id, "type": "function", "function": {"name": name, "arguments": ""}}));
+        }
+        if let Some(Value::String(arguments)) = calls.last_mut().map(|call| &mut call["function"]["arguments"]) {
+            arguments.push_str(&piece.arguments);
+        }
+    }
+    if calls.is_empty() {
+        return json!({"role": "assistant", "content": delta.text});
+    }
+    let content = if delta.text.is_empty() { Value::Null } else { delta.text.clone().into() };
+    json!({"role": "assistant", "content": content, "tool_calls": calls})
 }
 
 fn chat_logprob(info: &TokenInfo) -> Value {

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use axum::{
     Json,
-    extract::State,
-    http::{StatusCode, Uri, header::CONTENT_TYPE},
+    extract::{Path, State},
+    http::{Method, StatusCode, Uri, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
@@ -58,17 +58,34 @@ pub async fn metrics(State(app): State<AppState>) -> Response {
     }
 }
 
-/// The one model that is served here.
+/// The one model that is served here, as a list.
 pub async fn models(State(app): State<AppState>) -> Response {
+    Json(json!({"object": "list", "data": [describe(&app)]})).into_response()
+}
+
+/// One model by its name, which may have slashes.
+pub async fn model(State(app): State<AppState>, Path(id): Path<String>) -> Response {
+    if id == *app.served_name {
+        return Json(describe(&app)).into_response();
+    }
+    ApiError::unknown_model(&id, &app.served_name).into_response()
+}
+
+fn describe(app: &AppState) -> Value {
     let seq_len_max = app.handle.shared.ready.get().map(|r| r.limits.seq_len_max);
-    let model = json!({
-        "id": &*app.served_name, "object": "model", "created": 0, "owned_by": "truebeat", "max_model_len": seq_len_max
-    });
-    Json(json!({"object": "list", "data": [model]})).into_response()
+    json!({
+        "id": &*app.served_name, "object": "model", "created": app.created, "owned_by": "truebeat",
+        "max_model_len": seq_len_max
+    })
 }
 
 /// What is not here, in the same words as any other error.
 pub async fn not_found(uri: Uri) -> Response {
     let message = format!("there is no {}; see /v1/completions, /v1/chat/completions, /v1/models", uri.path());
     ApiError { status: StatusCode::NOT_FOUND, ..ApiError::malformed(message) }.into_response()
+}
+
+/// A path that is here, but not for this method.
+pub async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    ApiError::method(method.as_str(), uri.path()).into_response()
 }

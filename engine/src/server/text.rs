@@ -3,23 +3,37 @@
 
 use crate::codec::{CodecError, TextStream};
 
+/// How tokens become the text that is shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TextRules {
+    pub stops: Vec<String>,
+    /// The stop string that ends the text is a part of it.
+    pub keeps_stop: bool,
+    /// Stop strings are looked for in what comes after so many tokens.
+    pub min_tokens: usize,
+    /// Special tokens show by their names.
+    pub special: bool,
+}
+
 /// Finds stop strings in text that comes in pieces.
 #[derive(Debug, Default)]
 pub struct StopMatcher {
     stops: Vec<String>,
+    keeps: bool,
     held: String,
 }
 
 impl StopMatcher {
-    pub fn new(stops: Vec<String>) -> Self {
-        Self { stops, held: String::new() }
+    pub fn new(stops: Vec<String>, keeps: bool) -> Self {
+        Self { stops, keeps, held: String::new() }
     }
 
-    /// The text that may be shown now, and whether a stop string was met (which is no part of the text).
+    /// The text that may be shown now, and whether a stop string was met (which is no part of the text, unless it is to be kept).
     pub fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
-        if let Some(at) = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min() {
-            self.held.truncate(at);
+        let found = self.stops.iter().filter_map(|s| Some((self.held.find(s.as_str())?, s.len())));
+        if let Some((at, len)) = found.min() {
+            self.held.truncate(if self.keeps { at + len } else { at });
             return (std::mem::take(&mut self.held), true);
         }
         let keep = self.held.len() - self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0);
@@ -34,7 +48,7 @@ impl StopMatcher {
 }
 
 /// Bytes at the end of `text` that are a beginning of `stop`.
-fn overlap(text: &str, stop: &str) -> usize {
+pub(super) fn overlap(text: &str, stop: &str) -> usize {
     let longest = text.len().min(stop.len().saturating_sub(1));
     let fits = |n: &usize| stop.is_char_boundary(*n) && text.ends_with(&stop[..*n]);
     (1..=longest).rev().find(fits).unwrap_or(0)
@@ -44,11 +58,14 @@ fn overlap(text: &str, stop: &str) -> usize {
 pub struct ChoiceText {
     decoder: Box<dyn TextStream>,
     stops: StopMatcher,
+    /// Tokens that may come before stop strings count.
+    free: usize,
 }
 
 impl ChoiceText {
-    pub fn new(decoder: Box<dyn TextStream>, stops: Vec<String>) -> Self {
-        Self { decoder, stops: StopMatcher::new(stops) }
+    /// `decoder` is one for `rules.special`.
+    pub fn new(decoder: Box<dyn TextStream>, rules: TextRules) -> Self {
+        Self { decoder, stops: StopMatcher::new(rules.stops, rules.keeps_stop), free: rules.min_tokens }
     }
 
     /// The text that a token lets out, and whether a stop string was met.
@@ -57,6 +74,10 @@ impl ChoiceText {
     /// The token cannot be decoded.
     pub fn push(&mut self, id: u32) -> Result<(String, bool), CodecError> {
         let piece = self.decoder.push(id)?;
+        if self.free > 0 {
+            self.free -= 1;
+            return Ok((piece, false));
+        }
         Ok(self.stops.push(&piece))
     }
 
@@ -79,7 +100,7 @@ mod tests {
     use super::*;
 
     fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
-        let mut m = StopMatcher::new(stops.iter().map(|s| (*s).into()).collect());
+        let mut m = StopMatcher::new(stops.iter().map(|s| (*s).into()).collect(), false);
         let mut shown = String::new();
         for p in pieces {
             let (text, stopped) = m.push(p);
@@ -99,6 +120,13 @@ mod tests {
                 assert_eq!(run(&["STOP"], &[&text[..i], &text[i..j], &text[j..]]), ("one two ".into(), true));
             }
         }
+    }
+
+    #[test]
+    fn the_stop_string_is_kept_if_it_is_wanted() {
+        let mut m = StopMatcher::new(vec!["b!".into(), "c".into()], true);
+        assert_eq!(m.push("ab"), ("a".into(), false));
+        assert_eq!(m.push("!cd"), ("b!".into(), true));
     }
 
     #[test]

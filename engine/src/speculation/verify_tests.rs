@@ -57,7 +57,7 @@ fn chi_square(mut pair: impl FnMut(u64) -> Vec<u32>) -> f64 {
 
 /// A draft model that draws its tokens with the request's own next random numbers.
 fn draft_model(sampler: &Sampler) -> Vec<u32> {
-    let mut shadow = sampler.clone();
+    let mut shadow = sampler.shadow();
     let first = shadow.sample(&draft_logits(0)).unwrap().token;
     vec![first, shadow.sample(&draft_logits(first)).unwrap().token]
 }

@@ -129,6 +129,12 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// Is it a control token?
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.inner.get_added_vocabulary();
+        added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
+    }
+
     /// Bytes of one token of a byte-level vocabulary.
     fn bytes_of(&self, id: u32, skip_special_tokens: bool) -> Vec<u8> {
         let added = self.inner.get_added_vocabulary();

@@ -64,14 +64,25 @@ async fn whole(mut stream: RequestStream) -> (Vec<u32>, End) {
     }
 }
 
+/// The same request once more; none of these follows a grammar, which has one holder.
+fn again(request: &GenerateRequest) -> GenerateRequest {
+    GenerateRequest {
+        prompt: request.prompt.clone(),
+        stop_token_ids: request.stop_token_ids.clone(),
+        sampling: request.sampling.clone(),
+        constraint: None,
+        ..*request
+    }
+}
+
 /// All at once, or one after the other.
 async fn outputs(handle: &EngineHandle, requests: &[GenerateRequest], together: bool) -> Vec<(Vec<u32>, End)> {
     if together {
-        return futures::future::join_all(handle.submit(requests.to_vec()).unwrap().into_iter().map(whole)).await;
+        return futures::future::join_all(handle.submit(requests.iter().map(again).collect()).unwrap().into_iter().map(whole)).await;
     }
     let mut all = Vec::new();
     for request in requests {
-        all.push(whole(handle.submit(vec![request.clone()]).unwrap().remove(0)).await);
+        all.push(whole(handle.submit(vec![again(request)]).unwrap().remove(0)).await);
     }
     all
 }

@@ -65,6 +65,15 @@ pub async fn post(addr: SocketAddr, path: &str, body: &Value) -> Answer {
     whole(open(addr, path, body, &[]).await).await
 }
 
+/// A request that `post` would not make.
+pub async fn request(addr: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    let mut request = Request::builder().method(method).uri(format!("http://{addr}{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    whole(send(request.body(Full::from(body.to_owned())).unwrap()).await).await
+}
+
 /// Sends a request and returns as soon as the answer's head is there; dropping the response closes the connection.
 pub async fn open(addr: SocketAddr, path: &str, body: &Value, headers: &[(&str, &str)]) -> Response<Incoming> {
     let mut request = Request::post(format!("http://{addr}{path}")).header("content-type", "application/json");

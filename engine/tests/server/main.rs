@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test's helpers fail the test")]
 
 mod api;
+mod choosing;
 mod client;
 mod demo_model;
 mod faults;
+mod forms;
 mod guards;
 mod load;
 mod process;
@@ -13,3 +15,5 @@ mod ranks;
 mod scheduling;
 mod stacks;
 mod support;
+mod tools;
+mod wire;

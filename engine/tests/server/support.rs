@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::codec::{CodecError, TextCodec, TextStream};
+use engine::codec::{Chat, CodecError, TextCodec, TextStream, ToolFormat};
 use engine::core::{CoreConfig, Loaded, Loader, start};
 use engine::handle::EngineHandle;
 use engine::metrics::Metrics;
@@ -21,7 +21,7 @@ use engine::server::{
     AppState,
     serve::{ServeError, serve},
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::{sync::oneshot, task::JoinHandle};
 
 const VOCAB: usize = 256;
@@ -117,10 +117,16 @@ fn row(context: &[u32]) -> Vec<f32> {
 
 /// What greedy decoding must give, computed without cache, batch or scheduler. Stops at the end token unless told not to.
 pub fn greedy(prompt: &str, count: usize, ignore_eos: bool) -> String {
+    greedy_with(prompt, count, ignore_eos, |_, _| ())
+}
+
+/// The same, where `change` does something to each row after looking at the tokens before it.
+pub fn greedy_with(prompt: &str, count: usize, ignore_eos: bool, change: impl Fn(&[u32], &mut [f32])) -> String {
     let mut context: Vec<u32> = prompt.bytes().map(u32::from).collect();
     let mut text = String::new();
     for _ in 0..count {
-        let r = row(&context);
+        let mut r = row(&context);
+        change(&context, &mut r);
         let best = (0..VOCAB).rev().max_by(|a, b| r[*a].total_cmp(&r[*b])).unwrap() as u32;
         if best == EOS && !ignore_eos {
             break;
@@ -144,29 +150,41 @@ impl TextCodec for ByteCodec {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    fn is_special(&self, id: u32) -> bool {
+        id == EOS
+    }
+
     fn token_text(&self, id: u32) -> String {
         if id == EOS { "<end>".into() } else { String::from_utf8_lossy(&[id as u8]).into_owned() }
     }
 
     fn token_bytes(&self, id: u32) -> Vec<u8> {
-        self.token_text(id).into_bytes()
+        if id == EOS { b"<end>".to_vec() } else { vec![id as u8] }
     }
 
-    fn stream(&self) -> Box<dyn TextStream> {
-        Box::new(ByteStream)
+    fn stream(&self, special: bool) -> Box<dyn TextStream> {
+        Box::new(ByteStream { special })
     }
 
-    fn chat_prompt(&self, messages: &Value, _extra: Option<&Map<String, Value>>) -> Result<String, CodecError> {
+    fn tool_format(&self) -> Option<ToolFormat> {
+        Some(ToolFormat::Hermes)
+    }
+
+    fn chat_prompt(&self, chat: Chat<'_>) -> Result<String, CodecError> {
         let text = |m: &Value| format!("{}: {}\n", m["role"].as_str().unwrap(), m["content"].as_str().unwrap());
-        Ok(messages.as_array().unwrap().iter().map(text).collect::<String>() + "assistant:")
+        let tools = chat.tools.map_or_else(String::new, |tools| format!("tools: {tools}\n"));
+        let messages: String = chat.messages.as_array().unwrap().iter().map(text).collect();
+        Ok(tools + &messages + if chat.opens_answer { "assistant:" } else { "" })
     }
 }
 
-struct ByteStream;
+struct ByteStream {
+    special: bool,
+}
 
 impl TextStream for ByteStream {
     fn push(&mut self, id: u32) -> Result<String, CodecError> {
-        ByteCodec.decode(&[id])
+        if self.special { Ok(ByteCodec.token_text(id)) } else { ByteCodec.decode(&[id]) }
     }
 
     fn finish(&mut self) -> Result<String, CodecError> {

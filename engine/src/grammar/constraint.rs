@@ -1,0 +1,159 @@
+//! One request's way through its grammar. The engine thread holds it; the work is done by others.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use llguidance::toktrie::SimpleVob;
+use llguidance::{CancellationHandle, Matcher};
+
+use crate::grammar::compile::Place;
+use crate::grammar::workers::{Job, Workers};
+use crate::grammar::{ConstraintError, GrammarError};
+
+/// A mask that takes longer is given up; the library's fuel ends nearly all of them far earlier.
+const MASK_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Which tokens may come next.
+pub struct Mask(SimpleVob);
+
+impl Mask {
+    pub fn allows(&self, token: u32) -> bool {
+        // ids beyond the vocabulary are padding of the model's last layer
+        (token as usize) < self.0.len() && self.0.is_allowed(token)
+    }
+}
+
+/// A compiled grammar where every request that asks for it begins.
+pub(super) struct Start {
+    matcher: Matcher,
+    mask: Arc<Mask>,
+}
+
+impl Start {
+    /// # Errors
+    /// What is wrong with the grammar.
+    pub fn new(matcher: Matcher) -> Result<Self, String> {
+        let mut matcher = matcher.into_cancellable();
+        match matcher.compute_mask_or_eos() {
+            Ok(mask) => Ok(Self { matcher, mask: Arc::new(Mask(mask)) }),
+            Err(error) => Err(brief(&error.to_string())),
+        }
+    }
+}
+
+/// What a worker gives back.
+pub(super) struct Turn {
+    pub matcher: Box<Matcher>,
+    pub mask: Result<SimpleVob, String>,
+}
+
+/// A request's place in its grammar.
+pub struct Constraint {
+    start: Arc<Start>,
+    place: Place,
+    workers: Workers,
+    now: Now,
+}
+
+enum Now {
+    Here { matcher: Box<Matcher>, mask: Arc<Mask> },
+    Computing { turn: Receiver<Turn>, cancel: Option<CancellationHandle>, since: Instant },
+    Failed(ConstraintError),
+}
+
+impl Constraint {
+    pub(super) fn new(start: Arc<Start>, place: Place, workers: Workers) -> Self {
+        let matcher = Box::new(start.matcher.deep_clone());
+        let now = Now::Here { matcher, mask: start.mask.clone() };
+        Self { start, place, workers, now }
+    }
+
+    /// One more, for another output of the same request; it stands where this one began.
+    ///
+    /// # Errors
+    /// Too many requests follow a grammar.
+    pub fn another(&self) -> Result<Self, GrammarError> {
+        Ok(Self::new(self.start.clone(), self.place.another()?, self.workers.clone()))
+    }
+
+    /// The tokens that may come next.
+    ///
+    /// # Errors
+    /// The grammar failed, or the mask is still being computed, which [`is_ready`](Self::is_ready) tells.
+    pub fn mask(&self) -> Result<&Mask, ConstraintError> {
+        match &self.now {
+            Now::Here { mask, .. } => Ok(mask),
+            Now::Failed(error) => Err(error.clone()),
+            Now::Computing { .. } => Err(ConstraintError::TooSlow(0)),
+        }
+    }
+
+    /// Is the mask there? Waits for it until `until` at most.
+    ///
+    /// # Errors
+    /// The grammar failed, or its time is up.
+    pub fn is_ready(&mut self, until: Instant) -> Result<bool, ConstraintError> {
+        let Now::Computing { turn, cancel, since } = &self.now else { return self.mask().map(|_| true) };
+        self.now = match turn.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Turn { matcher, mask: Ok(mask) }) => Now::Here { matcher, mask: Arc::new(Mask(mask)) },
+            Ok(Turn { mask: Err(error), .. }) => Now::Failed(ConstraintError::Failed(brief(&error))),
+            Err(RecvTimeoutError::Timeout) if since.elapsed() < MASK_TIME_MAX => return Ok(false),
+            Err(RecvTimeoutError::Timeout) => {
+                cancel.iter().for_each(CancellationHandle::cancel);
+                Now::Failed(ConstraintError::TooSlow(MASK_TIME_MAX.as_millis()))
+            }
+            Err(RecvTimeoutError::Disconnected) => Now::Failed(ConstraintError::Gone),
+        };
+        self.mask().map(|_| true)
+    }
+
+    /// The output goes on with this token; the next mask is computed while the caller does something else.
+    ///
+    /// # Errors
+    /// The grammar failed before, or nobody computes any more.
+    pub fn advance(&mut self, token: u32) -> Result<(), ConstraintError> {
+        let (reply, turn) = sync_channel(1);
+        // what stands here if the job cannot be handed over
+        let before = std::mem::replace(&mut self.now, Now::Failed(ConstraintError::Gone));
+        let Now::Here { matcher, .. } = before else {
+            self.now = before;
+            return self.mask().map(|_| ());
+        };
+        let cancel = matcher.cancellation_handle();
+        if !self.workers.submit(Job { matcher, token, reply }) {
+            return Err(ConstraintError::Gone);
+        }
+        self.now = Now::Computing { turn, cancel, since: Instant::now() };
+        Ok(())
+    }
+}
+
+impl Drop for Constraint {
+    fn drop(&mut self) {
+        if let Now::Computing { cancel: Some(cancel), .. } = &self.now {
+            cancel.cancel();
+        }
+    }
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let now = match &self.now {
+            Now::Here { .. } => "ready".to_owned(),
+            Now::Computing { .. } => "computing".to_owned(),
+            Now::Failed(error) => error.to_string(),
+        };
+        write!(f, "Constraint({now})")
+    }
+}
+
+/// The library's message without its trailer, and not longer than a client wants to read.
+fn brief(message: &str) -> String {
+    let message = message.trim_end().trim_end_matches("<non-verbose/>").trim_end();
+    match message.char_indices().nth(500) {
+        Some((cut, _)) => format!("{}…", &message[..cut]),
+        None => message.to_owned(),
+    }
+}

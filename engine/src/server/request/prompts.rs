@@ -1,0 +1,207 @@
+//! The fields that make the prompt: text, token ids or a conversation, and how much output it leaves room for.
+
+use serde_json::Value;
+
+use crate::codec::Chat;
+use crate::handle::Ready;
+use crate::server::error::ApiError;
+use crate::server::fields::{Fields, token_list, token_list_wanted};
+use crate::server::request::Kind;
+use crate::server::tools::ToolUse;
+
+/// OpenAI's default for completions; chats get the rest of the context.
+const COMPLETION_TOKENS_DEFAULT: usize = 16;
+const PROMPTS_MAX: usize = 256;
+
+/// One prompt, and what is to follow it.
+#[derive(Debug)]
+pub struct Input {
+    pub tokens: Vec<u32>,
+    pub max_new_tokens: usize,
+    /// Its text, if it is to be echoed.
+    pub echo: String,
+    pub prompt_logprobs: bool,
+}
+
+/// What an answer says of its prompt.
+#[derive(Debug, Clone, Copy)]
+pub struct Echo {
+    pub text: bool,
+    /// Logprobs are told at all.
+    pub logprobs: bool,
+}
+
+/// The prompts, each with room for its output.
+///
+/// # Errors
+/// A field is not what it must be, or prompt and output do not fit.
+pub fn inputs(
+    kind: Kind,
+    f: &Fields<'_>,
+    ready: &Ready,
+    echo: Echo,
+    tools: Option<&ToolUse>,
+) -> Result<Vec<Input>, ApiError> {
+    let max_tokens = max_tokens(kind, f, echo.text)?;
+    let mut prompts = match kind {
+        Kind::Completion => completion_prompts(f, ready)?,
+        Kind::Chat => vec![chat_input(f, ready, tools.and_then(|t| t.described()))?],
+    };
+    if let Some(last) = f.int("truncate_prompt_tokens", 1, i64::from(u32::MAX))? {
+        let last = usize::try_from(last).unwrap_or(usize::MAX);
+        prompts.iter_mut().for_each(|p| drop(p.drain(..p.len().saturating_sub(last))));
+    }
+    let build = |tokens: Vec<u32>| -> Result<Input, ApiError> {
+        let text = if echo.text { ready.codec.decode(&tokens)? } else { String::new() };
+        let max_new_tokens = fit(kind, tokens.len(), max_tokens, ready)?;
+        Ok(Input { tokens, max_new_tokens, echo: text, prompt_logprobs: echo.text && echo.logprobs })
+    };
+    let inputs: Vec<Input> = prompts.into_iter().map(build).collect::<Result<_, _>>()?;
+    let least = f.int("min_tokens", 0, i64::from(u32::MAX))?.and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+    match inputs.iter().map(|i| i.max_new_tokens).min() {
+        Some(most) if least > most => {
+            let message = format!("min_tokens is {least}, but the output has at most {most} tokens");
+            Err(ApiError::invalid("min_tokens", message))
+        }
+        _ => Ok(inputs),
+    }
+}
+
+/// One prompt of `/tokenize`: a text.
+///
+/// # Errors
+/// It is no text.
+pub fn one_prompt(f: &Fields<'_>, ready: &Ready) -> Result<Vec<u32>, ApiError> {
+    let text = f.str("prompt")?.ok_or_else(|| f.wrong("prompt", "a text"))?;
+    Ok(ready.codec.encode(text, f.bool("add_special_tokens")?.unwrap_or(true))?)
+}
+
+/// The tokens of a conversation, as the model's template writes it.
+///
+/// # Errors
+/// The messages are not what they must be, or the template refuses them.
+pub fn chat_input(f: &Fields<'_>, ready: &Ready, tools: Option<&Value>) -> Result<Vec<u32>, ApiError> {
+    let wanted = || f.wrong("messages", "a list of messages, at least one");
+    let list = f.get("messages").and_then(Value::as_array).filter(|l| !l.is_empty()).ok_or_else(wanted)?;
+    let messages: Value = list.iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
+    let chat = Chat {
+        messages: &messages,
+        tools,
+        extra: f.object("chat_template_kwargs")?,
+        opens_answer: f.bool("add_generation_prompt")?.unwrap_or(true),
+    };
+    let text = ready.codec.chat_prompt(chat)?;
+    // The template wrote the special tokens itself.
+    Ok(ready.codec.encode(&text, f.bool("add_special_tokens")?.unwrap_or(false))?)
+}
+
+fn max_tokens(kind: Kind, f: &Fields<'_>, echo: bool) -> Result<Option<usize>, ApiError> {
+    // Without an echo there would be nothing to answer with.
+    let least = i64::from(!echo);
+    let old = f.int("max_tokens", least, i64::from(u32::MAX))?;
+    let new = if kind == Kind::Chat { f.int("max_completion_tokens", least, i64::from(u32::MAX))? } else { None };
+    Ok(new.or(old).and_then(|n| usize::try_from(n).ok()))
+}
+
+/// The output's length, so that prompt and output fit into the longest sequence.
+fn fit(kind: Kind, prompt: usize, wanted: Option<usize>, ready: &Ready) -> Result<usize, ApiError> {
+    let longest = ready.limits.seq_len_max;
+    let room = longest.saturating_sub(prompt);
+    let granted = match (wanted, kind) {
+        (Some(n), _) => n,
+        (None, Kind::Completion) => room.clamp(1, COMPLETION_TOKENS_DEFAULT),
+        (None, Kind::Chat) => room.clamp(1, longest),
+    };
+    if granted <= room {
+        return Ok(granted);
+    }
+    let param = if kind == Kind::Chat { "messages" } else { "prompt" };
+    let message = format!(
+        "this model's longest sequence is {longest} tokens; the prompt has {prompt} and {granted} more are asked for"
+    );
+    Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) })
+}
+
+/// `prompt`: a text, a list of token ids, or a list of either.
+fn completion_prompts(f: &Fields<'_>, ready: &Ready) -> Result<Vec<Vec<u32>>, ApiError> {
+    let vocab = ready.info.vocab_size;
+    let wanted = || {
+        let ids = token_list_wanted(vocab);
+        f.wrong("prompt", &format!("a text, {ids}, or a list of at most {PROMPTS_MAX} of either, none of them empty"))
+    };
+    let special = f.bool("add_special_tokens")?.unwrap_or(true);
+    let one = |value: &Value| match value {
+        Value::String(text) => Ok(ready.codec.encode(text, special)?),
+        other => token_list(other, vocab).ok_or_else(wanted),
+    };
+    let prompts = match f.get("prompt") {
+        Some(Value::Array(list)) if list.first().is_some_and(|v| !v.is_number()) && list.len() <= PROMPTS_MAX => {
+            list.iter().map(one).collect::<Result<Vec<_>, ApiError>>()?
+        }
+        Some(value) => vec![one(value)?],
+        None => return Err(wanted()),
+    };
+    if prompts.iter().any(Vec::is_empty) { Err(wanted()) } else { Ok(prompts) }
+}
+
+/// A message as templates want it: content as one text, arguments of calls as objects, `developer` as `system`.
+fn message(index: usize, value: &Value) -> Result<Value, ApiError> {
+    let wrong = |what: &str| ApiError::invalid("messages", format!("messages[{index}] {what}"));
+    let mut message = value.as_object().cloned().ok_or_else(|| wrong("must be an object"))?;
+    let role = message.get("role").and_then(Value::as_str).ok_or_else(|| wrong("must have a role"))?.to_owned();
+    if role == "developer" {
+        message.insert("role".into(), "system".into());
+    }
+    let calls = match message.get("tool_calls").filter(|v| !v.is_null()) {
+        Some(calls) => Some(past_calls(calls).ok_or_else(|| {
+            wrong("has tool_calls that are no list of {\"id\", \"type\": \"function\", \"function\": {\"name\", \"arguments\"}} with arguments in JSON")
+        })?),
+        None => None,
+    };
+    let content = match message.get("content") {
+        None | Some(Value::Null) if calls.is_some() => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => parts
+            .iter()
+            .map(text_part)
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| wrong("has a content part that is no text; only text is understood"))?
+            .join("\n"),
+        _ => return Err(wrong("must have a content of text")),
+    };
+    message.insert("content".into(), content.into());
+    match calls {
+        Some(calls) => message.insert("tool_calls".into(), calls),
+        // templates ask whether the key is there
+        None => message.remove("tool_calls"),
+    };
+    Ok(Value::Object(message))
+}
+
+/// The calls of an earlier answer; templates print the arguments, which clients send as text.
+fn past_calls(calls: &Value) -> Option<Value> {
+    let call = |call: &Value| {
+        let mut call = call.as_object()?.clone();
+        let mut function = call.get("function")?.as_object()?.clone();
+        function.get("name")?.as_str()?;
+        let arguments = match function.get("arguments") {
+            Some(Value::String(text)) if text.trim().is_empty() => Value::Object(serde_json::Map::new()),
+            Some(Value::String(text)) => serde_json::from_str(text).ok()?,
+            Some(object @ Value::Object(_)) => object.clone(),
+            _ => return None,
+        };
+        function.insert("arguments".into(), arguments);
+        call.insert("function".into(), Value::Object(function));
+        Some(Value::Object(call))
+    };
+    calls.as_array()?.iter().map(call).collect::<Option<Vec<_>>>().map(Value::Array)
+}
+
+fn text_part(part: &Value) -> Option<&str> {
+    let kind = part.get("type")?.as_str()?;
+    if kind == "refusal" {
+        part.get("refusal")?.as_str()
+    } else {
+        (kind == "text").then(|| part.get("text")?.as_str())?
+    }
+}

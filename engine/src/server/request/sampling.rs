@@ -1,0 +1,75 @@
+//! The fields that say how tokens are chosen.
+
+use serde_json::Value;
+
+use crate::handle::Ready;
+use crate::sampling::{LogitRules, SamplingParams};
+use crate::server::error::ApiError;
+use crate::server::fields::Fields;
+use crate::server::request::Kind;
+
+const TOP_LOGPROBS_MAX: i64 = 20;
+/// Tokens that `logit_bias` may name.
+const BIASES_MAX: usize = 4096;
+
+/// The sampling parameters.
+///
+/// # Errors
+/// A field is not what it must be.
+pub fn params(kind: Kind, f: &Fields<'_>, ready: &Ready) -> Result<SamplingParams, ApiError> {
+    let top_k = f.int("top_k", -1, i64::from(i32::MAX))?.unwrap_or(0);
+    Ok(SamplingParams {
+        temperature: f.number("temperature", 0.0, 2.0)?.unwrap_or(1.0) as f32,
+        top_p: f.number("top_p", 0.0, 1.0)?.unwrap_or(1.0) as f32,
+        top_k: usize::try_from(top_k).unwrap_or(0),
+        min_p: f.number("min_p", 0.0, 1.0)?.unwrap_or(0.0) as f32,
+        seed: f.int("seed", i64::MIN, i64::MAX)?.map(i64::cast_unsigned),
+        logprobs: logprobs(kind, f)?,
+        rules: rules(f, ready)?,
+    })
+}
+
+fn rules(f: &Fields<'_>, ready: &Ready) -> Result<LogitRules, ApiError> {
+    let repetition = f.number("repetition_penalty", 0.01, 10.0)?.unwrap_or(1.0);
+    let min_tokens = f.int("min_tokens", 0, i64::from(u32::MAX))?.unwrap_or(0);
+    Ok(LogitRules {
+        presence_penalty: f.number("presence_penalty", -2.0, 2.0)?.unwrap_or(0.0) as f32,
+        frequency_penalty: f.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0) as f32,
+        repetition_penalty: repetition as f32,
+        bias: bias(f, ready.info.vocab_size)?,
+        allowed: f.token_ids("allowed_token_ids", ready.info.vocab_size)?,
+        min_tokens: usize::try_from(min_tokens).unwrap_or(0),
+    })
+}
+
+/// `{"token id": bias}`; −100 all but forbids a token, 100 all but forces it.
+fn bias(f: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+    let wrong = || {
+        let last = vocab_size.saturating_sub(1);
+        let wanted = format!("an object of at most {BIASES_MAX} token ids (0 to {last}) with numbers from -100 to 100");
+        f.wrong("logit_bias", &wanted)
+    };
+    let Some(Value::Object(entries)) = f.get("logit_bias") else {
+        return if f.get("logit_bias").is_none() { Ok(Vec::new()) } else { Err(wrong()) };
+    };
+    let entry = |(id, bias): (&String, &Value)| {
+        let id = id.parse::<u32>().ok().filter(|id| (*id as usize) < vocab_size)?;
+        let bias = bias.as_f64().filter(|b| (-100.0..=100.0).contains(b))?;
+        Some((id, bias as f32))
+    };
+    let all = entries.iter().map(entry).collect::<Option<Vec<_>>>().filter(|all| all.len() <= BIASES_MAX);
+    all.ok_or_else(wrong)
+}
+
+fn logprobs(kind: Kind, f: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    let count = |n: i64| usize::try_from(n).unwrap_or(0);
+    if kind == Kind::Completion {
+        return Ok(f.int("logprobs", 0, TOP_LOGPROBS_MAX)?.map(count));
+    }
+    let wanted = f.bool("logprobs")?.unwrap_or(false);
+    let top = f.int("top_logprobs", 0, TOP_LOGPROBS_MAX)?;
+    if top.is_some_and(|n| n > 0) && !wanted {
+        return Err(ApiError::invalid("top_logprobs", "top_logprobs needs logprobs to be true"));
+    }
+    Ok(wanted.then(|| count(top.unwrap_or(0))))
+}

@@ -1,0 +1,256 @@
+//! Splits a model's output into text and calls of tools, as it comes. What looks like a call and is none stays text. Pure.
+
+use super::calls::{Head, ObjectEnd, head, whole};
+use crate::codec::ToolFormat;
+use crate::server::text::overlap;
+
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
+/// Llama 3's mark of a call; mostly a special token that no text shows.
+const PYTHON_TAG: &str = "<|python_tag|>";
+
+/// A piece of a call: the first one of each has a head.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallPiece {
+    /// Which call of this output.
+    pub index: usize,
+    /// Id and name.
+    pub head: Option<(String, String)>,
+    /// More of the arguments' JSON.
+    pub arguments: String,
+}
+
+/// Text and calls of an output, as far as they are certain.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Parsed {
+    pub text: String,
+    pub calls: Vec<CallPiece>,
+}
+
+/// Reads one output.
+#[derive(Debug)]
+pub struct ToolParser {
+    format: ToolFormat,
+    names: Vec<String>,
+    calls_max: usize,
+    id: String,
+    state: State,
+    /// What came and is not dealt with.
+    rest: String,
+    /// White space that may turn out to stand before a call, where nobody wants it.
+    blanks: String,
+    calls: usize,
+    /// A call was begun.
+    called: bool,
+    /// Something was said that is no call.
+    spoke: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Text,
+    /// In a call whose head is not known; where its object ends.
+    Head(ObjectEnd),
+    /// In the arguments, `sent` bytes of the rest were given out.
+    Arguments {
+        sent: usize,
+        arguments: ObjectEnd,
+        object: ObjectEnd,
+    },
+    /// After a call's object.
+    Closing,
+}
+
+impl ToolParser {
+    /// Calls of `names` alone are calls; more than `calls_max` are dropped; `id` begins the calls' ids.
+    pub fn new(format: ToolFormat, names: Vec<String>, calls_max: usize, id: String) -> Self {
+        let (rest, blanks) = (String::new(), String::new());
+        Self { format, names, calls_max, id, state: State::Text, rest, blanks, calls: 0, called: false, spoke: false }
+    }
+
+    /// Was anything called?
+    pub fn called(&self) -> bool {
+        self.called
+    }
+
+    /// What this text makes certain.
+    pub fn push(&mut self, text: &str) -> Parsed {
+        self.rest.push_str(text);
+        let mut out = Parsed::default();
+        while self.step(&mut out) {}
+        out
+    }
+
+    /// What is left when no more text comes: a call without its end mark is a call, an unfinished one is text.
+    pub fn finish(&mut self) -> Parsed {
+        let mut out = self.push("");
+        if let State::Head(_) = self.state {
+            let raw = std::mem::take(&mut self.rest);
+            self.call_or_text(&raw, "", &mut out);
+        }
+        if let State::Text = self.state {
+            let rest = std::mem::take(&mut self.rest);
+            self.say(&rest, &mut out);
+            if self.calls == 0 {
+                out.text += &std::mem::take(&mut self.blanks);
+            }
+        }
+        out
+    }
+
+    /// One step; false: more text is needed.
+    fn step(&mut self, out: &mut Parsed) -> bool {
+        match &mut self.state {
+            State::Text => match self.format {
+                ToolFormat::Hermes => self.hermes_text(out),
+                ToolFormat::Llama3 => self.llama_text(out),
+            },
+            State::Head(_) => self.read_head(out),
+            State::Arguments { .. } => self.read_arguments(out),
+            State::Closing => self.close(),
+        }
+    }
+
+    fn hermes_text(&mut self, out: &mut Parsed) -> bool {
+        let text = std::mem::take(&mut self.rest);
+        match text.split_once(OPEN) {
+            Some((before, after)) => {
+                self.say(before, out);
+                self.rest = after.to_owned();
+                self.state = State::Head(ObjectEnd::default());
+                true
+            }
+            None => {
+                let (certain, held) = text.split_at(text.len() - overlap(&text, OPEN));
+                self.say(certain, out);
+                self.rest = held.to_owned();
+                false
+            }
+        }
+    }
+
+    /// A call stands at the very beginning, or after another one and a semicolon.
+    fn llama_text(&mut self, out: &mut Parsed) -> bool {
+        let text = self.rest.trim_start();
+        let may_be_mark = !text.is_empty() && PYTHON_TAG.starts_with(text);
+        if self.spoke || !(text.is_empty() || may_be_mark || text.starts_with('{') || text.starts_with(PYTHON_TAG)) {
+            let rest = std::mem::take(&mut self.rest);
+            self.say(&rest, out);
+            return false;
+        }
+        if text.is_empty() || may_be_mark && text != PYTHON_TAG {
+            return false;
+        }
+        self.rest = text.strip_prefix(PYTHON_TAG).unwrap_or(text).to_owned();
+        if self.rest.starts_with('{') {
+            self.state = State::Head(ObjectEnd::default());
+        }
+        !self.rest.is_empty()
+    }
+
+    fn read_head(&mut self, out: &mut Parsed) -> bool {
+        match head(&self.rest) {
+            Head::Called { name, arguments_at } if self.names.contains(&name) => {
+                self.open(Some(name), out);
+                let (arguments, object) = (ObjectEnd::from(arguments_at), ObjectEnd::default());
+                self.state = State::Arguments { sent: arguments_at, arguments, object };
+                true
+            }
+            Head::Unknown => self.end_of_odd_call(out),
+            Head::Called { .. } | Head::Unusual => self.end_of_odd_call(out),
+        }
+    }
+
+    /// A call that has to be seen as a whole: up to its end mark, or to the end of its object where there is none.
+    fn end_of_odd_call(&mut self, out: &mut Parsed) -> bool {
+        let end = match (self.format, &mut self.state) {
+            (ToolFormat::Hermes, _) => self.rest.find(CLOSE),
+            (ToolFormat::Llama3, State::Head(end)) => end.find(&self.rest),
+            _ => None,
+        };
+        let Some(end) = end else { return false };
+        let raw: String = self.rest.drain(..end).collect();
+        self.state = State::Closing;
+        self.call_or_text(&raw, if self.format == ToolFormat::Hermes { CLOSE } else { "" }, out);
+        true
+    }
+
+    /// `raw` stood where a call should: if it is none it was text all the time, with the marks around it.
+    fn call_or_text(&mut self, raw: &str, close: &str, out: &mut Parsed) {
+        match whole(raw).filter(|(name, _)| self.names.contains(name)) {
+            Some((name, arguments)) => {
+                self.open(Some(name), out);
+                self.arguments(&arguments, out);
+                self.calls += 1;
+                self.state = State::Closing;
+            }
+            None => {
+                let open = if self.format == ToolFormat::Hermes { OPEN } else { "" };
+                self.say(&format!("{open}{raw}{close}"), out);
+                self.rest = self.rest.strip_prefix(close).unwrap_or(&self.rest).to_owned();
+                self.state = State::Text;
+            }
+        }
+    }
+
+    fn read_arguments(&mut self, out: &mut Parsed) -> bool {
+        let State::Arguments { sent, arguments, object } = &mut self.state else { return false };
+        let end = arguments.find(&self.rest);
+        let upto = end.unwrap_or(self.rest.len());
+        let piece = self.rest.get(*sent..upto).unwrap_or_default().to_owned();
+        *sent = upto;
+        let object_end = object.find(&self.rest);
+        self.arguments(&piece, out);
+        let Some(object_end) = object_end else { return false };
+        self.calls += 1;
+        self.rest.drain(..object_end);
+        self.state = State::Closing;
+        true
+    }
+
+    /// Passes over what stands between a call and what follows it.
+    fn close(&mut self) -> bool {
+        let text = self.rest.trim_start();
+        let mark = if self.format == ToolFormat::Hermes { CLOSE } else { ";" };
+        if mark.starts_with(text) && text != mark {
+            return false;
+        }
+        self.rest = text.strip_prefix(mark).unwrap_or(text).to_owned();
+        self.state = State::Text;
+        true
+    }
+
+    fn open(&mut self, name: Option<String>, out: &mut Parsed) {
+        // nobody wants the line break before a call
+        self.blanks.clear();
+        if self.calls < self.calls_max {
+            self.called = true;
+            let head = name.map(|name| (format!("{}_{}", self.id, self.calls), name));
+            out.calls.push(CallPiece { index: self.calls, head, arguments: String::new() });
+        }
+    }
+
+    fn arguments(&self, text: &str, out: &mut Parsed) {
+        if self.calls >= self.calls_max || text.is_empty() {
+            return;
+        }
+        match out.calls.last_mut() {
+            Some(last) if last.index == self.calls => last.arguments += text,
+            _ => out.calls.push(CallPiece { index: self.calls, head: None, arguments: text.to_owned() }),
+        }
+    }
+
+    /// Text, but for blanks at its end, which wait for what follows.
+    fn say(&mut self, text: &str, out: &mut Parsed) {
+        let solid = text.trim_end();
+        if !solid.is_empty() {
+            out.text += &std::mem::take(&mut self.blanks);
+            out.text += solid;
+            self.spoke = true;
+        }
+        self.blanks += &text[solid.len()..];
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! Outputs as models write them, cut at every place: the parts are the same however they come.
+
+use super::*;
+
+/// Text, and name and arguments of each call, of an output that comes in pieces of `size` bytes.
+fn run(format: ToolFormat, output: &str, size: usize, calls_max: usize) -> (String, Vec<(String, String)>) {
+    let mut parser = ToolParser::new(format, vec!["f".into(), "g".into()], calls_max, "call_1".into());
+    let chars: Vec<char> = output.chars().collect();
+    let mut parts: Vec<Parsed> = chars.chunks(size).map(|c| parser.push(&c.iter().collect::<String>())).collect();
+    parts.push(parser.finish());
+    let text = parts.iter().map(|p| p.text.as_str()).collect();
+    let mut calls: Vec<(String, String)> = Vec::new();
+    for piece in parts.into_iter().flat_map(|p| p.calls) {
+        if let Some((id, name)) = piece.head {
+            assert_eq!((id, piece.index), (format!("call_1_{}", calls.len()), calls.len()));
+            calls.push((name, String::new()));
+        }
+        calls[piece.index].1 += &piece.arguments;
+    }
+    assert_eq!(parser.called(), !calls.is_empty());
+    (text, calls)
+}
+
+#[track_caller]
+fn check(format: ToolFormat, output: &str, text: &str, calls: &[(&str, &str)]) {
+    let calls: Vec<(String, String)> = calls.iter().map(|(n, a)| ((*n).into(), (*a).into())).collect();
+    for size in 1..=output.chars().count().max(1) {
+        assert_eq!(run(format, output, size, 9), (text.to_owned(), calls.clone()), "pieces of {size}: {output}");
+    }
+}
+
+const TWO: &str = "Let me see.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"city\": \"Zürich </tool_call> {\"}}\n</tool_call>\n\
+                   <tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
+
+#[test]
+fn hermes_calls_follow_text_and_each_other() {
+    let calls = [("f", "{\"city\": \"Zürich </tool_call> {\"}"), ("g", "{}")];
+    check(ToolFormat::Hermes, TWO, "Let me see.", &calls);
+    check(ToolFormat::Hermes, "no call  \n", "no call  \n", &[]);
+    check(ToolFormat::Hermes, "a < b <tool> c", "a < b <tool> c", &[]);
+}
+
+#[test]
+fn calls_in_an_odd_order_or_without_an_end_are_calls() {
+    let odd = "<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call> and text";
+    check(ToolFormat::Hermes, odd, " and text", &[("f", "{\"a\":1}")]);
+    check(ToolFormat::Hermes, "<tool_call>\n{\"name\": \"f\"}", "", &[("f", "{}")]);
+    check(ToolFormat::Hermes, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1", "", &[("f", "{\"a\": 1")]);
+}
+
+#[test]
+fn what_is_no_call_stays_text() {
+    for text in [
+        "<tool_call>\n{broken}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"unknown\", \"arguments\": {}}\n</tool_call> after",
+        "x <tool_call>\nnever closed",
+    ] {
+        check(ToolFormat::Hermes, text, text, &[]);
+    }
+    for text in
+        ["Plain {\"name\": \"f\", \"parameters\": {}}", "{\"a\": 1} is JSON", "{\"name\": \"zzz\", \"parameters\": {}}"]
+    {
+        check(ToolFormat::Llama3, text, text, &[]);
+    }
+}
+
+#[test]
+fn llama_calls_are_the_whole_answer() {
+    let one = "{\"name\": \"f\", \"parameters\": {\"x\": {\"y\": \"}\"}}}";
+    check(ToolFormat::Llama3, one, "", &[("f", "{\"x\": {\"y\": \"}\"}}")]);
+    check(ToolFormat::Llama3, &format!("<|python_tag|>{one}"), "", &[("f", "{\"x\": {\"y\": \"}\"}}")]);
+    let two = "{\"name\": \"f\", \"parameters\": {}}; {\"parameters\": {}, \"name\": \"g\"}";
+    check(ToolFormat::Llama3, two, "", &[("f", "{}"), ("g", "{}")]);
+}
+
+#[test]
+fn calls_beyond_the_most_are_dropped() {
+    assert_eq!(run(ToolFormat::Hermes, TWO, 3, 1).1.len(), 1);
+}
