@@ -10,6 +10,7 @@ mod faults;
 mod forms;
 mod guards;
 mod load;
+mod openai;
 mod process;
 mod ranks;
 mod scheduling;
