@@ -1,4 +1,6 @@
-//! The byte-level BPE vocabulary of a GGUF file, put as the `tokenizer.json` it was made from. Pure.
+//! The vocabulary of a GGUF file, put as the `tokenizer.json` it was made from. Pure.
+
+mod sentencepiece;
 
 use serde_json::{Map, Value, json};
 
@@ -17,52 +19,62 @@ const USER_DEFINED: u64 = 4;
 /// # Errors
 /// What the file lacks, or has that is not understood.
 pub fn tokenizer_json(gguf: &Gguf) -> Result<(Value, Option<u32>), String> {
-    let model = gguf.text("tokenizer.ggml.model").unwrap_or("none");
-    if model != "gpt2" {
-        return Err(format!(
-            "its tokenizer is `{model}`; only `gpt2` (byte-level BPE) is read: put a tokenizer.json beside it"
-        ));
+    match gguf.text("tokenizer.ggml.model").unwrap_or("none") {
+        "gpt2" => byte_level(gguf),
+        "llama" => sentencepiece::tokenizer_json(gguf),
+        other => Err(format!(
+            "its tokenizer is `{other}`; only `gpt2` (byte-level BPE) and `llama` (SentencePiece BPE) are read: put a \
+             tokenizer.json beside it"
+        )),
     }
-    let texts = |key: &str| {
-        let list = gguf.list(key).ok_or_else(|| format!("it has no list `{key}`"))?;
-        let texts: Option<Vec<&str>> = list.iter().map(GgufValue::as_str).collect();
-        texts.ok_or_else(|| format!("`{key}` holds something else than texts"))
-    };
-    let (tokens, merges) = (texts("tokenizer.ggml.tokens")?, texts("tokenizer.ggml.merges")?);
-    let kinds: Vec<u64> = gguf
-        .list("tokenizer.ggml.token_type")
-        .unwrap_or_default()
-        .iter()
-        .map(|kind| kind.as_u64().unwrap_or(1))
-        .collect();
-    let kind = |id: usize| kinds.get(id).copied().unwrap_or(1);
+}
+
+fn byte_level(gguf: &Gguf) -> Result<(Value, Option<u32>), String> {
+    let (tokens, merges) = (texts(gguf, "tokenizer.ggml.tokens")?, texts(gguf, "tokenizer.ggml.merges")?);
     let pre = gguf.text("tokenizer.ggml.pre").unwrap_or("default");
-    let vocab: Map<String, Value> =
-        tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
-    let added: Vec<Value> = tokens
-        .iter()
-        .enumerate()
-        .filter(|(id, _)| matches!(kind(*id), CONTROL | USER_DEFINED))
-        .map(|(id, token)| {
-            json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": kind(id) == CONTROL})
-        })
-        .collect();
     let byte_level = |use_regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex});
     let json = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": added,
+        "added_tokens": added_tokens(gguf, &tokens),
         "normalizer": if pre.starts_with("qwen") { json!({"type": "NFC"}) } else { Value::Null },
         "pre_tokenizer": pre_tokenizer(pre, &byte_level)?,
         "post_processor": null,
         "decoder": byte_level(false),
         "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": pre == "llama-bpe", "vocab": vocab, "merges": merges},
+            "ignore_merges": pre == "llama-bpe", "vocab": vocab(&tokens), "merges": merges},
     });
-    Ok((json, bos_to_add(gguf, pre)))
+    let adds_bos = matches!(pre, "llama-bpe" | "llama3" | "llama-v3");
+    Ok((json, bos_to_add(gguf, adds_bos)))
+}
+
+fn texts<'a>(gguf: &'a Gguf, key: &str) -> Result<Vec<&'a str>, String> {
+    let list = gguf.list(key).ok_or_else(|| format!("it has no list `{key}`"))?;
+    let texts: Option<Vec<&str>> = list.iter().map(GgufValue::as_str).collect();
+    texts.ok_or_else(|| format!("`{key}` holds something else than texts"))
+}
+
+fn vocab(tokens: &[&str]) -> Map<String, Value> {
+    tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect()
+}
+
+/// What kind of token each is; plain ones where the file says nothing.
+fn kinds(gguf: &Gguf) -> impl Fn(usize) -> u64 {
+    let list = gguf.list("tokenizer.ggml.token_type").unwrap_or_default();
+    let kinds: Vec<u64> = list.iter().map(|kind| kind.as_u64().unwrap_or(1)).collect();
+    move |id| kinds.get(id).copied().unwrap_or(1)
+}
+
+fn added_tokens(gguf: &Gguf, tokens: &[&str]) -> Vec<Value> {
+    let kind = kinds(gguf);
+    let stands_for_itself = |(id, _): &(usize, &&str)| matches!(kind(*id), CONTROL | USER_DEFINED);
+    let added = tokens.iter().enumerate().filter(stands_for_itself).map(|(id, token)| {
+        json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": kind(id) == CONTROL})
+    });
+    added.collect()
 }
 
 fn pre_tokenizer(pre: &str, byte_level: &dyn Fn(bool) -> Value) -> Result<Value, String> {
@@ -81,24 +93,25 @@ fn pre_tokenizer(pre: &str, byte_level: &dyn Fn(bool) -> Value) -> Result<Value,
     Ok(json!({"type": "Sequence", "pretokenizers": [split, byte_level(false)]}))
 }
 
-fn bos_to_add(gguf: &Gguf, pre: &str) -> Option<u32> {
+/// The begin token, if the file says that it is to be put in front; `default` where it says nothing.
+fn bos_to_add(gguf: &Gguf, default: bool) -> Option<u32> {
     let add = gguf.metadata.get("tokenizer.ggml.add_bos_token").and_then(GgufValue::as_bool);
     let id = gguf.number("tokenizer.ggml.bos_token_id").and_then(|id| u32::try_from(id).ok());
-    id.filter(|_| add.unwrap_or(matches!(pre, "llama-bpe" | "llama3" | "llama-v3")))
+    id.filter(|_| add.unwrap_or(default))
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::demo_model::{DemoArch, write_demo_model};
     use crate::tokenizer::Tokenizer;
     use crate::weights::gguf::tests::Builder;
 
-    fn list(kind: u32, items: Vec<Vec<u8>>) -> Vec<u8> {
+    pub fn list(kind: u32, items: Vec<Vec<u8>>) -> Vec<u8> {
         [&kind.to_le_bytes()[..], &(items.len() as u64).to_le_bytes(), &items.concat()].concat()
     }
 
-    fn texts(texts: &[String]) -> Vec<u8> {
+    pub fn texts(texts: &[String]) -> Vec<u8> {
         list(8, texts.iter().map(|t| [&(t.len() as u64).to_le_bytes()[..], t.as_bytes()].concat()).collect())
     }
 
@@ -160,7 +173,8 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_named() {
         let parse = |file: Builder| tokenizer_json(&Gguf::parse(&file.build()).unwrap()).unwrap_err();
-        assert!(parse(Builder::default().string("tokenizer.ggml.model", "llama")).contains("`llama`"));
+        assert!(parse(Builder::default().string("tokenizer.ggml.model", "bert")).contains("`bert`"));
+        assert!(parse(Builder::default().string("tokenizer.ggml.model", "llama")).contains("tokenizer.ggml.tokens"));
         let bare = Builder::default().string("tokenizer.ggml.model", "gpt2");
         assert!(parse(bare).contains("tokenizer.ggml.tokens"));
     }

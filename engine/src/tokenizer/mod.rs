@@ -7,7 +7,7 @@ mod stream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use thiserror::Error;
 use tokenizers::Model as _;
 
@@ -34,8 +34,36 @@ pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     /// Put in front of an encoded text that does not begin with it already.
     bos_to_add: Option<u32>,
-    /// Each token's bytes are its own, whatever stands around it (byte-level BPE): streams need no window.
-    byte_level: bool,
+    spelling: Spelling,
+}
+
+/// How tokens spell bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spelling {
+    /// Each token's bytes are its own, whatever stands around it, in the alphabet of byte-level BPE.
+    ByteLevel,
+    /// Each token's bytes are its own: blanks as `▁`, odd bytes as `<0xNN>`. The text loses the one blank that was put before it.
+    Pieces { loses_blank: bool },
+    /// The decoder looks at neighbours; only it knows.
+    Decoder,
+}
+
+impl Spelling {
+    fn of(decoder: Option<&tokenizers::DecoderWrapper>) -> Self {
+        if matches!(decoder, Some(tokenizers::DecoderWrapper::ByteLevel(_))) {
+            return Self::ByteLevel;
+        }
+        let json = serde_json::to_value(decoder).unwrap_or_default();
+        let steps = json["decoders"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let blanks = json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
+        let strip = json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
+        let (bytes, fuse) = (json!({"type": "ByteFallback"}), json!({"type": "Fuse"}));
+        match steps {
+            [a, b, c] if (a, b, c) == (&blanks, &bytes, &fuse) => Self::Pieces { loses_blank: false },
+            [a, b, c, d] if (a, b, c, d) == (&blanks, &bytes, &fuse, &strip) => Self::Pieces { loses_blank: true },
+            _ => Self::Decoder,
+        }
+    }
 }
 
 impl Tokenizer {
@@ -76,8 +104,8 @@ impl Tokenizer {
     }
 
     fn new(inner: tokenizers::Tokenizer, bos_to_add: Option<u32>) -> Self {
-        let byte_level = matches!(inner.get_decoder(), Some(tokenizers::DecoderWrapper::ByteLevel(_)));
-        Self { inner: Arc::new(inner), bos_to_add, byte_level }
+        let spelling = Spelling::of(inner.get_decoder());
+        Self { inner: Arc::new(inner), bos_to_add, spelling }
     }
 
     /// Token ids of `text`. `add_special_tokens` is for prompts; a rendered chat already holds its own.
@@ -101,6 +129,13 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Decode`] when the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TokenizerError> {
+        if let Spelling::Pieces { .. } = self.spelling {
+            // The library gives up every byte of a run in which one is wrong; a stream could not know that in time.
+            let mut stream = self.stream(skip_special_tokens);
+            let pieces: Vec<Option<String>> = ids.iter().map(|id| stream.push(*id)).collect::<Result<_, _>>()?;
+            let text: String = pieces.into_iter().flatten().collect();
+            return Ok(text + &stream.finish()?.unwrap_or_default());
+        }
         self.inner.decode(ids, skip_special_tokens).map_err(|error| TokenizerError::Decode(error.to_string()))
     }
 
@@ -111,12 +146,15 @@ impl Tokenizer {
 
     /// Text of one token by itself, for logprobs; a token that is part of a character gives U+FFFD.
     pub fn token_text(&self, id: u32) -> String {
-        self.decode(&[id], false).unwrap_or_default()
+        String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
     }
 
-    /// Bytes of one token by itself, for logprobs.
+    /// Bytes of one token by itself, for logprobs and grammars.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
-        if self.byte_level { self.bytes_of(id, false) } else { self.token_text(id).into_bytes() }
+        match self.spelling {
+            Spelling::Decoder => self.decode(&[id], false).unwrap_or_default().into_bytes(),
+            Spelling::ByteLevel | Spelling::Pieces { .. } => self.bytes_of(id, false),
+        }
     }
 
     /// Size of the vocabulary with added tokens.
@@ -135,13 +173,16 @@ impl Tokenizer {
         added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
-    /// Bytes of one token of a byte-level vocabulary.
+    /// Bytes of one token of a vocabulary whose tokens have bytes of their own.
     fn bytes_of(&self, id: u32, skip_special_tokens: bool) -> Vec<u8> {
         let added = self.inner.get_added_vocabulary();
         let token = added.simple_id_to_token(id).or_else(|| self.inner.get_model().id_to_token(id));
         let Some(token) = token else { return Vec::new() };
         if skip_special_tokens && added.is_special_token(&token) {
             return Vec::new();
+        }
+        if self.spelling != Spelling::ByteLevel {
+            return byte_of_piece(&token).map_or_else(|| token.replace('▁', " ").into_bytes(), |byte| vec![byte]);
         }
         // a token with a character outside the byte alphabet stands for itself, as in the library's decoder
         let bytes: Option<Vec<u8>> = token.chars().map(byte_of_char).collect();
@@ -163,6 +204,12 @@ fn bos_to_add(tokenizer: &tokenizers::Tokenizer, config: &Value) -> Option<u32> 
     let bos = config.get("bos_token")?;
     let text = bos.as_str().or_else(|| bos.get("content")?.as_str())?;
     tokenizer.token_to_id(text)
+}
+
+/// `<0xNN>`.
+fn byte_of_piece(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
 }
 
 /// Inverse of the byte-level alphabet: printable bytes stand for themselves, the other 68 for U+0100 onwards, in order.

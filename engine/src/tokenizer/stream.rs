@@ -1,7 +1,7 @@
 //! Tokens in, text out, a piece as soon as it is certain. A character may be spread over several tokens; a stream never
-//! shows half of one. The pieces of a byte-level tokenizer, put together, are exactly the text of all tokens at once.
+//! shows half of one. Where tokens have bytes of their own, the pieces put together are exactly the text of all tokens at once.
 
-use super::{Tokenizer, TokenizerError};
+use super::{Spelling, Tokenizer, TokenizerError};
 
 /// Tokens held back at most while a text ends in U+FFFD: longer than any character, short enough to bound the work.
 const HELD_TOKENS_MAX: usize = 16;
@@ -16,19 +16,20 @@ pub struct StreamDecoder {
 
 #[derive(Debug)]
 enum State {
-    /// Bytes of an unfinished character (at most 3).
-    Bytes(Vec<u8>),
-    /// For decoders that look at neighbours (leading blanks, byte fallback): the last tokens, of which the first
+    /// Bytes of an unfinished character (at most 3), and whether a blank that comes next was only put before the text.
+    Bytes { pending: Vec<u8>, loses_blank: bool },
+    /// For decoders that look at neighbours: the last tokens, of which the first
     /// `shown` have been given out as `shown_text`.
     Window { ids: Vec<u32>, shown: usize, shown_text: String },
 }
 
 impl StreamDecoder {
     pub(super) fn new(tokenizer: Tokenizer, skip_special_tokens: bool) -> Self {
-        let state = if tokenizer.byte_level {
-            State::Bytes(Vec::new())
-        } else {
-            State::Window { ids: Vec::new(), shown: 0, shown_text: String::new() }
+        let bytes = |loses_blank| State::Bytes { pending: Vec::new(), loses_blank };
+        let state = match tokenizer.spelling {
+            Spelling::ByteLevel => bytes(false),
+            Spelling::Pieces { loses_blank } => bytes(loses_blank),
+            Spelling::Decoder => State::Window { ids: Vec::new(), shown: 0, shown_text: String::new() },
         };
         Self { tokenizer, skip_special_tokens, state }
     }
@@ -39,8 +40,11 @@ impl StreamDecoder {
     /// [`TokenizerError::Decode`] when the tokenizer's decoder fails.
     pub fn push(&mut self, token: u32) -> Result<Option<String>, TokenizerError> {
         match &mut self.state {
-            State::Bytes(pending) => {
-                pending.extend(self.tokenizer.bytes_of(token, self.skip_special_tokens));
+            State::Bytes { pending, loses_blank } => {
+                let bytes = self.tokenizer.bytes_of(token, self.skip_special_tokens);
+                let blanks = usize::from(*loses_blank && bytes.first() == Some(&b' '));
+                *loses_blank &= bytes.is_empty();
+                pending.extend(&bytes[blanks..]);
                 Ok(take_certain(pending))
             }
             State::Window { ids, .. } => {
@@ -56,7 +60,7 @@ impl StreamDecoder {
     /// [`TokenizerError::Decode`] when the tokenizer's decoder fails.
     pub fn finish(&mut self) -> Result<Option<String>, TokenizerError> {
         match &mut self.state {
-            State::Bytes(pending) => {
+            State::Bytes { pending, .. } => {
                 let rest = String::from_utf8_lossy(pending).into_owned();
                 pending.clear();
                 Ok(Some(rest).filter(|rest| !rest.is_empty()))

@@ -98,6 +98,14 @@ fn unusable_files_are_named() {
 
 /// A SentencePiece-like tokenizer: blanks as `▁`, unknown characters as byte tokens, the leading blank stripped.
 fn sentencepiece() -> Tokenizer {
+    let strip = serde_json::json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
+    let replace = serde_json::json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
+    with_decoder(
+        &serde_json::json!({"type": "Sequence", "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]}),
+    )
+}
+
+fn with_decoder(decoder: &Value) -> Tokenizer {
     let mut vocab = serde_json::Map::new();
     for token in ["<unk>", "<s>", "▁", "a", "b", "▁a", "▁b"] {
         vocab.insert(token.to_owned(), vocab.len().into());
@@ -105,13 +113,10 @@ fn sentencepiece() -> Tokenizer {
     for byte in 0..=255 {
         vocab.insert(format!("<0x{byte:02X}>"), vocab.len().into());
     }
-    let strip = serde_json::json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
-    let replace = serde_json::json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
-    let decoders = serde_json::json!([replace, {"type": "ByteFallback"}, {"type": "Fuse"}, strip]);
     let json = serde_json::json!({"version": "1.0", "added_tokens": [],
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
             {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
-        "decoder": {"type": "Sequence", "decoders": decoders},
+        "decoder": decoder,
         "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
             "merges": ["▁ a", "▁ b"]}});
     let dir = tempfile::tempdir().unwrap();
@@ -136,10 +141,31 @@ proptest! {
         prop_assert!(!half_shown || text.contains(char::REPLACEMENT_CHARACTER));
     }
 
+    /// The same for pieces with byte fallback, whose text the library decodes alike; nothing half is shown.
     #[test]
-    fn sentencepiece_text_survives_the_stream(text in "[ab é漢🦀]{0,30}") {
+    fn sentencepiece_text_survives_the_stream(text in "[ab é漢🦀]{0,30}|\\PC{0,30}") {
         let tokenizer = sentencepiece();
         let ids = tokenizer.encode(&text, true).unwrap();
+        let (out, pieces) = stream_all(&tokenizer, &ids, true);
+        prop_assert_eq!(&out, &text);
+        prop_assert_eq!(&tokenizer.inner.decode(&ids, true).unwrap(), &text);
+        prop_assert!(text.contains('\u{FFFD}') || !pieces.concat().contains('\u{FFFD}'), "{:?}", pieces);
+    }
+
+    /// Any pieces at all, malformed characters included: the stream is the text.
+    #[test]
+    fn sentencepieces_put_together_are_the_text(ids in proptest::collection::vec(0u32..263, 0..60)) {
+        let tokenizer = sentencepiece();
         prop_assert_eq!(stream_all(&tokenizer, &ids, true).0, tokenizer.decode(&ids, true).unwrap());
+    }
+
+    /// A decoder that only the library knows: its text comes through a window.
+    #[test]
+    fn text_of_other_decoders_survives_the_stream(text in "[ab]{1,6}( [ab]{1,6}){0,5}") {
+        let metaspace = serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+        let tokenizer = with_decoder(&metaspace);
+        let ids = tokenizer.encode(&text, true).unwrap();
+        prop_assert_eq!(&stream_all(&tokenizer, &ids, true).0, &tokenizer.decode(&ids, true).unwrap());
+        prop_assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
     }
 }
