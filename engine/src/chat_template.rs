@@ -2,6 +2,7 @@
 //! so they run with a budget of steps and no way out of the sandbox; what they can do wrong is an error with their name.
 //! Pure once loaded: the time a template may ask for is an argument.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use jiff::civil::DateTime;
@@ -17,6 +18,8 @@ use crate::weights::{Gguf, gguf};
 const FUEL_PER_RENDER: u64 = 20_000_000;
 /// Nesting of macros and includes; deep enough for every published template.
 const RECURSION_MAX: usize = 100;
+/// No prompt is longer: a template that prints without end stops here, whatever its fuel.
+const PROMPT_BYTES_MAX: usize = 16 << 20;
 const NAME: &str = "chat_template";
 /// A second template that some models have for conversations with tools.
 const NAME_WITH_TOOLS: &str = "tool_use";
@@ -194,7 +197,25 @@ impl ChatTemplate {
         variables.push(("add_generation_prompt".to_owned(), Value::from(input.add_generation_prompt)));
         let now = input.now;
         variables.push(("strftime_now".to_owned(), Value::from_function(move |format: &str| strftime(format, now))));
-        template.render(Value::from_pairs(variables)).map_err(|error| render_error(&error))
+        let mut prompt = Bounded(Vec::new());
+        template.render_captured_to(Value::from_pairs(variables), &mut prompt).map_err(|error| render_error(&error))?;
+        String::from_utf8(prompt.0).map_err(|error| ChatTemplateError::Render(error.to_string()))
+    }
+}
+
+/// A prompt under way.
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0.len() + bytes.len() > PROMPT_BYTES_MAX {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -253,6 +274,9 @@ fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
 }
 
 fn render_error(error: &minijinja::Error) -> ChatTemplateError {
+    if error.kind() == ErrorKind::WriteFailure {
+        return ChatTemplateError::Render(format!("the prompt is longer than {PROMPT_BYTES_MAX} bytes"));
+    }
     let refusal = error.detail().and_then(|detail| detail.strip_prefix(REFUSAL));
     refusal.map_or_else(
         || ChatTemplateError::Render(describe(error)),

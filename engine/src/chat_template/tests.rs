@@ -70,6 +70,8 @@ fn a_templates_refusal_is_told_as_such() {
 fn harm_ends_in_an_error() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}";
     let deep = "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}";
+    let long = "{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}";
+    assert!(render(long, &json!([])).unwrap_err().to_string().contains("longer than"));
     for source in [endless, deep, "{{ messages.x.y }}", "{{ nothing() }}"] {
         assert!(matches!(render(source, &json!([])), Err(ChatTemplateError::Render(_))), "{source}");
     }

@@ -48,4 +48,4 @@ pub enum ConstraintError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -63,6 +63,20 @@ fn wait(constraint: &mut Constraint) {
     assert!(constraint.is_ready(Instant::now() + Duration::from_secs(60)).unwrap(), "a mask in a minute");
 }
 
+/// Does the grammar allow this text, byte by byte, and the end after it?
+pub fn follows(spec: &GrammarSpec, text: &str) -> bool {
+    let mut constraint = compile(spec).unwrap();
+    for byte in text.bytes().map(u32::from) {
+        wait(&mut constraint);
+        if !constraint.mask().unwrap().allows(byte) {
+            return false;
+        }
+        constraint.advance(byte).unwrap();
+    }
+    wait(&mut constraint);
+    constraint.mask().unwrap().allows(END)
+}
+
 /// Walks at random, towards the end where it may end and `most` tokens are there; the text, if it came to an end.
 fn walk(constraint: &mut Constraint, seed: u64, most: usize) -> Option<String> {
     let (mut random, mut text) = (SplitMix64(seed), Vec::new());

@@ -57,3 +57,51 @@ fn bodies(format: ToolFormat, functions: &[Function], all: bool) -> String {
     }
     rules
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grammar::tests::follows;
+
+    fn functions() -> Vec<Function> {
+        let small = json!({"type": "object", "properties": {"n": {"$ref": "#/$defs/small"}}, "required": ["n"],
+            "additionalProperties": false, "$defs": {"small": {"type": "integer", "minimum": 0, "maximum": 9}}});
+        vec![
+            Function { name: "count".into(), parameters: small, strict: true },
+            Function { name: "find".into(), parameters: json!({"type": "object"}), strict: false },
+        ]
+    }
+
+    fn hermes(name: &str, arguments: &str) -> String {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+    }
+
+    #[test]
+    fn forced_answers_call_once_or_often_and_nothing_else() {
+        let (one, two) = (hermes("count", "{\"n\": 3}"), hermes("find", "{\"what\": [1]}"));
+        let [once, often] = [false, true].map(|parallel| forced(ToolFormat::Hermes, &functions(), parallel));
+        assert!(follows(&once, &one) && follows(&often, &one) && follows(&often, &format!("{one}\n{two}")));
+        assert!(!follows(&once, &format!("{one}\n{two}")) && !follows(&often, &format!("{one}{two}")));
+        for none in ["", "text", &hermes("gone", "{}"), &hermes("count", "{\"n\": 30}"), &format!("text {one}")] {
+            assert!(!follows(&often, none), "{none}");
+        }
+        let llama = forced(ToolFormat::Llama3, &functions(), true);
+        assert!(follows(&llama, "{\"name\": \"count\", \"parameters\": {\"n\": 3}}"));
+        assert!(!follows(&llama, &one) && !follows(&llama, "{\"name\": \"count\", \"parameters\": {}}"));
+    }
+
+    #[test]
+    fn free_answers_say_what_they_like_until_they_call() {
+        let hermes_free = free(ToolFormat::Hermes, &functions());
+        let (one, loose) = (hermes("count", "{\"n\": 3}"), hermes("find", "{\"n\": 30}"));
+        for fine in ["", "any text <tool> {", &one, &format!("see:\n{one}\n{loose}"), &loose] {
+            assert!(follows(&hermes_free, fine), "{fine}");
+        }
+        assert!(!follows(&hermes_free, &format!("see:\n{}", hermes("count", "{\"n\": 30}"))));
+        let llama_free = free(ToolFormat::Llama3, &functions());
+        for fine in ["", "any text {", "{\"name\": \"count\", \"parameters\": {\"n\": 3}}"] {
+            assert!(follows(&llama_free, fine), "{fine}");
+        }
+        assert!(!follows(&llama_free, "{\"name\": \"count\", \"parameters\": {\"n\": 30}}"));
+    }
+}

@@ -1,5 +1,7 @@
 //! Outputs as models write them, cut at every place: the parts are the same however they come.
 
+use proptest::prelude::*;
+
 use super::*;
 
 /// Text, and name and arguments of each call, of an output that comes in pieces of `size` bytes.
@@ -77,3 +79,37 @@ fn llama_calls_are_the_whole_answer() {
 fn calls_beyond_the_most_are_dropped() {
     assert_eq!(run(ToolFormat::Hermes, TWO, 3, 1).1.len(), 1);
 }
+
+proptest! {
+    /// Whatever comes, and however it is cut: the same text and the same calls; and without calls the text is all there.
+    #[test]
+    fn cuts_change_nothing(parts in proptest::collection::vec(proptest::sample::select(&PARTS[..]), 0..14), llama in any::<bool>()) {
+        let format = if llama { ToolFormat::Llama3 } else { ToolFormat::Hermes };
+        let output: String = parts.concat();
+        let whole = run(format, &output, usize::MAX, 9);
+        for size in [1, 2, 3, 7] {
+            prop_assert_eq!(run(format, &output, size, 9), whole.clone(), "pieces of {}: {}", size, output);
+        }
+        let marked = output.contains(OPEN) || output.contains(PYTHON_TAG) || output.contains('{');
+        prop_assert!(marked || whole.0 == output, "{:?}", whole.0);
+    }
+}
+
+/// What calls are made of.
+const PARTS: [&str; 15] = [
+    OPEN,
+    CLOSE,
+    PYTHON_TAG,
+    "{\"name\": \"f\", ",
+    "{\"name\": \"g\", \"arguments\": {",
+    "\"parameters\": {",
+    "}",
+    "}}",
+    "\"",
+    "\\",
+    "\n",
+    " ",
+    "x",
+    "; ",
+    "é",
+];
