@@ -11,7 +11,7 @@ use crate::{
     controllers::driver,
     health::Health,
     http,
-    leader::{Leadership, elector::Elector},
+    leader::{Leadership, elector::Elector, lease},
     manifests,
     metrics::Metrics,
 };
@@ -39,6 +39,9 @@ pub struct OperatorArgs {
     /// Name of this candidate in the leader election; made unique by process id and start time.
     #[arg(long, env = "POD_NAME", default_value = "truebeat-operator")]
     pub identity: String,
+    /// UID of the pod that this is the first process of: a restarted container takes its own lease back at once.
+    #[arg(long, env = "POD_UID")]
+    pub pod_uid: Option<String>,
 }
 
 /// What else the operator can do.
@@ -121,9 +124,11 @@ async fn operate(args: OperatorArgs) -> Result<(), OperatorError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(OperatorError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(OperatorError::Signals)?;
     let client = client::connect().await?;
-    let identity = unique(&args.identity);
+    let place = lease::container(&args.identity, args.pod_uid.as_deref(), std::process::id());
+    let identity = unique(&args.identity, place.as_deref());
     tracing::info!(identity, listen = %args.listen, "operator starts");
-    let mut elector = Elector::new(client.clone(), &args.namespace, &identity, leadership.clone());
+    let mut elector =
+        Elector::new(client.clone(), &args.namespace, &identity, leadership.clone()).with_forerunners(place);
     let mut calls = Calls::new(client, leadership.clone(), metrics.clone());
     calls.fleet = Arc::new(FleetPolicy {
         namespace: args.watch_namespace.clone(),
@@ -146,7 +151,10 @@ async fn operate(args: OperatorArgs) -> Result<(), OperatorError> {
 }
 
 /// A restarted container keeps its pod's name, and must not take its own old lease for a current one.
-fn unique(identity: &str) -> String {
+fn unique(identity: &str, place: Option<&str>) -> String {
     let started = jiff::Timestamp::now().as_millisecond();
-    format!("{identity}_{}-{started}", std::process::id())
+    match place {
+        Some(place) => format!("{place}{started}"),
+        None => format!("{identity}_{}-{started}", std::process::id()),
+    }
 }

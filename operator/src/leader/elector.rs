@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Leadership,
-    lease::{Candidate, Decision, LEASE_DURATION, RETRY_PERIOD, Record, jittered},
+    lease::{Candidate, Decision, LEASE_DURATION, RETRY_PERIOD, Record, WAIT_PERIOD, jittered},
 };
 
 use crate::wall::Wall;
@@ -54,6 +54,11 @@ impl Elector {
         Elector { wall, ..self }
     }
 
+    /// The same with the right to take over at once what holders of this prefix left behind (`lease::container`).
+    pub fn with_forerunners(self, prefix: Option<String>) -> Self {
+        Elector { candidate: self.candidate.with_forerunners(prefix), ..self }
+    }
+
     /// Campaigns and renews for ever.
     pub async fn run(&mut self) {
         let mut seed =
@@ -66,7 +71,8 @@ impl Elector {
                 self.leadership.lost();
             }
             seed = seed.wrapping_add(1);
-            sleep(jittered(RETRY_PERIOD, seed)).await;
+            let period = if self.leadership.may_write() { RETRY_PERIOD } else { WAIT_PERIOD };
+            sleep(jittered(period, seed)).await;
         }
     }
 

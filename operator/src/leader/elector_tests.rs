@@ -100,6 +100,43 @@ async fn a_released_lease_is_taken_at_once_and_a_silent_one_after_its_time() {
     assert!(!leads_b.may_write(), "the silent one lost the right long before");
 }
 
+/// B5 and the bar of two seconds: a killed leader's next process acts with its first look.
+#[tokio::test(start_paused = true)]
+async fn a_killed_leaders_container_leads_again_with_its_first_look() {
+    let store = Arc::new(Mutex::new(Store::default()));
+    let place = || super::super::lease::container("op", Some("uid"), 1);
+    let ((mut first, _), (mut other, leads_other)) = (candidate(&store, "op_uid_1"), candidate(&store, "b"));
+    first.round().await.unwrap();
+    other.round().await.unwrap();
+    drop(first); // SIGKILL: nothing is released
+    let (second, leads) = candidate(&store, "op_uid_2");
+    let mut second = second.with_forerunners(place());
+    let start = Instant::now();
+    second.round().await.unwrap();
+    assert!(leads.may_write() && start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    campaign(&mut second, &mut other, 60).await;
+    assert!(leads.may_write() && !leads_other.may_write());
+}
+
+/// The bar: a lease that is given back has a new holder within three seconds.
+#[tokio::test(start_paused = true)]
+async fn a_released_lease_has_a_new_holder_within_three_seconds() {
+    let mut longest = Duration::ZERO;
+    for offset_ms in (0..1_500).step_by(100) {
+        let store = Arc::new(Mutex::new(Store::default()));
+        let ((mut a, _), (mut b, leads_b)) = (candidate(&store, "a"), candidate(&store, "b"));
+        a.round().await.unwrap();
+        let waiting = tokio::spawn(async move { b.run().await });
+        sleep(Duration::from_millis(5_000 + offset_ms)).await;
+        a.release().await;
+        let start = Instant::now();
+        won(&leads_b).await;
+        longest = longest.max(start.elapsed());
+        waiting.abort();
+    }
+    assert!(longest < Duration::from_secs(3), "{longest:?}");
+}
+
 async fn won(leadership: &Arc<Leadership>) {
     let _ = leadership.changes().wait_for(|leading| *leading).await;
 }

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 /// How long a lease lasts after its last renewal.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// How often a leader renews and a candidate looks; each pause is jittered by 20 %.
+/// How often a leader renews; each pause is jittered by 20 %.
 pub const RETRY_PERIOD: Duration = Duration::from_secs(2);
+/// How often a candidate looks: a lease that is given back has a new holder within this.
+pub const WAIT_PERIOD: Duration = Duration::from_secs(1);
 
 /// The parts of a Lease object that matter.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -34,6 +36,8 @@ pub enum Decision {
 #[derive(Debug, Default)]
 pub struct Candidate {
     identity: String,
+    /// What the identities of its forerunners begin with: earlier processes of the same container, dead for certain.
+    forerunners: Option<String>,
     seen: Option<(Record, Duration)>,
     /// When a record was there last.
     looked: Duration,
@@ -42,19 +46,28 @@ pub struct Candidate {
 impl Candidate {
     /// `identity` must be unique among the candidates, across restarts as well.
     pub fn new(identity: &str) -> Self {
-        Candidate { identity: identity.to_owned(), seen: None, looked: Duration::ZERO }
+        Candidate { identity: identity.to_owned(), ..Candidate::default() }
+    }
+
+    /// Whose lease it may take over at once: of holders whose name begins with `prefix`.
+    pub fn with_forerunners(self, prefix: Option<String>) -> Self {
+        Candidate { forerunners: prefix, ..self }
     }
 
     /// Takes in what the API holds at `now` (monotonic) and decides. `None`: there is no lease object.
     pub fn decide(&mut self, record: Option<Record>, now: Duration) -> Decision {
         let Some(record) = record else { return self.without_lease(now) };
+        let inherited = self.inherits(&record);
         let first_seen = match &self.seen {
             Some((seen, at)) if *seen == record => *at,
             _ => now,
         };
         let decision = if record.holder == self.identity {
             Decision::Renew
-        } else if record.holder.is_empty() || now.saturating_sub(first_seen) >= record.duration.max(LEASE_DURATION) {
+        } else if record.holder.is_empty()
+            || inherited
+            || now.saturating_sub(first_seen) >= record.duration.max(LEASE_DURATION)
+        {
             Decision::Take
         } else {
             Decision::Wait
@@ -62,6 +75,13 @@ impl Candidate {
         self.seen = Some((record, first_seen));
         self.looked = now;
         decision
+    }
+
+    /// Was it held by a forerunner? Only the first look may find that: whoever takes the lease later under such a name is
+    /// alive, and no forerunner.
+    fn inherits(&self, record: &Record) -> bool {
+        self.seen.is_none()
+            && self.forerunners.as_ref().is_some_and(|prefix| record.holder.starts_with(prefix.as_str()))
     }
 
     /// There is no Lease. Its holder may not know yet that somebody deleted it, so whoever saw it in another's name waits
@@ -77,6 +97,13 @@ impl Candidate {
             _ => Decision::Take,
         }
     }
+}
+
+/// What the identities of one container's processes begin with, if it is certain that there is one at a time: the process
+/// is the first of its PID namespace (`pid` 1), so whatever the container ran before was ended by the kernel with its own
+/// first process, and the UID names the pod among all that ever had its name.
+pub fn container(pod: &str, pod_uid: Option<&str>, pid: u32) -> Option<String> {
+    pod_uid.filter(|uid| pid == 1 && !uid.is_empty()).map(|uid| format!("{pod}_{uid}_"))
 }
 
 /// A pause of `period` ± 20 %, by `seed`, so that candidates do not march in step.
@@ -139,18 +166,44 @@ mod tests {
         assert_eq!(candidate.decide(Some(hasty), s(14)), Decision::Wait);
     }
 
+    #[test]
+    fn a_restarted_container_takes_its_own_lease_back_at_once() {
+        let place = || container("op-x", Some("uid-1"), 1);
+        assert_eq!(place().as_deref(), Some("op-x_uid-1_"));
+        let mut successor = Candidate::new("op-x_uid-1_2").with_forerunners(place());
+        assert_eq!(successor.decide(Some(record("op-x_uid-1_1", 7)), s(0)), Decision::Take);
+        // the same name later belongs to somebody who lives
+        assert_eq!(successor.decide(Some(record("op-x_uid-1_3", 9)), s(2)), Decision::Wait);
+        for stranger in ["op-x_uid-2_1", "op-y_uid-1_1"] {
+            let mut candidate = Candidate::new("op-x_uid-1_2").with_forerunners(place());
+            assert_eq!(candidate.decide(Some(record(stranger, 7)), s(0)), Decision::Wait, "{stranger}");
+        }
+        assert_eq!(container("op-x", Some("uid-1"), 40), None, "somebody's shell in the container");
+        assert_eq!((container("op-x", None, 1), container("op-x", Some(""), 1)), (None, None));
+        let mut laptop = Candidate::new("truebeat-operator_40-5");
+        assert_eq!(laptop.decide(Some(record("truebeat-operator_39-4", 7)), s(0)), Decision::Wait);
+    }
+
     /// Two candidates against one store with versions; each writes only under the version that it read.
     #[derive(Debug, Clone, Copy)]
     enum Step {
         Read(usize),
         Write(usize),
+        /// SIGKILL, and the container's next process.
+        Restart(usize),
         Sleep(u8),
+    }
+
+    fn nth_process(place: usize, n: usize) -> Candidate {
+        let pod = ["a", "b"][place];
+        Candidate::new(&format!("{pod}_uid_{n}")).with_forerunners(container(pod, Some("uid"), 1))
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
             (0..2_usize).prop_map(Step::Read),
             (0..2_usize).prop_map(Step::Write),
+            (0..2_usize).prop_map(Step::Restart),
             (0..20_u8).prop_map(Step::Sleep)
         ];
         proptest::collection::vec(step, 1..200)
@@ -159,7 +212,8 @@ mod tests {
     proptest! {
         #[test]
         fn never_two_that_may_write(steps in steps()) {
-            let mut candidates = [Candidate::new("a"), Candidate::new("b")];
+            let mut candidates = [nth_process(0, 0), nth_process(1, 0)];
+            let mut processes = 0;
             let (mut stored, mut now) = (record("", 0), s(0));
             let mut pending: [Option<Record>; 2] = [None, None];
             let mut until = [s(0), s(0)];
@@ -170,10 +224,15 @@ mod tests {
                         let decision = candidates[i].decide(Some(stored.clone()), now);
                         pending[i] = (decision != Decision::Wait).then(|| stored.clone());
                     }
+                    Step::Restart(i) => {
+                        processes += 1;
+                        candidates[i] = nth_process(i, processes);
+                        (pending[i], until[i]) = (None, s(0));
+                    }
                     Step::Write(i) => {
                         let Some(read) = pending[i].take() else { continue };
                         if read.version == stored.version {
-                            stored = record(["a", "b"][i], stored.version.parse::<u32>().unwrap() + 1);
+                            stored = record(&candidates[i].identity, stored.version.parse::<u32>().unwrap() + 1);
                             until[i] = now + crate::leader::RENEW_DEADLINE;
                         }
                     }
