@@ -67,6 +67,9 @@ pub struct WatchArgs {
     pub pod_namespace: String,
     #[arg(long, env = "POD_UID")]
     pub pod_uid: Option<String>,
+    /// Where the kubelet keeps the pod's annotations as files; a person's fence is one of them.
+    #[arg(long, env = "TRUEBEAT_NOTES_DIR")]
+    pub notes_dir: Option<PathBuf>,
     /// `truebeat run`: the engine is the supervisor's child and restarts need no second key (internal).
     #[arg(long, hide = true)]
     pub standalone: bool,
@@ -114,6 +117,7 @@ impl RunWatchArgs {
             pod_name: None,
             pod_namespace: String::new(),
             pod_uid: None,
+            notes_dir: None,
             standalone: true,
         }
     }
@@ -139,6 +143,7 @@ impl WatchArgs {
             ("--unattended-after", self.unattended_after.map(|after| format!("{}ms", after.as_millis()).into())),
             ("--pod-name", self.pod_name.clone().map(OsString::from)),
             ("--pod-uid", self.pod_uid.clone().map(OsString::from)),
+            ("--notes-dir", self.notes_dir.clone().map(OsString::from)),
         ];
         optional
             .into_iter()
@@ -175,6 +180,7 @@ impl WatchArgs {
             unattended_window: self.unattended_window,
             termination_message_path: self.termination_message_path,
             pod: pod.map(|name| PodIdentity { name, namespace: self.pod_namespace, uid: self.pod_uid }),
+            notes_dir: self.notes_dir,
             standalone: self.standalone,
         })
     }
@@ -242,6 +248,7 @@ mod tests {
             "--recovery-mode=Fence",
             "--no-nvml",
             "--pod-name=p",
+            "--notes-dir=/n",
             "--log-file=-x",
             "--standalone",
         ];

@@ -1,6 +1,6 @@
 //! What the detector tells the supervisor, and the one rule that makes readiness of a verdict. Pure.
 
-use crds::episode::Episode;
+use crds::{episode::Episode, fence::FENCED_BY_PERSON};
 use serde::{Deserialize, Serialize};
 use vitals::verdict::{Outcome, Reason, Verdict};
 
@@ -24,7 +24,7 @@ pub struct StatusDoc {
     pub in_flight: Option<u32>,
 }
 
-/// A name from a closed set (a verdict, a stall class, `Draining`, `NoVerdict`) and a sentence.
+/// A name from a closed set (a verdict, a stall class, `Draining`, `FencedByPerson`, `NoVerdict`) and a sentence.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadyReason {
     pub reason: String,
@@ -77,8 +77,11 @@ pub fn readiness(verdict: &Verdict, fenced: bool, draining: bool, before: bool) 
     }
 }
 
-/// The reason that goes with [`readiness`].
-pub fn ready_reason(outcome: &Outcome, draining: bool) -> ReadyReason {
+/// The reason that goes with [`readiness`]; `by_hand` is a person's fence in words.
+pub fn ready_reason(outcome: &Outcome, draining: bool, by_hand: Option<&str>) -> ReadyReason {
+    if let Some(words) = by_hand {
+        return ReadyReason { reason: FENCED_BY_PERSON.to_owned(), message: words.to_owned() };
+    }
     let name = match (draining, outcome.verdict.class()) {
         (true, _) => "Draining",
         (false, Some(class)) => class.name(),

@@ -52,6 +52,8 @@ pub enum Reason {
     CommonCause,
     /// More than the operator's share of the whole fleet stalls at once.
     FleetCommonCause,
+    /// More than the policy's share of the replicas on one node or in one failure domain stalls at once; others are granted.
+    PlaceCommonCause,
 }
 
 impl Reason {
@@ -73,6 +75,7 @@ impl Reason {
             Reason::EpisodeUnreadable => "EpisodeUnreadable",
             Reason::CommonCause => "CommonCause",
             Reason::FleetCommonCause => "FleetCommonCause",
+            Reason::PlaceCommonCause => "PlaceCommonCause",
         }
     }
 }

@@ -55,7 +55,7 @@ pub struct EngineIncidentSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 128)))]
     pub gpu_uuids: Vec<String>,
-    /// Stall class (`StepStalled`, `DeviceWait`, `Livelock` …) or `Dead`.
+    /// Stall class (`StepStalled`, `DeviceWait`, `Livelock` …), `Dead`, or `FencedByPerson`.
     #[schemars(length(max = 64))]
     pub class: String,
     /// The agent's id of the episode.
@@ -71,7 +71,7 @@ pub struct EngineIncidentSpec {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EngineIncidentStatus {
-    /// `Suspect`, `Stalled`, `Granted`, `Killed`, `Restarting`, `Recovered`, `Cleared`.
+    /// `Suspect`, `Stalled`, `Granted`, `Killed`, `Restarting`, `Recovered`, `Cleared`; `Fenced` while a person's fence stands.
     #[schemars(length(max = 32))]
     pub stage: String,
     /// Why, in words, newest first.
@@ -92,7 +92,8 @@ pub struct EngineIncidentStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub bundle: Option<String>,
-    /// `Recovered` (the engine was restarted and serves), `Cleared` (it went on by itself), `PodGone`, `Superseded`. Absent while open.
+    /// `Recovered` (the engine was restarted and serves), `Cleared` (it went on by itself), `Unfenced` (by a person),
+    /// `PodGone`, `Superseded`. Absent while open.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub outcome: Option<String>,

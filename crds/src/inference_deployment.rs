@@ -294,6 +294,14 @@ pub struct Recovery {
     /// How long a restart counts. A duration such as `10m`.
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
     pub stability_window: String,
+    /// After a pod was replaced its successors keep away from its node for this long, so that they do not get the same broken
+    /// GPU (F3). A duration such as `1h`; `0s`: never.
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
+    pub avoid_for: String,
+    /// At most so many percent of the nodes on which a pod could run are avoided at once: one where there are at least two,
+    /// never all. A pod that finds no other place for 30 s ends it.
+    #[schemars(range(min = 1, max = 50))]
+    pub avoid_nodes_percent: i32,
     /// If no operator answers a confirmed stall for this long, the agent may grant itself one restart (I1). A duration such as `5m`.
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
     pub unattended_after: String,
@@ -311,6 +319,8 @@ impl Default for Recovery {
             hold_percent: 60,
             restarts_before_replace: 2,
             stability_window: "10m".to_owned(),
+            avoid_for: "1h".to_owned(),
+            avoid_nodes_percent: 30,
             unattended_after: "5m".to_owned(),
             unattended_window: "1h".to_owned(),
         }

@@ -6,13 +6,15 @@
 pub mod conditions;
 pub mod engine_incident;
 pub mod episode;
+pub mod fence;
 pub mod inference_deployment;
+pub mod node;
 pub mod status;
 pub mod yaml;
 
 pub use engine_incident::{EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline};
 pub use inference_deployment::{InferenceDeployment, InferenceDeploymentSpec};
-pub use status::{Grant, GrantAction, InferenceDeploymentStatus, PastGrant, RecoveryStatus};
+pub use status::{Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeploymentStatus, PastGrant, RecoveryStatus};
 
 /// The API group of every kind here (and the prefix of the labels that Truebeat owns).
 pub const GROUP: &str = "inference.truebeat.io";

@@ -48,12 +48,45 @@ pub struct RecoveryStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
     pub recent: Vec<PastGrant>,
+    /// Places from which new pods keep away for a time: a pod was replaced there because restarts did not cure it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 500), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["node"]))]
+    pub avoid: Vec<Avoided>,
 }
 
 impl RecoveryStatus {
     fn is_empty(&self) -> bool {
-        self.grants.is_empty() && self.recent.is_empty()
+        self.grants.is_empty() && self.recent.is_empty() && self.avoid.is_empty()
     }
+}
+
+/// A place to avoid.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Avoided {
+    /// Name of the node.
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// The GPUs that the stalled engine used there, where its agent could see them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(length(max = 128)))]
+    pub gpu_uuids: Vec<String>,
+    /// Until when, RFC 3339.
+    #[schemars(length(max = 64))]
+    pub until: String,
+    /// Why.
+    #[serde(default)]
+    pub because: AvoidedBecause,
+}
+
+/// Why a place is avoided.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AvoidedBecause {
+    /// Restarts in place did not cure a pod there.
+    #[default]
+    RestartsDidNotCure,
+    /// An engine there outlives SIGKILL: its process still owns the GPU (I5).
+    Unkillable,
 }
 
 /// How a granted recovery is carried out.
@@ -101,6 +134,14 @@ pub struct Grant {
     /// How it is carried out.
     #[serde(default)]
     pub action: GrantAction,
+    /// Its node: what a node may bear at once is counted by it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// Its failure domain, by the operator's `--domain-topology-key`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 63))]
+    pub domain: String,
     /// When it was granted, RFC 3339.
     #[schemars(length(max = 64))]
     pub granted_at: String,

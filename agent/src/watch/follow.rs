@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use tokio::sync::oneshot;
 
 use crate::launch::EngineFile;
+use crate::sources::clock::TickClock;
 use crate::sources::procs::ProcRoot;
 use crate::sources::{EngineProcess, Found, find_pod_engine};
 
@@ -169,6 +170,16 @@ fn words_of(engine: &EngineProcess) -> Vec<String> {
 /// Is it the same process still, and not a zombie?
 pub fn lives(engine: &EngineProcess) -> bool {
     ProcRoot::live().stat(engine.pid).is_some_and(|stat| stat.start_ticks == engine.start_ticks && !stat.ended())
+}
+
+/// `CLOCK_MONOTONIC` of the engine's start; now where there is none.
+pub fn started_ms(engine: Option<&EngineProcess>, now_ms: u64) -> u64 {
+    engine.map_or(now_ms, |engine| TickClock::live().started_ms(engine.start_ticks))
+}
+
+/// Another number for another process.
+pub fn process_key(engine: &EngineProcess) -> u64 {
+    engine.start_ticks.rotate_left(24) ^ u64::from(engine.pid.unsigned_abs())
 }
 
 #[cfg(test)]

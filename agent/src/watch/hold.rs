@@ -78,9 +78,10 @@ pub fn spared(last_serving: bool, stage: Option<EpisodeStage>) -> bool {
     last_serving && !restarts
 }
 
-/// What refused clients are told.
-pub fn refusal(verdict: &Verdict) -> String {
+/// What refused clients are told; `by_hand` is a person's fence in words.
+pub fn refusal(verdict: &Verdict, by_hand: Option<&str>) -> String {
     let why = match verdict {
+        _ if by_hand.is_some() => format!("it was {}", by_hand.unwrap_or_default()),
         Verdict::Starting => "its engine is starting".to_owned(),
         Verdict::Dead => "its engine has died and is started again".to_owned(),
         verdict => {
@@ -123,6 +124,13 @@ mod tests {
         assert_eq!(hold.ready(&Verdict::Dead), None);
         assert!(!hold.is_over(100, &Observation::default(), &Verdict::Starting));
         assert!(hold.is_over(200, &Observation::default(), &Verdict::Idle));
+    }
+
+    #[test]
+    fn a_refusal_names_the_person_before_the_engine() {
+        let told = refusal(&Verdict::Dead, Some("fenced by ann: a look"));
+        assert!(told.contains("it was fenced by ann: a look;"), "{told}");
+        assert!(refusal(&Verdict::Dead, None).contains("its engine has died"));
     }
 
     #[test]

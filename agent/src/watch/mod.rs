@@ -2,6 +2,8 @@
 //! judge, and starts whatever follows in tasks of their own. A tick waits for nothing longer than a few tens of milliseconds.
 
 mod act;
+mod by_hand;
+mod config;
 mod follow;
 mod hold;
 mod latest;
@@ -9,19 +11,21 @@ mod memory;
 mod publish;
 
 use std::io::{self, BufRead, Write};
-use std::path::PathBuf;
 use std::time::Duration;
 
+use crds::fence::Fence;
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 use vitals::detector::Detector;
 use vitals::observation::{GateObs, Observation, Signal};
-use vitals::policy::Policy;
-use vitals::recovery::{Recovery, RecoveryInput, RecoveryOutput, RecoveryPolicy};
+use vitals::recovery::{Recovery, RecoveryInput, RecoveryOutput};
 use vitals::verdict::Outcome;
 
 use self::act::Acts;
-use self::follow::{Follow, lives};
+use self::by_hand::ByHand;
+use self::config::recovery_policy;
+pub use self::config::{WatchConfig, WatchError};
+use self::follow::{Follow, lives, process_key, started_ms};
 use self::hold::{Hold, refusal, spared};
 use self::latest::Latest;
 use self::memory::{Keeper, Memory};
@@ -30,45 +34,14 @@ use crate::gate::control::GateClient;
 use crate::gate::ledger::{Control, GateReply};
 use crate::incidents::Moment;
 use crate::metrics::Metrics;
-use crate::options::Mode;
-use crate::report::{PodIdentity, Reporter};
-use crate::sources::clock::{TickClock, monotonic_ms};
-use crate::sources::{EngineProcess, Sources, SourcesConfig};
+use crate::report::Reporter;
+use crate::sources::clock::monotonic_ms;
+use crate::sources::{EngineProcess, Sources};
 
 /// A tick that begins this much later than it should is a gap of ours, not the engine's silence (V5).
 const GAP_MS_MIN: u64 = 150;
 /// What refused clients are told to wait.
 const RETRY_AFTER_S: u32 = 2;
-
-/// What a detector needs.
-#[derive(Debug)]
-pub struct WatchConfig {
-    pub sources: SourcesConfig,
-    pub agent_dir: PathBuf,
-    pub bundle_dir: PathBuf,
-    pub policy: Policy,
-    pub mode: Mode,
-    pub unattended_after: Option<Duration>,
-    pub unattended_window: Duration,
-    pub termination_message_path: PathBuf,
-    /// The pod to declare on; `None` outside Kubernetes.
-    pub pod: Option<PodIdentity>,
-    /// `truebeat run`.
-    pub standalone: bool,
-}
-
-/// Why a detector cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum WatchError {
-    #[error("--policy {entry:?} cannot be used: {why}")]
-    Policy { entry: String, why: String },
-    #[error("could not make the agent's directory {path}: {source}; choose a writable one with --agent-dir")]
-    Directory { path: PathBuf, source: io::Error },
-    #[error("could not start a thread: {0}")]
-    Thread(io::Error),
-    #[error("the agent's own metrics are wrong: {0}")]
-    Metrics(#[from] prometheus::Error),
-}
 
 /// Watches until standard input ends, which means that the supervisor is gone.
 ///
@@ -114,6 +87,11 @@ struct Watch {
     control: Control,
     /// The detector's wish; the last replica that serves is spared (I3).
     fence_wanted: bool,
+    /// What is in force of it.
+    own_fence: bool,
+    by_hand: ByHand,
+    /// A person's fence, in words; it is obeyed whatever the verdict.
+    hand: Option<String>,
     gate_seen: Signal<GateObs>,
     last_reply: Option<GateReply>,
     acts: Acts,
@@ -143,6 +121,9 @@ impl Watch {
         sources.set_engine(engine.clone());
         sources.set_nonce(follow.nonce());
         let recovery = Recovery::new(recovery_policy(&config)).with_last_unattended(memory.last_unattended_ms);
+        let mut by_hand = ByHand::new(config.notes_dir.clone());
+        let hand = by_hand.look(now_ms).map(Fence::words);
+        let own_fence = memory.fenced && same;
         let reporter = config.pod.clone().map(|pod| Reporter::start(pod, dir));
         let stdout =
             |line: Vec<u8>| _ = io::stdout().lock().write_all(&line).and_then(|()| io::stdout().lock().flush());
@@ -152,8 +133,15 @@ impl Watch {
             outcome: Outcome::default(),
             recovery,
             gate: GateClient::new(dir.join("gate.sock")),
-            control: Control { fenced: memory.fenced && same, retry_after_s: RETRY_AFTER_S, ..Control::default() },
-            fence_wanted: memory.fenced && same,
+            control: Control {
+                fenced: own_fence || hand.is_some(),
+                retry_after_s: RETRY_AFTER_S,
+                ..Control::default()
+            },
+            fence_wanted: own_fence,
+            own_fence,
+            by_hand,
+            hand,
             gate_seen: Signal::default(),
             last_reply: None,
             hold: same.then(|| Hold::new(memory.fence_is_held(), memory.ready, now_ms)),
@@ -202,7 +190,7 @@ impl Watch {
         }
         self.acts.take_news(&self.metrics);
         let recovery = self.recovery.step(now_ms, &self.recovery_input(&outcome));
-        self.set_fence(&outcome, &recovery).await;
+        self.set_fence(now_ms, &outcome, &recovery).await;
         self.book(now_ms, &obs, &outcome, &recovery);
         self.publish(now_ms, &obs, &outcome, drain);
         self.outcome = outcome;
@@ -288,7 +276,7 @@ impl Watch {
     }
 
     /// Obeys the fence at once: a tick later would be a tick of refused truth.
-    async fn set_fence(&mut self, outcome: &Outcome, recovery: &RecoveryOutput) {
+    async fn set_fence(&mut self, now_ms: u64, outcome: &Outcome, recovery: &RecoveryOutput) {
         use vitals::recovery::Effect;
         let held = self.hold.as_ref().is_some_and(Hold::fences);
         let before = self.control.clone();
@@ -298,9 +286,13 @@ impl Watch {
             self.fence_wanted = false;
         }
         let spared = spared(self.publisher.heard().last_serving, recovery.stage);
-        self.control.fenced = self.fence_wanted && (held || !spared);
-        if self.control.fenced != before.fenced {
-            self.control.reason = if self.control.fenced { refusal(&outcome.verdict) } else { String::new() };
+        self.own_fence = self.fence_wanted && (held || !spared);
+        let hand = self.by_hand.look(now_ms).map(Fence::words);
+        self.control.fenced = self.own_fence || hand.is_some();
+        if self.control.fenced != before.fenced || self.hand != hand {
+            let reason = || refusal(&outcome.verdict, hand.as_deref());
+            self.control.reason = self.control.fenced.then(reason).unwrap_or_default();
+            self.hand = hand;
             self.ask_gate().await;
         }
     }
@@ -343,13 +335,14 @@ impl Watch {
             phase,
             incidents: self.acts.incidents.list(),
             draining: drain,
+            by_hand: self.hand.as_deref(),
             in_flight: self.last_reply.as_ref().map(|reply| reply.obs.in_flight),
         };
         self.publisher.publish(&news, &self.metrics);
         self.keeper.keep(Memory {
             engine: self.engine.as_ref().map(|engine| (engine.pid, engine.start_ticks)),
             ready: self.ready,
-            fenced,
+            fenced: self.own_fence,
             incidents: self.acts.incidents.clone(),
             last_unattended_ms: self.recovery.last_unattended_ms(),
             drain_ended: self.drain_ended,
@@ -364,31 +357,4 @@ impl Watch {
             std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
         })
     }
-}
-
-fn recovery_policy(config: &WatchConfig) -> RecoveryPolicy {
-    RecoveryPolicy {
-        mode: match config.mode {
-            Mode::Observe => vitals::recovery::Mode::Observe,
-            Mode::Fence => vitals::recovery::Mode::Fence,
-            Mode::Recover => vitals::recovery::Mode::Recover,
-        },
-        unattended_after_ms: config.unattended_after.map(milliseconds),
-        unattended_window_ms: milliseconds(config.unattended_window),
-        self_grant: config.standalone,
-        ..RecoveryPolicy::default()
-    }
-}
-
-fn milliseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn started_ms(engine: Option<&EngineProcess>, now_ms: u64) -> u64 {
-    engine.map_or(now_ms, |engine| TickClock::live().started_ms(engine.start_ticks))
-}
-
-/// Another number for another process.
-fn process_key(engine: &EngineProcess) -> u64 {
-    engine.start_ticks.rotate_left(24) ^ u64::from(engine.pid.unsigned_abs())
 }

@@ -21,6 +21,8 @@ pub struct News<'a> {
     pub phase: Option<String>,
     pub incidents: &'a [Episode],
     pub draining: Option<u64>,
+    /// A person's fence, in words.
+    pub by_hand: Option<&'a str>,
     pub in_flight: Option<u32>,
 }
 
@@ -52,7 +54,7 @@ impl Publisher {
         self.declare(news);
         let doc = StatusDoc {
             ready: news.ready,
-            reason: ready_reason(news.outcome, news.draining.is_some()),
+            reason: ready_reason(news.outcome, news.draining.is_some(), news.by_hand),
             verdict: VerdictDoc::of(news.outcome, news.fenced, news.phase.clone(), news.now_ms),
             incidents: news.incidents.to_vec(),
             metrics: String::new(),
@@ -77,7 +79,7 @@ impl Publisher {
     /// Numbers in reasons grow with every tick: only a change of substance is declared, with the words of that moment.
     fn declare(&mut self, news: &News<'_>) {
         let Some(reporter) = &self.reporter else { return };
-        let reason = ready_reason(news.outcome, news.draining.is_some());
+        let reason = ready_reason(news.outcome, news.draining.is_some(), news.by_hand);
         let declaration = Declaration {
             progressing: progressing(&news.outcome.verdict).to_owned(),
             reason: reason.reason,

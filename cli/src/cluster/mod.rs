@@ -1,6 +1,7 @@
 //! `truebeat kubectl …`, also as `kubectl truebeat …` (a link to this program named `kubectl-truebeat`): the on-call's questions to a
-//! cluster. It reads only; what it prints is made by the pure `tell`.
+//! cluster, which only read (what they print is made by the pure `tell`), and a person's fence, which writes one annotation.
 
+mod fence;
 mod tell;
 
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::config::{Config, KubeConfigOptions};
 use kube::{Api, Client, ResourceExt};
+use tokio::time::timeout;
 
 use crate::args::Output;
 
@@ -37,6 +39,25 @@ pub struct ClusterArgs {
 
 #[derive(Debug, Subcommand)]
 enum Question {
+    #[command(flatten)]
+    Ask(Ask),
+    /// Takes a replica out of traffic until `unfence`: its gate refuses new requests, running ones go on, nothing is restarted.
+    Fence {
+        pod: String,
+        /// Why, for clients and for the incident's record.
+        #[arg(long, default_value = "")]
+        reason: String,
+        /// Even if no other replica serves.
+        #[arg(long)]
+        even_if_last: bool,
+    },
+    /// Takes a person's fence off again.
+    Unfence { pod: String },
+}
+
+/// What only reads.
+#[derive(Debug, Subcommand)]
+enum Ask {
     /// Why is this pod fenced, or was it restarted? Takes the name of an incident, a pod or an InferenceDeployment.
     Why {
         #[arg(value_name = "INCIDENT|POD|INFERENCEDEPLOYMENT")]
@@ -53,10 +74,10 @@ enum Question {
     },
 }
 
-/// Answers one question.
+/// Answers one question, or carries out one wish.
 ///
 /// # Errors
-/// No kubeconfig, no API server, no right to read, or nothing of that name.
+/// No kubeconfig, no API server, no right to read, nothing of that name, or a wish that is refused.
 pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let options = KubeConfigOptions { context: args.context.clone(), ..KubeConfigOptions::default() };
@@ -67,22 +88,32 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
     let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
     let server = config.cluster_url.clone();
     let client = Client::try_from(config).context("could not make a client of the kubeconfig")?;
-    let answer = tokio::time::timeout(DEADLINE, answer(&client, &namespace, &args)).await;
-    let text = answer.with_context(|| format!("{server} did not answer within {} s", DEADLINE.as_secs()))??;
-    println!("{}", text.trim_end());
+    let late = || format!("{server} did not answer within {} s", DEADLINE.as_secs());
+    let (pod, fence, even_if_last) = match &args.question {
+        Question::Ask(ask) => {
+            let answer = answer(&client, &namespace, ask, args.output);
+            println!("{}", timeout(DEADLINE, answer).await.with_context(late)??.trim_end());
+            return Ok(ExitCode::SUCCESS);
+        }
+        Question::Fence { pod, reason, even_if_last } => (pod, Some(reason.clone()), *even_if_last),
+        Question::Unfence { pod } => (pod, None, false),
+    };
+    let wish = fence::Wish { pod: pod.clone(), fence, even_if_last };
+    timeout(DEADLINE, fence::write(&client, &namespace, &wish)).await.with_context(late)??;
+    println!("{}", fence::wait(&client, &namespace, &wish).await?);
     Ok(ExitCode::SUCCESS)
 }
 
-async fn answer(client: &Client, namespace: &str, args: &ClusterArgs) -> anyhow::Result<String> {
-    match &args.question {
-        Question::Why { name } => why(client, namespace, name, args.output).await,
-        Question::Incidents { all_namespaces, open } => {
+async fn answer(client: &Client, namespace: &str, ask: &Ask, output: Output) -> anyhow::Result<String> {
+    match ask {
+        Ask::Why { name } => why(client, namespace, name, output).await,
+        Ask::Incidents { all_namespaces, open } => {
             let api =
                 if *all_namespaces { Api::all(client.clone()) } else { Api::namespaced(client.clone(), namespace) };
             let mut incidents = list(&api).await?;
             incidents.retain(|incident| !open || tell::is_open(incident));
             tell::sort(&mut incidents);
-            match args.output {
+            match output {
                 Output::Json => lines(&incidents),
                 Output::Text => Ok(tell::table(&incidents, *all_namespaces, jiff::Timestamp::now())),
             }

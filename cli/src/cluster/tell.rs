@@ -106,6 +106,7 @@ fn stage_in_words(stage: &str) -> &str {
         "Stalled" => "confirmed; the restart waits for a grant",
         "Granted" => "the restart is granted",
         "Killed" => "the engine was killed and its container restarts",
+        "Fenced" => "a person keeps it out of traffic; `truebeat kubectl unfence` ends it",
         "Restarting" => "the engine starts and does not serve yet",
         other => other,
     }
@@ -191,6 +192,9 @@ pub fn deployment(infd: &InferenceDeployment, incidents: &[EngineIncident], now:
         let since = age(now.duration_since(condition.last_transition_time.0).as_secs());
         let (type_, state, reason) = (&condition.type_, &condition.status, &condition.reason);
         _ = writeln!(text, "  {type_}={state} ({reason}) for {since}: {}", condition.message);
+    }
+    for place in &status.recovery.avoid {
+        _ = writeln!(text, "  new pods keep away from node {} until {}", place.node, place.until);
     }
     text + &recent(incidents)
 }

@@ -1,0 +1,63 @@
+//! What a detector is started with, and why it cannot start.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use vitals::policy::Policy;
+use vitals::recovery::RecoveryPolicy;
+
+use crate::options::Mode;
+use crate::report::PodIdentity;
+use crate::sources::SourcesConfig;
+
+/// What a detector needs.
+#[derive(Debug)]
+pub struct WatchConfig {
+    pub sources: SourcesConfig,
+    pub agent_dir: PathBuf,
+    pub bundle_dir: PathBuf,
+    pub policy: Policy,
+    pub mode: Mode,
+    pub unattended_after: Option<Duration>,
+    pub unattended_window: Duration,
+    pub termination_message_path: PathBuf,
+    /// The pod to declare on; `None` outside Kubernetes.
+    pub pod: Option<PodIdentity>,
+    /// Where the pod's annotations are files; `None` outside Kubernetes.
+    pub notes_dir: Option<PathBuf>,
+    /// `truebeat run`.
+    pub standalone: bool,
+}
+
+/// Why a detector cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    #[error("--policy {entry:?} cannot be used: {why}")]
+    Policy { entry: String, why: String },
+    #[error("could not make the agent's directory {path}: {source}; choose a writable one with --agent-dir")]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("could not start a thread: {0}")]
+    Thread(io::Error),
+    #[error("the agent's own metrics are wrong: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// The part that the state machine needs.
+pub fn recovery_policy(config: &WatchConfig) -> RecoveryPolicy {
+    RecoveryPolicy {
+        mode: match config.mode {
+            Mode::Observe => vitals::recovery::Mode::Observe,
+            Mode::Fence => vitals::recovery::Mode::Fence,
+            Mode::Recover => vitals::recovery::Mode::Recover,
+        },
+        unattended_after_ms: config.unattended_after.map(milliseconds),
+        unattended_window_ms: milliseconds(config.unattended_window),
+        self_grant: config.standalone,
+        ..RecoveryPolicy::default()
+    }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,132 @@
+//! `truebeat kubectl fence|unfence POD`: a person takes a replica out of traffic and puts it back. It writes one annotation
+//! on the pod and waits until the pod shows it; the agent shuts the gate, and nothing is restarted for it (I1).
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use crds::LABEL_DEPLOYMENT;
+use crds::fence::{ANNOTATION_FENCE, Fence};
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+
+const FIELD_MANAGER: &str = "kubectl-truebeat";
+/// The kubelet hands the annotation on within a minute at worst, seconds as a rule.
+const SEEN_MAX: Duration = Duration::from_secs(90);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// What a person wants.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    pub pod: String,
+    /// `Some`: fence, with the reason in words; `None`: unfence.
+    pub fence: Option<String>,
+    /// Even where nobody else serves.
+    pub even_if_last: bool,
+}
+
+/// Writes the annotation.
+///
+/// # Errors
+/// No such pod, none of Truebeat's, the last one that serves, or no right to patch pods.
+pub async fn write(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let name = &wish.pod;
+    let pod = pods.get_opt(name).await.with_context(|| format!("could not read pod {namespace}/{name}"))?;
+    let pod = pod.with_context(|| format!("there is no pod {name} in namespace {namespace}"))?;
+    let Some(deployment) = pod.labels().get(LABEL_DEPLOYMENT) else {
+        bail!("pod {name} belongs to no InferenceDeployment: there is no agent in it that could fence it");
+    };
+    let fence = match &wish.fence {
+        None => Value::Null,
+        Some(why) => {
+            let members = ListParams::default().labels(&format!("{LABEL_DEPLOYMENT}={deployment}"));
+            let all = pods.list(&members).await.context("could not list the deployment's pods")?;
+            if is_last(&pod, &all.items) && !wish.even_if_last {
+                bail!(
+                    "{name} is the last replica of {deployment} that serves: its clients would have nobody (I3); --even-if-last fences it all the same"
+                );
+            }
+            let at = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let fence = Fence { by: who(client).await, at, why: why.clone() };
+            Value::String(serde_json::to_string(&fence)?)
+        }
+    };
+    let body = json!({"metadata": {"uid": pod.uid(), "annotations": {ANNOTATION_FENCE: fence}}});
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+    let patched = pods.patch(name, &params, &Patch::Merge(&body)).await;
+    patched.with_context(|| format!("could not annotate pod {name} (may you patch pods?)")).map(drop)
+}
+
+/// Waits until the pod shows it: out of traffic, or in it again. Says so, with the time it took.
+///
+/// # Errors
+/// It does not show within a minute and a half; the wish stands all the same.
+pub async fn wait(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Result<String> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let (name, since) = (&wish.pod, Instant::now());
+    let wanted = wish.fence.is_none();
+    while since.elapsed() < SEEN_MAX {
+        let pod = pods.get_opt(name).await.ok().flatten();
+        if pod.as_ref().is_some_and(|pod| is_ready(pod) == wanted) {
+            let word = if wanted { "is Ready again" } else { "takes no new requests" };
+            return Ok(format!("pod {name} {word} after {:.1} s", since.elapsed().as_secs_f64()));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    match wanted {
+        true => bail!(
+            "the fence is off, but pod {name} is not Ready after {} s: `truebeat kubectl why {name}`",
+            SEEN_MAX.as_secs()
+        ),
+        false => bail!(
+            "the fence is written, but pod {name} is still Ready after {} s: is its agent new enough?",
+            SEEN_MAX.as_secs()
+        ),
+    }
+}
+
+/// Does nobody else of the deployment serve?
+fn is_last(pod: &Pod, all: &[Pod]) -> bool {
+    is_ready(pod) && !all.iter().any(|other| other.uid() != pod.uid() && is_ready(other))
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    pod.metadata.deletion_timestamp.is_none() && conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+/// The name by which the API server knows this person; the record should not say "somebody".
+async fn who(client: &Client) -> String {
+    let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
+    let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await.ok();
+    let answer = review.and_then(|review| review.status?.user_info?.username);
+    answer.unwrap_or_else(|| "somebody".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(name: &str, ready: &str) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": name},
+            "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_last_one_that_serves_is_recognised() {
+        let (a, b, sick) = (pod("a", "True"), pod("b", "True"), pod("s", "False"));
+        assert!(!is_last(&a, &[a.clone(), b.clone()]));
+        assert!(is_last(&a, &[a.clone(), sick.clone()]));
+        assert!(!is_last(&sick, &[a.clone(), sick.clone()]), "it does not serve");
+        let mut leaving = b;
+        leaving.metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
+        assert!(is_last(&a, &[a.clone(), leaving]), "one on its way out does not count");
+    }
+}
