@@ -36,6 +36,15 @@ pub struct OperatorArgs {
     /// Grant nothing while more than so many percent of all replicas (and at least five) stall at once; 100: always grant.
     #[arg(long, env = "TRUEBEAT_FLEET_HOLD_PERCENT", default_value_t = 30, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub fleet_hold_percent: u8,
+    /// At most so many granted recoveries at the same time on one node; 0: no limit.
+    #[arg(long, env = "TRUEBEAT_NODE_RESTARTS_MAX", default_value_t = 2)]
+    pub node_restarts_max: u16,
+    /// At most so many granted recoveries at the same time in one failure domain; 0: no limit.
+    #[arg(long, env = "TRUEBEAT_DOMAIN_RESTARTS_MAX", default_value_t = 0)]
+    pub domain_restarts_max: u16,
+    /// The node label that names a failure domain.
+    #[arg(long, env = "TRUEBEAT_DOMAIN_TOPOLOGY_KEY", default_value = "topology.kubernetes.io/zone")]
+    pub domain_topology_key: String,
     /// Name of this candidate in the leader election; made unique by process id and start time.
     #[arg(long, env = "POD_NAME", default_value = "truebeat-operator")]
     pub identity: String,
@@ -134,6 +143,9 @@ async fn operate(args: OperatorArgs) -> Result<(), OperatorError> {
         namespace: args.watch_namespace.clone(),
         restarts_percent: args.fleet_restarts_percent.into(),
         hold_percent: args.fleet_hold_percent.into(),
+        node_restarts_max: args.node_restarts_max.into(),
+        domain_restarts_max: args.domain_restarts_max.into(),
+        domain_key: args.domain_topology_key,
         ..FleetPolicy::default()
     });
     let context = driver::Context { calls, health: health.clone(), namespace: args.watch_namespace };

@@ -16,7 +16,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::{leader::Leadership, metrics::Metrics, wall::Wall};
+use crate::{controllers::nodes::Known, leader::Leadership, metrics::Metrics, wall::Wall};
 
 /// Field manager of everything that the operator applies.
 pub const FIELD_MANAGER: &str = "truebeat-operator";
@@ -114,11 +114,28 @@ pub struct FleetPolicy {
     pub restarts_percent: usize,
     /// No grant while more than so many percent of all replicas, and at least five, are fenced.
     pub hold_percent: usize,
+    /// At most so many granted recoveries at once on one node; 0: no limit.
+    pub node_restarts_max: usize,
+    /// At most so many in one failure domain; 0: no limit.
+    pub domain_restarts_max: usize,
+    /// The node label that names a failure domain.
+    pub domain_key: String,
+    /// What is known of nodes.
+    pub nodes: Known,
 }
 
 impl Default for FleetPolicy {
     fn default() -> Self {
-        FleetPolicy { turn: tokio::sync::Mutex::new(()), namespace: None, restarts_percent: 10, hold_percent: 30 }
+        FleetPolicy {
+            turn: tokio::sync::Mutex::new(()),
+            namespace: None,
+            restarts_percent: 10,
+            hold_percent: 30,
+            node_restarts_max: 2,
+            domain_restarts_max: 0,
+            domain_key: "topology.kubernetes.io/zone".to_owned(),
+            nodes: Known::default(),
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 //! that narrows every agent, and the operator itself. `truebeat operator manifests` prints it; the committed
 //! `operator/manifests/install.yaml` is the same text for the default image, held fresh by a test.
 
+mod nodes;
+
 use crds::{AGENT_SERVICE_ACCOUNT_SUFFIX, GROUP};
 use serde_json::{Value, json};
 
@@ -25,7 +27,9 @@ pub fn install(image: &str, pull_policy: &str) -> Result<String, crds::yaml::Yam
         ("Role", lease_role()),
         ("RoleBinding", binding("RoleBinding", "Role")),
         ("ValidatingAdmissionPolicy", policy()),
-        ("ValidatingAdmissionPolicyBinding", policy_binding()),
+        ("ValidatingAdmissionPolicyBinding", policy_binding(POLICY)),
+        ("ValidatingAdmissionPolicy", nodes::policy()),
+        ("ValidatingAdmissionPolicyBinding", policy_binding(nodes::POLICY)),
         ("Deployment", deployment(image, pull_policy)),
     ];
     let mut documents = Vec::with_capacity(objects.len());
@@ -45,6 +49,7 @@ pub fn chart_parts() -> Result<Vec<(String, String)>, crds::yaml::YamlError> {
         ("cluster-role-rules.yaml", rules(cluster_role())),
         ("lease-role-rules.yaml", rules(lease_role())),
         ("admission-policy.yaml", json!({"spec": policy()["spec"]})),
+        ("node-policy.yaml", json!({"spec": nodes::policy()["spec"]})),
     ];
     let mut files = Vec::new();
     for (name, object) in parts {
@@ -73,7 +78,8 @@ fn account() -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata()})
 }
 
-/// No delete on anything but incidents and pods that a restart did not cure: children go with their owner. `pods/status: patch` is needed to hand it on.
+/// No delete on anything but incidents and pods that a restart did not cure: children go with their owner. `pods/status: patch`
+/// is needed to hand it on. What may be patched of a node is narrowed by a policy of its own ([`nodes`]).
 fn cluster_role() -> Value {
     let rule = |group: &str, resources: &[&str], verbs: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": verbs});
     let keep = ["get", "list", "watch", "create", "patch"];
@@ -92,6 +98,8 @@ fn cluster_role() -> Value {
             rule("rbac.authorization.k8s.io", &["roles", "rolebindings"], &keep),
             rule("", &["pods"], &["get", "list", "watch", "patch", "delete"]),
             rule("", &["pods/status"], &["patch"]),
+            rule("", &["nodes"], &["get", "list", "patch"]),
+            rule("", &["nodes/status"], &["patch"]),
             rule("events.k8s.io", &["events"], &["create"]),
         ],
     })
@@ -189,12 +197,12 @@ fn unchanged(part: &str, fields: &[&str]) -> String {
     fields.iter().map(same).collect::<Vec<_>>().join(" && ")
 }
 
-fn policy_binding() -> Value {
+fn policy_binding(policy: &str) -> Value {
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": POLICY, "labels": labels()},
-        "spec": {"policyName": POLICY, "validationActions": ["Deny"]},
+        "metadata": {"name": policy, "labels": labels()},
+        "spec": {"policyName": policy, "validationActions": ["Deny"]},
     })
 }
 
@@ -222,7 +230,11 @@ fn deployment(image: &str, pull_policy: &str) -> Value {
                         "image": image,
                         "imagePullPolicy": pull_policy,
                         "args": ["operator"],
-                        "env": [field("POD_NAME", "metadata.name"), field("POD_NAMESPACE", "metadata.namespace")],
+                        "env": [
+                            field("POD_NAME", "metadata.name"),
+                            field("POD_NAMESPACE", "metadata.namespace"),
+                            field("POD_UID", "metadata.uid"),
+                        ],
                         "ports": [{"name": "http", "containerPort": PORT}],
                         "livenessProbe": probe("/livez"),
                         "readinessProbe": probe("/readyz"),
@@ -287,7 +299,8 @@ mod tests {
         typed::<rbac::Role>(lease_role());
         typed::<rbac::RoleBinding>(binding("RoleBinding", "Role"));
         typed::<admission::ValidatingAdmissionPolicy>(policy());
-        typed::<admission::ValidatingAdmissionPolicyBinding>(policy_binding());
+        typed::<admission::ValidatingAdmissionPolicy>(nodes::policy());
+        typed::<admission::ValidatingAdmissionPolicyBinding>(policy_binding(POLICY));
         typed::<apps::Deployment>(deployment(IMAGE, "IfNotPresent"));
     }
 

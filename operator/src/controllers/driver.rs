@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::{
     inference_deployment::{PassError, pass},
+    nodes,
     queue::{Key, Next, Queue},
     watch,
 };
@@ -56,6 +57,7 @@ pub async fn lead(context: Arc<Context>, leadership: &Arc<Leadership>) {
             biased;
             _ = changes.wait_for(|leading| !*leading) => {}
             () = run(context.clone()) => {}
+            () = nodes::keep(&context.calls) => {}
         }
         context.calls.metrics.leader.set(0);
         context.health.no_watches();

@@ -1,7 +1,9 @@
-//! The controllers: `inference_deployment` owns the loop, `incidents` is the part of it that keeps the records.
+//! The controllers: `inference_deployment` owns the loop, `incidents` is the part of it that keeps the records, `nodes` marks
+//! the places that pods keep away from.
 
 pub mod driver;
 pub mod incidents;
 pub mod inference_deployment;
+pub mod nodes;
 pub mod queue;
 pub mod watch;

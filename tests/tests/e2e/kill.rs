@@ -14,7 +14,7 @@ use truebeat_tests::wait::until_async;
 
 use crate::world::{BOUND, World, by_its_own_clock, ready, restarted, restarts, told, two_serving, uid};
 
-const SYSTEM: &str = "truebeat-system";
+pub const SYSTEM: &str = "truebeat-system";
 const ROUNDS: usize = 5;
 
 pub async fn operator(world: &mut World<'_>, times: &mut Times) -> Result<()> {
@@ -69,7 +69,7 @@ fn grants(world: &World<'_>, since: Instant) -> Vec<String> {
 }
 
 /// The pod that leads, and its process on this machine.
-async fn leader(world: &World<'_>) -> Result<(String, PodProcess)> {
+pub async fn leader(world: &World<'_>) -> Result<(String, PodProcess)> {
     let leases: Api<Lease> = Api::namespaced(world.client.clone(), SYSTEM);
     let pods: Api<Pod> = Api::namespaced(world.client.clone(), SYSTEM);
     until_async("a leading operator", BOUND, || async {

@@ -24,6 +24,12 @@ metadata:
 /// An engine that says 200 whatever happens and freezes on SIGUSR2. Both replicas may be fenced, and a pod lives through many restarts: the
 /// stories freeze the same two over and over.
 fn manifest(name: &str, replicas: i32, mode: &str) -> String {
+    let recovery = format!("{{mode: {mode}, maxUnavailable: 1, lastReplica: Fence, restartsBeforeReplace: 10}}");
+    manifest_with(name, replicas, &recovery)
+}
+
+/// The same with a recovery policy of its own, as YAML.
+pub fn manifest_with(name: &str, replicas: i32, recovery: &str) -> String {
     format!(
         r#"
 apiVersion: inference.truebeat.io/v1alpha1
@@ -39,7 +45,7 @@ spec:
     args: [--lie, --fault, step-stall@sigusr2, --drain-timeout, 2s]
     resources: {{requests: {{cpu: 50m, memory: 64Mi}}}}
   agent: {{image: {AGENT_IMAGE}, imagePullPolicy: Never}}
-  recovery: {{mode: {mode}, maxUnavailable: 1, lastReplica: Fence, restartsBeforeReplace: 10}}
+  recovery: {recovery}
   drainSeconds: 2
 "#
     )

@@ -7,6 +7,7 @@ mod chart;
 mod freeze;
 mod kill;
 mod lifecycle;
+mod recovery;
 mod world;
 
 use std::process::ExitCode;
@@ -19,7 +20,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 9] = [
+const STORIES: [&str; 14] = [
     "install",
     "apply_two_replicas",
     "freeze_one",
@@ -27,6 +28,11 @@ const STORIES: [&str; 9] = [
     "kill_the_operator",
     "kill_detector_and_gate",
     "scale_with_one_frozen",
+    "last_replica",
+    "unattended",
+    "avoid_the_place",
+    "change_of_leader",
+    "fence_by_hand",
     "delete",
     "chart",
 ];
@@ -110,6 +116,11 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "kill_the_operator" => kill::operator(world, &mut times).await,
         "kill_detector_and_gate" => kill::detector_and_gate(world, &mut times).await,
         "scale_with_one_frozen" => lifecycle::scale(world, &mut times).await,
+        "last_replica" => recovery::last_replica(world, &mut times).await,
+        "unattended" => recovery::unattended(world, &mut times).await,
+        "avoid_the_place" => recovery::avoid(world, &mut times).await,
+        "change_of_leader" => recovery::leader_change(world, &mut times).await,
+        "fence_by_hand" => recovery::by_hand(world, &mut times).await,
         "delete" => lifecycle::delete(world, &mut times).await,
         _ => chart::life(world, &mut times).await,
     };

@@ -1,5 +1,7 @@
 //! Incidents: from the episode that an agent reports on its pod to an `EngineIncident`. Pure; [`read`] judges the
-//! agent's text, [`plan`] decides which records to write, close and forget.
+//! agent's text, [`plan`] decides which records to write, close and forget, [`by_hand`] records
+//! what people fence.
 
+pub mod by_hand;
 pub mod plan;
 pub mod read;

@@ -1,11 +1,12 @@
 //! Which incidents to write, close and forget, pure. One incident an episode, its name derived from the episode's id, so
 //! that any operator after any crash writes the same record (P1, P12).
 
-use crds::{EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline};
+use crds::{EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline, fence::FENCED_BY_PERSON};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use sha2::{Digest, Sha256};
 
+use super::by_hand;
 use crate::controllers::inference_deployment::observed::{EpisodeView, PodView, ReportedEpisode};
 
 /// A closed incident is kept this long …
@@ -50,6 +51,14 @@ pub fn plan(infd: &str, pods: &[PodView], incidents: &[EngineIncident], now: Tim
             plan.writes.extend((write.spec.is_some() || write.status.is_some()).then_some(write));
             plan.open += usize::from(episode.open);
         }
+        reported.push(name);
+    }
+    for (pod, fence) in pods.iter().filter_map(|pod| Some((pod, pod.fence.as_ref()?))) {
+        let name = by_hand::name(infd, pod, fence);
+        let existing = incidents.iter().find(|incident| incident.name_any() == name);
+        let write = by_hand::write(infd, pod, fence, existing, now);
+        plan.writes.extend((write.spec.is_some() || write.status.is_some()).then_some(write));
+        plan.open += 1;
         reported.push(name);
     }
     for incident in incidents.iter().filter(|i| !reported.contains(&i.name_any())) {
@@ -135,6 +144,9 @@ fn is_closed(incident: &EngineIncident) -> bool {
 /// How an open incident ended that no pod reports any more; `None`: nobody knows, so it stays open.
 fn orphan_outcome(incident: &EngineIncident, pods: &[PodView]) -> Option<&'static str> {
     let Some(pod) = pods.iter().find(|pod| pod.uid == incident.spec.pod_uid) else { return Some("PodGone") };
+    if incident.spec.class == FENCED_BY_PERSON {
+        return Some("Unfenced"); // no pod bears it any more
+    }
     match &pod.episode {
         EpisodeView::Known(_) => Some("Superseded"),
         // The agent forgot it and says that the pod may serve.

@@ -3,18 +3,19 @@
 
 use crds::{
     Grant, GrantAction, InferenceDeployment, PastGrant,
-    inference_deployment::{LastReplica, RecoveryMode},
+    inference_deployment::{LastReplica, Recovery, RecoveryMode},
 };
 use jiff::{SignedDuration, Timestamp};
 
-use super::{grants::wants_slot, observed::PodView};
+use super::{grants::wants_slot, observed::PodView, places::Places};
+use crate::controllers::nodes::view::NodeView;
 
 /// Fewer stalls than this are never called a common cause: two of two may be chance.
 const HOLD_COUNT_MIN: usize = 3;
 /// A replacement that does not come up gives its slot back after this; the stall of the others waits no longer for it.
 const REPLACE_MAX: SignedDuration = SignedDuration::from_mins(10);
 /// So many recoveries on one node within the window put it under suspicion.
-const NODE_COUNT_MIN: usize = 3;
+pub const NODE_COUNT_MIN: usize = 3;
 const RECENT_MAX: usize = 64;
 
 /// Why nothing is granted although something is wanted.
@@ -25,10 +26,12 @@ pub enum Hold {
     /// In words, for the condition.
     Deployment(String),
     Fleet(String),
+    /// Only where these places are; elsewhere restarts are granted.
+    Place(String),
 }
 
 /// What a look at the whole fleet came to, the deployment in question left out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fleet {
     pub replicas: usize,
     pub stalled: usize,
@@ -37,6 +40,10 @@ pub struct Fleet {
     pub restarts_percent: usize,
     /// Hold when more than so many percent of all replicas (and at least five) stall at once.
     pub hold_percent: usize,
+    /// Node and failure domain of each grant.
+    pub grants_at: Vec<(String, String)>,
+    /// At most so many grants at once on one node, and in one failure domain; 0: no limit.
+    pub place_max: (usize, usize),
 }
 
 /// The terms of one look.
@@ -51,6 +58,8 @@ pub struct Terms<'a> {
     pub window: SignedDuration,
     pub replicas: usize,
     pub recent: &'a [PastGrant],
+    /// What nodes and failure domains may bear.
+    pub places: Places,
 }
 
 impl<'a> Terms<'a> {
@@ -60,8 +69,6 @@ impl<'a> Terms<'a> {
         let count = |n: i32| usize::try_from(n).unwrap_or(0);
         let replicas = count(infd.spec.replicas);
         let stalled = pods.iter().filter(|pod| wants_slot(pod)).count();
-        let window = humantime::parse_duration(&recovery.stability_window).ok();
-        let window = window.and_then(|window| SignedDuration::try_from(window).ok());
         let mut hold = hold_of(stalled, replicas, count(recovery.hold_percent));
         let mut fleet_slots = usize::MAX;
         if let Some(fleet) = fleet {
@@ -78,10 +85,23 @@ impl<'a> Terms<'a> {
             fleet_slots,
             hold: if recovery.mode == RecoveryMode::Recover { hold } else { Hold::No },
             restarts_before_replace: count(recovery.restarts_before_replace),
-            window: window.unwrap_or(SignedDuration::from_mins(10)),
+            window: window_of(recovery),
             replicas,
             recent: infd.status.as_ref().map(|s| s.recovery.recent.as_slice()).unwrap_or_default(),
+            places: Places::default(),
         }
+    }
+
+    /// The same with what is known of nodes.
+    pub fn with_places(self, nodes: &[NodeView], pods: &[PodView], fleet: Option<&Fleet>, percent: i32) -> Self {
+        let (others, most) = fleet.map_or((&[][..], (0, 0)), |fleet| (fleet.grants_at.as_slice(), fleet.place_max));
+        let mut places = Places::new(nodes, others, most);
+        places.hold(pods, usize::try_from(percent).unwrap_or(100));
+        let hold = match (&self.hold, places.why_held(pods)) {
+            (Hold::No, Some(why)) if self.mode == RecoveryMode::Recover => Hold::Place(why),
+            _ => self.hold.clone(),
+        };
+        Terms { hold, places, ..self }
     }
 
     /// Terms with nothing but a budget, for the tests of it.
@@ -89,12 +109,38 @@ impl<'a> Terms<'a> {
     pub fn simple(mode: RecoveryMode, max_unavailable: i32) -> Self {
         let window = SignedDuration::from_mins(10);
         let (fleet_slots, hold) = (usize::MAX, Hold::No);
-        Terms { mode, max_unavailable, fleet_slots, hold, restarts_before_replace: 2, window, replicas: 0, recent: &[] }
+        let places = Places::default();
+        Terms {
+            mode,
+            max_unavailable,
+            fleet_slots,
+            hold,
+            restarts_before_replace: 2,
+            window,
+            replicas: 0,
+            recent: &[],
+            places,
+        }
     }
 }
 
+/// How long a recovery counts.
+pub fn window_of(recovery: &Recovery) -> SignedDuration {
+    duration_of(&recovery.stability_window).unwrap_or(SignedDuration::from_mins(10))
+}
+
+/// A duration of the API; `None`: it cannot be read, which `validate` tells its author.
+pub fn duration_of(text: &str) -> Option<SignedDuration> {
+    humantime::parse_duration(text).ok().and_then(|duration| SignedDuration::try_from(duration).ok())
+}
+
+/// Do so many of so many stall at once that they have one cause?
+pub fn common_cause(stalled: usize, all: usize, percent: usize) -> bool {
+    percent < 100 && stalled >= HOLD_COUNT_MIN && stalled * 100 > all * percent
+}
+
 fn hold_of(stalled: usize, replicas: usize, percent: usize) -> Hold {
-    if percent < 100 && stalled >= HOLD_COUNT_MIN && stalled * 100 > replicas * percent {
+    if common_cause(stalled, replicas, percent) {
         return Hold::Deployment(format!("{stalled} of {replicas} replicas stall at once"));
     }
     Hold::No
@@ -113,7 +159,8 @@ pub fn replaced(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -
     }
     let here = pods.iter().filter(|pod| !pod.leaving);
     let (count, starting) = here.fold((0, 0), |(count, starting), pod| {
-        (count + 1, starting + usize::from(!pod.ready && pod.open_episode().is_none()))
+        let starts = !pod.ready && pod.open_episode().is_none() && pod.fence.is_none();
+        (count + 1, starting + usize::from(starts))
     });
     (count >= terms.replicas && starting == 0) || older(&grant.granted_at, REPLACE_MAX, now)
 }
@@ -158,7 +205,8 @@ pub fn last_serving(policy: LastReplica, mode: RecoveryMode, pods: &[PodView]) -
     }
 }
 
-fn young(past: &PastGrant, age: SignedDuration, now: &str) -> bool {
+/// Does this recovery still count?
+pub fn young(past: &PastGrant, age: SignedDuration, now: &str) -> bool {
     !older(&past.granted_at, age, now)
 }
 

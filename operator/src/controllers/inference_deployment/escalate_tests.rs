@@ -39,11 +39,11 @@ fn the_fleet_bounds_and_holds() {
     let object = infd("chat");
     let pods = frozen(2);
     let slots = |fleet: Fleet| Terms::of(&object, &pods, Some(&fleet)).fleet_slots;
-    let fleet = Fleet { replicas: 98, stalled: 0, granted: 0, restarts_percent: 10, hold_percent: 30 };
-    assert_eq!(slots(fleet), 10);
-    assert_eq!(slots(Fleet { granted: 10, ..fleet }), 0);
-    assert_eq!(slots(Fleet { replicas: 0, ..fleet }), 1, "always one");
-    let hold = |stalled| Terms::of(&object, &pods, Some(&Fleet { stalled, ..fleet })).hold;
+    let fleet = || Fleet { replicas: 98, restarts_percent: 10, hold_percent: 30, ..Fleet::default() };
+    assert_eq!(slots(fleet()), 10);
+    assert_eq!(slots(Fleet { granted: 10, ..fleet() }), 0);
+    assert_eq!(slots(Fleet { replicas: 0, ..fleet() }), 1, "always one");
+    let hold = |stalled| Terms::of(&object, &pods, Some(&Fleet { stalled, ..fleet() })).hold;
     assert_eq!(hold(28), Hold::No);
     assert!(matches!(hold(29), Hold::Fleet(why) if why.contains("31 of 100")));
 }

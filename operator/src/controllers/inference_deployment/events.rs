@@ -4,7 +4,7 @@
 //! They are a courtesy: nothing reads them back, one that cannot be published is logged and no error of the pass, and
 //! they come after every write that matters.
 
-use crds::{EngineIncident, GrantAction, conditions::RESTARTS_HELD};
+use crds::{Avoided, AvoidedBecause, EngineIncident, GrantAction, conditions::RESTARTS_HELD};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
@@ -15,7 +15,7 @@ use kube::{Api, Resource, ResourceExt};
 use super::{escalate::Hold, observed::Observed, plan::Plan};
 use crate::{
     client::{CallError, Calls, FIELD_MANAGER},
-    controllers::incidents::plan::name_of,
+    controllers::{incidents::plan::name_of, nodes::plan::in_force},
 };
 
 /// The events of one plan, pure: its new grants, and the incidents that it closes.
@@ -42,6 +42,7 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     }
     events.extend(on_hold(observed, plan, now));
     events.extend(suspect_node(observed, plan, now));
+    events.extend(avoidance(observed, plan, now));
     for write in &plan.incidents.writes {
         let existing = observed.incidents.iter().find(|incident| incident.name_any() == write.name);
         let Some(outcome) = write.status.as_ref().and_then(|status| status.outcome.as_deref()) else { continue };
@@ -67,7 +68,7 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
 
 /// Once when it begins: the condition was not there before. The name follows from the first stall that waits.
 fn on_hold(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
-    let (Hold::Deployment(why) | Hold::Fleet(why)) = &plan.hold else { return None };
+    let (Hold::Deployment(why) | Hold::Fleet(why) | Hold::Place(why)) = &plan.hold else { return None };
     let before = observed.infd.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
     let waiting = observed.pods.iter().find(|pod| super::grants::wants_slot(pod))?;
     if before.iter().any(|condition| condition.type_ == RESTARTS_HELD) {
@@ -85,11 +86,41 @@ fn suspect_node(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Even
     let newest = plan.grants.last()?;
     let name = format!("{}.node", name_of(&observed.infd.name_any(), &newest.episode));
     let note = format!("engines on node {node} stall again and again; its GPU or driver may be broken");
-    let mut event = event(observed, name, ("Warning", "NodeSuspect", "Report"), note, (node, ""), now);
+    Some(about_node(event(observed, name, ("Warning", "NodeSuspect", "Report"), note, (node, ""), now), node))
+}
+
+/// New pods keep away from a place, or need not any longer although its time is not over.
+fn avoidance(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
+    let held = observed.infd.status.as_ref().map(|s| s.recovery.avoid.as_slice()).unwrap_or_default();
+    let begun = plan.avoid.iter().filter(|place| !held.contains(place)).map(|place| {
+        let gpus =
+            if place.gpu_uuids.is_empty() { String::new() } else { format!(" ({})", place.gpu_uuids.join(", ")) };
+        let why = match place.because {
+            AvoidedBecause::RestartsDidNotCure => "restarts did not cure a pod there",
+            AvoidedBecause::Unkillable => "an engine there outlives SIGKILL",
+        };
+        let note = format!("new pods keep away from node {}{gpus} until {}: {why}", place.node, place.until);
+        (place, ("Warning", "NodeAvoided", "Avoid"), note)
+    });
+    let early = |place: &&Avoided| in_force(&place.until, now);
+    let gone = |place: &&Avoided| !plan.avoid.iter().any(|still| still.node == place.node);
+    let lifted = held.iter().filter(early).filter(gone).map(|place| {
+        let note = format!("a pod found no other place: node {} is avoided no longer", place.node);
+        (place, ("Warning", "AvoidanceLifted", "Avoid"), note)
+    });
+    let told = begun.chain(lifted).map(|(place, words, note)| {
+        let of = format!("{}/{}/{}", place.node, place.until, words.1);
+        let name = format!("{}.avoid", name_of(&observed.infd.name_any(), &of));
+        about_node(event(observed, name, words, note, (&place.node, ""), now), &place.node)
+    });
+    told.collect()
+}
+
+fn about_node(mut event: Event, node: &str) -> Event {
     let reference =
-        ObjectReference { kind: Some("Node".into()), name: Some(node.clone()), ..ObjectReference::default() };
+        ObjectReference { kind: Some("Node".into()), name: Some(node.to_owned()), ..ObjectReference::default() };
     event.related = Some(ObjectReference { api_version: Some("v1".into()), ..reference });
-    Some(event)
+    event
 }
 
 /// Publishes in order. Where the server does not answer the rest is dropped: the next pass is worth more.
@@ -169,6 +200,7 @@ mod tests {
             children: Default::default(),
             pods: vec![pod("a", "Stalled", 1)],
             incidents: vec![],
+            nodes: Default::default(),
         };
         let (plan, notes) = step(&world);
         let incident = name_of("chat", "e-a");
@@ -195,6 +227,7 @@ mod tests {
             children: Default::default(),
             pods: vec![pod("a", "Stalled", 1)],
             incidents: vec![],
+            nodes: Default::default(),
         };
         let plan = plan(&world, Vec::new(), None, now());
         let event = serde_json::to_value(&of(&world, &plan, now())[0]).unwrap();

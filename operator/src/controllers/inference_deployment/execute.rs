@@ -17,7 +17,10 @@ use super::{
 };
 use crate::{
     client::{CallError, Calls},
-    controllers::incidents::plan::{IncidentPlan, IncidentWrite},
+    controllers::{
+        incidents::plan::{IncidentPlan, IncidentWrite},
+        nodes::{self, plan::avoid_label},
+    },
 };
 
 /// A write that failed, as a value for the status.
@@ -92,11 +95,16 @@ pub async fn pods(calls: &Calls, namespace: &str, patches: &[PodPatch]) -> Vec<S
 }
 
 /// Deletes the pods whose replacement is granted, each by its UID (P8) and with its own grace: the old process must be gone
-/// before another may take its place (P16). Only after [`status`] stored the grants.
-pub async fn replaces(calls: &Calls, namespace: &str, pods: &[(String, String)]) -> Vec<StepError> {
-    let api: Api<Pod> = Api::namespaced(calls.client.clone(), namespace);
+/// before another may take its place (P16). Only after [`status`] stored the grants, and after their nodes are marked, so
+/// that a successor does not land where it came from.
+pub async fn replaces(calls: &Calls, infd: &InferenceDeployment, plan: &Plan) -> Vec<StepError> {
+    let namespace = infd.namespace().unwrap_or_default();
+    let api: Api<Pod> = Api::namespaced(calls.client.clone(), &namespace);
+    if let Err(error) = nodes::mark(calls, &avoid_label(&namespace, &infd.name_any()), &plan.marks).await {
+        return vec![StepError::new("mark the node of a pod to replace".to_owned(), &error)];
+    }
     let mut errors = Vec::new();
-    for (name, uid) in pods {
+    for (name, uid) in &plan.replaces {
         match calls.delete(&api, name, uid).await {
             Ok(()) => tracing::warn!(namespace, pod = name, "pod deleted: restarts in place did not cure it"),
             Err(error) => errors.push(StepError::new(format!("delete Pod {name}"), &error)),

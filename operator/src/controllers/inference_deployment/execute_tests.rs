@@ -55,7 +55,13 @@ fn server(refuse: Option<(&'static str, u16)>) -> (Calls, Log) {
 
 fn frozen() -> Observed {
     let pods: Vec<PodView> = vec![pod("a", "Stalled", 1), pod("b", "Stalled", 2)];
-    Observed { infd: infd("chat"), children: Default::default(), pods, incidents: Vec::new() }
+    Observed {
+        infd: infd("chat"),
+        children: Default::default(),
+        pods,
+        incidents: Vec::new(),
+        nodes: Default::default(),
+    }
 }
 
 async fn run(

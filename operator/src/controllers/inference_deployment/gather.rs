@@ -15,7 +15,10 @@ use super::{
     escalate::Fleet,
     observed::{Observed, members},
 };
-use crate::client::{CallError, Calls};
+use crate::{
+    client::{CallError, Calls},
+    controllers::nodes,
+};
 
 /// A look at `name`, or `None` if there is nothing to do: it is gone, or on its way out with all that it owns.
 pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option<Observed>, CallError> {
@@ -33,13 +36,14 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option
         children(calls, namespace, name)
     )?;
     let uid = infd.uid().unwrap_or_default();
+    let pods = members(&pods.items, name);
+    let avoids = infd.status.as_ref().is_some_and(|status| !status.recovery.avoid.is_empty());
+    let nodes = match avoids || pods.iter().any(|pod| pod.open_episode().is_some()) {
+        true => nodes::all(calls).await,
+        false => Default::default(),
+    };
     let ours = |incident: &EngineIncident| incident.owner_references().iter().any(|owner| owner.uid == uid);
-    Ok(Some(Observed {
-        pods: members(&pods.items, name),
-        incidents: incidents.items.into_iter().filter(ours).collect(),
-        children,
-        infd,
-    }))
+    Ok(Some(Observed { pods, nodes, incidents: incidents.items.into_iter().filter(ours).collect(), children, infd }))
 }
 
 /// Everybody else's replicas, stalls and grants, as they stand in the API now.
@@ -53,6 +57,7 @@ pub async fn fleet(calls: &Calls, own: &InferenceDeployment) -> Result<Fleet, Ca
     let mut fleet = Fleet {
         restarts_percent: calls.fleet.restarts_percent,
         hold_percent: calls.fleet.hold_percent,
+        place_max: (calls.fleet.node_restarts_max, calls.fleet.domain_restarts_max),
         ..Fleet::default()
     };
     for other in others {
@@ -61,6 +66,8 @@ pub async fn fleet(calls: &Calls, own: &InferenceDeployment) -> Result<Fleet, Ca
         let Some(status) = &other.status else { continue };
         fleet.stalled += count(status.fenced_replicas);
         fleet.granted += status.recovery.grants.len();
+        let grants = status.recovery.grants.iter();
+        fleet.grants_at.extend(grants.map(|grant| (grant.node.clone(), grant.domain.clone())));
     }
     Ok(fleet)
 }

@@ -18,7 +18,7 @@ const QUEUED_FRESH: SignedDuration = SignedDuration::from_secs(20);
 /// The grants after this look. `grants` were read before `pods`.
 pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) -> Vec<Grant> {
     let mut kept: Vec<Grant> = grants.iter().filter_map(|grant| keep(grant, pods, terms, now)).collect();
-    if terms.mode != RecoveryMode::Recover || terms.hold != Hold::No {
+    if terms.mode != RecoveryMode::Recover || matches!(terms.hold, Hold::Deployment(_) | Hold::Fleet(_)) {
         return kept;
     }
     let mut waiting: Vec<&PodView> = pods.iter().filter(|pod| wants_slot(pod) && !holds_slot(&kept, pod)).collect();
@@ -26,7 +26,12 @@ pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) ->
     waiting.sort_by_key(|pod| (pod.open_episode().and_then(|e| e.suspect_at.clone()), pod.name.clone()));
     let slots = usize::try_from(terms.max_unavailable).unwrap_or(0).min(terms.fleet_slots);
     let free = slots.saturating_sub(taken(&kept, pods));
-    kept.extend(waiting.into_iter().take(free).filter_map(|pod| grant(pod, escalate::action(pod, terms, now), now)));
+    // Whoever waits in a place that is full lets the next one pass.
+    let mut places = terms.places.clone();
+    places.take_all(&kept);
+    let fits = waiting.into_iter().filter(|pod| places.admit(&pod.node)).take(free);
+    let fresh: Vec<Grant> = fits.filter_map(|pod| grant(pod, escalate::action(pod, terms, now), terms, now)).collect();
+    kept.extend(fresh);
     kept
 }
 
@@ -51,10 +56,16 @@ pub fn to_queue(grants: &[Grant], pod: &PodView, mode: RecoveryMode, now: Timest
     (!fresh).then(|| format!("{episode}@{now:.0}"))
 }
 
-fn grant(pod: &PodView, action: GrantAction, now: &str) -> Option<Grant> {
-    let episode = pod.open_episode()?.id.clone();
-    let (name, pod_uid) = (pod.name.clone(), pod.uid.clone());
-    Some(Grant { episode, pod: name, pod_uid, action, granted_at: now.to_owned() })
+fn grant(pod: &PodView, action: GrantAction, terms: &Terms<'_>, now: &str) -> Option<Grant> {
+    Some(Grant {
+        episode: pod.open_episode()?.id.clone(),
+        pod: pod.name.clone(),
+        pod_uid: pod.uid.clone(),
+        action,
+        node: pod.node.clone(),
+        domain: terms.places.domain(&pod.node).to_owned(),
+        granted_at: now.to_owned(),
+    })
 }
 
 /// The grant as it lives on, or `None` where it is over.
@@ -72,7 +83,7 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
     }
     if reported.episode.id != grant.episode && wants_slot(pod) {
         // The same pod stalled anew: the slot is still its own, the grant must name the new episode.
-        return self::grant(pod, GrantAction::Restart, now);
+        return self::grant(pod, GrantAction::Restart, terms, now);
     }
     Some(grant.clone())
 }
@@ -117,7 +128,7 @@ mod tests {
     }
 
     fn held(pod: &PodView) -> Grant {
-        grant(pod, GrantAction::Restart, NOW).unwrap()
+        grant(pod, GrantAction::Restart, &Terms::simple(RecoveryMode::Recover, 1), NOW).unwrap()
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! One pass over one InferenceDeployment: gather → validate → build → plan → execute → status (O1). Level-triggered:
 //! a pass looks at all there is and needs to know nothing of what happened before or why it was called.
 
+pub mod avoid;
 pub mod build;
 pub mod escalate;
 pub mod events;
@@ -8,6 +9,7 @@ pub mod execute;
 pub mod gather;
 pub mod grants;
 pub mod observed;
+pub mod places;
 pub mod plan;
 pub mod quantity;
 pub mod status;
@@ -71,7 +73,9 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
         return Err(PassError::Steps(errors));
     }
     let open = plan.incidents.open > 0 || !plan.grants.is_empty();
-    Ok(Some(if open { RECHECK_OPEN } else { RECHECK_QUIET }))
+    let end = avoid::recheck(&plan.avoid, &observed.pods, calls.wall.now());
+    let end = end.and_then(|end| Duration::try_from(end).ok()).unwrap_or(RECHECK_QUIET);
+    Ok(Some(if open { RECHECK_OPEN } else { RECHECK_QUIET.min(end.max(RECHECK_OPEN)) }))
 }
 
 /// The writes in their order. An error of the status is an error of the pass: the budget may not be stored.
@@ -90,16 +94,17 @@ async fn execute_plan(
     let named = |source| PassError::Status { name: format!("{namespace}/{}", infd.name_any()), source };
     let mut errors = execute::children(calls, infd, plan).await;
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
-    let before = infd.status.as_ref().map(|s| s.recovery.recent.as_slice()).unwrap_or_default();
+    let before = infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
     let mut stored = infd.clone();
-    if plan.grants != held || plan.recent != before {
+    if plan.grants != held || plan.recent != before.recent || plan.avoid != before.avoid {
         let early = status::early(observed, plan, calls.wall.now());
         stored = execute::status(calls, infd, early).await.map_err(named)?;
         let fresh = plan.grants.iter().filter(|grant| !held.contains(grant)).count();
         calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
+        calls.fleet.nodes.changed();
     }
     errors.extend(execute::pods(calls, &namespace, &plan.pods).await);
-    errors.extend(execute::replaces(calls, &namespace, &plan.replaces).await);
+    errors.extend(execute::replaces(calls, infd, plan).await);
     errors.extend(execute::incidents(calls, infd, &plan.incidents).await);
     // The status tells the truth on every path (P13).
     let wanted = status::status(observed, plan, problems, &errors, calls.wall.now());

@@ -1,6 +1,6 @@
 //! What the operator sees of one InferenceDeployment, as plain values: the input of every pure stage.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crds::{
     EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT,
@@ -8,12 +8,13 @@ use crds::{
         ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED, CONDITION_EPISODE,
         CONDITION_PROGRESSING, Episode,
     },
+    fence::{ANNOTATION_FENCE, Fence},
 };
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use kube::ResourceExt;
 use serde_json::Value;
 
-use crate::controllers::incidents::read;
+use crate::controllers::{incidents::read, nodes::view::NodeView};
 
 /// Annotation by which the ReplicaSet controller orders the pods that it may delete.
 pub const ANNOTATION_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
@@ -26,6 +27,8 @@ pub struct Observed {
     pub children: BTreeMap<String, Value>,
     pub pods: Vec<PodView>,
     pub incidents: Vec<EngineIncident>,
+    /// All nodes, looked at only while an episode is open or a place is avoided; none where they are not known.
+    pub nodes: Arc<[NodeView]>,
 }
 
 /// What a stage needs to know of a pod.
@@ -49,6 +52,10 @@ pub struct PodView {
     pub deletion_cost: Option<String>,
     /// The mark of the last one that serves stands on the pod.
     pub last_serving: bool,
+    /// A person keeps it out of traffic.
+    pub fence: Option<Fence>,
+    /// Since when the scheduler finds no place for it, RFC 3339.
+    pub unschedulable_since: Option<String>,
 }
 
 /// The episode that a pod reports.
@@ -85,9 +92,9 @@ impl PodView {
         self.reported().filter(|reported| reported.open).map(|reported| &reported.episode)
     }
 
-    /// Kept out of traffic by an open episode.
+    /// Kept out of traffic by an open episode or by a person.
     pub fn fenced(&self) -> bool {
-        self.open_episode().is_some_and(|episode| episode.fenced_at.is_some())
+        self.fence.is_some() || self.open_episode().is_some_and(|episode| episode.fenced_at.is_some())
     }
 }
 
@@ -132,6 +139,10 @@ pub fn view(pod: &Pod) -> PodView {
         queued: pod.annotations().get(ANNOTATION_RESTART_QUEUED).cloned(),
         deletion_cost: pod.annotations().get(ANNOTATION_DELETION_COST).cloned(),
         last_serving: pod.annotations().contains_key(ANNOTATION_LAST_SERVING),
+        fence: pod.annotations().get(ANNOTATION_FENCE).and_then(|text| Fence::read(text)),
+        unschedulable_since: find("PodScheduled")
+            .filter(|c| c.status == "False" && c.reason.as_deref() == Some("Unschedulable"))
+            .and_then(|c| c.last_transition_time.as_ref().map(|time| time.0.to_string())),
     }
 }
 

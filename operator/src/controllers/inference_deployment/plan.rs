@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crds::{
-    Grant, GrantAction, PastGrant,
+    Avoided, Grant, GrantAction, PastGrant,
     episode::{ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED},
     inference_deployment::RecoveryMode,
 };
@@ -13,6 +13,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::{
+    avoid,
     build::Child,
     escalate::{self, Fleet, Hold, Terms},
     grants,
@@ -40,6 +41,10 @@ pub struct Plan {
     pub recent: Vec<PastGrant>,
     /// Why nothing new is granted although it is wanted.
     pub hold: Hold,
+    /// Places from which new pods keep away.
+    pub avoid: Vec<Avoided>,
+    /// Nodes (and until when) that must be marked before any pod is deleted.
+    pub marks: Vec<(String, String)>,
     /// A node that came under suspicion by what is granted now.
     pub suspect_node: Option<String>,
     /// Pods to annotate.
@@ -64,17 +69,23 @@ pub fn plan(observed: &Observed, desired: Vec<Child>, fleet: Option<&Fleet>, now
     let (recovery, at) = (&infd.spec.recovery, now.to_string());
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     let terms = Terms::of(infd, &observed.pods, fleet);
+    let terms = terms.with_places(&observed.nodes, &observed.pods, fleet, recovery.hold_percent);
     let grants = grants::next(held, &observed.pods, &terms, &at);
     let recent = escalate::recent(&terms, &observed.pods, held, &grants, &at);
     let fresh = recent.len() != terms.recent.len() || recent != terms.recent;
+    let granted: Vec<&Grant> = grants.iter().filter(|grant| !held.contains(grant)).collect();
+    let avoid = avoid::next(infd, &observed.pods, &granted, &observed.nodes, now);
     let last = escalate::last_serving(recovery.last_replica, recovery.mode, &observed.pods);
     let queue = |pod: &PodView, grants: &[Grant]| grants::to_queue(grants, pod, recovery.mode, now);
     // A key that was granted and not yet handed out stays in the drawer once somebody has said that nothing be killed.
     let announced = if recovery.mode == RecoveryMode::Recover { grants.as_slice() } else { &[] };
     let patch = |pod: &PodView| pod_patch(pod, announced, queue(pod, &grants), last.contains(&pod.uid));
+    let replaces = to_replace(announced, &observed.pods);
     let mut plan = Plan {
         pods: observed.pods.iter().filter_map(patch).collect(),
-        replaces: to_replace(announced, &observed.pods),
+        marks: avoid::marks(&avoid, &observed.pods, &replaces),
+        replaces,
+        avoid,
         incidents: plan_incidents(&infd.name_any(), &observed.pods, &observed.incidents, now),
         suspect_node: escalate::suspect_node(&recent, terms.window, &at).filter(|_| fresh),
         recent,
@@ -186,7 +197,13 @@ mod tests {
     use serde_json::json;
 
     fn observed(pods: Vec<PodView>) -> Observed {
-        Observed { infd: infd("chat"), children: BTreeMap::new(), pods, incidents: Vec::new() }
+        Observed {
+            infd: infd("chat"),
+            children: BTreeMap::new(),
+            pods,
+            incidents: Vec::new(),
+            nodes: Default::default(),
+        }
     }
 
     fn now() -> Timestamp {

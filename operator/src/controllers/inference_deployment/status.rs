@@ -41,7 +41,11 @@ pub fn status(
         open_incidents: count(plan.incidents.open),
         selector: selector(&infd.name_any()),
         conditions: conditions::merge(old, &findings, generation, now),
-        recovery: RecoveryStatus { grants: plan.grants.clone(), recent: plan.recent.clone() },
+        recovery: RecoveryStatus {
+            grants: plan.grants.clone(),
+            recent: plan.recent.clone(),
+            avoid: plan.avoid.clone(),
+        },
     }
 }
 
@@ -116,8 +120,10 @@ fn held(plan: &Plan) -> Option<Finding> {
         Hold::No => return None,
         Hold::Deployment(why) => (Reason::CommonCause, why),
         Hold::Fleet(why) => (Reason::FleetCommonCause, why),
+        Hold::Place(why) => (Reason::PlaceCommonCause, why),
     };
-    let message = format!("{message}: a common cause is likely, no restart is granted");
+    let where_ = if matches!(plan.hold, Hold::Place(_)) { " there" } else { "" };
+    let message = format!("{message}: a common cause is likely, no restart is granted{where_}");
     Some(Finding { type_: conditions::RESTARTS_HELD, status: "True", reason, message })
 }
 
@@ -180,7 +186,13 @@ mod tests {
             "metadata": {"generation": 1}, "spec": {"replicas": 2},
             "status": {"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2},
         });
-        Observed { infd: infd("chat"), children: [("Deployment".to_owned(), live)].into(), pods, incidents: Vec::new() }
+        Observed {
+            infd: infd("chat"),
+            children: [("Deployment".to_owned(), live)].into(),
+            pods,
+            incidents: Vec::new(),
+            nodes: Default::default(),
+        }
     }
 
     /// `Type=Status/Reason` of each condition.

@@ -3,7 +3,7 @@
 //! The CEL rules of the CRD refuse most of it at admission; this stage holds even where they were bypassed (an older
 //! CRD, a restored backup), and finds what CEL cannot see. A problem never throws: it ends in `Stalled=True`.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use crds::{
     InferenceDeployment, InferenceDeploymentSpec,
@@ -34,6 +34,7 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
         ("unattendedAfter", &recovery.unattended_after),
         ("unattendedWindow", &recovery.unattended_window),
         ("stabilityWindow", &recovery.stability_window),
+        ("avoidFor", &recovery.avoid_for),
     ] {
         match humantime::parse_duration(text) {
             Ok(duration) if duration > DURATION_MAX => {
@@ -78,8 +79,14 @@ fn request_problems(field: &str, wanted: &Resources) -> Vec<String> {
 
 /// Does a replica ask for devices (GPUs and the like, resource names with a domain)?
 pub fn asks_for_devices(spec: &InferenceDeploymentSpec) -> bool {
+    !devices(spec).is_empty()
+}
+
+/// The devices that a replica asks for, by resource name.
+pub fn devices(spec: &InferenceDeploymentSpec) -> Vec<String> {
     let wanted = spec.engine.resources.iter().flat_map(|r| r.requests.keys().chain(r.limits.keys()));
-    wanted.into_iter().any(|name| name.contains('/'))
+    let names: BTreeSet<&String> = wanted.filter(|name| name.contains('/')).collect();
+    names.into_iter().cloned().collect()
 }
 
 #[cfg(test)]
@@ -96,8 +103,9 @@ mod tests {
     #[test]
     fn each_problem_names_its_field() {
         type Change = fn(&mut InferenceDeployment);
-        let cases: [(&str, Change); 8] = [
+        let cases: [(&str, Change); 9] = [
             ("stabilityWindow", |o| o.spec.recovery.stability_window = "soon".into()),
+            ("avoidFor", |o| o.spec.recovery.avoid_for = "for ever".into()),
             ("metadata.name", |o| o.metadata.name = Some("a.b".into())),
             ("must differ", |o| o.spec.gate.port = AGENT_PORT),
             ("needs spec.model.source", |o| o.spec.model = None),

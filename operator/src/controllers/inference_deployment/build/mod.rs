@@ -3,6 +3,7 @@
 //! Objects are JSON with only the fields that the operator owns, for server-side apply (P9: a field that is not here
 //! stays its owner's). A test reads each back through the typed API, so that a misspelt field cannot hide.
 
+mod place;
 mod pod;
 
 use crds::{AGENT_SERVICE_ACCOUNT_SUFFIX, InferenceDeployment, LABEL_DEPLOYMENT, LABEL_ENGINE_KIND};
@@ -10,6 +11,7 @@ use kube::{Resource, ResourceExt, core::ApiResource};
 use serde_json::{Value, json};
 
 use super::validate::asks_for_devices;
+use crate::controllers::nodes::plan::avoid_label;
 
 /// Port of the agent's HTTP: probes, verdict, metrics, drain.
 pub const AGENT_PORT: i32 = 9400;
@@ -119,6 +121,8 @@ fn deployment(infd: &InferenceDeployment) -> Value {
     let mut pod_labels = labels(&infd.name_any());
     pod_labels[LABEL_ENGINE_KIND] = json!(pod::kind_name(infd.spec.engine.kind));
     // A spare GPU is rare: replace in place where devices are asked for, else bring the new one up first.
+    let mut pod_spec = pod::spec(infd);
+    place::keep_away(&mut pod_spec, &avoid_label(&infd.namespace().unwrap_or_default(), &infd.name_any()));
     let (surge, unavailable) = if asks_for_devices(&infd.spec) { (0, 1) } else { (1, 0) };
     json!({"spec": {
         "replicas": infd.spec.replicas,
@@ -132,7 +136,7 @@ fn deployment(infd: &InferenceDeployment) -> Value {
                 "labels": pod_labels,
                 "annotations": {"kubectl.kubernetes.io/default-container": "engine"},
             },
-            "spec": pod::spec(infd),
+            "spec": pod_spec,
         },
     }})
 }

@@ -3,6 +3,7 @@
 
 use crds::{
     InferenceDeployment,
+    fence::ANNOTATION_FENCE,
     inference_deployment::{EngineKind, EnvVar, ImagePullPolicy, RecoveryMode, Resources},
 };
 use kube::ResourceExt;
@@ -14,6 +15,7 @@ const PAGE_DIR: &str = "/run/truebeat";
 const AGENT_DIR: &str = "/run/truebeat-agent";
 const BUNDLE_DIR: &str = "/var/lib/truebeat/bundles";
 const TOKEN_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const NOTES_DIR: &str = "/run/truebeat-notes";
 const CLAIM_DIR: &str = "/models";
 
 /// The pod's spec.
@@ -62,6 +64,7 @@ fn agent(infd: &InferenceDeployment) -> Value {
             {"name": "bundles", "mountPath": BUNDLE_DIR},
             {"name": "agent-tmp", "mountPath": "/tmp"},
             {"name": "token", "mountPath": TOKEN_DIR, "readOnly": true},
+            {"name": "notes", "mountPath": NOTES_DIR, "readOnly": true},
         ],
     });
     set_pull_policy(&mut container, agent.image_pull_policy);
@@ -97,6 +100,7 @@ fn agent_env(infd: &InferenceDeployment) -> Value {
         field("POD_UID", "metadata.uid"),
         field("NODE_NAME", "spec.nodeName"),
         {"name": "TRUEBEAT_PAGE_DIR", "value": PAGE_DIR},
+        {"name": "TRUEBEAT_NOTES_DIR", "value": NOTES_DIR},
         {"name": "TRUEBEAT_UNATTENDED_WINDOW", "value": infd.spec.recovery.unattended_window},
     ])
 }
@@ -192,6 +196,7 @@ fn volumes(infd: &InferenceDeployment) -> Vec<Value> {
         json!({"name": "engine-tmp", "emptyDir": {}}),
         json!({"name": "shm", "emptyDir": {"medium": "Memory"}}),
         token(),
+        notes(),
     ];
     if let Some(name) = claim(infd) {
         volumes.push(json!({"name": "model", "persistentVolumeClaim": {"claimName": name, "readOnly": true}}));
@@ -205,6 +210,14 @@ fn token() -> Value {
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
         {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}},
+    ]}})
+}
+
+/// A person's fence as a file: the kubelet keeps it equal to the annotation, so the agent needs no right to read its pod.
+fn notes() -> Value {
+    let fence = format!("metadata.annotations['{ANNOTATION_FENCE}']");
+    json!({"name": "notes", "downwardAPI": {"items": [
+        {"path": "fence", "fieldRef": {"apiVersion": "v1", "fieldPath": fence}},
     ]}})
 }
 

@@ -1,0 +1,90 @@
+//! Which places new pods keep away from, pure. A pod that restarts did not cure is replaced, and its successor must not get
+//! the same broken GPU (F3); an engine that outlives SIGKILL still owns its GPU (I5).
+//!
+//! Bounded twice, so that avoiding never strands a deployment: by time, and by share of the nodes on which a pod could run
+//! at all. And where a pod finds no place all the same, everything is lifted at once: a suspicion is worth less than a replica.
+
+use crds::{Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{escalate::duration_of, observed::PodView, validate::devices};
+use crate::controllers::nodes::{
+    plan::{in_force, next_end},
+    view::NodeView,
+};
+
+/// A pod that found no place for so long ends all avoidance.
+const STRANDED_AFTER: SignedDuration = SignedDuration::from_secs(30);
+const UNKILLABLE: &str = "Unkillable";
+
+/// The places to avoid after this look; `fresh` are the grants that are new, `nodes` is empty where they are not known.
+pub fn next(
+    infd: &InferenceDeployment,
+    pods: &[PodView],
+    fresh: &[&Grant],
+    nodes: &[NodeView],
+    now: Timestamp,
+) -> Vec<Avoided> {
+    let held = infd.status.as_ref().map(|s| s.recovery.avoid.as_slice()).unwrap_or_default();
+    if stranded(pods, now) {
+        return Vec::new();
+    }
+    let mut places: Vec<Avoided> = held.iter().filter(|place| in_force(&place.until, now)).cloned().collect();
+    let span = duration_of(&infd.spec.recovery.avoid_for).unwrap_or_default();
+    let Some(until) = now.checked_add(span).ok().filter(|_| span > SignedDuration::ZERO) else { return places };
+    let most = allowed(nodes, &devices(&infd.spec), infd.spec.recovery.avoid_nodes_percent);
+    for pod in pods.iter().filter(|pod| !pod.node.is_empty()) {
+        let Some(because) = because(pod, fresh) else { continue };
+        let gpu_uuids = pod.open_episode().map(|episode| episode.gpu_uuids.clone()).unwrap_or_default();
+        let place = Avoided { node: pod.node.clone(), gpu_uuids, until: until.to_string(), because };
+        match places.iter().position(|known| known.node == place.node) {
+            // An engine that cannot be killed is seen again at every look; only news move the end (P7).
+            Some(at) if because == AvoidedBecause::RestartsDidNotCure => places[at] = place,
+            None if places.len() < most => places.push(place),
+            Some(_) | None => {}
+        }
+    }
+    places
+}
+
+/// Why the place of this pod is bad, if it is.
+fn because(pod: &PodView, fresh: &[&Grant]) -> Option<AvoidedBecause> {
+    if pod.open_episode().is_some_and(|episode| episode.class == UNKILLABLE) {
+        return Some(AvoidedBecause::Unkillable);
+    }
+    let replaced = fresh.iter().any(|grant| grant.pod_uid == pod.uid && grant.action == GrantAction::Replace);
+    replaced.then_some(AvoidedBecause::RestartsDidNotCure)
+}
+
+/// How many nodes may be avoided at once: a share of those on which a pod could run, one of two, never the last.
+fn allowed(nodes: &[NodeView], devices: &[String], percent: i32) -> usize {
+    let fits = |node: &&NodeView| node.usable && devices.iter().all(|device| node.devices.contains(device));
+    let count = nodes.iter().filter(fits).count();
+    let share = count * usize::try_from(percent).unwrap_or(0) / 100;
+    share.max(1).min(count.saturating_sub(1))
+}
+
+/// Has a pod waited for a place for too long?
+fn stranded(pods: &[PodView], now: Timestamp) -> bool {
+    let since = |pod: &PodView| pod.unschedulable_since.as_deref()?.parse::<Timestamp>().ok();
+    pods.iter().filter(|pod| !pod.leaving).filter_map(since).any(|at| now.duration_since(at) >= STRANDED_AFTER)
+}
+
+/// The nodes that must be marked before these pods are deleted: name, and time until which.
+pub fn marks(places: &[Avoided], pods: &[PodView], replaces: &[(String, String)]) -> Vec<(String, String)> {
+    let leaves = |place: &&Avoided| {
+        pods.iter().any(|pod| pod.node == place.node && replaces.iter().any(|(_, uid)| *uid == pod.uid))
+    };
+    places.iter().filter(leaves).map(|place| (place.node.clone(), place.until.clone())).collect()
+}
+
+/// When to look again so that what ends by time ends in time; `None`: nothing is avoided.
+pub fn recheck(places: &[Avoided], pods: &[PodView], now: Timestamp) -> Option<SignedDuration> {
+    let end = next_end(places.iter().map(|place| place.until.clone()), now)?;
+    let waits = pods.iter().any(|pod| pod.unschedulable_since.is_some());
+    Some(if waits { end.min(SignedDuration::from_secs(5)) } else { end })
+}
+
+#[cfg(test)]
+#[path = "avoid_tests.rs"]
+mod tests;

@@ -1,0 +1,117 @@
+//! Each bound of avoidance both ways.
+
+use super::*;
+use crate::controllers::inference_deployment::{
+    observed::EpisodeView,
+    testing::{healthy, infd, infd_vllm, pod},
+};
+
+fn now() -> Timestamp {
+    "2026-01-01T01:00:00Z".parse().unwrap()
+}
+
+fn nodes(count: usize) -> Vec<NodeView> {
+    (1..=count).map(|n| NodeView { name: format!("n{n}"), usable: true, ..NodeView::default() }).collect()
+}
+
+fn grant(pod: &PodView, action: GrantAction) -> Grant {
+    Grant { pod_uid: pod.uid.clone(), action, ..Grant::default() }
+}
+
+/// The nodes avoided after the replacement of a pod on each of `on`.
+fn after(infd: &InferenceDeployment, on: &[&str], nodes: &[NodeView]) -> Vec<String> {
+    let place = |(i, node): (usize, &&str)| PodView { node: (*node).to_owned(), ..pod(&format!("p{i}"), "Stalled", 1) };
+    let pods: Vec<PodView> = on.iter().enumerate().map(place).collect();
+    let grants: Vec<Grant> = pods.iter().map(|pod| grant(pod, GrantAction::Replace)).collect();
+    next(infd, &pods, &grants.iter().collect::<Vec<_>>(), nodes, now()).into_iter().map(|place| place.node).collect()
+}
+
+#[test]
+fn a_replacement_avoids_its_place_for_a_time_and_a_restart_does_not() {
+    let mut sick = pod("a", "Stalled", 1);
+    if let EpisodeView::Known(reported) = &mut sick.episode {
+        reported.episode.gpu_uuids = vec!["GPU-1".to_owned()];
+    }
+    let pods = [sick, healthy("b")];
+    let of = |action| next(&infd("chat"), &pods, &[&grant(&pods[0], action)], &nodes(4), now());
+    assert!(of(GrantAction::Restart).is_empty());
+    let places = of(GrantAction::Replace);
+    insta::assert_json_snapshot!(places);
+
+    let mut object = infd("chat");
+    object.status.get_or_insert_default().recovery.avoid = places.clone();
+    assert_eq!(next(&object, &pods, &[], &nodes(4), now()), places, "time alone changes nothing (P7)");
+    assert_eq!(recheck(&places, &pods, now()), Some(SignedDuration::from_hours(1)));
+    let end = now() + SignedDuration::from_hours(1);
+    assert!(next(&object, &pods, &[], &nodes(4), end).is_empty(), "and it ends");
+    let again = next(
+        &object,
+        &pods,
+        &[&grant(&pods[0], GrantAction::Replace)],
+        &nodes(4),
+        now() + SignedDuration::from_mins(9),
+    );
+    assert_eq!((again.len(), again[0].until.as_str()), (1, "2026-01-01T02:09:00Z"), "news move the end");
+}
+
+#[test]
+fn the_policy_says_how_long_or_never() {
+    let mut object = infd("chat");
+    object.spec.recovery.avoid_for = "0s".to_owned();
+    assert!(after(&object, &["n1"], &nodes(4)).is_empty());
+    object.spec.recovery.avoid_for = "90s".to_owned();
+    let pods = [pod("a", "Stalled", 1)];
+    let places = next(&object, &pods, &[&grant(&pods[0], GrantAction::Replace)], &nodes(4), now());
+    assert_eq!(places[0].until, "2026-01-01T01:01:30Z");
+}
+
+#[test]
+fn never_more_than_its_share_of_the_places_and_never_the_last() {
+    let mut object = infd("chat");
+    assert_eq!(after(&object, &["n1"], &nodes(0)), Vec::<String>::new(), "nodes are not known");
+    assert!(after(&object, &["n1"], &nodes(1)).is_empty(), "the only one");
+    assert_eq!(after(&object, &["n1", "n2"], &nodes(2)), ["n1"]);
+    assert_eq!(after(&object, &["n1", "n2", "n3"], &nodes(9)), ["n1", "n2"], "30 % of nine");
+    object.spec.recovery.avoid_nodes_percent = 50;
+    assert_eq!(after(&object, &["n1", "n2", "n3"], &nodes(9)).len(), 3);
+    let mut closed = nodes(4);
+    closed[1..].iter_mut().for_each(|node| node.usable = false);
+    assert!(after(&object, &["n1"], &closed).is_empty(), "the others take no pod");
+    assert!(after(&infd_vllm("llama"), &["n1"], &nodes(4)).is_empty(), "the others have no GPU");
+}
+
+#[test]
+fn a_pod_without_a_place_lifts_everything() {
+    let mut object = infd("chat");
+    let until = "2026-01-01T02:00:00Z".to_owned();
+    object.status.get_or_insert_default().recovery.avoid =
+        vec![Avoided { node: "n1".into(), until, ..Avoided::default() }];
+    let waits = |at: &str| PodView { unschedulable_since: Some(at.to_owned()), node: String::new(), ..healthy("c") };
+    let left = |pod: PodView| next(&object, &[pod], &[], &nodes(4), now()).len();
+    assert_eq!((left(waits("2026-01-01T00:59:31Z")), left(waits("2026-01-01T00:59:30Z"))), (1, 0));
+    let held = object.status.clone().unwrap().recovery.avoid;
+    assert_eq!(recheck(&held, &[waits("2026-01-01T01:00:00Z")], now()), Some(SignedDuration::from_secs(5)));
+}
+
+#[test]
+fn an_engine_that_cannot_be_killed_makes_its_place_bad_without_a_grant() {
+    let mut undead = pod("a", "Killed", 1);
+    if let EpisodeView::Known(reported) = &mut undead.episode {
+        reported.episode.class = UNKILLABLE.to_owned();
+    }
+    let places = next(&infd("chat"), std::slice::from_ref(&undead), &[], &nodes(4), now());
+    assert_eq!(places[0].because, AvoidedBecause::Unkillable);
+    let mut object = infd("chat");
+    object.status.get_or_insert_default().recovery.avoid = places.clone();
+    let later = now() + SignedDuration::from_mins(5);
+    assert_eq!(next(&object, &[undead], &[], &nodes(4), later), places, "seen again is no news");
+}
+
+#[test]
+fn only_the_places_of_the_pods_that_go_are_marked_now() {
+    let place = |node: &str| Avoided { node: node.into(), until: "t".into(), ..Avoided::default() };
+    let on = |name: &str, node: &str| PodView { node: node.into(), ..pod(name, "Stalled", 1) };
+    let pods = [on("a", "n1"), on("b", "n2")];
+    let marks = marks(&[place("n1"), place("n2")], &pods, &[("a".into(), "uid-a".into())]);
+    assert_eq!(marks, [("n1".to_owned(), "t".to_owned())]);
+}

@@ -1,0 +1,134 @@
+//! Nodes: the last step of the escalation. The sweep makes true what the status of all InferenceDeployments wishes
+//! ([`plan`]); a pass that replaces a pod writes its own mark first ([`mark`]), so that the successor cannot land there.
+//!
+//! Only an operator that sees the whole cluster touches nodes: they belong to everybody. Where the right is missing the
+//! rest goes on without (A14).
+
+pub mod plan;
+pub mod view;
+
+use std::{sync::Arc, time::Duration};
+
+use crds::{InferenceDeployment, node::LABEL_SUSPECT};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use serde_json::json;
+use tokio::{
+    sync::{Mutex, Notify},
+    time::{Instant, timeout},
+};
+
+use self::{
+    plan::{NodePatch, Wish},
+    view::{NodeView, view},
+};
+use crate::client::{CallError, Calls};
+
+/// What ends by time ends within this.
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+/// Facts about nodes (ready, devices, domain) change slowly.
+const KNOWN_FOR: Duration = Duration::from_secs(30);
+
+/// What is known of nodes, shared by all passes.
+#[derive(Debug, Default)]
+pub struct Known {
+    seen: Mutex<Option<(Instant, Arc<[NodeView]>)>>,
+    /// Something is wished of a node that was not before.
+    changed: Notify,
+}
+
+impl Known {
+    /// The sweep should not wait for its time.
+    pub fn changed(&self) {
+        self.changed.notify_one();
+    }
+}
+
+/// All nodes, at most 30 s old; none where the operator may not know them. A failure is logged: who asks does without.
+pub async fn all(calls: &Calls) -> Arc<[NodeView]> {
+    if calls.fleet.namespace.is_some() {
+        return Arc::default();
+    }
+    let mut seen = calls.fleet.nodes.seen.lock().await;
+    if let Some((_, nodes)) = seen.as_ref().filter(|(at, _)| at.elapsed() < KNOWN_FOR) {
+        return nodes.clone();
+    }
+    let api: Api<Node> = Api::all(calls.client.clone());
+    let nodes: Arc<[NodeView]> = match calls.list(&api, "").await {
+        Ok(list) => list.items.iter().map(|node| view(node, &calls.fleet.domain_key)).collect(),
+        Err(error) => {
+            tracing::warn!(%error, "nodes are not known: no place is avoided, and failure domains have no budget");
+            Arc::default()
+        }
+    };
+    *seen = Some((Instant::now(), nodes.clone()));
+    nodes
+}
+
+/// Puts this InferenceDeployment's label on the nodes of `marks` (name and time until which), now.
+///
+/// # Errors
+/// The first that a later try may heal: until then no pod may be replaced.
+pub async fn mark(calls: &Calls, label: &str, marks: &[(String, String)]) -> Result<(), CallError> {
+    let api: Api<Node> = Api::all(calls.client.clone());
+    for (node, until) in marks {
+        let labels = json!({label: plan::label_time(until), LABEL_SUSPECT: "true"});
+        match calls.merge(&api, node, &json!({"metadata": {"labels": labels}})).await {
+            Ok(_) => tracing::warn!(node, label, until, "new pods keep away from this node"),
+            Err(error) if error.lasting() || error.code() == Some(404) => {
+                tracing::warn!(node, %error, "the node is not marked; the new pod may land there again");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Sweeps for ever; waits for ever where nodes are not this operator's.
+pub async fn keep(calls: &Calls) {
+    if calls.fleet.namespace.is_some() {
+        return std::future::pending().await;
+    }
+    loop {
+        if let Err(error) = sweep(calls).await {
+            tracing::warn!(%error, "the marks on nodes are not up to date");
+        }
+        let _ = timeout(SWEEP_EVERY, calls.fleet.nodes.changed.notified()).await;
+    }
+}
+
+async fn sweep(calls: &Calls) -> Result<(), CallError> {
+    let infds: Api<InferenceDeployment> = Api::all(calls.client.clone());
+    let nodes: Api<Node> = Api::all(calls.client.clone());
+    let now = calls.wall.now();
+    let wishes = plan::wishes(&calls.list(&infds, "").await?.items, now);
+    let marked = calls.list(&nodes, LABEL_SUSPECT).await?;
+    let mut seen: Vec<NodeView> = marked.items.iter().map(|node| view(node, &calls.fleet.domain_key)).collect();
+    for name in wishes.keys().filter(|name| !seen.iter().any(|node| node.name == **name)).collect::<Vec<_>>() {
+        seen.extend(calls.get(&nodes, name).await?.map(|node| view(&node, &calls.fleet.domain_key)));
+    }
+    for node in &seen {
+        let wish = wishes.get(&node.name).cloned().unwrap_or_default();
+        write(calls, &nodes, node, &wish, now).await?;
+    }
+    Ok(())
+}
+
+async fn write(calls: &Calls, api: &Api<Node>, node: &NodeView, wish: &Wish, now: Timestamp) -> Result<(), CallError> {
+    let Some(NodePatch { name, labels, condition }) = plan::patch(node, wish, now) else { return Ok(()) };
+    // The label of suspicion is how the next sweep finds the node again: it comes first and goes last.
+    let (first, last) = if *wish == Wish::default() { (None, labels) } else { (labels, None) };
+    if let Some(labels) = first {
+        calls.merge(api, &name, &labels).await?;
+    }
+    if let Some(condition) = condition {
+        calls.apply_status(api, &name, &condition).await?;
+        let said = &condition["status"]["conditions"][0];
+        tracing::warn!(node = name, status = %said["status"], reason = %said["reason"], "node condition written");
+    }
+    if let Some(labels) = last {
+        calls.merge(api, &name, &labels).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! What should stand on nodes, pure: the union of what the InferenceDeployments avoid, and the condition where recoveries
+//! come back. Everything follows from their status, so that any operator after any crash writes the same (P1), and what
+//! nobody wishes any more is taken off.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crds::{
+    AvoidedBecause, InferenceDeployment,
+    node::{CONDITION_ENGINE_STALLS, LABEL_AVOID_PREFIX, LABEL_SUSPECT},
+};
+use jiff::{SignedDuration, Timestamp};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::view::{NodeView, StallsCondition};
+use crate::controllers::inference_deployment::escalate::{NODE_COUNT_MIN, window_of, young};
+
+/// What should stand on one node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Wish {
+    /// Labels by which pods keep away.
+    pub avoid: BTreeMap<String, String>,
+    /// Why other tools should know of it.
+    pub finding: Option<(&'static str, String)>,
+}
+
+/// The writes that one node needs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodePatch {
+    pub name: String,
+    /// A merge patch of the labels, with the UID as precondition (P8).
+    pub labels: Option<Value>,
+    /// Our condition, for a server-side apply of the status.
+    pub condition: Option<Value>,
+}
+
+/// The label by which the pods of this InferenceDeployment keep away from a node. The hash tells namespaces apart.
+pub fn avoid_label(namespace: &str, name: &str) -> String {
+    let digest = Sha256::digest(format!("{namespace}/{name}").as_bytes());
+    let hash: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    format!("{LABEL_AVOID_PREFIX}{name}-{hash}")
+}
+
+/// A time as a label's value, which may not hold a colon.
+pub fn label_time(until: &str) -> String {
+    until.parse::<Timestamp>().map(|at| at.strftime("%Y-%m-%dT%H-%M-%SZ").to_string()).unwrap_or_default()
+}
+
+/// What all `infds` wish of nodes, by the node's name.
+pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String, Wish> {
+    let mut wishes: BTreeMap<String, Wish> = BTreeMap::new();
+    let mut recoveries: BTreeMap<String, (usize, BTreeSet<String>)> = BTreeMap::new();
+    let mut unkillable: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for infd in infds.iter().filter(|infd| infd.metadata.deletion_timestamp.is_none()) {
+        let Some(recovery) = infd.status.as_ref().map(|status| &status.recovery) else { continue };
+        let (namespace, name) = (infd.namespace().unwrap_or_default(), infd.name_any());
+        let owner = format!("{namespace}/{name}");
+        for place in recovery.avoid.iter().filter(|place| in_force(&place.until, now)) {
+            let wish = wishes.entry(place.node.clone()).or_default();
+            wish.avoid.insert(avoid_label(&namespace, &name), label_time(&place.until));
+            if place.because == AvoidedBecause::Unkillable {
+                unkillable.entry(place.node.clone()).or_default().insert(owner.clone());
+            }
+        }
+        let window = window_of(&infd.spec.recovery);
+        for past in recovery.recent.iter().filter(|past| !past.node.is_empty() && young(past, window, &now.to_string()))
+        {
+            let (count, owners) = recoveries.entry(past.node.clone()).or_default();
+            *count += 1;
+            owners.insert(owner.clone());
+        }
+    }
+    for (node, (_, owners)) in recoveries.into_iter().filter(|(_, (count, _))| *count >= NODE_COUNT_MIN) {
+        let text = format!("engines of {} stall here again and again; GPU or driver may be broken", list(&owners));
+        wishes.entry(node).or_default().finding = Some(("RepeatedStalls", text));
+    }
+    for (node, owners) in unkillable {
+        let text = format!("an engine of {} outlives SIGKILL here; only the node can end it", list(&owners));
+        wishes.entry(node).or_default().finding = Some(("UnkillableEngine", text));
+    }
+    wishes
+}
+
+/// Does what lasts until `until` still last?
+pub fn in_force(until: &str, now: Timestamp) -> bool {
+    until.parse::<Timestamp>().is_ok_and(|until| until > now)
+}
+
+/// Some names, and how many more: a condition's message is bounded.
+fn list(names: &BTreeSet<String>) -> String {
+    let shown: Vec<&str> = names.iter().take(5).map(String::as_str).collect();
+    match names.len().saturating_sub(shown.len()) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// The writes that make `node` what is wished; `None`: it is so already (P7).
+pub fn patch(node: &NodeView, wish: &Wish, now: Timestamp) -> Option<NodePatch> {
+    let wanted = condition(node, wish);
+    let suspect = !wish.avoid.is_empty() || wanted.as_ref().is_some_and(|wanted| wanted.is_true);
+    let mut labels = BTreeMap::new();
+    labels.extend(node.avoid.keys().filter(|key| !wish.avoid.contains_key(*key)).map(|key| (key.clone(), Value::Null)));
+    let missing = wish.avoid.iter().filter(|(key, until)| node.avoid.get(*key) != Some(*until));
+    labels.extend(missing.map(|(key, until)| (key.clone(), json!(until))));
+    if suspect != node.suspect {
+        labels.insert(LABEL_SUSPECT.to_owned(), if suspect { json!("true") } else { Value::Null });
+    }
+    let labels = (!labels.is_empty()).then(|| json!({"metadata": {"uid": node.uid, "labels": labels}}));
+    let condition = wanted.filter(|wanted| node.stalls.as_ref() != Some(wanted)).map(|wanted| {
+        json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name},
+            "status": {"conditions": [{
+                "type": CONDITION_ENGINE_STALLS,
+                "status": if wanted.is_true { "True" } else { "False" },
+                "reason": wanted.reason,
+                "message": wanted.message,
+                "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            }]},
+        })
+    });
+    (labels.is_some() || condition.is_some()).then(|| NodePatch { name: node.name.clone(), labels, condition })
+}
+
+/// The condition as it should be; `None`: there is none and none is needed. One that is `True` stays so while anybody keeps
+/// away: with nobody there nothing can stall, which proves nothing.
+fn condition(node: &NodeView, wish: &Wish) -> Option<StallsCondition> {
+    if let Some((reason, message)) = &wish.finding {
+        return Some(StallsCondition { is_true: true, reason: (*reason).to_owned(), message: message.clone() });
+    }
+    let before = node.stalls.clone()?;
+    if before.is_true && wish.avoid.is_empty() {
+        let message = "no engine has been recovered here lately".to_owned();
+        return Some(StallsCondition { is_true: false, reason: "NoRecentStall".to_owned(), message });
+    }
+    Some(before)
+}
+
+/// How long a pass may sleep so that what ends by time ends in time.
+pub fn next_end(until: impl Iterator<Item = String>, now: Timestamp) -> Option<SignedDuration> {
+    let ends = until.filter_map(|until| until.parse::<Timestamp>().ok());
+    ends.map(|end| end.duration_since(now).max(SignedDuration::ZERO)).min()
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,111 @@
+//! What stands on nodes, from nothing to a mark and back.
+
+use super::*;
+use crate::controllers::inference_deployment::testing::infd;
+use crds::{Avoided, GrantAction, PastGrant};
+
+fn now() -> Timestamp {
+    "2026-01-01T01:00:00Z".parse().unwrap()
+}
+
+fn sick(name: &str, recoveries: usize, avoids: bool) -> InferenceDeployment {
+    let mut object = infd(name);
+    let recovery = &mut object.status.get_or_insert_default().recovery;
+    recovery.recent = (0..recoveries)
+        .map(|n| PastGrant {
+            pod_uid: format!("u{n}"),
+            node: "n1".into(),
+            granted_at: "2026-01-01T00:55:00Z".into(),
+            action: GrantAction::Restart,
+        })
+        .collect();
+    if avoids {
+        let until = "2026-01-01T02:00:00Z".to_owned();
+        recovery.avoid = vec![Avoided { node: "n1".into(), until, ..Avoided::default() }];
+    }
+    object
+}
+
+fn n1() -> NodeView {
+    NodeView { name: "n1".into(), uid: "u-n1".into(), usable: true, ..NodeView::default() }
+}
+
+/// The node after the patch, as the API would show it.
+fn after(node: &NodeView, patch: &NodePatch) -> NodeView {
+    let mut node = node.clone();
+    for (key, value) in patch.labels.iter().flat_map(|p| p["metadata"]["labels"].as_object().into_iter().flatten()) {
+        match (key.as_str() == LABEL_SUSPECT, value.as_str()) {
+            (true, value) => node.suspect = value.is_some(),
+            (false, Some(until)) => _ = node.avoid.insert(key.clone(), until.to_owned()),
+            (false, None) => _ = node.avoid.remove(key),
+        }
+    }
+    if let Some(said) = patch.condition.as_ref().map(|c| &c["status"]["conditions"][0]) {
+        let text = |key: &str| said[key].as_str().unwrap_or_default().to_owned();
+        let is_true = said["status"] == "True";
+        node.stalls = Some(StallsCondition { is_true, reason: text("reason"), message: text("message") });
+    }
+    node
+}
+
+#[test]
+fn labels_are_valid_and_tell_deployments_apart() {
+    let long = avoid_label("a-namespace-of-a-very-long-name-that-is-as-long-as-can-be-63-chr", &"x".repeat(48));
+    assert!(long.rsplit('/').next().is_some_and(|name| name.len() <= 63), "{long}");
+    assert_ne!(avoid_label("a", "chat"), avoid_label("b", "chat"));
+    assert_eq!(label_time("2026-01-01T02:00:00.123Z"), "2026-01-01T02-00-00Z");
+}
+
+#[test]
+fn a_place_is_marked_told_of_and_forgotten() {
+    let wishes = wishes(&[sick("chat", 3, true)], now());
+    let first = patch(&n1(), &wishes["n1"], now()).expect("something to write");
+    insta::assert_json_snapshot!((&first.labels, &first.condition));
+    let marked = after(&n1(), &first);
+    assert_eq!(patch(&marked, &wishes["n1"], now()), None, "quiescent = silent (P7)");
+
+    let later: Timestamp = "2026-01-01T01:30:00Z".parse().unwrap();
+    let wishes = super::wishes(&[sick("chat", 3, true)], later);
+    assert_eq!(wishes["n1"].finding, None, "the recoveries are long ago");
+    assert_eq!(patch(&marked, &wishes["n1"], later), None, "but nobody was there to stall");
+
+    let end = patch(&marked, &Wish::default(), later).expect("it ends");
+    let free = after(&marked, &end);
+    assert!(free.avoid.is_empty() && !free.suspect && free.stalls.as_ref().is_some_and(|c| !c.is_true), "{free:?}");
+    assert_eq!(patch(&free, &Wish::default(), later), None);
+}
+
+#[test]
+fn one_stall_more_or_less_marks_no_node() {
+    assert!(wishes(&[sick("chat", 2, false)], now()).is_empty());
+    let two = wishes(&[sick("chat", 2, false), sick("other", 1, false)], now());
+    let (reason, why) = two["n1"].finding.clone().expect("three of two deployments");
+    assert_eq!(reason, "RepeatedStalls");
+    assert!(why.contains("serving/chat, serving/other"), "{why}");
+    assert!(two["n1"].avoid.is_empty(), "and nobody keeps away who does not wish to");
+}
+
+#[test]
+fn an_engine_that_cannot_be_killed_is_told_of_at_once() {
+    let mut object = sick("chat", 0, true);
+    object.status.as_mut().unwrap().recovery.avoid[0].because = AvoidedBecause::Unkillable;
+    let wishes = wishes(&[object], now());
+    assert_eq!(wishes["n1"].finding.as_ref().map(|(reason, _)| *reason), Some("UnkillableEngine"));
+}
+
+#[test]
+fn what_is_over_or_on_its_way_out_wishes_nothing() {
+    let mut over = sick("chat", 0, true);
+    over.status.as_mut().unwrap().recovery.avoid[0].until = "2026-01-01T01:00:00Z".into();
+    assert!(wishes(&[over], now()).is_empty());
+    let mut leaving = sick("chat", 3, true);
+    leaving.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
+    assert!(wishes(&[leaving], now()).is_empty());
+}
+
+#[test]
+fn the_next_end_is_the_nearest_and_never_in_the_past() {
+    let ends = |times: &[&str]| next_end(times.iter().map(|t| (*t).to_owned()), now()).map(|d| d.as_secs());
+    assert_eq!(ends(&["2026-01-01T01:00:30Z", "2026-01-01T01:00:10Z"]), Some(10));
+    assert_eq!((ends(&["2026-01-01T00:00:00Z"]), ends(&[])), (Some(0), None));
+}

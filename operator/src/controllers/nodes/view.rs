@@ -1,0 +1,95 @@
+//! What the operator sees of a node, as a plain value. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crds::node::{CONDITION_ENGINE_STALLS, LABEL_AVOID_PREFIX, LABEL_SUSPECT};
+use k8s_openapi::api::core::v1::Node;
+use kube::ResourceExt;
+
+/// One node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeView {
+    pub name: String,
+    pub uid: String,
+    /// Ready, and open to new pods.
+    pub usable: bool,
+    /// Devices (resource names with a domain) of which it has at least one.
+    pub devices: BTreeSet<String>,
+    /// Value of the topology label that names its failure domain.
+    pub domain: Option<String>,
+    /// The labels by which pods keep away from it.
+    pub avoid: BTreeMap<String, String>,
+    /// It carries the label of suspicion.
+    pub suspect: bool,
+    /// Our condition, if it has one.
+    pub stalls: Option<StallsCondition>,
+}
+
+/// The condition `truebeat.io/engine-stalls` as it stands.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StallsCondition {
+    pub is_true: bool,
+    pub reason: String,
+    pub message: String,
+}
+
+/// The view of `node`; `domain_key` is the topology label of failure domains.
+pub fn view(node: &Node, domain_key: &str) -> NodeView {
+    let status = node.status.as_ref();
+    let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+    let find = |type_: &str| conditions.iter().find(|c| c.type_ == type_);
+    let closed = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
+    let allocatable = status.and_then(|s| s.allocatable.as_ref());
+    let labels = node.labels();
+    let ours = labels.iter().filter(|(key, _)| key.starts_with(LABEL_AVOID_PREFIX));
+    NodeView {
+        name: node.name_any(),
+        uid: node.uid().unwrap_or_default(),
+        usable: !closed && find("Ready").is_some_and(|c| c.status == "True"),
+        devices: allocatable
+            .into_iter()
+            .flatten()
+            .filter(|(name, count)| name.contains('/') && count.0 != "0")
+            .map(|(name, _)| name.clone())
+            .collect(),
+        domain: labels.get(domain_key).cloned(),
+        avoid: ours.map(|(key, until)| (key.clone(), until.clone())).collect(),
+        suspect: labels.contains_key(LABEL_SUSPECT),
+        stalls: find(CONDITION_ENGINE_STALLS).map(|c| StallsCondition {
+            is_true: c.status == "True",
+            reason: c.reason.clone().unwrap_or_default(),
+            message: c.message.clone().unwrap_or_default(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_node_is_seen_whole() {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "n1", "uid": "u", "labels": {
+                "topology.kubernetes.io/zone": "z1", "avoid.truebeat.io/chat-1": "2026-01-01T00-00-00Z", "truebeat.io/suspect": "true",
+            }},
+            "status": {
+                "allocatable": {"cpu": "8", "nvidia.com/gpu": "4", "example.com/none": "0"},
+                "conditions": [
+                    {"type": "Ready", "status": "True"},
+                    {"type": "truebeat.io/engine-stalls", "status": "True", "reason": "R", "message": "m"},
+                ],
+            },
+        }))
+        .unwrap();
+        let seen = view(&node, "topology.kubernetes.io/zone");
+        assert!(seen.usable && seen.suspect);
+        assert_eq!(seen.devices.iter().collect::<Vec<_>>(), ["nvidia.com/gpu"]);
+        assert_eq!((seen.domain.as_deref(), seen.avoid.len()), (Some("z1"), 1));
+        let stalls = StallsCondition { is_true: true, reason: "R".into(), message: "m".into() };
+        assert_eq!(seen.stalls, Some(stalls));
+        let cordoned = Node { spec: serde_json::from_value(json!({"unschedulable": true})).ok(), ..node };
+        assert!(!view(&cordoned, "").usable && view(&cordoned, "").domain.is_none());
+    }
+}
