@@ -23,6 +23,10 @@ const DRAIN_S_MAX: u64 = 3_600;
 /// whoever asked (anybody who reaches the port can) must not keep the replica out for ever.
 const DRAIN_LEFT_MAX: Duration = Duration::from_secs(15);
 
+/// After a pod's end begins, every node of the cluster learns in its own time that its endpoint is gone; requests that come meanwhile
+/// are served. A third of the drain's time at most: what is in flight needs the rest.
+const DRAIN_OPEN_MS_MAX: u64 = 3_000;
+
 /// Starts the thread. It lives as long as the process.
 ///
 /// # Errors
@@ -101,12 +105,14 @@ struct DrainQuery {
     timeout_s: Option<u64>,
 }
 
-/// The engine's preStop: refuse what is new, wait until nothing is in flight or the time is up. GET, because that is what the
+/// The engine's preStop: not ready any more; serve what still comes for a moment, then refuse it; wait until nothing is in flight or
+/// the time is up. GET, because that is what the
 /// kubelet sends.
 async fn drain(State(board): State<Arc<Board>>, Query(query): Query<DrainQuery>) -> Json<Value> {
-    let id = board.request_drain();
+    let bound_s = query.timeout_s.unwrap_or(DRAIN_S_DEFAULT).min(DRAIN_S_MAX);
+    let bound = Duration::from_secs(bound_s);
+    let id = board.request_drain(DRAIN_OPEN_MS_MAX.min(bound_s * 1_000 / 3));
     let mut statuses = board.statuses();
-    let bound = Duration::from_secs(query.timeout_s.unwrap_or(DRAIN_S_DEFAULT).min(DRAIN_S_MAX));
     // Lifted whether or not the asker waits; an engine that has gone meanwhile has ended the drain itself.
     tokio::spawn(lift(Arc::clone(&board), id, bound + DRAIN_LEFT_MAX));
     let empty = statuses.wait_for(|status| {

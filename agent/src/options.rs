@@ -60,6 +60,9 @@ pub struct WatchArgs {
     /// The engine container's `terminationMessagePath`: the summary goes there before a kill.
     #[arg(long, env = "TRUEBEAT_TERMINATION_MESSAGE_PATH", default_value = "/dev/termination-log")]
     pub termination_message_path: PathBuf,
+    /// The gate's own address: before the replica is ready one token is asked for through it, unless one was delivered already.
+    #[arg(long, env = "TRUEBEAT_PROVE_THROUGH", value_name = "URL")]
+    pub prove_through: Option<Uri>,
     /// This pod. Without a name nothing is declared to Kubernetes.
     #[arg(long, env = "POD_NAME")]
     pub pod_name: Option<String>,
@@ -114,6 +117,7 @@ impl RunWatchArgs {
             unattended_window: Duration::from_secs(3600),
             policy: self.policy,
             termination_message_path: PathBuf::new(),
+            prove_through: None,
             pod_name: None,
             pod_namespace: String::new(),
             pod_uid: None,
@@ -141,6 +145,7 @@ impl WatchArgs {
         let optional = [
             ("--log-file", self.log_file.clone().map(OsString::from)),
             ("--unattended-after", self.unattended_after.map(|after| format!("{}ms", after.as_millis()).into())),
+            ("--prove-through", self.prove_through.as_ref().map(|gate| gate.to_string().into())),
             ("--pod-name", self.pod_name.clone().map(OsString::from)),
             ("--pod-uid", self.pod_uid.clone().map(OsString::from)),
             ("--notes-dir", self.notes_dir.clone().map(OsString::from)),
@@ -181,6 +186,7 @@ impl WatchArgs {
             termination_message_path: self.termination_message_path,
             pod: pod.map(|name| PodIdentity { name, namespace: self.pod_namespace, uid: self.pod_uid }),
             notes_dir: self.notes_dir,
+            prove_through: self.prove_through,
             standalone: self.standalone,
         })
     }
@@ -249,6 +255,7 @@ mod tests {
             "--no-nvml",
             "--pod-name=p",
             "--notes-dir=/n",
+            "--prove-through=http://127.0.0.1:2",
             "--log-file=-x",
             "--standalone",
         ];

@@ -24,7 +24,7 @@ pub struct StatusDoc {
     pub in_flight: Option<u32>,
 }
 
-/// A name from a closed set (a verdict, a stall class, `Draining`, `FencedByPerson`, `NoVerdict`) and a sentence.
+/// A name from a closed set (a verdict, a stall class, `Draining`, `Unproven`, `FencedByPerson`, `NoVerdict`) and a sentence.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadyReason {
     pub reason: String,
@@ -64,9 +64,31 @@ impl VerdictDoc {
     }
 }
 
+/// Why a replica is kept out of traffic whatever its engine does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Aside {
+    #[default]
+    No,
+    /// It is about to leave.
+    Draining,
+    /// Its engine has not delivered anything yet.
+    Unproven,
+}
+
+impl Aside {
+    /// Leaving outweighs what is not shown yet.
+    pub fn of(draining: bool, proven: bool) -> Self {
+        match (draining, proven) {
+            (true, _) => Self::Draining,
+            (false, false) => Self::Unproven,
+            (false, true) => Self::No,
+        }
+    }
+}
+
 /// May this replica serve? `before` is the last answer: blindness changes nothing (I4).
-pub fn readiness(verdict: &Verdict, fenced: bool, draining: bool, before: bool) -> bool {
-    if fenced || draining {
+pub fn readiness(verdict: &Verdict, fenced: bool, aside: Aside, before: bool) -> bool {
+    if fenced || aside != Aside::No {
         return false;
     }
     match verdict {
@@ -78,15 +100,23 @@ pub fn readiness(verdict: &Verdict, fenced: bool, draining: bool, before: bool) 
 }
 
 /// The reason that goes with [`readiness`]; `by_hand` is a person's fence in words.
-pub fn ready_reason(outcome: &Outcome, draining: bool, by_hand: Option<&str>) -> ReadyReason {
+pub fn ready_reason(outcome: &Outcome, aside: Aside, by_hand: Option<&str>) -> ReadyReason {
     if let Some(words) = by_hand {
         return ReadyReason { reason: FENCED_BY_PERSON.to_owned(), message: words.to_owned() };
     }
-    let name = match (draining, outcome.verdict.class()) {
-        (true, _) => "Draining",
-        (false, Some(class)) => class.name(),
-        (false, None) => outcome.verdict.name(),
+    let idle = matches!(outcome.verdict, Verdict::Idle | Verdict::Progressing | Verdict::Slow);
+    let name = match (aside, outcome.verdict.class()) {
+        (Aside::Draining, _) => "Draining",
+        // while it starts or hangs, that says more
+        (Aside::Unproven, _) if idle => "Unproven",
+        (_, Some(class)) => class.name(),
+        (_, None) => outcome.verdict.name(),
     };
+    if name == "Unproven" {
+        let message =
+            "the engine takes requests and has not delivered a token yet; it is being asked for one".to_owned();
+        return ReadyReason { reason: name.to_owned(), message };
+    }
     let message = outcome.reasons.iter().map(|reason| reason.text.as_str()).collect::<Vec<_>>().join("; ");
     ReadyReason { reason: name.to_owned(), message }
 }
@@ -98,24 +128,31 @@ mod tests {
 
     #[test]
     fn progress_makes_ready_and_blindness_changes_nothing() {
-        for (verdict, fenced, draining, before, ready) in [
-            (Verdict::Progressing, false, false, false, true),
-            (Verdict::Idle, false, false, false, true),
-            (Verdict::Slow, false, false, false, true),
-            (Verdict::Progressing, true, false, true, false),
-            (Verdict::Progressing, false, true, true, false),
-            (Verdict::Starting, false, false, true, false),
-            (Verdict::Dead, false, false, true, false),
-            (Verdict::Unknown, false, false, true, true),
-            (Verdict::Unknown, false, false, false, false),
-            (Verdict::Stalled(StallClass::Livelock), true, false, true, false),
-            (Verdict::Stalled(StallClass::Livelock), false, false, true, true),
+        use Aside::{Draining, No, Unproven};
+        for (verdict, fenced, aside, before, ready) in [
+            (Verdict::Progressing, false, No, false, true),
+            (Verdict::Idle, false, No, false, true),
+            (Verdict::Slow, false, No, false, true),
+            (Verdict::Progressing, true, No, true, false),
+            (Verdict::Progressing, false, Draining, true, false),
+            (Verdict::Idle, false, Unproven, true, false),
+            (Verdict::Starting, false, No, true, false),
+            (Verdict::Dead, false, No, true, false),
+            (Verdict::Unknown, false, No, true, true),
+            (Verdict::Unknown, false, No, false, false),
+            (Verdict::Stalled(StallClass::Livelock), true, No, true, false),
+            (Verdict::Stalled(StallClass::Livelock), false, No, true, true),
         ] {
-            assert_eq!(
-                readiness(&verdict, fenced, draining, before),
-                ready,
-                "{verdict:?} {fenced} {draining} {before}"
-            );
+            assert_eq!(readiness(&verdict, fenced, aside, before), ready, "{verdict:?} {fenced} {aside:?} {before}");
         }
+    }
+
+    #[test]
+    fn the_reason_names_what_keeps_it_out() {
+        let of = |verdict, aside| ready_reason(&Outcome { verdict, ..Outcome::default() }, aside, None).reason;
+        assert_eq!(of(Verdict::Idle, Aside::of(false, false)), "Unproven");
+        assert_eq!(of(Verdict::Starting, Aside::Unproven), Verdict::Starting.name());
+        assert_eq!(of(Verdict::Idle, Aside::of(true, false)), "Draining");
+        assert_eq!(of(Verdict::Idle, Aside::of(false, true)), Verdict::Idle.name());
     }
 }

@@ -165,6 +165,20 @@ async fn a_shut_gate_refuses_work_at_once_lets_streams_go_on_and_health_through(
 }
 
 #[tokio::test]
+async fn a_gate_that_leaves_serves_on_and_asks_each_client_to_close() {
+    let (listener, upstream) = engine().await;
+    let mut gate = Gate::before(&upstream).await;
+    gate.control = Control { leaving: true, ..Control::default() };
+    gate.until("told", |_| true).await;
+    // the client would keep its connection
+    let mut client = gate.send("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}").await;
+    let (mut server, _) = take(&listener).await;
+    server.write_all(b"HTTP/1.1 200 OK\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+    let answer = rest(&mut client).await; // to the end of the connection
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("connection: close"), "{answer}");
+}
+
+#[tokio::test]
 async fn an_engine_that_dies_ends_streams_with_an_error_event_and_others_with_502() {
     let (listener, upstream) = engine().await;
     let mut gate = Gate::before(&upstream).await;

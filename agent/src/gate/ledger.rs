@@ -24,6 +24,10 @@ pub struct Control {
     pub reason: String,
     /// Refuse what is new, because this replica is about to leave.
     pub draining: bool,
+    /// It is about to leave and still serves: every answer asks its client to close the connection, so that the next request goes to
+    /// another replica.
+    #[serde(default)]
+    pub leaving: bool,
 }
 
 /// What the gate answers: its counters, and how requests ended (for people; the detector needs only `obs`).
@@ -106,6 +110,11 @@ impl Ledger {
         let refusal = Refusal { retry_after_s: control.retry_after_s.max(1), reason };
         books.sums.requests_refused += 1;
         Err(refusal)
+    }
+
+    /// Shall clients close their connections after the next answer?
+    pub fn leaving(&self) -> bool {
+        self.lock().control.leaving
     }
 
     /// A request that is work goes to the engine now. Ends with exactly one [`Ledger::close`].

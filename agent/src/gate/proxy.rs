@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -74,21 +74,29 @@ impl Proxy {
 
     /// Answers one request; whatever goes wrong is an answer too.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<AnswerBody>, Infallible> {
+        let mut response = self.answer(request).await;
+        if self.ledger.leaving() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(response)
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<AnswerBody> {
         if request.method() == Method::CONNECT {
-            return Ok(answers::bad_request(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not served here"));
+            return answers::bad_request(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not served here");
         }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         if !reads && let Err(refusal) = self.ledger.admit() {
-            return Ok(answers::refused(&refusal));
+            return answers::refused(&refusal);
         }
         if work::is_work(request.method(), request.uri().path()) {
-            return Ok(self.forward_work(request).await);
+            return self.forward_work(request).await;
         }
         let (parts, body) = request.into_parts();
-        Ok(match self.send(parts, RequestBody { rest: Some(body), ..RequestBody::default() }).await {
+        match self.send(parts, RequestBody { rest: Some(body), ..RequestBody::default() }).await {
             Ok(response) => response.map(AnswerBody::Through),
             Err(response) => *response,
-        })
+        }
     }
 
     async fn forward_work(&self, request: Request<Incoming>) -> Response<AnswerBody> {

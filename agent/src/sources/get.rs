@@ -1,4 +1,4 @@
-//! A GET that cannot hang and cannot be flooded: one connection, one deadline over everything, a cap on the body, no redirects.
+//! A request that cannot hang and cannot be flooded: one connection, one deadline over everything, a cap on the body, no redirects.
 //!
 //! The engine on the other side may be frozen, hostile or mad (I4). May open TCP connections to the given address; nothing else.
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -53,18 +53,31 @@ impl Get {
     /// Status and whole body.
     pub async fn fetch(&self) -> Result<Answer, GetError> {
         self.within_deadline(async {
-            let (response, _connection) = self.send().await?;
-            let status = response.status();
-            let body = self.collect(response.into_body()).await?;
-            Ok(Answer { status, body })
+            let (response, _connection) = self.send(None).await?;
+            self.answer(response).await
         })
         .await
+    }
+
+    /// Status and whole body of a POST of `json`.
+    pub async fn post(&self, json: &serde_json::Value) -> Result<Answer, GetError> {
+        self.within_deadline(async {
+            let (response, _connection) = self.send(Some(json.to_string().into())).await?;
+            self.answer(response).await
+        })
+        .await
+    }
+
+    async fn answer(&self, response: http::Response<Incoming>) -> Result<Answer, GetError> {
+        let status = response.status();
+        let body = self.collect(response.into_body()).await?;
+        Ok(Answer { status, body })
     }
 
     /// The status alone: the head has come, the body is left unread.
     pub async fn status(&self) -> Result<StatusCode, GetError> {
         self.within_deadline(async {
-            let (response, _connection) = self.send().await?;
+            let (response, _connection) = self.send(None).await?;
             Ok(response.status())
         })
         .await
@@ -76,8 +89,8 @@ impl Get {
         })
     }
 
-    /// Sends the request; the connection lives as long as the returned handle.
-    async fn send(&self) -> Result<(http::Response<Incoming>, AbortOnDropHandle<()>), GetError> {
+    /// Sends the request, a POST where there is a JSON body; the connection lives as long as the returned handle.
+    async fn send(&self, json: Option<Bytes>) -> Result<(http::Response<Incoming>, AbortOnDropHandle<()>), GetError> {
         let exchange = |source| GetError::Exchange { uri: self.uri.clone(), source };
         let stream = self.connect().await?;
         let (mut sender, connection) =
@@ -88,12 +101,16 @@ impl Get {
         }));
         let authority = self.uri.authority().map_or("", |authority| authority.as_str());
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
-        let request = Request::get(path)
+        let request = match json {
+            Some(_) => Request::post(path).header(header::CONTENT_TYPE, "application/json"),
+            None => Request::get(path),
+        };
+        let request = request
             .header(header::HOST, authority)
             .header(header::ACCEPT, self.accept)
             .header(header::CONNECTION, "close")
             .header(header::USER_AGENT, "truebeat-agent")
-            .body(Empty::<Bytes>::new())
+            .body(Full::new(json.unwrap_or_default()))
             .map_err(|source| GetError::Request { uri: self.uri.clone(), source })?;
         let response = sender.send_request(request).await.map_err(exchange)?;
         Ok((response, driver))

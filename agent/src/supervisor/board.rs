@@ -8,6 +8,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use crate::status::StatusDoc;
+use crate::watch::leave::Drain;
 
 /// A status and when it came.
 #[derive(Debug)]
@@ -20,8 +21,8 @@ pub struct Posted {
 #[derive(Debug)]
 pub struct Board {
     status: watch::Sender<Option<Arc<Posted>>>,
-    /// Number of the last drain request; 0 before the first.
-    drain: watch::Sender<u64>,
+    /// The last drain request.
+    drain: watch::Sender<Drain>,
     restarts: Mutex<BTreeMap<&'static str, u64>>,
     unreadable_lines: AtomicU64,
 }
@@ -30,7 +31,7 @@ impl Default for Board {
     fn default() -> Self {
         Self {
             status: watch::Sender::new(None),
-            drain: watch::Sender::new(0),
+            drain: watch::Sender::new(Drain::default()),
             restarts: Mutex::default(),
             unreadable_lines: AtomicU64::new(0),
         }
@@ -68,21 +69,21 @@ impl Board {
         self.status.subscribe()
     }
 
-    /// Asks the detector to drain. Returns the request's number. Numbers grow over supervisors of one boot, so that a detector's
+    /// Asks the detector to drain, after it has served for `open_ms` more. Returns the request's number. Numbers grow over supervisors of one boot, so that a detector's
     /// memory of an old drain never swallows a new one.
-    pub fn request_drain(&self) -> u64 {
+    pub fn request_drain(&self, open_ms: u64) -> u64 {
         let id = crate::files::monotonic_ns();
-        self.drain.send_replace(id);
+        self.drain.send_replace(Drain { id, open_ms });
         id
     }
 
     /// Ends the drain with this number, unless another has been asked for since.
     pub fn lift_drain(&self, id: u64) -> bool {
-        self.drain.send_if_modified(|wanted| *wanted == id && std::mem::take(wanted) != 0)
+        self.drain.send_if_modified(|wanted| wanted.id == id && std::mem::take(wanted).id != 0)
     }
 
-    /// The wanted drain, level-triggered; 0 where none is.
-    pub fn drains(&self) -> watch::Receiver<u64> {
+    /// The wanted drain, level-triggered.
+    pub fn drains(&self) -> watch::Receiver<Drain> {
         self.drain.subscribe()
     }
 
@@ -125,11 +126,11 @@ mod tests {
     #[test]
     fn a_drain_is_lifted_by_its_own_number_alone() {
         let board = Board::default();
-        let first = board.request_drain();
-        let second = board.request_drain();
+        let first = board.request_drain(0);
+        let second = board.request_drain(0);
         assert!(first < second && !board.lift_drain(first));
-        assert_eq!(*board.drains().borrow(), second);
+        assert_eq!(board.drains().borrow().id, second);
         assert!(board.lift_drain(second) && !board.lift_drain(second));
-        assert_eq!(*board.drains().borrow(), 0);
+        assert_eq!(*board.drains().borrow(), Drain::default());
     }
 }

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use super::board::Board;
 use super::registry::Registry;
+use crate::watch::leave::Drain;
 
 /// A detector speaks every 500 ms at least (`status`); one that is silent for so many looks in a row hangs.
 const SILENT_LOOKS_MAX: u32 = 10;
@@ -156,11 +157,11 @@ async fn silence(words: &AtomicU64, looks_max: u32, every: Duration) {
 }
 
 /// Writes the wanted drain now and at each change.
-async fn tell(mut stdin: ChildStdin, mut drains: watch::Receiver<u64>) {
+async fn tell(mut stdin: ChildStdin, mut drains: watch::Receiver<Drain>) {
     loop {
         let wanted = *drains.borrow_and_update();
-        let line = format!("{{\"drain\":{wanted}}}\n");
-        if stdin.write_all(line.as_bytes()).await.is_err() || drains.changed().await.is_err() {
+        let Ok(line) = serde_json::to_string(&wanted) else { break };
+        if stdin.write_all(format!("{line}\n").as_bytes()).await.is_err() || drains.changed().await.is_err() {
             break;
         }
     }

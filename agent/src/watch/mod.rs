@@ -7,10 +7,12 @@ mod config;
 mod follow;
 mod hold;
 mod latest;
+pub mod leave;
 mod memory;
+mod proof;
 mod publish;
 
-use std::io::{self, BufRead, Write};
+use std::io::{self, Write};
 use std::time::Duration;
 
 use crds::fence::Fence;
@@ -28,7 +30,9 @@ pub use self::config::{WatchConfig, WatchError};
 use self::follow::{Follow, lives, process_key, started_ms};
 use self::hold::{Hold, refusal, spared};
 use self::latest::Latest;
+use self::leave::{Drain, Leaving};
 use self::memory::{Keeper, Memory};
+use self::proof::Proof;
 use self::publish::Publisher;
 use crate::gate::control::GateClient;
 use crate::gate::ledger::{Control, GateReply};
@@ -37,6 +41,7 @@ use crate::metrics::Metrics;
 use crate::report::Reporter;
 use crate::sources::clock::monotonic_ms;
 use crate::sources::{EngineProcess, Sources};
+use crate::status::Aside;
 
 /// A tick that begins this much later than it should is a gap of ours, not the engine's silence (V5).
 const GAP_MS_MIN: u64 = 150;
@@ -48,9 +53,9 @@ const RETRY_AFTER_S: u32 = 2;
 /// # Errors
 /// When it cannot start.
 pub async fn run(config: WatchConfig) -> Result<(), WatchError> {
-    let (orders, drain) = channel::channel(0);
+    let (orders, drain) = channel::channel(Drain::default());
     let mut alive = drain.clone();
-    listen(orders).map_err(WatchError::Thread)?;
+    leave::listen(orders).map_err(WatchError::Thread)?;
     let mut watch = Watch::new(config, drain)?;
     let alone = async { while alive.changed().await.is_ok() {} };
     tokio::select! {
@@ -58,21 +63,6 @@ pub async fn run(config: WatchConfig) -> Result<(), WatchError> {
         () = watch.tick_for_ever() => {}
     }
     Ok(())
-}
-
-/// Takes the supervisor's orders, one JSON line each, in a thread of its own (standard input cannot be read without blocking). The
-/// channel closes when the supervisor's end of the pipe does.
-fn listen(orders: channel::Sender<u64>) -> io::Result<()> {
-    let read = move || {
-        for line in io::stdin().lock().lines().map_while(Result::ok) {
-            let order: Option<serde_json::Value> = serde_json::from_str(&line).ok();
-            match order.and_then(|order| order["drain"].as_u64()) {
-                Some(drain) => _ = orders.send_replace(drain),
-                None => tracing::warn!(%line, "the supervisor said something that is no order"),
-            }
-        }
-    };
-    std::thread::Builder::new().name("orders".to_owned()).spawn(read).map(drop)
 }
 
 struct Watch {
@@ -97,8 +87,10 @@ struct Watch {
     acts: Acts,
     hold: Option<Hold>,
     ready: bool,
-    drain: channel::Receiver<u64>,
+    drain: channel::Receiver<Drain>,
     drain_ended: u64,
+    leaving: Leaving,
+    proof: Proof,
     boot_id: String,
     ticked_ms: Option<u64>,
     due_in: Duration,
@@ -108,7 +100,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(config: WatchConfig, drain: channel::Receiver<u64>) -> Result<Self, WatchError> {
+    fn new(config: WatchConfig, drain: channel::Receiver<Drain>) -> Result<Self, WatchError> {
         let dir = &config.agent_dir;
         std::fs::create_dir_all(dir).map_err(|source| WatchError::Directory { path: dir.clone(), source })?;
         let now_ms = monotonic_ms();
@@ -148,6 +140,8 @@ impl Watch {
             ready: same && memory.ready,
             drain,
             drain_ended: memory.drain_ended,
+            leaving: Leaving::default(),
+            proof: Proof::new(config.prove_through.clone(), same && memory.ready),
             boot_id: memory.boot_id.clone(),
             ticked_ms: None,
             due_in: Duration::from_millis(config.policy.tick_ms),
@@ -177,8 +171,9 @@ impl Watch {
         let now_ms = monotonic_ms();
         let gap_ms = self.gap(now_ms);
         self.follow_engine(now_ms);
-        let drain = Some(*self.drain.borrow()).filter(|id| *id > self.drain_ended);
-        self.control.draining = drain.is_some();
+        let drain = Some(*self.drain.borrow()).filter(|drain| drain.id > self.drain_ended);
+        self.control.leaving = drain.is_some();
+        self.control.draining = self.leaving.shut(now_ms, drain);
         self.ask_gate().await;
         let obs = self.observe(now_ms, gap_ms).await;
         let mut outcome = std::mem::take(&mut self.outcome);
@@ -192,7 +187,8 @@ impl Watch {
         let recovery = self.recovery.step(now_ms, &self.recovery_input(&outcome));
         self.set_fence(now_ms, &outcome, &recovery).await;
         self.book(now_ms, &obs, &outcome, &recovery);
-        self.publish(now_ms, &obs, &outcome, drain);
+        let proven = self.proof.look(now_ms, &outcome.verdict, &obs).await;
+        self.publish(now_ms, &obs, &outcome, (drain, proven));
         self.outcome = outcome;
     }
 
@@ -224,9 +220,10 @@ impl Watch {
         self.detector.engine_restarted(started_ms(engine.as_ref(), now_ms));
         self.engine = engine;
         self.hold = None;
+        self.proof.engine_changed();
         if !first {
             // A drain was meant for the process that has gone.
-            self.drain_ended = *self.drain.borrow();
+            self.drain_ended = self.drain.borrow().id;
         }
     }
 
@@ -320,11 +317,12 @@ impl Watch {
         self.acts.obey(recovery, &scene, &mut self.sources);
     }
 
-    fn publish(&mut self, now_ms: u64, obs: &Observation, outcome: &Outcome, drain: Option<u64>) {
+    fn publish(&mut self, now_ms: u64, obs: &Observation, outcome: &Outcome, (drain, proven): (Option<Drain>, bool)) {
         let fenced = self.control.fenced;
+        let aside = Aside::of(drain.is_some(), proven);
         let held = self.hold.as_ref().and_then(|hold| hold.ready(&outcome.verdict));
-        let judged = crate::status::readiness(&outcome.verdict, fenced, drain.is_some(), self.ready);
-        self.ready = held.map_or(judged, |ready| ready && !fenced && drain.is_none());
+        let judged = crate::status::readiness(&outcome.verdict, fenced, aside, self.ready);
+        self.ready = held.map_or(judged, |ready| ready && !fenced && aside == Aside::No);
         self.metrics.set_verdict(&outcome.verdict, fenced, self.ready);
         let phase = obs.pages.value.as_ref().and_then(|pages| pages.first()).map(|page| format!("{:?}", page.phase));
         let news = publish::News {
@@ -334,7 +332,9 @@ impl Watch {
             fenced,
             phase,
             incidents: self.acts.incidents.list(),
-            draining: drain,
+            aside,
+            // whoever waits for the end of a drain waits for a gate that is shut
+            draining: drain.map(|drain| drain.id).filter(|_| self.control.draining),
             by_hand: self.hand.as_deref(),
             in_flight: self.last_reply.as_ref().map(|reply| reply.obs.in_flight),
         };

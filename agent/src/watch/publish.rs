@@ -6,7 +6,7 @@ use vitals::verdict::{Outcome, Verdict};
 use super::latest::Latest;
 use crate::metrics::Metrics;
 use crate::report::{Declaration, Heard, Reporter};
-use crate::status::{StatusDoc, VerdictDoc, ready_reason};
+use crate::status::{Aside, StatusDoc, VerdictDoc, ready_reason};
 
 /// Without news a status is repeated after this.
 const REPEAT_MS: u64 = 500;
@@ -20,6 +20,9 @@ pub struct News<'a> {
     pub fenced: bool,
     pub phase: Option<String>,
     pub incidents: &'a [Episode],
+    /// Why the replica is kept out of traffic although the engine may be well.
+    pub aside: Aside,
+    /// The drain whose gate is shut.
     pub draining: Option<u64>,
     /// A person's fence, in words.
     pub by_hand: Option<&'a str>,
@@ -54,7 +57,7 @@ impl Publisher {
         self.declare(news);
         let doc = StatusDoc {
             ready: news.ready,
-            reason: ready_reason(news.outcome, news.draining.is_some(), news.by_hand),
+            reason: ready_reason(news.outcome, news.aside, news.by_hand),
             verdict: VerdictDoc::of(news.outcome, news.fenced, news.phase.clone(), news.now_ms),
             incidents: news.incidents.to_vec(),
             metrics: String::new(),
@@ -79,9 +82,9 @@ impl Publisher {
     /// Numbers in reasons grow with every tick: only a change of substance is declared, with the words of that moment.
     fn declare(&mut self, news: &News<'_>) {
         let Some(reporter) = &self.reporter else { return };
-        let reason = ready_reason(news.outcome, news.draining.is_some(), news.by_hand);
+        let reason = ready_reason(news.outcome, news.aside, news.by_hand);
         let declaration = Declaration {
-            progressing: progressing(&news.outcome.verdict).to_owned(),
+            progressing: progressing(&news.outcome.verdict, news.aside).to_owned(),
             reason: reason.reason,
             message: reason.message,
             episode: news.incidents.first().cloned(),
@@ -99,6 +102,7 @@ fn differs(said: &StatusDoc, now: &StatusDoc) -> bool {
     let draining = said.draining != now.draining || now.draining.is_some() && empty(said) != empty(now);
     said.ready != now.ready
         || draining
+        || said.reason.reason != now.reason.reason
         || !said.verdict.same_but_time(&now.verdict)
         || marks(&said.incidents) != marks(&now.incidents)
 }
@@ -119,8 +123,9 @@ fn substance(declaration: &Declaration) -> (&str, &str, Marks<'_>) {
 }
 
 /// The condition's status: `True` progresses, `False` does not, `Unknown` cannot tell or is not meant to.
-fn progressing(verdict: &Verdict) -> &'static str {
+fn progressing(verdict: &Verdict, aside: Aside) -> &'static str {
     match verdict {
+        Verdict::Idle | Verdict::Progressing | Verdict::Slow if aside == Aside::Unproven => "Unknown",
         Verdict::Idle | Verdict::Progressing | Verdict::Slow => "True",
         Verdict::Suspect(_) | Verdict::Stalled(_) | Verdict::Dead => "False",
         Verdict::Starting | Verdict::Sleeping | Verdict::Draining | Verdict::Unknown => "Unknown",
