@@ -19,6 +19,9 @@ pub const EPISODES_READABLE: &str = "EpisodesReadable";
 /// Present and `True` only while restarts are wanted and none is granted, because too much stalls at once: page somebody.
 pub const RESTARTS_HELD: &str = "RestartsHeld";
 
+/// Present and `True` only while the number of replicas does not follow the spec, because of an open incident.
+pub const SCALING_HELD: &str = "ScalingHeld";
+
 /// Why a condition is what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
@@ -54,6 +57,12 @@ pub enum Reason {
     FleetCommonCause,
     /// More than the policy's share of the replicas on one node or in one failure domain stalls at once; others are granted.
     PlaceCommonCause,
+    /// The revision of this spec has failed, and the last good one stands in its place.
+    RolledBack,
+    /// The revision of this spec has failed, and nothing was rolled back: by policy, or because there is nothing to go back to.
+    RolloutFailed,
+    /// An engine stalls, and the policy is not to scale meanwhile.
+    IncidentOpen,
 }
 
 impl Reason {
@@ -76,6 +85,9 @@ impl Reason {
             Reason::CommonCause => "CommonCause",
             Reason::FleetCommonCause => "FleetCommonCause",
             Reason::PlaceCommonCause => "PlaceCommonCause",
+            Reason::RolledBack => "RolledBack",
+            Reason::RolloutFailed => "RolloutFailed",
+            Reason::IncidentOpen => "IncidentOpen",
         }
     }
 }

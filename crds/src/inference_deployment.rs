@@ -9,7 +9,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::status::InferenceDeploymentStatus;
+use crate::{overlay::PodOverlay, rollout::Rollout, scaling::Scaling, status::InferenceDeploymentStatus};
 
 /// A model served by some replicas of an engine, each watched by an agent that makes health mean progress.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -34,7 +34,9 @@ use crate::status::InferenceDeploymentStatus;
     printcolumn(name = "Progressing", type_ = "integer", json_path = ".status.progressingReplicas"),
     printcolumn(name = "Fenced", type_ = "integer", json_path = ".status.fencedReplicas"),
     printcolumn(name = "Incidents", type_ = "integer", json_path = ".status.openIncidents"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
     printcolumn(name = "Engine", type_ = "string", json_path = ".spec.engine.kind", priority = 1),
+    printcolumn(name = "Revision", type_ = "string", json_path = ".status.rollout.target", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("self.metadata.name.size() <= 48 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
         .message("the name also names a Service and labels: at most 48 of [a-z0-9-], starting with a letter, no dot")
@@ -44,7 +46,11 @@ use crate::status::InferenceDeploymentStatus;
     validation = Rule::new("self.engine.kind != 'Truebeat' || has(self.model)")
         .message("engine.kind Truebeat needs model.source: the path of the model folder"),
     validation = Rule::new("self.engine.port != self.gate.port && self.engine.port != 9400 && self.gate.port != 9400")
-        .message("engine.port, gate.port and the agent's port 9400 must differ: they share one network namespace")
+        .message("engine.port, gate.port and the agent's port 9400 must differ: they share one network namespace"),
+    validation = Rule::new("self.rollout.progressDeadlineSeconds > self.rollout.soakSeconds")
+        .message("rollout.progressDeadlineSeconds must be more than rollout.soakSeconds, or no rollout would ever be in time"),
+    validation = Rule::new("self.gate.port == oldSelf.gate.port")
+        .message("gate.port cannot change: during a rollout old and new replicas stand behind one Service; make another InferenceDeployment")
 )]
 pub struct InferenceDeploymentSpec {
     /// How many replicas to run. Also the scale subresource, for HPA, KEDA and `kubectl scale`.
@@ -68,6 +74,15 @@ pub struct InferenceDeploymentSpec {
     /// The agent's proxy in front of the engine: clients talk to it alone.
     #[serde(default)]
     pub gate: Gate,
+    /// How a new revision of the replicas comes in, and when it is taken back.
+    #[serde(default)]
+    pub rollout: Rollout,
+    /// Scaling while engines stall.
+    #[serde(default)]
+    pub scaling: Scaling,
+    /// What is laid over the pods that the operator builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_overlay: Option<PodOverlay>,
 }
 
 /// The model to serve.

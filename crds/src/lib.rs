@@ -9,6 +9,9 @@ pub mod episode;
 pub mod fence;
 pub mod inference_deployment;
 pub mod node;
+pub mod overlay;
+pub mod rollout;
+pub mod scaling;
 pub mod status;
 pub mod yaml;
 
@@ -24,5 +27,7 @@ pub const VERSION: &str = "v1alpha1";
 pub const LABEL_DEPLOYMENT: &str = "inference.truebeat.io/deployment";
 /// Label on pods: the kind of their engine, for dashboards and selectors.
 pub const LABEL_ENGINE_KIND: &str = "inference.truebeat.io/engine-kind";
+/// Label on pods: the revision that they run, the hash of their template.
+pub const LABEL_REVISION: &str = "inference.truebeat.io/revision";
 /// A service account that Truebeat makes for agents ends in this; the admission policy recognises agents by it.
 pub const AGENT_SERVICE_ACCOUNT_SUFFIX: &str = "-truebeat-agent";

@@ -1,11 +1,13 @@
 //! The observed side of an `InferenceDeployment`. Written by the operator alone, through the status subresource.
 //!
-//! Everything can be rebuilt from the cluster except `recovery.grants`: that is the restart budget itself (I2), kept in
-//! the API so that it holds across operator restarts and leaders. Counts are never null: a null in a scale path is a 422.
+//! Everything can be rebuilt from the cluster except `recovery`, the restart budget itself (I2), and `rollout`, the memory of what
+//! failed: both are kept in the API so that they hold across operator restarts and leaders. Counts are never null: a null in a scale path is a 422.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::rollout::RolloutStatus;
 
 /// What the operator has seen.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -34,6 +36,9 @@ pub struct InferenceDeploymentStatus {
     /// The restart budget in use.
     #[serde(skip_serializing_if = "RecoveryStatus::is_empty")]
     pub recovery: RecoveryStatus,
+    /// What the operator remembers of rollouts.
+    #[serde(skip_serializing_if = "RolloutStatus::is_empty")]
+    pub rollout: RolloutStatus,
 }
 
 /// The restart budget in use.

@@ -71,6 +71,24 @@ fn ports_differ() {
 }
 
 #[test]
+fn a_rollout_can_be_in_time() {
+    accepted(|o| o["spec"]["rollout"] = json!({"soakSeconds": 59, "progressDeadlineSeconds": 60}));
+    refused("no rollout would ever be in time", |o| {
+        o["spec"]["rollout"] = json!({"soakSeconds": 60, "progressDeadlineSeconds": 60});
+    });
+}
+
+#[test]
+fn the_gates_port_stays_what_it_was() {
+    let old = infd(|_| ());
+    infd(|o| o["spec"]["replicas"] = json!(7)).validate_cel_update(&old).expect("everything else may change");
+    let moved = infd(|o| o["spec"]["gate"] = json!({"port": 8081}));
+    moved.validate_cel().expect("valid for a new object");
+    let errors = moved.validate_cel_update(&old).expect_err("another port").to_string();
+    assert!(errors.contains("make another InferenceDeployment"), "{errors}");
+}
+
+#[test]
 fn names_fit_a_service_and_labels() {
     accepted(|o| o["metadata"]["name"] = json!("a".repeat(48)));
     for name in ["a".repeat(49), "1abc".to_owned(), "a.b".to_owned()] {
@@ -128,5 +146,5 @@ fn the_examples_are_valid() {
             seen += 1;
         }
     }
-    assert!(seen >= 2);
+    assert!(seen >= 4, "Truebeat, vLLM, SGLang and llama.cpp");
 }

@@ -94,6 +94,9 @@ fn cluster_role() -> Value {
             rule(GROUP, &["engineincidents"], &["get", "list", "watch", "create", "patch", "delete"]),
             rule(GROUP, &["engineincidents/status"], &["patch"]),
             rule("apps", &["deployments"], &keep),
+            // where a rollback finds the last good template
+            rule("apps", &["replicasets"], &["list"]),
+            rule("policy", &["poddisruptionbudgets"], &keep),
             rule("", &["services", "serviceaccounts"], &keep),
             rule("rbac.authorization.k8s.io", &["roles", "rolebindings"], &keep),
             rule("", &["pods"], &["get", "list", "watch", "patch", "delete"]),

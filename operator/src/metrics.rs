@@ -19,6 +19,8 @@ pub struct Metrics {
     pub grants_held: IntGaugeVec,
     /// 1 while restarts are wanted and held because of a common cause, by InferenceDeployment.
     pub restarts_held: IntGaugeVec,
+    /// 1 while the revision of the spec has failed, rolled back or not, by InferenceDeployment.
+    pub rollout_failed: IntGaugeVec,
     /// 1 while this process leads.
     pub leader: IntGauge,
     /// 1 while the watch of a kind is in step with the API server.
@@ -51,19 +53,24 @@ impl Metrics {
                 Opts::new("truebeat_operator_restarts_held", "1 while restarts are held because of a common cause."),
                 &["namespace", "deployment"],
             )?,
+            rollout_failed: IntGaugeVec::new(
+                Opts::new("truebeat_operator_rollout_failed", "1 while the revision of the spec has failed."),
+                &["namespace", "deployment"],
+            )?,
             leader: IntGauge::new("truebeat_operator_leader", "1 while this process leads.")?,
             watch_up: IntGaugeVec::new(
                 Opts::new("truebeat_operator_watch_up", "1 while the watch is in step with the API server."),
                 &["kind"],
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 8] = [
+        let all: [Box<dyn prometheus::core::Collector>; 9] = [
             Box::new(metrics.api_calls.clone()),
             Box::new(metrics.reconciles.clone()),
             Box::new(metrics.reconcile_seconds.clone()),
             Box::new(metrics.grants.clone()),
             Box::new(metrics.grants_held.clone()),
             Box::new(metrics.restarts_held.clone()),
+            Box::new(metrics.rollout_failed.clone()),
             Box::new(metrics.leader.clone()),
             Box::new(metrics.watch_up.clone()),
         ];
@@ -93,6 +100,7 @@ mod tests {
         metrics.reconciles.with_label_values(&["ok"]).inc();
         metrics.grants_held.with_label_values(&["a", "b"]).set(1);
         metrics.restarts_held.with_label_values(&["a", "b"]).set(1);
+        metrics.rollout_failed.with_label_values(&["a", "b"]).set(1);
         metrics.watch_up.with_label_values(&["Pod"]).set(1);
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");

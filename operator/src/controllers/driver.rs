@@ -13,6 +13,7 @@ use k8s_openapi::{
     api::{
         apps::v1::Deployment,
         core::v1::{Pod, Service, ServiceAccount},
+        policy::v1::PodDisruptionBudget,
         rbac::v1::{Role, RoleBinding},
     },
 };
@@ -94,6 +95,7 @@ fn watches(context: &Arc<Context>) -> Vec<Keys> {
         one::<EngineIncident>(context, "EngineIncident", Some(LABEL_DEPLOYMENT), of_owner),
         one::<Deployment>(context, "Deployment", Some(LABEL_DEPLOYMENT), of_owner),
         one::<Service>(context, "Service", Some(LABEL_DEPLOYMENT), of_owner),
+        one::<PodDisruptionBudget>(context, "PodDisruptionBudget", Some(LABEL_DEPLOYMENT), of_owner),
         one::<ServiceAccount>(context, "ServiceAccount", Some(LABEL_DEPLOYMENT), of_owner),
         one::<Role>(context, "Role", Some(LABEL_DEPLOYMENT), of_owner),
         one::<RoleBinding>(context, "RoleBinding", Some(LABEL_DEPLOYMENT), of_owner),

@@ -68,14 +68,17 @@ fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Val
             wrong(format!("P13: status.{field} is {}, the truth is {truth}", status[field]));
         }
     }
+    // a new replica stalled, its revision was taken back, and this spec waits for its author
+    let back = rolled_back(state, (namespace, name), status);
     match condition("Ready") {
-        Some((word, _)) if word == "True" => {}
-        other => wrong(format!("P13: all is well and Ready is {other:?}")),
+        Some((word, _)) if (word == "True") != back => {}
+        other => wrong(format!("P13: all is well and Ready is {other:?}, rolled back: {back}")),
     }
-    for type_ in ["Reconciling", "Stalled"] {
-        if let Some((word, why)) = condition(type_) {
-            wrong(format!("P13: all is well and {type_} is {word}: {why}"));
-        }
+    if condition("Stalled").is_some() != back {
+        wrong(format!("P13: all is well, rolled back: {back}, and Stalled is {:?}", condition("Stalled")));
+    }
+    if let Some((word, why)) = condition("Reconciling") {
+        wrong(format!("P13: all is well and Reconciling is {word}: {why}"));
     }
     let marked =
         pods.iter().filter(|pod| !pod["metadata"]["annotations"][super::story::LAST_SERVING].is_null()).count();
@@ -103,6 +106,19 @@ fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Val
     }
 }
 
+/// Does the last good revision stand in the place of one that is remembered as failed?
+fn rolled_back(state: &State, (namespace, name): (&str, &str), status: &Value) -> bool {
+    let key = (plural_of("deployments"), namespace.to_owned(), name.to_owned());
+    let Some(live) = state.store.get(&key) else { return false };
+    let standing = &live.value["spec"]["template"]["metadata"]["labels"][crds::LABEL_REVISION];
+    let rollout = &status["rollout"];
+    let reasons = status["conditions"].as_array().into_iter().flatten().filter(|c| c["type"] == "Stalled");
+    reasons.into_iter().any(|c| c["reason"] == "RolledBack")
+        && *standing == rollout["stable"]
+        && *standing == rollout["target"]
+        && rollout["failed"].as_array().is_some_and(|failed| failed.iter().all(|f| f["revision"] != *standing))
+}
+
 fn plural_of(name: &str) -> &'static str {
     super::kube::kinds::of(name).plural
 }
@@ -122,6 +138,9 @@ pub fn state(state: &State) -> Value {
             status["conditions"] = status["conditions"].as_array().into_iter().flatten().map(strip).collect();
             status["observedGeneration"] = Value::Null;
             status["recovery"]["recent"] = Value::Null; // times and UIDs
+            let revision = |failed: &Value| json!([failed["revision"], failed["reason"]]);
+            let failed = status["rollout"]["failed"].as_array().into_iter().flatten().map(revision).collect();
+            status["rollout"]["failed"] = failed;
         }
         if matches!(key.0, "engineincidents" | "deployments") {
             // (the last stage that an operator saw before the pod was gone depends on when it looked)

@@ -11,6 +11,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a test program; the lint sees test functions alone")]
 
 mod agent;
+mod changes;
 mod checks;
 mod cluster;
 mod differential;
@@ -192,8 +193,8 @@ impl Tally {
 }
 
 fn differs(whole: &Report, crashed: &mut Report) {
-    // where engines freeze or heal by the clock, how much an operator gets to see of it depends on when it looks
-    let by_the_clock = matches!(crashed.name.as_str(), "sick-node" | "common-cause-proceed");
+    // where engines freeze or heal by the clock, or a pod is deleted in its stall, how much an operator gets to see depends on when it looks
+    let by_the_clock = matches!(crashed.name.as_str(), "sick-node" | "common-cause-proceed" | "replaced-in-stall");
     if !by_the_clock && whole.end_state != crashed.end_state {
         let (a, b) = (whole.end_state.as_object(), crashed.end_state.as_object());
         let (Some(a), Some(b)) = (a, b) else { return };

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
+    changes,
     cluster::State,
     faults::{Faults, Outage, Rates, Side},
     rng::Rng,
@@ -90,7 +91,7 @@ fn create(replicas: u64) -> (u64, Act) {
     (0, Act::Create { name: "chat", spec: spec(replicas, "Recover") })
 }
 
-fn freeze(nth: usize) -> Act {
+pub fn freeze(nth: usize) -> Act {
     Act::Freeze { nth, heals_ms: None }
 }
 
@@ -101,7 +102,7 @@ pub fn standard() -> Vec<(&'static str, Vec<(u64, Act)>)> {
     hold["recovery"]["holdPercent"] = json!(60);
     let held = Act::Create { name: "chat", spec: hold };
     let storm = |ms: u64| (0..4).map(|nth| (45_000, Act::Freeze { nth, heals_ms: Some(ms) })).collect::<Vec<_>>();
-    vec![
+    let mut stories = vec![
         ("create", vec![create(2)]),
         ("freeze-one", vec![create(2), (20_000, freeze(0))]),
         ("freeze-all", vec![create(3), (20_000, freeze(0)), (20_000, freeze(1)), (20_000, freeze(2))]),
@@ -141,7 +142,9 @@ pub fn standard() -> Vec<(&'static str, Vec<(u64, Act)>)> {
         ("common-cause", [vec![(0, held)], storm(40_000)].concat()),
         ("common-cause-proceed", [vec![create(4)], storm(40_000)].concat()),
         ("replaced-in-stall", vec![create(2), (20_000, freeze(0)), (24_000, Act::DeletePod { nth: 0 })]),
-    ]
+    ];
+    stories.extend(changes::stories());
+    stories
 }
 
 /// What the log of a standard story must and must not hold, where the end alone does not tell (both ways of a field).
@@ -153,13 +156,13 @@ pub fn words(name: &str) -> &'static [(&'static str, bool)] {
         "sick-node" => &[(GRANT, true), (DELETE, true), ("NodeSuspect", true)],
         "common-cause" => &[(GRANT, false), ("RestartsHeld", true)],
         "common-cause-proceed" => &[(GRANT, true), ("RestartsHeld", false)],
-        _ => &[],
+        other => changes::words(other),
     }
 }
 
 pub fn plain(name: &str, acts: Vec<(u64, Act)>, crashes: Vec<(u64, Side)>) -> Story {
     let faults = Faults { crashes, ..Faults::none(7) };
-    Story { name: name.to_owned(), acts, faults, settle_ms: 60_000, stay_ms: 20_000 }
+    Story { name: name.to_owned(), acts, faults, settle_ms: 90_000, stay_ms: 20_000 }
 }
 
 /// A story by seed: what happens, what fails, who dies.

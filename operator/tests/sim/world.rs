@@ -23,6 +23,8 @@ pub struct Pod {
     pub uid: String,
     pub node: String,
     pub agent: Agent,
+    /// Its engine is of a kind that freezes.
+    pub bad: bool,
     /// When the container is gone after a delete.
     pub gone_at_ms: Option<u64>,
 }
@@ -72,7 +74,7 @@ impl World {
         }
         self.kubelet(state, now_ms, reachable);
         for pod in self.pods.values_mut() {
-            let sick = self.sick_nodes.contains(&pod.node);
+            let sick = pod.bad || self.sick_nodes.contains(&pod.node);
             let around = Around { now_ms, reachable, sick };
             pod.agent.tick(&mut state.store, &mut state.log, (&pod.namespace, &pod.name, &pod.uid), around);
         }
@@ -144,6 +146,8 @@ impl World {
         let (fresh, old): (Vec<_>, Vec<_>) =
             pods.iter().partition(|pod| pod["metadata"]["ownerReferences"][0]["name"] == set);
         let ready = pods.iter().filter(|pod| is_ready(pod)).count();
+        let soak_s = deployment["spec"]["minReadySeconds"].as_i64().unwrap_or(0);
+        let available = pods.iter().filter(|pod| is_available(pod, soak_s, store.now_ms)).count();
         let rolling = &deployment["spec"]["strategy"]["rollingUpdate"];
         let (surge, away) = (
             rolling["maxSurge"].as_u64().unwrap_or(1) as usize,
@@ -152,7 +156,7 @@ impl World {
         if fresh.len() < wanted && pods.len() < wanted + if old.is_empty() { 0 } else { surge } {
             self.create_pod(store, &namespace, &set, &set_uid, template);
         } else if let Some(victim) = old.iter().min_by_key(|pod| (is_ready(pod), text(pod, "name"))) {
-            if !is_ready(victim) || ready > wanted.saturating_sub(away) {
+            if !is_ready(victim) || available > wanted.saturating_sub(away) {
                 delete_pod(store, victim);
             }
         } else if fresh.len() > wanted
@@ -163,7 +167,7 @@ impl World {
         }
         let status = json!({"status": {
             "observedGeneration": deployment["metadata"]["generation"], "replicas": pods.len(),
-            "updatedReplicas": fresh.len(), "readyReplicas": ready, "availableReplicas": ready,
+            "updatedReplicas": fresh.len(), "readyReplicas": ready, "availableReplicas": available,
         }});
         if deployment["status"] != status["status"] {
             let _ = store.merge(&target("deployments", &namespace, &name, PLAIN).status(), &status);
@@ -180,7 +184,9 @@ impl World {
             "apiVersion": "apps/v1", "kind": "Deployment", "controller": true,
             "name": text(deployment, "name"), "uid": text(deployment, "uid"),
         });
-        let body = json!({"metadata": {"name": name, "ownerReferences": [owner]}, "spec": {}});
+        let template = &deployment["spec"]["template"];
+        let metadata = json!({"name": name, "labels": template["metadata"]["labels"], "ownerReferences": [owner]});
+        let body = json!({"metadata": metadata, "spec": {"template": template}});
         store.create(&at, body).map(|(_, set)| text(&set, "uid")).unwrap_or_default()
     }
 
@@ -215,7 +221,8 @@ impl World {
             let _ =
                 store.merge(&target("pods", &namespace, &name, "kube-scheduler"), &json!({"spec": {"nodeName": node}}));
             let agent = Agent::new(&pod, store.now_ms + self.rng.range(1500, 4000));
-            self.pods.insert(uid.clone(), Pod { namespace, name, uid, node, agent, gone_at_ms: None });
+            let bad = pod["spec"]["containers"][0]["image"] == super::changes::BAD_IMAGE;
+            self.pods.insert(uid.clone(), Pod { namespace, name, uid, node, agent, bad, gone_at_ms: None });
         }
     }
 
@@ -305,6 +312,14 @@ fn avoided(pod: &Value) -> BTreeSet<String> {
 pub fn is_ready(pod: &Value) -> bool {
     let conditions = pod["status"]["conditions"].as_array();
     conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
+}
+
+/// Ready without a break for so long?
+fn is_available(pod: &Value, soak_s: i64, now_ms: u64) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    let ready = conditions.into_iter().flatten().find(|c| c["type"] == "Ready" && c["status"] == "True");
+    let since = ready.and_then(|c| c["lastTransitionTime"].as_str()?.parse::<jiff::Timestamp>().ok());
+    since.is_some_and(|since| super::cluster::wall(now_ms).as_second() - since.as_second() >= soak_s)
 }
 
 fn cost(pod: &Value) -> i64 {

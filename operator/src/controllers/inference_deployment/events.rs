@@ -41,6 +41,7 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
         ));
     }
     events.extend(on_hold(observed, plan, now));
+    events.extend(rolled_back(observed, plan, now));
     events.extend(suspect_node(observed, plan, now));
     events.extend(avoidance(observed, plan, now));
     for write in &plan.incidents.writes {
@@ -78,6 +79,17 @@ fn on_hold(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
     let note = format!("{why}: no restart is granted, please look for the common cause");
     let pod = (waiting.name.as_str(), waiting.uid.as_str());
     Some(event(observed, name, ("Warning", "RestartsHeld", "Hold"), note, pod, now))
+}
+
+/// Once, when a revision is remembered as failed.
+fn rolled_back(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
+    let before = observed.infd.status.as_ref().map(|s| s.rollout.failed.as_slice()).unwrap_or_default();
+    let failed = plan.rollout.memory.failed.iter().find(|failed| !before.contains(failed))?;
+    let infd = observed.infd.name_any();
+    let name = format!("{infd}.{}.rolled-back", failed.revision);
+    let note = format!("revision {} rolled back: {}", failed.revision, failed.message);
+    let event = event(observed, name, ("Warning", "RolledBack", "RollBack"), note, ("", ""), now);
+    Some(Event { related: None, ..event })
 }
 
 /// For tools that look after nodes: stalls come back on this one.

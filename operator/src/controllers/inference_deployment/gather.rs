@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 
 use crds::{EngineIncident, InferenceDeployment};
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{apps::v1::ReplicaSet, core::v1::Pod};
 use kube::{Api, ResourceExt, core::DynamicObject};
 
 use super::{
     build::{child_name, kinds, selector},
     escalate::Fleet,
     observed::{Observed, members},
+    rollout,
 };
 use crate::{
     client::{CallError, Calls},
@@ -35,6 +36,10 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option
         calls.list(&incidents, &labels),
         children(calls, namespace, name)
     )?;
+    let mut children = children;
+    if rollout::needs_history(&infd.status.clone().unwrap_or_default().rollout, children.get("Deployment")) {
+        children.insert("ReplicaSet".to_owned(), history(calls, namespace, &labels).await?);
+    }
     let uid = infd.uid().unwrap_or_default();
     let pods = members(&pods.items, name);
     let avoids = infd.status.as_ref().is_some_and(|status| !status.recovery.avoid.is_empty());
@@ -70,6 +75,12 @@ pub async fn fleet(calls: &Calls, own: &InferenceDeployment) -> Result<Fleet, Ca
         fleet.grants_at.extend(grants.map(|grant| (grant.node.clone(), grant.domain.clone())));
     }
     Ok(fleet)
+}
+
+/// The Deployment's ReplicaSets, each with the template of its revision.
+async fn history(calls: &Calls, namespace: &str, labels: &str) -> Result<serde_json::Value, CallError> {
+    let sets: Api<ReplicaSet> = Api::namespaced(calls.client.clone(), namespace);
+    Ok(serde_json::to_value(calls.list(&sets, labels).await?.items).unwrap_or_default())
 }
 
 async fn children(

@@ -12,11 +12,17 @@ pub mod observed;
 pub mod places;
 pub mod plan;
 pub mod quantity;
+pub mod rollout;
+pub mod scaling;
 pub mod status;
 #[cfg(test)]
 pub mod testing;
 pub mod validate;
 
+#[cfg(test)]
+mod effects;
+#[cfg(test)]
+mod kstatus_tests;
 #[cfg(test)]
 mod model;
 
@@ -50,6 +56,7 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     let Some(observed) = gather::gather(calls, namespace, name).await.map_err(named)? else {
         let _ = calls.metrics.grants_held.remove_label_values(&[namespace, name]);
         let _ = calls.metrics.restarts_held.remove_label_values(&[namespace, name]);
+        let _ = calls.metrics.rollout_failed.remove_label_values(&[namespace, name]);
         return Ok(None);
     };
     let problems = validate::validate(&observed.infd);
@@ -67,12 +74,14 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     }
     let on_hold = i64::from(plan.hold != escalate::Hold::No);
     calls.metrics.restarts_held.with_label_values(&[namespace, name]).set(on_hold);
+    let failed = i64::from(plan.rollout.state != rollout::State::Well);
+    calls.metrics.rollout_failed.with_label_values(&[namespace, name]).set(failed);
     let errors = execute_plan(calls, &observed, &plan, &problems).await?;
     calls.metrics.grants_held.with_label_values(&[namespace, name]).set(i64::try_from(plan.grants.len()).unwrap_or(0));
     if !errors.is_empty() {
         return Err(PassError::Steps(errors));
     }
-    let open = plan.incidents.open > 0 || !plan.grants.is_empty();
+    let open = plan.incidents.open > 0 || !plan.grants.is_empty() || plan.scaling_held.is_some();
     let end = avoid::recheck(&plan.avoid, &observed.pods, calls.wall.now());
     let end = end.and_then(|end| Duration::try_from(end).ok()).unwrap_or(RECHECK_QUIET);
     Ok(Some(if open { RECHECK_OPEN } else { RECHECK_QUIET.min(end.max(RECHECK_OPEN)) }))
@@ -92,13 +101,18 @@ async fn execute_plan(
     let infd = &observed.infd;
     let namespace = infd.namespace().unwrap_or_default();
     let named = |source| PassError::Status { name: format!("{namespace}/{}", infd.name_any()), source };
-    let mut errors = execute::children(calls, infd, plan).await;
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     let before = infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
+    let failed = infd.status.as_ref().map(|s| s.rollout.failed.as_slice()).unwrap_or_default();
     let mut stored = infd.clone();
+    // A revision is remembered as failed before it is taken back, or a crash in between would have it tried once more (P1).
+    if plan.rollout.memory.failed != failed {
+        stored = execute::status(calls, infd, status::early(observed, plan, calls.wall.now())).await.map_err(named)?;
+    }
+    let mut errors = execute::children(calls, infd, plan).await;
     if plan.grants != held || plan.recent != before.recent || plan.avoid != before.avoid {
         let early = status::early(observed, plan, calls.wall.now());
-        stored = execute::status(calls, infd, early).await.map_err(named)?;
+        stored = execute::status(calls, &stored, early).await.map_err(named)?;
         let fresh = plan.grants.iter().filter(|grant| !held.contains(grant)).count();
         calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
         calls.fleet.nodes.changed();

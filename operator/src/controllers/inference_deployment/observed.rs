@@ -3,14 +3,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crds::{
-    EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT,
+    EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT, LABEL_REVISION,
     episode::{
         ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED, CONDITION_EPISODE,
         CONDITION_PROGRESSING, Episode,
     },
     fence::{ANNOTATION_FENCE, Fence},
 };
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 use kube::ResourceExt;
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ pub const ANNOTATION_DELETION_COST: &str = "controller.kubernetes.io/pod-deletio
 #[derive(Debug, Clone)]
 pub struct Observed {
     pub infd: InferenceDeployment,
-    /// Live children by kind; absent: there is none.
+    /// Live children by kind; absent: there is none. `ReplicaSet` is a list, the Deployment's history, where it was asked for.
     pub children: BTreeMap<String, Value>,
     pub pods: Vec<PodView>,
     pub incidents: Vec<EngineIncident>,
@@ -37,6 +37,10 @@ pub struct PodView {
     pub name: String,
     pub uid: String,
     pub node: String,
+    /// The revision of its template.
+    pub revision: String,
+    /// How often its engine's container was started again.
+    pub restarts: i32,
     /// Being deleted: no replica any more.
     pub leaving: bool,
     /// The kubelet's `Ready`, which asks the agent.
@@ -127,6 +131,8 @@ pub fn view(pod: &Pod) -> PodView {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
+        revision: pod.labels().get(LABEL_REVISION).cloned().unwrap_or_default(),
+        restarts: restarts(status),
         leaving: pod.metadata.deletion_timestamp.is_some(),
         ready: find("Ready").is_some_and(|c| c.status == "True"),
         progressing: find(CONDITION_PROGRESSING).and_then(|c| match c.status.as_str() {
@@ -144,6 +150,11 @@ pub fn view(pod: &Pod) -> PodView {
             .filter(|c| c.status == "False" && c.reason.as_deref() == Some("Unschedulable"))
             .and_then(|c| c.last_transition_time.as_ref().map(|time| time.0.to_string())),
     }
+}
+
+fn restarts(status: Option<&PodStatus>) -> i32 {
+    let containers = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
+    containers.iter().find(|container| container.name == "engine").map_or(0, |container| container.restart_count)
 }
 
 /// A condition that is `False` without a text says that nothing has happened yet.
@@ -170,12 +181,14 @@ mod tests {
     fn pod(conditions: Value) -> Pod {
         serde_json::from_value(json!({
             "metadata": {
-                "name": "chat-5d8f-x", "uid": "u1", "labels": {LABEL_DEPLOYMENT: "chat"},
+                "name": "chat-5d8f-x", "uid": "u1", "labels": {LABEL_DEPLOYMENT: "chat", LABEL_REVISION: "r1"},
                 "annotations": {ANNOTATION_RESTART_GRANT: "e-1"},
                 "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "chat-5d8f", "uid": "r", "controller": true}],
             },
             "spec": {"containers": [], "nodeName": "n1"},
-            "status": {"phase": "Running", "conditions": conditions},
+            "status": {"phase": "Running", "conditions": conditions, "containerStatuses": [
+                {"name": "engine", "restartCount": 2, "image": "", "imageID": "", "ready": true},
+            ]},
         }))
         .unwrap()
     }
@@ -195,6 +208,7 @@ mod tests {
         ])));
         assert_eq!((seen.ready, seen.progressing, seen.fenced(), seen.leaving), (false, Some(false), true, false));
         assert_eq!((seen.node.as_str(), seen.grant.as_deref()), ("n1", Some("e-1")));
+        assert_eq!((seen.revision.as_str(), seen.restarts), ("r1", 2));
         assert!(seen.open_episode().is_some_and(Episode::awaits_grant));
     }
 

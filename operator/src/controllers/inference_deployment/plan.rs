@@ -14,11 +14,13 @@ use sha2::{Digest, Sha256};
 
 use super::{
     avoid,
-    build::Child,
+    build::{Child, revision},
     escalate::{self, Fleet, Hold, Terms},
     grants,
     observed::{ANNOTATION_DELETION_COST, Observed, PodView},
     quantity,
+    rollout::{self, Course},
+    scaling,
 };
 use crate::controllers::incidents::plan::{IncidentPlan, plan as plan_incidents};
 
@@ -45,6 +47,10 @@ pub struct Plan {
     pub avoid: Vec<Avoided>,
     /// Nodes (and until when) that must be marked before any pod is deleted.
     pub marks: Vec<(String, String)>,
+    /// Which revision the replicas are brought to, and why.
+    pub rollout: Course,
+    /// Why the number of replicas is not the spec's.
+    pub scaling_held: Option<String>,
     /// A node that came under suspicion by what is granted now.
     pub suspect_node: Option<String>,
     /// Pods to annotate.
@@ -64,7 +70,7 @@ pub struct PodPatch {
 }
 
 /// Compares. `desired` is empty when the spec cannot be built; records and budget are kept all the same.
-pub fn plan(observed: &Observed, desired: Vec<Child>, fleet: Option<&Fleet>, now: Timestamp) -> Plan {
+pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>, now: Timestamp) -> Plan {
     let infd = &observed.infd;
     let (recovery, at) = (&infd.spec.recovery, now.to_string());
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
@@ -90,6 +96,8 @@ pub fn plan(observed: &Observed, desired: Vec<Child>, fleet: Option<&Fleet>, now
         suspect_node: escalate::suspect_node(&recent, terms.window, &at).filter(|_| fresh),
         recent,
         hold: terms.hold.clone(),
+        rollout: rollout::steer(observed, &mut desired, now),
+        scaling_held: scaling::steer(observed, &mut desired, now),
         grants,
         ..Plan::default()
     };
@@ -106,7 +114,7 @@ pub fn plan(observed: &Observed, desired: Vec<Child>, fleet: Option<&Fleet>, now
 
 /// The child with its hash, or `None` if the live one has all of it already.
 fn to_apply(mut child: Child, live: Option<&Value>) -> Option<Child> {
-    let digest = Sha256::digest(child.body.to_string().as_bytes());
+    let digest = Sha256::digest(revision::canonical(&child.body).as_bytes());
     let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     child.body["metadata"]["annotations"][ANNOTATION_APPLIED] = Value::String(hash);
     let same = live.is_some_and(|live| covers(live, &child.body));

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::{
     build::selector, escalate::Hold, execute::StepError, observed::EpisodeView, observed::Observed, plan::Plan,
+    rollout::State,
 };
 
 /// The status after a pass: `problems` are the spec's, `errors` those of the writes.
@@ -25,10 +26,13 @@ pub fn status(
     let count = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     let ready = count(pods.iter().filter(|pod| pod.ready).count());
     let generation = infd.metadata.generation.unwrap_or_default();
-    let mut findings = vec![ready_finding(observed, ready, problems)];
-    findings.extend(reconciling(observed, errors));
-    findings.extend(stalled(plan, problems, errors));
+    let mut findings = vec![ready_finding(observed, plan, ready, problems)];
+    let stalled = stalled(plan, problems, errors);
+    // Never both: whoever waits by kstatus would wait for ever for what needs a person.
+    findings.extend(reconciling(observed, plan, errors).filter(|_| stalled.is_none()));
+    findings.extend(stalled);
     findings.extend(held(plan));
+    findings.extend(scaling_held(plan));
     findings.push(progressing(observed));
     findings.push(readable(observed));
     let old = infd.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
@@ -46,6 +50,7 @@ pub fn status(
             recent: plan.recent.clone(),
             avoid: plan.avoid.clone(),
         },
+        rollout: plan.rollout.memory.clone(),
     }
 }
 
@@ -59,10 +64,12 @@ pub fn early(observed: &Observed, plan: &Plan, now: Timestamp) -> InferenceDeplo
     }
 }
 
-fn ready_finding(observed: &Observed, ready: i32, problems: &[String]) -> Finding {
+fn ready_finding(observed: &Observed, plan: &Plan, ready: i32, problems: &[String]) -> Finding {
     let wanted = observed.infd.spec.replicas;
     let (status, reason, message) = if let Some(problem) = problems.first() {
         ("False", Reason::InvalidSpec, problem.clone())
+    } else if let Some((reason, message)) = rollout_failed(plan) {
+        ("False", reason, message)
     } else if rolling_out(observed) {
         ("False", Reason::RolloutInProgress, format!("{ready} of {wanted} replicas ready, rollout in progress"))
     } else if ready < wanted {
@@ -87,12 +94,22 @@ fn rolling_out(observed: &Observed) -> bool {
         || number(&status["replicas"]) != wanted
 }
 
+/// Whoever waits for a rollout waits until it can no longer be taken back.
+fn unproven(observed: &Observed, plan: &Plan) -> bool {
+    let memory = &plan.rollout.memory;
+    observed.infd.spec.replicas > 0 && memory.target != memory.stable
+}
+
 /// kstatus: only while true. Errors that may pass by themselves keep it up.
-fn reconciling(observed: &Observed, errors: &[StepError]) -> Option<Finding> {
+fn reconciling(observed: &Observed, plan: &Plan, errors: &[StepError]) -> Option<Finding> {
     let transient = errors.iter().find(|error| !error.lasting);
     let (reason, message) = match transient {
         Some(error) => (Reason::ApiError, error.to_string()),
         None if rolling_out(observed) => (Reason::RolloutInProgress, "the Deployment rolls out".to_owned()),
+        None if unproven(observed, plan) => {
+            let target = &plan.rollout.memory.target;
+            (Reason::RolloutInProgress, format!("not every replica of revision {target} has proven itself yet"))
+        }
         None => return None,
     };
     Some(Finding { type_: conditions::RECONCILING, status: "True", reason, message })
@@ -108,10 +125,34 @@ fn stalled(plan: &Plan, problems: &[String], errors: &[StepError]) -> Option<Fin
             Reason::Refused,
             format!("{names} already exists and belongs to somebody else: rename this object or remove that one"),
         )
+    } else if let Some(error) = errors.iter().find(|error| error.lasting) {
+        (Reason::Refused, error.to_string())
     } else {
-        (Reason::Refused, errors.iter().find(|error| error.lasting)?.to_string())
+        rollout_failed(plan)?
     };
     Some(Finding { type_: conditions::STALLED, status: "True", reason, message })
+}
+
+/// What runs is not what the spec asks for, and will not be without another spec.
+fn rollout_failed(plan: &Plan) -> Option<(Reason, String)> {
+    match &plan.rollout.state {
+        State::Well => None,
+        State::Failed(why) => Some((Reason::RolloutFailed, why.clone())),
+        State::RolledBack(failed) => {
+            let (revision, target) = (&failed.revision, &plan.rollout.memory.target);
+            let message = format!(
+                "revision {revision} was rolled back to {target}: {}; change the spec, or raise spec.rollout.attempt to try again",
+                failed.message
+            );
+            Some((Reason::RolledBack, message))
+        }
+    }
+}
+
+/// Present only while it is so: an autoscaler's wish waits.
+fn scaling_held(plan: &Plan) -> Option<Finding> {
+    let message = plan.scaling_held.clone()?;
+    Some(Finding { type_: conditions::SCALING_HELD, status: "True", reason: Reason::IncidentOpen, message })
 }
 
 /// Present only while it is so: somebody must look (I2).

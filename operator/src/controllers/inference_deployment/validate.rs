@@ -11,7 +11,7 @@ use crds::{
 };
 use kube::ResourceExt;
 
-use super::build::AGENT_PORT;
+use super::build::{AGENT_PORT, bare_template, overlay};
 
 const DURATION_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -29,6 +29,10 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
             .push(format!("spec.engine.port, spec.gate.port and the agent's {AGENT_PORT} must differ, not {ports:?}"));
     }
     problems.extend(model_problem(spec));
+    let (deadline, soak) = (spec.rollout.progress_deadline_seconds, spec.rollout.soak_seconds);
+    if deadline <= soak {
+        problems.push(format!("spec.rollout: progressDeadlineSeconds {deadline} must be more than soakSeconds {soak}"));
+    }
     let recovery = &spec.recovery;
     for (field, text) in [
         ("unattendedAfter", &recovery.unattended_after),
@@ -48,6 +52,9 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
     }
     for (field, wanted) in [("engine", &spec.engine.resources), ("agent", &spec.agent.resources)] {
         problems.extend(wanted.iter().flat_map(|r| request_problems(field, r)));
+    }
+    if let Some(overlay) = &spec.pod_overlay {
+        problems.extend(overlay::problems(overlay, &bare_template(infd)));
     }
     problems
 }
@@ -103,7 +110,8 @@ mod tests {
     #[test]
     fn each_problem_names_its_field() {
         type Change = fn(&mut InferenceDeployment);
-        let cases: [(&str, Change); 9] = [
+        let cases: [(&str, Change); 10] = [
+            ("must be more than soakSeconds", |o| o.spec.rollout.soak_seconds = 3600),
             ("stabilityWindow", |o| o.spec.recovery.stability_window = "soon".into()),
             ("avoidFor", |o| o.spec.recovery.avoid_for = "for ever".into()),
             ("metadata.name", |o| o.metadata.name = Some("a.b".into())),

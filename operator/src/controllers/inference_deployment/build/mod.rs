@@ -3,8 +3,10 @@
 //! Objects are JSON with only the fields that the operator owns, for server-side apply (P9: a field that is not here
 //! stays its owner's). A test reads each back through the typed API, so that a misspelt field cannot hide.
 
+pub mod overlay;
 mod place;
 mod pod;
+pub mod revision;
 
 use crds::{AGENT_SERVICE_ACCOUNT_SUFFIX, InferenceDeployment, LABEL_DEPLOYMENT, LABEL_ENGINE_KIND};
 use kube::{Resource, ResourceExt, core::ApiResource};
@@ -29,14 +31,15 @@ pub struct Child {
 }
 
 /// The kinds that [`build`] makes, in the order in which they are applied: rights before the pods that need them.
-pub fn kinds() -> [ApiResource; 5] {
+pub fn kinds() -> [ApiResource; 6] {
     use k8s_openapi::api::{apps::v1::Deployment, core::v1::Service, core::v1::ServiceAccount};
-    use k8s_openapi::api::{rbac::v1::Role, rbac::v1::RoleBinding};
+    use k8s_openapi::api::{policy::v1::PodDisruptionBudget, rbac::v1::Role, rbac::v1::RoleBinding};
     [
         ApiResource::erase::<ServiceAccount>(&()),
         ApiResource::erase::<Role>(&()),
         ApiResource::erase::<RoleBinding>(&()),
         ApiResource::erase::<Service>(&()),
+        ApiResource::erase::<PodDisruptionBudget>(&()),
         ApiResource::erase::<Deployment>(&()),
     ]
 }
@@ -65,6 +68,7 @@ pub fn build(infd: &InferenceDeployment) -> Vec<Child> {
                 "Role" => role(),
                 "RoleBinding" => role_binding(infd, &name),
                 "Service" => service(infd),
+                "PodDisruptionBudget" => disruption_budget(infd),
                 _ => deployment(infd),
             };
             body["apiVersion"] = json!(resource.api_version);
@@ -117,28 +121,51 @@ fn service(infd: &InferenceDeployment) -> Value {
     }})
 }
 
+/// Drains of nodes take replicas one after another. One that serves nobody is never in their way.
+fn disruption_budget(infd: &InferenceDeployment) -> Value {
+    json!({"spec": {
+        "maxUnavailable": infd.spec.rollout.max_unavailable,
+        "selector": {"matchLabels": {LABEL_DEPLOYMENT: infd.name_any()}},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }})
+}
+
 fn deployment(infd: &InferenceDeployment) -> Value {
-    let mut pod_labels = labels(&infd.name_any());
-    pod_labels[LABEL_ENGINE_KIND] = json!(pod::kind_name(infd.spec.engine.kind));
+    let rollout = &infd.spec.rollout;
     // A spare GPU is rare: replace in place where devices are asked for, else bring the new one up first.
-    let mut pod_spec = pod::spec(infd);
-    place::keep_away(&mut pod_spec, &avoid_label(&infd.namespace().unwrap_or_default(), &infd.name_any()));
-    let (surge, unavailable) = if asks_for_devices(&infd.spec) { (0, 1) } else { (1, 0) };
+    let surge = rollout.max_surge.unwrap_or(i32::from(!asks_for_devices(&infd.spec)));
+    let unavailable = if surge == 0 { rollout.max_unavailable } else { 0 };
     json!({"spec": {
         "replicas": infd.spec.replicas,
         "selector": {"matchLabels": {LABEL_DEPLOYMENT: infd.name_any()}},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}},
         "revisionHistoryLimit": 3,
-        // loading a large model takes long, and slow is not stalled
-        "progressDeadlineSeconds": 3600,
-        "template": {
-            "metadata": {
-                "labels": pod_labels,
-                "annotations": {"kubectl.kubernetes.io/default-container": "engine"},
-            },
-            "spec": pod_spec,
-        },
+        "minReadySeconds": rollout.soak_seconds,
+        "progressDeadlineSeconds": rollout.progress_deadline_seconds,
+        "template": template(infd),
     }})
+}
+
+/// The pod template with the user's overlay and its revision.
+fn template(infd: &InferenceDeployment) -> Value {
+    let mut template = bare_template(infd);
+    if let Some(overlay) = &infd.spec.pod_overlay {
+        overlay::merge(&mut template, overlay, &pod::security());
+    }
+    // after the overlay: nobody's own affinity takes the rule away
+    place::keep_away(&mut template["spec"], &avoid_label(&infd.namespace().unwrap_or_default(), &infd.name_any()));
+    revision::stamp(&mut template, infd.spec.rollout.attempt);
+    template
+}
+
+/// The pod template as the operator alone builds it.
+pub fn bare_template(infd: &InferenceDeployment) -> Value {
+    let mut labels = labels(&infd.name_any());
+    labels[LABEL_ENGINE_KIND] = json!(pod::kind_name(infd.spec.engine.kind));
+    json!({
+        "metadata": {"labels": labels, "annotations": {"kubectl.kubernetes.io/default-container": "engine"}},
+        "spec": pod::spec(infd),
+    })
 }
 
 #[cfg(test)]
@@ -160,7 +187,8 @@ mod tests {
             typed::<k8s_openapi::api::rbac::v1::Role>(&children[1]);
             typed::<k8s_openapi::api::rbac::v1::RoleBinding>(&children[2]);
             typed::<k8s_openapi::api::core::v1::Service>(&children[3]);
-            typed::<k8s_openapi::api::apps::v1::Deployment>(&children[4]);
+            typed::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(&children[4]);
+            typed::<k8s_openapi::api::apps::v1::Deployment>(&children[5]);
         }
     }
 
@@ -172,7 +200,7 @@ mod tests {
 
     #[test]
     fn deployment_of_a_vllm_engine() {
-        insta::assert_json_snapshot!(build(&infd_vllm("llama"))[4].body);
+        insta::assert_json_snapshot!(build(&infd_vllm("llama"))[5].body);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crds::{
     InferenceDeployment,
     fence::ANNOTATION_FENCE,
     inference_deployment::{EngineKind, EnvVar, ImagePullPolicy, RecoveryMode, Resources},
+    rollout::Proof,
 };
 use kube::ResourceExt;
 use serde_json::{Value, json};
@@ -88,7 +89,9 @@ fn agent_args(infd: &InferenceDeployment) -> Vec<String> {
         ("--recovery-mode", mode.to_owned()),
         ("--unattended-after", recovery.unattended_after.clone()),
     ];
-    let words = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+    let proof = (spec.rollout.proof == Proof::Token)
+        .then(|| ("--prove-through", format!("http://127.0.0.1:{}", spec.gate.port)));
+    let words = flags.into_iter().chain(proof).flat_map(|(flag, value)| [flag.to_owned(), value]);
     ["agent".to_owned(), "supervise".to_owned()].into_iter().chain(words).collect()
 }
 
@@ -221,7 +224,8 @@ fn notes() -> Value {
     ]}})
 }
 
-fn security() -> Value {
+/// No right at all.
+pub fn security() -> Value {
     json!({
         "allowPrivilegeEscalation": false,
         "readOnlyRootFilesystem": true,

@@ -1,0 +1,278 @@
+//! P11: every field of the spec has an effect that can be seen, with it and without it. The table must name each field that the
+//! generated schema has, and no other: a field that is added without a row here, or whose effect is lost, fails.
+
+use std::collections::BTreeSet;
+
+use crds::{InferenceDeployment, LABEL_REVISION};
+use jiff::Timestamp;
+use kube::CustomResourceExt;
+use serde_json::{Value, json};
+
+use super::{
+    build::{build, revision},
+    observed::{Observed, PodView},
+    plan::plan,
+    testing::{healthy, infd, pod},
+    validate::validate,
+};
+
+/// Where a change is seen.
+enum Seen {
+    /// This text is in the children only with it.
+    Children(&'static str),
+    /// This text is in the plan for a troubled world only with it.
+    Plan(&'static str),
+    /// This text is in that plan only without it.
+    PlanLoses(&'static str),
+}
+use Seen::{Children, Plan, PlanLoses};
+
+/// Path, what is changed in the spec (a merge patch), and where it shows.
+fn table() -> Vec<(&'static str, Value, Seen)> {
+    let engine = |value: Value| json!({"engine": value});
+    let env = |value: Value| json!({"engine": {"env": [value]}});
+    let from =
+        |source: &str| env(json!({"name": "A", "valueFrom": {source: {"name": "that-name", "key": "that-key"}}}));
+    let pvc = json!({"model": {"source": {"file": null, "pvc": {"claimName": "that-claim", "path": "that/path"}}}});
+    let recovery = |value: Value| json!({"recovery": value});
+    let rollout = |value: Value| json!({"rollout": value});
+    let overlay = |value: Value| json!({"podOverlay": value});
+    vec![
+        ("replicas", json!({"replicas": 7}), Children("\"replicas\":7")),
+        ("model.source.file.path", json!({"model": {"source": {"file": {"path": "/that"}}}}), Children("\"/that\"")),
+        ("model.source.pvc.claimName", pvc.clone(), Children("\"claimName\":\"that-claim\"")),
+        ("model.source.pvc.path", pvc, Children("/models/that/path")),
+        (
+            "engine.kind",
+            engine(json!({"kind": "SGLang"})),
+            Children("\"inference.truebeat.io/engine-kind\":\"SGLang\""),
+        ),
+        ("engine.image", engine(json!({"image": "that:1"})), Children("that:1")),
+        (
+            "engine.imagePullPolicy",
+            engine(json!({"imagePullPolicy": "Always"})),
+            Children("\"imagePullPolicy\":\"Always\""),
+        ),
+        ("engine.command[]", engine(json!({"command": ["that-program"]})), Children("that-program")),
+        ("engine.args[]", engine(json!({"args": ["--that"]})), Children("\"--that\"")),
+        ("engine.env[].name", env(json!({"name": "THAT"})), Children("\"THAT\"")),
+        ("engine.env[].value", env(json!({"name": "A", "value": "that"})), Children("\"that\"")),
+        (
+            "engine.env[].valueFrom.secretKeyRef.name",
+            from("secretKeyRef"),
+            Children("\"secretKeyRef\":{\"key\":\"that-key\",\"name\":\"that-name\"}"),
+        ),
+        ("engine.env[].valueFrom.secretKeyRef.key", from("secretKeyRef"), Children("that-key")),
+        ("engine.env[].valueFrom.configMapKeyRef.name", from("configMapKeyRef"), Children("that-name")),
+        (
+            "engine.env[].valueFrom.configMapKeyRef.key",
+            from("configMapKeyRef"),
+            Children("\"configMapKeyRef\":{\"key\":\"that-key\",\"name\":\"that-name\"}"),
+        ),
+        (
+            "engine.resources.requests{}",
+            engine(json!({"resources": {"requests": {"cpu": "77m"}}})),
+            Children("\"requests\":{\"cpu\":\"77m\"}"),
+        ),
+        (
+            "engine.resources.limits{}",
+            engine(json!({"resources": {"limits": {"cpu": "77m"}}})),
+            Children("\"limits\":{\"cpu\":\"77m\"}"),
+        ),
+        ("engine.port", engine(json!({"port": 8777})), Children("http://127.0.0.1:8777")),
+        ("agent.image", json!({"agent": {"image": "that:1"}}), Children("that:1")),
+        (
+            "agent.imagePullPolicy",
+            json!({"agent": {"imagePullPolicy": "Always"}}),
+            Children("\"imagePullPolicy\":\"Always\""),
+        ),
+        (
+            "agent.resources.requests{}",
+            json!({"agent": {"resources": {"requests": {"cpu": "77m"}}}}),
+            Children("\"requests\":{\"cpu\":\"77m\"}"),
+        ),
+        (
+            "agent.resources.limits{}",
+            json!({"agent": {"resources": {"limits": {"cpu": "77m"}}}}),
+            Children("\"limits\":{\"cpu\":\"77m\"}"),
+        ),
+        ("recovery.mode", recovery(json!({"mode": "Observe"})), Children("\"--recovery-mode\",\"Observe\"")),
+        ("recovery.maxUnavailable", recovery(json!({"maxUnavailable": 2})), Plan("Grant { episode: \"e-b\"")),
+        (
+            "recovery.lastReplica",
+            recovery(json!({"lastReplica": "Fence"})),
+            PlanLoses("\"truebeat.io/last-serving\": Some"),
+        ),
+        ("recovery.holdPercent", recovery(json!({"holdPercent": 50})), Plan("3 of 5 replicas stall at once")),
+        (
+            "recovery.restartsBeforeReplace",
+            recovery(json!({"restartsBeforeReplace": 1})),
+            Plan("pod_uid: \"uid-a\", action: Replace"),
+        ),
+        (
+            "recovery.stabilityWindow",
+            recovery(json!({"stabilityWindow": "1h"})),
+            Plan("pod_uid: \"uid-a\", action: Replace"),
+        ),
+        (
+            "recovery.unattendedAfter",
+            recovery(json!({"unattendedAfter": "77m"})),
+            Children("\"--unattended-after\",\"77m\""),
+        ),
+        (
+            "recovery.unattendedWindow",
+            recovery(json!({"unattendedWindow": "77m"})),
+            Children("\"TRUEBEAT_UNATTENDED_WINDOW\",\"value\":\"77m\""),
+        ),
+        ("drainSeconds", json!({"drainSeconds": 77}), Children("/drain?timeout_s=77")),
+        ("gate.port", json!({"gate": {"port": 8777}}), Children("\"targetPort\":8777")),
+        ("rollout.proof", rollout(json!({"proof": "None"})), Children("\"--unattended-after\",\"5m\"]")),
+        ("rollout.soakSeconds", rollout(json!({"soakSeconds": 77})), Children("\"minReadySeconds\":77")),
+        (
+            "rollout.progressDeadlineSeconds",
+            rollout(json!({"progressDeadlineSeconds": 777})),
+            Children("\"progressDeadlineSeconds\":777"),
+        ),
+        ("rollout.maxSurge", rollout(json!({"maxSurge": 7})), Children("\"maxSurge\":7")),
+        (
+            "rollout.maxUnavailable",
+            rollout(json!({"maxUnavailable": 7})),
+            Children("\"maxUnavailable\":7,\"selector\""),
+        ),
+        ("rollout.toleratedStalls", rollout(json!({"toleratedStalls": 3})), PlanLoses("RolledBack(")),
+        ("rollout.onFailure", rollout(json!({"onFailure": "Hold"})), Plan("the policy is to hold")),
+        ("rollout.attempt", rollout(json!({"attempt": 1})), PlanLoses(FIRST_REVISION)),
+        (
+            "scaling.duringIncidents",
+            json!({"scaling": {"duringIncidents": "Hold"}}),
+            Plan("5 replicas are wanted, 4 stay"),
+        ),
+        (
+            "scaling.holdSecondsMax",
+            json!({"scaling": {"duringIncidents": "Hold", "holdSecondsMax": 1}}),
+            PlanLoses("5 replicas are wanted, 4 stay"),
+        ),
+        (
+            "podOverlay.metadata.labels{}",
+            overlay(json!({"metadata": {"labels": {"that": "label"}}})),
+            Children("\"that\":\"label\""),
+        ),
+        (
+            "podOverlay.metadata.annotations{}",
+            overlay(json!({"metadata": {"annotations": {"that": "note"}}})),
+            Children("\"that\":\"note\""),
+        ),
+        (
+            "podOverlay.spec",
+            overlay(json!({"spec": {"nodeSelector": {"that": "node"}}})),
+            Children("\"nodeSelector\":{\"that\":\"node\"}"),
+        ),
+    ]
+}
+
+/// Stands for the revision of the unchanged spec, which is known only at run time.
+const FIRST_REVISION: &str = "(first revision)";
+
+fn spec_with(patch: &Value) -> InferenceDeployment {
+    let mut object = serde_json::to_value(infd("chat")).unwrap();
+    object["spec"]["replicas"] = json!(5);
+    merge(&mut object["spec"], patch);
+    serde_json::from_value(object).unwrap()
+}
+
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else { return *target = patch.clone() };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    let map = target.as_object_mut().unwrap();
+    for (name, value) in patch {
+        match value {
+            Value::Null => drop(map.remove(name)),
+            value => merge(map.entry(name).or_insert(Value::Null), value),
+        }
+    }
+}
+
+fn children(infd: &InferenceDeployment) -> String {
+    build(infd).iter().map(|child| revision::canonical(&child.body)).collect()
+}
+
+/// Five replicas wanted, four allowed by the Deployment; three of a new revision stall, one of the old serves alone, one starts. The
+/// first was restarted a minute ago and a quarter of an hour ago.
+fn troubled(infd: &InferenceDeployment) -> String {
+    let template = build(infd).pop().unwrap().body["spec"]["template"].take();
+    let new = revision::of(&template).to_owned();
+    let mut old = template.clone();
+    old["metadata"]["labels"][LABEL_REVISION] = json!("old");
+    let live = json!({"spec": {"replicas": 4, "template": template}, "status": {}});
+    let sets = json!([{"spec": {"template": old}}]);
+    let starting = PodView { ready: false, progressing: None, ..healthy("e") };
+    let stalled = [("a", 1), ("b", 2), ("c", 3)].map(|(name, second)| pod(name, "Stalled", second));
+    let of = |revision: &str, pod: PodView| PodView { revision: revision.to_owned(), ..pod };
+    let mut pods: Vec<PodView> = stalled.into_iter().chain([starting]).map(|pod| of(&new, pod)).collect();
+    pods.push(of("old", healthy("d")));
+    let mut infd = infd.clone();
+    let status = infd.status.get_or_insert_default();
+    status.rollout.stable = "old".to_owned();
+    status.recovery.recent = ["2025-12-31T23:45:00Z", "2025-12-31T23:59:30Z"]
+        .map(|at| crds::PastGrant { pod_uid: "uid-a".into(), granted_at: at.into(), ..Default::default() })
+        .into();
+    let children = [("Deployment".to_owned(), live), ("ReplicaSet".to_owned(), sets)].into();
+    let now: Timestamp = "2026-01-01T00:00:30Z".parse().unwrap();
+    let desired = build(&infd);
+    let plan =
+        plan(&Observed { infd, children, pods, incidents: Vec::new(), nodes: Default::default() }, desired, None, now);
+    format!("{plan:?}")
+}
+
+#[test]
+fn every_field_has_an_effect_with_it_and_without_it() {
+    let first = build(&spec_with(&json!({}))).pop().unwrap().body["spec"]["template"].take();
+    let first = revision::of(&first).to_owned();
+    for (path, patch, seen) in table() {
+        // what only sets the stage for the field stands on both sides
+        let without = match path {
+            "scaling.holdSecondsMax" => json!({"scaling": {"duringIncidents": "Hold"}}),
+            _ => json!({}),
+        };
+        let (with, without) = (spec_with(&patch), spec_with(&without));
+        assert_eq!(validate(&with), Vec::<String>::new(), "{path}");
+        let (text, present, absent) = match seen {
+            Children(text) => (text, children(&with), children(&without)),
+            Plan(text) => (text, troubled(&with), troubled(&without)),
+            PlanLoses(text) => (text, troubled(&without), troubled(&with)),
+        };
+        let text = if text == FIRST_REVISION { first.as_str() } else { text };
+        assert!(present.contains(text), "{path}: not there: {text}\n{present}");
+        assert!(!absent.contains(text), "{path}: there without the field too: {text}\n{absent}");
+    }
+}
+
+#[test]
+fn the_table_names_every_field_of_the_schema_and_no_other() {
+    let crd = serde_json::to_value(InferenceDeployment::crd()).unwrap();
+    let mut fields = BTreeSet::new();
+    leaves("", &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"], &mut fields);
+    let named: BTreeSet<String> = table().into_iter().map(|(path, ..)| path.to_owned()).collect();
+    let missing: Vec<_> = fields.difference(&named).collect();
+    let unknown: Vec<_> = named.difference(&fields).collect();
+    assert!(
+        missing.is_empty() && unknown.is_empty(),
+        "without an effect test: {missing:?}; no such field: {unknown:?}"
+    );
+    assert_eq!(table().len(), named.len(), "a field is named twice");
+}
+
+fn leaves(path: &str, schema: &Value, fields: &mut BTreeSet<String>) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    if let Some(properties) = schema["properties"].as_object() {
+        properties.iter().for_each(|(name, schema)| leaves(&below(name), schema, fields));
+    } else if schema["items"].is_object() {
+        leaves(&format!("{path}[]"), &schema["items"], fields);
+    } else if schema["additionalProperties"].is_object() {
+        fields.insert(format!("{path}{{}}"));
+    } else {
+        fields.insert(path.to_owned());
+    }
+}

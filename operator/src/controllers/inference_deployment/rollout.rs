@@ -1,0 +1,212 @@
+//! Progress-gated rollouts, pure: which revision the replicas are brought to, when a new one has failed, and where to go back to.
+//!
+//! Kubernetes' own rolling update is the motor. A new replica is ready only when it delivers (the agent's word, by its readiness), counts
+//! after `soakSeconds`, and no further one is replaced before. What is added here is the judgement: a new revision whose replicas stall,
+//! crash or never come to count is taken back, and it is remembered as failed before anything is changed, so that no crash and no other
+//! leader tries it once more. The spec stays what its author wrote; the status tells what runs instead.
+
+use crds::rollout::{FailedRevision, FailureReason, OnFailure, Rollout, RolloutStatus};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{
+    build::{Child, revision},
+    observed::{Observed, PodView},
+};
+
+/// An engine that has ended this often and never served crashes.
+const CRASHES_MIN: i32 = 3;
+const FAILED_MAX: usize = 10;
+
+/// Where a look at a rollout came to.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Course {
+    /// The memory after this look.
+    pub memory: RolloutStatus,
+    pub state: State,
+}
+
+/// How it goes.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum State {
+    /// As it should, or there is no rollout.
+    #[default]
+    Well,
+    /// The revision of the spec has failed; the last good one stands in its place.
+    RolledBack(FailedRevision),
+    /// It has failed and stays as far as it has come; why, for people.
+    Failed(String),
+}
+
+/// Is the history of templates needed to decide? Only while another revision than the last good one is wanted or stands.
+pub fn needs_history(memory: &RolloutStatus, deployment: Option<&Value>) -> bool {
+    let standing = deployment.map(|live| revision::of(&live["spec"]["template"])).unwrap_or_default();
+    !memory.stable.is_empty() && (standing != memory.stable || !memory.failed.is_empty())
+}
+
+/// Judges the rollout, and puts the last good template into the wanted Deployment where the spec's own has failed.
+pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Course {
+    let policy = &observed.infd.spec.rollout;
+    let mut memory = observed.infd.status.as_ref().map(|status| status.rollout.clone()).unwrap_or_default();
+    let Some(child) = desired.iter_mut().find(|child| child.resource.kind == "Deployment") else {
+        return Course { memory, state: State::Well };
+    };
+    let template = &mut child.body["spec"]["template"];
+    let wanted = revision::of(template).to_owned();
+    if complete(observed, &wanted) {
+        memory.stable.clone_from(&wanted);
+        memory.failed.retain(|failed| failed.revision != wanted);
+    }
+    let mut state = State::Well;
+    if memory.stable != wanted {
+        let known = memory.failed.iter().find(|failed| failed.revision == wanted).cloned();
+        if let Some(failure) = known.or_else(|| failure(observed, &wanted, now)) {
+            state = match good_template(observed, &memory.stable).filter(|_| policy.on_failure == OnFailure::RollBack) {
+                Some(good) => {
+                    *template = good;
+                    remember(&mut memory.failed, &failure);
+                    State::RolledBack(failure)
+                }
+                None => State::Failed(why_not_back(policy, &memory.stable, &failure)),
+            };
+        }
+    }
+    revision::of(template).clone_into(&mut memory.target);
+    Course { memory, state }
+}
+
+fn why_not_back(policy: &Rollout, stable: &str, failure: &FailedRevision) -> String {
+    let why = match policy.on_failure {
+        OnFailure::Hold => "the policy is to hold".to_owned(),
+        OnFailure::RollBack if stable.is_empty() => "there is no earlier revision to go back to".to_owned(),
+        OnFailure::RollBack => format!("no ReplicaSet of the last good revision {stable} is left to go back to"),
+    };
+    format!("revision {}: {}; {why}", failure.revision, failure.message)
+}
+
+fn remember(failed: &mut Vec<FailedRevision>, failure: &FailedRevision) {
+    if !failed.contains(failure) {
+        failed.push(failure.clone());
+        failed.drain(..failed.len().saturating_sub(FAILED_MAX));
+    }
+}
+
+/// Does every replica run `wanted`, and has each shown that it delivers for as long as the policy asks?
+fn complete(observed: &Observed, wanted: &str) -> bool {
+    let Some(live) = observed.children.get("Deployment") else { return false };
+    let (metadata, spec, status) = (&live["metadata"], &live["spec"], &live["status"]);
+    let replicas = number(&spec["replicas"]);
+    let pods: Vec<&PodView> = observed.pods.iter().filter(|pod| !pod.leaving).collect();
+    let serves = |pod: &&PodView| {
+        pod.revision == wanted && pod.ready && pod.progressing == Some(true) && pod.open_episode().is_none()
+    };
+    revision::of(&spec["template"]) == wanted
+        && number(&status["observedGeneration"]) >= number(&metadata["generation"])
+        && replicas > 0
+        && number(&status["updatedReplicas"]) == replicas
+        && number(&status["availableReplicas"]) == replicas
+        && i64::try_from(pods.len()) == Ok(replicas)
+        && pods.iter().all(serves)
+}
+
+/// Why the revision `wanted` has failed, if it has.
+fn failure(observed: &Observed, wanted: &str, now: Timestamp) -> Option<FailedRevision> {
+    let (reason, message) = stalls(observed, wanted)
+        .map(|message| (FailureReason::ReplicaStalled, message))
+        .or_else(|| crashes(observed, wanted).map(|message| (FailureReason::ReplicaCrashes, message)))
+        .or_else(|| late(observed, wanted).map(|message| (FailureReason::NoProgress, message)))?;
+    Some(FailedRevision { revision: wanted.to_owned(), reason, message, at: now.to_string() })
+}
+
+/// More confirmed stalls of new replicas than the policy bears. Where old ones stall as well the revision is not to blame, and in the
+/// first rollout of all there is nothing that would be better: recovery is what helps.
+fn stalls(observed: &Observed, wanted: &str) -> Option<String> {
+    let memory = observed.infd.status.as_ref().map(|status| &status.rollout);
+    if memory.is_none_or(|memory| memory.stable.is_empty()) {
+        return None;
+    }
+    let stalled = |pod: &&PodView| {
+        pod.open_episode().filter(|episode| episode.stage != "Suspect" && episode.class != "Dead").is_some()
+    };
+    let (new, old): (Vec<&PodView>, Vec<&PodView>) =
+        observed.pods.iter().filter(|pod| !pod.leaving).partition(|pod| pod.revision == wanted);
+    if old.iter().any(stalled) {
+        return None;
+    }
+    let mut episodes: Vec<(&str, &str, &str)> = new
+        .iter()
+        .filter(|pod| stalled(pod))
+        .filter_map(|pod| Some((pod.open_episode()?, pod.name.as_str())))
+        .map(|(episode, pod)| (episode.id.as_str(), pod, episode.class.as_str()))
+        .collect();
+    let past = observed.incidents.iter().filter(|incident| {
+        let confirmed = incident.status.as_ref().is_some_and(|status| status.timeline.confirmed_at.is_some());
+        confirmed && incident.spec.class != "Dead" && new.iter().any(|pod| pod.uid == incident.spec.pod_uid)
+    });
+    episodes.extend(past.map(|i| (i.spec.episode_id.as_str(), i.spec.pod.as_str(), i.spec.class.as_str())));
+    episodes.sort_unstable();
+    episodes.dedup_by_key(|(id, ..)| *id);
+    let tolerated = usize::try_from(observed.infd.spec.rollout.tolerated_stalls).unwrap_or(0);
+    let (_, pod, class) = *episodes.get(tolerated)?;
+    Some(format!("new replica {pod} makes no progress ({class}), {} confirmed in all", count(episodes.len(), "stall")))
+}
+
+fn crashes(observed: &Observed, wanted: &str) -> Option<String> {
+    let crashes = |pod: &&PodView| !pod.leaving && pod.revision == wanted && !pod.ready && pod.restarts >= CRASHES_MIN;
+    let pod = observed.pods.iter().find(crashes)?;
+    Some(format!("the engine of new replica {} ended {} times and does not serve", pod.name, pod.restarts))
+}
+
+/// The Deployment's own clock, which runs over operators: no new replica came to count in time.
+fn late(observed: &Observed, wanted: &str) -> Option<String> {
+    let live = observed.children.get("Deployment")?;
+    let status = &live["status"];
+    let current = number(&status["observedGeneration"]) >= number(&live["metadata"]["generation"]);
+    if !current || revision::of(&live["spec"]["template"]) != wanted {
+        return None;
+    }
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    let overdue = conditions.any(|c| c["type"] == "Progressing" && c["reason"] == "ProgressDeadlineExceeded");
+    let seconds = observed.infd.spec.rollout.progress_deadline_seconds;
+    overdue.then(|| format!("no new replica came to deliver within {seconds} s"))
+}
+
+/// The template of the last good revision, as the Deployment's history has it, and as it was applied: without what the controller adds.
+fn good_template(observed: &Observed, stable: &str) -> Option<Value> {
+    if stable.is_empty() {
+        return None;
+    }
+    let sets = observed.children.get("ReplicaSet").and_then(Value::as_array);
+    let of_sets = sets.into_iter().flatten().map(|set| &set["spec"]["template"]);
+    let standing = observed.children.get("Deployment").map(|live| &live["spec"]["template"]);
+    let mut template = of_sets.chain(standing).find(|template| revision::of(template) == stable)?.clone();
+    if let Some(labels) = template["metadata"]["labels"].as_object_mut() {
+        labels.remove("pod-template-hash");
+    }
+    without_nulls(&mut template);
+    Some(template)
+}
+
+/// An apply takes a null for a wish.
+fn without_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, value| !value.is_null());
+            map.values_mut().for_each(without_nulls);
+        }
+        Value::Array(list) => list.iter_mut().for_each(without_nulls),
+        _ => {}
+    }
+}
+
+fn number(value: &Value) -> i64 {
+    value.as_i64().unwrap_or_default()
+}
+
+fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+#[path = "rollout_tests.rs"]
+mod tests;

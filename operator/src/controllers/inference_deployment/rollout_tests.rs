@@ -1,0 +1,211 @@
+//! Rollouts as small histories: what stands, what is wanted, what the new replicas do.
+
+use super::*;
+use crate::controllers::inference_deployment::{
+    build::build,
+    testing::{healthy, infd, pod},
+};
+use crds::{EngineIncident, InferenceDeployment, LABEL_REVISION};
+use serde_json::json;
+
+fn now() -> Timestamp {
+    "2026-01-01T00:02:00Z".parse().unwrap()
+}
+
+fn template(infd: &InferenceDeployment) -> Value {
+    build(infd).pop().unwrap().body["spec"]["template"].take()
+}
+
+fn revised(image: &str) -> InferenceDeployment {
+    let mut object = infd("chat");
+    object.spec.engine.image = image.to_owned();
+    object
+}
+
+fn of_revision(revision: &str, pod: PodView) -> PodView {
+    PodView { revision: revision.to_owned(), ..pod }
+}
+
+/// A Deployment that runs the good revision, and a spec that wants another: `new` are the replicas of that.
+struct Bench {
+    observed: Observed,
+    good: String,
+    bad: String,
+}
+
+impl Bench {
+    fn new(new: Vec<PodView>) -> Self {
+        let (old, wanted) = (template(&infd("chat")), revised("engine:2"));
+        let (good, bad) = (revision::of(&old).to_owned(), revision::of(&template(&wanted)).to_owned());
+        let mut set = old.clone();
+        set["metadata"]["labels"]["pod-template-hash"] = json!("5d8f");
+        set["metadata"]["creationTimestamp"] = Value::Null;
+        let live = json!({
+            "metadata": {"generation": 2},
+            "spec": {"replicas": 2, "template": template(&wanted)},
+            "status": {"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2},
+        });
+        let sets = json!([{"spec": {"template": template(&wanted)}}, {"spec": {"template": set}}]);
+        let children = [("Deployment".to_owned(), live), ("ReplicaSet".to_owned(), sets)].into();
+        let mut pods = vec![of_revision(&good, healthy("a")), of_revision(&good, healthy("b"))];
+        pods.extend(new.into_iter().map(|pod| of_revision(&bad, pod)));
+        let mut observed = Observed { infd: wanted, children, pods, incidents: Vec::new(), nodes: Default::default() };
+        observed.infd.status.get_or_insert_default().rollout.stable.clone_from(&good);
+        Bench { observed, good, bad }
+    }
+
+    fn look(&self) -> (Course, Value) {
+        let mut desired = build(&self.observed.infd);
+        let course = steer(&self.observed, &mut desired, now());
+        (course, desired.pop().unwrap().body["spec"]["template"].take())
+    }
+
+    /// The reason of the failure that was found, `Failed`, or nothing.
+    fn word(&self) -> String {
+        match self.look().0.state {
+            State::Well => String::new(),
+            State::RolledBack(failed) => format!("{:?}", failed.reason),
+            State::Failed(_) => "Failed".to_owned(),
+        }
+    }
+}
+
+#[test]
+fn a_new_replica_that_stalls_takes_its_revision_back() {
+    let bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    let (course, template) = bench.look();
+    let State::RolledBack(failed) = &course.state else { panic!("{course:?}") };
+    assert_eq!((failed.reason, failed.revision.as_str()), (FailureReason::ReplicaStalled, bench.bad.as_str()));
+    assert!(failed.message.contains("new replica c") && failed.message.contains("StepStalled"), "{}", failed.message);
+    assert_eq!((&course.memory.target, &course.memory.stable), (&bench.good, &bench.good));
+    assert_eq!(course.memory.failed, std::slice::from_ref(failed));
+    assert_eq!(
+        template,
+        self::template(&infd("chat")),
+        "to the byte what stood there before, without the controller's own"
+    );
+}
+
+#[test]
+fn what_failed_once_is_not_tried_again_and_another_spec_is() {
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    let first = bench.look().0;
+    bench.observed.infd.status.as_mut().unwrap().rollout = first.memory.clone();
+    bench.observed.pods.pop(); // it is gone with its revision
+    let later = bench.look().0;
+    assert_eq!(later, first, "remembered, to the time of it: quiescent is silent (P7)");
+    bench.observed.infd.spec.engine.image = "engine:3".to_owned();
+    let fixed = bench.look().0;
+    assert_eq!((fixed.state, fixed.memory.failed.len()), (State::Well, 1));
+    assert_ne!(fixed.memory.target, bench.good);
+    bench.observed.infd.spec.engine.image = "engine:2".to_owned();
+    assert_eq!(bench.word(), "ReplicaStalled", "the same spec again is the same revision");
+    bench.observed.infd.spec.rollout.attempt = 1;
+    assert_eq!(bench.word(), "", "somebody wants it tried once more");
+    bench.observed.infd.spec = infd("chat").spec;
+    assert_eq!(bench.look().0.state, State::Well, "a revert in Git is the good revision itself");
+}
+
+#[test]
+fn only_what_speaks_against_the_revision_counts() {
+    let suspect = pod("c", "Suspect", 1);
+    let recovered = pod("c", "Recovered", 1);
+    let leaving = PodView { leaving: true, ..pod("c", "Stalled", 1) };
+    for new in [suspect, recovered, leaving] {
+        assert_eq!(Bench::new(vec![new]).word(), "");
+    }
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    bench.observed.pods[0] = of_revision(&bench.good, pod("a", "Stalled", 1));
+    assert_eq!(bench.word(), "", "an old one stalls as well: a common cause");
+}
+
+#[test]
+fn as_many_stalls_as_the_policy_bears() {
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    bench.observed.infd.spec.rollout.tolerated_stalls = 1;
+    assert_eq!(bench.word(), "");
+    let past: EngineIncident = serde_json::from_value(json!({
+        "metadata": {"name": "i"},
+        "spec": {"deployment": "chat", "pod": "c", "podUid": "uid-c", "class": "Livelock", "episodeId": "e-before"},
+        "status": {"stage": "Recovered", "timeline": {"confirmedAt": "2026-01-01T00:00:00Z"}, "outcome": "Recovered"},
+    }))
+    .unwrap();
+    bench.observed.incidents.push(past);
+    assert_eq!(bench.word(), "ReplicaStalled", "one that it recovered from, and this one");
+}
+
+#[test]
+fn crashes_and_silence_have_names_of_their_own() {
+    let new = |ready, restarts| PodView { ready, restarts, progressing: None, ..healthy("c") };
+    assert_eq!(Bench::new(vec![new(false, 2)]).word(), "");
+    assert_eq!(Bench::new(vec![new(true, 5)]).word(), "", "it serves now");
+    assert_eq!(Bench::new(vec![new(false, 3)]).word(), "ReplicaCrashes");
+    let mut bench = Bench::new(vec![new(false, 0)]);
+    let overdue = json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]);
+    bench.observed.children.get_mut("Deployment").unwrap()["status"]["conditions"] = overdue;
+    assert_eq!(bench.word(), "NoProgress");
+    bench.observed.children.get_mut("Deployment").unwrap()["metadata"]["generation"] = json!(3);
+    assert_eq!(bench.word(), "", "that was said of an earlier template");
+}
+
+#[test]
+fn without_a_way_back_it_fails_where_it_stands() {
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    bench.observed.infd.spec.rollout.on_failure = OnFailure::Hold;
+    let (course, template) = bench.look();
+    assert!(matches!(&course.state, State::Failed(why) if why.contains("to hold")), "{course:?}");
+    assert_eq!((course.memory.failed.len(), revision::of(&template)), (0, bench.bad.as_str()));
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    bench.observed.children.remove("ReplicaSet");
+    assert!(matches!(bench.look().0.state, State::Failed(why) if why.contains("no ReplicaSet of the last good")));
+    let mut first = Bench::new(vec![pod("c", "Stalled", 1)]);
+    first.observed.infd.status = None;
+    assert_eq!(first.word(), "", "a stall in the first rollout of all is recovery's affair");
+    first.observed.pods = vec![of_revision(&first.bad, PodView { ready: false, restarts: 9, ..healthy("c") })];
+    assert!(matches!(first.look().0.state, State::Failed(why) if why.contains("no earlier revision")));
+}
+
+#[test]
+fn a_revision_is_good_when_every_replica_has_shown_it() {
+    let mut bench = Bench::new(Vec::new());
+    let stable = |bench: &Bench| bench.look().0.memory.stable == bench.bad;
+    bench.observed.pods = vec![of_revision(&bench.bad, healthy("c")), of_revision(&bench.bad, healthy("d"))];
+    assert!(!stable(&bench), "the Deployment does not count them yet");
+    let live = bench.observed.children.get_mut("Deployment").unwrap();
+    live["status"] = json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2});
+    assert!(stable(&bench));
+    bench.observed.children.get_mut("Deployment").unwrap()["status"]["availableReplicas"] = json!(1);
+    assert!(!stable(&bench), "one has not served for long enough");
+    bench.observed.children.get_mut("Deployment").unwrap()["status"]["availableReplicas"] = json!(2);
+    let silent = PodView { progressing: None, ..healthy("d") };
+    for other in [of_revision(&bench.good, healthy("d")), of_revision(&bench.bad, silent), pod("d", "Suspect", 1)] {
+        bench.observed.pods[1] = other;
+        assert!(!stable(&bench));
+    }
+    bench.observed.pods.clear();
+    bench.observed.children.get_mut("Deployment").unwrap()["spec"]["replicas"] = json!(0);
+    assert!(!stable(&bench), "none has shown nothing");
+}
+
+#[test]
+fn the_memory_is_bounded_and_history_is_read_only_where_it_matters() {
+    let mut failed = Vec::new();
+    for n in 0..15 {
+        let failure = FailedRevision { revision: n.to_string(), ..FailedRevision::default() };
+        remember(&mut failed, &failure);
+        remember(&mut failed, &failure);
+    }
+    assert_eq!((failed.len(), failed[9].revision.as_str()), (FAILED_MAX, "14"));
+    let live = |revision: &str| json!({"spec": {"template": {"metadata": {"labels": {LABEL_REVISION: revision}}}}});
+    let memory = RolloutStatus { stable: "s".to_owned(), ..RolloutStatus::default() };
+    assert!(!needs_history(&RolloutStatus::default(), None) && !needs_history(&memory, Some(&live("s"))));
+    assert!(needs_history(&memory, Some(&live("r"))) && needs_history(&memory, None));
+    assert!(needs_history(&RolloutStatus { failed, ..memory }, Some(&live("s"))));
+}
+
+#[test]
+fn a_spec_that_cannot_be_built_forgets_nothing() {
+    let bench = Bench::new(Vec::new());
+    let course = steer(&bench.observed, &mut [], now());
+    assert_eq!((course.state, course.memory.stable), (State::Well, bench.good));
+}
