@@ -36,6 +36,8 @@ use crate::client::{CallError, Calls};
 
 /// While something is open the world is looked at this often even if every watch is silent.
 const RECHECK_OPEN: Duration = Duration::from_secs(2);
+/// While an object of somebody else has the name of a child: its going is no event of any watch of ours.
+const RECHECK_BLOCKED: Duration = Duration::from_secs(20);
 /// Otherwise; heals what a lost event or a foreign hand left behind.
 const RECHECK_QUIET: Duration = Duration::from_secs(300);
 
@@ -82,9 +84,10 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
         return Err(PassError::Steps(errors));
     }
     let open = plan.incidents.open > 0 || !plan.grants.is_empty() || plan.scaling_held.is_some();
+    let quiet = if plan.foreign.is_empty() { RECHECK_QUIET } else { RECHECK_BLOCKED };
     let end = avoid::recheck(&plan.avoid, &observed.pods, calls.wall.now());
-    let end = end.and_then(|end| Duration::try_from(end).ok()).unwrap_or(RECHECK_QUIET);
-    Ok(Some(if open { RECHECK_OPEN } else { RECHECK_QUIET.min(end.max(RECHECK_OPEN)) }))
+    let end = end.and_then(|end| Duration::try_from(end).ok()).unwrap_or(quiet);
+    Ok(Some(if open { RECHECK_OPEN } else { quiet.min(end.max(RECHECK_OPEN)) }))
 }
 
 /// The writes in their order. An error of the status is an error of the pass: the budget may not be stored.
