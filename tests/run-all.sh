@@ -106,6 +106,11 @@ programs() {
   tests/build-programs.sh
 }
 
+# The simulator's API server against the real one, for some seconds; `make sim-differential` is the long run.
+differential() {
+  SIM="cargo test --release --locked ${packages[*]} --test sim --" tests/differential.sh 400
+}
+
 cluster() {
   local tests=(--test e2e) file
   for file in tests/tests/cluster_*.rs; do
@@ -119,6 +124,7 @@ started=$SECONDS
 [ "$what" = e2e ] || step unit unit
 [ "$what" = e2e ] || step python python
 if step tools tools && step programs programs; then
+  [ "$what" = e2e ] || step differential differential
   step cluster cluster
   # the times of the stories are a result, not only a log
   grep -E '^(── |[ ]+[0-9]+ ms  |              |test e2e::)' "$logs/cluster.log"

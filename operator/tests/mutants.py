@@ -1,97 +1,128 @@
 #!/usr/bin/env python3
-"""Mutants of the operator: each one breaks a rule on purpose, in a copy of the tree, and the simulator must notice.
+"""Mutants of the operator: each breaks a rule on purpose, and the simulator must notice by the property that is named.
 
     operator/tests/mutants.py            all of them
     operator/tests/mutants.py NAME…      some of them
     operator/tests/mutants.py --check    only: does every mutation still find its place in the source?
 
+All of mutants.toml are built at once into one program, in a copy of the tree: `EXPRESSION` becomes `if mutant(N) { NEW } else
+{ EXPRESSION }`, and $MUTANT says which of them a run of it is. The product's own source knows nothing of this.
 Ends with `N passed, N failed`; a mutant that survives is a failure, and so is one that does not compile.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SRC = "operator/src/"
-PASS = SRC + "controllers/inference_deployment/"
-
-# name, file, what stands there, what shall stand there, which property it breaks
-MUTANTS = [
-    ("delete-without-uid", SRC + "client.rs", "uid: Some(uid.to_owned()), resource_version: None", "uid: None, resource_version: None", "P8"),
-    ("pod-patch-without-uid", PASS + "execute.rs", '"uid": patch.uid, "annotations"', '"annotations"', "P8"),
-    ("lease-ignored", SRC + "client.rs", "if verb.writes() && !self.leadership.may_write()", "if verb.writes() && self.leadership.contact_age().is_none()", "P14"),
-    ("lease-kept-too-long", SRC + "leader/mod.rs", "RENEW_DEADLINE: Duration = Duration::from_secs(10)", "RENEW_DEADLINE: Duration = Duration::from_secs(60)", "P14"),
-    ("deleted-lease-grabbed", SRC + "leader/lease.rs", "< record.duration.max(LEASE_DURATION) => Decision::Wait", "< Duration::ZERO => Decision::Wait", "P14 (B4)"),
-    ("budget-off-by-one", PASS + "grants.rs", "let free = slots.saturating_sub(", "let free = (slots + 1).saturating_sub(", "P15"),
-    ("fleet-share-ignored", PASS + "mod.rs", "Some(&fleet), calls.wall.now()", "None.or(Some(&fleet).filter(|_| false)), calls.wall.now()", "P15"),
-    ("cache-instead-of-quorum", SRC + "client.rs", "let params = ListParams::default().labels(labels);", "let params = ListParams::default().labels(labels).match_any();", "P2"),
-    ("pods-told-before-stored", PASS + "mod.rs", "stored = execute::status(calls, infd, early).await.map_err(named)?;", "stored = execute::status(calls, infd, early).await.unwrap_or(stored);", "I2, P1"),
-    ("generation-forgotten", PASS + "status.rs", "        observed_generation: generation,", "        observed_generation: 1,", "P13"),
-    ("writes-in-peace", PASS + "plan.rs", "(!same).then_some(child)", "Some(child).filter(|_| same || !same)", "P7"),
-    ("last-one-unmarked", PASS + "escalate.rs", "[only] => vec![only.uid.clone()],", "[_only] => Vec::new(),", "I3"),
-    ("orphan-left-open", SRC + "controllers/incidents/plan.rs", 'else { return Some("PodGone") };', "else { return None };", "P13"),
-    ("privileged", PASS + "build/pod.rs", '"allowPrivilegeEscalation": false', '"allowPrivilegeEscalation": true', "P9"),
-    ("slow-look-lost", PASS + "mod.rs", "RECHECK_QUIET: Duration = Duration::from_secs(300)", "RECHECK_QUIET: Duration = Duration::from_secs(300_000)", "P3"),
-    ("failure-forgotten", SRC + "controllers/queue.rs", "self.due.remove(&key);\n                now + pause", "self.due.remove(&key);\n                now + pause * 10_000", "P4"),
-]
+TABLE = Path(__file__).with_suffix(".toml")
+TREE = ROOT / "target" / "mutants"
+SECONDS_MAX = 900
+SWITCH = '''
+/// Is this run the mutant of that number? (Only in the copy that tests/mutants.py makes.)
+pub fn mutant(number: usize) -> bool {
+    static CHOSEN: std::sync::LazyLock<Option<usize>> =
+        std::sync::LazyLock::new(|| std::env::var("MUTANT").ok().and_then(|text| text.parse().ok()));
+    *CHOSEN == Some(number)
+}
+'''
 
 
-def mutate(tree, mutant):
-    _, file, old, new, _ = mutant
-    text = (ROOT / file).read_text()
-    if text.count(old) != 1:
-        return f"{file} holds {text.count(old)} times: {old!r}"
-    (tree / file).write_text(text.replace(old, new))
-    return None
-
-
-def run(tree, mutant):
-    """The verdict on one mutant: None when it was caught."""
-    name, file, _, _, prop = mutant
-    fault = mutate(tree, mutant)
-    if fault:
-        return fault
-    environment = dict(os.environ, CARGO_TARGET_DIR=str(ROOT / "target"))
-    profile = os.environ.get("MUTANTS_PROFILE", "--release").split()
-    cargo = ["cargo", "test", "--quiet", "--locked", *profile, "-p", "operator", "--test", "sim"]
-    try:
-        built = subprocess.run([*cargo, "--no-run"], cwd=tree, env=environment, capture_output=True, text=True)
-        if built.returncode != 0:
-            return "does not compile: " + built.stderr[-2000:]
-        ran = subprocess.run([*cargo, "--", "hunt"], cwd=tree, env=environment, capture_output=True, text=True)
-        if ran.returncode == 0:
-            return f"survived: {prop} is not watched well enough"
-        seen = [line.strip() for line in ran.stdout.splitlines() if line.startswith("    ")]
-        print(f"caught    {name:26} {(seen or ['(no words)'])[0][:130]}", flush=True)
+def mutated(text, number, mutant):
+    """The text with the mutant in it, or None if its place is not there exactly once."""
+    before, old, after = re.fullmatch(r"(.*)⟦(.*)⟧(.*)", mutant["at"], re.DOTALL).groups()
+    if text.count(before + old + after) != 1:
         return None
-    finally:
-        shutil.copy2(ROOT / file, tree / file)
-        os.utime(tree / file)
+    choice = f"if crate::mutant({number}) {{ {mutant['new']} }} else {{ {old} }}"
+    choice = choice if old.endswith(";") else f"({choice})"
+    return text.replace(before + old + after, before + choice + after)
 
 
-def main():
-    words = sys.argv[1:]
-    if words == ["--check"]:
-        faults = [f"{m[0]}: {m[1]}" for m in MUTANTS if (ROOT / m[1]).read_text().count(m[2]) != 1]
-        print("\n".join(faults) or f"{len(MUTANTS)} mutations find their place")
-        return 1 if faults else 0
-    tree = ROOT / "target" / "mutants"
-    shutil.rmtree(tree, ignore_errors=True)
+def weave(mutants):
+    """The changed files by path, and what found no place."""
+    files, lost = {}, []
+    for number, mutant in enumerate(mutants):
+        path = Path("operator/src") / mutant["file"]
+        text = files.get(path) or (ROOT / path).read_text()
+        if mutated((ROOT / path).read_text(), number, mutant) is None:
+            lost.append(f"{mutant['name']}: {path} does not hold exactly once: {mutant['at']!r}")
+            continue
+        woven = mutated(text, number, mutant)
+        if woven is None:
+            lost.append(f"{mutant['name']}: another mutant stands in its place in {path}")
+        else:
+            files[path] = woven
+    return files, lost
+
+
+def build(files):
+    """The program with all mutants in it."""
+    shutil.rmtree(TREE, ignore_errors=True)
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for file in filter(None, listed.split("\0")):
         if (ROOT / file).is_file():
-            (tree / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / file, tree / file)
-    chosen = [m for m in MUTANTS if not words or m[0] in words]
+            (TREE / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, TREE / file)
+    for path, text in files.items():
+        (TREE / path).write_text(text)
+    lib = TREE / "operator/src/lib.rs"
+    lib.write_text(lib.read_text() + SWITCH)
+    environment = dict(os.environ, CARGO_TARGET_DIR=str(ROOT / "target"))
+    # the list that `make test` builds: with another one cargo would choose other features and build the world once more
+    packages = "-p crds -p operator -p agent -p engine -p truebeat -p truebeat-tests".split()
+    command = ["cargo", "test", "--locked", "--release", *packages, "--test", "sim", "--no-run"]
+    built = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True)
+    found = re.search(r"Executable .*\((.*)\)", built.stderr)
+    if built.returncode != 0 or not found:
+        sys.exit("the mutants do not compile:\n" + "\n".join(built.stderr.splitlines()[-60:]))
+    program = TREE / "sim"
+    shutil.copy2(ROOT / found.group(1) if not found.group(1).startswith("/") else found.group(1), program)
+    return program
+
+
+def hunt(program, number, mutant):
+    """(caught?, words): runs until the named property is violated; `only` asks for all that is violated on the way."""
+    command = [program, "hunt-all" if mutant.get("only") else "hunt", mutant["property"]]
+    environment = dict(os.environ, MUTANT=str(number))
+    try:
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        return False, f"not caught within {SECONDS_MAX} s"
+    found = re.search(r"^violated: (.*)$", ran.stdout, re.MULTILINE)
+    properties = found.group(1).split() if found else []
+    wanted = mutant["property"].split("|")
+    by = [name for name in wanted if name in properties]
+    if not by:
+        return False, f"survived {mutant['property']}" + (f", seen by {' '.join(properties)}" if properties else "")
+    if mutant.get("only") and properties != wanted:
+        return False, f"meant for {mutant['property']} alone, seen by {' '.join(properties)}"
+    first = next((line.strip() for line in ran.stdout.splitlines() if re.search(rf"\b{by[0]}:", line)), "")
+    where = re.search(r"^FAILED (.*)$", ran.stdout, re.MULTILINE)
+    return True, f"by {by[0]}{' alone' if mutant.get('only') else ''} in {where.group(1) if where else '?'}: {first[:110]}"
+
+
+def main():
+    mutants = tomllib.loads(TABLE.read_text())["mutant"]
+    files, lost = weave(mutants)
+    words = sys.argv[1:]
+    if lost or words == ["--check"]:
+        print("\n".join(lost) or f"{len(mutants)} mutants find their place")
+        return 1 if lost else 0
+    program = build(files)
+    sane = subprocess.run([program, "once"], capture_output=True, text=True)
+    if sane.returncode != 0:
+        sys.exit("the program fails without any mutant:\n" + sane.stdout[-3000:])
+    chosen = [(n, m) for n, m in enumerate(mutants) if not words or m["name"] in words]
     failed = 0
-    for mutant in chosen:
-        fault = run(tree, mutant)
-        if fault:
-            failed += 1
-            print(f"FAILED    {mutant[0]:26} {fault}", flush=True)
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        for (_, mutant), (caught, told) in zip(chosen, pool.map(lambda pair: hunt(program, *pair), chosen)):
+            failed += not caught
+            print(f"{'caught' if caught else 'FAILED':9} {mutant['name']:30} {told}", flush=True)
     print(f"{len(chosen) - failed} passed, {failed} failed")
     return 1 if failed or not chosen else 0
 

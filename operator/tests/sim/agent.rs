@@ -3,7 +3,11 @@
 
 use serde_json::{Value, json};
 
-use super::{cluster::wall, kube::store::Store, log::Log, world::target};
+use super::{
+    kube::store::{Store, wall},
+    log::Log,
+    world::target,
+};
 
 const SUSPECT_MS: u64 = 1_000;
 const CONFIRM_MS: u64 = 3_000;
@@ -76,6 +80,8 @@ pub struct Agent {
     queued_ms: Option<u64>,
     /// The operator says that this is the last replica that serves.
     last_serving: bool,
+    /// How long its engine's process takes to die.
+    pub exit_ms: u64,
 }
 
 impl Agent {
@@ -101,6 +107,7 @@ impl Agent {
             self_granted_ms: None,
             queued_ms: None,
             last_serving: false,
+            exit_ms: 1_500,
         }
     }
 
@@ -148,6 +155,20 @@ impl Agent {
         self.episode = Some(Episode { id, class, stage, suspect_ms: now_ms, ..Episode::default() });
     }
 
+    /// When the next look can find anything new: at once while anything is going on.
+    pub fn due_ms(&self, now_ms: u64, sick: bool) -> u64 {
+        let Engine::Serving { since_ms } = self.engine else {
+            return if self.engine == Engine::Gone { u64::MAX } else { now_ms };
+        };
+        match self.said {
+            Some((said, at_ms)) if said == self.brief() && !self.open() => {
+                let again_ms = at_ms + REPEAT_EVERY_MS;
+                if sick { again_ms.min(since_ms + SICK_AFTER_MS) } else { again_ms }
+            }
+            _ => now_ms,
+        }
+    }
+
     /// One look, one decision, and what follows from it.
     pub fn tick(
         &mut self,
@@ -162,7 +183,11 @@ impl Agent {
         }
         self.engine_step(now_ms, sick);
         let before = self.episode.as_ref().map(|e| e.stage);
+        let alone = self.self_granted_ms;
         self.judge(uid, now_ms);
+        if self.self_granted_ms != alone {
+            log.line(now_ms, format_args!("agent of {name} grants itself"));
+        }
         let after = self.episode.as_ref().map(|e| e.stage);
         if before != after {
             log.line(now_ms, format_args!("agent of {name}: {}", after.unwrap_or("None")));
@@ -236,7 +261,8 @@ impl Agent {
                 self.kills += 1;
                 let back_off = [1_000, 10_600, 21_700, 43_000][(self.kills as usize - 1).min(3)];
                 (episode.stage, episode.killed_ms) = ("Killed", Some(now_ms));
-                self.engine = Engine::Dead { restart_ms: now_ms + back_off };
+                let unkillable_ms = self.exit_ms.saturating_sub(1_500);
+                self.engine = Engine::Dead { restart_ms: now_ms + back_off + unkillable_ms };
             }
             _ => {}
         }

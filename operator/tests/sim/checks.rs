@@ -1,13 +1,18 @@
-//! The properties of RELIABILITY §2.2 that every single write can break: P8, P9, P10, P14, and the counts for P7. What
-//! needs the world (P15, P16) is in `world`, what needs the end of a run (P1, P4–P7, P12, P13) in `end`.
+//! The properties of RELIABILITY §2.2 that every single request can break: P2, P8, P9, P10, P14 and the first invariant,
+//! and the counts for P7. What needs the world (P15, P16) is in `world`, what needs the end of a run (P1, P4, P7, P13) in
+//! `end`; P5 and P11 are asked of `fields`, P6 of `mend`, P12 of `cluster` and `twin`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{cluster::Caller, kube::store::Store, kube::wire::Call};
+use super::{
+    cluster::Caller,
+    kube::{store::Store, wire::Call},
+};
 
 const OURS: [&str; 2] = ["truebeat.io/", "controller.kubernetes.io/pod-deletion-cost"];
+const CHILDREN: [&str; 5] = ["services", "deployments", "roles", "rolebindings", "serviceaccounts"];
 const GROUP: &str = "inferencedeployments";
 
 /// What was found, and what was counted.
@@ -19,12 +24,21 @@ pub struct Checks {
     pub writes: BTreeMap<String, u64>,
     /// Effective writes of operators, the Lease not counted.
     pub effective: u64,
+    /// UIDs of the pods that operators have deleted (P15).
+    pub replaced: BTreeSet<String>,
 }
 
 impl Checks {
     pub fn broken(&mut self, now_ms: u64, what: String) {
         if self.violations.len() < 20 {
             self.violations.push(format!("{:.3} s: {what}", now_ms as f64 / 1000.0));
+        }
+    }
+
+    /// P2: what is decided on is read from the store and not from a cache that may lag.
+    pub fn read(&mut self, call: &Call, now_ms: u64) {
+        if !call.is_watch() && call.query.contains_key("resourceVersion") {
+            self.broken(now_ms, format!("P2: {} is read from a cache", call.path));
         }
     }
 
@@ -54,6 +68,12 @@ impl Checks {
         if let Some(new) = store.get(&call.target.key()).map(|entry| entry.value.clone()) {
             let faults = foreign(plural, old.unwrap_or(&Value::Null), &new);
             faults.into_iter().for_each(|what| self.broken(now_ms, format!("P9: {name}: {what}")));
+        }
+        if let Some(what) = old.and_then(|old| unconfirmed(call, old)) {
+            self.broken(now_ms, format!("I1: {name}: {what}"));
+        }
+        if call.verb() == "delete" && plural == "pods" {
+            self.replaced.extend(old.and_then(|old| old["metadata"]["uid"].as_str()).map(str::to_owned));
         }
         self.effective += u64::from(effective);
     }
@@ -93,13 +113,22 @@ fn precondition(call: &Call) -> Option<&'static str> {
     let body = &call.body;
     match (call.method.as_str(), call.target.kind.plural) {
         ("DELETE", _) if !body["preconditions"]["uid"].is_string() => Some("a delete without the UID"),
-        ("DELETE", "pods") if body["gracePeriodSeconds"] == 0 => Some("a forced delete: the process may live on (P16)"),
         ("PATCH", "pods") if !body["metadata"]["uid"].is_string() => Some("a pod patch without the UID"),
         ("PUT", _) if body["metadata"]["resourceVersion"].as_str().is_none_or(str::is_empty) => {
             Some("a replace without the resourceVersion")
         }
         _ => None,
     }
+}
+
+/// I1: nothing is granted without evidence. What is confirmed once stays so: a slow operator does no wrong.
+fn unconfirmed(call: &Call, pod: &Value) -> Option<String> {
+    let granted = call.body["metadata"]["annotations"]["truebeat.io/restart-grant"].as_str()?;
+    let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    let said = conditions.filter(|c| c["type"] == "truebeat.io/episode").find_map(|c| c["message"].as_str());
+    let episode: Value = said.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let unproven = episode["id"] == *granted && !episode["confirmedAt"].is_string();
+    unproven.then(|| format!("a grant for {granted}, which is not confirmed"))
 }
 
 /// P9: what an operator's write changed that is not the operator's.
@@ -139,6 +168,11 @@ fn foreign(plural: &str, old: &Value, new: &Value) -> Vec<String> {
     }
     if plural == "deployments" {
         faults.extend(weakened(new));
+    }
+    let owners = old["metadata"]["ownerReferences"].as_array();
+    let ours = owners.into_iter().flatten().any(|owner| owner["kind"] == "InferenceDeployment");
+    if CHILDREN.contains(&plural) && !old.is_null() && !ours {
+        faults.push("it belongs to somebody else".to_owned());
     }
     faults
 }

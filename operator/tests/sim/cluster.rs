@@ -10,9 +10,9 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use kube::client::Body;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::{
     sync::{Notify, mpsc, oneshot},
     time::{Instant, sleep, sleep_until},
@@ -21,7 +21,11 @@ use tokio::{
 use super::{
     checks::Checks,
     faults::{Fate, Faults, Side},
-    kube::{Refusal, store::Store, wire::Call},
+    kube::{
+        Refusal,
+        store::{Backup, Object, Store, wall},
+        wire::Call,
+    },
     log::Log,
 };
 
@@ -36,6 +40,7 @@ pub struct State {
     pub checks: Checks,
     /// Writes of operators so far, the Lease not counted.
     pub writes: u64,
+    pub backup: Option<Backup>,
 }
 
 /// The server.
@@ -60,9 +65,19 @@ impl Cluster {
         let (deaths, dead) = mpsc::unbounded_channel();
         let mut store = Store::default();
         store.version = 1000;
-        let state = State { store, faults, log: Log::new(keep_lines), checks: Checks::default(), writes: 0 };
+        let state =
+            State { store, faults, log: Log::new(keep_lines), checks: Checks::default(), writes: 0, backup: None };
         let changed = Notify::new();
         (Arc::new(Cluster { state: Mutex::new(state), epoch: Instant::now(), changed, deaths }), dead)
+    }
+
+    /// A server with the same objects and clock, on which nothing else works and nothing fails.
+    pub fn twin(&self) -> Arc<Self> {
+        let store = self.lock().store.clone();
+        let (deaths, _) = mpsc::unbounded_channel();
+        let (faults, log) = (Faults::none(1), Log::new(false));
+        let state = State { store, faults, log, checks: Checks::default(), writes: 0, backup: None };
+        Arc::new(Cluster { state: Mutex::new(state), epoch: self.epoch, changed: Notify::new(), deaths })
     }
 
     /// Milliseconds of virtual time since the beginning.
@@ -83,16 +98,17 @@ impl Cluster {
     /// The state, with its clock set; watches are told by [`Self::tell`].
     pub fn lock(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock().expect("no test panics with the lock held");
-        let now_ms = self.now_ms();
-        if state.store.now_ms != now_ms || state.store.now.is_empty() {
-            state.store.now = wall(now_ms).strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-            state.store.now_ms = now_ms;
-        }
+        state.store.now_ms = self.now_ms();
         state
     }
 
     pub fn tell(&self) {
         self.changed.notify_waiters();
+    }
+
+    /// The next change that [`Self::tell`] tells of.
+    pub fn changed(&self) -> tokio::sync::futures::Notified<'_> {
+        self.changed.notified()
     }
 
     /// A client of one operator process.
@@ -111,19 +127,19 @@ impl Cluster {
             Ok(call) => call,
             Err(refusal) => return Ok(refused(&refusal, 0)),
         };
-        let fate = self.lock().faults.fate(self.now_ms(), call.is_write());
-        match fate {
-            Fate::Refused { code, retry_after_s } => {
+        let fate = self.lock().faults.fate(self.now_ms(), &call);
+        match &fate {
+            Fate::Refused { refusal, retry_after_s } => {
                 sleep(Duration::from_millis(2)).await;
-                let reason = if code == 409 { "Conflict" } else { "InternalError" };
-                return Ok(refused(&Refusal::new(code, reason, "simulated fault"), retry_after_s));
+                return Ok(refused(refusal, *retry_after_s));
             }
             Fate::Silent => return std::future::pending().await,
             Fate::Unreachable => {
                 sleep(Duration::from_millis(2)).await;
                 return Err("connection refused".into());
             }
-            Fate::Served { .. } | Fate::Applied504 | Fate::AppliedBroken => {}
+            Fate::Panic => panic!("simulated panic in a pass"),
+            Fate::Served { .. } | Fate::Applied504 | Fate::AppliedBroken | Fate::Repeated | Fate::Overtaken => {}
         }
         if call.is_watch() {
             return Ok(self.open_watch(call).await);
@@ -134,9 +150,10 @@ impl Cluster {
         };
         // What was sent takes effect even if its sender is frozen or gone.
         let (tell, hear) = oneshot::channel();
+        let how = fate.clone();
         tokio::spawn(async move {
             sleep(Duration::from_millis(effect_ms)).await;
-            let _ = tell.send(self.effect(&caller, call));
+            let _ = tell.send(self.effect(&caller, call, &how));
         });
         let answer = match hear.await {
             Ok(Some(answer)) => answer,
@@ -151,30 +168,28 @@ impl Cluster {
     }
 
     /// The moment at which a request takes effect; `None`: its writer died of it.
-    fn effect(&self, caller: &Caller, call: Call) -> Option<Answer> {
+    fn effect(&self, caller: &Caller, call: Call, fate: &Fate) -> Option<Answer> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let counted = call.is_write() && call.target.kind.plural != "leases";
+        if *fate == Fate::Overtaken {
+            state.store.touch(&call.target.key());
+        }
+        if !call.is_write() {
+            state.checks.read(&call, self.now_ms());
+            return Some(said(call.perform(&mut state.store)));
+        }
+        let counted = call.target.kind.plural != "leases";
         state.writes += u64::from(counted);
         let death = state.faults.crashes.iter().find(|(at, _)| counted && *at == state.writes).map(|(_, side)| *side);
         if death == Some(Side::Before) {
-            state
-                .log
-                .line(self.now_ms(), format_args!("operator-{} dies before {} {}", caller.id, call.method, call.path));
-            let _ = self.deaths.send(caller.id);
+            let (id, method, path) = (caller.id, &call.method, &call.path);
+            state.log.line(self.now_ms(), format_args!("operator-{id} dies before {method} {path}"));
+            let _ = self.deaths.send(id);
             return None;
         }
-        let old = state.store.get(&call.target.key()).map(|entry| entry.value.clone());
-        let (said, version) = (call.clone(), state.store.version);
-        let result = call.perform(&mut state.store);
-        if said.is_write() {
-            let code = result.as_ref().map_or_else(|refusal| refusal.code, |(code, _)| *code);
-            let (now_ms, path, body) = (self.now_ms(), &said.path, &said.body);
-            state.log.line(now_ms, format_args!("operator-{} {} {path} {code} {body}", caller.id, said.method));
-            let effective = state.store.version != version;
-            state.checks.write(&state.store, caller, &said, old.as_deref(), (code, effective, now_ms));
-        }
-        if state.store.version != version {
+        let stirred = state.store.stirred;
+        let answer = self.write(state, caller, call, *fate == Fate::Repeated);
+        if state.store.stirred != stirred {
             self.tell();
         }
         if death == Some(Side::After) {
@@ -182,23 +197,43 @@ impl Cluster {
             let _ = self.deaths.send(caller.id);
             return None;
         }
-        Some(match result {
-            Ok((code, value)) => answered(code, &value),
-            Err(refusal) => refused(&refusal, 0),
-        })
+        Some(answer)
+    }
+
+    /// Does a write, checks it, and does it again: what was done must not be done twice (P12).
+    fn write(&self, state: &mut State, caller: &Caller, call: Call, repeated: bool) -> Answer {
+        let now_ms = self.now_ms();
+        let old = state.store.get(&call.target.key()).map(|entry| entry.value.clone());
+        let version = state.store.version;
+        let result = call.clone().perform(&mut state.store);
+        let code = result.as_ref().map_or_else(|refusal| refusal.code, |(code, _)| *code);
+        let (id, method, path) = (caller.id, &call.method, &call.path);
+        state.log.line(now_ms, format_args!("operator-{id} {method} {path} {code} {}", call.body));
+        let effective = state.store.version != version;
+        let old = old.as_deref().map(Object::json);
+        state.checks.write(&state.store, caller, &call, old, (code, effective, now_ms));
+        let version = state.store.version;
+        let again = call.clone().perform(&mut state.store);
+        if state.store.version != version {
+            state.checks.broken(now_ms, format!("P12: {method} {path} takes effect again when it is sent twice"));
+        }
+        said(if repeated { again } else { result })
     }
 
     async fn open_watch(self: Arc<Self>, call: Call) -> Answer {
         sleep(Duration::from_millis(2)).await;
-        let from = call.query.get("resourceVersion").and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+        let from = call.query.get("resourceVersion").and_then(|v| Store::version_of(v)).unwrap_or(0);
         let seconds = call.query.get("timeoutSeconds").and_then(|v| v.parse().ok()).unwrap_or(290);
-        let cursor = {
+        let (cursor, epoch) = {
             let mut state = self.lock();
+            if from > state.store.version {
+                return refused(&Refusal::new(504, "Timeout", "Too large resource version"), 1);
+            }
             let gone = from < state.store.compacted || self.dice(&mut state, |rates| rates.watch_gone);
             if gone {
                 return refused(&Refusal::new(410, "Expired", "too old resource version"), 0);
             }
-            state.store.history.partition_point(|change| change.version <= from)
+            (state.store.history.partition_point(|change| change.version <= from), state.store.epoch)
         };
         let end = Instant::now() + Duration::from_secs(seconds);
         let lag_ms = {
@@ -206,10 +241,10 @@ impl Cluster {
             let most = if self.now_ms() < state.faults.end_ms { state.faults.rates.watch_lag_ms } else { 0 };
             state.faults.rng.range(1, most + 5)
         };
-        let stream = Stream { cluster: self, call, cursor, end, lag_ms };
+        let stream = Stream { cluster: self, call, cursor, epoch, end, lag_ms, again: None };
         let frames = futures::stream::unfold(stream, |mut stream| async move {
             let line = stream.next().await?;
-            Some((line.map(|line| Frame::data(Bytes::from(line))), stream))
+            Some((line.map(Frame::data), stream))
         });
         Response::new(StreamBody::new(frames).boxed_unsync())
     }
@@ -221,7 +256,7 @@ impl Cluster {
 }
 
 enum EventFate {
-    Sent,
+    Sent { twice: bool },
     Lost,
     Broken,
     Silence,
@@ -231,18 +266,24 @@ struct Stream {
     cluster: Arc<Cluster>,
     call: Call,
     cursor: usize,
+    epoch: u64,
     end: Instant,
     lag_ms: u64,
+    /// What is sent once more.
+    again: Option<Bytes>,
 }
 
 impl Stream {
     /// The next line; `None`: its time is over.
-    async fn next(&mut self) -> Option<Result<String, Failure>> {
+    async fn next(&mut self) -> Option<Result<Bytes, Failure>> {
+        if let Some(line) = self.again.take() {
+            return Some(Ok(line));
+        }
         loop {
             let cluster = self.cluster.clone();
-            let mut changed = std::pin::pin!(cluster.changed.notified());
+            let mut changed = std::pin::pin!(cluster.changed());
             changed.as_mut().enable(); // before the look, so that nothing falls in between
-            let Some((event, value, at_ms)) = self.find() else {
+            let Some((event, object, at_ms)) = self.find() else {
                 tokio::select! {
                     biased;
                     () = changed => {}
@@ -251,28 +292,46 @@ impl Stream {
                 continue;
             };
             sleep_until(self.cluster.at(at_ms + self.lag_ms)).await;
-            match self.event_fate() {
+            let twice = match self.event_fate() {
                 EventFate::Silence => return std::future::pending().await,
                 EventFate::Broken => return Some(Err("connection reset by peer".into())),
                 EventFate::Lost => continue,
-                EventFate::Sent => {}
-            }
-            return Some(Ok(format!("{}\n", json!({"type": event, "object": *value}))));
+                EventFate::Sent { twice } => twice,
+            };
+            let text = object.text();
+            let line = [format!(r#"{{"type":"{event}","object":"#).as_bytes(), &text, b"}\n"].concat();
+            let line = Bytes::from(line);
+            self.again = twice.then(|| line.clone());
+            return Some(Ok(line));
         }
     }
 
     fn event_fate(&self) -> EventFate {
         let mut state = self.cluster.lock();
-        match state.faults.outage(self.cluster.now_ms()).cloned() {
-            Some(outage) if outage.black_hole => EventFate::Silence,
-            Some(_) => EventFate::Broken,
-            None if self.cluster.dice(&mut state, |rates| rates.watch_broken) => EventFate::Broken,
-            None if self.cluster.dice(&mut state, |rates| rates.watch_elided) => EventFate::Lost,
-            None => EventFate::Sent,
+        let now_ms = self.cluster.now_ms();
+        if state.store.epoch != self.epoch {
+            return EventFate::Broken;
+        }
+        match state.faults.outage(now_ms) {
+            Some(outage) if outage.black_hole => return EventFate::Silence,
+            Some(_) => return EventFate::Broken,
+            None => {}
+        }
+        match state.faults.ruled(now_ms, &self.call) {
+            Some(Fate::Silent) => return EventFate::Silence,
+            Some(_) => return EventFate::Broken,
+            None => {}
+        }
+        if self.cluster.dice(&mut state, |rates| rates.watch_broken) {
+            EventFate::Broken
+        } else if self.cluster.dice(&mut state, |rates| rates.watch_elided) {
+            EventFate::Lost
+        } else {
+            EventFate::Sent { twice: self.cluster.dice(&mut state, |rates| rates.watch_doubled) }
         }
     }
 
-    fn find(&mut self) -> Option<(&'static str, Arc<Value>, u64)> {
+    fn find(&mut self) -> Option<(&'static str, Arc<Object>, u64)> {
         let state = self.cluster.lock();
         let target = &self.call.target;
         while let Some(change) = state.store.history.get(self.cursor) {
@@ -287,14 +346,15 @@ impl Stream {
     }
 }
 
-/// The wall clock at `now_ms`.
-pub fn wall(now_ms: u64) -> Timestamp {
-    let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-    start + SignedDuration::from_millis(i64::try_from(now_ms).unwrap_or(i64::MAX))
+fn said(result: Result<(u16, Arc<Object>), Refusal>) -> Answer {
+    match result {
+        Ok((code, object)) => answered(code, object.text()),
+        Err(refusal) => refused(&refusal, 0),
+    }
 }
 
-fn answered(code: u16, value: &Value) -> Answer {
-    let body = http_body_util::Full::new(Bytes::from(value.to_string())).map_err(|never| match never {});
+fn answered(code: u16, text: Bytes) -> Answer {
+    let body = http_body_util::Full::new(text).map_err(|never| match never {});
     let mut response = Response::new(body.boxed_unsync());
     *response.status_mut() = http::StatusCode::from_u16(code).expect("a status");
     response
@@ -305,5 +365,5 @@ fn refused(refusal: &Refusal, retry_after_s: u64) -> Answer {
     if retry_after_s > 0 {
         status["details"] = json!({"retryAfterSeconds": retry_after_s});
     }
-    answered(refusal.code, &status)
+    answered(refusal.code, Bytes::from(status.to_string()))
 }

@@ -1,6 +1,7 @@
 //! What must be true when everything has calmed down (P4, P13), by comparison of what is said with what is, and the end
 //! state for the differential properties (P1, P5, P6).
 
+use operator::controllers::inference_deployment::plan::ANNOTATION_APPLIED;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -35,15 +36,11 @@ fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Val
     let mut wrong = |what: String| faults.push(format!("{namespace}/{name}: {what}"));
     let wanted = infd["spec"]["replicas"].as_u64().unwrap_or(0);
     let status = &infd["status"];
-    let condition = |type_: &str| {
-        let list = status["conditions"].as_array();
-        let found = list.into_iter().flatten().find(|c| c["type"] == type_);
-        found.map(|c| (c["status"].as_str().unwrap_or_default().to_owned(), c["message"].to_string()))
-    };
+    let condition = |type_: &str| condition(infd, type_);
     let pods: Vec<&Value> = state
         .store
         .of("pods")
-        .map(|(_, e)| &*e.value)
+        .map(|(_, e)| e.value.json())
         .filter(|pod| pod["metadata"]["labels"][OWNER] == name && text(pod, "namespace") == namespace)
         .collect();
     let healthy = world
@@ -82,7 +79,8 @@ fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Val
     }
     let marked =
         pods.iter().filter(|pod| !pod["metadata"]["annotations"][super::story::LAST_SERVING].is_null()).count();
-    let alone = wanted == 1 && infd["spec"]["recovery"]["mode"] != "Observe";
+    let recovery = &infd["spec"]["recovery"];
+    let alone = wanted == 1 && recovery["mode"] != "Observe" && recovery["lastReplica"] != "Fence";
     if marked != usize::from(alone) {
         wrong(format!("I3: {marked} of {wanted} pods are marked as the last that serves"));
     }
@@ -119,6 +117,12 @@ fn rolled_back(state: &State, (namespace, name): (&str, &str), status: &Value) -
         && rollout["failed"].as_array().is_some_and(|failed| failed.iter().all(|f| f["revision"] != *standing))
 }
 
+/// Status and message of a condition.
+pub fn condition(infd: &Value, type_: &str) -> Option<(String, String)> {
+    let found = infd["status"]["conditions"].as_array().into_iter().flatten().find(|c| c["type"] == type_)?;
+    Some((found["status"].as_str().unwrap_or_default().to_owned(), found["message"].to_string()))
+}
+
 fn plural_of(name: &str) -> &'static str {
     super::kube::kinds::of(name).plural
 }
@@ -146,9 +150,15 @@ pub fn state(state: &State) -> Value {
             // (the last stage that an operator saw before the pod was gone depends on when it looked)
             status = json!({"outcome": status["outcome"], "replicas": status["replicas"]});
         }
-        let labels = value["metadata"]["labels"].clone();
+        let (labels, mut notes) = (value["metadata"]["labels"].clone(), value["metadata"]["annotations"].clone());
+        if let Some(notes) = notes.as_object_mut() {
+            notes.remove(ANNOTATION_APPLIED); // a hash that UIDs go into
+        }
         let spec = if key.0 == "engineincidents" { Value::Null } else { value["spec"].clone() };
-        out.insert(format!("{}/{}/{name}", key.0, key.1), json!({"labels": labels, "spec": spec, "status": status}));
+        out.insert(
+            format!("{}/{}/{name}", key.0, key.1),
+            json!({"labels": labels, "annotations": notes, "spec": spec, "status": status}),
+        );
     }
     let mut keys: Vec<(String, Value)> = out.into_iter().collect();
     keys.sort_by(|a, b| a.0.cmp(&b.0));

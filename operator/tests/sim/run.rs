@@ -2,6 +2,7 @@
 //! thread, with the acts of a story. Ends with what was violated and the hash of all that happened.
 
 use std::{
+    collections::BTreeSet,
     future::Future,
     pin::Pin,
     sync::{Arc, Mutex},
@@ -12,7 +13,7 @@ use operator::{
     client::{Calls, FleetPolicy},
     controllers::driver,
     health::Health,
-    leader::{Leadership, elector::Elector},
+    leader::elector::Elector,
     metrics::Metrics,
     wall::Wall,
 };
@@ -20,12 +21,15 @@ use serde_json::Value;
 use tokio::{task::JoinHandle, time::sleep_until};
 
 use super::{
+    act::{self, Act},
     cluster::{Caller, Cluster},
     end,
-    story::{self, Act, Story},
+    story::Story,
+    twin,
     world::World,
 };
 
+/// The world moves on this grid, and only when there is something to do.
 const TICK_MS: u64 = 250;
 const OPERATORS: usize = 2;
 /// A container starts again after its process has died.
@@ -34,7 +38,6 @@ const RESTART_MS: u64 = 1_000;
 /// What a run came to.
 #[derive(Debug)]
 pub struct Report {
-    pub name: String,
     pub violations: Vec<String>,
     pub hash: u64,
     /// Writes of operators, the Lease not counted.
@@ -45,6 +48,44 @@ pub struct Report {
     /// The objects as they are in the end, without what differs from run to run.
     pub end_state: Value,
     pub lines: Vec<String>,
+}
+
+impl Report {
+    /// One that could not be run.
+    pub fn failed(why: String) -> Self {
+        Report {
+            violations: vec![why],
+            hash: 0,
+            writes: 0,
+            effective: 0,
+            events: 0,
+            virtual_ms: 0,
+            end_state: Value::Null,
+            lines: Vec::new(),
+        }
+    }
+
+    /// The end must be that of `other`, which is `what`.
+    pub fn compare(&mut self, property: &str, what: &str, other: &Report) {
+        let (Some(a), Some(b)) = (self.end_state.as_object(), other.end_state.as_object()) else { return };
+        let keys: BTreeSet<&String> = a.keys().chain(b.keys()).filter(|key| a.get(*key) != b.get(*key)).collect();
+        let text = |value: Option<&Value>| value.map_or_else(|| "nothing".to_owned(), ToString::to_string);
+        let differ = keys.into_iter().map(|key| format!("{key} is {} and not {}", text(a.get(key)), text(b.get(key))));
+        let differ: Vec<String> = differ.collect();
+        if !differ.is_empty() {
+            self.violations.push(format!("{property}: the end differs from {what}: {}", differ.join("; ")));
+        }
+    }
+
+    /// What the log must and must not hold, where the end alone does not tell.
+    pub fn has_words(&mut self, words: &[(&str, &str, bool)]) {
+        for (property, word, wanted) in words {
+            if self.lines.iter().any(|line| line.contains(word)) != *wanted {
+                let which = if *wanted { "lacks" } else { "has" };
+                self.violations.push(format!("{property}: the log {which} {word}"));
+            }
+        }
+    }
 }
 
 /// Runs a story from beginning to end.
@@ -62,6 +103,9 @@ struct Run {
     restarts: Vec<(u64, usize)>,
     thaws: Vec<(u64, usize)>,
     started: u32,
+    next_tick_ms: u64,
+    /// Passes over a frozen copy of the world, which must come to rest (P12).
+    twins: Vec<JoinHandle<Vec<String>>>,
 }
 
 struct Process {
@@ -74,7 +118,17 @@ impl Run {
     fn new(story: &Story, keep_lines: bool) -> Self {
         let (cluster, deaths) = Cluster::new(story.faults.clone(), keep_lines);
         let world = World::new(1);
-        Run { cluster, deaths, world, operators: Vec::new(), restarts: Vec::new(), thaws: Vec::new(), started: 0 }
+        Run {
+            cluster,
+            deaths,
+            world,
+            operators: Vec::new(),
+            restarts: Vec::new(),
+            thaws: Vec::new(),
+            started: 0,
+            next_tick_ms: 0,
+            twins: Vec::new(),
+        }
     }
 
     async fn go(mut self, story: &Story) -> Report {
@@ -83,12 +137,16 @@ impl Run {
             self.operators.push(process);
         }
         let last_act = story.acts.iter().map(|(at, _)| *at).max().unwrap_or(0);
-        let calm_ms = story.faults.end_ms.max(last_act) + story.settle_ms;
+        let calm_ms = story.faults.over_ms().max(last_act) + story.settle_ms;
         self.until(calm_ms, &story.acts).await;
         let mut violations = end::in_order(&self.cluster.lock(), &self.world);
         let before = self.cluster.lock().checks.writes.clone();
         let writes = self.cluster.lock().writes;
         self.until(calm_ms + story.stay_ms, &[]).await;
+        for twin in std::mem::take(&mut self.twins) {
+            let said = twin.await.unwrap_or_else(|_| vec!["P12: the second pass panicked".to_owned()]);
+            self.cluster.lock().checks.violations.extend(said);
+        }
         let state = self.cluster.lock();
         if state.writes != writes {
             let new: Vec<_> = state.checks.writes.iter().filter(|(key, n)| before.get(*key) != Some(n)).collect();
@@ -98,7 +156,6 @@ impl Run {
         violations.splice(0..0, state.checks.violations.clone());
         violations.dedup();
         Report {
-            name: story.name.clone(),
             hash: state.log.hash(),
             writes: state.writes,
             effective: state.checks.effective,
@@ -112,30 +169,35 @@ impl Run {
 
     /// Lets the world go on until `end_ms`, with the acts whose time comes.
     async fn until(&mut self, end_ms: u64, acts: &[(u64, Act)]) {
-        let mut next_act = 0;
-        let mut next_tick = self.cluster.now_ms();
-        while next_tick < end_ms {
+        let mut acts = acts.iter().peekable();
+        loop {
             let now_ms = self.cluster.now_ms();
             while let Ok(id) = self.deaths.try_recv() {
                 self.kill(id, now_ms);
             }
-            if now_ms >= next_tick {
-                while let Some((_, act)) = acts.get(next_act).filter(|(at, _)| *at <= now_ms) {
-                    self.act(act, now_ms);
-                    next_act += 1;
-                }
-                self.tick(now_ms);
-                next_tick = now_ms + TICK_MS;
+            if now_ms >= end_ms {
+                return;
             }
+            if now_ms >= self.next_tick_ms {
+                while let Some((_, act)) = acts.next_if(|(at, _)| *at <= now_ms) {
+                    self.act(act, now_ms);
+                }
+                self.next_tick_ms = self.tick(now_ms);
+            }
+            let next_act = acts.peek().map_or(u64::MAX, |(at, _)| on_grid(*at));
+            self.next_tick_ms = self.next_tick_ms.min(next_act);
+            let cluster = self.cluster.clone();
             tokio::select! {
                 biased;
                 Some(id) = self.deaths.recv() => self.kill(id, self.cluster.now_ms()),
-                () = sleep_until(self.cluster.at(next_tick)) => {}
+                () = cluster.changed() => self.next_tick_ms = self.next_tick_ms.min(on_grid(cluster.now_ms() + 1)),
+                () = sleep_until(cluster.at(self.next_tick_ms.min(end_ms))) => {}
             }
         }
     }
 
-    fn tick(&mut self, now_ms: u64) {
+    /// One step of the world; when the next one is due.
+    fn tick(&mut self, now_ms: u64) -> u64 {
         let due = |list: &mut Vec<(u64, usize)>| {
             let (now, later) = list.iter().partition(|(at, _)| *at <= now_ms);
             *list = later;
@@ -149,14 +211,17 @@ impl Run {
             self.operators[place].ice.thaw();
         }
         let mut state = self.cluster.lock();
-        let version = state.store.version;
+        let stirred = state.store.stirred;
         let reachable = state.faults.outage(now_ms).is_none();
         self.world.tick(&mut state, now_ms, reachable);
-        let changed = state.store.version != version;
+        let changed = state.store.stirred != stirred;
         drop(state);
         if changed {
             self.cluster.tell();
+            return now_ms + TICK_MS;
         }
+        let own = self.restarts.iter().chain(&self.thaws).map(|(at, _)| *at);
+        on_grid(own.fold(self.world.due_ms(now_ms), u64::min).max(now_ms + 1))
     }
 
     fn act(&mut self, act: &Act, now_ms: u64) {
@@ -166,13 +231,14 @@ impl Run {
                 self.operators[*operator].ice.freeze();
                 self.thaws.push((now_ms + ms, *operator));
             }
+            Act::PassAgain => self.twins.push(tokio::spawn(twin::settles(self.cluster.twin(), now_ms))),
             _ => {}
         }
         let mut state = self.cluster.lock();
-        let version = state.store.version;
+        let stirred = state.store.stirred;
         state.log.line(now_ms, format_args!("act {act:?}"));
-        story::perform(act, &mut self.world, &mut state, now_ms);
-        let changed = state.store.version != version;
+        act::perform(act, &mut self.world, &mut state, now_ms);
+        let changed = state.store.stirred != stirred;
         drop(state);
         if changed {
             self.cluster.tell();
@@ -184,6 +250,7 @@ impl Run {
         self.operators[place].task.abort();
         if !self.restarts.iter().any(|(_, other)| *other == place) {
             self.restarts.push((now_ms + RESTART_MS, place));
+            self.next_tick_ms = self.next_tick_ms.min(on_grid(now_ms + RESTART_MS));
         }
     }
 
@@ -191,17 +258,11 @@ impl Run {
         self.started += 1;
         let (id, identity) = (self.started, format!("operator-{}", self.started));
         let cluster = self.cluster.clone();
-        let wall = {
-            let cluster = cluster.clone();
-            Wall::new(move || cluster.wall())
-        };
+        let wall = wall_of(&cluster);
         let client = cluster.client(Caller { id, identity: identity.clone() });
-        let leadership = Arc::new(Leadership::default());
-        let metrics = Arc::new(Metrics::new().expect("metrics"));
-        let health = Arc::new(Health::new(leadership.clone(), metrics.clone()));
-        let mut calls = Calls::new(client.clone(), leadership.clone(), metrics);
-        calls.wall = wall.clone();
-        calls.fleet = Arc::new(FleetPolicy { hold_percent: 100, ..FleetPolicy::default() });
+        let calls = calls(client.clone(), wall.clone());
+        let leadership = calls.leadership.clone();
+        let health = Arc::new(Health::new(leadership.clone(), calls.metrics.clone()));
         let mut elector = Elector::new(client, "truebeat-system", &identity, leadership.clone()).with_wall(wall);
         let context = Arc::new(driver::Context { calls, health, namespace: None });
         let work = async move {
@@ -215,6 +276,23 @@ impl Run {
         let task = tokio::spawn(Freezable { ice: ice.clone(), inner: Box::pin(work) });
         Process { id, task, ice }
     }
+}
+
+/// What an operator calls the API with. Common causes have stories of their own.
+pub fn calls(client: kube::Client, wall: Wall) -> Calls {
+    let mut calls = Calls::new(client, Arc::default(), Arc::new(Metrics::new().expect("metrics")));
+    calls.wall = wall;
+    calls.fleet = Arc::new(FleetPolicy { hold_percent: 100, ..FleetPolicy::default() });
+    calls
+}
+
+pub fn wall_of(cluster: &Arc<Cluster>) -> Wall {
+    let cluster = cluster.clone();
+    Wall::new(move || cluster.wall())
+}
+
+fn on_grid(at_ms: u64) -> u64 {
+    at_ms.div_ceil(TICK_MS) * TICK_MS
 }
 
 /// SIGSTOP for a task.

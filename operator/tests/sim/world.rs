@@ -1,19 +1,30 @@
 //! Everything that is not the operator: the Deployment controller, scheduler, kubelet and garbage collector in small, and
 //! the pods with their engines and agents. It acts on the store directly, in ticks of virtual time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde_json::{Value, json};
 
 use super::{
     agent::{Agent, Around, Engine},
     cluster::State,
-    kube::{kinds, store::Store, verbs::Target},
+    kube::{
+        kinds,
+        store::{Object, Store, wall},
+        verbs::Target,
+    },
     rng::Rng,
 };
 
 const PLAIN: &str = "kube-controller-manager";
 pub const NODES: usize = 4;
+/// The Deployment controller looks again even if nothing has changed.
+const LOOK_MS: u64 = 5_000;
+/// What a pod asks for if it wants a GPU; each node has one.
+pub const GPU: &str = "nvidia.com/gpu";
 
 /// One pod as it really is, whatever the API says of it.
 #[derive(Debug)]
@@ -25,8 +36,17 @@ pub struct Pod {
     pub agent: Agent,
     /// Its engine is of a kind that freezes.
     pub bad: bool,
+    pub gpu: bool,
     /// When the container is gone after a delete.
     pub gone_at_ms: Option<u64>,
+}
+
+/// A process whose pod is no object any more, which the API knows nothing of.
+#[derive(Debug)]
+pub struct Orphan {
+    pub node: String,
+    pub name: String,
+    pub dead_ms: u64,
 }
 
 /// The world.
@@ -35,9 +55,17 @@ pub struct World {
     pub pods: BTreeMap<String, Pod>,
     /// Nodes whose engines freeze again and again.
     pub sick_nodes: BTreeSet<String>,
+    /// Nodes whose kubelets are not heard.
+    pub lost_nodes: BTreeSet<String>,
+    /// No more pods than this.
+    pub quota: Option<usize>,
+    /// Processes on GPUs that outlived their pod's object.
+    pub orphans: Vec<Orphan>,
     counter: u64,
+    /// Hashes of templates, by UID and generation of their Deployment.
+    hashes: BTreeMap<(String, u64), u32>,
     rng: Rng,
-    /// The store's version and removals when the controllers looked last: they act on changes alone.
+    /// The store's changes and removals when the controllers looked last: they act on changes alone.
     seen: (u64, u64),
     woken_ms: u64,
 }
@@ -51,26 +79,40 @@ impl World {
         World {
             pods: BTreeMap::new(),
             sick_nodes: BTreeSet::new(),
+            lost_nodes: BTreeSet::new(),
+            quota: None,
+            orphans: Vec::new(),
             counter: 0,
+            hashes: BTreeMap::new(),
             rng: Rng::new(seed ^ 0x77),
             seen: (0, 0),
             woken_ms: 0,
         }
     }
 
+    /// When the next step can change anything by itself.
+    pub fn due_ms(&self, now_ms: u64) -> u64 {
+        let pods = self.pods.values().map(|pod| {
+            let agent = pod.agent.due_ms(now_ms, pod.bad || self.sick_nodes.contains(&pod.node));
+            pod.gone_at_ms.map_or(agent, |at| agent.min(at))
+        });
+        pods.fold(self.woken_ms + LOOK_MS, u64::min)
+    }
+
     /// One step of everything. `reachable`: can kubelets and agents talk to the API server now?
     pub fn tick(&mut self, state: &mut State, now_ms: u64, reachable: bool) {
-        let changed =
-            state.store.version != self.seen.0 || state.store.removed != self.seen.1 || now_ms >= self.woken_ms + 5_000;
+        let changed = state.store.stirred != self.seen.0 || now_ms >= self.woken_ms + LOOK_MS;
         if reachable && changed {
-            self.woken_ms = now_ms;
             let removed = state.store.removed;
             if removed != self.seen.1 {
                 collect_garbage(&mut state.store); // what it removes has dependents of its own: again next time
             }
-            self.seen = (state.store.version, removed);
+            self.seen = (state.store.stirred, removed);
             self.deployments(&mut state.store);
             self.schedule(&mut state.store);
+        }
+        if changed {
+            self.woken_ms = now_ms;
         }
         self.kubelet(state, now_ms, reachable);
         for pod in self.pods.values_mut() {
@@ -79,47 +121,13 @@ impl World {
             pod.agent.tick(&mut state.store, &mut state.log, (&pod.namespace, &pod.name, &pod.uid), around);
         }
         if changed {
-            self.invariants(state, now_ms);
-        }
-    }
-
-    /// P15 and P16, by what is true and not by what is said.
-    fn invariants(&self, state: &mut State, now_ms: u64) {
-        let mut by_owner: BTreeMap<(String, String), usize> = BTreeMap::new();
-        for (key, entry) in state.store.of("pods") {
-            let Some(pod) = self.pods.get(entry.value["metadata"]["uid"].as_str().unwrap_or_default()) else {
-                continue;
-            };
-            let grant = entry.value["metadata"]["annotations"]["truebeat.io/restart-grant"].as_str();
-            let owner =
-                entry.value["metadata"]["labels"]["inference.truebeat.io/deployment"].as_str().unwrap_or_default();
-            if pod.agent.restarting_by_grant(grant) {
-                *by_owner.entry((key.1.clone(), owner.to_owned())).or_default() += 1;
-            }
-        }
-        let known = |(namespace, owner): &(String, String)| {
-            state.store.get(&("inferencedeployments", namespace.clone(), owner.clone())).is_some()
-        };
-        let total: usize = by_owner.iter().filter(|(key, _)| known(key)).map(|(_, count)| count).sum();
-        if total > 1 {
-            // fewer than twenty replicas: a tenth of them is one
-            state.checks.broken(now_ms, format!("P15: {total} granted recoveries in the fleet, its share is 1"));
-        }
-        for ((namespace, owner), count) in by_owner {
-            let infd = state.store.get(&("inferencedeployments", namespace.clone(), owner.clone()));
-            let budget = infd.and_then(|e| e.value["spec"]["recovery"]["maxUnavailable"].as_u64());
-            if let Some(budget) = budget
-                && count as u64 > budget
-            {
-                let what =
-                    format!("P15: {count} replicas of {namespace}/{owner} in a granted restart, budget {budget}");
-                state.checks.broken(now_ms, what);
-            }
+            self.budget_holds(state, now_ms);
+            self.alone_on_its_gpu(state, now_ms);
         }
     }
 
     fn deployments(&mut self, store: &mut Store) {
-        let all: Vec<Value> = store.of("deployments").map(|(_, entry)| (*entry.value).clone()).collect();
+        let all: Vec<Arc<Object>> = store.of("deployments").map(|(_, entry)| entry.value.clone()).collect();
         for deployment in all.iter().filter(|d| d["metadata"]["deletionTimestamp"].is_null()) {
             self.deployment(store, deployment);
         }
@@ -128,7 +136,7 @@ impl World {
     fn deployment(&mut self, store: &mut Store, deployment: &Value) {
         let (namespace, name) = (text(deployment, "namespace"), text(deployment, "name"));
         let template = &deployment["spec"]["template"];
-        let set = format!("{name}-{:08x}", hash(&template.to_string()) as u32);
+        let set = self.set_name(deployment);
         let set_uid = self.replica_set(store, deployment, &set);
         let wanted = deployment["spec"]["replicas"].as_u64().unwrap_or(1) as usize;
         let owned = |pod: &Value| {
@@ -136,12 +144,12 @@ impl World {
                 .as_str()
                 .is_some_and(|rs| rs.rsplit_once('-').is_some_and(|(d, _)| d == name))
         };
-        let pods: Vec<Value> = store
+        let pods: Vec<Arc<Object>> = store
             .of("pods")
             .filter(|(key, entry)| {
                 key.1 == namespace && owned(&entry.value) && entry.value["metadata"]["deletionTimestamp"].is_null()
             })
-            .map(|(_, entry)| (*entry.value).clone())
+            .map(|(_, entry)| entry.value.clone())
             .collect();
         let (fresh, old): (Vec<_>, Vec<_>) =
             pods.iter().partition(|pod| pod["metadata"]["ownerReferences"][0]["name"] == set);
@@ -174,6 +182,14 @@ impl World {
         }
     }
 
+    /// The ReplicaSet of the template, by its hash.
+    fn set_name(&mut self, deployment: &Value) -> String {
+        let key = (text(deployment, "uid"), deployment["metadata"]["generation"].as_u64().unwrap_or(0));
+        let template = || deployment["spec"]["template"].to_string();
+        let hash = self.hashes.entry(key).or_insert_with(|| hash(&template()) as u32);
+        format!("{}-{hash:08x}", text(deployment, "name"))
+    }
+
     fn replica_set(&mut self, store: &mut Store, deployment: &Value, name: &str) -> String {
         let namespace = text(deployment, "namespace");
         let at = target("replicasets", &namespace, name, PLAIN);
@@ -191,6 +207,9 @@ impl World {
     }
 
     fn create_pod(&mut self, store: &mut Store, namespace: &str, set: &str, set_uid: &str, template: &Value) {
+        if self.quota.is_some_and(|most| store.of("pods").count() >= most) {
+            return;
+        }
         self.counter += 1;
         let owner =
             json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": set, "uid": set_uid, "controller": true});
@@ -210,19 +229,23 @@ impl World {
     fn schedule(&mut self, store: &mut Store) {
         let pending =
             |value: &Value| value["spec"]["nodeName"].is_null() && value["metadata"]["deletionTimestamp"].is_null();
-        let all: Vec<Value> =
-            store.of("pods").filter(|(_, e)| pending(&e.value)).map(|(_, e)| (*e.value).clone()).collect();
+        let all: Vec<Arc<Object>> =
+            store.of("pods").filter(|(_, e)| pending(&e.value)).map(|(_, e)| e.value.clone()).collect();
         for pod in all {
-            let avoided = avoided(&pod);
+            let (avoided, gpu) = (avoided(&pod), wants_gpu(&pod));
             let load = |node: &String| self.pods.values().filter(|other| other.node == *node).count();
-            let nodes = (0..NODES).map(|n| format!("node-{n}")).filter(|node| !avoided.contains(node));
+            // (the scheduler knows the API's pods, not the processes)
+            let free = |node: &String| {
+                !gpu || !store.of("pods").any(|(_, e)| e.value["spec"]["nodeName"] == **node && wants_gpu(&e.value))
+            };
+            let nodes = (0..NODES).map(|n| format!("node-{n}")).filter(|node| !avoided.contains(node) && free(node));
             let Some(node) = nodes.min_by_key(|node| (load(node), node.clone())) else { continue };
             let (namespace, name, uid) = (text(&pod, "namespace"), text(&pod, "name"), text(&pod, "uid"));
             let _ =
                 store.merge(&target("pods", &namespace, &name, "kube-scheduler"), &json!({"spec": {"nodeName": node}}));
             let agent = Agent::new(&pod, store.now_ms + self.rng.range(1500, 4000));
             let bad = pod["spec"]["containers"][0]["image"] == super::changes::BAD_IMAGE;
-            self.pods.insert(uid.clone(), Pod { namespace, name, uid, node, agent, bad, gone_at_ms: None });
+            self.pods.insert(uid.clone(), Pod { namespace, name, uid, node, agent, bad, gpu, gone_at_ms: None });
         }
     }
 
@@ -237,7 +260,7 @@ impl World {
                 continue;
             };
             if live["metadata"]["deletionTimestamp"].is_string() {
-                let at = *pod.gone_at_ms.get_or_insert(now_ms + 1500);
+                let at = *pod.gone_at_ms.get_or_insert(now_ms + pod.agent.exit_ms);
                 if now_ms >= at && reachable {
                     pod.agent.engine = Engine::Gone;
                     state.store.remove(&key);
@@ -246,22 +269,27 @@ impl World {
                 continue;
             }
             if reachable {
-                report_readiness(&mut state.store, pod, &live, now_ms);
+                let ready = pod.agent.serves() && !self.lost_nodes.contains(&pod.node);
+                report_readiness(&mut state.store, pod, &live, (ready, now_ms));
             }
         }
         for uid in gone {
             if let Some(pod) = self.pods.remove(&uid) {
                 state.log.line(now_ms, format_args!("pod {}/{} is gone", pod.namespace, pod.name));
+                let dead_ms = pod.gone_at_ms.unwrap_or(now_ms + pod.agent.exit_ms);
+                if pod.gpu && dead_ms > now_ms {
+                    self.orphans.push(Orphan { node: pod.node, name: pod.name, dead_ms });
+                }
             }
         }
     }
 }
 
-fn report_readiness(store: &mut Store, pod: &Pod, live: &Value, now_ms: u64) {
-    let word = if pod.agent.serves() { "True" } else { "False" };
+fn report_readiness(store: &mut Store, pod: &Pod, live: &Value, (ready, now_ms): (bool, u64)) {
+    let word = if ready { "True" } else { "False" };
     let mut conditions = live["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let known = conditions.iter_mut().find(|c| c["type"] == "Ready");
-    let since = super::cluster::wall(now_ms).strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let since = wall(now_ms).strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let new = json!({"type": "Ready", "status": word, "lastTransitionTime": since});
     match known {
         Some(known) if known["status"] == word => return,
@@ -309,6 +337,10 @@ fn avoided(pod: &Value) -> BTreeSet<String> {
     out
 }
 
+fn wants_gpu(pod: &Value) -> bool {
+    !pod["spec"]["containers"][0]["resources"]["limits"][GPU].is_null()
+}
+
 pub fn is_ready(pod: &Value) -> bool {
     let conditions = pod["status"]["conditions"].as_array();
     conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
@@ -319,7 +351,7 @@ fn is_available(pod: &Value, soak_s: i64, now_ms: u64) -> bool {
     let conditions = pod["status"]["conditions"].as_array();
     let ready = conditions.into_iter().flatten().find(|c| c["type"] == "Ready" && c["status"] == "True");
     let since = ready.and_then(|c| c["lastTransitionTime"].as_str()?.parse::<jiff::Timestamp>().ok());
-    since.is_some_and(|since| super::cluster::wall(now_ms).as_second() - since.as_second() >= soak_s)
+    since.is_some_and(|since| super::kube::store::wall(now_ms).as_second() - since.as_second() >= soak_s)
 }
 
 fn cost(pod: &Value) -> i64 {

@@ -74,6 +74,42 @@ pub fn leaves(value: &Value) -> BTreeMap<Path, Value> {
     out
 }
 
+/// The maps and lists that a manager owns as such because an update of its made them: all of a custom object, and of the
+/// others those that Go can tell apart from empty ones.
+fn containers(value: &Value, custom: bool) -> Set {
+    let mut out = Set::new();
+    for (name, child) in value.as_object().into_iter().flatten() {
+        match name.as_str() {
+            "metadata" => {
+                for field in ["labels", "annotations", "finalizers", "ownerReferences"] {
+                    if child.get(field).is_some() {
+                        out.insert(vec!["f:metadata".into(), format!("f:{field}")]);
+                    }
+                }
+            }
+            "data" => drop(out.insert(vec!["f:data".into()])),
+            _ if custom => containers_below(child, vec![format!("f:{name}")], &mut out),
+            _ => {}
+        }
+    }
+    out
+}
+
+fn containers_below(value: &Value, path: Path, out: &mut Set) {
+    let below = |element: String| path.iter().cloned().chain([element]).collect::<Path>();
+    match (value, list_of(&path)) {
+        (Value::Object(map), _) if !map.is_empty() && !atomic_map(&path) => {
+            map.iter().for_each(|(name, child)| containers_below(child, below(format!("f:{name}")), out));
+        }
+        (Value::Array(list), List::Map(keys)) => {
+            list.iter().for_each(|item| containers_below(item, below(key_of(item, keys)), out));
+        }
+        (Value::Array(_), List::Set) => {}
+        _ => return,
+    }
+    out.insert(path);
+}
+
 fn walk(value: &Value, path: Path, out: &mut BTreeMap<Path, Value>) {
     let below = |element: String| path.iter().cloned().chain([element]).collect::<Path>();
     match value {
@@ -135,11 +171,13 @@ pub fn apply(
 }
 
 /// After an update or a patch: what it changed is its manager's, what it removed is nobody's.
-pub fn update(old: &Value, new: &Value, managers: &mut Managers, me: &Manager) {
+pub fn update(old: &Value, new: &Value, managers: &mut Managers, me: &Manager, custom: bool) {
     let (before, after) = (leaves(old), leaves(new));
-    let changed: Set =
-        after.iter().filter(|(path, value)| before.get(*path) != Some(value)).map(|(path, _)| path.clone()).collect();
-    let gone: Set = before.keys().filter(|path| !after.contains_key(*path)).cloned().collect();
+    let (maps_before, maps_after) = (containers(old, custom), containers(new, custom));
+    let changed = after.iter().filter(|(path, value)| before.get(*path) != Some(value)).map(|(path, _)| path.clone());
+    let changed: Set = changed.chain(maps_after.difference(&maps_before).cloned()).collect();
+    let gone = before.keys().filter(|path| !after.contains_key(*path)).cloned();
+    let gone: Set = gone.chain(maps_before.difference(&maps_after).cloned()).collect();
     for owned in managers.values_mut() {
         owned.retain(|path| !changed.contains(path) && !gone.contains(path));
     }
@@ -161,15 +199,7 @@ fn merge(live: &mut Value, applied: &Value, path: &Path) {
             }
         }
         (Value::Array(live), Value::Array(applied)) => match list_of(path) {
-            List::Map(keys) => {
-                for item in applied {
-                    let key = key_of(item, keys);
-                    match live.iter_mut().find(|other| key_of(other, keys) == key) {
-                        Some(other) => merge(other, item, &below(key)),
-                        None => live.push(item.clone()),
-                    }
-                }
-            }
+            List::Map(keys) => *live = merge_items(std::mem::take(live), applied, keys, path),
             List::Set => applied.iter().for_each(|item| {
                 if !live.contains(item) {
                     live.push(item.clone());
@@ -179,6 +209,35 @@ fn merge(live: &mut Value, applied: &Value, path: &Path) {
         },
         (live, applied) => *live = applied.clone(),
     }
+}
+
+/// Items that both have, and new ones, stand in the order of the applied list; the others keep their places.
+fn merge_items(live: Vec<Value>, applied: &[Value], keys: &[&str], path: &Path) -> Vec<Value> {
+    let mut theirs: Vec<(String, Value)> = live.into_iter().map(|item| (key_of(&item, keys), item)).collect();
+    let mut mine = applied.iter().map(|item| (key_of(item, keys), item)).peekable();
+    let known: BTreeSet<String> = theirs.iter().map(|(key, _)| key.clone()).collect();
+    let wanted: BTreeSet<String> = applied.iter().map(|item| key_of(item, keys)).collect();
+    let mut old: BTreeMap<String, Value> = theirs.iter().filter(|(key, _)| wanted.contains(key)).cloned().collect();
+    let mut take = |(key, item): (String, &Value)| match old.remove(&key) {
+        Some(mut both) => {
+            merge(&mut both, item, &path.iter().cloned().chain([key]).collect());
+            both
+        }
+        None => item.clone(),
+    };
+    let mut out = Vec::new();
+    for (key, item) in theirs.drain(..) {
+        if !wanted.contains(&key) {
+            out.push(item);
+            continue;
+        }
+        while let Some(new) = mine.next_if(|(key, _)| !known.contains(key)) {
+            out.push(take(new));
+        }
+        out.extend(mine.next().map(&mut take));
+    }
+    out.extend(mine.map(take));
+    out
 }
 
 fn remove(value: &mut Value, path: &[String]) {

@@ -1,7 +1,13 @@
 //! The objects and their history. Every effective change has its own resourceVersion and is kept for the watches.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ops::Deref,
+    sync::{Arc, OnceLock},
+};
 
+use bytes::Bytes;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::{fields::Managers, kinds::Kind};
@@ -9,11 +15,45 @@ use super::{fields::Managers, kinds::Kind};
 /// Plural, namespace, name.
 pub type Key = (&'static str, String, String);
 
-/// One object.
+/// One version of an object, with its text once somebody has asked for it: most versions are read many times.
+#[derive(Debug)]
+pub struct Object {
+    value: Value,
+    text: OnceLock<Bytes>,
+}
+
+impl Object {
+    pub fn new(value: Value) -> Arc<Self> {
+        Arc::new(Object { value, text: OnceLock::new() })
+    }
+
+    /// A list, which is text alone.
+    pub fn list(text: String) -> Arc<Self> {
+        Arc::new(Object { value: Value::Null, text: Bytes::from(text).into() })
+    }
+
+    pub fn json(&self) -> &Value {
+        &self.value
+    }
+
+    pub fn text(&self) -> Bytes {
+        self.text.get_or_init(|| Bytes::from(self.value.to_string())).clone()
+    }
+}
+
+impl Deref for Object {
+    type Target = Value;
+
+    fn deref(&self) -> &Value {
+        &self.value
+    }
+}
+
+/// One object as it is now.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    pub value: Arc<Value>,
-    pub managers: Managers,
+    pub value: Arc<Object>,
+    pub managers: Arc<Managers>,
 }
 
 /// One effective change, as watches see it.
@@ -23,13 +63,20 @@ pub struct Change {
     pub plural: &'static str,
     /// `ADDED`, `MODIFIED` or `DELETED`.
     pub event: &'static str,
-    pub value: Arc<Value>,
+    pub value: Arc<Object>,
     /// Milliseconds of virtual time.
     pub at_ms: u64,
 }
 
+/// What etcd's snapshot holds.
+#[derive(Debug, Clone)]
+pub struct Backup {
+    version: u64,
+    objects: BTreeMap<Key, Entry>,
+}
+
 /// All of it.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Store {
     pub version: u64,
     /// Watches from before this version are told that it is gone.
@@ -39,10 +86,17 @@ pub struct Store {
     uids: u64,
     /// Keep book of what plain updates own as well. The simulation does without: every apply in it is forced.
     pub track_updates: bool,
+    /// Lists come in pages of this size, if they are asked for; 0: in one.
+    pub page: usize,
+    /// Versions have a form that nobody may take for a number.
+    pub opaque: bool,
+    /// How often everything was set back.
+    pub epoch: u64,
     /// How many objects have been removed.
     pub removed: u64,
+    /// How often something changed that a controller of Kubernetes or a watch of ours may care for.
+    pub stirred: u64,
     /// Set by the owner of the clock before each use.
-    pub now: String,
     pub now_ms: u64,
 }
 
@@ -62,8 +116,23 @@ impl Store {
         format!("00000000-0000-4000-8000-{:012}", self.uids)
     }
 
+    /// The newest version as clients see it.
+    pub fn version_text(&self) -> String {
+        if self.opaque { format!("v{}", self.version) } else { self.version.to_string() }
+    }
+
+    /// Reads a version again.
+    pub fn version_of(text: &str) -> Option<u64> {
+        text.trim_start_matches('v').parse().ok()
+    }
+
+    /// The time as objects bear it.
+    pub fn now(&self) -> String {
+        wall(self.now_ms).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+    }
+
     /// Stores `value` under a new version. An equal one changes nothing but its managers, which is silent as well.
-    pub fn put(&mut self, kind: &'static Kind, key: Key, mut value: Value, managers: Managers) -> Arc<Value> {
+    pub fn put(&mut self, kind: &'static Kind, key: Key, mut value: Value, managers: Arc<Managers>) -> Arc<Object> {
         let old = self.objects.get(&key);
         if let Some(old) = old
             && same(&old.value, &value)
@@ -73,27 +142,49 @@ impl Store {
         }
         let event = if old.is_some() { "MODIFIED" } else { "ADDED" };
         self.version += 1;
-        value["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        let value = Arc::new(value);
+        value["metadata"]["resourceVersion"] = json!(self.version_text());
+        let value = Object::new(value);
         self.note(kind.plural, event, value.clone());
         self.objects.insert(key, Entry { value: value.clone(), managers });
         value
     }
 
     /// Takes the object away.
-    pub fn remove(&mut self, key: &Key) -> Option<Arc<Value>> {
+    pub fn remove(&mut self, key: &Key) -> Option<Arc<Object>> {
         let entry = self.objects.remove(key)?;
         self.removed += 1;
         self.version += 1;
-        let mut last = (*entry.value).clone();
-        last["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        let last = Arc::new(last);
+        let mut last = entry.value.json().clone();
+        last["metadata"]["resourceVersion"] = json!(self.version_text());
+        let last = Object::new(last);
         self.note(key.0, "DELETED", last.clone());
         Some(last)
     }
 
+    pub fn backup(&self) -> Backup {
+        Backup { version: self.version, objects: self.objects.clone() }
+    }
+
+    /// Everything is as it was then, versions included; watches end.
+    pub fn restore(&mut self, backup: Backup) {
+        self.version = backup.version;
+        self.objects = backup.objects;
+        self.history.retain(|change| change.version <= backup.version);
+        self.epoch += 1;
+        self.stirred += 1;
+    }
+
+    /// Somebody of no interest writes this object.
+    pub fn touch(&mut self, key: &Key) {
+        let Some(Entry { value, managers }) = self.objects.get(key).cloned() else { return };
+        let mut next = value.json().clone();
+        next["metadata"]["annotations"]["example.com/touched"] = json!(self.version.to_string());
+        let kind = super::kinds::of(key.0);
+        self.put(kind, key.clone(), next, managers);
+    }
+
     /// The objects of a kind as they were at `at_ms`.
-    pub fn as_of(&self, plural: &str, at_ms: u64) -> Vec<Arc<Value>> {
+    pub fn as_of(&self, plural: &str, at_ms: u64) -> Vec<Arc<Object>> {
         let mut objects = BTreeMap::new();
         for change in self.history.iter().filter(|change| change.plural == plural && change.at_ms <= at_ms) {
             let uid = change.value["metadata"]["uid"].to_string();
@@ -105,19 +196,27 @@ impl Store {
         objects.into_values().collect()
     }
 
-    fn note(&mut self, plural: &'static str, event: &'static str, value: Arc<Value>) {
+    fn note(&mut self, plural: &'static str, event: &'static str, value: Arc<Object>) {
+        self.stirred += u64::from(!matches!(plural, "leases" | "events"));
         self.history.push(Change { version: self.version, plural, event, value, at_ms: self.now_ms });
     }
 }
 
+/// The wall clock at `now_ms`.
+pub fn wall(now_ms: u64) -> Timestamp {
+    const START: Timestamp = Timestamp::constant(1_767_225_600, 0); // 2026-01-01T00:00:00Z
+    START + SignedDuration::from_millis(i64::try_from(now_ms).unwrap_or(i64::MAX))
+}
+
+/// Are both the same but for what each write changes?
 fn same(old: &Value, new: &Value) -> bool {
-    let bare = |value: &Value| {
-        let mut value = value.clone();
-        if let Some(metadata) = value["metadata"].as_object_mut() {
-            metadata.remove("resourceVersion");
-            metadata.remove("managedFields");
-        }
-        value
+    let silent = |field: &str| matches!(field, "resourceVersion" | "managedFields");
+    let covers = |a: &Value, b: &Value, skip: &dyn Fn(&str) -> bool| {
+        let mut fields = a.as_object().into_iter().flatten().filter(|(name, _)| !skip(name));
+        fields.all(|(name, value)| b.get(name) == Some(value))
     };
-    bare(old) == bare(new)
+    let whole = |a: &Value, b: &Value| {
+        covers(a, b, &|name| name == "metadata") && covers(&a["metadata"], &b["metadata"], &silent)
+    };
+    whole(old, new) && whole(new, old)
 }

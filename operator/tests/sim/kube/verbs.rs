@@ -9,10 +9,10 @@ use super::{
     fields::{self, Manager},
     kinds::Kind,
     schema,
-    store::{Key, Store},
+    store::{Key, Object, Store},
 };
 
-type Answer = Result<(u16, Arc<Value>), Refusal>;
+type Answer = Result<(u16, Arc<Object>), Refusal>;
 
 /// Which object, and who asks.
 #[derive(Debug, Clone)]
@@ -69,6 +69,9 @@ impl Store {
     pub fn create(&mut self, target: &Target, body: Value) -> Answer {
         let mut target = target.clone();
         target.name = text(&body, "name").to_owned();
+        if let (true, Some(stem)) = (target.name.is_empty(), body["metadata"]["generateName"].as_str()) {
+            target.name = format!("{stem}{:05}", self.version % 100_000);
+        }
         if target.name.is_empty() {
             return Err(target.invalid(&["metadata.name: Required value: name or generateName is required".to_owned()]));
         }
@@ -80,9 +83,9 @@ impl Store {
         strip_status(target.kind, &mut value);
         let mut managers = fields::Managers::new();
         if self.track_updates {
-            fields::update(&Value::Null, &value, &mut managers, &target.manager(false));
+            fields::update(&Value::Null, &value, &mut managers, &target.manager(false), target.kind.custom());
         }
-        Ok((201, self.put(target.kind, target.key(), value, managers)))
+        Ok((201, self.put(target.kind, target.key(), value, managers.into())))
     }
 
     /// PUT.
@@ -113,7 +116,7 @@ impl Store {
     /// JSON merge patch.
     pub fn merge(&mut self, target: &Target, patch: &Value) -> Answer {
         let Some(old) = self.get(&target.key()).cloned() else { return Err(target.not_found()) };
-        let mut body = (*old.value).clone();
+        let mut body = old.value.json().clone();
         merge_patch(&mut body, patch);
         let version = text(&body, "resourceVersion");
         if version.is_empty() && !target.kind.unconditional {
@@ -133,7 +136,13 @@ impl Store {
         let value = self.successor(target, &old.value, body)?;
         let mut managers = old.managers;
         if self.track_updates {
-            fields::update(&old.value, &value, &mut managers, &target.manager(false));
+            fields::update(
+                &old.value,
+                &value,
+                Arc::make_mut(&mut managers),
+                &target.manager(false),
+                target.kind.custom(),
+            );
         }
         Ok((200, self.settle(target, value, managers)))
     }
@@ -152,8 +161,8 @@ impl Store {
             strip_status(target.kind, &mut value);
             let mut wanted = body;
             strip_status(target.kind, &mut wanted);
-            let managers = [(me, fields::leaves(&wanted).into_keys().collect())].into();
-            return Ok((201, self.put(target.kind, target.key(), value, managers)));
+            let managers: fields::Managers = [(me, fields::leaves(&wanted).into_keys().collect())].into();
+            return Ok((201, self.put(target.kind, target.key(), value, managers.into())));
         };
         if !uid.is_empty() && uid != text(&old.value, "uid") {
             return Err(target.conflict("Precondition failed: UID in precondition differs"));
@@ -169,7 +178,7 @@ impl Store {
             Refusal::new(409, "Conflict", what)
         })?;
         let value = self.successor(target, &old.value, merged)?;
-        Ok((200, self.settle(target, value, managers)))
+        Ok((200, self.settle(target, value, managers.into())))
     }
 
     /// An apply through a subresource speaks of that part alone, one through the main resource of all but the status.
@@ -208,9 +217,9 @@ impl Store {
             let last = self.remove(&target.key()).ok_or_else(|| target.not_found())?;
             return Ok((200, last));
         }
-        let mut value = (*old.value).clone();
+        let mut value = old.value.json().clone();
         if value["metadata"]["deletionTimestamp"].is_null() {
-            value["metadata"]["deletionTimestamp"] = json!(self.now);
+            value["metadata"]["deletionTimestamp"] = json!(self.now());
             value["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
             if target.kind.generation {
                 value["metadata"]["generation"] = json!(value["metadata"]["generation"].as_i64().unwrap_or(0) + 1);
@@ -223,7 +232,7 @@ impl Store {
         let uid = self.uid();
         body["apiVersion"] = json!(target.kind.api_version());
         body["kind"] = json!(target.kind.kind);
-        let now = self.now.clone();
+        let now = self.now();
         if !body["metadata"].is_object() {
             body["metadata"] = json!({});
         }
@@ -286,7 +295,7 @@ impl Store {
     }
 
     /// Stores; an object on its way out goes when nothing holds it any more.
-    fn settle(&mut self, target: &Target, value: Value, managers: fields::Managers) -> Arc<Value> {
+    fn settle(&mut self, target: &Target, value: Value, managers: Arc<fields::Managers>) -> Arc<Object> {
         let metadata = &value["metadata"];
         let held = metadata["finalizers"].as_array().is_some_and(|list| !list.is_empty());
         let waits = metadata["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) > 0;

@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use http::{Method, Uri};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
     Refusal,
     kinds::{KINDS, Kind},
-    store::Store,
+    store::{Object, Store},
     verbs::Target,
 };
 
@@ -52,6 +52,19 @@ impl Call {
         Ok(Call { method, target, query, content_type, body, path: uri.path().to_owned() })
     }
 
+    /// As RBAC names it; a PUT is a `replace`.
+    pub fn verb(&self) -> &'static str {
+        match (self.method.as_str(), self.target.name.is_empty()) {
+            ("GET", _) if self.is_watch() => "watch",
+            ("GET", true) => "list",
+            ("GET", false) => "get",
+            ("POST", _) => "create",
+            ("PUT", _) => "replace",
+            ("DELETE", _) => "delete",
+            _ => "patch",
+        }
+    }
+
     pub fn is_write(&self) -> bool {
         self.method != Method::GET
     }
@@ -61,10 +74,10 @@ impl Call {
     }
 
     /// Does it all at once.
-    pub fn perform(self, store: &mut Store) -> Result<(u16, Arc<Value>), Refusal> {
+    pub fn perform(self, store: &mut Store) -> Result<(u16, Arc<Object>), Refusal> {
         let target = &self.target;
         match (self.method.as_str(), target.name.is_empty()) {
-            ("GET", true) => Ok((200, Arc::new(self.list(store)))),
+            ("GET", true) => self.list(store),
             ("GET", false) => store.read(target),
             ("POST", _) => store.create(target, self.body),
             ("PUT", _) => store.replace(target, self.body),
@@ -75,19 +88,32 @@ impl Call {
         }
     }
 
-    fn list(&self, store: &Store) -> Value {
+    fn list(&self, store: &Store) -> Result<(u16, Arc<Object>), Refusal> {
         let kind = self.target.kind;
-        let here = |value: &&Value| {
+        let here = |value: &&Arc<Object>| {
             let namespace = &self.target.namespace;
             (namespace.is_empty() || value["metadata"]["namespace"] == namespace.as_str()) && self.selects(value)
         };
         if self.query.get("resourceVersion").is_some_and(|version| version == "0") {
             // "any version": from a watch cache that may lag (P2)
             let old = store.as_of(kind.plural, store.now_ms.saturating_sub(STALE_MS));
-            return list_of(kind, &old.iter().map(|value| &**value).filter(here).collect::<Vec<_>>(), store.version);
+            return Ok((200, list_of(kind, old.iter().filter(here), &store.version_text(), "")));
         }
-        let items: Vec<&Value> = store.of(kind.plural).map(|(_, entry)| &*entry.value).filter(here).collect();
-        list_of(kind, &items, store.version)
+        let all: Vec<&Arc<Object>> = store.of(kind.plural).map(|(_, entry)| &entry.value).filter(here).collect();
+        if store.page == 0 || !self.query.contains_key("limit") {
+            return Ok((200, list_of(kind, all.into_iter(), &store.version_text(), "")));
+        }
+        // a page; what it goes on from is gone as soon as anything has changed
+        let (version, from) = match self.query.get("continue").and_then(|token| token.split_once(':')) {
+            Some((version, from)) => (version.to_owned(), from.parse().unwrap_or(0)),
+            None => (store.version_text(), 0),
+        };
+        if version != store.version_text() {
+            return Err(Refusal::new(410, "Expired", "The provided continue parameter is too old"));
+        }
+        let next =
+            if all.len() > from + store.page { format!("{version}:{}", from + store.page) } else { String::new() };
+        Ok((200, list_of(kind, all.into_iter().skip(from).take(store.page), &version, &next)))
     }
 
     /// Does the request's label selector take this object?
@@ -104,11 +130,17 @@ impl Call {
 }
 
 /// A list as the API writes it.
-pub fn list_of(kind: &Kind, items: &[&Value], version: u64) -> Value {
-    json!({
-        "apiVersion": kind.api_version(), "kind": format!("{}List", kind.kind),
-        "metadata": {"resourceVersion": version.to_string()}, "items": items,
-    })
+fn list_of<'a>(kind: &Kind, items: impl Iterator<Item = &'a Arc<Object>>, version: &str, next: &str) -> Arc<Object> {
+    let (group_version, name) = (kind.api_version(), kind.kind);
+    let mut text = format!(
+        r#"{{"apiVersion":"{group_version}","kind":"{name}List","metadata":{{"resourceVersion":"{version}","continue":"{next}"}},"items":["#
+    );
+    for (at, item) in items.enumerate() {
+        text.push_str(if at == 0 { "" } else { "," });
+        text.push_str(&String::from_utf8_lossy(&item.text()));
+    }
+    text.push_str("]}");
+    Object::list(text)
 }
 
 fn bad(error: serde_json::Error) -> Refusal {

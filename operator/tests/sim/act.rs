@@ -1,0 +1,240 @@
+//! What users and fate can do to the world.
+
+use serde_json::{Value, json};
+
+use super::{
+    agent::Engine,
+    cluster::State,
+    end::condition,
+    kube::store::Key,
+    story::NAMESPACE,
+    world::{World, target},
+};
+
+/// One act.
+#[derive(Debug, Clone)]
+pub enum Act {
+    Create {
+        name: &'static str,
+        spec: Value,
+    },
+    /// A merge patch of an InferenceDeployment by its user.
+    Edit {
+        name: &'static str,
+        patch: Value,
+    },
+    /// The user's file is applied anew: the whole spec.
+    Replace {
+        name: &'static str,
+        spec: Value,
+    },
+    Delete {
+        name: &'static str,
+    },
+    /// Engines by their place in the order of names; they heal by themselves after so many milliseconds, if at all.
+    Freeze {
+        nth: usize,
+        heals_ms: Option<u64>,
+    },
+    Crash {
+        nth: usize,
+    },
+    /// The processes of all engines take so long to die from now on, whoever kills them.
+    Unkillable {
+        exit_ms: u64,
+    },
+    DeletePod {
+        nth: usize,
+    },
+    /// A node on which engines freeze again and again, or no more.
+    Sick {
+        node: usize,
+        sick: bool,
+    },
+    /// Somebody writes labels and annotations of their own on our children, and changes a field that is ours.
+    Meddle,
+    /// Somebody deletes a child.
+    DeleteChild {
+        plural: &'static str,
+    },
+    /// An object of somebody else that has the name of a child, and its removal.
+    Squat {
+        plural: &'static str,
+    },
+    Unsquat {
+        plural: &'static str,
+    },
+    /// Somebody patches all pods there are, through the status if the patch has one.
+    PatchPods {
+        patch: Value,
+    },
+    /// The InferenceDeployment must have this condition in this status now, or not at all.
+    Expect {
+        condition: &'static str,
+        status: Option<&'static str>,
+    },
+    /// So many engines must serve now.
+    ExpectServing {
+        count: usize,
+    },
+    /// The owner references of all pods say that their owner is of this kind.
+    PatchOwners {
+        kind: &'static str,
+    },
+    /// The node's kubelet is not heard any more, so that the API calls its pods not ready; what runs there runs on.
+    NodeLost {
+        node: usize,
+        lost: bool,
+    },
+    /// No more pods than this.
+    Quota {
+        pods: Option<usize>,
+    },
+    /// Lists come in pages of this size, and versions are no numbers, from now on.
+    Pages {
+        size: usize,
+    },
+    OpaqueVersions,
+    /// A backup is taken; everything becomes as it was then.
+    Backup,
+    Restore,
+    /// A pass is repeated over a frozen copy of the world (P12).
+    PassAgain,
+    /// An operator process dies; another is frozen for a time; the Lease is deleted by hand.
+    Kill {
+        operator: usize,
+    },
+    Pause {
+        operator: usize,
+        ms: u64,
+    },
+    DeleteLease,
+}
+
+/// Does one act to the world; the acts on operators are the runner's.
+pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
+    let user = |name: &str| target("inferencedeployments", NAMESPACE, name, "user");
+    match act {
+        Act::Create { name, spec } => {
+            let body = json!({"metadata": {"name": name, "labels": {"team": "a"}}, "spec": spec});
+            drop(state.store.create(&user(name), body));
+        }
+        Act::Edit { name, patch } => drop(state.store.merge(&user(name), patch)),
+        Act::Replace { name, spec } => {
+            if let Ok((_, live)) = state.store.read(&user(name)) {
+                let mut body = live.json().clone();
+                body["spec"] = spec.clone();
+                drop(state.store.replace(&user(name), body));
+            }
+        }
+        Act::Delete { name } => drop(state.store.delete(&user(name), &Value::Null)),
+        Act::Freeze { .. } | Act::Crash { .. } | Act::Unkillable { .. } | Act::Sick { .. } | Act::NodeLost { .. } => {
+            on_engines(act, world, now_ms);
+        }
+        Act::Quota { pods } => world.quota = *pods,
+        Act::Pages { size } => state.store.page = *size,
+        Act::OpaqueVersions => state.store.opaque = true,
+        Act::DeletePod { nth } => {
+            if let Some(pod) = nth_pod(world, *nth).and_then(|uid| world.pods.get(&uid)) {
+                drop(state.store.delete(&target("pods", &pod.namespace, &pod.name, "user"), &Value::Null));
+            }
+        }
+        Act::Expect { .. } | Act::ExpectServing { .. } => expect(act, world, state, now_ms),
+        Act::DeleteLease => {
+            drop(state.store.delete(&target("leases", "truebeat-system", "truebeat-operator", "user"), &Value::Null));
+        }
+        Act::Backup => state.backup = Some(state.store.backup()),
+        Act::Restore => state.backup.take().into_iter().for_each(|backup| state.store.restore(backup)),
+        Act::PassAgain | Act::Kill { .. } | Act::Pause { .. } => {}
+        _ => on_children(act, state),
+    }
+}
+
+fn on_engines(act: &Act, world: &mut World, now_ms: u64) {
+    match act {
+        Act::Sick { node, sick } => {
+            let node = format!("node-{node}");
+            let _ = if *sick { world.sick_nodes.insert(node) } else { world.sick_nodes.remove(&node) };
+        }
+        Act::NodeLost { node, lost } => {
+            let node = format!("node-{node}");
+            let _ = if *lost { world.lost_nodes.insert(node) } else { world.lost_nodes.remove(&node) };
+        }
+        Act::Unkillable { exit_ms } => world.pods.values_mut().for_each(|pod| pod.agent.exit_ms = *exit_ms),
+        Act::Freeze { nth, .. } | Act::Crash { nth } => {
+            let Some(pod) = nth_pod(world, *nth).and_then(|uid| world.pods.get_mut(&uid)) else { return };
+            match act {
+                Act::Freeze { heals_ms, .. } => pod.agent.freeze(now_ms, heals_ms.map(|ms| now_ms + ms)),
+                _ => pod.agent.crash(now_ms),
+            }
+        }
+        _ => {}
+    }
+}
+
+fn on_children(act: &Act, state: &mut State) {
+    let store = &mut state.store;
+    let user = |plural: &str, name: &str| target(plural, NAMESPACE, name, "user");
+    match act {
+        Act::Meddle => {
+            let note = json!({"metadata": {"annotations": {"example.com/owner": "team-a"}, "labels": {"example.com/tier": "gold"}}});
+            for plural in ["services", "deployments"] {
+                drop(store.merge(&user(plural, "chat"), &note));
+            }
+            drop(store.merge(&user("deployments", "chat"), &json!({"spec": {"replicas": 7}})));
+        }
+        Act::DeleteChild { plural } | Act::Unsquat { plural } => {
+            drop(store.delete(&user(plural, child(plural)), &Value::Null));
+        }
+        Act::Squat { plural } => {
+            drop(store.create(&user(plural, ""), json!({"metadata": {"name": child(plural)}, "spec": {}})));
+        }
+        Act::PatchOwners { kind } => {
+            let pods: Vec<(Key, Value)> =
+                store.of("pods").map(|(key, e)| (key.clone(), e.value.json().clone())).collect();
+            for ((_, namespace, name), pod) in pods {
+                let mut wrong = pod["metadata"]["ownerReferences"][0].clone();
+                wrong["kind"] = json!(kind);
+                let patch = json!({"metadata": {"ownerReferences": [wrong]}});
+                drop(store.merge(&target("pods", &namespace, &name, "user"), &patch));
+            }
+        }
+        Act::PatchPods { patch } => {
+            let keys: Vec<Key> = store.of("pods").map(|(key, _)| key.clone()).collect();
+            for (_, namespace, name) in keys {
+                let at = target("pods", &namespace, &name, "user");
+                let at = if patch["status"].is_null() { at } else { at.status() };
+                drop(store.merge(&at, patch));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Name of the child of a kind of the InferenceDeployment `chat`.
+pub fn child(plural: &str) -> &'static str {
+    if matches!(plural, "services" | "deployments") { "chat" } else { "chat-truebeat-agent" }
+}
+
+fn expect(act: &Act, world: &World, state: &mut State, now_ms: u64) {
+    let fault = match act {
+        Act::Expect { condition: type_, status } => {
+            let chat = state.store.get(&("inferencedeployments", NAMESPACE.to_owned(), "chat".to_owned()));
+            let found = chat.and_then(|entry| condition(&entry.value, type_));
+            (found.as_ref().map(|(word, _)| word.as_str()) != *status)
+                .then(|| format!("P13: {type_} is {found:?} and should be {status:?}"))
+        }
+        Act::ExpectServing { count } => {
+            let serving = world.pods.values().filter(|pod| matches!(pod.agent.engine, Engine::Serving { .. })).count();
+            (serving != *count).then(|| format!("P4: {serving} engines serve and {count} should"))
+        }
+        _ => None,
+    };
+    fault.into_iter().for_each(|what| state.checks.broken(now_ms, what));
+}
+
+fn nth_pod(world: &World, nth: usize) -> Option<String> {
+    let mut pods: Vec<(&String, &String)> = world.pods.values().map(|pod| (&pod.name, &pod.uid)).collect();
+    pods.sort();
+    (!pods.is_empty()).then(|| pods[nth % pods.len()].1.clone())
+}

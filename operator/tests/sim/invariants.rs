@@ -1,0 +1,62 @@
+//! What must hold at every step of the world, by what is true and not by what is said: the budget of restarts (P15), and
+//! that nobody takes the GPU of a process that still lives (P16).
+
+use std::collections::BTreeMap;
+
+use super::{
+    cluster::State,
+    kube::store::Entry,
+    world::{World, is_ready},
+};
+
+impl World {
+    /// P16: nobody is Ready on a GPU that an older process may still own.
+    pub fn alone_on_its_gpu(&mut self, state: &mut State, now_ms: u64) {
+        self.orphans.retain(|orphan| orphan.dead_ms > now_ms);
+        for orphan in &self.orphans {
+            for pod in self.pods.values().filter(|pod| pod.gpu && pod.node == orphan.node) {
+                let live = state.store.get(&("pods", pod.namespace.clone(), pod.name.clone()));
+                if live.is_some_and(|entry| is_ready(&entry.value)) {
+                    let what = format!("P16: {} is Ready on the GPU of {}, whose process lives", pod.name, orphan.name);
+                    state.checks.broken(now_ms, what);
+                }
+            }
+        }
+    }
+
+    /// P15, by what is true and not by what is said.
+    pub fn budget_holds(&self, state: &mut State, now_ms: u64) {
+        let mut by_owner: BTreeMap<(String, String), usize> = BTreeMap::new();
+        for (key, entry) in state.store.of("pods") {
+            let Some(pod) = self.pods.get(entry.value["metadata"]["uid"].as_str().unwrap_or_default()) else {
+                continue;
+            };
+            let grant = entry.value["metadata"]["annotations"]["truebeat.io/restart-grant"].as_str();
+            let owner =
+                entry.value["metadata"]["labels"]["inference.truebeat.io/deployment"].as_str().unwrap_or_default();
+            if pod.agent.restarting_by_grant(grant) || state.checks.replaced.contains(&pod.uid) {
+                *by_owner.entry((key.1.clone(), owner.to_owned())).or_default() += 1;
+            }
+        }
+        let known = |(namespace, owner): &(String, String)| {
+            state.store.get(&("inferencedeployments", namespace.clone(), owner.clone())).is_some()
+        };
+        let total: usize = by_owner.iter().filter(|(key, _)| known(key)).map(|(_, count)| count).sum();
+        let replicas = |entry: &Entry| entry.value["spec"]["replicas"].as_u64().unwrap_or(0) as usize;
+        let share = (state.store.of("inferencedeployments").map(|(_, e)| replicas(e)).sum::<usize>() / 10).max(1);
+        if total > share {
+            state.checks.broken(now_ms, format!("P15: {total} granted recoveries in the fleet, its share is {share}"));
+        }
+        for ((namespace, owner), count) in by_owner {
+            let infd = state.store.get(&("inferencedeployments", namespace.clone(), owner.clone()));
+            let budget = infd.and_then(|e| e.value["spec"]["recovery"]["maxUnavailable"].as_u64());
+            if let Some(budget) = budget
+                && count as u64 > budget
+            {
+                let what =
+                    format!("P15: {count} replicas of {namespace}/{owner} in a granted restart, budget {budget}");
+                state.checks.broken(now_ms, what);
+            }
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! The rows of the catalogue of faults (RELIABILITY §3: A1–A21, B1–B10, F1–F6, H1–H11) that fall to the simulator, each a
+//! scene under its own name with what is expected of it beyond the properties that every run is held to. B1 and B2 are
+//! `crashes` and `pairs`.
+
+use serde_json::json;
+
+use super::{
+    act::Act,
+    faults::{Fate, Faults, Outage, Rates, Rule},
+    run::{Report, run},
+    story::{Story, create, edit, freeze, gpus, plain, spec},
+};
+
+/// One row.
+pub struct Row {
+    pub name: &'static str,
+    story: fn() -> Story,
+    expect: fn(&Log<'_>) -> Vec<Option<String>>,
+    /// What is violated where the world is not in order in the end.
+    property: Option<&'static str>,
+}
+
+impl Row {
+    pub fn run(&self, keep_lines: bool) -> Report {
+        let mut report = run(&(self.story)(), true);
+        let faults: Vec<String> = (self.expect)(&Log(&report)).into_iter().flatten().collect();
+        let name = self.name.split('-').next().unwrap_or_default().to_uppercase();
+        report.violations.extend(faults.into_iter().map(|what| format!("{name}: {what}")));
+        if let Some(property) = self.property {
+            let named = |what: &String| what.replace("P4:", property).replace("P13:", property);
+            report.violations = report.violations.iter().map(named).collect();
+        }
+        if !keep_lines {
+            report.lines.clear();
+        }
+        report
+    }
+}
+
+const OURS: &[&str] = &[
+    "inferencedeployments",
+    "engineincidents",
+    "pods",
+    "services",
+    "deployments",
+    "roles",
+    "rolebindings",
+    "serviceaccounts",
+    "events",
+];
+const CRDS: &[&str] = &["inferencedeployments", "engineincidents"];
+const CHANGES: &[&str] = &["patch", "replace", "create", "delete"];
+const GRANT: &str = "truebeat.io/restart-grant";
+const HOUR: u64 = 3_600_000;
+
+/// All of them.
+pub fn all() -> Vec<Row> {
+    let row = |name, story, expect| Row { name, story, expect, property: None };
+    let of = |property, row: Row| Row { property: Some(property), ..row };
+    vec![
+        row("a1-api-gone-5s", || gone(5_000), |log| vec![log.granted_by(60_000), log.no_burst(25_000)]),
+        row("a1-api-gone-5min", || gone(300_000), |log| vec![log.no_burst(320_000)]),
+        row("a1-api-gone-5h", || gone(5 * HOUR), |log| vec![log.no_burst(20_000 + 5 * HOUR)]),
+        row("a2-watch-black-holed", black_holed, |log| vec![log.granted_by(60_000)]),
+        row("a3-one-watch-flaps", one_flaps, |log| vec![log.granted_by(30_000)]),
+        row("a4-gone-and-expired-pages", gone_versions, |log| vec![log.granted_by(60_000), log.no_delete()]),
+        row("a5-conflict-storm", || overtaken(500), |log| vec![log.granted_by(60_000), log.no_hot_loop()]),
+        row("a5-conflict-always", || overtaken(1000), |log| vec![log.no_hot_loop()]),
+        row("a6-retry-after", busy, |log| vec![log.granted_by(65_000)]),
+        row("a8-timeout-after-effect", unheard, |log| vec![log.granted_by(60_000), log.incidents(1)]),
+        row("a9-slow-answers", slow, |log| vec![log.one_writer()]),
+        of("P2:", row("a10-old-views", old_views, |log| vec![log.granted_by(60_000)])),
+        row("a11-opaque-versions", opaque, |log| vec![log.granted_by(30_000)]),
+        of("P3:", row("a12-doubled-and-lost-events", doubled, |_| Vec::new())),
+        row("a13-foreign-webhook-down", webhook, |log| vec![log.granted_by(40_000), log.no_hot_loop()]),
+        row("a14-right-revoked", revoked, |log| vec![log.no_hot_loop(), log.incidents(1)]),
+        row("a15-crd-gone", crd_gone, |log| vec![log.no_delete()]),
+        row("a16-owner-corrupted", corrupted, |log| vec![log.no_grant_before(60_000), log.granted_by(80_000)]),
+        row("a17-huge-objects", huge, |log| vec![log.granted_by(40_000), log.no_hot_loop()]),
+        row("a18-quota", quota, |log| vec![log.no_delete()]),
+        row("a19-namespace-terminating", terminating, |log| vec![log.no_hot_loop()]),
+        row("a20-token-rotated", token, |log| vec![log.granted_by(90_000)]),
+        row("a21-etcd-restored", restored, |log| vec![log.no_delete()]),
+        row("b3-frozen-leader", || frozen(Act::Pause { operator: 0, ms: 40_000 }), |log| vec![log.granted_by(60_000)]),
+        row("b4-lease-deleted", || frozen(Act::DeleteLease), |log| vec![log.granted_by(60_000)]),
+        row("b6-panic-in-a-pass", panics, |log| vec![log.granted_by(40_000)]),
+        row("b7-poison-object", poison, |log| vec![log.granted_by(30_000)]),
+        row("f4-node-not-ready", node_lost, |log| vec![log.no_delete(), log.no_grant_before(u64::MAX)]),
+        row("f5-preempted", preempted, |log| vec![log.no_delete()]),
+        row("f6-gpu-held", gpu_held, |log| vec![log.no_delete()]),
+        row(
+            "h4-all-alarm",
+            || all_freeze(40, Some(95_000)),
+            |log| vec![log.grants_at_most(1), log.has("RestartsHeld")],
+        ),
+        row("h5-all-wedged", || all_freeze(100, None), |log| vec![log.granted_by(40_000)]),
+        row("h6-storm-and-restarts", storm_and_restarts, |log| vec![log.granted_by(60_000)]),
+    ]
+}
+
+/// Two replicas, one of which freezes at 20 s, and more.
+fn scene(more: Vec<(u64, Act)>, rules: Vec<Rule>) -> Story {
+    let mut acts = [vec![create(2), freeze(20_000, 0)], more].concat();
+    acts.sort_by_key(|(at, _)| *at);
+    Story { faults: Faults { rules, ..Faults::none(7) }, ..plain(acts, Vec::new()) }
+}
+
+fn by_rate(rates: Rates) -> Story {
+    let mut story = scene(Vec::new(), Vec::new());
+    (story.faults.rates, story.faults.end_ms, story.settle_ms) = (rates, 100_000, 400_000);
+    story
+}
+
+fn all_kinds(fate: Fate, (from_ms, to_ms): (u64, u64), verbs: &'static [&'static str], chance: u64) -> Rule {
+    Rule { from_ms, to_ms, verbs, plurals: OURS, path: "", chance, fate }
+}
+
+fn gone(ms: u64) -> Story {
+    let mut story = scene(Vec::new(), Vec::new());
+    story.faults.outages.push(Outage { from_ms: 20_000, to_ms: 20_000 + ms, black_hole: false });
+    (story.settle_ms, story.acts) = (150_000, vec![create(2), freeze(21_000, 0)]);
+    story
+}
+
+fn black_holed() -> Story {
+    scene(Vec::new(), vec![all_kinds(Fate::Silent, (15_000, 80_000), &["watch"], 1000)])
+}
+
+fn one_flaps() -> Story {
+    let why = (500, "InternalError", "etcd is unhappy");
+    scene(Vec::new(), vec![Rule::refuse((10_000, 120_000), &["watch"], &["engineincidents"], why)])
+}
+
+fn gone_versions() -> Story {
+    let mut story = by_rate(Rates { watch_gone: 700, ..Rates::default() });
+    story.acts.insert(0, (0, Act::Pages { size: 2 }));
+    story
+}
+
+fn overtaken(chance: u64) -> Story {
+    scene(Vec::new(), vec![all_kinds(Fate::Overtaken, (10_000, 60_000), CHANGES, chance)])
+}
+
+fn busy() -> Story {
+    let refusal = super::kube::Refusal::new(429, "TooManyRequests", "busy");
+    let rule =
+        |retry_after_s, span| all_kinds(Fate::Refused { refusal: refusal.clone(), retry_after_s }, span, CHANGES, 1000);
+    scene(Vec::new(), vec![rule(0, (20_000, 30_000)), rule(3600, (30_000, 40_000)), rule(1, (40_000, 50_000))])
+}
+
+fn unheard() -> Story {
+    scene(Vec::new(), vec![all_kinds(Fate::Applied504, (10_000, 45_000), CHANGES, 1000)])
+}
+
+fn slow() -> Story {
+    let fate = Fate::Served { effect_ms: 100, answer_ms: 30_000 };
+    scene(Vec::new(), vec![all_kinds(fate, (10_000, 70_000), &[], 1000)])
+}
+
+fn old_views() -> Story {
+    let mut story = by_rate(Rates { watch_lag_ms: 5_000, watch_broken: 200, ..Rates::default() });
+    story.acts.extend([(22_000, Act::Kill { operator: 0 }), freeze(40_000, 1), (43_000, Act::Kill { operator: 1 })]);
+    story
+}
+
+fn opaque() -> Story {
+    scene(vec![(0, Act::OpaqueVersions)], Vec::new())
+}
+
+fn doubled() -> Story {
+    by_rate(Rates { watch_doubled: 700, watch_elided: 900, watch_lag_ms: 1_000, ..Rates::default() })
+}
+
+fn webhook() -> Story {
+    let why = (500, "InternalError", "failed calling webhook \"policy.example.com\"");
+    let rule = Rule::refuse((19_000, 60_000), &["patch"], &["deployments"], why);
+    let told = Act::Expect { condition: "Reconciling", status: Some("True") };
+    scene(vec![edit(20_000, json!({"replicas": 3})), (59_000, told)], vec![rule])
+}
+
+fn revoked() -> Story {
+    let why = (403, "Forbidden", "pods is forbidden: the operator cannot patch resource \"pods\"");
+    let rule = Rule::refuse((15_000, 80_000), &["patch"], &["pods"], why);
+    let told = Act::Expect { condition: "Stalled", status: Some("True") };
+    let more = vec![edit(30_000, json!({"replicas": 3})), (60_000, Act::ExpectServing { count: 2 })];
+    scene([more, vec![(60_000, told)]].concat(), vec![rule])
+}
+
+fn crd_gone() -> Story {
+    let why = (404, "NotFound", "the server could not find the requested resource");
+    let serving = (60_000, Act::ExpectServing { count: 1 });
+    scene(vec![serving], vec![Rule::refuse((15_000, 61_000), &[], CRDS, why)])
+}
+
+fn corrupted() -> Story {
+    let owners = |at_ms, kind| (at_ms, Act::PatchOwners { kind });
+    scene(vec![owners(19_000, "ReplicaSex"), owners(60_000, "ReplicaSet")], Vec::new())
+}
+
+fn huge() -> Story {
+    let note = json!({"metadata": {"annotations": {"example.com/blob": "x".repeat(250_000)}}});
+    let chat = Act::Edit { name: "chat", patch: note.clone() };
+    scene(vec![(10_000, chat), (10_000, Act::PatchPods { patch: note })], Vec::new())
+}
+
+fn quota() -> Story {
+    let image = json!({"engine": {"image": "engine:2"}});
+    let mut story = scene(Vec::new(), Vec::new());
+    let full = [(15_000, Act::Quota { pods: Some(2) }), edit(20_000, image)];
+    let lifted = [(60_000, Act::ExpectServing { count: 2 }), (61_000, Act::Quota { pods: None })];
+    story.acts = [vec![create(2)], full.to_vec(), lifted.to_vec()].concat();
+    story
+}
+
+fn terminating() -> Story {
+    let why = (403, "Forbidden", "unable to create new content in namespace serving because it is being terminated");
+    let rule = Rule::refuse((20_000, 60_000), &["patch", "create"], &["services"], why);
+    scene(vec![(20_000, Act::DeleteChild { plural: "services" })], vec![rule])
+}
+
+fn token() -> Story {
+    let why = (401, "Unauthorized", "Unauthorized");
+    scene(Vec::new(), vec![Rule::refuse((20_000, 50_000), &[], &[], why)])
+}
+
+fn restored() -> Story {
+    let mut story = scene(vec![(15_000, Act::Backup), (24_500, Act::Restore)], Vec::new());
+    story.settle_ms = 150_000;
+    story
+}
+
+fn frozen(act: Act) -> Story {
+    scene(vec![(21_000, act.clone()), (24_000, act)], Vec::new())
+}
+
+fn panics() -> Story {
+    let get = Rule { plurals: &["services"], ..all_kinds(Fate::Panic, (15_000, 60_000), &["get"], 1000) };
+    let other = (0, Act::Create { name: "other", spec: spec(1, "Recover") });
+    scene(vec![other, freeze(25_000, 2)], vec![Rule { path: "/services/chat", ..get }])
+}
+
+fn poison() -> Story {
+    let mut bad = spec(1, "Recover");
+    bad["engine"]["env"] = json!([{"name": "A"}, {"name": "A", "value": "\u{0}\u{fffd}"}]);
+    bad["engine"]["resources"] = json!({"requests": {"nvidia.com/gpu": "1e400"}, "limits": {"cpu": ""}});
+    bad["recovery"]["stabilityWindow"] = json!("99999999999999999999h");
+    let gone = (60_000, Act::Delete { name: "poison" });
+    scene(vec![(10_000, Act::Create { name: "poison", spec: bad }), gone], Vec::new())
+}
+
+fn node_lost() -> Story {
+    let lost = |at_ms, lost| (at_ms, Act::NodeLost { node: 0, lost });
+    let mut story = scene(Vec::new(), Vec::new());
+    story.acts = vec![create(2), lost(20_000, true), (60_000, Act::ExpectServing { count: 2 }), lost(60_250, false)];
+    story
+}
+
+fn preempted() -> Story {
+    let mut story = scene(Vec::new(), Vec::new());
+    story.acts = vec![create(2), (20_000, Act::DeletePod { nth: 0 }), (40_000, Act::ExpectServing { count: 2 })];
+    story
+}
+
+fn gpu_held() -> Story {
+    let mut story = scene(Vec::new(), Vec::new());
+    story.acts = vec![(0, Act::Create { name: "chat", spec: gpus(4) })];
+    story.acts.extend([(20_000, Act::Unkillable { exit_ms: 30_000 }), (20_250, Act::DeletePod { nth: 0 })]);
+    // the old one among them, and no successor
+    story.acts.push((45_000, Act::ExpectServing { count: 4 }));
+    story
+}
+
+fn all_freeze(hold_percent: u64, until_ms: Option<u64>) -> Story {
+    let mut six = spec(6, "Recover");
+    six["recovery"]["holdPercent"] = json!(hold_percent);
+    let mut story = scene(Vec::new(), Vec::new());
+    story.acts = vec![(0, Act::Create { name: "chat", spec: six })];
+    let stalls = (0..6).map(|nth| {
+        let at_ms = 30_000 + 1_500 * nth as u64;
+        (at_ms, Act::Freeze { nth, heals_ms: until_ms.map(|until| until - at_ms) })
+    });
+    story.acts.extend(stalls);
+    story.settle_ms = 200_000;
+    story
+}
+
+fn storm_and_restarts() -> Story {
+    let mut story = all_freeze(100, None);
+    story.acts.extend((0..12).map(|n| (30_000 + 10_000 * n, Act::Kill { operator: (n % 2) as usize })));
+    story.acts.sort_by_key(|(at, _)| *at);
+    story
+}
+
+/// What was logged.
+pub struct Log<'a>(&'a Report);
+
+/// A write of an operator.
+struct Write<'a> {
+    at_ms: u64,
+    operator: &'a str,
+    what: &'a str,
+}
+
+impl Log<'_> {
+    fn writes(&self) -> impl Iterator<Item = Write<'_>> {
+        self.0.lines.iter().filter_map(|line| {
+            let (time, rest) = line.trim_start().split_once(' ')?;
+            let (seconds, millis) = time.split_once('.')?;
+            let at_ms = seconds.parse::<u64>().ok()? * 1000 + millis.parse::<u64>().ok()?;
+            let (operator, what) = rest.split_once(' ').filter(|(who, _)| who.starts_with("operator-"))?;
+            (!what.contains("/leases") && !what.starts_with("dies")).then_some(Write { at_ms, operator, what })
+        })
+    }
+
+    fn granted_by(&self, at_ms: u64) -> Option<String> {
+        let first = self.writes().find(|w| w.what.contains(GRANT)).map(|w| w.at_ms);
+        first.is_none_or(|first| first > at_ms).then(|| format!("the grant came at {first:?}, not by {at_ms} ms"))
+    }
+
+    fn no_grant_before(&self, at_ms: u64) -> Option<String> {
+        let first = self.writes().find(|w| w.what.contains(GRANT) && w.at_ms < at_ms)?;
+        Some(format!("a grant at {} ms", first.at_ms))
+    }
+
+    fn grants_at_most(&self, most: usize) -> Option<String> {
+        let count = self.writes().filter(|w| w.what.contains(GRANT)).count();
+        (count > most).then(|| format!("{count} grants"))
+    }
+
+    fn no_delete(&self) -> Option<String> {
+        self.writes().find(|w| w.what.starts_with("DELETE")).map(|w| format!("at {} ms {}", w.at_ms, w.what))
+    }
+
+    /// No more than the client's budget once the API is back.
+    fn no_burst(&self, at_ms: u64) -> Option<String> {
+        let count = self.writes().filter(|w| (at_ms..at_ms + 10_000).contains(&w.at_ms)).count();
+        (count > 50).then(|| format!("{count} writes in 10 s after the API came back"))
+    }
+
+    /// At most five tries a second at one object.
+    fn no_hot_loop(&self) -> Option<String> {
+        let mut tries = std::collections::BTreeMap::<(&str, u64), u32>::new();
+        for write in self.writes() {
+            let object = write.what.split(' ').nth(1).unwrap_or_default();
+            *tries.entry((object, write.at_ms / 1000)).or_default() += 1;
+        }
+        let hot = tries.into_iter().find(|(_, count)| *count > 5)?;
+        Some(format!("{} tries at {} in one second", hot.1, hot.0.0))
+    }
+
+    fn one_writer(&self) -> Option<String> {
+        let writers: std::collections::BTreeSet<&str> = self.writes().map(|w| w.operator).collect();
+        (writers.len() > 1).then(|| format!("the Lease was lost: {writers:?} wrote"))
+    }
+
+    fn incidents(&self, wanted: usize) -> Option<String> {
+        let count = self.0.end_state.as_object()?.keys().filter(|key| key.starts_with("engineincidents/")).count();
+        (count != wanted).then(|| format!("{count} incidents, not {wanted}"))
+    }
+
+    fn has(&self, word: &str) -> Option<String> {
+        (!self.0.lines.iter().any(|line| line.contains(word))).then(|| format!("nobody said {word}"))
+    }
+}
