@@ -13,6 +13,7 @@ use crate::gate::{self, GateConfig};
 use crate::launch::LaunchConfig;
 use crate::options::WatchArgs;
 use crate::own_program::OWN_PROGRAM;
+use crate::sources::{EngineProcess, ExitWatch};
 use crate::supervisor::{self, SuperviseConfig, SuperviseError};
 use crate::watch::{self, WatchError};
 
@@ -149,6 +150,14 @@ pub fn small_role(args: &AgentArgs) -> Option<ExitCode> {
     }
 }
 
+/// The runtime of the sidecar's roles: one thread, for they share the engine's CPUs, and a second one would be woken for nothing.
+///
+/// # Errors
+/// When the kernel gives no event queue.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
 /// Runs one of the agent's roles to its end.
 ///
 /// # Errors
@@ -257,8 +266,14 @@ fn inherited_listener() -> std::io::Result<tokio::net::TcpListener> {
 /// A gate without a supervisor would hold the port against the next one.
 async fn leave_with_parent() {
     let parent = nix::unistd::getppid();
+    let watch = EngineProcess::of(parent.as_raw()).and_then(|process| ExitWatch::of(&process).ok());
     while nix::unistd::getppid() == parent {
-        tokio::time::sleep(Duration::from_millis(250)).await;
+        match &watch {
+            Some(watch) => watch.ended().await,
+            None => tokio::time::sleep(Duration::from_millis(250)).await,
+        }
+        // the kernel gives us another parent in the same breath
+        tokio::task::yield_now().await;
     }
     tracing::warn!("the supervisor is gone; the gate leaves");
     let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM);
@@ -269,11 +284,17 @@ fn become_engine(command: &[OsString]) -> ExitCode {
     use std::os::unix::process::CommandExt;
     let Some((program, args)) = command.split_first() else { return ExitCode::FAILURE };
     if let Err(error) = nix::unistd::setsid() {
-        crate::supervisor::narrate::say(&format!("the engine gets no session of its own: {error}"));
+        complain(&format!("the engine gets no session of its own: {error}"));
     }
     // Where the supervisor dies without a word, the engine is told to end as a terminal would tell it.
     let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM);
     let error = std::process::Command::new(program).args(args).exec();
-    crate::supervisor::narrate::say(&format!("could not start {}: {error}", program.to_string_lossy()));
+    complain(&format!("could not start {}: {error}", program.to_string_lossy()));
     ExitCode::from(127)
+}
+
+/// For a process that is about to become another one or to end. A closed pipe is no reason to do more.
+fn complain(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "truebeat: {line}");
 }

@@ -69,7 +69,7 @@ async fn readyz(State(board): State<Arc<Board>>) -> Response {
         "ready": posted.doc.ready,
         "reason": posted.doc.reason.reason,
         "message": posted.doc.reason.message,
-        "age_ms": posted.at.elapsed().as_millis() as u64,
+        "age_ms": board.age().as_millis() as u64,
     });
     (status, Json(body)).into_response()
 }
@@ -81,11 +81,10 @@ async fn verdict(State(board): State<Arc<Board>>) -> Json<Value> {
             "reasons": [{ "source": "policy", "text": "the detector has not spoken yet" }],
         }));
     };
-    let age_ms = posted.at.elapsed().as_millis() as u64;
     let mut doc = posted.doc.verdict.clone();
-    doc.since_ms = doc.since_ms.saturating_add(age_ms);
+    doc.since_ms = doc.since_ms.saturating_add(posted.at.elapsed().as_millis() as u64);
     let mut body = serde_json::to_value(doc).unwrap_or_default();
-    body["age_ms"] = age_ms.into();
+    body["age_ms"] = (board.age().as_millis() as u64).into();
     Json(body)
 }
 

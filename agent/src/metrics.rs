@@ -23,12 +23,13 @@ pub struct Metrics {
     in_flight: IntGauge,
     prompt_tokens_owed: IntGauge,
     gate_requests: GaugeVec,
-    gate_silent_total: IntCounter,
+    pub gate_silent_total: IntCounter,
     pub episodes: IntCounterVec,
     pub kills: IntCounter,
     pub tick_seconds: Histogram,
     pub gap_seconds: prometheus::Counter,
     pub report_failures: IntGauge,
+    pub log_lines_dropped: IntGauge,
 }
 
 impl Metrics {
@@ -56,7 +57,7 @@ impl Metrics {
             )?,
             gate_silent_total: IntCounter::new(
                 "truebeat_gate_silent_total",
-                "Ticks in which the gate did not answer.",
+                "Ticks in which the gate was asked and did not answer.",
             )?,
             episodes: IntCounterVec::new(
                 Opts::new("truebeat_episodes_total", "Episodes opened, by the stall class of their first verdict."),
@@ -72,6 +73,10 @@ impl Metrics {
                 "Time in which the detector itself did not run; it is discarded (V5).",
             )?,
             report_failures: IntGauge::new("truebeat_report_failures", "Declarations that the API did not take.")?,
+            log_lines_dropped: IntGauge::new(
+                "truebeat_log_lines_dropped",
+                "Lines of the detector's own log that were dropped because nobody read them.",
+            )?,
             registry,
         };
         metrics.register()?;
@@ -79,7 +84,7 @@ impl Metrics {
     }
 
     fn register(&self) -> Result<(), prometheus::Error> {
-        let all: [Box<dyn prometheus::core::Collector>; 13] = [
+        let all: [Box<dyn prometheus::core::Collector>; 14] = [
             Box::new(self.verdict.clone()),
             Box::new(self.fenced.clone()),
             Box::new(self.ready.clone()),
@@ -92,6 +97,7 @@ impl Metrics {
             Box::new(self.tick_seconds.clone()),
             Box::new(self.gap_seconds.clone()),
             Box::new(self.report_failures.clone()),
+            Box::new(self.log_lines_dropped.clone()),
             Box::new(IntGauge::new("truebeat_up", "1: the detector runs.").inspect(|up| up.set(1))?),
         ];
         all.into_iter().try_for_each(|collector| self.registry.register(collector))
@@ -106,12 +112,8 @@ impl Metrics {
         self.ready.set(ready.into());
     }
 
-    /// What the gate said, or that it said nothing.
-    pub fn set_gate(&self, reply: Option<&GateReply>) {
-        let Some(reply) = reply else {
-            self.gate_silent_total.inc();
-            return;
-        };
+    /// What the gate said last.
+    pub fn set_gate(&self, reply: &GateReply) {
         self.in_flight.set(reply.obs.in_flight.into());
         self.prompt_tokens_owed.set(i64::try_from(reply.obs.prompt_tokens_owed).unwrap_or(i64::MAX));
         let ends = [
@@ -144,7 +146,7 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         metrics.set_verdict(&Verdict::Progressing, false, true);
         metrics.set_verdict(&Verdict::Dead, true, false);
-        metrics.set_gate(Some(&GateReply { requests_refused: 3, ..GateReply::default() }));
+        metrics.set_gate(&GateReply { requests_refused: 3, ..GateReply::default() });
         let text = metrics.text();
         let ones: Vec<_> =
             text.lines().filter(|line| line.starts_with("truebeat_verdict{") && line.ends_with(" 1")).collect();
@@ -157,7 +159,7 @@ mod tests {
     fn alerts_and_dashboard_name_only_metrics_that_exist() {
         let metrics = Metrics::new().unwrap();
         metrics.set_verdict(&Verdict::Progressing, false, true);
-        metrics.set_gate(Some(&GateReply::default()));
+        metrics.set_gate(&GateReply::default());
         metrics.episodes.with_label_values(&["StepStalled"]).inc();
         let text = metrics.text();
         let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");

@@ -4,6 +4,9 @@ use crds::{episode::Episode, fence::FENCED_BY_PERSON};
 use serde::{Deserialize, Serialize};
 use vitals::verdict::{Outcome, Reason, Verdict};
 
+/// The line that says no more than that the detector lives and has nothing new to say.
+pub const ALIVE: &str = "{}";
+
 /// One line of the detector's stdout. The supervisor answers every probe from the newest one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StatusDoc {

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use agent::gate::control::GateClient;
+use agent::gate::control::{GateClient, Heard};
 use agent::gate::ledger::{Control, GateReply};
 use agent::gate::{GateConfig, run};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -45,7 +45,7 @@ impl Gate {
         let mut last = None;
         let wait = async {
             loop {
-                if let Ok(reply) = self.client.exchange(&self.control).await {
+                if let Ok(Heard { reply, .. }) = self.client.exchange(&self.control).await {
                     if wanted(&reply) {
                         return reply;
                     }
@@ -157,7 +157,7 @@ async fn a_shut_gate_refuses_work_at_once_lets_streams_go_on_and_health_through(
     server.write_all(b"0\r\n\r\n").await.unwrap();
     assert!(rest(&mut streaming).await.contains("data: late"));
     let reply = gate.until("both ended", |r| r.obs.requests_done == 1).await;
-    let looked = gate.client.look().await.unwrap();
+    let looked = gate.client.look().await.unwrap().reply;
     assert!(looked.shut && looked.obs == reply.obs, "a look reads the books and leaves the fence: {looked:?}");
     assert_eq!((reply.requests_refused, reply.requests_completed), (1, 1), "GETs are no work");
     gate.control = Control::default();
@@ -176,6 +176,43 @@ async fn a_gate_that_leaves_serves_on_and_asks_each_client_to_close() {
     server.write_all(b"HTTP/1.1 200 OK\r\nconnection: keep-alive\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
     let answer = rest(&mut client).await; // to the end of the connection
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("connection: close"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_gate_that_owed_nothing_calls_once_when_work_comes() {
+    let (listener, upstream) = engine().await;
+    let mut gate = Gate::before(&upstream).await;
+    gate.until("idle", |r| r.obs.in_flight == 0).await;
+    assert!(!gate.client.calls(), "nothing has come");
+    let first = gate.send(&post("/v1/completions", "{}")).await;
+    let (server, _) = take(&listener).await;
+    until_called(&mut gate.client).await;
+    assert!(!gate.client.calls(), "once");
+    gate.until("it is told", |r| r.obs.in_flight == 1).await;
+    let second = gate.send(&post("/v1/completions", "{}")).await;
+    let (other, _) = take(&listener).await;
+    gate.until("two", |r| r.obs.in_flight == 2).await;
+    assert!(!gate.client.calls(), "whoever knows of work asks by himself");
+    // moved, so that each connection ends and the third request gets one of its own
+    for (mut server, mut client) in [(server, first), (other, second)] {
+        server.write_all(SSE.as_bytes()).await.unwrap();
+        server.write_all(b"0\r\n\r\n").await.unwrap();
+        rest(&mut client).await;
+    }
+    gate.until("idle again", |r| r.obs.in_flight == 0).await;
+    let third = gate.send(&post("/v1/completions", "{}")).await;
+    let (_server, _) = take(&listener).await;
+    until_called(&mut gate.client).await;
+    drop(third);
+}
+
+async fn until_called(client: &mut GateClient) {
+    let called = async {
+        while !client.calls() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(SOON, called).await.unwrap();
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use agent::sources::Scraper;
+use agent::sources::haste::Haste;
 use agent::sources::scrape::BODY_BYTES_MAX;
 use axum::Router;
 use axum::body::Bytes;
@@ -26,7 +27,7 @@ async fn scraped(page: &Bytes) -> Option<f64> {
     let page = page.clone();
     let router = Router::new().route("/metrics", get(move || async move { page }));
     let server = tokio::spawn(async move { axum::serve(listener, router).await });
-    let scraper = Scraper::spawn(&url);
+    let scraper = Scraper::spawn(&url, Haste::default());
     let until = Instant::now() + Duration::from_secs(60);
     while scraper.latest().value.is_none() && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -65,19 +65,23 @@ impl Command {
         }
     }
 
-    /// Worker threads of the async runtime. The sidecar's processes share the engine's CPUs, so they take few.
-    pub fn worker_threads(&self) -> usize {
+    /// The agent's own processes, which nothing may hold.
+    pub fn is_sidecar(&self) -> bool {
+        matches!(self, Self::Agent(_) | Self::Run(_))
+    }
+
+    /// Worker threads of the async runtime; `None`: the sidecar's own runtime of one thread, for it shares the engine's CPUs.
+    pub fn worker_threads(&self) -> Option<usize> {
         match self {
-            Self::Agent(_)
-            | Self::Run(_)
-            | Self::Replay(_)
+            Self::Agent(_) | Self::Run(_) => None,
+            Self::Replay(_)
             | Self::Record(_)
             | Self::Top(_)
             | Self::Why(_)
             | Self::Bundle(_)
             | Self::DemoModel(_)
-            | Self::Kubectl(_) => 2,
-            Self::Demo(_) | Self::Bench(_) | Self::Engine(_) | Self::Operator(_) => 4,
+            | Self::Kubectl(_) => Some(2),
+            Self::Demo(_) | Self::Bench(_) | Self::Engine(_) | Self::Operator(_) => Some(4),
         }
     }
 }

@@ -2,9 +2,12 @@
 //! stderr, one runtime, an error in one line, an exit status. It knows nothing of the roles; it may touch stderr and threads.
 
 use std::error::Error;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
+
+use tokio::runtime::{Builder, Runtime};
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 /// The exit status of a role that failed and has no more to say by it.
 pub const FAILED: u8 = 1;
@@ -12,19 +15,25 @@ pub const FAILED: u8 = 1;
 /// How long background tasks may still sit in a blocking call when a role has ended (E1).
 const LEAVE_MAX: Duration = Duration::from_secs(1);
 
-/// Starts logging and a runtime of `threads` workers, does `work`, and turns its outcome into an exit status: an error goes to stderr in
-/// one line with all its causes, and `exit_code` gives its status. `log_filter` has the syntax of `tracing-subscriber`'s `EnvFilter`.
+/// A runtime of `threads` workers.
+///
+/// # Errors
+/// When the kernel gives no event queue or no thread.
+pub fn workers(threads: usize) -> io::Result<Runtime> {
+    Builder::new_multi_thread().enable_all().worker_threads(threads).build()
+}
+
+/// Does `work` and turns its outcome into an exit status: an error goes to stderr in one line with all its causes, and `exit_code` gives
+/// its status.
 pub fn play<E>(
-    log_filter: &str,
-    threads: usize,
+    runtime: io::Result<Runtime>,
     exit_code: impl Fn(&E) -> u8,
     work: impl Future<Output = Result<ExitCode, E>>,
 ) -> ExitCode
 where
     E: Into<Box<dyn Error + Send + Sync>>,
 {
-    start_logging(log_filter);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(threads).build() {
+    let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("truebeat: could not start the async runtime: {error}");
@@ -41,16 +50,16 @@ where
     code
 }
 
-/// Logs go to stderr, so that stdout stays for results.
-fn start_logging(filter: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter).unwrap_or_else(|error| {
+/// Logs go to `stderr`, so that stdout stays for results. `filter` has the syntax of `tracing-subscriber`'s `EnvFilter`.
+pub fn start_logging(filter: &str, stderr: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
+    let filter = EnvFilter::try_new(filter).unwrap_or_else(|error| {
         eprintln!("truebeat: --log-filter {filter:?} is not a filter ({error}); logging at info");
-        tracing_subscriber::EnvFilter::new("info")
+        EnvFilter::new("info")
     });
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(stderr)
+        .with_ansi(io::stderr().is_terminal())
         // they go to stderr with `eprintln!`, which panics where stderr is a closed pipe
         .log_internal_errors(false)
         .init();

@@ -1,12 +1,17 @@
-//! The line between detector and gate: a Unix socket, one JSON line each way a tick. Level-triggered, so that a restart of either
-//! end is healed by the next exchange. The last will of the detector is kept in a file: a gate that starts anew stays shut.
+//! The line between detector and gate: a Unix socket, JSON lines. The detector says what it wants and takes all counters in the same
+//! exchange; level-triggered, so that a restart of either end is healed by the next one. A gate that owed nothing says by itself when
+//! work comes, so that an idle one need not be asked ten times a second.
+//!
+//! The last will of the detector is kept in a file: a gate that starts anew stays shut.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use futures::FutureExt;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 
@@ -19,7 +24,15 @@ const EXCHANGE_MAX: Duration = Duration::from_millis(50);
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// Asks for the counters and wants nothing: for whoever is not the detector.
-const LOOK: &str = r#"{"look":true}"#;
+const LOOK: &[u8] = b"{\"look\":true}";
+
+/// What the gate says: its counters as of a moment, and how many lines of this connection it had heard by then.
+#[derive(Debug, Serialize, Deserialize)]
+struct Told {
+    heard: u64,
+    at_ms: u64,
+    reply: GateReply,
+}
 
 /// The gate's end: serves every detector that connects, for ever.
 pub async fn serve(listener: UnixListener, ledger: Arc<Ledger>, memory: PathBuf) {
@@ -39,25 +52,49 @@ pub async fn serve(listener: UnixListener, ledger: Arc<Ledger>, memory: PathBuf)
 async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: PathBuf) {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::new(read);
+    let mut beginnings = ledger.beginnings();
+    let (mut line, mut told, mut heard) = (Vec::new(), Vec::new(), 0);
+    // once an answer at most: whoever hears that work came asks what it is
+    let mut shall_tell = false;
     loop {
-        let line = match tokio::time::timeout(SILENCE_MAX, read_line(&mut read)).await {
-            Ok(Ok(Some(line))) => line,
-            _ => return,
+        let asked = tokio::select! {
+            asked = tokio::time::timeout(SILENCE_MAX, read_line(&mut read, &mut line)) => match asked {
+                Ok(Ok(true)) => true,
+                _ => return,
+            },
+            _ = beginnings.changed(), if shall_tell => false,
         };
-        match serde_json::from_str::<Control>(&line) {
-            _ if line.trim_end() == LOOK => {}
-            Ok(control) => {
-                if ledger.set_control(control.clone()) {
-                    remember(&memory, &control);
-                }
-            }
-            Err(error) => tracing::warn!(%error, "the gate got a control line that it cannot read"),
+        if asked {
+            heard += 1;
+            obey(&line, &ledger, &memory);
+            line.clear();
         }
-        let Ok(mut reply) = serde_json::to_vec(&ledger.reply(monotonic_ms())) else { return };
-        reply.push(b'\n');
-        if write.write_all(&reply).await.is_err() {
+        beginnings.mark_unchanged();
+        let now_ms = monotonic_ms();
+        let reply = ledger.reply(now_ms);
+        shall_tell = asked && reply.obs.in_flight == 0;
+        told.clear();
+        if serde_json::to_writer(&mut told, &Told { heard, at_ms: now_ms, reply }).is_err() {
             return;
         }
+        told.push(b'\n');
+        if write.write_all(&told).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn obey(line: &[u8], ledger: &Ledger, memory: &Path) {
+    if line.trim_ascii_end() == LOOK {
+        return;
+    }
+    match serde_json::from_slice::<Control>(line) {
+        Ok(control) => {
+            if ledger.set_control(control.clone()) {
+                remember(memory, &control);
+            }
+        }
+        Err(error) => tracing::warn!(%error, "the gate got a control line that it cannot read"),
     }
 }
 
@@ -72,68 +109,115 @@ fn remember(memory: &Path, control: &Control) {
     }
 }
 
+/// A reply, and when it was true.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Heard {
+    pub at_ms: u64,
+    pub reply: GateReply,
+}
+
 /// The detector's end. Reconnects by itself.
 #[derive(Debug)]
 pub struct GateClient {
     path: PathBuf,
-    stream: Option<(BufReader<OwnedReadHalf>, OwnedWriteHalf)>,
+    line: Option<Line>,
+    /// What was to be said, kept for its memory.
+    words: Vec<u8>,
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Line {
+    read: BufReader<OwnedReadHalf>,
+    write: OwnedWriteHalf,
+    /// Lines said, and what has come of the next line to hear.
+    said: u64,
+    part: Vec<u8>,
 }
 
 impl GateClient {
     /// Connects with the first exchange.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, stream: None }
+        Self { path, line: None, words: Vec::new() }
     }
 
     /// Tells the gate what is wanted and takes its counters. Bounded by 50 ms.
     ///
     /// # Errors
     /// When the gate is away or does not answer in time; the next call tries anew.
-    pub async fn exchange(&mut self, control: &Control) -> io::Result<GateReply> {
-        let answer = tokio::time::timeout(EXCHANGE_MAX, self.try_exchange(control)).await;
-        let answer = answer.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)));
-        if answer.is_err() {
-            // A late reply on this stream would be taken for the answer to a later question.
-            self.stream = None;
-        }
-        answer
+    pub async fn exchange(&mut self, control: &Control) -> io::Result<Heard> {
+        self.words.clear();
+        serde_json::to_writer(&mut self.words, control)?;
+        self.ask().await
     }
 
     /// Takes the gate's counters and tells it nothing: its fence stays as the detector wants it. Bounded by 50 ms.
     ///
     /// # Errors
     /// As [`GateClient::exchange`].
-    pub async fn look(&mut self) -> io::Result<GateReply> {
-        let answer = tokio::time::timeout(EXCHANGE_MAX, self.ask(LOOK.as_bytes().to_vec())).await;
+    pub async fn look(&mut self) -> io::Result<Heard> {
+        self.words.clear();
+        self.words.extend_from_slice(LOOK);
+        self.ask().await
+    }
+
+    /// Has the gate said by itself that work came, since it was asked last? Then it wants to be asked. Never waits.
+    pub fn calls(&mut self) -> bool {
+        let Some(line) = &mut self.line else { return false };
+        match line.hear().now_or_never() {
+            Some(Err(_)) => {
+                self.line = None;
+                true
+            }
+            told => told.is_some(),
+        }
+    }
+
+    async fn ask(&mut self) -> io::Result<Heard> {
+        let answer = tokio::time::timeout(EXCHANGE_MAX, self.try_ask()).await;
         let answer = answer.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)));
         if answer.is_err() {
-            self.stream = None;
+            self.line = None;
         }
         answer
     }
 
-    async fn try_exchange(&mut self, control: &Control) -> io::Result<GateReply> {
-        self.ask(serde_json::to_vec(control)?).await
-    }
-
-    async fn ask(&mut self, mut line: Vec<u8>) -> io::Result<GateReply> {
-        let (read, write) = match &mut self.stream {
-            Some(stream) => stream,
+    async fn try_ask(&mut self) -> io::Result<Heard> {
+        let line = match &mut self.line {
+            Some(line) => line,
             none => {
                 let (read, write) = UnixStream::connect(&self.path).await?.into_split();
-                none.insert((BufReader::new(read), write))
+                none.insert(Line { read: BufReader::new(read), write, said: 0, part: Vec::new() })
             }
         };
-        line.push(b'\n');
-        write.write_all(&line).await?;
-        let reply = read_line(read).await?.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-        Ok(serde_json::from_str(&reply)?)
+        self.words.push(b'\n');
+        line.write.write_all(&self.words).await?;
+        line.said += 1;
+        loop {
+            // what it said before it heard this is old
+            let told = line.hear().await?;
+            if told.heard >= line.said {
+                return Ok(Heard { at_ms: told.at_ms, reply: told.reply });
+            }
+        }
     }
 }
 
-async fn read_line(read: &mut BufReader<OwnedReadHalf>) -> io::Result<Option<String>> {
-    use tokio::io::AsyncReadExt;
-    let mut line = String::new();
-    let n = read.take(LINE_BYTES_MAX).read_line(&mut line).await?;
-    Ok((n > 0 && line.ends_with('\n')).then_some(line))
+impl Line {
+    /// The next line. What has come of it is kept when the wait is given up.
+    async fn hear(&mut self) -> io::Result<Told> {
+        if !read_line(&mut self.read, &mut self.part).await? {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        }
+        let told = serde_json::from_slice(&self.part);
+        self.part.clear();
+        Ok(told?)
+    }
+}
+
+/// Reads on in a line; true when it is whole, false at the end of the stream and where it has no end.
+async fn read_line(read: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) -> io::Result<bool> {
+    let room = LINE_BYTES_MAX.saturating_sub(line.len() as u64);
+    read.take(room).read_until(b'\n', line).await?;
+    Ok(line.ends_with(b"\n"))
 }

@@ -1,4 +1,4 @@
-//! The gate's books: what was forwarded, what came back, what was refused. Pure: time comes as an argument.
+//! The gate's books: what was forwarded, what came back, what was refused. No I/O, no clock: time comes as an argument.
 //!
 //! The counts are what the detector trusts most (V2), so they are kept by one rule each and checked below.
 
@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use vitals::observation::{GateObs, Ms};
 
 use super::work::Asked;
@@ -66,6 +67,8 @@ pub struct Refusal {
 #[derive(Debug)]
 pub struct Ledger {
     books: Mutex<Books>,
+    /// How often work came where none was.
+    begun: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -92,7 +95,12 @@ impl Ledger {
     /// Empty books. `epoch` must differ from every earlier gate's; `control` is what the gate before this one was told last.
     pub fn new(epoch: u64, control: Control) -> Self {
         let sums = GateReply { obs: GateObs { epoch, ..GateObs::default() }, ..GateReply::default() };
-        Self { books: Mutex::new(Books { control, sums, ..Books::default() }) }
+        Self { books: Mutex::new(Books { control, sums, ..Books::default() }), begun: watch::Sender::new(0) }
+    }
+
+    /// Tells when work comes to a gate that owed none.
+    pub fn beginnings(&self) -> watch::Receiver<u64> {
+        self.begun.subscribe()
     }
 
     /// May a new request pass? A refusal is counted.
@@ -123,6 +131,9 @@ impl Ledger {
         books.next_id += 1;
         let id = books.next_id;
         books.open.insert(id, Open { forwarded_ms: now_ms, asked, answered: false, read_ms: now_ms, handed_ms: None });
+        if books.open.len() == 1 {
+            self.begun.send_modify(|times| *times += 1);
+        }
         id
     }
 

@@ -5,12 +5,11 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::onward::Onward;
+
 const READ_BYTES: usize = 16 << 10;
-/// Chunks of output that wait for a slow reader.
-const CHUNKS_MAX: usize = 64;
 
 /// A log that is begun anew when it is full; the one before it stays beside it as `<name>.1`.
 #[derive(Debug)]
@@ -55,7 +54,7 @@ impl CappedLog {
 /// # Errors
 /// When the thread cannot be started.
 pub fn tee(from: OwnedFd, on: Box<dyn Write + Send>, log: Arc<Mutex<CappedLog>>) -> io::Result<()> {
-    let mut onward = Onward::start(on)?;
+    let mut onward = Onward::start("the engine's output", on)?;
     let copy = move || {
         let mut from = File::from(from);
         let mut buffer = vec![0; READ_BYTES];
@@ -72,36 +71,6 @@ pub fn tee(from: OwnedFd, on: Box<dyn Write + Send>, log: Arc<Mutex<CappedLog>>)
         }
     };
     std::thread::Builder::new().name("engine-log".to_owned()).spawn(copy).map(drop)
-}
-
-/// The way to our own output, through a thread that may block for ever.
-struct Onward {
-    queue: SyncSender<Vec<u8>>,
-    dropped: u64,
-}
-
-impl Onward {
-    fn start(mut on: Box<dyn Write + Send>) -> io::Result<Self> {
-        let (queue, chunks) = sync_channel::<Vec<u8>>(CHUNKS_MAX);
-        // Ends when a write fails or the engine's output does.
-        let write = move || _ = chunks.iter().try_for_each(|chunk| on.write_all(&chunk).and_then(|()| on.flush()));
-        std::thread::Builder::new().name("engine-out".to_owned()).spawn(write)?;
-        Ok(Self { queue, dropped: 0 })
-    }
-
-    /// Never waits.
-    fn send(&mut self, chunk: &[u8]) {
-        if self.dropped > 0 {
-            let note =
-                format!("\n[truebeat: {} bytes of the engine's output were dropped, nobody read them]\n", self.dropped);
-            if self.queue.try_send(note.into_bytes()).is_ok() {
-                self.dropped = 0;
-            }
-        }
-        if self.dropped > 0 || matches!(self.queue.try_send(chunk.to_vec()), Err(TrySendError::Full(_))) {
-            self.dropped += chunk.len() as u64;
-        }
-    }
 }
 
 fn read(from: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
@@ -130,23 +99,5 @@ mod tests {
         let mut again = CappedLog::open(&path, 10).unwrap();
         again.append(b"ghi\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "ghi\n");
-    }
-
-    #[test]
-    fn d9_what_nobody_reads_is_dropped_and_counted_and_never_waited_for() {
-        let (mut reader, writer) = io::pipe().unwrap();
-        let mut onward = Onward::start(Box::new(writer)).unwrap();
-        // far more than pipe and queue hold: returns all the same
-        (0..200).for_each(|_| onward.send(&[b'x'; READ_BYTES]));
-        assert!(onward.dropped > 0);
-        let mut heard = Vec::new();
-        let mut bytes = [0; READ_BYTES];
-        let note = b"bytes of the engine's output were dropped";
-        while !heard[heard.len().saturating_sub(4 * READ_BYTES)..].windows(note.len()).any(|part| part == note) {
-            let n = reader.read(&mut bytes).unwrap();
-            heard.extend_from_slice(&bytes[..n]);
-            onward.send(b"y");
-        }
-        assert!(heard.len() < 200 * READ_BYTES);
     }
 }

@@ -209,9 +209,9 @@ impl Recorder {
         let now_ms = monotonic_ms();
         let mut obs = sources.observe(now_ms).await;
         if let Some(gate) = &mut self.gate
-            && let Ok(reply) = gate.look().await
+            && let Ok(heard) = gate.look().await
         {
-            obs.gate = Signal::at(now_ms, reply.obs);
+            obs.gate = Signal::at(heard.at_ms, heard.reply.obs);
         }
         let due_ms = 1_000 / u64::from(self.args.hz);
         let late_ms = self.ticked_ms.replace(now_ms).map_or(0, |before| (now_ms - before).saturating_sub(due_ms));

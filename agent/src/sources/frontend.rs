@@ -1,18 +1,20 @@
 //! The front-end probe: does the engine's HTTP port answer anything at all? Never evidence of progress (V2).
 //!
-//! One `GET /health` a second, at most one outstanding, each on a connection of its own.
+//! One `GET /health` a second, or every five while nothing is in doubt; at most one outstanding, each on a connection of its own.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::Uri;
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use vitals::observation::{FrontendObs, Signal};
 
 use super::clock::monotonic_ms;
 use super::get::{Get, GetError, with_path};
+use super::haste::{Haste, Rounds};
 
-const PROBE_EVERY: Duration = Duration::from_secs(1);
+const PROBES: Rounds = Rounds { calm: Duration::from_secs(5), hurried: Duration::from_secs(1) };
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The probe of one engine process; it ends when dropped.
@@ -24,11 +26,11 @@ pub struct FrontendProbe {
 
 impl FrontendProbe {
     /// Starts probing. Needs a tokio runtime.
-    pub fn spawn(engine_url: &Uri) -> Self {
+    pub fn spawn(engine_url: &Uri, haste: Haste) -> Self {
         let state = Arc::new(Mutex::new(Signal::default()));
         let get =
             Get { uri: with_path(engine_url, "/health"), accept: "*/*", deadline: PROBE_DEADLINE, body_bytes_max: 0 };
-        let task = AbortOnDropHandle::new(tokio::spawn(probe_forever(get, Arc::clone(&state))));
+        let task = AbortOnDropHandle::new(tokio::spawn(probe_forever(get, Arc::clone(&state), haste)));
         Self { state, _task: task }
     }
 
@@ -38,17 +40,16 @@ impl FrontendProbe {
     }
 }
 
-async fn probe_forever(get: Get, state: Arc<Mutex<Signal<FrontendObs>>>) {
+async fn probe_forever(get: Get, state: Arc<Mutex<Signal<FrontendObs>>>, haste: Haste) {
     let mut known: Option<FrontendObs> = None;
-    let mut ticks = tokio::time::interval(PROBE_EVERY);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        let began = Instant::now();
         let asked_ms = monotonic_ms();
         let answer = get.status().await;
         let next = judge(known, asked_ms, answer.as_ref().map(|status| status.as_u16()));
         known = Some(next);
         *state.lock().unwrap_or_else(PoisonError::into_inner) = Signal::at(monotonic_ms(), next);
+        haste.rest(began, PROBES).await;
     }
 }
 

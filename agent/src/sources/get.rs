@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::{Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
@@ -129,7 +129,8 @@ impl Get {
 
     async fn collect(&self, mut body: Incoming) -> Result<Bytes, GetError> {
         // All of it at once: a buffer that doubles holds what it has twice, and memory that is not written to costs nothing.
-        let mut collected = BytesMut::with_capacity(self.body_bytes_max);
+        let told = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
+        let mut collected = BytesMut::with_capacity(told.unwrap_or(self.body_bytes_max).min(self.body_bytes_max));
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|source| GetError::Exchange { uri: self.uri.clone(), source })?;
             let Some(data) = frame.data_ref() else { continue };

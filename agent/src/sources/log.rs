@@ -15,8 +15,9 @@ use std::time::Duration;
 use vitals::observation::LogHit;
 
 use super::clock::monotonic_ms;
+use super::haste::{Haste, Rounds};
 
-const POLL_EVERY: Duration = Duration::from_millis(250);
+const POLLS: Rounds = Rounds { calm: Duration::from_secs(1), hurried: Duration::from_millis(250) };
 /// Lines kept for the bundle, and where each is cut (characters).
 pub const LINES_MAX: usize = 200;
 pub const LINE_CHARS_MAX: usize = 1_500;
@@ -45,7 +46,7 @@ struct Shared {
 
 impl LogTail {
     /// Starts following `path`, which need not exist yet. Errors where no thread can be had.
-    pub fn spawn(path: &Path) -> std::io::Result<Self> {
+    pub fn spawn(path: &Path, haste: Haste) -> std::io::Result<Self> {
         let shared = Arc::new(Mutex::new(Shared::default()));
         let stop = Arc::new(AtomicBool::new(false));
         let mut follower = Follower::new(path);
@@ -54,7 +55,7 @@ impl LogTail {
             while !ended.load(Ordering::Relaxed) {
                 let read = follower.poll();
                 into.lock().unwrap_or_else(PoisonError::into_inner).take(read, monotonic_ms());
-                std::thread::sleep(POLL_EVERY);
+                haste.doze(POLLS);
             }
         })?;
         Ok(Self { shared, stop })
@@ -158,10 +159,10 @@ impl Follower {
             open.position = length - POLL_BYTES_MAX;
             self.partial.clear();
         }
-        let mut bytes = Vec::new();
-        if open.file.seek(SeekFrom::Start(open.position)).is_err() {
+        if length == open.position || open.file.seek(SeekFrom::Start(open.position)).is_err() {
             return Vec::new();
         }
+        let mut bytes = Vec::new();
         // an error in the middle leaves what was read
         let _ = (&mut open.file).take(POLL_BYTES_MAX).read_to_end(&mut bytes);
         open.position += bytes.len() as u64;

@@ -1,18 +1,21 @@
 //! Where observations come from: the page, `/proc`, `/metrics`, the front end, the log, NVML and NCCL's RAS, each with its age.
 //!
-//! [`Sources::observe`] never waits for any of them: page and `/proc` are read in place (they cannot block), everything else runs
+//! How closely a tick looks is its [`Pace`]. [`Sources::observe_into`] never waits for any of them: page and `/proc` are read in place (they cannot block), everything else runs
 //! in tasks, threads or a killable child of its own, and the newest result is taken (I4). Missing stays missing, never zero.
 //!
 //! Not filled in here, for the caller knows them: `gate`, `maintenance`, `agent_gap_ms`, `draining`, and `proc.kill_sent_ms`.
 
 mod cgroup;
 pub mod clock;
+mod exit;
 pub mod facts;
 mod frontend;
 pub mod get;
+pub mod haste;
 pub mod log;
 pub mod net;
 mod nvml;
+pub mod pace;
 mod page;
 pub mod proc;
 pub mod procs;
@@ -27,13 +30,16 @@ use std::time::{Duration, Instant};
 use heartbeat::page::StepRecord;
 use http::Uri;
 use tokio::task::JoinHandle;
-use vitals::observation::{Observation, Signal};
+use vitals::observation::{Ms, Observation, Signal};
 
 use self::clock::TickClock;
+pub use self::exit::ExitWatch;
 use self::facts::{Facts, FactsReader, Look};
 pub use self::frontend::FrontendProbe;
+use self::haste::Haste;
 pub use self::nvml::{NvmlSource, ProbeCommand, nvml_child_main, probe as nvml_probe};
-pub use self::page::{PageLook, PageSource};
+use self::pace::{Pace, is_owed};
+pub use self::page::PageSource;
 use self::procs::ProcRoot;
 pub use self::ras::RasSource;
 pub use self::scrape::Scraper;
@@ -42,13 +48,20 @@ pub use self::tree::{
 };
 use self::walk::TreeWatch;
 
-/// The look at `/proc`'s processes: not more often than this, and never more than one part in twenty of the time.
-const WALK_EVERY_MS_MIN: u64 = 500;
-const WALK_COST_FACTOR: u64 = 20;
-/// The facts that are gathered off the tick: between looks, and at most one part in a thousand of the time.
-const FACTS_EVERY_MS_MIN: u64 = 1_000;
-const FACTS_EVERY_MS_MAX: u64 = 30_000;
-const FACTS_COST_FACTOR: u64 = 1_000;
+/// At a glance the processes are read this often.
+const PROC_EVERY_MS: Ms = 1_000;
+/// The look for processes that are new in `/proc`: when, and at most one part in so many of the time; first at a stare.
+const WALKS: [Turn; 2] = [
+    Turn { ms_min: 500, ms_max: Ms::MAX, cost_factor: 20 },
+    Turn { ms_min: 2_000, ms_max: Ms::MAX, cost_factor: 2_000 },
+];
+/// Between walks over all processes, of which there may be very many.
+const WHOLE_WALK_MS: [Ms; 2] = [10_000, 60_000];
+/// The same of the facts that are gathered off the tick.
+const FACTS: [Turn; 2] = [
+    Turn { ms_min: 1_000, ms_max: 30_000, cost_factor: 1_000 },
+    Turn { ms_min: 5_000, ms_max: 60_000, cost_factor: 10_000 },
+];
 /// How long a tick waits for the walk; a longer one is taken by a later tick.
 const WALK_WAIT: Duration = Duration::from_millis(15);
 
@@ -84,23 +97,51 @@ pub struct Sources {
     nvml: Option<NvmlSource>,
     ras: Option<RasSource>,
     slow: SlowFacts,
+    pace: Pace,
+    /// When the processes were read last.
+    proc_ms: Option<Ms>,
+    probing: Haste,
+    scraping: Haste,
 }
 
-/// The facts that were gathered last, the look under way, and when the next is due.
+/// How often something that costs is done.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    ms_min: Ms,
+    ms_max: Ms,
+    cost_factor: u64,
+}
+
+/// What was done last: when it ended, and what it cost.
+#[derive(Debug, Clone, Copy)]
+struct Done {
+    at_ms: Ms,
+    cost_us: u64,
+}
+
+impl Turn {
+    fn is_due(turns: [Self; 2], pace: Pace, now_ms: Ms, last: Option<Done>) -> bool {
+        let Self { ms_min, ms_max, cost_factor } = turns[usize::from(pace != Pace::Stare)];
+        let pause = |done: Done| (done.cost_us.saturating_mul(cost_factor) / 1_000).clamp(ms_min, ms_max);
+        last.is_none_or(|done| now_ms.saturating_sub(done.at_ms) >= pause(done))
+    }
+}
+
+/// The facts that were gathered last, and the look under way.
 #[derive(Debug, Default)]
 struct SlowFacts {
     latest: Option<Facts>,
     reader: Option<FactsReader>,
     running: Option<JoinHandle<(FactsReader, Facts)>>,
-    due_ms: u64,
+    done: Option<Done>,
 }
 
-/// The walk under way, and when the next is due.
+/// The walk under way, and the last one.
 #[derive(Debug, Default)]
 struct Walk {
     watch: Option<TreeWatch>,
     running: Option<JoinHandle<(TreeWatch, Vec<i32>, u64)>>,
-    due_ms: u64,
+    done: Option<Done>,
 }
 
 impl Sources {
@@ -115,6 +156,10 @@ impl Sources {
             nvml: None,
             ras: None,
             slow: SlowFacts::default(),
+            pace: Pace::default(),
+            proc_ms: None,
+            probing: Haste::default(),
+            scraping: Haste::default(),
             engine: None,
             config,
         }
@@ -132,6 +177,7 @@ impl Sources {
         }
         self.walk = Walk::default();
         self.slow = SlowFacts::default();
+        self.proc_ms = None;
         self.proc.set_engine(engine.clone());
         self.engine = engine;
     }
@@ -144,29 +190,60 @@ impl Sources {
         }
     }
 
-    /// Everything known now. `now_ms` is `CLOCK_MONOTONIC`; returns within about 20 ms.
+    /// Everything known now, stared at. `now_ms` is `CLOCK_MONOTONIC`; returns within about 20 ms.
     pub async fn observe(&mut self, now_ms: u64) -> Observation {
+        let mut obs = Observation::default();
+        self.observe_into(now_ms, &mut obs, |_| Pace::Stare).await;
+        obs
+    }
+
+    /// The same into what was observed last: what is not read anew stays, with its age. `pace` says how closely to look, once the pages
+    /// have been read (and what the caller knows of the gate is there). A glance allocates next to nothing.
+    pub async fn observe_into(&mut self, now_ms: u64, obs: &mut Observation, pace: impl FnOnce(&Observation) -> Pace) {
         self.start_missing();
-        self.take_walk(now_ms).await;
-        let look = self.pages.look();
-        let mut proc = self.proc.look(now_ms, look.pid);
-        self.take_facts(now_ms).await;
-        if let (Some(proc), Some(facts)) = (&mut proc, &self.slow.latest) {
-            facts.lay_over(proc);
+        let page_pid = self.look_at_pages(now_ms, obs);
+        self.pace = pace(obs);
+        self.probing.set(self.pace == Pace::Stare);
+        self.scraping.set(self.pace == Pace::Stare || scrapes_matter(obs));
+        self.look_at_processes(now_ms, page_pid, obs).await;
+        match &self.probes {
+            Some((scraper, probe)) => {
+                scraper.renew(&mut obs.metrics);
+                obs.frontend = probe.latest();
+            }
+            None => (obs.metrics, obs.frontend) = Default::default(),
         }
-        let (metrics, frontend) = match &self.probes {
-            Some((scraper, probe)) => (scraper.latest(), probe.latest()),
-            None => Default::default(),
-        };
-        Observation {
-            proc: proc.map(|proc| Signal::at(now_ms, proc)).unwrap_or_default(),
-            pages: if look.pages.is_empty() { Signal::default() } else { Signal::at(now_ms, look.pages) },
-            metrics,
-            frontend,
-            log: self.log.as_ref().map(log::LogTail::take_hits).unwrap_or_default(),
-            gpus: self.nvml.as_ref().map(NvmlSource::latest).unwrap_or_default(),
-            ras: self.ras.as_ref().map(RasSource::latest).unwrap_or_default(),
-            ..Observation::default()
+        obs.log = self.log.as_ref().map(log::LogTail::take_hits).unwrap_or_default();
+        match &self.nvml {
+            Some(nvml) => nvml.renew(&mut obs.gpus),
+            None => obs.gpus = Signal::default(),
+        }
+        match &self.ras {
+            Some(ras) => ras.renew(&mut obs.ras),
+            None => obs.ras = Signal::default(),
+        }
+    }
+
+    fn look_at_pages(&mut self, now_ms: u64, obs: &mut Observation) -> Option<i32> {
+        let mut pages = obs.pages.value.take().unwrap_or_default();
+        let pid = self.pages.look(now_ms, self.pace, &mut pages);
+        obs.pages = if pages.is_empty() { Signal::default() } else { Signal::at(now_ms, pages) };
+        pid
+    }
+
+    async fn look_at_processes(&mut self, now_ms: u64, page_pid: Option<i32>, obs: &mut Observation) {
+        self.take_walk(now_ms).await;
+        let news = self.take_facts(now_ms).await;
+        let glance = self.pace == Pace::Glance;
+        let due = self.proc_ms.is_none_or(|at| now_ms.saturating_sub(at) >= PROC_EVERY_MS);
+        if due || !glance {
+            obs.proc = self.proc.look(now_ms, page_pid).map(|proc| Signal::at(now_ms, proc)).unwrap_or_default();
+            self.proc_ms = Some(now_ms);
+        } else if !news {
+            return;
+        }
+        if let (Some(proc), Some(facts)) = (&mut obs.proc.value, &self.slow.latest) {
+            facts.lay_over(proc);
         }
     }
 
@@ -196,7 +273,8 @@ impl Sources {
     fn start_missing(&mut self) {
         if self.probes.is_none() {
             let url = &self.config.engine_url;
-            self.probes = Some((Scraper::spawn(url), FrontendProbe::spawn(url)));
+            let (scraping, probing) = (self.scraping.clone(), self.probing.clone());
+            self.probes = Some((Scraper::spawn(url, scraping), FrontendProbe::spawn(url, probing)));
         }
         if self.config.nvml && self.nvml.is_none() {
             self.nvml = Some(NvmlSource::spawn(ProbeCommand::default()));
@@ -207,7 +285,7 @@ impl Sources {
         if self.log.is_none()
             && let Some(path) = &self.config.log_path
         {
-            match log::LogTail::spawn(path) {
+            match log::LogTail::spawn(path, self.probing.clone()) {
                 Ok(tail) => self.log = Some(tail),
                 // a machine without threads has graver worries; the next tick tries again
                 Err(error) => tracing::warn!(%error, path = %path.display(), "cannot follow the engine's log"),
@@ -218,38 +296,41 @@ impl Sources {
     /// Takes a finished walk over `/proc`, and starts one that is due.
     async fn take_walk(&mut self, now_ms: u64) {
         let Some(engine) = &self.engine else { return };
-        if self.walk.running.is_none() && now_ms >= self.walk.due_ms {
+        if self.walk.running.is_none() && Turn::is_due(WALKS, self.pace, now_ms, self.walk.done) {
             let me = i32::try_from(std::process::id()).unwrap_or(-1);
+            let whole_every_ms = WHOLE_WALK_MS[usize::from(self.pace != Pace::Stare)];
             let watch = self.walk.watch.take();
             let mut watch = watch.unwrap_or_else(|| TreeWatch::new(ProcRoot::live(), engine.clone(), me));
             self.walk.running = Some(tokio::task::spawn_blocking(move || {
                 let began = Instant::now();
-                let members = watch.look(now_ms);
-                (watch, members, u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX))
+                let members = watch.look(now_ms, whole_every_ms);
+                (watch, members, u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX))
             }));
         }
         let Some(running) = &mut self.walk.running else { return };
         let Ok(done) = tokio::time::timeout(WALK_WAIT, running).await else { return };
         self.walk.running = None;
-        let Ok((watch, members, cost_ms)) = done else { return };
+        let Ok((watch, members, cost_us)) = done else { return };
         self.walk.watch = Some(watch);
-        self.walk.due_ms = now_ms.saturating_add(WALK_EVERY_MS_MIN.max(cost_ms.saturating_mul(WALK_COST_FACTOR)));
+        self.walk.done = Some(Done { at_ms: now_ms, cost_us });
         self.proc.set_members(members);
     }
 
-    /// Takes facts that were gathered, and starts gathering that is due. Never waits: what takes long is taken by a later tick.
-    async fn take_facts(&mut self, now_ms: u64) {
-        let Some(engine) = &self.engine else { return };
+    /// Takes facts that were gathered, and starts gathering that is due. Never waits: what takes long is taken by a later tick. Returns
+    /// true where there are new ones.
+    async fn take_facts(&mut self, now_ms: u64) -> bool {
+        let Some(engine) = &self.engine else { return false };
+        let mut news = false;
         if let Some(running) = self.slow.running.take_if(|running| running.is_finished())
             && let Ok((reader, facts)) = running.await
         {
-            let pause_ms = (facts.cost_us / 1_000).saturating_mul(FACTS_COST_FACTOR);
-            self.slow.due_ms = now_ms.saturating_add(pause_ms.clamp(FACTS_EVERY_MS_MIN, FACTS_EVERY_MS_MAX));
+            self.slow.done = Some(Done { at_ms: now_ms, cost_us: facts.cost_us });
             self.slow.latest = Some(facts);
             self.slow.reader = Some(reader);
+            news = true;
         }
-        if self.slow.running.is_some() || now_ms < self.slow.due_ms {
-            return;
+        if self.slow.running.is_some() || !Turn::is_due(FACTS, self.pace, now_ms, self.slow.done) {
+            return news;
         }
         let mut reader =
             self.slow.reader.take().unwrap_or_else(|| FactsReader::new(ProcRoot::live(), TickClock::live()));
@@ -263,5 +344,21 @@ impl Sources {
             let facts = reader.gather(&look);
             (reader, facts)
         }));
+        news
+    }
+}
+
+/// Does the engine's own `/metrics` tell what nothing else does? Where work is owed, or nobody could say so, and no page with leases
+/// (H5) tells of it, yes.
+fn scrapes_matter(obs: &Observation) -> bool {
+    let pages = obs.pages.value.as_deref().unwrap_or_default();
+    let gate = obs.gate.value.as_ref();
+    (gate.is_none() || is_owed(pages, gate)) && !pages.iter().any(|page| page.lease_ms > 0)
+}
+
+/// Takes over what is newer; an equal time means an equal value.
+fn renew<T: Clone>(newest: &Signal<T>, seen: &mut Signal<T>) {
+    if newest.at_ms != seen.at_ms || newest.value.is_some() != seen.value.is_some() {
+        seen.clone_from(newest);
     }
 }

@@ -1,20 +1,29 @@
 //! The heartbeat pages as observations: nanoseconds to milliseconds, and silence where a page cannot be believed (H2, H8).
 //!
-//! Reads `rank-<n>.beat` in the page directory and `/proc`, through `heartbeat::Reader` alone.
+//! Reads `rank-<n>.beat` in the page directory and `/proc`, through `heartbeat` alone.
 
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
-use heartbeat::Reader;
-use heartbeat::page::{Page, Phase, StepRecord};
-use vitals::observation::{PageObs, PagePhase};
+use heartbeat::page::{Identity, Page, Phase, StepRecord};
+use heartbeat::process::{PROC_ROOT, check_live};
+use heartbeat::{Reader, Unknown};
+use vitals::observation::{Ms, PageObs, PagePhase};
+
+use super::pace::Pace;
 
 /// Ranks that are read, whatever the configuration says.
 const RANKS_MAX: u32 = 1_024;
+/// At a glance: how often ranks without a page are looked for, and the writer of a page that nothing hangs on is checked (H2).
+const RARELY_MS: Ms = 1_000;
 
 /// The pages of one engine.
 #[derive(Debug)]
 pub struct PageSource {
+    dir: PathBuf,
     ranks: Vec<Rank>,
+    /// When the directory was looked at last, and when something in it had come or gone.
+    dir_seen: Option<(Ms, (i64, i64))>,
 }
 
 #[derive(Debug)]
@@ -23,15 +32,18 @@ struct Rank {
     reader: Reader,
     /// Why the last read said nothing: told once, not ten times a second.
     unknown: Option<&'static str>,
+    /// There was no such file.
+    missing: bool,
+    believed: Option<Believed>,
 }
 
-/// One look at all pages.
-#[derive(Debug, Default)]
-pub struct PageLook {
-    /// The pages that can be believed, by rank.
-    pub pages: Vec<PageObs>,
-    /// The process to look at: of the rank that is furthest behind.
-    pub pid: Option<i32>,
+/// The last page that was believed.
+#[derive(Debug)]
+struct Believed {
+    identity: Identity,
+    published_ns: u64,
+    /// When its writer was last found to live.
+    checked_ms: Ms,
 }
 
 impl PageSource {
@@ -41,25 +53,46 @@ impl PageSource {
             Some(nonce) => Reader::open(dir, rank).with_nonce(nonce),
             None => Reader::open(dir, rank),
         };
-        let ranks = (0..ranks.min(RANKS_MAX)).map(|rank| Rank { rank, reader: reader(rank), unknown: None }).collect();
-        Self { ranks }
+        let ranks = (0..ranks.min(RANKS_MAX)).map(|rank| Rank {
+            rank,
+            reader: reader(rank),
+            unknown: None,
+            missing: false,
+            believed: None,
+        });
+        Self { dir: dir.to_owned(), ranks: ranks.collect(), dir_seen: None }
     }
 
-    /// Reads every rank. A stale, torn or absent page is no entry.
-    pub fn look(&mut self) -> PageLook {
-        let mut look = PageLook::default();
+    /// Reads the ranks into `pages`, those that can be believed, by rank: a stale, torn or absent page is no entry. Returns the process
+    /// to look at, which is of the rank that is furthest behind.
+    pub fn look(&mut self, now_ms: Ms, pace: Pace, pages: &mut Vec<PageObs>) -> Option<i32> {
+        pages.clear();
+        let everywhere = pace != Pace::Glance || self.directory_changed(now_ms);
         let mut behind: Option<(u64, i32)> = None;
         for rank in &mut self.ranks {
-            let Some(page) = rank.read() else { continue };
+            if rank.missing && !everywhere {
+                continue;
+            }
+            let Some(page) = rank.read(now_ms) else { continue };
             if let Ok(pid) = i32::try_from(page.identity.pid)
                 && behind.is_none_or(|(steps, _)| page.beat.steps_completed < steps)
             {
                 behind = Some((page.beat.steps_completed, pid));
             }
-            look.pages.push(observed(&page));
+            pages.push(observed(&page));
         }
-        look.pid = behind.map(|(_, pid)| pid);
-        look
+        behind.map(|(_, pid)| pid)
+    }
+
+    /// Has a file come or gone since the last look at the directory? Looks now and then.
+    fn directory_changed(&mut self, now_ms: Ms) -> bool {
+        let known = self.dir_seen.filter(|(at_ms, _)| now_ms.saturating_sub(*at_ms) < RARELY_MS);
+        if known.is_some() {
+            return false;
+        }
+        let changed = std::fs::metadata(&self.dir).map(|meta| (meta.mtime(), meta.mtime_nsec())).unwrap_or_default();
+        let before = self.dir_seen.replace((now_ms, changed));
+        before.is_none_or(|(_, before)| before != changed)
     }
 
     /// The flight recorders of all ranks, rank by rank, oldest step first. Works on the page of a dead process too.
@@ -69,8 +102,10 @@ impl PageSource {
 }
 
 impl Rank {
-    fn read(&mut self) -> Option<Page> {
-        match self.reader.read() {
+    fn read(&mut self, now_ms: Ms) -> Option<Page> {
+        let read = self.reader.read_unverified().and_then(|page| self.believe(page, now_ms));
+        self.missing = matches!(read, Err(Unknown::Missing { .. }));
+        match read {
             Ok(page) => {
                 self.unknown = None;
                 Some(page)
@@ -83,6 +118,26 @@ impl Rank {
                 None
             }
         }
+    }
+
+    /// Is the writer the live process that the page names (H2)? A page that moved was written by somebody who lived, and one that owes
+    /// nothing can wait: both are checked now and then. One that stands still with work in it is checked every time.
+    fn believe(&mut self, page: Page, now_ms: Ms) -> Result<Page, Unknown> {
+        let idle = page.beat.running == 0 && page.beat.waiting == 0;
+        let trusted = self.believed.as_mut().filter(|known| {
+            known.identity == page.identity
+                && now_ms.saturating_sub(known.checked_ms) < RARELY_MS
+                && (idle || page.beat.published_ns > known.published_ns)
+        });
+        if let Some(known) = trusted {
+            known.published_ns = page.beat.published_ns;
+            return Ok(page);
+        }
+        self.believed = None;
+        check_live(&page.identity, page.identity.pid, Path::new(PROC_ROOT))?;
+        let (identity, published_ns) = (page.identity.clone(), page.beat.published_ns);
+        self.believed = Some(Believed { identity, published_ns, checked_ms: now_ms });
+        Ok(page)
     }
 }
 

@@ -13,6 +13,7 @@ use vitals::observation::{RasObs, Signal};
 use vitals::ras::{RasError, Tracker, parse};
 
 use super::clock::monotonic_ms;
+use super::renew;
 
 /// Where the service listens unless `NCCL_RAS_ADDR` says otherwise.
 const DEFAULT_ADDRESS: &str = "localhost:28028";
@@ -73,6 +74,11 @@ impl RasSource {
         let state = Arc::new(Mutex::new(Signal::default()));
         let task = AbortOnDropHandle::new(tokio::spawn(ask_forever(address.to_owned(), Arc::clone(&state))));
         Self { state, _task: task }
+    }
+
+    /// The same as [`Self::latest`] into what was seen before; copies only what is new.
+    pub fn renew(&self, seen: &mut Signal<RasObs>) {
+        renew(&self.state.lock().unwrap_or_else(PoisonError::into_inner), seen);
     }
 
     /// What the newest answer says, with the moment it was asked for; nothing where nobody listens.

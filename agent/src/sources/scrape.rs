@@ -1,4 +1,5 @@
-//! The scrape of the engine's own `/metrics`, once a second, and of `/load` where the engine has it.
+//! The scrape of the engine's own `/metrics`, and of `/load` where the engine has it: once a second, or every five where nothing is
+//! owed, or the engine's own page tells the same better.
 //!
 //! One deadline over the whole exchange, a cap on the body, no compression, no redirects: the engine may be frozen or mad (I4).
 
@@ -6,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::{StatusCode, Uri};
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use vitals::engine_metrics::{Meter, is_known};
 use vitals::exposition::{Exposition, Limits, parse_where};
@@ -13,6 +15,8 @@ use vitals::observation::{MetricsObs, Signal};
 
 use super::clock::monotonic_ms;
 use super::get::{Get, with_path};
+use super::haste::{Haste, Rounds};
+use super::renew;
 
 /// Body of one scrape.
 pub const BODY_BYTES_MAX: usize = 4 << 20;
@@ -26,7 +30,7 @@ const TRIES: u32 = 30;
 const SAMPLES_MAX: usize = 8_192;
 /// What is kept of a page for the bundle.
 const TEXT_BYTES_MAX: usize = 1 << 20;
-const SCRAPE_EVERY: Duration = Duration::from_secs(1);
+const SCRAPES: Rounds = Rounds { calm: Duration::from_secs(5), hurried: Duration::from_secs(1) };
 /// Healthy engines short of CPU have taken 3.4 s to answer.
 const SCRAPE_DEADLINE: Duration = Duration::from_secs(5);
 const LOAD_DEADLINE: Duration = Duration::from_secs(1);
@@ -47,15 +51,21 @@ pub struct Scraper {
 
 impl Scraper {
     /// Starts scraping. Needs a tokio runtime.
-    pub fn spawn(engine_url: &Uri) -> Self {
+    pub fn spawn(engine_url: &Uri, haste: Haste) -> Self {
         let scraped = Arc::new(Mutex::new(Scraped::default()));
-        let task = AbortOnDropHandle::new(tokio::spawn(scrape_forever(engine_url.clone(), Arc::clone(&scraped))));
+        let task =
+            AbortOnDropHandle::new(tokio::spawn(scrape_forever(engine_url.clone(), Arc::clone(&scraped), haste)));
         Self { scraped, _task: task }
     }
 
     /// The newest meanings, with the moment they were asked for.
     pub fn latest(&self) -> Signal<MetricsObs> {
         self.lock().metrics.clone()
+    }
+
+    /// The same into what was seen before; copies only what is new.
+    pub fn renew(&self, seen: &mut Signal<MetricsObs>) {
+        renew(&self.lock().metrics, seen);
     }
 
     /// The newest text, with the moment it was asked for.
@@ -84,15 +94,13 @@ async fn scrape_at(engine_url: &Uri, path: &str, deadline: Duration) -> Result<S
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
-async fn scrape_forever(engine_url: Uri, scraped: Arc<Mutex<Scraped>>) {
+async fn scrape_forever(engine_url: Uri, scraped: Arc<Mutex<Scraped>>, haste: Haste) {
     let mut has_load = Availability::Untried;
     let mut place = Place::default();
     let mut meter = Meter::default();
     let mut failing = false;
-    let mut ticks = tokio::time::interval(SCRAPE_EVERY);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        let began = Instant::now();
         let asked_ms = monotonic_ms();
         match place.scrape(&engine_url).await {
             Ok((mut text, page)) => {
@@ -111,6 +119,7 @@ async fn scrape_forever(engine_url: Uri, scraped: Arc<Mutex<Scraped>>) {
             }
             Err(_) => {}
         }
+        haste.rest(began, SCRAPES).await;
     }
 }
 

@@ -6,9 +6,6 @@ use std::collections::HashSet;
 use super::procs::ProcRoot;
 use super::tree::{EngineProcess, process_tree_in};
 
-/// Between whole walks: processes that became the engine's without being its children (its container's, its session's orphans).
-const WHOLE_EVERY_MS: u64 = 10_000;
-
 /// Follows one engine's tree.
 #[derive(Debug)]
 pub struct TreeWatch {
@@ -26,10 +23,11 @@ impl TreeWatch {
         Self { proc, engine, me, known: HashSet::new(), members: Vec::new(), whole_ms: None }
     }
 
-    /// The live members now, the root first. May take as long as the kernel likes.
-    pub fn look(&mut self, now_ms: u64) -> Vec<i32> {
+    /// The live members now, the root first. May take as long as the kernel likes. A whole walk, which finds those that became the
+    /// engine's without being its children (its container's, its session's orphans), is made when the last is `whole_every_ms` old.
+    pub fn look(&mut self, now_ms: u64, whole_every_ms: u64) -> Vec<i32> {
         let pids: HashSet<i32> = self.proc.pids().collect();
-        let due = self.whole_ms.is_none_or(|at| now_ms.saturating_sub(at) >= WHOLE_EVERY_MS);
+        let due = self.whole_ms.is_none_or(|at| now_ms.saturating_sub(at) >= whole_every_ms);
         if due || pids.difference(&self.known).any(|pid| self.is_kin(*pid)) {
             self.members = process_tree_in(&self.proc, &self.engine, self.me);
             self.whole_ms = Some(now_ms);

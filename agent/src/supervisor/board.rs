@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use crate::status::StatusDoc;
+use crate::status::{ALIVE, StatusDoc};
 use crate::watch::leave::Drain;
 
-/// A status and when it came.
+/// A status and when it came; that the detector still means it may have been heard since ([`Board::age`]).
 #[derive(Debug)]
 pub struct Posted {
     pub doc: StatusDoc,
@@ -23,6 +23,8 @@ pub struct Board {
     status: watch::Sender<Option<Arc<Posted>>>,
     /// The last drain request.
     drain: watch::Sender<Drain>,
+    /// When the detector was heard last.
+    heard: Mutex<Instant>,
     restarts: Mutex<BTreeMap<&'static str, u64>>,
     unreadable_lines: AtomicU64,
 }
@@ -32,6 +34,7 @@ impl Default for Board {
         Self {
             status: watch::Sender::new(None),
             drain: watch::Sender::new(Drain::default()),
+            heard: Mutex::new(Instant::now()),
             restarts: Mutex::default(),
             unreadable_lines: AtomicU64::new(0),
         }
@@ -39,8 +42,13 @@ impl Default for Board {
 }
 
 impl Board {
-    /// One line of the detector. A line that is no status is counted and changes nothing (I4). True for a status.
+    /// One line of the detector. A line that is no status is counted and changes nothing (I4). True for a status, or the word that it
+    /// still holds.
     pub fn post_line(&self, line: &str) -> bool {
+        if line == ALIVE {
+            *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+            return true;
+        }
         match serde_json::from_str(line) {
             Ok(doc) => {
                 self.post(doc);
@@ -56,7 +64,13 @@ impl Board {
 
     /// The newest status.
     pub fn post(&self, doc: StatusDoc) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         self.status.send_replace(Some(Arc::new(Posted { doc, at: Instant::now() })));
+    }
+
+    /// How long ago the detector was heard.
+    pub fn age(&self) -> Duration {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
 
     /// The last status, `None` before the first.
@@ -107,12 +121,12 @@ impl Board {
              # TYPE truebeat_supervisor_unreadable_lines_total counter\n\
              truebeat_supervisor_unreadable_lines_total {unreadable}\n"
         );
-        if let Some(posted) = self.latest() {
+        if self.latest().is_some() {
             text += &format!(
                 "# HELP truebeat_supervisor_status_age_seconds Age of the detector's last word.\n\
                  # TYPE truebeat_supervisor_status_age_seconds gauge\n\
                  truebeat_supervisor_status_age_seconds {:.3}\n",
-                posted.at.elapsed().as_secs_f64()
+                self.age().as_secs_f64()
             );
         }
         text

@@ -14,9 +14,9 @@ use super::board::Board;
 use super::registry::Registry;
 use crate::watch::leave::Drain;
 
-/// A detector speaks every 500 ms at least (`status`); one that is silent for so many looks in a row hangs.
-const SILENT_LOOKS_MAX: u32 = 10;
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A detector speaks every second at least (`status`); one that is silent for so many looks in a row hangs.
+const SILENT_LOOKS_MAX: u32 = 4;
+const LOOK_EVERY: Duration = Duration::from_millis(2_500);
 const KILLED_WAIT: Duration = Duration::from_secs(2);
 
 /// A growing pause before the next start. Pure.
@@ -131,7 +131,7 @@ async fn watch_over(mut child: Child, spec: &Spec, registry: &Registry, board: &
 
 /// It lives and says nothing: it hangs. Readiness stays as it said last (I4), but nobody judges the engine until it is replaced.
 async fn end_silent(child: &mut Child, spec: &Spec) -> std::io::Result<ExitStatus> {
-    let silent_s = LOOK_EVERY.as_secs() * u64::from(SILENT_LOOKS_MAX);
+    let silent_s = (LOOK_EVERY * SILENT_LOOKS_MAX).as_secs();
     tracing::error!(
         child = spec.name,
         pid = child.id(),

@@ -74,6 +74,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     make_private(&config.agent_dir)?;
     let launcher = config.engine.clone().map(Launcher::new).transpose()?;
     let mut ends = Ends::new()?;
+    let child_ended = signal(SignalKind::child()).map_err(SuperviseError::Signals)?;
     if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {
         tracing::warn!(%error, "orphans of the engine will not come to this process");
     }
@@ -85,7 +86,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let children = async {
         let detector = keep(detector(&config), Arc::clone(&registry), Arc::clone(&board));
         let gate = keep(gate(&config, gate_listener), Arc::clone(&registry), Arc::clone(&board));
-        tokio::join!(detector, gate, registry.reap_orphans(), narrator);
+        tokio::join!(detector, gate, registry.reap_orphans(child_ended), narrator);
     };
     let life = async {
         match launcher {

@@ -22,9 +22,9 @@ pub async fn narrate(mut statuses: watch::Receiver<Option<Arc<Posted>>>, wanted:
     std::future::pending::<()>().await;
 }
 
-/// One line for a person. Where nobody reads any more (a closed pipe) it is lost, and nothing else is.
+/// One line for a person. Where nobody reads (a closed or a full pipe) it is lost, and nothing else is.
 pub fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "truebeat: {line}");
+    let _ = crate::stderr::writer().write_all(format!("truebeat: {line}\n").as_bytes());
 }
 
 /// What a person should hear between two statuses.

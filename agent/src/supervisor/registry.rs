@@ -8,13 +8,17 @@ use std::time::Duration;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
+use tokio::signal::unix::Signal;
 
 use crate::sources::EngineProcess;
 use crate::sources::procs::ProcRoot;
 
 /// Orphans reaped at one go at most: a fork bomb below us must not hold the supervisor.
 const REAPED_MAX: usize = 256;
-const REAP_EVERY: Duration = Duration::from_millis(200);
+/// Between two goes while children have ended that others await, or more than one go takes.
+const REAP_AGAIN: Duration = Duration::from_millis(200);
+/// Should a signal ever be missed.
+const REAP_SELDOM: Duration = Duration::from_secs(30);
 
 /// The children whose end somebody awaits.
 #[derive(Debug)]
@@ -54,28 +58,30 @@ impl Registry {
         children().into_iter().filter(orphan).collect()
     }
 
-    /// Reaps orphans for ever.
-    pub async fn reap_orphans(&self) {
+    /// Reaps orphans for ever: whenever the kernel says that a child has ended.
+    pub async fn reap_orphans(&self, mut ended: Signal) {
         loop {
-            self.reap();
-            tokio::time::sleep(REAP_EVERY).await;
+            let again = if self.reap() { REAP_SELDOM } else { REAP_AGAIN };
+            let _ = tokio::time::timeout(again, ended.recv()).await;
         }
     }
 
-    fn reap(&self) {
+    /// True when no child is left that has ended.
+    fn reap(&self) -> bool {
         let pids = self.pids.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..REAPED_MAX {
             let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
             let pid = match waitid(Id::All, flags) {
                 Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) => pid,
-                _ => return,
+                _ => return true,
             };
             // One of ours at the head of the line: its keeper takes it, and we come back.
             if pids.contains(&pid.as_raw()) {
-                return;
+                return false;
             }
             let _ = waitpid(Pid::from_raw(pid.as_raw()), Some(WaitPidFlag::WNOHANG));
         }
+        false
     }
 }
 

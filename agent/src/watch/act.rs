@@ -10,6 +10,7 @@ use vitals::recovery::{Effect, RecoveryOutput};
 use vitals::verdict::Outcome;
 
 use super::WatchConfig;
+use super::follow::lives;
 use crate::forensics::{CaptureRequest, Captured, capture};
 use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
@@ -160,7 +161,7 @@ impl Acts {
         self.capturing = Some(episode.id.clone());
         let request = CaptureRequest {
             outcome: scene.outcome.clone(),
-            engine: scene.engine.filter(|engine| super::lives(engine)).cloned(),
+            engine: scene.engine.filter(|engine| lives(engine)).cloned(),
             steps: sources.page_steps(),
             metrics_before: sources.last_metrics_text(),
             engine_url: scene.config.sources.engine_url.clone(),
@@ -181,7 +182,7 @@ impl Acts {
 
     /// I1: the state machine asks only with both keys turned; the book must say so too.
     fn kill(&mut self, scene: &Scene<'_>) {
-        let Some(engine) = scene.engine.filter(|engine| super::lives(engine)) else { return };
+        let Some(engine) = scene.engine.filter(|engine| lives(engine)) else { return };
         let Some(episode) = self.incidents.open().filter(|open| open.granted_at.is_some()) else { return };
         let before = self.killed.as_ref().filter(|killed| killed.engine == *engine);
         if before.is_some_and(|killed| scene.now_ms.saturating_sub(killed.last_ms) < KILL_AGAIN_MS) {

@@ -45,18 +45,28 @@ pub enum WatchError {
     Metrics(#[from] prometheus::Error),
 }
 
-/// The part that the state machine needs.
-pub fn recovery_policy(config: &WatchConfig) -> RecoveryPolicy {
-    RecoveryPolicy {
-        mode: match config.mode {
-            Mode::Observe => vitals::recovery::Mode::Observe,
-            Mode::Fence => vitals::recovery::Mode::Fence,
-            Mode::Recover => vitals::recovery::Mode::Recover,
-        },
-        unattended_after_ms: config.unattended_after.map(milliseconds),
-        unattended_window_ms: milliseconds(config.unattended_window),
-        self_grant: config.standalone,
-        ..RecoveryPolicy::default()
+impl WatchConfig {
+    /// Who we are, for ids of episodes: the pod, else the host.
+    pub fn instance(&self) -> String {
+        let pod = self.pod.as_ref().map(|pod| pod.uid.clone().unwrap_or_else(|| pod.name.clone()));
+        pod.unwrap_or_else(|| {
+            std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+        })
+    }
+
+    /// What governs recovery.
+    pub fn recovery_policy(&self) -> RecoveryPolicy {
+        RecoveryPolicy {
+            mode: match self.mode {
+                Mode::Observe => vitals::recovery::Mode::Observe,
+                Mode::Fence => vitals::recovery::Mode::Fence,
+                Mode::Recover => vitals::recovery::Mode::Recover,
+            },
+            unattended_after_ms: self.unattended_after.map(milliseconds),
+            unattended_window_ms: milliseconds(self.unattended_window),
+            self_grant: self.standalone,
+            ..RecoveryPolicy::default()
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! The search and the command line wait for other processes' memory locks, so both are read aside: no tick opens them (I4).
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use tokio::sync::oneshot;
@@ -9,7 +10,7 @@ use tokio::sync::oneshot;
 use crate::launch::EngineFile;
 use crate::sources::clock::TickClock;
 use crate::sources::procs::ProcRoot;
-use crate::sources::{EngineProcess, Found, find_pod_engine};
+use crate::sources::{EngineProcess, ExitWatch, Found, find_pod_engine};
 
 /// A search over `/proc` is not repeated before this while there is no engine, …
 const SEARCH_EVERY_MS: u64 = 200;
@@ -30,6 +31,14 @@ pub struct Follow {
     /// This pod's engine names the page directory: whoever does not is no engine, even while the engine's container restarts.
     named_before: bool,
     nonce: Option<u64>,
+    /// Device, inode and time of change of the `engine.json` that was read.
+    file_seen: Option<(u64, u64, i64, i64)>,
+    /// Whom `exit` is about.
+    watched: Option<EngineProcess>,
+    /// Hears the engine's end; `None` where it has gone, or the kernel cannot tell: then `/proc` is asked.
+    exit: Option<ExitWatch>,
+    /// At the last look the engine had ended.
+    ended: bool,
     search: Aside<Option<Found>>,
     words: Vec<String>,
     reading: Aside<(EngineProcess, Vec<String>)>,
@@ -46,6 +55,10 @@ impl Follow {
             sure: false,
             named_before: false,
             nonce: None,
+            file_seen: None,
+            watched: None,
+            exit: None,
+            ended: false,
             search: Aside::default(),
             words: Vec::new(),
             reading: Aside::default(),
@@ -56,7 +69,7 @@ impl Follow {
     pub fn look(&mut self, now_ms: u64) -> Option<EngineProcess> {
         match &self.agent_dir {
             Some(agent_dir) => {
-                if let Some(file) = EngineFile::read(agent_dir) {
+                if let Some(file) = new_file(agent_dir, &mut self.file_seen) {
                     self.engine = Some(file.process());
                     (self.sure, self.nonce, self.words) = (true, Some(file.nonce), file.command);
                 }
@@ -66,7 +79,29 @@ impl Follow {
                 self.read_words(now_ms);
             }
         }
+        if self.watched != self.engine {
+            self.watched.clone_from(&self.engine);
+            self.exit = self.engine.as_ref().and_then(|engine| ExitWatch::of(engine).ok());
+        }
+        self.ended = !self.engine_lives();
         self.engine.clone()
+    }
+
+    /// Does the engine live, as far as anybody has heard?
+    pub fn engine_lives(&self) -> bool {
+        match (&self.engine, &self.exit) {
+            (Some(_), Some(exit)) if self.watched == self.engine => !exit.has_ended(),
+            (Some(engine), _) => lives(engine),
+            (None, _) => false,
+        }
+    }
+
+    /// Returns when the engine ends that lived at the last look.
+    pub async fn ended(&self) {
+        match &self.exit {
+            Some(exit) if !self.ended => exit.ended().await,
+            _ => std::future::pending().await,
+        }
     }
 
     /// The engine's command line, program first; as it was when it could be read last.
@@ -86,7 +121,7 @@ impl Follow {
 
     fn search(&mut self, now_ms: u64) {
         if let Some(found) = self.search.take().flatten() {
-            let living = self.engine.as_ref().is_some_and(lives);
+            let living = self.engine_lives();
             if takes_over(found.named, living, self.named_before) {
                 if self.engine.as_ref() != Some(&found.process) {
                     self.words.clear();
@@ -96,7 +131,7 @@ impl Follow {
                 self.named_before |= found.named;
             }
         }
-        let living = self.engine.as_ref().is_some_and(lives);
+        let living = self.engine_lives();
         if living && self.sure {
             return;
         }
@@ -112,13 +147,25 @@ impl Follow {
         {
             self.words = words;
         }
-        if let Some(engine) = self.engine.clone().filter(lives) {
+        if let Some(engine) = self.engine.clone().filter(|_| self.engine_lives()) {
             self.reading.start(now_ms, WORDS_EVERY_MS, move || {
                 let words = words_of(&engine);
                 (engine, words)
             });
         }
     }
+}
+
+/// `engine.json`, where it is another file than the one that was read last.
+fn new_file(agent_dir: &Path, seen: &mut Option<(u64, u64, i64, i64)>) -> Option<EngineFile> {
+    let meta = std::fs::metadata(EngineFile::path(agent_dir)).ok()?;
+    let mark = (meta.dev(), meta.ino(), meta.mtime(), meta.mtime_nsec());
+    if *seen == Some(mark) {
+        return None;
+    }
+    let file = EngineFile::read(agent_dir)?;
+    *seen = Some(mark);
+    Some(file)
 }
 
 /// Is what was found the engine from now on?

@@ -49,6 +49,26 @@ impl Memory {
     }
 }
 
+/// What the detector knows now; with the boot it makes a [`Memory`].
+#[derive(Debug, Clone, Copy)]
+pub struct Known<'a> {
+    pub engine: Option<(i32, u64)>,
+    pub ready: bool,
+    pub fenced: bool,
+    pub incidents: &'a Incidents,
+    pub last_unattended_ms: Option<u64>,
+    pub drain_ended: u64,
+}
+
+impl Memory {
+    fn holds(&self, now: &Known<'_>) -> bool {
+        let Known { engine, ready, fenced, incidents, last_unattended_ms, drain_ended } = *now;
+        (self.engine, self.ready, self.fenced, self.last_unattended_ms, self.drain_ended)
+            == (engine, ready, fenced, last_unattended_ms, drain_ended)
+            && self.incidents == *incidents
+    }
+}
+
 /// Writes the memory when it changed, from a thread of its own.
 #[derive(Debug)]
 pub struct Keeper {
@@ -71,14 +91,16 @@ impl Keeper {
         Ok(Self { written: known, writer: Latest::start("memory", write)? })
     }
 
-    /// Writes `memory` unless it is what was written last.
-    pub fn keep(&mut self, memory: Memory) {
-        if memory == self.written {
+    /// Writes what is known unless it is what was written last. Most ticks end here without a copy.
+    pub fn keep(&mut self, now: &Known<'_>) {
+        if self.written.holds(now) {
             return;
         }
-        if let Ok(text) = serde_json::to_vec(&memory) {
+        let Known { engine, ready, fenced, incidents, last_unattended_ms, drain_ended } = *now;
+        let (incidents, boot_id) = (incidents.clone(), std::mem::take(&mut self.written.boot_id));
+        self.written = Memory { engine, ready, fenced, incidents, last_unattended_ms, drain_ended, boot_id };
+        if let Ok(text) = serde_json::to_vec(&self.written) {
             self.writer.put(text);
-            self.written = memory;
         }
     }
 }

@@ -4,6 +4,7 @@
 mod act;
 mod by_hand;
 mod config;
+mod ear;
 mod follow;
 mod hold;
 mod latest;
@@ -19,27 +20,27 @@ use crds::fence::Fence;
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 use vitals::detector::Detector;
-use vitals::observation::{GateObs, Observation, Signal};
+use vitals::observation::Observation;
 use vitals::recovery::{Recovery, RecoveryInput, RecoveryOutput};
 use vitals::verdict::Outcome;
 
 use self::act::Acts;
 use self::by_hand::ByHand;
-use self::config::recovery_policy;
 pub use self::config::{WatchConfig, WatchError};
-use self::follow::{Follow, lives, process_key, started_ms};
+use self::ear::GateEar;
+use self::follow::{Follow, process_key, started_ms};
 use self::hold::{Hold, refusal, spared};
 use self::latest::Latest;
 use self::leave::{Drain, Leaving};
-use self::memory::{Keeper, Memory};
+use self::memory::{Keeper, Known, Memory};
 use self::proof::Proof;
 use self::publish::Publisher;
-use crate::gate::control::GateClient;
-use crate::gate::ledger::{Control, GateReply};
+use crate::gate::ledger::Control;
 use crate::incidents::Moment;
 use crate::metrics::Metrics;
 use crate::report::Reporter;
 use crate::sources::clock::monotonic_ms;
+use crate::sources::pace::{Pace, PaceKeeper};
 use crate::sources::{EngineProcess, Sources};
 use crate::status::Aside;
 
@@ -57,11 +58,11 @@ pub async fn run(config: WatchConfig) -> Result<(), WatchError> {
     let mut alive = drain.clone();
     leave::listen(orders).map_err(WatchError::Thread)?;
     let mut watch = Watch::new(config, drain)?;
-    let alone = async { while alive.changed().await.is_ok() {} };
-    tokio::select! {
-        () = alone => tracing::warn!("the supervisor is gone; the detector leaves"),
-        () = watch.tick_for_ever() => {}
-    }
+    // a task of its own: waking what the runtime blocks on costs a system call more each time
+    let ticking = tokio::spawn(async move { watch.tick_for_ever().await });
+    while alive.changed().await.is_ok() {}
+    tracing::warn!("the supervisor is gone; the detector leaves");
+    ticking.abort();
     Ok(())
 }
 
@@ -72,8 +73,11 @@ struct Watch {
     sources: Sources,
     detector: Detector,
     outcome: Outcome,
+    /// What was seen last; what a tick does not read anew stays in it.
+    seen: Observation,
+    pace: PaceKeeper,
     recovery: Recovery,
-    gate: GateClient,
+    gate: GateEar,
     control: Control,
     /// The detector's wish; the last replica that serves is spared (I3).
     fence_wanted: bool,
@@ -82,8 +86,6 @@ struct Watch {
     by_hand: ByHand,
     /// A person's fence, in words; it is obeyed whatever the verdict.
     hand: Option<String>,
-    gate_seen: Signal<GateObs>,
-    last_reply: Option<GateReply>,
     acts: Acts,
     hold: Option<Hold>,
     ready: bool,
@@ -91,7 +93,8 @@ struct Watch {
     drain_ended: u64,
     leaving: Leaving,
     proof: Proof,
-    boot_id: String,
+    /// Who we are, for ids of episodes: the pod, else the host.
+    instance: String,
     ticked_ms: Option<u64>,
     due_in: Duration,
     keeper: Keeper,
@@ -112,7 +115,7 @@ impl Watch {
         let mut sources = Sources::new(config.sources.clone());
         sources.set_engine(engine.clone());
         sources.set_nonce(follow.nonce());
-        let recovery = Recovery::new(recovery_policy(&config)).with_last_unattended(memory.last_unattended_ms);
+        let recovery = Recovery::new(config.recovery_policy()).with_last_unattended(memory.last_unattended_ms);
         let mut by_hand = ByHand::new(config.notes_dir.clone());
         let hand = by_hand.look(now_ms).map(Fence::words);
         let own_fence = memory.fenced && same;
@@ -123,8 +126,10 @@ impl Watch {
         Ok(Self {
             detector: Detector::new(config.policy.clone(), started_ms(engine.as_ref(), now_ms)),
             outcome: Outcome::default(),
+            seen: Observation::default(),
+            pace: PaceKeeper::default(),
             recovery,
-            gate: GateClient::new(dir.join("gate.sock")),
+            gate: GateEar::new(dir),
             control: Control {
                 fenced: own_fence || hand.is_some(),
                 retry_after_s: RETRY_AFTER_S,
@@ -134,15 +139,13 @@ impl Watch {
             own_fence,
             by_hand,
             hand,
-            gate_seen: Signal::default(),
-            last_reply: None,
             hold: same.then(|| Hold::new(memory.fence_is_held(), memory.ready, now_ms)),
             ready: same && memory.ready,
             drain,
             drain_ended: memory.drain_ended,
             leaving: Leaving::default(),
             proof: Proof::new(config.prove_through.clone(), same && memory.ready),
-            boot_id: memory.boot_id.clone(),
+            instance: config.instance(),
             ticked_ms: None,
             due_in: Duration::from_millis(config.policy.tick_ms),
             acts: Acts::new(memory.incidents.clone()),
@@ -159,7 +162,10 @@ impl Watch {
     async fn tick_for_ever(&mut self) {
         let mut next = Instant::now();
         loop {
-            tokio::time::sleep_until(next).await;
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                () = self.follow.ended() => {}
+            }
             let begun = Instant::now();
             self.tick().await;
             self.metrics.tick_seconds.observe(begun.elapsed().as_secs_f64());
@@ -174,7 +180,9 @@ impl Watch {
         let drain = Some(*self.drain.borrow()).filter(|drain| drain.id > self.drain_ended);
         self.control.leaving = drain.is_some();
         self.control.draining = self.leaving.shut(now_ms, drain);
-        self.ask_gate().await;
+        if self.gate.is_due(now_ms, &self.control) {
+            self.ask_gate().await;
+        }
         let obs = self.observe(now_ms, gap_ms).await;
         let mut outcome = std::mem::take(&mut self.outcome);
         self.detector.step_into(now_ms, &obs, &mut outcome);
@@ -189,7 +197,7 @@ impl Watch {
         self.book(now_ms, &obs, &outcome, &recovery);
         let proven = self.proof.look(now_ms, &outcome.verdict, &obs).await;
         self.publish(now_ms, &obs, &outcome, (drain, proven));
-        self.outcome = outcome;
+        (self.outcome, self.seen) = (outcome, obs);
     }
 
     /// How long we did not run beyond what a tick may take.
@@ -227,27 +235,30 @@ impl Watch {
         }
     }
 
-    /// Tells the gate what it shall be, and takes its counters. A silent gate leaves the last ones, growing older.
+    /// Tells the gate what it shall be, and takes its counters.
     async fn ask_gate(&mut self) {
-        let reply = self.gate.exchange(&self.control).await;
-        match reply {
-            Ok(reply) => {
-                self.gate_seen = Signal::at(monotonic_ms(), reply.obs.clone());
-                self.metrics.set_gate(Some(&reply));
-                self.acts.count_refused(&reply);
-                self.last_reply = Some(reply);
-            }
-            Err(error) => {
-                tracing::debug!(%error, "the gate did not answer");
-                self.metrics.set_gate(None);
-                self.last_reply = None;
-            }
+        match self.gate.ask(&self.control).await {
+            Some(reply) => self.acts.count_refused(reply),
+            None => self.metrics.gate_silent_total.inc(),
         }
     }
 
+    /// What is known now. A glance while all is well; see [`Pace`].
     async fn observe(&mut self, now_ms: u64, gap_ms: u64) -> Observation {
-        let mut obs = self.sources.observe(now_ms).await;
-        obs.gate = self.gate_seen.clone();
+        let mut obs = std::mem::take(&mut self.seen);
+        obs.gate.clone_from(&self.gate.seen);
+        let (keeper, verdict, lives) = (&mut self.pace, &self.outcome.verdict, self.follow.engine_lives());
+        let pace = |obs: &Observation| {
+            let pages = obs.pages.value.as_deref().unwrap_or_default();
+            let pace = keeper.pace(now_ms, verdict, pages, obs.gate.value.as_ref());
+            match (lives, gap_ms) {
+                (false, _) => Pace::Stare,
+                (true, 0) => pace,
+                // what the engine did meanwhile says whether the gap was ours alone
+                (true, _) => pace.max(Pace::Look),
+            }
+        };
+        self.sources.observe_into(now_ms, &mut obs, pace).await;
         obs.agent_gap_ms = gap_ms;
         obs.draining = self.control.draining;
         if let (Some(proc), Some(engine)) = (&mut obs.proc.value, &self.engine) {
@@ -268,7 +279,7 @@ impl Watch {
                 .queued
                 .filter(|(id, _)| open.is_some_and(|open| open.id == *id))
                 .map(|(_, at)| at),
-            process: self.engine.as_ref().filter(|engine| lives(engine)).map(process_key),
+            process: self.engine.as_ref().filter(|_| self.follow.engine_lives()).map(process_key),
         }
     }
 
@@ -295,15 +306,16 @@ impl Watch {
     }
 
     fn book(&mut self, now_ms: u64, obs: &Observation, outcome: &Outcome, recovery: &RecoveryOutput) {
-        let now = crate::files::wall_clock();
-        let instance = self.instance();
-        self.acts.begin_if_asked(now_ms, &now, recovery, (self.engine.as_ref(), &instance), &self.metrics);
-        let shut = self.last_reply.as_ref().is_some_and(|reply| reply.shut) && self.control.fenced;
+        // the book is written in where an episode is open or begins; on any other tick nobody reads the clock on the wall
+        let eventful = recovery.stage.is_some() || !recovery.effects.is_empty() || self.acts.incidents.open().is_some();
+        let now = if eventful { crate::files::wall_clock() } else { String::new() };
+        self.acts.begin_if_asked(now_ms, &now, recovery, (self.engine.as_ref(), &self.instance), &self.metrics);
+        let shut = self.gate.reply.as_ref().is_some_and(|reply| reply.shut) && self.control.fenced;
         let refused = self.acts.take_refused();
         self.acts.incidents.tick(&Moment { now: &now, recovery, outcome, shut, refused });
         let uuids = obs.gpus.value.iter().flatten().map(|gpu| gpu.uuid.clone());
         self.acts.incidents.on_gpus(uuids);
-        let in_flight = self.last_reply.as_ref().map_or(0, |reply| reply.obs.in_flight);
+        let in_flight = self.gate.reply.as_ref().map_or(0, |reply| reply.obs.in_flight);
         let scene = act::Scene {
             now_ms,
             outcome,
@@ -323,38 +335,27 @@ impl Watch {
         let held = self.hold.as_ref().and_then(|hold| hold.ready(&outcome.verdict));
         let judged = crate::status::readiness(&outcome.verdict, fenced, aside, self.ready);
         self.ready = held.map_or(judged, |ready| ready && !fenced && aside == Aside::No);
-        self.metrics.set_verdict(&outcome.verdict, fenced, self.ready);
-        let phase = obs.pages.value.as_ref().and_then(|pages| pages.first()).map(|page| format!("{:?}", page.phase));
         let news = publish::News {
             now_ms,
             outcome,
             ready: self.ready,
             fenced,
-            phase,
+            phase: obs.pages.value.as_ref().and_then(|pages| pages.first()).map(|page| page.phase),
             incidents: self.acts.incidents.list(),
             aside,
             // whoever waits for the end of a drain waits for a gate that is shut
             draining: drain.map(|drain| drain.id).filter(|_| self.control.draining),
             by_hand: self.hand.as_deref(),
-            in_flight: self.last_reply.as_ref().map(|reply| reply.obs.in_flight),
+            gate: self.gate.reply.as_ref(),
         };
         self.publisher.publish(&news, &self.metrics);
-        self.keeper.keep(Memory {
+        self.keeper.keep(&Known {
             engine: self.engine.as_ref().map(|engine| (engine.pid, engine.start_ticks)),
             ready: self.ready,
             fenced: self.own_fence,
-            incidents: self.acts.incidents.clone(),
+            incidents: &self.acts.incidents,
             last_unattended_ms: self.recovery.last_unattended_ms(),
             drain_ended: self.drain_ended,
-            boot_id: self.boot_id.clone(),
         });
-    }
-
-    /// Who we are, for ids of episodes: the pod, else the host.
-    fn instance(&self) -> String {
-        let pod = self.config.pod.as_ref().map(|pod| pod.uid.clone().unwrap_or_else(|| pod.name.clone()));
-        pod.unwrap_or_else(|| {
-            std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
-        })
     }
 }

@@ -1,15 +1,20 @@
-//! What the detector says to others: status lines to the supervisor, the declaration to the reporter. On change, and now and then.
+//! What the detector says to others: status lines to the supervisor, the declaration to the reporter. On change, and now and then; in
+//! between a sign of life, so that a healthy second costs a few bytes.
 
 use crds::episode::Episode;
+use vitals::observation::PagePhase;
 use vitals::verdict::{Outcome, Verdict};
 
 use super::latest::Latest;
+use crate::gate::ledger::GateReply;
 use crate::metrics::Metrics;
 use crate::report::{Declaration, Heard, Reporter};
-use crate::status::{Aside, StatusDoc, VerdictDoc, ready_reason};
+use crate::status::{ALIVE, Aside, StatusDoc, VerdictDoc, ready_reason};
 
-/// Without news a status is repeated after this.
-const REPEAT_MS: u64 = 500;
+/// Something is said this often at least.
+const ALIVE_MS: u64 = 1_000;
+/// Without news a whole status, with its figures, is repeated after this while all is calm; else with every sign of life.
+const WHOLE_MS: u64 = 5_000;
 
 /// One tick's news.
 #[derive(Debug)]
@@ -18,7 +23,7 @@ pub struct News<'a> {
     pub outcome: &'a Outcome,
     pub ready: bool,
     pub fenced: bool,
-    pub phase: Option<String>,
+    pub phase: Option<PagePhase>,
     pub incidents: &'a [Episode],
     /// Why the replica is kept out of traffic although the engine may be well.
     pub aside: Aside,
@@ -26,7 +31,8 @@ pub struct News<'a> {
     pub draining: Option<u64>,
     /// A person's fence, in words.
     pub by_hand: Option<&'a str>,
-    pub in_flight: Option<u32>,
+    /// The gate's last answer, unless it is silent.
+    pub gate: Option<&'a GateReply>,
 }
 
 /// Remembers what was said.
@@ -34,14 +40,17 @@ pub struct News<'a> {
 pub struct Publisher {
     stdout: Latest,
     reporter: Option<Reporter>,
-    said: Option<(u64, StatusDoc)>,
+    /// When anything was said last, and when a whole status.
+    alive_ms: u64,
+    whole_ms: u64,
+    said: Option<Substance>,
     declared: Option<Declaration>,
 }
 
 impl Publisher {
     /// `reporter` is `None` outside Kubernetes.
     pub fn new(stdout: Latest, reporter: Option<Reporter>) -> Self {
-        Self { stdout, reporter, said: None, declared: None }
+        Self { stdout, reporter, alive_ms: 0, whole_ms: 0, said: None, declared: None }
     }
 
     /// What the API said last; nothing outside Kubernetes.
@@ -51,31 +60,43 @@ impl Publisher {
 
     /// Says what is new.
     pub fn publish(&mut self, news: &News<'_>, metrics: &Metrics) {
+        self.declare(news);
+        let same = self.said.as_ref().is_some_and(|said| said.is_of(news));
+        let since = |at_ms: u64| news.now_ms.saturating_sub(at_ms);
+        let calm = matches!(news.outcome.verdict, Verdict::Idle | Verdict::Progressing) && news.draining.is_none();
+        if same && since(self.alive_ms) < ALIVE_MS {
+            return;
+        }
+        self.alive_ms = news.now_ms;
+        if same && calm && since(self.whole_ms) < WHOLE_MS {
+            return self.stdout.put(format!("{ALIVE}\n").into_bytes());
+        }
+        if let Ok(mut line) = serde_json::to_vec(&self.whole(news, metrics)) {
+            line.push(b'\n');
+            self.stdout.put(line);
+            self.whole_ms = news.now_ms;
+            self.said = Some(Substance::of(news));
+        }
+    }
+
+    fn whole(&self, news: &News<'_>, metrics: &Metrics) -> StatusDoc {
         if let Some(reporter) = &self.reporter {
             metrics.report_failures.set(i64::try_from(reporter.heard().failures).unwrap_or(i64::MAX));
         }
-        self.declare(news);
-        let doc = StatusDoc {
+        metrics.log_lines_dropped.set(i64::try_from(crate::stderr::dropped_lines()).unwrap_or(i64::MAX));
+        metrics.set_verdict(&news.outcome.verdict, news.fenced, news.ready);
+        if let Some(reply) = news.gate {
+            metrics.set_gate(reply);
+        }
+        let phase = news.phase.map(|phase| format!("{phase:?}"));
+        StatusDoc {
             ready: news.ready,
             reason: ready_reason(news.outcome, news.aside, news.by_hand),
-            verdict: VerdictDoc::of(news.outcome, news.fenced, news.phase.clone(), news.now_ms),
+            verdict: VerdictDoc::of(news.outcome, news.fenced, phase, news.now_ms),
             incidents: news.incidents.to_vec(),
-            metrics: String::new(),
+            metrics: metrics.text(),
             draining: news.draining,
-            in_flight: news.in_flight,
-        };
-        let due = self
-            .said
-            .as_ref()
-            .is_none_or(|(at, said)| news.now_ms.saturating_sub(*at) >= REPEAT_MS || differs(said, &doc));
-        if !due {
-            return;
-        }
-        let with_metrics = StatusDoc { metrics: metrics.text(), ..doc.clone() };
-        if let Ok(mut line) = serde_json::to_vec(&with_metrics) {
-            line.push(b'\n');
-            self.stdout.put(line);
-            self.said = Some((news.now_ms, doc));
+            in_flight: news.gate.map(|reply| reply.obs.in_flight),
         }
     }
 
@@ -96,30 +117,63 @@ impl Publisher {
     }
 }
 
-/// Would a probe or a person notice the difference?
-fn differs(said: &StatusDoc, now: &StatusDoc) -> bool {
-    let empty = |doc: &StatusDoc| doc.in_flight == Some(0);
-    let draining = said.draining != now.draining || now.draining.is_some() && empty(said) != empty(now);
-    said.ready != now.ready
-        || draining
-        || said.reason.reason != now.reason.reason
-        || !said.verdict.same_but_time(&now.verdict)
-        || marks(&said.incidents) != marks(&now.incidents)
+/// Of a status, what a probe or a person would notice.
+#[derive(Debug)]
+struct Substance {
+    verdict: Verdict,
+    ready: bool,
+    fenced: bool,
+    phase: Option<PagePhase>,
+    aside: Aside,
+    by_hand: bool,
+    draining: Option<u64>,
+    empty: bool,
+    /// Of the newest episode, for only that can change.
+    episode: Option<(String, String, [bool; 6])>,
 }
 
-type Marks<'a> = Vec<(&'a str, &'a str, [bool; 6])>;
+impl Substance {
+    fn of(news: &News<'_>) -> Self {
+        Self {
+            verdict: news.outcome.verdict.clone(),
+            ready: news.ready,
+            fenced: news.fenced,
+            phase: news.phase,
+            aside: news.aside,
+            by_hand: news.by_hand.is_some(),
+            draining: news.draining,
+            empty: is_empty(news),
+            episode: mark(news.incidents.first()).map(|(id, stage, times)| (id.to_owned(), stage.to_owned(), times)),
+        }
+    }
 
-fn marks(incidents: &[Episode]) -> Marks<'_> {
-    let mark = |e: &Episode| {
+    fn is_of(&self, news: &News<'_>) -> bool {
+        let names = |verdict: &Verdict| (verdict.name(), verdict.class().map(|class| class.name()));
+        let episode = self.episode.as_ref().map(|(id, stage, times)| (id.as_str(), stage.as_str(), *times));
+        names(&self.verdict) == names(&news.outcome.verdict)
+            && (self.ready, self.fenced, self.phase, self.draining)
+                == (news.ready, news.fenced, news.phase, news.draining)
+            && (self.aside, self.by_hand) == (news.aside, news.by_hand.is_some())
+            && (news.draining.is_none() || self.empty == is_empty(news))
+            && episode == mark(news.incidents.first())
+    }
+}
+
+fn is_empty(news: &News<'_>) -> bool {
+    news.gate.is_some_and(|reply| reply.obs.in_flight == 0)
+}
+
+type Mark<'a> = Option<(&'a str, &'a str, [bool; 6])>;
+
+fn mark(episode: Option<&Episode>) -> Mark<'_> {
+    episode.map(|e| {
         let times = [&e.fenced_at, &e.confirmed_at, &e.evidence_at, &e.granted_at, &e.killed_at, &e.serving_at];
-        times.map(Option::is_some)
-    };
-    // Only the newest can change.
-    incidents.iter().take(1).map(|episode| (episode.id.as_str(), episode.stage.as_str(), mark(episode))).collect()
+        (e.id.as_str(), e.stage.as_str(), times.map(Option::is_some))
+    })
 }
 
-fn substance(declaration: &Declaration) -> (&str, &str, Marks<'_>) {
-    (&declaration.progressing, &declaration.reason, marks(declaration.episode.as_slice()))
+fn substance(declaration: &Declaration) -> (&str, &str, Mark<'_>) {
+    (&declaration.progressing, &declaration.reason, mark(declaration.episode.as_ref()))
 }
 
 /// The condition's status: `True` progresses, `False` does not, `Unknown` cannot tell or is not meant to.

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use agent::sources::PageSource;
+use agent::sources::pace::Pace;
 use agent::sources::procs::ProcRoot;
+use vitals::observation::PageObs;
 
 /// One process of a fixture; everything that a test does not say is unremarkable.
 pub struct Process<'a> {
@@ -140,4 +143,11 @@ impl Drop for Session {
         }
         let _ = self.child.wait();
     }
+}
+
+/// The pages that can be believed at a close look.
+pub fn pages(source: &mut PageSource) -> Vec<PageObs> {
+    let mut pages = Vec::new();
+    source.look(0, Pace::Stare, &mut pages);
+    pages
 }

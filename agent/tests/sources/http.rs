@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use agent::sources::FrontendProbe;
+use agent::sources::haste::Haste;
 use agent::sources::scrape::{BODY_BYTES_MAX, scrape_once};
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -104,14 +105,14 @@ async fn a_closed_port_is_refused_at_once() {
 #[tokio::test]
 async fn a_front_end_that_lies_answers_and_one_that_accepts_in_silence_does_not() {
     let url = serve(Router::new().route("/health", get(|| async { "ok" }))).await;
-    let probe = FrontendProbe::spawn(&url);
+    let probe = FrontendProbe::spawn(&url, Haste::default());
     let seen = eventually_async("an answer", async || probe.latest().value).await;
     assert_eq!((seen.answers, seen.status, seen.silent_since_ms), (true, Some(200), None));
 
     // the kernel accepts for a stopped process; nobody reads
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url: Uri = format!("http://{}", silent.local_addr().unwrap()).parse().unwrap();
-    let probe = FrontendProbe::spawn(&url);
+    let probe = FrontendProbe::spawn(&url, Haste::default());
     let seen = eventually_async("a verdict on silence", async || probe.latest().value).await;
     assert_eq!((seen.answers, seen.status, seen.ever_answered), (false, None, false));
     assert!(seen.silent_since_ms.is_some());

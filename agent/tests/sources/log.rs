@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
+use agent::sources::haste::Haste;
 use agent::sources::log::{Follower, LINE_CHARS_MAX, LINES_MAX, LogTail, NewLine};
 
 use crate::fixture::eventually;
@@ -85,7 +86,7 @@ fn the_tail_keeps_the_last_lines_and_tells_new_signatures_once() {
     let path = directory.path().join("engine.log");
     let signature = "TimeoutError: RPC call to sample_tokens timed out.\n";
     append(&path, signature);
-    let tail = LogTail::spawn(&path).unwrap();
+    let tail = LogTail::spawn(&path, Haste::default()).unwrap();
     eventually("the history is read", || (tail.lines().len() == 1).then_some(()));
     assert_eq!(tail.take_hits(), [], "a signature of before is no news");
     append(&path, &"filler\n".repeat(LINES_MAX + 50));

@@ -132,15 +132,15 @@ fn the_watch_sees_a_new_child_at_once_and_an_adopted_process_at_the_next_whole_w
     let fake = FakeProc::new(&[member(1, 0, 1), member(100, 1, 100), member(7, 1, 7)]);
     let engine = EngineProcess { pid: 100, start_ticks: 1_000 };
     let mut watch = TreeWatch::new(fake.root(), engine, 7);
-    assert_eq!(watch.look(0), [100]);
+    assert_eq!(watch.look(0, 10_000), [100]);
     fake.put(&member(101, 100, 101));
-    assert_eq!(watch.look(500), [100, 101]);
+    assert_eq!(watch.look(500, 10_000), [100, 101]);
     fake.remove(101);
-    assert_eq!(watch.look(1_000), [100], "one that ended is gone");
+    assert_eq!(watch.look(1_000, 10_000), [100], "one that ended is gone");
     // a stranger first, then the child of a member that nobody saw being born
     fake.put(&member(102, 1, 102));
-    assert_eq!(watch.look(1_500), [100]);
+    assert_eq!(watch.look(1_500, 10_000), [100]);
     fake.put(&member(102, 100, 102));
-    assert_eq!(watch.look(2_000), [100], "its number is known: not read again before the next whole walk");
-    assert_eq!(watch.look(10_600), [100, 102]);
+    assert_eq!(watch.look(2_000, 10_000), [100], "its number is known: not read again before the next whole walk");
+    assert_eq!(watch.look(10_600, 10_000), [100, 102]);
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use agent::sources::clock::monotonic_ms;
+use agent::sources::haste::Haste;
 use agent::sources::scrape::scrape_once;
 use agent::sources::{EngineProcess, PageSource, Scraper, Sources, SourcesConfig};
 use axum::Router;
@@ -18,7 +19,7 @@ use heartbeat::page::{Beat, Identity, Phase};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use crate::fixture::Session;
+use crate::fixture::{Session, pages};
 use crate::http::{eventually_async, serve};
 
 const AMPLE: Duration = Duration::from_secs(60);
@@ -35,7 +36,7 @@ async fn g01_a_compressed_bomb_is_no_page_and_stays_compressed() {
     let url = serve(Router::new().route("/metrics", get(answer))).await;
     let text = scrape_once(&url, AMPLE).await.unwrap();
     assert!(text.len() < 64 << 10, "{} bytes", text.len());
-    let scraper = Scraper::spawn(&url);
+    let scraper = Scraper::spawn(&url, Haste::default());
     let seen = eventually_async("a scrape", async || scraper.latest().value).await;
     assert_eq!((seen.running, seen.generation_tokens, seen.open_fds), (None, None, None));
 }
@@ -76,7 +77,7 @@ async fn g05_no_redirect_is_followed_and_nothing_behind_the_answer_is_read() {
     };
     let router = Router::new().route("/metrics", get(answer.clone())).route("/prometheus/metrics", get(answer));
     let url = serve(router).await;
-    let scraper = Scraper::spawn(&url);
+    let scraper = Scraper::spawn(&url, Haste::default());
     assert!(scrape_once(&url, AMPLE).await.unwrap_err().contains("answered 302"));
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!((visits.load(Ordering::Relaxed), scraper.latest().value), (0, None));
@@ -104,7 +105,7 @@ async fn a_page_that_is_no_exposition_is_looked_for_where_tensorrt_llm_has_it() 
     };
     let page = || async { "trtllm_num_requests_running{model_name=\"m\"} 5.0\n" };
     let router = Router::new().route("/metrics", get(stats)).route("/prometheus/metrics", get(page));
-    let scraper = Scraper::spawn(&serve(router).await);
+    let scraper = Scraper::spawn(&serve(router).await, Haste::default());
     let seen = eventually_async("the page", async || scraper.latest().value).await;
     assert_eq!(seen.running, Some(5.0));
     eventually_async("more of them", async || (scraper.latest().at_ms > 0).then_some(())).await;
@@ -176,7 +177,7 @@ fn g07_a_page_with_any_byte_wrong_is_read_or_silent_and_never_spun_on() {
             let mut bytes = good.clone();
             bytes[at] ^= flip;
             std::fs::write(&path, &bytes).unwrap();
-            let pages = PageSource::new(directory.path(), 1, None).look().pages;
+            let pages = pages(&mut PageSource::new(directory.path(), 1, None));
             assert!(pages.len() <= 1 && pages.iter().all(|page| page.rank == 0), "byte {at}");
         }
     }
@@ -190,16 +191,16 @@ fn g08_a_page_cut_short_under_the_reader_is_silence_and_no_signal() {
     let _writer = page(directory.path(), 0);
     let path = directory.path().join("rank-0.beat");
     let mut source = PageSource::new(directory.path(), 1, None);
-    assert_eq!(source.look().pages.len(), 1);
+    assert_eq!(pages(&mut source).len(), 1);
     let whole = std::fs::read(&path).unwrap();
     for length in [0, 1, 63, 64, 100, 4_095] {
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
-        assert!(source.look().pages.is_empty(), "{length} bytes");
+        assert!(pages(&mut source).is_empty(), "{length} bytes");
         assert!(source.steps().is_empty(), "{length} bytes");
     }
     // endless is no better than short
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
-    source.look();
+    pages(&mut source);
     std::fs::write(&path, whole).unwrap();
 }
 
@@ -207,20 +208,20 @@ fn g08_a_page_cut_short_under_the_reader_is_silence_and_no_signal() {
 fn g09_a_page_of_another_launch_or_rank_or_kind_of_file_is_silence() {
     let directory = tempfile::tempdir().unwrap();
     let _writer = page(directory.path(), 42);
-    assert_eq!(PageSource::new(directory.path(), 1, Some(42)).look().pages.len(), 1);
-    assert!(PageSource::new(directory.path(), 1, Some(43)).look().pages.is_empty(), "another launcher's nonce");
+    assert_eq!(pages(&mut PageSource::new(directory.path(), 1, Some(42))).len(), 1);
+    assert!(pages(&mut PageSource::new(directory.path(), 1, Some(43))).is_empty(), "another launcher's nonce");
     std::fs::rename(directory.path().join("rank-0.beat"), directory.path().join("rank-1.beat")).unwrap();
-    assert!(PageSource::new(directory.path(), 2, Some(42)).look().pages.is_empty(), "a page under another rank's name");
+    assert!(pages(&mut PageSource::new(directory.path(), 2, Some(42))).is_empty(), "a page under another rank's name");
     let path = directory.path().join("rank-0.beat");
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let began = Instant::now();
-    assert!(PageSource::new(directory.path(), 1, None).look().pages.is_empty(), "a pipe that nobody writes");
+    assert!(pages(&mut PageSource::new(directory.path(), 1, None)).is_empty(), "a pipe that nobody writes");
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
-    assert!(PageSource::new(directory.path(), 1, None).look().pages.is_empty());
+    assert!(pages(&mut PageSource::new(directory.path(), 1, None)).is_empty());
     std::fs::remove_dir(&path).unwrap();
     std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
-    assert!(PageSource::new(directory.path(), 1, None).look().pages.is_empty());
+    assert!(pages(&mut PageSource::new(directory.path(), 1, None)).is_empty());
     assert!(began.elapsed() < AMPLE);
 }
 
@@ -238,7 +239,7 @@ fn g10_the_page_of_a_process_that_is_gone_or_was_another_is_stale() {
     let seen = |identity: &Identity| {
         let mut writer = Writer::create(directory.path(), identity).unwrap();
         writer.publish(&beat(1));
-        PageSource::new(directory.path(), 1, None).look().pages.len()
+        pages(&mut PageSource::new(directory.path(), 1, None)).len()
     };
     assert_eq!(seen(&identity(engine.pid, engine.start_ticks)), 1, "the process lives");
     assert_eq!(seen(&identity(engine.pid, engine.start_ticks + 1)), 0, "a later process with its number");

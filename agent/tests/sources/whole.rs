@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use agent::sources::clock::monotonic_ms;
+use agent::sources::pace::Pace;
 use agent::sources::{EngineProcess, PageSource, Sources, SourcesConfig};
 use axum::Router;
 use axum::routing::get;
@@ -11,7 +12,7 @@ use heartbeat::Writer;
 use heartbeat::page::{Beat, Identity, Phase, StepOutcome, StepRecord};
 use vitals::observation::PagePhase;
 
-use crate::fixture::Session;
+use crate::fixture::{Session, pages};
 use crate::http::{eventually_async, serve};
 
 fn page(directory: &Path, nonce: u64) -> Writer {
@@ -51,20 +52,64 @@ fn page(directory: &Path, nonce: u64) -> Writer {
 fn a_page_is_told_in_milliseconds_and_a_wrong_nonce_is_silence() {
     let directory = tempfile::tempdir().unwrap();
     let mut source = PageSource::new(directory.path(), 2, Some(9));
-    assert!(source.look().pages.is_empty());
+    assert!(pages(&mut source).is_empty());
     let _writer = page(directory.path(), 9);
-    let look = source.look();
-    assert_eq!(look.pages.len(), 1, "rank 1 has no page");
-    let seen = &look.pages[0];
+    let mut look = Vec::new();
+    assert_eq!(source.look(monotonic_ms(), Pace::Stare, &mut look), i32::try_from(std::process::id()).ok());
+    assert_eq!(look.len(), 1, "rank 1 has no page");
+    let seen = &look[0];
     assert_eq!((seen.steps_completed, seen.tokens_delivered, seen.running, seen.waiting), (7, 70, 2, 3));
     assert_eq!((seen.phase, seen.lease_ms, seen.step_started_ms), (PagePhase::Decode, 500, None));
     let now_ms = monotonic_ms();
     assert!(
         seen.published_ms <= now_ms && seen.phase_entered_ms < seen.published_ms && now_ms - seen.published_ms < 60_000
     );
-    assert_eq!(look.pid, i32::try_from(std::process::id()).ok());
     assert_eq!(source.steps().len(), 1);
-    assert!(PageSource::new(directory.path(), 1, Some(8)).look().pages.is_empty());
+    assert!(pages(&mut PageSource::new(directory.path(), 1, Some(8))).is_empty());
+}
+
+#[test]
+fn a_glance_checks_who_writes_where_work_stands_still_and_soon_everywhere() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut source = PageSource::new(directory.path(), 1, None);
+    let mut seen = Vec::new();
+    let mut glance = |now_ms| {
+        source.look(now_ms, Pace::Glance, &mut seen);
+        seen.len()
+    };
+    assert_eq!(glance(0), 0);
+    let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let engine = EngineProcess::of(child.id().cast_signed()).unwrap();
+    let mut identity = Identity::of_this_process(0, 1, 0).unwrap();
+    (identity.pid, identity.pid_start_ticks) = (child.id(), engine.start_ticks);
+    let mut writer = Writer::create(directory.path(), &identity).unwrap();
+    let beat = |running, published_ns| Beat {
+        steps_completed: published_ns,
+        tokens_delivered: published_ns,
+        requests_finished: 0,
+        running,
+        waiting: 0,
+        prompt_tokens_owed: 0,
+        phase: Phase::Decode,
+        phase_tokens: 0,
+        phase_entered_ns: 1,
+        lease_ms: 500,
+        step_started_ns: 0,
+        work_done: 0,
+        work_total: 0,
+        published_ns,
+    };
+    writer.publish(&beat(0, 1));
+    assert_eq!(glance(900), 0, "a rank without a page is looked for once a second");
+    assert_eq!(glance(1_000), 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(glance(1_900), 1, "a page that owes nothing can wait");
+    writer.publish(&beat(1, 2));
+    assert_eq!(glance(1_950), 1, "somebody wrote it");
+    assert_eq!(glance(1_999), 0, "it owes work and stands still: its writer is dead");
+    writer.publish(&beat(0, 3));
+    assert_eq!(glance(3_000), 0, "and it stays so");
 }
 
 #[tokio::test]

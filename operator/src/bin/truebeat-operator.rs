@@ -24,7 +24,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let Cli { log_filter, command: Command::Operator(args) } = Cli::parse();
-    role::play(&log_filter, WORKER_THREADS, |_| role::FAILED, async {
+    role::start_logging(&log_filter, std::io::stderr);
+    role::play(role::workers(WORKER_THREADS), |_| role::FAILED, async {
         operator::cli::run(args).await.map(|()| ExitCode::SUCCESS)
     })
 }

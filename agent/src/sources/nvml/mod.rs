@@ -18,7 +18,8 @@ use vitals::observation::{GpuObs, Signal};
 
 pub use self::child::{nvml_child_main, probe};
 use super::clock::monotonic_ms;
-use crate::own_program::OWN_PROGRAM;
+use super::renew;
+use crate::own_program::{OWN_PROGRAM, is_truebeat};
 
 /// A line of 64 GPUs has 15 KiB.
 const LINE_BYTES_MAX: u64 = 64 << 10;
@@ -97,6 +98,11 @@ impl NvmlSource {
         self.state.0.lock().unwrap_or_else(PoisonError::into_inner).gpus.clone()
     }
 
+    /// The same into what was seen before; copies only what is new.
+    pub fn renew(&self, seen: &mut Signal<Vec<GpuObs>>) {
+        renew(&self.state.0.lock().unwrap_or_else(PoisonError::into_inner).gpus, seen);
+    }
+
     /// For people: what NVML is, or why it is not there.
     pub fn note(&self) -> String {
         self.state.0.lock().unwrap_or_else(PoisonError::into_inner).note.clone()
@@ -155,6 +161,10 @@ enum Ended {
 const MUTE: &str = "NVML does not answer";
 
 async fn watch(command: ProbeCommand, state: Shared) {
+    // a program that only uses this library would run itself, not the child's role
+    if command.program == OWN_PROGRAM && !is_truebeat() {
+        return state.absent("this program has no role that asks it");
+    }
     let mut pause = command.pause;
     loop {
         let mut spoke = false;
