@@ -60,9 +60,9 @@ mutants: ## Mutants of the operator (operator/tests/mutants.toml), each of which
 e2e: prerequisites ## The stories on a real control plane and node (root needed)
 	@tests/run-all.sh e2e
 
-bench: build ## Cost of a publish, and fence latency over 200 injected stalls (half an hour)
+bench: build ## Cost of a publish and of the agent, time to notice exits and stalls, our engine's and a stranger's (three quarters of an hour)
 	cargo bench --locked -p heartbeat
-	$(PROGRAM) bench stalls --count 200
+	status=0; for kind in "exit --count 200" "stalls --count 200" "foreign --count 10" cost; do $(PROGRAM) bench $$kind || status=1; done; exit $$status
 
 fuzz: ## Every fuzz target for SECONDS (60), the canary first, which must fail
 	@tests/fuzz.sh $(or $(SECONDS),60)

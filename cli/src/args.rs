@@ -149,10 +149,32 @@ pub struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum BenchKind {
-    /// Inject stalls one after the other into our engine under load; print p50, p99 and max from injection to fence.
+    /// Inject stalls of four kinds one after the other into our engine under load; print p50, p99 and max from injection to fence.
     Stalls {
         #[arg(long, default_value_t = 200)]
         count: u32,
+    },
+    /// Kill engines; print how soon that is noticed.
+    Exit {
+        #[arg(long, default_value_t = 100)]
+        count: u32,
+    },
+    /// Freeze a stranger's server in warm decode; print the time to the fence, and from there to the confirmation.
+    Foreign {
+        #[arg(long, default_value_t = 10)]
+        count: u32,
+        /// The stranger: a Python server that freezes on SIGUSR2.
+        #[arg(long, default_value = "tests/stranger/server.py", value_name = "SERVER.py")]
+        server: PathBuf,
+    },
+    /// The agent's memory and CPU time beside our engine, and the engine's throughput with and without the agent, in pairs.
+    Cost {
+        /// How long the agent is measured at rest, and as long under load.
+        #[arg(long, default_value_t = 30)]
+        seconds: u32,
+        /// Pairs of two-second windows.
+        #[arg(long, default_value_t = 30)]
+        pairs: u32,
     },
     /// Idle, bursts, very long prompts, disconnecting clients, on a loaded machine and without a fault: every alarm is a failure.
     Healthy {

@@ -1,7 +1,13 @@
-//! `truebeat bench`: the two figures that a detector stands on, measured with real processes: how soon a stall is fenced, and
-//! how often a healthy engine is suspected. Lines are `name value unit goal`, so that runs can be joined into one table.
+//! `truebeat bench`: the figures that a detector stands on, measured with real processes: how soon an exit is noticed and a stall
+//! fenced, how often a healthy engine is suspected, and what all of it costs. Lines are `name value unit goal`, so that runs can be
+//! joined into one table.
 
+mod cost;
+mod exit;
+mod figures;
+mod foreign;
 mod healthy;
+mod run_log;
 mod stalls;
 
 use std::path::{Path, PathBuf};
@@ -15,6 +21,9 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let model = make_model(&args.out)?;
     let good = match args.what {
         BenchKind::Stalls { count } => stalls::run(&args.out, &model, count).await?,
+        BenchKind::Exit { count } => exit::run(&args.out, &model, count).await?,
+        BenchKind::Foreign { count, server } => foreign::run(&args.out, &server, count).await?,
+        BenchKind::Cost { seconds, pairs } => cost::run(&args.out, &model, seconds, pairs).await?,
         BenchKind::Healthy { minutes, burners } => healthy::run(&args.out, &model, minutes, burners).await?,
     };
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })

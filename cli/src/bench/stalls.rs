@@ -1,18 +1,26 @@
-//! Injection to fence, over many stalls of our engine under load. The fault rotates over S0, S2 and livelock.
+//! Injection to fence, over many stalls of our engine under load (1b): S0, S2, livelock, and a whole process that is stopped.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use jiff::Timestamp;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
+use super::figures::{Sorted, line};
+use super::run_log::RunLog;
 use crate::clients::Clients;
 use crate::stage::{EngineKind, Stage, moment};
 
-const FAULTS: [&str; 3] = ["step-stall", "device-wait", "livelock"];
+/// Faults of the engine's own, and `stopped`: SIGSTOP from outside.
+const FAULTS: [&str; 4] = ["step-stall", "device-wait", "livelock", STOPPED];
+const STOPPED: &str = "stopped";
 const CLIENTS: u16 = 8;
 /// Streams run this long before a stall is injected, so that the detector sees a warm engine.
 const WARM_UP: Duration = Duration::from_secs(2);
 const RECOVERY_MAX: Duration = Duration::from_secs(120);
+const GOAL_P50_MS: f64 = 200.0;
 const GOAL_P99_MS: f64 = 500.0;
 const GOAL_MAX_MS: f64 = 1000.0;
 
@@ -21,28 +29,32 @@ pub async fn run(out: &Path, model: &Path, count: u32) -> anyhow::Result<bool> {
     let mut latencies_ms = Vec::new();
     for (index, fault) in FAULTS.iter().enumerate() {
         let share = (count as usize + FAULTS.len() - 1 - index) / FAULTS.len();
-        latencies_ms.extend(run_fault(out, model, fault, share).await.with_context(|| format!("fault {fault}"))?);
+        let of_fault = run_fault(out, model, fault, share).await.with_context(|| format!("fault {fault}"))?;
+        let sorted = Sorted::from(of_fault.clone());
+        line(&format!("fence_latency_{fault}_p50"), format_args!("{:.0}", sorted.quantile(0.5)), "ms", "-");
+        latencies_ms.extend(of_fault);
     }
-    latencies_ms.sort_by(f64::total_cmp);
-    let p99 = quantile(&latencies_ms, 0.99);
-    let max = latencies_ms.last().copied().unwrap_or(f64::NAN);
-    println!("stalls_injected {} count -", latencies_ms.len());
-    println!("fence_latency_p50 {:.0} ms <=200", quantile(&latencies_ms, 0.5));
-    println!("fence_latency_p99 {p99:.0} ms <={GOAL_P99_MS}");
-    println!("fence_latency_max {max:.0} ms <={GOAL_MAX_MS}");
-    Ok(p99 <= GOAL_P99_MS && max <= GOAL_MAX_MS)
+    let all = Sorted::from(latencies_ms);
+    let (p50, p99, max) = (all.quantile(0.5), all.quantile(0.99), all.max());
+    line("stalls_injected", all.count(), "count", "-");
+    line("fence_latency_p50", format_args!("{p50:.0}"), "ms", format_args!("<={GOAL_P50_MS}"));
+    line("fence_latency_p99", format_args!("{p99:.0}"), "ms", format_args!("<={GOAL_P99_MS}"));
+    line("fence_latency_max", format_args!("{max:.0}"), "ms", format_args!("<={GOAL_MAX_MS}"));
+    Ok(p50 <= GOAL_P50_MS && p99 <= GOAL_P99_MS && max <= GOAL_MAX_MS)
 }
 
 async fn run_fault(out: &Path, model: &Path, fault: &str, count: usize) -> anyhow::Result<Vec<f64>> {
-    let kind = EngineKind::Truebeat { model: model.to_owned(), fault: Some(fault.to_owned()) };
-    let mut stage = Stage::launch(&kind, &out.join(format!("stalls-{fault}")))?;
+    let folder = out.join(format!("stalls-{fault}"));
+    let own = (fault != STOPPED).then(|| fault.to_owned());
+    let kind = EngineKind::Truebeat { model: model.to_owned(), fault: own };
+    let mut stage = Stage::launch(&kind, &folder)?;
     let measured = async {
         stage.wait_ready().await?;
         let clients = Clients::start(&stage.gate, CLIENTS);
         let mut latencies_ms = Vec::with_capacity(count);
         for number in 1..=count {
             tokio::time::sleep(WARM_UP).await;
-            let latency_ms = one_stall(&stage).await?;
+            let latency_ms = one_stall(&stage, &folder, fault).await?;
             eprintln!("{fault} {number}/{count}: fenced {latency_ms:.0} ms after the injection");
             latencies_ms.push(latency_ms);
         }
@@ -54,9 +66,17 @@ async fn run_fault(out: &Path, model: &Path, fault: &str, count: usize) -> anyho
     latencies_ms
 }
 
+/// Stops the engine's process from outside; returns the moment just before.
+fn stop_engine(folder: &Path) -> anyhow::Result<Timestamp> {
+    let pid = RunLog::open(folder)?.engine_pid()?;
+    let injected = Timestamp::now();
+    kill(Pid::from_raw(pid), Signal::SIGSTOP).with_context(|| format!("could not stop the engine, pid {pid}"))?;
+    Ok(injected)
+}
+
 /// Injects one stall and waits until the engine serves again.
-async fn one_stall(stage: &Stage) -> anyhow::Result<f64> {
-    let (_, injected) = stage.hang_engine()?;
+async fn one_stall(stage: &Stage, folder: &Path, fault: &str) -> anyhow::Result<f64> {
+    let injected = if fault == STOPPED { stop_engine(folder)? } else { stage.hang_engine()?.1 };
     let begun = Instant::now();
     while begun.elapsed() < RECOVERY_MAX {
         if let Some(episode) = stage.incident_since(injected).await?
@@ -68,23 +88,4 @@ async fn one_stall(stage: &Stage) -> anyhow::Result<f64> {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     bail!("no recovery within {RECOVERY_MAX:?}")
-}
-
-/// The value below which a share `q` of the sorted values lies (nearest rank).
-fn quantile(sorted: &[f64], q: f64) -> f64 {
-    let rank = (sorted.len() as f64 * q).ceil() as usize;
-    sorted.get(rank.max(1) - 1).copied().unwrap_or(f64::NAN)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quantile;
-
-    #[test]
-    fn quantile_is_the_nearest_rank() {
-        let values: Vec<f64> = (1..=200).map(f64::from).collect();
-        assert_eq!(quantile(&values, 0.5), 100.0);
-        assert_eq!(quantile(&values, 0.99), 198.0);
-        assert!(quantile(&[], 0.5).is_nan());
-    }
 }
