@@ -9,6 +9,7 @@ use std::time::Duration;
 use ::http::Uri;
 use clap::{Args, Subcommand};
 
+use crate::footprint;
 use crate::gate::{self, GateConfig};
 use crate::launch::LaunchConfig;
 use crate::options::WatchArgs;
@@ -163,6 +164,7 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 /// # Errors
 /// When the role cannot start: a port in use, a directory not writable, an option that makes no sense.
 pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
+    tokio::spawn(footprint::keep_small());
     match args.role {
         Role::Supervise(args) => {
             let config = SuperviseConfig {
@@ -197,6 +199,7 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
 /// When it cannot start: no such program, a port in use, a directory not writable.
 pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
     use std::os::unix::fs::DirBuilderExt;
+    tokio::spawn(footprint::keep_small());
     let own_dir = args.agent_dir.is_none();
     let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dir(std::env::temp_dir()));
     // Pages are stored to at every step: on a disk's file system a write-back would hold the engine (DESIGN §4.4).

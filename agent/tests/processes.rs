@@ -300,6 +300,18 @@ fn nobody_reads_its_words_and_the_supervisor_lives() {
 }
 
 #[test]
+fn d9_a_full_pipe_holds_nobody() {
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    let size = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    writer.write_all(&vec![b'x'; usize::try_from(size).unwrap()]).unwrap();
+    // from here on whoever writes to it waits for ever
+    let run = Run::with_stderr(&[], writer.into());
+    send(&[run.engine().pid, run.child("detect").unwrap()], Signal::SIGKILL);
+    until("a second engine", || run.engine().starts == 2);
+    until("ready again", || run.ready() == Some(200));
+}
+
+#[test]
 fn a_detector_that_hangs_is_replaced_and_readiness_stays() {
     let run = Run::start();
     let victim = run.child("detect").unwrap();

@@ -138,6 +138,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_sign_of_life_is_a_word_and_changes_nothing() {
+        let board = Board::default();
+        assert!(board.post_line(ALIVE) && board.latest().is_none(), "nothing is known yet");
+        *board.heard.lock().unwrap() -= Duration::from_secs(60);
+        assert!(board.age() >= Duration::from_secs(60));
+        assert!(board.post_line(ALIVE) && board.age() < Duration::from_secs(60));
+        assert!(!board.post_line("{\"ready\":1}"), "half a status is none");
+    }
+
+    #[test]
     fn a_drain_is_lifted_by_its_own_number_alone() {
         let board = Board::default();
         let first = board.request_drain(0);

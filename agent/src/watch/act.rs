@@ -174,8 +174,10 @@ impl Acts {
             episode: episode.clone(),
         };
         let tell = self.tell.clone();
-        tokio::spawn(async move {
-            let captured = capture(request).await;
+        // on a thread of its own: redacting a long log must not hold the ticks of a runtime that has but one
+        let runtime = tokio::runtime::Handle::current();
+        tokio::task::spawn_blocking(move || {
+            let captured = runtime.block_on(capture(request));
             let _ = tell.send(News::Captured { episode: episode.id, captured });
         });
     }

@@ -185,3 +185,37 @@ fn progressing(verdict: &Verdict, aside: Aside) -> &'static str {
         Verdict::Starting | Verdict::Sleeping | Verdict::Draining | Verdict::Unknown => "Unknown",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    fn news(now_ms: u64, outcome: &Outcome) -> News<'_> {
+        let (phase, draining, gate) = (None, None, None);
+        News { now_ms, outcome, ready: true, fenced: false, phase, incidents: &[], draining, gate }
+    }
+
+    #[test]
+    fn a_calm_second_is_a_sign_of_life_and_a_change_is_told_whole_at_once() {
+        let (heard, lines) = mpsc::channel();
+        let stdout = Latest::start("test", move |line| _ = heard.send(String::from_utf8(line).unwrap())).unwrap();
+        let mut publisher = Publisher::new(stdout, None);
+        let metrics = Metrics::new().unwrap();
+        let calm = Outcome { verdict: Verdict::Idle, ..Outcome::default() };
+        let mut said = |now_ms, outcome: &Outcome, any: bool| {
+            publisher.publish(&news(now_ms, outcome), &metrics);
+            let wait = Duration::from_secs(if any { 60 } else { 0 });
+            lines.recv_timeout(wait).ok().map(|line| line.len() > 10 && line.contains("truebeat_ready 1"))
+        };
+        assert_eq!(said(10_000, &calm, true), Some(true));
+        assert_eq!(said(10_900, &calm, false), None);
+        assert_eq!(said(11_000, &calm, true), Some(false), "a sign of life");
+        assert_eq!(said(11_900, &calm, false), None);
+        assert_eq!(said(15_000, &calm, true), Some(true), "the figures");
+        let suspect = Outcome { verdict: Verdict::Unknown, ..Outcome::default() };
+        assert_eq!(said(15_100, &suspect, true), Some(true), "news");
+        assert_eq!(said(16_100, &suspect, true), Some(true), "whole each second while all is not calm");
+    }
+}

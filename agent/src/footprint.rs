@@ -1,0 +1,102 @@
+//! Gives back what start-up alone has touched of the program's own files (2c): text and constants that a later instruction needs come
+//! back from the page cache, a fault each; what nobody needs again stays out of the process's resident memory.
+//!
+//! May touch `/proc/self/smaps` and the mappings of this process; the one module of this crate with `unsafe`.
+
+use std::time::Duration;
+
+use nix::libc::c_void;
+use nix::sys::mman::{MmapAdvise, madvise};
+
+/// Start-up is over by then; and what an episode needed (stacks, packing) is not kept for ever.
+const FIRST_AFTER: Duration = Duration::from_secs(5);
+const EVERY: Duration = Duration::from_secs(600);
+
+/// Keeps this process small. Runs for ever.
+pub async fn keep_small() {
+    tokio::time::sleep(FIRST_AFTER).await;
+    loop {
+        if let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") {
+            clean_file_mappings(&smaps).into_iter().for_each(forget);
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+/// Address and length.
+type Range = (usize, usize);
+
+/// Mappings of files that may not be written to and of which no page was ever copied: each of their pages is the file's.
+fn clean_file_mappings(smaps: &str) -> Vec<Range> {
+    let mut clean = Vec::new();
+    let mut candidate = None;
+    for line in smaps.lines() {
+        match line.strip_prefix("Anonymous:") {
+            Some(kib) => clean.extend(candidate.take().filter(|_| kib.trim() == "0 kB")),
+            None if is_header(line) => candidate = read_only_file(line),
+            None => {}
+        }
+    }
+    clean
+}
+
+/// A mapping's first line begins with its range, the others with a name and a colon.
+fn is_header(line: &str) -> bool {
+    line.split(' ').next().is_some_and(|word| word.contains('-') && !word.ends_with(':'))
+}
+
+/// `7f00-7f10 r-xp 00001000 fe:00 1234   /path`: a private mapping of a file that nobody may write to.
+fn read_only_file(line: &str) -> Option<Range> {
+    let mut words = line.split_ascii_whitespace();
+    let (range, rights, _, _, inode) = (words.next()?, words.next()?, words.next()?, words.next()?, words.next()?);
+    let (from, to) = range.split_once('-')?;
+    let (from, to) = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
+    let wanted = matches!(rights, "r-xp" | "r--p") && inode != "0" && words.next()?.starts_with('/');
+    wanted.then_some((from, to.checked_sub(from)?))
+}
+
+#[allow(unsafe_code, reason = "giving pages back has no safe form")]
+fn forget((from, length): Range) {
+    let Some(address) = std::ptr::NonNull::new(std::ptr::with_exposed_provenance_mut::<c_void>(from)) else { return };
+    // SAFETY: the range is a private mapping of a file, not writable, none of whose pages is a copy: dropping them changes no byte that
+    // anybody can read, for the next access maps the file's same page again. Should it have been unmapped since, the kernel refuses.
+    let _ = unsafe { madvise(address, length, MmapAdvise::MADV_DONTNEED) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+1000-3000 r-xp 00001000 fe:00 12                         /usr/bin/x
+Rss:                   8 kB
+Anonymous:             0 kB
+VmFlags: rd ex mr mw me
+3000-4000 r--p 00003000 fe:00 12                         /usr/bin/x
+Rss:                   4 kB
+Anonymous:             4 kB
+4000-5000 rw-p 00004000 fe:00 12                         /usr/bin/x
+Anonymous:             0 kB
+5000-6000 r--p 00000000 00:00 0                          [vvar]
+Anonymous:             0 kB
+6000-7000 r--s 00000000 00:1a 77                         /dev/shm/page
+Anonymous:             0 kB
+8000-9000 r--p 00000000 fe:00 13                         /usr/lib/y
+Anonymous:             0 kB
+";
+
+    #[test]
+    fn only_whole_pages_of_files_are_given_back() {
+        assert_eq!(clean_file_mappings(SMAPS), [(0x1000, 0x2000), (0x8000, 0x1000)]);
+    }
+
+    #[test]
+    fn whatever_was_given_back_is_there_again() {
+        let words = "what a program says is constant".to_owned();
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mine = clean_file_mappings(&smaps);
+        assert!(!mine.is_empty());
+        mine.into_iter().for_each(forget);
+        assert_eq!(words, "what a program says is constant");
+    }
+}
