@@ -8,7 +8,7 @@ use syn::visit::{self, Visit};
 use crate::tree::{Finding, Tree, is_test};
 
 /// The modules that may contain `unsafe`, and what for: as few as the kinds of thing that have no safe form.
-const UNSAFE: [(&str, &str); 6] = [
+const UNSAFE: [(&str, &str); 7] = [
     ("heartbeat/src/map.rs", "mmap and munmap have no safe form"),
     ("agent/src/footprint.rs", "giving pages back has no safe form"),
     ("engine/src/stack_dump/capture.rs", "signal handlers and the unwinder have no safe form"),

@@ -25,8 +25,11 @@ pub(super) fn run(model: &mut dyn Model, batch: &StepBatch) -> Result<Vec<Rows>,
     alone.collect()
 }
 
-/// The inner error is the batch's own, and the next may go well; the outer one is the model's end.
-fn forward(model: &mut dyn Model, batch: &StepBatch) -> Result<Result<Vec<Vec<Vec<f32>>>, String>, Stuck> {
+/// Rows of logits of each sequence, or what is wrong with the batch: the next one may go well.
+type Answer = Result<Vec<Vec<Vec<f32>>>, String>;
+
+/// An error of this is the model's end.
+fn forward(model: &mut dyn Model, batch: &StepBatch) -> Result<Answer, Stuck> {
     let count = batch.seqs.len();
     Ok(match guarded(|| Ok(model.forward(batch))) {
         Err(panic) => Err(panic),

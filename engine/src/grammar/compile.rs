@@ -96,7 +96,7 @@ impl Grammars {
             // Held until here: a compilation that runs for ever keeps its place, so that there are never many of them.
             drop(place);
             // Who asked may have gone.
-            drop(tell.send(start));
+            drop(tell.try_send(start));
         };
         let thread = std::thread::Builder::new().name("grammar-compile".into()).stack_size(STACK_BYTES).spawn(body);
         thread.map_err(|_| GrammarError::Busy("no thread could be started for the grammar"))?;

@@ -58,7 +58,7 @@ fn work(jobs: &Receiver<Job>) {
                 let mask = matcher.consume_token(token).and_then(|()| matcher.compute_mask_or_eos());
                 let mask = mask.map_err(|error| error.to_string());
                 // The request may have ended meanwhile.
-                drop(reply.send(Turn { matcher, mask }));
+                drop(reply.try_send(Turn { matcher, mask }));
             }
             Err(RecvTimeoutError::Timeout) => (),
             Err(RecvTimeoutError::Disconnected) => return,

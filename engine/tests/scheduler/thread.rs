@@ -78,7 +78,10 @@ fn again(request: &GenerateRequest) -> GenerateRequest {
 /// All at once, or one after the other.
 async fn outputs(handle: &EngineHandle, requests: &[GenerateRequest], together: bool) -> Vec<(Vec<u32>, End)> {
     if together {
-        return futures::future::join_all(handle.submit(requests.iter().map(again).collect()).unwrap().into_iter().map(whole)).await;
+        return futures::future::join_all(
+            handle.submit(requests.iter().map(again).collect()).unwrap().into_iter().map(whole),
+        )
+        .await;
     }
     let mut all = Vec::new();
     for request in requests {
