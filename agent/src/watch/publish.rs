@@ -194,7 +194,18 @@ mod tests {
 
     fn news(now_ms: u64, outcome: &Outcome) -> News<'_> {
         let (phase, draining, gate) = (None, None, None);
-        News { now_ms, outcome, ready: true, fenced: false, phase, incidents: &[], draining, gate }
+        News {
+            now_ms,
+            outcome,
+            ready: true,
+            fenced: false,
+            phase,
+            incidents: &[],
+            aside: Aside::No,
+            by_hand: None,
+            draining,
+            gate,
+        }
     }
 
     #[test]
