@@ -147,7 +147,8 @@ fn resident_mib() -> u64 {
 
 #[test]
 fn a_day_of_traffic_keeps_every_promise() {
-    let hours: f64 = std::env::var("TRUEBEAT_SIM_HOURS").ok().and_then(|h| h.parse().ok()).unwrap_or(0.25);
+    let asked: Option<f64> = std::env::var("TRUEBEAT_SIM_HOURS").ok().and_then(|h| h.parse().ok());
+    let hours = asked.unwrap_or(0.25);
     let end_ns = (hours * 60.0 * MINUTE as f64) as u64;
     let mut day = Day::new();
     // Before the first prompt nothing is known about the pace.
@@ -173,6 +174,7 @@ fn a_day_of_traffic_keeps_every_promise() {
     println!("sim_engine_token_gap_max {} ms <={GAP_MS_MAX}", world.gap_ns_max / MS);
     println!("sim_engine_memory_grown {resident_grown} MiB <=64");
     assert!(world.gap_ns_max <= GAP_MS_MAX * MS, "somebody's prompt stalled a stream for {} ms", world.gap_ns_max / MS);
-    assert!(resident_grown <= 64, "memory grew by {resident_grown} MiB");
+    // Only then it has the process for itself.
+    assert!(asked.is_none() || resident_grown <= 64, "memory grew by {resident_grown} MiB");
     assert!(day.refused > 0 && world.preemptions > 0 && world.accepted > 0 && hit_share > 0.2, "the day was too quiet");
 }
