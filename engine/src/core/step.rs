@@ -127,11 +127,8 @@ impl Core {
         let live = Live { submission: new, sampler, prompt_logprobs: Vec::new(), logprobs: Vec::new(), failure: None };
         self.live.insert(id, live);
         if let Err(refusal) = admitted {
-            let message = refusal.to_string();
-            self.end(
-                id,
-                if matches!(refusal, Refusal::TooLate { .. }) { End::Late(message) } else { End::Failed(message) },
-            );
+            let (late, message) = (matches!(refusal, Refusal::TooLate { .. }), refusal.to_string());
+            self.end(id, if late { End::Late(message) } else { End::Failed(message) });
         }
     }
 

@@ -25,7 +25,7 @@ impl Scheduler {
         }
         self.arrivals += 1;
         let seq = Seq::new(new, self.arrivals, self.pool.table());
-        self.check_deadline(&seq, now_ns, true)?;
+        self.check_deadline(&seq, now_ns, true).inspect_err(|_| self.pace.doubt())?;
         self.waiting.insert(seq.rank, seq);
         Ok(())
     }

@@ -4,6 +4,11 @@
 /// Chunks below this say more about the step around them than about themselves.
 const PREFILL_TOKENS_MIN: usize = 16;
 
+/// A step that took so many times what was expected says that the machine stood still, not that tokens cost that much.
+const BELIEVED_MAX: f64 = 2.0;
+/// What a refusal leaves of the estimate that it was made by.
+const HOPE: f64 = 15.0 / 16.0;
+
 /// Running means, each new step counting for an eighth.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pace {
@@ -25,6 +30,12 @@ impl Pace {
         }
     }
 
+    /// Somebody was refused by this estimate. An engine that refuses everybody measures nothing any more; so each refusal makes the next one
+    /// a little less likely, until one prompt runs and tells.
+    pub fn doubt(&mut self) {
+        self.prefill_token_ns = self.prefill_token_ns.map(|ns| ns * HOPE);
+    }
+
     /// What running so many prompt tokens takes, in ns. `None`: no prompt was seen yet.
     pub fn prefill_ns(&self, tokens: usize) -> Option<u64> {
         self.prefill_token_ns.map(|ns| (ns * tokens as f64) as u64)
@@ -37,7 +48,7 @@ impl Pace {
 }
 
 fn blend(mean: &mut Option<f64>, seen: f64) {
-    *mean = Some(mean.map_or(seen, |mean| mean + (seen - mean) / 8.0));
+    *mean = Some(mean.map_or(seen, |mean| mean + (seen.min(mean * BELIEVED_MAX) - mean) / 8.0));
 }
 
 #[cfg(test)]
@@ -52,6 +63,14 @@ mod tests {
         pace.learn(4, 100, 120_000);
         assert_eq!(pace.prefill_ns(50), Some(50_000));
         assert_eq!(pace.prefill_tokens_in(200_000), Some(200));
+    }
+
+    #[test]
+    fn a_step_in_which_the_machine_stood_still_changes_little() {
+        let mut pace = Pace::default();
+        pace.learn(0, 100, 100_000);
+        pace.learn(0, 100, u64::MAX);
+        assert_eq!(pace.prefill_ns(100), Some(112_500));
     }
 
     #[test]
