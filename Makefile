@@ -85,7 +85,7 @@ sim-detector: ## The detector over HOURS=N simulated engine-hours from SEED=S: e
 	target/release/sim-detector --hours $(HOURS) --seed $(SEED)
 
 DAY_HOURS ?= 24
-sim-engine: ## The engine's scheduler over DAY_HOURS=24 of mixed traffic in virtual time (a few minutes)
+sim-engine: ## The engine's scheduler over DAY_HOURS=24 hours of mixed traffic in virtual time
 	TRUEBEAT_SIM_HOURS=$(DAY_HOURS) cargo test --locked --release -p engine --test scheduler -- day --nocapture
 
 rivals: build ## Everybody's rule on the recorded hangs: docs/rivals.txt and docs/rivals.svg
