@@ -8,7 +8,7 @@ CACHE ?= $(HOME)/.cache/truebeat
 PROGRAM := target/release/truebeat
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -87,6 +87,9 @@ sim-detector: ## The detector over HOURS=N simulated engine-hours from SEED=S: e
 DAY_HOURS ?= 24
 sim-engine: ## The engine's scheduler over DAY_HOURS=24 hours of mixed traffic in virtual time
 	TRUEBEAT_SIM_HOURS=$(DAY_HOURS) cargo test --locked --release -p engine --test scheduler -- day --nocapture
+
+seeds: ## The field's five hangs on our own engine, guards off and on, in the field's full shapes (some minutes; ONLY=S1,S3)
+	TRUEBEAT_SEEDS=full TRUEBEAT_SEEDS_ONLY=$(ONLY) cargo test --locked --release -p truebeat --test seeds -- --nocapture
 
 rivals: build ## Everybody's rule on the recorded hangs: docs/rivals.txt and docs/rivals.svg
 	$(PROGRAM) replay vitals/tests/traces/*.jsonl.gz --rules all --output table --hold-hangs 900 --chart docs/rivals.svg > docs/rivals.txt

@@ -100,6 +100,7 @@ struct Worker {
 impl Worker {
     fn run(mut self, config: &WorkerConfig<'_>) -> Result<(), WorkerError> {
         let rank = self.team.rank();
+        self.faults.strike(Place::Startup);
         let options =
             LoadOptions { threads: Some(config.threads), team: Some(self.team.clone()), ..LoadOptions::default() };
         let mut progress = |done, total| {

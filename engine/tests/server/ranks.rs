@@ -84,3 +84,20 @@ async fn ranks_die_with_an_engine_that_is_killed() {
     engine.ended().await;
     wait_until("the worker is gone", || is_gone(worker)).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_dies_while_it_loads_ends_the_start_by_name_and_nobody_waits_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let pages = dir.path().join("pages");
+    let (log, more) =
+        (dir.path().join("log"), ["--tensor-parallel", "2", "--fault", "startup-stall:1", "--guards", "on"]);
+    let args = [&["--nonce", "7", "--page-dir", pages.to_str().unwrap()][..], &more].concat();
+    let mut engine = Engine::logged(dir.path(), &args, &log);
+    wait_until("rank 1 has a page", || pages.join("rank-1.beat").exists()).await;
+    let worker = pid_of(dir.path(), 1);
+    kill(worker, Signal::SIGKILL).unwrap();
+    assert!(!engine.ended().await.success());
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(text.contains("rank 1"), "{text}");
+    assert!(is_gone(worker));
+}

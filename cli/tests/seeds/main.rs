@@ -1,0 +1,103 @@
+//! The five hangs of the field on our own engine, guards off and on: a table. Off, it hangs as the field's reports say, and the agent names
+//! the class; on, every request is answered. Real processes, `truebeat run` around them. `make seeds` runs the field's full shapes
+//! (512 and 2048 requests), this test smaller ones.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
+
+#[path = "../../../agent/tests/common/end_run.rs"]
+mod end_run;
+mod load;
+mod run;
+
+use load::{Load, Shape};
+use run::Run;
+
+/// One of the field's hangs.
+struct Seed {
+    name: &'static str,
+    ranks: u32,
+    fault: fn(&Shape) -> String,
+    /// The agent's name for it.
+    class: &'static str,
+    /// The hang comes with the last requests of the load, so that the number of those before is exact.
+    at_tail: bool,
+}
+
+const SEEDS: [Seed; 4] = [
+    Seed { name: "S0", ranks: 1, fault: |s| in_the_middle("step-stall", s), class: "StepStalled", at_tail: false },
+    Seed {
+        name: "S1",
+        ranks: 2,
+        fault: |s| format!("padded-graph@{}reqs", s.tail),
+        class: "RankSilent",
+        at_tail: true,
+    },
+    Seed { name: "S2", ranks: 1, fault: |s| in_the_middle("device-wait", s), class: "DeviceWait", at_tail: false },
+    Seed { name: "S3", ranks: 4, fault: |s| in_the_middle("rank-hang:3", s), class: "RankSilent", at_tail: false },
+];
+
+/// `TRUEBEAT_SEEDS_ONLY=S1,S3` runs just these.
+fn wanted(name: &str) -> bool {
+    std::env::var("TRUEBEAT_SEEDS_ONLY").map_or(true, |only| only.split(',').any(|one| one.is_empty() || one == name))
+}
+
+/// Somewhere in the second half; what is left afterwards takes fewer steps, so that the engine after it lives.
+fn in_the_middle(kind: &str, shape: &Shape) -> String {
+    format!("{kind}@{}steps", shape.total * 3 / 4)
+}
+
+/// Requests in all, and those that come last: 497 of 512 and 2030 of 2048 were done when S1's engine hung.
+fn shapes() -> Vec<(usize, usize)> {
+    match std::env::var("TRUEBEAT_SEEDS").as_deref() {
+        Ok("full") => vec![(512, 15), (2048, 18)],
+        _ => vec![(64, 15)],
+    }
+}
+
+#[test]
+fn guards_off_it_hangs_as_the_field_reports_and_guards_on_everybody_is_answered() {
+    println!("seed  guards  done          retried  hung  longest wait  what the agent and the machine say");
+    for (total, tail) in shapes() {
+        for seed in SEEDS.iter().filter(|seed| wanted(seed.name)) {
+            let shape = Shape { total, tail, long_tail: seed.at_tail };
+            without_guards(seed, &shape);
+            with_guards(seed, &shape);
+        }
+    }
+}
+
+fn without_guards(seed: &Seed, shape: &Shape) {
+    let run = Run::start(seed.ranks, &(seed.fault)(shape), "off");
+    let felt = Load::new(&run.gate, shape).until_it_hangs();
+    let verdict = run.class(seed.class);
+    assert!(felt.done < shape.total && felt.hung > 0, "{}: it hangs: {felt:?}", seed.name);
+    if seed.at_tail {
+        assert_eq!(felt.done, shape.total - shape.tail, "{}: all but the last batch is done", seed.name);
+    }
+    // a thread that burns is told from one that sleeps by its CPU time, which a machine this short of processors does not give it
+    let starved = seed.class == "DeviceWait" && run::overloaded() && verdict.class == "StepStalled";
+    assert!(verdict.class == seed.class || starved, "{}: {}, {}", seed.name, verdict.class, verdict.reason);
+    let health = run.engine_health();
+    assert!(health.starts_with("HTTP/1.1 200"), "{}: it says that it is well: {health}", seed.name);
+    let (running, tokens) = (run.metric("vllm:num_requests_running"), run.metric("vllm:generation_tokens_total"));
+    assert!(running > 0.0, "{}: work is owed", seed.name);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(run.metric("vllm:generation_tokens_total"), tokens, "{}: nothing moves", seed.name);
+    let states = run.rank_states();
+    assert_eq!(states.len(), seed.ranks as usize);
+    let said =
+        format!("{} ({}), /health 200, running {running}, ranks {}", verdict.class, verdict.verdict, states.join(" "));
+    felt.print(seed.name, "off", shape, &said);
+}
+
+fn with_guards(seed: &Seed, shape: &Shape) {
+    let run = Run::start(seed.ranks, &(seed.fault)(shape), "on");
+    let felt = Load::new(&run.gate, shape).until_all_is_done();
+    assert_eq!((felt.done, felt.hung), (shape.total, 0), "{}: {felt:?}", seed.name);
+    let starts = run.starts();
+    let expected = if seed.at_tail { "no start besides the first" } else { "given up with status 85 and started anew" };
+    let said =
+        if starts == 1 { "no hang, one start".to_owned() } else { format!("{} starts, {}", starts, run.last_exit()) };
+    assert_eq!(starts == 1, seed.at_tail, "{}: {expected}: {said}", seed.name);
+    assert!(starts == 1 || run.last_exit().contains("85"), "{}: {said}", seed.name);
+    felt.print(seed.name, "on", shape, &said);
+}

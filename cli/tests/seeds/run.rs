@@ -1,0 +1,185 @@
+//! `truebeat run -- truebeat engine`, and what can be seen of it from outside: the agent's verdict, the engine's metrics, its processes.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use agent::launch::EngineFile;
+use serde_json::Value;
+
+use crate::end_run::end_run;
+
+const SOON: Duration = Duration::from_secs(120);
+/// After a verdict that may still find its class.
+const CLASS_MAX: Duration = Duration::from_secs(20);
+const TRUEBEAT: &str = env!("CARGO_BIN_EXE_truebeat");
+
+/// A supervised engine. Dropped, all of it ends.
+pub struct Run {
+    supervisor: Child,
+    pub gate: String,
+    agent: String,
+    engine: String,
+    dir: tempfile::TempDir,
+}
+
+/// What the agent says.
+pub struct Verdict {
+    pub verdict: String,
+    pub class: String,
+    pub reason: String,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        end_run(&mut self.supervisor, &self.dir.path().join("agent"));
+    }
+}
+
+impl Run {
+    /// An engine of `ranks` processes that is ready. Guards off: it lies as the field's do.
+    pub fn start(ranks: u32, fault: &str, guards: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("tiny");
+        let made = Command::new(TRUEBEAT).arg("demo-model").arg(&model).stdout(Stdio::null()).status().unwrap();
+        assert!(made.success());
+        let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let [gate, agent, engine] = [0, 1, 2].map(|n: usize| ports[n].local_addr().unwrap().to_string());
+        drop(ports);
+        let log = std::fs::File::create(dir.path().join("run.log")).unwrap();
+        let mut command = Command::new(TRUEBEAT);
+        command.args(["run", "--no-nvml", "--listen", &gate, "--agent-listen", &agent]);
+        command.args(["--engine-url", &format!("http://{engine}")]);
+        // the agent only looks: off, the hang is to be seen; on, the engine ends by itself and is merely started anew
+        command.args(["--recovery-mode", "observe"]);
+        command.arg("--agent-dir").arg(dir.path().join("agent"));
+        command.arg("--bundle-dir").arg(dir.path().join("bundles"));
+        command.args(["--", TRUEBEAT, "engine", "--listen", &engine, "--fault", fault, "--guards", guards]);
+        command.args(["--tensor-parallel", &ranks.to_string()]).args((guards == "off").then_some("--lie"));
+        command.arg("--model").arg(&model);
+        let err = log.try_clone().unwrap();
+        let supervisor = command.stdin(Stdio::null()).stdout(log).stderr(err).spawn().unwrap();
+        let run = Self { supervisor, gate, agent, engine, dir };
+        run.until("ready", || run.ask(&run.agent, "/readyz").contains(" 200 ").then_some(()));
+        run
+    }
+
+    /// The agent's verdict as soon as it has this class; or its last one, after a while: what burns on a machine that is short of
+    /// processors is seen to burn late.
+    pub fn class(&self, wanted: &str) -> Verdict {
+        let since = Instant::now();
+        loop {
+            let verdict = self.verdict();
+            if verdict.class == wanted || since.elapsed() > CLASS_MAX {
+                return verdict;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn verdict(&self) -> Verdict {
+        self.until("a verdict with a class", || {
+            let doc = self.json("/verdict")?;
+            let text = |field: &Value| field.as_str().map(str::to_owned);
+            let class = &doc["class"];
+            let class = text(class).or_else(|| Some(class.as_object()?.keys().next()?.clone()))?;
+            Some(Verdict { verdict: text(&doc["verdict"])?, class, reason: doc["reasons"].to_string() })
+        })
+    }
+
+    pub fn engine_health(&self) -> String {
+        self.ask(&self.engine, "/health")
+    }
+
+    /// The value of a series of the engine.
+    pub fn metric(&self, name: &str) -> f64 {
+        self.until(name, || {
+            let text = self.ask(&self.engine, "/metrics");
+            let line = text.lines().find(|line| line.starts_with(&format!("{name}{{")))?.to_owned();
+            line.rsplit(' ').next()?.parse().ok()
+        })
+    }
+
+    /// States of each rank's threads: engine and device of the first one, engine of the others.
+    pub fn rank_states(&self) -> Vec<String> {
+        let pages = self.page_dir();
+        let rank = |rank| {
+            let pid = heartbeat::Reader::open(&pages, rank).read().ok()?.identity.pid;
+            let threads: &[&str] = if rank == 0 { &["engine", "device"] } else { &["engine"] };
+            let states: Option<String> = threads.iter().map(|thread| thread_state(pid, thread)).collect();
+            Some(format!("{rank}:{}", states?))
+        };
+        (0..16).map_while(rank).collect()
+    }
+
+    /// How often the engine was started.
+    pub fn starts(&self) -> u64 {
+        self.engine_file().starts
+    }
+
+    pub fn last_exit(&self) -> String {
+        format!("{:?}", self.engine_file().last_exit.map(|exit| (exit.code, exit.signal)))
+    }
+
+    fn engine_file(&self) -> EngineFile {
+        EngineFile::read(&self.dir.path().join("agent")).unwrap()
+    }
+
+    fn page_dir(&self) -> PathBuf {
+        let found = find(&self.dir.path().join("agent"), "rank-0.beat");
+        found.and_then(|page| page.parent().map(Path::to_owned)).unwrap_or_else(|| panic!("no page: {}", self.log()))
+    }
+
+    fn json(&self, path: &str) -> Option<Value> {
+        let text = self.ask(&self.agent, path);
+        serde_json::from_str(text.split_once("\r\n\r\n")?.1).ok()
+    }
+
+    fn until<T>(&self, what: &str, mut wanted: impl FnMut() -> Option<T>) -> T {
+        let since = Instant::now();
+        loop {
+            if let Some(result) = wanted() {
+                return result;
+            }
+            assert!(since.elapsed() < SOON, "never: {what}; the log ends:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn log(&self) -> String {
+        let text = std::fs::read_to_string(self.dir.path().join("run.log")).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().rev().take(12).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+
+    fn ask(&self, address: &str, path: &str) -> String {
+        let Ok(mut stream) = TcpStream::connect(address) else { return String::new() };
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(2)));
+        let _ = stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes());
+        let mut text = String::new();
+        let _ = stream.read_to_string(&mut text);
+        text
+    }
+}
+
+/// More than four threads want each processor.
+pub fn overloaded() -> bool {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
+    load > 4.0 * std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
+}
+
+fn find(dir: &Path, name: &str) -> Option<PathBuf> {
+    let entries: Vec<PathBuf> = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).collect();
+    let here = entries.iter().find(|path| path.file_name().is_some_and(|file| file == name)).cloned();
+    here.or_else(|| entries.iter().filter(|path| path.is_dir()).find_map(|path| find(path, name)))
+}
+
+fn thread_state(pid: u32, thread: &str) -> Option<char> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().map(|task| task.path());
+    let named = |task: &PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == thread);
+    let stat = std::fs::read_to_string(tasks.into_iter().find(named)?.join("stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
