@@ -123,7 +123,10 @@ impl ChatTemplate {
         };
         let file_path = dir.join("chat_template.jinja");
         let (path, source) = match read_if_there(&file_path)? {
-            Some(source) => (file_path, source.into()),
+            Some(default) => {
+                let with_tools = read_if_there(&dir.join("additional_chat_templates/tool_use.jinja"))?;
+                (file_path, Sources { default, with_tools })
+            }
             None => match templates_of_config(&config) {
                 Some(source) => (config_path, source),
                 None => return Ok(None),
@@ -149,7 +152,8 @@ impl ChatTemplate {
         };
         let names = [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")];
         let special_tokens = names.into_iter().filter_map(|(name, key)| token(name, key)).collect();
-        Self::compile(source.to_owned().into(), special_tokens)
+        let with_tools = file.text("tokenizer.chat_template.tool_use").map(str::to_owned);
+        Self::compile(Sources { default: source.to_owned(), with_tools }, special_tokens)
             .map(Some)
             .map_err(|error| ChatTemplateError::Syntax { path, reason: describe(&error) })
     }

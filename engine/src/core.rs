@@ -63,6 +63,9 @@ pub struct CoreConfig {
     pub speculates_always: bool,
     /// Events that a request may have unread before it is cut.
     pub client_queue: usize,
+    /// What a step waits for the masks of its grammars, all together: longer than nearly all of them take. A sequence whose mask is
+    /// not there then runs the same step again.
+    pub mask_wait: Duration,
     /// Where to publish the heartbeat page; None: nowhere.
     pub page_dir: Option<PathBuf>,
     pub nonce: u64,
@@ -88,6 +91,7 @@ impl Default for CoreConfig {
             drafts_max: 4,
             speculates_always: false,
             client_queue: 4096,
+            mask_wait: Duration::from_millis(10),
             page_dir: None,
             nonce: 0,
             faults: Vec::new(),
@@ -206,6 +210,7 @@ impl Boot {
         let speculation =
             if self.config.speculates_always { speculation.map(Speculation::always) } else { speculation };
         let mut core = Core::new(model, limits, self.shared.clone(), self.heart, guards).speculating(speculation);
+        core.mask_wait = self.config.mask_wait;
         self.faults.ready();
         core.rest(&self.faults);
         tracing::info!(model = %ready.info.name, arch = %ready.info.arch, ?limits, "engine is ready");

@@ -105,6 +105,12 @@ fn chats_with_tools_have_the_template_that_is_theirs() {
     let with_tools = template.render(ChatInput { tools: Some(&tools), ..input }).unwrap();
     assert_eq!(with_tools, r#"[{"type": "function"}] <tool_call>"#);
     assert_eq!(template.tool_format(), Some(ToolFormat::Hermes));
+    std::fs::write(dir.path().join("chat_template.jinja"), "from a file").unwrap();
+    std::fs::create_dir(dir.path().join("additional_chat_templates")).unwrap();
+    std::fs::write(dir.path().join("additional_chat_templates/tool_use.jinja"), "file {{ tools | length }}").unwrap();
+    let template = ChatTemplate::from_dir(dir.path()).unwrap().unwrap();
+    assert_eq!(template.render(ChatInput { tools: Some(&tools), ..input }).unwrap(), "file 1");
+    assert_eq!(template.render(input).unwrap(), "from a file");
 }
 
 #[test]

@@ -25,10 +25,6 @@ use crate::stuck::Stuck;
 /// A step may be silent for its lease, and for this long at least: a loaded machine runs its threads late.
 const STEP_SILENCE_MIN: Duration = Duration::from_millis(600);
 
-/// What a step waits for masks of grammars: longer than nearly all of them take. A sequence whose mask is not there then runs the
-/// same step again.
-const MASK_WAIT: Duration = Duration::from_millis(10);
-
 /// A request in the engine, and what the step under way has for it.
 pub(super) struct Live {
     pub submission: Submission,
@@ -51,13 +47,24 @@ pub(super) struct Core {
     guards: bool,
     tokens_delivered: u64,
     requests_finished: u64,
+    /// See [`CoreConfig`](crate::core::CoreConfig).
+    pub mask_wait: Duration,
 }
 
 impl Core {
     pub fn new(model: Box<dyn Model>, limits: Limits, shared: Arc<Shared>, heart: Heart, guards: bool) -> Self {
-        let (scheduler, live) = (Scheduler::new(limits), HashMap::new());
-        let (tokens_delivered, requests_finished) = (0, 0);
-        Self { model, scheduler, live, speculation: None, shared, heart, guards, tokens_delivered, requests_finished }
+        Self {
+            model,
+            scheduler: Scheduler::new(limits),
+            live: HashMap::new(),
+            speculation: None,
+            shared,
+            heart,
+            guards,
+            tokens_delivered: 0,
+            requests_finished: 0,
+            mask_wait: Duration::ZERO,
+        }
     }
 
     /// The same, with guesses.
@@ -145,7 +152,7 @@ impl Core {
     fn sample(&mut self, plan: &StepPlan, rows: &[Rows]) -> Vec<SeqResult> {
         let inputs = plan.rows.iter().zip(&plan.batch.seqs).zip(rows);
         // For all grammars of the step together: neighbours that follow none wait no longer than this.
-        let masks_until = Instant::now() + MASK_WAIT;
+        let masks_until = Instant::now() + self.mask_wait;
         let results = inputs.filter_map(|((row, input), logits)| {
             let live = self.live.get_mut(&row.id)?;
             Some(match guarded(|| sample_row(live, row, input, logits, masks_until)) {

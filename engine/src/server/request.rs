@@ -94,7 +94,7 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
     let (constraint, took) = structured::constraint(&f, ready, &job, stops.ignore_eos)?.unzip();
     job.grammar_took = took;
     f.refuse_rest()?;
-    job.choices = choices(inputs, (count, priority), &sampling, &stops, constraint)?;
+    job.choices = choices(&inputs, (count, priority), &sampling, &stops, constraint)?;
     Ok(job)
 }
 
@@ -172,18 +172,15 @@ fn check_count(count: i64, prompts: usize) -> Result<(), ApiError> {
 
 /// `count` outputs for each prompt, which differ by their seeds.
 fn choices(
-    inputs: Vec<Input>,
+    inputs: &[Input],
     (count, priority): (i64, i32),
     sampling: &SamplingParams,
     stops: &Stops,
-    mut constraint: Option<Constraint>,
+    constraint: Option<Constraint>,
 ) -> Result<Vec<ChoiceJob>, ApiError> {
-    let outputs = inputs.iter().flat_map(|input| (0..count).map(move |number| (input, number)));
-    let mut choices = Vec::new();
-    for (input, number) in outputs {
-        // the first one is the constraint that was compiled, the others begin where it begins
-        let follows = constraint.as_ref().map(Constraint::another).transpose();
-        let next = follows.map_err(|e| ApiError::grammar("n", &e))?;
+    let outputs: Vec<(&Input, i64)> = inputs.iter().flat_map(|i| (0..count).map(move |number| (i, number))).collect();
+    let constraints = one_each(constraint, outputs.len())?;
+    let choice = |((input, number), constraint): ((&Input, i64), Option<Constraint>)| {
         let seed = sampling.seed.map(|seed| seed.wrapping_add(number.cast_unsigned()));
         let request = GenerateRequest {
             prompt: input.tokens.clone(),
@@ -191,12 +188,21 @@ fn choices(
             ignore_eos: stops.ignore_eos,
             stop_token_ids: stops.token_ids.clone(),
             sampling: SamplingParams { seed, ..sampling.clone() },
-            constraint: std::mem::replace(&mut constraint, next),
+            constraint,
             prompt_logprobs: input.prompt_logprobs,
             priority,
             ..GenerateRequest::default()
         };
-        choices.push(ChoiceJob { request, echo: input.echo.clone() });
-    }
-    Ok(choices)
+        ChoiceJob { request, echo: input.echo.clone() }
+    };
+    Ok(outputs.into_iter().zip(constraints).map(choice).collect())
+}
+
+/// The constraint that was compiled, and others that begin where it begins.
+fn one_each(first: Option<Constraint>, count: usize) -> Result<Vec<Option<Constraint>>, ApiError> {
+    let Some(first) = first else { return Ok((0..count).map(|_| None).collect()) };
+    let others = (1..count).map(|_| first.another().map(Some));
+    let mut all = others.collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::grammar("n", &error))?;
+    all.push(Some(first));
+    Ok(all)
 }

@@ -123,6 +123,20 @@ async fn prompts_are_cut_and_tokens_named_as_told() {
     assert_eq!(text(&engine, shown).await, "<end><end>");
 }
 
+/// Masks that are never waited for are mostly late: steps run again, and nothing else changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_mask_costs_a_step_and_no_token() {
+    let mut setup = Setup::default();
+    let form = json!({"ignore_eos": false, "guided_regex": "[a-f]{30,40}-[x-z]{5}", "max_tokens": 60});
+    let waited = text(&TestEngine::ready(setup.clone()).await, form.clone()).await;
+    setup.core.mask_wait = std::time::Duration::ZERO;
+    let engine = TestEngine::ready(setup).await;
+    let neighbour = json!({"max_tokens": 300});
+    let (late, beside) = tokio::join!(text(&engine, form), text(&engine, neighbour));
+    assert_eq!((late, beside), (waited, greedy("hello", 300, true)));
+    assert!(metric(engine.addr, "truebeat:grammar_masks_late_total", &[]).await > 0.0, "the test wants late masks");
+}
+
 /// EP4 with everything that looks at a request's own past.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobodys_rules_reach_a_neighbour() {
