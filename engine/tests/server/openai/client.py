@@ -12,7 +12,7 @@ import openai
 from pydantic import BaseModel, Field
 
 URL = f"http://127.0.0.1:{sys.argv.pop()}"
-CLIENT = openai.OpenAI(base_url=URL + "/v1", api_key="none", max_retries=0, timeout=60)
+CLIENT = openai.OpenAI(base_url=URL + "/v1", api_key="none", max_retries=0, timeout=300)
 GREEDY = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
 HI = [{"role": "user", "content": "say hi"}]
 
@@ -165,7 +165,8 @@ class Errors(unittest.TestCase):
         self.assertEqual(caught.exception.status_code, 405)
         with self.assertRaises(openai.APIStatusError) as caught:
             complete(max_tokens=5000, extra_headers={"x-request-timeout-ms": "1"})
-        self.assertEqual(caught.exception.status_code, 504)
+        # not done in time, or known at once that it cannot be
+        self.assertIn(caught.exception.status_code, (503, 504))
 
     def test_ids_come_back(self):
         raw = CLIENT.completions.with_raw_response.create(
