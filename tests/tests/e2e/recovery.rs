@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use crds::EngineIncident;
-use crds::episode::{ANNOTATION_LAST_SERVING, CONDITION_EPISODE, Episode};
+use crds::episode::{ANNOTATION_LAST_SERVING, CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
 use crds::node::{CONDITION_ENGINE_STALLS, LABEL_AVOID_PREFIX};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -51,8 +51,14 @@ async fn removed(world: &World<'_>, name: &str) -> Result<()> {
 /// I3: it stays in traffic, although it is suspected and confirmed, until its restart is granted.
 pub async fn last_replica(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let (pod, endpoints, load) = one_serving(world, "last", "{mode: Recover, lastReplica: Serve}").await?;
-    let marked = |seen: &Pod| seen.annotations().contains_key(ANNOTATION_LAST_SERVING).then_some(());
-    world.pods.first("the mark", Instant::now() - BOUND, BOUND, marked).await?;
+    let marked =
+        |seen: &Pod| (seen.name_any() == pod && seen.annotations().contains_key(ANNOTATION_LAST_SERVING)).then_some(());
+    let (at, ()) = world.pods.first("the mark", Instant::now() - BOUND, BOUND, marked).await?;
+    // the agent hears of it at the latest when it has something else to say
+    drop(load);
+    let idle = |seen: &Pod| (seen.name_any() == pod && verdict(seen).as_deref() == Some("Idle")).then_some(());
+    world.pods.first("an idle engine", at, BOUND, idle).await?;
+    let load = world.load("last").await?;
     let before = restarts(&*world.pod(&pod)?, "engine");
     answered(&load).await?;
     let frozen = times.act(&format!("SIGUSR2 to the engine of {pod}, the only one"));
@@ -68,7 +74,9 @@ pub async fn last_replica(world: &mut World<'_>, times: &mut Times) -> Result<()
     times.note(&format!("granted at {granted}, fenced at {fenced}: not before"));
     ensure!(fenced >= granted, "fenced at {fenced}, before the grant at {granted}");
     ensure!(restarts(&*world.pod(&pod)?, "engine") == before + 1, "not one restart");
-    times.seen("it serves again", endpoints.flip(&pod, true, at - Duration::from_secs(30), BOUND).await?);
+    let away = endpoints.flip(&pod, false, frozen, BOUND).await?;
+    times.seen("its endpoint is away", away);
+    times.seen("it is back", endpoints.flip(&pod, true, away, BOUND).await?);
     times.note(&told(&load.felt(frozen)));
     removed(world, "last").await
 }
@@ -113,6 +121,12 @@ pub async fn unattended(world: &mut World<'_>, times: &mut Times) -> Result<()> 
     ensure!(by.contains(&"operator".to_owned()), "the second was granted by {by:?}");
     times.note(&format!("recorded grants by {by:?}"));
     removed(world, "alone").await
+}
+
+/// The agent's verdict, by its declaration.
+fn verdict(pod: &Pod) -> Option<String> {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().find(|condition| condition.type_ == CONDITION_PROGRESSING)?.reason.clone()
 }
 
 fn episode(pod: &Pod) -> Option<Episode> {
