@@ -60,7 +60,7 @@ pub struct WatchArgs {
     /// The engine container's `terminationMessagePath`: the summary goes there before a kill.
     #[arg(long, env = "TRUEBEAT_TERMINATION_MESSAGE_PATH", default_value = "/dev/termination-log")]
     pub termination_message_path: PathBuf,
-    /// The gate's own address: before the replica is ready one token is asked for through it, unless one was delivered already.
+    /// The gate's own address: before the replica is ready a few tokens are asked for through it, unless they were delivered already.
     #[arg(long, env = "TRUEBEAT_PROVE_THROUGH", value_name = "URL")]
     pub prove_through: Option<Uri>,
     /// This pod. Without a name nothing is declared to Kubernetes.

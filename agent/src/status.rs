@@ -117,7 +117,7 @@ pub fn ready_reason(outcome: &Outcome, aside: Aside, by_hand: Option<&str>) -> R
     };
     if name == "Unproven" {
         let message =
-            "the engine takes requests and has not delivered a token yet; it is being asked for one".to_owned();
+            "the engine takes requests and has not delivered tokens yet; it is being asked for some".to_owned();
         return ReadyReason { reason: name.to_owned(), message };
     }
     let message = outcome.reasons.iter().map(|reason| reason.text.as_str()).collect::<Vec<_>>().join("; ");

@@ -26,7 +26,7 @@ pub struct WatchConfig {
     pub pod: Option<PodIdentity>,
     /// Where the pod's annotations are files; `None` outside Kubernetes.
     pub notes_dir: Option<PathBuf>,
-    /// The gate's address, through which a first token is asked for before the replica is ready; `None`: none is asked for.
+    /// The gate's address, through which first tokens are asked for before the replica is ready; `None`: none are.
     pub prove_through: Option<http::Uri>,
     /// `truebeat run`.
     pub standalone: bool,

@@ -1,6 +1,6 @@
-//! Proof of progress before the first client: a replica whose engine has delivered nothing yet is asked for one token, through the gate
-//! like any client, and is not called ready before something was delivered. An open port proves nothing (V2), and a rollout must not
-//! replace replicas that deliver by such that never will.
+//! Proof of progress before the first client: a replica whose engine has delivered nothing yet is asked for a few tokens, through the
+//! gate like any client, and is not called ready before they were delivered. An open port proves nothing (V2), and neither does a first
+//! token: it is the prefill's, and engines hang in decode. A rollout must not replace replicas that deliver by such that never will.
 //!
 //! Through the gate, so that the request is work owed by the most trusted count: an engine that hangs on it is caught as on any other.
 //! May open connections to the gate; waits for nothing on the way of a tick.
@@ -21,13 +21,15 @@ const MODELS_MAX: Duration = Duration::from_secs(5);
 /// Between two tries.
 const RETRY_MS: u64 = 1_000;
 const BODY_BYTES_MAX: usize = 1 << 20;
+/// Enough for some steps of decode after the prefill.
+const TOKENS: u64 = 8;
 /// What completions and chat engines answer to, in the order in which they are tried.
 const PATHS: [&str; 2] = ["/v1/completions", "/v1/chat/completions"];
 
 /// What one try came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Found {
-    Token,
+    Tokens,
     /// The engine answers and has nothing that could be asked: no completions, or a key is needed.
     NoWayToAsk(StatusCode),
     NotYet(String),
@@ -60,7 +62,7 @@ impl Proof {
             return true;
         }
         let pages = obs.pages.value.iter().flatten();
-        if pages.map(|page| page.tokens_delivered).sum::<u64>() > 0 {
+        if pages.map(|page| page.tokens_delivered).sum::<u64>() >= TOKENS {
             self.given = true;
         } else if self.asking.as_ref().is_some_and(JoinHandle::is_finished) {
             self.take(now_ms).await;
@@ -73,16 +75,16 @@ impl Proof {
     async fn take(&mut self, now_ms: u64) {
         let Some(asking) = self.asking.take() else { return };
         match asking.await {
-            Ok(Found::Token) => {
-                tracing::info!("the engine has delivered its first token");
+            Ok(Found::Tokens) => {
+                tracing::info!("the engine has delivered its first tokens");
                 self.given = true;
             }
             Ok(Found::NoWayToAsk(status)) => {
-                tracing::warn!(%status, "the engine takes no request for a token: its first client is its proof");
+                tracing::warn!(%status, "the engine takes no request for tokens: its first client is its proof");
                 self.given = true;
             }
             Ok(Found::NotYet(why)) => {
-                tracing::info!(why, "no first token yet");
+                tracing::info!(why, "no first tokens yet");
                 self.again_ms = now_ms + RETRY_MS;
             }
             Err(_) => self.again_ms = now_ms + RETRY_MS,
@@ -128,7 +130,7 @@ fn model(body: &[u8]) -> String {
 }
 
 fn question(path: &str, model: &str) -> Value {
-    let mut body = json!({"model": model, "max_tokens": 1, "temperature": 0});
+    let mut body = json!({"model": model, "max_tokens": TOKENS, "temperature": 0});
     if path.contains("chat") {
         body["messages"] = json!([{"role": "user", "content": "1"}]);
     } else {
@@ -148,7 +150,7 @@ fn judge(answer: Result<Answer, GetError>) -> Found {
     match answer.status {
         StatusCode::TOO_MANY_REQUESTS => Found::NotYet("the engine is full".to_owned()),
         status if status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED => Found::NoWayToAsk(status),
-        status if status.is_success() && choices => Found::Token,
+        status if status.is_success() && choices => Found::Tokens,
         status => Found::NotYet(format!("status {status}, no choice in the answer")),
     }
 }
@@ -162,8 +164,8 @@ mod tests {
     }
 
     #[test]
-    fn only_a_choice_is_a_token() {
-        assert_eq!(judge(answer(200, r#"{"choices":[{"text":"x"}]}"#)), Found::Token);
+    fn only_a_choice_is_proof() {
+        assert_eq!(judge(answer(200, r#"{"choices":[{"text":"x"}]}"#)), Found::Tokens);
         for (status, body) in [(200, r#"{"choices":[]}"#), (200, "ok"), (500, "{}"), (503, "{}"), (429, "{}")] {
             assert!(matches!(judge(answer(status, body)), Found::NotYet(_)), "{status} {body}");
         }
@@ -214,14 +216,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn completions_are_tried_before_chat_and_a_token_of_either_is_proof() {
+    async fn completions_are_tried_before_chat_and_an_answer_of_either_is_proof() {
         const TOKEN: &str = r#"{"choices":[{}]}"#;
         let models = ("GET /v1/models", 200, r#"{"data":[{"id":"m"}]}"#);
         let plain: &[_] = Box::leak(Box::new([models, ("POST /v1/completions", 200, TOKEN)]));
-        assert_eq!(ask(engine(plain).await).await, Found::Token);
+        assert_eq!(ask(engine(plain).await).await, Found::Tokens);
         let missing = ("POST /v1/completions", 404, "{}");
         let chat: &[_] = Box::leak(Box::new([models, missing, ("POST /v1/chat/completions", 200, TOKEN)]));
-        assert_eq!(ask(engine(chat).await).await, Found::Token);
+        assert_eq!(ask(engine(chat).await).await, Found::Tokens);
         let none: &[_] = Box::leak(Box::new([models, missing, ("POST /v1/chat/completions", 401, "{}")]));
         assert_eq!(ask(engine(none).await).await, Found::NoWayToAsk(StatusCode::UNAUTHORIZED));
         let away: &[_] = Box::leak(Box::new([]));
