@@ -32,6 +32,17 @@ pub struct Film<K> {
     task: tokio::task::JoinHandle<()>,
 }
 
+/// A film as another thread sees it.
+#[derive(Debug)]
+pub struct Handle<K>(Arc<Mutex<Vec<Frame<K>>>>);
+
+impl<K> Handle<K> {
+    /// What exists now, by name.
+    pub fn now(&self) -> BTreeMap<String, Arc<K>> {
+        current(&lock(&self.0))
+    }
+}
+
 impl<K> Film<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -62,6 +73,11 @@ where
     /// The frames at or after `since`.
     pub fn since(&self, since: Instant) -> Vec<Frame<K>> {
         lock(&self.frames).iter().filter(|frame| frame.at >= since).cloned().collect()
+    }
+
+    /// The same film for another thread; it is not the one that ends the watch.
+    pub fn handle(&self) -> Handle<K> {
+        Handle(Arc::clone(&self.frames))
     }
 
     /// What exists now, by name.

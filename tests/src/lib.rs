@@ -9,6 +9,7 @@ pub mod film;
 pub mod host;
 pub mod images;
 pub mod load;
+pub mod metrics_api;
 pub mod product;
 pub mod story;
 pub mod times;

@@ -14,6 +14,8 @@ use tokio::time::timeout;
 
 /// A stream without a word for this long is given up.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
+/// The same for clients whose every loss is somebody's fault: a busy machine's pauses are nobody's.
+const PATIENCE: Duration = Duration::from_secs(20);
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 /// Between two tries of a refused request.
 const RETRY: Duration = Duration::from_millis(100);
@@ -49,6 +51,13 @@ pub struct Felt {
     pub longest: Duration,
 }
 
+impl Felt {
+    /// Tries that did not end in a whole answer.
+    pub fn lost(&self) -> usize {
+        self.refused + self.unreachable + self.broken + self.silent
+    }
+}
+
 /// Running clients; dropping it ends them.
 #[derive(Debug)]
 pub struct Load {
@@ -65,6 +74,15 @@ struct Book {
 impl Load {
     /// Starts `clients` that ask `service` again and again for `model`. Call it on a thread inside the cluster's network.
     pub fn start(service: SocketAddr, model: &str, clients: usize) -> Self {
+        Self::with_patience(service, model, clients, SILENCE_MAX)
+    }
+
+    /// The same with clients that give up a silent stream only after 20 s.
+    pub fn patient(service: SocketAddr, model: &str, clients: usize) -> Self {
+        Self::with_patience(service, model, clients, PATIENCE)
+    }
+
+    fn with_patience(service: SocketAddr, model: &str, clients: usize, patience: Duration) -> Self {
         let book = Arc::new(Mutex::new(Book::default()));
         let body = serde_json::json!({
             "model": model, "prompt": "once upon a time", "max_tokens": TOKENS, "ignore_eos": true, "stream": true,
@@ -75,7 +93,7 @@ impl Load {
             body.len()
         );
         let request: Arc<str> = (head + &body).into();
-        let client = |_| tokio::spawn(ask_for_ever(service, Arc::clone(&request), Arc::clone(&book)));
+        let client = |_| tokio::spawn(ask_for_ever(service, Arc::clone(&request), Arc::clone(&book), patience));
         Self { tasks: (0..clients).map(client).collect(), book }
     }
 
@@ -110,11 +128,11 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn ask_for_ever(service: SocketAddr, request: Arc<str>, book: Arc<Mutex<Book>>) {
+async fn ask_for_ever(service: SocketAddr, request: Arc<str>, book: Arc<Mutex<Book>>, patience: Duration) {
     loop {
         let begun = Instant::now();
         loop {
-            let end = ask(service, &request).await;
+            let end = ask(service, &request, patience).await;
             let now = Instant::now();
             lock(&book).tries.push((now, end));
             if end == End::Whole {
@@ -127,7 +145,7 @@ async fn ask_for_ever(service: SocketAddr, request: Arc<str>, book: Arc<Mutex<Bo
     }
 }
 
-async fn ask(service: SocketAddr, request: &str) -> End {
+async fn ask(service: SocketAddr, request: &str, patience: Duration) -> End {
     let Ok(Ok(mut stream)) = timeout(CONNECT_MAX, TcpStream::connect(service)).await else { return End::Unreachable };
     if stream.write_all(request.as_bytes()).await.is_err() {
         return End::Broken;
@@ -135,7 +153,7 @@ async fn ask(service: SocketAddr, request: &str) -> End {
     let mut lines = BufReader::new(stream).lines();
     let mut status = None;
     loop {
-        match timeout(SILENCE_MAX, lines.next_line()).await {
+        match timeout(patience, lines.next_line()).await {
             Err(_) => return End::Silent,
             Ok(Ok(Some(line))) if status.is_none() => status = Some(line),
             Ok(Ok(Some(line))) if line == "data: [DONE]" => return End::Whole,

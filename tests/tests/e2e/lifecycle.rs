@@ -23,7 +23,7 @@ metadata:
 
 /// An engine that says 200 whatever happens and freezes on SIGUSR2. Both replicas may be fenced, and a pod lives through many restarts: the
 /// stories freeze the same two over and over.
-fn manifest(name: &str, replicas: i32, mode: &str) -> String {
+pub fn manifest(name: &str, replicas: i32, mode: &str) -> String {
     let recovery = format!("{{mode: {mode}, maxUnavailable: 1, lastReplica: Fence, restartsBeforeReplace: 10}}");
     manifest_with(name, replicas, &recovery)
 }
@@ -46,6 +46,7 @@ spec:
     resources: {{requests: {{cpu: 50m, memory: 64Mi}}}}
   agent: {{image: {AGENT_IMAGE}, imagePullPolicy: Never}}
   recovery: {recovery}
+  rollout: {{soakSeconds: 1}}
   drainSeconds: 2
 "#
     )
@@ -72,7 +73,8 @@ pub async fn apply(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let applied = times.act("kubectl apply: InferenceDeployment chat, 2 replicas");
     let words = product::apply(world.cluster, &yaml)?;
     ensure!(words.contains("created"), "{words}");
-    let (at, ()) = world.infds.first("a status", applied, BOUND, |infd| infd.status.as_ref().map(drop)).await?;
+    let looked = |infd: &InferenceDeployment| infd.status.as_ref()?.conditions.first().map(drop);
+    let (at, ()) = world.infds.first("a status", applied, BOUND, looked).await?;
     times.seen("the operator has written a status", at);
     endpoints.count(2, BOUND).await?;
     for flip in endpoints.flips().iter().filter(|flip| flip.ready == Some(true)) {

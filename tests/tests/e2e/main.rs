@@ -3,11 +3,14 @@
 //!
 //! A harness of its own, because order and one cluster for all are the point; it speaks as the standard one does.
 
+mod autoscale;
 mod chart;
 mod freeze;
+mod gitops;
 mod kill;
 mod lifecycle;
 mod recovery;
+mod rollout;
 mod world;
 
 use std::process::ExitCode;
@@ -20,9 +23,10 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 14] = [
+const STORIES: [&str; 17] = [
     "install",
     "apply_two_replicas",
+    "gitops",
     "freeze_one",
     "freeze_both",
     "kill_the_operator",
@@ -33,6 +37,9 @@ const STORIES: [&str; 14] = [
     "avoid_the_place",
     "change_of_leader",
     "fence_by_hand",
+    "rollout_and_scale_in_without_loss",
+    "bad_revision",
+    "autoscaled_over_frozen_ones",
     "delete",
     "chart",
 ];
@@ -83,7 +90,9 @@ impl Told {
 fn tell_all(names: &[&str]) -> Result<Told> {
     let programs = product::Programs::find()?;
     // back-off would only be waited for: the times of a default kubelet from the second restart on are 10 s, 20 s, …
-    let options = Options { restart_period_max_s: Some(1), ..Options::default() };
+    // an autoscaler looks every 15 s, which would be waited for just so
+    let kcm_extra = vec!["--horizontal-pod-autoscaler-sync-period=2s".to_owned()];
+    let options = Options { restart_period_max_s: Some(1), kcm_extra, ..Options::default() };
     let cluster = match story::one(&options)? {
         Ok(cluster) => cluster,
         Err(reason) => {
@@ -121,6 +130,10 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "avoid_the_place" => recovery::avoid(world, &mut times).await,
         "change_of_leader" => recovery::leader_change(world, &mut times).await,
         "fence_by_hand" => recovery::by_hand(world, &mut times).await,
+        "gitops" => gitops::story(world, &mut times).await,
+        "rollout_and_scale_in_without_loss" => rollout::without_loss(world, &mut times).await,
+        "autoscaled_over_frozen_ones" => autoscale::story(world, &mut times).await,
+        "bad_revision" => rollout::bad_revision(world, &mut times).await,
         "delete" => lifecycle::delete(world, &mut times).await,
         _ => chart::life(world, &mut times).await,
     };

@@ -51,9 +51,19 @@ impl<'a> World<'a> {
 
     /// Clients of the Service of this name, by its ClusterIP.
     pub async fn load(&self, service: &str) -> Result<Load> {
+        Ok(Load::start(self.address(service).await?, "demo", CLIENTS))
+    }
+
+    /// Clients whose every lost request is somebody's fault.
+    pub async fn patient_load(&self, service: &str) -> Result<Load> {
+        Ok(Load::patient(self.address(service).await?, "demo", CLIENTS))
+    }
+
+    /// Address of the Service of this name.
+    pub async fn address(&self, service: &str) -> Result<SocketAddr> {
         let found: Service = Api::namespaced(self.client.clone(), NAMESPACE).get(service).await?;
         let ip = found.spec.and_then(|spec| spec.cluster_ip).context("a Service without a ClusterIP")?;
-        Ok(Load::start(SocketAddr::new(ip.parse()?, 80), "demo", CLIENTS))
+        Ok(SocketAddr::new(ip.parse()?, 80))
     }
 
     /// A client of this pod alone, past the Service: work is owed there for certain.
@@ -110,6 +120,7 @@ impl<'a> World<'a> {
                 && status.open_incidents == 0
                 && status.recovery.grants.is_empty()
                 && is(object, "Ready", "True")
+                && !is(object, "Reconciling", "True")
                 && is(object, "EnginesProgressing", "True");
             all.then_some(())
         };
