@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
 pub enum Proof {
     #[default]
-    Token,
+    Tokens,
     None,
 }
 
@@ -25,9 +25,9 @@ pub enum OnFailure {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Rollout {
-    /// What a replica must have shown before it may serve. `Token`: its engine has delivered a token; the agent asks for one itself,
-    /// through the gate, where no client does. `None`: the engine takes requests. An engine that cannot be asked (it has no
-    /// completions, or wants a key) is let through.
+    /// What a replica must have shown before it may serve. `Tokens`: its engine has delivered some, of more steps than the first; the
+    /// agent asks for them itself, through the gate, where no client does. `None`: the engine takes requests. An engine that cannot be
+    /// asked (it has no completions, or wants a key) is let through.
     pub proof: Proof,
     /// How long a new replica must have been ready without a break, in seconds, before it counts and the rollout goes on.
     #[schemars(range(min = 0, max = 3600))]

@@ -91,7 +91,8 @@ impl Report {
 /// Runs a story from beginning to end.
 pub fn run(story: &Story, keep_lines: bool) -> Report {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.expect("a runtime").block_on(Run::new(story, keep_lines).go(story))
+    // all of it inside: outside the runtime the clock is the machine's, and a busy machine would move the world's beginning
+    runtime.expect("a runtime").block_on(async { Run::new(story, keep_lines).go(story).await })
 }
 
 struct Run {

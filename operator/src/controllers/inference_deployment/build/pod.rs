@@ -89,7 +89,7 @@ fn agent_args(infd: &InferenceDeployment) -> Vec<String> {
         ("--recovery-mode", mode.to_owned()),
         ("--unattended-after", recovery.unattended_after.clone()),
     ];
-    let proof = (spec.rollout.proof == Proof::Token)
+    let proof = (spec.rollout.proof == Proof::Tokens)
         .then(|| ("--prove-through", format!("http://127.0.0.1:{}", spec.gate.port)));
     let words = flags.into_iter().chain(proof).flat_map(|(flag, value)| [flag.to_owned(), value]);
     ["agent".to_owned(), "supervise".to_owned()].into_iter().chain(words).collect()
