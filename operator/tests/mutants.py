@@ -7,6 +7,7 @@
 
 All of mutants.toml are built at once into one program, in a copy of the tree: `EXPRESSION` becomes `if mutant(N) { NEW } else
 { EXPRESSION }`, and $MUTANT says which of them a run of it is. The product's own source knows nothing of this.
+$MUTANTS_CARGO are cargo's flags where the release profile is not wanted.
 Ends with `N passed, N failed`; a mutant that survives is a failure, and so is one that does not compile.
 """
 
@@ -74,8 +75,8 @@ def build(files):
     lib.write_text(lib.read_text() + SWITCH)
     environment = dict(os.environ, CARGO_TARGET_DIR=str(ROOT / "target"))
     # the list that `make test` builds: with another one cargo would choose other features and build the world once more
-    packages = "-p crds -p operator -p agent -p engine -p truebeat -p truebeat-tests".split()
-    command = ["cargo", "test", "--locked", "--release", *packages, "--test", "sim", "--no-run"]
+    flags = os.environ.get("MUTANTS_CARGO", "--release -p crds -p operator -p agent -p engine -p truebeat -p truebeat-tests")
+    command = ["cargo", "test", "--locked", *flags.split(), "--test", "sim", "--no-run"]
     built = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True)
     found = re.search(r"Executable .*\((.*)\)", built.stderr)
     if built.returncode != 0 or not found:

@@ -156,7 +156,9 @@ fn whole(name: &str) -> Arc<Report> {
 }
 
 fn standard(name: &str) -> Report {
-    let acts = story::acts(name).expect("a standard story");
+    let mut acts = story::acts(name).expect("a standard story");
+    acts.extend(story::expectations(name));
+    acts.sort_by_key(|(at, _)| *at);
     let mut report = run(&plain(acts, Vec::new()), true);
     report.has_words(story::words(name));
     report
