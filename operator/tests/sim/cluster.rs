@@ -213,9 +213,10 @@ impl Cluster {
         let old = old.as_deref().map(Object::json);
         state.checks.write(&state.store, caller, &call, old, (code, effective, now_ms));
         let version = state.store.version;
-        let again = call.clone().perform(&mut state.store);
+        let name = format!("{method} {path}");
+        let again = call.perform(&mut state.store);
         if state.store.version != version {
-            state.checks.broken(now_ms, format!("P12: {method} {path} takes effect again when it is sent twice"));
+            state.checks.broken(now_ms, format!("P12: {name} takes effect again when it is sent twice"));
         }
         said(if repeated { again } else { result })
     }

@@ -136,7 +136,7 @@ pub fn apply(
     live: &Value,
     managers: &Managers,
     applied: &Value,
-    me: &Manager,
+    (me, custom): (&Manager, bool),
     force: bool,
 ) -> Result<(Value, Managers), Vec<Path>> {
     let wanted = leaves(applied);
@@ -164,7 +164,9 @@ pub fn apply(
     let kept_below = |path: &Path| wanted.keys().any(|other| other.starts_with(path));
     let mut dropped: Vec<&Path> = dropped.filter(|path| !others(path) && !kept_below(path)).collect();
     dropped.sort_by_key(|path| path.len()); // an item before its key, or nobody would know it any more
-    dropped.iter().for_each(|path| remove(&mut merged, path));
+    // a map that somebody else made stays when it is empty, where the server can tell it from none
+    let kept = |path: &[String]| custom && managers.values().any(|owned| owned.contains(path));
+    dropped.iter().for_each(|path| remove(&mut merged, path, 0, &kept));
     managers.insert(me.clone(), wanted.into_keys().collect());
     managers.retain(|_, owned| !owned.is_empty());
     Ok((merged, managers))
@@ -240,16 +242,17 @@ fn merge_items(live: Vec<Value>, applied: &[Value], keys: &[&str], path: &Path) 
     out
 }
 
-fn remove(value: &mut Value, path: &[String]) {
-    let [element, rest @ ..] = path else { return };
-    let name = &element[2..];
+/// Takes away what is at `path`, from its element `depth` on, and the maps and lists that are empty then and not `kept`.
+fn remove(value: &mut Value, path: &[String], depth: usize, kept: &dyn Fn(&[String]) -> bool) {
+    let Some(element) = path.get(depth) else { return };
+    let (name, last) = (&element[2..], depth + 1 == path.len());
     match value {
-        Value::Object(map) if rest.is_empty() => drop(map.remove(name)),
+        Value::Object(map) if last => drop(map.remove(name)),
         Value::Object(map) => {
             let Some(child) = map.get_mut(name) else { return };
-            remove(child, rest);
+            remove(child, path, depth + 1, kept);
             let empty = child.as_object().is_some_and(Map::is_empty) || child.as_array().is_some_and(Vec::is_empty);
-            if empty {
+            if empty && !kept(&path[..=depth]) {
                 map.remove(name);
             }
         }
@@ -258,12 +261,13 @@ fn remove(value: &mut Value, path: &[String]) {
                 let Ok(Value::Object(keys)) = serde_json::from_str(name) else { return false };
                 keys.iter().all(|(key, value)| item.get(key).unwrap_or(&json!("TCP")) == value)
             };
-            match rest {
-                [] if element.starts_with("v:") => {
-                    list.retain(|item| serde_json::from_str::<Value>(name).is_ok_and(|gone| gone != *item))
-                }
-                [] => list.retain(|item| !matches(item)),
-                rest => list.iter_mut().filter(|item| matches(item)).for_each(|item| remove(item, rest)),
+            if !last {
+                let item = list.iter_mut().filter(|item| matches(item));
+                item.for_each(|item| remove(item, path, depth + 1, kept));
+            } else if element.starts_with("v:") {
+                list.retain(|item| serde_json::from_str::<Value>(name).is_ok_and(|gone| gone != *item));
+            } else {
+                list.retain(|item| !matches(item));
             }
         }
         _ => {}

@@ -133,7 +133,13 @@ impl Store {
 
     fn finish_update(&mut self, target: &Target, body: Value) -> Answer {
         let Some(old) = self.get(&target.key()).cloned() else { return Err(target.not_found()) };
-        let value = self.successor(target, &old.value, body)?;
+        let mut value = self.successor(target, &old.value, body)?;
+        // an update, unlike an apply, reads the metadata as Go's own type, in which an empty map is none
+        for field in ["labels", "annotations"] {
+            if value["metadata"][field].as_object().is_some_and(serde_json::Map::is_empty) {
+                set(&mut value["metadata"], field, Value::Null);
+            }
+        }
         let mut managers = old.managers;
         if self.track_updates {
             fields::update(
@@ -172,7 +178,7 @@ impl Store {
             return Err(target.conflict(MODIFIED));
         }
         let body = self.within_reach(target, body);
-        let applied = fields::apply(&old.value, &old.managers, &body, &me, target.force);
+        let applied = fields::apply(&old.value, &old.managers, &body, (&me, target.kind.custom()), target.force);
         let (merged, managers) = applied.map_err(|paths| {
             let what = format!("Apply failed with {} conflicts: {paths:?}", paths.len());
             Refusal::new(409, "Conflict", what)
@@ -257,13 +263,20 @@ impl Store {
     /// The new object that an update of `old` to `body` makes: what the server owns stays, what lies outside is ignored.
     fn successor(&mut self, target: &Target, old: &Value, mut body: Value) -> Result<Value, Refusal> {
         let mut value = if target.subresource == "status" {
-            let mut value = old.clone();
-            value["status"] = body["status"].take();
-            if !target.kind.custom() {
-                let kept = ["labels", "annotations", "finalizers"];
-                kept.iter().for_each(|field| set(&mut value["metadata"], field, body["metadata"][*field].take()));
+            // (most of it is as it was, and comparing is cheaper than making it anew)
+            let theirs = |name: &str| name == "status" || (name == "metadata" && !target.kind.custom());
+            for (name, part) in old.as_object().into_iter().flatten().filter(|(name, _)| !theirs(name)) {
+                if body.get(name) != Some(part) {
+                    set(&mut body, name, part.clone());
+                }
             }
-            value
+            if let Some(map) = body.as_object_mut() {
+                map.retain(|name, _| theirs(name) || old.get(name).is_some());
+            }
+            if !target.kind.custom() {
+                set(&mut body["metadata"], "ownerReferences", old["metadata"]["ownerReferences"].clone());
+            }
+            body
         } else {
             if target.kind.status {
                 set(&mut body, "status", old.get("status").cloned().unwrap_or_default());
