@@ -48,6 +48,7 @@ async fn measure(stage: &mut Stage, folder: &Path, length: Duration, pairs: u32)
     clients.stop(Duration::from_secs(10)).await;
     let frugal = tell_cost(&rest, &load, chunks, length);
     let clients = Clients::start(&stage.engine, CLIENTS);
+    tokio::time::sleep(SETTLE).await;
     let pairs = pairs::measure(&roles, engine, &clients, pairs).await;
     clients.stop(Duration::from_secs(10)).await;
     Ok(tell_pairs(&pairs?) && frugal)
