@@ -165,7 +165,7 @@ mod tests {
     use vitals::verdict::Reason;
 
     fn outcome(verdict: Verdict) -> Outcome {
-        Outcome { verdict, since_ms: 0, reasons: vec![], actions: vec![], check_again_in_ms: 100, fenced: false }
+        Outcome { verdict, ..Outcome::default() }
     }
 
     fn output(stage: Option<EpisodeStage>, granted_by: Option<GrantedBy>) -> RecoveryOutput {

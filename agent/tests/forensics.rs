@@ -59,6 +59,7 @@ fn request(bundle_dir: &Path, engine: Option<EngineProcess>) -> CaptureRequest {
             actions: Vec::new(),
             check_again_in_ms: 100,
             fenced: true,
+            health_lies: true,
         },
         engine,
         steps: (1..=3)

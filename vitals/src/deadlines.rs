@@ -12,23 +12,10 @@ pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
     let (rhythm, policy) = (view.rhythm, view.policy);
     let lease = step_lease_ms(page, policy);
     let warm = rhythm.steps_seen >= policy.native_warm_steps;
-    let decode = || {
-        let quantile = rhythm.decode_step_ms.quantile(990)?;
-        Some(wider(quantile.max(rhythm.decode_recent_ms / 2), page.running, rhythm.decode_width_milli))
-    };
-    let learned = match page.phase {
-        PagePhase::Prefill => rhythm
-            .prefill_us_per_token
-            .quantile(990)
-            .map(|us| us.max(rhythm.prefill_recent_us).saturating_mul(u64::from(page.phase_tokens.max(1))) / 1000)
-            // a mixed step decodes as well
-            .map(|ms| ms.saturating_add(decode().unwrap_or(0)))
-            .filter(|_| {
-                page.prompt_tokens_owed.max(u64::from(page.phase_tokens)) <= reach(rhythm.prompt_tokens_max, policy)
-            }),
-        PagePhase::Decode => decode(),
-        _ => None,
-    };
+    let learned = native_step_at(view, page, 990, true).filter(|_| {
+        page.phase != PagePhase::Prefill
+            || page.prompt_tokens_owed.max(u64::from(page.phase_tokens)) <= reach(rhythm.prompt_tokens_max, policy)
+    });
     // what the machine does to the agent it does to the engine: lateness is added on top, lease or not (V5)
     let jitter = view.tick.jitter_ms.saturating_mul(2);
     // only decode comes in steps that are alike enough for a floor below the scheduler's usual pauses
@@ -36,14 +23,40 @@ pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
     match learned.filter(|_| warm) {
         Some(ms) => Allowed::learned(
             factor(ms, policy.native_factor_tenths).clamp(floor, lease.max(floor)).saturating_add(jitter),
-        ),
-        None => Allowed::declared(lease.max(policy.native_floor_ms).saturating_add(jitter)),
+        )
+        .of_usual(native_step_at(view, page, 500, false).unwrap_or(ms), policy),
+        None => Allowed::declared(lease.max(policy.native_floor_ms).saturating_add(jitter))
+            .of_usual(lease / LEASE_TIMES, policy),
     }
 }
 
-/// How long a native loop may turn without handing out a token.
+/// What a step of this phase, size and width takes at this quantile of what was learned; `recent`: at least half of the latest maxima.
+fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) -> Option<Ms> {
+    let rhythm = view.rhythm;
+    let latest = |value: Ms| if recent { value } else { 0 };
+    let decode = || {
+        let quantile = rhythm.decode_step_ms.quantile(permille)?;
+        let step_ms = quantile.max(latest(rhythm.decode_recent_ms) / 2);
+        Some(wider(step_ms, page.running, rhythm.decode_width_milli))
+    };
+    match page.phase {
+        PagePhase::Prefill => {
+            let us = rhythm.prefill_us_per_token.quantile(permille)?.max(latest(rhythm.prefill_recent_us));
+            // a mixed step decodes as well; an engine that never decodes alone has shown what that takes in its prefill steps only
+            let decoding_ms = decode().unwrap_or(rhythm.prefill_step_ms);
+            Some((us.saturating_mul(u64::from(page.phase_tokens.max(1))) / 1000).saturating_add(decoding_ms))
+        }
+        PagePhase::Decode => decode(),
+        _ => None,
+    }
+}
+
+/// A lease is about so many times what the writer expects, as ours sets it (`engine/src/beat/lease.rs`).
+const LEASE_TIMES: Ms = 20;
+
+/// How long a native loop may turn without handing out a token. Steps that turn are seen to be as quick as they are: no crawl.
 pub fn native_livelock(view: &View<'_>, page: &PageObs) -> Allowed {
-    native_step(view, page)
+    Allowed { crawl_ms: 0, ..native_step(view, page) }
 }
 
 /// The lease of the step under way, capped (H5); the cap where none is declared.
@@ -72,7 +85,9 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     let owed_tokens = sight.gate.map_or(0, |_| view.signs.prompt_in_step);
     let page_tokens =
         sight.page.filter(|page| page.phase == PagePhase::Prefill).map_or(0, |page| u64::from(page.phase_tokens));
-    let prompt = owed_tokens.max(page_tokens);
+    // an answered prompt that was preempted is prefilled again, which no gate knows
+    let again = if view.signs.cache.may_preempt(view.tick, sight, policy) { rhythm.prompt_tokens_max } else { 0 };
+    let prompt = owed_tokens.max(page_tokens).max(again);
     let warm = rhythm.chunks_seen >= policy.foreign_warm_chunks && rhythm.delivering_ms >= policy.foreign_warm_ms;
     // a request that does not stream is silent until its end; only counters tell such a one from a hang
     let counters =
@@ -85,12 +100,12 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
         return Allowed::patient(policy.patience_cap_ms);
     }
     // the silence before a first byte holds the front end's own work as well: gaps between tokens say nothing about it
-    let (usual, warm) = if view.nothing_begun() {
+    let (usual, recent, warm) = if view.nothing_begun() {
         let seen = rhythm.first_answers_seen >= policy.foreign_warm_answers
             && rhythm.first_byte_ms.samples() >= FIRST_BYTE_SAMPLES_MIN;
-        (rhythm.first_byte_ms.quantile(990), warm && seen)
+        (rhythm.first_byte_ms.quantile(990), 0, warm && seen)
     } else {
-        (rhythm.gate_gap_ms.quantile(990).map(|ms| ms.max(rhythm.gate_gap_recent_ms / 2)), warm)
+        (rhythm.gate_gap_ms.quantile(990), rhythm.gate_gap_recent_ms / 2, warm)
     };
     let (Some(usual), true) = (usual, warm) else { return Allowed::patient(policy.patience_cap_ms) };
     if prompt > reach(rhythm.prompt_tokens_max, policy) {
@@ -98,9 +113,21 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     }
     let per_token = rhythm.gate_us_per_token.quantile(990).unwrap_or(0);
     let prefill = factor(per_token.saturating_mul(prompt) / 1000, policy.foreign_factor_tenths);
-    let learned = factor(usual, policy.foreign_factor_tenths).max(prefill);
+    let learned = factor(usual.max(recent), policy.foreign_factor_tenths).max(prefill);
     // not `clamp`: a policy may well set the cap below the floor
     Allowed::learned(learned.max(policy.foreign_floor_ms).min(policy.patience_cap_ms))
+        .of_usual(foreign_step(rhythm, usual, prompt), policy)
+}
+
+/// What a step usually takes: the gaps of streams tell, and what a prompt adds. A silence before a first byte (`usual`) holds the front end's
+/// work as well, and stands in where nothing ever streamed.
+fn foreign_step(rhythm: &Rhythm, usual: Ms, prompt: u64) -> Ms {
+    let gaps = &rhythm.gate_gap_ms;
+    // a high quantile of a few samples is no more than their greatest
+    let permille = if gaps.samples() >= GAP_SAMPLES_MIN { 900 } else { 500 };
+    let step_ms = gaps.quantile(permille).unwrap_or(usual);
+    let per_token = rhythm.gate_us_per_token.quantile(500).unwrap_or(0);
+    step_ms.max(per_token.saturating_mul(prompt) / 1000)
 }
 
 /// Prompt sizes up to this are inside what was learned.
@@ -114,6 +141,9 @@ fn factor(ms: Ms, tenths: u32) -> Ms {
 
 /// What one decode step may teach in any case, its lease allowing.
 const STEP_LESSON_MS_MIN: Ms = 500;
+
+/// From so many gaps on a high quantile means something.
+const GAP_SAMPLES_MIN: u32 = 32;
 
 /// A quantile of fewer silences before a first byte than this says nothing.
 const FIRST_BYTE_SAMPLES_MIN: u32 = 4;
@@ -244,7 +274,7 @@ impl Learner {
             {
                 let ended_ms = page.step_started_ms.filter(|at| *at > step.started_ms).unwrap_or(tick.now_ms);
                 let took_ms = ended_ms.saturating_sub(step.started_ms).min(step.lesson_ms);
-                rhythm.prefilled(took_ms.saturating_mul(1000) / u64::from(step.tokens.max(1)));
+                rhythm.prefilled(took_ms, step.tokens);
                 rhythm.prompt_tokens_max = rhythm.prompt_tokens_max.max(step.owed).max(u64::from(step.tokens));
             }
             // the mean over the interval, while decode ruled all of it

@@ -48,6 +48,7 @@ pub struct Detector {
     noise: Noise,
     /// When the last look asked for this one.
     asked_ms: Ms,
+    due_in_ms: Option<Ms>,
     stage: Stage,
     /// When a suspect was last let out without proof of life.
     trial_ms: Option<Ms>,
@@ -71,6 +72,7 @@ impl Detector {
             slow: SlowMeter::default(),
             noise: Noise::default(),
             asked_ms: Ms::MAX,
+            due_in_ms: None,
             stage: Stage::Starting,
             trial_ms: None,
             spoken: Spoken::since(engine_started_ms),
@@ -102,7 +104,18 @@ impl Detector {
     /// stay and nothing is formatted or allocated. Figures in the words of a calm verdict are then up to a second old.
     pub fn step_into(&mut self, now_ms: Ms, obs: &Observation, outcome: &mut Outcome) {
         let said = self.judge(now_ms, obs);
+        self.due_in_ms = said.due_in_ms;
         self.asked_ms = self.spoken.fill(self.clock.now_ms(), said, &self.policy, outcome);
+    }
+
+    /// When the nearest deadline of what is silent now passes, from the last look; `None` where nothing is owed or a case is open.
+    pub fn due_in_ms(&self) -> Option<Ms> {
+        self.due_in_ms
+    }
+
+    /// The caller's word that it will look at another time than [`Outcome::check_again_in_ms`], so that this is not taken for lateness.
+    pub fn looks_again_in(&mut self, ms: Ms) {
+        self.asked_ms = ms;
     }
 
     fn judge(&mut self, now_ms: Ms, obs: &Observation) -> Said {
@@ -195,6 +208,7 @@ impl Detector {
             rhythm: &self.rhythm,
             policy: &self.policy,
             burning: self.witnesses.burning(),
+            idle_ms: self.witnesses.idle_ms(tick),
             native_floor_ms: self.noise.floor_ms(tick.now_ms, &self.policy),
         }
     }

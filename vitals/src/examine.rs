@@ -25,6 +25,8 @@ pub enum Basis {
     Declared,
     /// Nothing was learned: the rivals' patience.
     Patience,
+    /// Nothing was learned, and nothing works for what is owed: neither CPU, GPU nor disk.
+    Idle,
     /// A number of the policy.
     Policy,
 }
@@ -34,20 +36,30 @@ pub enum Basis {
 pub struct Allowed {
     pub ms: Ms,
     pub basis: Basis,
+    /// An engine that merely crawls (B5) may be silent for as long as this; 0 where crawling cannot be the cause.
+    pub crawl_ms: Ms,
 }
 
 impl Allowed {
     pub fn learned(ms: Ms) -> Self {
-        Self { ms, basis: Basis::Learned }
+        Self { ms, basis: Basis::Learned, crawl_ms: 0 }
     }
     pub fn declared(ms: Ms) -> Self {
-        Self { ms, basis: Basis::Declared }
+        Self { ms, basis: Basis::Declared, crawl_ms: 0 }
     }
     pub fn patient(ms: Ms) -> Self {
-        Self { ms, basis: Basis::Patience }
+        Self { ms, basis: Basis::Patience, crawl_ms: 0 }
+    }
+    pub fn idle(ms: Ms) -> Self {
+        Self { ms, basis: Basis::Idle, crawl_ms: 0 }
     }
     pub fn policy(ms: Ms) -> Self {
-        Self { ms, basis: Basis::Policy }
+        Self { ms, basis: Basis::Policy, crawl_ms: 0 }
+    }
+
+    /// The same deadline of something that usually takes this long.
+    pub fn of_usual(self, usual_ms: Ms, policy: &Policy) -> Self {
+        Self { crawl_ms: usual_ms.saturating_mul(policy.crawl_times).min(policy.patience_cap_ms), ..self }
     }
 
     fn words(self) -> String {
@@ -55,6 +67,7 @@ impl Allowed {
             Basis::Learned => format!("{} ms is what this engine's own rhythm allows", self.ms),
             Basis::Declared => format!("the page's lease allows {} ms", self.ms),
             Basis::Patience => format!("nothing comparable was learned yet, so {} ms are allowed", self.ms),
+            Basis::Idle => format!("nothing works for it (CPU, GPU, disk), so no more than {} ms are allowed", self.ms),
             Basis::Policy => format!("the policy allows {} ms", self.ms),
         }
     }
@@ -94,6 +107,8 @@ pub struct View<'a> {
     pub policy: &'a Policy,
     /// Since the last delivery: was the stepping thread mostly running, or the tree burning CPU?
     pub burning: bool,
+    /// For how long nothing at all has been seen to work for what is owed.
+    pub idle_ms: Ms,
     /// What no learned deadline of a native step is below (see [`crate::noise`]).
     pub native_floor_ms: Ms,
 }
@@ -152,12 +167,9 @@ fn undelivered(view: &View<'_>, exam: &mut Exam) {
     };
     let silence = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
     exam.hold(silence, allowed, || {
-        let text = format!(
-            "the engine's own figures move, but the gate has had nothing for {} requests for {silence} ms; {}",
-            gate.in_flight,
-            allowed.words()
-        );
-        (StallClass::FrontendStalled, reason("gate", text), PageSays::Nothing)
+        let (class, figures) = classes::undelivered(view);
+        let text = format!("{figures} for {} requests for {silence} ms; {}", gate.in_flight, allowed.words());
+        (class, reason("gate", text), PageSays::Nothing)
     });
 }
 

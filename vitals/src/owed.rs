@@ -18,12 +18,13 @@ pub struct Owed {
 }
 
 /// V2: gate in-flight > page > metrics gauges. A gauge at zero proves nothing, a gate or page above zero wins over it. A gate that
-/// owes nothing outranks a gauge, which some engines leave standing after their last request.
+/// owes nothing outranks a gauge, which some engines leave standing after their last request; so does a port without a connection.
 pub(crate) fn owed(sight: &Sight<'_>) -> Option<Owed> {
     let gate = sight.gate.map_or(0, |gate| gate.in_flight);
     let page = sight.page.map_or(0, |page| page.running.saturating_add(page.waiting));
+    let nobody = sight.proc.and_then(|proc| proc.connections) == Some(0);
     let gauges = sight.metrics.filter(|_| sight.gate.is_none()).map_or(0.0, |m| {
-        let queued = count(m.running) + count(m.waiting);
+        let queued = if nobody { 0.0 } else { count(m.running) + count(m.waiting) };
         if m.server_load.is_some() { count(m.server_load).max(queued) } else { queued }
     });
     [(OwedSource::Gate, gate), (OwedSource::Page, page), (OwedSource::Metrics, gauges.min(1e9) as u32)]

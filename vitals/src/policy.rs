@@ -39,6 +39,9 @@ pub struct Policy {
     pub startup_lease_cap_ms: Ms,
     /// Patience where nothing has been learned: what vLLM, SGLang and TensorRT-LLM wait by default.
     pub patience_cap_ms: Ms,
+    /// Patience where nothing has been learned and nothing works either: no CPU time, no busy GPU, no bytes read, no byte for the gate. Twice the
+    /// longest time-out with which front ends fetch what a client points to (30 s). It fences; nothing is destroyed before the above.
+    pub idle_patience_ms: Ms,
     /// A foreign engine that starts and shows no CPU time, no compiler and no page for this long.
     pub startup_silence_ms: Ms,
     /// Native page: learned quantile × this, in tenths: 40 = 4.0.
@@ -53,6 +56,9 @@ pub struct Policy {
     pub foreign_warm_ms: Ms,
     /// Requests that were answered after a silence in which none in flight had begun to answer, before such silences count as learned.
     pub foreign_warm_answers: u64,
+    /// So many times slower than its own usual an engine has been seen to turn and live (swap, a card that throttles; 0.28 tokens a second in
+    /// the field): while it works for the step, nothing shorter is proof of a hang.
+    pub crawl_times: u64,
     /// Prompt tokens owed up to learned maximum × this (in tenths) count as inside what was learned.
     pub prompt_reach_tenths: u32,
     /// So few prompt tokens that an engine that is warm needs no history of prompts for them.
@@ -102,6 +108,7 @@ impl Default for Policy {
             lease_cap_ms: 300_000,
             startup_lease_cap_ms: 900_000,
             patience_cap_ms: 300_000,
+            idle_patience_ms: 60_000,
             startup_silence_ms: 300_000,
             native_factor_tenths: 40,
             foreign_factor_tenths: 30,
@@ -109,6 +116,7 @@ impl Default for Policy {
             foreign_warm_chunks: 50,
             foreign_warm_ms: 3_000,
             foreign_warm_answers: 32,
+            crawl_times: 150,
             prompt_reach_tenths: 20,
             prompt_tokens_free: 512,
             livelock_steps: 8,

@@ -96,6 +96,8 @@ pub struct Rhythm {
     /// where a quantile would follow after a hundred samples.
     pub decode_recent_ms: Ms,
     pub prefill_recent_us: Ms,
+    /// Slowly fading maximum of whole prefill steps, whatever was decoded in them.
+    pub prefill_step_ms: Ms,
     /// Slowly fading maximum of the running sequences of the decode steps above, in thousandths.
     pub decode_width_milli: u64,
     /// Gate: silences that ended in a delivery while requests that had begun to answer were owed.
@@ -132,8 +134,10 @@ impl Rhythm {
         self.gate_gap_recent_ms = ms.max(self.gate_gap_recent_ms.saturating_sub(self.gate_gap_recent_ms / 64 + 1));
     }
 
-    /// One prefill step: microseconds a token.
-    pub fn prefilled(&mut self, us_per_token: Ms) {
+    /// One prefill step: how long, for how many tokens.
+    pub fn prefilled(&mut self, step_ms: Ms, tokens: u32) {
+        let us_per_token = step_ms.saturating_mul(1000) / u64::from(tokens.max(1));
+        self.prefill_step_ms = step_ms.max(self.prefill_step_ms.saturating_sub(self.prefill_step_ms / 16 + 1));
         self.prefill_us_per_token.record(us_per_token.max(1));
         self.prefill_recent_us =
             us_per_token.max(self.prefill_recent_us.saturating_sub(self.prefill_recent_us / 16 + 1));

@@ -3,6 +3,7 @@
 //! This is the only place that compares two observations. A counter that goes back is a new process or a new gate: a new baseline,
 //! never a movement.
 
+use crate::cache::CacheSign;
 use crate::excuse::Tick;
 use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs, RasObs};
 use crate::owed::{Owed, owed};
@@ -36,6 +37,8 @@ pub struct Signs {
     metrics: Option<MetricsObs>,
     /// When the scrape that `metrics` holds was true.
     pub metrics_sampled_ms: Ms,
+    /// When what the gate said was true.
+    pub gate_sampled_ms: Ms,
     pub gate_delivered_at: Ms,
     pub page_tokens_at: Ms,
     /// Steps of the leader when its tokens last moved.
@@ -48,6 +51,9 @@ pub struct Signs {
     pub metrics_prompt_at: Ms,
     pub metrics_moved_at: Ms,
     pub metrics_iterations_at: Ms,
+    pub cache: CacheSign,
+    /// The engine's own queue grew: its scheduler has been told of work.
+    pub metrics_queued_at: Ms,
     /// A progress series has moved between two scrapes while the gate held work and no request of it began or ended: this engine
     /// counts as it goes.
     pub counters_live: bool,
@@ -166,10 +172,12 @@ impl Signs {
             startup_moved: false,
             native: self.native,
         };
+        self.gate_sampled_ms = obs.gate.at_ms;
         self.look_at_gate(tick, &mut sight, policy);
         self.look_at_ranks(tick, pages);
         self.look_at_page(tick, &mut sight);
         self.look_at_metrics(tick, obs.metrics.at_ms, &mut sight);
+        self.cache.look(tick, &sight, obs.metrics.at_ms != sight.metrics_since_ms, obs.metrics.at_ms);
         self.look_at_startup(tick, &mut sight);
         sight.owed = owed(&sight);
         if sight.owed.is_some() && (!self.owed_before || sight.gate_began) {
@@ -319,6 +327,9 @@ impl Signs {
         if rose(metrics.iterations, last.iterations) {
             self.metrics_iterations_at = mark;
         }
+        if rose(metrics.waiting, last.waiting) {
+            self.metrics_queued_at = mark;
+        }
         if metrics.progress_digest != last.progress_digest {
             self.metrics_moved_at = mark;
             sight.metrics_moved = true;
@@ -351,6 +362,16 @@ impl Signs {
         if sight.startup_moved {
             self.startup_moved_at = tick.counted_ms;
         }
+    }
+
+    /// When anything of the engine's own last moved: figures of its page or of its scrapes.
+    pub fn moved_at(&self) -> Ms {
+        self.metrics_moved_at
+            .max(self.metrics_prompt_at)
+            .max(self.metrics_iterations_at)
+            .max(self.page_steps_at)
+            .max(self.metrics_tokens_at)
+            .max(self.page_tokens_at)
     }
 
     /// Ranks that are behind: no page although the world is larger, or fewer steps than the furthest rank.

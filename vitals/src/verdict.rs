@@ -112,12 +112,23 @@ pub struct Outcome {
     pub check_again_in_ms: Ms,
     /// Is the replica fenced by this verdict?
     pub fenced: bool,
+    /// `Stalled`, while the engine's own `/health` answers 200: whoever believes it sends clients into a hang (G6).
+    #[serde(default)]
+    pub health_lies: bool,
 }
 
 impl Default for Outcome {
     /// What is known before the first tick: nothing.
     fn default() -> Self {
         let verdict = Verdict::Unknown;
-        Self { verdict, since_ms: 0, reasons: Vec::new(), actions: Vec::new(), check_again_in_ms: 100, fenced: false }
+        Self {
+            verdict,
+            since_ms: 0,
+            reasons: Vec::new(),
+            actions: Vec::new(),
+            check_again_in_ms: 100,
+            fenced: false,
+            health_lies: false,
+        }
     }
 }

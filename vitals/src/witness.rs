@@ -7,7 +7,7 @@ use crate::observation::{GpuObs, Ms, Observation};
 use crate::owed::OwedSource;
 use crate::policy::Policy;
 use crate::signs::Sight;
-use crate::verdict::Reason;
+use crate::verdict::{Reason, StallClass};
 
 const CPU_WINDOW_MS: Ms = 5_000;
 /// Spans over which a CPU share means something: for "it burns", and for "it does nothing".
@@ -17,6 +17,8 @@ const NVML_SILENT_MS_MIN: Ms = 5_000;
 /// So long must a thread be watched before its habits are known; what was seen before so much more fades.
 const HABIT_MS_MIN: Ms = 2_000;
 const HABIT_MS_MAX: Ms = 600_000;
+/// A GPU below this, in percent, works for nothing.
+const GPU_IDLE_UTIL: u32 = 10;
 /// One look stands for no more than this.
 const LOOK_MS_MAX: Ms = 1_500;
 
@@ -61,16 +63,46 @@ impl PageSays {
     }
 }
 
-/// What a complaint weighs, so far.
-struct Weight {
-    strength: Strength,
-    reasons: Vec<Reason>,
+/// What a complaint weighs.
+pub struct Weight {
+    pub strength: Strength,
+    pub reasons: Vec<Reason>,
+    /// Whatever the strength, a shorter silence than this is confirmed by nothing: an engine that crawls looks the same.
+    pub silence_ms_min: Ms,
+    /// A witness saw what crawling does not do: a thread stopped, a tree without CPU time, a rank that is missing.
+    pub decisive: bool,
 }
 
 impl Weight {
     fn add(&mut self, at_least: Strength, source: &str, text: String) {
         self.strength = self.strength.max(at_least);
         self.reasons.push(reason(source, text));
+    }
+
+    /// The same of a witness that excludes an engine that crawls.
+    fn decide(&mut self, at_least: Strength, source: &str, text: String) {
+        self.decisive = true;
+        self.add(at_least, source, text);
+    }
+
+    /// Leaves time to an engine that may be crawling: a step of the usual work, a hundred times slower, while somebody works for it.
+    fn may_crawl(&mut self, view: &View<'_>, complaint: &Complaint, gpu_works: bool) {
+        if complaint.allowed.basis == Basis::Idle && self.strength < Strength::Strong {
+            // a fence is soon undone; nothing was learned of this engine that would bear a kill
+            self.silence_ms_min = view.policy.patience_cap_ms;
+            return;
+        }
+        let step = matches!(complaint.class, StallClass::StepStalled | StallClass::DeviceWait);
+        if self.decisive || !step {
+            return;
+        }
+        let crawl_ms = if gpu_works { view.policy.patience_cap_ms } else { complaint.allowed.crawl_ms };
+        if crawl_ms > complaint.silence_ms {
+            let what =
+                if gpu_works { "the GPU works as it does in health" } else { "an engine that crawls does the same" };
+            self.reasons.push(reason("policy", format!("{what}: no proof before {crawl_ms} ms")));
+        }
+        self.silence_ms_min = crawl_ms;
     }
 }
 
@@ -107,9 +139,12 @@ pub struct Witnesses {
     log: Option<(Meaning, &'static str)>,
     /// Busy power of this replica while it delivered, in watts (slow average).
     busy_watts: Option<f64>,
-    /// GPU readings that were busy and cold, and all readings.
+    /// GPU readings that were busy and cold, that were busy and as warm as in health, and all readings.
     cold_looks: u64,
+    warm_looks: u64,
     gpu_looks: u64,
+    /// Counted time at which CPU, GPU or disk were last seen to work for anything, or it was not known.
+    worked_at: Ms,
     /// For how long NVML has been silent about any of the GPUs, where that is longer than a busy driver is.
     nvml_silent_ms: Option<Ms>,
 }
@@ -125,7 +160,7 @@ impl Witnesses {
                 idle_ms = if idle_ms[0] >= HABIT_MS_MAX { idle_ms.map(|ms| ms / 2) } else { idle_ms };
                 idle_ms = [idle_ms[0] + look, idle_ms[1] + if proc.state == Some('R') { look } else { 0 }];
             }
-            *self = Self { busy_watts, idle_ms, ..Self::default() };
+            *self = Self { busy_watts, idle_ms, worked_at: tick.counted_ms, ..Self::default() };
             if sight.delivered() {
                 self.learn_power(gpus);
             }
@@ -143,6 +178,10 @@ impl Witnesses {
             for gpu in gpus {
                 self.gpu_looks += 1;
                 self.cold_looks += u64::from(self.busy_and_cold(gpu));
+                self.warm_looks += u64::from(self.busy_and_warm(gpu));
+            }
+            if self.anything_works(sight, gpus) {
+                self.worked_at = tick.counted_ms;
             }
         }
         for hit in &obs.log {
@@ -152,6 +191,22 @@ impl Witnesses {
                 self.log = Some((sign.meaning, sign.name));
             }
         }
+    }
+
+    /// Does the tree use CPU, read, or wait for its disk, or is a GPU busy? What cannot be seen may well work.
+    fn anything_works(&self, sight: &Sight<'_>, gpus: &[GpuObs]) -> bool {
+        let asleep = sight.proc.is_some_and(|p| !matches!(p.state, None | Some('R' | 'D')) && p.compilers == 0);
+        !asleep || !self.quiet() || sight.startup_moved || gpus.iter().any(|gpu| gpu.util >= GPU_IDLE_UTIL)
+    }
+
+    /// For how long nothing at all has been seen to work for what is owed.
+    pub fn idle_ms(&self, tick: &Tick) -> Ms {
+        tick.since(self.worked_at)
+    }
+
+    /// Has the engine's own queue grown since the last delivery? Then its scheduler knows of the work, whatever the front end does.
+    fn queued(view: &View<'_>) -> bool {
+        view.signs.metrics_queued_at > view.signs.gate_delivered_at.max(view.signs.owed_since)
     }
 
     /// Does anything but the gate show that the engine itself holds the work: a step under way, running requests, or a stepping thread
@@ -187,8 +242,8 @@ impl Witnesses {
     }
 
     /// Weighs a complaint and names the witnesses.
-    pub fn weigh(&self, view: &View<'_>, complaint: &Complaint, relapse: bool) -> (Strength, Vec<Reason>) {
-        let mut weight = Weight { strength: Strength::Weak, reasons: Vec::new() };
+    pub fn weigh(&self, view: &View<'_>, complaint: &Complaint, relapse: bool) -> Weight {
+        let mut weight = Weight { strength: Strength::Weak, reasons: Vec::new(), silence_ms_min: 0, decisive: false };
         page_speaks(view, complaint, &mut weight);
         self.bystanders_speak(view, &mut weight);
         let second_source = view.sight.metrics.is_some()
@@ -196,6 +251,9 @@ impl Witnesses {
             || view.sight.frontend_silent(view.tick.now_ms, 1);
         // before a first byte a tree without CPU time may wait for what a client made its front end fetch
         let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !self.taken_in(view);
+        // who crawls works for it; a tree that waits for its disk may be swapping
+        let swaps = view.sight.proc.is_some_and(|p| p.state == Some('D'));
+        weight.decisive |= self.quiet() && !swaps && !self.gpu_works();
         if self.quiet() && second_source && !at_the_door {
             weight.add(
                 Strength::Moderate,
@@ -218,35 +276,51 @@ impl Witnesses {
             weight
                 .reasons
                 .push(reason("proc", "the stepping thread sleeps on a timer, which may end by itself".to_owned()));
-        } else if weight.strength == Strength::Weak && at_the_door && complaint.allowed.basis != Basis::Patience {
+        } else if weight.strength == Strength::Weak
+            && at_the_door
+            && !Self::queued(view)
+            && complaint.allowed.basis != Basis::Patience
+        {
             weight.strength = Strength::Timer;
             let text = "no request in flight has begun to answer, and nothing shows that the engine took one in";
             weight.reasons.push(reason("gate", text.to_owned()));
         }
-        (weight.strength, weight.reasons)
+        weight.may_crawl(view, complaint, self.gpu_works());
+        weight
     }
 
     /// Log, process states, GPUs and NCCL RAS: each knows nothing of the work that is owed.
     fn bystanders_speak(&self, view: &View<'_>, weight: &mut Weight) {
         if let Some((meaning, name)) = self.log {
-            let at_least = if meaning == Meaning::Fatal { Strength::Strong } else { Strength::Moderate };
-            weight.add(at_least, "log", format!("the log shows the signature {name}"));
+            let text = format!("the log shows the signature {name}");
+            match meaning {
+                Meaning::Fatal => weight.decide(Strength::Strong, "log", text),
+                _ => weight.add(Strength::Moderate, "log", text),
+            }
         }
         if let Some(state) = view.sight.proc.and_then(|p| p.state).filter(|s| matches!(s, 'T' | 'D' | 'Z')) {
-            weight.add(Strength::Moderate, "proc", format!("the stepping process is in state {state}"));
+            let text = format!("the stepping process is in state {state}");
+            match state {
+                'D' => weight.add(Strength::Moderate, "proc", text),
+                _ => weight.decide(Strength::Moderate, "proc", text),
+            }
         }
         if let Some(proc) = view.sight.proc.filter(|p| p.stopped > 0 && !matches!(p.state, Some('T'))) {
-            weight.add(
+            weight.decide(
                 Strength::Moderate,
                 "proc",
                 format!("{} processes of the engine's tree are stopped (state T)", proc.stopped),
             );
         }
         if self.gpu_looks > 0 && self.cold_looks * 10 >= self.gpu_looks * 9 {
-            weight.add(Strength::Moderate, "gpu", "the GPU is busy and cold against its own busy baseline".to_owned());
+            weight.decide(
+                Strength::Moderate,
+                "gpu",
+                "the GPU is busy and cold against its own busy baseline".to_owned(),
+            );
         }
         if let Some(ras) = view.sight.ras.filter(|ras| !ras.silent_ranks.is_empty()) {
-            weight.add(
+            weight.decide(
                 Strength::Moderate,
                 "ras",
                 format!("NCCL RAS names silent ranks {:?}: {}", ras.silent_ranks, ras.text),
@@ -295,6 +369,18 @@ impl Witnesses {
         if let Some(watts) = busy {
             self.busy_watts = Some(self.busy_watts.map_or(watts, |old| old * 0.95 + watts * 0.05));
         }
+    }
+
+    /// Did the GPU do at nearly all looks since the last delivery what it does while it delivers? Then it computes, however long.
+    fn gpu_works(&self) -> bool {
+        self.gpu_looks > 0 && self.warm_looks * 10 >= self.gpu_looks * 9
+    }
+
+    /// Busy, moving memory, and no colder than while it delivered.
+    fn busy_and_warm(&self, gpu: &GpuObs) -> bool {
+        gpu.util >= 50
+            && gpu.memory_util > 10
+            && self.busy_watts.is_some_and(|baseline| gpu.power_watts >= baseline * 0.7)
     }
 
     /// Utilisation near 100 % with hardly any memory traffic and much less power than while it worked (S2: 142 W of 600 W).

@@ -18,7 +18,7 @@ fn gauges_that_stand_after_the_last_request_owe_nothing() {
     assert_eq!(sim.tick(100).verdict, Verdict::Progressing, "{:?}", sim.last);
     let fenced = sim.silence_until(400_000, suspect).unwrap();
     assert!(fenced >= 2_000, "{fenced}");
-    sim.silence_until(130_000, stalled).unwrap();
+    sim.silence_until(310_000, stalled).unwrap();
 }
 
 #[test]

@@ -44,7 +44,6 @@ fn a_front_end_that_fetches_for_a_client_is_fenced_at_most_and_never_killed_for_
 #[test]
 fn gaps_between_tokens_teach_nothing_about_a_first_byte() {
     let mut sim = served(0);
-    sim.cpu = 10;
     sim.admit(1, 10);
     assert_eq!(sim.silence_until(200_000, suspect), None);
 }
@@ -80,11 +79,10 @@ fn the_rivals_patience_is_a_strong_witness_only_against_an_engine_that_does_noth
         sim.metrics = None;
         sim.cpu = cpu;
         sim.admit(1, 10);
-        sim.silence_until(400_000, suspect).unwrap();
-        sim.silence_until(60_000, stalled).unwrap()
+        sim.silence_until(400_000, stalled).unwrap()
     };
     let (idle, burning) = (confirm(10), confirm(800));
-    assert!(idle <= 3_000 && burning >= 19_000, "idle {idle} ms, burning {burning} ms");
+    assert!(idle <= 303_000 && burning >= 319_000, "idle {idle} ms, burning {burning} ms");
 }
 
 #[test]

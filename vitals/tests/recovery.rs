@@ -16,7 +16,7 @@ fn outcome(verdict: Verdict) -> Outcome {
         _ => vec![Action::Unfence],
     };
     let fenced = actions.contains(&Action::Fence);
-    Outcome { verdict, since_ms: 0, reasons: vec![], actions, check_again_in_ms: 100, fenced }
+    Outcome { verdict, actions, fenced, ..Outcome::default() }
 }
 
 struct World {

@@ -105,6 +105,7 @@ mod tests {
             actions: Vec::new(),
             check_again_in_ms: 100,
             fenced: true,
+            health_lies: true,
         };
         let mains: Vec<MainThread> = (0..300)
             .map(|_| MainThread { pid: 7, comm: "engine".to_owned(), state: 'R', wchan: "0".to_owned() })

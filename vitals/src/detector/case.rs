@@ -6,10 +6,11 @@ use super::{Detector, Stage};
 use crate::examine::{Basis, Complaint, Exam, reason};
 use crate::excuse::{Excuse, Tick};
 use crate::observation::Ms;
+use crate::owed::OwedSource;
 use crate::signs::Sight;
 use crate::startup::has_come_up;
 use crate::verdict::{Action, Reason, StallClass, Verdict};
-use crate::witness::Strength;
+use crate::witness::{Strength, Weight};
 
 /// An open suspicion.
 #[derive(Debug, Clone)]
@@ -61,14 +62,16 @@ impl Detector {
         let relapse = self.relapsing(tick);
         let weighed =
             exam.complaint.as_ref().map(|complaint| self.witnesses.weigh(&self.view(tick, sight), complaint, relapse));
-        if let (Some(complaint), Some((strength, witnesses))) = (&exam.complaint, weighed) {
+        if let (Some(complaint), Some(weight)) = (&exam.complaint, weighed) {
+            let current = case.in_startup || complaint_is_current(sight, &weight);
             case.reasons = vec![complaint.reason.clone()];
-            case.reasons.extend(witnesses);
-            let counts = owed && tick.excuse.is_none() && complaint_is_current(sight, strength);
-            if counts && age >= strength.confirm_ms(&self.policy) {
+            case.reasons.extend(weight.reasons);
+            let counts = owed && tick.excuse.is_none() && current;
+            let proven = complaint.silence_ms >= weight.silence_ms_min;
+            if counts && proven && age >= weight.strength.confirm_ms(&self.policy) {
                 case.class = complaint.class.clone();
                 case.reasons.push(reason("policy", format!("suspect for {age} ms: confirmed")));
-                return self.hold_stall(case);
+                return self.hold_stall(sight, case);
             }
         }
         case.drained_at =
@@ -104,7 +107,7 @@ impl Detector {
             self.trial_ms = Some(tick.now_ms);
             return self.release(tick, sight, draining, exam);
         }
-        self.hold_stall(case)
+        self.hold_stall(sight, case)
     }
 
     /// Confirmed, and behind the fence there is nothing left that it could show progress with: nothing speaks against a trial. One
@@ -124,11 +127,16 @@ impl Detector {
         self.trial_ms.is_some_and(|at| tick.now_ms.saturating_sub(at) < self.policy.relapse_ms)
     }
 
-    fn hold_stall(&mut self, case: Case) -> Said {
+    fn hold_stall(&mut self, sight: &Sight<'_>, case: Case) -> Said {
         let verdict = Verdict::Stalled(case.class.clone());
-        let said = case.reasons.clone();
+        let mut said = case.reasons.clone();
         self.stage = Stage::Stalled(case);
-        Said::new(verdict, Words::List(said), &[Action::Fence, Action::CaptureEvidence, Action::WantRestart])
+        let health_lies = sight.frontend.is_some_and(|front| front.answers && front.status == Some(200));
+        if health_lies {
+            said.push(reason("frontend", "/health says 200 all the while: it lies".to_owned()));
+        }
+        let actions = &[Action::Fence, Action::CaptureEvidence, Action::WantRestart];
+        Said { health_lies, ..Said::new(verdict, Words::List(said), actions) }
     }
 
     fn release(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, exam: Exam) -> Said {
@@ -175,9 +183,13 @@ fn stepped_since(sight: &Sight<'_>, case: &Case) -> bool {
     nobody_waits && sight.native().is_none() && sight.metrics_moved && sight.metrics_since_ms >= case.began_ms
 }
 
-/// Work that only a frozen gauge remembers confirms nothing without a further witness.
-fn complaint_is_current(sight: &Sight<'_>, strength: Strength) -> bool {
+/// Work that only a frozen gauge remembers confirms nothing without a further witness: some engines leave it standing after their
+/// last request.
+fn complaint_is_current(sight: &Sight<'_>, weight: &Weight) -> bool {
     let gate_is_empty = sight.gate.is_some_and(|gate| gate.in_flight == 0);
     let by_gauges = gate_is_empty && sight.native().is_none();
-    !by_gauges || strength >= Strength::Moderate
+    let unseen = sight.owed.is_some_and(|owed| owed.source == OwedSource::Metrics)
+        && sight.metrics.is_some_and(|metrics| metrics.server_load.is_none())
+        && sight.proc.is_none_or(|proc| proc.connections.is_none());
+    (!by_gauges || weight.strength >= Strength::Moderate) && (!unseen || weight.decisive)
 }

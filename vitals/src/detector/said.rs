@@ -16,11 +16,13 @@ pub(super) struct Said {
     pub(super) actions: &'static [Action],
     /// When the nearest deadline passes.
     pub(super) due_in_ms: Option<Ms>,
+    /// Stalled, and `/health` says 200.
+    pub(super) health_lies: bool,
 }
 
 impl Said {
     pub(super) fn new(verdict: Verdict, words: Words, actions: &'static [Action]) -> Self {
-        Self { verdict, words, actions, due_in_ms: None }
+        Self { verdict, words, actions, due_in_ms: None, health_lies: false }
     }
 }
 
@@ -126,6 +128,7 @@ impl Spoken {
         outcome.actions.clear();
         outcome.actions.extend_from_slice(said.actions);
         outcome.fenced = said.actions.contains(&Action::Fence);
+        outcome.health_lies = said.health_lies;
         outcome.verdict = said.verdict;
         outcome.since_ms = self.since_ms;
         // never later than the next deadline, so that a fence is not a whole tick late

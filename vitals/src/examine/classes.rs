@@ -2,6 +2,7 @@
 
 use super::View;
 use crate::observation::PageObs;
+use crate::signs::Signs;
 use crate::verdict::StallClass;
 
 /// Which step failure it is, as far as one look can tell.
@@ -45,6 +46,24 @@ fn hands_out_no_step(view: &View<'_>) -> bool {
     let waits = |page: &PageObs| page.step_started_ms.is_none() && page.steps_completed >= leader.steps_completed;
     let everybody_there = view.sight.pages.len() >= leader.world_size as usize;
     everybody_there && view.sight.pages.iter().filter(|page| page.rank != leader.rank).all(waits)
+}
+
+/// Of a loop whose figures move and that hands out nothing.
+pub(super) fn turning(signs: &Signs) -> StallClass {
+    if signs.metrics_prompt_at > signs.metrics_tokens_at { StallClass::DecodeStalled } else { StallClass::Livelock }
+}
+
+/// Of a gate that has long had nothing, and what the engine's own figures say to that.
+pub(super) fn undelivered(view: &View<'_>) -> (StallClass, &'static str) {
+    let (signs, fresh_ms) = (view.signs, view.policy.metrics_fresh_ms);
+    if view.tick.since(signs.moved_at()) > fresh_ms {
+        return (foreign_class(view), "the gate has had nothing");
+    }
+    // a scrape tells of the gate's last tokens a little later
+    let handed_out =
+        signs.metrics_tokens_at.max(signs.page_tokens_at) > signs.gate_delivered_at.saturating_add(fresh_ms);
+    let class = if handed_out { StallClass::FrontendStalled } else { turning(signs) };
+    (class, "the engine's own figures move, but the gate has had nothing")
 }
 
 pub(super) fn foreign_class(view: &View<'_>) -> StallClass {

@@ -1,11 +1,10 @@
 //! Looks at an engine without leases: the gate's silence, or flat counters, against its learned rhythm.
 
-use super::classes::foreign_class;
-use super::{Allowed, Exam, View, reason, source_name};
+use super::classes::{foreign_class, turning as turning_class};
+use super::{Allowed, Basis, Exam, View, reason, source_name};
 use crate::deadlines;
 use crate::observation::Ms;
 use crate::owed::{Owed, OwedSource};
-use crate::verdict::StallClass;
 use crate::witness::PageSays;
 
 /// An engine without leases: the gate's silence (or, without a gate, flat counters) against its learned rhythm.
@@ -14,11 +13,7 @@ pub(super) fn foreign(view: &View<'_>, exam: &mut Exam) {
     let signs = view.signs;
     let delivered =
         signs.gate_delivered_at.max(signs.owed_since).max(signs.metrics_tokens_at).max(signs.page_tokens_at);
-    let moved = delivered
-        .max(signs.metrics_moved_at)
-        .max(signs.metrics_prompt_at)
-        .max(signs.metrics_iterations_at)
-        .max(signs.page_steps_at);
+    let moved = delivered.max(signs.moved_at());
     let allowed = foreign_allowed(view, owed);
     let (since_any, since_delivered) = (view.tick.since(moved), view.tick.since(delivered));
     let flat = since_any.saturating_sub(unseen_ms(view));
@@ -35,19 +30,28 @@ pub(super) fn foreign(view: &View<'_>, exam: &mut Exam) {
     turning(view, owed, allowed, since_any, since_delivered, exam);
 }
 
-/// Where only a scrape could tell that something moves (no request streams, no page): how old the last one is. A slow `/metrics` is
-/// no silence of the engine.
+/// How old the word of the source is that could tell that something moves: the gate's, or, where no request streams and there is no
+/// page, the last scrape's. A gate that is late or a slow `/metrics` is no silence of the engine.
 fn unseen_ms(view: &View<'_>) -> Ms {
+    let age = |at_ms: Ms| view.tick.now_ms.saturating_sub(at_ms);
+    let gate = view.sight.gate.map_or(0, |_| age(view.signs.gate_sampled_ms));
     let only_scrapes = view.nothing_begun() && view.sight.page.is_none() && view.sight.metrics.is_some();
-    if only_scrapes { view.tick.now_ms.saturating_sub(view.signs.metrics_sampled_ms) } else { 0 }
+    if only_scrapes { age(view.signs.metrics_sampled_ms).max(gate) } else { gate }
 }
 
 /// Gauges cannot tell a long prompt from a hang, so a deadline is learned only where the gate knows what is owed.
 fn foreign_allowed(view: &View<'_>, owed: Owed) -> Allowed {
     match owed.source {
-        OwedSource::Gate => deadlines::gate_silence(view),
+        OwedSource::Gate => nothing_works(view).unwrap_or_else(|| deadlines::gate_silence(view)),
         OwedSource::Page | OwedSource::Metrics => Allowed::patient(view.policy.patience_cap_ms),
     }
+}
+
+/// Patience is for an engine that may be working: a first step of 69 s burns CPU or GPU all the while.
+fn nothing_works(view: &View<'_>) -> Option<Allowed> {
+    let patience = view.policy.idle_patience_ms;
+    let due = view.idle_ms > patience && deadlines::gate_silence(view).basis == Basis::Patience;
+    due.then(|| Allowed::idle(patience.min(view.policy.patience_cap_ms)))
 }
 
 /// A stopped process without a debugger delivers nothing, whatever was learned, and whichever of the tree it is: the front end that
@@ -65,31 +69,36 @@ fn stopped(view: &View<'_>, owed: Owed, since_any: Ms, exam: &mut Exam) {
 
 /// Something moves, but nothing is delivered: livelock, or decode starved by prefill.
 fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_delivered: Ms, exam: &mut Exam) {
-    if since_any >= since_delivered {
+    let signs = view.signs;
+    // a counter that moved once, long ago, is the last sign of a step that is under way since
+    if since_any >= since_delivered || since_any > view.policy.metrics_fresh_ms {
         return;
     }
-    let signs = view.signs;
-    // only requests that have begun to answer can be starved of decode; the others are in prefill, or do not stream and are counted
-    // by some engines in one lump at their end, however long that is
-    let decoding = view.sight.gate.is_none_or(|gate| gate.in_flight > gate.awaiting_first_byte);
-    let least = if decoding { view.policy.decode_starved_ms } else { view.policy.patience_cap_ms };
-    let patience = allowed.ms.max(least);
-    let allowed = Allowed { ms: patience, ..Allowed::policy(0) };
-    exam.hold(since_delivered, allowed, || {
-        // a counter that moved once, long ago, is the last sign of a step that hangs since
-        let moves = since_any <= view.policy.metrics_fresh_ms;
-        let class = match signs.metrics_prompt_at > signs.metrics_tokens_at {
-            _ if !moves => foreign_class(view),
-            true => StallClass::DecodeStalled,
-            false => StallClass::Livelock,
-        };
-        let what = if moves { "move".to_owned() } else { format!("stand for {since_any} ms") };
+    let Some(least) = turning_allowed(view) else { return };
+    // prefill and decode take room in the cache; who only turns does not
+    let silence = since_delivered.min(view.tick.since(signs.cache.filled_at));
+    let allowed = Allowed { ms: allowed.ms.max(least), ..Allowed::policy(0) };
+    exam.hold(silence, allowed, || {
         let text = format!(
-            "the engine's counters {what}, and {} requests owed ({}) got nothing for {since_delivered} ms; {}",
+            "the engine's counters move, and {} requests owed ({}) got nothing for {since_delivered} ms; {}",
             owed.requests,
             source_name(owed.source),
             allowed.words()
         );
-        (class, reason("metrics", text), PageSays::Nothing)
+        (turning_class(signs), reason("metrics", text), PageSays::Nothing)
     });
+}
+
+/// How long counters may move without a delivery. Only requests that have begun to answer can be starved of decode; the others are in
+/// prefill, or do not stream and are counted by some engines in one lump at their end, however long that is: against these only a
+/// cache that does not fill speaks.
+fn turning_allowed(view: &View<'_>) -> Option<Ms> {
+    let policy = view.policy;
+    match view.sight.gate {
+        Some(gate) if gate.in_flight <= gate.awaiting_first_byte => {
+            let fills = view.sight.metrics.is_some_and(|metrics| metrics.kv_usage.is_some());
+            fills.then_some(policy.patience_cap_ms)
+        }
+        _ => Some(policy.decode_starved_ms),
+    }
 }

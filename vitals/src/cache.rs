@@ -1,0 +1,60 @@
+//! Room taken in the KV cache: what tells prefill and decode from a loop that merely turns, where no counter says so, and what tells
+//! that answered prompts may be prefilled again.
+
+use crate::excuse::Tick;
+use crate::observation::Ms;
+use crate::policy::Policy;
+use crate::signs::Sight;
+
+/// From this use on requests may be preempted.
+const FULL: f64 = 0.9;
+/// Falls that nobody's end explains, since a request last got something: from here on growth is the same room taken again.
+const FALLS_MAX: u32 = 3;
+
+/// Use of the cache since a request last got something or ended.
+#[derive(Debug, Clone, Default)]
+pub struct CacheSign {
+    used: f64,
+    /// The greatest since room was last given back.
+    most: f64,
+    /// A request ended: what the next scrape says is the new measure.
+    freed: bool,
+    falls: u32,
+    running: f64,
+    /// Counted time at which use last grew, by work and not by another admission.
+    pub filled_at: Ms,
+    full_at: Option<Ms>,
+}
+
+impl CacheSign {
+    /// Takes one look in; `scraped` is whether the page is a new one, `at_ms` when that was true.
+    pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, scraped: bool, at_ms: Ms) {
+        let nobody = sight.gate.is_some_and(|gate| gate.in_flight == 0);
+        self.freed |= sight.delivered() || sight.answered_count > 0 || nobody;
+        if sight.delivered() || nobody {
+            self.falls = 0;
+        }
+        let used = sight.metrics.and_then(|metrics| metrics.kv_usage).filter(|used| used.is_finite());
+        let Some(used) = used.filter(|_| scraped) else { return };
+        let running = sight.metrics.and_then(|metrics| metrics.running).unwrap_or(0.0);
+        let admitted = running > std::mem::replace(&mut self.running, running);
+        let before = std::mem::replace(&mut self.used, used);
+        let freed = std::mem::take(&mut self.freed);
+        self.falls += u32::from(used < before && !freed && self.falls < FALLS_MAX);
+        if freed || used > self.most {
+            self.most = used;
+            if freed || (!admitted && self.falls < FALLS_MAX) {
+                self.filled_at = tick.mark(at_ms);
+            }
+        }
+        if used >= FULL {
+            self.full_at = Some(tick.counted_ms);
+        }
+    }
+
+    /// May requests that were preempted wait to be prefilled again? Where the queue is known to be empty none does.
+    pub fn may_preempt(&self, tick: &Tick, sight: &Sight<'_>, policy: &Policy) -> bool {
+        let queued = sight.metrics.and_then(|metrics| metrics.waiting).is_none_or(|waiting| waiting > 0.0);
+        queued && self.full_at.is_some_and(|at| tick.since(at) < policy.patience_cap_ms)
+    }
+}

@@ -1,0 +1,189 @@
+//! Slow is not hung: engines that turn a hundred times slower at once, and what tells them from a hang; and how long an engine of which
+//! nothing is known may be silent while nothing works.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
+mod common;
+
+use common::{Sim, stalled, suspect};
+use vitals::observation::{GpuObs, Ms};
+use vitals::verdict::{Outcome, Verdict};
+
+fn spinning(mut sim: Sim) -> Sim {
+    sim.process().state = Some('R');
+    sim.process().wchan = None;
+    sim.cpu = 1_000;
+    sim
+}
+
+/// Decode steps of this length; the verdicts on the way.
+fn native_steps(sim: &mut Sim, count: u32, step_ms: Ms) -> Vec<Verdict> {
+    let mut seen = Vec::new();
+    for _ in 0..count {
+        let began = sim.now;
+        sim.page.as_mut().unwrap().step_started_ms = Some(began);
+        while sim.now + 100 < began + step_ms {
+            seen.push(sim.tick(100).verdict);
+        }
+        let page = sim.page.as_mut().unwrap();
+        page.steps_completed += 1;
+        page.tokens_delivered += u64::from(page.running);
+        page.step_started_ms = Some(began + step_ms);
+        page.lease_ms = page.lease_ms.max(20 * step_ms);
+        sim.deliver(4, began + step_ms);
+        seen.push(sim.tick(100).verdict);
+    }
+    seen
+}
+
+/// A foreign engine that streams, one chunk each `gap_ms`.
+fn streaming(gap_ms: Ms) -> Sim {
+    let mut sim = Sim::foreign().up();
+    sim.admit(4, 200);
+    for _ in 0..120_000 / gap_ms {
+        stream(&mut sim, gap_ms);
+    }
+    sim
+}
+
+fn stream(sim: &mut Sim, gap_ms: Ms) {
+    let at = sim.now + gap_ms;
+    while sim.now + 100 < at {
+        sim.tick(100);
+    }
+    sim.deliver(4, at);
+    sim.tick(at - sim.now);
+}
+
+fn health_lies(outcome: &Option<Outcome>) -> bool {
+    let outcome = outcome.as_ref().unwrap();
+    let said = outcome.reasons.iter().any(|reason| reason.source == "frontend" && reason.text.contains("lies"));
+    assert_eq!(said, outcome.health_lies);
+    said
+}
+
+#[test]
+fn a_native_engine_that_crawls_is_fenced_and_lives_and_a_spinning_hang_is_confirmed_after_that() {
+    let mut sim = spinning(Sim::native().up().busy(10_000));
+    let seen = native_steps(&mut sim, 12, 5_000);
+    assert!(seen.iter().any(suspect), "a hundred times slower at once is told within half a second");
+    assert!(!seen.iter().any(stalled), "an engine that crawls was to be killed");
+    // what it learned of crawling makes it patient
+    assert!(!native_steps(&mut sim, 4, 5_000).iter().any(suspect));
+
+    let mut sim = spinning(Sim::native().up().busy(10_000));
+    sim.silence_until(1_000, suspect).unwrap();
+    let confirmed = sim.silence_until(60_000, stalled).unwrap();
+    assert!((6_000..=10_000).contains(&confirmed), "{confirmed}");
+    let mut quiet = Sim::native().up().busy(10_000);
+    quiet.cpu = 0;
+    let confirmed = quiet.silence_until(60_000, stalled).unwrap();
+    assert!(confirmed <= 5_000, "who crawls works: {confirmed}");
+}
+
+#[test]
+fn a_cold_native_engine_may_crawl_as_well() {
+    let mut sim = spinning(Sim::native().up());
+    sim.admit(1, 10);
+    assert!(!native_steps(&mut sim, 3, 12_000).iter().any(stalled));
+    sim.silence_until(400_000, stalled).unwrap();
+}
+
+#[test]
+fn a_foreign_engine_that_is_slow_by_nature_has_its_own_hundred_times() {
+    let mut sim = spinning(streaming(500));
+    sim.silence_until(20_000, suspect).unwrap();
+    assert_eq!(sim.silence_until(55_000, stalled), None, "{:?}", sim.last);
+    stream(&mut sim, 100);
+    assert!(!suspect(&sim.last.as_ref().unwrap().verdict));
+    sim.silence_until(310_000, stalled).unwrap();
+
+    let mut quick = spinning(streaming(100));
+    quick.silence_until(20_000, suspect).unwrap();
+    let confirmed = quick.silence_until(60_000, stalled).unwrap();
+    assert!((19_000..=21_000).contains(&confirmed), "{confirmed}");
+}
+
+#[test]
+fn a_gpu_that_works_as_in_health_speaks_for_the_engine_and_a_cold_one_against_it() {
+    let card = |util, memory_util, power_watts| {
+        vec![GpuObs { util, memory_util, power_watts, power_limit_watts: 600.0, ..GpuObs::default() }]
+    };
+    for (after, least, most) in [(card(98, 40, 430.0), 290_000, 330_000), (card(100, 2, 150.0), 9_000, 14_000)] {
+        let mut sim = spinning(Sim::foreign().up().busy(10_000));
+        sim.gpus = card(98, 40, 450.0);
+        sim.decode(10_000);
+        sim.gpus = after;
+        let confirmed = sim.silence_until(400_000, stalled).unwrap();
+        assert!((least..=most).contains(&confirmed), "{confirmed}: {:?}", sim.last);
+    }
+}
+
+#[test]
+fn a_tree_that_waits_for_its_disk_may_be_swapping() {
+    let confirm = |state| {
+        let mut sim = Sim::native().up().busy(10_000);
+        sim.cpu = 10;
+        sim.process().state = Some(state);
+        sim.silence_until(60_000, stalled).unwrap()
+    };
+    let (disk, lock) = (confirm('D'), confirm('S'));
+    assert!(disk >= 6_000 && lock <= 5_000, "{disk} {lock}");
+}
+
+#[test]
+fn where_nothing_was_learned_and_nothing_works_the_fence_comes_after_a_minute_and_the_kill_with_the_rivals() {
+    let mut sim = Sim::foreign().up();
+    sim.cpu = 10;
+    sim.admit(1, 20_000);
+    let fenced = sim.silence_until(400_000, suspect).unwrap();
+    assert!((60_000..=66_000).contains(&fenced), "{fenced}");
+    let confirmed = fenced + sim.silence_until(400_000, stalled).unwrap();
+    assert!((300_000..=305_000).contains(&confirmed), "{confirmed}");
+    assert!(health_lies(&sim.last), "{:?}", sim.last);
+}
+
+#[test]
+fn whatever_works_is_given_the_rivals_patience() {
+    type Works = fn(&mut Sim);
+    let works: [(&str, Works); 4] = [
+        ("the CPU", |sim| sim.cpu = 300),
+        ("a GPU", |sim| sim.gpus = vec![GpuObs { util: 60, ..GpuObs::default() }]),
+        ("the disk", |sim| {
+            let read = sim.now * 1_000;
+            sim.process().read_chars = Some(read);
+        }),
+        ("nobody knows what", |sim| sim.proc = None),
+    ];
+    for (name, works) in works {
+        let mut sim = Sim::foreign().up();
+        sim.cpu = 10;
+        sim.admit(1, 20_000);
+        for _ in 0..2_950 {
+            works(&mut sim);
+            let verdict = sim.tick(100).verdict;
+            assert!(!suspect(&verdict), "{name} works: {:?}", sim.last);
+        }
+    }
+}
+
+#[test]
+fn health_lies_where_it_says_200_of_a_stall_and_only_there() {
+    let mut sim = Sim::native().up().busy(10_000);
+    sim.cpu = 0;
+    sim.silence_until(5_000, suspect).unwrap();
+    assert!(!health_lies(&sim.last), "a suspicion is no proof");
+    sim.silence_until(10_000, stalled).unwrap();
+    assert!(health_lies(&sim.last));
+    let now = sim.now;
+    let front = sim.frontend.as_mut().unwrap();
+    (front.status, front.answers, front.silent_since_ms) = (Some(503), true, None);
+    sim.tick(100);
+    assert!(!health_lies(&sim.last), "it tells the truth now");
+    let front = sim.frontend.as_mut().unwrap();
+    (front.status, front.answers, front.silent_since_ms) = (None, false, Some(now));
+    sim.tick(100);
+    assert!(!health_lies(&sim.last), "it says nothing");
+    sim.frontend.as_mut().unwrap().status = Some(200);
+    sim.frontend.as_mut().unwrap().answers = true;
+    sim.deliver_for(100);
+    assert!(!health_lies(&sim.last), "no stall, no lie");
+}
