@@ -2,6 +2,7 @@
 //!
 //! A thin driver: arguments, threads, a clock for its own speed, printing. What is simulated lives in `vitals::sim`.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -17,7 +18,7 @@ use vitals::sim::kinds::{self, KINDS, Kind};
 use vitals::sim::table::{Table, replay_line};
 use vitals::verdict::{Outcome, Verdict};
 
-const USAGE: &str = "sim-detector [--hours N] [--seed S] [--kind NAME]... [--fine | --compare] [--rules all] [--threads N] [--replay SEED [--verbose]]";
+const USAGE: &str = "sim-detector [--hours N] [--seed S] [--kind NAME]... [--fine | --compare] [--rules all] [--write-scores FILE] [--threads N] [--replay SEED [--verbose]]";
 
 #[derive(Debug, Clone)]
 struct Args {
@@ -29,6 +30,8 @@ struct Args {
     compare: bool,
     /// Everybody's rules beside ours.
     rules: bool,
+    /// Where the accounts of all rules go, our curve's points among them: what `truebeat replay --scores` reads.
+    scores: Option<PathBuf>,
     threads: usize,
     replay: Option<u64>,
     verbose: bool,
@@ -62,6 +65,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
         ticks: Ticks::Coarse,
         compare: false,
         rules: false,
+        scores: None,
         threads: cores,
         replay: None,
         verbose: false,
@@ -78,6 +82,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--fine" => args.ticks = Ticks::Fine,
             "--compare" => args.compare = true,
             "--rules" if value()? == "all" => args.rules = true,
+            "--write-scores" => args.scores = Some(value()?.into()),
             "--verbose" => args.verbose = true,
             "--kind" => {
                 let name = value()?;
@@ -124,7 +129,7 @@ fn simulate(args: &Args) -> ExitCode {
     let seconds = began.elapsed().as_secs_f64();
     println!("\nseed {}, {} histories", args.seed, total.histories);
     print!("{}", table.render());
-    if args.rules {
+    if args.rules || args.scores.is_some() {
         print!("{}", rules_table(&scores));
     }
     if args.compare {
@@ -138,6 +143,12 @@ fn simulate(args: &Args) -> ExitCode {
         total.ticks as f64 / 1e6,
         seconds * args.threads as f64 * 1e9 / total.ticks.max(1) as f64
     );
+    if let Some(path) = &args.scores
+        && let Err(why) = write_scores(path, &scores)
+    {
+        eprintln!("sim-detector: could not write the scores to {}: {why}", path.display());
+        return ExitCode::from(2);
+    }
     println!("{} passed, {} failed", total.histories - total.failed, total.failed);
     if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -155,8 +166,8 @@ impl Part {
     /// Lives one history and returns its benign microseconds.
     fn live(&mut self, spec: &Spec, args: &Args) -> u64 {
         let policy = Policy::default();
-        let verdicts = if args.rules {
-            let mut rules = Rules(everybody(&policy));
+        let verdicts = if args.rules || args.scores.is_some() {
+            let mut rules = Rules(everybody(&policy, args.scores.is_some()));
             let verdicts = history::run(&Spec { linger: true, ..*spec }, &policy, &mut rules);
             self.score(rules.0.scores());
             verdicts
@@ -213,9 +224,16 @@ impl Watcher for Rules {
     }
 }
 
-fn everybody(policy: &Policy) -> Watchers {
-    let ours: Box<dyn Rule> = Box::new(Ours::new(policy.clone()));
-    Watchers::new(std::iter::once(ours).chain(rivals::all()).collect())
+/// Ours, at every point of its curve if `curve`, and the rivals.
+fn everybody(policy: &Policy, curve: bool) -> Watchers {
+    let ours = if curve { rivals::swept(policy) } else { vec![Box::new(Ours::new(policy.clone())) as Box<dyn Rule>] };
+    Watchers::new(ours.into_iter().chain(rivals::all()).collect())
+}
+
+/// One account a line.
+fn write_scores(path: &Path, scores: &[RuleScore]) -> std::io::Result<()> {
+    let lines: Result<Vec<String>, _> = scores.iter().map(serde_json::to_string).collect();
+    std::fs::write(path, lines?.join("\n") + "\n")
 }
 
 /// One line a rule. The gate obeys our fence, so the others see fewer new requests after it than they would alone.

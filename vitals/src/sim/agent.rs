@@ -72,6 +72,11 @@ impl Agent {
         self.obs.frontend = Signal::default();
     }
 
+    /// Connections of the agent's own: questions that are out.
+    pub fn asking(&self) -> u32 {
+        u32::from(self.scrape.is_some()) + u32::from(self.probe.is_some())
+    }
+
     pub fn scrape(&mut self, world: &World) {
         self.follow(world);
         if !world.engine.profile.signals.metrics || world.misses(Missing::Metrics) {

@@ -1,21 +1,14 @@
 //! The checker: it knows the truth of a history and holds every outcome against it.
 
+use super::bounds::{CONFIRM_DRAINED_MAX, confirm_by, fence_max, is_blind, scene};
 use super::fault::{Fault, Way};
+use super::fences::{ENV_GRACE, Fences};
 use super::history::Spec;
 use super::kinds::{Kind, Truth};
-use super::profile::{EngineKind, MINUTE, MS, SECOND, Us};
+use super::profile::{MS, SECOND, Us};
 use super::world::World;
 use crate::rivals::watch;
 use crate::verdict::{Action, Outcome, StallClass, Verdict};
-
-/// A fence this soon after the environment let the engine go is still the environment's doing.
-const ENV_GRACE: Us = 3 * SECOND;
-/// A foreign engine is fenced within the rivals' patience, and this much more.
-const FOREIGN_FENCE_MAX: Us = 306 * SECOND;
-/// Confirmation after the fence, while work stays owed: the longest confirm time and a little.
-const CONFIRM_MAX: Us = 130 * SECOND;
-/// The same where the work went away and trials came between.
-const CONFIRM_DRAINED_MAX: Us = 40 * MINUTE;
 
 /// The slowest rival acts 450 s after the last step.
 const LINGER: Us = 500 * SECOND;
@@ -55,10 +48,9 @@ pub struct Verdicts {
     pub benign_us: Us,
     pub busy_us: Us,
     pub ticks: u64,
-    pub false_fences: u64,
     pub false_evictions: u64,
-    /// Fences while the environment held the engine as well.
-    pub env_fences: u64,
+    /// Fences of a healthy engine, by whose doing they were.
+    pub fences: Fences,
     pub fence_ms: Option<u64>,
     pub confirm_ms: Option<u64>,
     pub class: Option<StallClass>,
@@ -78,7 +70,6 @@ pub struct Checker {
     owed_at: Option<Us>,
     drained: bool,
     fence_at: Option<Us>,
-    before: Verdict,
     last: Us,
     over: bool,
     wants_kill: bool,
@@ -118,9 +109,8 @@ impl Checker {
                 benign_us: 0,
                 busy_us: 0,
                 ticks: 0,
-                false_fences: 0,
                 false_evictions: 0,
-                env_fences: 0,
+                fences: Fences::default(),
                 fence_ms: None,
                 confirm_ms: None,
                 class: None,
@@ -132,7 +122,6 @@ impl Checker {
             owed_at: None,
             drained: false,
             fence_at: None,
-            before: Verdict::Unknown,
             last: world.now,
             over: false,
             wants_kill: false,
@@ -172,7 +161,7 @@ impl Checker {
     /// The fault has been done.
     pub fn struck(&mut self, world: &World) {
         self.fault = world.fault;
-        self.chunks = world.engine.book.chunks;
+        self.chunks = 0;
         self.verdicts.blind = is_blind(world);
     }
 
@@ -192,9 +181,6 @@ impl Checker {
                 None => self.hanging(world, outcome, fault),
             },
         }
-        if self.before != outcome.verdict {
-            self.before = outcome.verdict.clone();
-        }
     }
 
     fn benign(&mut self, world: &World, outcome: &Outcome, elapsed: Us) {
@@ -202,14 +188,8 @@ impl Checker {
         if world.engine.book.in_flight > 0 {
             self.verdicts.busy_us += elapsed;
         }
-        let begins = |now: &Verdict, before: &Verdict| now.class().is_some() && before.class().is_none();
-        if begins(&outcome.verdict, &self.before) {
-            if world.now <= world.env.stood_still + ENV_GRACE {
-                self.verdicts.env_fences += 1;
-            } else {
-                self.verdicts.false_fences += 1;
-                self.fail(world, outcome, Failure::FalseFence);
-            }
+        if let Some((at, scene)) = self.verdicts.fences.tick(world, outcome) {
+            self.note(at, Failure::FalseFence, || scene);
         }
         if outcome.actions.contains(&Action::WantRestart) {
             self.verdicts.false_evictions += 1;
@@ -234,7 +214,11 @@ impl Checker {
     fn note_owed(&mut self, world: &World) {
         // what was under way comes out yet, be it only from the core: the hang is owed for from the last of it
         let front = self.fault.is_some_and(|(_, fault)| fault.way == Way::Front);
-        let out = world.engine.book.chunks + if front { world.engine.counters.generated } else { 0 };
+        let turns = self.fault.is_some_and(|(_, fault)| matches!(fault.way, Way::Livelock | Way::Decode));
+        let counters = &world.engine.counters;
+        // a loop that only turns takes in whom it still can
+        let core = if front { counters.generated } else { 0 } + if turns { counters.admitted } else { 0 };
+        let out = world.engine.book.chunks + core;
         if out != self.chunks {
             self.chunks = out;
             self.owed_at = self.owed_at.map(|_| world.now);
@@ -311,29 +295,32 @@ impl Checker {
                 self.fail(world, outcome, Failure::MissedFence);
                 self.over = true;
             }
-            Some(at) => {
-                let most = if self.drained { CONFIRM_DRAINED_MAX } else { CONFIRM_MAX };
-                if world.now > at.max(owed_at + fence_max) + most {
-                    self.fail(world, outcome, Failure::MissedStall);
-                    self.over = true;
-                }
+            Some(at) if world.now > confirm_by(owed_at, at.max(owed_at + fence_max), self.drained) => {
+                self.fail(world, outcome, Failure::MissedStall);
+                self.over = true;
             }
-            None => {}
+            _ => {}
         }
     }
 
     fn fail(&mut self, world: &World, outcome: &Outcome, failure: Failure) {
-        let now = world.now;
+        self.note(world.now, failure, || scene(world, outcome));
+    }
+
+    fn note(&mut self, at: Us, failure: Failure, scene: impl FnOnce() -> String) {
         if self.verdicts.failures.is_empty() {
-            self.verdicts.scene = scene(world, outcome);
+            self.verdicts.scene = scene();
         }
         if self.verdicts.failures.len() < 16 {
-            self.verdicts.failures.push((now, failure));
+            self.verdicts.failures.push((at, failure));
         }
     }
 
     /// The history is over.
     pub fn finish(mut self, world: &World) -> Verdicts {
+        if self.verdicts.fences.blinks > Fences::blinks_max(self.verdicts.benign_us) {
+            self.note(world.now, Failure::FalseFence, || "more blinks than docs/decisions promises".to_owned());
+        }
         if self.verdicts.kind.truth != Truth::Hang || self.over || self.verdicts.blind {
             return self.verdicts;
         }
@@ -343,55 +330,4 @@ impl Checker {
         }
         self.verdicts
     }
-}
-
-/// What the detector said and what the engine was doing, in one line for people.
-fn scene(world: &World, outcome: &Outcome) -> String {
-    let (engine, now) = (&world.engine, world.now);
-    let said: Vec<&str> = outcome.reasons.iter().map(|reason| reason.text.as_str()).collect();
-    let step = engine.step.map_or("no step".to_owned(), |step| {
-        let length = step.end.saturating_sub(step.start) / MS;
-        let age = now.saturating_sub(step.start) / MS;
-        format!("step of {} prompt tokens and {} sequences, {age} of {length} ms", step.prefill, step.decoding)
-    });
-    let (running, waiting) = engine.queue();
-    format!(
-        "{:?}: {} | in truth: {step}, {running} running, {waiting} waiting, {} in flight, {} unanswered, {} prompt tokens owed, last delivery {} ms ago",
-        outcome.verdict,
-        said.join("; "),
-        engine.book.in_flight,
-        engine.book.awaiting,
-        engine.book.prompt_owed,
-        now.saturating_sub(engine.book.last_delivery.unwrap_or(0)) / MS
-    )
-}
-
-/// The bound to the fence, independent of what the detector has learned.
-fn fence_max(world: &World, fault: Fault, lease_ms: u64) -> Us {
-    let jitter = world.env.agent_held.saturating_sub(world.now) + 6 * SECOND;
-    match fault.way {
-        Way::Crash => 2 * SECOND + jitter,
-        _ if world.engine.native() && matches!(fault.way, Way::Step | Way::Rank(_)) => {
-            lease_ms.max(1_000) * MS + jitter
-        }
-        _ => FOREIGN_FENCE_MAX + jitter,
-    }
-}
-
-/// Without a gate only gauges tell of work; frozen at zero, or unread, they tell nothing, and nothing else does.
-fn is_blind(world: &World) -> bool {
-    let (signals, shown) = (world.engine.profile.signals, &world.engine.shown);
-    let crash = world.fault.is_some_and(|(_, fault)| matches!(fault.way, Way::Crash | Way::Startup));
-    if crash {
-        return !signals.proc && !signals.page;
-    }
-    // llama.cpp answers /metrics between two steps only
-    let mute = world.engine.profile.kind == EngineKind::LlamaCpp;
-    let gauges =
-        signals.metrics && !mute && (shown.running + shown.waiting > 0 || signals.load || world.engine.native());
-    let front = world.fault.is_some_and(|(_, fault)| fault.way == Way::Front);
-    let (running, waiting) = world.engine.queue();
-    let gone = world.fault.is_some_and(|(_, fault)| fault.way == Way::CoreGone);
-    let page_tells = signals.page && !front && !gone && running + waiting > 0;
-    !signals.gate && !page_tells && (front || !gauges)
 }

@@ -15,6 +15,8 @@ pub struct Counters {
     pub generated: u64,
     pub finished: u64,
     pub preempted: u64,
+    /// Requests whose prefill has begun for the first time.
+    pub admitted: u64,
     /// Tokens and prompt tokens of finished requests.
     pub lumps: u64,
     pub lump_prompt: u64,

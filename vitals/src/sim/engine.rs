@@ -6,8 +6,8 @@
 use super::book::{At, Book, Request};
 use super::chance::Chance;
 use super::counters::{Counters, LeaseModel, Shown};
-use super::profile::{EngineKind, MS, Profile, SECOND, Us};
-use super::step::{Luck, Mood, Step};
+use super::profile::{EngineKind, Profile, SECOND, Us};
+use super::step::{Luck, Mood, Step, Watch};
 
 /// No healthy step is longer.
 const STEP_MAX: Us = 150 * SECOND;
@@ -33,15 +33,13 @@ pub struct Engine {
     /// Time spent in steps that have ended.
     pub busy_us: Us,
     pub now: Us,
-    /// A step longer than this deserves a close look.
-    pub remarkable_us: Us,
+    pub watch: Watch,
     luck: Luck,
     steps_ever: u64,
 }
 
 impl Engine {
     pub fn new(profile: Profile, now: Us, chance: Chance) -> Self {
-        let remarkable_us = (profile.step_us * 3).max(100 * MS);
         Self {
             live: Vec::with_capacity(64),
             step: None,
@@ -55,7 +53,7 @@ impl Engine {
             lease: LeaseModel::warm(&profile),
             busy_us: 0,
             now,
-            remarkable_us,
+            watch: Watch::new(profile.step_us, now),
             luck: Luck::new(chance),
             steps_ever: 0,
             profile,
@@ -120,21 +118,24 @@ impl Engine {
         }
     }
 
-    /// Runs until `until`; stops early where a remarkable step begins, and says when it stopped.
+    /// Runs until `until`; stops early where a long step begins or ends, or a silence ends, and says when it stopped.
     pub fn advance(&mut self, until: Us) -> Us {
         while self.now < until {
             match self.step {
                 Some(step) if step.end <= until => {
                     self.now = self.now.max(step.end);
+                    let long = self.watch.is_long(&step);
                     self.end_step(step);
+                    if self.watch.hears(self.book.chunks + self.book.done, self.now) || long {
+                        return self.now;
+                    }
                 }
                 Some(_) => self.now = until,
                 None => {
                     if !self.begin_step(until) {
                         continue;
                     }
-                    let step = self.step.as_ref();
-                    if step.is_some_and(|step| step.end.saturating_sub(step.start) >= self.remarkable_us) {
+                    if self.step.as_ref().is_some_and(|step| self.watch.is_long(step)) {
                         return self.now;
                     }
                 }
@@ -197,6 +198,7 @@ impl Engine {
                 break;
             }
             request.at = At::Prefill;
+            self.counters.admitted += u64::from(request.context == request.prompt);
             running += 1;
             kv += need;
         }
@@ -243,7 +245,7 @@ impl Engine {
     /// Runs several equal decode steps at once, where nothing can happen in between. False where it must be one by one.
     fn many(&mut self, step: Step, until: Us) -> bool {
         let length = step.end - step.start;
-        if length >= self.remarkable_us {
+        if self.watch.is_long(&step) {
             return false;
         }
         let mut steps = (until - self.now) / length.max(1);
@@ -267,6 +269,7 @@ impl Engine {
         self.decode(steps, last.end);
         self.busy_us += (steps - 1) * length;
         self.finish_step(last, steps);
+        self.watch.hears(self.book.chunks + self.book.done, self.now);
         true
     }
 
@@ -348,6 +351,7 @@ impl Engine {
         self.counters.steps += steps;
         self.steps_ever += steps;
         self.busy_us += step.end - step.start;
+        self.watch.ended(steps, step.end - step.start);
         self.lease.learn(step.decoding, step.prefill_units, step.end - step.start);
         let kv = self.kv_used();
         let (running, waiting) = self.queue();

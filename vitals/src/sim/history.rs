@@ -17,7 +17,8 @@ use crate::verdict::{Action, Outcome, Verdict};
 pub enum Ticks {
     /// Every 100 ms, as an agent does.
     Fine,
-    /// Every 100 ms where anything happens; each second in a steady stretch with work, every ten seconds in an idle one.
+    /// Every 100 ms where the environment disturbs or a case is open; else each second with work and every ten without, and where a long
+    /// step or a silence begins or ends, and where a deadline of the detector's passes.
     Coarse,
 }
 
@@ -68,6 +69,7 @@ pub fn run(spec: &Spec, policy: &Policy, watcher: &mut dyn Watcher) -> Verdicts 
     let plot = script::write(spec.kind, spec.seed);
     let mut run = Run {
         detector: Detector::new(policy.clone(), START / MS),
+        outcome: Outcome::default(),
         agent: Agent::new(START, Chance::new(mix(spec.seed))),
         checker: Checker::new(spec, &plot.world),
         world: plot.world,
@@ -88,6 +90,8 @@ struct Run {
     world: World,
     agent: Agent,
     detector: Detector,
+    /// What it said last.
+    outcome: Outcome,
     checker: Checker,
     policy: Policy,
     ticks: Ticks,
@@ -124,32 +128,41 @@ impl Run {
         self.last = now;
         if std::mem::take(&mut self.world.agent_restarted) {
             self.detector = Detector::new(self.policy.clone(), self.world.env.born.min(now) / MS);
+            self.outcome = Outcome::default();
         }
         shows::observe(&self.world, &mut self.agent);
-        let outcome = self.detector.step(now / MS, &self.agent.obs);
-        self.checker.tick(&self.world, &outcome);
-        watcher.tick(now / MS, &self.agent.obs, &outcome, &self.checker);
-        if outcome.fenced {
+        self.detector.step_into(now / MS, &self.agent.obs, &mut self.outcome);
+        self.checker.tick(&self.world, &self.outcome);
+        watcher.tick(now / MS, &self.agent.obs, &self.outcome, &self.checker);
+        if self.outcome.fenced {
             self.world.fenced = true;
-        } else if outcome.actions.contains(&Action::Unfence) {
+        } else if self.outcome.actions.contains(&Action::Unfence) {
             self.world.fenced = false;
         }
         if self.checker.wants_kill() && self.world.kill_sent.is_none() {
             self.world.kill_sent = Some(now);
         }
-        self.due = self.interval(&outcome);
+        self.due = self.interval();
+        self.detector.looks_again_in(self.due / MS);
     }
 
-    fn interval(&self, outcome: &Outcome) -> Us {
+    fn interval(&self) -> Us {
+        let outcome = &self.outcome;
         let fine = (outcome.check_again_in_ms * MS).clamp(20 * MS, FINE);
-        if self.ticks == Ticks::Fine || outcome.verdict.class().is_some() || !self.world.steady() {
+        // what a native prefill step took is learned from one that was seen to end
+        let engine = &self.world.engine;
+        let prefills = engine.native() && engine.step.is_some_and(|step| step.prefill > 0);
+        if self.ticks == Ticks::Fine || outcome.verdict.class().is_some() || !self.world.steady() || prefills {
             return fine;
         }
         // not before every source says so: a scrape from before the end still tells of work
         let idle = outcome.verdict == Verdict::Idle && self.world.engine.book.in_flight == 0;
         let wish = if idle { IDLE } else { STEADY };
+        let wish = wish.min(self.world.next_act().saturating_sub(self.world.now)).max(FINE);
         // a deadline of the detector's own is never slept through
-        let due = outcome.check_again_in_ms * MS;
-        if due < 100 * MS { fine } else { wish.min(self.world.next_act().saturating_sub(self.world.now)).max(FINE) }
+        match self.detector.due_in_ms().filter(|_| self.world.pending()) {
+            Some(due_ms) => wish.min((due_ms + 1) * MS).max(20 * MS),
+            None => wish,
+        }
     }
 }

@@ -7,12 +7,14 @@
 
 pub mod agent;
 pub mod book;
+pub mod bounds;
 pub mod chance;
 pub mod check;
 pub mod clients;
 pub mod counters;
 pub mod engine;
 pub mod fault;
+pub mod fences;
 pub mod history;
 pub mod kinds;
 mod outputs;

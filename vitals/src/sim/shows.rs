@@ -137,7 +137,7 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
         agent.obs.proc.value = None;
         return;
     }
-    let alive = world.now >= env.born;
+    let (alive, asking) = (world.now >= env.born, agent.asking());
     let proc = agent.obs.proc.value.get_or_insert_with(ProcObs::default);
     proc.alive = alive;
     proc.started_ms = if alive { env.born / MS } else { proc.started_ms };
@@ -155,7 +155,7 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
     (proc.read_chars, proc.read_bytes) = (Some(read), Some(read));
     let front = &world.engine;
     let stuck = if front.mood.front_dead { front.book.awaiting } else { 0 };
-    (proc.connections, proc.accept_queue) = (Some(front.book.in_flight + 1), Some(stuck));
+    (proc.connections, proc.accept_queue) = (Some(front.book.in_flight + asking), Some(stuck));
     proc.kill_sent_ms = world.kill_sent.map(|at| at / MS);
     agent.obs.proc.at_ms = world.now / MS;
 }

@@ -38,6 +38,52 @@ impl Default for Mood {
     }
 }
 
+/// What deserves a close look: steps out of proportion to those before them, and deliveries that end a silence.
+#[derive(Debug, Clone)]
+pub struct Watch {
+    /// A slow average of the steps' lengths.
+    usual: Us,
+    /// What the gate had heard, and when that last grew.
+    heard: u64,
+    heard_at: Us,
+}
+
+/// Shorter steps and silences than these are within what any look takes for granted.
+const LONG_MIN: Us = 100 * MS;
+const SILENCE_MIN: Us = 500 * MS;
+
+impl Watch {
+    pub fn new(usual: Us, now: Us) -> Self {
+        Self { usual, heard: 0, heard_at: now }
+    }
+
+    /// Is this step out of proportion?
+    pub fn is_long(&self, step: &Step) -> bool {
+        step.end.saturating_sub(step.start) >= (self.usual * 3).max(LONG_MIN)
+    }
+
+    /// So many equal steps of this length have ended.
+    pub fn ended(&mut self, steps: u64, length: Us) {
+        let weight = steps.min(16);
+        self.usual = (self.usual * (16 - weight) + length * weight) / 16;
+    }
+
+    /// The gate has heard this much by now. True where that ends a silence.
+    pub fn hears(&mut self, heard: u64, now: Us) -> bool {
+        if self.heard == heard {
+            return false;
+        }
+        self.heard = heard;
+        let since = std::mem::replace(&mut self.heard_at, now);
+        now.saturating_sub(since) >= SILENCE_MIN
+    }
+
+    /// Is the gate in a silence?
+    pub fn is_silent(&self, now: Us) -> bool {
+        now.saturating_sub(self.heard_at) >= SILENCE_MIN
+    }
+}
+
 /// How much longer or shorter than planned steps are: a function of the step's number alone, so that it does not matter in how many
 /// pieces time is run.
 #[derive(Debug, Clone)]

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::check::{Failure, Verdicts};
+use super::fences::Fences;
 use super::kinds::{KINDS, Kind, Truth};
 use super::profile::HOUR;
 
@@ -25,9 +26,8 @@ pub struct Sums {
     pub class_right: u64,
     pub benign_us: u64,
     pub busy_us: u64,
-    pub false_fences: u64,
+    pub fences: Fences,
     pub false_evictions: u64,
-    pub env_fences: u64,
     pub ticks: u64,
     pub fence_ms: Vec<u64>,
     pub confirm_ms: Vec<u64>,
@@ -59,9 +59,8 @@ impl Table {
         sums.unowed += u64::from(verdicts.kind.truth != Truth::Benign && verdicts.unowed && !verdicts.blind);
         sums.benign_us += verdicts.benign_us;
         sums.busy_us += verdicts.busy_us;
-        sums.false_fences += verdicts.false_fences;
+        sums.fences.add(&verdicts.fences);
         sums.false_evictions += verdicts.false_evictions;
-        sums.env_fences += verdicts.env_fences;
         sums.ticks += verdicts.ticks;
         let judged = !verdicts.blind;
         if judged && verdicts.confirm_ms.is_some() {
@@ -122,8 +121,17 @@ impl Table {
         }
         let _ = writeln!(
             out,
-            "\n{:<10} {:>6} {:>12} {:>12} {:>12} {:>15} {:>10} {:>7}",
-            "benign", "hist.", "engine-hours", "with work", "false fences", "false evictions", "env fences", "failed"
+            "\n{:<10} {:>6} {:>12} {:>12} {:>15} {:>12} {:>6} {:>10} {:>6} {:>7}",
+            "benign",
+            "hist.",
+            "engine-hours",
+            "with work",
+            "false evictions",
+            "false fences",
+            "blinks",
+            "slow steps",
+            "env",
+            "failed"
         );
         for (kind, sums) in self.rows(|_| true).filter(|(_, sums)| sums.benign_us > 0) {
             let _ = writeln!(out, "{}", benign_row(kind.name, sums));
@@ -149,9 +157,8 @@ impl Sums {
         self.class_right += more.class_right;
         self.benign_us += more.benign_us;
         self.busy_us += more.busy_us;
-        self.false_fences += more.false_fences;
+        self.fences.add(&more.fences);
         self.false_evictions += more.false_evictions;
-        self.env_fences += more.env_fences;
         self.ticks += more.ticks;
         self.fence_ms.extend(more.fence_ms);
         self.confirm_ms.extend(more.confirm_ms);
@@ -165,14 +172,16 @@ impl Sums {
 
 fn benign_row(name: &str, sums: &Sums) -> String {
     format!(
-        "{:<10} {:>6} {:>12.1} {:>12.1} {:>12} {:>15} {:>10} {:>7}",
+        "{:<10} {:>6} {:>12.1} {:>12.1} {:>15} {:>12} {:>6} {:>10} {:>6} {:>7}",
         name,
         sums.histories,
         sums.benign_hours(),
         sums.busy_us as f64 / HOUR as f64,
-        sums.false_fences,
         sums.false_evictions,
-        sums.env_fences,
+        sums.fences.wrong,
+        sums.fences.blinks,
+        sums.fences.slow,
+        sums.fences.env,
         sums.failed
     )
 }
@@ -190,7 +199,7 @@ fn bounds(total: &Sums) -> String {
             format!("{count} {what}s in {hours:.0} engine-hours: {:.2e} an hour", count as f64 / hours)
         }
     };
-    format!("{}\n{}", rate(total.false_fences, "false fence"), rate(total.false_evictions, "false eviction"))
+    format!("{}\n{}", rate(total.fences.wrong, "false fence"), rate(total.false_evictions, "false eviction"))
 }
 
 /// p50, p99 and maximum in seconds.

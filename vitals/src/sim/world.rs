@@ -4,6 +4,7 @@ use super::chance::Chance;
 use super::clients::Clients;
 use super::engine::Engine;
 use super::fault::Fault;
+use super::fences::ENV_GRACE;
 use super::profile::{EngineKind, MS, Profile, SECOND, Us};
 
 /// Something that happens. Spans are lengths.
@@ -80,6 +81,8 @@ pub struct Env {
     pub eventful: Us,
     /// The environment stood in the engine's way until then.
     pub stood_still: Us,
+    /// Until then steps are many times longer than any before, and nothing announced it.
+    pub slowed: Us,
     /// Log lines to come: when, and which signature.
     pub log: Vec<(Us, &'static str)>,
 }
@@ -243,7 +246,7 @@ impl World {
                 env.stood_still = env.stood_still.min(now);
             }
             Act::Swap(span) => {
-                stop(env, span);
+                env.slowed = stop(env, span) + ENV_GRACE;
                 env.stood_still = env.stood_still.min(now);
             }
             Act::Sleep(span) => {
@@ -280,7 +283,7 @@ impl World {
                 self.engine.set_pace(now, pace);
             }
             Act::Crawl(span, pace) => {
-                env.crawling = now + span;
+                (env.crawling, env.slowed) = (now + span, now + span);
                 env.eventful = env.eventful.max(now + span + 20 * SECOND);
                 self.engine.set_pace(now, pace);
             }
@@ -358,11 +361,15 @@ impl World {
         self.env.blind.iter().any(|(until, which)| *which == missing && self.now < *until)
     }
 
-    /// Does nothing happen that needs more than a look a second?
+    /// Does nothing happen that needs more than a look a second, and one where something begins or ends?
     pub fn steady(&self) -> bool {
+        self.now >= self.env.eventful && self.now >= self.env.ready + 30 * SECOND
+    }
+
+    /// Is a long step or a silence under way, so that a deadline of the detector's may pass in it?
+    pub fn pending(&self) -> bool {
         let engine = &self.engine;
-        let long_step = engine.step.is_some_and(|step| step.end.saturating_sub(step.start) >= engine.remarkable_us);
-        let unanswered = engine.book.in_flight > 0 && engine.book.awaiting >= engine.book.in_flight;
-        self.now >= self.env.eventful && !long_step && !unanswered && self.now >= self.env.ready + 30 * SECOND
+        let silent = engine.book.in_flight > 0 && engine.watch.is_silent(self.now);
+        silent || engine.step.as_ref().is_some_and(|step| engine.watch.is_long(step))
     }
 }

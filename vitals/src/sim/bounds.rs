@@ -1,0 +1,75 @@
+//! How late the detector may be in each hang, which hangs no signal can show, and what a failure looked like. Pure.
+
+use super::fault::{Fault, Way};
+use super::profile::{EngineKind, MINUTE, MS, SECOND, Us};
+use super::world::World;
+use crate::verdict::Outcome;
+
+/// A foreign engine is fenced within the rivals' patience, and this much more.
+const FOREIGN_FENCE_MAX: Us = 306 * SECOND;
+/// Confirmation after the fence, while work stays owed: the longest confirm time and a little.
+const CONFIRM_MAX: Us = 130 * SECOND;
+/// The same where the work went away and trials came between.
+pub const CONFIRM_DRAINED_MAX: Us = 40 * MINUTE;
+/// Where nothing but silence speaks while somebody works, the rivals' patience is the bound.
+const PATIENCE_MAX: Us = 325 * SECOND;
+
+/// Until when a hang that is owed for since `owed_at` and should be fenced by `fenced` must be confirmed.
+pub fn confirm_by(owed_at: Us, fenced: Us, drained: bool) -> Us {
+    let most = if drained { CONFIRM_DRAINED_MAX } else { CONFIRM_MAX };
+    (fenced + most).max(owed_at + PATIENCE_MAX)
+}
+
+/// What the detector said and what the engine was doing, in one line for people.
+pub fn scene(world: &World, outcome: &Outcome) -> String {
+    let (engine, now) = (&world.engine, world.now);
+    let said: Vec<&str> = outcome.reasons.iter().map(|reason| reason.text.as_str()).collect();
+    let step = engine.step.map_or("no step".to_owned(), |step| {
+        let length = step.end.saturating_sub(step.start) / MS;
+        let age = now.saturating_sub(step.start) / MS;
+        format!("step of {} prompt tokens and {} sequences, {age} of {length} ms", step.prefill, step.decoding)
+    });
+    let (running, waiting) = engine.queue();
+    format!(
+        "{:?}: {} | in truth: {step}, {running} running, {waiting} waiting, {} in flight, {} unanswered, {} prompt tokens owed, last delivery {} ms ago",
+        outcome.verdict,
+        said.join("; "),
+        engine.book.in_flight,
+        engine.book.awaiting,
+        engine.book.prompt_owed,
+        now.saturating_sub(engine.book.last_delivery.unwrap_or(0)) / MS
+    )
+}
+
+/// The bound to the fence, independent of what the detector has learned.
+pub fn fence_max(world: &World, fault: Fault, lease_ms: u64) -> Us {
+    let jitter = world.env.agent_held.saturating_sub(world.now) + 6 * SECOND;
+    match fault.way {
+        Way::Crash => 2 * SECOND + jitter,
+        _ if world.engine.native() && matches!(fault.way, Way::Step | Way::Rank(_)) => {
+            lease_ms.max(1_000) * MS + jitter
+        }
+        // what was admitted before is prefilled yet, which is progress
+        Way::Livelock | Way::Decode => FOREIGN_FENCE_MAX + MINUTE + jitter,
+        _ => FOREIGN_FENCE_MAX + jitter,
+    }
+}
+
+/// Without a gate only gauges tell of work; frozen at zero, or unread, they tell nothing, and nothing else does.
+pub fn is_blind(world: &World) -> bool {
+    let (signals, shown) = (world.engine.profile.signals, &world.engine.shown);
+    let crash = world.fault.is_some_and(|(_, fault)| matches!(fault.way, Way::Crash | Way::Startup));
+    if crash {
+        return !signals.proc && !signals.page;
+    }
+    // llama.cpp answers /metrics between two steps only
+    let mute = world.engine.profile.kind == EngineKind::LlamaCpp;
+    // what only a gauge says is believed where somebody's connection is seen as well
+    let witnessed = signals.load || world.engine.native() || (signals.proc && shown.running + shown.waiting > 0);
+    let gauges = signals.metrics && !mute && witnessed;
+    let front = world.fault.is_some_and(|(_, fault)| fault.way == Way::Front);
+    let (running, waiting) = world.engine.queue();
+    let gone = world.fault.is_some_and(|(_, fault)| fault.way == Way::CoreGone);
+    let page_tells = signals.page && !front && !gone && running + waiting > 0;
+    !signals.gate && !page_tells && (front || !gauges)
+}
