@@ -41,12 +41,10 @@ impl CacheSign {
         let before = std::mem::replace(&mut self.used, used);
         let freed = std::mem::take(&mut self.freed);
         self.falls += u32::from(used < before && !freed && self.falls < FALLS_MAX);
-        if freed || used > self.most {
-            self.most = used;
-            if freed || (!admitted && self.falls < FALLS_MAX) {
-                self.filled_at = tick.mark(at_ms);
-            }
+        if used > self.most && !freed && !admitted && self.falls < FALLS_MAX {
+            self.filled_at = tick.mark(at_ms);
         }
+        self.most = if freed { used } else { used.max(self.most) };
         if used >= FULL {
             self.full_at = Some(tick.counted_ms);
         }

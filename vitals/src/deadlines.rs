@@ -24,7 +24,7 @@ pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
         Some(ms) => Allowed::learned(
             factor(ms, policy.native_factor_tenths).clamp(floor, lease.max(floor)).saturating_add(jitter),
         )
-        .of_usual(native_step_at(view, page, 500, false).unwrap_or(ms), policy),
+        .of_usual(native_step_at(view, page, 900, false).unwrap_or(ms), policy),
         None => Allowed::declared(lease.max(policy.native_floor_ms).saturating_add(jitter))
             .of_usual(lease / LEASE_TIMES, policy),
     }
@@ -37,7 +37,9 @@ fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) 
     let decode = || {
         let quantile = rhythm.decode_step_ms.quantile(permille)?;
         let step_ms = quantile.max(latest(rhythm.decode_recent_ms) / 2);
-        Some(wider(step_ms, page.running, rhythm.decode_width_milli))
+        // what is usual was learned from usual widths, the greatest from the widest
+        let width = if recent { rhythm.decode_width_milli } else { rhythm.decode_usual_width_milli };
+        Some(wider(step_ms, page.running, width))
     };
     match page.phase {
         PagePhase::Prefill => {
@@ -116,8 +118,11 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     let learned = factor(usual.max(recent), policy.foreign_factor_tenths).max(prefill);
     // not `clamp`: a policy may well set the cap below the floor
     Allowed::learned(learned.max(policy.foreign_floor_ms).min(policy.patience_cap_ms))
-        .of_usual(foreign_step(rhythm, usual, prompt), policy)
+        .of_usual(foreign_step(rhythm, usual, prompt).max(prefill / CRAWL_PREFILL_PARTS), policy)
 }
+
+/// What is allowed to a prompt is some three times the slowest of many that were learned: one part in so many counts as its usual step.
+const CRAWL_PREFILL_PARTS: Ms = 12;
 
 /// What a step usually takes: the gaps of streams tell, and what a prompt adds. A silence before a first byte (`usual`) holds the front end's
 /// work as well, and stands in where nothing ever streamed.

@@ -138,14 +138,15 @@ impl View<'_> {
 
 /// Looks once.
 pub fn examine(view: &View<'_>) -> Exam {
-    let mut exam = Exam { gate_allowed_ms: deadlines::gate_silence(view).ms, ..Exam::default() };
+    let gate = deadlines::gate_silence(view);
+    let mut exam = Exam { gate_allowed_ms: gate.ms, ..Exam::default() };
     match view.sight.native() {
         Some(page) => {
             native::step(view, page, &mut exam);
             native::livelock(view, page, &mut exam);
-            native::front(view, page, &mut exam);
+            native::front(view, page, gate, &mut exam);
         }
-        None => foreign::foreign(view, &mut exam),
+        None => foreign::foreign(view, gate, &mut exam),
     }
     undelivered(view, &mut exam);
     exam

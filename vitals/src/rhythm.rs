@@ -100,6 +100,8 @@ pub struct Rhythm {
     pub prefill_step_ms: Ms,
     /// Slowly fading maximum of the running sequences of the decode steps above, in thousandths.
     pub decode_width_milli: u64,
+    /// Slow average of the same, about as slow as the histogram of their lengths.
+    pub decode_usual_width_milli: u64,
     /// Gate: silences that ended in a delivery while requests that had begun to answer were owed.
     pub gate_gap_ms: Histogram,
     /// Slowly fading maximum of these.
@@ -123,7 +125,10 @@ impl Rhythm {
     pub fn decoded(&mut self, step_ms: Ms, running: u32) {
         // fades about as fast as the histogram does
         let faded = self.decode_width_milli.saturating_sub(self.decode_width_milli / 512);
-        self.decode_width_milli = faded.max(u64::from(running).saturating_mul(1000));
+        let milli = u64::from(running).saturating_mul(1000);
+        self.decode_width_milli = faded.max(milli);
+        let usual = if self.decode_usual_width_milli == 0 { milli } else { self.decode_usual_width_milli };
+        self.decode_usual_width_milli = usual.saturating_mul(511).saturating_add(milli) / 512;
         self.decode_step_ms.record(step_ms.max(1));
         self.decode_recent_ms = step_ms.max(self.decode_recent_ms.saturating_sub(self.decode_recent_ms / 64 + 1));
     }

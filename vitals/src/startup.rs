@@ -30,6 +30,11 @@ pub fn has_come_up(front: &FrontendObs) -> bool {
 
 /// Start-up progress against the lease (native) or the policy (foreign).
 pub fn examine_startup(view: &View<'_>) -> Exam {
+    let sight = view.sight;
+    if sight.page.is_none() && sight.frontend.is_none() && sight.metrics.is_none() {
+        // whether it has come up cannot be seen at all: it may be serving, or waiting to
+        return Exam { gate_allowed_ms: view.policy.patience_cap_ms, ..Exam::default() };
+    }
     let silence = view.tick.since(view.signs.startup_moved_at);
     let (silence, burns) = match view.tick.since(view.signs.startup_solid_at) {
         // CPU time alone holds off a verdict no longer than the longest lease would

@@ -47,41 +47,47 @@ fn a_seed_is_a_history() {
     }
 }
 
+/// Alarms in order, without blinks of the low floor; the class of a suspicion may turn on which scrape came first, what is confirmed
+/// may not.
+fn words(alarms: &[(Ms, String)]) -> Vec<String> {
+    let word = |said: &str| if said.starts_with("Stalled") { said.to_owned() } else { "Suspect".to_owned() };
+    let mut words: Vec<String> = alarms.iter().map(|(_, said)| word(said)).collect();
+    words.dedup();
+    words
+}
+
 #[test]
-fn looking_seldom_in_steady_stretches_raises_the_same_alarms() {
-    let mut alarms = 0;
-    for (kind, seeds) in [("day", 2), ("B9", 1), ("full", 1), ("stopped", 4), ("c0", 1)] {
-        for seed in 0..seeds {
-            let at = |ticks| {
-                let mut alarms = Alarms::default();
-                run(&spec(kind, seed, ticks, 25 * MINUTE), &Policy::default(), &mut alarms);
-                alarms.begun
-            };
-            let (fine, coarse) = (at(Ticks::Fine), at(Ticks::Coarse));
-            // the class of a suspicion may turn on which scrape came first; what is confirmed may not
-            let word = |said: &str| if said.starts_with("Stalled") { said.to_owned() } else { "Suspect".to_owned() };
-            let words = |alarms: &[(Ms, String)]| {
-                let mut words: Vec<String> = alarms.iter().map(|(_, said)| word(said)).collect();
-                words.dedup();
-                words
-            };
-            assert_eq!(words(&fine), words(&coarse), "{kind} {seed}: {fine:?} {coarse:?}");
-            let first = |alarms: &[(Ms, String)]| alarms.first().map_or(0, |(at, _)| *at);
-            let apart = first(&fine).abs_diff(first(&coarse));
-            assert!(apart <= 5_000, "{kind} {seed}: alarms {apart} ms apart: {fine:?} {coarse:?}");
-            alarms += fine.len();
-        }
+fn looking_where_something_begins_or_ends_raises_the_same_alarms_as_looking_always() {
+    let (mut alarms, mut ticks) = (0, [0, 0]);
+    for (number, kind) in KINDS.iter().enumerate() {
+        let at = |ticks| {
+            let mut alarms = Alarms::default();
+            let verdicts =
+                run(&spec(kind.name, 77 + number as u64, ticks, 15 * MINUTE), &Policy::default(), &mut alarms);
+            (verdicts, alarms.begun)
+        };
+        let ((always, fine), (seldom, coarse)) = (at(Ticks::Fine), at(Ticks::Coarse));
+        let kind = kind.name;
+        assert_eq!(words(&fine), words(&coarse), "{kind}: {fine:?} {coarse:?}");
+        let first = |alarms: &[(Ms, String)]| alarms.first().map_or(0, |(at, _)| *at);
+        let apart = first(&fine).abs_diff(first(&coarse));
+        // an agent's probes draw their own latencies look by look, and a front end's silence counts from a probe
+        assert!(apart <= 20_000, "{kind}: alarms {apart} ms apart: {fine:?} {coarse:?}");
+        let what = |verdicts: &Verdicts| (verdicts.false_evictions, verdicts.blind, verdicts.failures.len());
+        assert_eq!(what(&always), what(&seldom), "{kind}");
+        alarms += fine.len();
+        ticks = [ticks[0] + always.ticks, ticks[1] + seldom.ticks];
     }
-    assert!(alarms >= 4, "a sample without alarms compares nothing");
+    assert!(alarms >= 12, "a sample without alarms compares nothing: {alarms}");
+    assert!(ticks[0] * 2 > ticks[1] * 3, "{ticks:?}");
 }
 
 /// Failures of the short run that stand today, each with the defect behind it; a line leaves this list with its defect. The long run
 /// (`make sim-detector`) knows no such list: there every failure is a failure.
 const OPEN: &[(&str, Failure, &str)] = &[];
 
-/// Histories with a fence that was false and no eviction, at most: deadlines learned too short for prompts that come alone or in one
-/// step. To be lowered with each defect that is mended, down to none.
-const FALSE_FENCES_OPEN: usize = 2;
+/// Histories with a fence that was false and no eviction, at most.
+const FALSE_FENCES_OPEN: usize = 0;
 
 #[test]
 fn the_short_run_has_no_false_eviction_and_no_missed_hang() {

@@ -2,19 +2,18 @@
 
 use super::classes::{foreign_class, turning as turning_class};
 use super::{Allowed, Basis, Exam, View, reason, source_name};
-use crate::deadlines;
 use crate::observation::Ms;
 use crate::owed::{Owed, OwedSource};
 use crate::witness::PageSays;
 
 /// An engine without leases: the gate's silence (or, without a gate, flat counters) against its learned rhythm.
-pub(super) fn foreign(view: &View<'_>, exam: &mut Exam) {
+pub(super) fn foreign(view: &View<'_>, gate: Allowed, exam: &mut Exam) {
     let Some(owed) = view.sight.owed else { return };
     let signs = view.signs;
     let delivered =
         signs.gate_delivered_at.max(signs.owed_since).max(signs.metrics_tokens_at).max(signs.page_tokens_at);
     let moved = delivered.max(signs.moved_at());
-    let allowed = foreign_allowed(view, owed);
+    let allowed = foreign_allowed(view, owed, gate);
     let (since_any, since_delivered) = (view.tick.since(moved), view.tick.since(delivered));
     let flat = since_any.saturating_sub(unseen_ms(view));
     exam.hold(flat, allowed, || {
@@ -40,17 +39,17 @@ fn unseen_ms(view: &View<'_>) -> Ms {
 }
 
 /// Gauges cannot tell a long prompt from a hang, so a deadline is learned only where the gate knows what is owed.
-fn foreign_allowed(view: &View<'_>, owed: Owed) -> Allowed {
+fn foreign_allowed(view: &View<'_>, owed: Owed, gate: Allowed) -> Allowed {
     match owed.source {
-        OwedSource::Gate => nothing_works(view).unwrap_or_else(|| deadlines::gate_silence(view)),
+        OwedSource::Gate => nothing_works(view, gate).unwrap_or(gate),
         OwedSource::Page | OwedSource::Metrics => Allowed::patient(view.policy.patience_cap_ms),
     }
 }
 
 /// Patience is for an engine that may be working: a first step of 69 s burns CPU or GPU all the while.
-fn nothing_works(view: &View<'_>) -> Option<Allowed> {
+fn nothing_works(view: &View<'_>, gate: Allowed) -> Option<Allowed> {
     let patience = view.policy.idle_patience_ms;
-    let due = view.idle_ms > patience && deadlines::gate_silence(view).basis == Basis::Patience;
+    let due = view.idle_ms > patience && gate.basis == Basis::Patience;
     due.then(|| Allowed::idle(patience.min(view.policy.patience_cap_ms)))
 }
 

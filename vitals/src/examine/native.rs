@@ -78,7 +78,7 @@ pub(super) fn livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
 }
 
 /// The gate owes work that the engine's loop does not know of, or tokens that the front end does not pass on.
-pub(super) fn front(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
+pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, exam: &mut Exam) {
     let Some(gate) = view.sight.gate.filter(|gate| gate.in_flight > 0) else { return };
     let silent_front = view.sight.frontend_silent(view.tick.now_ms, view.policy.admission_ms);
     let since_bytes = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
@@ -86,7 +86,7 @@ pub(super) fn front(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
     let (silence, allowed) = if idle {
         (since_bytes.min(view.tick.since(view.signs.page_steps_at)), Allowed::policy(view.policy.admission_ms))
     } else if silent_front {
-        (since_bytes, deadlines::gate_silence(view))
+        (since_bytes, silence_allowed)
     } else {
         return;
     };

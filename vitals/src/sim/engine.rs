@@ -260,13 +260,14 @@ impl Engine {
         }
         // all of a batch share one luck, and no late step hides in it
         steps = steps.min(self.luck.alike(self.steps_ever));
-        let fits = self.kv_used() + steps * u64::from(step.decoding) <= self.profile.kv_tokens;
+        let fits = self.kv_and_queue().0 + steps * u64::from(step.decoding) <= self.profile.kv_tokens;
         if steps < 2 || !fits || (waiting && self.mood.thrash) {
             return false;
         }
         let last = Step { start: step.end - length + (steps - 1) * length, end: self.now + steps * length, ..step };
         self.now = last.end;
-        self.decode(steps, last.end);
+        // nobody ends in between, and the cache has room
+        self.hand_out_all(steps, last.end);
         self.busy_us += (steps - 1) * length;
         self.finish_step(last, steps);
         self.watch.hears(self.book.chunks + self.book.done, self.now);
@@ -277,7 +278,7 @@ impl Engine {
         self.step = None;
         // decode first: who ends prefill in this step has its first token from it, not two
         if step.decoding > 0 {
-            self.decode(1, step.end);
+            self.decode(step.end);
         }
         if step.prefill > 0 {
             self.prefill(step.end);
@@ -319,22 +320,18 @@ impl Engine {
         self.drop_finished(at);
     }
 
-    fn decode(&mut self, steps: u64, at: Us) {
+    fn decode(&mut self, at: Us) {
         self.preempt();
         if self.mood.mute {
             return;
         }
-        for index in 0..self.live.len() {
-            if self.live[index].at == At::Decode {
-                self.hand_out(index, steps, at);
-            }
-        }
+        self.hand_out_all(1, at);
         self.drop_finished(at);
     }
 
     /// No room for the next tokens: the youngest starts over (recompute), as vLLM and SGLang do.
     fn preempt(&mut self) {
-        let mut used = self.kv_used();
+        let mut used = self.kv_and_queue().0;
         while used + 64 > self.profile.kv_tokens {
             let decoding = self.live.iter().filter(|request| request.at == At::Decode).count();
             let youngest = self.live.iter_mut().filter(|r| r.at == At::Decode).max_by_key(|request| request.forwarded);
@@ -353,8 +350,7 @@ impl Engine {
         self.busy_us += step.end - step.start;
         self.watch.ended(steps, step.end - step.start);
         self.lease.learn(step.decoding, step.prefill_units, step.end - step.start);
-        let kv = self.kv_used();
-        let (running, waiting) = self.queue();
+        let (kv, (running, waiting)) = self.kv_and_queue();
         self.counters.after_step(self.profile.kind, step.prefill > 0, steps, &mut self.shown);
         self.shown.gauges(self.profile.kind, &self.counters, step.prefill > 0, (running, waiting, kv));
     }
@@ -362,24 +358,30 @@ impl Engine {
     /// Writes the gauges outside a step.
     fn refresh(&mut self, does: bool) {
         if does {
-            let ((running, waiting), kv) = (self.queue(), self.kv_used());
+            let (kv, (running, waiting)) = self.kv_and_queue();
             (self.shown.running, self.shown.waiting, self.shown.kv) = (running, waiting, kv);
             self.shown.refreshed = self.now;
         }
     }
 
-    pub fn kv_used(&self) -> u64 {
-        let holds = |r: &&Request| matches!(r.at, At::Prefill | At::Decode);
-        self.live.iter().filter(holds).map(|r| u64::from(r.context.min(r.prefilled) + r.generated)).sum()
-    }
-
     /// Running and waiting, as the scheduler has them.
     pub fn queue(&self) -> (u32, u32) {
-        self.live.iter().fold((0, 0), |(running, waiting), request| match request.at {
-            At::Prefill | At::Decode => (running + 1, waiting),
-            At::Waiting => (running, waiting + 1),
-            At::Front(_) | At::Held => (running, waiting),
-        })
+        self.kv_and_queue().1
+    }
+
+    fn kv_and_queue(&self) -> (u64, (u32, u32)) {
+        let (mut kv, mut running, mut waiting) = (0, 0, 0);
+        for request in &self.live {
+            match request.at {
+                At::Prefill | At::Decode => {
+                    running += 1;
+                    kv += u64::from(request.context.min(request.prefilled) + request.generated);
+                }
+                At::Waiting => waiting += 1,
+                At::Front(_) | At::Held => {}
+            }
+        }
+        (kv, (running, waiting))
     }
 
     /// Time in steps up to now, the one under way included.

@@ -17,6 +17,15 @@ impl Engine {
         }
     }
 
+    /// So many tokens of everybody who decodes.
+    pub(super) fn hand_out_all(&mut self, tokens: u64, at: Us) {
+        for index in 0..self.live.len() {
+            if self.live[index].at == At::Decode {
+                self.hand_out(index, tokens, at);
+            }
+        }
+    }
+
     /// Requests whose last token is out end.
     pub(super) fn drop_finished(&mut self, at: Us) {
         for index in (0..self.live.len()).rev() {
