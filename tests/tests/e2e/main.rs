@@ -23,7 +23,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 17] = [
+const STORIES: [&str; 18] = [
     "install",
     "apply_two_replicas",
     "gitops",
