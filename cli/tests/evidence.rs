@@ -176,10 +176,13 @@ fn a_hang_is_explained_by_its_own_stacks_and_known_again_by_its_fingerprint() {
     let (first, shown, why) = story("step-stall");
     assert!(own_stacks(&first).contains("sleep_for_ever"), "{}", own_stacks(&first));
     let place = &first.manifest.top_frames;
-    assert!(place[0].starts_with("sleep_for_ever (strike.rs) < at (fault.rs) < step (step.rs)"), "{place:?}");
+    assert!(
+        place[0].starts_with("sleep_for_ever (strike.rs) < ") && place[0].contains(" < step (step.rs)"),
+        "{place:?}"
+    );
     let fast = first.manifest.pieces.iter().find(|piece| piece.name == "fast part").unwrap();
     assert!(fast.took_ms < 10_000, "{fast:?}");
-    assert!(shown.contains("StepStalled, fingerprint ") && shown.contains("sleep_for_ever (fault.rs)"), "{shown}");
+    assert!(shown.contains("StepStalled, fingerprint ") && shown.contains("sleep_for_ever (strike.rs)"), "{shown}");
     assert!(shown.contains("steps ") && shown.lines().count() <= 60, "{shown}");
     assert!(why.contains("stood in sleep_for_ever"), "{why}");
     let (again, ..) = story("step-stall");
