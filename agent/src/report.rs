@@ -1,4 +1,4 @@
-//! The declaration: two conditions on the agent's own pod, by server-side apply (DESIGN §4.4), and the operator's grant that comes
+//! The declaration: three conditions on the agent's own pod, by server-side apply (DESIGN §4.4), and the operator's grant that comes
 //! back in the response (I1). The one file of the agent that talks to Kubernetes.
 //!
 //! A task of its own: it takes the newest wish and hands out the newest grant; the tick never waits for it, an API that is away is
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crds::episode::{
     AGENT_FIELD_MANAGER, ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED,
-    CONDITION_EPISODE, CONDITION_PROGRESSING, Episode,
+    CONDITION_EPISODE, CONDITION_HEALTH_LIE, CONDITION_PROGRESSING, Episode,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -50,6 +50,8 @@ pub struct Declaration {
     /// Verdict or stall class.
     pub reason: String,
     pub message: String,
+    /// Stalled, while the engine's own `/health` answers 200.
+    pub health_lies: bool,
     /// The newest episode, open or just closed.
     pub episode: Option<Episode>,
 }
@@ -227,7 +229,7 @@ fn body(pod: &PodIdentity, conditions: &Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": { "conditions": conditions } })
 }
 
-/// The two conditions. A transition time changes with the status alone.
+/// The three conditions. A transition time changes with the status alone.
 fn conditions(wish: &Declaration, transitions: &mut Transitions, now: &str) -> Value {
     let episode = wish.episode.clone().unwrap_or_default();
     let open = wish.episode.is_some() && !episode.closed();
@@ -237,6 +239,7 @@ fn conditions(wish: &Declaration, transitions: &mut Transitions, now: &str) -> V
         (CONDITION_PROGRESSING, wish.progressing.as_str(), wish.reason.as_str(), shorten(&wish.message)),
         // The episode is JSON: it is whole or it is nothing.
         (CONDITION_EPISODE, if open { "True" } else { "False" }, stage, text),
+        lie(wish.health_lies),
     ];
     let list = all.into_iter().map(|(kind, status, reason, message)| {
         let fresh = || Transition { status: status.to_owned(), since: now.to_owned() };
@@ -247,6 +250,16 @@ fn conditions(wish: &Declaration, transitions: &mut Transitions, now: &str) -> V
         json!({ "type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": known.since })
     });
     list.collect()
+}
+
+/// The condition that tells whoever routes by `/health` alone.
+fn lie(lies: bool) -> (&'static str, &'static str, &'static str, String) {
+    match lies {
+        true => {
+            (CONDITION_HEALTH_LIE, "True", "Answers200", "/health answers 200 while the engine is stalled".to_owned())
+        }
+        false => (CONDITION_HEALTH_LIE, "False", "NoLieSeen", String::new()),
+    }
 }
 
 fn shorten(text: &str) -> String {
@@ -270,7 +283,13 @@ mod tests {
     fn wish(progressing: &str, stage: &str) -> Declaration {
         let episode = Episode { id: "e1".into(), stage: stage.into(), ..Episode::default() };
         let text = String::new();
-        Declaration { progressing: progressing.into(), reason: "R".into(), message: text, episode: Some(episode) }
+        Declaration {
+            progressing: progressing.into(),
+            reason: "R".into(),
+            message: text,
+            health_lies: stage == "Stalled",
+            episode: Some(episode),
+        }
     }
 
     #[test]
@@ -282,6 +301,9 @@ mod tests {
         let since = |value: &Value| [value[0]["lastTransitionTime"].clone(), value[1]["lastTransitionTime"].clone()];
         assert_eq!([since(&first), since(&second), since(&third)], [["t1", "t1"], ["t1", "t1"], ["t3", "t3"]]);
         assert_eq!((&second[1]["status"], &second[1]["reason"]), (&json!("True"), &json!("Stalled")));
+        let lies = |value: &Value| [value[2]["type"].clone(), value[2]["status"].clone(), value[2]["reason"].clone()];
+        assert_eq!(lies(&first), ["truebeat.io/health-lie", "False", "NoLieSeen"]);
+        assert_eq!(lies(&second), ["truebeat.io/health-lie", "True", "Answers200"]);
         let message = third[1]["message"].as_str().unwrap();
         assert_eq!(serde_json::from_str::<Episode>(message).unwrap().id, "e1");
     }

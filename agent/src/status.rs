@@ -45,6 +45,9 @@ pub struct VerdictDoc {
     pub reasons: Vec<Reason>,
     /// The engine's own phase, where it publishes one.
     pub phase: Option<String>,
+    /// Stalled, while the engine's own `/health` answers 200.
+    #[serde(default)]
+    pub health_lies: bool,
 }
 
 impl VerdictDoc {
@@ -57,13 +60,14 @@ impl VerdictDoc {
             fenced,
             reasons: outcome.reasons.clone(),
             phase,
+            health_lies: outcome.health_lies,
         }
     }
 
     /// Would two documents read the same to a person, but for the passing of time?
     pub fn same_but_time(&self, other: &Self) -> bool {
-        (&self.verdict, &self.class, self.fenced, &self.phase)
-            == (&other.verdict, &other.class, other.fenced, &other.phase)
+        (&self.verdict, &self.class, self.fenced, &self.phase, self.health_lies)
+            == (&other.verdict, &other.class, other.fenced, &other.phase, other.health_lies)
     }
 }
 

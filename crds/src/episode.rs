@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 pub const CONDITION_PROGRESSING: &str = "truebeat.io/progressing";
 /// Pod condition for the operator: `True` while an episode is open; the message is an [`Episode`] as JSON.
 pub const CONDITION_EPISODE: &str = "truebeat.io/episode";
+/// Pod condition for people: `True` while the engine is stalled and its own `/health` answers 200 all the same (reason `Answers200`), else
+/// `False` (reason `NoLieSeen`). Whoever routes by `/health` alone sends clients into that hang.
+pub const CONDITION_HEALTH_LIE: &str = "truebeat.io/health-lie";
 /// Pod annotation, written by the operator alone: the id of the episode whose restart is granted (the second key, I1).
 pub const ANNOTATION_RESTART_GRANT: &str = "truebeat.io/restart-grant";
 /// Pod annotation, written by the operator alone: `<episode id>@<RFC 3339 seconds UTC>`. An operator is there and holds the

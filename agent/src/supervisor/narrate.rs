@@ -87,6 +87,7 @@ mod tests {
             fenced: !ready,
             reasons: vec![],
             phase: None,
+            health_lies: false,
         };
         let reason = ReadyReason::default();
         StatusDoc { ready, reason, verdict, incidents, metrics: String::new(), draining: None, in_flight: None }

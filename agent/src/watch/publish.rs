@@ -108,6 +108,7 @@ impl Publisher {
             progressing: progressing(&news.outcome.verdict, news.aside).to_owned(),
             reason: reason.reason,
             message: reason.message,
+            health_lies: news.outcome.health_lies,
             episode: news.incidents.first().cloned(),
         };
         if self.declared.as_ref().is_none_or(|declared| substance(declared) != substance(&declaration)) {
@@ -172,8 +173,9 @@ fn mark(episode: Option<&Episode>) -> Mark<'_> {
     })
 }
 
-fn substance(declaration: &Declaration) -> (&str, &str, Mark<'_>) {
-    (&declaration.progressing, &declaration.reason, mark(declaration.episode.as_ref()))
+fn substance(declaration: &Declaration) -> (&str, &str, bool, Mark<'_>) {
+    let Declaration { progressing, reason, health_lies, episode, .. } = declaration;
+    (progressing, reason, *health_lies, mark(episode.as_ref()))
 }
 
 /// The condition's status: `True` progresses, `False` does not, `Unknown` cannot tell or is not meant to.
