@@ -109,6 +109,6 @@ fn the_short_run_has_no_false_eviction_and_no_missed_hang() {
     let news: Vec<String> = table.failures.iter().filter(is_news).map(replay_line).collect();
     assert!(news.is_empty(), "{}", news.join("\n"));
     let fenced: Vec<String> = table.failures.iter().filter(|verdicts| fences(verdicts)).map(replay_line).collect();
-    assert!(fenced.len() <= FALSE_FENCES_OPEN, "{} false fences:\n{}", fenced.len(), fenced.join("\n"));
+    assert_eq!(fenced.len(), FALSE_FENCES_OPEN, "{} false fences:\n{}", fenced.len(), fenced.join("\n"));
     assert_eq!(table.total().histories, 3 * KINDS.len() as u64);
 }
