@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use engine::speculation::SpeculationSpec;
 use serde_json::{Value, json};
 
 use crate::client::{metric, post};
@@ -142,12 +143,15 @@ async fn a_late_mask_costs_a_step_and_no_token() {
 async fn nobodys_rules_reach_a_neighbour() {
     let mut setup = Setup { step_ms: 2, ..Setup::default() };
     (setup.core.block_size, setup.core.num_blocks, setup.core.step_tokens_max) = (4, Some(18), 10);
-    let engine = TestEngine::ready(setup).await;
+    let engine = TestEngine::ready(setup.clone()).await;
     let rules = [
         json!({}),
         json!({"presence_penalty": 1.5, "frequency_penalty": 0.5}),
         json!({"repetition_penalty": 1.5}),
         json!({"logit_bias": {"113": 3, "101": -3}}),
+        // these two repeat themselves, which can be guessed
+        json!({"logit_bias": {"113": 100}}),
+        json!({"ignore_eos": false, "guided_regex": "(abc){8,12}!"}),
         json!({"temperature": 1.0, "seed": 9, "min_p": 0.1}),
         json!({"ignore_eos": false, "guided_regex": "[a-f]{10,20}-[x-z]{5}"}),
         json!({"ignore_eos": false, "guided_choice": ["alpha beta gamma delta", "omega"], "temperature": 1.0, "seed": 3}),
@@ -158,9 +162,16 @@ async fn nobodys_rules_reach_a_neighbour() {
     for more in &rules {
         alone.push(text(&engine, more.clone()).await);
     }
-    for _ in 0..2 {
-        let together = futures::future::join_all(rules.iter().map(|more| text(&engine, more.clone()))).await;
-        assert_eq!(together, alone);
-    }
+    let together = futures::future::join_all(rules.iter().map(|more| text(&engine, more.clone()))).await;
+    assert_eq!(together, alone);
     assert!(metric(engine.addr, "vllm:num_preemptions_total", &[]).await > 0.0, "the test wants preemptions");
+    // guesses, right and wrong, whatever they cost
+    (setup.core.speculation, setup.core.speculates_always) = (Some(SpeculationSpec::Ngram), true);
+    let guessing = TestEngine::ready(setup).await;
+    let guessed = futures::future::join_all(rules.iter().map(|more| text(&guessing, more.clone()))).await;
+    assert_eq!(guessed, alone);
+    assert!(
+        metric(guessing.addr, "vllm:spec_decode_num_draft_tokens_total", &[]).await > 0.0,
+        "the test wants guesses"
+    );
 }
