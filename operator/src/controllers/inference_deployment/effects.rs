@@ -15,6 +15,7 @@ use super::{
     testing::{healthy, infd, pod},
     validate::validate,
 };
+use crate::controllers::nodes::view::NodeView;
 
 /// Where a change is seen.
 enum Seen {
@@ -124,6 +125,16 @@ fn table() -> Vec<(&'static str, Value, Seen)> {
             recovery(json!({"unattendedWindow": "77m"})),
             Children("\"TRUEBEAT_UNATTENDED_WINDOW\",\"value\":\"77m\""),
         ),
+        (
+            "recovery.avoidFor",
+            recovery(json!({"restartsBeforeReplace": 1, "avoidNodesPercent": 60, "avoidFor": "77m"})),
+            Plan("node: \"n1\", gpu_uuids: [], until: \"2026-01-01T01:17:30Z\""),
+        ),
+        (
+            "recovery.avoidNodesPercent",
+            recovery(json!({"restartsBeforeReplace": 1, "avoidNodesPercent": 60})),
+            Plan("node: \"n1\", gpu_uuids: [], until"),
+        ),
         ("drainSeconds", json!({"drainSeconds": 77}), Children("/drain?timeout_s=77")),
         ("gate.port", json!({"gate": {"port": 8777}}), Children("\"targetPort\":8777")),
         ("rollout.proof", rollout(json!({"proof": "None"})), Children("\"--unattended-after\",\"5m\"]")),
@@ -199,7 +210,7 @@ fn children(infd: &InferenceDeployment) -> String {
 }
 
 /// Five replicas wanted, four allowed by the Deployment; three of a new revision stall, one of the old serves alone, one starts. The
-/// first was restarted a minute ago and a quarter of an hour ago.
+/// first was restarted a minute ago and a quarter of an hour ago. One of five nodes is avoided already.
 fn troubled(infd: &InferenceDeployment) -> String {
     let template = build(infd).pop().unwrap().body["spec"]["template"].take();
     let new = revision::of(&template).to_owned();
@@ -218,11 +229,14 @@ fn troubled(infd: &InferenceDeployment) -> String {
     status.recovery.recent = ["2025-12-31T23:45:00Z", "2025-12-31T23:59:30Z"]
         .map(|at| crds::PastGrant { pod_uid: "uid-a".into(), granted_at: at.into(), ..Default::default() })
         .into();
+    let (node, until) = ("n9".to_owned(), "2026-01-01T00:30:00Z".to_owned());
+    status.recovery.avoid = vec![crds::Avoided { node, until, ..Default::default() }];
+    let node = |name: &str| NodeView { name: name.to_owned(), usable: true, ..NodeView::default() };
+    let nodes = ["n1", "n2", "n3", "n4", "n9"].map(node).into();
     let children = [("Deployment".to_owned(), live), ("ReplicaSet".to_owned(), sets)].into();
     let now: Timestamp = "2026-01-01T00:00:30Z".parse().unwrap();
     let desired = build(&infd);
-    let plan =
-        plan(&Observed { infd, children, pods, incidents: Vec::new(), nodes: Default::default() }, desired, None, now);
+    let plan = plan(&Observed { infd, children, pods, incidents: Vec::new(), nodes }, desired, None, now);
     format!("{plan:?}")
 }
 
@@ -234,6 +248,8 @@ fn every_field_has_an_effect_with_it_and_without_it() {
         // what only sets the stage for the field stands on both sides
         let without = match path {
             "scaling.holdSecondsMax" => json!({"scaling": {"duringIncidents": "Hold"}}),
+            "recovery.avoidFor" => json!({"recovery": {"restartsBeforeReplace": 1, "avoidNodesPercent": 60}}),
+            "recovery.avoidNodesPercent" => json!({"recovery": {"restartsBeforeReplace": 1, "avoidNodesPercent": 20}}),
             _ => json!({}),
         };
         let (with, without) = (spec_with(&patch), spec_with(&without));
