@@ -100,8 +100,8 @@ fn changes() -> Vec<Scene> {
             "scale-in-stall",
             vec![
                 (0, Act::Create { name: "chat", spec: spec(3, "Observe") }),
-                (20_000, Act::Freeze { nth: 1, heals_ms: Some(60_000) }),
-                edit(30_000, replicas(2)),
+                (45_000, Act::Freeze { nth: 1, heals_ms: Some(60_000) }),
+                edit(55_000, replicas(2)),
             ],
         ),
     ]
@@ -119,7 +119,7 @@ fn stalls() -> Vec<Scene> {
         ("crash", vec![create(2), (20_000, Act::Crash { nth: 1 })]),
         ("delete-in-stall", vec![create(2), freeze(20_000, 0), (24_500, Act::Delete { name: "chat" })]),
         ("replaced-in-stall", vec![create(2), freeze(20_000, 0), (24_000, Act::DeletePod { nth: 0 })]),
-        ("two-deployments", vec![create(2), other, freeze(20_000, 0), freeze(20_000, 1), freeze(20_000, 2)]),
+        ("two-deployments", vec![create(2), other, freeze(45_000, 0), freeze(45_000, 1), freeze(45_000, 2)]),
         // whoever wipes all conditions of a pod (a merge patch does) leaves nothing to read for a while
         (
             "conditions-wiped",
@@ -156,7 +156,7 @@ fn recoveries() -> Vec<Scene> {
 pub fn expectations(name: &str) -> Vec<(u64, Act)> {
     match name {
         "freeze-one" => vec![(23_250, Act::Expect { condition: "EnginesProgressing", status: Some("False") })],
-        "scale-in-stall" => vec![(40_000, Act::ExpectServing { count: 2 })],
+        "scale-in-stall" => vec![(65_000, Act::ExpectServing { count: 2 })],
         _ => Vec::new(),
     }
 }
@@ -178,5 +178,5 @@ pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
 
 pub fn plain(acts: Vec<(u64, Act)>, crashes: Vec<(u64, Side)>) -> Story {
     let faults = Faults { crashes, ..Faults::none(7) };
-    Story { acts, faults, settle_ms: 90_000, stay_ms: 20_000 }
+    Story { acts, faults, settle_ms: 200_000, stay_ms: 20_000 }
 }
