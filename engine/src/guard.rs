@@ -50,6 +50,10 @@ pub async fn watch(shared: Arc<Shared>, fleet: Fleet) {
     let (mut watch, mut last) = (LoopWatch::default(), Instant::now());
     loop {
         tokio::time::sleep(LOOK).await;
+        if shared.stop.load(Ordering::Relaxed) {
+            // told to stop: ranks that end now have been asked to
+            return;
+        }
         let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
         let pulse = shared.pulse.get().map_or(0, |pulse| pulse.load(Ordering::Relaxed));
         let reason = shared.board.load().and_then(|view| watch.look(&view, pulse, monotonic_ns(), passed));

@@ -1,28 +1,36 @@
 //! EP5: what goes wrong in one request's part of a step ends that request alone. A model that refuses a batch, or panics in it, is asked
-//! again for each sequence by itself; what panics for one sequence is an error of that sequence.
+//! again for ever smaller parts of it; what panics for one sequence is an error of that sequence.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::core::sample::Rows;
-use crate::model::{Model, ModelError, StepBatch};
+use crate::model::{Model, ModelError, SeqInput, StepBatch};
 use crate::stuck::Stuck;
 
-/// Runs the batch; where that fails, its sequences one by one. One entry a sequence.
+/// Runs the batch; where that fails, its halves, and theirs, down to single sequences. One entry a sequence. Halving finds one poisoned
+/// sequence of many in a dozen forwards, well within the step's lease; one by one it would be as many as there are sequences.
 ///
 /// # Errors
 /// A step that did not end in time (E1): the model is lost, for every sequence.
 pub(super) fn run(model: &mut dyn Model, batch: &StepBatch) -> Result<Vec<Rows>, Stuck> {
     match forward(model, batch)? {
         Ok(rows) => return Ok(rows.into_iter().map(Ok).collect()),
-        Err(error) => {
-            tracing::error!(error, requests = batch.seqs.len(), "a step failed; its sequences run one by one")
+        Err(error) => tracing::error!(error, requests = batch.seqs.len(), "a step failed; its sequences run apart"),
+    }
+    apart(model, &batch.seqs)
+}
+
+/// The two halves of a batch that failed; a single sequence once more.
+fn apart(model: &mut dyn Model, seqs: &[SeqInput]) -> Result<Vec<Rows>, Stuck> {
+    let mut all = Vec::with_capacity(seqs.len());
+    for half in seqs.chunks(seqs.len().div_ceil(2).max(1)) {
+        match forward(model, &StepBatch { seqs: half.to_vec() })? {
+            Ok(rows) => all.extend(rows.into_iter().map(Ok)),
+            Err(error) if half.len() == 1 => all.push(Err(error)),
+            Err(_) => all.extend(apart(model, half)?),
         }
     }
-    let alone = batch.seqs.iter().map(|seq| {
-        let rows = forward(model, &StepBatch { seqs: vec![seq.clone()] })?;
-        Ok(rows.and_then(|rows| rows.into_iter().next().ok_or_else(|| "no logits".into())))
-    });
-    alone.collect()
+    Ok(all)
 }
 
 /// Rows of logits of each sequence, or what is wrong with the batch: the next one may go well.

@@ -44,8 +44,8 @@ impl DeviceQueue {
     /// # Errors
     /// What the system says.
     pub fn start() -> std::io::Result<Self> {
-        let (jobs, todo) = sync_channel(DEPTH);
-        thread::Builder::new().name("device".into()).spawn(move || run(&todo))?;
+        let (jobs, waiting) = sync_channel(DEPTH);
+        thread::Builder::new().name("device".into()).spawn(move || run(&waiting))?;
         Ok(Self { jobs, stick: Arc::default() })
     }
 
@@ -74,9 +74,9 @@ impl DeviceQueue {
     }
 }
 
-fn run(todo: &Receiver<Job>) {
+fn run(waiting: &Receiver<Job>) {
     loop {
-        match todo.recv_timeout(IDLE) {
+        match waiting.recv_timeout(IDLE) {
             Ok(job) => job(),
             Err(RecvTimeoutError::Timeout) => (),
             Err(RecvTimeoutError::Disconnected) => return,

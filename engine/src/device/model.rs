@@ -50,8 +50,9 @@ impl QueuedModel {
         let Some(mut model) = self.model.take() else { return Err(lost()) };
         let faults = self.faults.clone();
         let event = self.queue.submit(move || {
+            // an injected exception takes the model along, as one that leaves the device's context broken
             faults.strike(Place::Device);
-            // the model comes back from a job that panics, and the next may go well (EP5)
+            // the model comes back from a job that panics itself, and the next may go well (EP5)
             let result = catch_unwind(AssertUnwindSafe(|| job(model.as_mut())));
             (model, result)
         });

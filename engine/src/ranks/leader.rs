@@ -28,14 +28,15 @@ impl LeaderModel {
     }
 
     fn broadcast(&mut self, order: &Order) -> Result<(), ModelError> {
-        self.step += 1;
         let bytes = order.encode();
-        if !self.team.layout().write_plan(self.step, &bytes) {
+        // a plan that does not fit is no step: its slot still holds another's
+        if !self.team.layout().write_plan(self.step + 1, &bytes) {
             return Err(ModelError::Device(format!(
                 "a plan of {} bytes is too long for the ranks' memory",
                 bytes.len()
             )));
         }
+        self.step += 1;
         self.team.layout().step().store(self.step, Ordering::Release);
         Ok(())
     }

@@ -17,6 +17,7 @@ use tokio::{
 
 use crate::core::CoreError;
 use crate::server::{AppState, router};
+use crate::stuck::Stuck;
 
 /// How often a drain looks whether it is done.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
@@ -60,14 +61,12 @@ pub async fn serve(
         drop(closing.await);
     });
     let mut server: Server = tokio::spawn(serving.into_future());
-    let given_up = app.handle.shared.given_up();
+    let shared = app.handle.shared.clone();
     tokio::select! {
         biased;
-        stuck = given_up => {
+        stuck = shared.given_up() => {
             drop(close);
-            let last_words = tokio::time::timeout(LAST_WORDS_MAX, &mut server).await;
-            last_words.err().into_iter().for_each(|_| server.abort());
-            return Err(CoreError::Stuck(stuck.as_ref().clone()).into());
+            return Err(last_words(server, &stuck).await);
         }
         () = shutdown => (),
         result = &mut ended => {
@@ -76,10 +75,25 @@ pub async fn serve(
         }
         result = &mut server => return Err(server_ended(result)),
     }
-    let left = drain(&app, drain_timeout).await;
+    // an engine that gives up a step while it drains has not drained
+    let left = tokio::select! {
+        biased;
+        stuck = shared.given_up() => {
+            drop(close);
+            return Err(last_words(server, &stuck).await);
+        }
+        left = drain(&app, drain_timeout) => left,
+    };
     drop(close);
-    finish(&app, server, ended).await;
+    finish(&app, server, ended).await?;
     if left == 0 { Ok(()) } else { Err(ServeError::DrainTimeout { left, timeout_ms: drain_timeout.as_millis() }) }
+}
+
+/// The requests have been ended with a reason; their connections get a moment to say so.
+async fn last_words(mut server: Server, stuck: &Stuck) -> ServeError {
+    let said = tokio::time::timeout(LAST_WORDS_MAX, &mut server).await;
+    said.err().into_iter().for_each(|_| server.abort());
+    CoreError::Stuck(stuck.clone()).into()
 }
 
 /// Waits for the accepted requests; returns how many are left when time is up.
@@ -96,15 +110,22 @@ async fn drain(app: &AppState, timeout: Duration) -> usize {
 }
 
 /// Closes connections and stops the engine thread; neither is waited for without a bound, a frozen thread is left behind.
-async fn finish(app: &AppState, mut server: Server, ended: Ended) {
+///
+/// # Errors
+/// What the engine thread ended with, if that was an error.
+async fn finish(app: &AppState, mut server: Server, ended: Ended) -> Result<(), ServeError> {
     if tokio::time::timeout(CLOSE_MAX, &mut server).await.is_err() {
         tracing::warn!("connections were still open when the server closed");
         server.abort();
     }
     app.handle.shared.stop.store(true, Ordering::Relaxed);
-    if tokio::time::timeout(CLOSE_MAX, ended).await.is_err() {
-        tracing::error!("the engine thread did not stop; the process ends without it");
+    match tokio::time::timeout(CLOSE_MAX, ended).await {
+        Ok(Ok(Err(error))) => return Err(error.into()),
+        Ok(Err(_panicked)) => return Err(CoreError::Died.into()),
+        Ok(Ok(Ok(()))) => (),
+        Err(_elapsed) => tracing::error!("the engine thread did not stop; the process ends without it"),
     }
+    Ok(())
 }
 
 fn ended_early(result: Result<Result<(), CoreError>, oneshot::error::RecvError>) -> CoreError {
