@@ -39,6 +39,8 @@ pub enum WatchError {
     Policy { entry: String, why: String },
     #[error("could not make the agent's directory {path}: {source}; choose a writable one with --agent-dir")]
     Directory { path: PathBuf, source: io::Error },
+    #[error("the detector's ticks ended, its message is in the log above: {0}")]
+    Ticks(tokio::task::JoinError),
     #[error("could not start a thread: {0}")]
     Thread(io::Error),
     #[error("the agent's own metrics are wrong: {0}")]

@@ -13,12 +13,20 @@ use tokio::sync::watch as channel;
 /// A drain that is asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drain {
-    /// Its number; 0: none is wanted.
+    /// Its number, the moment of the order in ns of the monotonic clock; 0: none is wanted.
     #[serde(rename = "drain")]
     pub id: u64,
     /// How long requests that still arrive are served, in milliseconds.
     #[serde(default)]
     pub open_ms: u64,
+}
+
+impl Drain {
+    /// Must new requests be refused at `now_ms`? The number is the moment of the order on the monotonic clock, so a detector that starts in
+    /// the middle of a drain does not open the gate again.
+    pub fn shuts(&self, now_ms: u64) -> bool {
+        now_ms >= (self.id / 1_000_000).saturating_add(self.open_ms)
+    }
 }
 
 /// Takes the supervisor's orders, one JSON line each, in a thread of its own (standard input cannot be read without blocking). The
@@ -35,42 +43,14 @@ pub fn listen(orders: channel::Sender<Drain>) -> io::Result<()> {
     std::thread::Builder::new().name("orders".to_owned()).spawn(read).map(drop)
 }
 
-/// Remembers when a drain began.
-#[derive(Debug, Default)]
-pub struct Leaving {
-    /// Number of the drain, and when it was first seen.
-    began: Option<(u64, u64)>,
-}
-
-impl Leaving {
-    /// Must new requests be refused now?
-    pub fn shut(&mut self, now_ms: u64, drain: Option<Drain>) -> bool {
-        let Some(drain) = drain else {
-            self.began = None;
-            return false;
-        };
-        let (id, since_ms) = *self.began.get_or_insert((drain.id, now_ms));
-        if id != drain.id {
-            self.began = Some((drain.id, now_ms));
-            return drain.open_ms == 0;
-        }
-        now_ms.saturating_sub(since_ms) >= drain.open_ms
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_gate_shuts_only_after_the_news_had_time_to_spread() {
-        let drain = Some(Drain { id: 7, open_ms: 2_000 });
-        let mut leaving = Leaving::default();
-        assert_eq!([0, 1_999, 2_000, 9_000].map(|ms| leaving.shut(ms, drain)), [false, false, true, true]);
-        assert!(!leaving.shut(9_100, None), "the drain was lifted");
-        assert!(!leaving.shut(9_200, drain) && !leaving.shut(9_300, Some(Drain { id: 8, open_ms: 2_000 })));
-        assert!(!leaving.shut(11_200, Some(Drain { id: 8, open_ms: 2_000 })), "each drain has its own moment");
-        assert!(leaving.shut(11_300, Some(Drain { id: 8, open_ms: 2_000 })));
+        let drain = Drain { id: 5_000_000_000, open_ms: 2_000 };
+        assert_eq!([5_000, 6_999, 7_000, 90_000].map(|ms| drain.shuts(ms)), [false, false, true, true]);
     }
 
     #[test]
@@ -78,6 +58,6 @@ mod tests {
         let drain = Drain { id: 7, open_ms: 300 };
         assert_eq!(serde_json::from_str::<Drain>(&serde_json::to_string(&drain).unwrap()).unwrap(), drain);
         let old: Drain = serde_json::from_str(r#"{"drain":7}"#).unwrap();
-        assert!(Leaving::default().shut(0, Some(old)));
+        assert!(old.shuts(0));
     }
 }

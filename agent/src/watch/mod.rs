@@ -31,7 +31,7 @@ use self::ear::GateEar;
 use self::follow::{Follow, process_key, started_ms};
 use self::hold::{Hold, refusal, spared};
 use self::latest::Latest;
-use self::leave::{Drain, Leaving};
+use self::leave::Drain;
 use self::memory::{Keeper, Known, Memory};
 use self::proof::Proof;
 use self::publish::Publisher;
@@ -59,8 +59,14 @@ pub async fn run(config: WatchConfig) -> Result<(), WatchError> {
     leave::listen(orders).map_err(WatchError::Thread)?;
     let mut watch = Watch::new(config, drain)?;
     // a task of its own: waking what the runtime blocks on costs a system call more each time
-    let ticking = tokio::spawn(async move { watch.tick_for_ever().await });
-    while alive.changed().await.is_ok() {}
+    let mut ticking = tokio::spawn(async move { watch.tick_for_ever().await });
+    loop {
+        tokio::select! {
+            // a detector that judges no more must not look alive: the supervisor starts another at once
+            ended = &mut ticking => return ended.map_err(WatchError::Ticks),
+            changed = alive.changed() => if changed.is_err() { break },
+        }
+    }
     tracing::warn!("the supervisor is gone; the detector leaves");
     ticking.abort();
     Ok(())
@@ -91,7 +97,6 @@ struct Watch {
     ready: bool,
     drain: channel::Receiver<Drain>,
     drain_ended: u64,
-    leaving: Leaving,
     proof: Proof,
     /// Who we are, for ids of episodes: the pod, else the host.
     instance: String,
@@ -143,7 +148,6 @@ impl Watch {
             ready: same && memory.ready,
             drain,
             drain_ended: memory.drain_ended,
-            leaving: Leaving::default(),
             proof: Proof::new(config.prove_through.clone(), same && memory.ready),
             instance: config.instance(),
             ticked_ms: None,
@@ -179,7 +183,7 @@ impl Watch {
         self.follow_engine(now_ms);
         let drain = Some(*self.drain.borrow()).filter(|drain| drain.id > self.drain_ended);
         self.control.leaving = drain.is_some();
-        self.control.draining = self.leaving.shut(now_ms, drain);
+        self.control.draining = drain.is_some_and(|drain| drain.shuts(now_ms));
         if self.gate.is_due(now_ms, &self.control) {
             self.ask_gate().await;
         }
@@ -310,7 +314,7 @@ impl Watch {
         let eventful = recovery.stage.is_some() || !recovery.effects.is_empty() || self.acts.incidents.open().is_some();
         let now = if eventful { crate::files::wall_clock() } else { String::new() };
         self.acts.begin_if_asked(now_ms, &now, recovery, (self.engine.as_ref(), &self.instance), &self.metrics);
-        let shut = self.gate.reply.as_ref().is_some_and(|reply| reply.shut) && self.control.fenced;
+        let shut = self.gate.reply.as_ref().is_some_and(|reply| reply.shut) && self.own_fence;
         let refused = self.acts.take_refused();
         self.acts.incidents.tick(&Moment { now: &now, recovery, outcome, shut, refused });
         let uuids = obs.gpus.value.iter().flatten().map(|gpu| gpu.uuid.clone());

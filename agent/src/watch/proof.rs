@@ -62,7 +62,7 @@ impl Proof {
             return true;
         }
         let pages = obs.pages.value.iter().flatten();
-        if pages.map(|page| page.tokens_delivered).sum::<u64>() >= TOKENS {
+        if pages.map(|page| page.tokens_delivered).max().unwrap_or(0) >= TOKENS {
             self.given = true;
         } else if self.asking.as_ref().is_some_and(JoinHandle::is_finished) {
             self.take(now_ms).await;
@@ -111,6 +111,7 @@ async fn ask(gate: Uri) -> Found {
         body_bytes_max: BODY_BYTES_MAX,
     };
     let model = match get("/v1/models", MODELS_MAX).fetch().await {
+        Ok(answer) if is_later(answer.status) => return Found::NotYet(format!("/v1/models says {}", answer.status)),
         Ok(answer) => model(&answer.body),
         Err(error) => return Found::NotYet(error.to_string()),
     };
@@ -121,6 +122,11 @@ async fn ask(gate: Uri) -> Found {
         }
     }
     Found::NoWayToAsk(refusal)
+}
+
+/// The engine says that it cannot answer now, which says nothing of what it answers at all.
+fn is_later(status: StatusCode) -> bool {
+    status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED || status == StatusCode::TOO_MANY_REQUESTS
 }
 
 /// The first model that the engine names.
