@@ -36,6 +36,8 @@ const OPERATORS: usize = 2;
 const LOOK_MS: u64 = 10_000;
 /// A container starts again after its process has died.
 const RESTART_MS: u64 = 1_000;
+/// So long after a death somebody leads again: the lease of the dead has run out (15 s), and a candidate has looked.
+const TAKEOVER_MS: u64 = 20_000;
 
 /// What a run came to.
 #[derive(Debug)]
@@ -109,6 +111,8 @@ struct Run {
     next_tick_ms: u64,
     /// Passes over a frozen copy of the world, which must come to rest (P12).
     twins: Vec<JoinHandle<Vec<String>>>,
+    /// When an operator died last.
+    died_ms: u64,
 }
 
 struct Process {
@@ -131,6 +135,7 @@ impl Run {
             started: 0,
             next_tick_ms: 0,
             twins: Vec::new(),
+            died_ms: 0,
         }
     }
 
@@ -182,7 +187,8 @@ impl Run {
             }
             self.until(at_ms, &[]).await;
             let state = self.cluster.lock();
-            let now = end::in_order(&state, &self.world).is_empty().then_some(state.writes);
+            let led = at_ms >= self.died_ms + TAKEOVER_MS;
+            let now = (led && end::in_order(&state, &self.world).is_empty()).then_some(state.writes);
             if now.is_some() && seen == now {
                 return at_ms;
             }
@@ -273,6 +279,7 @@ impl Run {
     fn kill(&mut self, id: u32, now_ms: u64) {
         let Some(place) = self.operators.iter().position(|process| process.id == id) else { return };
         self.operators[place].task.abort();
+        self.died_ms = now_ms;
         if !self.restarts.iter().any(|(_, other)| *other == place) {
             self.restarts.push((now_ms + RESTART_MS, place));
             self.next_tick_ms = self.next_tick_ms.min(on_grid(now_ms + RESTART_MS));

@@ -96,9 +96,9 @@ impl PodView {
         self.reported().filter(|reported| reported.open).map(|reported| &reported.episode)
     }
 
-    /// Kept out of traffic by an open episode or by a person.
+    /// Kept out of traffic by an open episode. A person's fence is none: it must not count as a stall of the fleet (I2).
     pub fn fenced(&self) -> bool {
-        self.fence.is_some() || self.open_episode().is_some_and(|episode| episode.fenced_at.is_some())
+        self.open_episode().is_some_and(|episode| episode.fenced_at.is_some())
     }
 }
 

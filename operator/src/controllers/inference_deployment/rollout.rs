@@ -152,8 +152,9 @@ fn stalls(observed: &Observed, wanted: &str) -> Option<String> {
 }
 
 fn crashes(observed: &Observed, wanted: &str) -> Option<String> {
-    let crashes = |pod: &&PodView| !pod.leaving && pod.revision == wanted && !pod.ready && pod.restarts >= CRASHES_MIN;
-    let pod = observed.pods.iter().find(crashes)?;
+    // one that a person fenced is not ready for that reason alone
+    let counts = |pod: &&PodView| !pod.leaving && pod.fence.is_none() && pod.revision == wanted && !pod.ready;
+    let pod = observed.pods.iter().filter(counts).find(|pod| pod.restarts >= CRASHES_MIN)?;
     Some(format!("the engine of new replica {} ended {} times and does not serve", pod.name, pod.restarts))
 }
 
@@ -162,7 +163,8 @@ fn late(observed: &Observed, wanted: &str) -> Option<String> {
     let live = observed.children.get("Deployment")?;
     let status = &live["status"];
     let current = number(&status["observedGeneration"]) >= number(&live["metadata"]["generation"]);
-    if !current || revision::of(&live["spec"]["template"]) != wanted {
+    let by_hand = observed.pods.iter().any(|pod| pod.revision == wanted && pod.fence.is_some());
+    if !current || by_hand || revision::of(&live["spec"]["template"]) != wanted {
         return None;
     }
     let mut conditions = status["conditions"].as_array().into_iter().flatten();

@@ -102,8 +102,10 @@ async fn sweep(calls: &Calls) -> Result<(), CallError> {
     let infds: Api<InferenceDeployment> = Api::all(calls.client.clone());
     let nodes: Api<Node> = Api::all(calls.client.clone());
     let now = calls.wall.now();
-    let wishes = plan::wishes(&calls.list(&infds, "").await?.items, now);
+    // Nodes first: a pass stores what it avoids before it marks a node, so whoever sees a mark finds its reason as well. The other way
+    // round the mark of a moment ago would be taken for a leftover.
     let marked = calls.list(&nodes, LABEL_SUSPECT).await?;
+    let wishes = plan::wishes(&calls.list(&infds, "").await?.items, now);
     let mut seen: Vec<NodeView> = marked.items.iter().map(|node| view(node, &calls.fleet.domain_key)).collect();
     for name in wishes.keys().filter(|name| !seen.iter().any(|node| node.name == **name)).collect::<Vec<_>>() {
         seen.extend(calls.get(&nodes, name).await?.map(|node| view(&node, &calls.fleet.domain_key)));
