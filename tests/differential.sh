@@ -8,7 +8,8 @@ count=${1:-300} from=${2:-1}
 bin=$(tests/tools/build.sh)
 dir=$(mktemp -d)
 pids=()
-trap 'for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null || true; done; wait 2>/dev/null; rm -rf "$dir"' EXIT
+# nothing of them is kept; an API server that is asked to end waits for minutes for the etcd that has ended
+trap 'for pid in "${pids[@]}"; do kill -KILL "$pid" 2>/dev/null || true; done; wait 2>/dev/null; rm -rf "$dir"' EXIT
 
 free_port() {
   python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'

@@ -72,7 +72,7 @@ fn the_chart_renders_what_the_operator_prints() {
         assert_eq!(without_helms_own(twin.1.clone()), object, "{name}");
         compared += 1;
     }
-    assert_eq!(compared, 8);
+    assert_eq!(compared, 10);
     let crds = charted.iter().filter(|(name, _)| name.starts_with("CustomResourceDefinition/"));
     assert!(
         crds.clone().count() == 2
@@ -129,8 +129,8 @@ fn every_value_shows_in_what_is_rendered() {
         ("crds.install=false", "CustomResourceDefinition"),
         ("crds.keep=false", "helm.sh/resource-policy"),
         ("admissionPolicy.install=false", "ValidatingAdmissionPolicy"),
-        ("podDisruptionBudget.enabled=false", "PodDisruptionBudget"),
-        ("replicas=1", "PodDisruptionBudget"), // one candidate and a budget of one would block every drain
+        ("podDisruptionBudget.enabled=false", "kind: PodDisruptionBudget"),
+        ("replicas=1", "kind: PodDisruptionBudget"), // one candidate and a budget of one would block every drain
     ] {
         assert!(
             plain.contains(gone) && !stdout(&template(&[set])).contains(gone),
