@@ -144,5 +144,6 @@ failed=$(sum failed "$logs"/*.log)
 for name in ${failed_steps[@]+"${failed_steps[@]}"}; do
   [ "$(sum failed "$logs/$name.log")" -gt 0 ] || failed=$((failed + 1))
 done
+grep -hE '^test .* \.\.\. FAILED' "$logs"/*.log | sort -u
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]

@@ -134,50 +134,71 @@ fn binding(kind: &str, role: &str) -> Value {
 /// change the conditions `truebeat.io/*` of that very pod, and nothing else.
 fn policy() -> Value {
     let uid_key = "authentication.kubernetes.io/pod-uid";
-    let conditions = |object: &str| format!("has({object}.status.conditions) ? {object}.status.conditions : []");
-    let foreign = |list: &str| format!("variables.{list}.filter(c, !c.type.startsWith('truebeat.io/'))");
+    let own_pod = json!({
+        "expression": "variables.uid.size() == 1 && variables.uid[0] == oldObject.metadata.uid",
+        "messageExpression": "'truebeat: this token may only patch the status of its own pod, not ' + object.metadata.name",
+        "reason": "Forbidden",
+    });
+    let accounts = format!("[^:]+:.*{AGENT_SERVICE_ACCOUNT_SUFFIX}");
+    update_policy(
+        (POLICY, &["pods/status"]),
+        ("only-truebeat-agents", &accounts),
+        json!([
+            {"name": "uid", "expression": format!("'{uid_key}' in request.userInfo.extra ? request.userInfo.extra['{uid_key}'] : []")},
+            {"name": "oldConds", "expression": or_empty("oldObject", "status.conditions", "[]")},
+            {"name": "newConds", "expression": or_empty("object", "status.conditions", "[]")},
+        ]),
+        vec![
+            own_pod,
+            validation(same_foreign_conditions(), "truebeat: only conditions of type truebeat.io/* may change"),
+            validation(unchanged("status", &STATUS_FIELDS), "truebeat: only status.conditions may change"),
+            validation(
+                unchanged("metadata", &["labels", "annotations", "finalizers", "ownerReferences"]),
+                "truebeat: metadata must not change",
+            ),
+        ],
+    )
+}
+
+/// A policy over updates of core `resources` by service accounts (`NAMESPACE:NAME`, a regular expression).
+fn update_policy(
+    (name, resources): (&str, &[&str]),
+    (condition, accounts): (&str, &str),
+    variables: Value,
+    validations: Vec<Value>,
+) -> Value {
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": POLICY, "labels": labels()},
+        "metadata": {"name": name, "labels": labels()},
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [
-                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods/status"]},
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": resources},
             ]},
             "matchConditions": [{
-                "name": "only-truebeat-agents",
-                "expression": format!("request.userInfo.username.matches('^system:serviceaccount:[^:]+:.*{AGENT_SERVICE_ACCOUNT_SUFFIX}$')"),
+                "name": condition,
+                "expression": format!("request.userInfo.username.matches('^system:serviceaccount:{accounts}$')"),
             }],
-            "variables": [
-                {"name": "uid", "expression": format!("'{uid_key}' in request.userInfo.extra ? request.userInfo.extra['{uid_key}'] : []")},
-                {"name": "oldConds", "expression": conditions("oldObject")},
-                {"name": "newConds", "expression": conditions("object")},
-            ],
-            "validations": [
-                {
-                    "expression": "variables.uid.size() == 1 && variables.uid[0] == oldObject.metadata.uid",
-                    "messageExpression": "'truebeat: this token may only patch the status of its own pod, not ' + object.metadata.name",
-                    "reason": "Forbidden",
-                },
-                {
-                    "expression": format!("{} == {}", foreign("oldConds"), foreign("newConds")),
-                    "message": "truebeat: only conditions of type truebeat.io/* may change",
-                    "reason": "Forbidden",
-                },
-                {
-                    "expression": unchanged("status", &STATUS_FIELDS),
-                    "message": "truebeat: only status.conditions may change",
-                    "reason": "Forbidden",
-                },
-                {
-                    "expression": unchanged("metadata", &["labels", "annotations", "finalizers", "ownerReferences"]),
-                    "message": "truebeat: metadata must not change",
-                    "reason": "Forbidden",
-                },
-            ],
+            "variables": variables,
+            "validations": validations,
         },
     })
+}
+
+fn validation(expression: String, message: &str) -> Value {
+    json!({"expression": expression, "message": message, "reason": "Forbidden"})
+}
+
+/// A field that may be absent, in CEL.
+fn or_empty(object: &str, path: &str, empty: &str) -> String {
+    format!("has({object}.{path}) ? {object}.{path} : {empty}")
+}
+
+/// The conditions that are not ours are what they were; of the variables `oldConds` and `newConds`.
+fn same_foreign_conditions() -> String {
+    let foreign = |list: &str| format!("variables.{list}.filter(c, !c.type.startsWith('truebeat.io/'))");
+    format!("{} == {}", foreign("oldConds"), foreign("newConds"))
 }
 
 /// CEL has no "object minus field", so each is named.

@@ -42,6 +42,8 @@ type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 #[derive(Default, Clone)]
 struct Asked(Arc<Mutex<Vec<String>>>);
 
+type Server = tower::util::BoxCloneService<Request<Body>, Answer, tower::BoxError>;
+
 impl Asked {
     fn count(&self, word: &str) -> usize {
         self.0.lock().unwrap().iter().filter(|line| line.contains(word)).count()
@@ -49,22 +51,12 @@ impl Asked {
 }
 
 /// A server that answers by `answer(request, how many came before)`; `None`: never.
-fn service<F>(
-    asked: &Asked,
-    answer: F,
-) -> impl tower::Service<
-    Request<Body>,
-    Response = Answer,
-    Error = tower::BoxError,
-    Future = futures::future::BoxFuture<'static, Result<Answer, tower::BoxError>>,
-> + Clone
-+ Send
-+ 'static
+fn service<F>(asked: &Asked, answer: F) -> Server
 where
     F: Fn(&str, usize) -> Option<Answer> + Clone + Send + Sync + 'static,
 {
     let asked = asked.clone();
-    tower::service_fn(move |request: Request<Body>| {
+    Server::new(tower::service_fn(move |request: Request<Body>| {
         let line = format!("{} {}", request.method(), request.uri());
         let mut lines = asked.0.lock().unwrap();
         let answer = answer(&line, lines.len());
@@ -74,7 +66,7 @@ where
             None => Box::pin(std::future::pending()),
         };
         answered
-    })
+    }))
 }
 
 fn say(code: u16, value: &Value) -> Answer {
@@ -105,16 +97,7 @@ fn list(kind: &str) -> Answer {
 }
 
 /// The client that everybody gets: `Config::default_retry` puts this very layer there.
-fn stock(
-    service: impl tower::Service<
-        Request<Body>,
-        Response = Answer,
-        Error = tower::BoxError,
-        Future = futures::future::BoxFuture<'static, Result<Answer, tower::BoxError>>,
-    > + Clone
-    + Send
-    + 'static,
-) -> Client {
+fn stock(service: Server) -> Client {
     Client::new(RetryLayer::new(RetryPolicy::server_retry()).layer(service), "default")
 }
 

@@ -4,7 +4,7 @@
 use crds::node::{LABEL_AVOID_PREFIX, LABEL_SUSPECT};
 use serde_json::{Value, json};
 
-use super::{NAME, labels, unchanged};
+use super::{NAME, or_empty, same_foreign_conditions, unchanged, update_policy, validation};
 
 pub const POLICY: &str = "truebeat-operator-node-marks-only";
 
@@ -24,51 +24,37 @@ const STATUS_FIELDS: [&str; 10] = [
 
 /// The policy.
 pub fn policy() -> Value {
-    let list = |object: &str, path: &str, empty: &str| format!("has({object}.{path}) ? {object}.{path} : {empty}");
     let ours = |key: &str| format!("{key}.startsWith('{LABEL_AVOID_PREFIX}') || {key} == '{LABEL_SUSPECT}'");
-    let foreign = |name: &str| format!("variables.{name}.filter(c, !c.type.startsWith('truebeat.io/'))");
     let kept = |from: &str, to: &str| {
         format!(
             "variables.{from}.all(k, {} || (k in variables.{to} && variables.{to}[k] == variables.{from}[k]))",
             ours("k")
         )
     };
-    let validation = |expression: String, message: &str| json!({"expression": expression, "message": message, "reason": "Forbidden"});
-    json!({
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": {"name": POLICY, "labels": labels()},
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": [
-                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes", "nodes/status"]},
-            ]},
-            "matchConditions": [{
-                "name": "only-truebeats-operator",
-                "expression": format!("request.userInfo.username.matches('^system:serviceaccount:[^:]+:{NAME}$')"),
-            }],
-            "variables": [
-                {"name": "oldLabels", "expression": list("oldObject", "metadata.labels", "{}")},
-                {"name": "newLabels", "expression": list("object", "metadata.labels", "{}")},
-                {"name": "oldConds", "expression": list("oldObject", "status.conditions", "[]")},
-                {"name": "newConds", "expression": list("object", "status.conditions", "[]")},
-            ],
-            "validations": [
-                validation("object.spec == oldObject.spec".to_owned(), "truebeat: a node's spec must not change"),
-                validation(
-                    format!("{} && {}", kept("oldLabels", "newLabels"), kept("newLabels", "oldLabels")),
-                    "truebeat: only labels avoid.truebeat.io/* and truebeat.io/suspect of a node may change",
-                ),
-                validation(
-                    unchanged("metadata", &["annotations", "finalizers", "ownerReferences"]),
-                    "truebeat: only labels may change of a node's metadata",
-                ),
-                validation(
-                    format!("{} == {}", foreign("oldConds"), foreign("newConds")),
-                    "truebeat: only conditions of type truebeat.io/* of a node may change",
-                ),
-                validation(unchanged("status", &STATUS_FIELDS), "truebeat: only conditions may change of a node's status"),
-            ],
-        },
-    })
+    update_policy(
+        (POLICY, &["nodes", "nodes/status"]),
+        ("only-truebeats-operator", &format!("[^:]+:{NAME}")),
+        json!([
+            {"name": "oldLabels", "expression": or_empty("oldObject", "metadata.labels", "{}")},
+            {"name": "newLabels", "expression": or_empty("object", "metadata.labels", "{}")},
+            {"name": "oldConds", "expression": or_empty("oldObject", "status.conditions", "[]")},
+            {"name": "newConds", "expression": or_empty("object", "status.conditions", "[]")},
+        ]),
+        vec![
+            validation("object.spec == oldObject.spec".to_owned(), "truebeat: a node's spec must not change"),
+            validation(
+                format!("{} && {}", kept("oldLabels", "newLabels"), kept("newLabels", "oldLabels")),
+                "truebeat: only labels avoid.truebeat.io/* and truebeat.io/suspect of a node may change",
+            ),
+            validation(
+                unchanged("metadata", &["annotations", "finalizers", "ownerReferences"]),
+                "truebeat: only labels may change of a node's metadata",
+            ),
+            validation(
+                same_foreign_conditions(),
+                "truebeat: only conditions of type truebeat.io/* of a node may change",
+            ),
+            validation(unchanged("status", &STATUS_FIELDS), "truebeat: only conditions may change of a node's status"),
+        ],
+    )
 }

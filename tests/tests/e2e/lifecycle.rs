@@ -30,6 +30,12 @@ pub fn manifest(name: &str, replicas: i32, mode: &str) -> String {
 
 /// The same with a recovery policy of its own, as YAML.
 pub fn manifest_with(name: &str, replicas: i32, recovery: &str) -> String {
+    let rest = format!("recovery: {recovery}\n  rollout: {{soakSeconds: 1}}\n  drainSeconds: 2");
+    manifest_of(name, replicas, "--fault, step-stall@sigusr2, --drain-timeout, 2s", &rest)
+}
+
+/// Our engine, which lies, with these further arguments; `rest` are the spec's other fields, as YAML.
+pub fn manifest_of(name: &str, replicas: i32, args: &str, rest: &str) -> String {
     format!(
         r#"
 apiVersion: inference.truebeat.io/v1alpha1
@@ -42,12 +48,10 @@ spec:
     kind: Truebeat
     image: {ENGINE_IMAGE}
     imagePullPolicy: Never
-    args: [--lie, --fault, step-stall@sigusr2, --drain-timeout, 2s]
+    args: [--lie, {args}]
     resources: {{requests: {{cpu: 50m, memory: 64Mi}}}}
   agent: {{image: {AGENT_IMAGE}, imagePullPolicy: Never}}
-  recovery: {recovery}
-  rollout: {{soakSeconds: 1}}
-  drainSeconds: 2
+  {rest}
 "#
     )
 }

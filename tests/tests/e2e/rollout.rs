@@ -6,33 +6,18 @@ use anyhow::{Context, Result, ensure};
 use crds::{InferenceDeployment, LABEL_REVISION, rollout::FailureReason};
 use kube::ResourceExt;
 use truebeat_tests::load::Load;
-use truebeat_tests::product::{self, AGENT_IMAGE, ENGINE_IMAGE, MODEL};
+use truebeat_tests::product;
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
-use crate::world::{BOUND, NAMESPACE, World, is, members, told, uid};
+use crate::lifecycle::manifest_of;
+use crate::world::{BOUND, World, is, members, told, uid};
 
 /// `fault`: a further argument of the engine. The drain leaves room for what is in flight.
 fn manifest(name: &str, replicas: i32, attempt: i32, fault: &str) -> String {
-    format!(
-        r#"
-apiVersion: inference.truebeat.io/v1alpha1
-kind: InferenceDeployment
-metadata: {{name: {name}, namespace: {NAMESPACE}}}
-spec:
-  replicas: {replicas}
-  model: {{source: {{file: {{path: {MODEL}}}}}}}
-  engine:
-    kind: Truebeat
-    image: {ENGINE_IMAGE}
-    imagePullPolicy: Never
-    args: [--lie, --drain-timeout, 2s{fault}]
-    resources: {{requests: {{cpu: 50m, memory: 64Mi}}}}
-  agent: {{image: {AGENT_IMAGE}, imagePullPolicy: Never}}
-  rollout: {{soakSeconds: 1, progressDeadlineSeconds: 25, attempt: {attempt}}}
-  drainSeconds: 9
-"#
-    )
+    let rest =
+        format!("rollout: {{soakSeconds: 1, progressDeadlineSeconds: 25, attempt: {attempt}}}\n  drainSeconds: 9");
+    manifest_of(name, replicas, &format!("--drain-timeout, 2s{fault}"), &rest)
 }
 
 pub async fn without_loss(world: &mut World<'_>, times: &mut Times) -> Result<()> {
