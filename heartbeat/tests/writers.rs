@@ -70,7 +70,10 @@ fn watch_live(command: &mut Command, dir: &Path) {
                 in_step += u64::from(page.beat.step_started_ns != 0);
                 last = page.beat.steps_completed;
             }
-            Err(Unknown::Missing { .. } | Unknown::NoBeat) => thread::sleep(Duration::from_millis(1)),
+            // Torn: a writer that lost its core in the middle of a beat is rightly no witness (H7)
+            Err(Unknown::Missing { .. } | Unknown::NoBeat | Unknown::Torn { .. }) => {
+                thread::sleep(Duration::from_millis(1))
+            }
             Err(unknown) => panic!("{unknown}"),
         }
     };

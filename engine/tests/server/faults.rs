@@ -11,7 +11,7 @@ use heartbeat::{Reader, page::Beat, page::Phase};
 use serde_json::{Value, json};
 
 use crate::client::{Answer, get, open, post, whole};
-use crate::support::{Setup, TestEngine, wait_until};
+use crate::support::{Setup, TestEngine, page_of, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -37,7 +37,7 @@ async fn unhealthy(engine: &TestEngine) -> Value {
 }
 
 fn page(dir: &Path) -> Beat {
-    Reader::open(dir, 0).with_nonce(77).read().expect("a page").beat
+    page_of(Reader::open(dir, 0).with_nonce(77)).beat
 }
 
 fn with_page(mut setup: Setup, dir: &Path) -> Setup {

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use heartbeat::Reader;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
@@ -11,7 +12,7 @@ use serde_json::json;
 use crate::client::post;
 use crate::guards::{gives_up, streaming};
 use crate::process::Engine;
-use crate::support::wait_until;
+use crate::support::{page_of, wait_until};
 
 async fn engine(dir: &Path, more: &[&str]) -> Engine {
     let pages = dir.join("pages");
@@ -20,7 +21,7 @@ async fn engine(dir: &Path, more: &[&str]) -> Engine {
 }
 
 fn pid_of(dir: &Path, rank: u32) -> Pid {
-    let page = heartbeat::Reader::open(&dir.join("pages"), rank).with_nonce(7).read().unwrap();
+    let page = page_of(Reader::open(&dir.join("pages"), rank).with_nonce(7));
     assert_eq!((page.identity.rank, page.identity.world_size), (rank, 2));
     Pid::from_raw(page.identity.pid as i32)
 }
@@ -43,7 +44,7 @@ async fn two_processes_say_what_one_says_and_end_together() {
     let worker = pid_of(dir.path(), 1);
     assert_eq!(pid_of(dir.path(), 0).as_raw() as u32, engine.child.id());
     // the worker's page counts as the first rank's does
-    let beats = [0, 1].map(|rank| heartbeat::Reader::open(&dir.path().join("pages"), rank).read().unwrap().beat);
+    let beats = [0, 1].map(|rank| page_of(Reader::open(&dir.path().join("pages"), rank)).beat);
     assert!(beats[1].steps_completed >= beats[0].steps_completed && beats[1].tokens_delivered > 0, "{beats:?}");
     engine.signal(Signal::SIGTERM);
     assert_eq!(engine.ended().await.code(), Some(0));

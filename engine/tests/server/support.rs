@@ -21,6 +21,7 @@ use engine::server::{
     AppState,
     serve::{ServeError, serve},
 };
+use heartbeat::{Reader, Unknown, page::Page};
 use serde_json::Value;
 use tokio::{sync::oneshot, task::JoinHandle};
 
@@ -113,6 +114,17 @@ fn row(context: &[u32]) -> Vec<f32> {
     }
     row[EOS as usize] = if h.is_multiple_of(64) { 9.0 } else { -20.0 };
     row
+}
+
+/// The page of an engine that lives: one that lost its core in the middle of a beat is waited for.
+pub fn page_of(mut reader: Reader) -> Page {
+    let begun = Instant::now();
+    loop {
+        match reader.read() {
+            Err(Unknown::Torn { .. }) if begun.elapsed() < Duration::from_secs(60) => std::thread::yield_now(),
+            page => return page.expect("a page"),
+        }
+    }
 }
 
 /// What greedy decoding must give, computed without cache, batch or scheduler. Stops at the end token unless told not to.
