@@ -142,6 +142,20 @@ pub fn get(address: &str, path: &str) -> String {
     ask(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).unwrap_or_default()
 }
 
+/// What never became ready says why it did not.
+pub fn until_ready(run: &Run) {
+    let since = Instant::now();
+    loop {
+        let answer = get(&run.agent, "/readyz");
+        if answer.starts_with("HTTP/1.1 200") {
+            return;
+        }
+        let log = || std::fs::read_to_string(run.dir.path().join("agent/engine.log")).unwrap_or_default();
+        assert!(since.elapsed() < SOON, "never ready: {answer}\n{}", log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 pub fn until(what: &str, mut wanted: impl FnMut() -> bool) {
     let since = Instant::now();
     while !wanted() {
@@ -174,7 +188,7 @@ fn h3_no_marker_leaves_with_the_evidence_of_a_real_hang() {
     }
     let markers = Markers::new();
     let run = launch(&markers, QUICK, "true", Stdio::null);
-    until("ready", || get(&run.agent, "/readyz").starts_with("HTTP/1.1 200"));
+    until_ready(&run);
     let request = post(&markers);
     (0..3).for_each(|_| assert!(ask(&run.gate, &request).unwrap().contains("[DONE]")));
     let engine = EngineFile::read(&run.dir.path().join("agent")).unwrap().process();

@@ -13,7 +13,7 @@ use agent::launch::EngineFile;
 use agent::sources::procs::ProcRoot;
 use nix::sys::signal::Signal;
 
-use super::leaks::{Markers, Run, ask, get, launch, post, until};
+use super::leaks::{Markers, Run, ask, get, launch, post, until, until_ready};
 
 /// Fences soon and never kills.
 const FENCE_ONLY: &str = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_cap_ms=1000,confirm_strong_ms=600000,\
@@ -21,7 +21,7 @@ const FENCE_ONLY: &str = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_ca
 
 fn started(markers: &Markers, limits: &str, output: fn() -> Stdio) -> Run {
     let run = launch(markers, FENCE_ONLY, limits, output);
-    until("ready", || ready(&run));
+    until_ready(&run);
     run
 }
 
