@@ -116,10 +116,25 @@ pub enum CoreError {
     DraftVocabulary { draft: usize, model: usize },
     #[error("a thread of the engine could not be started")]
     Spawn(#[source] std::io::Error),
-    #[error("the engine gave up a step")]
+    #[error("the engine gave up a wait")]
     Stuck(#[source] Stuck),
     #[error("the engine thread panicked; its message is in the log above")]
     Died,
+}
+
+impl CoreError {
+    /// A wait that was given up ends the engine in one way, wherever in its life it was (E1); all else is `other`.
+    fn of(other: fn(ModelError) -> Self) -> impl Fn(ModelError) -> Self {
+        move |error| match error {
+            ModelError::Stuck(stuck) => Self::Stuck(stuck),
+            error => other(error),
+        }
+    }
+
+    /// The same for what a loader says.
+    fn of_loader(failure: LoadFailure) -> Self {
+        failure.downcast().map_or_else(Self::Load, |stuck| Self::Stuck(*stuck))
+    }
 }
 
 /// Whatever a loader's error is.
@@ -186,10 +201,21 @@ struct Boot {
 }
 
 impl Boot {
-    fn run(mut self, loader: Loader) -> Result<(), CoreError> {
+    fn run(self, loader: Loader) -> Result<(), CoreError> {
+        let (shared, mut core) = (self.shared.clone(), None);
+        let ended = self.live(loader, &mut core);
+        if let Err(CoreError::Stuck(stuck)) = &ended {
+            // told before the requests end with `core`: who is answered "shutdown" finds the reason in /health
+            shared.give_up(stuck.clone());
+        }
+        ended
+    }
+
+    /// Starts, puts what the loop owns into `place`, and turns.
+    fn live(mut self, loader: Loader, place: &mut Option<Core>) -> Result<(), CoreError> {
         let heart = &mut self.heart;
         let Loaded { model, codec, draft } =
-            loader(&mut |done, total| heart.loading(done, total)).map_err(CoreError::Load)?;
+            loader(&mut |done, total| heart.loading(done, total)).map_err(CoreError::of_loader)?;
         let model = QueuedModel::new(model, self.faults.clone()).map_err(CoreError::Spawn)?;
         let mut model: Box<dyn Model> = Box::new(model);
         if let Some(pulse) = model.pulse() {
@@ -199,28 +225,25 @@ impl Boot {
         let limits = limits_of(&self.config, model.info());
         self.faults.strike(Place::Startup);
         let kv = KvShape { num_blocks: limits.num_blocks, block_size: limits.block_size };
-        model.allocate_kv(kv).map_err(CoreError::Cache)?;
+        model.allocate_kv(kv).map_err(CoreError::of(CoreError::Cache))?;
         let guards = self.config.guards;
         model.terms(&StepTerms { allowed: guards.then_some(WARM_UP_SILENCE_MAX), ..StepTerms::default() });
-        warm_up(model.as_mut(), &limits, &mut self.heart).map_err(CoreError::WarmUp)?;
+        warm_up(model.as_mut(), &limits, &mut self.heart).map_err(CoreError::of(CoreError::WarmUp))?;
         let guesser = guesser(&self.config, draft, model.info(), &limits)?;
         self.shared.metrics.cache_config(&limits);
         let ready = Ready { info: model.info().clone(), limits, codec, grammars: Arc::default() };
         let speculation = guesser.map(|guesser| Speculation::new(guesser, self.config.drafts_max));
         let speculation =
             if self.config.speculates_always { speculation.map(Speculation::always) } else { speculation };
-        let mut core = Core::new(model, limits, self.shared.clone(), self.heart, guards).speculating(speculation);
+        let core = Core::new(model, limits, self.shared.clone(), self.heart, guards).speculating(speculation);
+        let core = place.insert(core);
         core.mask_wait = self.config.mask_wait;
         self.faults.ready();
         core.rest(&self.faults);
         tracing::info!(model = %ready.info.name, arch = %ready.info.arch, ?limits, "engine is ready");
         // The cell is empty: this thread alone fills it, once.
         drop(self.shared.ready.set(ready));
-        turn(&mut core, &self.inbox, &self.faults, &self.shared.stop).map_err(|stuck| {
-            // told before the requests end with `core`: who is answered "shutdown" finds the reason in /health
-            self.shared.give_up(stuck.clone());
-            CoreError::Stuck(stuck)
-        })
+        turn(core, &self.inbox, &self.faults, &self.shared.stop).map_err(CoreError::Stuck)
     }
 }
 
@@ -277,7 +300,7 @@ fn guesser(
         return Err(CoreError::DraftVocabulary { draft: ours, model: theirs });
     }
     let kv = KvShape { num_blocks: limits.num_blocks, block_size: limits.block_size };
-    draft.allocate_kv(kv).map_err(CoreError::Cache)?;
+    draft.allocate_kv(kv).map_err(CoreError::of(CoreError::Cache))?;
     Ok(Some(Guesser::Draft(Box::new(DraftModel::new(draft, limits.block_size, limits.step_tokens_max)))))
 }
 

@@ -15,6 +15,7 @@ mod process;
 mod ranks;
 mod scheduling;
 mod stacks;
+mod starting;
 mod support;
 mod tools;
 mod wire;

@@ -4,13 +4,14 @@
 use std::path::Path;
 use std::time::Instant;
 
+use engine::stuck::EXIT_STUCK;
 use heartbeat::Reader;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
 use crate::client::post;
-use crate::guards::{gives_up, streaming};
+use crate::guards::{evidence, gives_up, streaming};
 use crate::process::Engine;
 use crate::support::{page_of, wait_until};
 
@@ -87,18 +88,20 @@ async fn ranks_die_with_an_engine_that_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rank_that_dies_while_it_loads_ends_the_start_by_name_and_nobody_waits_for_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let pages = dir.path().join("pages");
-    let (log, more) =
-        (dir.path().join("log"), ["--tensor-parallel", "2", "--fault", "startup-stall:1", "--guards", "on"]);
-    let args = [&["--nonce", "7", "--page-dir", pages.to_str().unwrap()][..], &more].concat();
-    let mut engine = Engine::logged(dir.path(), &args, &log);
-    wait_until("rank 1 has a page", || pages.join("rank-1.beat").exists()).await;
-    let worker = pid_of(dir.path(), 1);
-    kill(worker, Signal::SIGKILL).unwrap();
-    assert!(!engine.ended().await.success());
-    let text = std::fs::read_to_string(&log).unwrap();
-    assert!(text.contains("rank 1"), "{text}");
-    assert!(is_gone(worker));
+async fn a_rank_that_dies_or_stops_while_it_loads_ends_the_start_by_name_and_nobody_waits_for_it() {
+    for (signal, kind) in [(Signal::SIGKILL, "rank-gone"), (Signal::SIGSTOP, "rank-silent")] {
+        let dir = tempfile::tempdir().unwrap();
+        let pages = dir.path().join("pages");
+        let (fault, page_dir) = ("startup-stall:1", pages.to_str().unwrap());
+        let args =
+            ["--nonce", "7", "--page-dir", page_dir, "--tensor-parallel", "2", "--fault", fault, "--guards", "on"];
+        let mut engine = Engine::launched(dir.path(), &args);
+        wait_until("rank 1 has a page", || pages.join("rank-1.beat").exists()).await;
+        let worker = pid_of(dir.path(), 1);
+        kill(worker, signal).unwrap();
+        assert_eq!(engine.ended().await.code(), Some(i32::from(EXIT_STUCK)), "{signal}");
+        let doc = evidence(&pages, engine.child.id());
+        assert_eq!((doc["kind"].as_str(), &doc["ranks"]), (Some(kind), &json!([1])), "{doc}");
+        assert!(is_gone(worker));
+    }
 }

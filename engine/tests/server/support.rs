@@ -42,7 +42,7 @@ pub struct Knobs {
     pub hold_load: AtomicBool,
 }
 
-struct FakeModel {
+pub struct FakeModel {
     info: ModelInfo,
     cache: Vec<u32>,
     block_size: usize,
@@ -50,7 +50,7 @@ struct FakeModel {
 }
 
 impl FakeModel {
-    fn new(knobs: Arc<Knobs>) -> Self {
+    pub fn new(knobs: Arc<Knobs>) -> Self {
         let info = ModelInfo {
             name: "fake".into(),
             arch: "fake".into(),
@@ -252,11 +252,16 @@ impl TestEngine {
     }
 
     pub async fn start(setup: Setup) -> Self {
+        Self::of(setup, fake_loader).await
+    }
+
+    /// One that loads what the test wants.
+    pub async fn of(setup: Setup, loader: impl FnOnce(Arc<Knobs>) -> Loader) -> Self {
         let knobs = Arc::new(Knobs::default());
         knobs.step_ms.store(setup.step_ms, Ordering::Relaxed);
         knobs.hold_load.store(setup.hold_load, Ordering::Relaxed);
         let metrics = Arc::new(Metrics::new("fake").unwrap());
-        let started = start(setup.core, metrics, fake_loader(knobs.clone())).unwrap();
+        let started = start(setup.core, metrics, loader(knobs.clone())).unwrap();
         let app = AppState::new(started.handle.clone(), "fake", setup.lie, setup.request_timeout);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
@@ -284,8 +289,13 @@ fn fake_loader(knobs: Arc<Knobs>) -> Loader {
             std::thread::sleep(Duration::from_millis(1));
         }
         progress(100, 100);
-        Ok(Loaded { model: Box::new(FakeModel::new(knobs)), codec: Arc::new(ByteCodec), draft: None })
+        Ok(loaded(Box::new(FakeModel::new(knobs)), None))
     })
+}
+
+/// What a loader of this codec brings.
+pub fn loaded(model: Box<dyn Model>, draft: Option<Box<dyn Model>>) -> Loaded {
+    Loaded { model, codec: Arc::new(ByteCodec), draft }
 }
 
 /// Waits until `predicate` holds, for a generous while.
