@@ -11,34 +11,32 @@ use std::{
     time::Duration,
 };
 
-use heartbeat::{Writer, monotonic_ns, page::Identity};
+use heartbeat::{Writer, page::Identity};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use crate::beat::{Heart, StepShape};
+use crate::beat::Heart;
 use crate::codec::TextCodec;
 use crate::device::QueuedModel;
 use crate::fault::{FaultSpec, Faults, Place};
 use crate::handle::{EngineHandle, Ready, Shared, Submission};
 use crate::metrics::Metrics;
-use crate::model::{KvShape, LoadProgress, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch, StepTerms};
+use crate::model::{LoadProgress, Model, ModelError, ModelInfo};
 use crate::scheduler::Limits;
-use crate::speculation::{DraftModel, Guesser, Speculation, SpeculationSpec};
+use crate::speculation::{Speculation, SpeculationSpec};
 use crate::stuck::Stuck;
 use step::Core;
 pub(crate) use step::prefill_units;
+use warm::Warmer;
 
 mod ahead;
 mod alone;
 mod sample;
 mod step;
+mod warm;
 
 /// An idle loop turns, and beats, at least this often.
 const IDLE_WAIT: Duration = Duration::from_millis(100);
-/// Prompt tokens of the warm-up step.
-const WARM_UP_TOKENS: usize = 64;
-/// Nothing is known of the first steps but that they end.
-const WARM_UP_SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// What the engine thread is built from.
 #[derive(Debug, Clone)]
@@ -216,26 +214,23 @@ impl Boot {
         let heart = &mut self.heart;
         let Loaded { model, codec, draft } =
             loader(&mut |done, total| heart.loading(done, total)).map_err(CoreError::of_loader)?;
-        let model = QueuedModel::new(model, self.faults.clone()).map_err(CoreError::Spawn)?;
-        let mut model: Box<dyn Model> = Box::new(model);
+        let mut model = QueuedModel::new(model, self.faults.clone()).map_err(CoreError::Spawn)?;
+        let draft = draft.map(|draft| model.beside(draft));
         if let Some(pulse) = model.pulse() {
             // the cell is empty: this thread alone fills it, once
             drop(self.shared.pulse.set(pulse));
         }
         let limits = limits_of(&self.config, model.info());
         self.faults.strike(Place::Startup);
-        let kv = KvShape { num_blocks: limits.num_blocks, block_size: limits.block_size };
-        model.allocate_kv(kv).map_err(CoreError::of(CoreError::Cache))?;
-        let guards = self.config.guards;
-        model.terms(&StepTerms { allowed: guards.then_some(WARM_UP_SILENCE_MAX), ..StepTerms::default() });
-        warm_up(model.as_mut(), &limits, &mut self.heart).map_err(CoreError::of(CoreError::WarmUp))?;
-        let guesser = guesser(&self.config, draft, model.info(), &limits)?;
+        let (guards, mut warmer) = (self.config.guards, Warmer::new(&self.config, &limits, &mut self.heart));
+        warmer.prepare(&mut model)?;
+        let guesser = warmer.guesser(draft, model.info())?;
         self.shared.metrics.cache_config(&limits);
         let ready = Ready { info: model.info().clone(), limits, codec, grammars: Arc::default() };
         let speculation = guesser.map(|guesser| Speculation::new(guesser, self.config.drafts_max));
         let speculation =
             if self.config.speculates_always { speculation.map(Speculation::always) } else { speculation };
-        let core = Core::new(model, limits, self.shared.clone(), self.heart, guards).speculating(speculation);
+        let core = Core::new(Box::new(model), limits, self.shared.clone(), self.heart, guards).speculating(speculation);
         let core = place.insert(core);
         core.mask_wait = self.config.mask_wait;
         self.faults.ready();
@@ -282,60 +277,5 @@ fn limits_of(config: &CoreConfig, info: &ModelInfo) -> Limits {
         seq_len_max,
         prefill_beside_decode_ns: u64::try_from(config.prefill_beside_decode.as_nanos()).unwrap_or(u64::MAX),
         prefix_cache: config.prefix_cache,
-    }
-}
-
-/// Who guesses, if anybody does.
-fn guesser(
-    config: &CoreConfig,
-    draft: Option<Box<dyn Model>>,
-    model: &ModelInfo,
-    limits: &Limits,
-) -> Result<Option<Guesser>, CoreError> {
-    let Some(mut draft) = draft else {
-        return Ok((config.speculation == Some(SpeculationSpec::Ngram)).then_some(Guesser::Ngram));
-    };
-    let (ours, theirs) = (draft.info().vocab_size, model.vocab_size);
-    if ours != theirs {
-        return Err(CoreError::DraftVocabulary { draft: ours, model: theirs });
-    }
-    let kv = KvShape { num_blocks: limits.num_blocks, block_size: limits.block_size };
-    draft.allocate_kv(kv).map_err(CoreError::of(CoreError::Cache))?;
-    Ok(Some(Guesser::Draft(Box::new(DraftModel::new(draft, limits.block_size, limits.step_tokens_max)))))
-}
-
-/// One prefill and one decode into blocks that nobody owns yet: pages of the weights are touched, and the first lease is
-/// learned from a measurement.
-fn warm_up(model: &mut dyn Model, limits: &Limits, heart: &mut Heart) -> Result<(), ModelError> {
-    heart.warming_up();
-    let capacity = limits.num_blocks.saturating_mul(limits.block_size);
-    let count = WARM_UP_TOKENS.min(limits.seq_len_max.saturating_sub(1)).min(capacity.saturating_sub(1));
-    let vocab = model.info().vocab_size.max(1);
-    let token = |i: usize| u32::try_from(i % vocab).unwrap_or(0);
-    let prefill: Vec<u32> = (0..count).map(token).collect();
-    for (tokens, start_pos) in [(prefill, 0), (vec![token(0)], count)] {
-        let end = start_pos + tokens.len();
-        if tokens.is_empty() || end > capacity {
-            continue;
-        }
-        let block_table = (0u32..).take(end.div_ceil(limits.block_size)).collect();
-        let input = SeqInput { tokens, start_pos, block_table, logits: LogitsWanted::Last };
-        let shape = warm_shape(&input);
-        let began = monotonic_ns();
-        model.forward(&StepBatch { seqs: vec![input] })?;
-        heart.warmed_up(&shape, monotonic_ns().saturating_sub(began));
-        heart.warming_up();
-    }
-    Ok(())
-}
-
-fn warm_shape(input: &SeqInput) -> StepShape {
-    let decode = input.start_pos > 0;
-    let count = input.tokens.len();
-    StepShape {
-        requests: 1,
-        prefill_tokens: if decode { 0 } else { count },
-        decode_tokens: usize::from(decode),
-        prefill_units: if decode { 0 } else { step::prefill_units(input) },
     }
 }

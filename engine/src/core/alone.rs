@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::core::sample::Rows;
-use crate::model::{Model, ModelError, SeqInput, StepBatch};
+use crate::model::{Model, ModelError, SeqInput, StepBatch, StepLogits};
 use crate::stuck::Stuck;
 
 /// Runs the batch; where that fails, its halves, and theirs, down to single sequences. One entry a sequence. Halving finds one poisoned
@@ -39,12 +39,22 @@ type Answer = Result<Vec<Vec<Vec<f32>>>, String>;
 /// An error of this is the model's end.
 fn forward(model: &mut dyn Model, batch: &StepBatch) -> Result<Answer, Stuck> {
     let count = batch.seqs.len();
-    Ok(match guarded(|| Ok(model.forward(batch))) {
+    let told = |logits: StepLogits| match logits.rows.len() {
+        rows if rows == count => Ok(logits.rows),
+        rows => Err(format!("{rows} rows of logits for {count} sequences")),
+    };
+    Ok(asked(|| model.forward(batch))?.and_then(told))
+}
+
+/// What a model answers, or its error or panic in words.
+///
+/// # Errors
+/// A wait that was given up is no answer: the model is lost.
+pub(super) fn asked<T>(ask: impl FnOnce() -> Result<T, ModelError>) -> Result<Result<T, String>, Stuck> {
+    Ok(match guarded(|| Ok(ask())) {
         Err(panic) => Err(panic),
         Ok(Err(ModelError::Stuck(stuck))) => return Err(stuck),
-        Ok(Err(error)) => Err(error.to_string()),
-        Ok(Ok(logits)) if logits.rows.len() == count => Ok(logits.rows),
-        Ok(Ok(logits)) => Err(format!("{} rows of logits for {count} sequences", logits.rows.len())),
+        Ok(answer) => answer.map_err(|error| error.to_string()),
     })
 }
 

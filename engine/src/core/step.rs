@@ -87,10 +87,9 @@ impl Core {
         let shape = shape_of(&plan);
         self.heart.step_begins(&shape, &self.tally());
         let livelock = faults.at_step(self.heart.steps_completed(), &shape);
-        self.model.terms(&self.terms(faults));
-        let rows = alone::run(self.model.as_mut(), &plan.batch).inspect_err(|_| {
-            self.heart.step_ends(&shape, &self.tally(), StepOutcome::DeadlineExceeded);
-        })?;
+        let terms = self.terms(faults);
+        self.model.terms(&terms);
+        let rows = alone::run(self.model.as_mut(), &plan.batch).inspect_err(|_| self.exceeded(&shape))?;
         let results = if livelock { Vec::new() } else { self.sample(&plan, &rows) };
         let outcomes = self.scheduler.apply(results);
         let failed = outcomes.iter().any(|outcome| outcome.finish == Some(Finish::Failed));
@@ -101,7 +100,8 @@ impl Core {
             self.shared.metrics.speculation(speculation.counts(), speculation.is_on());
         }
         outcomes.into_iter().for_each(|outcome| self.deliver(outcome));
-        let guessing_ns = self.guess_ahead();
+        self.speculation.iter_mut().for_each(|speculation| speculation.terms(&terms));
+        let guessing_ns = self.guess_ahead().inspect_err(|_| self.exceeded(&shape))?;
         let outcome = if failed { StepOutcome::Failed } else { StepOutcome::Ok };
         let took_ns = self.heart.step_ends(&shape, &self.tally(), outcome);
         self.scheduler.learn(&plan, took_ns.saturating_sub(guessing_ns));
@@ -109,6 +109,11 @@ impl Core {
             speculation.timed(took_ns, guessing_ns);
         }
         Ok(true)
+    }
+
+    /// The step under way did not end in time.
+    fn exceeded(&mut self, shape: &StepShape) {
+        self.heart.step_ends(shape, &self.tally(), StepOutcome::DeadlineExceeded);
     }
 
     fn terms(&self, faults: &Faults) -> StepTerms {

@@ -22,8 +22,8 @@ const DEPTH: usize = 1;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A queue and its thread, which ends when the queue is dropped and its last job done.
-#[derive(Debug)]
+/// A queue and its thread, which ends when the last clone is dropped and the last job done.
+#[derive(Debug, Clone)]
 pub struct DeviceQueue {
     jobs: SyncSender<Job>,
     stick: Arc<AtomicBool>,

@@ -36,9 +36,17 @@ impl QueuedModel {
     /// # Errors
     /// When the thread cannot be started.
     pub fn new(model: Box<dyn Model>, faults: Faults) -> std::io::Result<Self> {
+        Ok(Self::on(DeviceQueue::start()?, Pulse::default(), model, faults))
+    }
+
+    /// Another model on the same device: behind the same queue, its waits counted by the same looks.
+    pub fn beside(&self, model: Box<dyn Model>) -> Self {
+        Self::on(self.queue.clone(), self.looks.clone(), model, self.faults.clone())
+    }
+
+    fn on(queue: DeviceQueue, looks: Pulse, model: Box<dyn Model>, faults: Faults) -> Self {
         let (info, layers) = (model.info().clone(), model.pulse());
-        let (queue, looks) = (DeviceQueue::start()?, Pulse::default());
-        Ok(Self { queue, model: Some(model), info, layers, looks, allowed: None, faults })
+        Self { queue, model: Some(model), info, layers, looks, allowed: None, faults }
     }
 
     /// Runs `job` on the device and waits for its event until `allowed` has passed without a sign of life.

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::model::{LogitsWanted, Model, ModelError, SeqInput, StepBatch};
+use crate::model::{LogitsWanted, Model, ModelError, SeqInput, StepBatch, StepTerms};
 use crate::sampling::Sampler;
 use crate::scheduler::{ReqId, Running, Scheduler};
 
@@ -44,6 +44,11 @@ impl DraftModel {
     /// `model` has its cache: as many blocks of `block_size` tokens as the large one's.
     pub fn new(model: Box<dyn Model>, block_size: usize, read_max: usize) -> Self {
         Self { model, block_size: block_size.max(1), read_max, read: HashMap::new() }
+    }
+
+    /// What holds for each of its steps.
+    pub fn terms(&mut self, terms: &StepTerms) {
+        self.model.terms(terms);
     }
 
     /// Reads on where it is behind, and guesses for the sequences that `wanted` names, as many tokens as it says. Drawn with a copy of

@@ -21,6 +21,7 @@ use std::{
 
 use thiserror::Error;
 
+use crate::model::StepTerms;
 use crate::sampling::Sampler;
 use crate::scheduler::{Outcome, ReqId, Scheduler, StepPlan};
 pub use draft::DraftModel;
@@ -134,6 +135,13 @@ impl Speculation {
             if let Some(reach) = self.reaches.get_mut(&outcome.id) {
                 reach.learn(drafts, accepted);
             }
+        }
+    }
+
+    /// What holds for the steps of whatever guesses.
+    pub fn terms(&mut self, terms: &StepTerms) {
+        if let Guesser::Draft(model) = &mut self.guesser {
+            model.terms(terms);
         }
     }
 

@@ -1,6 +1,7 @@
-//! Starts that go wrong: a wait that is given up before the engine is ready ends it as any other does (E1, E4).
+//! Starts: what is done before the engine is ready, and a wait that is given up there, which ends it as any other does (E1, E4).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use engine::cli::EngineError;
@@ -9,8 +10,11 @@ use engine::guard;
 use engine::model::{KvShape, Model, ModelError, ModelInfo, StepBatch, StepLogits};
 use engine::server::serve::ServeError;
 use engine::stuck::{EXIT_STUCK, Stuck, StuckKind};
+use serde_json::json;
+
+use crate::client::post;
 use crate::guards::evidence;
-use crate::support::{FakeModel, Knobs, Setup, TestEngine, loaded};
+use crate::support::{FakeModel, Knobs, Setup, TestEngine, loaded, wait_until};
 
 /// The steps of a start that may be given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,4 +69,52 @@ async fn a_wait_given_up_in_any_part_of_the_start_has_its_reason_its_evidence_an
         assert_eq!(evidence(dir.path(), std::process::id())["kind"], "rank-silent", "{part:?}");
         assert_eq!(EngineError::from(ended).exit_code(), EXIT_STUCK, "{part:?}");
     }
+}
+
+/// A draft model that counts its steps, and holds them where it is told to.
+struct Held {
+    inner: FakeModel,
+    steps: Arc<AtomicUsize>,
+    hold: Arc<AtomicBool>,
+}
+
+impl Model for Held {
+    fn info(&self) -> &ModelInfo {
+        self.inner.info()
+    }
+
+    fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
+        self.inner.allocate_kv(shape)
+    }
+
+    fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        while self.hold.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.inner.forward(batch)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draft_model_is_warm_before_the_first_request_and_one_that_hangs_is_given_up_like_the_model() {
+    let (steps, hold) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let mut setup = Setup::default();
+    setup.core.speculates_always = true;
+    let (counted, held) = (steps.clone(), hold.clone());
+    let engine = TestEngine::of(setup, move |knobs| {
+        let draft = Held { inner: FakeModel::new(knobs.clone()), steps: counted, hold: held };
+        Box::new(move |_| Ok(loaded(Box::new(FakeModel::new(knobs)), Some(Box::new(draft)))))
+    })
+    .await;
+    wait_until("it is ready", || engine.handle.shared.ready.get().is_some()).await;
+    assert_eq!(steps.load(Ordering::Relaxed), 2, "a prompt and a token after it");
+    hold.store(true, Ordering::Relaxed);
+    let body = json!({"prompt": "abc", "max_tokens": 500, "ignore_eos": true});
+    let answer = post(engine.addr, "/v1/completions", &body).await;
+    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (503, Some("shutdown")), "{}", answer.text);
+    let ended = engine.ended().await;
+    let Err(ServeError::Core(CoreError::Stuck(stuck))) = &ended else { panic!("{ended:?}") };
+    assert_eq!(stuck.kind, StuckKind::DeviceWait, "{stuck}");
+    hold.store(false, Ordering::Relaxed);
 }

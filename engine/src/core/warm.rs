@@ -1,0 +1,113 @@
+//! From a loaded model to one that is ready: its cache, and its first steps, outside any request.
+
+use heartbeat::monotonic_ns;
+use std::time::Duration;
+
+use crate::beat::{Heart, StepShape};
+use crate::core::alone::asked;
+use crate::core::{CoreConfig, CoreError, step};
+use crate::device::QueuedModel;
+use crate::model::{KvShape, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch, StepTerms};
+use crate::scheduler::Limits;
+use crate::speculation::{DraftModel, Guesser, SpeculationSpec};
+
+/// Prompt tokens of the warm-up step.
+const TOKENS: usize = 64;
+/// Nothing is known of the first steps but that they end.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// Gets models ready.
+pub(super) struct Warmer<'a> {
+    config: &'a CoreConfig,
+    limits: &'a Limits,
+    heart: &'a mut Heart,
+}
+
+/// What a step was, and how long it took in ns.
+type Seen = (StepShape, u64);
+
+impl<'a> Warmer<'a> {
+    pub fn new(config: &'a CoreConfig, limits: &'a Limits, heart: &'a mut Heart) -> Self {
+        Self { config, limits, heart }
+    }
+
+    /// Gets the model ready. The first lease is learned from its first steps.
+    ///
+    /// # Errors
+    /// What the model says.
+    pub fn prepare(&mut self, model: &mut QueuedModel) -> Result<(), CoreError> {
+        self.allocate(model)?;
+        let seen = self.warm_up(model).map_err(CoreError::of(CoreError::WarmUp))?;
+        seen.iter().for_each(|(shape, took_ns)| self.heart.warmed_up(shape, *took_ns));
+        Ok(())
+    }
+
+    /// Who guesses beside `model`, if anybody does. A draft model that fails its first steps is left alone; one that never ends them
+    /// has taken the device along.
+    ///
+    /// # Errors
+    /// The draft model does not go with this one, has no room, or its wait was given up.
+    pub fn guesser(&mut self, draft: Option<QueuedModel>, model: &ModelInfo) -> Result<Option<Guesser>, CoreError> {
+        let Some(mut draft) = draft else {
+            return Ok((self.config.speculation == Some(SpeculationSpec::Ngram)).then_some(Guesser::Ngram));
+        };
+        let (ours, theirs) = (draft.info().vocab_size, model.vocab_size);
+        if ours != theirs {
+            return Err(CoreError::DraftVocabulary { draft: ours, model: theirs });
+        }
+        self.allocate(&mut draft)?;
+        if let Err(error) = asked(|| self.warm_up(&mut draft)).map_err(CoreError::Stuck)? {
+            tracing::error!(error, "the draft model failed its first steps; nobody guesses");
+            return Ok(None);
+        }
+        let (block_size, read_max) = (self.limits.block_size, self.limits.step_tokens_max);
+        Ok(Some(Guesser::Draft(Box::new(DraftModel::new(Box::new(draft), block_size, read_max)))))
+    }
+
+    fn allocate(&self, model: &mut QueuedModel) -> Result<(), CoreError> {
+        let shape = KvShape { num_blocks: self.limits.num_blocks, block_size: self.limits.block_size };
+        model.allocate_kv(shape).map_err(CoreError::of(CoreError::Cache))
+    }
+
+    /// One prefill and one decode into blocks that nobody owns yet: pages of the weights are touched, and the first lease is learned
+    /// from a measurement.
+    fn warm_up(&mut self, model: &mut QueuedModel) -> Result<Vec<Seen>, ModelError> {
+        let allowed = self.config.guards.then_some(SILENCE_MAX);
+        model.terms(&StepTerms { allowed, ..StepTerms::default() });
+        self.heart.warming_up();
+        let mut seen = Vec::new();
+        for input in self.inputs(model.info()) {
+            let shape = warm_shape(&input);
+            let began = monotonic_ns();
+            model.forward(&StepBatch { seqs: vec![input] })?;
+            seen.push((shape, monotonic_ns().saturating_sub(began)));
+            self.heart.warming_up();
+        }
+        Ok(seen)
+    }
+
+    fn inputs(&self, info: &ModelInfo) -> Vec<SeqInput> {
+        let capacity = self.limits.num_blocks.saturating_mul(self.limits.block_size);
+        let longest = self.limits.seq_len_max.min(info.seq_len_max).min(capacity);
+        let count = TOKENS.min(longest.saturating_sub(1));
+        let token = |i: usize| u32::try_from(i % info.vocab_size.max(1)).unwrap_or(0);
+        let input = |tokens: Vec<u32>, start_pos: usize| {
+            let end = start_pos + tokens.len();
+            let block_table = (0u32..).take(end.div_ceil(self.limits.block_size)).collect();
+            let fits = !tokens.is_empty() && end <= capacity;
+            fits.then_some(SeqInput { tokens, start_pos, block_table, logits: LogitsWanted::Last })
+        };
+        [input((0..count).map(token).collect(), 0), input(vec![token(0)], count)].into_iter().flatten().collect()
+    }
+}
+
+fn warm_shape(input: &SeqInput) -> StepShape {
+    let decode = input.start_pos > 0;
+    let count = input.tokens.len();
+    StepShape {
+        requests: 1,
+        prefill_tokens: if decode { 0 } else { count },
+        decode_tokens: usize::from(decode),
+        prefill_units: if decode { 0 } else { step::prefill_units(input) },
+    }
+}
