@@ -26,7 +26,6 @@ use crate::scheduler::Limits;
 use crate::speculation::{Speculation, SpeculationSpec};
 use crate::stuck::Stuck;
 use step::Core;
-pub(crate) use step::prefill_units;
 use warm::Warmer;
 
 mod ahead;

@@ -84,10 +84,10 @@ impl Core {
         if plan.is_empty() {
             return Ok(false);
         }
-        let shape = shape_of(&plan);
+        let shape = shape_of(plan.rows.iter().map(|row| row.decode).zip(&plan.batch.seqs));
         self.heart.step_begins(&shape, &self.tally());
         let livelock = faults.at_step(self.heart.steps_completed(), &shape);
-        let terms = self.terms(faults);
+        let terms = self.terms(faults, shape);
         self.model.terms(&terms);
         let rows = alone::run(self.model.as_mut(), &plan.batch).inspect_err(|_| self.exceeded(&shape))?;
         let results = if livelock { Vec::new() } else { self.sample(&plan, &rows) };
@@ -116,9 +116,9 @@ impl Core {
         self.heart.step_ends(shape, &self.tally(), StepOutcome::DeadlineExceeded);
     }
 
-    fn terms(&self, faults: &Faults) -> StepTerms {
+    fn terms(&self, faults: &Faults, shape: StepShape) -> StepTerms {
         let allowed = self.guards.then(|| self.heart.lease().max(STEP_SILENCE_MIN));
-        StepTerms { allowed, tally: self.tally(), armed: faults.armed_bits() }
+        StepTerms { allowed, tally: self.tally(), shape, armed: faults.armed_bits() }
     }
 
     /// Says that there is nothing to run.
@@ -233,20 +233,21 @@ impl Drop for Core {
     }
 }
 
-/// Work of a prefill chunk: tokens, weighed by the context that they attend to.
-pub(crate) fn prefill_units(input: &SeqInput) -> u64 {
-    let tokens = input.tokens.len() as u64;
-    tokens * (256 + input.start_pos as u64 + tokens / 2)
-}
-
-fn shape_of(plan: &StepPlan) -> StepShape {
-    let prefills = plan.rows.iter().zip(&plan.batch.seqs).filter(|(row, _)| !row.decode);
-    StepShape {
-        requests: plan.rows.len(),
-        prefill_tokens: plan.prefill_tokens,
-        decode_tokens: plan.decode_tokens,
-        prefill_units: prefills.map(|(_, input)| prefill_units(input)).sum(),
+/// What a step is made of; `rows` tell of each sequence whether its output is under way.
+pub(super) fn shape_of<'a>(rows: impl IntoIterator<Item = (bool, &'a SeqInput)>) -> StepShape {
+    let mut shape = StepShape::default();
+    for (decodes, input) in rows {
+        let tokens = input.tokens.len();
+        shape.requests += 1;
+        if decodes {
+            shape.decode_tokens += tokens;
+        } else {
+            shape.prefill_tokens += tokens;
+            // tokens, weighed by the context that they attend to
+            shape.prefill_units += tokens as u64 * (256 + input.start_pos as u64 + tokens as u64 / 2);
+        }
     }
+    shape
 }
 
 fn end_of(finish: Finish, failure: Option<String>) -> End {

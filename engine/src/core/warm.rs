@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::beat::{Heart, StepShape};
 use crate::core::alone::asked;
-use crate::core::{CoreConfig, CoreError, step};
+use crate::core::step::shape_of;
+use crate::core::{CoreConfig, CoreError};
 use crate::device::QueuedModel;
 use crate::model::{KvShape, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch, StepTerms};
 use crate::scheduler::Limits;
@@ -73,11 +74,11 @@ impl<'a> Warmer<'a> {
     /// from a measurement.
     fn warm_up(&mut self, model: &mut QueuedModel) -> Result<Vec<Seen>, ModelError> {
         let allowed = self.config.guards.then_some(SILENCE_MAX);
-        model.terms(&StepTerms { allowed, ..StepTerms::default() });
         self.heart.warming_up();
         let mut seen = Vec::new();
         for input in self.inputs(model.info()) {
-            let shape = warm_shape(&input);
+            let shape = shape_of([(input.start_pos > 0, &input)]);
+            model.terms(&StepTerms { allowed, shape, ..StepTerms::default() });
             let began = monotonic_ns();
             model.forward(&StepBatch { seqs: vec![input] })?;
             seen.push((shape, monotonic_ns().saturating_sub(began)));
@@ -98,16 +99,5 @@ impl<'a> Warmer<'a> {
             fits.then_some(SeqInput { tokens, start_pos, block_table, logits: LogitsWanted::Last })
         };
         [input((0..count).map(token).collect(), 0), input(vec![token(0)], count)].into_iter().flatten().collect()
-    }
-}
-
-fn warm_shape(input: &SeqInput) -> StepShape {
-    let decode = input.start_pos > 0;
-    let count = input.tokens.len();
-    StepShape {
-        requests: 1,
-        prefill_tokens: if decode { 0 } else { count },
-        decode_tokens: usize::from(decode),
-        prefill_units: if decode { 0 } else { step::prefill_units(input) },
     }
 }

@@ -21,7 +21,7 @@ pub use load::{LoadError, LoadOptions, load_model, load_model_with};
 pub use random::{RandomShape, random_model};
 pub use share::{Share, ShareError};
 
-use crate::beat::Tally;
+use crate::beat::{StepShape, Tally};
 use crate::stuck::Stuck;
 
 /// Shape facts that scheduler and server need.
@@ -93,6 +93,8 @@ pub struct StepTerms {
     pub allowed: Option<Duration>,
     /// Counters and work owed, for the pages of other ranks.
     pub tally: Tally,
+    /// What the step is made of, for the same: a batch alone does not tell guesses to verify from a prompt.
+    pub shape: StepShape,
     /// Faults that are due, for other ranks.
     pub armed: u64,
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::beat::Tally;
+use crate::beat::{StepShape, Tally};
 use crate::model::{KvShape, LogitsWanted, SeqInput, StepBatch, StepTerms};
 
 /// One order of the first rank.
@@ -27,6 +27,8 @@ impl Order {
                 let Tally { tokens_delivered, requests_finished, running, waiting, prompt_tokens_owed } = terms.tally;
                 out.all(&[STEP, allowed_ms, tokens_delivered, requests_finished]);
                 out.all(&[running as u64, waiting as u64, prompt_tokens_owed as u64, terms.armed]);
+                let StepShape { requests, prefill_tokens, decode_tokens, prefill_units } = terms.shape;
+                out.all(&[requests as u64, prefill_tokens as u64, decode_tokens as u64, prefill_units]);
                 out.batch(batch);
             }
         }
@@ -47,7 +49,14 @@ impl Order {
                     waiting: read.size()?,
                     prompt_tokens_owed: read.size()?,
                 };
-                Self::Step { terms: StepTerms { allowed, tally, armed: read.word()? }, batch: read.batch()? }
+                let armed = read.word()?;
+                let shape = StepShape {
+                    requests: read.size()?,
+                    prefill_tokens: read.size()?,
+                    decode_tokens: read.size()?,
+                    prefill_units: read.word()?,
+                };
+                Self::Step { terms: StepTerms { allowed, tally, shape, armed }, batch: read.batch()? }
             }
             _ => return None,
         };
@@ -137,7 +146,8 @@ mod tests {
         let seq = |logits| SeqInput { tokens: tokens.clone(), start_pos, block_table: vec![3, 1], logits };
         let seqs = vec![seq(LogitsWanted::None), seq(LogitsWanted::Last), seq(LogitsWanted::All)];
         let tally = Tally { tokens_delivered: 5, requests_finished: 4, running: 3, waiting: 2, prompt_tokens_owed: 1 };
-        let terms = StepTerms { allowed: allowed.map(Duration::from_millis), tally, armed: 6 };
+        let shape = StepShape { requests: 7, prefill_tokens: 8, decode_tokens: 9, prefill_units: 10 };
+        let terms = StepTerms { allowed: allowed.map(Duration::from_millis), tally, shape, armed: 6 };
         Order::Step { terms, batch: StepBatch { seqs } }
     }
 

@@ -16,9 +16,9 @@ use super::fleet::RankOf;
 use super::leader::launch;
 use super::plan::{Order, hash};
 use super::{RANKS_MAX, Team};
-use crate::beat::{Heart, StepShape, Tally};
+use crate::beat::{Heart, Tally};
 use crate::fault::{FaultKind, FaultSpec, Faults, Place};
-use crate::model::{LoadError, LoadOptions, Model, ModelError, StepBatch, load_model_with};
+use crate::model::{LoadError, LoadOptions, Model, ModelError, StepBatch, StepTerms, load_model_with};
 use crate::stuck::Stuck;
 use crate::waits::Patience;
 
@@ -113,20 +113,20 @@ impl Worker {
         let mut step = 0;
         while let Some(order) = self.next(step + 1)? {
             step += 1;
-            match order {
-                Order::Allocate(shape) => {
-                    model.allocate_kv(shape).map_err(|source| WorkerError::Cache { rank, source })?;
-                    self.team.agree(step, 0)?;
-                }
-                Order::Step { terms, batch } => {
-                    self.tally = terms.tally;
-                    self.faults.arm(terms.armed);
-                    self.team.allow(terms.allowed);
-                    self.step(model.as_mut(), step, batch)?;
-                }
-            }
+            self.obey(model.as_mut(), step, order)?;
         }
         Ok(())
+    }
+
+    fn obey(&mut self, model: &mut dyn Model, step: u64, order: Order) -> Result<(), WorkerError> {
+        match order {
+            Order::Allocate(shape) => {
+                let rank = self.team.rank();
+                model.allocate_kv(shape).map_err(|source| WorkerError::Cache { rank, source })?;
+                Ok(self.team.agree(step, 0)?)
+            }
+            Order::Step { terms, batch } => self.step(model, step, &terms, batch),
+        }
     }
 
     /// Waits for an order as long as there is a first rank; `None`: there will be none.
@@ -152,7 +152,16 @@ impl Worker {
         order.map(Some).ok_or(WorkerError::Plan { rank })
     }
 
-    fn step(&mut self, model: &mut dyn Model, step: u64, mut batch: StepBatch) -> Result<(), WorkerError> {
+    fn step(
+        &mut self,
+        model: &mut dyn Model,
+        step: u64,
+        terms: &StepTerms,
+        mut batch: StepBatch,
+    ) -> Result<(), WorkerError> {
+        self.tally = terms.tally;
+        self.faults.arm(terms.armed);
+        self.team.allow(terms.allowed);
         self.faults.strike(Place::Rank);
         if self.faults.has(FaultKind::PlanDrift) {
             drop(batch.seqs.pop());
@@ -160,10 +169,9 @@ impl Worker {
         if self.faults.armed(Place::Gather) && self.team.allowed().is_none() {
             self.team.pad_gathers(batch.seqs.len().next_multiple_of(PAD) * 2);
         }
-        let shape = shape_of(&batch);
-        self.heart.step_begins(&shape, &self.tally);
+        self.heart.step_begins(&terms.shape, &self.tally);
         let result = launch(&self.team, model, (step, &batch), hash(&batch, 0));
-        self.heart.step_ends(&shape, &self.tally, outcome_of(&result));
+        self.heart.step_ends(&terms.shape, &self.tally, outcome_of(&result));
         match result {
             Err(ModelError::Stuck(stuck)) => Err(stuck.into()),
             // a batch that is refused is refused by every rank alike, and the first one answers for it
@@ -180,14 +188,6 @@ fn outcome_of<T>(result: &Result<T, ModelError>) -> StepOutcome {
     }
 }
 
-fn shape_of(batch: &StepBatch) -> StepShape {
-    let prefill = |tokens: usize| if tokens > 1 { tokens } else { 0 };
-    let prefill_tokens: usize = batch.seqs.iter().map(|seq| prefill(seq.tokens.len())).sum();
-    let tokens: usize = batch.seqs.iter().map(|seq| seq.tokens.len()).sum();
-    StepShape {
-        requests: batch.seqs.len(),
-        prefill_tokens,
-        decode_tokens: tokens - prefill_tokens,
-        prefill_units: batch.seqs.iter().filter(|seq| seq.tokens.len() > 1).map(crate::core::prefill_units).sum(),
-    }
-}
+#[cfg(test)]
+#[path = "worker_tests.rs"]
+mod tests;
