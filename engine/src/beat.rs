@@ -6,6 +6,7 @@
 
 use heartbeat::{Writer, monotonic_ns, page::Beat, page::Phase, page::StepOutcome, page::StepRecord};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use board::{BeatBoard, View};
 pub use health::{Health, judge};
@@ -17,9 +18,9 @@ mod health;
 mod lease;
 
 /// A phase without steps promises its next publish within this.
-pub const QUIET_LEASE_MS: u64 = 2_000;
+pub const QUIET_LEASE: Duration = Duration::from_secs(2);
 /// Loading reports progress more seldom than an idle loop turns.
-pub const LOAD_LEASE_MS: u64 = 10_000;
+pub const LOAD_LEASE: Duration = Duration::from_secs(10);
 
 /// The engine thread's side: the only writer of the page and of the board.
 pub struct Heart {
@@ -56,30 +57,32 @@ impl Heart {
     pub fn new(page: Option<Writer>, board: Arc<BeatBoard>) -> Self {
         let now = monotonic_ns();
         let mut heart = Self { page, board, beat: first_beat(now), leases: LeaseModel::default(), progress_ns: now };
-        heart.publish(now, LOAD_LEASE_MS);
+        heart.publish(now, LOAD_LEASE);
         heart
     }
 
-    /// Start-up work went on (H5); renews the lease.
-    pub fn loading(&mut self, done: u64, total: u64) {
+    /// Start-up work went on (H5); more is said `within` that time.
+    pub fn loading(&mut self, done: u64, total: u64, within: Duration) {
         (self.beat.work_done, self.beat.work_total) = (done, total);
-        self.quiet(Phase::Load, LOAD_LEASE_MS);
+        self.quiet(Phase::Load, within);
     }
 
-    /// The first steps, outside any request.
-    pub fn warming_up(&mut self) {
-        self.quiet(Phase::WarmUp, LOAD_LEASE_MS);
+    /// The cache, or the first steps, outside any request: `done` counts signs of life in work whose amount nobody knows beforehand.
+    /// More is said `within` that time, which is when the wait for it is given up.
+    pub fn warming_up(&mut self, done: u64, within: Duration) {
+        (self.beat.work_done, self.beat.work_total) = (done, done);
+        self.quiet(Phase::WarmUp, within);
     }
 
     /// What a warm-up step took: the first lease is learned, not guessed.
-    pub fn warmed_up(&mut self, shape: &StepShape, took_ns: u64) {
-        self.leases.learn(shape, took_ns);
+    pub fn warmed_up(&mut self, shape: &StepShape, took: Duration) {
+        self.leases.learn(shape, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
     /// Nothing to run; said again at every turn of the idle loop, so that a frozen idle thread shows as an old page.
     pub fn resting(&mut self, tally: &Tally, draining: bool) {
         self.count(tally);
-        self.quiet(if draining { Phase::Drain } else { Phase::Idle }, QUIET_LEASE_MS);
+        self.quiet(if draining { Phase::Drain } else { Phase::Idle }, QUIET_LEASE);
     }
 
     /// A step begins.
@@ -94,8 +97,8 @@ impl Heart {
     }
 
     /// How long the step under way, or the phase, may last from its beginning.
-    pub fn lease(&self) -> std::time::Duration {
-        std::time::Duration::from_millis(u64::from(self.beat.lease_ms))
+    pub fn lease(&self) -> Duration {
+        Duration::from_millis(u64::from(self.beat.lease_ms))
     }
 
     /// The step that began last has ended; returns its duration in ns.
@@ -142,18 +145,18 @@ impl Heart {
         self.beat.prompt_tokens_owed = tally.prompt_tokens_owed as u64;
     }
 
-    fn quiet(&mut self, phase: Phase, lease_ms: u64) {
+    fn quiet(&mut self, phase: Phase, lease: Duration) {
         let now = monotonic_ns();
         self.enter(phase, now);
         self.beat.step_started_ns = 0;
         self.beat.phase_tokens = 0;
-        self.publish(now, lease_ms);
+        self.publish(now, lease);
     }
 
-    /// Publishes with the lease renewed: `lease_ms` from now, counted from the phase's entry as H5 wants it.
-    fn publish(&mut self, now: u64, lease_ms: u64) {
-        let lasted_ms = now.saturating_sub(self.beat.phase_entered_ns) / 1_000_000;
-        self.beat.lease_ms = u32::try_from(lasted_ms + lease_ms).unwrap_or(u32::MAX);
+    /// Publishes with the lease renewed: `lease` from now, counted from the phase's entry as H5 wants it.
+    fn publish(&mut self, now: u64, lease: Duration) {
+        let lasted = Duration::from_nanos(now.saturating_sub(self.beat.phase_entered_ns));
+        self.beat.lease_ms = u32::try_from((lasted + lease).as_millis()).unwrap_or(u32::MAX);
         self.store(now);
     }
 

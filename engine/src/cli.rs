@@ -24,7 +24,7 @@ use crate::guard;
 use crate::handle::Shared;
 use crate::metrics::Metrics;
 use crate::model::{LoadOptions, LoadProgress, Model, load_model, load_model_with};
-use crate::ranks::{Fleet, LeaderModel, RANKS_MAX, RankOf, WorkerConfig, WorkerError, run_worker};
+use crate::ranks::{Fleet, LOAD_SILENCE_MAX, LeaderModel, RANKS_MAX, RankOf, WorkerConfig, WorkerError, run_worker};
 use crate::server::{
     AppState,
     serve::{ServeError, serve},
@@ -35,8 +35,6 @@ use crate::stuck::EXIT_STUCK;
 
 /// How often the log has a line of statistics.
 const STATS_EVERY: Duration = Duration::from_secs(10);
-/// Ranks that load say so at least this often.
-const LOAD_SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Evidence of a step that was given up gets so long after the requests were answered.
 const EVIDENCE_MAX: Duration = Duration::from_millis(400);
 

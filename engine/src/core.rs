@@ -15,13 +15,14 @@ use heartbeat::{Writer, page::Identity};
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use crate::beat::Heart;
+use crate::beat::{Heart, LOAD_LEASE};
 use crate::codec::TextCodec;
 use crate::device::QueuedModel;
 use crate::fault::{FaultSpec, Faults, Place};
 use crate::handle::{EngineHandle, Ready, Shared, Submission};
 use crate::metrics::Metrics;
 use crate::model::{LoadProgress, Model, ModelError, ModelInfo};
+use crate::ranks::LOAD_SILENCE_MAX;
 use crate::scheduler::Limits;
 use crate::speculation::{Speculation, SpeculationSpec};
 use crate::stuck::Stuck;
@@ -211,8 +212,10 @@ impl Boot {
     /// Starts, puts what the loop owns into `place`, and turns.
     fn live(mut self, loader: Loader, place: &mut Option<Core>) -> Result<(), CoreError> {
         let heart = &mut self.heart;
+        // with other ranks it waits for whichever of them says something
+        let within = if self.config.ranks > 1 { LOAD_SILENCE_MAX } else { LOAD_LEASE };
         let Loaded { model, codec, draft } =
-            loader(&mut |done, total| heart.loading(done, total)).map_err(CoreError::of_loader)?;
+            loader(&mut |done, total| heart.loading(done, total, within)).map_err(CoreError::of_loader)?;
         let mut model = QueuedModel::new(model, self.faults.clone()).map_err(CoreError::Spawn)?;
         let draft = draft.map(|draft| model.beside(draft));
         if let Some(pulse) = model.pulse() {

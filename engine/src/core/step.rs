@@ -118,7 +118,7 @@ impl Core {
 
     fn terms(&self, faults: &Faults, shape: StepShape) -> StepTerms {
         let allowed = self.guards.then(|| self.heart.lease().max(STEP_SILENCE_MIN));
-        StepTerms { allowed, tally: self.tally(), shape, armed: faults.armed_bits() }
+        StepTerms { allowed, tally: self.tally(), shape, warms: false, armed: faults.armed_bits() }
     }
 
     /// Says that there is nothing to run.

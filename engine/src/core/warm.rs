@@ -1,14 +1,13 @@
 //! From a loaded model to one that is ready: its cache, and its first steps, outside any request.
 
-use heartbeat::monotonic_ns;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::beat::{Heart, StepShape};
 use crate::core::alone::asked;
 use crate::core::step::shape_of;
 use crate::core::{CoreConfig, CoreError};
 use crate::device::QueuedModel;
-use crate::model::{KvShape, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch, StepTerms};
+use crate::model::{ALLOCATE_MAX, KvShape, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch, StepTerms};
 use crate::scheduler::Limits;
 use crate::speculation::{DraftModel, Guesser, SpeculationSpec};
 
@@ -22,14 +21,16 @@ pub(super) struct Warmer<'a> {
     config: &'a CoreConfig,
     limits: &'a Limits,
     heart: &'a mut Heart,
+    /// Signs of life so far.
+    done: u64,
 }
 
-/// What a step was, and how long it took in ns.
-type Seen = (StepShape, u64);
+/// What a step was, and how long it took.
+type Seen = (StepShape, Duration);
 
 impl<'a> Warmer<'a> {
     pub fn new(config: &'a CoreConfig, limits: &'a Limits, heart: &'a mut Heart) -> Self {
-        Self { config, limits, heart }
+        Self { config, limits, heart, done: 0 }
     }
 
     /// Gets the model ready. The first lease is learned from its first steps.
@@ -39,7 +40,7 @@ impl<'a> Warmer<'a> {
     pub fn prepare(&mut self, model: &mut QueuedModel) -> Result<(), CoreError> {
         self.allocate(model)?;
         let seen = self.warm_up(model).map_err(CoreError::of(CoreError::WarmUp))?;
-        seen.iter().for_each(|(shape, took_ns)| self.heart.warmed_up(shape, *took_ns));
+        seen.iter().for_each(|(shape, took)| self.heart.warmed_up(shape, *took));
         Ok(())
     }
 
@@ -65,25 +66,32 @@ impl<'a> Warmer<'a> {
         Ok(Some(Guesser::Draft(Box::new(DraftModel::new(Box::new(draft), block_size, read_max)))))
     }
 
-    fn allocate(&self, model: &mut QueuedModel) -> Result<(), CoreError> {
+    /// Something is done, and the next sign of life comes within that time (H5).
+    fn alive(&mut self, within: Duration) {
+        self.heart.warming_up(self.done, within);
+        self.done += 1;
+    }
+
+    fn allocate(&mut self, model: &mut QueuedModel) -> Result<(), CoreError> {
         let shape = KvShape { num_blocks: self.limits.num_blocks, block_size: self.limits.block_size };
-        model.allocate_kv(shape).map_err(CoreError::of(CoreError::Cache))
+        self.alive(ALLOCATE_MAX);
+        model.allocate(shape, &mut || self.alive(ALLOCATE_MAX)).map_err(CoreError::of(CoreError::Cache))
     }
 
     /// One prefill and one decode into blocks that nobody owns yet: pages of the weights are touched, and the first lease is learned
     /// from a measurement.
     fn warm_up(&mut self, model: &mut QueuedModel) -> Result<Vec<Seen>, ModelError> {
         let allowed = self.config.guards.then_some(SILENCE_MAX);
-        self.heart.warming_up();
         let mut seen = Vec::new();
         for input in self.inputs(model.info()) {
             let shape = shape_of([(input.start_pos > 0, &input)]);
-            model.terms(&StepTerms { allowed, shape, ..StepTerms::default() });
-            let began = monotonic_ns();
-            model.forward(&StepBatch { seqs: vec![input] })?;
-            seen.push((shape, monotonic_ns().saturating_sub(began)));
-            self.heart.warming_up();
+            model.terms(&StepTerms { allowed, shape, warms: true, ..StepTerms::default() });
+            self.alive(SILENCE_MAX);
+            let began = Instant::now();
+            model.step(&StepBatch { seqs: vec![input] }, &mut || self.alive(SILENCE_MAX))?;
+            seen.push((shape, began.elapsed()));
         }
+        self.alive(SILENCE_MAX);
         Ok(seen)
     }
 

@@ -7,14 +7,12 @@ use std::time::Duration;
 
 use super::{DeviceQueue, Event};
 use crate::fault::{Faults, Place};
-use crate::model::{KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
+use crate::model::{ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::Patience;
 
 /// A collective's own deadline passes first, because it can name the rank.
 const AFTER_COLLECTIVE: Duration = Duration::from_millis(150);
-/// The cache touches all its memory.
-const ALLOCATE_MAX: Duration = Duration::from_secs(300);
 
 /// The model that the step loop has.
 pub struct QueuedModel {
@@ -49,10 +47,31 @@ impl QueuedModel {
         Self { queue, model: Some(model), info, layers, looks, allowed: None, faults }
     }
 
+    /// As [`Model::allocate_kv`]; `alive` is called at each sign of life.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn allocate(&mut self, shape: KvShape, alive: &mut dyn FnMut()) -> Result<(), ModelError> {
+        self.run(Some(ALLOCATE_MAX + AFTER_COLLECTIVE), alive, move |model| model.allocate_kv(shape))?
+    }
+
+    /// As [`Model::forward`]; `alive` is called at each sign of life, which is a layer that is done.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn step(&mut self, batch: &StepBatch, alive: &mut dyn FnMut()) -> Result<StepLogits, ModelError> {
+        if self.faults.armed(Place::Event) {
+            self.queue.stick();
+        }
+        let (batch, allowed) = (batch.clone(), self.allowed.map(|allowed| allowed + AFTER_COLLECTIVE));
+        self.run(allowed, alive, move |model| model.forward(&batch))?
+    }
+
     /// Runs `job` on the device and waits for its event until `allowed` has passed without a sign of life.
     fn run<T: Send + 'static>(
         &mut self,
         allowed: Option<Duration>,
+        alive: &mut dyn FnMut(),
         job: impl FnOnce(&mut dyn Model) -> T + Send + 'static,
     ) -> Result<T, ModelError> {
         let Some(mut model) = self.model.take() else { return Err(lost()) };
@@ -65,13 +84,13 @@ impl QueuedModel {
             (model, result)
         });
         let event = event.map_err(|error| ModelError::Device(error.to_string()))?;
-        let (model, result) = self.wait(&event, allowed)?;
+        let (model, result) = self.wait(&event, allowed, alive)?;
         self.model = Some(model);
         // a panic goes on in the caller, as from a call without a queue
         result.or_else(|panic| resume_unwind(panic))
     }
 
-    fn wait<T>(&self, event: &Event<T>, allowed: Option<Duration>) -> Result<T, ModelError> {
+    fn wait<T>(&self, event: &Event<T>, allowed: Option<Duration>, alive: &mut dyn FnMut()) -> Result<T, ModelError> {
         let beats = || self.layers.as_ref().map_or(0, |layers| layers.load(Relaxed));
         if allowed.is_none() {
             event.spin_for_ever();
@@ -96,6 +115,7 @@ impl QueuedModel {
             if now != seen {
                 seen = now;
                 patience.renew();
+                alive();
             }
         }
     }
@@ -118,15 +138,11 @@ impl Model for QueuedModel {
     }
 
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
-        self.run(Some(ALLOCATE_MAX), move |model| model.allocate_kv(shape))?
+        self.allocate(shape, &mut || ())
     }
 
     fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
-        if self.faults.armed(Place::Event) {
-            self.queue.stick();
-        }
-        let (batch, allowed) = (batch.clone(), self.allowed.map(|allowed| allowed + AFTER_COLLECTIVE));
-        self.run(allowed, move |model| model.forward(&batch))?
+        self.step(batch, &mut || ())
     }
 }
 

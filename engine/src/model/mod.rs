@@ -80,6 +80,9 @@ pub struct StepLogits {
     pub rows: Vec<Vec<Vec<f32>>>,
 }
 
+/// The cache touches all its memory, wherever the machine takes it from: the longest that this may take, on all ranks.
+pub const ALLOCATE_MAX: Duration = Duration::from_secs(300);
+
 /// Progress of loading, for the heartbeat page's start-up lease (H5).
 pub type LoadProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
@@ -95,6 +98,8 @@ pub struct StepTerms {
     pub tally: Tally,
     /// What the step is made of, for the same: a batch alone does not tell guesses to verify from a prompt.
     pub shape: StepShape,
+    /// It is one of the first steps, outside any request.
+    pub warms: bool,
     /// Faults that are due, for other ranks.
     pub armed: u64,
 }

@@ -2,16 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Team;
 use super::layout::Word;
 use super::plan::{Order, hash};
-use crate::model::{KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
+use crate::model::{ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
 use crate::stuck::Stuck;
-
-/// All ranks allocate their caches in this time, wherever the machine takes the memory from.
-const ALLOCATE_MAX: Duration = Duration::from_secs(300);
 
 /// This rank's share of a model, and the other ranks through it.
 pub struct LeaderModel {
@@ -57,9 +54,11 @@ impl Model for LeaderModel {
     }
 
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
+        let began = Instant::now();
         self.broadcast(&Order::Allocate(shape))?;
         let mine = self.model.allocate_kv(shape);
-        self.team.allow(Some(ALLOCATE_MAX));
+        // the others began when this one did
+        self.team.allow(Some(ALLOCATE_MAX.saturating_sub(began.elapsed())));
         let step = self.step;
         self.team.agree(step, 0).map_err(ModelError::Stuck)?;
         mine

@@ -5,6 +5,8 @@
 //! **Invariant:** before a step is launched every rank has said what it is about to launch, and all say the same (E3).
 //! **Invariant:** every collective ends: with all contributions, or with an error that names who did not bring his (S1, S3).
 
+use std::time::Duration;
+
 mod backend;
 mod fleet;
 mod layout;
@@ -22,3 +24,5 @@ pub use worker::{WorkerConfig, WorkerError, run_worker};
 
 /// Ranks of one engine.
 pub const RANKS_MAX: usize = 16;
+/// Ranks that load say so at least this often, one of them.
+pub const LOAD_SILENCE_MAX: Duration = Duration::from_secs(60);

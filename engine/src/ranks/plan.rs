@@ -29,6 +29,7 @@ impl Order {
                 out.all(&[running as u64, waiting as u64, prompt_tokens_owed as u64, terms.armed]);
                 let StepShape { requests, prefill_tokens, decode_tokens, prefill_units } = terms.shape;
                 out.all(&[requests as u64, prefill_tokens as u64, decode_tokens as u64, prefill_units]);
+                out.all(&[u64::from(terms.warms)]);
                 out.batch(batch);
             }
         }
@@ -56,7 +57,8 @@ impl Order {
                     decode_tokens: read.size()?,
                     prefill_units: read.word()?,
                 };
-                Self::Step { terms: StepTerms { allowed, tally, shape, armed }, batch: read.batch()? }
+                let warms = read.word()? != 0;
+                Self::Step { terms: StepTerms { allowed, tally, shape, warms, armed }, batch: read.batch()? }
             }
             _ => return None,
         };
@@ -147,7 +149,7 @@ mod tests {
         let seqs = vec![seq(LogitsWanted::None), seq(LogitsWanted::Last), seq(LogitsWanted::All)];
         let tally = Tally { tokens_delivered: 5, requests_finished: 4, running: 3, waiting: 2, prompt_tokens_owed: 1 };
         let shape = StepShape { requests: 7, prefill_tokens: 8, decode_tokens: 9, prefill_units: 10 };
-        let terms = StepTerms { allowed: allowed.map(Duration::from_millis), tally, shape, armed: 6 };
+        let terms = StepTerms { allowed: allowed.map(Duration::from_millis), tally, shape, warms: true, armed: 6 };
         Order::Step { terms, batch: StepBatch { seqs } }
     }
 

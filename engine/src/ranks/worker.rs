@@ -16,14 +16,16 @@ use super::fleet::RankOf;
 use super::leader::launch;
 use super::plan::{Order, hash};
 use super::{RANKS_MAX, Team};
-use crate::beat::{Heart, Tally};
+use crate::beat::{Heart, LOAD_LEASE, Tally};
 use crate::fault::{FaultKind, FaultSpec, Faults, Place};
-use crate::model::{LoadError, LoadOptions, Model, ModelError, StepBatch, StepTerms, load_model_with};
+use crate::model::{ALLOCATE_MAX, LoadError, LoadOptions, Model, ModelError, StepBatch, StepTerms, load_model_with};
 use crate::stuck::Stuck;
 use crate::waits::Patience;
 
 /// A rank that waits for a step beats this often.
 const REST: Duration = Duration::from_millis(100);
+/// A rank says nothing within a step, and of the first ones nobody knows how long they take.
+const WARM_UP_MAX: Duration = Duration::from_secs(300);
 /// Rows of the program that S1 pads a step onto: the next multiple of this, two tokens a request.
 const PAD: usize = 8;
 
@@ -104,7 +106,7 @@ impl Worker {
         let options =
             LoadOptions { threads: Some(config.threads), team: Some(self.team.clone()), ..LoadOptions::default() };
         let mut progress = |done, total| {
-            self.heart.loading(done, total);
+            self.heart.loading(done, total, LOAD_LEASE);
             self.team.loading(done, total);
         };
         let mut model = load_model_with(config.model, &options, &mut progress)
@@ -122,7 +124,10 @@ impl Worker {
         match order {
             Order::Allocate(shape) => {
                 let rank = self.team.rank();
+                self.heart.warming_up(0, ALLOCATE_MAX);
                 model.allocate_kv(shape).map_err(|source| WorkerError::Cache { rank, source })?;
+                self.heart.warming_up(1, ALLOCATE_MAX);
+                self.team.allow(Some(ALLOCATE_MAX));
                 Ok(self.team.agree(step, 0)?)
             }
             Order::Step { terms, batch } => self.step(model, step, &terms, batch),
@@ -169,9 +174,18 @@ impl Worker {
         if self.faults.armed(Place::Gather) && self.team.allowed().is_none() {
             self.team.pad_gathers(batch.seqs.len().next_multiple_of(PAD) * 2);
         }
-        self.heart.step_begins(&terms.shape, &self.tally);
+        let began = Instant::now();
+        if terms.warms {
+            self.heart.warming_up(step, WARM_UP_MAX);
+        } else {
+            self.heart.step_begins(&terms.shape, &self.tally);
+        }
         let result = launch(&self.team, model, (step, &batch), hash(&batch, 0));
-        self.heart.step_ends(&terms.shape, &self.tally, outcome_of(&result));
+        if terms.warms {
+            self.heart.warmed_up(&terms.shape, began.elapsed());
+        } else {
+            self.heart.step_ends(&terms.shape, &self.tally, outcome_of(&result));
+        }
         match result {
             Err(ModelError::Stuck(stuck)) => Err(stuck.into()),
             // a batch that is refused is refused by every rank alike, and the first one answers for it

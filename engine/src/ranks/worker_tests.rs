@@ -59,3 +59,24 @@ fn the_page_of_a_worker_says_what_the_first_rank_calls_the_step() {
     let beat = board.load().unwrap().beat;
     assert_eq!((beat.phase, beat.phase_tokens, beat.steps_completed), (Phase::Decode, 0, 1));
 }
+
+#[test]
+fn an_allocation_is_told_with_a_lease_and_its_agreement_has_a_deadline() {
+    let shape = KvShape { num_blocks: 1, block_size: 1 };
+    let (worker, board) = obeys(Order::Allocate(shape), |leader| leader.agree(1, 0).unwrap());
+    assert_eq!(worker.team.allowed(), Some(ALLOCATE_MAX));
+    let beat = board.load().unwrap().beat;
+    assert_eq!((beat.phase, beat.work_done), (Phase::WarmUp, 1));
+    assert!(u128::from(beat.lease_ms) >= ALLOCATE_MAX.as_millis(), "{beat:?}");
+}
+
+#[test]
+fn first_steps_are_a_part_of_the_start_and_teach_the_lease() {
+    let shape = StepShape { requests: 1, decode_tokens: 1, ..StepShape::default() };
+    let terms = StepTerms { allowed: Some(PATIENCE), shape, warms: true, ..StepTerms::default() };
+    let (batch, plan) = (StepBatch::default(), hash(&StepBatch::default(), 0));
+    let (_, board) = obeys(Order::Step { terms, batch }, move |leader| leader.agree(1, plan).unwrap());
+    let beat = board.load().unwrap().beat;
+    assert_eq!((beat.phase, beat.steps_completed), (Phase::WarmUp, 0));
+    assert!(beat.lease_ms >= 300_000, "{beat:?}");
+}

@@ -44,9 +44,12 @@ async fn two_processes_say_what_one_says_and_end_together() {
     assert_eq!(post(engine.addr, "/v1/completions", &ask).await.json()["choices"][0]["text"], want);
     let worker = pid_of(dir.path(), 1);
     assert_eq!(pid_of(dir.path(), 0).as_raw() as u32, engine.child.id());
-    // the worker's page counts as the first rank's does
-    let beats = [0, 1].map(|rank| page_of(Reader::open(&dir.path().join("pages"), rank)).beat);
-    assert!(beats[1].steps_completed >= beats[0].steps_completed && beats[1].tokens_delivered > 0, "{beats:?}");
+    let beat = |rank| page_of(Reader::open(&dir.path().join("pages"), rank)).beat;
+    wait_until("the worker's page counts as the first rank's", || {
+        let (first, worker) = (beat(0), beat(1));
+        worker.steps_completed == first.steps_completed && worker.tokens_delivered > 0
+    })
+    .await;
     engine.signal(Signal::SIGTERM);
     assert_eq!(engine.ended().await.code(), Some(0));
     assert!(is_gone(worker), "no rank outlives its engine");
