@@ -18,6 +18,7 @@ pub mod guard;
 pub mod handle;
 pub mod metrics;
 pub mod model;
+mod panics;
 pub mod ranks;
 pub mod raw;
 pub mod sampling;

@@ -89,6 +89,34 @@ fn more_ranks_than_kv_heads_share_them() {
     assert!(worst(&ranks) <= TOLERANCE, "off by {}", worst(&ranks));
 }
 
+/// The demo model in `dir`, in which `token` is no number.
+fn poisoned(dir: &Path, token: usize) -> PathBuf {
+    let path = dir.join("model");
+    engine::demo_model::write_demo_model(&path, engine::demo_model::DemoArch::Llama, 3).unwrap();
+    let file = path.join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let head = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..head]).unwrap();
+    let embed = &header["model.embed_tokens.weight"];
+    let [start, width] = [&embed["data_offsets"][0], &embed["shape"][1]].map(|n| n.as_u64().unwrap() as usize);
+    let row = head + start + token * width * 4;
+    bytes[row..row + width * 4].chunks_exact_mut(4).for_each(|value| value.copy_from_slice(&f32::NAN.to_le_bytes()));
+    std::fs::write(file, bytes).unwrap();
+    path
+}
+
+#[test]
+fn ep5_a_sequence_that_is_no_number_leaves_its_neighbour_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    // the last token of the first prompt, which the second has not
+    let ranks = shared(&poisoned(dir.path(), 7), 2);
+    let rows: Vec<&[f32]> = ranks[0].chunks_exact(ranks[0].len() / 9).collect();
+    let well: Vec<bool> = rows.iter().map(|row| row.iter().all(|value| value.is_finite())).collect();
+    // prompts of five and of two, then a token of each
+    let (poisoned, neighbour) = ([3, 4, 7], [5, 6, 8]);
+    assert!(neighbour.iter().all(|row| well[*row]) && !poisoned.iter().any(|row| well[*row]), "{well:?}");
+}
+
 #[test]
 fn a_model_that_cannot_be_split_says_which_of_its_sizes_is_at_fault() {
     let (team, _file) = Team::create(3).unwrap();

@@ -1,10 +1,9 @@
 //! EP5: what goes wrong in one request's part of a step ends that request alone. A model that refuses a batch, or panics in it, is asked
 //! again for ever smaller parts of it; what panics for one sequence is an error of that sequence.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use crate::core::sample::Rows;
 use crate::model::{Model, ModelError, SeqInput, StepBatch, StepLogits};
+use crate::panics::guarded;
 use crate::stuck::Stuck;
 
 /// Runs the batch; where that fails, its halves, and theirs, down to single sequences. One entry a sequence. Halving finds one poisoned
@@ -55,15 +54,5 @@ pub(super) fn asked<T>(ask: impl FnOnce() -> Result<T, ModelError>) -> Result<Re
         Err(panic) => Err(panic),
         Ok(Err(ModelError::Stuck(stuck))) => return Err(stuck),
         Ok(answer) => answer.map_err(|error| error.to_string()),
-    })
-}
-
-/// What `part` returns; a panic in it is an error with the panic's words. Only for parts whose state is whole at any time or gone with
-/// the request: KV slots that are written again before they are read, a sampler that is dropped.
-pub(super) fn guarded<T>(part: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|panic| {
-        let words = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-        let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
-        Err(format!("the engine panicked: {}", words.unwrap_or_else(|| "no reason was given".into())))
     })
 }

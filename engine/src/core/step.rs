@@ -12,11 +12,12 @@ use heartbeat::page::StepOutcome;
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::beat::{Heart, StepShape, Tally};
-use crate::core::alone::{self, guarded};
+use crate::core::alone;
 use crate::core::sample::{Next, Rows, sample_row};
 use crate::fault::Faults;
 use crate::handle::{End, Shared, Submission, TokenEvent};
 use crate::model::{Model, SeqInput, StepTerms};
+use crate::panics::guarded;
 use crate::sampling::{Sampler, TokenLogprob};
 use crate::scheduler::{Finish, Limits, Outcome, Refusal, ReqId, Scheduler, SeqResult, StepPlan};
 use crate::speculation::Speculation;

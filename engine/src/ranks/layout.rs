@@ -44,6 +44,8 @@ pub enum Word {
     HashOdd = 11,
     /// The thread that takes part in collectives.
     Tid = 12,
+    /// The last step that it could not compute its part of.
+    Spoiled = 13,
     /// 1: it has given up, and says why.
     Failed = 7,
     TextLen = 8,
@@ -131,12 +133,7 @@ impl Layout {
 
     /// Says why `rank` gives up, and that it does.
     pub fn write_failure(&self, rank: usize, text: &str) {
-        let mut len = text.len().min(TEXT_BYTES_MAX);
-        while !text.is_char_boundary(len) {
-            len -= 1;
-        }
-        store_bytes(self.text_words(rank), &text.as_bytes()[..len]);
-        self.of(rank, Word::TextLen).store(len as u64, Ordering::Relaxed);
+        self.write_text(rank, text);
         self.of(rank, Word::Failed).store(1, Ordering::Release);
     }
 
@@ -145,8 +142,33 @@ impl Layout {
         if self.of(rank, Word::Failed).load(Ordering::Acquire) == 0 {
             return None;
         }
+        Some(self.text(rank))
+    }
+
+    /// Says that `rank` could not compute its part of `step`, and why.
+    pub fn write_spoiled(&self, rank: usize, step: u64, text: &str) {
+        self.write_text(rank, text);
+        self.of(rank, Word::Spoiled).store(step, Ordering::Release);
+    }
+
+    /// Why `rank` could not compute its part of `step`, if it could not. No step is 0.
+    pub fn spoiled(&self, rank: usize, step: u64) -> Option<String> {
+        let spoiled = step > 0 && self.of(rank, Word::Spoiled).load(Ordering::Acquire) == step;
+        spoiled.then(|| self.text(rank))
+    }
+
+    fn write_text(&self, rank: usize, text: &str) {
+        let mut len = text.len().min(TEXT_BYTES_MAX);
+        while !text.is_char_boundary(len) {
+            len -= 1;
+        }
+        store_bytes(self.text_words(rank), &text.as_bytes()[..len]);
+        self.of(rank, Word::TextLen).store(len as u64, Ordering::Relaxed);
+    }
+
+    fn text(&self, rank: usize) -> String {
         let len = usize::try_from(self.of(rank, Word::TextLen).load(Ordering::Relaxed)).unwrap_or(usize::MAX);
-        Some(String::from_utf8_lossy(&load_bytes(self.text_words(rank), len.min(TEXT_BYTES_MAX))).into_owned())
+        String::from_utf8_lossy(&load_bytes(self.text_words(rank), len.min(TEXT_BYTES_MAX))).into_owned()
     }
 
     fn text_words(&self, rank: usize) -> &[AtomicU64] {
@@ -195,6 +217,9 @@ mod tests {
         let long = "é".repeat(TEXT_BYTES_MAX);
         a.write_failure(2, &long);
         assert!(long.starts_with(&b.failure(2).unwrap()));
+        assert_eq!((b.spoiled(1, 0), b.spoiled(1, 4)), (None, None));
+        a.write_spoiled(1, 4, "a panic");
+        assert_eq!((b.spoiled(1, 4).as_deref(), b.spoiled(1, 5)), (Some("a panic"), None));
         a.data(2, 7)[CHUNK_WORDS - 1].store(9, Ordering::Relaxed);
         assert_eq!(b.data(2, 7)[CHUNK_WORDS - 1].load(Ordering::Relaxed), 9);
         assert_eq!(b.data(2, 6)[CHUNK_WORDS - 1].load(Ordering::Relaxed), 0);

@@ -8,6 +8,7 @@ use super::Team;
 use super::layout::Word;
 use super::plan::{Order, hash};
 use crate::model::{ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
+use crate::panics::guarded;
 use crate::stuck::Stuck;
 
 /// This rank's share of a model, and the other ranks through it.
@@ -79,7 +80,8 @@ impl Drop for LeaderModel {
     }
 }
 
-/// Agrees with the other ranks on a step and runs this rank's part of it. With waits for ever there is no agreement either.
+/// Agrees with the other ranks on a step and runs this rank's part of it; a part that panics spoils the step for all ranks, and the next
+/// may go well (EP5). With waits for ever there is no agreement either, and nobody hears of a panic.
 pub(super) fn launch(
     team: &Team,
     model: &mut dyn Model,
@@ -87,13 +89,19 @@ pub(super) fn launch(
     hash: u64,
 ) -> Result<StepLogits, ModelError> {
     team.this_thread_takes_part();
-    if team.allowed().is_some() {
-        team.agree(step, hash).map_err(ModelError::Stuck)?;
+    if team.allowed().is_none() {
+        let logits = model.forward(batch);
+        return team.fault().map_or(logits, |stuck| Err(stuck.into()));
     }
-    let logits = model.forward(batch);
-    match team.fault() {
-        Some(stuck) => Err(ModelError::Stuck(stuck)),
-        None => logits,
+    team.agree(step, hash)?;
+    let logits = guarded(|| Ok(model.forward(batch))).unwrap_or_else(|panic| {
+        team.spoil(&panic);
+        Err(ModelError::Device(panic))
+    });
+    match (team.fault(), team.spoiled()) {
+        (Some(stuck), _) => Err(stuck.into()),
+        (None, Some((rank, why))) => Err(ModelError::Device(format!("rank {rank} could not compute its part: {why}"))),
+        (None, None) => logits,
     }
 }
 

@@ -3,11 +3,14 @@
 //!
 //! An error is sticky, as a device's is: the first wait that fails marks the team, and every collective after it returns at once with
 //! whatever is there. Who launched the step asks [`Team::fault`] at its end.
+//!
+//! A rank that cannot compute its part of a step ([`Team::spoil`]) is no such error: nobody waits for it any more, the step is nobody's,
+//! and the ranks come together again at the agreement on the next one (EP5).
 
 use std::fs::File;
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::layout::{CHUNK_WORDS, Layout, Word};
@@ -21,6 +24,8 @@ const PEER_LOOK: Duration = Duration::from_millis(50);
 const STOPPED_MAX: Duration = Duration::from_millis(400);
 /// What a wait of unknown length (`allowed` of 0) means in `allowed_ms`.
 const FOR_EVER: u64 = 0;
+/// Collectives that one step may have; their numbers begin anew, after the agreed step's own, with each of them.
+const STEP_COLLECTIVES: u64 = 1 << 24;
 
 /// What one wait has seen of the processes that it waits for.
 #[derive(Debug, Default)]
@@ -35,8 +40,10 @@ struct Witness {
 pub struct Team {
     layout: Layout,
     rank: usize,
-    /// Collectives that this rank has begun.
+    /// Collectives that this rank has begun: the agreed step's number, and how many since.
     collectives: AtomicU64,
+    /// The step under way was spoiled: its collectives return at once.
+    skips: AtomicBool,
     allowed_ms: AtomicU64,
     /// Rows that a gather waits for although the step has fewer (S1); 0: none.
     padded_rows: AtomicUsize,
@@ -67,6 +74,7 @@ impl Team {
             layout,
             rank,
             collectives: AtomicU64::new(0),
+            skips: AtomicBool::new(false),
             allowed_ms: AtomicU64::new(FOR_EVER),
             padded_rows: AtomicUsize::new(0),
             fault: OnceLock::new(),
@@ -153,6 +161,21 @@ impl Team {
         self.layout.of(self.rank, Word::Tid).store(tid, Ordering::Relaxed);
     }
 
+    /// This rank cannot compute its part of the step that was agreed on last: the others need not wait for it (EP5).
+    pub(super) fn spoil(&self, why: &str) {
+        self.layout.write_spoiled(self.rank, self.step(), why);
+    }
+
+    /// Who could not compute his part of the step that was agreed on last, and why.
+    pub(super) fn spoiled(&self) -> Option<(usize, String)> {
+        (0..self.world()).find_map(|rank| Some((rank, self.layout.spoiled(rank, self.step())?)))
+    }
+
+    /// The step that was agreed on last; 0: none was.
+    fn step(&self) -> u64 {
+        self.collectives.load(Ordering::Relaxed) / STEP_COLLECTIVES
+    }
+
     /// Says that this rank is about to launch `hash` as `step`, and waits until all ranks say the same (E3).
     ///
     /// # Errors
@@ -167,7 +190,12 @@ impl Team {
             let theirs = self.layout.of(rank, word).load(Ordering::Relaxed);
             (theirs != hash).then_some((rank, theirs))
         });
-        let Some((rank, theirs)) = other else { return Ok(()) };
+        let Some((rank, theirs)) = other else {
+            // nobody is in a collective now: who left the last step early counts as the others do
+            self.collectives.store(step * STEP_COLLECTIVES, Ordering::Relaxed);
+            self.skips.store(false, Ordering::Relaxed);
+            return Ok(());
+        };
         let text = format!(
             "rank {rank} is about to launch plan {theirs:016x} as step {step}, rank {} plan {hash:016x}: nothing was launched (E3)",
             self.rank
@@ -185,12 +213,12 @@ impl Team {
     ) {
         for start in (0..expected).step_by(CHUNK_WORDS) {
             let end = expected.min(start + CHUNK_WORDS);
-            if self.fault.get().is_some() {
+            if self.fault.get().is_some() || self.skips.load(Ordering::Relaxed) {
                 return;
             }
             let collective = self.collectives.fetch_add(1, Ordering::Relaxed) + 1;
             self.bring(collective, &mine[start..end]);
-            if self.all_there(collective, end - start, what).is_err() {
+            if !self.all_there(collective, end - start, what) {
                 return;
             }
             for rank in 0..self.world() {
@@ -212,22 +240,29 @@ impl Team {
     }
 
     /// Waits until every rank has brought its values. With deadlines a rank that brings another number of them is an error at once;
-    /// without, who expects more waits for bytes that never come, as recorded collectives do (S1).
-    fn all_there(&self, collective: u64, expected: usize, what: &str) -> Result<(), Stuck> {
+    /// without, who expects more waits for bytes that never come, as recorded collectives do (S1). False: there is an error, or a rank
+    /// that will not come.
+    fn all_there(&self, collective: u64, expected: usize, what: &str) -> bool {
         let brought = |rank| self.len_of(rank, collective).load(Ordering::Relaxed);
         let arrived = |rank| self.layout.of(rank, Word::Arrived).load(Ordering::Acquire) >= collective;
         let guarded = self.allowed().is_some();
+        let spoiled = |rank| self.layout.spoiled(rank, self.step()).is_some();
         let there = |rank| arrived(rank) && (guarded || brought(rank) >= expected as u64);
-        self.wait(&there, &|| format!("{what} {collective}"))?;
+        let number = collective % STEP_COLLECTIVES;
+        if self.wait(&|rank| there(rank) || spoiled(rank), &|| format!("{what} {number}")).is_err() {
+            return false;
+        }
+        if (0..self.world()).any(|rank| !there(rank)) {
+            self.skips.store(true, Ordering::Relaxed);
+            return false;
+        }
         let Some(rank) = (0..self.world()).find(|rank| guarded && brought(*rank) != expected as u64) else {
-            return Ok(());
+            return true;
         };
-        let text = format!(
-            "rank {rank} brings {} values to {what} {collective}, rank {} expects {expected}",
-            brought(rank),
-            self.rank
-        );
-        Err(self.fail(Stuck { kind: StuckKind::PlanMismatch, text, waited: Duration::ZERO }))
+        let (brought, mine) = (brought(rank), self.rank);
+        let text = format!("rank {rank} brings {brought} values to {what} {number}, rank {mine} expects {expected}");
+        self.fail(Stuck { kind: StuckKind::PlanMismatch, text, waited: Duration::ZERO });
+        false
     }
 
     /// Waits until `there` holds for every rank.

@@ -8,26 +8,51 @@ use crate::model::{KvShape, LogitsWanted, ModelInfo, SeqInput, StepLogits};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A model without a number in it.
-struct Blank(ModelInfo);
+/// A token whose step panics on one rank.
+const POISON: u32 = 6;
 
-impl Model for Blank {
+/// A model that is a few sums over the ranks.
+struct Sums {
+    info: ModelInfo,
+    team: Arc<Team>,
+    collectives: usize,
+    /// Before which of them this rank panics, if the batch has [`POISON`].
+    panics_at: Option<usize>,
+}
+
+impl Sums {
+    fn new(team: Arc<Team>, collectives: usize, panics_at: Option<usize>) -> Self {
+        let (name, arch, eos_token_ids) = (String::new(), String::new(), Vec::new());
+        let info = ModelInfo { name, arch, vocab_size: 9, seq_len_max: 9, eos_token_ids, bos_token_id: None };
+        Self { info, team, collectives, panics_at }
+    }
+}
+
+impl Model for Sums {
     fn info(&self) -> &ModelInfo {
-        &self.0
+        &self.info
     }
 
     fn allocate_kv(&mut self, _: KvShape) -> Result<(), ModelError> {
         Ok(())
     }
 
-    fn forward(&mut self, _: &StepBatch) -> Result<StepLogits, ModelError> {
-        Ok(StepLogits::default())
+    fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
+        let poisoned = batch.seqs.iter().any(|seq| seq.tokens.contains(&POISON));
+        let mut sum = vec![1.0];
+        for number in 0..=self.collectives {
+            assert!(!poisoned || self.panics_at != Some(number), "a poisoned token");
+            if number < self.collectives {
+                self.team.all_reduce(&mut sum);
+            }
+        }
+        Ok(StepLogits { rows: vec![vec![sum]] })
     }
 }
 
-fn blank() -> Blank {
-    let (name, arch, eos_token_ids) = (String::new(), String::new(), Vec::new());
-    Blank(ModelInfo { name, arch, vocab_size: 9, seq_len_max: 9, eos_token_ids, bos_token_id: None })
+fn batch(token: u32) -> StepBatch {
+    let seq = SeqInput { tokens: vec![token], start_pos: 0, block_table: vec![0], logits: LogitsWanted::Last };
+    StepBatch { seqs: vec![seq] }
 }
 
 /// Rank 1 of two obeys `order` as step 1 while rank 0 runs `first`; gives the worker back, and what its page says.
@@ -35,13 +60,14 @@ fn obeys(order: Order, first: impl FnOnce(&Team) + Send) -> (Worker, Arc<BeatBoa
     let (leader, file) = Team::create(2).unwrap();
     let board = Arc::new(BeatBoard::default());
     let (team, heart) = (Arc::new(Team::join(&file, 1, 2).unwrap()), Heart::new(None, board.clone()));
+    let mut model = Sums::new(team.clone(), 0, None);
     let mut worker = Worker { team, heart, faults: Faults::default(), tally: Tally::default(), parent: 0 };
     std::thread::scope(|scope| {
         scope.spawn(move || {
             leader.allow(Some(PATIENCE));
             first(&leader);
         });
-        worker.obey(&mut blank(), 1, order).unwrap();
+        worker.obey(&mut model, 1, order).unwrap();
     });
     (worker, board)
 }
@@ -79,4 +105,36 @@ fn first_steps_are_a_part_of_the_start_and_teach_the_lease() {
     let beat = board.load().unwrap().beat;
     assert_eq!((beat.phase, beat.steps_completed), (Phase::WarmUp, 0));
     assert!(beat.lease_ms >= 300_000, "{beat:?}");
+}
+
+/// What two ranks make of a step, a poisoned one and another, where `rank` panics before its collective `at`.
+fn launched(rank: usize, at: usize) -> [Vec<Result<f32, ModelError>>; 2] {
+    let (first, file) = Team::create(2).unwrap();
+    let teams = [first, Team::join(&file, 1, 2).unwrap()];
+    let run = |team: Team| {
+        team.allow(Some(PATIENCE));
+        let team = Arc::new(team);
+        let mut model = Sums::new(team.clone(), 3, (team.rank() == rank).then_some(at));
+        let mut step = |step: u64, token| {
+            let logits = launch(&team, &mut model, (step, &batch(token)), 7)?;
+            Ok(logits.rows[0][0][0])
+        };
+        vec![step(1, 1), step(2, POISON), step(3, 1)]
+    };
+    std::thread::scope(|scope| teams.map(|team| scope.spawn(|| run(team))).map(|rank| rank.join().unwrap()))
+}
+
+#[test]
+fn ep5_a_part_that_panics_spoils_its_step_for_all_ranks_at_once_and_no_other_step() {
+    let since = Instant::now();
+    for (rank, at) in [(0, 0), (1, 0), (0, 2), (1, 2), (0, 3), (1, 3)] {
+        let ranks = launched(rank, at);
+        for (me, said) in ranks.iter().enumerate() {
+            assert!(matches!(said[..], [Ok(8.0), _, Ok(8.0)]), "rank {rank} at {at}: {said:?}");
+            // who panics after the last sum may have been the last to look
+            let spoiled = matches!(&said[1], Err(ModelError::Device(text)) if text.contains("a poisoned token"));
+            assert!(spoiled || (at == 3 && me != rank), "rank {rank} at {at}: {said:?}");
+        }
+    }
+    assert!(since.elapsed() < PATIENCE, "nobody waits for a deadline");
 }
