@@ -71,6 +71,8 @@ pub enum SubmitError {
     NotReady,
     #[error("{0} requests are in the engine already")]
     Busy(usize),
+    #[error("{asked} outputs are asked for at once; this engine takes {most}, running and waiting")]
+    TooMany { asked: usize, most: usize },
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("the engine has stopped")]
@@ -218,11 +220,14 @@ impl EngineHandle {
     /// Hands requests to the engine: all of them or none. Never blocks.
     ///
     /// # Errors
-    /// [`SubmitError`]: not ready, too many requests in the engine, or one that can never fit.
+    /// [`SubmitError`]: not ready, too many requests in the engine, or some that can never fit.
     pub fn submit(&self, requests: Vec<GenerateRequest>) -> Result<Vec<RequestStream>, SubmitError> {
         let ready = self.shared.ready.get().ok_or(SubmitError::NotReady)?;
         let seqs: Vec<_> = requests.iter().map(|r| self.sequence(r, ready)).collect();
         seqs.iter().try_for_each(|seq| check_fit(seq, &ready.limits))?;
+        if requests.len() > self.shared.slots_max {
+            return Err(SubmitError::TooMany { asked: requests.len(), most: self.shared.slots_max });
+        }
         let slots = requests.iter().map(|_| self.slot()).collect::<Result<Vec<_>, _>>()?;
         let with_seq = requests.into_iter().zip(seqs);
         with_seq.zip(slots).map(|((request, seq), slot)| self.hand_over(request, seq, slot)).collect()

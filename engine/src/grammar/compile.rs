@@ -21,8 +21,8 @@ use crate::model::ModelInfo;
 const COMPILING_MAX: usize = 4;
 /// One compilation, the first mask with it.
 const COMPILE_TIME_MAX: Duration = Duration::from_secs(10);
-/// Requests that follow a grammar at the same time: each may hold tens of megabytes.
-const LIVE_MAX: usize = 128;
+/// Outputs that follow a grammar at the same time: each may hold tens of megabytes.
+pub const LIVE_MAX: usize = 128;
 /// Compiled grammars that are kept.
 const KEPT_MAX: usize = 32;
 /// The library recurses over what it compiles; pages of the stack that are not touched cost nothing.

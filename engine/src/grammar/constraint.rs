@@ -1,19 +1,21 @@
 //! One request's way through its grammar. The engine thread holds it; the work is done by others.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use llguidance::toktrie::SimpleVob;
 use llguidance::{CancellationHandle, Matcher};
 
 use crate::grammar::compile::Place;
-use crate::grammar::workers::{Job, Workers};
+use crate::grammar::workers::{Pace, Workers};
 use crate::grammar::{ConstraintError, GrammarError};
 
 /// A mask that takes longer is given up; the library's fuel ends nearly all of them far earlier.
 const MASK_TIME_MAX: Duration = Duration::from_secs(2);
+/// Most masks take well under a millisecond; a grammar whose last one took longer than this computes the next among its like.
+const QUICK_MAX: Duration = Duration::from_millis(5);
 
 /// Which tokens may come next.
 pub struct Mask(SimpleVob);
@@ -44,9 +46,10 @@ impl Start {
 }
 
 /// What a worker gives back.
-pub(super) struct Turn {
-    pub matcher: Box<Matcher>,
-    pub mask: Result<SimpleVob, String>,
+struct Turn {
+    matcher: Box<Matcher>,
+    mask: Result<SimpleVob, String>,
+    took: Duration,
 }
 
 /// A request's place in its grammar.
@@ -54,12 +57,21 @@ pub struct Constraint {
     start: Arc<Start>,
     place: Place,
     workers: Workers,
+    pace: Pace,
     now: Now,
 }
 
 enum Now {
-    Here { matcher: Box<Matcher>, mask: Arc<Mask> },
-    Computing { turn: Receiver<Turn>, cancel: Option<CancellationHandle>, since: Instant },
+    Here {
+        matcher: Box<Matcher>,
+        mask: Arc<Mask>,
+    },
+    /// `since`: when a worker took it up; those who wait for a worker are not slow.
+    Computing {
+        turn: Receiver<Turn>,
+        cancel: Option<CancellationHandle>,
+        since: Arc<OnceLock<Instant>>,
+    },
     Failed(ConstraintError),
 }
 
@@ -67,7 +79,7 @@ impl Constraint {
     pub(super) fn new(start: Arc<Start>, place: Place, workers: Workers) -> Self {
         let matcher = Box::new(start.matcher.deep_clone());
         let now = Now::Here { matcher, mask: start.mask.clone() };
-        Self { start, place, workers, now }
+        Self { start, place, workers, pace: Pace::Quick, now }
     }
 
     /// One more, for another output of the same request; it stands where this one began.
@@ -96,10 +108,14 @@ impl Constraint {
     /// The grammar failed, or its time is up.
     pub fn is_ready(&mut self, until: Instant) -> Result<bool, ConstraintError> {
         let Now::Computing { turn, cancel, since } = &self.now else { return self.mask().map(|_| true) };
+        let slow = || since.get().is_some_and(|since| since.elapsed() >= MASK_TIME_MAX);
         self.now = match turn.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(Turn { matcher, mask: Ok(mask) }) => Now::Here { matcher, mask: Arc::new(Mask(mask)) },
+            Ok(Turn { matcher, mask: Ok(mask), took }) => {
+                self.pace = if took <= QUICK_MAX { Pace::Quick } else { Pace::Slow };
+                Now::Here { matcher, mask: Arc::new(Mask(mask)) }
+            }
             Ok(Turn { mask: Err(error), .. }) => Now::Failed(ConstraintError::Failed(brief(&error))),
-            Err(RecvTimeoutError::Timeout) if since.elapsed() < MASK_TIME_MAX => return Ok(false),
+            Err(RecvTimeoutError::Timeout) if !slow() => return Ok(false),
             Err(RecvTimeoutError::Timeout) => {
                 cancel.iter().for_each(CancellationHandle::cancel);
                 Now::Failed(ConstraintError::TooSlow(MASK_TIME_MAX.as_millis()))
@@ -117,15 +133,24 @@ impl Constraint {
         let (reply, turn) = sync_channel(1);
         // what stands here if the job cannot be handed over
         let before = std::mem::replace(&mut self.now, Now::Failed(ConstraintError::Gone));
-        let Now::Here { matcher, .. } = before else {
+        let Now::Here { mut matcher, .. } = before else {
             self.now = before;
             return self.mask().map(|_| ());
         };
         let cancel = matcher.cancellation_handle();
-        if !self.workers.submit(Job { matcher, token, reply }) {
+        let since = Arc::new(OnceLock::new());
+        let begun = since.clone();
+        let job = move || {
+            let began = *begun.get_or_init(Instant::now);
+            let mask = matcher.consume_token(token).and_then(|()| matcher.compute_mask_or_eos());
+            let mask = mask.map_err(|error| error.to_string());
+            // The request may have ended meanwhile.
+            drop(reply.try_send(Turn { matcher, mask, took: began.elapsed() }));
+        };
+        if !self.workers.submit(self.pace, Box::new(job)) {
             return Err(ConstraintError::Gone);
         }
-        self.now = Now::Computing { turn, cancel, since: Instant::now() };
+        self.now = Now::Computing { turn, cancel, since };
         Ok(())
     }
 }

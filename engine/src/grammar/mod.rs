@@ -13,7 +13,7 @@ mod workers;
 
 use thiserror::Error;
 
-pub use compile::Grammars;
+pub use compile::{Grammars, LIVE_MAX};
 pub use constraint::{Constraint, Mask};
 pub use spec::GrammarSpec;
 pub(crate) use spec::{lark_json, lark_string};

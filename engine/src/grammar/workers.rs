@@ -1,67 +1,159 @@
-//! The threads that compute masks while the model runs. A constraint has at most one job here, so the queues cannot overflow.
+//! The threads that compute masks while the model runs, in two lanes. A mask goes to a thread that has nothing else to do, and threads
+//! are started until there are as many as a lane may have; a grammar whose last mask was slow waits among its like, so that nobody's
+//! cheap mask waits behind it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::grammar::constraint::Turn;
-use llguidance::Matcher;
+use crate::panics::guarded;
 
-/// Threads; a mask takes well under a millisecond, and the model wants the processors.
-const THREADS: usize = 2;
+/// So many grammars may turn out to be slow at the same moment before a cheap mask waits for one of them.
+const QUICK_THREADS: usize = 16;
+/// The model wants the processors.
+const SLOW_THREADS: usize = 2;
+/// Jobs that may wait for one thread: more than there are constraints, each of which has one at most.
 const QUEUE: usize = 1024;
-/// How often an idle thread looks whether it is still wanted.
-const IDLE_WAIT: Duration = Duration::from_secs(1);
+/// An idle thread turns at least this often; it ends as soon as the last handle does.
+const IDLE_WAIT: Duration = Duration::from_secs(60);
 const STACK_BYTES: usize = 16 << 20;
 
-/// A matcher, the token that was chosen, and where the result goes.
-pub(super) struct Job {
-    pub matcher: Box<Matcher>,
-    pub token: u32,
-    pub reply: SyncSender<Turn>,
+/// Something to compute; where its result goes is its own business.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+/// Where a job waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pace {
+    Quick,
+    Slow,
 }
 
-/// A handle on the threads, which start with the first job and end with the last handle.
-#[derive(Clone, Default)]
+/// A handle on the threads, which start when they are needed and end with the last handle.
+#[derive(Clone)]
 pub(super) struct Workers {
-    senders: Arc<OnceLock<Vec<SyncSender<Job>>>>,
-    next: Arc<AtomicUsize>,
+    lanes: Arc<[Lane; 2]>,
+}
+
+/// Threads that do the same kind of work.
+struct Lane {
+    name: &'static str,
+    threads: Vec<OnceLock<Option<Worker>>>,
+}
+
+struct Worker {
+    jobs: SyncSender<Job>,
+    /// Jobs that it was given and has not done.
+    pending: Arc<AtomicUsize>,
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        let lane = |name, count| Lane { name, threads: (0..count).map(|_| OnceLock::new()).collect() };
+        Self { lanes: Arc::new([lane("grammar", QUICK_THREADS), lane("slow-grammar", SLOW_THREADS)]) }
+    }
 }
 
 impl Workers {
     /// Hands a job over without waiting. False: nobody will do it.
-    pub fn submit(&self, job: Job) -> bool {
-        let senders = self.senders.get_or_init(|| (0..THREADS).filter_map(start).collect());
-        let turn = self.next.fetch_add(1, Ordering::Relaxed);
-        let sender = senders.get(turn % senders.len().max(1));
-        sender.is_some_and(|sender| sender.try_send(job).is_ok())
+    pub fn submit(&self, pace: Pace, job: Job) -> bool {
+        self.lanes[usize::from(pace == Pace::Slow)].submit(job)
     }
 }
 
-fn start(number: usize) -> Option<SyncSender<Job>> {
-    let (sender, jobs) = sync_channel(QUEUE);
-    let thread = std::thread::Builder::new().name(format!("grammar-{number}")).stack_size(STACK_BYTES);
-    match thread.spawn(move || work(&jobs)) {
-        Ok(_) => Some(sender),
-        Err(error) => {
-            tracing::error!(%error, "no thread could be started for grammars");
-            None
+impl Lane {
+    /// To a thread that is idle, or new; else to the one with the least to do.
+    fn submit(&self, job: Job) -> bool {
+        let workers =
+            self.threads.iter().enumerate().filter_map(|(n, place)| place.get_or_init(|| self.start(n)).as_ref());
+        let mut least: Option<&Worker> = None;
+        for worker in workers {
+            if worker.pending.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                return worker.jobs.try_send(job).is_ok();
+            }
+            let pending = |worker: &Worker| worker.pending.load(Ordering::Relaxed);
+            least = least.filter(|least| pending(least) <= pending(worker)).or(Some(worker));
+        }
+        least.is_some_and(|worker| {
+            worker.pending.fetch_add(1, Ordering::Relaxed);
+            worker.jobs.try_send(job).is_ok()
+        })
+    }
+
+    fn start(&self, number: usize) -> Option<Worker> {
+        let (jobs, waiting) = sync_channel(QUEUE);
+        let pending = Arc::new(AtomicUsize::new(0));
+        let counted = pending.clone();
+        let thread = std::thread::Builder::new().name(format!("{}-{number}", self.name)).stack_size(STACK_BYTES);
+        match thread.spawn(move || work(&waiting, &counted)) {
+            Ok(_) => Some(Worker { jobs, pending }),
+            Err(error) => {
+                tracing::error!(%error, "no thread could be started for grammars");
+                None
+            }
         }
     }
 }
 
-fn work(jobs: &Receiver<Job>) {
+fn work(jobs: &Receiver<Job>, pending: &AtomicUsize) {
     loop {
         match jobs.recv_timeout(IDLE_WAIT) {
-            Ok(Job { mut matcher, token, reply }) => {
-                let mask = matcher.consume_token(token).and_then(|()| matcher.compute_mask_or_eos());
-                let mask = mask.map_err(|error| error.to_string());
-                // The request may have ended meanwhile.
-                drop(reply.try_send(Turn { matcher, mask }));
+            Ok(job) => {
+                // whoever waits for a job that panicked sees that its result will not come
+                drop(guarded(|| {
+                    job();
+                    Ok(())
+                }));
+                pending.fetch_sub(1, Ordering::Relaxed);
             }
             Err(RecvTimeoutError::Timeout) => (),
             Err(RecvTimeoutError::Disconnected) => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    /// A job that lasts until it is let go.
+    fn stone(gate: &Arc<AtomicBool>) -> Job {
+        let gate = gate.clone();
+        Box::new(move || {
+            while !gate.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        })
+    }
+
+    /// Is a cheap job done now?
+    fn goes_on(workers: &Workers) -> bool {
+        let (done, told) = sync_channel(1);
+        assert!(workers.submit(Pace::Quick, Box::new(move || done.try_send(()).unwrap())));
+        told.recv_timeout(Duration::from_secs(60)).is_ok()
+    }
+
+    #[test]
+    fn a_cheap_mask_waits_for_no_slow_one() {
+        let (workers, gate) = (Workers::default(), Arc::new(AtomicBool::new(false)));
+        // known to be slow, many more than there are threads; and some of which nobody knew
+        let slow = (0..100).all(|_| workers.submit(Pace::Slow, stone(&gate)));
+        let unknown = (2..QUICK_THREADS).all(|_| workers.submit(Pace::Quick, stone(&gate)));
+        assert!(slow && unknown && goes_on(&workers) && goes_on(&workers));
+        gate.store(true, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_job_that_panics_takes_no_thread_along_and_a_full_lane_works_on() {
+        let (workers, gate) = (Workers::default(), Arc::new(AtomicBool::new(false)));
+        for _ in 0..2 * QUICK_THREADS {
+            assert!(workers.submit(Pace::Quick, Box::new(|| std::panic::resume_unwind(Box::new("as told")))));
+        }
+        for _ in 0..2 * QUICK_THREADS {
+            assert!(workers.submit(Pace::Quick, stone(&gate)));
+        }
+        gate.store(true, Ordering::Relaxed);
+        assert!(goes_on(&workers));
     }
 }

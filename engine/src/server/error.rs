@@ -126,6 +126,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::Refused(Refusal::TooLong { .. } | Refusal::CacheTooSmall { .. }) => {
                 Self { code: Some("context_length_exceeded"), ..Self::invalid("prompt", message) }
             }
+            SubmitError::TooMany { .. } => Self::invalid("n", message),
             SubmitError::Refused(_) => Self::invalid("prompt", message),
         }
     }

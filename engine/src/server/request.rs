@@ -91,7 +91,8 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
         user: f.str("user")?.map(str::to_owned),
         grammar_took: None,
     };
-    let (constraint, took) = structured::constraint(&f, ready, &job, stops.ignore_eos)?.unzip();
+    let outputs = inputs.len() * usize::try_from(count).unwrap_or(1);
+    let (constraint, took) = structured::constraint(&f, ready, &job, (stops.ignore_eos, outputs))?.unzip();
     job.grammar_took = took;
     f.refuse_rest()?;
     job.choices = choices(&inputs, (count, priority), &sampling, &stops, constraint)?;

@@ -67,6 +67,29 @@ async fn a_full_queue_answers_429_with_retry_after() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_can_never_be_taken_is_refused_for_good_and_not_put_off() {
+    let mut setup = Setup::default();
+    (setup.core.num_seqs_max, setup.core.queue_max) = (100, 100);
+    let engine = TestEngine::ready(setup).await;
+    let ask = |n: usize, form: &str| {
+        let prompts = vec!["a"; 2];
+        let mut body = json!({"prompt": prompts, "n": n / 2, "max_tokens": 1, "temperature": 1});
+        body.as_object_mut().unwrap().extend((!form.is_empty()).then(|| ("guided_regex".to_owned(), json!(form))));
+        body
+    };
+    for (body, most) in [(ask(202, ""), "200"), (ask(130, "[a-z]"), "128"), (ask(256, "[a-z]"), "128")] {
+        let answer = post(engine.addr, COMPLETIONS, &body).await;
+        let error = &answer.json()["error"];
+        assert_eq!((answer.status, error["param"].as_str()), (400, Some("n")), "{}", answer.text);
+        assert!(error["message"].as_str().unwrap().contains(most) && answer.header("retry-after").is_none(), "{error}");
+    }
+    for body in [ask(200, ""), ask(128, "[a-z]")] {
+        let answer = post(engine.addr, COMPLETIONS, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_does_not_read_is_cut_and_nobody_waits_for_it() {
     let mut setup = Setup::default();
     setup.core.client_queue = 4;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::grammar::{Constraint, GrammarSpec};
+use crate::grammar::{Constraint, GrammarSpec, LIVE_MAX};
 use crate::handle::Ready;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -21,7 +21,7 @@ pub fn constraint(
     f: &Fields<'_>,
     ready: &Ready,
     job: &Job,
-    ignore_eos: bool,
+    (ignore_eos, outputs): (bool, usize),
 ) -> Result<Option<(Constraint, Duration)>, ApiError> {
     let mut asked = forms(f)?;
     let by_tools = job.tools.as_ref().and_then(|tools| tools.grammar());
@@ -39,6 +39,10 @@ pub fn constraint(
     ];
     if let Some((rival, _)) = rivals.iter().find(|(_, set)| *set) {
         return Err(ApiError::invalid(rival, format!("{rival} cannot go with {param}")));
+    }
+    if outputs > LIVE_MAX {
+        let message = format!("{outputs} outputs are to follow {param}; at most {LIVE_MAX} can at the same time");
+        return Err(ApiError::invalid("n", message));
     }
     let began = Instant::now();
     let compiled = ready.grammars.compile(&spec, ready.codec.as_ref(), &ready.info);
