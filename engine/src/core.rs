@@ -22,10 +22,11 @@ use crate::fault::{FaultSpec, Faults, Place};
 use crate::handle::{EngineHandle, Ready, Shared, Submission};
 use crate::metrics::Metrics;
 use crate::model::{LoadProgress, Model, ModelError, ModelInfo};
+use crate::panics::guarded;
 use crate::ranks::LOAD_SILENCE_MAX;
 use crate::scheduler::Limits;
 use crate::speculation::{Speculation, SpeculationSpec};
-use crate::stuck::Stuck;
+use crate::stuck::{Stuck, StuckKind};
 use step::Core;
 use warm::Warmer;
 
@@ -116,7 +117,7 @@ pub enum CoreError {
     Spawn(#[source] std::io::Error),
     #[error("the engine gave up a wait")]
     Stuck(#[source] Stuck),
-    #[error("the engine thread panicked; its message is in the log above")]
+    #[error("the engine thread ended without being asked to")]
     Died,
 }
 
@@ -152,7 +153,7 @@ pub type Loader = Box<dyn FnOnce(LoadProgress<'_>) -> Result<Loaded, LoadFailure
 /// A started engine.
 pub struct Started {
     pub handle: EngineHandle,
-    /// How the thread ended; an error of the receiver itself means that it panicked.
+    /// How the thread ended.
     pub ended: oneshot::Receiver<Result<(), CoreError>>,
     /// Set on SIGUSR2: fires the faults that wait for it.
     pub sigusr2: Arc<AtomicBool>,
@@ -201,7 +202,9 @@ struct Boot {
 impl Boot {
     fn run(self, loader: Loader) -> Result<(), CoreError> {
         let (shared, mut core) = (self.shared.clone(), None);
-        let ended = self.live(loader, &mut core);
+        let ended = guarded(|| Ok(self.live(loader, &mut core))).unwrap_or_else(|text| {
+            Err(CoreError::Stuck(Stuck { kind: StuckKind::Panic, text, waited: Duration::ZERO }))
+        });
         if let Err(CoreError::Stuck(stuck)) = &ended {
             // told before the requests end with `core`: who is answered "shutdown" finds the reason in /health
             shared.give_up(stuck.clone());

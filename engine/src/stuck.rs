@@ -24,6 +24,8 @@ pub enum StuckKind {
     PlanMismatch,
     /// The step loop itself, seen from outside it (S0).
     Loop,
+    /// No wait at all: the engine thread panicked, and whoever waits for it would wait for ever.
+    Panic,
 }
 
 impl StuckKind {
@@ -35,6 +37,7 @@ impl StuckKind {
             Self::RankGone { .. } => "rank-gone",
             Self::PlanMismatch => "plan-mismatch",
             Self::Loop => "loop",
+            Self::Panic => "panic",
         }
     }
 }

@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use engine::cli::EngineError;
 use engine::server::TIMEOUT_HEADER;
+use engine::stuck::{EXIT_STUCK, StuckKind};
 use heartbeat::{Reader, page::Beat, page::Phase};
 use serde_json::{Value, json};
 
@@ -90,6 +92,27 @@ async fn a_livelock_turns_without_delivering_and_is_no_progress() {
     let after = page(dir.path());
     assert_eq!((after.tokens_delivered, after.running), (before.tokens_delivered, 1));
     assert_eq!(after.tokens_delivered, 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_of_the_engine_thread_is_told_to_its_requests_and_to_whoever_explains_the_end() {
+    let engine = TestEngine::ready(Setup { step_ms: 1, ..Setup::default() }).await;
+    let streamed = open(engine.addr, COMPLETIONS, &body(true), &[]).await;
+    assert_eq!(streamed.status(), 200);
+    let (addr, unanswered) = (engine.addr, body(false));
+    let waiting = tokio::spawn(async move { post(addr, COMPLETIONS, &unanswered).await });
+    wait_until("two are in", || engine.handle.shared.in_flight() == 2).await;
+    engine.knobs.panic.store(true, Ordering::Relaxed);
+    let last: Value = serde_json::from_str(whole(streamed).await.events().last().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "shutdown", "{last}");
+    let refused = waiting.await.unwrap();
+    assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (503, Some("shutdown")));
+    assert!(refused.header("retry-after").is_some());
+    let shared = engine.handle.shared.clone();
+    let stuck = shared.given_up().await;
+    assert!(stuck.kind == StuckKind::Panic && stuck.text.contains("as the test wants it"), "{stuck}");
+    let ended = engine.ended().await.unwrap_err();
+    assert_eq!(EngineError::from(ended).exit_code(), EXIT_STUCK);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -130,6 +130,14 @@ impl Gate {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_loader_that_panics_is_no_silent_end() {
+    let engine = TestEngine::of(Setup::default(), |_| Box::new(|_| panic!("a bad file"))).await;
+    let ended = engine.ended().await;
+    let Err(ServeError::Core(CoreError::Stuck(stuck))) = &ended else { panic!("{ended:?}") };
+    assert!(stuck.kind == StuckKind::Panic && stuck.text.contains("a bad file"), "{stuck}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn cache_and_first_steps_say_by_when_more_is_said_and_each_layer_counts() {
     let gate = Gate::default();
     let gated = gate.clone();

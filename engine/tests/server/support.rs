@@ -16,7 +16,7 @@ use engine::codec::{Chat, CodecError, TextCodec, TextStream, ToolFormat};
 use engine::core::{CoreConfig, Loaded, Loader, start};
 use engine::handle::EngineHandle;
 use engine::metrics::Metrics;
-use engine::model::{KvShape, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch, StepLogits};
+use engine::model::{KvShape, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch, StepLogits, StepTerms};
 use engine::server::{
     AppState,
     serve::{ServeError, serve},
@@ -40,6 +40,8 @@ pub struct Knobs {
     pub step_ms: AtomicU64,
     /// The loader waits while this is set.
     pub hold_load: AtomicBool,
+    /// The engine thread panics before its next step.
+    pub panic: AtomicBool,
 }
 
 pub struct FakeModel {
@@ -87,6 +89,10 @@ impl Model for FakeModel {
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
         (self.cache, self.block_size) = (vec![u32::MAX; shape.num_blocks * shape.block_size], shape.block_size);
         Ok(())
+    }
+
+    fn terms(&mut self, _: &StepTerms) {
+        assert!(!self.knobs.panic.load(Ordering::Relaxed), "as the test wants it");
     }
 
     fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
