@@ -35,7 +35,7 @@ use crate::stuck::EXIT_STUCK;
 
 /// How often the log has a line of statistics.
 const STATS_EVERY: Duration = Duration::from_secs(10);
-/// Evidence of a step that was given up gets so long after the requests were answered.
+/// Evidence of a wait that was given up gets so long, beside the answers to the requests.
 const EVIDENCE_MAX: Duration = Duration::from_millis(400);
 
 /// Arguments of `truebeat engine`.
@@ -182,16 +182,18 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
     if guarded(&args) {
         helpers.push(tokio::spawn(guard::watch(shared.clone(), fleet.clone())));
     }
-    let evidence = tokio::spawn(explain(shared, args.page_dir.clone()));
+    let evidence = tokio::spawn(explain(shared.clone(), args.page_dir.clone(), fleet.clone()));
     let served = serve(listener, app, engine.ended, args.drain_timeout.into(), told_to_stop(term, int)).await;
     helpers.iter().for_each(tokio::task::JoinHandle::abort);
     let served = served.map_err(EngineError::from);
     if served.as_ref().is_err_and(|error| error.exit_code() == EXIT_STUCK) {
-        // a rank that is stuck itself does not stop when it is asked to
-        fleet.kill();
-        drop(tokio::time::timeout(EVIDENCE_MAX, evidence).await);
+        let left = EVIDENCE_MAX.saturating_sub(shared.since_given_up().unwrap_or_default());
+        drop(tokio::time::timeout(left, evidence).await);
     }
     fleet.end();
+    if let Some(since) = shared.since_given_up() {
+        tracing::error!(after_ms = since.as_millis(), "the engine ends, so long after its deadline passed");
+    }
     served
 }
 
@@ -216,10 +218,12 @@ fn load_draft(
     }
 }
 
-/// Saves the evidence as soon as the engine gives up.
-async fn explain(shared: Arc<Shared>, page_dir: Option<PathBuf>) {
+/// Saves the evidence as soon as the engine gives up, and ends the other ranks: one that is stuck itself does not stop when it is asked
+/// to, and what burns meanwhile only takes time from those who answer.
+async fn explain(shared: Arc<Shared>, page_dir: Option<PathBuf>, fleet: Fleet) {
     let stuck = shared.given_up().await;
     let saving = tokio::task::spawn_blocking(move || guard::evidence(&stuck, &shared, page_dir.as_deref()));
+    fleet.kill();
     drop(saving.await);
 }
 

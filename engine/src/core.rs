@@ -23,7 +23,7 @@ use crate::handle::{EngineHandle, Ready, Shared, Submission};
 use crate::metrics::Metrics;
 use crate::model::{LoadProgress, Model, ModelError, ModelInfo};
 use crate::panics::guarded;
-use crate::ranks::LOAD_SILENCE_MAX;
+use crate::ranks::{LOAD_SILENCE_MAX, this_tid};
 use crate::scheduler::Limits;
 use crate::speculation::{Speculation, SpeculationSpec};
 use crate::stuck::{Stuck, StuckKind};
@@ -174,6 +174,7 @@ pub fn start(config: CoreConfig, metrics: Arc<Metrics>, loader: Loader) -> Resul
     let (tell, ended) = oneshot::channel();
     let boot = Boot { config, shared, heart, faults, inbox: outbox };
     let body = move || {
+        boot.shared.loop_tid.store(this_tid(), Ordering::Relaxed);
         let result = boot.run(loader);
         // Nobody listens when the server went first; then nobody needs the answer.
         drop(tell.send(result));
@@ -225,6 +226,7 @@ impl Boot {
             // the cell is empty: this thread alone fills it, once
             drop(self.shared.pulse.set(pulse));
         }
+        let gives_signs = model.gives_signs();
         let limits = limits_of(&self.config, model.info());
         self.faults.strike(Place::Startup);
         let (guards, mut warmer) = (self.config.guards, Warmer::new(&self.config, &limits, &mut self.heart));
@@ -237,11 +239,11 @@ impl Boot {
             if self.config.speculates_always { speculation.map(Speculation::always) } else { speculation };
         let core = Core::new(Box::new(model), limits, self.shared.clone(), self.heart, guards).speculating(speculation);
         let core = place.insert(core);
-        core.mask_wait = self.config.mask_wait;
+        (core.mask_wait, core.gives_signs) = (self.config.mask_wait, gives_signs);
         self.faults.ready();
         core.rest(&self.faults);
         tracing::info!(model = %ready.info.name, arch = %ready.info.arch, ?limits, "engine is ready");
-        // The cell is empty: this thread alone fills it, once.
+        // the same
         drop(self.shared.ready.set(ready));
         turn(core, &self.inbox, &self.faults, &self.shared.stop).map_err(CoreError::Stuck)
     }

@@ -6,6 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     mpsc::{SyncSender, TrySendError},
 };
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
@@ -100,9 +101,12 @@ pub struct Shared {
     pub stop: AtomicBool,
     /// When this was made, on the monotonic clock.
     pub started_ns: u64,
+    /// The engine thread, as `/proc` knows it; 0 before it runs.
+    pub loop_tid: AtomicU64,
     /// Moves while the engine thread waits for its device and looks whether it is done.
     pub pulse: OnceLock<Pulse>,
     stuck: watch::Sender<Option<Arc<Stuck>>>,
+    given_up_at: OnceLock<Instant>,
     slots: Arc<AtomicUsize>,
     slots_max: usize,
     next_id: AtomicU64,
@@ -118,7 +122,9 @@ impl Shared {
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             started_ns: heartbeat::monotonic_ns(),
+            loop_tid: AtomicU64::new(0),
             pulse: OnceLock::new(),
+            given_up_at: OnceLock::new(),
             stuck: watch::Sender::new(None),
             slots: Arc::default(),
             slots_max,
@@ -128,6 +134,7 @@ impl Shared {
 
     /// The engine gives up: every request is answered, and the server ends. The first reason stays.
     pub fn give_up(&self, stuck: Stuck) {
+        self.given_up_at.get_or_init(Instant::now);
         self.stuck.send_if_modified(|place| {
             let first = place.is_none();
             if first {
@@ -151,6 +158,11 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// How long ago it gave up, if it has.
+    pub fn since_given_up(&self) -> Option<Duration> {
+        self.given_up_at.get().map(Instant::elapsed)
     }
 
     /// What the last beat says (E6); does not need the engine thread.

@@ -10,12 +10,17 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use heartbeat::monotonic_ns;
 use heartbeat::page::Identity;
 use nix::libc;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use thiserror::Error;
+
+use crate::waits::Patience;
 
 mod capture;
 mod symbols;
@@ -34,6 +39,9 @@ const DUMP_BYTES_MAX: usize = 1 << 20;
 const REST: Duration = Duration::from_millis(500);
 /// The dump thread's wait has a deadline as every wait has (E1); nothing follows from its passing.
 const LISTEN_MAX: Duration = Duration::from_secs(60);
+
+/// Dumps that are whole.
+static DUMPS: AtomicU64 = AtomicU64::new(0);
 
 /// Why the engine cannot tell its stacks. It runs all the same.
 #[derive(Debug, Error)]
@@ -79,6 +87,23 @@ pub fn start(dir: &Path) -> Result<(), StackDumpError> {
     write_whole(&marker, &text).map_err(|source| StackDumpError::Marker { path: marker, source })
 }
 
+/// Has this process's stacks dumped, as if somebody had asked, and waits until they are there, for `wait_max` at most. False: they are
+/// not whole yet, or nobody listens, which costs no time.
+pub fn dump_now(wait_max: Duration) -> bool {
+    if !capture::listens() {
+        return false;
+    }
+    let before = DUMPS.load(Ordering::Acquire);
+    let _ = kill(Pid::this(), capture::SIGNAL);
+    let mut patience = Patience::new(Some(wait_max));
+    while DUMPS.load(Ordering::Acquire) == before {
+        if !patience.turn() {
+            return false;
+        }
+    }
+    true
+}
+
 fn header(identity: &Identity) -> String {
     format!("stacks of process {}, started at {} ticks", identity.pid, identity.pid_start_ticks)
 }
@@ -121,6 +146,7 @@ fn take(count: u64, dump: &Path, header: &str) {
     if let Err(error) = write_whole(dump, &named) {
         tracing::warn!(%error, dump = %dump.display(), "the names of the stack dump cannot be written");
     }
+    DUMPS.fetch_add(1, Ordering::Release);
     tracing::info!(dump = %dump.display(), took = ?since.elapsed(), "stacks dumped on SIGURG");
 }
 

@@ -25,6 +25,9 @@ use crate::stuck::Stuck;
 
 /// A step may be silent for its lease, and for this long at least: a loaded machine runs its threads late.
 const STEP_SILENCE_MIN: Duration = Duration::from_millis(600);
+/// A step that tells of each layer need not be silent for the lease of all of them: for this part of it at most, which still is several
+/// times what a whole step of its size took before.
+const SIGNS_SHARE: u32 = 4;
 
 /// A request in the engine, and what the step under way has for it.
 pub(super) struct Live {
@@ -50,6 +53,8 @@ pub(super) struct Core {
     requests_finished: u64,
     /// See [`CoreConfig`](crate::core::CoreConfig).
     pub mask_wait: Duration,
+    /// The model shows that a step goes on before it ends.
+    pub gives_signs: bool,
 }
 
 impl Core {
@@ -65,6 +70,7 @@ impl Core {
             tokens_delivered: 0,
             requests_finished: 0,
             mask_wait: Duration::ZERO,
+            gives_signs: false,
         }
     }
 
@@ -118,7 +124,8 @@ impl Core {
     }
 
     fn terms(&self, faults: &Faults, shape: StepShape) -> StepTerms {
-        let allowed = self.guards.then(|| self.heart.lease().max(STEP_SILENCE_MIN));
+        let share = if self.gives_signs { SIGNS_SHARE } else { 1 };
+        let allowed = self.guards.then(|| (self.heart.lease() / share).max(STEP_SILENCE_MIN));
         StepTerms { allowed, tally: self.tally(), shape, warms: false, armed: faults.armed_bits() }
     }
 

@@ -47,6 +47,11 @@ impl QueuedModel {
         Self { queue, model: Some(model), info, layers, looks, allowed: None, faults }
     }
 
+    /// Does a step show that it goes on before it ends?
+    pub fn gives_signs(&self) -> bool {
+        self.layers.is_some()
+    }
+
     /// As [`Model::allocate_kv`]; `alive` is called at each sign of life.
     ///
     /// # Errors

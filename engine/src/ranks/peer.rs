@@ -36,6 +36,11 @@ pub fn held_up(tid: u64) -> Option<Duration> {
     text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
 }
 
+/// The number under which `/proc` knows the calling thread.
+pub fn this_tid() -> u64 {
+    u64::try_from(nix::unistd::gettid().as_raw()).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::time::Duration;
 
 use super::layout::{CHUNK_WORDS, Layout, Word};
-use super::peer::{Peer, held_up};
+use super::peer::{Peer, held_up, this_tid};
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::Patience;
 
@@ -157,8 +157,7 @@ impl Team {
 
     /// The calling thread is the one that takes part in collectives from now on.
     pub(super) fn this_thread_takes_part(&self) {
-        let tid = u64::try_from(nix::unistd::gettid().as_raw()).unwrap_or(0);
-        self.layout.of(self.rank, Word::Tid).store(tid, Ordering::Relaxed);
+        self.layout.of(self.rank, Word::Tid).store(this_tid(), Ordering::Relaxed);
     }
 
     /// This rank cannot compute its part of the step that was agreed on last: the others need not wait for it (EP5).

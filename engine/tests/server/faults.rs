@@ -96,7 +96,7 @@ async fn a_livelock_turns_without_delivering_and_is_no_progress() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_of_the_engine_thread_is_told_to_its_requests_and_to_whoever_explains_the_end() {
-    let engine = TestEngine::ready(Setup { step_ms: 1, ..Setup::default() }).await;
+    let engine = TestEngine::ready(Setup { step_ms: 10, ..Setup::default() }).await;
     let streamed = open(engine.addr, COMPLETIONS, &body(true), &[]).await;
     assert_eq!(streamed.status(), 200);
     let (addr, unanswered) = (engine.addr, body(false));

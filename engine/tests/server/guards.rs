@@ -70,6 +70,9 @@ async fn every_hang_is_given_up_in_time_and_explained() {
         let steps = heartbeat::Reader::open(&pages, 0).steps().unwrap();
         let exceeded = steps.last().unwrap().outcome == heartbeat::page::StepOutcome::DeadlineExceeded;
         assert_eq!(exceeded, kind == "device-wait", "{fault}");
+        let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+        let end = log.lines().find(|line| line.contains("so long after its deadline passed"));
+        println!("{fault}: {}", end.unwrap_or_else(|| panic!("the log tells how long its end took:\n{log}")));
     }
 }
 

@@ -43,18 +43,14 @@ impl Engine {
         engine
     }
 
+    /// Its log is the file `log` in `dir`.
     pub fn launched(dir: &Path, more: &[&str]) -> Self {
-        Self::logged(dir, more, Path::new("/dev/null"))
-    }
-
-    /// With its log in a file.
-    pub fn logged(dir: &Path, more: &[&str], log: &Path) -> Self {
-        let model = dir.join("tiny");
+        let (model, log) = (dir.join("tiny"), fs::File::create(dir.join("log")).unwrap());
         engine::demo_model::write_demo_model(&model, engine::demo_model::DemoArch::Qwen3, 0).unwrap();
         let addr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_truebeat-engine"));
         command.args(["engine", "--listen", &addr.to_string(), "--model"]).arg(model).args(more);
-        let child = command.env_remove("TRUEBEAT_PAGE_DIR").stderr(fs::File::create(log).unwrap()).spawn().unwrap();
+        let child = command.env_remove("TRUEBEAT_PAGE_DIR").stderr(log).spawn().unwrap();
         Self { child, addr }
     }
 
