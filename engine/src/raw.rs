@@ -6,6 +6,8 @@
 #![allow(unsafe_code, reason = "intrinsics, mmap and a lent closure have no safe form; each block argues for itself")]
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
 mod portable;
 pub mod shared;
 
@@ -56,6 +58,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn dot_bf16(self, acc: Self::V, a: &[u8; 64], b: &[u8; 64]) -> Self::V;
 
     fn splat_i32(self, x: i32) -> Self::I;
+    fn load_i32(self, x: &[i32; 16]) -> Self::I;
     fn to_f32(self, x: Self::I) -> Self::V;
     fn load_bytes(self, x: &[u8; 64]) -> Self::B;
     /// Each lane gains the products of its four unsigned bytes of `w` with the four signed bytes of `x`.
@@ -67,6 +70,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// `nibbles + 16 · (two bits of hi at 2 × pair)` in each byte.
     fn with_two_bits(self, nibbles: Self::B, hi: Self::B, pair: usize) -> Self::B;
 }
+
+/// 64 bytes on one cache line.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+pub struct Line(pub [u8; 64]);
 
 /// A whole file, mapped for reading.
 ///

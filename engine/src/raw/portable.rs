@@ -91,6 +91,10 @@ impl Simd for Portable {
         [x; 16]
     }
     #[inline(always)]
+    fn load_i32(self, x: &[i32; 16]) -> [i32; 16] {
+        *x
+    }
+    #[inline(always)]
     fn to_f32(self, x: [i32; 16]) -> [f32; 16] {
         each(|i| x[i] as f32)
     }

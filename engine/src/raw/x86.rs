@@ -129,6 +129,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_set1_epi32(x) }
     }
     #[inline(always)]
+    fn load_i32(self, x: &[i32; 16]) -> __m512i {
+        unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+    }
+    #[inline(always)]
     fn to_f32(self, x: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(x) }
     }
@@ -268,6 +272,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn splat_i32(self, x: i32) -> [__m256i; 2] {
         unsafe { [_mm256_set1_epi32(x); 2] }
+    }
+    #[inline(always)]
+    fn load_i32(self, x: &[i32; 16]) -> [__m256i; 2] {
+        unsafe { [_mm256_loadu_si256(x.as_ptr().cast()), _mm256_loadu_si256(x.as_ptr().add(8).cast())] }
     }
     #[inline(always)]
     fn to_f32(self, x: [__m256i; 2]) -> [__m256; 2] {

@@ -2,11 +2,14 @@
 //! the blocks, chunks and neighbours are, so that every bit of a row is its own (EP4). The query heads that share a KV head, and
 //! neighbouring rows of a sequence, share its loads.
 
+mod tile;
+
 use super::kv::{GROUP, KvLayout, LayerKv};
 use super::output::Output;
 use super::{HeadShape, Matrix};
 use crate::backend::AttentionSeq;
 use crate::raw::{Op, Simd};
+use tile::{Cached, CachedBf16, CachedF32, Decoded, InCache, Tile};
 
 /// Groups of positions a tile.
 const GROUPS: usize = 4;
@@ -68,31 +71,6 @@ struct Query {
     weights: [f32; TILE],
 }
 
-/// Cached values, as sixteen lanes are read.
-trait Cached {
-    const BYTES: usize;
-    fn load<S: Simd>(s: S, bytes: &[u8]) -> S::V;
-}
-
-struct CachedF32;
-struct CachedBf16;
-
-impl Cached for CachedF32 {
-    const BYTES: usize = 4;
-    #[inline(always)]
-    fn load<S: Simd>(s: S, bytes: &[u8]) -> S::V {
-        bytes.first_chunk().map_or_else(|| s.splat(0.0), |bytes| s.load_f32(bytes))
-    }
-}
-
-impl Cached for CachedBf16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    fn load<S: Simd>(s: S, bytes: &[u8]) -> S::V {
-        bytes.first_chunk().map_or_else(|| s.splat(0.0), |bytes| s.load_bf16(bytes))
-    }
-}
-
 impl Op for AttentionOp<'_> {
     type Out = ();
 
@@ -112,8 +90,17 @@ impl AttentionOp<'_> {
         let first = queries.iter().map(|query| query.first).min().unwrap_or(0) / TILE;
         let last = (self.unit.pos + self.unit.rows - 1) / TILE;
         let mut scratch = vec![0; GROUPS * GROUP * self.layout.head_dim * C::BYTES];
-        for tile in first..=last {
-            self.tile::<S, C>(s, tile * TILE, &mut queries, &mut scratch);
+        let mut decoded = Decoded::default();
+        let (dims, chunks) = (self.layout.head_dim, self.layout.value_dim() / GROUP);
+        for start in (first..=last).map(|tile| tile * TILE) {
+            let end = (start + TILE).min(self.unit.pos + self.unit.rows);
+            let tile = self.in_cache::<C>(start, end, &mut scratch);
+            if queries.len() > QUERIES && C::BYTES < 4 {
+                decoded.fill(s, &tile, (dims, chunks, end - start));
+                self.tile(s, &decoded, start..end, &mut queries);
+            } else {
+                self.tile(s, &tile, start..end, &mut queries);
+            }
         }
         for query in &mut queries {
             let scale = 1.0 / query.sum;
@@ -146,10 +133,9 @@ impl AttentionOp<'_> {
         rows.flat_map(|row| heads.clone().map(move |head| (row, head))).map(|(row, head)| query(row, head)).collect()
     }
 
-    /// Positions `start..start + TILE`, as far as they are there.
+    /// Positions `start..end` where they lie.
     #[inline(always)]
-    fn tile<S: Simd, C: Cached>(&self, s: S, start: usize, queries: &mut [Query], scratch: &mut [u8]) {
-        let end = (start + TILE).min(self.unit.pos + self.unit.rows);
+    fn in_cache<'a, C: Cached>(&'a self, start: usize, end: usize, scratch: &'a mut [u8]) -> InCache<'a, C> {
         let groups = (end - start).div_ceil(GROUP);
         let mut rest = scratch;
         // groups past the end look at the last one again; the mask takes them out
@@ -159,20 +145,30 @@ impl AttentionOp<'_> {
             rest = later;
             *place = self.keys::<C>(start + group.min(groups - 1) * GROUP, end, mine);
         }
+        let mut values: [&[u8]; TILE] = [&[]; TILE];
+        for (pos, place) in (start..end).zip(&mut values) {
+            *place = self.value_line::<C>(pos);
+        }
+        InCache::<C>::new(keys, values)
+    }
+
+    /// Takes one tile into every query that sees some of it.
+    #[inline(always)]
+    fn tile<S: Simd>(&self, s: S, tile: &impl Tile, positions: std::ops::Range<usize>, queries: &mut [Query]) {
         for queries in queries.chunks_mut(QUERIES) {
-            if queries.iter().all(|query| query.last < start || query.first >= end) {
+            if queries.iter().all(|query| query.last < positions.start || query.first >= positions.end) {
                 continue;
             }
             match &mut *queries {
-                [a, b, c, d] if S::WIDE => self.scores::<S, C, 4>(s, &keys, [a, b, c, d]),
-                [a, b] if S::WIDE => self.scores::<S, C, 2>(s, &keys, [a, b]),
-                other => other.iter_mut().for_each(|query| self.scores::<S, C, 1>(s, &keys, [query])),
+                [a, b, c, d] if S::WIDE => self.scores(s, tile, [a, b, c, d]),
+                [a, b] if S::WIDE => self.scores(s, tile, [a, b]),
+                other => other.iter_mut().for_each(|query| self.scores(s, tile, [query])),
             }
-            queries.iter_mut().for_each(|query| query.absorb(s, start));
+            queries.iter_mut().for_each(|query| query.absorb(s, positions.start));
             match &mut *queries {
-                [a, b, c, d] if S::WIDE => self.mix::<S, C, 4>(s, start..end, [a, b, c, d]),
-                [a, b] if S::WIDE => self.mix::<S, C, 2>(s, start..end, [a, b]),
-                other => other.iter_mut().for_each(|query| self.mix::<S, C, 1>(s, start..end, [query])),
+                [a, b, c, d] if S::WIDE => self.mix(s, tile, positions.len(), [a, b, c, d]),
+                [a, b] if S::WIDE => self.mix(s, tile, positions.len(), [a, b]),
+                other => other.iter_mut().for_each(|query| self.mix(s, tile, positions.len(), [query])),
             }
         }
     }
@@ -205,19 +201,16 @@ impl AttentionOp<'_> {
 
     /// Scores of a tile into the queries' `weights`: each lane a position, summed over the dimensions in order.
     #[inline(always)]
-    fn scores<S: Simd, C: Cached, const Q: usize>(
-        &self,
-        s: S,
-        keys: &[(&[u8], usize); GROUPS],
-        mut queries: [&mut Query; Q],
-    ) {
+    fn scores<S: Simd, const Q: usize>(&self, s: S, tile: &impl Tile, mut queries: [&mut Query; Q]) {
         let mut acc = [[s.splat(0.0); GROUPS]; Q];
-        for d in 0..self.layout.head_dim {
-            let k: [S::V; GROUPS] = std::array::from_fn(|g| C::load(s, &keys[g].0[d * keys[g].1..]));
-            for q in 0..Q {
-                let x = s.splat(queries[q].q[d]);
-                for g in 0..GROUPS {
-                    acc[q][g] = s.fma(x, k[g], acc[q][g]);
+        let dims = self.layout.head_dim;
+        let inputs: [&[f32]; Q] = std::array::from_fn(|q| &queries[q].q[..dims]);
+        for d in 0..dims {
+            let keys = tile.keys(s, d);
+            for (acc, input) in acc.iter_mut().zip(&inputs) {
+                let x = s.splat(input[d]);
+                for (acc, key) in acc.iter_mut().zip(keys) {
+                    *acc = s.fma(x, key, *acc);
                 }
             }
         }
@@ -228,47 +221,54 @@ impl AttentionOp<'_> {
         }
     }
 
-    /// Adds the tile's V by the queries' `weights`, in the order of the positions.
+    /// Adds the V of the tile's first `positions` by the queries' `weights`, in their order.
     #[inline(always)]
-    fn mix<S: Simd, C: Cached, const Q: usize>(
-        &self,
-        s: S,
-        positions: std::ops::Range<usize>,
-        mut queries: [&mut Query; Q],
-    ) {
+    fn mix<S: Simd, const Q: usize>(&self, s: S, tile: &impl Tile, positions: usize, mut queries: [&mut Query; Q]) {
         const WIDTH: usize = 4;
-        let (dim, chunks) = (self.layout.value_dim(), self.layout.value_dim() / GROUP);
-        for from in (0..chunks).step_by(WIDTH) {
-            let width = WIDTH.min(chunks - from);
-            let mut acc = [[s.splat(0.0); WIDTH]; Q];
-            for (acc, query) in acc.iter_mut().zip(&queries) {
-                for (acc, out) in acc.iter_mut().zip(&query.out.as_chunks().0[from..from + width]) {
-                    *acc = s.load(out);
-                }
-            }
-            for pos in positions.clone() {
-                let line = &self.value_line::<C>(pos, dim)[from * GROUP * C::BYTES..];
-                for (c, bytes) in line.chunks_exact(GROUP * C::BYTES).take(width).enumerate() {
-                    let v = C::load(s, bytes);
-                    for q in 0..Q {
-                        let weight = s.splat(queries[q].weights[pos - positions.start]);
-                        acc[q][c] = s.fma(weight, v, acc[q][c]);
-                    }
-                }
-            }
-            for (acc, query) in acc.iter().zip(&mut queries) {
-                for (acc, out) in acc.iter().zip(&mut query.out.as_chunks_mut().0[from..from + width]) {
-                    s.store(*acc, out);
-                }
-            }
+        let chunks = self.layout.value_dim() / GROUP;
+        for from in (0..chunks / WIDTH * WIDTH).step_by(WIDTH) {
+            mix_chunks::<S, Q, WIDTH>(s, tile, (positions, from), &mut queries);
+        }
+        for from in chunks / WIDTH * WIDTH..chunks {
+            mix_chunks::<S, Q, 1>(s, tile, (positions, from), &mut queries);
         }
     }
 
     #[inline(always)]
-    fn value_line<C: Cached>(&self, pos: usize, dim: usize) -> &[u8] {
+    fn value_line<C: Cached>(&self, pos: usize) -> &[u8] {
         let block = self.unit.blocks[pos / self.layout.block_size] as usize * self.layout.kv_heads + self.unit.kv_head;
-        let start = block * self.layout.value_bytes() + pos % self.layout.block_size * dim * C::BYTES;
-        &self.layer.values[start..start + dim * C::BYTES]
+        let line = self.layout.value_dim() * C::BYTES;
+        let start = block * self.layout.value_bytes() + pos % self.layout.block_size * line;
+        &self.layer.values[start..start + line]
+    }
+}
+
+/// The same for `W` chunks of dimensions from `from` on.
+#[inline(always)]
+fn mix_chunks<S: Simd, const Q: usize, const W: usize>(
+    s: S,
+    tile: &impl Tile,
+    (positions, from): (usize, usize),
+    queries: &mut [&mut Query; Q],
+) {
+    let mut acc = [[s.splat(0.0); Q]; W];
+    for (c, acc) in acc.iter_mut().enumerate() {
+        for (acc, query) in acc.iter_mut().zip(queries.iter()) {
+            *acc = s.load(&query.out.as_chunks().0[from + c]);
+        }
+    }
+    for at in 0..positions.min(TILE) {
+        for (c, acc) in acc.iter_mut().enumerate() {
+            let v = tile.values(s, at, from + c);
+            for (acc, query) in acc.iter_mut().zip(queries.iter()) {
+                *acc = s.fma(s.splat(query.weights[at]), v, *acc);
+            }
+        }
+    }
+    for (c, acc) in acc.iter().enumerate() {
+        for (acc, query) in acc.iter().zip(queries.iter_mut()) {
+            s.store(*acc, &mut query.out.as_chunks_mut().0[from + c]);
+        }
     }
 }
 

@@ -4,7 +4,14 @@
 //! whatever tile they are computed in (EP4). A tile only shares loads.
 
 use super::output::Output;
+#[cfg(target_arch = "x86_64")]
+use super::pairs;
+use super::pool::Pool;
+use super::{Isa, Matrix};
+#[cfg(target_arch = "x86_64")]
+use crate::raw::amx::Amx;
 use crate::raw::{Op, Simd};
+use crate::weights::RawWeight;
 
 /// How the steps of one row are read and multiplied.
 pub trait Element: Copy + Send + Sync {
@@ -106,6 +113,33 @@ pub fn to_bf16(value: f32) -> u16 {
         return (bits >> 16) as u16 | 0x40;
     }
     ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16
+}
+
+/// `x · weightᵀ` into `out`, from output `from` on.
+pub fn multiply<E: Element>(
+    (isa, pool): (Isa, &Pool),
+    x: &Inputs<E::X>,
+    (raw, from): (&RawWeight, usize),
+    out: &Output,
+) {
+    let row_len = raw.bytes().len() / raw.rows.max(1);
+    let rows = raw.rows - from;
+    pool.split(rows, 24, rows * raw.cols * x.rows, |rows| {
+        let (first, end) = (from + rows.start, from + rows.end);
+        let weights = &raw.bytes()[first * row_len..end * row_len];
+        isa.run(DenseOp::<E> { x, weights, row_len, first, out });
+    });
+}
+
+/// The same for weights and inputs in bf16, by tiles where there are some.
+pub fn multiply_bf16((isa, pool): (Isa, &Pool), x: &Matrix, raw: &RawWeight, out: &Output) {
+    #[cfg(target_arch = "x86_64")]
+    let done = isa.tiles().and_then(Amx::pairs).map_or(0, |tiles| pairs::multiply(tiles, (isa, pool), x, raw, out));
+    #[cfg(not(target_arch = "x86_64"))]
+    let done = 0;
+    if done < raw.rows {
+        multiply::<Bf16Pairs>((isa, pool), &Inputs::bf16(&x.values, x.cols), (raw, done), out);
+    }
 }
 
 /// Some outputs of a multiplication, for all inputs.

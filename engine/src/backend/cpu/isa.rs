@@ -30,6 +30,12 @@ impl Isa {
         all
     }
 
+    /// Tiles of bytes, where this set is the one that goes with them.
+    #[cfg(target_arch = "x86_64")]
+    pub fn tiles(self) -> Option<crate::raw::amx::Amx> {
+        matches!(self, Self::Avx512(_)).then(crate::raw::amx::Amx::detect).flatten()
+    }
+
     /// `avx512`, `avx2`, `portable`.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,10 +1,12 @@
 //! The arithmetic of single rows. Each function's order of summation depends on lengths alone (EP4).
 
+use crate::raw::{Op, Simd};
+
 /// Partial sums kept apart in [`dot`]: enough independent chains to hide the latency of an add, and vectorisable as is.
 const LANES: usize = 16;
 
 /// Dot product of two slices of equal length.
-#[inline]
+#[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (a_body, a_tail) = a.as_chunks::<LANES>();
     let (b_body, b_tail) = b.as_chunks::<LANES>();
@@ -22,7 +24,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Sums the lanes by halves.
-#[inline]
+#[inline(always)]
 fn fold(mut sums: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;
     while half > 0 {
@@ -35,21 +37,45 @@ fn fold(mut sums: [f32; LANES]) -> f32 {
 }
 
 /// RMSNorm of one group in place.
-pub fn rms_norm_group(group: &mut [f32], weight: &[f32], eps: f32) {
-    let mean_square = dot(group, group) / group.len() as f32;
-    let scale = 1.0 / (mean_square + eps).sqrt();
-    for (x, weight) in group.iter_mut().zip(weight) {
-        *x = weight * (*x * scale);
+pub struct RmsNormOp<'a> {
+    pub group: &'a mut [f32],
+    pub weight: &'a [f32],
+    pub eps: f32,
+}
+
+impl Op for RmsNormOp<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let mean_square = dot(self.group, self.group) / self.group.len() as f32;
+        let scale = 1.0 / (mean_square + self.eps).sqrt();
+        for (x, weight) in self.group.iter_mut().zip(self.weight) {
+            *x = weight * (*x * scale);
+        }
     }
 }
 
-/// Rotary embedding of one head: pair `i` is `(i, i + half)`, as in the Hugging Face layout.
-pub fn rotate_head(head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (low, high) = head.split_at_mut(cos.len());
-    for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-        let (a, b) = (*low, *high);
-        *low = a * cos - b * sin;
-        *high = b * cos + a * sin;
+/// Rotary embedding of the heads of one row: pair `i` is `(i, i + half)`, as in the Hugging Face layout.
+pub struct RotateOp<'a> {
+    pub heads: &'a mut [f32],
+    pub cos: &'a [f32],
+    pub sin: &'a [f32],
+}
+
+impl Op for RotateOp<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for head in self.heads.chunks_exact_mut(2 * self.cos.len()) {
+            let (low, high) = head.split_at_mut(self.cos.len());
+            for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(self.cos).zip(self.sin) {
+                let (a, b) = (*low, *high);
+                *low = a * cos - b * sin;
+                *high = b * cos + a * sin;
+            }
+        }
     }
 }
 

@@ -10,26 +10,28 @@ mod isa;
 mod kernels;
 mod kv;
 mod output;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 mod panels;
 mod pool;
 mod quant;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::{AttentionSeq, Backend, HeadShape, KvSize, OutOfMemory};
 use crate::raw::{Op, Simd};
 use crate::weights::{RawWeight, WeightType, decode_row};
 use attention::AttentionOp;
-use dense::{DenseOp, Element, Inputs};
+use dense::Inputs;
 pub use isa::Isa;
-use kernels::{rms_norm_group, rotate_head, silu};
+use kernels::{RmsNormOp, RotateOp, silu};
 pub use kv::KvType;
 use kv::{KvLayout, LayerKv, store_rows};
 use output::Output;
-use panels::{LANES, Panels};
+use panels::Panels;
 use pool::Pool;
-use quant::{QuantInputs, QuantOp};
 
 /// A row-major f32 matrix in main memory.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,9 +81,6 @@ pub struct CpuBackend {
     precision: Precision,
 }
 
-/// Pieces a thread: uneven ones even out.
-const PIECES_PER_THREAD: usize = 4;
-
 impl CpuBackend {
     /// At most `threads` threads in one operation; small operations always stay on the caller's.
     pub fn new(threads: usize) -> Self {
@@ -98,42 +97,10 @@ impl CpuBackend {
         Self { isa, ..self }
     }
 
-    fn dense<E: Element>(&self, x: &Inputs<E::X>, raw: &RawWeight, out: &Output) {
-        let row_len = raw.bytes().len() / raw.rows.max(1);
-        let work = raw.rows * raw.cols * x.rows;
-        self.split(raw.rows, 24, work, |rows| {
-            let weights = &raw.bytes()[rows.start * row_len..rows.end * row_len];
-            self.isa.run(DenseOp::<E> { x, weights, row_len, first: rows.start, out });
-        });
-    }
-
-    fn panels(&self, x: &Matrix, weight: &Panels, out: &Output) {
-        let inputs = QuantInputs::new(&x.values, x.cols);
-        let (panels, work) = (weight.rows.div_ceil(LANES), weight.rows * weight.cols * x.rows);
-        self.split(panels, 1, work, |panels| {
-            self.isa.run(QuantOp { x: &inputs, weight, panels, out });
-        });
-    }
-
-    /// Calls `f` for ranges that together cover `0..count`, each (but the last) a multiple of `step` long.
-    fn split(&self, count: usize, step: usize, work: usize, f: impl Fn(Range<usize>) + Sync) {
-        let pieces_max = self.pool.threads() * PIECES_PER_THREAD;
-        let len = count.div_ceil(pieces_max).next_multiple_of(step).max(1);
-        self.pool.run(count.div_ceil(len), work, |piece| f(piece * len..((piece + 1) * len).min(count)));
-    }
-
     /// Calls `f` for every row of `values`, with its index.
     fn each_row(&self, values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
         let work = values.len() * 8;
-        let (pieces_max, rows) = (self.pool.threads() * PIECES_PER_THREAD, values.len() / cols.max(1));
-        let len = rows.div_ceil(pieces_max).max(1);
-        let pieces: Vec<_> =
-            values.chunks_mut((len * cols).max(1)).map(|piece| std::sync::Mutex::new(Some(piece))).collect();
-        self.pool.run(pieces.len(), work, |index| {
-            // each index comes once, so the lock is free: it only hands the piece over
-            let Some(piece) = pieces[index].try_lock().ok().and_then(|mut cell| cell.take()) else { return };
-            piece.chunks_exact_mut(cols).enumerate().for_each(|(row, values)| f(index * len + row, values));
-        });
+        self.pool.each_chunk(values, cols, work, f);
     }
 }
 
@@ -209,7 +176,9 @@ impl Backend for CpuBackend {
 
     fn rms_norm(&self, x: &Matrix, weight: &Matrix, eps: f32) -> Matrix {
         let mut out = x.clone();
-        self.each_row(&mut out.values, weight.values.len(), |_, group| rms_norm_group(group, &weight.values, eps));
+        self.each_row(&mut out.values, weight.values.len(), |_, group| {
+            self.isa.run(RmsNormOp { group, weight: &weight.values, eps });
+        });
         out
     }
 
@@ -218,18 +187,18 @@ impl Backend for CpuBackend {
             Weight::Dense(raw) => raw.rows,
             Weight::Panels(panels) => panels.rows,
         };
-        let out = Output::new(x.rows, outputs);
+        let (on, out) = ((self.isa, &*self.pool), Output::new(x.rows, outputs));
         match (weight, self.precision) {
-            (Weight::Panels(panels), _) => self.panels(x, panels, &out),
+            (Weight::Panels(panels), _) => quant::multiply(on, x, panels, &out),
             (Weight::Dense(raw), precision) => match (raw.kind, precision) {
-                (WeightType::Bf16, Precision::Native) => {
-                    self.dense::<dense::Bf16Pairs>(&Inputs::bf16(&x.values, x.cols), raw, &out);
-                }
+                (WeightType::Bf16, Precision::Native) => dense::multiply_bf16(on, x, raw, &out),
                 (WeightType::Bf16, Precision::Exact) => {
-                    self.dense::<dense::Bf16>(&Inputs::f32(&x.values, x.cols), raw, &out);
+                    dense::multiply::<dense::Bf16>(on, &Inputs::f32(&x.values, x.cols), (raw, 0), &out);
                 }
-                (WeightType::F16, _) => self.dense::<dense::F16>(&Inputs::f32(&x.values, x.cols), raw, &out),
-                _ => self.dense::<dense::F32>(&Inputs::f32(&x.values, x.cols), raw, &out),
+                (WeightType::F16, _) => {
+                    dense::multiply::<dense::F16>(on, &Inputs::f32(&x.values, x.cols), (raw, 0), &out);
+                }
+                _ => dense::multiply::<dense::F32>(on, &Inputs::f32(&x.values, x.cols), (raw, 0), &out),
             },
         }
         let mut out = out.into_matrix();
@@ -241,10 +210,8 @@ impl Backend for CpuBackend {
 
     fn rope(&self, x: &mut Matrix, cos: &Matrix, sin: &Matrix) {
         let cols = x.cols;
-        self.each_row(&mut x.values, cols, |row, values| {
-            for head in values.chunks_exact_mut(2 * cos.cols) {
-                rotate_head(head, cos.row(row), sin.row(row));
-            }
+        self.each_row(&mut x.values, cols, |row, heads| {
+            self.isa.run(RotateOp { heads, cos: cos.row(row), sin: sin.row(row) });
         });
     }
 

@@ -5,17 +5,13 @@
 
 use half::f16;
 
+pub use crate::raw::Line;
 use crate::weights::{RawWeight, WeightType, q4_k_bits, q4_k_scales, q6_k_bits};
 
 /// Rows of a panel.
 pub const LANES: usize = 16;
 /// Inputs of a block: the unit that inputs are quantised by.
 pub const BLOCK: usize = 32;
-
-/// 64 bytes on one cache line.
-#[derive(Debug, Clone, Copy)]
-#[repr(align(64))]
-pub struct Line(pub [u8; 64]);
 
 /// A repacked matrix.
 ///

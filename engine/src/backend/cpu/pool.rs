@@ -1,6 +1,7 @@
 //! Threads that share the work of one operation and sleep when there is none. They only compute: whoever waits for them
 //! waits for arithmetic of bounded length, never for another process, lock or device, and looks again after a time limit (E1).
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -14,6 +15,9 @@ const SPINS: usize = 2_000;
 const SLEEP: Duration = Duration::from_millis(500);
 /// Multiply-adds below which the caller computes alone: fewer take less time than to hand them over.
 pub const WORK_MIN: usize = 100_000;
+
+/// Pieces a thread: uneven ones even out.
+const PIECES_PER_THREAD: usize = 4;
 
 /// A pool; the caller of [`Pool::run`] is one of its threads.
 #[derive(Debug)]
@@ -58,6 +62,25 @@ impl Pool {
             if looks.fetch_add(1, Ordering::Relaxed) < SPINS { std::hint::spin_loop() } else { thread::yield_now() }
         };
         lend(&f, pieces, |task| self.publish(task), wait);
+    }
+
+    /// Calls `f` for ranges that together cover `0..count`, each (but the last) a multiple of `step` long.
+    pub fn split(&self, count: usize, step: usize, work: usize, f: impl Fn(Range<usize>) + Sync) {
+        let pieces_max = self.threads() * PIECES_PER_THREAD;
+        let len = count.div_ceil(pieces_max).next_multiple_of(step).max(1);
+        self.run(count.div_ceil(len), work, |piece| f(piece * len..((piece + 1) * len).min(count)));
+    }
+
+    /// Calls `f` for every chunk of `len` values, with its index.
+    pub fn each_chunk<T: Send>(&self, values: &mut [T], len: usize, work: usize, f: impl Fn(usize, &mut [T]) + Sync) {
+        let (pieces_max, chunks) = (self.threads() * PIECES_PER_THREAD, values.len() / len.max(1));
+        let per_piece = chunks.div_ceil(pieces_max).max(1);
+        let pieces: Vec<_> = values.chunks_mut((per_piece * len).max(1)).map(|piece| Mutex::new(Some(piece))).collect();
+        self.run(pieces.len(), work, |index| {
+            // each index comes once, so the lock is free: it only hands the piece over
+            let Some(piece) = pieces[index].try_lock().ok().and_then(|mut cell| cell.take()) else { return };
+            piece.chunks_exact_mut(len).enumerate().for_each(|(at, chunk)| f(index * per_piece + at, chunk));
+        });
     }
 
     fn publish(&self, task: &Arc<Task>) {

@@ -3,6 +3,10 @@
 
 use super::output::Output;
 use super::panels::{BLOCK, LANES, Line, PanelKind, Panels};
+use super::pool::Pool;
+#[cfg(target_arch = "x86_64")]
+use super::tiles::{self, TileInputs, TileOp};
+use super::{Isa, Matrix};
 use crate::raw::{Op, Simd};
 
 /// Input rows as bytes: each block of 32 has its own scale.
@@ -14,20 +18,37 @@ pub struct QuantInputs {
 }
 
 /// 32 inputs.
-#[derive(Debug, Clone, Copy)]
-struct QuantBlock {
+#[derive(Debug, Clone, Copy, Default)]
+pub struct QuantBlock {
     /// Four bytes each.
-    groups: [i32; 8],
+    pub groups: [i32; 8],
     /// Sums of the first and the last 16.
-    sums: [i32; 2],
-    scale: f32,
+    pub sums: [i32; 2],
+    pub scale: f32,
+}
+
+/// `x · weightᵀ` into `out`, by tiles where there are some and they are worth it.
+pub fn multiply((isa, pool): (Isa, &Pool), x: &Matrix, weight: &Panels, out: &Output) {
+    let (panels, work) = (weight.rows.div_ceil(LANES), weight.rows * weight.cols * x.rows);
+    #[cfg(target_arch = "x86_64")]
+    if let Some(amx) = isa.tiles().filter(|_| x.rows >= tiles::ROWS_MIN) {
+        let inputs = TileInputs::new(isa, pool, x);
+        pool.split(panels, 1, work, |panels| isa.run(TileOp { amx, x: &inputs, weight, panels, out }));
+        return;
+    }
+    let inputs = QuantInputs::new(isa, pool, x);
+    pool.split(panels, 1, work, |panels| isa.run(QuantOp { x: &inputs, weight, panels, out }));
 }
 
 impl QuantInputs {
-    /// Quantises rows of `cols` (a multiple of 32) values. What is no number becomes one: the scale carries it on.
-    pub fn new(values: &[f32], cols: usize) -> Self {
-        let blocks = values.as_chunks::<BLOCK>().0.iter().map(quantise).collect();
-        Self { rows: values.len() / cols.max(1), blocks_per_row: cols / BLOCK, blocks }
+    /// Quantises rows of whole blocks. What is no number becomes one: the scale carries it on.
+    pub fn new(isa: Isa, pool: &Pool, x: &Matrix) -> Self {
+        let blocks_per_row = x.cols / BLOCK;
+        let mut blocks = vec![QuantBlock::default(); x.rows * blocks_per_row];
+        pool.each_chunk(&mut blocks, blocks_per_row, x.values.len() * 8, |row, blocks| {
+            isa.run(QuantiseOp { x: x.row(row), blocks });
+        });
+        Self { rows: x.rows, blocks_per_row, blocks }
     }
 
     #[inline(always)]
@@ -36,20 +57,62 @@ impl QuantInputs {
     }
 }
 
+/// Quantises one row.
+struct QuantiseOp<'a> {
+    x: &'a [f32],
+    blocks: &'a mut [QuantBlock],
+}
+
+impl Op for QuantiseOp<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (block, x) in self.blocks.iter_mut().zip(self.x.as_chunks().0) {
+            *block = quantise(s, x);
+        }
+    }
+}
+
+/// Bytes and scale of 32 inputs.
 #[inline(always)]
-fn quantise(x: &[f32; BLOCK]) -> QuantBlock {
-    let largest = x.iter().fold(0.0f32, |max, x| if x.abs() > max { x.abs() } else { max });
-    // a NaN is larger than nothing: it is carried in the scale, or a broken row would look whole
-    let broken = x.iter().any(|x| !x.is_finite());
+pub fn quantise<S: Simd>(s: S, x: &[f32; BLOCK]) -> QuantBlock {
+    let halves = x.as_chunks().0;
+    let (a, b) = (s.load(&halves[0]), s.load(&halves[1]));
+    let (zero, minus) = (s.splat(0.0), s.splat(-1.0));
+    let mut sizes = [0.0; LANES];
+    s.store(s.max(s.max(a, s.mul(a, minus)), s.max(b, s.mul(b, minus))), &mut sizes);
+    let largest = largest(sizes);
+    // a number that is none is larger than nothing: it is carried in the scale, or a broken row would look whole
+    let broken = s.fold(s.fma(a, zero, s.mul(b, zero))).is_nan();
     let inverse = if largest > 0.0 && !broken { 127.0 / largest } else { 0.0 };
     let inverse = if inverse.is_finite() { inverse } else { 0.0 };
-    // adding 1.5 · 2^23 leaves the nearest whole number in the low bits
-    let bytes: [i8; BLOCK] = x.map(|x| if inverse == 0.0 { 0 } else { (x * inverse + 12_582_912.0).to_bits() as i8 });
-    let groups = std::array::from_fn(|g| {
-        i32::from_le_bytes([bytes[4 * g] as u8, bytes[4 * g + 1] as u8, bytes[4 * g + 2] as u8, bytes[4 * g + 3] as u8])
-    });
-    let sum = |half: usize| bytes[half * 16..][..16].iter().map(|b| i32::from(*b)).sum();
-    QuantBlock { groups, sums: [sum(0), sum(1)], scale: if broken { f32::NAN } else { largest / 127.0 } }
+    let mut bytes = [0i8; BLOCK];
+    for (byte, x) in bytes.iter_mut().zip(x) {
+        // adding 1.5 · 2^23 leaves the nearest whole number in the low bits
+        *byte = if inverse == 0.0 { 0 } else { (x * inverse + 12_582_912.0).to_bits() as i8 };
+    }
+    let mut block = QuantBlock { scale: if broken { f32::NAN } else { largest / 127.0 }, ..QuantBlock::default() };
+    for (group, bytes) in block.groups.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *group = i32::from_le_bytes(bytes.map(|byte| byte as u8));
+    }
+    for (sum, bytes) in block.sums.iter_mut().zip(bytes.as_chunks::<LANES>().0) {
+        *sum = bytes.iter().map(|byte| i32::from(*byte)).sum();
+    }
+    block
+}
+
+/// The largest of sixteen numbers, by halves.
+#[inline(always)]
+fn largest(mut x: [f32; LANES]) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            x[lane] = if x[lane] > x[lane + half] { x[lane] } else { x[lane + half] };
+        }
+        half /= 2;
+    }
+    x[0]
 }
 
 /// Some panels of a multiplication, for all inputs.

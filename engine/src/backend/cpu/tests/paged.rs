@@ -1,5 +1,7 @@
 //! Attention over the paged cache: right for every shape, and the same bits whatever blocks, chunks, neighbours and threads.
 
+use std::ops::Range;
+
 use super::*;
 
 /// Plain causal attention over contiguous K and V, in f64.

@@ -1,0 +1,109 @@
+//! How K and V of a tile of positions are read: where they lie in the cache, or from a copy in f32 that many queries share.
+
+use std::marker::PhantomData;
+
+use super::{GROUP, GROUPS, TILE};
+use crate::raw::Simd;
+
+/// Cached values, as sixteen lanes are read.
+pub trait Cached {
+    const BYTES: usize;
+    fn load<S: Simd>(s: S, bytes: &[u8]) -> S::V;
+}
+
+pub struct CachedF32;
+pub struct CachedBf16;
+
+impl Cached for CachedF32 {
+    const BYTES: usize = 4;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, bytes: &[u8]) -> S::V {
+        bytes.first_chunk().map_or_else(|| s.splat(0.0), |bytes| s.load_f32(bytes))
+    }
+}
+
+impl Cached for CachedBf16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    fn load<S: Simd>(s: S, bytes: &[u8]) -> S::V {
+        bytes.first_chunk().map_or_else(|| s.splat(0.0), |bytes| s.load_bf16(bytes))
+    }
+}
+
+/// K and V of a tile, wherever they are read from.
+pub trait Tile {
+    /// Dimension `d` of the sixteen positions of a group.
+    fn keys<S: Simd>(&self, s: S, d: usize) -> [S::V; GROUPS];
+    /// Dimensions `16 × chunk` and on of a position of the tile.
+    fn values<S: Simd>(&self, s: S, at: usize, chunk: usize) -> S::V;
+}
+
+/// As it lies in the cache.
+pub struct InCache<'a, C> {
+    /// For each group K of its positions, and the bytes from one dimension to the next.
+    keys: [(&'a [u8], usize); GROUPS],
+    values: [&'a [u8]; TILE],
+    kind: PhantomData<C>,
+}
+
+impl<'a, C> InCache<'a, C> {
+    pub fn new(keys: [(&'a [u8], usize); GROUPS], values: [&'a [u8]; TILE]) -> Self {
+        Self { keys, values, kind: PhantomData }
+    }
+}
+
+impl<C: Cached> Tile for InCache<'_, C> {
+    #[inline(always)]
+    fn keys<S: Simd>(&self, s: S, d: usize) -> [S::V; GROUPS] {
+        let mut keys = [s.splat(0.0); GROUPS];
+        for (key, (bytes, stride)) in keys.iter_mut().zip(&self.keys) {
+            *key = C::load(s, &bytes[d * stride..]);
+        }
+        keys
+    }
+    #[inline(always)]
+    fn values<S: Simd>(&self, s: S, at: usize, chunk: usize) -> S::V {
+        C::load(s, &self.values[at][chunk * GROUP * C::BYTES..])
+    }
+}
+
+/// Read once and kept as f32, for many queries.
+#[derive(Default)]
+pub struct Decoded {
+    keys: Vec<[[f32; GROUP]; GROUPS]>,
+    values: Vec<[f32; GROUP]>,
+    chunks: usize,
+}
+
+impl Decoded {
+    /// Reads a tile of so many dimensions, chunks of dimensions and positions.
+    #[inline(always)]
+    pub fn fill<S: Simd>(&mut self, s: S, tile: &impl Tile, (dims, chunks, positions): (usize, usize, usize)) {
+        self.keys.resize(dims, [[0.0; GROUP]; GROUPS]);
+        self.values.resize(TILE * chunks, [0.0; GROUP]);
+        self.chunks = chunks;
+        for (d, place) in self.keys.iter_mut().enumerate() {
+            for (place, key) in place.iter_mut().zip(tile.keys(s, d)) {
+                s.store(key, place);
+            }
+        }
+        for (index, place) in self.values[..positions * chunks].iter_mut().enumerate() {
+            s.store(tile.values(s, index / chunks, index % chunks), place);
+        }
+    }
+}
+
+impl Tile for Decoded {
+    #[inline(always)]
+    fn keys<S: Simd>(&self, s: S, d: usize) -> [S::V; GROUPS] {
+        let mut keys = [s.splat(0.0); GROUPS];
+        for (key, lanes) in keys.iter_mut().zip(&self.keys[d]) {
+            *key = s.load(lanes);
+        }
+        keys
+    }
+    #[inline(always)]
+    fn values<S: Simd>(&self, s: S, at: usize, chunk: usize) -> S::V {
+        s.load(&self.values[at * self.chunks + chunk])
+    }
+}

@@ -1,0 +1,91 @@
+//! `x · weightᵀ` for bf16 weights and inputs by tiles (AMX), the weights read where their file holds them. Sums have an order of their
+//! own, so whole units of weight rows go this way however few inputs there are (EP4): a tile is as fast as memory even for one.
+
+use super::dense::to_bf16;
+use super::output::Output;
+use super::pool::Pool;
+use super::{Isa, Matrix};
+use crate::raw::amx::{AmxPairs, PAIR_ROWS, PAIR_STEP};
+use crate::raw::{Op, Simd};
+use crate::weights::RawWeight;
+
+/// Input rows of a tile, where there are several.
+const TILE: usize = 16;
+
+/// Computes the outputs of whole units of weight rows; returns how many that are.
+pub fn multiply(tiles: AmxPairs, (isa, pool): (Isa, &Pool), x: &Matrix, raw: &RawWeight, out: &Output) -> usize {
+    if x.cols == 0 || !x.cols.is_multiple_of(PAIR_STEP) {
+        return 0;
+    }
+    let (units, work) = (raw.rows / PAIR_ROWS, raw.rows * raw.cols * x.rows);
+    if x.rows == 1 {
+        let inputs = Inputs::<1>::new(isa, pool, x);
+        pool.split(units, 1, work, |units| units.for_each(|unit| inputs.unit(tiles, raw, unit, out)));
+    } else {
+        let inputs = Inputs::<TILE>::new(isa, pool, x);
+        pool.split(units, 1, work, |units| units.for_each(|unit| inputs.unit(tiles, raw, unit, out)));
+    }
+    units * PAIR_ROWS
+}
+
+/// Input rows in bf16, `N` side by side, pair by pair; what is beyond the last is zero.
+struct Inputs<const N: usize> {
+    rows: usize,
+    tile_bytes: usize,
+    bytes: Vec<u8>,
+}
+
+impl<const N: usize> Inputs<N> {
+    fn new(isa: Isa, pool: &Pool, x: &Matrix) -> Self {
+        let tile_bytes = x.cols * 2 * N;
+        let mut bytes = vec![0; x.rows.div_ceil(N) * tile_bytes];
+        pool.each_chunk(&mut bytes, tile_bytes, x.values.len() * 8, |tile, bytes| {
+            isa.run(FillOp::<N> { x, first: tile * N, bytes });
+        });
+        Self { rows: x.rows, tile_bytes, bytes }
+    }
+
+    fn unit(&self, tiles: AmxPairs, raw: &RawWeight, unit: usize, out: &Output) {
+        let (first, row_len) = (unit * PAIR_ROWS, 2 * raw.cols);
+        let weights = &raw.bytes()[first * row_len..(first + PAIR_ROWS) * row_len];
+        let set_up = tiles.tiles::<N>();
+        let mut at = 0;
+        for pair in self.bytes.chunks(2 * self.tile_bytes) {
+            if let Some((a, b)) = pair.split_at_checked(self.tile_bytes).filter(|(_, b)| !b.is_empty()) {
+                let sums = set_up.products(weights, row_len, [a, b]);
+                sums.iter().flatten().enumerate().for_each(|(tile, sums)| self.store(sums, at + tile * N, first, out));
+            } else {
+                let sums = set_up.products(weights, row_len, [pair]);
+                sums.iter().flatten().for_each(|sums| self.store(sums, at, first, out));
+            }
+            at += 2 * N;
+        }
+    }
+
+    fn store(&self, sums: &[[[f32; N]; 16]; 2], row: usize, first: usize, out: &Output) {
+        let column = |n: usize| std::array::from_fn::<_, PAIR_ROWS, _>(|i| sums[i / 16][i % 16][n]);
+        (0..N.min(self.rows - row)).for_each(|n| out.set_run(row + n, first, &column(n)));
+    }
+}
+
+/// Rounds rows from `first` on into one tile.
+struct FillOp<'a, const N: usize> {
+    x: &'a Matrix,
+    first: usize,
+    bytes: &'a mut [u8],
+}
+
+impl<const N: usize> Op for FillOp<'_, N> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for row in 0..N.min(self.x.rows - self.first) {
+            let pairs = self.x.row(self.first + row).as_chunks::<2>().0;
+            for (place, [a, b]) in self.bytes[4 * row..].chunks_mut(4 * N).zip(pairs) {
+                place[..2].copy_from_slice(&to_bf16(*a).to_le_bytes());
+                place[2..4].copy_from_slice(&to_bf16(*b).to_le_bytes());
+            }
+        }
+    }
+}
