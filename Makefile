@@ -8,7 +8,7 @@ CACHE ?= $(HOME)/.cache/truebeat
 PROGRAM := target/release/truebeat
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -63,6 +63,10 @@ e2e: prerequisites ## The stories on a real control plane and node (root needed)
 bench: build ## Cost of a publish and of the agent, time to notice exits and stalls, our engine's and a stranger's (three quarters of an hour)
 	cargo bench --locked -p heartbeat
 	status=0; for kind in "exit --count 200" "stalls --count 200" "foreign --count 10" cost; do $(PROGRAM) bench $$kind || status=1; done; exit $$status
+
+ARGS ?=
+bench-peers: ## The engine against llama.cpp on this machine, pairs in turn, servers too (builds it once; ARGS="--formats q8_0 --server no")
+	python3 -B tests/peers/bench.py $(ARGS)
 
 fuzz: ## Every fuzz target for SECONDS (60), the canary first, which must fail
 	@tests/fuzz.sh $(or $(SECONDS),60)

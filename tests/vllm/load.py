@@ -14,6 +14,23 @@ def prompt(words, seed):
     return " ".join(chance.choice(WORDS) for _ in range(words))
 
 
+class Refused(OSError):
+    """Another status than 200."""
+
+
+def stream(port, body):
+    """The lines that a completion is answered with."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise Refused(answer.status)
+        yield from answer
+    finally:
+        connection.close()
+
+
 class Client:
     """One request after another until told to stop."""
 
@@ -31,6 +48,9 @@ class Client:
             number += 1
             try:
                 self.one(number)
+            except Refused:
+                self.refused += 1
+                self.stop.wait(0.3)
             except OSError:
                 self.failed += 1
                 self.stop.wait(0.3)
@@ -39,25 +59,15 @@ class Client:
             self.stop.wait(self.pause_s)
 
     def one(self, number):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         body = {"model": "m", "prompt": prompt(self.words, (self.name, number).__hash__()), "max_tokens": self.tokens, "stream": True,
                 "ignore_eos": True}
-        try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-            answer = connection.getresponse()
-            if answer.status != 200:
-                self.refused += 1
-                self.stop.wait(0.3)
+        for line in stream(self.port, body):
+            if line.startswith(b"data:"):
+                self.chunks += 1
+                self.last = time.monotonic()
+            if self.stop.is_set():
                 return
-            for line in answer:
-                if line.startswith(b"data:"):
-                    self.chunks += 1
-                    self.last = time.monotonic()
-                if self.stop.is_set():
-                    return
-            self.done += 1
-        finally:
-            connection.close()
+        self.done += 1
 
 
 class Load:

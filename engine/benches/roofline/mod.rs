@@ -26,10 +26,6 @@ impl Roofline {
         let best = |f: &dyn Fn() -> f64| (0..3).map(|_| f()).fold(0.0, f64::max);
         Self { read_bytes: best(&|| read(threads, &buffer)), dot_ops: best(&|| dots(threads, kind)) }
     }
-
-    pub fn best(&self, other: &Self) -> Self {
-        Self { read_bytes: self.read_bytes.max(other.read_bytes), dot_ops: self.dot_ops.max(other.dot_ops) }
-    }
 }
 
 fn timed(threads: usize, f: impl Fn(usize) + Sync) -> f64 {

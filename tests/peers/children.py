@@ -1,0 +1,76 @@
+"""The two engines as children: a model each, cells timed on command, servers. Everything that starts or ends a process is here."""
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Loading, and filling 8192 positions, take minutes on a busy machine.
+START_S_MAX = 600
+
+
+def built(*what):
+    """The program that cargo makes of `what`, with the settings of a release."""
+    command = ["cargo", *what, "--locked", "-p", "engine", "--message-format=json"]
+    lines = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout.splitlines()
+    programs = [program for line in lines if (program := json.loads(line).get("executable"))]
+    return Path(programs[-1])
+
+
+class Cells:
+    """A process that times cells: `ask("decode", setting, depth, tokens)` gives wall and CPU seconds."""
+
+    def __init__(self, program, model, threads, context):
+        self.process = subprocess.Popen([program, model, str(threads), str(context)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self.process.stdout.readline() != "ready\n":
+            raise SystemExit(f"{program} cannot load {model}")
+
+    def ask(self, *words):
+        self.process.stdin.write(" ".join(str(word) for word in words) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline().split()
+        if len(answer) != 2:
+            raise SystemExit(f"no answer to {words}")
+        return float(answer[0]), float(answer[1])
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def server(command, port):
+    """A running server, and the seconds until it said that it is ready."""
+    with open(os.devnull, "w") as nothing:
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdout=nothing, stderr=nothing)
+        try:
+            while not healthy(port):
+                if process.poll() is not None or time.monotonic() - began > START_S_MAX:
+                    raise SystemExit(f"{command[0]} did not start")
+                time.sleep(0.01)
+            yield time.monotonic() - began
+        finally:
+            process.kill()
+            process.wait()
+
+
+def healthy(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
