@@ -105,7 +105,7 @@ pub struct View<'a> {
     pub signs: &'a Signs,
     pub rhythm: &'a Rhythm,
     pub policy: &'a Policy,
-    /// Since the last delivery: was the stepping thread mostly running, or the tree burning CPU?
+    /// Since the last delivery: does the step run, or would it if it were given a core?
     pub burning: bool,
     /// For how long nothing at all has been seen to work for what is owed.
     pub idle_ms: Ms,
@@ -131,8 +131,7 @@ impl View<'_> {
 
     /// Counted time at which the oldest step under way of any rank began.
     fn oldest_step_at(&self) -> Option<Ms> {
-        let of_rank = |rank: u32| self.signs.ranks.iter().find(|sign| sign.rank == rank).and_then(|sign| sign.step_at);
-        self.sight.pages.iter().filter_map(|page| of_rank(page.rank)).min()
+        self.sight.pages.iter().filter_map(|page| self.signs.ranks.step_at(page.rank)).min()
     }
 }
 

@@ -211,6 +211,9 @@ pub struct ProcObs {
     pub connections: Option<u32>,
     #[serde(default)]
     pub accept_queue: Option<u32>,
+    /// Does anybody listen on that port? Servers bind it when they can serve, or shortly before.
+    #[serde(default)]
+    pub listening: Option<bool>,
     /// Bytes that the tree has read, from anywhere and from storage: weights on their way (S4). Monotone.
     #[serde(default)]
     pub read_chars: Option<u64>,
@@ -219,6 +222,9 @@ pub struct ProcObs {
     /// Threads of the stepping process: the main one, then those that have burned most since the last look.
     #[serde(default)]
     pub threads: Vec<ThreadObs>,
+    /// When they were looked at, which is less often than the rest.
+    #[serde(default)]
+    pub threads_at_ms: Option<Ms>,
 }
 
 /// One thread of the process that steps.
@@ -231,6 +237,12 @@ pub struct ThreadObs {
     /// CPU time in all, and since the last look.
     pub cpu_ms: u64,
     pub burned_ms: u64,
+    /// How long before this look the last one was; 0 where there was none of this thread.
+    #[serde(default)]
+    pub span_ms: u64,
+    /// Of that time, how long it could have run and was given no core. `None`: the kernel does not say, or it slept at either look.
+    #[serde(default)]
+    pub runnable_ms: Option<u64>,
 }
 
 /// What NCCL's RAS service says of the ranks of a communicator: a witness that names a rank, never a stall by itself (V4).

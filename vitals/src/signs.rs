@@ -8,6 +8,7 @@ use crate::excuse::Tick;
 use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs, RasObs};
 use crate::owed::{Owed, owed};
 use crate::policy::Policy;
+use crate::ranks::Ranks;
 
 /// So many bytes read are weights on their way, not a heartbeat's crumbs.
 const STARTUP_READ_MIN: u64 = 1 << 20;
@@ -15,23 +16,10 @@ const STARTUP_READ_MIN: u64 = 1 << 20;
 /// Prefill that got through this many times what was owed without one token is no progress.
 const PREFILL_TIMES_MAX: u64 = 3;
 
-/// One rank's page over time.
-#[derive(Debug, Clone, Copy)]
-pub struct RankSign {
-    pub rank: u32,
-    pub steps: u64,
-    /// Counted time of the last movement of the page's counters, phase or step.
-    pub moved_at: Ms,
-    step_started_ms: Option<Ms>,
-    /// Counted time at which the step under way began.
-    pub step_at: Option<Ms>,
-    seen: bool,
-}
-
 /// The state of all trackers. Marks are counted times.
 #[derive(Debug, Clone, Default)]
 pub struct Signs {
-    pub ranks: Vec<RankSign>,
+    pub ranks: Ranks,
     page: Option<PageObs>,
     gate: Option<GateObs>,
     metrics: Option<MetricsObs>,
@@ -174,7 +162,7 @@ impl Signs {
         };
         self.gate_sampled_ms = obs.gate.at_ms;
         self.look_at_gate(tick, &mut sight, policy);
-        self.look_at_ranks(tick, pages);
+        sight.startup_moved = self.ranks.look(tick, pages);
         self.look_at_page(tick, &mut sight);
         self.look_at_metrics(tick, obs.metrics.at_ms, &mut sight);
         self.cache.look(tick, &sight, obs.metrics.at_ms != sight.metrics_since_ms, obs.metrics.at_ms);
@@ -214,34 +202,6 @@ impl Signs {
             self.prompt_in_step_at = tick.counted_ms;
         }
         self.gate = Some(gate.clone());
-    }
-
-    fn look_at_ranks(&mut self, tick: &Tick, pages: &[PageObs]) {
-        for sign in &mut self.ranks {
-            sign.seen = false;
-        }
-        for page in pages.iter().take(1024) {
-            let step_at = page.step_started_ms.map(|at| tick.mark(at));
-            match self.ranks.iter_mut().find(|sign| sign.rank == page.rank) {
-                Some(sign) => {
-                    if page.steps_completed != sign.steps || page.step_started_ms != sign.step_started_ms {
-                        sign.moved_at = tick.counted_ms;
-                        sign.step_at = step_at;
-                    }
-                    sign.steps = page.steps_completed;
-                    sign.step_started_ms = page.step_started_ms;
-                    sign.seen = true;
-                }
-                None => self.ranks.push(RankSign {
-                    rank: page.rank,
-                    steps: page.steps_completed,
-                    moved_at: tick.counted_ms,
-                    step_started_ms: page.step_started_ms,
-                    step_at,
-                    seen: true,
-                }),
-            }
-        }
     }
 
     fn look_at_page(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
@@ -288,7 +248,6 @@ impl Signs {
             self.page_tokens_at = tick.counted_ms;
             self.steps_at_tokens = page.steps_completed;
         }
-        sight.startup_moved = page.phase != last.phase || page.work_done > last.work_done;
         self.page = Some(page.clone());
     }
 
@@ -372,21 +331,5 @@ impl Signs {
             .max(self.page_steps_at)
             .max(self.metrics_tokens_at)
             .max(self.page_tokens_at)
-    }
-
-    /// Ranks that are behind: no page although the world is larger, or fewer steps than the furthest rank.
-    pub fn silent_ranks(&self, pages: &[PageObs]) -> Vec<u32> {
-        let world = pages.iter().map(|page| page.world_size).max().unwrap_or(1);
-        if world < 2 {
-            return Vec::new();
-        }
-        let furthest = pages.iter().map(|page| page.steps_completed).max().unwrap_or(0);
-        let mut silent: Vec<u32> =
-            pages.iter().filter(|page| page.steps_completed < furthest).map(|page| page.rank).collect();
-        // only a rank that was once there can have fallen silent
-        silent.extend(self.ranks.iter().filter(|sign| !sign.seen).map(|sign| sign.rank));
-        silent.sort_unstable();
-        silent.dedup();
-        silent
     }
 }

@@ -1,7 +1,7 @@
 //! Start-up: from the process's start until it can serve. Its silence is judged by start-up progress, not by tokens (S4).
 
 use crate::examine::{Allowed, Complaint, Exam, View, reason};
-use crate::observation::{FrontendObs, Ms, PagePhase};
+use crate::observation::{FrontendObs, Ms, PageObs, PagePhase};
 use crate::verdict::StallClass;
 use crate::witness::PageSays;
 
@@ -10,17 +10,27 @@ pub fn is_startup(phase: PagePhase) -> bool {
     matches!(phase, PagePhase::Load | PagePhase::Compile | PagePhase::Capture | PagePhase::WarmUp)
 }
 
-/// Has the engine shown that it can serve? A page outside the start-up phases; else a front end that answers, a delivery, or a
-/// metrics page of its own.
+/// Has the engine shown that it can serve? All pages outside the start-up phases; else a front end that answers, a delivery, or, where no
+/// front end is asked, a metrics page or a port that somebody listens on.
 pub fn ready(view: &View<'_>) -> bool {
     match view.sight.page {
-        Some(page) => !view.sight.pages.iter().any(|p| is_startup(p.phase)) && !is_startup(page.phase),
+        Some(_) => starting_rank(view).is_none(),
         None => {
             view.sight.delivered()
                 || view.sight.frontend.is_some_and(has_come_up)
-                || (view.sight.frontend.is_none() && view.sight.metrics.is_some())
+                || (view.sight.frontend.is_none() && (view.sight.metrics.is_some() || listening(view) == Some(true)))
         }
     }
+}
+
+/// The lowest rank whose page is still in a start-up phase: the leader may be through while a worker loads.
+fn starting_rank<'a>(view: &View<'a>) -> Option<&'a PageObs> {
+    view.sight.pages.iter().filter(|page| is_startup(page.phase)).min_by_key(|page| page.rank)
+}
+
+/// Does anybody listen on the engine's port, as far as its process can be seen?
+fn listening(view: &View<'_>) -> Option<bool> {
+    view.sight.proc.and_then(|proc| proc.listening)
 }
 
 /// A front end that answers 503 says itself that it cannot serve yet (a model that is being loaded).
@@ -31,7 +41,8 @@ pub fn has_come_up(front: &FrontendObs) -> bool {
 /// Start-up progress against the lease (native) or the policy (foreign).
 pub fn examine_startup(view: &View<'_>) -> Exam {
     let sight = view.sight;
-    if sight.page.is_none() && sight.frontend.is_none() && sight.metrics.is_none() {
+    let unseen = sight.page.is_none() && sight.frontend.is_none() && sight.metrics.is_none();
+    if unseen && listening(view) != Some(false) {
         // whether it has come up cannot be seen at all: it may be serving, or waiting to
         return Exam { gate_allowed_ms: view.policy.patience_cap_ms, ..Exam::default() };
     }
@@ -41,7 +52,7 @@ pub fn examine_startup(view: &View<'_>) -> Exam {
         solid if view.sight.page.is_none() && solid > view.policy.startup_lease_cap_ms => (solid, true),
         _ => (silence, false),
     };
-    let (allowed, source, text) = match view.sight.page {
+    let (allowed, source, text) = match starting_rank(view).or(sight.page) {
         Some(page) => {
             let cap = view.policy.startup_lease_cap_ms;
             let lease = if page.lease_ms == 0 { view.policy.startup_silence_ms } else { page.lease_ms.min(cap) };
@@ -49,8 +60,8 @@ pub fn examine_startup(view: &View<'_>) -> Exam {
                 Allowed::declared(lease.max(view.policy.native_floor_ms)),
                 "page",
                 format!(
-                    "start-up phase {:?} stands at {} of {} for {silence} ms; its lease was {lease} ms",
-                    page.phase, page.work_done, page.work_total
+                    "start-up phase {:?} of rank {} stands at {} of {} for {silence} ms; its lease was {lease} ms",
+                    page.phase, page.rank, page.work_done, page.work_total
                 ),
             )
         }

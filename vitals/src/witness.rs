@@ -6,13 +6,10 @@ use crate::log_signs::{self, Meaning};
 use crate::observation::{GpuObs, Ms, Observation};
 use crate::owed::OwedSource;
 use crate::policy::Policy;
+use crate::running::Running;
 use crate::signs::Sight;
 use crate::verdict::{Reason, StallClass};
 
-const CPU_WINDOW_MS: Ms = 5_000;
-/// Spans over which a CPU share means something: for "it burns", and for "it does nothing".
-const CPU_SPAN_MS_MIN: Ms = 150;
-const CPU_QUIET_SPAN_MS_MIN: Ms = 2_000;
 const NVML_SILENT_MS_MIN: Ms = 5_000;
 /// So long must a thread be watched before its habits are known; what was seen before so much more fades.
 const HABIT_MS_MIN: Ms = 2_000;
@@ -124,17 +121,9 @@ fn page_speaks(view: &View<'_>, complaint: &Complaint, weight: &mut Weight) {
 /// What has been gathered since the last delivery.
 #[derive(Debug, Clone, Default)]
 pub struct Witnesses {
-    /// Process readings (time, CPU time): the start of the window before, of this window, and the last one.
-    cpu_window: [Option<(Ms, u64)>; 2],
-    cpu_last: (Ms, u64),
-    /// Looks at the stepping thread, those that found it running, and those that found it asleep on a timer.
-    looks: u64,
-    running_looks: u64,
-    timer_looks: u64,
+    running: Running,
     /// How long the stepping thread was watched while nothing was owed, and how much of that it was running.
     idle_ms: [Ms; 2],
-    /// The stepping process is stopped: whatever burns CPU is not the step.
-    stopped: bool,
     /// The last log signature that accuses.
     log: Option<(Meaning, &'static str)>,
     /// Busy power of this replica while it delivered, in watts (slow average).
@@ -160,17 +149,14 @@ impl Witnesses {
                 idle_ms = if idle_ms[0] >= HABIT_MS_MAX { idle_ms.map(|ms| ms / 2) } else { idle_ms };
                 idle_ms = [idle_ms[0] + look, idle_ms[1] + if proc.state == Some('R') { look } else { 0 }];
             }
-            *self = Self { busy_watts, idle_ms, worked_at: tick.counted_ms, ..Self::default() };
+            let running = Running::since(tick.now_ms);
+            *self = Self { running, busy_watts, idle_ms, worked_at: tick.counted_ms, ..Self::default() };
             if sight.delivered() {
                 self.learn_power(gpus);
             }
         } else {
             if let Some(proc) = sight.proc {
-                self.looks += 1;
-                self.stopped = proc.state == Some('T');
-                self.timer_looks += u64::from(proc.wchan.as_deref().is_some_and(|wchan| wchan.contains("nanosleep")));
-                self.roll_cpu(obs.proc.at_ms, proc.cpu_ms);
-                self.running_looks += u64::from(proc.state == Some('R'));
+                self.running.look(obs.proc.at_ms, proc);
             }
             let silent = gpus.iter().filter_map(|gpu| gpu.silent_since_ms).min();
             self.nvml_silent_ms =
@@ -196,7 +182,7 @@ impl Witnesses {
     /// Does the tree use CPU, read, or wait for its disk, or is a GPU busy? What cannot be seen may well work.
     fn anything_works(&self, sight: &Sight<'_>, gpus: &[GpuObs]) -> bool {
         let asleep = sight.proc.is_some_and(|p| !matches!(p.state, None | Some('R' | 'D')) && p.compilers == 0);
-        !asleep || !self.quiet() || sight.startup_moved || gpus.iter().any(|gpu| gpu.util >= GPU_IDLE_UTIL)
+        !asleep || !self.running.quiet() || sight.startup_moved || gpus.iter().any(|gpu| gpu.util >= GPU_IDLE_UTIL)
     }
 
     /// For how long nothing at all has been seen to work for what is owed.
@@ -222,23 +208,12 @@ impl Witnesses {
     fn steps_by_its_cpu(&self) -> bool {
         let [watched, running] = self.idle_ms;
         let sleeps_idle = watched >= HABIT_MS_MIN && running * 10 <= watched;
-        sleeps_idle && self.running_looks * 20 >= self.looks * 19 && self.burning()
+        sleeps_idle && self.running.always_runs() && self.running.burning()
     }
 
-    /// Mostly running since the last delivery: by its state, or by CPU time that is not merely a scheduler's crumbs.
+    /// Since the last delivery: does the step run, or would it if it were given a core?
     pub fn burning(&self) -> bool {
-        if self.stopped {
-            return false;
-        }
-        let running = self.looks > 0 && self.running_looks * 2 > self.looks;
-        match self.cpu_share(CPU_SPAN_MS_MIN) {
-            Some(share) => share >= 600 || (running && share >= 200),
-            None => running,
-        }
-    }
-
-    fn quiet(&self) -> bool {
-        self.cpu_share(CPU_QUIET_SPAN_MS_MIN).is_some_and(|share| share < 50)
+        self.running.burning()
     }
 
     /// Weighs a complaint and names the witnesses.
@@ -253,8 +228,8 @@ impl Witnesses {
         let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !self.taken_in(view);
         // who crawls works for it; a tree that waits for its disk may be swapping
         let swaps = view.sight.proc.is_some_and(|p| p.state == Some('D'));
-        weight.decisive |= self.quiet() && !swaps && !self.gpu_works();
-        if self.quiet() && second_source && !at_the_door {
+        weight.decisive |= self.running.quiet() && !swaps && !self.gpu_works();
+        if self.running.quiet() && second_source && !at_the_door {
             weight.add(
                 Strength::Moderate,
                 "proc",
@@ -267,11 +242,14 @@ impl Witnesses {
         if relapse {
             weight.add(Strength::Moderate, "policy", "it was let out on trial a short while ago".to_owned());
         }
-        let moves = self.cpu_share(CPU_QUIET_SPAN_MS_MIN).is_some() && !self.quiet() && !self.stopped;
-        if complaint.allowed.basis == Basis::Patience && !moves {
+        if complaint.allowed.basis == Basis::Patience && !self.running.moves() {
             weight.add(Strength::Strong, "policy", "it was silent for as long as every rival waits".to_owned());
         }
-        if weight.strength < Strength::Strong && self.on_a_timer(view) && complaint.allowed.basis != Basis::Declared {
+        if weight.strength < Strength::Strong
+            && view.sight.proc.is_some()
+            && self.running.on_a_timer()
+            && complaint.allowed.basis != Basis::Declared
+        {
             weight.strength = Strength::Timer;
             weight
                 .reasons
@@ -333,31 +311,6 @@ impl Witnesses {
                 format!("NVML has not answered for {ms} ms, which a hung driver does not either"),
             );
         }
-    }
-
-    fn on_a_timer(&self, view: &View<'_>) -> bool {
-        view.sight.proc.is_some() && self.quiet() && self.timer_looks * 2 > self.looks
-    }
-
-    /// Windows of five seconds: what the engine did in its last working moment is forgotten within two of them.
-    fn roll_cpu(&mut self, at_ms: Ms, cpu_ms: u64) {
-        self.cpu_last = (at_ms, cpu_ms);
-        let [_, current] = self.cpu_window;
-        match current {
-            None => self.cpu_window = [None, Some(self.cpu_last)],
-            Some((began_ms, _)) if at_ms.saturating_sub(began_ms) >= CPU_WINDOW_MS => {
-                self.cpu_window = [current, Some(self.cpu_last)]
-            }
-            Some(_) => {}
-        }
-    }
-
-    /// CPU share of the tree in permille of one core, over at least `span_ms_min`.
-    fn cpu_share(&self, span_ms_min: Ms) -> Option<u64> {
-        let [before, current] = self.cpu_window;
-        let (began_ms, began_cpu) = before.or(current)?;
-        let span = self.cpu_last.0.saturating_sub(began_ms);
-        (span >= span_ms_min).then(|| self.cpu_last.1.saturating_sub(began_cpu).saturating_mul(1000) / span.max(1))
     }
 
     fn learn_power(&mut self, gpus: &[GpuObs]) {

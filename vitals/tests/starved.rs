@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
 mod common;
 
-use common::{Dice, Sim, suspect};
-use vitals::observation::Ms;
+use common::{Dice, Sim, stalled, suspect};
+use vitals::observation::{Ms, ThreadObs};
 use vitals::verdict::StallClass;
 
 /// What the engine does with the time it is given.
@@ -153,4 +153,46 @@ fn a_stall_on_a_machine_that_pauses_everybody_is_fenced_all_the_same() {
             assert!(fenced.is_some_and(|ms| ms <= 6_000), "{work:?} seed {seed}: {fenced:?}");
         }
     }
+}
+
+/// A thread as it was found, after a look a second before: what it got of a core, and how long it stood in line for one.
+fn thread(state: char, burned_ms: u64, runnable_ms: Option<u64>) -> ThreadObs {
+    ThreadObs { tid: 7, state, burned_ms, span_ms: 1_000, runnable_ms, ..ThreadObs::default() }
+}
+
+/// The class of a native step that never ends, confirmed, where the tree gets 60 ms of a core a second. `looks`: are the threads looked at
+/// again in that silence?
+fn class_on_a_crowded_machine(main: char, thread: ThreadObs, looks: bool) -> StallClass {
+    let mut sim = Sim::native().up().busy(20_000);
+    sim.process().state = Some(main);
+    sim.process().threads = vec![thread];
+    sim.process().threads_at_ms = Some(sim.now);
+    sim.cpu = 60;
+    while !sim.last.as_ref().is_some_and(|last| stalled(&last.verdict)) {
+        if looks && sim.now.is_multiple_of(1_000) {
+            sim.process().threads_at_ms = Some(sim.now);
+        }
+        sim.tick(100);
+        assert!(sim.now < common::T0 + 60_000, "never confirmed: {:?}", sim.last);
+    }
+    sim.last.unwrap().verdict.class().unwrap().clone()
+}
+
+#[test]
+fn a_spin_is_told_by_what_the_thread_wants_and_not_by_what_it_gets() {
+    let asleep = thread('S', 0, None);
+    assert_eq!(class_on_a_crowded_machine('S', asleep.clone(), true), StallClass::StepStalled);
+    assert_eq!(class_on_a_crowded_machine('R', asleep, true), StallClass::DeviceWait, "found running at every look");
+    // an engine that steps in another thread than its main one, which sleeps
+    let spins = thread('R', 50, Some(930));
+    assert_eq!(class_on_a_crowded_machine('S', spins.clone(), true), StallClass::DeviceWait);
+    assert_eq!(class_on_a_crowded_machine('S', spins, false), StallClass::StepStalled, "it spun before the silence");
+    let wakes_up = thread('R', 5, Some(800));
+    assert_eq!(
+        class_on_a_crowded_machine('S', wakes_up, true),
+        StallClass::StepStalled,
+        "it stands in line for crumbs"
+    );
+    let unknown = |burned_ms| class_on_a_crowded_machine('S', thread('R', burned_ms, None), true);
+    assert_eq!([unknown(300), unknown(50)], [StallClass::DeviceWait, StallClass::StepStalled]);
 }

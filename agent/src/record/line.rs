@@ -88,6 +88,7 @@ fn moments(obs: &mut Observation) -> Vec<&mut Ms> {
     if let Some(proc) = &mut obs.proc.value {
         all.push(&mut proc.started_ms);
         all.extend(&mut proc.kill_sent_ms);
+        all.extend(&mut proc.threads_at_ms);
     }
     for page in obs.pages.value.iter_mut().flatten() {
         all.extend([&mut page.phase_entered_ms, &mut page.published_ms]);
@@ -96,6 +97,7 @@ fn moments(obs: &mut Observation) -> Vec<&mut Ms> {
     if let Some(gate) = &mut obs.gate.value {
         all.extend(&mut gate.oldest_in_flight_ms);
         all.extend(&mut gate.last_delivery_ms);
+        all.extend(&mut gate.quietest_begun_ms);
     }
     for gpu in obs.gpus.value.iter_mut().flatten() {
         all.extend(&mut gpu.silent_since_ms);
@@ -138,8 +140,10 @@ mod tests {
             work_total: 0,
             published_ms: NOW - 1,
         };
-        let gate = GateObs { in_flight: 3, last_delivery_ms: Some(NOW - 30), ..GateObs::default() };
+        let (last_delivery_ms, quietest_begun_ms) = (Some(NOW - 30), Some(NOW - 50));
+        let gate = GateObs { in_flight: 3, last_delivery_ms, quietest_begun_ms, ..GateObs::default() };
         let proc = ProcObs { alive: true, started_ms: NOW - 60_000, state: Some('R'), ..ProcObs::default() };
+        let proc = ProcObs { threads_at_ms: Some(NOW - 400), ..proc };
         let frontend = FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true };
         Observation {
             proc: Signal::at(NOW, proc),
@@ -170,6 +174,8 @@ mod tests {
         rebase(&mut wanted, NOW - 60_000);
         assert_eq!((&read.proc.value, &read.pages.value), (&wanted.proc.value, &wanted.pages.value));
         assert_eq!((&read.gate.value, &read.frontend.value), (&wanted.gate.value, &wanted.frontend.value));
+        let (proc, gate) = (read.proc.value.unwrap(), read.gate.value.unwrap());
+        assert_eq!((proc.threads_at_ms, gate.quietest_begun_ms), (Some(59_600), Some(59_950)), "on the trace's clock");
         assert_eq!(read.log.len(), 1);
         let metrics = read.metrics.value.unwrap();
         assert_eq!((metrics.running, metrics.generation_tokens), (Some(2.0), Some(9.0)));

@@ -37,11 +37,20 @@ impl TickClock {
     }
 }
 
+/// CPU time of the calling thread in microseconds: what something costs, however long it had to wait for a core.
+pub fn own_cpu_us() -> u64 {
+    clock_us(ClockId::CLOCK_THREAD_CPUTIME_ID)
+}
+
 fn clock_ms(clock: ClockId) -> u64 {
+    clock_us(clock) / 1000
+}
+
+fn clock_us(clock: ClockId) -> u64 {
     let Ok(time) = clock_gettime(clock) else { return 0 };
     let seconds = u64::try_from(time.tv_sec()).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec()).unwrap_or(0);
-    seconds * 1000 + nanos / 1_000_000
+    seconds * 1_000_000 + nanos / 1000
 }
 
 /// `AT_CLKTCK` of the auxiliary vector: what `sysconf(_SC_CLK_TCK)` would say, without a foreign call.

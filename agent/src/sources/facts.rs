@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use vitals::observation::{ProcObs, ThreadObs};
 
-use super::clock::TickClock;
+use super::clock::{TickClock, own_cpu_us};
 use super::net::{Sockets, sockets};
-use super::procs::{ProcRoot, Stat};
+use super::procs::{ProcRoot, Stat, small};
 
 /// Members whose bytes are counted, threads that are read, threads that are told.
 const MEMBERS_MAX: usize = 256;
@@ -21,10 +21,18 @@ const TOLD_MAX: usize = 4;
 pub struct FactsReader {
     proc: ProcRoot,
     clock: TickClock,
-    /// What was last seen of each member and thread.
+    /// What was last seen of each member and thread, and when threads were read.
     io: HashMap<i32, Io>,
-    ticks: HashMap<i32, u64>,
+    seen: HashMap<i32, Seen>,
+    seen_at: Option<Instant>,
     total: Option<Io>,
+}
+
+/// One thread at the last look: its CPU time, and how long it has stood in line for a core, where that was asked.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    ticks: u64,
+    waited_ns: Option<u64>,
 }
 
 /// What to look at.
@@ -34,6 +42,7 @@ pub struct Look {
     pub stepping: Option<i32>,
     pub engine: i32,
     pub port: u16,
+    pub now_ms: u64,
 }
 
 /// The facts, ready to be laid over an observation.
@@ -42,7 +51,9 @@ pub struct Facts {
     pub io: Option<Io>,
     pub sockets: Option<Sockets>,
     pub threads: Vec<ThreadObs>,
-    /// What it took to gather them.
+    /// When they were asked for.
+    pub at_ms: u64,
+    /// The CPU time that it took to gather them.
     pub cost_us: u64,
 }
 
@@ -56,18 +67,19 @@ pub struct Io {
 impl FactsReader {
     /// Over any `/proc`; nothing is known yet.
     pub fn new(proc: ProcRoot, clock: TickClock) -> Self {
-        Self { proc, clock, io: HashMap::new(), ticks: HashMap::new(), total: None }
+        Self { proc, clock, io: HashMap::new(), seen: HashMap::new(), seen_at: None, total: None }
     }
 
     /// One look. May take as long as the kernel likes.
     pub fn gather(&mut self, look: &Look) -> Facts {
-        let began = Instant::now();
+        let began_us = own_cpu_us();
         self.count_io(&look.members);
         Facts {
             io: self.total,
             sockets: sockets(&self.proc, look.engine, look.port),
             threads: look.stepping.map(|pid| self.threads(pid)).unwrap_or_default(),
-            cost_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
+            at_ms: look.now_ms,
+            cost_us: own_cpu_us().saturating_sub(began_us),
         }
     }
 
@@ -100,25 +112,39 @@ impl FactsReader {
     fn threads(&mut self, pid: i32) -> Vec<ThreadObs> {
         let Ok(entries) = std::fs::read_dir(self.proc.path(pid, "task")) else { return Vec::new() };
         let tids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let now = Instant::now();
+        let span = self.seen_at.replace(now).map_or(0, |at| now.duration_since(at).as_millis());
         let mut told = Vec::new();
-        let mut ticks = HashMap::new();
+        let mut all = HashMap::new();
         for tid in tids.take(THREADS_MAX) {
             let Ok(bytes) = std::fs::read(self.proc.path(pid, &format!("task/{tid}/stat"))) else { continue };
             let Some(stat) = Stat::parse(&String::from_utf8_lossy(&bytes)) else { continue };
-            let before = self.ticks.get(&tid).copied().unwrap_or(stat.own_ticks);
-            ticks.insert(tid, stat.own_ticks);
+            // one that sleeps stands in no line
+            let waited_ns = if stat.state == 'R' { self.waited_ns(pid, tid) } else { None };
+            let before = self.seen.get(&tid).copied();
+            all.insert(tid, Seen { ticks: stat.own_ticks, waited_ns });
             told.push(ThreadObs {
                 tid,
                 name: stat.comm,
                 state: stat.state,
                 cpu_ms: self.clock.cpu_ms(stat.own_ticks),
-                burned_ms: self.clock.cpu_ms(stat.own_ticks.saturating_sub(before)),
+                burned_ms: before.map_or(0, |before| self.clock.cpu_ms(stat.own_ticks.saturating_sub(before.ticks))),
+                span_ms: before.map_or(0, |_| u64::try_from(span).unwrap_or(u64::MAX)),
+                runnable_ms: waited_ns
+                    .zip(before.and_then(|before| before.waited_ns))
+                    .map(|(now, before)| now.saturating_sub(before) / 1_000_000),
             });
         }
-        self.ticks = ticks;
+        self.seen = all;
         told.sort_by_key(|thread| (thread.tid != pid, std::cmp::Reverse(thread.burned_ms), thread.tid));
         told.truncate(TOLD_MAX);
         told
+    }
+
+    /// Nanoseconds that a thread has stood in line for a core: the second figure of its `schedstat`.
+    fn waited_ns(&self, pid: i32, tid: i32) -> Option<u64> {
+        let text = small(&self.proc.path(pid, &format!("task/{tid}/schedstat")))?;
+        text.split_ascii_whitespace().nth(1)?.parse().ok()
     }
 }
 
@@ -129,6 +155,8 @@ impl Facts {
         obs.read_bytes = self.io.map(|io| io.bytes);
         obs.connections = self.sockets.map(|sockets| sockets.established);
         obs.accept_queue = self.sockets.map(|sockets| sockets.accept_queue);
+        obs.listening = self.sockets.map(|sockets| sockets.listening);
         obs.threads.clone_from(&self.threads);
+        obs.threads_at_ms = Some(self.at_ms);
     }
 }

@@ -339,6 +339,7 @@ impl Sources {
             stepping: self.proc.stepping_pid(),
             engine: engine.pid,
             port: self.config.engine_url.port_u16().unwrap_or(80),
+            now_ms,
         };
         self.slow.running = Some(tokio::task::spawn_blocking(move || {
             let facts = reader.gather(&look);

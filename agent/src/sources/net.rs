@@ -17,6 +17,8 @@ pub struct Sockets {
     pub established: u32,
     /// Connections that wait in the accept queues of the port's listeners.
     pub accept_queue: u32,
+    /// There is a listener.
+    pub listening: bool,
 }
 
 /// Counts in `/proc/<pid>/net/tcp` and `tcp6`; `None` where neither can be read, or one is too long.
@@ -58,6 +60,7 @@ fn count(line: &str, port: u16, found: &mut Sockets) {
     match state {
         ESTABLISHED if of_port => found.established = found.established.saturating_add(1),
         LISTEN if of_port => {
+            found.listening = true;
             let waiting = queues.split_once(':').and_then(|(_, rx)| u32::from_str_radix(rx, 16).ok()).unwrap_or(0);
             found.accept_queue = found.accept_queue.saturating_add(waiting);
         }

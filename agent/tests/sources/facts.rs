@@ -22,9 +22,9 @@ fn connections_and_the_accept_queue_of_a_real_port_are_counted() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let look = || sockets(&ProcRoot::live(), own_pid(), port).unwrap();
-    assert_eq!(look(), Sockets { established: 0, accept_queue: 0 });
+    assert_eq!(look(), Sockets { established: 0, accept_queue: 0, listening: true });
     let clients: Vec<TcpStream> = (0..3).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
-    let waiting = Sockets { established: 3, accept_queue: 3 };
+    let waiting = Sockets { established: 3, accept_queue: 3, listening: true };
     eventually("nobody accepts", || (look() == waiting).then_some(()));
     let accepted = listener.accept().unwrap();
     eventually("one is accepted", || (look() == Sockets { accept_queue: 2, ..waiting }).then_some(()));
@@ -39,7 +39,9 @@ fn the_engines_own_tables_are_read_in_both_families_and_a_mad_one_is_unknown() {
     let four = "   0: 0100007F:1F40 00000000:0000 0A 00000080:00000002 00:00000000 00000000 0 0 1 1\n   1: 0100007F:1F40 0100007F:9C40 01 00000000:00000000 00:0 0 0 0 2 1\n   2: 0100007F:9C40 0100007F:1F40 01 00000000:00000000 00:0 0 0 0 3 1\n   3: 0100007F:1F41 0100007F:9C41 01 00000000:00000000 00:0 0 0 0 4 1\n";
     fake.file(100, "net/tcp", &format!("{HEAD}{four}nonsense\n  9: :\n"));
     fake.file(100, "net/tcp6", &format!("{HEAD}   0: 00000000000000000000000001000000:1F40 0:0 01 0:0\n"));
-    assert_eq!(sockets(&fake.root(), 100, 8_000), Some(Sockets { established: 2, accept_queue: 2 }));
+    assert_eq!(sockets(&fake.root(), 100, 8_000), Some(Sockets { established: 2, accept_queue: 2, listening: true }));
+    let closed = Some(Sockets { established: 1, ..Sockets::default() });
+    assert_eq!(sockets(&fake.root(), 100, 8_001), closed, "nobody listens on that port");
     fake.file(100, "net/tcp", &"x".repeat(5 << 20));
     assert_eq!(sockets(&fake.root(), 100, 8_000), None);
 }
@@ -102,6 +104,31 @@ fn threads_are_told_the_main_one_first_then_the_busiest() {
 }
 
 #[test]
+fn a_thread_that_is_found_running_twice_says_how_long_it_stood_in_line() {
+    let fake = FakeProc::new(&[]);
+    let thread = |tid: i32, state: char, ticks: u64, schedstat: &str| {
+        let stat = format!("{tid} (t) {state} 1 1 1 0 0 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0 5 1 1\n");
+        fake.file(100, &format!("task/{tid}/stat"), &stat);
+        fake.file(100, &format!("task/{tid}/schedstat"), schedstat);
+    };
+    let mut reader = FactsReader::new(fake.root(), TickClock { ticks_per_second: 100, slept_ms: 0 });
+    let mut look = |now_ms: u64| {
+        let mut obs = ProcObs::default();
+        reader.gather(&Look { stepping: Some(100), now_ms, ..Look::default() }).lay_over(&mut obs);
+        assert_eq!(obs.threads_at_ms, Some(now_ms));
+        obs.threads.iter().map(|thread| (thread.tid, thread.burned_ms, thread.runnable_ms)).collect::<Vec<_>>()
+    };
+    thread(100, 'S', 7, "1 2 3\n");
+    thread(101, 'R', 10, "100000000 4000000000 9\n");
+    thread(102, 'R', 10, "nonsense\n");
+    assert_eq!(look(1_000), [(100, 0, None), (101, 0, None), (102, 0, None)]);
+    thread(101, 'R', 16, "160000000 4930000000 12\n");
+    assert_eq!(look(2_000), [(100, 0, None), (101, 60, Some(930)), (102, 0, None)]);
+    thread(101, 'S', 16, "160000000 4930000000 12\n");
+    assert_eq!(look(3_000)[1], (101, 0, None), "who sleeps stands in no line");
+}
+
+#[test]
 fn a_stopped_process_is_read_like_any_other() {
     let session = Session::sh("sleep 1000; :");
     session.signal(nix::sys::signal::Signal::SIGSTOP);
@@ -111,6 +138,7 @@ fn a_stopped_process_is_read_like_any_other() {
         stepping: Some(session.pid()),
         engine: session.pid(),
         port: 1,
+        now_ms: 0,
     });
     assert!(facts.io.is_some() && facts.sockets == Some(Sockets::default()) && facts.threads.len() == 1, "{facts:?}");
 }

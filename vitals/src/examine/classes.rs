@@ -19,7 +19,7 @@ fn silent_ranks(view: &View<'_>) -> Vec<u32> {
     if hands_out_no_step(view) {
         return Vec::new();
     }
-    let mut ranks = view.signs.silent_ranks(view.sight.pages);
+    let mut ranks = view.signs.ranks.silent(view.sight.pages);
     // a scheduler that is behind by itself is the step's own failure
     ranks = if scheduler(view).is_some_and(|leader| ranks == [leader.rank]) { Vec::new() } else { ranks };
     let some_in_step = view.sight.pages.iter().any(|page| page.step_started_ms.is_some());

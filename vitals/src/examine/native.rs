@@ -29,7 +29,7 @@ pub(super) fn step(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
             (classes::step_class(view), reason("page", text), PageSays::lease(silence >= lease))
         });
     } else if owed > 0 && page.phase != PagePhase::Sleep {
-        let moved = view.signs.ranks.iter().map(|sign| sign.moved_at).max().unwrap_or(0).max(view.signs.owed_since);
+        let moved = view.signs.ranks.moved_at().max(view.signs.owed_since);
         let silence = view.tick.since(moved);
         let allowed =
             Allowed::policy(view.policy.native_between_ms.saturating_add(view.tick.jitter_ms.saturating_mul(2)));

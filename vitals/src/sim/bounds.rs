@@ -58,10 +58,6 @@ pub fn fence_max(world: &World, fault: Fault, lease_ms: u64) -> Us {
 /// Without a gate only gauges tell of work; frozen at zero, or unread, they tell nothing, and nothing else does.
 pub fn is_blind(world: &World) -> bool {
     let (signals, shown) = (world.engine.profile.signals, &world.engine.shown);
-    if world.fault.is_some_and(|(_, fault)| fault.way == Way::Startup) && !signals.page && !signals.frontend {
-        // nor can it be seen that an engine has come up
-        return true;
-    }
     let crash = world.fault.is_some_and(|(_, fault)| matches!(fault.way, Way::Crash | Way::Startup));
     if crash {
         return !signals.proc && !signals.page;

@@ -156,6 +156,7 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
     let front = &world.engine;
     let stuck = if front.mood.front_dead { front.book.awaiting } else { 0 };
     (proc.connections, proc.accept_queue) = (Some(front.book.in_flight + asking), Some(stuck));
+    proc.listening = Some(world.now >= env.ready);
     proc.kill_sent_ms = world.kill_sent.map(|at| at / MS);
     agent.obs.proc.at_ms = world.now / MS;
 }

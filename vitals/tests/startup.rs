@@ -1,0 +1,79 @@
+//! A start-up that stands still (S4) among several ranks, and without a probe of the front end.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
+mod common;
+
+use common::{Sim, suspect};
+use vitals::observation::{Ms, PagePhase};
+use vitals::verdict::{StallClass, Verdict};
+
+/// An engine of which only the process is seen, and whether somebody listens on its port.
+fn without_a_probe(listening: Option<bool>) -> Sim {
+    let mut sim = Sim::foreign();
+    (sim.frontend, sim.metrics) = (None, None);
+    sim.cpu = 5;
+    sim.process().listening = listening;
+    sim
+}
+
+#[test]
+fn a_port_that_nobody_listens_on_tells_a_start_up_that_no_probe_follows() {
+    let mut sim = without_a_probe(Some(false));
+    let fenced = sim.silence_until(400_000, suspect).unwrap();
+    assert!((300_000..=301_000).contains(&fenced), "{fenced}");
+    assert_eq!(sim.last.unwrap().verdict, Verdict::Suspect(StallClass::StartupStalled));
+    for listening in [None, Some(true)] {
+        let mut sim = without_a_probe(listening);
+        assert_eq!(sim.silence_until(1_000_000, suspect), None, "{listening:?}: {:?}", sim.last);
+    }
+}
+
+#[test]
+fn what_its_workers_read_is_progress_without_a_probe() {
+    let mut sim = without_a_probe(Some(false));
+    sim.process().read_chars = Some(0);
+    for _ in 0..100 {
+        *sim.process().read_chars.as_mut().unwrap() += 200 << 20;
+        assert_eq!(sim.silence_until(10_000, suspect), None, "{:?}", sim.last);
+    }
+}
+
+/// A leader and a worker in their load phases, each with a lease of ten seconds.
+fn two_ranks() -> Sim {
+    let mut sim = Sim::native();
+    let page = sim.page.as_mut().unwrap();
+    (page.world_size, page.lease_ms) = (2, 10_000);
+    let worker = vitals::observation::PageObs { rank: 1, ..page.clone() };
+    sim.peers = vec![worker];
+    sim.cpu = 5;
+    sim.tick(100);
+    sim
+}
+
+fn stands(sim: &mut Sim) -> Ms {
+    let fenced = sim.silence_until(60_000, suspect).unwrap();
+    assert_eq!(sim.last.as_ref().unwrap().verdict, Verdict::Suspect(StallClass::StartupStalled));
+    fenced
+}
+
+#[test]
+fn a_leader_that_waits_for_a_worker_that_loads_does_not_stand_still() {
+    let mut sim = two_ranks();
+    for _ in 0..60 {
+        sim.peers[0].work_done += 1;
+        assert_eq!(sim.silence_until(5_000, suspect), None, "{:?}", sim.last);
+    }
+    let fenced = stands(&mut sim);
+    assert!(fenced <= 11_000, "{fenced}");
+}
+
+#[test]
+fn a_worker_that_stands_still_is_judged_by_its_own_page() {
+    let mut sim = two_ranks();
+    let page = sim.page.as_mut().unwrap();
+    (page.phase, page.lease_ms) = (PagePhase::Idle, 300_000);
+    sim.peers[0].work_done = 37;
+    let fenced = stands(&mut sim);
+    assert!(fenced <= 11_000, "{fenced}");
+    let said = &sim.last.unwrap().reasons[0].text;
+    assert!(said.contains("rank 1 stands at 37 of 100"), "{said}");
+}
