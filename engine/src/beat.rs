@@ -74,6 +74,12 @@ impl Heart {
         self.quiet(Phase::WarmUp, within);
     }
 
+    /// What is made once for all ranks went on, here or with its owner (H5); more is said `within` that time.
+    pub fn compiling(&mut self, done: u64, total: u64, within: Duration) {
+        (self.beat.work_done, self.beat.work_total) = (done, total);
+        self.quiet(Phase::Compile, within);
+    }
+
     /// What a warm-up step took: the first lease is learned, not guessed.
     pub fn warmed_up(&mut self, shape: &StepShape, took: Duration) {
         self.leases.learn(shape, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));

@@ -2,7 +2,7 @@
 
 use std::{
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,14 +17,12 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-use crate::codec::HfCodec;
-use crate::core::{CoreConfig, CoreError, LoadFailure, Loaded, Loader, start};
+use crate::core::{CoreConfig, CoreError, start};
 use crate::fault::FaultSpec;
 use crate::guard;
 use crate::handle::Shared;
 use crate::metrics::Metrics;
-use crate::model::{LoadOptions, LoadProgress, Model, load_model, load_model_with};
-use crate::ranks::{Fleet, LOAD_SILENCE_MAX, LeaderModel, RANKS_MAX, RankOf, WorkerConfig, WorkerError, run_worker};
+use crate::ranks::{Fleet, RANKS_MAX, RankOf, WorkerConfig, WorkerError, run_worker};
 use crate::server::{
     AppState,
     serve::{ServeError, serve},
@@ -32,6 +30,10 @@ use crate::server::{
 use crate::speculation::SpeculationSpec;
 use crate::stack_dump;
 use crate::stuck::EXIT_STUCK;
+pub use loaders::folder_loader;
+use loaders::{loader, threads_of_rank};
+
+mod loaders;
 
 /// How often the log has a line of statistics.
 const STATS_EVERY: Duration = Duration::from_secs(10);
@@ -99,6 +101,10 @@ pub struct EngineArgs {
     /// Processes that share the model, each with a part of every weight
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=RANKS_MAX as i64))]
     pub tensor_parallel: u32,
+    /// Keep weights as the processor wants them in this directory, so that the next start, and every rank, maps them instead of making
+    /// them; without one each rank makes its own at each start
+    #[arg(long, value_name = "DIR", env = "TRUEBEAT_CACHE_DIR")]
+    pub cache_dir: Option<PathBuf>,
     /// Break the engine on purpose (docs/faults.md lists how); of one rank (:1); after a time (@10s), steps (@200steps), at a decode
     /// step of so many requests (@15reqs), or on a signal (@sigusr2)
     #[arg(long, value_name = "KIND[:RANK][@AFTER]")]
@@ -175,7 +181,9 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
     let listener = TcpListener::bind(args.listen).await.map_err(listen)?;
     tracing::info!(addr = %listener.local_addr().map_err(listen)?, model = %args.model.display(), lie = args.lie, "listening");
     let fleet = Fleet::default();
-    let engine = start(core_config(&args), metrics.clone(), loader(&args, &fleet))?;
+    let config = core_config(&args);
+    let loader = loader(&args, &fleet, &config);
+    let engine = start(config, metrics.clone(), loader)?;
     let shared = engine.handle.shared.clone();
     let app = AppState::new(engine.handle, &name, args.lie, args.request_timeout.into());
     let mut helpers = vec![tokio::spawn(log_stats(metrics)), tokio::spawn(watch_usr2(usr2, engine.sigusr2))];
@@ -195,27 +203,6 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
         tracing::error!(after_ms = since.as_millis(), "the engine ends, so long after its deadline passed");
     }
     served
-}
-
-/// A loader for a Hugging Face folder, and for that of a draft model.
-pub fn folder_loader(dir: &Path, speculation: Option<SpeculationSpec>) -> Loader {
-    let dir = dir.to_owned();
-    Box::new(move |progress| {
-        let codec = Arc::new(HfCodec::from_dir(&dir)?);
-        let model = load_model(&dir, progress)?;
-        Ok(Loaded { model, codec, draft: load_draft(speculation, progress)? })
-    })
-}
-
-/// A draft model is small: it is not divided among ranks.
-fn load_draft(
-    speculation: Option<SpeculationSpec>,
-    progress: LoadProgress<'_>,
-) -> Result<Option<Box<dyn Model>>, LoadFailure> {
-    match speculation {
-        Some(SpeculationSpec::Draft(dir)) => Ok(Some(load_model(&dir, progress)?)),
-        _ => Ok(None),
-    }
 }
 
 /// Saves the evidence as soon as the engine gives up, and ends the other ranks: one that is stuck itself does not stop when it is asked
@@ -239,6 +226,8 @@ async fn worker(args: EngineArgs, of: RankOf, signals: (Signal, Signal, Signal))
             nonce: args.nonce,
             faults: args.fault.clone(),
             threads: threads_of_rank(args.tensor_parallel),
+            guards: guarded(&args),
+            cache_dir: args.cache_dir.as_deref(),
         };
         drop(tell.send(run_worker(&config)));
     };
@@ -250,45 +239,6 @@ async fn worker(args: EngineArgs, of: RankOf, signals: (Signal, Signal, Signal))
 
 fn guarded(args: &EngineArgs) -> bool {
     args.guards.map_or(args.fault.is_empty(), |guards| guards == Guards::On)
-}
-
-fn threads_of_rank(ranks: u32) -> usize {
-    let all = std::thread::available_parallelism().map_or(1, |n| n.get().min(16));
-    (all / ranks.max(1) as usize).max(1)
-}
-
-/// A loader for a model on disk, alone or with worker ranks, which it starts.
-fn loader(args: &EngineArgs, fleet: &Fleet) -> Loader {
-    if args.tensor_parallel == 1 {
-        return folder_loader(&args.model, args.speculative.clone());
-    }
-    let (dir, ranks, fleet, speculation) =
-        (args.model.clone(), args.tensor_parallel, fleet.clone(), args.speculative.clone());
-    Box::new(move |progress| {
-        let codec = Arc::new(HfCodec::from_dir(&dir)?);
-        let model = load_shared(&dir, ranks, &fleet, progress)?;
-        Ok(Loaded { model, codec, draft: load_draft(speculation, progress)? })
-    })
-}
-
-/// Starts the workers and loads this rank's share while they load theirs. Progress counts all ranks.
-fn load_shared(
-    dir: &Path,
-    ranks: u32,
-    fleet: &Fleet,
-    progress: LoadProgress<'_>,
-) -> Result<Box<dyn Model>, LoadFailure> {
-    let team = fleet.start(ranks as usize)?;
-    let (threads, shared) = (Some(threads_of_rank(ranks)), Some(team.clone()));
-    let options = LoadOptions { threads, team: shared, ..LoadOptions::default() };
-    let mut mine = |done, total| {
-        team.loading(done, total);
-        progress(done, total);
-    };
-    let model = load_model_with(dir, &options, &mut mine)?;
-    team.loaded();
-    team.wait_loaded(Some(LOAD_SILENCE_MAX), progress)?;
-    Ok(Box::new(LeaderModel::new(model, team)))
 }
 
 fn at_least_one() -> clap::builder::RangedI64ValueParser<u32> {

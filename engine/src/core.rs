@@ -26,6 +26,7 @@ use crate::panics::guarded;
 use crate::ranks::{LOAD_SILENCE_MAX, this_tid};
 use crate::scheduler::Limits;
 use crate::speculation::{Speculation, SpeculationSpec};
+use crate::start::Stage;
 use crate::stuck::{Stuck, StuckKind};
 use step::Core;
 use warm::Warmer;
@@ -73,6 +74,8 @@ pub struct CoreConfig {
     pub guards: bool,
     /// Processes that share the model.
     pub ranks: u32,
+    /// What the loader is at, for the page.
+    pub stage: Stage,
 }
 
 impl Default for CoreConfig {
@@ -96,6 +99,7 @@ impl Default for CoreConfig {
             faults: Vec::new(),
             guards: true,
             ranks: 1,
+            stage: Stage::default(),
         }
     }
 }
@@ -215,11 +219,11 @@ impl Boot {
 
     /// Starts, puts what the loop owns into `place`, and turns.
     fn live(mut self, loader: Loader, place: &mut Option<Core>) -> Result<(), CoreError> {
-        let heart = &mut self.heart;
+        let (heart, stage) = (&mut self.heart, &self.config.stage);
         // with other ranks it waits for whichever of them says something
         let within = if self.config.ranks > 1 { LOAD_SILENCE_MAX } else { LOAD_LEASE };
         let Loaded { model, codec, draft } =
-            loader(&mut |done, total| heart.loading(done, total, within)).map_err(CoreError::of_loader)?;
+            loader(&mut |done, total| stage.publish(heart, done, total, within)).map_err(CoreError::of_loader)?;
         let mut model = QueuedModel::new(model, self.faults.clone()).map_err(CoreError::Spawn)?;
         let draft = draft.map(|draft| model.beside(draft));
         if let Some(pulse) = model.pulse() {

@@ -22,6 +22,8 @@ pub enum FaultKind {
     RankHang,
     /// S4: the engine waits for ever before it is ready, without progress.
     StartupStall,
+    /// S4: the first owner of the lease on what is prepared at start-up is killed (SIGKILL) when half of it is done.
+    CompileKill,
     /// A rank is about to launch another step than the one that was agreed on (E3).
     PlanDrift,
     /// Steps turn, nothing is delivered.
@@ -44,6 +46,8 @@ pub enum FaultKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     Startup,
+    /// The owner of the lease on start-up work, in the middle of it.
+    Compile,
     /// The engine thread, at the beginning of a step.
     Step,
     Idle,
@@ -58,12 +62,13 @@ pub enum Place {
 }
 
 impl FaultKind {
-    const NAMED: [(&'static str, Self); 14] = [
+    const NAMED: [(&'static str, Self); 15] = [
         ("step-stall", Self::StepStall),
         ("padded-graph", Self::PaddedGraph),
         ("device-wait", Self::DeviceWait),
         ("rank-hang", Self::RankHang),
         ("startup-stall", Self::StartupStall),
+        ("compile-kill", Self::CompileKill),
         ("plan-drift", Self::PlanDrift),
         ("livelock", Self::Livelock),
         ("exception", Self::Exception),
@@ -79,6 +84,7 @@ impl FaultKind {
     pub fn place(self) -> Place {
         match self {
             Self::StartupStall => Place::Startup,
+            Self::CompileKill => Place::Compile,
             Self::StepStall | Self::Livelock => Place::Step,
             Self::Exception | Self::Sleep | Self::LockHeld => Place::Device,
             Self::DeviceWait => Place::Event,
@@ -158,7 +164,7 @@ impl FromStr for FaultSpec {
             return Err(FaultParseError::NoWorker { kind: name.into(), rank });
         }
         let after = after.map_or(Ok(FaultAfter::AtOnce), parse_after)?;
-        if kind.place() == Place::Startup && after != FaultAfter::AtOnce {
+        if matches!(kind.place(), Place::Startup | Place::Compile) && after != FaultAfter::AtOnce {
             return Err(FaultParseError::StartupMoment(name.into()));
         }
         Ok(Self { kind, rank, after })

@@ -27,6 +27,7 @@ pub mod server;
 pub mod speculation;
 mod splitmix;
 pub mod stack_dump;
+pub mod start;
 pub mod stuck;
 pub mod tokenizer;
 pub mod waits;

@@ -21,7 +21,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn load(path: &Path, team: Option<Arc<Team>>) -> Box<dyn Model> {
-    let options = LoadOptions { precision: Precision::Exact, threads: Some(1), team };
+    let options = LoadOptions { precision: Precision::Exact, threads: Some(1), team, ..LoadOptions::default() };
     let mut model = load_model_with(path, &options, &mut |_, _| {}).unwrap();
     model.allocate_kv(KvShape { num_blocks: 8, block_size: 16 }).unwrap();
     model

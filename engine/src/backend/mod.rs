@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use thiserror::Error;
 
-use crate::weights::RawWeight;
+use crate::weights::{Bytes, RawWeight, WeightType};
 
 /// A device is out of memory, in bytes that were asked for.
 #[derive(Debug, Error)]
@@ -58,6 +58,37 @@ pub enum Part {
     Gathered { mine: Range<usize>, widths: Vec<usize> },
 }
 
+/// What a weight is, once it is cut to its part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WeightShape {
+    pub rows: usize,
+    pub cols: usize,
+    pub kind: WeightType,
+}
+
+impl Part {
+    /// The shape of this part of a weight of `whole` shape.
+    pub fn of_shape(&self, whole: WeightShape) -> WeightShape {
+        match self {
+            Self::Whole => whole,
+            Self::Outputs(mine) | Self::Gathered { mine, .. } => WeightShape { rows: mine.len(), ..whole },
+            Self::Inputs(mine) => WeightShape { cols: mine.len(), ..whole },
+        }
+    }
+}
+
+/// What a device makes of weights when they are loaded, and needs to make but once (E5).
+pub trait Preparer {
+    /// Names the form that it makes; what bears another name is of no use to it.
+    fn form(&self) -> String;
+
+    /// Whether it makes anything of weights of this type.
+    fn prepares(&self, kind: WeightType) -> bool;
+
+    /// What it makes of a weight, for [`Backend::prepared`]; `None` where that is nothing. Calls `alive` on the way.
+    fn prepare(&self, raw: &RawWeight, alive: &mut dyn FnMut()) -> Option<Bytes>;
+}
+
 /// Model-level operations. A `Matrix` is f32, row-major, a row a token. A `Weight` keeps the type of its file.
 ///
 /// Every implementation keeps EP4: a row's result depends on that row and its own sequence alone, never on the rows
@@ -81,6 +112,16 @@ pub trait Backend: Send {
     /// Takes over a part of a weight, already cut to it. Only a backend of several ranks has parts.
     fn weight_part(&self, raw: RawWeight, _part: &Part) -> Self::Weight {
         self.weight(raw)
+    }
+
+    /// Who prepares weights for this device, if they are prepared.
+    fn preparer(&self) -> Option<&dyn Preparer> {
+        None
+    }
+
+    /// Takes over a part of a weight as [`Preparer::prepare`] made it; `None` where the bytes are not of this shape.
+    fn prepared(&self, _shape: WeightShape, _bytes: Bytes, _part: &Part) -> Option<Self::Weight> {
+        None
     }
 
     /// A cache for all layers.

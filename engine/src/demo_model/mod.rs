@@ -19,6 +19,8 @@ pub enum DemoArch {
     Llama,
     /// Qwen3ForCausalLM, bf16, tied embeddings.
     Qwen3,
+    /// As Llama, with eight KV heads for up to eight ranks, quantised (Q8_0), as a GGUF file.
+    LlamaQ8,
 }
 
 impl DemoArch {
@@ -26,6 +28,7 @@ impl DemoArch {
         match self {
             Self::Llama => "llama",
             Self::Qwen3 => "qwen3",
+            Self::LlamaQ8 => "llama-q8",
         }
     }
 }
@@ -90,13 +93,18 @@ pub fn write_demo_model(dir: &Path, arch: DemoArch, seed: u64) -> Result<DemoMod
     let tokenizer = tokenizer::train(arch)?;
     let shape = DemoShape::of(arch, tokenizer.vocab_size);
     let weights = weights::random(&shape, seed)?;
-    let files = [
-        ("model.safetensors", weights.bytes),
+    let mut files = vec![
         ("tokenizer.json", tokenizer.json.into_bytes()),
         ("tokenizer_config.json", pretty(&tokenizer::config(arch))),
-        ("config.json", pretty(&config(&shape))),
-        ("generation_config.json", pretty(&json!({"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID]}))),
     ];
+    if arch == DemoArch::LlamaQ8 {
+        files.push(("model.gguf", weights.bytes));
+    } else {
+        files.push(("model.safetensors", weights.bytes));
+        files.push(("config.json", pretty(&config(&shape))));
+        let ends = json!({"bos_token_id": BOS_ID, "eos_token_id": [EOS_ID]});
+        files.push(("generation_config.json", pretty(&ends)));
+    }
     let mut bytes = 0;
     for (name, content) in files {
         let path = dir.join(name);
@@ -128,18 +136,20 @@ struct DemoShape {
 impl DemoShape {
     fn of(arch: DemoArch, vocab: usize) -> Self {
         // Qwen3's heads are wider than hidden / heads, as in the real ones
-        let head_dim = match arch {
-            DemoArch::Llama => 16,
-            DemoArch::Qwen3 => 32,
+        let (head_dim, heads, kv_heads, intermediate) = match arch {
+            DemoArch::Llama => (16, 4, 2, 160),
+            DemoArch::Qwen3 => (32, 4, 2, 160),
+            // an eighth of everything is a whole number of blocks of 32
+            DemoArch::LlamaQ8 => (32, 8, 8, 256),
         };
-        let (hidden, intermediate, layers, heads, kv_heads) = (64, 160, 2, 4, 2);
+        let (hidden, layers) = (64, 2);
         Self { arch, hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, seq_len_max: 8192 }
     }
 }
 
 fn config(shape: &DemoShape) -> Value {
     let (class, dtype, tied) = match shape.arch {
-        DemoArch::Llama => ("LlamaForCausalLM", "float32", false),
+        DemoArch::Llama | DemoArch::LlamaQ8 => ("LlamaForCausalLM", "float32", false),
         DemoArch::Qwen3 => ("Qwen3ForCausalLM", "bfloat16", true),
     };
     json!({

@@ -38,7 +38,7 @@ pub fn train(arch: DemoArch) -> Result<TrainedTokenizer, DemoModelError> {
         .build();
     let failed = |error: tokenizers::Error| DemoModelError::Tokenizer(error.to_string());
     tokenizer.train(&mut TrainerWrapper::from(trainer), TEXT.lines()).map_err(failed)?;
-    if arch == DemoArch::Llama {
+    if arch != DemoArch::Qwen3 {
         let bos = SPECIAL_TOKENS[BOS_ID as usize];
         let template = TemplateProcessing::builder()
             .try_single(format!("{bos} $A"))
@@ -87,7 +87,7 @@ pub fn config(arch: DemoArch) -> Value {
         "bos_token": bos,
         "eos_token": eos,
         "pad_token": pad,
-        "add_bos_token": arch == DemoArch::Llama,
+        "add_bos_token": arch != DemoArch::Qwen3,
         "clean_up_tokenization_spaces": false,
         "added_tokens_decoder": added.collect::<serde_json::Map<_, _>>(),
         "chat_template": CHAT_TEMPLATE,

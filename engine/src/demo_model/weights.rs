@@ -2,10 +2,11 @@
 //! somebody else's release.
 
 use crate::splitmix::SplitMix64;
-use half::bf16;
+use crate::weights::gguf::{Builder, name_in_file};
+use half::{bf16, f16};
 use safetensors::tensor::{Dtype, TensorView};
 
-use super::{DemoArch, DemoModelError, DemoShape};
+use super::{BOS_ID, DemoArch, DemoModelError, DemoShape, EOS_ID};
 
 /// Width of the random numbers: wide enough that logits differ clearly, so that greedy decoding has no ties.
 const SPREAD: f32 = 0.15;
@@ -23,13 +24,17 @@ struct Tensor {
     center: f32,
 }
 
-/// Fills every tensor of `shape` from `seed`: f32 for Llama, bf16 for Qwen3.
+/// Fills every tensor of `shape` from `seed`: f32 for Llama, bf16 for Qwen3, in the safetensors layout; Q8_0 for what is to be quantised,
+/// as a GGUF file.
 pub fn random(shape: &DemoShape, seed: u64) -> Result<RandomWeights, DemoModelError> {
+    if shape.arch == DemoArch::LlamaQ8 {
+        return Ok(quantised(shape, seed));
+    }
     let failed = |error: safetensors::SafeTensorError| DemoModelError::Weights(error.to_string());
     let tensors = tensors(shape);
     let dtype = match shape.arch {
-        DemoArch::Llama => Dtype::F32,
         DemoArch::Qwen3 => Dtype::BF16,
+        DemoArch::Llama | DemoArch::LlamaQ8 => Dtype::F32,
     };
     let mut random = SplitMix64(seed);
     let data: Vec<Vec<u8>> = tensors.iter().map(|tensor| fill(tensor, dtype, &mut random)).collect();
@@ -44,7 +49,61 @@ pub fn random(shape: &DemoShape, seed: u64) -> Result<RandomWeights, DemoModelEr
     Ok(RandomWeights { bytes, parameters: tensors.iter().map(Tensor::len).sum() })
 }
 
+/// GGUF's numbers for what is written.
+const GGUF_F32: u32 = 0;
+const GGUF_Q8_0: u32 = 8;
+const GGUF_FLOAT: u32 = 6;
+
+fn quantised(shape: &DemoShape, seed: u64) -> RandomWeights {
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let mut file = Builder::default().string("general.architecture", "llama");
+    let sizes = [
+        ("embedding_length", shape.hidden),
+        ("feed_forward_length", shape.intermediate),
+        ("block_count", shape.layers),
+        ("attention.head_count", shape.heads),
+        ("attention.head_count_kv", shape.kv_heads),
+        ("attention.key_length", shape.head_dim),
+        ("context_length", shape.seq_len_max),
+    ];
+    for (key, size) in sizes {
+        file = file.u32(&format!("llama.{key}"), number(size));
+    }
+    for (key, value) in [("attention.layer_norm_rms_epsilon", 1e-6f32), ("rope.freq_base", 10_000.0)] {
+        file = file.pair(&format!("llama.{key}"), GGUF_FLOAT, &value.to_le_bytes());
+    }
+    file = file.u32("tokenizer.ggml.bos_token_id", BOS_ID).u32("tokenizer.ggml.eos_token_id", EOS_ID);
+    let (tensors, mut random) = (tensors(shape), SplitMix64(seed));
+    for tensor in &tensors {
+        let name = name_in_file(&tensor.name).unwrap_or_else(|| tensor.name.clone());
+        let dims: Vec<u64> = tensor.shape.iter().rev().map(|size| *size as u64).collect();
+        let values: Vec<f32> = tensor.values(&mut random).collect();
+        file = match tensor.shape.len() {
+            1 => {
+                file.tensor(&name, &dims, GGUF_F32, &values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<_>>())
+            }
+            _ => file.tensor(&name, &dims, GGUF_Q8_0, &q8_0(&values)),
+        };
+    }
+    RandomWeights { bytes: file.build(), parameters: tensors.iter().map(Tensor::len).sum() }
+}
+
+/// Blocks of 32: a scale, and a byte for each value.
+fn q8_0(values: &[f32]) -> Vec<u8> {
+    let block = |values: &[f32; 32]| {
+        let scale = values.iter().fold(0.0f32, |max, value| max.max(value.abs())) / 127.0;
+        let quant = |value: &f32| if scale > 0.0 { (value / scale).round() as i8 } else { 0 };
+        let quants = values.map(|value| quant(&value).to_le_bytes()[0]);
+        f16::from_f32(scale).to_le_bytes().into_iter().chain(quants)
+    };
+    values.as_chunks().0.iter().flat_map(block).collect()
+}
+
 impl Tensor {
+    fn values(&self, random: &mut SplitMix64) -> impl Iterator<Item = f32> {
+        (0..self.len()).map(|_| self.center + SPREAD * random.bell())
+    }
+
     fn len(&self) -> usize {
         self.shape.iter().product()
     }
@@ -73,14 +132,14 @@ fn tensors(shape: &DemoShape) -> Vec<Tensor> {
         all.push(matrix(name("mlp.down_proj"), hidden, intermediate));
     }
     all.push(norm("model.norm.weight".to_owned(), hidden));
-    if shape.arch == DemoArch::Llama {
+    if shape.arch != DemoArch::Qwen3 {
         all.push(matrix("lm_head.weight".to_owned(), vocab, hidden));
     }
     all
 }
 
 fn fill(tensor: &Tensor, dtype: Dtype, random: &mut SplitMix64) -> Vec<u8> {
-    let values = (0..tensor.len()).map(|_| tensor.center + SPREAD * random.bell());
+    let values = tensor.values(random);
     match dtype {
         Dtype::BF16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
         _ => values.flat_map(f32::to_le_bytes).collect(),

@@ -88,10 +88,12 @@ impl Faults {
     /// Kinds that are armed for this rank and wanted.
     fn here(&self, wanted: impl Fn(FaultKind) -> bool) -> impl Iterator<Item = FaultKind> {
         let armed = self.armed_bits();
-        let early = |kind: FaultKind| kind.place() == Place::Startup;
+        let early = |kind: FaultKind| matches!(kind.place(), Place::Startup | Place::Compile);
         let is_armed = move |bit: usize, kind| early(kind) || armed >> bit.min(63) & 1 == 1;
         let of_rank = move |spec: &FaultSpec| match spec.rank {
             Some(rank) => rank == self.rank,
+            // whichever owns it
+            None if spec.kind == FaultKind::CompileKill => true,
             None => (self.rank > 0) == spec.kind.of_workers(),
         };
         let numbered = self.specs.iter().enumerate();
@@ -135,6 +137,7 @@ fn do_it(kind: FaultKind) {
         FaultKind::Exception => std::panic::resume_unwind(Box::new("an injected exception")),
         FaultKind::Crash => std::process::abort(),
         FaultKind::Segfault => die_of(Signal::SIGSEGV),
+        FaultKind::CompileKill => die_of(Signal::SIGKILL),
         FaultKind::Sigstop => {
             let _ = kill(Pid::this(), Signal::SIGSTOP);
         }

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::backend::cpu::{CpuBackend, Precision};
-use crate::backend::{Backend, Part};
+use crate::backend::{Backend, Part, WeightShape};
 use crate::ranks::{RankBackend, Team};
-use crate::weights::{Gguf, WeightType, WeightsError, WeightsFolder, gguf};
+use crate::start::{Cache, CacheOptions, PackFile, PackWriter};
+use crate::stuck::Stuck;
+use crate::weights::{Gguf, RawWeight, WeightType, WeightsError, WeightsFolder, gguf};
 
 use super::config::{ConfigError, DecoderConfig};
 use super::decoder::{Decoder, DecoderWeights, FeedForward, Layer, Linear, Mixture, Mlp};
@@ -25,6 +27,8 @@ pub enum LoadError {
     Weights(#[from] WeightsError),
     #[error("the model cannot be split: {0}")]
     Share(#[from] ShareError),
+    #[error("the ranks could not prepare their weights")]
+    Prepare(#[from] Stuck),
 }
 
 /// How a model is to be computed.
@@ -36,6 +40,8 @@ pub struct LoadOptions {
     pub threads: Option<usize>,
     /// The ranks that share the model; `None`: this process has all of it.
     pub team: Option<Arc<Team>>,
+    /// Where prepared weights are kept; `None`: nowhere, each rank prepares its own.
+    pub cache: Option<CacheOptions>,
 }
 
 /// Loads the model in `dir` onto the CPU, with the default [`LoadOptions`].
@@ -63,11 +69,11 @@ pub fn load_model_with(
     let precision = if embed == Some(WeightType::F32) { Precision::Exact } else { options.precision };
     let backend = options.threads.map_or_else(CpuBackend::default, CpuBackend::new).with_precision(precision);
     match &options.team {
-        None => decoder(dir, config, &folder, (backend, Share::WHOLE), progress),
+        None => decoder(dir, config, &folder, (backend, Share::WHOLE, options), progress),
         Some(team) => {
             let share = Share { rank: team.rank(), world: team.world() };
             share.check(&config)?;
-            decoder(dir, config, &folder, (RankBackend::new(backend, team.clone()), share), progress)
+            decoder(dir, config, &folder, (RankBackend::new(backend, team.clone()), share, options), progress)
         }
     }
 }
@@ -76,17 +82,57 @@ fn decoder<B: Backend + 'static>(
     dir: &Path,
     config: DecoderConfig,
     folder: &WeightsFolder,
-    (backend, share): (B, Share),
+    (backend, share, options): (B, Share, &LoadOptions),
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
     let tied = config.tied_embeddings.unwrap_or_else(|| !folder.contains(LM_HEAD));
+    let file = match &options.cache {
+        Some(cache) => prepared(cache, &config, folder, (&backend, share, tied), progress)?,
+        None => None,
+    };
     let used = |name: &str| name.starts_with("model.") || (!tied && name == LM_HEAD);
     let total = folder.len_bytes_where(used);
     progress(0, total);
-    let mut loader = Loader { folder, backend: &backend, config: &config, share, progress, done: 0, total };
+    let store = file.as_ref().map_or(Store::None, Store::Reads);
+    let mut loader = Loader { folder, backend: &backend, config: &config, share, store, progress, done: 0, total };
     let weights = loader.weights(tied)?;
     let info = model_info(dir, &config);
     Ok(Box::new(Decoder::new(backend, share.of_config(&config), info, weights)))
+}
+
+/// What all ranks need of prepared weights, from the cache or made for it (E5).
+fn prepared<B: Backend>(
+    cache: &CacheOptions,
+    config: &DecoderConfig,
+    folder: &WeightsFolder,
+    (backend, share, tied): (&B, Share, bool),
+    progress: LoadProgress<'_>,
+) -> Result<Option<PackFile>, LoadError> {
+    let Some(preparer) = backend.preparer().filter(|preparer| folder.kinds().any(|kind| preparer.prepares(kind)))
+    else {
+        return Ok(None);
+    };
+    let world = share.world;
+    let key = format!("{:016x} {} of {world} {config:?}", folder.fingerprint()?, preparer.form());
+    let total = folder.len_bytes_where(|_| true) * world as u64;
+    let mut prepare = |writer: &mut PackWriter, watch: &mut dyn FnMut(u64, u64) -> bool| {
+        let mut mine = true;
+        for rank in 0..world {
+            let before = total / world as u64 * rank as u64;
+            let mut progress = |done: u64, _| mine &= watch(before + done, total);
+            let (share, store) = (Share { rank, world }, Store::Writes(&mut *writer));
+            let mut loader = Loader { folder, backend, config, share, store, progress: &mut progress, done: 0, total };
+            loader.weights(tied).map_err(|error| error.to_string())?;
+            if !mine {
+                return Err("the lease is another's by now".to_owned());
+            }
+            if writer.is_broken() {
+                break;
+            }
+        }
+        Ok(())
+    };
+    Ok(Cache::new(cache, key, (share.rank, world)).file(&mut prepare, progress)?)
 }
 
 /// Configuration and weights of a Hugging Face folder, or of the GGUF file that `path` means.
@@ -122,11 +168,20 @@ fn model_info(dir: &Path, config: &DecoderConfig) -> ModelInfo {
     }
 }
 
+/// Where prepared weights come from, or go to.
+enum Store<'a> {
+    None,
+    Reads(&'a PackFile),
+    /// The loader prepares a share for others, and gives weights of no rows itself.
+    Writes(&'a mut PackWriter),
+}
+
 struct Loader<'a, 'p, B> {
     folder: &'a WeightsFolder,
     backend: &'a B,
     config: &'a DecoderConfig,
     share: Share,
+    store: Store<'a>,
     progress: LoadProgress<'p>,
     done: u64,
     total: u64,
@@ -208,14 +263,49 @@ impl<B: Backend> Loader<'_, '_, B> {
     }
 
     fn matrix(&mut self, name: &str, (rows, cols): (usize, usize), part: &Part) -> Result<B::Weight, WeightsError> {
-        let raw = cut(self.folder.matrix(name, rows, cols)?, part);
-        let uncut = || {
-            let world = self.share.world;
-            self.folder.unusable(name, format!("its quantised blocks cannot be split over {world} ranks"))
+        let kind = self.folder.weight_type(name);
+        let kind = kind.filter(|kind| self.backend.preparer().is_some_and(|preparer| preparer.prepares(*kind)));
+        let ready = kind.and_then(|kind| {
+            let shape = part.of_shape(WeightShape { rows, cols, kind });
+            let Store::Reads(file) = &self.store else { return None };
+            self.backend.prepared(shape, file.get(name, part, shape)?, part)
+        });
+        let weight = match (ready, &self.store) {
+            (Some(weight), _) => weight,
+            (None, Store::Writes(_)) => self.prepare(name, (rows, cols), kind.is_some(), part)?,
+            (None, _) => self.backend.weight_part(self.cut(name, (rows, cols), part)?, part),
         };
-        let weight = self.backend.weight_part(raw.ok_or_else(uncut)?, part);
         self.advance(name);
         Ok(weight)
+    }
+
+    /// Prepares a weight for others; one of no rows stands in its place here.
+    fn prepare(
+        &mut self,
+        name: &str,
+        (rows, cols): (usize, usize),
+        wanted: bool,
+        part: &Part,
+    ) -> Result<B::Weight, WeightsError> {
+        let has = if let Store::Writes(writer) = &self.store { writer.has(name, part) } else { true };
+        if wanted && !has {
+            let raw = self.cut(name, (rows, cols), part)?;
+            let (backend, done, total) = (self.backend, self.done, self.total);
+            let mut alive = || (self.progress)(done, total);
+            let bytes = backend.preparer().and_then(|preparer| preparer.prepare(&raw, &mut alive));
+            if let (Store::Writes(writer), Some(bytes)) = (&mut self.store, bytes) {
+                writer.add(name, part, WeightShape { rows: raw.rows, cols: raw.cols, kind: raw.kind }, &bytes);
+            }
+        }
+        Ok(self.backend.weight_part(RawWeight::empty(), part))
+    }
+
+    /// A weight of the files, cut to its part.
+    fn cut(&self, name: &str, (rows, cols): (usize, usize), part: &Part) -> Result<RawWeight, WeightsError> {
+        cut(self.folder.matrix(name, rows, cols)?, part).ok_or_else(|| {
+            let world = self.share.world;
+            self.folder.unusable(name, format!("its quantised blocks cannot be split over {world} ranks"))
+        })
     }
 
     /// A bias belongs to outputs: a rank has those of its own.

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use super::Team;
-use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize, OutOfMemory, Part};
-use crate::weights::RawWeight;
+use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize, OutOfMemory, Part, Preparer, WeightShape};
+use crate::weights::{Bytes, RawWeight};
 
 /// This rank's share of a device.
 pub struct RankBackend<B> {
@@ -38,6 +38,15 @@ impl<B: Backend> Backend for RankBackend<B> {
     fn weight_part(&self, raw: RawWeight, part: &Part) -> Self::Weight {
         let outputs = raw.rows;
         RankWeight { weight: self.inner.weight(raw), part: part.clone(), outputs }
+    }
+
+    fn preparer(&self) -> Option<&dyn Preparer> {
+        self.inner.preparer()
+    }
+
+    fn prepared(&self, shape: WeightShape, bytes: Bytes, part: &Part) -> Option<Self::Weight> {
+        let weight = self.inner.prepared(shape, bytes, part)?;
+        Some(RankWeight { weight, part: part.clone(), outputs: shape.rows })
     }
 
     fn linear(&self, x: &B::Matrix, weight: &Self::Weight, bias: Option<&B::Matrix>) -> B::Matrix {

@@ -3,7 +3,8 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Duration;
@@ -18,6 +19,8 @@ use crate::waits::Patience;
 pub const RANK_FLAG: &str = "--rank-of";
 /// Ranks that were told to stop get this long.
 const END_MAX: Duration = Duration::from_millis(600);
+/// So often a rank is started in all, if what ends it while it loads is a signal.
+const STARTS_MAX: u32 = 3;
 
 /// Why the ranks cannot be started.
 #[derive(Debug, Error)]
@@ -68,8 +71,16 @@ impl FromStr for RankOf {
 /// The worker processes; clones see the same ones.
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
-    ranks: Arc<Mutex<Vec<(usize, Child)>>>,
-    team: Arc<OnceLock<Arc<Team>>>,
+    ranks: Arc<Mutex<Vec<Member>>>,
+    /// The team, and the file that a rank joins it with.
+    team: Arc<OnceLock<(Arc<Team>, File)>>,
+}
+
+#[derive(Debug)]
+struct Member {
+    rank: usize,
+    child: Child,
+    starts: u32,
 }
 
 impl Fleet {
@@ -82,14 +93,9 @@ impl Fleet {
             return Err(FleetError::World(world));
         }
         let (team, file) = Team::create(world).map_err(FleetError::Memory)?;
-        let words: Vec<_> = std::env::args_os().skip(1).collect();
         for rank in 1..world {
-            let of = format!("{rank}/{world}/{}/{}", std::process::id(), file.as_raw_fd());
-            let mut command = Command::new("/proc/self/exe");
-            // stderr is shared: the engine's log is one
-            command.args(&words).arg(RANK_FLAG).arg(of).stdin(Stdio::null()).stdout(Stdio::null());
-            match command.spawn() {
-                Ok(child) => self.lock().push((rank, child)),
+            match spawn(rank, world, &file) {
+                Ok(child) => self.lock().push(Member { rank, child, starts: 1 }),
                 Err(source) => {
                     self.end();
                     return Err(FleetError::Spawn { rank, source });
@@ -97,15 +103,49 @@ impl Fleet {
             }
         }
         // a fleet is started once
-        Ok(self.team.get_or_init(|| Arc::new(team)).clone())
+        Ok(self.team.get_or_init(|| (Arc::new(team), file)).0.clone())
+    }
+
+    /// Looks after ranks that load, on the thread that started them: one that a signal ended is started again, and its work is taken over
+    /// by the others meanwhile (S4).
+    ///
+    /// # Errors
+    /// A rank that has ended and is not to be started again.
+    pub fn tend(&self) -> Result<(), Stuck> {
+        if let Some((team, file)) = self.team.get() {
+            for member in self.lock().iter_mut() {
+                let Ok(Some(status)) = member.child.try_wait() else { continue };
+                if !self.comes_back(member, status) {
+                    continue;
+                }
+                tracing::warn!(rank = member.rank, %status, "a rank ended while it loaded; it is started again");
+                member.starts += 1;
+                team.forget(member.rank);
+                // one that cannot be started is seen to have ended by the next look
+                if let Ok(child) = spawn(member.rank, team.world(), file) {
+                    member.child = child;
+                }
+            }
+        }
+        self.ended().map_or(Ok(()), Err)
+    }
+
+    /// Whether a rank that ended like this is to be started again: it was not ready yet, said nothing, and was not at fault too often.
+    fn comes_back(&self, member: &Member, status: ExitStatus) -> bool {
+        let loading = |team: &Team| !team.is_loaded(member.rank) && team.layout().failure(member.rank).is_none();
+        let loading = self.team.get().is_some_and(|(team, _)| loading(team));
+        status.signal().is_some() && member.starts < STARTS_MAX && loading
     }
 
     /// A rank that has ended, if one has, and how: in its own words where it had any. Never waits.
     pub fn ended(&self) -> Option<Stuck> {
         let mut ranks = self.lock();
-        ranks.iter_mut().find_map(|(rank, child)| {
-            let (rank, pid, status) = (*rank, child.id(), child.try_wait().ok()??);
-            let text = match self.team.get().and_then(|team| team.layout().failure(rank)) {
+        ranks.iter_mut().find_map(|member| {
+            let (rank, pid, status) = (member.rank, member.child.id(), member.child.try_wait().ok()??);
+            if self.comes_back(member, status) {
+                return None;
+            }
+            let text = match self.team.get().and_then(|(team, _)| team.layout().failure(rank)) {
                 Some(words) => format!("rank {rank} (process {pid}) gave up: {words}"),
                 None => format!("rank {rank} (process {pid}) has ended: {status}"),
             };
@@ -118,26 +158,26 @@ impl Fleet {
         let mut patience = Patience::new(Some(END_MAX));
         let mut ranks = self.lock();
         let alive = |child: &mut Child| matches!(child.try_wait(), Ok(None));
-        while ranks.iter_mut().any(|(_, child)| alive(child)) && patience.turn() {}
-        for (rank, child) in ranks.iter_mut() {
+        while ranks.iter_mut().any(|member| alive(&mut member.child)) && patience.turn() {}
+        for Member { rank, child, .. } in ranks.iter_mut() {
             if alive(child) {
                 tracing::warn!(rank = *rank, pid = child.id(), "a rank did not end; it is killed");
                 drop(child.kill());
             }
         }
         let mut patience = Patience::new(Some(END_MAX));
-        while ranks.iter_mut().any(|(_, child)| alive(child)) && patience.turn() {}
+        while ranks.iter_mut().any(|member| alive(&mut member.child)) && patience.turn() {}
         ranks.clear();
     }
 
     /// Stops all workers at once, by their process ids; for an engine that gives up.
     pub fn kill(&self) {
         // a child that was reaped is left alone: its number may be another's
-        self.lock().iter_mut().for_each(|(_, child)| drop(child.kill()));
+        self.lock().iter_mut().for_each(|member| drop(member.child.kill()));
     }
 
     /// Held for a few instructions only, but for [`Self::end`], which is the last call of all.
-    fn lock(&self) -> MutexGuard<'_, Vec<(usize, Child)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Member>> {
         loop {
             match self.ranks.try_lock() {
                 Ok(ranks) => return ranks,
@@ -146,6 +186,14 @@ impl Fleet {
             }
         }
     }
+}
+
+/// Starts a worker with this program's own words and one more.
+fn spawn(rank: usize, world: usize, memory: &File) -> std::io::Result<Child> {
+    let of = format!("{rank}/{world}/{}/{}", std::process::id(), memory.as_raw_fd());
+    let mut command = Command::new("/proc/self/exe");
+    // stderr is shared: the engine's log is one
+    command.args(std::env::args_os().skip(1)).arg(RANK_FLAG).arg(of).stdin(Stdio::null()).stdout(Stdio::null()).spawn()
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use super::layout::Word;
 use super::plan::{Order, hash};
 use crate::model::{ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
 use crate::panics::guarded;
-use crate::stuck::Stuck;
+use crate::stuck::{Stuck, StuckKind};
+use crate::waits::Patience;
 
 /// This rank's share of a model, and the other ranks through it.
 pub struct LeaderModel {
@@ -106,29 +107,53 @@ pub(super) fn launch(
 }
 
 impl Team {
-    /// Waits until all ranks have loaded their shares. `progress` hears bytes done and in all, of all ranks, whenever they move.
+    /// Waits until all ranks have loaded their shares. `progress` hears bytes done and in all, of all ranks, whenever they move; `tend`
+    /// looks after the processes.
     ///
     /// # Errors
-    /// A rank that gave up or is gone; or ranks of which none moved for `allowed`.
-    pub fn wait_loaded(&self, allowed: Option<Duration>, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Stuck> {
+    /// A rank that gave up, or what `tend` says; or ranks of which none moved for `allowed`.
+    pub fn wait_loaded(
+        &self,
+        allowed: Option<Duration>,
+        progress: &mut dyn FnMut(u64, u64),
+        tend: &dyn Fn() -> Result<(), Stuck>,
+    ) -> Result<(), Stuck> {
         let sum = |word: fn() -> Word| -> u64 {
             (0..self.world()).map(|rank| self.layout().of(rank, word()).load(Ordering::Relaxed)).sum()
         };
+        let mut patience = Patience::new(allowed);
         let mut told = (u64::MAX, 0);
         loop {
             let now = (sum(|| Word::Done), sum(|| Word::Total));
             if now != told {
                 told = now;
+                patience.renew();
                 progress(now.0, now.1.max(now.0));
             }
-            let ready = |rank| self.layout().of(rank, Word::Ready).load(Ordering::Acquire) == 1;
-            if (0..self.world()).all(ready) {
+            let loading: Vec<usize> = (0..self.world()).filter(|rank| !self.is_loaded(*rank)).collect();
+            if loading.is_empty() {
                 return Ok(());
             }
-            // ends early whenever anything moves, so that each wait begins with the last progress
-            let moved = |rank| ready(rank) || (sum(|| Word::Done), sum(|| Word::Total)) != told;
-            self.allow(allowed);
-            self.wait(&moved, &|| "the end of loading".to_owned())?;
+            if let Some((rank, text)) = loading.iter().find_map(|rank| Some((*rank, self.layout().failure(*rank)?))) {
+                let text = format!("rank {rank} gave up: {text}");
+                return Err(self.give_up(StuckKind::RankSilent { ranks: vec![rank] }, text, &patience));
+            }
+            tend()?;
+            if !patience.turn() {
+                return Err(self.silent(loading, "has not come", "the end of loading", &patience));
+            }
+        }
+    }
+
+    /// Whether a rank is ready for steps.
+    pub(super) fn is_loaded(&self, rank: usize) -> bool {
+        self.layout().of(rank, Word::Ready).load(Ordering::Acquire) == 1
+    }
+
+    /// A rank that is to be started again has done nothing yet.
+    pub(super) fn forget(&self, rank: usize) {
+        for word in [Word::Pid, Word::Done, Word::Total] {
+            self.layout().of(rank, word).store(0, Ordering::Release);
         }
     }
 

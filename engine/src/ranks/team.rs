@@ -328,14 +328,14 @@ impl Team {
         patience.forgive(longest.min(PEER_LOOK));
     }
 
-    fn silent(&self, ranks: Vec<usize>, how: &str, what: &str, patience: &Patience) -> Stuck {
+    pub(super) fn silent(&self, ranks: Vec<usize>, how: &str, what: &str, patience: &Patience) -> Stuck {
         let names: Vec<String> = ranks.iter().map(ToString::to_string).collect();
         let waited_ms = patience.waited().as_millis();
         let text = format!("rank {} {how} to {what}; rank {} waited {waited_ms} ms", names.join(", "), self.rank);
         self.give_up(StuckKind::RankSilent { ranks }, text, patience)
     }
 
-    fn give_up(&self, kind: StuckKind, text: String, patience: &Patience) -> Stuck {
+    pub(super) fn give_up(&self, kind: StuckKind, text: String, patience: &Patience) -> Stuck {
         self.fail(Stuck { kind, text, waited: patience.waited() })
     }
 }

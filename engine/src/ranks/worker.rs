@@ -19,6 +19,7 @@ use super::{RANKS_MAX, Team};
 use crate::beat::{Heart, LOAD_LEASE, Tally};
 use crate::fault::{FaultKind, FaultSpec, Faults, Place};
 use crate::model::{ALLOCATE_MAX, LoadError, LoadOptions, Model, ModelError, StepBatch, StepTerms, load_model_with};
+use crate::start::{CacheOptions, Stage};
 use crate::stuck::Stuck;
 use crate::waits::Patience;
 
@@ -57,6 +58,9 @@ pub struct WorkerConfig<'a> {
     pub nonce: u64,
     pub faults: Vec<FaultSpec>,
     pub threads: usize,
+    pub guards: bool,
+    /// Where prepared weights are kept.
+    pub cache_dir: Option<&'a Path>,
 }
 
 /// Runs a worker rank to its end; `Ok`: it was told to stop.
@@ -103,10 +107,18 @@ impl Worker {
     fn run(mut self, config: &WorkerConfig<'_>) -> Result<(), WorkerError> {
         let rank = self.team.rank();
         self.faults.strike(Place::Startup);
-        let options =
-            LoadOptions { threads: Some(config.threads), team: Some(self.team.clone()), ..LoadOptions::default() };
+        let stage = Stage::default();
+        let cache = config.cache_dir.map(|dir| CacheOptions {
+            dir: dir.to_owned(),
+            stage: stage.clone(),
+            faults: self.faults.clone(),
+            guards: config.guards,
+            fleet: None,
+        });
+        let (threads, team) = (Some(config.threads), Some(self.team.clone()));
+        let options = LoadOptions { threads, team, cache, ..LoadOptions::default() };
         let mut progress = |done, total| {
-            self.heart.loading(done, total, LOAD_LEASE);
+            stage.publish(&mut self.heart, done, total, LOAD_LEASE);
             self.team.loading(done, total);
         };
         let mut model = load_model_with(config.model, &options, &mut progress)

@@ -105,7 +105,7 @@ pub mod tests {
     use super::*;
     use crate::demo_model::{DemoArch, write_demo_model};
     use crate::tokenizer::Tokenizer;
-    use crate::weights::gguf::tests::Builder;
+    use crate::weights::gguf::Builder;
 
     pub fn list(kind: u32, items: Vec<Vec<u8>>) -> Vec<u8> {
         [&kind.to_le_bytes()[..], &(items.len() as u64).to_le_bytes(), &items.concat()].concat()

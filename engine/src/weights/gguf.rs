@@ -1,6 +1,7 @@
 //! A GGUF file: metadata and tensors in one. Parsing is pure: bytes in, checked tables out. No count, length or offset of the file
 //! is believed: each is tested against the bytes that are there before anything is reserved or read.
 
+mod builder;
 mod names;
 mod read;
 
@@ -9,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use super::header::{HeaderFault, TensorInfo};
 use super::{Bytes, WeightsError, map_file};
+pub use builder::Builder;
+pub use names::name_in_file;
 use read::Reader;
 pub use read::Value;
 

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::raw::FileMap;
+use crate::start::sum_of;
 pub use gguf::{Gguf, Value as GgufValue};
 use header::{HeaderFault, TensorInfo};
 pub use raw_weight::{Bytes, RawWeight, WeightType, decode_row, q4_k_bits, q4_k_scales, q6_k_bits};
@@ -41,6 +42,11 @@ pub enum WeightsError {
     #[error("{path}: tensor `{tensor}` is {found}; the engine reads F32, BF16, F16, Q8_0, Q4_K and Q6_K")]
     Dtype { path: PathBuf, tensor: String, found: String },
 }
+
+/// What a fingerprint looks at of a file: its beginning, and so many samples of so many bytes.
+const HEAD_SAMPLE: usize = 1 << 20;
+const SAMPLES: usize = 64;
+const SAMPLE: usize = 4096;
 
 /// The opened weight files of a folder, with every tensor's place checked.
 #[derive(Debug)]
@@ -77,6 +83,25 @@ impl WeightsFolder {
         Self { dir: path.to_owned(), files: vec![(path.to_owned(), bytes)], tensors }
     }
 
+    /// Names what the files hold: their lengths, times of change and heads, and samples of the rest. Who changes weights in place without
+    /// any of these is not seen.
+    ///
+    /// # Errors
+    /// A file that can no longer be asked for its time.
+    pub fn fingerprint(&self) -> Result<u64, WeightsError> {
+        let mut words = Vec::new();
+        for (path, bytes) in &self.files {
+            let read_error = |source| WeightsError::Read { path: path.clone(), source };
+            let changed = std::fs::metadata(path).and_then(|about| about.modified()).map_err(read_error)?;
+            let changed = changed.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            words.extend([bytes.len() as u64, changed.as_secs(), u64::from(changed.subsec_nanos())]);
+            words.push(sum_of(&bytes[..bytes.len().min(HEAD_SAMPLE)]));
+            let starts = (0..SAMPLES).map(|i| bytes.len() / SAMPLES * i);
+            words.extend(starts.map(|at| sum_of(&bytes[at..bytes.len().min(at + SAMPLE)])));
+        }
+        Ok(sum_of(&words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>()))
+    }
+
     /// Whether a tensor of this name exists.
     pub fn contains(&self, tensor: &str) -> bool {
         self.tensors.contains_key(tensor)
@@ -95,6 +120,11 @@ impl WeightsFolder {
     /// Type of a tensor, if it is there and of a type that can be read.
     pub fn weight_type(&self, tensor: &str) -> Option<WeightType> {
         self.tensors.get(tensor)?.1.weight_type()
+    }
+
+    /// Types of the tensors, of those that can be read.
+    pub fn kinds(&self) -> impl Iterator<Item = WeightType> {
+        self.tensors.values().filter_map(|(_, info)| info.weight_type())
     }
 
     /// A tensor of `rows × cols`, where it lies.

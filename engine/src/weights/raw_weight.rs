@@ -60,6 +60,16 @@ impl Bytes {
         Self { source: Arc::new(Source::Mapped(map)), range }
     }
 
+    /// `len` bytes that begin on a cache line, zeros at first, then as `fill` leaves them.
+    pub fn on_a_cache_line(len: usize, fill: impl FnOnce(&mut [u8])) -> Self {
+        const LINE: usize = 64;
+        let mut all = vec![0; len + LINE];
+        let start = all.as_ptr().align_offset(LINE).min(LINE);
+        fill(&mut all[start..start + len]);
+        // what a Vec holds stays in its place wherever the Vec goes
+        Self { source: Arc::new(Source::Owned(all)), range: start..start + len }
+    }
+
     /// Bytes at `range`, counted from the start of these; `None` where there are not as many.
     pub fn part(&self, range: Range<usize>) -> Option<Self> {
         let (start, end) = (self.range.start.checked_add(range.start)?, self.range.start.checked_add(range.end)?);
@@ -100,6 +110,11 @@ impl RawWeight {
     pub fn new(rows: usize, cols: usize, kind: WeightType, bytes: Bytes) -> Option<Self> {
         let fits = kind.len_bytes(cols)?.checked_mul(rows)? == bytes.len();
         fits.then_some(Self { rows, cols, kind, bytes })
+    }
+
+    /// A weight of no rows.
+    pub fn empty() -> Self {
+        Self { rows: 0, cols: 0, kind: WeightType::F32, bytes: Bytes::from(Vec::new()) }
     }
 
     /// Its bytes, as in the file.

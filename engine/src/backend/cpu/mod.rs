@@ -20,9 +20,9 @@ mod tiles;
 
 use std::sync::Arc;
 
-use super::{AttentionSeq, Backend, HeadShape, KvSize, OutOfMemory};
+use super::{AttentionSeq, Backend, HeadShape, KvSize, OutOfMemory, Part, Preparer, WeightShape};
 use crate::raw::{Op, Simd};
-use crate::weights::{RawWeight, WeightType, decode_row};
+use crate::weights::{Bytes, RawWeight, WeightType, decode_row};
 use attention::AttentionOp;
 use dense::Inputs;
 pub use isa::Isa;
@@ -30,7 +30,7 @@ use kernels::{RmsNormOp, RotateOp, silu};
 pub use kv::KvType;
 use kv::{KvLayout, LayerKv, store_rows};
 use output::Output;
-use panels::Panels;
+use panels::{PanelKind, Panels};
 use pool::Pool;
 
 /// A row-major f32 matrix in main memory.
@@ -126,12 +126,21 @@ impl Backend for CpuBackend {
     }
 
     fn weight(&self, raw: RawWeight) -> Weight {
-        match Panels::pack(&raw) {
+        match PanelKind::of(raw.kind) {
             None => Weight::Dense(raw),
-            Some(panels) if self.precision == Precision::Native => Weight::Panels(panels),
             // the oracle pays in memory: inputs that are not rounded need weights that are not in bytes
-            Some(_) => Weight::Dense(raw.decoded()),
+            Some(_) if self.precision == Precision::Exact => Weight::Dense(raw.decoded()),
+            Some(_) => Panels::pack(&raw, &mut || ()).map_or_else(|| Weight::Dense(raw.decoded()), Weight::Panels),
         }
+    }
+
+    fn preparer(&self) -> Option<&dyn Preparer> {
+        Some(self)
+    }
+
+    fn prepared(&self, shape: WeightShape, bytes: Bytes, _part: &Part) -> Option<Weight> {
+        let kind = PanelKind::of(shape.kind)?;
+        Panels::new((shape.rows, shape.cols), kind, bytes).map(Weight::Panels)
     }
 
     fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<Kv, OutOfMemory> {
@@ -256,6 +265,21 @@ impl Backend for CpuBackend {
             let place = &mut x.values[row * x.cols..(row + 1) * x.cols];
             place.iter_mut().zip(y.row(i)).for_each(|(x, y)| *x += weight * y);
         }
+    }
+}
+
+impl Preparer for CpuBackend {
+    fn form(&self) -> String {
+        format!("panels1-{}", self.isa.name())
+    }
+
+    fn prepares(&self, kind: WeightType) -> bool {
+        self.precision == Precision::Native && PanelKind::of(kind).is_some()
+    }
+
+    fn prepare(&self, raw: &RawWeight, alive: &mut dyn FnMut()) -> Option<Bytes> {
+        let panels = if self.prepares(raw.kind) { Panels::pack(raw, alive) } else { None };
+        panels.map(Panels::into_bytes)
     }
 }
 

@@ -5,15 +5,17 @@
 
 use half::f16;
 
-pub use crate::raw::Line;
-use crate::weights::{RawWeight, WeightType, q4_k_bits, q4_k_scales, q6_k_bits};
+use crate::weights::{Bytes, RawWeight, WeightType, q4_k_bits, q4_k_scales, q6_k_bits};
 
 /// Rows of a panel.
 pub const LANES: usize = 16;
 /// Inputs of a block: the unit that inputs are quantised by.
 pub const BLOCK: usize = 32;
 
-/// A repacked matrix.
+/// One cache line, wherever it lies.
+pub type Line = [u8; 64];
+
+/// A repacked matrix, in one piece: made at load, or mapped from where an earlier start left it. It begins on a cache line.
 ///
 /// A block of a panel has `lines_per_block` lines: line `g` of Q8_0 holds inputs `4g..4g+4` of each row as bytes + 128;
 /// the four lines of Q4_K hold groups `g` and `g + 4` in low and high halves; Q6_K has two lines more, with the two high bits
@@ -23,9 +25,9 @@ pub struct Panels {
     pub rows: usize,
     pub cols: usize,
     pub kind: PanelKind,
-    pub lines: Vec<Line>,
-    /// For each panel and unit of `kind`: see [`PanelKind::scale_bytes`].
-    pub scales: Vec<u8>,
+    /// All lines, then for each panel and unit of `kind` its [`PanelKind::scale_bytes`].
+    bytes: Bytes,
+    line_bytes: usize,
 }
 
 /// The quantised types.
@@ -54,6 +56,14 @@ impl PanelKind {
         }
     }
 
+    /// Bytes of all lines and of all scales of a matrix; `None` where it is no whole number of units or beyond counting.
+    fn sizes(self, rows: usize, cols: usize) -> Option<(usize, usize)> {
+        let unit = BLOCK * self.blocks_per_unit();
+        let units = rows.div_ceil(LANES).checked_mul(cols / unit).filter(|_| cols.is_multiple_of(unit))?;
+        let lines = units.checked_mul(self.blocks_per_unit() * self.lines_per_block() * 64)?;
+        Some((lines, units.checked_mul(self.scale_bytes())?))
+    }
+
     /// Blocks that share a unit of scales.
     pub fn blocks_per_unit(self) -> usize {
         match self {
@@ -74,26 +84,34 @@ impl PanelKind {
 }
 
 impl Panels {
-    /// Repacks a quantised weight; `None` for the types that stay as they are.
-    pub fn pack(weight: &RawWeight) -> Option<Self> {
+    /// Repacks a quantised weight; `None` for the types that stay as they are. `alive` is called after each panel.
+    pub fn pack(weight: &RawWeight, alive: &mut dyn FnMut()) -> Option<Self> {
         let kind = PanelKind::of(weight.kind)?;
-        let panels = weight.rows.div_ceil(LANES);
-        let blocks = weight.cols / BLOCK;
-        let mut lines = vec![Line([0; 64]); panels * blocks * kind.lines_per_block()];
-        let mut scales = vec![0; panels * (blocks / kind.blocks_per_unit()) * kind.scale_bytes()];
-        let line_chunks = lines.chunks_mut((blocks * kind.lines_per_block()).max(1));
-        let scale_chunks = scales.chunks_mut((blocks / kind.blocks_per_unit() * kind.scale_bytes()).max(1));
-        for (panel, (lines, scales)) in line_chunks.zip(scale_chunks).enumerate() {
-            for lane in 0..LANES.min(weight.rows - panel * LANES) {
-                let row = weight.row(panel * LANES + lane);
-                match kind {
-                    PanelKind::Q8 => pack_q8(row, lane, lines, scales),
-                    PanelKind::Q4K => pack_q4_k(row, lane, lines, scales),
-                    PanelKind::Q6K => pack_q6_k(row, lane, lines, scales),
-                }
+        let (line_bytes, scale_bytes) = kind.sizes(weight.rows, weight.cols)?;
+        let bytes = Bytes::on_a_cache_line(line_bytes + scale_bytes, |bytes| {
+            let (lines, scales) = bytes.split_at_mut(line_bytes);
+            let panels = weight.rows.div_ceil(LANES).max(1);
+            let line_chunks = lines.as_chunks_mut::<64>().0.chunks_mut((line_bytes / 64 / panels).max(1));
+            for (panel, (lines, scales)) in
+                line_chunks.zip(scales.chunks_mut((scale_bytes / panels).max(1))).enumerate()
+            {
+                pack_panel(kind, weight, panel, (lines, scales));
+                alive();
             }
-        }
-        Some(Self { rows: weight.rows, cols: weight.cols, kind, lines, scales })
+        });
+        Self::new((weight.rows, weight.cols), kind, bytes)
+    }
+
+    /// What [`Self::pack`] made, from its bytes; `None` where they are not as many as the shape takes.
+    pub fn new((rows, cols): (usize, usize), kind: PanelKind, bytes: Bytes) -> Option<Self> {
+        let (line_bytes, scale_bytes) = kind.sizes(rows, cols)?;
+        let fits = line_bytes.checked_add(scale_bytes)? == bytes.len();
+        fits.then_some(Self { rows, cols, kind, bytes, line_bytes })
+    }
+
+    /// All of it, for [`Self::new`].
+    pub fn into_bytes(self) -> Bytes {
+        self.bytes
     }
 
     /// Lines and scales of one panel.
@@ -101,7 +119,9 @@ impl Panels {
         let blocks = self.cols / BLOCK;
         let lines = blocks * self.kind.lines_per_block();
         let scales = blocks / self.kind.blocks_per_unit() * self.kind.scale_bytes();
-        (&self.lines[panel * lines..(panel + 1) * lines], &self.scales[panel * scales..(panel + 1) * scales])
+        let (all_lines, all_scales) = self.bytes.split_at(self.line_bytes);
+        let all_lines = all_lines.as_chunks().0;
+        (&all_lines[panel * lines..(panel + 1) * lines], &all_scales[panel * scales..(panel + 1) * scales])
     }
 
     /// The values of one row.
@@ -113,7 +133,18 @@ impl Panels {
 
     /// Bytes in memory.
     pub fn len_bytes(&self) -> usize {
-        self.lines.len() * 64 + self.scales.len()
+        self.bytes.len()
+    }
+}
+
+fn pack_panel(kind: PanelKind, weight: &RawWeight, panel: usize, (lines, scales): (&mut [Line], &mut [u8])) {
+    for lane in 0..LANES.min(weight.rows - panel * LANES) {
+        let row = weight.row(panel * LANES + lane);
+        match kind {
+            PanelKind::Q8 => pack_q8(row, lane, lines, scales),
+            PanelKind::Q4K => pack_q4_k(row, lane, lines, scales),
+            PanelKind::Q6K => pack_q6_k(row, lane, lines, scales),
+        }
     }
 }
 
@@ -121,7 +152,7 @@ fn pack_q8(row: &[u8], lane: usize, lines: &mut [Line], scales: &mut [u8]) {
     for (block, bytes) in row.as_chunks::<34>().0.iter().enumerate() {
         scales[block * 32 + 2 * lane..][..2].copy_from_slice(&bytes[..2]);
         for (i, quant) in bytes[2..].iter().enumerate() {
-            lines[block * 8 + i / 4].0[lane * 4 + i % 4] = quant ^ 0x80;
+            lines[block * 8 + i / 4][lane * 4 + i % 4] = quant ^ 0x80;
         }
     }
 }
@@ -136,7 +167,7 @@ fn pack_q4_k(row: &[u8], lane: usize, lines: &mut [Line], scales: &mut [u8]) {
             scales[64 + block * 32 + lane] = scale;
             scales[64 + block * 32 + 16 + lane] = offset;
             for i in 0..BLOCK {
-                let line = &mut lines[(unit * 8 + block) * 4 + i % 16 / 4].0[lane * 4 + i % 4];
+                let line = &mut lines[(unit * 8 + block) * 4 + i % 16 / 4][lane * 4 + i % 4];
                 *line |= q4_k_bits(bytes, block * BLOCK + i) << (i / 16 * 4);
             }
         }
@@ -154,8 +185,8 @@ fn pack_q6_k(row: &[u8], lane: usize, lines: &mut [Line], scales: &mut [u8]) {
             }
             for i in 0..BLOCK {
                 let bits = q6_k_bits(bytes, block * BLOCK + i);
-                lines[i % 16 / 4].0[lane * 4 + i % 4] |= (bits & 15) << (i / 16 * 4);
-                lines[4 + i / 16].0[lane * 4 + i % 4] |= bits >> 4 << (i % 16 / 4 * 2);
+                lines[i % 16 / 4][lane * 4 + i % 4] |= (bits & 15) << (i / 16 * 4);
+                lines[4 + i / 16][lane * 4 + i % 4] |= bits >> 4 << (i % 16 / 4 * 2);
             }
         }
     }
@@ -166,7 +197,7 @@ fn value(kind: PanelKind, lines: &[Line], scales: &[u8], lane: usize, col: usize
     let lines = &lines[block * kind.lines_per_block()..];
     let scales = &scales[block / kind.blocks_per_unit() * kind.scale_bytes()..];
     let half = |at: usize| f16::from_le_bytes([scales[at + 2 * lane], scales[at + 2 * lane + 1]]).to_f32();
-    let byte = |line: usize| lines[line].0[lane * 4 + i % 4];
+    let byte = |line: usize| lines[line][lane * 4 + i % 4];
     let nibble = || byte(i % 16 / 4) >> (i / 16 * 4) & 15;
     match kind {
         PanelKind::Q8 => half(0) * f32::from((byte(i / 4) ^ 0x80) as i8),
@@ -195,7 +226,7 @@ mod tests {
         fn a_panel_holds_the_values_of_the_file(rows in 1usize..40, units in 1usize..3, seed in any::<u64>()) {
             for kind in QUANTISED {
                 let weight = random_weight(kind, rows, units * 256, seed);
-                let panels = Panels::pack(&weight).unwrap();
+                let panels = Panels::pack(&weight, &mut || ()).unwrap();
                 for row in 0..rows {
                     prop_assert_eq!(panels.row(row), decode_row(kind, weight.row(row)));
                 }
@@ -207,7 +238,7 @@ mod tests {
     fn a_panel_takes_little_more_memory_than_the_file() {
         for (kind, most) in [(WeightType::Q8_0, 1.001), (WeightType::Q4K, 1.12), (WeightType::Q6K, 1.07)] {
             let weight = random_weight(kind, 32, 512, 1);
-            let ratio = Panels::pack(&weight).unwrap().len_bytes() as f64 / weight.bytes().len() as f64;
+            let ratio = Panels::pack(&weight, &mut || ()).unwrap().len_bytes() as f64 / weight.bytes().len() as f64;
             assert!(ratio <= most, "{kind:?}: {ratio}");
         }
     }

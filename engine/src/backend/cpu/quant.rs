@@ -200,7 +200,7 @@ impl Kind for Q8 {
             // the bytes are stored 128 too high
             let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(-128 * (x[m][b].sums[0] + x[m][b].sums[1])));
             for (g, line) in lines.iter().enumerate() {
-                let w = s.load_bytes(&line.0);
+                let w = s.load_bytes(line);
                 for m in 0..M {
                     sums[m] = s.dot_u8_i8(sums[m], w, x[m][b].groups[g]);
                 }
@@ -226,7 +226,7 @@ impl Kind for Q4K {
                 let b = unit * 8 + i;
                 let mut sums = [s.splat_i32(0); M];
                 for (g, line) in lines.iter().enumerate() {
-                    let both = s.load_bytes(&line.0);
+                    let both = s.load_bytes(line);
                     let (low, high) = (s.low(both), s.high(both));
                     for m in 0..M {
                         sums[m] = s.dot_u8_i8(sums[m], low, x[m][b].groups[g]);
@@ -259,9 +259,9 @@ impl Kind for Q6K {
                 for half in 0..2 {
                     // the bytes are stored 32 too high
                     let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(-32 * x[m][b].sums[half]));
-                    let hi = s.load_bytes(&lines[4 + half].0);
+                    let hi = s.load_bytes(&lines[4 + half]);
                     for (g, line) in lines[..4].iter().enumerate() {
-                        let both = s.load_bytes(&line.0);
+                        let both = s.load_bytes(line);
                         let nibbles = if half == 0 { s.low(both) } else { s.high(both) };
                         let w = s.with_two_bits(nibbles, hi, g);
                         for m in 0..M {

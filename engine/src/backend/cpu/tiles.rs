@@ -3,12 +3,12 @@
 //! bit is the one that a row alone gets (EP4).
 
 use super::output::Output;
-use super::panels::{LANES, Line, PanelKind, Panels};
+use super::panels::{self, LANES, PanelKind, Panels};
 use super::pool::Pool;
 use super::quant::quantise;
 use super::{Isa, Matrix};
 use crate::raw::amx::{Amx, Rows, Sums, Tiles};
-use crate::raw::{Op, Simd};
+use crate::raw::{Line, Op, Simd};
 
 /// Fewer rows are faster by vectors.
 pub const ROWS_MIN: usize = 5;
@@ -109,7 +109,7 @@ impl TileOp<'_> {
     fn panels<S: Simd, const R: usize, const G: usize, const O: bool>(
         &self,
         s: S,
-        unpack: impl Fn(S, &[Line], &[u8], &mut Unpacked),
+        unpack: impl Fn(S, &[panels::Line], &[u8], &mut Unpacked),
     ) {
         let mut panel = Unpacked::new(self.x.blocks_per_row * 8 / G, G);
         let tiles = self.amx.tiles::<R, G>();
@@ -190,9 +190,9 @@ impl Unpacked {
 }
 
 #[inline(always)]
-fn unpack_q8<S: Simd>(s: S, lines: &[Line], scales: &[u8], to: &mut Unpacked) {
+fn unpack_q8<S: Simd>(s: S, lines: &[panels::Line], scales: &[u8], to: &mut Unpacked) {
     for (to, line) in to.lines.iter_mut().zip(lines) {
-        *to = Line(line.0.map(|byte| byte ^ 0x80));
+        *to = Line(line.map(|byte| byte ^ 0x80));
     }
     for (to, halves) in to.scales.iter_mut().zip(scales.as_chunks().0) {
         s.store(s.load_f16(halves), to);
@@ -200,11 +200,11 @@ fn unpack_q8<S: Simd>(s: S, lines: &[Line], scales: &[u8], to: &mut Unpacked) {
 }
 
 #[inline(always)]
-fn unpack_q4_k<S: Simd>(s: S, lines: &[Line], scales: &[u8], to: &mut Unpacked) {
+fn unpack_q4_k<S: Simd>(s: S, lines: &[panels::Line], scales: &[u8], to: &mut Unpacked) {
     for (to, lines) in to.lines.as_chunks_mut::<8>().0.iter_mut().zip(lines.as_chunks::<4>().0) {
         for (group, line) in lines.iter().enumerate() {
-            to[group] = Line(line.0.map(|byte| byte & 15));
-            to[group + 4] = Line(line.0.map(|byte| byte >> 4));
+            to[group] = Line(line.map(|byte| byte & 15));
+            to[group + 4] = Line(line.map(|byte| byte >> 4));
         }
     }
     let places = to.scales.as_chunks_mut::<8>().0.iter_mut().zip(to.offsets.as_chunks_mut::<8>().0);
@@ -219,12 +219,12 @@ fn unpack_q4_k<S: Simd>(s: S, lines: &[Line], scales: &[u8], to: &mut Unpacked) 
 }
 
 #[inline(always)]
-fn unpack_q6_k<S: Simd>(s: S, lines: &[Line], scales: &[u8], to: &mut Unpacked) {
+fn unpack_q6_k<S: Simd>(s: S, lines: &[panels::Line], scales: &[u8], to: &mut Unpacked) {
     for (to, lines) in to.lines.as_chunks_mut::<8>().0.iter_mut().zip(lines.as_chunks::<6>().0) {
         for (group, to) in to.iter_mut().enumerate() {
             let (half, at) = (group / 4, group % 4);
             for (i, to) in to.0.iter_mut().enumerate() {
-                let bits = lines[at].0[i] >> (4 * half) & 15 | (lines[4 + half].0[i] >> (2 * at) & 3) << 4;
+                let bits = lines[at][i] >> (4 * half) & 15 | (lines[4 + half][i] >> (2 * at) & 3) << 4;
                 *to = bits.wrapping_sub(32);
             }
         }
@@ -255,7 +255,7 @@ mod tests {
             for kind in QUANTISED {
                 let cols = units * kind.block().0;
                 let (x, pool) = (matrix(rows, cols, seed), Pool::new(1));
-                let weight = Panels::pack(&random_weight(kind, outputs, cols, seed)).unwrap();
+                let weight = Panels::pack(&random_weight(kind, outputs, cols, seed), &mut || ()).unwrap();
                 let (by_tiles, by_vectors) = (Output::new(rows, outputs), Output::new(rows, outputs));
                 let panels = 0..outputs.div_ceil(LANES);
                 let inputs = TileInputs::new(isa, &pool, &x);

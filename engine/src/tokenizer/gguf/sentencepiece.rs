@@ -84,7 +84,7 @@ mod tests {
 
     use super::super::tests::{list, texts as text_list};
     use crate::tokenizer::Tokenizer;
-    use crate::weights::gguf::tests::Builder;
+    use crate::weights::gguf::Builder;
 
     /// Three special tokens, the bytes, letters, and joined ones with scores in a wild order.
     fn vocabulary() -> Vec<(String, f32, i32)> {

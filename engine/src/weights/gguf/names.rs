@@ -49,6 +49,21 @@ pub fn place(name: &str, info: TensorInfo, tensors: &mut BTreeMap<String, Tensor
     tensors.insert(format!("model.layers.{layer}.{part}.{end}"), info);
 }
 
+/// What a tensor of a folder is called in a file; `None` for one that has no name there.
+pub fn name_in_file(tensor: &str) -> Option<String> {
+    let (stem, end) = tensor.rsplit_once('.')?;
+    match stem.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
+        Some((layer, part)) => {
+            let (name, _) = IN_LAYER.iter().find(|(_, folder)| *folder == part)?;
+            Some(format!("blk.{layer}.{name}.{end}"))
+        }
+        None => {
+            let (name, _) = TOP.iter().find(|(_, folder)| *folder == stem)?;
+            Some(format!("{name}.{end}"))
+        }
+    }
+}
+
 /// The slices of a tensor of three dimensions; its length was checked to be that of its shape.
 fn unstack(info: &TensorInfo) -> Vec<(usize, TensorInfo)> {
     let [count, rows, cols] = info.shape[..] else { return Vec::new() };
