@@ -37,6 +37,11 @@ pub struct Felt {
 }
 
 impl Felt {
+    /// Where nothing serves nobody is let in.
+    pub fn nothing() -> Self {
+        Self { done: 0, hung: 0, retried: 0, longest: Duration::ZERO, _open: Vec::new() }
+    }
+
     /// A line of the table.
     pub fn print(&self, seed: &str, guards: &str, shape: &Shape, said: &str) {
         let done = format!("{}/{}", self.done, shape.total);

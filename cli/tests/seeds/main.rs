@@ -8,32 +8,77 @@ mod end_run;
 mod load;
 mod run;
 
-use load::{Load, Shape};
+use heartbeat::page::Phase;
+use load::{Felt, Load, Shape};
 use run::Run;
 
 /// One of the field's hangs.
-struct Seed {
+pub struct Seed {
     name: &'static str,
     ranks: u32,
+    /// What the demo model is to be.
+    model: &'static str,
     fault: fn(&Shape) -> String,
     /// The agent's name for it.
     class: &'static str,
-    /// The hang comes with the last requests of the load, so that the number of those before is exact.
-    at_tail: bool,
+    comes: Comes,
 }
 
-const SEEDS: [Seed; 4] = [
-    Seed { name: "S0", ranks: 1, fault: |s| in_the_middle("step-stall", s), class: "StepStalled", at_tail: false },
+/// When a hang comes.
+#[derive(Clone, Copy, PartialEq)]
+enum Comes {
+    AtStart,
+    /// Somewhere in the load: with guards on the engine's first life ends with it.
+    InTheMiddle,
+    /// With the last requests of the load, so that the number of those before is exact.
+    AtTail,
+}
+
+const SEEDS: [Seed; 5] = [
+    Seed {
+        name: "S0",
+        ranks: 1,
+        model: "llama",
+        fault: |shape| in_the_middle("step-stall", shape),
+        class: "StepStalled",
+        comes: Comes::InTheMiddle,
+    },
     Seed {
         name: "S1",
         ranks: 2,
-        fault: |s| format!("padded-graph@{}reqs", s.tail),
+        model: "llama",
+        fault: |shape| format!("padded-graph@{}reqs", shape.tail),
         class: "RankSilent",
-        at_tail: true,
+        comes: Comes::AtTail,
     },
-    Seed { name: "S2", ranks: 1, fault: |s| in_the_middle("device-wait", s), class: "DeviceWait", at_tail: false },
-    Seed { name: "S3", ranks: 4, fault: |s| in_the_middle("rank-hang:3", s), class: "RankSilent", at_tail: false },
+    Seed {
+        name: "S2",
+        ranks: 1,
+        model: "llama",
+        fault: |shape| in_the_middle("device-wait", shape),
+        class: "DeviceWait",
+        comes: Comes::InTheMiddle,
+    },
+    Seed {
+        name: "S3",
+        ranks: 4,
+        model: "llama",
+        fault: |shape| in_the_middle("rank-hang:3", shape),
+        class: "RankSilent",
+        comes: Comes::InTheMiddle,
+    },
+    Seed {
+        name: "S4",
+        ranks: 8,
+        model: "llama-q8",
+        fault: |_| "compile-kill".to_owned(),
+        class: "StartupStalled",
+        comes: Comes::AtStart,
+    },
 ];
+
+/// Enough to see that ranks which came late work together.
+const FEW: Shape = Shape { total: 16, tail: 8, long_tail: false };
 
 /// `TRUEBEAT_SEEDS_ONLY=S1,S3` runs just these.
 fn wanted(name: &str) -> bool {
@@ -58,19 +103,25 @@ fn guards_off_it_hangs_as_the_field_reports_and_guards_on_everybody_is_answered(
     println!("seed  guards  done          retried  hung  longest wait  what the agent and the machine say");
     for (total, tail) in shapes() {
         for seed in SEEDS.iter().filter(|seed| wanted(seed.name)) {
-            let shape = Shape { total, tail, long_tail: seed.at_tail };
-            without_guards(seed, &shape);
+            let shape = match seed.comes {
+                Comes::AtStart => FEW,
+                comes => Shape { total, tail, long_tail: comes == Comes::AtTail },
+            };
+            match seed.comes {
+                Comes::AtStart => never_ready(seed, &shape),
+                _ => without_guards(seed, &shape),
+            }
             with_guards(seed, &shape);
         }
     }
 }
 
 fn without_guards(seed: &Seed, shape: &Shape) {
-    let run = Run::start(seed.ranks, &(seed.fault)(shape), "off");
+    let run = Run::start(seed, &(seed.fault)(shape), "off");
     let felt = Load::new(&run.gate, shape).until_it_hangs();
     let verdict = run.class(seed.class);
     assert!(felt.done < shape.total && felt.hung > 0, "{}: it hangs: {felt:?}", seed.name);
-    if seed.at_tail {
+    if seed.comes == Comes::AtTail {
         assert_eq!(felt.done, shape.total - shape.tail, "{}: all but the last batch is done", seed.name);
     }
     // a thread that burns is told from one that sleeps by its CPU time, which a machine this short of processors does not give it
@@ -89,15 +140,47 @@ fn without_guards(seed: &Seed, shape: &Shape) {
     felt.print(seed.name, "off", shape, &said);
 }
 
+/// One rank prepares for all and is killed in the middle of it; the others wait for it for ever.
+fn never_ready(seed: &Seed, shape: &Shape) {
+    let run = Run::launch(seed, &(seed.fault)(shape), "off");
+    let verdict = run.class(seed.class);
+    assert_eq!(verdict.class, seed.class, "{}: {}", seed.name, verdict.reason);
+    let health = run.engine_health();
+    assert!(health.starts_with("HTTP/1.1 200"), "{}: it says that it is well: {health}", seed.name);
+    let (phases, states) = (run.phases(), run.rank_states());
+    assert!(phases.len() + 1 == seed.ranks as usize, "{}: all but the one that was killed: {phases:?}", seed.name);
+    assert!(phases.iter().all(|phase| *phase == Phase::Compile), "{}: none is ready: {phases:?}", seed.name);
+    let said = format!(
+        "{} ({}), /health 200, 0 of {} ranks ready: {}",
+        verdict.class,
+        verdict.verdict,
+        seed.ranks,
+        states.join(" ")
+    );
+    Felt::nothing().print(seed.name, "off", shape, &said);
+}
+
 fn with_guards(seed: &Seed, shape: &Shape) {
-    let run = Run::start(seed.ranks, &(seed.fault)(shape), "on");
+    let run = Run::start(seed, &(seed.fault)(shape), "on");
     let felt = Load::new(&run.gate, shape).until_all_is_done();
     assert_eq!((felt.done, felt.hung), (shape.total, 0), "{}: {felt:?}", seed.name);
     let starts = run.starts();
-    let expected = if seed.at_tail { "no start besides the first" } else { "given up with status 85 and started anew" };
-    let said =
+    let lives_on = seed.comes != Comes::InTheMiddle;
+    let expected = if lives_on { "no start besides the first" } else { "given up with status 85 and started anew" };
+    let mut said =
         if starts == 1 { "no hang, one start".to_owned() } else { format!("{} starts, {}", starts, run.last_exit()) };
-    assert_eq!(starts == 1, seed.at_tail, "{}: {expected}: {said}", seed.name);
+    assert_eq!(starts == 1, lives_on, "{}: {expected}: {said}", seed.name);
+    if seed.comes == Comes::AtStart {
+        let ready = run.phases().len();
+        assert_eq!(ready, seed.ranks as usize, "{}: every rank is there", seed.name);
+        for words in ["it is started again", "is taken over"] {
+            assert!(run.has_said(words), "{}: the fault struck and was mended: {words}", seed.name);
+        }
+        said = format!(
+            "{ready} of {} ranks ready, one start: the lease taken over, its owner's rank started again",
+            seed.ranks
+        );
+    }
     assert!(starts == 1 || run.last_exit().contains("85"), "{}: {said}", seed.name);
     felt.print(seed.name, "on", shape, &said);
 }

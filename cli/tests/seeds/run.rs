@@ -7,13 +7,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agent::launch::EngineFile;
+use heartbeat::page::Phase;
 use serde_json::Value;
 
+use crate::Seed;
 use crate::end_run::end_run;
 
 const SOON: Duration = Duration::from_secs(120);
 /// After a verdict that may still find its class.
 const CLASS_MAX: Duration = Duration::from_secs(20);
+/// Ranks that a seed may have.
+const RANKS_MAX: u32 = 16;
 const TRUEBEAT: &str = env!("CARGO_BIN_EXE_truebeat");
 
 /// A supervised engine. Dropped, all of it ends.
@@ -39,12 +43,20 @@ impl Drop for Run {
 }
 
 impl Run {
-    /// An engine of `ranks` processes that is ready. Guards off: it lies as the field's do.
-    pub fn start(ranks: u32, fault: &str, guards: &str) -> Self {
+    /// An engine that is ready. Guards off: it lies as the field's do.
+    pub fn start(seed: &Seed, fault: &str, guards: &str) -> Self {
+        let run = Self::launch(seed, fault, guards);
+        run.until("ready", || run.ask(&run.agent, "/readyz").contains(" 200 ").then_some(()));
+        run
+    }
+
+    /// An engine that may never be ready.
+    pub fn launch(seed: &Seed, fault: &str, guards: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let model = dir.path().join("tiny");
-        let made = Command::new(TRUEBEAT).arg("demo-model").arg(&model).stdout(Stdio::null()).status().unwrap();
-        assert!(made.success());
+        let mut make = Command::new(TRUEBEAT);
+        make.arg("demo-model").arg(&model).args(["--arch", seed.model]).stdout(Stdio::null());
+        assert!(make.status().unwrap().success());
         let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let [gate, agent, engine] = [0, 1, 2].map(|n: usize| ports[n].local_addr().unwrap().to_string());
         drop(ports);
@@ -57,13 +69,11 @@ impl Run {
         command.arg("--agent-dir").arg(dir.path().join("agent"));
         command.arg("--bundle-dir").arg(dir.path().join("bundles"));
         command.args(["--", TRUEBEAT, "engine", "--listen", &engine, "--fault", fault, "--guards", guards]);
-        command.args(["--tensor-parallel", &ranks.to_string()]).args((guards == "off").then_some("--lie"));
-        command.arg("--model").arg(&model);
+        command.args(["--tensor-parallel", &seed.ranks.to_string()]).args((guards == "off").then_some("--lie"));
+        command.arg("--cache-dir").arg(dir.path().join("cache")).arg("--model").arg(&model);
         let err = log.try_clone().unwrap();
         let supervisor = command.stdin(Stdio::null()).stdout(log).stderr(err).spawn().unwrap();
-        let run = Self { supervisor, gate, agent, engine, dir };
-        run.until("ready", || run.ask(&run.agent, "/readyz").contains(" 200 ").then_some(()));
-        run
+        Self { supervisor, gate, agent, engine, dir }
     }
 
     /// The agent's verdict as soon as it has this class; or its last one, after a while: what burns on a machine that is short of
@@ -111,7 +121,19 @@ impl Run {
             let states: Option<String> = threads.iter().map(|thread| thread_state(pid, thread)).collect();
             Some(format!("{rank}:{}", states?))
         };
-        (0..16).map_while(rank).collect()
+        (0..RANKS_MAX).filter_map(rank).collect()
+    }
+
+    /// The start-up phase, or the lack of one, of each rank whose process lives.
+    pub fn phases(&self) -> Vec<Phase> {
+        let pages = self.page_dir();
+        let read = |rank| heartbeat::Reader::open(&pages, rank).read();
+        (0..RANKS_MAX).filter_map(|rank| Some(read(rank).ok()?.beat.phase)).collect()
+    }
+
+    /// Whether a line of the log has these words.
+    pub fn has_said(&self, words: &str) -> bool {
+        std::fs::read_to_string(self.dir.path().join("run.log")).is_ok_and(|log| log.contains(words))
     }
 
     /// How often the engine was started.
