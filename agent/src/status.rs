@@ -93,17 +93,20 @@ impl Aside {
     }
 }
 
-/// May this replica serve? `before` is the last answer: blindness changes nothing (I4).
-pub fn readiness(verdict: &Verdict, fenced: bool, aside: Aside, before: bool) -> bool {
-    if fenced || aside != Aside::No {
-        return false;
-    }
+/// Would this replica serve, by what its engine does alone? `before` is the last answer: blindness changes nothing (I4), and neither does
+/// what kept the replica out meanwhile, so that a fence that is taken off in doubt leaves what was there before it.
+pub fn fitness(verdict: &Verdict, before: bool) -> bool {
     match verdict {
         Verdict::Idle | Verdict::Progressing | Verdict::Slow => true,
         Verdict::Starting | Verdict::Dead | Verdict::Sleeping | Verdict::Draining => false,
         // Unfenced although in doubt: the mode is Observe, or a fence is held back. Slow beats nothing (I3).
         Verdict::Unknown | Verdict::Suspect(_) | Verdict::Stalled(_) => before,
     }
+}
+
+/// May this replica serve?
+pub fn readiness(fit: bool, fenced: bool, aside: Aside) -> bool {
+    fit && !fenced && aside == Aside::No
 }
 
 /// The reason that goes with [`readiness`]; `by_hand` is a person's fence in words.
@@ -135,23 +138,43 @@ mod tests {
 
     #[test]
     fn progress_makes_ready_and_blindness_changes_nothing() {
-        use Aside::{Draining, No, Unproven};
-        for (verdict, fenced, aside, before, ready) in [
-            (Verdict::Progressing, false, No, false, true),
-            (Verdict::Idle, false, No, false, true),
-            (Verdict::Slow, false, No, false, true),
-            (Verdict::Progressing, true, No, true, false),
-            (Verdict::Progressing, false, Draining, true, false),
-            (Verdict::Idle, false, Unproven, true, false),
-            (Verdict::Starting, false, No, true, false),
-            (Verdict::Dead, false, No, true, false),
-            (Verdict::Unknown, false, No, true, true),
-            (Verdict::Unknown, false, No, false, false),
-            (Verdict::Stalled(StallClass::Livelock), true, No, true, false),
-            (Verdict::Stalled(StallClass::Livelock), false, No, true, true),
+        for (verdict, before, fit) in [
+            (Verdict::Progressing, false, true),
+            (Verdict::Idle, false, true),
+            (Verdict::Slow, false, true),
+            (Verdict::Starting, true, false),
+            (Verdict::Dead, true, false),
+            (Verdict::Unknown, true, true),
+            (Verdict::Unknown, false, false),
+            (Verdict::Stalled(StallClass::Livelock), true, true),
         ] {
-            assert_eq!(readiness(&verdict, fenced, aside, before), ready, "{verdict:?} {fenced} {aside:?} {before}");
+            assert_eq!(fitness(&verdict, before), fit, "{verdict:?} {before}");
         }
+        use Aside::{Draining, No, Unproven};
+        for (fit, fenced, aside, ready) in [
+            (true, false, No, true),
+            (false, false, No, false),
+            (true, true, No, false),
+            (true, false, Draining, false),
+            (true, false, Unproven, false),
+        ] {
+            assert_eq!(readiness(fit, fenced, aside), ready, "{fit} {fenced} {aside:?}");
+        }
+    }
+
+    #[test]
+    fn a_fence_that_is_taken_off_in_doubt_leaves_what_was_there_before_it() {
+        let (mut fit, mut ready) = (false, Vec::new());
+        for (verdict, fenced) in [
+            (Verdict::Progressing, false),
+            (Verdict::Progressing, true),
+            (Verdict::Unknown, true),
+            (Verdict::Unknown, false),
+        ] {
+            fit = fitness(&verdict, fit);
+            ready.push(readiness(fit, fenced, Aside::No));
+        }
+        assert_eq!(ready, [true, false, false, true]);
     }
 
     #[test]

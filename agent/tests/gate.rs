@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed expectation is how a test speaks")]
 
+#[path = "gate/restart.rs"]
+mod restart;
+
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -149,13 +149,14 @@ impl FactsReader {
 }
 
 impl Facts {
-    /// Lays the facts over what the tick read itself.
-    pub fn lay_over(&self, obs: &mut ProcObs) {
+    /// Lays the facts over what the tick read itself; connections only where the count is current: an old one is missing, not zero.
+    pub fn lay_over(&self, obs: &mut ProcObs, current: bool) {
+        let sockets = self.sockets.filter(|_| current);
         obs.read_chars = self.io.map(|io| io.chars);
         obs.read_bytes = self.io.map(|io| io.bytes);
-        obs.connections = self.sockets.map(|sockets| sockets.established);
-        obs.accept_queue = self.sockets.map(|sockets| sockets.accept_queue);
-        obs.listening = self.sockets.map(|sockets| sockets.listening);
+        obs.connections = sockets.map(|sockets| sockets.established);
+        obs.accept_queue = sockets.map(|sockets| sockets.accept_queue);
+        obs.listening = sockets.map(|sockets| sockets.listening);
         obs.threads.clone_from(&self.threads);
         obs.threads_at_ms = Some(self.at_ms);
     }

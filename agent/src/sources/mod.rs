@@ -22,6 +22,7 @@ pub mod procs;
 pub mod ras;
 pub mod scrape;
 mod tree;
+mod turns;
 pub mod walk;
 
 use std::path::PathBuf;
@@ -46,22 +47,11 @@ pub use self::scrape::Scraper;
 pub use self::tree::{
     EngineProcess, Found, find_engine_in, find_pod_engine, process_tree, process_tree_in, process_tree_members,
 };
+use self::turns::Done;
 use self::walk::TreeWatch;
 
 /// At a glance the processes are read this often.
 const PROC_EVERY_MS: Ms = 1_000;
-/// The look for processes that are new in `/proc`: when, and at most one part in so many of the time; first at a stare.
-const WALKS: [Turn; 2] = [
-    Turn { ms_min: 500, ms_max: Ms::MAX, cost_factor: 20 },
-    Turn { ms_min: 2_000, ms_max: Ms::MAX, cost_factor: 2_000 },
-];
-/// Between walks over all processes, of which there may be very many.
-const WHOLE_WALK_MS: [Ms; 2] = [10_000, 60_000];
-/// The same of the facts that are gathered off the tick.
-const FACTS: [Turn; 2] = [
-    Turn { ms_min: 1_000, ms_max: 30_000, cost_factor: 1_000 },
-    Turn { ms_min: 5_000, ms_max: 60_000, cost_factor: 10_000 },
-];
 /// How long a tick waits for the walk; a longer one is taken by a later tick.
 const WALK_WAIT: Duration = Duration::from_millis(15);
 
@@ -102,29 +92,6 @@ pub struct Sources {
     proc_ms: Option<Ms>,
     probing: Haste,
     scraping: Haste,
-}
-
-/// How often something that costs is done.
-#[derive(Debug, Clone, Copy)]
-struct Turn {
-    ms_min: Ms,
-    ms_max: Ms,
-    cost_factor: u64,
-}
-
-/// What was done last: when it ended, and what it cost.
-#[derive(Debug, Clone, Copy)]
-struct Done {
-    at_ms: Ms,
-    cost_us: u64,
-}
-
-impl Turn {
-    fn is_due(turns: [Self; 2], pace: Pace, now_ms: Ms, last: Option<Done>) -> bool {
-        let Self { ms_min, ms_max, cost_factor } = turns[usize::from(pace != Pace::Stare)];
-        let pause = |done: Done| (done.cost_us.saturating_mul(cost_factor) / 1_000).clamp(ms_min, ms_max);
-        last.is_none_or(|done| now_ms.saturating_sub(done.at_ms) >= pause(done))
-    }
 }
 
 /// The facts that were gathered last, and the look under way.
@@ -233,7 +200,7 @@ impl Sources {
 
     async fn look_at_processes(&mut self, now_ms: u64, page_pid: Option<i32>, obs: &mut Observation) {
         self.take_walk(now_ms).await;
-        let news = self.take_facts(now_ms).await;
+        let news = self.take_facts(now_ms, turns::is_gate_silent(now_ms, obs)).await;
         let glance = self.pace == Pace::Glance;
         let due = self.proc_ms.is_none_or(|at| now_ms.saturating_sub(at) >= PROC_EVERY_MS);
         if due || !glance {
@@ -242,8 +209,9 @@ impl Sources {
         } else if !news {
             return;
         }
-        if let (Some(proc), Some(facts)) = (&mut obs.proc.value, &self.slow.latest) {
-            facts.lay_over(proc);
+        let told = self.slow.latest.as_ref().zip(self.slow.done);
+        if let (Some(proc), Some((facts, done))) = (&mut obs.proc.value, told) {
+            facts.lay_over(proc, turns::tells_of_now(done.at_ms, now_ms));
         }
     }
 
@@ -296,9 +264,9 @@ impl Sources {
     /// Takes a finished walk over `/proc`, and starts one that is due.
     async fn take_walk(&mut self, now_ms: u64) {
         let Some(engine) = &self.engine else { return };
-        if self.walk.running.is_none() && Turn::is_due(WALKS, self.pace, now_ms, self.walk.done) {
+        if self.walk.running.is_none() && turns::is_walk_due(self.pace, now_ms, self.walk.done) {
             let me = i32::try_from(std::process::id()).unwrap_or(-1);
-            let whole_every_ms = WHOLE_WALK_MS[usize::from(self.pace != Pace::Stare)];
+            let whole_every_ms = turns::whole_walk_ms(self.pace);
             let watch = self.walk.watch.take();
             let mut watch = watch.unwrap_or_else(|| TreeWatch::new(ProcRoot::live(), engine.clone(), me));
             self.walk.running = Some(tokio::task::spawn_blocking(move || {
@@ -318,7 +286,7 @@ impl Sources {
 
     /// Takes facts that were gathered, and starts gathering that is due. Never waits: what takes long is taken by a later tick. Returns
     /// true where there are new ones.
-    async fn take_facts(&mut self, now_ms: u64) -> bool {
+    async fn take_facts(&mut self, now_ms: u64, gate_is_silent: bool) -> bool {
         let Some(engine) = &self.engine else { return false };
         let mut news = false;
         if let Some(running) = self.slow.running.take_if(|running| running.is_finished())
@@ -329,7 +297,7 @@ impl Sources {
             self.slow.reader = Some(reader);
             news = true;
         }
-        if self.slow.running.is_some() || !Turn::is_due(FACTS, self.pace, now_ms, self.slow.done) {
+        if self.slow.running.is_some() || !turns::are_facts_due(self.pace, gate_is_silent, now_ms, self.slow.done) {
             return news;
         }
         let mut reader =

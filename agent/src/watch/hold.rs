@@ -12,7 +12,7 @@ const TRIAL_AFTER_MS: u64 = 30_000;
 #[derive(Debug, Clone)]
 pub struct Hold {
     fenced: bool,
-    ready: bool,
+    fit: bool,
     since_ms: u64,
     delivered: Option<Delivered>,
 }
@@ -26,8 +26,8 @@ struct Delivered {
 
 impl Hold {
     /// Holds what the forerunner had decided.
-    pub fn new(fenced: bool, ready: bool, now_ms: u64) -> Self {
-        Self { fenced, ready, since_ms: now_ms, delivered: None }
+    pub fn new(fenced: bool, fit: bool, now_ms: u64) -> Self {
+        Self { fenced, fit, since_ms: now_ms, delivered: None }
     }
 
     /// Is the hold over: did anything reach a client since, or was there nothing to deliver for long enough?
@@ -50,9 +50,9 @@ impl Hold {
         self.fenced
     }
 
-    /// What readiness was, for a verdict that knows nothing yet.
-    pub fn ready(&self, verdict: &Verdict) -> Option<bool> {
-        (!self.fenced && matches!(verdict, Verdict::Starting | Verdict::Unknown)).then_some(self.ready)
+    /// What the engine's fitness was, for a verdict that knows nothing yet.
+    pub fn fit(&self, verdict: &Verdict) -> Option<bool> {
+        (!self.fenced && matches!(verdict, Verdict::Starting | Verdict::Unknown)).then_some(self.fit)
     }
 }
 
@@ -118,10 +118,10 @@ mod tests {
     }
 
     #[test]
-    fn readiness_is_held_only_while_the_new_detector_knows_nothing() {
+    fn fitness_is_held_only_while_the_new_detector_knows_nothing() {
         let mut hold = Hold::new(false, true, 0);
-        assert_eq!(hold.ready(&Verdict::Starting), Some(true));
-        assert_eq!(hold.ready(&Verdict::Dead), None);
+        assert_eq!(hold.fit(&Verdict::Starting), Some(true));
+        assert_eq!(hold.fit(&Verdict::Dead), None);
         assert!(!hold.is_over(100, &Observation::default(), &Verdict::Starting));
         assert!(hold.is_over(200, &Observation::default(), &Verdict::Idle));
     }

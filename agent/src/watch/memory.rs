@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use vitals::recovery::EpisodeStage;
+use vitals::verdict::Verdict;
 
+use super::hold::refusal;
 use super::latest::Latest;
 use crate::incidents::Incidents;
 use crate::sources::EngineProcess;
@@ -15,8 +17,13 @@ use crate::sources::EngineProcess;
 pub struct Memory {
     /// pid and start ticks of the engine that all of this is about.
     pub engine: Option<(i32, u64)>,
-    pub ready: bool,
+    /// Would the replica serve, by what its engine does alone?
+    pub fit: bool,
+    /// This engine has delivered tokens, or needs not show that it does.
+    pub proven: bool,
     pub fenced: bool,
+    /// What refused clients were told; empty while the gate was open.
+    pub refusal: String,
     pub incidents: Incidents,
     pub last_unattended_ms: Option<u64>,
     /// The last drain request that an engine's restart has ended.
@@ -43,6 +50,11 @@ impl Memory {
         self.fenced && self.incidents.open().is_some_and(|open| open.stage != restarting)
     }
 
+    /// What refused clients are told until the new detector has a verdict: whose fence it is, else what they were told so far.
+    pub fn words(&self, by_hand: Option<&str>) -> String {
+        if by_hand.is_some() { refusal(&Verdict::Unknown, by_hand) } else { self.refusal.clone() }
+    }
+
     /// Was it about this process?
     pub fn is_about(&self, engine: Option<&EngineProcess>) -> bool {
         engine.is_some() && self.engine == engine.map(|engine| (engine.pid, engine.start_ticks))
@@ -53,8 +65,10 @@ impl Memory {
 #[derive(Debug, Clone, Copy)]
 pub struct Known<'a> {
     pub engine: Option<(i32, u64)>,
-    pub ready: bool,
+    pub fit: bool,
+    pub proven: bool,
     pub fenced: bool,
+    pub refusal: &'a str,
     pub incidents: &'a Incidents,
     pub last_unattended_ms: Option<u64>,
     pub drain_ended: u64,
@@ -62,9 +76,10 @@ pub struct Known<'a> {
 
 impl Memory {
     fn holds(&self, now: &Known<'_>) -> bool {
-        let Known { engine, ready, fenced, incidents, last_unattended_ms, drain_ended } = *now;
-        (self.engine, self.ready, self.fenced, self.last_unattended_ms, self.drain_ended)
-            == (engine, ready, fenced, last_unattended_ms, drain_ended)
+        let Known { engine, fit, proven, fenced, refusal, incidents, last_unattended_ms, drain_ended } = *now;
+        (self.engine, self.fit, self.proven, self.fenced) == (engine, fit, proven, fenced)
+            && (self.last_unattended_ms, self.drain_ended) == (last_unattended_ms, drain_ended)
+            && self.refusal == refusal
             && self.incidents == *incidents
     }
 }
@@ -96,9 +111,11 @@ impl Keeper {
         if self.written.holds(now) {
             return;
         }
-        let Known { engine, ready, fenced, incidents, last_unattended_ms, drain_ended } = *now;
-        let (incidents, boot_id) = (incidents.clone(), std::mem::take(&mut self.written.boot_id));
-        self.written = Memory { engine, ready, fenced, incidents, last_unattended_ms, drain_ended, boot_id };
+        let Known { engine, fit, proven, fenced, refusal, incidents, last_unattended_ms, drain_ended } = *now;
+        let (refusal, incidents) = (refusal.to_owned(), incidents.clone());
+        let boot_id = std::mem::take(&mut self.written.boot_id);
+        self.written =
+            Memory { engine, fit, proven, fenced, refusal, incidents, last_unattended_ms, drain_ended, boot_id };
         if let Ok(text) = serde_json::to_vec(&self.written) {
             self.writer.put(text);
         }
@@ -124,15 +141,24 @@ mod tests {
     }
 
     #[test]
+    fn whoever_is_refused_is_told_why_also_by_a_new_detector() {
+        let told = refusal(&Verdict::Dead, None);
+        let memory = Memory { fenced: true, refusal: told.clone(), ..Memory::default() };
+        assert_eq!(memory.words(None), told);
+        let by_hand = memory.words(Some("fenced by ann: a look"));
+        assert!(by_hand.contains("fenced by ann: a look"), "{by_hand}");
+    }
+
+    #[test]
     fn what_is_kept_is_recalled_and_another_boot_keeps_the_incidents_alone() {
         let dir = tempfile::tempdir().unwrap();
-        let mut memory = Memory { ready: true, engine: Some((1, 2)), boot_id: boot_id(), ..Memory::default() };
+        let mut memory = Memory { fit: true, engine: Some((1, 2)), boot_id: boot_id(), ..Memory::default() };
         memory.incidents.begin("a-1-1", 1, "Livelock", "t");
         crate::files::write_json(&Memory::path(dir.path()), &memory).unwrap();
         assert_eq!(Memory::recall(dir.path()), memory);
         memory.boot_id = "another".into();
         crate::files::write_json(&Memory::path(dir.path()), &memory).unwrap();
         let recalled = Memory::recall(dir.path());
-        assert!(!recalled.ready && recalled.engine.is_none() && recalled.incidents == memory.incidents);
+        assert!(!recalled.fit && recalled.engine.is_none() && recalled.incidents == memory.incidents);
     }
 }

@@ -42,7 +42,7 @@ use crate::report::Reporter;
 use crate::sources::clock::monotonic_ms;
 use crate::sources::pace::{Pace, PaceKeeper};
 use crate::sources::{EngineProcess, Sources};
-use crate::status::Aside;
+use crate::status::{Aside, fitness, readiness};
 
 /// A tick that begins this much later than it should is a gap of ours, not the engine's silence (V5).
 const GAP_MS_MIN: u64 = 150;
@@ -94,7 +94,8 @@ struct Watch {
     hand: Option<String>,
     acts: Acts,
     hold: Option<Hold>,
-    ready: bool,
+    /// Would the replica serve, by what its engine does alone?
+    fit: bool,
     drain: channel::Receiver<Drain>,
     drain_ended: u64,
     proof: Proof,
@@ -124,6 +125,7 @@ impl Watch {
         let mut by_hand = ByHand::new(config.notes_dir.clone());
         let hand = by_hand.look(now_ms).map(Fence::words);
         let own_fence = memory.fenced && same;
+        let fenced = own_fence || hand.is_some();
         let reporter = config.pod.clone().map(|pod| Reporter::start(pod, dir));
         let stdout =
             |line: Vec<u8>| _ = io::stdout().lock().write_all(&line).and_then(|()| io::stdout().lock().flush());
@@ -136,19 +138,20 @@ impl Watch {
             recovery,
             gate: GateEar::new(dir),
             control: Control {
-                fenced: own_fence || hand.is_some(),
+                fenced,
                 retry_after_s: RETRY_AFTER_S,
+                reason: fenced.then(|| memory.words(hand.as_deref())).unwrap_or_default(),
                 ..Control::default()
             },
             fence_wanted: own_fence,
             own_fence,
             by_hand,
             hand,
-            hold: same.then(|| Hold::new(memory.fence_is_held(), memory.ready, now_ms)),
-            ready: same && memory.ready,
+            hold: same.then(|| Hold::new(memory.fence_is_held(), memory.fit, now_ms)),
+            fit: same && memory.fit,
             drain,
             drain_ended: memory.drain_ended,
-            proof: Proof::new(config.prove_through.clone(), same && memory.ready),
+            proof: Proof::new(config.prove_through.clone(), same && memory.proven),
             instance: config.instance(),
             ticked_ms: None,
             due_in: Duration::from_millis(config.policy.tick_ms),
@@ -336,13 +339,12 @@ impl Watch {
     fn publish(&mut self, now_ms: u64, obs: &Observation, outcome: &Outcome, (drain, proven): (Option<Drain>, bool)) {
         let fenced = self.control.fenced;
         let aside = Aside::of(drain.is_some(), proven);
-        let held = self.hold.as_ref().and_then(|hold| hold.ready(&outcome.verdict));
-        let judged = crate::status::readiness(&outcome.verdict, fenced, aside, self.ready);
-        self.ready = held.map_or(judged, |ready| ready && !fenced && aside == Aside::No);
+        let held = self.hold.as_ref().and_then(|hold| hold.fit(&outcome.verdict));
+        self.fit = held.unwrap_or_else(|| fitness(&outcome.verdict, self.fit));
         let news = publish::News {
             now_ms,
             outcome,
-            ready: self.ready,
+            ready: readiness(self.fit, fenced, aside),
             fenced,
             phase: obs.pages.value.as_ref().and_then(|pages| pages.first()).map(|page| page.phase),
             incidents: self.acts.incidents.list(),
@@ -355,8 +357,10 @@ impl Watch {
         self.publisher.publish(&news, &self.metrics);
         self.keeper.keep(&Known {
             engine: self.engine.as_ref().map(|engine| (engine.pid, engine.start_ticks)),
-            ready: self.ready,
+            fit: self.fit,
+            proven,
             fenced: self.own_fence,
+            refusal: &self.control.reason,
             incidents: &self.acts.incidents,
             last_unattended_ms: self.recovery.last_unattended_ms(),
             drain_ended: self.drain_ended,

@@ -99,7 +99,7 @@ fn threads_are_told_the_main_one_first_then_the_busiest() {
     assert_eq!(threads[0].tid, own_pid());
     assert!(threads.len() <= 4 && threads[1..].is_sorted_by(|a, b| a.burned_ms >= b.burned_ms), "{threads:?}");
     let mut obs = ProcObs::default();
-    Facts { threads, ..Facts::default() }.lay_over(&mut obs);
+    Facts { threads, ..Facts::default() }.lay_over(&mut obs, true);
     assert_eq!(obs.threads[0].tid, own_pid());
 }
 
@@ -114,7 +114,7 @@ fn a_thread_that_is_found_running_twice_says_how_long_it_stood_in_line() {
     let mut reader = FactsReader::new(fake.root(), TickClock { ticks_per_second: 100, slept_ms: 0 });
     let mut look = |now_ms: u64| {
         let mut obs = ProcObs::default();
-        reader.gather(&Look { stepping: Some(100), now_ms, ..Look::default() }).lay_over(&mut obs);
+        reader.gather(&Look { stepping: Some(100), now_ms, ..Look::default() }).lay_over(&mut obs, true);
         assert_eq!(obs.threads_at_ms, Some(now_ms));
         obs.threads.iter().map(|thread| (thread.tid, thread.burned_ms, thread.runnable_ms)).collect::<Vec<_>>()
     };
@@ -126,6 +126,18 @@ fn a_thread_that_is_found_running_twice_says_how_long_it_stood_in_line() {
     assert_eq!(look(2_000), [(100, 0, None), (101, 60, Some(930)), (102, 0, None)]);
     thread(101, 'S', 16, "160000000 4930000000 12\n");
     assert_eq!(look(3_000)[1], (101, 0, None), "who sleeps stands in no line");
+}
+
+#[test]
+fn a_count_of_connections_that_is_old_is_missing_and_not_zero() {
+    let facts =
+        Facts { sockets: Some(Sockets { established: 0, accept_queue: 0, ..Sockets::default() }), ..Facts::default() };
+    let laid = |current| {
+        let mut obs = ProcObs::default();
+        facts.lay_over(&mut obs, current);
+        (obs.connections, obs.accept_queue)
+    };
+    assert_eq!((laid(true), laid(false)), ((Some(0), Some(0)), (None, None)));
 }
 
 #[test]

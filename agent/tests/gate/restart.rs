@@ -1,0 +1,178 @@
+//! A detector that starts anew, between a gate that the test plays and an engine that only sleeps: what its forerunner knew still holds.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use agent::gate::ledger::{Control, GateReply};
+use agent::launch::EngineFile;
+use agent::sources::EngineProcess;
+use agent::sources::clock::monotonic_ms;
+use agent::status::StatusDoc;
+use heartbeat::Writer;
+use heartbeat::page::{Beat, Identity, Phase};
+use serde_json::json;
+
+const SOON: Duration = Duration::from_secs(40);
+const FENCE: &str = r#"{"by":"ann","at":"2026-01-01T00:00:00Z","why":"a look"}"#;
+
+/// Directories, the engine, and the gate's end of the line.
+struct Scene {
+    dir: tempfile::TempDir,
+    engine: Child,
+    orders: Receiver<Control>,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = self.engine.kill();
+        let _ = self.engine.wait();
+    }
+}
+
+/// One life of the detector; it ends with this.
+struct Life {
+    detector: Child,
+    statuses: Receiver<StatusDoc>,
+    _stdin: ChildStdin,
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        let _ = self.detector.kill();
+        let _ = self.detector.wait();
+    }
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["agent", "notes", "pages"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let engine = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
+        let EngineProcess { pid, start_ticks } = EngineProcess::of(engine.id().cast_signed()).unwrap();
+        let file = EngineFile { pid, start_ticks, nonce: 7, starts: 1, command: Vec::new(), last_exit: None };
+        let agent_dir = dir.path().join("agent");
+        std::fs::write(EngineFile::path(&agent_dir), serde_json::to_vec(&file).unwrap()).unwrap();
+        let (tell, orders) = channel();
+        let gate = UnixListener::bind(agent_dir.join("gate.sock")).unwrap();
+        std::thread::spawn(move || gate.incoming().flatten().for_each(|line| answer(&line, &tell)));
+        Self { dir, engine, orders }
+    }
+
+    /// A page that proves progress: eight tokens, and nothing owed.
+    fn page(&self) -> Writer {
+        let engine = EngineProcess::of(self.engine.id().cast_signed()).unwrap();
+        let mut identity = Identity::of_this_process(0, 1, 7).unwrap();
+        (identity.pid, identity.pid_start_ticks) = (self.engine.id(), engine.start_ticks);
+        let mut writer = Writer::create(&self.dir.path().join("pages"), &identity).unwrap();
+        let now_ns = heartbeat::monotonic_ns();
+        writer.publish(&Beat {
+            steps_completed: 8,
+            tokens_delivered: 8,
+            requests_finished: 1,
+            running: 0,
+            waiting: 0,
+            prompt_tokens_owed: 0,
+            phase: Phase::Idle,
+            phase_tokens: 0,
+            phase_entered_ns: now_ns,
+            lease_ms: 500,
+            step_started_ns: 0,
+            work_done: 0,
+            work_total: 0,
+            published_ns: now_ns,
+        });
+        writer
+    }
+
+    fn fence(&self, text: &str) {
+        std::fs::write(self.dir.path().join("notes/fence"), text).unwrap();
+    }
+
+    fn detect(&self) -> Life {
+        let path = |name: &str| self.dir.path().join(name);
+        let option = |name: &str, path: &Path| format!("--{name}={}", path.display());
+        let mut detector = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
+            .args(["agent", "detect", "--standalone", "--no-nvml", "--recovery-mode=Observe"])
+            // nobody is there to be asked for tokens, and nothing answers for the engine
+            .args(["--prove-through=http://127.0.0.1:1", "--engine-url=http://127.0.0.1:1"])
+            .args([option("agent-dir", &path("agent")), option("notes-dir", &path("notes"))])
+            .args([option("page-dir", &path("pages")), option("bundle-dir", &path("bundles"))])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (stdin, stdout) = (detector.stdin.take().unwrap(), detector.stdout.take().unwrap());
+        let (tell, statuses) = channel();
+        std::thread::spawn(move || {
+            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+            lines.filter_map(|line| serde_json::from_str(&line).ok()).try_for_each(|status| tell.send(status))
+        });
+        Life { detector, statuses, _stdin: stdin }
+    }
+}
+
+impl Life {
+    fn until(&self, what: &str, wanted: impl Fn(&StatusDoc) -> bool) -> StatusDoc {
+        until(&self.statuses, what, wanted)
+    }
+}
+
+/// The first of these that is as wanted.
+fn until<T>(from: &Receiver<T>, what: &str, wanted: impl Fn(&T) -> bool) -> T {
+    let begun = Instant::now();
+    loop {
+        let left = SOON.saturating_sub(begun.elapsed());
+        let one = from.recv_timeout(left).unwrap_or_else(|error| panic!("never: {what} ({error})"));
+        if wanted(&one) {
+            return one;
+        }
+    }
+}
+
+/// The gate's end of one connection: tells what it hears, and owes nothing.
+fn answer(mut line: &std::os::unix::net::UnixStream, tell: &Sender<Control>) {
+    let read = BufReader::new(line.try_clone().unwrap());
+    for (heard, order) in read.lines().map_while(Result::ok).enumerate() {
+        let _ = tell.send(serde_json::from_str(&order).unwrap());
+        let reply = json!({ "heard": heard + 1, "at_ms": monotonic_ms(), "reply": GateReply::default() });
+        if writeln!(line, "{reply}").is_err() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_new_detector_keeps_proof_reason_and_readiness_over_a_persons_fence() {
+    let scene = Scene::new();
+    let page = scene.page();
+    let first = scene.detect();
+    first.until("ready, for it has delivered", |status| status.ready);
+    scene.fence(FENCE);
+    first.until("fenced", |status| !status.ready && status.verdict.fenced);
+    // the memory is written by a thread of its own
+    let memory = scene.dir.path().join("agent/detector.json");
+    let begun = Instant::now();
+    while !std::fs::read_to_string(&memory).is_ok_and(|text| text.contains("fenced by ann")) {
+        assert!(begun.elapsed() < SOON, "never written");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(first);
+    // from here nothing tells anything of the engine any more
+    drop(page);
+    std::fs::remove_file(scene.dir.path().join("pages/rank-0.beat")).unwrap();
+    while scene.orders.try_recv().is_ok() {}
+
+    let second = scene.detect();
+    let order = until(&scene.orders, "the first order", |_| true);
+    assert!(order.fenced && order.reason.contains("fenced by ann: a look"), "{order:?}");
+    second.until("still fenced", |status| !status.ready && status.verdict.fenced);
+    scene.fence("");
+    let status = second.until("ready as before the fence", |status| status.ready);
+    assert!(matches!(status.verdict.verdict.as_str(), "Starting" | "Unknown"), "{status:?}");
+}
