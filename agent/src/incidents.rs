@@ -3,6 +3,7 @@
 //! The state machine of `vitals::recovery` says which stage an episode is in; this file writes down when it got there.
 
 use crds::episode::Episode;
+use crds::poison::InFlight;
 use serde::{Deserialize, Serialize};
 use vitals::recovery::{EpisodeStage, GrantedBy, RecoveryOutput};
 use vitals::verdict::{Outcome, StallClass, Verdict};
@@ -109,6 +110,13 @@ impl Incidents {
         if let Some(episode) = self.list.iter_mut().find(|episode| episode.id == id && episode.killed_at.is_none()) {
             episode.killed_at = Some(now.to_owned());
             episode.requests_lost = lost;
+        }
+    }
+
+    /// Which requests were in flight when the open episode began (I7).
+    pub fn suspects(&mut self, in_flight: Vec<InFlight>) {
+        if let Some(episode) = self.open_mut() {
+            episode.in_flight = in_flight;
         }
     }
 

@@ -30,6 +30,7 @@ pub struct Metrics {
     pub gap_seconds: prometheus::Counter,
     pub report_failures: IntGauge,
     pub log_lines_dropped: IntGauge,
+    pub poison_requests: IntGauge,
 }
 
 impl Metrics {
@@ -77,6 +78,10 @@ impl Metrics {
                 "truebeat_log_lines_dropped",
                 "Lines of the detector's own log that were dropped because nobody read them.",
             )?,
+            poison_requests: IntGauge::new(
+                "truebeat_poison_requests",
+                "Fingerprints of requests that are refused because they were in flight at two stalls (I7).",
+            )?,
             registry,
         };
         metrics.register()?;
@@ -84,7 +89,7 @@ impl Metrics {
     }
 
     fn register(&self) -> Result<(), prometheus::Error> {
-        let all: [Box<dyn prometheus::core::Collector>; 14] = [
+        let all: [Box<dyn prometheus::core::Collector>; 15] = [
             Box::new(self.verdict.clone()),
             Box::new(self.fenced.clone()),
             Box::new(self.ready.clone()),
@@ -98,6 +103,7 @@ impl Metrics {
             Box::new(self.gap_seconds.clone()),
             Box::new(self.report_failures.clone()),
             Box::new(self.log_lines_dropped.clone()),
+            Box::new(self.poison_requests.clone()),
             Box::new(IntGauge::new("truebeat_up", "1: the detector runs.").inspect(|up| up.set(1))?),
         ];
         all.into_iter().try_for_each(|collector| self.registry.register(collector))
@@ -121,6 +127,7 @@ impl Metrics {
             ("failed", reply.requests_failed),
             ("refused", reply.requests_refused),
             ("abandoned", reply.requests_abandoned),
+            ("poisonous", reply.requests_poisonous),
         ];
         for (end, n) in ends {
             self.gate_requests.with_label_values(&[end]).set(n as f64);

@@ -24,6 +24,15 @@ pub enum Mode {
     Recover,
 }
 
+/// What becomes of requests that were in flight at two stalls (I7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PoisonRequests {
+    /// The gate answers them with 422.
+    Refuse,
+    /// They are told in the incidents and served.
+    Ignore,
+}
+
 /// The detector's options.
 #[derive(Debug, Clone, Args)]
 pub struct WatchArgs {
@@ -73,9 +82,22 @@ pub struct WatchArgs {
     /// Where the kubelet keeps the pod's annotations as files; a person's fence is one of them.
     #[arg(long, env = "TRUEBEAT_NOTES_DIR")]
     pub notes_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub poison: PoisonArgs,
     /// `truebeat run`: the engine is the supervisor's child and restarts need no second key (internal).
     #[arg(long, hide = true)]
     pub standalone: bool,
+}
+
+/// Poison requests (I7).
+#[derive(Debug, Clone, Args)]
+pub struct PoisonArgs {
+    /// What becomes of requests that were in flight at two stalls.
+    #[arg(long, env = "TRUEBEAT_POISON_REQUESTS", value_enum, ignore_case = true, default_value_t = PoisonRequests::Refuse)]
+    pub poison_requests: PoisonRequests,
+    /// How long such a request stays refused after its last stall. In a pod the InferenceDeployment says it.
+    #[arg(long, env = "TRUEBEAT_POISON_FOR", default_value = "6h", value_parser = humantime::parse_duration)]
+    pub poison_for: Duration,
 }
 
 /// The detector's options that make sense in `truebeat run`.
@@ -99,6 +121,8 @@ pub struct RunWatchArgs {
     /// A detector's number other than the default, e.g. `native_floor_ms=500`; may be given several times.
     #[arg(long, env = "TRUEBEAT_POLICY", value_name = "NAME=NUMBER", value_delimiter = ',')]
     pub policy: Vec<String>,
+    #[command(flatten)]
+    pub poison: PoisonArgs,
 }
 
 impl RunWatchArgs {
@@ -122,6 +146,7 @@ impl RunWatchArgs {
             pod_namespace: String::new(),
             pod_uid: None,
             notes_dir: None,
+            poison: self.poison,
             standalone: true,
         }
     }
@@ -130,7 +155,7 @@ impl RunWatchArgs {
 impl WatchArgs {
     /// The same options as words, for the child that has the role.
     pub fn to_args(&self) -> Vec<OsString> {
-        let mode = self.recovery_mode.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let mode = name_of(&self.recovery_mode);
         let mut words: Vec<OsString> = Vec::new();
         // clap takes `--name=` for a forgotten value; an empty one means the default anyway
         let mut push = |name: &str, value: OsString| words.extend((!value.is_empty()).then(|| joined(name, value)));
@@ -139,6 +164,8 @@ impl WatchArgs {
         push("--ranks", self.ranks.to_string().into());
         push("--bundle-dir", self.bundle_dir.clone().into());
         push("--recovery-mode", mode.into());
+        push("--poison-requests", name_of(&self.poison.poison_requests).into());
+        push("--poison-for", format!("{}ms", self.poison.poison_for.as_millis()).into());
         push("--pod-namespace", self.pod_namespace.clone().into());
         push("--termination-message-path", self.termination_message_path.clone().into());
         push("--unattended-window", format!("{}ms", self.unattended_window.as_millis()).into());
@@ -186,10 +213,16 @@ impl WatchArgs {
             termination_message_path: self.termination_message_path,
             pod: pod.map(|name| PodIdentity { name, namespace: self.pod_namespace, uid: self.pod_uid }),
             notes_dir: self.notes_dir,
+            refuse_poison_for: (self.poison.poison_requests == PoisonRequests::Refuse)
+                .then_some(self.poison.poison_for),
             prove_through: self.prove_through,
             standalone: self.standalone,
         })
     }
+}
+
+fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
 fn joined(name: &str, value: OsString) -> OsString {
@@ -257,6 +290,8 @@ mod tests {
             "--notes-dir=/n",
             "--prove-through=http://127.0.0.1:2",
             "--log-file=-x",
+            "--poison-requests=Ignore",
+            "--poison-for=77m",
             "--standalone",
         ];
         let first = Line::try_parse_from(given).unwrap().watch;

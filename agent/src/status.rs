@@ -1,6 +1,6 @@
 //! What the detector tells the supervisor, and the one rule that makes readiness of a verdict. Pure.
 
-use crds::{episode::Episode, fence::FENCED_BY_PERSON};
+use crds::{episode::Episode, fence::FENCED_BY_PERSON, poison::Refused};
 use serde::{Deserialize, Serialize};
 use vitals::verdict::{Outcome, Reason, Verdict};
 
@@ -48,6 +48,9 @@ pub struct VerdictDoc {
     /// Stalled, while the engine's own `/health` answers 200.
     #[serde(default)]
     pub health_lies: bool,
+    /// Requests that the gate refuses, because they were in flight at two stalls (I7).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub poison: Vec<Refused>,
 }
 
 impl VerdictDoc {
@@ -61,6 +64,7 @@ impl VerdictDoc {
             reasons: outcome.reasons.clone(),
             phase,
             health_lies: outcome.health_lies,
+            poison: Vec::new(),
         }
     }
 

@@ -9,6 +9,8 @@ mod end_run;
 mod hostile;
 #[path = "forensics/leaks.rs"]
 mod leaks;
+#[path = "forensics/poison.rs"]
+mod poison;
 #[path = "forensics/rows.rs"]
 mod rows;
 #[path = "forensics/stacks.rs"]

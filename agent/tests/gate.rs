@@ -333,3 +333,29 @@ async fn a_gate_that_starts_anew_stays_shut_and_changes_its_epoch() {
     let second = gate.until("the new gate", |_| true).await;
     assert!(second.shut && second.obs.epoch != first.obs.epoch);
 }
+
+#[tokio::test]
+async fn d04_a_detector_and_a_gate_of_other_versions_understand_each_other() {
+    let mut gate = Gate::before("127.0.0.1:1").await;
+    gate.until("it is there", |_| true).await;
+    let path = gate._dir.path().join("gate.sock");
+    let mut line = tokio::io::BufStream::new(tokio::net::UnixStream::connect(path).await.unwrap());
+    // an older detector knows less, a newer one more
+    for (order, shut) in [
+        (r#"{"fenced":true,"retry_after_s":1,"reason":"x","draining":false}"#, true),
+        (r#"{"fenced":false,"retry_after_s":1,"reason":"","draining":false,"unheard_of":[{"a":1}]}"#, false),
+    ] {
+        line.write_all(format!("{order}\n").as_bytes()).await.unwrap();
+        line.flush().await.unwrap();
+        let mut told = String::new();
+        let read = tokio::io::AsyncBufReadExt::read_line(&mut line, &mut told);
+        tokio::time::timeout(SOON, read).await.unwrap().unwrap();
+        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+        assert_eq!(told["reply"]["shut"], shut, "{order}");
+        // an older gate counts less, a newer one more
+        let mut reply = told["reply"].clone();
+        reply.as_object_mut().unwrap().remove("requests_poisonous");
+        reply["unheard_of"] = 1.into();
+        assert!(serde_json::from_value::<GateReply>(reply).is_ok());
+    }
+}

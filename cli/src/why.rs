@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crds::episode::Episode;
+use crds::poison::Refused;
 use serde_json::Value;
 
 use crate::args::{Output, WhyArgs};
@@ -39,6 +40,8 @@ fn print_verdict(verdict: &Value) {
     for reason in verdict["reasons"].as_array().into_iter().flatten() {
         println!("  - {}", reason_text(reason));
     }
+    let poison: Vec<Refused> = serde_json::from_value(verdict["poison"].clone()).unwrap_or_default();
+    poison.iter().for_each(|one| println!("  - {} [gate]", one.words()));
 }
 
 /// A reason is `{source, text}`; a plain string is taken as it is.
@@ -85,6 +88,13 @@ fn print_episode(episode: &Episode) {
         println!("  - {reason}");
     }
     println!("  requests lost {}, refused {}", episode.requests_lost, episode.requests_refused);
+    if !episode.in_flight.is_empty() {
+        let strangers = episode.in_flight.iter().filter(|one| one.completed_at.is_none()).count();
+        println!(
+            "  different requests in flight {}, of them never answered before {strangers}",
+            episode.in_flight.len()
+        );
+    }
     if let Some(fingerprint) = &episode.fingerprint {
         println!("  fingerprint {fingerprint} (the same for the same disease)");
     }

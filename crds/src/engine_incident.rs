@@ -7,6 +7,8 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::poison::InFlight;
+
 /// One stall of one engine: who, what class, when each step happened, and how it ended.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
@@ -92,6 +94,10 @@ pub struct EngineIncidentStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub bundle: Option<String>,
+    /// Requests that were in flight when it began, by fingerprint. One that was so at two stalls is refused (`recovery.poisonRequests`).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128), extend("x-kubernetes-list-type" = "atomic"))]
+    pub in_flight: Vec<InFlight>,
     /// `Recovered` (the engine was restarted and serves), `Cleared` (it went on by itself), `Unfenced` (by a person),
     /// `PodGone`, `Superseded`. Absent while open.
     #[serde(skip_serializing_if = "Option::is_none")]

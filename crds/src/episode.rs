@@ -4,6 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::poison::InFlight;
+
 /// Pod condition for people: `True` progresses, `False` does not, `Unknown` cannot tell; reason = verdict or stall class.
 pub const CONDITION_PROGRESSING: &str = "truebeat.io/progressing";
 /// Pod condition for the operator: `True` while an episode is open; the message is an [`Episode`] as JSON.
@@ -66,12 +68,21 @@ pub struct Episode {
     pub requests_refused: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu_uuids: Vec<String>,
+    /// Requests that were in flight when it began, by fingerprint (I7); those that never succeeded here first, at most
+    /// [`IN_FLIGHT_MAX`](crate::poison::IN_FLIGHT_MAX).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub in_flight: Vec<InFlight>,
 }
 
 impl Episode {
     /// Is a restart wanted and not yet granted?
     pub fn awaits_grant(&self) -> bool {
         self.stage == "Stalled"
+    }
+
+    /// Did the engine stall or die, beyond suspicion?
+    pub fn is_stall(&self) -> bool {
+        self.confirmed_at.is_some() || self.class == "Dead"
     }
 
     /// Has it ended?

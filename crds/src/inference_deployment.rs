@@ -286,6 +286,14 @@ pub enum LastReplica {
     Fence,
 }
 
+/// What becomes of requests that were in flight at two stalls.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+pub enum PoisonRequests {
+    #[default]
+    Refuse,
+    Ignore,
+}
+
 /// What may be done when an engine stops making progress.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
@@ -323,6 +331,12 @@ pub struct Recovery {
     /// At most one such restart in this long. A duration such as `1h`.
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
     pub unattended_window: String,
+    /// A request that was in flight at the stalls of two replicas, and was not answered in between, is refused by all of them with
+    /// status 422 before it stalls a third (I7). `Ignore`: it is only told in the incidents.
+    pub poison_requests: PoisonRequests,
+    /// How long such a request stays refused after its last stall, and how far apart two stalls may lie. A duration such as `6h`.
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
+    pub poison_for: String,
 }
 
 impl Default for Recovery {
@@ -338,6 +352,8 @@ impl Default for Recovery {
             avoid_nodes_percent: 30,
             unattended_after: "5m".to_owned(),
             unattended_window: "1h".to_owned(),
+            poison_requests: PoisonRequests::default(),
+            poison_for: "6h".to_owned(),
         }
     }
 }

@@ -10,6 +10,7 @@ pub mod fence;
 pub mod inference_deployment;
 pub mod node;
 pub mod overlay;
+pub mod poison;
 pub mod rollout;
 pub mod scaling;
 pub mod status;

@@ -4,14 +4,18 @@ use http::{HeaderValue, Response, StatusCode, header};
 
 use super::body::AnswerBody;
 use super::ledger::Refusal;
+use super::print::Print;
 
 /// Seconds after which an engine that is not there is worth another try.
 const RETRY_ABSENT_S: u32 = 1;
 
 /// The error object that OpenAI clients understand, on one line.
 pub fn error_json(message: &str, code: &str) -> String {
-    serde_json::json!({ "error": { "message": message, "type": "server_error", "param": null, "code": code } })
-        .to_string()
+    typed_error_json(message, "server_error", code)
+}
+
+fn typed_error_json(message: &str, kind: &str, code: &str) -> String {
+    serde_json::json!({ "error": { "message": message, "type": kind, "param": null, "code": code } }).to_string()
 }
 
 /// The gate is shut.
@@ -34,13 +38,28 @@ pub fn broken(what: &str) -> Response<AnswerBody> {
     )
 }
 
+/// Such requests were in flight at two stalls (I7). No `Retry-After`: trying again is what must not happen.
+pub fn poison(print: Option<Print>) -> Response<AnswerBody> {
+    let print = print.map(|print| print.to_string()).unwrap_or_default();
+    let message = format!(
+        "requests like this one were being answered when the engine stalled, twice, and are refused for a time; \
+         the operator of this service knows it by the fingerprint {print}"
+    );
+    let text = typed_error_json(&message, "invalid_request_error", "poison_request");
+    json(StatusCode::UNPROCESSABLE_ENTITY, text, None)
+}
+
 /// The client's own mistake.
 pub fn bad_request(status: StatusCode, message: &str) -> Response<AnswerBody> {
     answer(status, message, "bad_request", None)
 }
 
 fn answer(status: StatusCode, message: &str, code: &str, retry_after_s: Option<u32>) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::whole(error_json(message, code)));
+    json(status, error_json(message, code), retry_after_s)
+}
+
+fn json(status: StatusCode, text: String, retry_after_s: Option<u32>) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::whole(text));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -49,7 +49,7 @@ impl Flight {
     /// Closes the books, once.
     pub fn end(&mut self, end: End) {
         if !std::mem::replace(&mut self.ended, true) {
-            self.ledger.close(self.id, end);
+            self.ledger.close(self.id, monotonic_ms(), end);
         }
     }
 
@@ -181,7 +181,7 @@ impl CountedBody {
     /// status line is gone.
     fn broken(&mut self, error: hyper::Error) -> Option<Result<Frame<Bytes>, hyper::Error>> {
         self.over = true;
-        self.flight.end(End::Failed);
+        self.flight.end(End::Broken);
         if !self.scan.is_events() {
             return Some(Err(error));
         }

@@ -16,6 +16,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::ledger::{Control, GateReply, Ledger};
+use super::suspects::Suspect;
 use crate::sources::clock::monotonic_ms;
 
 /// An exchange takes well under a millisecond; a gate that needs longer than this is not waited for.
@@ -25,6 +26,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// Asks for the counters and wants nothing: for whoever is not the detector.
 const LOOK: &[u8] = b"{\"look\":true}";
+/// The same, and asks who could have stalled the engine.
+const SUSPECTS: &[u8] = b"{\"suspects\":true}";
 
 /// What the gate says: its counters as of a moment, and how many lines of this connection it had heard by then.
 #[derive(Debug, Serialize, Deserialize)]
@@ -32,6 +35,9 @@ struct Told {
     heard: u64,
     at_ms: u64,
     reply: GateReply,
+    /// Only where it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    suspects: Option<Vec<Suspect>>,
 }
 
 /// The gate's end: serves every detector that connects, for ever.
@@ -64,17 +70,19 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: PathBuf) {
             },
             _ = beginnings.changed(), if shall_tell => false,
         };
+        let now_ms = monotonic_ms();
+        let mut suspects = None;
         if asked {
             heard += 1;
+            suspects = (line.trim_ascii_end() == SUSPECTS).then(|| ledger.suspects(now_ms));
             obey(&line, &ledger, &memory);
             line.clear();
         }
         beginnings.mark_unchanged();
-        let now_ms = monotonic_ms();
         let reply = ledger.reply(now_ms);
         shall_tell = asked && reply.obs.in_flight == 0;
         told.clear();
-        if serde_json::to_writer(&mut told, &Told { heard, at_ms: now_ms, reply }).is_err() {
+        if serde_json::to_writer(&mut told, &Told { heard, at_ms: now_ms, reply, suspects }).is_err() {
             return;
         }
         told.push(b'\n');
@@ -85,7 +93,7 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: PathBuf) {
 }
 
 fn obey(line: &[u8], ledger: &Ledger, memory: &Path) {
-    if line.trim_ascii_end() == LOOK {
+    if [LOOK, SUSPECTS].contains(&line.trim_ascii_end()) {
         return;
     }
     match serde_json::from_slice::<Control>(line) {
@@ -106,6 +114,12 @@ pub fn recall(memory: &Path) -> Control {
 fn remember(memory: &Path, control: &Control) {
     if let Err(error) = crate::files::write_json(memory, control) {
         tracing::warn!(%error, "the gate cannot remember its state; a restart will open it until the detector's next word");
+    }
+}
+
+impl Told {
+    fn heard(self) -> Heard {
+        Heard { at_ms: self.at_ms, reply: self.reply }
     }
 }
 
@@ -148,7 +162,7 @@ impl GateClient {
     pub async fn exchange(&mut self, control: &Control) -> io::Result<Heard> {
         self.words.clear();
         serde_json::to_writer(&mut self.words, control)?;
-        self.ask().await
+        self.ask().await.map(|told| told.heard())
     }
 
     /// Takes the gate's counters and tells it nothing: its fence stays as the detector wants it. Bounded by 50 ms.
@@ -158,7 +172,17 @@ impl GateClient {
     pub async fn look(&mut self) -> io::Result<Heard> {
         self.words.clear();
         self.words.extend_from_slice(LOOK);
-        self.ask().await
+        self.ask().await.map(|told| told.heard())
+    }
+
+    /// Who could have stalled the engine, as of now. Bounded by 50 ms.
+    ///
+    /// # Errors
+    /// As [`GateClient::exchange`].
+    pub async fn suspects(&mut self) -> io::Result<Vec<Suspect>> {
+        self.words.clear();
+        self.words.extend_from_slice(SUSPECTS);
+        Ok(self.ask().await?.suspects.unwrap_or_default())
     }
 
     /// Has the gate said by itself that work came, since it was asked last? Then it wants to be asked. Never waits.
@@ -173,7 +197,7 @@ impl GateClient {
         }
     }
 
-    async fn ask(&mut self) -> io::Result<Heard> {
+    async fn ask(&mut self) -> io::Result<Told> {
         let answer = tokio::time::timeout(EXCHANGE_MAX, self.try_ask()).await;
         let answer = answer.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)));
         if answer.is_err() {
@@ -182,7 +206,7 @@ impl GateClient {
         answer
     }
 
-    async fn try_ask(&mut self) -> io::Result<Heard> {
+    async fn try_ask(&mut self) -> io::Result<Told> {
         let line = match &mut self.line {
             Some(line) => line,
             none => {
@@ -197,7 +221,7 @@ impl GateClient {
             // what it said before it heard this is old
             let told = line.hear().await?;
             if told.heard >= line.said {
-                return Ok(Heard { at_ms: told.at_ms, reply: told.reply });
+                return Ok(told);
             }
         }
     }

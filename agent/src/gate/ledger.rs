@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use vitals::observation::{GateObs, Ms};
 
+use super::print::Print;
+use super::suspects::{Memory, Poison, Suspect};
 use super::work::Asked;
 
 /// A chunk that has waited longer than this for the client's socket makes the client "blocked" (V5).
@@ -29,6 +31,9 @@ pub struct Control {
     /// another replica.
     #[serde(default)]
     pub leaving: bool,
+    /// Requests that are refused whatever else is (I7).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub poison: Vec<Poison>,
 }
 
 /// What the gate answers: its counters, and how requests ended (for people; the detector needs only `obs`).
@@ -44,6 +49,9 @@ pub struct GateReply {
     pub requests_refused: u64,
     /// Left by the client before the end.
     pub requests_abandoned: u64,
+    /// Refused because such requests were in flight at two stalls.
+    #[serde(default)]
+    pub requests_poisonous: u64,
     /// Is the gate shut now?
     pub shut: bool,
 }
@@ -52,7 +60,10 @@ pub struct GateReply {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     Completed,
+    /// The engine said that it cannot, or nobody listened.
     Failed,
+    /// The engine broke off.
+    Broken,
     Abandoned,
 }
 
@@ -78,6 +89,7 @@ struct Books {
     open: BTreeMap<u64, Open>,
     /// Counters of requests that ended, and the sums over all.
     sums: GateReply,
+    memory: Memory,
 }
 
 #[derive(Debug)]
@@ -120,6 +132,21 @@ impl Ledger {
         Err(refusal)
     }
 
+    /// Is such a request refused (I7)? Counted where it is.
+    pub fn is_poison(&self, print: Option<Print>) -> bool {
+        let mut books = self.lock();
+        let poison = print.is_some_and(|print| books.memory.refuses(print, &books.control.poison));
+        books.sums.requests_poisonous += u64::from(poison);
+        poison
+    }
+
+    /// Which requests could have stalled the engine, as of `now_ms`.
+    pub fn suspects(&self, now_ms: Ms) -> Vec<Suspect> {
+        let books = self.lock();
+        let newest_first = books.open.values().rev().filter_map(|open| open.asked.print);
+        books.memory.suspects(newest_first, books.sums.obs.last_delivery_ms, now_ms)
+    }
+
     /// Shall clients close their connections after the next answer?
     pub fn leaving(&self) -> bool {
         self.lock().control.leaving
@@ -157,16 +184,21 @@ impl Ledger {
     }
 
     /// The request ended. A second close of the same request is ignored.
-    pub fn close(&self, id: u64, end: End) {
+    pub fn close(&self, id: u64, now_ms: Ms, end: End) {
         let mut books = self.lock();
-        if books.open.remove(&id).is_none() {
-            return;
-        }
+        let Some(open) = books.open.remove(&id) else { return };
         books.sums.obs.requests_done += 1;
         match end {
             End::Completed => books.sums.requests_completed += 1,
-            End::Failed => books.sums.requests_failed += 1,
+            End::Failed | End::Broken => books.sums.requests_failed += 1,
             End::Abandoned => books.sums.requests_abandoned += 1,
+        }
+        // A stream that ends with its connection ends so when the engine is killed, too: behind a fence no end is a success.
+        let proves = open.answered && !books.control.fenced;
+        match (open.asked.print, end) {
+            (Some(print), End::Completed) if proves => books.memory.answered(print, now_ms),
+            (Some(print), End::Broken | End::Abandoned) => books.memory.broke(print, now_ms),
+            _ => {}
         }
     }
 
@@ -215,7 +247,7 @@ mod tests {
     }
 
     fn asked(prompt_tokens: u64) -> Asked {
-        Asked { prompt_tokens, stream: true }
+        Asked { prompt_tokens, stream: true, print: None }
     }
 
     #[test]
@@ -237,9 +269,9 @@ mod tests {
         let reply = books.reply(300);
         assert_eq!((reply.obs.in_flight, reply.obs.awaiting_first_byte, reply.obs.prompt_tokens_owed), (2, 1, 2));
         assert_eq!((reply.obs.oldest_in_flight_ms, reply.obs.last_delivery_ms), (Some(100), Some(250)));
-        books.close(first, End::Completed);
-        books.close(first, End::Failed);
-        books.close(second, End::Abandoned);
+        books.close(first, 350, End::Completed);
+        books.close(first, 350, End::Failed);
+        books.close(second, 350, End::Abandoned);
         let reply = books.reply(400);
         assert_eq!((reply.obs.in_flight, reply.obs.requests_done, reply.obs.oldest_in_flight_ms), (0, 2, None));
         assert_eq!((reply.requests_completed, reply.requests_failed, reply.requests_abandoned), (1, 0, 1));
@@ -267,6 +299,39 @@ mod tests {
         books.set_control(Control::default());
         assert!(books.admit().is_ok());
         assert_eq!(books.reply(0).requests_refused, 1);
+    }
+
+    #[test]
+    fn a_request_that_was_cut_off_is_suspect_and_one_that_the_engine_refused_is_not() {
+        let books = ledger();
+        let with = |n| Asked { print: Some(Print(n)), ..asked(1) };
+        let opened = [1, 2, 3, 4].map(|n| books.open(100, with(n)));
+        books.delivered(opened[0], 150, 1);
+        for (id, end) in opened.into_iter().zip([End::Completed, End::Failed, End::Broken, End::Abandoned]) {
+            books.close(id, 200, end);
+        }
+        books.open(300, with(5));
+        let names: Vec<String> = books.suspects(400).into_iter().map(|one| one.request).collect();
+        assert_eq!(names, [5, 4, 3].map(|n| Print(n).to_string()));
+        let poison = [1, 3].map(|n| Poison { request: Print(n).to_string(), since_ms: 150 }).to_vec();
+        books.set_control(Control { poison, ..Control::default() });
+        let refused = [Some(Print(1)), Some(Print(3)), Some(Print(5)), None].map(|print| books.is_poison(print));
+        assert_eq!(refused, [false, true, false, false], "the first has succeeded since");
+        assert_eq!(books.reply(400).requests_poisonous, 1);
+    }
+
+    #[test]
+    fn what_ends_behind_a_fence_or_without_a_token_is_no_success() {
+        let ended = |fenced, delivers: bool| {
+            let books = ledger();
+            let id = books.open(100, Asked { print: Some(Print(1)), ..asked(1) });
+            delivers.then(|| books.delivered(id, 150, 1));
+            books.set_control(Control { fenced, ..Control::default() });
+            books.close(id, 200, End::Completed);
+            books.open(300, Asked { print: Some(Print(1)), ..asked(1) });
+            books.suspects(400)[0].answered_ms
+        };
+        assert_eq!((ended(false, true), ended(true, true), ended(false, false)), (Some(200), None, None));
     }
 
     #[test]

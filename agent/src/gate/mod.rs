@@ -5,8 +5,10 @@ mod answers;
 mod body;
 pub mod control;
 pub mod ledger;
+pub mod print;
 mod proxy;
 mod scan;
+pub mod suspects;
 mod work;
 
 use std::path::PathBuf;

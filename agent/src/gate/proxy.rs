@@ -20,6 +20,7 @@ use super::body::{AnswerBody, CountedBody, Flight, RequestBody};
 use super::ledger::{End, Ledger};
 use super::scan::Scan;
 use super::work::{self, Asked};
+use crate::sources::get::OWN_HEADER;
 
 /// A request body is read up to this size to count its prompt; a larger one streams through.
 const COUNTED_BYTES_MAX: usize = 8 << 20;
@@ -101,19 +102,25 @@ impl Proxy {
 
     async fn forward_work(&self, request: Request<Incoming>) -> Response<AnswerBody> {
         let (parts, body) = request.into_parts();
-        let (body, asked) = match read_and_count(parts.uri.path(), body, &self.room).await {
+        let (body, mut asked) = match read_and_count(parts.uri.path(), body, &self.room).await {
             Ok(counted) => counted,
             Err(response) => return *response,
         };
+        // The agent's own question for first tokens is in flight at every stall of a start-up; refused, no replica could prove itself.
+        asked.print = asked.print.filter(|_| !parts.headers.contains_key(OWN_HEADER));
         // The detector may have shut the gate while the body came in.
         if let Err(refusal) = self.ledger.admit() {
             return answers::refused(&refusal);
+        }
+        if self.ledger.is_poison(asked.print) {
+            return answers::poison(asked.print);
         }
         let mut flight = Flight::open(&self.ledger, asked);
         match self.send(parts, body).await {
             Ok(response) => pass_on(response, flight, &self.room).await,
             Err(response) => {
-                flight.end(End::Failed);
+                let reached = response.status() == StatusCode::BAD_GATEWAY;
+                flight.end(if reached { End::Broken } else { End::Failed });
                 *response
             }
         }
@@ -223,7 +230,7 @@ async fn read_whole(mut body: Incoming, mut flight: Flight, good: bool) -> Optio
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else {
-            flight.end(End::Failed);
+            flight.end(End::Broken);
             return None;
         };
         if let Some(data) = frame.data_ref() {

@@ -6,6 +6,8 @@ use std::fmt;
 use http::Method;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::print::Print;
+
 /// Ends of paths whose POST makes an engine generate: OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama.
 const WORK_PATHS: [&str; 18] = [
     "/completions",
@@ -45,6 +47,8 @@ pub struct Asked {
     pub prompt_tokens: u64,
     /// Does it ask for an answer that streams? One that does not is silent until its end by its own wish.
     pub stream: bool,
+    /// By what a second try of it is known; `None` where the body was too long to be read.
+    pub print: Option<Print>,
 }
 
 /// Reads a request body: token ids counted, text by length; a body that is not JSON by its own length.
@@ -52,12 +56,16 @@ pub fn asked(path: &str, body: &[u8]) -> Asked {
     // Counted while it is parsed: as a tree of values, token ids would take 30 times their own length.
     let prompt = serde_json::from_slice::<Prompt>(body);
     let prompt = prompt.unwrap_or(Prompt { tokens: body.len() as u64 / BYTES_PER_TOKEN, stream: None });
-    Asked { prompt_tokens: prompt.tokens.max(1), stream: streams(path, prompt.stream) }
+    Asked {
+        prompt_tokens: prompt.tokens.max(1),
+        stream: streams(path, prompt.stream),
+        print: Some(Print::of(path, body)),
+    }
 }
 
 /// A body that is too long to be read: counted by its length, and held to stream only where the path says so.
 pub fn asked_unread(path: &str, length: u64) -> Asked {
-    Asked { prompt_tokens: (length / BYTES_PER_TOKEN).max(1), stream: streams(path, None) }
+    Asked { prompt_tokens: (length / BYTES_PER_TOKEN).max(1), stream: streams(path, None), print: None }
 }
 
 /// By the body's field; Ollama's API streams unless told otherwise, TGI has a path for it.
@@ -202,7 +210,7 @@ mod tests {
         ] {
             assert_eq!(asked(path, body.as_bytes()).stream, stream, "{path} {body}");
         }
-        assert_eq!(asked_unread("/v1/completions", 4_000), Asked { prompt_tokens: 1_000, stream: false });
+        assert_eq!(asked_unread("/v1/completions", 4_000), Asked { prompt_tokens: 1_000, stream: false, print: None });
     }
 
     #[test]

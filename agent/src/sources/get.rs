@@ -12,6 +12,9 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
+/// Marks what the agent asks for itself.
+pub const OWN_HEADER: &str = "x-truebeat-own";
+
 /// What to ask for and how much to bear.
 #[derive(Debug, Clone)]
 pub struct Get {
@@ -59,7 +62,7 @@ impl Get {
         .await
     }
 
-    /// Status and whole body of a POST of `json`.
+    /// Status and whole body of a POST of `json`, marked as the agent's own.
     pub async fn post(&self, json: &serde_json::Value) -> Result<Answer, GetError> {
         self.within_deadline(async {
             let (response, _connection) = self.send(Some(json.to_string().into())).await?;
@@ -102,7 +105,7 @@ impl Get {
         let authority = self.uri.authority().map_or("", |authority| authority.as_str());
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         let request = match json {
-            Some(_) => Request::post(path).header(header::CONTENT_TYPE, "application/json"),
+            Some(_) => Request::post(path).header(header::CONTENT_TYPE, "application/json").header(OWN_HEADER, "1"),
             None => Request::get(path),
         };
         let request = request

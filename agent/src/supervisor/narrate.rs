@@ -88,6 +88,7 @@ mod tests {
             reasons: vec![],
             phase: None,
             health_lies: false,
+            poison: Vec::new(),
         };
         let reason = ReadyReason::default();
         StatusDoc { ready, reason, verdict, incidents, metrics: String::new(), draining: None, in_flight: None }

@@ -26,6 +26,8 @@ pub struct WatchConfig {
     pub pod: Option<PodIdentity>,
     /// Where the pod's annotations are files; `None` outside Kubernetes.
     pub notes_dir: Option<PathBuf>,
+    /// For how long requests that were in flight at two stalls are refused (I7); `None`: they are not.
+    pub refuse_poison_for: Option<Duration>,
     /// The gate's address, through which first tokens are asked for before the replica is ready; `None`: none are.
     pub prove_through: Option<http::Uri>,
     /// `truebeat run`.

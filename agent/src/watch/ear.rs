@@ -6,6 +6,7 @@ use vitals::observation::{GateObs, Signal};
 
 use crate::gate::control::GateClient;
 use crate::gate::ledger::{Control, GateReply};
+use crate::gate::suspects::Suspect;
 use crate::sources::clock::monotonic_ms;
 
 /// A gate that owes nothing is asked this often.
@@ -54,6 +55,11 @@ impl GateEar {
             }
         };
         self.reply.as_ref()
+    }
+
+    /// Who could have stalled the engine, by the gate; `None` where it is silent.
+    pub async fn suspects(&mut self) -> Option<Vec<Suspect>> {
+        self.client.suspects().await.ok()
     }
 }
 

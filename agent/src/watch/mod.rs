@@ -2,7 +2,6 @@
 //! judge, and starts whatever follows in tasks of their own. A tick waits for nothing longer than a few tens of milliseconds.
 
 mod act;
-mod by_hand;
 mod config;
 mod ear;
 mod follow;
@@ -10,6 +9,8 @@ mod hold;
 mod latest;
 pub mod leave;
 mod memory;
+mod note;
+mod poison;
 mod proof;
 mod publish;
 
@@ -25,7 +26,6 @@ use vitals::recovery::{Recovery, RecoveryInput, RecoveryOutput};
 use vitals::verdict::Outcome;
 
 use self::act::Acts;
-use self::by_hand::ByHand;
 pub use self::config::{WatchConfig, WatchError};
 use self::ear::GateEar;
 use self::follow::{Follow, process_key, started_ms};
@@ -33,6 +33,8 @@ use self::hold::{Hold, refusal, spared};
 use self::latest::Latest;
 use self::leave::Drain;
 use self::memory::{Keeper, Known, Memory};
+use self::note::{FENCE, Note};
+use self::poison::PoisonBook;
 use self::proof::Proof;
 use self::publish::Publisher;
 use crate::gate::ledger::Control;
@@ -89,9 +91,10 @@ struct Watch {
     fence_wanted: bool,
     /// What is in force of it.
     own_fence: bool,
-    by_hand: ByHand,
+    by_hand: Note<Fence>,
     /// A person's fence, in words; it is obeyed whatever the verdict.
     hand: Option<String>,
+    poison: PoisonBook,
     acts: Acts,
     hold: Option<Hold>,
     /// Would the replica serve, by what its engine does alone?
@@ -122,7 +125,7 @@ impl Watch {
         sources.set_engine(engine.clone());
         sources.set_nonce(follow.nonce());
         let recovery = Recovery::new(config.recovery_policy()).with_last_unattended(memory.last_unattended_ms);
-        let mut by_hand = ByHand::new(config.notes_dir.clone());
+        let mut by_hand = Note::new(config.notes_dir.as_deref(), FENCE, Fence::read);
         let hand = by_hand.look(now_ms).map(Fence::words);
         let own_fence = memory.fenced && same;
         let fenced = own_fence || hand.is_some();
@@ -140,13 +143,14 @@ impl Watch {
             control: Control {
                 fenced,
                 retry_after_s: RETRY_AFTER_S,
-                reason: fenced.then(|| memory.words(hand.as_deref())).unwrap_or_default(),
+                reason: if fenced { memory.words(hand.as_deref()) } else { String::new() },
                 ..Control::default()
             },
             fence_wanted: own_fence,
             own_fence,
             by_hand,
             hand,
+            poison: PoisonBook::new(config.refuse_poison_for, config.standalone, config.notes_dir.as_deref()),
             hold: same.then(|| Hold::new(memory.fence_is_held(), memory.fit, now_ms)),
             fit: same && memory.fit,
             drain,
@@ -202,6 +206,7 @@ impl Watch {
         let recovery = self.recovery.step(now_ms, &self.recovery_input(&outcome));
         self.set_fence(now_ms, &outcome, &recovery).await;
         self.book(now_ms, &obs, &outcome, &recovery);
+        self.watch_poison(now_ms).await;
         let proven = self.proof.look(now_ms, &outcome.verdict, &obs).await;
         self.publish(now_ms, &obs, &outcome, (drain, proven));
         (self.outcome, self.seen) = (outcome, obs);
@@ -312,6 +317,15 @@ impl Watch {
         }
     }
 
+    /// Who was in flight when an episode began is noted, and what is refused is told to the gate at once (I7).
+    async fn watch_poison(&mut self, now_ms: u64) {
+        self.poison.note_suspects(now_ms, &mut self.gate, &mut self.acts.incidents).await;
+        if let Some(poison) = self.poison.look(now_ms, &self.acts.incidents) {
+            self.control.poison = poison;
+            self.ask_gate().await;
+        }
+    }
+
     fn book(&mut self, now_ms: u64, obs: &Observation, outcome: &Outcome, recovery: &RecoveryOutput) {
         // the book is written in where an episode is open or begins; on any other tick nobody reads the clock on the wall
         let eventful = recovery.stage.is_some() || !recovery.effects.is_empty() || self.acts.incidents.open().is_some();
@@ -352,6 +366,7 @@ impl Watch {
             // whoever waits for the end of a drain waits for a gate that is shut
             draining: drain.map(|drain| drain.id).filter(|_| self.control.draining),
             by_hand: self.hand.as_deref(),
+            poison: self.poison.list(),
             gate: self.gate.reply.as_ref(),
         };
         self.publisher.publish(&news, &self.metrics);

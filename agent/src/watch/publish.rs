@@ -2,6 +2,7 @@
 //! between a sign of life, so that a healthy second costs a few bytes.
 
 use crds::episode::Episode;
+use crds::poison::Refused;
 use vitals::observation::PagePhase;
 use vitals::verdict::{Outcome, Verdict};
 
@@ -31,6 +32,8 @@ pub struct News<'a> {
     pub draining: Option<u64>,
     /// A person's fence, in words.
     pub by_hand: Option<&'a str>,
+    /// Requests that the gate refuses (I7).
+    pub poison: &'a [Refused],
     /// The gate's last answer, unless it is silent.
     pub gate: Option<&'a GateReply>,
 }
@@ -85,6 +88,7 @@ impl Publisher {
         }
         metrics.log_lines_dropped.set(i64::try_from(crate::stderr::dropped_lines()).unwrap_or(i64::MAX));
         metrics.set_verdict(&news.outcome.verdict, news.fenced, news.ready);
+        metrics.poison_requests.set(i64::try_from(news.poison.len()).unwrap_or(i64::MAX));
         if let Some(reply) = news.gate {
             metrics.set_gate(reply);
         }
@@ -92,7 +96,10 @@ impl Publisher {
         StatusDoc {
             ready: news.ready,
             reason: ready_reason(news.outcome, news.aside, news.by_hand),
-            verdict: VerdictDoc::of(news.outcome, news.fenced, phase, news.now_ms),
+            verdict: VerdictDoc {
+                poison: news.poison.to_vec(),
+                ..VerdictDoc::of(news.outcome, news.fenced, phase, news.now_ms)
+            },
             incidents: news.incidents.to_vec(),
             metrics: metrics.text(),
             draining: news.draining,
@@ -127,10 +134,11 @@ struct Substance {
     phase: Option<PagePhase>,
     aside: Aside,
     by_hand: bool,
+    poison: Vec<Refused>,
     draining: Option<u64>,
     empty: bool,
     /// Of the newest episode, for only that can change.
-    episode: Option<(String, String, [bool; 6])>,
+    episode: Option<(String, String, [bool; 7])>,
 }
 
 impl Substance {
@@ -142,19 +150,21 @@ impl Substance {
             phase: news.phase,
             aside: news.aside,
             by_hand: news.by_hand.is_some(),
+            poison: news.poison.to_vec(),
             draining: news.draining,
             empty: is_empty(news),
-            episode: mark(news.incidents.first()).map(|(id, stage, times)| (id.to_owned(), stage.to_owned(), times)),
+            episode: mark(news.incidents.first()).map(|(id, stage, known)| (id.to_owned(), stage.to_owned(), known)),
         }
     }
 
     fn is_of(&self, news: &News<'_>) -> bool {
         let names = |verdict: &Verdict| (verdict.name(), verdict.class().map(|class| class.name()));
-        let episode = self.episode.as_ref().map(|(id, stage, times)| (id.as_str(), stage.as_str(), *times));
+        let episode = self.episode.as_ref().map(|(id, stage, known)| (id.as_str(), stage.as_str(), *known));
         names(&self.verdict) == names(&news.outcome.verdict)
             && (self.ready, self.fenced, self.phase, self.draining)
                 == (news.ready, news.fenced, news.phase, news.draining)
             && (self.aside, self.by_hand) == (news.aside, news.by_hand.is_some())
+            && self.poison == news.poison
             && (news.draining.is_none() || self.empty == is_empty(news))
             && episode == mark(news.incidents.first())
     }
@@ -164,12 +174,14 @@ fn is_empty(news: &News<'_>) -> bool {
     news.gate.is_some_and(|reply| reply.obs.in_flight == 0)
 }
 
-type Mark<'a> = Option<(&'a str, &'a str, [bool; 6])>;
+type Mark<'a> = Option<(&'a str, &'a str, [bool; 7])>;
 
 fn mark(episode: Option<&Episode>) -> Mark<'_> {
     episode.map(|e| {
         let times = [&e.fenced_at, &e.confirmed_at, &e.evidence_at, &e.granted_at, &e.killed_at, &e.serving_at];
-        (e.id.as_str(), e.stage.as_str(), times.map(Option::is_some))
+        let [fenced, confirmed, evidence, granted, killed, serving] = times.map(Option::is_some);
+        let known = [fenced, confirmed, evidence, granted, killed, serving, !e.in_flight.is_empty()];
+        (e.id.as_str(), e.stage.as_str(), known)
     })
 }
 
@@ -205,6 +217,7 @@ mod tests {
             incidents: &[],
             aside: Aside::No,
             by_hand: None,
+            poison: &[],
             draining,
             gate,
         }

@@ -15,8 +15,8 @@ use nix::sys::signal::Signal;
 use crate::end_run::end_run;
 
 const SOON: Duration = Duration::from_secs(60);
-/// A server that prints what it is asked and who asks, announces its stacks, answers until SIGUSR2, and then hangs with the prompt in
-/// its locals.
+/// A server that prints what it is asked and who asks, announces its stacks, answers until SIGUSR2 or a deadly word, and then hangs with
+/// the prompt in its locals.
 const ENGINE: &str = r#"
 import faulthandler, http.server, os, signal, sys, threading, time
 frozen, running = threading.Event(), [0]
@@ -35,6 +35,7 @@ class H(http.server.BaseHTTPRequestHandler):
         self.answer(METRICS % running[0], 'text/plain') if self.path == '/metrics' else self.answer('{"ok":true}')
     def do_POST(self):
         prompt = self.rfile.read(int(self.headers.get('content-length', 0))).decode()
+        if 'deadly' in prompt: frozen.set()
         print('Received request:', prompt); print(prompt.replace('"', ' ')); print('headers', dict(self.headers))
         print('a user called', sys.argv[2], 'with', os.environ['NOTE'], 'and', os.environ['HF_TOKEN'], flush=True)
         self.send_response(200); self.send_header('content-type', 'text/event-stream')
@@ -87,7 +88,7 @@ impl Markers {
 }
 
 /// As the defaults but for the patience of a person at a terminal.
-const QUICK: &str = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_cap_ms=1000,confirm_strong_ms=500,confirm_moderate_ms=500,\
+pub const QUICK: &str = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_cap_ms=1000,confirm_strong_ms=500,confirm_moderate_ms=500,\
                      confirm_weak_ms=500,confirm_timer_ms=500";
 
 /// `limits` is a line of shell that goes before.

@@ -111,7 +111,7 @@ impl Scene {
         let (tell, statuses) = channel();
         std::thread::spawn(move || {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-            lines.filter_map(|line| serde_json::from_str(&line).ok()).try_for_each(|status| tell.send(status))
+            lines.filter_map(|line| serde_json::from_str(&line).ok()).for_each(|status| _ = tell.send(status))
         });
         Life { detector, statuses, _stdin: stdin }
     }

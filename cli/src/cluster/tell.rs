@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crds::episode::{CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
+use crds::poison::{ANNOTATION_POISON, read};
 use crds::{EngineIncident, InferenceDeployment, Timeline};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -152,6 +153,8 @@ pub fn pod(pod: &Pod, incidents: &[EngineIncident]) -> String {
     if let Some(condition) = find(CONDITION_EPISODE).filter(|condition| condition.status == "True") {
         text += &episode(condition.message.as_deref().unwrap_or_default());
     }
+    let refused = pod.annotations().get(ANNOTATION_POISON).map(|text| read(text)).unwrap_or_default();
+    refused.iter().for_each(|one| _ = writeln!(text, "  its gate refuses: {}", one.words()));
     text + &recent(incidents)
 }
 

@@ -1,7 +1,8 @@
 //! Incidents: from the episode that an agent reports on its pod to an `EngineIncident`. Pure; [`read`] judges the
 //! agent's text, [`plan`] decides which records to write, close and forget, [`by_hand`] records
-//! what people fence.
+//! what people fence, [`poison`] finds requests that stalled two replicas.
 
 pub mod by_hand;
 pub mod plan;
+pub mod poison;
 pub mod read;

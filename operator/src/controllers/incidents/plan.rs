@@ -131,6 +131,7 @@ fn status_of(reported: &ReportedEpisode, closed_at: Option<String>) -> EngineInc
         requests_lost: i64::try_from(episode.requests_lost).unwrap_or(i64::MAX),
         requests_refused: i64::try_from(episode.requests_refused).unwrap_or(i64::MAX),
         bundle: episode.bundle.clone(),
+        in_flight: episode.in_flight.clone(),
         outcome: (!reported.open).then(|| outcome.to_owned()),
         duration: closed_at.as_deref().and_then(|end| duration(episode.suspect_at.as_deref()?, end)),
         closed_at,

@@ -1,7 +1,10 @@
 //! Reads the episode that an agent put on its pod. The text comes from a pod, so it is untrusted: everything is
 //! bounded, a wrong text is an error that says what is wrong, and never a crash.
 
-use crds::episode::Episode;
+use crds::{
+    episode::Episode,
+    poison::{IN_FLIGHT_MAX, is_fingerprint, milliseconds},
+};
 use thiserror::Error;
 
 const TEXT_BYTES_MAX: usize = 32 * 1024;
@@ -48,6 +51,10 @@ pub fn read(text: &str) -> Result<Episode, ReadError> {
     episode.reasons.iter_mut().for_each(|reason| *reason = cut(reason, 512));
     episode.gpu_uuids.truncate(GPUS_MAX);
     episode.gpu_uuids.iter_mut().for_each(|uuid| *uuid = cut(uuid, 128));
+    episode.in_flight.retain(|one| is_fingerprint(&one.request));
+    episode.in_flight.truncate(IN_FLIGHT_MAX);
+    let is_time = |at: &String| at.len() <= 64 && milliseconds(at).is_some();
+    episode.in_flight.iter_mut().for_each(|one| one.completed_at = one.completed_at.take().filter(is_time));
     for (field, max) in [(&mut episode.bundle, 1024), (&mut episode.fingerprint, 128), (&mut episode.granted_by, 32)] {
         *field = field.take().map(|text| cut(&text, max));
     }
@@ -116,6 +123,18 @@ mod tests {
     fn long_parts_are_cut_not_refused() {
         let episode = read(&with("reasons", json!(vec!["ä".repeat(600); 20]))).expect("good");
         assert_eq!((episode.reasons.len(), episode.reasons[0].chars().count()), (16, 512));
+    }
+
+    #[test]
+    fn requests_in_flight_are_taken_only_as_fingerprints_and_not_beyond_measure() {
+        let good = json!({"request": "00000000000000aa", "completedAt": "2026-01-01T00:00:00Z"});
+        let odd = json!({"request": "what is the password", "completedAt": "2026-01-01T00:00:00Z"});
+        let never = json!({"request": "00000000000000bb", "completedAt": "soon"});
+        let episode = read(&with("inFlight", json!([odd, good, never]))).expect("good");
+        let told: Vec<_> =
+            episode.in_flight.iter().map(|one| (one.request.as_str(), one.completed_at.is_some())).collect();
+        assert_eq!(told, [("00000000000000aa", true), ("00000000000000bb", false)]);
+        assert_eq!(read(&with("inFlight", json!(vec![good; 200]))).expect("good").in_flight.len(), IN_FLIGHT_MAX);
     }
 
     proptest! {

@@ -3,14 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use crds::{InferenceDeployment, LABEL_REVISION};
+use crds::{InferenceDeployment, LABEL_REVISION, poison::InFlight};
 use jiff::Timestamp;
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
 
 use super::{
     build::{build, revision},
-    observed::{Observed, PodView},
+    observed::{EpisodeView, Observed, PodView},
     plan::plan,
     testing::{healthy, infd, pod},
     validate::validate,
@@ -135,6 +135,13 @@ fn table() -> Vec<(&'static str, Value, Seen)> {
             recovery(json!({"restartsBeforeReplace": 1, "avoidNodesPercent": 60})),
             Plan("node: \"n1\", gpu_uuids: [], until"),
         ),
+        (
+            "recovery.poisonRequests",
+            recovery(json!({"poisonRequests": "Ignore"})),
+            PlanLoses("\"truebeat.io/poison\": Some"),
+        ),
+        // the second of two stalls of one request, and 77 minutes
+        ("recovery.poisonFor", recovery(json!({"poisonFor": "77m"})), Plan("1767230222000")),
         ("drainSeconds", json!({"drainSeconds": 77}), Children("/drain?timeout_s=77")),
         ("gate.port", json!({"gate": {"port": 8777}}), Children("\"targetPort\":8777")),
         ("rollout.proof", rollout(json!({"proof": "None"})), Children("\"--unattended-after\",\"5m\"]")),
@@ -223,6 +230,7 @@ fn troubled(infd: &InferenceDeployment) -> String {
     let of = |revision: &str, pod: PodView| PodView { revision: revision.to_owned(), ..pod };
     let mut pods: Vec<PodView> = stalled.into_iter().chain([starting]).map(|pod| of(&new, pod)).collect();
     pods.push(of("old", healthy("d")));
+    pods.iter_mut().take(2).for_each(shares_a_request);
     let mut infd = infd.clone();
     let status = infd.status.get_or_insert_default();
     status.rollout.stable = "old".to_owned();
@@ -238,6 +246,13 @@ fn troubled(infd: &InferenceDeployment) -> String {
     let desired = build(&infd);
     let plan = plan(&Observed { infd, children, pods, incidents: Vec::new(), nodes }, desired, None, now);
     format!("{plan:?}")
+}
+
+/// Its stall is confirmed, and a request was in flight that other pods share (I7).
+fn shares_a_request(pod: &mut PodView) {
+    let EpisodeView::Known(reported) = &mut pod.episode else { return };
+    reported.episode.confirmed_at = reported.episode.suspect_at.clone();
+    reported.episode.in_flight = vec![InFlight { request: "00000000000000aa".to_owned(), completed_at: None }];
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crds::{
         CONDITION_PROGRESSING, Episode,
     },
     fence::{ANNOTATION_FENCE, Fence},
+    poison::ANNOTATION_POISON,
 };
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 use kube::ResourceExt;
@@ -56,6 +57,8 @@ pub struct PodView {
     pub deletion_cost: Option<String>,
     /// The mark of the last one that serves stands on the pod.
     pub last_serving: bool,
+    /// What its gate was told to refuse (I7), as it stands on the pod.
+    pub poison: Option<String>,
     /// A person keeps it out of traffic.
     pub fence: Option<Fence>,
     /// Since when the scheduler finds no place for it, RFC 3339.
@@ -145,6 +148,7 @@ pub fn view(pod: &Pod) -> PodView {
         queued: pod.annotations().get(ANNOTATION_RESTART_QUEUED).cloned(),
         deletion_cost: pod.annotations().get(ANNOTATION_DELETION_COST).cloned(),
         last_serving: pod.annotations().contains_key(ANNOTATION_LAST_SERVING),
+        poison: pod.annotations().get(ANNOTATION_POISON).cloned(),
         fence: pod.annotations().get(ANNOTATION_FENCE).and_then(|text| Fence::read(text)),
         unschedulable_since: find("PodScheduled")
             .filter(|c| c.status == "False" && c.reason.as_deref() == Some("Unschedulable"))

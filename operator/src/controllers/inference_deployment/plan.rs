@@ -22,7 +22,10 @@ use super::{
     rollout::{self, Course},
     scaling,
 };
-use crate::controllers::incidents::plan::{IncidentPlan, plan as plan_incidents};
+use crate::controllers::incidents::{
+    plan::{IncidentPlan, plan as plan_incidents},
+    poison,
+};
 
 /// Annotation on children: hash of what the operator last applied, so that a field it no longer wants is noticed.
 pub const ANNOTATION_APPLIED: &str = "inference.truebeat.io/applied";
@@ -101,6 +104,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         grants,
         ..Plan::default()
     };
+    poison::annotate(observed, &mut plan.pods, now);
     for child in desired {
         let live = observed.children.get(&child.resource.kind);
         if live.is_some_and(|live| !owned_by(live, infd.uid().as_deref().unwrap_or_default())) {

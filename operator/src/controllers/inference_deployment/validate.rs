@@ -39,6 +39,7 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
         ("unattendedWindow", &recovery.unattended_window),
         ("stabilityWindow", &recovery.stability_window),
         ("avoidFor", &recovery.avoid_for),
+        ("poisonFor", &recovery.poison_for),
     ] {
         match humantime::parse_duration(text) {
             Ok(duration) if duration > DURATION_MAX => {

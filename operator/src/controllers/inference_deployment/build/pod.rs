@@ -5,6 +5,7 @@ use crds::{
     InferenceDeployment,
     fence::ANNOTATION_FENCE,
     inference_deployment::{EngineKind, EnvVar, ImagePullPolicy, RecoveryMode, Resources},
+    poison::ANNOTATION_POISON,
     rollout::Proof,
 };
 use kube::ResourceExt;
@@ -216,12 +217,15 @@ fn token() -> Value {
     ]}})
 }
 
-/// A person's fence as a file: the kubelet keeps it equal to the annotation, so the agent needs no right to read its pod.
+/// A person's fence, and what the gate must refuse (I7), as files: the kubelet keeps them equal to the annotations, so the agent needs no
+/// right to read its pod.
 fn notes() -> Value {
-    let fence = format!("metadata.annotations['{ANNOTATION_FENCE}']");
-    json!({"name": "notes", "downwardAPI": {"items": [
-        {"path": "fence", "fieldRef": {"apiVersion": "v1", "fieldPath": fence}},
-    ]}})
+    let note = |path: &str, annotation: &str| {
+        let field = format!("metadata.annotations['{annotation}']");
+        json!({"path": path, "fieldRef": {"apiVersion": "v1", "fieldPath": field}})
+    };
+    let items = [note("fence", ANNOTATION_FENCE), note("poison", ANNOTATION_POISON)];
+    json!({"name": "notes", "downwardAPI": {"items": items}})
 }
 
 /// No right at all.

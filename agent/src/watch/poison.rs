@@ -1,0 +1,196 @@
+//! Poison requests (I7), the detector's part: who was in flight when an episode began, and what the gate must refuse. In a pod the operator
+//! knows of every replica's stalls and says it in a note; in `truebeat run` the agent applies the same rule to its own book.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crds::episode::Episode;
+use crds::poison::{InFlight, Refused, Stall, milliseconds, read, refused};
+
+use super::ear::GateEar;
+use super::note::{Note, POISON};
+use crate::gate::suspects::{Poison, Suspect};
+use crate::incidents::Incidents;
+
+/// Who says what is refused.
+#[derive(Debug)]
+enum Source {
+    Nobody,
+    Operator(Note<Vec<Refused>>),
+    /// This replica's own stalls, each remembered for so many milliseconds; and the newest episode when they were looked at.
+    Own {
+        keep_ms: i64,
+        newest: Option<(String, String)>,
+    },
+}
+
+/// What is refused, and which episode's suspects are known.
+#[derive(Debug)]
+pub struct PoisonBook {
+    source: Source,
+    list: Vec<Refused>,
+    /// The episode about which the gate has answered.
+    asked_about: Option<String>,
+}
+
+impl PoisonBook {
+    /// `keep` is how long a request stays refused after its last stall, in `truebeat run`; `None`: nothing is refused.
+    pub fn new(keep: Option<Duration>, standalone: bool, notes_dir: Option<&Path>) -> Self {
+        let source = match keep {
+            None => Source::Nobody,
+            Some(keep) if standalone => {
+                Source::Own { keep_ms: i64::try_from(keep.as_millis()).unwrap_or(i64::MAX), newest: None }
+            }
+            Some(_) => Source::Operator(Note::new(notes_dir, POISON, |text| Some(read(text)))),
+        };
+        Self { source, list: Vec::new(), asked_about: None }
+    }
+
+    /// What is refused now, for people.
+    pub fn list(&self) -> &[Refused] {
+        &self.list
+    }
+
+    /// What the gate must refuse from now on; `None`: what it refuses already.
+    pub fn look(&mut self, now_ms: u64, book: &Incidents) -> Option<Vec<Poison>> {
+        let newest_now = book.list().first().map(|episode| (episode.id.as_str(), episode.stage.as_str()));
+        let list = match &mut self.source {
+            Source::Nobody => return None,
+            Source::Operator(note) => note.look(now_ms).cloned().unwrap_or_default(),
+            Source::Own { newest, .. } if newest.as_ref().map(|(id, stage)| (&**id, &**stage)) == newest_now => {
+                self.list.clone()
+            }
+            Source::Own { keep_ms, newest } => {
+                *newest = newest_now.map(|(id, stage)| (id.to_owned(), stage.to_owned()));
+                own(book, *keep_ms, wall_ms())
+            }
+        };
+        // most ticks end here: nothing is refused, and nothing was
+        if list.is_empty() && self.list.is_empty() {
+            return None;
+        }
+        self.change(list, now_ms)
+    }
+
+    fn change(&mut self, mut list: Vec<Refused>, now_ms: u64) -> Option<Vec<Poison>> {
+        let wall_ms = wall_ms();
+        list.retain(|one| one.until_ms > wall_ms);
+        if list == self.list {
+            return None;
+        }
+        for one in list.iter().filter(|one| !self.list.contains(one)) {
+            tracing::warn!(request = one.request, stalls = one.stalls, "a poison request is refused from now on");
+        }
+        self.list = list;
+        let since_ms = |one: &Refused| {
+            let age_ms = u64::try_from(wall_ms.saturating_sub(one.since_ms)).unwrap_or(0);
+            now_ms.saturating_sub(age_ms)
+        };
+        let poison = |one: &Refused| Poison { request: one.request.clone(), since_ms: since_ms(one) };
+        Some(self.list.iter().map(poison).collect())
+    }
+
+    /// Asks the gate who was in flight when the open episode began: once, as soon as it answers.
+    pub async fn note_suspects(&mut self, now_ms: u64, gate: &mut GateEar, book: &mut Incidents) {
+        let Some(open) = book.open().filter(|open| open.in_flight.is_empty()) else { return };
+        if self.asked_about.as_ref() == Some(&open.id) {
+            return;
+        }
+        let id = open.id.clone();
+        if let Some(suspects) = gate.suspects().await {
+            book.suspects(told(suspects, now_ms, wall_ms()));
+            self.asked_about = Some(id);
+        }
+    }
+}
+
+fn wall_ms() -> i64 {
+    jiff::Timestamp::now().as_millisecond()
+}
+
+/// The gate's words in the API's times.
+fn told(suspects: Vec<Suspect>, now_ms: u64, wall_ms: i64) -> Vec<InFlight> {
+    let at = |answered_ms: u64| {
+        let age_ms = i64::try_from(now_ms.saturating_sub(answered_ms)).ok()?;
+        let at = jiff::Timestamp::from_millisecond(wall_ms.checked_sub(age_ms)?).ok()?;
+        Some(format!("{at:.3}"))
+    };
+    let one = |suspect: Suspect| InFlight { request: suspect.request, completed_at: suspect.answered_ms.and_then(at) };
+    suspects.into_iter().map(one).collect()
+}
+
+/// The rule over this replica's own stalls.
+fn own(book: &Incidents, keep_ms: i64, wall_ms: i64) -> Vec<Refused> {
+    let stalls: Vec<Stall<'_>> = book.list().iter().filter_map(stall).collect();
+    refused(&stalls, "", keep_ms, wall_ms)
+}
+
+fn stall(episode: &Episode) -> Option<Stall<'_>> {
+    let at_ms = milliseconds(episode.suspect_at.as_deref()?)?;
+    episode.is_stall().then_some(Stall { replica: "", at_ms, in_flight: &episode.in_flight })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PRINT: &str = "00000000000000aa";
+
+    /// A book with stalls so many seconds ago, newest first, of the same request.
+    fn book(ages_s: &[i64], class: &str) -> Incidents {
+        let mut book = Incidents::default();
+        for (n, age_s) in ages_s.iter().rev().enumerate() {
+            let at = jiff::Timestamp::from_millisecond(wall_ms() - age_s * 1_000).unwrap();
+            book.begin(&format!("host-{n}-9"), 1, class, &format!("{at:.3}"));
+            book.suspects(vec![InFlight { request: PRINT.to_owned(), completed_at: None }]);
+        }
+        book
+    }
+
+    fn standalone() -> PoisonBook {
+        PoisonBook::new(Some(Duration::from_secs(3_600)), true, None)
+    }
+
+    #[test]
+    fn a_run_refuses_what_it_met_at_two_of_its_own_stalls_and_only_while_they_count() {
+        let refuses = |ages_s: &[i64], class| standalone().look(10_000_000, &book(ages_s, class));
+        assert_eq!(refuses(&[5], "Dead"), None, "once");
+        assert_eq!(refuses(&[5, 90], "StepStalled"), None, "suspicions that were never confirmed");
+        let poison = refuses(&[5, 90], "Dead").unwrap();
+        assert_eq!((poison.len(), poison[0].request.as_str()), (1, PRINT));
+        assert!((9_905_000..=9_910_000).contains(&poison[0].since_ms), "{poison:?}");
+        assert_eq!(refuses(&[3_601, 3_700], "Dead"), None, "long ago");
+        let mut ignoring = PoisonBook::new(None, true, None);
+        assert_eq!(ignoring.look(10_000_000, &book(&[5, 90], "Dead")), None, "the policy is to ignore");
+    }
+
+    #[test]
+    fn the_gate_is_told_of_changes_alone() {
+        let (mut poison, book) = (standalone(), book(&[5, 90], "Dead"));
+        assert!(poison.look(1_000_000, &book).is_some());
+        assert_eq!((poison.look(1_000_100, &book), poison.list().len()), (None, 1));
+        poison.list[0].until_ms = 0;
+        assert_eq!(poison.look(1_000_200, &book), Some(Vec::new()), "its time is over");
+    }
+
+    #[test]
+    fn in_a_pod_the_operators_note_is_what_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut poison = PoisonBook::new(Some(Duration::ZERO), false, Some(dir.path()));
+        assert_eq!(poison.look(1_000, &book(&[5, 90], "Dead")), None);
+        let one =
+            Refused { request: PRINT.to_owned(), since_ms: wall_ms() - 500, until_ms: wall_ms() + 600_000, stalls: 2 };
+        std::fs::write(dir.path().join(POISON), crds::poison::write(&[one]).unwrap()).unwrap();
+        let told = poison.look(2_000, &Incidents::default()).unwrap();
+        assert!(told.len() == 1 && (1_000..=1_500).contains(&told[0].since_ms), "{told:?}");
+        std::fs::write(dir.path().join(POISON), "").unwrap();
+        assert_eq!(poison.look(2_500, &Incidents::default()), Some(Vec::new()));
+    }
+
+    #[test]
+    fn times_of_the_gate_become_times_of_the_api() {
+        let suspects = vec![Suspect { request: PRINT.to_owned(), answered_ms: Some(7_000) }];
+        let told = told(suspects, 8_500, 1_767_225_600_000);
+        assert_eq!(told[0].completed_at.as_deref(), Some("2025-12-31T23:59:58.500Z"));
+    }
+}

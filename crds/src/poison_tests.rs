@@ -1,0 +1,135 @@
+//! The rule on made-up histories, and over random ones.
+
+use super::*;
+use proptest::prelude::*;
+
+const HOUR: i64 = 3_600_000;
+const NOW: i64 = 100 * HOUR;
+
+fn name(n: u64) -> String {
+    format!("{n:016x}")
+}
+
+fn at(ms: i64) -> String {
+    jiff::Timestamp::from_millisecond(ms).unwrap().to_string()
+}
+
+/// Requests with the time at which the stalled replica last answered each, if it did.
+fn in_flight(requests: &[(u64, Option<i64>)]) -> Vec<InFlight> {
+    let one = |(n, completed): &(u64, Option<i64>)| InFlight { request: name(*n), completed_at: completed.map(at) };
+    requests.iter().map(one).collect()
+}
+
+type Told = (&'static str, i64, Vec<InFlight>);
+
+fn rule(told: &[Told], replica: &str) -> Vec<Refused> {
+    let stalls: Vec<Stall<'_>> =
+        told.iter().map(|(of, at_ms, list)| Stall { replica: of, at_ms: *at_ms, in_flight: list }).collect();
+    refused(&stalls, replica, HOUR, NOW)
+}
+
+fn names(told: &[Told], replica: &str) -> Vec<String> {
+    rule(told, replica).into_iter().map(|one| one.request).collect()
+}
+
+#[test]
+fn what_was_in_flight_at_two_stalls_is_refused_everywhere_and_nothing_else() {
+    let told = [
+        ("a", NOW - 3_000, in_flight(&[(1, None), (2, None)])),
+        ("b", NOW - 1_000, in_flight(&[(1, None), (3, None)])),
+    ];
+    let expected = Refused { request: name(1), since_ms: NOW - 3_000, until_ms: NOW - 1_000 + HOUR, stalls: 2 };
+    assert_eq!(rule(&told, "c"), [expected]);
+    assert_eq!(names(&told[..1], "a"), Vec::<String>::new(), "once is chance");
+}
+
+#[test]
+fn what_succeeded_in_between_is_innocent_unless_it_stalls_again() {
+    let probe = |ok| in_flight(&[(7, Some(ok))]);
+    let mut told = vec![("a", NOW - 9_000, probe(NOW - 9_500)), ("b", NOW - 5_000, probe(NOW - 6_000))];
+    assert_eq!(names(&told, "c"), Vec::<String>::new(), "it was answered after the first stall");
+    told.push(("c", NOW - 1_000, probe(NOW - 6_000)));
+    let again = rule(&told, "d");
+    assert_eq!((again.len(), again[0].since_ms, again[0].stalls), (1, NOW - 5_000, 2));
+}
+
+#[test]
+fn one_replica_condemns_for_itself_alone() {
+    let told = [("owned", NOW - 3_000, in_flight(&[(1, None)])), ("owned", NOW - 1_000, in_flight(&[(1, None)]))];
+    assert_eq!(names(&told, "owned"), [name(1)]);
+    assert_eq!(names(&told, "other"), Vec::<String>::new(), "an owned pod harms its own replica");
+}
+
+#[test]
+fn very_many_that_are_equally_suspect_are_not_the_cause_and_a_third_stall_tells_who_is() {
+    let crowd: Vec<(u64, Option<i64>)> = (0..40).map(|n| (n, None)).collect();
+    let mut told = vec![("a", NOW - 9_000, in_flight(&crowd)), ("b", NOW - 5_000, in_flight(&crowd))];
+    assert_eq!(names(&told, "c"), Vec::<String>::new());
+    told.push(("c", NOW - 1_000, in_flight(&crowd[..1])));
+    assert_eq!(names(&told, "d"), [name(0)]);
+}
+
+#[test]
+fn a_stall_counts_for_its_time_and_no_longer_also_by_a_clock_that_runs_ahead() {
+    let both = |first, second| [("a", first, in_flight(&[(1, None)])), ("b", second, in_flight(&[(1, None)]))];
+    assert_eq!(names(&both(NOW - HOUR, NOW), "c"), Vec::<String>::new());
+    assert_eq!(rule(&both(NOW - 10, NOW + 99 * HOUR), "c")[0].until_ms, NOW + HOUR);
+}
+
+#[test]
+fn the_annotation_reads_back_and_nonsense_refuses_nothing() {
+    let list = vec![Refused { request: name(9), since_ms: 1, until_ms: 2, stalls: 3 }];
+    assert_eq!(read(&write(&list).unwrap()), list);
+    let words = "such requests as 0000000000000009 get 422 until 1970-01-01T00:00:00Z: in flight at 3 stalls";
+    assert_eq!(list[0].words(), words);
+    assert_eq!(write(&[]), None);
+    for odd in ["", "{}", "[1]", "[{\"request\":\"x\"}]", &"x".repeat(1 << 20)] {
+        assert_eq!(read(odd), Vec::new(), "{odd:.20}");
+    }
+    let long = "0".repeat(17);
+    let text = format!(r#"[{{"request":"{long}","since_ms":1,"until_ms":2,"stalls":2}}]"#);
+    assert_eq!(read(&text), Vec::new());
+}
+
+fn histories() -> impl Strategy<Value = Vec<Told>> {
+    let one = (0..12_u64, proptest::option::of(NOW - 2 * HOUR..NOW));
+    let list = proptest::collection::vec(one, 0..9).prop_map(|requests| in_flight(&requests));
+    let replica = prop_oneof![Just("a"), Just("b"), Just("c")];
+    proptest::collection::vec((replica, NOW - 2 * HOUR..NOW + HOUR, list), 0..9)
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_refused_stalled_twice_since_anybody_answered_it(told in histories(), mine in 0..3_usize) {
+        let mine = ["a", "b", "c"][mine];
+        for one in rule(&told, mine) {
+            let seen: Vec<&Told> = told.iter().filter(|(.., list)| list.iter().any(|f| f.request == one.request)).collect();
+            let answers = told.iter().flat_map(|(.., list)| list).filter(|f| f.request == one.request);
+            let answered = answers.filter_map(|f| milliseconds(f.completed_at.as_deref()?)).max();
+            prop_assert!(answered.is_none_or(|at_ms| at_ms <= one.since_ms));
+            let counted: Vec<_> = seen.iter().filter(|(_, at_ms, _)| (*at_ms).min(NOW) >= one.since_ms).collect();
+            prop_assert!(counted.len() >= 2 && one.stalls >= 2);
+            let strangers = counted.iter().map(|(of, ..)| of).collect::<std::collections::BTreeSet<_>>().len() > 1;
+            prop_assert!(strangers || counted.iter().all(|(of, ..)| *of == mine));
+            prop_assert!(NOW < one.until_ms && one.until_ms <= NOW + HOUR);
+        }
+    }
+
+    #[test]
+    fn the_order_of_stalls_changes_nothing_and_telling_one_twice_neither(told in histories()) {
+        let list = rule(&told, "a");
+        prop_assert!(list.len() <= REFUSED_MAX && list.is_sorted_by(|a, b| a.request < b.request));
+        let backwards: Vec<Told> = told.iter().rev().cloned().collect();
+        prop_assert_eq!(&rule(&backwards, "a"), &list);
+        let twice: Vec<Told> = told.iter().chain(&told).cloned().collect();
+        prop_assert_eq!(&rule(&twice, "a"), &list);
+        prop_assert_eq!(read(&write(&list).unwrap_or_default()), list);
+    }
+
+    #[test]
+    fn a_success_after_the_last_stall_frees(told in histories(), n in 0..12_u64) {
+        let mut told = told;
+        told.push(("c", NOW - 3 * HOUR, in_flight(&[(n, Some(NOW))])));
+        prop_assert!(!names(&told, "a").contains(&name(n)) || told.iter().any(|(_, at_ms, _)| *at_ms >= NOW));
+    }
+}

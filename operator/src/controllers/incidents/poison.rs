@@ -1,0 +1,83 @@
+//! Which requests each pod's gate refuses (I7): the rule of `crds::poison` over the records of stalls and what pods report now. Pure, and
+//! derived from the API alone, so that any operator after any crash hands out the same (P1).
+
+use std::collections::BTreeMap;
+
+use crds::{
+    EngineIncident,
+    episode::ANNOTATION_RESTART_GRANT,
+    inference_deployment::PoisonRequests,
+    poison::{ANNOTATION_POISON, Stall, milliseconds, refused, write},
+};
+use jiff::Timestamp;
+
+use crate::controllers::inference_deployment::{
+    escalate::duration_of,
+    observed::{Observed, PodView},
+    plan::PodPatch,
+};
+
+/// Adds to `patches` what pods must be told. Pods that are granted a restart hear of it last: when the engine is killed its clients try
+/// again elsewhere, and elsewhere must know by then.
+pub fn annotate(observed: &Observed, patches: &mut Vec<PodPatch>, now: Timestamp) {
+    let wanted = Wanted::of(observed, now);
+    for pod in observed.pods.iter().filter(|pod| !pod.leaving) {
+        let text = wanted.by(&pod.uid);
+        if text == pod.poison {
+            continue;
+        }
+        match patches.iter_mut().find(|patch| patch.uid == pod.uid) {
+            Some(patch) => _ = patch.annotations.insert(ANNOTATION_POISON, text),
+            None => patches.push(PodPatch {
+                name: pod.name.clone(),
+                uid: pod.uid.clone(),
+                annotations: BTreeMap::from([(ANNOTATION_POISON, text)]),
+            }),
+        }
+    }
+    patches.sort_by_key(|patch| patch.annotations.contains_key(ANNOTATION_RESTART_GRANT));
+}
+
+/// The annotation's text: of each pod that has stalled, and of all others.
+#[derive(Debug, Default)]
+struct Wanted {
+    stalled: BTreeMap<String, Option<String>>,
+    others: Option<String>,
+}
+
+impl Wanted {
+    fn of(observed: &Observed, now: Timestamp) -> Self {
+        let recovery = &observed.infd.spec.recovery;
+        let keep = duration_of(&recovery.poison_for).filter(|_| recovery.poison_requests == PoisonRequests::Refuse);
+        let stalls: Vec<Stall<'_>> =
+            observed.incidents.iter().filter_map(recorded).chain(observed.pods.iter().filter_map(reported)).collect();
+        let Some(keep) = keep.filter(|_| !stalls.is_empty()) else { return Self::default() };
+        let keep_ms = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX);
+        let text = |uid: &str| write(&refused(&stalls, uid, keep_ms, now.as_millisecond()));
+        let stalled = stalls.iter().map(|stall| (stall.replica.to_owned(), text(stall.replica)));
+        Self { stalled: stalled.collect(), others: text("") }
+    }
+
+    fn by(&self, uid: &str) -> Option<String> {
+        self.stalled.get(uid).unwrap_or(&self.others).clone()
+    }
+}
+
+fn recorded(incident: &EngineIncident) -> Option<Stall<'_>> {
+    let status = incident.status.as_ref()?;
+    let sure = status.timeline.confirmed_at.is_some() || incident.spec.class == "Dead";
+    let at_ms = milliseconds(status.timeline.suspect_at.as_deref()?)?;
+    let told = sure && !status.in_flight.is_empty();
+    told.then_some(Stall { replica: &incident.spec.pod_uid, at_ms, in_flight: &status.in_flight })
+}
+
+fn reported(pod: &PodView) -> Option<Stall<'_>> {
+    let episode = &pod.reported()?.episode;
+    let at_ms = milliseconds(episode.suspect_at.as_deref()?)?;
+    let told = episode.is_stall() && !episode.in_flight.is_empty();
+    told.then_some(Stall { replica: &pod.uid, at_ms, in_flight: &episode.in_flight })
+}
+
+#[cfg(test)]
+#[path = "poison_tests.rs"]
+mod tests;
