@@ -26,6 +26,7 @@ pub fn install(image: &str, pull_policy: &str) -> Result<String, crds::yaml::Yam
         ("ClusterRoleBinding", binding("ClusterRoleBinding", "ClusterRole")),
         ("Role", lease_role()),
         ("RoleBinding", binding("RoleBinding", "Role")),
+        ("Lease", lease()),
         ("ValidatingAdmissionPolicy", policy()),
         ("ValidatingAdmissionPolicyBinding", policy_binding(POLICY)),
         ("ValidatingAdmissionPolicy", nodes::policy()),
@@ -47,6 +48,7 @@ pub fn chart_parts() -> Result<Vec<(String, String)>, crds::yaml::YamlError> {
     let rules = |role: Value| json!({"rules": role["rules"]});
     let parts = [
         ("cluster-role-rules.yaml", rules(cluster_role())),
+        ("namespace-role-rules.yaml", json!({"rules": serving_rules()})),
         ("lease-role-rules.yaml", rules(lease_role())),
         ("admission-policy.yaml", json!({"spec": policy()["spec"]})),
         ("node-policy.yaml", json!({"spec": nodes::policy()["spec"]})),
@@ -78,34 +80,43 @@ fn account() -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata()})
 }
 
-/// No delete on anything but incidents and pods that a restart did not cure: children go with their owner. `pods/status: patch`
-/// is needed to hand it on. What may be patched of a node is narrowed by a policy of its own ([`nodes`]).
 fn cluster_role() -> Value {
-    let rule = |group: &str, resources: &[&str], verbs: &[&str]| json!({"apiGroups": [group], "resources": resources, "verbs": verbs});
-    let keep = ["get", "list", "watch", "create", "patch"];
+    let mut rules = serving_rules();
+    // where the escalation ends; what may be patched of a node is narrowed by a policy of its own ([`nodes`])
+    rules.extend([rule("", &["nodes"], &["get", "list", "patch"]), rule("", &["nodes/status"], &["patch"])]);
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
         "metadata": {"name": NAME, "labels": labels()},
-        "rules": [
-            rule(GROUP, &["inferencedeployments"], &["get", "list", "watch"]),
-            rule(GROUP, &["inferencedeployments/status"], &["update"]),
-            rule(GROUP, &["inferencedeployments/finalizers"], &["update"]),
-            rule(GROUP, &["engineincidents"], &["get", "list", "watch", "create", "patch", "delete"]),
-            rule(GROUP, &["engineincidents/status"], &["patch"]),
-            rule("apps", &["deployments"], &keep),
-            // where a rollback finds the last good template
-            rule("apps", &["replicasets"], &["list"]),
-            rule("policy", &["poddisruptionbudgets"], &keep),
-            rule("", &["services", "serviceaccounts"], &keep),
-            rule("rbac.authorization.k8s.io", &["roles", "rolebindings"], &keep),
-            rule("", &["pods"], &["get", "list", "watch", "patch", "delete"]),
-            rule("", &["pods/status"], &["patch"]),
-            rule("", &["nodes"], &["get", "list", "patch"]),
-            rule("", &["nodes/status"], &["patch"]),
-            rule("events.k8s.io", &["events"], &["create"]),
-        ],
+        "rules": rules,
     })
+}
+
+/// What the operator needs wherever InferenceDeployments are: all of it in the namespace of an operator that looks after one alone. No
+/// delete on anything but incidents and pods that a restart did not cure: children go with their owner. `pods/status: patch` is needed
+/// to hand it on.
+fn serving_rules() -> Vec<Value> {
+    let keep = ["get", "list", "watch", "create", "patch"];
+    vec![
+        rule(GROUP, &["inferencedeployments"], &["get", "list", "watch"]),
+        rule(GROUP, &["inferencedeployments/status"], &["update"]),
+        rule(GROUP, &["inferencedeployments/finalizers"], &["update"]),
+        rule(GROUP, &["engineincidents"], &["get", "list", "watch", "create", "patch", "delete"]),
+        rule(GROUP, &["engineincidents/status"], &["patch"]),
+        rule("apps", &["deployments"], &keep),
+        // where a rollback finds the last good template
+        rule("apps", &["replicasets"], &["list"]),
+        rule("policy", &["poddisruptionbudgets"], &keep),
+        rule("", &["services", "serviceaccounts"], &keep),
+        rule("rbac.authorization.k8s.io", &["roles", "rolebindings"], &keep),
+        rule("", &["pods"], &["get", "list", "watch", "patch", "delete"]),
+        rule("", &["pods/status"], &["patch"]),
+        rule("events.k8s.io", &["events"], &["create"]),
+    ]
+}
+
+fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
+    json!({"apiGroups": [group], "resources": resources, "verbs": verbs})
 }
 
 fn lease_role() -> Value {
@@ -118,6 +129,14 @@ fn lease_role() -> Value {
             {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [LEASE_NAME], "verbs": ["get", "update"]},
         ],
     })
+}
+
+/// The Lease of the leader election, held by nobody: where it is missing somebody deleted it (see `leader::lease`). It says
+/// nothing of a holder, so that applying it again takes the lease from nobody.
+pub fn lease() -> Value {
+    let mut metadata = metadata();
+    metadata["name"] = json!(LEASE_NAME);
+    json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})
 }
 
 fn binding(kind: &str, role: &str) -> Value {
@@ -314,7 +333,8 @@ mod tests {
     #[test]
     fn every_object_survives_the_typed_api() {
         use k8s_openapi::api::{
-            admissionregistration::v1 as admission, apps::v1 as apps, core::v1 as core, rbac::v1 as rbac,
+            admissionregistration::v1 as admission, apps::v1 as apps, coordination::v1 as coordination,
+            core::v1 as core, rbac::v1 as rbac,
         };
         typed::<core::Namespace>(namespace());
         typed::<core::ServiceAccount>(account());
@@ -325,18 +345,30 @@ mod tests {
         typed::<admission::ValidatingAdmissionPolicy>(policy());
         typed::<admission::ValidatingAdmissionPolicy>(nodes::policy());
         typed::<admission::ValidatingAdmissionPolicyBinding>(policy_binding(POLICY));
+        typed::<coordination::Lease>(lease());
         typed::<apps::Deployment>(deployment(IMAGE, "IfNotPresent"));
     }
 
-    /// The operator can hand on only what it holds (escalation is refused by the API server).
+    /// The operator can hand on only what it holds (escalation is refused by the API server), in one namespace as well.
     #[test]
     fn the_operator_holds_what_it_hands_to_agents() {
-        let rules = cluster_role()["rules"].clone();
-        let held = rules
-            .as_array()
-            .unwrap()
-            .iter()
-            .any(|rule| rule["resources"] == json!(["pods/status"]) && rule["verbs"] == json!(["patch"]));
-        assert!(held);
+        let handed = |rule: &Value| rule["resources"] == json!(["pods/status"]) && rule["verbs"] == json!(["patch"]);
+        assert!(serving_rules().iter().any(handed));
+    }
+
+    /// Nothing waits on somebody's PodDisruptionBudget: pods that must go are deleted by UID, and whoever drains a node asks for himself.
+    #[test]
+    fn fault_a7_no_right_to_evict() {
+        let asked = cluster_role()["rules"].to_string();
+        assert!(!asked.contains("eviction") && asked.contains("poddisruptionbudgets"), "{asked}");
+    }
+
+    /// An operator of one namespace gets a Role, which cannot name what belongs to the whole cluster, and needs nothing of that.
+    #[test]
+    fn nodes_are_the_only_right_beyond_a_namespace() {
+        let all = cluster_role()["rules"].as_array().unwrap().clone();
+        let beyond: Vec<&Value> = all.iter().filter(|rule| !serving_rules().contains(rule)).collect();
+        let of_nodes = |rule: &&Value| rule["resources"][0].as_str().is_some_and(|name| name.starts_with("nodes"));
+        assert!(beyond.len() == 2 && beyond.iter().all(of_nodes), "{beyond:?}");
     }
 }

@@ -108,7 +108,12 @@ impl Elector {
                 self.leadership.lost();
                 Ok(())
             }
-            decision => self.write(lease, decision).await,
+            decision => {
+                if decision == Decision::Claim && lease.is_none() {
+                    tracing::warn!("there is no Lease {LEASE_NAME}: claimed, and whoever held it is waited for, 15 s");
+                }
+                self.write(lease, decision).await
+            }
         }
     }
 
@@ -126,7 +131,10 @@ impl Elector {
         match timeout(CALL_DEADLINE, written).await.map_err(|_| RoundError::Deadline)? {
             Ok(_) => {
                 self.leadership.contact();
-                self.leadership.renewed_at(sent);
+                match decision {
+                    Decision::Claim => self.leadership.lost(),
+                    _ => self.leadership.renewed_at(sent),
+                }
                 Ok(())
             }
             Err(kube::Error::Api(status)) if status.code == 409 => {
@@ -153,6 +161,9 @@ fn record(lease: &Lease) -> Record {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.and_then(|s| u64::try_from(s).ok()).unwrap_or_default();
     Record {
+        // one that was given back has an empty holder and the time of its last renewal
+        unused: spec.holder_identity.is_none() && spec.renew_time.is_none(),
+        acquired: spec.acquire_time.is_some(),
         holder: spec.holder_identity.unwrap_or_default(),
         version: lease.resource_version().unwrap_or_default(),
         duration: Duration::from_secs(seconds.min(60)),
@@ -162,9 +173,13 @@ fn record(lease: &Lease) -> Record {
 /// The lease in our name, under the resourceVersion of the one that was read.
 fn renewed(lease: Option<&Lease>, identity: &str, decision: Decision, now: Timestamp) -> Lease {
     let mut spec = lease.and_then(|l| l.spec.clone()).unwrap_or_default();
-    if decision == Decision::Take {
-        spec.acquire_time = Some(MicroTime(now));
-        spec.lease_transitions = Some(spec.lease_transitions.unwrap_or_default().saturating_add(1));
+    match decision {
+        Decision::Take => {
+            spec.acquire_time = Some(MicroTime(now));
+            spec.lease_transitions = Some(spec.lease_transitions.unwrap_or_default().saturating_add(1));
+        }
+        Decision::Claim => spec.acquire_time = None, // what tells a claim from a lease
+        Decision::Renew | Decision::Wait => {}
     }
     let metadata = lease.map_or_else(
         || ObjectMeta { name: Some(LEASE_NAME.to_owned()), ..ObjectMeta::default() },

@@ -10,10 +10,18 @@ use tower_test::mock;
 use super::*;
 
 /// The one Lease as the API server keeps it; `None`: there is none. `dead`: no request is ever answered.
-#[derive(Default)]
 struct Store {
     lease: Option<Value>,
     dead: bool,
+}
+
+impl Default for Store {
+    /// A first installation.
+    fn default() -> Self {
+        let mut lease = crate::manifests::lease();
+        lease["metadata"]["resourceVersion"] = json!("1");
+        Store { lease: Some(lease), dead: false }
+    }
 }
 
 impl Store {
@@ -79,6 +87,22 @@ async fn one_of_two_leads_and_keeps_leading() {
     assert!(first.0 != first.1, "{first:?}");
     campaign(&mut a, &mut b, 60).await;
     assert_eq!((leads_a.may_write(), leads_b.may_write()), first);
+}
+
+/// With the Lease that the manifests ship the first look is enough; without it somebody may have deleted it under a leader.
+#[tokio::test(start_paused = true)]
+async fn a_first_installation_acts_at_once_and_a_missing_lease_is_claimed_for_its_time() {
+    let start = Instant::now();
+    let (mut first, leads) = candidate(&Arc::default(), "a");
+    first.round().await.unwrap();
+    assert!(leads.may_write() && start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+
+    let bare = Arc::new(Mutex::new(Store { lease: None, dead: false }));
+    let (mut newcomer, leads) = candidate(&bare, "b");
+    let start = Instant::now();
+    tokio::select! { () = newcomer.run() => {}, () = won(&leads) => {} }
+    let waited = start.elapsed();
+    assert!(waited >= LEASE_DURATION && waited < LEASE_DURATION + 2 * RETRY_PERIOD, "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,13 @@
 //! The decision of leader election, pure. A lease is expired when *we* have seen no change of it for its whole duration
 //! by our own monotonic clock; the times inside it are other machines' and are never compared with ours.
+//!
+//! The installation ships a Lease that nobody holds, and whoever finds that one takes it. So a Lease that is not there was
+//! deleted, perhaps a moment ago and under a leader that does not know yet. It is claimed: made anew in our name, so that
+//! nobody else can renew it, and without the right to write until every older right has run out.
 
 use std::time::Duration;
+
+use super::RENEW_DEADLINE;
 
 /// How long a lease lasts after its last renewal.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
@@ -19,6 +25,10 @@ pub struct Record {
     pub version: String,
     /// How long the holder wants it to last.
     pub duration: Duration,
+    /// Nobody has held it since it was made: what an installation ships.
+    pub unused: bool,
+    /// Its holder has the right to write, or had it: it is more than a claim.
+    pub acquired: bool,
 }
 
 /// What to do now.
@@ -28,6 +38,8 @@ pub enum Decision {
     Take,
     /// Write it anew: it is ours.
     Renew,
+    /// Write it in our name and go on waiting: an older right may not have run out yet.
+    Claim,
     /// Somebody else has it.
     Wait,
 }
@@ -39,8 +51,10 @@ pub struct Candidate {
     /// What the identities of its forerunners begin with: earlier processes of the same container, dead for certain.
     forerunners: Option<String>,
     seen: Option<(Record, Duration)>,
-    /// When a record was there last.
-    looked: Duration,
+    /// When it was last found in our own name, acquired.
+    owned: Option<Duration>,
+    /// Since when our claim is found standing.
+    claimed: Option<Duration>,
 }
 
 impl Candidate {
@@ -56,24 +70,33 @@ impl Candidate {
 
     /// Takes in what the API holds at `now` (monotonic) and decides. `None`: there is no lease object.
     pub fn decide(&mut self, record: Option<Record>, now: Duration) -> Decision {
-        let Some(record) = record else { return self.without_lease(now) };
+        match record {
+            // whoever has seen a holder takes an unused one for what somebody put in the place of the holder's
+            Some(record) if !record.unused || self.seen.as_ref().is_none_or(|(seen, _)| seen.unused) => {
+                self.with_lease(record, now)
+            }
+            _ => self.without_lease(now),
+        }
+    }
+
+    fn with_lease(&mut self, record: Record, now: Duration) -> Decision {
         let inherited = self.inherits(&record);
         let first_seen = match &self.seen {
             Some((seen, at)) if *seen == record => *at,
             _ => now,
         };
-        let decision = if record.holder == self.identity {
-            Decision::Renew
-        } else if record.holder.is_empty()
-            || inherited
-            || now.saturating_sub(first_seen) >= record.duration.max(LEASE_DURATION)
-        {
-            Decision::Take
-        } else {
-            Decision::Wait
+        let own = record.holder == self.identity;
+        self.owned = (own && record.acquired).then_some(now);
+        self.claimed = (own && !record.acquired).then(|| self.claimed.unwrap_or(now));
+        let over = |since: Duration| now.saturating_sub(since) >= record.duration.max(LEASE_DURATION);
+        let decision = match self.claimed {
+            Some(since) if over(since) => Decision::Take,
+            Some(_) => Decision::Claim,
+            None if own => Decision::Renew,
+            None if record.holder.is_empty() || inherited || over(first_seen) => Decision::Take,
+            None => Decision::Wait,
         };
         self.seen = Some((record, first_seen));
-        self.looked = now;
         decision
     }
 
@@ -81,21 +104,16 @@ impl Candidate {
     /// alive, and no forerunner.
     fn inherits(&self, record: &Record) -> bool {
         self.seen.is_none()
+            && record.acquired
             && self.forerunners.as_ref().is_some_and(|prefix| record.holder.starts_with(prefix.as_str()))
     }
 
-    /// There is no Lease. Its holder may not know yet that somebody deleted it, so whoever saw it in another's name waits
-    /// until that right has run out, counted from the last look.
+    /// There is no Lease any more, and whoever held it may not know yet. Only the last holder takes it anew at once, as long as
+    /// nobody else can have followed it.
     fn without_lease(&mut self, now: Duration) -> Decision {
-        let other = self
-            .seen
-            .as_ref()
-            .map(|(record, _)| record)
-            .filter(|record| !record.holder.is_empty() && record.holder != self.identity);
-        match other {
-            Some(record) if now.saturating_sub(self.looked) < record.duration.max(LEASE_DURATION) => Decision::Wait,
-            _ => Decision::Take,
-        }
+        self.claimed = None;
+        let own = self.owned.is_some_and(|at| now.saturating_sub(at) < RENEW_DEADLINE);
+        if own { Decision::Take } else { Decision::Claim }
     }
 }
 
@@ -122,7 +140,22 @@ mod tests {
     use proptest::prelude::*;
 
     fn record(holder: &str, version: u32) -> Record {
-        Record { holder: holder.to_owned(), version: version.to_string(), duration: LEASE_DURATION }
+        Record {
+            holder: holder.to_owned(),
+            version: version.to_string(),
+            duration: LEASE_DURATION,
+            unused: false,
+            acquired: true,
+        }
+    }
+
+    /// What the installation ships.
+    fn shipped() -> Record {
+        Record { duration: Duration::ZERO, unused: true, acquired: false, ..record("", 1) }
+    }
+
+    fn claim(holder: &str, version: u32) -> Record {
+        Record { acquired: false, ..record(holder, version) }
     }
 
     fn s(seconds: u64) -> Duration {
@@ -132,7 +165,7 @@ mod tests {
     #[test]
     fn free_and_own_leases_are_taken_at_once() {
         let mut candidate = Candidate::new("a");
-        assert_eq!(candidate.decide(None, s(0)), Decision::Take);
+        assert_eq!(candidate.decide(Some(shipped()), s(0)), Decision::Take, "a first installation acts at once");
         assert_eq!(candidate.decide(Some(record("", 1)), s(0)), Decision::Take);
         assert_eq!(candidate.decide(Some(record("a", 2)), s(0)), Decision::Renew);
     }
@@ -151,11 +184,40 @@ mod tests {
     fn fault_b4_a_deleted_lease_is_not_up_for_grabs() {
         let mut candidate = Candidate::new("a");
         assert_eq!(candidate.decide(Some(record("b", 1)), s(100)), Decision::Wait);
-        assert_eq!(candidate.decide(None, s(102)), Decision::Wait, "b does not know yet");
-        assert_eq!((candidate.decide(None, s(114)), candidate.decide(None, s(115))), (Decision::Wait, Decision::Take));
+        assert_eq!(candidate.decide(None, s(116)), Decision::Claim, "b may have renewed a moment ago");
+        for (at, wanted) in [(117, Decision::Claim), (131, Decision::Claim), (132, Decision::Take)] {
+            assert_eq!(candidate.decide(Some(claim("a", 2)), s(at)), wanted, "{at}");
+        }
         let mut holder = Candidate::new("b");
         assert_eq!(holder.decide(Some(record("b", 1)), s(100)), Decision::Renew);
-        assert_eq!(holder.decide(None, s(102)), Decision::Take, "its own it makes anew at once");
+        assert_eq!(holder.decide(None, s(109)), Decision::Take, "its own it makes anew at once");
+        assert_eq!(holder.decide(None, s(110)), Decision::Claim, "somebody may have followed it by now");
+    }
+
+    #[test]
+    fn fault_b4_whoever_never_saw_the_lease_claims_it_and_waits() {
+        let mut newcomer = Candidate::new("a");
+        assert_eq!(newcomer.decide(None, s(100)), Decision::Claim);
+        assert_eq!(newcomer.decide(Some(record("b", 1)), s(101)), Decision::Wait, "b was first to make it anew");
+        assert_eq!(newcomer.decide(None, s(102)), Decision::Claim);
+        assert_eq!(newcomer.decide(Some(claim("a", 2)), s(103)), Decision::Claim);
+        assert_eq!(newcomer.decide(None, s(110)), Decision::Claim, "gone once more");
+        assert_eq!(newcomer.decide(Some(claim("a", 3)), s(118)), Decision::Claim, "from the beginning");
+        assert_eq!(newcomer.decide(Some(claim("a", 4)), s(133)), Decision::Take);
+        assert_eq!(newcomer.decide(Some(record("a", 5)), s(134)), Decision::Renew);
+    }
+
+    #[test]
+    fn fault_b4_a_claim_is_no_lease_to_take_back() {
+        let mut successor = Candidate::new("op_uid_2").with_forerunners(container("op", Some("uid"), 1));
+        assert_eq!(successor.decide(Some(claim("op_uid_1", 7)), s(0)), Decision::Wait);
+    }
+
+    #[test]
+    fn fault_b4_a_lease_put_in_the_place_of_a_holders_is_a_deleted_one() {
+        let mut candidate = Candidate::new("a");
+        assert_eq!(candidate.decide(Some(record("b", 1)), s(100)), Decision::Wait);
+        assert_eq!(candidate.decide(Some(shipped()), s(102)), Decision::Claim);
     }
 
     #[test]
@@ -184,13 +246,16 @@ mod tests {
         assert_eq!(laptop.decide(Some(record("truebeat-operator_39-4", 7)), s(0)), Decision::Wait);
     }
 
-    /// Two candidates against one store with versions; each writes only under the version that it read.
+    /// Two candidates against one store with versions; each writes only under the version that it read, or where it found none
+    /// and there is none.
     #[derive(Debug, Clone, Copy)]
     enum Step {
         Read(usize),
         Write(usize),
         /// SIGKILL, and the container's next process.
         Restart(usize),
+        /// Somebody deletes the Lease.
+        Delete,
         Sleep(u8),
     }
 
@@ -201,42 +266,64 @@ mod tests {
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            (0..2_usize).prop_map(Step::Read),
-            (0..2_usize).prop_map(Step::Write),
-            (0..2_usize).prop_map(Step::Restart),
-            (0..20_u8).prop_map(Step::Sleep)
+            4 => (0..2_usize).prop_map(Step::Read),
+            4 => (0..2_usize).prop_map(Step::Write),
+            2 => (0..2_usize).prop_map(Step::Restart),
+            1 => Just(Step::Delete),
+            4 => (0..20_u8).prop_map(Step::Sleep)
         ];
         proptest::collection::vec(step, 1..200)
+    }
+
+    /// The world of the property.
+    struct World {
+        candidates: [Candidate; 2],
+        stored: Option<Record>,
+        version: u32,
+        now: Duration,
+        /// What each has read and decided to write, and when: no call lasts longer than its deadline.
+        pending: [Option<(Option<Record>, Decision, Duration)>; 2],
+        until: [Duration; 2],
+    }
+
+    impl World {
+        fn step(&mut self, step: Step, processes: &mut usize) {
+            match step {
+                Step::Sleep(seconds) => self.now += s(u64::from(seconds)),
+                Step::Read(i) => {
+                    let decision = self.candidates[i].decide(self.stored.clone(), self.now);
+                    self.pending[i] = (decision != Decision::Wait).then(|| (self.stored.clone(), decision, self.now));
+                }
+                Step::Restart(i) => {
+                    *processes += 1;
+                    self.candidates[i] = nth_process(i, *processes);
+                    (self.pending[i], self.until[i]) = (None, s(0));
+                }
+                Step::Delete => self.stored = None,
+                Step::Write(i) => {
+                    let Some((read, decision, at)) = self.pending[i].take() else { return };
+                    if read == self.stored && self.now - at <= s(3) {
+                        self.version += 1;
+                        let written = if decision == Decision::Claim { claim } else { record };
+                        self.stored = Some(written(&self.candidates[i].identity, self.version));
+                        let right = if decision == Decision::Claim { s(0) } else { at + RENEW_DEADLINE };
+                        self.until[i] = right;
+                    }
+                }
+            }
+        }
     }
 
     proptest! {
         #[test]
         fn never_two_that_may_write(steps in steps()) {
-            let mut candidates = [nth_process(0, 0), nth_process(1, 0)];
+            let candidates = [nth_process(0, 0), nth_process(1, 0)];
+            let (pending, until) = ([None, None], [s(0), s(0)]);
+            let mut world = World { candidates, stored: Some(shipped()), version: 1, now: s(0), pending, until };
             let mut processes = 0;
-            let (mut stored, mut now) = (record("", 0), s(0));
-            let mut pending: [Option<Record>; 2] = [None, None];
-            let mut until = [s(0), s(0)];
             for step in steps {
-                match step {
-                    Step::Sleep(seconds) => now += s(u64::from(seconds)),
-                    Step::Read(i) => {
-                        let decision = candidates[i].decide(Some(stored.clone()), now);
-                        pending[i] = (decision != Decision::Wait).then(|| stored.clone());
-                    }
-                    Step::Restart(i) => {
-                        processes += 1;
-                        candidates[i] = nth_process(i, processes);
-                        (pending[i], until[i]) = (None, s(0));
-                    }
-                    Step::Write(i) => {
-                        let Some(read) = pending[i].take() else { continue };
-                        if read.version == stored.version {
-                            stored = record(&candidates[i].identity, stored.version.parse::<u32>().unwrap() + 1);
-                            until[i] = now + crate::leader::RENEW_DEADLINE;
-                        }
-                    }
-                }
+                world.step(step, &mut processes);
+                let (now, until) = (world.now, world.until);
                 prop_assert!(!(now < until[0] && now < until[1]), "two leaders at {now:?}");
             }
         }
