@@ -22,6 +22,9 @@ pub const RESTARTS_HELD: &str = "RestartsHeld";
 /// Present and `True` only while the number of replicas does not follow the spec, because of an open incident.
 pub const SCALING_HELD: &str = "ScalingHeld";
 
+/// Present and `True` only while the `/health` of a stalled engine answers 200: whoever routes by it alone sends clients into a hang.
+pub const HEALTH_LIES: &str = "HealthLies";
+
 /// Why a condition is what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
@@ -59,10 +62,12 @@ pub enum Reason {
     PlaceCommonCause,
     /// The revision of this spec has failed, and the last good one stands in its place.
     RolledBack,
-    /// The revision of this spec has failed, and nothing was rolled back: by policy, or because there is nothing to go back to.
+    /// The revision of this spec has failed, and nothing was rolled back: it is held by policy, or there is nothing to go back to.
     RolloutFailed,
     /// An engine stalls, and the policy is not to scale meanwhile.
     IncidentOpen,
+    /// The engine's own `/health` answers 200 while nothing is delivered.
+    Answers200,
 }
 
 impl Reason {
@@ -88,6 +93,7 @@ impl Reason {
             Reason::RolledBack => "RolledBack",
             Reason::RolloutFailed => "RolloutFailed",
             Reason::IncidentOpen => "IncidentOpen",
+            Reason::Answers200 => "Answers200",
         }
     }
 }

@@ -32,6 +32,7 @@ use crate::poison::InFlight;
     printcolumn(name = "Lost", type_ = "integer", json_path = ".status.requestsLost"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Node", type_ = "string", json_path = ".spec.node", priority = 1),
+    printcolumn(name = "HealthLied", type_ = "boolean", json_path = ".status.healthLied", priority = 1),
     printcolumn(name = "Bundle", type_ = "string", json_path = ".status.bundle", priority = 1)
 )]
 #[serde(rename_all = "camelCase")]
@@ -86,6 +87,9 @@ pub struct EngineIncidentStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub granted_by: Option<String>,
+    /// The engine's own `/health` answered 200 while it was stalled, at least once.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub health_lied: bool,
     /// Requests that were in flight when the engine was killed.
     pub requests_lost: i64,
     /// Requests that the gate refused while the replica was fenced.

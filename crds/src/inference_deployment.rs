@@ -49,6 +49,8 @@ use crate::{overlay::PodOverlay, rollout::Rollout, scaling::Scaling, status::Inf
         .message("engine.port, gate.port and the agent's port 9400 must differ: they share one network namespace"),
     validation = Rule::new("self.rollout.progressDeadlineSeconds > self.rollout.soakSeconds")
         .message("rollout.progressDeadlineSeconds must be more than rollout.soakSeconds, or no rollout would ever be in time"),
+    validation = Rule::new("duration(self.recovery.restartBackoffMax) >= duration(self.recovery.restartBackoff)")
+        .message("recovery.restartBackoffMax must be at least recovery.restartBackoff, the pause that it bounds"),
     validation = Rule::new("self.gate.port == oldSelf.gate.port")
         .message("gate.port cannot change: during a rollout old and new replicas stand behind one Service; make another InferenceDeployment")
 )]
@@ -314,6 +316,13 @@ pub struct Recovery {
     /// makes another: repeated restarts in place would meet the kubelet's growing back-off.
     #[schemars(range(min = 1, max = 10))]
     pub restarts_before_replace: i32,
+    /// The pause between the grants of two recoveries of one pod. It doubles with each one within `stabilityWindow`, and starts over when
+    /// that has passed without any. A duration such as `10s`; `0s`: no pause.
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
+    pub restart_backoff: String,
+    /// The longest such pause, not less than `restartBackoff`. A duration such as `5m`.
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
+    pub restart_backoff_max: String,
     /// How long a restart counts. A duration such as `10m`.
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
     pub stability_window: String,
@@ -347,6 +356,8 @@ impl Default for Recovery {
             last_replica: LastReplica::default(),
             hold_percent: 60,
             restarts_before_replace: 2,
+            restart_backoff: "10s".to_owned(),
+            restart_backoff_max: "5m".to_owned(),
             stability_window: "10m".to_owned(),
             avoid_for: "1h".to_owned(),
             avoid_nodes_percent: 30,

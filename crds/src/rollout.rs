@@ -47,8 +47,9 @@ pub struct Rollout {
     /// the revision is not to blame.
     #[schemars(range(min = 0, max = 1000))]
     pub tolerated_stalls: i32,
-    /// What becomes of a revision that fails. `RollBack`: the last good revision comes back, the failed one is remembered and not tried
-    /// again until the spec changes. `Hold`: it stays as far as it has come. The status says so in both cases, the spec stays as it is.
+    /// What becomes of a revision that fails. `RollBack`: the last good revision comes back. `Hold`: it stays as far as it has come, the
+    /// Deployment is paused: no further replica is replaced, and none goes back, even if the failed one recovers. In both cases the failed
+    /// revision is remembered and goes no further until the spec changes; the status says so, the spec stays as it is.
     pub on_failure: OnFailure,
     /// A number that is a part of the revision. Another one brings all replicas in anew, and a revision that was rolled back is tried
     /// once more.
@@ -83,7 +84,7 @@ pub struct RolloutStatus {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub target: String,
-    /// Revisions that were rolled back, newest last: none of them is tried again.
+    /// Revisions that failed, newest last: none of them is tried again.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["revision"]))]
     pub failed: Vec<FailedRevision>,
@@ -105,7 +106,7 @@ pub enum FailureReason {
     NoProgress,
 }
 
-/// A revision that was rolled back.
+/// A revision that was rolled back or held.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FailedRevision {
@@ -118,7 +119,7 @@ pub struct FailedRevision {
     /// The same for people, with the pod's name.
     #[schemars(length(max = 1024))]
     pub message: String,
-    /// When it was rolled back, RFC 3339.
+    /// When that was seen, RFC 3339.
     #[schemars(length(max = 64))]
     pub at: String,
 }

@@ -29,7 +29,8 @@ pub struct InferenceDeploymentStatus {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 512))]
     pub selector: String,
-    /// `Ready`, `Reconciling`, `Stalled` (kstatus), `EnginesProgressing`, `EpisodesReadable`.
+    /// `Ready`, `Reconciling`, `Stalled` (kstatus), `EnginesProgressing`, `EpisodesReadable`; while there is reason `RestartsHeld`,
+    /// `ScalingHeld`, `HealthLies`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

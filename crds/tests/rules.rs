@@ -79,6 +79,17 @@ fn a_rollout_can_be_in_time() {
 }
 
 #[test]
+fn a_pause_fits_its_bound() {
+    let pauses = |first: &'static str, most: &'static str| {
+        move |o: &mut Value| o["spec"]["recovery"] = json!({"restartBackoff": first, "restartBackoffMax": most})
+    };
+    accepted(pauses("0s", "0s"));
+    accepted(pauses("90s", "1m30s"));
+    refused("the pause that it bounds", pauses("90s", "1m29s"));
+    refused("the pause that it bounds", |o| o["spec"]["recovery"] = json!({"restartBackoff": "1h"}));
+}
+
+#[test]
 fn the_gates_port_stays_what_it_was() {
     let old = infd(|_| ());
     infd(|o| o["spec"]["replicas"] = json!(7)).validate_cel_update(&old).expect("everything else may change");

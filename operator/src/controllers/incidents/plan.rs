@@ -22,6 +22,8 @@ pub struct IncidentPlan {
     pub deletes: Vec<(String, String)>,
     /// How many are open once this is done.
     pub open: usize,
+    /// How many of these tell of a person's fence: they end by that person's hand alone, which is an event.
+    pub by_hand: usize,
 }
 
 /// One incident as it should be; `None` where that half is right already.
@@ -59,6 +61,7 @@ pub fn plan(infd: &str, pods: &[PodView], incidents: &[EngineIncident], now: Tim
         let write = by_hand::write(infd, pod, fence, existing, now);
         plan.writes.extend((write.spec.is_some() || write.status.is_some()).then_some(write));
         plan.open += 1;
+        plan.by_hand += 1;
         reported.push(name);
     }
     for incident in incidents.iter().filter(|i| !reported.contains(&i.name_any())) {
@@ -89,7 +92,10 @@ fn write_of(
         return None;
     }
     let spec = spec_of(infd, pod, reported);
-    let status = status_of(reported, closed_at);
+    let mut status = status_of(reported, closed_at);
+    // The pod says how it is now, the record how it was: one lie is enough.
+    let lied = existing.and_then(|incident| incident.status.as_ref()).is_some_and(|status| status.health_lied);
+    status.health_lied = lied || (reported.open && pod.health_lies);
     Some(IncidentWrite {
         name: name.to_owned(),
         spec: (existing.map(|i| &i.spec) != Some(&spec)).then_some(spec),
@@ -135,6 +141,7 @@ fn status_of(reported: &ReportedEpisode, closed_at: Option<String>) -> EngineInc
         outcome: (!reported.open).then(|| outcome.to_owned()),
         duration: closed_at.as_deref().and_then(|end| duration(episode.suspect_at.as_deref()?, end)),
         closed_at,
+        health_lied: false,
     }
 }
 
@@ -230,6 +237,21 @@ mod tests {
         assert_eq!(incidents.len(), 1);
         let status = incidents[0].status.as_ref().unwrap();
         assert_eq!((status.outcome.as_deref(), status.duration.as_deref()), (Some("Recovered"), Some("50.0s")));
+    }
+
+    #[test]
+    fn a_health_that_lied_once_stays_in_the_record() {
+        let mut incidents = Vec::new();
+        let lied = |incidents: &[EngineIncident]| incidents[0].status.as_ref().unwrap().health_lied;
+        let stalled = pod("a", "Stalled", 10);
+        apply(&plan("chat", std::slice::from_ref(&stalled), &incidents, now()), &mut incidents);
+        assert!(!lied(&incidents));
+        for (lies, stage) in [(true, "Stalled"), (false, "Killed"), (false, "Recovered")] {
+            let pods = [PodView { health_lies: lies, ..pod("a", stage, 10) }];
+            apply(&plan("chat", &pods, &incidents, now()), &mut incidents);
+            assert!(lied(&incidents), "{stage}");
+            assert_eq!(plan("chat", &pods, &incidents, now()).writes, [], "quiescent is silent (P7)");
+        }
     }
 
     #[test]

@@ -110,6 +110,12 @@ fn table() -> Vec<(&'static str, Value, Seen)> {
             recovery(json!({"restartsBeforeReplace": 1})),
             Plan("pod_uid: \"uid-a\", action: Replace"),
         ),
+        ("recovery.restartBackoff", recovery(json!({"restartBackoff": "61s"})), Plan("Grant { episode: \"e-b\"")),
+        (
+            "recovery.restartBackoffMax",
+            recovery(json!({"stabilityWindow": "1h", "restartBackoff": "50s", "restartBackoffMax": "50s"})),
+            Plan("pod_uid: \"uid-a\", action: Replace"),
+        ),
         (
             "recovery.stabilityWindow",
             recovery(json!({"stabilityWindow": "1h"})),
@@ -158,7 +164,7 @@ fn table() -> Vec<(&'static str, Value, Seen)> {
             Children("\"maxUnavailable\":7,\"selector\""),
         ),
         ("rollout.toleratedStalls", rollout(json!({"toleratedStalls": 3})), PlanLoses("RolledBack(")),
-        ("rollout.onFailure", rollout(json!({"onFailure": "Hold"})), Plan("the policy is to hold")),
+        ("rollout.onFailure", rollout(json!({"onFailure": "Hold"})), Plan("\"paused\": Bool(true)")),
         ("rollout.attempt", rollout(json!({"attempt": 1})), PlanLoses(FIRST_REVISION)),
         (
             "scaling.duringIncidents",
@@ -223,8 +229,10 @@ fn troubled(infd: &InferenceDeployment) -> String {
     let new = revision::of(&template).to_owned();
     let mut old = template.clone();
     old["metadata"]["labels"][LABEL_REVISION] = json!("old");
-    let live = json!({"spec": {"replicas": 4, "template": template}, "status": {}});
-    let sets = json!([{"spec": {"template": old}}]);
+    let owners = |uid: &str| json!([{"uid": uid, "controller": true}]);
+    let metadata = json!({"uid": "uid-deployment", "ownerReferences": owners("uid-infd")});
+    let live = json!({"metadata": metadata, "spec": {"replicas": 4, "template": template}, "status": {}});
+    let sets = json!([{"metadata": {"ownerReferences": owners("uid-deployment")}, "spec": {"template": old}}]);
     let starting = PodView { ready: false, progressing: None, ..healthy("e") };
     let stalled = [("a", 1), ("b", 2), ("c", 3)].map(|(name, second)| pod(name, "Stalled", second));
     let of = |revision: &str, pod: PodView| PodView { revision: revision.to_owned(), ..pod };
@@ -263,11 +271,17 @@ fn every_field_has_an_effect_with_it_and_without_it() {
         // what only sets the stage for the field stands on both sides
         let without = match path {
             "scaling.holdSecondsMax" => json!({"scaling": {"duringIncidents": "Hold"}}),
+            "recovery.restartBackoffMax" => json!({"recovery": {"stabilityWindow": "1h", "restartBackoff": "50s"}}),
             "recovery.avoidFor" => json!({"recovery": {"restartsBeforeReplace": 1, "avoidNodesPercent": 60}}),
             "recovery.avoidNodesPercent" => json!({"recovery": {"restartsBeforeReplace": 1, "avoidNodesPercent": 20}}),
             _ => json!({}),
         };
-        let (with, without) = (spec_with(&patch), spec_with(&without));
+        // replicas of a revision that is taken back are not recovered
+        let stage = if path.starts_with("recovery.") { json!({"rollout": {"toleratedStalls": 3}}) } else { json!({}) };
+        let (mut with, mut without) = (patch, without);
+        merge(&mut with, &stage);
+        merge(&mut without, &stage);
+        let (with, without) = (spec_with(&with), spec_with(&without));
         assert_eq!(validate(&with), Vec::<String>::new(), "{path}");
         let (text, present, absent) = match seen {
             Children(text) => (text, children(&with), children(&without)),

@@ -55,11 +55,15 @@ pub struct Terms<'a> {
     pub fleet_slots: usize,
     pub hold: Hold,
     pub restarts_before_replace: usize,
+    /// The first pause between two recoveries of one pod, and the longest.
+    pub backoff: (SignedDuration, SignedDuration),
     pub window: SignedDuration,
     pub replicas: usize,
     pub recent: &'a [PastGrant],
     /// What nodes and failure domains may bear.
     pub places: Places,
+    /// A revision whose replicas get no restart any more; empty: none.
+    pub revision_taken_back: &'a str,
 }
 
 impl<'a> Terms<'a> {
@@ -85,11 +89,45 @@ impl<'a> Terms<'a> {
             fleet_slots,
             hold: if recovery.mode == RecoveryMode::Recover { hold } else { Hold::No },
             restarts_before_replace: count(recovery.restarts_before_replace),
+            backoff: backoff_of(recovery),
             window: window_of(recovery),
             replicas,
             recent: infd.status.as_ref().map(|s| s.recovery.recent.as_slice()).unwrap_or_default(),
             places: Places::default(),
+            revision_taken_back: "",
         }
+    }
+
+    /// The same without new restarts for replicas of this revision.
+    pub fn without_restarts_of(self, revision_taken_back: &'a str) -> Self {
+        Terms { revision_taken_back, ..self }
+    }
+
+    /// Is this pod of a revision that is taken back? It goes with its revision, and needs no restart.
+    pub fn taken_back(&self, pod: &PodView) -> bool {
+        !self.revision_taken_back.is_empty() && pod.revision == self.revision_taken_back
+    }
+
+    /// Does this pod wait for a slot of the budget that it may have now?
+    pub fn may_restart(&self, pod: &PodView, now: &str) -> bool {
+        wants_slot(pod) && !self.taken_back(pod) && self.backs_off_until(pod, now).is_none()
+    }
+
+    /// Until when this pod gets no further recovery, because the last one is too young; `None`: it may have one.
+    pub fn backs_off_until(&self, pod: &PodView, now: &str) -> Option<Timestamp> {
+        let own: Vec<&PastGrant> = self.recoveries(pod, now).collect();
+        let doublings = u32::try_from(own.len()).ok()?.checked_sub(1)?;
+        let (first, longest) = self.backoff;
+        let factor = 2_i32.checked_pow(doublings).unwrap_or(i32::MAX);
+        let pause = first.checked_mul(factor).unwrap_or(longest).min(longest);
+        let last = own.iter().filter_map(|past| past.granted_at.parse::<Timestamp>().ok()).max()?;
+        let until = last.checked_add(pause).ok()?;
+        now.parse::<Timestamp>().is_ok_and(|now| now < until).then_some(until)
+    }
+
+    /// The granted recoveries of this pod that still count.
+    fn recoveries<'b>(&'b self, pod: &'b PodView, now: &'b str) -> impl Iterator<Item = &'b PastGrant> {
+        self.recent.iter().filter(move |past| past.pod_uid == pod.uid && young(past, self.window, now))
     }
 
     /// The same with what is known of nodes.
@@ -116,10 +154,12 @@ impl<'a> Terms<'a> {
             fleet_slots,
             hold,
             restarts_before_replace: 2,
+            backoff: (SignedDuration::ZERO, SignedDuration::ZERO),
             window,
             replicas: 0,
             recent: &[],
             places,
+            revision_taken_back: "",
         }
     }
 }
@@ -127,6 +167,12 @@ impl<'a> Terms<'a> {
 /// How long a recovery counts.
 pub fn window_of(recovery: &Recovery) -> SignedDuration {
     duration_of(&recovery.stability_window).unwrap_or(SignedDuration::from_mins(10))
+}
+
+/// The first pause between two recoveries of one pod, and the longest. One that cannot be read is none.
+fn backoff_of(recovery: &Recovery) -> (SignedDuration, SignedDuration) {
+    let pause = |text: &str| duration_of(text).unwrap_or_default();
+    (pause(&recovery.restart_backoff), pause(&recovery.restart_backoff_max))
 }
 
 /// A duration of the API; `None`: it cannot be read, which `validate` tells its author.
@@ -148,8 +194,11 @@ fn hold_of(stalled: usize, replicas: usize, percent: usize) -> Hold {
 
 /// How the recovery of this pod is to be carried out.
 pub fn action(pod: &PodView, terms: &Terms<'_>, now: &str) -> GrantAction {
-    let restarts = terms.recent.iter().filter(|past| past.pod_uid == pod.uid && young(past, terms.window, now)).count();
-    if restarts >= terms.restarts_before_replace { GrantAction::Replace } else { GrantAction::Restart }
+    if terms.recoveries(pod, now).count() >= terms.restarts_before_replace {
+        GrantAction::Replace
+    } else {
+        GrantAction::Restart
+    }
 }
 
 /// Is a granted replacement over? The pod is gone, and its successor is up or has had its time.

@@ -64,6 +64,61 @@ fn restarts_in_place_end_in_a_replacement_and_time_heals() {
 }
 
 #[test]
+fn the_pause_between_two_recoveries_of_a_pod_grows_to_its_bound_and_starts_over() {
+    let mut object = infd("chat");
+    let pods = frozen(2);
+    let until = |object: &InferenceDeployment| {
+        let until = Terms::of(object, &pods, None).backs_off_until(&pods[0], NOW);
+        until.map(|until| until.to_string())
+    };
+    let mut ats = vec!["2026-01-01T00:59:55Z"];
+    let mut recover = |object: &mut InferenceDeployment, at: Option<&'static str>| {
+        ats.extend(at);
+        object.status.get_or_insert_default().recovery.recent = ats
+            .iter()
+            .map(|at| past("uid-p0", "n1", at))
+            .chain([past("uid-p1", "n1", "2026-01-01T00:40:00Z")])
+            .collect();
+    };
+    assert_eq!(until(&object), None, "never recovered");
+    recover(&mut object, None);
+    assert_eq!(until(&object).as_deref(), Some("2026-01-01T01:00:05Z"), "10 s after the first");
+    let next = grants::next(&[], &pods, &Terms::of(&object, &pods, None), NOW);
+    assert_eq!(
+        next.iter().map(|grant| grant.pod.as_str()).collect::<Vec<_>>(),
+        ["p1"],
+        "whoever waits lets the next one pass"
+    );
+    for (at, wanted) in [
+        ("2026-01-01T00:54:00Z", "2026-01-01T01:00:15Z"),
+        ("2026-01-01T00:53:00Z", "2026-01-01T01:00:35Z"),
+        ("2026-01-01T00:52:00Z", "2026-01-01T01:01:15Z"),
+    ] {
+        recover(&mut object, Some(at));
+        assert_eq!(until(&object).as_deref(), Some(wanted));
+    }
+    object.spec.recovery.restart_backoff_max = "30s".to_owned();
+    assert_eq!(until(&object).as_deref(), Some("2026-01-01T01:00:25Z"), "bounded");
+    object.spec.recovery.restart_backoff = "0s".to_owned();
+    assert_eq!(until(&object), None, "no pause at all");
+    object.spec.recovery.restart_backoff = "30s".to_owned();
+    object.spec.recovery.stability_window = "4s".to_owned();
+    assert_eq!(until(&object), None, "the window has passed without a recovery");
+}
+
+#[test]
+fn a_slot_that_a_pod_keeps_is_given_back_while_it_backs_off() {
+    let mut object = infd("chat");
+    let pods = frozen(1);
+    let held = grants::next(&[], &pods, &Terms::of(&object, &pods, None), "2026-01-01T00:59:55Z");
+    let held = [Grant { episode: "e-before".to_owned(), ..held[0].clone() }];
+    let next = |object: &InferenceDeployment| grants::next(&held, &pods, &Terms::of(object, &pods, None), NOW);
+    assert_eq!(next(&object)[0].episode, "e-p0", "the same pod stalled anew: the slot is still its own");
+    object.status.get_or_insert_default().recovery.recent = vec![past("uid-p0", "n1", "2026-01-01T00:59:55Z")];
+    assert_eq!(next(&object), []);
+}
+
+#[test]
 fn a_replacement_holds_its_slot_until_its_successor_is_up() {
     let terms = Terms { replicas: 2, ..Terms::simple(RecoveryMode::Recover, 1) };
     let old = pod("a", "Stalled", 1);

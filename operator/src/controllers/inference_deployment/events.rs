@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 use kube::{Api, Resource, ResourceExt};
 
-use super::{escalate::Hold, observed::Observed, plan::Plan};
+use super::{escalate::Hold, grants::noted, observed::Observed, plan::Plan, rollout::State};
 use crate::{
     client::{CallError, Calls, FIELD_MANAGER},
     controllers::{incidents::plan::name_of, nodes::plan::in_force},
@@ -41,7 +41,8 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
         ));
     }
     events.extend(on_hold(observed, plan, now));
-    events.extend(rolled_back(observed, plan, now));
+    events.extend(delayed(observed, plan, now));
+    events.extend(failed_revision(observed, plan, now));
     events.extend(suspect_node(observed, plan, now));
     events.extend(avoidance(observed, plan, now));
     for write in &plan.incidents.writes {
@@ -81,14 +82,33 @@ fn on_hold(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
     Some(event(observed, name, ("Warning", "RestartsHeld", "Hold"), note, pod, now))
 }
 
+/// Once for each stall that has to wait because the last recovery of its pod is too young: before its agent is told for the first time.
+fn delayed(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
+    let told = plan.backing_off.iter().filter_map(|(uid, until)| {
+        let granted = plan.grants.iter().any(|grant| grant.pod_uid == *uid);
+        let pod = observed.pods.iter().find(|pod| pod.uid == *uid && !granted && noted(pod).is_none())?;
+        let name = format!("{}.delayed", name_of(&observed.infd.name_any(), &pod.open_episode()?.id));
+        let note = format!(
+            "pod {} was recovered a short while ago and stalls again: the next recovery waits until {until:.0}",
+            pod.name
+        );
+        let words = ("Warning", "RestartDelayed", "BackOff");
+        Some(event(observed, name, words, note, (&pod.name, uid), now))
+    });
+    told.collect()
+}
+
 /// Once, when a revision is remembered as failed.
-fn rolled_back(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
+fn failed_revision(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
     let before = observed.infd.status.as_ref().map(|s| s.rollout.failed.as_slice()).unwrap_or_default();
     let failed = plan.rollout.memory.failed.iter().find(|failed| !before.contains(failed))?;
-    let infd = observed.infd.name_any();
-    let name = format!("{infd}.{}.rolled-back", failed.revision);
-    let note = format!("revision {} rolled back: {}", failed.revision, failed.message);
-    let event = event(observed, name, ("Warning", "RolledBack", "RollBack"), note, ("", ""), now);
+    let (what, suffix, words) = match plan.rollout.state {
+        State::Held(_) => ("held where it stands", "held", ("Warning", "RolloutHeld", "Hold")),
+        _ => ("rolled back", "rolled-back", ("Warning", "RolledBack", "RollBack")),
+    };
+    let name = format!("{}.{}.{suffix}", observed.infd.name_any(), failed.revision);
+    let note = format!("revision {} {what}: {}", failed.revision, failed.message);
+    let event = event(observed, name, words, note, ("", ""), now);
     Some(Event { related: None, ..event })
 }
 
@@ -230,6 +250,25 @@ mod tests {
         world.incidents = vec![stored];
         let (plan, notes) = step(&world);
         assert_eq!((plan.incidents.writes.len(), notes.len()), (1, 0), "closed already");
+    }
+
+    #[test]
+    fn a_recovery_that_must_wait_is_told_once() {
+        let mut world = Observed {
+            infd: infd("chat"),
+            children: Default::default(),
+            pods: vec![pod("a", "Stalled", 1)],
+            incidents: vec![],
+            nodes: Default::default(),
+        };
+        let granted_at = "2026-01-01T00:01:55Z".to_owned();
+        let past = crds::PastGrant { pod_uid: "uid-a".into(), granted_at, ..Default::default() };
+        world.infd.status.get_or_insert_default().recovery.recent = vec![past];
+        let (plan, notes) = step(&world);
+        assert_eq!(plan.grants, []);
+        assert!(notes.len() == 1 && notes[0].ends_with("waits until 2026-01-01T00:02:05Z"), "{notes:?}");
+        world.pods[0].queued = Some("e-a@2026-01-01T00:01:59Z".to_owned());
+        assert!(step(&world).1.is_empty(), "its agent knows already");
     }
 
     #[test]

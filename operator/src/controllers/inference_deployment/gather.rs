@@ -8,12 +8,16 @@ use std::collections::BTreeMap;
 use crds::{EngineIncident, InferenceDeployment};
 use futures::future::try_join_all;
 use k8s_openapi::api::{apps::v1::ReplicaSet, core::v1::Pod};
-use kube::{Api, ResourceExt, core::DynamicObject};
+use kube::{
+    Api, ResourceExt,
+    core::{ApiResource, DynamicObject},
+};
+use serde_json::Value;
 
 use super::{
     build::{child_name, kinds, selector},
     escalate::Fleet,
-    observed::{Observed, members},
+    observed::{Observed, members, refuse_replays},
     rollout,
 };
 use crate::{
@@ -41,53 +45,53 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option
         children.insert("ReplicaSet".to_owned(), history(calls, namespace, &labels).await?);
     }
     let uid = infd.uid().unwrap_or_default();
-    let pods = members(&pods.items, name);
+    let ours = |incident: &EngineIncident| incident.owner_references().iter().any(|owner| owner.uid == uid);
+    let incidents: Vec<EngineIncident> = incidents.items.into_iter().filter(ours).collect();
+    let mut pods = members(&pods.items, name);
+    refuse_replays(&mut pods, &incidents);
     let avoids = infd.status.as_ref().is_some_and(|status| !status.recovery.avoid.is_empty());
     let nodes = match avoids || pods.iter().any(|pod| pod.open_episode().is_some()) {
         true => nodes::all(calls).await,
         false => Default::default(),
     };
-    let ours = |incident: &EngineIncident| incident.owner_references().iter().any(|owner| owner.uid == uid);
-    Ok(Some(Observed { pods, nodes, incidents: incidents.items.into_iter().filter(ours).collect(), children, infd }))
+    Ok(Some(Observed { pods, nodes, incidents, children, infd }))
 }
 
-/// Everybody else's replicas, stalls and grants, as they stand in the API now.
+/// Everybody else's replicas, stalls and grants, as they stand in the API now. Read as plain JSON: one object that this version of the
+/// operator cannot read whole (a newer one wrote it) must not keep the whole fleet from its restarts (B7, B8).
 pub async fn fleet(calls: &Calls, own: &InferenceDeployment) -> Result<Fleet, CallError> {
-    let api: Api<InferenceDeployment> = match &calls.fleet.namespace {
-        Some(namespace) => Api::namespaced(calls.client.clone(), namespace),
-        None => Api::all(calls.client.clone()),
+    let resource = ApiResource::erase::<InferenceDeployment>(&());
+    let api: Api<DynamicObject> = match &calls.fleet.namespace {
+        Some(namespace) => Api::namespaced_with(calls.client.clone(), namespace, &resource),
+        None => Api::all_with(calls.client.clone(), &resource),
     };
     let all = calls.list(&api, "").await?;
-    let others = all.items.iter().filter(|other| other.uid() != own.uid());
     let mut fleet = Fleet {
         restarts_percent: calls.fleet.restarts_percent,
         hold_percent: calls.fleet.hold_percent,
         place_max: (calls.fleet.node_restarts_max, calls.fleet.domain_restarts_max),
         ..Fleet::default()
     };
-    for other in others {
-        let count = |n: i32| usize::try_from(n).unwrap_or(0);
-        fleet.replicas += count(other.spec.replicas);
-        let Some(status) = &other.status else { continue };
-        fleet.stalled += count(status.fenced_replicas);
-        fleet.granted += status.recovery.grants.len();
-        let grants = status.recovery.grants.iter();
-        fleet.grants_at.extend(grants.map(|grant| (grant.node.clone(), grant.domain.clone())));
+    for other in all.items.iter().filter(|other| other.uid() != own.uid()) {
+        let (spec, status) = (&other.data["spec"], &other.data["status"]);
+        let count = |n: &Value| n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+        fleet.replicas += count(&spec["replicas"]);
+        fleet.stalled += count(&status["fencedReplicas"]);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
+        fleet.grants_at.extend(grants.map(|grant| (text(&grant["node"]), text(&grant["domain"]))));
     }
+    fleet.granted = fleet.grants_at.len();
     Ok(fleet)
 }
 
 /// The Deployment's ReplicaSets, each with the template of its revision.
-async fn history(calls: &Calls, namespace: &str, labels: &str) -> Result<serde_json::Value, CallError> {
+async fn history(calls: &Calls, namespace: &str, labels: &str) -> Result<Value, CallError> {
     let sets: Api<ReplicaSet> = Api::namespaced(calls.client.clone(), namespace);
     Ok(serde_json::to_value(calls.list(&sets, labels).await?.items).unwrap_or_default())
 }
 
-async fn children(
-    calls: &Calls,
-    namespace: &str,
-    name: &str,
-) -> Result<BTreeMap<String, serde_json::Value>, CallError> {
+async fn children(calls: &Calls, namespace: &str, name: &str) -> Result<BTreeMap<String, Value>, CallError> {
     let reads = kinds().into_iter().map(|resource| async move {
         let api: Api<DynamicObject> = Api::namespaced_with(calls.client.clone(), namespace, &resource);
         let live = calls.get(&api, &child_name(name, &resource.kind)).await?;

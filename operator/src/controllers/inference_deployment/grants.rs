@@ -21,7 +21,8 @@ pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) ->
     if terms.mode != RecoveryMode::Recover || matches!(terms.hold, Hold::Deployment(_) | Hold::Fleet(_)) {
         return kept;
     }
-    let mut waiting: Vec<&PodView> = pods.iter().filter(|pod| wants_slot(pod) && !holds_slot(&kept, pod)).collect();
+    let mut waiting: Vec<&PodView> =
+        pods.iter().filter(|pod| terms.may_restart(pod, now) && !holds_slot(&kept, pod)).collect();
     // The one that waits longest first; the name makes the order total.
     waiting.sort_by_key(|pod| (pod.open_episode().and_then(|e| e.suspect_at.clone()), pod.name.clone()));
     let slots = usize::try_from(terms.max_unavailable).unwrap_or(0).min(terms.fleet_slots);
@@ -50,10 +51,15 @@ pub fn to_queue(grants: &[Grant], pod: &PodView, mode: RecoveryMode, now: Timest
         return None;
     }
     let episode = &pod.open_episode()?.id;
-    let noted = pod.queued.as_deref().and_then(|note| note.rsplit_once('@')).filter(|(id, _)| id == episode);
-    let age = noted.and_then(|(_, at)| at.parse().ok()).map(|at: Timestamp| now.duration_since(at));
+    let age = noted(pod).and_then(|at| at.parse().ok()).map(|at: Timestamp| now.duration_since(at));
     let fresh = age.is_some_and(|age| age >= SignedDuration::ZERO && age < QUEUED_FRESH);
     (!fresh).then(|| format!("{episode}@{now:.0}"))
+}
+
+/// When its agent was told last that the restart which it asks for now has to wait.
+pub fn noted(pod: &PodView) -> Option<&str> {
+    let (id, at) = pod.queued.as_deref()?.rsplit_once('@')?;
+    (id == pod.open_episode()?.id).then_some(at)
 }
 
 fn grant(pod: &PodView, action: GrantAction, terms: &Terms<'_>, now: &str) -> Option<Grant> {
@@ -82,8 +88,8 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
         return None;
     }
     if reported.episode.id != grant.episode && wants_slot(pod) {
-        // The same pod stalled anew: the slot is still its own, the grant must name the new episode.
-        return self::grant(pod, GrantAction::Restart, terms, now);
+        // The same pod stalled anew: the slot is still its own, if it may have it, and the grant must name the new episode.
+        return self::grant(pod, GrantAction::Restart, terms, now).filter(|_| terms.may_restart(pod, now));
     }
     Some(grant.clone())
 }

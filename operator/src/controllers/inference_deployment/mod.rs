@@ -83,11 +83,17 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     if !errors.is_empty() {
         return Err(PassError::Steps(errors));
     }
-    let open = plan.incidents.open > 0 || !plan.grants.is_empty() || plan.scaling_held.is_some();
+    Ok(Some(recheck(&plan, &observed, calls.wall.now())))
+}
+
+/// When to look again if nothing happens. A person's fence ends by an event, and nobody has to look after it meanwhile.
+fn recheck(plan: &Plan, observed: &Observed, now: jiff::Timestamp) -> Duration {
+    if plan.incidents.open > plan.incidents.by_hand || !plan.grants.is_empty() || plan.scaling_held.is_some() {
+        return RECHECK_OPEN;
+    }
     let quiet = if plan.foreign.is_empty() { RECHECK_QUIET } else { RECHECK_BLOCKED };
-    let end = avoid::recheck(&plan.avoid, &observed.pods, calls.wall.now());
-    let end = end.and_then(|end| Duration::try_from(end).ok()).unwrap_or(quiet);
-    Ok(Some(if open { RECHECK_OPEN } else { quiet.min(end.max(RECHECK_OPEN)) }))
+    let end = avoid::recheck(&plan.avoid, &observed.pods, now).and_then(|end| Duration::try_from(end).ok());
+    quiet.min(end.unwrap_or(quiet).max(RECHECK_OPEN))
 }
 
 /// The writes in their order. An error of the status is an error of the pass: the budget may not be stored.
@@ -129,4 +135,33 @@ async fn execute_plan(
     events::publish(calls, events::of(observed, plan, calls.wall.now())).await;
     told.map_err(named)?;
     Ok(errors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crds::fence::Fence;
+    use observed::PodView;
+    use testing::{healthy, infd, pod};
+
+    /// When the next pass over these pods would be.
+    fn next_look(pods: Vec<PodView>) -> Duration {
+        let (children, incidents, nodes) = Default::default();
+        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes };
+        let now = "2026-01-01T00:02:00Z".parse().unwrap();
+        recheck(&plan::plan(&observed, Vec::new(), None, now), &observed, now)
+    }
+
+    #[test]
+    fn a_persons_fence_needs_no_looking_after_and_a_stall_does() {
+        let fenced = |pod: PodView| PodView { fence: Fence::read("yes"), ..pod };
+        assert_eq!(next_look(vec![healthy("a")]), RECHECK_QUIET);
+        assert_eq!(
+            next_look(vec![fenced(healthy("a")), fenced(healthy("b"))]),
+            RECHECK_QUIET,
+            "quiescent is silent (P7)"
+        );
+        assert_eq!(next_look(vec![fenced(pod("a", "Stalled", 1))]), RECHECK_OPEN);
+        assert_eq!(next_look(vec![fenced(healthy("a")), pod("b", "Suspect", 1)]), RECHECK_OPEN);
+    }
 }

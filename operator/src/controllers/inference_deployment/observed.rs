@@ -6,7 +6,7 @@ use crds::{
     EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT, LABEL_REVISION,
     episode::{
         ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED, CONDITION_EPISODE,
-        CONDITION_PROGRESSING, Episode,
+        CONDITION_HEALTH_LIE, CONDITION_PROGRESSING, Episode,
     },
     fence::{ANNOTATION_FENCE, Fence},
     poison::ANNOTATION_POISON,
@@ -48,6 +48,8 @@ pub struct PodView {
     pub ready: bool,
     /// The agent's declaration; `None`: it has not said, or cannot tell.
     pub progressing: Option<bool>,
+    /// Its engine is stalled, and answers 200 to `/health` all the same.
+    pub health_lies: bool,
     pub episode: EpisodeView,
     /// The restart grant that stands on the pod.
     pub grant: Option<String>,
@@ -105,6 +107,12 @@ impl PodView {
     }
 }
 
+/// Is the object with this UID the controller of `live`? A name or a label anybody may write; a UID is given once.
+pub fn owned_by(live: &Value, uid: &str) -> bool {
+    let owners = live["metadata"]["ownerReferences"].as_array();
+    !uid.is_empty() && owners.into_iter().flatten().any(|owner| owner["uid"] == uid && owner["controller"] == true)
+}
+
 /// Is this pod one of `infd`'s? The label alone is not enough: anybody may label a pod.
 pub fn belongs(pod: &Pod, infd: &str) -> bool {
     let by_replica_set = |name: &str| name.strip_prefix(infd).is_some_and(|rest| rest.starts_with('-'));
@@ -125,6 +133,24 @@ pub fn members(pods: &[Pod], infd: &str) -> Vec<PodView> {
     pods.iter().filter(|pod| belongs(pod, infd) && !ended(pod)).map(view).collect()
 }
 
+/// An episode that has ended never begins again, and no two have one id: what tells of it as open is an old report that somebody sent
+/// once more (H8). It is no evidence for anything.
+pub fn refuse_replays(pods: &mut [PodView], incidents: &[EngineIncident]) {
+    for pod in pods {
+        let Some(id) = pod.open_episode().map(|episode| episode.id.clone()) else { continue };
+        let ended = |incident: &&EngineIncident| {
+            let stage = incident.status.as_ref().map_or("", |status| status.stage.as_str());
+            incident.spec.episode_id == id
+                && incident.spec.pod_uid == pod.uid
+                && matches!(stage, "Recovered" | "Cleared")
+        };
+        if incidents.iter().any(|incident| ended(&incident)) {
+            pod.episode =
+                EpisodeView::Unreadable(format!("episode {id} has ended before, this is an old report of it"));
+        }
+    }
+}
+
 /// The view of one pod.
 pub fn view(pod: &Pod) -> PodView {
     let status = pod.status.as_ref();
@@ -143,6 +169,7 @@ pub fn view(pod: &Pod) -> PodView {
             "False" => Some(false),
             _ => None,
         }),
+        health_lies: find(CONDITION_HEALTH_LIE).is_some_and(|c| c.status == "True"),
         episode: find(CONDITION_EPISODE).map_or(EpisodeView::None, episode),
         grant: pod.annotations().get(ANNOTATION_RESTART_GRANT).cloned(),
         queued: pod.annotations().get(ANNOTATION_RESTART_QUEUED).cloned(),
@@ -209,7 +236,9 @@ mod tests {
             condition("Ready", "False", ""),
             condition(CONDITION_PROGRESSING, "False", "no token for 5 s"),
             condition(CONDITION_EPISODE, "True", &text),
+            condition(CONDITION_HEALTH_LIE, "True", "/health answers 200"),
         ])));
+        assert!(seen.health_lies && !view(&pod(json!([condition(CONDITION_HEALTH_LIE, "False", "")]))).health_lies);
         assert_eq!((seen.ready, seen.progressing, seen.fenced(), seen.leaving), (false, Some(false), true, false));
         assert_eq!((seen.node.as_str(), seen.grant.as_deref()), ("n1", Some("e-1")));
         assert_eq!((seen.revision.as_str(), seen.restarts), ("r1", 2));
@@ -232,6 +261,28 @@ mod tests {
             let mut pod = pod(json!([]));
             pod.status.as_mut().unwrap().phase = Some(phase.to_owned());
             assert_eq!(members(&[pod], "chat").len(), count, "{phase}");
+        }
+    }
+
+    #[test]
+    fn fault_h8_an_episode_that_has_ended_is_not_reported_open_again() {
+        use crate::controllers::inference_deployment::testing;
+        let record = |stage: &str, uid: &str| -> EngineIncident {
+            let spec =
+                json!({"deployment": "chat", "pod": "a", "podUid": uid, "class": "Livelock", "episodeId": "e-a"});
+            serde_json::from_value(json!({"metadata": {"name": "i"}, "spec": spec, "status": {"stage": stage}}))
+                .unwrap()
+        };
+        for (stage, uid, open) in [
+            ("Recovered", "uid-a", false),
+            ("Cleared", "uid-a", false),
+            ("Killed", "uid-a", true),
+            ("Recovered", "uid-b", true),
+        ] {
+            let mut pods = [testing::pod("a", "Stalled", 1)];
+            refuse_replays(&mut pods, &[record(stage, uid)]);
+            assert_eq!(pods[0].open_episode().is_some(), open, "{stage} {uid}");
+            assert_eq!(matches!(&pods[0].episode, EpisodeView::Unreadable(why) if why.contains("e-a")), !open);
         }
     }
 

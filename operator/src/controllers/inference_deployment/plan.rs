@@ -17,7 +17,7 @@ use super::{
     build::{Child, revision},
     escalate::{self, Fleet, Hold, Terms},
     grants,
-    observed::{ANNOTATION_DELETION_COST, Observed, PodView},
+    observed::{ANNOTATION_DELETION_COST, Observed, PodView, owned_by},
     quantity,
     rollout::{self, Course},
     scaling,
@@ -54,6 +54,8 @@ pub struct Plan {
     pub rollout: Course,
     /// Why the number of replicas is not the spec's.
     pub scaling_held: Option<String>,
+    /// Pods (by UID) whose next recovery waits until then because the last one is too young.
+    pub backing_off: Vec<(String, Timestamp)>,
     /// A node that came under suspicion by what is granted now.
     pub suspect_node: Option<String>,
     /// Pods to annotate.
@@ -77,7 +79,9 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let infd = &observed.infd;
     let (recovery, at) = (&infd.spec.recovery, now.to_string());
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
-    let terms = Terms::of(infd, &observed.pods, fleet);
+    // Judged before anything is granted: replicas of a revision that is taken back need no restart, they go.
+    let rollout = rollout::steer(observed, &mut desired, now);
+    let terms = Terms::of(infd, &observed.pods, fleet).without_restarts_of(rollout.taken_back());
     let terms = terms.with_places(&observed.nodes, &observed.pods, fleet, recovery.hold_percent);
     let grants = grants::next(held, &observed.pods, &terms, &at);
     let recent = escalate::recent(&terms, &observed.pods, held, &grants, &at);
@@ -87,10 +91,16 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let last = escalate::last_serving(recovery.last_replica, recovery.mode, &observed.pods);
     let queue = |pod: &PodView, grants: &[Grant]| grants::to_queue(grants, pod, recovery.mode, now);
     // A key that was granted and not yet handed out stays in the drawer once somebody has said that nothing be killed.
-    let announced = if recovery.mode == RecoveryMode::Recover { grants.as_slice() } else { &[] };
-    let patch = |pod: &PodView| pod_patch(pod, announced, queue(pod, &grants), last.contains(&pod.uid));
-    let replaces = to_replace(announced, &observed.pods);
+    let announced = |pod: &PodView| {
+        let handed = recovery.mode == RecoveryMode::Recover && !terms.taken_back(pod);
+        if handed { grants.as_slice() } else { &[] }
+    };
+    let patch = |pod: &PodView| pod_patch(pod, announced(pod), queue(pod, &grants), last.contains(&pod.uid));
+    let replaced = observed.pods.iter().filter(|pod| to_replace(announced(pod), pod));
+    let replaces: Vec<(String, String)> = replaced.map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
+    let waiting = observed.pods.iter().filter(|pod| grants::wants_slot(pod));
     let mut plan = Plan {
+        backing_off: waiting.filter_map(|pod| Some((pod.uid.clone(), terms.backs_off_until(pod, &at)?))).collect(),
         pods: observed.pods.iter().filter_map(patch).collect(),
         marks: avoid::marks(&avoid, &observed.pods, &replaces),
         replaces,
@@ -99,7 +109,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         suspect_node: escalate::suspect_node(&recent, terms.window, &at).filter(|_| fresh),
         recent,
         hold: terms.hold.clone(),
-        rollout: rollout::steer(observed, &mut desired, now),
+        rollout,
         scaling_held: scaling::steer(observed, &mut desired, now),
         grants,
         ..Plan::default()
@@ -163,18 +173,10 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-fn owned_by(live: &Value, uid: &str) -> bool {
-    let owners = live["metadata"]["ownerReferences"].as_array();
-    owners.into_iter().flatten().any(|owner| owner["uid"] == uid && owner["controller"] == true)
-}
-
-/// The pods whose replacement is granted and that are still there. One that went on by itself meanwhile is spared.
-fn to_replace(grants: &[Grant], pods: &[PodView]) -> Vec<(String, String)> {
-    let granted = |pod: &&PodView| {
-        let mine = |grant: &Grant| grant.pod_uid == pod.uid && grant.action == GrantAction::Replace;
-        !pod.leaving && pod.open_episode().is_some() && grants.iter().any(mine)
-    };
-    pods.iter().filter(granted).map(|pod| (pod.name.clone(), pod.uid.clone())).collect()
+/// Is the replacement of this pod granted, and is it still there? One that went on by itself meanwhile is spared.
+fn to_replace(grants: &[Grant], pod: &PodView) -> bool {
+    let mine = |grant: &Grant| grant.pod_uid == pod.uid && grant.action == GrantAction::Replace;
+    !pod.leaving && pod.open_episode().is_some() && grants.iter().any(mine)
 }
 
 /// The second key (I1), or the note that it must wait, and the order of scale-in: the frozen one goes first.

@@ -2,16 +2,16 @@
 //!
 //! Kubernetes' own rolling update is the motor. A new replica is ready only when it delivers (the agent's word, by its readiness), counts
 //! after `soakSeconds`, and no further one is replaced before. What is added here is the judgement: a new revision whose replicas stall,
-//! crash or never come to count is taken back, and it is remembered as failed before anything is changed, so that no crash and no other
-//! leader tries it once more. The spec stays what its author wrote; the status tells what runs instead.
+//! crash or never come to count is taken back (or held, by policy), and it is remembered as failed before anything is changed, so that no
+//! crash and no other leader tries it once more. The spec stays what its author wrote; the status tells what runs instead.
 
-use crds::rollout::{FailedRevision, FailureReason, OnFailure, Rollout, RolloutStatus};
+use crds::rollout::{FailedRevision, FailureReason, OnFailure, RolloutStatus};
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{
     build::{Child, revision},
-    observed::{Observed, PodView},
+    observed::{Observed, PodView, owned_by},
 };
 
 /// An engine that has ended this often and never served crashes.
@@ -26,6 +26,16 @@ pub struct Course {
     pub state: State,
 }
 
+impl Course {
+    /// The revision that is taken back; empty: none is.
+    pub fn taken_back(&self) -> &str {
+        match &self.state {
+            State::RolledBack(failed) => &failed.revision,
+            State::Well | State::Held(_) | State::Failed(_) => "",
+        }
+    }
+}
+
 /// How it goes.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum State {
@@ -34,7 +44,9 @@ pub enum State {
     Well,
     /// The revision of the spec has failed; the last good one stands in its place.
     RolledBack(FailedRevision),
-    /// It has failed and stays as far as it has come; why, for people.
+    /// It has failed and, by policy, stays as far as it has come: not one replica more of it, and none less.
+    Held(FailedRevision),
+    /// It has failed and there is no way back; why, for people.
     Failed(String),
 }
 
@@ -44,15 +56,14 @@ pub fn needs_history(memory: &RolloutStatus, deployment: Option<&Value>) -> bool
     !memory.stable.is_empty() && (standing != memory.stable || !memory.failed.is_empty())
 }
 
-/// Judges the rollout, and puts the last good template into the wanted Deployment where the spec's own has failed.
+/// Judges the rollout, and where the spec's own revision has failed does to the wanted Deployment what the policy says.
 pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Course {
-    let policy = &observed.infd.spec.rollout;
     let mut memory = observed.infd.status.as_ref().map(|status| status.rollout.clone()).unwrap_or_default();
     let Some(child) = desired.iter_mut().find(|child| child.resource.kind == "Deployment") else {
         return Course { memory, state: State::Well };
     };
-    let template = &mut child.body["spec"]["template"];
-    let wanted = revision::of(template).to_owned();
+    let spec = &mut child.body["spec"];
+    let wanted = revision::of(&spec["template"]).to_owned();
     if complete(observed, &wanted) {
         memory.stable.clone_from(&wanted);
         memory.failed.retain(|failed| failed.revision != wanted);
@@ -61,25 +72,39 @@ pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Cour
     if memory.stable != wanted {
         let known = memory.failed.iter().find(|failed| failed.revision == wanted).cloned();
         if let Some(failure) = known.or_else(|| failure(observed, &wanted, now)) {
-            state = match good_template(observed, &memory.stable).filter(|_| policy.on_failure == OnFailure::RollBack) {
-                Some(good) => {
-                    *template = good;
-                    remember(&mut memory.failed, &failure);
-                    State::RolledBack(failure)
-                }
-                None => State::Failed(why_not_back(policy, &memory.stable, &failure)),
-            };
+            state = verdict(observed, &memory.stable, failure, spec);
         }
     }
-    revision::of(template).clone_into(&mut memory.target);
+    if let State::RolledBack(failure) | State::Held(failure) = &state {
+        remember(&mut memory.failed, failure);
+    }
+    revision::of(&spec["template"]).clone_into(&mut memory.target);
     Course { memory, state }
 }
 
-fn why_not_back(policy: &Rollout, stable: &str, failure: &FailedRevision) -> String {
-    let why = match policy.on_failure {
-        OnFailure::Hold => "the policy is to hold".to_owned(),
-        OnFailure::RollBack if stable.is_empty() => "there is no earlier revision to go back to".to_owned(),
-        OnFailure::RollBack => format!("no ReplicaSet of the last good revision {stable} is left to go back to"),
+/// What becomes of a revision that has failed, made true in the Deployment's wanted `spec`.
+fn verdict(observed: &Observed, stable: &str, failure: FailedRevision, spec: &mut Value) -> State {
+    match observed.infd.spec.rollout.on_failure {
+        // The Deployment controller replaces no replica of a paused Deployment, it only keeps their number.
+        OnFailure::Hold => {
+            spec["paused"] = Value::Bool(true);
+            State::Held(failure)
+        }
+        OnFailure::RollBack => match good_template(observed, stable) {
+            Some(good) => {
+                spec["template"] = good;
+                State::RolledBack(failure)
+            }
+            None => State::Failed(why_not_back(stable, &failure)),
+        },
+    }
+}
+
+fn why_not_back(stable: &str, failure: &FailedRevision) -> String {
+    let why = if stable.is_empty() {
+        "there is no earlier revision to go back to".to_owned()
+    } else {
+        format!("no ReplicaSet of the last good revision {stable} is left to go back to")
     };
     format!("revision {}: {}; {why}", failure.revision, failure.message)
 }
@@ -173,15 +198,17 @@ fn late(observed: &Observed, wanted: &str) -> Option<String> {
     overdue.then(|| format!("no new replica came to deliver within {seconds} s"))
 }
 
-/// The template of the last good revision, as the Deployment's history has it, and as it was applied: without what the controller adds.
+/// The template of the last good revision, as the Deployment's own history has it, and as it was applied: without what the controller
+/// adds. A ReplicaSet of somebody else may bear the same labels, and would bring its author's pods in under our name (P9, A16).
 fn good_template(observed: &Observed, stable: &str) -> Option<Value> {
     if stable.is_empty() {
         return None;
     }
-    let sets = observed.children.get("ReplicaSet").and_then(Value::as_array);
-    let of_sets = sets.into_iter().flatten().map(|set| &set["spec"]["template"]);
-    let standing = observed.children.get("Deployment").map(|live| &live["spec"]["template"]);
-    let mut template = of_sets.chain(standing).find(|template| revision::of(template) == stable)?.clone();
+    let deployment = observed.children.get("Deployment")?;
+    let own = |set: &&Value| owned_by(set, deployment["metadata"]["uid"].as_str().unwrap_or_default());
+    let sets = observed.children.get("ReplicaSet").and_then(Value::as_array).into_iter().flatten().filter(own);
+    let templates = sets.chain([deployment]).map(|object| &object["spec"]["template"]);
+    let mut template = templates.into_iter().find(|template| revision::of(template) == stable)?.clone();
     if let Some(labels) = template["metadata"]["labels"].as_object_mut() {
         labels.remove("pod-template-hash");
     }

@@ -3,9 +3,13 @@
 use super::*;
 use crate::controllers::inference_deployment::{
     build::build,
+    plan,
     testing::{healthy, infd, pod},
 };
-use crds::{EngineIncident, InferenceDeployment, LABEL_REVISION};
+use crds::{
+    EngineIncident, InferenceDeployment, LABEL_REVISION,
+    episode::{ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED},
+};
 use serde_json::json;
 
 fn now() -> Timestamp {
@@ -41,11 +45,15 @@ impl Bench {
         set["metadata"]["labels"]["pod-template-hash"] = json!("5d8f");
         set["metadata"]["creationTimestamp"] = Value::Null;
         let live = json!({
-            "metadata": {"generation": 2},
+            "metadata": {"generation": 2, "uid": "uid-deployment"},
             "spec": {"replicas": 2, "template": template(&wanted)},
             "status": {"observedGeneration": 2, "replicas": 3, "updatedReplicas": 1, "availableReplicas": 2},
         });
-        let sets = json!([{"spec": {"template": template(&wanted)}}, {"spec": {"template": set}}]);
+        let of = |template: Value| {
+            let owner = json!({"uid": "uid-deployment", "controller": true});
+            json!({"metadata": {"ownerReferences": [owner]}, "spec": {"template": template}})
+        };
+        let sets = json!([of(template(&wanted)), of(set)]);
         let children = [("Deployment".to_owned(), live), ("ReplicaSet".to_owned(), sets)].into();
         let mut pods = vec![of_revision(&good, healthy("a")), of_revision(&good, healthy("b"))];
         pods.extend(new.into_iter().map(|pod| of_revision(&bad, pod)));
@@ -65,6 +73,7 @@ impl Bench {
         match self.look().0.state {
             State::Well => String::new(),
             State::RolledBack(failed) => format!("{:?}", failed.reason),
+            State::Held(_) => "Held".to_owned(),
             State::Failed(_) => "Failed".to_owned(),
         }
     }
@@ -151,11 +160,6 @@ fn crashes_and_silence_have_names_of_their_own() {
 #[test]
 fn without_a_way_back_it_fails_where_it_stands() {
     let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
-    bench.observed.infd.spec.rollout.on_failure = OnFailure::Hold;
-    let (course, template) = bench.look();
-    assert!(matches!(&course.state, State::Failed(why) if why.contains("to hold")), "{course:?}");
-    assert_eq!((course.memory.failed.len(), revision::of(&template)), (0, bench.bad.as_str()));
-    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
     bench.observed.children.remove("ReplicaSet");
     assert!(matches!(bench.look().0.state, State::Failed(why) if why.contains("no ReplicaSet of the last good")));
     let mut first = Bench::new(vec![pod("c", "Stalled", 1)]);
@@ -163,6 +167,65 @@ fn without_a_way_back_it_fails_where_it_stands() {
     assert_eq!(first.word(), "", "a stall in the first rollout of all is recovery's affair");
     first.observed.pods = vec![of_revision(&first.bad, PodView { ready: false, restarts: 9, ..healthy("c") })];
     assert!(matches!(first.look().0.state, State::Failed(why) if why.contains("no earlier revision")));
+}
+
+#[test]
+fn a_revision_that_is_held_stays_as_far_as_it_has_come() {
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    let paused = |bench: &Bench| {
+        let mut desired = build(&bench.observed.infd);
+        let course = steer(&bench.observed, &mut desired, now());
+        let spec = desired.pop().unwrap().body["spec"].take();
+        (course, spec["paused"] == true, revision::of(&spec["template"]).to_owned())
+    };
+    assert!(!paused(&bench).1, "a rollback is no pause");
+    bench.observed.infd.spec.rollout.on_failure = OnFailure::Hold;
+    let (course, held, template) = paused(&bench);
+    assert_eq!((held, &template, bench.word().as_str()), (true, &bench.bad, "Held"), "neither further nor back");
+    assert_eq!(course.taken_back(), "", "its replicas are replicas, and recovery is theirs");
+    bench.observed.infd.status.as_mut().unwrap().rollout = course.memory.clone();
+    bench.observed.pods[2] = of_revision(&bench.bad, healthy("c"));
+    assert_eq!(
+        paused(&bench),
+        (course, true, template),
+        "a restart has cured that replica, and nothing goes on for it (P7)"
+    );
+    bench.observed.infd.spec.rollout.attempt = 1;
+    assert!(!paused(&bench).1, "somebody wants it tried once more");
+    bench.observed.infd.spec.rollout.attempt = 0;
+    bench.observed.infd.spec.rollout.on_failure = OnFailure::RollBack;
+    assert_eq!(bench.word(), "ReplicaStalled", "another policy for what has failed already");
+}
+
+#[test]
+fn a_replica_set_of_somebody_else_is_no_way_back() {
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    bench.observed.children.get_mut("ReplicaSet").unwrap()[1]["metadata"]["ownerReferences"][0]["uid"] = json!("other");
+    assert_eq!(bench.word(), "Failed");
+}
+
+/// The pass that takes a revision back grants its replicas nothing, and hands out no key that an earlier one has stored.
+#[test]
+fn replicas_of_a_revision_that_is_taken_back_get_no_restart() {
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    let planned = |bench: &Bench| plan::plan(&bench.observed, build(&bench.observed.infd), None, now());
+    let told = |bench: &Bench| {
+        planned(bench).pods.iter().any(|patch| patch.annotations.contains_key(ANNOTATION_RESTART_GRANT))
+    };
+    assert_eq!((planned(&bench).grants.len(), told(&bench)), (0, false));
+    let note = planned(&bench).pods.iter().any(|patch| patch.annotations.contains_key(ANNOTATION_RESTART_QUEUED));
+    assert!(note, "its agent hears that somebody is there, and does not help itself (I1)");
+    let held = Bench::new(vec![pod("c", "Stalled", 1)]);
+    bench.observed.infd.spec.rollout.on_failure = OnFailure::Hold;
+    let granted = planned(&bench).grants;
+    assert_eq!((granted.len(), told(&bench)), (1, true), "one that is held is a replica like any other");
+    bench = held;
+    bench.observed.infd.status.as_mut().unwrap().recovery.grants = granted;
+    assert_eq!(
+        (planned(&bench).grants.len(), told(&bench)),
+        (1, false),
+        "a slot that is taken stays so until it is gone"
+    );
 }
 
 #[test]

@@ -9,7 +9,11 @@ use kube::ResourceExt;
 use serde_json::Value;
 
 use super::{
-    build::selector, escalate::Hold, execute::StepError, observed::EpisodeView, observed::Observed, plan::Plan,
+    build::selector,
+    escalate::Hold,
+    execute::StepError,
+    observed::{EpisodeView, Observed, PodView},
+    plan::Plan,
     rollout::State,
 };
 
@@ -35,6 +39,7 @@ pub fn status(
     findings.extend(scaling_held(plan));
     findings.push(progressing(observed));
     findings.push(readable(observed));
+    findings.extend(health_lies(observed));
     let old = infd.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
     InferenceDeploymentStatus {
         observed_generation: generation,
@@ -138,6 +143,13 @@ fn rollout_failed(plan: &Plan) -> Option<(Reason, String)> {
     match &plan.rollout.state {
         State::Well => None,
         State::Failed(why) => Some((Reason::RolloutFailed, why.clone())),
+        State::Held(failed) => {
+            let message = format!(
+                "revision {} is held where it stands: {}; change the spec, raise spec.rollout.attempt, or let spec.rollout.onFailure roll back",
+                failed.revision, failed.message
+            );
+            Some((Reason::RolloutFailed, message))
+        }
         State::RolledBack(failed) => {
             let (revision, target) = (&failed.revision, &plan.rollout.memory.target);
             let message = format!(
@@ -191,6 +203,15 @@ fn progressing(observed: &Observed) -> Finding {
     Finding { type_: conditions::ENGINES_PROGRESSING, status, reason, message }
 }
 
+/// Present only while it is so: a router that goes by `/health` alone needs the gate, or this.
+fn health_lies(observed: &Observed) -> Option<Finding> {
+    let lies = |pod: &&PodView| !pod.leaving && pod.health_lies;
+    let names: Vec<&str> = observed.pods.iter().filter(lies).map(|pod| pod.name.as_str()).collect();
+    let message = format!("/health of a stalled engine answers 200: {}", names.join(", "));
+    let told = Finding { type_: conditions::HEALTH_LIES, status: "True", reason: Reason::Answers200, message };
+    (!names.is_empty()).then_some(told)
+}
+
 fn readable(observed: &Observed) -> Finding {
     let faults: Vec<String> = observed
         .pods
@@ -212,7 +233,6 @@ fn readable(observed: &Observed) -> Finding {
 mod tests {
     use super::*;
     use crate::controllers::inference_deployment::{
-        observed::PodView,
         plan::plan,
         testing::{healthy, infd, pod},
     };
@@ -245,11 +265,13 @@ mod tests {
     #[test]
     fn conditions_as_a_table() {
         let error = |lasting| StepError { subject: "apply Deployment chat".into(), lasting, message: "no".into() };
+        let lying = PodView { health_lies: true, ..pod("b", "Stalled", 1) };
         let unreadable = PodView { episode: EpisodeView::Unreadable("empty".into()), ..healthy("b") };
         let rows = [
             ("healthy", words(&world(vec![healthy("a"), healthy("b")]), &[], &[])),
             ("one frozen", words(&world(vec![healthy("a"), pod("b", "Stalled", 1)]), &[], &[])),
             ("one silent", words(&world(vec![healthy("a"), PodView { progressing: None, ..healthy("b") }]), &[], &[])),
+            ("one whose health lies", words(&world(vec![healthy("a"), lying]), &[], &[])),
             ("one unreadable", words(&world(vec![healthy("a"), unreadable]), &[], &[])),
             ("no pod", words(&world(vec![]), &[], &[])),
             ("no deployment yet", words(&Observed { children: Default::default(), ..world(vec![]) }, &[], &[])),

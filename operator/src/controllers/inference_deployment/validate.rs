@@ -38,6 +38,8 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
         ("unattendedAfter", &recovery.unattended_after),
         ("unattendedWindow", &recovery.unattended_window),
         ("stabilityWindow", &recovery.stability_window),
+        ("restartBackoff", &recovery.restart_backoff),
+        ("restartBackoffMax", &recovery.restart_backoff_max),
         ("avoidFor", &recovery.avoid_for),
         ("poisonFor", &recovery.poison_for),
     ] {
@@ -50,6 +52,11 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
                 problems.push(format!("spec.recovery.{field} {text:?} is no duration such as \"5m\": {error}"))
             }
         }
+    }
+    let pause = |text: &str| humantime::parse_duration(text).unwrap_or_default();
+    let (first, longest) = (&recovery.restart_backoff, &recovery.restart_backoff_max);
+    if problems.is_empty() && pause(longest) < pause(first) {
+        problems.push(format!("spec.recovery.restartBackoffMax {longest:?} must be at least restartBackoff {first:?}"));
     }
     for (field, wanted) in [("engine", &spec.engine.resources), ("agent", &spec.agent.resources)] {
         problems.extend(wanted.iter().flat_map(|r| request_problems(field, r)));
@@ -111,7 +118,10 @@ mod tests {
     #[test]
     fn each_problem_names_its_field() {
         type Change = fn(&mut InferenceDeployment);
-        let cases: [(&str, Change); 10] = [
+        let cases: [(&str, Change); 13] = [
+            ("restartBackoff \"soon\"", |o| o.spec.recovery.restart_backoff = "soon".into()),
+            ("restartBackoffMax \"999h\"", |o| o.spec.recovery.restart_backoff_max = "999h".into()),
+            ("must be at least restartBackoff", |o| o.spec.recovery.restart_backoff_max = "9s".into()),
             ("must be more than soakSeconds", |o| o.spec.rollout.soak_seconds = 3600),
             ("stabilityWindow", |o| o.spec.recovery.stability_window = "soon".into()),
             ("avoidFor", |o| o.spec.recovery.avoid_for = "for ever".into()),

@@ -12,7 +12,10 @@ use std::{sync::Arc, time::Duration};
 use crds::{InferenceDeployment, node::LABEL_SUSPECT};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use kube::Api;
+use kube::{
+    Api,
+    core::{ApiResource, DynamicObject},
+};
 use serde_json::json;
 use tokio::{
     sync::{Mutex, Notify},
@@ -99,22 +102,39 @@ pub async fn keep(calls: &Calls) {
 }
 
 async fn sweep(calls: &Calls) -> Result<(), CallError> {
-    let infds: Api<InferenceDeployment> = Api::all(calls.client.clone());
     let nodes: Api<Node> = Api::all(calls.client.clone());
     let now = calls.wall.now();
     // Nodes first: a pass stores what it avoids before it marks a node, so whoever sees a mark finds its reason as well. The other way
     // round the mark of a moment ago would be taken for a leftover.
     let marked = calls.list(&nodes, LABEL_SUSPECT).await?;
-    let wishes = plan::wishes(&calls.list(&infds, "").await?.items, now);
+    let (infds, whole) = infds(calls).await?;
+    let wishes = plan::wishes(&infds, now);
     let mut seen: Vec<NodeView> = marked.items.iter().map(|node| view(node, &calls.fleet.domain_key)).collect();
     for name in wishes.keys().filter(|name| !seen.iter().any(|node| node.name == **name)).collect::<Vec<_>>() {
         seen.extend(calls.get(&nodes, name).await?.map(|node| view(&node, &calls.fleet.domain_key)));
     }
     for node in &seen {
-        let wish = wishes.get(&node.name).cloned().unwrap_or_default();
+        let mut wish = wishes.get(&node.name).cloned().unwrap_or_default();
+        if !whole {
+            // what stands there may be the wish of one that cannot be read
+            node.avoid
+                .iter()
+                .for_each(|(key, until)| _ = wish.avoid.entry(key.clone()).or_insert_with(|| until.clone()));
+        }
         write(calls, &nodes, node, &wish, now).await?;
     }
     Ok(())
+}
+
+/// All InferenceDeployments that this version of the operator can read, and whether that is all there are: one that it cannot read must
+/// not keep the others' nodes from being marked (B7, B8).
+async fn infds(calls: &Calls) -> Result<(Vec<InferenceDeployment>, bool), CallError> {
+    let api: Api<DynamicObject> = Api::all_with(calls.client.clone(), &ApiResource::erase::<InferenceDeployment>(&()));
+    let all = calls.list(&api, "").await?.items;
+    let count = all.len();
+    let read: Vec<InferenceDeployment> = all.into_iter().filter_map(|object| object.try_parse().ok()).collect();
+    let whole = read.len() == count;
+    Ok((read, whole))
 }
 
 async fn write(calls: &Calls, api: &Api<Node>, node: &NodeView, wish: &Wish, now: Timestamp) -> Result<(), CallError> {

@@ -8,6 +8,9 @@ mod place;
 mod pod;
 pub mod revision;
 
+#[cfg(test)]
+mod hostile_tests;
+
 use crds::{AGENT_SERVICE_ACCOUNT_SUFFIX, InferenceDeployment, LABEL_DEPLOYMENT, LABEL_ENGINE_KIND};
 use kube::{Resource, ResourceExt, core::ApiResource};
 use serde_json::{Value, json};
