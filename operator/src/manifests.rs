@@ -100,8 +100,7 @@ fn serving_rules() -> Vec<Value> {
     vec![
         rule(GROUP, &["inferencedeployments"], &["get", "list", "watch"]),
         rule(GROUP, &["inferencedeployments/status"], &["update"]),
-        rule(GROUP, &["inferencedeployments/finalizers"], &["update"]),
-        rule(GROUP, &["engineincidents"], &["get", "list", "watch", "create", "patch", "delete"]),
+        rule(GROUP, &["engineincidents"], &["list", "watch", "create", "patch", "delete"]),
         rule(GROUP, &["engineincidents/status"], &["patch"]),
         rule("apps", &["deployments"], &keep),
         // where a rollback finds the last good template
@@ -109,7 +108,7 @@ fn serving_rules() -> Vec<Value> {
         rule("policy", &["poddisruptionbudgets"], &keep),
         rule("", &["services", "serviceaccounts"], &keep),
         rule("rbac.authorization.k8s.io", &["roles", "rolebindings"], &keep),
-        rule("", &["pods"], &["get", "list", "watch", "patch", "delete"]),
+        rule("", &["pods"], &["list", "watch", "patch", "delete"]),
         rule("", &["pods/status"], &["patch"]),
         rule("events.k8s.io", &["events"], &["create"]),
     ]
@@ -220,11 +219,14 @@ fn same_foreign_conditions() -> String {
     format!("{} == {}", foreign("oldConds"), foreign("newConds"))
 }
 
-/// CEL has no "object minus field", so each is named.
-const STATUS_FIELDS: [&str; 11] = [
+/// CEL has no "object minus field", so each is named; `cluster_security` holds the list against the API server's own schema.
+const STATUS_FIELDS: [&str; 20] = [
     "phase",
     "message",
     "reason",
+    "startTime",
+    "qosClass",
+    "observedGeneration",
     "podIP",
     "podIPs",
     "hostIP",
@@ -233,6 +235,12 @@ const STATUS_FIELDS: [&str; 11] = [
     "containerStatuses",
     "initContainerStatuses",
     "ephemeralContainerStatuses",
+    "resize",
+    "resources",
+    "allocatedResources",
+    "resourceClaimStatuses",
+    "extendedResourceClaimStatus",
+    "nodeAllocatableResourceClaimStatuses",
 ];
 
 fn unchanged(part: &str, fields: &[&str]) -> String {

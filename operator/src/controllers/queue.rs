@@ -1,5 +1,6 @@
 //! Which InferenceDeployment is due for a pass, pure: time is an argument. One pass at a time for each, the earliest due
-//! first, and a backoff of its own for each that fails, so that one that always fails delays nobody else.
+//! first, and a backoff of its own for each that fails, so that one that always fails delays nobody else. Namespaces take
+//! turns: a tenant that asks for much waits for itself (S16).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +30,8 @@ pub enum Next {
 #[derive(Debug, Default)]
 pub struct Queue {
     due: BTreeMap<Key, Instant>,
-    order: BTreeSet<(Instant, Key)>,
+    /// What waits, by namespace.
+    order: BTreeMap<String, BTreeSet<(Instant, String)>>,
     running: BTreeSet<Key>,
     failures: BTreeMap<Key, u32>,
 }
@@ -41,18 +43,22 @@ impl Queue {
             return;
         }
         if let Some(later) = self.due.insert(key.clone(), at) {
-            self.order.remove(&(later, key.clone()));
+            self.unlist(later, &key);
         }
         // One that runs is asked for again when it is done.
         if !self.running.contains(&key) {
-            self.order.insert((at, key));
+            self.list(at, key);
         }
     }
 
-    /// The next one that is due; it counts as running until [`Self::done`].
+    /// The next one that is due, of the namespace with the fewest passes at work; it counts as running until [`Self::done`].
     pub fn take(&mut self, now: Instant) -> Option<Key> {
-        let (at, key) = self.order.first().filter(|(at, _)| *at <= now).cloned()?;
-        self.order.remove(&(at, key.clone()));
+        let at_work = |namespace: &String| self.running.iter().filter(|(other, _)| other == namespace).count();
+        let heads = self.order.iter().filter_map(|(namespace, waiting)| Some((namespace, waiting.first()?)));
+        let due = heads.filter(|(_, (at, _))| *at <= now);
+        let (namespace, (at, name)) = due.min_by_key(|(namespace, (at, _))| (at_work(namespace), *at))?;
+        let (at, key) = (*at, (namespace.clone(), name.clone()));
+        self.unlist(at, &key);
         self.due.remove(&key);
         self.running.insert(key.clone());
         Some(key)
@@ -85,12 +91,24 @@ impl Queue {
         };
         let at = self.due.remove(&key).map_or(at, |due| due.min(at));
         self.due.insert(key.clone(), at);
-        self.order.insert((at, key));
+        self.list(at, key);
     }
 
     /// When the next one is due.
     pub fn next_due(&self) -> Option<Instant> {
-        self.order.first().map(|(at, _)| *at)
+        self.order.values().filter_map(|waiting| waiting.first()).map(|(at, _)| *at).min()
+    }
+
+    fn list(&mut self, at: Instant, (namespace, name): Key) {
+        self.order.entry(namespace).or_default().insert((at, name));
+    }
+
+    fn unlist(&mut self, at: Instant, (namespace, name): &Key) {
+        let Some(waiting) = self.order.get_mut(namespace) else { return };
+        waiting.remove(&(at, name.clone()));
+        if waiting.is_empty() {
+            self.order.remove(namespace);
+        }
     }
 }
 
@@ -116,6 +134,19 @@ mod tests {
         assert_eq!((queue.take(t + 2 * S), queue.take(t + 2 * S)), (Some(key("a")), None), "b still runs");
         queue.done(key("b"), Next::After(300 * S), t + 2 * S);
         assert_eq!(queue.take(t + 2 * S), Some(key("b")), "it was asked for while it ran");
+    }
+
+    #[test]
+    fn s16_a_namespace_that_asks_for_much_waits_for_itself() {
+        let (mut queue, t) = (Queue::default(), Instant::now());
+        for n in 0..1000 {
+            queue.ask(("flood".to_owned(), format!("d{n:03}")), t);
+        }
+        queue.ask(("calm".to_owned(), "chat".to_owned()), t + S);
+        let taken: Vec<Key> = (0..8).filter_map(|_| queue.take(t + S)).collect();
+        let calm = taken.iter().position(|(namespace, _)| namespace == "calm");
+        assert_eq!(calm, Some(1), "the last to ask is the second to be served: one of the flood was at work");
+        assert!(taken.iter().skip(2).all(|(namespace, _)| namespace == "flood"), "nothing is left idle");
     }
 
     #[test]

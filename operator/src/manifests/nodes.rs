@@ -9,7 +9,7 @@ use super::{NAME, or_empty, same_foreign_conditions, unchanged, update_policy, v
 pub const POLICY: &str = "truebeat-operator-node-marks-only";
 
 /// CEL has no "object minus field", so each is named.
-const STATUS_FIELDS: [&str; 10] = [
+const STATUS_FIELDS: [&str; 13] = [
     "capacity",
     "allocatable",
     "phase",
@@ -20,6 +20,9 @@ const STATUS_FIELDS: [&str; 10] = [
     "volumesInUse",
     "volumesAttached",
     "config",
+    "features",
+    "runtimeHandlers",
+    "declaredFeatures",
 ];
 
 /// The policy.

@@ -208,10 +208,10 @@ fn volumes(infd: &InferenceDeployment) -> Vec<Value> {
     volumes
 }
 
-/// A token that is bound to the pod (the admission policy reads the pod's UID from it) and short-lived.
+/// A token that is bound to the pod (the admission policy reads the pod's UID from it) and as short-lived as the API allows.
 fn token() -> Value {
     json!({"name": "token", "projected": {"sources": [
-        {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": 600}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
         {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}},
     ]}})
