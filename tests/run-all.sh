@@ -113,8 +113,8 @@ differential() {
 
 cluster() {
   local tests=(--test e2e) file
-  for file in tests/tests/cluster_*.rs; do
-    tests+=(--test "$(basename "$file" .rs)")
+  for file in tests/tests/cluster_*{.rs,/main.rs}; do
+    tests+=(--test "$(basename "${file%/main.rs}" .rs)")
   done
   cargo test --no-fail-fast --release --locked "${packages[@]}" "${tests[@]}" -- --nocapture
 }

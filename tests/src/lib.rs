@@ -3,14 +3,17 @@
 //! processes of a pod. It may touch the machine (namespaces, cgroups, mounts), but only under its own names, and it takes
 //! everything away again. Nothing outside `tests` depends on this crate.
 
+pub mod audit;
 pub mod cluster;
 pub mod endpoints;
 pub mod film;
+pub mod fleet;
 pub mod host;
 pub mod images;
 pub mod load;
 pub mod metrics_api;
 pub mod product;
+pub mod stories;
 pub mod story;
 pub mod times;
 pub mod wait;

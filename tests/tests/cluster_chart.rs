@@ -166,6 +166,8 @@ fn every_value_shows_in_what_is_rendered() {
     assert!(rules.contains("role: alert") && rules.contains("https://wiki.example/TruebeatRestartLoop.md"));
     let policy = ["networkPolicy.enabled=true", "networkPolicy.from[0].namespaceSelector.matchLabels.name=monitoring"];
     assert!(stdout(&template(&policy)).contains("name: monitoring"));
+    let ports = ["networkPolicy.enabled=true", "networkPolicy.apiServerPorts={8443}"];
+    assert!(stdout(&template(&ports)).contains("port: 8443"));
     assert!(stdout(&template(&["dashboard.enabled=true", "dashboard.labels.mine=yes1"])).contains("mine: yes1"));
 }
 

@@ -3,13 +3,16 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::layout::{Layout, NODE_IP};
 use super::process::{self, Identity};
 use super::{Options, Stopwatch, kubectl};
 use crate::wait::{GiveUp, until};
 
+/// Below the state folder.
+pub const AUDIT_LOG: &str = "audit.jsonl";
+const AUDIT_POLICY: &str = "audit-policy.yaml";
 const BOUND: Duration = Duration::from_secs(120);
 
 /// Starts the four and waits until the API answers and the controller manager works.
@@ -18,14 +21,18 @@ const BOUND: Duration = Duration::from_secs(120);
 /// When one cannot be started, dies, or is not ready in 120 s.
 pub fn start(layout: &Layout, bin: &Path, options: &Options, watch: &Stopwatch) -> Result<()> {
     process::start(layout, "etcd", bin, etcd(layout))?;
-    let apiserver = process::start(layout, "apiserver", bin, apiserver(layout, &options.apiserver_extra))?;
+    let mut extra = options.apiserver_extra.clone();
+    if options.audit {
+        extra.extend(audit(layout)?);
+    }
+    let apiserver = process::start(layout, "apiserver", bin, apiserver(layout, &extra))?;
     until("the API server's /readyz", BOUND, || {
         alive_or_give_up(layout, "apiserver", apiserver)?;
         Ok((kubectl(layout, bin, &["get", "--raw", "/readyz"], None)? == "ok").then_some(()))
     })?;
     watch.say("API server ready");
     let kcm = process::start(layout, "kcm", bin, controller_manager(layout, &options.kcm_extra))?;
-    let scheduler = process::start(layout, "sched", bin, scheduler(layout))?;
+    let scheduler = process::start(layout, "sched", bin, scheduler(layout, &options.scheduler_extra))?;
     until("the default ServiceAccount (the controller manager's first work)", BOUND, || {
         alive_or_give_up(layout, "kcm", kcm)?;
         alive_or_give_up(layout, "sched", scheduler)?;
@@ -33,6 +40,14 @@ pub fn start(layout: &Layout, bin: &Path, options: &Options, watch: &Stopwatch) 
     })?;
     watch.say("controllers work");
     Ok(())
+}
+
+/// Writes the policy; gives the flags that make the API server follow it.
+fn audit(layout: &Layout) -> Result<[String; 2]> {
+    let policy = layout.path(AUDIT_POLICY);
+    std::fs::write(&policy, crate::audit::POLICY).with_context(|| format!("cannot write {}", policy.display()))?;
+    let log = layout.text(AUDIT_LOG);
+    Ok([format!("--audit-policy-file={}", policy.display()), format!("--audit-log-path={log}")])
 }
 
 /// [`GiveUp`] with the log's place when the process is dead.
@@ -95,12 +110,12 @@ fn controller_manager(layout: &Layout, extra: &[String]) -> Vec<String> {
     )
 }
 
-fn scheduler(layout: &Layout) -> Vec<String> {
+fn scheduler(layout: &Layout, extra: &[String]) -> Vec<String> {
     argv(
         layout,
         "kube-scheduler --kubeconfig @/pki/sched.kubeconfig --authentication-kubeconfig @/pki/sched.kubeconfig
          --authorization-kubeconfig @/pki/sched.kubeconfig --bind-address 127.0.0.1 --leader-elect=false",
-        &[],
+        extra,
     )
 }
 

@@ -41,11 +41,22 @@ pub struct Options {
     pub apiserver_extra: Vec<String>,
     /// Further arguments of the controller manager.
     pub kcm_extra: Vec<String>,
+    /// Further arguments of the scheduler.
+    pub scheduler_extra: Vec<String>,
+    /// The API server keeps an audit log ([`Cluster::audit_log`]).
+    pub audit: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { node: true, restart_period_max_s: None, apiserver_extra: Vec::new(), kcm_extra: Vec::new() }
+        Self {
+            node: true,
+            restart_period_max_s: None,
+            apiserver_extra: Vec::new(),
+            kcm_extra: Vec::new(),
+            scheduler_extra: Vec::new(),
+            audit: false,
+        }
     }
 }
 
@@ -129,6 +140,11 @@ impl Cluster {
     /// Folder of kubectl and the others.
     pub fn bin(&self) -> &Path {
         &self.bin
+    }
+
+    /// Where the API server of a cluster with [`Options::audit`] writes down what it was asked ([`crate::audit`]).
+    pub fn audit_log(&self) -> PathBuf {
+        self.layout.path(control_plane::AUDIT_LOG)
     }
 
     /// `kubectl` as admin; gives its output.

@@ -16,6 +16,14 @@ pub fn build() -> Result<PathBuf> {
     ask(&[])
 }
 
+/// [`build`], and kwok, which only the measurement of a large fleet needs.
+///
+/// # Errors
+/// When a build fails.
+pub fn with_kwok() -> Result<PathBuf> {
+    ask(&["--with-kwok"])
+}
+
 /// The folder, without building.
 ///
 /// # Errors

@@ -3,6 +3,8 @@
 //! of this machine to another, and compressing would be most of the time.
 
 mod oci;
+pub mod read;
+pub mod sbom;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
+use truebeat_tests::stories::{self, Told};
 use truebeat_tests::times::Times;
 use truebeat_tests::{Cluster, Options, product, story};
 
@@ -46,48 +47,10 @@ const STORIES: [&str; 18] = [
 const ALWAYS: usize = 2;
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.iter().any(|word| word == "--list") {
-        STORIES.iter().for_each(|name| println!("{name}: test"));
-        return ExitCode::SUCCESS;
-    }
-    let chosen = |name: &str| {
-        let mut filters = words.iter().filter(|word| !word.starts_with('-')).peekable();
-        filters.peek().is_none() || filters.any(|filter| name.contains(filter.as_str()))
-    };
-    let names: Vec<&str> =
-        STORIES.iter().enumerate().filter(|(n, name)| *n < ALWAYS || chosen(name)).map(|(_, name)| *name).collect();
-    println!("\nrunning {} stories", names.len());
-    match tell_all(&names) {
-        Ok(told) => told.report(names.len()),
-        Err(error) => {
-            println!("\nerror: {error:#}\n\ntest result: FAILED. 0 passed; 1 failed; 0 ignored");
-            ExitCode::FAILURE
-        }
-    }
+    stories::main(&STORIES, ALWAYS, tell_all)
 }
 
-/// How it went.
-#[derive(Debug, Default)]
-struct Told {
-    passed: usize,
-    failed: usize,
-    not_run: usize,
-}
-
-impl Told {
-    fn report(&self, of: usize) -> ExitCode {
-        let Self { passed, failed, not_run } = *self;
-        let word = if failed == 0 { "ok" } else { "FAILED" };
-        let out = of - passed - failed - not_run;
-        println!(
-            "\ntest result: {word}. {passed} passed; {failed} failed; {not_run} ignored; 0 measured; {out} filtered out"
-        );
-        if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-    }
-}
-
-fn tell_all(names: &[&str]) -> Result<Told> {
+fn tell_all(names: &[&'static str]) -> Result<Told> {
     let programs = product::Programs::find()?;
     // back-off would only be waited for: the times of a default kubelet from the second restart on are 10 s, 20 s, …
     // an autoscaler looks every 15 s, which would be waited for just so
@@ -95,10 +58,7 @@ fn tell_all(names: &[&str]) -> Result<Told> {
     let options = Options { restart_period_max_s: Some(1), kcm_extra, ..Options::default() };
     let cluster = match story::one(&options)? {
         Ok(cluster) => cluster,
-        Err(reason) => {
-            names.iter().try_for_each(|name| story::not_run(&format!("e2e::{name}"), &reason))?;
-            return Ok(Told { not_run: names.len(), ..Told::default() });
-        }
+        Err(reason) => return Told::none("e2e", names, &reason),
     };
     cluster.run(async |client| {
         let mut world = World::new(client, &cluster, programs);

@@ -1,0 +1,98 @@
+//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), each on a real API server with its admission and RBAC, with the
+//! real operator and without a node: pods are objects, and what kubelet and agents would write is written here.
+//!
+//! Most of what is tried is what somebody would try who has stolen one token; the operator and the agents are told apart by their tokens alone.
+
+mod agents;
+mod images;
+mod manifests;
+mod network;
+mod rights;
+mod weapon;
+mod world;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use truebeat_tests::fleet::nodes::SILENT_NODES_STAY;
+use truebeat_tests::stories::{self, Told};
+use truebeat_tests::{Cluster, Options, product};
+
+use crate::world::World;
+
+/// In the order in which they run: each has a namespace of its own.
+const ROWS: [&str; 12] = [
+    "s03_restricted_pods_are_taken_without_a_warning",
+    "s01_every_right_of_the_operator_is_used",
+    "s01_a_watched_namespace_needs_no_right_elsewhere",
+    "s02_an_agent_may_patch_pod_status_and_nothing_else",
+    "s04_every_container_runs_with_nothing",
+    "s05_the_operators_image_is_one_static_program",
+    "s06_a_stranger_gets_no_answer_and_no_action",
+    "s07_a_token_speaks_for_its_own_pod_alone",
+    "s08_no_webhook",
+    "s09_what_the_network_policy_lets_through",
+    "s15_one_owned_pod_harms_its_own_replica_alone",
+    "s16_a_tenant_that_floods_delays_itself",
+];
+
+fn main() -> ExitCode {
+    stories::main(&ROWS, 0, tell_all)
+}
+
+fn tell_all(names: &[&'static str]) -> Result<Told> {
+    let programs = product::Programs::find()?;
+    let options = Options {
+        node: false,
+        audit: true,
+        // as on OpenShift: who sets an owner must hold what that means
+        apiserver_extra: vec!["--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned()],
+        kcm_extra: vec![SILENT_NODES_STAY.to_owned()],
+        ..Options::default()
+    };
+    // a name of its own: it may run beside the stories, whose one node it has no part in
+    let cluster = match Cluster::up("security", &options)? {
+        Ok(cluster) => cluster,
+        Err(reason) => return Told::none("cluster_security", names, &reason),
+    };
+    cluster.run(async |client| {
+        let world = World::start(client, &cluster, programs).await?;
+        let mut told = Told::default();
+        for name in names {
+            let started = Instant::now();
+            let result = tell(name, &world).await;
+            let seconds = started.elapsed().as_secs_f64();
+            match result {
+                Ok(()) => {
+                    told.passed += 1;
+                    println!("test cluster_security::{name} ... ok ({seconds:.1} s)");
+                }
+                Err(error) => {
+                    told.failed += 1;
+                    println!("test cluster_security::{name} ... FAILED after {seconds:.1} s: {error:#}");
+                    println!("logs of the cluster: {}", cluster.layout().path("log").display());
+                }
+            }
+        }
+        Ok(told)
+    })
+}
+
+async fn tell(name: &str, world: &World<'_>) -> Result<()> {
+    match name {
+        "s01_every_right_of_the_operator_is_used" => rights::operator(world).await,
+        "s01_a_watched_namespace_needs_no_right_elsewhere" => manifests::one_namespace(world).await,
+        "s02_an_agent_may_patch_pod_status_and_nothing_else" => rights::agent(world).await,
+        "s03_restricted_pods_are_taken_without_a_warning" => manifests::restricted(world).await,
+        "s04_every_container_runs_with_nothing" => manifests::nothing(world).await,
+        "s05_the_operators_image_is_one_static_program" => images::operator(world),
+        "s06_a_stranger_gets_no_answer_and_no_action" => agents::strangers(world).await,
+        "s07_a_token_speaks_for_its_own_pod_alone" => agents::ownership(world).await,
+        "s08_no_webhook" => manifests::no_webhook(world),
+        "s09_what_the_network_policy_lets_through" => network::policies(world),
+        "s15_one_owned_pod_harms_its_own_replica_alone" => weapon::one_pod(world).await,
+        "s16_a_tenant_that_floods_delays_itself" => weapon::flood(world).await,
+        _ => anyhow::bail!("no such row: {name}"),
+    }
+}

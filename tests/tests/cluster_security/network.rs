@@ -1,0 +1,58 @@
+//! S9: what the policies let through, read as a network plugin reads them. (This cluster's bridge enforces none, so no packet is sent.)
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use truebeat_tests::fleet::operator::NAMESPACE;
+use truebeat_tests::product;
+
+use crate::manifests::charted;
+use crate::world::World;
+
+const DOC: &str = include_str!("../../../docs/security.md");
+
+/// The chart's policy for the operator, and the one that `docs/security.md` gives for engines: both ways closed but for what is named.
+pub fn policies(world: &World<'_>) -> Result<()> {
+    let objects = charted(
+        world,
+        NAMESPACE,
+        &["networkPolicy.enabled=true", "networkPolicy.from[0].namespaceSelector.matchLabels.a=b"],
+    )?;
+    let find = |kind: &str| objects.iter().find(|object| object["kind"] == kind).with_context(|| format!("no {kind}"));
+    let (policy, deployment) = (&find("NetworkPolicy")?["spec"], find("Deployment")?);
+    let labels = &deployment["spec"]["template"]["metadata"]["labels"];
+    for (key, value) in policy["podSelector"]["matchLabels"].as_object().context("a selector")? {
+        ensure!(labels[key] == *value, "the policy selects pods with {key}={value}, the operator's have {labels}");
+    }
+    closed_but_for(policy, ("ingress", &[json!("http")]), ("egress", &[json!(443), json!(6443)]))?;
+    ensure!(policy["ingress"][0]["from"][0]["namespaceSelector"]["matchLabels"]["a"] == "b", "{policy}");
+
+    world.tenant("network")?;
+    let text = block(DOC, "kind: NetworkPolicy").context("docs/security.md holds no NetworkPolicy")?;
+    product::apply(world.cluster, text)?;
+    let engines = world.json(&["-n", "network", "networkpolicy", "engines"])?;
+    closed_but_for(&engines["spec"], ("ingress", &[json!(8080), json!(9400)]), ("egress", &[json!(443), json!(6443)]))
+}
+
+/// One direction and the ports that it leaves open.
+type Open<'a> = (&'a str, &'a [Value]);
+
+fn closed_but_for(policy: &Value, into: Open<'_>, out: Open<'_>) -> Result<()> {
+    ensure!(policy["policyTypes"] == json!(["Ingress", "Egress"]), "{}", policy["policyTypes"]);
+    for (direction, wanted) in [into, out] {
+        let rules = policy[direction].as_array().with_context(|| format!("no {direction}"))?;
+        let mut open = Vec::new();
+        for rule in rules {
+            // a rule without ports lets every port through
+            let ports = rule["ports"].as_array().with_context(|| format!("{direction}: {rule} names no port"))?;
+            open.extend(ports.iter().map(|port| port["port"].clone()));
+        }
+        ensure!(open == wanted, "{direction} lets through {open:?}, not {wanted:?}");
+    }
+    Ok(())
+}
+
+/// The code block of a Markdown text that has this line.
+fn block<'a>(text: &'a str, line: &str) -> Option<&'a str> {
+    let mut blocks = text.split("\n```");
+    blocks.find(|block| block.lines().any(|own| own == line)).and_then(|block| Some(block.split_once('\n')?.1))
+}
