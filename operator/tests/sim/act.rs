@@ -6,7 +6,7 @@ use super::{
     agent::Engine,
     cluster::State,
     end::condition,
-    kube::store::Key,
+    kube::{kinds, store::Key},
     story::NAMESPACE,
     world::{World, target},
 };
@@ -77,6 +77,15 @@ pub enum Act {
     ExpectServing {
         count: usize,
     },
+    /// No engine may run on this node now.
+    ExpectFree {
+        node: usize,
+    },
+    /// So many pods must run this image of the engine now, whatever they do.
+    ExpectOf {
+        image: &'static str,
+        count: usize,
+    },
     /// The owner references of all pods say that their owner is of this kind.
     PatchOwners {
         kind: &'static str,
@@ -100,7 +109,7 @@ pub enum Act {
     Restore,
     /// A pass is repeated over a frozen copy of the world (P12).
     PassAgain,
-    /// An operator process dies; another is frozen for a time; the Lease is deleted by hand.
+    /// An operator process (0: the one that leads) dies; is frozen for a time; the Lease is deleted by hand.
     Kill {
         operator: usize,
     },
@@ -108,7 +117,20 @@ pub enum Act {
         operator: usize,
         ms: u64,
     },
+    /// SIGTERM; its successor comes much later.
+    Terminate {
+        operator: usize,
+    },
     DeleteLease,
+    /// A newer version of the operator stored this, which the schema of this one does not know.
+    Newer {
+        name: &'static str,
+        pointer: &'static str,
+        value: Value,
+    },
+    /// What the agents say now is kept, and said once more by somebody else.
+    Overhear,
+    Replay,
 }
 
 /// Does one act to the world; the acts on operators are the runner's.
@@ -139,15 +161,28 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
                 drop(state.store.delete(&target("pods", &pod.namespace, &pod.name, "user"), &Value::Null));
             }
         }
-        Act::Expect { .. } | Act::ExpectServing { .. } => expect(act, world, state, now_ms),
+        Act::Expect { .. } | Act::ExpectServing { .. } | Act::ExpectOf { .. } | Act::ExpectFree { .. } => {
+            expect(act, world, state, now_ms)
+        }
         Act::DeleteLease => {
             drop(state.store.delete(&target("leases", "truebeat-system", "truebeat-operator", "user"), &Value::Null));
         }
         Act::Backup => state.backup = Some(state.store.backup()),
         Act::Restore => state.backup.take().into_iter().for_each(|backup| state.store.restore(backup)),
-        Act::PassAgain | Act::Kill { .. } | Act::Pause { .. } => {}
+        Act::Overhear => world.overheard = said(state),
+        Act::Replay => std::mem::take(&mut world.overheard).into_iter().for_each(|(key, conditions)| {
+            let at = target("pods", &key.1, &key.2, "user").status();
+            drop(state.store.merge(&at, &json!({"status": {"conditions": conditions}})));
+        }),
+        Act::PassAgain | Act::Kill { .. } | Act::Pause { .. } | Act::Terminate { .. } => {}
         _ => on_children(act, state),
     }
+}
+
+/// The conditions of all pods.
+fn said(state: &State) -> Vec<(Key, Value)> {
+    let pods = state.store.of("pods");
+    pods.map(|(key, entry)| (key.clone(), entry.value["status"]["conditions"].clone())).collect()
 }
 
 fn on_engines(act: &Act, world: &mut World, now_ms: u64) {
@@ -199,6 +234,13 @@ fn on_children(act: &Act, state: &mut State) {
                 drop(store.merge(&target("pods", &namespace, &name, "user"), &patch));
             }
         }
+        Act::Newer { name, pointer, value } => {
+            let key = ("inferencedeployments", NAMESPACE.to_owned(), (*name).to_owned());
+            let Some(entry) = store.get(&key).cloned() else { return };
+            let mut newer = entry.value.json().clone();
+            newer.pointer_mut(pointer).into_iter().for_each(|field| field.clone_from(value));
+            store.put(kinds::of("inferencedeployments"), key, newer, entry.managers);
+        }
         Act::PatchPods { patch } => {
             let keys: Vec<Key> = store.of("pods").map(|(key, _)| key.clone()).collect();
             for (_, namespace, name) in keys {
@@ -227,6 +269,17 @@ fn expect(act: &Act, world: &World, state: &mut State, now_ms: u64) {
         Act::ExpectServing { count } => {
             let serving = world.pods.values().filter(|pod| matches!(pod.agent.engine, Engine::Serving { .. })).count();
             (serving != *count).then(|| format!("P4: {serving} engines serve and {count} should"))
+        }
+        Act::ExpectFree { node } => {
+            let node = format!("node-{node}");
+            let there: Vec<&str> =
+                world.pods.values().filter(|pod| pod.node == node).map(|pod| pod.name.as_str()).collect();
+            (!there.is_empty()).then(|| format!("P4: {there:?} runs on {node}"))
+        }
+        Act::ExpectOf { image, count } => {
+            let runs = |pod: &Value| pod["spec"]["containers"][0]["image"] == *image;
+            let running = state.store.of("pods").filter(|(_, entry)| runs(&entry.value)).count();
+            (running != *count).then(|| format!("P4: {running} pods run {image} and {count} should"))
         }
         _ => None,
     };

@@ -11,11 +11,19 @@ use super::{
 /// Engines of this image freeze some seconds after they have begun to serve, wherever they run.
 pub const BAD_IMAGE: &str = "engine:bad";
 
+/// The new replica's place in the order of names, which follows from the hashes of the templates.
+const NEWEST: usize = 2;
+
 pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
     let create = |replicas, mode| (0, Act::Create { name: "chat", spec: spec(replicas, mode) });
     let image = |at_ms: u64, image: &str| edit(at_ms, json!({"engine": {"image": image}}));
     let replicas = |at_ms: u64, n: u64| edit(at_ms, json!({"replicas": n}));
+    let mut held = spec(2, "Recover");
+    held["rollout"] = json!({"onFailure": "Hold"});
+    let held = (0, Act::Create { name: "chat", spec: held });
     vec![
+        // one stall of a new replica, which its restart cures; only another revision goes on
+        ("held-revision", vec![held, image(50_000, "engine:2"), freeze(56_000, NEWEST), image(140_000, "engine:3")]),
         ("bad-revision", vec![create(2, "Recover"), image(50_000, BAD_IMAGE)]),
         ("bad-revision-mended", vec![create(2, "Recover"), image(50_000, BAD_IMAGE), image(105_000, "engine:2")]),
         // nobody restarts them: whoever survives is frozen for ever
@@ -29,9 +37,29 @@ pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
 /// What their logs must and must not hold, and what it says of whom.
 pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
     match name {
-        "bad-revision" => &[("P13", "rolled-back", true), ("P13", "\"reason\":\"RolledBack\"", true)],
+        "held-revision" => {
+            &[("P11", "RolloutHeld", true), ("P11", "rolled-back", false), ("P11", "truebeat.io/restart-grant", true)]
+        }
+        "bad-revision" => &[
+            ("P13", "rolled-back", true),
+            ("P13", "\"reason\":\"RolledBack\"", true),
+            // what goes needs no restart
+            ("P15", "\"grants\":", false),
+        ],
         "bad-revision-mended" => &[("P13", "rolled-back", true)],
         "6-20-6" => &[("P4", "truebeat.io/restart-grant", false), ("P4", "pod-deletion-cost\":\"-1000\"", true)],
         _ => &[],
+    }
+}
+
+/// What must be so in mid-story where no operator dies.
+pub fn expectations(name: &str) -> Vec<(u64, Act)> {
+    match name {
+        "held-revision" => vec![
+            (130_000, Act::Expect { condition: "Stalled", status: Some("True") }),
+            (130_000, Act::ExpectOf { image: "engine:2", count: 1 }),
+            (130_000, Act::ExpectServing { count: 3 }),
+        ],
+        _ => Vec::new(),
     }
 }

@@ -24,6 +24,10 @@ pub struct Checks {
     pub writes: BTreeMap<String, u64>,
     /// Effective writes of operators, the Lease not counted.
     pub effective: u64,
+    /// Whom the Lease named last.
+    leader: String,
+    /// The only namespace in which operators have rights; `None`: everywhere.
+    pub scope: Option<&'static str>,
     /// UIDs of the pods that operators have deleted (P15).
     pub replaced: BTreeSet<String>,
 }
@@ -32,6 +36,14 @@ impl Checks {
     pub fn broken(&mut self, now_ms: u64, what: String) {
         if self.violations.len() < 20 {
             self.violations.push(format!("{:.3} s: {what}", now_ms as f64 / 1000.0));
+        }
+    }
+
+    /// P10, S1: an operator of one namespace asks for nothing beyond it (the Lease apart, which is in its own).
+    pub fn within_scope(&mut self, call: &Call, now_ms: u64) {
+        let beyond = self.scope.is_some_and(|scope| call.target.namespace != scope);
+        if beyond && call.target.kind.plural != "leases" {
+            self.broken(now_ms, format!("P10: {} {} is beyond the one namespace", call.method, call.path));
         }
     }
 
@@ -53,6 +65,7 @@ impl Checks {
     ) {
         let plural = call.target.kind.plural;
         if plural == "leases" {
+            self.leader = leader(store).unwrap_or_else(|| std::mem::take(&mut self.leader));
             return self.lease(call, now_ms);
         }
         let name = format!("{} {}", call.method, call.path);
@@ -64,7 +77,9 @@ impl Checks {
             return;
         }
         self.fenced(store, caller, &name, now_ms);
-        self.own_namespace(store, call, &name, now_ms);
+        if plural != "nodes" {
+            self.own_namespace(store, call, &name, now_ms); // nodes are everybody's: what may be written on them P9 knows
+        }
         if let Some(new) = store.get(&call.target.key()).map(|entry| entry.value.clone()) {
             let faults = foreign(plural, old.unwrap_or(&Value::Null), &new);
             faults.into_iter().for_each(|what| self.broken(now_ms, format!("P9: {name}: {what}")));
@@ -78,12 +93,12 @@ impl Checks {
         self.effective += u64::from(effective);
     }
 
-    /// P14: whoever writes is the one whom the Lease names, at the moment at which the write takes effect.
+    /// P14: whoever writes is the one whom the Lease names, at the moment at which the write takes effect; where it names nobody, is
+    /// only claimed, or is gone, the one whom it named last.
     fn fenced(&mut self, store: &Store, caller: &Caller, name: &str, now_ms: u64) {
-        let lease = store.of("leases").map(|(_, entry)| &entry.value).next();
-        let holder = lease.and_then(|lease| lease["spec"]["holderIdentity"].as_str()).unwrap_or_default();
-        if !holder.is_empty() && holder != caller.identity {
-            self.broken(now_ms, format!("P14: {name} by {} while {holder} leads", caller.identity));
+        let leads = leader(store).unwrap_or_else(|| self.leader.clone());
+        if !leads.is_empty() && leads != caller.identity {
+            self.broken(now_ms, format!("P14: {name} by {} while {leads} leads", caller.identity));
         }
     }
 
@@ -106,6 +121,14 @@ impl Checks {
             self.broken(now_ms, "P14: the Lease was written without its resourceVersion".to_owned());
         }
     }
+}
+
+/// Whom the Lease gives the right to write; `None`: nobody.
+fn leader(store: &Store) -> Option<String> {
+    let (_, lease) = store.of("leases").next()?;
+    let spec = &lease.value["spec"];
+    let holder = spec["holderIdentity"].as_str().filter(|holder| !holder.is_empty())?;
+    spec["acquireTime"].is_string().then(|| holder.to_owned())
 }
 
 /// P8: what may hit a later incarnation must say which one it means.
@@ -145,6 +168,23 @@ fn foreign(plural: &str, old: &Value, new: &Value) -> Vec<String> {
             ["spec", "metadata.labels", "metadata.annotations", "metadata.finalizers"]
                 .iter()
                 .for_each(|path| same(path));
+        }
+        "nodes" => {
+            let own = |key: &String| key.contains("truebeat.io/");
+            let labels = |value: &Value| {
+                let mut labels = value["metadata"]["labels"].as_object().cloned().unwrap_or_default();
+                labels.retain(|key, _| !own(key));
+                labels
+            };
+            let conditions = |value: &Value| {
+                let all = value["status"]["conditions"].as_array().cloned().unwrap_or_default();
+                let foreign = |c: &Value| !c["type"].as_str().is_some_and(|type_| type_.starts_with("truebeat.io/"));
+                all.into_iter().filter(foreign).collect::<Vec<_>>()
+            };
+            ["spec", "status.allocatable"].iter().for_each(|path| same(path));
+            if labels(old) != labels(new) || conditions(old) != conditions(new) {
+                faults.push("labels or conditions of somebody else changed".to_owned());
+            }
         }
         "pods" => {
             ["spec", "status", "metadata.labels", "metadata.ownerReferences"].iter().for_each(|path| same(path));

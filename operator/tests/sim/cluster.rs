@@ -127,6 +127,7 @@ impl Cluster {
             Ok(call) => call,
             Err(refusal) => return Ok(refused(&refusal, 0)),
         };
+        self.lock().checks.within_scope(&call, self.now_ms());
         let fate = self.lock().faults.fate(self.now_ms(), &call);
         match &fate {
             Fate::Refused { refusal, retry_after_s } => {

@@ -74,8 +74,10 @@ fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Val
     if condition("Stalled").is_some() != back {
         wrong(format!("P13: all is well, rolled back: {back}, and Stalled is {:?}", condition("Stalled")));
     }
-    if let Some((word, why)) = condition("Reconciling") {
-        wrong(format!("P13: all is well and Reconciling is {word}: {why}"));
+    for type_ in ["Reconciling", "HealthLies"] {
+        if let Some((word, why)) = condition(type_) {
+            wrong(format!("P13: all is well and {type_} is {word}: {why}"));
+        }
     }
     let marked =
         pods.iter().filter(|pod| !pod["metadata"]["annotations"][super::story::LAST_SERVING].is_null()).count();
@@ -131,7 +133,7 @@ fn plural_of(name: &str) -> &'static str {
 pub fn state(state: &State) -> Value {
     let mut out = Map::new();
     for (key, entry) in &state.store.objects {
-        if matches!(key.0, "leases" | "events" | "replicasets" | "pods") {
+        if matches!(key.0, "leases" | "events" | "replicasets" | "pods" | "nodes") {
             continue;
         }
         let value = &entry.value;

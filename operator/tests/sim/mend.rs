@@ -38,6 +38,7 @@ pub fn all() -> Vec<Error> {
         spec("unattended-after", json!({"recovery": {"unattendedAfter": "99999999999h"}})),
         spec("unattended-window", json!({"recovery": {"unattendedWindow": "99999999999h"}})),
         spec("stability-window", json!({"recovery": {"stabilityWindow": "99999999999h"}})),
+        spec("backoff", json!({"recovery": {"restartBackoff": "10m"}})),
         spec("ports-clash", json!({"gate": {"port": 8000}})),
         spec("agent-port", json!({"engine": {"port": 9400}})),
         spec("no-model", json!({"model": null})),

@@ -8,6 +8,7 @@ use super::{
     act::Act,
     faults::{Fate, Faults, Outage, Rates, Rule},
     run::{Report, run},
+    said::Log,
     story::{Story, create, edit, freeze, gpus, plain, spec},
 };
 
@@ -23,7 +24,7 @@ pub struct Row {
 impl Row {
     pub fn run(&self, keep_lines: bool) -> Report {
         let mut report = run(&(self.story)(), true);
-        let faults: Vec<String> = (self.expect)(&Log(&report)).into_iter().flatten().collect();
+        let faults: Vec<String> = (self.expect)(&Log::of(&report)).into_iter().flatten().collect();
         let name = self.name.split('-').next().unwrap_or_default().to_uppercase();
         report.violations.extend(faults.into_iter().map(|what| format!("{name}: {what}")));
         if let Some(property) = self.property {
@@ -50,7 +51,6 @@ const OURS: &[&str] = &[
 ];
 const CRDS: &[&str] = &["inferencedeployments", "engineincidents"];
 const CHANGES: &[&str] = &["patch", "replace", "create", "delete"];
-const GRANT: &str = "truebeat.io/restart-grant";
 const HOUR: u64 = 3_600_000;
 
 /// All of them.
@@ -83,8 +83,14 @@ pub fn all() -> Vec<Row> {
         row("a21-etcd-restored", restored, |log| vec![log.no_delete()]),
         row("b3-frozen-leader", || frozen(Act::Pause { operator: 0, ms: 40_000 }), |log| vec![log.granted_by(60_000)]),
         row("b4-lease-deleted", || frozen(Act::DeleteLease), |log| vec![log.granted_by(60_000)]),
+        row("b4-lease-deleted-unseen", deleted_unseen, |log| vec![log.granted_by(60_000)]),
         row("b6-panic-in-a-pass", panics, |log| vec![log.granted_by(40_000)]),
+        row("b8-newer-object", newer_object, |log| vec![log.granted_by(30_000)]),
+        row("b10-sigterm-in-recovery", terminated, |log| {
+            vec![log.ends_within(23_500, 1_000), log.succeeded_by(26_500)]
+        }),
         row("b7-poison-object", poison, |log| vec![log.granted_by(30_000)]),
+        row("f3-same-broken-gpu", same_gpu, |_| Vec::new()),
         row("f4-node-not-ready", node_lost, |log| vec![log.no_delete(), log.no_grant_before(u64::MAX)]),
         row("f5-preempted", preempted, |log| vec![log.no_delete()]),
         row("f6-gpu-held", gpu_held, |log| vec![log.no_delete()]),
@@ -94,6 +100,8 @@ pub fn all() -> Vec<Row> {
             |log| vec![log.grants_at_most(1), log.has("RestartsHeld")],
         ),
         row("h5-all-wedged", || all_freeze(100, None), |log| vec![log.granted_by(40_000)]),
+        row("h8-replayed-verdict", replayed, |log| vec![log.no_delete(), log.incidents(1), log.no_grant_after(45_000)]),
+        row("s1-one-namespace", one_namespace, |log| vec![log.granted_by(40_000)]),
         row("h6-storm-and-restarts", storm_and_restarts, |log| vec![log.granted_by(60_000)]),
     ]
 }
@@ -233,6 +241,13 @@ fn frozen(act: Act) -> Story {
     scene(vec![(21_000, act.clone()), (24_000, act)], Vec::new())
 }
 
+/// The other candidate dies, the Lease is deleted, and its next process finds none, while the leader hears of it late.
+fn deleted_unseen() -> Story {
+    let slow = Fate::Served { effect_ms: 5, answer_ms: 2_700 };
+    let late = Rule { plurals: &["leases"], ..all_kinds(slow, (20_250, 40_000), &["get"], 1000) };
+    scene(vec![(20_000, Act::Kill { operator: 1 }), (20_250, Act::DeleteLease)], vec![late])
+}
+
 fn panics() -> Story {
     let get = Rule { plurals: &["services"], ..all_kinds(Fate::Panic, (15_000, 60_000), &["get"], 1000) };
     let other = (0, Act::Create { name: "other", spec: spec(1, "Recover") });
@@ -246,6 +261,28 @@ fn poison() -> Story {
     bad["recovery"]["stabilityWindow"] = json!("99999999999999999999h");
     let gone = (60_000, Act::Delete { name: "poison" });
     scene(vec![(10_000, Act::Create { name: "poison", spec: bad }), gone], Vec::new())
+}
+
+/// In the fleet is an object that a newer version of the operator wrote: whoever cannot read it still serves the others.
+fn newer_object() -> Story {
+    let other = (0, Act::Create { name: "other", spec: spec(1, "Recover") });
+    let newer = |value| Act::Newer { name: "other", pointer: "/spec/rollout/onFailure", value: json!(value) };
+    scene(vec![other, (15_000, newer("Divert")), (60_000, newer("RollBack"))], Vec::new())
+}
+
+/// The leader is asked to end while it recovers a replica.
+fn terminated() -> Story {
+    scene(vec![(23_500, Act::Terminate { operator: 0 })], Vec::new())
+}
+
+/// What an agent said in the middle of a stall is said once more when that is long over, and one more restart would replace the pod.
+fn replayed() -> Story {
+    let mut hasty = spec(2, "Recover");
+    hasty["recovery"]["restartsBeforeReplace"] = json!(1);
+    let mut story = scene(Vec::new(), Vec::new());
+    story.acts = vec![(0, Act::Create { name: "chat", spec: hasty }), freeze(20_000, 0)];
+    story.acts.extend([(23_500, Act::Overhear), (45_000, Act::Replay)]);
+    story
 }
 
 fn node_lost() -> Story {
@@ -284,81 +321,23 @@ fn all_freeze(hold_percent: u64, until_ms: Option<u64>) -> Story {
     story
 }
 
+/// Engines on one node freeze again and again; once restarts have not cured one its successor is elsewhere.
+fn same_gpu() -> Story {
+    let mut acts = super::story::acts("sick-node").expect("a standard story");
+    acts.push((105_000, Act::ExpectFree { node: 0 }));
+    acts.sort_by_key(|(at, _)| *at);
+    plain(acts, Vec::new())
+}
+
+/// Operators of one namespace live through a sick node without a look at any node.
+fn one_namespace() -> Story {
+    let acts = super::story::acts("sick-node").expect("a standard story");
+    Story { scope: Some(super::story::NAMESPACE), ..plain(acts, Vec::new()) }
+}
+
 fn storm_and_restarts() -> Story {
     let mut story = all_freeze(100, None);
     story.acts.extend((0..12).map(|n| (30_000 + 10_000 * n, Act::Kill { operator: (n % 2) as usize })));
     story.acts.sort_by_key(|(at, _)| *at);
     story
-}
-
-/// What was logged.
-pub struct Log<'a>(&'a Report);
-
-/// A write of an operator.
-struct Write<'a> {
-    at_ms: u64,
-    operator: &'a str,
-    what: &'a str,
-}
-
-impl Log<'_> {
-    fn writes(&self) -> impl Iterator<Item = Write<'_>> {
-        self.0.lines.iter().filter_map(|line| {
-            let (time, rest) = line.trim_start().split_once(' ')?;
-            let (seconds, millis) = time.split_once('.')?;
-            let at_ms = seconds.parse::<u64>().ok()? * 1000 + millis.parse::<u64>().ok()?;
-            let (operator, what) = rest.split_once(' ').filter(|(who, _)| who.starts_with("operator-"))?;
-            (!what.contains("/leases") && !what.starts_with("dies")).then_some(Write { at_ms, operator, what })
-        })
-    }
-
-    fn granted_by(&self, at_ms: u64) -> Option<String> {
-        let first = self.writes().find(|w| w.what.contains(GRANT)).map(|w| w.at_ms);
-        first.is_none_or(|first| first > at_ms).then(|| format!("the grant came at {first:?}, not by {at_ms} ms"))
-    }
-
-    fn no_grant_before(&self, at_ms: u64) -> Option<String> {
-        let first = self.writes().find(|w| w.what.contains(GRANT) && w.at_ms < at_ms)?;
-        Some(format!("a grant at {} ms", first.at_ms))
-    }
-
-    fn grants_at_most(&self, most: usize) -> Option<String> {
-        let count = self.writes().filter(|w| w.what.contains(GRANT)).count();
-        (count > most).then(|| format!("{count} grants"))
-    }
-
-    fn no_delete(&self) -> Option<String> {
-        self.writes().find(|w| w.what.starts_with("DELETE")).map(|w| format!("at {} ms {}", w.at_ms, w.what))
-    }
-
-    /// No more than the client's budget once the API is back.
-    fn no_burst(&self, at_ms: u64) -> Option<String> {
-        let count = self.writes().filter(|w| (at_ms..at_ms + 10_000).contains(&w.at_ms)).count();
-        (count > 50).then(|| format!("{count} writes in 10 s after the API came back"))
-    }
-
-    /// At most five tries a second at one object.
-    fn no_hot_loop(&self) -> Option<String> {
-        let mut tries = std::collections::BTreeMap::<(&str, u64), u32>::new();
-        for write in self.writes() {
-            let object = write.what.split(' ').nth(1).unwrap_or_default();
-            *tries.entry((object, write.at_ms / 1000)).or_default() += 1;
-        }
-        let hot = tries.into_iter().find(|(_, count)| *count > 5)?;
-        Some(format!("{} tries at {} in one second", hot.1, hot.0.0))
-    }
-
-    fn one_writer(&self) -> Option<String> {
-        let writers: std::collections::BTreeSet<&str> = self.writes().map(|w| w.operator).collect();
-        (writers.len() > 1).then(|| format!("the Lease was lost: {writers:?} wrote"))
-    }
-
-    fn incidents(&self, wanted: usize) -> Option<String> {
-        let count = self.0.end_state.as_object()?.keys().filter(|key| key.starts_with("engineincidents/")).count();
-        (count != wanted).then(|| format!("{count} incidents, not {wanted}"))
-    }
-
-    fn has(&self, word: &str) -> Option<String> {
-        (!self.0.lines.iter().any(|line| line.contains(word))).then(|| format!("nobody said {word}"))
-    }
 }

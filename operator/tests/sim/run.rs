@@ -18,15 +18,15 @@ use operator::{
     wall::Wall,
 };
 use serde_json::Value;
-use tokio::{task::JoinHandle, time::sleep_until};
+use tokio::{sync::Notify, task::JoinHandle, time::sleep_until};
 
 use super::{
     act::{self, Act},
     cluster::{Caller, Cluster},
-    end,
+    end, nodes,
     story::Story,
     twin,
-    world::World,
+    world::{World, target},
 };
 
 /// The world moves on this grid, and only when there is something to do.
@@ -36,6 +36,8 @@ const OPERATORS: usize = 2;
 const LOOK_MS: u64 = 10_000;
 /// A container starts again after its process has died.
 const RESTART_MS: u64 = 1_000;
+/// The successor of a pod that was asked to end starts elsewhere.
+const ANOTHER_POD_MS: u64 = 30_000;
 /// So long after a death somebody leads again: the lease of the dead has run out (15 s), and a candidate has looked.
 const TAKEOVER_MS: u64 = 20_000;
 
@@ -103,6 +105,8 @@ struct Run {
     cluster: Arc<Cluster>,
     deaths: tokio::sync::mpsc::UnboundedReceiver<u32>,
     world: World,
+    /// The one namespace that the operators look after.
+    scope: Option<&'static str>,
     operators: Vec<Process>,
     /// When which place gets a new process.
     restarts: Vec<(u64, usize)>,
@@ -119,16 +123,23 @@ struct Process {
     id: u32,
     task: JoinHandle<()>,
     ice: Arc<Ice>,
+    /// SIGTERM.
+    stop: Arc<Notify>,
 }
 
 impl Run {
     fn new(story: &Story, keep_lines: bool) -> Self {
         let (cluster, deaths) = Cluster::new(story.faults.clone(), keep_lines);
+        let lease = target("leases", "truebeat-system", "truebeat-operator", "user");
+        cluster.lock().checks.scope = story.scope;
+        nodes::join(&mut cluster.lock().store);
+        cluster.lock().store.create(&lease, operator::manifests::lease()).expect("the installation's Lease");
         let world = World::new(1);
         Run {
             cluster,
             deaths,
             world,
+            scope: story.scope,
             operators: Vec::new(),
             restarts: Vec::new(),
             thaws: Vec::new(),
@@ -257,10 +268,17 @@ impl Run {
 
     fn act(&mut self, act: &Act, now_ms: u64) {
         match act {
-            Act::Kill { operator } => self.kill(self.operators[*operator].id, now_ms),
+            Act::Kill { operator } => self.kill(self.operators[self.place(*operator)].id, now_ms),
             Act::Pause { operator, ms } => {
-                self.operators[*operator].ice.freeze();
-                self.thaws.push((now_ms + ms, *operator));
+                let place = self.place(*operator);
+                self.operators[place].ice.freeze();
+                self.thaws.push((now_ms + ms, place));
+            }
+            Act::Terminate { operator } => {
+                let place = self.place(*operator);
+                self.operators[place].stop.notify_one();
+                self.restarts.push((now_ms + ANOTHER_POD_MS, place));
+                self.died_ms = now_ms;
             }
             Act::PassAgain => self.twins.push(tokio::spawn(twin::settles(self.cluster.twin(), now_ms))),
             _ => {}
@@ -274,6 +292,14 @@ impl Run {
         if changed {
             self.cluster.tell();
         }
+    }
+
+    /// Where the `nth` operator is, the one that the Lease names first.
+    fn place(&self, nth: usize) -> usize {
+        let state = self.cluster.lock();
+        let lease = state.store.of("leases").next().map(|(_, entry)| entry.value["spec"]["holderIdentity"].clone());
+        let named = |process: &Process| lease.as_ref().is_some_and(|name| *name == format!("operator-{}", process.id));
+        (nth + self.operators.iter().position(named).unwrap_or(0)) % self.operators.len()
     }
 
     fn kill(&mut self, id: u32, now_ms: u64) {
@@ -292,29 +318,36 @@ impl Run {
         let cluster = self.cluster.clone();
         let wall = wall_of(&cluster);
         let client = cluster.client(Caller { id, identity: identity.clone() });
-        let calls = calls(client.clone(), wall.clone());
+        let namespace = self.scope.map(str::to_owned);
+        let calls = calls(client.clone(), wall.clone(), namespace.clone());
         let leadership = calls.leadership.clone();
         let health = Arc::new(Health::new(leadership.clone(), calls.metrics.clone()));
         let mut elector = Elector::new(client, "truebeat-system", &identity, leadership.clone()).with_wall(wall);
-        let context = Arc::new(driver::Context { calls, health, namespace: None });
+        let context = Arc::new(driver::Context { calls, health, namespace });
+        let stop = Arc::new(Notify::new());
+        let asked = stop.clone();
+        // as `operator::cli` wires them
         let work = async move {
             tokio::select! {
                 biased;
                 () = elector.run() => {}
                 () = driver::lead(context, &leadership) => {}
+                () = asked.notified() => {}
             }
+            elector.release().await;
+            cluster.lock().log.line(cluster.now_ms(), format_args!("operator-{id} has ended"));
         };
         let ice = Arc::new(Ice::default());
         let task = tokio::spawn(Freezable { ice: ice.clone(), inner: Box::pin(work) });
-        Process { id, task, ice }
+        Process { id, task, ice, stop }
     }
 }
 
 /// What an operator calls the API with. Common causes have stories of their own.
-pub fn calls(client: kube::Client, wall: Wall) -> Calls {
+pub fn calls(client: kube::Client, wall: Wall, namespace: Option<String>) -> Calls {
     let mut calls = Calls::new(client, Arc::default(), Arc::new(Metrics::new().expect("metrics")));
     calls.wall = wall;
-    calls.fleet = Arc::new(FleetPolicy { hold_percent: 100, ..FleetPolicy::default() });
+    calls.fleet = Arc::new(FleetPolicy { namespace, hold_percent: 100, ..FleetPolicy::default() });
     calls
 }
 

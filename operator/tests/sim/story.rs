@@ -18,6 +18,8 @@ pub struct Story {
     /// When, and what.
     pub acts: Vec<(u64, Act)>,
     pub faults: Faults,
+    /// The one namespace that the operators look after; `None`: all of them.
+    pub scope: Option<&'static str>,
     /// From the last act or fault until everything must be in order (P4).
     pub settle_ms: u64,
     /// How long it must stay so without a write (P4, P7).
@@ -155,9 +157,12 @@ fn recoveries() -> Vec<Scene> {
 /// What must be so in mid-story where no operator dies.
 pub fn expectations(name: &str) -> Vec<(u64, Act)> {
     match name {
-        "freeze-one" => vec![(23_250, Act::Expect { condition: "EnginesProgressing", status: Some("False") })],
+        "freeze-one" => vec![
+            (23_250, Act::Expect { condition: "EnginesProgressing", status: Some("False") }),
+            (23_250, Act::Expect { condition: "HealthLies", status: Some("True") }),
+        ],
         "scale-in-stall" => vec![(65_000, Act::ExpectServing { count: 2 })],
-        _ => Vec::new(),
+        other => super::changes::expectations(other),
     }
 }
 
@@ -178,5 +183,5 @@ pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
 
 pub fn plain(acts: Vec<(u64, Act)>, crashes: Vec<(u64, Side)>) -> Story {
     let faults = Faults { crashes, ..Faults::none(7) };
-    Story { acts, faults, settle_ms: 200_000, stay_ms: 20_000 }
+    Story { acts, faults, scope: None, settle_ms: 200_000, stay_ms: 20_000 }
 }

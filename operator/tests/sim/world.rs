@@ -13,13 +13,13 @@ use super::{
     cluster::State,
     kube::{
         kinds,
-        store::{Object, Store, wall},
+        store::{Key, Object, Store, wall},
         verbs::Target,
     },
     rng::Rng,
 };
 
-const PLAIN: &str = "kube-controller-manager";
+pub const PLAIN: &str = "kube-controller-manager";
 pub const NODES: usize = 4;
 /// The Deployment controller looks again even if nothing has changed.
 const LOOK_MS: u64 = 5_000;
@@ -59,12 +59,16 @@ pub struct World {
     pub lost_nodes: BTreeSet<String>,
     /// No more pods than this.
     pub quota: Option<usize>,
+    /// What the agents said at some time.
+    pub overheard: Vec<(Key, Value)>,
     /// Processes on GPUs that outlived their pod's object.
     pub orphans: Vec<Orphan>,
     counter: u64,
+    /// How many pods each ReplicaSet had when its Deployment was paused, by the Deployment's UID.
+    paused: BTreeMap<String, BTreeMap<String, usize>>,
     /// Hashes of templates, by UID and generation of their Deployment.
     hashes: BTreeMap<(String, u64), u32>,
-    rng: Rng,
+    pub rng: Rng,
     /// The store's changes and removals when the controllers looked last: they act on changes alone.
     seen: (u64, u64),
     woken_ms: u64,
@@ -81,8 +85,10 @@ impl World {
             sick_nodes: BTreeSet::new(),
             lost_nodes: BTreeSet::new(),
             quota: None,
+            overheard: Vec::new(),
             orphans: Vec::new(),
             counter: 0,
+            paused: BTreeMap::new(),
             hashes: BTreeMap::new(),
             rng: Rng::new(seed ^ 0x77),
             seen: (0, 0),
@@ -139,11 +145,7 @@ impl World {
         let set = self.set_name(deployment);
         let set_uid = self.replica_set(store, deployment, &set);
         let wanted = deployment["spec"]["replicas"].as_u64().unwrap_or(1) as usize;
-        let owned = |pod: &Value| {
-            pod["metadata"]["ownerReferences"][0]["name"]
-                .as_str()
-                .is_some_and(|rs| rs.rsplit_once('-').is_some_and(|(d, _)| d == name))
-        };
+        let owned = |pod: &Value| owner(pod).rsplit_once('-').is_some_and(|(d, _)| d == name);
         let pods: Vec<Arc<Object>> = store
             .of("pods")
             .filter(|(key, entry)| {
@@ -151,8 +153,10 @@ impl World {
             })
             .map(|(_, entry)| entry.value.clone())
             .collect();
-        let (fresh, old): (Vec<_>, Vec<_>) =
-            pods.iter().partition(|pod| pod["metadata"]["ownerReferences"][0]["name"] == set);
+        let (fresh, old): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| owner(pod) == set);
+        if deployment["spec"]["paused"] != true {
+            self.paused.remove(&text(deployment, "uid"));
+        }
         let ready = pods.iter().filter(|pod| is_ready(pod)).count();
         let soak_s = deployment["spec"]["minReadySeconds"].as_i64().unwrap_or(0);
         let available = pods.iter().filter(|pod| is_available(pod, soak_s, store.now_ms)).count();
@@ -161,7 +165,9 @@ impl World {
             rolling["maxSurge"].as_u64().unwrap_or(1) as usize,
             rolling["maxUnavailable"].as_u64().unwrap_or(0) as usize,
         );
-        if fresh.len() < wanted && pods.len() < wanted + if old.is_empty() { 0 } else { surge } {
+        if deployment["spec"]["paused"] == true {
+            self.stand_still(store, deployment, &pods);
+        } else if fresh.len() < wanted && pods.len() < wanted + if old.is_empty() { 0 } else { surge } {
             self.create_pod(store, &namespace, &set, &set_uid, template);
         } else if let Some(victim) = old.iter().min_by_key(|pod| (is_ready(pod), text(pod, "name"))) {
             if !is_ready(victim) || available > wanted.saturating_sub(away) {
@@ -179,6 +185,21 @@ impl World {
         }});
         if deployment["status"] != status["status"] {
             let _ = store.merge(&target("deployments", &namespace, &name, PLAIN).status(), &status);
+        }
+    }
+
+    /// Each ReplicaSet of a paused Deployment keeps its number. (That a change of the number is shared out among them is left out.)
+    fn stand_still(&mut self, store: &mut Store, deployment: &Value, pods: &[Arc<Object>]) {
+        let mut counts = BTreeMap::<String, usize>::new();
+        for pod in pods {
+            *counts.entry(owner(pod)).or_default() += 1;
+        }
+        let kept = self.paused.entry(text(deployment, "uid")).or_insert_with(|| counts.clone()).clone();
+        for (set, _) in kept.into_iter().filter(|(set, count)| counts.get(set).is_none_or(|there| there < count)) {
+            let namespace = text(deployment, "namespace");
+            if let Ok((_, live)) = store.read(&target("replicasets", &namespace, &set, PLAIN)) {
+                self.create_pod(store, &namespace, &set, &text(&live, "uid"), &live["spec"]["template"]);
+            }
         }
     }
 
@@ -222,30 +243,6 @@ impl World {
         if let Ok((_, pod)) = store.create(&at, body) {
             let at = target("pods", namespace, &text(&pod, "name"), PLAIN).status();
             let _ = store.merge(&at, &json!({"status": {"phase": "Pending"}}));
-        }
-    }
-
-    /// A node that the pod's affinity allows, the emptiest first.
-    fn schedule(&mut self, store: &mut Store) {
-        let pending =
-            |value: &Value| value["spec"]["nodeName"].is_null() && value["metadata"]["deletionTimestamp"].is_null();
-        let all: Vec<Arc<Object>> =
-            store.of("pods").filter(|(_, e)| pending(&e.value)).map(|(_, e)| e.value.clone()).collect();
-        for pod in all {
-            let (avoided, gpu) = (avoided(&pod), wants_gpu(&pod));
-            let load = |node: &String| self.pods.values().filter(|other| other.node == *node).count();
-            // (the scheduler knows the API's pods, not the processes)
-            let free = |node: &String| {
-                !gpu || !store.of("pods").any(|(_, e)| e.value["spec"]["nodeName"] == **node && wants_gpu(&e.value))
-            };
-            let nodes = (0..NODES).map(|n| format!("node-{n}")).filter(|node| !avoided.contains(node) && free(node));
-            let Some(node) = nodes.min_by_key(|node| (load(node), node.clone())) else { continue };
-            let (namespace, name, uid) = (text(&pod, "namespace"), text(&pod, "name"), text(&pod, "uid"));
-            let _ =
-                store.merge(&target("pods", &namespace, &name, "kube-scheduler"), &json!({"spec": {"nodeName": node}}));
-            let agent = Agent::new(&pod, store.now_ms + self.rng.range(1500, 4000));
-            let bad = pod["spec"]["containers"][0]["image"] == super::changes::BAD_IMAGE;
-            self.pods.insert(uid.clone(), Pod { namespace, name, uid, node, agent, bad, gpu, gone_at_ms: None });
         }
     }
 
@@ -323,24 +320,6 @@ fn delete_pod(store: &mut Store, pod: &Value) {
     let _ = store.delete(&target("pods", &text(pod, "namespace"), &text(pod, "name"), PLAIN), &Value::Null);
 }
 
-fn avoided(pod: &Value) -> BTreeSet<String> {
-    let terms =
-        &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
-    let mut out = BTreeSet::new();
-    for term in terms.as_array().into_iter().flatten() {
-        let rules =
-            ["matchExpressions", "matchFields"].iter().flat_map(|list| term[*list].as_array().into_iter().flatten());
-        for rule in rules.filter(|rule| rule["operator"] == "NotIn") {
-            out.extend(rule["values"].as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)));
-        }
-    }
-    out
-}
-
-fn wants_gpu(pod: &Value) -> bool {
-    !pod["spec"]["containers"][0]["resources"]["limits"][GPU].is_null()
-}
-
 pub fn is_ready(pod: &Value) -> bool {
     let conditions = pod["status"]["conditions"].as_array();
     conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
@@ -357,6 +336,11 @@ fn is_available(pod: &Value, soak_s: i64, now_ms: u64) -> bool {
 fn cost(pod: &Value) -> i64 {
     let text = pod["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"].as_str();
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// Name of the ReplicaSet that made a pod.
+fn owner(pod: &Value) -> String {
+    pod["metadata"]["ownerReferences"][0]["name"].as_str().unwrap_or_default().to_owned()
 }
 
 pub fn text(object: &Value, field: &str) -> String {

@@ -1,0 +1,108 @@
+//! What is expected of the log of a row of the catalogue of faults: `None` where it is so, else what is wrong.
+
+use super::run::Report;
+
+const GRANT: &str = "truebeat.io/restart-grant";
+
+/// What was logged.
+pub struct Log<'a>(&'a Report);
+
+impl<'a> Log<'a> {
+    pub fn of(report: &'a Report) -> Self {
+        Log(report)
+    }
+}
+
+/// A write of an operator.
+struct Write<'a> {
+    at_ms: u64,
+    operator: &'a str,
+    what: &'a str,
+}
+
+impl Log<'_> {
+    fn writes(&self) -> impl Iterator<Item = Write<'_>> {
+        let written = |what: &str| ["PATCH", "POST", "PUT", "DELETE"].iter().any(|verb| what.starts_with(verb));
+        self.lines().filter(move |line| written(line.what) && !line.what.contains("/leases"))
+    }
+
+    /// What operators did and what befell them.
+    fn lines(&self) -> impl Iterator<Item = Write<'_>> {
+        self.0.lines.iter().filter_map(|line| {
+            let (time, rest) = line.trim_start().split_once(' ')?;
+            let (seconds, millis) = time.split_once('.')?;
+            let at_ms = seconds.parse::<u64>().ok()? * 1000 + millis.parse::<u64>().ok()?;
+            let (operator, what) = rest.split_once(' ').filter(|(who, _)| who.starts_with("operator-"))?;
+            Some(Write { at_ms, operator, what })
+        })
+    }
+
+    /// Whoever was asked to end at `at_ms` has ended so soon.
+    pub fn ends_within(&self, at_ms: u64, most_ms: u64) -> Option<String> {
+        let end = self.lines().find(|line| line.what == "has ended").map(|line| line.at_ms);
+        end.is_none_or(|end| !(at_ms..=at_ms + most_ms).contains(&end)).then(|| format!("it ended at {end:?}"))
+    }
+
+    /// Somebody else writes at the latest then.
+    pub fn succeeded_by(&self, at_ms: u64) -> Option<String> {
+        let first = self.writes().next()?.operator;
+        let next = self.writes().find(|write| write.operator != first).map(|write| write.at_ms);
+        next.is_none_or(|next| next > at_ms).then(|| format!("the successor's first write was at {next:?}"))
+    }
+
+    pub fn granted_by(&self, at_ms: u64) -> Option<String> {
+        let first = self.writes().find(|w| w.what.contains(GRANT)).map(|w| w.at_ms);
+        first.is_none_or(|first| first > at_ms).then(|| format!("the grant came at {first:?}, not by {at_ms} ms"))
+    }
+
+    pub fn no_grant_before(&self, at_ms: u64) -> Option<String> {
+        let first = self.writes().find(|w| w.what.contains(GRANT) && w.at_ms < at_ms)?;
+        Some(format!("a grant at {} ms", first.at_ms))
+    }
+
+    pub fn no_grant_after(&self, at_ms: u64) -> Option<String> {
+        let late =
+            self.writes().find(|w| w.at_ms >= at_ms && (w.what.contains(GRANT) || w.what.contains("\"grants\":")))?;
+        Some(format!("a grant at {} ms", late.at_ms))
+    }
+
+    pub fn grants_at_most(&self, most: usize) -> Option<String> {
+        let count = self.writes().filter(|w| w.what.contains(GRANT)).count();
+        (count > most).then(|| format!("{count} grants"))
+    }
+
+    pub fn no_delete(&self) -> Option<String> {
+        self.writes().find(|w| w.what.starts_with("DELETE")).map(|w| format!("at {} ms {}", w.at_ms, w.what))
+    }
+
+    /// No more than the client's budget once the API is back.
+    pub fn no_burst(&self, at_ms: u64) -> Option<String> {
+        let count = self.writes().filter(|w| (at_ms..at_ms + 10_000).contains(&w.at_ms)).count();
+        (count > 50).then(|| format!("{count} writes in 10 s after the API came back"))
+    }
+
+    /// At most five tries a second at one object.
+    pub fn no_hot_loop(&self) -> Option<String> {
+        let mut tries = std::collections::BTreeMap::<(&str, u64), u32>::new();
+        for write in self.writes() {
+            let object = write.what.split(' ').nth(1).unwrap_or_default();
+            *tries.entry((object, write.at_ms / 1000)).or_default() += 1;
+        }
+        let hot = tries.into_iter().find(|(_, count)| *count > 5)?;
+        Some(format!("{} tries at {} in one second", hot.1, hot.0.0))
+    }
+
+    pub fn one_writer(&self) -> Option<String> {
+        let writers: std::collections::BTreeSet<&str> = self.writes().map(|w| w.operator).collect();
+        (writers.len() > 1).then(|| format!("the Lease was lost: {writers:?} wrote"))
+    }
+
+    pub fn incidents(&self, wanted: usize) -> Option<String> {
+        let count = self.0.end_state.as_object()?.keys().filter(|key| key.starts_with("engineincidents/")).count();
+        (count != wanted).then(|| format!("{count} incidents, not {wanted}"))
+    }
+
+    pub fn has(&self, word: &str) -> Option<String> {
+        (!self.0.lines.iter().any(|line| line.contains(word))).then(|| format!("nobody said {word}"))
+    }
+}
