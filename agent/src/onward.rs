@@ -80,7 +80,7 @@ mod tests {
     const PIECE_BYTES: usize = 16 << 10;
 
     #[test]
-    fn d9_what_nobody_reads_is_dropped_and_counted_and_never_waited_for() {
+    fn d09_what_nobody_reads_is_dropped_and_counted_and_never_waited_for() {
         let (mut reader, writer) = io::pipe().unwrap();
         let mut onward = Onward::start("the engine's output", Box::new(writer)).unwrap();
         // far more than pipe and queue hold: returns all the same

@@ -102,7 +102,7 @@ impl Reporter {
         let (wish, wishes) = watch::channel(None);
         let (says, heard) = watch::channel(Heard::default());
         let memory = agent_dir.join("conditions.json");
-        tokio::spawn(report(pod, memory, wishes, says));
+        tokio::spawn(report(pod, memory, connect, wishes, says));
         Self { wish, heard }
     }
 
@@ -133,6 +133,7 @@ struct Transition {
 async fn report(
     pod: PodIdentity,
     memory: PathBuf,
+    connect: impl Fn(&PodIdentity) -> Result<Api<Pod>, ReportError>,
     mut wishes: watch::Receiver<Option<Declaration>>,
     says: watch::Sender<Heard>,
 ) {
@@ -143,7 +144,11 @@ async fn report(
         let Some(wish) = wishes.borrow_and_update().clone() else { continue };
         let conditions = conditions(&wish, &mut transitions, &crate::files::wall_clock());
         let _ = crate::files::write_json(&memory, &transitions);
-        let pause = match apply(&mut api, &pod, &conditions).await {
+        let called = match api.take().map_or_else(|| connect(&pod), Ok) {
+            Ok(connected) => apply(api.insert(connected), &pod, &conditions).await,
+            Err(error) => Err(error),
+        };
+        let pause = match called {
             Ok(Answer { grant, queued, last_serving }) => {
                 retry = RETRY_FIRST;
                 let now_ms = crate::sources::clock::monotonic_ms();
@@ -191,11 +196,7 @@ fn queued_now(text: &str, now: Timestamp) -> Option<String> {
 }
 
 /// One apply.
-async fn apply(api: &mut Option<Api<Pod>>, pod: &PodIdentity, conditions: &Value) -> Result<Answer, ReportError> {
-    let api = match api {
-        Some(api) => api,
-        none => none.insert(connect(pod)?),
-    };
+async fn apply(api: &Api<Pod>, pod: &PodIdentity, conditions: &Value) -> Result<Answer, ReportError> {
     let params = PatchParams::apply(AGENT_FIELD_MANAGER).force();
     let body = Patch::Apply(body(pod, conditions));
     let call = tokio::time::timeout(CALL_MAX, api.patch_status(&pod.name, &params, &body)).await;
@@ -277,103 +278,5 @@ fn error_chain(error: &dyn std::error::Error) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn wish(progressing: &str, stage: &str) -> Declaration {
-        let episode = Episode { id: "e1".into(), stage: stage.into(), ..Episode::default() };
-        let text = String::new();
-        Declaration {
-            progressing: progressing.into(),
-            reason: "R".into(),
-            message: text,
-            health_lies: stage == "Stalled",
-            episode: Some(episode),
-        }
-    }
-
-    #[test]
-    fn a_transition_time_moves_with_the_status_alone() {
-        let mut known = Transitions::new();
-        let first = conditions(&wish("True", "Suspect"), &mut known, "t1");
-        let second = conditions(&wish("True", "Stalled"), &mut known, "t2");
-        let third = conditions(&wish("False", "Recovered"), &mut known, "t3");
-        let since = |value: &Value| [value[0]["lastTransitionTime"].clone(), value[1]["lastTransitionTime"].clone()];
-        assert_eq!([since(&first), since(&second), since(&third)], [["t1", "t1"], ["t1", "t1"], ["t3", "t3"]]);
-        assert_eq!((&second[1]["status"], &second[1]["reason"]), (&json!("True"), &json!("Stalled")));
-        let lies = |value: &Value| [value[2]["type"].clone(), value[2]["status"].clone(), value[2]["reason"].clone()];
-        assert_eq!(lies(&first), ["truebeat.io/health-lie", "False", "NoLieSeen"]);
-        assert_eq!(lies(&second), ["truebeat.io/health-lie", "True", "Answers200"]);
-        let message = third[1]["message"].as_str().unwrap();
-        assert_eq!(serde_json::from_str::<Episode>(message).unwrap().id, "e1");
-    }
-
-    #[test]
-    fn the_body_names_the_uid_and_nothing_but_conditions() {
-        let pod = PodIdentity { name: "p".into(), namespace: "n".into(), uid: Some("u".into()) };
-        let value = body(&pod, &json!([]));
-        assert_eq!(value["metadata"], json!({ "name": "p", "namespace": "n", "uid": "u" }));
-        assert_eq!(value["status"], json!({ "conditions": [] }));
-    }
-
-    /// An API that takes one request and answers with `answer`, or never.
-    async fn api_that_says(answer: Option<&'static str>) -> (Api<Pod>, tokio::task::JoinHandle<String>) {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let mut config = Config::new(url.parse().unwrap());
-        config.default_retry = false;
-        let seen = tokio::spawn(async move {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut text = String::new();
-            while !text.contains("conditions") {
-                let mut buffer = [0; 4096];
-                let n = stream.read(&mut buffer).await.unwrap();
-                text += &String::from_utf8_lossy(&buffer[..n]);
-            }
-            match answer {
-                Some(answer) => stream.write_all(answer.as_bytes()).await.unwrap(),
-                None => std::future::pending().await,
-            }
-            text
-        });
-        (Api::namespaced(Client::try_from(config).unwrap(), "n"), seen)
-    }
-
-    fn pod() -> PodIdentity {
-        PodIdentity { name: "p".into(), namespace: "n".into(), uid: None }
-    }
-
-    #[tokio::test]
-    async fn the_grant_comes_back_in_the_answer_to_the_apply() {
-        let answer = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n\
-            {\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"p\",\"annotations\":{\"truebeat.io/last-serving\":\"true\",\"truebeat.io/restart-grant\":\"e1\",\"truebeat.io/restart-queued\":\"e1@t\"}}}";
-        let (api, seen) = api_that_says(Some(answer)).await;
-        let conditions = conditions(&wish("False", "Stalled"), &mut Transitions::new(), "t");
-        let answer = apply(&mut Some(api), &pod(), &conditions).await.unwrap();
-        assert_eq!(answer, Answer { grant: Some("e1".into()), queued: Some("e1@t".into()), last_serving: true });
-        let request = seen.await.unwrap().to_lowercase();
-        assert!(request.starts_with("patch /api/v1/namespaces/n/pods/p/status?"), "{request}");
-        assert!(request.contains("content-type: application/apply-patch+yaml"), "{request}");
-        assert!(request.contains("fieldmanager=truebeat-agent") && request.contains("force=true"), "{request}");
-    }
-
-    #[test]
-    fn a_place_in_the_queue_is_worth_as_much_as_it_is_young() {
-        let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
-        assert_eq!(queued_now("u-7-1@2026-01-01T00:00:01Z", now).as_deref(), Some("u-7-1"));
-        for text in ["u@2026-01-01T00:00:00Z", "u@2026-01-01T00:02:00Z", "u@soon", "2026-01-01T00:00:59Z", ""] {
-            assert_eq!(queued_now(text, now), None, "{text}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_silent_api_costs_one_deadline_and_a_refusal_is_no_grant() {
-        let (api, _seen) = api_that_says(None).await;
-        assert!(matches!(apply(&mut Some(api), &pod(), &json!([])).await, Err(ReportError::Late)));
-        let busy = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-        let (api, _seen) = api_that_says(Some(busy)).await;
-        assert!(matches!(apply(&mut Some(api), &pod(), &json!([])).await, Err(ReportError::Apply { .. })));
-    }
-}
+#[path = "report_tests.rs"]
+mod tests;

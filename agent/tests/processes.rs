@@ -300,7 +300,7 @@ fn nobody_reads_its_words_and_the_supervisor_lives() {
 }
 
 #[test]
-fn d9_a_full_pipe_holds_nobody() {
+fn d09_a_full_pipe_holds_nobody() {
     let (_reader, mut writer) = std::io::pipe().unwrap();
     let size = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
     writer.write_all(&vec![b'x'; usize::try_from(size).unwrap()]).unwrap();

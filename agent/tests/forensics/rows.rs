@@ -1,10 +1,11 @@
 //! Rows D of the fault catalogue, on real processes: an agent that is killed, frozen, restarted without end, short of descriptors or
 //! talking to nobody. The engine and its clients must not notice, and no hang may be forgotten.
 //!
-//! D3 (no API) and D4 (another version) are the reporter's and the page's own tests; D6 and D7 (NVML) are in `sources/nvml.rs`.
+//! The whole table, with the rows that are tested elsewhere, is `docs/faults-agent.md`.
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -47,7 +48,27 @@ fn serves(run: &Run, markers: &Markers) -> bool {
 }
 
 #[test]
-fn d1_d2_an_agent_that_is_killed_or_frozen_costs_the_engine_nothing() {
+fn the_table_names_every_row_and_only_tests_that_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let table = std::fs::read_to_string(root.join("docs/faults-agent.md")).unwrap();
+    let rows = (1..=9).map(|n| format!("D{n}")).chain((1..=10).map(|n| format!("G{n}")));
+    for row in rows {
+        let line = table.lines().find(|line| line.starts_with(&format!("| {row} |"))).expect(&row);
+        let tests = line.rsplit('|').nth(1).unwrap().split(", ").map(|test| test.split('`').collect::<Vec<_>>());
+        for test in tests {
+            let [_, file, _, name, _] = test.as_slice() else { panic!("{row}: {test:?} is no file and test") };
+            let code =
+                std::fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{row}: {file}: {error}"));
+            assert!(code.contains(&format!("fn {name}()")), "{row}: {file} has no {name}");
+            let (letter, number) = row.split_at(1);
+            let mark = format!("{}{:0>2}_", letter.to_lowercase(), number);
+            assert!(name.contains(&mark), "{row}: {name} is not named after it");
+        }
+    }
+}
+
+#[test]
+fn d01_d02_an_agent_that_is_killed_or_frozen_costs_the_engine_nothing() {
     let markers = Markers::new();
     let run = started(&markers, "true", Stdio::null);
     let before = engine(&run);
@@ -64,7 +85,7 @@ fn d1_d2_an_agent_that_is_killed_or_frozen_costs_the_engine_nothing() {
 }
 
 #[test]
-fn d5_an_agent_that_restarts_without_end_forgets_no_hang() {
+fn d05_an_agent_that_restarts_without_end_forgets_no_hang() {
     let markers = Markers::new();
     let run = started(&markers, "true", Stdio::null);
     let server = *agent::sources::process_tree(&engine(&run).process()).last().unwrap();
@@ -91,7 +112,7 @@ fn d5_an_agent_that_restarts_without_end_forgets_no_hang() {
 }
 
 #[test]
-fn d8_without_descriptors_the_agent_is_poorer_and_alive() {
+fn d08_without_descriptors_the_agent_is_poorer_and_alive() {
     let markers = Markers::new();
     let mut run = started(&markers, "ulimit -n 40", Stdio::null);
     let before = engine(&run);
@@ -107,7 +128,7 @@ fn d8_without_descriptors_the_agent_is_poorer_and_alive() {
 }
 
 #[test]
-fn d9_nobody_reads_the_log_and_everybody_is_served() {
+fn d09_nobody_reads_the_log_and_everybody_is_served() {
     let markers = Markers::new();
     // the pipes stay open and are never read
     let mut run = started(&markers, "true", Stdio::piped);

@@ -50,7 +50,7 @@ async fn a_plain_scrape_asks_for_text_and_no_compression() {
 }
 
 #[tokio::test]
-async fn an_infinite_body_is_cut() {
+async fn g01_an_infinite_body_is_cut() {
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&sent);
     let endless = move || {
@@ -69,7 +69,7 @@ async fn an_infinite_body_is_cut() {
 }
 
 #[tokio::test]
-async fn a_slow_drip_ends_at_the_deadline() {
+async fn g02_a_slow_drip_ends_at_the_deadline() {
     let drip = || async {
         Body::from_stream(stream::repeat(()).then(|()| async {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -82,7 +82,7 @@ async fn a_slow_drip_ends_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_redirect_is_an_answer_and_is_not_followed() {
+async fn g05_a_redirect_is_an_answer_and_is_not_followed() {
     let followed = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&followed);
     let router = Router::new()

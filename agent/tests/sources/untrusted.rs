@@ -186,6 +186,22 @@ fn g07_a_page_with_any_byte_wrong_is_read_or_silent_and_never_spun_on() {
 }
 
 #[test]
+fn d04_a_page_of_another_version_is_silence_until_agent_and_engine_match() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(page(directory.path(), 0));
+    let path = directory.path().join("rank-0.beat");
+    let good = std::fs::read(&path).unwrap();
+    let version = u32::from_le_bytes(good[8..12].try_into().unwrap());
+    let mut source = PageSource::new(directory.path(), 1, None);
+    for (skew, told) in [(-2, 0), (-1, 0), (1, 0), (2, 0), (0, 1)] {
+        let mut bytes = good.clone();
+        bytes[8..12].copy_from_slice(&version.wrapping_add_signed(skew).to_le_bytes());
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(pages(&mut source).len(), told, "{skew} versions apart");
+    }
+}
+
+#[test]
 fn g08_a_page_cut_short_under_the_reader_is_silence_and_no_signal() {
     let directory = tempfile::tempdir().unwrap();
     let _writer = page(directory.path(), 0);

@@ -1,0 +1,150 @@
+//! What goes to the API server and what comes back, against servers of a few lines.
+
+use super::*;
+
+fn wish(progressing: &str, stage: &str) -> Declaration {
+    let episode = Episode { id: "e1".into(), stage: stage.into(), ..Episode::default() };
+    let text = String::new();
+    Declaration {
+        progressing: progressing.into(),
+        reason: "R".into(),
+        message: text,
+        health_lies: stage == "Stalled",
+        episode: Some(episode),
+    }
+}
+
+#[test]
+fn a_transition_time_moves_with_the_status_alone() {
+    let mut known = Transitions::new();
+    let first = conditions(&wish("True", "Suspect"), &mut known, "t1");
+    let second = conditions(&wish("True", "Stalled"), &mut known, "t2");
+    let third = conditions(&wish("False", "Recovered"), &mut known, "t3");
+    let since = |value: &Value| [value[0]["lastTransitionTime"].clone(), value[1]["lastTransitionTime"].clone()];
+    assert_eq!([since(&first), since(&second), since(&third)], [["t1", "t1"], ["t1", "t1"], ["t3", "t3"]]);
+    assert_eq!((&second[1]["status"], &second[1]["reason"]), (&json!("True"), &json!("Stalled")));
+    let lies = |value: &Value| [value[2]["type"].clone(), value[2]["status"].clone(), value[2]["reason"].clone()];
+    assert_eq!(lies(&first), ["truebeat.io/health-lie", "False", "NoLieSeen"]);
+    assert_eq!(lies(&second), ["truebeat.io/health-lie", "True", "Answers200"]);
+    let message = third[1]["message"].as_str().unwrap();
+    assert_eq!(serde_json::from_str::<Episode>(message).unwrap().id, "e1");
+}
+
+#[test]
+fn the_body_names_the_uid_and_nothing_but_conditions() {
+    let pod = PodIdentity { name: "p".into(), namespace: "n".into(), uid: Some("u".into()) };
+    let value = body(&pod, &json!([]));
+    assert_eq!(value["metadata"], json!({ "name": "p", "namespace": "n", "uid": "u" }));
+    assert_eq!(value["status"], json!({ "conditions": [] }));
+}
+
+/// An API that takes one request and answers with `answer`, or never.
+async fn api_that_says(answer: Option<&'static str>) -> (Api<Pod>, tokio::task::JoinHandle<String>) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let mut config = Config::new(url.parse().unwrap());
+    config.default_retry = false;
+    let seen = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut text = String::new();
+        while !text.contains("conditions") {
+            let mut buffer = [0; 4096];
+            let n = stream.read(&mut buffer).await.unwrap();
+            text += &String::from_utf8_lossy(&buffer[..n]);
+        }
+        match answer {
+            Some(answer) => stream.write_all(answer.as_bytes()).await.unwrap(),
+            None => std::future::pending().await,
+        }
+        text
+    });
+    (Api::namespaced(Client::try_from(config).unwrap(), "n"), seen)
+}
+
+fn pod() -> PodIdentity {
+    PodIdentity { name: "p".into(), namespace: "n".into(), uid: None }
+}
+
+#[tokio::test]
+async fn the_grant_comes_back_in_the_answer_to_the_apply() {
+    let answer = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n\
+        {\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"p\",\"annotations\":{\"truebeat.io/last-serving\":\"true\",\"truebeat.io/restart-grant\":\"e1\",\"truebeat.io/restart-queued\":\"e1@t\"}}}";
+    let (api, seen) = api_that_says(Some(answer)).await;
+    let conditions = conditions(&wish("False", "Stalled"), &mut Transitions::new(), "t");
+    let answer = apply(&api, &pod(), &conditions).await.unwrap();
+    assert_eq!(answer, Answer { grant: Some("e1".into()), queued: Some("e1@t".into()), last_serving: true });
+    let request = seen.await.unwrap().to_lowercase();
+    assert!(request.starts_with("patch /api/v1/namespaces/n/pods/p/status?"), "{request}");
+    assert!(request.contains("content-type: application/apply-patch+yaml"), "{request}");
+    assert!(request.contains("fieldmanager=truebeat-agent") && request.contains("force=true"), "{request}");
+}
+
+#[test]
+fn a_place_in_the_queue_is_worth_as_much_as_it_is_young() {
+    let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+    assert_eq!(queued_now("u-7-1@2026-01-01T00:00:01Z", now).as_deref(), Some("u-7-1"));
+    for text in ["u@2026-01-01T00:00:00Z", "u@2026-01-01T00:02:00Z", "u@soon", "2026-01-01T00:00:59Z", ""] {
+        assert_eq!(queued_now(text, now), None, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_silent_api_costs_one_deadline_and_a_refusal_is_no_grant() {
+    let (api, _seen) = api_that_says(None).await;
+    assert!(matches!(apply(&api, &pod(), &json!([])).await, Err(ReportError::Late)));
+    let busy = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    let (api, _seen) = api_that_says(Some(busy)).await;
+    assert!(matches!(apply(&api, &pod(), &json!([])).await, Err(ReportError::Apply { .. })));
+}
+
+/// D3: the API server is away. Nothing queues up: when it is back it hears what is true now, and not what was.
+#[tokio::test]
+async fn d03_an_agent_cut_off_from_the_api_says_only_the_newest_when_it_is_back() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let away = Arc::new(AtomicBool::new(true));
+    let cut_off = Arc::clone(&away);
+    let connect = move |_: &PodIdentity| {
+        if cut_off.load(Ordering::Relaxed) {
+            return Err(ReportError::Late);
+        }
+        let mut config = Config::new(format!("http://{address}").parse().unwrap());
+        config.default_retry = false;
+        Ok(Api::namespaced(Client::try_from(config).map_err(ReportError::Client)?, "n"))
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let (wish_sender, wishes) = watch::channel(None);
+    let (says, mut heard) = watch::channel(Heard::default());
+    let reporting = tokio::spawn(report(pod(), dir.path().join("conditions.json"), connect, wishes, says));
+    let reporter = Reporter { wish: wish_sender, heard: heard.clone() };
+    reporter.declare(wish("True", "Recovered"));
+    heard.wait_for(|heard| heard.failures > 0).await.unwrap();
+    for n in 0..1_000 {
+        reporter.declare(Declaration { message: format!("wish {n}"), ..wish("False", "Stalled") });
+    }
+    assert_eq!(reporter.heard().grant, None, "nobody grants anything meanwhile");
+    away.store(false, Ordering::Relaxed);
+    let back = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut text = String::new();
+        while !text.contains("truebeat.io/health-lie") {
+            let mut buffer = [0; 4096];
+            let n = stream.read(&mut buffer).await.unwrap();
+            text += &String::from_utf8_lossy(&buffer[..n]);
+        }
+        let answer = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"}}"#;
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", answer.len());
+        stream.write_all(format!("{head}{answer}").as_bytes()).await.unwrap();
+        heard.wait_for(|heard| heard.answered_ms.is_some()).await.unwrap();
+        text
+    };
+    let text = tokio::time::timeout(Duration::from_secs(60), back).await.unwrap();
+    assert!(text.contains("wish 999") && text.matches("PATCH ").count() == 1, "{text}");
+    reporting.abort();
+}
