@@ -45,6 +45,8 @@ pub enum WatchError {
     Ticks(tokio::task::JoinError),
     #[error("could not start a thread: {0}")]
     Thread(io::Error),
+    #[error("could not make a timer: {0}")]
+    Timer(io::Error),
     #[error("the agent's own metrics are wrong: {0}")]
     Metrics(#[from] prometheus::Error),
 }

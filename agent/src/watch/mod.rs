@@ -13,13 +13,13 @@ mod note;
 mod poison;
 mod proof;
 mod publish;
+mod ticker;
 
 use std::io::{self, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crds::fence::Fence;
 use tokio::sync::watch as channel;
-use tokio::time::Instant;
 use vitals::detector::Detector;
 use vitals::observation::Observation;
 use vitals::recovery::{Recovery, RecoveryInput, RecoveryOutput};
@@ -37,6 +37,7 @@ use self::note::{FENCE, Note};
 use self::poison::PoisonBook;
 use self::proof::Proof;
 use self::publish::Publisher;
+use self::ticker::Ticker;
 use crate::gate::ledger::Control;
 use crate::incidents::Moment;
 use crate::metrics::Metrics;
@@ -105,6 +106,7 @@ struct Watch {
     /// Who we are, for ids of episodes: the pod, else the host.
     instance: String,
     ticked_ms: Option<u64>,
+    ticker: Ticker,
     due_in: Duration,
     keeper: Keeper,
     publisher: Publisher,
@@ -158,6 +160,7 @@ impl Watch {
             proof: Proof::new(config.prove_through.clone(), same && memory.proven),
             instance: config.instance(),
             ticked_ms: None,
+            ticker: Ticker::new().map_err(WatchError::Timer)?,
             due_in: Duration::from_millis(config.policy.tick_ms),
             acts: Acts::new(memory.incidents.clone()),
             keeper: Keeper::start(dir, memory).map_err(WatchError::Thread)?,
@@ -171,16 +174,15 @@ impl Watch {
     }
 
     async fn tick_for_ever(&mut self) {
-        let mut next = Instant::now();
         loop {
-            tokio::select! {
-                () = tokio::time::sleep_until(next) => {}
-                () = self.follow.ended() => {}
-            }
             let begun = Instant::now();
             self.tick().await;
-            self.metrics.tick_seconds.observe(begun.elapsed().as_secs_f64());
-            next = (begun + self.due_in).max(Instant::now());
+            let took = begun.elapsed();
+            self.metrics.tick_seconds.observe(took.as_secs_f64());
+            tokio::select! {
+                () = self.ticker.wait(self.due_in.saturating_sub(took)) => {}
+                () = self.follow.ended() => {}
+            }
         }
     }
 
