@@ -114,7 +114,18 @@ impl Book {
 
     /// What the detector gets.
     pub fn observe(&self, live: &[Request], now: Us, looks: bool, into: &mut GateObs) {
-        let here = || live.iter().filter(|request| !request.gone);
+        let (mut blocked, mut unstreamed, mut oldest, mut quietest) = (0, 0, Us::MAX, Us::MAX);
+        for request in live.iter().filter(|request| !request.gone) {
+            oldest = oldest.min(request.forwarded);
+            if !request.answered {
+                unstreamed += u32::from(!request.stream);
+            } else if request.unread_until <= now {
+                quietest = quietest.min(request.read_at);
+            } else if request.unread_until > now + SECOND {
+                blocked += 1;
+            }
+        }
+        let ms = |at: Us| -> Option<Ms> { (at < Us::MAX).then_some(at / 1_000) };
         *into = GateObs {
             epoch: self.epoch,
             in_flight: self.in_flight,
@@ -123,10 +134,10 @@ impl Book {
             chunks_delivered: self.chunks,
             bytes_delivered: self.chunks * 180,
             requests_done: self.done,
-            client_blocked: here().filter(|r| r.answered && r.unread_until > now + SECOND).count() as u32,
-            oldest_in_flight_ms: here().map(|request| request.forwarded / 1_000).min(),
-            unstreamed: looks.then(|| here().filter(|r| !r.answered && !r.stream).count() as u32),
-            quietest_begun_ms: here().filter(|r| r.answered && r.unread_until <= now).map(|r| r.read_at / 1_000).min(),
+            client_blocked: blocked,
+            oldest_in_flight_ms: ms(oldest),
+            unstreamed: looks.then_some(unstreamed),
+            quietest_begun_ms: ms(quietest),
             last_delivery_ms: self.last_delivery.map(|at| -> Ms { at / 1_000 }),
         };
     }

@@ -13,11 +13,20 @@ const CONFIRM_MAX: Us = 130 * SECOND;
 pub const CONFIRM_DRAINED_MAX: Us = 40 * MINUTE;
 /// Where nothing but silence speaks while somebody works, the rivals' patience is the bound.
 const PATIENCE_MAX: Us = 325 * SECOND;
+/// The same of a loop that turns, where neither gate nor page tells more than ends of answers: some engines count nothing else, and of the
+/// others it may not have been seen yet. From the last of what prefill still did.
+const WHOLE_ANSWERS_MAX: Us = 1_000 * SECOND;
+/// SGLang writes its gauges this much later than what they show, where it is idle.
+const GAUGES_LATE: Us = 31 * SECOND;
 
 /// Until when a hang that is owed for since `owed_at` and should be fenced by `fenced` must be confirmed.
-pub fn confirm_by(owed_at: Us, fenced: Us, drained: bool) -> Us {
+pub fn confirm_by(world: &World, fault: Fault, owed_at: Us, fenced: Us, drained: bool) -> Us {
     let most = if drained { CONFIRM_DRAINED_MAX } else { CONFIRM_MAX };
-    (fenced + most).max(owed_at + PATIENCE_MAX)
+    let signals = world.engine.profile.signals;
+    let turns = matches!(fault.way, Way::Livelock | Way::Decode);
+    let only_ends_tell = !signals.gate && !signals.page;
+    let patience = if turns && only_ends_tell { WHOLE_ANSWERS_MAX } else { PATIENCE_MAX };
+    (fenced + most).max(owed_at + patience)
 }
 
 /// What the detector said and what the engine was doing, in one line for people.
@@ -51,6 +60,7 @@ pub fn fence_max(world: &World, fault: Fault, lease_ms: u64) -> Us {
         }
         // what was admitted before is prefilled yet, which is progress
         Way::Livelock | Way::Decode => FOREIGN_FENCE_MAX + MINUTE + jitter,
+        _ if world.engine.profile.idle_refresh => FOREIGN_FENCE_MAX + GAUGES_LATE + jitter,
         _ => FOREIGN_FENCE_MAX + jitter,
     }
 }
@@ -58,9 +68,11 @@ pub fn fence_max(world: &World, fault: Fault, lease_ms: u64) -> Us {
 /// Without a gate only gauges tell of work; frozen at zero, or unread, they tell nothing, and nothing else does.
 pub fn is_blind(world: &World) -> bool {
     let (signals, shown) = (world.engine.profile.signals, &world.engine.shown);
-    let crash = world.fault.is_some_and(|(_, fault)| matches!(fault.way, Way::Crash | Way::Startup));
-    if crash {
-        return !signals.proc && !signals.page;
+    match world.fault.map(|(_, fault)| fault.way) {
+        // its page and its port are gone, and so is all work that was owed
+        Some(Way::Crash) => return !signals.proc,
+        Some(Way::Startup) => return !signals.proc && !signals.page,
+        _ => {}
     }
     // llama.cpp answers /metrics between two steps only
     let mute = world.engine.profile.kind == EngineKind::LlamaCpp;

@@ -214,10 +214,14 @@ impl Checker {
     fn note_owed(&mut self, world: &World) {
         // what was under way comes out yet, be it only from the core: the hang is owed for from the last of it
         let front = self.fault.is_some_and(|(_, fault)| fault.way == Way::Front);
-        let turns = self.fault.is_some_and(|(_, fault)| matches!(fault.way, Way::Livelock | Way::Decode));
         let counters = &world.engine.counters;
-        // a loop that only turns takes in whom it still can
-        let core = if front { counters.generated } else { 0 } + if turns { counters.admitted } else { 0 };
+        let turns = match self.fault.map(|(_, fault)| fault.way) {
+            // a loop that only turns takes in whom it still can, and does their prompts
+            Some(Way::Livelock) => counters.admitted + counters.prompt,
+            Some(Way::Decode) => counters.admitted,
+            _ => 0,
+        };
+        let core = if front { counters.generated } else { 0 } + turns;
         let out = world.engine.book.chunks + core;
         if out != self.chunks {
             self.chunks = out;
@@ -295,7 +299,7 @@ impl Checker {
                 self.fail(world, outcome, Failure::MissedFence);
                 self.over = true;
             }
-            Some(at) if world.now > confirm_by(owed_at, at.max(owed_at + fence_max), self.drained) => {
+            Some(at) if world.now > confirm_by(world, fault, owed_at, at.max(owed_at + fence_max), self.drained) => {
                 self.fail(world, outcome, Failure::MissedStall);
                 self.over = true;
             }

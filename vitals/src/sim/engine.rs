@@ -6,6 +6,8 @@
 use super::book::{At, Book, Request};
 use super::chance::Chance;
 use super::counters::{Counters, LeaseModel, Shown};
+use super::live::Live;
+use super::outputs::hand_out;
 use super::profile::{EngineKind, Profile, SECOND, Us};
 use super::step::{Luck, Mood, Step, Watch};
 
@@ -18,7 +20,7 @@ const IDLE_REFRESH: Us = 30 * SECOND;
 #[derive(Debug, Clone)]
 pub struct Engine {
     pub profile: Profile,
-    pub live: Vec<Request>,
+    pub live: Live,
     pub step: Option<Step>,
     /// No step begins before.
     pub free_at: Us,
@@ -41,7 +43,7 @@ pub struct Engine {
 impl Engine {
     pub fn new(profile: Profile, now: Us, chance: Chance) -> Self {
         Self {
-            live: Vec::with_capacity(64),
+            live: Live::default(),
             step: None,
             free_at: now,
             held_since: now,
@@ -62,7 +64,7 @@ impl Engine {
 
     /// A new process of the same engine; the gate's books live on, its requests do not.
     pub fn restart(&mut self, ready_at: Us) {
-        for request in std::mem::take(&mut self.live).iter().filter(|request| !request.gone) {
+        for request in std::mem::take(self.live.change()).iter().filter(|request| !request.gone) {
             self.book.close(request);
         }
         self.step = None;
@@ -78,7 +80,7 @@ impl Engine {
     /// Takes a request in through the gate.
     pub fn submit(&mut self, request: Request) {
         self.book.admit(&request);
-        self.live.push(request);
+        self.live.change().push(request);
     }
 
     /// Nothing runs from now until then: the step under way is longer by that.
@@ -93,7 +95,7 @@ impl Engine {
             step.end = step.end.saturating_add(by);
         }
         self.free_at = self.free_at.max(until);
-        for request in &mut self.live {
+        for request in self.live.change() {
             if let At::Front(at) = request.at {
                 request.at = At::Front(at.saturating_add(by));
             }
@@ -106,7 +108,8 @@ impl Engine {
         if let Some(step) = self.step.as_mut().filter(|step| step.end < Us::MAX && before != milli) {
             let goes_on = now.max(self.held_until);
             let rest = step.end.saturating_sub(goes_on);
-            step.end = goes_on + rest.saturating_mul(milli.max(1)) / before.max(1);
+            let most = STEP_MAX.saturating_sub(goes_on.saturating_sub(step.start)).max(rest);
+            step.end = goes_on + (rest.saturating_mul(milli.max(1)) / before.max(1)).min(most);
         }
     }
 
@@ -169,30 +172,36 @@ impl Engine {
 
     /// Aborts, arrivals, admission: the scheduler's work between two steps.
     fn take_in(&mut self) {
-        let before = self.live.len();
-        self.live.retain(|request| !request.gone);
-        if self.live.len() < before {
+        if self.live.count().settled(self.now, self.mood.front_dead) {
+            self.refresh(self.now >= self.shown.refreshed + IDLE_REFRESH && self.profile.idle_refresh);
+            return;
+        }
+        let live = self.live.change();
+        let before = live.len();
+        live.retain(|request| !request.gone);
+        if live.len() < before {
             // vLLM steps once more to tell of an abort, without work
             self.refresh(matches!(self.profile.kind, EngineKind::Vllm | EngineKind::Native));
         } else if self.now >= self.shown.refreshed + IDLE_REFRESH && self.profile.idle_refresh {
             self.refresh(true);
         }
         let now = self.now;
-        let mut running = 0;
-        let mut kv = 0;
-        for request in &mut self.live {
+        for request in self.live.change() {
             if matches!(request.at, At::Front(at) if at <= now) && !self.mood.front_dead {
                 request.at = At::Waiting;
             }
-            if matches!(request.at, At::Prefill | At::Decode) {
-                running += 1;
-                kv += u64::from(request.context + request.generated);
-            }
         }
-        if self.mood.shut {
-            return;
+        if !self.mood.shut {
+            self.admit();
         }
-        for request in self.live.iter_mut().filter(|request| request.at == At::Waiting) {
+        self.live.block();
+    }
+
+    /// Those who wait begin, in their order, as far as there is room.
+    fn admit(&mut self) {
+        let census = self.live.census();
+        let (mut running, mut kv) = (census.running, census.reserved);
+        for request in self.live.change().iter_mut().filter(|request| request.at == At::Waiting) {
             let need = u64::from(request.context) + 64;
             if running >= self.profile.seqs_max || kv + need > self.profile.kv_tokens {
                 break;
@@ -206,26 +215,10 @@ impl Engine {
 
     /// The next step's content and length; `None` where there is nothing to do.
     fn plan(&mut self) -> Option<Step> {
-        let mut budget = self.profile.chunk.unwrap_or(16_384);
-        let (mut prefill, mut prefill_us, mut decoding, mut units) = (0, 0, 0, 0);
-        for request in &self.live {
-            match request.at {
-                At::Decode => decoding += 1,
-                At::Prefill if budget > 0 => {
-                    let left = request.context - request.prefilled;
-                    // without chunks a prompt is one step, also where it is longer than the budget
-                    let tokens = if self.profile.chunk.is_some() { left.min(budget) } else { left };
-                    if self.profile.chunk.is_none() && prefill > 0 && left > budget {
-                        break;
-                    }
-                    prefill += tokens;
-                    budget = budget.saturating_sub(tokens);
-                    prefill_us += self.profile.prefill_us(tokens, request.prefilled);
-                    units += u64::from(tokens) * (u64::from(request.prefilled) + 512);
-                }
-                _ => {}
-            }
-        }
+        let census = self.live.count();
+        let (prefill, prefill_us, units) =
+            if census.running > census.decoding { self.plan_prefill() } else { (0, 0, 0) };
+        let mut decoding = census.decoding;
         if self.profile.chunk.is_none() && prefill > 0 {
             decoding = 0;
         }
@@ -242,32 +235,50 @@ impl Engine {
         Some(Step { start: self.now, end, prefill, decoding, lease_ms, prefill_units: units })
     }
 
+    /// Prompt tokens of the next step, their time, and their weight in the lease.
+    fn plan_prefill(&self) -> (u32, Us, u64) {
+        let mut budget = self.profile.chunk.unwrap_or(16_384);
+        let (mut prefill, mut prefill_us, mut units) = (0, 0, 0);
+        for request in self.live.iter().filter(|request| request.at == At::Prefill) {
+            if budget == 0 {
+                break;
+            }
+            let left = request.context - request.prefilled;
+            // without chunks a prompt is one step, also where it is longer than the budget
+            let tokens = if self.profile.chunk.is_some() { left.min(budget) } else { left };
+            if self.profile.chunk.is_none() && prefill > 0 && left > budget {
+                break;
+            }
+            prefill += tokens;
+            budget = budget.saturating_sub(tokens);
+            prefill_us += self.profile.prefill_us(tokens, request.prefilled);
+            units += u64::from(tokens) * (u64::from(request.prefilled) + 512);
+        }
+        (prefill, prefill_us, units)
+    }
+
     /// Runs several equal decode steps at once, where nothing can happen in between. False where it must be one by one.
     fn many(&mut self, step: Step, until: Us) -> bool {
         let length = step.end - step.start;
         if self.watch.is_long(&step) {
             return false;
         }
-        let mut steps = (until - self.now) / length.max(1);
-        let mut waiting = false;
-        for request in &self.live {
-            match request.at {
-                At::Decode => steps = steps.min(u64::from(request.out - request.generated).saturating_sub(1)),
-                At::Front(at) => steps = steps.min(at.saturating_sub(self.now) / length.max(1)),
-                At::Waiting => waiting = true,
-                At::Prefill | At::Held => {}
-            }
+        let census = self.live.count();
+        let ends = u64::from(census.left).saturating_sub(1);
+        let mut steps = ((until - self.now) / length.max(1)).min(ends);
+        if census.front < Us::MAX {
+            steps = steps.min(census.front.saturating_sub(self.now) / length.max(1));
         }
         // all of a batch share one luck, and no late step hides in it
         steps = steps.min(self.luck.alike(self.steps_ever));
-        let fits = self.kv_and_queue().0 + steps * u64::from(step.decoding) <= self.profile.kv_tokens;
-        if steps < 2 || !fits || (waiting && self.mood.thrash) {
+        let fits = census.kv + steps * u64::from(step.decoding) <= self.profile.kv_tokens;
+        if steps < 2 || !fits || (census.waiting > 0 && self.mood.thrash) {
             return false;
         }
         let last = Step { start: step.end - length + (steps - 1) * length, end: self.now + steps * length, ..step };
         self.now = last.end;
         // nobody ends in between, and the cache has room
-        self.hand_out_all(steps, last.end);
+        self.hand_out_all(steps as u32, last.end);
         self.busy_us += (steps - 1) * length;
         self.finish_step(last, steps);
         self.watch.hears(self.book.chunks + self.book.done, self.now);
@@ -291,8 +302,8 @@ impl Engine {
         let mut budget = self.profile.chunk.unwrap_or(16_384);
         let chunked = self.profile.chunk.is_some();
         let mut taken = 0;
-        for index in 0..self.live.len() {
-            let request = &mut self.live[index];
+        let lives = !self.mood.front_dead;
+        for request in self.live.change() {
             if request.at != At::Prefill || budget == 0 {
                 continue;
             }
@@ -314,7 +325,7 @@ impl Engine {
             }
             request.at = At::Decode;
             if !self.mood.mute {
-                self.hand_out(index, 1, at);
+                hand_out(request, 1, at, &mut self.counters, Some(&mut self.book).filter(|_| lives));
             }
         }
         self.drop_finished(at);
@@ -331,10 +342,11 @@ impl Engine {
 
     /// No room for the next tokens: the youngest starts over (recompute), as vLLM and SGLang do.
     fn preempt(&mut self) {
-        let mut used = self.kv_and_queue().0;
+        let mut used = self.live.count().kv;
         while used + 64 > self.profile.kv_tokens {
-            let decoding = self.live.iter().filter(|request| request.at == At::Decode).count();
-            let youngest = self.live.iter_mut().filter(|r| r.at == At::Decode).max_by_key(|request| request.forwarded);
+            let live = self.live.change();
+            let decoding = live.iter().filter(|request| request.at == At::Decode).count();
+            let youngest = live.iter_mut().filter(|r| r.at == At::Decode).max_by_key(|request| request.forwarded);
             let Some(request) = youngest.filter(|_| decoding > 1) else { return };
             used -= u64::from(request.context + request.generated);
             request.at = At::Waiting;
@@ -350,38 +362,29 @@ impl Engine {
         self.busy_us += step.end - step.start;
         self.watch.ended(steps, step.end - step.start);
         self.lease.learn(step.decoding, step.prefill_units, step.end - step.start);
-        let (kv, (running, waiting)) = self.kv_and_queue();
+        let census = self.live.count();
         self.counters.after_step(self.profile.kind, step.prefill > 0, steps, &mut self.shown);
-        self.shown.gauges(self.profile.kind, &self.counters, step.prefill > 0, (running, waiting, kv));
+        self.shown.gauges(
+            self.profile.kind,
+            &self.counters,
+            step.prefill > 0,
+            (census.running, census.waiting, census.kv),
+        );
     }
 
     /// Writes the gauges outside a step.
     fn refresh(&mut self, does: bool) {
         if does {
-            let (kv, (running, waiting)) = self.kv_and_queue();
-            (self.shown.running, self.shown.waiting, self.shown.kv) = (running, waiting, kv);
+            let census = self.live.census();
+            (self.shown.running, self.shown.waiting, self.shown.kv) = (census.running, census.waiting, census.kv);
             self.shown.refreshed = self.now;
         }
     }
 
     /// Running and waiting, as the scheduler has them.
     pub fn queue(&self) -> (u32, u32) {
-        self.kv_and_queue().1
-    }
-
-    fn kv_and_queue(&self) -> (u64, (u32, u32)) {
-        let (mut kv, mut running, mut waiting) = (0, 0, 0);
-        for request in &self.live {
-            match request.at {
-                At::Prefill | At::Decode => {
-                    running += 1;
-                    kv += u64::from(request.context.min(request.prefilled) + request.generated);
-                }
-                At::Waiting => waiting += 1,
-                At::Front(_) | At::Held => {}
-            }
-        }
-        (kv, (running, waiting))
+        let census = self.live.census();
+        (census.running, census.waiting)
     }
 
     /// Time in steps up to now, the one under way included.

@@ -84,7 +84,7 @@ impl Fault {
             Way::Livelock => engine.mood.mute = true,
             Way::Decode => {
                 engine.mood.thrash = true;
-                for request in engine.live.iter_mut().filter(|request| request.at == At::Decode) {
+                for request in engine.live.change().iter_mut().filter(|request| request.at == At::Decode) {
                     request.at = At::Prefill;
                     request.context = request.prompt + request.generated;
                     request.prefilled = 0;
@@ -125,11 +125,11 @@ impl Fault {
         match (self.way, class) {
             (_, StallClass::Unkillable) => self.undead,
             (Way::Startup, class) => *class == StallClass::StartupStalled,
-            // without its own probe nobody can tell a silent front end from a silent engine
+            // without its own probe nobody can tell a silent front end from a silent engine, nor one that works on from one that spins
+            (Way::Front, StallClass::FrontendStalled) => true,
             (Way::Front, class) => {
-                *class == StallClass::FrontendStalled
-                    || (!profile.signals.frontend
-                        && matches!(class, StallClass::StepStalled | StallClass::AdmissionStalled))
+                !profile.signals.frontend
+                    && matches!(class, StallClass::StepStalled | StallClass::AdmissionStalled | StallClass::DeviceWait)
             }
             // a loop that stands between two steps with people waiting admits nobody: both names are true
             (Way::Anywhere | Way::CoreGone, StallClass::AdmissionStalled) => true,

@@ -17,8 +17,8 @@ use crate::verdict::{Action, Outcome, Verdict};
 pub enum Ticks {
     /// Every 100 ms, as an agent does.
     Fine,
-    /// Every 100 ms where the environment disturbs or a case is open; else each second with work and every ten without, and where a long
-    /// step or a silence begins or ends, and where a deadline of the detector's passes.
+    /// Every 100 ms where a case is open, or the environment disturbs an engine that holds work; else each second, or every ten where
+    /// nothing is owed and nothing disturbs, and where a long step or a silence begins or ends, and where a deadline of the detector's passes.
     Coarse,
 }
 
@@ -152,15 +152,22 @@ impl Run {
         // what a native prefill step took is learned from one that was seen to end
         let engine = &self.world.engine;
         let prefills = engine.native() && engine.step.is_some_and(|step| step.prefill > 0);
-        if self.ticks == Ticks::Fine || outcome.verdict.class().is_some() || !self.world.steady() || prefills {
+        // an engine that holds nobody's work cannot be late, whatever is done to it; who comes to it is looked at at once
+        let disturbed = !self.world.steady();
+        if self.ticks == Ticks::Fine
+            || outcome.verdict.class().is_some()
+            || prefills
+            || (disturbed && !engine.live.is_empty())
+            || self.world.comes_up()
+        {
             return fine;
         }
         // not before every source says so: a scrape from before the end still tells of work
         let idle = outcome.verdict == Verdict::Idle && self.world.engine.book.in_flight == 0;
-        let wish = if idle { IDLE } else { STEADY };
-        let wish = wish.min(self.world.next_act().saturating_sub(self.world.now)).max(FINE);
+        let wish = if idle && !disturbed { IDLE } else { STEADY };
+        let wish = wish.min(self.world.next_turn().saturating_sub(self.world.now)).max(FINE);
         // a deadline of the detector's own is never slept through
-        match self.detector.due_in_ms().filter(|_| self.world.pending()) {
+        match self.detector.due_in_ms().filter(|_| disturbed || self.world.pending()) {
             Some(due_ms) => wish.min((due_ms + 1) * MS).max(20 * MS),
             None => wish,
         }

@@ -17,6 +17,7 @@ pub mod fault;
 pub mod fences;
 pub mod history;
 pub mod kinds;
+pub mod live;
 mod outputs;
 pub mod profile;
 pub mod script;

@@ -1,35 +1,38 @@
 //! What leaves the engine at the end of a step: tokens to clients, ends of requests.
 
-use super::book::At;
+use super::book::{At, Book, Request};
+use super::counters::Counters;
 use super::engine::Engine;
 use super::profile::Us;
 
-impl Engine {
-    /// Tokens of one request leave the engine.
-    pub(super) fn hand_out(&mut self, index: usize, tokens: u64, at: Us) {
-        let request = &mut self.live[index];
-        let tokens = tokens.min(u64::from(request.out.saturating_sub(request.generated)));
-        request.generated += tokens as u32;
-        self.counters.generated += tokens;
-        self.counters.output = true;
-        if request.stream && !request.gone && !self.mood.front_dead && request.unread_until <= at {
-            self.book.deliver(request, tokens, at);
-        }
+/// Tokens of one request leave the engine, whose front end passes them on if it lives.
+pub(super) fn hand_out(request: &mut Request, tokens: u64, at: Us, counters: &mut Counters, book: Option<&mut Book>) {
+    let tokens = tokens.min(u64::from(request.out.saturating_sub(request.generated)));
+    request.generated += tokens as u32;
+    counters.generated += tokens;
+    counters.output = true;
+    if let Some(book) = book.filter(|_| request.stream && !request.gone && request.unread_until <= at) {
+        book.deliver(request, tokens, at);
     }
+}
 
+impl Engine {
     /// So many tokens of everybody who decodes.
-    pub(super) fn hand_out_all(&mut self, tokens: u64, at: Us) {
-        for index in 0..self.live.len() {
-            if self.live[index].at == At::Decode {
-                self.hand_out(index, tokens, at);
-            }
+    pub(super) fn hand_out_all(&mut self, tokens: u32, at: Us) {
+        let lives = !self.mood.front_dead;
+        for request in self.live.decoding(tokens) {
+            hand_out(request, u64::from(tokens), at, &mut self.counters, Some(&mut self.book).filter(|_| lives));
         }
     }
 
     /// Requests whose last token is out end.
     pub(super) fn drop_finished(&mut self, at: Us) {
-        for index in (0..self.live.len()).rev() {
-            let request = &mut self.live[index];
+        if self.live.count().left > 0 {
+            return;
+        }
+        let live = self.live.change();
+        for index in (0..live.len()).rev() {
+            let request = &mut live[index];
             if request.at != At::Decode || request.generated < request.out {
                 continue;
             }
@@ -44,7 +47,7 @@ impl Engine {
                 self.book.deliver(request, 1, at);
                 self.book.close(request);
             }
-            self.live.swap_remove(index);
+            live.swap_remove(index);
         }
     }
 }

@@ -194,7 +194,7 @@ impl World {
             return;
         }
         let engine = &mut self.engine;
-        for request in engine.live.iter_mut().filter(|request| !request.gone && request.leaves <= self.now) {
+        for request in engine.live.change().iter_mut().filter(|request| !request.gone && request.leaves <= self.now) {
             request.gone = true;
             engine.book.close(request);
         }
@@ -305,7 +305,7 @@ impl World {
                 env.eventful = env.eventful.max(now + 20 * SECOND);
             }
             Act::GateRestart => {
-                for request in self.engine.live.iter_mut() {
+                for request in self.engine.live.change() {
                     request.gone = true;
                 }
                 self.engine.book.restart();
@@ -364,6 +364,16 @@ impl World {
     /// Does nothing happen that needs more than a look a second, and one where something begins or ends?
     pub fn steady(&self) -> bool {
         self.now >= self.env.eventful && self.now >= self.env.ready + 30 * SECOND
+    }
+
+    /// When the next scripted thing happens, or a start-up is over.
+    pub fn next_turn(&self) -> Us {
+        self.next_act().min(if self.now < self.env.ready { self.env.ready } else { Us::MAX })
+    }
+
+    /// Can it serve, and the gate is still shut?
+    pub fn comes_up(&self) -> bool {
+        self.fenced && self.now >= self.env.ready
     }
 
     /// Is a long step or a silence under way, so that a deadline of the detector's may pass in it?
