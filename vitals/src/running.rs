@@ -9,6 +9,8 @@ const CPU_SPAN_MS_MIN: Ms = 150;
 const CPU_QUIET_SPAN_MS_MIN: Ms = 2_000;
 /// So many looks say what a thread does at nearly every one.
 const LOOKS_MIN: u64 = 3;
+/// One that is not found running at so many looks on end does not spin, whatever it did before.
+const OTHER_LOOKS_MAX: u64 = 10;
 /// A thread that spins wants a core all the time (what is missing is the reader's own doing), and gets more of one than a thread that wakes
 /// up now and then and stands in line for it.
 const WANTED_PERMILLE_MIN: u64 = 800;
@@ -26,6 +28,8 @@ pub struct Running {
     looks: u64,
     running_looks: u64,
     timer_looks: u64,
+    /// Looks since it was last found running.
+    other_looks: u64,
     /// The stepping process is stopped: whatever burns CPU is not the step.
     stopped: bool,
     /// One of its threads was found running, and had run or stood in line for a core nearly all the time.
@@ -44,6 +48,7 @@ impl Running {
         self.stopped = proc.state == Some('T');
         self.timer_looks += u64::from(proc.wchan.as_deref().is_some_and(|wchan| wchan.contains("nanosleep")));
         self.running_looks += u64::from(proc.state == Some('R'));
+        self.other_looks = if proc.state == Some('R') { 0 } else { self.other_looks + 1 };
         // threads are looked at less often: what they did before the silence began says nothing about it
         self.spins = proc.threads_at_ms.is_some_and(|at| at > self.since_ms) && proc.threads.iter().any(spins);
         self.roll_cpu(at_ms, proc.cpu_ms);
@@ -55,7 +60,8 @@ impl Running {
         if self.stopped {
             return false;
         }
-        let running = self.looks > 0 && self.running_looks * 2 > self.looks;
+        // one that burned for what it still had to do, and then slept, does not wait for a device
+        let running = self.looks > 0 && self.running_looks * 2 > self.looks && self.other_looks < OTHER_LOOKS_MAX;
         match self.cpu_share(CPU_SPAN_MS_MIN) {
             Some(share) => self.wants_a_core() || share >= 600 || (running && share >= 200),
             None => self.spins || running,

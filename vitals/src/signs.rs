@@ -5,7 +5,7 @@
 
 use crate::cache::CacheSign;
 use crate::excuse::Tick;
-use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs, RasObs};
+use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, PagePhase, ProcObs, RasObs};
 use crate::owed::{Owed, owed};
 use crate::policy::Policy;
 use crate::ranks::Ranks;
@@ -13,7 +13,7 @@ use crate::ranks::Ranks;
 /// So many bytes read are weights on their way, not a heartbeat's crumbs.
 const STARTUP_READ_MIN: u64 = 1 << 20;
 
-/// Prefill that got through this many times what was owed without one token is no progress.
+/// Prefill that took this many times what there was to take without one token is no progress.
 const PREFILL_TIMES_MAX: u64 = 3;
 
 /// The state of all trackers. Marks are counted times.
@@ -33,7 +33,7 @@ pub struct Signs {
     pub steps_at_tokens: u64,
     pub page_steps_at: Ms,
     pub page_prefill_at: Ms,
-    /// Since tokens last moved: the prompt tokens that prefill got through, and the most that were owed at once.
+    /// Since tokens last moved: the prompt tokens that prefill steps took, and those that were owed then or have come since.
     prefilled: [u64; 2],
     pub metrics_tokens_at: Ms,
     pub metrics_prompt_at: Ms,
@@ -45,6 +45,8 @@ pub struct Signs {
     /// A progress series has moved between two scrapes while the gate held work and no request of it began or ended: this engine
     /// counts as it goes.
     pub counters_live: bool,
+    /// Tokens have been counted between two scrapes while no request ended: this engine counts them as it makes them.
+    pub tokens_live: bool,
     /// The gate's chunks, requests answered, and work held at the scrape before.
     gate_at_scrape: Option<(u64, u64, bool)>,
     /// The most prompt tokens that the gate has owed since the last delivery: a client that leaves takes its prompt out of the gate's
@@ -233,22 +235,36 @@ impl Signs {
         if sight.steps_done > 0 {
             self.page_steps_at = tick.counted_ms;
         }
-        // a fall of what is owed is prefill's progress only if steps turn: a client that leaves makes it fall as well
-        if page.prompt_tokens_owed < last.prompt_tokens_owed && sight.steps_done > 0 {
-            let fell = last.prompt_tokens_owed - page.prompt_tokens_owed;
-            let [done, most] = self.prefilled;
-            self.prefilled = [done.saturating_add(fell), most.max(last.prompt_tokens_owed)];
-            // the same prompts again and again (preemption) are no progress
-            if self.prefilled[0] <= self.prefilled[1].saturating_mul(PREFILL_TIMES_MAX) {
-                self.page_prefill_at = tick.counted_ms;
-            }
-        }
+        self.look_at_prefill(tick, page, &last, sight.steps_done);
         if page.running == 0 && last.running > 0 || page.running > 0 && last.running == 0 {
             // an empty loop owes no token: count the steps of a livelock from the moment there is something to deliver
             self.page_tokens_at = tick.counted_ms;
             self.steps_at_tokens = page.steps_completed;
         }
         self.page = Some(page.clone());
+    }
+
+    /// Prefill's progress: steps that turned and took prompt tokens, so that not the same are owed then. The same prompts again and again
+    /// (preemption) are none.
+    fn look_at_prefill(&mut self, tick: &Tick, page: &PageObs, last: &PageObs, steps_done: u64) {
+        let [done, offered] = &mut self.prefilled;
+        let came = page.running.saturating_add(page.waiting) > last.running.saturating_add(last.waiting);
+        let more = page.prompt_tokens_owed.saturating_sub(last.prompt_tokens_owed);
+        *offered = last.prompt_tokens_owed.max(offered.saturating_add(if came { more } else { 0 }));
+        if steps_done == 0 {
+            // a fall without a step is a client that left
+            return;
+        }
+        let took = match last.phase {
+            PagePhase::Prefill => u64::from(last.phase_tokens).saturating_mul(steps_done),
+            _ => last.prompt_tokens_owed.saturating_sub(page.prompt_tokens_owed),
+        };
+        *done = done.saturating_add(took);
+        // one who leaves while another comes may make it rise
+        let moved = came || page.prompt_tokens_owed != last.prompt_tokens_owed;
+        if moved && *done <= offered.saturating_mul(PREFILL_TIMES_MAX) {
+            self.page_prefill_at = tick.counted_ms;
+        }
     }
 
     fn look_at_metrics(&mut self, tick: &Tick, at_ms: Ms, sight: &mut Sight<'_>) {
@@ -270,9 +286,12 @@ impl Signs {
             return;
         };
         let mark = tick.mark(at_ms);
-        if rose(metrics.generation_tokens, last.generation_tokens)
-            || rose(metrics.requests_finished, last.requests_finished)
-        {
+        let (tokens, ends) = (
+            rose(metrics.generation_tokens, last.generation_tokens),
+            rose(metrics.requests_finished, last.requests_finished),
+        );
+        if tokens || ends {
+            self.tokens_live |= tokens && !ends && metrics.requests_finished.is_some();
             self.metrics_tokens_at = mark;
             sight.metrics_delivered = true;
             if sight.gate.is_none() && sight.page.is_none() {

@@ -89,18 +89,32 @@ impl Weight {
             self.silence_ms_min = view.policy.patience_cap_ms;
             return;
         }
-        let step = matches!(complaint.class, StallClass::StepStalled | StallClass::DeviceWait);
-        if self.decisive || !step {
+        if self.decisive {
             return;
         }
-        let crawl_ms = if gpu_works { view.policy.patience_cap_ms } else { complaint.allowed.crawl_ms };
-        if crawl_ms > complaint.silence_ms {
-            let what =
-                if gpu_works { "the GPU works as it does in health" } else { "an engine that crawls does the same" };
-            self.reasons.push(reason("policy", format!("{what}: no proof before {crawl_ms} ms")));
+        let (least_ms, what) = match complaint.class {
+            StallClass::StepStalled | StallClass::DeviceWait if gpu_works => {
+                (view.policy.patience_cap_ms, "the GPU works as it does in health")
+            }
+            StallClass::StepStalled | StallClass::DeviceWait => {
+                (complaint.allowed.crawl_ms, "an engine that crawls does the same")
+            }
+            StallClass::Livelock | StallClass::DecodeStalled if only_ends_tell(view) => (
+                view.policy.patience_cap_ms.saturating_mul(3),
+                "this engine counts whole answers, and no gate tells more",
+            ),
+            _ => return,
+        };
+        if least_ms > complaint.silence_ms {
+            self.reasons.push(reason("policy", format!("{what}: no proof before {least_ms} ms")));
         }
-        self.silence_ms_min = crawl_ms;
+        self.silence_ms_min = least_ms;
     }
+}
+
+/// Is the end of an answer all that would show that tokens are made? Then a loop that turns may be handing them out, however slowly.
+fn only_ends_tell(view: &View<'_>) -> bool {
+    view.sight.gate.is_none() && view.sight.page.is_none() && !view.signs.tokens_live
 }
 
 fn page_speaks(view: &View<'_>, complaint: &Complaint, weight: &mut Weight) {

@@ -187,3 +187,48 @@ fn health_lies_where_it_says_200_of_a_stall_and_only_there() {
     sim.deliver_for(100);
     assert!(!health_lies(&sim.last), "no stall, no lie");
 }
+
+/// No gate: an engine that answers four requests at a time, one end every five seconds; are its tokens counted as they are made?
+fn without_a_gate(tokens_live: bool) -> Sim {
+    let mut sim = spinning(Sim::foreign().up());
+    sim.gate = None;
+    sim.process().connections = Some(4);
+    let metrics = sim.metrics.as_mut().unwrap();
+    (metrics.running, metrics.requests_finished) = (Some(4.0), Some(0.0));
+    for tick in 0..600 {
+        let metrics = sim.metrics.as_mut().unwrap();
+        let (ends, counts) = (tick % 50 == 49, tick % 50 == 49 || tokens_live);
+        metrics.requests_finished = metrics.requests_finished.map(|n| n + f64::from(u8::from(ends)));
+        metrics.generation_tokens = metrics.generation_tokens.map(|n| n + 20.0 * f64::from(u8::from(counts)));
+        metrics.progress_digest += u64::from(counts);
+        assert!(!suspect(&sim.tick(100).verdict), "{:?}", sim.last);
+    }
+    sim
+}
+
+/// New requests are prefilled, which moves a figure every five seconds; nobody's tokens are counted.
+fn turns_until(sim: &mut Sim, ms: Ms, done: impl Fn(&Verdict) -> bool) -> Option<Ms> {
+    let began = sim.now;
+    while sim.now - began < ms {
+        sim.metrics.as_mut().unwrap().progress_digest += 1;
+        if sim.silence_until(5_000, &done).is_some() {
+            return Some(sim.now - began);
+        }
+    }
+    None
+}
+
+#[test]
+fn an_engine_that_counts_whole_answers_and_has_no_gate_may_crawl_through_them() {
+    let mut lumps = without_a_gate(false);
+    assert_eq!(turns_until(&mut lumps, 800_000, stalled), None, "{:?}", lumps.last);
+    let told = &lumps.last.as_ref().unwrap().reasons;
+    assert!(told.iter().any(|reason| reason.text.contains("counts whole answers")), "{told:?}");
+    let confirmed = turns_until(&mut lumps, 300_000, stalled).unwrap();
+    assert!((100_000..=130_000).contains(&confirmed), "{confirmed}");
+    assert_eq!(lumps.last.unwrap().verdict.class().unwrap().name(), "Livelock");
+
+    let mut live = without_a_gate(true);
+    let confirmed = turns_until(&mut live, 800_000, stalled).unwrap();
+    assert!(confirmed <= 325_000, "its tokens are counted as they are made: {confirmed}");
+}

@@ -131,3 +131,71 @@ fn a_queue_of_prompts_does_not_teach_that_one_is_quick() {
     sim.admit(1, 5_000);
     assert_eq!(sim.silence_until(6_000, suspect), None, "{:?}", sim.last);
 }
+
+/// One prefill step of 512 tokens a tick, of two prompts; `owed` is what is owed after it.
+fn prefill_step(sim: &mut Sim, owed: u64) -> Verdict {
+    let now = sim.now;
+    let page = sim.page.as_mut().unwrap();
+    (page.phase, page.phase_tokens, page.step_started_ms) = (PagePhase::Prefill, 512, Some(now));
+    page.steps_completed += 1;
+    page.prompt_tokens_owed = owed;
+    sim.tick(100).verdict
+}
+
+#[test]
+fn prompts_that_go_round_at_once_are_no_progress_although_little_falls_at_a_time() {
+    let mut sim = Sim::native().up().busy(10_000);
+    sim.admit(2, 4_000);
+    // each step ends a prompt, which is owed again at once: what is owed goes up and down by a little
+    let fenced = (0..2_000).find(|round| suspect(&prefill_step(&mut sim, 30_000 - 150 * (round % 2))));
+    assert!(fenced.is_some_and(|rounds| rounds < 3 * 30_000 / 512 + 120), "{fenced:?}: {:?}", sim.last);
+}
+
+#[test]
+fn prompts_that_come_faster_than_they_are_done_are_progress_and_those_who_leave_are_none_of_it() {
+    let mut sim = Sim::native().up().busy(10_000);
+    sim.admit(2, 4_000);
+    // what is owed only grows, and each time somebody came
+    for round in 0..100u64 {
+        sim.page.as_mut().unwrap().waiting += 1;
+        assert!(!suspect(&prefill_step(&mut sim, 10_000 + 300 * round)), "{round}: {:?}", sim.last);
+    }
+    // one leaves and another comes between two looks, step after step
+    sim.page.as_mut().unwrap().waiting = 0;
+    for round in 0..60u64 {
+        assert!(!suspect(&prefill_step(&mut sim, 500 + 600 * (round % 2))), "{round}: {:?}", sim.last);
+    }
+    // clients leave and others come; the steps turn all the while
+    for round in 0..100u64 {
+        let page = sim.page.as_mut().unwrap();
+        page.waiting = if round % 2 == 0 { 1 } else { 9 };
+        let owed = if round % 2 == 0 { 2_000 } else { 40_000 };
+        assert!(!suspect(&prefill_step(&mut sim, owed)), "{round}: {:?}", sim.last);
+    }
+}
+
+#[test]
+fn a_plugins_page_tells_of_a_loop_that_turns_where_nothing_has_begun_to_answer() {
+    let mut sim = Sim::native().up();
+    // as vLLM's plugin publishes it: without leases
+    sim.page.as_mut().unwrap().lease_ms = 0;
+    sim.detector = vitals::detector::Detector::new(vitals::policy::Policy::default(), common::T0);
+    sim.gate = sim.gate.take().map(|gate| vitals::observation::GateObs { unstreamed: Some(0), ..gate });
+    sim.admit(4, 200);
+    let turn = |sim: &mut Sim, tokens: u64| {
+        let now = sim.now;
+        let page = sim.page.as_mut().unwrap();
+        page.lease_ms = 0;
+        page.steps_completed += 5;
+        page.tokens_delivered += tokens;
+        page.step_started_ms = Some(now);
+        sim.tick(100).verdict
+    };
+    // answers that do not stream, and whose tokens are counted, may take their time
+    for round in 0..4_000 {
+        assert!(!suspect(&turn(&mut sim, 4)), "{round}: {:?}", sim.last);
+    }
+    let fenced = (1..4_000).find(|_| suspect(&turn(&mut sim, 0)));
+    assert!(fenced.is_some_and(|ticks| (2_990..=3_010).contains(&ticks)), "{fenced:?}: {:?}", sim.last);
+    assert_eq!(sim.last.unwrap().verdict.class().unwrap().name(), "Livelock");
+}

@@ -196,3 +196,15 @@ fn a_spin_is_told_by_what_the_thread_wants_and_not_by_what_it_gets() {
     let unknown = |burned_ms| class_on_a_crowded_machine('S', thread('R', burned_ms, None), true);
     assert_eq!([unknown(300), unknown(50)], [StallClass::DeviceWait, StallClass::StepStalled]);
 }
+
+#[test]
+fn one_that_burned_for_what_was_left_and_then_slept_waits_for_no_device() {
+    let mut sim = Sim::foreign().up().busy(20_000);
+    sim.process().state = Some('R');
+    sim.cpu = 900;
+    sim.silence(15_000);
+    sim.process().state = Some('S');
+    sim.cpu = 10;
+    let outcome = sim.silence(5_000);
+    assert_ne!(outcome.verdict.class(), Some(&StallClass::DeviceWait), "{:?}", outcome.reasons);
+}

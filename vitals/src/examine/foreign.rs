@@ -74,8 +74,8 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
         return;
     }
     let Some(least) = turning_allowed(view) else { return };
-    // prefill and decode take room in the cache; who only turns does not
-    let silence = since_delivered.min(view.tick.since(signs.cache.filled_at));
+    // prefill and decode take room in the cache, and a page tells of both; who only turns does not
+    let silence = since_delivered.min(view.tick.since(signs.cache.filled_at.max(signs.page_prefill_at)));
     let allowed = Allowed { ms: allowed.ms.max(least), ..Allowed::policy(0) };
     exam.hold(silence, allowed, || {
         let text = format!(
@@ -90,13 +90,13 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
 
 /// How long counters may move without a delivery. Only requests that have begun to answer can be starved of decode; the others are in
 /// prefill, or do not stream and are counted by some engines in one lump at their end, however long that is: against these only a
-/// cache that does not fill speaks.
+/// cache that does not fill speaks, or a page, which counts tokens as they are made.
 fn turning_allowed(view: &View<'_>) -> Option<Ms> {
     let policy = view.policy;
     match view.sight.gate {
         Some(gate) if gate.in_flight <= gate.awaiting_first_byte => {
             let fills = view.sight.metrics.is_some_and(|metrics| metrics.kv_usage.is_some());
-            fills.then_some(policy.patience_cap_ms)
+            (fills || view.sight.page.is_some()).then_some(policy.patience_cap_ms)
         }
         _ => Some(policy.decode_starved_ms),
     }
