@@ -158,14 +158,14 @@ impl Run {
             || outcome.verdict.class().is_some()
             || prefills
             || (disturbed && !engine.live.is_empty())
-            || self.world.comes_up()
+            || self.world.settling()
         {
             return fine;
         }
         // not before every source says so: a scrape from before the end still tells of work
         let idle = outcome.verdict == Verdict::Idle && self.world.engine.book.in_flight == 0;
         let wish = if idle && !disturbed { IDLE } else { STEADY };
-        let wish = wish.min(self.world.next_turn().saturating_sub(self.world.now)).max(FINE);
+        let wish = wish.min(self.world.next_act().saturating_sub(self.world.now)).max(FINE);
         // a deadline of the detector's own is never slept through
         match self.detector.due_in_ms().filter(|_| disturbed || self.world.pending()) {
             Some(due_ms) => wish.min((due_ms + 1) * MS).max(20 * MS),

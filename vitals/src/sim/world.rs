@@ -363,17 +363,12 @@ impl World {
 
     /// Does nothing happen that needs more than a look a second, and one where something begins or ends?
     pub fn steady(&self) -> bool {
-        self.now >= self.env.eventful && self.now >= self.env.ready + 30 * SECOND
+        self.now >= self.env.eventful && !self.settling()
     }
 
-    /// When the next scripted thing happens, or a start-up is over.
-    pub fn next_turn(&self) -> Us {
-        self.next_act().min(if self.now < self.env.ready { self.env.ready } else { Us::MAX })
-    }
-
-    /// Can it serve, and the gate is still shut?
-    pub fn comes_up(&self) -> bool {
-        self.fenced && self.now >= self.env.ready
+    /// Does it start, or has it come up a moment ago? Who comes then may find the gate shut, so each look counts.
+    pub fn settling(&self) -> bool {
+        self.now < self.env.ready.saturating_add(30 * SECOND)
     }
 
     /// Is a long step or a silence under way, so that a deadline of the detector's may pass in it?
