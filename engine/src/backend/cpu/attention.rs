@@ -159,16 +159,27 @@ impl AttentionOp<'_> {
             if queries.iter().all(|query| query.last < positions.start || query.first >= positions.end) {
                 continue;
             }
+            // loops, not closures: those are not compiled with the instructions of `S`
             match &mut *queries {
                 [a, b, c, d] if S::WIDE => self.scores(s, tile, [a, b, c, d]),
                 [a, b] if S::WIDE => self.scores(s, tile, [a, b]),
-                other => other.iter_mut().for_each(|query| self.scores(s, tile, [query])),
+                other => {
+                    for query in other {
+                        self.scores(s, tile, [query]);
+                    }
+                }
             }
-            queries.iter_mut().for_each(|query| query.absorb(s, positions.start));
+            for query in &mut *queries {
+                query.absorb(s, positions.start);
+            }
             match &mut *queries {
                 [a, b, c, d] if S::WIDE => self.mix(s, tile, positions.len(), [a, b, c, d]),
                 [a, b] if S::WIDE => self.mix(s, tile, positions.len(), [a, b]),
-                other => other.iter_mut().for_each(|query| self.mix(s, tile, positions.len(), [query])),
+                other => {
+                    for query in other {
+                        self.mix(s, tile, positions.len(), [query]);
+                    }
+                }
             }
         }
     }
@@ -291,13 +302,17 @@ impl Query {
         let shrink = exp(self.max - max);
         let mut sum = s.splat(0.0);
         for chunk in self.weights.as_chunks_mut::<GROUP>().0 {
-            *chunk = chunk.map(|score| exp(score - max));
+            for score in chunk.iter_mut() {
+                *score = exp(*score - max);
+            }
             sum = s.add(sum, s.load(chunk));
         }
         self.sum = self.sum * shrink + s.fold(sum);
         self.max = max;
         if shrink != 1.0 {
-            self.out.iter_mut().for_each(|value| *value *= shrink);
+            for value in &mut self.out {
+                *value *= shrink;
+            }
         }
     }
 }

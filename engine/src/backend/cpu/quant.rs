@@ -94,10 +94,13 @@ pub fn quantise<S: Simd>(s: S, x: &[f32; BLOCK]) -> QuantBlock {
     }
     let mut block = QuantBlock { scale: if broken { f32::NAN } else { largest / 127.0 }, ..QuantBlock::default() };
     for (group, bytes) in block.groups.iter_mut().zip(bytes.as_chunks::<4>().0) {
-        *group = i32::from_le_bytes(bytes.map(|byte| byte as u8));
+        let [a, b, c, d] = *bytes;
+        *group = i32::from_le_bytes([a as u8, b as u8, c as u8, d as u8]);
     }
     for (sum, bytes) in block.sums.iter_mut().zip(bytes.as_chunks::<LANES>().0) {
-        *sum = bytes.iter().map(|byte| i32::from(*byte)).sum();
+        for byte in bytes {
+            *sum += i32::from(*byte);
+        }
     }
     block
 }

@@ -12,6 +12,8 @@ use crate::raw::{Line, Op, Simd};
 
 /// Fewer rows are faster by vectors.
 pub const ROWS_MIN: usize = 5;
+/// Panels that go by the inputs together: outputs are written in longer runs.
+const GROUP: usize = 4;
 /// Rows of a tile.
 const TILE: usize = 16;
 /// Inputs of a block.
@@ -111,18 +113,25 @@ impl TileOp<'_> {
         s: S,
         unpack: impl Fn(S, &[panels::Line], &[u8], &mut Unpacked),
     ) {
-        let mut panel = Unpacked::new(self.x.blocks_per_row * 8 / G, G);
+        let mut group: [_; GROUP] = std::array::from_fn(|_| Unpacked::new(self.x.blocks_per_row * 8 / G, G));
         let tiles = self.amx.tiles::<R, G>();
-        for index in self.panels.clone() {
-            let (lines, scales) = self.weight.panel(index);
-            unpack(s, lines, scales, &mut panel);
-            let columns = LANES.min(self.weight.rows - index * LANES);
+        for start in self.panels.clone().step_by(GROUP) {
+            let count = GROUP.min(self.panels.end - start);
+            for (at, panel) in group[..count].iter_mut().enumerate() {
+                let (lines, scales) = self.weight.panel(start + at);
+                unpack(s, lines, scales, panel);
+            }
+            let columns = (count * LANES).min(self.weight.rows - start * LANES);
             for first in (0..self.x.rows).step_by(TILE) {
-                let sums = panel.dots::<S, R, G, O>(s, &tiles, self.x.tile(first / TILE));
-                for (row, sums) in sums.into_iter().enumerate().take(self.x.rows - first) {
-                    let mut values = [0.0; LANES];
-                    s.store(sums, &mut values);
-                    self.out.set_run(first + row, index * LANES, &values[..columns]);
+                let mut values = [[0.0; GROUP * LANES]; R];
+                for (at, panel) in group[..count].iter().enumerate() {
+                    let sums = panel.dots::<S, R, G, O>(s, &tiles, self.x.tile(first / TILE));
+                    for (values, sums) in values.iter_mut().zip(sums) {
+                        s.store(sums, &mut values.as_chunks_mut().0[at]);
+                    }
+                }
+                for (row, values) in values.iter().enumerate().take(self.x.rows - first) {
+                    self.out.set_run(first + row, start * LANES, &values[..columns]);
                 }
             }
         }
@@ -192,7 +201,9 @@ impl Unpacked {
 #[inline(always)]
 fn unpack_q8<S: Simd>(s: S, lines: &[panels::Line], scales: &[u8], to: &mut Unpacked) {
     for (to, line) in to.lines.iter_mut().zip(lines) {
-        *to = Line(line.map(|byte| byte ^ 0x80));
+        for (to, byte) in to.0.iter_mut().zip(line) {
+            *to = byte ^ 0x80;
+        }
     }
     for (to, halves) in to.scales.iter_mut().zip(scales.as_chunks().0) {
         s.store(s.load_f16(halves), to);
@@ -203,8 +214,10 @@ fn unpack_q8<S: Simd>(s: S, lines: &[panels::Line], scales: &[u8], to: &mut Unpa
 fn unpack_q4_k<S: Simd>(s: S, lines: &[panels::Line], scales: &[u8], to: &mut Unpacked) {
     for (to, lines) in to.lines.as_chunks_mut::<8>().0.iter_mut().zip(lines.as_chunks::<4>().0) {
         for (group, line) in lines.iter().enumerate() {
-            to[group] = Line(line.map(|byte| byte & 15));
-            to[group + 4] = Line(line.map(|byte| byte >> 4));
+            for (i, byte) in line.iter().enumerate() {
+                to[group].0[i] = byte & 15;
+                to[group + 4].0[i] = byte >> 4;
+            }
         }
     }
     let places = to.scales.as_chunks_mut::<8>().0.iter_mut().zip(to.offsets.as_chunks_mut::<8>().0);
