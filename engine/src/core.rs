@@ -23,11 +23,12 @@ use crate::handle::{EngineHandle, Ready, Shared, Submission};
 use crate::metrics::Metrics;
 use crate::model::{LoadProgress, Model, ModelError, ModelInfo};
 use crate::panics::guarded;
-use crate::ranks::{LOAD_SILENCE_MAX, this_tid};
+use crate::ranks::LOAD_SILENCE_MAX;
 use crate::scheduler::Limits;
 use crate::speculation::{Speculation, SpeculationSpec};
 use crate::start::Stage;
 use crate::stuck::{Stuck, StuckKind};
+use crate::waits::this_tid;
 use step::Core;
 use warm::Warmer;
 

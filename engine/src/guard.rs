@@ -12,9 +12,10 @@ use serde_json::json;
 
 use crate::beat::{View, barren, late};
 use crate::handle::Shared;
-use crate::ranks::{Fleet, held_up};
+use crate::ranks::Fleet;
 use crate::stack_dump;
 use crate::stuck::{Stuck, StuckKind};
+use crate::waits::RunQueue;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(25);
@@ -48,17 +49,17 @@ impl LoopWatch {
 
 /// Watches until the engine is to give up, and makes it so. Ends when it has.
 pub async fn watch(shared: Arc<Shared>, fleet: Fleet) {
-    let (mut watch, mut last, mut waited) = (LoopWatch::default(), Instant::now(), None);
+    let (mut watch, mut last, mut run_queue) = (LoopWatch::default(), Instant::now(), RunQueue::default());
     loop {
         tokio::time::sleep(LOOK).await;
         if shared.stop.load(Ordering::Relaxed) {
             // told to stop: ranks that end now have been asked to
             return;
         }
-        // a loop that wants the processor and does not get it is late, not silent
-        let kept = held_up(shared.loop_tid.load(Ordering::Relaxed));
-        let kept = kept.zip(std::mem::replace(&mut waited, kept)).map(|(now, before)| now.saturating_sub(before));
-        let passed = std::mem::replace(&mut last, Instant::now()).elapsed().saturating_sub(kept.unwrap_or_default());
+        // a loop that wants the processor and does not get it is late, not silent; at most half of the time is forgiven
+        let kept = run_queue.held_up(shared.loop_tid.load(Ordering::Relaxed));
+        let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
+        let passed = passed.saturating_sub(kept.min(passed / 2));
         let pulse = shared.pulse.get().map_or(0, |pulse| pulse.load(Ordering::Relaxed));
         let reason = shared.board.load().and_then(|view| watch.look(&view, pulse, monotonic_ns(), passed));
         let stuck = match (fleet.ended(), reason) {

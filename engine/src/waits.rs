@@ -1,5 +1,6 @@
 //! The one way to wait (E1): look, and look again, until time is up. Every wait of the engine's own threads goes through
-//! [`Patience`]; `clippy.toml` forbids the untimed ones of the standard library. Reads the monotonic clock, touches nothing else.
+//! [`Patience`]; `clippy.toml` forbids the untimed ones of the standard library. Reads the monotonic clock, and in `/proc` who was kept
+//! from running.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -81,9 +82,47 @@ impl Patience {
     }
 }
 
+/// How long a thread wanted the processor and did not get it, from one question to the next.
+#[derive(Debug, Clone, Default)]
+pub struct RunQueue {
+    before: Option<Duration>,
+}
+
+impl RunQueue {
+    /// Of thread `tid`, since the last question; nothing at the first one, and where the kernel does not count it.
+    pub fn held_up(&mut self, tid: u64) -> Duration {
+        self.since(held_up(tid))
+    }
+
+    fn since(&mut self, now: Option<Duration>) -> Duration {
+        let before = std::mem::replace(&mut self.before, now);
+        now.zip(before).map_or(Duration::ZERO, |(now, before)| now.saturating_sub(before))
+    }
+}
+
+/// The same since the thread began (`/proc/<tid>/schedstat`).
+fn held_up(tid: u64) -> Option<Duration> {
+    let text = std::fs::read_to_string(format!("/proc/{tid}/schedstat")).ok()?;
+    text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+}
+
+/// The number under which `/proc` knows the calling thread.
+pub fn this_tid() -> u64 {
+    u64::try_from(nix::unistd::gettid().as_raw()).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_is_held_up_by_what_is_new_and_one_that_is_gone_by_nothing() {
+        let mut queue = RunQueue::default();
+        let told = [Some(70), Some(90), None, Some(95), Some(99)].map(|ms| queue.since(ms.map(Duration::from_millis)));
+        assert_eq!(told.map(|time| time.as_millis()), [0, 20, 0, 0, 4]);
+        let counts = std::path::Path::new("/proc/self/schedstat").exists();
+        assert!(held_up(this_tid()).is_some() == counts && held_up(u64::from(u32::MAX)).is_none());
+    }
 
     #[test]
     fn time_is_up_when_it_is_and_life_renews_it() {

@@ -7,13 +7,15 @@ mod model;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 pub use event::Event;
 pub use model::QueuedModel;
+
+use crate::waits::this_tid;
 
 /// An idle queue turns at least this often.
 const IDLE: Duration = Duration::from_millis(500);
@@ -27,6 +29,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub struct DeviceQueue {
     jobs: SyncSender<Job>,
     stick: Arc<AtomicBool>,
+    tid: Arc<AtomicU64>,
 }
 
 /// Why a job was not taken.
@@ -45,8 +48,14 @@ impl DeviceQueue {
     /// What the system says.
     pub fn start() -> std::io::Result<Self> {
         let (jobs, waiting) = sync_channel(DEPTH);
-        thread::Builder::new().name("device".into()).spawn(move || run(&waiting))?;
-        Ok(Self { jobs, stick: Arc::default() })
+        let tid = Arc::new(AtomicU64::new(0));
+        let told = tid.clone();
+        let body = move || {
+            told.store(this_tid(), Ordering::Relaxed);
+            run(&waiting);
+        };
+        thread::Builder::new().name("device".into()).spawn(body)?;
+        Ok(Self { jobs, stick: Arc::default(), tid })
     }
 
     /// Hands a job over; never blocks. A job that panics is done too, and its event says so.
@@ -66,6 +75,11 @@ impl DeviceQueue {
             Err(Full(_)) => Err(QueueError::Full),
             Err(Disconnected(_)) => Err(QueueError::Ended),
         }
+    }
+
+    /// The device's thread, as `/proc` knows it; 0 before it runs.
+    pub fn tid(&self) -> u64 {
+        self.tid.load(Ordering::Relaxed)
     }
 
     /// From now on no event ever says that it is done, whatever the device does (S2).

@@ -9,10 +9,12 @@ use super::{DeviceQueue, Event};
 use crate::fault::{Faults, Place};
 use crate::model::{ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
 use crate::stuck::{Stuck, StuckKind};
-use crate::waits::Patience;
+use crate::waits::{Patience, RunQueue};
 
 /// A collective's own deadline passes first, because it can name the rank.
 const AFTER_COLLECTIVE: Duration = Duration::from_millis(150);
+/// How often a wait asks whether the device's thread was kept from running, from when on.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The model that the step loop has.
 pub struct QueuedModel {
@@ -25,6 +27,8 @@ pub struct QueuedModel {
     /// Counts this thread's own looks: it is not stuck while it waits for the device.
     looks: Pulse,
     allowed: Option<Duration>,
+    /// What a wait gets beyond that.
+    margin: Duration,
     faults: Faults,
 }
 
@@ -44,7 +48,8 @@ impl QueuedModel {
 
     fn on(queue: DeviceQueue, looks: Pulse, model: Box<dyn Model>, faults: Faults) -> Self {
         let (info, layers) = (model.info().clone(), model.pulse());
-        Self { queue, model: Some(model), info, layers, looks, allowed: None, faults }
+        let margin = if model.has_ranks() { AFTER_COLLECTIVE } else { Duration::ZERO };
+        Self { queue, model: Some(model), info, layers, looks, allowed: None, margin, faults }
     }
 
     /// Does a step show that it goes on before it ends?
@@ -57,7 +62,7 @@ impl QueuedModel {
     /// # Errors
     /// As there.
     pub fn allocate(&mut self, shape: KvShape, alive: &mut dyn FnMut()) -> Result<(), ModelError> {
-        self.run(Some(ALLOCATE_MAX + AFTER_COLLECTIVE), alive, move |model| model.allocate_kv(shape))?
+        self.run(Some(ALLOCATE_MAX + self.margin), alive, move |model| model.allocate_kv(shape))?
     }
 
     /// As [`Model::forward`]; `alive` is called at each sign of life, which is a layer that is done.
@@ -68,7 +73,7 @@ impl QueuedModel {
         if self.faults.armed(Place::Event) {
             self.queue.stick();
         }
-        let (batch, allowed) = (batch.clone(), self.allowed.map(|allowed| allowed + AFTER_COLLECTIVE));
+        let (batch, allowed) = (batch.clone(), self.allowed.map(|allowed| allowed + self.margin));
         self.run(allowed, alive, move |model| model.forward(&batch))?
     }
 
@@ -101,7 +106,7 @@ impl QueuedModel {
             event.spin_for_ever();
         }
         let mut patience = Patience::new(allowed);
-        let mut seen = beats();
+        let (mut seen, mut look, mut run_queue) = (beats(), LOOK, RunQueue::default());
         loop {
             match event.query() {
                 Some(Ok(result)) => return Ok(result),
@@ -118,9 +123,13 @@ impl QueuedModel {
             // a layer that was done is life: long steps are not stuck ones
             let now = beats();
             if now != seen {
-                seen = now;
+                (seen, look) = (now, LOOK);
                 patience.renew();
                 alive();
+            } else if patience.counted() >= look {
+                // a thread that wants the processor and does not get it is late, not stuck; at most half of the time is forgiven
+                patience.forgive(run_queue.held_up(self.queue.tid()).min(LOOK));
+                look += LOOK;
             }
         }
     }

@@ -122,6 +122,11 @@ pub trait Model: Send {
         None
     }
 
+    /// Does a step of it wait for other ranks, with deadlines of its own?
+    fn has_ranks(&self) -> bool {
+        false
+    }
+
     /// Runs one step: writes K and V of `tokens` into their blocks, returns the logits asked for.
     ///
     /// # Errors

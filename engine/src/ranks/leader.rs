@@ -50,6 +50,10 @@ impl Model for LeaderModel {
         self.model.pulse()
     }
 
+    fn has_ranks(&self) -> bool {
+        true
+    }
+
     fn terms(&mut self, terms: &StepTerms) {
         self.terms = terms.clone();
         self.model.terms(terms);

@@ -19,7 +19,6 @@ mod worker;
 pub use backend::RankBackend;
 pub use fleet::{Fleet, FleetError, RANK_FLAG, RankOf};
 pub use leader::LeaderModel;
-pub(crate) use peer::{held_up, this_tid};
 pub use team::Team;
 pub use worker::{WorkerConfig, WorkerError, run_worker};
 

@@ -1,8 +1,6 @@
 //! What the kernel says of another rank's process, for the moment when it is waited for: gone and stopped are known at once, and need no
 //! deadline to pass. Reads `/proc`.
 
-use std::time::Duration;
-
 /// A rank's process from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
@@ -29,18 +27,6 @@ impl Peer {
     }
 }
 
-/// How long a thread has been ready to run and was not run, since it began (`/proc/<tid>/schedstat`); `None` where the kernel does not
-/// count it.
-pub fn held_up(tid: u64) -> Option<Duration> {
-    let text = std::fs::read_to_string(format!("/proc/{tid}/schedstat")).ok()?;
-    text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
-}
-
-/// The number under which `/proc` knows the calling thread.
-pub fn this_tid() -> u64 {
-    u64::try_from(nix::unistd::gettid().as_raw()).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -49,7 +35,6 @@ mod tests {
     fn this_process_is_there_and_a_zombie_is_gone() {
         assert_eq!(Peer::look(u64::from(std::process::id())), Peer::There);
         assert_eq!(Peer::look(u64::from(u32::MAX)), Peer::Gone);
-        assert!(held_up(u64::from(u32::MAX)).is_none());
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let since = std::time::Instant::now();
         while Peer::look(u64::from(child.id())) != Peer::Gone {

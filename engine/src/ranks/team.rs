@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::time::Duration;
 
 use super::layout::{CHUNK_WORDS, Layout, Word};
-use super::peer::{Peer, held_up, this_tid};
+use super::peer::Peer;
 use crate::stuck::{Stuck, StuckKind};
-use crate::waits::Patience;
+use crate::waits::{Patience, RunQueue, this_tid};
 
 /// How often a wait looks at the processes that it waits for, from when on.
 const PEER_LOOK: Duration = Duration::from_millis(50);
@@ -32,7 +32,7 @@ const STEP_COLLECTIVES: u64 = 1 << 24;
 struct Witness {
     stopped_at: Option<Duration>,
     /// For each rank, how long its thread was kept from running.
-    held_up: Vec<Option<Duration>>,
+    run_queues: Vec<RunQueue>,
 }
 
 /// One rank's end of the team.
@@ -318,12 +318,11 @@ impl Team {
 
     /// A rank that wants the processor and does not get it is late, not silent: the longest such time does not count.
     fn forgive(&self, missing: &[usize], witness: &mut Witness, patience: &mut Patience) {
-        witness.held_up.resize(self.world(), None);
+        witness.run_queues.resize(self.world(), RunQueue::default());
         let mut longest = Duration::ZERO;
         for rank in missing {
-            let now = held_up(self.layout.of(*rank, Word::Tid).load(Ordering::Relaxed));
-            let before = std::mem::replace(&mut witness.held_up[*rank], now);
-            longest = longest.max(now.zip(before).map_or(Duration::ZERO, |(now, before)| now.saturating_sub(before)));
+            let tid = self.layout.of(*rank, Word::Tid).load(Ordering::Relaxed);
+            longest = longest.max(witness.run_queues[*rank].held_up(tid));
         }
         patience.forgive(longest.min(PEER_LOOK));
     }
