@@ -5,6 +5,8 @@
 mod disk;
 #[path = "common/end_run.rs"]
 mod end_run;
+#[path = "common/free_addresses.rs"]
+mod free_addresses;
 #[path = "forensics/hostile.rs"]
 mod hostile;
 #[path = "forensics/leaks.rs"]

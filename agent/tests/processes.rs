@@ -4,6 +4,8 @@
 
 #[path = "common/end_run.rs"]
 mod end_run;
+#[path = "common/free_addresses.rs"]
+mod free_addresses;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,6 +22,7 @@ use crds::episode::Episode;
 use nix::sys::signal::Signal;
 
 use end_run::end_run;
+use free_addresses::free_addresses;
 
 const SOON: Duration = Duration::from_secs(40);
 /// An OpenAI-like server of a few lines, with no code of ours in it. SIGUSR2 freezes its generation for ever while /health goes on
@@ -77,13 +80,13 @@ impl Run {
 
     fn with_stderr(options: &[&str], stderr: Stdio) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let ports = free_ports();
-        let (gate, agent) = (format!("127.0.0.1:{}", ports[0]), format!("127.0.0.1:{}", ports[1]));
+        let [gate, agent, engine] = free_addresses();
+        let (gate, agent) = (gate.to_string(), agent.to_string());
         let program = dir.path().join("engine.py");
         std::fs::write(&program, ENGINE).unwrap();
         let supervisor = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
             .args(["run", "--no-nvml", "--listen", &gate, "--agent-listen", &agent, "--engine-url"])
-            .arg(format!("http://127.0.0.1:{}", ports[2]))
+            .arg(format!("http://{engine}"))
             .arg("--agent-dir")
             .arg(dir.path().join("agent"))
             .arg("--bundle-dir")
@@ -91,7 +94,7 @@ impl Run {
             .args(options)
             .args(["--", "python3"])
             .arg(&program)
-            .arg(ports[2].to_string())
+            .arg(engine.port().to_string())
             .stdin(Stdio::null())
             .stderr(stderr)
             .spawn()
@@ -128,11 +131,6 @@ fn newest_incident(agent: &str) -> Option<Episode> {
 
 fn children_of(pid: i32) -> Vec<i32> {
     ProcRoot::live().all().iter().filter(|stat| stat.ppid == pid && !stat.ended()).map(|stat| stat.pid).collect()
-}
-
-fn free_ports() -> Vec<u16> {
-    let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect()
 }
 
 fn until(what: &str, mut wanted: impl FnMut() -> bool) {

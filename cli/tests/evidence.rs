@@ -3,9 +3,11 @@
 
 #[path = "../../agent/tests/common/end_run.rs"]
 mod end_run;
+#[path = "../../agent/tests/common/free_addresses.rs"]
+mod free_addresses;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -16,6 +18,7 @@ use agent::launch::EngineFile;
 use nix::sys::signal::Signal;
 
 use end_run::end_run;
+use free_addresses::free_addresses;
 
 const SOON: Duration = Duration::from_secs(90);
 const TRUEBEAT: &str = env!("CARGO_BIN_EXE_truebeat");
@@ -40,9 +43,7 @@ impl Run {
         let model = dir.path().join("tiny");
         let made = Command::new(TRUEBEAT).arg("demo-model").arg(&model).stdout(Stdio::null()).status().unwrap();
         assert!(made.success());
-        let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let [gate, agent, engine] = [0, 1, 2].map(|n: usize| ports[n].local_addr().unwrap().to_string());
-        drop(ports);
+        let [gate, agent, engine] = free_addresses().map(|address| address.to_string());
         let supervisor = Command::new(TRUEBEAT)
             .args([
                 "run",

@@ -1,10 +1,16 @@
 //! A live engine of ours, supervised by `truebeat run`, is recorded by `truebeat record` and judged by `truebeat replay`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
+
+#[path = "../../agent/tests/common/free_addresses.rs"]
+mod free_addresses;
+
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use free_addresses::free_addresses;
 
 const TRUEBEAT: &str = env!("CARGO_BIN_EXE_truebeat");
 
@@ -17,10 +23,6 @@ impl Drop for Running {
         let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
         let _ = self.0.wait();
     }
-}
-
-fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 fn truebeat(args: &[&str]) -> Output {
@@ -50,7 +52,7 @@ fn complete(gate: SocketAddr) -> Option<String> {
 
 /// `truebeat run` around our engine with a tiny model, ready to serve.
 fn start(dir: &Path, gate: SocketAddr, engine: SocketAddr) -> Running {
-    let agent = free();
+    let [agent] = free_addresses();
     let model = dir.join("model");
     assert!(truebeat(&["demo-model", model.to_str().unwrap()]).status.success());
     let mut command = Command::new(TRUEBEAT);
@@ -70,7 +72,7 @@ fn start(dir: &Path, gate: SocketAddr, engine: SocketAddr) -> Running {
 #[test]
 fn a_live_engine_is_recorded_and_replayed() {
     let dir = tempfile::tempdir().unwrap();
-    let (gate, engine) = (free(), free());
+    let [gate, engine] = free_addresses();
     let _running = start(dir.path(), gate, engine);
     let out = dir.path().join("live.jsonl.gz");
     let mut record = Command::new(TRUEBEAT);
@@ -106,7 +108,8 @@ fn a_live_engine_is_recorded_and_replayed() {
 fn an_engine_that_is_not_there_is_an_error_that_says_what_to_give() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("nothing.jsonl.gz");
-    let url = format!("http://{}", free());
+    let [nobody] = free_addresses();
+    let url = format!("http://{nobody}");
     let recorded = truebeat(&[
         "record",
         "--seconds",

@@ -2,7 +2,7 @@
 //! command lines, scripts and log lines, through the real gate to a real process that logs all of it, and then everything that comes out.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use agent::launch::EngineFile;
 use nix::sys::signal::Signal;
 
 use crate::end_run::end_run;
+use crate::free_addresses::free_addresses;
 
 const SOON: Duration = Duration::from_secs(60);
 /// A server that prints what it is asked and who asks, announces its stacks, answers until SIGUSR2 or a deadly word, and then hangs with
@@ -94,16 +95,15 @@ pub const QUICK: &str = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_cap
 /// `limits` is a line of shell that goes before.
 pub fn launch(markers: &Markers, policy: &str, limits: &str, output: fn() -> Stdio) -> Run {
     let dir = tempfile::tempdir().unwrap();
-    let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let ports: Vec<u16> = ports.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+    let [gate, agent, engine] = free_addresses();
     let program = dir.path().join("engine.py");
     std::fs::write(&program, ENGINE).unwrap();
-    let (gate, agent) = (format!("127.0.0.1:{}", ports[0]), format!("127.0.0.1:{}", ports[1]));
+    let (gate, agent) = (gate.to_string(), agent.to_string());
     let script = format!(
         "OWN={} python3 {} {} {} --api-key {} --ssl-password={}; true",
         markers.of("script"),
         program.display(),
-        ports[2],
+        engine.port(),
         markers.of("argument"),
         markers.of("flag"),
         markers.of("flag")
@@ -111,7 +111,7 @@ pub fn launch(markers: &Markers, policy: &str, limits: &str, output: fn() -> Std
     let supervisor = Command::new("sh")
         .args(["-c", &format!("{limits}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_truebeat-agent")])
         .args(["run", "--no-nvml", "--listen", &gate, "--agent-listen", &agent, "--policy", policy, "--engine-url"])
-        .arg(format!("http://127.0.0.1:{}", ports[2]))
+        .arg(format!("http://{engine}"))
         .arg("--agent-dir")
         .arg(dir.path().join("agent"))
         .arg("--bundle-dir")

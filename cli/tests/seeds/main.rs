@@ -5,6 +5,8 @@
 
 #[path = "../../../agent/tests/common/end_run.rs"]
 mod end_run;
+#[path = "../../../agent/tests/common/free_addresses.rs"]
+mod free_addresses;
 mod load;
 mod run;
 

@@ -1,7 +1,7 @@
 //! `truebeat run -- truebeat engine`, and what can be seen of it from outside: the agent's verdict, the engine's metrics, its processes.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::Seed;
 use crate::end_run::end_run;
+use crate::free_addresses::free_addresses;
 
 const SOON: Duration = Duration::from_secs(120);
 /// After a verdict that may still find its class.
@@ -57,9 +58,7 @@ impl Run {
         let mut make = Command::new(TRUEBEAT);
         make.arg("demo-model").arg(&model).args(["--arch", seed.model]).stdout(Stdio::null());
         assert!(make.status().unwrap().success());
-        let ports: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let [gate, agent, engine] = [0, 1, 2].map(|n: usize| ports[n].local_addr().unwrap().to_string());
-        drop(ports);
+        let [gate, agent, engine] = free_addresses().map(|address| address.to_string());
         let log = std::fs::File::create(dir.path().join("run.log")).unwrap();
         let mut command = Command::new(TRUEBEAT);
         command.args(["run", "--no-nvml", "--listen", &gate, "--agent-listen", &agent]);
