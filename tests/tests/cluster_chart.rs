@@ -144,7 +144,7 @@ fn every_value_shows_in_what_is_rendered() {
     }
     for (set, gone) in [
         ("crds.install=false", "CustomResourceDefinition"),
-        ("crds.keep=false", "helm.sh/resource-policy"),
+        ("crds.keep=false", "helm.sh/resource-policy: keep\n  name: engineincidents"), // (the Lease is kept in any case)
         ("admissionPolicy.install=false", "ValidatingAdmissionPolicy"),
         ("podDisruptionBudget.enabled=false", "kind: PodDisruptionBudget"),
         ("replicas=1", "kind: PodDisruptionBudget"), // one candidate and a budget of one would block every drain
