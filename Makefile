@@ -8,7 +8,7 @@ CACHE ?= $(HOME)/.cache/truebeat
 PROGRAM := target/release/truebeat
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers bench-scale
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -67,6 +67,11 @@ bench: build ## Cost of a publish and of the agent, time to notice exits and sta
 ARGS ?=
 bench-peers: ## The engine against llama.cpp on this machine, pairs in turn, servers too (builds it once; ARGS="--formats q8_0 --server no")
 	python3 -B tests/peers/bench.py $(ARGS)
+
+PODS ?= 1000
+bench-scale: prerequisites ## The operator before PODS=N simulated engine pods on a real API server (root needed; lines `name value unit goal`)
+	tests/build-programs.sh
+	target/release/scale --pods $(PODS)
 
 fuzz: ## Every fuzz target for SECONDS (60), the canary first, which must fail
 	@tests/fuzz.sh $(or $(SECONDS),60)

@@ -2,6 +2,7 @@
 # The cluster's programs (control plane, node, container runtime) built from Go modules, cached by version outside the clone.
 #
 #   build.sh           build what is missing; progress on stderr; the folder of the binaries is the one line on stdout
+#   build.sh --with-kwok  the same, and kwok
 #   build.sh --print   print that folder, build nothing
 #   build.sh --packages  install the system packages alone, as far as this machine lets us
 #   build.sh --check   exit 0 if nothing is missing, else 1 and the names of what is
@@ -134,11 +135,15 @@ build_all() {
 case ${1:-} in
   --print) ;;
   --packages) apt_packages ;;
+  --with-kwok)
+    BINARIES+=$KWOK
+    build_all
+    ;;
   --check)
     rows=$(missing)
     [ -z "$rows" ] || die "not built: $(awk '{printf "%s ", $2}' <<<"$rows")"
     ;;
   '') build_all ;;
-  *) die "unknown word '$1' (none, --print, --packages or --check)" ;;
+  *) die "unknown word '$1' (none, --with-kwok, --print, --packages or --check)" ;;
 esac
 echo "$bin"

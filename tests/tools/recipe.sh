@@ -25,6 +25,11 @@ helm       helm                     helm.sh/helm/v4/cmd/helm                    
 promtool   promtool                 github.com/prometheus/prometheus/cmd/promtool                       0 -
 '
 
+# Built when it is asked for (build.sh --with-kwok): the simulated nodes of `make bench-scale`.
+KWOK='
+kwok       kwok                     sigs.k8s.io/kwok/cmd/kwok                                           0 -
+'
+
 # Without these -X flags the binaries report v0.0.0-master+$Format, which `kubectl version` cannot parse.
 ldflags() { # group
   printf -- '-s -w'

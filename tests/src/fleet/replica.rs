@@ -72,7 +72,8 @@ pub fn status(pod: &Pod, says: &Says, now: Timestamp) -> Result<Value> {
     let serves = says.serves();
     let (open, stage, episode) = says.episode(&milli)?;
     let condition = |type_: &str, status: &str, reason: &str, message: &str| json!({"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": second});
-    let ip = address(&pod.uid().unwrap_or_default()).to_string();
+    let known = pod.status.as_ref().and_then(|status| status.pod_ip.clone());
+    let ip = known.unwrap_or_else(|| address(&pod.uid().unwrap_or_default()).to_string());
     let engine = json!({
         "name": "engine", "image": "simulated", "imageID": "", "restartCount": 0, "ready": serves, "started": true,
         "state": {"running": {"startedAt": second}},
