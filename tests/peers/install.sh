@@ -29,9 +29,12 @@ if [ ! -e "$sdist" ]; then
 fi
 tar -xzf "$sdist" -C "$home" "llama_cpp_python-$version/vendor/llama.cpp"
 source=$home/llama_cpp_python-$version/vendor/llama.cpp
+# GCC 12 takes the stores to the set-up of tiles (AMX) for dead and drops them: the program would die at its first product
+sed -i 's/_tile_loadconfig(&tc);/asm volatile("" : : "r"(\&tc) : "memory"); &/' "$source/ggml/src/ggml-cpu/amx/mmq.cpp"
 targets=(llama llama-bench llama-quantize llama-server)
 cmake -S "$source" -B "$home/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
-  -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_APP=OFF -DGGML_CCACHE=OFF >"$home/cmake.log" 2>&1 ||
+  -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_APP=OFF -DGGML_CCACHE=OFF \
+  -DCMAKE_BUILD_RPATH_USE_ORIGIN=ON >"$home/cmake.log" 2>&1 ||
   { tail -n 20 "$home/cmake.log" >&2; exit 1; }
 cmake --build "$home/build" --target "${targets[@]}" -j "${JOBS:-2}" >"$home/build.log" 2>&1 ||
   { tail -n 20 "$home/build.log" >&2; exit 1; }
