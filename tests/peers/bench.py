@@ -97,7 +97,7 @@ def roofline_of(name, cell, speed, shape, path, before, after):
 
 
 def measure(args, programs):
-    ours_program = children.built("bench", "--no-run", "--bench", "cells")
+    ours_program = children.built("cells", "bench", "--no-run", "--bench")
     for shape in args.shapes:
         for kind in args.formats:
             path = models.file_of(args.models, shape, kind, programs)

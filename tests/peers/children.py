@@ -13,12 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 START_S_MAX = 600
 
 
-def built(*what):
-    """The program that cargo makes of `what`, with the settings of a release."""
-    command = ["cargo", *what, "--locked", "-p", "engine", "--message-format=json"]
+def built(name, *how):
+    """The program `name` of the engine, which cargo makes with the settings of a release."""
+    command = ["cargo", *how, name, "--locked", "-p", "engine", "--message-format=json"]
     lines = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout.splitlines()
-    programs = [program for line in lines if (program := json.loads(line).get("executable"))]
-    return Path(programs[-1])
+    made = [message for line in lines if (message := json.loads(line)).get("executable")]
+    return next(Path(message["executable"]) for message in made if message["target"]["name"] == name)
 
 
 class Cells:

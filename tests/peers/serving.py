@@ -57,7 +57,7 @@ def run(port, rate, seed, count, vocab):
 
 def compare(args, programs, report):
     """Throughput, p99 of first tokens and of gaps, each as a ratio of ours to theirs by seed."""
-    ours_program = children.built("build", "--release", "--bin", "truebeat-engine")
+    ours_program = children.built("truebeat-engine", "build", "--release", "--bin")
     for shape in args.shapes[:1]:
         for kind in args.formats:
             path = models.file_of(args.models, shape, kind, programs)
