@@ -30,6 +30,8 @@ pub struct Heart {
     leases: LeaseModel,
     /// When tokens, finished requests or owed prompt tokens last moved, or nothing was owed.
     progress_ns: u64,
+    /// Key of the program that ran the step under way; 0: it runs eagerly.
+    graph_key: u64,
 }
 
 /// What one step is made of, for its lease and its record.
@@ -56,7 +58,8 @@ impl Heart {
     /// A heart that beats into `page`, if there is one, and into `board`.
     pub fn new(page: Option<Writer>, board: Arc<BeatBoard>) -> Self {
         let now = monotonic_ns();
-        let mut heart = Self { page, board, beat: first_beat(now), leases: LeaseModel::default(), progress_ns: now };
+        let mut heart =
+            Self { page, board, beat: first_beat(now), leases: LeaseModel::default(), progress_ns: now, graph_key: 0 };
         heart.publish(now, LOAD_LEASE);
         heart
     }
@@ -102,6 +105,11 @@ impl Heart {
         self.store(now);
     }
 
+    /// The step under way was run by the program of this key; 0: eagerly (H6).
+    pub fn ran_by(&mut self, graph_key: u64) {
+        self.graph_key = graph_key;
+    }
+
     /// How long the step under way, or the phase, may last from its beginning.
     pub fn lease(&self) -> Duration {
         Duration::from_millis(u64::from(self.beat.lease_ms))
@@ -124,7 +132,7 @@ impl Heart {
                 requests: clamp_u32(shape.requests),
                 prefill_tokens: clamp_u32(shape.prefill_tokens),
                 decode_tokens: clamp_u32(shape.decode_tokens),
-                graph_key: 0, // the CPU backend runs every step eagerly
+                graph_key: std::mem::take(&mut self.graph_key),
                 outcome,
             });
         }

@@ -101,6 +101,9 @@ pub struct EngineArgs {
     /// Processes that share the model, each with a part of every weight
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=RANKS_MAX as i64))]
     pub tensor_parallel: u32,
+    /// Run every step call by call; without, shapes of steps that come again run by programs made for them
+    #[arg(long)]
+    pub enforce_eager: bool,
     /// Keep weights as the processor wants them in this directory, so that the next start, and every rank, maps them instead of making
     /// them; without one each rank makes its own at each start
     #[arg(long, value_name = "DIR", env = "TRUEBEAT_CACHE_DIR")]
@@ -228,6 +231,7 @@ async fn worker(args: EngineArgs, of: RankOf, signals: (Signal, Signal, Signal))
             threads: threads_of_rank(args.tensor_parallel),
             guards: guarded(&args),
             cache_dir: args.cache_dir.as_deref(),
+            eager: args.enforce_eager,
         };
         drop(tell.send(run_worker(&config)));
     };

@@ -19,6 +19,7 @@ pub mod handle;
 pub mod metrics;
 pub mod model;
 mod panics;
+pub mod programs;
 pub mod ranks;
 pub mod raw;
 pub mod sampling;

@@ -1,6 +1,8 @@
 //! What `/metrics` exports: vLLM's names for what vLLM has too, so that dashboards and autoscalers work unchanged, and
 //! `truebeat:*` for what only we tell. `docs/engine-metrics.md` lists them all; a test holds the two together.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use heartbeat::monotonic_ns;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry, TextEncoder,
@@ -8,6 +10,7 @@ use prometheus::{
 
 use crate::beat::{BeatBoard, Health, judge};
 use crate::handle::End;
+use crate::programs::ProgramCounts;
 use crate::scheduler::{Finish, Limits, Outcome, Scheduler, StepPlan};
 use crate::speculation::SpeculationCounts;
 
@@ -51,6 +54,7 @@ pub struct Metrics {
     pub refused: IntCounterVec,
     pub deadlines_exceeded: IntCounter,
     pub grammar_compile: Histogram,
+    programs: ProgramSeries,
     /// The engine thread's: steps of a sequence that ran again because its grammar was not ready.
     pub masks_late: IntCounter,
 }
@@ -104,6 +108,12 @@ impl Metrics {
             deadlines_exceeded: r.counter("truebeat:deadlines_exceeded_total", "Requests ended by their deadline.")?,
             grammar_compile: r.seconds("truebeat:grammar_compile_seconds", "To compile a request's grammar.")?,
             masks_late: r.counter("truebeat:grammar_masks_late_total", "Steps run again for a grammar's mask.")?,
+            programs: ProgramSeries {
+                replayed: r.counter("truebeat:steps_replayed_total", "Steps that ran by their program.")?,
+                eager: r.counter("truebeat:steps_eager_total", "Steps that ran call by call.")?,
+                captured: r.counter("truebeat:programs_captured_total", "Step programs made.")?,
+                evicted: r.counter("truebeat:programs_evicted_total", "Step programs dropped for others.")?,
+            },
             registry: r.registry.clone(),
         };
         Ok(metrics)
@@ -163,6 +173,14 @@ impl Metrics {
         self.speculation_on.set(f64::from(u8::from(on)));
     }
 
+    /// What became of steps and of step programs so far.
+    pub fn programs(&self, counts: &ProgramCounts) {
+        let ProgramCounts { replayed, eager, captured, evicted, .. } = counts;
+        let series = &self.programs;
+        let all = [&series.replayed, &series.eager, &series.captured, &series.evicted];
+        all.into_iter().zip([replayed, eager, captured, evicted]).for_each(|(to, of)| rise(to, of.load(Relaxed)));
+    }
+
     /// An accepted request ended.
     pub fn ended(&self, end: &End) {
         let name = match end {
@@ -191,6 +209,14 @@ impl Metrics {
         let tokens = (self.prompt_tokens.get(), self.generation_tokens.get());
         (self.running.get(), self.waiting.get(), tokens.0, tokens.1, self.kv_usage.get())
     }
+}
+
+/// Steps by the way they ran, and their programs.
+struct ProgramSeries {
+    replayed: IntCounter,
+    eager: IntCounter,
+    captured: IntCounter,
+    evicted: IntCounter,
 }
 
 /// Brings a counter up to what was counted elsewhere.

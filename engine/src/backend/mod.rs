@@ -30,11 +30,39 @@ pub struct AttentionSeq<'a> {
 }
 
 /// How heads share a row: Q has `heads` heads of `head_dim`, K and V have `kv_heads`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadShape {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+}
+
+/// Rows of a sequence that attention computes together, at most.
+pub const ATTENTION_ROWS: usize = 8;
+
+/// A part of attention's work: some rows of one sequence, over one KV head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionUnit {
+    /// Which sequence of the step.
+    pub seq: usize,
+    /// The first of its rows, counted in the step and in the sequence's own rows.
+    pub first_row: usize,
+    pub at: usize,
+    pub rows: usize,
+    pub kv_head: usize,
+}
+
+/// All parts of a step whose sequences have so many rows each.
+pub fn attention_units(rows_of_seqs: impl Iterator<Item = usize>, heads: HeadShape) -> Vec<AttentionUnit> {
+    let (mut units, mut first) = (Vec::new(), 0);
+    for (seq, len) in rows_of_seqs.enumerate() {
+        for at in (0..len).step_by(ATTENTION_ROWS) {
+            let (first_row, rows) = (first + at, ATTENTION_ROWS.min(len - at));
+            units.extend((0..heads.kv_heads).map(|kv_head| AttentionUnit { seq, first_row, at, rows, kv_head }));
+        }
+        first += len;
+    }
+    units
 }
 
 /// Size of a paged KV cache on a device.
@@ -94,11 +122,13 @@ pub trait Preparer {
 /// Every implementation keeps EP4: a row's result depends on that row and its own sequence alone, never on the rows
 /// computed beside it, so each reduction has an order fixed by the shape of one row.
 pub trait Backend: Send {
-    type Matrix: Send;
+    type Matrix: Send + Default;
     /// `outputs × inputs`, as the device likes to read it.
     type Weight: Send;
     /// Paged K and V of all layers.
     type Kv: Send;
+    /// What calls of a program keep from one to the next, so that they need not make it anew.
+    type Scratch: Send + Default;
 
     /// Moves `rows × cols` values to the device.
     fn upload(&self, rows: usize, cols: usize, values: Vec<f32>) -> Self::Matrix;
@@ -155,6 +185,45 @@ pub trait Backend: Send {
         heads: HeadShape,
         window: Option<usize>,
     ) -> Self::Matrix;
+
+    // What programs call: the same kernels on matrices that are there already. What is in them before does not matter.
+
+    /// A matrix of zeros, for a program's buffers.
+    fn blank(rows: usize, cols: usize) -> Self::Matrix;
+
+    /// The rows of a matrix, that stays as it is.
+    fn rows(&self, x: &Self::Matrix) -> Vec<Vec<f32>>;
+
+    /// [`Self::embed`] into `out`.
+    fn embed_into(&self, table: &Self::Weight, tokens: &mut dyn Iterator<Item = u32>, out: &mut Self::Matrix);
+
+    /// `out = x`.
+    fn copy(&self, x: &Self::Matrix, out: &mut Self::Matrix);
+
+    /// [`Self::rms_norm`] in place.
+    fn rms_norm_over(&self, x: &mut Self::Matrix, weight: &Self::Matrix, eps: f32);
+
+    /// [`Self::linear`] into `out`. `same`: the input is that of the call before, with the same scratch.
+    fn linear_into(
+        &self,
+        input: (&Self::Matrix, bool),
+        weight: &Self::Weight,
+        bias: Option<&Self::Matrix>,
+        out: (&mut Self::Matrix, &mut Self::Scratch),
+    );
+
+    /// [`Self::attention`] into `out`, cut into `units` already.
+    fn attention_into(
+        &self,
+        q: &Self::Matrix,
+        kv: (&Self::Kv, usize),
+        seqs: (&[AttentionSeq<'_>], &[AttentionUnit]),
+        heads: (HeadShape, Option<usize>),
+        out: &mut Self::Matrix,
+    );
+
+    /// [`Self::gather_rows`] into `out`.
+    fn gather_into(&self, x: &Self::Matrix, rows: &[usize], out: &mut Self::Matrix);
 
     /// `silu(gate) × up`, written over `gate`.
     fn silu_mul(&self, gate: &mut Self::Matrix, up: &Self::Matrix);

@@ -22,7 +22,7 @@ pub(super) fn loader(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> L
         guards: config.guards,
         fleet: Some(fleet.clone()),
     });
-    let options = LoadOptions { cache, ..LoadOptions::default() };
+    let options = LoadOptions { cache, eager: args.enforce_eager, ..LoadOptions::default() };
     if args.tensor_parallel == 1 {
         return alone(dir, options, speculation);
     }

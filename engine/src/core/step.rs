@@ -18,6 +18,7 @@ use crate::fault::Faults;
 use crate::handle::{End, Shared, Submission, TokenEvent};
 use crate::model::{Model, SeqInput, StepTerms};
 use crate::panics::guarded;
+use crate::programs::ProgramCounts;
 use crate::sampling::{Sampler, TokenLogprob};
 use crate::scheduler::{Finish, Limits, Outcome, Refusal, ReqId, Scheduler, SeqResult, StepPlan};
 use crate::speculation::Speculation;
@@ -47,6 +48,8 @@ pub(super) struct Core {
     pub(super) speculation: Option<Speculation>,
     pub(super) shared: Arc<Shared>,
     heart: Heart,
+    /// What became of step programs.
+    programs: Option<Arc<ProgramCounts>>,
     /// Steps have deadlines (E1).
     guards: bool,
     tokens_delivered: u64,
@@ -60,6 +63,7 @@ pub(super) struct Core {
 impl Core {
     pub fn new(model: Box<dyn Model>, limits: Limits, shared: Arc<Shared>, heart: Heart, guards: bool) -> Self {
         Self {
+            programs: model.programs(),
             model,
             scheduler: Scheduler::new(limits),
             live: HashMap::new(),
@@ -97,6 +101,10 @@ impl Core {
         let terms = self.terms(faults, shape);
         self.model.terms(&terms);
         let rows = alone::run(self.model.as_mut(), &plan.batch).inspect_err(|_| self.exceeded(&shape))?;
+        if let Some(counts) = &self.programs {
+            self.heart.ran_by(counts.last_key.load(Relaxed));
+            self.shared.metrics.programs(counts);
+        }
         let results = if livelock { Vec::new() } else { self.sample(&plan, &rows) };
         let outcomes = self.scheduler.apply(results);
         let failed = outcomes.iter().any(|outcome| outcome.finish == Some(Finish::Failed));

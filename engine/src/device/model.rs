@@ -2,12 +2,14 @@
 //! with the job and comes back with its result; one whose step never ends is lost, and every later step says so at once.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::{DeviceQueue, Event};
 use crate::fault::{Faults, Place};
 use crate::model::{ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
+use crate::programs::ProgramCounts;
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::{Patience, RunQueue};
 
@@ -24,6 +26,7 @@ pub struct QueuedModel {
     info: ModelInfo,
     /// Counts the layers that the device has done.
     layers: Option<Pulse>,
+    programs: Option<Arc<ProgramCounts>>,
     /// Counts this thread's own looks: it is not stuck while it waits for the device.
     looks: Pulse,
     allowed: Option<Duration>,
@@ -47,9 +50,9 @@ impl QueuedModel {
     }
 
     fn on(queue: DeviceQueue, looks: Pulse, model: Box<dyn Model>, faults: Faults) -> Self {
-        let (info, layers) = (model.info().clone(), model.pulse());
+        let (info, layers, programs) = (model.info().clone(), model.pulse(), model.programs());
         let margin = if model.has_ranks() { AFTER_COLLECTIVE } else { Duration::ZERO };
-        Self { queue, model: Some(model), info, layers, looks, allowed: None, margin, faults }
+        Self { queue, model: Some(model), info, layers, programs, looks, allowed: None, margin, faults }
     }
 
     /// Does a step show that it goes on before it ends?
@@ -142,6 +145,10 @@ impl Model for QueuedModel {
 
     fn pulse(&self) -> Option<Pulse> {
         Some(self.looks.clone())
+    }
+
+    fn programs(&self) -> Option<Arc<ProgramCounts>> {
+        self.programs.clone()
     }
 
     fn terms(&mut self, terms: &StepTerms) {

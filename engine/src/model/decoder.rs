@@ -1,10 +1,13 @@
 //! The decoder of the Llama family, once for all of its members, over any backend: all tokens of all sequences of a
 //! step go through each weight in one multiplication; only attention looks at one sequence at a time.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize};
+use crate::programs::{ProgramCounts, Programs, Sizes};
 
 use super::batch;
 use super::config::DecoderConfig;
@@ -63,27 +66,55 @@ pub(super) struct DecoderWeights<B: Backend> {
 
 /// A loaded decoder and its KV cache.
 pub(super) struct Decoder<B: Backend> {
-    backend: B,
-    config: DecoderConfig,
+    pub(super) backend: B,
+    pub(super) config: DecoderConfig,
     info: ModelInfo,
-    weights: DecoderWeights<B>,
+    pub(super) weights: DecoderWeights<B>,
     rope: Rope,
     cache: Option<(KvShape, B::Kv)>,
-    pulse: Pulse,
+    pub(super) pulse: Pulse,
+    /// `None`: every step runs eagerly.
+    programs: Option<Programs<B>>,
 }
 
 /// What every layer of one step shares.
-struct StepFrame<'a, M> {
-    seqs: Vec<AttentionSeq<'a>>,
-    slots: Vec<usize>,
-    cos: M,
-    sin: M,
+pub(super) struct StepFrame<'a, M> {
+    pub seqs: Vec<AttentionSeq<'a>>,
+    pub slots: Vec<usize>,
+    pub cos: M,
+    pub sin: M,
+    /// For each sequence, the rows whose logits are wanted.
+    pub wanted: Vec<Range<usize>>,
 }
 
-impl<B: Backend> Decoder<B> {
+impl<M> StepFrame<'_, M> {
+    /// Rows of logits, dealt out to the sequences that want them.
+    pub fn answer(&self, rows: Vec<Vec<f32>>) -> StepLogits {
+        let mut rows = rows.into_iter();
+        StepLogits { rows: self.wanted.iter().map(|wanted| rows.by_ref().take(wanted.len()).collect()).collect() }
+    }
+}
+
+impl<B: Backend + 'static> Decoder<B> {
     pub fn new(backend: B, config: DecoderConfig, info: ModelInfo, weights: DecoderWeights<B>) -> Self {
         let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling).divided(&config.rope_factors);
-        Self { backend, config, info, weights, rope, cache: None, pulse: Pulse::default() }
+        Self { backend, config, info, weights, rope, cache: None, pulse: Pulse::default(), programs: None }
+    }
+
+    /// The same, with programs for the shapes of steps that come again (E2).
+    pub fn with_programs(mut self) -> Self {
+        // which experts run depends on values: their steps have no shape
+        let dense = self.weights.layers.iter().all(|layer| matches!(layer.feed, FeedForward::Dense(_)));
+        let DecoderConfig { layers, hidden, intermediate, vocab, .. } = self.config;
+        let qk_norm = self.config.arch.has_qk_norm();
+        let sizes = Sizes { layers, hidden, intermediate, vocab, heads: self.head_shape(), qk_norm };
+        self.programs = dense.then(|| Programs::new(sizes));
+        self
+    }
+
+    pub(super) fn head_shape(&self) -> HeadShape {
+        let DecoderConfig { heads, kv_heads, head_dim, .. } = self.config;
+        HeadShape { heads, kv_heads, head_dim }
     }
 
     /// Hidden states of the step's tokens after the last block; K and V are written on the way.
@@ -118,9 +149,7 @@ impl<B: Backend> Decoder<B> {
         b.rope(&mut k, &frame.cos, &frame.sin);
         // written before they are read: a row attends to itself and to the rows of its chunk before it
         b.store_kv(kv, index, &k, &v, &frame.slots);
-        let DecoderConfig { heads, kv_heads, head_dim, .. } = self.config;
-        let heads = HeadShape { heads, kv_heads, head_dim };
-        let mixed = b.attention(&q, (kv, index), &frame.seqs, heads, self.config.windows[index]);
+        let mixed = b.attention(&q, (kv, index), &frame.seqs, self.head_shape(), self.config.windows[index]);
         self.linear(&mixed, &layer.o)
     }
 
@@ -164,23 +193,39 @@ impl<B: Backend> Decoder<B> {
         self.backend.linear(x, &linear.weight, linear.bias.as_ref())
     }
 
+    /// A step call by call, each with matrices of its own.
+    fn eager(&self, kv: &mut B::Kv, batch: &StepBatch, frame: &StepFrame<'_, B::Matrix>) -> StepLogits {
+        let x = self.run_layers(kv, batch, frame);
+        self.logits(frame, &x)
+    }
+
+    fn frame<'a>(&self, batch: &'a StepBatch, shape: KvShape) -> StepFrame<'a, B::Matrix> {
+        let positions = batch::positions(batch);
+        let (cos, sin) = self.rope.angles(&positions);
+        let half = self.config.head_dim / 2;
+        StepFrame {
+            seqs: batch::attention_seqs(batch),
+            slots: batch::slots(batch, shape.block_size),
+            cos: self.backend.upload(positions.len(), half, cos),
+            sin: self.backend.upload(positions.len(), half, sin),
+            wanted: batch::rows_wanted(batch),
+        }
+    }
+
     /// Logits of the rows that somebody wants; the vocabulary is multiplied for those alone.
-    fn logits(&self, batch: &StepBatch, x: &B::Matrix) -> StepLogits {
-        let wanted = batch::rows_wanted(batch);
-        let rows: Vec<usize> = wanted.iter().flat_map(|rows| rows.clone()).collect();
+    fn logits(&self, frame: &StepFrame<'_, B::Matrix>, x: &B::Matrix) -> StepLogits {
+        let rows: Vec<usize> = frame.wanted.iter().flat_map(|rows| rows.clone()).collect();
         if rows.is_empty() {
-            return StepLogits { rows: vec![Vec::new(); batch.seqs.len()] };
+            return StepLogits { rows: vec![Vec::new(); frame.wanted.len()] };
         }
         let x = self.backend.gather_rows(x, &rows);
         let x = self.backend.rms_norm(&x, &self.weights.norm, self.config.norm_eps);
         let head = self.weights.lm_head.as_ref().unwrap_or(&self.weights.embed);
-        let values = self.backend.download(self.backend.linear(&x, head, None));
-        let mut lines = values.chunks_exact(self.config.vocab).map(<[f32]>::to_vec);
-        StepLogits { rows: wanted.iter().map(|rows| lines.by_ref().take(rows.len()).collect()).collect() }
+        frame.answer(self.backend.rows(&self.backend.linear(&x, head, None)))
     }
 }
 
-impl<B: Backend> Model for Decoder<B> {
+impl<B: Backend + 'static> Model for Decoder<B> {
     fn info(&self) -> &ModelInfo {
         &self.info
     }
@@ -189,13 +234,16 @@ impl<B: Backend> Model for Decoder<B> {
         Some(self.pulse.clone())
     }
 
+    fn programs(&self) -> Option<Arc<ProgramCounts>> {
+        self.programs.as_ref().map(Programs::counts)
+    }
+
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
         batch::check_shape(shape)?;
-        let DecoderConfig { layers, heads, kv_heads, head_dim, .. } = self.config;
-        let size = KvSize { layers, num_blocks: shape.num_blocks, block_size: shape.block_size };
+        let size = KvSize { layers: self.config.layers, num_blocks: shape.num_blocks, block_size: shape.block_size };
         let kv = self
             .backend
-            .kv_cache(size, HeadShape { heads, kv_heads, head_dim })
+            .kv_cache(size, self.head_shape())
             .map_err(|error| ModelError::OutOfMemory { needed_bytes: error.needed_bytes, reason: error.reason })?;
         self.cache = Some((shape, kv));
         Ok(())
@@ -209,20 +257,16 @@ impl<B: Backend> Model for Decoder<B> {
         let Some((shape, mut kv)) = self.cache.take() else {
             return Err(ModelError::BadBatch("the KV cache was not allocated before the first step".to_owned()));
         };
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            batch::check(batch, shape, &self.info).map(|()| {
-                let positions = batch::positions(batch);
-                let (cos, sin) = self.rope.angles(&positions);
-                let half = self.config.head_dim / 2;
-                let frame = StepFrame {
-                    seqs: batch::attention_seqs(batch),
-                    slots: batch::slots(batch, shape.block_size),
-                    cos: self.backend.upload(positions.len(), half, cos),
-                    sin: self.backend.upload(positions.len(), half, sin),
-                };
-                let x = self.run_layers(&mut kv, batch, &frame);
-                self.logits(batch, &x)
-            })
+        let result = catch_unwind(AssertUnwindSafe(|| -> Result<StepLogits, ModelError> {
+            batch::check(batch, shape, &self.info)?;
+            let program = self.programs.as_mut().and_then(|programs| programs.take(batch));
+            let frame = self.frame(batch, shape);
+            let Some(mut program) = program else { return Ok(self.eager(&mut kv, batch, &frame)) };
+            let logits = self.replay(&mut program, &mut kv, (batch, &frame));
+            if let Some(programs) = &mut self.programs {
+                programs.put_back(program);
+            }
+            Ok(logits)
         }));
         // put back even then: the other sequences go on from it (EP5)
         self.cache = Some((shape, kv));

@@ -42,6 +42,8 @@ pub struct LoadOptions {
     pub team: Option<Arc<Team>>,
     /// Where prepared weights are kept; `None`: nowhere, each rank prepares its own.
     pub cache: Option<CacheOptions>,
+    /// Run every step call by call, without programs.
+    pub eager: bool,
 }
 
 /// Loads the model in `dir` onto the CPU, with the default [`LoadOptions`].
@@ -97,7 +99,8 @@ fn decoder<B: Backend + 'static>(
     let mut loader = Loader { folder, backend: &backend, config: &config, share, store, progress, done: 0, total };
     let weights = loader.weights(tied)?;
     let info = model_info(dir, &config);
-    Ok(Box::new(Decoder::new(backend, share.of_config(&config), info, weights)))
+    let decoder = Decoder::new(backend, share.of_config(&config), info, weights);
+    Ok(Box::new(if options.eager { decoder } else { decoder.with_programs() }))
 }
 
 /// What all ranks need of prepared weights, from the cache or made for it (E5).

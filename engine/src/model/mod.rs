@@ -5,6 +5,7 @@ mod config;
 mod decoder;
 mod load;
 mod random;
+mod replay;
 mod rope;
 mod routing;
 mod share;
@@ -18,10 +19,11 @@ use thiserror::Error;
 pub use crate::backend::cpu::Precision;
 pub use config::ConfigError;
 pub use load::{LoadError, LoadOptions, load_model, load_model_with};
-pub use random::{RandomShape, random_model};
+pub use random::{RandomShape, eager_random_model, random_model};
 pub use share::{Share, ShareError};
 
 use crate::beat::{StepShape, Tally};
+use crate::programs::ProgramCounts;
 use crate::stuck::Stuck;
 
 /// Shape facts that scheduler and server need.
@@ -125,6 +127,11 @@ pub trait Model: Send {
     /// Does a step of it wait for other ranks, with deadlines of its own?
     fn has_ranks(&self) -> bool {
         false
+    }
+
+    /// What became of its step programs, if it has any.
+    fn programs(&self) -> Option<Arc<ProgramCounts>> {
+        None
     }
 
     /// Runs one step: writes K and V of `tokens` into their blocks, returns the logits asked for.

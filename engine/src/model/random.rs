@@ -46,6 +46,15 @@ impl RandomShape {
 /// A model whose matrices are of `kind` and whose embedding (and head) is of `embed`; `None` where the sizes are no whole number
 /// of their blocks.
 pub fn random_model(shape: RandomShape, kind: WeightType, embed: WeightType, threads: usize) -> Option<Box<dyn Model>> {
+    decoder(shape, (kind, embed), threads).map(|decoder| Box::new(decoder.with_programs()) as Box<dyn Model>)
+}
+
+/// The same model, whose every step runs eagerly.
+pub fn eager_random_model(shape: RandomShape, kind: WeightType, threads: usize) -> Option<Box<dyn Model>> {
+    decoder(shape, (kind, kind), threads).map(|decoder| Box::new(decoder) as Box<dyn Model>)
+}
+
+fn decoder(shape: RandomShape, (kind, embed): (WeightType, WeightType), threads: usize) -> Option<Decoder<CpuBackend>> {
     let precision = if kind == WeightType::F32 { Precision::Exact } else { Precision::Native };
     let backend = CpuBackend::new(threads).with_precision(precision);
     let mut random = SplitMix64(1);
@@ -78,7 +87,7 @@ pub fn random_model(shape: RandomShape, kind: WeightType, embed: WeightType, thr
     let (name, arch) = ("random".to_owned(), config.arch.name().to_owned());
     let (vocab_size, seq_len_max) = (shape.vocab, shape.seq_len_max);
     let info = ModelInfo { name, arch, vocab_size, seq_len_max, eos_token_ids: Vec::new(), bos_token_id: None };
-    Some(Box::new(Decoder::new(backend, config, info, weights)))
+    Some(Decoder::new(backend, config, info, weights))
 }
 
 fn config(shape: RandomShape) -> DecoderConfig {

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use super::Team;
-use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize, OutOfMemory, Part, Preparer, WeightShape};
+use crate::backend::{
+    AttentionSeq, AttentionUnit, Backend, HeadShape, KvSize, OutOfMemory, Part, Preparer, WeightShape,
+};
 use crate::weights::{Bytes, RawWeight};
 
 /// This rank's share of a device.
@@ -30,6 +32,7 @@ impl<B: Backend> Backend for RankBackend<B> {
     type Matrix = B::Matrix;
     type Weight = RankWeight<B::Weight>;
     type Kv = B::Kv;
+    type Scratch = B::Scratch;
 
     fn weight(&self, raw: RawWeight) -> Self::Weight {
         self.weight_part(raw, &Part::Whole)
@@ -50,22 +53,39 @@ impl<B: Backend> Backend for RankBackend<B> {
     }
 
     fn linear(&self, x: &B::Matrix, weight: &Self::Weight, bias: Option<&B::Matrix>) -> B::Matrix {
+        let mut out = B::Matrix::default();
+        self.linear_into((x, false), weight, bias, (&mut out, &mut B::Scratch::default()));
+        out
+    }
+
+    fn linear_into(
+        &self,
+        input: (&B::Matrix, bool),
+        weight: &Self::Weight,
+        bias: Option<&B::Matrix>,
+        (out, scratch): (&mut B::Matrix, &mut B::Scratch),
+    ) {
         // a sum over the ranks has its bias once
         let summed = matches!(weight.part, Part::Inputs(_));
-        let product = self.inner.linear(x, &weight.weight, bias.filter(|_| !summed || self.team.rank() == 0));
+        let bias = bias.filter(|_| !summed || self.team.rank() == 0);
+        self.inner.linear_into(input, &weight.weight, bias, (out, scratch));
         match &weight.part {
-            Part::Whole | Part::Outputs(_) => product,
+            Part::Whole | Part::Outputs(_) => (),
             Part::Inputs(_) => {
-                let mut values = self.inner.download(product);
+                let mut values = self.inner.download(std::mem::take(out));
                 self.team.all_reduce(&mut values);
-                self.inner.upload(values.len() / weight.outputs.max(1), weight.outputs, values)
+                *out = self.inner.upload(values.len() / weight.outputs.max(1), weight.outputs, values);
             }
             Part::Gathered { widths, .. } => {
-                let all = self.team.all_gather(&self.inner.download(product), widths);
+                let all = self.team.all_gather(&self.inner.download(std::mem::take(out)), widths);
                 let cols = widths.iter().sum::<usize>();
-                self.inner.upload(all.len() / cols.max(1), cols, all)
+                *out = self.inner.upload(all.len() / cols.max(1), cols, all);
             }
         }
+    }
+
+    fn embed_into(&self, table: &Self::Weight, tokens: &mut dyn Iterator<Item = u32>, out: &mut B::Matrix) {
+        self.inner.embed_into(&table.weight, tokens, out);
     }
 
     fn embed(&self, table: &Self::Weight, tokens: &[u32]) -> B::Matrix {
@@ -107,6 +127,37 @@ impl<B: Backend> Backend for RankBackend<B> {
         window: Option<usize>,
     ) -> B::Matrix {
         self.inner.attention(q, kv, seqs, heads, window)
+    }
+
+    fn blank(rows: usize, cols: usize) -> B::Matrix {
+        B::blank(rows, cols)
+    }
+
+    fn rows(&self, x: &B::Matrix) -> Vec<Vec<f32>> {
+        self.inner.rows(x)
+    }
+
+    fn copy(&self, x: &B::Matrix, out: &mut B::Matrix) {
+        self.inner.copy(x, out);
+    }
+
+    fn rms_norm_over(&self, x: &mut B::Matrix, weight: &B::Matrix, eps: f32) {
+        self.inner.rms_norm_over(x, weight, eps);
+    }
+
+    fn attention_into(
+        &self,
+        q: &B::Matrix,
+        kv: (&B::Kv, usize),
+        seqs: (&[AttentionSeq<'_>], &[AttentionUnit]),
+        heads: (HeadShape, Option<usize>),
+        out: &mut B::Matrix,
+    ) {
+        self.inner.attention_into(q, kv, seqs, heads, out);
+    }
+
+    fn gather_into(&self, x: &B::Matrix, rows: &[usize], out: &mut B::Matrix) {
+        self.inner.gather_into(x, rows, out);
     }
 
     fn silu_mul(&self, gate: &mut B::Matrix, up: &B::Matrix) {

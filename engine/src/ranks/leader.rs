@@ -9,6 +9,7 @@ use super::layout::Word;
 use super::plan::{Order, hash};
 use crate::model::{ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
 use crate::panics::guarded;
+use crate::programs::ProgramCounts;
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::Patience;
 
@@ -52,6 +53,10 @@ impl Model for LeaderModel {
 
     fn has_ranks(&self) -> bool {
         true
+    }
+
+    fn programs(&self) -> Option<Arc<ProgramCounts>> {
+        self.model.programs()
     }
 
     fn terms(&mut self, terms: &StepTerms) {

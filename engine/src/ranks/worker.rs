@@ -61,6 +61,8 @@ pub struct WorkerConfig<'a> {
     pub guards: bool,
     /// Where prepared weights are kept.
     pub cache_dir: Option<&'a Path>,
+    /// Every step runs call by call.
+    pub eager: bool,
 }
 
 /// Runs a worker rank to its end; `Ok`: it was told to stop.
@@ -116,7 +118,7 @@ impl Worker {
             fleet: None,
         });
         let (threads, team) = (Some(config.threads), Some(self.team.clone()));
-        let options = LoadOptions { threads, team, cache, ..LoadOptions::default() };
+        let options = LoadOptions { threads, team, cache, eager: config.eager, ..LoadOptions::default() };
         let mut progress = |done, total| {
             stage.publish(&mut self.heart, done, total, LOAD_LEASE);
             self.team.loading(done, total);

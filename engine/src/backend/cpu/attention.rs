@@ -2,47 +2,26 @@
 //! the blocks, chunks and neighbours are, so that every bit of a row is its own (EP4). The query heads that share a KV head, and
 //! neighbouring rows of a sequence, share its loads.
 
+use std::cell::Cell;
+
 mod tile;
 
 use super::kv::{GROUP, KvLayout, LayerKv};
 use super::output::Output;
 use super::{HeadShape, Matrix};
-use crate::backend::AttentionSeq;
+use crate::backend::{AttentionSeq, AttentionUnit};
 use crate::raw::{Op, Simd};
 use tile::{Cached, CachedBf16, CachedF32, Decoded, InCache, Tile};
 
 /// Groups of positions a tile.
 const GROUPS: usize = 4;
 const TILE: usize = GROUPS * GROUP;
-/// Rows of a sequence that are computed together.
-pub const ROWS: usize = 8;
 /// Queries that share each load.
 const QUERIES: usize = 4;
 
-/// Rows `first_row..first_row + rows` of a step, all of one sequence, over one KV head.
-#[derive(Debug, Clone, Copy)]
-pub struct Unit<'a> {
-    first_row: usize,
-    rows: usize,
-    /// Position of the first of them.
-    pos: usize,
-    blocks: &'a [u32],
-    kv_head: usize,
-}
-
-/// All units of a step, and their multiply-adds in all.
-pub fn units<'a>(seqs: &[AttentionSeq<'a>], heads: HeadShape) -> (Vec<Unit<'a>>, usize) {
-    let (mut units, mut work, mut row) = (Vec::new(), 0, 0);
-    for seq in seqs {
-        for at in (0..seq.rows).step_by(ROWS) {
-            let (rows, pos) = (ROWS.min(seq.rows - at), seq.start_pos + at);
-            work += rows * (pos + rows) * heads.heads * heads.head_dim * 2;
-            let unit = |kv_head| Unit { first_row: row + at, rows, pos, blocks: seq.blocks, kv_head };
-            units.extend((0..heads.kv_heads).map(unit));
-        }
-        row += seq.rows;
-    }
-    (units, work)
+/// Multiply-adds of a step's attention in all, about.
+pub fn work(seqs: &[AttentionSeq<'_>], heads: HeadShape) -> usize {
+    seqs.iter().map(|seq| seq.rows * (seq.start_pos + seq.rows) * heads.heads * heads.head_dim * 2).sum()
 }
 
 /// Computes one unit.
@@ -53,7 +32,9 @@ pub struct AttentionOp<'a> {
     pub heads: HeadShape,
     /// Positions a row sees, its own among them; `None`: all.
     pub window: Option<usize>,
-    pub unit: Unit<'a>,
+    pub unit: AttentionUnit,
+    /// The unit's sequence.
+    pub seq: &'a AttentionSeq<'a>,
     pub out: &'a Output,
 }
 
@@ -71,6 +52,25 @@ struct Query {
     weights: [f32; TILE],
 }
 
+impl Default for Query {
+    fn default() -> Self {
+        let (q, out) = (Vec::new(), Vec::new());
+        Self { row: 0, head: 0, first: 0, last: 0, q, max: f32::NEG_INFINITY, sum: 0.0, out, weights: [0.0; TILE] }
+    }
+}
+
+/// What a unit works in; each thread has one, and keeps it.
+#[derive(Default)]
+struct Work {
+    queries: Vec<Query>,
+    scratch: Vec<u8>,
+    decoded: Decoded,
+}
+
+thread_local! {
+    static WORK: Cell<Option<Box<Work>>> = const { Cell::new(None) };
+}
+
 impl Op for AttentionOp<'_> {
     type Out = ();
 
@@ -86,51 +86,55 @@ impl Op for AttentionOp<'_> {
 impl AttentionOp<'_> {
     #[inline(always)]
     fn unit<S: Simd, C: Cached>(&self, s: S) {
-        let mut queries = self.queries();
+        let mut work = WORK.take().unwrap_or_default();
+        let Work { queries, scratch, decoded } = &mut *work;
+        let queries = self.queries(queries);
         let first = queries.iter().map(|query| query.first).min().unwrap_or(0) / TILE;
-        let last = (self.unit.pos + self.unit.rows - 1) / TILE;
-        let mut scratch = vec![0; GROUPS * GROUP * self.layout.head_dim * C::BYTES];
-        let mut decoded = Decoded::default();
+        let last = (self.pos() + self.unit.rows - 1) / TILE;
+        scratch.resize(GROUPS * GROUP * self.layout.head_dim * C::BYTES, 0);
         let (dims, chunks) = (self.layout.head_dim, self.layout.value_dim() / GROUP);
         for start in (first..=last).map(|tile| tile * TILE) {
-            let end = (start + TILE).min(self.unit.pos + self.unit.rows);
-            let tile = self.in_cache::<C>(start, end, &mut scratch);
+            let end = (start + TILE).min(self.pos() + self.unit.rows);
+            let tile = self.in_cache::<C>(start, end, scratch);
             if queries.len() > QUERIES && C::BYTES < 4 {
                 decoded.fill(s, &tile, (dims, chunks, end - start));
-                self.tile(s, &decoded, start..end, &mut queries);
+                self.tile(s, &*decoded, start..end, queries);
             } else {
-                self.tile(s, &tile, start..end, &mut queries);
+                self.tile(s, &tile, start..end, queries);
             }
         }
-        for query in &mut queries {
+        for query in queries {
             let scale = 1.0 / query.sum;
             query.out.iter_mut().for_each(|value| *value *= scale);
             let d = self.heads.head_dim;
             self.out.set_run(query.row, query.head * d, &query.out[..d]);
         }
+        WORK.set(Some(work));
     }
 
-    fn queries(&self) -> Vec<Query> {
+    /// Position of the first row.
+    fn pos(&self) -> usize {
+        self.seq.start_pos + self.unit.at
+    }
+
+    /// The unit's queries, in memory that earlier ones had.
+    fn queries<'q>(&self, queries: &'q mut Vec<Query>) -> &'q mut [Query] {
         let HeadShape { heads, kv_heads, head_dim } = self.heads;
         let (per_kv, scale) = (heads / kv_heads, 1.0 / (head_dim as f32).sqrt());
-        let query = |row: usize, head: usize| {
-            let last = self.unit.pos + row - self.unit.first_row;
-            let q = &self.q.row(row)[head * head_dim..(head + 1) * head_dim];
-            Query {
-                row,
-                head,
-                first: self.window.map_or(0, |window| (last + 1).saturating_sub(window)),
-                last,
-                q: q.iter().map(|x| x * scale).collect(),
-                max: f32::NEG_INFINITY,
-                sum: 0.0,
-                out: vec![0.0; self.layout.value_dim()],
-                weights: [0.0; TILE],
-            }
-        };
-        let rows = self.unit.first_row..self.unit.first_row + self.unit.rows;
-        let heads = self.unit.kv_head * per_kv..(self.unit.kv_head + 1) * per_kv;
-        rows.flat_map(|row| heads.clone().map(move |head| (row, head))).map(|(row, head)| query(row, head)).collect()
+        let count = self.unit.rows * per_kv;
+        queries.resize_with(queries.len().max(count), Query::default);
+        for (index, query) in queries[..count].iter_mut().enumerate() {
+            let (row, head) = (self.unit.first_row + index / per_kv, self.unit.kv_head * per_kv + index % per_kv);
+            let last = self.pos() + index / per_kv;
+            (query.row, query.head, query.last) = (row, head, last);
+            query.first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
+            query.q.clear();
+            query.q.extend(self.q.row(row)[head * head_dim..(head + 1) * head_dim].iter().map(|x| x * scale));
+            (query.max, query.sum) = (f32::NEG_INFINITY, 0.0);
+            query.out.clear();
+            query.out.resize(self.layout.value_dim(), 0.0);
+        }
+        &mut queries[..count]
     }
 
     /// Positions `start..end` where they lie.
@@ -206,7 +210,7 @@ impl AttentionOp<'_> {
 
     #[inline(always)]
     fn block_keys(&self, index: usize) -> &[u8] {
-        let block = self.unit.blocks[index] as usize * self.layout.kv_heads + self.unit.kv_head;
+        let block = self.seq.blocks[index] as usize * self.layout.kv_heads + self.unit.kv_head;
         &self.layer.keys[block * self.layout.key_bytes()..(block + 1) * self.layout.key_bytes()]
     }
 
@@ -247,7 +251,7 @@ impl AttentionOp<'_> {
 
     #[inline(always)]
     fn value_line<C: Cached>(&self, pos: usize) -> &[u8] {
-        let block = self.unit.blocks[pos / self.layout.block_size] as usize * self.layout.kv_heads + self.unit.kv_head;
+        let block = self.seq.blocks[pos / self.layout.block_size] as usize * self.layout.kv_heads + self.unit.kv_head;
         let line = self.layout.value_dim() * C::BYTES;
         let start = block * self.layout.value_bytes() + pos % self.layout.block_size * line;
         &self.layer.values[start..start + line]

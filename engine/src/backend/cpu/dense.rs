@@ -3,6 +3,7 @@
 //! Sixteen partial sums an output, folded by halves at the end: the order of summation is that of one row and one token,
 //! whatever tile they are computed in (EP4). A tile only shares loads.
 
+use super::inputs::InputForms;
 use super::output::Output;
 #[cfg(target_arch = "x86_64")]
 use super::pairs;
@@ -73,30 +74,38 @@ pub struct Inputs<X> {
     steps: Vec<X>,
 }
 
+impl<X> Default for Inputs<X> {
+    fn default() -> Self {
+        Self { rows: 0, steps_per_row: 0, steps: Vec::new() }
+    }
+}
+
 impl Inputs<[f32; 16]> {
-    pub fn f32(values: &[f32], cols: usize) -> Self {
+    /// Takes in other rows, as they are.
+    pub fn f32(&mut self, values: &[f32], cols: usize) {
         let step = |row: &[f32]| std::array::from_fn(|i| row.get(i).copied().unwrap_or(0.0));
-        Self::cut::<16>(values, cols, step)
+        self.cut::<16>(values, cols, step);
     }
 }
 
 impl Inputs<[u8; 64]> {
-    /// Rounded to bf16 (to nearest, ties to even; a NaN stays one).
-    pub fn bf16(values: &[f32], cols: usize) -> Self {
-        Self::cut::<32>(values, cols, |row| {
+    /// Takes in other rows, rounded to bf16 (to nearest, ties to even; a NaN stays one).
+    pub fn bf16(&mut self, values: &[f32], cols: usize) {
+        self.cut::<32>(values, cols, |row| {
             let mut step = [0; 64];
             for (out, value) in step.as_chunks_mut::<2>().0.iter_mut().zip(row) {
                 *out = to_bf16(*value).to_le_bytes();
             }
             step
-        })
+        });
     }
 }
 
 impl<X> Inputs<X> {
-    fn cut<const STEP: usize>(values: &[f32], cols: usize, step: impl Fn(&[f32]) -> X) -> Self {
-        let steps = values.chunks_exact(cols.max(1)).flat_map(|row| row.chunks(STEP)).map(step).collect();
-        Self { rows: values.len() / cols.max(1), steps_per_row: cols.div_ceil(STEP), steps }
+    fn cut<const STEP: usize>(&mut self, values: &[f32], cols: usize, step: impl Fn(&[f32]) -> X) {
+        (self.rows, self.steps_per_row) = (values.len() / cols.max(1), cols.div_ceil(STEP));
+        self.steps.clear();
+        self.steps.extend(values.chunks_exact(cols.max(1)).flat_map(|row| row.chunks(STEP)).map(step));
     }
 
     #[inline(always)]
@@ -132,13 +141,14 @@ pub fn multiply<E: Element>(
 }
 
 /// The same for weights and inputs in bf16, by tiles where there are some.
-pub fn multiply_bf16((isa, pool): (Isa, &Pool), x: &Matrix, raw: &RawWeight, out: &Output) {
+pub fn multiply_bf16((isa, pool): (Isa, &Pool), (x, forms): (&Matrix, &mut InputForms), raw: &RawWeight, out: &Output) {
     #[cfg(target_arch = "x86_64")]
-    let done = isa.tiles().and_then(Amx::pairs).map_or(0, |tiles| pairs::multiply(tiles, (isa, pool), x, raw, out));
+    let done =
+        isa.tiles().and_then(Amx::pairs).map_or(0, |t| pairs::multiply(t, (isa, pool), (x, &mut *forms), raw, out));
     #[cfg(not(target_arch = "x86_64"))]
     let done = 0;
     if done < raw.rows {
-        multiply::<Bf16Pairs>((isa, pool), &Inputs::bf16(&x.values, x.cols), (raw, done), out);
+        multiply::<Bf16Pairs>((isa, pool), forms.bf16(x), (raw, done), out);
     }
 }
 

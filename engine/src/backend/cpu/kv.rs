@@ -2,7 +2,7 @@
 //! So one load of K gives sixteen positions, which need no sum across lanes, and a block costs the bytes it holds.
 
 use super::dense::to_bf16;
-use super::{HeadShape, Matrix};
+use super::{HeadShape, KvSize, Matrix, OutOfMemory};
 
 /// Positions that are looked at together.
 pub const GROUP: usize = 16;
@@ -74,6 +74,34 @@ impl LayerKv {
             line.chunks_exact_mut(size).zip(v).for_each(|(place, value)| write(place, *value));
         }
     }
+}
+
+/// Memory for all layers, touched.
+///
+/// # Errors
+/// When it does not fit.
+pub fn layers(layout: &KvLayout, size: KvSize) -> Result<Vec<LayerKv>, OutOfMemory> {
+    let tokens = size.num_blocks as u128 * size.block_size as u128;
+    let per_head = (layout.head_dim + layout.value_dim()) as u128 * layout.kind.size() as u128;
+    let needed_bytes = size.layers as u128 * tokens * layout.kv_heads as u128 * per_head;
+    let refuse = |reason: &str| OutOfMemory {
+        needed_bytes: u64::try_from(needed_bytes).unwrap_or(u64::MAX),
+        reason: reason.to_owned(),
+    };
+    if needed_bytes > isize::MAX as u128 {
+        return Err(refuse("more than this machine can address"));
+    }
+    let plane = |block_bytes: usize| {
+        let mut plane: Vec<u8> = Vec::new();
+        let len = size.num_blocks * layout.kv_heads * block_bytes;
+        plane.try_reserve_exact(len).map_err(|_| refuse("the allocator refused; ask for fewer blocks"))?;
+        // touched now: a cache that does not fit fails at start-up and not under the first load
+        plane.resize(len, 0);
+        Ok(plane)
+    };
+    (0..size.layers)
+        .map(|_| Ok(LayerKv { keys: plane(layout.key_bytes())?, values: plane(layout.value_bytes())? }))
+        .collect()
 }
 
 fn write(place: &mut [u8], value: f32) {

@@ -6,6 +6,7 @@
 
 mod attention;
 mod dense;
+mod inputs;
 mod isa;
 mod kernels;
 mod kv;
@@ -20,11 +21,13 @@ mod tiles;
 
 use std::sync::Arc;
 
-use super::{AttentionSeq, Backend, HeadShape, KvSize, OutOfMemory, Part, Preparer, WeightShape};
+use super::{
+    AttentionSeq, AttentionUnit, Backend, HeadShape, KvSize, OutOfMemory, Part, Preparer, WeightShape, attention_units,
+};
 use crate::raw::{Op, Simd};
 use crate::weights::{Bytes, RawWeight, WeightType, decode_row};
 use attention::AttentionOp;
-use dense::Inputs;
+use inputs::InputForms;
 pub use isa::Isa;
 use kernels::{RmsNormOp, RotateOp, silu};
 pub use kv::KvType;
@@ -34,7 +37,7 @@ use panels::{PanelKind, Panels};
 use pool::Pool;
 
 /// A row-major f32 matrix in main memory.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Matrix {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
@@ -54,6 +57,16 @@ pub enum Weight {
     Dense(RawWeight),
     /// Quantised and repacked.
     Panels(Panels),
+}
+
+impl Weight {
+    /// Outputs and inputs.
+    fn shape(&self) -> (usize, usize) {
+        match self {
+            Self::Dense(raw) => (raw.rows, raw.cols),
+            Self::Panels(panels) => (panels.rows, panels.cols),
+        }
+    }
 }
 
 /// K and V of every layer.
@@ -115,6 +128,7 @@ impl Backend for CpuBackend {
     type Matrix = Matrix;
     type Weight = Weight;
     type Kv = Kv;
+    type Scratch = InputForms;
 
     fn upload(&self, rows: usize, cols: usize, values: Vec<f32>) -> Matrix {
         debug_assert_eq!(values.len(), rows * cols);
@@ -149,72 +163,72 @@ impl Backend for CpuBackend {
             Precision::Native => KvType::Bf16,
         };
         let layout = KvLayout::new(kind, heads, size.block_size);
-        let tokens = size.num_blocks as u128 * size.block_size as u128;
-        let per_token = heads.kv_heads as u128 * (layout.head_dim + layout.value_dim()) as u128 * kind.size() as u128;
-        let needed_bytes = size.layers as u128 * tokens * per_token;
-        let refuse = |reason: &str| OutOfMemory {
-            needed_bytes: u64::try_from(needed_bytes).unwrap_or(u64::MAX),
-            reason: reason.to_owned(),
-        };
-        if needed_bytes > isize::MAX as u128 {
-            return Err(refuse("more than this machine can address"));
-        }
-        let plane = |block_bytes: usize| {
-            let mut plane: Vec<u8> = Vec::new();
-            let len = size.num_blocks * heads.kv_heads * block_bytes;
-            plane.try_reserve_exact(len).map_err(|_| refuse("the allocator refused; ask for fewer blocks"))?;
-            // touched now: a cache that does not fit fails at start-up and not under the first load
-            plane.resize(len, 0);
-            Ok(plane)
-        };
-        let layer = |_| Ok(LayerKv { keys: plane(layout.key_bytes())?, values: plane(layout.value_bytes())? });
-        Ok(Kv { layout, layers: (0..size.layers).map(layer).collect::<Result<_, OutOfMemory>>()? })
+        Ok(Kv { layout, layers: kv::layers(&layout, size)? })
     }
 
     fn embed(&self, table: &Weight, tokens: &[u32]) -> Matrix {
-        let row = |token: &u32| match table {
-            Weight::Dense(raw) => decode_row(raw.kind, raw.row(*token as usize)),
-            Weight::Panels(panels) => panels.row(*token as usize),
-        };
-        let cols = match table {
-            Weight::Dense(raw) => raw.cols,
-            Weight::Panels(panels) => panels.cols,
-        };
-        Matrix { rows: tokens.len(), cols, values: tokens.iter().flat_map(row).collect() }
+        let mut out = Matrix::default();
+        self.embed_into(table, &mut tokens.iter().copied(), &mut out);
+        out
+    }
+
+    fn embed_into(&self, table: &Weight, tokens: &mut dyn Iterator<Item = u32>, out: &mut Matrix) {
+        (out.rows, out.cols) = (0, table.shape().1);
+        out.values.clear();
+        for token in tokens {
+            out.rows += 1;
+            match table {
+                Weight::Dense(raw) => out.values.extend(decode_row(raw.kind, raw.row(token as usize))),
+                Weight::Panels(panels) => out.values.extend(panels.row(token as usize)),
+            }
+        }
     }
 
     fn rms_norm(&self, x: &Matrix, weight: &Matrix, eps: f32) -> Matrix {
         let mut out = x.clone();
-        self.each_row(&mut out.values, weight.values.len(), |_, group| {
-            self.isa.run(RmsNormOp { group, weight: &weight.values, eps });
-        });
+        self.rms_norm_over(&mut out, weight, eps);
         out
     }
 
+    fn rms_norm_over(&self, x: &mut Matrix, weight: &Matrix, eps: f32) {
+        self.each_row(&mut x.values, weight.values.len(), |_, group| {
+            self.isa.run(RmsNormOp { group, weight: &weight.values, eps });
+        });
+    }
+
     fn linear(&self, x: &Matrix, weight: &Weight, bias: Option<&Matrix>) -> Matrix {
-        let outputs = match weight {
-            Weight::Dense(raw) => raw.rows,
-            Weight::Panels(panels) => panels.rows,
-        };
-        let (on, out) = ((self.isa, &*self.pool), Output::new(x.rows, outputs));
+        let mut out = Matrix::default();
+        self.linear_into((x, false), weight, bias, (&mut out, &mut InputForms::default()));
+        out
+    }
+
+    fn linear_into(
+        &self,
+        (x, same): (&Matrix, bool),
+        weight: &Weight,
+        bias: Option<&Matrix>,
+        (out, forms): (&mut Matrix, &mut InputForms),
+    ) {
+        if !same {
+            forms.renew();
+        }
+        let outputs = weight.shape().0;
+        let (on, cells) = ((self.isa, &*self.pool), Output::over(std::mem::take(out), x.rows, outputs));
         match (weight, self.precision) {
-            (Weight::Panels(panels), _) => quant::multiply(on, x, panels, &out),
+            (Weight::Panels(panels), _) => quant::multiply(on, (x, forms), panels, &cells),
             (Weight::Dense(raw), precision) => match (raw.kind, precision) {
-                (WeightType::Bf16, Precision::Native) => dense::multiply_bf16(on, x, raw, &out),
+                (WeightType::Bf16, Precision::Native) => dense::multiply_bf16(on, (x, forms), raw, &cells),
                 (WeightType::Bf16, Precision::Exact) => {
-                    dense::multiply::<dense::Bf16>(on, &Inputs::f32(&x.values, x.cols), (raw, 0), &out);
+                    dense::multiply::<dense::Bf16>(on, forms.f32(x), (raw, 0), &cells);
                 }
-                (WeightType::F16, _) => {
-                    dense::multiply::<dense::F16>(on, &Inputs::f32(&x.values, x.cols), (raw, 0), &out);
-                }
-                _ => dense::multiply::<dense::F32>(on, &Inputs::f32(&x.values, x.cols), (raw, 0), &out),
+                (WeightType::F16, _) => dense::multiply::<dense::F16>(on, forms.f32(x), (raw, 0), &cells),
+                _ => dense::multiply::<dense::F32>(on, forms.f32(x), (raw, 0), &cells),
             },
         }
-        let mut out = out.into_matrix();
+        *out = cells.into_matrix();
         if let Some(bias) = bias {
             out.values.chunks_exact_mut(outputs.max(1)).for_each(|row| add_in_place(row, &bias.values));
         }
-        out
     }
 
     fn rope(&self, x: &mut Matrix, cos: &Matrix, sin: &Matrix) {
@@ -236,14 +250,42 @@ impl Backend for CpuBackend {
         heads: HeadShape,
         window: Option<usize>,
     ) -> Matrix {
+        let units = attention_units(seqs.iter().map(|seq| seq.rows), heads);
+        let mut out = Matrix::default();
+        self.attention_into(q, (kv, layer), (seqs, &units), (heads, window), &mut out);
+        out
+    }
+
+    fn attention_into(
+        &self,
+        q: &Matrix,
+        (kv, layer): (&Kv, usize),
+        (seqs, units): (&[AttentionSeq<'_>], &[AttentionUnit]),
+        (heads, window): (HeadShape, Option<usize>),
+        out: &mut Matrix,
+    ) {
         let (layer, layout) = (&kv.layers[layer], kv.layout);
-        let (units, work) = attention::units(seqs, heads);
-        let out = Output::new(q.rows, q.cols);
-        self.pool.run(units.len(), work, |index| {
-            let unit = units[index];
-            self.isa.run(AttentionOp { q, layer, layout, heads, window, unit, out: &out });
+        let cells = Output::over(std::mem::take(out), q.rows, q.cols);
+        self.pool.run(units.len(), attention::work(seqs, heads), |index| {
+            let (unit, out) = (units[index], &cells);
+            let seq = &seqs[unit.seq];
+            self.isa.run(AttentionOp { q, layer, layout, heads, window, unit, seq, out });
         });
-        out.into_matrix()
+        *out = cells.into_matrix();
+    }
+
+    fn blank(rows: usize, cols: usize) -> Matrix {
+        Matrix { rows, cols, values: vec![0.0; rows * cols] }
+    }
+
+    fn rows(&self, x: &Matrix) -> Vec<Vec<f32>> {
+        (0..x.rows).map(|row| x.row(row).to_vec()).collect()
+    }
+
+    fn copy(&self, x: &Matrix, out: &mut Matrix) {
+        (out.rows, out.cols) = (x.rows, x.cols);
+        out.values.clear();
+        out.values.extend_from_slice(&x.values);
     }
 
     fn silu_mul(&self, gate: &mut Matrix, up: &Matrix) {
@@ -256,8 +298,15 @@ impl Backend for CpuBackend {
     }
 
     fn gather_rows(&self, x: &Matrix, rows: &[usize]) -> Matrix {
-        let values = rows.iter().flat_map(|row| x.row(*row).iter().copied()).collect();
-        Matrix { rows: rows.len(), cols: x.cols, values }
+        let mut out = Matrix::default();
+        self.gather_into(x, rows, &mut out);
+        out
+    }
+
+    fn gather_into(&self, x: &Matrix, rows: &[usize], out: &mut Matrix) {
+        (out.rows, out.cols) = (rows.len(), x.cols);
+        out.values.clear();
+        rows.iter().for_each(|row| out.values.extend_from_slice(x.row(*row)));
     }
 
     fn scatter_add(&self, x: &mut Matrix, rows: &[usize], y: &Matrix, weights: &[f32]) {

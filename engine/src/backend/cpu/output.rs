@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Matrix;
 
-/// `rows × cols` f32 values, at first zero.
+/// `rows × cols` f32 values.
 #[derive(Debug)]
 pub struct Output {
     cols: usize,
@@ -13,8 +13,12 @@ pub struct Output {
 }
 
 impl Output {
-    pub fn new(rows: usize, cols: usize) -> Self {
-        Self { cols, cells: (0..rows * cols).map(|_| AtomicU32::new(0)).collect() }
+    /// In the memory of a matrix that is done with; cells that are there keep their old values until they are set.
+    pub fn over(old: Matrix, rows: usize, cols: usize) -> Self {
+        let mut values = old.values;
+        values.resize(rows * cols, 0.0);
+        // in place: both have one size
+        Self { cols, cells: values.into_iter().map(|value| AtomicU32::new(value.to_bits())).collect() }
     }
 
     #[inline(always)]

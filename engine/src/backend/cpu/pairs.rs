@@ -2,6 +2,7 @@
 //! own, so whole units of weight rows go this way however few inputs there are (EP4): a tile is as fast as memory even for one.
 
 use super::dense::to_bf16;
+use super::inputs::InputForms;
 use super::output::Output;
 use super::pool::Pool;
 use super::{Isa, Matrix};
@@ -10,39 +11,47 @@ use crate::raw::{Op, Simd};
 use crate::weights::RawWeight;
 
 /// Input rows of a tile, where there are several.
-const TILE: usize = 16;
+pub const TILE: usize = 16;
 
 /// Computes the outputs of whole units of weight rows; returns how many that are.
-pub fn multiply(tiles: AmxPairs, (isa, pool): (Isa, &Pool), x: &Matrix, raw: &RawWeight, out: &Output) -> usize {
+pub fn multiply(
+    tiles: AmxPairs,
+    (isa, pool): (Isa, &Pool),
+    (x, forms): (&Matrix, &mut InputForms),
+    raw: &RawWeight,
+    out: &Output,
+) -> usize {
     if x.cols == 0 || !x.cols.is_multiple_of(PAIR_STEP) {
         return 0;
     }
     let (units, work) = (raw.rows / PAIR_ROWS, raw.rows * raw.cols * x.rows);
     if x.rows == 1 {
-        let inputs = Inputs::<1>::new(isa, pool, x);
+        let inputs = forms.pairs_of_one((isa, pool), x);
         pool.split(units, 1, work, |units| units.for_each(|unit| inputs.unit(tiles, raw, unit, out)));
     } else {
-        let inputs = Inputs::<TILE>::new(isa, pool, x);
+        let inputs = forms.pairs((isa, pool), x);
         pool.split(units, 1, work, |units| units.for_each(|unit| inputs.unit(tiles, raw, unit, out)));
     }
     units * PAIR_ROWS
 }
 
 /// Input rows in bf16, `N` side by side, pair by pair; what is beyond the last is zero.
-struct Inputs<const N: usize> {
+#[derive(Debug, Default)]
+pub struct PairInputs<const N: usize> {
     rows: usize,
     tile_bytes: usize,
     bytes: Vec<u8>,
 }
 
-impl<const N: usize> Inputs<N> {
-    fn new(isa: Isa, pool: &Pool, x: &Matrix) -> Self {
-        let tile_bytes = x.cols * 2 * N;
-        let mut bytes = vec![0; x.rows.div_ceil(N) * tile_bytes];
-        pool.each_chunk(&mut bytes, tile_bytes, x.values.len() * 8, |tile, bytes| {
+impl<const N: usize> PairInputs<N> {
+    /// Takes in other rows.
+    pub fn take(&mut self, (isa, pool): (Isa, &Pool), x: &Matrix) {
+        (self.rows, self.tile_bytes) = (x.rows, x.cols * 2 * N);
+        self.bytes.clear();
+        self.bytes.resize(x.rows.div_ceil(N) * self.tile_bytes, 0);
+        pool.each_chunk(&mut self.bytes, self.tile_bytes, x.values.len() * 8, |tile, bytes| {
             isa.run(FillOp::<N> { x, first: tile * N, bytes });
         });
-        Self { rows: x.rows, tile_bytes, bytes }
     }
 
     fn unit(&self, tiles: AmxPairs, raw: &RawWeight, unit: usize, out: &Output) {

@@ -18,6 +18,8 @@ pub const WORK_MIN: usize = 100_000;
 
 /// Pieces a thread: uneven ones even out.
 const PIECES_PER_THREAD: usize = 4;
+/// More pieces of chunks than this nobody needs: they have their places on the stack.
+const PIECES_MAX: usize = 64;
 
 /// A pool; the caller of [`Pool::run`] is one of its threads.
 #[derive(Debug)]
@@ -50,10 +52,15 @@ impl Pool {
         self.workers.len() + 1
     }
 
+    /// Whether so much work is worth sharing.
+    pub fn shares(&self, work: usize) -> bool {
+        !self.workers.is_empty() && work >= WORK_MIN
+    }
+
     /// Calls `f(0)` to `f(pieces - 1)`, at the same time where `work` (multiply-adds in all) is worth it. Which thread runs a
     /// piece has no influence on its values.
     pub fn run(&self, pieces: usize, work: usize, f: impl Fn(usize) + Sync) {
-        if self.workers.is_empty() || pieces <= 1 || work < WORK_MIN {
+        if pieces <= 1 || !self.shares(work) {
             (0..pieces).for_each(f);
             return;
         }
@@ -73,10 +80,17 @@ impl Pool {
 
     /// Calls `f` for every chunk of `len` values, with its index.
     pub fn each_chunk<T: Send>(&self, values: &mut [T], len: usize, work: usize, f: impl Fn(usize, &mut [T]) + Sync) {
-        let (pieces_max, chunks) = (self.threads() * PIECES_PER_THREAD, values.len() / len.max(1));
+        let len = len.max(1);
+        if !self.shares(work) {
+            values.chunks_exact_mut(len).enumerate().for_each(|(at, chunk)| f(at, chunk));
+            return;
+        }
+        let (pieces_max, chunks) = ((self.threads() * PIECES_PER_THREAD).min(PIECES_MAX), values.len() / len);
         let per_piece = chunks.div_ceil(pieces_max).max(1);
-        let pieces: Vec<_> = values.chunks_mut((per_piece * len).max(1)).map(|piece| Mutex::new(Some(piece))).collect();
-        self.run(pieces.len(), work, |index| {
+        let mut pieces = std::array::from_fn::<_, PIECES_MAX, _>(|_| Mutex::new(None));
+        let filled = values.chunks_mut(per_piece * len).zip(&mut pieces);
+        let count = filled.map(|(piece, place)| *place = Mutex::new(Some(piece))).count();
+        self.run(count, work, |index| {
             // each index comes once, so the lock is free: it only hands the piece over
             let Some(piece) = pieces[index].try_lock().ok().and_then(|mut cell| cell.take()) else { return };
             piece.chunks_exact_mut(len).enumerate().for_each(|(at, chunk)| f(index * per_piece + at, chunk));

@@ -1,16 +1,17 @@
 //! `x · weightᵀ` for repacked weights and inputs quantised to bytes: whole numbers inside a block of 32, f32 between blocks,
 //! in the order of the blocks whatever the tile (EP4).
 
+use super::inputs::InputForms;
 use super::output::Output;
 use super::panels::{BLOCK, LANES, Line, PanelKind, Panels};
 use super::pool::Pool;
 #[cfg(target_arch = "x86_64")]
-use super::tiles::{self, TileInputs, TileOp};
+use super::tiles::{self, TileOp};
 use super::{Isa, Matrix};
 use crate::raw::{Op, Simd};
 
 /// Input rows as bytes: each block of 32 has its own scale.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct QuantInputs {
     pub rows: usize,
     blocks_per_row: usize,
@@ -28,27 +29,26 @@ pub struct QuantBlock {
 }
 
 /// `x · weightᵀ` into `out`, by tiles where there are some and they are worth it.
-pub fn multiply((isa, pool): (Isa, &Pool), x: &Matrix, weight: &Panels, out: &Output) {
+pub fn multiply((isa, pool): (Isa, &Pool), (x, forms): (&Matrix, &mut InputForms), weight: &Panels, out: &Output) {
     let (panels, work) = (weight.rows.div_ceil(LANES), weight.rows * weight.cols * x.rows);
     #[cfg(target_arch = "x86_64")]
     if let Some(amx) = isa.tiles().filter(|_| x.rows >= tiles::ROWS_MIN) {
-        let inputs = TileInputs::new(isa, pool, x);
-        pool.split(panels, 1, work, |panels| isa.run(TileOp { amx, x: &inputs, weight, panels, out }));
+        let x = forms.tiles((isa, pool), x);
+        pool.split(panels, 1, work, |panels| isa.run(TileOp { amx, x, weight, panels, out }));
         return;
     }
-    let inputs = QuantInputs::new(isa, pool, x);
-    pool.split(panels, 1, work, |panels| isa.run(QuantOp { x: &inputs, weight, panels, out }));
+    let x = forms.quantised((isa, pool), x);
+    pool.split(panels, 1, work, |panels| isa.run(QuantOp { x, weight, panels, out }));
 }
 
 impl QuantInputs {
-    /// Quantises rows of whole blocks. What is no number becomes one: the scale carries it on.
-    pub fn new(isa: Isa, pool: &Pool, x: &Matrix) -> Self {
-        let blocks_per_row = x.cols / BLOCK;
-        let mut blocks = vec![QuantBlock::default(); x.rows * blocks_per_row];
-        pool.each_chunk(&mut blocks, blocks_per_row, x.values.len() * 8, |row, blocks| {
+    /// Takes in other rows, of whole blocks. What is no number becomes one: the scale carries it on.
+    pub fn take(&mut self, (isa, pool): (Isa, &Pool), x: &Matrix) {
+        (self.rows, self.blocks_per_row) = (x.rows, x.cols / BLOCK);
+        self.blocks.resize(x.rows * self.blocks_per_row, QuantBlock::default());
+        pool.each_chunk(&mut self.blocks, self.blocks_per_row, x.values.len() * 8, |row, blocks| {
             isa.run(QuantiseOp { x: x.row(row), blocks });
         });
-        Self { rows: x.rows, blocks_per_row, blocks }
     }
 
     #[inline(always)]

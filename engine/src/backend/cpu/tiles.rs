@@ -20,7 +20,7 @@ const TILE: usize = 16;
 const BLOCK: usize = super::panels::BLOCK;
 
 /// Input rows as bytes, sixteen side by side; what is beyond the last is zero.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TileInputs {
     rows: usize,
     blocks_per_row: usize,
@@ -37,15 +37,15 @@ struct TileBlock {
 }
 
 impl TileInputs {
-    /// Quantises all rows.
-    pub fn new(isa: Isa, pool: &Pool, x: &Matrix) -> Self {
-        let blocks_per_row = x.cols / BLOCK;
+    /// Takes in other rows.
+    pub fn take(&mut self, (isa, pool): (Isa, &Pool), x: &Matrix) {
+        (self.rows, self.blocks_per_row) = (x.rows, x.cols / BLOCK);
         let empty = TileBlock { bytes: Rows([[0; BLOCK]; TILE]), scales: [0.0; TILE], offsets: [0.0; TILE] };
-        let mut blocks = vec![empty; x.rows.div_ceil(TILE) * blocks_per_row];
-        pool.each_chunk(&mut blocks, blocks_per_row, x.values.len() * 8, |tile, blocks| {
+        self.blocks.clear();
+        self.blocks.resize(x.rows.div_ceil(TILE) * self.blocks_per_row, empty);
+        pool.each_chunk(&mut self.blocks, self.blocks_per_row, x.values.len() * 8, |tile, blocks| {
             isa.run(FillOp { x, first: tile * TILE, blocks });
         });
-        Self { rows: x.rows, blocks_per_row, blocks }
     }
 
     fn tile(&self, tile: usize) -> &[TileBlock] {
@@ -269,12 +269,13 @@ mod tests {
                 let cols = units * kind.block().0;
                 let (x, pool) = (matrix(rows, cols, seed), Pool::new(1));
                 let weight = Panels::pack(&random_weight(kind, outputs, cols, seed), &mut || ()).unwrap();
-                let (by_tiles, by_vectors) = (Output::new(rows, outputs), Output::new(rows, outputs));
+                let [by_tiles, by_vectors] = [(); 2].map(|()| Output::over(Matrix::default(), rows, outputs));
                 let panels = 0..outputs.div_ceil(LANES);
-                let inputs = TileInputs::new(isa, &pool, &x);
+                let (mut inputs, mut quantised) = (TileInputs::default(), QuantInputs::default());
+                inputs.take((isa, &pool), &x);
                 isa.run(TileOp { amx, x: &inputs, weight: &weight, panels: panels.clone(), out: &by_tiles });
-                let inputs = QuantInputs::new(isa, &pool, &x);
-                isa.run(QuantOp { x: &inputs, weight: &weight, panels, out: &by_vectors });
+                quantised.take((isa, &pool), &x);
+                isa.run(QuantOp { x: &quantised, weight: &weight, panels, out: &by_vectors });
                 prop_assert_eq!(by_tiles.into_matrix(), by_vectors.into_matrix());
             }
         }
