@@ -87,7 +87,7 @@ fn pairs() {
             };
             // the one that goes first changes from pair to pair
             let pair = |i: usize| {
-                if i % 2 == 0 {
+                if i.is_multiple_of(2) {
                     let a = time(0);
                     (a, time(1))
                 } else {

@@ -139,8 +139,10 @@ fn ranks_by_program_say_what_ranks_say_eagerly() {
                     let mut model = load(&folder("qwen3-tied-bf16"), eager, Precision::Native, Some(team.clone()));
                     let mut story = Story::new();
                     // one rank may replay a step that the other runs eagerly: their collectives are the same
-                    let parts = |step: usize| if step % 3 == 0 { vec![Some((1, 1)); 3] } else { vec![Some((1, 1)); 2] };
-                    let steps = (0..300).map(|step| model.forward(&story.batch(&parts(step))).unwrap());
+                    let parts = |step: usize| {
+                        if step.is_multiple_of(3) { vec![Some((1, 1)); 3] } else { vec![Some((1, 1)); 2] }
+                    };
+                    let steps = (0..300usize).map(|step| model.forward(&story.batch(&parts(step))).unwrap());
                     let all = steps.flat_map(|logits| bits(&logits).into_iter().flatten().flatten()).collect();
                     assert_eq!(team.fault(), None);
                     (all, (!eager).then(|| replayed(model.as_ref())))

@@ -111,14 +111,14 @@ impl Run {
         })
     }
 
-    /// States of each rank's threads: engine and device of the first one, engine of the others.
+    /// States of each rank's threads: engine and, once it is there, device of the first one, engine of the others.
     pub fn rank_states(&self) -> Vec<String> {
         let pages = self.page_dir();
         let rank = |rank| {
             let pid = heartbeat::Reader::open(&pages, rank).read().ok()?.identity.pid;
             let threads: &[&str] = if rank == 0 { &["engine", "device"] } else { &["engine"] };
-            let states: Option<String> = threads.iter().map(|thread| thread_state(pid, thread)).collect();
-            Some(format!("{rank}:{}", states?))
+            let states: String = threads.iter().filter_map(|thread| thread_state(pid, thread)).collect();
+            Some(format!("{rank}:{states}"))
         };
         (0..RANKS_MAX).filter_map(rank).collect()
     }

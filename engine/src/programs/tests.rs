@@ -72,7 +72,7 @@ fn the_one_that_was_not_used_for_longest_goes_first() {
 
 #[test]
 fn buffers_are_bounded_in_bytes_and_a_shape_that_is_too_large_is_not_wanted() {
-    let (small, large) = (batch(&[(1, LogitsWanted::Last)]), batch(&vec![(9, LogitsWanted::All); 9]));
+    let (small, large) = (batch(&[(1, LogitsWanted::Last)]), batch(&[(9, LogitsWanted::All); 9]));
     let bytes = |batch| lower::bytes(&ProgramKey::of(batch).unwrap(), &SIZES);
     let mut programs = Programs::<CpuBackend>::new(SIZES).bounded(9, 2 * bytes(&small));
     for _ in 0..5 {

@@ -62,6 +62,16 @@ fn a_file_of_other_bytes_is_made_anew_and_a_lease_of_the_dead_taken_over() {
 }
 
 #[test]
+fn an_owner_that_lives_and_says_nothing_loses_its_lease_and_finds_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(dir.path(), true);
+    let lease = Lease::at(Cache::new(&options, "key".into(), (1, 3)).path.with_extension("lease"));
+    let mut silent = lease.take(None).unwrap().unwrap();
+    assert_eq!(ask(&options, 1), (Some(vec![5; 64]), 1));
+    assert!(!silent.renew(1, 2));
+}
+
+#[test]
 fn a_place_that_cannot_be_written_is_no_obstacle() {
     for dir in ["/dev/null/x", "/proc"] {
         let (bytes, _) = ask(&options(Path::new(dir), true), 1);

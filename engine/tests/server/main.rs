@@ -12,6 +12,7 @@ mod guards;
 mod load;
 mod openai;
 mod process;
+mod programs;
 mod ranks;
 mod scheduling;
 mod stacks;
