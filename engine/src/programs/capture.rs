@@ -27,11 +27,13 @@ impl<B: Backend + 'static> Capture<B> {
         Self { sizes, ends: None, waiting: Vec::new() }
     }
 
+    /// Whether this program is on its way.
+    pub fn is_asked_for(&self, key: &ProgramKey) -> bool {
+        self.waiting.contains(key)
+    }
+
     /// Asks for a program. False: too many are asked for already, or there is no thread to be had.
     pub fn want(&mut self, key: &ProgramKey) -> bool {
-        if self.waiting.contains(key) {
-            return true;
-        }
         if self.ends.is_none() {
             self.ends =
                 start(self.sizes).inspect_err(|error| tracing::warn!(%error, "no thread for step programs")).ok();

@@ -95,7 +95,7 @@ impl<B: Backend + 'static> Programs<B> {
     /// A shape that ran eagerly: at its second time it is wanted as a program.
     fn look_at(&mut self, batch: &StepBatch) {
         let Some(key) = ProgramKey::of(batch) else { return };
-        if lower::bytes(&key, &self.sizes) > self.most.1 / 2 {
+        if self.capture.is_asked_for(&key) || lower::bytes(&key, &self.sizes) > self.most.1 / 2 {
             return;
         }
         match self.seen.iter().position(|seen| *seen == key) {

@@ -14,13 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use pack::{PackError, PackFile, PackWriter, sum_of};
+pub use pack::{PackError, PackFile, PackWriter};
 
 use crate::beat::Heart;
 use crate::fault::{Faults, Place};
 use crate::model::LoadProgress;
 use crate::ranks::Fleet;
 use crate::stuck::Stuck;
+use crate::weights::sum_of;
 use lease::{Glance, Held, Lease};
 use watch::{Turn, Watch};
 

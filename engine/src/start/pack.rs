@@ -14,7 +14,7 @@ use thiserror::Error;
 use super::lease::temporary;
 use crate::backend::{Part, WeightShape};
 use crate::raw::FileMap;
-use crate::weights::Bytes;
+use crate::weights::{Bytes, sum_of};
 
 const MAGIC: [u8; 8] = *b"TBPACK01";
 /// The head, and what every weight begins at a multiple of.
@@ -196,21 +196,6 @@ fn read_index(bytes: &Bytes) -> Result<Index, String> {
         return Err("its index is damaged".into());
     }
     serde_json::from_slice(&index).map_err(|error| format!("its index cannot be read: {error}"))
-}
-
-/// A sum that any flipped, lost or moved bit changes with near certainty; four lanes, so that it is read at the speed of memory.
-pub fn sum_of(bytes: &[u8]) -> u64 {
-    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
-    let step = |lane: u64, word: u64| (lane ^ word).wrapping_mul(ODD).rotate_left(29);
-    let (lines, rest) = bytes.as_chunks::<32>();
-    let mut lanes = [1u64, 2, 3, 4];
-    for line in lines {
-        for (lane, word) in lanes.iter_mut().zip(line.as_chunks::<8>().0) {
-            *lane = step(*lane, u64::from_le_bytes(*word));
-        }
-    }
-    let tail = rest.iter().fold(bytes.len() as u64, |sum, byte| step(sum, u64::from(*byte)));
-    lanes.into_iter().fold(tail, step)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 pub mod gguf;
 mod header;
 mod raw_weight;
+mod sum;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,10 +14,10 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::raw::FileMap;
-use crate::start::sum_of;
 pub use gguf::{Gguf, Value as GgufValue};
 use header::{HeaderFault, TensorInfo};
 pub use raw_weight::{Bytes, RawWeight, WeightType, decode_row, q4_k_bits, q4_k_scales, q6_k_bits};
+pub use sum::sum_of;
 
 /// What can be wrong with the weights of a folder.
 #[derive(Debug, Error)]
