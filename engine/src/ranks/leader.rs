@@ -131,7 +131,7 @@ impl Team {
             (0..self.world()).map(|rank| self.layout().of(rank, word()).load(Ordering::Relaxed)).sum()
         };
         let mut patience = Patience::new(allowed);
-        let mut told = (u64::MAX, 0);
+        let (mut told, mut stopped_at) = ((u64::MAX, 0), None);
         loop {
             let now = (sum(|| Word::Done), sum(|| Word::Total));
             if now != told {
@@ -148,6 +148,9 @@ impl Team {
                 return Err(self.give_up(StuckKind::RankSilent { ranks: vec![rank] }, text, &patience));
             }
             tend()?;
+            if allowed.is_some() {
+                self.look_at_loading(&loading, &mut stopped_at, &patience)?;
+            }
             if !patience.turn() {
                 return Err(self.silent(loading, "has not come", "the end of loading", &patience));
             }

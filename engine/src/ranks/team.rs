@@ -297,23 +297,51 @@ impl Team {
         what: &dyn Fn() -> String,
         patience: &mut Patience,
     ) -> Result<(), Stuck> {
-        let look = |rank: &usize| (*rank, Peer::look(self.layout.of(*rank, Word::Pid).load(Ordering::Relaxed)));
-        let peers: Vec<(usize, Peer)> = missing.iter().map(look).collect();
+        let peers: Vec<(usize, Peer)> = missing.iter().map(|rank| (*rank, self.peer(*rank))).collect();
         if let Some((rank, _)) = peers.iter().find(|(_, peer)| *peer == Peer::Gone) {
             let text = format!("the process of rank {rank} is gone; rank {} waited for it at {}", self.rank, what());
             return Err(self.give_up(StuckKind::RankGone { rank: *rank }, text, patience));
         }
         let stopped: Vec<usize> = peers.iter().filter(|(_, p)| *p == Peer::Stopped).map(|(rank, _)| *rank).collect();
         if stopped.is_empty() {
-            witness.stopped_at = None;
             self.forgive(missing, witness, patience);
+        }
+        self.look_at_stopped(stopped, &mut witness.stopped_at, what, patience)
+    }
+
+    /// The same for ranks that are stopped now; since when there are any, in counted time, is kept in `stopped_at`.
+    fn look_at_stopped(
+        &self,
+        stopped: Vec<usize>,
+        stopped_at: &mut Option<Duration>,
+        what: &dyn Fn() -> String,
+        patience: &Patience,
+    ) -> Result<(), Stuck> {
+        if stopped.is_empty() {
+            *stopped_at = None;
             return Ok(());
         }
-        let since = *witness.stopped_at.get_or_insert(patience.counted());
+        let since = *stopped_at.get_or_insert(patience.counted());
         if patience.counted().saturating_sub(since) < STOPPED_MAX {
             return Ok(());
         }
         Err(self.silent(stopped, "is stopped and has not come", &what(), patience))
+    }
+
+    /// Ranks that load and are stopped: nobody waits for these to the end of the time that loading may be silent.
+    pub(super) fn look_at_loading(
+        &self,
+        loading: &[usize],
+        stopped_at: &mut Option<Duration>,
+        patience: &Patience,
+    ) -> Result<(), Stuck> {
+        let is_stopped = |rank: &usize| self.peer(*rank) == Peer::Stopped;
+        let stopped = loading.iter().copied().filter(is_stopped).collect();
+        self.look_at_stopped(stopped, stopped_at, &|| "the end of loading".to_owned(), patience)
+    }
+
+    fn peer(&self, rank: usize) -> Peer {
+        Peer::look(self.layout.of(rank, Word::Pid).load(Ordering::Relaxed))
     }
 
     /// A rank that wants the processor and does not get it is late, not silent: the longest such time does not count.
