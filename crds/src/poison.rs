@@ -1,8 +1,8 @@
 //! Poison requests (I7): a request that was in flight at two stalls is refused, before it stalls a third replica. What agents report of a
 //! stall, what the operator hands to the gates, and the rule between them. Pure; times are milliseconds after 1970.
 //!
-//! The rule errs on the side of serving. A request that was answered between two stalls starts anew: probes and popular prompts are in
-//! flight at every stall. What one replica reports condemns for that replica alone: whoever owns one pod must not be able to have
+//! The rule errs on the side of serving. A request that was lately answered is innocent: probes and popular prompts are in flight at
+//! every stall, and at both when two replicas stall at once. What one replica reports condemns for that replica alone: whoever owns one pod must not be able to have
 //! somebody's requests refused everywhere. And where very many are equally suspect, none of them is refused: it is not them.
 
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ pub struct Stall<'a> {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
     pub request: String,
-    /// The first of the stalls that count: a gate that has seen such a request succeed since does not refuse it.
+    /// A gate that has seen such a request succeed since then does not refuse it.
     pub since_ms: i64,
     pub until_ms: i64,
     /// How many stalls count.
@@ -71,10 +71,10 @@ pub fn is_fingerprint(text: &str) -> bool {
 /// find room. By fingerprint, so that equal stalls give equal text.
 pub fn refused(stalls: &[Stall<'_>], replica: &str, keep_ms: i64, now_ms: i64) -> Vec<Refused> {
     let mut by_count: BTreeMap<usize, Vec<Refused>> = BTreeMap::new();
-    for (request, mut record) in records(stalls, now_ms) {
-        let answered_ms = record.answered_ms.unwrap_or(i64::MIN);
-        record.stalls.retain(|(at_ms, _)| *at_ms >= answered_ms);
-        let condemned = condemn(request, record.stalls, replica, keep_ms).filter(|one| now_ms < one.until_ms);
+    for (request, record) in records(stalls, now_ms) {
+        let innocent = |one: &Refused| record.answered_ms.is_some_and(|answered_ms| answered_ms >= one.since_ms);
+        let condemned =
+            condemn(request, record.stalls, replica, keep_ms).filter(|one| now_ms < one.until_ms && !innocent(one));
         condemned.into_iter().for_each(|one| by_count.entry(one.stalls).or_default().push(one));
     }
     let mut all = Vec::new();
@@ -114,10 +114,11 @@ fn records<'a>(stalls: &[Stall<'a>], now_ms: i64) -> BTreeMap<&'a str, Record<'a
 /// By two replicas for everybody; by one replica twice for that one. Stalls count that are no further from the last one than `keep_ms`.
 fn condemn(request: &str, mut stalls: Vec<(i64, &str)>, replica: &str, keep_ms: i64) -> Option<Refused> {
     let last_ms = stalls.iter().map(|(at_ms, _)| *at_ms).max()?;
-    stalls.retain(|(at_ms, _)| last_ms.saturating_sub(*at_ms) < keep_ms);
-    let (since_ms, first) = stalls.iter().copied().min()?;
+    let (since_ms, until_ms) = (last_ms.saturating_sub(keep_ms), last_ms.saturating_add(keep_ms));
+    stalls.retain(|(at_ms, _)| *at_ms > since_ms);
+    let (_, first) = stalls.iter().copied().min()?;
     let shared = stalls.iter().any(|(_, of)| *of != first);
-    let (count, until_ms) = (stalls.len(), last_ms.saturating_add(keep_ms));
+    let count = stalls.len();
     let condemned = count >= STALLS_MIN && (shared || first == replica);
     condemned.then(|| Refused { request: request.to_owned(), since_ms, until_ms, stalls: count })
 }

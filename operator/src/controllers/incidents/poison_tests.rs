@@ -49,11 +49,14 @@ fn what_stalled_two_replicas_is_refused_by_all_before_the_second_is_restarted() 
     assert_eq!(all.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["b", "c", "a"], "the granted one last");
     let poison = Refused {
         request: POISON.to_owned(),
-        since_ms: 1_767_225_601_000,
+        since_ms: 1_767_225_602_000 - 6 * 3_600_000,
         until_ms: 1_767_225_602_000 + 6 * 3_600_000,
         stalls: 2,
     };
-    assert!(all.iter().all(|(_, refused)| *refused == [poison.clone()]), "the probe was answered in between: {all:?}");
+    assert!(
+        all.iter().all(|(_, refused)| *refused == [poison.clone()]),
+        "the probe was answered in those hours: {all:?}"
+    );
 }
 
 #[test]
