@@ -1,5 +1,6 @@
 //! What users and fate can do to the world.
 
+use crds::poison::ANNOTATION_POISON;
 use serde_json::{Value, json};
 
 use super::{
@@ -35,6 +36,15 @@ pub enum Act {
     Freeze {
         nth: usize,
         heals_ms: Option<u64>,
+    },
+    /// The first engine of this image.
+    FreezeOf {
+        image: &'static str,
+    },
+    /// A client sends a request that freezes whoever answers it; a gate that was told of it refuses.
+    Poison {
+        nth: usize,
+        request: &'static str,
     },
     Crash {
         nth: usize,
@@ -153,6 +163,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
         Act::Freeze { .. } | Act::Crash { .. } | Act::Unkillable { .. } | Act::Sick { .. } | Act::NodeLost { .. } => {
             on_engines(act, world, now_ms);
         }
+        Act::FreezeOf { .. } | Act::Poison { .. } => on_some_engine(act, world, state, now_ms),
         Act::Quota { pods } => world.quota = *pods,
         Act::Pages { size } => state.store.page = *size,
         Act::OpaqueVersions => state.store.opaque = true,
@@ -201,6 +212,27 @@ fn on_engines(act: &Act, world: &mut World, now_ms: u64) {
             match act {
                 Act::Freeze { heals_ms, .. } => pod.agent.freeze(now_ms, heals_ms.map(|ms| now_ms + ms)),
                 _ => pod.agent.crash(now_ms),
+            }
+        }
+        _ => {}
+    }
+}
+
+/// On an engine that is found by what the API says of its pod.
+fn on_some_engine(act: &Act, world: &mut World, state: &State, now_ms: u64) {
+    let live = |name: &str| state.store.get(&("pods", NAMESPACE.to_owned(), name.to_owned()));
+    match act {
+        Act::FreezeOf { image } => {
+            let runs = |name: &str| live(name).is_some_and(|e| e.value["spec"]["containers"][0]["image"] == *image);
+            let found = world.pods.values_mut().filter(|pod| runs(&pod.name)).min_by_key(|pod| pod.name.clone());
+            found.into_iter().for_each(|pod| pod.agent.freeze(now_ms, None));
+        }
+        Act::Poison { nth, request } => {
+            let Some(pod) = nth_pod(world, *nth).and_then(|uid| world.pods.get_mut(&uid)) else { return };
+            let told = live(&pod.name).map(|entry| entry.value["metadata"]["annotations"][ANNOTATION_POISON].clone());
+            let refused = told.is_some_and(|told| told.as_str().is_some_and(|told| told.contains(request)));
+            if !refused {
+                pod.agent.freeze_by(now_ms, request);
             }
         }
         _ => {}

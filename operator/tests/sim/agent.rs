@@ -59,6 +59,8 @@ struct Episode {
     granted_by: Option<&'static str>,
     killed_ms: Option<u64>,
     serving_ms: Option<u64>,
+    /// The request that froze the engine, if one did.
+    in_flight: Option<&'static str>,
 }
 
 /// What makes a difference to the conditions.
@@ -68,6 +70,8 @@ type Brief = (std::mem::Discriminant<Engine>, Option<(u64, &'static str)>, bool)
 #[derive(Debug)]
 pub struct Agent {
     pub engine: Engine,
+    /// The request that freezes it, if one does.
+    asked: Option<&'static str>,
     mode: String,
     unattended_ms: u64,
     episode: Option<Episode>,
@@ -97,6 +101,7 @@ impl Agent {
         let unattended = flag("--unattended-after").and_then(|text| humantime::parse_duration(text).ok());
         Agent {
             engine: Engine::Starting { until_ms: ready_at_ms },
+            asked: None,
             mode: flag("--recovery-mode").unwrap_or("Recover").to_owned(),
             unattended_ms: unattended.map_or(300_000, |d| d.as_millis() as u64),
             episode: None,
@@ -140,6 +145,12 @@ impl Agent {
         }
     }
 
+    /// Freezes at a request.
+    pub fn freeze_by(&mut self, now_ms: u64, request: &'static str) {
+        self.asked = Some(request);
+        self.freeze(now_ms, None);
+    }
+
     pub fn crash(&mut self, now_ms: u64) {
         if !matches!(self.engine, Engine::Gone | Engine::Dead { .. }) {
             self.engine = Engine::Dead { restart_ms: now_ms + 1_000 };
@@ -152,7 +163,8 @@ impl Agent {
     fn begin(&mut self, id: &str, class: &'static str, stage: &'static str, now_ms: u64) {
         self.episodes += 1;
         let id = id.to_owned();
-        self.episode = Some(Episode { id, class, stage, suspect_ms: now_ms, ..Episode::default() });
+        self.episode =
+            Some(Episode { id, class, stage, suspect_ms: now_ms, in_flight: self.asked.take(), ..Episode::default() });
     }
 
     /// When the next look can find anything new: at once while anything is going on.
@@ -314,6 +326,7 @@ impl Agent {
                 value["fencedAt"] = json!(time(e.suspect_ms));
             }
             e.granted_by.iter().for_each(|who| value["grantedBy"] = json!(who));
+            e.in_flight.iter().for_each(|request| value["inFlight"] = json!([{"request": request}]));
             value.to_string()
         });
         let stage = self.episode.as_ref().map_or("None", |e| e.stage);

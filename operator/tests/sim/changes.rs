@@ -11,9 +11,6 @@ use super::{
 /// Engines of this image freeze some seconds after they have begun to serve, wherever they run.
 pub const BAD_IMAGE: &str = "engine:bad";
 
-/// The new replica's place in the order of names, which follows from the hashes of the templates.
-const NEWEST: usize = 2;
-
 pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
     let create = |replicas, mode| (0, Act::Create { name: "chat", spec: spec(replicas, mode) });
     let image = |at_ms: u64, image: &str| edit(at_ms, json!({"engine": {"image": image}}));
@@ -23,7 +20,15 @@ pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
     let held = (0, Act::Create { name: "chat", spec: held });
     vec![
         // one stall of a new replica, which its restart cures; only another revision goes on
-        ("held-revision", vec![held, image(50_000, "engine:2"), freeze(56_000, NEWEST), image(140_000, "engine:3")]),
+        (
+            "held-revision",
+            vec![
+                held,
+                image(50_000, "engine:2"),
+                (56_000, Act::FreezeOf { image: "engine:2" }),
+                image(140_000, "engine:3"),
+            ],
+        ),
         ("bad-revision", vec![create(2, "Recover"), image(50_000, BAD_IMAGE)]),
         ("bad-revision-mended", vec![create(2, "Recover"), image(50_000, BAD_IMAGE), image(105_000, "engine:2")]),
         // nobody restarts them: whoever survives is frozen for ever

@@ -17,6 +17,9 @@ const ELSEWHERE: [(&str, &str); 1] = [(
     "of four nodes one is avoided by any share: `avoid_tests` of the plan have more of them",
 )];
 
+/// The fingerprint of a request that freezes whoever answers it.
+pub const POISON: &str = "00000000000000aa";
+
 /// One field: a whole spec with the one value in it, and with the other.
 pub struct Field {
     /// `engine.env[].name`, below `spec`.
@@ -109,6 +112,9 @@ fn scene(path: &str) -> Vec<(u64, Act)> {
         // the second stall within the first pause, the third within the second
         "recovery.restartBackoff" => vec![freeze(20_000, 0), freeze(40_000, 0)],
         "recovery.restartBackoffMax" => vec![freeze(20_000, 0), freeze(45_000, 0), freeze(75_000, 0)],
+        "recovery.poisonRequests" | "recovery.poisonFor" => {
+            [(20_000, 0), (60_000, 1)].map(|(at_ms, nth)| (at_ms, Act::Poison { nth, request: POISON })).to_vec()
+        }
         _ if path.starts_with("recovery.") => vec![freeze(20_000, 0), freeze(90_000, 0)],
         _ => Vec::new(),
     }

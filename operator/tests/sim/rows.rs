@@ -89,6 +89,9 @@ pub fn all() -> Vec<Row> {
         row("b10-sigterm-in-recovery", terminated, |log| {
             vec![log.ends_within(23_500, 1_000), log.succeeded_by(26_500)]
         }),
+        row("i7-poison-request", poison_request, |log| {
+            vec![log.granted_by(40_000), log.grants_at_most(2), log.has("truebeat.io/poison")]
+        }),
         row("b7-poison-object", poison, |log| vec![log.granted_by(30_000)]),
         row("f3-same-broken-gpu", same_gpu, |_| Vec::new()),
         row("f4-node-not-ready", node_lost, |log| vec![log.no_delete(), log.no_grant_before(u64::MAX)]),
@@ -261,6 +264,15 @@ fn poison() -> Story {
     bad["recovery"]["stabilityWindow"] = json!("99999999999999999999h");
     let gone = (60_000, Act::Delete { name: "poison" });
     scene(vec![(10_000, Act::Create { name: "poison", spec: bad }), gone], Vec::new())
+}
+
+/// A request that freezes whoever answers it goes from replica to replica; the third refuses it, and so does the first one's successor.
+fn poison_request() -> Story {
+    let poison = |at_ms, nth| (at_ms, Act::Poison { nth, request: super::fields::POISON });
+    let mut story = scene(Vec::new(), Vec::new());
+    story.acts = vec![create(3), poison(20_000, 0), poison(45_000, 1), poison(80_000, 2), poison(90_000, 0)];
+    story.acts.push((110_000, Act::ExpectServing { count: 3 }));
+    story
 }
 
 /// In the fleet is an object that a newer version of the operator wrote: whoever cannot read it still serves the others.
