@@ -1,13 +1,19 @@
 //! Nodes that are objects alone. Without heartbeats the controller manager gives them up after `--node-monitor-grace-period`.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
 /// Flag of the controller manager with which nodes that never say a word stay.
 pub const SILENT_NODES_STAY: &str = "--node-monitor-grace-period=1h";
+/// As a kubelet does.
+const BEAT_EVERY: Duration = Duration::from_secs(10);
 /// Requests at the same time.
 const AT_ONCE: usize = 16;
 
@@ -27,6 +33,25 @@ pub async fn create(client: &Client, count: usize, annotations: &Value) -> Resul
         }
     };
     stream::iter((0..count).map(one)).buffer_unordered(AT_ONCE).try_collect().await
+}
+
+/// Renews the Lease of the node `name` as its kubelet would, until what is returned is dropped.
+pub fn heartbeats(client: &Client, name: &'static str) -> JoinSet<()> {
+    let api: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
+    let mut beats = JoinSet::new();
+    beats.spawn(async move {
+        loop {
+            let now = k8s_openapi::jiff::Timestamp::now();
+            let spec =
+                json!({"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": format!("{now:.6}")});
+            let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": spec});
+            if let Err(error) = api.patch(name, &PatchParams::apply("kubelet").force(), &Patch::Apply(lease)).await {
+                println!("      the heartbeat of {name}: {error}");
+            }
+            tokio::time::sleep(BEAT_EVERY).await;
+        }
+    });
+    beats
 }
 
 fn node(n: usize, annotations: &Value) -> Value {

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use crds::EngineIncident;
 use k8s_openapi::api::authorization::v1::{SelfSubjectRulesReview, SelfSubjectRulesReviewSpec};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::rbac::v1::Role;
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 use truebeat_tests::audit::{self, Right};
@@ -73,7 +74,20 @@ async fn everything_once(world: &World<'_>) -> Result<()> {
     // another revision: the operator looks up what it would go back to
     let spec = json!({"recovery": {"mode": "Observe"}, "drainSeconds": 31});
     truebeat_tests::product::apply(world.cluster, &crate::world::infd("rights", "chat", spec).to_string())?;
-    forget_an_incident(world).await
+    forget_an_incident(world).await?;
+    lose_the_lease(world).await
+}
+
+/// The Lease is shipped; only where somebody deletes it does the operator make one.
+async fn lose_the_lease(world: &World<'_>) -> Result<()> {
+    let leases: Api<Lease> = Api::namespaced(world.client.clone(), NAMESPACE);
+    let old = leases.get(ACCOUNT).await?.uid();
+    leases.delete(ACCOUNT, &DeleteParams::default()).await?;
+    until_async("a new Lease that somebody holds", BOUND, || async {
+        let new = leases.get_opt(ACCOUNT).await?.filter(|lease| lease.uid() != old);
+        Ok(new.and_then(|lease| lease.spec?.holder_identity).map(|_| ()))
+    })
+    .await
 }
 
 /// An incident that ended long ago goes.

@@ -13,6 +13,7 @@ use kube::{Api, ResourceExt};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use truebeat_tests::endpoints::Endpoints;
+use truebeat_tests::fleet::nodes;
 use truebeat_tests::load::Load;
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
@@ -139,10 +140,11 @@ fn episode(pod: &Pod) -> Option<Episode> {
 
 /// Restart, restart, replace; the place is avoided, the node tells of it; and a pod without any other place comes back.
 pub async fn avoid(world: &mut World<'_>, times: &mut Times) -> Result<()> {
-    let nodes: Api<Node> = Api::all(world.client.clone());
+    let all: Api<Node> = Api::all(world.client.clone());
     let policy = "{mode: Recover, lastReplica: Fence, restartsBeforeReplace: 2, avoidFor: 10m}";
     let (first, endpoints, _load) = one_serving(world, "place", policy).await?;
     let home = world.pod(&first)?.spec.as_ref().and_then(|spec| spec.node_name.clone()).context("a pod on no node")?;
+    let _beats = nodes::heartbeats(&world.client, PHANTOM);
     phantom(world)?;
     tokio::time::sleep(NODES_KNOWN_FOR).await;
     times.act("there is another node now (nobody runs it); the engine freezes three times");
@@ -166,7 +168,7 @@ pub async fn avoid(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     times.seen(&format!("replaced by {} on {}", successor.0, successor.1), at);
     ensure!(successor.1 == PHANTOM, "the successor landed on {}, where it came from", successor.1);
     let node = until_async("the node to tell of it", BOUND, || async {
-        let node = nodes.get(&home).await?;
+        let node = all.get(&home).await?;
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let told = conditions.into_iter().any(|c| c.type_ == CONDITION_ENGINE_STALLS && c.status == "True");
         Ok(told.then_some(node))
@@ -185,7 +187,7 @@ pub async fn avoid(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let home_of = world.pod(&back)?.spec.as_ref().and_then(|spec| spec.node_name.clone());
     ensure!(home_of.as_deref() == Some(home.as_str()), "it runs on {home_of:?}");
     until_async("the mark to be gone", BOUND, || async {
-        let labels = nodes.get(&home).await?.labels().clone();
+        let labels = all.get(&home).await?.labels().clone();
         Ok((!labels.keys().any(|key| key.starts_with(LABEL_AVOID_PREFIX))).then_some(()))
     })
     .await?;
