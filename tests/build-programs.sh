@@ -23,7 +23,7 @@ say "[1/2] after $((SECONDS - started)) s"
 
 # `ring` compiles C for this target; it includes nothing of a C library, so the machine's own compiler will do.
 started=$SECONDS
-say "[2/2] truebeat-operator (release, static: $target)"
+say "[2/2] truebeat-operator (image, static: $target)"
 export "CC_${target//-/_}=${CC:-gcc}"
-cargo build --release --locked --target "$target" -p operator --bin truebeat-operator
+cargo build --profile image --locked --target "$target" -p operator --bin truebeat-operator
 say "[2/2] after $((SECONDS - started)) s"

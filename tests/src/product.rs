@@ -35,7 +35,7 @@ impl Programs {
     pub fn find() -> Result<Self> {
         let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
         let bin = std::env::var_os("TRUEBEAT_BIN_DIR").map_or_else(|| target.join("release"), PathBuf::from);
-        let musl = format!("{}-unknown-linux-musl/release/truebeat-operator", std::env::consts::ARCH);
+        let musl = format!("{}-unknown-linux-musl/image/truebeat-operator", std::env::consts::ARCH);
         let operator = std::env::var_os("TRUEBEAT_OPERATOR_BIN").map_or_else(|| target.join(musl), PathBuf::from);
         let programs = Self { agent: bin.join("truebeat-agent"), engine: bin.join("truebeat-engine"), operator };
         let all = [&programs.agent, &programs.engine, &programs.operator];
