@@ -5,6 +5,7 @@
 //! they come after every write that matters.
 
 use crds::{Avoided, AvoidedBecause, EngineIncident, GrantAction, conditions::RESTARTS_HELD};
+use futures::{FutureExt, StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
@@ -12,7 +13,7 @@ use k8s_openapi::{
 };
 use kube::{Api, Resource, ResourceExt};
 
-use super::{escalate::Hold, grants::noted, observed::Observed, plan::Plan, rollout::State};
+use super::{escalate::Hold, execute::AT_ONCE, grants::noted, observed::Observed, plan::Plan, rollout::State};
 use crate::{
     client::{CallError, Calls, FIELD_MANAGER},
     controllers::{incidents::plan::name_of, nodes::plan::in_force},
@@ -155,18 +156,25 @@ fn about_node(mut event: Event, node: &str) -> Event {
     event
 }
 
-/// Publishes in order. Where the server does not answer the rest is dropped: the next pass is worth more.
+/// Publishes, begun in order. Where the server does not answer the rest is dropped: the next pass is worth more.
 pub async fn publish(calls: &Calls, events: Vec<Event>) {
-    for event in events {
-        let api: Api<Event> = Api::namespaced(calls.client.clone(), &event.namespace().unwrap_or_default());
-        let name = event.name_any();
-        if let Err(error) = calls.create(&api, &name, &event).await {
-            tracing::warn!(event = name, note = event.note, %error, "event not published");
-            if matches!(error, CallError::Deadline { .. } | CallError::NotLeader { .. }) {
-                return;
-            }
+    let creates: Vec<_> = events.iter().map(|event| create(calls, event).boxed()).collect();
+    let mut published = stream::iter(creates).buffered(AT_ONCE);
+    while let Some(result) = published.next().await {
+        if matches!(result, Err(CallError::Deadline { .. } | CallError::NotLeader { .. })) {
+            return;
         }
     }
+}
+
+async fn create(calls: &Calls, event: &Event) -> Result<(), CallError> {
+    let api: Api<Event> = Api::namespaced(calls.client.clone(), &event.namespace().unwrap_or_default());
+    let name = event.name_any();
+    let result = calls.create(&api, &name, event).await;
+    if let Err(error) = &result {
+        tracing::warn!(event = name, note = event.note, %error, "event not published");
+    }
+    result
 }
 
 fn is_closed(incident: &EngineIncident) -> bool {

@@ -3,10 +3,14 @@
 //! Children first; then the budget (I2: stored under the resourceVersion that the plan was made from); only then the
 //! pods hear of grants; then the records; the status last. One failed write does not keep the others from being made,
 //! but where the budget could not be stored no pod hears of anything.
+//!
+//! Writes of one stage go to different objects, so they are made at the same time: fifty replicas that stall together do not wait for
+//! each other's answers.
 
-use std::fmt;
+use std::{fmt, future::ready};
 
-use crds::{EngineIncident, InferenceDeployment, InferenceDeploymentStatus};
+use crds::{EngineIncident, InferenceDeployment, InferenceDeploymentStatus, episode::ANNOTATION_RESTART_GRANT};
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Resource, ResourceExt, core::DynamicObject};
 use serde_json::json;
@@ -22,6 +26,9 @@ use crate::{
         nodes::{self, plan::avoid_label},
     },
 };
+
+/// Writes of one stage that are on their way at the same time: eight passes of them stay below what an API server takes by default (200).
+pub const AT_ONCE: usize = 16;
 
 /// A write that failed, as a value for the status.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,23 +82,31 @@ pub async fn status(
     calls.replace_status(&api, &infd.name_any(), &wanted).await
 }
 
-/// Annotates the pods: the second key (I1) and the deletion cost. Only after [`status`] stored the grants.
+/// Annotates the pods: the second key (I1) and the deletion cost. Only after [`status`] stored the grants. Whoever is granted a
+/// restart hears of it when all others know what that means for them (I7).
 pub async fn pods(calls: &Calls, namespace: &str, patches: &[PodPatch]) -> Vec<StepError> {
-    let api: Api<Pod> = Api::namespaced(calls.client.clone(), namespace);
+    let (granted, others): (Vec<_>, Vec<_>) =
+        patches.iter().partition(|patch| patch.annotations.contains_key(ANNOTATION_RESTART_GRANT));
     let mut errors = Vec::new();
-    for patch in patches {
-        // The UID is a precondition: a new pod with the old name refuses the patch (P8).
-        let body = json!({"metadata": {"uid": patch.uid, "annotations": patch.annotations}});
-        match calls.merge(&api, &patch.name, &body).await {
-            Ok(_) => tracing::info!(namespace, pod = patch.name, annotations = ?patch.annotations, "pod annotated"),
-            // Gone or replaced meanwhile: the next look sees it.
-            Err(error) if matches!(error.code(), Some(404 | 409 | 422)) => {
-                tracing::info!(namespace, pod = patch.name, %error, "pod changed meanwhile, left alone");
-            }
-            Err(error) => errors.push(StepError::new(format!("annotate Pod {}", patch.name), &error)),
-        }
+    for stage in [others, granted] {
+        errors.extend(all(stage.into_iter().map(|patch| pod(calls, namespace, patch).boxed())).await);
     }
     errors
+}
+
+async fn pod(calls: &Calls, namespace: &str, patch: &PodPatch) -> Result<(), StepError> {
+    let api: Api<Pod> = Api::namespaced(calls.client.clone(), namespace);
+    // The UID is a precondition: a new pod with the old name refuses the patch (P8).
+    let body = json!({"metadata": {"uid": patch.uid, "annotations": patch.annotations}});
+    match calls.merge(&api, &patch.name, &body).await {
+        Ok(_) => tracing::info!(namespace, pod = patch.name, annotations = ?patch.annotations, "pod annotated"),
+        // Gone or replaced meanwhile: the next look sees it.
+        Err(error) if matches!(error.code(), Some(404 | 409 | 422)) => {
+            tracing::info!(namespace, pod = patch.name, %error, "pod changed meanwhile, left alone");
+        }
+        Err(error) => return Err(StepError::new(format!("annotate Pod {}", patch.name), &error)),
+    }
+    Ok(())
 }
 
 /// Deletes the pods whose replacement is granted, each by its UID (P8) and with its own grace: the old process must be gone
@@ -103,32 +118,34 @@ pub async fn replaces(calls: &Calls, infd: &InferenceDeployment, plan: &Plan) ->
     if let Err(error) = nodes::mark(calls, &avoid_label(&namespace, &infd.name_any()), &plan.marks).await {
         return vec![StepError::new("mark the node of a pod to replace".to_owned(), &error)];
     }
-    let mut errors = Vec::new();
-    for (name, uid) in &plan.replaces {
-        match calls.delete(&api, name, uid).await {
-            Ok(()) => tracing::warn!(namespace, pod = name, "pod deleted: restarts in place did not cure it"),
-            Err(error) => errors.push(StepError::new(format!("delete Pod {name}"), &error)),
-        }
-    }
-    errors
+    all(plan.replaces.iter().map(|(name, uid)| replace(calls, &api, name, uid).boxed())).await
+}
+
+async fn replace(calls: &Calls, api: &Api<Pod>, name: &str, uid: &str) -> Result<(), StepError> {
+    let failed = |error| StepError::new(format!("delete Pod {name}"), &error);
+    calls.delete(api, name, uid).await.map_err(failed)?;
+    tracing::warn!(pod = name, uid, "pod deleted: restarts in place did not cure it");
+    Ok(())
 }
 
 /// Writes and forgets incidents.
 pub async fn incidents(calls: &Calls, infd: &InferenceDeployment, plan: &IncidentPlan) -> Vec<StepError> {
     let namespace = infd.namespace().unwrap_or_default();
     let api: Api<EngineIncident> = Api::namespaced(calls.client.clone(), &namespace);
-    let mut errors = Vec::new();
-    for write in &plan.writes {
-        if let Err(error) = incident(calls, &api, infd, write).await {
-            errors.push(StepError::new(format!("write EngineIncident {}", write.name), &error));
-        }
-    }
-    for (name, uid) in &plan.deletes {
-        if let Err(error) = calls.delete(&api, name, uid).await {
-            errors.push(StepError::new(format!("delete EngineIncident {name}"), &error));
-        }
-    }
+    let mut errors = all(plan.writes.iter().map(|write| incident(calls, &api, infd, write).boxed())).await;
+    errors.extend(all(plan.deletes.iter().map(|(name, uid)| forget(calls, &api, name, uid).boxed())).await);
     errors
+}
+
+/// Makes the writes and returns what failed, in their order.
+async fn all<'a>(writes: impl Iterator<Item = BoxFuture<'a, Result<(), StepError>>>) -> Vec<StepError> {
+    let writes: Vec<_> = writes.collect();
+    stream::iter(writes).buffered(AT_ONCE).filter_map(|done| ready(done.err())).collect().await
+}
+
+async fn forget(calls: &Calls, api: &Api<EngineIncident>, name: &str, uid: &str) -> Result<(), StepError> {
+    let failed = |error| StepError::new(format!("delete EngineIncident {name}"), &error);
+    calls.delete(api, name, uid).await.map_err(failed)
 }
 
 async fn incident(
@@ -136,7 +153,8 @@ async fn incident(
     api: &Api<EngineIncident>,
     infd: &InferenceDeployment,
     write: &IncidentWrite,
-) -> Result<(), CallError> {
+) -> Result<(), StepError> {
+    let failed = |error| StepError::new(format!("write EngineIncident {}", write.name), &error);
     let head = |metadata| json!({"apiVersion": EngineIncident::api_version(&()), "kind": EngineIncident::kind(&()), "metadata": metadata});
     if let Some(spec) = &write.spec {
         let mut body = head(json!({
@@ -145,13 +163,13 @@ async fn incident(
             "ownerReferences": infd.controller_owner_ref(&()).into_iter().collect::<Vec<_>>(),
         }));
         body["spec"] = json!(spec);
-        calls.apply(api, &write.name, &body).await?;
+        calls.apply(api, &write.name, &body).await.map_err(failed)?;
         tracing::info!(incident = write.name, class = spec.class, pod = spec.pod, "incident recorded");
     }
     if let Some(status) = &write.status {
         let mut body = head(json!({"name": write.name}));
         body["status"] = json!(status);
-        calls.apply_status(api, &write.name, &body).await?;
+        calls.apply_status(api, &write.name, &body).await.map_err(failed)?;
         tracing::info!(incident = write.name, stage = status.stage, outcome = status.outcome, "incident updated");
     }
     Ok(())

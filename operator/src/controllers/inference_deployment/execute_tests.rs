@@ -70,7 +70,7 @@ async fn run(
 ) -> (Result<Vec<StepError>, String>, Vec<(String, Value)>) {
     let (calls, log) = server(refuse);
     let plan = plan(observed, build(&observed.infd), None, jiff::Timestamp::UNIX_EPOCH);
-    let result = super::super::execute_plan(&calls, observed, &plan, &[]).await.map_err(|e| e.to_string());
+    let result = super::super::execute_plan(&calls, observed, &plan, &[], None).await.map_err(|e| e.to_string());
     let log = log.lock().unwrap().clone();
     (result, log)
 }

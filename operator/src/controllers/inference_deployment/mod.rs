@@ -30,6 +30,7 @@ use std::time::Duration;
 
 use kube::ResourceExt;
 use thiserror::Error;
+use tokio::sync::MutexGuard;
 
 use self::{execute::StepError, observed::Observed, plan::Plan};
 use crate::client::{CallError, Calls};
@@ -66,9 +67,9 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     let mut plan = plan::plan(&observed, desired.clone(), None, calls.wall.now());
     let held = observed.infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     // Whoever grants looks at the whole fleet first, and nobody else grants meanwhile (I2).
-    let mut _turn = None;
+    let mut turn = None;
     if plan.grants.iter().any(|grant| !held.contains(grant)) {
-        _turn = Some(calls.fleet.turn.lock().await);
+        turn = Some(calls.fleet.turn.lock().await);
         let fleet = gather::fleet(calls, &observed.infd)
             .await
             .map_err(|source| PassError::Gather { name: "the fleet".to_owned(), source })?;
@@ -78,7 +79,7 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     calls.metrics.restarts_held.with_label_values(&[namespace, name]).set(on_hold);
     let failed = i64::from(plan.rollout.state != rollout::State::Well);
     calls.metrics.rollout_failed.with_label_values(&[namespace, name]).set(failed);
-    let errors = execute_plan(calls, &observed, &plan, &problems).await?;
+    let errors = execute_plan(calls, &observed, &plan, &problems, turn).await?;
     calls.metrics.grants_held.with_label_values(&[namespace, name]).set(i64::try_from(plan.grants.len()).unwrap_or(0));
     if !errors.is_empty() {
         return Err(PassError::Steps(errors));
@@ -106,6 +107,7 @@ async fn execute_plan(
     observed: &Observed,
     plan: &Plan,
     problems: &[String],
+    turn: Option<MutexGuard<'_, ()>>,
 ) -> Result<Vec<StepError>, PassError> {
     let infd = &observed.infd;
     let namespace = infd.namespace().unwrap_or_default();
@@ -126,6 +128,7 @@ async fn execute_plan(
         calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
         calls.fleet.nodes.changed();
     }
+    drop(turn); // what was granted stands in the API: whoever looks at the fleet from now on counts it
     errors.extend(execute::pods(calls, &namespace, &plan.pods).await);
     errors.extend(execute::replaces(calls, infd, plan).await);
     errors.extend(execute::incidents(calls, infd, &plan.incidents).await);
