@@ -267,8 +267,5 @@ fn executable(program: &OsString) -> bool {
 
 /// A number that an engine cannot guess; never 0, which means that nobody gave one.
 fn random_nonce() -> std::io::Result<u64> {
-    use std::io::Read;
-    let mut bytes = [0; 8];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes).max(1))
+    Ok(getrandom::u64()?.max(1))
 }
