@@ -9,6 +9,7 @@ mod freeze;
 mod gitops;
 mod kill;
 mod lifecycle;
+mod poison;
 mod recovery;
 mod rollout;
 mod world;
@@ -24,7 +25,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 18] = [
+const STORIES: [&str; 19] = [
     "install",
     "apply_two_replicas",
     "gitops",
@@ -32,6 +33,7 @@ const STORIES: [&str; 18] = [
     "freeze_both",
     "kill_the_operator",
     "kill_detector_and_gate",
+    "poison_request",
     "scale_with_one_frozen",
     "last_replica",
     "unattended",
@@ -85,6 +87,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "kill_the_operator" => kill::operator(world, &mut times).await,
         "kill_detector_and_gate" => kill::detector_and_gate(world, &mut times).await,
         "scale_with_one_frozen" => lifecycle::scale(world, &mut times).await,
+        "poison_request" => poison::story(world, &mut times).await,
         "last_replica" => recovery::last_replica(world, &mut times).await,
         "unattended" => recovery::unattended(world, &mut times).await,
         "avoid_the_place" => recovery::avoid(world, &mut times).await,

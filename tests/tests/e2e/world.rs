@@ -68,9 +68,14 @@ impl<'a> World<'a> {
 
     /// A client of this pod alone, past the Service: work is owed there for certain.
     pub fn load_on(&self, pod: &str) -> Result<Load> {
+        Ok(Load::start(self.gate_of(pod)?, "demo", 1))
+    }
+
+    /// Where this pod's gate listens.
+    pub fn gate_of(&self, pod: &str) -> Result<SocketAddr> {
         let status = self.pod(pod)?.status.clone();
         let ip = status.and_then(|status| status.pod_ip).context("a pod without an address")?;
-        Ok(Load::start(SocketAddr::new(ip.parse()?, 8080), "demo", 1))
+        Ok(SocketAddr::new(ip.parse()?, 8080))
     }
 
     /// What these pods deliver, from their pages.
