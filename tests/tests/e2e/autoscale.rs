@@ -14,7 +14,7 @@ use crate::world::{BOUND, World, is, members};
 
 const METRIC: &str = "truebeat_gate_in_flight";
 const CLIENTS: usize = 12;
-/// No stabilisation: what is looked at is who goes, not how patient an autoscaler may be.
+/// Fifteen seconds of patience: what is looked at is who goes, and nobody can tell a replica that has been frozen for half a second.
 const AUTOSCALER: &str = r#"
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
@@ -23,7 +23,7 @@ spec:
   scaleTargetRef: {apiVersion: inference.truebeat.io/v1alpha1, kind: InferenceDeployment, name: auto}
   minReplicas: 2
   maxReplicas: 4
-  behavior: {scaleDown: {stabilizationWindowSeconds: 0}, scaleUp: {stabilizationWindowSeconds: 0}}
+  behavior: {scaleDown: {stabilizationWindowSeconds: 15}, scaleUp: {stabilizationWindowSeconds: 0}}
   metrics:
   - type: Pods
     pods: {metric: {name: truebeat_gate_in_flight}, target: {type: AverageValue, averageValue: "1"}}
