@@ -8,6 +8,7 @@
 
 #[cfg(target_arch = "x86_64")]
 pub mod amx;
+pub mod large;
 mod portable;
 pub mod shared;
 
@@ -61,6 +62,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn load_i32(self, x: &[i32; 16]) -> Self::I;
     fn to_f32(self, x: Self::I) -> Self::V;
     fn load_bytes(self, x: &[u8; 64]) -> Self::B;
+    /// Asks for the line that lies `ahead` bytes after `x`, wherever that is: a wish.
+    #[inline(always)]
+    fn prefetch(self, _x: &[u8; 64], _ahead: usize) {}
     /// Each lane gains the products of its four unsigned bytes of `w` with the four signed bytes of `x`.
     fn dot_u8_i8(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
     /// Low four bits of each byte.

@@ -1,6 +1,7 @@
 //! The decoder of the Llama family, once for all of its members, over any backend: all tokens of all sequences of a
 //! step go through each weight in one multiplication; only attention looks at one sequence at a time.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -75,6 +76,8 @@ pub(super) struct Decoder<B: Backend> {
     pub(super) pulse: Pulse,
     /// `None`: every step runs eagerly.
     programs: Option<Programs<B>>,
+    /// What eager multiplications work in.
+    scratch: Cell<B::Scratch>,
 }
 
 /// What every layer of one step shares.
@@ -98,7 +101,17 @@ impl<M> StepFrame<'_, M> {
 impl<B: Backend + 'static> Decoder<B> {
     pub fn new(backend: B, config: DecoderConfig, info: ModelInfo, weights: DecoderWeights<B>) -> Self {
         let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling).divided(&config.rope_factors);
-        Self { backend, config, info, weights, rope, cache: None, pulse: Pulse::default(), programs: None }
+        Self {
+            backend,
+            config,
+            info,
+            weights,
+            rope,
+            cache: None,
+            pulse: Pulse::default(),
+            programs: None,
+            scratch: Cell::default(),
+        }
     }
 
     /// The same, with programs for the shapes of steps that come again (E2).
@@ -140,7 +153,8 @@ impl<B: Backend + 'static> Decoder<B> {
     ) -> B::Matrix {
         let b = &self.backend;
         let x = b.rms_norm(x, &layer.input_norm, self.config.norm_eps);
-        let (mut q, mut k, v) = (self.linear(&x, &layer.q), self.linear(&x, &layer.k), self.linear(&x, &layer.v));
+        let (mut q, mut k) = (self.linear((&x, false), &layer.q), self.linear((&x, true), &layer.k));
+        let v = self.linear((&x, true), &layer.v);
         if let Some((q_norm, k_norm)) = &layer.qk_norm {
             q = b.rms_norm(&q, q_norm, self.config.norm_eps);
             k = b.rms_norm(&k, k_norm, self.config.norm_eps);
@@ -150,7 +164,7 @@ impl<B: Backend + 'static> Decoder<B> {
         // written before they are read: a row attends to itself and to the rows of its chunk before it
         b.store_kv(kv, index, &k, &v, &frame.slots);
         let mixed = b.attention(&q, (kv, index), &frame.seqs, self.head_shape(), self.config.windows[index]);
-        self.linear(&mixed, &layer.o)
+        self.linear((&mixed, false), &layer.o)
     }
 
     fn feed_forward(&self, layer: &Layer<B>, x: &B::Matrix) -> B::Matrix {
@@ -162,16 +176,16 @@ impl<B: Backend + 'static> Decoder<B> {
     }
 
     fn mlp(&self, mlp: &Mlp<B>, x: &B::Matrix) -> B::Matrix {
-        let mut gate = self.linear(x, &mlp.gate);
-        self.backend.silu_mul(&mut gate, &self.linear(x, &mlp.up));
-        self.linear(&gate, &mlp.down)
+        let mut gate = self.linear((x, false), &mlp.gate);
+        self.backend.silu_mul(&mut gate, &self.linear((x, true), &mlp.up));
+        self.linear((&gate, false), &mlp.down)
     }
 
     /// Each expert sees the rows that chose it; a row adds its experts' answers in the order of their numbers, whoever else
     /// chose them (EP4).
     fn mixture(&self, mixture: &Mixture<B>, x: &B::Matrix) -> B::Matrix {
         let b = &self.backend;
-        let scores = b.download(self.linear(x, &mixture.router));
+        let scores = b.download(self.linear((x, false), &mixture.router));
         let experts = mixture.experts.len();
         let mut chosen: Vec<(Vec<usize>, Vec<f32>)> = vec![Default::default(); experts];
         let rows = scores.len() / experts.max(1);
@@ -189,8 +203,12 @@ impl<B: Backend + 'static> Decoder<B> {
         out
     }
 
-    fn linear(&self, x: &B::Matrix, linear: &Linear<B>) -> B::Matrix {
-        self.backend.linear(x, &linear.weight, linear.bias.as_ref())
+    /// `same`: the input of the call before.
+    fn linear(&self, (x, same): (&B::Matrix, bool), linear: &Linear<B>) -> B::Matrix {
+        let (mut out, mut scratch) = (B::Matrix::default(), self.scratch.take());
+        self.backend.linear_into((x, same), &linear.weight, linear.bias.as_ref(), (&mut out, &mut scratch));
+        self.scratch.set(scratch);
+        out
     }
 
     /// A step call by call, each with matrices of its own.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use crate::raw::FileMap;
+use crate::raw::large::LargeBytes;
 
 /// How the values of a weight are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +45,7 @@ impl WeightType {
 enum Source {
     Mapped(FileMap),
     Owned(Vec<u8>),
+    Large(LargeBytes),
 }
 
 /// A range of a mapped file or of memory; cheap to clone.
@@ -63,6 +65,10 @@ impl Bytes {
     /// `len` bytes that begin on a cache line, zeros at first, then as `fill` leaves them.
     pub fn on_a_cache_line(len: usize, fill: impl FnOnce(&mut [u8])) -> Self {
         const LINE: usize = 64;
+        if let Some(mut all) = LargeBytes::zeroed(len).filter(|all| all.as_ptr().align_offset(LINE) == 0) {
+            fill(&mut all);
+            return Self { source: Arc::new(Source::Large(all)), range: 0..len };
+        }
         let mut all = vec![0; len + LINE];
         let start = all.as_ptr().align_offset(LINE).min(LINE);
         fill(&mut all[start..start + len]);
@@ -91,6 +97,7 @@ impl std::ops::Deref for Bytes {
         let all = match &*self.source {
             Source::Mapped(map) => map.bytes(),
             Source::Owned(bytes) => bytes,
+            Source::Large(bytes) => bytes,
         };
         &all[self.range.clone()]
     }

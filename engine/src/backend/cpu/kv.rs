@@ -3,6 +3,7 @@
 
 use super::dense::to_bf16;
 use super::{HeadShape, KvSize, Matrix, OutOfMemory};
+use crate::raw::large::LargeBytes;
 
 /// Positions that are looked at together.
 pub const GROUP: usize = 16;
@@ -54,8 +55,8 @@ impl KvLayout {
 /// K and V of one layer.
 #[derive(Debug)]
 pub struct LayerKv {
-    pub keys: Vec<u8>,
-    pub values: Vec<u8>,
+    pub keys: LargeBytes,
+    pub values: LargeBytes,
 }
 
 impl LayerKv {
@@ -92,11 +93,10 @@ pub fn layers(layout: &KvLayout, size: KvSize) -> Result<Vec<LayerKv>, OutOfMemo
         return Err(refuse("more than this machine can address"));
     }
     let plane = |block_bytes: usize| {
-        let mut plane: Vec<u8> = Vec::new();
         let len = size.num_blocks * layout.kv_heads * block_bytes;
-        plane.try_reserve_exact(len).map_err(|_| refuse("the allocator refused; ask for fewer blocks"))?;
+        let mut plane = LargeBytes::zeroed(len).ok_or_else(|| refuse("the allocator refused; ask for fewer blocks"))?;
         // touched now: a cache that does not fit fails at start-up and not under the first load
-        plane.resize(len, 0);
+        plane.fill(0);
         Ok(plane)
     };
     (0..size.layers)

@@ -10,6 +10,7 @@ mod inputs;
 mod isa;
 mod kernels;
 mod kv;
+mod memory;
 mod output;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
@@ -47,6 +48,21 @@ pub struct Matrix {
 impl Matrix {
     fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.cols..(row + 1) * self.cols]
+    }
+
+    /// Makes it `rows × cols`; what its values are does not matter from now on.
+    fn resize(&mut self, rows: usize, cols: usize) {
+        (self.rows, self.cols) = (rows, cols);
+        if self.values.capacity() < rows * cols {
+            memory::give(std::mem::replace(&mut self.values, memory::take(rows * cols)));
+        }
+        self.values.resize(rows * cols, 0.0);
+    }
+}
+
+impl Drop for Matrix {
+    fn drop(&mut self) {
+        memory::give(std::mem::take(&mut self.values));
     }
 }
 
@@ -135,8 +151,8 @@ impl Backend for CpuBackend {
         Matrix { rows, cols, values }
     }
 
-    fn download(&self, x: Matrix) -> Vec<f32> {
-        x.values
+    fn download(&self, mut x: Matrix) -> Vec<f32> {
+        std::mem::take(&mut x.values)
     }
 
     fn weight(&self, raw: RawWeight) -> Weight {
@@ -185,7 +201,8 @@ impl Backend for CpuBackend {
     }
 
     fn rms_norm(&self, x: &Matrix, weight: &Matrix, eps: f32) -> Matrix {
-        let mut out = x.clone();
+        let mut out = Matrix::default();
+        self.copy(x, &mut out);
         self.rms_norm_over(&mut out, weight, eps);
         out
     }
@@ -283,9 +300,8 @@ impl Backend for CpuBackend {
     }
 
     fn copy(&self, x: &Matrix, out: &mut Matrix) {
-        (out.rows, out.cols) = (x.rows, x.cols);
-        out.values.clear();
-        out.values.extend_from_slice(&x.values);
+        out.resize(x.rows, x.cols);
+        out.values.copy_from_slice(&x.values);
     }
 
     fn silu_mul(&self, gate: &mut Matrix, up: &Matrix) {
@@ -304,9 +320,9 @@ impl Backend for CpuBackend {
     }
 
     fn gather_into(&self, x: &Matrix, rows: &[usize], out: &mut Matrix) {
-        (out.rows, out.cols) = (rows.len(), x.cols);
-        out.values.clear();
-        rows.iter().for_each(|row| out.values.extend_from_slice(x.row(*row)));
+        out.resize(rows.len(), x.cols);
+        let places = out.values.chunks_exact_mut(x.cols.max(1));
+        places.zip(rows).for_each(|(place, row)| place.copy_from_slice(x.row(*row)));
     }
 
     fn scatter_add(&self, x: &mut Matrix, rows: &[usize], y: &Matrix, weights: &[f32]) {

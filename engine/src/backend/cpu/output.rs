@@ -14,9 +14,9 @@ pub struct Output {
 
 impl Output {
     /// In the memory of a matrix that is done with; cells that are there keep their old values until they are set.
-    pub fn over(old: Matrix, rows: usize, cols: usize) -> Self {
-        let mut values = old.values;
-        values.resize(rows * cols, 0.0);
+    pub fn over(mut old: Matrix, rows: usize, cols: usize) -> Self {
+        old.resize(rows, cols);
+        let values = std::mem::take(&mut old.values);
         // in place: both have one size
         Self { cols, cells: values.into_iter().map(|value| AtomicU32::new(value.to_bits())).collect() }
     }
