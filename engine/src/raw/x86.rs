@@ -137,6 +137,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(x) }
     }
     #[inline(always)]
+    fn prefetch(self, x: &[u8; 64], ahead: usize) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().wrapping_add(ahead).cast()) }
+    }
+    #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> __m512i {
         unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
     }
@@ -280,6 +284,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn to_f32(self, x: [__m256i; 2]) -> [__m256; 2] {
         unsafe { both!(_mm256_cvtepi32_ps, x) }
+    }
+    #[inline(always)]
+    fn prefetch(self, x: &[u8; 64], ahead: usize) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().wrapping_add(ahead).cast()) }
     }
     #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> [__m256i; 2] {

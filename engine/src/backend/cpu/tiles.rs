@@ -10,8 +10,8 @@ use super::{Isa, Matrix};
 use crate::raw::amx::{Amx, Rows, Sums, Tiles};
 use crate::raw::{Line, Op, Simd};
 
-/// Fewer rows are faster by vectors.
-pub const ROWS_MIN: usize = 5;
+/// Fewer rows are as fast by vectors or faster: those need no unpacking, and ask for weights ahead of their arithmetic.
+pub const ROWS_MIN: usize = 33;
 /// Panels that go by the inputs together: outputs are written in longer runs.
 const GROUP: usize = 4;
 /// Rows of a tile.
