@@ -340,7 +340,7 @@ pub struct Recovery {
     /// At most one such restart in this long. A duration such as `1h`.
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
     pub unattended_window: String,
-    /// A request that was in flight at the stalls of two replicas, and was not answered in between, is refused by all of them with
+    /// A request that was in flight at the stalls of two replicas, and was not answered within `poisonFor`, is refused by all of them with
     /// status 422 before it stalls a third (I7). `Ignore`: it is only told in the incidents.
     pub poison_requests: PoisonRequests,
     /// How long such a request stays refused after its last stall, and how far apart two stalls may lie. A duration such as `6h`.

@@ -18,6 +18,8 @@ pub const IN_FLIGHT_MAX: usize = 128;
 pub const REFUSED_MAX: usize = 32;
 const TEXT_BYTES_MAX: usize = 16 << 10;
 const STALLS_MIN: usize = 2;
+/// How far a replica's clock may run ahead of the operator's.
+const AHEAD_MS_MAX: i64 = 300_000;
 
 /// A request that was in flight when a stall began.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
@@ -97,9 +99,9 @@ struct Record<'a> {
 
 fn records<'a>(stalls: &[Stall<'a>], now_ms: i64) -> BTreeMap<&'a str, Record<'a>> {
     let mut records: BTreeMap<&str, Record<'a>> = BTreeMap::new();
-    for stall in stalls {
-        // a clock that runs ahead must not make a stall count for longer
-        let at_ms = stall.at_ms.min(now_ms);
+    // what is told of a far future is nothing to count with: a clock that runs ahead would have requests refused for as much longer
+    for stall in stalls.iter().filter(|stall| stall.at_ms.saturating_sub(now_ms) <= AHEAD_MS_MAX) {
+        let at_ms = stall.at_ms;
         for one in stall.in_flight.iter().take(IN_FLIGHT_MAX).filter(|one| is_fingerprint(&one.request)) {
             let record = records.entry(one.request.as_str()).or_default();
             record.answered_ms = record.answered_ms.max(one.completed_at.as_deref().and_then(milliseconds));

@@ -19,7 +19,7 @@ const BROKEN_MS: Ms = 10_000;
 pub struct Poison {
     /// Its fingerprint, 16 hex digits.
     pub request: String,
-    /// `CLOCK_MONOTONIC` of the first stall that counts: one that succeeded here since is not refused.
+    /// `CLOCK_MONOTONIC`, so long before the last stall as it stays refused after it: one that succeeded here since is not refused.
     pub since_ms: Ms,
 }
 
