@@ -147,8 +147,10 @@ impl Agent {
 
     /// Freezes at a request.
     pub fn freeze_by(&mut self, now_ms: u64, request: &'static str) {
-        self.asked = Some(request);
-        self.freeze(now_ms, None);
+        if matches!(self.engine, Engine::Serving { .. }) {
+            self.asked = Some(request);
+            self.freeze(now_ms, None);
+        }
     }
 
     pub fn crash(&mut self, now_ms: u64) {

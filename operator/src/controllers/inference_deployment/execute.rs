@@ -83,7 +83,7 @@ pub async fn status(
 }
 
 /// Annotates the pods: the second key (I1) and the deletion cost. Only after [`status`] stored the grants. Whoever is granted a
-/// restart hears of it when all others know what that means for them (I7).
+/// restart hears of it when all others know what that means for them, or could not be told (I7).
 pub async fn pods(calls: &Calls, namespace: &str, patches: &[PodPatch]) -> Vec<StepError> {
     let (granted, others): (Vec<_>, Vec<_>) =
         patches.iter().partition(|patch| patch.annotations.contains_key(ANNOTATION_RESTART_GRANT));

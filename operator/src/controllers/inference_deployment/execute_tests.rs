@@ -21,6 +21,9 @@ use crate::{
 
 type Log = Arc<Mutex<Vec<(String, Value)>>>;
 
+/// Requests for this pod are answered late.
+const SLOW: &str = "/pods/slow";
+
 /// Calls against a server that echoes bodies, or answers `refuse` with that status where the line contains it.
 fn server(refuse: Option<(&'static str, u16)>) -> (Calls, Log) {
     let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
@@ -41,10 +44,19 @@ fn server(refuse: Option<(&'static str, u16)>) -> (Calls, Log) {
             } else {
                 json!({"kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": ""})
             };
-            seen.lock().unwrap().push((line, body));
-            send.send_response(
-                Response::builder().status(code).body(Body::from(serde_json::to_vec(&answer).unwrap())).unwrap(),
-            );
+            seen.lock().unwrap().push((line.clone(), body));
+            let body = Body::from(serde_json::to_vec(&answer).unwrap());
+            let response = Response::builder().status(code).body(body).unwrap();
+            if line.ends_with(SLOW) {
+                let seen = seen.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    seen.lock().unwrap().push((format!("answered {line}"), Value::Null));
+                    send.send_response(response);
+                });
+            } else {
+                send.send_response(response);
+            }
         }
     });
     let leadership = Arc::new(Leadership::default());
@@ -93,6 +105,17 @@ async fn the_budget_is_stored_before_a_pod_hears_of_it() {
     assert_eq!(log[told].1["metadata"]["annotations"]["truebeat.io/restart-grant"], "e-a");
     let other = position("PATCH /api/v1/namespaces/serving/pods/b");
     assert!(log[other].1["metadata"]["annotations"].get("truebeat.io/restart-grant").is_none(), "one at a time");
+}
+
+#[tokio::test]
+async fn who_is_granted_a_restart_hears_of_it_when_the_others_have_been_told() {
+    let mut observed = frozen();
+    observed.pods[1].name = "slow".to_owned();
+    let (result, log) = run(None, &observed).await;
+    assert_eq!(result, Ok(Vec::new()));
+    let position = |line: &str| log.iter().position(|(l, _)| l == line).unwrap_or_else(|| panic!("{line} in {log:#?}"));
+    let answered = position("answered PATCH /api/v1/namespaces/serving/pods/slow");
+    assert!(answered < position("PATCH /api/v1/namespaces/serving/pods/a"), "{log:#?}");
 }
 
 #[tokio::test]
