@@ -7,6 +7,8 @@ use std::cell::RefCell;
 const VALUES_MIN: usize = 1 << 14;
 /// More than one layer has at once.
 const KEPT_MAX: usize = 12;
+/// Values that a thread keeps in all: 128 MiB.
+const KEPT_VALUES_MAX: usize = 32 << 20;
 
 thread_local! {
     static KEPT: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
@@ -19,18 +21,22 @@ pub fn take(len: usize) -> Vec<f32> {
     values
 }
 
-/// The smallest that holds as many.
+/// The smallest that holds as many. Where none does the largest goes: steps that grow replace what earlier ones had.
 fn kept(len: usize) -> Option<Vec<f32>> {
     let find = |kept: &RefCell<Vec<Vec<f32>>>| {
         let mut kept = kept.try_borrow_mut().ok()?;
         let fits = kept.iter().enumerate().filter(|(_, values)| values.capacity() >= len);
-        let best = fits.min_by_key(|(_, values)| values.capacity()).map(|(at, _)| at)?;
-        Some(kept.swap_remove(best))
+        if let Some((best, _)) = fits.min_by_key(|(_, values)| values.capacity()) {
+            return Some(kept.swap_remove(best));
+        }
+        let largest = kept.iter().enumerate().max_by_key(|(_, values)| values.capacity()).map(|(at, _)| at)?;
+        drop(kept.swap_remove(largest));
+        None
     };
     if len >= VALUES_MIN { KEPT.try_with(find).ok().flatten() } else { None }
 }
 
-/// Keeps the memory of `values`, if it is worth it: where there is much, the smallest goes.
+/// Keeps the memory of `values`, if it is worth it: where there is too much, the smallest goes.
 pub fn give(values: Vec<f32>) {
     if values.capacity() < VALUES_MIN {
         return;
@@ -38,7 +44,10 @@ pub fn give(values: Vec<f32>) {
     let keep = |kept: &RefCell<Vec<Vec<f32>>>| {
         let Ok(mut kept) = kept.try_borrow_mut() else { return };
         kept.push(values);
-        if kept.len() > KEPT_MAX
+        let many = |kept: &[Vec<f32>]| {
+            kept.len() > KEPT_MAX || kept.iter().map(Vec::capacity).sum::<usize>() > KEPT_VALUES_MAX
+        };
+        while many(&kept)
             && let Some((smallest, _)) = kept.iter().enumerate().min_by_key(|(_, values)| values.capacity())
         {
             drop(kept.swap_remove(smallest));
@@ -71,5 +80,17 @@ mod tests {
         give(vec![0.0; VALUES_MIN - 1]);
         let kept = KEPT.with_borrow(|kept| kept.iter().map(Vec::capacity).min());
         assert_eq!((kept, KEPT.with_borrow(Vec::len)), (Some(VALUES_MIN + 2 * KEPT_MAX), KEPT_MAX));
+        give(Vec::with_capacity(KEPT_VALUES_MAX));
+        assert_eq!(KEPT.with_borrow(Vec::len), 1);
+        give(Vec::with_capacity(KEPT_VALUES_MAX + 1));
+        assert_eq!(KEPT.with_borrow(Vec::len), 0);
+    }
+
+    #[test]
+    fn steps_that_grow_keep_no_more_than_the_last_of_them() {
+        for rows in 1..40 {
+            give(take(rows * VALUES_MIN));
+        }
+        assert_eq!(KEPT.with_borrow(|kept| kept.iter().map(Vec::len).collect::<Vec<_>>()), [39 * VALUES_MIN]);
     }
 }

@@ -190,10 +190,8 @@ const AHEAD: usize = 4 << 10;
 
 /// A line of a panel. With few inputs a product is as fast as its weights come, and the processor's own foresight ends with each page.
 #[inline(always)]
-fn read<S: Simd, const M: usize>(s: S, line: &Line) -> S::B {
-    if M <= 8 {
-        s.prefetch(line, AHEAD);
-    }
+fn read<S: Simd>(s: S, line: &Line) -> S::B {
+    s.prefetch(line, AHEAD);
     s.load_bytes(line)
 }
 
@@ -215,7 +213,7 @@ impl Kind for Q8 {
             // the bytes are stored 128 too high
             let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(-128 * (x[m][b].sums[0] + x[m][b].sums[1])));
             for (g, line) in lines.iter().enumerate() {
-                let w = read::<S, M>(s, line);
+                let w = read(s, line);
                 for m in 0..M {
                     sums[m] = s.dot_u8_i8(sums[m], w, x[m][b].groups[g]);
                 }
@@ -241,7 +239,7 @@ impl Kind for Q4K {
                 let b = unit * 8 + i;
                 let mut sums = [s.splat_i32(0); M];
                 for (g, line) in lines.iter().enumerate() {
-                    let both = read::<S, M>(s, line);
+                    let both = read(s, line);
                     let (low, high) = (s.low(both), s.high(both));
                     for m in 0..M {
                         sums[m] = s.dot_u8_i8(sums[m], low, x[m][b].groups[g]);
@@ -274,9 +272,9 @@ impl Kind for Q6K {
                 for half in 0..2 {
                     // the bytes are stored 32 too high
                     let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(-32 * x[m][b].sums[half]));
-                    let hi = read::<S, M>(s, &lines[4 + half]);
+                    let hi = read(s, &lines[4 + half]);
                     for (g, line) in lines[..4].iter().enumerate() {
-                        let both = read::<S, M>(s, line);
+                        let both = read(s, line);
                         let nibbles = if half == 0 { s.low(both) } else { s.high(both) };
                         let w = s.with_two_bits(nibbles, hi, g);
                         for m in 0..M {

@@ -103,16 +103,42 @@ proptest! {
     }
 }
 
+/// Two rows more than vectors take.
+const ROWS: usize = 35;
+
+/// What matrices that are done with leave behind is never read.
+#[test]
+fn recycled_memory_changes_no_bit() {
+    let (rows, inputs, outputs) = (ROWS, 512, 600);
+    let run = |kind, precision, isa| {
+        let b = backend(isa, 1, precision);
+        let x = matrix(rows, inputs, 1);
+        let y = b.linear(&x, &b.weight(random_weight(kind, outputs, inputs, 2)), None);
+        let z = b.rms_norm(&b.gather_rows(&y, &(0..rows).rev().collect::<Vec<_>>()), &matrix(1, outputs, 3), 1e-6);
+        [y.values.clone(), z.values.clone()].map(|values| values.into_iter().map(f32::to_bits).collect::<Vec<_>>())
+    };
+    for isa in Isa::all() {
+        for (kind, precision) in ALL.iter().flat_map(|kind| [(*kind, Precision::Exact), (*kind, Precision::Native)]) {
+            let fresh = std::thread::scope(|scope| scope.spawn(|| run(kind, precision, isa)).join().unwrap());
+            for _ in 0..12 {
+                memory::give(vec![f32::NAN; 2 * rows * outputs]);
+            }
+            assert_eq!(run(kind, precision, isa), fresh, "{} {kind:?} {precision:?}", isa.name());
+        }
+    }
+}
+
 #[test]
 fn threads_and_neighbours_change_no_bit() {
     for isa in Isa::all() {
         for (kind, precision) in ALL.iter().flat_map(|kind| [(*kind, Precision::Exact), (*kind, Precision::Native)]) {
-            let (x, raw) = (matrix(13, 256, 1), random_weight(kind, 83, 256, 2));
+            // enough rows for tiles, where there are some; alone each row goes by vectors
+            let (x, raw) = (matrix(ROWS, 256, 1), random_weight(kind, 83, 256, 2));
             let one = backend(isa, 1, precision);
             let weight = one.weight(raw);
             let whole = one.linear(&x, &weight, None);
             assert_eq!(whole, backend(isa, 3, precision).linear(&x, &weight, None), "{kind:?}");
-            for row in 0..13 {
+            for row in 0..ROWS {
                 let alone = one.linear(&one.gather_rows(&x, &[row]), &weight, None);
                 assert_eq!(alone.values, whole.row(row), "{} {kind:?} {precision:?} row {row}", isa.name());
             }

@@ -93,14 +93,10 @@ impl Op for TileOp<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // a half-filled tile takes half the time
-        match (self.weight.kind, self.x.rows > TILE / 2) {
-            (PanelKind::Q8, true) => self.panels::<S, TILE, 8, false>(s, unpack_q8),
-            (PanelKind::Q8, false) => self.panels::<S, { TILE / 2 }, 8, false>(s, unpack_q8),
-            (PanelKind::Q4K, true) => self.panels::<S, TILE, 8, true>(s, unpack_q4_k),
-            (PanelKind::Q4K, false) => self.panels::<S, { TILE / 2 }, 8, true>(s, unpack_q4_k),
-            (PanelKind::Q6K, true) => self.panels::<S, TILE, 4, false>(s, unpack_q6_k),
-            (PanelKind::Q6K, false) => self.panels::<S, { TILE / 2 }, 4, false>(s, unpack_q6_k),
+        match self.weight.kind {
+            PanelKind::Q8 => self.panels::<S, TILE, 8, false>(s, unpack_q8),
+            PanelKind::Q4K => self.panels::<S, TILE, 8, true>(s, unpack_q4_k),
+            PanelKind::Q6K => self.panels::<S, TILE, 4, false>(s, unpack_q6_k),
         }
     }
 }
