@@ -71,7 +71,12 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let since = Instant::now();
     until_async("20 whole answers", BOUND, || async { Ok((load.felt(since).whole >= 20).then_some(())) }).await?;
     times.note(&told(&load.felt(begun)));
-    ensure!(world.incidents_since(begun).len() == 2, "a third replica stalled");
+    let sure = |incident: &EngineIncident| {
+        let confirmed = incident.status.as_ref().is_some_and(|status| status.timeline.confirmed_at.is_some());
+        confirmed || incident.spec.class == "Dead"
+    };
+    let stalls = world.incidents_since(begun).into_iter().filter(|incident| sure(incident)).count();
+    ensure!(stalls == 2, "{stalls} stalls");
     Ok(())
 }
 
