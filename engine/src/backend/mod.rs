@@ -161,13 +161,26 @@ pub trait Backend: Send {
     fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<Self::Kv, OutOfMemory>;
 
     /// Rows of `table`, by token id.
-    fn embed(&self, table: &Self::Weight, tokens: &[u32]) -> Self::Matrix;
+    fn embed(&self, table: &Self::Weight, tokens: &[u32]) -> Self::Matrix {
+        let mut out = Self::Matrix::default();
+        self.embed_into(table, &mut tokens.iter().copied(), &mut out);
+        out
+    }
 
     /// Root-mean-square norm of each group of `weight`'s width (a row, or one head of a row), times `weight`.
-    fn rms_norm(&self, x: &Self::Matrix, weight: &Self::Matrix, eps: f32) -> Self::Matrix;
+    fn rms_norm(&self, x: &Self::Matrix, weight: &Self::Matrix, eps: f32) -> Self::Matrix {
+        let mut out = Self::Matrix::default();
+        self.copy(x, &mut out);
+        self.rms_norm_over(&mut out, weight, eps);
+        out
+    }
 
     /// `x · weightᵀ + bias`; `weight` is `outputs × inputs`.
-    fn linear(&self, x: &Self::Matrix, weight: &Self::Weight, bias: Option<&Self::Matrix>) -> Self::Matrix;
+    fn linear(&self, x: &Self::Matrix, weight: &Self::Weight, bias: Option<&Self::Matrix>) -> Self::Matrix {
+        let mut out = Self::Matrix::default();
+        self.linear_into((x, false), weight, bias, (&mut out, &mut Self::Scratch::default()));
+        out
+    }
 
     /// Turns the pairs `(i, i + head_dim / 2)` of each head by the row's angles; `cos` and `sin` have `head_dim / 2` columns.
     fn rope(&self, x: &mut Self::Matrix, cos: &Self::Matrix, sin: &Self::Matrix);
@@ -184,9 +197,14 @@ pub trait Backend: Send {
         seqs: &[AttentionSeq<'_>],
         heads: HeadShape,
         window: Option<usize>,
-    ) -> Self::Matrix;
+    ) -> Self::Matrix {
+        let units = attention_units(seqs.iter().map(|seq| seq.rows), heads);
+        let mut out = Self::Matrix::default();
+        self.attention_into(q, kv, (seqs, &units), (heads, window), &mut out);
+        out
+    }
 
-    // What programs call: the same kernels on matrices that are there already. What is in them before does not matter.
+    // The kernels, on matrices that are there already. What is in them before does not matter.
 
     /// A matrix of zeros, for a program's buffers.
     fn blank(rows: usize, cols: usize) -> Self::Matrix;
@@ -232,7 +250,11 @@ pub trait Backend: Send {
     fn add(&self, x: &mut Self::Matrix, y: &Self::Matrix);
 
     /// The named rows, in that order.
-    fn gather_rows(&self, x: &Self::Matrix, rows: &[usize]) -> Self::Matrix;
+    fn gather_rows(&self, x: &Self::Matrix, rows: &[usize]) -> Self::Matrix {
+        let mut out = Self::Matrix::default();
+        self.gather_into(x, rows, &mut out);
+        out
+    }
 
     /// `x[rows[i]] += weights[i] · y[i]`, in the order of `i`.
     fn scatter_add(&self, x: &mut Self::Matrix, rows: &[usize], y: &Self::Matrix, weights: &[f32]);

@@ -205,8 +205,12 @@ impl<B: Backend + 'static> Decoder<B> {
 
     /// `same`: the input of the call before.
     fn linear(&self, (x, same): (&B::Matrix, bool), linear: &Linear<B>) -> B::Matrix {
+        self.product((x, same), &linear.weight, linear.bias.as_ref())
+    }
+
+    fn product(&self, input: (&B::Matrix, bool), weight: &B::Weight, bias: Option<&B::Matrix>) -> B::Matrix {
         let (mut out, mut scratch) = (B::Matrix::default(), self.scratch.take());
-        self.backend.linear_into((x, same), &linear.weight, linear.bias.as_ref(), (&mut out, &mut scratch));
+        self.backend.linear_into(input, weight, bias, (&mut out, &mut scratch));
         self.scratch.set(scratch);
         out
     }
@@ -239,7 +243,7 @@ impl<B: Backend + 'static> Decoder<B> {
         let x = self.backend.gather_rows(x, &rows);
         let x = self.backend.rms_norm(&x, &self.weights.norm, self.config.norm_eps);
         let head = self.weights.lm_head.as_ref().unwrap_or(&self.weights.embed);
-        frame.answer(self.backend.rows(&self.backend.linear(&x, head, None)))
+        frame.answer(self.backend.rows(&self.product((&x, false), head, None)))
     }
 }
 

@@ -52,12 +52,6 @@ impl<B: Backend> Backend for RankBackend<B> {
         Some(RankWeight { weight, part: part.clone(), outputs: shape.rows })
     }
 
-    fn linear(&self, x: &B::Matrix, weight: &Self::Weight, bias: Option<&B::Matrix>) -> B::Matrix {
-        let mut out = B::Matrix::default();
-        self.linear_into((x, false), weight, bias, (&mut out, &mut B::Scratch::default()));
-        out
-    }
-
     fn linear_into(
         &self,
         input: (&B::Matrix, bool),
@@ -88,10 +82,6 @@ impl<B: Backend> Backend for RankBackend<B> {
         self.inner.embed_into(&table.weight, tokens, out);
     }
 
-    fn embed(&self, table: &Self::Weight, tokens: &[u32]) -> B::Matrix {
-        self.inner.embed(&table.weight, tokens)
-    }
-
     // the rest is this rank's own
 
     fn upload(&self, rows: usize, cols: usize, values: Vec<f32>) -> B::Matrix {
@@ -106,27 +96,12 @@ impl<B: Backend> Backend for RankBackend<B> {
         self.inner.kv_cache(size, heads)
     }
 
-    fn rms_norm(&self, x: &B::Matrix, weight: &B::Matrix, eps: f32) -> B::Matrix {
-        self.inner.rms_norm(x, weight, eps)
-    }
-
     fn rope(&self, x: &mut B::Matrix, cos: &B::Matrix, sin: &B::Matrix) {
         self.inner.rope(x, cos, sin);
     }
 
     fn store_kv(&self, kv: &mut B::Kv, layer: usize, k: &B::Matrix, v: &B::Matrix, slots: &[usize]) {
         self.inner.store_kv(kv, layer, k, v, slots);
-    }
-
-    fn attention(
-        &self,
-        q: &B::Matrix,
-        kv: (&B::Kv, usize),
-        seqs: &[AttentionSeq<'_>],
-        heads: HeadShape,
-        window: Option<usize>,
-    ) -> B::Matrix {
-        self.inner.attention(q, kv, seqs, heads, window)
     }
 
     fn blank(rows: usize, cols: usize) -> B::Matrix {
@@ -166,10 +141,6 @@ impl<B: Backend> Backend for RankBackend<B> {
 
     fn add(&self, x: &mut B::Matrix, y: &B::Matrix) {
         self.inner.add(x, y);
-    }
-
-    fn gather_rows(&self, x: &B::Matrix, rows: &[usize]) -> B::Matrix {
-        self.inner.gather_rows(x, rows)
     }
 
     fn scatter_add(&self, x: &mut B::Matrix, rows: &[usize], y: &B::Matrix, weights: &[f32]) {

@@ -22,9 +22,7 @@ mod tiles;
 
 use std::sync::Arc;
 
-use super::{
-    AttentionSeq, AttentionUnit, Backend, HeadShape, KvSize, OutOfMemory, Part, Preparer, WeightShape, attention_units,
-};
+use super::{AttentionSeq, AttentionUnit, Backend, HeadShape, KvSize, OutOfMemory, Part, Preparer, WeightShape};
 use crate::raw::{Op, Simd};
 use crate::weights::{Bytes, RawWeight, WeightType, decode_row};
 use attention::AttentionOp;
@@ -182,12 +180,6 @@ impl Backend for CpuBackend {
         Ok(Kv { layout, layers: kv::layers(&layout, size)? })
     }
 
-    fn embed(&self, table: &Weight, tokens: &[u32]) -> Matrix {
-        let mut out = Matrix::default();
-        self.embed_into(table, &mut tokens.iter().copied(), &mut out);
-        out
-    }
-
     fn embed_into(&self, table: &Weight, tokens: &mut dyn Iterator<Item = u32>, out: &mut Matrix) {
         (out.rows, out.cols) = (0, table.shape().1);
         out.values.clear();
@@ -200,23 +192,10 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn rms_norm(&self, x: &Matrix, weight: &Matrix, eps: f32) -> Matrix {
-        let mut out = Matrix::default();
-        self.copy(x, &mut out);
-        self.rms_norm_over(&mut out, weight, eps);
-        out
-    }
-
     fn rms_norm_over(&self, x: &mut Matrix, weight: &Matrix, eps: f32) {
         self.each_row(&mut x.values, weight.values.len(), |_, group| {
             self.isa.run(RmsNormOp { group, weight: &weight.values, eps });
         });
-    }
-
-    fn linear(&self, x: &Matrix, weight: &Weight, bias: Option<&Matrix>) -> Matrix {
-        let mut out = Matrix::default();
-        self.linear_into((x, false), weight, bias, (&mut out, &mut InputForms::default()));
-        out
     }
 
     fn linear_into(
@@ -259,20 +238,6 @@ impl Backend for CpuBackend {
         store_rows(&mut kv.layers[layer], &kv.layout, k, v, slots);
     }
 
-    fn attention(
-        &self,
-        q: &Matrix,
-        (kv, layer): (&Kv, usize),
-        seqs: &[AttentionSeq<'_>],
-        heads: HeadShape,
-        window: Option<usize>,
-    ) -> Matrix {
-        let units = attention_units(seqs.iter().map(|seq| seq.rows), heads);
-        let mut out = Matrix::default();
-        self.attention_into(q, (kv, layer), (seqs, &units), (heads, window), &mut out);
-        out
-    }
-
     fn attention_into(
         &self,
         q: &Matrix,
@@ -311,12 +276,6 @@ impl Backend for CpuBackend {
 
     fn add(&self, x: &mut Matrix, y: &Matrix) {
         add_in_place(&mut x.values, &y.values);
-    }
-
-    fn gather_rows(&self, x: &Matrix, rows: &[usize]) -> Matrix {
-        let mut out = Matrix::default();
-        self.gather_into(x, rows, &mut out);
-        out
     }
 
     fn gather_into(&self, x: &Matrix, rows: &[usize], out: &mut Matrix) {
