@@ -19,13 +19,18 @@ const LINE: usize = 64;
 /// The chunk that pieces are cut from; whoever holds a piece keeps it.
 static NEWEST: Mutex<Weak<Chunk>> = Mutex::new(Weak::new());
 
-/// Bytes, zero at first, that begin on a cache line if they are many.
+/// Bytes, zero at first, that begin on a cache line.
 #[derive(Debug)]
 pub struct LargeBytes(Place);
 
 #[derive(Debug)]
 enum Place {
-    Few(Vec<u8>),
+    /// `len` bytes from `start` on: what a Vec holds stays in its place wherever the Vec goes.
+    Few {
+        bytes: Vec<u8>,
+        start: usize,
+        len: usize,
+    },
     Many(Piece),
 }
 
@@ -49,10 +54,11 @@ impl LargeBytes {
         if len >= PIECE_MIN {
             return Piece::new(len).map(|piece| Self(Place::Many(piece)));
         }
-        let mut few = Vec::new();
-        few.try_reserve_exact(len).ok()?;
-        few.resize(len, 0);
-        Some(Self(Place::Few(few)))
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len + LINE).ok()?;
+        bytes.resize(len + LINE, 0);
+        let start = bytes.as_ptr().align_offset(LINE).min(LINE);
+        Some(Self(Place::Few { bytes, start, len }))
     }
 }
 
@@ -94,7 +100,7 @@ impl Deref for LargeBytes {
 
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Place::Few(bytes) => bytes,
+            Place::Few { bytes, start, len } => &bytes[*start..start + len],
             // SAFETY: `start..start + len` lies in the mapping, which lives as long as `chunk` and is readable; `cut` gave these bytes
             // to this piece alone, so whoever writes them has a `&mut` of it.
             Place::Many(Piece { chunk, start, len }) => unsafe {
@@ -107,7 +113,7 @@ impl Deref for LargeBytes {
 impl DerefMut for LargeBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
-            Place::Few(bytes) => bytes,
+            Place::Few { bytes, start, len } => &mut bytes[*start..*start + *len],
             // SAFETY: as above; the mapping is private and writable.
             Place::Many(Piece { chunk, start, len }) => unsafe {
                 std::slice::from_raw_parts_mut(chunk.map.as_mut_ptr().add(*start), *len)
@@ -126,7 +132,7 @@ mod tests {
         let mut pieces: Vec<LargeBytes> = lens.iter().map(|len| LargeBytes::zeroed(*len).unwrap()).collect();
         for (index, piece) in pieces.iter_mut().enumerate() {
             assert!(piece.len() == lens[index] && piece.iter().all(|byte| *byte == 0));
-            assert!(piece.len() < PIECE_MIN || piece.as_ptr().addr().is_multiple_of(LINE));
+            assert!(piece.as_ptr().addr().is_multiple_of(LINE));
             piece.fill(index as u8 + 1);
         }
         for (index, piece) in pieces.iter().enumerate() {

@@ -62,18 +62,11 @@ impl Bytes {
         Self { source: Arc::new(Source::Mapped(map)), range }
     }
 
-    /// `len` bytes that begin on a cache line, zeros at first, then as `fill` leaves them.
-    pub fn on_a_cache_line(len: usize, fill: impl FnOnce(&mut [u8])) -> Self {
-        const LINE: usize = 64;
-        if let Some(mut all) = LargeBytes::zeroed(len).filter(|all| all.as_ptr().align_offset(LINE) == 0) {
-            fill(&mut all);
-            return Self { source: Arc::new(Source::Large(all)), range: 0..len };
-        }
-        let mut all = vec![0; len + LINE];
-        let start = all.as_ptr().align_offset(LINE).min(LINE);
-        fill(&mut all[start..start + len]);
-        // what a Vec holds stays in its place wherever the Vec goes
-        Self { source: Arc::new(Source::Owned(all)), range: start..start + len }
+    /// `len` bytes that begin on a cache line, zeros at first, then as `fill` leaves them. `None` where the system refuses.
+    pub fn on_a_cache_line(len: usize, fill: impl FnOnce(&mut [u8])) -> Option<Self> {
+        let mut all = LargeBytes::zeroed(len)?;
+        fill(&mut all);
+        Some(Self { source: Arc::new(Source::Large(all)), range: 0..len })
     }
 
     /// Bytes at `range`, counted from the start of these; `None` where there are not as many.

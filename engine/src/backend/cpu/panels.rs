@@ -84,7 +84,8 @@ impl PanelKind {
 }
 
 impl Panels {
-    /// Repacks a quantised weight; `None` for the types that stay as they are. `alive` is called after each panel.
+    /// Repacks a quantised weight; `None` for the types that stay as they are, and where there is no memory for it. `alive` is called
+    /// after each panel.
     pub fn pack(weight: &RawWeight, alive: &mut dyn FnMut()) -> Option<Self> {
         let kind = PanelKind::of(weight.kind)?;
         let (line_bytes, scale_bytes) = kind.sizes(weight.rows, weight.cols)?;
@@ -98,7 +99,7 @@ impl Panels {
                 pack_panel(kind, weight, panel, (lines, scales));
                 alive();
             }
-        });
+        })?;
         Self::new((weight.rows, weight.cols), kind, bytes)
     }
 
