@@ -94,23 +94,23 @@ impl Op for TileOp<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.weight.kind {
-            PanelKind::Q8 => self.panels::<S, TILE, 8, false>(s, unpack_q8),
-            PanelKind::Q4K => self.panels::<S, TILE, 8, true>(s, unpack_q4_k),
-            PanelKind::Q6K => self.panels::<S, TILE, 4, false>(s, unpack_q6_k),
+            PanelKind::Q8 => self.panels::<S, 8, false>(s, unpack_q8),
+            PanelKind::Q4K => self.panels::<S, 8, true>(s, unpack_q4_k),
+            PanelKind::Q6K => self.panels::<S, 4, false>(s, unpack_q6_k),
         }
     }
 }
 
 impl TileOp<'_> {
-    /// `R` rows at a time; `G` lines of weights have one scale; `O`: they have offsets too.
+    /// `G` lines of weights have one scale; `O`: they have offsets too.
     #[inline(always)]
-    fn panels<S: Simd, const R: usize, const G: usize, const O: bool>(
+    fn panels<S: Simd, const G: usize, const O: bool>(
         &self,
         s: S,
         unpack: impl Fn(S, &[panels::Line], &[u8], &mut Unpacked),
     ) {
         let mut group: [_; GROUP] = std::array::from_fn(|_| Unpacked::new(self.x.blocks_per_row * 8 / G, G));
-        let tiles = self.amx.tiles::<R, G>();
+        let tiles = self.amx.tiles::<TILE, G>();
         for start in self.panels.clone().step_by(GROUP) {
             let count = GROUP.min(self.panels.end - start);
             for (at, panel) in group[..count].iter_mut().enumerate() {
@@ -119,9 +119,9 @@ impl TileOp<'_> {
             }
             let columns = (count * LANES).min(self.weight.rows - start * LANES);
             for first in (0..self.x.rows).step_by(TILE) {
-                let mut values = [[0.0; GROUP * LANES]; R];
+                let mut values = [[0.0; GROUP * LANES]; TILE];
                 for (at, panel) in group[..count].iter().enumerate() {
-                    let sums = panel.dots::<S, R, G, O>(s, &tiles, self.x.tile(first / TILE));
+                    let sums = panel.dots::<S, G, O>(s, &tiles, self.x.tile(first / TILE));
                     for (values, sums) in values.iter_mut().zip(sums) {
                         s.store(sums, &mut values.as_chunks_mut().0[at]);
                     }
@@ -149,39 +149,33 @@ impl Unpacked {
 
     /// Products of the next step are under way while those of the last are scaled and added.
     #[inline(always)]
-    fn dots<S: Simd, const R: usize, const G: usize, const O: bool>(
+    fn dots<S: Simd, const G: usize, const O: bool>(
         &self,
         s: S,
-        tiles: &Tiles<R, G>,
+        tiles: &Tiles<TILE, G>,
         x: &[TileBlock],
-    ) -> [S::V; R] {
+    ) -> [S::V; TILE] {
         let (lines, parts) = (self.lines.as_chunks::<G>().0, 8 / G);
         let (mut even, mut odd) = (Sums([[0; LANES]; TILE]), Sums([[0; LANES]; TILE]));
-        let mut acc = [s.splat(0.0); R];
+        let mut acc = [s.splat(0.0); TILE];
         tiles.products_even(&x[0].bytes, 0, &lines[0], &mut even);
         for step in (0..lines.len()).step_by(2) {
             if let Some(lines) = lines.get(step + 1) {
                 tiles.products_odd(&x[(step + 1) / parts].bytes, (step + 1) % parts, lines, &mut odd);
             }
-            self.add::<S, R, O>(s, &mut acc, &even, (step, &x[step / parts]));
+            self.add::<S, O>(s, &mut acc, &even, (step, &x[step / parts]));
             if let Some(lines) = lines.get(step + 2) {
                 tiles.products_even(&x[(step + 2) / parts].bytes, (step + 2) % parts, lines, &mut even);
             }
             if step + 1 < lines.len() {
-                self.add::<S, R, O>(s, &mut acc, &odd, (step + 1, &x[(step + 1) / parts]));
+                self.add::<S, O>(s, &mut acc, &odd, (step + 1, &x[(step + 1) / parts]));
             }
         }
         acc
     }
 
     #[inline(always)]
-    fn add<S: Simd, const R: usize, const O: bool>(
-        &self,
-        s: S,
-        acc: &mut [S::V; R],
-        sums: &Sums,
-        (step, x): (usize, &TileBlock),
-    ) {
+    fn add<S: Simd, const O: bool>(&self, s: S, acc: &mut [S::V; TILE], sums: &Sums, (step, x): (usize, &TileBlock)) {
         let scale = s.load(&self.scales[step]);
         let offset = if O { s.load(&self.offsets[step]) } else { scale };
         for (row, acc) in acc.iter_mut().enumerate() {
