@@ -6,6 +6,8 @@ MAKEFLAGS += --no-print-directory
 
 CACHE ?= $(HOME)/.cache/truebeat
 PROGRAM := target/release/truebeat
+# the one list of every build in the release profile: with another one cargo would choose other features and build the world once more
+packages := $(addprefix -p ,$(shell cat tests/packages.txt))
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers bench-scale
@@ -22,7 +24,7 @@ test: prerequisites ## Everything that proves the project, real control plane an
 
 build: ## The one binary, target/release/truebeat
 	$(call say,build: the truebeat binary (several minutes the first time))
-	cargo build --release --locked -p crds -p operator -p agent -p engine -p truebeat -p truebeat-tests --bins
+	cargo build --release --locked $(packages) --bins
 
 prerequisites: ## What the machine must have; installs missing Debian packages where it may
 	@tests/tools/prerequisites.sh
@@ -36,8 +38,7 @@ unit: ## Tests that need no cluster
 	$(call say,tests of the crates)
 	cargo test --workspace --locked --no-fail-fast
 
-# the list that `make test` builds: with another one cargo would choose other features and build the world once more
-sim = cargo test --locked --release -p crds -p operator -p agent -p engine -p truebeat -p truebeat-tests --test sim --
+sim = cargo test --locked --release $(packages) --test sim --
 SEEDS ?= 1000
 FROM ?= 1
 sim-operator: ## The operator against an in-process Kubernetes: SEEDS=N runs from seed FROM=S, all faults, virtual time

@@ -73,7 +73,7 @@ lint() {
 }
 
 # One list for every call in the release profile: with another list cargo would choose other features and build the world once more.
-packages=(-p role -p crds -p operator -p agent -p engine -p truebeat -p truebeat-tests)
+mapfile -t packages < <(sed 's/^/--package=/' tests/packages.txt)
 
 is_story() { # name of a test target
   [[ $1 == e2e || $1 == cluster_* ]]

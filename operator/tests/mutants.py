@@ -75,7 +75,8 @@ def build(files):
     lib.write_text(lib.read_text() + SWITCH)
     environment = dict(os.environ, CARGO_TARGET_DIR=str(ROOT / "target"))
     # the list that `make test` builds: with another one cargo would choose other features and build the world once more
-    flags = os.environ.get("MUTANTS_CARGO", "--release -p crds -p operator -p agent -p engine -p truebeat -p truebeat-tests")
+    packages = [f"--package={package}" for package in (ROOT / "tests/packages.txt").read_text().split()]
+    flags = os.environ.get("MUTANTS_CARGO", " ".join(["--release", *packages]))
     command = ["cargo", "test", "--locked", *flags.split(), "--test", "sim", "--no-run"]
     built = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True)
     found = re.search(r"Executable .*\((.*)\)", built.stderr)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # What `make test` builds: with another list cargo would choose other features and build the world once more.
-PACKAGES = ["role", "crds", "operator", "agent", "engine", "truebeat", "truebeat-tests"]
+PACKAGES = (ROOT / "tests/packages.txt").read_text().split()
 # Loading, and filling 8192 positions, take minutes on a busy machine.
 START_S_MAX = 600
 
 
 def built(name, *how):
     """The program `name` of the engine, which cargo makes with the settings of a release."""
-    packages = [word for package in PACKAGES for word in ("-p", package)]
+    packages = [f"--package={package}" for package in PACKAGES]
     command = ["cargo", *how, name, "--locked", *packages, "--message-format=json"]
     lines = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout.splitlines()
     made = [message for line in lines if (message := json.loads(line)).get("executable")]
