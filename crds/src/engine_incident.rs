@@ -70,6 +70,14 @@ pub struct EngineIncidentSpec {
     pub fingerprint: String,
 }
 
+impl EngineIncident {
+    /// Did the engine stall or die, beyond suspicion? As [`crate::episode::Episode::is_stall`].
+    pub fn is_stall(&self) -> bool {
+        let confirmed = self.status.as_ref().is_some_and(|status| status.timeline.confirmed_at.is_some());
+        confirmed || self.spec.class == "Dead"
+    }
+}
+
 /// How far it has come.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase", default)]

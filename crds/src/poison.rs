@@ -2,8 +2,9 @@
 //! stall, what the operator hands to the gates, and the rule between them. Pure; times are milliseconds after 1970.
 //!
 //! The rule errs on the side of serving. A request that was lately answered is innocent: probes and popular prompts are in flight at
-//! every stall, and at both when two replicas stall at once. What one replica reports condemns for that replica alone: whoever owns one pod must not be able to have
-//! somebody's requests refused everywhere. And where very many are equally suspect, none of them is refused: it is not them.
+//! every stall, and at both when two replicas stall at once. What one replica reports condemns for that replica alone: whoever owns one
+//! pod must not be able to have somebody's requests refused everywhere. And where very many are equally suspect, none of them is
+//! refused: it is not them.
 
 use std::collections::BTreeMap;
 

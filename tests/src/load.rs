@@ -88,11 +88,7 @@ impl Load {
             "model": model, "prompt": "once upon a time", "max_tokens": TOKENS, "ignore_eos": true, "stream": true,
         })
         .to_string();
-        let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
-        let request: Arc<str> = (head + &body).into();
+        let request: Arc<str> = post(&body).into();
         let client = |_| tokio::spawn(ask_for_ever(service, Arc::clone(&request), Arc::clone(&book), patience));
         Self { tasks: (0..clients).map(client).collect(), book }
     }
@@ -122,6 +118,12 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
+}
+
+/// A request for a completion, as it goes over the wire.
+pub fn post(body: &str) -> String {
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n";
+    format!("{head}Content-Length: {}\r\n\r\n{body}", body.len())
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -5,14 +5,8 @@ use std::time::{Duration, Instant};
 use heartbeat::Reader;
 use serde_json::json;
 
-use crate::client::{get, post};
+use crate::client::{metric, post};
 use crate::process::Engine;
-
-async fn metric(engine: &Engine, name: &str) -> u64 {
-    let text = get(engine.addr, "/metrics").await.text;
-    let line = text.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap_or_else(|| panic!("no {name}"));
-    line.rsplit(' ').next().unwrap().parse().unwrap()
-}
 
 async fn generate(engine: &Engine) -> String {
     let body = json!({"prompt": "once upon a time", "max_tokens": 40, "temperature": 0, "ignore_eos": true});
@@ -27,11 +21,11 @@ async fn decodes_run_by_programs_unless_that_is_forbidden_and_say_the_same() {
     let engine = Engine::ready(dir.path(), &page_args).await;
     let said = generate(&engine).await;
     let since = Instant::now();
-    while metric(&engine, "truebeat:steps_replayed_total").await == 0 {
+    while metric(engine.addr, "truebeat:steps_replayed_total", &[]).await == 0.0 {
         assert!(since.elapsed() < Duration::from_secs(60), "never replayed");
         assert_eq!(generate(&engine).await, said);
     }
-    assert!(metric(&engine, "truebeat:programs_captured_total").await > 0);
+    assert!(metric(engine.addr, "truebeat:programs_captured_total", &[]).await > 0.0);
     let steps = Reader::open(&pages, 0).steps().unwrap();
     assert!(steps.iter().any(|step| step.graph_key != 0), "{steps:?}");
     drop(engine);
@@ -40,6 +34,6 @@ async fn decodes_run_by_programs_unless_that_is_forbidden_and_say_the_same() {
     let never =
         ["truebeat:steps_replayed_total", "truebeat:programs_captured_total", "truebeat:programs_evicted_total"];
     for name in never {
-        assert_eq!(metric(&eager, name).await, 0, "{name}");
+        assert_eq!(metric(eager.addr, name, &[]).await, 0.0, "{name}");
     }
 }

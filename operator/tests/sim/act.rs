@@ -1,6 +1,6 @@
 //! What users and fate can do to the world.
 
-use crds::poison::ANNOTATION_POISON;
+use crds::poison::{ANNOTATION_POISON, read};
 use serde_json::{Value, json};
 
 use super::{
@@ -229,9 +229,9 @@ fn on_some_engine(act: &Act, world: &mut World, state: &State, now_ms: u64) {
         }
         Act::Poison { nth, request } => {
             let Some(pod) = nth_pod(world, *nth).and_then(|uid| world.pods.get_mut(&uid)) else { return };
-            let told = live(&pod.name).map(|entry| entry.value["metadata"]["annotations"][ANNOTATION_POISON].clone());
-            let refused = told.is_some_and(|told| told.as_str().is_some_and(|told| told.contains(request)));
-            if !refused {
+            let told = live(&pod.name).map(|entry| &entry.value["metadata"]["annotations"][ANNOTATION_POISON]);
+            let refused = read(told.and_then(Value::as_str).unwrap_or_default());
+            if !refused.iter().any(|one| one.request == *request) {
                 pod.agent.freeze_by(now_ms, request);
             }
         }

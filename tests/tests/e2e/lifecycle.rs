@@ -9,7 +9,7 @@ use truebeat_tests::product::{self, AGENT_IMAGE, ENGINE_IMAGE, MODEL};
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
-use crate::world::{BOUND, NAMESPACE, World, is, members, restarts, told, uid};
+use crate::world::{BOUND, NAMESPACE, World, answered, is, members, restarts, told, uid};
 
 const NAMESPACE_YAML: &str = r#"
 apiVersion: v1
@@ -106,7 +106,7 @@ pub async fn apply(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     times.note("the Deployment draws no warning (Pod Security: restricted)");
     let load = world.load("chat").await?;
     let since = Instant::now();
-    until_async("20 whole answers", BOUND, || async { Ok((load.felt(since).whole >= 20).then_some(())) }).await?;
+    answered(&load).await?;
     times.note(&told(&load.felt(since)));
     Ok(())
 }
@@ -166,8 +166,7 @@ pub async fn scale(world: &mut World<'_>, times: &mut Times) -> Result<()> {
         })
         .await?;
     }
-    let since = Instant::now();
-    until_async("20 whole answers", BOUND, || async { Ok((load.felt(since).whole >= 20).then_some(())) }).await?;
+    answered(&load).await?;
     times.note(&told(&load.felt(frozen)));
     Ok(())
 }

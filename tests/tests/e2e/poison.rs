@@ -10,10 +10,11 @@ use crds::poison::{ANNOTATION_POISON, read};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use truebeat_tests::load::post;
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
-use crate::world::{BOUND, World, members, told};
+use crate::world::{BOUND, World, answered, members, told};
 
 /// A kubelet shows an annotation to the containers of a pod at its next look, once a minute or so.
 const SHOWN: Duration = Duration::from_secs(180);
@@ -27,8 +28,7 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     ensure!(pods.len() == 2, "{pods:?}");
     let begun = Instant::now();
     for pod in &pods {
-        let since = Instant::now();
-        until_async("10 whole answers", BOUND, || async { Ok((load.felt(since).whole >= 10).then_some(())) }).await?;
+        answered(&load).await?;
         let (status, mut answer) = ask(world.gate_of(pod)?).await?;
         ensure!(status == 200, "the first two replicas take it: {status}");
         timeout(BOUND, answer.next_line()).await??.context("the deadly request got no first line")?;
@@ -68,14 +68,9 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
         .await?;
         times.now(&format!("{pod} answers 422"));
     }
-    let since = Instant::now();
-    until_async("20 whole answers", BOUND, || async { Ok((load.felt(since).whole >= 20).then_some(())) }).await?;
+    answered(&load).await?;
     times.note(&told(&load.felt(begun)));
-    let sure = |incident: &EngineIncident| {
-        let confirmed = incident.status.as_ref().is_some_and(|status| status.timeline.confirmed_at.is_some());
-        confirmed || incident.spec.class == "Dead"
-    };
-    let stalls = world.incidents_since(begun).into_iter().filter(|incident| sure(incident)).count();
+    let stalls = world.incidents_since(begun).into_iter().filter(|incident| incident.is_stall()).count();
     ensure!(stalls == 2, "{stalls} stalls");
     Ok(())
 }
@@ -83,8 +78,7 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
 /// The status of the answer to the deadly request, and its further lines.
 async fn ask(gate: SocketAddr) -> Result<(u16, Lines<BufReader<TcpStream>>)> {
     let mut stream = timeout(BOUND, TcpStream::connect(gate)).await??;
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n";
-    stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{DEADLY}", DEADLY.len()).as_bytes()).await?;
+    stream.write_all(post(DEADLY).as_bytes()).await?;
     let mut lines = BufReader::new(stream).lines();
     let line = timeout(BOUND, lines.next_line()).await??.context("no answer")?;
     let status =

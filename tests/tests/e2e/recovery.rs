@@ -21,7 +21,7 @@ use truebeat_tests::{host, product};
 
 use crate::kill::{SYSTEM, leader};
 use crate::lifecycle::manifest_with;
-use crate::world::{BOUND, World, is, members, restarts, told, uid};
+use crate::world::{BOUND, World, answered, is, members, restarts, told, uid};
 
 /// Scheduling and 30 s of patience stand behind some of these.
 const LONG: Duration = Duration::from_secs(180);
@@ -38,11 +38,6 @@ async fn one_serving(world: &World<'_>, name: &str, recovery: &str) -> Result<(S
     let load = world.load(name).await?;
     answered(&load).await?;
     Ok((pod, endpoints, load))
-}
-
-async fn answered(load: &Load) -> Result<()> {
-    let since = Instant::now();
-    until_async("20 whole answers", BOUND, || async { Ok((load.felt(since).whole >= 20).then_some(())) }).await
 }
 
 async fn removed(world: &World<'_>, name: &str) -> Result<()> {

@@ -11,7 +11,7 @@ use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
 use crate::lifecycle::manifest_of;
-use crate::world::{BOUND, World, is, members, told, uid};
+use crate::world::{BOUND, World, answered, is, members, told, uid};
 
 /// `fault`: a further argument of the engine. The drain leaves room for what is in flight.
 fn manifest(name: &str, replicas: i32, attempt: i32, fault: &str) -> String {
@@ -123,11 +123,6 @@ async fn settled(world: &World<'_>, infd: &str, not: &str) -> Result<String> {
         Ok((good && is(&object, "Ready", "True")).then_some(rollout.stable))
     })
     .await
-}
-
-async fn answered(load: &Load) -> Result<()> {
-    let since = Instant::now();
-    until_async("20 whole answers", BOUND, || async { Ok((load.felt(since).whole >= 20).then_some(())) }).await
 }
 
 fn without_a_loss(load: &Load, since: Instant, what: &str, times: &mut Times) -> Result<()> {

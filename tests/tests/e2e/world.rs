@@ -214,12 +214,15 @@ pub fn told(felt: &Felt) -> String {
 pub async fn two_serving(world: &World<'_>, endpoints: &Endpoints, load: &Load) -> Result<Vec<String>> {
     let pods = endpoints.count(2, BOUND).await?;
     world.quiet("chat").await?;
-    let since = Instant::now();
-    truebeat_tests::wait::until_async("20 whole answers", BOUND, || async {
-        Ok((load.felt(since).whole >= 20).then_some(()))
-    })
-    .await?;
+    answered(load).await?;
     Ok(pods)
+}
+
+/// Waits until clients have got twenty whole answers from now on.
+pub async fn answered(load: &Load) -> Result<()> {
+    let since = Instant::now();
+    let enough = || async { Ok((load.felt(since).whole >= 20).then_some(())) };
+    truebeat_tests::wait::until_async("20 whole answers", BOUND, enough).await
 }
 
 /// The pod's engine after a restart: waits for `count` restarts and a running container.

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use crds::{
     EngineIncident,
-    episode::ANNOTATION_RESTART_GRANT,
     inference_deployment::PoisonRequests,
     poison::{ANNOTATION_POISON, Stall, milliseconds, refused, write},
 };
@@ -35,7 +34,7 @@ pub fn annotate(observed: &Observed, patches: &mut Vec<PodPatch>, now: Timestamp
             }),
         }
     }
-    patches.sort_by_key(|patch| patch.annotations.contains_key(ANNOTATION_RESTART_GRANT));
+    patches.sort_by_key(PodPatch::grants);
 }
 
 /// The annotation's text: of each pod that has stalled, and of all others.
@@ -65,9 +64,8 @@ impl Wanted {
 
 fn recorded(incident: &EngineIncident) -> Option<Stall<'_>> {
     let status = incident.status.as_ref()?;
-    let sure = status.timeline.confirmed_at.is_some() || incident.spec.class == "Dead";
     let at_ms = milliseconds(status.timeline.suspect_at.as_deref()?)?;
-    let told = sure && !status.in_flight.is_empty();
+    let told = incident.is_stall() && !status.in_flight.is_empty();
     told.then_some(Stall { replica: &incident.spec.pod_uid, at_ms, in_flight: &status.in_flight })
 }
 

@@ -9,7 +9,7 @@
 
 use std::{fmt, future::ready};
 
-use crds::{EngineIncident, InferenceDeployment, InferenceDeploymentStatus, episode::ANNOTATION_RESTART_GRANT};
+use crds::{EngineIncident, InferenceDeployment, InferenceDeploymentStatus};
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Resource, ResourceExt, core::DynamicObject};
@@ -85,8 +85,7 @@ pub async fn status(
 /// Annotates the pods: the second key (I1) and the deletion cost. Only after [`status`] stored the grants. Whoever is granted a
 /// restart hears of it when all others know what that means for them, or could not be told (I7).
 pub async fn pods(calls: &Calls, namespace: &str, patches: &[PodPatch]) -> Vec<StepError> {
-    let (granted, others): (Vec<_>, Vec<_>) =
-        patches.iter().partition(|patch| patch.annotations.contains_key(ANNOTATION_RESTART_GRANT));
+    let (granted, others): (Vec<_>, Vec<_>) = patches.iter().partition(|patch| patch.grants());
     let mut errors = Vec::new();
     for stage in [others, granted] {
         errors.extend(all(stage.into_iter().map(|patch| pod(calls, namespace, patch).boxed())).await);
@@ -124,7 +123,7 @@ pub async fn replaces(calls: &Calls, infd: &InferenceDeployment, plan: &Plan) ->
 async fn replace(calls: &Calls, api: &Api<Pod>, name: &str, uid: &str) -> Result<(), StepError> {
     let failed = |error| StepError::new(format!("delete Pod {name}"), &error);
     calls.delete(api, name, uid).await.map_err(failed)?;
-    tracing::warn!(pod = name, uid, "pod deleted: restarts in place did not cure it");
+    tracing::warn!(namespace = api.namespace(), pod = name, "pod deleted: restarts in place did not cure it");
     Ok(())
 }
 

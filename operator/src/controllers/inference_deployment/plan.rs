@@ -74,6 +74,13 @@ pub struct PodPatch {
     pub annotations: BTreeMap<&'static str, Option<String>>,
 }
 
+impl PodPatch {
+    /// Does it grant a restart? Such a pod hears of it last: with the kill its clients go elsewhere, and elsewhere must know (I7).
+    pub fn grants(&self) -> bool {
+        self.annotations.contains_key(ANNOTATION_RESTART_GRANT)
+    }
+}
+
 /// Compares. `desired` is empty when the spec cannot be built; records and budget are kept all the same.
 pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>, now: Timestamp) -> Plan {
     let infd = &observed.infd;
