@@ -84,6 +84,22 @@ fn a_stopped_process_anywhere_in_the_tree_is_told_before_anything_was_learned() 
 }
 
 #[test]
+fn an_engine_that_is_stopped_between_two_requests_hears_of_no_third() {
+    let fenced = |state| {
+        let mut sim = Sim::native().up().busy(10_000);
+        sim.depart();
+        sim.idle();
+        sim.silence(1_000);
+        sim.process().state = Some(state);
+        sim.admit(4, 200);
+        sim.idle(); // the gate alone knows of them
+        sim.silence_until(10_000, suspect).unwrap()
+    };
+    let (stopped, waiting) = (fenced('T'), fenced('S'));
+    assert!(stopped <= 500 && waiting > 2_500, "{stopped} {waiting}");
+}
+
+#[test]
 fn one_movement_long_ago_is_no_livelock() {
     let mut sim = Sim::foreign().up().busy(10_000);
     sim.depart();

@@ -84,7 +84,7 @@ pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, e
     let since_bytes = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
     let idle = page.phase == PagePhase::Idle && page.running == 0 && page.waiting == 0;
     let (silence, allowed) = if idle {
-        (since_bytes.min(view.tick.since(view.signs.page_steps_at)), Allowed::policy(view.policy.admission_ms))
+        (since_bytes.min(view.tick.since(view.signs.page_steps_at)), admission(view))
     } else if silent_front {
         (since_bytes, silence_allowed)
     } else {
@@ -103,4 +103,17 @@ pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, e
             PageSays::Nothing,
         )
     });
+}
+
+/// How long it may take until a loop that is idle hears of what the gate has taken on. A process that is stopped, and not by a debugger,
+/// hears of nothing; where the stopped one is another of the tree, it may be none that hands work over.
+fn admission(view: &View<'_>) -> Allowed {
+    let proc = view.sight.proc;
+    Allowed::policy(if proc.is_some_and(|proc| proc.state == Some('T')) {
+        view.native_floor_ms
+    } else if proc.is_some_and(|proc| proc.stopped > 0) {
+        view.policy.foreign_floor_ms
+    } else {
+        view.policy.admission_ms
+    })
 }
