@@ -95,6 +95,8 @@ impl Core {
         if plan.is_empty() {
             return Ok(false);
         }
+        // before the step too: one that hangs is to show whom it owes
+        self.shared.metrics.gauges(&self.scheduler);
         let shape = shape_of(plan.rows.iter().map(|row| row.decode).zip(&plan.batch.seqs));
         self.heart.step_begins(&shape, &self.tally());
         let livelock = faults.at_step(self.heart.steps_completed(), &shape);

@@ -12,7 +12,7 @@ use engine::stuck::{EXIT_STUCK, StuckKind};
 use heartbeat::{Reader, page::Beat, page::Phase};
 use serde_json::{Value, json};
 
-use crate::client::{Answer, get, open, post, whole};
+use crate::client::{Answer, get, metric, open, post, whole};
 use crate::support::{Setup, TestEngine, page_of, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -77,6 +77,8 @@ async fn a_device_wait_is_told_too_and_a_request_that_never_began_gets_a_status(
     assert!([503, 504].contains(&answer.status), "{}", answer.text);
     assert!(answer.header("retry-after").is_some());
     assert!(unhealthy(&engine).await["reason"].as_str().unwrap().contains("lease"));
+    // the gauges are those of the step that hangs, not of the one before it
+    assert_eq!(metric(engine.addr, "vllm:num_requests_running", &[]).await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
