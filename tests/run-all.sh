@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # All of `make test`, in steps; `run-all.sh e2e` runs only what the stories on the cluster need.
 #
+# First everything is built, one step after another: a build takes all of the machine. Then the tests run side by side, in three rows that
+# share nothing (a cluster has a name, a namespace and a folder of its own): most of each is waiting for something real.
 # Each step writes target/test-logs/STEP.log and says here how far it is; one that fails shows the end of its log, and the others still
 # run (but for those that stand on it). The last line counts tests: `N passed, N failed`; a step that fails without a failed test counts
 # as one. The exit status is 0 only if nothing failed.
@@ -18,8 +20,17 @@ export INSTA_UPDATE=no CARGO_TERM_COLOR=never
 
 table=()
 failed_steps=()
-child=
-trap 'if [ -n "$child" ]; then kill -TERM -- "-$child" 2>/dev/null; wait "$child"; fi; printf "\ninterrupted; logs in %s\n" "$logs"; exit 130' INT TERM
+# of the steps that run: process (and group) by name, and when each began and last spoke
+declare -A children=() began=() spoke=()
+trap 'interrupted' INT TERM
+
+interrupted() {
+  local name
+  for name in "${!children[@]}"; do kill -TERM -- "-${children[$name]}" 2>/dev/null; done
+  wait
+  printf '\ninterrupted; logs in %s\n' "$logs"
+  exit 130
+}
 
 sum() { # word, files…: adds up `… N word;` over all `test result:` lines
   local word=$1
@@ -27,36 +38,51 @@ sum() { # word, files…: adds up `… N word;` over all `test result:` lines
   cat "$@" 2>/dev/null | sed -n "s/^test result: .* \([0-9][0-9]*\) $word.*/\1/p" | awk '{ n += $1 } END { print n + 0 }'
 }
 
-step() { # name, function
-  local name=$1 log=$logs/$1.log started=$SECONDS said=$SECONDS status=0 word
-  printf '[%s] …\n' "$name"
-  set -m # a process group of its own, so that an interrupt takes all of it
-  "$2" >"$log" 2>&1 </dev/null &
-  child=$!
-  set +m
-  while kill -0 "$child" 2>/dev/null; do
-    sleep 0.5
-    if ((SECONDS - said >= 30)); then
-      said=$SECONDS
-      printf '[%s] %d s … %s\n' "$name" $((SECONDS - started)) "$(tail -n 1 "$log" | cut -c 1-110)"
-    fi
+# Functions, by whose names the steps go, side by side until all have ended. The status is 0 only if all went well.
+side_by_side() {
+  local name status=0
+  for name in "$@"; do
+    printf '[%s] …\n' "$name"
+    began[$name]=$SECONDS spoke[$name]=$SECONDS
+    set -m # a process group of its own, so that an interrupt takes all of it
+    "$name" >"$logs/$name.log" 2>&1 </dev/null &
+    children[$name]=$!
+    set +m
   done
-  wait "$child" || status=$?
-  child=
+  while ((${#children[@]})); do
+    sleep 0.5
+    for name in "${!children[@]}"; do
+      if kill -0 "${children[$name]}" 2>/dev/null; then tell "$name"; else end "$name" || status=1; fi
+    done
+  done
+  return "$status"
+}
+
+tell() { # name of a step that runs
+  ((SECONDS - spoke[$1] >= 30)) || return 0
+  spoke[$1]=$SECONDS
+  printf '[%s] %d s … %s\n' "$1" $((SECONDS - began[$1])) "$(tail -n 1 "$logs/$1.log" | cut -c 1-110)"
+}
+
+end() { # name of a step that has ended
+  local name=$1 log=$logs/$1.log seconds=$((SECONDS - began[$1])) status=0 word went=ok
+  wait "${children[$name]}" || status=$?
+  unset "children[$name]"
   word="$(sum passed "$log") passed, $(sum failed "$log") failed"
   [ "$word" != '0 passed, 0 failed' ] || word=
   if [ "$status" -ne 0 ]; then
+    went=FAILED
     failed_steps+=("$name")
     printf '[%s] FAILED; the end of %s:\n' "$name" "$log"
     tail -n 60 "$log"
   fi
-  table+=("$(printf '%-10s %5d s  %-7s %s' "$name" $((SECONDS - started)) "$([ "$status" -eq 0 ] && echo ok || echo FAILED)" "$word")")
-  printf '[%s] %s after %d s%s\n' "$name" "$([ "$status" -eq 0 ] && echo ok || echo FAILED)" $((SECONDS - started)) "${word:+: $word}"
+  table+=("$(printf '%-13s %5d s  %-7s %s' "$name" "$seconds" "$went" "$word")")
+  printf '[%s] %s after %d s%s\n' "$name" "$went" "$seconds" "${word:+: $word}"
   return "$status"
 }
 
 skip() { # name, why
-  table+=("$(printf '%-10s %5s    %-7s %s' "$1" - 'not run' "$2")")
+  table+=("$(printf '%-13s %5s    %-7s %s' "$1" - 'not run' "$2")")
   printf '[%s] not run: %s\n' "$1" "$2"
 }
 
@@ -74,21 +100,35 @@ lint() {
 
 # One list for every call in the release profile: with another list cargo would choose other features and build the world once more.
 mapfile -t packages < <(sed 's/^/--package=/' tests/packages.txt)
+crates=(--locked --package=heartbeat --package=vitals) # in the development profile, which checks arithmetic for overflow
+release=(--release --locked "${packages[@]}")
+unit_tests=(--lib --bins --test tidy)
+node_tests=()
+api_tests=(--test cluster_security)
+# cargo takes each file of a tests folder for a target, and each folder with a main.rs
+for file in {crds,operator,agent,engine,cli,tests}/tests/{*.rs,*/main.rs}; do
+  [ -e "$file" ] || continue
+  name=$(basename "${file%/main.rs}" .rs)
+  case $name in
+    cluster_security) ;;
+    e2e | cluster_*) node_tests+=(--test "$name") ;;
+    *) unit_tests+=(--test "$name") ;;
+  esac
+done
 
-is_story() { # name of a test target
-  [[ $1 == e2e || $1 == cluster_* ]]
+build() {
+  local tests=("${node_tests[@]}" "${api_tests[@]}")
+  if [ "$what" = all ]; then
+    cargo test --no-run "${crates[@]}" || return 1
+    tests+=("${unit_tests[@]}")
+  fi
+  cargo test --no-run "${release[@]}" "${tests[@]}" && tests/build-programs.sh
 }
 
 unit() {
-  local status=0 tests=(--test tidy) file name
-  # cargo takes each file of a tests folder for a target, and each folder with a main.rs
-  for file in {crds,operator,agent,engine,cli,tests}/tests/{*.rs,*/main.rs}; do
-    name=$(basename "${file%/main.rs}" .rs)
-    { [ ! -e "$file" ] || is_story "$name"; } || tests+=(--test "$name")
-  done
-  # the development profile checks arithmetic for overflow
-  cargo test --no-fail-fast --locked -p heartbeat -p vitals || status=1
-  cargo test --no-fail-fast --release --locked "${packages[@]}" --lib --bins "${tests[@]}" || status=1
+  local status=0
+  cargo test --no-fail-fast "${crates[@]}" || status=1
+  cargo test --no-fail-fast "${release[@]}" "${unit_tests[@]}" || status=1
   return $status
 }
 
@@ -102,39 +142,45 @@ python() {
   return $status
 }
 
-programs() {
-  tests/build-programs.sh
-}
-
-# The simulator's API server against the real one, for some seconds; `make sim-differential` is the long run.
-differential() {
-  SIM="cargo test --release --locked ${packages[*]} --test sim --" tests/differential.sh 400
-}
-
+# What needs a real node: the stories, told one after another on one cluster.
 cluster() {
-  local tests=(--test e2e) file
-  for file in tests/tests/cluster_*{.rs,/main.rs}; do
-    tests+=(--test "$(basename "${file%/main.rs}" .rs)")
-  done
-  cargo test --no-fail-fast --release --locked "${packages[@]}" "${tests[@]}" -- --nocapture
+  cargo test --no-fail-fast "${release[@]}" "${node_tests[@]}" -- --nocapture
+}
+
+# What needs a real API server but no node: the threat model, and for some seconds the simulator's API server against the real one
+# (`make sim-differential` is the long run).
+control_plane() {
+  local status=0
+  if [ "$what" = all ]; then
+    SIM="cargo test ${release[*]} --test sim --" tests/differential.sh 400 || status=1
+  fi
+  cargo test --no-fail-fast "${release[@]}" "${api_tests[@]}" -- --nocapture || status=1
+  return $status
 }
 
 started=$SECONDS
-[ "$what" = e2e ] || step lint lint
-[ "$what" = e2e ] || step unit unit
-[ "$what" = e2e ] || step python python
-if step tools tools && step programs programs; then
-  [ "$what" = e2e ] || step differential differential
-  step cluster cluster
-  # the times of the stories are a result, not only a log
-  grep -E '^(── |[ ]+[0-9]+ ms  |              |test e2e::)' "$logs/cluster.log"
-else
-  skip cluster 'its programs did not build'
+rows=()
+if [ "$what" = all ]; then
+  side_by_side lint
+  side_by_side python
+  rows+=(unit)
 fi
+if side_by_side tools; then
+  rows+=(cluster control_plane)
+else
+  skip 'cluster' 'its tools did not build'
+fi
+if side_by_side build; then
+  side_by_side "${rows[@]}"
+else
+  for name in "${rows[@]}"; do skip "$name" 'it did not build'; done
+fi
+# the times of the stories are a result, not only a log
+grep -sE '^(── |[ ]+[0-9]+ ms  |              |test e2e::)' "$logs/cluster.log"
 
 printf '\n'
 printf '%s\n' "${table[@]}"
-printf '%-10s %5d s\n' all $((SECONDS - started))
+printf '%-13s %5d s\n' all $((SECONDS - started))
 if [ -s target/not-run.jsonl ]; then
   printf '\nstories not run (target/not-run.jsonl):\n'
   sed 's/^/  /' target/not-run.jsonl
