@@ -30,8 +30,9 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Takes one tick in; `asked_ms` is when the look before asked for this one. Only decode counts, which is what the floor is for.
-    pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, asked_ms: Ms) {
+    /// Takes one tick in; `asked_ms` is when the look before asked for this one. Only decode counts, which is what the floor is for, and
+    /// of a process that is `warm`: what its first steps wait for (pages, caches, code) is its own and not the machine's.
+    pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, (warm, asked_ms): (bool, Ms)) {
         let Some(page) = sight.native() else { return };
         if tick.now_ms.saturating_sub(self.began_ms) >= WINDOW_MS {
             let stale = tick.now_ms.saturating_sub(self.began_ms) >= 2 * WINDOW_MS;
@@ -41,7 +42,7 @@ impl Noise {
         }
         let late_ms = tick.elapsed_ms.saturating_sub(asked_ms);
         self.late_ms = if sight.steps_done > 0 { 0 } else { self.late_ms.saturating_add(late_ms) };
-        let decodes = page.phase == PagePhase::Decode && page.running > 0;
+        let decodes = warm && page.phase == PagePhase::Decode && page.running > 0;
         if let Some(step_ms) = tick.lived_ms.checked_div(sight.steps_done) {
             if self.decoding && decodes {
                 self.worst_ms[1] = self.worst_ms[1].max(late_ms).max(self.pending_ms).max(step_ms);
