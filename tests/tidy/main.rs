@@ -6,6 +6,7 @@ mod code;
 mod edges;
 mod paths;
 mod sizes;
+mod supply;
 mod tree;
 mod words;
 
@@ -51,6 +52,11 @@ fn every_exception_to_a_lint_has_a_reason() {
 #[test]
 fn every_file_says_why_it_exists() {
     assert_none(code::heads(&Tree::of_this_repository().unwrap()));
+}
+
+#[test]
+fn h11_what_comes_in_comes_from_one_place_under_listed_licences() {
+    assert_none(supply::Supply::of_this_repository().unwrap().check());
 }
 
 #[test]
