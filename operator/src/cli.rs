@@ -1,6 +1,6 @@
 //! The `operator` subcommand: arguments, and the run from start to SIGTERM. The only place that wires things together.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::{Args, Subcommand};
 use thiserror::Error;
@@ -14,7 +14,11 @@ use crate::{
     leader::{Leadership, elector::Elector, lease},
     manifests,
     metrics::Metrics,
+    pulse::Pulse,
 };
+
+/// So long the operator's own work may be stuck in one call before `/livez` tells of it; the kubelet asks three times.
+const STUCK_MAX: Duration = Duration::from_secs(10);
 
 /// Runs the operator, or prints what a cluster needs for it.
 #[derive(Debug, Clone, Args)]
@@ -112,7 +116,7 @@ pub async fn run(args: OperatorArgs) -> Result<(), OperatorError> {
             print(&manifests::install(image, image_pull_policy)?)
         }
         Some(OperatorCommand::Check { address, patience_s }) => {
-            crate::check::check(address, std::time::Duration::from_secs(*patience_s)).await?;
+            crate::check::check(address, Duration::from_secs(*patience_s)).await?;
             print(&format!("the operator at {address} is in step with the API server\n"))
         }
         None => operate(args).await,
@@ -129,7 +133,7 @@ async fn operate(args: OperatorArgs) -> Result<(), OperatorError> {
     let leadership = Arc::new(Leadership::default());
     let health = Arc::new(Health::new(leadership.clone(), metrics.clone()));
     let listen = |source| OperatorError::Listen { address: args.listen, source };
-    let listener = http::bind(args.listen).await.map_err(listen)?;
+    let listener = http::bind(args.listen).map_err(listen)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(OperatorError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(OperatorError::Signals)?;
     let client = client::connect().await?;
@@ -149,10 +153,14 @@ async fn operate(args: OperatorArgs) -> Result<(), OperatorError> {
         ..FleetPolicy::default()
     });
     let context = driver::Context { calls, health: health.clone(), namespace: args.watch_namespace };
+    let pulse = Arc::new(Pulse::new(STUCK_MAX));
+    let told = http::Told { health, metrics, pulse: pulse.clone() };
+    let mut served = http::serve(listener, told).map_err(OperatorError::Serve)?;
     let outcome = tokio::select! {
         () = elector.run() => Ok(()),
         () = driver::lead(Arc::new(context), &leadership) => Ok(()),
-        served = http::serve(listener, health, metrics) => served.map_err(OperatorError::Serve),
+        () = pulse.beat() => Ok(()),
+        ended = &mut served => Err(OperatorError::Serve(ended.unwrap_or_else(std::io::Error::other))),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };

@@ -1,6 +1,12 @@
-//! The operator's HTTP: `/livez` (this process), `/readyz` (watches in step and Lease seen; the body says what is not), `/metrics`.
+//! The operator's HTTP: `/livez` (does its executor run), `/readyz` (watches in step and Lease seen; the body says what is not),
+//! `/metrics`. On a thread of its own: it answers while everything else of the process is stuck in a call that blocks (B9).
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    thread,
+};
 
 use axum::{
     Router,
@@ -9,42 +15,68 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use tokio::net::TcpListener;
+use tokio::{runtime, sync::oneshot};
 
-use crate::{health::Health, metrics::Metrics};
+use crate::{health::Health, metrics::Metrics, pulse::Pulse};
 
+/// What is told.
 #[derive(Clone)]
-struct Shared {
-    health: Arc<Health>,
-    metrics: Arc<Metrics>,
+pub struct Told {
+    pub health: Arc<Health>,
+    pub metrics: Arc<Metrics>,
+    /// Of the executor that does the operator's work.
+    pub pulse: Arc<Pulse>,
 }
 
-/// Binds; the caller serves.
-pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::bind(address).await
+/// Binds; nothing is served yet.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
-/// Serves until dropped.
-pub async fn serve(listener: TcpListener, health: Arc<Health>, metrics: Arc<Metrics>) -> std::io::Result<()> {
+/// Serves until the process ends. What comes out of the channel is why it ended before; a thread that is gone drops the other end.
+pub fn serve(listener: TcpListener, told: Told) -> io::Result<oneshot::Receiver<io::Error>> {
+    let own = runtime::Builder::new_current_thread().enable_all().build()?;
+    let (ended, why) = oneshot::channel();
+    thread::Builder::new().name("http".to_owned()).spawn(move || {
+        if let Err(error) = own.block_on(answer(listener, told)) {
+            let _ = ended.send(error); // nobody listens: the operator is on its way out
+        }
+    })?;
+    Ok(why)
+}
+
+async fn answer(listener: TcpListener, told: Told) -> io::Result<()> {
     let app = Router::new()
-        .route("/livez", get(|| async { "ok" }))
-        .route("/healthz", get(|| async { "ok" }))
+        .route("/livez", get(livez))
+        .route("/healthz", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(exposition))
-        .with_state(Shared { health, metrics });
-    axum::serve(listener, app).await
+        .with_state(told);
+    axum::serve(tokio::net::TcpListener::from_std(listener)?, app).await
 }
 
-async fn readyz(State(shared): State<Shared>) -> Response {
-    let faults = shared.health.faults();
+async fn livez(State(told): State<Told>) -> Response {
+    match told.pulse.missed() {
+        None => "ok".into_response(),
+        Some(silence) => {
+            let words = format!("the executor has not run for {} s: a call blocks it\n", silence.as_secs());
+            (StatusCode::SERVICE_UNAVAILABLE, words).into_response()
+        }
+    }
+}
+
+async fn readyz(State(told): State<Told>) -> Response {
+    let faults = told.health.faults();
     if faults.is_empty() {
         return "ok".into_response();
     }
     (StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", faults.join("\n"))).into_response()
 }
 
-async fn exposition(State(shared): State<Shared>) -> Response {
-    match shared.metrics.text() {
+async fn exposition(State(told): State<Told>) -> Response {
+    match told.metrics.text() {
         Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
@@ -54,32 +86,81 @@ async fn exposition(State(shared): State<Shared>) -> Response {
 mod tests {
     use super::*;
     use crate::leader::Leadership;
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
+    use std::{
+        io::{Read, Write},
         net::TcpStream,
+        sync::atomic::{AtomicBool, Ordering},
+        time::{Duration, Instant},
     };
 
-    async fn get_text(address: SocketAddr, path: &str) -> String {
-        let mut stream = TcpStream::connect(address).await.unwrap();
+    const BOUND: Duration = Duration::from_secs(20);
+
+    fn get_text(address: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(BOUND)).unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
         let mut text = String::new();
-        stream.read_to_string(&mut text).await.unwrap();
+        stream.read_to_string(&mut text).unwrap();
         text
     }
 
-    #[tokio::test]
-    async fn each_path_answers_for_what_it_is() {
+    fn served(silence_max: Duration) -> (SocketAddr, Told) {
         let (leadership, metrics) = (Arc::new(Leadership::default()), Arc::new(Metrics::new().unwrap()));
         let health = Arc::new(Health::new(leadership.clone(), metrics.clone()));
-        let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(serve(listener, health, metrics));
-        assert!(get_text(address, "/livez").await.starts_with("HTTP/1.1 200"));
-        let unready = get_text(address, "/readyz").await;
-        assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("the Lease was never seen"), "{unready}");
         leadership.contact();
-        assert!(get_text(address, "/readyz").await.starts_with("HTTP/1.1 200"));
-        assert!(get_text(address, "/metrics").await.contains("truebeat_operator_leader 0"));
+        let told = Told { health, metrics, pulse: Arc::new(Pulse::new(silence_max)) };
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        serve(listener, told.clone()).unwrap();
+        (address, told)
+    }
+
+    #[test]
+    fn each_path_answers_for_what_it_is() {
+        let (address, told) = served(BOUND);
+        assert!(get_text(address, "/livez").starts_with("HTTP/1.1 200"));
+        assert!(get_text(address, "/readyz").starts_with("HTTP/1.1 200"));
+        told.health.watch("Pod", false);
+        let unready = get_text(address, "/readyz");
+        assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("the watch of Pod is stale"), "{unready}");
+        assert!(get_text(address, "/metrics").contains("truebeat_operator_leader 0"));
+    }
+
+    #[test]
+    fn fault_b9_a_starved_executor_is_told_by_one_that_is_not() {
+        let (address, told) = served(Duration::from_millis(500));
+        let becomes = move |status: &str| {
+            let since = Instant::now();
+            while !get_text(address, "/livez").starts_with(&format!("HTTP/1.1 {status}")) {
+                assert!(since.elapsed() < BOUND, "/livez never says {status}");
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        let over = Arc::new(AtomicBool::new(false));
+        let seen = over.clone();
+        let outside = thread::spawn(move || {
+            becomes("200");
+            becomes("503");
+            let metrics = get_text(address, "/metrics");
+            seen.store(true, Ordering::Relaxed);
+            becomes("200");
+            metrics
+        });
+        let blocks = async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let since = Instant::now();
+            while !over.load(Ordering::Relaxed) && since.elapsed() < BOUND {
+                thread::sleep(Duration::from_millis(10)); // the call that blocks
+            }
+            while !outside.is_finished() && since.elapsed() < 2 * BOUND {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let starved = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        starved.block_on(async {
+            tokio::select! { () = told.pulse.beat() => {}, () = blocks => {} }
+        });
+        assert!(outside.join().unwrap().contains("truebeat_operator_leader"), "who is starved can still be scraped");
     }
 }

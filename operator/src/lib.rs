@@ -11,4 +11,5 @@ pub mod http;
 pub mod leader;
 pub mod manifests;
 pub mod metrics;
+pub mod pulse;
 pub mod wall;
