@@ -84,6 +84,18 @@ pub struct RolloutStatus {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub target: String,
+    /// The revision that the spec stands for: what was made of it by the operator that saw its last change.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub wanted: String,
+    /// The generation of the spec for which `wanted` was found.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub generation: i64,
+    /// The revision that this version of the operator would make of the same spec, where that is another than `wanted`. An operator's
+    /// upgrade alone replaces no replica: this one comes with the spec's next change, or with another `spec.rollout.attempt`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub newer: String,
     /// Revisions that failed, newest last: none of them is tried again.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["revision"]))]
@@ -95,6 +107,10 @@ impl RolloutStatus {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+}
+
+fn is_zero(generation: &i64) -> bool {
+    *generation == 0
 }
 
 /// Why a revision failed.

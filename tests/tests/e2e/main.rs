@@ -12,6 +12,7 @@ mod lifecycle;
 mod poison;
 mod recovery;
 mod rollout;
+mod upgrade;
 mod world;
 
 use std::process::ExitCode;
@@ -25,7 +26,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 19] = [
+const STORIES: [&str; 20] = [
     "install",
     "apply_two_replicas",
     "gitops",
@@ -42,6 +43,7 @@ const STORIES: [&str; 19] = [
     "fence_by_hand",
     "rollout_and_scale_in_without_loss",
     "bad_revision",
+    "another_operator",
     "autoscaled_over_frozen_ones",
     "delete",
     "chart",
@@ -97,6 +99,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "rollout_and_scale_in_without_loss" => rollout::without_loss(world, &mut times).await,
         "autoscaled_over_frozen_ones" => autoscale::story(world, &mut times).await,
         "bad_revision" => rollout::bad_revision(world, &mut times).await,
+        "another_operator" => upgrade::story(world, &mut times).await,
         "delete" => lifecycle::delete(world, &mut times).await,
         _ => chart::life(world, &mut times).await,
     };

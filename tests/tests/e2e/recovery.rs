@@ -40,7 +40,7 @@ async fn one_serving(world: &World<'_>, name: &str, recovery: &str) -> Result<(S
     Ok((pod, endpoints, load))
 }
 
-async fn removed(world: &World<'_>, name: &str) -> Result<()> {
+pub async fn removed(world: &World<'_>, name: &str) -> Result<()> {
     world.kubectl(&["delete", "infd", name, "--wait=true", "--timeout=60s"])?;
     until_async("its pods to be gone", BOUND, || async { Ok(members(&world.pods, name).is_empty().then_some(())) })
         .await

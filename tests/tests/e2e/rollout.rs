@@ -114,7 +114,7 @@ fn delivered(world: &World<'_>, pod: &str) -> Result<u64> {
 }
 
 /// Waits until `infd` is all well with another revision than `not` proven good; gives the revision.
-async fn settled(world: &World<'_>, infd: &str, not: &str) -> Result<String> {
+pub async fn settled(world: &World<'_>, infd: &str, not: &str) -> Result<String> {
     until_async(&format!("{infd} to have proven its revision"), BOUND, || async {
         let object = world.infds.now().remove(infd);
         let Some(object) = object else { return Ok(None) };
@@ -125,7 +125,7 @@ async fn settled(world: &World<'_>, infd: &str, not: &str) -> Result<String> {
     .await
 }
 
-fn without_a_loss(load: &Load, since: Instant, what: &str, times: &mut Times) -> Result<()> {
+pub fn without_a_loss(load: &Load, since: Instant, what: &str, times: &mut Times) -> Result<()> {
     let felt = load.felt(since);
     times.note(&format!("lost requests during {what}: {} ({})", felt.lost(), told(&felt)));
     ensure!(felt.lost() == 0 && felt.whole > 0, "lost during {what}: {felt:?}");

@@ -44,6 +44,7 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     events.extend(on_hold(observed, plan, now));
     events.extend(delayed(observed, plan, now));
     events.extend(failed_revision(observed, plan, now));
+    events.extend(newer_template(observed, plan, now));
     events.extend(suspect_node(observed, plan, now));
     events.extend(avoidance(observed, plan, now));
     for write in &plan.incidents.writes {
@@ -110,6 +111,22 @@ fn failed_revision(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<E
     let name = format!("{}.{}.{suffix}", observed.infd.name_any(), failed.revision);
     let note = format!("revision {} {what}: {}", failed.revision, failed.message);
     let event = event(observed, name, words, note, ("", ""), now);
+    Some(Event { related: None, ..event })
+}
+
+/// Once, when it is seen that this version of the operator would write the pods in another way.
+fn newer_template(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
+    let memory = &plan.rollout.memory;
+    let before = observed.infd.status.as_ref().map(|s| s.rollout.newer.as_str()).unwrap_or_default();
+    if memory.newer.is_empty() || memory.newer == before {
+        return None;
+    }
+    let name = format!("{}.{}.newer", observed.infd.name_any(), memory.newer);
+    let note = format!(
+        "this version of the operator would make revision {} of the same spec; the replicas stay as they are until the spec changes, or spec.rollout.attempt",
+        memory.newer
+    );
+    let event = event(observed, name, ("Normal", "TemplateKept", "Keep"), note, ("", ""), now);
     Some(Event { related: None, ..event })
 }
 

@@ -4,6 +4,9 @@
 //! after `soakSeconds`, and no further one is replaced before. What is added here is the judgement: a new revision whose replicas stall,
 //! crash or never come to count is taken back (or held, by policy), and it is remembered as failed before anything is changed, so that no
 //! crash and no other leader tries it once more. The spec stays what its author wrote; the status tells what runs instead.
+//!
+//! A spec that nobody has changed is no reason to take replicas down: where another version of the operator would write their pods in
+//! another way, they stay as they were made.
 
 use crds::rollout::{FailedRevision, FailureReason, OnFailure, RolloutStatus};
 use jiff::Timestamp;
@@ -50,10 +53,12 @@ pub enum State {
     Failed(String),
 }
 
-/// Is the history of templates needed to decide? Only while another revision than the last good one is wanted or stands.
+/// Is the history of templates needed to decide? Only while another revision than the last good one is wanted or stands, or one that
+/// this version of the operator does not make.
 pub fn needs_history(memory: &RolloutStatus, deployment: Option<&Value>) -> bool {
     let standing = deployment.map(|live| revision::of(&live["spec"]["template"])).unwrap_or_default();
-    !memory.stable.is_empty() && (standing != memory.stable || !memory.failed.is_empty())
+    let unsettled = !memory.stable.is_empty() && (standing != memory.stable || !memory.failed.is_empty());
+    unsettled || !memory.newer.is_empty()
 }
 
 /// Judges the rollout, and where the spec's own revision has failed does to the wanted Deployment what the policy says.
@@ -63,7 +68,7 @@ pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Cour
         return Course { memory, state: State::Well };
     };
     let spec = &mut child.body["spec"];
-    let wanted = revision::of(&spec["template"]).to_owned();
+    let wanted = stands_for(observed, &mut memory, &mut spec["template"]);
     if complete(observed, &wanted) {
         memory.stable.clone_from(&wanted);
         memory.failed.retain(|failed| failed.revision != wanted);
@@ -82,6 +87,28 @@ pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Cour
     Course { memory, state }
 }
 
+/// The revision that the spec stands for, made true in `template`, which is this operator's. It is that one if the spec says something
+/// else than it did; if only the operator is another, what was made of the spec stays, as long as the history still has it.
+fn stands_for(observed: &Observed, memory: &mut RolloutStatus, template: &mut Value) -> String {
+    let fresh = revision::of(template).to_owned();
+    let generation = observed.infd.metadata.generation.unwrap_or_default();
+    let known = if memory.newer.is_empty() { &memory.wanted } else { &memory.newer };
+    let same_spec = generation == memory.generation || fresh == *known;
+    let kept = (same_spec && fresh != memory.wanted).then(|| template_of(observed, &memory.wanted)).flatten();
+    memory.generation = generation;
+    match kept {
+        Some(kept) => {
+            *template = kept;
+            memory.newer = fresh;
+        }
+        None => {
+            memory.wanted = fresh;
+            memory.newer.clear();
+        }
+    }
+    memory.wanted.clone()
+}
+
 /// What becomes of a revision that has failed, made true in the Deployment's wanted `spec`.
 fn verdict(observed: &Observed, stable: &str, failure: FailedRevision, spec: &mut Value) -> State {
     match observed.infd.spec.rollout.on_failure {
@@ -90,7 +117,7 @@ fn verdict(observed: &Observed, stable: &str, failure: FailedRevision, spec: &mu
             spec["paused"] = Value::Bool(true);
             State::Held(failure)
         }
-        OnFailure::RollBack => match good_template(observed, stable) {
+        OnFailure::RollBack => match template_of(observed, stable) {
             Some(good) => {
                 spec["template"] = good;
                 State::RolledBack(failure)
@@ -198,17 +225,20 @@ fn late(observed: &Observed, wanted: &str) -> Option<String> {
     overdue.then(|| format!("no new replica came to deliver within {seconds} s"))
 }
 
-/// The template of the last good revision, as the Deployment's own history has it, and as it was applied: without what the controller
-/// adds. A ReplicaSet of somebody else may bear the same labels, and would bring its author's pods in under our name (P9, A16).
-fn good_template(observed: &Observed, stable: &str) -> Option<Value> {
-    if stable.is_empty() {
+/// The template of an earlier revision, as the Deployment's own history has it, and as it was applied: without what the controller
+/// adds. A ReplicaSet of somebody else may bear the same labels, and would bring its author's pods in under our name (P9, A16); of two
+/// of the same revision the older is ours, the other came of a change by hand.
+fn template_of(observed: &Observed, revision: &str) -> Option<Value> {
+    if revision.is_empty() {
         return None;
     }
     let deployment = observed.children.get("Deployment")?;
     let own = |set: &&Value| owned_by(set, deployment["metadata"]["uid"].as_str().unwrap_or_default());
-    let sets = observed.children.get("ReplicaSet").and_then(Value::as_array).into_iter().flatten().filter(own);
-    let templates = sets.chain([deployment]).map(|object| &object["spec"]["template"]);
-    let mut template = templates.into_iter().find(|template| revision::of(template) == stable)?.clone();
+    let sets = observed.children.get("ReplicaSet").and_then(Value::as_array).into_iter().flatten();
+    let mut sets: Vec<&Value> = sets.filter(own).collect();
+    sets.sort_by_key(|set| set["metadata"]["creationTimestamp"].as_str());
+    let templates = sets.into_iter().chain([deployment]).map(|object| &object["spec"]["template"]);
+    let mut template = templates.into_iter().find(|template| revision::of(template) == revision)?.clone();
     if let Some(labels) = template["metadata"]["labels"].as_object_mut() {
         labels.remove("pod-template-hash");
     }

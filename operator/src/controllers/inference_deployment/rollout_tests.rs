@@ -103,15 +103,15 @@ fn what_failed_once_is_not_tried_again_and_another_spec_is() {
     bench.observed.pods.pop(); // it is gone with its revision
     let later = bench.look().0;
     assert_eq!(later, first, "remembered, to the time of it: quiescent is silent (P7)");
-    bench.observed.infd.spec.engine.image = "engine:3".to_owned();
+    changed(&mut bench.observed, |spec| spec.engine.image = "engine:3".to_owned());
     let fixed = bench.look().0;
     assert_eq!((fixed.state, fixed.memory.failed.len()), (State::Well, 1));
     assert_ne!(fixed.memory.target, bench.good);
-    bench.observed.infd.spec.engine.image = "engine:2".to_owned();
+    changed(&mut bench.observed, |spec| spec.engine.image = "engine:2".to_owned());
     assert_eq!(bench.word(), "ReplicaStalled", "the same spec again is the same revision");
-    bench.observed.infd.spec.rollout.attempt = 1;
+    changed(&mut bench.observed, |spec| spec.rollout.attempt = 1);
     assert_eq!(bench.word(), "", "somebody wants it tried once more");
-    bench.observed.infd.spec = infd("chat").spec;
+    changed(&mut bench.observed, |spec| *spec = infd("chat").spec);
     assert_eq!(bench.look().0.state, State::Well, "a revert in Git is the good revision itself");
 }
 
@@ -190,11 +190,110 @@ fn a_revision_that_is_held_stays_as_far_as_it_has_come() {
         (course, true, template),
         "a restart has cured that replica, and nothing goes on for it (P7)"
     );
-    bench.observed.infd.spec.rollout.attempt = 1;
+    changed(&mut bench.observed, |spec| spec.rollout.attempt = 1);
     assert!(!paused(&bench).1, "somebody wants it tried once more");
-    bench.observed.infd.spec.rollout.attempt = 0;
-    bench.observed.infd.spec.rollout.on_failure = OnFailure::RollBack;
+    changed(&mut bench.observed, |spec| spec.rollout.attempt = 0);
+    changed(&mut bench.observed, |spec| spec.rollout.on_failure = OnFailure::RollBack);
     assert_eq!(bench.word(), "ReplicaStalled", "another policy for what has failed already");
+}
+
+/// What another version of the operator has made of the same spec, settled: a template of another revision.
+fn made_by_another() -> (Observed, Value) {
+    let object = infd("chat");
+    let mut theirs = template(&object);
+    theirs["spec"]["terminationGracePeriodSeconds"] = json!(77);
+    revision::stamp(&mut theirs, 0);
+    let revision = revision::of(&theirs).to_owned();
+    let live = json!({
+        "metadata": {"generation": 1, "uid": "uid-deployment"},
+        "spec": {"replicas": 2, "template": theirs},
+        "status": {"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2},
+    });
+    let pods = ["a", "b"].map(|name| of_revision(&revision, healthy(name))).to_vec();
+    let children = [("Deployment".to_owned(), live)].into();
+    let mut observed = Observed { infd: object, children, pods, incidents: Vec::new(), nodes: Default::default() };
+    let memory = &mut observed.infd.status.get_or_insert_default().rollout;
+    (memory.stable, memory.wanted, memory.target) = (revision.clone(), revision.clone(), revision);
+    memory.generation = 1;
+    (observed, theirs)
+}
+
+/// The memory after a look, which the next look begins with, and the template.
+fn look_on(observed: &mut Observed) -> (RolloutStatus, Value) {
+    let mut desired = build(&observed.infd);
+    let course = steer(observed, &mut desired, now());
+    observed.infd.status.get_or_insert_default().rollout = course.memory.clone();
+    (course.memory, desired.pop().unwrap().body["spec"]["template"].take())
+}
+
+fn changed(observed: &mut Observed, change: impl FnOnce(&mut crds::InferenceDeploymentSpec)) {
+    change(&mut observed.infd.spec);
+    *observed.infd.metadata.generation.as_mut().unwrap() += 1;
+}
+
+#[test]
+fn another_operator_alone_replaces_no_replica() {
+    let (mut observed, theirs) = made_by_another();
+    let fresh = |observed: &Observed| revision::of(&template(&observed.infd)).to_owned();
+    let (memory, kept) = look_on(&mut observed);
+    let stays = (revision::of(&theirs).to_owned(), fresh(&observed));
+    assert_eq!((&kept, &memory.target, &memory.stable), (&theirs, &stays.0, &stays.0));
+    assert_eq!((memory.wanted.clone(), memory.newer.clone()), stays);
+    assert_eq!(look_on(&mut observed).0, memory, "quiescent is silent (P7)");
+    changed(&mut observed, |spec| spec.recovery.hold_percent = 33);
+    assert_eq!(look_on(&mut observed).1, theirs, "what the pods do not show is no reason either");
+    changed(&mut observed, |spec| spec.engine.image = "engine:2".to_owned());
+    let (memory, new) = look_on(&mut observed);
+    assert_eq!((new, memory.newer.as_str()), (template(&observed.infd), ""), "a change of the spec is");
+    assert_eq!((memory.wanted, memory.target), (fresh(&observed), fresh(&observed)));
+}
+
+#[test]
+fn another_attempt_brings_the_newer_template_and_so_does_a_lost_one() {
+    let (mut observed, _) = made_by_another();
+    look_on(&mut observed);
+    changed(&mut observed, |spec| spec.rollout.attempt = 1);
+    assert_eq!(look_on(&mut observed).1, template(&observed.infd));
+    let (mut observed, _) = made_by_another();
+    observed.children.clear();
+    assert_eq!(look_on(&mut observed).1, template(&observed.infd), "there is nothing to keep");
+}
+
+#[test]
+fn a_template_that_is_kept_is_still_guarded() {
+    let (mut observed, theirs) = made_by_another();
+    look_on(&mut observed);
+    let of = |template: &Value, created: &str| {
+        let owner = json!({"uid": "uid-deployment", "controller": true});
+        json!({"metadata": {"ownerReferences": [owner], "creationTimestamp": created}, "spec": {"template": template}})
+    };
+    let mut by_hand = theirs.clone();
+    by_hand["spec"]["terminationGracePeriodSeconds"] = json!(1);
+    let sets = json!([of(&by_hand, "2026-01-02T00:00:00Z"), of(&theirs, "2026-01-01T00:00:00Z")]);
+    observed.children.insert("ReplicaSet".to_owned(), sets);
+    observed.children.get_mut("Deployment").unwrap()["spec"]["template"] = by_hand;
+    assert!(needs_history(&observed.infd.status.as_ref().unwrap().rollout, observed.children.get("Deployment")));
+    assert_eq!(look_on(&mut observed).1, theirs, "a change by hand is taken back");
+}
+
+#[test]
+fn what_another_operator_took_back_stays_back() {
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    let first = bench.look().0;
+    let memory = &mut bench.observed.infd.status.as_mut().unwrap().rollout;
+    *memory = first.memory;
+    // this operator makes another template of the spec that has failed
+    for set in bench.observed.children.get_mut("ReplicaSet").unwrap().as_array_mut().unwrap() {
+        let labels = &mut set["spec"]["template"]["metadata"]["labels"];
+        if labels[LABEL_REVISION] == bench.bad.as_str() {
+            labels[LABEL_REVISION] = json!("theirs");
+        }
+    }
+    memory.wanted = "theirs".to_owned();
+    memory.failed[0].revision = "theirs".to_owned();
+    let (course, template) = bench.look();
+    assert!(matches!(course.state, State::RolledBack(_)), "{course:?}");
+    assert_eq!((revision::of(&template), course.memory.newer), (bench.good.as_str(), bench.bad));
 }
 
 #[test]
@@ -263,6 +362,7 @@ fn the_memory_is_bounded_and_history_is_read_only_where_it_matters() {
     let memory = RolloutStatus { stable: "s".to_owned(), ..RolloutStatus::default() };
     assert!(!needs_history(&RolloutStatus::default(), None) && !needs_history(&memory, Some(&live("s"))));
     assert!(needs_history(&memory, Some(&live("r"))) && needs_history(&memory, None));
+    assert!(needs_history(&RolloutStatus { newer: "n".to_owned(), ..memory.clone() }, Some(&live("s"))));
     assert!(needs_history(&RolloutStatus { failed, ..memory }, Some(&live("s"))));
 }
 

@@ -1,0 +1,108 @@
+//! Another version of the operator comes: nobody's engine goes for it.
+
+use anyhow::{Result, ensure};
+use crds::{LABEL_REVISION, rollout::RolloutStatus};
+use serde_json::{Value, json};
+use truebeat_tests::product;
+use truebeat_tests::times::Times;
+use truebeat_tests::wait::until_async;
+
+use crate::kill::SYSTEM;
+use crate::lifecycle::manifest_of;
+use crate::recovery::removed;
+use crate::rollout::{settled, without_a_loss};
+use crate::world::{BOUND, World, answered, members};
+
+const NAME: &str = "older";
+/// The revision that the older operator has made of the same spec.
+const THEIRS: &str = "0123456789";
+
+fn manifest(hold_percent: i32, attempt: i32) -> String {
+    let rest = format!(
+        "rollout: {{soakSeconds: 1, attempt: {attempt}}}\n  recovery: {{holdPercent: {hold_percent}}}\n  drainSeconds: 9"
+    );
+    manifest_of(NAME, 1, "--drain-timeout, 2s", &rest)
+}
+
+pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
+    times.act("kubectl apply: InferenceDeployment older, 1 replica");
+    product::apply(world.cluster, &manifest(50, 0))?;
+    let fresh = settled(world, NAME, "").await?;
+    made_by_another(world, times).await?;
+    let pods = members(&world.pods, NAME);
+    let load = world.patient_load(NAME).await?;
+    answered(&load).await?;
+
+    let begun = times.act("today's operator comes");
+    scale_operator(world, 2)?;
+    until_async("it to tell of the newer revision", BOUND, || async {
+        Ok((memory(world).newer == fresh).then_some(()))
+    })
+    .await?;
+    times.now(&format!("status.rollout: wanted {THEIRS}, newer {fresh}"));
+    told_once(world, &fresh).await?;
+    times.note("an Event TemplateKept says why");
+    times.seen("all well", world.quiet(NAME).await?);
+    product::apply(world.cluster, &manifest(51, 0))?;
+    let generation = memory(world).generation;
+    until_async("a change that no pod shows to be taken in", BOUND, || async {
+        Ok((memory(world).generation > generation).then_some(()))
+    })
+    .await?;
+    answered(&load).await?;
+    ensure!(members(&world.pods, NAME) == pods, "{pods:?} became {:?}", members(&world.pods, NAME));
+    times.now("the same pod serves, after a change of the spec that no pod shows too");
+
+    times.act("kubectl apply: another attempt");
+    product::apply(world.cluster, &manifest(51, 1))?;
+    let after = settled(world, NAME, THEIRS).await?;
+    let memory = memory(world);
+    ensure!(memory.newer.is_empty() && memory.wanted == after && after != fresh, "{memory:?}");
+    times.now("the newer template is there");
+    without_a_loss(&load, begun, "the upgrade", times)?;
+    removed(world, NAME).await
+}
+
+/// The operator goes; what it leaves is as an older one would have left it, whose pods had one annotation more.
+async fn made_by_another(world: &World<'_>, times: &mut Times) -> Result<()> {
+    times.act("no operator; what stands is what an older one has made of the same spec");
+    scale_operator(world, 0)?;
+    world.cluster.kubectl(&["-n", SYSTEM, "wait", "pod", "--all", "--for=delete", "--timeout=60s"])?;
+    let labels = json!({LABEL_REVISION: THEIRS});
+    let template =
+        json!({"metadata": {"labels": labels, "annotations": {"example.com/written-by": "an older operator"}}});
+    patch(world, "deploy", &[], &json!({"spec": {"template": template}}))?;
+    world.kubectl(&["rollout", "status", "deploy", NAME, "--timeout=90s"])?;
+    let theirs = json!({"stable": THEIRS, "target": THEIRS, "wanted": THEIRS});
+    patch(world, "infd", &["--subresource=status"], &json!({"status": {"rollout": theirs}}))?;
+    until_async("the old replica to be gone", BOUND, || async {
+        Ok((members(&world.pods, NAME).len() == 1 && memory(world).wanted == THEIRS).then_some(()))
+    })
+    .await?;
+    times.now("its replica serves");
+    Ok(())
+}
+
+fn scale_operator(world: &World<'_>, replicas: u8) -> Result<()> {
+    let replicas = format!("--replicas={replicas}");
+    world.cluster.kubectl(&["-n", SYSTEM, "scale", "deploy/truebeat-operator", &replicas]).map(drop)
+}
+
+fn patch(world: &World<'_>, kind: &str, args: &[&str], patch: &Value) -> Result<()> {
+    world.kubectl(&[&["patch", kind, NAME, "--type=merge", "-p", &patch.to_string()], args].concat()).map(drop)
+}
+
+fn memory(world: &World<'_>) -> RolloutStatus {
+    let object = world.infds.now().remove(NAME);
+    object.and_then(|object| object.status.as_ref().map(|status| status.rollout.clone())).unwrap_or_default()
+}
+
+async fn told_once(world: &World<'_>, newer: &str) -> Result<()> {
+    let event = format!("{NAME}.{newer}.newer");
+    until_async("the event", BOUND, || async {
+        let note = world.kubectl(&["get", "events.events.k8s.io", &event, "-o", "jsonpath={.reason}: {.note}"]);
+        Ok(note.ok().filter(|note| note.starts_with("TemplateKept: ") && note.contains(newer)))
+    })
+    .await
+    .map(drop)
+}
