@@ -63,15 +63,15 @@ const MODULES: [Modules; 5] = [
 
 /// `cargo metadata --no-deps` of this workspace.
 pub fn metadata() -> Result<Value> {
-    cargo_metadata(&["--no-deps"])
+    cargo_metadata(&["--no-deps", "--offline"])
 }
 
-/// `cargo metadata` of this workspace, without a network.
+/// `cargo metadata` of this workspace.
 pub fn cargo_metadata(args: &[&str]) -> Result<Value> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
     let output = Command::new(cargo)
-        .args(["metadata", "--format-version", "1", "--offline", "--manifest-path"])
+        .args(["metadata", "--format-version", "1", "--manifest-path"])
         .arg(manifest)
         .args(args)
         .output()

@@ -1,5 +1,5 @@
 //! What may come in from outside (H11): each dependency from the one registry and with its checksum, under a licence of the list, and
-//! none that is banned. `deny.toml` is the list, as `cargo deny check` reads it; advisories need a network and are that tool's alone.
+//! none that is banned. `deny.toml` is the list; that tool itself also knows advisories, wildcards and other systems' dependencies.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,9 +14,11 @@ use crate::tree::Finding;
 
 const LOCK: &str = "Cargo.lock";
 const DENY: &str = "deny.toml";
+/// What a ban may say.
+const BAN: [&str; 3] = ["name", "wrappers", "reason"];
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// The lock file, the list, and what cargo makes of the whole tree with every feature.
+/// The lock file, the list, and what cargo makes of the whole tree on this system.
 pub struct Supply {
     pub lock: Value,
     pub deny: Value,
@@ -27,7 +29,9 @@ impl Supply {
     /// # Errors
     /// When one of them is not there or cannot be read.
     pub fn of_this_repository() -> Result<Self> {
-        let metadata = edges::cargo_metadata(&["--all-features", "--locked"])?;
+        // other systems' packages are not there after a build, and would have to be fetched for this alone
+        let system = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let metadata = edges::cargo_metadata(&["--locked", "--filter-platform", &system])?;
         Ok(Self { lock: read(LOCK)?, deny: read(DENY)?, metadata })
     }
 
@@ -41,7 +45,7 @@ impl Supply {
 
     /// A package without a source is one of this workspace; all others come from the registry, with a checksum.
     fn sources(&self) -> Vec<Finding> {
-        let own: BTreeSet<&str> = each(&self.metadata["packages"]).filter(is_own).map(name).collect();
+        let own: BTreeSet<&str> = self.packages().filter(|package| self.is_own(package)).map(name).collect();
         let wrong = |package: &Value| match package["source"].as_str() {
             None => (!own.contains(name(package))).then(|| "comes from a folder outside of this workspace".to_owned()),
             Some(REGISTRY) => package["checksum"].as_str().is_none().then(|| "has no checksum".to_owned()),
@@ -62,18 +66,22 @@ impl Supply {
                 Err(error) => Some(format!("is under {text}, which cannot be read: {}", error.reason)),
             }
         };
-        let packages = each(&self.metadata["packages"]).filter(|package| !is_own(package));
+        let packages = self.packages().filter(|package| !self.is_own(package));
         packages.filter_map(|package| finding(DENY, package, &wrong(package)?)).collect()
     }
 
     /// Of a banned package with `wrappers`, these may depend on it, and nobody else.
     fn bans(&self) -> Vec<Finding> {
-        let packages = || each(&self.metadata["packages"]);
-        let named = |id: &Value| packages().find(|package| package["id"] == *id).map_or("?", name);
+        let named = |id: &Value| self.packages().find(|package| package["id"] == *id).map_or("?", name);
         let mut findings = Vec::new();
         for ban in each(&self.deny["bans"]["deny"]) {
+            let keys: Vec<&str> = ban.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
+            if !ban["name"].is_string() || keys.iter().any(|key| !BAN.contains(key)) {
+                let what = format!("a ban of {BAN:?} is looked for, and this is another: {ban}");
+                findings.push(Finding { path: DENY.to_owned(), line: 1, what });
+            }
             let wrappers: BTreeSet<&str> = each(&ban["wrappers"]).filter_map(Value::as_str).collect();
-            for banned in packages().filter(|package| package["name"] == ban["name"]) {
+            for banned in self.packages().filter(|package| package["name"] == ban["name"]) {
                 let takes = |node: &&Value| each(&node["dependencies"]).any(|on| *on == banned["id"]);
                 let users = each(&self.metadata["resolve"]["nodes"]).filter(takes).map(|node| named(&node["id"]));
                 let users: Vec<&str> = users.filter(|user| !wrappers.contains(user)).collect();
@@ -88,6 +96,16 @@ impl Supply {
     }
 }
 
+impl Supply {
+    fn packages(&self) -> impl Iterator<Item = &Value> {
+        each(&self.metadata["packages"])
+    }
+
+    fn is_own(&self, package: &Value) -> bool {
+        each(&self.metadata["workspace_members"]).any(|id| *id == package["id"])
+    }
+}
+
 fn read(name: &str) -> Result<Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {name}"))?;
@@ -96,10 +114,6 @@ fn read(name: &str) -> Result<Value> {
 
 fn each(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
-}
-
-fn is_own(package: &&Value) -> bool {
-    package["source"].is_null()
 }
 
 fn name(package: &Value) -> &str {
@@ -128,7 +142,9 @@ mod tests {
         let mut supply = Supply {
             lock: json!({"package": [package("host", Value::Null), locked]}),
             deny: json!({"licenses": {"allow": ["Apache-2.0"]}, "bans": {"deny": [{"name": "other"}]}}),
-            metadata: json!({"packages": [package("host", Value::Null), guest], "resolve": {"nodes": nodes}}),
+            metadata: json!({
+                "packages": [package("host", Value::Null), guest], "resolve": {"nodes": nodes}, "workspace_members": ["host"],
+            }),
         };
         change(&mut supply);
         supply.check().iter().map(|finding| finding.what.clone()).collect::<Vec<_>>().join("; ")
@@ -141,7 +157,10 @@ mod tests {
         assert!(words(git).contains("guest 1.0.0 comes from git+https://example.com/guest"));
         let bare = |supply: &mut Supply| supply.lock["package"][1]["checksum"] = Value::Null;
         assert_eq!(words(bare), "guest 1.0.0 has no checksum");
-        let beside = |supply: &mut Supply| supply.lock["package"][1]["source"] = Value::Null;
+        let beside = |supply: &mut Supply| {
+            supply.lock["package"][1]["source"] = Value::Null;
+            supply.metadata["packages"][1]["source"] = Value::Null;
+        };
         assert!(words(beside).contains("from a folder outside"));
     }
 
@@ -164,5 +183,7 @@ mod tests {
         };
         assert_eq!(ban(Value::Null), "guest 1.0.0 is banned (it steals), and used by host");
         assert_eq!(ban(json!(["host"])), "");
+        let other = |supply: &mut Supply| supply.deny["bans"]["deny"] = json!([{"crate": "guest"}]);
+        assert!(words(other).contains("this is another"), "a spelling that is not read is no ban");
     }
 }
