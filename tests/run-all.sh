@@ -168,7 +168,7 @@ fi
 if side_by_side tools; then
   rows+=(cluster control_plane)
 else
-  skip 'cluster' 'its tools did not build'
+  for name in cluster control_plane; do skip "$name" 'its tools did not build'; done
 fi
 if side_by_side build; then
   side_by_side "${rows[@]}"

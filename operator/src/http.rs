@@ -37,10 +37,10 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Serves until the process ends. What comes out of the channel is why it ended before; a thread that is gone drops the other end.
 pub fn serve(listener: TcpListener, told: Told) -> io::Result<oneshot::Receiver<io::Error>> {
-    let own = runtime::Builder::new_current_thread().enable_all().build()?;
     let (ended, why) = oneshot::channel();
     thread::Builder::new().name("http".to_owned()).spawn(move || {
-        if let Err(error) = own.block_on(answer(listener, told)) {
+        let own = runtime::Builder::new_current_thread().enable_all().build();
+        if let Err(error) = own.and_then(|own| own.block_on(answer(listener, told))) {
             let _ = ended.send(error); // nobody listens: the operator is on its way out
         }
     })?;

@@ -51,12 +51,13 @@ struct Chunk {
 impl LargeBytes {
     /// `None` where the system refuses.
     pub fn zeroed(len: usize) -> Option<Self> {
-        if len >= PIECE_MIN {
-            return Piece::new(len).map(|piece| Self(Place::Many(piece)));
+        if let Some(piece) = (len >= PIECE_MIN).then(|| Piece::new(len)).flatten() {
+            return Some(Self(Place::Many(piece)));
         }
+        let room = len.checked_add(LINE)?;
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(len + LINE).ok()?;
-        bytes.resize(len + LINE, 0);
+        bytes.try_reserve_exact(room).ok()?;
+        bytes.resize(room, 0);
         let start = bytes.as_ptr().align_offset(LINE).min(LINE);
         Some(Self(Place::Few { bytes, start, len }))
     }

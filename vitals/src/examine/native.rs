@@ -110,7 +110,7 @@ pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, e
 fn admission(view: &View<'_>) -> Allowed {
     let proc = view.sight.proc;
     Allowed::policy(if proc.is_some_and(|proc| proc.state == Some('T')) {
-        view.native_floor_ms
+        view.policy.native_floor_ms
     } else if proc.is_some_and(|proc| proc.stopped > 0) {
         view.policy.foreign_floor_ms
     } else {
