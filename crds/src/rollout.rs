@@ -88,9 +88,14 @@ pub struct RolloutStatus {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 64))]
     pub wanted: String,
-    /// The generation of the spec for which `wanted` was found.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub generation: i64,
+    /// What of the spec the pods show, as a hash: for that `wanted` was found.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub spec: String,
+    /// The same of `stable`: a spec that comes back finds its replicas again.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub stable_spec: String,
     /// The revision that this version of the operator would make of the same spec, where that is another than `wanted`. An operator's
     /// upgrade alone replaces no replica: this one comes with the spec's next change, or with another `spec.rollout.attempt`.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -107,10 +112,6 @@ impl RolloutStatus {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
-}
-
-fn is_zero(generation: &i64) -> bool {
-    *generation == 0
 }
 
 /// Why a revision failed.

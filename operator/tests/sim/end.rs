@@ -143,7 +143,6 @@ pub fn state(state: &State) -> Value {
             let strip = |c: &Value| json!([c["type"], c["status"], c["reason"]]);
             status["conditions"] = status["conditions"].as_array().into_iter().flatten().map(strip).collect();
             status["observedGeneration"] = Value::Null;
-            status["rollout"]["generation"] = Value::Null;
             status["recovery"]["recent"] = Value::Null; // times and UIDs
             let revision = |failed: &Value| json!([failed["revision"], failed["reason"]]);
             let failed = status["rollout"]["failed"].as_array().into_iter().flatten().map(revision).collect();

@@ -1,7 +1,7 @@
 //! Another version of the operator comes: nobody's engine goes for it.
 
 use anyhow::{Result, ensure};
-use crds::{LABEL_REVISION, rollout::RolloutStatus};
+use crds::{InferenceDeployment, LABEL_REVISION, rollout::RolloutStatus};
 use serde_json::{Value, json};
 use truebeat_tests::product;
 use truebeat_tests::times::Times;
@@ -40,21 +40,20 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     })
     .await?;
     times.now(&format!("status.rollout: wanted {THEIRS}, newer {fresh}"));
-    told_once(world, &fresh).await?;
+    told(world, &fresh).await?;
     times.note("an Event TemplateKept says why");
     times.seen("all well", world.quiet(NAME).await?);
-    product::apply(world.cluster, &manifest(51, 0))?;
-    let generation = memory(world).generation;
-    until_async("a change that no pod shows to be taken in", BOUND, || async {
-        Ok((memory(world).generation > generation).then_some(()))
-    })
-    .await?;
+    product::apply(world.cluster, &manifest(52, 0))?;
+    until_async("a change that no pod shows to be taken in", BOUND, || async { Ok(up_to_date(world).then_some(())) })
+        .await?;
     answered(&load).await?;
     ensure!(members(&world.pods, NAME) == pods, "{pods:?} became {:?}", members(&world.pods, NAME));
-    times.now("the same pod serves, after a change of the spec that no pod shows too");
+    times.now(
+        "the same pod serves, after two changes of the spec that no pod shows, one of them before the operator came",
+    );
 
     times.act("kubectl apply: another attempt");
-    product::apply(world.cluster, &manifest(51, 1))?;
+    product::apply(world.cluster, &manifest(52, 1))?;
     let after = settled(world, NAME, THEIRS).await?;
     let memory = memory(world);
     ensure!(memory.newer.is_empty() && memory.wanted == after && after != fresh, "{memory:?}");
@@ -80,7 +79,7 @@ async fn made_by_another(world: &World<'_>, times: &mut Times) -> Result<()> {
     })
     .await?;
     times.now("its replica serves");
-    Ok(())
+    product::apply(world.cluster, &manifest(51, 0)).map(drop)
 }
 
 fn scale_operator(world: &World<'_>, replicas: u8) -> Result<()> {
@@ -97,7 +96,13 @@ fn memory(world: &World<'_>) -> RolloutStatus {
     object.and_then(|object| object.status.as_ref().map(|status| status.rollout.clone())).unwrap_or_default()
 }
 
-async fn told_once(world: &World<'_>, newer: &str) -> Result<()> {
+fn up_to_date(world: &World<'_>) -> bool {
+    let object = world.infds.now().remove(NAME);
+    let seen = |object: &InferenceDeployment| object.status.as_ref().map(|status| status.observed_generation);
+    object.is_some_and(|object| object.spec.recovery.hold_percent == 52 && seen(&object) == object.metadata.generation)
+}
+
+async fn told(world: &World<'_>, newer: &str) -> Result<()> {
     let event = format!("{NAME}.{newer}.newer");
     until_async("the event", BOUND, || async {
         let note = world.kubectl(&["get", "events.events.k8s.io", &event, "-o", "jsonpath={.reason}: {.note}"]);

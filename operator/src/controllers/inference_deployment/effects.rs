@@ -264,6 +264,20 @@ fn shares_a_request(pod: &mut PodView) {
 }
 
 #[test]
+fn the_hash_of_a_spec_is_of_what_the_pods_show() {
+    let revision_of = |infd: &InferenceDeployment| {
+        let template = build(infd).pop().unwrap().body["spec"]["template"].take();
+        revision::of(&template).to_owned()
+    };
+    let first = spec_with(&json!({}));
+    for (path, patch, _) in table() {
+        let other = spec_with(&patch);
+        let shown = revision_of(&other) != revision_of(&first);
+        assert_eq!(revision::of_spec(&other.spec) != revision::of_spec(&first.spec), shown, "{path}");
+    }
+}
+
+#[test]
 fn every_field_has_an_effect_with_it_and_without_it() {
     let first = build(&spec_with(&json!({}))).pop().unwrap().body["spec"]["template"].take();
     let first = revision::of(&first).to_owned();

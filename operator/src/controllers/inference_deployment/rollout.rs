@@ -71,6 +71,7 @@ pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Cour
     let wanted = stands_for(observed, &mut memory, &mut spec["template"]);
     if complete(observed, &wanted) {
         memory.stable.clone_from(&wanted);
+        memory.stable_spec.clone_from(&memory.spec);
         memory.failed.retain(|failed| failed.revision != wanted);
     }
     let mut state = State::Well;
@@ -91,14 +92,14 @@ pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Cour
 /// else than it did; if only the operator is another, what was made of the spec stays, as long as the history still has it.
 fn stands_for(observed: &Observed, memory: &mut RolloutStatus, template: &mut Value) -> String {
     let fresh = revision::of(template).to_owned();
-    let generation = observed.infd.metadata.generation.unwrap_or_default();
-    let known = if memory.newer.is_empty() { &memory.wanted } else { &memory.newer };
-    let same_spec = generation == memory.generation || fresh == *known;
-    let kept = (same_spec && fresh != memory.wanted).then(|| template_of(observed, &memory.wanted)).flatten();
-    memory.generation = generation;
+    let spec = revision::of_spec(&observed.infd.spec);
+    remember_what_stands(observed, memory, &spec);
+    let kept = kept(observed, memory, &fresh, &spec);
+    memory.spec = spec;
     match kept {
-        Some(kept) => {
+        Some((revision, kept)) => {
             *template = kept;
+            memory.wanted = revision;
             memory.newer = fresh;
         }
         None => {
@@ -107,6 +108,30 @@ fn stands_for(observed: &Observed, memory: &mut RolloutStatus, template: &mut Va
         }
     }
     memory.wanted.clone()
+}
+
+/// An operator from before this memory has left only what it brought the replicas to; of the spec of today, if it has seen that one.
+fn remember_what_stands(observed: &Observed, memory: &mut RolloutStatus, spec: &str) {
+    let seen = observed.infd.status.as_ref().map(|status| status.observed_generation);
+    if memory.wanted.is_empty() && memory.failed.is_empty() && seen == observed.infd.metadata.generation {
+        memory.wanted.clone_from(&memory.target);
+        spec.clone_into(&mut memory.spec);
+    }
+}
+
+/// Another revision than `fresh` that was made of the same spec, and its template: the one wanted last, or the last good one.
+fn kept(observed: &Observed, memory: &RolloutStatus, fresh: &str, spec: &str) -> Option<(String, Value)> {
+    if memory.spec == spec && memory.wanted == fresh {
+        return None;
+    }
+    let made = [(&memory.spec, &memory.wanted), (&memory.stable_spec, &memory.stable)];
+    made.into_iter().filter(|(of, revision)| *of == spec && *revision != fresh).find_map(|(_, revision)| {
+        // one that has failed and is gone needs no template: the last good one will take its place
+        let failed = memory.failed.iter().any(|failed| failed.revision == *revision);
+        let template = template_of(observed, revision)
+            .or_else(|| failed.then(|| template_of(observed, &memory.stable)).flatten())?;
+        Some((revision.clone(), template))
+    })
 }
 
 /// What becomes of a revision that has failed, made true in the Deployment's wanted `spec`.
@@ -225,9 +250,9 @@ fn late(observed: &Observed, wanted: &str) -> Option<String> {
     overdue.then(|| format!("no new replica came to deliver within {seconds} s"))
 }
 
-/// The template of an earlier revision, as the Deployment's own history has it, and as it was applied: without what the controller
-/// adds. A ReplicaSet of somebody else may bear the same labels, and would bring its author's pods in under our name (P9, A16); of two
-/// of the same revision the older is ours, the other came of a change by hand.
+/// The template of an earlier revision, as the Deployment's own history has it, and as it was applied: without what the controller and
+/// `kubectl rollout restart` add. A ReplicaSet of somebody else may bear the same labels, and would bring its author's pods in under
+/// our name (P9, A16); of two of the same revision the older is ours, the other came of a change by hand.
 fn template_of(observed: &Observed, revision: &str) -> Option<Value> {
     if revision.is_empty() {
         return None;
@@ -239,8 +264,10 @@ fn template_of(observed: &Observed, revision: &str) -> Option<Value> {
     sets.sort_by_key(|set| set["metadata"]["creationTimestamp"].as_str());
     let templates = sets.into_iter().chain([deployment]).map(|object| &object["spec"]["template"]);
     let mut template = templates.into_iter().find(|template| revision::of(template) == revision)?.clone();
-    if let Some(labels) = template["metadata"]["labels"].as_object_mut() {
-        labels.remove("pod-template-hash");
+    for (map, key) in [("labels", "pod-template-hash"), ("annotations", "kubectl.kubernetes.io/restartedAt")] {
+        if let Some(map) = template["metadata"][map].as_object_mut() {
+            map.remove(key);
+        }
     }
     without_nulls(&mut template);
     Some(template)
@@ -269,3 +296,7 @@ fn count(n: usize, what: &str) -> String {
 #[cfg(test)]
 #[path = "rollout_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "upgrade_tests.rs"]
+mod upgrade_tests;
