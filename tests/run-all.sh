@@ -190,6 +190,8 @@ failed=$(sum failed "$logs"/*.log)
 for name in ${failed_steps[@]+"${failed_steps[@]}"}; do
   [ "$(sum failed "$logs/$name.log")" -gt 0 ] || failed=$((failed + 1))
 done
+# last of all what a reader of a cut log needs: which tests failed, and what each said
 grep -hE '^test .* \.\.\. FAILED' "$logs"/*.log | sort -u
+sed -n '/^---- .* stdout ----$/,/^failures:$/p' "$logs"/*.log | grep -vE '^(failures:)?$' | cut -c 1-600 | tail -n 40
 printf '\n%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]

@@ -108,8 +108,8 @@ pub struct EngineArgs {
     /// them; without one each rank makes its own at each start
     #[arg(long, value_name = "DIR", env = "TRUEBEAT_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// Break the engine on purpose (docs/faults.md lists how); of one rank (:1); after a time (@10s), steps (@200steps), at a decode
-    /// step of so many requests (@15reqs), or on a signal (@sigusr2)
+    /// Break the engine on purpose (docs/faults.md lists how); of one rank (:1); after a time (@10s), steps (@200steps) or decoded
+    /// tokens (@700tokens), at a decode step of so many requests (@15reqs), or on a signal (@sigusr2)
     #[arg(long, value_name = "KIND[:RANK][@AFTER]")]
     pub fault: Vec<FaultSpec>,
     /// Deadlines for every step: one that does not end is given up, its requests are answered, and the engine exits with

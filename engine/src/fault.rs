@@ -114,6 +114,8 @@ pub enum FaultAfter {
     Ready(Duration),
     /// When so many steps are done.
     Steps(u64),
+    /// When so many tokens were decoded, in however many steps: a share of a load, whatever its batches were.
+    Tokens(u64),
     /// At the first step that decodes one token for each of exactly so many requests.
     Requests(usize),
     /// When SIGUSR2 arrives.
@@ -137,7 +139,7 @@ pub enum FaultParseError {
     #[error("unknown rank {0:?}; after : stands the number of a rank, from 0 on")]
     Rank(String),
     #[error(
-        "unknown moment {0:?}; allowed after @: a time such as 500ms, 10s or 2m, steps such as 200steps, a decode step of so many requests such as 15reqs, or sigusr2"
+        "unknown moment {0:?}; allowed after @: a time such as 500ms, 10s or 2m, steps such as 200steps, decoded tokens such as 700tokens, a decode step of so many requests such as 15reqs, or sigusr2"
     )]
     After(String),
     #[error("{0} happens before the engine is ready: it takes no @ moment")]
@@ -179,6 +181,9 @@ fn parse_after(text: &str) -> Result<FaultAfter, FaultParseError> {
     if let Some(number) = text.strip_suffix("steps") {
         return number.parse().map(FaultAfter::Steps).map_err(|_| wrong());
     }
+    if let Some(number) = text.strip_suffix("tokens") {
+        return number.parse().map(FaultAfter::Tokens).map_err(|_| wrong());
+    }
     if let Some(number) = text.strip_suffix("reqs") {
         return number.parse().map(FaultAfter::Requests).map_err(|_| wrong());
     }
@@ -196,6 +201,7 @@ mod tests {
         let ten = FaultAfter::Ready(Duration::from_secs(10));
         assert_eq!(parse("device-wait@10s"), Ok((FaultKind::DeviceWait, None, ten)));
         assert_eq!(parse("livelock@200steps"), Ok((FaultKind::Livelock, None, FaultAfter::Steps(200))));
+        assert_eq!(parse("livelock@700tokens"), Ok((FaultKind::Livelock, None, FaultAfter::Tokens(700))));
         assert_eq!(parse("abort@sigusr2"), Ok((FaultKind::Crash, None, FaultAfter::SigUsr2)));
         assert_eq!(parse("padded-graph@15reqs"), Ok((FaultKind::PaddedGraph, None, FaultAfter::Requests(15))));
         assert_eq!(parse("sigstop:3@2s").unwrap().1, Some(3));
@@ -208,7 +214,7 @@ mod tests {
     fn errors_say_what_is_allowed() {
         let error = |s: &str| s.parse::<FaultSpec>().unwrap_err().to_string();
         assert!(error("nap").contains("allowed: step-stall"));
-        for moment in ["soon", "10", "s", "xsteps", "-1s", "", "xreqs"] {
+        for moment in ["soon", "10", "s", "xsteps", "-1s", "", "xreqs", "tokens"] {
             assert!(error(&format!("crash@{moment}")).contains("200steps"), "{moment}");
         }
         assert!(error("startup-stall@10s").contains("before the engine is ready"));

@@ -7,12 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A stream without a word for so long hangs.
-const SILENCE_MAX: Duration = Duration::from_secs(6);
+/// A stream without a word for so long hangs, where one is to hang.
+const HANGS_AFTER: Duration = Duration::from_secs(6);
+/// The same where none is to: what a machine that runs much else needs to give up a step and load a model is no hang.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_millis(100);
 /// One request with all its tries.
 const PATIENCE: Duration = Duration::from_secs(90);
-const TOKENS: usize = 16;
+/// Of each request but those of a long tail.
+pub const TOKENS: usize = 16;
 /// So long a tail that its requests are all under way together at some time.
 const LONG_TAIL_TOKENS: usize = 600;
 
@@ -55,6 +58,7 @@ pub struct Load {
     gate: String,
     shape: Shape,
     give_up: bool,
+    silence_max: Duration,
     done: AtomicUsize,
     retried: AtomicUsize,
     stop: AtomicBool,
@@ -77,6 +81,7 @@ impl Load {
             give_up: false,
             done: AtomicUsize::new(0),
             retried: AtomicUsize::new(0),
+            silence_max: SILENCE_MAX,
             stop: AtomicBool::new(false),
             hung: Mutex::default(),
             longest: Mutex::default(),
@@ -85,7 +90,7 @@ impl Load {
 
     /// Runs until all is done, or something hangs: then no more is asked.
     pub fn until_it_hangs(self) -> Felt {
-        Self { give_up: true, ..self }.run()
+        Self { give_up: true, silence_max: HANGS_AFTER, ..self }.run()
     }
 
     /// Runs until every request was answered; a stream that hangs counts, and is asked again.
@@ -156,7 +161,7 @@ impl Load {
             body.len()
         );
         let Ok(mut stream) = TcpStream::connect(&self.gate) else { return End::Again };
-        stream.set_read_timeout(Some(SILENCE_MAX)).unwrap();
+        stream.set_read_timeout(Some(self.silence_max)).unwrap();
         if stream.write_all(post.as_bytes()).is_err() {
             return End::Again;
         }

@@ -22,6 +22,8 @@ pub struct Faults {
     pub signalled: Arc<AtomicBool>,
     /// A bit for each of `specs` that is due.
     armed: Arc<AtomicU64>,
+    /// Decoded by the steps before this one.
+    tokens: Arc<AtomicU64>,
     ready_ns: u64,
 }
 
@@ -54,6 +56,7 @@ impl Faults {
     /// A step begins: arms what is due and does what strikes here. True: "discard this step's results".
     pub fn at_step(&self, steps_done: u64, shape: &StepShape) -> bool {
         self.arm_due(steps_done, Some(shape));
+        self.tokens.fetch_add(shape.decode_tokens as u64, Ordering::Relaxed);
         self.strike(Place::Step)
     }
 
@@ -122,6 +125,7 @@ impl Faults {
                 now.saturating_sub(self.ready_ns) >= u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
             }
             FaultAfter::Steps(n) => steps_done >= n,
+            FaultAfter::Tokens(n) => self.tokens.load(Ordering::Relaxed) >= n,
             FaultAfter::Requests(n) => {
                 shape.is_some_and(|s| s.requests == n && s.decode_tokens == n && s.prefill_tokens == 0)
             }
@@ -193,6 +197,17 @@ mod tests {
         assert!(!armed.at_step(9, &ONE));
         armed.signalled.store(true, Ordering::Relaxed);
         assert!(armed.at_step(9, &ONE));
+    }
+
+    #[test]
+    fn a_fault_after_tokens_does_not_ask_in_how_many_steps() {
+        for (rows, steps) in [(1, 12), (4, 3)] {
+            let faults = Faults::new(vec!["livelock@12tokens".parse().unwrap()]);
+            let shape = StepShape { requests: rows, decode_tokens: rows, ..StepShape::default() };
+            let prefill = StepShape { requests: 1, prefill_tokens: 64, ..StepShape::default() };
+            assert!((0..steps).all(|done| !faults.at_step(done, &shape)), "{rows} at a time");
+            assert!(faults.at_step(steps, &prefill), "{rows} at a time");
+        }
     }
 
     #[test]
