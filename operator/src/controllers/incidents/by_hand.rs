@@ -6,10 +6,9 @@ use crds::{
     fence::{FENCED_BY_PERSON, Fence},
 };
 use jiff::Timestamp;
-use sha2::{Digest, Sha256};
 
 use super::plan::{IncidentWrite, name_of};
-use crate::controllers::inference_deployment::observed::PodView;
+use crate::{controllers::inference_deployment::observed::PodView, digest::short};
 
 /// Name of the record of this fence on this pod.
 pub fn name(infd: &str, pod: &PodView, fence: &Fence) -> String {
@@ -18,8 +17,7 @@ pub fn name(infd: &str, pod: &PodView, fence: &Fence) -> String {
 
 /// The same fence has the same id for every operator after every crash (P1).
 fn id(pod: &PodView, fence: &Fence) -> String {
-    let digest = Sha256::digest(format!("{}\n{}\n{}", fence.by, fence.at, fence.why).as_bytes());
-    let hash: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    let hash = short(&format!("{}\n{}\n{}", fence.by, fence.at, fence.why), 6);
     format!("fence-{}-{hash}", pod.uid)
 }
 

@@ -4,10 +4,12 @@
 use crds::{EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline, fence::FENCED_BY_PERSON};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
-use sha2::{Digest, Sha256};
 
 use super::by_hand;
-use crate::controllers::inference_deployment::observed::{EpisodeView, PodView, ReportedEpisode};
+use crate::{
+    controllers::inference_deployment::observed::{EpisodeView, PodView, ReportedEpisode},
+    digest::short,
+};
 
 /// A closed incident is kept this long …
 const KEPT_MAX: SignedDuration = SignedDuration::from_hours(7 * 24);
@@ -36,9 +38,7 @@ pub struct IncidentWrite {
 
 /// The name of the incident of an episode.
 pub fn name_of(infd: &str, episode: &str) -> String {
-    let digest = Sha256::digest(episode.as_bytes());
-    let hex: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-    format!("{infd}-{hex}")
+    format!("{infd}-{}", short(episode, 6))
 }
 
 /// Compares the episodes on `pods` with the `incidents` that exist.

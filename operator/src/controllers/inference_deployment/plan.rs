@@ -10,7 +10,6 @@ use crds::{
 use jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use super::{
     avoid,
@@ -22,9 +21,12 @@ use super::{
     rollout::{self, Course},
     scaling,
 };
-use crate::controllers::incidents::{
-    plan::{IncidentPlan, plan as plan_incidents},
-    poison,
+use crate::{
+    controllers::incidents::{
+        plan::{IncidentPlan, plan as plan_incidents},
+        poison,
+    },
+    digest::short,
 };
 
 /// Annotation on children: hash of what the operator last applied, so that a field it no longer wants is noticed.
@@ -135,8 +137,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
 
 /// The child with its hash, or `None` if the live one has all of it already.
 fn to_apply(mut child: Child, live: Option<&Value>) -> Option<Child> {
-    let digest = Sha256::digest(revision::canonical(&child.body).as_bytes());
-    let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let hash = short(&revision::canonical(&child.body), 8);
     child.body["metadata"]["annotations"][ANNOTATION_APPLIED] = Value::String(hash);
     let same = live.is_some_and(|live| covers(live, &child.body));
     (!same).then_some(child)

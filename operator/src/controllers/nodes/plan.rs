@@ -11,10 +11,12 @@ use crds::{
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::view::{NodeView, StallsCondition};
-use crate::controllers::inference_deployment::escalate::{NODE_COUNT_MIN, window_of, young};
+use crate::{
+    controllers::inference_deployment::escalate::{NODE_COUNT_MIN, window_of, young},
+    digest::short,
+};
 
 /// What should stand on one node.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -37,8 +39,7 @@ pub struct NodePatch {
 
 /// The label by which the pods of this InferenceDeployment keep away from a node. The hash tells namespaces apart.
 pub fn avoid_label(namespace: &str, name: &str) -> String {
-    let digest = Sha256::digest(format!("{namespace}/{name}").as_bytes());
-    let hash: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    let hash = short(&format!("{namespace}/{name}"), 4);
     format!("{LABEL_AVOID_PREFIX}{name}-{hash}")
 }
 

@@ -1,21 +1,25 @@
-//! Revisions, pure: a pod template and the number of the attempt, as a hash that stands on the template as a label.
+//! Revisions, pure: a pod template and the number of the attempt, as a hash that stands on the template as a label; and what of a spec
+//! the pods show, as a hash for the status.
 
 use std::collections::BTreeMap;
 
 use crds::{InferenceDeploymentSpec, LABEL_REVISION, inference_deployment::Recovery, rollout::Rollout};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use sha2::{Digest, Sha256};
+
+use crate::digest::short;
+
+const BYTES: usize = 5;
 
 /// Puts the revision of `template` on it. Equal templates of the same attempt have equal revisions.
 pub fn stamp(template: &mut Value, attempt: i32) {
-    let revision = short(&format!("{attempt} {}", canonical(template)));
+    let revision = short(&format!("{attempt} {}", canonical(template)), BYTES);
     template["metadata"]["labels"][LABEL_REVISION] = json!(revision);
 }
 
 /// What of a spec the pods show, as a hash that does not depend on how this version of the operator shows it. Of fields that have a
-/// default only others are counted, so that one which a later version adds changes no hash; those of engine, agent and model must
-/// leave themselves out.
+/// default only others are counted, so that one which a later version adds changes no hash; those of engine, agent, model and gate
+/// must leave themselves out.
 pub fn of_spec(spec: &InferenceDeploymentSpec) -> String {
     let recovery = unlike(&spec.recovery, &Recovery::default(), &["mode", "unattendedAfter", "unattendedWindow"]);
     let rollout = unlike(&spec.rollout, &Rollout::default(), &["proof", "attempt"]);
@@ -23,7 +27,7 @@ pub fn of_spec(spec: &InferenceDeploymentSpec) -> String {
         "model": spec.model, "engine": spec.engine, "agent": spec.agent, "gate": spec.gate, "podOverlay": spec.pod_overlay,
         "drainSeconds": spec.drain_seconds, "recovery": recovery, "rollout": rollout,
     });
-    short(&canonical(&shown))
+    short(&canonical(&shown), BYTES)
 }
 
 /// Those of the fields that are not as in `default`.
@@ -31,10 +35,6 @@ fn unlike<T: Serialize>(value: &T, default: &T, fields: &[&str]) -> Map<String, 
     let (value, default) = (json!(value), json!(default));
     let other = fields.iter().filter(|field| value[**field] != default[**field]);
     other.map(|field| ((*field).to_owned(), value[*field].clone())).collect()
-}
-
-fn short(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().take(5).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// JSON with sorted keys: the order in which a map hands them out is a matter of how the program was built, and no reason for a rollout.
