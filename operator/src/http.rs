@@ -105,21 +105,23 @@ mod tests {
         text
     }
 
-    fn served(silence_max: Duration) -> (SocketAddr, Told) {
+    fn served(silence_max: Duration) -> (SocketAddr, Told, Arc<Leadership>) {
         let (leadership, metrics) = (Arc::new(Leadership::default()), Arc::new(Metrics::new().unwrap()));
         let health = Arc::new(Health::new(leadership.clone(), metrics.clone()));
-        leadership.contact();
         let told = Told { health, metrics, pulse: Arc::new(Pulse::new(silence_max)) };
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
         serve(listener, told.clone()).unwrap();
-        (address, told)
+        (address, told, leadership)
     }
 
     #[test]
     fn each_path_answers_for_what_it_is() {
-        let (address, told) = served(BOUND);
+        let (address, told, leadership) = served(BOUND);
         assert!(get_text(address, "/livez").starts_with("HTTP/1.1 200"));
+        let unready = get_text(address, "/readyz");
+        assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("the Lease was never seen"), "{unready}");
+        leadership.contact();
         assert!(get_text(address, "/readyz").starts_with("HTTP/1.1 200"));
         told.health.watch("Pod", false);
         let unready = get_text(address, "/readyz");
@@ -129,7 +131,7 @@ mod tests {
 
     #[test]
     fn fault_b9_a_starved_executor_is_told_by_one_that_is_not() {
-        let (address, told) = served(Duration::from_millis(500));
+        let (address, told, _) = served(Duration::from_millis(500));
         let becomes = move |status: &str| {
             let since = Instant::now();
             while !get_text(address, "/livez").starts_with(&format!("HTTP/1.1 {status}")) {
@@ -137,10 +139,11 @@ mod tests {
                 thread::sleep(Duration::from_millis(10));
             }
         };
-        let over = Arc::new(AtomicBool::new(false));
-        let seen = over.clone();
+        let (well, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (seen_well, seen) = (well.clone(), over.clone());
         let outside = thread::spawn(move || {
             becomes("200");
+            seen_well.store(true, Ordering::Relaxed);
             becomes("503");
             let metrics = get_text(address, "/metrics");
             seen.store(true, Ordering::Relaxed);
@@ -148,12 +151,14 @@ mod tests {
             metrics
         });
         let blocks = async {
-            tokio::time::sleep(Duration::from_millis(200)).await;
             let since = Instant::now();
-            while !over.load(Ordering::Relaxed) && since.elapsed() < BOUND {
+            while !well.load(Ordering::Relaxed) && since.elapsed() < BOUND {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            while !over.load(Ordering::Relaxed) && since.elapsed() < 2 * BOUND {
                 thread::sleep(Duration::from_millis(10)); // the call that blocks
             }
-            while !outside.is_finished() && since.elapsed() < 2 * BOUND {
+            while !outside.is_finished() && since.elapsed() < 3 * BOUND {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
