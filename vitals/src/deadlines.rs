@@ -11,7 +11,7 @@ use crate::signs::{Sight, Signs};
 pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
     let (rhythm, policy) = (view.rhythm, view.policy);
     let lease = step_lease_ms(page, policy);
-    let warm = rhythm.steps_seen >= policy.native_warm_steps;
+    let warm = rhythm.is_warm(policy);
     let learned = native_step_at(view, page, 990, true).filter(|_| {
         page.phase != PagePhase::Prefill
             || page.prompt_tokens_owed.max(u64::from(page.phase_tokens)) <= reach(rhythm.prompt_tokens_max, policy)

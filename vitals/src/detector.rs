@@ -123,8 +123,7 @@ impl Detector {
         let tick = self.clock.tick(now_ms, obs, &self.policy);
         let sight = self.signs.look(&tick, obs, &self.policy);
         self.witnesses.look(&tick, obs, &sight, &self.policy);
-        let warm = self.rhythm.steps_seen >= self.policy.native_warm_steps;
-        self.noise.look(&tick, &sight, (warm, self.asked_ms));
+        self.noise.look(&tick, &sight, self.rhythm.is_warm(&self.policy), self.asked_ms);
         if sight.delivered() {
             self.clock.delivered();
         }

@@ -32,7 +32,7 @@ pub struct Noise {
 impl Noise {
     /// Takes one tick in; `asked_ms` is when the look before asked for this one. Only decode counts, which is what the floor is for, and
     /// of a process that is `warm`: what its first steps wait for (pages, caches, code) is its own and not the machine's.
-    pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, (warm, asked_ms): (bool, Ms)) {
+    pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, warm: bool, asked_ms: Ms) {
         let Some(page) = sight.native() else { return };
         if tick.now_ms.saturating_sub(self.began_ms) >= WINDOW_MS {
             let stale = tick.now_ms.saturating_sub(self.began_ms) >= 2 * WINDOW_MS;

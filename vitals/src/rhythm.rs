@@ -4,6 +4,7 @@
 //! halving, so that a rhythm of yesterday does not outvote today's.
 
 use crate::observation::Ms;
+use crate::policy::Policy;
 
 const BUCKETS: usize = 80;
 /// Above this many samples every bucket is halved.
@@ -146,6 +147,11 @@ impl Rhythm {
         self.prefill_us_per_token.record(us_per_token.max(1));
         self.prefill_recent_us =
             us_per_token.max(self.prefill_recent_us.saturating_sub(self.prefill_recent_us / 16 + 1));
+    }
+
+    /// Has this process taken enough steps for what is seen of it to count as usual (V3)?
+    pub fn is_warm(&self, policy: &Policy) -> bool {
+        self.steps_seen >= policy.native_warm_steps
     }
 
     /// A fresh process: what was learned stays, the warm-up is done again.
