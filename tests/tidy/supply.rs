@@ -51,7 +51,7 @@ impl Supply {
             Some(REGISTRY) => package["checksum"].as_str().is_none().then(|| "has no checksum".to_owned()),
             Some(other) => Some(format!("comes from {other}, which is not the registry")),
         };
-        each(&self.lock["package"]).filter_map(|package| finding(LOCK, package, &wrong(package)?)).collect()
+        each(&self.lock["package"]).filter_map(|package| Some(finding(LOCK, package, &wrong(package)?))).collect()
     }
 
     fn licences(&self) -> Vec<Finding> {
@@ -67,7 +67,7 @@ impl Supply {
             }
         };
         let packages = self.packages().filter(|package| !self.is_own(package));
-        packages.filter_map(|package| finding(DENY, package, &wrong(package)?)).collect()
+        packages.filter_map(|package| Some(finding(DENY, package, &wrong(package)?))).collect()
     }
 
     /// Of a banned package with `wrappers`, these may depend on it, and nobody else.
@@ -88,15 +88,13 @@ impl Supply {
                 if !users.is_empty() {
                     let why = ban["reason"].as_str().unwrap_or("no reason is given");
                     let what = format!("is banned ({why}), and used by {}", users.join(", "));
-                    findings.extend(finding(DENY, banned, &what));
+                    findings.push(finding(DENY, banned, &what));
                 }
             }
         }
         findings
     }
-}
 
-impl Supply {
     fn packages(&self) -> impl Iterator<Item = &Value> {
         each(&self.metadata["packages"])
     }
@@ -120,9 +118,9 @@ fn name(package: &Value) -> &str {
     package["name"].as_str().unwrap_or_default()
 }
 
-fn finding(path: &str, package: &Value, what: &str) -> Option<Finding> {
+fn finding(path: &str, package: &Value, what: &str) -> Finding {
     let version = package["version"].as_str().unwrap_or_default();
-    Some(Finding { path: path.to_owned(), line: 1, what: format!("{} {version} {what}", name(package)) })
+    Finding { path: path.to_owned(), line: 1, what: format!("{} {version} {what}", name(package)) }
 }
 
 #[cfg(test)]

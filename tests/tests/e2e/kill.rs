@@ -17,6 +17,16 @@ use crate::world::{BOUND, World, by_its_own_clock, ready, restarted, restarts, t
 pub const SYSTEM: &str = "truebeat-system";
 const ROUNDS: usize = 5;
 
+/// So many candidates; with none of them, waits until the last is gone.
+pub fn scale_operator(world: &World<'_>, replicas: u8) -> Result<()> {
+    let count = format!("--replicas={replicas}");
+    world.cluster.kubectl(&["-n", SYSTEM, "scale", "deploy/truebeat-operator", &count])?;
+    if replicas == 0 {
+        world.cluster.kubectl(&["-n", SYSTEM, "wait", "pod", "--all", "--for=delete", "--timeout=60s"])?;
+    }
+    Ok(())
+}
+
 pub async fn operator(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let endpoints = world.endpoints("chat");
     let load = world.load("chat").await?;

@@ -19,7 +19,7 @@ use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 use truebeat_tests::{host, product};
 
-use crate::kill::{SYSTEM, leader};
+use crate::kill::{SYSTEM, leader, scale_operator};
 use crate::lifecycle::manifest_with;
 use crate::world::{BOUND, World, answered, is, members, restarts, told, uid};
 
@@ -84,11 +84,7 @@ pub async fn unattended(world: &mut World<'_>, times: &mut Times) -> Result<()> 
     let policy = "{mode: Recover, lastReplica: Fence, unattendedAfter: 10s, unattendedWindow: 1h}";
     let (pod, endpoints, load) = one_serving(world, "alone", policy).await?;
     times.act("the operator is scaled to nothing");
-    let scale = |n: &str| {
-        world.cluster.kubectl(&["-n", SYSTEM, "scale", "deploy/truebeat-operator", &format!("--replicas={n}")])
-    };
-    scale("0")?;
-    world.cluster.kubectl(&["-n", SYSTEM, "wait", "pod", "--all", "--for=delete", "--timeout=60s"])?;
+    scale_operator(world, 0)?;
     let before = restarts(&*world.pod(&pod)?, "engine");
     let frozen = times.act(&format!("SIGUSR2 to the engine of {pod}"));
     world.freeze(&pod)?;
@@ -105,7 +101,7 @@ pub async fn unattended(world: &mut World<'_>, times: &mut Times) -> Result<()> 
     tokio::time::sleep(Duration::from_secs(20)).await; // twice unattendedAfter: what must not happen has had its time
     ensure!(restarts(&*world.pod(&pod)?, "engine") == before + 1, "a second restart by itself within the window");
     times.now("twice unattendedAfter later it is fenced and nothing was killed");
-    scale("2")?;
+    scale_operator(world, 2)?;
     times.now("the operator is back");
     times.seen("it serves again", endpoints.flip(&pod, true, again, BOUND).await?);
     world.quiet("alone").await?;

@@ -7,7 +7,7 @@ use truebeat_tests::product;
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
-use crate::kill::SYSTEM;
+use crate::kill::scale_operator;
 use crate::lifecycle::manifest_of;
 use crate::recovery::removed;
 use crate::rollout::{settled, without_a_loss};
@@ -66,7 +66,6 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
 async fn made_by_another(world: &World<'_>, times: &mut Times) -> Result<()> {
     times.act("no operator; what stands is what an older one has made of the same spec");
     scale_operator(world, 0)?;
-    world.cluster.kubectl(&["-n", SYSTEM, "wait", "pod", "--all", "--for=delete", "--timeout=60s"])?;
     let labels = json!({LABEL_REVISION: THEIRS});
     let template =
         json!({"metadata": {"labels": labels, "annotations": {"example.com/written-by": "an older operator"}}});
@@ -80,11 +79,6 @@ async fn made_by_another(world: &World<'_>, times: &mut Times) -> Result<()> {
     .await?;
     times.now("its replica serves");
     product::apply(world.cluster, &manifest(51, 0)).map(drop)
-}
-
-fn scale_operator(world: &World<'_>, replicas: u8) -> Result<()> {
-    let replicas = format!("--replicas={replicas}");
-    world.cluster.kubectl(&["-n", SYSTEM, "scale", "deploy/truebeat-operator", &replicas]).map(drop)
 }
 
 fn patch(world: &World<'_>, kind: &str, args: &[&str], patch: &Value) -> Result<()> {

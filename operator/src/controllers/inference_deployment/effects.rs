@@ -12,7 +12,7 @@ use super::{
     build::{build, revision},
     observed::{EpisodeView, Observed, PodView},
     plan::plan,
-    testing::{healthy, infd, pod},
+    testing::{healthy, infd, pod, template},
     validate::validate,
 };
 use crate::controllers::nodes::view::NodeView;
@@ -225,7 +225,7 @@ fn children(infd: &InferenceDeployment) -> String {
 /// Five replicas wanted, four allowed by the Deployment; three of a new revision stall, one of the old serves alone, one starts. The
 /// first was restarted a minute ago and a quarter of an hour ago. One of five nodes is avoided already.
 fn troubled(infd: &InferenceDeployment) -> String {
-    let template = build(infd).pop().unwrap().body["spec"]["template"].take();
+    let template = template(infd);
     let new = revision::of(&template).to_owned();
     let mut old = template.clone();
     old["metadata"]["labels"][LABEL_REVISION] = json!("old");
@@ -265,10 +265,7 @@ fn shares_a_request(pod: &mut PodView) {
 
 #[test]
 fn the_hash_of_a_spec_is_of_what_the_pods_show() {
-    let revision_of = |infd: &InferenceDeployment| {
-        let template = build(infd).pop().unwrap().body["spec"]["template"].take();
-        revision::of(&template).to_owned()
-    };
+    let revision_of = |infd: &InferenceDeployment| revision::of(&template(infd)).to_owned();
     let first = spec_with(&json!({}));
     for (path, patch, _) in table() {
         let other = spec_with(&patch);
@@ -279,7 +276,7 @@ fn the_hash_of_a_spec_is_of_what_the_pods_show() {
 
 #[test]
 fn every_field_has_an_effect_with_it_and_without_it() {
-    let first = build(&spec_with(&json!({}))).pop().unwrap().body["spec"]["template"].take();
+    let first = template(&spec_with(&json!({})));
     let first = revision::of(&first).to_owned();
     for (path, patch, seen) in table() {
         // what only sets the stage for the field stands on both sides

@@ -10,7 +10,7 @@ use super::{
     observed::{Observed, PodView},
     plan::plan,
     status::status,
-    testing::{healthy, infd, pod},
+    testing::{healthy, infd, pod, template},
     validate::validate,
 };
 
@@ -42,7 +42,7 @@ fn now() -> Timestamp {
 /// Everything as the spec wants it, but for the pods.
 fn world(pods: Vec<PodView>) -> Observed {
     let mut infd = infd("chat");
-    let template = build(&infd).pop().unwrap().body["spec"]["template"].take();
+    let template = template(&infd);
     let revision = revision::of(&template).to_owned();
     let live = json!({
         "metadata": {"generation": 1, "ownerReferences": [{"uid": "uid-infd", "controller": true}]},

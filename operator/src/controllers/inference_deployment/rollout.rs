@@ -94,7 +94,7 @@ fn stands_for(observed: &Observed, memory: &mut RolloutStatus, template: &mut Va
     let fresh = revision::of(template).to_owned();
     let spec = revision::of_spec(&observed.infd.spec);
     remember_what_stands(observed, memory, &spec);
-    let kept = kept(observed, memory, &fresh, &spec);
+    let kept = made_before(observed, memory, &fresh, &spec);
     memory.spec = spec;
     match kept {
         Some((revision, kept)) => {
@@ -120,7 +120,7 @@ fn remember_what_stands(observed: &Observed, memory: &mut RolloutStatus, spec: &
 }
 
 /// Another revision than `fresh` that was made of the same spec, and its template: the one wanted last, or the last good one.
-fn kept(observed: &Observed, memory: &RolloutStatus, fresh: &str, spec: &str) -> Option<(String, Value)> {
+fn made_before(observed: &Observed, memory: &RolloutStatus, fresh: &str, spec: &str) -> Option<(String, Value)> {
     if memory.spec == spec && memory.wanted == fresh {
         return None;
     }

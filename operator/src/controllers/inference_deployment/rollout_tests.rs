@@ -4,7 +4,7 @@ use super::*;
 use crate::controllers::inference_deployment::{
     build::build,
     plan,
-    testing::{healthy, infd, pod},
+    testing::{healthy, infd, pod, template},
 };
 use crds::{
     EngineIncident, InferenceDeployment, LABEL_REVISION,
@@ -14,10 +14,6 @@ use serde_json::json;
 
 pub(super) fn now() -> Timestamp {
     "2026-01-01T00:02:00Z".parse().unwrap()
-}
-
-pub(super) fn template(infd: &InferenceDeployment) -> Value {
-    build(infd).pop().unwrap().body["spec"]["template"].take()
 }
 
 fn revised(image: &str) -> InferenceDeployment {
@@ -95,7 +91,7 @@ fn a_new_replica_that_stalls_takes_its_revision_back() {
     assert_eq!(course.memory.failed, std::slice::from_ref(failed));
     assert_eq!(
         template,
-        self::template(&infd("chat")),
+        super::super::testing::template(&infd("chat")),
         "to the byte what stood there before, without the controller's own"
     );
 }

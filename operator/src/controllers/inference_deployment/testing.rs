@@ -1,9 +1,17 @@
 //! Objects for the tests of the pure stages.
 
 use crds::{InferenceDeployment, episode::Episode};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::observed::{EpisodeView, PodView, ReportedEpisode};
+use super::{
+    build::build,
+    observed::{EpisodeView, PodView, ReportedEpisode},
+};
+
+/// The pod template that is built of `infd`.
+pub fn template(infd: &InferenceDeployment) -> Value {
+    build(infd).pop().expect("a Deployment comes last").body["spec"]["template"].take()
+}
 
 /// Two replicas of our engine with a model in its image.
 pub fn infd(name: &str) -> InferenceDeployment {

@@ -1,12 +1,12 @@
 //! What another version of the operator has made, and what becomes of it.
 
 use super::{
-    tests::{changed, now, of_revision, template},
+    tests::{changed, now, of_revision},
     *,
 };
 use crate::controllers::inference_deployment::{
     build::build,
-    testing::{healthy, infd},
+    testing::{healthy, infd, template},
 };
 use serde_json::json;
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::controllers::inference_deployment::{
     build,
-    testing::{infd, infd_vllm},
+    testing::{self, infd, infd_vllm},
     validate::validate,
 };
 
@@ -16,7 +16,7 @@ fn overlaid(overlay: Value) -> crds::InferenceDeployment {
 fn template(overlay: Value) -> Value {
     let object = overlaid(overlay);
     assert_eq!(validate(&object), Vec::<String>::new());
-    build::build(&object).pop().unwrap().body["spec"]["template"].take()
+    testing::template(&object)
 }
 
 #[test]
