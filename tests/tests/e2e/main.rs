@@ -5,6 +5,7 @@
 
 mod autoscale;
 mod chart;
+mod drain;
 mod freeze;
 mod gitops;
 mod kill;
@@ -26,7 +27,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 20] = [
+const STORIES: [&str; 21] = [
     "install",
     "apply_two_replicas",
     "gitops",
@@ -44,6 +45,7 @@ const STORIES: [&str; 20] = [
     "rollout_and_scale_in_without_loss",
     "bad_revision",
     "another_operator",
+    "drain_without_loss",
     "autoscaled_over_frozen_ones",
     "delete",
     "chart",
@@ -99,6 +101,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "rollout_and_scale_in_without_loss" => rollout::without_loss(world, &mut times).await,
         "autoscaled_over_frozen_ones" => autoscale::story(world, &mut times).await,
         "bad_revision" => rollout::bad_revision(world, &mut times).await,
+        "drain_without_loss" => drain::story(world, &mut times).await,
         "another_operator" => upgrade::story(world, &mut times).await,
         "delete" => lifecycle::delete(world, &mut times).await,
         _ => chart::life(world, &mut times).await,

@@ -1,0 +1,100 @@
+//! A node is drained under clients that stream: replicas leave one at a time, each with its requests answered; one that serves nobody
+//! is never in the way, and the one that serves is kept.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+use kube::ResourceExt;
+use truebeat_tests::product;
+use truebeat_tests::times::Times;
+use truebeat_tests::wait::until_async;
+
+use crate::lifecycle::manifest_of;
+use crate::recovery::removed;
+use crate::rollout::without_a_loss;
+use crate::world::{BOUND, World, answered, members, ready};
+
+/// What kubectl says of a pod that it may not evict yet.
+const WITHIN_BUDGET: &str = "disruption budget";
+/// Nobody could go anywhere else than the node that is drained, so that a drain ends by its own bound.
+const DRAIN_BOUND: &str = "--timeout=12s";
+
+pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
+    let rest = "recovery: {mode: Fence}\n  rollout: {soakSeconds: 1}\n  drainSeconds: 9";
+    let args = "--fault, step-stall@sigusr2, --drain-timeout, 2s";
+    product::apply(world.cluster, &manifest_of("leaving", 2, args, rest))?;
+    let endpoints = world.endpoints("leaving");
+    let old = endpoints.count(2, BOUND).await?;
+    world.quiet("leaving").await?;
+    let load = world.patient_load("leaving").await?;
+    answered(&load).await?;
+
+    let begun = times.act("kubectl drain, of the only node: nobody who leaves finds another place");
+    drain(world, &old[0])?;
+    let left = members(&world.pods, "leaving");
+    let stayed: Vec<_> = old.iter().filter(|pod| left.contains(pod)).cloned().collect();
+    ensure!(stayed.len() == 1, "of {old:?} the drain left {stayed:?}");
+    times.now(&format!("one replica was evicted, {} is kept by the budget", stayed[0]));
+    answered(&load).await?;
+    without_a_loss(&load, begun, "the drain", times)?;
+    let begun = times.act("kubectl uncordon");
+    uncordon(world, &stayed[0])?;
+    let both = endpoints.count(2, BOUND).await?;
+    times.now(&format!("{} serves beside it", both.iter().find(|pod| !old.contains(pod)).unwrap_or(&both[0])));
+    answered(&load).await?;
+    without_a_loss(&load, begun, "the way back", times)?;
+
+    let frozen = times.act(&format!("SIGUSR2 to the engine of {}; recovery may only fence it", stayed[0]));
+    world.freeze(&stayed[0])?;
+    times.seen("its endpoint is away", endpoints.flip(&stayed[0], false, frozen, BOUND).await?);
+    until_async("it to be not Ready, which is what an eviction asks for", BOUND, || async {
+        Ok((!ready(&*world.pod(&stayed[0])?)).then_some(()))
+    })
+    .await?;
+    let serving = both.iter().find(|pod| **pod != stayed[0]).unwrap_or(&both[0]);
+    drain(world, serving)?;
+    let left = members(&world.pods, "leaving");
+    ensure!(left.contains(serving) && !left.contains(&stayed[0]), "after the drain there are {left:?}");
+    ensure!(endpoints.ready() == [serving.clone()], "{:?} get traffic", endpoints.ready());
+    times.now(&format!("the frozen one was evicted in spite of the budget, {serving} is kept"));
+    answered(&load).await?;
+    ensure!(never_alone(&endpoints.flips(), begun), "for a moment nobody served: {:?}", endpoints.flips());
+    uncordon(world, serving)?;
+    endpoints.count(2, BOUND).await?;
+    times.now("kubectl uncordon: two serve");
+    drop(load);
+    removed(world, "leaving").await
+}
+
+/// `kubectl drain` of the node of `pod`, of this deployment's pods alone. It must end in words about the budget.
+fn drain(world: &World<'_>, pod: &str) -> Result<()> {
+    let node = node_of(world, pod)?;
+    let mine = format!("--pod-selector={}=leaving", crds::LABEL_DEPLOYMENT);
+    let Err(refused) = world.kubectl(&["drain", &node, &mine, "--delete-emptydir-data", DRAIN_BOUND]) else {
+        bail!("the drain took every replica");
+    };
+    ensure!(format!("{refused:#}").contains(WITHIN_BUDGET), "the drain failed for another reason: {refused:#}");
+    Ok(())
+}
+
+fn uncordon(world: &World<'_>, pod: &str) -> Result<()> {
+    world.cluster.kubectl(&["uncordon", &node_of(world, pod)?]).map(drop)
+}
+
+fn node_of(world: &World<'_>, pod: &str) -> Result<String> {
+    let pod = world.pod(pod)?;
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    node.ok_or_else(|| anyhow::anyhow!("{} is on no node", pod.name_any()))
+}
+
+/// Did at least one pod get traffic at every moment from `since` on?
+fn never_alone(flips: &[truebeat_tests::endpoints::Flip], since: Instant) -> bool {
+    let mut serving = std::collections::BTreeSet::new();
+    flips.iter().all(|flip| {
+        match flip.ready {
+            Some(true) => serving.insert(flip.pod.as_str()),
+            _ => serving.remove(flip.pod.as_str()),
+        };
+        flip.at < since || !serving.is_empty()
+    })
+}
