@@ -204,6 +204,10 @@ pub struct ProcObs {
     /// Processes of the tree that are stopped (state T) and not traced, whichever of them steps.
     #[serde(default)]
     pub stopped: u32,
+    /// How long, since the look before, the unluckiest thread of the process that steps could have run and was given no core. `None`: that
+    /// look is too long ago, or the kernel does not say.
+    #[serde(default)]
+    pub queued_ms: Option<Ms>,
     /// SIGKILL was sent to this engine and it is still there.
     pub kill_sent_ms: Option<Ms>,
     /// Connections of the engine's port that are established (our own probes among them), and those that wait to be accepted.

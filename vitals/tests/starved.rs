@@ -208,3 +208,44 @@ fn one_that_burned_for_what_was_left_and_then_slept_waits_for_no_device() {
     let outcome = sim.silence(5_000);
     assert_ne!(outcome.verdict.class(), Some(&StallClass::DeviceWait), "{:?}", outcome.reasons);
 }
+
+/// How long a native engine is silent before it is fenced, where the unluckiest thread of its step stands in line for this share of it.
+fn fenced_after(queued_permille: Option<u64>) -> Ms {
+    let mut sim = Sim::native().up().busy(20_000);
+    sim.page.as_mut().unwrap().step_started_ms = Some(sim.now);
+    let began = sim.now;
+    while !sim.last.as_ref().is_some_and(|last| suspect(&last.verdict)) {
+        sim.process().queued_ms = queued_permille.map(|share| 20 * share / 1_000);
+        sim.tick(20);
+        assert!(sim.now < began + 30_000, "never fenced: {:?}", sim.last);
+    }
+    sim.now - began
+}
+
+#[test]
+fn time_in_line_for_a_core_is_not_the_engines_silence_but_no_hang_hides_in_it() {
+    let alone = fenced_after(None);
+    assert_eq!(fenced_after(Some(0)), alone);
+    let half = fenced_after(Some(500));
+    assert!(half > 2 * alone - 100 && half <= 2 * alone + 100, "{half} ms, alone {alone} ms");
+    let burns = fenced_after(Some(1_000));
+    assert!(burns > half && burns <= 4 * alone + 200, "{burns} ms, alone {alone} ms");
+}
+
+/// A reading that is looked at again says nothing of the time since.
+#[test]
+fn a_wait_counts_once() {
+    let mut sim = Sim::native().up().busy(20_000);
+    let mut obs = sim.observation();
+    obs.pages.value.as_mut().unwrap()[0].step_started_ms = Some(sim.now);
+    obs.proc.value.as_mut().unwrap().queued_ms = Some(300);
+    obs.proc.at_ms = sim.now + 20;
+    let began = sim.now;
+    while !sim.last.as_ref().is_some_and(|last| suspect(&last.verdict)) {
+        sim.now += 20;
+        obs.pages.at_ms = sim.now;
+        sim.last = Some(sim.detector.step(sim.now, &obs));
+        assert!(sim.now < began + 30_000, "never fenced: {:?}", sim.last);
+    }
+    assert!(sim.now - began <= fenced_after(None) + 100, "{} ms", sim.now - began);
+}

@@ -9,7 +9,7 @@ use vitals::observation::{ProcObs, ThreadObs};
 
 use super::clock::{TickClock, own_cpu_us};
 use super::net::{Sockets, sockets};
-use super::procs::{ProcRoot, Stat, small};
+use super::procs::ProcRoot;
 
 /// Members whose bytes are counted, threads that are read, threads that are told.
 const MEMBERS_MAX: usize = 256;
@@ -110,17 +110,15 @@ impl FactsReader {
 
     /// The main thread, then the busiest of the others.
     fn threads(&mut self, pid: i32) -> Vec<ThreadObs> {
-        let Ok(entries) = std::fs::read_dir(self.proc.path(pid, "task")) else { return Vec::new() };
-        let tids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         let now = Instant::now();
         let span = self.seen_at.replace(now).map_or(0, |at| now.duration_since(at).as_millis());
         let mut told = Vec::new();
         let mut all = HashMap::new();
-        for tid in tids.take(THREADS_MAX) {
-            let Ok(bytes) = std::fs::read(self.proc.path(pid, &format!("task/{tid}/stat"))) else { continue };
-            let Some(stat) = Stat::parse(&String::from_utf8_lossy(&bytes)) else { continue };
+        for tid in self.proc.threads(pid).take(THREADS_MAX) {
+            let Some(stat) = self.proc.thread_stat(pid, tid) else { continue };
             // one that sleeps stands in no line
-            let waited_ns = if stat.state == 'R' { self.waited_ns(pid, tid) } else { None };
+            let waits = if stat.state == 'R' { self.proc.schedstat(pid, tid) } else { None };
+            let waited_ns = waits.map(|waits| waits.waited_ns);
             let before = self.seen.get(&tid).copied();
             all.insert(tid, Seen { ticks: stat.own_ticks, waited_ns });
             told.push(ThreadObs {
@@ -139,12 +137,6 @@ impl FactsReader {
         told.sort_by_key(|thread| (thread.tid != pid, std::cmp::Reverse(thread.burned_ms), thread.tid));
         told.truncate(TOLD_MAX);
         told
-    }
-
-    /// Nanoseconds that a thread has stood in line for a core: the second figure of its `schedstat`.
-    fn waited_ns(&self, pid: i32, tid: i32) -> Option<u64> {
-        let text = small(&self.proc.path(pid, &format!("task/{tid}/schedstat")))?;
-        text.split_ascii_whitespace().nth(1)?.parse().ok()
     }
 }
 

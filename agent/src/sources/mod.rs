@@ -19,6 +19,7 @@ pub mod pace;
 mod page;
 pub mod proc;
 pub mod procs;
+mod queue;
 pub mod ras;
 pub mod scrape;
 mod tree;
@@ -31,7 +32,7 @@ use std::time::{Duration, Instant};
 use heartbeat::page::StepRecord;
 use http::Uri;
 use tokio::task::JoinHandle;
-use vitals::observation::{Ms, Observation, Signal};
+use vitals::observation::{Ms, Observation, ProcObs, Signal};
 
 use self::clock::TickClock;
 pub use self::exit::ExitWatch;
@@ -42,6 +43,7 @@ pub use self::nvml::{NvmlSource, ProbeCommand, nvml_child_main, probe as nvml_pr
 use self::pace::{Pace, is_owed};
 pub use self::page::PageSource;
 use self::procs::ProcRoot;
+use self::queue::QueueWatch;
 pub use self::ras::RasSource;
 pub use self::scrape::Scraper;
 pub use self::tree::{
@@ -81,6 +83,7 @@ pub struct Sources {
     engine: Option<EngineProcess>,
     pages: PageSource,
     proc: proc::ProcSource,
+    queue: QueueWatch,
     walk: Walk,
     probes: Option<(Scraper, FrontendProbe)>,
     log: Option<log::LogTail>,
@@ -117,6 +120,7 @@ impl Sources {
         Self {
             pages: PageSource::new(&config.page_dir, config.ranks, config.nonce),
             proc: proc::ProcSource::live(),
+            queue: QueueWatch::new(ProcRoot::live()),
             walk: Walk::default(),
             probes: None,
             log: None,
@@ -204,7 +208,10 @@ impl Sources {
         let glance = self.pace == Pace::Glance;
         let due = self.proc_ms.is_none_or(|at| now_ms.saturating_sub(at) >= PROC_EVERY_MS);
         if due || !glance {
-            obs.proc = self.proc.look(now_ms, page_pid).map(|proc| Signal::at(now_ms, proc)).unwrap_or_default();
+            // only a page's deadlines are so short that a machine's other work could pass for a hang
+            let queued_ms = page_pid.filter(|_| !glance).and_then(|pid| self.queue.look(now_ms, pid));
+            let proc = self.proc.look(now_ms, page_pid).map(|proc| ProcObs { queued_ms, ..proc });
+            obs.proc = proc.map(|proc| Signal::at(now_ms, proc)).unwrap_or_default();
             self.proc_ms = Some(now_ms);
         } else if !news {
             return;

@@ -34,6 +34,30 @@ pub struct Stat {
     pub start_ticks: u64,
 }
 
+/// What `/proc/<pid>/task/<tid>/schedstat` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SchedStat {
+    pub ran_ns: u64,
+    /// How long it has stood in line for a core: waits that have ended.
+    pub waited_ns: u64,
+}
+
+impl SchedStat {
+    fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.split_ascii_whitespace().map(str::parse::<u64>);
+        Some(Self { ran_ns: numbers.next()?.ok()?, waited_ns: numbers.next()?.ok()? })
+    }
+
+    /// How much of the `span_ms` since `before` a thread waited that could run at both ends. One that neither ran nor ended a wait has
+    /// waited all the time.
+    pub fn waited_ms(&self, before: &Self, span_ms: u64) -> u64 {
+        if self == before {
+            return span_ms;
+        }
+        (self.waited_ns.saturating_sub(before.waited_ns) / 1_000_000).min(span_ms)
+    }
+}
+
 impl Stat {
     /// Parses one line; `None` for anything that is not one.
     pub fn parse(text: &str) -> Option<Self> {
@@ -89,6 +113,21 @@ impl ProcRoot {
         Stat::parse(&small(&self.path(pid, "stat"))?)
     }
 
+    /// One thread of a process; the numbers are the thread's own.
+    pub fn thread_stat(&self, pid: i32, tid: i32) -> Option<Stat> {
+        Stat::parse(&small(&self.path(pid, &format!("task/{tid}/stat")))?)
+    }
+
+    /// The numbers of the threads of a process, the first one first.
+    pub fn threads(&self, pid: i32) -> impl Iterator<Item = i32> + use<> {
+        numbered(&self.path(pid, "task"))
+    }
+
+    /// How long a thread has run and waited; `None` where the kernel does not count.
+    pub fn schedstat(&self, pid: i32, tid: i32) -> Option<SchedStat> {
+        SchedStat::parse(&small(&self.path(pid, &format!("task/{tid}/schedstat")))?)
+    }
+
     /// Every process that can be seen; those that end meanwhile are left out.
     pub fn all(&self) -> Vec<Stat> {
         self.pids().filter_map(|pid| self.stat(pid)).collect()
@@ -96,8 +135,7 @@ impl ProcRoot {
 
     /// The number of every process that can be seen.
     pub fn pids(&self) -> impl Iterator<Item = i32> + use<> {
-        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()))
+        numbered(&self.root)
     }
 
     /// Where the main thread waits in the kernel: a symbol, or `0` where it does not wait.
@@ -122,6 +160,12 @@ impl ProcRoot {
     pub fn mount_namespace(&self, pid: i32) -> Option<PathBuf> {
         std::fs::read_link(self.path(pid, "ns/mnt")).ok()
     }
+}
+
+/// The entries of a folder whose names are numbers.
+fn numbered(folder: &Path) -> impl Iterator<Item = i32> + use<> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()))
 }
 
 /// A file that the kernel makes as it is read, in as few calls as can be: ten times a second every call counts. A read that comes
