@@ -22,7 +22,7 @@ table=()
 failed_steps=()
 # of the steps that run: process (and group) by name, and when each began and last spoke
 declare -A children=() began=() spoke=()
-trap 'interrupted' INT TERM
+trap 'interrupted' INT TERM HUP
 
 interrupted() {
   local name

@@ -116,7 +116,8 @@ async fn long_prompts(stage: &Stage, turn: Duration) -> u64 {
     let begun = Instant::now();
     let mut done = 0;
     while begun.elapsed() < turn {
-        let prompt: Vec<u32> = (0..3500).map(|token| 300 + (token * 7) % 500).collect();
+        // of its own from the first token on, so that no cache knows a part of it
+        let prompt: Vec<u64> = (0..3500).map(|token| 300 + (done * 31 + token * 7) % 500).collect();
         let body = serde_json::json!({ "model": "demo", "prompt": prompt, "max_tokens": 4, "ignore_eos": true });
         if let Some(response) = post(&stage.http, &stage.gate, body).await {
             done += u64::from(response.status().is_success() && response.into_body().collect().await.is_ok());
