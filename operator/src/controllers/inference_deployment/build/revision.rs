@@ -1,8 +1,6 @@
 //! Revisions, pure: a pod template and the number of the attempt, as a hash that stands on the template as a label; and what of a spec
 //! the pods show, as a hash for the status.
 
-use std::collections::BTreeMap;
-
 use crds::{InferenceDeploymentSpec, LABEL_REVISION, inference_deployment::Recovery, rollout::Rollout};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -39,16 +37,42 @@ fn unlike<T: Serialize>(value: &T, default: &T, fields: &[&str]) -> Map<String, 
 
 /// JSON with sorted keys: the order in which a map hands them out is a matter of how the program was built, and no reason for a rollout.
 pub fn canonical(value: &Value) -> String {
+    let mut text = String::new();
+    write_canonical(value, &mut text);
+    text
+}
+
+/// Into one text: every pass asks this of every object that it would write.
+fn write_canonical(value: &Value, text: &mut String) {
     match value {
         Value::Object(map) => {
-            let sorted: BTreeMap<&String, &Value> = map.iter().collect();
-            let fields: Vec<String> =
-                sorted.into_iter().map(|(name, value)| format!("{}:{}", json!(name), canonical(value))).collect();
-            format!("{{{}}}", fields.join(","))
+            let mut fields: Vec<_> = map.iter().collect();
+            fields.sort_unstable_by_key(|(name, _)| *name);
+            text.push('{');
+            for (nth, (name, value)) in fields.into_iter().enumerate() {
+                text.push_str(if nth == 0 { "" } else { "," });
+                write_scalar(name, text);
+                text.push(':');
+                write_canonical(value, text);
+            }
+            text.push('}');
         }
-        Value::Array(list) => format!("[{}]", list.iter().map(canonical).collect::<Vec<_>>().join(",")),
-        other => other.to_string(),
+        Value::Array(list) => {
+            text.push('[');
+            for (nth, value) in list.iter().enumerate() {
+                text.push_str(if nth == 0 { "" } else { "," });
+                write_canonical(value, text);
+            }
+            text.push(']');
+        }
+        scalar => write_scalar(scalar, text),
     }
+}
+
+/// A number, a word of JSON, or a quoted text.
+fn write_scalar(scalar: &(impl Serialize + ?Sized), text: &mut String) {
+    // what is no map with strange keys has a text
+    text.push_str(&serde_json::to_string(scalar).unwrap_or_default());
 }
 
 /// The revision that stands on a template or a pod; empty: none does.
