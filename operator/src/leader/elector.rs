@@ -133,7 +133,10 @@ impl Elector {
                 self.leadership.contact();
                 match decision {
                     Decision::Claim => self.leadership.lost(),
-                    _ => self.leadership.renewed_at(sent),
+                    _ => {
+                        self.candidate.renewed(sent.saturating_duration_since(self.epoch));
+                        self.leadership.renewed_at(sent);
+                    }
                 }
                 Ok(())
             }

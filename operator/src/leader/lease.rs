@@ -51,8 +51,8 @@ pub struct Candidate {
     /// What the identities of its forerunners begin with: earlier processes of the same container, dead for certain.
     forerunners: Option<String>,
     seen: Option<(Record, Duration)>,
-    /// When it was last found in our own name, acquired.
-    owned: Option<Duration>,
+    /// When we last asked for what made or kept it ours.
+    renewed: Option<Duration>,
     /// Since when our claim is found standing.
     claimed: Option<Duration>,
 }
@@ -66,6 +66,11 @@ impl Candidate {
     /// Whose lease it may take over at once: of holders whose name begins with `prefix`.
     pub fn with_forerunners(self, prefix: Option<String>) -> Self {
         Candidate { forerunners: prefix, ..self }
+    }
+
+    /// The write that made or kept the lease ours was sent at `sent`, and was heard of.
+    pub fn renewed(&mut self, sent: Duration) {
+        self.renewed = Some(sent);
     }
 
     /// Takes in what the API holds at `now` (monotonic) and decides. `None`: there is no lease object.
@@ -86,7 +91,7 @@ impl Candidate {
             _ => now,
         };
         let own = record.holder == self.identity;
-        self.owned = (own && record.acquired).then_some(now);
+        self.renewed = self.renewed.filter(|_| own);
         self.claimed = (own && !record.acquired).then(|| self.claimed.unwrap_or(now));
         let over = |since: Duration| now.saturating_sub(since) >= record.duration.max(LEASE_DURATION);
         let decision = match self.claimed {
@@ -109,10 +114,11 @@ impl Candidate {
     }
 
     /// There is no Lease any more, and whoever held it may not know yet. Only the last holder takes it anew at once, as long as
-    /// nobody else can have followed it.
+    /// nobody else can have followed it: since its last renewal, for one that was merely found in our name may have stood there
+    /// for so long that another took it a moment later.
     fn without_lease(&mut self, now: Duration) -> Decision {
         self.claimed = None;
-        let own = self.owned.is_some_and(|at| now.saturating_sub(at) < RENEW_DEADLINE);
+        let own = self.renewed.is_some_and(|at| now.saturating_sub(at) < RENEW_DEADLINE);
         if own { Decision::Take } else { Decision::Claim }
     }
 }
@@ -190,8 +196,20 @@ mod tests {
         }
         let mut holder = Candidate::new("b");
         assert_eq!(holder.decide(Some(record("b", 1)), s(100)), Decision::Renew);
+        holder.renewed(s(100));
         assert_eq!(holder.decide(None, s(109)), Decision::Take, "its own it makes anew at once");
         assert_eq!(holder.decide(None, s(110)), Decision::Claim, "somebody may have followed it by now");
+    }
+
+    /// Seed 18249 of the simulator: the other one saw the same old lease run out, took it, and it was deleted under it.
+    #[test]
+    fn fault_b4_a_lease_that_was_found_and_not_renewed_may_have_been_followed() {
+        let (mut first, mut second) = (Candidate::new("a"), Candidate::new("b"));
+        first.renewed(s(100));
+        assert_eq!(second.decide(Some(record("a", 1)), s(100)), Decision::Wait);
+        assert_eq!(first.decide(Some(record("a", 1)), s(114)), Decision::Renew, "which nobody hears of");
+        assert_eq!(second.decide(Some(record("a", 1)), s(115)), Decision::Take);
+        assert_eq!(first.decide(None, s(116)), Decision::Claim, "b holds it, or held it a moment ago");
     }
 
     #[test]
@@ -308,6 +326,9 @@ mod tests {
                         self.stored = Some(written(&self.candidates[i].identity, self.version));
                         let right = if decision == Decision::Claim { s(0) } else { at + RENEW_DEADLINE };
                         self.until[i] = right;
+                        if decision != Decision::Claim {
+                            self.candidates[i].renewed(at);
+                        }
                     }
                 }
             }
