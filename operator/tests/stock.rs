@@ -27,7 +27,10 @@ use kube::{
 };
 use operator::{
     client::Calls,
-    controllers::{queue::Key, watch},
+    controllers::{
+        queue::Key,
+        watch::{self, Watched},
+    },
     health::Health,
     leader::Leadership,
     metrics::Metrics,
@@ -260,7 +263,7 @@ where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
     let api: Api<PartialObjectMeta<K>> = Api::default_namespaced(client.clone());
-    watch::keys(api, None, kind, health.clone(), of_itself::<K>).boxed()
+    watch::keys(api, Watched { kind, label: None, list_every: None }, health.clone(), of_itself::<K>).boxed()
 }
 
 fn health() -> Arc<Health> {

@@ -24,7 +24,7 @@ use super::{
     inference_deployment::{PassError, pass},
     nodes,
     queue::{Key, Next, Queue},
-    watch,
+    watch::{self, Watched},
 };
 use crate::{client::Calls, health::Health, leader::Leadership};
 
@@ -89,30 +89,28 @@ pub async fn run(context: Arc<Context>) {
 }
 
 fn watches(context: &Arc<Context>) -> Vec<Keys> {
+    // what an InferenceDeployment owns is looked at by its passes, which come now and then; of one that nobody has heard of there is none
+    let root = Watched { kind: "InferenceDeployment", label: None, list_every: Some(watch::LIST_EVERY) };
+    let owned = |kind| Watched { kind, label: Some(LABEL_DEPLOYMENT), list_every: None };
     vec![
-        one::<InferenceDeployment>(context, "InferenceDeployment", None, of_itself),
-        one::<Pod>(context, "Pod", Some(LABEL_DEPLOYMENT), of_owner),
-        one::<EngineIncident>(context, "EngineIncident", Some(LABEL_DEPLOYMENT), of_owner),
-        one::<Deployment>(context, "Deployment", Some(LABEL_DEPLOYMENT), of_owner),
-        one::<Service>(context, "Service", Some(LABEL_DEPLOYMENT), of_owner),
-        one::<PodDisruptionBudget>(context, "PodDisruptionBudget", Some(LABEL_DEPLOYMENT), of_owner),
-        one::<ServiceAccount>(context, "ServiceAccount", Some(LABEL_DEPLOYMENT), of_owner),
-        one::<Role>(context, "Role", Some(LABEL_DEPLOYMENT), of_owner),
-        one::<RoleBinding>(context, "RoleBinding", Some(LABEL_DEPLOYMENT), of_owner),
+        one::<InferenceDeployment>(context, root, of_itself),
+        one::<Pod>(context, owned("Pod"), of_owner),
+        one::<EngineIncident>(context, owned("EngineIncident"), of_owner),
+        one::<Deployment>(context, owned("Deployment"), of_owner),
+        one::<Service>(context, owned("Service"), of_owner),
+        one::<PodDisruptionBudget>(context, owned("PodDisruptionBudget"), of_owner),
+        one::<ServiceAccount>(context, owned("ServiceAccount"), of_owner),
+        one::<Role>(context, owned("Role"), of_owner),
+        one::<RoleBinding>(context, owned("RoleBinding"), of_owner),
     ]
 }
 
-fn one<K>(
-    context: &Arc<Context>,
-    kind: &'static str,
-    labels: Option<&str>,
-    owner: fn(&PartialObjectMeta<K>) -> Option<Key>,
-) -> Keys
+fn one<K>(context: &Arc<Context>, watched: Watched, owner: fn(&PartialObjectMeta<K>) -> Option<Key>) -> Keys
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
     let api = scoped(context.calls.client.clone(), context.namespace.as_deref());
-    Box::pin(watch::keys(api, labels, kind, context.health.clone(), owner))
+    Box::pin(watch::keys(api, watched, context.health.clone(), owner))
 }
 
 fn of_itself<K: Resource>(object: &PartialObjectMeta<K>) -> Option<Key> {

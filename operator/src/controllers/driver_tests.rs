@@ -44,10 +44,12 @@ fn context(refusals: u32) -> Arc<Context> {
     Arc::new(Context { calls, health, namespace: None })
 }
 
+const PODS: Watched = Watched { kind: "Pod", label: None, list_every: None };
+
 #[tokio::test(start_paused = true)]
 async fn a_watch_says_whether_it_is_in_step_and_maps_members_to_their_owner() {
     let context = context(0);
-    let mut requests = one::<Pod>(&context, "Pod", None, of_owner);
+    let mut requests = one::<Pod>(&context, PODS, of_owner);
     assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);
     assert_eq!(requests.next().await.expect("endless"), ("serving".to_owned(), "chat".to_owned()));
     assert!(timeout(Duration::from_secs(1), requests.next()).await.is_err());
@@ -58,7 +60,7 @@ async fn a_watch_says_whether_it_is_in_step_and_maps_members_to_their_owner() {
 async fn a_refused_watch_backs_off_alone_and_comes_back() {
     let context = context(4);
     let start = Instant::now();
-    let mut requests = one::<Pod>(&context, "Pod", None, of_owner);
+    let mut requests = one::<Pod>(&context, PODS, of_owner);
     assert!(timeout(Duration::from_secs(2), requests.next()).await.is_err());
     assert_eq!(context.health.faults(), ["the watch of Pod is stale"]);
     assert!(requests.next().await.is_some());
@@ -70,7 +72,7 @@ async fn a_refused_watch_backs_off_alone_and_comes_back() {
 #[tokio::test(start_paused = true)]
 async fn fault_a2_a_black_holed_watch_is_noticed() {
     let context = context(0);
-    let mut requests = one::<Pod>(&context, "Pod", None, of_owner);
+    let mut requests = one::<Pod>(&context, PODS, of_owner);
     requests.next().await.expect("endless");
     assert!(context.health.faults().is_empty());
     assert!(timeout(Duration::from_millis(10_400), requests.next()).await.is_err());

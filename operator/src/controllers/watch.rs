@@ -27,6 +27,8 @@ use crate::health::Health;
 const WATCH_SECONDS: u32 = 25;
 /// A watch that says nothing for longer, not even that it ends, is dead.
 const IDLE_MAX: Duration = Duration::from_secs(30);
+/// An event that was lost is made up for by a new list, where nothing else looks after so long (A12).
+pub const LIST_EVERY: Duration = Duration::from_secs(300);
 const CALL_MAX: Duration = Duration::from_secs(10);
 const PAGE: u32 = 500;
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
@@ -34,21 +36,30 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
 type Events<K> = Pin<Box<dyn Stream<Item = kube::Result<WatchEvent<PartialObjectMeta<K>>>> + Send>>;
 
+/// What is watched.
+#[derive(Debug, Clone, Copy)]
+pub struct Watched {
+    /// Its name, for people.
+    pub kind: &'static str,
+    /// Only objects with this label.
+    pub label: Option<&'static str>,
+    /// A new list after so long, however well the watch goes.
+    pub list_every: Option<Duration>,
+}
+
 /// The keys that events of `K` concern: `owner` maps an object to its InferenceDeployment.
 pub fn keys<K>(
     api: Api<PartialObjectMeta<K>>,
-    labels: Option<&str>,
-    kind: &'static str,
+    watched: Watched,
     health: Arc<Health>,
     owner: fn(&PartialObjectMeta<K>) -> Option<Key>,
 ) -> impl Stream<Item = Key> + Send + use<K>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
-    health.watch(kind, false);
-    let labels = labels.map(str::to_owned);
-    let known = BTreeSet::new();
-    let feed = Feed { api, labels, kind, health, owner, known, ready: VecDeque::new(), failures: 0, at: At::Start };
+    health.watch(watched.kind, false);
+    let (known, ready, listed) = (BTreeSet::new(), VecDeque::new(), Instant::now());
+    let feed = Feed { api, watched, health, owner, listed, known, ready, failures: 0, at: At::Start };
     stream::unfold(feed, |mut feed| async move { Some((feed.next().await, feed)) })
 }
 
@@ -66,10 +77,10 @@ enum At<K: Resource> {
 
 struct Feed<K: Resource> {
     api: Api<PartialObjectMeta<K>>,
-    labels: Option<String>,
-    kind: &'static str,
+    watched: Watched,
     health: Arc<Health>,
     owner: fn(&PartialObjectMeta<K>) -> Option<Key>,
+    listed: Instant,
     /// Whom the objects of this kind belonged to at the last look.
     known: BTreeSet<Key>,
     ready: VecDeque<Key>,
@@ -88,6 +99,7 @@ where
             }
             let step = match std::mem::replace(&mut self.at, At::Start) {
                 At::Start => self.list().await,
+                At::Listed(_) if self.is_list_due() => self.list().await,
                 At::Listed(version) => self.open(version).await,
                 At::Watching { events, version, since } => self.follow(events, version, since).await,
             };
@@ -98,17 +110,22 @@ where
         }
     }
 
+    fn is_list_due(&self) -> bool {
+        self.watched.list_every.is_some_and(|every| self.listed.elapsed() >= every)
+    }
+
     /// After an error it waits and starts over with a list, so that "in step" is known and never guessed.
     async fn broken(&mut self, why: &str) {
-        self.health.watch(self.kind, false);
-        tracing::warn!(kind = self.kind, why, "watch broken, starting over");
+        self.health.watch(self.watched.kind, false);
+        tracing::warn!(kind = self.watched.kind, why, "watch broken, starting over");
         let pause = (BACKOFF_MIN * 2_u32.saturating_pow(self.failures.min(6))).min(BACKOFF_MAX);
         self.failures = self.failures.saturating_add(1);
         sleep(pause).await;
     }
 
     async fn list(&mut self) -> Result<At<K>, String> {
-        let mut params = ListParams { label_selector: self.labels.clone(), ..ListParams::default() }.limit(PAGE);
+        let mut params =
+            ListParams { label_selector: self.watched.label.map(str::to_owned), ..ListParams::default() }.limit(PAGE);
         let mut now = BTreeSet::new();
         loop {
             let page = timeout(CALL_MAX, self.api.list(&params)).await.map_err(|_| "no answer to a list".to_owned())?;
@@ -121,7 +138,8 @@ where
                     let version = version.ok_or_else(|| "a list without resourceVersion".to_owned())?;
                     let gone = std::mem::replace(&mut self.known, now);
                     self.ready.extend(gone.union(&self.known).cloned());
-                    self.health.watch(self.kind, true);
+                    self.health.watch(self.watched.kind, true);
+                    self.listed = Instant::now();
                     return Ok(At::Listed(version));
                 }
             }
@@ -129,7 +147,7 @@ where
     }
 
     async fn open(&mut self, version: String) -> Result<At<K>, String> {
-        let params = WatchParams { label_selector: self.labels.clone(), ..WatchParams::default() };
+        let params = WatchParams { label_selector: self.watched.label.map(str::to_owned), ..WatchParams::default() };
         let params = params.timeout(WATCH_SECONDS);
         let opened = timeout(CALL_MAX, self.api.watch(&params, &version)).await;
         let events =

@@ -72,6 +72,7 @@ pub fn all() -> Vec<Row> {
         of("P2:", row("a10-old-views", old_views, |log| vec![log.granted_by(60_000)])),
         row("a11-opaque-versions", opaque, |log| vec![log.granted_by(30_000)]),
         of("P3:", row("a12-doubled-and-lost-events", doubled, |_| Vec::new())),
+        of("P3:", row("a12-nobody-heard-of-it", unheard_of, |_| Vec::new())),
         row("a13-foreign-webhook-down", webhook, |log| vec![log.granted_by(40_000), log.no_hot_loop()]),
         row("a14-right-revoked", revoked, |log| vec![log.no_hot_loop(), log.incidents(1)]),
         row("a15-crd-gone", crd_gone, |log| vec![log.no_delete()]),
@@ -83,6 +84,7 @@ pub fn all() -> Vec<Row> {
         row("a21-etcd-restored", restored, |log| vec![log.no_delete()]),
         row("b3-frozen-leader", || frozen(Act::Pause { operator: 0, ms: 40_000 }), |log| vec![log.granted_by(60_000)]),
         row("b4-lease-deleted", || frozen(Act::DeleteLease), |log| vec![log.granted_by(60_000)]),
+        row("b4-lease-deleted-when-followed", deleted_when_followed, |log| vec![log.granted_by(90_000)]),
         row("b4-lease-deleted-unseen", deleted_unseen, |log| vec![log.granted_by(60_000)]),
         row("b6-panic-in-a-pass", panics, |log| vec![log.granted_by(40_000)]),
         row("b8-newer-object", newer_object, |log| vec![log.granted_by(30_000)]),
@@ -182,6 +184,13 @@ fn doubled() -> Story {
     by_rate(Rates { watch_doubled: 700, watch_elided: 900, watch_lag_ms: 1_000, ..Rates::default() })
 }
 
+/// It is created, and nobody is told: there is no pass over it that could look again.
+fn unheard_of() -> Story {
+    let mut story = by_rate(Rates { watch_elided: 1_000, ..Rates::default() });
+    story.acts.push((20_000, Act::Create { name: "other", spec: spec(1, "Recover") }));
+    story
+}
+
 fn webhook() -> Story {
     let why = (500, "InternalError", "failed calling webhook \"policy.example.com\"");
     let rule = Rule::refuse((19_000, 60_000), &["patch"], &["deployments"], why);
@@ -249,6 +258,14 @@ fn deleted_unseen() -> Story {
     let slow = Fate::Served { effect_ms: 5, answer_ms: 2_700 };
     let late = Rule { plurals: &["leases"], ..all_kinds(slow, (20_250, 40_000), &["get"], 1000) };
     scene(vec![(20_000, Act::Kill { operator: 1 }), (20_250, Act::DeleteLease)], vec![late])
+}
+
+/// Nobody can renew for as long as the Lease lasts; the second candidate takes it, and then it is deleted, while the first one has
+/// found it in its own name a moment ago (seed 18249).
+fn deleted_when_followed() -> Story {
+    let why = (500, "InternalError", "etcdserver: leader changed");
+    let rule = Rule::refuse((20_000, 37_250), &["replace"], &["leases"], why);
+    scene(vec![(37_750, Act::DeleteLease), freeze(37_750, 1)], vec![rule])
 }
 
 fn panics() -> Story {
