@@ -184,10 +184,12 @@ fn doubled() -> Story {
     by_rate(Rates { watch_doubled: 700, watch_elided: 900, watch_lag_ms: 1_000, ..Rates::default() })
 }
 
-/// It is created, and nobody is told: there is no pass over it that could look again.
+/// It is created, and nobody is told: there is no pass over it that could look again. What is told later takes the watch past it.
 fn unheard_of() -> Story {
     let mut story = by_rate(Rates { watch_elided: 1_000, ..Rates::default() });
     story.acts.push((20_000, Act::Create { name: "other", spec: spec(1, "Recover") }));
+    story.acts.push(edit(22_000, json!({"replicas": 3})));
+    story.faults.end_ms = 21_000;
     story
 }
 

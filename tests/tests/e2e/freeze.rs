@@ -74,7 +74,22 @@ fn is_explained(world: &World<'_>, pod: &str, incident: &EngineIncident, times: 
     Ok(())
 }
 
+/// How often both may be frozen until one has to wait for the other: on a machine that runs much else one may be found long before the
+/// other, and then nothing was shown.
+const TRIES_MAX: usize = 3;
+
 pub async fn both(world: &mut World<'_>, times: &mut Times) -> Result<()> {
+    for _ in 0..TRIES_MAX {
+        if both_at_once(world, times).await? {
+            return Ok(());
+        }
+        times.note("one was found only after the other served again: nobody had to wait, so once more");
+    }
+    anyhow::bail!("frozen together {TRIES_MAX} times, and never had one to wait for the other")
+}
+
+/// True if the budget was asked for a second restart while the first went on.
+async fn both_at_once(world: &mut World<'_>, times: &mut Times) -> Result<bool> {
     let endpoints = world.endpoints("chat");
     let load = world.load("chat").await?;
     let pods = two_serving(world, &endpoints, &load).await?;
@@ -97,14 +112,15 @@ pub async fn both(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     }
     endpoints.count(2, BOUND).await?;
     times.seen("both serve, status all well", world.quiet("chat").await?);
-    one_at_a_time(world, frozen, &ends, times)?;
+    let waited = one_at_a_time(world, frozen, &ends, times)?;
     times.note(&told(&load.felt(frozen)));
     ensure!(world.incidents_since(frozen).len() == 2, "not two incidents: {:?}", world.incidents_since(frozen));
-    Ok(())
+    Ok(waited)
 }
 
-/// I2 at every instant, by three witnesses: the stored grants, the agents' own times, and the containers' times by the kubelet.
-fn one_at_a_time(world: &World<'_>, since: Instant, ends: &[EngineIncident], times: &mut Times) -> Result<()> {
+/// I2 at every instant, by three witnesses: the stored grants, the agents' own times, and the containers' times by the kubelet. True if
+/// the second asked before the first served.
+fn one_at_a_time(world: &World<'_>, since: Instant, ends: &[EngineIncident], times: &mut Times) -> Result<bool> {
     let mut frames = 0;
     for frame in world.infds.since(since) {
         let Some(chat) = frame.object.filter(|object| object.name_any() == "chat") else { continue };
@@ -127,14 +143,13 @@ fn one_at_a_time(world: &World<'_>, since: Instant, ends: &[EngineIncident], tim
         "{second} was granted at {second_granted}, {first} served only at {first_serves}"
     );
     let asks = second_asks.as_ref().context("a restart without evidence")?;
-    ensure!(asks < first_serves, "{second} asked only at {asks}, {first} served at {first_serves}: nobody had to wait");
     let ended = ended_at(world, second)?;
     ensure!(*ended >= **first_serves, "{second} ended at {ended}, {first} served only at {first_serves}");
     times.note(&format!("never two at once: {first} served at {first_serves}, then {second} granted at {second_granted} (asked at {asks})"));
     times.note(&format!(
         "(in all {frames} states of the status at most one grant; {second}'s container ended at {ended})"
     ));
-    Ok(())
+    Ok(asks < first_serves)
 }
 
 /// When the previous engine container of `pod` ended, by the kubelet (whole seconds, so the end of that second).
