@@ -62,8 +62,8 @@ pub struct SilenceClock {
     cpu: Option<(Ms, u64)>,
     /// CPU share of the tree in the last interval between two readings, in permille of one core.
     cpu_permille: Option<u32>,
-    /// When the processes were looked at last: what was queued until then is taken once.
-    queued_at_ms: Ms,
+    /// What a reading that came with this tick says of time in line for a core; 0 where none came.
+    queued_ms: Ms,
     compilers: Option<u64>,
     compiled_ms: Option<Ms>,
     paused_ms: Option<Ms>,
@@ -119,12 +119,11 @@ impl SilenceClock {
         let gap = obs.agent_gap_ms.min(elapsed);
         let unseen = gap - self.gaps.ran_ms(now_ms, elapsed, gap, obs, policy);
         let lived = elapsed - unseen;
-        let queued = self.queued(obs);
         let counted_before = if first { 0 } else { self.counted_ms };
         if first {
             self.counted_ms = now_ms;
         } else if excuse.is_none() {
-            self.counted_ms = self.counted_ms.saturating_add(self.fair(lived, queued, obs, now_ms, policy));
+            self.counted_ms = self.counted_ms.saturating_add(self.fair(lived, obs, now_ms, policy));
         }
         self.jitter_pending_ms = self.jitter_pending_ms.max(unseen.min(policy.jitter_ms_max));
         self.jitter_ms = self.jitter_ms.saturating_sub(self.jitter_ms / 32 + 1);
@@ -175,24 +174,17 @@ impl SilenceClock {
     /// A process that wants to run (state R) and gets less than a quarter of a core is starved by the machine: its time counts
     /// only as fast as it is given CPU. A spinning hang gets its quarter even at a load of eight on two cores. Nor does time count in
     /// which a thread of the step stood in line for a core, three quarters of it at most: a hang that burns stands in line as well.
-    fn fair(&self, lived: Ms, queued: Ms, obs: &Observation, now_ms: Ms, policy: &Policy) -> Ms {
+    fn fair(&self, lived: Ms, obs: &Observation, now_ms: Ms, policy: &Policy) -> Ms {
         let wants_cpu = obs.proc.fresh(now_ms, policy.fresh_ms).is_some_and(|p| p.state == Some('R'));
         let given = match self.cpu_permille {
             Some(share) if wants_cpu && share < 250 => lived.saturating_mul(u64::from(share).saturating_mul(4)) / 1000,
             _ => lived,
         };
-        given.min(lived.saturating_sub(queued).max(lived / 4))
-    }
-
-    /// What a new reading says of the time since the one before.
-    fn queued(&mut self, obs: &Observation) -> Ms {
-        let is_new = obs.proc.value.is_some() && obs.proc.at_ms > self.queued_at_ms;
-        let news = obs.proc.value.as_ref().filter(|_| is_new);
-        self.queued_at_ms = news.map_or(self.queued_at_ms, |_| obs.proc.at_ms);
-        news.and_then(|proc| proc.queued_ms).unwrap_or(0)
+        given.min(lived.saturating_sub(self.queued_ms).max(lived / 4))
     }
 
     fn read_process(&mut self, now_ms: Ms, obs: &Observation, policy: &Policy) {
+        self.queued_ms = 0;
         let Some(proc) = obs.proc.fresh(now_ms, policy.fresh_ms) else {
             self.cpu_permille = None;
             return;
@@ -204,6 +196,7 @@ impl SilenceClock {
                 let share = used.saturating_mul(1000) / at_ms.saturating_sub(last_ms).max(1);
                 self.cpu_permille = Some(u32::try_from(share).unwrap_or(u32::MAX));
                 self.cpu = Some((at_ms, proc.cpu_ms));
+                self.queued_ms = proc.queued_ms.unwrap_or(0);
             }
             Some(_) => {}
             None => self.cpu = Some((at_ms, proc.cpu_ms)),
