@@ -71,7 +71,7 @@ fn write_canonical(value: &Value, text: &mut String) {
 
 /// A number, a word of JSON, or a quoted text.
 fn write_scalar(scalar: &(impl Serialize + ?Sized), text: &mut String) {
-    // what is no map with strange keys has a text
+    // only a map whose keys are no texts has none
     text.push_str(&serde_json::to_string(scalar).unwrap_or_default());
 }
 
