@@ -5,13 +5,13 @@
 
 pub mod audit;
 pub mod cluster;
+pub mod custom_metrics;
 pub mod endpoints;
 pub mod film;
 pub mod fleet;
 pub mod host;
 pub mod images;
 pub mod load;
-pub mod metrics_api;
 pub mod product;
 pub mod stories;
 pub mod story;

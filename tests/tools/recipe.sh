@@ -22,7 +22,9 @@ cni        cni/bridge               github.com/containernetworking/plugins/plugi
 cni        cni/loopback             github.com/containernetworking/plugins/plugins/main/loopback        0 -
 cni        cni/host-local           github.com/containernetworking/plugins/plugins/ipam/host-local      0 -
 helm       helm                     helm.sh/helm/v4/cmd/helm                                            0 -
-promtool   promtool                 github.com/prometheus/prometheus/cmd/promtool                       0 -
+prometheus prometheus               github.com/prometheus/prometheus/cmd/prometheus                     0 remove_all_sd,enable_kubernetes_sd
+prometheus promtool                 github.com/prometheus/prometheus/cmd/promtool                       0 remove_all_sd,enable_kubernetes_sd
+prometheus-adapter prometheus-adapter sigs.k8s.io/prometheus-adapter/cmd/adapter                    0 -
 '
 
 # Built when it is asked for (build.sh --with-kwok): the simulated nodes of `make bench-scale`.
