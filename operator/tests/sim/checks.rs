@@ -87,6 +87,9 @@ impl Checks {
         if let Some(what) = old.and_then(|old| unconfirmed(call, old)) {
             self.broken(now_ms, format!("I1: {name}: {what}"));
         }
+        if let Some(what) = old.and_then(|old| unremembered(store, call, old)) {
+            self.broken(now_ms, format!("P1: {name}: {what}"));
+        }
         if call.verb() == "delete" && plural == "pods" {
             self.replaced.extend(old.and_then(|old| old["metadata"]["uid"].as_str()).map(str::to_owned));
         }
@@ -152,6 +155,20 @@ fn unconfirmed(call: &Call, pod: &Value) -> Option<String> {
     let episode: Value = said.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let unproven = episode["id"] == *granted && !episode["confirmedAt"].is_string();
     unproven.then(|| format!("a grant for {granted}, which is not confirmed"))
+}
+
+/// P1, B8: what pods are brought to is remembered before they are: an operator of another version may come after a crash.
+fn unremembered(store: &Store, call: &Call, old: &Value) -> Option<String> {
+    let revision =
+        |deployment: &Value| deployment["spec"]["template"]["metadata"]["labels"][crds::LABEL_REVISION].clone();
+    let target = &call.target;
+    let new = store.get(&target.key()).filter(|_| target.kind.plural == "deployments")?.value.clone();
+    let owner = new["metadata"]["labels"][crds::LABEL_DEPLOYMENT].as_str().unwrap_or_default().to_owned();
+    let infd = store.get(&(GROUP, target.namespace.clone(), owner))?;
+    let memory = &infd.value["status"]["rollout"];
+    let known = ["wanted", "target", "stable"].iter().any(|field| memory[*field] == revision(&new));
+    let unknown = revision(&new) != revision(old) && !known;
+    unknown.then(|| format!("revision {} stands in no status: {memory}", revision(&new)))
 }
 
 /// P9: what an operator's write changed that is not the operator's.

@@ -114,10 +114,8 @@ async fn execute_plan(
     let named = |source| PassError::Status { name: format!("{namespace}/{}", infd.name_any()), source };
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     let before = infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
-    let failed = infd.status.as_ref().map(|s| s.rollout.failed.as_slice()).unwrap_or_default();
     let mut stored = infd.clone();
-    // A revision is remembered as failed before it is taken back, or a crash in between would have it tried once more (P1).
-    if plan.rollout.memory.failed != failed {
+    if rollout::stored_first(observed, &plan.rollout.memory) {
         stored = execute::status(calls, infd, status::early(observed, plan, calls.wall.now())).await.map_err(named)?;
     }
     let mut errors = execute::children(calls, infd, plan).await;

@@ -61,6 +61,15 @@ pub fn needs_history(memory: &RolloutStatus, deployment: Option<&Value>) -> bool
     unsettled || !memory.newer.is_empty()
 }
 
+/// Must `memory` stand in the API before the children are changed? A revision is remembered as failed before it is taken back, or a crash
+/// in between would have it tried once more (P1); and what the pods are brought to is remembered before they are, or an operator of another
+/// version that comes after the crash would not know what it finds, and replace it by its own.
+pub fn stored_first(observed: &Observed, memory: &RolloutStatus) -> bool {
+    let before = observed.infd.status.as_ref().map(|status| status.rollout.clone()).unwrap_or_default();
+    let anew = (&memory.wanted, &memory.spec) != (&before.wanted, &before.spec);
+    memory.failed != before.failed || (anew && observed.children.contains_key("Deployment"))
+}
+
 /// Judges the rollout, and where the spec's own revision has failed does to the wanted Deployment what the policy says.
 pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Course {
     let mut memory = observed.infd.status.as_ref().map(|status| status.rollout.clone()).unwrap_or_default();
