@@ -10,7 +10,7 @@ PROGRAM := target/release/truebeat
 packages := $(addprefix -p ,$(shell cat tests/packages.txt))
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers bench-scale
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers bench-scale on-call
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -60,6 +60,11 @@ mutants: ## Mutants of the operator (operator/tests/mutants.toml), each of which
 
 e2e: prerequisites ## The stories on a real control plane and node (root needed)
 	@tests/run-all.sh e2e
+
+on-call: prerequisites ## docs/on-call.md anew: what the on-call sees of a real hang on a real cluster (root needed)
+	tests/build-programs.sh
+	cargo test --release --locked $(packages) --test e2e -- on_call --nocapture
+	cp target/on-call.md docs/on-call.md
 
 bench: build ## Cost of a publish and of the agent, time to notice exits and stalls, our engine's and a stranger's (three quarters of an hour)
 	cargo bench --locked -p heartbeat

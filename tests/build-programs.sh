@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # The programs whose images the cluster stories run: agent and engine (dynamic: they open NVML and CUDA at run time), and the operator
 # (static). Progress on stderr; a build of what is already built takes a second.
+#
+#   build-programs.sh            all of them
+#   build-programs.sh operator   the operator's alone
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,17 +17,26 @@ if command -v rustup >/dev/null && ! rustup target list --installed | grep -qx "
   rustup target add "$target" >&2
 fi
 
-started=$SECONDS
-# All packages of the release profile at once, as run-all.sh tests them: with another list cargo would choose other features of the
-# dependencies and build them once more.
-say '[1/2] truebeat, truebeat-agent, truebeat-engine (release)'
-mapfile -t packages < <(sed 's/^/--package=/' tests/packages.txt)
-cargo build --release --locked "${packages[@]}" --bins
-say "[1/2] after $((SECONDS - started)) s"
+what=${1:-all}
+case $what in all | operator) ;; *) say "unknown word '$what' (none, or operator)"; exit 2 ;; esac
+
+if [ "$what" = all ]; then
+  started=$SECONDS
+  # All packages of the release profile at once, as run-all.sh tests them: with another list cargo would choose other features of the
+  # dependencies and build them once more.
+  say '[1/2] truebeat, truebeat-agent, truebeat-engine (release)'
+  mapfile -t packages < <(sed 's/^/--package=/' tests/packages.txt)
+  cargo build --release --locked "${packages[@]}" --bins
+  say "[1/2] after $((SECONDS - started)) s"
+fi
 
 # `ring` compiles C for this target; it includes nothing of a C library, so the machine's own compiler will do.
 started=$SECONDS
 say "[2/2] truebeat-operator (image, static: $target)"
 export "CC_${target//-/_}=${CC:-gcc}"
+# Where the sources lie is nobody's business, and must not be in the program (S5).
+upper=${target//-/_}
+export "CARGO_TARGET_${upper^^}_RUSTFLAGS=--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo --remap-path-prefix=$PWD=/truebeat"
+export "CFLAGS_${target//-/_}=-ffile-prefix-map=${CARGO_HOME:-$HOME/.cargo}=/cargo"
 cargo build --profile image --locked --target "$target" -p operator --bin truebeat-operator
 say "[2/2] after $((SECONDS - started)) s"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All of `make test`, in steps; `run-all.sh e2e` runs only what the stories on the cluster need.
 #
-# First everything is built, one step after another: a build takes all of the machine. Then the tests run side by side, in three rows that
+# First everything is built, one step after another: a build takes all of the machine. Then the tests run side by side, in four rows that
 # share nothing (a cluster has a name, a namespace and a folder of its own): most of each is waiting for something real.
 # Each step writes target/test-logs/STEP.log and says here how far it is; one that fails shows the end of its log, and the others still
 # run (but for those that stand on it). The last line counts tests: `N passed, N failed`; a step that fails without a failed test counts
@@ -147,6 +147,11 @@ cluster() {
   cargo test --no-fail-fast "${release[@]}" "${node_tests[@]}" -- --nocapture
 }
 
+# The operator's program built a second time, elsewhere, must be the same (S5). It has all the time that the others take.
+reproducible() {
+  nice -n 19 tests/reproducible.sh
+}
+
 # What needs a real API server but no node: the threat model, and for some seconds the simulator's API server against the real one
 # (`make sim-differential` is the long run).
 control_plane() {
@@ -163,7 +168,7 @@ rows=()
 if [ "$what" = all ]; then
   side_by_side lint
   side_by_side python
-  rows+=(unit)
+  rows+=(unit reproducible)
 fi
 if side_by_side tools; then
   rows+=(cluster control_plane)

@@ -25,6 +25,8 @@ pub struct Programs {
     pub agent: PathBuf,
     pub engine: PathBuf,
     pub operator: PathBuf,
+    /// The command line, which is also kubectl's plugin.
+    pub truebeat: PathBuf,
 }
 
 impl Programs {
@@ -37,8 +39,9 @@ impl Programs {
         let bin = std::env::var_os("TRUEBEAT_BIN_DIR").map_or_else(|| target.join("release"), PathBuf::from);
         let musl = format!("{}-unknown-linux-musl/image/truebeat-operator", std::env::consts::ARCH);
         let operator = std::env::var_os("TRUEBEAT_OPERATOR_BIN").map_or_else(|| target.join(musl), PathBuf::from);
-        let programs = Self { agent: bin.join("truebeat-agent"), engine: bin.join("truebeat-engine"), operator };
-        let all = [&programs.agent, &programs.engine, &programs.operator];
+        let [agent, engine, truebeat] = ["truebeat-agent", "truebeat-engine", "truebeat"].map(|name| bin.join(name));
+        let programs = Self { agent, engine, operator, truebeat };
+        let all = [&programs.agent, &programs.engine, &programs.operator, &programs.truebeat];
         let missing: Vec<_> =
             all.iter().filter(|path| !path.is_file()).map(|path| path.display().to_string()).collect();
         if !missing.is_empty() {

@@ -5,7 +5,7 @@
 //! `cluster up` started is used and left running.
 
 mod cgroup;
-mod command;
+pub mod command;
 mod control_plane;
 mod layout;
 mod machine;

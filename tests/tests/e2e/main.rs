@@ -10,6 +10,7 @@ mod freeze;
 mod gitops;
 mod kill;
 mod lifecycle;
+mod on_call;
 mod poison;
 mod recovery;
 mod rollout;
@@ -27,12 +28,13 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 21] = [
+const STORIES: [&str; 22] = [
     "install",
     "apply_two_replicas",
     "gitops",
     "freeze_one",
     "freeze_both",
+    "on_call",
     "kill_the_operator",
     "kill_detector_and_gate",
     "poison_request",
@@ -88,6 +90,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "apply_two_replicas" => lifecycle::apply(world, &mut times).await,
         "freeze_one" => freeze::one(world, &mut times).await,
         "freeze_both" => freeze::both(world, &mut times).await,
+        "on_call" => on_call::story(world, &mut times).await,
         "kill_the_operator" => kill::operator(world, &mut times).await,
         "kill_detector_and_gate" => kill::detector_and_gate(world, &mut times).await,
         "scale_with_one_frozen" => lifecycle::scale(world, &mut times).await,
