@@ -16,7 +16,12 @@ use serde::{Serialize, de::DeserializeOwned};
 use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::{controllers::nodes::Known, leader::Leadership, metrics::Metrics, wall::Wall};
+use crate::{
+    controllers::{inference_deployment::ledger::Ledger, nodes::Known},
+    leader::Leadership,
+    metrics::Metrics,
+    wall::Wall,
+};
 
 /// Field manager of everything that the operator applies.
 pub const FIELD_MANAGER: &str = "truebeat-operator";
@@ -108,6 +113,8 @@ pub struct Calls {
 pub struct FleetPolicy {
     /// Whoever holds this may grant.
     pub turn: tokio::sync::Mutex<()>,
+    /// What all hold, between two looks at all.
+    pub ledger: Ledger,
     /// Only this namespace; `None`: all of them.
     pub namespace: Option<String>,
     /// At most so many percent of all replicas, but always one, in a granted recovery at once.
@@ -128,6 +135,7 @@ impl Default for FleetPolicy {
     fn default() -> Self {
         FleetPolicy {
             turn: tokio::sync::Mutex::new(()),
+            ledger: Ledger::default(),
             namespace: None,
             restarts_percent: 10,
             hold_percent: 30,

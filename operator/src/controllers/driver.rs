@@ -53,6 +53,7 @@ pub async fn lead(context: Arc<Context>, leadership: &Arc<Leadership>) {
             return;
         }
         tracing::info!("leading");
+        context.calls.fleet.ledger.close(); // somebody else may have led meanwhile
         context.calls.metrics.leader.set(1);
         tokio::select! {
             biased;

@@ -14,6 +14,7 @@ use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Resource, ResourceExt, core::DynamicObject};
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::{
     build::labels,
@@ -79,7 +80,13 @@ pub async fn status(
     let mut wanted = infd.clone();
     wanted.metadata.managed_fields = None;
     wanted.status = Some(status);
-    calls.replace_status(&api, &infd.name_any(), &wanted).await
+    let stored = calls.replace_status(&api, &infd.name_any(), &wanted).await;
+    match &stored {
+        Ok(stored) => calls.fleet.ledger.written(stored, Instant::now()),
+        // it may have been stored all the same
+        Err(_) => calls.fleet.ledger.close(),
+    }
+    stored
 }
 
 /// Annotates the pods: the second key (I1) and the deletion cost. Only after [`status`] stored the grants. Whoever is granted a

@@ -13,10 +13,12 @@ use kube::{
     core::{ApiResource, DynamicObject},
 };
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::{
     build::{child_name, kinds, selector},
     escalate::Fleet,
+    ledger::Account,
     observed::{Observed, members, refuse_replays},
     rollout,
 };
@@ -57,32 +59,37 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option
     Ok(Some(Observed { pods, nodes, incidents, children, infd }))
 }
 
-/// Everybody else's replicas, stalls and grants, as they stand in the API now. Read as plain JSON: one object that this version of the
-/// operator cannot read whole (a newer one wrote it) must not keep the whole fleet from its restarts (B7, B8).
+/// Everybody else's replicas, stalls and grants, as they stand in the API: by the ledger while it is open, else by a list. The caller holds
+/// the turn to grant, so that nobody else grants meanwhile.
 pub async fn fleet(calls: &Calls, own: &InferenceDeployment) -> Result<Fleet, CallError> {
+    let policy = &calls.fleet;
+    let uid = own.uid().unwrap_or_default();
+    let others = match policy.ledger.others(&uid, Instant::now()) {
+        Some(others) => others,
+        None => {
+            let asked_at = Instant::now();
+            policy.ledger.open(accounts(calls).await?, asked_at);
+            // one that took longer than a list is good for is good for this once
+            policy.ledger.others(&uid, asked_at).unwrap_or_default()
+        }
+    };
+    Ok(Fleet {
+        restarts_percent: policy.restarts_percent,
+        hold_percent: policy.hold_percent,
+        place_max: (policy.node_restarts_max, policy.domain_restarts_max),
+        ..others
+    })
+}
+
+/// What each InferenceDeployment holds, by UID.
+async fn accounts(calls: &Calls) -> Result<BTreeMap<String, Account>, CallError> {
     let resource = ApiResource::erase::<InferenceDeployment>(&());
     let api: Api<DynamicObject> = match &calls.fleet.namespace {
         Some(namespace) => Api::namespaced_with(calls.client.clone(), namespace, &resource),
         None => Api::all_with(calls.client.clone(), &resource),
     };
-    let all = calls.list(&api, "").await?;
-    let mut fleet = Fleet {
-        restarts_percent: calls.fleet.restarts_percent,
-        hold_percent: calls.fleet.hold_percent,
-        place_max: (calls.fleet.node_restarts_max, calls.fleet.domain_restarts_max),
-        ..Fleet::default()
-    };
-    for other in all.items.iter().filter(|other| other.uid() != own.uid()) {
-        let (spec, status) = (&other.data["spec"], &other.data["status"]);
-        let count = |n: &Value| n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
-        fleet.replicas += count(&spec["replicas"]);
-        fleet.stalled += count(&status["fencedReplicas"]);
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
-        fleet.grants_at.extend(grants.map(|grant| (text(&grant["node"]), text(&grant["domain"]))));
-    }
-    fleet.granted = fleet.grants_at.len();
-    Ok(fleet)
+    let all = calls.list(&api, "").await?.items;
+    Ok(all.iter().map(|infd| (infd.uid().unwrap_or_default(), Account::of(infd))).collect())
 }
 
 /// The Deployment's ReplicaSets, each with the template of its revision.

@@ -8,6 +8,7 @@ pub mod events;
 pub mod execute;
 pub mod gather;
 pub mod grants;
+pub mod ledger;
 pub mod observed;
 pub mod places;
 pub mod plan;

@@ -10,6 +10,7 @@ pub mod view;
 use std::{sync::Arc, time::Duration};
 
 use crds::{InferenceDeployment, node::LABEL_SUSPECT};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -26,7 +27,10 @@ use self::{
     plan::{NodePatch, Wish},
     view::{NodeView, view},
 };
-use crate::client::{CallError, Calls};
+use crate::{
+    client::{CallError, Calls},
+    controllers::inference_deployment::execute::AT_ONCE,
+};
 
 /// What ends by time ends within this.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
@@ -74,16 +78,19 @@ pub async fn all(calls: &Calls) -> Arc<[NodeView]> {
 /// # Errors
 /// The first that a later try may heal: until then no pod may be replaced.
 pub async fn mark(calls: &Calls, label: &str, marks: &[(String, String)]) -> Result<(), CallError> {
+    let writes: Vec<_> = marks.iter().map(|(node, until)| mark_one(calls, label, node, until).boxed()).collect();
+    stream::iter(writes).buffered(AT_ONCE).try_collect().await
+}
+
+async fn mark_one(calls: &Calls, label: &str, node: &str, until: &str) -> Result<(), CallError> {
     let api: Api<Node> = Api::all(calls.client.clone());
-    for (node, until) in marks {
-        let labels = json!({label: plan::label_time(until), LABEL_SUSPECT: "true"});
-        match calls.merge(&api, node, &json!({"metadata": {"labels": labels}})).await {
-            Ok(_) => tracing::warn!(node, label, until, "new pods keep away from this node"),
-            Err(error) if error.lasting() || error.code() == Some(404) => {
-                tracing::warn!(node, %error, "the node is not marked; the new pod may land there again");
-            }
-            Err(error) => return Err(error),
+    let labels = json!({label: plan::label_time(until), LABEL_SUSPECT: "true"});
+    match calls.merge(&api, node, &json!({"metadata": {"labels": labels}})).await {
+        Ok(_) => tracing::warn!(node, label, until, "new pods keep away from this node"),
+        Err(error) if error.lasting() || error.code() == Some(404) => {
+            tracing::warn!(node, %error, "the node is not marked; the new pod may land there again");
         }
+        Err(error) => return Err(error),
     }
     Ok(())
 }

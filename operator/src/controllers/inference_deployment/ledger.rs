@@ -1,0 +1,174 @@
+//! Everybody's replicas, stalls and grants between two looks at the whole fleet, pure: time is an argument.
+//!
+//! Whoever grants must know what all others hold (I2). A list of every InferenceDeployment for each grant made a burst cost the square of
+//! the fleet. But what a budget is counted by stands in their status, which this operator alone writes while it leads: so one list, kept
+//! by what is written, says for a moment what another list would say. A write whose answer is not known closes the book, and so does the
+//! beginning of a leadership; what others change (replicas, new objects) is seen by the next list.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use crds::InferenceDeployment;
+use kube::{Resource, core::DynamicObject};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::escalate::Fleet;
+
+/// For so long a list is taken for another.
+const OPEN_MAX: Duration = Duration::from_secs(1);
+
+/// What one InferenceDeployment adds to the fleet.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Account {
+    replicas: usize,
+    stalled: usize,
+    /// Node and failure domain of each grant.
+    grants_at: Vec<(String, String)>,
+}
+
+/// The book, shared by all passes.
+#[derive(Debug, Default)]
+pub struct Ledger(Mutex<Book>);
+
+#[derive(Debug, Default)]
+struct Book {
+    /// When the list was asked for; `None`: the book is closed.
+    listed_at: Option<Instant>,
+    /// By UID, each with the moment at which it was written by this operator.
+    accounts: BTreeMap<String, (Option<Instant>, Account)>,
+}
+
+impl Account {
+    /// Read as plain JSON: one object that this version of the operator cannot read whole (a newer one wrote it) must not keep the whole
+    /// fleet from its restarts (B7, B8).
+    pub fn of(object: &DynamicObject) -> Self {
+        let (spec, status) = (&object.data["spec"], &object.data["status"]);
+        let count = |n: &Value| n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
+        Account {
+            replicas: count(&spec["replicas"]),
+            stalled: count(&status["fencedReplicas"]),
+            grants_at: grants.map(|grant| (text(&grant["node"]), text(&grant["domain"]))).collect(),
+        }
+    }
+
+    fn of_written(infd: &InferenceDeployment) -> Self {
+        let status = infd.status.clone().unwrap_or_default();
+        let count = |n: i32| usize::try_from(n).unwrap_or(0);
+        Account {
+            replicas: count(infd.spec.replicas),
+            stalled: count(status.fenced_replicas),
+            grants_at: status.recovery.grants.into_iter().map(|grant| (grant.node, grant.domain)).collect(),
+        }
+    }
+}
+
+impl Ledger {
+    /// What all others than the one of this UID hold; `None`: the book is closed or too old, and a list is due.
+    pub fn others(&self, own: &str, now: Instant) -> Option<Fleet> {
+        let book = self.book();
+        let listed_at = book.listed_at?;
+        (now.saturating_duration_since(listed_at) < OPEN_MAX).then(|| {
+            let mut fleet = Fleet::default();
+            for (_, (_, account)) in book.accounts.iter().filter(|(uid, _)| *uid != own) {
+                fleet.replicas += account.replicas;
+                fleet.stalled += account.stalled;
+                fleet.grants_at.extend(account.grants_at.iter().cloned());
+            }
+            fleet.granted = fleet.grants_at.len();
+            fleet
+        })
+    }
+
+    /// A list that was asked for at `asked_at`. What was written since may be newer than it.
+    pub fn open(&self, accounts: BTreeMap<String, Account>, asked_at: Instant) {
+        let mut book = self.book();
+        let newer = |written: &Option<Instant>| written.is_some_and(|at| at >= asked_at);
+        book.accounts.retain(|uid, (written, _)| accounts.contains_key(uid) && newer(written));
+        for (uid, account) in accounts {
+            book.accounts.entry(uid).or_insert((None, account));
+        }
+        book.listed_at = Some(asked_at);
+    }
+
+    /// This operator has stored the status of `infd`.
+    pub fn written(&self, infd: &InferenceDeployment, now: Instant) {
+        if let Some(uid) = infd.meta().uid.clone() {
+            self.book().accounts.insert(uid, (Some(now), Account::of_written(infd)));
+        }
+    }
+
+    /// Nothing is certain any more.
+    pub fn close(&self) {
+        *self.book() = Book::default();
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::inference_deployment::testing::infd;
+    use crds::{Grant, InferenceDeploymentStatus};
+
+    fn with_grants(uid: &str, count: usize) -> InferenceDeployment {
+        let mut infd = infd("chat");
+        infd.metadata.uid = Some(uid.to_owned());
+        let mut status = InferenceDeploymentStatus::default();
+        status.recovery.grants = vec![Grant::default(); count];
+        infd.status = Some(status);
+        infd
+    }
+
+    fn listed(uids: &[&str]) -> BTreeMap<String, Account> {
+        uids.iter().map(|uid| ((*uid).to_owned(), Account { replicas: 4, ..Account::default() })).collect()
+    }
+
+    fn granted(ledger: &Ledger, own: &str, now: Instant) -> Option<usize> {
+        ledger.others(own, now).map(|fleet| fleet.granted)
+    }
+
+    #[test]
+    fn a_grant_that_was_stored_counts_without_another_list() {
+        let (ledger, t) = (Ledger::default(), Instant::now());
+        assert_eq!(granted(&ledger, "c", t), None, "nobody has looked");
+        ledger.open(listed(&["a", "b"]), t);
+        assert_eq!(ledger.others("c", t).map(|fleet| fleet.replicas), Some(8));
+        ledger.written(&with_grants("a", 2), t);
+        assert_eq!((granted(&ledger, "b", t), granted(&ledger, "a", t)), (Some(2), Some(0)), "its own it knows itself");
+        ledger.written(&with_grants("a", 1), t);
+        assert_eq!(granted(&ledger, "b", t), Some(1));
+    }
+
+    #[test]
+    fn it_is_closed_by_time_and_by_doubt() {
+        let (ledger, t) = (Ledger::default(), Instant::now());
+        ledger.open(listed(&["a"]), t);
+        assert_eq!(granted(&ledger, "b", t + OPEN_MAX), None);
+        ledger.close();
+        assert_eq!(granted(&ledger, "b", t), None);
+    }
+
+    #[test]
+    fn what_was_written_while_the_list_was_on_its_way_is_the_newer_one() {
+        let (ledger, t) = (Ledger::default(), Instant::now());
+        ledger.written(&with_grants("a", 1), t);
+        ledger.written(&with_grants("gone", 1), t + OPEN_MAX);
+        ledger.open(listed(&["a", "b"]), t);
+        assert_eq!(
+            granted(&ledger, "b", t),
+            Some(1),
+            "written after the list was asked for; one that is gone holds nothing"
+        );
+        ledger.open(listed(&["a", "b"]), t + OPEN_MAX);
+        assert_eq!(granted(&ledger, "b", t + OPEN_MAX), Some(0), "the list is the newer one");
+    }
+}
