@@ -7,6 +7,7 @@
 //!     … -- crashes                                          every write of every standard story, on both sides (P1)
 //!     … -- pairs 1000 --from 5                              two deaths in one story (B2)
 //!     … -- twice 20                                         seeds 1 to 20, each twice with one hash
+//!     … -- hashes 300 --from 5                              seeds, each with its hash, to compare two builds
 //!     … -- seed 17, crash freeze-one 5 before, row a4-…     one run with its whole event log
 //!     … -- hunt P4|P13                                      until something violates P4 or P13 (for mutants)
 //!     … -- hunt-all P16                                     the same, and everything else that is violated on the way
@@ -68,6 +69,10 @@ fn main() -> ExitCode {
         ["once"] => tally.all(&job::once()),
         ["seeds", count] => tally.all(&job::seeds(from, number(count))),
         ["pairs", count] => tally.all(&job::pairs(from, number(count))),
+        ["hashes", count] => {
+            tally.hashes = true;
+            tally.all(&job::seeds(from, number(count)));
+        }
         ["twice", count] => tally.all(&(from..from + number(count)).map(Job::Twice).collect::<Vec<_>>()),
         ["crashes"] => tally.all(&job::crashes(1)),
         ["hunt", properties] => hunt(&mut tally, properties),

@@ -18,6 +18,8 @@ const PROGRESS_EVERY: u64 = 1_000;
 pub struct Tally {
     pub passed: u64,
     pub failed: u64,
+    /// Tell the hash of each run.
+    pub hashes: bool,
     virtual_ms: u64,
     started: Instant,
     /// The properties that were violated, `P1` to `P16`, invariants, rows of faults.
@@ -26,7 +28,14 @@ pub struct Tally {
 
 impl Tally {
     pub fn new() -> Self {
-        Tally { passed: 0, failed: 0, virtual_ms: 0, started: Instant::now(), properties: BTreeSet::new() }
+        Tally {
+            passed: 0,
+            failed: 0,
+            hashes: false,
+            virtual_ms: 0,
+            started: Instant::now(),
+            properties: BTreeSet::new(),
+        }
     }
 
     /// Runs all of them.
@@ -70,15 +79,15 @@ impl Tally {
         let report = job.run(true);
         let shown = report.lines.iter().filter(|line| !line.contains("/leases/"));
         shown.for_each(|line| println!("{}", line.chars().take(400).collect::<String>()));
-        println!(
-            "hash {:016x}, {} events, {} writes, {} effective",
-            report.hash, report.events, report.writes, report.effective
-        );
+        println!("{}", hash(&report));
         self.count(job, &report);
     }
 
     fn count(&mut self, job: &Job, report: &Report) {
         self.virtual_ms += report.virtual_ms;
+        if self.hashes {
+            println!("{} {}", job.words(), hash(report));
+        }
         if report.violations.is_empty() {
             self.passed += 1;
         } else {
@@ -108,6 +117,12 @@ impl Tally {
         println!("{} passed, {} failed", self.passed, self.failed);
         if self.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
+}
+
+/// What two runs of one seed must agree on.
+fn hash(report: &Report) -> String {
+    let Report { hash, events, writes, effective, .. } = report;
+    format!("hash {hash:016x}, {events} events, {writes} writes, {effective} effective")
 }
 
 /// The property that a violation names: the first word of its kind.
