@@ -1,5 +1,7 @@
 //! What users and fate can do to the world.
 
+use std::sync::Arc;
+
 use crds::poison::{ANNOTATION_POISON, read};
 use serde_json::{Value, json};
 
@@ -7,7 +9,7 @@ use super::{
     agent::Engine,
     cluster::State,
     end::condition,
-    kube::{kinds, store::Key},
+    kube::{kinds, object::Object, store::Key},
     story::NAMESPACE,
     world::{World, target},
 };
@@ -154,7 +156,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
         Act::Edit { name, patch } => drop(state.store.merge(&user(name), patch)),
         Act::Replace { name, spec } => {
             if let Ok((_, live)) = state.store.read(&user(name)) {
-                let mut body = live.json().clone();
+                let mut body = Object::clone(&live);
                 body["spec"] = spec.clone();
                 drop(state.store.replace(&user(name), body));
             }
@@ -257,8 +259,8 @@ fn on_children(act: &Act, state: &mut State) {
             drop(store.create(&user(plural, ""), json!({"metadata": {"name": child(plural)}, "spec": {}})));
         }
         Act::PatchOwners { kind } => {
-            let pods: Vec<(Key, Value)> =
-                store.of("pods").map(|(key, e)| (key.clone(), e.value.json().clone())).collect();
+            let pods: Vec<(Key, Arc<Object>)> =
+                store.of("pods").map(|(key, e)| (key.clone(), e.value.clone())).collect();
             for ((_, namespace, name), pod) in pods {
                 let mut wrong = pod["metadata"]["ownerReferences"][0].clone();
                 wrong["kind"] = json!(kind);
@@ -269,9 +271,9 @@ fn on_children(act: &Act, state: &mut State) {
         Act::Newer { name, pointer, value } => {
             let key = ("inferencedeployments", NAMESPACE.to_owned(), (*name).to_owned());
             let Some(entry) = store.get(&key).cloned() else { return };
-            let mut newer = entry.value.json().clone();
+            let mut newer = entry.value.json();
             newer.pointer_mut(pointer).into_iter().for_each(|field| field.clone_from(value));
-            store.put(kinds::of("inferencedeployments"), key, newer, entry.managers);
+            store.put(kinds::of("inferencedeployments"), key, newer.into(), entry.managers);
         }
         Act::PatchPods { patch } => {
             let keys: Vec<Key> = store.of("pods").map(|(key, _)| key.clone()).collect();
@@ -309,7 +311,7 @@ fn expect(act: &Act, world: &World, state: &mut State, now_ms: u64) {
             (!there.is_empty()).then(|| format!("P4: {there:?} runs on {node}"))
         }
         Act::ExpectOf { image, count } => {
-            let runs = |pod: &Value| pod["spec"]["containers"][0]["image"] == *image;
+            let runs = |pod: &Object| pod["spec"]["containers"][0]["image"] == *image;
             let running = state.store.of("pods").filter(|(_, entry)| runs(&entry.value)).count();
             (running != *count).then(|| format!("P4: {running} pods run {image} and {count} should"))
         }

@@ -4,7 +4,10 @@
 use serde_json::{Value, json};
 
 use super::{
-    kube::store::{Store, wall},
+    kube::{
+        object::Object,
+        store::{Store, wall},
+    },
     log::Log,
     world::target,
 };
@@ -90,7 +93,7 @@ pub struct Agent {
 
 impl Agent {
     /// As the pod's own arguments configure it.
-    pub fn new(pod: &Value, ready_at_ms: u64) -> Self {
+    pub fn new(pod: &Object, ready_at_ms: u64) -> Self {
         let args: Vec<&str> = pod["spec"]["initContainers"][0]["args"]
             .as_array()
             .into_iter()

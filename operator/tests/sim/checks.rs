@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     cluster::Caller,
-    kube::{store::Store, wire::Call},
+    kube::{object::Object, store::Store, wire::Call},
 };
 
 const OURS: [&str; 2] = ["truebeat.io/", "controller.kubernetes.io/pod-deletion-cost"];
@@ -60,7 +60,7 @@ impl Checks {
         store: &Store,
         caller: &Caller,
         call: &Call,
-        old: Option<&Value>,
+        old: Option<&Object>,
         (code, effective, now_ms): (u16, bool, u64),
     ) {
         let plural = call.target.kind.plural;
@@ -81,7 +81,8 @@ impl Checks {
             self.own_namespace(store, call, &name, now_ms); // nodes are everybody's: what may be written on them P9 knows
         }
         if let Some(new) = store.get(&call.target.key()).map(|entry| entry.value.clone()) {
-            let faults = foreign(plural, old.unwrap_or(&Value::Null), &new);
+            let none = Object::default();
+            let faults = foreign(plural, old.unwrap_or(&none), &new);
             faults.into_iter().for_each(|what| self.broken(now_ms, format!("P9: {name}: {what}")));
         }
         if let Some(what) = old.and_then(|old| unconfirmed(call, old)) {
@@ -148,7 +149,7 @@ fn precondition(call: &Call) -> Option<&'static str> {
 }
 
 /// I1: nothing is granted without evidence. What is confirmed once stays so: a slow operator does no wrong.
-fn unconfirmed(call: &Call, pod: &Value) -> Option<String> {
+fn unconfirmed(call: &Call, pod: &Object) -> Option<String> {
     let granted = call.body["metadata"]["annotations"]["truebeat.io/restart-grant"].as_str()?;
     let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
     let said = conditions.filter(|c| c["type"] == "truebeat.io/episode").find_map(|c| c["message"].as_str());
@@ -172,11 +173,10 @@ fn unremembered(store: &Store, call: &Call, old: &Value) -> Option<String> {
 }
 
 /// P9: what an operator's write changed that is not the operator's.
-fn foreign(plural: &str, old: &Value, new: &Value) -> Vec<String> {
+fn foreign(plural: &str, old: &Object, new: &Object) -> Vec<String> {
     let mut faults = Vec::new();
     let mut same = |path: &str| {
-        let pointer = format!("/{}", path.replace('.', "/"));
-        if old.pointer(&pointer) != new.pointer(&pointer) {
+        if !old.agrees_at(new, path) {
             faults.push(format!("{path} changed"));
         }
     };
@@ -188,12 +188,12 @@ fn foreign(plural: &str, old: &Value, new: &Value) -> Vec<String> {
         }
         "nodes" => {
             let own = |key: &String| key.contains("truebeat.io/");
-            let labels = |value: &Value| {
+            let labels = |value: &Object| {
                 let mut labels = value["metadata"]["labels"].as_object().cloned().unwrap_or_default();
                 labels.retain(|key, _| !own(key));
                 labels
             };
-            let conditions = |value: &Value| {
+            let conditions = |value: &Object| {
                 let all = value["status"]["conditions"].as_array().cloned().unwrap_or_default();
                 let foreign = |c: &Value| !c["type"].as_str().is_some_and(|type_| type_.starts_with("truebeat.io/"));
                 all.into_iter().filter(foreign).collect::<Vec<_>>()
@@ -208,7 +208,7 @@ fn foreign(plural: &str, old: &Value, new: &Value) -> Vec<String> {
         }
         _ => {}
     }
-    let annotations = |value: &Value| value["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
+    let annotations = |value: &Object| value["metadata"]["annotations"].as_object().cloned().unwrap_or_default();
     let (before, after) = (annotations(old), annotations(new));
     let ours = |key: &str| key.contains("truebeat.io/") || OURS.iter().any(|prefix| key.starts_with(prefix));
     for (key, value) in before.iter().filter(|(key, _)| !ours(key) && plural != "engineincidents") {
@@ -228,14 +228,14 @@ fn foreign(plural: &str, old: &Value, new: &Value) -> Vec<String> {
     }
     let owners = old["metadata"]["ownerReferences"].as_array();
     let ours = owners.into_iter().flatten().any(|owner| owner["kind"] == "InferenceDeployment");
-    if CHILDREN.contains(&plural) && !old.is_null() && !ours {
+    if CHILDREN.contains(&plural) && !old.is_empty() && !ours {
         faults.push("it belongs to somebody else".to_owned());
     }
     faults
 }
 
 /// No security field is ever weaker than the pod contract says.
-fn weakened(deployment: &Value) -> Option<String> {
+fn weakened(deployment: &Object) -> Option<String> {
     let spec = &deployment["spec"]["template"]["spec"];
     let containers =
         ["initContainers", "containers"].iter().flat_map(|list| spec[*list].as_array().into_iter().flatten());

@@ -23,7 +23,8 @@ use super::{
     faults::{Fate, Faults, Side},
     kube::{
         Refusal,
-        store::{Backup, Object, Store, wall},
+        object::Object,
+        store::{Backup, Store, wall},
         wire::Call,
     },
     log::Log,
@@ -120,10 +121,9 @@ impl Cluster {
 
     async fn serve(self: Arc<Self>, caller: Caller, request: Request<Body>) -> Result<Answer, Failure> {
         let (parts, body) = request.into_parts();
-        let content_type =
-            parts.headers.get("content-type").and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
+        let header = |name: &str| parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let body = body.collect_bytes().await?;
-        let call = match Call::parse(&parts.method, &parts.uri, &content_type, &body) {
+        let call = match Call::parse(&parts.method, &parts.uri, header("content-type"), &body) {
             Ok(call) => call,
             Err(refusal) => return Ok(refused(&refusal, 0)),
         };
@@ -206,13 +206,12 @@ impl Cluster {
         let now_ms = self.now_ms();
         let old = state.store.get(&call.target.key()).map(|entry| entry.value.clone());
         let version = state.store.version;
-        let result = call.clone().perform(&mut state.store);
+        let result = call.perform(&mut state.store);
         let code = result.as_ref().map_or_else(|refusal| refusal.code, |(code, _)| *code);
         let (id, method, path) = (caller.id, &call.method, &call.path);
         state.log.line(now_ms, format_args!("operator-{id} {method} {path} {code} {}", call.body));
         let effective = state.store.version != version;
-        let old = old.as_deref().map(Object::json);
-        state.checks.write(&state.store, caller, &call, old, (code, effective, now_ms));
+        state.checks.write(&state.store, caller, &call, old.as_deref(), (code, effective, now_ms));
         let version = state.store.version;
         let name = format!("{method} {path}");
         let again = call.perform(&mut state.store);

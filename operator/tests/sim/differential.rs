@@ -121,7 +121,7 @@ async fn compare(client: &Client, steps: &[Step]) -> Result<(usize, Option<Strin
         let posted = body["metadata"]["name"].as_str().unwrap_or(name).to_owned();
         let key = (call.target.kind.plural, "default".to_owned(), posted);
         let (code, answer) = match call.perform(&mut store) {
-            Ok((code, value)) => (code, value.json().clone()),
+            Ok((code, value)) => (code, value.json()),
             Err(refusal) => (refusal.code, refusal.status()),
         };
         let owners = store.get(&key).map(|entry| our_owners(&entry.managers)).unwrap_or_default();

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     cluster::State,
+    kube::object::Object,
     world::{World, is_ready, text},
 };
 
@@ -32,15 +33,15 @@ pub fn in_order(state: &State, world: &World) -> Vec<String> {
     faults
 }
 
-fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Value, faults: &mut Vec<String>) {
+fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Object, faults: &mut Vec<String>) {
     let mut wrong = |what: String| faults.push(format!("{namespace}/{name}: {what}"));
     let wanted = infd["spec"]["replicas"].as_u64().unwrap_or(0);
     let status = &infd["status"];
     let condition = |type_: &str| condition(infd, type_);
-    let pods: Vec<&Value> = state
+    let pods: Vec<&Object> = state
         .store
         .of("pods")
-        .map(|(_, e)| e.value.json())
+        .map(|(_, e)| &*e.value)
         .filter(|pod| pod["metadata"]["labels"][OWNER] == name && text(pod, "namespace") == namespace)
         .collect();
     let healthy = world
@@ -120,7 +121,7 @@ fn rolled_back(state: &State, (namespace, name): (&str, &str), status: &Value) -
 }
 
 /// Status and message of a condition.
-pub fn condition(infd: &Value, type_: &str) -> Option<(String, String)> {
+pub fn condition(infd: &Object, type_: &str) -> Option<(String, String)> {
     let found = infd["status"]["conditions"].as_array().into_iter().flatten().find(|c| c["type"] == type_)?;
     Some((found["status"].as_str().unwrap_or_default().to_owned(), found["message"].to_string()))
 }
@@ -167,7 +168,7 @@ pub fn state(state: &State) -> Value {
     keys.into_iter().collect::<Map<_, _>>().into()
 }
 
-fn incident(value: &Value) -> String {
+fn incident(value: &Object) -> String {
     format!(
         "{}-{}-{}",
         value["spec"]["deployment"].as_str().unwrap_or_default(),

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     agent::Agent,
-    kube::store::{Object, Store},
+    kube::{object::Object, store::Store},
     world::{GPU, NODES, PLAIN, Pod, World, target, text},
 };
 
@@ -31,7 +31,7 @@ impl World {
     /// A node that the pod's affinity allows, the emptiest first.
     pub fn schedule(&mut self, store: &mut Store) {
         let pending =
-            |value: &Value| value["spec"]["nodeName"].is_null() && value["metadata"]["deletionTimestamp"].is_null();
+            |value: &Object| value["spec"]["nodeName"].is_null() && value["metadata"]["deletionTimestamp"].is_null();
         let all: Vec<Arc<Object>> =
             store.of("pods").filter(|(_, e)| pending(&e.value)).map(|(_, e)| e.value.clone()).collect();
         for pod in all {
@@ -59,7 +59,7 @@ impl World {
 }
 
 /// `PodScheduled`, which is there only once a place was looked for in vain.
-fn tell(store: &mut Store, pod: &Value, found: bool) {
+fn tell(store: &mut Store, pod: &Object, found: bool) {
     let mut conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let known = conditions.iter().position(|c| c["type"] == "PodScheduled");
     let (word, reason) = if found { ("True", "") } else { ("False", "Unschedulable") };
@@ -75,7 +75,7 @@ fn tell(store: &mut Store, pod: &Value, found: bool) {
 }
 
 /// Does the pod's affinity forbid this node, by its name or by a label that it must not have?
-fn keeps_away(pod: &Value, node: &str, labels: &Value) -> bool {
+fn keeps_away(pod: &Object, node: &str, labels: &Value) -> bool {
     let required = &pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     let terms = required["nodeSelectorTerms"].as_array().into_iter().flatten();
     let mut rules = terms.flat_map(|term| {
@@ -88,6 +88,6 @@ fn keeps_away(pod: &Value, node: &str, labels: &Value) -> bool {
     })
 }
 
-pub fn wants_gpu(pod: &Value) -> bool {
+pub fn wants_gpu(pod: &Object) -> bool {
     !pod["spec"]["containers"][0]["resources"]["limits"][GPU].is_null()
 }

@@ -13,7 +13,8 @@ use super::{
     cluster::State,
     kube::{
         kinds,
-        store::{Key, Object, Store, wall},
+        object::Object,
+        store::{Key, Store, wall},
         verbs::Target,
     },
     rng::Rng,
@@ -139,13 +140,13 @@ impl World {
         }
     }
 
-    fn deployment(&mut self, store: &mut Store, deployment: &Value) {
+    fn deployment(&mut self, store: &mut Store, deployment: &Object) {
         let (namespace, name) = (text(deployment, "namespace"), text(deployment, "name"));
         let template = &deployment["spec"]["template"];
         let set = self.set_name(deployment);
         let set_uid = self.replica_set(store, deployment, &set);
         let wanted = deployment["spec"]["replicas"].as_u64().unwrap_or(1) as usize;
-        let owned = |pod: &Value| owner(pod).rsplit_once('-').is_some_and(|(d, _)| d == name);
+        let owned = |pod: &Object| owner(pod).rsplit_once('-').is_some_and(|(d, _)| d == name);
         let pods: Vec<Arc<Object>> = store
             .of("pods")
             .filter(|(key, entry)| {
@@ -189,7 +190,7 @@ impl World {
     }
 
     /// Each ReplicaSet of a paused Deployment keeps its number. (That a change of the number is shared out among them is left out.)
-    fn stand_still(&mut self, store: &mut Store, deployment: &Value, pods: &[Arc<Object>]) {
+    fn stand_still(&mut self, store: &mut Store, deployment: &Object, pods: &[Arc<Object>]) {
         let mut counts = BTreeMap::<String, usize>::new();
         for pod in pods {
             *counts.entry(owner(pod)).or_default() += 1;
@@ -204,14 +205,14 @@ impl World {
     }
 
     /// The ReplicaSet of the template, by its hash.
-    fn set_name(&mut self, deployment: &Value) -> String {
+    fn set_name(&mut self, deployment: &Object) -> String {
         let key = (text(deployment, "uid"), deployment["metadata"]["generation"].as_u64().unwrap_or(0));
         let template = || deployment["spec"]["template"].to_string();
         let hash = self.hashes.entry(key).or_insert_with(|| hash(&template()) as u32);
         format!("{}-{hash:08x}", text(deployment, "name"))
     }
 
-    fn replica_set(&mut self, store: &mut Store, deployment: &Value, name: &str) -> String {
+    fn replica_set(&mut self, store: &mut Store, deployment: &Object, name: &str) -> String {
         let namespace = text(deployment, "namespace");
         let at = target("replicasets", &namespace, name, PLAIN);
         if let Ok((_, set)) = store.read(&at) {
@@ -282,7 +283,7 @@ impl World {
     }
 }
 
-fn report_readiness(store: &mut Store, pod: &Pod, live: &Value, (ready, now_ms): (bool, u64)) {
+fn report_readiness(store: &mut Store, pod: &Pod, live: &Object, (ready, now_ms): (bool, u64)) {
     let word = if ready { "True" } else { "False" };
     let mut conditions = live["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let known = conditions.iter_mut().find(|c| c["type"] == "Ready");
@@ -299,7 +300,7 @@ fn report_readiness(store: &mut Store, pod: &Pod, live: &Value, (ready, now_ms):
 
 fn collect_garbage(store: &mut Store) {
     let uids: BTreeSet<&str> = store.objects.values().filter_map(|e| e.value["metadata"]["uid"].as_str()).collect();
-    let orphan = |value: &Value| {
+    let orphan = |value: &Object| {
         let owners = value["metadata"]["ownerReferences"].as_array();
         owners.is_some_and(|list| {
             !list.is_empty() && list.iter().all(|o| !uids.contains(o["uid"].as_str().unwrap_or_default()))
@@ -316,34 +317,34 @@ fn collect_garbage(store: &mut Store) {
     }
 }
 
-fn delete_pod(store: &mut Store, pod: &Value) {
+fn delete_pod(store: &mut Store, pod: &Object) {
     let _ = store.delete(&target("pods", &text(pod, "namespace"), &text(pod, "name"), PLAIN), &Value::Null);
 }
 
-pub fn is_ready(pod: &Value) -> bool {
+pub fn is_ready(pod: &Object) -> bool {
     let conditions = pod["status"]["conditions"].as_array();
     conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
 /// Ready without a break for so long?
-fn is_available(pod: &Value, soak_s: i64, now_ms: u64) -> bool {
+fn is_available(pod: &Object, soak_s: i64, now_ms: u64) -> bool {
     let conditions = pod["status"]["conditions"].as_array();
     let ready = conditions.into_iter().flatten().find(|c| c["type"] == "Ready" && c["status"] == "True");
     let since = ready.and_then(|c| c["lastTransitionTime"].as_str()?.parse::<jiff::Timestamp>().ok());
     since.is_some_and(|since| super::kube::store::wall(now_ms).as_second() - since.as_second() >= soak_s)
 }
 
-fn cost(pod: &Value) -> i64 {
+fn cost(pod: &Object) -> i64 {
     let text = pod["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"].as_str();
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
 /// Name of the ReplicaSet that made a pod.
-fn owner(pod: &Value) -> String {
+fn owner(pod: &Object) -> String {
     pod["metadata"]["ownerReferences"][0]["name"].as_str().unwrap_or_default().to_owned()
 }
 
-pub fn text(object: &Value, field: &str) -> String {
+pub fn text(object: &Object, field: &str) -> String {
     object["metadata"][field].as_str().unwrap_or_default().to_owned()
 }
 

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
+use super::object::Object;
+
 pub type Path = Vec<String>;
 pub type Set = BTreeSet<Path>;
 
@@ -55,11 +57,10 @@ fn key_of(item: &Value, keys: &[&str]) -> String {
 }
 
 /// Every leaf of `value` that a manager can own; list items have an entry of their own, of value null.
-pub fn leaves(value: &Value) -> BTreeMap<Path, Value> {
+pub fn leaves(object: &Object) -> BTreeMap<Path, Value> {
     let mut out = BTreeMap::new();
-    let Value::Object(map) = value else { return out };
-    for (name, child) in map {
-        match name.as_str() {
+    for (name, child) in object.fields() {
+        match name {
             "apiVersion" | "kind" => {}
             "metadata" => {
                 for (field, child) in child.as_object().into_iter().flatten() {
@@ -76,10 +77,10 @@ pub fn leaves(value: &Value) -> BTreeMap<Path, Value> {
 
 /// The maps and lists that a manager owns as such because an update of its made them: all of a custom object, and of the
 /// others those that Go can tell apart from empty ones.
-fn containers(value: &Value, custom: bool) -> Set {
+fn containers(object: &Object, custom: bool) -> Set {
     let mut out = Set::new();
-    for (name, child) in value.as_object().into_iter().flatten() {
-        match name.as_str() {
+    for (name, child) in object.fields() {
+        match name {
             "metadata" => {
                 for field in ["labels", "annotations", "finalizers", "ownerReferences"] {
                     if child.get(field).is_some() {
@@ -133,12 +134,12 @@ fn walk(value: &Value, path: Path, out: &mut BTreeMap<Path, Value>) {
 
 /// Server-side apply: the merged object and the new managers, or the paths that others own with another value.
 pub fn apply(
-    live: &Value,
+    live: &Object,
     managers: &Managers,
-    applied: &Value,
+    applied: &Object,
     (me, custom): (&Manager, bool),
     force: bool,
-) -> Result<(Value, Managers), Vec<Path>> {
+) -> Result<(Object, Managers), Vec<Path>> {
     let wanted = leaves(applied);
     let mut managers = managers.clone();
     // who is alone has nobody to differ with, which spares most of the work
@@ -156,8 +157,7 @@ pub fn apply(
     if !force && !conflicts.is_empty() {
         return Err(conflicts);
     }
-    let mut merged = live.clone();
-    merge(&mut merged, applied, &Path::new());
+    let mut merged = merged(live, applied);
     let mine = managers.remove(me).unwrap_or_default();
     let dropped = mine.iter().filter(|path| !wanted.contains_key(*path));
     let others = |path: &Path| managers.values().any(|owned| owned.iter().any(|o| o.starts_with(path)));
@@ -166,14 +166,14 @@ pub fn apply(
     dropped.sort_by_key(|path| path.len()); // an item before its key, or nobody would know it any more
     // a map that somebody else made stays when it is empty, where the server can tell it from none
     let kept = |path: &[String]| custom && managers.values().any(|owned| owned.contains(path));
-    dropped.iter().for_each(|path| remove(&mut merged, path, 0, &kept));
+    dropped.iter().for_each(|path| remove_from(&mut merged, path, &kept));
     managers.insert(me.clone(), wanted.into_keys().collect());
     managers.retain(|_, owned| !owned.is_empty());
     Ok((merged, managers))
 }
 
 /// After an update or a patch: what it changed is its manager's, what it removed is nobody's.
-pub fn update(old: &Value, new: &Value, managers: &mut Managers, me: &Manager, custom: bool) {
+pub fn update(old: &Object, new: &Object, managers: &mut Managers, me: &Manager, custom: bool) {
     let (before, after) = (leaves(old), leaves(new));
     let (maps_before, maps_after) = (containers(old, custom), containers(new, custom));
     let changed = after.iter().filter(|(path, value)| before.get(*path) != Some(value)).map(|(path, _)| path.clone());
@@ -187,6 +187,17 @@ pub fn update(old: &Value, new: &Value, managers: &mut Managers, me: &Manager, c
         managers.entry(me.clone()).or_default().extend(changed);
     }
     managers.retain(|_, owned| !owned.is_empty());
+}
+
+fn merged(live: &Object, applied: &Object) -> Object {
+    let mut merged = live.clone();
+    for (name, value) in applied.fields().filter(|(name, value)| live.get(name) != Some(value)) {
+        match live.get(name) {
+            Some(_) => merge(&mut merged[name], value, &vec![format!("f:{name}")]),
+            None => merged[name] = value.clone(),
+        }
+    }
+    merged
 }
 
 fn merge(live: &mut Value, applied: &Value, path: &Path) {
@@ -242,7 +253,24 @@ fn merge_items(live: Vec<Value>, applied: &[Value], keys: &[&str], path: &Path) 
     out
 }
 
-/// Takes away what is at `path`, from its element `depth` on, and the maps and lists that are empty then and not `kept`.
+/// Takes away what is at `path`, and the fields of the object that are empty then and not `kept`.
+fn remove_from(object: &mut Object, path: &[String], kept: &dyn Fn(&[String]) -> bool) {
+    let Some(name) = path.first().map(|element| &element[2..]).filter(|name| object.get(name).is_some()) else {
+        return;
+    };
+    if path.len() > 1 {
+        remove(&mut object[name], path, 1, kept);
+    }
+    if path.len() == 1 || (is_bare(&object[name]) && !kept(&path[..1])) {
+        object.set(name, Value::Null);
+    }
+}
+
+fn is_bare(value: &Value) -> bool {
+    value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// The same within a value, from the element `depth` on, and the maps and lists that are empty then and not `kept`.
 fn remove(value: &mut Value, path: &[String], depth: usize, kept: &dyn Fn(&[String]) -> bool) {
     let Some(element) = path.get(depth) else { return };
     let (name, last) = (&element[2..], depth + 1 == path.len());
@@ -251,8 +279,7 @@ fn remove(value: &mut Value, path: &[String], depth: usize, kept: &dyn Fn(&[Stri
         Value::Object(map) => {
             let Some(child) = map.get_mut(name) else { return };
             remove(child, path, depth + 1, kept);
-            let empty = child.as_object().is_some_and(Map::is_empty) || child.as_array().is_some_and(Vec::is_empty);
-            if empty && !kept(&path[..=depth]) {
+            if is_bare(child) && !kept(&path[..=depth]) {
                 map.remove(name);
             }
         }

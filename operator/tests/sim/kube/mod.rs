@@ -3,6 +3,7 @@
 
 pub mod fields;
 pub mod kinds;
+pub mod object;
 pub mod schema;
 pub mod store;
 pub mod verbs;

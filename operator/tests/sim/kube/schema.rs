@@ -1,11 +1,13 @@
 //! What a CustomResourceDefinition does to an object: unknown fields pruned, defaults filled in, and the simple rules
 //! checked (types, required, bounds, enums). CEL rules are evaluated by kube's own evaluator where the caller asks.
 
-use std::sync::LazyLock;
+use std::{fmt, sync::LazyLock};
 
 use crds::{EngineIncident, InferenceDeployment};
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
+
+use super::object::Object;
 
 static DEPLOYMENT: LazyLock<Value> = LazyLock::new(|| schema(&InferenceDeployment::crd()));
 static INCIDENT: LazyLock<Value> = LazyLock::new(|| schema(&EngineIncident::crd()));
@@ -24,12 +26,16 @@ pub fn of(kind: &str) -> Option<&'static Value> {
 }
 
 /// Prunes and defaults `object` in place; what is wrong with it afterwards.
-pub fn admit(schema: &Value, object: &mut Value) -> Vec<String> {
+pub fn admit(schema: &Value, object: &mut Object) -> Vec<String> {
     let mut faults = Vec::new();
     for part in ["spec", "status"] {
         let rules = &schema["properties"][part];
-        match object.get_mut(part) {
-            Some(value) => visit(rules, value, part, &mut faults),
+        match object.get(part) {
+            Some(_) => faults.extend(object.admit(part, |value| {
+                let mut faults = Vec::new();
+                visit(rules, value, &Path::Root(part), &mut faults);
+                faults
+            })),
             None if schema["required"].as_array().is_some_and(|r| r.contains(&json!(part))) => {
                 faults.push(format!("{part}: Required value"));
             }
@@ -39,7 +45,22 @@ pub fn admit(schema: &Value, object: &mut Value) -> Vec<String> {
     faults
 }
 
-fn visit(schema: &Value, value: &mut Value, path: &str, faults: &mut Vec<String>) {
+/// Where a value stands: put into words only where something is wrong with it.
+enum Path<'a> {
+    Root(&'a str),
+    Below(&'a Path<'a>, &'a str),
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Path::Root(name) => f.write_str(name),
+            Path::Below(path, name) => write!(f, "{path}.{name}"),
+        }
+    }
+}
+
+fn visit(schema: &Value, value: &mut Value, path: &Path<'_>, faults: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
             if schema["type"] != "object" {
@@ -53,11 +74,11 @@ fn visit(schema: &Value, value: &mut Value, path: &str, faults: &mut Vec<String>
                         map.insert(name.clone(), default.clone());
                     }
                     if let Some(child) = map.get_mut(name) {
-                        visit(rules, child, &format!("{path}.{name}"), faults);
+                        visit(rules, child, &Path::Below(path, name), faults);
                     }
                 }
             } else if let Some(rules) = schema.get("additionalProperties") {
-                map.iter_mut().for_each(|(name, child)| visit(rules, child, &format!("{path}.{name}"), faults));
+                map.iter_mut().for_each(|(name, child)| visit(rules, child, &Path::Below(path, name), faults));
             }
             for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
                 if !map.contains_key(name) {

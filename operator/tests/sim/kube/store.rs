@@ -1,53 +1,14 @@
 //! The objects and their history. Every effective change has its own resourceVersion and is kept for the watches.
 
-use std::{
-    collections::BTreeMap,
-    ops::Deref,
-    sync::{Arc, OnceLock},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use bytes::Bytes;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use super::{fields::Managers, kinds::Kind};
+use super::{fields::Managers, kinds::Kind, object::Object};
 
 /// Plural, namespace, name.
 pub type Key = (&'static str, String, String);
-
-/// One version of an object, with its text once somebody has asked for it: most versions are read many times.
-#[derive(Debug)]
-pub struct Object {
-    value: Value,
-    text: OnceLock<Bytes>,
-}
-
-impl Object {
-    pub fn new(value: Value) -> Arc<Self> {
-        Arc::new(Object { value, text: OnceLock::new() })
-    }
-
-    /// A list, which is text alone.
-    pub fn list(text: String) -> Arc<Self> {
-        Arc::new(Object { value: Value::Null, text: Bytes::from(text).into() })
-    }
-
-    pub fn json(&self) -> &Value {
-        &self.value
-    }
-
-    pub fn text(&self) -> Bytes {
-        self.text.get_or_init(|| Bytes::from(self.value.to_string())).clone()
-    }
-}
-
-impl Deref for Object {
-    type Target = Value;
-
-    fn deref(&self) -> &Value {
-        &self.value
-    }
-}
 
 /// One object as it is now.
 #[derive(Debug, Clone)]
@@ -132,7 +93,7 @@ impl Store {
     }
 
     /// Stores `value` under a new version. An equal one changes nothing but its managers, which is silent as well.
-    pub fn put(&mut self, kind: &'static Kind, key: Key, mut value: Value, managers: Arc<Managers>) -> Arc<Object> {
+    pub fn put(&mut self, kind: &'static Kind, key: Key, mut value: Object, managers: Arc<Managers>) -> Arc<Object> {
         let old = self.objects.get(&key);
         if let Some(old) = old
             && same(&old.value, &value)
@@ -143,7 +104,7 @@ impl Store {
         let event = if old.is_some() { "MODIFIED" } else { "ADDED" };
         self.version += 1;
         value["metadata"]["resourceVersion"] = json!(self.version_text());
-        let value = Object::new(value);
+        let value = Arc::new(value);
         self.note(kind.plural, event, value.clone());
         self.objects.insert(key, Entry { value: value.clone(), managers });
         value
@@ -154,9 +115,9 @@ impl Store {
         let entry = self.objects.remove(key)?;
         self.removed += 1;
         self.version += 1;
-        let mut last = entry.value.json().clone();
+        let mut last = Object::clone(&entry.value);
         last["metadata"]["resourceVersion"] = json!(self.version_text());
-        let last = Object::new(last);
+        let last = Arc::new(last);
         self.note(key.0, "DELETED", last.clone());
         Some(last)
     }
@@ -177,7 +138,7 @@ impl Store {
     /// Somebody of no interest writes this object.
     pub fn touch(&mut self, key: &Key) {
         let Some(Entry { value, managers }) = self.objects.get(key).cloned() else { return };
-        let mut next = value.json().clone();
+        let mut next = Object::clone(&value);
         next["metadata"]["annotations"]["example.com/touched"] = json!(self.version.to_string());
         let kind = super::kinds::of(key.0);
         self.put(kind, key.clone(), next, managers);
@@ -209,14 +170,12 @@ pub fn wall(now_ms: u64) -> Timestamp {
 }
 
 /// Are both the same but for what each write changes?
-fn same(old: &Value, new: &Value) -> bool {
+fn same(old: &Object, new: &Object) -> bool {
     let silent = |field: &str| matches!(field, "resourceVersion" | "managedFields");
-    let covers = |a: &Value, b: &Value, skip: &dyn Fn(&str) -> bool| {
-        let mut fields = a.as_object().into_iter().flatten().filter(|(name, _)| !skip(name));
+    let covers = |a: &Value, b: &Value| {
+        let mut fields = a.as_object().into_iter().flatten().filter(|(name, _)| !silent(name));
         fields.all(|(name, value)| b.get(name) == Some(value))
     };
-    let whole = |a: &Value, b: &Value| {
-        covers(a, b, &|name| name == "metadata") && covers(&a["metadata"], &b["metadata"], &silent)
-    };
-    whole(old, new) && whole(new, old)
+    let (a, b) = (&old["metadata"], &new["metadata"]);
+    old.agrees_but(new, &["metadata"]) && (old.agrees(new, "metadata") || (covers(a, b) && covers(b, a)))
 }

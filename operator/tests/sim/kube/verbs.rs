@@ -8,8 +8,9 @@ use super::{
     Refusal,
     fields::{self, Manager},
     kinds::Kind,
+    object::Object,
     schema,
-    store::{Key, Object, Store},
+    store::{Key, Store},
 };
 
 type Answer = Result<(u16, Arc<Object>), Refusal>;
@@ -59,6 +60,18 @@ impl Target {
     }
 }
 
+/// Metadata that no update changes; who owns which field is kept elsewhere.
+const OWNED: [&str; 9] = [
+    "name",
+    "namespace",
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "resourceVersion",
+    "generation",
+    "deletionGracePeriodSeconds",
+    "managedFields",
+];
 const MODIFIED: &str = "the object has been modified; please apply your changes to the latest version and try again";
 
 impl Store {
@@ -66,8 +79,8 @@ impl Store {
         self.get(&target.key()).map(|entry| (200, entry.value.clone())).ok_or_else(|| target.not_found())
     }
 
-    pub fn create(&mut self, target: &Target, body: Value) -> Answer {
-        let mut target = target.clone();
+    pub fn create(&mut self, target: &Target, body: impl Into<Object>) -> Answer {
+        let (mut target, body) = (target.clone(), body.into());
         target.name = text(&body, "name").to_owned();
         if let (true, Some(stem)) = (target.name.is_empty(), body["metadata"]["generateName"].as_str()) {
             target.name = format!("{stem}{:05}", self.version % 100_000);
@@ -83,13 +96,14 @@ impl Store {
         strip_status(target.kind, &mut value);
         let mut managers = fields::Managers::new();
         if self.track_updates {
-            fields::update(&Value::Null, &value, &mut managers, &target.manager(false), target.kind.custom());
+            fields::update(&Object::default(), &value, &mut managers, &target.manager(false), target.kind.custom());
         }
         Ok((201, self.put(target.kind, target.key(), value, managers.into())))
     }
 
     /// PUT.
-    pub fn replace(&mut self, target: &Target, body: Value) -> Answer {
+    pub fn replace(&mut self, target: &Target, body: impl Into<Object>) -> Answer {
+        let body = body.into();
         let Some(old) = self.get(&target.key()).cloned() else {
             // the Lease is one of the few kinds that an update creates
             let bound = !text(&body, "uid").is_empty() || !text(&body, "resourceVersion").is_empty();
@@ -114,10 +128,15 @@ impl Store {
     }
 
     /// JSON merge patch.
-    pub fn merge(&mut self, target: &Target, patch: &Value) -> Answer {
+    pub fn merge(&mut self, target: &Target, patch: impl Into<Object>) -> Answer {
         let Some(old) = self.get(&target.key()).cloned() else { return Err(target.not_found()) };
-        let mut body = old.value.json().clone();
-        merge_patch(&mut body, patch);
+        let mut body = Object::clone(&old.value);
+        for (name, value) in patch.into().fields() {
+            match value {
+                Value::Null => body.set(name, Value::Null),
+                value => merge_patch(&mut body[name], value),
+            }
+        }
         let version = text(&body, "resourceVersion");
         if version.is_empty() && !target.kind.unconditional {
             return Err(target.invalid(&["metadata.resourceVersion: must be specified for an update".to_owned()]));
@@ -131,7 +150,7 @@ impl Store {
         self.finish_update(target, body)
     }
 
-    fn finish_update(&mut self, target: &Target, body: Value) -> Answer {
+    fn finish_update(&mut self, target: &Target, body: Object) -> Answer {
         let Some(old) = self.get(&target.key()).cloned() else { return Err(target.not_found()) };
         let mut value = self.successor(target, &old.value, body)?;
         // an update, unlike an apply, reads the metadata as Go's own type, in which an empty map is none
@@ -153,7 +172,8 @@ impl Store {
         Ok((200, self.settle(target, value, managers)))
     }
 
-    pub fn apply(&mut self, target: &Target, body: Value) -> Answer {
+    pub fn apply(&mut self, target: &Target, body: impl Into<Object>) -> Answer {
+        let body = body.into();
         let me = target.manager(true);
         let uid = text(&body, "uid").to_owned();
         let Some(old) = self.get(&target.key()).cloned() else {
@@ -188,26 +208,23 @@ impl Store {
     }
 
     /// An apply through a subresource speaks of that part alone, one through the main resource of all but the status.
-    fn within_reach(&self, target: &Target, mut body: Value) -> Value {
+    fn within_reach(&self, target: &Target, mut body: Object) -> Object {
         if target.subresource == "status"
             && target.kind.custom()
             && let Some(metadata) = body["metadata"].as_object_mut()
         {
             metadata.retain(|name, _| name == "name" || name == "namespace");
         }
-        if let Some(map) = body.as_object_mut() {
-            match target.subresource.as_str() {
-                "status" => {
-                    map.retain(|name, _| matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "status"))
-                }
-                _ => strip_status(target.kind, &mut body),
-            }
+        match target.subresource.as_str() {
+            "status" => body.retain(|name| matches!(name, "apiVersion" | "kind" | "metadata" | "status")),
+            _ => strip_status(target.kind, &mut body),
         }
         body
     }
 
     /// DELETE with its options.
-    pub fn delete(&mut self, target: &Target, options: &Value) -> Answer {
+    pub fn delete(&mut self, target: &Target, options: impl Into<Object>) -> Answer {
+        let options = options.into();
         let Some(old) = self.get(&target.key()).cloned() else { return Err(target.not_found()) };
         let wanted = &options["preconditions"];
         for (field, name) in [("uid", "UID"), ("resourceVersion", "ResourceVersion")] {
@@ -223,7 +240,7 @@ impl Store {
             let last = self.remove(&target.key()).ok_or_else(|| target.not_found())?;
             return Ok((200, last));
         }
-        let mut value = old.value.json().clone();
+        let mut value = Object::clone(&old.value);
         if value["metadata"]["deletionTimestamp"].is_null() {
             value["metadata"]["deletionTimestamp"] = json!(self.now());
             value["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
@@ -234,7 +251,7 @@ impl Store {
         Ok((200, self.put(target.kind, target.key(), value, old.managers)))
     }
 
-    fn newborn(&mut self, target: &Target, mut body: Value) -> Result<Value, Refusal> {
+    fn newborn(&mut self, target: &Target, mut body: Object) -> Result<Object, Refusal> {
         let uid = self.uid();
         body["apiVersion"] = json!(target.kind.api_version());
         body["kind"] = json!(target.kind.kind);
@@ -261,43 +278,28 @@ impl Store {
     }
 
     /// The new object that an update of `old` to `body` makes: what the server owns stays, what lies outside is ignored.
-    fn successor(&mut self, target: &Target, old: &Value, mut body: Value) -> Result<Value, Refusal> {
-        let mut value = if target.subresource == "status" {
-            // (most of it is as it was, and comparing is cheaper than making it anew)
+    fn successor(&mut self, target: &Target, old: &Object, mut value: Object) -> Result<Object, Refusal> {
+        if target.subresource == "status" {
             let theirs = |name: &str| name == "status" || (name == "metadata" && !target.kind.custom());
-            for (name, part) in old.as_object().into_iter().flatten().filter(|(name, _)| !theirs(name)) {
-                if body.get(name) != Some(part) {
-                    set(&mut body, name, part.clone());
-                }
-            }
-            if let Some(map) = body.as_object_mut() {
-                map.retain(|name, _| theirs(name) || old.get(name).is_some());
-            }
+            let ours = old.fields().map(|(name, _)| name).filter(|name| !theirs(name));
+            ours.for_each(|name| value.share(old, name));
+            value.retain(|name| theirs(name) || old.get(name).is_some());
             if !target.kind.custom() {
-                set(&mut body["metadata"], "ownerReferences", old["metadata"]["ownerReferences"].clone());
+                keep(old, &mut value, &["ownerReferences"]);
             }
-            body
-        } else {
-            if target.kind.status {
-                set(&mut body, "status", old.get("status").cloned().unwrap_or_default());
-            }
-            body
-        };
-        let owned = ["name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "resourceVersion"];
-        for field in owned.into_iter().chain(["generation", "deletionGracePeriodSeconds"]) {
-            set(&mut value["metadata"], field, old["metadata"].get(field).cloned().unwrap_or_default());
+        } else if target.kind.status {
+            value.share(old, "status");
         }
-        set(&mut value["metadata"], "managedFields", Value::Null);
-        set(&mut value, "apiVersion", old["apiVersion"].clone());
-        set(&mut value, "kind", old["kind"].clone());
+        keep(old, &mut value, &OWNED);
+        ["apiVersion", "kind"].iter().for_each(|name| value.share(old, name));
         let mut value = self.admitted(target, value)?;
-        if target.kind.generation && target.subresource.is_empty() && desired(old) != desired(&value) {
+        if target.kind.generation && target.subresource.is_empty() && !old.agrees_but(&value, &["metadata", "status"]) {
             value["metadata"]["generation"] = json!(old["metadata"]["generation"].as_i64().unwrap_or(0) + 1);
         }
         Ok(value)
     }
 
-    fn admitted(&self, target: &Target, mut value: Value) -> Result<Value, Refusal> {
+    fn admitted(&self, target: &Target, mut value: Object) -> Result<Object, Refusal> {
         if let Some(rules) = schema::of(target.kind.kind) {
             let faults = schema::admit(rules, &mut value);
             if !faults.is_empty() {
@@ -308,7 +310,7 @@ impl Store {
     }
 
     /// Stores; an object on its way out goes when nothing holds it any more.
-    fn settle(&mut self, target: &Target, value: Value, managers: Arc<fields::Managers>) -> Arc<Object> {
+    fn settle(&mut self, target: &Target, value: Object, managers: Arc<fields::Managers>) -> Arc<Object> {
         let metadata = &value["metadata"];
         let held = metadata["finalizers"].as_array().is_some_and(|list| !list.is_empty());
         let waits = metadata["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) > 0;
@@ -318,18 +320,19 @@ impl Store {
     }
 }
 
-fn desired(value: &Value) -> Value {
-    let mut value = value.clone();
-    if let Some(map) = value.as_object_mut() {
-        map.remove("metadata");
-        map.remove("status");
+/// Of the metadata these are as they were.
+fn keep(old: &Object, value: &mut Object, fields: &[&str]) {
+    let (before, after) = (&old["metadata"], &value["metadata"]);
+    let moved: Vec<&&str> = fields.iter().filter(|name| before.get(name) != after.get(name)).collect();
+    // (written only where they differ: to write is to make all of it anew)
+    for name in moved {
+        set(&mut value["metadata"], name, before[*name].clone());
     }
-    value
 }
 
-fn strip_status(kind: &Kind, value: &mut Value) {
-    if let (true, Some(map)) = (kind.status, value.as_object_mut()) {
-        map.remove("status");
+fn strip_status(kind: &Kind, value: &mut Object) {
+    if kind.status {
+        value.set("status", Value::Null);
     }
 }
 
@@ -342,7 +345,7 @@ fn set(object: &mut Value, field: &str, value: Value) {
     }
 }
 
-fn text<'a>(object: &'a Value, field: &str) -> &'a str {
+fn text<'a>(object: &'a Object, field: &str) -> &'a str {
     object["metadata"][field].as_str().unwrap_or_default()
 }
 

@@ -5,12 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use http::{Method, Uri};
 use serde_json::Value;
 
-use super::{
-    Refusal,
-    kinds::{KINDS, Kind},
-    store::{Object, Store},
-    verbs::Target,
-};
+use super::{Refusal, kinds::KINDS, object::Object, store::Store, verbs::Target};
 
 /// How far a list that asks for any version lags behind.
 const STALE_MS: u64 = 4_000;
@@ -22,7 +17,7 @@ pub struct Call {
     pub target: Target,
     pub query: BTreeMap<String, String>,
     pub content_type: String,
-    pub body: Value,
+    pub body: Object,
     pub path: String,
 }
 
@@ -47,9 +42,10 @@ impl Call {
         let mut target = Target::new(kind, namespace, rest.get(1).unwrap_or(&""), manager);
         target.subresource = rest.get(2).unwrap_or(&"").to_string();
         target.force = query.get("force").is_some_and(|force| force == "true");
-        let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(body).map_err(bad)? };
+        let body = if body.is_empty() { Value::Null } else { serde_json::from_slice::<Value>(body).map_err(bad)? };
         let (method, content_type) = (method.clone(), content_type.to_owned());
-        Ok(Call { method, target, query, content_type, body, path: uri.path().to_owned() })
+        let path = uri.path().to_owned();
+        Ok(Call { method, target, query, content_type, body: body.into(), path })
     }
 
     /// As RBAC names it; a PUT is a `replace`.
@@ -74,16 +70,16 @@ impl Call {
     }
 
     /// Does it all at once.
-    pub fn perform(self, store: &mut Store) -> Result<(u16, Arc<Object>), Refusal> {
+    pub fn perform(&self, store: &mut Store) -> Result<(u16, Arc<Object>), Refusal> {
         let target = &self.target;
         match (self.method.as_str(), target.name.is_empty()) {
             ("GET", true) => self.list(store),
             ("GET", false) => store.read(target),
-            ("POST", _) => store.create(target, self.body),
-            ("PUT", _) => store.replace(target, self.body),
-            ("PATCH", _) if self.content_type.contains("apply-patch") => store.apply(target, self.body),
-            ("PATCH", _) if self.content_type.contains("merge-patch+json") => store.merge(target, &self.body),
-            ("DELETE", _) => store.delete(target, &self.body),
+            ("POST", _) => store.create(target, self.body.clone()),
+            ("PUT", _) => store.replace(target, self.body.clone()),
+            ("PATCH", _) if self.content_type.contains("apply-patch") => store.apply(target, self.body.clone()),
+            ("PATCH", _) if self.content_type.contains("merge-patch+json") => store.merge(target, self.body.clone()),
+            ("DELETE", _) => store.delete(target, self.body.clone()),
             _ => Err(Refusal::new(405, "MethodNotAllowed", "the server does not allow this method")),
         }
     }
@@ -97,11 +93,11 @@ impl Call {
         if self.query.get("resourceVersion").is_some_and(|version| version == "0") {
             // "any version": from a watch cache that may lag (P2)
             let old = store.as_of(kind.plural, store.now_ms.saturating_sub(STALE_MS));
-            return Ok((200, list_of(kind, old.iter().filter(here), &store.version_text(), "")));
+            return Ok((200, self.list_of(old.iter().filter(here), &store.version_text(), "")));
         }
         let all: Vec<&Arc<Object>> = store.of(kind.plural).map(|(_, entry)| &entry.value).filter(here).collect();
         if store.page == 0 || !self.query.contains_key("limit") {
-            return Ok((200, list_of(kind, all.into_iter(), &store.version_text(), "")));
+            return Ok((200, self.list_of(all.into_iter(), &store.version_text(), "")));
         }
         // a page; what it goes on from is gone as soon as anything has changed
         let (version, from) = match self.query.get("continue").and_then(|token| token.split_once(':')) {
@@ -113,11 +109,27 @@ impl Call {
         }
         let next =
             if all.len() > from + store.page { format!("{version}:{}", from + store.page) } else { String::new() };
-        Ok((200, list_of(kind, all.into_iter().skip(from).take(store.page), &version, &next)))
+        Ok((200, self.list_of(all.into_iter().skip(from).take(store.page), &version, &next)))
+    }
+
+    /// A list as the API writes it.
+    fn list_of<'a>(&self, items: impl Iterator<Item = &'a Arc<Object>>, version: &str, next: &str) -> Arc<Object> {
+        let kind = self.target.kind;
+        let (group_version, name) = (kind.api_version(), kind.kind);
+        let head = format!(
+            r#"{{"apiVersion":"{group_version}","kind":"{name}List","metadata":{{"resourceVersion":"{version}","continue":"{next}"}},"items":["#
+        );
+        let mut text = head.into_bytes();
+        for (at, item) in items.enumerate() {
+            text.extend((at > 0).then_some(b','));
+            text.extend_from_slice(&item.text());
+        }
+        text.extend_from_slice(b"]}");
+        Object::list(text)
     }
 
     /// Does the request's label selector take this object?
-    pub fn selects(&self, value: &Value) -> bool {
+    pub fn selects(&self, value: &Object) -> bool {
         let Some(selector) = self.query.get("labelSelector") else { return true };
         selector.split(',').filter(|term| !term.is_empty()).all(|term| {
             let labels = &value["metadata"]["labels"];
@@ -127,20 +139,6 @@ impl Call {
             }
         })
     }
-}
-
-/// A list as the API writes it.
-fn list_of<'a>(kind: &Kind, items: impl Iterator<Item = &'a Arc<Object>>, version: &str, next: &str) -> Arc<Object> {
-    let (group_version, name) = (kind.api_version(), kind.kind);
-    let mut text = format!(
-        r#"{{"apiVersion":"{group_version}","kind":"{name}List","metadata":{{"resourceVersion":"{version}","continue":"{next}"}},"items":["#
-    );
-    for (at, item) in items.enumerate() {
-        text.push_str(if at == 0 { "" } else { "," });
-        text.push_str(&String::from_utf8_lossy(&item.text()));
-    }
-    text.push_str("]}");
-    Object::list(text)
 }
 
 fn bad(error: serde_json::Error) -> Refusal {
