@@ -124,7 +124,7 @@ impl Cluster {
         let header = |name: &str| parts.headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or_default();
         let body = body.collect_bytes().await?;
         let call = match Call::parse(&parts.method, &parts.uri, header("content-type"), &body) {
-            Ok(call) => call,
+            Ok(call) => Call { partial: header("accept").contains(";as=PartialObjectMetadata"), ..call },
             Err(refusal) => return Ok(refused(&refusal, 0)),
         };
         self.lock().checks.within_scope(&call, self.now_ms());
@@ -177,7 +177,8 @@ impl Cluster {
         }
         if !call.is_write() {
             state.checks.read(&call, self.now_ms());
-            return Some(said(call.perform(&mut state.store)));
+            let result = call.perform(&mut state.store);
+            return Some(said(&call, result));
         }
         let counted = call.target.kind.plural != "leases";
         state.writes += u64::from(counted);
@@ -218,7 +219,7 @@ impl Cluster {
         if state.store.version != version {
             state.checks.broken(now_ms, format!("P12: {name} takes effect again when it is sent twice"));
         }
-        said(if repeated { again } else { result })
+        said(&call, if repeated { again } else { result })
     }
 
     async fn open_watch(self: Arc<Self>, call: Call) -> Answer {
@@ -299,7 +300,7 @@ impl Stream {
                 EventFate::Lost => continue,
                 EventFate::Sent { twice } => twice,
             };
-            let text = object.text();
+            let text = self.call.text_of(&object);
             let line = [format!(r#"{{"type":"{event}","object":"#).as_bytes(), &text, b"}\n"].concat();
             let line = Bytes::from(line);
             self.again = twice.then(|| line.clone());
@@ -347,9 +348,9 @@ impl Stream {
     }
 }
 
-fn said(result: Result<(u16, Arc<Object>), Refusal>) -> Answer {
+fn said(call: &Call, result: Result<(u16, Arc<Object>), Refusal>) -> Answer {
     match result {
-        Ok((code, object)) => answered(code, object.text()),
+        Ok((code, object)) => answered(code, call.text_of(&object)),
         Err(refusal) => refused(&refusal, 0),
     }
 }

@@ -115,6 +115,13 @@ impl Object {
         self.text.get_or_init(write).clone()
     }
 
+    /// The text of the `PartialObjectMetadata` that a client gets who asks for the metadata alone.
+    pub fn partial(&self) -> Bytes {
+        let head = r#""kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1""#;
+        let metadata = self.field("metadata").map(|field| field.text());
+        Bytes::from(joined([head].into_iter().chain(metadata)))
+    }
+
     fn field(&self, name: &str) -> Option<&Arc<Field>> {
         self.fields.iter().find(|field| field.name == name)
     }

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use bytes::Bytes;
 use http::{Method, Uri};
 use serde_json::Value;
 
@@ -19,6 +20,8 @@ pub struct Call {
     pub content_type: String,
     pub body: Object,
     pub path: String,
+    /// The client asks for the metadata alone.
+    pub partial: bool,
 }
 
 impl Call {
@@ -45,7 +48,7 @@ impl Call {
         let body = if body.is_empty() { Value::Null } else { serde_json::from_slice::<Value>(body).map_err(bad)? };
         let (method, content_type) = (method.clone(), content_type.to_owned());
         let path = uri.path().to_owned();
-        Ok(Call { method, target, query, content_type, body: body.into(), path })
+        Ok(Call { method, target, query, content_type, body: body.into(), path, partial: false })
     }
 
     /// As RBAC names it; a PUT is a `replace`.
@@ -115,17 +118,25 @@ impl Call {
     /// A list as the API writes it.
     fn list_of<'a>(&self, items: impl Iterator<Item = &'a Arc<Object>>, version: &str, next: &str) -> Arc<Object> {
         let kind = self.target.kind;
-        let (group_version, name) = (kind.api_version(), kind.kind);
+        let (group_version, name) = match self.partial {
+            true => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadata"),
+            false => (kind.api_version(), kind.kind),
+        };
         let head = format!(
             r#"{{"apiVersion":"{group_version}","kind":"{name}List","metadata":{{"resourceVersion":"{version}","continue":"{next}"}},"items":["#
         );
         let mut text = head.into_bytes();
         for (at, item) in items.enumerate() {
             text.extend((at > 0).then_some(b','));
-            text.extend_from_slice(&item.text());
+            text.extend_from_slice(&self.text_of(item));
         }
         text.extend_from_slice(b"]}");
         Object::list(text)
+    }
+
+    /// What the client gets of an object that it asks for. (A list is text already.)
+    pub fn text_of(&self, object: &Object) -> Bytes {
+        if self.partial && !object.is_empty() { object.partial() } else { object.text() }
     }
 
     /// Does the request's label selector take this object?
