@@ -290,7 +290,8 @@ impl Agent {
         let words = self.words();
         let mut at = target("pods", namespace, name, "truebeat-agent").status();
         at.force = true;
-        let body = json!({"metadata": {"name": name, "uid": uid}, "status": {"conditions": words}});
+        let mut body = json!({"metadata": {"name": name, "uid": uid}});
+        body["status"]["conditions"] = words;
         let Ok((_, pod)) = store.apply(&at, body) else { return };
         self.said = Some((self.brief(), now_ms));
         let notes = &pod["metadata"]["annotations"];

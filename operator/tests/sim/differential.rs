@@ -14,7 +14,12 @@ use kube::{Client, CustomResourceExt, client::Body};
 use serde_json::{Value, json};
 
 use super::{
-    kube::{fields::Managers, kinds, store::Store, wire::Call},
+    kube::{
+        fields::{Managers, Path},
+        kinds,
+        store::Store,
+        wire::Call,
+    },
     rng::Rng,
     story,
 };
@@ -193,7 +198,7 @@ fn our_owners(managers: &Managers) -> BTreeMap<String, BTreeSet<String>> {
     let mut owners = BTreeMap::new();
     for (manager, set) in managers {
         let operation = if manager.apply { "Apply" } else { "Update" };
-        let leaf = |path: &&Vec<String>| !set.iter().any(|other| other.len() > path.len() && other.starts_with(path));
+        let leaf = |path: &&Path| !set.iter().any(|other| other.len() > path.len() && other.starts_with(path));
         let paths = set.iter().filter(leaf).map(|path| path.join("/")).collect();
         insert(&mut owners, format!("{} {operation} {}", manager.name, manager.subresource), paths);
     }

@@ -285,13 +285,16 @@ impl World {
 
 fn report_readiness(store: &mut Store, pod: &Pod, live: &Object, (ready, now_ms): (bool, u64)) {
     let word = if ready { "True" } else { "False" };
-    let mut conditions = live["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    let known = conditions.iter_mut().find(|c| c["type"] == "Ready");
+    let conditions = live["status"]["conditions"].as_array();
+    let known = conditions.and_then(|list| list.iter().position(|c| c["type"] == "Ready"));
+    let mut conditions = match (conditions, known) {
+        (Some(list), Some(at)) if list[at]["status"] == word => return,
+        (list, _) => list.cloned().unwrap_or_default(),
+    };
     let since = wall(now_ms).strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let new = json!({"type": "Ready", "status": word, "lastTransitionTime": since});
     match known {
-        Some(known) if known["status"] == word => return,
-        Some(known) => *known = new,
+        Some(at) => conditions[at] = new,
         None => conditions.push(new),
     }
     let at = target("pods", &pod.namespace, &pod.name, "kubelet").status();

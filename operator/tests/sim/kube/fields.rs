@@ -1,13 +1,17 @@
 //! Field management: which manager owns which field, server-side apply with its conflicts, and updates that take fields
 //! over. A path is a list of `f:name`, `k:{"key":…}` and `v:value` elements, as in `managedFields`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde_json::{Map, Value, json};
 
 use super::object::Object;
 
-pub type Path = Vec<String>;
+/// (Paths share their elements: most of one is the beginning of another.)
+pub type Path = Vec<Arc<str>>;
 pub type Set = BTreeSet<Path>;
 
 /// Who wrote, how, and through which subresource.
@@ -29,7 +33,7 @@ enum List {
 /// How lists merge, by the name of the field (a schema in miniature; what is not here is atomic).
 fn list_of(path: &Path) -> List {
     let name = path.last().map(|element| element.trim_start_matches("f:")).unwrap_or_default();
-    let under_container = path.iter().any(|e| e == "f:containers" || e == "f:initContainers");
+    let under_container = path.iter().any(|e| matches!(&**e, "f:containers" | "f:initContainers"));
     match name {
         "conditions" => List::Map(&["type"]),
         "containers" | "initContainers" | "env" | "volumes" => List::Map(&["name"]),
@@ -57,7 +61,7 @@ fn key_of(item: &Value, keys: &[&str]) -> String {
 }
 
 /// Every leaf of `value` that a manager can own; list items have an entry of their own, of value null.
-pub fn leaves(object: &Object) -> BTreeMap<Path, Value> {
+pub fn leaves(object: &Object) -> BTreeMap<Path, &Value> {
     let mut out = BTreeMap::new();
     for (name, child) in object.fields() {
         match name {
@@ -65,11 +69,11 @@ pub fn leaves(object: &Object) -> BTreeMap<Path, Value> {
             "metadata" => {
                 for (field, child) in child.as_object().into_iter().flatten() {
                     if matches!(field.as_str(), "labels" | "annotations" | "finalizers" | "ownerReferences") {
-                        walk(child, vec!["f:metadata".into(), format!("f:{field}")], &mut out);
+                        walk(child, vec!["f:metadata".into(), format!("f:{field}").into()], &mut out);
                     }
                 }
             }
-            _ => walk(child, vec![format!("f:{name}")], &mut out),
+            _ => walk(child, vec![format!("f:{name}").into()], &mut out),
         }
     }
     out
@@ -84,12 +88,12 @@ fn containers(object: &Object, custom: bool) -> Set {
             "metadata" => {
                 for field in ["labels", "annotations", "finalizers", "ownerReferences"] {
                     if child.get(field).is_some() {
-                        out.insert(vec!["f:metadata".into(), format!("f:{field}")]);
+                        out.insert(vec!["f:metadata".into(), format!("f:{field}").into()]);
                     }
                 }
             }
             "data" => drop(out.insert(vec!["f:data".into()])),
-            _ if custom => containers_below(child, vec![format!("f:{name}")], &mut out),
+            _ if custom => containers_below(child, vec![format!("f:{name}").into()], &mut out),
             _ => {}
         }
     }
@@ -97,7 +101,7 @@ fn containers(object: &Object, custom: bool) -> Set {
 }
 
 fn containers_below(value: &Value, path: Path, out: &mut Set) {
-    let below = |element: String| path.iter().cloned().chain([element]).collect::<Path>();
+    let below = |element: String| path.iter().cloned().chain([element.into()]).collect::<Path>();
     match (value, list_of(&path)) {
         (Value::Object(map), _) if !map.is_empty() && !atomic_map(&path) => {
             map.iter().for_each(|(name, child)| containers_below(child, below(format!("f:{name}")), out));
@@ -111,8 +115,8 @@ fn containers_below(value: &Value, path: Path, out: &mut Set) {
     out.insert(path);
 }
 
-fn walk(value: &Value, path: Path, out: &mut BTreeMap<Path, Value>) {
-    let below = |element: String| path.iter().cloned().chain([element]).collect::<Path>();
+fn walk<'a>(value: &'a Value, path: Path, out: &mut BTreeMap<Path, &'a Value>) {
+    let below = |element: String| path.iter().cloned().chain([element.into()]).collect::<Path>();
     match value {
         Value::Object(map) if !map.is_empty() && !atomic_map(&path) => {
             map.iter().for_each(|(name, child)| walk(child, below(format!("f:{name}")), out));
@@ -121,31 +125,34 @@ fn walk(value: &Value, path: Path, out: &mut BTreeMap<Path, Value>) {
             List::Map(keys) => {
                 for item in list {
                     let at = below(key_of(item, keys));
-                    out.insert(at.clone(), Value::Null);
+                    out.insert(at.clone(), &Value::Null);
                     walk(item, at, out);
                 }
             }
-            List::Set => list.iter().for_each(|item| drop(out.insert(below(format!("v:{item}")), item.clone()))),
-            List::Atomic => drop(out.insert(path, value.clone())),
+            List::Set => out.extend(list.iter().map(|item| (below(format!("v:{item}")), item))),
+            List::Atomic => drop(out.insert(path, value)),
         },
-        _ => drop(out.insert(path, value.clone())),
+        _ => drop(out.insert(path, value)),
     }
 }
 
 /// Server-side apply: the merged object and the new managers, or the paths that others own with another value.
 pub fn apply(
     live: &Object,
-    managers: &Managers,
+    managers: &Arc<Managers>,
     applied: &Object,
     (me, custom): (&Manager, bool),
     force: bool,
-) -> Result<(Object, Managers), Vec<Path>> {
+) -> Result<(Object, Arc<Managers>), Vec<Path>> {
     let wanted = leaves(applied);
-    let mut managers = managers.clone();
-    // who is alone has nobody to differ with, which spares most of the work
+    // who is alone has nobody to differ with, which spares most of the work, and who says the same fields again the rest
     let alone = managers.keys().all(|manager| manager == me);
+    if alone && managers.get(me).is_some_and(|mine| mine.iter().eq(wanted.keys())) {
+        return Ok((merged(live, applied), managers.clone()));
+    }
+    let mut managers = Managers::clone(managers);
     let before = if alone { BTreeMap::new() } else { leaves(live) };
-    let differs = |path: &Path, value: &Value| !value.is_null() && before.get(path) != Some(value);
+    let differs = |path: &Path, value: &Value| !value.is_null() && before.get(path) != Some(&value);
     let changed: Set =
         wanted.iter().filter(|(path, value)| differs(path, value)).map(|(path, _)| path.clone()).collect();
     let mut conflicts = Vec::new();
@@ -165,11 +172,11 @@ pub fn apply(
     let mut dropped: Vec<&Path> = dropped.filter(|path| !others(path) && !kept_below(path)).collect();
     dropped.sort_by_key(|path| path.len()); // an item before its key, or nobody would know it any more
     // a map that somebody else made stays when it is empty, where the server can tell it from none
-    let kept = |path: &[String]| custom && managers.values().any(|owned| owned.contains(path));
+    let kept = |path: &[Arc<str>]| custom && managers.values().any(|owned| owned.contains(path));
     dropped.iter().for_each(|path| remove_from(&mut merged, path, &kept));
     managers.insert(me.clone(), wanted.into_keys().collect());
     managers.retain(|_, owned| !owned.is_empty());
-    Ok((merged, managers))
+    Ok((merged, managers.into()))
 }
 
 /// After an update or a patch: what it changed is its manager's, what it removed is nobody's.
@@ -193,7 +200,7 @@ fn merged(live: &Object, applied: &Object) -> Object {
     let mut merged = live.clone();
     for (name, value) in applied.fields().filter(|(name, value)| live.get(name) != Some(value)) {
         match live.get(name) {
-            Some(_) => merge(&mut merged[name], value, &vec![format!("f:{name}")]),
+            Some(_) => merge(&mut merged[name], value, &vec![format!("f:{name}").into()]),
             None => merged[name] = value.clone(),
         }
     }
@@ -201,7 +208,7 @@ fn merged(live: &Object, applied: &Object) -> Object {
 }
 
 fn merge(live: &mut Value, applied: &Value, path: &Path) {
-    let below = |element: String| path.iter().cloned().chain([element]).collect::<Path>();
+    let below = |element: String| path.iter().cloned().chain([element.into()]).collect::<Path>();
     match (live, applied) {
         (Value::Object(live), Value::Object(applied)) if !atomic_map(path) => {
             for (name, value) in applied {
@@ -233,7 +240,7 @@ fn merge_items(live: Vec<Value>, applied: &[Value], keys: &[&str], path: &Path) 
     let mut old: BTreeMap<String, Value> = theirs.iter().filter(|(key, _)| wanted.contains(key)).cloned().collect();
     let mut take = |(key, item): (String, &Value)| match old.remove(&key) {
         Some(mut both) => {
-            merge(&mut both, item, &path.iter().cloned().chain([key]).collect());
+            merge(&mut both, item, &path.iter().cloned().chain([key.into()]).collect());
             both
         }
         None => item.clone(),
@@ -254,7 +261,7 @@ fn merge_items(live: Vec<Value>, applied: &[Value], keys: &[&str], path: &Path) 
 }
 
 /// Takes away what is at `path`, and the fields of the object that are empty then and not `kept`.
-fn remove_from(object: &mut Object, path: &[String], kept: &dyn Fn(&[String]) -> bool) {
+fn remove_from(object: &mut Object, path: &[Arc<str>], kept: &dyn Fn(&[Arc<str>]) -> bool) {
     let Some(name) = path.first().map(|element| &element[2..]).filter(|name| object.get(name).is_some()) else {
         return;
     };
@@ -271,7 +278,7 @@ fn is_bare(value: &Value) -> bool {
 }
 
 /// The same within a value, from the element `depth` on, and the maps and lists that are empty then and not `kept`.
-fn remove(value: &mut Value, path: &[String], depth: usize, kept: &dyn Fn(&[String]) -> bool) {
+fn remove(value: &mut Value, path: &[Arc<str>], depth: usize, kept: &dyn Fn(&[Arc<str>]) -> bool) {
     let Some(element) = path.get(depth) else { return };
     let (name, last) = (&element[2..], depth + 1 == path.len());
     match value {

@@ -204,7 +204,7 @@ impl Store {
             Refusal::new(409, "Conflict", what)
         })?;
         let value = self.successor(target, &old.value, merged)?;
-        Ok((200, self.settle(target, value, managers.into())))
+        Ok((200, self.settle(target, value, managers)))
     }
 
     /// An apply through a subresource speaks of that part alone, one through the main resource of all but the status.
