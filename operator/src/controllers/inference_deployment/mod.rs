@@ -64,8 +64,8 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
         return Ok(None);
     };
     let problems = validate::validate(&observed.infd);
-    let desired = if problems.is_empty() { build::build(&observed.infd) } else { Vec::new() };
-    let mut plan = plan::plan(&observed, desired.clone(), None, calls.wall.now());
+    let desired = || if problems.is_empty() { build::build(&observed.infd) } else { Vec::new() };
+    let mut plan = plan::plan(&observed, desired(), None, calls.wall.now());
     let held = observed.infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     // Whoever grants looks at the whole fleet first, and nobody else grants meanwhile (I2).
     let mut turn = None;
@@ -74,7 +74,7 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
         let fleet = gather::fleet(calls, &observed.infd)
             .await
             .map_err(|source| PassError::Gather { name: "the fleet".to_owned(), source })?;
-        plan = plan::plan(&observed, desired, Some(&fleet), calls.wall.now());
+        plan = plan::plan(&observed, desired(), Some(&fleet), calls.wall.now());
     }
     let on_hold = i64::from(plan.hold != escalate::Hold::No);
     calls.metrics.restarts_held.with_label_values(&[namespace, name]).set(on_hold);

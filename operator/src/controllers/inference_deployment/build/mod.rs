@@ -138,15 +138,16 @@ fn deployment(infd: &InferenceDeployment) -> Value {
     // A spare GPU is rare: replace in place where devices are asked for, else bring the new one up first.
     let surge = rollout.max_surge.unwrap_or(i32::from(!asks_for_devices(&infd.spec)));
     let unavailable = if surge == 0 { rollout.max_unavailable } else { 0 };
-    json!({"spec": {
+    let mut body = json!({"spec": {
         "replicas": infd.spec.replicas,
         "selector": {"matchLabels": {LABEL_DEPLOYMENT: infd.name_any()}},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}},
         "revisionHistoryLimit": 3,
         "minReadySeconds": rollout.soak_seconds,
         "progressDeadlineSeconds": rollout.progress_deadline_seconds,
-        "template": template(infd),
-    }})
+    }});
+    body["spec"]["template"] = template(infd); // (what stands in `json!` is copied, and this is most of the object)
+    body
 }
 
 /// The pod template with the user's overlay and its revision.
@@ -165,10 +166,10 @@ fn template(infd: &InferenceDeployment) -> Value {
 pub fn bare_template(infd: &InferenceDeployment) -> Value {
     let mut labels = labels(&infd.name_any());
     labels[LABEL_ENGINE_KIND] = json!(pod::kind_name(infd.spec.engine.kind));
-    json!({
-        "metadata": {"labels": labels, "annotations": {"kubectl.kubernetes.io/default-container": "engine"}},
-        "spec": pod::spec(infd),
-    })
+    let metadata = json!({"labels": labels, "annotations": {"kubectl.kubernetes.io/default-container": "engine"}});
+    let mut template = json!({"metadata": metadata});
+    template["spec"] = pod::spec(infd);
+    template
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ const CLAIM_DIR: &str = "/models";
 
 /// The pod's spec.
 pub fn spec(infd: &InferenceDeployment) -> Value {
-    json!({
+    let mut spec = json!({
         "serviceAccountName": child_name(&infd.name_any(), "ServiceAccount"),
         // the token goes to the agent alone, by the projected volume below
         "automountServiceAccountToken": false,
@@ -37,10 +37,12 @@ pub fn spec(infd: &InferenceDeployment) -> Value {
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "initContainers": [agent(infd)],
-        "containers": [engine(infd)],
-        "volumes": volumes(infd),
-    })
+    });
+    // (what stands in `json!` is copied, and these are most of the object)
+    spec["initContainers"] = Value::Array(vec![agent(infd)]);
+    spec["containers"] = Value::Array(vec![engine(infd)]);
+    spec["volumes"] = Value::Array(volumes(infd));
+    spec
 }
 
 fn agent(infd: &InferenceDeployment) -> Value {

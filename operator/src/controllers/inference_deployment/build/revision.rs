@@ -37,42 +37,42 @@ fn unlike<T: Serialize>(value: &T, default: &T, fields: &[&str]) -> Map<String, 
 
 /// JSON with sorted keys: the order in which a map hands them out is a matter of how the program was built, and no reason for a rollout.
 pub fn canonical(value: &Value) -> String {
-    let mut text = String::new();
+    let mut text = Vec::new();
     write_canonical(value, &mut text);
-    text
+    String::from_utf8(text).unwrap_or_default() // JSON is never anything else
 }
 
 /// Into one text: every pass asks this of every object that it would write.
-fn write_canonical(value: &Value, text: &mut String) {
+fn write_canonical(value: &Value, text: &mut Vec<u8>) {
     match value {
         Value::Object(map) => {
             let mut fields: Vec<_> = map.iter().collect();
             fields.sort_unstable_by_key(|(name, _)| *name);
-            text.push('{');
+            text.push(b'{');
             for (nth, (name, value)) in fields.into_iter().enumerate() {
-                text.push_str(if nth == 0 { "" } else { "," });
+                text.extend((nth > 0).then_some(b','));
                 write_scalar(name, text);
-                text.push(':');
+                text.push(b':');
                 write_canonical(value, text);
             }
-            text.push('}');
+            text.push(b'}');
         }
         Value::Array(list) => {
-            text.push('[');
+            text.push(b'[');
             for (nth, value) in list.iter().enumerate() {
-                text.push_str(if nth == 0 { "" } else { "," });
+                text.extend((nth > 0).then_some(b','));
                 write_canonical(value, text);
             }
-            text.push(']');
+            text.push(b']');
         }
         scalar => write_scalar(scalar, text),
     }
 }
 
 /// A number, a word of JSON, or a quoted text.
-fn write_scalar(scalar: &(impl Serialize + ?Sized), text: &mut String) {
-    // only a map whose keys are no texts has none
-    text.push_str(&serde_json::to_string(scalar).unwrap_or_default());
+fn write_scalar(scalar: &(impl Serialize + ?Sized), text: &mut Vec<u8>) {
+    // only a map whose keys are no texts cannot be written
+    let _ = serde_json::to_writer(text, scalar);
 }
 
 /// The revision that stands on a template or a pod; empty: none does.
