@@ -9,10 +9,11 @@ use std::{fmt::Debug, future::Future, sync::Arc, time::Duration};
 
 use kube::{
     Api, Client, Resource,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
-    core::ObjectList,
+    api::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    core::{ApiResource, DynamicObject, ObjectList, Request},
 };
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -159,6 +160,19 @@ impl Calls {
         K: Clone + DeserializeOwned + Debug,
     {
         self.call(Verb::Get, name, || api.get_opt(name)).await
+    }
+
+    /// One object of any kind, as the server writes it: what is compared field by field needs no type.
+    pub async fn get_json(&self, of: &ApiResource, namespace: &str, name: &str) -> Result<Option<Value>, CallError> {
+        let requests = Request::new(DynamicObject::url_path(of, Some(namespace)));
+        let send = || async {
+            let request = requests.get(name, &GetParams::default()).map_err(kube::Error::BuildRequest)?;
+            match self.client.request::<Value>(request).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+                answer => answer.map(Some),
+            }
+        };
+        self.call(Verb::Get, name, send).await
     }
 
     /// All objects with these labels. A list without a resourceVersion is as fresh as the store.

@@ -12,7 +12,10 @@ use std::{fmt, future::ready};
 use crds::{EngineIncident, InferenceDeployment, InferenceDeploymentStatus};
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Resource, ResourceExt, core::DynamicObject};
+use kube::{
+    Api, Resource, ResourceExt,
+    core::{DynamicObject, PartialObjectMeta},
+};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -58,7 +61,8 @@ pub async fn children(calls: &Calls, infd: &InferenceDeployment, plan: &Plan) ->
     let namespace = infd.namespace().unwrap_or_default();
     let mut errors = Vec::new();
     for child in &plan.applies {
-        let api: Api<DynamicObject> = Api::namespaced_with(calls.client.clone(), &namespace, &child.resource);
+        let api: Api<PartialObjectMeta<DynamicObject>> =
+            Api::namespaced_with(calls.client.clone(), &namespace, &child.resource);
         if let Err(error) = calls.apply(&api, &child.name, &child.body).await {
             errors.push(StepError::new(format!("apply {} {}", child.resource.kind, child.name), &error));
         }
@@ -101,7 +105,7 @@ pub async fn pods(calls: &Calls, namespace: &str, patches: &[PodPatch]) -> Vec<S
 }
 
 async fn pod(calls: &Calls, namespace: &str, patch: &PodPatch) -> Result<(), StepError> {
-    let api: Api<Pod> = Api::namespaced(calls.client.clone(), namespace);
+    let api: Api<PartialObjectMeta<Pod>> = Api::namespaced(calls.client.clone(), namespace);
     // The UID is a precondition: a new pod with the old name refuses the patch (P8).
     let body = json!({"metadata": {"uid": patch.uid, "annotations": patch.annotations}});
     match calls.merge(&api, &patch.name, &body).await {

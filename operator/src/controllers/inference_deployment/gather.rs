@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crds::{EngineIncident, InferenceDeployment};
 use futures::future::try_join_all;
-use k8s_openapi::api::{apps::v1::ReplicaSet, core::v1::Pod};
+use k8s_openapi::api::apps::v1::ReplicaSet;
 use kube::{
     Api, ResourceExt,
     core::{ApiResource, DynamicObject},
@@ -19,7 +19,7 @@ use super::{
     build::{child_name, kinds, selector},
     escalate::Fleet,
     ledger::Account,
-    observed::{Observed, members, refuse_replays},
+    observed::{ListedPod, Observed, members, refuse_replays},
     rollout,
 };
 use crate::{
@@ -35,7 +35,7 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option
         return Ok(None);
     }
     let labels = selector(name);
-    let pods: Api<Pod> = Api::namespaced(calls.client.clone(), namespace);
+    let pods: Api<ListedPod> = Api::namespaced(calls.client.clone(), namespace);
     let incidents: Api<EngineIncident> = Api::namespaced(calls.client.clone(), namespace);
     let (pods, incidents, children) = futures::try_join!(
         calls.list(&pods, &labels),
@@ -100,9 +100,8 @@ async fn history(calls: &Calls, namespace: &str, labels: &str) -> Result<Value, 
 
 async fn children(calls: &Calls, namespace: &str, name: &str) -> Result<BTreeMap<String, Value>, CallError> {
     let reads = kinds().into_iter().map(|resource| async move {
-        let api: Api<DynamicObject> = Api::namespaced_with(calls.client.clone(), namespace, &resource);
-        let live = calls.get(&api, &child_name(name, &resource.kind)).await?;
-        Ok::<_, CallError>(live.and_then(|live| Some((resource.kind, serde_json::to_value(live).ok()?))))
+        let live = calls.get_json(&resource, namespace, &child_name(name, &resource.kind)).await?;
+        Ok::<_, CallError>(live.map(|live| (resource.kind, live)))
     });
     Ok(try_join_all(reads).await?.into_iter().flatten().collect())
 }

@@ -11,8 +11,12 @@ use crds::{
     fence::{ANNOTATION_FENCE, Fence},
     poison::ANNOTATION_POISON,
 };
-use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
-use kube::ResourceExt;
+use k8s_openapi::{
+    api::core::v1::{Pod, PodCondition, PodStatus},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::{Resource, ResourceExt};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::controllers::{incidents::read, nodes::view::NodeView};
@@ -30,6 +34,22 @@ pub struct Observed {
     pub incidents: Vec<EngineIncident>,
     /// All nodes, looked at only while an episode is open or a place is avoided; none where they are not known.
     pub nodes: Arc<[NodeView]>,
+}
+
+/// A pod as it is read: nobody looks at its containers and volumes, which are most of its text.
+#[derive(Debug, Clone, Deserialize, Resource)]
+#[resource(inherit = "Pod")]
+pub struct ListedPod {
+    pub metadata: ObjectMeta,
+    pub spec: Option<Placement>,
+    pub status: Option<PodStatus>,
+}
+
+/// What is read of a pod's spec.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Placement {
+    pub node_name: Option<String>,
 }
 
 /// What a stage needs to know of a pod.
@@ -114,7 +134,7 @@ pub fn owned_by(live: &Value, uid: &str) -> bool {
 }
 
 /// Is this pod one of `infd`'s? The label alone is not enough: anybody may label a pod.
-pub fn belongs(pod: &Pod, infd: &str) -> bool {
+pub fn belongs(pod: &ListedPod, infd: &str) -> bool {
     let by_replica_set = |name: &str| name.strip_prefix(infd).is_some_and(|rest| rest.starts_with('-'));
     pod.labels().get(LABEL_DEPLOYMENT).is_some_and(|name| name == infd)
         && pod.owner_references().iter().any(|o| {
@@ -127,9 +147,9 @@ pub fn belongs(pod: &Pod, infd: &str) -> bool {
 
 /// The pods of `infd` that still run or will. One that ended for good (evicted, or its node shut down) stays as an object
 /// until a person deletes it, with the last that its agent said; it is gone all the same: it holds no slot (I2).
-pub fn members(pods: &[Pod], infd: &str) -> Vec<PodView> {
+pub fn members(pods: &[ListedPod], infd: &str) -> Vec<PodView> {
     let ended =
-        |pod: &Pod| matches!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed"));
+        |pod: &ListedPod| matches!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed"));
     pods.iter().filter(|pod| belongs(pod, infd) && !ended(pod)).map(view).collect()
 }
 
@@ -152,7 +172,7 @@ pub fn refuse_replays(pods: &mut [PodView], incidents: &[EngineIncident]) {
 }
 
 /// The view of one pod.
-pub fn view(pod: &Pod) -> PodView {
+pub fn view(pod: &ListedPod) -> PodView {
     let status = pod.status.as_ref();
     let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
     let find = |type_: &str| conditions.iter().find(|c| c.type_ == type_);
@@ -209,7 +229,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn pod(conditions: Value) -> Pod {
+    fn pod(conditions: Value) -> ListedPod {
         serde_json::from_value(json!({
             "metadata": {
                 "name": "chat-5d8f-x", "uid": "u1", "labels": {LABEL_DEPLOYMENT: "chat", LABEL_REVISION: "r1"},
