@@ -25,7 +25,8 @@ pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
             vec![
                 held,
                 image(50_000, "engine:2"),
-                (56_000, Act::FreezeOf { image: "engine:2" }),
+                // late enough that another operator, whose predecessor died of the edit, has begun as well
+                (72_000, Act::FreezeOf { image: "engine:2" }),
                 image(140_000, "engine:3"),
             ],
         ),

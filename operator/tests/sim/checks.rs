@@ -159,9 +159,9 @@ fn unconfirmed(call: &Call, pod: &Object) -> Option<String> {
 }
 
 /// P1, B8: what pods are brought to is remembered before they are: an operator of another version may come after a crash.
-fn unremembered(store: &Store, call: &Call, old: &Value) -> Option<String> {
+fn unremembered(store: &Store, call: &Call, old: &Object) -> Option<String> {
     let revision =
-        |deployment: &Value| deployment["spec"]["template"]["metadata"]["labels"][crds::LABEL_REVISION].clone();
+        |deployment: &Object| deployment["spec"]["template"]["metadata"]["labels"][crds::LABEL_REVISION].clone();
     let target = &call.target;
     let new = store.get(&target.key()).filter(|_| target.kind.plural == "deployments")?.value.clone();
     let owner = new["metadata"]["labels"][crds::LABEL_DEPLOYMENT].as_str().unwrap_or_default().to_owned();

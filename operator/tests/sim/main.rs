@@ -40,6 +40,10 @@ mod tally;
 mod twin;
 mod world;
 
+/// Most of what it does is to make and drop small JSON objects.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 use std::process::ExitCode;
 
 use job::Job;
