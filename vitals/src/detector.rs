@@ -24,6 +24,7 @@ use crate::slow::SlowMeter;
 use crate::startup::{examine_startup, ready};
 use crate::verdict::{Action, Outcome, StallClass, Verdict};
 use crate::witness::Witnesses;
+use crate::xid::{Xid, XidBook};
 
 #[derive(Debug, Clone)]
 enum Stage {
@@ -44,6 +45,7 @@ pub struct Detector {
     rhythm: Rhythm,
     learner: Learner,
     witnesses: Witnesses,
+    xids: XidBook,
     slow: SlowMeter,
     noise: Noise,
     /// When the last look asked for this one.
@@ -69,6 +71,7 @@ impl Detector {
             rhythm: Rhythm::default(),
             learner: Learner::default(),
             witnesses: Witnesses::default(),
+            xids: XidBook::default(),
             slow: SlowMeter::default(),
             noise: Noise::default(),
             asked_ms: Ms::MAX,
@@ -88,6 +91,7 @@ impl Detector {
         self.rhythm.restarted();
         self.learner.restarted();
         self.witnesses = Witnesses::default();
+        self.xids.restarted(started_ms);
         self.slow.restarted();
         self.stage = Stage::Starting;
         self.trial_ms = None;
@@ -113,6 +117,11 @@ impl Detector {
         self.due_in_ms
     }
 
+    /// Xids that may concern the engine (none that a delivery has proven harmless): what an episode is to name.
+    pub fn xids(&self) -> &[Xid] {
+        self.xids.xids()
+    }
+
     /// The caller's word that it will look at another time than [`Outcome::check_again_in_ms`], so that this is not taken for lateness.
     pub fn looks_again_in(&mut self, ms: Ms) {
         self.asked_ms = ms;
@@ -123,6 +132,7 @@ impl Detector {
         let tick = self.clock.tick(now_ms, obs, &self.policy);
         let sight = self.signs.look(&tick, obs, &self.policy);
         self.witnesses.look(&tick, obs, &sight, &self.policy);
+        self.xids.look(tick.now_ms, obs, sight.delivered());
         self.noise.look(&tick, &sight, self.rhythm.is_warm(&self.policy), self.asked_ms);
         if sight.delivered() {
             self.clock.delivered();
@@ -173,7 +183,9 @@ impl Detector {
             if !proc.alive {
                 self.stage = Stage::Starting;
                 self.signs.restarted(tick.counted_ms);
-                let said = Words::List(vec![reason("proc", "the engine's process is gone".to_owned())]);
+                let gone = reason("proc", "the engine's process is gone".to_owned());
+                let xids = self.xids().iter().map(|xid| reason("gpu", xid.words()));
+                let said = Words::List(std::iter::once(gone).chain(xids).collect());
                 return Some(Said::new(Verdict::Dead, said, &[Action::Fence]));
             }
         }
@@ -209,6 +221,7 @@ impl Detector {
             policy: &self.policy,
             burning: self.witnesses.burning(),
             idle_ms: self.witnesses.idle_ms(tick),
+            xids: self.xids(),
             native_floor_ms: self.noise.floor_ms(tick.now_ms, &self.policy),
         }
     }

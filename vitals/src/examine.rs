@@ -15,6 +15,7 @@ use crate::rhythm::Rhythm;
 use crate::signs::{Sight, Signs};
 use crate::verdict::{Reason, StallClass};
 use crate::witness::PageSays;
+use crate::xid::Xid;
 
 /// Where a deadline comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +110,8 @@ pub struct View<'a> {
     pub burning: bool,
     /// For how long nothing at all has been seen to work for what is owed.
     pub idle_ms: Ms,
+    /// Xids that may concern this engine.
+    pub xids: &'a [Xid],
     /// What no learned deadline of a native step is below (see [`crate::noise`]).
     pub native_floor_ms: Ms,
 }

@@ -29,3 +29,4 @@ pub mod slow;
 pub mod startup;
 pub mod verdict;
 pub mod witness;
+pub mod xid;

@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::xid::Remedy;
+
 /// Milliseconds of the caller's monotonic clock.
 pub type Ms = u64;
 
@@ -49,6 +51,9 @@ pub struct Observation {
     pub log: Vec<LogHit>,
     /// NVML readings, one a GPU.
     pub gpus: Signal<Vec<GpuObs>>,
+    /// Xids that NVML's events told, as long as the agent remembers them (those in the log are in `log`).
+    #[serde(default)]
+    pub xids: Vec<XidObs>,
     /// What the collective library's own RAS service said (NCCL RAS); nothing where none listens.
     #[serde(default)]
     pub ras: Signal<RasObs>,
@@ -287,6 +292,9 @@ pub struct LogHit {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuObs {
     pub uuid: String,
+    /// PCI address as NVML writes it (`00000000:44:00.0`): by it the kernel's log calls the GPU.
+    #[serde(default)]
+    pub pci: Option<String>,
     /// 0..=100 each.
     pub util: u32,
     pub memory_util: u32,
@@ -297,4 +305,17 @@ pub struct GpuObs {
     pub sm_clock_mhz: Option<u32>,
     /// NVML did not answer within its deadline since this moment.
     pub silent_since_ms: Option<Ms>,
+}
+
+/// One Xid as NVML's event told it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct XidObs {
+    /// The GPU's UUID; empty where it is not known.
+    #[serde(default)]
+    pub uuid: String,
+    pub code: u32,
+    /// What the driver itself asked for at that moment, where it says (Xid 154).
+    #[serde(default)]
+    pub remedy: Option<Remedy>,
+    pub at_ms: Ms,
 }

@@ -9,6 +9,7 @@ use crate::policy::Policy;
 use crate::running::Running;
 use crate::signs::Sight;
 use crate::verdict::{Reason, StallClass};
+use crate::xid::{self, Xid};
 
 const NVML_SILENT_MS_MIN: Ms = 5_000;
 /// So long must a thread be watched before its habits are known; what was seen before so much more fades.
@@ -80,6 +81,17 @@ impl Weight {
     fn decide(&mut self, at_least: Strength, source: &str, text: String) {
         self.decisive = true;
         self.add(at_least, source, text);
+    }
+
+    /// A Xid is always named. One of an application weighs nothing: on a shared GPU it may be somebody else's.
+    fn hear(&mut self, xid: &Xid) {
+        match xid.remedy {
+            Some(remedy) if xid.accuses() && remedy.outlasts_a_restart() => {
+                self.decide(Strength::Moderate, "gpu", xid.words());
+            }
+            Some(_) if xid.accuses() => self.add(Strength::Moderate, "gpu", xid.words()),
+            _ => self.reasons.push(reason("gpu", xid.words())),
+        }
     }
 
     /// Leaves time to an engine that may be crawling: a step of the usual work, a hundred times slower, while somebody works for it.
@@ -184,7 +196,8 @@ impl Witnesses {
                 self.worked_at = tick.counted_ms;
             }
         }
-        for hit in &obs.log {
+        // a Xid that can be read is weighed by its code
+        for hit in obs.log.iter().filter(|hit| xid::parse(&hit.line).is_none()) {
             if let Some(sign) =
                 log_signs::by_name(&hit.signature).filter(|s| !matches!(s.meaning, Meaning::Paused | Meaning::Resumed))
             {
@@ -318,6 +331,7 @@ impl Witnesses {
                 format!("NCCL RAS names silent ranks {:?}: {}", ras.silent_ranks, ras.text),
             );
         }
+        view.xids.iter().for_each(|xid| weight.hear(xid));
         if let Some(ms) = self.nvml_silent_ms {
             weight.add(
                 Strength::Moderate,

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use vitals::detector::{Detector, Policy};
 use vitals::exposition::{Limits, parse};
 use vitals::observation::{
-    FrontendObs, GateObs, GpuObs, LogHit, MetricsObs, Observation, PageObs, PagePhase, ProcObs, Signal,
+    FrontendObs, GateObs, GpuObs, LogHit, MetricsObs, Observation, PageObs, PagePhase, ProcObs, Signal, XidObs,
 };
 use vitals::verdict::{Action, Verdict};
 
@@ -251,6 +251,7 @@ fn observations() -> impl Strategy<Value = Observation> {
     );
     let gpu = (any::<[u32; 2]>(), any::<[f64; 2]>()).prop_map(|(small, power)| GpuObs {
         uuid: "GPU-0".into(),
+        pci: None,
         util: small[0],
         memory_util: small[1],
         power_watts: power[0],
@@ -268,6 +269,12 @@ fn observations() -> impl Strategy<Value = Observation> {
     );
     let log = prop_oneof![Just("vllm-paused"), Just("vllm-resumed"), Just("vllm-core-fatal"), Just("nonsense")]
         .prop_map(|name| LogHit { signature: name.into(), at_ms: 0, line: String::new() });
+    let xid = (any::<[u64; 2]>(), 0..200_u32).prop_map(|(odd, code)| XidObs {
+        uuid: if odd[0] % 2 == 0 { "GPU-0".into() } else { String::new() },
+        code: if odd[0] % 16 == 0 { u32::MAX } else { code },
+        remedy: None,
+        at_ms: odd[1],
+    });
     let sources = (
         signal(processes()),
         signal(proptest::collection::vec(pages(), 0..4)),
@@ -276,19 +283,23 @@ fn observations() -> impl Strategy<Value = Observation> {
         signal(proptest::collection::vec(gpu, 0..2)),
         signal(front),
     );
-    (sources, proptest::collection::vec(log, 0..2), any::<(bool, u64, bool)>()).prop_map(
-        |((proc, pages, gate, metrics, gpus, frontend), log, (maintenance, agent_gap_ms, draining))| Observation {
-            proc,
-            pages,
-            gate,
-            metrics,
-            log,
-            gpus,
-            ras: Signal::default(),
-            frontend,
-            maintenance,
-            agent_gap_ms,
-            draining,
+    let lists = (proptest::collection::vec(log, 0..2), proptest::collection::vec(xid, 0..2));
+    (sources, lists, any::<(bool, u64, bool)>()).prop_map(
+        |((proc, pages, gate, metrics, gpus, frontend), (log, xids), (maintenance, agent_gap_ms, draining))| {
+            Observation {
+                proc,
+                pages,
+                gate,
+                metrics,
+                log,
+                gpus,
+                xids,
+                ras: Signal::default(),
+                frontend,
+                maintenance,
+                agent_gap_ms,
+                draining,
+            }
         },
     )
 }

@@ -44,6 +44,9 @@ impl Lines {
         if !obs.log.is_empty() {
             line.insert("log".to_owned(), obs.log.into_iter().map(|hit| hit.line).collect());
         }
+        if !obs.xids.is_empty() {
+            line.insert("xid".to_owned(), json!(obs.xids));
+        }
         if obs.agent_gap_ms > 0 {
             line.insert("agent_gap_ms".to_owned(), obs.agent_gap_ms.into());
         }
@@ -102,6 +105,7 @@ fn moments(obs: &mut Observation) -> Vec<&mut Ms> {
     for gpu in obs.gpus.value.iter_mut().flatten() {
         all.extend(&mut gpu.silent_since_ms);
     }
+    all.extend(obs.xids.iter_mut().map(|xid| &mut xid.at_ms));
     all
 }
 

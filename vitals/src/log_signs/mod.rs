@@ -4,7 +4,7 @@
 //! counts only where its own writer's message begins ([`head`]); a request log that quotes one is no hit. What is left: a client that
 //! gets a line break into the text of an exception which is printed without a head.
 
-mod head;
+pub(crate) mod head;
 mod table;
 
 use self::head::Writer;

@@ -175,7 +175,13 @@ pub static SIGNATURES: &[Signature] = &[
         Fatal,
         "vllm #50880 (H1), llama.cpp: a sticky error, the context is lost",
     ),
-    sign("xid", &[Kernel, Bare], &["NVRM: Xid ("], Device, "the driver reports a GPU fault (RELIABILITY F1)"),
+    sign(
+        "xid",
+        &[Kernel, Bare],
+        &["NVRM: Xid ("],
+        Device,
+        "the driver reports a fault of a GPU: what it weighs goes by its code, see Xids",
+    ),
     sign(
         "gpu-off-bus",
         &[Kernel, Bare],

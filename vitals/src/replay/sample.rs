@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -36,6 +37,7 @@ impl Reader {
             gate: own(value, "gate", now_ms).unwrap_or_else(|| client(value, now_ms)),
             pages: own(value, "beat", now_ms).unwrap_or_else(|| page(value, now_ms)),
             gpus: own(value, "gpu", now_ms).unwrap_or_default(),
+            xids: value.get("xid").and_then(|xids| Deserialize::deserialize(xids).ok()).unwrap_or_default(),
             metrics: self.metrics.clone(),
             maintenance: value.get("maintenance").and_then(Value::as_bool).unwrap_or(false),
             draining: value.get("draining").and_then(Value::as_bool).unwrap_or(false),

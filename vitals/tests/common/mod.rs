@@ -4,6 +4,7 @@
 use vitals::detector::{Detector, Policy};
 use vitals::observation::{
     FrontendObs, GateObs, GpuObs, LogHit, MetricsObs, Ms, Observation, PageObs, PagePhase, ProcObs, RasObs, Signal,
+    XidObs,
 };
 use vitals::verdict::{Action, Outcome, Verdict};
 
@@ -22,6 +23,7 @@ pub struct Sim {
     pub gpus: Vec<GpuObs>,
     pub ras: Option<RasObs>,
     pub log: Vec<LogHit>,
+    pub xids: Vec<XidObs>,
     /// CPU share of the tree, permille.
     pub cpu: u64,
     pub detector: Detector,
@@ -101,6 +103,7 @@ impl Sim {
             gpus: Vec::new(),
             ras: None,
             log: Vec::new(),
+            xids: Vec::new(),
             cpu: 800,
             detector: Detector::new(Policy::default(), T0),
             last: None,
@@ -249,6 +252,7 @@ impl Sim {
             gpus: if self.gpus.is_empty() { Signal::default() } else { Signal::at(self.now, self.gpus.clone()) },
             ras: self.ras.clone().map(|r| Signal::at(self.now, r)).unwrap_or_default(),
             log: self.log.clone(),
+            xids: self.xids.clone(),
             maintenance: self.maintenance,
             draining: self.draining,
             agent_gap_ms: self.gap,

@@ -83,6 +83,7 @@ fn reading(nvml: &Nvml, index: u32) -> Option<GpuObs> {
     };
     believed.then(|| GpuObs {
         uuid,
+        pci: None,
         util: used.gpu,
         memory_util: used.memory,
         power_watts: watts(device.power_usage()),

@@ -142,6 +142,7 @@ impl Shared {
 fn unknown() -> GpuObs {
     GpuObs {
         uuid: UNKNOWN.to_owned(),
+        pci: None,
         util: 0,
         memory_util: 0,
         power_watts: 0.0,
