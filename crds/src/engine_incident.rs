@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::poison::InFlight;
+use crate::xid::Xid;
 
 /// One stall of one engine: who, what class, when each step happened, and how it ended.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -58,6 +59,10 @@ pub struct EngineIncidentSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 128)))]
     pub gpu_uuids: Vec<String>,
+    /// Xids that NVIDIA's driver reported of them, with what mends each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
+    pub xids: Vec<Xid>,
     /// Stall class (`StepStalled`, `DeviceWait`, `Livelock` …), `Dead`, or `FencedByPerson`.
     #[schemars(length(max = 64))]
     pub class: String,

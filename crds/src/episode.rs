@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::poison::InFlight;
+use crate::xid::{Xid, XidRemedy};
 
 /// Pod condition for people: `True` progresses, `False` does not, `Unknown` cannot tell; reason = verdict or stall class.
 pub const CONDITION_PROGRESSING: &str = "truebeat.io/progressing";
@@ -68,6 +69,9 @@ pub struct Episode {
     pub requests_refused: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu_uuids: Vec<String>,
+    /// Xids that the driver reported of its GPUs and that no delivery has proven harmless; at most [`XIDS_MAX`](crate::xid::XIDS_MAX).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub xids: Vec<Xid>,
     /// Requests that were in flight when it began, by fingerprint (I7); those that never succeeded here first, at most
     /// [`IN_FLIGHT_MAX`](crate::poison::IN_FLIGHT_MAX).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -78,6 +82,20 @@ impl Episode {
     /// Is a restart wanted and not yet granted?
     pub fn awaits_grant(&self) -> bool {
         self.stage == "Stalled"
+    }
+
+    /// Is a restart in place pointless: does a GPU need a reset, or its node more?
+    pub fn needs_another_place(&self) -> bool {
+        self.remedies().any(XidRemedy::outlasts_a_restart)
+    }
+
+    /// Is the engine on its way up again on a GPU that a restart does not mend?
+    pub fn awaits_replacement(&self) -> bool {
+        self.stage == "Restarting" && self.needs_another_place()
+    }
+
+    fn remedies(&self) -> impl Iterator<Item = XidRemedy> {
+        self.xids.iter().map(|xid| xid.remedy)
     }
 
     /// Did the engine stall or die, beyond suspicion?

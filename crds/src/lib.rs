@@ -14,6 +14,7 @@ pub mod poison;
 pub mod rollout;
 pub mod scaling;
 pub mod status;
+pub mod xid;
 pub mod yaml;
 
 pub use engine_incident::{EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline};

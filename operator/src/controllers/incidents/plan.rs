@@ -111,6 +111,7 @@ fn spec_of(infd: &str, pod: &PodView, reported: &ReportedEpisode) -> EngineIncid
         pod_uid: pod.uid.clone(),
         node: pod.node.clone(),
         gpu_uuids: episode.gpu_uuids.clone(),
+        xids: episode.xids.clone(),
         class: episode.class.clone(),
         episode_id: episode.id.clone(),
         fingerprint: episode.fingerprint.clone().unwrap_or_default(),

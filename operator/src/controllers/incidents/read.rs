@@ -4,6 +4,7 @@
 use crds::{
     episode::Episode,
     poison::{IN_FLIGHT_MAX, is_fingerprint, milliseconds},
+    xid,
 };
 use thiserror::Error;
 
@@ -51,6 +52,7 @@ pub fn read(text: &str) -> Result<Episode, ReadError> {
     episode.reasons.iter_mut().for_each(|reason| *reason = cut(reason, 512));
     episode.gpu_uuids.truncate(GPUS_MAX);
     episode.gpu_uuids.iter_mut().for_each(|uuid| *uuid = cut(uuid, 128));
+    episode.xids = xid::bounded(std::mem::take(&mut episode.xids));
     episode.in_flight.retain(|one| is_fingerprint(&one.request));
     episode.in_flight.truncate(IN_FLIGHT_MAX);
     let is_time = |at: &String| at.len() <= 64 && milliseconds(at).is_some();
@@ -123,6 +125,16 @@ mod tests {
     fn long_parts_are_cut_not_refused() {
         let episode = read(&with("reasons", json!(vec!["ä".repeat(600); 20]))).expect("good");
         assert_eq!((episode.reasons.len(), episode.reasons[0].chars().count()), (16, 512));
+    }
+
+    #[test]
+    fn xids_are_taken_as_far_as_they_can_be() {
+        let good = json!({"code": 79, "gpu": "GPU-1", "remedy": "RestartNode"});
+        let episode = read(&with("xids", json!([{"code": 0}, good, {"code": 31, "remedy": "Pray"}]))).expect("good");
+        assert_eq!(episode.xids.iter().map(|xid| xid.code).collect::<Vec<_>>(), [79, 31]);
+        assert!(episode.needs_another_place() && episode.awaits_grant());
+        assert_eq!(read(&with("xids", json!(vec![good; 200]))).expect("good").xids.len(), xid::XIDS_MAX);
+        assert!(matches!(read(&with("xids", json!([{"code": "79"}]))), Err(ReadError::Json(_))));
     }
 
     #[test]
