@@ -4,9 +4,11 @@
 
 use crds::episode::Episode;
 use crds::poison::InFlight;
+use crds::xid::{XIDS_MAX, Xid, XidRemedy};
 use serde::{Deserialize, Serialize};
 use vitals::recovery::{EpisodeStage, GrantedBy, RecoveryOutput};
 use vitals::verdict::{Outcome, StallClass, Verdict};
+use vitals::xid::Remedy;
 
 /// Episodes that are kept.
 const KEPT_MAX: usize = 50;
@@ -77,7 +79,7 @@ impl Incidents {
         if let Some(class) = &moment.recovery.class {
             episode.class.clone_from(class);
         }
-        if explains(episode, stage, &moment.outcome.verdict) {
+        if explains(episode, stage, moment.outcome) {
             episode.reasons =
                 moment.outcome.reasons.iter().take(REASONS_MAX).map(|reason| reason.text.clone()).collect();
         }
@@ -127,6 +129,25 @@ impl Incidents {
         }
     }
 
+    /// Which Xids may have to do with the open episode. What was told once stays; nothing that a restart brings unsays it.
+    pub fn on_xids(&mut self, xids: &[vitals::xid::Xid]) {
+        let Some(episode) = self.open_mut().filter(|_| !xids.is_empty()) else { return };
+        for xid in xids {
+            let (code, pci) = (i32::try_from(xid.code).unwrap_or_default(), xid.pci.map(|pci| pci.to_string()));
+            let gpu = xid.uuid.clone().or_else(|| pci.clone()).unwrap_or_default();
+            let same = |known: &Xid| {
+                let named = known.gpu.is_empty() || known.gpu == gpu || pci.as_deref() == Some(known.gpu.as_str());
+                known.code == code && named
+            };
+            let told = Xid { code, gpu: gpu.clone(), remedy: remedy(xid.remedy) };
+            match episode.xids.iter().position(same) {
+                Some(at) => episode.xids[at] = told,
+                None if episode.xids.len() < XIDS_MAX => episode.xids.push(told),
+                None => {}
+            }
+        }
+    }
+
     fn open_mut(&mut self) -> Option<&mut Episode> {
         self.list.first_mut().filter(|episode| !episode.closed())
     }
@@ -147,13 +168,28 @@ impl Incidents {
 
 /// Do the words of this tick explain the episode? Those of the last moment before the kill do; that a killed process is gone, or what
 /// its successor does, does not. A process that outlives its SIGKILL is news all the same.
-fn explains(episode: &Episode, stage: EpisodeStage, verdict: &Verdict) -> bool {
+fn explains(episode: &Episode, stage: EpisodeStage, outcome: &Outcome) -> bool {
     let before_kill = episode.killed_at.is_none() && stage <= EpisodeStage::Killed;
-    match verdict {
+    match outcome.verdict {
         Verdict::Stalled(StallClass::Unkillable) => true,
         Verdict::Suspect(_) | Verdict::Stalled(_) => before_kill,
-        Verdict::Dead => episode.reasons.is_empty(),
+        // what a death came with may be heard a moment after it
+        Verdict::Dead => {
+            let more = episode.reasons.len() < outcome.reasons.len().min(REASONS_MAX);
+            episode.reasons.is_empty() || (episode.class == "Dead" && more)
+        }
         _ => false,
+    }
+}
+
+fn remedy(remedy: Option<Remedy>) -> XidRemedy {
+    match remedy {
+        Some(Remedy::Nothing) => XidRemedy::Nothing,
+        Some(Remedy::RestartApplication) => XidRemedy::RestartApplication,
+        Some(Remedy::ResetGpu) => XidRemedy::ResetGpu,
+        Some(Remedy::RestartNode) => XidRemedy::RestartNode,
+        Some(Remedy::ContactSupport) => XidRemedy::ContactSupport,
+        None => XidRemedy::Unknown,
     }
 }
 
@@ -232,6 +268,49 @@ mod tests {
         book.begin("host-8-9", 2, "Dead", "t2");
         say(&mut book, EpisodeStage::Restarting, Verdict::Dead, "the engine's process is gone");
         assert_eq!(book.list()[0].reasons, ["the engine's process is gone"], "nothing else explains an exit");
+    }
+
+    #[test]
+    fn fault_f1_an_episode_names_each_xid_once_and_by_the_best_name_it_has() {
+        use vitals::xid::{Pci, Xid as Seen};
+        let mut book = Incidents::default();
+        let pci = Pci::parse("0000:44:00");
+        let seen =
+            |code, uuid: Option<&str>, remedy| Seen { code, uuid: uuid.map(str::to_owned), pci, remedy, at_ms: 0 };
+        book.on_xids(&[seen(79, None, Some(Remedy::RestartNode))]);
+        assert!(book.list().is_empty(), "a Xid alone is no episode (V4)");
+        book.begin("host-7-9", 1, "Dead", "t0");
+        let told = |book: &Incidents| {
+            let xids = book.list()[0].xids.iter();
+            xids.map(|xid| (xid.code, xid.gpu.clone(), xid.remedy)).collect::<Vec<_>>()
+        };
+        book.on_xids(&[seen(79, None, Some(Remedy::RestartNode))]);
+        assert_eq!(told(&book), [(79, "0000:44:00".to_owned(), XidRemedy::RestartNode)]);
+        book.on_xids(&[seen(79, Some("GPU-1"), Some(Remedy::RestartNode)), seen(200, Some("GPU-1"), None)]);
+        book.on_xids(&[]);
+        let gpu = || "GPU-1".to_owned();
+        assert_eq!(told(&book), [(79, gpu(), XidRemedy::RestartNode), (200, gpu(), XidRemedy::Unknown)]);
+        let many: Vec<Seen> = (300..400).map(|code| seen(code, Some("GPU-2"), None)).collect();
+        book.on_xids(&many);
+        assert_eq!(told(&book).len(), XIDS_MAX);
+    }
+
+    #[test]
+    fn fault_f1_a_death_is_explained_by_what_is_heard_a_moment_after_it() {
+        let mut book = Incidents::default();
+        let say = |book: &mut Incidents, texts: &[&str]| {
+            let reasons =
+                texts.iter().map(|text| Reason { source: "gpu".to_owned(), text: (*text).to_owned() }).collect();
+            let recovery =
+                RecoveryOutput { class: Some("Dead".into()), ..output(Some(EpisodeStage::Restarting), None) };
+            let outcome = Outcome { reasons, ..outcome(Verdict::Dead) };
+            book.tick(&Moment { now: "t", recovery: &recovery, outcome: &outcome, shut: true, refused: 0 });
+        };
+        book.begin("host-7-9", 1, "Dead", "t0");
+        say(&mut book, &["gone"]);
+        say(&mut book, &["gone", "Xid 79"]);
+        say(&mut book, &["gone"]);
+        assert_eq!(book.list()[0].reasons, ["gone", "Xid 79"]);
     }
 
     #[test]

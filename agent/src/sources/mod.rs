@@ -186,7 +186,10 @@ impl Sources {
         }
         obs.log = self.log.as_ref().map(log::LogTail::take_hits).unwrap_or_default();
         match &self.nvml {
-            Some(nvml) => nvml.renew(&mut obs.gpus),
+            Some(nvml) => {
+                nvml.renew(&mut obs.gpus);
+                nvml.renew_xids(&mut obs.xids);
+            }
             None => obs.gpus = Signal::default(),
         }
         match &self.ras {

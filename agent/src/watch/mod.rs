@@ -338,6 +338,7 @@ impl Watch {
         self.acts.incidents.tick(&Moment { now: &now, recovery, outcome, shut, refused });
         let uuids = obs.gpus.value.iter().flatten().map(|gpu| gpu.uuid.clone());
         self.acts.incidents.on_gpus(uuids);
+        self.acts.incidents.on_xids(self.detector.xids());
         let in_flight = self.gate.reply.as_ref().map_or(0, |reply| reply.obs.in_flight);
         let scene = act::Scene {
             now_ms,

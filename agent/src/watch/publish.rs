@@ -3,6 +3,7 @@
 
 use crds::episode::Episode;
 use crds::poison::Refused;
+use crds::xid::Xid;
 use vitals::observation::PagePhase;
 use vitals::verdict::{Outcome, Verdict};
 
@@ -138,7 +139,7 @@ struct Substance {
     draining: Option<u64>,
     empty: bool,
     /// Of the newest episode, for only that can change.
-    episode: Option<(String, String, [bool; 7])>,
+    episode: Option<(String, String, [bool; 7], Vec<Xid>)>,
 }
 
 impl Substance {
@@ -153,13 +154,15 @@ impl Substance {
             poison: news.poison.to_vec(),
             draining: news.draining,
             empty: is_empty(news),
-            episode: mark(news.incidents.first()).map(|(id, stage, known)| (id.to_owned(), stage.to_owned(), known)),
+            episode: mark(news.incidents.first())
+                .map(|(id, stage, known, xids)| (id.to_owned(), stage.to_owned(), known, xids.to_vec())),
         }
     }
 
     fn is_of(&self, news: &News<'_>) -> bool {
         let names = |verdict: &Verdict| (verdict.name(), verdict.class().map(|class| class.name()));
-        let episode = self.episode.as_ref().map(|(id, stage, known)| (id.as_str(), stage.as_str(), *known));
+        let said = self.episode.as_ref();
+        let episode = said.map(|(id, stage, known, xids)| (id.as_str(), stage.as_str(), *known, xids.as_slice()));
         names(&self.verdict) == names(&news.outcome.verdict)
             && (self.ready, self.fenced, self.phase, self.draining)
                 == (news.ready, news.fenced, news.phase, news.draining)
@@ -174,14 +177,14 @@ fn is_empty(news: &News<'_>) -> bool {
     news.gate.is_some_and(|reply| reply.obs.in_flight == 0)
 }
 
-type Mark<'a> = Option<(&'a str, &'a str, [bool; 7])>;
+type Mark<'a> = Option<(&'a str, &'a str, [bool; 7], &'a [Xid])>;
 
 fn mark(episode: Option<&Episode>) -> Mark<'_> {
     episode.map(|e| {
         let times = [&e.fenced_at, &e.confirmed_at, &e.evidence_at, &e.granted_at, &e.killed_at, &e.serving_at];
         let [fenced, confirmed, evidence, granted, killed, serving] = times.map(Option::is_some);
         let known = [fenced, confirmed, evidence, granted, killed, serving, !e.in_flight.is_empty()];
-        (e.id.as_str(), e.stage.as_str(), known)
+        (e.id.as_str(), e.stage.as_str(), known, e.xids.as_slice())
     })
 }
 
@@ -221,6 +224,15 @@ mod tests {
             draining,
             gate,
         }
+    }
+
+    #[test]
+    fn fault_f1_a_xid_of_an_open_episode_is_news() {
+        let before = Declaration { episode: Some(Episode::default()), ..Declaration::default() };
+        let mut after = before.clone();
+        assert!(substance(&before) == substance(&after));
+        after.episode.as_mut().unwrap().xids.push(Xid { code: 79, ..Xid::default() });
+        assert!(substance(&before) != substance(&after));
     }
 
     #[test]

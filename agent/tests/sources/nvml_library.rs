@@ -6,14 +6,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use agent::sources::clock::monotonic_ms;
 use agent::sources::procs::ProcRoot;
 use agent::sources::{NvmlSource, ProbeCommand};
-use vitals::observation::GpuObs;
+use vitals::observation::{GpuObs, XidObs};
+use vitals::xid::Remedy;
 
 use crate::http::eventually_async;
 
 struct Library {
     directory: tempfile::TempDir,
+    started: Instant,
     command: ProbeCommand,
 }
 
@@ -44,7 +47,7 @@ impl Library {
             pause: Duration::from_secs(600),
             ..ProbeCommand::default()
         };
-        Self { directory, command }
+        Self { directory, started: Instant::now(), command }
     }
 
     fn spawn(&self) -> NvmlSource {
@@ -87,21 +90,26 @@ async fn it_answers_once_a_second_by_cheap_calls_alone() {
     let gpus = first_readings(&source).await;
     let told = (gpus.len(), gpus[0].util, gpus[0].memory_util, gpus[0].power_watts, gpus[0].power_limit_watts);
     assert_eq!((told, gpus[0].sm_clock_mhz), ((2, 97, 2, 142.0, 600.0), Some(1980)));
+    assert_eq!(gpus[0].pci.as_deref(), Some("00000000:44:00.0"));
     let began = Instant::now();
     tokio::time::sleep(Duration::from_secs(3)).await;
     let calls = library.calls();
     let counts = calls.iter().filter(|call| *call == "nvmlDeviceGetCount_v2").count();
-    // one before we began, and none that a slow machine could squeeze in twice a second
-    assert!((2..=began.elapsed().as_secs() as usize + 2).contains(&counts), "{counts} readings");
+    // one before we began, one by whoever listens for Xids, and none that a slow machine could squeeze in twice a second
+    assert!((3..=began.elapsed().as_secs() as usize + 3).contains(&counts), "{counts} readings");
     let names: BTreeSet<&str> = calls.iter().map(String::as_str).collect();
     let cheap = BTreeSet::from([
         "nvmlDeviceGetClockInfo",
         "nvmlDeviceGetCount_v2",
         "nvmlDeviceGetEnforcedPowerLimit",
         "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetPciInfo_v3",
         "nvmlDeviceGetPowerUsage",
         "nvmlDeviceGetUUID",
         "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceRegisterEvents",
+        "nvmlEventSetCreate",
+        "nvmlEventSetWait_v2",
         "nvmlInit_v2",
     ]);
     assert_eq!(names, cheap);
@@ -183,4 +191,90 @@ async fn a_library_without_functions_and_one_without_a_driver() {
         eventually_async("absence", async || source.note().contains("NVML absent").then_some(())).await;
         assert_eq!(source.latest().value, None, "{mode}");
     }
+}
+
+fn xids(source: &NvmlSource) -> Vec<XidObs> {
+    let mut seen = Vec::new();
+    source.renew_xids(&mut seen);
+    seen
+}
+
+async fn first_xids(source: &NvmlSource) -> Vec<XidObs> {
+    eventually_async("a Xid", async || Some(xids(source)).filter(|xids| !xids.is_empty())).await
+}
+
+fn told(xids: &[XidObs]) -> Vec<(&str, u32)> {
+    xids.iter().map(|xid| (xid.uuid.as_str(), xid.code)).collect()
+}
+
+#[tokio::test]
+async fn fault_f1_a_xid_is_told_with_its_gpu_and_the_drivers_own_word() {
+    let library = Library::new("xid", &[]);
+    let source = library.spawn();
+    let xids = first_xids(&source).await;
+    assert_eq!((told(&xids), xids[0].remedy), (vec![("GPU-1", 79)], None));
+    let age_ms = monotonic_ms().saturating_sub(xids[0].at_ms);
+    assert!(age_ms < 10_000, "told when it was: {age_ms} ms ago");
+    let library = Library::new("xid-154", &[]);
+    let xids = first_xids(&library.spawn()).await;
+    assert_eq!((told(&xids), xids[0].remedy), (vec![("GPU-1", 154)], Some(Remedy::RestartNode)));
+}
+
+#[tokio::test]
+async fn fault_f1_a_gpu_that_falls_off_the_bus_is_named_although_nothing_tells_of_it_any_more() {
+    let library = Library::new("xid-lost", &[]);
+    let source = library.spawn();
+    assert_eq!(told(&first_xids(&source).await), [("GPU-1", 79)]);
+    let left = eventually_async("the other card", async || source.latest().value.filter(|gpus| gpus.len() == 1)).await;
+    assert_eq!((left[0].uuid.as_str(), told(&xids(&source))), ("GPU-2", vec![("GPU-1", 79)]));
+    // the driver answers nothing at all any more: the child ends, and what it said stays
+    let library = Library::new("xid-all-lost", &[]);
+    let source = library.spawn();
+    eventually_async("the child's end", async || source.note().contains("closed its output").then_some(())).await;
+    assert_eq!(told(&first_xids(&source).await), [("GPU-1", 79)]);
+}
+
+#[tokio::test]
+async fn fault_f1_events_that_never_come_or_never_end_cost_nothing_but_themselves() {
+    for (mode, definitions) in [
+        ("xid-unsupported", vec![]),
+        ("xid-crowded", vec![]),
+        ("xid-block-register", vec![]),
+        ("answer", vec!["-DWITHOUT_EVENTS"]),
+    ] {
+        let library = Library::new(mode, &definitions);
+        let source = library.spawn();
+        first_readings(&source).await;
+        goes_on(&source, &library, mode).await;
+        assert!(xids(&source).is_empty(), "{mode}");
+    }
+    // one GPU's wait never returns: the other's Xids come all the same
+    let library = Library::new("xid-block", &[]);
+    let source = library.spawn();
+    assert_eq!(told(&first_xids(&source).await), [("GPU-1", 79)]);
+    goes_on(&source, &library, "xid-block").await;
+}
+
+#[tokio::test]
+async fn fault_f1_a_driver_that_floods_and_lies_is_believed_in_what_can_be() {
+    let library = Library::new("xid-lie", &[]);
+    let source = library.spawn();
+    let codes: BTreeSet<u32> = first_xids(&source).await.iter().map(|xid| xid.code).collect();
+    goes_on(&source, &library, "xid-lie").await;
+    let names: BTreeSet<String> = xids(&source).into_iter().map(|xid| xid.uuid).collect();
+    assert_eq!((codes, names), (BTreeSet::from([31]), BTreeSet::from(["GPU-1".to_owned(), "GPU-2".to_owned()])));
+    let readings = library.calls().iter().filter(|call| *call == "nvmlDeviceGetCount_v2").count();
+    let child_s = library.started.elapsed().as_secs() as usize;
+    assert!(
+        readings <= 12 * (child_s + 1),
+        "{readings} readings in {child_s} s: a flood is gathered before it is told"
+    );
+}
+
+/// The readings go on, from the child that was first.
+async fn goes_on(source: &NvmlSource, library: &Library, mode: &str) {
+    let before_ms = source.latest().at_ms;
+    eventually_async("more readings", async || (source.latest().at_ms > before_ms + 2_000).then_some(())).await;
+    assert!(source.latest().value.unwrap().iter().all(|gpu| gpu.silent_since_ms.is_none()), "{mode}");
+    assert_eq!(library.starts(), 1, "{mode}: it is the same child");
 }

@@ -1,25 +1,30 @@
 //! The child that talks to NVML: one JSON line a second, until nobody reads it or its parent dies. Only cheap calls (utilisation, power,
-//! clock), each value checked against what a card can have; never process lists, which take the driver's locks.
+//! clock), each value checked against what a card can have; never process lists, which take the driver's locks. Between the lines it
+//! waits for Xids ([`super::xids`]) and tells them at once.
 
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, setrlimit};
-use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::Clock;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
 use vitals::observation::GpuObs;
 
 use super::Line;
+use super::xids::Ears;
 
 const READ_EVERY: Duration = Duration::from_secs(1);
 /// No machine has more; a driver that says so is lying.
-const GPUS_MAX: u32 = 64;
+pub(super) const GPUS_MAX: u32 = 64;
 /// More than any card or board is built for.
 const MILLIWATTS_MAX: u32 = 10_000_000;
 const MEGAHERTZ_MAX: u32 = 10_000;
 const UUID_CHARS_MAX: usize = 96;
+const PCI_CHARS_MAX: usize = 32;
+/// When the driver answers no more, it may just have said why.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// The child: reads every GPU once a second and prints a line.
 pub fn nvml_child_main() -> ExitCode {
@@ -27,32 +32,44 @@ pub fn nvml_child_main() -> ExitCode {
     let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
     // a driver library that crashes every few seconds must not fill a disk
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
-    probe(&mut std::io::stdout().lock(), &|| std::thread::sleep(READ_EVERY))
+    probe(&mut std::io::stdout().lock(), READ_EVERY)
 }
 
-/// The child's work, written to `out`; `pause` runs between readings. Ends when there is no NVML or `out` is closed.
-pub fn probe(out: &mut dyn Write, pause: &dyn Fn()) -> ExitCode {
-    let nvml = match Nvml::init() {
-        Ok(nvml) => nvml,
+/// The child's work, written to `out`, a reading each `every`. Ends when there is no NVML or `out` is closed.
+pub fn probe(out: &mut dyn Write, every: Duration) -> ExitCode {
+    let nvml: &'static Nvml = match Nvml::init() {
+        // whoever listens may be held by the driver for ever; it ends with the process
+        Ok(nvml) => Box::leak(Box::new(nvml)),
         Err(error) => return absent(out, &format!("{error}")),
     };
-    let mut seen = false;
+    let mut ears: Option<Ears> = None;
     loop {
-        let gpus = match readings(&nvml) {
+        let gpus = match readings(nvml) {
             Ok(gpus) => gpus,
-            Err(error) if !seen => return absent(out, &format!("the driver does not tell its GPUs: {error}")),
+            Err(error) if ears.is_none() => {
+                return absent(out, &format!("the driver does not tell its GPUs: {error}"));
+            }
             // it answered before: the parent starts a new child
-            Err(_) => return ExitCode::FAILURE,
+            Err(_) => {
+                let _ = tell_xids(out, ears.as_ref(), LAST_WORDS);
+                return ExitCode::FAILURE;
+            }
         };
-        if gpus.is_empty() && !seen {
+        if gpus.is_empty() && ears.is_none() {
             return absent(out, "the driver tells of no GPU whose use can be read and believed");
         }
-        seen = true;
-        if say(out, &Line::Gpus(gpus)).is_err() {
+        let said = say(out, &Line::Gpus(gpus));
+        ears.get_or_insert_with(|| Ears::open(nvml));
+        if said.and_then(|()| tell_xids(out, ears.as_ref(), every)).is_err() {
             return ExitCode::SUCCESS;
         }
-        pause();
     }
+}
+
+/// Waits for Xids, and tells those that came.
+fn tell_xids(out: &mut dyn Write, ears: Option<&Ears>, longest: Duration) -> std::io::Result<()> {
+    let xids = ears.map(|ears| ears.wait(longest)).unwrap_or_default();
+    if xids.is_empty() { Ok(()) } else { say(out, &Line::Xids(xids)) }
 }
 
 fn absent(out: &mut dyn Write, why: &str) -> ExitCode {
@@ -75,15 +92,15 @@ fn readings(nvml: &Nvml) -> Result<Vec<GpuObs>, NvmlError> {
 
 fn reading(nvml: &Nvml, index: u32) -> Option<GpuObs> {
     let device = nvml.device_by_index(index).ok()?;
-    let uuid: String = device.uuid().ok()?.chars().filter(char::is_ascii_graphic).take(UUID_CHARS_MAX).collect();
+    let uuid = uuid(&device)?;
     let used = device.utilization_rates().ok()?;
-    let believed = !uuid.is_empty() && used.gpu <= 100 && used.memory <= 100;
+    let believed = used.gpu <= 100 && used.memory <= 100;
     let watts = |milliwatts: Result<u32, NvmlError>| {
         milliwatts.ok().filter(|mw| *mw <= MILLIWATTS_MAX).map_or(0.0, |mw| f64::from(mw) / 1_000.0)
     };
     believed.then(|| GpuObs {
         uuid,
-        pci: None,
+        pci: device.pci_info().ok().map(|pci| graphic(&pci.bus_id, PCI_CHARS_MAX)).filter(|pci| !pci.is_empty()),
         util: used.gpu,
         memory_util: used.memory,
         power_watts: watts(device.power_usage()),
@@ -91,4 +108,13 @@ fn reading(nvml: &Nvml, index: u32) -> Option<GpuObs> {
         sm_clock_mhz: device.clock_info(Clock::SM).ok().filter(|mhz| *mhz <= MEGAHERTZ_MAX),
         silent_since_ms: None,
     })
+}
+
+/// A name that the driver gives a GPU; only what prints.
+pub(super) fn uuid(device: &Device<'_>) -> Option<String> {
+    device.uuid().ok().map(|uuid| graphic(&uuid, UUID_CHARS_MAX)).filter(|uuid| !uuid.is_empty())
+}
+
+fn graphic(text: &str, chars_max: usize) -> String {
+    text.chars().filter(char::is_ascii_graphic).take(chars_max).collect()
 }

@@ -1,10 +1,12 @@
-//! GPU readings through NVML, in a child process that may be killed: a driver that hangs takes the child, never the agent (I4).
+//! GPU readings and Xids through NVML, in a child process that may be killed: a driver that hangs takes the child, never the agent (I4).
 //!
 //! The child (`truebeat agent nvml-probe`) prints one JSON line a second; the parent takes the newest. A child that falls silent is
 //! said to be within two seconds, killed a little later, and followed by another one only when it is really gone: one that the driver
-//! holds (state D) must not be joined by more. No driver: the child says so once and the source stays off.
+//! holds (state D) must not be joined by more. No driver: the child says so once and the source stays off. Xids outlive the child that
+//! told them: a GPU that breaks is what ends children.
 
 mod child;
+mod xids;
 
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio_util::task::AbortOnDropHandle;
-use vitals::observation::{GpuObs, Signal};
+use vitals::observation::{GpuObs, Signal, XidObs};
+use vitals::xid::CODE_MAX;
 
 pub use self::child::{nvml_child_main, probe};
 use super::clock::monotonic_ms;
@@ -25,6 +28,9 @@ use crate::own_program::{OWN_PROGRAM, is_truebeat};
 const LINE_BYTES_MAX: u64 = 64 << 10;
 /// The name of a GPU while NVML has never told one.
 const UNKNOWN: &str = "unknown";
+/// Xids that are remembered, by GPU and code, and for how long they are told.
+const XIDS_KEPT: usize = 32;
+const XID_AGE_MS_MAX: u64 = 600_000;
 
 /// How the parent treats its child.
 #[derive(Debug, Clone)]
@@ -65,6 +71,8 @@ enum Line {
     /// There is no driver or no device: asking again is useless.
     Absent(String),
     Gpus(Vec<GpuObs>),
+    /// Xids since the last such line.
+    Xids(Vec<XidObs>),
 }
 
 /// The source; its child is killed when it is dropped.
@@ -80,6 +88,8 @@ struct Shared(Arc<Mutex<NvmlState>>);
 #[derive(Debug, Clone, Default)]
 struct NvmlState {
     gpus: Signal<Vec<GpuObs>>,
+    /// The newest of each GPU and code, oldest first.
+    xids: Vec<XidObs>,
     note: String,
 }
 
@@ -103,6 +113,18 @@ impl NvmlSource {
         renew(&self.state.0.lock().unwrap_or_else(PoisonError::into_inner).gpus, seen);
     }
 
+    /// The Xids of the last minutes into those that were seen before.
+    pub fn renew_xids(&self, seen: &mut Vec<XidObs>) {
+        let mut state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !state.xids.is_empty() {
+            let now_ms = monotonic_ms();
+            state.xids.retain(|xid| now_ms.saturating_sub(xid.at_ms) <= XID_AGE_MS_MAX);
+        }
+        if state.xids != *seen {
+            seen.clone_from(&state.xids);
+        }
+    }
+
     /// For people: what NVML is, or why it is not there.
     pub fn note(&self) -> String {
         self.state.0.lock().unwrap_or_else(PoisonError::into_inner).note.clone()
@@ -116,7 +138,20 @@ impl Shared {
 
     fn readings(&self, at_ms: u64, gpus: Vec<GpuObs>) {
         let note = format!("NVML answers for {} GPUs", gpus.len());
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = NvmlState { gpus: Signal::at(at_ms, gpus), note };
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.gpus, state.note) = (Signal::at(at_ms, gpus), note);
+    }
+
+    /// Xids have come; what no driver can mean is none.
+    fn heard(&self, xids: Vec<XidObs>) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for xid in xids.into_iter().filter(|xid| (1..=CODE_MAX).contains(&xid.code)) {
+            tracing::warn!(code = xid.code, gpu = xid.uuid, "the driver reports a Xid");
+            state.xids.retain(|known| (known.code, &known.uuid) != (xid.code, &xid.uuid));
+            state.xids.push(xid);
+        }
+        let over = state.xids.len().saturating_sub(XIDS_KEPT);
+        state.xids.drain(..over);
     }
 
     /// NVML does not answer: that is a signal of its own, renewed as long as it lasts.
@@ -134,8 +169,8 @@ impl Shared {
 
     /// There is no NVML: nothing is known, and nothing is silent.
     fn absent(&self, why: &str) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) =
-            NvmlState { gpus: Signal::default(), note: format!("NVML absent: {why}") };
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (state.gpus, state.note) = (Signal::default(), format!("NVML absent: {why}"));
     }
 }
 
@@ -235,6 +270,7 @@ async fn follow(child: &mut Child, command: &ProbeCommand, state: &Shared, spoke
                 *spoke = true;
                 state.readings(heard_ms, gpus);
             }
+            Ok(Line::Xids(xids)) => state.heard(xids),
             Err(why) => return Ended::Silent(format!("NVML's child ended: {why}")),
         }
     }
