@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crds::episode::Episode;
 use crds::poison::Refused;
+use crds::xid::bounded;
 use serde_json::Value;
 
 use crate::args::{Output, WhyArgs};
@@ -86,6 +87,9 @@ fn print_episode(episode: &Episode) {
     }
     for reason in &episode.reasons {
         println!("  - {reason}");
+    }
+    for xid in bounded(episode.xids.clone()) {
+        println!("  the driver reports {}", xid.words());
     }
     println!("  requests lost {}, refused {}", episode.requests_lost, episode.requests_refused);
     if !episode.in_flight.is_empty() {

@@ -6,5 +6,7 @@
 pub const LABEL_AVOID_PREFIX: &str = "avoid.truebeat.io/";
 /// Node label: it carries a label of the prefix above, or the condition below is `True`.
 pub const LABEL_SUSPECT: &str = "truebeat.io/suspect";
-/// Node condition: `True` while recoveries come back on this node, or an engine there outlives SIGKILL.
+/// Node condition: `True` while recoveries come back on this node (`RepeatedStalls`), an engine there outlives SIGKILL
+/// (`UnkillableEngine`), or the driver reported a Xid that no restart of an engine mends (`GpuNeedsReset`, `NodeNeedsRestart`,
+/// `NodeNeedsSupport`; the message names Xid and GPU).
 pub const CONDITION_ENGINE_STALLS: &str = "truebeat.io/engine-stalls";

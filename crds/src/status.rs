@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::rollout::RolloutStatus;
+use crate::xid::Xid;
 
 /// What the operator has seen.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -83,6 +84,10 @@ pub struct Avoided {
     /// Why.
     #[serde(default)]
     pub because: AvoidedBecause,
+    /// Xids of those GPUs that no restart of an engine mends, and what does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
+    pub xids: Vec<Xid>,
 }
 
 /// Why a place is avoided.
@@ -93,6 +98,8 @@ pub enum AvoidedBecause {
     RestartsDidNotCure,
     /// An engine there outlives SIGKILL: its process still owns the GPU (I5).
     Unkillable,
+    /// An engine there stalled or died with a Xid that only a reset of the GPU, a restart of the node or a person mends (F1).
+    GpuFault,
 }
 
 /// How a granted recovery is carried out.

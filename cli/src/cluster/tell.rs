@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crds::episode::{CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
 use crds::poison::{ANNOTATION_POISON, read};
+use crds::xid::{Xid, bounded};
 use crds::{EngineIncident, InferenceDeployment, Timeline};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -87,6 +88,7 @@ pub fn incident(incident: &EngineIncident) -> String {
     for reason in &status.reasons {
         _ = writeln!(text, "  - {reason}");
     }
+    text += &faults(&spec.xids);
     text += &times(&status.timeline);
     if let Some(by) = &status.granted_by {
         _ = writeln!(text, "  the restart was granted by {by}");
@@ -99,6 +101,11 @@ pub fn incident(incident: &EngineIncident) -> String {
         _ = writeln!(text, "evidence in the pod: {bundle}");
     }
     text
+}
+
+/// What the driver said of the GPUs, and what mends it.
+fn faults(xids: &[Xid]) -> String {
+    bounded(xids.to_vec()).iter().map(|xid| format!("  the driver reports {}\n", xid.words())).collect()
 }
 
 fn stage_in_words(stage: &str) -> &str {
@@ -173,7 +180,10 @@ fn progressing(condition: &PodCondition) -> String {
 
 fn episode(json: &str) -> String {
     match serde_json::from_str::<Episode>(json) {
-        Ok(episode) => format!("  episode {}: {}; {}\n", episode.id, episode.class, stage_in_words(&episode.stage)),
+        Ok(episode) => {
+            let what = format!("  episode {}: {}; {}\n", episode.id, episode.class, stage_in_words(&episode.stage));
+            what + &faults(&episode.xids)
+        }
         Err(error) => format!("  its agent reports an episode that cannot be read: {error}\n"),
     }
 }
@@ -198,6 +208,7 @@ pub fn deployment(infd: &InferenceDeployment, incidents: &[EngineIncident], now:
     }
     for place in &status.recovery.avoid {
         _ = writeln!(text, "  new pods keep away from node {} until {}", place.node, place.until);
+        text += &faults(&place.xids);
     }
     text + &recent(incidents)
 }

@@ -101,3 +101,28 @@ fn a_deployment_says_its_conditions_and_at_most_five_incidents() {
     assert!(text.contains("7 incidents, the newest 5"), "{text}");
     assert_eq!(text.matches("inc: DeviceWait").count(), 5);
 }
+
+#[test]
+fn fault_f1_a_xid_is_told_with_what_mends_it() {
+    let xid = json!({"code": 79, "gpu": "GPU-1\u{1b}[31m", "remedy": "RestartNode"});
+    let line = "  the driver reports Xid 79 of GPU-1[31m: the node must be drained and restarted\n";
+    let mut one = an_incident("inc", "2026-11-21T09:58:00Z", None);
+    one.spec.xids = vec![serde_json::from_value(xid.clone()).unwrap()];
+    assert!(incident(&one).contains(line), "{}", incident(&one));
+    let text = json!({"id": "e-1", "class": "Dead", "stage": "Restarting", "xids": [xid]}).to_string();
+    let conditions = json!([{"type": CONDITION_EPISODE, "status": "True", "message": text}]);
+    let sick: Pod =
+        serde_json::from_value(json!({"metadata": {"name": "a"}, "status": {"conditions": conditions}})).unwrap();
+    assert!(pod(&sick, &[]).contains(line), "{}", pod(&sick, &[]));
+    let avoid = json!([{"node": "n1", "until": "2026-11-21T11:00:00Z", "because": "GpuFault", "xids": [xid]}]);
+    let infd: InferenceDeployment = serde_json::from_value(json!({
+        "apiVersion": "inference.truebeat.io/v1alpha1",
+        "kind": "InferenceDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"replicas": 3, "engine": {"kind": "VLLM", "image": "i"}, "agent": {"image": "a"}},
+        "status": {"recovery": {"avoid": avoid}},
+    }))
+    .unwrap();
+    let text = deployment(&infd, &[], now());
+    assert!(text.contains("keep away from node n1 until 2026-11-21T11:00:00Z\n") && text.contains(line), "{text}");
+}

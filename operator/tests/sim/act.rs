@@ -6,7 +6,7 @@ use crds::poison::{ANNOTATION_POISON, read};
 use serde_json::{Value, json};
 
 use super::{
-    agent::Engine,
+    agent::{Engine, Fault},
     cluster::State,
     end::condition,
     kube::{kinds, object::Object, store::Key},
@@ -62,6 +62,12 @@ pub enum Act {
     Sick {
         node: usize,
         sick: bool,
+    },
+    /// The GPU of a node breaks: the engines there freeze, or die, and the driver says why.
+    GpuFault {
+        node: usize,
+        fault: Fault,
+        dies: bool,
     },
     /// Somebody writes labels and annotations of their own on our children, and changes a field that is ours.
     Meddle,
@@ -162,7 +168,12 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
             }
         }
         Act::Delete { name } => drop(state.store.delete(&user(name), &Value::Null)),
-        Act::Freeze { .. } | Act::Crash { .. } | Act::Unkillable { .. } | Act::Sick { .. } | Act::NodeLost { .. } => {
+        Act::Freeze { .. }
+        | Act::Crash { .. }
+        | Act::Unkillable { .. }
+        | Act::Sick { .. }
+        | Act::NodeLost { .. }
+        | Act::GpuFault { .. } => {
             on_engines(act, world, now_ms);
         }
         Act::FreezeOf { .. } | Act::Poison { .. } => on_some_engine(act, world, state, now_ms),
@@ -207,6 +218,12 @@ fn on_engines(act: &Act, world: &mut World, now_ms: u64) {
         Act::NodeLost { node, lost } => {
             let node = format!("node-{node}");
             let _ = if *lost { world.lost_nodes.insert(node) } else { world.lost_nodes.remove(&node) };
+        }
+        Act::GpuFault { node, fault, dies } => {
+            let node = format!("node-{node}");
+            let there = world.pods.values_mut().filter(|pod| pod.node == node);
+            there.for_each(|pod| pod.agent.gpu_fault(now_ms, *fault, *dies));
+            world.lost_gpus.extend(fault.lasts().then_some(node));
         }
         Act::Unkillable { exit_ms } => world.pods.values_mut().for_each(|pod| pod.agent.exit_ms = *exit_ms),
         Act::Freeze { nth, .. } | Act::Crash { nth } => {

@@ -29,6 +29,22 @@ pub struct Around {
     pub reachable: bool,
     /// Is its node one on which engines freeze?
     pub sick: bool,
+    /// Does its node's GPU serve nobody any more?
+    pub gpu_lost: bool,
+}
+
+/// What the driver says of a GPU (F1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    pub code: i32,
+    pub remedy: &'static str,
+}
+
+impl Fault {
+    /// Is the GPU useless for whoever is started on it?
+    pub fn lasts(self) -> bool {
+        self.remedy != "RestartApplication"
+    }
 }
 
 /// What is true of the engine.
@@ -64,6 +80,7 @@ struct Episode {
     serving_ms: Option<u64>,
     /// The request that froze the engine, if one did.
     in_flight: Option<&'static str>,
+    fault: Option<Fault>,
 }
 
 /// What makes a difference to the conditions.
@@ -75,6 +92,8 @@ pub struct Agent {
     pub engine: Engine,
     /// The request that freezes it, if one does.
     asked: Option<&'static str>,
+    /// What its driver has said of its GPU.
+    fault: Option<Fault>,
     mode: String,
     unattended_ms: u64,
     episode: Option<Episode>,
@@ -105,6 +124,7 @@ impl Agent {
         Agent {
             engine: Engine::Starting { until_ms: ready_at_ms },
             asked: None,
+            fault: None,
             mode: flag("--recovery-mode").unwrap_or("Recover").to_owned(),
             unattended_ms: unattended.map_or(300_000, |d| d.as_millis() as u64),
             episode: None,
@@ -156,6 +176,12 @@ impl Agent {
         }
     }
 
+    /// Its GPU breaks under it.
+    pub fn gpu_fault(&mut self, now_ms: u64, fault: Fault, dies: bool) {
+        self.fault = Some(fault);
+        if dies { self.crash(now_ms) } else { self.freeze(now_ms, None) }
+    }
+
     pub fn crash(&mut self, now_ms: u64) {
         if !matches!(self.engine, Engine::Gone | Engine::Dead { .. }) {
             self.engine = Engine::Dead { restart_ms: now_ms + 1_000 };
@@ -168,8 +194,8 @@ impl Agent {
     fn begin(&mut self, id: &str, class: &'static str, stage: &'static str, now_ms: u64) {
         self.episodes += 1;
         let id = id.to_owned();
-        self.episode =
-            Some(Episode { id, class, stage, suspect_ms: now_ms, in_flight: self.asked.take(), ..Episode::default() });
+        let (in_flight, fault) = (self.asked.take(), self.fault);
+        self.episode = Some(Episode { id, class, stage, suspect_ms: now_ms, in_flight, fault, ..Episode::default() });
     }
 
     /// When the next look can find anything new: at once while anything is going on.
@@ -194,11 +220,11 @@ impl Agent {
         (namespace, name, uid): (&str, &str, &str),
         around: Around,
     ) {
-        let Around { now_ms, reachable, sick } = around;
+        let Around { now_ms, reachable, .. } = around;
         if self.engine == Engine::Gone {
             return;
         }
-        self.engine_step(now_ms, sick);
+        self.engine_step(around);
         let before = self.episode.as_ref().map(|e| e.stage);
         let alone = self.self_granted_ms;
         self.judge(uid, now_ms);
@@ -218,8 +244,12 @@ impl Agent {
         }
     }
 
-    fn engine_step(&mut self, now_ms: u64, sick: bool) {
+    fn engine_step(&mut self, Around { now_ms, sick, gpu_lost, .. }: Around) {
         match self.engine.clone() {
+            Engine::Starting { until_ms } if gpu_lost && now_ms >= until_ms => {
+                self.crash(now_ms);
+                self.engine = Engine::Dead { restart_ms: now_ms + 10_600 };
+            }
             Engine::Starting { until_ms } if now_ms >= until_ms => {
                 self.engine = Engine::Serving { since_ms: now_ms };
                 self.fenced = false;
@@ -332,6 +362,7 @@ impl Agent {
                 value["fencedAt"] = json!(time(e.suspect_ms));
             }
             e.granted_by.iter().for_each(|who| value["grantedBy"] = json!(who));
+            e.fault.iter().for_each(|f| value["xids"] = json!([{"code": f.code, "gpu": "GPU-1", "remedy": f.remedy}]));
             e.in_flight.iter().for_each(|request| value["inFlight"] = json!([{"request": request}]));
             value.to_string()
         });

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::{
     act::Act,
+    agent::Fault,
     faults::{Fate, Faults, Outage, Rates, Rule},
     run::{Report, run},
     said::Log,
@@ -95,6 +96,9 @@ pub fn all() -> Vec<Row> {
             vec![log.granted_by(40_000), log.grants_at_most(2), log.has("truebeat.io/poison")]
         }),
         row("b7-poison-object", poison, |log| vec![log.granted_by(30_000)]),
+        row("f1-xid-needs-a-node", || gpu_fault(false), replaced_at_once),
+        row("f1-xid-of-the-dead", || gpu_fault(true), replaced_at_once),
+        row("f1-xid-that-a-restart-mends", contained, |log| vec![log.granted_by(40_000), log.no_delete()]),
         row("f3-same-broken-gpu", same_gpu, |_| Vec::new()),
         row("f4-node-not-ready", node_lost, |log| vec![log.no_delete(), log.no_grant_before(u64::MAX)]),
         row("f5-preempted", preempted, |log| vec![log.no_delete()]),
@@ -336,6 +340,25 @@ fn gpu_held() -> Story {
     // the old one among them, and no successor
     story.acts.push((45_000, Act::ExpectServing { count: 4 }));
     story
+}
+
+/// A GPU falls off the bus under an engine: nothing that is started there serves again.
+fn gpu_fault(dies: bool) -> Story {
+    let fault = Fault { code: 79, remedy: "RestartNode" };
+    let gone = [(60_000, Act::ExpectFree { node: 0 }), (60_000, Act::ExpectServing { count: 2 })];
+    plain([vec![create(2), (20_000, Act::GpuFault { node: 0, fault, dies })], gone.to_vec()].concat(), Vec::new())
+}
+
+/// No key is handed out, the pod goes, and whoever looks after nodes is told what this one needs.
+fn replaced_at_once(log: &Log<'_>) -> Vec<Option<String>> {
+    let deleted = log.has("DELETE /api/v1/namespaces/serving/pods/");
+    vec![log.no_grant_before(u64::MAX), deleted, log.has("NodeNeedsRestart"), log.has("Xid 79 of GPU-1")]
+}
+
+/// A memory error that was contained: the engine that it hit must be started anew, and that is all.
+fn contained() -> Story {
+    let fault = Fault { code: 94, remedy: "RestartApplication" };
+    plain(vec![create(2), (20_000, Act::GpuFault { node: 0, fault, dies: false })], Vec::new())
 }
 
 fn all_freeze(hold_percent: u64, until_ms: Option<u64>) -> Story {

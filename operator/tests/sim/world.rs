@@ -58,6 +58,8 @@ pub struct World {
     pub sick_nodes: BTreeSet<String>,
     /// Nodes whose kubelets are not heard.
     pub lost_nodes: BTreeSet<String>,
+    /// Nodes whose GPU serves nobody any more.
+    pub lost_gpus: BTreeSet<String>,
     /// No more pods than this.
     pub quota: Option<usize>,
     /// What the agents said at some time.
@@ -85,6 +87,7 @@ impl World {
             pods: BTreeMap::new(),
             sick_nodes: BTreeSet::new(),
             lost_nodes: BTreeSet::new(),
+            lost_gpus: BTreeSet::new(),
             quota: None,
             overheard: Vec::new(),
             orphans: Vec::new(),
@@ -124,7 +127,7 @@ impl World {
         self.kubelet(state, now_ms, reachable);
         for pod in self.pods.values_mut() {
             let sick = pod.bad || self.sick_nodes.contains(&pod.node);
-            let around = Around { now_ms, reachable, sick };
+            let around = Around { now_ms, reachable, sick, gpu_lost: self.lost_gpus.contains(&pod.node) };
             pod.agent.tick(&mut state.store, &mut state.log, (&pod.namespace, &pod.name, &pod.uid), around);
         }
         if changed {

@@ -1,10 +1,15 @@
 //! Which places new pods keep away from, pure. A pod that restarts did not cure is replaced, and its successor must not get
-//! the same broken GPU (F3); an engine that outlives SIGKILL still owns its GPU (I5).
+//! the same broken GPU (F3); an engine that outlives SIGKILL still owns its GPU (I5); and a GPU that the driver says needs a reset, or
+//! its node a restart, serves nobody (F1).
 //!
 //! Bounded twice, so that avoiding never strands a deployment: by time, and by share of the nodes on which a pod could run
 //! at all. And where a pod finds no place all the same, everything is lifted at once: a suspicion is worth less than a replica.
 
-use crds::{Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment};
+use crds::{
+    Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment,
+    episode::Episode,
+    xid::{XIDS_MAX, Xid},
+};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{escalate::duration_of, observed::PodView, validate::devices};
@@ -35,16 +40,25 @@ pub fn next(
     let most = allowed(nodes, &devices(&infd.spec), infd.spec.recovery.avoid_nodes_percent);
     for pod in pods.iter().filter(|pod| !pod.node.is_empty()) {
         let Some(because) = because(pod, fresh) else { continue };
-        let gpu_uuids = pod.open_episode().map(|episode| episode.gpu_uuids.clone()).unwrap_or_default();
-        let place = Avoided { node: pod.node.clone(), gpu_uuids, until: until.to_string(), because };
+        let (gpu_uuids, xids) = pod.open_episode().map(broken).unwrap_or_default();
+        let place = Avoided { node: pod.node.clone(), gpu_uuids, until: until.to_string(), because, xids };
         match places.iter().position(|known| known.node == place.node) {
-            // An engine that cannot be killed is seen again at every look; only news move the end (P7).
-            Some(at) if because == AvoidedBecause::RestartsDidNotCure => places[at] = place,
+            Some(at) => learn(&mut places[at], place),
             None if places.len() < most => places.push(place),
-            Some(_) | None => {}
+            None => {}
         }
     }
     places
+}
+
+/// What is so now is seen again at every look; only news move the end (P7). Of Xids nothing is forgotten before it.
+fn learn(known: &mut Avoided, place: Avoided) {
+    let more: Vec<Xid> = place.xids.into_iter().filter(|xid| !known.xids.contains(xid)).collect();
+    known.xids.extend(more);
+    known.xids.truncate(XIDS_MAX);
+    if place.because == AvoidedBecause::RestartsDidNotCure {
+        (known.gpu_uuids, known.until, known.because) = (place.gpu_uuids, place.until, place.because);
+    }
 }
 
 /// Why the place of this pod is bad, if it is.
@@ -52,8 +66,18 @@ fn because(pod: &PodView, fresh: &[&Grant]) -> Option<AvoidedBecause> {
     if pod.open_episode().is_some_and(|episode| episode.class == UNKILLABLE) {
         return Some(AvoidedBecause::Unkillable);
     }
+    // said of a confirmed stall or a death, whether or not the budget has a slot for it now
+    if pod.open_episode().is_some_and(|episode| episode.is_stall() && episode.needs_another_place()) {
+        return Some(AvoidedBecause::GpuFault);
+    }
     let replaced = fresh.iter().any(|grant| grant.pod_uid == pod.uid && grant.action == GrantAction::Replace);
     replaced.then_some(AvoidedBecause::RestartsDidNotCure)
+}
+
+/// The GPUs of the engine, and the Xids among what it tells that no restart mends. Those name their GPUs where they are known.
+fn broken(episode: &Episode) -> (Vec<String>, Vec<Xid>) {
+    let xids: Vec<Xid> = episode.xids.iter().filter(|xid| xid.remedy.outlasts_a_restart()).cloned().collect();
+    (episode.gpu_uuids.clone(), xids)
 }
 
 /// How many nodes may be avoided at once: a share of those on which a pod could run, one of two, never the last.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::controllers::inference_deployment::{
     observed::EpisodeView,
-    testing::{healthy, infd, infd_vllm, pod},
+    testing::{died, healthy, infd, infd_vllm, pod, with_xid},
 };
 
 fn now() -> Timestamp {
@@ -105,6 +105,34 @@ fn an_engine_that_cannot_be_killed_makes_its_place_bad_without_a_grant() {
     object.status.get_or_insert_default().recovery.avoid = places.clone();
     let later = now() + SignedDuration::from_mins(5);
     assert_eq!(next(&object, &[undead], &[], &nodes(4), later), places, "seen again is no news");
+}
+
+#[test]
+fn fault_f1_a_gpu_that_needs_more_than_a_restart_makes_its_place_bad_by_itself() {
+    let reset = crds::xid::XidRemedy::ResetGpu;
+    let of = |pod: PodView, grants: &[&Grant]| next(&infd("chat"), &[pod], grants, &nodes(4), now());
+    let lost = with_xid(died(pod("a", "Stalled", 1)), 119, reset);
+    let places = of(lost.clone(), &[]);
+    assert_eq!((places[0].because, places[0].xids[0].code), (AvoidedBecause::GpuFault, 119));
+    let mut object = infd("chat");
+    object.status.get_or_insert_default().recovery.avoid = places.clone();
+    let later = now() + SignedDuration::from_mins(5);
+    let grant = grant(&lost, GrantAction::Replace);
+    assert_eq!(
+        next(&object, std::slice::from_ref(&lost), &[&grant], &nodes(4), later),
+        places,
+        "seen again is no news"
+    );
+    let again = next(&object, &[with_xid(lost.clone(), 79, reset)], &[], &nodes(4), later);
+    assert_eq!(
+        (again[0].until.as_str(), again[0].xids.len()),
+        (places[0].until.as_str(), 2),
+        "and a second Xid is told"
+    );
+    assert!(of(with_xid(pod("a", "Suspect", 1), 119, reset), &[]).is_empty(), "a suspicion is no stall");
+    let hit = with_xid(died(pod("a", "Stalled", 1)), 94, crds::xid::XidRemedy::RestartApplication);
+    assert!(of(hit, &[]).is_empty(), "a restart mends it");
+    assert!(next(&infd("chat"), &[lost], &[], &nodes(1), now()).is_empty(), "never the last place");
 }
 
 #[test]

@@ -192,13 +192,10 @@ fn hold_of(stalled: usize, replicas: usize, percent: usize) -> Hold {
     Hold::No
 }
 
-/// How the recovery of this pod is to be carried out.
+/// How the recovery of this pod is to be carried out. Where its GPU needs more than a restart, none is tried (F1).
 pub fn action(pod: &PodView, terms: &Terms<'_>, now: &str) -> GrantAction {
-    if terms.recoveries(pod, now).count() >= terms.restarts_before_replace {
-        GrantAction::Replace
-    } else {
-        GrantAction::Restart
-    }
+    let in_vain = terms.recoveries(pod, now).count() >= terms.restarts_before_replace;
+    if in_vain || pod.needs_another_place() { GrantAction::Replace } else { GrantAction::Restart }
 }
 
 /// Is a granted replacement over? The pod is gone, and its successor is up or has had its time.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::controllers::inference_deployment::{
     grants,
-    testing::{healthy, infd, pod},
+    testing::{died, healthy, infd, pod, with_xid},
 };
 
 const NOW: &str = "2026-01-01T01:00:00Z";
@@ -61,6 +61,64 @@ fn restarts_in_place_end_in_a_replacement_and_time_heals() {
     object.spec.recovery.restarts_before_replace = 2;
     object.spec.recovery.stability_window = "5m".to_owned();
     assert_eq!(action(&object), GrantAction::Restart, "the first is long ago");
+}
+
+#[test]
+fn fault_f1_a_gpu_that_no_restart_mends_ends_in_a_replacement_at_once() {
+    use crds::xid::XidRemedy::{ContactSupport, Nothing, ResetGpu, RestartApplication, RestartNode, Unknown};
+    let object = infd("chat");
+    let granted = |pod: PodView| {
+        let pods = [pod, healthy("b")];
+        let grants = grants::next(&[], &pods, &Terms::of(&object, &pods, None), NOW);
+        grants.first().map(|grant| grant.action)
+    };
+    for remedy in [ResetGpu, RestartNode, ContactSupport] {
+        let stalled = with_xid(pod("a", "Stalled", 1), 79, remedy);
+        assert_eq!(granted(stalled.clone()), Some(GrantAction::Replace), "{remedy:?}");
+        assert_eq!(
+            granted(died(stalled)),
+            Some(GrantAction::Replace),
+            "the kubelet starts it on the same GPU: {remedy:?}"
+        );
+        assert_eq!(granted(with_xid(pod("a", "Suspect", 1), 79, remedy)), None, "a suspicion is no stall: {remedy:?}");
+    }
+    for remedy in [Nothing, RestartApplication, Unknown] {
+        let stalled = with_xid(pod("a", "Stalled", 1), 94, remedy);
+        assert_eq!(granted(stalled.clone()), Some(GrantAction::Restart), "{remedy:?}");
+        assert_eq!(granted(died(stalled)), None, "it is started again anyhow: {remedy:?}");
+    }
+}
+
+#[test]
+fn fault_f1_the_budget_and_the_holds_stay_as_they_are() {
+    let mut object = infd("chat");
+    object.spec.replicas = 4;
+    let lost = |n: usize| with_xid(pod(&format!("p{n}"), "Stalled", 1), 79, crds::xid::XidRemedy::RestartNode);
+    let dead: Vec<PodView> = (0..3).map(|n| died(lost(n))).collect();
+    let granted = |object: &InferenceDeployment, pods: &[PodView]| {
+        grants::next(&[], pods, &Terms::of(object, pods, None), NOW).len()
+    };
+    assert_eq!(granted(&object, &dead[..2]), 1, "maxUnavailable");
+    assert_eq!(granted(&object, &dead), 0, "three of four at once have a common cause");
+    object.spec.recovery.mode = RecoveryMode::Fence;
+    assert_eq!(granted(&object, &dead[..1]), 0, "who may not destroy may not replace");
+}
+
+#[test]
+fn fault_f1_a_xid_that_comes_after_the_key_turns_the_restart_into_a_replacement() {
+    let object = infd("chat");
+    let next = |held: &[Grant], pod: PodView| {
+        let pods = [pod, healthy("b")];
+        grants::next(held, &pods, &Terms::of(&object, &pods, None), NOW)
+    };
+    let lost = |pod: PodView| with_xid(pod, 119, crds::xid::XidRemedy::ResetGpu);
+    let held = next(&[], pod("a", "Stalled", 1));
+    assert_eq!(held[0].action, GrantAction::Restart);
+    assert_eq!(next(&held, lost(pod("a", "Killed", 1))), held, "the kill is under way");
+    assert_eq!(next(&held, pod("a", "Restarting", 1)), held);
+    let after = next(&held, lost(pod("a", "Restarting", 1)));
+    assert_eq!((after.len(), after[0].action), (1, GrantAction::Replace));
+    assert_eq!(next(&after, lost(pod("a", "Restarting", 1))), after, "quiescent is silent (P7)");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! They are a courtesy: nothing reads them back, one that cannot be published is logged and no error of the pass, and
 //! they come after every write that matters.
 
-use crds::{Avoided, AvoidedBecause, EngineIncident, GrantAction, conditions::RESTARTS_HELD};
+use crds::{Avoided, AvoidedBecause, EngineIncident, Grant, GrantAction, conditions::RESTARTS_HELD};
 use futures::{FutureExt, StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -13,7 +13,14 @@ use k8s_openapi::{
 };
 use kube::{Api, Resource, ResourceExt};
 
-use super::{escalate::Hold, execute::AT_ONCE, grants::noted, observed::Observed, plan::Plan, rollout::State};
+use super::{
+    escalate::Hold,
+    execute::AT_ONCE,
+    grants::noted,
+    observed::{Observed, PodView},
+    plan::Plan,
+    rollout::State,
+};
 use crate::{
     client::{CallError, Calls, FIELD_MANAGER},
     controllers::{incidents::plan::name_of, nodes::plan::in_force},
@@ -28,7 +35,7 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
         let incident = name_of(&infd, &grant.episode);
         let what = match grant.action {
             GrantAction::Restart => format!("restart of the engine in pod {}", grant.pod),
-            GrantAction::Replace => format!("replacement of pod {}, which restarts did not cure,", grant.pod),
+            GrantAction::Replace => format!("replacement of pod {}, {},", grant.pod, incurable(observed, grant)),
         };
         let note = format!("{what} granted (incident {incident})");
         let pod = (grant.pod.as_str(), grant.pod_uid.as_str());
@@ -68,6 +75,16 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
         ));
     }
     events
+}
+
+/// Why no restart in place cures this pod.
+fn incurable(observed: &Observed, grant: &Grant) -> String {
+    let pod = observed.pods.iter().find(|pod| pod.uid == grant.pod_uid);
+    let xids = pod.and_then(PodView::open_episode).map(|episode| episode.xids.as_slice()).unwrap_or_default();
+    match xids.iter().filter(|xid| xid.remedy.outlasts_a_restart()).max_by_key(|xid| xid.remedy) {
+        Some(xid) => format!("which no restart in place cures ({})", xid.words()),
+        None => "which restarts did not cure".to_owned(),
+    }
 }
 
 /// Once when it begins: the condition was not there before. The name follows from the first stall that waits.
@@ -148,8 +165,10 @@ fn avoidance(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
         let why = match place.because {
             AvoidedBecause::RestartsDidNotCure => "restarts did not cure a pod there",
             AvoidedBecause::Unkillable => "an engine there outlives SIGKILL",
+            AvoidedBecause::GpuFault => "no restart of an engine mends a GPU there",
         };
-        let note = format!("new pods keep away from node {}{gpus} until {}: {why}", place.node, place.until);
+        let xids: String = place.xids.iter().map(|xid| format!("; {}", xid.words())).collect();
+        let note = format!("new pods keep away from node {}{gpus} until {}: {why}{xids}", place.node, place.until);
         (place, ("Warning", "NodeAvoided", "Avoid"), note)
     });
     let early = |place: &&Avoided| in_force(&place.until, now);

@@ -4,7 +4,7 @@
 //! gone, never because evidence is missing: a doubt keeps the slot taken, so the budget can only be used too little.
 //! The caller stores the result under the resourceVersion of the status it came from *before* any pod learns of it.
 
-use crds::{Grant, GrantAction, inference_deployment::RecoveryMode};
+use crds::{Grant, GrantAction, episode::Episode, inference_deployment::RecoveryMode};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
@@ -87,9 +87,15 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
     if !reported.open {
         return None;
     }
+    let action = if pod.needs_another_place() { GrantAction::Replace } else { GrantAction::Restart };
     if reported.episode.id != grant.episode && wants_slot(pod) {
         // The same pod stalled anew: the slot is still its own, if it may have it, and the grant must name the new episode.
-        return self::grant(pod, GrantAction::Restart, terms, now).filter(|_| terms.may_restart(pod, now));
+        return self::grant(pod, action, terms, now).filter(|_| terms.may_restart(pod, now));
+    }
+    let held = terms.mode != RecoveryMode::Recover || terms.hold != Hold::No;
+    if reported.episode.awaits_replacement() && !held && terms.may_restart(pod, now) {
+        // The Xid came after the key: it is on its way up again, in vain.
+        return self::grant(pod, action, terms, now);
     }
     Some(grant.clone())
 }
@@ -110,9 +116,11 @@ fn taken(grants: &[Grant], pods: &[PodView]) -> usize {
 }
 
 /// Only a confirmed stall asks for the second key. The agent takes its evidence meanwhile and, granted, holds the kill
-/// until that is done or its time is over (I6). A pod on its way out needs no restart.
+/// until that is done or its time is over (I6). A pod on its way out needs no restart. An engine that died asks for nothing, it is started
+/// again anyhow, but where a restart is in vain its pod is replaced, under the same budget (F1).
 pub fn wants_slot(pod: &PodView) -> bool {
-    !pod.leaving && !pod.uid.is_empty() && pod.open_episode().is_some_and(|episode| episode.awaits_grant())
+    let asks = |episode: &Episode| episode.awaits_grant() || episode.awaits_replacement();
+    !pod.leaving && !pod.uid.is_empty() && pod.open_episode().is_some_and(asks)
 }
 
 #[cfg(test)]

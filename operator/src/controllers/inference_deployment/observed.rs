@@ -121,6 +121,11 @@ impl PodView {
         self.reported().filter(|reported| reported.open).map(|reported| &reported.episode)
     }
 
+    /// Does an open episode tell of a GPU that no restart in place mends?
+    pub fn needs_another_place(&self) -> bool {
+        self.open_episode().is_some_and(Episode::needs_another_place)
+    }
+
     /// Kept out of traffic by an open episode. A person's fence is none: it must not count as a stall of the fleet (I2).
     pub fn fenced(&self) -> bool {
         self.open_episode().is_some_and(|episode| episode.fenced_at.is_some())

@@ -1,6 +1,10 @@
 //! Objects for the tests of the pure stages.
 
-use crds::{InferenceDeployment, episode::Episode};
+use crds::{
+    InferenceDeployment,
+    episode::Episode,
+    xid::{Xid, XidRemedy},
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -68,6 +72,23 @@ pub fn pod(name: &str, stage: &str, suspect_s: u8) -> PodView {
         episode: EpisodeView::Known(Box::new(ReportedEpisode { episode, open, changed_at: Some(at) })),
         ..PodView::default()
     }
+}
+
+/// The same pod with a Xid of its GPU in its episode.
+pub fn with_xid(mut pod: PodView, code: i32, remedy: XidRemedy) -> PodView {
+    if let EpisodeView::Known(reported) = &mut pod.episode {
+        reported.episode.xids = vec![Xid { code, gpu: "GPU-1".to_owned(), remedy }];
+    }
+    pod
+}
+
+/// The same pod, whose engine died by itself and is started again.
+pub fn died(mut pod: PodView) -> PodView {
+    if let EpisodeView::Known(reported) = &mut pod.episode {
+        reported.episode.class = "Dead".to_owned();
+        reported.episode.stage = "Restarting".to_owned();
+    }
+    pod
 }
 
 /// A pod that serves and has nothing to report.

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crds::{
     AvoidedBecause, InferenceDeployment,
     node::{CONDITION_ENGINE_STALLS, LABEL_AVOID_PREFIX, LABEL_SUSPECT},
+    xid::{Xid, XidRemedy},
 };
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
@@ -53,6 +54,7 @@ pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String,
     let mut wishes: BTreeMap<String, Wish> = BTreeMap::new();
     let mut recoveries: BTreeMap<String, (usize, BTreeSet<String>)> = BTreeMap::new();
     let mut unkillable: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut faults: BTreeMap<String, BTreeSet<Xid>> = BTreeMap::new();
     for infd in infds.iter().filter(|infd| infd.metadata.deletion_timestamp.is_none()) {
         let Some(recovery) = infd.status.as_ref().map(|status| &status.recovery) else { continue };
         let (namespace, name) = (infd.namespace().unwrap_or_default(), infd.name_any());
@@ -63,6 +65,7 @@ pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String,
             if place.because == AvoidedBecause::Unkillable {
                 unkillable.entry(place.node.clone()).or_default().insert(owner.clone());
             }
+            faults.entry(place.node.clone()).or_default().extend(place.xids.iter().cloned());
         }
         let window = window_of(&infd.spec.recovery);
         for past in recovery.recent.iter().filter(|past| !past.node.is_empty() && young(past, window, &now.to_string()))
@@ -76,11 +79,29 @@ pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String,
         let text = format!("engines of {} stall here again and again; GPU or driver may be broken", list(&owners));
         wishes.entry(node).or_default().finding = Some(("RepeatedStalls", text));
     }
+    for (node, xids) in faults {
+        let wish = wishes.entry(node).or_default();
+        wish.finding = fault(&xids).or(wish.finding.take());
+    }
     for (node, owners) in unkillable {
-        let text = format!("an engine of {} outlives SIGKILL here; only the node can end it", list(&owners));
-        wishes.entry(node).or_default().finding = Some(("UnkillableEngine", text));
+        let finding = &mut wishes.entry(node).or_default().finding;
+        let more = finding.take().filter(|(reason, _)| *reason != "RepeatedStalls");
+        let more = more.map(|(_, text)| format!("; {text}")).unwrap_or_default();
+        let text = format!("an engine of {} outlives SIGKILL here; only the node can end it{more}", list(&owners));
+        *finding = Some(("UnkillableEngine", text));
     }
     wishes
+}
+
+/// What these Xids ask of whoever looks after nodes: a word for tools, by the one that asks for most, and which Xid asks for what.
+fn fault(xids: &BTreeSet<Xid>) -> Option<(&'static str, String)> {
+    let reason = match xids.iter().map(|xid| xid.remedy).filter(|remedy| remedy.outlasts_a_restart()).max()? {
+        XidRemedy::ContactSupport => "NodeNeedsSupport",
+        XidRemedy::RestartNode => "NodeNeedsRestart",
+        _ => "GpuNeedsReset",
+    };
+    let words: BTreeSet<String> = xids.iter().map(Xid::words).collect();
+    Some((reason, format!("the driver reports {}", list(&words))))
 }
 
 /// Does what lasts until `until` still last?

@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::controllers::inference_deployment::testing::infd;
-use crds::{Avoided, GrantAction, PastGrant};
+use crds::{
+    Avoided, GrantAction, PastGrant,
+    xid::{Xid, XidRemedy},
+};
 
 fn now() -> Timestamp {
     "2026-01-01T01:00:00Z".parse().unwrap()
@@ -91,6 +94,28 @@ fn an_engine_that_cannot_be_killed_is_told_of_at_once() {
     object.status.as_mut().unwrap().recovery.avoid[0].because = AvoidedBecause::Unkillable;
     let wishes = wishes(&[object], now());
     assert_eq!(wishes["n1"].finding.as_ref().map(|(reason, _)| *reason), Some("UnkillableEngine"));
+}
+
+#[test]
+fn fault_f1_the_condition_says_which_xid_asks_for_what() {
+    let with = |xids: &[(i32, XidRemedy)], because| {
+        let mut object = sick("chat", 3, true);
+        let place = &mut object.status.as_mut().unwrap().recovery.avoid[0];
+        place.xids =
+            xids.iter().map(|(code, remedy)| Xid { code: *code, gpu: "GPU-1".into(), remedy: *remedy }).collect();
+        place.because = because;
+        wishes(&[object], now())["n1"].finding.clone().expect("a finding")
+    };
+    let (lost, ecc) = ((79, XidRemedy::RestartNode), (48, XidRemedy::ResetGpu));
+    let (reason, why) = with(&[ecc], AvoidedBecause::GpuFault);
+    assert_eq!((reason, why.as_str()), ("GpuNeedsReset", "the driver reports Xid 48 of GPU-1: the GPU must be reset"));
+    let (reason, why) = with(&[ecc, lost], AvoidedBecause::GpuFault);
+    assert_eq!(reason, "NodeNeedsRestart", "the one that asks for most");
+    assert!(why.contains("Xid 79 of GPU-1: the node must be drained and restarted") && why.contains("Xid 48"), "{why}");
+    assert_eq!(with(&[(54, XidRemedy::ContactSupport), lost], AvoidedBecause::GpuFault).0, "NodeNeedsSupport");
+    let (reason, why) = with(&[lost], AvoidedBecause::Unkillable);
+    assert!(reason == "UnkillableEngine" && why.contains("SIGKILL") && why.contains("Xid 79"), "{why}");
+    assert_eq!(with(&[], AvoidedBecause::RestartsDidNotCure).0, "RepeatedStalls");
 }
 
 #[test]
