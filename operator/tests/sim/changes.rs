@@ -16,7 +16,8 @@ pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
     let image = |at_ms: u64, image: &str| edit(at_ms, json!({"engine": {"image": image}}));
     let replicas = |at_ms: u64, n: u64| edit(at_ms, json!({"replicas": n}));
     let mut held = spec(2, "Recover");
-    held["rollout"] = json!({"onFailure": "Hold"});
+    // long enough that the freeze falls into it also where another operator had to take over first
+    held["rollout"] = json!({"onFailure": "Hold", "soakSeconds": 30});
     let held = (0, Act::Create { name: "chat", spec: held });
     vec![
         // one stall of a new replica, which its restart cures; only another revision goes on
@@ -25,7 +26,6 @@ pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
             vec![
                 held,
                 image(50_000, "engine:2"),
-                // late enough that another operator, whose predecessor died of the edit, has begun as well
                 (72_000, Act::FreezeOf { image: "engine:2" }),
                 image(140_000, "engine:3"),
             ],
