@@ -33,7 +33,7 @@ use super::{
 const TICK_MS: u64 = 250;
 const OPERATORS: usize = 2;
 /// How often it is asked whether all is in order again.
-const LOOK_MS: u64 = 10_000;
+const LOOK_MS: u64 = 12_000;
 /// A container starts again after its process has died.
 const RESTART_MS: u64 = 1_000;
 /// The successor of a pod that was asked to end starts elsewhere.

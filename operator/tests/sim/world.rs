@@ -113,11 +113,12 @@ impl World {
     pub fn tick(&mut self, state: &mut State, now_ms: u64, reachable: bool) {
         let changed = state.store.stirred != self.seen.0 || now_ms >= self.woken_ms + LOOK_MS;
         if reachable && changed {
-            let removed = state.store.removed;
-            if removed != self.seen.1 {
+            // (one may be born when its owner is gone already)
+            let turnover = state.store.turnover();
+            if turnover != self.seen.1 {
                 collect_garbage(&mut state.store); // what it removes has dependents of its own: again next time
             }
-            self.seen = (state.store.stirred, removed);
+            self.seen = (state.store.stirred, turnover);
             self.deployments(&mut state.store);
             self.schedule(&mut state.store);
         }

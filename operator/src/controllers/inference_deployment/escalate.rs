@@ -14,6 +14,8 @@ use crate::controllers::nodes::view::NodeView;
 const HOLD_COUNT_MIN: usize = 3;
 /// A replacement that does not come up gives its slot back after this; the stall of the others waits no longer for it.
 const REPLACE_MAX: SignedDuration = SignedDuration::from_mins(10);
+/// A delete that was sent has been felt by then, if it ever is.
+const DELETED_BY: SignedDuration = SignedDuration::from_secs(30);
 /// So many recoveries on one node within the window put it under suspicion.
 pub const NODE_COUNT_MIN: usize = 3;
 const RECENT_MAX: usize = 64;
@@ -198,10 +200,11 @@ pub fn action(pod: &PodView, terms: &Terms<'_>, now: &str) -> GrantAction {
     if in_vain || pod.needs_another_place() { GrantAction::Replace } else { GrantAction::Restart }
 }
 
-/// Is a granted replacement over? The pod is gone, and its successor is up or has had its time.
+/// Is a granted replacement over? The pod is gone, and its successor is up or has had its time; or it went on by itself before it was
+/// deleted, so that nothing is replaced any more.
 pub fn replaced(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> bool {
     if pods.iter().any(|pod| pod.uid == grant.pod_uid) {
-        return false;
+        return spared(grant, pods) && older(&grant.granted_at, DELETED_BY, now);
     }
     let here = pods.iter().filter(|pod| !pod.leaving);
     let (count, starting) = here.fold((0, 0), |(count, starting), pod| {
@@ -209,6 +212,12 @@ pub fn replaced(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -
         (count + 1, starting + usize::from(starts))
     });
     (count >= terms.replicas && starting == 0) || older(&grant.granted_at, REPLACE_MAX, now)
+}
+
+/// Does the pod of this grant serve again, and is not on its way out?
+fn spared(grant: &Grant, pods: &[PodView]) -> bool {
+    let pod = pods.iter().find(|pod| pod.uid == grant.pod_uid);
+    pod.is_some_and(|pod| !pod.leaving && pod.reported().map_or(pod.ready, |reported| !reported.open))
 }
 
 /// The record of the grants, with those of this look. It is tidied only when something is added: time alone writes nothing (P7).

@@ -192,6 +192,20 @@ fn a_replacement_holds_its_slot_until_its_successor_is_up() {
 }
 
 #[test]
+fn a_replacement_of_a_pod_that_went_on_by_itself_gives_its_slot_back() {
+    let terms = Terms { replicas: 2, ..Terms::simple(RecoveryMode::Recover, 1) };
+    let cured = pod("a", "Cleared", 1);
+    let grant =
+        Grant { pod_uid: cured.uid.clone(), action: GrantAction::Replace, granted_at: NOW.into(), ..Grant::default() };
+    let over = |pod: PodView, now: &str| replaced(&grant, &[pod, healthy("b")], &terms, now);
+    let later = "2026-01-01T01:00:31Z";
+    assert!(!over(cured.clone(), NOW), "a delete may be on its way");
+    assert!(over(cured.clone(), later) && over(PodView { episode: Default::default(), ..cured.clone() }, later));
+    assert!(!over(PodView { leaving: true, ..cured.clone() }, later));
+    assert!(!over(PodView { episode: Default::default(), ready: false, ..cured }, later), "a doubt keeps the slot");
+}
+
+#[test]
 fn the_record_is_bounded_and_written_only_with_a_grant() {
     let mut object = infd("chat");
     object.status.get_or_insert_default().recovery.recent = vec![past("x", "n1", "2025-01-01T00:00:00Z")];

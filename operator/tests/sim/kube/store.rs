@@ -72,6 +72,11 @@ impl Store {
         self.objects.range(from..).take_while(move |(key, _)| key.0 == plural)
     }
 
+    /// How many objects have come and gone: whoever looks after owners need look only when it moves.
+    pub fn turnover(&self) -> u64 {
+        self.uids + self.removed
+    }
+
     pub fn uid(&mut self) -> String {
         self.uids += 1;
         format!("00000000-0000-4000-8000-{:012}", self.uids)
