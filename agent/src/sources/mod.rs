@@ -211,8 +211,7 @@ impl Sources {
         let glance = self.pace == Pace::Glance;
         let due = self.proc_ms.is_none_or(|at| now_ms.saturating_sub(at) >= PROC_EVERY_MS);
         if due || !glance {
-            // only a page's deadlines are so short that a machine's other work could pass for a hang
-            let queued_ms = page_pid.filter(|_| !glance).and_then(|pid| self.queue.look(now_ms, pid));
+            let queued_ms = self.standing(page_pid).and_then(|pid| self.queue.look(now_ms, pid));
             let proc = self.proc.look(now_ms, page_pid).map(|proc| ProcObs { queued_ms, ..proc });
             obs.proc = proc.map(|proc| Signal::at(now_ms, proc)).unwrap_or_default();
             self.proc_ms = Some(now_ms);
@@ -222,6 +221,16 @@ impl Sources {
         let told = self.slow.latest.as_ref().zip(self.slow.done);
         if let (Some(proc), Some((facts, done))) = (&mut obs.proc.value, told) {
             facts.lay_over(proc, turns::tells_of_now(done.at_ms, now_ms));
+        }
+    }
+
+    /// Whose threads may be standing in line for a core while work stands still. A page's deadlines begin at 150 ms, so that its writer is
+    /// asked at the first such look; others are judged by seconds, and are asked once they are stared at.
+    fn standing(&self, page_pid: Option<i32>) -> Option<i32> {
+        match self.pace {
+            Pace::Glance => None,
+            Pace::Look => page_pid,
+            Pace::Stare => page_pid.or(self.proc.stepping_pid()),
         }
     }
 

@@ -3,6 +3,7 @@
 use super::chance::Chance;
 use super::fault::Way;
 use super::profile::{EngineKind, MS, SECOND, Us};
+use super::queue::QueueLook;
 use super::shows::answer_us;
 use super::world::{Missing, World};
 use crate::observation::{FrontendObs, MetricsObs, Ms, Observation, Signal};
@@ -24,6 +25,7 @@ pub struct Agent {
     pub cpu_us: Us,
     pub compiler_us: Us,
     pub gpu_next: Us,
+    pub queue: QueueLook,
     scrape_next: Us,
     scrape: Asked,
     probe_next: Us,
@@ -42,6 +44,7 @@ impl Agent {
             cpu_us: 0,
             compiler_us: 0,
             gpu_next: 0,
+            queue: QueueLook::default(),
             scrape_next: now,
             scrape: None,
             probe_next: now,

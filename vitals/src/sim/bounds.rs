@@ -53,6 +53,13 @@ pub fn scene(world: &World, outcome: &Outcome) -> String {
 /// The bound to the fence, independent of what the detector has learned.
 pub fn fence_max(world: &World, fault: Fault, lease_ms: u64) -> Us {
     let jitter = world.env.agent_held.saturating_sub(world.now) + 6 * SECOND;
+    // a hang that spins stands in line as a healthy step does, and may take up to four times as long
+    // (`docs/decisions/2026-11-21-time-in-line-for-a-core.md`)
+    let crowd = world.engine.mood.host_milli.clamp(1_000, 4_000);
+    unhurried_fence_max(world, fault, lease_ms, jitter) * crowd / 1_000
+}
+
+fn unhurried_fence_max(world: &World, fault: Fault, lease_ms: u64, jitter: Us) -> Us {
     match fault.way {
         Way::Crash => 2 * SECOND + jitter,
         _ if world.engine.native() && matches!(fault.way, Way::Step | Way::Rank(_)) => {

@@ -68,6 +68,8 @@ pub struct Checker {
     fault: Option<(Us, Fault)>,
     /// When work was first owed with the fault in place.
     owed_at: Option<Us>,
+    /// How long the environment had stood in the engine's way by then.
+    stood_before: Us,
     drained: bool,
     fence_at: Option<Us>,
     last: Us,
@@ -120,6 +122,7 @@ impl Checker {
             },
             fault: None,
             owed_at: None,
+            stood_before: 0,
             drained: false,
             fence_at: None,
             last: world.now,
@@ -223,6 +226,7 @@ impl Checker {
         };
         let core = if front { counters.generated } else { 0 } + turns;
         let out = world.engine.book.chunks + core;
+        let owed_before = self.owed_at;
         if out != self.chunks {
             self.chunks = out;
             self.owed_at = self.owed_at.map(|_| world.now);
@@ -235,6 +239,10 @@ impl Checker {
             self.verdicts.unowed = false;
         } else if self.owed_at.is_some() {
             self.drained = true;
+        }
+        if self.owed_at != owed_before {
+            self.stood_before =
+                world.env.stood_us - world.env.stood_still.saturating_sub(world.now).min(world.env.stood_us);
         }
     }
 
@@ -287,7 +295,7 @@ impl Checker {
 
     fn watch_bounds(&mut self, world: &World, outcome: &Outcome, fault: Fault) {
         let Some(owed_at) = self.owed_at.filter(|_| !self.over && !self.verdicts.blind) else { return };
-        let fence_max = fence_max(world, fault, self.lease_ms);
+        let fence_max = fence_max(world, fault, self.lease_ms) + world.env.stood_us.saturating_sub(self.stood_before);
         if self.fence_at.is_none() && is_blind(world) {
             self.verdicts.blind = true;
             self.over = true;

@@ -12,7 +12,7 @@ use super::profile::{EngineKind, Profile, SECOND, Us};
 use super::step::{Luck, Mood, Step, Watch};
 
 /// No healthy step is longer.
-const STEP_MAX: Us = 150 * SECOND;
+pub(super) const STEP_MAX: Us = 150 * SECOND;
 /// Newer SGLang writes its gauges this often while it is idle; older ones leave them as the last step set them.
 const IDLE_REFRESH: Us = 30 * SECOND;
 
@@ -26,7 +26,7 @@ pub struct Engine {
     pub free_at: Us,
     /// When the loop was last stopped from outside; until [`Self::free_at`] it says nothing.
     pub held_since: Us,
-    held_until: Us,
+    pub(super) held_until: Us,
     pub mood: Mood,
     pub counters: Counters,
     pub shown: Shown,
@@ -83,8 +83,8 @@ impl Engine {
         self.live.change().push(request);
     }
 
-    /// Nothing runs from now until then: the step under way is longer by that.
-    pub fn hold(&mut self, now: Us, until: Us) {
+    /// Nothing runs from now until then: the step under way is longer by that. How much that adds to what held it already.
+    pub fn hold(&mut self, now: Us, until: Us) -> Us {
         if now >= self.free_at {
             self.held_since = now;
         }
@@ -100,17 +100,7 @@ impl Engine {
                 request.at = At::Front(at.saturating_add(by));
             }
         }
-    }
-
-    /// Steps last so many thousandths from now on, the rest of the one under way as well.
-    pub fn set_pace(&mut self, now: Us, milli: u64) {
-        let before = std::mem::replace(&mut self.mood.pace_milli, milli.max(1));
-        if let Some(step) = self.step.as_mut().filter(|step| step.end < Us::MAX && before != milli) {
-            let goes_on = now.max(self.held_until);
-            let rest = step.end.saturating_sub(goes_on);
-            let most = STEP_MAX.saturating_sub(goes_on.saturating_sub(step.start)).max(rest);
-            step.end = goes_on + (rest.saturating_mul(milli.max(1)) / before.max(1)).min(most);
-        }
+        by
     }
 
     /// Freezes it for ever: in the step under way, or else in the next.
@@ -225,7 +215,9 @@ impl Engine {
         if prefill == 0 && decoding == 0 {
             return None;
         }
-        let base = self.profile.step_us + self.profile.seq_us * u64::from(decoding) + prefill_us;
+        let launched = self.profile.step_us + self.profile.seq_us * u64::from(decoding);
+        let (device, host) = if self.profile.on_gpu { (prefill_us, launched) } else { (0, launched + prefill_us) };
+        let base = device + host.saturating_mul(self.mood.host_milli) / 1_000;
         // a silence longer than every rival's patience is outside of what anybody could call healthy
         let paced = (base.saturating_mul(self.mood.pace_milli) / 1_000).min(STEP_MAX);
         let length = self.luck.length(self.steps_ever, paced);

@@ -79,7 +79,7 @@ impl Fault {
         }
         match self.way {
             Way::Step | Way::Rank(_) => engine.doom(),
-            Way::Anywhere | Way::CoreGone => engine.hold(now, Us::MAX),
+            Way::Anywhere | Way::CoreGone => drop(engine.hold(now, Us::MAX)),
             Way::Admission => engine.mood.shut = true,
             Way::Livelock => engine.mood.mute = true,
             Way::Decode => {

@@ -83,7 +83,9 @@ fn looks(world: &World, running: bool) -> Looks {
         }
     }
     if engine.step.is_some() {
-        let state = if running { 'R' } else { 'S' };
+        // who has a core to itself sleeps now and then; who must share one always wants it
+        let shares = engine.mood.host_milli > 1_000 && !engine.profile.on_gpu;
+        let state = if running || shares { 'R' } else { 'S' };
         return Looks { state, wchan: None, cpu: Cpu::BySteps, gpu: Gpu::Working };
     }
     IDLE
@@ -129,7 +131,7 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
         }
         Cpu::Permille(share) => elapsed * share / 1_000,
     };
-    agent.cpu_us += share;
+    agent.cpu_us += share * 1_000 / world.engine.mood.host_milli.max(1_000);
     if world.now < env.jit {
         agent.compiler_us += elapsed * 2;
     }
@@ -137,6 +139,7 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
         agent.obs.proc.value = None;
         return;
     }
+    let queued_ms = agent.queue.look(world, looks.state == 'R');
     let (alive, asking) = (world.now >= env.born, agent.asking());
     let proc = agent.obs.proc.value.get_or_insert_with(ProcObs::default);
     proc.alive = alive;
@@ -146,6 +149,7 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
         proc.wchan = looks.wchan.map(str::to_owned);
     }
     proc.cpu_ms = agent.cpu_us / MS;
+    proc.queued_ms = queued_ms;
     (proc.compilers, proc.compilers_cpu_ms) = if world.now < env.jit { (4, agent.compiler_us / MS) } else { (0, 0) };
     proc.traced = world.now < env.debugged;
     proc.throttled = world.now < env.throttled;

@@ -20,6 +20,8 @@ pub struct Step {
 pub struct Mood {
     /// Steps take this many thousandths of their time.
     pub pace_milli: u64,
+    /// What the host's cores do for them takes this many thousandths, because others want the same cores.
+    pub host_milli: u64,
     /// Steps turn and hand nothing out.
     pub mute: bool,
     /// The scheduler admits nobody.
@@ -34,7 +36,15 @@ pub struct Mood {
 
 impl Default for Mood {
     fn default() -> Self {
-        Self { pace_milli: 1_000, mute: false, shut: false, thrash: false, doomed: false, front_dead: false }
+        Self {
+            pace_milli: 1_000,
+            host_milli: 1_000,
+            mute: false,
+            shut: false,
+            thrash: false,
+            doomed: false,
+            front_dead: false,
+        }
     }
 }
 

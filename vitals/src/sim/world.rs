@@ -16,7 +16,7 @@ pub enum Act {
     Starve(Us),
     /// The agent gets no CPU.
     Late(Us),
-    /// The host is loaded: steps last so many thousandths, and both are late often.
+    /// The host is loaded: what its cores do lasts so many thousandths, and both are late often.
     Loaded(Us, u64),
     /// The cgroup's quota holds the engine: steps last so many thousandths.
     Throttle(Us, u64),
@@ -57,6 +57,8 @@ pub enum Missing {
 #[derive(Debug, Clone, Default)]
 pub struct Env {
     pub starved: Us,
+    /// When that began.
+    pub starved_since: Us,
     pub throttled: Us,
     pub frozen: Us,
     pub debugged: Us,
@@ -79,8 +81,9 @@ pub struct Env {
     pub boot_permille: u64,
     /// Anything that deserves a close look lasts until then.
     pub eventful: Us,
-    /// The environment stood in the engine's way until then.
+    /// The environment stood in the engine's way until then, and so long in all.
     pub stood_still: Us,
+    pub stood_us: Us,
     /// Until then steps are many times longer than any before, and nothing announced it.
     pub slowed: Us,
     /// Log lines to come: when, and which signature.
@@ -224,7 +227,7 @@ impl World {
         let act = self.declared(act);
         let env = &mut self.env;
         let mut stop = |env: &mut Env, span: Us| {
-            self.engine.hold(now, now + span);
+            env.stood_us += self.engine.hold(now, now + span);
             env.stood_still = env.stood_still.max(now + span);
             env.eventful = env.eventful.max(now + span + 20 * SECOND);
             now + span
@@ -234,7 +237,12 @@ impl World {
                 env.paused_vm = stop(env, span);
                 env.agent_held = env.agent_held.max(now + span);
             }
-            Act::Starve(span) => env.starved = stop(env, span),
+            Act::Starve(span) => {
+                if now >= env.starved {
+                    env.starved_since = now;
+                }
+                env.starved = stop(env, span).max(env.starved);
+            }
             Act::Freeze(span) => env.frozen = stop(env, span),
             Act::Debug(span) => env.debugged = stop(env, span),
             Act::Late(span) => {
@@ -274,7 +282,8 @@ impl World {
         match act {
             Act::Loaded(span, pace) => {
                 env.loaded = now + span;
-                self.engine.set_pace(now, pace);
+                env.eventful = env.eventful.max(now + span + 20 * SECOND);
+                self.engine.set_host(now, pace);
                 self.noise(span);
             }
             Act::Throttle(span, pace) => {
@@ -339,16 +348,20 @@ impl World {
         self.script.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
     }
 
-    /// When steps have their usual length again, if that is to come.
+    /// When steps next have their usual length again, if that is to come.
     fn pace_ends(&self) -> Us {
         let env = &self.env;
-        Some(env.loaded.max(env.crawling).max(env.throttled)).filter(|at| *at > self.now).unwrap_or(Us::MAX)
+        let ends = [env.loaded, env.crawling.max(env.throttled)];
+        ends.into_iter().filter(|at| *at > self.now).min().unwrap_or(Us::MAX)
     }
 
     /// Ends the states whose time is over.
     fn settle(&mut self) {
         let (now, env) = (self.now, &self.env);
-        if now >= env.loaded.max(env.crawling).max(env.throttled) {
+        if now >= env.loaded {
+            self.engine.set_host(now, 1_000);
+        }
+        if now >= env.crawling.max(env.throttled) {
             self.engine.set_pace(now, 1_000);
         }
         if now >= env.hot {
