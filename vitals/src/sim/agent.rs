@@ -87,7 +87,7 @@ impl Agent {
             return;
         }
         if self.scrape.is_none() && world.now >= self.scrape_next {
-            let answer = answer_us(world, self, true).map(|after| world.now + after);
+            let answer = answer_us(world, self, true).map(|after| world.now.saturating_add(after));
             self.scrape = Some((world.now, answer));
         }
         let Some((asked, answer)) = self.scrape else { return };
@@ -125,7 +125,7 @@ impl Agent {
             return;
         }
         if self.probe.is_none() && world.now >= self.probe_next {
-            let answer = answer_us(world, self, false).map(|after| world.now + after);
+            let answer = answer_us(world, self, false).map(|after| world.now.saturating_add(after));
             self.probe = Some((world.now, answer));
         }
         let Some((asked, answer)) = self.probe else { return };

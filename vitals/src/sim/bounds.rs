@@ -26,6 +26,7 @@ pub fn confirm_by(world: &World, fault: Fault, owed_at: Us, fenced: Us, drained:
     let turns = matches!(fault.way, Way::Livelock | Way::Decode);
     let only_ends_tell = !signals.gate && !signals.page;
     let patience = if turns && only_ends_tell { WHOLE_ANSWERS_MAX } else { PATIENCE_MAX };
+    let patience = patience * crowd_milli(world) / 1_000;
     (fenced + most).max(owed_at + patience)
 }
 
@@ -53,10 +54,13 @@ pub fn scene(world: &World, outcome: &Outcome) -> String {
 /// The bound to the fence, independent of what the detector has learned.
 pub fn fence_max(world: &World, fault: Fault, lease_ms: u64) -> Us {
     let jitter = world.env.agent_held.saturating_sub(world.now) + 6 * SECOND;
-    // a hang that spins stands in line as a healthy step does, and may take up to four times as long
-    // (`docs/decisions/2026-11-21-time-in-line-for-a-core.md`)
-    let crowd = world.engine.mood.host_milli.clamp(1_000, 4_000);
-    unhurried_fence_max(world, fault, lease_ms, jitter) * crowd / 1_000
+    unhurried_fence_max(world, fault, lease_ms, jitter) * crowd_milli(world) / 1_000
+}
+
+/// A hang that spins stands in line as a healthy step does, and may take up to four times as long
+/// (`docs/decisions/2026-11-21-time-in-line-for-a-core.md`).
+fn crowd_milli(world: &World) -> u64 {
+    world.engine.mood.host_milli.clamp(1_000, 4_000)
 }
 
 fn unhurried_fence_max(world: &World, fault: Fault, lease_ms: u64, jitter: Us) -> Us {
@@ -65,6 +69,8 @@ fn unhurried_fence_max(world: &World, fault: Fault, lease_ms: u64, jitter: Us) -
         _ if world.engine.native() && matches!(fault.way, Way::Step | Way::Rank(_)) => {
             lease_ms.max(1_000) * MS + jitter
         }
+        // what is prefilled again takes room in the cache again, and clients who leave make room: nobody can tell that from prefill
+        Way::Decode if !world.engine.native() => WHOLE_ANSWERS_MAX + jitter,
         // what was admitted before is prefilled yet, which is progress
         Way::Livelock | Way::Decode => FOREIGN_FENCE_MAX + MINUTE + jitter,
         _ if world.engine.profile.idle_refresh => FOREIGN_FENCE_MAX + GAUGES_LATE + jitter,

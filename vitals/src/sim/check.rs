@@ -330,7 +330,7 @@ impl Checker {
 
     /// The history is over.
     pub fn finish(mut self, world: &World) -> Verdicts {
-        if self.verdicts.fences.blinks > Fences::blinks_max(self.verdicts.benign_us) {
+        if self.verdicts.fences.blinks > Fences::blinks_max(self.verdicts.benign_us, world.env.agent_restarts) {
             self.note(world.now, Failure::FalseFence, || "more blinks than docs/decisions promises".to_owned());
         }
         if self.verdicts.kind.truth != Truth::Hang || self.over || self.verdicts.blind {

@@ -135,8 +135,9 @@ impl Fault {
             (Way::Anywhere | Way::CoreGone, StallClass::AdmissionStalled) => true,
             (Way::Admission, class) => *class == StallClass::AdmissionStalled || (!native && plain(class)),
             // from outside, a foreign loop that hands nothing out and counts nothing is a step that does not end
+            // while it still takes prompts in, prefill moves and decode does not
             (Way::Livelock, class) => {
-                *class == StallClass::Livelock || (!native && (plain(class) || *class == StallClass::DecodeStalled))
+                matches!(class, StallClass::Livelock | StallClass::DecodeStalled) || (!native && plain(class))
             }
             (Way::Decode, class) => {
                 *class == StallClass::DecodeStalled || *class == StallClass::Livelock || (!native && plain(class))

@@ -80,9 +80,9 @@ impl Fences {
         before < SLOW_MAX
     }
 
-    /// How many blinks a span of health may have.
-    pub fn blinks_max(benign: Us) -> u64 {
-        BLINKS_A_DAY * (benign / (24 * HOUR) + 1)
+    /// How many blinks a span of health may have. An agent that begins anew does not know that the floor was too low before.
+    pub fn blinks_max(benign: Us, agent_restarts: u64) -> u64 {
+        BLINKS_A_DAY * (benign / (24 * HOUR) + 1) + agent_restarts
     }
 
     pub fn add(&mut self, more: &Self) {

@@ -86,6 +86,8 @@ pub struct Env {
     pub stood_us: Us,
     /// Until then steps are many times longer than any before, and nothing announced it.
     pub slowed: Us,
+    /// How often the agent has begun anew, with nothing remembered.
+    pub agent_restarts: u64,
     /// Log lines to come: when, and which signature.
     pub log: Vec<(Us, &'static str)>,
 }
@@ -243,14 +245,15 @@ impl World {
                 }
                 env.starved = stop(env, span).max(env.starved);
             }
-            Act::Freeze(span) => env.frozen = stop(env, span),
-            Act::Debug(span) => env.debugged = stop(env, span),
+            // two that a paused machine put off begin at once: the longer counts
+            Act::Freeze(span) => env.frozen = stop(env, span).max(env.frozen),
+            Act::Debug(span) => env.debugged = stop(env, span).max(env.debugged),
             Act::Late(span) => {
                 env.agent_held = env.agent_held.max(now + span);
                 env.eventful = env.eventful.max(now + span + 20 * SECOND);
             }
             Act::Jit(span) => {
-                env.jit = stop(env, span);
+                env.jit = stop(env, span).max(env.jit);
                 env.stood_still = env.stood_still.min(now);
             }
             Act::Swap(span) => {
@@ -258,14 +261,14 @@ impl World {
                 env.stood_still = env.stood_still.min(now);
             }
             Act::Sleep(span) => {
-                env.asleep = stop(env, span);
+                env.asleep = stop(env, span).max(env.asleep);
             }
             Act::Pause(span) => {
                 env.paused = stop(env, span);
                 env.log.push((now, "vllm-paused"));
                 env.log.push((now + span, "vllm-resumed"));
             }
-            Act::Maintenance(span) => env.maintained = stop(env, span),
+            Act::Maintenance(span) => env.maintained = stop(env, span).max(env.maintained),
             Act::Fault(fault) => {
                 self.fault = Some((now, fault));
                 env.eventful = Us::MAX;
@@ -292,7 +295,7 @@ impl World {
                 self.engine.set_pace(now, pace);
             }
             Act::Crawl(span, pace) => {
-                (env.crawling, env.slowed) = (now + span, now + span);
+                (env.crawling, env.slowed) = (now + span, now + span + 3 * ENV_GRACE);
                 env.eventful = env.eventful.max(now + span + 20 * SECOND);
                 self.engine.set_pace(now, pace);
             }
@@ -311,6 +314,7 @@ impl World {
             }
             Act::AgentRestart => {
                 self.agent_restarted = true;
+                env.agent_restarts += 1;
                 env.eventful = env.eventful.max(now + 20 * SECOND);
             }
             Act::GateRestart => {
