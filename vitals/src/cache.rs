@@ -7,9 +7,14 @@ use crate::policy::Policy;
 use crate::signs::Sight;
 
 /// From this use on requests may be preempted.
-const FULL: f64 = 0.9;
+const FULL: f64 = 0.85;
 /// Falls that nobody's end explains, since a request last got something: from here on growth is the same room taken again.
 const FALLS_MAX: u32 = 3;
+
+/// So many ends are remembered until their room is given back.
+const ENDS_MAX: u64 = 8;
+/// Who was preempted is taken in again as soon as there is room, which no scrape need see.
+const QUEUED_MS_MAX: Ms = 60_000;
 
 /// Use of the cache since a request last got something or ended.
 #[derive(Debug, Clone, Default)]
@@ -20,10 +25,14 @@ pub struct CacheSign {
     /// A request ended: what the next scrape says is the new measure.
     freed: bool,
     falls: u32,
+    /// Ends of requests whose room may not have been given back yet: a step that is under way ends first.
+    ends: u64,
     running: f64,
     /// Counted time at which use last grew, by work and not by another admission.
     pub filled_at: Ms,
     full_at: Option<Ms>,
+    /// When requests were last known to wait, or might have.
+    queued_at: Option<Ms>,
 }
 
 impl CacheSign {
@@ -31,6 +40,7 @@ impl CacheSign {
     pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, scraped: bool, at_ms: Ms) {
         let nobody = sight.gate.is_some_and(|gate| gate.in_flight == 0);
         self.freed |= sight.delivered() || sight.answered_count > 0 || nobody;
+        self.ends = self.ends.saturating_add(sight.answered_count).min(ENDS_MAX);
         if sight.delivered() || nobody {
             self.falls = 0;
         }
@@ -40,7 +50,11 @@ impl CacheSign {
         let admitted = running > std::mem::replace(&mut self.running, running);
         let before = std::mem::replace(&mut self.used, used);
         let freed = std::mem::take(&mut self.freed);
-        self.falls += u32::from(used < before && !freed && self.falls < FALLS_MAX);
+        if used < before && !freed {
+            let explained = self.ends > 0;
+            self.ends = self.ends.saturating_sub(1);
+            self.falls += u32::from(!explained && self.falls < FALLS_MAX);
+        }
         if used > self.most && !freed && !admitted && self.falls < FALLS_MAX {
             self.filled_at = tick.mark(at_ms);
         }
@@ -48,11 +62,14 @@ impl CacheSign {
         if used >= FULL {
             self.full_at = Some(tick.counted_ms);
         }
+        if sight.metrics.and_then(|metrics| metrics.waiting).is_none_or(|waiting| waiting > 0.0) {
+            self.queued_at = Some(tick.counted_ms);
+        }
     }
 
-    /// May requests that were preempted wait to be prefilled again? Where the queue is known to be empty none does.
-    pub fn may_preempt(&self, tick: &Tick, sight: &Sight<'_>, policy: &Policy) -> bool {
-        let queued = sight.metrics.and_then(|metrics| metrics.waiting).is_none_or(|waiting| waiting > 0.0);
-        queued && self.full_at.is_some_and(|at| tick.since(at) < policy.patience_cap_ms)
+    /// May requests that were preempted be prefilled again? Where the queue has long been empty none is.
+    pub fn may_preempt(&self, tick: &Tick, policy: &Policy) -> bool {
+        let lately = |at: Option<Ms>, ms: Ms| at.is_some_and(|at| tick.since(at) < ms);
+        lately(self.queued_at, QUEUED_MS_MAX) && lately(self.full_at, policy.patience_cap_ms)
     }
 }

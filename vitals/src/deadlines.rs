@@ -1,11 +1,10 @@
 //! V3: deadlines, learned where there is something to learn from, clamped, scaled by the prompt tokens owed.
 
-use crate::examine::{Allowed, Basis, Exam, View};
-use crate::excuse::Tick;
+use crate::examine::{Allowed, Basis, View};
+use crate::learner::PROMPT_TOKENS_LONG;
 use crate::observation::{Ms, PageObs, PagePhase};
 use crate::policy::Policy;
 use crate::rhythm::Rhythm;
-use crate::signs::{Sight, Signs};
 
 /// How long the step under way of a native page may last.
 pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
@@ -32,7 +31,7 @@ pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
 
 /// What a step of this phase, size and width takes at this quantile of what was learned; `recent`: at least half of the latest maxima.
 fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) -> Option<Ms> {
-    let rhythm = view.rhythm;
+    let (rhythm, policy) = (view.rhythm, view.policy);
     let latest = |value: Ms| if recent { value } else { 0 };
     let decode = || {
         let quantile = rhythm.decode_step_ms.quantile(permille)?;
@@ -43,7 +42,10 @@ fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) 
     };
     match page.phase {
         PagePhase::Prefill => {
-            let us = rhythm.prefill_us_per_token.quantile(permille)?.max(latest(rhythm.prefill_recent_us));
+            let us = match rhythm.prefill_us_per_token.quantile(permille) {
+                Some(us) => us.max(latest(rhythm.prefill_recent_us)),
+                None => unseen_prefill_us(rhythm, permille, policy)?,
+            };
             // a mixed step decodes as well; an engine that never decodes alone has shown what that takes in its prefill steps only
             let decoding_ms = decode().unwrap_or(rhythm.prefill_step_ms);
             Some((us.saturating_mul(u64::from(page.phase_tokens.max(1))) / 1000).saturating_add(decoding_ms))
@@ -51,6 +53,16 @@ fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) 
         PagePhase::Decode => decode(),
         _ => None,
     }
+}
+
+/// Microseconds a prompt token, where no look ever saw a prefill step end: what those took at most that were seen under way; else so much
+/// that what is allowed is the time of decoding the tokens one by one, which no engine needs for many at once.
+fn unseen_prefill_us(rhythm: &Rhythm, permille: u32, policy: &Policy) -> Option<u64> {
+    let within = rhythm.prefill_bound_us_per_token.quantile(permille);
+    within.or_else(|| {
+        let step_ms = rhythm.decode_step_ms.quantile(permille)?.max(rhythm.decode_recent_ms / 2);
+        Some(step_ms.saturating_mul(10_000) / u64::from(policy.native_factor_tenths.max(1)))
+    })
 }
 
 /// A lease is about so many times what the writer expects, as ours sets it (`engine/src/beat/lease.rs`).
@@ -64,6 +76,17 @@ pub fn native_livelock(view: &View<'_>, page: &PageObs) -> Allowed {
 /// The lease of the step under way, capped (H5); the cap where none is declared.
 pub fn step_lease_ms(page: &PageObs, policy: &Policy) -> Ms {
     if page.lease_ms == 0 { policy.lease_cap_ms } else { page.lease_ms.min(policy.lease_cap_ms) }
+}
+
+/// What is allowed is some four times what was learned, and a lease some twenty times what its writer expects.
+const WORTHY_TIMES: Ms = 5;
+
+/// A lease as far as it is worth the name: a first prefill that waits for its own pages leaves long leases behind, and what was learned of
+/// prefill since bounds what is declared for it. Decode's own lease follows its steps soon enough.
+pub fn worthy_lease_ms(page: &PageObs, allowed: Allowed, policy: &Policy) -> Ms {
+    let lease = page.lease_ms.min(policy.lease_cap_ms);
+    let learned = page.phase == PagePhase::Prefill && allowed.basis == Basis::Learned;
+    if learned { lease.min(allowed.ms.saturating_mul(WORTHY_TIMES)) } else { lease }
 }
 
 /// What a decode step that lasts may teach: as long as its lease, but a hang that ended teaches no patience beyond twice what was
@@ -88,7 +111,13 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     let page_tokens =
         sight.page.filter(|page| page.phase == PagePhase::Prefill).map_or(0, |page| u64::from(page.phase_tokens));
     // an answered prompt that was preempted is prefilled again, which no gate knows
-    let again = if view.signs.cache.may_preempt(view.tick, sight, policy) { rhythm.prompt_tokens_max } else { 0 };
+    // where nothing but the gate tells of it, any may have been
+    let blind = sight.page.is_none() && sight.metrics.is_none();
+    let again = match view.signs.cache.may_preempt(view.tick, policy) {
+        true => rhythm.prompt_tokens_max,
+        false if blind => rhythm.prompt_served_max,
+        false => 0,
+    };
     let prompt = owed_tokens.max(page_tokens).max(again);
     let warm = rhythm.chunks_seen >= policy.foreign_warm_chunks && rhythm.delivering_ms >= policy.foreign_warm_ms;
     // a request that does not stream is silent until its end; only counters tell such a one from a hang
@@ -101,24 +130,58 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     if !tells && view.nothing_begun() {
         return Allowed::patient(policy.patience_cap_ms);
     }
-    // the silence before a first byte holds the front end's own work as well: gaps between tokens say nothing about it
-    let (usual, recent, warm) = if view.nothing_begun() {
-        let seen = rhythm.first_answers_seen >= policy.foreign_warm_answers
-            && rhythm.first_byte_ms.samples() >= FIRST_BYTE_SAMPLES_MIN;
-        (rhythm.first_byte_ms.quantile(990), 0, warm && seen)
-    } else {
-        (rhythm.gate_gap_ms.quantile(990), rhythm.gate_gap_recent_ms / 2, warm)
+    let known = silences(view, prompt);
+    let (Some(usual), true) = (known.usual, known.warm && warm) else {
+        return Allowed::patient(policy.patience_cap_ms);
     };
-    let (Some(usual), true) = (usual, warm) else { return Allowed::patient(policy.patience_cap_ms) };
-    if prompt > reach(rhythm.prompt_tokens_max, policy) {
+    let each = owed_tokens / sight.gate.map_or(1, |gate| u64::from(gate.awaiting_first_byte.max(1)));
+    let beyond = prompt > reach(rhythm.prompt_tokens_max, policy)
+        || (each >= PROMPT_TOKENS_LONG && each > reach(rhythm.prompt_served_max, policy));
+    if beyond || (known.token_us.is_none() && prompt >= PROMPT_TOKENS_LONG) {
         return Allowed::patient(policy.patience_cap_ms);
     }
-    let per_token = rhythm.gate_us_per_token.quantile(990).unwrap_or(0);
-    let prefill = factor(per_token.saturating_mul(prompt) / 1000, policy.foreign_factor_tenths);
-    let learned = factor(usual.max(recent), policy.foreign_factor_tenths).max(prefill);
+    let token_us = known.token_us.unwrap_or(0);
+    // attention of a prompt that is longer than any before costs more a token as well
+    let deeper = each.max(rhythm.prompt_served_max);
+    let prompt = prompt.saturating_mul(deeper) / rhythm.prompt_served_max.max(PROMPT_TOKENS_LONG).min(deeper).max(1);
+    let prefill = factor(token_us.saturating_mul(prompt) / 1000, policy.foreign_factor_tenths);
+    let learned = factor(usual.max(known.recent), policy.foreign_factor_tenths).max(prefill);
+    let step_ms = foreign_step(rhythm, &known, usual, prompt).max(prefill / CRAWL_PREFILL_PARTS);
     // not `clamp`: a policy may well set the cap below the floor
-    Allowed::learned(learned.max(policy.foreign_floor_ms).min(policy.patience_cap_ms))
-        .of_usual(foreign_step(rhythm, usual, prompt).max(prefill / CRAWL_PREFILL_PARTS), policy)
+    Allowed::learned(learned.max(policy.foreign_floor_ms).min(policy.patience_cap_ms)).of_usual(step_ms, policy)
+}
+
+/// What was learned of silences like this one.
+struct Silences {
+    usual: Option<Ms>,
+    recent: Ms,
+    /// Microseconds that a prompt token adds at most, and to a usual step; `None` where long prompts are not known.
+    token_us: Option<u64>,
+    step_token_us: u64,
+    warm: bool,
+}
+
+/// The silence before a first byte holds the front end's own work as well: gaps between tokens say nothing about it.
+fn silences(view: &View<'_>, prompt: u64) -> Silences {
+    let rhythm = view.rhythm;
+    let (begun, first) = (&rhythm.gate_us_per_token, &rhythm.first_us_per_token);
+    let most = begun.quantile(990).max(first.quantile(990));
+    // short prompts are counted as longer ones, which makes a middling one look cheap; the front end's work makes up for that
+    let (step, alone) = (begun.quantile(900).unwrap_or(0), first.quantile(500).unwrap_or(0));
+    if view.nothing_begun() {
+        let warm = rhythm.first_answers_seen >= view.policy.foreign_warm_answers
+            && rhythm.first_byte_ms.samples() >= FIRST_BYTE_SAMPLES_MIN;
+        let usual = rhythm.first_byte_ms.quantile(990);
+        // what a prompt adds among others may be no more than its last chunk
+        let token_us = first.quantile(990).and(most);
+        return Silences { usual, recent: 0, token_us, step_token_us: alone, warm };
+    }
+    let (gaps, recent) = (rhythm.gate_gap_ms.quantile(990), rhythm.gate_gap_recent_ms / 2);
+    // a long prompt that is taken in chunks lengthens each step of the others, the later the more
+    let chunks = (prompt >= PROMPT_TOKENS_LONG).then(|| rhythm.chunk_gap_ms.quantile(990)).flatten();
+    let recent = recent.max(chunks.map_or(0, |_| rhythm.chunk_gap_recent_ms));
+    let usual = gaps.map(|gaps| gaps.max(chunks.unwrap_or(0)));
+    Silences { usual, recent, token_us: most, step_token_us: step.max(alone), warm: true }
 }
 
 /// What is allowed to a prompt is some three times the slowest of many that were learned: one part in so many counts as its usual step.
@@ -126,17 +189,16 @@ const CRAWL_PREFILL_PARTS: Ms = 12;
 
 /// What a step usually takes: the gaps of streams tell, and what a prompt adds. A silence before a first byte (`usual`) holds the front end's
 /// work as well, and stands in where nothing ever streamed.
-fn foreign_step(rhythm: &Rhythm, usual: Ms, prompt: u64) -> Ms {
+fn foreign_step(rhythm: &Rhythm, known: &Silences, usual: Ms, prompt: u64) -> Ms {
     let gaps = &rhythm.gate_gap_ms;
     // a high quantile of a few samples is no more than their greatest
     let permille = if gaps.samples() >= GAP_SAMPLES_MIN { 900 } else { 500 };
     let step_ms = gaps.quantile(permille).unwrap_or(usual);
-    let per_token = rhythm.gate_us_per_token.quantile(500).unwrap_or(0);
-    step_ms.max(per_token.saturating_mul(prompt) / 1000)
+    step_ms.max(known.step_token_us.saturating_mul(prompt) / 1000)
 }
 
 /// Prompt sizes up to this are inside what was learned.
-fn reach(learned_max: u64, policy: &Policy) -> u64 {
+pub(crate) fn reach(learned_max: u64, policy: &Policy) -> u64 {
     (learned_max.saturating_mul(u64::from(policy.prompt_reach_tenths)) / 10).max(policy.prompt_tokens_free)
 }
 
@@ -152,157 +214,3 @@ const GAP_SAMPLES_MIN: u32 = 32;
 
 /// A quantile of fewer silences before a first byte than this says nothing.
 const FIRST_BYTE_SAMPLES_MIN: u32 = 4;
-
-/// Prompts below this teach nothing about the time a token takes.
-const PROMPT_TOKENS_MIN: u64 = 256;
-
-/// From here on a silence belongs to the prompt.
-const PROMPT_TOKENS_LONG: u64 = 1024;
-
-/// What is carried from tick to tick to learn the gate's rhythm: the greatest silence since the last delivery.
-#[derive(Debug, Clone, Default)]
-pub struct Learner {
-    silence_peak_ms: Ms,
-    /// The greatest deadline during that silence: a prompt is no longer owed at the moment its first token comes.
-    allowed_peak_ms: Ms,
-    prompt_peak: u64,
-    /// A complaint was raised against that silence: what it may teach at most. One that was confirmed, or that outlasted the rivals'
-    /// patience, teaches nothing: it was a hang that ended.
-    lesson_ms_max: Option<Ms>,
-    /// During that silence: was there a request that had begun to answer?
-    begun: bool,
-    /// Of a native page: the prefill step that was under way to be timed when it ends.
-    prefill: Option<PrefillStep>,
-    /// The greatest age of a decode step that was seen under way.
-    step_age_peak_ms: Ms,
-    /// Did decode rule at the last tick?
-    decoding: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct PrefillStep {
-    tokens: u32,
-    owed: u64,
-    started_ms: Ms,
-    steps: u64,
-    /// What it may teach at most.
-    lesson_ms: Ms,
-}
-
-impl Learner {
-    pub fn restarted(&mut self) {
-        *self = Self::default();
-    }
-
-    /// Learns from one tick. What was allowed bounds a sample: a silence that was accused teaches no patience beyond twice that, and
-    /// one that was confirmed as a stall none at all.
-    pub fn learn(&mut self, tick: &Tick, sight: &Sight<'_>, signs: &Signs, rhythm: &mut Rhythm, exam: &Exam) {
-        self.learn_steps(tick, sight, rhythm, exam.step_lesson_ms);
-        if sight.owed.is_none() {
-            self.silence_over();
-            return;
-        }
-        let prompt = sight.gate.map_or(0, |_| signs.prompt_in_step);
-        if sight.delivered() {
-            rhythm.chunks_seen = rhythm.chunks_seen.saturating_add(sight.delivered_count);
-            rhythm.delivering_ms =
-                rhythm.delivering_ms.saturating_add(tick.counted_ms.saturating_sub(tick.counted_before_ms).min(2_000));
-        }
-        let heard = if sight.gate.is_some() { sight.gate_delivered } else { sight.delivered() };
-        if heard {
-            self.learn_silence(sight, rhythm);
-            self.silence_over();
-        }
-        let since = signs.gate_delivered_at.max(signs.owed_since).max(if sight.gate.is_none() {
-            signs.metrics_tokens_at.max(signs.page_tokens_at)
-        } else {
-            0
-        });
-        self.silence_peak_ms = self.silence_peak_ms.max(tick.since(since));
-        self.prompt_peak = self.prompt_peak.max(prompt);
-        self.allowed_peak_ms = self.allowed_peak_ms.max(exam.gate_allowed_ms);
-        self.accused(exam);
-        self.begun |= sight.gate.is_none_or(|gate| gate.in_flight > gate.awaiting_first_byte);
-    }
-
-    fn accused(&mut self, exam: &Exam) {
-        let Some(complaint) = &exam.complaint else { return };
-        let allowed_ms = match complaint.allowed.basis {
-            _ if exam.confirmed => 0,
-            Basis::Patience => 0,
-            _ => complaint.allowed.ms.saturating_mul(2),
-        };
-        self.lesson_ms_max = Some(self.lesson_ms_max.map_or(allowed_ms, |known| known.min(allowed_ms)));
-    }
-
-    fn silence_over(&mut self) {
-        self.lesson_ms_max = None;
-        self.silence_peak_ms = 0;
-        self.allowed_peak_ms = 0;
-        self.prompt_peak = 0;
-        self.begun = false;
-    }
-
-    /// A silence ended in a delivery.
-    fn learn_silence(&self, sight: &Sight<'_>, rhythm: &mut Rhythm) {
-        let gap = self.silence_peak_ms.min(self.allowed_peak_ms.saturating_mul(2));
-        let gap = self.lesson_ms_max.map_or(gap, |most| gap.min(most));
-        if self.lesson_ms_max == Some(0) {
-            return;
-        }
-        if self.prompt_peak < PROMPT_TOKENS_LONG {
-            // a long prompt's silence is told by its tokens; it must not make decode patient
-            if self.begun || sight.gate.is_none() {
-                rhythm.gap(gap);
-            } else {
-                rhythm.first_byte_ms.record(gap.max(1));
-                rhythm.first_answers_seen = rhythm.first_answers_seen.saturating_add(sight.answered_count);
-            }
-        }
-        if self.prompt_peak > 0 {
-            // a short prompt's silence is overhead, not prefill: it must not be scaled up to a long prompt's
-            // the queue behind it took no part of that silence
-            let left = self.prompt_peak.saturating_sub(sight.gate.map_or(0, |gate| gate.prompt_tokens_owed));
-            if left > 0 {
-                rhythm.gate_us_per_token.record(gap.saturating_mul(1000) / left.max(PROMPT_TOKENS_MIN));
-            }
-            rhythm.prompt_tokens_max = rhythm.prompt_tokens_max.max(self.prompt_peak);
-        }
-    }
-
-    fn learn_steps(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, lesson_ms: Ms) {
-        let Some(page) = sight.native() else { return };
-        if sight.steps_done > 0 {
-            rhythm.steps_seen = rhythm.steps_seen.saturating_add(sight.steps_done);
-            if let Some(step) = self.prefill.take()
-                && page.steps_completed == step.steps.saturating_add(1)
-            {
-                let ended_ms = page.step_started_ms.filter(|at| *at > step.started_ms).unwrap_or(tick.now_ms);
-                let took_ms = ended_ms.saturating_sub(step.started_ms).min(step.lesson_ms);
-                rhythm.prefilled(took_ms, step.tokens);
-                rhythm.prompt_tokens_max = rhythm.prompt_tokens_max.max(step.owed).max(u64::from(step.tokens));
-            }
-            // the mean over the interval, while decode ruled all of it
-            if self.decoding && page.phase == PagePhase::Decode && page.running > 0 && tick.lived_ms > 0 {
-                let step_ms = (tick.lived_ms / sight.steps_done).max(self.step_age_peak_ms);
-                rhythm.decoded(step_ms, page.running);
-            }
-            self.step_age_peak_ms = 0;
-        }
-        if let (PagePhase::Decode, Some(at)) = (page.phase, page.step_started_ms) {
-            // bounded, so that a hang that ended does not teach patience
-            self.step_age_peak_ms = self.step_age_peak_ms.max(tick.now_ms.saturating_sub(at).min(lesson_ms));
-        }
-        self.decoding = page.phase == PagePhase::Decode && page.running > 0;
-        self.prefill = match (page.phase, page.step_started_ms) {
-            (PagePhase::Prefill, Some(at)) => Some(PrefillStep {
-                tokens: page.phase_tokens,
-                owed: page.prompt_tokens_owed,
-                started_ms: at,
-                steps: page.steps_completed,
-                lesson_ms,
-            }),
-            _ => None,
-        };
-    }
-}

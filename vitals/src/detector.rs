@@ -13,9 +13,9 @@ pub use crate::policy::Policy;
 use case::Case;
 use said::{Said, Spoken, Words};
 
-use crate::deadlines::Learner;
 use crate::examine::{Exam, View, examine, reason};
 use crate::excuse::{SilenceClock, Tick};
+use crate::learner::Learner;
 use crate::noise::Noise;
 use crate::observation::{Ms, Observation};
 use crate::rhythm::Rhythm;
@@ -144,7 +144,7 @@ impl Detector {
             return said;
         }
         let exam = self.examine(&tick, &sight);
-        self.learner.learn(&tick, &sight, &self.signs, &mut self.rhythm, &exam);
+        self.learner.learn(&tick, &sight, &self.signs, &mut self.rhythm, &exam, &self.policy);
         let slow = self.slow.tick(&tick, &sight, &self.policy);
         let stage = std::mem::replace(&mut self.stage, Stage::Healthy);
         match stage {

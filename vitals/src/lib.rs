@@ -11,6 +11,7 @@ pub mod examine;
 pub mod excuse;
 pub mod exposition;
 pub mod gap;
+pub mod learner;
 pub mod log_signs;
 pub mod noise;
 pub mod observation;

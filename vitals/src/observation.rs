@@ -115,6 +115,10 @@ pub struct GateObs {
     pub awaiting_first_byte: u32,
     /// Rough prompt tokens (body bytes / 4, or token ids counted) of requests that await their first byte.
     pub prompt_tokens_owed: u64,
+    /// The same of all requests that were ever forwarded, so that one that came and left between two looks is known of. Monotone in an
+    /// epoch; 0 where the gate does not count them.
+    #[serde(default)]
+    pub prompt_tokens_taken: u64,
     /// Response body chunks and bytes that were read from the engine (whether or not the client took them). Monotone in an epoch.
     pub chunks_delivered: u64,
     pub bytes_delivered: u64,

@@ -3,6 +3,7 @@
 //! Buckets grow by a quarter (an error of at most 25 % upward, which the factor of the deadlines dwarfs); old history fades by
 //! halving, so that a rhythm of yesterday does not outvote today's.
 
+use crate::deadlines::reach;
 use crate::observation::Ms;
 use crate::policy::Policy;
 
@@ -93,7 +94,9 @@ pub struct Rhythm {
     pub decode_step_ms: Histogram,
     /// Native page: microseconds of prefill a token.
     pub prefill_us_per_token: Histogram,
-    /// Slowly fading maxima of the two above: a rhythm that slows down (a long context, a loaded machine) is followed at once,
+    /// The same at most, of steps that ended among others: what is known where no look ever saw one end.
+    pub prefill_bound_us_per_token: Histogram,
+    /// Slowly fading maxima of decode and prefill: a rhythm that slows down (a long context, a loaded machine) is followed at once,
     /// where a quantile would follow after a hundred samples.
     pub decode_recent_ms: Ms,
     pub prefill_recent_us: Ms,
@@ -109,10 +112,17 @@ pub struct Rhythm {
     pub gate_gap_recent_ms: Ms,
     /// Gate: silences that ended in a delivery while no request in flight had begun to answer.
     pub first_byte_ms: Histogram,
-    /// Gate: microseconds of silence a prompt token owed, where prompts were owed.
+    /// Gate: microseconds of silence a prompt token that it ended for, while requests that had begun to answer were owed.
     pub gate_us_per_token: Histogram,
-    /// The most prompt tokens that were owed at once and served.
+    /// Gate: silences among such requests that ended for none of the long prompts that were owed: a chunk of one of them.
+    pub chunk_gap_ms: Histogram,
+    /// Slowly fading maximum of these.
+    pub chunk_gap_recent_ms: Ms,
+    /// Gate: microseconds a prompt token from when prompts were owed, where no request in flight had begun to answer.
+    pub first_us_per_token: Histogram,
+    /// The most prompt tokens that were owed at once and served, and that a single delivery was for.
     pub prompt_tokens_max: u64,
+    pub prompt_served_max: u64,
     /// Of this process: steps seen, chunks (or tokens) seen, time with work owed and deliveries seen.
     pub steps_seen: u64,
     pub chunks_seen: u64,
@@ -140,6 +150,12 @@ impl Rhythm {
         self.gate_gap_recent_ms = ms.max(self.gate_gap_recent_ms.saturating_sub(self.gate_gap_recent_ms / 64 + 1));
     }
 
+    /// One silence of the gate among requests that had begun, of which a chunk of a long prompt was a part.
+    pub fn chunk_gap(&mut self, ms: Ms) {
+        self.chunk_gap_ms.record(ms.max(1));
+        self.chunk_gap_recent_ms = ms.max(self.chunk_gap_recent_ms.saturating_sub(self.chunk_gap_recent_ms / 16 + 1));
+    }
+
     /// One prefill step: how long, for how many tokens.
     pub fn prefilled(&mut self, step_ms: Ms, tokens: u32) {
         let us_per_token = step_ms.saturating_mul(1000) / u64::from(tokens.max(1));
@@ -147,6 +163,19 @@ impl Rhythm {
         self.prefill_us_per_token.record(us_per_token.max(1));
         self.prefill_recent_us =
             us_per_token.max(self.prefill_recent_us.saturating_sub(self.prefill_recent_us / 16 + 1));
+    }
+
+    /// One prefill step that took no longer than this.
+    pub fn prefilled_within(&mut self, step_ms: Ms, tokens: u32) {
+        self.prefill_bound_us_per_token.record((step_ms.saturating_mul(1000) / u64::from(tokens.max(1))).max(1));
+    }
+
+    /// So many prompt tokens were served by one delivery, of so many that were owed by so many requests. A sum of prompts that are each
+    /// of a known size is known; one whose size is not, although it waits among others, is not served by an answer to these.
+    pub fn prompt_served(&mut self, served: u64, owed: u64, requests: u32, policy: &Policy) {
+        self.prompt_served_max = self.prompt_served_max.max(served);
+        let known = owed / u64::from(requests.max(1)) <= reach(self.prompt_served_max, policy);
+        self.prompt_tokens_max = self.prompt_tokens_max.max(if known { owed } else { served });
     }
 
     /// Has this process taken enough steps for what is seen of it to count as usual (V3)?

@@ -14,7 +14,7 @@ use crate::ranks::Ranks;
 const STARTUP_READ_MIN: u64 = 1 << 20;
 
 /// Prefill that took this many times what there was to take without one token is no progress.
-const PREFILL_TIMES_MAX: u64 = 3;
+const PREFILL_TIMES_MAX: u64 = 2;
 
 /// The state of all trackers. Marks are counted times.
 #[derive(Debug, Clone, Default)]
@@ -180,12 +180,14 @@ impl Signs {
 
     fn look_at_gate(&mut self, tick: &Tick, sight: &mut Sight<'_>, policy: &Policy) {
         let Some(gate) = sight.gate else { return };
-        let owed_before = self.gate.as_ref().map_or(0, |last| last.prompt_tokens_owed);
+        let mut owed_before = self.gate.as_ref().map_or(0, |last| last.prompt_tokens_owed);
         if let Some(last) = self.gate.as_ref().filter(|last| last.epoch == gate.epoch) {
             let moved = gate.chunks_delivered > last.chunks_delivered || gate.bytes_delivered > last.bytes_delivered;
             sight.gate_delivered = moved;
             sight.delivered_count = gate.chunks_delivered.saturating_sub(last.chunks_delivered);
             sight.answered_count = gate.answered().saturating_sub(last.answered());
+            // whoever came and left since is in no sum, and may be in the step
+            owed_before = owed_before.saturating_add(gate.prompt_tokens_taken.saturating_sub(last.prompt_tokens_taken));
             sight.gate_began = last.in_flight == 0 && gate.in_flight > 0;
             if moved {
                 self.gate_delivered_at =
@@ -225,7 +227,6 @@ impl Signs {
         sight.steps_done = page.steps_completed - last.steps_completed;
         sight.page_delivered = page.tokens_delivered > last.tokens_delivered;
         if sight.page_delivered {
-            self.prefilled = [0, 0];
             self.page_tokens_at = tick.counted_ms;
             self.steps_at_tokens = page.steps_completed;
         }
@@ -235,7 +236,7 @@ impl Signs {
         if sight.steps_done > 0 {
             self.page_steps_at = tick.counted_ms;
         }
-        self.look_at_prefill(tick, page, &last, sight.steps_done);
+        self.look_at_prefill(tick, page, &last, sight);
         if page.running == 0 && last.running > 0 || page.running > 0 && last.running == 0 {
             // an empty loop owes no token: count the steps of a livelock from the moment there is something to deliver
             self.page_tokens_at = tick.counted_ms;
@@ -245,8 +246,13 @@ impl Signs {
     }
 
     /// Prefill's progress: steps that turned and took prompt tokens, so that not the same are owed then. The same prompts again and again
-    /// (preemption) are none.
-    fn look_at_prefill(&mut self, tick: &Tick, page: &PageObs, last: &PageObs, steps_done: u64) {
+    /// (preemption) are none, nor are prompts that come and go in the queue of a loop that only decodes.
+    fn look_at_prefill(&mut self, tick: &Tick, page: &PageObs, last: &PageObs, sight: &Sight<'_>) {
+        let steps_done = sight.steps_done;
+        if sight.page_delivered {
+            // whatever was taken before a token came was not in vain
+            self.prefilled = [0, page.prompt_tokens_owed];
+        }
         let [done, offered] = &mut self.prefilled;
         let came = page.running.saturating_add(page.waiting) > last.running.saturating_add(last.waiting);
         let more = page.prompt_tokens_owed.saturating_sub(last.prompt_tokens_owed);
@@ -259,9 +265,11 @@ impl Signs {
             PagePhase::Prefill => u64::from(last.phase_tokens).saturating_mul(steps_done),
             _ => last.prompt_tokens_owed.saturating_sub(page.prompt_tokens_owed),
         };
-        *done = done.saturating_add(took);
+        *done = done.saturating_add(if sight.page_delivered { 0 } else { took });
+        let prefills = last.phase == PagePhase::Prefill || page.phase == PagePhase::Prefill;
         // one who leaves while another comes may make it rise
-        let moved = came || page.prompt_tokens_owed != last.prompt_tokens_owed;
+        let moved =
+            (prefills || page.running > last.running) && (came || page.prompt_tokens_owed != last.prompt_tokens_owed);
         if moved && *done <= offered.saturating_mul(PREFILL_TIMES_MAX) {
             self.page_prefill_at = tick.counted_ms;
         }

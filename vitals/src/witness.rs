@@ -115,6 +115,10 @@ impl Weight {
                 view.policy.patience_cap_ms.saturating_mul(3),
                 "this engine counts whole answers, and no gate tells more",
             ),
+            // figures move at the end of each step, of one that crawled as well
+            StallClass::Livelock | StallClass::DecodeStalled => {
+                (complaint.allowed.crawl_ms, "an engine that crawls does the same")
+            }
             _ => return,
         };
         if least_ms > complaint.silence_ms {

@@ -205,6 +205,7 @@ fn gates() -> impl Strategy<Value = GateObs> {
             awaiting_first_byte: small[1],
             client_blocked: small[2],
             prompt_tokens_owed: big[1],
+            prompt_tokens_taken: big[0],
             chunks_delivered: big[2],
             bytes_delivered: big[3],
             requests_done: big[3],

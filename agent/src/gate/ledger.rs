@@ -157,6 +157,7 @@ impl Ledger {
         let mut books = self.lock();
         books.next_id += 1;
         let id = books.next_id;
+        books.sums.obs.prompt_tokens_taken += asked.prompt_tokens;
         books.open.insert(id, Open { forwarded_ms: now_ms, asked, answered: false, read_ms: now_ms, handed_ms: None });
         if books.open.len() == 1 {
             self.begun.send_modify(|times| *times += 1);
@@ -268,6 +269,7 @@ mod tests {
         books.delivered(first, 250, 10);
         let reply = books.reply(300);
         assert_eq!((reply.obs.in_flight, reply.obs.awaiting_first_byte, reply.obs.prompt_tokens_owed), (2, 1, 2));
+        assert!(reply.obs.prompt_tokens_taken > 2, "who has been answered was taken in as well");
         assert_eq!((reply.obs.oldest_in_flight_ms, reply.obs.last_delivery_ms), (Some(100), Some(250)));
         books.close(first, 350, End::Completed);
         books.close(first, 350, End::Failed);

@@ -75,8 +75,11 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
     }
     let Some(least) = turning_allowed(view) else { return };
     // prefill and decode take room in the cache, and a page tells of both; who only turns does not
-    let silence = since_delivered.min(view.tick.since(signs.cache.filled_at.max(signs.page_prefill_at)));
-    let allowed = Allowed { ms: allowed.ms.max(least), ..Allowed::policy(0) };
+    let filled = view.tick.since(signs.cache.filled_at.max(signs.page_prefill_at));
+    // … and one that counts tokens as it makes them makes none for so long by no prefill
+    let believed = !signs.tokens_live || since_delivered <= view.policy.patience_cap_ms.saturating_mul(3);
+    let silence = if believed { since_delivered.min(filled) } else { since_delivered };
+    let allowed = Allowed { ms: allowed.ms.max(least), basis: Basis::Policy, ..allowed };
     exam.hold(silence, allowed, || {
         let text = format!(
             "the engine's counters move, and {} requests owed ({}) got nothing for {since_delivered} ms; {}",

@@ -3,6 +3,7 @@
 use super::{Allowed, Exam, View, classes, phase_name, reason, step_name};
 use crate::deadlines;
 use crate::observation::{PageObs, PagePhase};
+use crate::owed::OwedSource;
 use crate::verdict::StallClass;
 use crate::witness::PageSays;
 
@@ -15,7 +16,7 @@ pub(super) fn step(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
         }
         let silence = view.tick.since(step_at);
         let allowed = deadlines::native_step(view, page);
-        let lease = page.lease_ms.min(view.policy.lease_cap_ms);
+        let lease = deadlines::worthy_lease_ms(page, allowed, view.policy);
         exam.step_lesson_ms = deadlines::step_lesson_ms(page, allowed, view.policy);
         exam.hold(silence, allowed, || {
             let text = format!(
@@ -79,7 +80,7 @@ pub(super) fn livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
 
 /// The gate owes work that the engine's loop does not know of, or tokens that the front end does not pass on.
 pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, exam: &mut Exam) {
-    let Some(gate) = view.sight.gate.filter(|gate| gate.in_flight > 0) else { return };
+    let Some(gate) = view.sight.gate.filter(|gate| gate.in_flight > 0) else { return front_by_load(view, page, exam) };
     let silent_front = view.sight.frontend_silent(view.tick.now_ms, view.policy.admission_ms);
     let since_bytes = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
     let idle = page.phase == PagePhase::Idle && page.running == 0 && page.waiting == 0;
@@ -102,6 +103,22 @@ pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, e
             reason("gate", text),
             PageSays::Nothing,
         )
+    });
+}
+
+/// Without a gate the front end's own count tells of work that the loop does not know of; with the patience that gauges get.
+fn front_by_load(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
+    let idle = page.phase == PagePhase::Idle && page.running == 0 && page.waiting == 0;
+    let Some(owed) = view.sight.owed.filter(|owed| idle && owed.source == OwedSource::Metrics) else { return };
+    let silence = view.tick.since(view.signs.moved_at().max(view.signs.owed_since));
+    let allowed = Allowed::patient(view.policy.patience_cap_ms);
+    exam.hold(silence, allowed, || {
+        let text = format!(
+            "{} requests owed (metrics), the engine's loop is idle, and nothing moved for {silence} ms; {}",
+            owed.requests,
+            allowed.words()
+        );
+        (StallClass::AdmissionStalled, reason("metrics", text), PageSays::Nothing)
     });
 }
 

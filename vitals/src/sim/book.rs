@@ -45,6 +45,7 @@ pub struct Book {
     pub in_flight: u32,
     pub awaiting: u32,
     pub prompt_owed: u64,
+    pub prompt_taken: u64,
     pub chunks: u64,
     pub done: u64,
     pub last_delivery: Option<Us>,
@@ -65,6 +66,7 @@ impl Book {
         self.in_flight += 1;
         self.awaiting += 1;
         self.prompt_owed += u64::from(request.prompt);
+        self.prompt_taken += u64::from(request.prompt);
     }
 
     /// Chunks of an answer were read from the engine.
@@ -131,6 +133,7 @@ impl Book {
             in_flight: self.in_flight,
             awaiting_first_byte: self.awaiting,
             prompt_tokens_owed: self.prompt_owed,
+            prompt_tokens_taken: self.prompt_taken,
             chunks_delivered: self.chunks,
             bytes_delivered: self.chunks * 180,
             requests_done: self.done,

@@ -1,0 +1,211 @@
+//! What a look teaches: how long steps take, how long the gate hears nothing, and what prompts add to that.
+
+use crate::examine::{Basis, Exam};
+use crate::excuse::Tick;
+use crate::observation::{GateObs, Ms, PageObs, PagePhase};
+use crate::policy::Policy;
+use crate::rhythm::Rhythm;
+use crate::signs::{Sight, Signs};
+
+/// Prompts below this teach nothing about the time a token takes.
+const PROMPT_TOKENS_MIN: u64 = 256;
+
+/// From here on a silence belongs to the prompt.
+pub(crate) const PROMPT_TOKENS_LONG: u64 = 1024;
+
+/// What is carried from tick to tick to learn the gate's rhythm: the greatest silence since the last delivery.
+#[derive(Debug, Clone, Default)]
+pub struct Learner {
+    silence_peak_ms: Ms,
+    /// The greatest deadline during that silence: a prompt is no longer owed at the moment its first token comes.
+    allowed_peak_ms: Ms,
+    prompt_peak: u64,
+    /// The most requests that awaited their first byte.
+    awaiting_peak: u32,
+    /// Counted time since which prompts are owed, or since some of them were last served.
+    prompt_since: Option<Ms>,
+    /// A complaint was raised against that silence: what it may teach at most. One that was confirmed, or that outlasted the rivals'
+    /// patience, teaches nothing: it was a hang that ended.
+    lesson_ms_max: Option<Ms>,
+    /// During that silence: was there a request that had begun to answer?
+    begun: bool,
+    /// Of a native page: the prefill step that was under way to be timed when it ends.
+    prefill: Option<PrefillStep>,
+    /// The greatest age of a decode step that was seen under way.
+    step_age_peak_ms: Ms,
+    /// Did decode rule at the last tick?
+    decoding: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct PrefillStep {
+    tokens: u32,
+    owed: u64,
+    started_ms: Ms,
+    steps: u64,
+    /// What it may teach at most.
+    lesson_ms: Ms,
+}
+
+impl Learner {
+    pub fn restarted(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Learns from one tick. What was allowed bounds a sample: a silence that was accused teaches no patience beyond twice that, and
+    /// one that was confirmed as a stall none at all.
+    pub fn learn(
+        &mut self,
+        tick: &Tick,
+        sight: &Sight<'_>,
+        signs: &Signs,
+        rhythm: &mut Rhythm,
+        exam: &Exam,
+        policy: &Policy,
+    ) {
+        self.learn_steps(tick, sight, rhythm, exam.step_lesson_ms);
+        if sight.owed.is_none() {
+            self.silence_over();
+            self.prompt_since = None;
+            return;
+        }
+        let prompt = sight.gate.map_or(0, |_| signs.prompt_in_step);
+        if sight.delivered() {
+            rhythm.chunks_seen = rhythm.chunks_seen.saturating_add(sight.delivered_count);
+            rhythm.delivering_ms =
+                rhythm.delivering_ms.saturating_add(tick.counted_ms.saturating_sub(tick.counted_before_ms).min(2_000));
+        }
+        let heard = if sight.gate.is_some() { sight.gate_delivered } else { sight.delivered() };
+        if heard {
+            self.learn_silence(tick, sight, rhythm, policy);
+            self.silence_over();
+        }
+        let since = signs.gate_delivered_at.max(signs.owed_since).max(if sight.gate.is_none() {
+            signs.metrics_tokens_at.max(signs.page_tokens_at)
+        } else {
+            0
+        });
+        self.silence_peak_ms = self.silence_peak_ms.max(tick.since(since));
+        self.prompt_peak = self.prompt_peak.max(prompt);
+        let owed = sight.gate.map_or(0, |gate| gate.prompt_tokens_owed);
+        self.prompt_since = if owed > 0 { self.prompt_since.or(Some(tick.counted_ms)) } else { None };
+        self.awaiting_peak = self.awaiting_peak.max(sight.gate.map_or(0, |gate| gate.awaiting_first_byte));
+        self.allowed_peak_ms = self.allowed_peak_ms.max(exam.gate_allowed_ms);
+        self.accused(exam);
+        self.begun |= sight.gate.is_none_or(|gate| gate.in_flight > gate.awaiting_first_byte);
+    }
+
+    fn accused(&mut self, exam: &Exam) {
+        let Some(complaint) = &exam.complaint else { return };
+        let allowed_ms = match complaint.allowed.basis {
+            _ if exam.confirmed => 0,
+            Basis::Patience => 0,
+            _ => complaint.allowed.ms.saturating_mul(2),
+        };
+        self.lesson_ms_max = Some(self.lesson_ms_max.map_or(allowed_ms, |known| known.min(allowed_ms)));
+    }
+
+    fn silence_over(&mut self) {
+        self.lesson_ms_max = None;
+        self.silence_peak_ms = 0;
+        self.allowed_peak_ms = 0;
+        self.prompt_peak = 0;
+        self.awaiting_peak = 0;
+        self.begun = false;
+    }
+
+    /// A silence ended in a delivery.
+    fn learn_silence(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, policy: &Policy) {
+        let bounded = |ms: Ms| {
+            let ms = ms.min(self.allowed_peak_ms.saturating_mul(2));
+            self.lesson_ms_max.map_or(ms, |most| ms.min(most))
+        };
+        let gap = bounded(self.silence_peak_ms);
+        if self.lesson_ms_max == Some(0) {
+            return;
+        }
+        let among_begun = self.begun || sight.gate.is_none();
+        if self.prompt_peak < PROMPT_TOKENS_LONG {
+            // a long prompt's silence is told by its tokens; it must not make decode patient
+            if among_begun {
+                rhythm.gap(gap);
+            } else {
+                rhythm.first_byte_ms.record(gap.max(1));
+                rhythm.first_answers_seen = rhythm.first_answers_seen.saturating_add(sight.answered_count);
+            }
+        }
+        // the queue behind it took no part of that silence
+        let left = self.prompt_peak.saturating_sub(sight.gate.map_or(0, |gate| gate.prompt_tokens_owed));
+        if left == 0 {
+            if self.prompt_peak >= PROMPT_TOKENS_LONG && among_begun {
+                rhythm.chunk_gap(gap);
+            }
+            return;
+        }
+        // a short prompt's silence is overhead, not prefill: it must not be scaled up to a long prompt's
+        let per_token = |ms: Ms| ms.saturating_mul(1000) / left.max(PROMPT_TOKENS_MIN);
+        if among_begun {
+            rhythm.gate_us_per_token.record(per_token(gap));
+        } else {
+            // a part of a long one's prefill may lie before the last delivery to others
+            let long = left / sight.answered_count.max(1) >= PROMPT_TOKENS_LONG;
+            let since = self.prompt_since.filter(|_| long).map_or(0, |at| tick.since(at));
+            rhythm.first_us_per_token.record(per_token(gap.max(bounded(since))));
+        }
+        rhythm.prompt_served(left, self.prompt_peak, self.awaiting_peak, policy);
+        self.prompt_since = sight.gate.is_some_and(still_owes).then_some(tick.counted_ms);
+    }
+
+    fn learn_steps(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, lesson_ms: Ms) {
+        let Some(page) = sight.native() else { return };
+        if sight.steps_done > 0 {
+            rhythm.steps_seen = rhythm.steps_seen.saturating_add(sight.steps_done);
+            if let Some(step) = self.prefill.take() {
+                step.teach(tick, page, rhythm);
+            }
+            // the mean over the interval, while decode ruled all of it
+            if self.decoding && page.phase == PagePhase::Decode && page.running > 0 && tick.lived_ms > 0 {
+                let step_ms = (tick.lived_ms / sight.steps_done).max(self.step_age_peak_ms);
+                rhythm.decoded(step_ms, page.running);
+            }
+            self.step_age_peak_ms = 0;
+        }
+        if let (PagePhase::Decode, Some(at)) = (page.phase, page.step_started_ms) {
+            // bounded, so that a hang that ended does not teach patience
+            self.step_age_peak_ms = self.step_age_peak_ms.max(tick.now_ms.saturating_sub(at).min(lesson_ms));
+        }
+        self.decoding = page.phase == PagePhase::Decode && page.running > 0;
+        self.prefill = match (page.phase, page.step_started_ms) {
+            (PagePhase::Prefill, Some(at)) => Some(PrefillStep {
+                tokens: page.phase_tokens,
+                owed: page.prompt_tokens_owed,
+                started_ms: at,
+                steps: page.steps_completed,
+                lesson_ms,
+            }),
+            _ => None,
+        };
+    }
+}
+
+impl PrefillStep {
+    /// It has ended, and other steps may have come and gone since: then it took no longer than what these leave of the time between.
+    fn teach(&self, tick: &Tick, page: &PageObs, rhythm: &mut Rhythm) {
+        let others = page.steps_completed.saturating_sub(self.steps.saturating_add(1));
+        let ended_ms = page.step_started_ms.filter(|at| *at > self.started_ms).unwrap_or(tick.now_ms);
+        let took_ms = ended_ms.saturating_sub(self.started_ms);
+        if others == 0 {
+            rhythm.prefilled(took_ms.min(self.lesson_ms), self.tokens);
+        } else {
+            // a bucket's upper edge may be a quarter above what was seen
+            let each_ms = rhythm.decode_step_ms.quantile(100).unwrap_or(0) * 4 / 5;
+            let most_ms = took_ms.saturating_sub(others.saturating_mul(each_ms));
+            rhythm.prefilled_within(most_ms.min(self.lesson_ms), self.tokens);
+        }
+        rhythm.prompt_tokens_max = rhythm.prompt_tokens_max.max(self.owed).max(u64::from(self.tokens));
+    }
+}
+
+fn still_owes(gate: &GateObs) -> bool {
+    gate.prompt_tokens_owed > 0
+}
