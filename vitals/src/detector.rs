@@ -15,7 +15,7 @@ use said::{Said, Spoken, Words};
 
 use crate::examine::{Exam, View, examine, reason};
 use crate::excuse::{SilenceClock, Tick};
-use crate::learner::Learner;
+use crate::learner::{Judged, Learner};
 use crate::noise::Noise;
 use crate::observation::{Ms, Observation};
 use crate::rhythm::Rhythm;
@@ -144,7 +144,8 @@ impl Detector {
             return said;
         }
         let exam = self.examine(&tick, &sight);
-        self.learner.learn(&tick, &sight, &self.signs, &mut self.rhythm, &exam, &self.policy);
+        let judged = Judged { signs: &self.signs, exam: &exam, policy: &self.policy };
+        self.learner.learn(&tick, &sight, &mut self.rhythm, &judged);
         let slow = self.slow.tick(&tick, &sight, &self.policy);
         let stage = std::mem::replace(&mut self.stage, Stage::Healthy);
         match stage {

@@ -37,6 +37,14 @@ pub struct Learner {
     decoding: bool,
 }
 
+/// What else is known of the tick that teaches.
+#[derive(Debug, Clone, Copy)]
+pub struct Judged<'a> {
+    pub signs: &'a Signs,
+    pub exam: &'a Exam,
+    pub policy: &'a Policy,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct PrefillStep {
     tokens: u32,
@@ -54,15 +62,8 @@ impl Learner {
 
     /// Learns from one tick. What was allowed bounds a sample: a silence that was accused teaches no patience beyond twice that, and
     /// one that was confirmed as a stall none at all.
-    pub fn learn(
-        &mut self,
-        tick: &Tick,
-        sight: &Sight<'_>,
-        signs: &Signs,
-        rhythm: &mut Rhythm,
-        exam: &Exam,
-        policy: &Policy,
-    ) {
+    pub fn learn(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, judged: &Judged<'_>) {
+        let Judged { signs, exam, policy } = *judged;
         self.learn_steps(tick, sight, rhythm, exam.step_lesson_ms);
         if sight.owed.is_none() {
             self.silence_over();
