@@ -74,22 +74,8 @@ fn is_explained(world: &World<'_>, pod: &str, incident: &EngineIncident, times: 
     Ok(())
 }
 
-/// How often both may be frozen until one has to wait for the other: on a machine that runs much else one may be found long before the
-/// other, and then nothing was shown.
-const TRIES_MAX: usize = 3;
-
+/// Both freeze at one moment and are found within seconds, whatever step each was in: the budget makes one wait for the other.
 pub async fn both(world: &mut World<'_>, times: &mut Times) -> Result<()> {
-    for _ in 0..TRIES_MAX {
-        if both_at_once(world, times).await? {
-            return Ok(());
-        }
-        times.note("one was found only after the other served again: nobody had to wait, so once more");
-    }
-    anyhow::bail!("frozen together {TRIES_MAX} times, and never had one to wait for the other")
-}
-
-/// True if the budget was asked for a second restart while the first went on.
-async fn both_at_once(world: &mut World<'_>, times: &mut Times) -> Result<bool> {
     let endpoints = world.endpoints("chat");
     let load = world.load("chat").await?;
     let pods = two_serving(world, &endpoints, &load).await?;
@@ -112,15 +98,15 @@ async fn both_at_once(world: &mut World<'_>, times: &mut Times) -> Result<bool> 
     }
     endpoints.count(2, BOUND).await?;
     times.seen("both serve, status all well", world.quiet("chat").await?);
-    let waited = one_at_a_time(world, frozen, &ends, times)?;
+    one_at_a_time(world, frozen, &ends, times)?;
     times.note(&told(&load.felt(frozen)));
     ensure!(world.incidents_since(frozen).len() == 2, "not two incidents: {:?}", world.incidents_since(frozen));
-    Ok(waited)
+    Ok(())
 }
 
-/// I2 at every instant, by three witnesses: the stored grants, the agents' own times, and the containers' times by the kubelet. True if
-/// the second asked before the first served.
-fn one_at_a_time(world: &World<'_>, since: Instant, ends: &[EngineIncident], times: &mut Times) -> Result<bool> {
+/// I2 at every instant, by three witnesses: the stored grants, the agents' own times, and the containers' times by the kubelet. The
+/// second asked before the first served, or nothing was shown.
+fn one_at_a_time(world: &World<'_>, since: Instant, ends: &[EngineIncident], times: &mut Times) -> Result<()> {
     let mut frames = 0;
     for frame in world.infds.since(since) {
         let Some(chat) = frame.object.filter(|object| object.name_any() == "chat") else { continue };
@@ -149,7 +135,8 @@ fn one_at_a_time(world: &World<'_>, since: Instant, ends: &[EngineIncident], tim
     times.note(&format!(
         "(in all {frames} states of the status at most one grant; {second}'s container ended at {ended})"
     ));
-    Ok(asks < first_serves)
+    ensure!(asks < first_serves, "{second} was found only at {asks}, when {first} served: nobody had to wait");
+    Ok(())
 }
 
 /// When the previous engine container of `pod` ended, by the kubelet (whole seconds, so the end of that second).
