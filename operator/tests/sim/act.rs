@@ -196,7 +196,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
         Act::Overhear => world.overheard = said(state),
         Act::Replay => std::mem::take(&mut world.overheard).into_iter().for_each(|(key, conditions)| {
             let at = target("pods", &key.1, &key.2, "user").status();
-            drop(state.store.merge(&at, &json!({"status": {"conditions": conditions}})));
+            drop(state.store.merge(&at, json!({"status": {"conditions": conditions}})));
         }),
         Act::PassAgain | Act::Kill { .. } | Act::Pause { .. } | Act::Terminate { .. } => {}
         _ => on_children(act, state),
@@ -267,7 +267,7 @@ fn on_children(act: &Act, state: &mut State) {
             for plural in ["services", "deployments"] {
                 drop(store.merge(&user(plural, "chat"), &note));
             }
-            drop(store.merge(&user("deployments", "chat"), &json!({"spec": {"replicas": 7}})));
+            drop(store.merge(&user("deployments", "chat"), json!({"spec": {"replicas": 7}})));
         }
         Act::DeleteChild { plural } | Act::Unsquat { plural } => {
             drop(store.delete(&user(plural, child(plural)), &Value::Null));

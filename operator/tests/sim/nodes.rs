@@ -50,7 +50,7 @@ impl World {
             let Some(node) = found else { continue };
             let (namespace, name, uid) = (text(&pod, "namespace"), text(&pod, "name"), text(&pod, "uid"));
             let at = target("pods", &namespace, &name, "kube-scheduler");
-            let _ = store.merge(&at, &json!({"spec": {"nodeName": node}}));
+            let _ = store.merge(&at, json!({"spec": {"nodeName": node}}));
             let agent = Agent::new(&pod, store.now_ms + self.rng.range(1500, 4000));
             let bad = pod["spec"]["containers"][0]["image"] == super::changes::BAD_IMAGE;
             self.pods.insert(uid.clone(), Pod { namespace, name, uid, node, agent, bad, gpu, gone_at_ms: None });
@@ -71,7 +71,7 @@ fn tell(store: &mut Store, pod: &Object, found: bool) {
         None => conditions.push(new),
     }
     let at = target("pods", &text(pod, "namespace"), &text(pod, "name"), "kube-scheduler").status();
-    let _ = store.merge(&at, &json!({"status": {"conditions": conditions}}));
+    let _ = store.merge(&at, json!({"status": {"conditions": conditions}}));
 }
 
 /// Does the pod's affinity forbid this node, by its name or by a label that it must not have?

@@ -247,7 +247,7 @@ impl World {
         let at = target("pods", namespace, "", PLAIN);
         if let Ok((_, pod)) = store.create(&at, body) {
             let at = target("pods", namespace, &text(&pod, "name"), PLAIN).status();
-            let _ = store.merge(&at, &json!({"status": {"phase": "Pending"}}));
+            let _ = store.merge(&at, json!({"status": {"phase": "Pending"}}));
         }
     }
 
@@ -302,7 +302,7 @@ fn report_readiness(store: &mut Store, pod: &Pod, live: &Object, (ready, now_ms)
         None => conditions.push(new),
     }
     let at = target("pods", &pod.namespace, &pod.name, "kubelet").status();
-    let _ = store.merge(&at, &json!({"status": {"phase": "Running", "conditions": conditions}}));
+    let _ = store.merge(&at, json!({"status": {"phase": "Running", "conditions": conditions}}));
 }
 
 fn collect_garbage(store: &mut Store) {
