@@ -26,6 +26,10 @@ build: ## The one binary, target/release/truebeat
 	$(call say,build: the truebeat binary (several minutes the first time))
 	cargo build --release --locked $(packages) --bins
 
+.PHONY: kernels
+kernels: ## The CUDA kernels, ahead of time, for every device and as PTX: needs no GPU (docs/cuda.md)
+	@image=$$(kernels/build.sh) && mkdir -p target/kernels && cp -f "$$image" target/kernels/ && echo "target/kernels/$$(basename "$$image")"
+
 prerequisites: ## What the machine must have; installs missing Debian packages where it may
 	@tests/tools/prerequisites.sh
 

@@ -1,0 +1,6 @@
+// All kernels as one image: what nvcc compiles (kernels/build.sh).
+#include "attention.cu"
+#include "elementwise.cu"
+#include "matmul.cu"
+#include "norm.cu"
+#include "sampling.cu"
