@@ -4,3 +4,4 @@
 #include "matmul.cu"
 #include "norm.cu"
 #include "sampling.cu"
+#include "spin.cu"

@@ -4,7 +4,9 @@ takes no image of another name, so that it never runs kernels of another tree.""
 
 from pathlib import Path
 
-SOURCES = ["all.cu", "attention.cu", "common.cuh", "elementwise.cu", "kernels.inc", "matmul.cu", "norm.cu", "sampling.cu"]
+SOURCES = [
+    "all.cu", "attention.cu", "common.cuh", "elementwise.cu", "kernels.inc", "matmul.cu", "norm.cu", "sampling.cu", "spin.cu",
+]
 
 
 def key() -> str:

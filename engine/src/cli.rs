@@ -30,9 +30,11 @@ use crate::server::{
 use crate::speculation::SpeculationSpec;
 use crate::stack_dump;
 use crate::stuck::EXIT_STUCK;
+pub use device::DeviceSpec;
 pub use loaders::folder_loader;
 use loaders::{loader, threads_of_rank};
 
+mod device;
 mod loaders;
 
 /// How often the log has a line of statistics.
@@ -108,6 +110,15 @@ pub struct EngineArgs {
     /// them; without one each rank makes its own at each start
     #[arg(long, value_name = "DIR", env = "TRUEBEAT_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
+    /// What computes: the processor, or a CUDA device by its number (docs/cuda.md; needs a build with --features engine/cuda)
+    #[arg(long, value_name = "cpu|cuda[:N]", default_value = "cpu")]
+    pub device: DeviceSpec,
+    /// Folder of the device's kernels, as `make kernels` writes them [default: the program's own]
+    #[arg(long, value_name = "DIR")]
+    pub device_kernels: Option<PathBuf>,
+    /// Memory of the device that the engine takes, in MiB, for weights, KV cache and steps [default: 90 % of what is free]
+    #[arg(long, value_name = "MIB", value_parser = at_least_one())]
+    pub device_memory_mib: Option<u32>,
     /// Break the engine on purpose (docs/faults.md lists how); of one rank (:1); after a time (@10s), steps (@200steps) or decoded
     /// tokens (@700tokens), at a decode step of so many requests (@15reqs), or on a signal (@sigusr2)
     #[arg(long, value_name = "KIND[:RANK][@AFTER]")]

@@ -24,19 +24,34 @@ pub struct Patience {
     last: Instant,
     looks: u32,
     nap: Duration,
-    spins_only: bool,
+    rest: Rest,
+}
+
+/// What a wait does between two looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// Spins, then yields, then sleeps longer and longer: whoever ends the wait wakes it.
+    Naps,
+    /// Spins, then yields: nobody wakes it, and what comes late costs.
+    Yields,
+    Spins,
 }
 
 impl Patience {
     /// A wait that may take `allowed`; `None`: for ever.
     pub fn new(allowed: Option<Duration>) -> Self {
         let now = Instant::now();
-        Self { allowed, counted: Duration::ZERO, began: now, last: now, looks: 0, nap: NAP_MIN, spins_only: false }
+        Self { allowed, counted: Duration::ZERO, began: now, last: now, looks: 0, nap: NAP_MIN, rest: Rest::Naps }
     }
 
     /// As [`Self::new`], burning its processor all the while, as a blocking device synchronisation does.
     pub fn spinning(allowed: Option<Duration>) -> Self {
-        Self { spins_only: true, ..Self::new(allowed) }
+        Self { rest: Rest::Spins, ..Self::new(allowed) }
+    }
+
+    /// As [`Self::new`], without sleep: for a device that wakes nobody, where half a millisecond of sleep would be a tax on every step.
+    pub fn yielding(allowed: Option<Duration>) -> Self {
+        Self { rest: Rest::Yields, ..Self::new(allowed) }
     }
 
     /// Lets a little time pass. False: time is up.
@@ -70,9 +85,9 @@ impl Patience {
 
     fn rest(&mut self) {
         self.looks = self.looks.saturating_add(1);
-        if self.spins_only || self.looks <= SPINS {
+        if self.rest == Rest::Spins || self.looks <= SPINS {
             std::hint::spin_loop();
-        } else if self.looks <= YIELDS {
+        } else if self.rest == Rest::Yields || self.looks <= YIELDS {
             thread::yield_now();
         } else {
             // parked, not asleep: whoever ends the wait may say so

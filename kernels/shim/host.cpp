@@ -100,7 +100,8 @@ uint64_t exchange(uint64_t word, uint32_t lane) {
 
 // Lets every thread that runs go on until it waits. `order`: 0 as they are numbered, 1 backwards, else shuffled by that seed.
 static void turn(uint32_t count, uint32_t order, uint64_t &seed) {
-    std::vector<uint32_t> turns(count);
+    static std::vector<uint32_t> turns;
+    turns.resize(count);
     for (uint32_t i = 0; i < count; i++) turns[i] = order == 1 ? count - 1 - i : i;
     for (uint32_t i = count; order > 1 && i > 1; i--) {
         seed = seed * 6364136223846793005ull + 1442695040888963407ull;
@@ -179,6 +180,7 @@ struct Entry {
 #include "../matmul.cu"
 #include "../norm.cu"
 #include "../sampling.cu"
+#include "../spin.cu"
 
 #define ENTRY(name)                                                                                                    \
     {#name, shim::count_of(&name), [](const uint64_t *args) {                                                          \

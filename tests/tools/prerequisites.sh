@@ -16,6 +16,7 @@ need() { # program, Debian package, what for
 }
 
 need cc gcc 'a C compiler and linker: zstd and ring are built with it'
+need g++ g++ 'a C++ compiler: the tests compile the CUDA kernels for this processor'
 need make make 'the two commands'
 need python3 python3 "the stranger's engine of demo and tests"
 need ld binutils 'linking'

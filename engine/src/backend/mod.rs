@@ -1,22 +1,50 @@
 //! What a device must be able to do for a decoder: about a dozen operations on matrices it owns. The model is written
-//! against this trait and knows no device; `cpu` is the first implementation and the oracle for the ones to come.
+//! against this trait and knows no device; `cpu` is the first implementation and the oracle of the others.
 //! Shapes are the model's duty: it checks every weight at load and every batch before it calls in here.
 
 pub mod cpu;
+pub mod cuda;
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::stuck::Stuck;
 use crate::weights::{Bytes, RawWeight, WeightType};
 
 /// A device is out of memory, in bytes that were asked for.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, Error)]
 #[error("{needed_bytes} bytes are wanted at once: {reason}")]
 pub struct OutOfMemory {
     pub needed_bytes: u64,
     pub reason: String,
 }
+
+/// Why a device did not do what it was asked for.
+#[derive(Debug, Clone, Error)]
+pub enum DeviceFault {
+    /// It did not end in time, or failed for good: no later step can.
+    #[error(transparent)]
+    Stuck(#[from] Stuck),
+    /// A smaller step may go well.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+}
+
+/// What a device is told before a step.
+#[derive(Debug, Clone, Default)]
+pub struct StepStart {
+    /// The step's exact shape as a number, where steps of that shape come again and again; else 0.
+    pub shape: u64,
+    /// How long the device may go without a layer that is done; `None`: for ever.
+    pub allowed: Option<Duration>,
+}
+
+/// Q, K and V of the rows of a step; what is in K afterwards does not matter.
+pub type QkvRows<'a, M> = (&'a mut M, &'a mut M, &'a M);
 
 /// One sequence's rows of a step, as attention sees them.
 #[derive(Debug, Clone, Copy)]
@@ -130,6 +158,27 @@ pub trait Backend: Send {
     /// What calls of a program keep from one to the next, so that they need not make it anew.
     type Scratch: Send + Default;
 
+    /// Whether it computes elsewhere and waits for that, with deadlines of its own.
+    fn waits(&self) -> bool {
+        false
+    }
+
+    /// A step begins: all calls until [`Self::end_step`] are its own.
+    fn begin_step(&self, _step: &StepStart) {}
+
+    /// The calls of a layer are all made; `pulse` counts it when they are done.
+    fn end_layer(&self, pulse: &Arc<AtomicU64>) {
+        pulse.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The step's calls are all made: waits until they are done. What the calls gave counts only if this is well.
+    ///
+    /// # Errors
+    /// [`DeviceFault`], the first of the step; a device that fails leaves out what comes after and gives zeros.
+    fn end_step(&self) -> Result<(), DeviceFault> {
+        Ok(())
+    }
+
     /// Moves `rows × cols` values to the device.
     fn upload(&self, rows: usize, cols: usize, values: Vec<f32>) -> Self::Matrix;
 
@@ -187,6 +236,25 @@ pub trait Backend: Send {
 
     /// Writes row `i` of `k` and `v` to slot `slots[i]` of `layer`.
     fn store_kv(&self, kv: &mut Self::Kv, layer: usize, k: &Self::Matrix, v: &Self::Matrix, slots: &[usize]);
+
+    /// What is between the products and attention: norms of the heads of Q and K (weights of both, and epsilon) where there are any,
+    /// rotation of both, and K and V to their slots of a layer.
+    fn place_qkv(
+        &self,
+        (q, k, v): QkvRows<'_, Self::Matrix>,
+        norms: Option<(&Self::Matrix, &Self::Matrix, f32)>,
+        (cos, sin): (&Self::Matrix, &Self::Matrix),
+        (kv, layer): (&mut Self::Kv, usize),
+        slots: &[usize],
+    ) {
+        if let Some((q_norm, k_norm, eps)) = norms {
+            self.rms_norm_over(q, q_norm, eps);
+            self.rms_norm_over(k, k_norm, eps);
+        }
+        self.rope(q, cos, sin);
+        self.rope(k, cos, sin);
+        self.store_kv(kv, layer, k, v, slots);
+    }
 
     /// Causal attention of every row of `q` over its sequence's blocks in `layer`; a row sees the last `window` positions, its own
     /// among them, or all.

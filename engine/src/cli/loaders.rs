@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::EngineArgs;
+use super::device::device_choice;
 use crate::codec::HfCodec;
 use crate::core::{CoreConfig, LoadFailure, Loaded, Loader};
 use crate::fault::Faults;
@@ -22,7 +23,8 @@ pub(super) fn loader(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> L
         guards: config.guards,
         fleet: Some(fleet.clone()),
     });
-    let options = LoadOptions { cache, eager: args.enforce_eager, ..LoadOptions::default() };
+    let (eager, device) = (args.enforce_eager, device_choice(args));
+    let options = LoadOptions { cache, eager, device, ..LoadOptions::default() };
     if args.tensor_parallel == 1 {
         return alone(dir, options, speculation);
     }

@@ -13,8 +13,8 @@ use crate::programs::ProgramCounts;
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::{Patience, RunQueue};
 
-/// A collective's own deadline passes first, because it can name the rank.
-const AFTER_COLLECTIVE: Duration = Duration::from_millis(150);
+/// The deadline of a collective passes first, because it can name the rank, and so does a device's own: it knows what it launched.
+const AFTER_THEIRS: Duration = Duration::from_millis(150);
 /// How often a wait asks whether the device's thread was kept from running, from when on.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -51,7 +51,7 @@ impl QueuedModel {
 
     fn on(queue: DeviceQueue, looks: Pulse, model: Box<dyn Model>, faults: Faults) -> Self {
         let (info, layers, programs) = (model.info().clone(), model.pulse(), model.programs());
-        let margin = if model.has_ranks() { AFTER_COLLECTIVE } else { Duration::ZERO };
+        let margin = if model.has_ranks() || model.waits() { AFTER_THEIRS } else { Duration::ZERO };
         Self { queue, model: Some(model), info, layers, programs, looks, allowed: None, margin, faults }
     }
 

@@ -5,16 +5,16 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize};
+use crate::backend::{AttentionSeq, Backend, DeviceFault, HeadShape, KvSize, StepStart};
 use crate::programs::{ProgramCounts, Programs, Sizes};
 
 use super::batch;
 use super::config::DecoderConfig;
 use super::rope::Rope;
 use super::routing;
-use super::{KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits};
+use super::{KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
 
 /// A weight matrix (`outputs × inputs`) with its bias, if the model has one.
 pub(super) struct Linear<B: Backend> {
@@ -74,6 +74,8 @@ pub(super) struct Decoder<B: Backend> {
     rope: Rope,
     cache: Option<(KvShape, B::Kv)>,
     pub(super) pulse: Pulse,
+    /// How long a step's device may be silent.
+    allowed: Option<Duration>,
     /// `None`: every step runs eagerly.
     programs: Option<Programs<B>>,
     /// What eager multiplications work in.
@@ -109,6 +111,7 @@ impl<B: Backend + 'static> Decoder<B> {
             rope,
             cache: None,
             pulse: Pulse::default(),
+            allowed: None,
             programs: None,
             scratch: Cell::default(),
         }
@@ -119,8 +122,7 @@ impl<B: Backend + 'static> Decoder<B> {
         // which experts run depends on values: their steps have no shape
         let dense = self.weights.layers.iter().all(|layer| matches!(layer.feed, FeedForward::Dense(_)));
         let DecoderConfig { layers, hidden, intermediate, vocab, .. } = self.config;
-        let qk_norm = self.config.arch.has_qk_norm();
-        let sizes = Sizes { layers, hidden, intermediate, vocab, heads: self.head_shape(), qk_norm };
+        let sizes = Sizes { layers, hidden, intermediate, vocab, heads: self.head_shape() };
         self.programs = dense.then(|| Programs::new(sizes));
         self
     }
@@ -139,7 +141,7 @@ impl<B: Backend + 'static> Decoder<B> {
             self.backend.add(&mut x, &attended);
             let fed = self.feed_forward(layer, &x);
             self.backend.add(&mut x, &fed);
-            self.pulse.fetch_add(1, Ordering::Relaxed);
+            self.backend.end_layer(&self.pulse);
         }
         x
     }
@@ -155,16 +157,15 @@ impl<B: Backend + 'static> Decoder<B> {
         let x = b.rms_norm(x, &layer.input_norm, self.config.norm_eps);
         let (mut q, mut k) = (self.linear((&x, false), &layer.q), self.linear((&x, true), &layer.k));
         let v = self.linear((&x, true), &layer.v);
-        if let Some((q_norm, k_norm)) = &layer.qk_norm {
-            q = b.rms_norm(&q, q_norm, self.config.norm_eps);
-            k = b.rms_norm(&k, k_norm, self.config.norm_eps);
-        }
-        b.rope(&mut q, &frame.cos, &frame.sin);
-        b.rope(&mut k, &frame.cos, &frame.sin);
         // written before they are read: a row attends to itself and to the rows of its chunk before it
-        b.store_kv(kv, index, &k, &v, &frame.slots);
+        b.place_qkv((&mut q, &mut k, &v), self.qk_norms(layer), (&frame.cos, &frame.sin), (kv, index), &frame.slots);
         let mixed = b.attention(&q, (kv, index), &frame.seqs, self.head_shape(), self.config.windows[index]);
         self.linear((&mixed, false), &layer.o)
+    }
+
+    /// Norms of the heads of Q and K, with their epsilon.
+    pub(super) fn qk_norms<'a>(&self, layer: &'a Layer<B>) -> Option<(&'a B::Matrix, &'a B::Matrix, f32)> {
+        layer.qk_norm.as_ref().map(|(q, k)| (q, k, self.config.norm_eps))
     }
 
     fn feed_forward(&self, layer: &Layer<B>, x: &B::Matrix) -> B::Matrix {
@@ -221,6 +222,12 @@ impl<B: Backend + 'static> Decoder<B> {
         self.logits(frame, &x)
     }
 
+    /// What a step gave, if the device is done and well.
+    fn ended(&self, logits: StepLogits) -> Result<StepLogits, ModelError> {
+        self.backend.end_step()?;
+        Ok(logits)
+    }
+
     fn frame<'a>(&self, batch: &'a StepBatch, shape: KvShape) -> StepFrame<'a, B::Matrix> {
         let positions = batch::positions(batch);
         let (cos, sin) = self.rope.angles(&positions);
@@ -247,6 +254,17 @@ impl<B: Backend + 'static> Decoder<B> {
     }
 }
 
+impl From<DeviceFault> for ModelError {
+    fn from(fault: DeviceFault) -> Self {
+        match fault {
+            DeviceFault::Stuck(stuck) => Self::Stuck(stuck),
+            DeviceFault::OutOfMemory(lack) => {
+                Self::Device(format!("no memory for this step on the device: {lack}; smaller steps are tried"))
+            }
+        }
+    }
+}
+
 impl<B: Backend + 'static> Model for Decoder<B> {
     fn info(&self) -> &ModelInfo {
         &self.info
@@ -258,6 +276,14 @@ impl<B: Backend + 'static> Model for Decoder<B> {
 
     fn programs(&self) -> Option<Arc<ProgramCounts>> {
         self.programs.as_ref().map(Programs::counts)
+    }
+
+    fn waits(&self) -> bool {
+        self.backend.waits()
+    }
+
+    fn terms(&mut self, terms: &StepTerms) {
+        self.allowed = terms.allowed;
     }
 
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
@@ -282,9 +308,15 @@ impl<B: Backend + 'static> Model for Decoder<B> {
         let result = catch_unwind(AssertUnwindSafe(|| -> Result<StepLogits, ModelError> {
             batch::check(batch, shape, &self.info)?;
             let program = self.programs.as_mut().and_then(|programs| programs.take(batch));
+            let shape_number = program.as_ref().map_or(0, |program| program.key.number());
+            self.backend.begin_step(&StepStart { shape: shape_number, allowed: self.allowed });
             let frame = self.frame(batch, shape);
-            let Some(mut program) = program else { return Ok(self.eager(&mut kv, batch, &frame)) };
+            let Some(mut program) = program else {
+                let logits = self.eager(&mut kv, batch, &frame);
+                return self.ended(logits);
+            };
             let logits = self.replay(&mut program, &mut kv, (batch, &frame));
+            let logits = self.ended(logits)?;
             if let Some(programs) = &mut self.programs {
                 programs.put_back(program);
             }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::backend::cpu::{CpuBackend, Precision};
-use crate::backend::{Backend, Part, WeightShape};
+use crate::backend::cuda::open::{self, DeviceChoice, OpenError};
+use crate::backend::{Backend, DeviceFault, Part, WeightShape};
 use crate::ranks::{RankBackend, Team};
 use crate::start::{Cache, CacheOptions, PackFile, PackWriter};
 use crate::stuck::Stuck;
@@ -29,6 +30,12 @@ pub enum LoadError {
     Share(#[from] ShareError),
     #[error("the ranks could not prepare their weights")]
     Prepare(#[from] Stuck),
+    #[error(transparent)]
+    Device(#[from] OpenError),
+    #[error("the weights could not be brought to the device: {0}")]
+    ToDevice(DeviceFault),
+    #[error("a model on a CUDA device cannot be shared by ranks: leave out --tensor-parallel or --device")]
+    RanksOfDevices,
 }
 
 /// How a model is to be computed.
@@ -44,9 +51,11 @@ pub struct LoadOptions {
     pub cache: Option<CacheOptions>,
     /// Run every step call by call, without programs.
     pub eager: bool,
+    /// `None`: the processor computes.
+    pub device: Option<DeviceChoice>,
 }
 
-/// Loads the model in `dir` onto the CPU, with the default [`LoadOptions`].
+/// Loads the model in `dir` onto the processor, with the default [`LoadOptions`].
 ///
 /// `progress` is called with bytes done and bytes in all: first with zero done, then after each piece, last with all done.
 ///
@@ -65,7 +74,13 @@ pub fn load_model_with(
     options: &LoadOptions,
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
-    let (config, folder) = open(dir)?;
+    if let Some(choice) = &options.device {
+        if options.team.is_some() {
+            return Err(LoadError::RanksOfDevices);
+        }
+        return load_model_on(open::open(choice)?, dir, options.eager, progress);
+    }
+    let (config, folder) = open_files(dir)?;
     // a model in f32 is computed in f32, cache and all
     let embed = folder.weight_type(&format!("{EMBED}.weight"));
     let precision = if embed == Some(WeightType::F32) { Precision::Exact } else { options.precision };
@@ -78,6 +93,21 @@ pub fn load_model_with(
             decoder(dir, config, &folder, (RankBackend::new(backend, team.clone()), share, options), progress)
         }
     }
+}
+
+/// As [`load_model`], onto any backend; `eager`: every step runs call by call.
+///
+/// # Errors
+/// As [`load_model`].
+pub fn load_model_on<B: Backend + 'static>(
+    backend: B,
+    dir: &Path,
+    eager: bool,
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn Model>, LoadError> {
+    let (config, folder) = open_files(dir)?;
+    let options = LoadOptions { eager, ..LoadOptions::default() };
+    decoder(dir, config, &folder, (backend, Share::WHOLE, &options), progress)
 }
 
 fn decoder<B: Backend + 'static>(
@@ -98,6 +128,7 @@ fn decoder<B: Backend + 'static>(
     let store = file.as_ref().map_or(Store::None, Store::Reads);
     let mut loader = Loader { folder, backend: &backend, config: &config, share, store, progress, done: 0, total };
     let weights = loader.weights(tied)?;
+    backend.end_step().map_err(LoadError::ToDevice)?;
     let info = model_info(dir, &config);
     let decoder = Decoder::new(backend, share.of_config(&config), info, weights);
     Ok(Box::new(if options.eager { decoder } else { decoder.with_programs() }))
@@ -139,7 +170,7 @@ fn prepared<B: Backend>(
 }
 
 /// Configuration and weights of a Hugging Face folder, or of the GGUF file that `path` means.
-fn open(path: &Path) -> Result<(DecoderConfig, WeightsFolder), LoadError> {
+fn open_files(path: &Path) -> Result<(DecoderConfig, WeightsFolder), LoadError> {
     let Some(path) = gguf::find(path) else {
         return Ok((DecoderConfig::from_dir(path)?, WeightsFolder::open(path)?));
     };

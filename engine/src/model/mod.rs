@@ -18,8 +18,8 @@ use thiserror::Error;
 
 pub use crate::backend::cpu::Precision;
 pub use config::ConfigError;
-pub use load::{LoadError, LoadOptions, load_model, load_model_with};
-pub use random::{RandomShape, eager_random_model, random_model};
+pub use load::{LoadError, LoadOptions, load_model, load_model_on, load_model_with};
+pub use random::{RandomShape, eager_random_model, random_model, random_model_on};
 pub use share::{Share, ShareError};
 
 use crate::beat::{StepShape, Tally};
@@ -126,6 +126,11 @@ pub trait Model: Send {
 
     /// Does a step of it wait for other ranks, with deadlines of its own?
     fn has_ranks(&self) -> bool {
+        false
+    }
+
+    /// Does a step of it wait for a device, with a deadline of its own?
+    fn waits(&self) -> bool {
         false
     }
 

@@ -46,23 +46,41 @@ impl RandomShape {
 /// A model whose matrices are of `kind` and whose embedding (and head) is of `embed`; `None` where the sizes are no whole number
 /// of their blocks.
 pub fn random_model(shape: RandomShape, kind: WeightType, embed: WeightType, threads: usize) -> Option<Box<dyn Model>> {
-    decoder(shape, (kind, embed), threads).map(|decoder| Box::new(decoder.with_programs()) as Box<dyn Model>)
+    random_model_on(on_processor(kind, threads), shape, (kind, embed), false)
 }
 
 /// The same model, whose every step runs eagerly.
 pub fn eager_random_model(shape: RandomShape, kind: WeightType, threads: usize) -> Option<Box<dyn Model>> {
-    decoder(shape, (kind, kind), threads).map(|decoder| Box::new(decoder) as Box<dyn Model>)
+    random_model_on(on_processor(kind, threads), shape, (kind, kind), true)
 }
 
-fn decoder(shape: RandomShape, (kind, embed): (WeightType, WeightType), threads: usize) -> Option<Decoder<CpuBackend>> {
+/// As [`random_model`], on any backend, of matrices and an embedding of these types; `eager`: every step runs call by call.
+pub fn random_model_on<B: Backend + 'static>(
+    backend: B,
+    shape: RandomShape,
+    kinds: (WeightType, WeightType),
+    eager: bool,
+) -> Option<Box<dyn Model>> {
+    let decoder = decoder(shape, kinds, backend)?;
+    Some(Box::new(if eager { decoder } else { decoder.with_programs() }))
+}
+
+fn on_processor(kind: WeightType, threads: usize) -> CpuBackend {
     let precision = if kind == WeightType::F32 { Precision::Exact } else { Precision::Native };
-    let backend = CpuBackend::new(threads).with_precision(precision);
+    CpuBackend::new(threads).with_precision(precision)
+}
+
+fn decoder<B: Backend + 'static>(
+    shape: RandomShape,
+    (kind, embed): (WeightType, WeightType),
+    backend: B,
+) -> Option<Decoder<B>> {
     let mut random = SplitMix64(1);
     let config = config(shape);
     let norm = |len: usize| backend.upload(1, len, vec![1.0; len]);
     let mut linear = |rows: usize, cols: usize| {
         let weight = backend.weight(weight(rows, cols, kind, &mut random)?);
-        Some(Linear::<CpuBackend> { weight, bias: None })
+        Some(Linear::<B> { weight, bias: None })
     };
     let (hidden, q, kv) = (shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
     let mut layer = || {

@@ -1,8 +1,6 @@
 //! A step by its program: the calls of the eager decoder, in its order, on buffers that are there already. Every kernel is the one that
 //! the eager way calls, so that both give the same bits.
 
-use std::sync::atomic::Ordering;
-
 use crate::backend::Backend;
 use crate::programs::{Buffer, Call, Matrix, Norm, Program};
 
@@ -49,9 +47,14 @@ impl<B: Backend + 'static> Decoder<B> {
                     b.linear_into((all.buffer(from), same), weight, bias, (to, scratch));
                 });
             }
-            Call::Rope { over } => program.write(over, |x, _, _| b.rope(x, &frame.cos, &frame.sin)),
-            Call::StoreKv { layer } => {
-                b.store_kv(kv, layer, program.buffer(Buffer::K), program.buffer(Buffer::V), &frame.slots);
+            Call::Place { layer } => {
+                let norms = self.qk_norms(&self.weights.layers[layer]);
+                let mut k = program.lend(Buffer::K);
+                program.write(Buffer::Q, |q, all, _| {
+                    let qkv = (q, &mut k, all.buffer(Buffer::V));
+                    b.place_qkv(qkv, norms, (&frame.cos, &frame.sin), (kv, layer), &frame.slots);
+                });
+                program.give_back(Buffer::K, k);
             }
             Call::Attention { layer } => program.write(Buffer::Mixed, |out, all, _| {
                 let (q, window) = (all.buffer(Buffer::Q), self.config.windows[layer]);
@@ -60,7 +63,9 @@ impl<B: Backend + 'static> Decoder<B> {
             Call::SiluMul => program.write(Buffer::Gate, |gate, all, _| b.silu_mul(gate, all.buffer(Buffer::Up))),
             Call::Add { layer_ends } => {
                 program.write(Buffer::Stream, |x, all, _| b.add(x, all.buffer(Buffer::Added)));
-                self.pulse.fetch_add(u64::from(layer_ends), Ordering::Relaxed);
+                if layer_ends {
+                    b.end_layer(&self.pulse);
+                }
             }
             Call::Gather => program.write(Buffer::Last, |out, all, _| {
                 b.gather_into(all.buffer(Buffer::Stream), &all.wanted, out);
@@ -72,12 +77,10 @@ impl<B: Backend + 'static> Decoder<B> {
 impl<B: Backend + 'static> Decoder<B> {
     fn norm_of(&self, norm: Norm, layer: usize) -> &B::Matrix {
         let layer = &self.weights.layers[layer];
-        match (norm, &layer.qk_norm) {
-            (Norm::Q, Some((q, _))) => q,
-            (Norm::K, Some((_, k))) => k,
-            (Norm::Post, _) => &layer.post_norm,
-            (Norm::Last, _) => &self.weights.norm,
-            _ => &layer.input_norm,
+        match norm {
+            Norm::Input => &layer.input_norm,
+            Norm::Post => &layer.post_norm,
+            Norm::Last => &self.weights.norm,
         }
     }
 

@@ -11,8 +11,6 @@ pub struct Sizes {
     pub intermediate: usize,
     pub vocab: usize,
     pub heads: HeadShape,
-    /// Each head of Q and K has a norm.
-    pub qk_norm: bool,
 }
 
 /// A matrix of a program. Their number is the same for all steps; only their rows differ.
@@ -53,8 +51,6 @@ pub enum Matrix {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Norm {
     Input,
-    Q,
-    K,
     Post,
     Last,
 }
@@ -80,10 +76,8 @@ pub enum Call {
         to: Buffer,
         same: bool,
     },
-    Rope {
-        over: Buffer,
-    },
-    StoreKv {
+    /// Norms of heads, rotation of Q and K, and K and V to the cache.
+    Place {
         layer: usize,
     },
     Attention {
@@ -124,6 +118,15 @@ impl<B: Backend> Program<B> {
         &self.buffers[buffer as usize]
     }
 
+    /// Takes a buffer out, to be written beside another; [`Self::give_back`] brings it back.
+    pub fn lend(&mut self, buffer: Buffer) -> B::Matrix {
+        std::mem::take(&mut self.buffers[buffer as usize])
+    }
+
+    pub fn give_back(&mut self, buffer: Buffer, matrix: B::Matrix) {
+        self.buffers[buffer as usize] = matrix;
+    }
+
     /// Runs `f` on a buffer that is written, with all others to read.
     pub fn write<T>(&mut self, buffer: Buffer, f: impl FnOnce(&mut B::Matrix, &Self, &mut B::Scratch) -> T) -> T {
         let mut taken = std::mem::take(&mut self.buffers[buffer as usize]);
@@ -161,7 +164,7 @@ fn size_of_buffer(index: usize, key: &ProgramKey, sizes: &Sizes) -> (usize, usiz
 
 fn calls(sizes: &Sizes, rows_wanted: usize) -> Vec<Call> {
     let mut calls = vec![Call::Embed];
-    (0..sizes.layers).for_each(|layer| calls.extend(layer_calls(layer, sizes.qk_norm)));
+    (0..sizes.layers).for_each(|layer| calls.extend(layer_calls(layer)));
     if rows_wanted > 0 {
         let (layer, same) = (0, false);
         calls.push(Call::Gather);
@@ -171,23 +174,16 @@ fn calls(sizes: &Sizes, rows_wanted: usize) -> Vec<Call> {
     calls
 }
 
-fn layer_calls(layer: usize, qk_norm: bool) -> Vec<Call> {
+fn layer_calls(layer: usize) -> Vec<Call> {
     let linear = |from, weight, to, same| Call::Linear { from, weight, layer, to, same };
     let norm = |over, norm| Call::Norm { over, norm, layer };
-    let mut calls = vec![
+    vec![
         Call::Copy { from: Buffer::Stream, to: Buffer::Normed },
         norm(Buffer::Normed, Norm::Input),
         linear(Buffer::Normed, Matrix::Q, Buffer::Q, false),
         linear(Buffer::Normed, Matrix::K, Buffer::K, true),
         linear(Buffer::Normed, Matrix::V, Buffer::V, true),
-    ];
-    if qk_norm {
-        calls.extend([norm(Buffer::Q, Norm::Q), norm(Buffer::K, Norm::K)]);
-    }
-    calls.extend([
-        Call::Rope { over: Buffer::Q },
-        Call::Rope { over: Buffer::K },
-        Call::StoreKv { layer },
+        Call::Place { layer },
         Call::Attention { layer },
         linear(Buffer::Mixed, Matrix::O, Buffer::Added, false),
         Call::Add { layer_ends: false },
@@ -198,6 +194,5 @@ fn layer_calls(layer: usize, qk_norm: bool) -> Vec<Call> {
         Call::SiluMul,
         linear(Buffer::Gate, Matrix::Down, Buffer::Added, false),
         Call::Add { layer_ends: true },
-    ]);
-    calls
+    ]
 }

@@ -9,14 +9,8 @@ use crate::backend::HeadShape;
 use crate::backend::cpu::CpuBackend;
 use crate::model::{LogitsWanted, SeqInput};
 
-const SIZES: Sizes = Sizes {
-    layers: 1,
-    hidden: 8,
-    intermediate: 8,
-    vocab: 10,
-    heads: HeadShape { heads: 2, kv_heads: 1, head_dim: 4 },
-    qk_norm: false,
-};
+const SIZES: Sizes =
+    Sizes { layers: 1, hidden: 8, intermediate: 8, vocab: 10, heads: HeadShape { heads: 2, kv_heads: 1, head_dim: 4 } };
 
 fn batch(seqs: &[(usize, LogitsWanted)]) -> StepBatch {
     let seq = |(len, logits): &(usize, LogitsWanted)| SeqInput {

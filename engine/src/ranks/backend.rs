@@ -2,10 +2,12 @@
 //! was cut is then summed or gathered. The decoder above does not know.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use super::Team;
 use crate::backend::{
-    AttentionSeq, AttentionUnit, Backend, HeadShape, KvSize, OutOfMemory, Part, Preparer, WeightShape,
+    AttentionSeq, AttentionUnit, Backend, DeviceFault, HeadShape, KvSize, OutOfMemory, Part, Preparer, QkvRows,
+    StepStart, WeightShape,
 };
 use crate::weights::{Bytes, RawWeight};
 
@@ -83,6 +85,33 @@ impl<B: Backend> Backend for RankBackend<B> {
     }
 
     // the rest is this rank's own
+
+    fn waits(&self) -> bool {
+        self.inner.waits()
+    }
+
+    fn begin_step(&self, step: &StepStart) {
+        self.inner.begin_step(step);
+    }
+
+    fn end_layer(&self, pulse: &Arc<AtomicU64>) {
+        self.inner.end_layer(pulse);
+    }
+
+    fn end_step(&self) -> Result<(), DeviceFault> {
+        self.inner.end_step()
+    }
+
+    fn place_qkv(
+        &self,
+        qkv: QkvRows<'_, B::Matrix>,
+        norms: Option<(&B::Matrix, &B::Matrix, f32)>,
+        angles: (&B::Matrix, &B::Matrix),
+        kv: (&mut B::Kv, usize),
+        slots: &[usize],
+    ) {
+        self.inner.place_qkv(qkv, norms, angles, kv, slots);
+    }
 
     fn upload(&self, rows: usize, cols: usize, values: Vec<f32>) -> B::Matrix {
         self.inner.upload(rows, cols, values)

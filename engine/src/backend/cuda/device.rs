@@ -1,0 +1,326 @@
+//! The device as one thread uses it: memory out of the budget, copies through pinned memory, launches in order, and the one way to wait
+//! for it, which ends at the step's deadline (E1). What goes wrong is kept, and told once the step ends.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use super::arena::Arena;
+use super::capture::Capture;
+use super::driver::{Address, Driver, DriverError, Launch};
+use super::graphs::{GraphCache, GraphCounts, Way};
+use super::memory::Slice;
+use super::staging::{Halves, Room};
+use crate::backend::{DeviceFault, OutOfMemory, StepStart};
+use crate::stuck::{Stuck, StuckKind};
+use crate::waits::Patience;
+
+/// Pinned memory for copies to the device, half of it, and for copies from it.
+const STAGING_HALF_BYTES: usize = 8 << 20;
+const OUT_BYTES: usize = 4 << 20;
+/// What a copy may take outside of steps.
+const LOAD_ALLOWED: Duration = Duration::from_secs(10);
+
+/// A layer whose launches are all made, and who counts it when it is done.
+type Mark<E> = (E, Arc<AtomicU64>);
+
+/// One device.
+pub struct Device<D: Driver> {
+    driver: Arc<D>,
+    base: Address,
+    arena: Arena,
+    giver: Sender<u64>,
+    given_back: Receiver<u64>,
+    staging: (Halves, D::Pinned),
+    /// When the device has copied each half.
+    copied: [Option<D::Event>; 2],
+    out: D::Pinned,
+    /// Events that nobody uses.
+    idle: Vec<D::Event>,
+    marks: VecDeque<Mark<D::Event>>,
+    step: StepStart,
+    way: Way,
+    noted: Vec<Launch>,
+    graphs: GraphCache<D::Graph>,
+    capture: Capture<D>,
+    fault: Option<DeviceFault>,
+    last_kernel: &'static str,
+    layers_done: u64,
+}
+
+impl<D: Driver> Device<D> {
+    /// Takes `budget_bytes` of the device's memory.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(driver: D, budget_bytes: u64) -> Result<Self, DriverError> {
+        let arena = Arena::new(budget_bytes);
+        let base = driver.allocate(arena.budget_bytes())?;
+        let halves = Halves::new(STAGING_HALF_BYTES);
+        let staging = (driver.pin(halves.len_bytes())?, driver.pin(OUT_BYTES)?);
+        let (giver, given_back) = channel();
+        Ok(Self {
+            driver: Arc::new(driver),
+            base,
+            arena,
+            giver,
+            given_back,
+            staging: (halves, staging.0),
+            copied: [None, None],
+            out: staging.1,
+            idle: Vec::new(),
+            marks: VecDeque::new(),
+            step: StepStart { shape: 0, allowed: Some(LOAD_ALLOWED) },
+            way: Way::Eager,
+            noted: Vec::new(),
+            graphs: GraphCache::default(),
+            capture: Capture::default(),
+            fault: None,
+            last_kernel: "nothing",
+            layers_done: 0,
+        })
+    }
+
+    /// Does `f`, unless something has gone wrong before, and keeps what goes wrong in it.
+    pub fn run<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T, DeviceFault>) -> Option<T> {
+        if self.fault.is_some() {
+            return None;
+        }
+        f(self).map_err(|fault| self.fault = Some(fault)).ok()
+    }
+
+    /// A step begins.
+    pub fn begin(&mut self, step: &StepStart) {
+        while let Some((shape, launches, graph)) = self.capture.made() {
+            self.graphs.put(shape, launches, graph);
+        }
+        self.take_back();
+        self.step = step.clone();
+        self.way = self.graphs.way(step.shape);
+        self.noted.clear();
+        self.layers_done = 0;
+    }
+
+    /// Waits until all that was asked for is done, and says what went wrong since the last step. What only lacked memory is forgotten
+    /// then: a smaller step may go well. Anything else is for good.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    pub fn end(&mut self) -> Result<(), DeviceFault> {
+        self.run(Self::finish);
+        self.way = Way::Eager;
+        match &self.fault {
+            None => Ok(()),
+            Some(DeviceFault::OutOfMemory(_)) => self.fault.take().map_or(Ok(()), Err),
+            Some(fault) => Err(fault.clone()),
+        }
+    }
+
+    /// A piece of the budget.
+    ///
+    /// # Errors
+    /// [`DeviceFault::OutOfMemory`].
+    pub fn take(&mut self, len_bytes: u64) -> Result<Slice, DeviceFault> {
+        // a step that is noted must not write twice to one place: its copies all run before its graph
+        if self.way == Way::Eager {
+            self.take_back();
+        }
+        let Some(offset) = self.arena.take(len_bytes) else {
+            let (free, all) = (self.arena.free_bytes(), self.arena.budget_bytes());
+            let reason = format!("{free} of the device's budget of {all} bytes are free");
+            return Err(OutOfMemory { needed_bytes: len_bytes, reason }.into());
+        };
+        Ok(Slice::new((self.base, offset), len_bytes, self.giver.clone()))
+    }
+
+    /// Bytes of the budget that nobody has.
+    pub fn free_bytes(&mut self) -> u64 {
+        self.take_back();
+        self.arena.free_bytes()
+    }
+
+    /// Brings bytes to the device.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    pub fn put(&mut self, to: Address, bytes: &[u8]) -> Result<(), DeviceFault> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.staging.0.room(bytes.len() - done) {
+                Room::Here(range) => {
+                    let piece = &bytes[done..done + range.len()];
+                    self.driver.write(&mut self.staging.1, range.start, piece);
+                    self.driver.copy_in(to.plus(done as u64), &self.staging.1, range).map_err(|e| self.broken(&e))?;
+                    done += piece.len();
+                }
+                Room::Full => self.turn()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The same, to a piece of its own.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    pub fn put_new(&mut self, bytes: &[u8]) -> Result<Slice, DeviceFault> {
+        let slice = self.take(bytes.len() as u64)?;
+        self.put(slice.at(), bytes)?;
+        Ok(slice)
+    }
+
+    /// Brings bytes from the device, once all that was asked for is done.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    pub fn get(&mut self, from: Address, out: &mut [u8]) -> Result<(), DeviceFault> {
+        self.flush()?;
+        for (index, piece) in out.chunks_mut(OUT_BYTES).enumerate() {
+            let at = from.plus((index * OUT_BYTES) as u64);
+            self.driver.copy_out(&mut self.out, at, piece.len()).map_err(|error| self.broken(&error))?;
+            let event = self.mark()?;
+            self.wait(event)?;
+            self.driver.read(&self.out, 0, piece);
+        }
+        Ok(())
+    }
+
+    /// Launches a kernel, or notes it.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    pub fn launch(&mut self, launch: Launch) -> Result<(), DeviceFault> {
+        if self.way != Way::Held {
+            self.last_kernel = launch.kernel();
+            self.driver.launch(&launch).map_err(|error| self.broken(&error))?;
+        }
+        if self.way != Way::Eager {
+            self.noted.push(launch);
+        }
+        Ok(())
+    }
+
+    /// All launches of a layer are made: `pulse` counts it when they are done.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    pub fn mark_layer(&mut self, pulse: &Arc<AtomicU64>) -> Result<(), DeviceFault> {
+        // a graph has no marks inside: its steps are short
+        if self.way != Way::Held {
+            let event = self.mark()?;
+            self.marks.push_back((event, pulse.clone()));
+        }
+        Ok(())
+    }
+
+    /// What became of steps and graphs.
+    pub fn graph_counts(&self) -> GraphCounts {
+        self.graphs.counts()
+    }
+
+    fn finish(&mut self) -> Result<(), DeviceFault> {
+        self.flush()?;
+        let event = self.mark()?;
+        self.wait(event)
+    }
+
+    /// Runs what was held back: by a graph of exactly these launches, or one by one. Asks for a graph where there is none.
+    fn flush(&mut self) -> Result<(), DeviceFault> {
+        let (way, shape) = (std::mem::replace(&mut self.way, Way::Eager), self.step.shape);
+        if way == Way::Eager {
+            return Ok(());
+        }
+        let noted = std::mem::take(&mut self.noted);
+        if way == Way::Held {
+            self.last_kernel = "a graph";
+            if let Some(graph) = self.graphs.find(shape, &noted) {
+                let replayed = self.driver.replay(graph);
+                return replayed.map_err(|error| self.broken(&error));
+            }
+            for launch in &noted {
+                self.last_kernel = launch.kernel();
+                self.driver.launch(launch).map_err(|error| self.broken(&error))?;
+            }
+        }
+        if self.graphs.wants(shape, &noted) && !self.capture.want(&self.driver, shape, noted.clone()) {
+            self.graphs.not_asked(shape, &noted);
+        }
+        Ok(())
+    }
+
+    /// Fills the other half of the pinned memory from now on, once the device has read it.
+    fn turn(&mut self) -> Result<(), DeviceFault> {
+        let event = self.mark()?;
+        self.copied[self.staging.0.active()] = Some(event);
+        self.staging.0.turn();
+        match self.copied[self.staging.0.active()].take() {
+            Some(event) => self.wait(event),
+            None => Ok(()),
+        }
+    }
+
+    /// An event behind all that was asked for.
+    fn mark(&mut self) -> Result<D::Event, DeviceFault> {
+        let event = match self.idle.pop() {
+            Some(event) => event,
+            None => self.driver.event().map_err(|error| self.broken(&error))?,
+        };
+        self.driver.record(&event).map_err(|error| self.broken(&error))?;
+        Ok(event)
+    }
+
+    /// The one wait for the device: asks the event until it is done, or until the step's time has passed without a layer that was done.
+    fn wait(&mut self, event: D::Event) -> Result<(), DeviceFault> {
+        let mut patience = Patience::yielding(self.step.allowed);
+        while !self.driver.query(&event).map_err(|error| self.broken(&error))? {
+            if self.count_layers()? {
+                patience.renew();
+            }
+            if !patience.turn() {
+                return Err(self.given_up(patience.waited()).into());
+            }
+        }
+        self.count_layers()?;
+        self.idle.push(event);
+        Ok(())
+    }
+
+    /// Counts the layers that are done. True: there was one.
+    fn count_layers(&mut self) -> Result<bool, DeviceFault> {
+        let mut any = false;
+        while let Some((event, _)) = self.marks.front() {
+            if !self.driver.query(event).map_err(|error| self.broken(&error))? {
+                break;
+            }
+            if let Some((event, pulse)) = self.marks.pop_front() {
+                pulse.fetch_add(1, Ordering::Relaxed);
+                self.idle.push(event);
+                self.layers_done += 1;
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
+    fn take_back(&mut self) {
+        while let Ok(offset) = self.given_back.try_recv() {
+            self.arena.give(offset);
+        }
+    }
+
+    fn given_up(&self, waited: Duration) -> Stuck {
+        let (ms, layers, kernel) = (waited.as_millis(), self.layers_done, self.last_kernel);
+        let text = format!(
+            "the device's event did not come for {ms} ms (E1); {layers} layers of the step were done, the last launch was {kernel}"
+        );
+        Stuck { kind: StuckKind::DeviceWait, text, waited }
+    }
+
+    /// A device that refused a call, or a kernel of which failed, does nothing more for this process.
+    fn broken(&self, error: &DriverError) -> DeviceFault {
+        let text = format!("the device failed: {error}; the last launch was {}", self.last_kernel);
+        Stuck { kind: StuckKind::DeviceWait, text, waited: Duration::ZERO }.into()
+    }
+}
