@@ -250,7 +250,7 @@ impl Driver for Nvidia {
 impl Nvidia {
     /// A node for each launch, one behind the other, made ready.
     fn fill(&self, graph: sys::CUgraph, launches: &[Launch]) -> Result<Graph, DriverError> {
-        let mut before = ptr::null_mut();
+        let mut before: sys::CUgraphNode = ptr::null_mut();
         for launch in launches {
             let (func, [x, y, z], mut args) = (self.function(launch)?, launch.grid(), pointers(launch));
             let params = sys::CUDA_KERNEL_NODE_PARAMS {
