@@ -26,9 +26,15 @@ build: ## The one binary, target/release/truebeat
 	$(call say,build: the truebeat binary (several minutes the first time))
 	cargo build --release --locked $(packages) --bins
 
-.PHONY: kernels
+.PHONY: kernels test-gpu bench-gpu
 kernels: ## The CUDA kernels, ahead of time, for every device and as PTX: needs no GPU (docs/cuda.md)
 	@image=$$(kernels/build.sh) && mkdir -p target/kernels && cp -f "$$image" target/kernels/ && echo "target/kernels/$$(basename "$$image")"
+
+test-gpu: ## The CUDA backend on a GPU: every operation, a kernel that hangs, NVML's signatures (ten minutes; status 3 where there is none)
+	@tests/gpu/bundle.sh test
+
+bench-gpu: ## Its speed: memory, decode, prefill, graphs (ten minutes)
+	@tests/gpu/bundle.sh bench
 
 prerequisites: ## What the machine must have; installs missing Debian packages where it may
 	@tests/tools/prerequisites.sh
@@ -36,7 +42,7 @@ prerequisites: ## What the machine must have; installs missing Debian packages w
 lint: ## Formatting and lints, as CI sees them
 	$(call say,lint)
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --features engine/cuda --locked -- -D warnings
 
 unit: ## Tests that need no cluster
 	$(call say,tests of the crates)

@@ -95,7 +95,7 @@ tools() {
 }
 
 lint() {
-  cargo fmt --all --check && cargo clippy --workspace --all-targets --locked -- -D warnings
+  cargo fmt --all --check && cargo clippy --workspace --all-targets --features engine/cuda --locked -- -D warnings
 }
 
 # One list for every call in the release profile: with another list cargo would choose other features and build the world once more.

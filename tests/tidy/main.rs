@@ -3,6 +3,7 @@
 //! from a tree to findings, with a test of its own that shows it can fail.
 
 mod code;
+mod device_waits;
 mod edges;
 mod paths;
 mod sizes;
@@ -52,6 +53,11 @@ fn every_exception_to_a_lint_has_a_reason() {
 #[test]
 fn every_file_says_why_it_exists() {
     assert_none(code::heads(&Tree::of_this_repository().unwrap()));
+}
+
+#[test]
+fn e1_nothing_waits_for_a_device_without_a_deadline() {
+    assert_none(device_waits::check(&Tree::of_this_repository().unwrap()));
 }
 
 #[test]

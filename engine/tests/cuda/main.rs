@@ -31,8 +31,12 @@ macro_rules! test_backend {
 }
 
 mod host;
+mod models;
 mod ops;
 mod paged;
+mod sampled;
+mod stuck;
+mod stuck_driver;
 
 #[cfg(feature = "cuda")]
 pub type OnDevice = engine::backend::cuda::CudaBackend<engine::backend::cuda::open::Nvidia>;

@@ -1,0 +1,91 @@
+//! A driver that computes nothing and whose events stick when they are told to: the hang of S2, and nothing else.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use engine::backend::cuda::driver::{Address, Driver, DriverError, Launch};
+
+/// What a test does to the device, and sees of it.
+#[derive(Default)]
+pub struct Knobs {
+    /// No event is done from now on.
+    pub stuck: AtomicBool,
+    /// Of the events, only every so many looks one is done (0: at once).
+    pub looks: AtomicUsize,
+    /// Every call fails.
+    pub broken: AtomicBool,
+    pub launches: AtomicUsize,
+    pub graphs: AtomicUsize,
+    pub replays: AtomicUsize,
+}
+
+pub struct StuckDriver(pub Arc<Knobs>);
+
+impl StuckDriver {
+    fn call(&self, call: &'static str) -> Result<(), DriverError> {
+        if self.0.broken.load(Relaxed) {
+            return Err(DriverError { call, reason: "CUDA_ERROR_ILLEGAL_ADDRESS".to_owned() });
+        }
+        Ok(())
+    }
+}
+
+impl Driver for StuckDriver {
+    type Event = AtomicUsize;
+    type Graph = usize;
+    type Pinned = ();
+
+    fn allocate(&self, _: u64) -> Result<Address, DriverError> {
+        self.call("cuMemAlloc").map(|()| Address(256))
+    }
+
+    fn memory_bytes(&self) -> Result<(u64, u64), DriverError> {
+        Ok((1 << 30, 1 << 30))
+    }
+
+    fn pin(&self, _: usize) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    fn write(&self, (): &mut (), _: usize, _: &[u8]) {}
+
+    fn read(&self, (): &(), _: usize, _: &mut [u8]) {}
+
+    fn copy_in(&self, _: Address, (): &(), _: Range<usize>) -> Result<(), DriverError> {
+        self.call("cuMemcpyHtoDAsync")
+    }
+
+    fn copy_out(&self, (): &mut (), _: Address, _: usize) -> Result<(), DriverError> {
+        self.call("cuMemcpyDtoHAsync")
+    }
+
+    fn launch(&self, _: &Launch) -> Result<(), DriverError> {
+        self.0.launches.fetch_add(1, Relaxed);
+        self.call("cuLaunchKernel")
+    }
+
+    fn event(&self) -> Result<AtomicUsize, DriverError> {
+        self.call("cuEventCreate").map(|()| AtomicUsize::new(0))
+    }
+
+    fn record(&self, event: &AtomicUsize) -> Result<(), DriverError> {
+        event.store(0, Relaxed);
+        self.call("cuEventRecord")
+    }
+
+    fn query(&self, event: &AtomicUsize) -> Result<bool, DriverError> {
+        self.call("cuEventQuery")?;
+        Ok(!self.0.stuck.load(Relaxed) && event.fetch_add(1, Relaxed) >= self.0.looks.load(Relaxed))
+    }
+
+    fn graph(&self, launches: &[Launch]) -> Result<usize, DriverError> {
+        self.0.graphs.fetch_add(1, Relaxed);
+        self.call("cuGraphInstantiate").map(|()| launches.len())
+    }
+
+    fn replay(&self, _: &usize) -> Result<(), DriverError> {
+        self.0.replays.fetch_add(1, Relaxed);
+        self.call("cuGraphLaunch")
+    }
+}

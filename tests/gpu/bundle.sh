@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Builds everything that a machine with a GPU needs for `test-gpu` and `bench-gpu` into target/gpu: programs, kernels, models of the tests and
+# the command itself. That machine needs NVIDIA's driver and nothing else. Runs here at once where there is a driver.
+#
+#   bundle.sh test|bench
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+what=${1:-}
+case $what in test | bench) ;; *) printf 'usage: %s test|bench\n' "$0" >&2; exit 2 ;; esac
+
+image=$(kernels/build.sh)
+mapfile -t packages < <(sed 's/^/--package=/' tests/packages.txt)
+build=(--release --locked "${packages[@]}" --features engine/cuda)
+cargo build "${build[@]}" --bin gpu
+test=$(cargo test "${build[@]}" --test cuda --no-run --message-format=json |
+  python3 -c 'import json, sys
+print(next(m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable") and m["target"]["name"] == "cuda"))')
+
+rm -rf target/gpu
+mkdir -p target/gpu
+cp target/release/gpu "$image" tests/gpu/run.sh target/gpu/
+cp "$test" target/gpu/cuda-tests
+cp -r engine/tests/golden target/gpu/golden
+du -sh target/gpu | awk '{ print "target/gpu: " $1 }'
+
+if ! ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'; then
+  printf 'no NVIDIA driver here: copy target/gpu to a machine that has one and run `run.sh %s` there; nothing was tested\n' "$what" >&2
+  exit 3
+fi
+exec target/gpu/run.sh "$what"
