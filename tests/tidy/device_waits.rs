@@ -1,7 +1,6 @@
 //! No wait for a device without a deadline (E1): the driver's calls that block until the device is done, and those that do so on the way
 //! (copies without a stream, freeing), are named nowhere in the code. Comments may say their names.
 
-use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
 use crate::paths;

@@ -366,7 +366,7 @@ fn what_does_not_fit_is_an_answer_and_a_smaller_step_goes_on() {
     assert!(error.contains("at most 1504 blocks fit"), "{error}");
     let before = b.free_bytes();
     let kv = b.kv_cache(size(1504), heads).unwrap();
-    assert_eq!(before - b.free_bytes(), 1504 * 32 << 10);
+    assert_eq!(before - b.free_bytes(), (1504 * 32) << 10);
     drop(b.upload(1, 1 << 20, vec![0.0; 1 << 20]));
     assert!(b.end_step().unwrap_err().to_string().contains("bytes are free"));
     let small = b.upload(1, 3, vec![1.0, 2.0, 3.0]);

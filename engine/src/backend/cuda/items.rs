@@ -94,8 +94,8 @@ mod tests {
     #[test]
     fn a_long_prompt_is_not_split_and_a_step_of_one_shape_is_launched_alike() {
         let heads = HeadShape { heads: 2, kv_heads: 1, head_dim: 8 };
-        let of = |rows: u32, start_pos: usize| {
-            let blocks = vec![1; (start_pos + rows as usize).div_ceil(16)];
+        let of = |rows: usize, start_pos: usize| {
+            let blocks = vec![1; (start_pos + rows).div_ceil(16)];
             let seqs = [AttentionSeq { rows, start_pos, blocks: &blocks }];
             Items::new(&seqs, &attention_units([rows].into_iter(), heads), heads)
         };
