@@ -365,7 +365,7 @@ fn answered(code: u16, text: Bytes) -> Answer {
 fn refused(refusal: &Refusal, retry_after_s: u64) -> Answer {
     let mut status = refusal.status();
     if retry_after_s > 0 {
-        status["details"] = json!({"retryAfterSeconds": retry_after_s});
+        status["details"]["retryAfterSeconds"] = json!(retry_after_s);
     }
     answered(refusal.code, Bytes::from(status.to_string()))
 }

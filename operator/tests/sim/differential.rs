@@ -14,6 +14,7 @@ use kube::{Client, CustomResourceExt, client::Body};
 use serde_json::{Value, json};
 
 use super::{
+    evictions,
     kube::{
         fields::{Managers, Path},
         kinds,
@@ -25,36 +26,38 @@ use super::{
 };
 
 const AT_ONCE: usize = 16;
+/// One sequence in so many is about evictions.
+const EVICTIONS_EVERY: u64 = 5;
 const APPLY: &str = "application/apply-patch+yaml";
-const MERGE: &str = "application/merge-patch+json";
-const JSON: &str = "application/json";
+pub const MERGE: &str = "application/merge-patch+json";
+pub const JSON: &str = "application/json";
 
 /// One request; `$UID`, `$RV` and `$OLDRV` stand for what each side has answered last.
 #[derive(Debug, Clone)]
-struct Step {
-    method: &'static str,
-    path: String,
-    query: String,
-    content_type: &'static str,
-    body: Value,
+pub struct Step {
+    pub method: &'static str,
+    pub path: String,
+    pub query: String,
+    pub content_type: &'static str,
+    pub body: Value,
 }
 
 /// What each side knows of the object.
 #[derive(Debug, Clone, Default)]
-struct Known {
-    uid: String,
+pub struct Known {
+    pub uid: String,
     version: String,
     old: String,
 }
 
 /// What was answered, in a form that both sides can have.
 #[derive(Debug, Clone, PartialEq)]
-struct Seen {
-    code: u16,
-    reason: String,
-    moved: bool,
-    object: Value,
-    owners: BTreeMap<String, BTreeSet<String>>,
+pub struct Seen {
+    pub code: u16,
+    pub reason: String,
+    pub moved: bool,
+    pub object: Value,
+    pub owners: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Runs `count` sequences, many at a time, each on an object of its own; the differences, in words.
@@ -167,6 +170,9 @@ fn fill(body: &Value, known: &Known) -> Value {
 }
 
 fn seen(step: &Step, code: u16, answer: &Value, owners: BTreeMap<String, BTreeSet<String>>, known: &mut Known) -> Seen {
+    if evictions::concerns(&step.path) {
+        return evictions::seen(step, code, answer, known);
+    }
     if code >= 300 || step.method == "DELETE" || answer["kind"] == "Status" {
         let reason = if code >= 300 { answer["reason"].as_str().unwrap_or_default().to_owned() } else { String::new() };
         return Seen { code, reason, moved: false, object: Value::Null, owners: BTreeMap::new() };
@@ -238,6 +244,9 @@ fn leaves(node: &Value, path: &str, out: &mut BTreeSet<String>) {
 
 /// A sequence of requests on one object.
 fn sequence(seed: u64) -> Vec<Step> {
+    if seed.is_multiple_of(EVICTIONS_EVERY) {
+        return evictions::sequence(seed);
+    }
     let mut rng = Rng::new(seed ^ 0xd1ff);
     let plural = *rng.pick(&["configmaps", "leases", "inferencedeployments", "engineincidents"]);
     let name = format!("d{seed}");

@@ -23,6 +23,7 @@ mod cluster;
 mod differential;
 mod end;
 mod faults;
+mod evictions;
 mod fields;
 mod invariants;
 mod job;

@@ -232,7 +232,8 @@ impl Store {
                 return Err(target.conflict(&format!("Precondition failed: {name} in precondition differs")));
             }
         }
-        let scheduled = target.kind.kind == "Pod" && old.value["spec"]["nodeName"].is_string();
+        let over = matches!(old.value["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        let scheduled = target.kind.kind == "Pod" && old.value["spec"]["nodeName"].is_string() && !over;
         let default = old.value["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(30);
         let grace = if scheduled { options["gracePeriodSeconds"].as_i64().unwrap_or(default) } else { 0 };
         let held = old.value["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());

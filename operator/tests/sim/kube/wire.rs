@@ -78,6 +78,7 @@ impl Call {
         match (self.method.as_str(), target.name.is_empty()) {
             ("GET", true) => self.list(store),
             ("GET", false) => store.read(target),
+            ("POST", _) if target.subresource == "eviction" => store.evict(target, &self.body),
             ("POST", _) => store.create(target, self.body.clone()),
             ("PUT", _) => store.replace(target, self.body.clone()),
             ("PATCH", _) if self.content_type.contains("apply-patch") => store.apply(target, self.body.clone()),
