@@ -119,6 +119,11 @@ pub enum Act {
     },
     /// Lists come in pages of this size, and versions are no numbers, from now on.
     Pages {
+    /// The node is cordoned for so long, and everything on it evicted, again and again until it is gone.
+    Drain {
+        node: usize,
+        ms: u64,
+    },
         size: usize,
     },
     OpaqueVersions,
@@ -193,6 +198,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
         }
         Act::Backup => state.backup = Some(state.store.backup()),
         Act::Restore => state.backup.take().into_iter().for_each(|backup| state.store.restore(backup)),
+        Act::Drain { node, ms } => world.drain(&mut state.store, *node, (now_ms, now_ms + ms)),
         Act::Overhear => world.overheard = said(state),
         Act::Replay => std::mem::take(&mut world.overheard).into_iter().for_each(|(key, conditions)| {
             let at = target("pods", &key.1, &key.2, "user").status();

@@ -21,6 +21,9 @@ pub fn in_order(state: &State, world: &World) -> Vec<String> {
             one(state, world, (&key.1, &key.2), infd, &mut faults);
         }
     }
+    if !world.drains.is_empty() {
+        faults.push(format!("P4: a drain is still going on: {:?}", world.drains));
+    }
     let names: Vec<(&str, &str)> =
         state.store.of("inferencedeployments").map(|(key, _)| (key.1.as_str(), key.2.as_str())).collect();
     let left = state.store.objects.iter().filter(|(_, e)| {
@@ -148,6 +151,9 @@ pub fn state(state: &State) -> Value {
             let revision = |failed: &Value| json!([failed["revision"], failed["reason"]]);
             let failed = status["rollout"]["failed"].as_array().into_iter().flatten().map(revision).collect();
             status["rollout"]["failed"] = failed;
+        }
+        if key.0 == "poddisruptionbudgets" {
+            status = json!({"disruptionsAllowed": status["disruptionsAllowed"]}); // names of pods, and generations
         }
         if matches!(key.0, "engineincidents" | "deployments") {
             // (the last stage that an operator saw before the pod was gone depends on when it looked)

@@ -21,6 +21,7 @@ mod changes;
 mod checks;
 mod cluster;
 mod differential;
+mod drains;
 mod end;
 mod faults;
 mod evictions;

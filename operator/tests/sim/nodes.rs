@@ -36,8 +36,9 @@ impl World {
             store.of("pods").filter(|(_, e)| pending(&e.value)).map(|(_, e)| e.value.clone()).collect();
         for pod in all {
             let gpu = wants_gpu(&pod);
+            let open = store.of("nodes").filter(|(_, e)| e.value["spec"]["unschedulable"] != true);
             let labels: BTreeMap<String, Value> =
-                store.of("nodes").map(|(key, e)| (key.2.clone(), e.value["metadata"]["labels"].clone())).collect();
+                open.map(|(key, e)| (key.2.clone(), e.value["metadata"]["labels"].clone())).collect();
             let load = |node: &String| self.pods.values().filter(|other| other.node == *node).count();
             // (the scheduler knows the API's pods, not the processes)
             let free = |node: &String| {

@@ -7,6 +7,7 @@ use super::{
     faults::{Faults, Outage, Rates, Side},
     rng::Rng,
     story::{Story, gpus, spec},
+    world::NODES,
 };
 
 const CHILDREN: [&str; 5] = ["services", "deployments", "roles", "rolebindings", "serviceaccounts"];
@@ -27,6 +28,12 @@ pub fn story(seed: u64) -> Story {
         let at = rng.range(10_000, end);
         let act = random_act(&mut rng, mode);
         acts.push((at, act));
+    }
+    // from dice of its own: the other acts of a seed stay what they were before there were drains
+    let mut dice = Rng::new(seed ^ 0xd4a1);
+    if dice.permille(250) {
+        let node = dice.range(0, NODES as u64) as usize;
+        acts.push((dice.range(10_000, end), Act::Drain { node, ms: dice.range(5_000, 60_000) }));
     }
     if rng.permille(150) {
         acts.push((end - 1, Act::Delete { name: "chat" }));

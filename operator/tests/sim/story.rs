@@ -72,7 +72,7 @@ pub fn acts(name: &str) -> Option<Vec<(u64, Act)>> {
 
 /// Does the end of this story depend on when an operator looks?
 pub fn by_the_clock(name: &str) -> bool {
-    matches!(name, "sick-node" | "common-cause-proceed" | "gpu-replaced" | "replaced-in-stall")
+    matches!(name, "sick-node" | "common-cause-proceed" | "gpu-replaced" | "replaced-in-stall" | "nodes-drained")
 }
 
 type Scene = (&'static str, Vec<(u64, Act)>);
@@ -149,9 +149,34 @@ fn recoveries() -> Vec<Scene> {
     vec![
         ("sick-node", vec![create(2), sick(20_000, true), sick(110_000, false)]),
         ("gpu-replaced", gpus),
+        ("leaves-slowly", leaves_slowly()),
+        ("nodes-drained", nodes_drained()),
         ("common-cause", [vec![with(spec(4, "Recover"), "holdPercent", 60)], storm.clone()].concat()),
         ("common-cause-proceed", [vec![create(4)], storm].concat()),
     ]
+}
+
+/// A replaced pod that is long in leaving. Nothing is avoided and one node is free, so that its successor is up elsewhere meanwhile, and
+/// would be on the same GPU if the pod's object were gone before its process; the next one that stalls waits for its slot.
+fn leaves_slowly() -> Vec<(u64, Act)> {
+    let mut spec = gpus(3);
+    spec["recovery"]["restartsBeforeReplace"] = json!(1);
+    spec["recovery"]["avoidFor"] = json!("0s");
+    vec![
+        (0, Act::Create { name: "chat", spec }),
+        freeze(20_000, 0),
+        // late enough that the restart is over, even where another operator has to begin it
+        (78_000, Act::Unkillable { exit_ms: 40_000 }),
+        freeze(80_000, 0),
+        freeze(81_000, 1),
+    ]
+}
+
+/// One replica is fenced, so that the budget lets nobody go; the node of that one is drained as well, and it goes at once, in the middle
+/// of its restart. The others go one after another, each when the one before is up elsewhere.
+fn nodes_drained() -> Vec<(u64, Act)> {
+    let drain = |at_ms, node| (at_ms, Act::Drain { node, ms: 50_000 });
+    vec![create(3), freeze(20_000, 2), drain(22_000, 0), drain(22_250, 1), drain(24_500, 2)]
 }
 
 /// What must be so in mid-story where no operator dies.
@@ -162,6 +187,10 @@ pub fn expectations(name: &str) -> Vec<(u64, Act)> {
             (23_250, Act::Expect { condition: "HealthLies", status: Some("True") }),
         ],
         "scale-in-stall" => vec![(65_000, Act::ExpectServing { count: 2 })],
+        "nodes-drained" => {
+            let free = (0..3).map(|node| (70_000, Act::ExpectFree { node }));
+            free.chain([(70_000, Act::ExpectServing { count: 3 })]).collect()
+        }
         other => super::changes::expectations(other),
     }
 }
@@ -172,7 +201,8 @@ pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
     const GRANT: &str = "truebeat.io/restart-grant";
     match name {
         "freeze-one" => &[("P11", GRANT, true), ("P11", DELETE, false), ("P15", "RestartsHeld", false)],
-        "gpu-replaced" => &[("P11", GRANT, true), ("P11", DELETE, true)],
+        "gpu-replaced" | "leaves-slowly" => &[("P11", GRANT, true), ("P11", DELETE, true)],
+        "nodes-drained" => &[("P4", "-0003 201", true), ("P4", "-0001 429", true), ("P4", "-0002 429", true)],
         "sick-node" => &[("P11", GRANT, true), ("P11", DELETE, true), ("P11", "NodeSuspect", true)],
         "common-cause" => &[("P15", GRANT, false), ("P15", "RestartsHeld", true)],
         "common-cause-proceed" => &[("P11", GRANT, true), ("P11", "RestartsHeld", false)],

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::{
     agent::{Agent, Around, Engine},
     cluster::State,
+    drains::{self, Drain},
     kube::{
         kinds,
         object::Object,
@@ -66,6 +67,7 @@ pub struct World {
     pub overheard: Vec<(Key, Value)>,
     /// Processes on GPUs that outlived their pod's object.
     pub orphans: Vec<Orphan>,
+    pub drains: Vec<Drain>,
     counter: u64,
     /// How many pods each ReplicaSet had when its Deployment was paused, by the Deployment's UID.
     paused: BTreeMap<String, BTreeMap<String, usize>>,
@@ -91,6 +93,7 @@ impl World {
             quota: None,
             overheard: Vec::new(),
             orphans: Vec::new(),
+            drains: Vec::new(),
             counter: 0,
             paused: BTreeMap::new(),
             hashes: BTreeMap::new(),
@@ -106,11 +109,14 @@ impl World {
             let agent = pod.agent.due_ms(now_ms, pod.bad || self.sick_nodes.contains(&pod.node));
             pod.gone_at_ms.map_or(agent, |at| agent.min(at))
         });
-        pods.fold(self.woken_ms + LOOK_MS, u64::min)
+        pods.chain(self.drains.iter().map(Drain::due_ms)).fold(self.woken_ms + LOOK_MS, u64::min)
     }
 
     /// One step of everything. `reachable`: can kubelets and agents talk to the API server now?
     pub fn tick(&mut self, state: &mut State, now_ms: u64, reachable: bool) {
+        if reachable {
+            self.evict(state, now_ms);
+        }
         let changed = state.store.stirred != self.seen.0 || now_ms >= self.woken_ms + LOOK_MS;
         if reachable && changed {
             // (one may be born when its owner is gone already)
@@ -121,6 +127,7 @@ impl World {
             self.seen = (state.store.stirred, turnover);
             self.deployments(&mut state.store);
             self.schedule(&mut state.store);
+            drains::keep_budgets(&mut state.store);
         }
         if changed {
             self.woken_ms = now_ms;
@@ -347,7 +354,7 @@ fn cost(pod: &Object) -> i64 {
 }
 
 /// Name of the ReplicaSet that made a pod.
-fn owner(pod: &Object) -> String {
+pub fn owner(pod: &Object) -> String {
     pod["metadata"]["ownerReferences"][0]["name"].as_str().unwrap_or_default().to_owned()
 }
 
