@@ -3,13 +3,19 @@
 use std::sync::Arc;
 
 use crds::poison::{ANNOTATION_POISON, read};
+use operator::{client::FIELD_MANAGER, controllers::inference_deployment::plan::ANNOTATION_APPLIED};
 use serde_json::{Value, json};
 
 use super::{
     agent::{Engine, Fault},
     cluster::State,
     end::condition,
-    kube::{kinds, object::Object, store::Key},
+    kube::{
+        kinds,
+        object::Object,
+        store::{Key, Store},
+        verbs::merge_patch,
+    },
     story::NAMESPACE,
     world::{World, target},
 };
@@ -113,17 +119,17 @@ pub enum Act {
         node: usize,
         lost: bool,
     },
+    /// The node is cordoned for so long, and everything on it evicted, again and again until it is gone.
+    Drain {
+        node: usize,
+        ms: u64,
+    },
     /// No more pods than this.
     Quota {
         pods: Option<usize>,
     },
     /// Lists come in pages of this size, and versions are no numbers, from now on.
     Pages {
-    /// The node is cordoned for so long, and everything on it evicted, again and again until it is gone.
-    Drain {
-        node: usize,
-        ms: u64,
-    },
         size: usize,
     },
     OpaqueVersions,
@@ -150,6 +156,16 @@ pub enum Act {
         name: &'static str,
         pointer: &'static str,
         value: Value,
+    },
+    /// An older version of the operator wanted this of a child as well.
+    Older {
+        plural: &'static str,
+        patch: Value,
+    },
+    /// A child of this kind must have no such field now.
+    ExpectNo {
+        plural: &'static str,
+        pointer: &'static str,
     },
     /// What the agents say now is kept, and said once more by somebody else.
     Overhear,
@@ -182,6 +198,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
             on_engines(act, world, now_ms);
         }
         Act::FreezeOf { .. } | Act::Poison { .. } => on_some_engine(act, world, state, now_ms),
+        Act::Drain { node, ms } => world.drain(&mut state.store, *node, (now_ms, now_ms + ms)),
         Act::Quota { pods } => world.quota = *pods,
         Act::Pages { size } => state.store.page = *size,
         Act::OpaqueVersions => state.store.opaque = true,
@@ -190,15 +207,16 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
                 drop(state.store.delete(&target("pods", &pod.namespace, &pod.name, "user"), &Value::Null));
             }
         }
-        Act::Expect { .. } | Act::ExpectServing { .. } | Act::ExpectOf { .. } | Act::ExpectFree { .. } => {
-            expect(act, world, state, now_ms)
-        }
+        Act::Expect { .. }
+        | Act::ExpectServing { .. }
+        | Act::ExpectOf { .. }
+        | Act::ExpectFree { .. }
+        | Act::ExpectNo { .. } => expect(act, world, state, now_ms),
         Act::DeleteLease => {
             drop(state.store.delete(&target("leases", "truebeat-system", "truebeat-operator", "user"), &Value::Null));
         }
         Act::Backup => state.backup = Some(state.store.backup()),
         Act::Restore => state.backup.take().into_iter().for_each(|backup| state.store.restore(backup)),
-        Act::Drain { node, ms } => world.drain(&mut state.store, *node, (now_ms, now_ms + ms)),
         Act::Overhear => world.overheard = said(state),
         Act::Replay => std::mem::take(&mut world.overheard).into_iter().for_each(|(key, conditions)| {
             let at = target("pods", &key.1, &key.2, "user").status();
@@ -298,6 +316,7 @@ fn on_children(act: &Act, state: &mut State) {
             newer.pointer_mut(pointer).into_iter().for_each(|field| field.clone_from(value));
             store.put(kinds::of("inferencedeployments"), key, newer.into(), entry.managers);
         }
+        Act::Older { plural, patch } => older(store, plural, patch),
         Act::PatchPods { patch } => {
             let keys: Vec<Key> = store.of("pods").map(|(key, _)| key.clone()).collect();
             for (_, namespace, name) in keys {
@@ -310,9 +329,21 @@ fn on_children(act: &Act, state: &mut State) {
     }
 }
 
+/// By server-side apply under the operator's own name: who applies without it takes it off, and nobody else does.
+fn older(store: &mut Store, plural: &str, patch: &Value) {
+    let at = target(plural, NAMESPACE, child(plural), FIELD_MANAGER);
+    let Ok((_, live)) = store.read(&at) else { return };
+    let mut body = live.json();
+    let written = ["name", "labels", "annotations", "ownerReferences"];
+    body["metadata"].as_object_mut().into_iter().for_each(|map| map.retain(|name, _| written.contains(&name.as_str())));
+    body["metadata"]["annotations"][ANNOTATION_APPLIED] = json!("older");
+    merge_patch(&mut body, patch);
+    drop(store.apply(&at, body));
+}
+
 /// Name of the child of a kind of the InferenceDeployment `chat`.
 pub fn child(plural: &str) -> &'static str {
-    if matches!(plural, "services" | "deployments") { "chat" } else { "chat-truebeat-agent" }
+    if matches!(plural, "services" | "deployments" | "poddisruptionbudgets") { "chat" } else { "chat-truebeat-agent" }
 }
 
 fn expect(act: &Act, world: &World, state: &mut State, now_ms: u64) {
@@ -337,6 +368,11 @@ fn expect(act: &Act, world: &World, state: &mut State, now_ms: u64) {
             let runs = |pod: &Object| pod["spec"]["containers"][0]["image"] == *image;
             let running = state.store.of("pods").filter(|(_, entry)| runs(&entry.value)).count();
             (running != *count).then(|| format!("P4: {running} pods run {image} and {count} should"))
+        }
+        Act::ExpectNo { plural, pointer } => {
+            let live = state.store.read(&target(plural, NAMESPACE, child(plural), "user")).ok();
+            let field = live.and_then(|(_, live)| live.json().pointer(pointer).cloned());
+            field.map(|field| format!("P4: {pointer} of the {plural} is {field} and should not be there"))
         }
         _ => None,
     };

@@ -5,14 +5,14 @@ use serde_json::json;
 
 use super::{
     act::Act,
-    story::{edit, freeze, spec},
+    story::{Story, create, edit, freeze, plain, spec},
 };
 
 /// Engines of this image freeze some seconds after they have begun to serve, wherever they run.
 pub const BAD_IMAGE: &str = "engine:bad";
 
 pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
-    let create = |replicas, mode| (0, Act::Create { name: "chat", spec: spec(replicas, mode) });
+    let created = |replicas, mode| (0, Act::Create { name: "chat", spec: spec(replicas, mode) });
     let image = |at_ms: u64, image: &str| edit(at_ms, json!({"engine": {"image": image}}));
     let replicas = |at_ms: u64, n: u64| edit(at_ms, json!({"replicas": n}));
     let mut held = spec(2, "Recover");
@@ -30,14 +30,30 @@ pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
                 image(140_000, "engine:3"),
             ],
         ),
-        ("bad-revision", vec![create(2, "Recover"), image(50_000, BAD_IMAGE)]),
-        ("bad-revision-mended", vec![create(2, "Recover"), image(50_000, BAD_IMAGE), image(105_000, "engine:2")]),
+        ("bad-revision", vec![created(2, "Recover"), image(50_000, BAD_IMAGE)]),
+        ("bad-revision-mended", vec![created(2, "Recover"), image(50_000, BAD_IMAGE), image(105_000, "engine:2")]),
         // nobody restarts them: whoever survives is frozen for ever
         (
             "6-20-6",
-            vec![create(6, "Fence"), freeze(40_000, 0), freeze(40_000, 3), replicas(44_000, 20), replicas(80_000, 6)],
+            vec![created(6, "Fence"), freeze(40_000, 0), freeze(40_000, 3), replicas(44_000, 20), replicas(80_000, 6)],
         ),
     ]
+}
+
+/// What an older version of the operator had applied on children, and this one does not know, is gone once this one leads. (In the pod
+/// template the revision tells as well; elsewhere it is the hash of what was applied last alone.)
+pub fn older_children() -> Story {
+    let older = |plural, patch| (20_000, Act::Older { plural, patch });
+    let gone = |plural, pointer| (60_000, Act::ExpectNo { plural, pointer });
+    let acts = vec![
+        create(2),
+        (20_000, Act::Kill { operator: 0 }),
+        older("services", json!({"spec": {"publishNotReadyAddresses": true}})),
+        older("poddisruptionbudgets", json!({"metadata": {"labels": {"truebeat.io/older": "1"}}})),
+        gone("services", "/spec/publishNotReadyAddresses"),
+        gone("poddisruptionbudgets", "/metadata/labels/truebeat.io~1older"),
+    ];
+    plain(acts, Vec::new())
 }
 
 /// What their logs must and must not hold, and what it says of whom.

@@ -89,6 +89,7 @@ pub fn all() -> Vec<Row> {
         row("b4-lease-deleted-unseen", deleted_unseen, |log| vec![log.granted_by(60_000)]),
         row("b6-panic-in-a-pass", panics, |log| vec![log.granted_by(40_000)]),
         row("b8-newer-object", newer_object, |log| vec![log.granted_by(30_000)]),
+        of("P5:", row("b8-older-children", super::changes::older_children, |_| Vec::new())),
         row("b10-sigterm-in-recovery", terminated, |log| {
             vec![log.ends_within(23_500, 1_000), log.succeeded_by(26_500)]
         }),

@@ -350,7 +350,7 @@ fn text<'a>(object: &'a Object, field: &str) -> &'a str {
     object["metadata"][field].as_str().unwrap_or_default()
 }
 
-fn merge_patch(target: &mut Value, patch: &Value) {
+pub fn merge_patch(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else { return *target = patch.clone() };
     if !target.is_object() {
         *target = json!({});
