@@ -88,6 +88,9 @@ impl Checks {
         if let Some(what) = old.and_then(|old| unconfirmed(call, old)) {
             self.broken(now_ms, format!("I1: {name}: {what}"));
         }
+        if let Some(what) = old.and_then(|old| unstored(store, call, old)) {
+            self.broken(now_ms, format!("P15: {name}: {what}"));
+        }
         if let Some(what) = old.and_then(|old| unremembered(store, call, old)) {
             self.broken(now_ms, format!("P1: {name}: {what}"));
         }
@@ -156,6 +159,16 @@ fn unconfirmed(call: &Call, pod: &Object) -> Option<String> {
     let episode: Value = said.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let unproven = episode["id"] == *granted && !episode["confirmedAt"].is_string();
     unproven.then(|| format!("a grant for {granted}, which is not confirmed"))
+}
+
+/// P15, I2: the budget holds what a pod is told before the pod hears of it; a plan that could not be stored is nobody's.
+fn unstored(store: &Store, call: &Call, pod: &Object) -> Option<String> {
+    let granted = call.body["metadata"]["annotations"]["truebeat.io/restart-grant"].as_str()?;
+    let owner = pod["metadata"]["labels"][crds::LABEL_DEPLOYMENT].as_str()?;
+    let infd = store.get(&(GROUP, call.target.namespace.clone(), owner.to_owned()))?;
+    let grants = infd.value["status"]["recovery"]["grants"].as_array();
+    let stored = grants.into_iter().flatten().any(|grant| grant["episode"] == granted);
+    (!stored).then(|| format!("a grant for {granted}, which stands in no budget"))
 }
 
 /// P1, B8: what pods are brought to is remembered before they are: an operator of another version may come after a crash.
