@@ -25,9 +25,9 @@ pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
             "held-revision",
             vec![
                 held,
-                image(50_000, "engine:2"),
-                (72_000, Act::FreezeOf { image: "engine:2" }),
-                image(140_000, "engine:3"),
+                image(90_000, "engine:2"),
+                (112_000, Act::FreezeOf { image: "engine:2" }),
+                image(220_000, "engine:3"),
             ],
         ),
         ("bad-revision", vec![created(2, "Recover"), image(50_000, BAD_IMAGE)]),
@@ -78,9 +78,9 @@ pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
 pub fn expectations(name: &str) -> Vec<(u64, Act)> {
     match name {
         "held-revision" => vec![
-            (130_000, Act::Expect { condition: "Stalled", status: Some("True") }),
-            (130_000, Act::ExpectOf { image: "engine:2", count: 1 }),
-            (130_000, Act::ExpectServing { count: 3 }),
+            (200_000, Act::Expect { condition: "Stalled", status: Some("True") }),
+            (200_000, Act::ExpectOf { image: "engine:2", count: 1 }),
+            (200_000, Act::ExpectServing { count: 3 }),
         ],
         _ => Vec::new(),
     }
