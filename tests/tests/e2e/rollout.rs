@@ -81,7 +81,8 @@ pub async fn bad_revision(world: &mut World<'_>, times: &mut Times) -> Result<()
     })
     .await?;
     times.now("rolled back: only the replicas of the good revision are left");
-    tells_git(world, &failed.revision)?;
+    // (the status that tells of it is the last that a pass writes)
+    until_async("the status to tell of it", BOUND, || async { tells_git(world, &failed.revision).map(Some) }).await?;
     times.note("spec untouched; Stalled=True, RolledBack; kstatus: Failed");
     let served: Vec<_> =
         endpoints.flips().into_iter().filter(|f| f.ready == Some(true) && !before.contains(&f.pod)).collect();

@@ -232,6 +232,10 @@ impl Store {
                 return Err(target.conflict(&format!("Precondition failed: {name} in precondition differs")));
             }
         }
+        let waits = old.value["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) > 0;
+        if waits && options["gracePeriodSeconds"].is_null() {
+            return Ok((200, old.value)); // on its way already, and nobody asks for more haste
+        }
         let over = matches!(old.value["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
         let scheduled = target.kind.kind == "Pod" && old.value["spec"]["nodeName"].is_string() && !over;
         let default = old.value["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(30);
