@@ -296,6 +296,21 @@ mod tests {
     }
 
     #[test]
+    fn fault_f1_what_is_asked_for_has_one_name_on_both_sides_of_the_report() {
+        let all = [
+            Remedy::Nothing,
+            Remedy::RestartApplication,
+            Remedy::ResetGpu,
+            Remedy::RestartNode,
+            Remedy::ContactSupport,
+        ];
+        for told in all {
+            assert_eq!(remedy(Some(told)).words(), told.words());
+            assert_eq!(remedy(Some(told)).outlasts_a_restart(), told.outlasts_a_restart());
+        }
+    }
+
+    #[test]
     fn fault_f1_a_death_is_explained_by_what_is_heard_a_moment_after_it() {
         let mut book = Incidents::default();
         let say = |book: &mut Incidents, texts: &[&str]| {

@@ -68,9 +68,7 @@ pub async fn fleet(calls: &Calls, own: &InferenceDeployment) -> Result<Fleet, Ca
         Some(others) => others,
         None => {
             let asked_at = Instant::now();
-            policy.ledger.open(accounts(calls).await?, asked_at);
-            // one that took longer than a list is good for is good for this once
-            policy.ledger.others(&uid, asked_at).unwrap_or_default()
+            policy.ledger.open(accounts(calls).await?, asked_at, &uid)
         }
     };
     Ok(Fleet {

@@ -42,6 +42,19 @@ struct Book {
     accounts: BTreeMap<String, (Option<Instant>, Account)>,
 }
 
+impl Book {
+    fn others(&self, own: &str) -> Fleet {
+        let mut fleet = Fleet::default();
+        for (_, (_, account)) in self.accounts.iter().filter(|(uid, _)| *uid != own) {
+            fleet.replicas += account.replicas;
+            fleet.stalled += account.stalled;
+            fleet.grants_at.extend(account.grants_at.iter().cloned());
+        }
+        fleet.granted = fleet.grants_at.len();
+        fleet
+    }
+}
+
 impl Account {
     /// Read as plain JSON: one object that this version of the operator cannot read whole (a newer one wrote it) must not keep the whole
     /// fleet from its restarts (B7, B8).
@@ -73,20 +86,12 @@ impl Ledger {
     pub fn others(&self, own: &str, now: Instant) -> Option<Fleet> {
         let book = self.book();
         let listed_at = book.listed_at?;
-        (now.saturating_duration_since(listed_at) < OPEN_MAX).then(|| {
-            let mut fleet = Fleet::default();
-            for (_, (_, account)) in book.accounts.iter().filter(|(uid, _)| *uid != own) {
-                fleet.replicas += account.replicas;
-                fleet.stalled += account.stalled;
-                fleet.grants_at.extend(account.grants_at.iter().cloned());
-            }
-            fleet.granted = fleet.grants_at.len();
-            fleet
-        })
+        (now.saturating_duration_since(listed_at) < OPEN_MAX).then(|| book.others(own))
     }
 
-    /// A list that was asked for at `asked_at`. What was written since may be newer than it.
-    pub fn open(&self, accounts: BTreeMap<String, Account>, asked_at: Instant) {
+    /// A list that was asked for at `asked_at`. What was written since may be newer than it. Gives what all others than `own` hold by it,
+    /// however long it took: for its asker it is as good as any list.
+    pub fn open(&self, accounts: BTreeMap<String, Account>, asked_at: Instant, own: &str) -> Fleet {
         let mut book = self.book();
         let newer = |written: &Option<Instant>| written.is_some_and(|at| at >= asked_at);
         book.accounts.retain(|uid, (written, _)| accounts.contains_key(uid) && newer(written));
@@ -94,6 +99,7 @@ impl Ledger {
             book.accounts.entry(uid).or_insert((None, account));
         }
         book.listed_at = Some(asked_at);
+        book.others(own)
     }
 
     /// This operator has stored the status of `infd`.
@@ -140,7 +146,7 @@ mod tests {
     fn a_grant_that_was_stored_counts_without_another_list() {
         let (ledger, t) = (Ledger::default(), Instant::now());
         assert_eq!(granted(&ledger, "c", t), None, "nobody has looked");
-        ledger.open(listed(&["a", "b"]), t);
+        assert_eq!(ledger.open(listed(&["a", "b"]), t, "b").replicas, 4, "whoever asks knows its own");
         assert_eq!(ledger.others("c", t).map(|fleet| fleet.replicas), Some(8));
         ledger.written(&with_grants("a", 2), t);
         assert_eq!((granted(&ledger, "b", t), granted(&ledger, "a", t)), (Some(2), Some(0)), "its own it knows itself");
@@ -151,7 +157,7 @@ mod tests {
     #[test]
     fn it_is_closed_by_time_and_by_doubt() {
         let (ledger, t) = (Ledger::default(), Instant::now());
-        ledger.open(listed(&["a"]), t);
+        ledger.open(listed(&["a"]), t, "");
         assert_eq!(granted(&ledger, "b", t + OPEN_MAX), None);
         ledger.close();
         assert_eq!(granted(&ledger, "b", t), None);
@@ -162,13 +168,13 @@ mod tests {
         let (ledger, t) = (Ledger::default(), Instant::now());
         ledger.written(&with_grants("a", 1), t);
         ledger.written(&with_grants("gone", 1), t + OPEN_MAX);
-        ledger.open(listed(&["a", "b"]), t);
+        ledger.open(listed(&["a", "b"]), t, "");
         assert_eq!(
             granted(&ledger, "b", t),
             Some(1),
             "written after the list was asked for; one that is gone holds nothing"
         );
-        ledger.open(listed(&["a", "b"]), t + OPEN_MAX);
+        ledger.open(listed(&["a", "b"]), t + OPEN_MAX, "");
         assert_eq!(granted(&ledger, "b", t + OPEN_MAX), Some(0), "the list is the newer one");
     }
 }
