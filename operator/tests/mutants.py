@@ -73,7 +73,8 @@ def build(files):
         (TREE / path).write_text(text)
     lib = TREE / "operator/src/lib.rs"
     lib.write_text(lib.read_text() + SWITCH)
-    environment = dict(os.environ, CARGO_TARGET_DIR=str(ROOT / "target"))
+    # a folder of its own: the mutants' library is of the same name as ours, and cargo would take it for ours
+    environment = dict(os.environ, CARGO_TARGET_DIR=str(ROOT / "target/mutants-build"))
     # the list that `make test` builds: with another one cargo would choose other features and build the world once more
     packages = [f"--package={package}" for package in (ROOT / "tests/packages.txt").read_text().split()]
     flags = os.environ.get("MUTANTS_CARGO", " ".join(["--release", *packages]))
@@ -82,8 +83,6 @@ def build(files):
     found = re.search(r"Executable .*\((.*)\)", built.stderr)
     if built.returncode != 0 or not found:
         sys.exit("the mutants do not compile:\n" + "\n".join(built.stderr.splitlines()[-60:]))
-    # what lies in target/ now is the mutants' library, and looks newer than ours: the next build must make ours anew
-    (ROOT / "operator/src/lib.rs").touch()
     program = TREE / "sim"
     shutil.copy2(ROOT / found.group(1) if not found.group(1).startswith("/") else found.group(1), program)
     return program

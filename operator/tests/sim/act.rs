@@ -379,7 +379,7 @@ fn expect(act: &Act, world: &World, state: &mut State, now_ms: u64) {
     fault.into_iter().for_each(|what| state.checks.broken(now_ms, what));
 }
 
-fn nth_pod(world: &World, nth: usize) -> Option<String> {
+pub fn nth_pod(world: &World, nth: usize) -> Option<String> {
     let mut pods: Vec<(&String, &String)> = world.pods.values().map(|pod| (&pod.name, &pod.uid)).collect();
     pods.sort();
     (!pods.is_empty()).then(|| pods[nth % pods.len()].1.clone())

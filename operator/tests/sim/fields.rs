@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 use super::{
     act::Act,
     kube::schema,
-    run::{Report, run},
+    report::Report,
+    run::run,
     story::{edit, freeze, plain, spec},
 };
 

@@ -9,10 +9,11 @@ use std::{
 use super::{
     faults::Side,
     fields, mend, random,
+    report::Report,
     rng::Rng,
     rows,
-    run::{Report, run},
-    story::{self, plain},
+    run::run,
+    story::{self, Story, plain},
 };
 
 /// One run, or the few that are compared.
@@ -82,7 +83,8 @@ impl Job {
             Job::Twice(seed) => twice(*seed),
             Job::Crash(name, deaths) => {
                 let Some(acts) = story::acts(name) else { return unknown() };
-                let mut report = run(&plain(acts, deaths.clone()), keep_lines);
+                let patient = Story { patient: true, ..plain(acts, deaths.clone()) };
+                let mut report = run(&patient, keep_lines);
                 // where engines freeze or heal by the clock, what an operator gets to see depends on when it looks
                 if !story::by_the_clock(name) {
                     report.compare("P1", "the run without a crash", &whole(name));

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::{
     act::Act,
     faults::{Faults, Rule},
-    run::{Report, run},
+    report::Report,
+    run::run,
     story::{Story, create, edit, plain, spec},
 };
 

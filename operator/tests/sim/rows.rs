@@ -8,7 +8,8 @@ use super::{
     act::Act,
     agent::Fault,
     faults::{Fate, Faults, Outage, Rates, Rule},
-    run::{Report, run},
+    report::Report,
+    run::run,
     said::Log,
     story::{Story, create, edit, freeze, gpus, plain, spec},
 };

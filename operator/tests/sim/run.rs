@@ -2,7 +2,6 @@
 //! thread, with the acts of a story. Ends with what was violated and the hash of all that happened.
 
 use std::{
-    collections::BTreeSet,
     future::Future,
     pin::Pin,
     sync::{Arc, Mutex},
@@ -17,13 +16,13 @@ use operator::{
     metrics::Metrics,
     wall::Wall,
 };
-use serde_json::Value;
 use tokio::{sync::Notify, task::JoinHandle, time::sleep_until};
 
 use super::{
     act::{self, Act},
     cluster::{Caller, Cluster},
-    end, nodes,
+    end, nodes, patience,
+    report::Report,
     story::Story,
     twin,
     world::{World, target},
@@ -40,59 +39,6 @@ const RESTART_MS: u64 = 1_000;
 const ANOTHER_POD_MS: u64 = 30_000;
 /// So long after a death somebody leads again: the lease of the dead has run out (15 s), and a candidate has looked.
 const TAKEOVER_MS: u64 = 20_000;
-
-/// What a run came to.
-#[derive(Debug)]
-pub struct Report {
-    pub violations: Vec<String>,
-    pub hash: u64,
-    /// Writes of operators, the Lease not counted.
-    pub writes: u64,
-    pub effective: u64,
-    pub events: u64,
-    pub virtual_ms: u64,
-    /// The objects as they are in the end, without what differs from run to run.
-    pub end_state: Value,
-    pub lines: Vec<String>,
-}
-
-impl Report {
-    /// One that could not be run.
-    pub fn failed(why: String) -> Self {
-        Report {
-            violations: vec![why],
-            hash: 0,
-            writes: 0,
-            effective: 0,
-            events: 0,
-            virtual_ms: 0,
-            end_state: Value::Null,
-            lines: Vec::new(),
-        }
-    }
-
-    /// The end must be that of `other`, which is `what`.
-    pub fn compare(&mut self, property: &str, what: &str, other: &Report) {
-        let (Some(a), Some(b)) = (self.end_state.as_object(), other.end_state.as_object()) else { return };
-        let keys: BTreeSet<&String> = a.keys().chain(b.keys()).filter(|key| a.get(*key) != b.get(*key)).collect();
-        let text = |value: Option<&Value>| value.map_or_else(|| "nothing".to_owned(), ToString::to_string);
-        let differ = keys.into_iter().map(|key| format!("{key} is {} and not {}", text(a.get(key)), text(b.get(key))));
-        let differ: Vec<String> = differ.collect();
-        if !differ.is_empty() {
-            self.violations.push(format!("{property}: the end differs from {what}: {}", differ.join("; ")));
-        }
-    }
-
-    /// What the log must and must not hold, where the end alone does not tell.
-    pub fn has_words(&mut self, words: &[(&str, &str, bool)]) {
-        for (property, word, wanted) in words {
-            if self.lines.iter().any(|line| line.contains(word)) != *wanted {
-                let which = if *wanted { "lacks" } else { "has" };
-                self.violations.push(format!("{property}: the log {which} {word}"));
-            }
-        }
-    }
-}
 
 /// Runs a story from beginning to end.
 pub fn run(story: &Story, keep_lines: bool) -> Report {
@@ -117,6 +63,8 @@ struct Run {
     twins: Vec<JoinHandle<Vec<String>>>,
     /// When an operator died last.
     died_ms: u64,
+    /// Do acts wait for what they are meant for?
+    patient: bool,
 }
 
 struct Process {
@@ -147,6 +95,7 @@ impl Run {
             next_tick_ms: 0,
             twins: Vec::new(),
             died_ms: 0,
+            patient: story.patient,
         }
     }
 
@@ -159,6 +108,7 @@ impl Run {
         // (an act of the last moment is one as well)
         let over_ms = on_grid(story.faults.over_ms().max(last_act)) + TICK_MS;
         self.until(over_ms, &story.acts).await;
+        let over_ms = over_ms.max(on_grid(self.cluster.now_ms()));
         let calm_ms = self.settled(over_ms, story.settle_ms, story.faults.rates.watch_elided > 0).await;
         let mut violations = end::in_order(&self.cluster.lock(), &self.world);
         let before = self.cluster.lock().checks.writes.clone();
@@ -219,16 +169,18 @@ impl Run {
             while let Ok(id) = self.deaths.try_recv() {
                 self.kill(id, now_ms);
             }
-            if now_ms >= end_ms {
+            if now_ms >= end_ms && acts.peek().is_none_or(|(at, _)| *at > now_ms) {
                 return;
             }
             if now_ms >= self.next_tick_ms {
-                while let Some((_, act)) = acts.next_if(|(at, _)| *at <= now_ms) {
+                while let Some((_, act)) = acts.next_if(|next| next.0 <= now_ms && !self.held_back(next, now_ms)) {
                     self.act(act, now_ms);
                 }
                 self.next_tick_ms = self.tick(now_ms);
             }
-            let next_act = acts.peek().map_or(u64::MAX, |(at, _)| on_grid(*at));
+            let held = acts.peek().is_some_and(|next| self.held_back(next, now_ms));
+            let next_act = acts.peek().filter(|_| !held).map_or(u64::MAX, |(at, _)| on_grid(*at));
+            let end_ms = if held { u64::MAX } else { end_ms };
             self.next_tick_ms = self.next_tick_ms.min(next_act);
             let cluster = self.cluster.clone();
             tokio::select! {
@@ -238,6 +190,12 @@ impl Run {
                 () = sleep_until(cluster.at(self.next_tick_ms.min(end_ms))) => {}
             }
         }
+    }
+
+    /// Does this act, whose time has come, wait for what it is meant for?
+    fn held_back(&self, (at, act): &(u64, Act), now_ms: u64) -> bool {
+        let come = *at <= now_ms && now_ms < at + patience::MOST_MS;
+        self.patient && come && patience::lacks(act, &self.world, &self.cluster.lock().store)
     }
 
     /// One step of the world; when the next one is due.

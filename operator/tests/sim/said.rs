@@ -1,6 +1,6 @@
 //! What is expected of the log of a row of the catalogue of faults: `None` where it is so, else what is wrong.
 
-use super::run::Report;
+use super::report::Report;
 
 const GRANT: &str = "truebeat.io/restart-grant";
 

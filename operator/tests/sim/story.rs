@@ -24,6 +24,8 @@ pub struct Story {
     pub settle_ms: u64,
     /// How long it must stay so without a write (P4, P7).
     pub stay_ms: u64,
+    /// Acts wait for what they are meant for.
+    pub patient: bool,
 }
 
 pub fn spec(replicas: u64, mode: &str) -> Value {
@@ -213,5 +215,5 @@ pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
 
 pub fn plain(acts: Vec<(u64, Act)>, crashes: Vec<(u64, Side)>) -> Story {
     let faults = Faults { crashes, ..Faults::none(7) };
-    Story { acts, faults, scope: None, settle_ms: 200_000, stay_ms: 20_000 }
+    Story { acts, faults, scope: None, settle_ms: 200_000, stay_ms: 20_000, patient: false }
 }

@@ -11,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-use super::{job::Job, run::Report};
+use super::{job::Job, report::Report};
 
 const PROGRESS_EVERY: u64 = 1_000;
 
