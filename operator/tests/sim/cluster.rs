@@ -140,7 +140,12 @@ impl Cluster {
                 return Err("connection refused".into());
             }
             Fate::Panic => panic!("simulated panic in a pass"),
-            Fate::Served { .. } | Fate::Applied504 | Fate::AppliedBroken | Fate::Repeated | Fate::Overtaken => {}
+            Fate::Served { .. }
+            | Fate::Applied504
+            | Fate::AppliedBroken
+            | Fate::Repeated
+            | Fate::Overtaken
+            | Fate::Death => {}
         }
         if call.is_watch() {
             return Ok(self.open_watch(call).await);
@@ -183,6 +188,7 @@ impl Cluster {
         let counted = call.target.kind.plural != "leases";
         state.writes += u64::from(counted);
         let death = state.faults.crashes.iter().find(|(at, _)| counted && *at == state.writes).map(|(_, side)| *side);
+        let death = death.or((*fate == Fate::Death).then_some(Side::After));
         if death == Some(Side::Before) {
             let (id, method, path) = (caller.id, &call.method, &call.path);
             state.log.line(self.now_ms(), format_args!("operator-{id} dies before {method} {path}"));

@@ -51,6 +51,8 @@ pub enum Fate {
     Unreachable,
     /// The client's own code panics on the answer.
     Panic,
+    /// It takes effect, and its writer dies before it hears of that.
+    Death,
 }
 
 /// On which side of its effect a write kills its writer.

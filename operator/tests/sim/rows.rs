@@ -84,6 +84,7 @@ pub fn all() -> Vec<Row> {
         row("a19-namespace-terminating", terminating, |log| vec![log.no_hot_loop()]),
         row("a20-token-rotated", token, |log| vec![log.granted_by(90_000)]),
         row("a21-etcd-restored", restored, |log| vec![log.no_delete()]),
+        row("b2-record-before-rollback", super::changes::record_before_rollback, |log| vec![log.incidents(1)]),
         row("b3-frozen-leader", || frozen(Act::Pause { operator: 0, ms: 40_000 }), |log| vec![log.granted_by(60_000)]),
         row("b4-lease-deleted", || frozen(Act::DeleteLease), |log| vec![log.granted_by(60_000)]),
         row("b4-lease-deleted-when-followed", deleted_when_followed, |log| vec![log.granted_by(90_000)]),

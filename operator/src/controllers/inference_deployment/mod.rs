@@ -103,6 +103,9 @@ fn recheck(plan: &Plan, observed: &Observed, now: jiff::Timestamp) -> Duration {
 /// What pods hear of must be stored before (I2), so a change of the grants is written early, and with the conditions as
 /// they were: the errors that they tell of are known only at the end. There they are written once, and only if they
 /// differ (P7): a failure that lasts must not make each pass write, for each write would start the next pass.
+///
+/// Until it is recorded, an episode is told by its pod alone: whatever takes pods away comes after the incidents, for it may be the last
+/// thing that this process does (P1). A pod that is to hear of a grant does not wait for them.
 async fn execute_plan(
     calls: &Calls,
     observed: &Observed,
@@ -119,7 +122,12 @@ async fn execute_plan(
     if rollout::stored_first(observed, &plan.rollout.memory) {
         stored = execute::status(calls, infd, status::early(observed, plan, calls.wall.now())).await.map_err(named)?;
     }
-    let mut errors = execute::children(calls, infd, plan).await;
+    let mut errors = Vec::new();
+    let replicas_may_go = plan.applies.iter().any(|child| child.resource.kind == "Deployment");
+    if replicas_may_go {
+        errors.extend(execute::incidents(calls, infd, &plan.incidents).await);
+    }
+    errors.extend(execute::children(calls, infd, plan).await);
     if plan.grants != held || plan.recent != before.recent || plan.avoid != before.avoid {
         let early = status::early(observed, plan, calls.wall.now());
         stored = execute::status(calls, &stored, early).await.map_err(named)?;
@@ -129,8 +137,10 @@ async fn execute_plan(
     }
     drop(turn); // what was granted stands in the API: whoever looks at the fleet from now on counts it
     errors.extend(execute::pods(calls, &namespace, &plan.pods).await);
+    if !replicas_may_go {
+        errors.extend(execute::incidents(calls, infd, &plan.incidents).await);
+    }
     errors.extend(execute::replaces(calls, infd, plan).await);
-    errors.extend(execute::incidents(calls, infd, &plan.incidents).await);
     // The status tells the truth on every path (P13).
     let wanted = status::status(observed, plan, problems, &errors, calls.wall.now());
     let told = execute::status(calls, &stored, wanted).await;
