@@ -64,7 +64,8 @@ def weave(mutants):
 def build(files):
     """The program with all mutants in it."""
     shutil.rmtree(TREE, ignore_errors=True)
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for file in filter(None, listed.split("\0")):
         if (ROOT / file).is_file():
             (TREE / file).parent.mkdir(parents=True, exist_ok=True)

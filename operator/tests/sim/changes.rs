@@ -5,7 +5,6 @@ use serde_json::json;
 
 use super::{
     act::Act,
-    faults::{Fate, Outage, Rule},
     story::{Story, create, edit, freeze, plain, spec},
 };
 
@@ -55,18 +54,6 @@ pub fn older_children() -> Story {
         gone("poddisruptionbudgets", "/metadata/labels/truebeat.io~1older"),
     ];
     plain(acts, Vec::new())
-}
-
-/// A bad revision stalls while nobody can reach the API, and who takes it back dies of that: what is known of the stall is on the pod that
-/// the rollback takes away, and must have been recorded before.
-pub fn record_before_rollback() -> Story {
-    let acts = vec![create(2), edit(50_000, json!({"engine": {"image": BAD_IMAGE}}))];
-    let mut story = plain(acts, Vec::new());
-    story.faults.outages.push(Outage { from_ms: 53_000, to_ms: 68_000, black_hole: false });
-    let (from_ms, to_ms, fate) = (68_000, 75_000, Fate::Death);
-    let rule = Rule { from_ms, to_ms, verbs: &["patch"], plurals: &["deployments"], path: "", chance: 1000, fate };
-    story.faults.rules.push(rule);
-    story
 }
 
 /// What their logs must and must not hold, and what it says of whom.

@@ -21,6 +21,7 @@ mod changes;
 mod checks;
 mod cluster;
 mod differential;
+mod doubts;
 mod drains;
 mod end;
 mod evictions;

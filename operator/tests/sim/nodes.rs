@@ -39,8 +39,8 @@ impl World {
             let open = store.of("nodes").filter(|(_, e)| e.value["spec"]["unschedulable"] != true);
             let labels: BTreeMap<String, Value> =
                 open.map(|(key, e)| (key.2.clone(), e.value["metadata"]["labels"].clone())).collect();
-            let load = |node: &String| self.pods.values().filter(|other| other.node == *node).count();
-            // (the scheduler knows the API's pods, not the processes)
+            // the scheduler knows the API's pods, not the processes
+            let load = |node: &String| store.of("pods").filter(|(_, e)| e.value["spec"]["nodeName"] == **node).count();
             let free = |node: &String| {
                 !gpu || !store.of("pods").any(|(_, e)| e.value["spec"]["nodeName"] == **node && wants_gpu(&e.value))
             };

@@ -7,6 +7,8 @@ use serde_json::json;
 use super::{
     act::Act,
     agent::Fault,
+    changes::{self, BAD_IMAGE},
+    doubts,
     faults::{Fate, Faults, Outage, Rates, Rule},
     report::Report,
     run::run,
@@ -52,7 +54,7 @@ const OURS: &[&str] = &[
     "events",
 ];
 const CRDS: &[&str] = &["inferencedeployments", "engineincidents"];
-const CHANGES: &[&str] = &["patch", "replace", "create", "delete"];
+pub const CHANGES: &[&str] = &["patch", "replace", "create", "delete"];
 const HOUR: u64 = 3_600_000;
 
 /// All of them.
@@ -63,14 +65,15 @@ pub fn all() -> Vec<Row> {
         row("a1-api-gone-5s", || gone(5_000), |log| vec![log.granted_by(60_000), log.no_burst(25_000)]),
         row("a1-api-gone-5min", || gone(300_000), |log| vec![log.no_burst(320_000)]),
         row("a1-api-gone-5h", || gone(5 * HOUR), |log| vec![log.no_burst(20_000 + 5 * HOUR)]),
-        row("a2-watch-black-holed", black_holed, |log| vec![log.granted_by(60_000)]),
+        of("A2:", row("a2-watch-black-holed", black_holed, |log| vec![log.granted_by(60_000)])),
         row("a3-one-watch-flaps", one_flaps, |log| vec![log.granted_by(30_000)]),
         row("a4-gone-and-expired-pages", gone_versions, |log| vec![log.granted_by(60_000), log.no_delete()]),
         row("a5-conflict-storm", || overtaken(500), |log| vec![log.granted_by(60_000), log.no_hot_loop()]),
         row("a5-conflict-always", || overtaken(1000), |log| vec![log.no_hot_loop()]),
         row("a6-retry-after", busy, |log| vec![log.granted_by(65_000)]),
-        row("a8-timeout-after-effect", unheard, |log| vec![log.granted_by(60_000), log.incidents(1)]),
-        row("a9-slow-answers", slow, |log| vec![log.one_writer()]),
+        row("a8-timeout-after-effect", doubts::unheard, |log| vec![log.granted_by(60_000), log.incidents(1)]),
+        row("a8-timeout-after-a-grant", doubts::unheard_grant, |log| vec![log.granted_by(50_000)]),
+        row("a9-slow-answers", doubts::slow, |log| vec![log.one_writer()]),
         of("P2:", row("a10-old-views", old_views, |log| vec![log.granted_by(60_000)])),
         row("a11-opaque-versions", opaque, |log| vec![log.granted_by(30_000)]),
         of("P3:", row("a12-doubled-and-lost-events", doubled, |_| Vec::new())),
@@ -84,14 +87,16 @@ pub fn all() -> Vec<Row> {
         row("a19-namespace-terminating", terminating, |log| vec![log.no_hot_loop()]),
         row("a20-token-rotated", token, |log| vec![log.granted_by(90_000)]),
         row("a21-etcd-restored", restored, |log| vec![log.no_delete()]),
-        row("b2-record-before-rollback", super::changes::record_before_rollback, |log| vec![log.incidents(1)]),
+        row("b2-record-before-rollback", doubts::dies_of_a_rollback, |log| {
+            vec![log.incidents(1), log.says_at_most(1, "/deployments/chat", BAD_IMAGE)]
+        }),
         row("b3-frozen-leader", || frozen(Act::Pause { operator: 0, ms: 40_000 }), |log| vec![log.granted_by(60_000)]),
         row("b4-lease-deleted", || frozen(Act::DeleteLease), |log| vec![log.granted_by(60_000)]),
         row("b4-lease-deleted-when-followed", deleted_when_followed, |log| vec![log.granted_by(90_000)]),
         row("b4-lease-deleted-unseen", deleted_unseen, |log| vec![log.granted_by(60_000)]),
         row("b6-panic-in-a-pass", panics, |log| vec![log.granted_by(40_000)]),
         row("b8-newer-object", newer_object, |log| vec![log.granted_by(30_000)]),
-        of("P5:", row("b8-older-children", super::changes::older_children, |_| Vec::new())),
+        of("P5:", row("b8-older-children", changes::older_children, |_| Vec::new())),
         row("b10-sigterm-in-recovery", terminated, |log| {
             vec![log.ends_within(23_500, 1_000), log.succeeded_by(26_500)]
         }),
@@ -111,7 +116,7 @@ pub fn all() -> Vec<Row> {
             || all_freeze(40, Some(95_000)),
             |log| vec![log.grants_at_most(1), log.has("RestartsHeld")],
         ),
-        row("h5-all-wedged", || all_freeze(100, None), |log| vec![log.granted_by(40_000)]),
+        row("h5-all-wedged", || all_freeze(100, None), |log| vec![log.granted_by(40_000), log.incidents(6)]),
         row("h8-replayed-verdict", replayed, |log| vec![log.no_delete(), log.incidents(1), log.no_grant_after(45_000)]),
         row("s1-one-namespace", one_namespace, |log| vec![log.granted_by(40_000)]),
         row("h6-storm-and-restarts", storm_and_restarts, |log| vec![log.granted_by(60_000)]),
@@ -119,7 +124,7 @@ pub fn all() -> Vec<Row> {
 }
 
 /// Two replicas, one of which freezes at 20 s, and more.
-fn scene(more: Vec<(u64, Act)>, rules: Vec<Rule>) -> Story {
+pub fn scene(more: Vec<(u64, Act)>, rules: Vec<Rule>) -> Story {
     let mut acts = [vec![create(2), freeze(20_000, 0)], more].concat();
     acts.sort_by_key(|(at, _)| *at);
     Story { faults: Faults { rules, ..Faults::none(7) }, ..plain(acts, Vec::new()) }
@@ -131,7 +136,7 @@ fn by_rate(rates: Rates) -> Story {
     story
 }
 
-fn all_kinds(fate: Fate, (from_ms, to_ms): (u64, u64), verbs: &'static [&'static str], chance: u64) -> Rule {
+pub fn all_kinds(fate: Fate, (from_ms, to_ms): (u64, u64), verbs: &'static [&'static str], chance: u64) -> Rule {
     Rule { from_ms, to_ms, verbs, plurals: OURS, path: "", chance, fate }
 }
 
@@ -142,8 +147,10 @@ fn gone(ms: u64) -> Story {
     story
 }
 
+/// What is made when the network is well again is found although the old watches never say another word.
 fn black_holed() -> Story {
-    scene(Vec::new(), vec![all_kinds(Fate::Silent, (15_000, 80_000), &["watch"], 1000)])
+    let other = (100_000, Act::Create { name: "other", spec: spec(1, "Recover") });
+    scene(vec![other], vec![all_kinds(Fate::Silent, (15_000, 80_000), &["watch"], 1000)])
 }
 
 fn one_flaps() -> Story {
@@ -166,15 +173,6 @@ fn busy() -> Story {
     let rule =
         |retry_after_s, span| all_kinds(Fate::Refused { refusal: refusal.clone(), retry_after_s }, span, CHANGES, 1000);
     scene(Vec::new(), vec![rule(0, (20_000, 30_000)), rule(3600, (30_000, 40_000)), rule(1, (40_000, 50_000))])
-}
-
-fn unheard() -> Story {
-    scene(Vec::new(), vec![all_kinds(Fate::Applied504, (10_000, 45_000), CHANGES, 1000)])
-}
-
-fn slow() -> Story {
-    let fate = Fate::Served { effect_ms: 100, answer_ms: 30_000 };
-    scene(Vec::new(), vec![all_kinds(fate, (10_000, 70_000), &[], 1000)])
 }
 
 fn old_views() -> Story {

@@ -1,5 +1,7 @@
 //! What is expected of the log of a row of the catalogue of faults: `None` where it is so, else what is wrong.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::report::Report;
 
 const GRANT: &str = "truebeat.io/restart-grant";
@@ -83,7 +85,7 @@ impl Log<'_> {
 
     /// At most five tries a second at one object.
     pub fn no_hot_loop(&self) -> Option<String> {
-        let mut tries = std::collections::BTreeMap::<(&str, u64), u32>::new();
+        let mut tries = BTreeMap::<(&str, u64), u32>::new();
         for write in self.writes() {
             let object = write.what.split(' ').nth(1).unwrap_or_default();
             *tries.entry((object, write.at_ms / 1000)).or_default() += 1;
@@ -93,16 +95,25 @@ impl Log<'_> {
     }
 
     pub fn one_writer(&self) -> Option<String> {
-        let writers: std::collections::BTreeSet<&str> = self.writes().map(|w| w.operator).collect();
+        let writers: BTreeSet<&str> = self.writes().map(|w| w.operator).collect();
         (writers.len() > 1).then(|| format!("the Lease was lost: {writers:?} wrote"))
     }
 
+    /// So many were recorded in all. (The end state does not tell: it leaves out what differs from run to run, names as well.)
     pub fn incidents(&self, wanted: usize) -> Option<String> {
-        let count = self.0.end_state.as_object()?.keys().filter(|key| key.starts_with("engineincidents/")).count();
-        (count != wanted).then(|| format!("{count} incidents, not {wanted}"))
+        let path = |write: &Write<'_>| write.what.split_once(" 201 ").map(|(call, _)| call.to_owned());
+        let made: BTreeSet<String> =
+            self.writes().filter_map(|w| path(&w)).filter(|call| call.contains("/engineincidents/")).collect();
+        (made.len() != wanted).then(|| format!("{} incidents, not {wanted}", made.len()))
     }
 
     pub fn has(&self, word: &str) -> Option<String> {
         (!self.0.lines.iter().any(|line| line.contains(word))).then(|| format!("nobody said {word}"))
+    }
+
+    /// So many writes of this path at most hold this word.
+    pub fn says_at_most(&self, most: usize, path: &str, word: &str) -> Option<String> {
+        let count = self.writes().filter(|w| w.what.contains(path) && w.what.contains(word)).count();
+        (count > most).then(|| format!("{count} writes of {path} say {word}"))
     }
 }

@@ -1,0 +1,45 @@
+//! Scenes for the rows about writes whose end their writer does not learn, because the answer is late or lost, or because it dies.
+
+use serde_json::json;
+
+use super::{
+    act::Act,
+    changes::BAD_IMAGE,
+    faults::{Fate, Outage, Rule},
+    rows::{CHANGES, all_kinds, scene},
+    story::{Story, create, edit, freeze, plain, spec},
+};
+
+pub fn unheard() -> Story {
+    scene(Vec::new(), vec![all_kinds(Fate::Applied504, (10_000, 45_000), CHANGES, 1000)])
+}
+
+pub fn slow() -> Story {
+    let fate = Fate::Served { effect_ms: 100, answer_ms: 30_000 };
+    scene(Vec::new(), vec![all_kinds(fate, (10_000, 70_000), &[], 1000)])
+}
+
+/// Two objects each have a stalled replica, and the fleet has one restart for both: whoever does not hear that its grant was stored must
+/// not let the other one believe that it was not.
+pub fn unheard_grant() -> Story {
+    let other = (0, Act::Create { name: "other", spec: spec(2, "Recover") });
+    // pods in the order of their names: two of chat, two of other
+    let mut story = plain(vec![create(2), other, freeze(45_000, 0), freeze(45_000, 2)], Vec::new());
+    let (from_ms, to_ms, fate) = (45_000, 60_000, Fate::Applied504);
+    let (verbs, plurals) = (&["replace"], &["inferencedeployments"]);
+    story.faults.rules.push(Rule { from_ms, to_ms, verbs, plurals, path: "/status", chance: 1000, fate });
+    story
+}
+
+/// A bad revision stalls while nobody can reach the API, and who takes it back dies of that: what is known of the stall is on the pod that
+/// the rollback takes away, and must have been recorded before; and that the revision failed must be remembered before, or it is tried
+/// once more.
+pub fn dies_of_a_rollback() -> Story {
+    let acts = vec![create(2), edit(50_000, json!({"engine": {"image": BAD_IMAGE}}))];
+    let mut story = plain(acts, Vec::new());
+    story.faults.outages.push(Outage { from_ms: 53_000, to_ms: 68_000, black_hole: false });
+    let (from_ms, to_ms, fate) = (68_000, 75_000, Fate::Death);
+    let rule = Rule { from_ms, to_ms, verbs: &["patch"], plurals: &["deployments"], path: "", chance: 1000, fate };
+    story.faults.rules.push(rule);
+    story
+}
