@@ -14,7 +14,7 @@ class Kind(NamedTuple):
 
     key: str
     what: str
-    group: str  # which server: basic, tp2, long, compiled
+    group: str  # which server: a name of GROUPS
     signal: Optional[Tuple[str, int, str]] = None  # process, index, STOP or KILL
     hang: Optional[str] = None
     idle: bool = False  # no load before; requests come afterwards
@@ -43,6 +43,7 @@ KINDS = (
     Kind("c1", "a prompt of 14 000 tokens in a single step", "long", benign="long", slow_step=True),
     Kind("c3", "a prompt of 14 000 tokens in chunks of 512", "chunked", benign="long"),
     Kind("d", "start-up with compilation", "compiled", benign="start"),
+    Kind("e", "a cache too small for all requests: preemption", "tight", benign="preempt"),
 )
 
 # vllm serve's arguments of each group, and how many ranks
@@ -52,6 +53,8 @@ GROUPS = {
     "long": (1, ["--enforce-eager", "--max-model-len", "16384", "--max-num-batched-tokens", "16384"]),
     "chunked": (1, ["--enforce-eager", "--max-model-len", "16384", "--max-num-batched-tokens", "512", "--enable-chunked-prefill"]),
     "compiled": (1, ["--max-model-len", "4096"]),
+    # 24 blocks of 32 tokens (what the attention for processors takes): a quarter of what six requests need in the end
+    "tight": (1, ["--enforce-eager", "--max-model-len", "512", "--block-size", "32", "--num-gpu-blocks-override", "24"]),
 }
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ RECOVER_S = 900
 WARM_S = 25
 WARM_S_MAX = 300
 QUIET_S = 20
+PREEMPT_S = 60
 LONG_WORDS = 6_300  # 14 000 tokens of this tokenizer
 # The program's model has heads too small for vLLM's CPU kernels: its tokenizer is kept, the weights are vLLM's own random ones.
 SHAPE = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512,
@@ -236,6 +237,8 @@ def benign(server, kind, site, ranks, began):
     """One thing that is no hang: it must pass without an alarm."""
     if kind.benign == "start":
         return row(kind, site, ranks, ok=True, verdict="no alarm", note=f"served {time.monotonic() - began:.0f} s after its start")
+    if kind.benign == "preempt":
+        return preempted(server, kind, site, ranks)
     load = warm(server)
     if kind.benign in ("idle", "long"):
         load.end()
@@ -264,6 +267,28 @@ def benign(server, kind, site, ranks, began):
     fence = next((alarm[0] for alarm in alarms), None)
     return row(kind, site, ranks, ok=not bad and not unfinished, verdict=alarms[-1][1] if alarms else "no alarm", fence_s=fence,
                note="; ".join([note, *map(str, alarms)]))
+
+
+def preempted(server, kind, site, ranks):
+    """Requests that together do not fit into the cache: some are put back and computed again, and none of that is a hang."""
+    load = Load(server.port, words=60, tokens=330)
+    alarms, at = [], time.monotonic()
+    while time.monotonic() - at < PREEMPT_S:
+        seen = server.verdict()
+        if seen["verdict"] in ("Suspect", "Stalled", "Dead"):
+            alarms.append((round(time.monotonic() - at, 1), seen["verdict"], seen["class"], "; ".join(r["text"] for r in seen["reasons"])))
+        time.sleep(0.1)
+    load.end()
+    count, done = preemptions(server), load.total("done")
+    note = f"{count:.0f} preemptions, {done} requests served in {PREEMPT_S} s"
+    return row(kind, site, ranks, ok=not alarms and count > 0 and done > 0, verdict=alarms[-1][1] if alarms else "no alarm",
+               fence_s=next((alarm[0] for alarm in alarms), None), note="; ".join([note, *map(str, alarms[:5])]))
+
+
+def preemptions(server):
+    _, text = ask(server.engine_port, "/metrics")
+    counts = [line for line in text.splitlines() if line.startswith("vllm:num_preemptions_total")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in counts)
 
 
 def posted(server, path):
