@@ -14,7 +14,7 @@
 #define NONE (-INFINITY)
 
 // Words of a work item, made by engine/src/backend/cuda/attention.rs.
-enum { FIRST_ROW, ROWS, FIRST_POS, KV_HEAD, TABLE, FIRST_QUERY, ITEM_WORDS = 8 };
+enum { FIRST_ROW, ROWS, FIRST_POS, KV_HEAD, TABLE, FIRST_QUERY, SINCE, ITEM_WORDS = 8 };
 
 struct Cache {
     const void *keys, *values;
@@ -50,6 +50,13 @@ struct Query {
     bool real;
 };
 
+// The first position that the one at `pos` sees.
+FN uint32_t first_seen(const uint32_t *item, uint32_t pos, const Cache &cache) {
+    uint32_t first = cache.window && pos + 1 > cache.window ? pos + 1 - cache.window : 0;
+    if (first < item[SINCE]) first = item[SINCE];
+    return first < pos ? first : pos;
+}
+
 FN Query my_query(const uint32_t *item, const Cache &cache) {
     uint32_t group = cache.heads / cache.kv_heads, number = item[FIRST_QUERY] + threadIdx.x / WARP;
     Query query;
@@ -58,7 +65,7 @@ FN Query my_query(const uint32_t *item, const Cache &cache) {
     query.row = item[FIRST_ROW] + row;
     query.head = item[KV_HEAD] * group + (query.real ? number % group : 0);
     query.pos = item[FIRST_POS] + row;
-    query.first = cache.window && query.pos + 1 > cache.window ? query.pos + 1 - cache.window : 0;
+    query.first = first_seen(item, query.pos, cache);
     return query;
 }
 
@@ -107,7 +114,7 @@ FN void see_split(Seen *seen, uint32_t split, const uint32_t *item, const Query 
     const uint32_t *table = cache.tables + item[TABLE];
     uint32_t end = item[FIRST_POS] + item[ROWS], dim = cache.head_dim, lane = threadIdx.x % WARP;
     uint32_t stop = end < (split + 1) * SPLIT ? end : (split + 1) * SPLIT;
-    uint32_t least = cache.window && item[FIRST_POS] + 1 > cache.window ? item[FIRST_POS] + 1 - cache.window : 0;
+    uint32_t least = first_seen(item, item[FIRST_POS], cache);
     uint32_t start = least > split * SPLIT ? least / WARP * WARP : split * SPLIT;
     forget(seen);
     for (; start < stop; start += WARP) {

@@ -51,8 +51,10 @@ pub type QkvRows<'a, M> = (&'a mut M, &'a mut M, &'a M);
 pub struct AttentionSeq<'a> {
     /// How many rows of the step's matrices are its own; sequences follow one another without gaps.
     pub rows: usize,
-    /// Position of its first row; row `i` attends to positions `0..=start_pos + i`.
+    /// Position of its first row; row `i` attends to positions `since..=start_pos + i`.
     pub start_pos: usize,
+    /// Positions before this one are seen by themselves alone.
+    pub since: usize,
     /// Block ids of the whole sequence, in order.
     pub blocks: &'a [u32],
 }

@@ -80,7 +80,7 @@ pub(super) fn slots(batch: &StepBatch, block_size: usize) -> Vec<usize> {
 /// The sequences as attention sees them.
 pub(super) fn attention_seqs(batch: &StepBatch) -> Vec<AttentionSeq<'_>> {
     let seqs = batch.seqs.iter();
-    seqs.map(|seq| AttentionSeq { rows: seq.tokens.len(), start_pos: seq.start_pos, blocks: &seq.block_table })
+    seqs.map(|seq| AttentionSeq { rows: seq.tokens.len(), start_pos: seq.start_pos, since: 0, blocks: &seq.block_table })
         .collect()
 }
 

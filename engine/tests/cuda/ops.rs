@@ -318,12 +318,13 @@ fn placed<B: Backend>(
     b.place_qkv((&mut q, &mut k, &v), norms, (&cos, &sin), (&mut kv, 1), slots);
     let mut out = b.rows(&q);
     // slots 4 to 7 are all of block 1: there keys count
-    let whole = [engine::backend::AttentionSeq { rows: 1, start_pos: 3, blocks: &[1] }];
+    let whole = [engine::backend::AttentionSeq { rows: 1, start_pos: 3, since: 0, blocks: &[1] }];
     out.extend(b.rows(&b.attention(&b.gather_rows(&q, &[1]), (&kv, 1), &whole, heads, None)));
     for slot in slots {
         // a window of one position sees one slot alone: its value, whatever the query
         let block = [(slot / size.block_size) as u32];
-        let seq = engine::backend::AttentionSeq { rows: 1, start_pos: slot % size.block_size, blocks: &block };
+        let seq =
+            engine::backend::AttentionSeq { rows: 1, start_pos: slot % size.block_size, since: 0, blocks: &block };
         out.extend(b.rows(&b.attention(&b.gather_rows(&q, &[0]), (&kv, 1), &[seq], heads, Some(1))));
     }
     b.end_step().unwrap();
@@ -346,7 +347,7 @@ fn the_order_of_threads_changes_no_bit() {
         let [cos, sin] = [(); 2].map(|()| b.upload(9, 4, random.values(36)));
         let slots: Vec<usize> = (0..9).collect();
         b.place_qkv((&mut q, &mut k, &v), None, (&cos, &sin), (&mut kv, 0), &slots);
-        let seqs = [engine::backend::AttentionSeq { rows: 9, start_pos: 0, blocks: &[0, 1] }];
+        let seqs = [engine::backend::AttentionSeq { rows: 9, start_pos: 0, since: 0, blocks: &[0, 1] }];
         let mixed = b.attention(&q, (&kv, 0), &seqs, heads, None);
         let out = [b.download(y), b.download(mixed)].concat();
         b.end_step().unwrap();

@@ -13,6 +13,8 @@ struct Case {
     len: usize,
     block_size: usize,
     window: Option<usize>,
+    /// Positions before this one are seen by themselves alone.
+    since: usize,
 }
 
 impl Case {
@@ -37,7 +39,7 @@ impl Case {
             let own: Vec<usize> = (start..self.len.min(start + chunk)).collect();
             let mut rows = own.clone();
             let mut slots: Vec<usize> = own.iter().map(|p| slot(&mine, *p)).collect();
-            let seq = |blocks| AttentionSeq { rows: own.len(), start_pos: start, blocks };
+            let seq = |blocks| AttentionSeq { rows: own.len(), start_pos: start, since: self.since, blocks };
             let mut seqs = vec![seq(&mine)];
             if neighbour {
                 rows = own.iter().map(|p| self.len - 1 - p).chain(rows).collect();
@@ -55,7 +57,7 @@ impl Case {
 
 fn cases() -> Vec<Case> {
     let shape = |heads, kv_heads, head_dim| HeadShape { heads, kv_heads, head_dim };
-    let case = |heads, len, block_size, window| Case { heads, len, block_size, window };
+    let case = |heads, len, block_size, window| Case { heads, len, block_size, window, since: len % 3 };
     vec![
         case(shape(4, 2, 32), 70, 16, None),
         case(shape(4, 2, 32), 70, 16, Some(40)),
@@ -83,7 +85,13 @@ test_backend!(attention_matches, super::all);
 /// Contexts of several splits: rows that go through all of them (more than 64 at once) and rows whose splits are joined have the same bits.
 fn long<D: Driver>(make: Make<'_, D>) {
     for window in [None, Some(300)] {
-        let case = Case { heads: HeadShape { heads: 2, kv_heads: 1, head_dim: 8 }, len: 560, block_size: 16, window };
+        let case = Case {
+            heads: HeadShape { heads: 2, kv_heads: 1, head_dim: 8 },
+            len: 560,
+            block_size: 16,
+            window,
+            since: 1,
+        };
         let (inputs, b) = (case.inputs(3), make(EXACT));
         let whole = case.run(&b, &inputs, case.len, false);
         assert_close(&whole, &case.run(&oracle(), &inputs, case.len, false), 1e-4, "a long context");

@@ -127,7 +127,8 @@ impl AttentionOp<'_> {
             let (row, head) = (self.unit.first_row + index / per_kv, self.unit.kv_head * per_kv + index % per_kv);
             let last = self.pos() + index / per_kv;
             (query.row, query.head, query.last) = (row, head, last);
-            query.first = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
+            let windowed = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
+            query.first = windowed.max(self.seq.since).min(last);
             query.q.clear();
             query.q.extend(self.q.row(row)[head * head_dim..(head + 1) * head_dim].iter().map(|x| x * scale));
             (query.max, query.sum) = (f32::NEG_INFINITY, 0.0);

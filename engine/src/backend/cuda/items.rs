@@ -13,7 +13,8 @@ const SPLIT_ROWS_MAX: usize = 64;
 /// What one call of attention is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Items {
-    /// `ITEM_WORDS` words a block: first row, rows, position of the first row, KV head, begin of the table, first query.
+    /// `ITEM_WORDS` words a block: first row, rows, position of the first row, KV head, begin of the table, first query, the
+    /// first position that later ones see.
     pub words: Vec<u32>,
     /// The block tables, one after another.
     pub tables: Vec<u32>,
@@ -33,9 +34,9 @@ impl Items {
         }
         let mut words = Vec::new();
         for unit in units {
-            let pos = seqs[unit.seq].start_pos + unit.at;
+            let (pos, since) = (seqs[unit.seq].start_pos + unit.at, seqs[unit.seq].since);
             for first_query in (0..unit.rows * group).step_by(QUERIES) {
-                let item = [unit.first_row, unit.rows, pos, unit.kv_head, unit.seq * stride, first_query, 0, 0];
+                let item = [unit.first_row, unit.rows, pos, unit.kv_head, unit.seq * stride, first_query, since, 0];
                 words.extend(item.map(|word| word as u32));
             }
         }
@@ -73,8 +74,8 @@ mod tests {
     fn every_query_of_every_row_is_in_one_item() {
         let heads = HeadShape { heads: 12, kv_heads: 2, head_dim: 64 };
         let seqs = [
-            AttentionSeq { rows: 1, start_pos: 700, blocks: &[5; 44] },
-            AttentionSeq { rows: 9, start_pos: 0, blocks: &[7] },
+            AttentionSeq { rows: 1, start_pos: 700, since: 0, blocks: &[5; 44] },
+            AttentionSeq { rows: 9, start_pos: 0, since: 0, blocks: &[7] },
         ];
         let units = attention_units(seqs.iter().map(|seq| seq.rows), heads);
         let items = Items::new(&seqs, &units, heads);
@@ -96,7 +97,7 @@ mod tests {
         let heads = HeadShape { heads: 2, kv_heads: 1, head_dim: 8 };
         let of = |rows: usize, start_pos: usize| {
             let blocks = vec![1; (start_pos + rows).div_ceil(16)];
-            let seqs = [AttentionSeq { rows, start_pos, blocks: &blocks }];
+            let seqs = [AttentionSeq { rows, start_pos, since: 0, blocks: &blocks }];
             Items::new(&seqs, &attention_units([rows].into_iter(), heads), heads)
         };
         assert_eq!((of(65, 1000).splits, of(64, 1000).splits, of(1, 0).splits), (1, 8, 1));
