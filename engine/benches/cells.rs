@@ -114,7 +114,7 @@ impl Cells {
                 logits,
             }
         });
-        let batch = StepBatch { seqs: seqs.collect() };
+        let batch = StepBatch::of(seqs.collect());
         let out = self.model.forward(&batch).expect("a step");
         assert!(out.rows.iter().flatten().all(|row| row[0].is_finite()), "the step gave no numbers");
     }

@@ -127,7 +127,7 @@ impl Cell {
                 logits: LogitsWanted::Last,
             }
         };
-        StepBatch { seqs: (0..self.sequences).map(seq).collect() }
+        StepBatch::of((0..self.sequences).map(seq).collect())
     }
 
     /// Bytes a step must read: every weight once, and the cache of each sequence.

@@ -50,7 +50,7 @@ fn batch(requests: usize, tokens: usize) -> StepBatch {
         block_table: (0..8).map(|block| (lane * 8 + block) as u32).collect(),
         logits: if tokens == 1 { LogitsWanted::Last } else { LogitsWanted::All },
     };
-    StepBatch { seqs: (0..requests).map(seq).collect() }
+    StepBatch::of((0..requests).map(seq).collect())
 }
 
 fn replays(model: &dyn Model) -> u64 {

@@ -8,6 +8,10 @@ Each model folder holds config.json, the weights and golden.safetensors:
     tokens           i64 [n]         a sequence of token ids
     prompt_len       i64 [1]         how many of them are the prompt; the rest is the greedy continuation
     logits           f32 [n, vocab]  logits at every position
+and, of a model with an MTP head,
+    head_logits      f32 [n - 1, vocab]  what the head says at every position but the last, given the token after it
+    guesses          i64 [g]             the head's greedy guesses of what comes after the last token, each made from the one before
+    guess_logits     f32 [g, vocab]      what they were taken from
 Versions are pinned in requirements.txt; the output is committed, so the tests need no Python.
 """
 
@@ -17,13 +21,14 @@ import pathlib
 import sys
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM,
     Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
 )
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 
-VOCAB, PROMPT_LEN, NEW_TOKENS = 160, 21, 12
+VOCAB, PROMPT_LEN, NEW_TOKENS, GUESSES = 160, 21, 12, 4
 BASE = dict(
     vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6,
     num_key_value_heads=2, max_position_embeddings=128, bos_token_id=1, eos_token_id=2, pad_token_id=None,
@@ -32,6 +37,34 @@ LLAMA3_ROPE = dict(
     rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
     original_max_position_embeddings=32,
 )
+
+
+class MtpHead(Qwen2DecoderLayer):
+    """MiMo's head, which `transformers` does not have: a block over the last hidden state of each token and the embedding of the next one."""
+
+    def __init__(self, config):
+        super().__init__(config, layer_idx=0)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.token_layernorm, self.hidden_layernorm = Qwen2RMSNorm(size, eps), Qwen2RMSNorm(size, eps)
+        self.input_proj = torch.nn.Linear(2 * size, size, bias=False)
+        self.final_layernorm = Qwen2RMSNorm(size, eps)
+
+    def states(self, model, before, tokens):
+        """`before[i]` goes with `tokens[i]`; the result is what the output head takes."""
+        both = torch.cat([self.hidden_layernorm(before), self.token_layernorm(model.model.embed_tokens(tokens))], dim=-1)
+        places = torch.arange(len(tokens))[None]
+        x = self.input_proj(both)[None]
+        mask = torch.full((len(tokens), len(tokens)), float("-inf")).triu(1)[None, None]
+        x = super().forward(x, attention_mask=mask, position_embeddings=model.model.rotary_emb(x, places))
+        return self.final_layernorm(x)[0]
+
+
+def mimo():
+    rope = dict(rope_type="default", rope_theta=640000.0)
+    config = Qwen2Config(**BASE, tie_word_embeddings=False, rope_parameters=rope, attn_implementation="eager")
+    model = Qwen2ForCausalLM(config)
+    model.model.mtp_layers = torch.nn.ModuleList([MtpHead(config)])
+    return model.eval()
 
 
 def models():
@@ -54,6 +87,7 @@ def models():
     yield "qwen3-moe", Qwen3MoeForCausalLM(Qwen3MoeConfig(**BASE, **moe, norm_topk_prob=True)), torch.bfloat16, 2
     mixed = dict(moe, num_experts_per_tok=3, mlp_only_layers=[0], norm_topk_prob=False)
     yield "qwen3-moe-mixed", Qwen3MoeForCausalLM(Qwen3MoeConfig(**BASE, **mixed)), torch.bfloat16, 1
+    yield "mimo", mimo(), torch.bfloat16, 1
 
 
 def randomise(model, generator):
@@ -67,6 +101,29 @@ def randomise(model, generator):
 def golden_values(folder, generator):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     return golden_tokens(model, generator, VOCAB)
+
+
+def mimo_values(folder, generator):
+    """As `golden_values`, and what the head says. The folder becomes one of MiMo's."""
+    config = json.loads((folder / "config.json").read_text())
+    config |= dict(architectures=["MiMoForCausalLM"], model_type="mimo", num_nextn_predict_layers=1)
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    model = mimo()
+    model.load_state_dict({name: value.float() for name, value in load_file(folder / "model.safetensors").items()})
+    values, states = golden_tokens(model, generator, VOCAB), []
+    with torch.no_grad():
+        hook = model.model.norm.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0][0]))
+        model(values["tokens"][None])
+        hook.remove()
+        before, tokens, guesses, rows = states[0][:-1], values["tokens"][1:], [], []
+        for _ in range(GUESSES):
+            made = model.model.mtp_layers[0].states(model, before, tokens)
+            rows.append(model.lm_head(made))
+            guesses.append(rows[-1][-1].argmax())
+            # the next guess stands on this one's state, in place of one that the model has not made yet
+            before, tokens = torch.cat([before, made[-1:]]), torch.cat([tokens, guesses[-1][None]])
+    head = {"head_logits": rows[0], "guesses": torch.stack(guesses), "guess_logits": torch.stack([row[-1] for row in rows])}
+    return values | head
 
 
 def golden_tokens(model, generator, vocab):
@@ -91,7 +148,7 @@ def write(out_dir, only):
         randomise(model, generator)
         bytes_total = sum(p.numel() * dtype.itemsize for p in model.parameters())
         model.to(dtype).save_pretrained(folder, max_shard_size=bytes_total // shards + 1 if shards > 1 else "1GB")
-        values = golden_values(folder, generator)
+        values = (mimo_values if name == "mimo" else golden_values)(folder, generator)
         save_file(values, folder / "golden.safetensors")
         for path in folder.iterdir():
             path.chmod(0o644)

@@ -10,7 +10,7 @@ use engine::model::{
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
-const MODELS: [&str; 12] = [
+const MODELS: [&str; 13] = [
     "llama",
     "llama-tied-bf16",
     "llama-rope3-bias",
@@ -21,6 +21,7 @@ const MODELS: [&str; 12] = [
     "qwen3-tied-bf16",
     "qwen3-moe",
     "qwen3-moe-mixed",
+    "mimo",
     "gguf/llama-q8_0.gguf",
     "gguf/qwen3-k.gguf",
 ];
@@ -79,7 +80,7 @@ fn run_alone(model: &mut dyn Model, tokens: &[u32], chunks: &[usize], block_size
     while rows.len() < tokens.len() {
         let end = tokens.len().min(rows.len() + lens.next().unwrap());
         let seqs = vec![seq(&tokens[rows.len()..end], rows.len(), table(block_size, 0))];
-        rows.extend(model.forward(&StepBatch { seqs }).unwrap().rows.remove(0));
+        rows.extend(model.forward(&StepBatch::of(seqs)).unwrap().rows.remove(0));
     }
     rows
 }
@@ -130,7 +131,7 @@ fn a_neighbour_in_the_batch_changes_no_bit() {
                 seq(&other[theirs..their_end], theirs, table(4, 1)),
                 seq(&tokens[mine..my_end], mine, table(4, 0)),
             ];
-            rows.extend(model.forward(&StepBatch { seqs }).unwrap().rows.remove(1));
+            rows.extend(model.forward(&StepBatch::of(seqs)).unwrap().rows.remove(1));
             (mine, theirs) = (my_end, their_end);
         }
         assert_close(&golden, &rows, "beside a neighbour");
@@ -164,7 +165,7 @@ fn only_the_rows_asked_for_come_back() {
     let all = run_alone(model.as_mut(), &golden.tokens[..6], &[6], 8).remove(5);
     let with = |lane, logits| SeqInput { logits, ..seq(&golden.tokens[..6], 0, table(8, lane)) };
     let seqs = vec![with(0, LogitsWanted::None), with(1, LogitsWanted::Last)];
-    let rows = model.forward(&StepBatch { seqs }).unwrap().rows;
+    let rows = model.forward(&StepBatch::of(seqs)).unwrap().rows;
     assert_eq!(rows, [vec![], vec![all]]);
     assert_eq!(model.forward(&StepBatch::default()).unwrap().rows.len(), 0);
 }
@@ -173,13 +174,13 @@ fn only_the_rows_asked_for_come_back() {
 fn a_bad_batch_leaves_the_cache_as_it_was() {
     let golden = golden("llama");
     let mut model = load_model(&folder(golden.name), &mut |_, _| {}).unwrap();
-    let good = StepBatch { seqs: vec![seq(&golden.tokens[..4], 0, vec![1])] };
+    let good = StepBatch::of(vec![seq(&golden.tokens[..4], 0, vec![1])]);
     assert!(model.forward(&good).unwrap_err().to_string().contains("not allocated"));
     model.allocate_kv(KvShape { num_blocks: 2, block_size: 8 }).unwrap();
     model.forward(&good).unwrap();
-    let bad = StepBatch { seqs: vec![seq(&[5], 0, vec![1]), seq(&[9999], 0, vec![0])] };
+    let bad = StepBatch::of(vec![seq(&[5], 0, vec![1]), seq(&[9999], 0, vec![0])]);
     assert!(model.forward(&bad).unwrap_err().to_string().contains("token 9999"));
-    let next = StepBatch { seqs: vec![seq(&golden.tokens[4..5], 4, vec![1])] };
+    let next = StepBatch::of(vec![seq(&golden.tokens[4..5], 4, vec![1])]);
     let row = model.forward(&next).unwrap().rows[0][0].clone();
     assert!(row.iter().zip(&golden.logits[4]).all(|(a, b)| (a - b).abs() <= TOLERANCE));
 }
@@ -208,7 +209,7 @@ proptest! {
             LogitsWanted::Last => 1,
             LogitsWanted::All => seq.tokens.len(),
         }).collect();
-        if let Ok(logits) = model.forward(&StepBatch { seqs }) {
+        if let Ok(logits) = model.forward(&StepBatch::of(seqs)) {
             prop_assert_eq!(logits.rows.iter().map(Vec::len).collect::<Vec<_>>(), wanted);
             prop_assert!(logits.rows.iter().flatten().flatten().all(|value| value.is_finite()));
         }

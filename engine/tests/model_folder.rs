@@ -138,7 +138,7 @@ fn a_demo_model_talks() {
                 logits: LogitsWanted::Last,
             };
             done = tokens.len();
-            let row = model.forward(&StepBatch { seqs: vec![seq] }).unwrap().rows.remove(0).remove(0);
+            let row = model.forward(&StepBatch::of(vec![seq])).unwrap().rows.remove(0).remove(0);
             let best = (0..row.len()).max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
             tokens.push(u32::try_from(best).unwrap());
             text.extend(stream.push(tokens[done]).unwrap());

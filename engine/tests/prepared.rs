@@ -38,7 +38,7 @@ fn run(model: &Path, cache: Option<CacheOptions>, team: Option<Arc<Team>>) -> (V
 }
 
 fn forward(model: &mut dyn Model, seq: SeqInput) -> Vec<f32> {
-    model.forward(&StepBatch { seqs: vec![seq] }).unwrap().rows.into_iter().flatten().flatten().collect()
+    model.forward(&StepBatch::of(vec![seq])).unwrap().rows.into_iter().flatten().flatten().collect()
 }
 
 fn the_pack(dir: &Path) -> PathBuf {

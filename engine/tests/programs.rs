@@ -67,7 +67,7 @@ impl Story {
             let logits = [LogitsWanted::None, LogitsWanted::Last, LogitsWanted::All][usize::from(logits)];
             seqs.push(SeqInput { tokens, start_pos, block_table, logits });
         }
-        StepBatch { seqs }
+        StepBatch::of(seqs)
     }
 
     fn next(&mut self) -> u32 {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::model::{
-    KvShape, LoadOptions, LogitsWanted, Model, ModelError, Precision, SeqInput, StepBatch, load_model_with,
+    KvShape, LoadOptions, LogitsWanted, Model, ModelError, Pass, Precision, SeqInput, StepBatch, load_model_with,
 };
 use engine::ranks::Team;
 use engine::stuck::StuckKind;
@@ -21,7 +21,8 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn load(path: &Path, team: Option<Arc<Team>>) -> Box<dyn Model> {
-    let options = LoadOptions { precision: Precision::Exact, threads: Some(1), team, ..LoadOptions::default() };
+    let head = path.ends_with("mimo");
+    let options = LoadOptions { precision: Precision::Exact, threads: Some(1), team, head, ..LoadOptions::default() };
     let mut model = load_model_with(path, &options, &mut |_, _| {}).unwrap();
     model.allocate_kv(KvShape { num_blocks: 8, block_size: 16 }).unwrap();
     model
@@ -36,11 +37,15 @@ fn steps() -> [StepBatch; 2] {
         logits: LogitsWanted::All,
     };
     let prompts = vec![seq(&[5, 9, 2, 7, 7], 0, 3), seq(&[1, 3], 0, 6)];
-    [StepBatch { seqs: prompts }, StepBatch { seqs: vec![seq(&[4], 5, 3), seq(&[8], 2, 6)] }]
+    [StepBatch::of(prompts), StepBatch::of(vec![seq(&[4], 5, 3), seq(&[8], 2, 6)])]
 }
 
 fn run(model: &mut dyn Model) -> Vec<f32> {
-    let rows = steps().iter().flat_map(|step| model.forward(step).unwrap().rows).collect::<Vec<_>>();
+    let mut rows = steps().iter().flat_map(|step| model.forward(step).unwrap().rows).collect::<Vec<_>>();
+    if model.has_head() {
+        let guesses = steps().map(|step| StepBatch { pass: Pass::Head, ..step });
+        rows.extend(guesses.iter().flat_map(|step| model.forward(step).unwrap().rows));
+    }
     rows.into_iter().flatten().flatten().collect()
 }
 
@@ -67,7 +72,7 @@ fn shared(path: &Path, world: usize) -> Vec<Vec<f32>> {
 
 #[test]
 fn logits_of_two_ranks_are_those_of_one_and_the_same_on_both() {
-    for name in ["llama", "llama-rope3-bias", "qwen3", "qwen2-linear", "qwen3-moe", "qwen3-tied-bf16"] {
+    for name in ["llama", "llama-rope3-bias", "qwen3", "qwen2-linear", "qwen3-moe", "qwen3-tied-bf16", "mimo"] {
         let alone = run(load(&folder(name), None).as_mut());
         let ranks = shared(&folder(name), 2);
         assert!(ranks[0] == ranks[1], "{name}: ranks differ from one another");

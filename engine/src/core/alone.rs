@@ -23,7 +23,7 @@ pub(super) fn run(model: &mut dyn Model, batch: &StepBatch) -> Result<Vec<Rows>,
 fn apart(model: &mut dyn Model, seqs: &[SeqInput]) -> Result<Vec<Rows>, Stuck> {
     let mut all = Vec::with_capacity(seqs.len());
     for half in seqs.chunks(seqs.len().div_ceil(2).max(1)) {
-        match forward(model, &StepBatch { seqs: half.to_vec() })? {
+        match forward(model, &StepBatch::of(half.to_vec()))? {
             Ok(rows) => all.extend(rows.into_iter().map(Ok)),
             Err(error) if half.len() == 1 => all.push(Err(error)),
             Err(_) => all.extend(apart(model, half)?),

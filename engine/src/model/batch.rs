@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::backend::AttentionSeq;
 
-use super::{KvShape, LogitsWanted, ModelError, ModelInfo, SeqInput, StepBatch};
+use super::{KvShape, LogitsWanted, ModelError, ModelInfo, Pass, SeqInput, StepBatch};
 
 /// Refuses a cache that cannot be.
 ///
@@ -79,8 +79,10 @@ pub(super) fn slots(batch: &StepBatch, block_size: usize) -> Vec<usize> {
 
 /// The sequences as attention sees them.
 pub(super) fn attention_seqs(batch: &StepBatch) -> Vec<AttentionSeq<'_>> {
+    // row 0 of the head is made of no state: no other row sees it
+    let since = usize::from(batch.pass == Pass::Head);
     let seqs = batch.seqs.iter();
-    seqs.map(|seq| AttentionSeq { rows: seq.tokens.len(), start_pos: seq.start_pos, since: 0, blocks: &seq.block_table })
+    seqs.map(|seq| AttentionSeq { rows: seq.tokens.len(), start_pos: seq.start_pos, since, blocks: &seq.block_table })
         .collect()
 }
 
@@ -125,7 +127,7 @@ mod tests {
             seq(&[4], 0, &[7], LogitsWanted::None),
             seq(&[5, 6], 0, &[0], LogitsWanted::All),
         ];
-        let batch = StepBatch { seqs };
+        let batch = StepBatch::of(seqs);
         check(&batch, SHAPE, &info()).unwrap();
         assert_eq!(positions(&batch), [3, 4, 5, 0, 0, 1]);
         assert_eq!(slots(&batch, 4), [23, 8, 9, 28, 0, 1]);
@@ -146,16 +148,15 @@ mod tests {
             (vec![seq(&[1; 8], 0, &[3, 3], last)], "both write block 3"),
         ];
         for (seqs, needle) in cases {
-            let error = check(&StepBatch { seqs }, SHAPE, &info()).unwrap_err().to_string();
+            let error = check(&StepBatch::of(seqs), SHAPE, &info()).unwrap_err().to_string();
             assert!(error.contains(needle), "{error}");
         }
     }
 
     #[test]
     fn a_shared_prefix_may_be_read_by_two() {
-        let batch = StepBatch {
-            seqs: vec![seq(&[1], 4, &[3, 1], LogitsWanted::Last), seq(&[1], 4, &[3, 2], LogitsWanted::Last)],
-        };
+        let batch =
+            StepBatch::of(vec![seq(&[1], 4, &[3, 1], LogitsWanted::Last), seq(&[1], 4, &[3, 2], LogitsWanted::Last)]);
         check(&batch, SHAPE, &info()).unwrap();
     }
 }

@@ -25,11 +25,13 @@ pub enum Arch {
     Qwen3,
     /// As Qwen3, with experts in place of one MLP.
     Qwen3Moe,
+    /// As Qwen2, with an MTP head.
+    MiMo,
 }
 
 impl Arch {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Moe];
+    pub const ALL: [Self; 6] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Qwen3Moe, Self::MiMo];
 
     /// Short name, as `/v1/models` and the logs show it.
     pub fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Arch {
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
             Self::Qwen3Moe => "qwen3_moe",
+            Self::MiMo => "mimo",
         }
     }
 
@@ -50,6 +53,7 @@ impl Arch {
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
             Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::MiMo => "MiMoForCausalLM",
         }
     }
 
@@ -97,6 +101,8 @@ pub struct DecoderConfig {
     /// For each layer: how many positions a row sees, its own among them; `None`: all.
     pub windows: Vec<Option<usize>>,
     pub experts: Option<Experts>,
+    /// MTP heads behind the last block.
+    pub mtp_heads: usize,
     pub bos_token_id: Option<u32>,
     pub eos_token_ids: Vec<u32>,
 }

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{AttentionSeq, Backend, DeviceFault, HeadShape, KvSize, StepStart};
-use crate::programs::{ProgramCounts, Programs, Sizes};
+use crate::programs::{Buffer, ProgramCounts, Programs, Sizes};
 
 use super::batch;
 use super::config::DecoderConfig;
+use super::head::{Head, States};
 use super::rope::Rope;
 use super::routing;
-use super::{KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
+use super::{KvShape, Model, ModelError, ModelInfo, Pass, Pulse, StepBatch, StepLogits, StepTerms};
 
 /// A weight matrix (`outputs × inputs`) with its bias, if the model has one.
 pub(super) struct Linear<B: Backend> {
@@ -65,6 +66,15 @@ pub(super) struct DecoderWeights<B: Backend> {
     pub lm_head: Option<B::Weight>,
 }
 
+/// The paged cache.
+pub(super) struct Cache<B: Backend> {
+    pub shape: KvShape,
+    /// Of all blocks of the model, and of its head, which comes last.
+    pub kv: B::Kv,
+    /// For the head, where there is one.
+    pub states: Option<States>,
+}
+
 /// A loaded decoder and its KV cache.
 pub(super) struct Decoder<B: Backend> {
     pub(super) backend: B,
@@ -72,7 +82,9 @@ pub(super) struct Decoder<B: Backend> {
     info: ModelInfo,
     pub(super) weights: DecoderWeights<B>,
     rope: Rope,
-    cache: Option<(KvShape, B::Kv)>,
+    /// Guesses further ahead.
+    head: Option<Head<B>>,
+    cache: Option<Cache<B>>,
     pub(super) pulse: Pulse,
     /// How long a step's device may be silent.
     allowed: Option<Duration>,
@@ -93,6 +105,11 @@ pub(super) struct StepFrame<'a, M> {
 }
 
 impl<M> StepFrame<'_, M> {
+    /// The rows whose logits are wanted, of all sequences.
+    pub fn rows_wanted(&self) -> Vec<usize> {
+        self.wanted.iter().flat_map(|rows| rows.clone()).collect()
+    }
+
     /// Rows of logits, dealt out to the sequences that want them.
     pub fn answer(&self, rows: Vec<Vec<f32>>) -> StepLogits {
         let mut rows = rows.into_iter();
@@ -109,12 +126,18 @@ impl<B: Backend + 'static> Decoder<B> {
             info,
             weights,
             rope,
+            head: None,
             cache: None,
             pulse: Pulse::default(),
             allowed: None,
             programs: None,
             scratch: Cell::default(),
         }
+    }
+
+    /// The same, with a head.
+    pub fn with_head(self, head: Option<Head<B>>) -> Self {
+        Self { head, ..self }
     }
 
     /// The same, with programs for the shapes of steps that come again (E2).
@@ -137,13 +160,24 @@ impl<B: Backend + 'static> Decoder<B> {
         let tokens: Vec<u32> = batch.seqs.iter().flat_map(|seq| seq.tokens.iter().copied()).collect();
         let mut x = self.backend.embed(&self.weights.embed, &tokens);
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            let attended = self.attention(kv, (index, layer), &x, frame);
-            self.backend.add(&mut x, &attended);
-            let fed = self.feed_forward(layer, &x);
-            self.backend.add(&mut x, &fed);
-            self.backend.end_layer(&self.pulse);
+            self.layer((kv, index), layer, &mut x, frame);
         }
         x
+    }
+
+    /// One block, over the stream; its K and V are written on the way, as those of block `index`.
+    pub(super) fn layer(
+        &self,
+        (kv, index): (&mut B::Kv, usize),
+        layer: &Layer<B>,
+        x: &mut B::Matrix,
+        frame: &StepFrame<'_, B::Matrix>,
+    ) {
+        let attended = self.attention(kv, (index, layer), x, frame);
+        self.backend.add(x, &attended);
+        let fed = self.feed_forward(layer, x);
+        self.backend.add(x, &fed);
+        self.backend.end_layer(&self.pulse);
     }
 
     fn attention(
@@ -159,8 +193,13 @@ impl<B: Backend + 'static> Decoder<B> {
         let v = self.linear((&x, true), &layer.v);
         // written before they are read: a row attends to itself and to the rows of its chunk before it
         b.place_qkv((&mut q, &mut k, &v), self.qk_norms(layer), (&frame.cos, &frame.sin), (kv, index), &frame.slots);
-        let mixed = b.attention(&q, (kv, index), &frame.seqs, self.head_shape(), self.config.windows[index]);
+        let mixed = b.attention(&q, (kv, index), &frame.seqs, self.head_shape(), self.window(index));
         self.linear((&mixed, false), &layer.o)
+    }
+
+    /// What block `index` sees; the head's, which has none of its own, sees all.
+    fn window(&self, index: usize) -> Option<usize> {
+        self.config.windows.get(index).copied().flatten()
     }
 
     /// Norms of the heads of Q and K, with their epsilon.
@@ -205,7 +244,7 @@ impl<B: Backend + 'static> Decoder<B> {
     }
 
     /// `same`: the input of the call before.
-    fn linear(&self, (x, same): (&B::Matrix, bool), linear: &Linear<B>) -> B::Matrix {
+    pub(super) fn linear(&self, (x, same): (&B::Matrix, bool), linear: &Linear<B>) -> B::Matrix {
         self.product((x, same), &linear.weight, linear.bias.as_ref())
     }
 
@@ -217,8 +256,9 @@ impl<B: Backend + 'static> Decoder<B> {
     }
 
     /// A step call by call, each with matrices of its own.
-    fn eager(&self, kv: &mut B::Kv, batch: &StepBatch, frame: &StepFrame<'_, B::Matrix>) -> StepLogits {
-        let x = self.run_layers(kv, batch, frame);
+    fn eager(&self, cache: &mut Cache<B>, batch: &StepBatch, frame: &StepFrame<'_, B::Matrix>) -> StepLogits {
+        let x = self.run_layers(&mut cache.kv, batch, frame);
+        self.keep_states(cache, &x, frame);
         self.logits(frame, &x)
     }
 
@@ -243,14 +283,42 @@ impl<B: Backend + 'static> Decoder<B> {
 
     /// Logits of the rows that somebody wants; the vocabulary is multiplied for those alone.
     fn logits(&self, frame: &StepFrame<'_, B::Matrix>, x: &B::Matrix) -> StepLogits {
-        let rows: Vec<usize> = frame.wanted.iter().flat_map(|rows| rows.clone()).collect();
+        let rows = frame.rows_wanted();
         if rows.is_empty() {
-            return StepLogits { rows: vec![Vec::new(); frame.wanted.len()] };
+            return frame.answer(Vec::new());
         }
         let x = self.backend.gather_rows(x, &rows);
         let x = self.backend.rms_norm(&x, &self.weights.norm, self.config.norm_eps);
-        let head = self.weights.lm_head.as_ref().unwrap_or(&self.weights.embed);
-        frame.answer(self.backend.rows(&self.product((&x, false), head, None)))
+        frame.answer(self.backend.rows(&self.head_product(&x)))
+    }
+
+    /// Normed rows, multiplied with the vocabulary.
+    pub(super) fn head_product(&self, x: &B::Matrix) -> B::Matrix {
+        self.product((x, false), self.weights.lm_head.as_ref().unwrap_or(&self.weights.embed), None)
+    }
+
+    /// Runs a batch that was found good.
+    fn run(&mut self, cache: &mut Cache<B>, batch: &StepBatch) -> Result<StepLogits, ModelError> {
+        let programs = self.programs.as_mut().filter(|_| batch.pass == Pass::Model);
+        let program = programs.and_then(|programs| programs.take(batch));
+        let shape_number = program.as_ref().map_or(0, |program| program.key.number());
+        self.backend.begin_step(&StepStart { shape: shape_number, allowed: self.allowed });
+        let frame = self.frame(batch, cache.shape);
+        let Some(mut program) = program else {
+            let head = self.head.as_ref().filter(|_| batch.pass == Pass::Head);
+            let logits = match head {
+                Some(head) => self.guess(head, cache, (batch, &frame)),
+                None => self.eager(cache, batch, &frame),
+            };
+            return self.ended(logits);
+        };
+        let logits = self.replay(&mut program, &mut cache.kv, (batch, &frame));
+        self.keep_states(cache, program.buffer(Buffer::Stream), &frame);
+        let logits = self.ended(logits)?;
+        if let Some(programs) = &mut self.programs {
+            programs.put_back(program);
+        }
+        Ok(logits)
     }
 }
 
@@ -278,6 +346,10 @@ impl<B: Backend + 'static> Model for Decoder<B> {
         self.programs.as_ref().map(Programs::counts)
     }
 
+    fn has_head(&self) -> bool {
+        self.head.is_some()
+    }
+
     fn waits(&self) -> bool {
         self.backend.waits()
     }
@@ -288,12 +360,14 @@ impl<B: Backend + 'static> Model for Decoder<B> {
 
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
         batch::check_shape(shape)?;
-        let size = KvSize { layers: self.config.layers, num_blocks: shape.num_blocks, block_size: shape.block_size };
+        let layers = self.config.layers + usize::from(self.head.is_some());
+        let size = KvSize { layers, num_blocks: shape.num_blocks, block_size: shape.block_size };
         let kv = self
             .backend
             .kv_cache(size, self.head_shape())
             .map_err(|error| ModelError::OutOfMemory { needed_bytes: error.needed_bytes, reason: error.reason })?;
-        self.cache = Some((shape, kv));
+        let states = self.head.as_ref().map(|_| States::new(shape, self.config.hidden)).transpose()?;
+        self.cache = Some(Cache { shape, kv, states });
         Ok(())
     }
 
@@ -302,28 +376,18 @@ impl<B: Backend + 'static> Model for Decoder<B> {
             return Ok(StepLogits::default());
         }
         // taken out for the step, so that the weights can be borrowed beside it
-        let Some((shape, mut kv)) = self.cache.take() else {
+        let Some(mut cache) = self.cache.take() else {
             return Err(ModelError::BadBatch("the KV cache was not allocated before the first step".to_owned()));
         };
         let result = catch_unwind(AssertUnwindSafe(|| -> Result<StepLogits, ModelError> {
-            batch::check(batch, shape, &self.info)?;
-            let program = self.programs.as_mut().and_then(|programs| programs.take(batch));
-            let shape_number = program.as_ref().map_or(0, |program| program.key.number());
-            self.backend.begin_step(&StepStart { shape: shape_number, allowed: self.allowed });
-            let frame = self.frame(batch, shape);
-            let Some(mut program) = program else {
-                let logits = self.eager(&mut kv, batch, &frame);
-                return self.ended(logits);
-            };
-            let logits = self.replay(&mut program, &mut kv, (batch, &frame));
-            let logits = self.ended(logits)?;
-            if let Some(programs) = &mut self.programs {
-                programs.put_back(program);
+            batch::check(batch, cache.shape, &self.info)?;
+            if batch.pass == Pass::Head && self.head.is_none() {
+                return Err(ModelError::BadBatch("the model has no head that guesses".to_owned()));
             }
-            Ok(logits)
+            self.run(&mut cache, batch)
         }));
         // put back even then: the other sequences go on from it (EP5)
-        self.cache = Some((shape, kv));
+        self.cache = Some(cache);
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }

@@ -1,6 +1,8 @@
 //! From a Hugging Face folder to a model ready for its first step. Reports its progress in bytes, so that a start that
 //! makes none can be told from a slow one (S4, H5).
 
+mod mtp;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,7 +16,7 @@ use crate::start::{Cache, CacheOptions, PackFile, PackWriter};
 use crate::stuck::Stuck;
 use crate::weights::{Gguf, RawWeight, WeightType, WeightsError, WeightsFolder, gguf};
 
-use super::config::{ConfigError, DecoderConfig};
+use super::config::{ConfigError, DecoderConfig, Experts};
 use super::decoder::{Decoder, DecoderWeights, FeedForward, Layer, Linear, Mixture, Mlp};
 use super::share::{Share, ShareError, cut};
 use super::{LoadProgress, Model, ModelInfo};
@@ -36,6 +38,8 @@ pub enum LoadError {
     ToDevice(DeviceFault),
     #[error("a model on a CUDA device cannot be shared by ranks: leave out --tensor-parallel or --device")]
     RanksOfDevices,
+    #[error("an MTP head is not computed on a CUDA device yet: leave out --speculative mtp or --device")]
+    HeadOnDevice,
 }
 
 /// How a model is to be computed.
@@ -53,6 +57,8 @@ pub struct LoadOptions {
     pub eager: bool,
     /// `None`: the processor computes.
     pub device: Option<DeviceChoice>,
+    /// Load the model's MTP head too.
+    pub head: bool,
 }
 
 /// Loads the model in `dir` onto the processor, with the default [`LoadOptions`].
@@ -77,6 +83,9 @@ pub fn load_model_with(
     if let Some(choice) = &options.device {
         if options.team.is_some() {
             return Err(LoadError::RanksOfDevices);
+        }
+        if options.head {
+            return Err(LoadError::HeadOnDevice);
         }
         return load_model_on(open::open(choice)?, dir, options.eager, progress);
     }
@@ -117,20 +126,23 @@ fn decoder<B: Backend + 'static>(
     (backend, share, options): (B, Share, &LoadOptions),
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
+    let config = mtp::wanted(config, options.head, dir)?;
     let tied = config.tied_embeddings.unwrap_or_else(|| !folder.contains(LM_HEAD));
     let file = match &options.cache {
         Some(cache) => prepared(cache, &config, folder, (&backend, share, tied), progress)?,
         None => None,
     };
-    let used = |name: &str| name.starts_with("model.") || (!tied && name == LM_HEAD);
+    let of_head = |name: &str| name.starts_with(mtp::TENSORS);
+    let used =
+        |name: &str| (name.starts_with("model.") && (options.head || !of_head(name))) || (!tied && name == LM_HEAD);
     let total = folder.len_bytes_where(used);
     progress(0, total);
     let store = file.as_ref().map_or(Store::None, Store::Reads);
     let mut loader = Loader { folder, backend: &backend, config: &config, share, store, progress, done: 0, total };
-    let weights = loader.weights(tied)?;
+    let (weights, head) = (loader.weights(tied)?, loader.head()?);
     backend.end_step().map_err(LoadError::ToDevice)?;
     let info = model_info(dir, &config);
-    let decoder = Decoder::new(backend, share.of_config(&config), info, weights);
+    let decoder = Decoder::new(backend, share.of_config(&config), info, weights).with_head(head);
     Ok(Box::new(if options.eager { decoder } else { decoder.with_programs() }))
 }
 
@@ -156,7 +168,7 @@ fn prepared<B: Backend>(
             let mut progress = |done: u64, _| mine &= watch(before + done, total);
             let (share, store) = (Share { rank, world }, Store::Writes(&mut *writer));
             let mut loader = Loader { folder, backend, config, share, store, progress: &mut progress, done: 0, total };
-            loader.weights(tied).map_err(|error| error.to_string())?;
+            loader.weights(tied).and_then(|_| loader.head()).map_err(|error| error.to_string())?;
             if !mine {
                 return Err("the lease is another's by now".to_owned());
             }
@@ -226,22 +238,25 @@ impl<B: Backend> Loader<'_, '_, B> {
         let (vocab, hidden) = (self.config.vocab, self.config.hidden);
         let embed_name = format!("{EMBED}.weight");
         let embed = self.matrix(&embed_name, (vocab, hidden), &Part::Whole)?;
-        let layers = (0..self.config.layers).map(|index| self.layer(index)).collect::<Result<_, _>>()?;
+        let layers = (0..self.config.layers).map(|index| self.layer(&format!("model.layers.{index}"), Some(index)));
+        let layers = layers.collect::<Result<_, _>>()?;
         let norm = self.vector("model.norm.weight", hidden)?;
         // ranks that share a tied head hold its rows once more: as the table they need all, as the head a part
         let head = if tied { &embed_name } else { LM_HEAD };
         let whole = tied && self.share == Share::WHOLE;
-        let lm_head = if whole { None } else { Some(self.matrix(head, (vocab, hidden), &self.share.vocab(vocab))?) };
+        let lm_head =
+            if whole { None } else { Some(self.matrix(head, (vocab, hidden), &self.share.gathered(vocab))?) };
         Ok(DecoderWeights { embed, layers, norm, lm_head })
     }
 
-    fn layer(&mut self, index: usize) -> Result<Layer<B>, WeightsError> {
+    /// A block, one of the model's own (`index`) or a head's.
+    fn layer(&mut self, block: &str, index: Option<usize>) -> Result<Layer<B>, WeightsError> {
         let DecoderConfig { hidden, head_dim, qkv_bias, o_bias, .. } = *self.config;
         let DecoderConfig { heads, kv_heads, .. } = *self.config;
         let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
         let q_rows = self.share.heads(heads, head_dim);
         let (q_part, kv_part) = (Part::Outputs(q_rows.clone()), Part::Outputs(self.share.kv_heads(kv_heads, head_dim)));
-        let name = |part: &str| format!("model.layers.{index}.{part}");
+        let name = |part: &str| format!("{block}.{part}");
         let qk_norm = if self.config.arch.has_qk_norm() {
             let q = self.vector(&name("self_attn.q_norm.weight"), head_dim)?;
             Some((q, self.vector(&name("self_attn.k_norm.weight"), head_dim)?))
@@ -256,14 +271,15 @@ impl<B: Backend> Loader<'_, '_, B> {
             o: self.linear(&name("self_attn.o_proj"), (hidden, q_width), o_bias, &Part::Inputs(q_rows))?,
             qk_norm,
             post_norm: self.vector(&name("post_attention_layernorm.weight"), hidden)?,
-            feed: self.feed_forward(index)?,
+            feed: self.feed_forward(block, index)?,
         })
     }
 
-    fn feed_forward(&mut self, layer: usize) -> Result<FeedForward<B>, WeightsError> {
+    fn feed_forward(&mut self, block: &str, index: Option<usize>) -> Result<FeedForward<B>, WeightsError> {
         let DecoderConfig { intermediate, mlp_bias, hidden, .. } = *self.config;
-        let name = format!("model.layers.{layer}.mlp");
-        let Some(experts) = self.config.experts.as_ref().filter(|experts| experts.layers[layer]) else {
+        let name = format!("{block}.mlp");
+        let mixed = |experts: &&Experts| index.is_some_and(|index| experts.layers[index]);
+        let Some(experts) = self.config.experts.as_ref().filter(mixed) else {
             return Ok(FeedForward::Dense(self.mlp(&name, intermediate, mlp_bias)?));
         };
         let router = self.linear(&format!("{name}.gate"), (experts.count, hidden), false, &Part::Whole)?;

@@ -3,6 +3,7 @@
 mod batch;
 mod config;
 mod decoder;
+mod head;
 mod load;
 mod random;
 mod replay;
@@ -31,7 +32,7 @@ use crate::stuck::Stuck;
 pub struct ModelInfo {
     /// Name for `/v1/models` when the user gives none (the folder's name).
     pub name: String,
-    /// `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3_moe`.
+    /// `llama`, `mistral`, `qwen2`, `qwen3`, `qwen3_moe`, `mimo`.
     pub arch: String,
     pub vocab_size: usize,
     /// Longest sequence (prompt and output) in tokens.
@@ -70,10 +71,28 @@ pub enum LogitsWanted {
     All,
 }
 
+/// Who reads a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Pass {
+    /// The model itself.
+    #[default]
+    Model,
+    /// Its head, which guesses what comes after the next token ([`Model::has_head`]).
+    Head,
+}
+
 /// The batch of one step; a plain value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepBatch {
     pub seqs: Vec<SeqInput>,
+    pub pass: Pass,
+}
+
+impl StepBatch {
+    /// A step of the model itself.
+    pub fn of(seqs: Vec<SeqInput>) -> Self {
+        Self { seqs, pass: Pass::Model }
+    }
 }
 
 /// Logits, one entry a sequence of the batch in its order; each row has `vocab_size` values.
@@ -122,6 +141,12 @@ pub trait Model: Send {
     /// Where its signs of life are counted, if it gives any.
     fn pulse(&self) -> Option<Pulse> {
         None
+    }
+
+    /// Has it a head that guesses further ahead ([`Pass::Head`])? A row of such a batch is made from a token and from what the model made of
+    /// the token before it, so the model must have read that first; and its logits are of what follows.
+    fn has_head(&self) -> bool {
+        false
     }
 
     /// Does a step of it wait for other ranks, with deadlines of its own?

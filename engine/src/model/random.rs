@@ -129,6 +129,7 @@ fn config(shape: RandomShape) -> DecoderConfig {
         mlp_bias: false,
         windows: vec![None; shape.layers],
         experts: None,
+        mtp_heads: 0,
         bos_token_id: None,
         eos_token_ids: Vec::new(),
     }
@@ -179,7 +180,7 @@ mod tests {
             model.allocate_kv(KvShape { num_blocks: 1, block_size: 16 }).unwrap();
             let seq =
                 SeqInput { tokens: vec![1, 2, 299], start_pos: 0, block_table: vec![0], logits: LogitsWanted::Last };
-            let row = model.forward(&StepBatch { seqs: vec![seq] }).unwrap().rows.remove(0).remove(0);
+            let row = model.forward(&StepBatch::of(vec![seq])).unwrap().rows.remove(0).remove(0);
             assert!(row.iter().all(|value| value.is_finite()) && row.iter().any(|value| *value != row[0]), "{kind:?}");
         }
         assert!(random_model(RandomShape { hidden: 100, ..shape }, WeightType::Q8_0, WeightType::Q8_0, 1).is_none());

@@ -76,12 +76,12 @@ impl Share {
         self.heads(width, 1)
     }
 
-    /// Rows of the output head, whose products all ranks get; the parts need not be equal.
-    pub fn vocab(self, vocab: usize) -> Part {
+    /// Rows of a weight whose products all ranks get, the output head's; the parts need not be equal.
+    pub fn gathered(self, rows: usize) -> Part {
         if self.world == 1 {
             return Part::Whole;
         }
-        let edge = |rank: usize| rank * vocab / self.world;
+        let edge = |rank: usize| rank * rows / self.world;
         let widths = (0..self.world).map(|rank| edge(rank + 1) - edge(rank)).collect();
         Part::Gathered { mine: edge(self.rank)..edge(self.rank + 1), widths }
     }
@@ -109,7 +109,7 @@ mod tests {
                 (0..world).flat_map(|rank| f(Share { rank, world })).collect()
             };
             assert_eq!(parts(&|s| s.heads(8, 4)), (0..32).collect::<Vec<_>>());
-            let vocab = |s: Share| match s.vocab(1001) {
+            let vocab = |s: Share| match s.gathered(1001) {
                 Part::Gathered { mine, widths } => {
                     assert_eq!(widths.iter().sum::<usize>(), 1001);
                     assert_eq!(widths[s.rank], mine.len());

@@ -19,7 +19,7 @@ fn batch(seqs: &[(usize, LogitsWanted)]) -> StepBatch {
         block_table: vec![0],
         logits: *logits,
     };
-    StepBatch { seqs: seqs.iter().map(seq).collect() }
+    StepBatch::of(seqs.iter().map(seq).collect())
 }
 
 /// Asks for `batch` until its program is there.

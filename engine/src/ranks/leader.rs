@@ -51,6 +51,10 @@ impl Model for LeaderModel {
         self.model.pulse()
     }
 
+    fn has_head(&self) -> bool {
+        self.model.has_head()
+    }
+
     fn has_ranks(&self) -> bool {
         true
     }

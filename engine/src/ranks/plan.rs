@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::beat::{StepShape, Tally};
-use crate::model::{KvShape, LogitsWanted, SeqInput, StepBatch, StepTerms};
+use crate::model::{KvShape, LogitsWanted, Pass, SeqInput, StepBatch, StepTerms};
 
 /// One order of the first rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,7 +86,7 @@ impl Writer {
     }
 
     fn batch(&mut self, batch: &StepBatch) {
-        self.all(&[batch.seqs.len() as u64]);
+        self.all(&[u64::from(batch.pass == Pass::Head), batch.seqs.len() as u64]);
         for seq in &batch.seqs {
             let logits = match seq.logits {
                 LogitsWanted::None => 0,
@@ -121,10 +121,15 @@ impl Reader<'_> {
     }
 
     fn batch(&mut self) -> Option<StepBatch> {
+        let pass = match self.word()? {
+            0 => Pass::Model,
+            1 => Pass::Head,
+            _ => return None,
+        };
         let count = self.size()?;
         // each sequence has at least 32 bytes
         (count <= self.0.len() / 32).then_some(())?;
-        Some(StepBatch { seqs: (0..count).map(|_| self.seq()).collect::<Option<_>>()? })
+        Some(StepBatch { seqs: (0..count).map(|_| self.seq()).collect::<Option<_>>()?, pass })
     }
 
     fn seq(&mut self) -> Option<SeqInput> {
@@ -150,7 +155,7 @@ mod tests {
         let tally = Tally { tokens_delivered: 5, requests_finished: 4, running: 3, waiting: 2, prompt_tokens_owed: 1 };
         let shape = StepShape { requests: 7, prefill_tokens: 8, decode_tokens: 9, prefill_units: 10 };
         let terms = StepTerms { allowed: allowed.map(Duration::from_millis), tally, shape, warms: true, armed: 6 };
-        Order::Step { terms, batch: StepBatch { seqs } }
+        Order::Step { terms, batch: StepBatch::of(seqs) }
     }
 
     proptest! {
@@ -178,6 +183,10 @@ mod tests {
         assert_eq!(hash(&batch(3), 0), hash(&batch(3), 0));
         assert_ne!(hash(&batch(3), 0), hash(&batch(4), 0));
         assert_ne!(hash(&batch(3), 0), hash(&batch(3), 1));
+        let head = StepBatch { pass: Pass::Head, ..batch(3) };
+        assert_ne!(hash(&batch(3), 0), hash(&head, 0));
+        let guess = Order::Step { terms: StepTerms::default(), batch: head };
+        assert_eq!(Order::decode(&guess.encode()), Some(guess));
         let shape = KvShape { num_blocks: 9, block_size: 16 };
         assert_eq!(Order::decode(&Order::Allocate(shape).encode()), Some(Order::Allocate(shape)));
     }

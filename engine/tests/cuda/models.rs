@@ -70,7 +70,7 @@ fn reference<D: Driver>(make: Make<'_, D>) {
         let mut rows = Vec::new();
         for range in [0..first, first..last, last..tokens.len()] {
             let seqs = vec![part(&tokens[range.clone()], range.start, LogitsWanted::All)];
-            rows.extend(model.forward(&StepBatch { seqs }).unwrap().rows.concat());
+            rows.extend(model.forward(&StepBatch::of(seqs)).unwrap().rows.concat());
         }
         assert_eq!(rows.len(), want.len(), "{name}");
         for (at, (row, want)) in rows.iter().zip(&want).enumerate() {
@@ -87,8 +87,8 @@ test_backend!(models_match_the_reference, super::reference);
 fn replayed<D: Driver>(make: Make<'_, D>) {
     for name in ["qwen3-tied-bf16", "gguf/llama-q8_0.gguf"] {
         let (mut graphs, mut eager) = (load(make(EXACT), name, false), load(make(EXACT), name, true));
-        let two = |pos: usize, token: u32| StepBatch {
-            seqs: vec![
+        let two = |pos: usize, token: u32| {
+            StepBatch::of(vec![
                 SeqInput {
                     tokens: vec![token],
                     start_pos: pos,
@@ -101,7 +101,7 @@ fn replayed<D: Driver>(make: Make<'_, D>) {
                     block_table: (6..12).collect(),
                     logits: LogitsWanted::Last,
                 },
-            ],
+            ])
         };
         let since = Instant::now();
         let (mut pos, mut token) = (0, 1);

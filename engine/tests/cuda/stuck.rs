@@ -33,14 +33,12 @@ fn model() -> (Arc<Knobs>, QueuedModel) {
 }
 
 fn decode(pos: usize) -> StepBatch {
-    StepBatch {
-        seqs: vec![SeqInput {
-            tokens: vec![1],
-            start_pos: pos,
-            block_table: (0..8).collect(),
-            logits: LogitsWanted::Last,
-        }],
-    }
+    StepBatch::of(vec![SeqInput {
+        tokens: vec![1],
+        start_pos: pos,
+        block_table: (0..8).collect(),
+        logits: LogitsWanted::Last,
+    }])
 }
 
 #[track_caller]
@@ -74,7 +72,7 @@ fn a_prompt_whose_logits_nobody_wants_is_waited_for_too() {
     let (knobs, mut model) = model();
     knobs.stuck.store(true, Relaxed);
     let seqs = vec![models::part(&[1, 2, 3], 0, LogitsWanted::None)];
-    stuck_text(model.forward(&StepBatch { seqs }));
+    stuck_text(model.forward(&StepBatch::of(seqs)));
 }
 
 #[test]
@@ -135,7 +133,7 @@ fn a_repeated_step_becomes_one_launch_and_another_shape_runs_at_once() {
         "one launch, no other"
     );
     let seqs = vec![models::part(&[1, 2, 3], 60, LogitsWanted::Last)];
-    model.forward(&StepBatch { seqs }).unwrap();
+    model.forward(&StepBatch::of(seqs)).unwrap();
     assert_eq!(knobs.replays.load(Relaxed), replays + 1, "another shape is not padded onto it");
     assert!(knobs.launches.load(Relaxed) > launches);
     let before = knobs.replays.load(Relaxed);

@@ -38,6 +38,7 @@ pub(super) struct RawConfig {
     decoder_sparse_step: Option<usize>,
     mlp_only_layers: Option<Vec<usize>>,
     layer_types: Option<Vec<String>>,
+    num_nextn_predict_layers: Option<usize>,
     bos_token_id: Option<OneOrMany>,
     eos_token_id: Option<OneOrMany>,
     quantization_config: Option<Value>,
@@ -78,7 +79,7 @@ impl RawConfig {
         let attention_bias = self.attention_bias.unwrap_or(false);
         let (qkv_bias, o_bias) = match arch {
             Arch::Llama | Arch::Qwen3 | Arch::Qwen3Moe => (attention_bias, attention_bias),
-            Arch::Qwen2 => (true, false),
+            Arch::Qwen2 | Arch::MiMo => (true, false),
             Arch::Mistral => (false, false),
         };
         Ok(DecoderConfig {
@@ -102,6 +103,8 @@ impl RawConfig {
             mlp_bias: arch == Arch::Llama && self.mlp_bias.unwrap_or(false),
             windows,
             experts,
+            // other families have none, or of another kind
+            mtp_heads: self.num_nextn_predict_layers.filter(|_| arch == Arch::MiMo).unwrap_or(0),
             bos_token_id: self.bos_token_id.and_then(|ids| ids.into_vec().first().copied()),
             eos_token_ids: self.eos_token_id.map(OneOrMany::into_vec).unwrap_or_default(),
         })
@@ -169,7 +172,7 @@ impl RawConfig {
         let window = match arch {
             Arch::Llama => None,
             Arch::Mistral => self.sliding_window,
-            Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3Moe => {
+            Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3Moe | Arch::MiMo => {
                 self.use_sliding_window.unwrap_or(false).then_some(self.sliding_window.unwrap_or(4096))
             }
         };
@@ -177,8 +180,11 @@ impl RawConfig {
             return Err(unsupported(path, "sliding_window", "0".to_owned(), "at least 1, or null"));
         }
         let Some(types) = self.layer_types.as_ref() else {
-            let first =
-                if matches!(arch, Arch::Qwen2 | Arch::Qwen3) { self.max_window_layers.unwrap_or(28) } else { 0 };
+            let first = if matches!(arch, Arch::Qwen2 | Arch::Qwen3 | Arch::MiMo) {
+                self.max_window_layers.unwrap_or(28)
+            } else {
+                0
+            };
             return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
         };
         if types.len() != layers {

@@ -72,7 +72,7 @@ pub fn step(seqs: usize, tokens: usize, pos: usize) -> StepBatch {
         block_table: (index as u32 * blocks..(index as u32 + 1) * blocks).collect(),
         logits: LogitsWanted::Last,
     };
-    StepBatch { seqs: (0..seqs).map(seq).collect() }
+    StepBatch::of((0..seqs).map(seq).collect())
 }
 
 /// Does `work` until this process is killed; says on standard output when it has begun.
