@@ -84,9 +84,9 @@ pub struct EngineArgs {
     /// Compute every prompt anew instead of sharing the KV blocks of equal beginnings
     #[arg(long)]
     pub no_prefix_cache: bool,
-    /// Guess tokens ahead and verify several a step: ngram (from the sequence itself) or draft=DIR (by a smaller model with the
-    /// same vocabulary); the output stays the same
-    #[arg(long, value_name = "ngram|draft=DIR")]
+    /// Guess tokens ahead and verify several a step: ngram (from the sequence itself), mtp (by the model's own MTP head) or draft=DIR (by
+    /// a smaller model with the same vocabulary); the output stays the same
+    #[arg(long, value_name = "ngram|mtp|draft=DIR")]
     pub speculative: Option<SpeculationSpec>,
     /// Tokens guessed a sequence and step, at most
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
@@ -243,6 +243,7 @@ async fn worker(args: EngineArgs, of: RankOf, signals: (Signal, Signal, Signal))
             guards: guarded(&args),
             cache_dir: args.cache_dir.as_deref(),
             eager: args.enforce_eager,
+            head: args.speculative == Some(SpeculationSpec::Mtp),
         };
         drop(tell.send(run_worker(&config)));
     };

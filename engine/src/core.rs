@@ -118,6 +118,8 @@ pub enum CoreError {
     WarmUp(#[source] ModelError),
     #[error("the draft model has a vocabulary of {draft} tokens, the model one of {model}: they cannot work together")]
     DraftVocabulary { draft: usize, model: usize },
+    #[error("this model has no MTP head that could guess: leave out --speculative mtp")]
+    NoHead,
     #[error("a thread of the engine could not be started")]
     Spawn(#[source] std::io::Error),
     #[error("the engine gave up a wait")]
@@ -236,7 +238,7 @@ impl Boot {
         self.faults.strike(Place::Startup);
         let (guards, mut warmer) = (self.config.guards, Warmer::new(&self.config, &limits, &mut self.heart));
         warmer.prepare(&mut model)?;
-        let guesser = warmer.guesser(draft, model.info())?;
+        let guesser = warmer.guesser(draft, &mut model)?;
         self.shared.metrics.cache_config(&limits);
         let ready = Ready { info: model.info().clone(), limits, codec, grammars: Arc::default() };
         let speculation = guesser.map(|guesser| Speculation::new(guesser, self.config.drafts_max));

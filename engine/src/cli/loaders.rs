@@ -24,7 +24,7 @@ pub(super) fn loader(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> L
         fleet: Some(fleet.clone()),
     });
     let (eager, device) = (args.enforce_eager, device_choice(args));
-    let options = LoadOptions { cache, eager, device, ..LoadOptions::default() };
+    let options = LoadOptions { cache, eager, device, head: wants_head(&speculation), ..LoadOptions::default() };
     if args.tensor_parallel == 1 {
         return alone(dir, options, speculation);
     }
@@ -38,7 +38,12 @@ pub(super) fn loader(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> L
 
 /// A loader for a Hugging Face folder, and for that of a draft model.
 pub fn folder_loader(dir: &Path, speculation: Option<SpeculationSpec>) -> Loader {
-    alone(dir.to_owned(), LoadOptions::default(), speculation)
+    let options = LoadOptions { head: wants_head(&speculation), ..LoadOptions::default() };
+    alone(dir.to_owned(), options, speculation)
+}
+
+fn wants_head(speculation: &Option<SpeculationSpec>) -> bool {
+    *speculation == Some(SpeculationSpec::Mtp)
 }
 
 fn alone(dir: PathBuf, options: LoadOptions, speculation: Option<SpeculationSpec>) -> Loader {

@@ -42,7 +42,7 @@ pub(super) struct Live {
 
 /// Everything the engine thread owns once the model is loaded.
 pub(super) struct Core {
-    model: Box<dyn Model>,
+    pub(super) model: Box<dyn Model>,
     pub(super) scheduler: Scheduler,
     pub(super) live: HashMap<ReqId, Live>,
     pub(super) speculation: Option<Speculation>,

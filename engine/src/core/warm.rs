@@ -7,9 +7,11 @@ use crate::core::alone::asked;
 use crate::core::step::shape_of;
 use crate::core::{CoreConfig, CoreError};
 use crate::device::QueuedModel;
-use crate::model::{ALLOCATE_MAX, KvShape, LogitsWanted, Model, ModelError, ModelInfo, SeqInput, StepBatch, StepTerms};
+use crate::model::{
+    ALLOCATE_MAX, KvShape, LogitsWanted, Model, ModelError, ModelInfo, Pass, SeqInput, StepBatch, StepTerms,
+};
 use crate::scheduler::Limits;
-use crate::speculation::{DraftModel, Guesser, SpeculationSpec};
+use crate::speculation::{Follower, Guesser, SpeculationSpec};
 
 /// Prompt tokens of the warm-up step.
 const TOKENS: usize = 64;
@@ -39,31 +41,48 @@ impl<'a> Warmer<'a> {
     /// What the model says.
     pub fn prepare(&mut self, model: &mut QueuedModel) -> Result<(), CoreError> {
         self.allocate(model)?;
-        let seen = self.warm_up(model).map_err(CoreError::of(CoreError::WarmUp))?;
+        let seen = self.warm_up(model, Pass::Model).map_err(CoreError::of(CoreError::WarmUp))?;
         seen.iter().for_each(|(shape, took)| self.heart.warmed_up(shape, *took));
         Ok(())
     }
 
-    /// Who guesses beside `model`, if anybody does. A draft model that fails its first steps is left alone; one that never ends them
-    /// has taken the device along.
+    /// Who guesses beside `model`, if anybody does.
     ///
     /// # Errors
-    /// The draft model does not go with this one, has no room, or its wait was given up.
-    pub fn guesser(&mut self, draft: Option<QueuedModel>, model: &ModelInfo) -> Result<Option<Guesser>, CoreError> {
-        let Some(mut draft) = draft else {
-            return Ok((self.config.speculation == Some(SpeculationSpec::Ngram)).then_some(Guesser::Ngram));
-        };
+    /// Who should guess does not go with this model, is not there, has no room, or its wait was given up.
+    pub fn guesser(
+        &mut self,
+        draft: Option<QueuedModel>,
+        model: &mut QueuedModel,
+    ) -> Result<Option<Guesser>, CoreError> {
+        match (draft, &self.config.speculation) {
+            (Some(draft), _) => self.draft(draft, model.info()),
+            (None, Some(SpeculationSpec::Ngram)) => Ok(Some(Guesser::Ngram)),
+            (None, Some(SpeculationSpec::Mtp)) if !model.has_head() => Err(CoreError::NoHead),
+            (None, Some(SpeculationSpec::Mtp)) => {
+                Ok(self.follower(model, Pass::Head, "the MTP head")?.map(Guesser::Head))
+            }
+            (None, _) => Ok(None),
+        }
+    }
+
+    fn draft(&mut self, mut draft: QueuedModel, model: &ModelInfo) -> Result<Option<Guesser>, CoreError> {
         let (ours, theirs) = (draft.info().vocab_size, model.vocab_size);
         if ours != theirs {
             return Err(CoreError::DraftVocabulary { draft: ours, model: theirs });
         }
         self.allocate(&mut draft)?;
-        if let Err(error) = asked(|| self.warm_up(&mut draft)).map_err(CoreError::Stuck)? {
-            tracing::error!(error, "the draft model failed its first steps; nobody guesses");
+        let follower = self.follower(&mut draft, Pass::Model, "the draft model")?;
+        Ok(follower.map(|follower| Guesser::Draft(Box::new(draft), follower)))
+    }
+
+    /// Somebody who guesses, after first steps. One that fails them is left alone; one that never ends them has taken the device along.
+    fn follower(&mut self, model: &mut QueuedModel, pass: Pass, who: &str) -> Result<Option<Follower>, CoreError> {
+        if let Err(error) = asked(|| self.warm_up(model, pass)).map_err(CoreError::Stuck)? {
+            tracing::error!(error, "{who} failed its first steps; nobody guesses");
             return Ok(None);
         }
-        let (block_size, read_max) = (self.limits.block_size, self.limits.step_tokens_max);
-        Ok(Some(Guesser::Draft(Box::new(DraftModel::new(Box::new(draft), block_size, read_max)))))
+        Ok(Some(Follower::new(pass, self.limits, model.info().seq_len_max)))
     }
 
     /// Something is done, and the next sign of life comes within that time (H5).
@@ -80,7 +99,7 @@ impl<'a> Warmer<'a> {
 
     /// One prefill and one decode into blocks that nobody owns yet: pages of the weights are touched, and the first lease is learned
     /// from a measurement.
-    fn warm_up(&mut self, model: &mut QueuedModel) -> Result<Vec<Seen>, ModelError> {
+    fn warm_up(&mut self, model: &mut QueuedModel, pass: Pass) -> Result<Vec<Seen>, ModelError> {
         let allowed = self.config.guards.then_some(SILENCE_MAX);
         let mut seen = Vec::new();
         for input in self.inputs(model.info()) {
@@ -88,7 +107,7 @@ impl<'a> Warmer<'a> {
             model.terms(&StepTerms { allowed, shape, warms: true, ..StepTerms::default() });
             self.alive(SILENCE_MAX);
             let began = Instant::now();
-            model.step(&StepBatch { seqs: vec![input] }, &mut || self.alive(SILENCE_MAX))?;
+            model.step(&StepBatch { seqs: vec![input], pass }, &mut || self.alive(SILENCE_MAX))?;
             seen.push((shape, began.elapsed()));
         }
         self.alive(SILENCE_MAX);

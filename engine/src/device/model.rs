@@ -27,6 +27,7 @@ pub struct QueuedModel {
     /// Counts the layers that the device has done.
     layers: Option<Pulse>,
     programs: Option<Arc<ProgramCounts>>,
+    has_head: bool,
     /// Counts this thread's own looks: it is not stuck while it waits for the device.
     looks: Pulse,
     allowed: Option<Duration>,
@@ -51,8 +52,9 @@ impl QueuedModel {
 
     fn on(queue: DeviceQueue, looks: Pulse, model: Box<dyn Model>, faults: Faults) -> Self {
         let (info, layers, programs) = (model.info().clone(), model.pulse(), model.programs());
+        let has_head = model.has_head();
         let margin = if model.has_ranks() || model.waits() { AFTER_THEIRS } else { Duration::ZERO };
-        Self { queue, model: Some(model), info, layers, programs, looks, allowed: None, margin, faults }
+        Self { queue, model: Some(model), info, layers, programs, has_head, looks, allowed: None, margin, faults }
     }
 
     /// Does a step show that it goes on before it ends?
@@ -149,6 +151,10 @@ impl Model for QueuedModel {
 
     fn programs(&self) -> Option<Arc<ProgramCounts>> {
         self.programs.clone()
+    }
+
+    fn has_head(&self) -> bool {
+        self.has_head
     }
 
     fn terms(&mut self, terms: &StepTerms) {

@@ -18,7 +18,9 @@ use super::plan::{Order, hash};
 use super::{RANKS_MAX, Team};
 use crate::beat::{Heart, LOAD_LEASE, Tally};
 use crate::fault::{FaultKind, FaultSpec, Faults, Place};
-use crate::model::{ALLOCATE_MAX, LoadError, LoadOptions, Model, ModelError, StepBatch, StepTerms, load_model_with};
+use crate::model::{
+    ALLOCATE_MAX, LoadError, LoadOptions, Model, ModelError, Pass, StepBatch, StepTerms, load_model_with,
+};
 use crate::start::{CacheOptions, Stage};
 use crate::stuck::Stuck;
 use crate::waits::Patience;
@@ -63,6 +65,8 @@ pub struct WorkerConfig<'a> {
     pub cache_dir: Option<&'a Path>,
     /// Every step runs call by call.
     pub eager: bool,
+    /// The model's MTP head guesses, on all ranks.
+    pub head: bool,
 }
 
 /// Runs a worker rank to its end; `Ok`: it was told to stop.
@@ -118,7 +122,8 @@ impl Worker {
             fleet: None,
         });
         let (threads, team) = (Some(config.threads), Some(self.team.clone()));
-        let options = LoadOptions { threads, team, cache, eager: config.eager, ..LoadOptions::default() };
+        let options =
+            LoadOptions { threads, team, cache, eager: config.eager, head: config.head, ..LoadOptions::default() };
         let mut progress = |done, total| {
             stage.publish(&mut self.heart, done, total, LOAD_LEASE);
             self.team.loading(done, total);
@@ -188,7 +193,7 @@ impl Worker {
         if self.faults.armed(Place::Gather) && self.team.allowed().is_none() {
             self.team.pad_gathers(batch.seqs.len().next_multiple_of(PAD) * 2);
         }
-        let began = Instant::now();
+        let (began, pass) = (Instant::now(), batch.pass);
         if terms.warms {
             self.heart.warming_up(step, WARM_UP_MAX);
         } else {
@@ -197,7 +202,8 @@ impl Worker {
         let result = launch(&self.team, model, (step, &batch), hash(&batch, 0));
         if terms.warms {
             self.heart.warmed_up(&terms.shape, began.elapsed());
-        } else {
+        } else if pass == Pass::Model {
+            // a guess is a part of the first rank's step: who counted it would be ahead of the others
             self.heart.step_ends(&terms.shape, &self.tally, outcome_of(&result));
         }
         match result {

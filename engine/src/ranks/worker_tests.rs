@@ -52,7 +52,7 @@ impl Model for Sums {
 
 fn batch(token: u32) -> StepBatch {
     let seq = SeqInput { tokens: vec![token], start_pos: 0, block_table: vec![0], logits: LogitsWanted::Last };
-    StepBatch { seqs: vec![seq] }
+    StepBatch::of(vec![seq])
 }
 
 /// Rank 1 of two obeys `order` as step 1 while rank 0 runs `first`; gives the worker back, and what its page says.
@@ -77,13 +77,24 @@ fn the_page_of_a_worker_says_what_the_first_rank_calls_the_step() {
     // a token and two guesses of one sequence: in a batch they look like a chunk of a prompt
     let tokens = vec![3, 4, 5];
     let seqs = vec![SeqInput { tokens, start_pos: 4, block_table: vec![0], logits: LogitsWanted::All }];
-    let batch = StepBatch { seqs };
+    let batch = StepBatch::of(seqs);
     let shape = StepShape { requests: 1, decode_tokens: 3, ..StepShape::default() };
     let terms = StepTerms { allowed: Some(PATIENCE), shape, ..StepTerms::default() };
     let plan = hash(&batch, 0);
     let (_, board) = obeys(Order::Step { terms, batch }, move |leader| leader.agree(1, plan).unwrap());
     let beat = board.load().unwrap().beat;
     assert_eq!((beat.phase, beat.phase_tokens, beat.steps_completed), (Phase::Decode, 0, 1));
+}
+
+#[test]
+fn a_guess_is_no_step_of_its_own_on_the_page_of_a_worker() {
+    let guess = StepBatch { pass: Pass::Head, ..batch(3) };
+    let shape = StepShape { requests: 1, decode_tokens: 1, ..StepShape::default() };
+    let terms = StepTerms { allowed: Some(PATIENCE), shape, ..StepTerms::default() };
+    let plan = hash(&guess, 0);
+    let (_, board) = obeys(Order::Step { terms, batch: guess }, move |leader| leader.agree(1, plan).unwrap());
+    let beat = board.load().unwrap().beat;
+    assert_eq!((beat.phase, beat.steps_completed), (Phase::Decode, 0));
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! **Invariant:** a step whose guesses are all wanting (bonus tokens only) has the shape of a plain step and is planned and run as one;
 //! no shape is padded to another (E2, the hang S1).
 
-mod draft;
+mod follower;
 mod governor;
 mod ngram;
 mod reach;
@@ -21,10 +21,10 @@ use std::{
 
 use thiserror::Error;
 
-use crate::model::StepTerms;
+use crate::model::{Model, ModelError, StepTerms};
 use crate::sampling::Sampler;
 use crate::scheduler::{Outcome, ReqId, Scheduler, StepPlan};
-pub use draft::DraftModel;
+pub use follower::Follower;
 use governor::{Governor, StepSeen};
 use ngram::NgramIndex;
 use reach::Reach;
@@ -37,11 +37,13 @@ pub enum SpeculationSpec {
     Ngram,
     /// A smaller model.
     Draft(PathBuf),
+    /// The model's own head.
+    Mtp,
 }
 
 /// Why a `--speculative` was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown way to speculate {0:?}; allowed: ngram, draft=DIR")]
+#[error("unknown way to speculate {0:?}; allowed: ngram, mtp, draft=DIR")]
 pub struct SpeculationParseError(String);
 
 impl FromStr for SpeculationSpec {
@@ -50,6 +52,7 @@ impl FromStr for SpeculationSpec {
     fn from_str(text: &str) -> Result<Self, SpeculationParseError> {
         match text.split_once('=') {
             None if text == "ngram" => Ok(Self::Ngram),
+            None if text == "mtp" => Ok(Self::Mtp),
             Some(("draft", dir)) if !dir.is_empty() => Ok(Self::Draft(dir.into())),
             _ => Err(SpeculationParseError(text.into())),
         }
@@ -59,7 +62,17 @@ impl FromStr for SpeculationSpec {
 /// Who guesses, ready to.
 pub enum Guesser {
     Ngram,
-    Draft(Box<DraftModel>),
+    Draft(Box<dyn Model>, Follower),
+    Head(Follower),
+}
+
+impl Guesser {
+    fn follower(&mut self) -> Option<&mut Follower> {
+        match self {
+            Self::Ngram => None,
+            Self::Draft(_, follower) | Self::Head(follower) => Some(follower),
+        }
+    }
 }
 
 /// What became of the guesses, since the start. As vLLM counts.
@@ -113,6 +126,9 @@ impl Speculation {
 
     /// Takes in what a step made of its guesses.
     pub fn note(&mut self, plan: &StepPlan, outcomes: &[Outcome]) {
+        if let Some(follower) = self.guesser.follower() {
+            follower.note(plan);
+        }
         let decodes = plan.rows.iter().filter(|row| row.decode).count();
         let contexts = plan.batch.seqs.iter().map(|seq| seq.start_pos + seq.tokens.len());
         self.step = StepNote {
@@ -138,22 +154,23 @@ impl Speculation {
         }
     }
 
-    /// What holds for the steps of whatever guesses.
+    /// What holds for the steps of whatever guesses beside the model.
     pub fn terms(&mut self, terms: &StepTerms) {
-        if let Guesser::Draft(model) = &mut self.guesser {
+        if let Guesser::Draft(model, _) = &mut self.guesser {
             model.terms(terms);
         }
     }
 
-    /// Guesses for the next step, where that may pay. `sampler_of`: a copy of a request's sampler.
+    /// Guesses for the next step of `model`, where that may pay. `sampler_of`: a copy of a request's sampler.
     ///
     /// # Errors
-    /// The draft model's. The caller then gives speculation up: a model that failed once is not asked again.
+    /// The draft model's, or the head's. The caller then gives speculation up: who failed once is not asked again.
     pub fn propose(
         &mut self,
+        model: &mut dyn Model,
         scheduler: &mut Scheduler,
         sampler_of: &dyn Fn(ReqId) -> Option<Sampler>,
-    ) -> Result<(), crate::model::ModelError> {
+    ) -> Result<(), ModelError> {
         self.forget_ended(scheduler);
         let (count, context) = scheduler.running().fold((0, 0), |(n, len), seq| (n + 1, len + seq.tokens.len()));
         if count == 0 || !self.governor.allows(count, context) {
@@ -162,7 +179,8 @@ impl Speculation {
         let wanted = self.wanted(scheduler);
         self.step.guessed = !wanted.is_empty() || self.step.prompts;
         let proposals = match &mut self.guesser {
-            Guesser::Draft(model) => model.guess(scheduler, &wanted, sampler_of)?,
+            Guesser::Draft(draft, follower) => follower.guess(draft.as_mut(), scheduler, &wanted, sampler_of)?,
+            Guesser::Head(follower) => follower.guess(model, scheduler, &wanted, sampler_of)?,
             Guesser::Ngram => {
                 let seqs = scheduler.running().filter_map(|seq| Some((seq, *wanted.get(&seq.id)?)));
                 let indexes = &mut self.indexes;
@@ -182,7 +200,7 @@ impl Speculation {
             return self.governor.charge(took_ns, if guessed { guessing_ns } else { 0 });
         }
         // Looking into a table costs nothing to speak of; a model does.
-        let guessed = verified > 0 || (guessed && matches!(self.guesser, Guesser::Draft(_)));
+        let guessed = verified > 0 || (guessed && self.guesser.follower().is_some());
         self.governor.observe(&StepSeen { sequences, context_tokens, yielded, guessed, took_ns });
     }
 
@@ -218,8 +236,9 @@ mod tests {
     #[test]
     fn the_ways_to_speculate_parse_and_errors_say_what_is_allowed() {
         assert_eq!("ngram".parse(), Ok(SpeculationSpec::Ngram));
+        assert_eq!("mtp".parse(), Ok(SpeculationSpec::Mtp));
         assert_eq!("draft=a/b=c".parse(), Ok(SpeculationSpec::Draft("a/b=c".into())));
-        for wrong in ["", "draft", "draft=", "ngram=2", "mtp"] {
+        for wrong in ["", "draft", "draft=", "ngram=2", "mtp=1"] {
             let error = wrong.parse::<SpeculationSpec>().unwrap_err().to_string();
             assert!(error.contains("draft=DIR"), "{error}");
         }

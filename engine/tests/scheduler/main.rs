@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test's helpers fail the test")]
 
 mod day;
+mod headed;
+mod mtp;
 mod paged;
 mod properties;
 mod rules;

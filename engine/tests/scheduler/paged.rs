@@ -13,18 +13,18 @@ pub const NAN: u32 = 3;
 pub const FIRST: u32 = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Slot {
-    chain: u64,
+pub struct Slot {
+    pub chain: u64,
     token: u32,
     nan: bool,
 }
 
 const BEGIN: Slot = Slot { chain: 0x5EED, token: FIRST, nan: false };
-const NEVER: Slot = Slot { chain: 0xDEAD_BEEF, token: FIRST + 1, nan: false };
+pub const NEVER: Slot = Slot { chain: 0xDEAD_BEEF, token: FIRST + 1, nan: false };
 
 pub struct PagedModel {
     info: ModelInfo,
-    slots: Vec<Slot>,
+    pub slots: Vec<Slot>,
     block_size: usize,
     /// Does what it says depend on everything before, or on the last token alone (a draft model)?
     deep: bool,
@@ -38,14 +38,23 @@ impl PagedModel {
         Self { info, slots: Vec::new(), block_size: 1, deep }
     }
 
+    /// Where a position of a sequence lies.
+    pub fn place(&self, seq: &SeqInput, pos: usize) -> usize {
+        seq.block_table[pos / self.block_size] as usize * self.block_size + pos % self.block_size
+    }
+
+    /// What is there before a position.
+    pub fn before(&self, seq: &SeqInput, pos: usize) -> Slot {
+        if pos == 0 { BEGIN } else { self.slots[self.place(seq, pos - 1)] }
+    }
+
     fn rows(&mut self, seq: &SeqInput) -> Vec<Vec<f32>> {
-        let size = self.block_size;
-        let place = |pos: usize| seq.block_table[pos / size] as usize * size + pos % size;
-        let mut slot = if seq.start_pos == 0 { BEGIN } else { self.slots[place(seq.start_pos - 1)] };
+        let mut slot = self.before(seq, seq.start_pos);
         let mut rows = Vec::new();
         for (i, token) in seq.tokens.iter().enumerate() {
             slot = slot.next(*token);
-            self.slots[place(seq.start_pos + i)] = slot;
+            let place = self.place(seq, seq.start_pos + i);
+            self.slots[place] = slot;
             if seq.logits == LogitsWanted::All || (seq.logits == LogitsWanted::Last && i + 1 == seq.tokens.len()) {
                 rows.push(slot.row(self.deep));
             }
@@ -76,12 +85,12 @@ impl Model for PagedModel {
 }
 
 impl Slot {
-    fn next(self, token: u32) -> Self {
+    pub fn next(self, token: u32) -> Self {
         Self { chain: mix(self.chain, token), token, nan: self.nan || token == NAN }
     }
 
     /// Every eighth token, about, hangs on all that was said; the others follow from the one before, so that there is something to guess.
-    fn row(self, deep: bool) -> Vec<f32> {
+    pub fn row(self, deep: bool) -> Vec<f32> {
         if self.nan {
             return vec![f32::NAN; VOCAB];
         }

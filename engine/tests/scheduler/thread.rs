@@ -16,10 +16,10 @@ use engine::speculation::SpeculationSpec;
 
 use crate::paged::{EOS, FIRST, NAN, PANICS, PagedModel, REFUSED, greedy};
 
-type MakeModel = Box<dyn FnOnce() -> Box<dyn Model> + Send>;
+pub type MakeModel = Box<dyn FnOnce() -> Box<dyn Model> + Send>;
 
 /// An engine thread around a model, and one that guesses if there is one.
-fn engine(config: CoreConfig, dir: &Path, model: MakeModel, draft: Option<MakeModel>) -> EngineHandle {
+pub fn engine(config: CoreConfig, dir: &Path, model: MakeModel, draft: Option<MakeModel>) -> EngineHandle {
     let codec = Arc::new(HfCodec::from_dir(dir).unwrap());
     let load = Box::new(move |_: &mut dyn FnMut(u64, u64)| {
         Ok(Loaded { model: model(), codec, draft: draft.map(|draft| draft()) })
@@ -29,16 +29,16 @@ fn engine(config: CoreConfig, dir: &Path, model: MakeModel, draft: Option<MakeMo
     handle
 }
 
-fn paged() -> MakeModel {
+pub fn paged() -> MakeModel {
     Box::new(|| Box::new(PagedModel::new(2048, true)))
 }
 
-fn folder(dir: &Path) -> MakeModel {
+pub fn folder(dir: &Path) -> MakeModel {
     let dir = dir.to_owned();
     Box::new(move || load_model(&dir, &mut |_, _| ()).unwrap())
 }
 
-fn demo(root: &Path, arch: DemoArch, seed: u64) -> std::path::PathBuf {
+pub fn demo(root: &Path, arch: DemoArch, seed: u64) -> std::path::PathBuf {
     let dir = root.join(format!("{arch:?}-{seed}"));
     write_demo_model(&dir, arch, seed).unwrap();
     dir
@@ -76,7 +76,7 @@ fn again(request: &GenerateRequest) -> GenerateRequest {
 }
 
 /// All at once, or one after the other.
-async fn outputs(handle: &EngineHandle, requests: &[GenerateRequest], together: bool) -> Vec<(Vec<u32>, End)> {
+pub async fn outputs(handle: &EngineHandle, requests: &[GenerateRequest], together: bool) -> Vec<(Vec<u32>, End)> {
     if together {
         return futures::future::join_all(
             handle.submit(requests.iter().map(again).collect()).unwrap().into_iter().map(whole),
@@ -90,14 +90,14 @@ async fn outputs(handle: &EngineHandle, requests: &[GenerateRequest], together: 
     all
 }
 
-fn metric(handle: &EngineHandle, name: &str) -> f64 {
+pub fn metric(handle: &EngineHandle, name: &str) -> f64 {
     let text = handle.shared.metrics.text(&handle.shared.board, 0).unwrap();
     let lines = text.lines().filter(|line| line.starts_with(name) && line[name.len()..].starts_with('{'));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 /// Prompts that begin alike and then do not, some greedy, some sampled with a seed; a repetition in each, to have something to guess.
-fn requests(vocab: u32) -> Vec<GenerateRequest> {
+pub fn requests(vocab: u32) -> Vec<GenerateRequest> {
     let word = |i: u32| 4 + (i * i * 31 + i * 7) % (vocab - 4);
     let request = |n: u32| {
         let mut prompt: Vec<u32> = (0..20 + 3 * (n % 3)).map(word).collect();
@@ -110,12 +110,12 @@ fn requests(vocab: u32) -> Vec<GenerateRequest> {
     (0..9).map(request).collect()
 }
 
-fn plain() -> CoreConfig {
+pub fn plain() -> CoreConfig {
     CoreConfig { num_seqs_max: 1, prefix_cache: false, ..CoreConfig::default() }
 }
 
 /// Room for three of nine, in blocks of four tokens, 13 tokens a step: chunks, preemptions and shared prefixes all the time.
-fn crowded() -> CoreConfig {
+pub fn crowded() -> CoreConfig {
     CoreConfig { num_seqs_max: 8, step_tokens_max: 13, block_size: 4, num_blocks: Some(90), ..CoreConfig::default() }
 }
 
