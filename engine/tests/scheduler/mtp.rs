@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use engine::cli::folder_loader;
 use engine::core::{CoreConfig, Loaded, start};
 use engine::demo_model::DemoArch;
 use engine::handle::{End, EngineHandle, GenerateRequest};
@@ -18,7 +19,7 @@ use serde_json::json;
 
 use crate::headed::HeadedModel;
 use crate::paged::greedy;
-use crate::thread::{MakeModel, crowded, demo, engine, folder, metric, outputs, paged, plain, requests};
+use crate::thread::{MakeModel, crowded, demo, engine, folder, metric, outputs, paged, plain, requests, until};
 
 fn guessing(config: CoreConfig) -> CoreConfig {
     CoreConfig { speculation: Some(SpeculationSpec::Mtp), speculates_always: true, ..config }
@@ -103,7 +104,7 @@ async fn a_model_without_a_head_cannot_guess_by_it() {
     let metrics = Arc::new(Metrics::new("m").unwrap());
     let ended = start(guessing(CoreConfig::default()), metrics, load).unwrap().ended.await.unwrap();
     assert!(ended.unwrap_err().to_string().contains("--speculative mtp"));
-    let load = engine::cli::folder_loader(&dir, Some(SpeculationSpec::Mtp));
+    let load = folder_loader(&dir, Some(SpeculationSpec::Mtp));
     let error = load(&mut |_, _| ()).err().unwrap().to_string();
     assert!(error.contains("num_nextn_predict_layers"), "{error}");
 }
@@ -113,7 +114,7 @@ async fn a_model_without_a_head_cannot_guess_by_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_head_that_is_right_by_construction_is_always_taken() {
     let root = tempfile::tempdir().unwrap();
-    let (codec, dir) = (demo(root.path(), DemoArch::Llama, 1), root.path().join("known"));
+    let dir = demo(root.path(), DemoArch::Llama, 1);
     write_known(&dir);
     let request = |n: u32| {
         let mut prompt: Vec<u32> = (0..37).map(|i| (i * i + 3) % TOKENS).collect();
@@ -122,7 +123,11 @@ async fn a_head_that_is_right_by_construction_is_always_taken() {
         GenerateRequest { prompt, max_new_tokens: 40, ignore_eos: true, sampling, ..GenerateRequest::default() }
     };
     let requests: Vec<GenerateRequest> = (0..6).map(request).collect();
-    let handle = engine(guessing(CoreConfig { block_size: 4, ..CoreConfig::default() }), &codec, with_head(&dir), None);
+    // as the command line does it
+    let loader = folder_loader(&dir, Some(SpeculationSpec::Mtp));
+    let config = guessing(CoreConfig { block_size: 4, ..CoreConfig::default() });
+    let handle = start(config, Arc::new(Metrics::new("m").unwrap()), loader).unwrap().handle;
+    until("the engine is ready", || handle.shared.ready.get().is_some());
     for together in [false, true] {
         for (request, (said, _)) in requests.iter().zip(outputs(&handle, &requests, together).await) {
             let last = *request.prompt.last().unwrap();
@@ -145,6 +150,7 @@ fn next(token: u32) -> u32 {
     (token * 5 + 3) % TOKENS
 }
 
+/// In place of the weights of the model in `dir`.
 fn write_known(dir: &Path) {
     let size = TOKENS as usize;
     let matrix = |rows: usize, cols: usize, one: &dyn Fn(usize) -> Option<usize>| {
@@ -188,7 +194,6 @@ fn write_known(dir: &Path) {
     let view = |(name, (shape, _)): (&String, &(Vec<usize>, Vec<f32>))| {
         (name.clone(), TensorView::new(Dtype::F32, shape.clone(), &bytes[name]).unwrap())
     };
-    std::fs::create_dir_all(dir).unwrap();
     std::fs::write(dir.join("model.safetensors"), safetensors::serialize(all.iter().map(view), None).unwrap()).unwrap();
     let config = json!({"architectures": ["MiMoForCausalLM"], "hidden_size": size, "intermediate_size": 32, "num_hidden_layers": 1,
         "num_attention_heads": 4, "vocab_size": size, "max_position_embeddings": 256, "num_nextn_predict_layers": 1});

@@ -44,7 +44,7 @@ pub fn demo(root: &Path, arch: DemoArch, seed: u64) -> std::path::PathBuf {
     dir
 }
 
-fn until(what: &str, predicate: impl Fn() -> bool) {
+pub fn until(what: &str, predicate: impl Fn() -> bool) {
     let since = Instant::now();
     while !predicate() {
         assert!(since.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
