@@ -3,7 +3,7 @@
 //! Reads `/proc` below a root that the caller may choose (tests, other mounts), and `CLOCK_MONOTONIC`.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use nix::time::{ClockId, clock_gettime};
@@ -13,6 +13,8 @@ use crate::unknown::{Stale, Unknown};
 
 /// Where the kernel's process file system normally is.
 pub const PROC_ROOT: &str = "/proc";
+/// What one read takes.
+const READ_BYTES: usize = 1_024;
 
 /// What could not be learned about a process or this boot.
 #[derive(Debug, thiserror::Error)]
@@ -112,8 +114,21 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 
 /// Lossy: a process may name itself with any bytes, and its name must not make it unreadable.
 fn read(path: &Path) -> Result<String, ProcError> {
-    let bytes = fs::read(path).map_err(|source| ProcError::Read { path: path.to_owned(), source })?;
+    let bytes = read_whole(path).map_err(|source| ProcError::Read { path: path.to_owned(), source })?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// In as few calls as can be: these files have no size to ask for, and an agent reads them again and again.
+fn read_whole(path: &Path) -> std::io::Result<Vec<u8>> {
+    let (mut file, mut whole, mut buffer) = (fs::File::open(path)?, Vec::new(), [0; READ_BYTES]);
+    loop {
+        let read = file.read(&mut buffer)?;
+        whole.extend_from_slice(&buffer[..read]);
+        // a read that comes back short was the last
+        if read < READ_BYTES {
+            return Ok(whole);
+        }
+    }
 }
 
 fn is_esrch(error: &std::io::Error) -> bool {

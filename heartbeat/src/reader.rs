@@ -90,10 +90,23 @@ impl Reader {
     /// # Errors
     /// As [`Self::read`], without `Stale`.
     pub fn read_unverified(&mut self) -> Result<Page, Unknown> {
-        let (path, rank, nonce) = (self.path.clone(), self.rank, self.nonce);
-        let open = self.current()?;
-        let page = open.page(&path, rank)?;
-        if let Some(expected) = nonce.filter(|n| *n != page.identity.nonce) {
+        let path = self.path.clone();
+        self.current()?.check_length(&path)?;
+        self.reread()
+    }
+
+    /// As [`Self::read_unverified`], of the file that the path named when it was last asked: three reads, and no way through the file
+    /// system. For whoever looks ten times a second, and asks the path as soon as what is read stands still. The first look asks it.
+    ///
+    /// # Errors
+    /// As [`Self::read_unverified`]; of a file that became shorter only where the page itself is cut.
+    pub fn reread(&mut self) -> Result<Page, Unknown> {
+        if self.open.is_none() {
+            self.current()?;
+        }
+        let Some(open) = &mut self.open else { return Err(Unknown::Missing { path: self.path.clone() }) };
+        let page = open.page(&self.path, self.rank)?;
+        if let Some(expected) = self.nonce.filter(|n| *n != page.identity.nonce) {
             return Err(Unknown::WrongNonce { found: page.identity.nonce, expected });
         }
         let last = open.last.replace(page.clone());
@@ -111,7 +124,8 @@ impl Reader {
     pub fn steps(&mut self) -> Result<Vec<StepRecord>, Unknown> {
         let (path, rank) = (self.path.clone(), self.rank);
         let open = self.current()?;
-        open.identity(&path, rank)?;
+        open.check_length(&path)?;
+        identity_of(&open.bytes::<IDENTITY_LEN>(&path, 0)?, rank)?;
         open.steps(&path)
     }
 
@@ -146,8 +160,10 @@ impl Reader {
 
 impl OpenPage {
     fn page(&self, path: &Path, rank: u32) -> Result<Page, Unknown> {
-        let identity = self.identity(path, rank)?;
-        let mut source = BeatSource { open: self, path };
+        // the beat's sequence lies behind the identity: one read has both, and is the first of the seqlock's
+        let head = self.bytes::<{ BEAT_OFFSET + 8 }>(path, 0)?;
+        let identity = identity_of(head.first_chunk().unwrap_or(&[0; IDENTITY_LEN]), rank)?;
+        let mut source = BeatSource { open: self, path, seq: Some(word(&head, BEAT_OFFSET)) };
         match seqlock::read(&mut source, TRIES_MAX)? {
             Slot::Stable(words) => Ok(Page { identity, beat: layout::beat_of(&words)? }),
             Slot::Empty => Err(Unknown::NoBeat),
@@ -155,17 +171,11 @@ impl OpenPage {
         }
     }
 
-    /// Length, magic, version and identity; afresh at each read, for a file can shrink or change under us.
-    fn identity(&self, path: &Path, rank: u32) -> Result<Identity, Unknown> {
-        let len = self.file.metadata().map_err(|e| io_unknown("looking at", path, &e))?.len();
-        if len < FILE_LEN as u64 {
-            return Err(Unknown::TooShort { found: len, expected: FILE_LEN as u64 });
-        }
-        let identity = layout::identity_of(&self.bytes::<IDENTITY_LEN>(path, 0)?)?;
-        if identity.rank != rank {
-            return Err(Unknown::BadField { field: "rank", value: u64::from(identity.rank) });
-        }
-        Ok(identity)
+    /// Is the whole file there, ring and all? It can shrink under us.
+    fn check_length(&self, path: &Path) -> Result<(), Unknown> {
+        let found = self.file.metadata().map_err(|e| io_unknown("looking at", path, &e))?.len();
+        let expected = FILE_LEN as u64;
+        if found < expected { Err(Unknown::TooShort { found, expected }) } else { Ok(()) }
     }
 
     /// Three looks at the whole ring make one try at all its slots; slots that moved are tried again.
@@ -210,6 +220,8 @@ impl OpenPage {
 struct BeatSource<'a> {
     open: &'a OpenPage,
     path: &'a Path,
+    /// The sequence as the read before this slot had it; taken once.
+    seq: Option<u64>,
 }
 
 impl Source for BeatSource<'_> {
@@ -217,6 +229,9 @@ impl Source for BeatSource<'_> {
     type Error = Unknown;
 
     fn seq(&mut self) -> Result<u64, Unknown> {
+        if let Some(seq) = self.seq.take() {
+            return Ok(seq);
+        }
         Ok(u64::from_le_bytes(self.open.bytes(self.path, BEAT_OFFSET)?))
     }
 
@@ -227,6 +242,15 @@ impl Source for BeatSource<'_> {
     fn fence_acquire(&self) {
         fence(Ordering::Acquire);
     }
+}
+
+/// Magic, version and identity of a page of this rank; afresh at each read, for a file can change under us.
+fn identity_of(bytes: &[u8; IDENTITY_LEN], rank: u32) -> Result<Identity, Unknown> {
+    let identity = layout::identity_of(bytes)?;
+    if identity.rank != rank {
+        return Err(Unknown::BadField { field: "rank", value: u64::from(identity.rank) });
+    }
+    Ok(identity)
 }
 
 /// The record of a stable slot; `None` where it is empty, impossible, or numbered for another slot.

@@ -43,6 +43,16 @@ fn a_page_that_was_replaced_is_opened_anew_and_may_count_from_zero() {
 }
 
 #[test]
+fn reading_on_asks_the_file_alone_and_reading_anew_asks_the_path() {
+    let (_dir, mut writer, mut reader) = published();
+    fs::remove_file(writer.path()).unwrap();
+    writer.publish(&beat(8));
+    assert_eq!(reader.reread().unwrap().beat, beat(8), "whoever has it open writes and reads on");
+    assert_eq!(reason(reader.read()), "Missing");
+    assert_eq!(reason(reader.reread()), "Missing", "a file that was given up is not read again");
+}
+
+#[test]
 fn counters_that_go_back_are_reported_once() {
     let (_dir, mut writer, mut reader) = published();
     writer.publish(&Beat { published_ns: NOW + 1, ..beat(0) });
