@@ -67,13 +67,13 @@ impl PageSource {
     /// to look at, which is of the rank that is furthest behind.
     pub fn look(&mut self, now_ms: Ms, pace: Pace, pages: &mut Vec<PageObs>) -> Option<i32> {
         pages.clear();
-        let everywhere = pace != Pace::Glance || self.directory_changed(now_ms);
+        let everywhere = pace > Pace::Glance || self.directory_changed(now_ms);
         let mut behind: Option<(u64, i32)> = None;
         for rank in &mut self.ranks {
             if rank.missing && !everywhere {
                 continue;
             }
-            let Some(page) = rank.read(now_ms) else { continue };
+            let Some(page) = rank.read(now_ms, everywhere) else { continue };
             if let Ok(pid) = i32::try_from(page.identity.pid)
                 && behind.is_none_or(|(steps, _)| page.beat.steps_completed < steps)
             {
@@ -82,6 +82,14 @@ impl PageSource {
             pages.push(observed(&page));
         }
         behind.map(|(_, pid)| pid)
+    }
+
+    /// Do the pages say what they said in `seen`, which owed nothing? A short look between two ticks: it reads the ranks that have pages,
+    /// from the files that were found, and judges nothing. Any doubt is a no.
+    pub fn rest_still(&mut self, seen: &[PageObs]) -> bool {
+        let mut present = self.ranks.iter_mut().filter(|rank| !rank.missing);
+        let mut known = seen.iter();
+        present.all(|rank| known.next().is_some_and(|seen| rank.rests_as(seen))) && known.next().is_none()
     }
 
     /// Has a file come or gone since the last look at the directory? Looks now and then.
@@ -102,8 +110,12 @@ impl PageSource {
 }
 
 impl Rank {
-    fn read(&mut self, now_ms: Ms) -> Option<Page> {
-        let read = self.reader.read_unverified().and_then(|page| self.believe(page, now_ms));
+    /// `anew`: whatever was read before, the path is asked which file it names, and `/proc` whether its writer lives.
+    fn read(&mut self, now_ms: Ms, anew: bool) -> Option<Page> {
+        let read = match if anew { None } else { self.read_on(now_ms) } {
+            Some(read) => read,
+            None => self.reader.read_unverified().and_then(|page| self.believe(page, now_ms)),
+        };
         self.missing = matches!(read, Err(Unknown::Missing { .. }));
         match read {
             Ok(page) => {
@@ -120,17 +132,38 @@ impl Rank {
         }
     }
 
-    /// Is the writer the live process that the page names (H2)? A page that moved was written by somebody who lived, and one that owes
-    /// nothing can wait: both are checked now and then. One that stands still with work in it is checked every time.
-    fn believe(&mut self, page: Page, now_ms: Ms) -> Result<Page, Unknown> {
+    /// The page from the file that was read last; `None` where that cannot be believed without a look at anything else.
+    fn read_on(&mut self, now_ms: Ms) -> Option<Result<Page, Unknown>> {
+        self.believed.as_ref().filter(|known| known.is_fresh(now_ms))?;
+        let read = self.reader.reread();
+        read.as_ref().map_or(true, |page| self.is_believed(page, now_ms)).then_some(read)
+    }
+
+    /// Does it owe nothing still, and has it done nothing since?
+    fn rests_as(&mut self, seen: &PageObs) -> bool {
+        let Ok(Page { beat, .. }) = self.reader.reread() else { return false };
+        let counts = (beat.steps_completed, beat.tokens_delivered, beat.requests_finished);
+        (beat.running, beat.waiting, phase(beat.phase)) == (0, 0, seen.phase)
+            && counts == (seen.steps_completed, seen.tokens_delivered, seen.requests_finished)
+    }
+
+    /// A page that moved was written by somebody who lived, and one that owes nothing can wait: neither is checked at each look.
+    fn is_believed(&mut self, page: &Page, now_ms: Ms) -> bool {
         let idle = page.beat.running == 0 && page.beat.waiting == 0;
         let trusted = self.believed.as_mut().filter(|known| {
             known.identity == page.identity
-                && now_ms.saturating_sub(known.checked_ms) < RARELY_MS
+                && known.is_fresh(now_ms)
                 && (idle || page.beat.published_ns > known.published_ns)
         });
-        if let Some(known) = trusted {
-            known.published_ns = page.beat.published_ns;
+        let Some(known) = trusted else { return false };
+        known.published_ns = page.beat.published_ns;
+        true
+    }
+
+    /// Is the writer the live process that the page names (H2)? Asked now and then, and of a page that stands still with work in it every
+    /// time.
+    fn believe(&mut self, page: Page, now_ms: Ms) -> Result<Page, Unknown> {
+        if self.is_believed(&page, now_ms) {
             return Ok(page);
         }
         self.believed = None;
@@ -138,6 +171,12 @@ impl Rank {
         let (identity, published_ns) = (page.identity.clone(), page.beat.published_ns);
         self.believed = Some(Believed { identity, published_ns, checked_ms: now_ms });
         Ok(page)
+    }
+}
+
+impl Believed {
+    fn is_fresh(&self, now_ms: Ms) -> bool {
+        now_ms.saturating_sub(self.checked_ms) < RARELY_MS
     }
 }
 

@@ -16,6 +16,8 @@ use crate::sources::{EngineProcess, ExitWatch, Found, find_pod_engine};
 const SEARCH_EVERY_MS: u64 = 200;
 /// … and while the engine is a guess.
 const DOUBT_EVERY_MS: u64 = 1_000;
+/// `engine.json` is looked at this often while its engine lives: another one comes only after its end, which is heard.
+const FILE_EVERY_MS: u64 = 1_000;
 /// A container's first process replaces its program once or twice while it starts.
 const WORDS_EVERY_MS: u64 = 10_000;
 
@@ -31,8 +33,9 @@ pub struct Follow {
     /// This pod's engine names the page directory: whoever does not is no engine, even while the engine's container restarts.
     named_before: bool,
     nonce: Option<u64>,
-    /// Device, inode and time of change of the `engine.json` that was read.
+    /// Device, inode and time of change of the `engine.json` that was read, and when it was looked at.
     file_seen: Option<(u64, u64, i64, i64)>,
+    file_ms: Option<u64>,
     /// Whom `exit` is about.
     watched: Option<EngineProcess>,
     /// Hears the engine's end; `None` where it has gone, or the kernel cannot tell: then `/proc` is asked.
@@ -56,6 +59,7 @@ impl Follow {
             named_before: false,
             nonce: None,
             file_seen: None,
+            file_ms: None,
             watched: None,
             exit: None,
             ended: false,
@@ -67,8 +71,12 @@ impl Follow {
 
     /// The engine as of now. An engine that ended stays the answer until another one is there. Runs inside a runtime.
     pub fn look(&mut self, now_ms: u64) -> Option<EngineProcess> {
+        let file_due =
+            !self.hears_the_end() || self.file_ms.is_none_or(|at| now_ms.saturating_sub(at) >= FILE_EVERY_MS);
         match &self.agent_dir {
+            Some(_) if !file_due => {}
             Some(agent_dir) => {
+                self.file_ms = Some(now_ms);
                 if let Some(file) = new_file(agent_dir, &mut self.file_seen) {
                     self.engine = Some(file.process());
                     (self.sure, self.nonce, self.words) = (true, Some(file.nonce), file.command);
@@ -94,6 +102,11 @@ impl Follow {
             (Some(engine), _) => lives(engine),
             (None, _) => false,
         }
+    }
+
+    /// Does the engine live, and will its end be heard when it comes?
+    pub fn hears_the_end(&self) -> bool {
+        self.watched == self.engine && self.exit.as_ref().is_some_and(|exit| !exit.has_ended())
     }
 
     /// Returns when the engine ends that lived at the last look.
@@ -256,6 +269,35 @@ mod tests {
         assert!(takes_over(false, false, false), "where nobody names it, the oldest");
         assert!(!takes_over(false, true, false), "one guess is as good as another");
         assert!(!takes_over(false, false, true), "its container restarts");
+    }
+
+    #[tokio::test]
+    async fn the_launchers_word_is_looked_for_now_and_then_while_its_engine_lives_and_at_every_look_after() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let process = EngineProcess::of(child.id().cast_signed()).unwrap();
+        let says = |nonce| {
+            let (pid, start_ticks) = (process.pid, process.start_ticks);
+            let file = EngineFile { pid, start_ticks, nonce, starts: 1, command: Vec::new(), last_exit: None };
+            crate::files::write_json(&EngineFile::path(dir.path()), &file).unwrap();
+        };
+        let mut follow = Follow::new(Some(dir.path().to_owned()), Path::new("/run/truebeat"), None);
+        says(1);
+        let mut nonce_at = |now_ms| {
+            follow.look(now_ms);
+            follow.nonce()
+        };
+        assert_eq!(nonce_at(0), Some(1));
+        says(2);
+        assert_eq!([nonce_at(999), nonce_at(1_000)], [Some(1), Some(2)]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        says(3);
+        tokio::time::timeout(std::time::Duration::from_secs(60), follow.ended()).await.unwrap();
+        follow.look(1_100);
+        says(4);
+        follow.look(1_200);
+        assert_eq!(follow.nonce(), Some(4), "whoever comes next comes at once");
     }
 
     #[tokio::test]

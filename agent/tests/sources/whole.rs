@@ -68,6 +68,87 @@ fn a_page_is_told_in_milliseconds_and_a_wrong_nonce_is_silence() {
     assert!(pages(&mut PageSource::new(directory.path(), 1, Some(8))).is_empty());
 }
 
+fn idle(published_ns: u64) -> Beat {
+    Beat {
+        steps_completed: 7,
+        tokens_delivered: 70,
+        requests_finished: 1,
+        running: 0,
+        waiting: 0,
+        prompt_tokens_owed: 0,
+        phase: Phase::Idle,
+        phase_tokens: 0,
+        phase_entered_ns: 1,
+        lease_ms: 0,
+        step_started_ns: 0,
+        work_done: 0,
+        work_total: 0,
+        published_ns,
+    }
+}
+
+/// How many times `look` reads anything.
+fn reads(look: impl FnOnce()) -> u64 {
+    let count = || {
+        let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        io.lines().find_map(|line| line.strip_prefix("syscr: ")).unwrap().parse::<u64>().unwrap()
+    };
+    // the kernel counts what ended before
+    let (own, before) = (count(), count());
+    look();
+    count() - before - (before - own)
+}
+
+#[test]
+fn a_glance_at_a_page_that_was_believed_is_three_reads_and_the_path_is_asked_now_and_then() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut writer = Writer::create(directory.path(), &Identity::of_this_process(0, 1, 0).unwrap()).unwrap();
+    writer.publish(&idle(1));
+    let mut source = PageSource::new(directory.path(), 16, None);
+    let mut seen = Vec::new();
+    assert!(reads(|| _ = source.look(0, Pace::Glance, &mut seen)) > 3, "a first look asks /proc who writes");
+    writer.publish(&idle(2));
+    assert_eq!((reads(|| _ = source.look(100, Pace::Glance, &mut seen)), seen.len()), (3, 1));
+    std::fs::remove_file(writer.path()).unwrap();
+    assert_eq!((reads(|| _ = source.look(900, Pace::Glance, &mut seen)), seen.len()), (3, 1));
+    source.look(1_000, Pace::Glance, &mut seen);
+    assert!(seen.is_empty(), "its name is gone");
+}
+
+#[test]
+fn a_short_look_sees_whatever_could_be_work() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |rank| Writer::create(directory.path(), &Identity::of_this_process(rank, 2, 0).unwrap()).unwrap();
+    let (mut first, mut second) = (write(0), write(1));
+    let mut source = PageSource::new(directory.path(), 4, None);
+    let (mut seen, mut now) = (Vec::new(), 0);
+    let mut rests = |beat: &Beat| {
+        now += 100;
+        first.publish(&idle(now));
+        second.publish(&idle(now));
+        source.look(now, Pace::Stare, &mut seen);
+        assert_eq!(seen.len(), 2);
+        second.publish(&Beat { published_ns: now + 1, ..*beat });
+        let mut still = false;
+        assert!(reads(|| still = source.rest_still(&seen)) <= 6);
+        // what is counted does not go back
+        second = write(1);
+        still
+    };
+    assert!(rests(&idle(0)), "it lives and has nothing to do");
+    for beat in [
+        Beat { running: 1, ..idle(0) },
+        Beat { waiting: 1, ..idle(0) },
+        Beat { steps_completed: 8, ..idle(0) },
+        Beat { tokens_delivered: 71, ..idle(0) },
+        Beat { requests_finished: 2, ..idle(0) },
+        Beat { phase: Phase::Sleep, ..idle(0) },
+    ] {
+        assert!(!rests(&beat), "{beat:?}");
+    }
+    assert!(!source.rest_still(&seen[..1]), "a rank more than was told");
+}
+
 #[test]
 fn a_glance_checks_who_writes_where_work_stands_still_and_soon_everywhere() {
     let directory = tempfile::tempdir().unwrap();
