@@ -50,6 +50,9 @@ impl Excuse {
     }
 }
 
+/// Of a long time between two looks so many ticks count.
+const FADES_MAX: u64 = 10;
+
 /// Deliveries this soon after an announced pause are its tail.
 const PAUSE_TAIL_MS: Ms = 5_000;
 
@@ -126,7 +129,10 @@ impl SilenceClock {
             self.counted_ms = self.counted_ms.saturating_add(self.fair(lived, obs, now_ms, policy));
         }
         self.jitter_pending_ms = self.jitter_pending_ms.max(unseen.min(policy.jitter_ms_max));
-        self.jitter_ms = self.jitter_ms.saturating_sub(self.jitter_ms / 32 + 1);
+        // it fades with time and not with looks, which are rare at an engine that owes nothing
+        for _ in 0..(lived / policy.tick_ms.max(1)).clamp(1, FADES_MAX) {
+            self.jitter_ms = self.jitter_ms.saturating_sub(self.jitter_ms / 32 + 1);
+        }
         self.now_ms = Some(now_ms);
         Tick {
             now_ms,
@@ -239,5 +245,25 @@ impl SilenceClock {
             (blocked, Excuse::ClientBlocked),
         ];
         found.into_iter().find(|(holds, _)| *holds).map(|(_, excuse)| excuse)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_fades_with_time_however_many_looks_there_are() {
+        let policy = Policy::default();
+        let after_two_seconds = |every_ms: usize| {
+            let mut clock = SilenceClock::default();
+            clock.tick(0, &Observation::default(), &policy);
+            clock.tick(1_000, &Observation { agent_gap_ms: 400, ..Observation::default() }, &policy);
+            clock.moved();
+            let looks = (1_000..=3_000).step_by(every_ms);
+            looks.map(|now_ms| clock.tick(now_ms, &Observation::default(), &policy).jitter_ms).last()
+        };
+        assert_eq!(after_two_seconds(500), after_two_seconds(100));
+        assert!(after_two_seconds(100).is_some_and(|ms| (100..400).contains(&ms)));
     }
 }

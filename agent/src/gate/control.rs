@@ -197,6 +197,14 @@ impl GateClient {
         }
     }
 
+    /// Returns when the gate says by itself that work came, or is gone. A wait that is given up loses nothing.
+    pub async fn called(&mut self) {
+        let Some(line) = &mut self.line else { return std::future::pending().await };
+        if line.hear().await.is_err() {
+            self.line = None;
+        }
+    }
+
     async fn ask(&mut self) -> io::Result<Told> {
         let answer = tokio::time::timeout(EXCHANGE_MAX, self.try_ask()).await;
         let answer = answer.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut)));

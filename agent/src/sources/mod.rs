@@ -52,8 +52,6 @@ pub use self::tree::{
 use self::turns::Done;
 use self::walk::TreeWatch;
 
-/// At a glance the processes are read this often.
-const PROC_EVERY_MS: Ms = 1_000;
 /// How long a tick waits for the walk; a longer one is taken by a later tick.
 const WALK_WAIT: Duration = Duration::from_millis(15);
 
@@ -198,6 +196,16 @@ impl Sources {
         }
     }
 
+    /// How closely the last look looked.
+    pub fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    /// Do the pages, which owed nothing, say still what they said then? A short look; see [`PageSource::rest_still`].
+    pub fn pages_rest(&mut self, seen: &Observation) -> bool {
+        self.pages.rest_still(seen.pages.value.as_deref().unwrap_or_default())
+    }
+
     fn look_at_pages(&mut self, now_ms: u64, obs: &mut Observation) -> Option<i32> {
         let mut pages = obs.pages.value.take().unwrap_or_default();
         let pid = self.pages.look(now_ms, self.pace, &mut pages);
@@ -208,9 +216,8 @@ impl Sources {
     async fn look_at_processes(&mut self, now_ms: u64, page_pid: Option<i32>, obs: &mut Observation) {
         self.take_walk(now_ms).await;
         let news = self.take_facts(now_ms, turns::is_gate_silent(now_ms, obs)).await;
-        let glance = self.pace == Pace::Glance;
-        let due = self.proc_ms.is_none_or(|at| now_ms.saturating_sub(at) >= PROC_EVERY_MS);
-        if due || !glance {
+        let due = self.proc_ms.is_none_or(|at| now_ms.saturating_sub(at) >= turns::processes_ms(self.pace));
+        if due {
             let queued_ms = self.standing(page_pid).and_then(|pid| self.queue.look(now_ms, pid));
             let proc = self.proc.look(now_ms, page_pid).map(|proc| ProcObs { queued_ms, ..proc });
             obs.proc = proc.map(|proc| Signal::at(now_ms, proc)).unwrap_or_default();
@@ -228,7 +235,7 @@ impl Sources {
     /// asked at the first such look; others are judged by seconds, and are asked once they are stared at.
     fn standing(&self, page_pid: Option<i32>) -> Option<i32> {
         match self.pace {
-            Pace::Glance => None,
+            Pace::Rest | Pace::Glance => None,
             Pace::Look => page_pid,
             Pace::Stare => page_pid.or(self.proc.stepping_pid()),
         }

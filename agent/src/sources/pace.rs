@@ -1,4 +1,4 @@
-//! How closely a tick looks (V6): a healthy engine is glanced at, one whose work stands still for a tick is looked at, and one that is
+//! How closely a tick looks (V6): one that owes nothing is left at rest, a healthy engine is glanced at, one whose work stands still for a tick is looked at, and one that is
 //! in doubt is stared at. What is dear (`/proc`, scrapes, the log) follows this, so that ten ticks a second cost next to nothing while
 //! nothing is wrong, and nothing is seen later than before once something is. Pure.
 
@@ -11,6 +11,8 @@ const STILL_MS_MAX: Ms = 500;
 /// How closely.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pace {
+    /// As a glance, and what only matters once work is owed is asked more rarely still: nothing is owed, by the gate's word too.
+    Rest,
     /// The page and what the gate has said; everything else now and then.
     Glance,
     /// Also the engine's processes, at this tick.
@@ -48,10 +50,12 @@ impl PaceKeeper {
         let still = is_owed(pages, gate) && !moved;
         self.still_since_ms = still.then(|| self.still_since_ms.unwrap_or(now_ms));
         let still_ms = self.still_since_ms.map(|since| now_ms.saturating_sub(since));
+        let rests = gate.is_some() && !is_owed(pages, gate);
         match (is_calm(verdict), still_ms) {
             (false, _) => Pace::Stare,
             (true, Some(ms)) if ms >= STILL_MS_MAX => Pace::Stare,
             (true, Some(_)) => Pace::Look,
+            (true, None) if rests => Pace::Rest,
             (true, None) => Pace::Glance,
         }
     }
@@ -77,12 +81,12 @@ mod tests {
     }
 
     #[test]
-    fn what_delivers_or_owes_nothing_is_glanced_at() {
+    fn what_delivers_is_glanced_at_and_what_owes_nothing_rests() {
         let mut keeper = PaceKeeper::default();
-        for (now_ms, gate) in [(0, gate(0, 0)), (100, gate(0, 0)), (200, gate(2, 1)), (300, gate(2, 5))] {
-            assert_eq!(keeper.pace(now_ms, &Verdict::Progressing, &[], Some(&gate)), Pace::Glance, "{now_ms}");
-        }
-        assert_eq!(keeper.pace(400, &Verdict::Idle, &[], None), Pace::Glance, "a gate that is silent owes nothing");
+        let paces = [(0, gate(0, 0)), (100, gate(0, 0)), (200, gate(2, 1)), (300, gate(2, 5)), (400, gate(0, 5))]
+            .map(|(now_ms, gate)| keeper.pace(now_ms, &Verdict::Progressing, &[], Some(&gate)));
+        assert_eq!(paces, [Pace::Rest, Pace::Rest, Pace::Glance, Pace::Glance, Pace::Rest]);
+        assert_eq!(keeper.pace(500, &Verdict::Idle, &[], None), Pace::Glance, "a gate that is silent says nothing");
     }
 
     #[test]

@@ -5,17 +5,21 @@ use vitals::observation::{Ms, Observation};
 use super::pace::Pace;
 
 /// The look for processes that are new in `/proc`: when, and at most one part in so many of the time; first at a stare.
-const WALKS: [Turn; 2] = [
+const WALKS: [Turn; 3] = [
     Turn { ms_min: 500, ms_max: Ms::MAX, cost_factor: 20 },
     Turn { ms_min: 2_000, ms_max: Ms::MAX, cost_factor: 2_000 },
+    Turn { ms_min: 10_000, ms_max: Ms::MAX, cost_factor: 20_000 },
 ];
 /// Between walks over all processes, of which there may be very many.
-const WHOLE_WALK_MS: [Ms; 2] = [10_000, 60_000];
+const WHOLE_WALK_MS: [Ms; 3] = [10_000, 60_000, 60_000];
 /// The same of the facts that are gathered off the tick.
-const FACTS: [Turn; 2] = [
+const FACTS: [Turn; 3] = [
     Turn { ms_min: 1_000, ms_max: 30_000, cost_factor: 1_000 },
     Turn { ms_min: 5_000, ms_max: 60_000, cost_factor: 10_000 },
+    Turn { ms_min: 10_000, ms_max: 60_000, cost_factor: 20_000 },
 ];
+/// The processes, where each tick does not look at them.
+const PROCESSES_MS: [Ms; 3] = [0, 1_000, 2_000];
 /// Where the gate is silent, the connections of the engine's port alone say that nobody waits: however dear, they are counted this often.
 const FACTS_ALONE: Turn = Turn { ms_min: 1_000, ms_max: 5_000, cost_factor: 1_000 };
 /// Connections that were counted longer ago say nothing of now.
@@ -46,8 +50,17 @@ impl Turn {
     }
 }
 
-fn by_pace<T: Copy>([stare, calm]: [T; 2], pace: Pace) -> T {
-    if pace == Pace::Stare { stare } else { calm }
+fn by_pace<T: Copy>([stare, calm, rest]: [T; 3], pace: Pace) -> T {
+    match pace {
+        Pace::Stare => stare,
+        Pace::Look | Pace::Glance => calm,
+        Pace::Rest => rest,
+    }
+}
+
+/// How old the facts of the processes may be.
+pub fn processes_ms(pace: Pace) -> Ms {
+    by_pace(PROCESSES_MS, if pace == Pace::Look { Pace::Stare } else { pace })
 }
 
 /// Is it time to look for new processes?
@@ -101,6 +114,16 @@ mod tests {
             [false, true, false]
         );
         assert!(whole_walk_ms(Pace::Stare) < whole_walk_ms(Pace::Look));
+        assert_eq!([Pace::Stare, Pace::Look, Pace::Glance].map(processes_ms), [0, 0, 1_000]);
+    }
+
+    #[test]
+    fn what_was_put_off_at_rest_is_due_as_soon_as_work_is_owed() {
+        let done = Some(Done { at_ms: 1_000, cost_us: 100 });
+        let due =
+            |pace, now_ms| [is_walk_due(pace, now_ms, done), are_facts_due(pace, false, now_ms, done)].map(u8::from);
+        assert_eq!([due(Pace::Rest, 10_999), due(Pace::Rest, 11_000)], [[0, 0], [1, 1]]);
+        assert_eq!([due(Pace::Glance, 3_000), due(Pace::Glance, 6_000)], [[1, 0], [1, 1]]);
     }
 
     #[test]

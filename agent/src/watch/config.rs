@@ -76,6 +76,7 @@ impl WatchConfig {
     }
 }
 
-fn milliseconds(duration: Duration) -> u64 {
+/// As the detector counts.
+pub fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -3,6 +3,7 @@
 
 mod act;
 mod config;
+mod doze;
 mod ear;
 mod follow;
 mod hold;
@@ -26,6 +27,7 @@ use vitals::recovery::{Recovery, RecoveryInput, RecoveryOutput};
 use vitals::verdict::Outcome;
 
 use self::act::Acts;
+use self::config::milliseconds;
 pub use self::config::{WatchConfig, WatchError};
 use self::ear::GateEar;
 use self::follow::{Follow, process_key, started_ms};
@@ -179,10 +181,7 @@ impl Watch {
             self.tick().await;
             let took = begun.elapsed();
             self.metrics.tick_seconds.observe(took.as_secs_f64());
-            tokio::select! {
-                () = self.ticker.wait(self.due_in.saturating_sub(took)) => {}
-                () = self.follow.ended() => {}
-            }
+            self.rest(took).await;
         }
     }
 
@@ -216,14 +215,19 @@ impl Watch {
 
     /// How long we did not run beyond what a tick may take.
     fn gap(&mut self, now_ms: u64) -> u64 {
-        let due_ms = u64::try_from(self.due_in.as_millis()).unwrap_or(u64::MAX);
-        let late_ms =
-            self.ticked_ms.replace(now_ms).map_or(0, |before| now_ms.saturating_sub(before).saturating_sub(due_ms));
+        let late_ms = self.late_ms(now_ms);
+        self.ticked_ms = Some(now_ms);
         if late_ms < GAP_MS_MIN {
             return 0;
         }
         self.metrics.gap_seconds.inc_by(late_ms as f64 / 1000.0);
         late_ms
+    }
+
+    /// How much later than it was due the look at `now_ms` comes.
+    fn late_ms(&self, now_ms: u64) -> u64 {
+        let elapsed_ms = self.ticked_ms.map_or(0, |before| now_ms.saturating_sub(before));
+        elapsed_ms.saturating_sub(milliseconds(self.due_in))
     }
 
     fn follow_engine(&mut self, now_ms: u64) {

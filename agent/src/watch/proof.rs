@@ -56,6 +56,11 @@ impl Proof {
         self.asking.take().into_iter().for_each(|asking| asking.abort());
     }
 
+    /// Was it given, at the last look?
+    pub fn is_given(&self) -> bool {
+        self.given
+    }
+
     /// Was it given? Asks where nobody else has, once the engine takes requests.
     pub async fn look(&mut self, now_ms: u64, verdict: &Verdict, obs: &Observation) -> bool {
         if self.given {

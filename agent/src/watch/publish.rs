@@ -13,8 +13,9 @@ use crate::metrics::Metrics;
 use crate::report::{Declaration, Heard, Reporter};
 use crate::status::{ALIVE, Aside, StatusDoc, VerdictDoc, ready_reason};
 
-/// Something is said this often at least.
+/// Something is said this often at least; while all is calm, half as often.
 const ALIVE_MS: u64 = 1_000;
+const ALIVE_CALM_MS: u64 = 2_000;
 /// Without news a whole status, with its figures, is repeated after this while all is calm; else with every sign of life.
 const WHOLE_MS: u64 = 5_000;
 
@@ -68,7 +69,7 @@ impl Publisher {
         let same = self.said.as_ref().is_some_and(|said| said.is_of(news));
         let since = |at_ms: u64| news.now_ms.saturating_sub(at_ms);
         let calm = matches!(news.outcome.verdict, Verdict::Idle | Verdict::Progressing) && news.draining.is_none();
-        if same && since(self.alive_ms) < ALIVE_MS {
+        if same && since(self.alive_ms) < if calm { ALIVE_CALM_MS } else { ALIVE_MS } {
             return;
         }
         self.alive_ms = news.now_ms;
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_calm_second_is_a_sign_of_life_and_a_change_is_told_whole_at_once() {
+    fn a_calm_moment_is_a_sign_of_life_and_a_change_is_told_whole_at_once() {
         let (heard, lines) = mpsc::channel();
         let stdout = Latest::start("test", move |line| _ = heard.send(String::from_utf8(line).unwrap())).unwrap();
         let mut publisher = Publisher::new(stdout, None);
@@ -248,9 +249,9 @@ mod tests {
             lines.recv_timeout(wait).ok().map(|line| line.len() > 10 && line.contains("truebeat_ready 1"))
         };
         assert_eq!(said(10_000, &calm, true), Some(true));
-        assert_eq!(said(10_900, &calm, false), None);
-        assert_eq!(said(11_000, &calm, true), Some(false), "a sign of life");
         assert_eq!(said(11_900, &calm, false), None);
+        assert_eq!(said(12_000, &calm, true), Some(false), "a sign of life");
+        assert_eq!(said(13_900, &calm, false), None);
         assert_eq!(said(15_000, &calm, true), Some(true), "the figures");
         let suspect = Outcome { verdict: Verdict::Unknown, ..Outcome::default() };
         assert_eq!(said(15_100, &suspect, true), Some(true), "news");
