@@ -1,25 +1,29 @@
-//! Gives back what start-up alone has touched of the program's own files (2c): text and constants that a later instruction needs come
-//! back from the page cache, a fault each; what nobody needs again stays out of the process's resident memory.
+//! Gives back what start-up alone has touched (2c). Of the program's own files: text and constants that a later instruction needs come
+//! back from the page cache, a fault each; what nobody needs again stays out of the process's resident memory. Of the heap: whole pages
+//! that hold nothing any more, which the C library keeps in case somebody asks again.
 //!
-//! May touch `/proc/self/smaps` and the mappings of this process; the one module of this crate with `unsafe`.
+//! May touch `/proc/self/smaps`, the heap and the mappings of this process; the one module of this crate with `unsafe`.
 
 use std::time::Duration;
 
 use nix::libc::c_void;
 use nix::sys::mman::{MmapAdvise, madvise};
 
-/// Start-up is over by then; and what an episode needed (stacks, packing) is not kept for ever.
+/// Start-up is over by then, on a quiet machine; on a busy one by the next time, for the second pause is ten times as long.
 const FIRST_AFTER: Duration = Duration::from_secs(5);
+/// What an episode needed (stacks, packing) is not kept for ever.
 const EVERY: Duration = Duration::from_secs(600);
 
 /// Keeps this process small. Runs for ever.
 pub async fn keep_small() {
-    tokio::time::sleep(FIRST_AFTER).await;
+    let mut pause = FIRST_AFTER;
     loop {
+        tokio::time::sleep(pause).await;
+        pause = (pause * 10).min(EVERY);
         if let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") {
             clean_file_mappings(&smaps).into_iter().for_each(forget);
         }
-        tokio::time::sleep(EVERY).await;
+        trim_heap();
     }
 }
 
@@ -63,6 +67,17 @@ fn forget((from, length): Range) {
     let _ = unsafe { madvise(address, length, MmapAdvise::MADV_DONTNEED) };
 }
 
+/// Whole free pages of the heap go back to the kernel. Other C libraries than GNU's have no word for it, and keep less.
+#[cfg(target_env = "gnu")]
+#[allow(unsafe_code, reason = "the C library's own call has no safe form")]
+fn trim_heap() {
+    // SAFETY: it takes the allocator's own locks, moves and frees nothing that anybody holds, and may be called from any thread.
+    let _ = unsafe { nix::libc::malloc_trim(0) };
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn trim_heap() {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,5 +113,20 @@ Anonymous:             0 kB
         assert!(!mine.is_empty());
         mine.into_iter().for_each(forget);
         assert_eq!(words, "what a program says is constant");
+    }
+
+    #[test]
+    fn what_the_heap_no_longer_holds_goes_back_and_what_it_holds_stays() {
+        let kept: Vec<Vec<u8>> = (0..4_000).map(|n| vec![n as u8; 4_000]).collect();
+        let held: Vec<Vec<u8>> = kept.iter().step_by(100).cloned().collect();
+        drop(kept);
+        let resident = || {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
+        };
+        let before = resident();
+        trim_heap();
+        assert!(resident() + 1_000 < before, "{before} pages, then {}", resident());
+        assert!(held.iter().enumerate().all(|(n, bytes)| bytes.iter().all(|byte| *byte == (n * 100) as u8)));
     }
 }
