@@ -69,6 +69,7 @@ fn tell_cost(rest: &Cost, load: &Cost, chunks: u64, length: Duration) -> bool {
         for (role, ms) in &cost.cpu_ms_per_s {
             line(&format!("agent_{role}_cpu_{what}"), format_args!("{ms:.2}"), "ms/s", "-");
         }
+        line(&format!("agent_wakeups_{what}"), format_args!("{:.1}", cost.wakeups_per_s), "/s", "-");
     }
     // under load the gate carries every chunk, which is a proxy's cost and grows with the traffic: it is told by the chunk
     let (at_rest, at_load) = (rest.cpu(&["supervisor", "detect", "gate"]), load.cpu(&["supervisor", "detect"]));

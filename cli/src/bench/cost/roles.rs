@@ -29,6 +29,8 @@ pub struct Memory {
 pub struct Cost {
     pub memory: BTreeMap<&'static str, Memory>,
     pub cpu_ms_per_s: BTreeMap<&'static str, f64>,
+    /// How often threads were woken, which other work on the machine does not change.
+    pub wakeups_per_s: f64,
 }
 
 impl Roles {
@@ -60,16 +62,18 @@ impl Roles {
     /// # Errors
     /// When a process has gone.
     pub async fn cost_over(&self, length: Duration) -> anyhow::Result<Cost> {
-        let before = self.each(cpu_ns)?;
+        let (before, wakeups) = (self.each(cpu_ns)?, self.each(wakeups)?);
         let began = Instant::now();
         tokio::time::sleep(length).await;
-        let after = self.each(cpu_ns)?;
+        let (after, wakeups_after) = (self.each(cpu_ns)?, self.each(self::wakeups)?);
         let took_s = began.elapsed().as_secs_f64();
         let cpu = |(role, after): (&&'static str, &u64)| {
             let used_ns = after.saturating_sub(before.get(role).copied().unwrap_or_default());
             (*role, used_ns as f64 / 1e6 / took_s)
         };
-        Ok(Cost { memory: self.each(memory)?, cpu_ms_per_s: after.iter().map(cpu).collect() })
+        let woken = wakeups_after.values().sum::<u64>().saturating_sub(wakeups.values().sum());
+        let wakeups_per_s = woken as f64 / took_s;
+        Ok(Cost { memory: self.each(memory)?, cpu_ms_per_s: after.iter().map(cpu).collect(), wakeups_per_s })
     }
 
     /// Stops all three, the supervisor first and last to go on: it must not find its children silent.
@@ -131,6 +135,16 @@ pub fn cpu_ns(pid: i32) -> anyhow::Result<u64> {
         text.split(' ').next()?.parse::<u64>().ok()
     };
     Ok(threads.flatten().filter_map(used).sum())
+}
+
+/// How often threads that are there now gave up a core to wait.
+fn wakeups(pid: i32) -> anyhow::Result<u64> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).context("the process has gone")?;
+    let woken = |entry: std::fs::DirEntry| {
+        let text = std::fs::read_to_string(entry.path().join("status")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse::<u64>().ok()
+    };
+    Ok(threads.flatten().filter_map(woken).sum())
 }
 
 fn memory(pid: i32) -> anyhow::Result<Memory> {
