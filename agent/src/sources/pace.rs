@@ -1,6 +1,6 @@
-//! How closely a tick looks (V6): one that owes nothing is left at rest, a healthy engine is glanced at, one whose work stands still for a tick is looked at, and one that is
-//! in doubt is stared at. What is dear (`/proc`, scrapes, the log) follows this, so that ten ticks a second cost next to nothing while
-//! nothing is wrong, and nothing is seen later than before once something is. Pure.
+//! How closely a tick looks (V6): one that owes nothing is left at rest, a healthy engine is glanced at, one whose work stands still for a
+//! tick is looked at, and one that is in doubt is stared at. What is dear (`/proc`, scrapes, the log) follows this, so that ten ticks a second
+//! cost next to nothing while nothing is wrong, and nothing is seen later than before once something is. Pure.
 
 use vitals::observation::{GateObs, Ms, PageObs};
 use vitals::verdict::Verdict;

@@ -52,6 +52,15 @@ fn accepted(regime: &Regime, random: &mut SplitMix64) -> usize {
     (0..regime.guesses).take_while(|_| random.unit() < regime.right).count()
 }
 
+const NOISE: f64 = 0.2;
+
+/// Until a situation is measured anew it is known by four noisy steps, whose mean is off by up to three quarters of the noise (two and a half
+/// times its deviation): a gain that small may be a loss.
+fn misjudged_ns(regime: &Regime) -> f64 {
+    let yielded: f64 = (0..=regime.guesses).map(|n| regime.right.powi(n as i32)).sum();
+    regime.steps.min(MEASURE_EVERY as usize) as f64 * regime.plain_us as f64 * 1e3 * yielded * NOISE * 0.75
+}
+
 fn regime() -> impl Strategy<Value = Regime> {
     (50usize..1500, 1usize..9, 1.0f64..4.0, 1usize..9, 0.0f64..1.0).prop_map(
         |(steps, sequences, guessing_factor, guesses, right)| Regime {
@@ -80,8 +89,8 @@ proptest! {
     fn noise_does_not_change_that(regimes in prop::collection::vec(regime(), 1..12), seed in any::<u64>()) {
         let mut governor = Governor::default();
         // The noise itself takes and gives; what is left of it in the mean of a run is its own 2 %.
-        let clock = run(&mut governor, &regimes, 0.2, &mut SplitMix64(seed));
-        let grace_ns = GRACE_STEPS * 50e6 + clock.longest_ns;
+        let clock = run(&mut governor, &regimes, NOISE, &mut SplitMix64(seed));
+        let grace_ns = GRACE_STEPS * 50e6 + clock.longest_ns + regimes.iter().map(misjudged_ns).sum::<f64>();
         prop_assert!(clock.took_ns - grace_ns <= clock.plain_ns / 0.96, "{clock:?}");
     }
 }
