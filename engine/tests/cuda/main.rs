@@ -9,6 +9,11 @@
     reason = "helpers of tests: a surprise must fail the test"
 )]
 
+/// The engine's own source of chance: it is no part of what the library offers.
+#[path = "../../src/splitmix.rs"]
+#[allow(dead_code, reason = "not all of it is wanted here")]
+mod splitmix;
+
 /// A test of a backend, for each: `name::host` on the shim, `name::device` on a GPU.
 macro_rules! test_backend {
     ($name:ident, $check:expr) => {

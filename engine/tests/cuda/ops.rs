@@ -8,6 +8,7 @@ use engine::backend::{Backend, HeadShape, KvSize};
 use engine::weights::{RawWeight, WeightType};
 
 use crate::host::{self, Host};
+use crate::splitmix::SplitMix64;
 
 pub type OnHost = CudaBackend<Host>;
 /// Makes a backend of the kind under test.
@@ -22,14 +23,17 @@ pub struct Numbers(pub u64);
 
 impl Numbers {
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        let mut random = SplitMix64(self.0);
+        let bits = random.next();
+        self.0 = random.0;
+        bits
     }
 
     pub fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+        let mut random = SplitMix64(self.0);
+        let unit = random.unit();
+        self.0 = random.0;
+        unit
     }
 
     pub fn value(&mut self) -> f32 {
