@@ -266,8 +266,7 @@ fn on_some_engine(act: &Act, world: &mut World, state: &State, now_ms: u64) {
     let live = |name: &str| state.store.get(&("pods", NAMESPACE.to_owned(), name.to_owned()));
     match act {
         Act::FreezeOf { image } => {
-            let runs = |name: &str| live(name).is_some_and(|e| e.value["spec"]["containers"][0]["image"] == *image);
-            let found = world.pods.values_mut().filter(|pod| runs(&pod.name)).min_by_key(|pod| pod.name.clone());
+            let found = first_pod_of(world, &state.store, image).and_then(|uid| world.pods.get_mut(&uid));
             found.into_iter().for_each(|pod| pod.agent.freeze(now_ms, None));
         }
         Act::Poison { nth, request } => {
@@ -383,4 +382,12 @@ pub fn nth_pod(world: &World, nth: usize) -> Option<String> {
     let mut pods: Vec<(&String, &String)> = world.pods.values().map(|pod| (&pod.name, &pod.uid)).collect();
     pods.sort();
     (!pods.is_empty()).then(|| pods[nth % pods.len()].1.clone())
+}
+
+/// The first pod, by name, that the API says runs this image.
+pub fn first_pod_of(world: &World, store: &Store, image: &str) -> Option<String> {
+    let live = |name: &str| store.get(&("pods", NAMESPACE.to_owned(), name.to_owned()));
+    let runs = |name: &str| live(name).is_some_and(|e| e.value["spec"]["containers"][0]["image"] == image);
+    let found = world.pods.values().filter(|pod| runs(&pod.name)).min_by_key(|pod| pod.name.clone());
+    found.map(|pod| pod.uid.clone())
 }
