@@ -72,9 +72,13 @@ pub(super) fn positions(batch: &StepBatch) -> Vec<usize> {
 
 /// Cache slot of every row of the step.
 pub(super) fn slots(batch: &StepBatch, block_size: usize) -> Vec<usize> {
-    let slot = |seq: &SeqInput, pos: usize| seq.block_table[pos / block_size] as usize * block_size + pos % block_size;
     let rows = batch.seqs.iter().flat_map(|seq| (0..seq.tokens.len()).map(move |row| (seq, seq.start_pos + row)));
-    rows.map(|(seq, pos)| slot(seq, pos)).collect()
+    rows.map(|(seq, pos)| slot(seq, pos, block_size)).collect()
+}
+
+/// Cache slot of a position of a sequence.
+pub(super) fn slot(seq: &SeqInput, pos: usize, block_size: usize) -> usize {
+    seq.block_table[pos / block_size] as usize * block_size + pos % block_size
 }
 
 /// The sequences as attention sees them.

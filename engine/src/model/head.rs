@@ -9,6 +9,7 @@
 
 use crate::backend::Backend;
 
+use super::batch;
 use super::decoder::{Cache, Decoder, Layer, Linear, StepFrame};
 use super::{KvShape, LogitsWanted, ModelError, StepBatch, StepLogits};
 
@@ -52,19 +53,18 @@ impl States {
         }
     }
 
-    /// For each row of a batch the state of the place before it.
-    fn before(&self, batch: &StepBatch, block_size: usize) -> Vec<Vec<f32>> {
-        let state = |table: &[u32], pos: usize| {
-            let slot = table[pos / block_size] as usize * block_size + pos % block_size;
-            self.values[slot * self.width..(slot + 1) * self.width].to_vec()
-        };
-        let of_seq = |seq: &'_ super::SeqInput| -> Vec<Vec<f32>> {
-            let places = (seq.start_pos..).take(seq.tokens.len());
-            places
-                .map(|pos| pos.checked_sub(1).map_or_else(|| vec![0.0; self.width], |p| state(&seq.block_table, p)))
-                .collect()
-        };
-        batch.seqs.iter().flat_map(of_seq).collect()
+    /// For each row of a batch the state of the place before it, one after another.
+    fn before(&self, batch: &StepBatch, block_size: usize) -> Vec<f32> {
+        let mut all = Vec::new();
+        for seq in &batch.seqs {
+            for pos in seq.start_pos..seq.start_pos + seq.tokens.len() {
+                match pos.checked_sub(1).map(|before| batch::slot(seq, before, block_size)) {
+                    Some(slot) => all.extend_from_slice(&self.values[slot * self.width..(slot + 1) * self.width]),
+                    None => all.resize(all.len() + self.width, 0.0),
+                }
+            }
+        }
+        all
     }
 }
 
@@ -111,7 +111,7 @@ impl<B: Backend + 'static> Decoder<B> {
         b.rms_norm_over(&mut embedded, &head.token_norm, eps);
         let before =
             cache.states.as_ref().map(|states| states.before(batch, cache.shape.block_size)).unwrap_or_default();
-        let mut before = b.upload(tokens.len(), hidden, before.concat());
+        let mut before = b.upload(tokens.len(), hidden, before);
         b.rms_norm_over(&mut before, &head.hidden_norm, eps);
         let (before, embedded) = (b.download(before), b.download(embedded));
         let pairs = before.chunks_exact(hidden).zip(embedded.chunks_exact(hidden));
