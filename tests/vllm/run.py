@@ -27,6 +27,7 @@ RECOVER_S = 900
 WARM_S = 25
 WARM_S_MAX = 300
 QUIET_S = 20
+LONG_S = 240
 PREEMPT_S = 60
 LONG_WORDS = 6_300  # 14 000 tokens of this tokenizer
 # The program's model has heads too small for vLLM's CPU kernels: its tokenizer is kept, the weights are vLLM's own random ones.
@@ -247,14 +248,11 @@ def benign(server, kind, site, ranks, began):
              "sleep": lambda: posted(server, "/sleep?level=0&mode=keep"),
              "long": lambda: Load(server.port, clients=1, words=LONG_WORDS, tokens=4, once=True)}[kind.benign]
     doing_load = doing()
-    alarms, at = [], time.monotonic()
-    while time.monotonic() - at < (240 if kind.benign == "long" else QUIET_S):
-        seen = server.verdict()
-        if seen["verdict"] in ("Suspect", "Stalled", "Dead") and (not alarms or alarms[-1][1] != seen["verdict"]):
-            alarms.append((round(time.monotonic() - at, 1), seen["verdict"], seen["class"], "; ".join(r["text"] for r in seen["reasons"])))
-        if kind.benign == "long" and doing_load.total("done"):
-            break
-        time.sleep(0.1)
+    at = time.monotonic()
+    if kind.benign == "long":
+        alarms = alarms_within(server, LONG_S, lambda: doing_load.total("done"))
+    else:
+        alarms = alarms_within(server, QUIET_S)
     note = f"{time.monotonic() - at:.0f} s"
     if kind.benign in ("pause", "sleep"):
         posted(server, "/resume" if kind.benign == "pause" else "/wake_up")
@@ -269,20 +267,28 @@ def benign(server, kind, site, ranks, began):
                note="; ".join([note, *map(str, alarms)]))
 
 
+def alarms_within(server, seconds, done=lambda: False):
+    """What the detector holds against an engine in that time, or until `done`: each new verdict, with when and why."""
+    alarms, at = [], time.monotonic()
+    while time.monotonic() - at < seconds:
+        seen = server.verdict()
+        if seen["verdict"] in ("Suspect", "Stalled", "Dead") and (not alarms or alarms[-1][1] != seen["verdict"]):
+            alarms.append((round(time.monotonic() - at, 1), seen["verdict"], seen["class"], "; ".join(r["text"] for r in seen["reasons"])))
+        if done():
+            break
+        time.sleep(0.1)
+    return alarms
+
+
 def preempted(server, kind, site, ranks):
     """Requests that together do not fit into the cache: some are put back and computed again, and none of that is a hang."""
     load = Load(server.port, words=60, tokens=330)
-    alarms, at = [], time.monotonic()
-    while time.monotonic() - at < PREEMPT_S:
-        seen = server.verdict()
-        if seen["verdict"] in ("Suspect", "Stalled", "Dead"):
-            alarms.append((round(time.monotonic() - at, 1), seen["verdict"], seen["class"], "; ".join(r["text"] for r in seen["reasons"])))
-        time.sleep(0.1)
+    alarms = alarms_within(server, PREEMPT_S)
     load.end()
     count, done = preemptions(server), load.total("done")
     note = f"{count:.0f} preemptions, {done} requests served in {PREEMPT_S} s"
     return row(kind, site, ranks, ok=not alarms and count > 0 and done > 0, verdict=alarms[-1][1] if alarms else "no alarm",
-               fence_s=next((alarm[0] for alarm in alarms), None), note="; ".join([note, *map(str, alarms[:5])]))
+               fence_s=next((alarm[0] for alarm in alarms), None), note="; ".join([note, *map(str, alarms)]))
 
 
 def preemptions(server):
