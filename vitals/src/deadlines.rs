@@ -2,7 +2,7 @@
 
 use crate::examine::{Allowed, Basis, View};
 use crate::learner::PROMPT_TOKENS_LONG;
-use crate::observation::{Ms, PageObs, PagePhase};
+use crate::observation::{GateObs, Ms, PageObs, PagePhase};
 use crate::policy::Policy;
 use crate::rhythm::Rhythm;
 
@@ -25,7 +25,7 @@ pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
         )
         .of_usual(native_step_at(view, page, 900, false).unwrap_or(ms), policy),
         None => Allowed::declared(lease.max(policy.native_floor_ms).saturating_add(jitter))
-            .of_usual(lease / LEASE_TIMES, policy),
+            .of_usual(lease.saturating_mul(2) / LEASE_TIMES, policy),
     }
 }
 
@@ -33,9 +33,10 @@ pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
 fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) -> Option<Ms> {
     let (rhythm, policy) = (view.rhythm, view.policy);
     let latest = |value: Ms| if recent { value } else { 0 };
+    let lately_ms = if recent { rhythm.decode_recent_ms / 2 } else { rhythm.decode_lately_ms };
     let decode = || {
         let quantile = rhythm.decode_step_ms.quantile(permille)?;
-        let step_ms = quantile.max(latest(rhythm.decode_recent_ms) / 2);
+        let step_ms = quantile.max(lately_ms);
         // what is usual was learned from usual widths, the greatest from the widest
         let width = if recent { rhythm.decode_width_milli } else { rhythm.decode_usual_width_milli };
         Some(wider(step_ms, page.running, width))
@@ -124,9 +125,8 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     let counters =
         sight.page.is_some() || sight.metrics.is_some_and(|m| m.generation_tokens.is_some() || m.iterations.is_some());
     // nor do counters that come in one lump at a request's end (llama.cpp): they must have been seen to move in between
-    let all_unstreamed =
-        sight.gate.is_some_and(|gate| gate.unstreamed.is_some_and(|unstreamed| unstreamed >= gate.in_flight));
-    let tells = counters && (!all_unstreamed || sight.page.is_some() || view.signs.counters_live);
+    let whole = sight.gate.is_some_and(GateObs::only_whole_answers);
+    let tells = counters && (!whole || sight.page.is_some() || view.signs.counters_live);
     if !tells && view.nothing_begun() {
         return Allowed::patient(policy.patience_cap_ms);
     }
@@ -146,7 +146,7 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     let prompt = prompt.saturating_mul(deeper) / rhythm.prompt_served_max.max(PROMPT_TOKENS_LONG).min(deeper).max(1);
     let prefill = factor(token_us.saturating_mul(prompt) / 1000, policy.foreign_factor_tenths);
     let learned = factor(usual.max(known.recent), policy.foreign_factor_tenths).max(prefill);
-    let step_ms = foreign_step(rhythm, &known, usual, prompt).max(prefill / CRAWL_PREFILL_PARTS);
+    let step_ms = foreign_step(view, &known, usual, prompt).max(prefill / CRAWL_PREFILL_PARTS);
     // not `clamp`: a policy may well set the cap below the floor
     Allowed::learned(learned.max(policy.foreign_floor_ms).min(policy.patience_cap_ms)).of_usual(step_ms, policy)
 }
@@ -166,8 +166,8 @@ fn silences(view: &View<'_>, prompt: u64) -> Silences {
     let rhythm = view.rhythm;
     let (begun, first) = (&rhythm.gate_us_per_token, &rhythm.first_us_per_token);
     let most = begun.quantile(990).max(first.quantile(990));
-    // short prompts are counted as longer ones, which makes a middling one look cheap; the front end's work makes up for that
-    let (step, alone) = (begun.quantile(900).unwrap_or(0), first.quantile(500).unwrap_or(0));
+    // short prompts are counted as longer ones, and those in a cache cost nothing: it is the dear ones that tell what one costs that is not
+    let (step, alone) = (begun.quantile(990).unwrap_or(0), first.quantile(500).unwrap_or(0));
     if view.nothing_begun() {
         let warm = rhythm.first_answers_seen >= view.policy.foreign_warm_answers
             && rhythm.first_byte_ms.samples() >= FIRST_BYTE_SAMPLES_MIN;
@@ -188,13 +188,17 @@ fn silences(view: &View<'_>, prompt: u64) -> Silences {
 const CRAWL_PREFILL_PARTS: Ms = 12;
 
 /// What a step usually takes: the gaps of streams tell, and what a prompt adds. A silence before a first byte (`usual`) holds the front end's
-/// work as well, and stands in where nothing ever streamed.
-fn foreign_step(rhythm: &Rhythm, known: &Silences, usual: Ms, prompt: u64) -> Ms {
-    let gaps = &rhythm.gate_gap_ms;
+/// work as well, and stands in where nothing ever streamed, or nothing does now: such a silence is a whole answer's.
+fn foreign_step(view: &View<'_>, known: &Silences, usual: Ms, prompt: u64) -> Ms {
+    let gaps = &view.rhythm.gate_gap_ms;
     // a high quantile of a few samples is no more than their greatest
     let permille = if gaps.samples() >= GAP_SAMPLES_MIN { 900 } else { 500 };
-    let step_ms = gaps.quantile(permille).unwrap_or(usual);
-    step_ms.max(known.step_token_us.saturating_mul(prompt) / 1000)
+    let whole = view.sight.gate.is_some_and(GateObs::only_whole_answers);
+    let step_ms = gaps.quantile(permille).filter(|_| !whole).unwrap_or(usual);
+    // what a prompt costs that is greater than any before is not well known; no more than to decode it token by token
+    let times = if prompt > view.rhythm.prompt_served_max { UNKNOWN_PROMPT_TIMES } else { 1 };
+    let token_us = known.step_token_us.saturating_mul(times).min(step_ms.saturating_mul(1000));
+    step_ms.max(token_us.saturating_mul(prompt) / 1000)
 }
 
 /// Prompt sizes up to this are inside what was learned.
@@ -211,6 +215,9 @@ const STEP_LESSON_MS_MIN: Ms = 500;
 
 /// From so many gaps on a high quantile means something.
 const GAP_SAMPLES_MIN: u32 = 32;
+
+/// So many times what a token of other prompts cost may one cost of a prompt that is greater than any of them.
+const UNKNOWN_PROMPT_TIMES: u64 = 4;
 
 /// A quantile of fewer silences before a first byte than this says nothing.
 const FIRST_BYTE_SAMPLES_MIN: u32 = 4;

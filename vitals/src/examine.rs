@@ -116,6 +116,9 @@ pub struct View<'a> {
     pub native_floor_ms: Ms,
 }
 
+/// A crawl that was seen so long before the last delivery has nothing to do with the silence since.
+const CRAWL_FRESH_MS: Ms = 120_000;
+
 impl View<'_> {
     /// Does the gate know that no request in flight has begun to answer, while the front end answers (one probe or two that were late do
     /// not say otherwise)? Then the silence may be the
@@ -123,6 +126,12 @@ impl View<'_> {
     pub fn nothing_begun(&self) -> bool {
         self.sight.gate.is_some_and(GateObs::only_unanswered)
             && !self.sight.frontend_silent(self.tick.now_ms, self.policy.admission_ms.saturating_mul(2))
+    }
+
+    /// Was it seen to crawl, and to live, not long before it last delivered anything?
+    pub fn was_crawling(&self) -> bool {
+        let delivered = self.signs.delivered_at();
+        self.rhythm.crawled_at.is_some_and(|at| delivered.saturating_sub(at) <= CRAWL_FRESH_MS)
     }
 
     /// Does a native page show a step under way for longer than its lease?
@@ -161,13 +170,13 @@ fn undelivered(view: &View<'_>, exam: &mut Exam) {
     let Some(gate) = view.sight.gate else { return };
     let begun = gate.in_flight.saturating_sub(gate.awaiting_first_byte);
     let streams = gate.unstreamed.map_or(0, |unstreamed| gate.in_flight.saturating_sub(unstreamed));
-    let allowed = if begun > gate.client_blocked {
-        Allowed::policy(view.policy.patience_cap_ms)
-    } else if streams > gate.client_blocked {
-        Allowed::policy(view.policy.patience_cap_ms.saturating_mul(3))
-    } else {
-        return;
+    let cap_ms = view.policy.patience_cap_ms;
+    let ms = match () {
+        () if begun > gate.client_blocked => cap_ms,
+        () if streams > gate.client_blocked => cap_ms.saturating_mul(3),
+        () => return,
     };
+    let allowed = Allowed { crawl_ms: cap_ms.saturating_mul(3), ..Allowed::policy(ms) };
     let silence = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
     exam.hold(silence, allowed, || {
         let (class, figures) = classes::undelivered(view);

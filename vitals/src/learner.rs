@@ -63,7 +63,7 @@ impl Learner {
     /// Learns from one tick. What was allowed bounds a sample: a silence that was accused teaches no patience beyond twice that, and
     /// one that was confirmed as a stall none at all.
     pub fn learn(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, judged: &Judged<'_>) {
-        let Judged { signs, exam, policy } = *judged;
+        let Judged { signs, exam, .. } = *judged;
         self.learn_steps(tick, sight, rhythm, exam.step_lesson_ms);
         if sight.owed.is_none() {
             self.silence_over();
@@ -78,7 +78,7 @@ impl Learner {
         }
         let heard = if sight.gate.is_some() { sight.gate_delivered } else { sight.delivered() };
         if heard {
-            self.learn_silence(tick, sight, rhythm, policy);
+            self.learn_silence(tick, sight, rhythm, judged);
             self.silence_over();
         }
         let since = signs.gate_delivered_at.max(signs.owed_since).max(if sight.gate.is_none() {
@@ -116,7 +116,8 @@ impl Learner {
     }
 
     /// A silence ended in a delivery.
-    fn learn_silence(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, policy: &Policy) {
+    fn learn_silence(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, judged: &Judged<'_>) {
+        let Judged { signs, policy, .. } = *judged;
         let bounded = |ms: Ms| {
             let ms = ms.min(self.allowed_peak_ms.saturating_mul(2));
             self.lesson_ms_max.map_or(ms, |most| ms.min(most))
@@ -126,10 +127,13 @@ impl Learner {
             return;
         }
         let among_begun = self.begun || sight.gate.is_none();
+        if self.lesson_ms_max.is_some() && gap >= policy.foreign_floor_ms {
+            rhythm.crawled_at = Some(signs.delivered_at());
+        }
         if self.prompt_peak < PROMPT_TOKENS_LONG {
             // a long prompt's silence is told by its tokens; it must not make decode patient
             if among_begun {
-                rhythm.gap(gap);
+                rhythm.gap(gap, signs.delivered_at());
             } else {
                 rhythm.first_byte_ms.record(gap.max(1));
                 rhythm.first_answers_seen = rhythm.first_answers_seen.saturating_add(sight.answered_count);

@@ -4,6 +4,7 @@
 //! feeds [`detector::Detector`] and [`recovery::Recovery`]; `truebeat replay` feeds the same code from a recording ([`replay`]).
 
 pub mod cache;
+pub mod crawl;
 pub mod deadlines;
 pub mod detector;
 pub mod engine_metrics;

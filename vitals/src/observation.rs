@@ -146,6 +146,11 @@ impl GateObs {
         self.in_flight > 0 && self.awaiting_first_byte >= self.in_flight
     }
 
+    /// Is every request in flight known to be silent until its answer is whole?
+    pub fn only_whole_answers(&self) -> bool {
+        self.unstreamed.is_some_and(|unstreamed| unstreamed >= self.in_flight)
+    }
+
     /// Requests that have had a first byte, or ended: monotone in an epoch.
     pub fn answered(&self) -> u64 {
         self.requests_done.saturating_add(u64::from(self.in_flight.saturating_sub(self.awaiting_first_byte)))

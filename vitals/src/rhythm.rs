@@ -11,6 +11,11 @@ const BUCKETS: usize = 80;
 /// Above this many samples every bucket is halved.
 const SAMPLES_MAX: u32 = 1024;
 
+/// A silence that ended shows a crawl if it was this long, and so many times the median of at least so many.
+const CRAWL_GAP_MS_MIN: Ms = 2_000;
+const CRAWL_GAP_TIMES: u64 = 25;
+const CRAWL_SAMPLES_MIN: u32 = 16;
+
 /// A fading histogram of milliseconds (or of any small number), from 1 to about 45 million.
 #[derive(Debug, Clone)]
 pub struct Histogram {
@@ -100,6 +105,8 @@ pub struct Rhythm {
     /// where a quantile would follow after a hundred samples.
     pub decode_recent_ms: Ms,
     pub prefill_recent_us: Ms,
+    /// Quick average of decode steps: what is usual of the sequences that run now, which may be longer than any before.
+    pub decode_lately_ms: Ms,
     /// Slowly fading maximum of whole prefill steps, whatever was decoded in them.
     pub prefill_step_ms: Ms,
     /// Slowly fading maximum of the running sequences of the decode steps above, in thousandths.
@@ -110,6 +117,8 @@ pub struct Rhythm {
     pub gate_gap_ms: Histogram,
     /// Slowly fading maximum of these.
     pub gate_gap_recent_ms: Ms,
+    /// Counted time at which a silence last ended that was so far beyond the usual that the engine crawls, and lives.
+    pub crawled_at: Option<Ms>,
     /// Gate: silences that ended in a delivery while no request in flight had begun to answer.
     pub first_byte_ms: Histogram,
     /// Gate: microseconds of silence a prompt token that it ended for, while requests that had begun to answer were owed.
@@ -142,10 +151,15 @@ impl Rhythm {
         self.decode_usual_width_milli = usual.saturating_mul(511).saturating_add(milli) / 512;
         self.decode_step_ms.record(step_ms.max(1));
         self.decode_recent_ms = step_ms.max(self.decode_recent_ms.saturating_sub(self.decode_recent_ms / 64 + 1));
+        self.decode_lately_ms = self.decode_lately_ms.saturating_mul(15).saturating_add(step_ms) / 16;
     }
 
-    /// One silence of the gate among requests that had begun.
-    pub fn gap(&mut self, ms: Ms) {
+    /// One silence of the gate among requests that had begun, ended at this counted time.
+    pub fn gap(&mut self, ms: Ms, at: Ms) {
+        let usual = self.gate_gap_ms.quantile(500).filter(|_| self.gate_gap_ms.samples() >= CRAWL_SAMPLES_MIN);
+        if ms >= CRAWL_GAP_MS_MIN && usual.is_some_and(|usual| ms >= usual.saturating_mul(CRAWL_GAP_TIMES)) {
+            self.crawled_at = Some(at);
+        }
         self.gate_gap_ms.record(ms.max(1));
         self.gate_gap_recent_ms = ms.max(self.gate_gap_recent_ms.saturating_sub(self.gate_gap_recent_ms / 64 + 1));
     }
@@ -189,6 +203,7 @@ impl Rhythm {
         self.chunks_seen = 0;
         self.delivering_ms = 0;
         self.first_answers_seen = 0;
+        self.crawled_at = None;
     }
 }
 

@@ -350,6 +350,16 @@ impl Signs {
         }
     }
 
+    /// When anything was last delivered, by whatever tells of it.
+    pub fn delivered_at(&self) -> Ms {
+        self.gate_delivered_at.max(self.metrics_tokens_at).max(self.page_tokens_at)
+    }
+
+    /// Has `/metrics` of this process ever been read?
+    pub fn was_scraped(&self) -> bool {
+        self.metrics.is_some()
+    }
+
     /// When anything of the engine's own last moved: figures of its page or of its scrapes.
     pub fn moved_at(&self) -> Ms {
         self.metrics_moved_at

@@ -1,5 +1,6 @@
 //! V4: witnesses. They move the confirm time of a suspicion; none of them makes a stall by itself.
 
+use crate::crawl;
 use crate::examine::{Basis, Complaint, View, reason};
 use crate::excuse::Tick;
 use crate::log_signs::{self, Meaning};
@@ -8,7 +9,7 @@ use crate::owed::OwedSource;
 use crate::policy::Policy;
 use crate::running::Running;
 use crate::signs::Sight;
-use crate::verdict::{Reason, StallClass};
+use crate::verdict::Reason;
 use crate::xid::{self, Xid};
 
 const NVML_SILENT_MS_MIN: Ms = 5_000;
@@ -104,33 +105,12 @@ impl Weight {
         if self.decisive {
             return;
         }
-        let (least_ms, what) = match complaint.class {
-            StallClass::StepStalled | StallClass::DeviceWait if gpu_works => {
-                (view.policy.patience_cap_ms, "the GPU works as it does in health")
-            }
-            StallClass::StepStalled | StallClass::DeviceWait => {
-                (complaint.allowed.crawl_ms, "an engine that crawls does the same")
-            }
-            StallClass::Livelock | StallClass::DecodeStalled if only_ends_tell(view) => (
-                view.policy.patience_cap_ms.saturating_mul(3),
-                "this engine counts whole answers, and no gate tells more",
-            ),
-            // figures move at the end of each step, of one that crawled as well
-            StallClass::Livelock | StallClass::DecodeStalled => {
-                (complaint.allowed.crawl_ms, "an engine that crawls does the same")
-            }
-            _ => return,
-        };
+        let Some((least_ms, what)) = crawl::silence_min(view, complaint, gpu_works) else { return };
         if least_ms > complaint.silence_ms {
             self.reasons.push(reason("policy", format!("{what}: no proof before {least_ms} ms")));
         }
         self.silence_ms_min = least_ms;
     }
-}
-
-/// Is the end of an answer all that would show that tokens are made? Then a loop that turns may be handing them out, however slowly.
-fn only_ends_tell(view: &View<'_>) -> bool {
-    view.sight.gate.is_none() && view.sight.page.is_none() && !view.signs.tokens_live
 }
 
 fn page_speaks(view: &View<'_>, complaint: &Complaint, weight: &mut Weight) {
@@ -158,9 +138,10 @@ pub struct Witnesses {
     log: Option<(Meaning, &'static str)>,
     /// Busy power of this replica while it delivered, in watts (slow average).
     busy_watts: Option<f64>,
-    /// GPU readings that were busy and cold, that were busy and as warm as in health, and all readings.
+    /// GPU readings that were busy and cold, that were busy and as warm as in health, that were not idle, and all readings.
     cold_looks: u64,
     warm_looks: u64,
+    busy_looks: u64,
     gpu_looks: u64,
     /// Counted time at which CPU, GPU or disk were last seen to work for anything, or it was not known.
     worked_at: Ms,
@@ -195,6 +176,7 @@ impl Witnesses {
                 self.gpu_looks += 1;
                 self.cold_looks += u64::from(self.busy_and_cold(gpu));
                 self.warm_looks += u64::from(self.busy_and_warm(gpu));
+                self.busy_looks += u64::from(gpu.util >= GPU_IDLE_UTIL);
             }
             if self.anything_works(sight, gpus) {
                 self.worked_at = tick.counted_ms;
@@ -259,7 +241,7 @@ impl Witnesses {
         let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !self.taken_in(view);
         // who crawls works for it; a tree that waits for its disk may be swapping
         let swaps = view.sight.proc.is_some_and(|p| p.state == Some('D'));
-        weight.decisive |= self.running.quiet() && !swaps && !self.gpu_works();
+        weight.decisive |= self.running.quiet() && !swaps && !self.gpu_is_busy();
         if self.running.quiet() && second_source && !at_the_door {
             weight.add(
                 Strength::Moderate,
@@ -359,6 +341,11 @@ impl Witnesses {
     /// Did the GPU do at nearly all looks since the last delivery what it does while it delivers? Then it computes, however long.
     fn gpu_works(&self) -> bool {
         self.gpu_looks > 0 && self.warm_looks * 10 >= self.gpu_looks * 9
+    }
+
+    /// Did the GPU do anything at most looks since the last delivery? Then a quiet processor proves nothing.
+    fn gpu_is_busy(&self) -> bool {
+        self.busy_looks * 2 > self.gpu_looks
     }
 
     /// Busy, moving memory, and no colder than while it delivered.

@@ -232,3 +232,63 @@ fn an_engine_that_counts_whole_answers_and_has_no_gate_may_crawl_through_them() 
     let confirmed = turns_until(&mut live, 800_000, stalled).unwrap();
     assert!(confirmed <= 325_000, "its tokens are counted as they are made: {confirmed}");
 }
+
+#[test]
+fn who_was_seen_to_crawl_and_to_live_has_the_rivals_patience() {
+    let mut sim = spinning(streaming(100));
+    sim.silence_until(4_000, suspect).unwrap();
+    stream(&mut sim, 100);
+    assert!(!suspect(&sim.last.as_ref().unwrap().verdict), "it delivered");
+    sim.silence_until(20_000, suspect).unwrap();
+    assert_eq!(sim.silence_until(270_000, stalled), None, "{:?}", sim.last);
+    let told = &sim.last.as_ref().unwrap().reasons;
+    assert!(told.iter().any(|reason| reason.text.contains("seen to crawl")), "{told:?}");
+    sim.silence_until(40_000, stalled).unwrap();
+
+    // two minutes of the old pace, and that is forgotten
+    let mut again = spinning(streaming(100));
+    again.silence_until(4_000, suspect).unwrap();
+    (0..1_300).for_each(|_| stream(&mut again, 100));
+    again.silence_until(20_000, suspect).unwrap();
+    let confirmed = again.silence_until(60_000, stalled).unwrap();
+    assert!(confirmed <= 30_000, "{confirmed}");
+}
+
+/// Eight requests, half of which stream, and four of which the engine has begun to work for.
+fn half_of_them_stream() -> Sim {
+    let mut sim = spinning(streaming(100));
+    sim.depart();
+    sim.admit(8, 10);
+    sim.gate.as_mut().unwrap().unstreamed = Some(4);
+    let metrics = sim.metrics.as_mut().unwrap();
+    (metrics.running, metrics.kv_usage, metrics.requests_finished) = (Some(4.0), Some(0.3), Some(1.0));
+    sim
+}
+
+#[test]
+fn streams_may_all_wait_behind_answers_that_come_whole() {
+    let mut sim = half_of_them_stream();
+    assert_eq!(turns_until(&mut sim, 880_000, stalled), None, "{:?}", sim.last);
+    let told = &sim.last.as_ref().unwrap().reasons;
+    assert!(told.iter().any(|reason| reason.text.contains("counts whole answers")), "{told:?}");
+    turns_until(&mut sim, 60_000, stalled).unwrap();
+}
+
+#[test]
+fn tokens_of_whole_answers_that_were_made_long_ago_accuse_no_front_end() {
+    let mut sim = half_of_them_stream();
+    for _ in 0..12 {
+        let metrics = sim.metrics.as_mut().unwrap();
+        metrics.generation_tokens = metrics.generation_tokens.map(|tokens| tokens + 100.0);
+        metrics.progress_digest += 1;
+        sim.silence(5_000);
+    }
+    // a cache that fills is believed to be prefill for long
+    let filling = |sim: &mut Sim| {
+        let metrics = sim.metrics.as_mut().unwrap();
+        metrics.kv_usage = metrics.kv_usage.map(|usage| usage + 0.001);
+        turns_until(sim, 5_000, stalled)
+    };
+    assert!((0..250).any(|_| filling(&mut sim).is_some()), "{:?}", sim.last);
+    assert_eq!(sim.last.unwrap().verdict.class().unwrap().name(), "Livelock");
+}

@@ -73,16 +73,17 @@ fn tokens_counted_in_one_lump_at_a_requests_end_are_no_livelock() {
 }
 
 #[test]
-fn the_rivals_patience_is_a_strong_witness_only_against_an_engine_that_does_nothing() {
+fn the_rivals_patience_is_a_strong_witness_against_an_engine_that_does_nothing_and_a_third_of_what_one_has_that_works_unseen()
+ {
     let confirm = |cpu| {
         let mut sim = served(40);
         sim.metrics = None;
         sim.cpu = cpu;
         sim.admit(1, 10);
-        sim.silence_until(400_000, stalled).unwrap()
+        sim.silence_until(1_000_000, stalled).unwrap()
     };
     let (idle, burning) = (confirm(10), confirm(800));
-    assert!(idle <= 303_000 && burning >= 319_000, "idle {idle} ms, burning {burning} ms");
+    assert!(idle <= 303_000 && (900_000..=921_000).contains(&burning), "idle {idle} ms, burning {burning} ms");
 }
 
 #[test]

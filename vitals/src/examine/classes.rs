@@ -59,9 +59,10 @@ pub(super) fn undelivered(view: &View<'_>) -> (StallClass, &'static str) {
     if view.tick.since(signs.moved_at()) > fresh_ms {
         return (foreign_class(view), "the gate has had nothing");
     }
-    // a scrape tells of the gate's last tokens a little later
-    let handed_out =
-        signs.metrics_tokens_at.max(signs.page_tokens_at) > signs.gate_delivered_at.saturating_add(fresh_ms);
+    // a scrape tells of the gate's last tokens a little later, and tokens of whole answers that were made long ago tell of no front end
+    let tokens_at = signs.metrics_tokens_at.max(signs.page_tokens_at);
+    let handed_out = tokens_at > signs.gate_delivered_at.saturating_add(fresh_ms)
+        && view.tick.since(tokens_at) <= fresh_ms.saturating_mul(3);
     let class = if handed_out { StallClass::FrontendStalled } else { turning(signs) };
     (class, "the engine's own figures move, but the gate has had nothing")
 }

@@ -115,7 +115,7 @@ impl Book {
     }
 
     /// What the detector gets.
-    pub fn observe(&self, live: &[Request], now: Us, looks: bool, into: &mut GateObs) {
+    pub fn observe(&self, live: &[Request], now: Us, into: &mut GateObs) {
         let (mut blocked, mut unstreamed, mut oldest, mut quietest) = (0, 0, Us::MAX, Us::MAX);
         for request in live.iter().filter(|request| !request.gone) {
             oldest = oldest.min(request.forwarded);
@@ -139,7 +139,7 @@ impl Book {
             requests_done: self.done,
             client_blocked: blocked,
             oldest_in_flight_ms: ms(oldest),
-            unstreamed: looks.then_some(unstreamed),
+            unstreamed: Some(unstreamed),
             quietest_begun_ms: ms(quietest),
             last_delivery_ms: self.last_delivery.map(|at| -> Ms { at / 1_000 }),
         };

@@ -13,8 +13,10 @@ const CONFIRM_MAX: Us = 130 * SECOND;
 pub const CONFIRM_DRAINED_MAX: Us = 40 * MINUTE;
 /// Where nothing but silence speaks while somebody works, the rivals' patience is the bound.
 const PATIENCE_MAX: Us = 325 * SECOND;
-/// The same of a loop that turns, where neither gate nor page tells more than ends of answers: some engines count nothing else, and of the
-/// others it may not have been seen yet. From the last of what prefill still did.
+/// The patience itself.
+const PATIENCE: Us = 300 * SECOND;
+/// The same without a page where a crawl looks like the hang: a loop that turns, whose requests may all be such as are silent until they end,
+/// from the last of what prefill still did; and whoever was fenced only after the rivals' patience, because nothing comparable was learned.
 const WHOLE_ANSWERS_MAX: Us = 1_000 * SECOND;
 /// SGLang writes its gauges this much later than what they show, where it is idle.
 const GAUGES_LATE: Us = 31 * SECOND;
@@ -24,8 +26,8 @@ pub fn confirm_by(world: &World, fault: Fault, owed_at: Us, fenced: Us, drained:
     let most = if drained { CONFIRM_DRAINED_MAX } else { CONFIRM_MAX };
     let signals = world.engine.profile.signals;
     let turns = matches!(fault.way, Way::Livelock | Way::Decode);
-    let only_ends_tell = !signals.gate && !signals.page;
-    let patience = if turns && only_ends_tell { WHOLE_ANSWERS_MAX } else { PATIENCE_MAX };
+    let unlearned = fenced.saturating_sub(owed_at) + 10 * SECOND >= PATIENCE;
+    let patience = if !signals.page && (turns || unlearned) { WHOLE_ANSWERS_MAX } else { PATIENCE_MAX };
     let patience = patience * crowd_milli(world) / 1_000;
     (fenced + most).max(owed_at + patience)
 }

@@ -68,8 +68,6 @@ pub struct Profile {
 #[derive(Debug, Clone, Copy)]
 pub struct Signals {
     pub gate: bool,
-    /// The gate reads from bodies whether an answer streams.
-    pub unstreamed: bool,
     pub metrics: bool,
     /// A page: with leases (native), or of a plugin (without).
     pub page: bool,
@@ -141,7 +139,6 @@ impl Signals {
         let native = kind == EngineKind::Native;
         Self {
             gate: chance.permille(900),
-            unstreamed: chance.permille(500),
             metrics: native || chance.permille(950),
             page: native || (kind == EngineKind::Vllm && chance.permille(150)),
             load: kind == EngineKind::Vllm && chance.permille(200),

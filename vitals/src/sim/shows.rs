@@ -266,7 +266,7 @@ fn show_gate(world: &World, agent: &mut Agent) {
         return;
     }
     let gate = agent.obs.gate.value.get_or_insert_with(GateObs::default);
-    world.engine.book.observe(&world.engine.live, world.now, signals.unstreamed, gate);
+    world.engine.book.observe(&world.engine.live, world.now, gate);
     agent.obs.gate.at_ms = world.now / MS;
 }
 

@@ -1,0 +1,56 @@
+//! How long an engine that merely crawls may be silent (B5): a hundred times slower than a moment ago, and alive. Nothing tells its first slow
+//! step from a hang, so no shorter silence is proof. Field reports end at about a hundred times the usual (0.28 tokens a second).
+
+use crate::examine::{Complaint, View};
+use crate::observation::{GateObs, Ms};
+use crate::verdict::StallClass;
+
+/// No shorter silence proves this complaint, and why; `None` where crawling cannot be its cause. `gpu_works`: the GPU does what it does in
+/// health.
+pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> Option<(Ms, &'static str)> {
+    let patience_ms = view.policy.patience_cap_ms;
+    let (least_ms, why) = match complaint.class {
+        StallClass::StepStalled | StallClass::DeviceWait if works_unseen(view, complaint, gpu_works) => {
+            (patience_ms.saturating_mul(3), "something works for it, and no counter tells of its steps")
+        }
+        StallClass::StepStalled | StallClass::DeviceWait if gpu_works => {
+            (patience_ms, "the GPU works as it does in health")
+        }
+        StallClass::Livelock | StallClass::DecodeStalled if only_ends_tell(view) => {
+            (patience_ms.saturating_mul(3), "this engine counts whole answers, and nothing tells more")
+        }
+        // figures move at the end of each step, of one that crawled as well
+        StallClass::StepStalled | StallClass::DeviceWait | StallClass::Livelock | StallClass::DecodeStalled => {
+            (complaint.allowed.crawl_ms, "an engine that crawls does the same")
+        }
+        _ => return None,
+    };
+    Some(match view.was_crawling() {
+        true => (least_ms.max(known_crawl_ms(patience_ms, complaint)), "it was seen to crawl before"),
+        false => (least_ms, why),
+    })
+}
+
+/// Who was seen to crawl has the rivals' patience, and where that was not enough, three times that.
+fn known_crawl_ms(patience_ms: Ms, complaint: &Complaint) -> Ms {
+    if complaint.allowed.ms >= patience_ms { patience_ms.saturating_mul(3) } else { patience_ms }
+}
+
+/// Is the end of an answer all that would show that tokens are made? Then a loop that turns may be handing them out, however slowly.
+fn only_ends_tell(view: &View<'_>) -> bool {
+    // those that stream may all wait behind those that do not
+    let running = view.sight.metrics.and_then(|metrics| metrics.running).unwrap_or(f64::MAX);
+    let fill =
+        |gate: &GateObs| gate.only_unanswered() && gate.unstreamed.is_some_and(|some| f64::from(some) >= running);
+    let blind = view.sight.gate.is_none_or(|gate| gate.only_whole_answers() || fill(gate));
+    blind && view.sight.page.is_none() && !view.signs.tokens_live
+}
+
+/// Does nothing tell of steps but that something works for them (or may, unseen), and is nothing known of how long such work takes? A hundred
+/// prompts of an engine that crawls, or one answer that does not stream, are minutes of silence.
+fn works_unseen(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> bool {
+    let counted = view.sight.metrics.is_some() || (view.signs.was_scraped() && !view.nothing_begun());
+    let counted = counted || view.sight.page.is_some();
+    let works = gpu_works || view.burning || view.sight.proc.is_none();
+    !counted && works && complaint.allowed.ms >= view.policy.patience_cap_ms
+}
