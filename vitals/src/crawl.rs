@@ -25,7 +25,10 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
         }
         _ => return None,
     };
-    Some(match view.was_crawling() {
+    // a page shows how quick the steps are that turn
+    let turns = matches!(complaint.class, StallClass::Livelock | StallClass::DecodeStalled);
+    let shown = turns && view.sight.page.is_some();
+    Some(match view.was_crawling() && !shown {
         true => (least_ms.max(known_crawl_ms(patience_ms, complaint)), "it was seen to crawl before"),
         false => (least_ms, why),
     })

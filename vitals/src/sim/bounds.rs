@@ -15,7 +15,7 @@ pub const CONFIRM_DRAINED_MAX: Us = 40 * MINUTE;
 const PATIENCE_MAX: Us = 325 * SECOND;
 /// The patience itself.
 const PATIENCE: Us = 300 * SECOND;
-/// The same without a page where a crawl looks like the hang: a loop that turns, whose requests may all be such as are silent until they end,
+/// The same where a crawl looks like the hang: a loop that turns without a page, whose requests may all be such as are silent until they end,
 /// from the last of what prefill still did; and whoever was fenced only after the rivals' patience, because nothing comparable was learned.
 const WHOLE_ANSWERS_MAX: Us = 1_000 * SECOND;
 /// SGLang writes its gauges this much later than what they show, where it is idle.
@@ -27,7 +27,7 @@ pub fn confirm_by(world: &World, fault: Fault, owed_at: Us, fenced: Us, drained:
     let signals = world.engine.profile.signals;
     let turns = matches!(fault.way, Way::Livelock | Way::Decode);
     let unlearned = fenced.saturating_sub(owed_at) + 10 * SECOND >= PATIENCE;
-    let patience = if !signals.page && (turns || unlearned) { WHOLE_ANSWERS_MAX } else { PATIENCE_MAX };
+    let patience = if unlearned || (turns && !signals.page) { WHOLE_ANSWERS_MAX } else { PATIENCE_MAX };
     let patience = patience * crowd_milli(world) / 1_000;
     (fenced + most).max(owed_at + patience)
 }
@@ -73,11 +73,17 @@ fn unhurried_fence_max(world: &World, fault: Fault, lease_ms: u64, jitter: Us) -
         }
         // what is prefilled again takes room in the cache again, and clients who leave make room: nobody can tell that from prefill
         Way::Decode if !world.engine.native() => WHOLE_ANSWERS_MAX + jitter,
-        // what was admitted before is prefilled yet, which is progress
-        Way::Livelock | Way::Decode => FOREIGN_FENCE_MAX + MINUTE + jitter,
+        // what was admitted before is prefilled yet, which is progress, and may be twice where a page tells of it
+        Way::Livelock | Way::Decode => FOREIGN_FENCE_MAX + MINUTE + jitter + prefill_twice(world),
         _ if world.engine.profile.idle_refresh => FOREIGN_FENCE_MAX + GAUGES_LATE + jitter,
         _ => FOREIGN_FENCE_MAX + jitter,
     }
+}
+
+/// The time of prefilling all prompts that are owed twice.
+fn prefill_twice(world: &World) -> Us {
+    let owed = u32::try_from(world.engine.book.prompt_owed).unwrap_or(u32::MAX);
+    if world.engine.profile.signals.page { 2 * world.engine.profile.prefill_us(owed, 0) } else { 0 }
 }
 
 /// Without a gate only gauges tell of work; frozen at zero, or unread, they tell nothing, and nothing else does.
