@@ -123,6 +123,12 @@ impl Sight<'_> {
     }
 }
 
+/// When tokens that a page has counted since the last look were made: a page does not say, but a gate knows when the last of them came.
+fn handed_on_at(tick: &Tick, sight: &Sight<'_>) -> Ms {
+    let heard = sight.gate.filter(|_| sight.gate_delivered).and_then(|gate| gate.last_delivery_ms);
+    heard.map(|at| tick.mark(at)).filter(|at| *at > tick.counted_before_ms).unwrap_or(tick.counted_ms)
+}
+
 impl Signs {
     /// A fresh process: page and metrics begin anew; the gate may well live on.
     pub fn restarted(&mut self, counted_ms: Ms) {
@@ -227,7 +233,7 @@ impl Signs {
         sight.steps_done = page.steps_completed - last.steps_completed;
         sight.page_delivered = page.tokens_delivered > last.tokens_delivered;
         if sight.page_delivered {
-            self.page_tokens_at = tick.counted_ms;
+            self.page_tokens_at = handed_on_at(tick, sight);
             self.steps_at_tokens = page.steps_completed;
         }
         if sight.gate.is_none() {

@@ -52,6 +52,34 @@ fn a_runnable_process_without_cpu_is_starved_not_stuck() {
     assert_eq!(sim.silence_until(1_500, suspect), None);
 }
 
+/// A loop that turns every 10 ms and delivers nothing, after a look in which tokens were seen that the gate had 90 ms earlier: how long
+/// after these is it fenced?
+fn fenced_after_the_gates_last_token(gate: bool) -> Option<u64> {
+    let mut sim = Sim::native().up().busy(10_000);
+    let last = sim.now + 10;
+    let page = sim.page.as_mut().unwrap();
+    (page.steps_completed, page.tokens_delivered) = (page.steps_completed + 10, page.tokens_delivered + 4);
+    sim.deliver(4, last);
+    if !gate {
+        sim.gate = None;
+    }
+    for ms in [100].into_iter().chain([10; 100]) {
+        let now = sim.now + ms;
+        let page = sim.page.as_mut().unwrap();
+        (page.steps_completed, page.step_started_ms) = (page.steps_completed + ms / 10, Some(now));
+        if suspect(&sim.tick(ms).verdict) {
+            return Some(sim.now - last);
+        }
+    }
+    None
+}
+
+#[test]
+fn a_livelock_is_counted_from_the_gates_last_token_where_there_is_a_gate() {
+    let (with, without) = (fenced_after_the_gates_last_token(true), fenced_after_the_gates_last_token(false));
+    assert!(with.is_some() && with.map(|ms| ms + 90) == without, "{with:?} {without:?}");
+}
+
 #[test]
 fn a_loop_that_turns_and_delivers_nothing_is_a_livelock() {
     let mut sim = Sim::native().up().busy(10_000);
