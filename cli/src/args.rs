@@ -153,6 +153,9 @@ pub enum BenchKind {
     Stalls {
         #[arg(long, default_value_t = 200)]
         count: u32,
+        /// Only this kind, and whichever else is named so.
+        #[arg(long = "fault", value_name = "KIND", value_parser = ["step-stall", "device-wait", "livelock", "stopped"])]
+        faults: Vec<String>,
     },
     /// Kill engines; print how soon that is noticed.
     Exit {

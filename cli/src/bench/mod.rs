@@ -20,7 +20,7 @@ use crate::args::{BenchArgs, BenchKind};
 pub async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
     let model = make_model(&args.out)?;
     let good = match args.what {
-        BenchKind::Stalls { count } => stalls::run(&args.out, &model, count).await?,
+        BenchKind::Stalls { count, faults } => stalls::run(&args.out, &model, count, &faults).await?,
         BenchKind::Exit { count } => exit::run(&args.out, &model, count).await?,
         BenchKind::Foreign { count, server } => foreign::run(&args.out, &server, count).await?,
         BenchKind::Cost { seconds, pairs } => cost::run(&args.out, &model, seconds, pairs).await?,

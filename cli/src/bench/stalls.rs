@@ -24,11 +24,13 @@ const GOAL_P50_MS: f64 = 200.0;
 const GOAL_P99_MS: f64 = 500.0;
 const GOAL_MAX_MS: f64 = 1000.0;
 
-/// Runs `count` stalls; true when the goals are met.
-pub async fn run(out: &Path, model: &Path, count: u32) -> anyhow::Result<bool> {
+/// Runs `count` stalls, of all kinds or of those that are named; true when the goals are met.
+pub async fn run(out: &Path, model: &Path, count: u32, only: &[String]) -> anyhow::Result<bool> {
+    let named = |fault: &&str| only.is_empty() || only.iter().any(|name| name == fault);
+    let faults: Vec<&str> = FAULTS.into_iter().filter(named).collect();
     let mut latencies_ms = Vec::new();
-    for (index, fault) in FAULTS.iter().enumerate() {
-        let share = (count as usize + FAULTS.len() - 1 - index) / FAULTS.len();
+    for (index, fault) in faults.iter().enumerate() {
+        let share = (count as usize + faults.len() - 1 - index) / faults.len();
         let of_fault = run_fault(out, model, fault, share).await.with_context(|| format!("fault {fault}"))?;
         let sorted = Sorted::from(of_fault.clone());
         line(&format!("fence_latency_{fault}_p50"), format_args!("{:.0}", sorted.quantile(0.5)), "ms", "-");
@@ -54,8 +56,8 @@ async fn run_fault(out: &Path, model: &Path, fault: &str, count: usize) -> anyho
         let mut latencies_ms = Vec::with_capacity(count);
         for number in 1..=count {
             tokio::time::sleep(WARM_UP).await;
-            let latency_ms = one_stall(&stage, &folder, fault).await?;
-            eprintln!("{fault} {number}/{count}: fenced {latency_ms:.0} ms after the injection");
+            let (latency_ms, why) = one_stall(&stage, &folder, fault).await?;
+            eprintln!("{fault} {number}/{count}: fenced {latency_ms:.0} ms after the injection{why}");
             latencies_ms.push(latency_ms);
         }
         clients.stop(Duration::from_secs(10)).await;
@@ -74,8 +76,8 @@ fn stop_engine(folder: &Path) -> anyhow::Result<Timestamp> {
     Ok(injected)
 }
 
-/// Injects one stall and waits until the engine serves again.
-async fn one_stall(stage: &Stage, folder: &Path, fault: &str) -> anyhow::Result<f64> {
+/// Injects one stall and waits until the engine serves again; tells, where the fence came late, what was said against the engine.
+async fn one_stall(stage: &Stage, folder: &Path, fault: &str) -> anyhow::Result<(f64, String)> {
     let injected = if fault == STOPPED { stop_engine(folder)? } else { stage.hang_engine()?.1 };
     let begun = Instant::now();
     while begun.elapsed() < RECOVERY_MAX {
@@ -83,7 +85,9 @@ async fn one_stall(stage: &Stage, folder: &Path, fault: &str) -> anyhow::Result<
             && episode.stage == "Recovered"
         {
             let fenced = moment(&episode.fenced_at).context("the incident has no time for its fence")?;
-            return Ok(fenced.duration_since(injected).as_secs_f64() * 1000.0);
+            let latency_ms = fenced.duration_since(injected).as_secs_f64() * 1000.0;
+            let why = episode.reasons.first().filter(|_| latency_ms > GOAL_P50_MS);
+            return Ok((latency_ms, why.map(|why| format!(": {why}")).unwrap_or_default()));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
