@@ -1,7 +1,7 @@
 //! What `truebeat replay` prints: the JSON contract, the table, the chart, and errors that say what to do.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 fn trace(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../vitals/tests/traces").join(format!("{name}.jsonl.gz"))
@@ -108,4 +108,16 @@ fn bad_input_is_named_with_what_to_do() {
     assert!(said.contains("lonely.labels.json") && said.contains("truth"), "{said}");
     let said = refused(&replay(&["--chart", dir.path().join("x.svg").to_str().unwrap()], &[&trace("a_idle")]));
     assert!(said.contains("--chart needs hangs"), "{said}");
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_it_without_a_word() {
+    let traces = ["b_steady", "e_bursty", "k2_core_lock", "c1_long_prefill_alone"].map(trace);
+    let mut program = Command::new(env!("CARGO_BIN_EXE_truebeat"));
+    program.args(["replay", "--rules", "all", "--output", "json"]).args(&traces);
+    let mut running = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(running.stdout.take());
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(141), "as a shell says of a program whose pipe is closed");
 }

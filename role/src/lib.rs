@@ -1,8 +1,10 @@
 //! How every program of Truebeat starts and ends, so that a role behaves the same in `truebeat` and in an image of its own: logs on
 //! stderr, one runtime, an error in one line, an exit status. It knows nothing of the roles; it may touch stderr and threads.
 
+use std::any::Any;
 use std::error::Error;
 use std::io::{self, IsTerminal};
+use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,6 +13,9 @@ use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 /// The exit status of a role that failed and has no more to say by it.
 pub const FAILED: u8 = 1;
+
+/// The exit status of a program whose reader has left, as shells know it: 128 and SIGPIPE.
+const UNREAD: u8 = 141;
 
 /// How long background tasks may still sit in a blocking call when a role has ended (E1).
 const LEAVE_MAX: Duration = Duration::from_secs(1);
@@ -24,7 +29,7 @@ pub fn workers(threads: usize) -> io::Result<Runtime> {
 }
 
 /// Does `work` and turns its outcome into an exit status: an error goes to stderr in one line with all its causes, and `exit_code` gives
-/// its status.
+/// its status. A reader that has seen enough (`truebeat why | head`) ends it without a word.
 pub fn play<E>(
     runtime: io::Result<Runtime>,
     exit_code: impl Fn(&E) -> u8,
@@ -40,11 +45,23 @@ where
             return ExitCode::from(FAILED);
         }
     };
-    let code = runtime.block_on(work).unwrap_or_else(|error| {
-        let code = exit_code(&error);
-        eprintln!("truebeat: {}", one_line(error.into().as_ref()));
-        ExitCode::from(code)
-    });
+    let told = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !is_unread(info.payload()) {
+            told(info);
+        }
+    }));
+    let ended = panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(work)));
+    let code = match ended {
+        Ok(Ok(code)) => code,
+        Ok(Err(error)) => {
+            let code = exit_code(&error);
+            eprintln!("truebeat: {}", one_line(error.into().as_ref()));
+            ExitCode::from(code)
+        }
+        Err(unread) if is_unread(&*unread) => ExitCode::from(UNREAD),
+        Err(panic) => panic::resume_unwind(panic),
+    };
     // Background probes may sit in a blocking read; a role that has ended must not wait for them (E1).
     runtime.shutdown_timeout(LEAVE_MAX);
     code
@@ -63,6 +80,12 @@ pub fn start_logging(filter: &str, stderr: impl for<'a> MakeWriter<'a> + Send + 
         // they go to stderr with `eprintln!`, which panics where stderr is a closed pipe
         .log_internal_errors(false)
         .init();
+}
+
+/// Is it the panic of `println!` whose reader has left? The standard library has no other word for it.
+fn is_unread(payload: &(dyn Any + Send)) -> bool {
+    let said = payload.downcast_ref::<String>();
+    said.is_some_and(|said| said.starts_with("failed printing to stdout") && said.contains("Broken pipe"))
 }
 
 /// The error and what lies beneath it. Some errors quote their cause already; it is not told twice.
