@@ -18,7 +18,10 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
-    controllers::{inference_deployment::ledger::Ledger, nodes::Known},
+    controllers::{
+        inference_deployment::{ledger::Ledger, proofs::Proofs},
+        nodes::Known,
+    },
     leader::Leadership,
     metrics::Metrics,
     wall::Wall,
@@ -116,6 +119,8 @@ pub struct FleetPolicy {
     pub turn: tokio::sync::Mutex<()>,
     /// What all hold, between two looks at all.
     pub ledger: Ledger,
+    /// Where something waits for a record that the API refuses.
+    pub proofs: Proofs,
     /// Only this namespace; `None`: all of them.
     pub namespace: Option<String>,
     /// At most so many percent of all replicas, but always one, in a granted recovery at once.
@@ -137,6 +142,7 @@ impl Default for FleetPolicy {
         FleetPolicy {
             turn: tokio::sync::Mutex::new(()),
             ledger: Ledger::default(),
+            proofs: Proofs::default(),
             namespace: None,
             restarts_percent: 10,
             hold_percent: 30,

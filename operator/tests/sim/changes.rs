@@ -56,6 +56,13 @@ pub fn older_children() -> Story {
     plain(acts, Vec::new())
 }
 
+/// In the fleet is an object that a newer version of the operator wrote: whoever cannot read it still serves the others.
+pub fn newer_object() -> Story {
+    let other = (0, Act::Create { name: "other", spec: spec(1, "Recover") });
+    let newer = |value| Act::Newer { name: "other", pointer: "/spec/rollout/onFailure", value: json!(value) };
+    plain(vec![create(2), other, (15_000, newer("Divert")), freeze(20_000, 0), (60_000, newer("RollBack"))], Vec::new())
+}
+
 /// What their logs must and must not hold, and what it says of whom.
 pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
     match name {

@@ -43,3 +43,23 @@ pub fn dies_of_a_rollback() -> Story {
     story.faults.rules.push(rule);
     story
 }
+
+/// A bad revision stalls while somebody's webhook refuses every record, until `to_ms`: what is known of the stall is on the pod that the
+/// rollback takes away.
+pub fn record_refused(to_ms: u64) -> Story {
+    let mut story = plain(vec![create(2), edit(50_000, json!({"engine": {"image": BAD_IMAGE}}))], Vec::new());
+    let why = (500, "InternalError", "failed calling webhook \"policy.example.com\"");
+    story.faults.rules.push(Rule::refuse((50_000, to_ms), &["patch"], &["engineincidents"], why));
+    story
+}
+
+/// A restart has cured nothing, and the records of the stall whose pod is to be replaced are refused for a while.
+pub fn record_refused_of_a_replaced() -> Story {
+    let mut hasty = spec(2, "Recover");
+    hasty["recovery"]["restartsBeforeReplace"] = json!(1);
+    let acts = vec![(0, Act::Create { name: "chat", spec: hasty }), freeze(20_000, 0), freeze(80_000, 0)];
+    let mut story = plain(acts, Vec::new());
+    let why = (500, "InternalError", "failed calling webhook \"policy.example.com\"");
+    story.faults.rules.push(Rule::refuse((80_000, 100_000), &["patch"], &["engineincidents"], why));
+    story
+}

@@ -79,6 +79,15 @@ pub fn all() -> Vec<Row> {
         of("P3:", row("a12-doubled-and-lost-events", doubled, |_| Vec::new())),
         of("P3:", row("a12-nobody-heard-of-it", unheard_of, |_| Vec::new())),
         row("a13-foreign-webhook-down", webhook, |log| vec![log.granted_by(40_000), log.no_hot_loop()]),
+        row("a13-record-refused", || doubts::record_refused(75_000), |log| vec![log.incidents(1), log.no_hot_loop()]),
+        row(
+            "a13-record-refused-for-long",
+            || doubts::record_refused(200_000),
+            |log| vec![log.changes("/deployments/chat", (52_000, 110_000)), log.no_hot_loop()],
+        ),
+        row("a13-record-refused-of-a-replaced", doubts::record_refused_of_a_replaced, |log| {
+            vec![log.incidents(2), log.changes("DELETE /api/v1/namespaces/serving/pods/", (80_000, 130_000))]
+        }),
         row("a14-right-revoked", revoked, |log| vec![log.no_hot_loop(), log.incidents(1)]),
         row("a15-crd-gone", crd_gone, |log| vec![log.no_delete()]),
         row("a16-owner-corrupted", corrupted, |log| vec![log.no_grant_before(60_000), log.granted_by(80_000)]),
@@ -95,7 +104,7 @@ pub fn all() -> Vec<Row> {
         row("b4-lease-deleted-when-followed", deleted_when_followed, |log| vec![log.granted_by(90_000)]),
         row("b4-lease-deleted-unseen", deleted_unseen, |log| vec![log.granted_by(60_000)]),
         row("b6-panic-in-a-pass", panics, |log| vec![log.granted_by(40_000)]),
-        row("b8-newer-object", newer_object, |log| vec![log.granted_by(30_000)]),
+        row("b8-newer-object", changes::newer_object, |log| vec![log.granted_by(30_000)]),
         of("P5:", row("b8-older-children", changes::older_children, |_| Vec::new())),
         row("b10-sigterm-in-recovery", terminated, |log| {
             vec![log.ends_within(23_500, 1_000), log.succeeded_by(26_500)]
@@ -297,13 +306,6 @@ fn poison_request() -> Story {
     story.acts = vec![create(3), poison(20_000, 0), poison(45_000, 1), poison(80_000, 2), poison(90_000, 0)];
     story.acts.push((110_000, Act::ExpectServing { count: 3 }));
     story
-}
-
-/// In the fleet is an object that a newer version of the operator wrote: whoever cannot read it still serves the others.
-fn newer_object() -> Story {
-    let other = (0, Act::Create { name: "other", spec: spec(1, "Recover") });
-    let newer = |value| Act::Newer { name: "other", pointer: "/spec/rollout/onFailure", value: json!(value) };
-    scene(vec![other, (15_000, newer("Divert")), (60_000, newer("RollBack"))], Vec::new())
 }
 
 /// The leader is asked to end while it recovers a replica.

@@ -111,6 +111,13 @@ impl Log<'_> {
         (!self.0.lines.iter().any(|line| line.contains(word))).then(|| format!("nobody said {word}"))
     }
 
+    /// A write that holds this word takes effect from the first of these moments on and before the second.
+    pub fn changes(&self, word: &str, (from_ms, to_ms): (u64, u64)) -> Option<String> {
+        let in_time = |write: &Write<'_>| (from_ms..to_ms).contains(&write.at_ms) && write.what.contains(word);
+        (!self.writes().any(|write| in_time(&write)))
+            .then(|| format!("nothing said {word} from {from_ms} to {to_ms} ms"))
+    }
+
     /// So many writes of this path at most hold this word.
     pub fn says_at_most(&self, most: usize, path: &str, word: &str) -> Option<String> {
         let count = self.writes().filter(|w| w.what.contains(path) && w.what.contains(word)).count();

@@ -50,6 +50,7 @@ pub fn write(
     };
     IncidentWrite {
         name: name(infd, pod, fence),
+        told_by: Some(pod.uid.clone()),
         spec: (existing.map(|incident| &incident.spec) != Some(&spec)).then_some(spec),
         status: (known != Some(&status)).then_some(status),
     }

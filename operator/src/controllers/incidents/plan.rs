@@ -32,6 +32,8 @@ pub struct IncidentPlan {
 #[derive(Debug, Clone, PartialEq)]
 pub struct IncidentWrite {
     pub name: String,
+    /// The pod (by UID) that tells of it; `None`: what is written now is no pod's word.
+    pub told_by: Option<String>,
     pub spec: Option<EngineIncidentSpec>,
     pub status: Option<EngineIncidentStatus>,
 }
@@ -98,6 +100,7 @@ fn write_of(
     status.health_lied = lied || (reported.open && pod.health_lies);
     Some(IncidentWrite {
         name: name.to_owned(),
+        told_by: Some(pod.uid.clone()),
         spec: (existing.map(|i| &i.spec) != Some(&spec)).then_some(spec),
         status: (existing.and_then(|i| i.status.as_ref()) != Some(&status)).then_some(status),
     })
@@ -170,7 +173,7 @@ fn closing(incident: &EngineIncident, outcome: &str, now: Timestamp) -> Incident
     status.outcome = Some(outcome.to_owned());
     status.duration = status.timeline.suspect_at.as_deref().and_then(|start| duration(start, &end));
     status.closed_at = Some(end);
-    IncidentWrite { name: incident.name_any(), spec: None, status: Some(status) }
+    IncidentWrite { name: incident.name_any(), told_by: None, spec: None, status: Some(status) }
 }
 
 /// Closed incidents that are too old or too many; one that a pod still reports stays.

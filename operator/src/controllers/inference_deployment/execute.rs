@@ -7,7 +7,7 @@
 //! Writes of one stage go to different objects, so they are made at the same time: fifty replicas that stall together do not wait for
 //! each other's answers.
 
-use std::{fmt, future::ready};
+use std::{collections::BTreeSet, fmt, future::ready};
 
 use crds::{EngineIncident, InferenceDeployment, InferenceDeploymentStatus};
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
@@ -56,15 +56,21 @@ impl StepError {
     }
 }
 
-/// Applies the children; returns what failed.
-pub async fn children(calls: &Calls, infd: &InferenceDeployment, plan: &Plan) -> Vec<StepError> {
+/// Applies the children, but not the Deployment if it must `wait`; returns what failed.
+pub async fn children(calls: &Calls, infd: &InferenceDeployment, plan: &Plan, wait: bool) -> Vec<StepError> {
     let namespace = infd.namespace().unwrap_or_default();
     let mut errors = Vec::new();
     for child in &plan.applies {
+        let subject = format!("apply {} {}", child.resource.kind, child.name);
+        if wait && child.resource.kind == "Deployment" {
+            let message = "waits for the record of what its pods alone tell of".to_owned();
+            errors.push(StepError { subject, lasting: false, message });
+            continue;
+        }
         let api: Api<PartialObjectMeta<DynamicObject>> =
             Api::namespaced_with(calls.client.clone(), &namespace, &child.resource);
         if let Err(error) = calls.apply(&api, &child.name, &child.body).await {
-            errors.push(StepError::new(format!("apply {} {}", child.resource.kind, child.name), &error));
+            errors.push(StepError::new(subject, &error));
         }
     }
     errors
@@ -121,14 +127,20 @@ async fn pod(calls: &Calls, namespace: &str, patch: &PodPatch) -> Result<(), Ste
 
 /// Deletes the pods whose replacement is granted, each by its UID (P8) and with its own grace: the old process must be gone
 /// before another may take its place (P16). Only after [`status`] stored the grants, and after their nodes are marked, so
-/// that a successor does not land where it came from.
-pub async fn replaces(calls: &Calls, infd: &InferenceDeployment, plan: &Plan) -> Vec<StepError> {
+/// that a successor does not land where it came from. Those that must `wait` stay.
+pub async fn replaces(
+    calls: &Calls,
+    infd: &InferenceDeployment,
+    plan: &Plan,
+    wait: &BTreeSet<String>,
+) -> Vec<StepError> {
     let namespace = infd.namespace().unwrap_or_default();
     let api: Api<Pod> = Api::namespaced(calls.client.clone(), &namespace);
     if let Err(error) = nodes::mark(calls, &avoid_label(&namespace, &infd.name_any()), &plan.marks).await {
         return vec![StepError::new("mark the node of a pod to replace".to_owned(), &error)];
     }
-    all(plan.replaces.iter().map(|(name, uid)| replace(calls, &api, name, uid).boxed())).await
+    let now = plan.replaces.iter().filter(|(_, uid)| !wait.contains(uid));
+    all(now.map(|(name, uid)| replace(calls, &api, name, uid).boxed())).await
 }
 
 async fn replace(calls: &Calls, api: &Api<Pod>, name: &str, uid: &str) -> Result<(), StepError> {
@@ -138,17 +150,27 @@ async fn replace(calls: &Calls, api: &Api<Pod>, name: &str, uid: &str) -> Result
     Ok(())
 }
 
-/// Writes and forgets incidents.
-pub async fn incidents(calls: &Calls, infd: &InferenceDeployment, plan: &IncidentPlan) -> Vec<StepError> {
+/// Writes and forgets incidents; what failed goes to `errors`. Returns the pods (by UID) that alone tell of what could not be written.
+pub async fn incidents(
+    calls: &Calls,
+    infd: &InferenceDeployment,
+    plan: &IncidentPlan,
+    errors: &mut Vec<StepError>,
+) -> BTreeSet<String> {
     let namespace = infd.namespace().unwrap_or_default();
     let api: Api<EngineIncident> = Api::namespaced(calls.client.clone(), &namespace);
-    let mut errors = all(plan.writes.iter().map(|write| incident(calls, &api, infd, write).boxed())).await;
+    let writes = plan.writes.iter().map(|write| {
+        let told_by = write.told_by.clone();
+        incident(calls, &api, infd, write).map(|done| done.map_err(|error| (error, told_by))).boxed()
+    });
+    let (failed, untold): (Vec<_>, Vec<_>) = all(writes).await.into_iter().unzip();
+    errors.extend(failed);
     errors.extend(all(plan.deletes.iter().map(|(name, uid)| forget(calls, &api, name, uid).boxed())).await);
-    errors
+    untold.into_iter().flatten().collect()
 }
 
 /// Makes the writes and returns what failed, in their order.
-async fn all<'a>(writes: impl Iterator<Item = BoxFuture<'a, Result<(), StepError>>>) -> Vec<StepError> {
+async fn all<'a, E: Send>(writes: impl Iterator<Item = BoxFuture<'a, Result<(), E>>>) -> Vec<E> {
     let writes: Vec<_> = writes.collect();
     stream::iter(writes).buffered(AT_ONCE).filter_map(|done| ready(done.err())).collect().await
 }

@@ -12,6 +12,7 @@ pub mod ledger;
 pub mod observed;
 pub mod places;
 pub mod plan;
+pub mod proofs;
 pub mod quantity;
 pub mod rollout;
 pub mod scaling;
@@ -27,11 +28,11 @@ mod kstatus_tests;
 #[cfg(test)]
 mod model;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use kube::ResourceExt;
 use thiserror::Error;
-use tokio::sync::MutexGuard;
+use tokio::{sync::MutexGuard, time::Instant};
 
 use self::{execute::StepError, observed::Observed, plan::Plan};
 use crate::client::{CallError, Calls};
@@ -61,6 +62,7 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
         let _ = calls.metrics.grants_held.remove_label_values(&[namespace, name]);
         let _ = calls.metrics.restarts_held.remove_label_values(&[namespace, name]);
         let _ = calls.metrics.rollout_failed.remove_label_values(&[namespace, name]);
+        calls.fleet.proofs.forget(namespace, name);
         return Ok(None);
     };
     let problems = validate::validate(&observed.infd);
@@ -105,7 +107,7 @@ fn recheck(plan: &Plan, observed: &Observed, now: jiff::Timestamp) -> Duration {
 /// differ (P7): a failure that lasts must not make each pass write, for each write would start the next pass.
 ///
 /// Until it is recorded, an episode is told by its pod alone: whatever takes pods away comes after the incidents, for it may be the last
-/// thing that this process does (P1). A pod that is to hear of a grant does not wait for them.
+/// thing that this process does (P1), and waits for a while where the API refuses them. A pod that is to hear of a grant does not wait.
 async fn execute_plan(
     calls: &Calls,
     observed: &Observed,
@@ -124,10 +126,12 @@ async fn execute_plan(
     }
     let mut errors = Vec::new();
     let replicas_may_go = plan.applies.iter().any(|child| child.resource.kind == "Deployment");
+    let (mut untold, mut wait) = (BTreeSet::new(), false);
     if replicas_may_go {
-        errors.extend(execute::incidents(calls, infd, &plan.incidents).await);
+        untold = execute::incidents(calls, infd, &plan.incidents, &mut errors).await;
+        wait = calls.fleet.proofs.wait(observed, &untold, proofs::pods_would_go(observed, plan), Instant::now());
     }
-    errors.extend(execute::children(calls, infd, plan).await);
+    errors.extend(execute::children(calls, infd, plan, wait).await);
     if plan.grants != held || plan.recent != before.recent || plan.avoid != before.avoid {
         let early = status::early(observed, plan, calls.wall.now());
         stored = execute::status(calls, &stored, early).await.map_err(named)?;
@@ -138,9 +142,13 @@ async fn execute_plan(
     drop(turn); // what was granted stands in the API: whoever looks at the fleet from now on counts it
     errors.extend(execute::pods(calls, &namespace, &plan.pods).await);
     if !replicas_may_go {
-        errors.extend(execute::incidents(calls, infd, &plan.incidents).await);
+        untold = execute::incidents(calls, infd, &plan.incidents, &mut errors).await;
     }
-    errors.extend(execute::replaces(calls, infd, plan).await);
+    let proof_goes = plan.replaces.iter().any(|(_, uid)| untold.contains(uid));
+    if !calls.fleet.proofs.wait(observed, &untold, proof_goes, Instant::now()) {
+        untold.clear();
+    }
+    errors.extend(execute::replaces(calls, infd, plan, &untold).await);
     // The status tells the truth on every path (P13).
     let wanted = status::status(observed, plan, problems, &errors, calls.wall.now());
     let told = execute::status(calls, &stored, wanted).await;

@@ -146,7 +146,7 @@ fn to_apply(mut child: Child, live: Option<&Value>) -> Option<Child> {
 /// Does `live` hold everything that `wanted` says? The server adds defaults, so more is fine; a list must have the same
 /// length; quantities count by value, for it writes them its own way. What was taken out of `wanted` shows in the hash
 /// annotation.
-fn covers(live: &Value, wanted: &Value) -> bool {
+pub fn covers(live: &Value, wanted: &Value) -> bool {
     match (live, wanted) {
         (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(key, value)| match live.get(key) {
             Some(live) if matches!(key.as_str(), "requests" | "limits" | "sizeLimit") => covers_quantities(live, value),
