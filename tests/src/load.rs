@@ -2,13 +2,14 @@
 //! as those of the field do: they stream, give a silent stream up, and try again when they are refused. Loopback and files only.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -23,6 +24,9 @@ const RETRY: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(40);
 const SAMPLE: Duration = Duration::from_millis(100);
 const TOKENS: u32 = 32;
+/// An answer of half a megabyte or more, of which a client with so small a window and the gate's own buffers hold a fifth.
+const HELD_TOKENS: u32 = 4000;
+const HELD_WINDOW_BYTES: u32 = 4 << 10;
 
 /// How one try of a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,6 +121,43 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// One request whose client takes nothing of the answer until it is told to: in flight for as long as a story wants.
+#[derive(Debug)]
+pub struct Held(BufReader<TcpStream>);
+
+impl Held {
+    /// Asks `gate` for more of `model` than the sockets on the way hold; returns when the answer has begun.
+    ///
+    /// # Errors
+    /// When there is no answer, or it is not a good one.
+    pub async fn start(gate: SocketAddr, model: &str) -> io::Result<Self> {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_recv_buffer_size(HELD_WINDOW_BYTES)?;
+        let mut stream = timeout(CONNECT_MAX, socket.connect(gate)).await??;
+        let body = serde_json::json!({
+            "model": model, "prompt": "once upon a time", "max_tokens": HELD_TOKENS, "ignore_eos": true, "stream": true,
+        });
+        stream.write_all(post(&body.to_string()).as_bytes()).await?;
+        let mut stream = BufReader::with_capacity(HELD_WINDOW_BYTES as usize, stream);
+        let mut status = String::new();
+        timeout(PATIENCE, stream.read_line(&mut status)).await??;
+        if status.split(' ').nth(1) == Some("200") { Ok(Self(stream)) } else { Err(io::Error::other(status)) }
+    }
+
+    /// Takes the rest: how did it end?
+    pub async fn rest(self) -> End {
+        let mut lines = self.0.lines();
+        loop {
+            match timeout(PATIENCE, lines.next_line()).await {
+                Err(_) => return End::Silent,
+                Ok(Ok(Some(line))) if line == "data: [DONE]" => return End::Whole,
+                Ok(Ok(Some(_))) => {}
+                Ok(Ok(None) | Err(_)) => return End::Broken,
+            }
+        }
     }
 }
 

@@ -61,8 +61,16 @@ impl Programs {
         cluster.import(&agent)?;
         let engine = images::image_dynamic(&out, ENGINE_IMAGE, &self.engine, &["/truebeat-engine"], &model)?;
         cluster.import(&engine)?;
-        let operator = images::image_static(&out, OPERATOR_IMAGE, &self.operator, &["/truebeat-operator"], &[])?;
-        cluster.import(&operator)
+        self.import_operator(cluster, OPERATOR_IMAGE)
+    }
+
+    /// Puts the operator into the node's store as the image of this name.
+    ///
+    /// # Errors
+    /// When the program cannot be read, or containerd refuses the image.
+    pub fn import_operator(&self, cluster: &Cluster, image: &str) -> Result<()> {
+        let out = cluster.layout().path("images");
+        cluster.import(&images::image_static(&out, image, &self.operator, &["/truebeat-operator"], &[])?)
     }
 
     /// CRDs and operator, by `kubectl apply` of the committed YAML and of what the operator itself prints for this image.

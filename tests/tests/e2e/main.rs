@@ -10,6 +10,7 @@ mod freeze;
 mod gitops;
 mod kill;
 mod lifecycle;
+mod mid_drain;
 mod on_call;
 mod poison;
 mod recovery;
@@ -28,7 +29,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 22] = [
+const STORIES: [&str; 23] = [
     "install",
     "apply_two_replicas",
     "gitops",
@@ -48,6 +49,7 @@ const STORIES: [&str; 22] = [
     "bad_revision",
     "another_operator",
     "drain_without_loss",
+    "upgrade_in_mid_drain",
     "autoscaled_over_frozen_ones",
     "delete",
     "chart",
@@ -105,6 +107,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "autoscaled_over_frozen_ones" => autoscale::story(world, &mut times).await,
         "bad_revision" => rollout::bad_revision(world, &mut times).await,
         "drain_without_loss" => drain::story(world, &mut times).await,
+        "upgrade_in_mid_drain" => mid_drain::story(world, &mut times).await,
         "another_operator" => upgrade::story(world, &mut times).await,
         "delete" => lifecycle::delete(world, &mut times).await,
         _ => chart::life(world, &mut times).await,
