@@ -67,7 +67,15 @@ pub fn not_run(what: &str, reason: &NotRun) -> Result<()> {
     if std::env::var("TRUEBEAT_REQUIRE_CLUSTER").is_ok_and(|word| word == "1") {
         bail!("{what}: {reason} (and TRUEBEAT_REQUIRE_CLUSTER=1)");
     }
-    eprintln!("NOT RUN: {what}: {reason}");
+    record(what, &reason.why)
+}
+
+/// Says and records that `what` was not run, for a reason that no machine is to blame for.
+///
+/// # Errors
+/// When the record cannot be written.
+pub fn record(what: &str, why: &[String]) -> Result<()> {
+    eprintln!("NOT RUN: {what}: {}", why.join("; "));
     let path = record_file();
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -77,7 +85,7 @@ pub fn not_run(what: &str, reason: &NotRun) -> Result<()> {
         .append(true)
         .open(&path)
         .with_context(|| format!("cannot open {}", path.display()))?;
-    let line = serde_json::json!({"not_run": what, "why": reason.why});
+    let line = serde_json::json!({"not_run": what, "why": why});
     writeln!(file, "{line}").with_context(|| format!("cannot write {}", path.display()))
 }
 

@@ -2,6 +2,7 @@
 //! live, what the text may not say. It reads the files that git knows or would add, and nothing else. Every rule is a function
 //! from a tree to findings, with a test of its own that shows it can fail.
 
+mod advisories;
 mod code;
 mod device_waits;
 mod edges;
@@ -10,6 +11,8 @@ mod sizes;
 mod supply;
 mod tree;
 mod words;
+
+use truebeat_tests::story;
 
 use tree::{Finding, Tree};
 
@@ -63,6 +66,18 @@ fn e1_nothing_waits_for_a_device_without_a_deadline() {
 #[test]
 fn h11_what_comes_in_comes_from_one_place_under_listed_licences() {
     assert_none(supply::Supply::of_this_repository().unwrap().check());
+}
+
+#[test]
+fn h11_nothing_is_known_against_what_comes_in() {
+    let supply = supply::Supply::of_this_repository().unwrap();
+    let Some(folder) = advisories::folder() else {
+        let why = ["TRUEBEAT_ADVISORIES names no copy of RustSec's database".to_owned()];
+        return story::record("tidy::h11_nothing_is_known_against_what_comes_in", &why).unwrap();
+    };
+    let known = advisories::read(&folder).unwrap();
+    println!("{} advisories", known.len());
+    assert_none(advisories::check(&supply.lock, &supply.deny, &known).unwrap());
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! What may come in from outside (H11): each dependency from the one registry and with its checksum, under a licence of the list, and
-//! none that is banned. `deny.toml` is the list; that tool itself also knows advisories, wildcards and other systems' dependencies.
+//! none that is banned. `deny.toml` is the list; that tool itself also knows wildcards and other systems' dependencies.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,8 +12,8 @@ use spdx::{Expression, ParseMode};
 use crate::edges;
 use crate::tree::Finding;
 
-const LOCK: &str = "Cargo.lock";
-const DENY: &str = "deny.toml";
+pub const LOCK: &str = "Cargo.lock";
+pub const DENY: &str = "deny.toml";
 /// What a ban may say.
 const BAN: [&str; 3] = ["name", "wrappers", "reason"];
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
@@ -110,11 +110,11 @@ fn read(name: &str) -> Result<Value> {
     toml::from_str(&text).with_context(|| format!("{name} is no TOML"))
 }
 
-fn each(list: &Value) -> impl Iterator<Item = &Value> {
+pub fn each(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
 }
 
-fn name(package: &Value) -> &str {
+pub fn name(package: &Value) -> &str {
     package["name"].as_str().unwrap_or_default()
 }
 
