@@ -67,7 +67,7 @@ pub async fn operator(world: &mut World<'_>, times: &mut Times) -> Result<()> {
 }
 
 /// The episodes that had a grant at any moment since.
-fn grants(world: &World<'_>, since: Instant) -> Vec<String> {
+pub fn grants(world: &World<'_>, since: Instant) -> Vec<String> {
     let frames = world.infds.since(since).into_iter().filter_map(|frame| frame.object);
     let mut episodes: Vec<String> = frames
         .flat_map(|infd| infd.status.clone().unwrap_or_default().recovery.grants)

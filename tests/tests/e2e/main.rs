@@ -10,6 +10,7 @@ mod freeze;
 mod gitops;
 mod kill;
 mod lifecycle;
+mod memory;
 mod mid_drain;
 mod on_call;
 mod poison;
@@ -29,7 +30,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 23] = [
+const STORIES: [&str; 24] = [
     "install",
     "apply_two_replicas",
     "gitops",
@@ -37,6 +38,7 @@ const STORIES: [&str; 23] = [
     "freeze_both",
     "on_call",
     "kill_the_operator",
+    "operator_out_of_memory",
     "kill_detector_and_gate",
     "poison_request",
     "scale_with_one_frozen",
@@ -94,6 +96,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "freeze_both" => freeze::both(world, &mut times).await,
         "on_call" => on_call::story(world, &mut times).await,
         "kill_the_operator" => kill::operator(world, &mut times).await,
+        "operator_out_of_memory" => memory::story(world, &mut times).await,
         "kill_detector_and_gate" => kill::detector_and_gate(world, &mut times).await,
         "scale_with_one_frozen" => lifecycle::scale(world, &mut times).await,
         "poison_request" => poison::story(world, &mut times).await,
