@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use agent::gate::control::{GateClient, Heard};
+use agent::gate::counts::renewed;
 use agent::gate::ledger::{Control, GateReply};
 use agent::gate::{GateConfig, run};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -121,6 +122,8 @@ async fn a_stream_is_passed_on_and_counted_chunk_by_chunk() {
     chunk(&mut server, ": a comment is no delivery\n\n").await;
     chunk(&mut server, "data: {\"a\":1}\n\n").await;
     let first = gate.until("a delivery", |r| r.obs.chunks_delivered > 0).await;
+    let read = gate.client.counts().expect("the gate lets itself be read");
+    assert_eq!(renewed(&read, &first.obs), first.obs, "without a question");
     assert_eq!((first.obs.chunks_delivered, first.obs.awaiting_first_byte, first.obs.in_flight), (1, 0, 1));
     // the client has the chunk before the stream ends
     let mut seen = String::new();

@@ -48,6 +48,7 @@
 //! # }
 //! ```
 
+pub mod counts;
 pub mod layout;
 mod map;
 pub mod page;

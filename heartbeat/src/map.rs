@@ -1,4 +1,4 @@
-//! The writer's shared mapping of its page: the only `unsafe` of this crate.
+//! A writer's shared mapping of what it writes: the only `unsafe` of this crate.
 //!
 //! Only the writer maps (H7: stores without a syscall). The reader never does: a mapping of a file that somebody else
 //! can truncate is a SIGBUS (H8).
@@ -12,49 +12,46 @@ use std::sync::atomic::AtomicU64;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::layout::FILE_LEN;
-
-/// The page as the words that both sides agree on.
-pub(crate) type PageWords = [AtomicU64; FILE_LEN / 8];
-
-/// A shared, writable mapping of one whole page file; unmapped on drop.
+/// A shared, writable mapping of a file's first words; unmapped on drop.
 #[derive(Debug)]
-pub(crate) struct Map {
-    words: NonNull<PageWords>,
+pub(crate) struct Map<const WORDS: usize> {
+    words: NonNull<[AtomicU64; WORDS]>,
 }
 
-impl Map {
-    /// Maps the first [`FILE_LEN`] bytes of `file`, which must be open for reading and writing and that long.
+impl<const WORDS: usize> Map<WORDS> {
+    const BYTES: usize = WORDS * 8;
+
+    /// Maps so many words of `file`, which must be open for reading and writing and that long.
     ///
     /// # Errors
     /// `EINVAL` for a file that is too short (a store beyond its end would be a SIGBUS), else what mmap says.
     pub(crate) fn shared(file: &File) -> Result<Self, Errno> {
-        let long_enough = file.metadata().is_ok_and(|m| m.len() >= FILE_LEN as u64);
-        let length = NonZeroUsize::new(FILE_LEN).filter(|_| long_enough).ok_or(Errno::EINVAL)?;
+        let long_enough = file.metadata().is_ok_and(|m| m.len() >= Self::BYTES as u64);
+        let length = NonZeroUsize::new(Self::BYTES).filter(|_| long_enough).ok_or(Errno::EINVAL)?;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses aliases no Rust object; `length` is not 0.
         let address = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, file, 0)? };
         Ok(Self { words: address.cast() })
     }
 
-    /// The page's words. Other processes may change them at any time, which is why they are atomics.
+    /// The words. Other processes may change them at any time, which is why they are atomics.
     #[inline]
-    pub(crate) fn words(&self) -> &PageWords {
-        // SAFETY: the mapping is FILE_LEN bytes, page-aligned (so 8-aligned), readable and writable, and lives as long
+    pub(crate) fn words(&self) -> &[AtomicU64; WORDS] {
+        // SAFETY: the mapping is of all these words, page-aligned (so 8-aligned), readable and writable, and lives as long
         // as `self`. Any bytes are a valid AtomicU64, and all access to them in this process is by these atomics.
         unsafe { self.words.as_ref() }
     }
 }
 
-impl Drop for Map {
+impl<const WORDS: usize> Drop for Map<WORDS> {
     fn drop(&mut self) {
         // SAFETY: address and length are those of `shared`; `words` borrows from `self`, so no reference is left.
-        // A failure would leave 20 KiB mapped, which harms nobody: nothing to do about it in a drop.
-        let _ = unsafe { munmap(self.words.cast(), FILE_LEN) };
+        // A failure would leave a few KiB mapped, which harms nobody: nothing to do about it in a drop.
+        let _ = unsafe { munmap(self.words.cast(), Self::BYTES) };
     }
 }
 
 // SAFETY: the mapping belongs to no thread, and `words` gives atomics alone.
-unsafe impl Send for Map {}
+unsafe impl<const WORDS: usize> Send for Map<WORDS> {}
 // SAFETY: as above: shared access is by atomics.
-unsafe impl Sync for Map {}
+unsafe impl<const WORDS: usize> Sync for Map<WORDS> {}

@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::layout::{self, BEAT_OFFSET, BEAT_WORDS, HEADER_LEN, RECORD_LEN, RECORD_WORDS};
+use crate::layout::{self, BEAT_OFFSET, BEAT_WORDS, FILE_LEN, HEADER_LEN, RECORD_LEN, RECORD_WORDS};
 use crate::map::Map;
 use crate::page::{Beat, Identity, RING_LEN, StepRecord};
 use crate::seqlock::{self, Sink};
@@ -31,10 +31,13 @@ pub enum WriterError {
     Rename { from: PathBuf, to: PathBuf, source: std::io::Error },
 }
 
+/// The page as the words that both sides agree on.
+type PageMap = Map<{ FILE_LEN / 8 }>;
+
 /// The one writer of a rank's page. The file stays after a drop: it is evidence, and stale once the process is gone.
 #[derive(Debug)]
 pub struct Writer {
-    map: Map,
+    map: PageMap,
     path: PathBuf,
     // Kept here and never read back: whatever somebody scribbles into the page, the writer's own sequence stands.
     beat_seq: u64,
@@ -95,7 +98,7 @@ impl Writer {
 }
 
 /// Makes and maps the whole file under a name that no reader looks at.
-fn make_file(temp: &Path, identity: &Identity) -> Result<Map, WriterError> {
+fn make_file(temp: &Path, identity: &Identity) -> Result<PageMap, WriterError> {
     // A leftover of an earlier process with this pid; its absence is the normal case.
     let _ = fs::remove_file(temp);
     let mut file: File = OpenOptions::new()
@@ -117,7 +120,7 @@ struct WordSlot<'a, const N: usize>(&'a [AtomicU64; N]);
 impl<'a, const N: usize> WordSlot<'a, N> {
     /// `None` beyond the page, which no caller asks for; a missed beat is better than a panic in an engine.
     #[inline]
-    fn at(map: &'a Map, word: usize) -> Option<Self> {
+    fn at(map: &'a PageMap, word: usize) -> Option<Self> {
         map.words().get(word..)?.first_chunk().map(WordSlot)
     }
 }

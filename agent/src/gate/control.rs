@@ -4,12 +4,14 @@
 //!
 //! The last will of the detector is kept in a file: a gate that starts anew stays shut.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
+use heartbeat::counts::COUNTS;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -38,6 +40,9 @@ struct Told {
     /// Only where it was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     suspects: Option<Vec<Suspect>>,
+    /// In the first answer of a connection: where the counters that move with each chunk can be read without asking.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    counts: Option<PathBuf>,
 }
 
 /// The gate's end: serves every detector that connects, for ever.
@@ -81,8 +86,9 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: PathBuf) {
         beginnings.mark_unchanged();
         let reply = ledger.reply(now_ms);
         shall_tell = asked && reply.obs.in_flight == 0;
+        let counts = if heard == 1 { ledger.counts_path() } else { None };
         told.clear();
-        if serde_json::to_writer(&mut told, &Told { heard, at_ms: now_ms, reply, suspects }).is_err() {
+        if serde_json::to_writer(&mut told, &Told { heard, at_ms: now_ms, reply, suspects, counts }).is_err() {
             return;
         }
         told.push(b'\n');
@@ -147,6 +153,8 @@ struct Line {
     /// Lines said, and what has come of the next line to hear.
     said: u64,
     part: Vec<u8>,
+    /// The gate's counters, where it lets itself be read.
+    counts: Option<File>,
 }
 
 impl GateClient {
@@ -185,6 +193,12 @@ impl GateClient {
         Ok(self.ask().await?.suspects.unwrap_or_default())
     }
 
+    /// The counters as the gate has them now, read and not asked for; `None` where it does not let itself be read. They are no sign of
+    /// life: those of a gate that hangs stand still.
+    pub fn counts(&self) -> Option<[u64; COUNTS]> {
+        heartbeat::counts::read(self.line.as_ref()?.counts.as_ref()?)
+    }
+
     /// Has the gate said by itself that work came, since it was asked last? Then it wants to be asked. Never waits.
     pub fn calls(&mut self) -> bool {
         let Some(line) = &mut self.line else { return false };
@@ -219,7 +233,7 @@ impl GateClient {
             Some(line) => line,
             none => {
                 let (read, write) = UnixStream::connect(&self.path).await?.into_split();
-                none.insert(Line { read: BufReader::new(read), write, said: 0, part: Vec::new() })
+                none.insert(Line { read: BufReader::new(read), write, said: 0, part: Vec::new(), counts: None })
             }
         };
         self.words.push(b'\n');
@@ -241,9 +255,14 @@ impl Line {
         if !read_line(&mut self.read, &mut self.part).await? {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }
-        let told = serde_json::from_slice(&self.part);
+        let told = serde_json::from_slice::<Told>(&self.part);
         self.part.clear();
-        Ok(told?)
+        let told = told?;
+        // the gate's own memory by its own word: neither waits for a disk
+        if let Some(path) = &told.counts {
+            self.counts = File::open(path).ok();
+        }
+        Ok(told)
     }
 }
 

@@ -3,12 +3,16 @@
 //! The counts are what the detector trusts most (V2), so they are kept by one rule each and checked below.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use heartbeat::counts::CountsWriter;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use vitals::observation::{GateObs, Ms};
 
+use super::counts;
 use super::print::Print;
 use super::suspects::{Memory, Poison, Suspect};
 use super::work::Asked;
@@ -16,7 +20,7 @@ use super::work::Asked;
 /// A chunk that has waited longer than this for the client's socket makes the client "blocked" (V5).
 const CLIENT_BLOCKED_MS: Ms = 1_000;
 
-/// What the detector wants of the gate. Level-triggered: it is told anew every tick.
+/// What the detector wants of the gate. Level-triggered: it is told anew at least every second, and at each change.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Control {
     /// Refuse everything that is new.
@@ -87,9 +91,11 @@ struct Books {
     control: Control,
     next_id: u64,
     open: BTreeMap<u64, Open>,
-    /// Counters of requests that ended, and the sums over all.
+    /// Counters of requests that ended, and the sums over all; kept at each entry, but for what only a look at each request tells.
     sums: GateReply,
     memory: Memory,
+    /// Where the detector reads the sums without asking.
+    counts: Option<CountsWriter>,
 }
 
 #[derive(Debug)]
@@ -106,8 +112,23 @@ struct Open {
 impl Ledger {
     /// Empty books. `epoch` must differ from every earlier gate's; `control` is what the gate before this one was told last.
     pub fn new(epoch: u64, control: Control) -> Self {
-        let sums = GateReply { obs: GateObs { epoch, ..GateObs::default() }, ..GateReply::default() };
+        let obs = GateObs { epoch, unstreamed: Some(0), ..GateObs::default() };
+        let sums = GateReply { obs, ..GateReply::default() };
         Self { books: Mutex::new(Books { control, sums, ..Books::default() }), begun: watch::Sender::new(0) }
+    }
+
+    /// From now on the sums are also told here, at each entry.
+    #[must_use]
+    pub fn telling(self, counts: Option<CountsWriter>) -> Self {
+        self.lock().counts = counts;
+        self.lock().tell();
+        self
+    }
+
+    /// Where whoever has our rights can read the sums.
+    pub fn counts_path(&self) -> Option<PathBuf> {
+        let fd = self.lock().counts.as_ref()?.file().as_raw_fd();
+        Some(PathBuf::from(format!("/proc/{}/fd/{fd}", std::process::id())))
     }
 
     /// Tells when work comes to a gate that owed none.
@@ -157,8 +178,9 @@ impl Ledger {
         let mut books = self.lock();
         books.next_id += 1;
         let id = books.next_id;
-        books.sums.obs.prompt_tokens_taken += asked.prompt_tokens;
+        begins(&mut books.sums.obs, &asked);
         books.open.insert(id, Open { forwarded_ms: now_ms, asked, answered: false, read_ms: now_ms, handed_ms: None });
+        books.tell();
         if books.open.len() == 1 {
             self.begun.send_modify(|times| *times += 1);
         }
@@ -167,14 +189,18 @@ impl Ledger {
 
     /// A chunk of the answer that means something was read from the engine.
     pub fn delivered(&self, id: u64, now_ms: Ms, bytes: u64) {
-        let mut books = self.lock();
+        let mut guard = self.lock();
+        let books = &mut *guard;
         if let Some(open) = books.open.get_mut(&id) {
-            open.answered = true;
+            if !std::mem::replace(&mut open.answered, true) {
+                awaits_no_more(&mut books.sums.obs, &open.asked);
+            }
             open.read_ms = now_ms;
         }
         books.sums.obs.chunks_delivered += 1;
         books.sums.obs.bytes_delivered += bytes;
         books.sums.obs.last_delivery_ms = Some(now_ms);
+        books.tell();
     }
 
     /// A chunk was given to the client's connection (`Some`), or that connection asked for the next one (`None`).
@@ -189,6 +215,10 @@ impl Ledger {
         let mut books = self.lock();
         let Some(open) = books.open.remove(&id) else { return };
         books.sums.obs.requests_done += 1;
+        if !open.answered {
+            awaits_no_more(&mut books.sums.obs, &open.asked);
+        }
+        books.tell();
         match end {
             End::Completed => books.sums.requests_completed += 1,
             End::Failed | End::Broken => books.sums.requests_failed += 1,
@@ -215,16 +245,10 @@ impl Ledger {
     pub fn reply(&self, now_ms: Ms) -> GateReply {
         let books = self.lock();
         let mut reply = books.sums.clone();
-        let waiting = || books.open.values().filter(|open| !open.answered);
         let blocked = |open: &&Open| open.handed_ms.is_some_and(|at| now_ms.saturating_sub(at) > CLIENT_BLOCKED_MS);
-        reply.obs.in_flight = count(books.open.len());
-        reply.obs.awaiting_first_byte = count(waiting().count());
-        reply.obs.prompt_tokens_owed = waiting().map(|open| open.asked.prompt_tokens).sum();
-        reply.obs.unstreamed = Some(count(waiting().filter(|open| !open.asked.stream).count()));
         reply.obs.client_blocked = count(books.open.values().filter(blocked).count());
         let begun = books.open.values().filter(|open| open.answered && !blocked(open));
         reply.obs.quietest_begun_ms = begun.map(|open| open.read_ms).min();
-        reply.obs.oldest_in_flight_ms = books.open.values().map(|open| open.forwarded_ms).min();
         reply.shut = books.control.fenced || books.control.draining;
         reply
     }
@@ -233,6 +257,33 @@ impl Ledger {
         // Books are valid after every statement, so a panic elsewhere does not spoil them.
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Books {
+    /// To be called at the end of each entry.
+    fn tell(&mut self) {
+        self.sums.obs.in_flight = count(self.open.len());
+        // numbers and times of requests grow together
+        self.sums.obs.oldest_in_flight_ms = self.open.first_key_value().map(|(_, open)| open.forwarded_ms);
+        if let Some(counts) = &mut self.counts {
+            counts.store(&counts::words(&self.sums.obs));
+        }
+    }
+}
+
+/// A request was taken, and awaits its first byte.
+fn begins(obs: &mut GateObs, asked: &Asked) {
+    obs.prompt_tokens_taken = obs.prompt_tokens_taken.saturating_add(asked.prompt_tokens);
+    obs.prompt_tokens_owed = obs.prompt_tokens_owed.saturating_add(asked.prompt_tokens);
+    obs.awaiting_first_byte = obs.awaiting_first_byte.saturating_add(1);
+    obs.unstreamed = obs.unstreamed.map(|n| n.saturating_add(u32::from(!asked.stream)));
+}
+
+/// It had its first byte, or ended without one.
+fn awaits_no_more(obs: &mut GateObs, asked: &Asked) {
+    obs.prompt_tokens_owed = obs.prompt_tokens_owed.saturating_sub(asked.prompt_tokens);
+    obs.awaiting_first_byte = obs.awaiting_first_byte.saturating_sub(1);
+    obs.unstreamed = obs.unstreamed.map(|n| n.saturating_sub(u32::from(!asked.stream)));
 }
 
 fn count(n: usize) -> u32 {

@@ -4,17 +4,19 @@
 mod answers;
 mod body;
 pub mod control;
+pub mod counts;
 pub mod ledger;
 pub mod print;
 mod proxy;
 mod scan;
 pub mod suspects;
-mod work;
+pub(crate) mod work;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use heartbeat::counts::CountsWriter;
 use http::Uri;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -53,7 +55,9 @@ pub enum GateError {
 pub async fn run(listener: TcpListener, config: GateConfig) -> Result<(), GateError> {
     let memory = config.control.with_extension("state");
     let epoch = crate::files::monotonic_ns();
-    let ledger = Arc::new(Ledger::new(epoch, control::recall(&memory)));
+    let counts = CountsWriter::create("truebeat-gate");
+    let counts = counts.inspect_err(|error| tracing::info!(%error, "the gate is asked for its counters at every tick"));
+    let ledger = Arc::new(Ledger::new(epoch, control::recall(&memory)).telling(counts.ok()));
     let proxy = Proxy::new(Arc::clone(&ledger), &config.upstream).ok_or(GateError::Upstream(config.upstream))?;
     // A socket file that a dead gate left behind is in the way of ours.
     let _ = std::fs::remove_file(&config.control);

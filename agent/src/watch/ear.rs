@@ -1,15 +1,17 @@
-//! The detector's ear at the gate: asks it every tick while it owes work, and hardly ever while it owes none, for it calls when work comes.
+//! The detector's ear at the gate: asks it every tick while work stands still; now and then while answers move on, for then its counters
+//! are read where it keeps them; and hardly ever while it owes none, for it calls when work comes.
 
 use std::path::Path;
 
 use vitals::observation::{GateObs, Signal};
 
 use crate::gate::control::GateClient;
+use crate::gate::counts;
 use crate::gate::ledger::{Control, GateReply};
 use crate::gate::suspects::Suspect;
 use crate::sources::clock::monotonic_ms;
 
-/// A gate that owes nothing is asked this often.
+/// A gate that owes nothing, or delivers, is asked this often.
 const ASK_MS: u64 = 1_000;
 
 /// What is known of the gate.
@@ -33,13 +35,31 @@ impl GateEar {
         Self { client, seen: Signal::default(), reply: None, called: false, asked: None }
     }
 
-    /// Is it time to ask? No where it is known to owe nothing, to be what it shall be, and to have been there a moment ago.
+    /// Is it time to ask? No where it is known to be what it shall be, to have been there a moment ago, and either to owe nothing or to
+    /// deliver.
     pub fn is_due(&mut self, now_ms: u64, control: &Control) -> bool {
         let calls = self.called || self.client.calls();
         let idle = self.reply.as_ref().is_some_and(|reply| reply.obs.in_flight == 0);
         let told =
             self.asked.is_some_and(|(at_ms, orders)| orders == of(control) && now_ms.saturating_sub(at_ms) < ASK_MS);
-        calls || !idle || !told
+        calls || !told || !(idle || self.delivers())
+    }
+
+    /// Takes over what the gate has counted since, if chunks are among it: only somebody who lives has counted those. Where they stand still
+    /// nobody knows whose silence it is, a client that blocks is known by its own request, and of a gate that owes nothing any more only
+    /// its answer says that it will call: then it is asked.
+    fn delivers(&mut self) -> bool {
+        let Some(reply) = self.reply.as_mut().filter(|reply| reply.obs.client_blocked == 0) else { return false };
+        let Some(counts) = self.client.counts() else { return false };
+        let now = counts::renewed(&counts, &reply.obs);
+        let moved = now.epoch == reply.obs.epoch && now.chunks_delivered > reply.obs.chunks_delivered;
+        if !moved || now.in_flight == 0 {
+            return false;
+        }
+        self.seen.at_ms = monotonic_ms();
+        self.seen.value.get_or_insert_default().clone_from(&now);
+        reply.obs = now;
+        true
     }
 
     /// Returns when the gate calls, or goes.
@@ -75,4 +95,45 @@ impl GateEar {
 
 fn of(control: &Control) -> [bool; 3] {
     [control.fenced, control.draining, control.leaving]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::control;
+    use crate::gate::ledger::{End, Ledger};
+    use crate::gate::work::Asked;
+    use heartbeat::counts::CountsWriter;
+    use std::sync::Arc;
+    use tokio::net::UnixListener;
+
+    const STREAM: Asked = Asked { prompt_tokens: 9, stream: true, print: None };
+
+    #[tokio::test]
+    async fn a_gate_that_delivers_is_read_and_one_that_stands_still_is_asked_at_every_tick() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = Arc::new(Ledger::new(1, Control::default()).telling(CountsWriter::create("test").ok()));
+        let socket = UnixListener::bind(dir.path().join("gate.sock")).unwrap();
+        tokio::spawn(control::serve(socket, Arc::clone(&ledger), dir.path().join("gate.state")));
+        let (mut ear, open) = (GateEar::new(dir.path()), Control::default());
+        let id = ledger.open(monotonic_ms(), STREAM);
+        ear.ask(&open).await.unwrap();
+        let now_ms = monotonic_ms();
+        let shut = Control { fenced: true, ..open.clone() };
+        assert!(ear.is_due(now_ms, &open), "nothing is delivered yet");
+        ledger.delivered(id, now_ms, 5);
+        assert!(ear.is_due(now_ms, &shut), "it shall be something else");
+        assert!(ear.is_due(now_ms + ASK_MS, &open), "it was not heard for long");
+        assert!(!ear.is_due(now_ms, &open), "it delivers");
+        let seen = ear.seen.value.clone().unwrap();
+        assert_eq!((seen.chunks_delivered, seen.bytes_delivered, seen.awaiting_first_byte), (1, 5, 0));
+        assert_eq!(seen, ear.reply.as_ref().unwrap().obs);
+        assert!(ear.seen.at_ms >= now_ms);
+        assert!(ear.is_due(now_ms, &open), "nothing came since: it may be the gate that hangs");
+        ledger.delivered(id, now_ms, 5);
+        ledger.close(id, now_ms, End::Completed);
+        assert!(ear.is_due(now_ms, &open), "it owes nothing, and must be told to call");
+        assert_eq!(ear.ask(&open).await.unwrap().obs.in_flight, 0);
+        assert!(!ear.is_due(now_ms, &open));
+    }
 }
