@@ -1,8 +1,9 @@
 //! Gives back what start-up alone has touched (2c). Of the program's own files: text and constants that a later instruction needs come
 //! back from the page cache, a fault each; what nobody needs again stays out of the process's resident memory. Of the heap: whole pages
-//! that hold nothing any more, which the C library keeps in case somebody asks again.
+//! that hold nothing any more, which the C library keeps in case somebody asks again. Of the first thread's stack: what lies far beyond
+//! its end, where reading the command line and starting up had been.
 //!
-//! May touch `/proc/self/smaps`, the heap and the mappings of this process; the one module of this crate with `unsafe`.
+//! May touch `/proc/self/smaps`, the heap, the stack and the mappings of this process; the one module of this crate with `unsafe`.
 
 use std::time::Duration;
 
@@ -14,6 +15,10 @@ const FIRST_AFTER: Duration = Duration::from_secs(5);
 /// What an episode needed (stacks, packing) is not kept for ever.
 const EVERY: Duration = Duration::from_secs(600);
 
+const PAGE: usize = 4 << 10;
+/// Of the stack beyond its end: what a call may be using just then, and what the next ones will.
+const STACK_KEPT: usize = 32 << 10;
+
 /// Keeps this process small. Runs for ever.
 pub async fn keep_small() {
     let mut pause = FIRST_AFTER;
@@ -21,6 +26,7 @@ pub async fn keep_small() {
         tokio::time::sleep(pause).await;
         pause = (pause * 10).min(EVERY);
         if let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") {
+            forget_stack(&smaps);
             clean_file_mappings(&smaps).into_iter().for_each(forget);
         }
         trim_heap();
@@ -67,6 +73,33 @@ fn forget((from, length): Range) {
     let _ = unsafe { madvise(address, length, MmapAdvise::MADV_DONTNEED) };
 }
 
+/// The mapping of the first thread's stack.
+fn stack(smaps: &str) -> Option<Range> {
+    let line = smaps.lines().find(|line| line.ends_with("[stack]"))?;
+    let (from, to) = line.split(' ').next()?.split_once('-')?;
+    let (from, to) = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
+    Some((from, to.checked_sub(from)?))
+}
+
+/// Of a stack that grows down to `end`, the whole pages beyond it, but for some that whoever is called from here may be using. Nothing
+/// where that is another thread's stack.
+fn beyond((from, length): Range, end: usize) -> Option<Range> {
+    let used = end.checked_sub(from).filter(|used| *used < length)?;
+    let unused = used.checked_sub(STACK_KEPT)? / PAGE * PAGE;
+    (unused > 0).then_some((from, unused))
+}
+
+#[inline(never)]
+#[allow(unsafe_code, reason = "giving pages back has no safe form")]
+fn forget_stack(smaps: &str) {
+    let here = 0_u8;
+    let Some((from, length)) = stack(smaps).and_then(|stack| beyond(stack, (&raw const here).addr())) else { return };
+    let Some(address) = std::ptr::NonNull::new(std::ptr::with_exposed_provenance_mut::<c_void>(from)) else { return };
+    // SAFETY: the range is of this very thread's stack, since `here` lies in it, and beyond its end by more than what is called from here
+    // takes: no frame that is live, and none that will be before it is written to, has a byte in it. Whoever grows into it finds zeros.
+    let _ = unsafe { madvise(address, length, MmapAdvise::MADV_DONTNEED) };
+}
+
 /// Whole free pages of the heap go back to the kernel. Other C libraries than GNU's have no word for it, and keep less.
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code, reason = "the C library's own call has no safe form")]
@@ -103,6 +136,16 @@ Anonymous:             0 kB
     #[test]
     fn only_whole_pages_of_files_are_given_back() {
         assert_eq!(clean_file_mappings(SMAPS), [(0x1000, 0x2000), (0x8000, 0x1000)]);
+    }
+
+    #[test]
+    fn of_the_stack_only_what_lies_far_beyond_its_end_is_given_back() {
+        let stack =
+            stack("8000-9000 rw-p 00000000 00:00 0\n40000-80000 rw-p 00000000 00:00 0                   [stack]\n");
+        assert_eq!(stack, Some((0x40000, 0x40000)));
+        let beyond = |end| beyond((0x40000, 0x40000), end);
+        assert_eq!(beyond(0x7f123), Some((0x40000, 0x37000)));
+        assert_eq!([0x48fff, 0x40001, 0x3ffff, 0x80000].map(beyond), [None; 4]);
     }
 
     #[test]
