@@ -30,7 +30,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Looks in `TRUEBEAT_BIN_DIR` (default: `target/release`) and at `TRUEBEAT_OPERATOR_BIN` (default: the static one in `target`).
+    /// Looks in `TRUEBEAT_BIN_DIR` (default: `target/release`), and at `TRUEBEAT_AGENT_BIN` and `TRUEBEAT_OPERATOR_BIN` (default: the
+    /// small ones in `target`).
     ///
     /// # Errors
     /// Naming every program that is not there.
@@ -39,7 +40,9 @@ impl Programs {
         let bin = std::env::var_os("TRUEBEAT_BIN_DIR").map_or_else(|| target.join("release"), PathBuf::from);
         let musl = format!("{}-unknown-linux-musl/image/truebeat-operator", std::env::consts::ARCH);
         let operator = std::env::var_os("TRUEBEAT_OPERATOR_BIN").map_or_else(|| target.join(musl), PathBuf::from);
-        let [agent, engine, truebeat] = ["truebeat-agent", "truebeat-engine", "truebeat"].map(|name| bin.join(name));
+        let agent =
+            std::env::var_os("TRUEBEAT_AGENT_BIN").map_or_else(|| target.join("agent/truebeat-agent"), PathBuf::from);
+        let [engine, truebeat] = ["truebeat-engine", "truebeat"].map(|name| bin.join(name));
         let programs = Self { agent, engine, operator, truebeat };
         let all = [&programs.agent, &programs.engine, &programs.operator, &programs.truebeat];
         let missing: Vec<_> =
