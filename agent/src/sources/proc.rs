@@ -15,8 +15,8 @@ use super::tree::EngineProcess;
 /// Members read in one look; an engine with more is read in part.
 const MEMBERS_MAX: usize = 512;
 const TRACER_EVERY_MS: u64 = 1_000;
-/// How much of a process's recent CPU use is forgotten a second, in choosing which process steps.
-const FORGET_PER_SECOND: f64 = 0.2;
+/// How fast a process's recent CPU use is forgotten, in choosing which process steps: four fifths of it are left after a second.
+const FORGET_PER_SECOND: f64 = 0.25;
 /// Programs that compile kernels or host code, by their kernel names (V5). A version at the end (`gcc-12`) is taken off first.
 const COMPILERS: [&str; 31] = [
     "nvcc",
@@ -183,7 +183,8 @@ impl ProcSource {
     /// came and went between looks) and by the sum with reaped children (shrinks when an orphan ends). The larger is right.
     fn count_cpu(&mut self, stats: &[Stat], now_ms: u64) {
         let elapsed_s = self.looked_ms.map_or(0.0, |at_ms| now_ms.saturating_sub(at_ms) as f64 / 1_000.0);
-        let fade = (1.0 - FORGET_PER_SECOND).powf(elapsed_s);
+        // about (4/5)^elapsed, which all are weighed by alike; for the exact one a library would be in memory that nothing else needs
+        let fade = 1.0 / (1.0 + FORGET_PER_SECOND * elapsed_s);
         let mut accounts = HashMap::with_capacity(stats.len());
         let mut by_process = 0;
         for stat in stats {
