@@ -178,6 +178,9 @@ pub enum BenchKind {
         /// Pairs of two-second windows.
         #[arg(long, default_value_t = 30)]
         pairs: u32,
+        /// The program that has the agent's roles, e.g. the small one that pods have (target/agent/truebeat-agent). Default: this one.
+        #[arg(long, value_name = "PROGRAM")]
+        agent: Option<PathBuf>,
     },
     /// Idle, bursts, very long prompts, disconnecting clients, on a loaded machine and without a fault: every alarm is a failure.
     Healthy {

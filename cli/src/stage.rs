@@ -49,12 +49,20 @@ impl Stage {
     /// # Errors
     /// When the folder cannot be made, no port is free, or the program does not start.
     pub fn launch(kind: &EngineKind, folder: &Path) -> anyhow::Result<Self> {
+        Self::launch_under(None, kind, folder)
+    }
+
+    /// The same under another program that has the agent's roles.
+    ///
+    /// # Errors
+    /// As [`Self::launch`].
+    pub fn launch_under(under: Option<&Path>, kind: &EngineKind, folder: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("could not make {}", folder.display()))?;
         let [gate, agent, engine] = free_addresses()?;
         let program = std::env::current_exe().context("could not find this program's own path")?;
         let engine_command = engine_command(kind, &program, &engine);
         let log = File::create(folder.join("truebeat.log")).context("could not make the log of truebeat run")?;
-        let run = Command::new(&program)
+        let run = Command::new(under.unwrap_or(&program))
             .args(["run", "--listen", &gate, "--agent-listen", &agent, "--engine-url", &format!("http://{engine}")])
             .arg("--bundle-dir")
             .arg(folder.join("bundles"))

@@ -23,7 +23,9 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
         BenchKind::Stalls { count, faults } => stalls::run(&args.out, &model, count, &faults).await?,
         BenchKind::Exit { count } => exit::run(&args.out, &model, count).await?,
         BenchKind::Foreign { count, server } => foreign::run(&args.out, &server, count).await?,
-        BenchKind::Cost { seconds, pairs } => cost::run(&args.out, &model, seconds, pairs).await?,
+        BenchKind::Cost { seconds, pairs, agent } => {
+            cost::run(&args.out, &model, agent.as_deref(), (seconds, pairs)).await?
+        }
         BenchKind::Healthy { minutes, burners } => healthy::run(&args.out, &model, minutes, burners).await?,
     };
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -24,11 +24,12 @@ const GOAL_CPU_MS: f64 = 1.0;
 const GOAL_LOSS_PERCENT: f64 = 0.1;
 const GOAL_LOSS_HIGH_PERCENT: f64 = 0.3;
 
-/// Measures for `seconds` at rest and as long under load, then `pairs` pairs; true when all goals are met.
-pub async fn run(out: &Path, model: &Path, seconds: u32, pairs: u32) -> anyhow::Result<bool> {
+/// Measures for `seconds` at rest and as long under load, then `pairs` pairs; true when all goals are met. `agent` has the agent's roles:
+/// this program where it is `None`.
+pub async fn run(out: &Path, model: &Path, agent: Option<&Path>, (seconds, pairs): (u32, u32)) -> anyhow::Result<bool> {
     let folder = out.join("cost");
     let kind = EngineKind::Truebeat { model: model.to_owned(), fault: None };
-    let mut stage = Stage::launch(&kind, &folder)?;
+    let mut stage = Stage::launch_under(agent, &kind, &folder)?;
     let measured = measure(&mut stage, &folder, Duration::from_secs(seconds.into()), pairs).await;
     stage.stop().await?;
     measured
