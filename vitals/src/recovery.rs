@@ -122,6 +122,8 @@ pub struct RecoveryInput<'a> {
     pub operator_answered_ms: Option<Ms>,
     /// Changes when the engine is another process (pid and start time, hashed or counted); `None` while there is none.
     pub process: Option<u64>,
+    /// The replica was asked to leave and owes nothing any more: that its engine ends then is no death.
+    pub leaves: bool,
 }
 
 /// The answer of one tick.
@@ -214,6 +216,7 @@ impl Recovery {
         let (stage, class, process) = match &input.outcome.verdict {
             Verdict::Suspect(class) => (EpisodeStage::Suspect, class.name(), input.process),
             Verdict::Stalled(class) => (EpisodeStage::Suspect, class.name(), input.process),
+            Verdict::Dead if input.leaves => return,
             // it ended by itself: nothing is left to kill, and the next process is its successor
             Verdict::Dead => (EpisodeStage::Restarting, "Dead", input.process.or(self.last_process)),
             _ => return,

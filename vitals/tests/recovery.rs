@@ -26,6 +26,7 @@ struct World {
     evidence: bool,
     granted: bool,
     answered: Option<Ms>,
+    leaves: bool,
 }
 
 impl World {
@@ -37,6 +38,7 @@ impl World {
             evidence: false,
             granted: false,
             answered: None,
+            leaves: false,
         }
     }
 
@@ -51,6 +53,7 @@ impl World {
                 granted: self.granted,
                 operator_answered_ms: self.answered,
                 process: self.process,
+                leaves: self.leaves,
             },
         )
     }
@@ -58,6 +61,21 @@ impl World {
 
 fn stall() -> Verdict {
     Verdict::Stalled(StallClass::StepStalled)
+}
+
+#[test]
+fn an_engine_that_ends_when_its_replica_has_left_is_no_death_and_one_that_stalls_then_is_a_stall() {
+    let mut world = World::new(RecoveryPolicy::default());
+    (world.leaves, world.process) = (true, None);
+    let out = world.see(100, Verdict::Dead);
+    assert_eq!((out.stage, out.effects), (None, vec![Effect::Fence]));
+    world.leaves = false;
+    assert_eq!(world.see(100, Verdict::Dead).stage, Some(EpisodeStage::Restarting), "it owed something");
+
+    let mut world = World { leaves: true, ..World::new(RecoveryPolicy::default()) };
+    assert_eq!(world.see(100, stall()).stage, Some(EpisodeStage::Stalled));
+    world.process = None;
+    assert_eq!(world.see(100, Verdict::Dead).stage, Some(EpisodeStage::Restarting), "its episode goes on");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use truebeat_tests::wait::until_async;
 use crate::kill::{SYSTEM, leader, scale_operator};
 use crate::lifecycle::manifest_of;
 use crate::recovery::removed;
-use crate::rollout::{settled, without_a_loss};
+use crate::rollout::{nobody_died, settled, without_a_loss};
 use crate::upgrade::{THEIRS, made_by_another, memory, up_to_date};
 use crate::world::{BOUND, NAMESPACE, World, answered};
 
@@ -77,6 +77,7 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     replaced_once(world, &known, begun, times)?;
     ensure!(world.pod(&old[1])?.metadata.deletion_timestamp.is_none(), "{} goes too", old[1]);
     times.note("the other replica is the one that it was");
+    nobody_died(world, NAME, times)?;
     drop(load);
     removed(world, NAME).await
 }

@@ -1,9 +1,10 @@
 //! Revisions come and go under clients that stream: a good one without one lost request, a bad one without one client on it.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use crds::{InferenceDeployment, LABEL_REVISION, rollout::FailureReason};
+use crds::{EngineIncident, InferenceDeployment, LABEL_REVISION, rollout::FailureReason};
 use kube::ResourceExt;
 use truebeat_tests::load::Load;
 use truebeat_tests::product;
@@ -56,7 +57,18 @@ pub async fn without_loss(world: &mut World<'_>, times: &mut Times) -> Result<()
     .await?;
     times.now("one is left");
     answered(&load).await?;
-    without_a_loss(&load, begun, "the scale-in", times)
+    without_a_loss(&load, begun, "the scale-in", times)?;
+    nobody_died(world, "roll", times)
+}
+
+/// A replica whose engine ends because it was asked to leave is no incident.
+pub fn nobody_died(world: &World<'_>, name: &str, times: &mut Times) -> Result<()> {
+    let mine = |incident: &&Arc<EngineIncident>| incident.spec.deployment == name;
+    let told = world.incidents.now();
+    let died: Vec<&str> = told.values().filter(mine).map(|incident| incident.spec.class.as_str()).collect();
+    ensure!(died.is_empty(), "incidents of replicas that were asked to leave: {died:?}");
+    times.note("no incident tells of those that left");
+    Ok(())
 }
 
 /// Frozen from its first step on: nobody but the agent's own question ever waits on it.
