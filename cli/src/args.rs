@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::bench::STALLS;
 
 /// Makes a replica's health mean progress: a hung LLM engine is fenced in a second, explained, and replaced.
 #[derive(Debug, Parser)]
@@ -154,7 +157,7 @@ pub enum BenchKind {
         #[arg(long, default_value_t = 200)]
         count: u32,
         /// Only this kind, and whichever else is named so.
-        #[arg(long = "fault", value_name = "KIND", value_parser = ["step-stall", "device-wait", "livelock", "stopped"])]
+        #[arg(long = "fault", value_name = "KIND", value_parser = PossibleValuesParser::new(STALLS))]
         faults: Vec<String>,
     },
     /// Kill engines; print how soon that is noticed.

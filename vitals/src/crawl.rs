@@ -8,16 +8,16 @@ use crate::verdict::StallClass;
 /// No shorter silence proves this complaint, and why; `None` where crawling cannot be its cause. `gpu_works`: the GPU does what it does in
 /// health.
 pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> Option<(Ms, &'static str)> {
-    let patience_ms = view.policy.patience_cap_ms;
+    let (patience_ms, long_ms) = (view.policy.patience_cap_ms, view.policy.long_patience_ms());
     let (least_ms, why) = match complaint.class {
         StallClass::StepStalled | StallClass::DeviceWait if works_unseen(view, complaint, gpu_works) => {
-            (patience_ms.saturating_mul(3), "something works for it, and no counter tells of its steps")
+            (long_ms, "something works for it, and no counter tells of its steps")
         }
         StallClass::StepStalled | StallClass::DeviceWait if gpu_works => {
             (patience_ms, "the GPU works as it does in health")
         }
         StallClass::Livelock | StallClass::DecodeStalled if only_ends_tell(view) => {
-            (patience_ms.saturating_mul(3), "this engine counts whole answers, and nothing tells more")
+            (long_ms, "this engine counts whole answers, and nothing tells more")
         }
         // figures move at the end of each step, of one that crawled as well
         StallClass::StepStalled | StallClass::DeviceWait | StallClass::Livelock | StallClass::DecodeStalled => {
@@ -29,15 +29,14 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
     let turns = matches!(complaint.class, StallClass::Livelock | StallClass::DecodeStalled);
     let shown = turns && view.sight.page.is_some();
     Some(match view.was_crawling() && !shown {
-        true => (least_ms.max(known_crawl_ms(patience_ms, complaint)), "it was seen to crawl before"),
+        // who was seen to crawl has the rivals' patience, and where that was not enough, the long one
+        true if complaint.allowed.ms >= patience_ms => (least_ms.max(long_ms), CRAWLED),
+        true => (least_ms.max(patience_ms), CRAWLED),
         false => (least_ms, why),
     })
 }
 
-/// Who was seen to crawl has the rivals' patience, and where that was not enough, three times that.
-fn known_crawl_ms(patience_ms: Ms, complaint: &Complaint) -> Ms {
-    if complaint.allowed.ms >= patience_ms { patience_ms.saturating_mul(3) } else { patience_ms }
-}
+const CRAWLED: &str = "it was seen to crawl before";
 
 /// Is the end of an answer all that would show that tokens are made? Then a loop that turns may be handing them out, however slowly.
 fn only_ends_tell(view: &View<'_>) -> bool {

@@ -170,13 +170,14 @@ fn undelivered(view: &View<'_>, exam: &mut Exam) {
     let Some(gate) = view.sight.gate else { return };
     let begun = gate.in_flight.saturating_sub(gate.awaiting_first_byte);
     let streams = gate.unstreamed.map_or(0, |unstreamed| gate.in_flight.saturating_sub(unstreamed));
-    let cap_ms = view.policy.patience_cap_ms;
-    let ms = match () {
-        () if begun > gate.client_blocked => cap_ms,
-        () if streams > gate.client_blocked => cap_ms.saturating_mul(3),
-        () => return,
+    let allowed = if begun > gate.client_blocked {
+        Allowed::policy(view.policy.patience_cap_ms)
+    } else if streams > gate.client_blocked {
+        Allowed::policy(view.policy.long_patience_ms())
+    } else {
+        return;
     };
-    let allowed = Allowed { crawl_ms: cap_ms.saturating_mul(3), ..Allowed::policy(ms) };
+    let allowed = Allowed { crawl_ms: view.policy.long_patience_ms(), ..allowed };
     let silence = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
     exam.hold(silence, allowed, || {
         let (class, figures) = classes::undelivered(view);

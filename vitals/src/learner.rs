@@ -127,13 +127,16 @@ impl Learner {
             return;
         }
         let among_begun = self.begun || sight.gate.is_none();
-        if self.lesson_ms_max.is_some() && gap >= policy.foreign_floor_ms {
+        let short = self.prompt_peak < PROMPT_TOKENS_LONG;
+        // accused, and alive; or far beyond the usual, whatever was allowed
+        let lifted = self.lesson_ms_max.is_some() && gap >= policy.foreign_floor_ms;
+        if lifted || (short && among_begun && rhythm.is_a_crawl(gap)) {
             rhythm.crawled_at = Some(signs.delivered_at());
         }
-        if self.prompt_peak < PROMPT_TOKENS_LONG {
+        if short {
             // a long prompt's silence is told by its tokens; it must not make decode patient
             if among_begun {
-                rhythm.gap(gap, signs.delivered_at());
+                rhythm.gap(gap);
             } else {
                 rhythm.first_byte_ms.record(gap.max(1));
                 rhythm.first_answers_seen = rhythm.first_answers_seen.saturating_add(sight.answered_count);

@@ -136,3 +136,10 @@ impl Default for Policy {
         }
     }
 }
+
+impl Policy {
+    /// Three times the rivals' patience: what a silence is given that health explains as well as a hang does.
+    pub fn long_patience_ms(&self) -> Ms {
+        self.patience_cap_ms.saturating_mul(3)
+    }
+}

@@ -154,12 +154,16 @@ impl Rhythm {
         self.decode_lately_ms = self.decode_lately_ms.saturating_mul(15).saturating_add(step_ms) / 16;
     }
 
-    /// One silence of the gate among requests that had begun, ended at this counted time.
-    pub fn gap(&mut self, ms: Ms, at: Ms) {
-        let usual = self.gate_gap_ms.quantile(500).filter(|_| self.gate_gap_ms.samples() >= CRAWL_SAMPLES_MIN);
-        if ms >= CRAWL_GAP_MS_MIN && usual.is_some_and(|usual| ms >= usual.saturating_mul(CRAWL_GAP_TIMES)) {
-            self.crawled_at = Some(at);
-        }
+    /// Is a silence among requests that had begun so far beyond the usual that the engine crawls, if it lives?
+    pub fn is_a_crawl(&self, ms: Ms) -> bool {
+        let gaps = &self.gate_gap_ms;
+        ms >= CRAWL_GAP_MS_MIN
+            && gaps.samples() >= CRAWL_SAMPLES_MIN
+            && gaps.quantile(500).is_some_and(|usual| ms >= usual.saturating_mul(CRAWL_GAP_TIMES))
+    }
+
+    /// One silence of the gate among requests that had begun.
+    pub fn gap(&mut self, ms: Ms) {
         self.gate_gap_ms.record(ms.max(1));
         self.gate_gap_recent_ms = ms.max(self.gate_gap_recent_ms.saturating_sub(self.gate_gap_recent_ms / 64 + 1));
     }

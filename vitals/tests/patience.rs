@@ -73,8 +73,7 @@ fn tokens_counted_in_one_lump_at_a_requests_end_are_no_livelock() {
 }
 
 #[test]
-fn the_rivals_patience_is_a_strong_witness_against_an_engine_that_does_nothing_and_a_third_of_what_one_has_that_works_unseen()
- {
+fn the_rivals_patience_confirms_against_an_engine_that_does_nothing_and_not_where_one_works_unseen() {
     let confirm = |cpu| {
         let mut sim = served(40);
         sim.metrics = None;

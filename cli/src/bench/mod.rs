@@ -10,6 +10,8 @@ mod healthy;
 mod run_log;
 mod stalls;
 
+pub use stalls::FAULTS as STALLS;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

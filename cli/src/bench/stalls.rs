@@ -14,7 +14,7 @@ use crate::clients::Clients;
 use crate::stage::{EngineKind, Stage, moment};
 
 /// Faults of the engine's own, and `stopped`: SIGSTOP from outside.
-const FAULTS: [&str; 4] = ["step-stall", "device-wait", "livelock", STOPPED];
+pub const FAULTS: [&str; 4] = ["step-stall", "device-wait", "livelock", STOPPED];
 const STOPPED: &str = "stopped";
 const CLIENTS: u16 = 8;
 /// Streams run this long before a stall is injected, so that the detector sees a warm engine.

@@ -48,8 +48,7 @@ pub fn dies_of_a_rollback() -> Story {
 /// rollback takes away.
 pub fn record_refused(to_ms: u64) -> Story {
     let mut story = plain(vec![create(2), edit(50_000, json!({"engine": {"image": BAD_IMAGE}}))], Vec::new());
-    let why = (500, "InternalError", "failed calling webhook \"policy.example.com\"");
-    story.faults.rules.push(Rule::refuse((50_000, to_ms), &["patch"], &["engineincidents"], why));
+    story.faults.rules.push(records_refused((50_000, to_ms)));
     story
 }
 
@@ -59,7 +58,12 @@ pub fn record_refused_of_a_replaced() -> Story {
     hasty["recovery"]["restartsBeforeReplace"] = json!(1);
     let acts = vec![(0, Act::Create { name: "chat", spec: hasty }), freeze(20_000, 0), freeze(80_000, 0)];
     let mut story = plain(acts, Vec::new());
-    let why = (500, "InternalError", "failed calling webhook \"policy.example.com\"");
-    story.faults.rules.push(Rule::refuse((80_000, 100_000), &["patch"], &["engineincidents"], why));
+    story.faults.rules.push(records_refused((80_000, 100_000)));
     story
+}
+
+/// Somebody's webhook is down.
+fn records_refused(between_ms: (u64, u64)) -> Rule {
+    let why = (500, "InternalError", "failed calling webhook \"policy.example.com\"");
+    Rule::refuse(between_ms, &["patch"], &["engineincidents"], why)
 }

@@ -27,6 +27,11 @@ pub fn scale_operator(world: &World<'_>, replicas: u8) -> Result<()> {
     Ok(())
 }
 
+/// Waits until all of the operator's candidates are there, of the Deployment as it stands.
+pub fn available(world: &World<'_>) -> Result<()> {
+    world.cluster.kubectl(&["-n", SYSTEM, "rollout", "status", "deploy/truebeat-operator", "--timeout=120s"]).map(drop)
+}
+
 pub async fn operator(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let endpoints = world.endpoints("chat");
     let load = world.load("chat").await?;

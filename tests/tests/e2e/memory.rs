@@ -15,7 +15,7 @@ use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 use truebeat_tests::{host, product};
 
-use crate::kill::{SYSTEM, grants, leader};
+use crate::kill::{SYSTEM, available, grants, leader};
 use crate::world::{BOUND, NAMESPACE, World, restarted, restarts, told, two_serving};
 
 /// With it an operator leads and recovers two replicas, and cannot read what [`BALLAST`] says.
@@ -79,11 +79,6 @@ fn limited(world: &World<'_>) -> Result<()> {
     let set = ["-n", SYSTEM, "set", "resources", "deploy/truebeat-operator", "--requests=memory=32Mi", &limits];
     world.cluster.kubectl(&set)?;
     available(world)
-}
-
-fn available(world: &World<'_>) -> Result<()> {
-    world.cluster.kubectl(&["-n", SYSTEM, "rollout", "status", "deploy/truebeat-operator", "--timeout=120s"])?;
-    Ok(())
 }
 
 /// Pods that no scheduler looks at and no ReplicaSet adopts. Whoever lists chat's pods reads them.

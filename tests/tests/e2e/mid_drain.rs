@@ -13,7 +13,7 @@ use truebeat_tests::product::{self, OPERATOR_IMAGE};
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
-use crate::kill::{SYSTEM, leader, scale_operator};
+use crate::kill::{SYSTEM, available, leader, scale_operator};
 use crate::lifecycle::manifest_of;
 use crate::recovery::removed;
 use crate::rollout::{nobody_died, settled, without_a_loss};
@@ -94,7 +94,7 @@ async fn evicted(world: &World<'_>, pod: &str) -> Result<()> {
 async fn another_leads(world: &World<'_>, image: &str) -> Result<()> {
     let container = format!("operator={image}");
     world.cluster.kubectl(&["-n", SYSTEM, "set", "image", "deploy/truebeat-operator", &container])?;
-    world.cluster.kubectl(&["-n", SYSTEM, "rollout", "status", "deploy/truebeat-operator", "--timeout=120s"])?;
+    available(world)?;
     let pods: Api<Pod> = Api::namespaced(world.client.clone(), SYSTEM);
     until_async(&format!("{image} to lead"), BOUND, || async {
         let spec = pods.get(&leader(world).await?.0).await?.spec.unwrap_or_default();

@@ -211,7 +211,7 @@ pub fn told(felt: &Felt) -> String {
 }
 
 /// Waits until two pods get traffic, all is well and clients are answered; gives the pods' names, first who was restarted less: the first is
-/// each story's victim, and a pod that is nobody else's would wait twice as long for its container with each story.
+/// each story's victim, and whoever is it again and again waits twice as long for its container each time.
 pub async fn two_serving(world: &World<'_>, endpoints: &Endpoints, load: &Load) -> Result<Vec<String>> {
     let pods = endpoints.count(2, BOUND).await?;
     world.quiet("chat").await?;

@@ -77,7 +77,7 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
     // prefill and decode take room in the cache, and a page tells of both; who only turns does not
     let filled = view.tick.since(signs.cache.filled_at.max(signs.page_prefill_at));
     // … and one that counts tokens as it makes them makes none for so long by no prefill
-    let believed = !signs.tokens_live || since_delivered <= view.policy.patience_cap_ms.saturating_mul(3);
+    let believed = !signs.tokens_live || since_delivered <= view.policy.long_patience_ms();
     let silence = if believed { since_delivered.min(filled) } else { since_delivered };
     let allowed = Allowed { ms: allowed.ms.max(least), basis: Basis::Policy, ..allowed };
     exam.hold(silence, allowed, || {
