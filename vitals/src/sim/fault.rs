@@ -133,6 +133,8 @@ impl Fault {
             }
             // a loop that stands between two steps with people waiting admits nobody: both names are true
             (Way::Anywhere | Way::CoreGone, StallClass::AdmissionStalled) => true,
+            // a process of one program that stopped while its loop was idle: its front end is what the work waits for
+            (Way::Anywhere, StallClass::FrontendStalled) if native => true,
             (Way::Admission, class) => *class == StallClass::AdmissionStalled || (!native && plain(class)),
             // from outside, a foreign loop that hands nothing out and counts nothing is a step that does not end
             // while it still takes prompts in, prefill moves and decode does not

@@ -11,8 +11,12 @@ pub(super) fn hand_out(request: &mut Request, tokens: u64, at: Us, counters: &mu
     request.generated += tokens as u32;
     counters.generated += tokens;
     counters.output = true;
-    if let Some(book) = book.filter(|_| request.stream && !request.gone && request.unread_until <= at) {
+    let Some(book) = book.filter(|_| request.stream && !request.gone) else { return };
+    if request.unread_until <= at {
         book.deliver(request, tokens, at);
+    } else if !request.answered {
+        // the gate reads a first chunk, and no more before its client takes that
+        book.deliver(request, tokens.min(1), at);
     }
 }
 
