@@ -134,16 +134,16 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     let (Some(usual), true) = (known.usual, known.warm && warm) else {
         return Allowed::patient(policy.patience_cap_ms);
     };
-    let each = owed_tokens / sight.gate.map_or(1, |gate| u64::from(gate.awaiting_first_byte.max(1)));
+    let each = sight.gate.map_or(0, |gate| view.signs.longest_in_step(gate));
     let beyond = prompt > reach(rhythm.prompt_tokens_max, policy)
-        || (each >= PROMPT_TOKENS_LONG && each > reach(rhythm.prompt_served_max, policy));
+        || (each >= PROMPT_TOKENS_LONG && each > reach(rhythm.prompt_longest_max, policy));
     if beyond || (known.token_us.is_none() && prompt >= PROMPT_TOKENS_LONG) {
         return Allowed::patient(policy.patience_cap_ms);
     }
     let token_us = known.token_us.unwrap_or(0);
     // attention of a prompt that is longer than any before costs more a token as well
-    let deeper = each.max(rhythm.prompt_served_max);
-    let prompt = prompt.saturating_mul(deeper) / rhythm.prompt_served_max.max(PROMPT_TOKENS_LONG).min(deeper).max(1);
+    let deeper = each.max(rhythm.prompt_longest_max);
+    let prompt = prompt.saturating_mul(deeper) / rhythm.prompt_longest_max.max(PROMPT_TOKENS_LONG).min(deeper).max(1);
     let prefill = factor(token_us.saturating_mul(prompt) / 1000, policy.foreign_factor_tenths);
     let learned = factor(usual.max(known.recent), policy.foreign_factor_tenths).max(prefill);
     let step_ms = foreign_step(view, &known, usual, prompt).max(prefill / CRAWL_PREFILL_PARTS);

@@ -20,8 +20,8 @@ pub struct Learner {
     /// The greatest deadline during that silence: a prompt is no longer owed at the moment its first token comes.
     allowed_peak_ms: Ms,
     prompt_peak: u64,
-    /// The most requests that awaited their first byte.
-    awaiting_peak: u32,
+    /// The longest prompt among those.
+    longest_peak: u64,
     /// Counted time since which prompts are owed, or since some of them were last served.
     prompt_since: Option<Ms>,
     /// A complaint was raised against that silence: what it may teach at most. One that was confirmed, or that outlasted the rivals'
@@ -90,7 +90,7 @@ impl Learner {
         self.prompt_peak = self.prompt_peak.max(prompt);
         let owed = sight.gate.map_or(0, |gate| gate.prompt_tokens_owed);
         self.prompt_since = if owed > 0 { self.prompt_since.or(Some(tick.counted_ms)) } else { None };
-        self.awaiting_peak = self.awaiting_peak.max(sight.gate.map_or(0, |gate| gate.awaiting_first_byte));
+        self.longest_peak = self.longest_peak.max(sight.gate.map_or(0, |gate| signs.longest_in_step(gate)));
         self.allowed_peak_ms = self.allowed_peak_ms.max(exam.gate_allowed_ms);
         self.accused(exam);
         self.begun |= sight.gate.is_none_or(|gate| gate.in_flight > gate.awaiting_first_byte);
@@ -111,7 +111,7 @@ impl Learner {
         self.silence_peak_ms = 0;
         self.allowed_peak_ms = 0;
         self.prompt_peak = 0;
-        self.awaiting_peak = 0;
+        self.longest_peak = 0;
         self.begun = false;
     }
 
@@ -160,7 +160,7 @@ impl Learner {
             let since = self.prompt_since.filter(|_| long).map_or(0, |at| tick.since(at));
             rhythm.first_us_per_token.record(per_token(gap.max(bounded(since))));
         }
-        rhythm.prompt_served(left, self.prompt_peak, self.awaiting_peak, policy);
+        rhythm.prompt_served(left, self.prompt_peak, self.longest_peak, policy);
         self.prompt_since = sight.gate.is_some_and(still_owes).then_some(tick.counted_ms);
     }
 

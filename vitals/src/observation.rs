@@ -119,6 +119,9 @@ pub struct GateObs {
     /// epoch; 0 where the gate does not count them.
     #[serde(default)]
     pub prompt_tokens_taken: u64,
+    /// The longest prompt among those that await their first byte, in the same rough tokens. `None`: the gate does not look.
+    #[serde(default)]
+    pub longest_prompt_owed: Option<u64>,
     /// Response body chunks and bytes that were read from the engine (whether or not the client took them). Monotone in an epoch.
     pub chunks_delivered: u64,
     pub bytes_delivered: u64,

@@ -132,6 +132,8 @@ pub struct Rhythm {
     /// The most prompt tokens that were owed at once and served, and that a single delivery was for.
     pub prompt_tokens_max: u64,
     pub prompt_served_max: u64,
+    /// The longest prompt that was served.
+    pub prompt_longest_max: u64,
     /// Of this process: steps seen, chunks (or tokens) seen, time with work owed and deliveries seen.
     pub steps_seen: u64,
     pub chunks_seen: u64,
@@ -188,11 +190,14 @@ impl Rhythm {
         self.prefill_bound_us_per_token.record((step_ms.saturating_mul(1000) / u64::from(tokens.max(1))).max(1));
     }
 
-    /// So many prompt tokens were served by one delivery, of so many that were owed by so many requests. A sum of prompts that are each
-    /// of a known size is known; one whose size is not, although it waits among others, is not served by an answer to these.
-    pub fn prompt_served(&mut self, served: u64, owed: u64, requests: u32, policy: &Policy) {
+    /// So many prompt tokens were served by one delivery, of so many that were owed by requests of which the longest asked for so many. A
+    /// sum of prompts that are each of a known size is known; one whose size is not, although it waits among others, is not served by an
+    /// answer to these.
+    pub fn prompt_served(&mut self, served: u64, owed: u64, longest: u64, policy: &Policy) {
         self.prompt_served_max = self.prompt_served_max.max(served);
-        let known = owed / u64::from(requests.max(1)) <= reach(self.prompt_served_max, policy);
+        // who was served is at most as long as all of them together
+        self.prompt_longest_max = self.prompt_longest_max.max(longest.min(served));
+        let known = longest <= reach(self.prompt_longest_max, policy);
         self.prompt_tokens_max = self.prompt_tokens_max.max(if known { owed } else { served });
     }
 

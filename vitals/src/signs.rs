@@ -52,6 +52,8 @@ pub struct Signs {
     /// The most prompt tokens that the gate has owed since the last delivery: a client that leaves takes its prompt out of the gate's
     /// sum at once, and out of the step under way never.
     pub prompt_in_step: u64,
+    /// The longest prompt among them, where the gate tells.
+    longest_in_step: Option<u64>,
     prompt_in_step_at: Ms,
     /// Since when work is owed without a break.
     pub owed_since: Ms,
@@ -205,7 +207,11 @@ impl Signs {
                 gate.last_delivery_ms.map_or(tick.counted_ms, |at| tick.mark(at)).max(self.gate_delivered_at);
         }
         // the step after a delivery holds what was owed when it began, a look ago
+        let longest_before =
+            self.gate.as_ref().filter(|_| sight.gate_delivered).and_then(|last| last.longest_prompt_owed);
         let over = sight.gate_delivered || tick.since(self.prompt_in_step_at) > policy.patience_cap_ms;
+        let longest_in_step = if over { longest_before } else { self.longest_in_step };
+        self.longest_in_step = gate.longest_prompt_owed.map(|longest| longest.max(longest_in_step.unwrap_or(0)));
         let least = gate.prompt_tokens_owed.max(if sight.gate_delivered { owed_before } else { 0 });
         if over || least >= self.prompt_in_step {
             self.prompt_in_step = least;
@@ -354,6 +360,11 @@ impl Signs {
         if sight.startup_moved {
             self.startup_moved_at = tick.counted_ms;
         }
+    }
+
+    /// The longest prompt that the gate has owed since the last delivery; where it does not tell, all are as long as each other.
+    pub fn longest_in_step(&self, gate: &GateObs) -> u64 {
+        self.longest_in_step.unwrap_or(self.prompt_in_step / u64::from(gate.awaiting_first_byte.max(1)))
     }
 
     /// When anything was last delivered, by whatever tells of it.

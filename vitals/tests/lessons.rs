@@ -215,3 +215,24 @@ fn a_plugins_page_tells_of_a_loop_that_turns_where_nothing_has_begun_to_answer()
     assert!(fenced.is_some_and(|ticks| (2_990..=3_010).contains(&ticks)), "{fenced:?}: {:?}", sim.last);
     assert_eq!(sim.last.unwrap().verdict.class().unwrap().name(), "Livelock");
 }
+
+#[test]
+fn one_long_prompt_among_short_ones_is_as_long_as_it_is() {
+    let fenced = |tells: bool| {
+        let mut sim = Sim::foreign().up().busy(10_000);
+        for _ in 0..20 {
+            sim.admit(8, 8_000);
+            sim.gate.as_mut().unwrap().longest_prompt_owed = tells.then_some(1_000);
+            sim.silence(400);
+            sim.deliver_for(100);
+            sim.gate.as_mut().unwrap().longest_prompt_owed = tells.then_some(0);
+            sim.decode(1_000);
+        }
+        // as many tokens as ever, all but a few of one prompt
+        sim.admit(8, 8_000);
+        sim.gate.as_mut().unwrap().longest_prompt_owed = tells.then_some(7_930);
+        sim.silence_until(60_000, suspect)
+    };
+    assert!(fenced(false).is_some_and(|ms| ms < 6_000), "{:?}", fenced(false));
+    assert_eq!(fenced(true), None, "nobody has seen what one of that length takes");
+}

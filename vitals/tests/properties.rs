@@ -212,6 +212,7 @@ fn gates() -> impl Strategy<Value = GateObs> {
             oldest_in_flight_ms: oldest,
             last_delivery_ms: last,
             unstreamed: oldest.map(|_| small[1]),
+            longest_prompt_owed: last.map(|_| big[1] / 2),
             quietest_begun_ms: last,
         },
     )

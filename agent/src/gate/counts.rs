@@ -19,6 +19,7 @@ pub fn words(obs: &GateObs) -> [u64; COUNTS] {
         one_more(obs.oldest_in_flight_ms),
         one_more(obs.last_delivery_ms),
         one_more(obs.unstreamed.map(u64::from)),
+        one_more(obs.longest_prompt_owed),
     ];
     words.iter_mut().zip(told).for_each(|(word, told)| *word = told);
     words
@@ -27,7 +28,7 @@ pub fn words(obs: &GateObs) -> [u64; COUNTS] {
 /// What was asked for before, with these words in place of what they tell.
 pub fn renewed(words: &[u64; COUNTS], asked: &GateObs) -> GateObs {
     let small = |word: u64| u32::try_from(word).unwrap_or(u32::MAX);
-    let [epoch, in_flight, awaiting, owed, taken, chunks, bytes, done, oldest, last, unstreamed, ..] = *words;
+    let [epoch, in_flight, awaiting, owed, taken, chunks, bytes, done, oldest, last, unstreamed, longest, ..] = *words;
     GateObs {
         epoch,
         in_flight: small(in_flight),
@@ -40,6 +41,7 @@ pub fn renewed(words: &[u64; COUNTS], asked: &GateObs) -> GateObs {
         oldest_in_flight_ms: oldest.checked_sub(1),
         last_delivery_ms: last.checked_sub(1),
         unstreamed: unstreamed.checked_sub(1).map(small),
+        longest_prompt_owed: longest.checked_sub(1),
         client_blocked: asked.client_blocked,
         quietest_begun_ms: asked.quietest_begun_ms,
     }
@@ -69,6 +71,7 @@ mod tests {
             oldest_in_flight_ms: Some(0),
             last_delivery_ms: Some(99),
             unstreamed: Some(0),
+            longest_prompt_owed: Some(30),
             quietest_begun_ms: Some(70),
         };
         let asked = GateObs { client_blocked: 1, quietest_begun_ms: Some(70), ..GateObs::default() };

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use vitals::observation::{GateObs, Ms};
 
-use super::counts;
 use super::print::Print;
 use super::suspects::{Memory, Poison, Suspect};
 use super::work::Asked;
+use super::{counts, owed};
 
 /// A chunk that has waited longer than this for the client's socket makes the client "blocked" (V5).
 const CLIENT_BLOCKED_MS: Ms = 1_000;
@@ -112,7 +112,7 @@ struct Open {
 impl Ledger {
     /// Empty books. `epoch` must differ from every earlier gate's; `control` is what the gate before this one was told last.
     pub fn new(epoch: u64, control: Control) -> Self {
-        let obs = GateObs { epoch, unstreamed: Some(0), ..GateObs::default() };
+        let obs = GateObs { epoch, unstreamed: Some(0), longest_prompt_owed: Some(0), ..GateObs::default() };
         let sums = GateReply { obs, ..GateReply::default() };
         Self { books: Mutex::new(Books { control, sums, ..Books::default() }), begun: watch::Sender::new(0) }
     }
@@ -178,7 +178,7 @@ impl Ledger {
         let mut books = self.lock();
         books.next_id += 1;
         let id = books.next_id;
-        begins(&mut books.sums.obs, &asked);
+        owed::begins(&mut books.sums.obs, &asked);
         books.open.insert(id, Open { forwarded_ms: now_ms, asked, answered: false, read_ms: now_ms, handed_ms: None });
         books.tell();
         if books.open.len() == 1 {
@@ -192,10 +192,11 @@ impl Ledger {
         let mut guard = self.lock();
         let books = &mut *guard;
         if let Some(open) = books.open.get_mut(&id) {
-            if !std::mem::replace(&mut open.answered, true) {
-                awaits_no_more(&mut books.sums.obs, &open.asked);
-            }
             open.read_ms = now_ms;
+            if !std::mem::replace(&mut open.answered, true) {
+                let asked = open.asked;
+                books.awaits_no_more(&asked);
+            }
         }
         books.sums.obs.chunks_delivered += 1;
         books.sums.obs.bytes_delivered += bytes;
@@ -216,7 +217,7 @@ impl Ledger {
         let Some(open) = books.open.remove(&id) else { return };
         books.sums.obs.requests_done += 1;
         if !open.answered {
-            awaits_no_more(&mut books.sums.obs, &open.asked);
+            books.awaits_no_more(&open.asked);
         }
         books.tell();
         match end {
@@ -260,6 +261,12 @@ impl Ledger {
 }
 
 impl Books {
+    /// A request, which is not among those that await theirs any more, had its first byte or ended without one.
+    fn awaits_no_more(&mut self, asked: &Asked) {
+        let others = self.open.values().filter(|open| !open.answered).map(|open| &open.asked);
+        owed::awaits_no_more(&mut self.sums.obs, asked, others);
+    }
+
     /// To be called at the end of each entry.
     fn tell(&mut self) {
         self.sums.obs.in_flight = count(self.open.len());
@@ -269,21 +276,6 @@ impl Books {
             counts.store(&counts::words(&self.sums.obs));
         }
     }
-}
-
-/// A request was taken, and awaits its first byte.
-fn begins(obs: &mut GateObs, asked: &Asked) {
-    obs.prompt_tokens_taken = obs.prompt_tokens_taken.saturating_add(asked.prompt_tokens);
-    obs.prompt_tokens_owed = obs.prompt_tokens_owed.saturating_add(asked.prompt_tokens);
-    obs.awaiting_first_byte = obs.awaiting_first_byte.saturating_add(1);
-    obs.unstreamed = obs.unstreamed.map(|n| n.saturating_add(u32::from(!asked.stream)));
-}
-
-/// It had its first byte, or ended without one.
-fn awaits_no_more(obs: &mut GateObs, asked: &Asked) {
-    obs.prompt_tokens_owed = obs.prompt_tokens_owed.saturating_sub(asked.prompt_tokens);
-    obs.awaiting_first_byte = obs.awaiting_first_byte.saturating_sub(1);
-    obs.unstreamed = obs.unstreamed.map(|n| n.saturating_sub(u32::from(!asked.stream)));
 }
 
 fn count(n: usize) -> u32 {
@@ -303,13 +295,14 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_do_not_stream_are_told_until_they_begin() {
+    fn answers_that_do_not_stream_and_the_longest_prompt_are_told_until_they_begin() {
         let books = ledger();
         books.open(100, asked(1));
-        let whole = books.open(100, Asked { stream: false, ..asked(1) });
-        assert_eq!(books.reply(200).obs.unstreamed, Some(1));
+        let whole = books.open(100, Asked { stream: false, ..asked(90) });
+        let told = |at| books.reply(at).obs;
+        assert_eq!((told(200).unstreamed, told(200).longest_prompt_owed), (Some(1), Some(90)));
         books.delivered(whole, 250, 10);
-        assert_eq!(books.reply(300).obs.unstreamed, Some(0));
+        assert_eq!((told(300).unstreamed, told(300).longest_prompt_owed), (Some(0), Some(1)));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod body;
 pub mod control;
 pub mod counts;
 pub mod ledger;
+mod owed;
 pub mod print;
 mod proxy;
 mod scan;

@@ -116,11 +116,12 @@ impl Book {
 
     /// What the detector gets.
     pub fn observe(&self, live: &[Request], now: Us, into: &mut GateObs) {
-        let (mut blocked, mut unstreamed, mut oldest, mut quietest) = (0, 0, Us::MAX, Us::MAX);
+        let (mut blocked, mut unstreamed, mut longest, mut oldest, mut quietest) = (0, 0, 0, Us::MAX, Us::MAX);
         for request in live.iter().filter(|request| !request.gone) {
             oldest = oldest.min(request.forwarded);
             if !request.answered {
                 unstreamed += u32::from(!request.stream);
+                longest = longest.max(request.prompt);
             } else if request.unread_until <= now {
                 quietest = quietest.min(request.read_at);
             } else if request.unread_until > now + SECOND {
@@ -140,6 +141,7 @@ impl Book {
             client_blocked: blocked,
             oldest_in_flight_ms: ms(oldest),
             unstreamed: Some(unstreamed),
+            longest_prompt_owed: Some(longest.into()),
             quietest_begun_ms: ms(quietest),
             last_delivery_ms: self.last_delivery.map(|at| -> Ms { at / 1_000 }),
         };
