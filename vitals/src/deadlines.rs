@@ -32,7 +32,6 @@ pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
 /// What a step of this phase, size and width takes at this quantile of what was learned; `recent`: at least half of the latest maxima.
 fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) -> Option<Ms> {
     let (rhythm, policy) = (view.rhythm, view.policy);
-    let latest = |value: Ms| if recent { value } else { 0 };
     let lately_ms = if recent { rhythm.decode_recent_ms / 2 } else { rhythm.decode_lately_ms };
     let decode = || {
         let quantile = rhythm.decode_step_ms.quantile(permille)?;
@@ -43,10 +42,7 @@ fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) 
     };
     match page.phase {
         PagePhase::Prefill => {
-            let us = match rhythm.prefill_us_per_token.quantile(permille) {
-                Some(us) => us.max(latest(rhythm.prefill_recent_us)),
-                None => unseen_prefill_us(rhythm, permille, policy)?,
-            };
+            let us = if recent { prefill_us_max(rhythm, permille, policy)? } else { prefill_us_usual(rhythm, policy)? };
             // a mixed step decodes as well; an engine that never decodes alone has shown what that takes in its prefill steps only
             let decoding_ms = decode().unwrap_or(rhythm.prefill_step_ms);
             Some((us.saturating_mul(u64::from(page.phase_tokens.max(1))) / 1000).saturating_add(decoding_ms))
@@ -56,8 +52,24 @@ fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) 
     }
 }
 
-/// Microseconds a prompt token, where no look ever saw a prefill step end: what those took at most that were seen under way; else so much
-/// that what is allowed is the time of decoding the tokens one by one, which no engine needs for many at once.
+/// Microseconds of prefill that a prompt token takes at most.
+fn prefill_us_max(rhythm: &Rhythm, permille: u32, policy: &Policy) -> Option<u64> {
+    let seen = rhythm.prefill_us_per_token.quantile(permille).map(|us| us.max(rhythm.prefill_recent_us));
+    seen.or_else(|| unseen_prefill_us(rhythm, permille, policy))
+}
+
+/// What one takes usually: no more than to decode it. The first prefill of a process waits for its own pages, and a high quantile of a few
+/// is no more than the slowest of them.
+fn prefill_us_usual(rhythm: &Rhythm, policy: &Policy) -> Option<u64> {
+    let seen = &rhythm.prefill_us_per_token;
+    let permille = if seen.samples() >= GAP_SAMPLES_MIN { 900 } else { 500 };
+    let decoded = rhythm.decode_step_ms.quantile(900).map(|ms| ms.max(rhythm.decode_lately_ms).saturating_mul(1000));
+    let usual = seen.quantile(permille).or_else(|| unseen_prefill_us(rhythm, 900, policy))?;
+    Some(decoded.map_or(usual, |decoded| usual.min(decoded)))
+}
+
+/// Where no look ever saw a prefill step end: what those took at most that were seen under way; else so much that what is allowed is the
+/// time of decoding the tokens one by one, which no engine needs for many at once.
 fn unseen_prefill_us(rhythm: &Rhythm, permille: u32, policy: &Policy) -> Option<u64> {
     let within = rhythm.prefill_bound_us_per_token.quantile(permille);
     within.or_else(|| {
@@ -69,9 +81,13 @@ fn unseen_prefill_us(rhythm: &Rhythm, permille: u32, policy: &Policy) -> Option<
 /// A lease is about so many times what the writer expects, as ours sets it (`engine/src/beat/lease.rs`).
 const LEASE_TIMES: Ms = 20;
 
-/// How long a native loop may turn without handing out a token. Steps that turn are seen to be as quick as they are: no crawl.
-pub fn native_livelock(view: &View<'_>, page: &PageObs) -> Allowed {
-    Allowed { crawl_ms: 0, ..native_step(view, page) }
+/// How long a native loop may turn without handing out a token, after so many steps that did nothing for anybody. Steps that turn are seen
+/// to be as quick as they are: no crawl, and what one of them may last, or its lease, says nothing about many that ended.
+pub fn native_livelock(view: &View<'_>, page: &PageObs, steps_in_vain: u64) -> Allowed {
+    let one = Allowed { crawl_ms: 0, ..native_step(view, page) };
+    let floor = view.policy.native_floor_ms.saturating_add(view.tick.jitter_ms.saturating_mul(2));
+    let many = steps_in_vain >= view.policy.livelock_steps;
+    if many && floor < one.ms { Allowed::policy(floor) } else { one }
 }
 
 /// The lease of the step under way, capped (H5); the cap where none is declared.

@@ -33,6 +33,8 @@ pub struct Signs {
     pub steps_at_tokens: u64,
     pub page_steps_at: Ms,
     pub page_prefill_at: Ms,
+    /// Steps of the leader when its prefill last made progress.
+    pub steps_at_prefill: u64,
     /// Since tokens last moved: the prompt tokens that prefill steps took, and those that were owed then or have come since.
     prefilled: [u64; 2],
     pub metrics_tokens_at: Ms,
@@ -232,6 +234,7 @@ impl Signs {
             self.page_steps_at = tick.counted_ms;
             self.page_prefill_at = tick.counted_ms;
             self.steps_at_tokens = page.steps_completed;
+            self.steps_at_prefill = page.steps_completed;
             self.startup_moved_at = self.startup_moved_at.max(tick.mark(page.phase_entered_ms));
             self.page = Some(page.clone());
             return;
@@ -284,6 +287,7 @@ impl Signs {
             (prefills || page.running > last.running) && (came || page.prompt_tokens_owed != last.prompt_tokens_owed);
         if moved && *done <= offered.saturating_mul(PREFILL_TIMES_MAX) {
             self.page_prefill_at = tick.counted_ms;
+            self.steps_at_prefill = page.steps_completed;
         }
     }
 

@@ -76,3 +76,42 @@ fn a_lease_that_one_slow_step_left_behind_delays_no_confirmation_but_of_what_may
     let (_, burning) = confirmed(true);
     assert!(burning >= 20_000, "an engine that crawls burns as well: {burning}");
 }
+
+#[test]
+fn steps_that_end_in_vain_are_a_livelock_whatever_one_of_them_may_last() {
+    let fenced = |steps_a_look: u64| {
+        let mut sim = decoding();
+        begin_prefill(&mut sim, 64);
+        let began = sim.now;
+        while sim.now - began < 10_000 {
+            let now = sim.now;
+            let page = sim.page.as_mut().unwrap();
+            page.steps_completed += steps_a_look;
+            (page.step_started_ms, page.published_ms) = (Some(now), now);
+            if suspect(&sim.tick(100).verdict) {
+                return Some(sim.now - began);
+            }
+        }
+        None
+    };
+    let many = fenced(10).unwrap();
+    assert!((300..=500).contains(&many), "{many}");
+    assert!(fenced(1).unwrap() > many, "a few that ended say less: {:?}", fenced(1));
+}
+
+#[test]
+fn a_slow_first_prefill_is_not_what_a_few_tokens_usually_take() {
+    let mut sim = decoding();
+    sim.process().state = Some('R');
+    sim.cpu = 900;
+    // seen by five looks: half a second for 16 tokens
+    begin_prefill(&mut sim, 16);
+    sim.silence(400);
+    end_prefill(&mut sim, 100);
+    (0..20).for_each(|_| end_prefill(&mut sim, 10));
+    begin_prefill(&mut sim, 16);
+    let fenced = sim.silence_until(10_000, suspect).unwrap();
+    let confirmed = fenced + sim.silence_until(120_000, stalled).unwrap();
+    // 150 times a step of 10 ms and the 16 that decoding them would take, and not 150 times half a second
+    assert!((20_000..=32_000).contains(&confirmed), "fenced after {fenced}, confirmed after {confirmed}");
+}

@@ -57,7 +57,8 @@ pub(super) fn livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
     let since_tokens = view.tick.since(view.signs.page_tokens_at.max(view.signs.owed_since));
     if turned >= view.policy.livelock_steps {
         let silence = since_tokens.min(since_prefill);
-        let allowed = deadlines::native_livelock(view, page);
+        let in_vain = page.steps_completed.saturating_sub(view.signs.steps_at_tokens.max(view.signs.steps_at_prefill));
+        let allowed = deadlines::native_livelock(view, page, in_vain);
         exam.hold(silence, allowed, || {
             let text = format!(
                 "{turned} steps turned in {since_tokens} ms and not one token was delivered to {} running requests; {}",
