@@ -27,6 +27,8 @@ pub struct Learner {
     /// A complaint was raised against that silence: what it may teach at most. One that was confirmed, or that outlasted the rivals'
     /// patience, teaches nothing: it was a hang that ended.
     lesson_ms_max: Option<Ms>,
+    /// While only answers that do not stream are owed: when anything of the engine last moved.
+    whole_moved_at: Option<Ms>,
     /// During that silence: was there a request that had begun to answer?
     begun: bool,
     /// Of a native page: the prefill step that was under way to be timed when it ends.
@@ -76,6 +78,7 @@ impl Learner {
             rhythm.delivering_ms =
                 rhythm.delivering_ms.saturating_add(tick.counted_ms.saturating_sub(tick.counted_before_ms).min(2_000));
         }
+        self.learn_whole(sight, rhythm, signs);
         let heard = if sight.gate.is_some() { sight.gate_delivered } else { sight.delivered() };
         if heard {
             self.learn_silence(tick, sight, rhythm, judged);
@@ -115,17 +118,30 @@ impl Learner {
         self.begun = false;
     }
 
+    /// Answers that do not stream show no more than counters, and some engines write these every so many steps only.
+    fn learn_whole(&mut self, sight: &Sight<'_>, rhythm: &mut Rhythm, signs: &Signs) {
+        let whole = sight.gate.is_some_and(GateObs::only_whole_answers);
+        let moved_at = signs.moved_at().max(signs.gate_delivered_at).max(signs.owed_since);
+        let before = std::mem::replace(&mut self.whole_moved_at, whole.then_some(moved_at));
+        let Some(gap) = before.filter(|_| whole).map(|at| moved_at.saturating_sub(at)).filter(|gap| *gap > 0) else {
+            return;
+        };
+        if let Some(gap) = self.bounded(gap) {
+            rhythm.whole_gap_ms.record(gap);
+        }
+    }
+
+    /// What a silence may teach at most, if anything.
+    fn bounded(&self, ms: Ms) -> Option<Ms> {
+        let ms = ms.min(self.allowed_peak_ms.saturating_mul(2));
+        let ms = self.lesson_ms_max.map_or(ms, |most| ms.min(most));
+        (self.lesson_ms_max != Some(0)).then_some(ms)
+    }
+
     /// A silence ended in a delivery.
     fn learn_silence(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, judged: &Judged<'_>) {
         let Judged { signs, policy, .. } = *judged;
-        let bounded = |ms: Ms| {
-            let ms = ms.min(self.allowed_peak_ms.saturating_mul(2));
-            self.lesson_ms_max.map_or(ms, |most| ms.min(most))
-        };
-        let gap = bounded(self.silence_peak_ms);
-        if self.lesson_ms_max == Some(0) {
-            return;
-        }
+        let Some(gap) = self.bounded(self.silence_peak_ms) else { return };
         let among_begun = self.begun || sight.gate.is_none();
         let short = self.prompt_peak < PROMPT_TOKENS_LONG;
         // accused, and alive; or far beyond the usual, whatever was allowed
@@ -158,7 +174,7 @@ impl Learner {
             // a part of a long one's prefill may lie before the last delivery to others
             let long = left / sight.answered_count.max(1) >= PROMPT_TOKENS_LONG;
             let since = self.prompt_since.filter(|_| long).map_or(0, |at| tick.since(at));
-            rhythm.first_us_per_token.record(per_token(gap.max(bounded(since))));
+            rhythm.first_us_per_token.record(per_token(gap.max(self.bounded(since).unwrap_or(0))));
         }
         rhythm.prompt_served(left, self.prompt_peak, self.longest_peak, policy);
         self.prompt_since = sight.gate.is_some_and(still_owes).then_some(tick.counted_ms);

@@ -121,6 +121,8 @@ pub struct Rhythm {
     pub crawled_at: Option<Ms>,
     /// Gate: silences that ended in a delivery while no request in flight had begun to answer.
     pub first_byte_ms: Histogram,
+    /// Between two movements of anything that is counted, while only answers that do not stream were owed.
+    pub whole_gap_ms: Histogram,
     /// Gate: microseconds of silence a prompt token that it ended for, while requests that had begun to answer were owed.
     pub gate_us_per_token: Histogram,
     /// Gate: silences among such requests that ended for none of the long prompts that were owed: a chunk of one of them.

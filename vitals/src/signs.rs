@@ -92,6 +92,8 @@ pub struct Sight<'a> {
     gate_began: bool,
     pub page_delivered: bool,
     pub metrics_delivered: bool,
+    /// Steps were counted since the scrape before.
+    pub iterations_moved: bool,
     /// Any progress series of the scrape moved since the scrape before.
     pub metrics_moved: bool,
     /// Where it did: the time of the scrape before, since which the delivery happened (the caller's clock).
@@ -166,6 +168,7 @@ impl Signs {
             gate_began: false,
             page_delivered: false,
             metrics_delivered: false,
+            iterations_moved: false,
             metrics_moved: false,
             metrics_since_ms: 0,
             steps_done: 0,
@@ -326,7 +329,8 @@ impl Signs {
         if rose(metrics.prompt_tokens, last.prompt_tokens) {
             self.metrics_prompt_at = mark;
         }
-        if rose(metrics.iterations, last.iterations) {
+        sight.iterations_moved = rose(metrics.iterations, last.iterations);
+        if sight.iterations_moved {
             self.metrics_iterations_at = mark;
         }
         if rose(metrics.waiting, last.waiting) {

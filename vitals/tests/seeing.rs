@@ -58,12 +58,13 @@ fn a_start_up_that_only_spins_is_late_in_the_end_and_one_that_reads_is_not() {
 fn an_answer_that_does_not_stream_is_judged_by_counters_only_where_they_move_on_their_own() {
     for (live, bound) in [(false, 299_000..=301_000), (true, 2_000..=5_000)] {
         let mut sim = Sim::foreign().up().busy(10_000).served(40);
-        if live {
-            // a scrape that counts although no byte passed the gate
+        for count in 0..if live { 8 } else { 0 } {
+            // scrapes that count although no byte passed the gate
             sim.admit(1, 10);
+            sim.gate.as_mut().unwrap().unstreamed = Some(1);
             sim.tick(100);
             let metrics = sim.metrics.as_mut().unwrap();
-            (metrics.progress_digest, metrics.generation_tokens) = (77, Some(1e6));
+            (metrics.progress_digest, metrics.generation_tokens) = (77 + count, Some(1e6 + count as f64));
             sim.tick(100);
             sim.depart();
         }
@@ -100,4 +101,46 @@ fn an_nvml_that_does_not_answer_confirms_sooner_and_makes_no_stall() {
         confirmed.push(sim.silence_until(60_000, stalled).unwrap());
     }
     assert!(confirmed[0] >= 19_000 && confirmed[1] <= 11_000, "{confirmed:?}");
+}
+
+#[test]
+fn streams_that_begin_soon_say_nothing_about_an_answer_that_shows_counters_alone() {
+    let mut sim = Sim::foreign().up().busy(10_000).served(40);
+    for round in 0..12 {
+        sim.admit(1, 10);
+        sim.gate.as_mut().unwrap().unstreamed = Some(1);
+        // its counters move each seven seconds, as some engines write them
+        for part in 0..3 {
+            assert_eq!(sim.silence_until(7_000, suspect), None, "round {round}, part {part}: {:?}", sim.last);
+            let metrics = sim.metrics.as_mut().unwrap();
+            metrics.progress_digest += 1;
+            metrics.generation_tokens = metrics.generation_tokens.map(|tokens| tokens + 40.0);
+            sim.tick(100);
+        }
+        let at = sim.now;
+        sim.deliver(1, at);
+        sim.tick(100);
+        sim.depart();
+    }
+    sim.admit(1, 10);
+    sim.gate.as_mut().unwrap().unstreamed = Some(1);
+    let fenced = sim.silence_until(400_000, suspect).unwrap();
+    assert!((20_000..=100_000).contains(&fenced), "a hang is still seen, by what such answers took: {fenced}");
+}
+
+#[test]
+fn steps_that_are_counted_again_lift_a_fence_before_the_answer_comes() {
+    let freeze = |counts: bool| {
+        let mut sim = Sim::foreign().up().busy(10_000);
+        sim.metrics.as_mut().unwrap().iterations = Some(1e3);
+        sim.silence_until(10_000, suspect).unwrap();
+        let lifted = (0..20).find(|_| {
+            let metrics = sim.metrics.as_mut().unwrap();
+            metrics.iterations = metrics.iterations.map(|steps| steps + if counts { 1.0 } else { 0.0 });
+            metrics.progress_digest += 1;
+            !suspect(&sim.tick(1_000).verdict)
+        });
+        lifted.is_some()
+    };
+    assert!(freeze(true) && !freeze(false));
 }

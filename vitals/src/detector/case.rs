@@ -165,6 +165,7 @@ impl Detector {
                     || metrics_prove(sight, case)
                     || (sight.steps_done > 0 && exam.complaint.is_none())
                     || stepped_since(sight, case)
+                    || (exam.complaint.is_none() && iterated_since(sight, case))
             }
         }
     }
@@ -181,6 +182,12 @@ fn metrics_prove(sight: &Sight<'_>, case: &Case) -> bool {
 fn stepped_since(sight: &Sight<'_>, case: &Case) -> bool {
     let nobody_waits = sight.gate.is_some_and(|gate| gate.in_flight == 0);
     nobody_waits && sight.native().is_none() && sight.metrics_moved && sight.metrics_since_ms >= case.began_ms
+}
+
+/// Steps were counted between two scrapes that were both taken after the case was opened: the step that was silent has ended, although an
+/// answer that does not stream shows nothing yet.
+fn iterated_since(sight: &Sight<'_>, case: &Case) -> bool {
+    sight.native().is_none() && sight.iterations_moved && sight.metrics_since_ms >= case.began_ms
 }
 
 /// Work that only a frozen gauge remembers confirms nothing without a further witness: some engines leave it standing after their
