@@ -82,10 +82,11 @@ fn unseen_prefill_us(rhythm: &Rhythm, permille: u32, policy: &Policy) -> Option<
 const LEASE_TIMES: Ms = 20;
 
 /// How long a native loop may turn without handing out a token, after so many steps that did nothing for anybody. Steps that turn are seen
-/// to be as quick as they are: no crawl, and what one of them may last, or its lease, says nothing about many that ended.
+/// to be as quick as they are: no crawl, and what one of them may last, or its lease, says nothing about many that ended; nor does the
+/// machine's jitter, for what is held up ends no steps.
 pub fn native_livelock(view: &View<'_>, page: &PageObs, steps_in_vain: u64) -> Allowed {
     let one = Allowed { crawl_ms: 0, ..native_step(view, page) };
-    let floor = view.policy.native_floor_ms.saturating_add(view.tick.jitter_ms.saturating_mul(2));
+    let floor = view.policy.native_floor_ms;
     let many = steps_in_vain >= view.policy.livelock_steps;
     if many && floor < one.ms { Allowed::policy(floor) } else { one }
 }
