@@ -4,7 +4,8 @@ use vitals::observation::{Ms, Observation};
 
 use super::pace::Pace;
 
-/// The look for processes that are new in `/proc`: when, and at most one part in so many of the time; first at a stare.
+/// The look for processes that are new in `/proc`: when, and at most one part in so many of the time. First at a stare, then where work
+/// stands still, then while it is delivered or none is owed: what that puts off is due at the first tick at which work stands still.
 const WALKS: [Turn; 3] = [
     Turn { ms_min: 500, ms_max: Ms::MAX, cost_factor: 20 },
     Turn { ms_min: 2_000, ms_max: Ms::MAX, cost_factor: 2_000 },
@@ -19,7 +20,7 @@ const FACTS: [Turn; 3] = [
     Turn { ms_min: 10_000, ms_max: 60_000, cost_factor: 20_000 },
 ];
 /// The processes, where each tick does not look at them.
-const PROCESSES_MS: [Ms; 3] = [0, 1_000, 2_000];
+const PROCESSES_MS: [Ms; 3] = [0, 0, 2_000];
 /// Where the gate is silent, the connections of the engine's port alone say that nobody waits: however dear, they are counted this often.
 const FACTS_ALONE: Turn = Turn { ms_min: 1_000, ms_max: 5_000, cost_factor: 1_000 };
 /// Connections that were counted longer ago say nothing of now.
@@ -50,17 +51,17 @@ impl Turn {
     }
 }
 
-fn by_pace<T: Copy>([stare, calm, rest]: [T; 3], pace: Pace) -> T {
+fn by_pace<T: Copy>([stare, still, calm]: [T; 3], pace: Pace) -> T {
     match pace {
         Pace::Stare => stare,
-        Pace::Look | Pace::Glance => calm,
-        Pace::Rest => rest,
+        Pace::Look => still,
+        Pace::Glance | Pace::Rest => calm,
     }
 }
 
 /// How old the facts of the processes may be.
 pub fn processes_ms(pace: Pace) -> Ms {
-    by_pace(PROCESSES_MS, if pace == Pace::Look { Pace::Stare } else { pace })
+    by_pace(PROCESSES_MS, pace)
 }
 
 /// Is it time to look for new processes?
@@ -101,7 +102,7 @@ mod tests {
         assert_eq!([due(false, 60_999), due(false, 61_000)], [false, true]);
         assert_eq!([due(true, 5_999), due(true, 6_000)], [false, true]);
         let cheap = Some(Done { at_ms: 1_000, cost_us: 100 });
-        assert!(are_facts_due(Pace::Glance, true, 2_000, cheap) && !are_facts_due(Pace::Glance, false, 5_999, cheap));
+        assert!(are_facts_due(Pace::Glance, true, 2_000, cheap) && !are_facts_due(Pace::Glance, false, 10_999, cheap));
         assert!(are_facts_due(Pace::Glance, false, 0, None), "never gathered");
     }
 
@@ -114,16 +115,18 @@ mod tests {
             [false, true, false]
         );
         assert!(whole_walk_ms(Pace::Stare) < whole_walk_ms(Pace::Look));
-        assert_eq!([Pace::Stare, Pace::Look, Pace::Glance].map(processes_ms), [0, 0, 1_000]);
+        assert_eq!([Pace::Stare, Pace::Look, Pace::Glance].map(processes_ms), [0, 0, 2_000]);
     }
 
     #[test]
-    fn what_was_put_off_at_rest_is_due_as_soon_as_work_is_owed() {
+    fn what_was_put_off_while_all_was_calm_is_due_as_soon_as_work_stands_still() {
         let done = Some(Done { at_ms: 1_000, cost_us: 100 });
         let due =
             |pace, now_ms| [is_walk_due(pace, now_ms, done), are_facts_due(pace, false, now_ms, done)].map(u8::from);
-        assert_eq!([due(Pace::Rest, 10_999), due(Pace::Rest, 11_000)], [[0, 0], [1, 1]]);
-        assert_eq!([due(Pace::Glance, 3_000), due(Pace::Glance, 6_000)], [[1, 0], [1, 1]]);
+        for calm in [Pace::Rest, Pace::Glance] {
+            assert_eq!([due(calm, 10_999), due(calm, 11_000)], [[0, 0], [1, 1]]);
+        }
+        assert_eq!([due(Pace::Look, 3_000), due(Pace::Look, 6_000)], [[1, 0], [1, 1]]);
     }
 
     #[test]
