@@ -306,7 +306,7 @@ impl Watch {
     async fn set_fence(&mut self, now_ms: u64, outcome: &Outcome, recovery: &RecoveryOutput) {
         use vitals::recovery::Effect;
         let held = self.hold.as_ref().is_some_and(Hold::fences);
-        let before = self.control.clone();
+        let before = self.control.fenced;
         if recovery.effects.contains(&Effect::Fence) {
             self.fence_wanted = true;
         } else if recovery.effects.contains(&Effect::Unfence) && !held {
@@ -316,7 +316,7 @@ impl Watch {
         self.own_fence = self.fence_wanted && (held || !spared);
         let hand = self.by_hand.look(now_ms).map(Fence::words);
         self.control.fenced = self.own_fence || hand.is_some();
-        if self.control.fenced != before.fenced || self.hand != hand {
+        if self.control.fenced != before || self.hand != hand {
             let reason = || refusal(&outcome.verdict, hand.as_deref());
             self.control.reason = self.control.fenced.then(reason).unwrap_or_default();
             self.hand = hand;

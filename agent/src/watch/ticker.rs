@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use tokio::io::AsyncReadExt;
-use tokio::net::unix::pipe::Receiver;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
 
 /// A wait of nothing would disarm the timer.
 const WAIT_MIN: Duration = Duration::from_micros(1);
@@ -17,8 +17,9 @@ const WAIT_MIN: Duration = Duration::from_micros(1);
 #[derive(Debug)]
 pub struct Ticker {
     timer: TimerFd,
-    /// The same timer. No pipe: the runtime's one safe form of a descriptor that is awaited and read.
-    ready: Receiver,
+    /// The same timer. No socket: the runtime's one safe form of a descriptor that is awaited, and found ready no more without a read. How
+    /// often it ran out nobody needs to know, and setting it anew forgets that: a system call less a tick.
+    ready: UnixStream,
 }
 
 impl Ticker {
@@ -28,7 +29,8 @@ impl Ticker {
     /// When the kernel gives no timer.
     pub fn new() -> io::Result<Self> {
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC)?;
-        let ready = Receiver::from_owned_fd_unchecked(timer.as_fd().try_clone_to_owned()?)?;
+        let same = std::os::unix::net::UnixStream::from(timer.as_fd().try_clone_to_owned()?);
+        let ready = UnixStream::from_std(same)?;
         Ok(Self { timer, ready })
     }
 
@@ -36,11 +38,12 @@ impl Ticker {
     pub async fn wait(&mut self, length: Duration) {
         let once = Expiration::OneShot(TimeSpec::from_duration(length.max(WAIT_MIN)));
         let set = self.timer.set(once, TimerSetTimeFlags::empty());
-        // how often it ran out is 8 bytes; room for more tells the runtime that there was no more
-        if set.is_err() || self.ready.read(&mut [0; 16]).await.is_err() {
+        if set.is_err() || self.ready.readable().await.is_err() {
             // neither fails with these arguments; should one, the ticks go on by the runtime's timers
-            tokio::time::sleep(length).await;
+            return tokio::time::sleep(length).await;
         }
+        let heard: io::Result<()> = self.ready.try_io(Interest::READABLE, || Err(io::ErrorKind::WouldBlock.into()));
+        debug_assert!(heard.is_err(), "what ran out is over, until the timer is set anew");
     }
 }
 
