@@ -2,8 +2,10 @@
 //! memory that the writer makes, stores into without a system call, and lets others open. No part of the page's contract: both ends are
 //! of one program, so that what the words mean is theirs.
 //!
-//! The reader uses `pread` alone, as for a page, and nobody but the maker can write or cut what is behind the descriptor.
+//! Nobody but the maker can write what is behind the descriptor, and nobody at all can cut it: so the reader may map it, unlike a page (H8),
+//! and looks at it without a system call.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -12,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::map::Map;
+use crate::map::{Map, View};
 use crate::seqlock::{self, Sink, Slot, Source};
 
 /// How many counters there are.
@@ -59,11 +61,25 @@ impl CountsWriter {
     }
 }
 
-/// The counters as they were last stored; `None` where nobody has yet, or where they cannot be read just now.
-pub fn read(file: &File) -> Option<[u64; COUNTS]> {
-    match seqlock::read(&mut Reads(file), TRIES_MAX) {
-        Ok(Slot::Stable(counts)) => Some(counts),
-        Ok(Slot::Empty | Slot::Torn) | Err(_) => None,
+/// The reader's end. What it reads stays there when the writer has gone.
+#[derive(Debug)]
+pub struct CountsReader(View<WORDS>);
+
+impl CountsReader {
+    /// Of what a [`CountsWriter`] has made; the descriptor is not needed any more.
+    ///
+    /// # Errors
+    /// For any file that somebody could cut.
+    pub fn open(file: &File) -> io::Result<Self> {
+        Ok(Self(View::sealed(file)?))
+    }
+
+    /// The counters as they were last stored; `None` where nobody has yet, or where they cannot be read just now.
+    pub fn read(&self) -> Option<[u64; COUNTS]> {
+        match seqlock::read(&mut Reads(&self.0), TRIES_MAX) {
+            Ok(Slot::Stable(counts)) => Some(counts),
+            Ok(Slot::Empty | Slot::Torn) => None,
+        }
     }
 }
 
@@ -86,26 +102,18 @@ impl Sink for Words<'_> {
     }
 }
 
-struct Reads<'a>(&'a File);
-
-impl Reads<'_> {
-    fn words<const N: usize>(&self, from: usize) -> io::Result<[u64; N]> {
-        let mut bytes = [[0; 8]; N];
-        self.0.read_exact_at(bytes.as_flattened_mut(), (from * 8) as u64)?;
-        Ok(bytes.map(u64::from_ne_bytes))
-    }
-}
+struct Reads<'a>(&'a View<WORDS>);
 
 impl Source for Reads<'_> {
     type Payload = [u64; COUNTS];
-    type Error = io::Error;
+    type Error = Infallible;
 
-    fn seq(&mut self) -> io::Result<u64> {
-        self.words::<1>(0).map(|[seq]| seq)
+    fn seq(&mut self) -> Result<u64, Infallible> {
+        Ok(self.0.load_relaxed(0))
     }
 
-    fn payload(&mut self) -> io::Result<[u64; COUNTS]> {
-        self.words(1)
+    fn payload(&mut self) -> Result<[u64; COUNTS], Infallible> {
+        Ok(std::array::from_fn(|n| self.0.load_relaxed(1 + n)))
     }
 
     fn fence_acquire(&self) {
@@ -126,20 +134,20 @@ mod tests {
     #[test]
     fn what_was_stored_last_is_read_whole() {
         let mut writer = CountsWriter::create("test").unwrap();
-        let reader = File::open(path(&writer)).unwrap();
-        assert_eq!(read(&reader), None, "nobody has stored anything");
+        let reader = CountsReader::open(&File::open(path(&writer)).unwrap()).unwrap();
+        assert_eq!(reader.read(), None, "nobody has stored anything");
         let writes = std::thread::spawn(move || {
             (1..=100_000).for_each(|n| writer.store(&[n; COUNTS]));
             writer
         });
         let mut last = 0;
         while last < 100_000 {
-            let Some(counts) = read(&reader) else { continue };
+            let Some(counts) = reader.read() else { continue };
             assert!(counts.iter().all(|count| *count == counts[0]) && counts[0] >= last, "{counts:?} after {last}");
             last = counts[0];
         }
         drop(writes.join().unwrap());
-        assert_eq!(read(&reader), Some([last; COUNTS]), "the words of one that has gone stay");
+        assert_eq!(reader.read(), Some([last; COUNTS]), "the words of one that has gone stay");
     }
 
     #[test]
@@ -149,6 +157,19 @@ mod tests {
         assert!(other.write_all_at(&[1; 8], 0).is_err() && other.set_len(0).is_err());
         assert!(Map::<WORDS>::shared(&other).is_err());
         writer.store(&[3; COUNTS]);
-        assert_eq!(read(&other), Some([3; COUNTS]));
+        assert_eq!(CountsReader::open(&other).unwrap().read(), Some([3; COUNTS]));
+    }
+
+    #[test]
+    fn what_somebody_could_cut_is_not_mapped() {
+        let open = File::from(memfd_create("test", MFdFlags::MFD_ALLOW_SEALING).unwrap());
+        open.write_all_at(&[0; WORDS * 8], 0).unwrap();
+        assert!(CountsReader::open(&open).is_err());
+        fcntl(&open, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        assert!(CountsReader::open(&open).is_ok());
+        let short = File::from(memfd_create("test", MFdFlags::MFD_ALLOW_SEALING).unwrap());
+        fcntl(&short, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        assert!(CountsReader::open(&short).is_err());
+        assert!(CountsReader::open(&File::open("/proc/self/exe").unwrap()).is_err(), "no memory at all");
     }
 }

@@ -1,7 +1,7 @@
 //! The seqlock that makes a slot of words one atomic unit (H7), written once over two small traits.
 //!
-//! The writer runs it over the mapping, the reader over `pread`, and the model test over loom's atomics, so that what
-//! is model-checked is what runs. Pure: no memory, file or clock of its own.
+//! The writer runs it over the mapping, the reader over `pread` (of memory that is sealed: over its own mapping), and the model test
+//! over loom's atomics, so that what is model-checked is what runs. Pure: no memory, file or clock of its own.
 //!
 //! Why it is right (W writer, R reader; numbers as in H7 of the contract):
 //! W: `seq = odd; release fence; payload…; seq = even (release)`. R: `a = seq; acquire fence; payload…; acquire fence;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use heartbeat::counts::COUNTS;
+use heartbeat::counts::{COUNTS, CountsReader};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -154,7 +154,7 @@ struct Line {
     said: u64,
     part: Vec<u8>,
     /// The gate's counters, where it lets itself be read.
-    counts: Option<File>,
+    counts: Option<CountsReader>,
 }
 
 impl GateClient {
@@ -196,7 +196,7 @@ impl GateClient {
     /// The counters as the gate has them now, read and not asked for; `None` where it does not let itself be read. They are no sign of
     /// life: those of a gate that hangs stand still.
     pub fn counts(&self) -> Option<[u64; COUNTS]> {
-        heartbeat::counts::read(self.line.as_ref()?.counts.as_ref()?)
+        self.line.as_ref()?.counts.as_ref()?.read()
     }
 
     /// Has the gate said by itself that work came, since it was asked last? Then it wants to be asked. Never waits.
@@ -260,7 +260,7 @@ impl Line {
         let told = told?;
         // the gate's own memory by its own word: neither waits for a disk
         if let Some(path) = &told.counts {
-            self.counts = File::open(path).ok();
+            self.counts = File::open(path).and_then(|file| CountsReader::open(&file)).ok();
         }
         Ok(told)
     }
