@@ -1,7 +1,9 @@
 //! Gives back what start-up alone has touched (2c). Of the program's own files: text and constants that a later instruction needs come
-//! back from the page cache, a fault each; what nobody needs again stays out of the process's resident memory. Of the heap: whole pages
-//! that hold nothing any more, which the C library keeps in case somebody asks again. Of the first thread's stack: what lies far beyond
-//! its end, where reading the command line and starting up had been.
+//! back from the page cache, a fault each; what nobody needs again stays out of the process's resident memory. A fault maps the pages
+//! around it as well, sixteen or all that the page cache keeps together, but none of another mapping: so for a minute each page is a
+//! mapping of its own, and what is needed in that minute comes back alone. Of the heap: whole pages that hold nothing any more, which the
+//! C library keeps in case somebody asks again. Of the first thread's stack: what lies far beyond its end, where reading the command line
+//! and starting up had been.
 //!
 //! May touch `/proc/self/smaps`, the heap, the stack and the mappings of this process; the one module of this crate with `unsafe`.
 
@@ -15,6 +17,10 @@ const FIRST_AFTER: Duration = Duration::from_secs(5);
 /// What an episode needed (stacks, packing) is not kept for ever.
 const EVERY: Duration = Duration::from_secs(600);
 
+/// For so long what comes back comes back by single pages: whatever a healthy process does, it does within a minute. No longer, for each
+/// mapping is a little memory of the kernel's.
+const APART_FOR: Duration = Duration::from_secs(60);
+
 const PAGE: usize = 4 << 10;
 /// Of the stack beyond its end: what a call may be using just then, and what the next ones will.
 const STACK_KEPT: usize = 32 << 10;
@@ -25,12 +31,24 @@ pub async fn keep_small() {
     loop {
         tokio::time::sleep(pause).await;
         pause = (pause * 10).min(EVERY);
-        if let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") {
-            forget_stack(&smaps);
-            clean_file_mappings(&smaps).into_iter().for_each(forget);
-        }
-        trim_heap();
+        let files = give_back();
+        tokio::time::sleep(APART_FOR).await;
+        files.into_iter().for_each(join);
     }
+}
+
+/// Returns what of it is in single pages now.
+fn give_back() -> Vec<Range> {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    forget_stack(&smaps);
+    let files = clean_file_mappings(&smaps);
+    drop(smaps);
+    for file in &files {
+        part(*file);
+        forget(*file);
+    }
+    trim_heap();
+    files
 }
 
 /// Address and length.
@@ -65,12 +83,31 @@ fn read_only_file(line: &str) -> Option<Range> {
     wanted.then_some((from, to.checked_sub(from)?))
 }
 
+/// Makes each page of a file's mapping one of its own: neighbours differ in what a core dump shall hold of them, which for pages of a file
+/// is nothing anyhow.
+fn part((from, length): Range) {
+    (from..from.saturating_add(length))
+        .step_by(2 * PAGE)
+        .for_each(|page| advise((page, PAGE), MmapAdvise::MADV_DONTDUMP));
+}
+
+/// Makes one mapping of it again. What is resident stays so.
+fn join(file: Range) {
+    advise(file, MmapAdvise::MADV_DODUMP);
+}
+
+fn forget(file: Range) {
+    advise(file, MmapAdvise::MADV_DONTNEED);
+}
+
+/// Of a clean mapping of a file, and one of the three advices above.
 #[allow(unsafe_code, reason = "giving pages back has no safe form")]
-fn forget((from, length): Range) {
+fn advise((from, length): Range, advice: MmapAdvise) {
     let Some(address) = std::ptr::NonNull::new(std::ptr::with_exposed_provenance_mut::<c_void>(from)) else { return };
     // SAFETY: the range is a private mapping of a file, not writable, none of whose pages is a copy: dropping them changes no byte that
-    // anybody can read, for the next access maps the file's same page again. Should it have been unmapped since, the kernel refuses.
-    let _ = unsafe { madvise(address, length, MmapAdvise::MADV_DONTNEED) };
+    // anybody can read, for the next access maps the file's same page again; and what a core dump holds of them changes none either.
+    // Should it have been unmapped since, the kernel refuses.
+    let _ = unsafe { madvise(address, length, advice) };
 }
 
 /// The mapping of the first thread's stack.
@@ -148,14 +185,65 @@ Anonymous:             0 kB
         assert_eq!([0x48fff, 0x40001, 0x3ffff, 0x80000].map(beyond), [None; 4]);
     }
 
+    /// Whoever gives back all mappings of files, and whoever counts pages of one.
+    static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     #[test]
     fn whatever_was_given_back_is_there_again() {
+        let _alone = ONE_AT_A_TIME.lock();
         let words = "what a program says is constant".to_owned();
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mine = clean_file_mappings(&smaps);
         assert!(!mine.is_empty());
         mine.into_iter().for_each(forget);
         assert_eq!(words, "what a program says is constant");
+    }
+
+    /// How many pages of a range are resident.
+    fn resident(file: Range) -> usize {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        let mut kib = 0;
+        for line in smaps.lines() {
+            if is_header(line) {
+                let from = usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+                inside = (file.0..file.0 + file.1).contains(&from);
+            } else if let Some(rss) = line.strip_prefix("Rss:").filter(|_| inside) {
+                kib += rss.trim().trim_end_matches(" kB").parse::<usize>().unwrap();
+            }
+        }
+        kib * 1024 / PAGE
+    }
+
+    #[test]
+    fn what_comes_back_while_pages_are_apart_comes_alone_and_stays_alone() {
+        let _alone = ONE_AT_A_TIME.lock();
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, &vec![7; 64 * PAGE]).unwrap();
+        let length = std::num::NonZeroUsize::new(64 * PAGE).unwrap();
+        let (read, private) = (nix::sys::mman::ProtFlags::PROT_READ, nix::sys::mman::MapFlags::MAP_PRIVATE);
+        #[allow(unsafe_code, reason = "mmap has no safe form")]
+        // SAFETY: a new mapping at an address that the kernel chooses aliases no Rust object; it is never unmapped.
+        let mapped = unsafe { nix::sys::mman::mmap(None, length, read, private, &file, 0) }.unwrap();
+        let range = (mapped.as_ptr().expose_provenance(), length.get());
+        let touch = |page: usize| {
+            #[allow(unsafe_code, reason = "a mapping's bytes have no safe form")]
+            // SAFETY: within the mapping, which is readable, of a file that is as long and that nobody cuts.
+            let byte = unsafe { mapped.cast::<u8>().add(page * PAGE).read_volatile() };
+            assert_eq!(byte, 7);
+        };
+        touch(20);
+        assert!(resident(range) > 1, "the kernel maps what lies around");
+        part(range);
+        forget(range);
+        assert_eq!(resident(range), 0);
+        [20, 21, 63].into_iter().for_each(touch);
+        assert_eq!(resident(range), 3);
+        join(range);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let from = format!("{:x}-{:x} ", range.0, range.0 + range.1);
+        assert!(maps.lines().any(|line| line.starts_with(&from)), "one mapping again");
+        assert_eq!(resident(range), 3);
     }
 
     #[test]
