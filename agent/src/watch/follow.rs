@@ -91,12 +91,17 @@ impl Follow {
             self.watched.clone_from(&self.engine);
             self.exit = self.engine.as_ref().and_then(|engine| ExitWatch::of(engine).ok());
         }
-        self.ended = !self.engine_lives();
+        self.ended = !self.lives_now();
         self.engine.clone()
     }
 
-    /// Does the engine live, as far as anybody has heard?
+    /// Did the engine live at the last look? An end that is heard after it ends the wait for the next.
     pub fn engine_lives(&self) -> bool {
+        self.engine.is_some() && !self.ended
+    }
+
+    /// Does the engine live, as far as anybody has heard? Asked once a look: the runtime's answer takes locks.
+    fn lives_now(&self) -> bool {
         match (&self.engine, &self.exit) {
             (Some(_), Some(exit)) if self.watched == self.engine => !exit.has_ended(),
             (Some(engine), _) => lives(engine),
@@ -134,7 +139,7 @@ impl Follow {
 
     fn search(&mut self, now_ms: u64) {
         if let Some(found) = self.search.take().flatten() {
-            let living = self.engine_lives();
+            let living = self.lives_now();
             if takes_over(found.named, living, self.named_before) {
                 if self.engine.as_ref() != Some(&found.process) {
                     self.words.clear();
@@ -144,7 +149,7 @@ impl Follow {
                 self.named_before |= found.named;
             }
         }
-        let living = self.engine_lives();
+        let living = self.lives_now();
         if living && self.sure {
             return;
         }
@@ -160,7 +165,7 @@ impl Follow {
         {
             self.words = words;
         }
-        if let Some(engine) = self.engine.clone().filter(|_| self.engine_lives()) {
+        if let Some(engine) = self.engine.clone().filter(|_| self.lives_now()) {
             self.reading.start(now_ms, WORDS_EVERY_MS, move || {
                 let words = words_of(&engine);
                 (engine, words)
