@@ -2,8 +2,8 @@
 //! memory that the writer makes, stores into without a system call, and lets others open. No part of the page's contract: both ends are
 //! of one program, so that what the words mean is theirs.
 //!
-//! Nobody but the maker can write what is behind the descriptor, and nobody at all can cut it: so the reader may map it, unlike a page (H8),
-//! and looks at it without a system call.
+//! Nobody but the maker can write what is behind the descriptor, and nobody at all can cut it: so the reader may map it, unlike a page
+//! (H8), and looks at it without a system call.
 
 use std::convert::Infallible;
 use std::fs::File;
