@@ -268,6 +268,9 @@ fn a_fence_outlives_its_detector_and_a_drain_its_caller() {
     stream.write_all(STREAM.as_bytes()).unwrap();
     until("fenced", || run.ready() == Some(503));
     let incident = newest_incident(&run.agent).unwrap();
+    // what a successor is to know is written by a thread, a moment after the fence
+    let left = || std::fs::read_to_string(run.dir.path().join("agent/detector.json")).unwrap_or_default();
+    until("the fence is written down", || left().contains(r#""fenced":true"#) && left().contains(&incident.id));
     for _ in 0..3 {
         let victim = run.child("detect").unwrap();
         send(&[victim], Signal::SIGKILL);
