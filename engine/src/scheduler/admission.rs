@@ -82,7 +82,9 @@ impl Scheduler {
     pub(super) fn make_way(&mut self, plan: &mut StepPlan) {
         while let (Some((rank, head)), Some(last)) = (self.waiting.first_key_value(), self.running.last()) {
             let full = self.running.len() >= self.limits.num_seqs_max;
-            let blocks = self.pool.blocks_for(head.len()) + self.running.len();
+            // What decodes take in this very step is not there any more when the head is admitted.
+            let growing = self.running.iter().filter(|seq| seq.is_decode() && seq.lacks_room()).count();
+            let blocks = self.pool.blocks_for(head.len()) + self.running.len() + growing;
             if last.rank.priority <= rank.priority || !(full || blocks > self.pool.free_blocks()) {
                 return;
             }
@@ -90,23 +92,30 @@ impl Scheduler {
         }
     }
 
-    /// Admits from the head of the queue. A sequence gets the blocks of all its present tokens at once, and one block a running
-    /// sequence is left over, so that admission does not cause the next preemption.
+    /// Admits from the head of the queue, as many as there is room for.
     pub(super) fn admit(&mut self, plan: &mut StepPlan, budget: &mut usize) {
-        while *budget > 0 && self.running.len() < self.limits.num_seqs_max {
-            let Some(mut head) = self.waiting.first_entry() else { return };
-            let Some(cached) = head.get_mut().take_room(&self.pool, self.running.len()) else { return };
-            let mut seq = head.remove();
-            if seq.is_first_admission() && !seq.spec.prompt_rows {
-                self.prefixes.queried_tokens += seq.len() as u64;
-                self.prefixes.hit_tokens += cached as u64;
-            }
-            plan.admitted.push(seq.spec.id);
-            let count = seq.remaining().min(*budget);
-            push(plan, budget, &mut seq, (count, 0));
-            let place = self.running.partition_point(|other| other.rank < seq.rank);
-            self.running.insert(place, seq);
+        while self.admit_head(plan, budget) {}
+    }
+
+    /// Admits the head of the queue. False: there is none, or no room. It gets the blocks of all its present tokens at once, and one block a
+    /// running sequence is left over, so that admission does not cause the next preemption.
+    pub(super) fn admit_head(&mut self, plan: &mut StepPlan, budget: &mut usize) -> bool {
+        if *budget == 0 || self.running.len() >= self.limits.num_seqs_max {
+            return false;
         }
+        let Some(mut head) = self.waiting.first_entry() else { return false };
+        let Some(cached) = head.get_mut().take_room(&self.pool, self.running.len()) else { return false };
+        let mut seq = head.remove();
+        if seq.is_first_admission() && !seq.spec.prompt_rows {
+            self.prefixes.queried_tokens += seq.len() as u64;
+            self.prefixes.hit_tokens += cached as u64;
+        }
+        plan.admitted.push(seq.spec.id);
+        let count = seq.remaining().min(*budget);
+        push(plan, budget, &mut seq, (count, 0));
+        let place = self.running.partition_point(|other| other.rank < seq.rank);
+        self.running.insert(place, seq);
+        true
     }
 }
 

@@ -55,8 +55,8 @@ impl Scheduler {
         self.running.len() + self.waiting.len() < before
     }
 
-    /// The next step: decodes first (nobody's stream waits for another's prompt), then chunks of prompts under way, then new
-    /// sequences, within the step's budget of tokens and what decodes can bear.
+    /// The next step: decodes first (nobody's stream waits for another's prompt), then prompts by rank, those under way and new ones,
+    /// within the step's budget of tokens and what decodes can bear.
     pub fn plan(&mut self, now_ns: u64) -> StepPlan {
         let mut plan = StepPlan::default();
         let mut budget = self.limits.step_tokens_max;
@@ -66,9 +66,10 @@ impl Scheduler {
         let made_way = plan.preempted.len();
         self.plan_decodes(&mut plan, &mut budget);
         budget = budget.min(self.prefill_share(plan.decode_tokens));
-        self.plan_prefills(&mut plan, &mut budget);
         // Who was just preempted for want of blocks would be admitted at once into the room it made.
-        if plan.preempted.len() == made_way {
+        let admits = plan.preempted.len() == made_way;
+        self.plan_prefills(&mut plan, &mut budget, admits);
+        if admits {
             self.admit(&mut plan, &mut budget);
         }
         plan
@@ -196,15 +197,24 @@ impl Scheduler {
         bearable.map_or(usize::MAX, |tokens| tokens.max(CHUNK_TOKENS_MIN))
     }
 
-    fn plan_prefills(&mut self, plan: &mut StepPlan, budget: &mut usize) {
-        for seq in &mut self.running {
-            if *budget == 0 {
-                break;
+    /// Chunks of prompts under way. Whoever waits and goes before one of them does not wait for it, however long it is.
+    fn plan_prefills(&mut self, plan: &mut StepPlan, budget: &mut usize, admits: bool) {
+        let mut i = 0;
+        while i < self.running.len() && *budget > 0 {
+            let seq = &self.running[i];
+            // Who was admitted a moment ago has its tokens in this step already.
+            if !seq.is_decode() && seq.remaining() > 0 && !seq.is_planned() {
+                let goes_before = self.waiting.first_key_value().is_some_and(|(rank, _)| *rank < seq.rank);
+                if !(admits && goes_before && self.admit_head(plan, budget)) {
+                    let seq = &mut self.running[i];
+                    let count = seq.remaining().min(*budget);
+                    push(plan, budget, seq, (count, 0));
+                    i += 1;
+                }
+                // Else the admitted one stands at `i` or before it, and this one comes again.
+                continue;
             }
-            if !seq.is_decode() && seq.remaining() > 0 {
-                let count = seq.remaining().min(*budget);
-                push(plan, budget, seq, (count, 0));
-            }
+            i += 1;
         }
     }
 

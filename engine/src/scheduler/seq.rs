@@ -127,6 +127,11 @@ impl Seq {
         self.spec.prompt_rows && self.rows_reported + 1 < self.prompt_len
     }
 
+    /// Must the newest token have a block that is not there yet?
+    pub fn lacks_room(&self) -> bool {
+        self.table.capacity() < self.tokens.len()
+    }
+
     /// Gets the block of the newest token. False: there is none.
     pub fn grow(&mut self) -> bool {
         self.table.grow_to(self.tokens.len())

@@ -96,6 +96,31 @@ fn a_higher_priority_goes_first_and_takes_the_place_of_a_lower_one() {
 }
 
 #[test]
+fn a_higher_priority_does_not_wait_for_a_long_prompt_of_a_lower_one() {
+    let with = |id, priority, len| NewSeq { priority, ..NewSeq::new(id, vec![id as u32; len], 4) };
+    let mut s = Scheduler::new(Limits { num_blocks: 64, seq_len_max: 128, ..small() });
+    s.submit(with(1, 0, 100), 0).unwrap();
+    assert_eq!(ids(&step(&mut s, 9).0), [1]);
+    s.submit(with(2, -1, 12), 0).unwrap();
+    assert_eq!(ids(&step(&mut s, 9).0), [2], "it takes all that the step has");
+    let (plan, _) = step(&mut s, 9);
+    assert_eq!((ids(&plan), plan.rows[0].samples), (vec![2, 1], true), "the rest goes to the one under way");
+    assert_eq!(plan.rows.len(), plan.batch.seqs.len());
+}
+
+#[test]
+fn room_that_is_made_is_enough_also_when_decodes_take_of_it_in_the_same_step() {
+    let with = |id, priority, len| NewSeq { priority, ..NewSeq::new(id, vec![id as u32; len], 4) };
+    let mut s = Scheduler::new(Limits { num_blocks: 4, prefix_cache: false, ..small() });
+    s.submit(with(1, 0, 4), 0).unwrap();
+    step(&mut s, 9);
+    // Three blocks are free: two for the one that comes, one to be left over, and the first one's next token takes that.
+    s.submit(with(2, -1, 8), 0).unwrap();
+    let (plan, _) = step(&mut s, 9);
+    assert_eq!((plan.preempted.clone(), ids(&plan)), (vec![1], vec![2]));
+}
+
+#[test]
 fn a_beginning_that_was_run_before_is_not_run_again() {
     let limits = Limits { num_blocks: 16, step_tokens_max: 64, ..small() };
     let mut s = Scheduler::new(limits);
