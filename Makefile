@@ -110,8 +110,9 @@ sim-detector: ## The detector over HOURS=N simulated engine-hours from SEED=S: e
 	target/release/sim-detector --hours $(HOURS) --seed $(SEED)
 
 DAY_HOURS ?= 24
-sim-engine: ## The engine's scheduler over DAY_HOURS=24 hours of mixed traffic in virtual time
-	TRUEBEAT_SIM_HOURS=$(DAY_HOURS) cargo test --locked --release -p engine --test scheduler -- day --nocapture
+sim-engine: ## The engine's scheduler over DAY_HOURS=24 hours of mixed traffic in virtual time, from SEED=S
+	@TRUEBEAT_SIM_HOURS=$(DAY_HOURS) TRUEBEAT_SIM_SEED=$(SEED) cargo test --locked --release $(packages) --test scheduler -- day::a_day --nocapture \
+	  | awk '{ print } /^test result:/ { passed += $$4; failed += $$6 } END { printf "%d passed, %d failed\n", passed, failed; exit failed || !passed }'
 
 seeds: ## The field's five hangs on our own engine, guards off and on, in the field's full shapes (some minutes; ONLY=S1,S3)
 	TRUEBEAT_SEEDS=full TRUEBEAT_SEEDS_ONLY=$(ONLY) cargo test --locked --release -p truebeat --test seeds -- --nocapture

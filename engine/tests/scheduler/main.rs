@@ -7,6 +7,7 @@
 
 mod day;
 mod headed;
+mod held;
 mod mtp;
 mod paged;
 mod properties;

@@ -102,8 +102,8 @@ fn run(world: &mut World, op: &Op) {
             }
         }
         Op::Step => step(world, Mishap::default()),
-        Op::Failing(n) => step(world, Mishap { fails: Some(n), lost: false }),
-        Op::Lost => step(world, Mishap { fails: None, lost: true }),
+        Op::Failing(n) => step(world, Mishap { fails: Some(n), ..Mishap::default() }),
+        Op::Lost => step(world, Mishap { lost: true, ..Mishap::default() }),
     }
     world.check_blocks();
 }
