@@ -193,6 +193,14 @@ pub enum BenchKind {
         #[arg(long, default_value_t = 4)]
         burners: u16,
     },
+    /// Mixed traffic of real clients with disconnects, deadlines, wrong requests and faults: one true end each, the same bytes as alone,
+    /// flat memory.
+    Traffic {
+        #[arg(long, default_value_t = 1800, value_parser = clap::value_parser!(u64).range(20..))]
+        seconds: u64,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ pub const CALL: Duration = Duration::from_secs(2);
 pub enum EngineKind {
     /// Our engine with `--lie`, and `--fault KIND@sigusr2` where there is one.
     Truebeat { model: PathBuf, fault: Option<String> },
+    /// Our engine as it is deployed: it tells the truth and has its guards on, also with `--fault KIND@sigusr2`.
+    Guarded { model: PathBuf, fault: Option<String> },
     /// A stranger's Python server that freezes on SIGUSR2.
     Stranger { server: PathBuf },
 }
@@ -195,19 +197,24 @@ pub fn moment(at: &Option<String>) -> Option<Timestamp> {
 
 fn engine_command(kind: &EngineKind, program: &Path, listen: &str) -> Vec<String> {
     match kind {
-        EngineKind::Truebeat { model, fault } => {
-            let (program, model) = (program.display().to_string(), model.display().to_string());
-            let mut command =
-                vec![program, "engine".into(), "--model".into(), model, "--listen".into(), listen.to_owned()];
-            command.extend(["--served-model-name".into(), "demo".into(), "--lie".into()]);
-            command.extend(fault.iter().flat_map(|fault| ["--fault".to_owned(), format!("{fault}@sigusr2")]));
-            command
+        EngineKind::Truebeat { model, fault } => our_engine(program, (model, fault.as_deref()), listen, &["--lie"]),
+        EngineKind::Guarded { model, fault } => {
+            our_engine(program, (model, fault.as_deref()), listen, &["--guards", "on"])
         }
         EngineKind::Stranger { server } => {
             let port = listen.rsplit(':').next().unwrap_or_default().to_owned();
             vec!["python3".into(), server.display().to_string(), "--port".into(), port]
         }
     }
+}
+
+fn our_engine(program: &Path, (model, fault): (&Path, Option<&str>), listen: &str, more: &[&str]) -> Vec<String> {
+    let (program, model) = (program.display().to_string(), model.display().to_string());
+    let mut command = vec![program, "engine".into(), "--model".into(), model, "--listen".into(), listen.to_owned()];
+    command.extend(["--served-model-name".into(), "demo".into()]);
+    command.extend(more.iter().map(|word| (*word).to_owned()));
+    command.extend(fault.iter().flat_map(|fault| ["--fault".to_owned(), format!("{fault}@sigusr2")]));
+    command
 }
 
 /// The process with this command line: the engine that `truebeat run` started. The program's own word may differ: a launcher in

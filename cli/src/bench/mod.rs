@@ -9,11 +9,13 @@ mod foreign;
 mod healthy;
 mod run_log;
 mod stalls;
+mod traffic;
 
 pub use stalls::FAULTS as STALLS;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 
@@ -27,6 +29,9 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
         BenchKind::Foreign { count, server } => foreign::run(&args.out, &server, count).await?,
         BenchKind::Cost { seconds, pairs, agent } => {
             cost::run(&args.out, &model, agent.as_deref(), (seconds, pairs)).await?
+        }
+        BenchKind::Traffic { seconds, seed } => {
+            traffic::run(&args.out, &model, Duration::from_secs(seconds), seed).await?
         }
         BenchKind::Healthy { minutes, burners } => healthy::run(&args.out, &model, minutes, burners).await?,
     };

@@ -66,7 +66,7 @@ impl Scene<'_> {
 
     fn blank_report(&self, stage: &Stage) -> ScenarioReport {
         let fault = match &self.scenario.engine {
-            EngineKind::Truebeat { fault, .. } => fault.clone(),
+            EngineKind::Truebeat { fault, .. } | EngineKind::Guarded { fault, .. } => fault.clone(),
             EngineKind::Stranger { .. } => Some("its engine thread stops on SIGUSR2".to_owned()),
         };
         ScenarioReport {

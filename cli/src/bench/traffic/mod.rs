@@ -1,0 +1,209 @@
+//! Real mixed traffic on a real engine with its guards on, through the gate: half of the time without a fault, in which nothing may
+//! break, nobody may be suspected and the engine's memory must be flat; then one fault after the other, struck again and again. All the
+//! time each request must have exactly one end that is true (EP2), and what is asked greedily must be answered byte for byte as it was
+//! alone (EP4).
+
+mod ask;
+mod crowd;
+mod memory;
+mod outcome;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use self::crowd::{Counts, Crowd};
+use self::memory::{Sample, resident_mib, slope_mib_per_hour};
+use self::outcome::Outcome;
+use super::figures::line;
+use super::run_log::RunLog;
+use crate::http;
+use crate::stage::{CALL, EngineKind, Stage};
+
+const CLIENTS: u64 = 16;
+const FAULTS: [&str; 7] = ["step-stall", "device-wait", "livelock", "crash", "sigstop", "lock-held", "segfault"];
+/// Traffic runs so long before a fault strikes, so that the detector sees a warm engine.
+const WARM_UP: Duration = Duration::from_secs(4);
+const RECOVERY_MAX: Duration = Duration::from_secs(60);
+/// What clients are given to come to their ends.
+const GRACE: Duration = Duration::from_secs(70);
+/// In less time than this, warm-up is not over: the growth is told and not judged.
+const JUDGED_S_MIN: f64 = 300.0;
+/// What the allocator may keep for itself over the whole time without a fault.
+const GROWN_MIB_MAX: f64 = 4.0;
+
+/// One kind of thing that was looked at, and whether it held.
+#[derive(Debug, Default)]
+struct Checks {
+    passed: usize,
+    failed: usize,
+}
+
+impl Checks {
+    fn check(&mut self, holds: bool, what: &str) {
+        *(if holds { &mut self.passed } else { &mut self.failed }) += 1;
+        if !holds {
+            println!("FAILED {what}");
+        }
+    }
+}
+
+/// Runs for `length`, half of it calm; true when every check held.
+pub async fn run(out: &Path, model: &Path, length: Duration, seed: u64) -> anyhow::Result<bool> {
+    let (calm, mut checks) = (length / 2, Checks::default());
+    let (mut all, references) = calm_leg(&out.join("traffic-calm"), model, calm, seed, &mut checks).await?;
+    let share = (length - calm) / FAULTS.len() as u32;
+    let mut struck = 0;
+    for (index, fault) in FAULTS.iter().enumerate() {
+        let folder = out.join(format!("traffic-{fault}"));
+        let leg = fault_leg(&folder, model, (fault, share), &references, seed + 1 + index as u64);
+        let (counts, times) = leg.await.with_context(|| format!("fault {fault}"))?;
+        eprintln!("{fault}, struck {times} times: {counts}");
+        checks.check(times > 0, &format!("{fault} strikes, and the engine serves again"));
+        checks.check(counts.of(&Outcome::Completed) > 0, &format!("{fault}: answers beside it"));
+        struck += times;
+        all.add(counts);
+    }
+    line("traffic_length", length.as_secs(), "s", "-");
+    line("traffic_requests", all.posted(), "count", "-");
+    line("traffic_faults_struck", struck, "count", "-");
+    for (name, count) in all.lines() {
+        line(&format!("traffic_{name}"), count, "count", "-");
+    }
+    line("traffic_compared", all.compared, "count", "-");
+    line("traffic_without_a_true_end", all.lies.len(), "count", 0);
+    line("traffic_other_bytes", all.differ.len(), "count", 0);
+    all.lies.iter().chain(&all.differ).take(20).for_each(|what| println!("{what}"));
+    checks.check(all.lies.is_empty(), "EP2: exactly one true end each");
+    checks.check(all.differ.is_empty() && all.compared > 0, "EP4: the same bytes as alone");
+    println!("{} passed, {} failed", checks.passed, checks.failed);
+    Ok(checks.failed == 0)
+}
+
+/// A stage on which the engine serves, and its process.
+async fn set(folder: &Path, model: &Path, fault: Option<&str>) -> anyhow::Result<(Stage, i32)> {
+    let kind = EngineKind::Guarded { model: model.to_owned(), fault: fault.map(str::to_owned) };
+    let mut stage = Stage::launch(&kind, folder)?;
+    stage.wait_ready().await?;
+    let pid = RunLog::open(folder)?.engine_pid()?;
+    Ok((stage, pid))
+}
+
+/// No fault: the references are asked alone, then the crowd comes.
+async fn calm_leg(
+    folder: &Path,
+    model: &Path,
+    length: Duration,
+    seed: u64,
+    checks: &mut Checks,
+) -> anyhow::Result<(Counts, Vec<String>)> {
+    let (mut stage, pid) = set(folder, model, None).await?;
+    let references = crowd::ask_references(&stage.http, &stage.gate).await?;
+    let crowd = Crowd::start(&stage.gate, CLIENTS, seed, &references);
+    let begun = Instant::now();
+    let mut samples: Vec<Sample> = Vec::new();
+    while begun.elapsed() < length {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        samples.extend(resident_mib(pid).map(|mib| (begun.elapsed().as_secs_f64(), mib)));
+    }
+    let counts = crowd.stop(GRACE).await;
+    eprintln!("calm: {counts}");
+    let again = crowd::ask_references(&stage.http, &stage.gate).await?;
+    checks.check(again == references, "EP4: alone again the answers are the same");
+    checks.check(counts.of(&Outcome::Broken) == 0, "no request breaks where nothing is wrong");
+    checks.check(counts.of(&Outcome::Suspected) == 0, "nobody is called poison where nothing is wrong");
+    checks.check(counts.all_kinds(), "every kind of end was seen");
+    checks.check(stage.incidents().await?.is_empty(), "no incident where nothing is wrong");
+    checks.check(RunLog::open(folder)?.engine_pid()? == pid, "one engine all the time");
+    judge_memory(&samples, checks);
+    judge_books(&stage, &counts, checks).await?;
+    stage.stop().await?;
+    Ok((counts, references))
+}
+
+/// The first third is warm-up: caches fill, and the allocator learns what it needs.
+fn judge_memory(samples: &[Sample], checks: &mut Checks) {
+    let warm = &samples[samples.len() / 3..];
+    let hours = warm.first().zip(warm.last()).map_or(0.0, |(first, last)| (last.0 - first.0) / 3600.0);
+    let slope = slope_mib_per_hour(warm);
+    let (peak, last) = (samples.iter().map(|s| s.1).fold(0.0, f64::max), samples.last().map_or(0.0, |s| s.1));
+    line("traffic_resident_first", format_args!("{:.1}", samples.first().map_or(0.0, |s| s.1)), "MiB", "-");
+    line("traffic_resident_warm", format_args!("{:.1}", warm.first().map_or(0.0, |s| s.1)), "MiB", "-");
+    line("traffic_resident_last", format_args!("{last:.1}"), "MiB", "-");
+    line("traffic_resident_peak", format_args!("{peak:.1}"), "MiB", "-");
+    line("traffic_resident_slope", format_args!("{slope:.2}"), "MiB/h", "-");
+    line("traffic_resident_grown", format_args!("{:.2}", slope * hours), "MiB", format_args!("<={GROWN_MIB_MAX}"));
+    if hours * 3600.0 >= JUDGED_S_MIN {
+        checks.check(slope * hours <= GROWN_MIB_MAX, "memory is flat");
+    }
+}
+
+/// Nobody is left in the engine, all blocks are back, and it has counted an end for each request that it took and no other.
+async fn judge_books(stage: &Stage, counts: &Counts, checks: &mut Checks) -> anyhow::Result<()> {
+    // Those who left a moment ago are noticed within a step or two.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (_, text) = http::get(&stage.http, &format!("{}/metrics", stage.engine), CALL).await?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let sum = |name: &str, label: &str| -> f64 {
+        let lines = text
+            .lines()
+            .filter(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')) && l.contains(label));
+        lines.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    checks.check(sum("truebeat:requests_in_flight", "") == 0.0, "nobody is left in the engine");
+    checks.check(sum("vllm:kv_cache_usage_perc", "") == 0.0, "EP3: all blocks are back");
+    let (ended, errors) =
+        (sum("truebeat:requests_ended_total", ""), sum("truebeat:requests_ended_total", "end=\"error\""));
+    let finished = sum("vllm:request_success_total", "finished_reason=\"stop\"")
+        + sum("vllm:request_success_total", "finished_reason=\"length\"");
+    checks.check(errors == 0.0, "EP5: nobody fails where nobody is poisoned");
+    // Twice the references, asked alone; the agent's own question is a few more. Whoever left may have left before the engine heard of it.
+    let own = 2.0 * ask::REFERENCES as f64;
+    let (least, most) = (counts.of(&Outcome::Completed) as f64 + own, counts.posted() as f64 + own + 8.0);
+    line("traffic_engine_ended", ended, "count", format_args!("{least}..{most}"));
+    checks.check(finished >= least && ended <= most, "EP2: the engine's ends are those of its clients");
+    Ok(())
+}
+
+/// Strikes, waits until the replica serves again, and strikes again, with the crowd all the time.
+async fn fault_leg(
+    folder: &Path,
+    model: &Path,
+    (fault, length): (&str, Duration),
+    references: &[String],
+    seed: u64,
+) -> anyhow::Result<(Counts, usize)> {
+    let (mut stage, mut pid) = set(folder, model, Some(fault)).await?;
+    let crowd = Crowd::start(&stage.gate, CLIENTS, seed, references);
+    let (begun, mut times) = (Instant::now(), 0);
+    while times == 0 || begun.elapsed() < length {
+        tokio::time::sleep(WARM_UP).await;
+        stage.hang_engine()?;
+        pid = recovered(&stage, folder, pid).await?;
+        times += 1;
+    }
+    // Answers after the last recovery are a part of it.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let counts = crowd.stop(GRACE).await;
+    let again = crowd::ask_references(&stage.http, &stage.gate).await?;
+    if again != references {
+        bail!("after a restart the answers are others");
+    }
+    stage.stop().await?;
+    Ok((counts, times))
+}
+
+/// Waits for another engine than `old_pid` that serves; returns its process.
+async fn recovered(stage: &Stage, folder: &Path, old_pid: i32) -> anyhow::Result<i32> {
+    let begun = Instant::now();
+    while begun.elapsed() < RECOVERY_MAX {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let pid = RunLog::open(folder)?.engine_pid()?;
+        let ready = http::get(&stage.http, &format!("{}/readyz", stage.agent), CALL).await;
+        if pid != old_pid && matches!(ready, Ok((200, _))) {
+            return Ok(pid);
+        }
+    }
+    bail!("no recovery within {RECOVERY_MAX:?}")
+}
