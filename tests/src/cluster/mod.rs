@@ -238,6 +238,14 @@ impl Cluster {
         process::start_again(&self.layout, process)
     }
 
+    /// The process of this name as it was started last; `None`: there was none.
+    ///
+    /// # Errors
+    /// When its record cannot be read.
+    pub fn process(&self, name: &str) -> Result<Option<Identity>> {
+        process::recorded(&self.layout, name)
+    }
+
     /// Starts a process of one's own (an operator, say) inside the cluster's network; it ends with [`Identity::end`], or with the story.
     ///
     /// # Errors

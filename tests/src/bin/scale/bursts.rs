@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use truebeat_tests::fleet::replica::{self, Says};
 use truebeat_tests::wait::until_async;
 
+use crate::cost::Reading;
 use crate::fleet::{BOUND, Fleet, names};
 use crate::report::Report;
 use crate::watch::Story;
@@ -26,6 +27,7 @@ pub async fn nodes_fail(fleet: &Fleet<'_>, percent: usize, report: &mut Report) 
     let names = names(&pods);
 
     fleet.seen.forget();
+    let before = Reading::now(fleet).await?;
     let first = Instant::now();
     let said = stall(fleet, &pods, "a").await?;
     // the same machine's rate of plain writes, one a replica, 64 at a time: what no operator could be faster than
@@ -34,6 +36,7 @@ pub async fn nodes_fail(fleet: &Fleet<'_>, percent: usize, report: &mut Report) 
         story.gone_at.is_some() && story.granted.is_some()
     })
     .await?;
+    Reading::now(fleet).await?.tell(&before, "grant", pods.len(), report);
     let gone: Vec<Instant> = stories.iter().filter_map(|story| story.gone_at).collect();
     let mut each: Vec<Duration> =
         gone.iter().zip(&said).map(|(gone, said)| gone.saturating_duration_since(*said)).collect();
@@ -48,9 +51,11 @@ pub async fn nodes_fail(fleet: &Fleet<'_>, percent: usize, report: &mut Report) 
     say_all(fleet, &pods, |pod| Says::Recovered(episode(pod, "a"))).await?;
     fleet.whole("all of them to have recovered").await?;
     fleet.seen.forget();
+    let before = Reading::now(fleet).await?;
     let first = Instant::now();
     stall(fleet, &pods, "b").await?;
     let stories = all(fleet, &names, "every one of them deleted", |story| story.deleted_at.is_some()).await?;
+    Reading::now(fleet).await?.tell(&before, "eviction", pods.len(), report);
     let deleted: Vec<Instant> = stories.iter().filter_map(|story| story.deleted_at).collect();
     report.add("evictions_per_second", deleted.len() as f64 / last(&deleted, first).as_secs_f64(), "1/s", ">=200");
     fleet.whole("their successors to be ready").await

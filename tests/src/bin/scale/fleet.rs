@@ -150,7 +150,11 @@ fn infd(namespace: &str, n: usize) -> Value {
             "engine": {"kind": "Truebeat", "image": "simulated"},
             "agent": {"image": "simulated"},
             "rollout": {"soakSeconds": 0},
-            "recovery": {"maxUnavailable": PODS_EACH, "holdPercent": 100, "restartsBeforeReplace": 1},
+            // no pause between two recoveries of one pod either: the second burst is of the same replicas, a few seconds after the first
+            "recovery": {
+                "maxUnavailable": PODS_EACH, "holdPercent": 100, "restartsBeforeReplace": 1,
+                "restartBackoff": "0s", "restartBackoffMax": "0s",
+            },
         },
     })
 }

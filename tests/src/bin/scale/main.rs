@@ -4,6 +4,7 @@
 //! this program writes. The clock of each figure is this machine's, and everything shares its cores. `docs/scale.md` tells how to read it.
 
 mod bursts;
+mod cost;
 mod fleet;
 mod report;
 mod takeover;
