@@ -31,6 +31,9 @@ use crate::{
 
 /// Annotation on children: hash of what the operator last applied, so that a field it no longer wants is noticed.
 pub const ANNOTATION_APPLIED: &str = "inference.truebeat.io/applied";
+/// Numbers of which the server's own type has no "not said": it answers without them where they are zero. (Others, as `runAsUser`, are
+/// missing only where somebody took them out.)
+const PLAIN_NUMBERS: [&str; 3] = ["minReadySeconds", "initialDelaySeconds", "hostPort"];
 /// Deletion cost of a pod that does not progress: far below everything a person would set.
 const COST_FROZEN: &str = "-1000";
 const COST_FINE: &str = "0";
@@ -151,7 +154,8 @@ pub fn covers(live: &Value, wanted: &Value) -> bool {
         (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(key, value)| match live.get(key) {
             Some(live) if matches!(key.as_str(), "requests" | "limits" | "sizeLimit") => covers_quantities(live, value),
             Some(live) => covers(live, value),
-            None => is_empty(value), // the server drops empty objects and lists
+            // the server drops empty objects and lists, and a zero where its own type cannot tell it from nothing
+            None => is_empty(value) || (*value == 0 && PLAIN_NUMBERS.contains(&key.as_str())),
         }),
         (Value::Array(live), Value::Array(wanted)) => {
             live.len() == wanted.len() && live.iter().zip(wanted).all(|(live, wanted)| covers(live, wanted))
@@ -270,6 +274,14 @@ mod tests {
         assert!(!covers(&live("501m", "0.5"), &wanted));
         assert!(!covers(&live("500m", "500m"), &wanted), "only where quantities stand");
         assert!(!covers(&json!({"resources": {"limits": {"cpu": "500m"}}, "args": ["0.5"]}), &wanted));
+    }
+
+    #[test]
+    fn a_zero_that_the_server_drops_is_no_drift() {
+        let wanted = json!({"minReadySeconds": 0, "securityContext": {"runAsUser": 0}});
+        assert!(covers(&json!({"securityContext": {"runAsUser": 0}}), &wanted));
+        assert!(!covers(&json!({"minReadySeconds": 5, "securityContext": {"runAsUser": 0}}), &wanted));
+        assert!(!covers(&json!({"securityContext": {}}), &wanted), "none is another user");
     }
 
     #[test]
