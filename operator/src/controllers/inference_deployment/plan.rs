@@ -204,6 +204,7 @@ fn pod_patch(pod: &PodView, grants: &[Grant], queued: Option<String>, last: bool
     let frozen = pod.progressing == Some(false) || pod.open_episode().is_some();
     let cost = match (frozen, pod.deletion_cost.as_deref()) {
         (true, Some(COST_FROZEN)) => None,
+        (true, _) if to_replace(grants, pod) => None, // it goes now
         (true, _) => Some(COST_FROZEN),
         (false, Some(COST_FROZEN)) => Some(COST_FINE), // ours; anybody else's value is left alone (P9)
         (false, _) => None,
@@ -325,6 +326,16 @@ mod tests {
         assert_eq!((patch.name.as_str(), patch.uid.as_str()), ("b", "uid-b"));
         assert_eq!(patch.annotations[ANNOTATION_RESTART_GRANT].as_deref(), Some("e-b"));
         assert_eq!(patch.annotations[ANNOTATION_DELETION_COST].as_deref(), Some(COST_FROZEN));
+    }
+
+    #[test]
+    fn a_pod_that_is_replaced_gets_no_note_for_a_scale_in() {
+        let mut world = observed(vec![pod("a", "Stalled", 1), pod("b", "Stalled", 2)]);
+        world.infd.spec.recovery.restarts_before_replace = 0;
+        let plan = plan(&world, Vec::new(), None, now());
+        assert_eq!(plan.replaces, [("a".to_owned(), "uid-a".to_owned())]);
+        let costs = |patch: &&PodPatch| patch.annotations.contains_key(ANNOTATION_DELETION_COST);
+        assert_eq!(plan.pods.iter().filter(costs).map(|patch| patch.name.as_str()).collect::<Vec<_>>(), ["b"]);
     }
 
     #[test]
