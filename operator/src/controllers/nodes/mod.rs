@@ -20,7 +20,7 @@ use kube::{
 use serde_json::json;
 use tokio::{
     sync::{Mutex, Notify},
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use self::{
@@ -34,6 +34,8 @@ use crate::{
 
 /// What ends by time ends within this.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
+/// News come in bursts, and each sweep of a burst would write the same nodes again. Who replaces a pod does not wait: it has its own mark.
+const NEWS_SETTLE: Duration = Duration::from_secs(1);
 /// Facts about nodes (ready, devices, domain) change slowly.
 const KNOWN_FOR: Duration = Duration::from_secs(30);
 
@@ -104,7 +106,9 @@ pub async fn keep(calls: &Calls) {
         if let Err(error) = sweep(calls).await {
             tracing::warn!(%error, "the marks on nodes are not up to date");
         }
-        let _ = timeout(SWEEP_EVERY, calls.fleet.nodes.changed.notified()).await;
+        if timeout(SWEEP_EVERY, calls.fleet.nodes.changed.notified()).await.is_ok() {
+            sleep(NEWS_SETTLE).await;
+        }
     }
 }
 
