@@ -27,7 +27,8 @@ pub const CALL: Duration = Duration::from_secs(2);
 pub enum EngineKind {
     /// Our engine with `--lie`, and `--fault KIND@sigusr2` where there is one.
     Truebeat { model: PathBuf, fault: Option<String> },
-    /// Our engine as it is deployed: it tells the truth and has its guards on, also with `--fault KIND@sigusr2`.
+    /// Our engine as it is deployed: it tells the truth and has its guards on, also with `--fault KIND@sigusr2`. Requests in flight at
+    /// two stalls are served all the same: the fault is not theirs.
     Guarded { model: PathBuf, fault: Option<String> },
     /// A stranger's Python server that freezes on SIGUSR2.
     Stranger { server: PathBuf },
@@ -64,9 +65,10 @@ impl Stage {
         let program = std::env::current_exe().context("could not find this program's own path")?;
         let engine_command = engine_command(kind, &program, &engine);
         let log = File::create(folder.join("truebeat.log")).context("could not make the log of truebeat run")?;
+        let poison = if matches!(kind, EngineKind::Guarded { .. }) { "ignore" } else { "refuse" };
         let run = Command::new(under.unwrap_or(&program))
             .args(["run", "--listen", &gate, "--agent-listen", &agent, "--engine-url", &format!("http://{engine}")])
-            .arg("--bundle-dir")
+            .args(["--poison-requests", poison, "--bundle-dir"])
             .arg(folder.join("bundles"))
             .arg("--log")
             .arg(folder.join("engine.log"))

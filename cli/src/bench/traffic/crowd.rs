@@ -17,6 +17,9 @@ use crate::http::{HttpClient, client};
 const BURST_EVERY: u64 = 40;
 const BURST: u64 = 4;
 
+/// What a client waits that was told to come back later: the least that is ever said.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
 /// What clients saw.
 #[derive(Debug, Default)]
 pub struct Counts {
@@ -144,8 +147,10 @@ impl Client {
             let asks: Vec<Ask> = (turn..turn + burst).map(|turn| ask::next(self.seed, self.number, turn)).collect();
             turn += burst;
             let answers = futures::future::join_all(asks.iter().map(|ask| send(&self.http, &self.gate, ask))).await;
+            let refused = answers.iter().any(|answer| answer.outcome == Outcome::Refused);
             asks.iter().zip(answers).for_each(|(ask, answer)| counts.take(ask, answer, &self.references));
-            tokio::time::sleep(Duration::from_millis(ask::think_ms(self.seed, self.number, turn))).await;
+            let think = Duration::from_millis(ask::think_ms(self.seed, self.number, turn));
+            tokio::time::sleep(if refused { RETRY_AFTER } else { think }).await;
         }
         counts
     }

@@ -128,6 +128,9 @@ fn judge_memory(samples: &[Sample], checks: &mut Checks) {
     let hours = warm.first().zip(warm.last()).map_or(0.0, |(first, last)| (last.0 - first.0) / 3600.0);
     let slope = slope_mib_per_hour(warm);
     let (peak, last) = (samples.iter().map(|s| s.1).fold(0.0, f64::max), samples.last().map_or(0.0, |s| s.1));
+    for part in samples.chunks(samples.len().div_ceil(10).max(1)) {
+        eprintln!("resident after {:.0} s: {:.1} MiB", part[0].0, part[0].1);
+    }
     line("traffic_resident_first", format_args!("{:.1}", samples.first().map_or(0.0, |s| s.1)), "MiB", "-");
     line("traffic_resident_warm", format_args!("{:.1}", warm.first().map_or(0.0, |s| s.1)), "MiB", "-");
     line("traffic_resident_last", format_args!("{last:.1}"), "MiB", "-");
