@@ -216,7 +216,10 @@ fn foreign_step(view: &View<'_>, known: &Silences, usual: Ms, prompt: u64) -> Ms
     // a high quantile of a few samples is no more than their greatest
     let permille = if gaps.samples() >= GAP_SAMPLES_MIN { 900 } else { 500 };
     let whole = view.sight.gate.is_some_and(GateObs::only_whole_answers);
-    let step_ms = gaps.quantile(permille).filter(|_| !whole).unwrap_or(usual);
+    // a step of more streams than usual may take longer in proportion
+    let begun = view.sight.gate.map_or(0, GateObs::begun);
+    let gap_ms = gaps.quantile(permille).map(|ms| wider(ms, begun, view.rhythm.gate_usual_width_milli));
+    let step_ms = gap_ms.filter(|_| !whole).unwrap_or(usual);
     // what a prompt costs that is greater than any before is not well known; no more than to decode it token by token
     let times = if prompt > view.rhythm.prompt_served_max { UNKNOWN_PROMPT_TIMES } else { 1 };
     let token_us = known.step_token_us.saturating_mul(times).min(step_ms.saturating_mul(1000));

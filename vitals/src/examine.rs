@@ -168,7 +168,7 @@ pub fn examine(view: &View<'_>) -> Exam {
 /// not stream is silent by its own wish.
 fn undelivered(view: &View<'_>, exam: &mut Exam) {
     let Some(gate) = view.sight.gate else { return };
-    let begun = gate.in_flight.saturating_sub(gate.awaiting_first_byte);
+    let begun = gate.begun();
     let streams = gate.unstreamed.map_or(0, |unstreamed| gate.in_flight.saturating_sub(unstreamed));
     let allowed = if begun > gate.client_blocked {
         Allowed::policy(view.policy.patience_cap_ms)

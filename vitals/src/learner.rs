@@ -29,8 +29,8 @@ pub struct Learner {
     lesson_ms_max: Option<Ms>,
     /// While only answers that do not stream are owed: when anything of the engine last moved.
     whole_moved_at: Option<Ms>,
-    /// During that silence: was there a request that had begun to answer?
-    begun: bool,
+    /// The most requests during that silence that had begun to answer.
+    begun_peak: u32,
     /// Of a native page: the prefill step that was under way to be timed when it ends.
     prefill: Option<PrefillStep>,
     /// The greatest age of a decode step that was seen under way.
@@ -96,7 +96,7 @@ impl Learner {
         self.longest_peak = self.longest_peak.max(sight.gate.map_or(0, |gate| signs.longest_in_step(gate)));
         self.allowed_peak_ms = self.allowed_peak_ms.max(exam.gate_allowed_ms);
         self.accused(exam);
-        self.begun |= sight.gate.is_none_or(|gate| gate.in_flight > gate.awaiting_first_byte);
+        self.begun_peak = self.begun_peak.max(sight.gate.map_or(0, GateObs::begun));
     }
 
     fn accused(&mut self, exam: &Exam) {
@@ -115,7 +115,7 @@ impl Learner {
         self.allowed_peak_ms = 0;
         self.prompt_peak = 0;
         self.longest_peak = 0;
-        self.begun = false;
+        self.begun_peak = 0;
     }
 
     /// Answers that do not stream show no more than counters, and some engines write these every so many steps only.
@@ -142,7 +142,7 @@ impl Learner {
     fn learn_silence(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, judged: &Judged<'_>) {
         let Judged { signs, policy, .. } = *judged;
         let Some(gap) = self.bounded(self.silence_peak_ms) else { return };
-        let among_begun = self.begun || sight.gate.is_none();
+        let among_begun = self.begun_peak > 0 || sight.gate.is_none();
         let short = self.prompt_peak < PROMPT_TOKENS_LONG;
         // accused, and alive; or far beyond the usual, whatever was allowed
         let lifted = self.lesson_ms_max.is_some() && gap >= policy.foreign_floor_ms;
@@ -152,7 +152,7 @@ impl Learner {
         if short {
             // a long prompt's silence is told by its tokens; it must not make decode patient
             if among_begun {
-                rhythm.gap(gap);
+                rhythm.gap(gap, self.begun_peak);
             } else {
                 rhythm.first_byte_ms.record(gap.max(1));
                 rhythm.first_answers_seen = rhythm.first_answers_seen.saturating_add(sight.answered_count);

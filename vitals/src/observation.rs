@@ -149,6 +149,11 @@ impl GateObs {
         self.in_flight > 0 && self.awaiting_first_byte >= self.in_flight
     }
 
+    /// Requests in flight that have begun to answer.
+    pub fn begun(&self) -> u32 {
+        self.in_flight.saturating_sub(self.awaiting_first_byte)
+    }
+
     /// Is every request in flight known to be silent until its answer is whole?
     pub fn only_whole_answers(&self) -> bool {
         self.unstreamed.is_some_and(|unstreamed| unstreamed >= self.in_flight)

@@ -117,6 +117,8 @@ pub struct Rhythm {
     pub gate_gap_ms: Histogram,
     /// Slowly fading maximum of these.
     pub gate_gap_recent_ms: Ms,
+    /// Slow average of the requests that had begun, in thousandths.
+    pub gate_usual_width_milli: u64,
     /// Counted time at which a silence last ended that was so far beyond the usual that the engine crawls, and lives.
     pub crawled_at: Option<Ms>,
     /// Gate: silences that ended in a delivery while no request in flight had begun to answer.
@@ -151,8 +153,7 @@ impl Rhythm {
         let faded = self.decode_width_milli.saturating_sub(self.decode_width_milli / 512);
         let milli = u64::from(running).saturating_mul(1000);
         self.decode_width_milli = faded.max(milli);
-        let usual = if self.decode_usual_width_milli == 0 { milli } else { self.decode_usual_width_milli };
-        self.decode_usual_width_milli = usual.saturating_mul(511).saturating_add(milli) / 512;
+        self.decode_usual_width_milli = slow_average(self.decode_usual_width_milli, milli);
         self.decode_step_ms.record(step_ms.max(1));
         self.decode_recent_ms = step_ms.max(self.decode_recent_ms.saturating_sub(self.decode_recent_ms / 64 + 1));
         self.decode_lately_ms = self.decode_lately_ms.saturating_mul(15).saturating_add(step_ms) / 16;
@@ -166,9 +167,10 @@ impl Rhythm {
             && gaps.quantile(500).is_some_and(|usual| ms >= usual.saturating_mul(CRAWL_GAP_TIMES))
     }
 
-    /// One silence of the gate among requests that had begun.
-    pub fn gap(&mut self, ms: Ms) {
+    /// One silence of the gate among so many requests that had begun; 0 where nobody counts them.
+    pub fn gap(&mut self, ms: Ms, begun: u32) {
         self.gate_gap_ms.record(ms.max(1));
+        self.gate_usual_width_milli = slow_average(self.gate_usual_width_milli, u64::from(begun).saturating_mul(1000));
         self.gate_gap_recent_ms = ms.max(self.gate_gap_recent_ms.saturating_sub(self.gate_gap_recent_ms / 64 + 1));
     }
 
@@ -216,6 +218,11 @@ impl Rhythm {
         self.first_answers_seen = 0;
         self.crawled_at = None;
     }
+}
+
+/// About as slow as a histogram fades; begins with the first value.
+fn slow_average(usual: u64, value: u64) -> u64 {
+    if usual == 0 { value } else { usual.saturating_mul(511).saturating_add(value) / 512 }
 }
 
 #[cfg(test)]

@@ -292,3 +292,16 @@ fn tokens_of_whole_answers_that_were_made_long_ago_accuse_no_front_end() {
     assert!((0..250).any(|_| filling(&mut sim).is_some()), "{:?}", sim.last);
     assert_eq!(sim.last.unwrap().verdict.class().unwrap().name(), "Livelock");
 }
+
+#[test]
+fn a_step_of_many_more_streams_than_usual_may_crawl_for_longer() {
+    let confirmed = |streams: u32| {
+        let mut sim = spinning(streaming(200));
+        let gate = sim.gate.as_mut().unwrap();
+        (gate.in_flight, gate.awaiting_first_byte) = (streams, 0);
+        sim.silence_until(10_000, suspect).unwrap() + sim.silence_until(400_000, stalled).unwrap()
+    };
+    let (usual, many) = (confirmed(4), confirmed(40));
+    assert!(usual <= 40_000, "{usual}");
+    assert!((usual * 5..=310_000).contains(&many), "{usual} {many}");
+}

@@ -97,7 +97,7 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
 fn turning_allowed(view: &View<'_>) -> Option<Ms> {
     let policy = view.policy;
     match view.sight.gate {
-        Some(gate) if gate.in_flight <= gate.awaiting_first_byte => {
+        Some(gate) if gate.begun() == 0 => {
             let fills = view.sight.metrics.is_some_and(|metrics| metrics.kv_usage.is_some());
             (fills || view.sight.page.is_some()).then_some(policy.patience_cap_ms)
         }

@@ -69,7 +69,7 @@ pub(super) fn livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
             (StallClass::Livelock, reason("page", text), PageSays::lease(silence >= lease))
         });
     }
-    let decoding = view.sight.gate.is_some_and(|gate| gate.in_flight > gate.awaiting_first_byte);
+    let decoding = view.sight.gate.is_some_and(|gate| gate.begun() > 0);
     if turned > 0 && decoding && since_prefill < since_tokens {
         let allowed = Allowed::policy(view.policy.decode_starved_ms);
         exam.hold(since_tokens, allowed, || {
