@@ -30,8 +30,8 @@ const RECOVERY_MAX: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(70);
 /// In less time than this, warm-up is not over: the growth is told and not judged.
 const JUDGED_S_MIN: f64 = 300.0;
-/// What the allocator may keep for itself over the whole time without a fault.
-const GROWN_MIB_MAX: f64 = 4.0;
+/// What the allocator may keep for itself over the time that is judged.
+const GROWN_MIB_MAX: f64 = 1.0;
 
 /// One kind of thing that was looked at, and whether it held.
 #[derive(Debug, Default)]
