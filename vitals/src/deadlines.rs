@@ -188,12 +188,13 @@ fn silences(view: &View<'_>, prompt: u64) -> Silences {
     if view.nothing_begun() {
         let warm = rhythm.first_answers_seen >= view.policy.foreign_warm_answers
             && rhythm.first_byte_ms.samples() >= FIRST_BYTE_SAMPLES_MIN;
-        let mut usual = rhythm.first_byte_ms.quantile(990);
-        if view.sight.gate.is_some_and(GateObs::only_whole_answers) {
-            // streams that begin soon say nothing about an answer that shows counters alone
-            let counted = Some(&rhythm.whole_gap_ms).filter(|gaps| gaps.samples() >= FIRST_BYTE_SAMPLES_MIN);
-            usual = counted.and_then(|gaps| gaps.quantile(990)).and_then(|gap| usual.map(|usual| usual.max(gap)));
-        }
+        let answers = rhythm.first_byte_ms.quantile(990);
+        // streams that begin soon say nothing about an answer that shows counters alone
+        let counters = Some(&rhythm.whole_gap_ms).filter(|gaps| gaps.samples() >= FIRST_BYTE_SAMPLES_MIN);
+        let usual = match view.sight.gate.is_some_and(GateObs::only_whole_answers) {
+            true => answers.zip(counters.and_then(|gaps| gaps.quantile(990))).map(|(answer, gap)| answer.max(gap)),
+            false => answers,
+        };
         // what a prompt adds among others may be no more than its last chunk
         let token_us = first.quantile(990).and(most);
         return Silences { usual, recent: 0, token_us, step_token_us: alone, warm };

@@ -120,13 +120,11 @@ impl Learner {
 
     /// Answers that do not stream show no more than counters, and some engines write these every so many steps only.
     fn learn_whole(&mut self, sight: &Sight<'_>, rhythm: &mut Rhythm, signs: &Signs) {
-        let whole = sight.gate.is_some_and(GateObs::only_whole_answers);
         let moved_at = signs.moved_at().max(signs.gate_delivered_at).max(signs.owed_since);
-        let before = std::mem::replace(&mut self.whole_moved_at, whole.then_some(moved_at));
-        let Some(gap) = before.filter(|_| whole).map(|at| moved_at.saturating_sub(at)).filter(|gap| *gap > 0) else {
-            return;
-        };
-        if let Some(gap) = self.bounded(gap) {
+        let now = sight.gate.is_some_and(GateObs::only_whole_answers).then_some(moved_at);
+        let before = std::mem::replace(&mut self.whole_moved_at, now);
+        let gap = now.zip(before).map_or(0, |(now, before)| now.saturating_sub(before));
+        if let Some(gap) = self.bounded(gap).filter(|_| gap > 0) {
             rhythm.whole_gap_ms.record(gap);
         }
     }

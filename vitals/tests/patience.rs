@@ -9,24 +9,8 @@ use vitals::verdict::{Action, StallClass, Verdict};
 /// A foreign engine that streamed and then served this many short requests, one at a time; idle now.
 fn served(requests: u32) -> Sim {
     let mut sim = Sim::foreign().up().busy(10_000);
-    depart(&mut sim);
-    for _ in 0..requests {
-        sim.admit(1, 10);
-        sim.tick(100);
-        let at = sim.now;
-        sim.deliver(1, at);
-        sim.tick(100);
-        depart(&mut sim);
-    }
-    sim
-}
-
-fn depart(sim: &mut Sim) {
-    sim.leave();
-    if let Some(metrics) = &mut sim.metrics {
-        metrics.running = Some(0.0);
-    }
-    sim.tick(100);
+    sim.depart();
+    sim.served(requests)
 }
 
 #[test]
@@ -193,7 +177,7 @@ fn a_confirmed_stall_with_nothing_owed_is_tried_once_and_a_relapse_is_not() {
         sim.admit(1, 10);
         sim.metrics.as_mut().unwrap().running = Some(1.0);
         sim.silence_until(60_000, stalled).unwrap();
-        depart(sim);
+        sim.depart();
     };
     stall(&mut sim);
     let out = sim.silence_until(60_000, |verdict| *verdict == Verdict::Idle).unwrap();

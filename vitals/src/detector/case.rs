@@ -174,20 +174,25 @@ impl Detector {
 /// A scrape counts what was delivered since the scrape before it: it proves life only where that one, too, was taken after the
 /// case was opened. A native page knows better and sooner.
 fn metrics_prove(sight: &Sight<'_>, case: &Case) -> bool {
-    sight.native().is_none() && sight.metrics_delivered && sight.metrics_since_ms >= case.began_ms
+    scraped_since(sight, case) && sight.metrics_delivered
 }
 
 /// Nobody waits any more, and a series that only a step writes (KV use falls when requests are given up) has moved since the case was
 /// opened: whatever held the step has let go.
 fn stepped_since(sight: &Sight<'_>, case: &Case) -> bool {
     let nobody_waits = sight.gate.is_some_and(|gate| gate.in_flight == 0);
-    nobody_waits && sight.native().is_none() && sight.metrics_moved && sight.metrics_since_ms >= case.began_ms
+    nobody_waits && scraped_since(sight, case) && sight.metrics_moved
 }
 
 /// Steps were counted between two scrapes that were both taken after the case was opened: the step that was silent has ended, although an
 /// answer that does not stream shows nothing yet.
 fn iterated_since(sight: &Sight<'_>, case: &Case) -> bool {
-    sight.native().is_none() && sight.iterations_moved && sight.metrics_since_ms >= case.began_ms
+    scraped_since(sight, case) && sight.iterations_moved
+}
+
+/// Were both the last scrape and the one before it taken after the case was opened, of an engine whose page does not know better?
+fn scraped_since(sight: &Sight<'_>, case: &Case) -> bool {
+    sight.native().is_none() && sight.metrics_since_ms >= case.began_ms
 }
 
 /// Work that only a frozen gauge remembers confirms nothing without a further witness: some engines leave it standing after their
