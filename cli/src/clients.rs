@@ -10,6 +10,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use crate::http::{HttpClient, client};
+use crate::sse::Events;
 
 /// A client that hears nothing for so long gives the request up as lost, as a patient person would.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -133,18 +134,15 @@ async fn one_request(client: &HttpClient, url: &str, number: u16, turn: u64, cou
 
 /// Reads server-sent events to `[DONE]`. An `error` event or an early end is a lost request.
 async fn read_stream(mut body: hyper::body::Incoming, counters: &Counters) -> Ended {
-    let mut text = String::new();
+    let mut events = Events::default();
     loop {
         let Ok(Some(Ok(frame))) = tokio::time::timeout(PATIENCE, body.frame()).await else { return Ended::Lost };
-        let Some(data) = frame.data_ref() else { continue };
-        text.push_str(&String::from_utf8_lossy(data));
-        while let Some(end) = text.find("\n\n") {
-            let event: String = text.drain(..end + 2).collect();
-            match event.trim().strip_prefix("data:").map(str::trim) {
-                Some("[DONE]") => return Ended::Completed,
-                Some(data) if data.contains("\"error\"") => return Ended::Lost,
-                Some(_) => counters.tokens.fetch_add(1, Ordering::Relaxed),
-                None => continue,
+        events.push(frame.data_ref().map(AsRef::as_ref).unwrap_or_default());
+        while let Some(data) = events.next_data() {
+            match data.as_str() {
+                "[DONE]" => return Ended::Completed,
+                data if data.contains("\"error\"") => return Ended::Lost,
+                _ => counters.tokens.fetch_add(1, Ordering::Relaxed),
             };
         }
     }

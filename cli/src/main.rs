@@ -9,6 +9,7 @@ mod cluster;
 mod demo;
 mod http;
 mod replay;
+mod sse;
 mod stage;
 mod top;
 mod why;

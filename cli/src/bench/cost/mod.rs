@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use self::pairs::Pair;
+pub use self::roles::memory;
 use self::roles::{Cost, Roles};
 use super::figures::{bootstrap, line};
 use super::run_log::RunLog;

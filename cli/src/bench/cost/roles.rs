@@ -147,7 +147,11 @@ fn wakeups(pid: i32) -> anyhow::Result<u64> {
     Ok(threads.flatten().filter_map(woken).sum())
 }
 
-fn memory(pid: i32) -> anyhow::Result<Memory> {
+/// Memory of a process.
+///
+/// # Errors
+/// When the process has gone.
+pub fn memory(pid: i32) -> anyhow::Result<Memory> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).context("the process has gone")?;
     let mib = |name: &str| {
         let value =
@@ -160,4 +164,15 @@ fn memory(pid: i32) -> anyhow::Result<Memory> {
         anonymous_mib: mib("Anonymous:")?,
         threads: std::fs::read_dir(format!("/proc/{pid}/task"))?.count(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_memory() {
+        let own = memory(std::process::id().cast_signed()).unwrap();
+        assert!(own.rss_mib > 0.5 && own.pss_mib <= own.rss_mib && own.threads > 0);
+    }
 }

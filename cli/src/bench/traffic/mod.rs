@@ -5,17 +5,19 @@
 
 mod ask;
 mod crowd;
-mod memory;
+mod growth;
 mod outcome;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use vitals::exposition::{self, Exposition, Limits};
 
 use self::crowd::{Counts, Crowd};
-use self::memory::{Sample, resident_mib, slope_mib_per_hour};
+use self::growth::{Sample, slope_mib_per_hour};
 use self::outcome::Outcome;
+use super::cost::memory;
 use super::figures::line;
 use super::run_log::RunLog;
 use crate::http;
@@ -81,13 +83,12 @@ pub async fn run(out: &Path, model: &Path, length: Duration, seed: u64) -> anyho
     Ok(checks.failed == 0)
 }
 
-/// A stage on which the engine serves, and its process.
-async fn set(folder: &Path, model: &Path, fault: Option<&str>) -> anyhow::Result<(Stage, i32)> {
+/// A stage on which the engine serves, and its log.
+async fn set(folder: &Path, model: &Path, fault: Option<&str>) -> anyhow::Result<(Stage, RunLog)> {
     let kind = EngineKind::Guarded { model: model.to_owned(), fault: fault.map(str::to_owned) };
     let mut stage = Stage::launch(&kind, folder)?;
     stage.wait_ready().await?;
-    let pid = RunLog::open(folder)?.engine_pid()?;
-    Ok((stage, pid))
+    Ok((stage, RunLog::open(folder)?))
 }
 
 /// No fault: the references are asked alone, then the crowd comes.
@@ -98,14 +99,15 @@ async fn calm_leg(
     seed: u64,
     checks: &mut Checks,
 ) -> anyhow::Result<(Counts, Vec<String>)> {
-    let (mut stage, pid) = set(folder, model, None).await?;
+    let (mut stage, mut log) = set(folder, model, None).await?;
+    let pid = log.engine_pid()?;
     let references = crowd::ask_references(&stage.http, &stage.gate).await?;
     let crowd = Crowd::start(&stage.gate, CLIENTS, seed, &references);
     let begun = Instant::now();
     let mut samples: Vec<Sample> = Vec::new();
     while begun.elapsed() < length {
         tokio::time::sleep(Duration::from_millis(250)).await;
-        samples.extend(resident_mib(pid).map(|mib| (begun.elapsed().as_secs_f64(), mib)));
+        samples.extend(memory(pid).map(|now| (begun.elapsed().as_secs_f64(), now.rss_mib)));
     }
     let counts = crowd.stop(GRACE).await;
     eprintln!("calm: {counts}");
@@ -115,7 +117,7 @@ async fn calm_leg(
     checks.check(counts.of(&Outcome::Suspected) == 0, "nobody is called poison where nothing is wrong");
     checks.check(counts.all_kinds(), "every kind of end was seen");
     checks.check(stage.incidents().await?.is_empty(), "no incident where nothing is wrong");
-    checks.check(RunLog::open(folder)?.engine_pid()? == pid, "one engine all the time");
+    checks.check(log.engine_pid()? == pid, "one engine all the time");
     judge_memory(&samples, checks);
     judge_books(&stage, &counts, checks).await?;
     stage.stop().await?;
@@ -147,19 +149,18 @@ async fn judge_books(stage: &Stage, counts: &Counts, checks: &mut Checks) -> any
     // Those who left a moment ago are noticed within a step or two.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let (_, text) = http::get(&stage.http, &format!("{}/metrics", stage.engine), CALL).await?;
-    let text = String::from_utf8_lossy(&text).into_owned();
-    let sum = |name: &str, label: &str| -> f64 {
-        let lines = text
-            .lines()
-            .filter(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')) && l.contains(label));
-        lines.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    let page = exposition::parse(&String::from_utf8_lossy(&text), Limits::default());
+    let all = |name: &str| Ok::<f64, anyhow::Error>(of(&page, name)?.map(|sample| sample.value).sum());
+    let labelled = |name: &str, label: &str, wanted: &str| {
+        let those = of(&page, name)?.filter(|sample| sample.label(label) == Some(wanted));
+        Ok::<f64, anyhow::Error>(those.map(|sample| sample.value).sum())
     };
-    checks.check(sum("truebeat:requests_in_flight", "") == 0.0, "nobody is left in the engine");
-    checks.check(sum("vllm:kv_cache_usage_perc", "") == 0.0, "EP3: all blocks are back");
+    checks.check(all("truebeat:requests_in_flight")? == 0.0, "nobody is left in the engine");
+    checks.check(all("vllm:kv_cache_usage_perc")? == 0.0, "EP3: all blocks are back");
     let (ended, errors) =
-        (sum("truebeat:requests_ended_total", ""), sum("truebeat:requests_ended_total", "end=\"error\""));
-    let finished = sum("vllm:request_success_total", "finished_reason=\"stop\"")
-        + sum("vllm:request_success_total", "finished_reason=\"length\"");
+        (all("truebeat:requests_ended_total")?, labelled("truebeat:requests_ended_total", "end", "error")?);
+    let success = "vllm:request_success_total";
+    let finished = labelled(success, "finished_reason", "stop")? + labelled(success, "finished_reason", "length")?;
     checks.check(errors == 0.0, "EP5: nobody fails where nobody is poisoned");
     // Twice the references, asked alone; the agent's own question is a few more. Whoever left may have left before the engine heard of it.
     let own = 2.0 * ask::REFERENCES as f64;
@@ -167,6 +168,13 @@ async fn judge_books(stage: &Stage, counts: &Counts, checks: &mut Checks) -> any
     line("traffic_engine_ended", ended, "count", format_args!("{least}..{most}"));
     checks.check(finished >= least && ended <= most, "EP2: the engine's ends are those of its clients");
     Ok(())
+}
+
+/// All samples of one name, of which there must be some: nothing is seen in a series that is not there.
+fn of<'a>(page: &'a Exposition, name: &'a str) -> anyhow::Result<impl Iterator<Item = &'a exposition::Sample>> {
+    let mut samples = page.named(name).peekable();
+    samples.peek().with_context(|| format!("the engine's metrics have no {name}"))?;
+    Ok(samples)
 }
 
 /// Strikes, waits until the replica serves again, and strikes again, with the crowd all the time.
@@ -177,13 +185,14 @@ async fn fault_leg(
     references: &[String],
     seed: u64,
 ) -> anyhow::Result<(Counts, usize)> {
-    let (mut stage, mut pid) = set(folder, model, Some(fault)).await?;
+    let (mut stage, mut log) = set(folder, model, Some(fault)).await?;
+    let mut pid = log.engine_pid()?;
     let crowd = Crowd::start(&stage.gate, CLIENTS, seed, references);
     let (begun, mut times) = (Instant::now(), 0);
     while times == 0 || begun.elapsed() < length {
         tokio::time::sleep(WARM_UP).await;
         stage.hang_engine()?;
-        pid = recovered(&stage, folder, pid).await?;
+        pid = recovered(&stage, &mut log, pid).await?;
         times += 1;
     }
     // Answers after the last recovery are a part of it.
@@ -198,11 +207,11 @@ async fn fault_leg(
 }
 
 /// Waits for another engine than `old_pid` that serves; returns its process.
-async fn recovered(stage: &Stage, folder: &Path, old_pid: i32) -> anyhow::Result<i32> {
+async fn recovered(stage: &Stage, log: &mut RunLog, old_pid: i32) -> anyhow::Result<i32> {
     let begun = Instant::now();
     while begun.elapsed() < RECOVERY_MAX {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        let pid = RunLog::open(folder)?.engine_pid()?;
+        let pid = log.engine_pid()?;
         let ready = http::get(&stage.http, &format!("{}/readyz", stage.agent), CALL).await;
         if pid != old_pid && matches!(ready, Ok((200, _))) {
             return Ok(pid);

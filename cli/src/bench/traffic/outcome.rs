@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::ask::Ask;
 use crate::http::HttpClient;
+use crate::sse::Events;
 
 /// Whoever hears nothing for so long was forgotten.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -147,7 +148,7 @@ impl Heard {
 }
 
 async fn read_stream(mut body: Incoming, leaves_after: Option<u64>) -> Answer {
-    let (mut heard, mut bytes, mut frames) = (Heard::default(), Vec::new(), 0);
+    let (mut heard, mut events, mut frames) = (Heard::default(), Events::default(), 0);
     loop {
         if leaves_after.is_some_and(|count| frames >= count) {
             return Answer { outcome: Outcome::Left, text: heard.text };
@@ -159,12 +160,9 @@ async fn read_stream(mut body: Incoming, leaves_after: Option<u64>) -> Answer {
             Ok(Some(Ok(frame))) => frame,
         };
         frames += 1;
-        bytes.extend_from_slice(frame.data_ref().map(AsRef::as_ref).unwrap_or_default());
-        while let Some(end) = bytes.windows(2).position(|pair| pair == b"\n\n") {
-            let event: Vec<u8> = bytes.drain(..end + 2).collect();
-            if let Some(data) = String::from_utf8_lossy(&event).trim().strip_prefix("data:") {
-                heard.event(data.trim());
-            }
+        events.push(frame.data_ref().map(AsRef::as_ref).unwrap_or_default());
+        while let Some(data) = events.next_data() {
+            heard.event(&data);
         }
     }
 }
