@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::runtime::{WatchStreamExt, watcher};
@@ -71,14 +71,31 @@ impl Endpoints {
         ready
     }
 
-    /// Waits for the first flip of `pod` at or after `since` to ready (`true`) or to not ready or gone (`false`); gives its moment.
+    /// Waits until `pod` is ready (`true`), or not ready or gone (`false`), from `since` on; gives the moment of that flip. Whose endpoint was
+    /// away at `since` already (a busy machine's probe came late, say) is away from then on.
     ///
     /// # Errors
     /// When it does not come within `bound`.
     pub async fn flip(&self, pod: &str, to_ready: bool, since: Instant, bound: Duration) -> Result<Instant> {
         let what = format!("the endpoint of {pod} to be {}", if to_ready { "ready" } else { "away" });
-        let wanted = |flip: &&Flip| flip.pod == pod && flip.at >= since && (flip.ready == Some(true)) == to_ready;
-        until_async(&what, bound, || async { Ok(lock(&self.seen).flips.iter().find(wanted).map(|flip| flip.at)) }).await
+        until_async(&what, bound, || async { Ok(lock(&self.seen).flip(pod, to_ready, since)) })
+            .await
+            .with_context(|| format!("what its endpoint did, in seconds from then: {}", self.told(pod, since)))
+    }
+
+    /// The flips of `pod`, for people.
+    fn told(&self, pod: &str, since: Instant) -> String {
+        let seconds = |at: Instant| {
+            at.saturating_duration_since(since).as_secs_f64() - since.saturating_duration_since(at).as_secs_f64()
+        };
+        let word = |ready| match ready {
+            Some(true) => "ready",
+            Some(false) => "not ready",
+            None => "gone",
+        };
+        let one = |flip: &Flip| format!("{} {:+.1}", word(flip.ready), seconds(flip.at));
+        let flips: Vec<_> = lock(&self.seen).flips.iter().filter(|flip| flip.pod == pod).map(one).collect();
+        flips.join(", ")
     }
 
     /// Waits until exactly `count` pods get traffic; gives their names.
@@ -106,6 +123,14 @@ fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
 }
 
 impl Seen {
+    fn flip(&self, pod: &str, to_ready: bool, since: Instant) -> Option<Instant> {
+        let mine = || self.flips.iter().filter(|flip| flip.pod == pod);
+        let is = |flip: &&Flip| (flip.ready == Some(true)) == to_ready;
+        let before = mine().rfind(|flip| flip.at <= since);
+        let already = !to_ready && before.is_some_and(|flip| is(&flip));
+        if already { Some(since) } else { mine().find(|flip| flip.at >= since && is(flip)).map(|flip| flip.at) }
+    }
+
     fn state(&self) -> BTreeMap<String, bool> {
         let mut state = BTreeMap::new();
         for (pod, ready) in self.slices.values().flatten() {
@@ -171,5 +196,21 @@ mod tests {
         }
         let flips: Vec<_> = seen.flips.iter().map(|flip| (flip.pod.as_str(), flip.ready)).collect();
         assert_eq!(flips, [("a", Some(true)), ("b", Some(false)), ("b", Some(true)), ("a", None)]);
+    }
+
+    #[test]
+    fn a_pod_that_was_away_already_is_away_and_one_that_was_ready_is_not_ready_again() {
+        let at = |s| Instant::now() + Duration::from_secs(s);
+        let [ready, away, back] = [at(10), at(20), at(30)];
+        let mut seen = Seen::default();
+        for (is_ready, at) in [(true, ready), (false, away), (true, back)] {
+            seen.take(watcher::Event::Apply(slice(&[("a", is_ready)])), at);
+        }
+        let s = Duration::from_secs(1);
+        let flip = |to_ready, since| seen.flip("a", to_ready, since);
+        assert_eq!([flip(false, ready - s), flip(false, ready), flip(false, away)], [Some(away); 3]);
+        assert_eq!((flip(false, away + s), flip(false, back)), (Some(away + s), None), "away already; not yet");
+        assert_eq!([flip(true, ready + s), flip(true, away)], [Some(back); 2], "ready then, which is no news");
+        assert_eq!((flip(true, back + s), seen.flip("b", false, ready)), (None, None));
     }
 }

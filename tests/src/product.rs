@@ -16,6 +16,8 @@ pub const AGENT_IMAGE: &str = "truebeat.local/agent:e2e";
 pub const ENGINE_IMAGE: &str = "truebeat.local/engine:e2e";
 pub const OPERATOR_IMAGE: &str = "truebeat.local/operator:e2e";
 const CRDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crds/yaml");
+/// Where an agent tells what it sees.
+const AGENT_PORT: u16 = 9400;
 /// The model's folder in the engine's image.
 pub const MODEL: &str = "/models/demo";
 
@@ -140,32 +142,37 @@ pub fn volume(cluster: &Cluster, pod_uid: &str, name: &str) -> PathBuf {
     cluster.layout().path(&format!("kubelet/pods/{pod_uid}/volumes/kubernetes.io~empty-dir/{name}"))
 }
 
-/// Everything that tells why a story failed, as text.
+/// Everything that tells why a story failed, as text; what is asked first stands last, for whoever has only the end.
 pub fn state(cluster: &Cluster, namespace: &str) -> String {
     let system = "truebeat-system";
-    let commands: [&[&str]; 8] = [
-        &["get", "infd,inc,deploy,pods,endpointslices", "-A", "-o", "wide"],
-        &["get", "infd,inc", "-n", namespace, "-o", "yaml"],
+    let pods = names(cluster, namespace);
+    let ask = |command: &[&str]| {
+        let said = cluster.kubectl(command).unwrap_or_else(|error| format!("{error:#}\n"));
+        format!("\n$ kubectl {}\n{said}", command.join(" "))
+    };
+    let mut text = String::new();
+    for command in [
+        &["get", "infd,inc", "-n", namespace, "-o", "yaml"][..],
+        &["describe", "pods", "-n", system],
+        &["logs", "-n", system, "-l", "app.kubernetes.io/component=operator", "--prefix", "--tail=60"],
         &["describe", "pods", "-n", namespace],
         &["get", "events", "-n", namespace, "--sort-by=.lastTimestamp"],
-        &[
-            "logs",
-            "-n",
-            namespace,
-            "-l",
-            "app.kubernetes.io/name=truebeat",
-            "--all-containers",
-            "--prefix",
-            "--tail=40",
-        ],
-        &["logs", "-n", namespace, "-l", "app.kubernetes.io/name=truebeat", "-c", "engine", "--previous", "--tail=20"],
-        &["logs", "-n", system, "-l", "app.kubernetes.io/component=operator", "--prefix", "--tail=60"],
-        &["describe", "pods", "-n", system],
-    ];
-    let mut text = String::new();
-    for command in commands {
-        text += &format!("\n$ kubectl {}\n", command.join(" "));
-        text += &cluster.kubectl(command).unwrap_or_else(|error| format!("{error:#}\n"));
+    ] {
+        text += &ask(command);
+    }
+    for pod in &pods {
+        text += &ask(&["logs", "-n", namespace, pod, "-c", "engine", "--previous", "--tail=20"]);
+        text += &ask(&["logs", "-n", namespace, pod, "--all-containers", "--prefix", "--tail=40"]);
+    }
+    text += &ask(&["get", "infd,inc,deploy,pods,endpointslices", "-A", "-o", "wide"]);
+    for pod in &pods {
+        text +=
+            &ask(&["get", "--raw", &format!("/api/v1/namespaces/{namespace}/pods/{pod}:{AGENT_PORT}/proxy/verdict")]);
     }
     text
+}
+
+fn names(cluster: &Cluster, namespace: &str) -> Vec<String> {
+    let words = ["get", "pods", "-n", namespace, "-o", "jsonpath={.items[*].metadata.name}"];
+    cluster.kubectl(&words).unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
