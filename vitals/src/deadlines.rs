@@ -185,6 +185,9 @@ fn silences(view: &View<'_>, prompt: u64) -> Silences {
     let most = begun.quantile(990).max(first.quantile(990));
     // short prompts are counted as longer ones, and those in a cache cost nothing: it is the dear ones that tell what one costs that is not
     let (step, alone) = (begun.quantile(990).unwrap_or(0), first.quantile(500).unwrap_or(0));
+    // of a few the median may be that of prompts in a cache; of fewer still it is the first prefill's, which waits for its own pages
+    let few = (FIRST_BYTE_SAMPLES_MIN..GAP_SAMPLES_MIN).contains(&first.samples());
+    let alone = if few { alone.saturating_mul(UNKNOWN_PROMPT_TIMES) } else { alone };
     if view.nothing_begun() {
         let warm = rhythm.first_answers_seen >= view.policy.foreign_warm_answers
             && rhythm.first_byte_ms.samples() >= FIRST_BYTE_SAMPLES_MIN;

@@ -82,6 +82,23 @@ fn looking_where_something_begins_or_ends_raises_the_same_alarms_as_looking_alwa
     assert!(ticks[0] * 2 > ticks[1] * 3, "{ticks:?}");
 }
 
+/// Histories of long runs that ended in the eviction of an engine that lived, each with what the detector had taken wrongly.
+const EVICTED_ONCE: [(&str, u64, &str); 3] = [
+    ("B5", 0x8e84_ffec_a650_93a3, "what short prompts add to a step that crawls"),
+    ("B5", 0xf013_775b_a293_c044, "a median of few prompts, some of them in the cache"),
+    ("B5", 0x91b9_5ce7_eb22_9229, "five prompts of which none had cost what the next one did"),
+];
+
+#[test]
+fn who_was_evicted_once_and_lived_is_not_evicted_again() {
+    for (kind, seed, why) in EVICTED_ONCE {
+        let spec = Spec::new(kinds::by_name(kind).unwrap(), seed, Ticks::Coarse);
+        let verdicts = run(&spec, &Policy::default(), &mut ());
+        assert_eq!(verdicts.false_evictions, 0, "{why}: {}", replay_line(&verdicts));
+        assert!(verdicts.benign_us > 0 && verdicts.ticks > 0, "{kind} {seed:#x} is no history any more");
+    }
+}
+
 /// Failures of the short run that stand today, each with the defect behind it; a line leaves this list with its defect. The long run
 /// (`make sim-detector`) knows no such list: there every failure is a failure.
 const OPEN: &[(&str, Failure, &str)] = &[];
