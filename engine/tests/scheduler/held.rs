@@ -4,6 +4,12 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use engine::demo_model::{DemoArch, write_demo_model};
+use engine::tokenizer::Tokenizer;
+
+/// What tables of the tokenizer's own may still grow by.
+const TABLES_BYTES_MAX: i64 = 10 << 10;
+
 struct Counting;
 
 thread_local! {
@@ -46,4 +52,20 @@ fn what_is_kept_is_seen_to_the_byte() {
     assert_eq!(held_bytes() - before, 8000);
     drop(kept);
     assert_eq!(held_bytes(), before);
+}
+
+/// The words of prompts have no end: of a text that is encoded nothing is left.
+#[test]
+fn a_tokenizer_remembers_no_words() {
+    let dir = tempfile::tempdir().unwrap();
+    write_demo_model(dir.path(), DemoArch::Llama, 0).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    let encode = |words: std::ops::Range<u64>| {
+        words.for_each(|n| drop(tokenizer.encode(&n.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_string(), true).unwrap()));
+    };
+    encode(1..200);
+    let before = held_bytes();
+    encode(200..1200);
+    let left = held_bytes() - before;
+    assert!(left <= TABLES_BYTES_MAX, "{left} bytes of 1,000 words");
 }
