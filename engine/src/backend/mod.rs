@@ -276,9 +276,6 @@ pub trait Backend: Send {
 
     // The kernels, on matrices that are there already. What is in them before does not matter.
 
-    /// A matrix of zeros, for a program's buffers.
-    fn blank(rows: usize, cols: usize) -> Self::Matrix;
-
     /// The rows of a matrix, that stays as it is.
     fn rows(&self, x: &Self::Matrix) -> Vec<Vec<f32>>;
 

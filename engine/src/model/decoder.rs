@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::{AttentionSeq, Backend, DeviceFault, HeadShape, KvSize, StepStart};
-use crate::programs::{Buffer, ProgramCounts, Programs, Sizes};
+use crate::programs::{Buffer, ProgramCounts, Programs, Sizes, Workspace};
 
 use super::batch;
 use super::config::DecoderConfig;
@@ -89,7 +89,9 @@ pub(super) struct Decoder<B: Backend> {
     /// How long a step's device may be silent.
     allowed: Option<Duration>,
     /// `None`: every step runs eagerly.
-    programs: Option<Programs<B>>,
+    programs: Option<Programs>,
+    /// What programs work in.
+    pub(super) workspace: Workspace<B>,
     /// What eager multiplications work in.
     scratch: Cell<B::Scratch>,
 }
@@ -131,6 +133,7 @@ impl<B: Backend + 'static> Decoder<B> {
             pulse: Pulse::default(),
             allowed: None,
             programs: None,
+            workspace: Workspace::default(),
             scratch: Cell::default(),
         }
     }
@@ -304,7 +307,7 @@ impl<B: Backend + 'static> Decoder<B> {
         let shape_number = program.as_ref().map_or(0, |program| program.key.number());
         self.backend.begin_step(&StepStart { shape: shape_number, allowed: self.allowed });
         let frame = self.frame(batch, cache.shape);
-        let Some(mut program) = program else {
+        let Some(program) = program else {
             let head = self.head.as_ref().filter(|_| batch.pass == Pass::Head);
             let logits = match head {
                 Some(head) => self.guess(head, cache, (batch, &frame)),
@@ -312,9 +315,12 @@ impl<B: Backend + 'static> Decoder<B> {
             };
             return self.ended(logits);
         };
-        let logits = self.replay(&mut program, &mut cache.kv, (batch, &frame));
-        self.keep_states(cache, program.buffer(Buffer::Stream), &frame);
+        // a step that goes wrong loses it: the next one begins with an empty one
+        let mut space = std::mem::take(&mut self.workspace);
+        let logits = self.replay((&program, &mut space), &mut cache.kv, (batch, &frame));
+        self.keep_states(cache, space.buffer(Buffer::Stream), &frame);
         let logits = self.ended(logits)?;
+        self.workspace = space;
         if let Some(programs) = &mut self.programs {
             programs.put_back(program);
         }

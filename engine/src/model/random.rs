@@ -70,7 +70,7 @@ fn on_processor(kind: WeightType, threads: usize) -> CpuBackend {
     CpuBackend::new(threads).with_precision(precision)
 }
 
-fn decoder<B: Backend + 'static>(
+pub(super) fn decoder<B: Backend + 'static>(
     shape: RandomShape,
     (kind, embed): (WeightType, WeightType),
     backend: B,

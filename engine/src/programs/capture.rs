@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::key::ProgramKey;
 use super::lower::{Program, Sizes};
-use crate::backend::Backend;
 
 /// Shapes that may wait to be captured.
 const WAITING_MAX: usize = 16;
@@ -14,15 +13,15 @@ const WAITING_MAX: usize = 16;
 const IDLE: Duration = Duration::from_millis(500);
 
 /// What is asked of the thread, and what it has made.
-pub struct Capture<B: Backend> {
+pub struct Capture {
     sizes: Sizes,
     /// `None`: not started yet, or not to be had.
-    ends: Option<Ends<B>>,
+    ends: Option<Ends>,
     /// Asked for and not back yet.
     waiting: Vec<ProgramKey>,
 }
 
-impl<B: Backend + 'static> Capture<B> {
+impl Capture {
     pub fn new(sizes: Sizes) -> Self {
         Self { sizes, ends: None, waiting: Vec::new() }
     }
@@ -53,16 +52,16 @@ impl<B: Backend + 'static> Capture<B> {
     }
 
     /// A program that was made, if there is one. Never waits.
-    pub fn made(&mut self) -> Option<Program<B>> {
+    pub fn made(&mut self) -> Option<Program> {
         let program = self.ends.as_ref()?.1.try_recv().ok()?;
         self.waiting.retain(|key| *key != program.key);
         Some(program)
     }
 }
 
-type Ends<B> = (SyncSender<ProgramKey>, Receiver<Program<B>>);
+type Ends = (SyncSender<ProgramKey>, Receiver<Program>);
 
-fn start<B: Backend + 'static>(sizes: Sizes) -> std::io::Result<Ends<B>> {
+fn start(sizes: Sizes) -> std::io::Result<Ends> {
     let (wanted, asked) = sync_channel::<ProgramKey>(WAITING_MAX);
     // as many as may be asked for: there is always room
     let (give, made) = sync_channel(WAITING_MAX);

@@ -1,7 +1,7 @@
-//! From the sizes of a decoder and the shape of a step to a program: which buffers there are, and which call reads and writes which. Pure.
+//! From the sizes of a decoder and the shape of a step to a program: which call reads and writes which buffer. Pure.
 
 use super::key::ProgramKey;
-use crate::backend::{AttentionUnit, Backend, HeadShape, attention_units};
+use crate::backend::{AttentionUnit, HeadShape, attention_units};
 
 /// Sizes of this rank's share of a dense decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct Sizes {
     pub heads: HeadShape,
 }
 
-/// A matrix of a program. Their number is the same for all steps; only their rows differ.
+/// A matrix that programs work in. Their number is the same for all steps; only their rows differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Buffer {
     /// The stream that layers add to.
@@ -32,7 +32,7 @@ pub enum Buffer {
     Logits,
 }
 
-const BUFFERS: usize = 11;
+pub(super) const BUFFERS: usize = 11;
 
 /// A weight of a layer, or of the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,54 +90,26 @@ pub enum Call {
     Gather,
 }
 
-/// A step's calls, flattened, with their buffers. It runs steps of its own key and no other.
-pub struct Program<B: Backend> {
+/// A step's calls, flattened. It runs steps of its own key and no other, each in the [`Workspace`](super::Workspace) of its decoder.
+pub struct Program {
     pub key: ProgramKey,
     pub calls: Vec<Call>,
     /// The parts that attention is cut into.
     pub units: Vec<AttentionUnit>,
     /// Rows whose logits are wanted.
     pub wanted: Vec<usize>,
-    pub scratch: B::Scratch,
-    buffers: [B::Matrix; BUFFERS],
 }
 
-impl<B: Backend> Program<B> {
+impl Program {
     /// The program for steps of `key`.
     pub fn new(key: ProgramKey, sizes: &Sizes) -> Self {
-        let buffers = std::array::from_fn(|index| {
-            let (rows, cols) = size_of_buffer(index, &key, sizes);
-            B::blank(rows, cols)
-        });
         let units = attention_units(key.rows_of_seqs(), sizes.heads);
         let (calls, wanted) = (calls(sizes, key.rows_wanted()), key.wanted());
-        Self { calls, units, wanted, scratch: B::Scratch::default(), buffers, key }
-    }
-
-    pub fn buffer(&self, buffer: Buffer) -> &B::Matrix {
-        &self.buffers[buffer as usize]
-    }
-
-    /// Takes a buffer out, to be written beside another; [`Self::give_back`] brings it back.
-    pub fn lend(&mut self, buffer: Buffer) -> B::Matrix {
-        std::mem::take(&mut self.buffers[buffer as usize])
-    }
-
-    pub fn give_back(&mut self, buffer: Buffer, matrix: B::Matrix) {
-        self.buffers[buffer as usize] = matrix;
-    }
-
-    /// Runs `f` on a buffer that is written, with all others to read.
-    pub fn write<T>(&mut self, buffer: Buffer, f: impl FnOnce(&mut B::Matrix, &Self, &mut B::Scratch) -> T) -> T {
-        let mut taken = std::mem::take(&mut self.buffers[buffer as usize]);
-        let mut scratch = std::mem::take(&mut self.scratch);
-        let result = f(&mut taken, self, &mut scratch);
-        (self.buffers[buffer as usize], self.scratch) = (taken, scratch);
-        result
+        Self { key, calls, units, wanted }
     }
 }
 
-/// Bytes of the buffers of a program.
+/// Bytes of the buffers that a step of this shape works in.
 pub fn bytes(key: &ProgramKey, sizes: &Sizes) -> usize {
     (0..BUFFERS).map(|index| size_of_buffer(index, key, sizes)).map(|(rows, cols)| rows * cols * size_of::<f32>()).sum()
 }

@@ -6,7 +6,6 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::backend::HeadShape;
-use crate::backend::cpu::CpuBackend;
 use crate::model::{LogitsWanted, SeqInput};
 
 const SIZES: Sizes =
@@ -23,7 +22,7 @@ fn batch(seqs: &[(usize, LogitsWanted)]) -> StepBatch {
 }
 
 /// Asks for `batch` until its program is there.
-fn captured(programs: &mut Programs<CpuBackend>, batch: &StepBatch) -> Program<CpuBackend> {
+fn captured(programs: &mut Programs, batch: &StepBatch) -> Program {
     let since = Instant::now();
     loop {
         if let Some(program) = programs.take(batch) {
@@ -36,7 +35,7 @@ fn captured(programs: &mut Programs<CpuBackend>, batch: &StepBatch) -> Program<C
 
 #[test]
 fn a_shape_is_captured_at_its_second_time_and_prompts_never() {
-    let (mut programs, counts) = (Programs::<CpuBackend>::new(SIZES), |p: &Programs<CpuBackend>| p.counts());
+    let (mut programs, counts) = (Programs::new(SIZES), |p: &Programs| p.counts());
     let decode = batch(&[(1, LogitsWanted::Last); 3]);
     assert!(programs.take(&decode).is_none() && programs.capture.is_idle());
     let program = captured(&mut programs, &decode);
@@ -54,7 +53,7 @@ fn a_shape_is_captured_at_its_second_time_and_prompts_never() {
 
 #[test]
 fn the_one_that_was_not_used_for_longest_goes_first() {
-    let mut programs = Programs::<CpuBackend>::new(SIZES).bounded(2, usize::MAX);
+    let mut programs = Programs::new(SIZES).bounded(2, usize::MAX);
     let batches = [1, 2, 3].map(|n| batch(&vec![(1, LogitsWanted::Last); n]));
     for batch in [&batches[0], &batches[1], &batches[0], &batches[2]] {
         let program = captured(&mut programs, batch);
@@ -68,7 +67,7 @@ fn the_one_that_was_not_used_for_longest_goes_first() {
 fn buffers_are_bounded_in_bytes_and_a_shape_that_is_too_large_is_not_wanted() {
     let (small, large) = (batch(&[(1, LogitsWanted::Last)]), batch(&[(9, LogitsWanted::All); 9]));
     let bytes = |batch| lower::bytes(&ProgramKey::of(batch).unwrap(), &SIZES);
-    let mut programs = Programs::<CpuBackend>::new(SIZES).bounded(9, 2 * bytes(&small));
+    let mut programs = Programs::new(SIZES).bounded(9, bytes(&small));
     for _ in 0..5 {
         assert!(programs.take(&large).is_none());
     }
@@ -81,10 +80,10 @@ fn buffers_are_bounded_in_bytes_and_a_shape_that_is_too_large_is_not_wanted() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// Whatever is asked for in whatever order: what comes is of exactly that shape, with calls and buffers of its sizes.
+    /// Whatever is asked for in whatever order: what comes is of exactly that shape, and covers its rows.
     #[test]
     fn a_program_is_for_its_own_shape_alone(asked in prop::collection::vec(prop::collection::vec((1usize..4, 0u8..3), 1..4), 1..40)) {
-        let mut programs = Programs::<CpuBackend>::new(SIZES).bounded(3, usize::MAX);
+        let mut programs = Programs::new(SIZES).bounded(3, usize::MAX);
         let kinds = [LogitsWanted::None, LogitsWanted::Last, LogitsWanted::All];
         for shape in &asked {
             let batch = batch(&shape.iter().map(|(len, kind)| (*len, kinds[usize::from(*kind)])).collect::<Vec<_>>());
@@ -93,7 +92,8 @@ proptest! {
                 let key = ProgramKey::of(&batch);
                 prop_assert_eq!(Some(&program.key), key.as_ref());
                 let rows: usize = batch.seqs.iter().map(|seq| seq.tokens.len()).sum();
-                prop_assert_eq!((program.buffer(Buffer::Stream).rows, program.buffer(Buffer::Logits).rows), (rows, program.wanted.len()));
+                let attended: usize = program.units.iter().map(|unit| unit.rows).sum();
+                prop_assert_eq!((attended, program.wanted.len()), (rows, program.key.rows_wanted()));
                 programs.put_back(program);
             }
         }

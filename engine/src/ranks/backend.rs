@@ -133,10 +133,6 @@ impl<B: Backend> Backend for RankBackend<B> {
         self.inner.store_kv(kv, layer, k, v, slots);
     }
 
-    fn blank(rows: usize, cols: usize) -> B::Matrix {
-        B::blank(rows, cols)
-    }
-
     fn rows(&self, x: &B::Matrix) -> Vec<Vec<f32>> {
         self.inner.rows(x)
     }

@@ -256,10 +256,6 @@ impl Backend for CpuBackend {
         *out = cells.into_matrix();
     }
 
-    fn blank(rows: usize, cols: usize) -> Matrix {
-        Matrix { rows, cols, values: vec![0.0; rows * cols] }
-    }
-
     fn rows(&self, x: &Matrix) -> Vec<Vec<f32>> {
         (0..x.rows).map(|row| x.row(row).to_vec()).collect()
     }

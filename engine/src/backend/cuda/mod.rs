@@ -201,10 +201,6 @@ impl<D: Driver> Backend for CudaBackend<D> {
         self.run(|device| device.place(([q, k], v), norms, (cos, sin), (kv.0, kv.1), slots));
     }
 
-    fn blank(rows: usize, cols: usize) -> Matrix {
-        Matrix { rows, cols, place: None }
-    }
-
     fn rows(&self, x: &Matrix) -> Vec<Vec<f32>> {
         let mut bytes = vec![0; x.len() * 4];
         if x.place.is_some() {
