@@ -2,15 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed expectation is how a test speaks")]
 
-#[path = "common/end_run.rs"]
-mod end_run;
-#[path = "common/free_addresses.rs"]
-mod free_addresses;
+#[path = "common/run.rs"]
+mod run;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agent::kill::{kill_tree, send};
@@ -21,10 +19,8 @@ use agent::supervisor::registry::Registry;
 use crds::episode::Episode;
 use nix::sys::signal::Signal;
 
-use end_run::end_run;
-use free_addresses::free_addresses;
+use run::{Run, SOON, ask, get, until};
 
-const SOON: Duration = Duration::from_secs(40);
 /// An OpenAI-like server of a few lines, with no code of ours in it. SIGUSR2 freezes its generation for ever while /health goes on
 /// saying 200, as engines in the field do.
 const ENGINE: &str = r#"
@@ -55,20 +51,6 @@ http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_foreve
 
 const STREAM: &str = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 28\r\n\r\n{\"prompt\":\"a\",\"stream\":true}";
 
-/// `truebeat run` around the little server. Dropped, all of it ends.
-struct Run {
-    supervisor: Child,
-    agent: String,
-    gate: String,
-    dir: tempfile::TempDir,
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        end_run(&mut self.supervisor, &self.dir.path().join("agent"));
-    }
-}
-
 impl Run {
     fn start() -> Self {
         Self::with(&[])
@@ -78,28 +60,13 @@ impl Run {
         Self::with_stderr(options, Stdio::inherit())
     }
 
+    /// Around the little server, ready.
     fn with_stderr(options: &[&str], stderr: Stdio) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let [gate, agent, engine] = free_addresses();
-        let (gate, agent) = (gate.to_string(), agent.to_string());
-        let program = dir.path().join("engine.py");
-        std::fs::write(&program, ENGINE).unwrap();
-        let supervisor = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
-            .args(["run", "--no-nvml", "--listen", &gate, "--agent-listen", &agent, "--engine-url"])
-            .arg(format!("http://{engine}"))
-            .arg("--agent-dir")
-            .arg(dir.path().join("agent"))
-            .arg("--bundle-dir")
-            .arg(dir.path().join("bundles"))
-            .args(options)
-            .args(["--", "python3"])
-            .arg(&program)
-            .arg(engine.port().to_string())
-            .stdin(Stdio::null())
-            .stderr(stderr)
-            .spawn()
-            .unwrap();
-        let run = Self { supervisor, agent, gate, dir };
+        let run = Self::begin(options, stderr, |dir, engine| {
+            let program = dir.join("engine.py");
+            std::fs::write(&program, ENGINE).unwrap();
+            vec!["python3".into(), program.into(), engine.port().to_string().into()]
+        });
         until("ready", || run.ready() == Some(200));
         run
     }
@@ -124,7 +91,7 @@ impl Run {
 
 /// The newest incident of the agent.
 fn newest_incident(agent: &str) -> Option<Episode> {
-    let text = ask(agent, "GET /incidents HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
+    let text = get(agent, "/incidents")?;
     let list: Vec<Episode> = serde_json::from_str(text.split("\r\n\r\n").nth(1)?).ok()?;
     list.into_iter().next()
 }
@@ -133,25 +100,8 @@ fn children_of(pid: i32) -> Vec<i32> {
     ProcRoot::live().all().iter().filter(|stat| stat.ppid == pid && !stat.ended()).map(|stat| stat.pid).collect()
 }
 
-fn until(what: &str, mut wanted: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !wanted() {
-        assert!(begun.elapsed() < SOON, "never: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 fn status(address: &str, path: &str) -> Option<u16> {
-    ask(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))?.get(9..12)?.parse().ok()
-}
-
-fn ask(address: &str, request: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    stream.write_all(request.as_bytes()).ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
-    Some(text)
+    get(address, path)?.get(9..12)?.parse().ok()
 }
 
 #[test]
@@ -258,15 +208,23 @@ fn an_engine_that_lies_is_fenced_explained_killed_and_replaced() {
     assert_eq!((run.engine().starts, incident.granted_by.as_deref()), (2, Some("self")));
 }
 
-#[test]
-fn a_fence_outlives_its_detector_and_a_drain_its_caller() {
-    let slow = "foreign_floor_ms=1000,confirm_strong_ms=600000,confirm_moderate_ms=600000,confirm_weak_ms=600000,confirm_timer_ms=600000,\
-                patience_cap_ms=1000,foreign_warm_ms=1000";
-    let run = Run::with(&["--policy", slow]);
+/// Fences after a second, and does not confirm.
+const FENCES_SOON: &str = "foreign_floor_ms=1000,confirm_strong_ms=600000,confirm_moderate_ms=600000,confirm_weak_ms=600000,\
+                           confirm_timer_ms=600000,patience_cap_ms=1000,foreign_warm_ms=1000";
+
+/// Its engine freezes, owes this answer, and is fenced.
+fn frozen(run: &Run) -> TcpStream {
     let mut stream = TcpStream::connect(&run.gate).unwrap();
     send(&[run.engine().pid], Signal::SIGUSR2);
     stream.write_all(STREAM.as_bytes()).unwrap();
     until("fenced", || run.ready() == Some(503));
+    stream
+}
+
+#[test]
+fn a_fence_outlives_its_detector_and_a_drain_its_caller() {
+    let run = Run::with(&["--policy", FENCES_SOON]);
+    let stream = frozen(&run);
     let incident = newest_incident(&run.agent).unwrap();
     // what a successor is to know is written by a thread, a moment after the fence
     let left = || std::fs::read_to_string(run.dir.path().join("agent/detector.json")).unwrap_or_default();
@@ -283,11 +241,35 @@ fn a_fence_outlives_its_detector_and_a_drain_its_caller() {
         }
     }
     assert_eq!(newest_incident(&run.agent).unwrap().id, incident.id, "one stall, one episode");
-    let drained = ask(&run.agent, "GET /drain?timeout_s=1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let drained = get(&run.agent, "/drain?timeout_s=1").unwrap();
     assert!(drained.contains("\"drained\":false") && drained.contains("\"in_flight\":1"), "{drained}");
     drop(stream);
-    let drained = ask(&run.agent, "GET /drain?timeout_s=4 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let drained = get(&run.agent, "/drain?timeout_s=4").unwrap();
     assert!(drained.contains("\"drained\":true"), "{drained}");
+}
+
+/// As when it was killed a moment after the fence, before its memory was written.
+#[test]
+fn d05_a_fence_of_which_the_gate_alone_knows_outlives_its_detector() {
+    let run = Run::with(&["--policy", FENCES_SOON]);
+    let agent = run.dir.path().join("agent");
+    let left = || std::fs::read_to_string(agent.join("detector.json")).unwrap_or_default();
+    until("it is written down that it serves", || {
+        left().contains(r#""fit":true"#) && left().contains(r#""refusal":"""#)
+    });
+    // a directory in the way of the file that is renamed into place
+    std::fs::create_dir(agent.join("detector.tmp")).unwrap();
+    let _stream = frozen(&run);
+    assert!(left().contains(r#""fenced":false"#), "{}", left());
+    let victim = run.child("detect").unwrap();
+    send(&[victim], Signal::SIGKILL);
+    until("its successor", || run.child("detect").is_some_and(|pid| pid != victim));
+    let watched = Instant::now();
+    while watched.elapsed() < Duration::from_secs(2) {
+        assert_eq!(run.ready(), Some(503), "the fence holds");
+        assert!(ask(&run.gate, STREAM).is_some_and(|text| text.starts_with("HTTP/1.1 503")));
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 #[test]

@@ -112,6 +112,11 @@ fn obey(line: &[u8], ledger: &Ledger, memory: &Path) {
     }
 }
 
+/// Where a gate with this socket keeps what it was told last.
+pub fn kept_beside(socket: &Path) -> PathBuf {
+    socket.with_extension("state")
+}
+
 /// What the last detector wanted of the last gate; open where nobody said anything.
 pub fn recall(memory: &Path) -> Control {
     std::fs::read(memory).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()

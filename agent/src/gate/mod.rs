@@ -54,7 +54,7 @@ pub enum GateError {
 /// # Errors
 /// When the URL names no host or the control socket cannot be made.
 pub async fn run(listener: TcpListener, config: GateConfig) -> Result<(), GateError> {
-    let memory = config.control.with_extension("state");
+    let memory = control::kept_beside(&config.control);
     let epoch = crate::files::monotonic_ns();
     let counts = CountsWriter::create("truebeat-gate");
     let counts = counts.inspect_err(|error| tracing::info!(%error, "the gate is asked for its counters at every tick"));

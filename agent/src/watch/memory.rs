@@ -8,6 +8,7 @@ use vitals::verdict::Verdict;
 
 use super::hold::refusal;
 use super::latest::Latest;
+use crate::gate::ledger::Control;
 use crate::incidents::Incidents;
 use crate::sources::EngineProcess;
 
@@ -29,6 +30,9 @@ pub struct Memory {
     /// The last drain request that an engine's restart has ended.
     pub drain_ended: u64,
     pub boot_id: String,
+    /// The fence is known from the gate alone (see [`Memory::heed`]).
+    #[serde(skip)]
+    pub by_gate: bool,
 }
 
 impl Memory {
@@ -44,10 +48,21 @@ impl Memory {
         if left.boot_id == boot_id { left } else { Self { incidents: left.incidents, boot_id, ..Self::default() } }
     }
 
+    /// The gate keeps what it was told before it refuses anybody, and this memory is written a moment later, by a thread. A fence of which
+    /// the gate alone knows came in that moment, and whoever knew why has died.
+    pub fn heed(mut self, gate: &Control) -> Self {
+        // words that are written down: it was shut already, by a person or while its engine started
+        if gate.fenced && !self.fenced && self.refusal.is_empty() {
+            (self.fenced, self.fit, self.by_gate) = (true, false, true);
+            self.refusal.clone_from(&gate.reason);
+        }
+        self
+    }
+
     /// Was the fence there because of an episode of this engine? (One that starts is fenced too; that needs no proof to end.)
     pub fn fence_is_held(&self) -> bool {
         let restarting = EpisodeStage::Restarting.name();
-        self.fenced && self.incidents.open().is_some_and(|open| open.stage != restarting)
+        self.by_gate || self.fenced && self.incidents.open().is_some_and(|open| open.stage != restarting)
     }
 
     /// What refused clients are told until the new detector has a verdict: whose fence it is, else what they were told so far.
@@ -114,8 +129,18 @@ impl Keeper {
         let Known { engine, fit, proven, fenced, refusal, incidents, last_unattended_ms, drain_ended } = *now;
         let (refusal, incidents) = (refusal.to_owned(), incidents.clone());
         let boot_id = std::mem::take(&mut self.written.boot_id);
-        self.written =
-            Memory { engine, fit, proven, fenced, refusal, incidents, last_unattended_ms, drain_ended, boot_id };
+        self.written = Memory {
+            engine,
+            fit,
+            proven,
+            fenced,
+            refusal,
+            incidents,
+            last_unattended_ms,
+            drain_ended,
+            boot_id,
+            by_gate: false,
+        };
         if let Ok(text) = serde_json::to_vec(&self.written) {
             self.writer.put(text);
         }
@@ -138,6 +163,17 @@ mod tests {
         assert!(memory.fence_is_held());
         memory.fenced = false;
         assert!(!memory.fence_is_held());
+    }
+
+    #[test]
+    fn a_fence_that_only_the_gate_knows_is_held_unless_it_was_shut_before() {
+        let shut = Control { fenced: true, reason: "no progress".into(), ..Control::default() };
+        let serving = Memory { fit: true, ..Memory::default() };
+        let heeded = serving.clone().heed(&shut);
+        assert!(heeded.fence_is_held() && !heeded.fit && heeded.refusal == "no progress");
+        assert_eq!(serving.clone().heed(&Control::default()), serving);
+        let by_hand = Memory { refusal: "fenced by ann".into(), ..serving };
+        assert_eq!(by_hand.clone().heed(&shut), by_hand, "who shut it is known, and may have opened it since");
     }
 
     #[test]

@@ -120,7 +120,10 @@ impl Watch {
         let dir = &config.agent_dir;
         std::fs::create_dir_all(dir).map_err(|source| WatchError::Directory { path: dir.clone(), source })?;
         let now_ms = monotonic_ms();
+        let mut by_hand = Note::new(config.notes_dir.as_deref(), FENCE, Fence::read);
+        let hand = by_hand.look(now_ms).map(Fence::words);
         let memory = Memory::recall(dir);
+        let memory = if hand.is_none() { memory.heed(&ear::told_last(dir)) } else { memory };
         let known = memory.engine.map(|(pid, start_ticks)| EngineProcess { pid, start_ticks });
         let mut follow = Follow::new(config.standalone.then(|| dir.clone()), &config.sources.page_dir, known);
         let engine = follow.look(now_ms);
@@ -129,8 +132,6 @@ impl Watch {
         sources.set_engine(engine.clone());
         sources.set_nonce(follow.nonce());
         let recovery = Recovery::new(config.recovery_policy()).with_last_unattended(memory.last_unattended_ms);
-        let mut by_hand = Note::new(config.notes_dir.as_deref(), FENCE, Fence::read);
-        let hand = by_hand.look(now_ms).map(Fence::words);
         let own_fence = memory.fenced && same;
         let fenced = own_fence || hand.is_some();
         let reporter = config.pod.clone().map(|pod| Reporter::start(pod, dir));
