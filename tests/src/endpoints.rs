@@ -8,10 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::ListParams;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 
 use crate::wait::until_async;
+
+/// What exists is asked this often beside the watch: a watch that says nothing more looks like endpoints that stay as they are.
+const LIST_EVERY: Duration = Duration::from_secs(5);
 
 /// One change of one pod's endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,8 +37,8 @@ pub struct Endpoints {
 
 #[derive(Debug, Default)]
 struct Seen {
-    /// State by slice, because a pod may move from one slice of the Service to another.
-    slices: BTreeMap<String, BTreeMap<String, bool>>,
+    /// Version and state by slice, because a pod may move from one slice of the Service to another.
+    slices: BTreeMap<String, (u64, BTreeMap<String, bool>)>,
     flips: Vec<Flip>,
 }
 
@@ -43,15 +47,24 @@ impl Endpoints {
     pub fn watch(client: Client, namespace: &str, service: &str) -> Self {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let slices: Api<EndpointSlice> = Api::namespaced(client, namespace);
-        let config = watcher::Config::default().labels(&format!("kubernetes.io/service-name={service}"));
+        let of_service = format!("kubernetes.io/service-name={service}");
+        let (config, params) =
+            (watcher::Config::default().labels(&of_service), ListParams::default().labels(&of_service));
         let shared = Arc::clone(&seen);
         let task = tokio::spawn(async move {
-            let mut events = watcher(slices, config).default_backoff().boxed();
+            let mut events = watcher(slices.clone(), config).default_backoff().boxed();
+            let mut again = tokio::time::interval(LIST_EVERY);
             loop {
-                match events.try_next().await {
-                    Ok(Some(event)) => lock(&shared).take(event, Instant::now()),
-                    Ok(None) => return,
-                    Err(_) => {} // the watcher reconnects by itself (stories kill the API server)
+                tokio::select! {
+                    event = events.try_next() => match event {
+                        Ok(Some(event)) => lock(&shared).take(event, Instant::now()),
+                        Ok(None) => return,
+                        Err(_) => {} // the watcher reconnects by itself (stories kill the API server)
+                    },
+                    _ = again.tick() => {
+                        let listed = slices.list(&params).await.map(|list| list.items).unwrap_or_default();
+                        listed.into_iter().for_each(|slice| lock(&shared).take(watcher::Event::Apply(slice), Instant::now()));
+                    }
                 }
             }
         });
@@ -133,7 +146,7 @@ impl Seen {
 
     fn state(&self) -> BTreeMap<String, bool> {
         let mut state = BTreeMap::new();
-        for (pod, ready) in self.slices.values().flatten() {
+        for (pod, ready) in self.slices.values().flat_map(|(_, pods)| pods) {
             *state.entry(pod.clone()).or_insert(false) |= *ready;
         }
         state
@@ -145,7 +158,11 @@ impl Seen {
             // a relist brings what exists; a slice that vanished meanwhile is not in it, but slices of a living Service do not vanish
             watcher::Event::Init | watcher::Event::InitDone => {}
             watcher::Event::InitApply(slice) | watcher::Event::Apply(slice) => {
-                self.slices.insert(slice.name_any(), pods(&slice));
+                // the watch may be behind what was listed
+                let version = slice.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0);
+                if self.slices.get(&slice.name_any()).is_none_or(|(known, _)| *known <= version) {
+                    self.slices.insert(slice.name_any(), (version, pods(&slice)));
+                }
             }
             watcher::Event::Delete(slice) => {
                 self.slices.remove(&slice.name_any());
@@ -196,6 +213,18 @@ mod tests {
         }
         let flips: Vec<_> = seen.flips.iter().map(|flip| (flip.pod.as_str(), flip.ready)).collect();
         assert_eq!(flips, [("a", Some(true)), ("b", Some(false)), ("b", Some(true)), ("a", None)]);
+    }
+
+    #[test]
+    fn what_the_watch_says_after_a_newer_list_is_old() {
+        let mut seen = Seen::default();
+        for (version, is_ready) in [("9", true), ("12", false), ("11", true), ("13", true)] {
+            let mut slice = slice(&[("a", is_ready)]);
+            slice.metadata.resource_version = Some(version.into());
+            seen.take(watcher::Event::Apply(slice), Instant::now());
+        }
+        let flips: Vec<_> = seen.flips.iter().map(|flip| flip.ready).collect();
+        assert_eq!(flips, [Some(true), Some(false), Some(true)]);
     }
 
     #[test]
