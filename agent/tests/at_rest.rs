@@ -2,13 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a failed expectation is how a test speaks")]
 
+#[path = "common/asking.rs"]
+mod asking;
 #[path = "common/run.rs"]
 mod run;
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use run::{Run, get, until};
+use asking::{get, until};
+use run::{AGENT, Run};
 
 const WINDOW: Duration = Duration::from_secs(4);
 /// Twice a second; as often again for what a machine and a first minute may bring.
@@ -17,7 +20,7 @@ const TICKS_MAX: u64 = 16;
 impl Run {
     /// Around a server that answers and serves nobody.
     fn start() -> Self {
-        Self::begin(&[], Stdio::null(), |_, engine| {
+        Self::begin(Command::new(AGENT).stderr(Stdio::null()), &[], |_, engine| {
             let port = engine.port().to_string();
             ["python3", "-m", "http.server", "--bind", "127.0.0.1", &port].map(Into::into).to_vec()
         })

@@ -3,10 +3,6 @@
 
 #[path = "forensics/disk.rs"]
 mod disk;
-#[path = "common/end_run.rs"]
-mod end_run;
-#[path = "common/free_addresses.rs"]
-mod free_addresses;
 #[path = "forensics/hostile.rs"]
 mod hostile;
 #[path = "forensics/leaks.rs"]
@@ -15,6 +11,8 @@ mod leaks;
 mod poison;
 #[path = "forensics/rows.rs"]
 mod rows;
+#[path = "common/run.rs"]
+mod run;
 #[path = "forensics/stacks.rs"]
 mod stacks;
 

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed expectation is how a test speaks")]
 
+#[path = "common/asking.rs"]
+mod asking;
 #[path = "common/run.rs"]
 mod run;
 
@@ -19,7 +21,8 @@ use agent::supervisor::registry::Registry;
 use crds::episode::Episode;
 use nix::sys::signal::Signal;
 
-use run::{Run, SOON, ask, get, until};
+use asking::{SOON, ask, get, until};
+use run::{AGENT, Run};
 
 /// An OpenAI-like server of a few lines, with no code of ours in it. SIGUSR2 freezes its generation for ever while /health goes on
 /// saying 200, as engines in the field do.
@@ -62,7 +65,7 @@ impl Run {
 
     /// Around the little server, ready.
     fn with_stderr(options: &[&str], stderr: Stdio) -> Self {
-        let run = Self::begin(options, stderr, |dir, engine| {
+        let run = Self::begin(Command::new(AGENT).stderr(stderr), options, |dir, engine| {
             let program = dir.join("engine.py");
             std::fs::write(&program, ENGINE).unwrap();
             vec!["python3".into(), program.into(), engine.port().to_string().into()]
@@ -221,6 +224,19 @@ fn frozen(run: &Run) -> TcpStream {
     stream
 }
 
+/// Its detector is killed, and the fence holds while the successor looks around.
+fn fence_outlives_detector(run: &Run) {
+    let victim = run.child("detect").unwrap();
+    send(&[victim], Signal::SIGKILL);
+    until("its successor", || run.child("detect").is_some_and(|pid| pid != victim));
+    let watched = Instant::now();
+    while watched.elapsed() < Duration::from_secs(2) {
+        assert_eq!(run.ready(), Some(503), "the fence holds");
+        assert!(ask(&run.gate, STREAM).is_some_and(|text| text.starts_with("HTTP/1.1 503")));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 #[test]
 fn a_fence_outlives_its_detector_and_a_drain_its_caller() {
     let run = Run::with(&["--policy", FENCES_SOON]);
@@ -229,17 +245,7 @@ fn a_fence_outlives_its_detector_and_a_drain_its_caller() {
     // what a successor is to know is written by a thread, a moment after the fence
     let left = || std::fs::read_to_string(run.dir.path().join("agent/detector.json")).unwrap_or_default();
     until("the fence is written down", || left().contains(r#""fenced":true"#) && left().contains(&incident.id));
-    for _ in 0..3 {
-        let victim = run.child("detect").unwrap();
-        send(&[victim], Signal::SIGKILL);
-        until("its successor", || run.child("detect").is_some_and(|pid| pid != victim));
-        let watched = Instant::now();
-        while watched.elapsed() < Duration::from_secs(2) {
-            assert_eq!(run.ready(), Some(503), "the fence holds");
-            assert!(ask(&run.gate, STREAM).is_some_and(|text| text.starts_with("HTTP/1.1 503")));
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
+    (0..3).for_each(|_| fence_outlives_detector(&run));
     assert_eq!(newest_incident(&run.agent).unwrap().id, incident.id, "one stall, one episode");
     let drained = get(&run.agent, "/drain?timeout_s=1").unwrap();
     assert!(drained.contains("\"drained\":false") && drained.contains("\"in_flight\":1"), "{drained}");
@@ -261,15 +267,7 @@ fn d05_a_fence_of_which_the_gate_alone_knows_outlives_its_detector() {
     std::fs::create_dir(agent.join("detector.tmp")).unwrap();
     let _stream = frozen(&run);
     assert!(left().contains(r#""fenced":false"#), "{}", left());
-    let victim = run.child("detect").unwrap();
-    send(&[victim], Signal::SIGKILL);
-    until("its successor", || run.child("detect").is_some_and(|pid| pid != victim));
-    let watched = Instant::now();
-    while watched.elapsed() < Duration::from_secs(2) {
-        assert_eq!(run.ready(), Some(503), "the fence holds");
-        assert!(ask(&run.gate, STREAM).is_some_and(|text| text.starts_with("HTTP/1.1 503")));
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    fence_outlives_detector(&run);
 }
 
 #[test]

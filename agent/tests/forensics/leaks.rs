@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agent::forensics::redact::{redact_environment, redact_log};
@@ -12,8 +12,7 @@ use agent::kill::send;
 use agent::launch::EngineFile;
 use nix::sys::signal::Signal;
 
-use crate::end_run::end_run;
-use crate::free_addresses::free_addresses;
+use crate::run::{AGENT, Run};
 
 const SOON: Duration = Duration::from_secs(60);
 /// A server that prints what it is asked and who asks, announces its stacks, answers until SIGUSR2 or a deadly word, and then hangs with
@@ -49,20 +48,6 @@ class H(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), H).serve_forever()
 "#;
 
-/// `truebeat run` around it. Dropped, all of it ends.
-pub struct Run {
-    pub supervisor: Child,
-    pub gate: String,
-    pub agent: String,
-    pub dir: tempfile::TempDir,
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        end_run(&mut self.supervisor, &self.dir.path().join("agent"));
-    }
-}
-
 /// A marker for each place where a secret can be, all different, so that a leak has a name.
 pub struct Markers(Vec<(&'static str, String)>);
 
@@ -92,42 +77,32 @@ impl Markers {
 pub const QUICK: &str = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_cap_ms=1000,confirm_strong_ms=500,confirm_moderate_ms=500,\
                      confirm_weak_ms=500,confirm_timer_ms=500";
 
-/// `limits` is a line of shell that goes before.
+/// `truebeat run` around it. `limits` is a line of shell that goes before.
 pub fn launch(markers: &Markers, policy: &str, limits: &str, output: fn() -> Stdio) -> Run {
-    let dir = tempfile::tempdir().unwrap();
-    let [gate, agent, engine] = free_addresses();
-    let program = dir.path().join("engine.py");
-    std::fs::write(&program, ENGINE).unwrap();
-    let (gate, agent) = (gate.to_string(), agent.to_string());
-    let script = format!(
-        "OWN={} python3 {} {} {} --api-key {} --ssl-password={}; true",
-        markers.of("script"),
-        program.display(),
-        engine.port(),
-        markers.of("argument"),
-        markers.of("flag"),
-        markers.of("flag")
-    );
-    let supervisor = Command::new("sh")
-        .args(["-c", &format!("{limits}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_truebeat-agent")])
-        .args(["run", "--no-nvml", "--listen", &gate, "--agent-listen", &agent, "--policy", policy, "--engine-url"])
-        .arg(format!("http://{engine}"))
-        .arg("--agent-dir")
-        .arg(dir.path().join("agent"))
-        .arg("--bundle-dir")
-        .arg(dir.path().join("bundles"))
-        .args(["--", "sh", "-c", &script])
+    let mut agent = Command::new("sh");
+    agent
+        .args(["-c", &format!("{limits}; exec \"$@\""), "sh", AGENT])
         .envs([
             ("HF_TOKEN", markers.of("variable")),
             ("NOTE", markers.of("note")),
             ("VLLM_HOST_IP", markers.of("note")),
         ])
-        .stdin(Stdio::null())
         .stdout(output())
-        .stderr(output())
-        .spawn()
-        .unwrap();
-    Run { supervisor, gate, agent, dir }
+        .stderr(output());
+    Run::begin(&mut agent, &["--policy", policy], |dir, engine| {
+        let program = dir.join("engine.py");
+        std::fs::write(&program, ENGINE).unwrap();
+        let script = format!(
+            "OWN={} python3 {} {} {} --api-key {} --ssl-password={}; true",
+            markers.of("script"),
+            program.display(),
+            engine.port(),
+            markers.of("argument"),
+            markers.of("flag"),
+            markers.of("flag")
+        );
+        ["sh", "-c", &script].map(Into::into).to_vec()
+    })
 }
 
 pub fn ask(address: &str, request: &str) -> Option<String> {

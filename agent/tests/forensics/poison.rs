@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use agent::launch::EngineFile;
 
-use super::leaks::{Markers, QUICK, Run, ask, get, launch, post, until};
+use crate::run::Run;
+
+use super::leaks::{Markers, QUICK, ask, get, launch, post, until};
 
 const DEADLY: &str = r#"{"model":"m","prompt":"a deadly word","user":"ann","stream":true}"#;
 /// The same for the engine, from another client.

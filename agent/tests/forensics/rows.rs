@@ -14,7 +14,9 @@ use agent::launch::EngineFile;
 use agent::sources::procs::ProcRoot;
 use nix::sys::signal::Signal;
 
-use super::leaks::{Markers, Run, ask, get, launch, post, until, until_ready};
+use crate::run::Run;
+
+use super::leaks::{Markers, ask, get, launch, post, until, until_ready};
 
 /// Fences soon and never kills.
 const FENCE_ONLY: &str = "foreign_floor_ms=1000,foreign_warm_ms=1000,patience_cap_ms=1000,confirm_strong_ms=600000,\
