@@ -34,10 +34,10 @@ impl<B: Backend> Workspace<B> {
 
     /// Runs `f` on a buffer that is written, with all others to read.
     pub fn write<T>(&mut self, buffer: Buffer, f: impl FnOnce(&mut B::Matrix, &Self, &mut B::Scratch) -> T) -> T {
-        let mut taken = std::mem::take(&mut self.buffers[buffer as usize]);
-        let mut scratch = std::mem::take(&mut self.scratch);
+        let (mut taken, mut scratch) = (self.lend(buffer), std::mem::take(&mut self.scratch));
         let result = f(&mut taken, self, &mut scratch);
-        (self.buffers[buffer as usize], self.scratch) = (taken, scratch);
+        self.give_back(buffer, taken);
+        self.scratch = scratch;
         result
     }
 }
