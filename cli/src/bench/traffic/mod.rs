@@ -11,8 +11,8 @@ mod outcome;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use vitals::exposition::{self, Exposition, Limits};
+use anyhow::{Context, bail, ensure};
+use vitals::exposition::{self, Exposition, Limits, Sample as Sampled};
 
 use self::crowd::{Counts, Crowd};
 use self::growth::{Sample, slope_mib_per_hour};
@@ -150,17 +150,12 @@ async fn judge_books(stage: &Stage, counts: &Counts, checks: &mut Checks) -> any
     tokio::time::sleep(Duration::from_secs(1)).await;
     let (_, text) = http::get(&stage.http, &format!("{}/metrics", stage.engine), CALL).await?;
     let page = exposition::parse(&String::from_utf8_lossy(&text), Limits::default());
-    let all = |name: &str| Ok::<f64, anyhow::Error>(of(&page, name)?.map(|sample| sample.value).sum());
-    let labelled = |name: &str, label: &str, wanted: &str| {
-        let those = of(&page, name)?.filter(|sample| sample.label(label) == Some(wanted));
-        Ok::<f64, anyhow::Error>(those.map(|sample| sample.value).sum())
-    };
-    checks.check(all("truebeat:requests_in_flight")? == 0.0, "nobody is left in the engine");
-    checks.check(all("vllm:kv_cache_usage_perc")? == 0.0, "EP3: all blocks are back");
-    let (ended, errors) =
-        (all("truebeat:requests_ended_total")?, labelled("truebeat:requests_ended_total", "end", "error")?);
-    let success = "vllm:request_success_total";
-    let finished = labelled(success, "finished_reason", "stop")? + labelled(success, "finished_reason", "length")?;
+    checks.check(sum(&page, "truebeat:requests_in_flight", None)? == 0.0, "nobody is left in the engine");
+    checks.check(sum(&page, "vllm:kv_cache_usage_perc", None)? == 0.0, "EP3: all blocks are back");
+    let of_end = |wanted| sum(&page, "truebeat:requests_ended_total", wanted);
+    let (ended, errors) = (of_end(None)?, of_end(Some(("end", "error")))?);
+    let of_reason = |reason| sum(&page, "vllm:request_success_total", Some(("finished_reason", reason)));
+    let finished = of_reason("stop")? + of_reason("length")?;
     checks.check(errors == 0.0, "EP5: nobody fails where nobody is poisoned");
     // Twice the references, asked alone; the agent's own question is a few more. Whoever left may have left before the engine heard of it.
     let own = 2.0 * ask::REFERENCES as f64;
@@ -170,11 +165,11 @@ async fn judge_books(stage: &Stage, counts: &Counts, checks: &mut Checks) -> any
     Ok(())
 }
 
-/// All samples of one name, of which there must be some: nothing is seen in a series that is not there.
-fn of<'a>(page: &'a Exposition, name: &'a str) -> anyhow::Result<impl Iterator<Item = &'a exposition::Sample>> {
-    let mut samples = page.named(name).peekable();
-    samples.peek().with_context(|| format!("the engine's metrics have no {name}"))?;
-    Ok(samples)
+/// The sum over a series, or over those of its samples with this label. A series that is not there is an error: nothing is seen in it.
+fn sum(page: &Exposition, name: &str, wanted: Option<(&str, &str)>) -> anyhow::Result<f64> {
+    ensure!(page.named(name).next().is_some(), "the engine's metrics have no {name}");
+    let is_wanted = |sample: &&Sampled| wanted.is_none_or(|(label, value)| sample.label(label) == Some(value));
+    Ok(page.named(name).filter(is_wanted).map(|sample| sample.value).sum())
 }
 
 /// Strikes, waits until the replica serves again, and strikes again, with the crowd all the time.
