@@ -86,7 +86,7 @@ const LEASE_TIMES: Ms = 20;
 /// machine's jitter, for what is held up ends no steps.
 pub fn native_livelock(view: &View<'_>, page: &PageObs, steps_in_vain: u64) -> Allowed {
     let one = Allowed { crawl_ms: 0, ..native_step(view, page) };
-    let floor = view.policy.native_floor_ms;
+    let floor = view.native_floor_ms;
     let many = steps_in_vain >= view.policy.livelock_steps;
     if many && floor < one.ms { Allowed::policy(floor) } else { one }
 }
@@ -147,23 +147,23 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     if !tells && view.nothing_begun() {
         return Allowed::patient(policy.patience_cap_ms);
     }
-    let known = silences(view, prompt);
+    let each = sight.gate.map_or(0, |gate| view.signs.longest_in_step(gate));
+    // attention of a prompt that is longer than any before costs more a token as well: as if it had more of them
+    let deeper = each.max(rhythm.prompt_longest_max);
+    let deep = prompt.saturating_mul(deeper) / rhythm.prompt_longest_max.max(PROMPT_TOKENS_LONG).min(deeper).max(1);
+    let known = silences(view, deep);
     let (Some(usual), true) = (known.usual, known.warm && warm) else {
         return Allowed::patient(policy.patience_cap_ms);
     };
-    let each = sight.gate.map_or(0, |gate| view.signs.longest_in_step(gate));
     let beyond = prompt > reach(rhythm.prompt_tokens_max, policy)
         || (each >= PROMPT_TOKENS_LONG && each > reach(rhythm.prompt_longest_max, policy));
     if beyond || (known.token_us.is_none() && prompt >= PROMPT_TOKENS_LONG) {
         return Allowed::patient(policy.patience_cap_ms);
     }
     let token_us = known.token_us.unwrap_or(0);
-    // attention of a prompt that is longer than any before costs more a token as well
-    let deeper = each.max(rhythm.prompt_longest_max);
-    let prompt = prompt.saturating_mul(deeper) / rhythm.prompt_longest_max.max(PROMPT_TOKENS_LONG).min(deeper).max(1);
-    let prefill = factor(token_us.saturating_mul(prompt) / 1000, policy.foreign_factor_tenths);
+    let prefill = factor(token_us.saturating_mul(deep) / 1000, policy.foreign_factor_tenths);
     let learned = factor(usual.max(known.recent), policy.foreign_factor_tenths).max(prefill);
-    let step_ms = foreign_step(view, &known, usual, prompt).max(prefill / CRAWL_PREFILL_PARTS);
+    let step_ms = foreign_step(view, &known, usual, deep).max(prefill / CRAWL_PREFILL_PARTS);
     // not `clamp`: a policy may well set the cap below the floor
     Allowed::learned(learned.max(policy.foreign_floor_ms).min(policy.patience_cap_ms)).of_usual(step_ms, policy)
 }
@@ -185,9 +185,10 @@ fn silences(view: &View<'_>, prompt: u64) -> Silences {
     let most = begun.quantile(990).max(first.quantile(990));
     // short prompts are counted as longer ones, and those in a cache cost nothing: it is the dear ones that tell what one costs that is not
     let (step, alone) = (begun.quantile(990).unwrap_or(0), first.quantile(500).unwrap_or(0));
-    // of a few the median may be that of prompts in a cache; of fewer still it is the first prefill's, which waits for its own pages
+    // of a few the median may be that of prompts in a cache; of fewer still it is the first prefill's, which waits for its own pages; nor is
+    // known what a prompt costs that is greater than any before
     let few = (FIRST_BYTE_SAMPLES_MIN..GAP_SAMPLES_MIN).contains(&first.samples());
-    let alone = if few { alone.saturating_mul(UNKNOWN_PROMPT_TIMES) } else { alone };
+    let times = if few || prompt > rhythm.prompt_served_max { UNKNOWN_PROMPT_TIMES } else { 1 };
     if view.nothing_begun() {
         let warm = rhythm.first_answers_seen >= view.policy.foreign_warm_answers
             && rhythm.first_byte_ms.samples() >= FIRST_BYTE_SAMPLES_MIN;
@@ -200,14 +201,14 @@ fn silences(view: &View<'_>, prompt: u64) -> Silences {
         };
         // what a prompt adds among others may be no more than its last chunk
         let token_us = first.quantile(990).and(most);
-        return Silences { usual, recent: 0, token_us, step_token_us: alone, warm };
+        return Silences { usual, recent: 0, token_us, step_token_us: alone.saturating_mul(times), warm };
     }
     let (gaps, recent) = (rhythm.gate_gap_ms.quantile(990), rhythm.gate_gap_recent_ms / 2);
     // a long prompt that is taken in chunks lengthens each step of the others, the later the more
     let chunks = (prompt >= PROMPT_TOKENS_LONG).then(|| rhythm.chunk_gap_ms.quantile(990)).flatten();
     let recent = recent.max(chunks.map_or(0, |_| rhythm.chunk_gap_recent_ms));
     let usual = gaps.map(|gaps| gaps.max(chunks.unwrap_or(0)));
-    Silences { usual, recent, token_us: most, step_token_us: step.max(alone), warm: true }
+    Silences { usual, recent, token_us: most, step_token_us: step.max(alone).saturating_mul(times), warm: true }
 }
 
 /// What is allowed to a prompt is some three times the slowest of many that were learned: one part in so many counts as its usual step.
@@ -224,9 +225,8 @@ fn foreign_step(view: &View<'_>, known: &Silences, usual: Ms, prompt: u64) -> Ms
     let begun = view.sight.gate.map_or(0, GateObs::begun);
     let gap_ms = gaps.quantile(permille).map(|ms| wider(ms, begun, view.rhythm.gate_usual_width_milli));
     let step_ms = gap_ms.filter(|_| !whole).unwrap_or(usual);
-    // what a prompt costs that is greater than any before is not well known; no more than to decode it token by token
-    let times = if prompt > view.rhythm.prompt_served_max { UNKNOWN_PROMPT_TIMES } else { 1 };
-    let token_us = known.step_token_us.saturating_mul(times).min(step_ms.saturating_mul(1000));
+    // no prompt token takes longer than to decode it
+    let token_us = known.step_token_us.min(step_ms.saturating_mul(1000));
     step_ms.max(token_us.saturating_mul(prompt) / 1000)
 }
 
@@ -245,7 +245,7 @@ const STEP_LESSON_MS_MIN: Ms = 500;
 /// From so many gaps on a high quantile means something.
 const GAP_SAMPLES_MIN: u32 = 32;
 
-/// So many times what a token of other prompts cost may one cost of a prompt that is greater than any of them.
+/// So many times what a token of the prompts seen cost may one cost where they say little of it.
 const UNKNOWN_PROMPT_TIMES: u64 = 4;
 
 /// A quantile of fewer silences before a first byte than this says nothing.
