@@ -206,6 +206,11 @@ impl Sources {
         self.pages.rest_still(seen.pages.value.as_deref().unwrap_or_default())
     }
 
+    /// Do all ranks deliver? A short look; see [`PageSource::deliver_still`].
+    pub fn pages_deliver(&mut self, now_ms: u64, step_ms_max: u64) -> bool {
+        self.pages.deliver_still(now_ms, step_ms_max)
+    }
+
     fn look_at_pages(&mut self, now_ms: u64, obs: &mut Observation) -> Option<i32> {
         let mut pages = obs.pages.value.take().unwrap_or_default();
         let pid = self.pages.look(now_ms, self.pace, &mut pages);

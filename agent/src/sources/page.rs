@@ -42,6 +42,7 @@ struct Rank {
 struct Believed {
     identity: Identity,
     published_ns: u64,
+    tokens_delivered: u64,
     /// When its writer was last found to live.
     checked_ms: Ms,
 }
@@ -90,6 +91,13 @@ impl PageSource {
         let mut present = self.ranks.iter_mut().filter(|rank| !rank.missing);
         let mut known = seen.iter();
         present.all(|rank| known.next().is_some_and(|seen| rank.rests_as(seen))) && known.next().is_none()
+    }
+
+    /// Does every rank deliver: have tokens come since it was last looked at, and is no step older than `step_ms_max`? A short look, as
+    /// [`Self::rest_still`].
+    pub fn deliver_still(&mut self, now_ms: Ms, step_ms_max: Ms) -> bool {
+        let mut present = self.ranks.iter_mut().filter(|rank| !rank.missing).peekable();
+        present.peek().is_some() && present.all(|rank| rank.delivers(now_ms, step_ms_max))
     }
 
     /// Has a file come or gone since the last look at the directory? Looks now and then.
@@ -147,6 +155,18 @@ impl Rank {
             && counts == (seen.steps_completed, seen.tokens_delivered, seen.requests_finished)
     }
 
+    /// Has it handed out tokens since the last look, and is its step young still?
+    fn delivers(&mut self, now_ms: Ms, step_ms_max: Ms) -> bool {
+        let Some(tokens) = self.believed.as_ref().map(|known| known.tokens_delivered) else { return false };
+        let Ok(page) = self.reader.reread() else { return false };
+        let beat = &page.beat;
+        let begun_ns = if beat.step_started_ns == 0 { beat.published_ns } else { beat.step_started_ns };
+        matches!(beat.phase, Phase::Prefill | Phase::Decode)
+            && beat.tokens_delivered > tokens
+            && now_ms.saturating_sub(ms(begun_ns)) <= step_ms_max
+            && self.is_believed(&page, now_ms)
+    }
+
     /// A page that moved was written by somebody who lived, and one that owes nothing can wait: neither is checked at each look.
     fn is_believed(&mut self, page: &Page, now_ms: Ms) -> bool {
         let idle = page.beat.running == 0 && page.beat.waiting == 0;
@@ -156,7 +176,7 @@ impl Rank {
                 && (idle || page.beat.published_ns > known.published_ns)
         });
         let Some(known) = trusted else { return false };
-        known.published_ns = page.beat.published_ns;
+        (known.published_ns, known.tokens_delivered) = (page.beat.published_ns, page.beat.tokens_delivered);
         true
     }
 
@@ -168,8 +188,12 @@ impl Rank {
         }
         self.believed = None;
         check_live(&page.identity, page.identity.pid, Path::new(PROC_ROOT))?;
-        let (identity, published_ns) = (page.identity.clone(), page.beat.published_ns);
-        self.believed = Some(Believed { identity, published_ns, checked_ms: now_ms });
+        self.believed = Some(Believed {
+            identity: page.identity.clone(),
+            published_ns: page.beat.published_ns,
+            tokens_delivered: page.beat.tokens_delivered,
+            checked_ms: now_ms,
+        });
         Ok(page)
     }
 }

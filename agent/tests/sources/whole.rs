@@ -150,6 +150,40 @@ fn a_short_look_sees_whatever_could_be_work() {
 }
 
 #[test]
+fn a_short_look_tells_tokens_that_come_from_whatever_may_be_late() {
+    const MS: u64 = 1_000_000;
+    let decode = |begun_ms: u64, tokens_delivered| {
+        let at_ns = begun_ms * MS;
+        let beat = Beat { running: 1, phase: Phase::Decode, tokens_delivered, ..idle(at_ns) };
+        Beat { step_started_ns: at_ns, ..beat }
+    };
+    // what rank 1 says at the second look, at 1100 ms; it had handed out 71 tokens at the first, at 1000 ms
+    for (what, beat, on) in [
+        ("tokens come, and the step is young", decode(1_075, 72), true),
+        ("tokens come, between two steps", Beat { step_started_ns: 0, ..decode(1_075, 72) }, true),
+        ("no token came", decode(1_075, 71), false),
+        ("the step lasts", decode(1_074, 72), false),
+        ("no step was begun for long", Beat { step_started_ns: 0, ..decode(1_074, 72) }, false),
+        ("prefill, as young", Beat { phase: Phase::Prefill, ..decode(1_075, 72) }, true),
+        ("it idles", Beat { running: 0, phase: Phase::Idle, ..decode(1_075, 72) }, false),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let [mut first, mut second] = [0, 1]
+            .map(|rank| Writer::create(directory.path(), &Identity::of_this_process(rank, 2, 0).unwrap()).unwrap());
+        let mut source = PageSource::new(directory.path(), 4, None);
+        assert!(!source.deliver_still(900, 25), "nothing was seen yet");
+        first.publish(&decode(1_000, 71));
+        second.publish(&decode(1_000, 71));
+        source.look(1_000, Pace::Glance, &mut Vec::new());
+        first.publish(&decode(1_100, 72));
+        second.publish(&beat);
+        let mut delivers = false;
+        assert!(reads(|| delivers = source.deliver_still(1_100, 25)) <= 6);
+        assert_eq!(delivers, on, "{what}");
+    }
+}
+
+#[test]
 fn a_glance_checks_who_writes_where_work_stands_still_and_soon_everywhere() {
     let directory = tempfile::tempdir().unwrap();
     let mut source = PageSource::new(directory.path(), 1, None);
