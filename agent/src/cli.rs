@@ -14,6 +14,7 @@ use crate::gate::{self, GateConfig};
 use crate::launch::LaunchConfig;
 use crate::options::WatchArgs;
 use crate::own_program::OWN_PROGRAM;
+use crate::short_slice;
 use crate::sources::{EngineProcess, ExitWatch};
 use crate::supervisor::{self, SuperviseConfig, SuperviseError};
 use crate::watch::{self, WatchError};
@@ -167,6 +168,7 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
     tokio::spawn(footprint::keep_small());
     match args.role {
         Role::Supervise(args) => {
+            short_slice::ask_or_log();
             let config = SuperviseConfig {
                 exe: args.exe,
                 listen: args.listen,
@@ -182,6 +184,7 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
             Ok(ExitCode::from(supervisor::run(config).await?))
         }
         Role::Detect(args) => {
+            short_slice::ask_or_log();
             watch::run(args.watch.into_config(args.agent_dir)?).await?;
             Ok(ExitCode::SUCCESS)
         }
@@ -200,6 +203,7 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
 pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
     use std::os::unix::fs::DirBuilderExt;
     tokio::spawn(footprint::keep_small());
+    short_slice::ask_or_log();
     let own_dir = args.agent_dir.is_none();
     let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dir(std::env::temp_dir()));
     // Pages are stored to at every step: on a disk's file system a write-back would hold the engine (DESIGN §4.4).

@@ -5,7 +5,7 @@
 //! C library keeps in case somebody asks again. Of the first thread's stack: what lies far beyond its end, where reading the command line
 //! and starting up had been.
 //!
-//! May touch `/proc/self/smaps`, the heap, the stack and the mappings of this process; the one module of this crate with `unsafe`.
+//! May touch `/proc/self/smaps`, the heap, the stack and the mappings of this process.
 
 use std::time::Duration;
 

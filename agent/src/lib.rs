@@ -18,6 +18,7 @@ mod options;
 mod own_program;
 pub mod record;
 pub mod report;
+pub mod short_slice;
 pub mod sources;
 pub mod status;
 pub mod stderr;
