@@ -253,6 +253,28 @@ async fn an_engine_that_dies_ends_streams_with_an_error_event_and_others_with_50
 }
 
 #[tokio::test]
+async fn requests_that_die_with_an_engine_at_a_shut_gate_are_told_when_to_come_again() {
+    let (listener, upstream) = engine().await;
+    let mut gate = Gate::before(&upstream).await;
+    let mut silent = gate.send(&post("/v1/completions", "{}")).await;
+    let (first, _) = take(&listener).await;
+    let mut half = gate.send(&post("/v1/completions", "{}")).await;
+    let (mut second, _) = take(&listener).await;
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{\"half\":";
+    second.write_all(answer).await.unwrap();
+    gate.control = Control { fenced: true, retry_after_s: 3, reason: "no progress".into(), ..Control::default() };
+    gate.until("shut", |r| r.shut && r.obs.in_flight == 2).await;
+    drop((first, second));
+    for client in [&mut silent, &mut half] {
+        let told = rest(client).await;
+        assert!(told.starts_with("HTTP/1.1 503") && told.contains("retry-after: 3"), "{told}");
+        assert!(told.contains("engine_died") && told.contains("no progress"), "{told}");
+    }
+    let reply = gate.until("both are over", |r| r.obs.requests_done == 2).await;
+    assert_eq!((reply.requests_failed, reply.requests_completed), (2, 0));
+}
+
+#[tokio::test]
 async fn an_engine_that_only_says_errors_delivers_nothing() {
     let (listener, upstream) = engine().await;
     let mut gate = Gate::before(&upstream).await;

@@ -28,13 +28,15 @@ pub fn absent() -> Response<AnswerBody> {
     answer(StatusCode::SERVICE_UNAVAILABLE, "the engine is not running yet", "engine_absent", Some(RETRY_ABSENT_S))
 }
 
-/// The engine broke the connection before its answer was whole.
-pub fn broken(what: &str) -> Response<AnswerBody> {
+/// The engine broke the connection before its answer was whole. Where the gate is `shut` that was most likely our own doing: the engine made no
+/// progress and was ended, and the same client is as welcome later as one that is refused now.
+pub fn broken(what: &str, shut: Option<&Refusal>) -> Response<AnswerBody> {
+    let why = shut.map(|refusal| format!("; {}", refusal.reason)).unwrap_or_default();
     answer(
-        StatusCode::BAD_GATEWAY,
-        &format!("the engine died before it answered ({what}); send the request again"),
+        if shut.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::BAD_GATEWAY },
+        &format!("the engine died before it answered ({what}{why}); send the request again"),
         "engine_died",
-        None,
+        shut.map(|refusal| refusal.retry_after_s),
     )
 }
 

@@ -139,18 +139,14 @@ impl Ledger {
     /// May a new request pass? A refusal is counted.
     pub fn admit(&self) -> Result<(), Refusal> {
         let mut books = self.lock();
-        let control = &books.control;
-        if !control.fenced && !control.draining {
-            return Ok(());
-        }
-        let reason = match (control.fenced, control.reason.is_empty()) {
-            (true, true) => "this replica makes no progress and takes no new requests".to_owned(),
-            (false, true) => "this replica is draining".to_owned(),
-            (_, false) => control.reason.clone(),
-        };
-        let refusal = Refusal { retry_after_s: control.retry_after_s.max(1), reason };
+        let Some(refusal) = refusal(&books.control) else { return Ok(()) };
         books.sums.requests_refused += 1;
         Err(refusal)
+    }
+
+    /// What a new request would be told, where the gate is shut.
+    pub fn shut(&self) -> Option<Refusal> {
+        refusal(&self.lock().control)
     }
 
     /// Is such a request refused (I7)? Counted where it is.
@@ -276,6 +272,17 @@ impl Books {
             counts.store(&counts::words(&self.sums.obs));
         }
     }
+}
+
+/// What is said at a gate that is shut.
+fn refusal(control: &Control) -> Option<Refusal> {
+    let reason = match (control.fenced, control.draining) {
+        (false, false) => return None,
+        _ if !control.reason.is_empty() => control.reason.clone(),
+        (true, _) => "this replica makes no progress and takes no new requests".to_owned(),
+        (false, true) => "this replica is draining".to_owned(),
+    };
+    Some(Refusal { retry_after_s: control.retry_after_s.max(1), reason })
 }
 
 fn count(n: usize) -> u32 {

@@ -96,7 +96,7 @@ impl Proxy {
         let (parts, body) = request.into_parts();
         match self.send(parts, RequestBody { rest: Some(body), ..RequestBody::default() }).await {
             Ok(response) => response.map(AnswerBody::Through),
-            Err(response) => *response,
+            Err(unsent) => unsent.response,
         }
     }
 
@@ -117,11 +117,10 @@ impl Proxy {
         }
         let mut flight = Flight::open(&self.ledger, asked);
         match self.send(parts, body).await {
-            Ok(response) => pass_on(response, flight, &self.room).await,
-            Err(response) => {
-                let reached = response.status() == StatusCode::BAD_GATEWAY;
-                flight.end(if reached { End::Broken } else { End::Failed });
-                *response
+            Ok(response) => self.pass_on(response, flight).await,
+            Err(unsent) => {
+                flight.end(unsent.end);
+                unsent.response
             }
         }
     }
@@ -130,24 +129,61 @@ impl Proxy {
         &self,
         mut parts: http::request::Parts,
         body: RequestBody,
-    ) -> Result<Response<Incoming>, Box<Response<AnswerBody>>> {
+    ) -> Result<Response<Incoming>, Box<Unanswered>> {
         let path = parts.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let uri =
             Uri::builder().scheme(self.scheme.clone()).authority(self.authority.clone()).path_and_query(path).build();
-        parts.uri = uri
-            .map_err(|error| answers::bad_request(StatusCode::BAD_REQUEST, &format!("the path is no path: {error}")))?;
+        parts.uri = uri.map_err(|error| {
+            let text = format!("the path is no path: {error}");
+            Unanswered { end: End::Failed, response: answers::bad_request(StatusCode::BAD_REQUEST, &text) }
+        })?;
         parts.version = http::Version::HTTP_11;
         strip_hop_by_hop(&mut parts.headers);
         // The gate has answered the client's `Expect` by reading its body.
         parts.headers.remove(header::EXPECT);
         let mut response = self.client.request(Request::from_parts(parts, body)).await.map_err(|error| {
-            let absent = error.is_connect();
             tracing::debug!(error = &error as &dyn std::error::Error, "the engine did not answer");
-            if absent { answers::absent() } else { answers::broken("no answer") }
+            match error.is_connect() {
+                true => Unanswered { end: End::Failed, response: answers::absent() },
+                false => Unanswered { end: End::Broken, response: self.broken("no answer") },
+            }
         })?;
         strip_hop_by_hop(response.headers_mut());
         Ok(response)
     }
+
+    /// The engine's answer becomes the client's.
+    async fn pass_on(&self, response: Response<Incoming>, mut flight: Flight) -> Response<AnswerBody> {
+        let (mut parts, body) = response.into_parts();
+        flight.answered(parts.status);
+        let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let scan = Scan::for_content_type(content_type);
+        let good = !parts.status.is_server_error() && parts.status != StatusCode::TOO_MANY_REQUESTS;
+        let json = content_type.is_some_and(|kind| kind.starts_with("application/json"));
+        let length = body.size_hint().exact();
+        let whole = length.filter(|length| json && *length <= WHOLE_ANSWER_BYTES_MAX);
+        if let Some(_share) = whole.and_then(|length| reserve(&self.room, usize::try_from(length).ok()?)) {
+            return match read_whole(body, flight, good).await {
+                Some(bytes) => Response::from_parts(parts, AnswerBody::whole(bytes)),
+                None => self.broken("its answer broke off"),
+            };
+        }
+        if scan.is_events() {
+            parts.headers.remove(header::CONTENT_LENGTH);
+        }
+        Response::from_parts(parts, AnswerBody::Counted(Box::new(CountedBody::new(body, flight, scan, good))))
+    }
+
+    fn broken(&self, what: &str) -> Response<AnswerBody> {
+        answers::broken(what, self.ledger.shut().as_ref())
+    }
+}
+
+/// A request that the engine gave no answer to: how it ended in the books, and what its client is told.
+#[derive(Debug)]
+struct Unanswered {
+    end: End,
+    response: Response<AnswerBody>,
 }
 
 /// The body's first part in memory, with what it asks for; what goes beyond the limit is left to stream.
@@ -196,28 +232,6 @@ async fn read_and_count(
             ));
         }
     }
-}
-
-/// The engine's answer becomes the client's.
-async fn pass_on(response: Response<Incoming>, mut flight: Flight, room: &Arc<Semaphore>) -> Response<AnswerBody> {
-    let (mut parts, body) = response.into_parts();
-    flight.answered(parts.status);
-    let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let scan = Scan::for_content_type(content_type);
-    let good = !parts.status.is_server_error() && parts.status != StatusCode::TOO_MANY_REQUESTS;
-    let json = content_type.is_some_and(|kind| kind.starts_with("application/json"));
-    let length = body.size_hint().exact();
-    let whole = length.filter(|length| json && *length <= WHOLE_ANSWER_BYTES_MAX);
-    if let Some(_share) = whole.and_then(|length| reserve(room, usize::try_from(length).ok()?)) {
-        return match read_whole(body, flight, good).await {
-            Some(bytes) => Response::from_parts(parts, AnswerBody::whole(bytes)),
-            None => answers::broken("its answer broke off"),
-        };
-    }
-    if scan.is_events() {
-        parts.headers.remove(header::CONTENT_LENGTH);
-    }
-    Response::from_parts(parts, AnswerBody::Counted(Box::new(CountedBody::new(body, flight, scan, good))))
 }
 
 /// Room for so many bytes, if there is any now.
