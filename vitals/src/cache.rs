@@ -8,6 +8,8 @@ use crate::signs::Sight;
 
 /// From this use on requests may be preempted.
 const FULL: f64 = 0.85;
+/// And from this on by those who run alone, whoever waits: the next token of any of them may find no room.
+const BRIM: f64 = 0.98;
 /// Falls that nobody's end explains, since a request last got something: from here on growth is the same room taken again.
 const FALLS_MAX: u32 = 3;
 
@@ -15,6 +17,8 @@ const FALLS_MAX: u32 = 3;
 const ENDS_MAX: u64 = 8;
 /// Who was preempted is taken in again as soon as there is room, which no scrape need see.
 const QUEUED_MS_MAX: Ms = 60_000;
+/// So long a cache that was at the brim may be: scrapes come later than preemptions.
+const BRIM_MS_MAX: Ms = 15_000;
 
 /// Use of the cache since a request last got something or ended.
 #[derive(Debug, Clone, Default)]
@@ -31,6 +35,7 @@ pub struct CacheSign {
     /// Counted time at which use last grew, by work and not by another admission.
     pub filled_at: Ms,
     full_at: Option<Ms>,
+    brim_at: Option<Ms>,
     /// When requests were last known to wait, or might have.
     queued_at: Option<Ms>,
 }
@@ -62,14 +67,18 @@ impl CacheSign {
         if used >= FULL {
             self.full_at = Some(tick.counted_ms);
         }
+        if used >= BRIM {
+            self.brim_at = Some(tick.counted_ms);
+        }
         if sight.metrics.and_then(|metrics| metrics.waiting).is_none_or(|waiting| waiting > 0.0) {
             self.queued_at = Some(tick.counted_ms);
         }
     }
 
-    /// May requests that were preempted be prefilled again? Where the queue has long been empty none is.
+    /// May requests that were preempted be prefilled again? Where the queue has long been empty none is, unless room is short right now.
     pub fn may_preempt(&self, tick: &Tick, policy: &Policy) -> bool {
         let lately = |at: Option<Ms>, ms: Ms| at.is_some_and(|at| tick.since(at) < ms);
-        lately(self.queued_at, QUEUED_MS_MAX) && lately(self.full_at, policy.patience_cap_ms)
+        let queued = lately(self.queued_at, QUEUED_MS_MAX) && lately(self.full_at, policy.patience_cap_ms);
+        queued || lately(self.brim_at, BRIM_MS_MAX)
     }
 }

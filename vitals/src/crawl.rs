@@ -16,6 +16,9 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
         StallClass::StepStalled | StallClass::DeviceWait if gpu_works => {
             (patience_ms, "the GPU works as it does in health")
         }
+        StallClass::FrontendStalled if streams_may_wait(view) => {
+            (long_ms, "tokens are made, and all that run may be answers that come whole")
+        }
         StallClass::Livelock | StallClass::DecodeStalled if only_ends_tell(view) => {
             (long_ms, "this engine counts whole answers, and nothing tells more")
         }
@@ -46,6 +49,14 @@ fn only_ends_tell(view: &View<'_>) -> bool {
         |gate: &GateObs| gate.only_unanswered() && gate.unstreamed.is_some_and(|some| f64::from(some) >= running);
     let blind = view.sight.gate.is_none_or(|gate| gate.only_whole_answers() || fill(gate));
     blind && view.sight.page.is_none() && !view.signs.tokens_live
+}
+
+/// May every stream that has begun wait behind answers that come whole (preempted, in a storm of preemptions)? Then tokens that are made
+/// and reach nobody accuse no front end.
+fn streams_may_wait(view: &View<'_>) -> bool {
+    let (Some(gate), Some(metrics)) = (view.sight.gate, view.sight.metrics) else { return false };
+    let (Some(unstreamed), Some(running)) = (gate.unstreamed, metrics.running) else { return false };
+    f64::from(unstreamed) >= running && metrics.waiting.is_some_and(|waiting| waiting >= f64::from(gate.begun()))
 }
 
 /// Does nothing tell of steps but that something works for them (or may, unseen), and is nothing known of how long such work takes? A hundred

@@ -152,18 +152,25 @@ pub fn gate_silence(view: &View<'_>) -> Allowed {
     let deeper = each.max(rhythm.prompt_longest_max);
     let deep = prompt.saturating_mul(deeper) / rhythm.prompt_longest_max.max(PROMPT_TOKENS_LONG).min(deeper).max(1);
     let known = silences(view, deep);
+    let token_us = known.token_us.unwrap_or(0);
+    let prefill = factor(token_us.saturating_mul(deep) / 1000, policy.foreign_factor_tenths);
+    let patience = Allowed::patient(policy.patience_cap_ms);
+    // nothing was usual, but what a token costs is known: such a prompt on a host that is throttled to a tenth
+    let throttled_ms = (token_us.saturating_mul(deep) / 1000).saturating_mul(THROTTLED_TIMES);
     let (Some(usual), true) = (known.usual, known.warm && warm) else {
-        return Allowed::patient(policy.patience_cap_ms);
+        return Allowed { crawl_ms: throttled_ms.min(policy.long_patience_ms()), ..patience };
     };
     let beyond = prompt > reach(rhythm.prompt_tokens_max, policy)
         || (each >= PROMPT_TOKENS_LONG && each > reach(rhythm.prompt_longest_max, policy));
-    if beyond || (known.token_us.is_none() && prompt >= PROMPT_TOKENS_LONG) {
-        return Allowed::patient(policy.patience_cap_ms);
-    }
-    let token_us = known.token_us.unwrap_or(0);
-    let prefill = factor(token_us.saturating_mul(deep) / 1000, policy.foreign_factor_tenths);
-    let learned = factor(usual.max(known.recent), policy.foreign_factor_tenths).max(prefill);
     let step_ms = foreign_step(view, &known, usual, deep).max(prefill / CRAWL_PREFILL_PARTS);
+    if beyond || (known.token_us.is_none() && prompt >= PROMPT_TOKENS_LONG) {
+        // what a token costs says for how long a prompt of this size may crawl
+        return known.token_us.map_or(patience, |_| patience.of_long(step_ms, policy));
+    }
+    let learned = factor(usual.max(known.recent), policy.foreign_factor_tenths).max(prefill);
+    if learned > policy.patience_cap_ms {
+        return Allowed::learned(policy.patience_cap_ms).of_long(step_ms, policy);
+    }
     // not `clamp`: a policy may well set the cap below the floor
     Allowed::learned(learned.max(policy.foreign_floor_ms).min(policy.patience_cap_ms)).of_usual(step_ms, policy)
 }
@@ -210,6 +217,9 @@ fn silences(view: &View<'_>, prompt: u64) -> Silences {
     let usual = gaps.map(|gaps| gaps.max(chunks.unwrap_or(0)));
     Silences { usual, recent, token_us: most, step_token_us: step.max(alone).saturating_mul(times), warm: true }
 }
+
+/// A quota or a neighbour that leaves a tenth of the cores.
+const THROTTLED_TIMES: u64 = 10;
 
 /// What is allowed to a prompt is some three times the slowest of many that were learned: one part in so many counts as its usual step.
 const CRAWL_PREFILL_PARTS: Ms = 12;

@@ -60,7 +60,16 @@ impl Allowed {
 
     /// The same deadline of something that usually takes this long.
     pub fn of_usual(self, usual_ms: Ms, policy: &Policy) -> Self {
-        Self { crawl_ms: usual_ms.saturating_mul(policy.crawl_times).min(policy.patience_cap_ms), ..self }
+        self.crawling(usual_ms, policy.patience_cap_ms, policy)
+    }
+
+    /// The same of one that health itself may need the rivals' patience for: the fence stands by then, and the kill waits.
+    pub fn of_long(self, usual_ms: Ms, policy: &Policy) -> Self {
+        self.crawling(usual_ms, policy.long_patience_ms(), policy)
+    }
+
+    fn crawling(self, usual_ms: Ms, most_ms: Ms, policy: &Policy) -> Self {
+        Self { crawl_ms: usual_ms.saturating_mul(policy.crawl_times).min(most_ms), ..self }
     }
 
     fn words(self) -> String {

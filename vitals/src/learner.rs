@@ -17,9 +17,14 @@ pub(crate) const PROMPT_TOKENS_LONG: u64 = 1024;
 #[derive(Debug, Clone, Default)]
 pub struct Learner {
     silence_peak_ms: Ms,
+    /// Counted time at which the silence under way began, as the last tick knew it.
+    silent_since: Option<Ms>,
     /// The greatest deadline during that silence: a prompt is no longer owed at the moment its first token comes.
     allowed_peak_ms: Ms,
     prompt_peak: u64,
+    /// The most that the gate was seen to owe in it: a prompt that was answered at its beginning is in the step after that, and no part of
+    /// what ends it.
+    owed_peak: u64,
     /// The longest prompt among those.
     longest_peak: u64,
     /// Counted time since which prompts are owed, or since some of them were last served.
@@ -37,6 +42,8 @@ pub struct Learner {
     step_age_peak_ms: Ms,
     /// Did decode rule at the last tick?
     decoding: bool,
+    /// Prompt tokens that were owed already when this detector first heard of a gate; `None` before. How long these took nobody knows.
+    older_tokens: Option<u64>,
 }
 
 /// What else is known of the tick that teaches.
@@ -58,8 +65,9 @@ struct PrefillStep {
 }
 
 impl Learner {
+    /// Another process: what is owed to it is as old as it is.
     pub fn restarted(&mut self) {
-        *self = Self::default();
+        *self = Self { older_tokens: Some(0), ..Self::default() };
     }
 
     /// Learns from one tick. What was allowed bounds a sample: a silence that was accused teaches no patience beyond twice that, and
@@ -67,6 +75,7 @@ impl Learner {
     pub fn learn(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, judged: &Judged<'_>) {
         let Judged { signs, exam, .. } = *judged;
         self.learn_steps(tick, sight, rhythm, exam.step_lesson_ms);
+        self.older_tokens = self.older_tokens.or(sight.gate.map(|gate| gate.prompt_tokens_owed));
         if sight.owed.is_none() {
             self.silence_over();
             self.prompt_since = None;
@@ -90,8 +99,10 @@ impl Learner {
             0
         });
         self.silence_peak_ms = self.silence_peak_ms.max(tick.since(since));
+        self.silent_since = Some(since);
         self.prompt_peak = self.prompt_peak.max(prompt);
         let owed = sight.gate.map_or(0, |gate| gate.prompt_tokens_owed);
+        self.owed_peak = self.owed_peak.max(owed);
         self.prompt_since = if owed > 0 { self.prompt_since.or(Some(tick.counted_ms)) } else { None };
         self.longest_peak = self.longest_peak.max(sight.gate.map_or(0, |gate| signs.longest_in_step(gate)));
         self.allowed_peak_ms = self.allowed_peak_ms.max(exam.gate_allowed_ms);
@@ -112,8 +123,10 @@ impl Learner {
     fn silence_over(&mut self) {
         self.lesson_ms_max = None;
         self.silence_peak_ms = 0;
+        self.silent_since = None;
         self.allowed_peak_ms = 0;
         self.prompt_peak = 0;
+        self.owed_peak = 0;
         self.longest_peak = 0;
         self.begun_peak = 0;
     }
@@ -157,13 +170,18 @@ impl Learner {
             }
         }
         // the queue behind it took no part of that silence
-        let left = self.prompt_peak.saturating_sub(sight.gate.map_or(0, |gate| gate.prompt_tokens_owed));
+        let left = self.owed_peak.saturating_sub(sight.gate.map_or(0, |gate| gate.prompt_tokens_owed));
         if left == 0 {
             if self.prompt_peak >= PROMPT_TOKENS_LONG && among_begun {
                 rhythm.chunk_gap(gap);
             }
             return;
         }
+        if let Some(older) = self.older_tokens.as_mut().filter(|older| **older > 0) {
+            *older = older.saturating_sub(left);
+            return;
+        }
+        let Some(gap) = self.bounded(self.silence_to_first_ms(sight, rhythm, signs)) else { return };
         // a short prompt's silence is overhead, not prefill: it must not be scaled up to a long prompt's
         let per_token = |ms: Ms| ms.saturating_mul(1000) / left.max(PROMPT_TOKENS_MIN);
         if among_begun {
@@ -176,6 +194,17 @@ impl Learner {
         }
         rhythm.prompt_served(left, self.prompt_peak, self.longest_peak, policy);
         self.prompt_since = sight.gate.is_some_and(still_owes).then_some(tick.counted_ms);
+    }
+
+    /// The silence up to the first of what was delivered since the last tick. The peak tells only of what that tick saw: where ticks are far
+    /// apart, or prompts short, that is next to nothing.
+    fn silence_to_first_ms(&self, sight: &Sight<'_>, rhythm: &Rhythm, signs: &Signs) -> Ms {
+        let told = sight.gate.and_then(|gate| gate.last_delivery_ms).and(self.silent_since);
+        let to_last_ms = told.map_or(0, |since| signs.gate_delivered_at.saturating_sub(since));
+        // the others came after it, each its usual gap later
+        let others = sight.delivered_count.saturating_sub(sight.answered_count.max(1));
+        let others_ms = rhythm.gate_gap_ms.quantile(500).unwrap_or(0).saturating_mul(others);
+        self.silence_peak_ms.max(to_last_ms.saturating_sub(others_ms))
     }
 
     fn learn_steps(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, lesson_ms: Ms) {

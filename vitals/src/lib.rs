@@ -18,6 +18,7 @@ pub mod noise;
 pub mod observation;
 pub mod owed;
 pub mod policy;
+pub mod prefill;
 pub mod ranks;
 pub mod ras;
 pub mod recovery;

@@ -5,16 +5,14 @@
 
 use crate::cache::CacheSign;
 use crate::excuse::Tick;
-use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, PagePhase, ProcObs, RasObs};
+use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs, RasObs};
 use crate::owed::{Owed, owed};
 use crate::policy::Policy;
+use crate::prefill::PrefillSign;
 use crate::ranks::Ranks;
 
 /// So many bytes read are weights on their way, not a heartbeat's crumbs.
 const STARTUP_READ_MIN: u64 = 1 << 20;
-
-/// Prefill that took this many times what there was to take without one token is no progress.
-const PREFILL_TIMES_MAX: u64 = 2;
 
 /// The state of all trackers. Marks are counted times.
 #[derive(Debug, Clone, Default)]
@@ -35,8 +33,7 @@ pub struct Signs {
     pub page_prefill_at: Ms,
     /// Steps of the leader when its prefill last made progress.
     pub steps_at_prefill: u64,
-    /// Since tokens last moved: the prompt tokens that prefill steps took, and those that were owed then or have come since.
-    prefilled: [u64; 2],
+    prefill: PrefillSign,
     pub metrics_tokens_at: Ms,
     pub metrics_prompt_at: Ms,
     pub metrics_moved_at: Ms,
@@ -57,6 +54,8 @@ pub struct Signs {
     /// The longest prompt among them, where the gate tells.
     longest_in_step: Option<u64>,
     prompt_in_step_at: Ms,
+    /// The most that the gate was seen to owe since the last delivery.
+    owed_peak: u64,
     /// Since when work is owed without a break.
     pub owed_since: Ms,
     pub startup_moved_at: Ms,
@@ -88,6 +87,8 @@ pub struct Sight<'a> {
     pub delivered_count: u64,
     /// Requests of the gate that had their first byte, or ended, since the last tick.
     pub answered_count: u64,
+    /// Prompt tokens that came to the gate since the last tick.
+    pub prompt_tokens_came: u64,
     /// The gate owed nothing at the last tick and does now: no silence before that concerns it, whatever lesser sources said.
     gate_began: bool,
     pub page_delivered: bool,
@@ -165,6 +166,7 @@ impl Signs {
             gate_delivered: false,
             delivered_count: 0,
             answered_count: 0,
+            prompt_tokens_came: 0,
             gate_began: false,
             page_delivered: false,
             metrics_delivered: false,
@@ -200,7 +202,8 @@ impl Signs {
             sight.delivered_count = gate.chunks_delivered.saturating_sub(last.chunks_delivered);
             sight.answered_count = gate.answered().saturating_sub(last.answered());
             // whoever came and left since is in no sum, and may be in the step
-            owed_before = owed_before.saturating_add(gate.prompt_tokens_taken.saturating_sub(last.prompt_tokens_taken));
+            sight.prompt_tokens_came = gate.prompt_tokens_taken.saturating_sub(last.prompt_tokens_taken);
+            owed_before = owed_before.saturating_add(sight.prompt_tokens_came);
             sight.gate_began = last.in_flight == 0 && gate.in_flight > 0;
             if moved {
                 self.gate_delivered_at =
@@ -211,6 +214,9 @@ impl Signs {
             self.gate_delivered_at =
                 gate.last_delivery_ms.map_or(tick.counted_ms, |at| tick.mark(at)).max(self.gate_delivered_at);
         }
+        // who came and left between two deliveries may be in the step after the second
+        owed_before = owed_before.max(self.owed_peak);
+        self.owed_peak = gate.prompt_tokens_owed.max(if sight.gate_delivered { 0 } else { self.owed_peak });
         // the step after a delivery holds what was owed when it began, a look ago
         let longest_before =
             self.gate.as_ref().filter(|_| sight.gate_delivered).and_then(|last| last.longest_prompt_owed);
@@ -254,44 +260,16 @@ impl Signs {
         if sight.steps_done > 0 {
             self.page_steps_at = tick.counted_ms;
         }
-        self.look_at_prefill(tick, page, &last, sight);
+        if self.prefill.advances(page, &last, sight) {
+            self.page_prefill_at = tick.counted_ms;
+            self.steps_at_prefill = page.steps_completed;
+        }
         if page.running == 0 && last.running > 0 || page.running > 0 && last.running == 0 {
             // an empty loop owes no token: count the steps of a livelock from the moment there is something to deliver
             self.page_tokens_at = tick.counted_ms;
             self.steps_at_tokens = page.steps_completed;
         }
         self.page = Some(page.clone());
-    }
-
-    /// Prefill's progress: steps that turned and took prompt tokens, so that not the same are owed then. The same prompts again and again
-    /// (preemption) are none, nor are prompts that come and go in the queue of a loop that only decodes.
-    fn look_at_prefill(&mut self, tick: &Tick, page: &PageObs, last: &PageObs, sight: &Sight<'_>) {
-        let steps_done = sight.steps_done;
-        if sight.page_delivered {
-            // whatever was taken before a token came was not in vain
-            self.prefilled = [0, page.prompt_tokens_owed];
-        }
-        let [done, offered] = &mut self.prefilled;
-        let came = page.running.saturating_add(page.waiting) > last.running.saturating_add(last.waiting);
-        let more = page.prompt_tokens_owed.saturating_sub(last.prompt_tokens_owed);
-        *offered = last.prompt_tokens_owed.max(offered.saturating_add(if came { more } else { 0 }));
-        if steps_done == 0 {
-            // a fall without a step is a client that left
-            return;
-        }
-        let took = match last.phase {
-            PagePhase::Prefill => u64::from(last.phase_tokens).saturating_mul(steps_done),
-            _ => last.prompt_tokens_owed.saturating_sub(page.prompt_tokens_owed),
-        };
-        *done = done.saturating_add(if sight.page_delivered { 0 } else { took });
-        let prefills = last.phase == PagePhase::Prefill || page.phase == PagePhase::Prefill;
-        // one who leaves while another comes may make it rise
-        let moved =
-            (prefills || page.running > last.running) && (came || page.prompt_tokens_owed != last.prompt_tokens_owed);
-        if moved && *done <= offered.saturating_mul(PREFILL_TIMES_MAX) {
-            self.page_prefill_at = tick.counted_ms;
-            self.steps_at_prefill = page.steps_completed;
-        }
     }
 
     fn look_at_metrics(&mut self, tick: &Tick, at_ms: Ms, sight: &mut Sight<'_>) {

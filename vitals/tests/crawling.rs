@@ -275,6 +275,29 @@ fn streams_may_all_wait_behind_answers_that_come_whole() {
 }
 
 #[test]
+fn a_stream_that_was_preempted_waits_behind_answers_that_come_whole_and_accuses_no_front_end_at_300_s() {
+    for (waiting, least, most) in [(4.0, 890_000, 910_000), (0.0, 300_000, 330_000)] {
+        let mut sim = half_of_them_stream();
+        // one of the streams has begun, and two run
+        sim.gate.as_mut().unwrap().awaiting_first_byte = 7;
+        let metrics = sim.metrics.as_mut().unwrap();
+        (metrics.running, metrics.waiting) = (Some(2.0), Some(waiting));
+        let began = sim.now;
+        let token = |sim: &mut Sim| {
+            let metrics = sim.metrics.as_mut().unwrap();
+            metrics.generation_tokens = metrics.generation_tokens.map(|tokens| tokens + 3.0);
+            metrics.prompt_tokens = Some(metrics.prompt_tokens.unwrap_or(0.0) + 3_900.0);
+            metrics.progress_digest += 1;
+            sim.silence_until(2_000, stalled).is_some()
+        };
+        assert!((0..480).any(|_| token(&mut sim)), "{:?}", sim.last);
+        let confirmed = sim.now - began;
+        assert!((least..=most).contains(&confirmed), "{confirmed}: {:?}", sim.last);
+        assert_eq!(sim.last.unwrap().verdict.class().unwrap().name(), "FrontendStalled");
+    }
+}
+
+#[test]
 fn tokens_of_whole_answers_that_were_made_long_ago_accuse_no_front_end() {
     let mut sim = half_of_them_stream();
     for _ in 0..12 {
@@ -304,4 +327,70 @@ fn a_step_of_many_more_streams_than_usual_may_crawl_for_longer() {
     let (usual, many) = (confirmed(4), confirmed(40));
     assert!(usual <= 40_000, "{usual}");
     assert!((usual * 5..=310_000).contains(&many), "{usual} {many}");
+}
+
+/// A prompt that is alone, and its first byte after so long; nobody looks in between.
+fn prompt_unseen(sim: &mut Sim, tokens: u64, took_ms: Ms) {
+    sim.depart();
+    sim.tick(1_000);
+    sim.admit(1, tokens);
+    sim.tick(100);
+    let first_byte_at = sim.now + took_ms;
+    sim.deliver(1, first_byte_at);
+    sim.tick(took_ms);
+}
+
+#[test]
+fn what_prompts_cost_is_learned_between_two_looks_as_well() {
+    let confirmed = |took_ms| {
+        let mut sim = spinning(streaming(20));
+        for _ in 0..3 {
+            prompt_unseen(&mut sim, 500, took_ms);
+        }
+        sim.admit(2, 300);
+        sim.silence_until(10_000, suspect).unwrap() + sim.silence_until(400_000, stalled).unwrap()
+    };
+    let (quick, slow) = (confirmed(5), confirmed(500));
+    assert!(quick <= 25_000, "{quick}");
+    assert!((40_000..=120_000).contains(&slow), "a crawl of 300 tokens at a millisecond each: {slow}");
+}
+
+#[test]
+fn a_prompt_that_health_may_need_the_rivals_patience_for_is_fenced_by_then_and_killed_after_the_long_one() {
+    for (tokens, known) in [(50_000, true), (100_000, false)] {
+        let mut sim = spinning(Sim::foreign().up().busy(20_000));
+        sim.admit(1, 29_000);
+        assert_eq!(sim.silence_until(70_000, suspect), None, "a step of 70 s for 29000 tokens");
+        sim.decode(10_000);
+        sim.admit(1, tokens);
+        let fenced = sim.silence_until(400_000, suspect).unwrap();
+        assert!((295_000..=305_000).contains(&fenced), "{fenced}");
+        let told = sim.last.as_ref().unwrap().reasons[0].text.contains("own rhythm");
+        assert_eq!(told, known, "{:?}", sim.last);
+        let confirmed = fenced + sim.silence_until(700_000, stalled).unwrap();
+        assert!((890_000..=910_000).contains(&confirmed), "{confirmed}: {:?}", sim.last);
+    }
+}
+
+#[test]
+fn an_engine_of_long_prompts_alone_has_no_usual_silence_and_is_not_killed_within_ten_times_what_they_take() {
+    let mut sim = spinning(Sim::foreign().up());
+    for _ in 0..6 {
+        sim.admit(1, 50_000);
+        sim.gate.as_mut().unwrap().unstreamed = Some(1);
+        sim.silence(44_000);
+        // its figures move as it goes, which is what makes its silence tell
+        sim.metrics.as_mut().unwrap().progress_digest += 1;
+        sim.tick(100);
+        sim.silence(1_000);
+        let at = sim.now;
+        sim.deliver(1, at);
+        sim.tick(100);
+        sim.depart();
+    }
+    sim.admit(1, 50_000);
+    sim.gate.as_mut().unwrap().unstreamed = Some(1);
+    let fenced = sim.silence_until(400_000, suspect).unwrap();
+    let confirmed = fenced + sim.silence_until(700_000, stalled).unwrap();
+    assert!(fenced <= 301_000 && (450_000..=600_000).contains(&confirmed), "{fenced} {confirmed}: {:?}", sim.last);
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Sim, stalled, suspect};
+use vitals::detector::{Detector, Policy};
 use vitals::observation::{Ms, PagePhase};
 use vitals::verdict::Verdict;
 
@@ -73,6 +74,29 @@ fn a_detector_that_finds_an_engine_old_has_seen_no_silence() {
 }
 
 #[test]
+fn a_prompt_that_is_older_than_the_detector_teaches_nothing_and_none_teaches_twice() {
+    let mut sim = Sim::foreign().up().busy(20_000);
+    sim.admit(1, 29_000);
+    sim.silence(5_000);
+    // another detector takes its place at the very end
+    sim.detector = Detector::new(Policy::default(), sim.now);
+    // which may not have asked the gate yet when it looks for the first time
+    let gate = sim.gate.take();
+    sim.tick(100);
+    sim.gate = gate;
+    sim.silence(200);
+    sim.decode(20_000);
+    sim.admit(1, 20_000);
+    assert_eq!(sim.silence_until(60_000, suspect), None, "of prompts it knows nothing: {:?}", sim.last);
+
+    // ten minutes of decode later: what the prompts taught is neither forgotten nor thinned out
+    let mut sim = Sim::knows_long_prompts(600_000);
+    sim.admit(1, 10_000);
+    let fenced = sim.silence_until(60_000, suspect).unwrap();
+    assert!((14_000..=20_000).contains(&fenced), "{fenced}");
+}
+
+#[test]
 fn a_stopped_process_anywhere_in_the_tree_is_told_before_anything_was_learned() {
     let mut sim = Sim::foreign().up();
     sim.cpu = 10;
@@ -81,6 +105,20 @@ fn a_stopped_process_anywhere_in_the_tree_is_told_before_anything_was_learned() 
     let fenced = sim.silence_until(10_000, suspect).unwrap();
     let confirmed = fenced + sim.silence_until(60_000, stalled).unwrap();
     assert!(confirmed <= 15_000, "{fenced} {confirmed}");
+}
+
+#[test]
+fn who_was_stopped_and_runs_again_is_let_out_at_once_unless_its_own_rhythm_accuses_it() {
+    let lifted = |mut sim: Sim| {
+        sim.process().state = Some('T');
+        sim.admit(1, 200);
+        sim.silence_until(10_000, suspect).unwrap();
+        sim.process().state = Some('R');
+        sim.silence_until(60_000, |verdict| !suspect(verdict) || stalled(verdict)).unwrap();
+        sim.last.unwrap().verdict
+    };
+    assert_eq!(lifted(Sim::foreign().up()), Verdict::Progressing, "nothing was learned that would accuse it");
+    assert!(stalled(&lifted(Sim::foreign().up().busy(20_000))), "it is still silent for too long");
 }
 
 #[test]
@@ -156,6 +194,25 @@ fn prefill_step(sim: &mut Sim, owed: u64) -> Verdict {
     page.steps_completed += 1;
     page.prompt_tokens_owed = owed;
     sim.tick(100).verdict
+}
+
+/// One client at a time with a prompt of 8192 tokens gives up half way, and another comes within the same look. Does a gate know?
+fn clients_who_give_up(sim: &mut Sim, gate_knows: bool) -> Option<usize> {
+    (0..40).find(|_| {
+        let gate = sim.gate.as_mut().unwrap();
+        gate.prompt_tokens_taken += if gate_knows { 8_192 } else { 0 };
+        (0..8).any(|step| suspect(&prefill_step(sim, 8_192 - 512 * step)))
+    })
+}
+
+#[test]
+fn clients_who_give_up_in_prefill_and_are_followed_at_once_are_known_to_the_gate() {
+    let mut sim = Sim::native().up().busy(10_000);
+    sim.admit(1, 8_192);
+    assert_eq!(clients_who_give_up(&mut sim, true), None, "{:?}", sim.last);
+    // the same page without anybody at the gate is one prompt that is prefilled again and again
+    let fenced = clients_who_give_up(&mut sim, false);
+    assert!(fenced.is_some(), "{:?}", sim.last);
 }
 
 #[test]

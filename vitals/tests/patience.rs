@@ -236,3 +236,34 @@ fn one_late_probe_makes_no_stream_of_an_answer_that_does_not_stream() {
     (front.answers, front.silent_since_ms) = (false, Some(now));
     assert!(!sim.silence(2_000).fenced, "{:?}", sim.last);
 }
+
+#[test]
+fn in_a_cache_at_the_brim_a_step_may_hold_a_prompt_that_is_prefilled_again_whoever_waits() {
+    let fenced = |used, later_ms| {
+        let mut sim = Sim::knows_long_prompts(20_000);
+        let metrics = sim.metrics.as_mut().unwrap();
+        (metrics.kv_usage, metrics.waiting) = (Some(used), Some(0.0));
+        sim.decode(2_000);
+        sim.metrics.as_mut().unwrap().kv_usage = Some(used.min(0.9));
+        sim.decode(later_ms);
+        sim.silence_until(60_000, suspect).unwrap()
+    };
+    assert!(fenced(0.9, 0) <= 3_000 && fenced(0.99, 20_000) <= 3_000);
+    assert!(fenced(0.99, 0) >= 14_000);
+}
+
+#[test]
+fn a_prompt_that_came_and_left_between_two_deliveries_may_be_in_the_step_after_the_second() {
+    let mut sim = Sim::knows_long_prompts(20_000);
+    sim.admit(1, 10_000);
+    sim.tick(100);
+    let gate = sim.gate.as_mut().unwrap();
+    (gate.in_flight, gate.awaiting_first_byte, gate.prompt_tokens_owed) = (gate.in_flight - 1, 0, 0);
+    sim.tick(100);
+    sim.deliver_for(100);
+    let fenced = sim.silence_until(60_000, suspect).unwrap();
+    assert!(fenced >= 14_000, "{fenced}");
+    sim.decode(1_000);
+    let fenced = sim.silence_until(60_000, suspect).unwrap();
+    assert!(fenced <= 3_000, "one step later it is forgotten: {fenced}");
+}

@@ -83,10 +83,15 @@ fn looking_where_something_begins_or_ends_raises_the_same_alarms_as_looking_alwa
 }
 
 /// Histories of long runs that ended in the eviction of an engine that lived, each with what the detector had taken wrongly.
-const EVICTED_ONCE: [(&str, u64, &str); 3] = [
+const EVICTED_ONCE: [(&str, u64, &str); 8] = [
     ("B5", 0x8e84_ffec_a650_93a3, "what short prompts add to a step that crawls"),
     ("B5", 0xf013_775b_a293_c044, "a median of few prompts, some of them in the cache"),
     ("B5", 0x91b9_5ce7_eb22_9229, "five prompts of which none had cost what the next one did"),
+    ("B5", 0xd9c0_c03f_787a_c4a0, "prompts that were prefilled between two looks"),
+    ("B6", 0x6fec_8183_7ede_b7b2, "a prompt that health itself takes longer for than the rivals wait"),
+    ("B6", 0x28e7_504f_fee9_bf3e, "nothing but long prompts, so that no silence was usual"),
+    ("clients", 0x3f8c_0313_9988_694b, "clients who give up in prefill and are followed at once"),
+    ("preempt", 0x6409_0b3f_6b31_858b, "a stream that waits, preempted, behind answers that come whole"),
 ];
 
 #[test]
@@ -109,7 +114,8 @@ fn the_short_run_has_no_false_eviction_and_no_missed_hang() {
     for (number, kind) in KINDS.iter().enumerate() {
         for seed in 0..3 {
             let seed = mix(1 + number as u64 * 1_000 + seed);
-            table.add(run(&spec(kind.name, seed, Ticks::Coarse, 30 * MINUTE), &policy, &mut ()));
+            // long enough for what is confirmed last: after a quarter of an hour of silence
+            table.add(run(&spec(kind.name, seed, Ticks::Coarse, 50 * MINUTE), &policy, &mut ()));
         }
     }
     println!("{}", table.render());

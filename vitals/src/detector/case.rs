@@ -24,6 +24,8 @@ pub(super) struct Case {
     drained_at: Option<Ms>,
     /// Only a floor that came down for a quiet machine made it.
     low_floor: bool,
+    /// Nothing but a stopped process made it.
+    stopped: bool,
     /// It began before the engine could serve.
     pub(super) in_startup: bool,
 }
@@ -39,6 +41,7 @@ impl Detector {
             low_floor: complaint.allowed.basis == Basis::Learned
                 && sight.native().is_some()
                 && complaint.allowed.ms < self.policy.native_floor_ms,
+            stopped: complaint.reason.source == "proc",
             in_startup,
         };
         let exam = Exam { complaint: Some(complaint), ..Exam::default() };
@@ -165,7 +168,7 @@ impl Detector {
                     || metrics_prove(sight, case)
                     || (sight.steps_done > 0 && exam.complaint.is_none())
                     || stepped_since(sight, case)
-                    || (exam.complaint.is_none() && iterated_since(sight, case))
+                    || (exam.complaint.is_none() && (iterated_since(sight, case) || runs_again(sight, case)))
             }
         }
     }
@@ -188,6 +191,11 @@ fn stepped_since(sight: &Sight<'_>, case: &Case) -> bool {
 /// answer that does not stream shows nothing yet.
 fn iterated_since(sight: &Sight<'_>, case: &Case) -> bool {
     scraped_since(sight, case) && sight.iterations_moved
+}
+
+/// It was stopped, that was all there was against it, and it no longer is.
+fn runs_again(sight: &Sight<'_>, case: &Case) -> bool {
+    case.stopped && sight.proc.is_some_and(|proc| proc.state != Some('T') && proc.stopped == 0)
 }
 
 /// Were both the last scrape and the one before it taken after the case was opened, of an engine whose page does not know better?

@@ -79,7 +79,9 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
     // … and one that counts tokens as it makes them makes none for so long by no prefill
     let believed = !signs.tokens_live || since_delivered <= view.policy.long_patience_ms();
     let silence = if believed { since_delivered.min(filled) } else { since_delivered };
-    let allowed = Allowed { ms: allowed.ms.max(least), basis: Basis::Policy, ..allowed };
+    // steps that end bound the crawl of one: the rivals' patience is enough
+    let crawl_ms = allowed.crawl_ms.min(view.policy.patience_cap_ms);
+    let allowed = Allowed { ms: allowed.ms.max(least), basis: Basis::Policy, crawl_ms };
     exam.hold(silence, allowed, || {
         let text = format!(
             "the engine's counters move, and {} requests owed ({}) got nothing for {since_delivered} ms; {}",

@@ -130,6 +130,18 @@ impl Sim {
         self
     }
 
+    /// A stranger that streams, and so long ago showed what a prompt of 10 000 tokens takes: five seconds.
+    pub fn knows_long_prompts(ago_ms: Ms) -> Self {
+        let mut sim = Self::foreign().up().busy(20_000);
+        for _ in 0..4 {
+            sim.admit(1, 10_000);
+            sim.silence(5_000);
+            sim.decode(2_000);
+        }
+        sim.decode(ago_ms);
+        sim
+    }
+
     /// This many short requests, one at a time.
     pub fn served(mut self, requests: u32) -> Self {
         for _ in 0..requests {

@@ -1,0 +1,48 @@
+//! Prefill's progress: has a native page's prefill taken what there was to take, or the same again and again?
+
+use crate::observation::{PageObs, PagePhase};
+use crate::signs::Sight;
+
+/// Prefill that took this many times what there was to take without one token is no progress.
+const TIMES_MAX: u64 = 2;
+
+/// Prompt tokens since tokens were last handed out.
+#[derive(Debug, Clone, Default)]
+pub struct PrefillSign {
+    /// What prefill steps took.
+    done: u64,
+    /// What was owed then or has come since, by the page: one who comes while another leaves is not told from one who is preempted.
+    offered: u64,
+    /// The same by the gate, which knows who came, and how long prompts are only roughly.
+    offered_at_gate: u64,
+}
+
+impl PrefillSign {
+    /// Steps that turned and took prompt tokens, so that not the same are owed as at the look before (`last`). The same prompts again and
+    /// again (preemption) are no progress, nor are prompts that come and go in the queue of a loop that only decodes.
+    pub fn advances(&mut self, page: &PageObs, last: &PageObs, sight: &Sight<'_>) -> bool {
+        if sight.page_delivered {
+            // whatever was taken before a token came was not in vain
+            let owed = page.prompt_tokens_owed;
+            *self = Self { done: 0, offered: owed, offered_at_gate: owed };
+        }
+        let came = page.running.saturating_add(page.waiting) > last.running.saturating_add(last.waiting);
+        let more = page.prompt_tokens_owed.saturating_sub(last.prompt_tokens_owed);
+        self.offered = last.prompt_tokens_owed.max(self.offered.saturating_add(if came { more } else { 0 }));
+        self.offered_at_gate = self.offered_at_gate.saturating_add(sight.prompt_tokens_came);
+        if sight.steps_done == 0 {
+            // a fall without a step is a client that left
+            return false;
+        }
+        let took = match last.phase {
+            PagePhase::Prefill => u64::from(last.phase_tokens).saturating_mul(sight.steps_done),
+            _ => last.prompt_tokens_owed.saturating_sub(page.prompt_tokens_owed),
+        };
+        self.done = self.done.saturating_add(if sight.page_delivered { 0 } else { took });
+        let prefills = last.phase == PagePhase::Prefill || page.phase == PagePhase::Prefill;
+        // one who leaves while another comes may make it rise
+        let moved =
+            (prefills || page.running > last.running) && (came || page.prompt_tokens_owed != last.prompt_tokens_owed);
+        moved && self.done <= self.offered.max(self.offered_at_gate).saturating_mul(TIMES_MAX)
+    }
+}
