@@ -9,8 +9,9 @@ use super::procs::{ProcRoot, small};
 
 /// Looks at most once in this time: limits act in periods of 100 ms, and a share wants several.
 const LOOK_EVERY_MS: u64 = 1_000;
-/// Where a process's group lies is looked up at most once in this time: it hardly ever moves, and the freezer is asked at every look.
-const PLACE_EVERY_MS: u64 = 10_000;
+/// Where a process's group lies is looked up at most once in this time: it hardly ever moves, and the freezer is asked at every look. But
+/// who freezes a process by hand makes a group for it, and a stall is confirmed after two seconds.
+const PLACE_EVERY_MS: u64 = 1_000;
 /// Throttled time (summed over CPUs) of one look from which silence is the limit's doing: half the time that passed.
 const THROTTLED_SHARE: f64 = 0.5;
 

@@ -130,6 +130,16 @@ fn a_v1_limit_that_takes_most_of_the_time_throttles_and_a_freezer_freezes() {
 }
 
 #[test]
+fn who_freezes_a_process_by_hand_makes_a_group_for_it() {
+    let mut watched = Watched::new(&[Process { cgroup: "4:freezer:/\n", ..engine(0, 0) }]);
+    assert!(!watched.look().frozen, "a root has no freezer to ask");
+    let mounts = watched.fake.directory.path().join("cgroup");
+    write(&mounts.join("freezer/by-hand/freezer.state"), "FROZEN\n");
+    watched.fake.put(&Process { cgroup: "4:freezer:/by-hand\n", ..engine(0, 0) });
+    assert!(watched.look().frozen, "a second later it is known");
+}
+
+#[test]
 fn a_v2_group_is_read_in_our_mount_or_through_the_engines_own() {
     for (group, place) in [("0::/pod/e\n", "cgroup/pod/e"), ("0::/../e\n", "100/root/sys/fs/cgroup")] {
         let mut watched = Watched::new(&[Process { cgroup: group, ..engine(0, 0) }]);
