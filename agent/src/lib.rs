@@ -23,4 +23,5 @@ pub mod sources;
 pub mod status;
 pub mod stderr;
 pub mod supervisor;
+pub mod text;
 pub mod watch;

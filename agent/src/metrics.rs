@@ -7,6 +7,7 @@ use prometheus::{
 use vitals::verdict::Verdict;
 
 use crate::gate::ledger::GateReply;
+use crate::text::lossy;
 
 const VERDICTS: [&str; 10] =
     ["Starting", "Idle", "Progressing", "Suspect", "Stalled", "Slow", "Sleeping", "Draining", "Dead", "Unknown"];
@@ -140,7 +141,7 @@ impl Metrics {
         if let Err(error) = TextEncoder::new().encode(&self.registry.gather(), &mut text) {
             tracing::warn!(%error, "the metrics could not be written");
         }
-        String::from_utf8_lossy(&text).into_owned()
+        lossy(text)
     }
 }
 

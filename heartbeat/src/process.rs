@@ -60,6 +60,14 @@ pub fn check_live(identity: &Identity, pid: u32, proc_root: &Path) -> Result<(),
     if boot_id(proc_root).map_err(io_unknown)? != identity.boot_id {
         return Err(Unknown::Stale(Stale::OtherBoot));
     }
+    check_still_live(identity, pid, proc_root)
+}
+
+/// As [`check_live`], of a page whose boot has been compared before: nobody who compared it outlives it.
+///
+/// # Errors
+/// As [`check_live`], without another boot.
+pub fn check_still_live(identity: &Identity, pid: u32, proc_root: &Path) -> Result<(), Unknown> {
     let stat = match stat_at(&proc_root.join(format!("{pid}/stat"))) {
         Ok(stat) => stat,
         // ESRCH: the process went away between open and read.
@@ -115,7 +123,7 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 /// Lossy: a process may name itself with any bytes, and its name must not make it unreadable.
 fn read(path: &Path) -> Result<String, ProcError> {
     let bytes = read_whole(path).map_err(|source| ProcError::Read { path: path.to_owned(), source })?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
 /// In as few calls as can be: these files have no size to ask for, and an agent reads them again and again.

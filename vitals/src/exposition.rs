@@ -105,11 +105,12 @@ fn sample(line: &str, wanted: &impl Fn(&str) -> bool) -> Result<Option<Sample>, 
     let mut rest = line;
     let mut name = Cow::Borrowed(take_name(&mut rest));
     rest = rest.trim_start();
+    // a name in quotes stands among the labels: whether it is wanted is known only then
+    let known = (!name.is_empty()).then(|| wanted(&name));
     let mut labels = Vec::new();
     if let Some(inside) = rest.strip_prefix('{') {
         rest = inside;
-        // a name in quotes stands among the labels: whether it is wanted is known only then
-        let keep = name.is_empty() || wanted(&name);
+        let keep = known.unwrap_or(true);
         take_labels(&mut rest, &mut name, |key, value| {
             if keep {
                 labels.push((key.into_owned(), value.into_owned()));
@@ -131,16 +132,18 @@ fn sample(line: &str, wanted: &impl Fn(&str) -> bool) -> Result<Option<Sample>, 
     if words.next().is_some() {
         return Err("words after the timestamp");
     }
-    Ok(wanted(&name).then(|| Sample { name: name.into_owned(), labels, value }))
+    Ok(known.unwrap_or_else(|| wanted(&name)).then(|| Sample { name: name.into_owned(), labels, value }))
 }
 
 /// `[a-zA-Z_:][a-zA-Z0-9_:]*` from the front; empty if there is none.
 fn take_name<'a>(rest: &mut &'a str) -> &'a str {
-    let starts = |c: char| c.is_ascii_alphabetic() || c == '_' || c == ':';
-    if !rest.starts_with(starts) {
+    let belongs = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':');
+    let bytes = rest.as_bytes();
+    if bytes.first().is_none_or(u8::is_ascii_digit) {
         return "";
     }
-    let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':')).unwrap_or(rest.len());
+    // a byte of a longer character belongs to no name, so this is a boundary
+    let end = bytes.iter().position(|byte| !belongs(byte)).unwrap_or(bytes.len());
     let (name, tail) = rest.split_at(end);
     *rest = tail;
     name

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use heartbeat::page::{Identity, Page, Phase, StepRecord};
-use heartbeat::process::{PROC_ROOT, check_live};
+use heartbeat::process::{PROC_ROOT, check_live, check_still_live};
 use heartbeat::{Reader, Unknown};
 use vitals::observation::{Ms, PageObs, PagePhase};
 
@@ -35,6 +35,8 @@ struct Rank {
     /// There was no such file.
     missing: bool,
     believed: Option<Believed>,
+    /// The boot of a page that was believed once: it is still the same.
+    boot_id: Option<[u8; 16]>,
 }
 
 /// The last page that was believed.
@@ -60,6 +62,7 @@ impl PageSource {
             unknown: None,
             missing: false,
             believed: None,
+            boot_id: None,
         });
         Self { dir: dir.to_owned(), ranks: ranks.collect(), dir_seen: None }
     }
@@ -187,7 +190,9 @@ impl Rank {
             return Ok(page);
         }
         self.believed = None;
-        check_live(&page.identity, page.identity.pid, Path::new(PROC_ROOT))?;
+        let check = if self.boot_id == Some(page.identity.boot_id) { check_still_live } else { check_live };
+        check(&page.identity, page.identity.pid, Path::new(PROC_ROOT))?;
+        self.boot_id = Some(page.identity.boot_id);
         self.believed = Some(Believed {
             identity: page.identity.clone(),
             published_ns: page.beat.published_ns,

@@ -7,6 +7,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use crate::text::lossy;
+
 /// What one read takes; files of more are read on.
 const READ_BYTES: usize = 4_096;
 
@@ -64,8 +66,9 @@ impl Stat {
         // The name may hold spaces and parentheses, so it ends at the last one.
         let (pid, rest) = text.split_once(" (")?;
         let (comm, fields) = rest.rsplit_once(')')?;
-        let fields: Vec<&str> = fields.split_whitespace().collect();
-        // Field n of proc(5) is at n - 3, for the state is field 3.
+        // Field n of proc(5) is at n - 3, for the state is field 3; none beyond field 22 is needed.
+        let mut all = fields.split_ascii_whitespace();
+        let fields: [&str; 20] = std::array::from_fn(|_| all.next().unwrap_or(""));
         let number = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<u64>().ok());
         let signed = |field: usize| fields.get(field - 3).and_then(|text| text.parse::<i32>().ok());
         Some(Self {
@@ -178,9 +181,7 @@ pub fn small(path: &Path) -> Option<String> {
         let read = file.read(&mut buffer).ok()?;
         whole.extend_from_slice(buffer.get(..read)?);
         if read < READ_BYTES {
-            return Some(
-                String::from_utf8(whole).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()),
-            );
+            return Some(lossy(whole));
         }
     }
 }

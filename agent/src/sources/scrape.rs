@@ -17,6 +17,7 @@ use super::clock::monotonic_ms;
 use super::get::{Get, with_path};
 use super::haste::{Haste, Rounds};
 use super::renew;
+use crate::text::lossy;
 
 /// Body of one scrape.
 pub const BODY_BYTES_MAX: usize = 4 << 20;
@@ -89,9 +90,7 @@ async fn scrape_at(engine_url: &Uri, path: &str, deadline: Duration) -> Result<S
     if answer.status != StatusCode::OK {
         return Err(format!("{} answered {}", get.uri, answer.status));
     }
-    // the bytes become the text where they are text: a page of 4 MiB is not held twice
-    Ok(String::from_utf8(answer.body.into())
-        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    Ok(lossy(answer.body.into()))
 }
 
 async fn scrape_forever(engine_url: Uri, scraped: Arc<Mutex<Scraped>>, haste: Haste) {

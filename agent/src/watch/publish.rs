@@ -68,7 +68,7 @@ impl Publisher {
         self.declare(news);
         let same = self.said.as_ref().is_some_and(|said| said.is_of(news));
         let since = |at_ms: u64| news.now_ms.saturating_sub(at_ms);
-        let calm = matches!(news.outcome.verdict, Verdict::Idle | Verdict::Progressing) && news.draining.is_none();
+        let calm = is_steady(&news.outcome.verdict) && news.draining.is_none();
         if same && since(self.alive_ms) < if calm { ALIVE_CALM_MS } else { ALIVE_MS } {
             return;
         }
@@ -165,13 +165,18 @@ impl Substance {
         let said = self.episode.as_ref();
         let episode = said.map(|(id, stage, known, xids)| (id.as_str(), stage.as_str(), *known, xids.as_slice()));
         names(&self.verdict) == names(&news.outcome.verdict)
-            && (self.ready, self.fenced, self.phase, self.draining)
-                == (news.ready, news.fenced, news.phase, news.draining)
+            && (self.ready, self.fenced, self.draining) == (news.ready, news.fenced, news.draining)
+            && (is_steady(&self.verdict) || self.phase == news.phase)
             && (self.aside, self.by_hand) == (news.aside, news.by_hand.is_some())
             && self.poison == news.poison
             && (news.draining.is_none() || self.empty == is_empty(news))
             && episode == mark(news.incidents.first())
     }
+}
+
+/// While all is well the phase changes from step to step, and is no news.
+fn is_steady(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::Idle | Verdict::Progressing)
 }
 
 fn is_empty(news: &News<'_>) -> bool {
@@ -209,6 +214,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
     use std::time::Duration;
+    use vitals::verdict::StallClass;
 
     fn news(now_ms: u64, outcome: &Outcome) -> News<'_> {
         let (phase, draining, gate) = (None, None, None);
@@ -256,5 +262,17 @@ mod tests {
         let suspect = Outcome { verdict: Verdict::Unknown, ..Outcome::default() };
         assert_eq!(said(15_100, &suspect, true), Some(true), "news");
         assert_eq!(said(16_100, &suspect, true), Some(true), "whole each second while all is not calm");
+    }
+
+    #[test]
+    fn a_phase_is_news_unless_it_is_one_of_many_in_a_busy_second() {
+        let told = |verdict: Verdict| {
+            let outcome = Outcome { verdict, ..Outcome::default() };
+            let before = News { phase: Some(PagePhase::Prefill), ..news(0, &outcome) };
+            let after = News { phase: Some(PagePhase::Decode), ..news(0, &outcome) };
+            !Substance::of(&before).is_of(&after)
+        };
+        assert!(told(Verdict::Starting) && told(Verdict::Suspect(StallClass::DeviceWait)));
+        assert!(!told(Verdict::Progressing) && !told(Verdict::Idle));
     }
 }
