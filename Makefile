@@ -10,7 +10,7 @@ PROGRAM := target/release/truebeat
 packages := $(addprefix -p ,$(shell cat tests/packages.txt))
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
-.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak soak-traffic test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers bench-scale on-call
+.PHONY: help demo test build prerequisites lint unit programs images e2e bench soak benign soak-traffic test-vllm regenerate clean-cluster sim-operator sim-crashes sim-pairs sim-detector sim-engine rivals fuzz sim-differential mutants seeds bench-peers bench-scale on-call
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -94,6 +94,10 @@ fuzz: ## Every fuzz target for SECONDS (60), the canary first, which must fail
 
 soak: build ## 30 minutes of mixed healthy work on a loaded machine: every alarm is a failure
 	$(PROGRAM) bench healthy --minutes 30
+
+RUNS ?= 1000
+benign: build ## RUNS=1000 real engines that do what looks like a hang and is none (B1 to B9), nine at a time: a confirmed stall is a failure
+	$(PROGRAM) bench benign --runs $(RUNS)
 
 TRAFFIC_SECONDS ?= 1800
 soak-traffic: build ## 30 minutes (TRAFFIC_SECONDS=1800) of real mixed traffic, the second half with faults: EP2 to EP5, flat memory; SEED=S

@@ -185,6 +185,24 @@ pub enum BenchKind {
         #[arg(long, value_name = "PROGRAM")]
         agent: Option<PathBuf>,
     },
+    /// What healthy engines do and what looks like a hang (B1 to B9), in real processes on a loaded machine; a confirmed stall is a false
+    /// eviction and a failure, fences are counted beside it.
+    Benign {
+        #[arg(long, default_value_t = 1000)]
+        runs: u32,
+        /// Runs at a time.
+        #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=64))]
+        lanes: u16,
+        /// Threads that burn CPU beside them.
+        #[arg(long, default_value_t = 4)]
+        burners: u16,
+        /// Kinds, e.g. `B2,B6`. Default: all.
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
+        /// The stranger that acts most of them.
+        #[arg(long, default_value = "tests/stranger/server.py", value_name = "SERVER.py")]
+        server: PathBuf,
+    },
     /// Idle, bursts, very long prompts, disconnecting clients, on a loaded machine and without a fault: every alarm is a failure.
     Healthy {
         #[arg(long, default_value_t = 30)]

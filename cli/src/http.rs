@@ -26,6 +26,32 @@ pub fn client() -> HttpClient {
 /// When nothing whole came back in time; the error names the URL.
 pub async fn get(client: &HttpClient, url: &str, deadline: Duration) -> anyhow::Result<(u16, Bytes)> {
     let request = http::Request::get(url).body(Full::default()).with_context(|| format!("{url} is not a URL"))?;
+    exchange(client, request, url, deadline).await
+}
+
+/// POST of a JSON document: status and body, within `deadline`.
+///
+/// # Errors
+/// As [`get`].
+pub async fn post_json(
+    client: &HttpClient,
+    url: &str,
+    body: &serde_json::Value,
+    deadline: Duration,
+) -> anyhow::Result<(u16, Bytes)> {
+    let request = http::Request::post(url)
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body.to_string())))
+        .with_context(|| format!("{url} is not a URL"))?;
+    exchange(client, request, url, deadline).await
+}
+
+async fn exchange(
+    client: &HttpClient,
+    request: http::Request<Full<Bytes>>,
+    url: &str,
+    deadline: Duration,
+) -> anyhow::Result<(u16, Bytes)> {
     let call = async {
         let response = client.request(request).await?;
         let status = response.status().as_u16();
@@ -35,7 +61,7 @@ pub async fn get(client: &HttpClient, url: &str, deadline: Duration) -> anyhow::
     tokio::time::timeout(deadline, call)
         .await
         .map_err(|_| anyhow!("no answer from {url} within {deadline:?}"))?
-        .with_context(|| format!("could not get {url}"))
+        .with_context(|| format!("no whole answer from {url}"))
 }
 
 /// GET of a JSON document, whatever its status.

@@ -30,8 +30,8 @@ pub enum EngineKind {
     /// Our engine as it is deployed: it tells the truth and has its guards on, also with `--fault KIND@sigusr2`. Requests in flight at
     /// two stalls are served all the same: the fault is not theirs.
     Guarded { model: PathBuf, fault: Option<String> },
-    /// A stranger's Python server that freezes on SIGUSR2.
-    Stranger { server: PathBuf },
+    /// A stranger's Python server that freezes on SIGUSR2, with more words for it.
+    Stranger { server: PathBuf, more: Vec<String> },
 }
 
 /// A supervised engine and where to reach its parts.
@@ -114,10 +114,18 @@ impl Stage {
     /// # Errors
     /// When there is no process with the engine's command line.
     pub fn hang_engine(&self) -> anyhow::Result<(i32, Timestamp)> {
-        let pid = find_process(&self.engine_command)?;
+        let pid = self.engine_pid()?;
         let injected = Timestamp::now();
         kill(Pid::from_raw(pid), Signal::SIGUSR2).with_context(|| format!("could not signal the engine, pid {pid}"))?;
         Ok((pid, injected))
+    }
+
+    /// The engine's process.
+    ///
+    /// # Errors
+    /// When there is no process with the engine's command line.
+    pub fn engine_pid(&self) -> anyhow::Result<i32> {
+        find_process(&self.engine_command)
     }
 
     /// The agent's incidents, newest first.
@@ -203,9 +211,11 @@ fn engine_command(kind: &EngineKind, program: &Path, listen: &str) -> Vec<String
         EngineKind::Guarded { model, fault } => {
             our_engine(program, (model, fault.as_deref()), listen, &["--guards", "on"])
         }
-        EngineKind::Stranger { server } => {
+        EngineKind::Stranger { server, more } => {
             let port = listen.rsplit(':').next().unwrap_or_default().to_owned();
-            vec!["python3".into(), server.display().to_string(), "--port".into(), port]
+            let mut command = vec!["python3".into(), server.display().to_string(), "--port".into(), port];
+            command.extend(more.iter().cloned());
+            command
         }
     }
 }

@@ -7,6 +7,9 @@ steps and writes the gauges and counters; the HTTP threads only read them. So wh
 hang, and streams that got their `200 OK` at once get nothing more. A restart is the only cure.
 
     python3 server.py --port 8000 --rate 50 --freeze-after 20
+
+It also does, on request, what healthy engines do that looks like a hang: POST /act?what=compile|crawl|front&seconds=N, and vLLM's own
+POST /sleep and /wake_up; with --counts lumps its figures move at the end of each answer only, as llama.cpp's do.
 """
 import argparse
 import collections
@@ -14,11 +17,15 @@ import json
 import os
 import queue
 import signal
+import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+# A crawl, as the field reports it; and what a front end takes whose event loop is saturated.
+CRAWL_TIMES, FRONT_SECONDS = 100, 3.0
 WORDS = "the quick brown fox jumps over a lazy dog and runs on into the night".split()
 
 
@@ -40,7 +47,18 @@ class Engine(threading.Thread):
         self.waiting, self.running = collections.deque(), []
         self.shown = dict.fromkeys(
             ["running", "waiting", "kv", "prompt", "generation", "steps", "step_tokens", "stop", "length", "abort", "preempted"], 0)
-        self.state = "idle"
+        self.awake = threading.Event()
+        self.awake.set()
+        self.until = {"compile": 0.0, "crawl": 0.0, "front": 0.0}  # what it does, and until when
+
+    def does(self, what):
+        return time.monotonic() < self.until[what]
+
+    def compile(self):
+        """A real compiler at work for as long as it should, as a JIT is in the middle of a step."""
+        source = "".join("int f%d(int x) { return x * %d ^ (x >> 3); }\n" % (n, n) for n in range(4000))
+        while self.does("compile"):
+            subprocess.run(["cc", "-O2", "-x", "c", "-", "-c", "-o", "/dev/null"], input=source.encode(), check=True)
 
     def run(self):
         step_seconds = 1.0 / self.args.rate
@@ -53,8 +71,15 @@ class Engine(threading.Thread):
                 self.take(self.inbox.get_nowait())
             if self.frozen.is_set():
                 continue
+            self.awake.wait()
+            self.compile()
             self.step()
             time.sleep(step_seconds)
+            if self.does("crawl"):
+                # who crawls works for it
+                end = time.monotonic() + step_seconds * CRAWL_TIMES
+                while time.monotonic() < end:
+                    sum(range(1000))
 
     def take(self, request):
         if request is not None:  # None only wakes the loop
@@ -74,9 +99,10 @@ class Engine(threading.Thread):
             request.made, request.left, tokens = request.made + 1, request.left - 1, tokens + 1
             if request.left <= 0:
                 self.end(request, "length")
-        self.shown["generation"] += tokens
-        self.shown["step_tokens"] += tokens
-        self.shown["steps"] += 1 if tokens else 0
+        if self.args.counts == "steps":
+            self.shown["generation"] += tokens
+            self.shown["step_tokens"] += tokens
+            self.shown["steps"] += 1 if tokens else 0
         self.shown["running"], self.shown["waiting"] = len(self.running), len(self.waiting)
         held = sum(request.prompt_tokens + request.made for request in self.running)
         self.shown["kv"] = min(1.0, held / 65536)
@@ -84,10 +110,21 @@ class Engine(threading.Thread):
     def end(self, request, reason):
         self.running.remove(request)
         self.shown[reason] += 1
+        if self.args.counts == "lumps":
+            self.shown["generation"] += request.made
         request.out.put(None)
 
 
+def lumps(engine):
+    """llama.cpp's names: its tokens are counted when an answer is whole, its slots when it is asked."""
+    rows = [("prompt_tokens_total", engine.shown["prompt"]), ("tokens_predicted_total", engine.shown["generation"]),
+            ("requests_processing", len(engine.running)), ("requests_deferred", len(engine.waiting))]
+    return "".join("llamacpp:%s %s\n" % row for row in rows)
+
+
 def metrics(engine, model):
+    if engine.args.counts == "lumps":
+        return lumps(engine)
     labels = 'engine="0",model_name="%s"' % model
     shown = dict(engine.shown)
     rows = [
@@ -107,6 +144,10 @@ def metrics(engine, model):
     text.append('vllm:iteration_tokens_total_bucket{%s,le="+Inf"} %s' % (labels, float(shown["steps"])))
     text.append("vllm:iteration_tokens_total_count{%s} %s" % (labels, float(shown["steps"])))
     text.append("vllm:iteration_tokens_total_sum{%s} %s" % (labels, float(shown["step_tokens"])))
+    awake = engine.awake.is_set()
+    text.append("# TYPE vllm:engine_sleep_state gauge")
+    for state, value in (("awake", awake), ("weights_offloaded", not awake), ("discard_all", False)):
+        text.append('vllm:engine_sleep_state{%s,sleep_state="%s"} %s' % (labels, state, float(value)))
     cpu = time.process_time()
     text += ["# TYPE process_cpu_seconds_total counter", "process_cpu_seconds_total %.2f" % cpu]
     return "\n".join(text) + "\n"
@@ -121,6 +162,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = self.path.split("?")[0]
+        if self.engine.does("front"):
+            time.sleep(FRONT_SECONDS)
         if path in ("/health", "/ping"):
             self.answer(200, b"", "text/plain")  # never asks the engine: that is the lie
         elif path == "/metrics":
@@ -130,7 +173,23 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.json(404, {"error": {"message": "no such path: " + path, "code": 404}})
 
+    def act(self, path, query):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        what, seconds = query.get("what", [""])[0], query.get("seconds", ["0"])[0]
+        if path == "/sleep":
+            self.engine.awake.clear()
+        elif path == "/wake_up":
+            self.engine.awake.set()
+        elif what in self.engine.until:
+            self.engine.until[what] = time.monotonic() + float(seconds)
+        else:
+            return self.json(400, {"error": {"message": "no such act: %r" % what, "code": 400}})
+        self.json(200, {})
+
     def do_POST(self):
+        url = urllib.parse.urlsplit(self.path)
+        if url.path in ("/act", "/sleep", "/wake_up"):
+            return self.act(url.path, urllib.parse.parse_qs(url.query))
         chat = self.path == "/v1/chat/completions"
         try:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
@@ -202,6 +261,7 @@ def main():
     parse.add_argument("--rate", type=float, default=50.0, help="steps a second; each gives every running request a token")
     parse.add_argument("--max-num-seqs", type=int, default=16)
     parse.add_argument("--load-seconds", type=float, default=0.5, help="time before the port opens (vLLM binds late)")
+    parse.add_argument("--counts", choices=("steps", "lumps"), default="steps", help="when its figures move")
     parse.add_argument("--freeze-after", type=float, help="freeze the engine thread this many seconds after start")
     args = parse.parse_args()
     engine = Engine(args)

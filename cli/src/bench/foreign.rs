@@ -27,7 +27,7 @@ struct Freeze {
 /// Freezes the server `count` times; true when the goal is met.
 pub async fn run(out: &Path, server: &Path, count: u32) -> anyhow::Result<bool> {
     let server = server.canonicalize().with_context(|| format!("there is no server {}", server.display()))?;
-    let mut stage = Stage::launch(&EngineKind::Stranger { server }, &out.join("foreign"))?;
+    let mut stage = Stage::launch(&EngineKind::Stranger { server, more: Vec::new() }, &out.join("foreign"))?;
     let frozen = freeze_often(&mut stage, count).await;
     stage.stop().await?;
     let frozen = frozen?;

@@ -112,7 +112,7 @@ async fn crowd(stage: &Stage, clients: u16, turn: Duration) -> u64 {
 }
 
 /// One very long prompt after the other, with one short answer each.
-async fn long_prompts(stage: &Stage, turn: Duration) -> u64 {
+pub(super) async fn long_prompts(stage: &Stage, turn: Duration) -> u64 {
     let begun = Instant::now();
     let mut done = 0;
     while begun.elapsed() < turn {
@@ -156,7 +156,7 @@ async fn post(
 }
 
 /// Burns CPU on `threads` threads until the returned flag is set.
-fn burn(threads: u16) -> Arc<AtomicBool> {
+pub(super) fn burn(threads: u16) -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     for _ in 0..threads {
         let stop = Arc::clone(&stop);

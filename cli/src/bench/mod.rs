@@ -2,6 +2,7 @@
 //! fenced, how often a healthy engine is suspected, and what all of it costs. Lines are `name value unit goal`, so that runs can be
 //! joined into one table.
 
+mod benign;
 mod cost;
 mod exit;
 mod figures;
@@ -32,6 +33,9 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
         }
         BenchKind::Traffic { seconds, seed } => {
             traffic::run(&args.out, &model, Duration::from_secs(seconds), seed).await?
+        }
+        BenchKind::Benign { runs, lanes, burners, only, server } => {
+            benign::run(&args.out, &model, benign::Plan { runs, lanes, burners, only, server }).await?
         }
         BenchKind::Healthy { minutes, burners } => healthy::run(&args.out, &model, minutes, burners).await?,
     };

@@ -78,7 +78,7 @@ fn scenarios(args: &DemoArgs, model: &Path) -> anyhow::Result<Vec<Scenario>> {
         all.push(Scenario {
             name: "stranger",
             story: "an engine that knows nothing of Truebeat freezes; its port, its metrics and /proc are all there is to see",
-            engine: EngineKind::Stranger { server },
+            engine: EngineKind::Stranger { server, more: Vec::new() },
             classes: &["StepStalled", "DeviceWait", "DecodeStalled", "AdmissionStalled"],
         });
     }

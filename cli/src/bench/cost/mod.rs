@@ -2,7 +2,7 @@
 //! costs the engine's throughput (2b).
 
 mod pairs;
-mod roles;
+pub(super) mod roles;
 
 use std::path::Path;
 use std::time::Duration;
