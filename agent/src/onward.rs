@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
+use crate::short_slice;
+
 /// Pieces that wait for a slow reader.
 const PIECES_MAX: usize = 64;
 
@@ -24,11 +26,24 @@ impl Onward {
     ///
     /// # Errors
     /// When the thread cannot be started.
-    pub fn start(what: &'static str, mut on: Box<dyn Write + Send>) -> io::Result<Self> {
+    pub fn start(what: &'static str, on: Box<dyn Write + Send>) -> io::Result<Self> {
+        Self::start_with(what, on, || ())
+    }
+
+    /// The same for words that somebody waits for: they are written before the turn of whoever runs is over.
+    ///
+    /// # Errors
+    /// As [`Onward::start`].
+    pub fn start_soon(what: &'static str, on: Box<dyn Write + Send>) -> io::Result<Self> {
+        Self::start_with(what, on, short_slice::ask_or_log)
+    }
+
+    fn start_with(what: &'static str, mut on: Box<dyn Write + Send>, ask: fn()) -> io::Result<Self> {
         let (queue, pieces) = sync_channel::<Vec<u8>>(PIECES_MAX);
         let waiting = Arc::new(AtomicUsize::new(0));
         let left = Arc::clone(&waiting);
         let write = move || {
+            ask();
             let write = |piece: Vec<u8>| {
                 let done = on.write_all(&piece).and_then(|()| on.flush());
                 left.fetch_sub(1, Ordering::Release);

@@ -24,7 +24,8 @@ pub fn writer() -> Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let out = OUT.get_or_init(|| Onward::start("the agent's log", Box::new(io::stderr())).ok().map(Mutex::new));
+        let out =
+            OUT.get_or_init(|| Onward::start_soon("the agent's log", Box::new(io::stderr())).ok().map(Mutex::new));
         let taken = out.as_ref().is_some_and(|out| out.lock().unwrap_or_else(PoisonError::into_inner).send(line));
         if !taken {
             DROPPED.fetch_add(1, Ordering::Relaxed);
