@@ -1,6 +1,7 @@
 //! What a detector leaves for its successor: a restart of the detector must not forget a fence, an open episode or a spent grant.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use vitals::recovery::EpisodeStage;
@@ -143,6 +144,13 @@ impl Keeper {
         };
         if let Ok(text) = serde_json::to_vec(&self.written) {
             self.writer.put(text);
+        }
+    }
+
+    /// Waits until it is written, for `max` at most.
+    pub async fn settled(&self, max: Duration) {
+        if !self.writer.settled(max).await {
+            tracing::warn!("the detector's memory is late; were it to end now, its successor would know less");
         }
     }
 }

@@ -34,7 +34,7 @@ use self::follow::{Follow, process_key, started_ms};
 use self::hold::{Hold, refusal, spared};
 use self::latest::Latest;
 use self::leave::Drain;
-use self::memory::{Keeper, Known, Memory};
+use self::memory::{Keeper, Memory};
 use self::note::{FENCE, Note};
 use self::poison::PoisonBook;
 use self::proof::Proof;
@@ -47,7 +47,6 @@ use crate::report::Reporter;
 use crate::sources::clock::monotonic_ms;
 use crate::sources::pace::{Pace, PaceKeeper};
 use crate::sources::{EngineProcess, Sources};
-use crate::status::{Aside, fitness, readiness};
 
 /// A tick that begins this much later than it should is a gap of ours, not the engine's silence (V5).
 const GAP_MS_MIN: u64 = 150;
@@ -210,7 +209,7 @@ impl Watch {
         self.book(now_ms, &obs, &outcome, &recovery);
         self.watch_poison(now_ms).await;
         let proven = self.proof.look(now_ms, &outcome.verdict, &obs).await;
-        self.publish(now_ms, &obs, &outcome, (drain, proven));
+        self.publish(now_ms, &obs, &outcome, (drain, proven)).await;
         (self.outcome, self.seen) = (outcome, obs);
     }
 
@@ -357,37 +356,5 @@ impl Watch {
             is_guess: self.follow.is_guess(),
         };
         self.acts.obey(recovery, &scene, &mut self.sources);
-    }
-
-    fn publish(&mut self, now_ms: u64, obs: &Observation, outcome: &Outcome, (drain, proven): (Option<Drain>, bool)) {
-        let fenced = self.control.fenced;
-        let aside = Aside::of(drain.is_some(), proven);
-        let held = self.hold.as_ref().and_then(|hold| hold.fit(&outcome.verdict));
-        self.fit = held.unwrap_or_else(|| fitness(&outcome.verdict, self.fit));
-        let news = publish::News {
-            now_ms,
-            outcome,
-            ready: readiness(self.fit, fenced, aside),
-            fenced,
-            phase: obs.pages.value.as_ref().and_then(|pages| pages.first()).map(|page| page.phase),
-            incidents: self.acts.incidents.list(),
-            aside,
-            // whoever waits for the end of a drain waits for a gate that is shut
-            draining: drain.map(|drain| drain.id).filter(|_| self.control.draining),
-            by_hand: self.hand.as_deref(),
-            poison: self.poison.list(),
-            gate: self.gate.reply.as_ref(),
-        };
-        self.publisher.publish(&news, &self.metrics);
-        self.keeper.keep(&Known {
-            engine: self.engine.as_ref().map(|engine| (engine.pid, engine.start_ticks)),
-            fit: self.fit,
-            proven,
-            fenced: self.own_fence,
-            refusal: &self.control.reason,
-            incidents: &self.acts.incidents,
-            last_unattended_ms: self.recovery.last_unattended_ms(),
-            drain_ended: self.drain_ended,
-        });
     }
 }

@@ -1,23 +1,31 @@
 //! What the detector says to others: status lines to the supervisor, the declaration to the reporter. On change, and now and then; in
 //! between a sign of life, so that a healthy second costs a few bytes.
 
+use std::time::Duration;
+
 use crds::episode::Episode;
 use crds::poison::Refused;
 use crds::xid::Xid;
-use vitals::observation::PagePhase;
+use vitals::observation::{Observation, PagePhase};
 use vitals::verdict::{Outcome, Verdict};
 
+use super::Watch;
 use super::latest::Latest;
+use super::leave::Drain;
+use super::memory::Known;
 use crate::gate::ledger::GateReply;
 use crate::metrics::Metrics;
 use crate::report::{Declaration, Heard, Reporter};
-use crate::status::{ALIVE, Aside, StatusDoc, VerdictDoc, ready_reason};
+use crate::status::{ALIVE, Aside, StatusDoc, VerdictDoc, fitness, readiness, ready_reason};
 
 /// Something is said this often at least; while all is calm, half as often.
 const ALIVE_MS: u64 = 1_000;
 const ALIVE_CALM_MS: u64 = 2_000;
 /// Without news a whole status, with its figures, is repeated after this while all is calm; else with every sign of life.
 const WHOLE_MS: u64 = 5_000;
+
+/// So long a tick may wait for the memory to be written.
+const MEMORY_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// One tick's news.
 #[derive(Debug)]
@@ -38,6 +46,56 @@ pub struct News<'a> {
     pub poison: &'a [Refused],
     /// The gate's last answer, unless it is silent.
     pub gate: Option<&'a GateReply>,
+}
+
+impl Watch {
+    /// Remembers what this tick decided, and says it.
+    pub(super) async fn publish(
+        &mut self,
+        now_ms: u64,
+        obs: &Observation,
+        outcome: &Outcome,
+        (drain, proven): (Option<Drain>, bool),
+    ) {
+        let fenced = self.control.fenced;
+        let aside = Aside::of(drain.is_some(), proven);
+        let held = self.hold.as_ref().and_then(|hold| hold.fit(&outcome.verdict));
+        self.fit = held.unwrap_or_else(|| fitness(&outcome.verdict, self.fit));
+        let ready = readiness(self.fit, fenced, aside);
+        self.remember(proven);
+        if ready && !self.publisher.said_ready() {
+            // a successor that knew less would take the word back
+            self.keeper.settled(MEMORY_WAIT_MAX).await;
+        }
+        let news = News {
+            now_ms,
+            outcome,
+            ready,
+            fenced,
+            phase: obs.pages.value.as_ref().and_then(|pages| pages.first()).map(|page| page.phase),
+            incidents: self.acts.incidents.list(),
+            aside,
+            // whoever waits for the end of a drain waits for a gate that is shut
+            draining: drain.map(|drain| drain.id).filter(|_| self.control.draining),
+            by_hand: self.hand.as_deref(),
+            poison: self.poison.list(),
+            gate: self.gate.reply.as_ref(),
+        };
+        self.publisher.publish(&news, &self.metrics);
+    }
+
+    fn remember(&mut self, proven: bool) {
+        self.keeper.keep(&Known {
+            engine: self.engine.as_ref().map(|engine| (engine.pid, engine.start_ticks)),
+            fit: self.fit,
+            proven,
+            fenced: self.own_fence,
+            refusal: &self.control.reason,
+            incidents: &self.acts.incidents,
+            last_unattended_ms: self.recovery.last_unattended_ms(),
+            drain_ended: self.drain_ended,
+        });
+    }
 }
 
 /// Remembers what was said.
@@ -61,6 +119,11 @@ impl Publisher {
     /// What the API said last; nothing outside Kubernetes.
     pub fn heard(&self) -> Heard {
         self.reporter.as_ref().map(Reporter::heard).unwrap_or_default()
+    }
+
+    /// Was the replica ready at the last word?
+    pub fn said_ready(&self) -> bool {
+        self.said.as_ref().is_some_and(|said| said.ready)
     }
 
     /// Says what is new.
@@ -213,7 +276,6 @@ fn progressing(verdict: &Verdict, aside: Aside) -> &'static str {
 mod tests {
     use super::*;
     use std::sync::mpsc;
-    use std::time::Duration;
     use vitals::verdict::StallClass;
 
     fn news(now_ms: u64, outcome: &Outcome) -> News<'_> {
