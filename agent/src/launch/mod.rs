@@ -3,10 +3,12 @@
 //! The kubelet's part of the work, for one machine. Whether the engine is well is not asked here.
 
 mod engine_file;
+mod running;
 mod tee;
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -17,6 +19,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 pub use self::engine_file::{EngineFile, Exit};
+use self::running::Running;
 use self::tee::{CappedLog, tee};
 use crate::kill::{KillNote, kill_tree, kill_tree_and_wait, send, send_to};
 use crate::sources::{EngineProcess, process_tree, process_tree_members};
@@ -67,13 +70,6 @@ pub struct Launcher {
     log: Arc<Mutex<CappedLog>>,
 }
 
-/// One running engine.
-struct Running {
-    child: Child,
-    file: EngineFile,
-    started: Instant,
-}
-
 impl Launcher {
     /// Checks what can be checked before anything starts.
     ///
@@ -100,10 +96,10 @@ impl Launcher {
             let wait = match self.start(registry, starts, last_exit.clone()).await {
                 Ok(mut running) => {
                     let status = tokio::select! {
-                        status = running.child.wait() => status,
+                        status = running.noticed() => status,
                         _ = stop.wait_for(|stop| *stop) => return self.end(running).await,
                     };
-                    last_exit = Some(self.ended(&mut running, status.ok(), registry).await);
+                    last_exit = Some(self.ended(&mut running, status, registry).await);
                     let granted = KillNote::grants(&self.config.agent_dir, &running.file.process());
                     if granted { Duration::ZERO } else { pause.after(running.started.elapsed()) }
                 }
@@ -151,7 +147,7 @@ impl Launcher {
             return Err(error);
         }
         self.say(&format!("engine started, pid {pid}, start {starts}"));
-        Ok(Running { child, file, started: Instant::now() })
+        Ok(Running::new(child, file))
     }
 
     /// An engine that nobody can be told of must not run beside the next one (I5).
@@ -176,9 +172,7 @@ impl Launcher {
     /// The engine's root is gone: the rest of its tree follows before a successor may start (I5). Status 0 is no excuse: an
     /// engine that leaves unasked has failed.
     async fn ended(&self, running: &mut Running, status: Option<ExitStatus>, registry: &Registry) -> Exit {
-        use std::os::unix::process::ExitStatusExt;
         let process = running.file.process();
-        registry.forget(process.pid);
         let exit = Exit {
             pid: process.pid,
             code: status.and_then(|status| status.code()),
@@ -187,6 +181,8 @@ impl Launcher {
         };
         let how = status.map_or_else(|| "an unknown status".to_owned(), |status| status.to_string());
         self.say(&format!("the engine (pid {}) ended with {how}", process.pid));
+        running.reap();
+        registry.forget(process.pid);
         running.file.last_exit = Some(exit.clone());
         if let Err(error) = crate::files::write_json(&EngineFile::path(&self.config.agent_dir), &running.file) {
             tracing::warn!(%error, "could not write the engine's end to engine.json");
