@@ -14,7 +14,7 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::supervisor::board::Board;
+use crate::supervisor::board::{Board, Posted};
 
 /// A drain that nobody bounds ends after this.
 const DRAIN_S_DEFAULT: u64 = 25;
@@ -115,7 +115,9 @@ async fn drain(State(board): State<Arc<Board>>, Query(query): Query<DrainQuery>)
     // Lifted whether or not the asker waits; an engine that has gone meanwhile has ended the drain itself.
     tokio::spawn(lift(Arc::clone(&board), id, bound + DRAIN_LEFT_MAX));
     let empty = statuses.wait_for(|status| {
-        status.as_ref().is_some_and(|posted| posted.doc.draining == Some(id) && posted.doc.in_flight == Some(0))
+        // whoever asks later asks for no less
+        let heard = |posted: &Posted| posted.doc.draining.is_some_and(|at| at >= id);
+        status.as_ref().is_some_and(|posted| heard(posted) && posted.doc.in_flight == Some(0))
     });
     let drained = matches!(tokio::time::timeout(bound, empty).await, Ok(Ok(_)));
     let in_flight = board.latest().and_then(|posted| posted.doc.in_flight);

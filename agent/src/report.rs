@@ -20,6 +20,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use crate::sources::clock::monotonic_ms;
+use crate::watch::leave::Said;
+
 /// Every call has its own deadline; the client's own retries are off (RELIABILITY.md §7).
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// While a grant is awaited the apply is repeated: its response carries the pod's annotations.
@@ -54,6 +57,8 @@ pub struct Declaration {
     pub health_lies: bool,
     /// The newest episode, open or just closed.
     pub episode: Option<Episode>,
+    /// The order to drain of which the answer tells whether the pod leaves; a new one is a new question.
+    pub drain: Option<u64>,
 }
 
 impl Declaration {
@@ -73,6 +78,8 @@ pub struct Heard {
     pub last_serving: bool,
     /// `CLOCK_MONOTONIC` of the last answer; `None` before the first.
     pub answered_ms: Option<u64>,
+    /// Whether the pod is being deleted, by the answer to the last question.
+    pub said: Option<Said>,
     pub failures: u64,
 }
 
@@ -115,6 +122,11 @@ impl Reporter {
         });
     }
 
+    /// What the API said last of the pod's end.
+    pub fn said(&self) -> Option<Said> {
+        self.heard.borrow().said
+    }
+
     /// What the API said last.
     pub fn heard(&self) -> Heard {
         self.heard.borrow().clone()
@@ -144,19 +156,22 @@ async fn report(
         let Some(wish) = wishes.borrow_and_update().clone() else { continue };
         let conditions = conditions(&wish, &mut transitions, &crate::files::wall_clock());
         let _ = crate::files::write_json(&memory, &transitions);
+        let asked_ms = monotonic_ms();
         let called = match api.take().map_or_else(|| connect(&pod), Ok) {
             Ok(connected) => apply(api.insert(connected), &pod, &conditions).await,
             Err(error) => Err(error),
         };
         let pause = match called {
-            Ok(Answer { grant, queued, last_serving }) => {
+            Ok(Answer { grant, queued, last_serving, deleted }) => {
                 retry = RETRY_FIRST;
-                let now_ms = crate::sources::clock::monotonic_ms();
+                let now_ms = monotonic_ms();
                 let queued = queued.as_deref().and_then(|text| queued_now(text, Timestamp::now()));
                 says.send_modify(|heard| {
                     // The last word stays with its time: from then on the agent is alone again.
                     let queued = queued.map(|id| (id, now_ms)).or(heard.queued.take());
-                    *heard = Heard { grant, queued, last_serving, answered_ms: Some(now_ms), failures: heard.failures };
+                    let said = Some(Said { asked_ms, deleted });
+                    let failures = heard.failures;
+                    *heard = Heard { grant, queued, last_serving, answered_ms: Some(now_ms), said, failures };
                 });
                 if wish.awaits_grant() { GRANT_EVERY } else { REPEAT_EVERY }
             }
@@ -184,6 +199,7 @@ struct Answer {
     grant: Option<String>,
     queued: Option<String>,
     last_serving: bool,
+    deleted: bool,
 }
 
 /// The episode that an annotation `<id>@<time>` holds in the queue, unless the operator that wrote it has gone silent since.
@@ -203,10 +219,11 @@ async fn apply(api: &Api<Pod>, pod: &PodIdentity, conditions: &Value) -> Result<
     let answer = call.map_err(|_| ReportError::Late)?;
     let answer =
         answer.map_err(|source| ReportError::Apply { pod: format!("{}/{}", pod.namespace, pod.name), source })?;
+    let deleted = answer.metadata.deletion_timestamp.is_some();
     let mut notes = answer.metadata.annotations.unwrap_or_default();
     let last_serving = notes.contains_key(ANNOTATION_LAST_SERVING);
     let (grant, queued) = (notes.remove(ANNOTATION_RESTART_GRANT), notes.remove(ANNOTATION_RESTART_QUEUED));
-    Ok(Answer { grant, queued, last_serving })
+    Ok(Answer { grant, queued, last_serving, deleted })
 }
 
 fn connect(pod: &PodIdentity) -> Result<Api<Pod>, ReportError> {

@@ -11,6 +11,7 @@ fn wish(progressing: &str, stage: &str) -> Declaration {
         message: text,
         health_lies: stage == "Stalled",
         episode: Some(episode),
+        drain: None,
     }
 }
 
@@ -74,11 +75,21 @@ async fn the_grant_comes_back_in_the_answer_to_the_apply() {
     let (api, seen) = api_that_says(Some(answer)).await;
     let conditions = conditions(&wish("False", "Stalled"), &mut Transitions::new(), "t");
     let answer = apply(&api, &pod(), &conditions).await.unwrap();
-    assert_eq!(answer, Answer { grant: Some("e1".into()), queued: Some("e1@t".into()), last_serving: true });
+    let stays = Answer { grant: Some("e1".into()), queued: Some("e1@t".into()), last_serving: true, deleted: false };
+    assert_eq!(answer, stays);
     let request = seen.await.unwrap().to_lowercase();
     assert!(request.starts_with("patch /api/v1/namespaces/n/pods/p/status?"), "{request}");
     assert!(request.contains("content-type: application/apply-patch+yaml"), "{request}");
     assert!(request.contains("fieldmanager=truebeat-agent") && request.contains("force=true"), "{request}");
+}
+
+#[tokio::test]
+async fn the_answer_says_that_the_pod_is_being_deleted() {
+    let answer = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n\
+        {\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"p\",\"deletionTimestamp\":\"2026-01-01T00:00:00Z\"}}";
+    let (api, _seen) = api_that_says(Some(answer)).await;
+    let answer = apply(&api, &pod(), &conditions(&wish("True", "None"), &mut Transitions::new(), "t")).await.unwrap();
+    assert_eq!(answer, Answer { deleted: true, ..Answer::default() });
 }
 
 #[test]

@@ -33,7 +33,7 @@ use self::ear::GateEar;
 use self::follow::{Follow, process_key, started_ms};
 use self::hold::{Hold, refusal, spared};
 use self::latest::Latest;
-use self::leave::Drain;
+use self::leave::{Drain, Standing, Trust};
 use self::memory::{Keeper, Memory};
 use self::note::{FENCE, Note};
 use self::poison::PoisonBook;
@@ -103,6 +103,7 @@ struct Watch {
     fit: bool,
     drain: channel::Receiver<Drain>,
     drain_ended: u64,
+    trust: Trust,
     proof: Proof,
     /// Who we are, for ids of episodes: the pod, else the host.
     instance: String,
@@ -159,6 +160,7 @@ impl Watch {
             fit: same && memory.fit,
             drain,
             drain_ended: memory.drain_ended,
+            trust: Trust::default(),
             proof: Proof::new(config.prove_through.clone(), same && memory.proven),
             instance: config.instance(),
             ticked_ms: None,
@@ -189,7 +191,9 @@ impl Watch {
         let now_ms = monotonic_ms();
         let gap_ms = self.gap(now_ms);
         self.follow_engine(now_ms);
-        let drain = Some(*self.drain.borrow()).filter(|drain| drain.id > self.drain_ended);
+        let order = Some(*self.drain.borrow()).filter(|drain| drain.id > self.drain_ended);
+        let standing = self.standing(now_ms, order);
+        let drain = standing.and_then(Standing::drain);
         self.control.leaving = drain.is_some();
         self.control.draining = drain.is_some_and(|drain| drain.shuts(now_ms));
         if self.gate.is_due(now_ms, &self.control) {
@@ -209,8 +213,18 @@ impl Watch {
         self.book(now_ms, &obs, &outcome, &recovery);
         self.watch_poison(now_ms).await;
         let proven = self.proof.look(now_ms, &outcome.verdict, &obs).await;
-        self.publish(now_ms, &obs, &outcome, (drain, proven)).await;
+        let waited_for = standing.and_then(|standing| standing.waited_for(order, self.control.draining));
+        self.publish(now_ms, &obs, &outcome, (waited_for, proven)).await;
         (self.outcome, self.seen) = (outcome, obs);
+    }
+
+    /// What becomes of an order to drain. Where no API server can be asked, whoever reaches the port is the one who runs the engine.
+    fn standing(&mut self, now_ms: u64, order: Option<Drain>) -> Option<Standing> {
+        match self.publisher.reporter() {
+            None => order.map(Standing::Obeyed),
+            Some(_) if order.is_none() && !self.trust.is_leaving() => self.trust.standing(now_ms, None, None),
+            Some(reporter) => self.trust.standing(now_ms, order, reporter.said()),
+        }
     }
 
     /// How long we did not run beyond what a tick may take.

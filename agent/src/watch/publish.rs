@@ -11,7 +11,6 @@ use vitals::verdict::{Outcome, Verdict};
 
 use super::Watch;
 use super::latest::Latest;
-use super::leave::Drain;
 use super::memory::Known;
 use crate::gate::ledger::GateReply;
 use crate::metrics::Metrics;
@@ -38,8 +37,10 @@ pub struct News<'a> {
     pub incidents: &'a [Episode],
     /// Why the replica is kept out of traffic although the engine may be well.
     pub aside: Aside,
-    /// The drain whose gate is shut.
+    /// Up to which order to drain the requests in flight are all that is waited for.
     pub draining: Option<u64>,
+    /// The order to drain about which the API server is to be asked.
+    pub question: Option<u64>,
     /// A person's fence, in words.
     pub by_hand: Option<&'a str>,
     /// Requests that the gate refuses (I7).
@@ -55,10 +56,10 @@ impl Watch {
         now_ms: u64,
         obs: &Observation,
         outcome: &Outcome,
-        (drain, proven): (Option<Drain>, bool),
+        (waited_for, proven): (Option<u64>, bool),
     ) {
         let fenced = self.control.fenced;
-        let aside = Aside::of(drain.is_some(), proven);
+        let aside = Aside::of(self.control.leaving, proven);
         let held = self.hold.as_ref().and_then(|hold| hold.fit(&outcome.verdict));
         self.fit = held.unwrap_or_else(|| fitness(&outcome.verdict, self.fit));
         let ready = readiness(self.fit, fenced, aside);
@@ -75,8 +76,8 @@ impl Watch {
             phase: obs.pages.value.as_ref().and_then(|pages| pages.first()).map(|page| page.phase),
             incidents: self.acts.incidents.list(),
             aside,
-            // whoever waits for the end of a drain waits for a gate that is shut
-            draining: drain.map(|drain| drain.id).filter(|_| self.control.draining),
+            draining: waited_for,
+            question: self.trust.question(),
             by_hand: self.hand.as_deref(),
             poison: self.poison.list(),
             gate: self.gate.reply.as_ref(),
@@ -114,6 +115,11 @@ impl Publisher {
     /// `reporter` is `None` outside Kubernetes.
     pub fn new(stdout: Latest, reporter: Option<Reporter>) -> Self {
         Self { stdout, reporter, alive_ms: 0, whole_ms: 0, said: None, declared: None }
+    }
+
+    /// Who talks to the API server; nobody outside Kubernetes.
+    pub fn reporter(&self) -> Option<&Reporter> {
+        self.reporter.as_ref()
     }
 
     /// What the API said last; nothing outside Kubernetes.
@@ -182,6 +188,7 @@ impl Publisher {
             message: reason.message,
             health_lies: news.outcome.health_lies,
             episode: news.incidents.first().cloned(),
+            drain: news.question,
         };
         if self.declared.as_ref().is_none_or(|declared| substance(declared) != substance(&declaration)) {
             reporter.declare(declaration.clone());
@@ -257,9 +264,9 @@ fn mark(episode: Option<&Episode>) -> Mark<'_> {
     })
 }
 
-fn substance(declaration: &Declaration) -> (&str, &str, bool, Mark<'_>) {
-    let Declaration { progressing, reason, health_lies, episode, .. } = declaration;
-    (progressing, reason, *health_lies, mark(episode.as_ref()))
+fn substance(declaration: &Declaration) -> (&str, &str, bool, Mark<'_>, Option<u64>) {
+    let Declaration { progressing, reason, health_lies, episode, drain, .. } = declaration;
+    (progressing, reason, *health_lies, mark(episode.as_ref()), *drain)
 }
 
 /// The condition's status: `True` progresses, `False` does not, `Unknown` cannot tell or is not meant to.
@@ -291,6 +298,7 @@ mod tests {
             by_hand: None,
             poison: &[],
             draining,
+            question: None,
             gate,
         }
     }

@@ -1,7 +1,7 @@
 //! A node is drained under clients that stream: replicas leave one at a time, each with its requests answered; one that serves nobody
-//! is never in the way, and the one that serves is kept.
+//! is never in the way, and the one that serves is kept. Whoever asks replicas to drain that stay is not obeyed (S15).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use kube::ResourceExt;
@@ -12,12 +12,14 @@ use truebeat_tests::wait::until_async;
 use crate::lifecycle::manifest_of;
 use crate::recovery::removed;
 use crate::rollout::without_a_loss;
-use crate::world::{BOUND, World, answered, members, ready};
+use crate::world::{BOUND, NAMESPACE, World, answered, members, ready};
 
 /// What kubectl says of a pod that it may not evict yet.
 const WITHIN_BUDGET: &str = "disruption budget";
 /// Nobody could go anywhere else than the node that is drained, so that a drain ends by its own bound.
 const DRAIN_BOUND: &str = "--timeout=12s";
+/// So long a stranger's drain is to last, and so long nobody may follow it: a replica that obeys is out at once, and refuses after a third.
+const STRANGERS_DRAIN: Duration = Duration::from_secs(9);
 
 pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let rest = "recovery: {mode: Fence}\n  rollout: {soakSeconds: 1}\n  drainSeconds: 9";
@@ -29,6 +31,10 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let load = world.patient_load("leaving").await?;
     answered(&load).await?;
 
+    let asked = Instant::now();
+    strangers(world, times, &old, || endpoints.flips().len()).await?;
+    answered(&load).await?;
+    without_a_loss(&load, asked, "the stranger's visit", times)?;
     let begun = times.act("kubectl drain, of the only node: nobody who leaves finds another place");
     drain(world, &old[0])?;
     let left = members(&world.pods, "leaving");
@@ -64,6 +70,33 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     times.now("kubectl uncordon: two serve");
     drop(load);
     removed(world, "leaving").await
+}
+
+/// Somebody who reaches the agents' ports asks all replicas at once to drain, as a kubelet would: none of them is being deleted, so nobody
+/// leaves, and clients do not feel it.
+async fn strangers(world: &World<'_>, times: &mut Times, pods: &[String], flips: impl Fn() -> usize) -> Result<()> {
+    let begun = times.act("a stranger asks every replica to drain");
+    let before = flips();
+    let seconds = STRANGERS_DRAIN.as_secs();
+    let ask = |pod: &String| {
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:9400/proxy/drain?timeout_s={seconds}");
+        let answer = world.cluster.kubectl(&["get", "--raw", &path])?;
+        ensure!(answer.contains("in_flight"), "the agent of {pod} answered {answer}");
+        Ok(())
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        let asked: Vec<_> = pods.iter().map(|pod| scope.spawn(move || ask(pod))).collect();
+        asked.into_iter().try_for_each(|ask| ask.join().unwrap_or_else(|_| bail!("who asked has panicked")))
+    })?;
+    while begun.elapsed() < STRANGERS_DRAIN {
+        for pod in pods {
+            ensure!(ready(&*world.pod(pod)?), "{pod} obeyed a stranger");
+        }
+        ensure!(flips() == before, "endpoints changed");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    times.now(&format!("{} s later all serve as before", begun.elapsed().as_secs()));
+    Ok(())
 }
 
 /// `kubectl drain` of the node of `pod`, of this deployment's pods alone. It must end in words about the budget.
