@@ -175,7 +175,7 @@ fn with_guards(seed: &Seed, shape: &Shape) {
     };
     let mut said =
         if starts == 1 { "no hang, one start".to_owned() } else { format!("{} starts, {}", starts, run.last_exit()) };
-    assert_eq!(starts, expected, "{}: starts: {said}", seed.name);
+    assert_eq!(starts, expected, "{}: starts: {said}; the log ends:\n{}", seed.name, run.log());
     if seed.comes == Comes::AtStart {
         let ready = run.phases().len();
         assert_eq!(ready, seed.ranks as usize, "{}: every rank is there", seed.name);

@@ -169,7 +169,7 @@ impl Run {
         }
     }
 
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         let text = std::fs::read_to_string(self.dir.path().join("run.log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().rev().take(12).collect();
         lines.into_iter().rev().collect::<Vec<_>>().join("\n")
