@@ -11,8 +11,10 @@ use crate::policy::Policy;
 use crate::prefill::PrefillSign;
 use crate::ranks::Ranks;
 
-/// So many bytes read are weights on their way, not a heartbeat's crumbs.
+/// So many bytes read within so long are weights on their way, not a heartbeat's crumbs: ranks that wait for one another read some hundred
+/// bytes of `/proc` at each look, for ever.
 const STARTUP_READ_MIN: u64 = 1 << 20;
+const STARTUP_READ_MS: Ms = 10_000;
 
 /// The state of all trackers. Marks are counted times.
 #[derive(Debug, Clone, Default)]
@@ -61,7 +63,8 @@ pub struct Signs {
     pub startup_moved_at: Ms,
     /// The same without CPU time, which a rank that waits for another burns as well: pages, bytes read, compilers.
     pub startup_solid_at: Ms,
-    read_chars: Option<u64>,
+    /// Bytes read, and since when they are counted.
+    read_chars: Option<(u64, Ms)>,
     /// There was a look at this process before.
     looked: bool,
     owed_before: bool,
@@ -333,10 +336,11 @@ impl Signs {
             self.startup_solid_at = tick.counted_ms;
         }
         let read = sight.proc.and_then(|proc| proc.read_chars);
-        let before = *self.read_chars.get_or_insert(read.unwrap_or(0));
-        if read.is_some_and(|read| read.abs_diff(before) >= STARTUP_READ_MIN) {
-            self.read_chars = read;
-            sight.startup_moved = true;
+        let (before, since) = *self.read_chars.get_or_insert((read.unwrap_or(0), tick.counted_ms));
+        let much = read.is_some_and(|read| read.abs_diff(before) >= STARTUP_READ_MIN);
+        sight.startup_moved |= much;
+        if much || tick.since(since) >= STARTUP_READ_MS {
+            self.read_chars = read.map(|read| (read, tick.counted_ms));
         }
         if sight.startup_moved || sight.proc.is_some_and(|proc| proc.compilers > 0) {
             self.startup_solid_at = tick.counted_ms;

@@ -37,6 +37,18 @@ fn what_its_workers_read_is_progress_without_a_probe() {
     }
 }
 
+#[test]
+fn what_ranks_read_that_wait_for_one_another_is_no_progress() {
+    let mut sim = without_a_probe(Some(false));
+    sim.process().read_chars = Some(3 << 20);
+    let fenced = (0..10_000).find(|_| {
+        // seven ranks that look at one owner, ten times a second
+        *sim.process().read_chars.as_mut().unwrap() += 21_000;
+        sim.silence_until(1_000, suspect).is_some()
+    });
+    assert!(fenced.is_some_and(|second| (299..=312).contains(&second)), "{fenced:?}: {:?}", sim.last);
+}
+
 /// A leader and a worker in their load phases, each with a lease of ten seconds.
 fn two_ranks() -> Sim {
     let mut sim = Sim::native();
