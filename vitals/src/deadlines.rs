@@ -42,7 +42,11 @@ fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) 
     };
     match page.phase {
         PagePhase::Prefill => {
-            let us = if recent { prefill_us_max(rhythm, permille, policy)? } else { prefill_us_usual(rhythm, policy)? };
+            let us = if recent {
+                prefill_us_max(rhythm, permille, policy)?
+            } else {
+                prefill_us_usual(rhythm, page, policy)?
+            };
             // a mixed step decodes as well; an engine that never decodes alone has shown what that takes in its prefill steps only
             let decoding_ms = decode().unwrap_or(rhythm.prefill_step_ms);
             Some((us.saturating_mul(u64::from(page.phase_tokens.max(1))) / 1000).saturating_add(decoding_ms))
@@ -60,11 +64,16 @@ fn prefill_us_max(rhythm: &Rhythm, permille: u32, policy: &Policy) -> Option<u64
 
 /// What one takes usually: no more than to decode it. The first prefill of a process waits for its own pages, and a high quantile of a few
 /// is no more than the slowest of them.
-fn prefill_us_usual(rhythm: &Rhythm, policy: &Policy) -> Option<u64> {
+///
+/// A chunk deep in a long prompt costs more than most: the one just before it, of the same prompt, tells. That one may have been a first
+/// one, or slow itself, so it speaks for no more than twice what is usual.
+fn prefill_us_usual(rhythm: &Rhythm, page: &PageObs, policy: &Policy) -> Option<u64> {
     let seen = &rhythm.prefill_us_per_token;
     let permille = if seen.samples() >= GAP_SAMPLES_MIN { 900 } else { 500 };
     let decoded = rhythm.decode_step_ms.quantile(900).map(|ms| ms.max(rhythm.decode_lately_ms).saturating_mul(1000));
     let usual = seen.quantile(permille).or_else(|| unseen_prefill_us(rhythm, 900, policy))?;
+    let before = rhythm.prefill_before.filter(|(steps, _)| *steps == page.steps_completed).map_or(0, |(_, us)| us);
+    let usual = usual.max(before.min(usual.saturating_mul(2)));
     Some(decoded.map_or(usual, |decoded| usual.min(decoded)))
 }
 

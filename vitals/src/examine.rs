@@ -134,7 +134,7 @@ impl View<'_> {
     /// front end's (a client can make it fetch something), or that of a request that does not stream.
     pub fn nothing_begun(&self) -> bool {
         self.sight.gate.is_some_and(GateObs::only_unanswered)
-            && !self.sight.frontend_silent(self.tick.now_ms, self.policy.admission_ms.saturating_mul(2))
+            && !self.sight.frontend_silent(self.policy.admission_ms.saturating_mul(2))
     }
 
     /// Was it seen to crawl, and to live, not long before it last delivered anything?

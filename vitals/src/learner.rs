@@ -246,7 +246,7 @@ impl PrefillStep {
         let ended_ms = page.step_started_ms.filter(|at| *at > self.started_ms).unwrap_or(tick.now_ms);
         let took_ms = ended_ms.saturating_sub(self.started_ms);
         if others == 0 {
-            rhythm.prefilled(took_ms.min(self.lesson_ms), self.tokens);
+            rhythm.prefilled(took_ms.min(self.lesson_ms), self.tokens, page.steps_completed);
         } else {
             // a bucket's upper edge may be a quarter above what was seen
             let each_ms = rhythm.decode_step_ms.quantile(100).unwrap_or(0) * 4 / 5;

@@ -101,6 +101,8 @@ pub struct Rhythm {
     pub prefill_us_per_token: Histogram,
     /// The same at most, of steps that ended among others: what is known where no look ever saw one end.
     pub prefill_bound_us_per_token: Histogram,
+    /// The latest prefill step that was timed: how many steps were completed with it, and microseconds a token of it.
+    pub prefill_before: Option<(u64, u64)>,
     /// Slowly fading maxima of decode and prefill: a rhythm that slows down (a long context, a loaded machine) is followed at once,
     /// where a quantile would follow after a hundred samples.
     pub decode_recent_ms: Ms,
@@ -180,11 +182,12 @@ impl Rhythm {
         self.chunk_gap_recent_ms = ms.max(self.chunk_gap_recent_ms.saturating_sub(self.chunk_gap_recent_ms / 16 + 1));
     }
 
-    /// One prefill step: how long, for how many tokens.
-    pub fn prefilled(&mut self, step_ms: Ms, tokens: u32) {
+    /// One prefill step: how long, for how many tokens, and how many steps were completed with it.
+    pub fn prefilled(&mut self, step_ms: Ms, tokens: u32, steps_completed: u64) {
         let us_per_token = step_ms.saturating_mul(1000) / u64::from(tokens.max(1));
         self.prefill_step_ms = step_ms.max(self.prefill_step_ms.saturating_sub(self.prefill_step_ms / 16 + 1));
         self.prefill_us_per_token.record(us_per_token.max(1));
+        self.prefill_before = Some((steps_completed, us_per_token));
         self.prefill_recent_us =
             us_per_token.max(self.prefill_recent_us.saturating_sub(self.prefill_recent_us / 16 + 1));
     }
@@ -216,6 +219,7 @@ impl Rhythm {
         self.chunks_seen = 0;
         self.delivering_ms = 0;
         self.first_answers_seen = 0;
+        self.prefill_before = None;
         self.crawled_at = None;
     }
 }

@@ -63,6 +63,9 @@ pub struct Signs {
     pub startup_moved_at: Ms,
     /// The same without CPU time, which a rank that waits for another burns as well: pages, bytes read, compilers.
     pub startup_solid_at: Ms,
+    /// When the front end was last seen to answer, and since when it has not.
+    front_answered_at: Ms,
+    front_silent_at: Option<Ms>,
     /// Bytes read, and since when they are counted.
     read_chars: Option<(u64, Ms)>,
     /// There was a look at this process before.
@@ -83,6 +86,8 @@ pub struct Sight<'a> {
     pub proc: Option<&'a ProcObs>,
     pub ras: Option<&'a RasObs>,
     pub frontend: Option<&'a FrontendObs>,
+    /// For how long the front end has not answered, in counted time; `None` while it does, or where nothing is known of it now.
+    pub frontend_silent_ms: Option<Ms>,
     pub owed: Option<Owed>,
     /// Tokens or bytes arrived since the last tick, by source.
     pub gate_delivered: bool,
@@ -126,10 +131,8 @@ impl Sight<'_> {
     }
 
     /// Is the front end known to be silent for this long?
-    pub fn frontend_silent(&self, now_ms: Ms, at_least_ms: Ms) -> bool {
-        self.frontend.is_some_and(|f| {
-            !f.answers && f.silent_since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= at_least_ms)
-        })
+    pub fn frontend_silent(&self, at_least_ms: Ms) -> bool {
+        self.frontend_silent_ms.is_some_and(|silent_ms| silent_ms >= at_least_ms)
     }
 }
 
@@ -165,6 +168,7 @@ impl Signs {
             proc: obs.proc.fresh(tick.now_ms, policy.metrics_fresh_ms),
             ras: obs.ras.fresh(tick.now_ms, policy.metrics_fresh_ms).filter(|ras| ras.answered),
             frontend: obs.frontend.fresh(tick.now_ms, policy.metrics_fresh_ms),
+            frontend_silent_ms: None,
             owed: None,
             gate_delivered: false,
             delivered_count: 0,
@@ -187,6 +191,7 @@ impl Signs {
         self.look_at_metrics(tick, obs.metrics.at_ms, &mut sight);
         self.cache.look(tick, &sight, obs.metrics.at_ms != sight.metrics_since_ms, obs.metrics.at_ms);
         self.look_at_startup(tick, &mut sight);
+        self.look_at_frontend(tick, &mut sight);
         sight.owed = owed(&sight);
         if sight.owed.is_some() && (!self.owed_before || sight.gate_began) {
             let since = sight.gate.and_then(|g| g.oldest_in_flight_ms).unwrap_or(tick.now_ms);
@@ -349,6 +354,19 @@ impl Signs {
         sight.startup_moved |= foreign_burns;
         if sight.startup_moved {
             self.startup_moved_at = tick.counted_ms;
+        }
+    }
+
+    /// A front end that is frozen with its engine answers nobody, and that accuses it no more than the engine's own silence.
+    fn look_at_frontend(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
+        let Some(frontend) = sight.frontend else { return };
+        if frontend.answers {
+            self.front_answered_at = tick.counted_ms;
+            self.front_silent_at = None;
+        } else if let Some(since) = frontend.silent_since_ms {
+            let age = tick.now_ms.saturating_sub(since);
+            let asked_at = tick.counted_ms.saturating_sub(age).max(self.front_answered_at);
+            sight.frontend_silent_ms = Some(tick.since(*self.front_silent_at.get_or_insert(asked_at)));
         }
     }
 

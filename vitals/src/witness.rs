@@ -234,9 +234,7 @@ impl Witnesses {
         let mut weight = Weight { strength: Strength::Weak, reasons: Vec::new(), silence_ms_min: 0, decisive: false };
         page_speaks(view, complaint, &mut weight);
         self.bystanders_speak(view, &mut weight);
-        let second_source = view.sight.metrics.is_some()
-            || view.sight.page.is_some()
-            || view.sight.frontend_silent(view.tick.now_ms, 1);
+        let second_source = view.sight.metrics.is_some() || view.sight.page.is_some() || view.sight.frontend_silent(1);
         // before a first byte a tree without CPU time may wait for what a client made its front end fetch
         let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !self.taken_in(view);
         // who crawls works for it; a tree that waits for its disk may be swapping
@@ -249,7 +247,7 @@ impl Witnesses {
                 "the whole process tree uses hardly any CPU although work is owed".to_owned(),
             );
         }
-        if view.sight.frontend_silent(view.tick.now_ms, view.policy.admission_ms) {
+        if view.sight.frontend_silent(view.policy.admission_ms) {
             weight.add(Strength::Moderate, "frontend", "the front end does not answer either".to_owned());
         }
         if relapse {

@@ -82,7 +82,7 @@ pub(super) fn livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
 /// The gate owes work that the engine's loop does not know of, or tokens that the front end does not pass on.
 pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, exam: &mut Exam) {
     let Some(gate) = view.sight.gate.filter(|gate| gate.in_flight > 0) else { return front_by_load(view, page, exam) };
-    let silent_front = view.sight.frontend_silent(view.tick.now_ms, view.policy.admission_ms);
+    let silent_front = view.sight.frontend_silent(view.policy.admission_ms);
     let since_bytes = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
     let idle = page.phase == PagePhase::Idle && page.running == 0 && page.waiting == 0;
     let (silence, allowed) = if idle {
