@@ -4,20 +4,19 @@
 //!
 //! The last will of the detector is kept in a file: a gate that starts anew stays shut.
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::FutureExt;
-use heartbeat::counts::{COUNTS, CountsReader};
+use heartbeat::counts::COUNTS;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{UnixListener, UnixStream};
 
 use super::ledger::{Control, GateReply, Ledger};
+use super::line::Line;
 use super::suspects::Suspect;
 use crate::sources::clock::monotonic_ms;
 
@@ -25,7 +24,7 @@ use crate::sources::clock::monotonic_ms;
 const EXCHANGE_MAX: Duration = Duration::from_millis(50);
 /// How long the gate waits for a detector's next line before it drops the connection (not the fence).
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-const LINE_BYTES_MAX: u64 = 64 << 10;
+pub(super) const LINE_BYTES_MAX: usize = 64 << 10;
 /// Asks for the counters and wants nothing: for whoever is not the detector.
 const LOOK: &[u8] = b"{\"look\":true}";
 /// The same, and asks who could have stalled the engine.
@@ -33,8 +32,8 @@ const SUSPECTS: &[u8] = b"{\"suspects\":true}";
 
 /// What the gate says: its counters as of a moment, and how many lines of this connection it had heard by then.
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
-    heard: u64,
+pub(super) struct Told {
+    pub(super) heard: u64,
     at_ms: u64,
     reply: GateReply,
     /// Only where it was asked for.
@@ -42,7 +41,7 @@ struct Told {
     suspects: Option<Vec<Suspect>>,
     /// In the first answer of a connection: where the counters that move with each chunk can be read without asking.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    counts: Option<PathBuf>,
+    pub(super) counts: Option<PathBuf>,
 }
 
 /// The gate's end: serves every detector that connects, for ever.
@@ -150,18 +149,6 @@ pub struct GateClient {
     words: Vec<u8>,
 }
 
-/// One connection.
-#[derive(Debug)]
-struct Line {
-    read: BufReader<OwnedReadHalf>,
-    write: OwnedWriteHalf,
-    /// Lines said, and what has come of the next line to hear.
-    said: u64,
-    part: Vec<u8>,
-    /// The gate's counters, where it lets itself be read.
-    counts: Option<CountsReader>,
-}
-
 impl GateClient {
     /// Connects with the first exchange.
     pub fn new(path: PathBuf) -> Self {
@@ -207,12 +194,12 @@ impl GateClient {
     /// Has the gate said by itself that work came, since it was asked last? Then it wants to be asked. Never waits.
     pub fn calls(&mut self) -> bool {
         let Some(line) = &mut self.line else { return false };
-        match line.hear().now_or_never() {
-            Some(Err(_)) => {
+        match line.hear_now() {
+            Ok(told) => told.is_some(),
+            Err(_) => {
                 self.line = None;
                 true
             }
-            told => told.is_some(),
         }
     }
 
@@ -234,46 +221,18 @@ impl GateClient {
     }
 
     async fn try_ask(&mut self) -> io::Result<Told> {
+        self.words.push(b'\n');
         let line = match &mut self.line {
             Some(line) => line,
-            none => {
-                let (read, write) = UnixStream::connect(&self.path).await?.into_split();
-                none.insert(Line { read: BufReader::new(read), write, said: 0, part: Vec::new(), counts: None })
-            }
+            none => none.insert(Line::connect(&self.path).await?),
         };
-        self.words.push(b'\n');
-        line.write.write_all(&self.words).await?;
-        line.said += 1;
-        loop {
-            // what it said before it heard this is old
-            let told = line.hear().await?;
-            if told.heard >= line.said {
-                return Ok(told);
-            }
-        }
-    }
-}
-
-impl Line {
-    /// The next line. What has come of it is kept when the wait is given up.
-    async fn hear(&mut self) -> io::Result<Told> {
-        if !read_line(&mut self.read, &mut self.part).await? {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
-        }
-        let told = serde_json::from_slice::<Told>(&self.part);
-        self.part.clear();
-        let told = told?;
-        // the gate's own memory by its own word: neither waits for a disk
-        if let Some(path) = &told.counts {
-            self.counts = File::open(path).and_then(|file| CountsReader::open(&file)).ok();
-        }
-        Ok(told)
+        line.ask(&self.words).await
     }
 }
 
 /// Reads on in a line; true when it is whole, false at the end of the stream and where it has no end.
 async fn read_line(read: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) -> io::Result<bool> {
-    let room = LINE_BYTES_MAX.saturating_sub(line.len() as u64);
+    let room = (LINE_BYTES_MAX.saturating_sub(line.len())) as u64;
     read.take(room).read_until(b'\n', line).await?;
     Ok(line.ends_with(b"\n"))
 }

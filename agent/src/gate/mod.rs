@@ -6,6 +6,7 @@ mod body;
 pub mod control;
 pub mod counts;
 pub mod ledger;
+mod line;
 mod owed;
 pub mod print;
 mod proxy;

@@ -17,7 +17,8 @@ use vitals::observation::LogHit;
 use super::clock::monotonic_ms;
 use super::haste::{Haste, Rounds};
 
-const POLLS: Rounds = Rounds { calm: Duration::from_secs(1), hurried: Duration::from_millis(250) };
+/// What is read in calm nobody waits for: haste is heard at once.
+const POLLS: Rounds = Rounds { calm: Duration::from_secs(2), hurried: Duration::from_millis(250) };
 /// Lines kept for the bundle, and where each is cut (characters).
 pub const LINES_MAX: usize = 200;
 pub const LINE_CHARS_MAX: usize = 1_500;
