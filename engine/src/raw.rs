@@ -64,7 +64,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn load_bytes(self, x: &[u8; 64]) -> Self::B;
     /// Asks for the line that lies `ahead` bytes after `x`, wherever that is: a wish.
     #[inline(always)]
-    fn prefetch(self, _x: &[u8; 64], _ahead: usize) {}
+    fn prefetch(self, _x: &[u8], _ahead: usize) {}
     /// Each lane gains the products of its four unsigned bytes of `w` with the four signed bytes of `x`.
     fn dot_u8_i8(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
     /// Low four bits of each byte.

@@ -137,7 +137,7 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(x) }
     }
     #[inline(always)]
-    fn prefetch(self, x: &[u8; 64], ahead: usize) {
+    fn prefetch(self, x: &[u8], ahead: usize) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().wrapping_add(ahead).cast()) }
     }
     #[inline(always)]
@@ -286,7 +286,7 @@ impl Simd for Avx2 {
         unsafe { both!(_mm256_cvtepi32_ps, x) }
     }
     #[inline(always)]
-    fn prefetch(self, x: &[u8; 64], ahead: usize) {
+    fn prefetch(self, x: &[u8], ahead: usize) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().wrapping_add(ahead).cast()) }
     }
     #[inline(always)]

@@ -23,6 +23,8 @@ pub trait Element: Copy + Send + Sync {
     /// Whole steps of a weight row, and the rest with zeros behind it.
     fn steps(row: &[u8]) -> (&[Self::W], Option<Self::W>);
     fn mac<S: Simd>(s: S, acc: S::V, x: &Self::X, w: &Self::W) -> S::V;
+    /// Asks for what lies `ahead` bytes after `w`.
+    fn prefetch<S: Simd>(s: S, w: &Self::W, ahead: usize);
 }
 
 fn padded<const N: usize>(rest: &[u8]) -> Option<[u8; N]> {
@@ -48,6 +50,10 @@ macro_rules! element {
             #[inline(always)]
             fn mac<S: Simd>($s: S, $acc: S::V, $xs: &$x, $w: &[u8; $bytes]) -> S::V {
                 $mac
+            }
+            #[inline(always)]
+            fn prefetch<S: Simd>(s: S, w: &[u8; $bytes], ahead: usize) {
+                s.prefetch(w, ahead);
             }
         }
     };
@@ -165,6 +171,11 @@ pub struct DenseOp<'a, E: Element> {
 /// Bytes of inputs that stay in the second-level cache while the weights go by.
 const INPUT_TILE_BYTES: usize = 512 << 10;
 
+/// Up to so many rows of inputs, a product is as fast as its weights come: they are read in one piece, once.
+const FEW: usize = 16;
+/// How far ahead of the arithmetic they are asked for at least: about what memory delivers while one answer is on its way.
+const AHEAD_MIN: usize = 4 << 10;
+
 impl<E: Element> Op for DenseOp<'_, E> {
     type Out = ();
 
@@ -174,48 +185,73 @@ impl<E: Element> Op for DenseOp<'_, E> {
         let tile = (INPUT_TILE_BYTES / row_bytes.max(1)).clamp(8, 256);
         for from in (0..self.x.rows).step_by(tile) {
             let tokens = from..(from + tile).min(self.x.rows);
-            if S::WIDE {
-                self.tile::<S, 4, 6>(s, tokens);
+            if S::WIDE && self.x.rows == 1 {
+                self.tile::<S, 1, 1, true>(s, tokens);
+            } else if S::WIDE && self.x.rows <= FEW {
+                self.tile::<S, 8, 2, true>(s, tokens);
+            } else if S::WIDE {
+                self.tile::<S, 4, 6, false>(s, tokens);
             } else {
-                self.tile::<S, 2, 3>(s, tokens);
+                self.tile::<S, 2, 3, false>(s, tokens);
             }
         }
     }
 }
 
 impl<E: Element> DenseOp<'_, E> {
+    /// In blocks of `M` inputs by `N` outputs. `P`: what comes next is asked for in the order in which it lies in memory, whatever the blocks
+    /// read first; the processor's own foresight ends with each page, and loses its way among several rows.
     #[inline(always)]
-    fn tile<S: Simd, const M: usize, const N: usize>(&self, s: S, tokens: std::ops::Range<usize>) {
+    fn tile<S: Simd, const M: usize, const N: usize, const P: bool>(&self, s: S, tokens: std::ops::Range<usize>) {
         let rows = self.weights.len() / self.row_len.max(1);
         let mut row = 0;
         while row + N <= rows {
-            self.features::<S, M, N>(s, tokens.clone(), row);
+            self.features::<S, M, N, P>(s, tokens.clone(), row);
             row += N;
         }
         while row < rows {
-            self.features::<S, M, 1>(s, tokens.clone(), row);
+            self.features::<S, M, 1, P>(s, tokens.clone(), row);
             row += 1;
         }
     }
 
     #[inline(always)]
-    fn features<S: Simd, const M: usize, const N: usize>(&self, s: S, tokens: std::ops::Range<usize>, row: usize) {
+    fn features<S: Simd, const M: usize, const N: usize, const P: bool>(
+        &self,
+        s: S,
+        tokens: std::ops::Range<usize>,
+        row: usize,
+    ) {
         let weights = std::array::from_fn(|n| &self.weights[(row + n) * self.row_len..(row + n + 1) * self.row_len]);
         let mut token = tokens.start;
         while token + M <= tokens.end {
-            self.block::<S, M, N>(s, token, row, weights);
+            self.block::<S, M, N, P>(s, token, row, weights);
             token += M;
         }
+        if M > 4 && token + 4 <= tokens.end {
+            self.block::<S, 4, N, P>(s, token, row, weights);
+            token += 4;
+        }
+        if M > 4 && token + 2 <= tokens.end {
+            self.block::<S, 2, N, P>(s, token, row, weights);
+            token += 2;
+        }
         while token < tokens.end {
-            self.block::<S, 1, N>(s, token, row, weights);
+            self.block::<S, 1, N, P>(s, token, row, weights);
             token += 1;
         }
     }
 
     #[inline(always)]
-    fn block<S: Simd, const M: usize, const N: usize>(&self, s: S, token: usize, row: usize, weights: [&[u8]; N]) {
+    fn block<S: Simd, const M: usize, const N: usize, const P: bool>(
+        &self,
+        s: S,
+        token: usize,
+        row: usize,
+        weights: [&[u8]; N],
+    ) {
         let x: [&[E::X]; M] = std::array::from_fn(|m| self.x.row(token + m));
-        let sums = dots::<S, E, M, N>(s, x, weights);
+        let sums = dots::<S, E, M, N, P>(s, x, weights);
         for (m, sums) in sums.iter().enumerate() {
             for (n, sum) in sums.iter().enumerate() {
                 self.out.set(token + m, self.first + row + n, s.fold(*sum));
@@ -225,11 +261,12 @@ impl<E: Element> DenseOp<'_, E> {
 }
 
 #[inline(always)]
-fn dots<S: Simd, E: Element, const M: usize, const N: usize>(
+fn dots<S: Simd, E: Element, const M: usize, const N: usize, const P: bool>(
     s: S,
     x: [&[E::X]; M],
     weights: [&[u8]; N],
 ) -> [[S::V; N]; M] {
+    let ahead = (N * weights[0].len()).max(AHEAD_MIN);
     let parts = weights.map(E::steps);
     let whole = parts[0].0.len().min(x[0].len());
     // all of one length, so that the loop needs no bounds checks
@@ -238,6 +275,9 @@ fn dots<S: Simd, E: Element, const M: usize, const N: usize>(
     let mut acc = [[s.splat(0.0); N]; M];
     for step in 0..whole {
         for n in 0..N {
+            if P {
+                E::prefetch(s, &w[0][0], ahead + (step * N + n) * size_of::<E::W>());
+            }
             for m in 0..M {
                 acc[m][n] = E::mac(s, acc[m][n], &heads[m][step], &w[n][step]);
             }

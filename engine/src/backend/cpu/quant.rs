@@ -23,9 +23,12 @@ pub struct QuantInputs {
 pub struct QuantBlock {
     /// Four bytes each.
     pub groups: [i32; 8],
-    /// Sums of the first and the last 16.
-    pub sums: [i32; 2],
     pub scale: f32,
+    /// Minus scale times sum: what an offset of the weights is multiplied with.
+    pub offset: f32,
+    /// What sums begin with where weights are stored 128 too high (Q8_0), and, of each half, 32 too high (Q6_K).
+    too_high_128: i32,
+    too_high_32: [i32; 2],
 }
 
 /// `x · weightᵀ` into `out`, by tiles where there are some and they are worth it.
@@ -97,11 +100,15 @@ pub fn quantise<S: Simd>(s: S, x: &[f32; BLOCK]) -> QuantBlock {
         let [a, b, c, d] = *bytes;
         *group = i32::from_le_bytes([a as u8, b as u8, c as u8, d as u8]);
     }
-    for (sum, bytes) in block.sums.iter_mut().zip(bytes.as_chunks::<LANES>().0) {
+    let mut sums = [0i32; BLOCK / LANES];
+    for (sum, bytes) in sums.iter_mut().zip(bytes.as_chunks::<LANES>().0) {
         for byte in bytes {
             *sum += i32::from(*byte);
         }
     }
+    let [low, high] = sums;
+    block.offset = -block.scale * (low + high) as f32;
+    (block.too_high_128, block.too_high_32) = (-128 * (low + high), [-32 * low, -32 * high]);
     block
 }
 
@@ -210,8 +217,7 @@ impl Kind for Q8 {
         let mut acc = [s.splat(0.0); M];
         let blocks = lines.as_chunks::<8>().0.iter().zip(scales.as_chunks::<32>().0).enumerate();
         for (b, (lines, scales)) in blocks {
-            // the bytes are stored 128 too high
-            let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(-128 * (x[m][b].sums[0] + x[m][b].sums[1])));
+            let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(x[m][b].too_high_128));
             for (g, line) in lines.iter().enumerate() {
                 let w = read(s, line);
                 for m in 0..M {
@@ -249,9 +255,8 @@ impl Kind for Q4K {
                 let scale = s.mul(d, s.load_u8(&per_block[2 * i]));
                 let offset = s.mul(d_offset, s.load_u8(&per_block[2 * i + 1]));
                 for m in 0..M {
-                    let (xs, sum) = (x[m][b].scale, x[m][b].sums[0] + x[m][b].sums[1]);
-                    acc[m] = s.fma(s.to_f32(sums[m]), s.mul(scale, s.splat(xs)), acc[m]);
-                    acc[m] = s.fma(offset, s.splat(-xs * sum as f32), acc[m]);
+                    acc[m] = s.fma(s.to_f32(sums[m]), s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
+                    acc[m] = s.fma(offset, s.splat(x[m][b].offset), acc[m]);
                 }
             }
         }
@@ -270,8 +275,7 @@ impl Kind for Q6K {
             for (i, lines) in lines.as_chunks::<6>().0.iter().enumerate() {
                 let b = unit * 8 + i;
                 for half in 0..2 {
-                    // the bytes are stored 32 too high
-                    let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(-32 * x[m][b].sums[half]));
+                    let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(x[m][b].too_high_32[half]));
                     let hi = read(s, &lines[4 + half]);
                     for (g, line) in lines[..4].iter().enumerate() {
                         let both = read(s, line);

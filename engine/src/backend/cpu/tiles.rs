@@ -73,7 +73,7 @@ impl Op for FillOp<'_> {
                     *place = group.to_le_bytes();
                 }
                 block.scales[row] = mine.scale;
-                block.offsets[row] = -mine.scale * (mine.sums[0] + mine.sums[1]) as f32;
+                block.offsets[row] = mine.offset;
             }
         }
     }
