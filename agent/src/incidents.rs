@@ -31,6 +31,8 @@ pub struct Moment<'a> {
     pub outcome: &'a Outcome,
     /// The gate said that it is shut.
     pub shut: bool,
+    /// It shall be, for the engine's sake; a gate that is silent for a moment is no other.
+    pub fenced: bool,
     /// Requests refused since the last tick.
     pub refused: u64,
 }
@@ -156,7 +158,7 @@ impl Incidents {
     /// engine serves.
     fn close_left_over(&mut self, moment: &Moment<'_>) {
         let serves = matches!(moment.outcome.verdict, Verdict::Idle | Verdict::Progressing | Verdict::Slow);
-        let Some(episode) = self.open_mut().filter(|_| serves && !moment.shut) else { return };
+        let Some(episode) = self.open_mut().filter(|_| serves && !moment.fenced) else { return };
         let killed = episode.killed_at.is_some() || episode.stage == EpisodeStage::Restarting.name();
         let stage = if killed { EpisodeStage::Recovered } else { EpisodeStage::Cleared };
         stage.name().clone_into(&mut episode.stage);
@@ -216,11 +218,15 @@ mod tests {
         RecoveryOutput { stage, class: Some("Livelock".into()), granted_by, effects: vec![] }
     }
 
+    fn shut_as_wished<'a>(recovery: &'a RecoveryOutput, outcome: &'a Outcome, shut: bool) -> Moment<'a> {
+        Moment { now: "t", recovery, outcome, shut, fenced: true, refused: 0 }
+    }
+
     fn tick(book: &mut Incidents, now: &str, stage: Option<EpisodeStage>, verdict: Verdict) {
         let by = stage.filter(|stage| *stage >= EpisodeStage::Granted).map(|_| GrantedBy::Itself);
         let (recovery, outcome) = (output(stage, by), outcome(verdict));
         let shut = outcome.verdict.class().is_some();
-        book.tick(&Moment { now, recovery: &recovery, outcome: &outcome, shut, refused: 1 });
+        book.tick(&Moment { now, recovery: &recovery, outcome: &outcome, shut, fenced: shut, refused: 1 });
     }
 
     #[test]
@@ -251,7 +257,7 @@ mod tests {
         let say = |book: &mut Incidents, stage, verdict, text: &str| {
             let reasons = vec![Reason { source: "page".to_owned(), text: text.to_owned() }];
             let (recovery, outcome) = (output(Some(stage), None), Outcome { reasons, ..outcome(verdict) });
-            book.tick(&Moment { now: "t", recovery: &recovery, outcome: &outcome, shut: true, refused: 0 });
+            book.tick(&shut_as_wished(&recovery, &outcome, true));
         };
         let stall = || Verdict::Stalled(StallClass::StepStalled);
         book.begin("host-7-9", 1, "StepStalled", "t0");
@@ -319,7 +325,7 @@ mod tests {
             let recovery =
                 RecoveryOutput { class: Some("Dead".into()), ..output(Some(EpisodeStage::Restarting), None) };
             let outcome = Outcome { reasons, ..outcome(Verdict::Dead) };
-            book.tick(&Moment { now: "t", recovery: &recovery, outcome: &outcome, shut: true, refused: 0 });
+            book.tick(&shut_as_wished(&recovery, &outcome, true));
         };
         book.begin("host-7-9", 1, "Dead", "t0");
         say(&mut book, &["gone"]);
@@ -343,6 +349,9 @@ mod tests {
         let mut book = Incidents::default();
         book.begin("host-7-9", 1, "Livelock", "t0");
         tick(&mut book, "t1", None, Verdict::Unknown);
+        assert!(book.open().is_some());
+        // its fence is held, and the gate was silent for a moment
+        book.tick(&shut_as_wished(&output(None, None), &outcome(Verdict::Progressing), false));
         assert!(book.open().is_some());
         tick(&mut book, "t2", None, Verdict::Progressing);
         assert_eq!(book.list()[0].stage, "Cleared");

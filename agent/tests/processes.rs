@@ -230,6 +230,11 @@ fn fence_outlives_detector(run: &Run) {
     let victim = run.child("detect").unwrap();
     send(&[victim], Signal::SIGKILL);
     until("its successor", || run.child("detect").is_some_and(|pid| pid != victim));
+    // nor does it matter that the gate gets no core for a moment
+    let gate = run.child("gate").unwrap();
+    send(&[gate], Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(700));
+    send(&[gate], Signal::SIGCONT);
     let watched = Instant::now();
     while watched.elapsed() < Duration::from_secs(2) {
         assert_eq!(run.ready(), Some(503), "the fence holds");

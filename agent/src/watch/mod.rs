@@ -354,7 +354,8 @@ impl Watch {
         self.acts.begin_if_asked(now_ms, &now, recovery, (self.engine.as_ref(), &self.instance), &self.metrics);
         let shut = self.gate.reply.as_ref().is_some_and(|reply| reply.shut) && self.own_fence;
         let refused = self.acts.take_refused();
-        self.acts.incidents.tick(&Moment { now: &now, recovery, outcome, shut, refused });
+        let fenced = self.own_fence;
+        self.acts.incidents.tick(&Moment { now: &now, recovery, outcome, shut, fenced, refused });
         let uuids = obs.gpus.value.iter().flatten().map(|gpu| gpu.uuid.clone());
         self.acts.incidents.on_gpus(uuids);
         self.acts.incidents.on_xids(self.detector.xids());
