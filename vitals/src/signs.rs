@@ -63,9 +63,8 @@ pub struct Signs {
     pub startup_moved_at: Ms,
     /// The same without CPU time, which a rank that waits for another burns as well: pages, bytes read, compilers.
     pub startup_solid_at: Ms,
-    /// When the front end was last seen to answer, and since when it has not.
-    front_answered_at: Ms,
-    front_silent_at: Option<Ms>,
+    /// When the front end last answered (the caller's clock), and how much of all time was excused by then.
+    front_answered: Option<(Ms, Ms)>,
     /// Bytes read, and since when they are counted.
     read_chars: Option<(u64, Ms)>,
     /// There was a look at this process before.
@@ -191,7 +190,7 @@ impl Signs {
         self.look_at_metrics(tick, obs.metrics.at_ms, &mut sight);
         self.cache.look(tick, &sight, obs.metrics.at_ms != sight.metrics_since_ms, obs.metrics.at_ms);
         self.look_at_startup(tick, &mut sight);
-        self.look_at_frontend(tick, &mut sight);
+        self.look_at_frontend(tick, obs.frontend.at_ms, &mut sight);
         sight.owed = owed(&sight);
         if sight.owed.is_some() && (!self.owed_before || sight.gate_began) {
             let since = sight.gate.and_then(|g| g.oldest_in_flight_ms).unwrap_or(tick.now_ms);
@@ -357,17 +356,17 @@ impl Signs {
         }
     }
 
-    /// A front end that is frozen with its engine answers nobody, and that accuses it no more than the engine's own silence.
-    fn look_at_frontend(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
+    /// A front end that is frozen with its engine answers nobody, and that accuses it no more than the engine's own silence: what was
+    /// excused since its last answer is taken off.
+    fn look_at_frontend(&mut self, tick: &Tick, at_ms: Ms, sight: &mut Sight<'_>) {
         let Some(frontend) = sight.frontend else { return };
-        if frontend.answers {
-            self.front_answered_at = tick.counted_ms;
-            self.front_silent_at = None;
-        } else if let Some(since) = frontend.silent_since_ms {
-            let age = tick.now_ms.saturating_sub(since);
-            let asked_at = tick.counted_ms.saturating_sub(age).max(self.front_answered_at);
-            sight.frontend_silent_ms = Some(tick.since(*self.front_silent_at.get_or_insert(asked_at)));
+        let excused_ms = tick.now_ms.saturating_sub(tick.counted_ms);
+        let answered = self.front_answered.get_or_insert((at_ms, excused_ms));
+        if frontend.answers && answered.0 != at_ms {
+            *answered = (at_ms, excused_ms);
         }
+        let silent_ms = frontend.silent_since_ms.filter(|_| !frontend.answers).map(|at| tick.now_ms.saturating_sub(at));
+        sight.frontend_silent_ms = silent_ms.map(|ms| ms.saturating_sub(excused_ms.saturating_sub(answered.1)));
     }
 
     /// The longest prompt that the gate has owed since the last delivery; where it does not tell, all are as long as each other.
