@@ -232,7 +232,7 @@ impl GateClient {
 
 /// Reads on in a line; true when it is whole, false at the end of the stream and where it has no end.
 async fn read_line(read: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) -> io::Result<bool> {
-    let room = (LINE_BYTES_MAX.saturating_sub(line.len())) as u64;
+    let room = LINE_BYTES_MAX.saturating_sub(line.len()) as u64;
     read.take(room).read_until(b'\n', line).await?;
     Ok(line.ends_with(b"\n"))
 }

@@ -103,6 +103,8 @@ impl Line {
         let mut part = [0; READ_BYTES];
         loop {
             match rustix::io::read(&self.socket, &mut part) {
+                // its last words first
+                Ok(0) if self.heard.len() > before => return Ok(true),
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(read) => self.heard.extend_from_slice(&part[..read]),
                 Err(Errno::AGAIN) => return Ok(self.heard.len() > before),
@@ -119,5 +121,32 @@ impl Line {
         let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
         // whatever comes of it, a read says it better
         _ = poll(&mut fds, PollTimeout::from(SOON_MS));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    #[tokio::test]
+    async fn what_a_gate_said_before_it_went_is_heard() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gate.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut line = Line::connect(&path).await.unwrap();
+        let gate = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 2]).unwrap();
+            let reply = crate::gate::ledger::GateReply::default();
+            let told = serde_json::json!({"heard": 1, "at_ms": 5, "reply": reply});
+            stream.write_all(format!("{told}\n").as_bytes()).unwrap();
+        });
+        // both are there when the answer is looked for: the words, and their end
+        line.socket.try_write(b"?\n").unwrap();
+        gate.join().unwrap();
+        assert_eq!(line.hear().await.unwrap().heard, 1);
+        assert_eq!(line.hear().await.unwrap_err().kind(), ErrorKind::UnexpectedEof);
     }
 }
