@@ -23,8 +23,6 @@ pub trait Element: Copy + Send + Sync {
     /// Whole steps of a weight row, and the rest with zeros behind it.
     fn steps(row: &[u8]) -> (&[Self::W], Option<Self::W>);
     fn mac<S: Simd>(s: S, acc: S::V, x: &Self::X, w: &Self::W) -> S::V;
-    /// Asks for what lies `ahead` bytes after `w`.
-    fn prefetch<S: Simd>(s: S, w: &Self::W, ahead: usize);
 }
 
 fn padded<const N: usize>(rest: &[u8]) -> Option<[u8; N]> {
@@ -50,10 +48,6 @@ macro_rules! element {
             #[inline(always)]
             fn mac<S: Simd>($s: S, $acc: S::V, $xs: &$x, $w: &[u8; $bytes]) -> S::V {
                 $mac
-            }
-            #[inline(always)]
-            fn prefetch<S: Simd>(s: S, w: &[u8; $bytes], ahead: usize) {
-                s.prefetch(w, ahead);
             }
         }
     };
@@ -276,7 +270,7 @@ fn dots<S: Simd, E: Element, const M: usize, const N: usize, const P: bool>(
     for step in 0..whole {
         for n in 0..N {
             if P {
-                E::prefetch(s, &w[0][0], ahead + (step * N + n) * size_of::<E::W>());
+                s.prefetch(weights[0], ahead + (step * N + n) * size_of::<E::W>());
             }
             for m in 0..M {
                 acc[m][n] = E::mac(s, acc[m][n], &heads[m][step], &w[n][step]);
