@@ -218,7 +218,7 @@ mod tests {
         RecoveryOutput { stage, class: Some("Livelock".into()), granted_by, effects: vec![] }
     }
 
-    fn shut_as_wished<'a>(recovery: &'a RecoveryOutput, outcome: &'a Outcome, shut: bool) -> Moment<'a> {
+    fn while_fenced<'a>(recovery: &'a RecoveryOutput, outcome: &'a Outcome, shut: bool) -> Moment<'a> {
         Moment { now: "t", recovery, outcome, shut, fenced: true, refused: 0 }
     }
 
@@ -257,7 +257,7 @@ mod tests {
         let say = |book: &mut Incidents, stage, verdict, text: &str| {
             let reasons = vec![Reason { source: "page".to_owned(), text: text.to_owned() }];
             let (recovery, outcome) = (output(Some(stage), None), Outcome { reasons, ..outcome(verdict) });
-            book.tick(&shut_as_wished(&recovery, &outcome, true));
+            book.tick(&while_fenced(&recovery, &outcome, true));
         };
         let stall = || Verdict::Stalled(StallClass::StepStalled);
         book.begin("host-7-9", 1, "StepStalled", "t0");
@@ -325,7 +325,7 @@ mod tests {
             let recovery =
                 RecoveryOutput { class: Some("Dead".into()), ..output(Some(EpisodeStage::Restarting), None) };
             let outcome = Outcome { reasons, ..outcome(Verdict::Dead) };
-            book.tick(&shut_as_wished(&recovery, &outcome, true));
+            book.tick(&while_fenced(&recovery, &outcome, true));
         };
         book.begin("host-7-9", 1, "Dead", "t0");
         say(&mut book, &["gone"]);
@@ -351,7 +351,7 @@ mod tests {
         tick(&mut book, "t1", None, Verdict::Unknown);
         assert!(book.open().is_some());
         // its fence is held, and the gate was silent for a moment
-        book.tick(&shut_as_wished(&output(None, None), &outcome(Verdict::Progressing), false));
+        book.tick(&while_fenced(&output(None, None), &outcome(Verdict::Progressing), false));
         assert!(book.open().is_some());
         tick(&mut book, "t2", None, Verdict::Progressing);
         assert_eq!(book.list()[0].stage, "Cleared");

@@ -86,7 +86,7 @@ pub struct Sight<'a> {
     pub ras: Option<&'a RasObs>,
     pub frontend: Option<&'a FrontendObs>,
     /// For how long the front end has not answered, in counted time; `None` while it does, or where nothing is known of it now.
-    pub frontend_silent_ms: Option<Ms>,
+    frontend_silent_ms: Option<Ms>,
     pub owed: Option<Owed>,
     /// Tokens or bytes arrived since the last tick, by source.
     pub gate_delivered: bool,
