@@ -152,7 +152,7 @@ impl Learner {
     /// A silence ended in a delivery.
     fn learn_silence(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, judged: &Judged<'_>) {
         let Judged { signs, policy, .. } = *judged;
-        let Some(gap) = self.bounded(self.silence_peak_ms) else { return };
+        let Some(gap) = self.bounded(self.silence_peak_ms.max(self.step_told_ms(sight, signs))) else { return };
         let among_begun = self.begun_peak > 0 || sight.gate.is_none();
         let short = self.prompt_peak < PROMPT_TOKENS_LONG;
         // accused, and alive; or far beyond the usual, whatever was allowed
@@ -199,12 +199,24 @@ impl Learner {
     /// The silence up to the first of what was delivered since the last tick. The peak tells only of what that tick saw: where ticks are far
     /// apart, or prompts short, that is next to nothing.
     fn silence_to_first_ms(&self, sight: &Sight<'_>, rhythm: &Rhythm, signs: &Signs) -> Ms {
-        let told = sight.gate.and_then(|gate| gate.last_delivery_ms).and(self.silent_since);
-        let to_last_ms = told.map_or(0, |since| signs.gate_delivered_at.saturating_sub(since));
+        let to_last_ms = self.silence_to_last_ms(sight, signs);
         // the others came after it, each its usual gap later
         let others = sight.delivered_count.saturating_sub(sight.answered_count.max(1));
         let others_ms = rhythm.gate_gap_ms.quantile(500).unwrap_or(0).saturating_mul(others);
         self.silence_peak_ms.max(to_last_ms.saturating_sub(others_ms))
+    }
+
+    /// What one step took that ended since the last tick, by the gate's own clock: each gives every stream that had begun its token. Where
+    /// looks are as rare as steps, the peak is what was left of a step at some look, and may be a tenth of it.
+    fn step_told_ms(&self, sight: &Sight<'_>, signs: &Signs) -> Ms {
+        let steps = sight.delivered_count.div_ceil(u64::from(self.begun_peak).max(1));
+        if self.begun_peak == 0 { 0 } else { self.silence_to_last_ms(sight, signs) / steps.max(1) }
+    }
+
+    /// The silence up to the last of what was delivered since the last tick; 0 where no gate tells when that was.
+    fn silence_to_last_ms(&self, sight: &Sight<'_>, signs: &Signs) -> Ms {
+        let told = sight.gate.and_then(|gate| gate.last_delivery_ms).and(self.silent_since);
+        told.map_or(0, |since| signs.gate_delivered_at.saturating_sub(since))
     }
 
     fn learn_steps(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, lesson_ms: Ms) {

@@ -83,12 +83,13 @@ fn looking_where_something_begins_or_ends_raises_the_same_alarms_as_looking_alwa
 }
 
 /// Histories of long runs that ended in the eviction of an engine that lived, each with what the detector had taken wrongly.
-const EVICTED_ONCE: [(&str, u64, &str); 10] = [
+const EVICTED_ONCE: [(&str, u64, &str); 11] = [
     ("B5", 0x8e84_ffec_a650_93a3, "what short prompts add to a step that crawls"),
     ("B5", 0xf013_775b_a293_c044, "a median of few prompts, some of them in the cache"),
     ("B5", 0x91b9_5ce7_eb22_9229, "five prompts of which none had cost what the next one did"),
     ("B5", 0xd9c0_c03f_787a_c4a0, "prompts that were prefilled between two looks"),
     ("B5", 0xe443_0f8b_c3e4_4649, "a chunk deep in a long prompt, which takes longer than most"),
+    ("B5", 0x8982_7a6f_c427_09a5, "steps that were as long as the time between two looks"),
     ("B6", 0x26df_c1ee_8ee9_ddb2, "a front end that was frozen with its engine"),
     ("B6", 0x6fec_8183_7ede_b7b2, "a prompt that health itself takes longer for than the rivals wait"),
     ("B6", 0x28e7_504f_fee9_bf3e, "nothing but long prompts, so that no silence was usual"),

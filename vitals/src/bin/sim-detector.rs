@@ -122,7 +122,11 @@ fn simulate(args: &Args) -> ExitCode {
     let mut all = Part::default();
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..args.threads).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().filter_map(|thread| thread.join().ok()).for_each(|part| all.merge(part));
+        // a history that panics ends the run: what its thread had counted is lost, and a count without it would be a lie
+        threads.into_iter().for_each(|thread| match thread.join() {
+            Ok(part) => all.merge(part),
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
     });
     let Part { table, scores, alike, unlike } = all;
     let total = table.total();

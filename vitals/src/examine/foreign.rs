@@ -83,8 +83,13 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
     let crawl_ms = allowed.crawl_ms.min(view.policy.patience_cap_ms);
     let allowed = Allowed { ms: allowed.ms.max(least), basis: Basis::Policy, crawl_ms };
     exam.hold(silence, allowed, || {
+        // what is judged is the shorter of the two, and who reads must not wonder why the longer one proves nothing
+        let taken_in = match silence < since_delivered {
+            true => format!(", and took nothing more into its cache for {silence} ms"),
+            false => String::new(),
+        };
         let text = format!(
-            "the engine's counters move, and {} requests owed ({}) got nothing for {since_delivered} ms; {}",
+            "the engine's counters move, and {} requests owed ({}) got nothing for {since_delivered} ms{taken_in}; {}",
             owed.requests,
             source_name(owed.source),
             allowed.words()
