@@ -42,7 +42,7 @@ prerequisites: ## What the machine must have; installs missing Debian packages w
 lint: ## Formatting and lints, as CI sees them
 	$(call say,lint)
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --features engine/cuda --locked -- -D warnings
+	cargo clippy --release --workspace --all-targets --features engine/cuda --locked -- -D warnings
 
 unit: ## Tests that need no cluster
 	$(call say,tests of the crates)

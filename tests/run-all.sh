@@ -94,8 +94,10 @@ tools() {
   tests/tools/build.sh
 }
 
+# In the profile of the build: macros, build scripts and the C that these compile are made once for both.
 lint() {
-  cargo fmt --all --check && cargo clippy --workspace --all-targets --features engine/cuda --locked -- -D warnings
+  cargo fmt --all --check &&
+    cargo clippy --release --workspace --all-targets --features engine/cuda --locked -- -D warnings
 }
 
 # One list for every call in the release profile: with another list cargo would choose other features and build the world once more.
