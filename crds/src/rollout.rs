@@ -131,7 +131,7 @@ pub struct FailedRevision {
     #[schemars(length(max = 64))]
     pub revision: String,
     /// `ReplicaStalled`: a new replica was confirmed to make no progress. `ReplicaCrashes`: the engine of a new replica ended again and
-    /// again and never served. `NoProgress`: no new replica came to count within `progressDeadlineSeconds`.
+    /// again by itself and does not serve. `NoProgress`: no new replica came to count within `progressDeadlineSeconds`.
     pub reason: FailureReason,
     /// The same for people, with the pod's name.
     #[schemars(length(max = 1024))]

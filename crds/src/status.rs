@@ -24,6 +24,8 @@ pub struct InferenceDeploymentStatus {
     pub progressing_replicas: i32,
     /// Pods that an open episode keeps out of traffic.
     pub fenced_replicas: i32,
+    /// Pods with a confirmed stall that is not over, fenced or not.
+    pub stalled_replicas: i32,
     /// Incidents that are not closed.
     pub open_incidents: i32,
     /// Label selector of the pods, as a string, for the scale subresource.

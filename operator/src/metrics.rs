@@ -80,6 +80,14 @@ impl Metrics {
         Ok(metrics)
     }
 
+    /// This process leads no more: what it knew of the deployments is its successor's to say, and would page for ever.
+    pub fn stops_leading(&self) {
+        self.leader.set(0);
+        for of_deployments in [&self.grants_held, &self.restarts_held, &self.rollout_failed] {
+            of_deployments.reset();
+        }
+    }
+
     /// The exposition text.
     pub fn text(&self) -> Result<Vec<u8>, prometheus::Error> {
         let mut text = Vec::new();
@@ -91,6 +99,19 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_stops_leading_says_nothing_of_deployments_any_more() {
+        let metrics = Metrics::new().unwrap();
+        metrics.leader.set(1);
+        for of_deployments in [&metrics.grants_held, &metrics.restarts_held, &metrics.rollout_failed] {
+            of_deployments.with_label_values(&["a", "b"]).set(1);
+        }
+        let text = || String::from_utf8(metrics.text().unwrap()).unwrap();
+        assert_eq!(text().matches("deployment=\"b\"").count(), 3);
+        metrics.stops_leading();
+        assert!(!text().contains("deployment=") && text().contains("truebeat_operator_leader 0"), "{}", text());
+    }
 
     /// An alert on a metric that nobody writes never fires.
     #[test]

@@ -61,7 +61,7 @@ pub async fn lead(context: Arc<Context>, leadership: &Arc<Leadership>) {
             () = run(context.clone()) => {}
             () = nodes::keep(&context.calls) => {}
         }
-        context.calls.metrics.leader.set(0);
+        context.calls.metrics.stops_leading();
         context.health.no_watches();
         tracing::warn!("not leading any more, controllers stopped");
     }

@@ -40,7 +40,9 @@ pub fn write(
     };
     let known = existing.and_then(|incident| incident.status.as_ref());
     let told = fence.at.parse::<Timestamp>().is_ok().then(|| fence.at.clone());
-    let seen = || known.and_then(|status| status.timeline.fenced_at.clone()).unwrap_or_else(|| now.to_string());
+    // the same words once more after an end begin anew: a record that is closed says when another fence began
+    let standing = known.filter(|status| status.outcome.is_none());
+    let seen = || standing.and_then(|status| status.timeline.fenced_at.clone()).unwrap_or_else(|| now.to_string());
     let at = told.unwrap_or_else(seen);
     let status = EngineIncidentStatus {
         stage: "Fenced".to_owned(),
@@ -108,6 +110,12 @@ mod tests {
         let held = stored(&plan("chat", &pods, &[], now()));
         let later = now() + jiff::SignedDuration::from_hours(1);
         assert_eq!(plan("chat", &pods, &held, later).writes, []);
+        let closed = plan("chat", &[healthy("a")], &held, later).writes.remove(0);
+        let mut records = held;
+        records[0].status = closed.status;
+        let again = plan("chat", &pods, &records, later + jiff::SignedDuration::from_hours(24)).writes.remove(0);
+        let fenced_at = again.status.unwrap().timeline.fenced_at;
+        assert_eq!(fenced_at.as_deref(), Some("2026-01-02T01:02:00Z"), "the day between was no part of it");
     }
 
     #[test]

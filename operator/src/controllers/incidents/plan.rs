@@ -13,6 +13,8 @@ use crate::{
 
 /// A closed incident is kept this long …
 const KEPT_MAX: SignedDuration = SignedDuration::from_hours(7 * 24);
+/// … a stall that told what was in flight as long as `spec.recovery.poisonFor` may ask for …
+const TOLD_MAX: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// … and at most so many of one InferenceDeployment.
 const KEPT_COUNT_MAX: usize = 50;
 
@@ -176,13 +178,16 @@ fn closing(incident: &EngineIncident, outcome: &str, now: Timestamp) -> Incident
     IncidentWrite { name: incident.name_any(), told_by: None, spec: None, status: Some(status) }
 }
 
-/// Closed incidents that are too old or too many; one that a pod still reports stays.
+/// Closed incidents that are too old or too many; one that a pod still reports stays. Suspicions that came to nothing and persons' fences go
+/// first: by stalls replicas learn from each other (I7).
 fn forget(incidents: &[EngineIncident], reported: &[String], now: Timestamp) -> Vec<(String, String)> {
     let closed_at = |i: &EngineIncident| i.status.as_ref().and_then(|s| s.closed_at.clone()).unwrap_or_default();
     let mut closed: Vec<&EngineIncident> = incidents.iter().filter(|i| is_closed(i)).collect();
-    closed.sort_by_key(|incident| std::cmp::Reverse((closed_at(incident), incident.name_any())));
+    closed.sort_by_key(|incident| std::cmp::Reverse((incident.is_stall(), closed_at(incident), incident.name_any())));
+    let tells = |i: &EngineIncident| i.is_stall() && i.status.as_ref().is_some_and(|s| !s.in_flight.is_empty());
     let over = |(rank, incident): &(usize, &EngineIncident)| {
-        *rank >= KEPT_COUNT_MAX || older(&closed_at(incident), KEPT_MAX, now)
+        let kept_max = if tells(incident) { TOLD_MAX } else { KEPT_MAX };
+        *rank >= KEPT_COUNT_MAX || older(&closed_at(incident), kept_max, now)
     };
     closed
         .into_iter()
@@ -207,6 +212,7 @@ fn duration(start: &str, end: &str) -> Option<String> {
 mod tests {
     use super::*;
     use crate::controllers::inference_deployment::testing::{healthy, pod};
+    use crds::poison::InFlight;
 
     fn now() -> Timestamp {
         "2026-01-01T00:02:00Z".parse().unwrap()
@@ -303,5 +309,28 @@ mod tests {
         assert_eq!(plan("chat", &[], &incidents, later).deletes.len(), incidents.len());
         let reported = [pod("p59", "Recovered", 59)];
         assert_eq!(plan("chat", &reported, &incidents, later).deletes.len(), incidents.len() - 1);
+    }
+
+    #[test]
+    fn a_stall_is_remembered_longer_than_what_came_to_nothing() {
+        let mut stalled = pod("stalled", "Recovered", 0);
+        if let EpisodeView::Known(reported) = &mut stalled.episode {
+            reported.episode.confirmed_at = Some("2026-01-01T00:00:01Z".to_owned());
+            let request = InFlight { request: "0123456789abcdef".to_owned(), completed_at: None };
+            reported.episode.in_flight = vec![request];
+        }
+        let mut incidents = Vec::new();
+        apply(&plan("chat", &[stalled], &incidents, now()), &mut incidents);
+        for n in 1..=KEPT_COUNT_MAX {
+            apply(&plan("chat", &[pod(&format!("p{n}"), "Cleared", 50)], &incidents, now()), &mut incidents);
+        }
+        let stays = |incidents: &[EngineIncident]| incidents.iter().any(|i| i.spec.pod == "stalled");
+        assert!(incidents.len() > KEPT_COUNT_MAX && stays(&incidents));
+        for (days, kept) in [(0, true), (8, true), (31, false)] {
+            let mut incidents = incidents.clone();
+            let later = now() + SignedDuration::from_hours(days * 24);
+            apply(&plan("chat", &[], &incidents, later), &mut incidents);
+            assert_eq!(stays(&incidents), kept, "{days} days");
+        }
     }
 }

@@ -7,7 +7,11 @@ use crds::{
 };
 use jiff::{SignedDuration, Timestamp};
 
-use super::{grants::wants_slot, observed::PodView, places::Places};
+use super::{
+    grants::wants_slot,
+    observed::{PodView, ReportedEpisode},
+    places::Places,
+};
 use crate::controllers::nodes::view::NodeView;
 
 /// Fewer stalls than this are never called a common cause: two of two may be chance.
@@ -60,6 +64,7 @@ pub struct Terms<'a> {
     /// The first pause between two recoveries of one pod, and the longest.
     pub backoff: (SignedDuration, SignedDuration),
     pub window: SignedDuration,
+    /// So many replicas are kept up.
     pub replicas: usize,
     pub recent: &'a [PastGrant],
     /// What nodes and failure domains may bear.
@@ -75,13 +80,16 @@ impl<'a> Terms<'a> {
         let count = |n: i32| usize::try_from(n).unwrap_or(0);
         let replicas = count(infd.spec.replicas);
         let stalled = pods.iter().filter(|pod| wants_slot(pod)).count();
-        let mut hold = hold_of(stalled, replicas, count(recovery.hold_percent));
+        // a frozen or slow scale-in leaves more than the spec says, and of all that stand so many stall
+        let standing = replicas.max(pods.iter().filter(|pod| !pod.leaving).count());
+        let mut hold = hold_of(stalled, standing, count(recovery.hold_percent));
         let mut fleet_slots = usize::MAX;
         if let Some(fleet) = fleet {
-            let all = fleet.replicas + replicas;
+            let all = fleet.replicas + standing;
             fleet_slots = (all * fleet.restarts_percent / 100).max(1).saturating_sub(fleet.granted);
             let alarmed = fleet.stalled + stalled;
-            if hold == Hold::No && alarmed >= 5 && alarmed * 100 > all * fleet.hold_percent {
+            let most = all * fleet.hold_percent / 100;
+            if hold == Hold::No && fleet.hold_percent < 100 && alarmed >= 5 && alarmed > most {
                 hold = Hold::Fleet(format!("{alarmed} of {all} replicas of the fleet stall at once"));
             }
         }
@@ -103,6 +111,11 @@ impl<'a> Terms<'a> {
     /// The same without new restarts for replicas of this revision.
     pub fn without_restarts_of(self, revision_taken_back: &'a str) -> Self {
         Terms { revision_taken_back, ..self }
+    }
+
+    /// The same where another number of replicas than the spec's is kept up meanwhile.
+    pub fn with_replicas(self, replicas: Option<usize>) -> Self {
+        Terms { replicas: replicas.unwrap_or(self.replicas), ..self }
     }
 
     /// Is this pod of a revision that is taken back? It goes with its revision, and needs no restart.
@@ -214,10 +227,11 @@ pub fn replaced(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -
     (count >= terms.replicas && starting == 0) || older(&grant.granted_at, REPLACE_MAX, now)
 }
 
-/// Does the pod of this grant serve again, and is not on its way out?
+/// Is what this grant was for over, and its pod not on its way out? What began on it since is another case.
 fn spared(grant: &Grant, pods: &[PodView]) -> bool {
     let pod = pods.iter().find(|pod| pod.uid == grant.pod_uid);
-    pod.is_some_and(|pod| !pod.leaving && pod.reported().map_or(pod.ready, |reported| !reported.open))
+    let over = |reported: &ReportedEpisode| !reported.open || reported.episode.id != grant.episode;
+    pod.is_some_and(|pod| !pod.leaving && pod.reported().map_or(pod.ready, over))
 }
 
 /// The record of the grants, with those of this look. It is tidied only when something is added: time alone writes nothing (P7).

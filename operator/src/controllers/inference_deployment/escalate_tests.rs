@@ -46,6 +46,33 @@ fn the_fleet_bounds_and_holds() {
     let hold = |stalled| Terms::of(&object, &pods, Some(&Fleet { stalled, ..fleet() })).hold;
     assert_eq!(hold(28), Hold::No);
     assert!(matches!(hold(29), Hold::Fleet(why) if why.contains("31 of 100")));
+    let never = Fleet { replicas: 5, stalled: 9, hold_percent: 100, ..fleet() };
+    assert_eq!(
+        Terms::of(&object, &pods, Some(&never)).hold,
+        Hold::No,
+        "100 never holds, whatever stands beyond the specs"
+    );
+}
+
+#[test]
+fn of_all_that_stand_so_many_stall_whatever_an_autoscaler_wants() {
+    let mut object = infd("chat");
+    object.spec.replicas = 2;
+    let pods: Vec<PodView> = frozen(3).into_iter().chain(["x", "y", "z"].map(healthy)).collect();
+    assert_eq!(Terms::of(&object, &pods, None).hold, Hold::No, "three of the six that a freeze keeps");
+    assert!(matches!(Terms::of(&object, &pods[..4], None).hold, Hold::Deployment(why) if why.contains("3 of 4")));
+}
+
+#[test]
+fn a_replacement_is_over_when_as_many_stand_as_a_freeze_keeps() {
+    let mut object = infd("chat");
+    object.spec.replicas = 20;
+    let pods = ["a", "b", "c"].map(healthy);
+    let gone = Grant { pod_uid: "uid-gone".to_owned(), action: GrantAction::Replace, ..Grant::default() };
+    let gone = Grant { granted_at: NOW.to_owned(), ..gone };
+    let terms = || Terms::of(&object, &pods, None);
+    assert!(!replaced(&gone, &pods, &terms().with_replicas(None), NOW), "seventeen are on their way");
+    assert!(replaced(&gone, &pods, &terms().with_replicas(Some(3)), NOW), "three are kept up, and three are up");
 }
 
 #[test]
@@ -180,8 +207,13 @@ fn a_slot_that_a_pod_keeps_is_given_back_while_it_backs_off() {
 fn a_replacement_holds_its_slot_until_its_successor_is_up() {
     let terms = Terms { replicas: 2, ..Terms::simple(RecoveryMode::Recover, 1) };
     let old = pod("a", "Stalled", 1);
-    let grant =
-        Grant { pod_uid: old.uid.clone(), action: GrantAction::Replace, granted_at: NOW.into(), ..Grant::default() };
+    let grant = Grant {
+        episode: "e-a".to_owned(),
+        pod_uid: old.uid.clone(),
+        action: GrantAction::Replace,
+        granted_at: NOW.into(),
+        ..Grant::default()
+    };
     let over = |pods: &[PodView], now: &str| replaced(&grant, pods, &terms, now);
     let starting = PodView { ready: false, ..healthy("c") };
     assert!(!over(&[PodView { leaving: true, ..old.clone() }, healthy("b")], NOW), "it still runs (P16)");

@@ -33,15 +33,18 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     let mut events = Vec::new();
     for grant in plan.grants.iter().filter(|grant| !held.contains(grant)) {
         let incident = name_of(&infd, &grant.episode);
-        let what = match grant.action {
-            GrantAction::Restart => format!("restart of the engine in pod {}", grant.pod),
-            GrantAction::Replace => format!("replacement of pod {}, {},", grant.pod, incurable(observed, grant)),
+        let restart = || format!("restart of the engine in pod {}", grant.pod);
+        let replacement = || format!("replacement of pod {}, {},", grant.pod, incurable(observed, grant));
+        // a restart that becomes a replacement is told as well: the name of an event is told once
+        let (name, what) = match grant.action {
+            GrantAction::Restart => ("granted", restart()),
+            GrantAction::Replace => ("replaced", replacement()),
         };
         let note = format!("{what} granted (incident {incident})");
         let pod = (grant.pod.as_str(), grant.pod_uid.as_str());
         events.push(event(
             observed,
-            format!("{incident}.granted"),
+            format!("{incident}.{name}"),
             ("Warning", "RestartGranted", "Restart"),
             note,
             pod,

@@ -88,12 +88,14 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
         return None;
     }
     let action = if pod.needs_another_place() { GrantAction::Replace } else { GrantAction::Restart };
+    // A new key is a new grant, whoever holds the slot: a common cause and a mode that grants nothing hold for it too.
+    let held = terms.mode != RecoveryMode::Recover || terms.hold != Hold::No;
+    let may = !held && terms.may_restart(pod, now);
     if reported.episode.id != grant.episode && wants_slot(pod) {
         // The same pod stalled anew: the slot is still its own, if it may have it, and the grant must name the new episode.
-        return self::grant(pod, action, terms, now).filter(|_| terms.may_restart(pod, now));
+        return self::grant(pod, action, terms, now).filter(|_| may);
     }
-    let held = terms.mode != RecoveryMode::Recover || terms.hold != Hold::No;
-    if reported.episode.awaits_replacement() && !held && terms.may_restart(pod, now) {
+    if reported.episode.awaits_replacement() && may {
         // The Xid came after the key: it is on its way up again, in vain.
         return self::grant(pod, action, terms, now);
     }
@@ -232,6 +234,20 @@ mod tests {
         assert_eq!(step(&grants, &[again.clone(), pod("b", "Stalled", 0)]), ["e-a"]);
         again = pod("a", "Suspect", 1);
         assert_eq!(step(&grants, &[again]), ["e-old"], "not confirmed yet: nothing new is granted");
+    }
+
+    #[test]
+    fn a_new_episode_gets_no_key_where_none_are_handed_out() {
+        let again = pod("a", "Stalled", 1);
+        let grants = [Grant { episode: "e-old".to_owned(), ..held(&again) }];
+        let all_stall = Terms {
+            hold: Hold::Deployment("5 of 6 replicas stall at once".to_owned()),
+            ..Terms::simple(RecoveryMode::Recover, 1)
+        };
+        for terms in [all_stall, Terms::simple(RecoveryMode::Fence, 1)] {
+            let kept = next(&grants, std::slice::from_ref(&again), &terms, NOW);
+            assert!(kept.is_empty(), "it waits as all others do: {kept:?}");
+        }
     }
 
     #[test]

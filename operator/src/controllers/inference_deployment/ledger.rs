@@ -65,7 +65,7 @@ impl Account {
         let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
         Account {
             replicas: count(&spec["replicas"]),
-            stalled: count(&status["fencedReplicas"]),
+            stalled: alarmed(count(&status["stalledReplicas"]), count(&status["fencedReplicas"])),
             grants_at: grants.map(|grant| (text(&grant["node"]), text(&grant["domain"]))).collect(),
         }
     }
@@ -75,10 +75,16 @@ impl Account {
         let count = |n: i32| usize::try_from(n).unwrap_or(0);
         Account {
             replicas: count(infd.spec.replicas),
-            stalled: count(status.fenced_replicas),
+            stalled: alarmed(count(status.stalled_replicas), count(status.fenced_replicas)),
             grants_at: status.recovery.grants.into_iter().map(|grant| (grant.node, grant.domain)).collect(),
         }
     }
+}
+
+/// Who stalls counts, fenced or not: the last replica that serves is spared the fence (I3), and a fleet of single replicas would seem well.
+/// So does who is fenced and not confirmed yet.
+fn alarmed(stalled: usize, fenced: usize) -> usize {
+    stalled.max(fenced)
 }
 
 impl Ledger {
@@ -124,6 +130,7 @@ mod tests {
     use super::*;
     use crate::controllers::inference_deployment::testing::infd;
     use crds::{Grant, InferenceDeploymentStatus};
+    use serde_json::json;
 
     fn with_grants(uid: &str, count: usize) -> InferenceDeployment {
         let mut infd = infd("chat");
@@ -152,6 +159,19 @@ mod tests {
         assert_eq!((granted(&ledger, "b", t), granted(&ledger, "a", t)), (Some(2), Some(0)), "its own it knows itself");
         ledger.written(&with_grants("a", 1), t);
         assert_eq!(granted(&ledger, "b", t), Some(1));
+    }
+
+    #[test]
+    fn a_replica_that_stalls_behind_an_open_gate_counts() {
+        let listed = |status: Value| {
+            let object = json!({"apiVersion": "v1", "kind": "X", "spec": {"replicas": 1}, "status": status});
+            Account::of(&serde_json::from_value(object).unwrap()).stalled
+        };
+        assert_eq!(listed(json!({"stalledReplicas": 1, "fencedReplicas": 0})), 1, "the last that serves is spared");
+        assert_eq!(listed(json!({"fencedReplicas": 1})), 1, "as an older operator wrote it");
+        let mut infd = with_grants("a", 0);
+        infd.status.get_or_insert_default().stalled_replicas = 1;
+        assert_eq!(Account::of_written(&infd).stalled, 1);
     }
 
     #[test]

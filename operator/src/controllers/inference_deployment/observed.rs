@@ -126,6 +126,11 @@ impl PodView {
         self.open_episode().is_some_and(Episode::needs_another_place)
     }
 
+    /// Confirmed to make no progress, and not mended yet. One that died is started again by itself.
+    pub fn stalled(&self) -> bool {
+        self.open_episode().is_some_and(|episode| episode.stage != "Suspect" && episode.class != "Dead")
+    }
+
     /// Kept out of traffic by an open episode. A person's fence is none: it must not count as a stall of the fleet (I2).
     pub fn fenced(&self) -> bool {
         self.open_episode().is_some_and(|episode| episode.fenced_at.is_some())

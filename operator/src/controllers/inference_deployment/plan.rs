@@ -93,7 +93,9 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     // Judged before anything is granted: replicas of a revision that is taken back need no restart, they go.
     let rollout = rollout::steer(observed, &mut desired, now);
+    let scaling_held = scaling::steer(observed, &mut desired, now);
     let terms = Terms::of(infd, &observed.pods, fleet).without_restarts_of(rollout.taken_back());
+    let terms = terms.with_replicas(scaling::replicas_of(&desired));
     let terms = terms.with_places(&observed.nodes, &observed.pods, fleet, recovery.hold_percent);
     let grants = grants::next(held, &observed.pods, &terms, &at);
     let recent = escalate::recent(&terms, &observed.pods, held, &grants, &at);
@@ -122,7 +124,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         recent,
         hold: terms.hold.clone(),
         rollout,
-        scaling_held: scaling::steer(observed, &mut desired, now),
+        scaling_held,
         grants,
         ..Plan::default()
     };
@@ -185,10 +187,13 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Is the replacement of this pod granted, and is it still there? One that went on by itself meanwhile is spared.
+/// Is the replacement of this pod granted for what it stalls by now, and is it still there? One that went on by itself meanwhile is spared,
+/// and what began on it since is another case: a mere suspicion deletes nothing (I1).
 fn to_replace(grants: &[Grant], pod: &PodView) -> bool {
-    let mine = |grant: &Grant| grant.pod_uid == pod.uid && grant.action == GrantAction::Replace;
-    !pod.leaving && pod.open_episode().is_some() && grants.iter().any(mine)
+    let Some(episode) = pod.open_episode().filter(|_| grants::wants_slot(pod)) else { return false };
+    let mine =
+        |grant: &Grant| grant.pod_uid == pod.uid && grant.action == GrantAction::Replace && grant.episode == episode.id;
+    grants.iter().any(mine)
 }
 
 /// The second key (I1), or the note that it must wait, and the order of scale-in: the frozen one goes first.
@@ -326,6 +331,28 @@ mod tests {
         assert_eq!((patch.name.as_str(), patch.uid.as_str()), ("b", "uid-b"));
         assert_eq!(patch.annotations[ANNOTATION_RESTART_GRANT].as_deref(), Some("e-b"));
         assert_eq!(patch.annotations[ANNOTATION_DELETION_COST].as_deref(), Some(COST_FROZEN));
+    }
+
+    #[test]
+    fn a_replacement_is_for_the_stall_that_it_was_granted_for() {
+        let look = |stage: &str, granted_at: &str| {
+            let mut world = observed(vec![healthy("b"), pod("a", stage, 1)]);
+            let replace = Grant {
+                episode: "e-before".to_owned(),
+                pod_uid: "uid-a".to_owned(),
+                action: GrantAction::Replace,
+                granted_at: granted_at.to_owned(),
+                ..Grant::default()
+            };
+            world.infd.status.get_or_insert_default().recovery.grants = vec![replace];
+            let plan = plan(&world, Vec::new(), None, now());
+            (plan.replaces.len(), plan.grants.into_iter().map(|grant| grant.episode).collect::<Vec<_>>())
+        };
+        let (just_now, a_while_ago) = ("2026-01-01T00:01:50Z", "2026-01-01T00:01:00Z");
+        assert_eq!(look("Suspect", just_now), (0, vec!["e-before".to_owned()]), "a suspicion deletes nothing (I1)");
+        assert_eq!(look("Stalled", just_now), (0, vec!["e-before".to_owned()]));
+        assert_eq!(look("Suspect", a_while_ago), (0, vec![]));
+        assert_eq!(look("Stalled", a_while_ago), (0, vec!["e-a".to_owned()]), "what it stalls by now is granted anew");
     }
 
     #[test]

@@ -240,8 +240,24 @@ fn stalls(observed: &Observed, wanted: &str) -> Option<String> {
 fn crashes(observed: &Observed, wanted: &str) -> Option<String> {
     // one that a person fenced is not ready for that reason alone
     let counts = |pod: &&PodView| !pod.leaving && pod.fence.is_none() && pod.revision == wanted && !pod.ready;
-    let pod = observed.pods.iter().filter(counts).find(|pod| pod.restarts >= CRASHES_MIN)?;
-    Some(format!("the engine of new replica {} ended {} times and does not serve", pod.name, pod.restarts))
+    let mut ends = observed.pods.iter().filter(counts).map(|pod| (pod, ends_by_itself(observed, pod)));
+    let (pod, ends) = ends.find(|(_, ends)| *ends >= CRASHES_MIN)?;
+    Some(format!("the engine of new replica {} ended {ends} times and does not serve", pod.name))
+}
+
+/// How often the engine ended and nobody had ended it. A kill was a stall's, which is borne or not as one (`toleratedStalls`).
+fn ends_by_itself(observed: &Observed, pod: &PodView) -> i32 {
+    let mut killed: Vec<&str> = observed
+        .incidents
+        .iter()
+        .filter(|incident| incident.spec.pod_uid == pod.uid)
+        .filter(|incident| incident.status.as_ref().is_some_and(|status| status.timeline.killed_at.is_some()))
+        .map(|incident| incident.spec.episode_id.as_str())
+        .collect();
+    killed.extend(pod.open_episode().filter(|episode| episode.killed_at.is_some()).map(|episode| episode.id.as_str()));
+    killed.sort_unstable();
+    killed.dedup();
+    pod.restarts.saturating_sub(i32::try_from(killed.len()).unwrap_or(i32::MAX))
 }
 
 /// The Deployment's own clock, which runs over operators: no new replica came to count in time.

@@ -150,6 +150,14 @@ fn crashes_and_silence_have_names_of_their_own() {
     assert_eq!(Bench::new(vec![new(false, 2)]).word(), "");
     assert_eq!(Bench::new(vec![new(true, 5)]).word(), "", "it serves now");
     assert_eq!(Bench::new(vec![new(false, 3)]).word(), "ReplicaCrashes");
+    let mut killed_once = Bench::new(vec![new(false, 3)]);
+    let killed = serde_json::from_value(json!({
+        "metadata": {"name": "i"},
+        "spec": {"deployment": "chat", "pod": "c", "podUid": "uid-c", "class": "Livelock", "episodeId": "e-1"},
+        "status": {"stage": "Recovered", "timeline": {"killedAt": "2026-01-01T00:00:00Z"}, "outcome": "Recovered"},
+    }));
+    killed_once.observed.incidents.push(killed.unwrap());
+    assert_eq!(killed_once.word(), "", "what we ended did not end by itself: that stall is borne, or not, as one");
     let mut bench = Bench::new(vec![new(false, 0)]);
     let overdue = json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]);
     bench.observed.children.get_mut("Deployment").unwrap()["status"]["conditions"] = overdue;

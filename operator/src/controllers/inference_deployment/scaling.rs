@@ -13,6 +13,9 @@ use super::{
     observed::{Observed, PodView},
 };
 
+/// A clock may run ahead by so much; whatever says that it began later than that has no age.
+const AHEAD_MAX: SignedDuration = SignedDuration::from_mins(5);
+
 /// Puts the number of replicas into the wanted Deployment; says why where it is not the spec's.
 pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Option<String> {
     let wanted = observed.infd.spec.replicas;
@@ -29,17 +32,30 @@ pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Opti
         return None;
     }
     let most = SignedDuration::from_secs(policy.hold_seconds_max.into());
-    let pod = observed.pods.iter().find(|pod| stalls(pod, most, now))?;
+    let pod = observed.pods.iter().find(|pod| stalls(observed, pod, most, now))?;
     let child = desired.iter_mut().find(|child| child.resource.kind == "Deployment")?;
     child.body["spec"]["replicas"] = json!(replicas);
     Some(format!("{wanted} replicas are wanted, {standing} stay while {} stalls", pod.name))
 }
 
+/// The replicas that the wanted Deployment keeps up, if there is one.
+pub fn replicas_of(desired: &[Child]) -> Option<usize> {
+    let child = desired.iter().find(|child| child.resource.kind == "Deployment")?;
+    usize::try_from(child.body["spec"]["replicas"].as_u64()?).ok()
+}
+
 /// Is an episode open on it that is younger than this? One whose age cannot be read holds nothing: a freeze must have an end.
-fn stalls(pod: &PodView, age_max: SignedDuration, now: Timestamp) -> bool {
-    let since = pod.open_episode().filter(|_| !pod.leaving).and_then(|episode| episode.suspect_at.as_deref());
-    let since = since.and_then(|at| at.parse::<Timestamp>().ok());
-    since.is_some_and(|since| now.duration_since(since) < age_max)
+fn stalls(observed: &Observed, pod: &PodView, age_max: SignedDuration, now: Timestamp) -> bool {
+    let Some(episode) = pod.open_episode().filter(|_| !pod.leaving) else { return false };
+    // the record's age is by the server's clock; before there is one, the agent's has to do, which may be wrong
+    let record = observed
+        .incidents
+        .iter()
+        .find(|incident| incident.spec.episode_id == episode.id && incident.spec.pod_uid == pod.uid);
+    let recorded = record.and_then(|incident| incident.metadata.creation_timestamp.as_ref()).map(|time| time.0);
+    let told = || episode.suspect_at.as_deref().and_then(|at| at.parse::<Timestamp>().ok());
+    let age = recorded.or_else(told).map(|since| now.duration_since(since));
+    age.is_some_and(|age| age < age_max && age > -AHEAD_MAX)
 }
 
 #[cfg(test)]
@@ -47,8 +63,10 @@ mod tests {
     use super::*;
     use crate::controllers::inference_deployment::{
         build::build,
+        observed::EpisodeView,
         testing::{healthy, infd, pod},
     };
+    use crds::EngineIncident;
 
     /// The replicas that the Deployment gets: `standing` are there, the spec says `wanted`, one stalls since second 1.
     fn replicas(policy: DuringIncidents, standing: i32, wanted: i32, second: &str) -> (i64, bool) {
@@ -64,6 +82,38 @@ mod tests {
         let now = format!("2026-01-01T00:00:{second}Z").parse().unwrap();
         let held = steer(&observed, &mut desired, now).is_some();
         (desired.last().unwrap().body["spec"]["replicas"].as_i64().unwrap(), held)
+    }
+
+    /// Is the scale-in held at second 10 while the agent says that it began then, and the record was made at that second?
+    fn held_by(suspect_at: &str, recorded_at: Option<&str>) -> bool {
+        let mut object = infd("chat");
+        object.spec.replicas = 6;
+        object.spec.scaling.during_incidents = DuringIncidents::Hold;
+        object.spec.scaling.hold_seconds_max = 30;
+        let mut frozen = pod("b", "Stalled", 1);
+        if let EpisodeView::Known(reported) = &mut frozen.episode {
+            reported.episode.suspect_at = Some(suspect_at.to_owned());
+        }
+        let record = |at: &str| -> EngineIncident {
+            let spec = json!({"deployment": "chat", "pod": "b", "podUid": frozen.uid, "class": "Livelock", "episodeId": "e-b"});
+            let metadata = json!({"name": "i", "creationTimestamp": at});
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+        };
+        let incidents = recorded_at.map(record).into_iter().collect();
+        let mut desired = build(&object);
+        let children = [("Deployment".to_owned(), json!({"spec": {"replicas": 20}}))].into();
+        let observed = Observed { infd: object, children, pods: vec![frozen], incidents, nodes: Default::default() };
+        steer(&observed, &mut desired, "2026-01-01T00:00:10Z".parse().unwrap()).is_some()
+    }
+
+    #[test]
+    fn a_freeze_ends_whatever_the_clock_of_a_node_says() {
+        assert!(held_by("2026-01-01T00:00:01Z", None));
+        assert!(held_by("2026-01-01T00:04:00Z", None), "a little ahead");
+        assert!(!held_by("2099-01-01T00:00:00Z", None), "from the future");
+        assert!(held_by("2099-01-01T00:00:00Z", Some("2026-01-01T00:00:02Z")), "the server knows when it began");
+        assert!(!held_by("2099-01-01T00:00:00Z", Some("2025-12-31T23:59:00Z")), "and when it has been long enough");
+        assert!(held_by("2025-12-31T23:00:00Z", Some("2026-01-01T00:00:02Z")), "a clock that is slow");
     }
 
     #[test]

@@ -47,6 +47,7 @@ pub fn status(
         ready_replicas: ready,
         progressing_replicas: count(pods.iter().filter(|pod| pod.progressing == Some(true)).count()),
         fenced_replicas: count(pods.iter().filter(|pod| pod.fenced()).count()),
+        stalled_replicas: count(pods.iter().filter(|pod| pod.stalled()).count()),
         open_incidents: count(plan.incidents.open),
         selector: selector(&infd.name_any()),
         conditions: conditions::merge(old, &findings, generation, now),
