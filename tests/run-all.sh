@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # All of `make test`, in steps; `run-all.sh e2e` runs only what the stories on the cluster need.
 #
-# First everything is built, one step after another: a build takes all of the machine. Then the tests run side by side, in four rows that
-# share nothing (a cluster has a name, a namespace and a folder of its own): most of each is waiting for something real.
+# First everything is built, side by side as far as cargo's own lock allows: where one step loads from afar, links or optimises a whole
+# program on one core, the others have the rest of the machine. Then the tests run, in four rows that share nothing (a cluster has a
+# name, a namespace and a folder of its own): most of each is waiting for something real.
 # Each step writes target/test-logs/STEP.log and says here how far it is; one that fails shows the end of its log, and the others still
 # run (but for those that stand on it). The last line counts tests: `N passed, N failed`; a step that fails without a failed test counts
 # as one. The exit status is 0 only if nothing failed.
@@ -165,19 +166,25 @@ control_plane() {
   return $status
 }
 
+went_well() { # name of a step that has ended
+  local name
+  for name in ${failed_steps[@]+"${failed_steps[@]}"}; do [ "$name" != "$1" ] || return 1; done
+}
+
 started=$SECONDS
+steps=(build tools)
 rows=()
 if [ "$what" = all ]; then
-  side_by_side lint
-  side_by_side python
+  steps=(python lint "${steps[@]}")
   rows+=(unit reproducible)
 fi
-if side_by_side tools; then
+side_by_side "${steps[@]}"
+if went_well tools; then
   rows+=(cluster control_plane)
 else
   for name in cluster control_plane; do skip "$name" 'its tools did not build'; done
 fi
-if side_by_side build; then
+if went_well build; then
   side_by_side "${rows[@]}"
 else
   for name in "${rows[@]}"; do skip "$name" 'it did not build'; done
