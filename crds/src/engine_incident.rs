@@ -81,6 +81,11 @@ impl EngineIncident {
         let confirmed = self.status.as_ref().is_some_and(|status| status.timeline.confirmed_at.is_some());
         confirmed || self.spec.class == "Dead"
     }
+
+    /// Is it the record of this episode of this pod? Episode ids are the agent's and unique in a pod alone.
+    pub fn tells_of(&self, episode_id: &str, pod_uid: &str) -> bool {
+        self.spec.episode_id == episode_id && self.spec.pod_uid == pod_uid
+    }
 }
 
 /// How far it has come.

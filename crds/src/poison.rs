@@ -20,7 +20,7 @@ pub const REFUSED_MAX: usize = 32;
 const TEXT_BYTES_MAX: usize = 16 << 10;
 const STALLS_MIN: usize = 2;
 /// How far a replica's clock may run ahead of the operator's.
-const AHEAD_MS_MAX: i64 = 300_000;
+pub const AHEAD_MS_MAX: i64 = 300_000;
 
 /// A request that was in flight when a stall began.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]

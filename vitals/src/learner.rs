@@ -209,8 +209,11 @@ impl Learner {
     /// What one step took that ended since the last tick, by the gate's own clock: each gives every stream that had begun its token. Where
     /// looks are as rare as steps, the peak is what was left of a step at some look, and may be a tenth of it.
     fn step_told_ms(&self, sight: &Sight<'_>, signs: &Signs) -> Ms {
-        let steps = sight.delivered_count.div_ceil(u64::from(self.begun_peak).max(1));
-        if self.begun_peak == 0 { 0 } else { self.silence_to_last_ms(sight, signs) / steps.max(1) }
+        if self.begun_peak == 0 {
+            return 0;
+        }
+        let steps = sight.delivered_count.div_ceil(u64::from(self.begun_peak)).max(1);
+        self.silence_to_last_ms(sight, signs) / steps
     }
 
     /// The silence up to the last of what was delivered since the last tick; 0 where no gate tells when that was.

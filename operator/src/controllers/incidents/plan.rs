@@ -7,14 +7,17 @@ use kube::ResourceExt;
 
 use super::by_hand;
 use crate::{
-    controllers::inference_deployment::observed::{EpisodeView, PodView, ReportedEpisode},
+    controllers::inference_deployment::{
+        observed::{EpisodeView, PodView, ReportedEpisode},
+        validate::DURATION_MAX,
+    },
     digest::short,
 };
 
 /// A closed incident is kept this long …
 const KEPT_MAX: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// … a stall that told what was in flight as long as `spec.recovery.poisonFor` may ask for …
-const TOLD_MAX: SignedDuration = SignedDuration::from_hours(30 * 24);
+const TOLD_MAX: SignedDuration = SignedDuration::from_secs(DURATION_MAX.as_secs() as i64);
 /// … and at most so many of one InferenceDeployment.
 const KEPT_COUNT_MAX: usize = 50;
 

@@ -33,12 +33,12 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     let mut events = Vec::new();
     for grant in plan.grants.iter().filter(|grant| !held.contains(grant)) {
         let incident = name_of(&infd, &grant.episode);
-        let restart = || format!("restart of the engine in pod {}", grant.pod);
-        let replacement = || format!("replacement of pod {}, {},", grant.pod, incurable(observed, grant));
         // a restart that becomes a replacement is told as well: the name of an event is told once
         let (name, what) = match grant.action {
-            GrantAction::Restart => ("granted", restart()),
-            GrantAction::Replace => ("replaced", replacement()),
+            GrantAction::Restart => ("granted", format!("restart of the engine in pod {}", grant.pod)),
+            GrantAction::Replace => {
+                ("replaced", format!("replacement of pod {}, {},", grant.pod, incurable(observed, grant)))
+            }
         };
         let note = format!("{what} granted (incident {incident})");
         let pod = (grant.pod.as_str(), grant.pod_uid.as_str());
@@ -341,5 +341,10 @@ mod tests {
             (&"InferenceDeployment".into(), &"uid-a".into())
         );
         assert!(event["metadata"]["name"].as_str().is_some_and(|name| name.ends_with(".granted")));
+
+        let mut replaced = plan;
+        replaced.grants[0].action = GrantAction::Replace;
+        let name = of(&world, &replaced, now())[0].metadata.name.clone();
+        assert!(name.is_some_and(|name| name.ends_with(".replaced")), "another name: each is told once");
     }
 }

@@ -170,9 +170,7 @@ pub fn refuse_replays(pods: &mut [PodView], incidents: &[EngineIncident]) {
         let Some(id) = pod.open_episode().map(|episode| episode.id.clone()) else { continue };
         let ended = |incident: &&EngineIncident| {
             let stage = incident.status.as_ref().map_or("", |status| status.stage.as_str());
-            incident.spec.episode_id == id
-                && incident.spec.pod_uid == pod.uid
-                && matches!(stage, "Recovered" | "Cleared")
+            incident.tells_of(&id, &pod.uid) && matches!(stage, "Recovered" | "Cleared")
         };
         if incidents.iter().any(|incident| ended(&incident)) {
             pod.episode =

@@ -211,17 +211,14 @@ fn stalls(observed: &Observed, wanted: &str) -> Option<String> {
     if memory.is_none_or(|memory| memory.stable.is_empty()) {
         return None;
     }
-    let stalled = |pod: &&PodView| {
-        pod.open_episode().filter(|episode| episode.stage != "Suspect" && episode.class != "Dead").is_some()
-    };
     let (new, old): (Vec<&PodView>, Vec<&PodView>) =
         observed.pods.iter().filter(|pod| !pod.leaving).partition(|pod| pod.revision == wanted);
-    if old.iter().any(stalled) {
+    if old.iter().any(|pod| pod.stalled()) {
         return None;
     }
     let mut episodes: Vec<(&str, &str, &str)> = new
         .iter()
-        .filter(|pod| stalled(pod))
+        .filter(|pod| pod.stalled())
         .filter_map(|pod| Some((pod.open_episode()?, pod.name.as_str())))
         .map(|(episode, pod)| (episode.id.as_str(), pod, episode.class.as_str()))
         .collect();

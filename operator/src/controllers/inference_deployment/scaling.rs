@@ -4,7 +4,7 @@
 //! back to 6, and the two frozen ones were among the six. The frozen ones going first is the deletion cost's work (`plan`); here is the
 //! freeze that a policy may ask for meanwhile, which always has an end.
 
-use crds::scaling::DuringIncidents;
+use crds::{poison::AHEAD_MS_MAX, scaling::DuringIncidents};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
@@ -12,9 +12,6 @@ use super::{
     build::Child,
     observed::{Observed, PodView},
 };
-
-/// A clock may run ahead by so much; whatever says that it began later than that has no age.
-const AHEAD_MAX: SignedDuration = SignedDuration::from_mins(5);
 
 /// Puts the number of replicas into the wanted Deployment; says why where it is not the spec's.
 pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Option<String> {
@@ -48,14 +45,12 @@ pub fn replicas_of(desired: &[Child]) -> Option<usize> {
 fn stalls(observed: &Observed, pod: &PodView, age_max: SignedDuration, now: Timestamp) -> bool {
     let Some(episode) = pod.open_episode().filter(|_| !pod.leaving) else { return false };
     // the record's age is by the server's clock; before there is one, the agent's has to do, which may be wrong
-    let record = observed
-        .incidents
-        .iter()
-        .find(|incident| incident.spec.episode_id == episode.id && incident.spec.pod_uid == pod.uid);
+    let record = observed.incidents.iter().find(|incident| incident.tells_of(&episode.id, &pod.uid));
     let recorded = record.and_then(|incident| incident.metadata.creation_timestamp.as_ref()).map(|time| time.0);
     let told = || episode.suspect_at.as_deref().and_then(|at| at.parse::<Timestamp>().ok());
     let age = recorded.or_else(told).map(|since| now.duration_since(since));
-    age.is_some_and(|age| age < age_max && age > -AHEAD_MAX)
+    // what says that it began later than a clock may run ahead has no age
+    age.is_some_and(|age| age < age_max && age >= SignedDuration::from_millis(-AHEAD_MS_MAX))
 }
 
 #[cfg(test)]

@@ -13,7 +13,8 @@ use kube::ResourceExt;
 
 use super::build::{AGENT_PORT, bare_template, overlay};
 
-const DURATION_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+/// No duration of the policy may be longer.
+pub const DURATION_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Everything wrong with the spec; empty: it can be built.
 pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
