@@ -4,6 +4,8 @@
 
 #[path = "gate/restart.rs"]
 mod restart;
+#[path = "gate/uploads.rs"]
+mod uploads;
 
 use std::path::PathBuf;
 use std::time::Duration;

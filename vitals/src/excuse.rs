@@ -25,7 +25,7 @@ pub enum Excuse {
     Throttled,
     /// Compiler children burn CPU: a JIT of 30–70 s in mid-traffic is normal.
     Compiling,
-    /// Every request in flight waits for its own client to read.
+    /// Every request in flight waits for its own client to read or to send.
     ClientBlocked,
 }
 
@@ -45,7 +45,7 @@ impl Excuse {
             Self::Frozen => ("proc", "the cgroup freezer holds the process: its silence does not count"),
             Self::Throttled => ("proc", "the cgroup's CPU quota held the process: that time does not count"),
             Self::Compiling => ("proc", "compiler children burn CPU: their time does not count"),
-            Self::ClientBlocked => ("gate", "every request in flight waits for its own client to read"),
+            Self::ClientBlocked => ("gate", "every request in flight waits for its own client to read or to send"),
         }
     }
 }

@@ -127,7 +127,7 @@ pub struct GateObs {
     pub bytes_delivered: u64,
     /// Requests ended, by whatever end. Monotone in an epoch.
     pub requests_done: u64,
-    /// Requests whose client reads too slowly, so that the engine's silence is the client's doing.
+    /// Requests whose client reads, or sends, too slowly, so that the engine's silence is the client's doing.
     pub client_blocked: u32,
     /// When the oldest request in flight was forwarded.
     pub oldest_in_flight_ms: Option<Ms>,

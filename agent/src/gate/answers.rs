@@ -5,6 +5,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use super::body::AnswerBody;
 use super::ledger::Refusal;
 use super::print::Print;
+use super::upload::UploadError;
 
 /// Seconds after which an engine that is not there is worth another try.
 const RETRY_ABSENT_S: u32 = 1;
@@ -54,6 +55,15 @@ pub fn poison(print: Option<Print>) -> Response<AnswerBody> {
 /// The client's own mistake.
 pub fn bad_request(status: StatusCode, message: &str) -> Response<AnswerBody> {
     answer(status, message, "bad_request", None)
+}
+
+/// The client's body stalled, or broke off. The engine had no part in it.
+pub fn cut(upload: &UploadError) -> Response<AnswerBody> {
+    let status = match upload {
+        UploadError::Stalled => StatusCode::REQUEST_TIMEOUT,
+        UploadError::Broken(_) => StatusCode::BAD_REQUEST,
+    };
+    bad_request(status, &upload.to_string())
 }
 
 fn answer(status: StatusCode, message: &str, code: &str, retry_after_s: Option<u32>) -> Response<AnswerBody> {

@@ -1,5 +1,4 @@
-//! Bodies that pass through the gate: requests replayed after they were counted, answers counted while they pass, unbuffered.
-//! Reads the clock for the ledger's sake.
+//! Answers that pass through the gate, counted while they pass, unbuffered; and the books of the requests that they answer. Reads the clock for the ledger's sake.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,10 +9,10 @@ use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::ledger::{End, Ledger};
 use super::scan::Scan;
+use super::upload::Upload;
 use super::work::Asked;
 use crate::sources::clock::monotonic_ms;
 
@@ -53,6 +52,11 @@ impl Flight {
         }
     }
 
+    /// Its client has not sent all of it yet: until it has, the engine owes nothing.
+    pub fn uploads(&self) -> Upload {
+        Upload::of(&self.ledger, self.id)
+    }
+
     fn handed(&self, now: bool) {
         self.ledger.handed(self.id, now.then(monotonic_ms));
     }
@@ -61,50 +65,6 @@ impl Flight {
 impl Drop for Flight {
     fn drop(&mut self) {
         self.end(End::Abandoned);
-    }
-}
-
-/// A request's body: what was read to count it, then the rest as it comes.
-#[derive(Debug, Default)]
-pub struct RequestBody {
-    pub head: Option<Bytes>,
-    pub rest: Option<Incoming>,
-    /// Its share of what the gate may hold in memory at once.
-    pub _share: Option<OwnedSemaphorePermit>,
-}
-
-impl Body for RequestBody {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if let Some(head) = self.head.take().filter(|head| !head.is_empty()) {
-            return Poll::Ready(Some(Ok(Frame::data(head))));
-        }
-        match &mut self.rest {
-            Some(rest) => Pin::new(rest).poll_frame(cx),
-            None => Poll::Ready(None),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.head.as_ref().is_none_or(Bytes::is_empty) && self.rest.as_ref().is_none_or(Body::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let head = self.head.as_ref().map_or(0, |head| head.len() as u64);
-        match &self.rest {
-            None => SizeHint::with_exact(head),
-            Some(rest) => {
-                let rest = rest.size_hint();
-                let mut hint = SizeHint::new();
-                hint.set_lower(rest.lower().saturating_add(head));
-                if let Some(upper) = rest.upper() {
-                    hint.set_upper(upper.saturating_add(head));
-                }
-                hint
-            }
-        }
     }
 }
 

@@ -105,7 +105,7 @@ struct Open {
     answered: bool,
     /// When the last chunk of its answer was read from the engine.
     read_ms: Ms,
-    /// A chunk was given to the client's connection at this time and it has not asked for the next.
+    /// Since when its client is waited for: it has not taken a chunk of the answer, or not sent all of the request.
     handed_ms: Option<Ms>,
 }
 
@@ -200,7 +200,7 @@ impl Ledger {
         books.tell();
     }
 
-    /// A chunk was given to the client's connection (`Some`), or that connection asked for the next one (`None`).
+    /// Its client is waited for since (`Some`): a chunk was given to its connection, or more of its body is to come; or is not (`None`).
     pub fn handed(&self, id: u64, at_ms: Option<Ms>) {
         if let Some(open) = self.lock().open.get_mut(&id) {
             open.handed_ms = at_ms;

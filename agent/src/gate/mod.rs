@@ -12,6 +12,7 @@ pub mod print;
 mod proxy;
 mod scan;
 pub mod suspects;
+mod upload;
 pub(crate) mod work;
 
 use std::path::PathBuf;

@@ -10,15 +10,16 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answers;
-use super::body::{AnswerBody, CountedBody, Flight, RequestBody};
+use super::body::{AnswerBody, CountedBody, Flight};
 use super::ledger::{End, Ledger};
 use super::scan::Scan;
+use super::upload::{FRAME_WAIT_MAX, InTime, RequestBody, UploadError};
 use super::work::{self, Asked};
 use crate::sources::get::OWN_HEADER;
 
@@ -26,8 +27,6 @@ use crate::sources::get::OWN_HEADER;
 const COUNTED_BYTES_MAX: usize = 8 << 20;
 /// JSON answers of a known length up to this size are read whole, so that an engine's death is still a clean 502.
 const WHOLE_ANSWER_BYTES_MAX: u64 = 8 << 20;
-/// A client that sends its body this slowly is cut (E7).
-const BODY_CHUNK_WAIT_MAX: Duration = Duration::from_secs(60);
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Shorter than any server's own (uvicorn closes after 5 s): a connection that the engine is just closing would fail a request.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(3);
@@ -94,7 +93,7 @@ impl Proxy {
             return self.forward_work(request).await;
         }
         let (parts, body) = request.into_parts();
-        match self.send(parts, RequestBody { rest: Some(body), ..RequestBody::default() }).await {
+        match self.send(parts, RequestBody::unread(body)).await {
             Ok(response) => response.map(AnswerBody::Through),
             Err(unsent) => unsent.response,
         }
@@ -102,7 +101,7 @@ impl Proxy {
 
     async fn forward_work(&self, request: Request<Incoming>) -> Response<AnswerBody> {
         let (parts, body) = request.into_parts();
-        let (body, mut asked) = match read_and_count(parts.uri.path(), body, &self.room).await {
+        let (mut body, mut asked) = match read_and_count(parts.uri.path(), body, &self.room).await {
             Ok(counted) => counted,
             Err(response) => return *response,
         };
@@ -116,6 +115,7 @@ impl Proxy {
             return answers::poison(asked.print);
         }
         let mut flight = Flight::open(&self.ledger, asked);
+        body.upload = body.rest.is_some().then(|| flight.uploads());
         match self.send(parts, body).await {
             Ok(response) => self.pass_on(response, flight).await,
             Err(unsent) => {
@@ -141,15 +141,22 @@ impl Proxy {
         strip_hop_by_hop(&mut parts.headers);
         // The gate has answered the client's `Expect` by reading its body.
         parts.headers.remove(header::EXPECT);
-        let mut response = self.client.request(Request::from_parts(parts, body)).await.map_err(|error| {
-            tracing::debug!(error = &error as &dyn std::error::Error, "the engine did not answer");
-            match error.is_connect() {
-                true => Unanswered { end: End::Failed, response: answers::absent() },
-                false => Unanswered { end: End::Broken, response: self.broken("no answer") },
-            }
-        })?;
+        let answered = self.client.request(Request::from_parts(parts, body)).await;
+        let mut response = answered.map_err(|error| self.unanswered(&error))?;
         strip_hop_by_hop(response.headers_mut());
         Ok(response)
+    }
+
+    /// Whose fault is it that there is no answer: the client's, our own, or the engine's?
+    fn unanswered(&self, error: &Error) -> Unanswered {
+        tracing::debug!(error = error as &dyn std::error::Error, "the engine did not answer");
+        if let Some(upload) = UploadError::behind(error) {
+            return Unanswered { end: End::Abandoned, response: answers::cut(upload) };
+        }
+        match error.is_connect() {
+            true => Unanswered { end: End::Failed, response: answers::absent() },
+            false => Unanswered { end: End::Broken, response: self.broken("no answer") },
+        }
     }
 
     /// The engine's answer becomes the client's.
@@ -195,20 +202,13 @@ async fn read_and_count(
     let mut head = BytesMut::new();
     let mut share: Option<OwnedSemaphorePermit> = None;
     loop {
-        let frame = match tokio::time::timeout(BODY_CHUNK_WAIT_MAX, body.frame()).await {
-            Err(_) => {
-                return Err(
-                    answers::bad_request(StatusCode::REQUEST_TIMEOUT, "the request body came too slowly").into()
-                );
-            }
-            Ok(Some(Err(error))) => {
-                let text = format!("the request body broke off: {error}");
-                return Err(answers::bad_request(StatusCode::BAD_REQUEST, &text).into());
-            }
+        let frame = match tokio::time::timeout(FRAME_WAIT_MAX, body.frame()).await {
+            Err(_) => return Err(answers::cut(&UploadError::Stalled).into()),
+            Ok(Some(Err(error))) => return Err(answers::cut(&UploadError::Broken(error)).into()),
             Ok(None) => {
                 let head = head.freeze();
                 let asked = work::asked(path, &head);
-                return Ok((RequestBody { head: Some(head), rest: None, _share: share }, asked));
+                return Ok((RequestBody { head: Some(head), rest: None, upload: None, _share: share }, asked));
             }
             Ok(Some(Ok(frame))) => frame,
         };
@@ -226,10 +226,9 @@ async fn read_and_count(
         }
         if !fits || head.len() > COUNTED_BYTES_MAX {
             let length = body.size_hint().exact().unwrap_or(0).saturating_add(head.len() as u64);
-            return Ok((
-                RequestBody { head: Some(head.freeze()), rest: Some(body), _share: share },
-                work::asked_unread(path, length),
-            ));
+            let rest = Some(InTime::new(body));
+            let body = RequestBody { head: Some(head.freeze()), rest, upload: None, _share: share };
+            return Ok((body, work::asked_unread(path, length)));
         }
     }
 }
