@@ -29,6 +29,12 @@ pub fn absent() -> Response<AnswerBody> {
     answer(StatusCode::SERVICE_UNAVAILABLE, "the engine is not running yet", "engine_absent", Some(RETRY_ABSENT_S))
 }
 
+/// There is no descriptor left to reach the engine with. That is the gate's own want, or its machine's, and says nothing about the engine.
+pub fn exhausted() -> Response<AnswerBody> {
+    let message = "the gate has no file descriptor left for a connection to the engine; raise its limit (ulimit -n)";
+    answer(StatusCode::SERVICE_UNAVAILABLE, message, "gate_exhausted", Some(RETRY_ABSENT_S))
+}
+
 /// The engine broke the connection before its answer was whole. Where the gate is `shut` that was most likely our own doing: the engine made no
 /// progress and was ended, and the same client is as welcome later as one that is refused now.
 pub fn broken(what: &str, shut: Option<&Refusal>) -> Response<AnswerBody> {

@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use nix::errno::Errno;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answers;
@@ -153,6 +154,9 @@ impl Proxy {
         if let Some(upload) = UploadError::behind(error) {
             return Unanswered { end: End::Abandoned, response: answers::cut(upload) };
         }
+        if error.is_connect() && is_exhaustion(error) {
+            return Unanswered { end: End::Failed, response: answers::exhausted() };
+        }
         match error.is_connect() {
             true => Unanswered { end: End::Failed, response: answers::absent() },
             false => Unanswered { end: End::Broken, response: self.broken("no answer") },
@@ -255,6 +259,13 @@ async fn read_whole(mut body: Incoming, mut flight: Flight, good: bool) -> Optio
     Some(whole.freeze())
 }
 
+/// Was it for want of a descriptor, this process's or the machine's?
+fn is_exhaustion(error: &(dyn std::error::Error + 'static)) -> bool {
+    let codes = std::iter::successors(Some(error), |error| (*error).source())
+        .filter_map(|error| error.downcast_ref::<std::io::Error>()?.raw_os_error());
+    codes.map(Errno::from_raw).any(|code| matches!(code, Errno::EMFILE | Errno::ENFILE))
+}
+
 fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -271,6 +282,18 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_that_no_descriptor_was_left_for_is_told_from_one_that_was_refused() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("outside")]
+        struct Outside(#[source] std::io::Error);
+        let failed = |code: Errno| is_exhaustion(&Outside(code.into()));
+        assert_eq!(
+            [Errno::EMFILE, Errno::ENFILE, Errno::ECONNREFUSED, Errno::ENOMEM].map(failed),
+            [true, true, false, false]
+        );
+    }
 
     #[test]
     fn connection_headers_and_those_they_name_are_taken_off() {

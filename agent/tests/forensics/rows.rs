@@ -38,11 +38,16 @@ fn engine(run: &Run) -> EngineFile {
 
 /// The detector that lives now.
 fn detector(run: &Run) -> Option<i32> {
+    child(run, b"detect")
+}
+
+/// The supervisor's child that has this role now.
+fn child(run: &Run, wanted: &[u8]) -> Option<i32> {
     let me = i32::try_from(run.supervisor.id()).unwrap();
     let all = ProcRoot::live().all();
     let mine = all.iter().filter(|stat| stat.ppid == me && !stat.ended()).map(|stat| stat.pid);
     let role = |pid: &i32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    mine.into_iter().find(|pid| role(pid).split(|byte| *byte == 0).nth(2) == Some(b"detect"))
+    mine.into_iter().find(|pid| role(pid).split(|byte| *byte == 0).nth(2) == Some(wanted))
 }
 
 fn serves(run: &Run, markers: &Markers) -> bool {
@@ -127,6 +132,40 @@ fn d08_without_descriptors_the_agent_is_poorer_and_alive() {
     drop(crowd);
     until("it serves again", || serves(&run, &markers));
     assert_eq!(engine(&run), before);
+}
+
+#[test]
+fn d08_a_gate_without_descriptors_says_that_it_is_its_own_want() {
+    let markers = Markers::new();
+    let run = started(&markers, "ulimit -n 40", Stdio::null);
+    let mut crowd: Vec<TcpStream> = (0..120).filter_map(|_| TcpStream::connect(&run.gate).ok()).collect();
+    // those that the gate took are served; a connection to the engine that it kept may still serve the first of them
+    let told = |stream: &mut TcpStream| {
+        let mut answer = [0; 1024];
+        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        stream.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").ok()?;
+        let n = std::io::Read::read(stream, &mut answer).ok()?;
+        Some(String::from_utf8_lossy(&answer[..n]).into_owned())
+    };
+    let mut last = None;
+    until("the gate's own words", || {
+        last = told(&mut crowd[0]);
+        assert!(last.as_ref().is_none_or(|text| !text.contains("engine_absent")), "the engine is there: {last:?}");
+        last.as_ref().is_some_and(|text| text.starts_with("HTTP/1.1 503") && text.contains("gate_exhausted"))
+    });
+}
+
+#[test]
+fn d08_a_gate_takes_as_many_descriptors_as_it_may() {
+    let markers = Markers::new();
+    let run = started(&markers, "ulimit -Sn 60; ulimit -Hn 1000", Stdio::null);
+    let limits = |role: &[u8]| {
+        let pid = child(&run, role).unwrap();
+        let text = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let line = text.lines().find(|line| line.starts_with("Max open files")).unwrap().to_owned();
+        line.split_whitespace().skip(3).take(2).map(|n| n.parse::<u64>().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!((limits(b"gate"), limits(b"detect")), (vec![1_000, 1_000], vec![60, 1_000]));
 }
 
 #[test]
