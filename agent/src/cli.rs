@@ -11,8 +11,10 @@ use clap::{Args, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::footprint;
+use crate::gate::control::socket_in;
 use crate::gate::{self, GateConfig};
 use crate::launch::LaunchConfig;
+use crate::never::{self, NeverError};
 use crate::options::WatchArgs;
 use crate::own_program::OWN_PROGRAM;
 use crate::short_slice;
@@ -139,6 +141,8 @@ pub enum AgentError {
     GateListen { address: SocketAddr, source: std::io::Error },
     #[error("the gate's standard input is no listening socket: {0}; --inherited-listener is for the supervisor alone")]
     GateInherit(std::io::Error),
+    #[error(transparent)]
+    Never(#[from] NeverError),
     #[error("could not make a directory for this run at {path}: {source}; choose one with --agent-dir")]
     RunDirectory { path: PathBuf, source: std::io::Error },
 }
@@ -210,11 +214,14 @@ pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
     // Pages are stored to at every step: on a disk's file system a write-back would hold the engine (DESIGN §4.4).
     let shm = PathBuf::from("/dev/shm");
     let page_dir = if own_dir && shm.is_dir() { run_dir(shm) } else { agent_dir.join("pages") };
+    let log_path = args.watch.log_file.clone().unwrap_or_else(|| agent_dir.join("engine.log"));
+    let watch = args.watch.for_run(page_dir.clone(), log_path.clone());
+    // What gate or detector would refuse for ever is refused before an engine has loaded its model beside them.
+    never::check(args.listen, &watch.engine_url, &socket_in(&agent_dir))?;
+    watch.clone().into_config(agent_dir.clone())?;
     // The engine's output and the bundles of a crash lie here: whoever made it, nobody else reads it.
     let made = std::fs::DirBuilder::new().recursive(!own_dir).mode(0o700).create(&agent_dir);
     made.map_err(|source| AgentError::RunDirectory { path: agent_dir.clone(), source })?;
-    let log_path = args.watch.log_file.clone().unwrap_or_else(|| agent_dir.join("engine.log"));
-    let watch = args.watch.for_run(page_dir.clone(), log_path.clone());
     let engine = LaunchConfig {
         command: args.command,
         exe: args.exe.clone(),
@@ -267,7 +274,7 @@ async fn run_gate(args: GateArgs) -> Result<ExitCode, AgentError> {
         let bound = tokio::net::TcpListener::bind(args.listen).await;
         bound.map_err(|source| AgentError::GateListen { address: args.listen, source })?
     };
-    let control = args.control.unwrap_or_else(|| args.agent_dir.join("gate.sock"));
+    let control = args.control.unwrap_or_else(|| socket_in(&args.agent_dir));
     gate::run(listener, GateConfig { upstream: args.upstream, control }).await?;
     Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,7 @@ pub mod incidents;
 pub mod kill;
 pub mod launch;
 pub mod metrics;
+mod never;
 mod onward;
 mod options;
 mod own_program;

@@ -4,11 +4,13 @@
 
 #[path = "common/asking.rs"]
 mod asking;
+#[path = "processes/bad_input.rs"]
+mod bad_input;
 #[path = "common/run.rs"]
 mod run;
 
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -356,31 +358,4 @@ fn a_killed_tree_takes_its_orphans_along() {
     assert!(killed.len() == 3 && killed.contains(&orphan), "{killed:?}, orphan {orphan}");
     root.wait().unwrap();
     until("nobody left", || process_tree(&engine).is_empty());
-}
-
-#[test]
-fn bad_input_is_named() {
-    let busy = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = busy.local_addr().unwrap().to_string();
-    let dir = tempfile::tempdir().unwrap();
-    let run = |args: &[&str]| {
-        let out = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
-            .arg("run")
-            .args(args)
-            .current_dir(dir.path())
-            .output()
-            .unwrap();
-        assert!(!out.status.success());
-        String::from_utf8_lossy(&out.stderr).into_owned()
-    };
-    let taken = run(&["--listen", &address, "--agent-listen", "127.0.0.1:0", "--", "true"]);
-    assert!(taken.contains(&address) && taken.contains("--listen"), "{taken}");
-    let missing = run(&["--listen", "127.0.0.1:0", "--agent-listen", "127.0.0.1:0", "--", "no-such-program"]);
-    assert!(missing.contains("no-such-program"), "{missing}");
-    assert!(run(&[]).contains("CMD"));
-    let policy = Command::new(env!("CARGO_BIN_EXE_truebeat-agent"))
-        .args(["agent", "detect", "--policy", "x=1"])
-        .output()
-        .unwrap();
-    assert!(String::from_utf8_lossy(&policy.stderr).contains("x=1"));
 }

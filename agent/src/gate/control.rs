@@ -111,6 +111,11 @@ fn obey(line: &[u8], ledger: &Ledger, memory: &Path) {
     }
 }
 
+/// Where a gate with this directory is spoken to.
+pub fn socket_in(agent_dir: &Path) -> PathBuf {
+    agent_dir.join("gate.sock")
+}
+
 /// Where a gate with this socket keeps what it was told last.
 pub fn kept_beside(socket: &Path) -> PathBuf {
     socket.with_extension("state")

@@ -17,7 +17,7 @@ use vitals::observation::{Observation, Signal};
 
 use self::line::Lines;
 use self::sink::Sink;
-use crate::gate::control::GateClient;
+use crate::gate::control::{GateClient, socket_in};
 use crate::launch::EngineFile;
 use crate::sources::clock::monotonic_ms;
 use crate::sources::{EngineProcess, Sources, SourcesConfig, find_pod_engine, ras};
@@ -177,7 +177,7 @@ impl Recorder {
             lines: Lines::default(),
             follow: Follow::default(),
             sources: None,
-            gate: args.agent_dir.as_ref().map(|dir| GateClient::new(dir.join("gate.sock"))),
+            gate: args.agent_dir.as_ref().map(|dir| GateClient::new(socket_in(dir))),
             report: RecordReport { out: args.out.clone(), ..RecordReport::default() },
             ticked_ms: None,
             args,

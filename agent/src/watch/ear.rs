@@ -1,11 +1,11 @@
 //! The detector's ear at the gate: asks it every tick while work stands still; now and then while answers move on, for then its counters
 //! are read where it keeps them; and hardly ever while it owes none, for it calls when work comes.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use vitals::observation::{GateObs, Signal};
 
-use crate::gate::control::{GateClient, kept_beside, recall};
+use crate::gate::control::{GateClient, kept_beside, recall, socket_in};
 use crate::gate::counts;
 use crate::gate::ledger::{Control, GateReply};
 use crate::gate::suspects::Suspect;
@@ -31,7 +31,7 @@ pub struct GateEar {
 impl GateEar {
     /// Nothing is asked yet.
     pub fn new(agent_dir: &Path) -> Self {
-        let client = GateClient::new(socket(agent_dir));
+        let client = GateClient::new(socket_in(agent_dir));
         Self { client, seen: Signal::default(), reply: None, called: false, asked: None }
     }
 
@@ -95,11 +95,7 @@ impl GateEar {
 
 /// What the gate was told last, by whoever was its detector then.
 pub fn told_last(agent_dir: &Path) -> Control {
-    recall(&kept_beside(&socket(agent_dir)))
-}
-
-fn socket(agent_dir: &Path) -> PathBuf {
-    agent_dir.join("gate.sock")
+    recall(&kept_beside(&socket_in(agent_dir)))
 }
 
 fn of(control: &Control) -> [bool; 3] {
