@@ -59,7 +59,7 @@ impl Onward {
     pub fn send(&mut self, piece: &[u8]) -> bool {
         if self.dropped > 0 {
             let (what, dropped) = (self.what, self.dropped);
-            let note = format!("\n[truebeat: {dropped} bytes of {what} were dropped, nobody read them]\n");
+            let note = format!("\n[truebeat: {dropped} bytes of {what} were dropped, nobody took them in time]\n");
             if self.put(note.into_bytes()) {
                 self.dropped = 0;
             }

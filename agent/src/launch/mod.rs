@@ -11,7 +11,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -20,7 +19,7 @@ use tokio::sync::watch;
 
 pub use self::engine_file::{EngineFile, Exit};
 use self::running::Running;
-use self::tee::{CappedLog, tee};
+use self::tee::{CappedLog, Log, tee};
 use crate::kill::{KillNote, kill_tree, kill_tree_and_wait, send, send_to};
 use crate::sources::{EngineProcess, process_tree, process_tree_members};
 use crate::supervisor::keep::Pause;
@@ -32,6 +31,10 @@ const LOG_BYTES_MAX: u64 = 64 << 20;
 const REMAINS_WAIT: Duration = Duration::from_secs(2);
 /// Between two looks at remains that even SIGKILL does not end.
 const UNKILLABLE_LOOK: Duration = Duration::from_secs(5);
+/// Between two looks at what is about to end.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The engine's last words are waited for at the end, unless its disk does not take them.
+const LOG_WAIT: Duration = Duration::from_secs(1);
 const KILLED_BY_US: u8 = 137;
 
 /// What to run and where.
@@ -67,7 +70,7 @@ pub enum LaunchError {
 #[derive(Debug)]
 pub struct Launcher {
     config: LaunchConfig,
-    log: Arc<Mutex<CappedLog>>,
+    log: Log,
 }
 
 impl Launcher {
@@ -83,12 +86,22 @@ impl Launcher {
         std::fs::create_dir_all(&config.page_dir)
             .map_err(|source| LaunchError::PageDir { path: config.page_dir.clone(), source })?;
         let log = CappedLog::open(&config.log_path, LOG_BYTES_MAX)
+            .and_then(Log::start)
             .map_err(|source| LaunchError::Log { path: config.log_path.clone(), source })?;
-        Ok(Self { config, log: Arc::new(Mutex::new(log)) })
+        Ok(Self { config, log })
     }
 
     /// Keeps an engine running until `stop` says otherwise; then ends it. Returns the exit code of `truebeat run`.
     pub async fn run(&self, registry: &Registry, mut stop: watch::Receiver<bool>) -> u8 {
+        let code = self.keep_running(registry, &mut stop).await;
+        let begun = Instant::now();
+        while !self.log.is_empty() && begun.elapsed() < LOG_WAIT {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        code
+    }
+
+    async fn keep_running(&self, registry: &Registry, stop: &mut watch::Receiver<bool>) -> u8 {
         let mut pause = Pause::new(Duration::from_secs(1), Duration::from_secs(30), Duration::from_secs(60));
         let (mut starts, mut last_exit) = (0, None);
         while !*stop.borrow() {
@@ -161,10 +174,10 @@ impl Launcher {
 
     fn keep_output(&self, child: &mut Child) -> std::io::Result<()> {
         if let Some(out) = child.stdout.take() {
-            tee(out.into_owned_fd()?, Box::new(std::io::stdout()), Arc::clone(&self.log))?;
+            tee(out.into_owned_fd()?, Box::new(std::io::stdout()), self.log.clone())?;
         }
         if let Some(err) = child.stderr.take() {
-            tee(err.into_owned_fd()?, Box::new(std::io::stderr()), Arc::clone(&self.log))?;
+            tee(err.into_owned_fd()?, Box::new(std::io::stderr()), self.log.clone())?;
         }
         Ok(())
     }

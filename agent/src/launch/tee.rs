@@ -1,9 +1,10 @@
-//! The engine's output goes on to ours and into a log file of bounded size. Where nobody reads ours, what does not fit is dropped and
-//! counted: a log's reader that has gone to sleep is no reason for an engine to stand still (D9).
+//! The engine's output goes on to ours and into a log file of bounded size. Nobody waits for either: where nobody reads ours, or the disk is
+//! full or hangs, what does not fit is dropped and counted. That is no reason for an engine to stand still (D9, D10).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,24 +19,23 @@ pub struct CappedLog {
     bytes_max: u64,
     file: File,
     bytes: u64,
+    /// The last chunk was lost.
+    fails: bool,
 }
 
 impl CappedLog {
-    /// Opens the log to append to it.
+    /// Opens the log to append to it. A new one is nobody else's to read: what an engine prints may hold what its users wrote.
     ///
     /// # Errors
     /// When the file cannot be opened.
     pub fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
-        let file = File::options().create(true).append(true).open(path)?;
+        let file = File::options().create(true).append(true).mode(0o600).open(path)?;
         let bytes = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), bytes_max, file, bytes })
+        Ok(Self { path: path.to_owned(), bytes_max, file, bytes, fails: false })
     }
 
     /// Appends; begins a new file first where this chunk would overfill the old one.
-    ///
-    /// # Errors
-    /// When the disk is full or gone.
-    pub fn append(&mut self, chunk: &[u8]) -> io::Result<()> {
+    fn append(&mut self, chunk: &[u8]) -> io::Result<()> {
         if self.bytes > 0 && self.bytes + chunk.len() as u64 > self.bytes_max {
             let mut kept = self.path.clone().into_os_string();
             kept.push(".1");
@@ -48,25 +48,62 @@ impl CappedLog {
     }
 }
 
-/// Starts a thread that copies `from` to `on` and to the log until the last writer has closed it. Errors of either target stop
-/// that target alone: the engine's pipe is always emptied.
+impl Write for CappedLog {
+    /// Takes every chunk: one that finds no room is lost, and the next is tried again. Said once, until one is written.
+    fn write(&mut self, chunk: &[u8]) -> io::Result<usize> {
+        let appended = self.append(chunk);
+        if let Err(error) = &appended
+            && !self.fails
+        {
+            tracing::warn!(%error, path = %self.path.display(), "the engine's log is not written");
+        }
+        self.fails = appended.is_err();
+        Ok(chunk.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The log, written by a thread of its own; for all that the engines of one launcher say.
+#[derive(Debug, Clone)]
+pub struct Log(Arc<Mutex<Onward>>);
+
+impl Log {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(log: CappedLog) -> io::Result<Self> {
+        Onward::start("the engine's log", Box::new(log)).map(|log| Self(Arc::new(Mutex::new(log))))
+    }
+
+    fn send(&self, chunk: &[u8]) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).send(chunk);
+    }
+
+    /// Is everything written that was taken?
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+/// Starts a thread that copies `from` to `on` and to the log until the last writer has closed it. It waits for neither: the engine's pipe is
+/// always emptied.
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn tee(from: OwnedFd, on: Box<dyn Write + Send>, log: Arc<Mutex<CappedLog>>) -> io::Result<()> {
+pub fn tee(from: OwnedFd, on: Box<dyn Write + Send>, log: Log) -> io::Result<()> {
     let mut onward = Onward::start("the engine's output", on)?;
     let copy = move || {
         let mut from = File::from(from);
         let mut buffer = vec![0; READ_BYTES];
-        let mut logs = true;
         while let Ok(n) = read(&mut from, &mut buffer) {
             if n == 0 {
                 break;
             }
-            if logs && let Err(error) = log.lock().unwrap_or_else(PoisonError::into_inner).append(&buffer[..n]) {
-                tracing::warn!(%error, "the engine's log is no longer written");
-                logs = false;
-            }
+            log.send(&buffer[..n]);
             onward.send(&buffer[..n]);
         }
     };
@@ -85,6 +122,66 @@ fn read(from: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::stat::Mode;
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::{Duration, Instant};
+
+    const SOON: Duration = Duration::from_secs(30);
+    const FLOOD_BYTES: usize = 8 << 20;
+
+    /// An engine that prints a flood and ends; true where it came to its end.
+    fn prints_on(log: Log) -> bool {
+        let (from, mut engine) = io::pipe().unwrap();
+        tee(from.into(), Box::new(io::sink()), log).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(engine.write_all(&vec![b'x'; FLOOD_BYTES]).is_ok()));
+        told.recv_timeout(SOON) == Ok(true)
+    }
+
+    #[test]
+    fn d10_a_disk_that_hangs_holds_no_engine() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("engine.log");
+        // a pipe that is never read takes a little, and then nothing for ever
+        nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
+        let _reader = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&path).unwrap();
+        let log = Log::start(CappedLog::open(&path, u64::MAX).unwrap()).unwrap();
+        assert!(prints_on(log.clone()), "the engine waits for its log");
+        assert!(!log.is_empty());
+    }
+
+    #[test]
+    fn d10_a_disk_that_is_full_holds_no_engine_and_is_written_again_when_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("engine.log");
+        let mut capped = CappedLog::open(&path, 1 << 30).unwrap();
+        capped.file = File::options().write(true).open("/dev/full").unwrap();
+        let log = Log::start(capped).unwrap();
+        assert!(prints_on(log));
+        let mut capped = CappedLog::open(&path, 10).unwrap();
+        // the name under which the full one is kept is in the way
+        std::fs::create_dir_all(dir.path().join("engine.log.1/x")).unwrap();
+        capped.write_all(b"12345678\n").unwrap();
+        capped.write_all(b"lost\n").unwrap();
+        assert!(capped.fails);
+        std::fs::remove_dir_all(dir.path().join("engine.log.1")).unwrap();
+        capped.write_all(b"new\n").unwrap();
+        assert_eq!((capped.fails, std::fs::read_to_string(&path).unwrap().as_str()), (false, "new\n"));
+    }
+
+    #[test]
+    fn a_new_log_is_nobody_elses() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("engine.log");
+        let log = Log::start(CappedLog::open(&path, 1 << 20).unwrap()).unwrap();
+        assert!(prints_on(log.clone()));
+        let began = Instant::now();
+        while std::fs::metadata(&path).unwrap().len() < 1 << 10 {
+            assert!(began.elapsed() < SOON, "nothing is written");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
 
     #[test]
     fn a_full_log_is_begun_anew_and_its_forerunner_kept() {

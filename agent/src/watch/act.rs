@@ -22,6 +22,8 @@ use crate::sources::{EngineProcess, Sources, find_pod_engine};
 const KILL_AGAIN_MS: u64 = 1_000;
 /// The termination message must not hold the kill: the engine's file system may hang with it (I6).
 const MESSAGE_MAX: Duration = Duration::from_millis(500);
+/// Nor must the launcher's note: the agent's own disk may hang. Without it the launcher pauses before the next start, and no more.
+const NOTE_MAX: Duration = Duration::from_millis(500);
 /// Nor must a last look for a better one than a guess.
 const SEARCH_MAX: Duration = Duration::from_millis(500);
 
@@ -240,12 +242,44 @@ async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, te
         }
     }
     let note = KillNote { pid: job.engine.pid, start_ticks: job.engine.start_ticks, episode: job.episode.clone() };
-    let killed = tokio::task::spawn_blocking(move || {
-        if let Err(error) = crate::files::write_json(&KillNote::path(&agent_dir), &note) {
-            tracing::warn!(%error, "the launcher is not told that this end was granted; it will pause before the next start");
-        }
-        kill_tree(&job.engine)
-    });
+    let write = tokio::task::spawn_blocking(move || crate::files::write_json(&KillNote::path(&agent_dir), &note));
+    match tokio::time::timeout(NOTE_MAX, write).await {
+        Ok(Ok(Ok(()))) => {}
+        failed => tracing::warn!(
+            ?failed,
+            "the launcher is not told that this end was granted; it will pause before the next start"
+        ),
+    }
+    let killed = tokio::task::spawn_blocking(move || kill_tree(&job.engine));
     let pids = killed.await.unwrap_or_default();
     let _ = tell.send(News::Killed { episode: job.episode, lost: job.lost, pids, at: crate::files::wall_clock() });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::stat::Mode;
+    use std::os::unix::process::ExitStatusExt;
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn d10_a_note_that_cannot_be_written_holds_no_kill() {
+        let dir = tempfile::tempdir().unwrap();
+        // whoever opens it to write waits until somebody reads, as on a disk that hangs
+        let hangs = KillNote::path(dir.path()).with_extension("tmp");
+        nix::unistd::mkfifo(&hangs, Mode::S_IRWXU).unwrap();
+        let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
+        let engine = EngineProcess::of(child.id().unwrap().cast_signed()).unwrap();
+        let (pid, (tell, mut told)) = (engine.pid, mpsc::unbounded_channel());
+        let job = Job { engine, episode: "a".to_owned(), lost: 0, summary: None, doubt: None };
+        let executed = tokio::time::timeout(SOON, execute(job, dir.path().to_owned(), None, tell)).await;
+        // lets the writer go, whatever came of it: the runtime waits for it at its end
+        let reader = std::fs::File::open(&hangs);
+        executed.expect("the kill waits for a note");
+        assert_eq!(child.wait().await.unwrap().signal(), Some(9));
+        let News::Killed { pids, .. } = told.recv().await.unwrap() else { panic!("another word") };
+        assert_eq!(pids, [pid]);
+        drop(reader);
+    }
 }
