@@ -6,6 +6,8 @@
 mod asking;
 #[path = "processes/bad_input.rs"]
 mod bad_input;
+#[path = "processes/ends.rs"]
+mod ends;
 #[path = "common/run.rs"]
 mod run;
 

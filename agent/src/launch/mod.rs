@@ -106,13 +106,19 @@ impl Launcher {
         let (mut starts, mut last_exit) = (0, None);
         while !*stop.borrow() {
             starts += 1;
-            let wait = match self.start(registry, starts, last_exit.clone()).await {
+            let Some(started) = or_left(self.start(registry, starts, last_exit.clone()), stop).await else {
+                return self.left_behind();
+            };
+            let wait = match started {
                 Ok(mut running) => {
                     let status = tokio::select! {
                         status = running.noticed() => status,
-                        _ = stop.wait_for(|stop| *stop) => return self.end(running).await,
+                        _ = stop.wait_for(|stop| *stop) => return self.end(running, registry).await,
                     };
-                    last_exit = Some(self.ended(&mut running, status, registry).await);
+                    let Some(exit) = or_left(self.ended(&mut running, status, registry), stop).await else {
+                        return self.left_behind();
+                    };
+                    last_exit = Some(exit);
                     let granted = KillNote::grants(&self.config.agent_dir, &running.file.process());
                     if granted { Duration::ZERO } else { pause.after(running.started.elapsed()) }
                 }
@@ -130,10 +136,11 @@ impl Launcher {
     }
 
     /// The last resort of a second signal: whatever runs is killed, nothing is awaited.
-    pub fn end_now(&self) -> u8 {
+    pub fn end_now(&self, registry: &Registry) -> u8 {
         if let Some(file) = EngineFile::read(&self.config.agent_dir) {
             kill_tree(&file.process());
         }
+        send_to(&registry.adopted(), Signal::SIGKILL);
         KILLED_BY_US
     }
 
@@ -209,13 +216,15 @@ impl Launcher {
     async fn clear_remains(&self, process: &EngineProcess, registry: &Registry) {
         loop {
             send_to(&registry.adopted(), Signal::SIGKILL);
-            if kill_tree_and_wait(process, UNKILLABLE_LOOK).await {
+            if kill_tree_and_wait(process, REMAINS_WAIT).await {
                 return self.clear_orphans(registry).await;
             }
             let left = process_tree(process);
             self.say(&format!(
                 "processes of the ended engine outlive SIGKILL: {left:?}; nothing is started beside them"
             ));
+            // whoever outlives that does so for long: to look all the time would cost a core
+            tokio::time::sleep(UNKILLABLE_LOOK).await;
         }
     }
 
@@ -235,32 +244,55 @@ impl Launcher {
         }
     }
 
-    /// SIGTERM to the root, SIGKILL to whatever is left after the grace.
-    async fn end(&self, mut running: Running) -> u8 {
+    /// SIGTERM to the root, then to its orphans, SIGKILL to whatever is left after the grace.
+    async fn end(&self, mut running: Running, registry: &Registry) -> u8 {
         let process = running.file.process();
         self.say(&format!("ending the engine, pid {}; at most {} s", process.pid, self.config.grace.as_secs()));
         send(&[process.pid], Signal::SIGTERM);
         let polite = tokio::time::timeout(self.config.grace, running.child.wait()).await.is_ok();
         if polite {
             send_to(&process_tree_members(&process), Signal::SIGTERM);
+            send_to(&registry.adopted(), Signal::SIGTERM);
             let begun = Instant::now();
-            while !process_tree(&process).is_empty() && begun.elapsed() < REMAINS_WAIT {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+            let left = || !process_tree(&process).is_empty() || !registry.adopted().is_empty();
+            while left() && begun.elapsed() < REMAINS_WAIT {
+                tokio::time::sleep(LOOK_EVERY).await;
             }
         }
         let gone = kill_tree_and_wait(&process, REMAINS_WAIT).await;
+        self.clear_orphans(registry).await;
         match (polite, gone) {
             (true, true) => self.say("the engine has ended"),
             (false, true) => self.say("the engine did not end in time and was killed"),
-            (_, false) => self.say("processes of the engine outlive SIGKILL; they are left behind"),
+            (_, false) => return self.left_behind(),
         }
-        if polite && gone { 0 } else { KILLED_BY_US }
+        if polite { 0 } else { KILLED_BY_US }
+    }
+
+    fn left_behind(&self) -> u8 {
+        self.say("processes of the engine outlive SIGKILL; they are left behind");
+        KILLED_BY_US
     }
 
     fn say(&self, line: &str) {
         if self.config.narrate {
             say(line);
         }
+    }
+}
+
+/// What `work` comes to; `None` where it still goes on a moment after a stop was asked for: nobody who ends waits for what cannot be killed.
+async fn or_left<T>(work: impl Future<Output = T>, stop: &mut watch::Receiver<bool>) -> Option<T> {
+    let left = async {
+        // whoever could ask has gone: nobody will
+        if stop.wait_for(|stop| *stop).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep(REMAINS_WAIT).await;
+    };
+    tokio::select! {
+        done = work => Some(done),
+        () = left => None,
     }
 }
 
@@ -277,4 +309,26 @@ fn executable(program: &OsString) -> bool {
 /// A number that an engine cannot guess; never 0, which means that nobody gave one.
 fn random_nonce() -> std::io::Result<u64> {
     Ok(getrandom::u64()?.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_ends_waits_a_moment_and_not_for_ever() {
+        let (stop, mut stopped) = watch::channel(false);
+        let began = tokio::time::Instant::now();
+        let after = |wait| async move {
+            tokio::time::sleep(wait).await;
+            7
+        };
+        assert_eq!(or_left(after(UNKILLABLE_LOOK * 9), &mut stopped).await, Some(7), "nobody ends");
+        stop.send_replace(true);
+        assert_eq!(or_left(after(REMAINS_WAIT / 2), &mut stopped).await, Some(7));
+        let before = began.elapsed();
+        assert_eq!(or_left(std::future::pending::<()>(), &mut stopped).await, None);
+        assert!((REMAINS_WAIT..REMAINS_WAIT * 2).contains(&(began.elapsed() - before)));
+        drop(stop);
+    }
 }

@@ -64,7 +64,7 @@ pub enum SuperviseError {
     Launch(#[from] crate::launch::LaunchError),
 }
 
-/// Runs until SIGTERM or SIGINT. Returns the exit code: 0, or 137 where the engine had to be killed at the end.
+/// Runs until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0, or 137 where the engine had to be killed at the end.
 ///
 /// # Errors
 /// Only at the start: a port in use, a directory not writable, a program that is not there.
@@ -99,7 +99,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
                 };
                 tokio::select! {
                     code = launcher.run(&registry, stopped) => code,
-                    () = end => launcher.end_now(),
+                    () = end => launcher.end_now(&registry),
                 }
             }
             None => {
@@ -115,24 +115,43 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     }
 }
 
-/// SIGTERM and SIGINT, as one stream.
+/// SIGTERM, SIGINT and SIGHUP, as one stream: a terminal that is closed ends what runs in it, and the engine, which has a session of its
+/// own, would be left without anybody. Who starts us with `nohup` wants that otherwise.
 struct Ends {
     term: Signal,
     int: Signal,
+    hangup: Option<Signal>,
 }
 
 impl Ends {
     fn new() -> Result<Self, SuperviseError> {
         let take = |kind| signal(kind).map_err(SuperviseError::Signals);
-        Ok(Self { term: take(SignalKind::terminate())?, int: take(SignalKind::interrupt())? })
+        // before it is taken: that would undo what our parent wanted
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let hangup = (!ignores(&status, nix::libc::SIGHUP)).then(|| take(SignalKind::hangup())).transpose()?;
+        Ok(Self { term: take(SignalKind::terminate())?, int: take(SignalKind::interrupt())?, hangup })
     }
 
     async fn next(&mut self) {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}
+            _ = hangup => {}
         }
     }
+}
+
+/// Does a process with this `/proc/<pid>/status` ignore the signal?
+fn ignores(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
 }
 
 fn bind(address: SocketAddr, what: &'static str, option: &'static str) -> Result<TcpListener, SuperviseError> {
@@ -178,4 +197,19 @@ async fn outlive_engine(bound: Duration, page_dir: &Path) {
         }
     };
     let _ = tokio::time::timeout(bound, gone).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nohup_asked_for_is_read() {
+        let status =
+            |mask: &str| format!("Name:\tx\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\nSigCgt:\t0000000000000001\n");
+        let ignored = |mask: &str| ignores(&status(mask), nix::libc::SIGHUP);
+        assert_eq!(["0000000000001001", "0000000000001000"].map(ignored), [true, false]);
+        assert!(!ignores("", nix::libc::SIGHUP) && !ignored("nonsense"));
+        assert!(ignores(&status("0000000000001000"), nix::libc::SIGPIPE));
+    }
 }
