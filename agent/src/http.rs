@@ -1,6 +1,8 @@
 //! The agent's HTTP: `/livez`, `/readyz`, `/verdict`, `/incidents`, `/metrics`, `/drain`. Served by a thread and a runtime of its
 //! own, from memory alone, so that it answers whatever the rest of the supervisor does (I4).
 
+mod crowd;
+
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -37,12 +39,7 @@ pub fn serve_on_own_thread(listener: TcpListener, board: Arc<Board>) -> io::Resu
         let _inside = runtime.enter();
         tokio::net::TcpListener::from_std(listener)?
     };
-    let serve = move || {
-        let served = runtime.block_on(async { axum::serve(listener, router(board)).await });
-        if let Err(error) = served {
-            tracing::error!(%error, "the agent's HTTP ended");
-        }
-    };
+    let serve = move || runtime.block_on(crowd::serve(listener, router(board)));
     std::thread::Builder::new().name("http".to_owned()).spawn(serve).map(drop)
 }
 
@@ -124,9 +121,32 @@ async fn drain(State(board): State<Arc<Board>>, Query(query): Query<DrainQuery>)
     Json(json!({ "drained": drained, "in_flight": in_flight }))
 }
 
+/// Ends a drain that nobody has used, unless another was asked for meanwhile: that one has a bound of its own.
 async fn lift(board: Arc<Board>, id: u64, after: Duration) {
-    tokio::time::sleep(after).await;
-    if board.lift_drain(id) {
+    let mut drains = board.drains();
+    let another = drains.wait_for(|wanted| wanted.id != id);
+    if tokio::time::timeout(after, another).await.is_err() && board.lift_drain(id) {
         tracing::warn!("a drain was lifted: its bound is over and nobody has stopped the engine");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3_600);
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_would_lift_a_drain_goes_when_another_was_asked_for() {
+        let board = Arc::new(Board::default());
+        let began = tokio::time::Instant::now();
+        let first = tokio::spawn(lift(Arc::clone(&board), board.request_drain(0), LONG));
+        tokio::task::yield_now().await;
+        let second = board.request_drain(0);
+        first.await.unwrap();
+        assert!(began.elapsed() < LONG, "however often somebody asks, one waits");
+        assert_eq!(board.drains().borrow().id, second, "and the other one stays");
+        lift(Arc::clone(&board), second, LONG).await;
+        assert_eq!((board.drains().borrow().id, began.elapsed() >= LONG), (0, true));
     }
 }
