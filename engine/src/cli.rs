@@ -63,7 +63,7 @@ pub struct EngineArgs {
     /// Requests that run at once
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one())]
     pub max_num_seqs: u32,
-    /// Longest sequence, prompt and output, in tokens [default: what the model says]
+    /// Longest sequence, prompt and output, in tokens; no more than the KV cache holds [default: what the model says]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     pub max_model_len: Option<u32>,
     /// Blocks of the KV cache [default: 4 of the longest sequences, at least 16384 tokens]

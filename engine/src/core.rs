@@ -278,11 +278,23 @@ fn turn(core: &mut Core, inbox: &Receiver<Submission>, faults: &Faults, stop: &A
 }
 
 fn limits_of(config: &CoreConfig, info: &ModelInfo) -> Limits {
-    let seq_len_max = config.seq_len_max.unwrap_or(info.seq_len_max).min(info.seq_len_max);
+    let wanted = config.seq_len_max.unwrap_or(info.seq_len_max).min(info.seq_len_max);
     let block_size = config.block_size.max(1);
-    let tokens = (4 * seq_len_max).max(16_384);
+    let tokens = (4 * wanted).max(16_384);
+    let num_blocks = config.num_blocks.unwrap_or(tokens.div_ceil(block_size)).max(1);
+    // what the cache cannot hold is no length to promise: who asks for "the rest of the context" would be refused every time
+    let seq_len_max = wanted.min(num_blocks.saturating_mul(block_size));
+    if seq_len_max < wanted {
+        tracing::warn!(
+            num_blocks,
+            block_size,
+            wanted,
+            seq_len_max,
+            "the KV cache is shorter than the longest sequence"
+        );
+    }
     Limits {
-        num_blocks: config.num_blocks.unwrap_or(tokens.div_ceil(block_size)).max(1),
+        num_blocks,
         block_size,
         num_seqs_max: config.num_seqs_max.max(1),
         // Every running sequence must be able to decode in one step.

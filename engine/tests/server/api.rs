@@ -184,3 +184,18 @@ async fn bad_requests_name_the_field_and_what_is_allowed() {
     }
     assert_eq!(get(engine.addr, "/health").await.json()["status"], "ok");
 }
+
+/// A cache of fewer tokens than the model's longest sequence is the longest there is: who leaves the length to the engine gets what fits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_without_a_length_fits_into_a_small_cache() {
+    let mut setup = Setup::default();
+    (setup.core.block_size, setup.core.num_blocks) = (16, Some(4));
+    let engine = TestEngine::ready(setup).await;
+    let body = json!({"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "ignore_eos": true});
+    let answer = post(engine.addr, CHAT, &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert_eq!(answer.json()["usage"]["total_tokens"], 64);
+    assert_eq!(get(engine.addr, "/v1/models").await.json()["data"][0]["max_model_len"], 64);
+    let long = post(engine.addr, COMPLETIONS, &json!({"prompt": "a", "max_tokens": 64})).await;
+    assert_eq!((long.status, long.json()["error"]["code"].as_str()), (400, Some("context_length_exceeded")));
+}
