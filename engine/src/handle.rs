@@ -23,11 +23,11 @@ use crate::stuck::Stuck;
 /// One request for output.
 #[derive(Debug, Default)]
 pub struct GenerateRequest {
-    pub prompt: Vec<u32>,
+    pub prompt: Arc<[u32]>,
     /// 0: evaluate the prompt only.
     pub max_new_tokens: usize,
     pub ignore_eos: bool,
-    pub stop_token_ids: Vec<u32>,
+    pub stop_token_ids: Arc<[u32]>,
     pub sampling: SamplingParams,
     /// The output follows this grammar.
     pub constraint: Option<Constraint>,
@@ -235,7 +235,8 @@ impl EngineHandle {
     /// [`SubmitError`]: not ready, too many requests in the engine, or some that can never fit.
     pub fn submit(&self, requests: Vec<GenerateRequest>) -> Result<Vec<RequestStream>, SubmitError> {
         let ready = self.shared.ready.get().ok_or(SubmitError::NotReady)?;
-        let seqs: Vec<_> = requests.iter().map(|r| self.sequence(r, ready)).collect();
+        let mut stops = Stops::new(&ready.info.eos_token_ids);
+        let seqs: Vec<_> = requests.iter().map(|r| self.sequence(r, &mut stops)).collect();
         seqs.iter().try_for_each(|seq| check_fit(seq, &ready.limits))?;
         if requests.len() > self.shared.slots_max {
             return Err(SubmitError::TooMany { asked: requests.len(), most: self.shared.slots_max });
@@ -245,15 +246,12 @@ impl EngineHandle {
         with_seq.zip(slots).map(|((request, seq), slot)| self.hand_over(request, seq, slot)).collect()
     }
 
-    fn sequence(&self, request: &GenerateRequest, ready: &Ready) -> NewSeq {
+    fn sequence(&self, request: &GenerateRequest, stops: &mut Stops<'_>) -> NewSeq {
         let id: ReqId = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
         let mut seq = NewSeq::new(id, request.prompt.clone(), request.max_new_tokens);
         seq.prompt_rows = request.prompt_logprobs;
         (seq.priority, seq.deadline_ns) = (request.priority, request.deadline_ns);
-        seq.stop_token_ids = request.stop_token_ids.clone();
-        if !request.ignore_eos {
-            seq.stop_token_ids.extend(&ready.info.eos_token_ids);
-        }
+        seq.stop_token_ids = stops.of(request);
         seq
     }
 
@@ -273,6 +271,36 @@ impl EngineHandle {
             // The inbox has a place for every slot; a full one means slots were lost, which `Busy` describes well enough.
             Err(TrySendError::Full(_)) => Err(SubmitError::Busy(self.shared.in_flight())),
             Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
+        }
+    }
+}
+
+type Ids = Arc<[u32]>;
+
+/// What ends the outputs of one request: made once for those that have the same.
+struct Stops<'a> {
+    eos: &'a [u32],
+    /// A request's own ids, and these with the model's.
+    last: Option<(Ids, Ids)>,
+}
+
+impl<'a> Stops<'a> {
+    fn new(eos: &'a [u32]) -> Self {
+        Self { eos, last: None }
+    }
+
+    fn of(&mut self, request: &GenerateRequest) -> Ids {
+        let own = &request.stop_token_ids;
+        if request.ignore_eos {
+            return own.clone();
+        }
+        match &self.last {
+            Some((same, all)) if Arc::ptr_eq(same, own) => all.clone(),
+            _ => {
+                let all: Ids = own.iter().chain(self.eos).copied().collect();
+                self.last = Some((own.clone(), all.clone()));
+                all
+            }
         }
     }
 }
@@ -308,5 +336,25 @@ impl RequestStream {
 impl Drop for RequestStream {
     fn drop(&mut self) {
         self.ticket.cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_ids_of_one_request_are_put_together_once() {
+        let own: Arc<[u32]> = [9].into();
+        let request = |own: &Arc<[u32]>, ignore_eos| GenerateRequest {
+            stop_token_ids: own.clone(),
+            ignore_eos,
+            ..GenerateRequest::default()
+        };
+        let mut stops = Stops::new(&[1, 2]);
+        let (first, second) = (stops.of(&request(&own, false)), stops.of(&request(&own, false)));
+        assert!(*first == [9, 1, 2] && Arc::ptr_eq(&first, &second));
+        assert!(Arc::ptr_eq(&stops.of(&request(&own, true)), &own));
+        assert_eq!(*stops.of(&request(&[3].into(), false)), [3, 1, 2]);
     }
 }

@@ -6,6 +6,7 @@
 mod logprobs;
 mod rules;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use thiserror::Error;
@@ -31,13 +32,13 @@ pub struct SamplingParams {
     pub seed: Option<u64>,
     /// Logprobs are wanted, with so many alternatives.
     pub logprobs: Option<usize>,
-    /// What is done to the logits before all that.
-    pub rules: LogitRules,
+    /// What is done to the logits before all that; one for all outputs of a request.
+    pub rules: Arc<LogitRules>,
 }
 
 impl Default for SamplingParams {
     fn default() -> Self {
-        let rules = LogitRules::default();
+        let rules = Arc::default();
         Self { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None, logprobs: None, rules }
     }
 }
@@ -70,7 +71,7 @@ pub struct Sampler {
     adjuster: Adjuster,
     constraint: Option<Constraint>,
     /// After one of these nothing follows.
-    stop_ids: Vec<u32>,
+    stop_ids: Arc<[u32]>,
 }
 
 impl Sampler {
@@ -78,12 +79,12 @@ impl Sampler {
     pub fn new(params: SamplingParams, entropy: u64) -> Self {
         let rng = SplitMix64(params.seed.unwrap_or(entropy));
         let adjuster = Adjuster::new(params.rules.clone());
-        Self { params, rng, adjuster, constraint: None, stop_ids: Vec::new() }
+        Self { params, rng, adjuster, constraint: None, stop_ids: Arc::default() }
     }
 
     /// The same sampler after this prompt, for output that ends with any of `stop_ids` and obeys `constraint`.
-    pub fn after(mut self, prompt: &[u32], stop_ids: Vec<u32>, constraint: Option<Constraint>) -> Self {
-        self.adjuster.begin(prompt, &stop_ids);
+    pub fn after(mut self, prompt: &[u32], stop_ids: Arc<[u32]>, constraint: Option<Constraint>) -> Self {
+        self.adjuster.begin(prompt, stop_ids.clone());
         (self.stop_ids, self.constraint) = (stop_ids, constraint);
         self
     }

@@ -149,6 +149,7 @@ impl Core {
     /// Takes in a request. The front end has checked it; what the scheduler refuses all the same ends as failed.
     pub fn submit(&mut self, mut new: Submission) {
         let id = new.seq.id;
+        // what is long in it is shared, not copied
         let admitted = self.scheduler.submit(new.seq.clone(), monotonic_ns());
         let entropy = RandomState::new().hash_one(id);
         let constraint = new.request.constraint.take();

@@ -1,6 +1,7 @@
 //! What a request does to its logits before a token is chosen: what may come at all, bias, penalties. Pure.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::grammar::Mask;
 
@@ -47,8 +48,8 @@ impl LogitRules {
 /// Rules at work: they remember what came.
 #[derive(Debug, Clone)]
 pub(super) struct Adjuster {
-    rules: LogitRules,
-    stop_ids: Vec<u32>,
+    rules: Arc<LogitRules>,
+    stop_ids: Arc<[u32]>,
     /// How often the output has a token; 0 for one of the prompt. Only what the penalties need.
     seen: HashMap<u32, u32>,
     generated: usize,
@@ -57,12 +58,12 @@ pub(super) struct Adjuster {
 }
 
 impl Adjuster {
-    pub fn new(rules: LogitRules) -> Self {
-        Self { rules, stop_ids: Vec::new(), seen: HashMap::new(), generated: 0, row: Vec::new() }
+    pub fn new(rules: Arc<LogitRules>) -> Self {
+        Self { rules, stop_ids: Arc::default(), seen: HashMap::new(), generated: 0, row: Vec::new() }
     }
 
-    pub fn begin(&mut self, prompt: &[u32], stop_ids: &[u32]) {
-        self.stop_ids = stop_ids.to_vec();
+    pub fn begin(&mut self, prompt: &[u32], stop_ids: Arc<[u32]>) {
+        self.stop_ids = stop_ids;
         if self.rules.penalises_repetition() {
             self.seen.extend(prompt.iter().map(|id| (*id, 0)));
         }
@@ -118,7 +119,7 @@ impl Adjuster {
     }
 
     fn penalise(&mut self) {
-        let LogitRules { presence_penalty, frequency_penalty, repetition_penalty, .. } = self.rules;
+        let LogitRules { presence_penalty, frequency_penalty, repetition_penalty, .. } = *self.rules;
         for (id, count) in &self.seen {
             let Some(slot) = self.row.get_mut(*id as usize) else { continue };
             *slot = if *slot > 0.0 { *slot / repetition_penalty } else { *slot * repetition_penalty };
@@ -128,7 +129,7 @@ impl Adjuster {
     }
 
     fn hold_open(&mut self) {
-        for id in &self.stop_ids {
+        for id in &*self.stop_ids {
             if let Some(slot) = self.row.get_mut(*id as usize) {
                 *slot = OUT;
             }

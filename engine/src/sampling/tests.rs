@@ -65,7 +65,7 @@ fn logprobs_are_normalised_and_sorted() {
 }
 
 fn greedy(rules: LogitRules) -> Sampler {
-    Sampler::new(SamplingParams { temperature: 0.0, logprobs: Some(0), rules, ..Default::default() }, 0)
+    Sampler::new(SamplingParams { temperature: 0.0, logprobs: Some(0), rules: rules.into(), ..Default::default() }, 0)
 }
 
 fn run(mut sampler: Sampler, row: &[f32], count: usize) -> Vec<u32> {
@@ -99,11 +99,11 @@ fn presence_counts_once_and_frequency_each_time() {
 #[test]
 fn repetition_counts_the_prompt_too() {
     let rules = LogitRules { repetition_penalty: 2.0, ..Default::default() };
-    let mut sampler = greedy(rules).after(&[0], Vec::new(), None);
+    let mut sampler = greedy(rules).after(&[0], [].into(), None);
     // 3.0 / 2 for the prompt's token, then 2.0 / 2 for the one that came
     assert_eq!((0..3).map(|_| sampler.sample(&[3.0, 2.0, -0.1]).unwrap().token).collect::<Vec<_>>(), [1, 0, 0]);
     let negative = LogitRules { repetition_penalty: 2.0, ..Default::default() };
-    assert_eq!(run(greedy(negative).after(&[1], Vec::new(), None), &[-1.0, -0.9], 1), [0]);
+    assert_eq!(run(greedy(negative).after(&[1], [].into(), None), &[-1.0, -0.9], 1), [0]);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn bias_moves_a_token_and_only_allowed_ones_come() {
 #[test]
 fn stop_tokens_wait_for_min_tokens() {
     let rules = LogitRules { min_tokens: 2, ..Default::default() };
-    assert_eq!(run(greedy(rules).after(&[5], vec![0], None), &[3.0, 2.0], 3), [1, 1, 0]);
+    assert_eq!(run(greedy(rules).after(&[5], [0].into(), None), &[3.0, 2.0], 3), [1, 1, 0]);
 }
 
 #[test]

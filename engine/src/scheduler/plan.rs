@@ -1,5 +1,7 @@
 //! The scheduler's vocabulary: what goes in, what a step is made of, what comes out. Plain values.
 
+use std::sync::Arc;
+
 use thiserror::Error;
 
 use crate::model::StepBatch;
@@ -50,11 +52,11 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSeq {
     pub id: ReqId,
-    pub prompt: Vec<u32>,
+    pub prompt: Arc<[u32]>,
     /// Output ends here at the latest; 0: evaluate the prompt only.
     pub max_new_tokens: usize,
     /// Output ends with any of these (the end-of-sequence ids, unless the request ignores them).
-    pub stop_token_ids: Vec<u32>,
+    pub stop_token_ids: Arc<[u32]>,
     /// Are logits wanted for the prompt's own tokens?
     pub prompt_rows: bool,
     /// Lower goes first; among equals the older one.
@@ -65,9 +67,9 @@ pub struct NewSeq {
 
 impl NewSeq {
     /// A sequence that wants `max_new_tokens` of output after `prompt`.
-    pub fn new(id: ReqId, prompt: Vec<u32>, max_new_tokens: usize) -> Self {
-        let (stop_token_ids, prompt_rows, priority, deadline_ns) = (Vec::new(), false, 0, None);
-        Self { id, prompt, max_new_tokens, stop_token_ids, prompt_rows, priority, deadline_ns }
+    pub fn new(id: ReqId, prompt: impl Into<Arc<[u32]>>, max_new_tokens: usize) -> Self {
+        let (stop_token_ids, prompt_rows, priority, deadline_ns) = (Arc::default(), false, 0, None);
+        Self { id, prompt: prompt.into(), max_new_tokens, stop_token_ids, prompt_rows, priority, deadline_ns }
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) struct Seq {
 
 impl Seq {
     pub fn new(mut spec: NewSeq, arrival: u64, table: BlockTable) -> Self {
-        let tokens = std::mem::take(&mut spec.prompt);
+        let tokens = std::mem::take(&mut spec.prompt).to_vec();
         let prompt_len = tokens.len();
         let rank = Rank { priority: spec.priority, arrival };
         let (computed, drafts, planned, planned_drafts, rows_reported) = (0, Vec::new(), 0, 0, 0);

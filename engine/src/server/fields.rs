@@ -8,6 +8,9 @@ use serde_json::{Map, Value};
 
 use crate::server::error::ApiError;
 
+/// Token ids that a rule of a request may name.
+pub const IDS_MAX: usize = 4096;
+
 /// The fields of one JSON object; `path` is put before a field's name in errors.
 pub struct Fields<'a> {
     object: &'a Map<String, Value>,
@@ -94,10 +97,14 @@ impl<'a> Fields<'a> {
     /// A string or a list of them.
     ///
     /// # Errors
-    /// It is neither, or there are more than `count_max`, or one is empty.
-    pub fn strings(&self, name: &str, count_max: usize) -> Result<Vec<String>, ApiError> {
-        let wrong = || self.wrong(name, &format!("a string or at most {count_max} strings, none of them empty"));
-        let read = |v: &Value| v.as_str().filter(|s| !s.is_empty()).map(str::to_owned).ok_or_else(wrong);
+    /// It is neither, or there are more than `count_max`, or one is empty or longer than `bytes_max`.
+    pub fn strings(&self, name: &str, count_max: usize, bytes_max: usize) -> Result<Vec<String>, ApiError> {
+        let wrong = || {
+            let each = format!("each of 1 to {bytes_max} bytes");
+            self.wrong(name, &format!("a string or at most {count_max} strings, {each}"))
+        };
+        let fits = |s: &&str| (1..=bytes_max).contains(&s.len());
+        let read = |v: &Value| v.as_str().filter(fits).map(str::to_owned).ok_or_else(wrong);
         match self.get(name) {
             None => Ok(Vec::new()),
             Some(Value::Array(list)) if list.len() <= count_max => list.iter().map(read).collect(),
@@ -112,6 +119,18 @@ impl<'a> Fields<'a> {
     pub fn token_ids(&self, name: &str, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
         let Some(value) = self.get(name) else { return Ok(Vec::new()) };
         token_list(value, vocab_size).ok_or_else(|| self.wrong(name, &token_list_wanted(vocab_size)))
+    }
+
+    /// The same, of [`IDS_MAX`] at most: for what every output carries along and looks through at each token.
+    ///
+    /// # Errors
+    /// It is no such list, or a longer one.
+    pub fn few_token_ids(&self, name: &str, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+        let few = self.get(name).and_then(Value::as_array).is_none_or(|list| list.len() <= IDS_MAX);
+        if few {
+            return self.token_ids(name, vocab_size);
+        }
+        Err(self.wrong(name, &format!("{}, at most {IDS_MAX} of them", token_list_wanted(vocab_size))))
     }
 
     /// An error for a field that is set to something that this server cannot do.
@@ -164,13 +183,15 @@ mod tests {
 
     #[test]
     fn errors_name_the_field_the_value_and_what_is_allowed() {
-        let value = json!({"n": 2.5, "stop": ["a", ""], "s": {"x": 1}, "ids": [1, 99]});
+        let value = json!({"n": 2.5, "stop": ["a", ""], "s": {"x": 1}, "ids": [1, 99], "many": vec![1; IDS_MAX + 1]});
         let f = Fields::new(&value).unwrap();
         let error = f.int("n", 1, 4).unwrap_err();
         assert_eq!(error.message, "n must be a whole number from 1 to 4, not 2.5");
         assert_eq!(error.param.as_deref(), Some("n"));
-        assert!(f.strings("stop", 4).is_err());
+        assert!(f.strings("stop", 4, 9).is_err());
         assert!(f.token_ids("ids", 50).unwrap_err().message.contains("from 0 to 49"));
+        assert_eq!(f.token_ids("many", 50).unwrap().len(), IDS_MAX + 1);
+        assert!(f.few_token_ids("many", 50).unwrap_err().message.contains("at most 4096 of them, not [1,1"));
         assert_eq!(f.inner("s", "s.").unwrap().unwrap().bool("x").unwrap_err().param.as_deref(), Some("s.x"));
         assert!(Fields::new(&json!([])).is_err());
     }

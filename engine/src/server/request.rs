@@ -1,6 +1,7 @@
 //! From the body of `/v1/completions` and `/v1/chat/completions` to a [`Job`]: everything is checked here, nothing later.
 //! Every field acts or is refused by name; docs/engine-api.md lists them, and a test holds the two together.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -23,6 +24,10 @@ pub use prompts::{chat_input, one_prompt};
 /// Outputs of one request: prompts times `n`.
 const CHOICES_MAX: i64 = 256;
 const STOPS_MAX: usize = 16;
+/// Every output looks for its stop strings at each token.
+const STOP_BYTES_MAX: usize = 1024;
+/// It stands in log lines.
+const USER_BYTES_MAX: usize = 512;
 
 /// Which of the two APIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +93,7 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
         logprobs,
         names_token_ids: f.bool("return_tokens_as_token_ids")?.unwrap_or(false),
         tools,
-        user: f.str("user")?.map(str::to_owned),
+        user: user(&f)?,
         grammar_took: None,
     };
     let outputs = inputs.len() * usize::try_from(count).unwrap_or(1);
@@ -128,18 +133,27 @@ fn refuse_unsupported(f: &Fields<'_>) -> Result<(), ApiError> {
     f.unsupported("guided_decoding_backend", &[json!("auto"), json!("guidance")])
 }
 
-/// What ends an output.
+fn user(f: &Fields<'_>) -> Result<Option<String>, ApiError> {
+    match f.str("user")? {
+        Some(user) if user.len() > USER_BYTES_MAX => {
+            Err(f.wrong("user", &format!("a string of at most {USER_BYTES_MAX} bytes")))
+        }
+        user => Ok(user.map(str::to_owned)),
+    }
+}
+
+/// What ends an output; one for all outputs of a request.
 struct Stops {
-    strings: Vec<String>,
-    token_ids: Vec<u32>,
+    strings: Arc<[String]>,
+    token_ids: Arc<[u32]>,
     ignore_eos: bool,
 }
 
 impl Stops {
     fn of(f: &Fields<'_>, ready: &Ready) -> Result<Self, ApiError> {
         Ok(Self {
-            strings: f.strings("stop", STOPS_MAX)?,
-            token_ids: f.token_ids("stop_token_ids", ready.info.vocab_size)?,
+            strings: f.strings("stop", STOPS_MAX, STOP_BYTES_MAX)?.into(),
+            token_ids: f.few_token_ids("stop_token_ids", ready.info.vocab_size)?.into(),
             ignore_eos: f.bool("ignore_eos")?.unwrap_or(false),
         })
     }
@@ -171,7 +185,7 @@ fn check_count(count: i64, prompts: usize) -> Result<(), ApiError> {
     Err(ApiError::invalid("n", message))
 }
 
-/// `count` outputs for each prompt, which differ by their seeds.
+/// `count` outputs for each prompt, which differ by their seeds. What they have in common they share: a request may ask for hundreds.
 fn choices(
     inputs: &[Input],
     (count, priority): (i64, i32),
@@ -206,4 +220,24 @@ fn one_each(first: Option<Constraint>, count: usize) -> Result<Vec<Option<Constr
     let mut all = others.collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::grammar("n", &error))?;
     all.push(Some(first));
     Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::LogitRules;
+
+    /// What a body may hold much of is there once, however many outputs are asked for.
+    #[test]
+    fn outputs_of_one_request_share_what_is_long() {
+        let rules = LogitRules { allowed: vec![1; 4096], ..LogitRules::default() };
+        let sampling = SamplingParams { rules: rules.into(), ..SamplingParams::default() };
+        let stops = Stops { strings: ["end".to_owned()].into(), token_ids: [5, 6].into(), ignore_eos: false };
+        let input = Input { tokens: [7, 8].into(), max_new_tokens: 3, echo: String::new(), prompt_logprobs: false };
+        let all = choices(&[input], (128, 0), &sampling, &stops, None).unwrap();
+        let (first, last) = (&all[0].request, &all[127].request);
+        assert!(Arc::ptr_eq(&first.prompt, &last.prompt));
+        assert!(Arc::ptr_eq(&first.stop_token_ids, &last.stop_token_ids));
+        assert!(Arc::ptr_eq(&first.sampling.rules, &last.sampling.rules));
+    }
 }

@@ -1,12 +1,14 @@
 //! One choice's text: tokens become text, stop strings end it. Text that may be the beginning of a stop string is held back
 //! until it is known not to be one. Pure.
 
+use std::sync::Arc;
+
 use crate::codec::{CodecError, TextStream};
 
 /// How tokens become the text that is shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TextRules {
-    pub stops: Vec<String>,
+    pub stops: Arc<[String]>,
     /// The stop string that ends the text is a part of it.
     pub keeps_stop: bool,
     /// Stop strings are looked for in what comes after so many tokens.
@@ -18,13 +20,13 @@ pub struct TextRules {
 /// Finds stop strings in text that comes in pieces.
 #[derive(Debug, Default)]
 pub struct StopMatcher {
-    stops: Vec<String>,
+    stops: Arc<[String]>,
     keeps: bool,
     held: String,
 }
 
 impl StopMatcher {
-    pub fn new(stops: Vec<String>, keeps: bool) -> Self {
+    pub fn new(stops: Arc<[String]>, keeps: bool) -> Self {
         Self { stops, keeps, held: String::new() }
     }
 
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_stop_string_is_kept_if_it_is_wanted() {
-        let mut m = StopMatcher::new(vec!["b!".into(), "c".into()], true);
+        let mut m = StopMatcher::new(["b!".into(), "c".into()].into(), true);
         assert_eq!(m.push("ab"), ("a".into(), false));
         assert_eq!(m.push("!cd"), ("b!".into(), true));
     }

@@ -120,7 +120,13 @@ async fn a_head_that_is_right_by_construction_is_always_taken() {
         let mut prompt: Vec<u32> = (0..37).map(|i| (i * i + 3) % TOKENS).collect();
         prompt.push(n * 5 + 1);
         let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        GenerateRequest { prompt, max_new_tokens: 40, ignore_eos: true, sampling, ..GenerateRequest::default() }
+        GenerateRequest {
+            prompt: prompt.into(),
+            max_new_tokens: 40,
+            ignore_eos: true,
+            sampling,
+            ..GenerateRequest::default()
+        }
     };
     let requests: Vec<GenerateRequest> = (0..6).map(request).collect();
     // as the command line does it

@@ -182,7 +182,7 @@ fn guesses_take_no_blocks_from_others_and_end_with_the_output() {
 #[test]
 fn what_comes_after_a_stop_token_is_not_said() {
     let mut s = Scheduler::new(small());
-    s.submit(NewSeq { stop_token_ids: vec![9], ..NewSeq::new(1, vec![1; 2], 8) }, 0).unwrap();
+    s.submit(NewSeq { stop_token_ids: [9].into(), ..NewSeq::new(1, vec![1; 2], 8) }, 0).unwrap();
     step(&mut s, 5);
     s.propose(1, vec![6, 9, 7]);
     s.plan(0);

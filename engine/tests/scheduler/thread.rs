@@ -105,7 +105,13 @@ pub fn requests(vocab: u32) -> Vec<GenerateRequest> {
         prompt.extend(prompt.clone());
         let (temperature, seed) = if n % 3 == 2 { (0.8, Some(u64::from(n))) } else { (0.0, None) };
         let sampling = SamplingParams { temperature, seed, logprobs: Some(1), ..SamplingParams::default() };
-        GenerateRequest { prompt, max_new_tokens: 48, ignore_eos: true, sampling, ..GenerateRequest::default() }
+        GenerateRequest {
+            prompt: prompt.into(),
+            max_new_tokens: 48,
+            ignore_eos: true,
+            sampling,
+            ..GenerateRequest::default()
+        }
     };
     (0..9).map(request).collect()
 }
@@ -253,7 +259,7 @@ async fn ep5_a_poisoned_request_fails_alone_and_leaves_nothing_behind() {
     let common: Vec<u32> = (0..16).map(|i| FIRST + i).collect();
     for poison in [REFUSED, PANICS, NAN] {
         let request = |last: &[u32]| GenerateRequest {
-            prompt: [&common[..], last].concat(),
+            prompt: [&common[..], last].concat().into(),
             max_new_tokens: 40,
             sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
             ..GenerateRequest::default()

@@ -89,7 +89,7 @@ impl World {
         let id = self.next_id;
         self.next_id += 1;
         let mut new = seq(NewSeq::new(id, prompt.clone(), output_max));
-        new.stop_token_ids = vec![EOS];
+        new.stop_token_ids = [EOS].into();
         let (prompt_rows, deadline_ns, priority) = (new.prompt_rows, new.deadline_ns, new.priority);
         let waiting = self.scheduler.owed().waiting;
         if let Err(refusal) = self.scheduler.submit(new, self.now_ns) {

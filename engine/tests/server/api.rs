@@ -146,6 +146,7 @@ async fn chats_answer_whole_and_streamed_with_logprobs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_requests_name_the_field_and_what_is_allowed() {
     let engine = TestEngine::ready(Setup::default()).await;
+    let many_biases: Value = (0..4097).map(|id| (id.to_string(), json!(1))).collect::<serde_json::Map<_, _>>().into();
     let cases = [
         (COMPLETIONS, json!({"prompt": "a", "model": "other"}), 404, "model"),
         (COMPLETIONS, json!({}), 400, "prompt"),
@@ -159,7 +160,13 @@ async fn bad_requests_name_the_field_and_what_is_allowed() {
         (COMPLETIONS, json!({"prompt": "a", "logit_bias": {"a": 1}}), 400, "logit_bias"),
         (COMPLETIONS, json!({"prompt": "a", "logit_bias": {"97": 101}}), 400, "logit_bias"),
         (COMPLETIONS, json!({"prompt": "a", "max_tokens": 3, "min_tokens": 4}), 400, "min_tokens"),
+        (COMPLETIONS, json!({"prompt": "a", "logit_bias": many_biases}), 400, "logit_bias"),
+        (COMPLETIONS, json!({"prompt": "a", "allowed_token_ids": vec![97; 4097]}), 400, "allowed_token_ids"),
+        (COMPLETIONS, json!({"prompt": "a", "stop_token_ids": vec![97; 4097]}), 400, "stop_token_ids"),
+        (COMPLETIONS, json!({"prompt": "a", "stop": vec!["a"; 17]}), 400, "stop"),
+        (COMPLETIONS, json!({"prompt": "a", "stop": "a".repeat(1025)}), 400, "stop"),
         (COMPLETIONS, json!({"prompt": "a", "user": 7}), 400, "user"),
+        (COMPLETIONS, json!({"prompt": "a", "user": "u".repeat(513)}), 400, "user"),
         (COMPLETIONS, json!({"prompt": "a", "temperature": 3}), 400, "temperature"),
         (COMPLETIONS, json!({"prompt": "a", "max_tokens": 0}), 400, "max_tokens"),
         (COMPLETIONS, json!({"prompt": "a", "max_tokens": 5000}), 400, "prompt"),

@@ -94,7 +94,8 @@ async fn a_reader_that_does_not_read_is_cut_and_nobody_waits_for_it() {
     let mut setup = Setup::default();
     setup.core.client_queue = 4;
     let engine = TestEngine::ready(setup).await;
-    let request = |n| GenerateRequest { prompt: vec![97], max_new_tokens: n, ignore_eos: true, ..Default::default() };
+    let request =
+        |n| GenerateRequest { prompt: [97].into(), max_new_tokens: n, ignore_eos: true, ..Default::default() };
     let mut slow = engine.handle.submit(vec![request(500)]).unwrap().remove(0);
     metric_becomes(engine.addr, "truebeat:requests_ended_total", &["\"cut\""], 1.0).await;
     let mut count = 0;

@@ -1,5 +1,7 @@
 //! The fields that make the prompt: text, token ids or a conversation, and how much output it leaves room for.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::codec::Chat;
@@ -16,7 +18,7 @@ const PROMPTS_MAX: usize = 256;
 /// One prompt, and what is to follow it.
 #[derive(Debug)]
 pub struct Input {
-    pub tokens: Vec<u32>,
+    pub tokens: Arc<[u32]>,
     pub max_new_tokens: usize,
     /// Its text, if it is to be echoed.
     pub echo: String,
@@ -54,7 +56,7 @@ pub fn inputs(
     let build = |tokens: Vec<u32>| -> Result<Input, ApiError> {
         let text = if echo.text { ready.codec.decode(&tokens)? } else { String::new() };
         let max_new_tokens = fit(kind, tokens.len(), max_tokens, ready)?;
-        Ok(Input { tokens, max_new_tokens, echo: text, prompt_logprobs: echo.text && echo.logprobs })
+        Ok(Input { tokens: tokens.into(), max_new_tokens, echo: text, prompt_logprobs: echo.text && echo.logprobs })
     };
     let inputs: Vec<Input> = prompts.into_iter().map(build).collect::<Result<_, _>>()?;
     let least = f.int("min_tokens", 0, i64::from(u32::MAX))?.and_then(|n| usize::try_from(n).ok()).unwrap_or(0);

@@ -5,12 +5,10 @@ use serde_json::Value;
 use crate::handle::Ready;
 use crate::sampling::{LogitRules, SamplingParams};
 use crate::server::error::ApiError;
-use crate::server::fields::Fields;
+use crate::server::fields::{Fields, IDS_MAX};
 use crate::server::request::Kind;
 
 const TOP_LOGPROBS_MAX: i64 = 20;
-/// Tokens that `logit_bias` may name.
-const BIASES_MAX: usize = 4096;
 
 /// The sampling parameters.
 ///
@@ -25,7 +23,7 @@ pub fn params(kind: Kind, f: &Fields<'_>, ready: &Ready) -> Result<SamplingParam
         min_p: f.number("min_p", 0.0, 1.0)?.unwrap_or(0.0) as f32,
         seed: f.int("seed", i64::MIN, i64::MAX)?.map(i64::cast_unsigned),
         logprobs: logprobs(kind, f)?,
-        rules: rules(f, ready)?,
+        rules: rules(f, ready)?.into(),
     })
 }
 
@@ -37,7 +35,7 @@ fn rules(f: &Fields<'_>, ready: &Ready) -> Result<LogitRules, ApiError> {
         frequency_penalty: f.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0) as f32,
         repetition_penalty: repetition as f32,
         bias: bias(f, ready.info.vocab_size)?,
-        allowed: f.token_ids("allowed_token_ids", ready.info.vocab_size)?,
+        allowed: f.few_token_ids("allowed_token_ids", ready.info.vocab_size)?,
         min_tokens: usize::try_from(min_tokens).unwrap_or(0),
     })
 }
@@ -46,7 +44,7 @@ fn rules(f: &Fields<'_>, ready: &Ready) -> Result<LogitRules, ApiError> {
 fn bias(f: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>, ApiError> {
     let wrong = || {
         let last = vocab_size.saturating_sub(1);
-        let wanted = format!("an object of at most {BIASES_MAX} token ids (0 to {last}) with numbers from -100 to 100");
+        let wanted = format!("an object of at most {IDS_MAX} token ids (0 to {last}) with numbers from -100 to 100");
         f.wrong("logit_bias", &wanted)
     };
     let Some(Value::Object(entries)) = f.get("logit_bias") else {
@@ -57,8 +55,8 @@ fn bias(f: &Fields<'_>, vocab_size: usize) -> Result<Vec<(u32, f32)>, ApiError> 
         let bias = bias.as_f64().filter(|b| (-100.0..=100.0).contains(b))?;
         Some((id, bias as f32))
     };
-    let all = entries.iter().map(entry).collect::<Option<Vec<_>>>().filter(|all| all.len() <= BIASES_MAX);
-    all.ok_or_else(wrong)
+    let few = Some(entries).filter(|entries| entries.len() <= IDS_MAX);
+    few.and_then(|entries| entries.iter().map(entry).collect()).ok_or_else(wrong)
 }
 
 fn logprobs(kind: Kind, f: &Fields<'_>) -> Result<Option<usize>, ApiError> {

@@ -12,6 +12,8 @@ use crate::server::fields::Fields;
 use crate::server::request::Job;
 
 const CHOICES_MAX: usize = 4096;
+/// The whole form is bounded too, when it is compiled.
+const CHOICE_BYTES_MAX: usize = 256 << 10;
 
 /// The grammar that the output has to follow, compiled, and how long that took.
 ///
@@ -79,7 +81,7 @@ fn form(f: &Fields<'_>, kind: &str, name: &str, param: &'static str) -> Result<O
         "regex" => f.str(name)?.map(|s| GrammarSpec::Regex(s.to_owned())),
         "grammar" => f.str(name)?.map(|s| GrammarSpec::Lark(s.to_owned())),
         "json_object" => f.bool(name)?.filter(|wanted| *wanted).map(|_| GrammarSpec::JsonObject),
-        _ => Some(f.strings(name, CHOICES_MAX)?).filter(|c| !c.is_empty()).map(GrammarSpec::Choice),
+        _ => Some(f.strings(name, CHOICES_MAX, CHOICE_BYTES_MAX)?).filter(|c| !c.is_empty()).map(GrammarSpec::Choice),
     };
     Ok(spec.map(|spec| (param, spec)))
 }
