@@ -134,10 +134,21 @@ FN uint32_t nth_of_key(const Row &row, uint32_t key, double number) {
     return id;
 }
 
-// From the likeliest on: no more than `top_k`, no more than it takes to reach `top_p`; then a draw in that order.
+// The weight of what `top_k` leaves: `top_p` is a share of this.
+FN double weight_of_top(const Row &row, double most) {
+    uint32_t last = crossing(row, most, INFINITY, false);
+    if (!last) return at_least(row, 1).sum;
+    Above top = at_least(row, (uint64_t)last + 1);
+    double weight = weight_of(row, logit_of(last));
+    for (; top.count < most; top.count += 1.0) top.sum += weight;
+    return top.sum;
+}
+
+// From the likeliest on: no more than `top_k`, no more than it takes to reach `top_p` of these; then a draw in that order.
 FN uint32_t draw_of_nucleus(const Row &row, const Rules &rules) {
     double most = rules.top_k ? (double)rules.top_k : INFINITY;
-    double wanted = (double)rules.top_p * at_least(row, 1).sum;
+    double wanted = INFINITY;
+    if (rules.top_p < 1.0f) wanted = (double)rules.top_p * (rules.top_k ? weight_of_top(row, most) : at_least(row, 1).sum);
     uint32_t last = crossing(row, most, wanted, false);
     Above kept = at_least(row, 1);
     double kept_of_last = INFINITY;

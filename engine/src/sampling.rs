@@ -170,14 +170,15 @@ fn choose(row: &[f32], params: &SamplingParams, rng: &mut SplitMix64) -> Result<
     Ok(candidates.last().map_or(best, |(id, _)| *id))
 }
 
-/// The likeliest tokens: at most `top_k`, and no more than it takes to reach `top_p`. Never empty.
+/// The likeliest tokens: at most `top_k`, and of these no more than it takes to reach `top_p` of what `top_k` left, as in vLLM and
+/// Transformers. Never empty.
 fn nucleus(mut candidates: Vec<(u32, f64)>, params: &SamplingParams) -> Vec<(u32, f64)> {
-    let total: f64 = candidates.iter().map(|(_, w)| w).sum();
     // Ties go to the lower id: the result must not depend on the sort's mood.
     candidates.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     if params.top_k > 0 {
         candidates.truncate(params.top_k);
     }
+    let total: f64 = candidates.iter().map(|(_, w)| w).sum();
     let wanted = f64::from(params.top_p) * total;
     let mut sum = 0.0;
     let keep = candidates.iter().take_while(|(_, w)| {

@@ -45,6 +45,10 @@ fn top_p_and_top_k_cut_the_tail() {
     assert_eq!(seen(sampler(1.0, 0.7, 0)), [0, 1]);
     assert_eq!(seen(sampler(1.0, 1.0, 2)), [0, 1]);
     assert_eq!(seen(sampler(1.0, 0.0, 0)), [0], "never empty");
+    // of the 0.5 and 0.3 that are left the first is 0.625: enough for 0.6, which is more than its 0.5 of the whole
+    assert_eq!(seen(sampler(1.0, 0.6, 2)), [0]);
+    assert_eq!(seen(sampler(1.0, 0.6, 0)), [0, 1]);
+    assert_eq!(seen(sampler(1.0, 0.7, 2)), [0, 1]);
 }
 
 #[test]

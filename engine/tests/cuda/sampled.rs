@@ -45,6 +45,8 @@ fn tokens<D: Driver>(make: Make<'_, D>) {
             (1.3, 0.9, 0, 0.0),
             (1.0, 1.0, 5, 0.0),
             (0.8, 0.5, 40, 0.01),
+            (1.0, 0.9, 5, 0.0),
+            (1.2, 0.6, 3, 0.0),
             (1.0, 0.01, 0, 0.0),
         ] {
             let draw = |row: usize| Draw { temperature, top_p, top_k, min_p, unit: unit_of(row as u64) };
