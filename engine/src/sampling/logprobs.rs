@@ -21,11 +21,11 @@ pub(super) fn logprob_of(logits: &[f32], token: u32, top: usize) -> TokenLogprob
 
 /// The `count` largest logits, largest first.
 fn top_of(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
-    let mut all: Vec<(u32, f32)> = (0u32..).zip(logits.iter().copied()).filter(|(_, l)| !l.is_nan()).collect();
-    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     if count == 0 {
         return Vec::new();
     }
+    let mut all: Vec<(u32, f32)> = (0u32..).zip(logits.iter().copied()).filter(|(_, l)| !l.is_nan()).collect();
+    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     if count < all.len() {
         all.select_nth_unstable_by(count, order);
         all.truncate(count);

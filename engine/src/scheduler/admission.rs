@@ -6,7 +6,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-use super::plan::{Limits, NewSeq, Refusal, StepPlan};
+use super::plan::{Limits, NewSeq, PROMPT_ROWS_MAX, Refusal, StepPlan};
 use super::seq::Seq;
 use super::{Scheduler, push};
 
@@ -111,7 +111,7 @@ impl Scheduler {
             self.prefixes.hit_tokens += cached as u64;
         }
         plan.admitted.push(seq.spec.id);
-        let count = seq.remaining().min(*budget);
+        let count = seq.chunk(*budget, PROMPT_ROWS_MAX.saturating_sub(plan.prompt_rows));
         push(plan, budget, &mut seq, (count, 0));
         let place = self.running.partition_point(|other| other.rank < seq.rank);
         self.running.insert(place, seq);

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use blocks::BlockPool;
 use pace::Pace;
-use plan::CHUNK_TOKENS_MIN;
+use plan::{CHUNK_TOKENS_MIN, PROMPT_ROWS_MAX};
 pub use plan::{
     Finish, Limits, NewSeq, Outcome, Owed, PlanRow, PrefixCounts, Refusal, ReqId, Running, SeqResult, StepPlan,
 };
@@ -207,7 +207,7 @@ impl Scheduler {
                 let goes_before = self.waiting.first_key_value().is_some_and(|(rank, _)| *rank < seq.rank);
                 if !(admits && goes_before && self.admit_head(plan, budget)) {
                     let seq = &mut self.running[i];
-                    let count = seq.remaining().min(*budget);
+                    let count = seq.chunk(*budget, PROMPT_ROWS_MAX.saturating_sub(plan.prompt_rows));
                     push(plan, budget, seq, (count, 0));
                     i += 1;
                 }
@@ -230,6 +230,7 @@ fn push(plan: &mut StepPlan, budget: &mut usize, seq: &mut Seq, (count, drafts):
     let (input, row) = seq.plan(count, drafts);
     *(if row.decode { &mut plan.decode_tokens } else { &mut plan.prefill_tokens }) += count + drafts;
     plan.draft_tokens += drafts;
+    plan.prompt_rows += if row.report.is_empty() { 0 } else { count };
     *budget -= count + drafts;
     plan.batch.seqs.push(input);
     plan.rows.push(row);

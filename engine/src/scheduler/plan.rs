@@ -32,6 +32,9 @@ pub struct Limits {
 
 /// A prompt moves by so many tokens a step, however slow the machine is.
 pub const CHUNK_TOKENS_MIN: usize = 16;
+/// Rows of logits that a step makes to tell the logprobs of prompts. Each is the whole vocabulary, through the output head and then through
+/// exponentials: hundreds of them would stretch the step of everybody else.
+pub const PROMPT_ROWS_MAX: usize = 32;
 
 impl Default for Limits {
     fn default() -> Self {
@@ -98,6 +101,8 @@ pub struct StepPlan {
     pub rows: Vec<PlanRow>,
     pub prefill_tokens: usize,
     pub decode_tokens: usize,
+    /// Of `prefill_tokens`: those whose rows of logits are wanted.
+    pub prompt_rows: usize,
     /// Of `decode_tokens`: guesses that this step verifies.
     pub draft_tokens: usize,
     /// Sequences that lost their blocks to those that go before them.

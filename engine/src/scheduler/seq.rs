@@ -191,6 +191,18 @@ impl Seq {
         (input, PlanRow { id: self.spec.id, samples, decode: self.is_decode(), drafts, report })
     }
 
+    /// How many of its tokens a step runs that has room for `budget` tokens and for `rows` more rows of a prompt's logits (one is
+    /// always had: whoever is in the step moves).
+    pub fn chunk(&self, budget: usize, rows: usize) -> usize {
+        let count = self.remaining().min(budget);
+        if self.report_range(self.computed, self.computed + count).is_empty() {
+            return count;
+        }
+        // after a preemption: what was reported already runs by itself, and needs no row
+        let reported = self.rows_reported.saturating_sub(self.computed);
+        count.min(if reported > 0 { reported } else { rows.max(1) })
+    }
+
     /// The positions of `start..end` whose logits tell about a prompt token that nobody was told of yet.
     fn report_range(&self, start: usize, end: usize) -> std::ops::Range<usize> {
         if !self.spec.prompt_rows {

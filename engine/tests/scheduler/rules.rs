@@ -137,6 +137,48 @@ fn a_beginning_that_was_run_before_is_not_run_again() {
     assert_eq!(s.prefix_counts().queried_tokens, 20);
 }
 
+/// A row of logits is the whole vocabulary: who wants one of each prompt token gets them over many steps, and nobody's step is longer for it.
+#[test]
+fn rows_for_logprobs_of_prompts_are_few_a_step() {
+    let limits = Limits { num_blocks: 256, num_seqs_max: 3, step_tokens_max: 512, seq_len_max: 512, ..small() };
+    let mut s = Scheduler::new(limits);
+    for id in [1, 2] {
+        s.submit(NewSeq { prompt_rows: true, ..NewSeq::new(id, vec![id as u32; 70], 4) }, 0).unwrap();
+    }
+    s.submit(NewSeq::new(3, vec![3; 100], 50), 0).unwrap();
+    let mut told = vec![Vec::new(), Vec::new()];
+    let mut sizes = Vec::new();
+    while s.owed().prompt_tokens > 0 {
+        let (plan, _) = step(&mut s, 9);
+        let rows = plan.rows.iter().zip(&plan.batch.seqs).filter(|(row, _)| !row.report.is_empty());
+        let rows: Vec<usize> = rows
+            .map(|(row, seq)| {
+                told[row.id as usize - 1].extend(row.report.clone());
+                seq.tokens.len()
+            })
+            .collect();
+        assert!(rows.iter().sum::<usize>() <= 32 + 1, "{rows:?}");
+        sizes.push(plan.batch.seqs.last().map_or(0, |seq| seq.tokens.len()));
+    }
+    assert_eq!(told, vec![(0..69).collect::<Vec<_>>(); 2], "each once, in order");
+    assert_eq!(sizes[0], 100, "who wants none is as quick as ever");
+}
+
+/// After a preemption the part that was reported runs without rows, at once.
+#[test]
+fn what_was_reported_needs_no_rows_again() {
+    let limits = Limits { num_blocks: 64, num_seqs_max: 1, step_tokens_max: 512, seq_len_max: 256, ..small() };
+    let mut s = Scheduler::new(limits);
+    s.submit(NewSeq { prompt_rows: true, ..NewSeq::new(1, vec![1; 100], 4) }, 0).unwrap();
+    for _ in 0..2 {
+        assert_eq!(step(&mut s, 9).0.prefill_tokens, 32);
+    }
+    s.submit(NewSeq { priority: -1, ..NewSeq::new(2, vec![2; 4], 1) }, 0).unwrap();
+    assert_eq!(step(&mut s, 9).0.preempted, [1]);
+    let sizes: Vec<_> = (0..3).map(|_| step(&mut s, 9).0).map(|plan| (plan.prefill_tokens, plan.prompt_rows)).collect();
+    assert_eq!(sizes, [(64, 0), (32, 32), (4, 4)]);
+}
+
 #[test]
 fn a_failed_sequence_leaves_nothing_in_the_cache() {
     let mut s = Scheduler::new(Limits { num_blocks: 16, ..small() });
