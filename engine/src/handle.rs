@@ -246,6 +246,15 @@ impl EngineHandle {
         with_seq.zip(slots).map(|((request, seq), slot)| self.hand_over(request, seq, slot)).collect()
     }
 
+    /// Is there a place for a request at all? Asked before anything is done for it.
+    ///
+    /// # Errors
+    /// [`SubmitError::Busy`].
+    pub fn check_room(&self) -> Result<(), SubmitError> {
+        let taken = self.shared.in_flight();
+        if taken < self.shared.slots_max { Ok(()) } else { Err(SubmitError::Busy(taken)) }
+    }
+
     fn sequence(&self, request: &GenerateRequest, stops: &mut Stops<'_>) -> NewSeq {
         let id: ReqId = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
         let mut seq = NewSeq::new(id, request.prompt.clone(), request.max_new_tokens);

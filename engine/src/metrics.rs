@@ -15,7 +15,7 @@ use crate::scheduler::{Finish, Limits, Outcome, Scheduler, StepPlan};
 use crate::speculation::SpeculationCounts;
 
 /// Why a request was turned away at the door.
-pub const REFUSALS: [&str; 6] = ["starting", "stalled", "draining", "queue_full", "invalid", "too_large"];
+pub const REFUSALS: [&str; 7] = ["starting", "stalled", "draining", "queue_full", "invalid", "too_large", "slow"];
 /// Ends of accepted requests, as vLLM names them and beyond.
 const ENDS: [&str; 7] = ["stop", "length", "abort", "cut", "error", "late", "shutdown"];
 

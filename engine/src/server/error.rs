@@ -66,6 +66,19 @@ impl ApiError {
         Self { refusal: Some("too_large"), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }
     }
 
+    /// The body did not come in time: `bytes` of it were here after so long.
+    pub fn body_late(waited_ms: u128, bytes: usize) -> Self {
+        let message = format!("the request's body did not come in time: {bytes} bytes in {waited_ms} ms");
+        Self { refusal: Some("slow"), ..Self::new(StatusCode::REQUEST_TIMEOUT, Some("body_timeout"), message) }
+    }
+
+    /// The bodies of others fill what there is for bodies.
+    pub fn bodies_busy(bytes_max: usize) -> Self {
+        let message = format!("the requests that are being read hold {bytes_max} bytes already");
+        let error = Self::unavailable("bodies_busy", message, 1);
+        Self { status: StatusCode::TOO_MANY_REQUESTS, refusal: Some("queue_full"), ..error }
+    }
+
     /// Not now, but perhaps later (E4, E7). `reason` is the code and the metric's label.
     pub fn unavailable(reason: &'static str, message: impl Into<String>, retry_after_s: u64) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, Some(reason), message);
@@ -106,7 +119,7 @@ impl ApiError {
             404 => "not_found_error",
             429 => "rate_limit_error",
             503 => "service_unavailable_error",
-            504 => "timeout_error",
+            408 | 504 => "timeout_error",
             _ => "internal_server_error",
         };
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})

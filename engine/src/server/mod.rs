@@ -11,14 +11,12 @@ use std::{
 
 use axum::{
     Router,
-    body::Bytes,
-    extract::{DefaultBodyLimit, State, rejection::BytesRejection},
+    extract::{Request, State},
     http::HeaderMap,
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-
 use serde_json::Value;
 
 use crate::beat::Health;
@@ -26,12 +24,14 @@ use crate::handle::{EngineHandle, Ready};
 use crate::metrics::Metrics;
 use error::ApiError;
 use generate::Deadline;
+use intake::Intake;
 use request::Kind;
 
 mod choice;
 pub mod error;
 mod fields;
 mod generate;
+mod intake;
 mod request;
 pub mod serve;
 mod shape;
@@ -41,8 +41,8 @@ mod tokens;
 mod tools;
 mod wire;
 
-/// Largest body of a request.
-const BODY_BYTES_MAX: usize = 32 << 20;
+/// A client may pause for so long while it sends its request.
+const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
 /// A client's own deadline in milliseconds; it can only shorten the server's.
 pub const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
@@ -54,15 +54,27 @@ pub struct AppState {
     /// Answer like the engines of the field: `/health` is 200 whatever happens, and a stalled engine goes on accepting.
     pub lie: bool,
     pub request_timeout: Duration,
+    /// How long a client may pause while it sends.
+    pub client_patience: Duration,
     /// Unix seconds of this start.
     created: u64,
     answers: Arc<AtomicU64>,
+    intake: Arc<Intake>,
 }
 
 impl AppState {
     pub fn new(handle: EngineHandle, served_name: &str, lie: bool, request_timeout: Duration) -> Self {
         let created = generate::unix_now_s();
-        Self { handle, served_name: served_name.into(), lie, request_timeout, created, answers: Arc::default() }
+        Self {
+            handle,
+            served_name: served_name.into(),
+            lie,
+            request_timeout,
+            client_patience: CLIENT_PATIENCE,
+            created,
+            answers: Arc::default(),
+            intake: Arc::default(),
+        }
     }
 
     fn next_answer_id(&self) -> String {
@@ -118,23 +130,21 @@ pub fn router(app: AppState) -> Router {
         .route("/metrics", get(status::metrics))
         .fallback(status::not_found)
         .method_not_allowed_fallback(status::method_not_allowed)
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(wire::with_request_id))
         .with_state(app)
 }
 
-async fn completions(State(app): State<AppState>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
-    respond(app, Kind::Completion, headers, body).await
+async fn completions(State(app): State<AppState>, request: Request) -> Response {
+    respond(app, Kind::Completion, request).await
 }
 
-async fn chat(State(app): State<AppState>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
-    respond(app, Kind::Chat, headers, body).await
+async fn chat(State(app): State<AppState>, request: Request) -> Response {
+    respond(app, Kind::Chat, request).await
 }
 
-async fn respond(app: AppState, kind: Kind, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
+async fn respond(app: AppState, kind: Kind, request: Request) -> Response {
     let metrics = app.handle.shared.metrics.clone();
-    let answer = handle(app, kind, &headers, body).await;
-    answer.unwrap_or_else(|error| refuse(&metrics, &error))
+    handle(app, kind, request).await.unwrap_or_else(|error| refuse(&metrics, &error))
 }
 
 /// An error at the door: counted, and told.
@@ -145,42 +155,22 @@ fn refuse(metrics: &Metrics, error: &ApiError) -> Response {
     error.clone().into_response()
 }
 
-async fn handle(
-    app: AppState,
-    kind: Kind,
-    headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, ApiError> {
-    let deadline = app.deadline(headers)?;
-    let body = wire::json_body(headers, body)?;
-    let ready = app.admit()?.clone();
+async fn handle(app: AppState, kind: Kind, request: Request) -> Result<Response, ApiError> {
+    let (head, body) = request.into_parts();
+    // a body is not even read for a request that there is no place for
+    let admit = || -> Result<Ready, ApiError> {
+        let ready = app.admit()?.clone();
+        app.handle.check_room()?;
+        Ok(ready)
+    };
+    let (deadline, ready, body) = intake::head(&app, &head.headers, body, admit)?;
     let (for_parsing, served) = (ready.clone(), app.served_name.clone());
     let parse = move |value: &Value| request::parse(kind, value, &for_parsing, &served);
-    let job = read(&app, deadline, body, parse).await?;
+    let job = intake::read(&app, deadline, body, parse).await?;
     let user = job.user.clone();
     let answered = generate::answer(app, &ready, job, deadline).await;
     if let Err(error) = &answered {
         tracing::info!(status = error.status.as_u16(), user, message = error.message, "a request was not answered");
     }
     answered
-}
-
-/// Reads a body on a thread that may take its time: a long prompt is tokenized for a while, a grammar compiled; other requests'
-/// streams do not wait for that.
-async fn read<T: Send + 'static>(
-    app: &AppState,
-    deadline: Deadline,
-    body: Bytes,
-    parse: impl FnOnce(&Value) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let parsing = tokio::task::spawn_blocking(move || {
-        let value: Value =
-            serde_json::from_slice(&body).map_err(|e| ApiError::malformed(format!("the body is no JSON: {e}")))?;
-        parse(&value)
-    });
-    let at = tokio::time::Instant::from_std(deadline.arrived + deadline.timeout);
-    match tokio::time::timeout_at(at, parsing).await {
-        Ok(joined) => joined.map_err(|e| ApiError::internal(format!("the request could not be read: {e}")))?,
-        Err(_elapsed) => Err(app.deadline_error(deadline.timeout)),
-    }
 }

@@ -1,9 +1,7 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them: what a prompt or a conversation costs, and what tokens say.
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::{State, rejection::BytesRejection};
-use axum::http::HeaderMap;
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -11,41 +9,37 @@ use crate::handle::Ready;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::tools::ToolUse;
-use crate::server::{AppState, read, refuse, request, wire};
-
-type Body = Result<Bytes, BytesRejection>;
+use crate::server::{AppState, intake, refuse, request};
 
 /// `{"prompt"}` or `{"messages"}` → `{"count", "max_model_len", "tokens", "token_strs"}`.
-pub async fn tokenize(State(app): State<AppState>, headers: HeaderMap, body: Body) -> Response {
-    answer(app, &headers, body, tokens_of).await
+pub async fn tokenize(State(app): State<AppState>, request: Request) -> Response {
+    answer(app, request, tokens_of).await
 }
 
 /// `{"tokens"}` → `{"prompt"}`.
-pub async fn detokenize(State(app): State<AppState>, headers: HeaderMap, body: Body) -> Response {
-    answer(app, &headers, body, text_of).await
+pub async fn detokenize(State(app): State<AppState>, request: Request) -> Response {
+    answer(app, request, text_of).await
 }
 
+type Work = fn(&Fields<'_>, &Ready) -> Result<Value, ApiError>;
+
 /// Neither needs the engine thread, but both need what is known once the model is there.
-async fn answer(
-    app: AppState,
-    headers: &HeaderMap,
-    body: Body,
-    work: fn(&Fields<'_>, &Ready) -> Result<Value, ApiError>,
-) -> Response {
-    let metrics = app.handle.shared.metrics.clone();
-    let run = async {
-        let deadline = app.deadline(headers)?;
-        let body = wire::json_body(headers, body)?;
-        let (ready, served) = (app.admit()?.clone(), app.served_name.clone());
-        let parse = move |value: &Value| {
-            let f = Fields::new(value)?;
-            request::check_model(&f, &served)?;
-            let answer = work(&f, &ready)?;
-            f.refuse_rest().map(|()| answer)
-        };
-        read(&app, deadline, body, parse).await
+async fn answer(app: AppState, request: Request, work: Work) -> Response {
+    let told = tell(&app, request, work).await;
+    told.map_or_else(|error| refuse(&app.handle.shared.metrics, &error), |value| Json(value).into_response())
+}
+
+async fn tell(app: &AppState, request: Request, work: Work) -> Result<Value, ApiError> {
+    let (head, body) = request.into_parts();
+    let (deadline, ready, body) = intake::head(app, &head.headers, body, || Ok(app.admit()?.clone()))?;
+    let served = app.served_name.clone();
+    let parse = move |value: &Value| {
+        let f = Fields::new(value)?;
+        request::check_model(&f, &served)?;
+        let answer = work(&f, &ready)?;
+        f.refuse_rest().map(|()| answer)
     };
-    run.await.map_or_else(|error| refuse(&metrics, &error), |value| Json(value).into_response())
+    intake::read(app, deadline, body, parse).await
 }
 
 fn tokens_of(f: &Fields<'_>, ready: &Ready) -> Result<Value, ApiError> {

@@ -1,14 +1,12 @@
-//! What every request and answer have beside their bodies: an id, a content type, a bounded length.
+//! What every request and answer have beside their bodies: an id, a content type.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use axum::body::Bytes;
-use axum::extract::{Request, rejection::BytesRejection};
+use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, header::CONTENT_TYPE};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use crate::server::BODY_BYTES_MAX;
 use crate::server::error::ApiError;
 
 /// The request's id: the client's own if it sends a sensible one. Every answer carries it, errors too.
@@ -25,21 +23,18 @@ pub async fn with_request_id(request: Request, next: Next) -> Response {
     response
 }
 
-/// The body of a request that is to be JSON.
+/// A request's body is to be JSON.
 ///
 /// # Errors
-/// It says that it is something else, or it is too large.
-pub fn json_body(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+/// It says that it is something else.
+pub fn check_json(headers: &HeaderMap) -> Result<(), ApiError> {
     if let Some(kind) = headers.get(CONTENT_TYPE) {
         let essence = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim().to_lowercase();
         if essence != "application/json" && !essence.ends_with("+json") {
             return Err(ApiError::media_type(&essence));
         }
     }
-    body.map_err(|rejection| match rejection.status().as_u16() {
-        413 => ApiError::body_too_large(BODY_BYTES_MAX),
-        _ => ApiError::malformed(rejection.to_string()),
-    })
+    Ok(())
 }
 
 fn is_sensible(id: &HeaderValue) -> bool {

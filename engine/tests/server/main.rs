@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test's helpers fail the test")]
 
 mod api;
+mod bodies;
 mod choosing;
 mod client;
 mod demo_model;

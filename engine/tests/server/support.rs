@@ -217,6 +217,7 @@ pub struct Setup {
     pub lie: bool,
     pub request_timeout: Duration,
     pub drain_timeout: Duration,
+    pub client_patience: Duration,
     pub step_ms: u64,
     pub hold_load: bool,
 }
@@ -225,7 +226,8 @@ impl Default for Setup {
     fn default() -> Self {
         let core = CoreConfig { num_seqs_max: 8, queue_max: 64, ..CoreConfig::default() };
         let (request_timeout, drain_timeout) = (Duration::from_secs(60), Duration::from_secs(60));
-        Self { core, lie: false, request_timeout, drain_timeout, step_ms: 0, hold_load: false }
+        let client_patience = request_timeout;
+        Self { core, lie: false, request_timeout, drain_timeout, client_patience, step_ms: 0, hold_load: false }
     }
 }
 
@@ -268,7 +270,8 @@ impl TestEngine {
         knobs.hold_load.store(setup.hold_load, Ordering::Relaxed);
         let metrics = Arc::new(Metrics::new("fake").unwrap());
         let started = start(setup.core, metrics, loader(knobs.clone())).unwrap();
-        let app = AppState::new(started.handle.clone(), "fake", setup.lie, setup.request_timeout);
+        let mut app = AppState::new(started.handle.clone(), "fake", setup.lie, setup.request_timeout);
+        app.client_patience = setup.client_patience;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (shutdown, told) = oneshot::channel::<()>();

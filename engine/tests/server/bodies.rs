@@ -1,0 +1,66 @@
+//! Clients that send slowly, on sockets of their own: what is refused before it is read, what is let go.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::client::{metric, open};
+use crate::support::{Setup, TestEngine};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The head of a request whose body has so many bytes.
+fn head(len: usize) -> String {
+    let lines = ["POST /v1/completions HTTP/1.1", "host: engine", "content-type: application/json"];
+    format!("{}\r\ncontent-length: {len}\r\n\r\n", lines.join("\r\n"))
+}
+
+async fn connect(addr: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    // a reader that does not read is soon noticed
+    socket.set_recv_buffer_size(65_536).unwrap();
+    socket.connect(addr).await.unwrap()
+}
+
+/// What the server says until its answer's head is there.
+async fn status(stream: &mut TcpStream) -> String {
+    let mut said = Vec::new();
+    while !said.windows(2).any(|two| two == b"\r\n") {
+        let read =
+            tokio::time::timeout(PATIENCE, stream.read_buf(&mut said)).await.expect("an answer in time").unwrap();
+        assert!(read > 0, "it was closed after {:?}", String::from_utf8_lossy(&said));
+    }
+    String::from_utf8(said[9..12].to_vec()).unwrap()
+}
+
+fn long() -> Value {
+    json!({"prompt": "long", "max_tokens": 1500, "temperature": 0, "ignore_eos": true, "stream": true})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_engine_says_so_before_a_body_is_read() {
+    let mut setup = Setup { step_ms: 5, ..Setup::default() };
+    (setup.core.num_seqs_max, setup.core.queue_max) = (1, 0);
+    let engine = TestEngine::ready(setup).await;
+    let _first = open(engine.addr, "/v1/completions", &long(), &[]).await;
+    let mut second = connect(engine.addr).await;
+    second.write_all(head(20 << 20).as_bytes()).await.unwrap();
+    assert_eq!(status(&mut second).await, "429");
+    assert!(metric(engine.addr, "truebeat:requests_refused_total", &["\"queue_full\""]).await >= 1.0);
+    // who goes on sending is heard out, and not reset
+    second.write_all(&vec![b' '; 1 << 20]).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    let client_patience = Duration::from_millis(200);
+    let engine = TestEngine::ready(Setup { client_patience, ..Setup::default() }).await;
+    let (mut stream, began) = (connect(engine.addr).await, std::time::Instant::now());
+    stream.write_all((head(100) + "{\"prompt\":").as_bytes()).await.unwrap();
+    assert_eq!(status(&mut stream).await, "408");
+    assert!(began.elapsed() < PATIENCE / 2, "long before its deadline");
+    assert_eq!(metric(engine.addr, "truebeat:requests_refused_total", &["\"slow\""]).await, 1.0);
+}
