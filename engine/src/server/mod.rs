@@ -35,13 +35,14 @@ mod intake;
 mod request;
 pub mod serve;
 mod shape;
+mod socket;
 mod status;
 mod text;
 mod tokens;
 mod tools;
 mod wire;
 
-/// A client may pause for so long while it sends its request.
+/// A client may pause for so long while it sends its request, and take nothing of its answer for so long.
 const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
 /// A client's own deadline in milliseconds; it can only shorten the server's.
 pub const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
@@ -54,7 +55,7 @@ pub struct AppState {
     /// Answer like the engines of the field: `/health` is 200 whatever happens, and a stalled engine goes on accepting.
     pub lie: bool,
     pub request_timeout: Duration,
-    /// How long a client may pause while it sends.
+    /// How long a client may pause while it sends, and take nothing while it is sent to.
     pub client_patience: Duration,
     /// Unix seconds of this start.
     created: u64,

@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::serve::ListenerExt;
 use thiserror::Error;
 use tokio::{
     net::TcpListener,
@@ -16,7 +15,7 @@ use tokio::{
 };
 
 use crate::core::CoreError;
-use crate::server::{AppState, router};
+use crate::server::{AppState, router, socket::PatientListener};
 use crate::stuck::Stuck;
 
 /// How often a drain looks whether it is done.
@@ -54,8 +53,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let (close, closing) = oneshot::channel::<()>();
-    // Tokens are small packets; Nagle's algorithm would hold them back.
-    let listener = listener.tap_io(|socket| drop(socket.set_nodelay(true)));
+    let listener = PatientListener { inner: listener, patience: app.client_patience };
     let serving = axum::serve(listener, router(app.clone())).with_graceful_shutdown(async {
         // A dropped sender says the same as a message: close.
         drop(closing.await);

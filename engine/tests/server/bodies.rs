@@ -1,4 +1,4 @@
-//! Clients that send slowly, on sockets of their own: what is refused before it is read, what is let go.
+//! Clients that send or read slowly, on sockets of their own: what is refused before it is read, what is let go.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::client::{metric, open};
+use crate::client::{metric, metric_becomes, open};
 use crate::support::{Setup, TestEngine};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -63,4 +63,19 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     assert_eq!(status(&mut stream).await, "408");
     assert!(began.elapsed() < PATIENCE / 2, "long before its deadline");
     assert_eq!(metric(engine.addr, "truebeat:requests_refused_total", &["\"slow\""]).await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_takes_nothing_of_its_answer_is_let_go_and_its_request_cancelled() {
+    let client_patience = Duration::from_millis(200);
+    let engine = TestEngine::ready(Setup { client_patience, step_ms: 5, ..Setup::default() }).await;
+    let mut body = long();
+    // more than the sockets hold, long before the outputs end
+    (body["n"], body["logprobs"]) = (8.into(), 20.into());
+    let body = body.to_string();
+    let mut stream = connect(engine.addr).await;
+    stream.write_all((head(body.len()) + &body).as_bytes()).await.unwrap();
+    metric_becomes(engine.addr, "truebeat:requests_ended_total", &["\"abort\""], 8.0).await;
+    metric_becomes(engine.addr, "truebeat:requests_in_flight", &[], 0.0).await;
+    drop(stream);
 }
