@@ -23,12 +23,14 @@ use crate::beat::Health;
 use crate::handle::{EngineHandle, Ready};
 use crate::metrics::Metrics;
 use error::ApiError;
+use exchange::Exchanges;
 use generate::Deadline;
 use intake::Intake;
 use request::Kind;
 
 mod choice;
 pub mod error;
+mod exchange;
 mod fields;
 mod generate;
 mod intake;
@@ -61,6 +63,7 @@ pub struct AppState {
     created: u64,
     answers: Arc<AtomicU64>,
     intake: Arc<Intake>,
+    exchanges: Exchanges,
 }
 
 impl AppState {
@@ -75,6 +78,7 @@ impl AppState {
             created,
             answers: Arc::default(),
             intake: Arc::default(),
+            exchanges: Exchanges::default(),
         }
     }
 
@@ -144,8 +148,9 @@ async fn chat(State(app): State<AppState>, request: Request) -> Response {
 }
 
 async fn respond(app: AppState, kind: Kind, request: Request) -> Response {
-    let metrics = app.handle.shared.metrics.clone();
-    handle(app, kind, request).await.unwrap_or_else(|error| refuse(&metrics, &error))
+    let (metrics, exchanges) = (app.handle.shared.metrics.clone(), app.exchanges.clone());
+    let answer = async { handle(app, kind, request).await.unwrap_or_else(|error| refuse(&metrics, &error)) };
+    exchanges.counted(answer).await
 }
 
 /// An error at the door: counted, and told.

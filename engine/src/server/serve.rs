@@ -73,6 +73,7 @@ pub async fn serve(
         }
         result = &mut server => return Err(server_ended(result)),
     }
+    let drain_until = Instant::now() + drain_timeout;
     // an engine that gives up a step while it drains has not drained
     let left = tokio::select! {
         biased;
@@ -83,7 +84,7 @@ pub async fn serve(
         left = drain(&app, drain_timeout) => left,
     };
     drop(close);
-    finish(&app, server, ended).await?;
+    finish(&app, server, drain_until, ended).await?;
     if left == 0 { Ok(()) } else { Err(ServeError::DrainTimeout { left, timeout_ms: drain_timeout.as_millis() }) }
 }
 
@@ -94,25 +95,30 @@ async fn last_words(mut server: Server, stuck: &Stuck) -> ServeError {
     CoreError::Stuck(stuck.clone()).into()
 }
 
-/// Waits for the accepted requests; returns how many are left when time is up.
+/// Waits for the accepted requests, those whose body is still coming and those whose answer is still leaving too; returns how many are left
+/// when time is up.
 async fn drain(app: &AppState, timeout: Duration) -> usize {
     let shared = &app.handle.shared;
     shared.draining.store(true, Ordering::Relaxed);
     let since = Instant::now();
-    tracing::info!(in_flight = shared.in_flight(), timeout_ms = timeout.as_millis(), "draining");
-    while shared.in_flight() > 0 && since.elapsed() < timeout {
+    // a request may be several sequences, and a sequence may be asked for by no request
+    let left = || app.exchanges.open().max(shared.in_flight());
+    tracing::info!(in_flight = left(), timeout_ms = timeout.as_millis(), "draining");
+    while left() > 0 && since.elapsed() < timeout {
         tokio::time::sleep(DRAIN_POLL).await;
     }
-    tracing::info!(in_flight = shared.in_flight(), took_ms = since.elapsed().as_millis(), "drained");
-    shared.in_flight()
+    tracing::info!(in_flight = left(), took_ms = since.elapsed().as_millis(), "drained");
+    left()
 }
 
-/// Closes connections and stops the engine thread; neither is waited for without a bound, a frozen thread is left behind.
+/// Closes connections and stops the engine thread; neither is waited for without a bound, a frozen thread is left behind. A connection that
+/// still writes the end of an answer has what is left of the drain's time.
 ///
 /// # Errors
 /// What the engine thread ended with, if that was an error.
-async fn finish(app: &AppState, mut server: Server, ended: Ended) -> Result<(), ServeError> {
-    if tokio::time::timeout(CLOSE_MAX, &mut server).await.is_err() {
+async fn finish(app: &AppState, mut server: Server, drain_until: Instant, ended: Ended) -> Result<(), ServeError> {
+    let allowed = drain_until.saturating_duration_since(Instant::now()).max(CLOSE_MAX);
+    if tokio::time::timeout(allowed, &mut server).await.is_err() {
         tracing::warn!("connections were still open when the server closed");
         server.abort();
     }

@@ -25,8 +25,11 @@ type Work = fn(&Fields<'_>, &Ready) -> Result<Value, ApiError>;
 
 /// Neither needs the engine thread, but both need what is known once the model is there.
 async fn answer(app: AppState, request: Request, work: Work) -> Response {
-    let told = tell(&app, request, work).await;
-    told.map_or_else(|error| refuse(&app.handle.shared.metrics, &error), |value| Json(value).into_response())
+    let answer = async {
+        let told = tell(&app, request, work).await;
+        told.map_or_else(|error| refuse(&app.handle.shared.metrics, &error), |value| Json(value).into_response())
+    };
+    app.exchanges.counted(answer).await
 }
 
 async fn tell(app: &AppState, request: Request, work: Work) -> Result<Value, ApiError> {

@@ -1,14 +1,15 @@
-//! Clients that send or read slowly, on sockets of their own: what is refused before it is read, what is let go.
+//! Clients that send or read slowly, on sockets of their own: what is refused before it is read, what is let go, what a drain waits for.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::client::{metric, metric_becomes, open};
-use crate::support::{Setup, TestEngine};
+use crate::client::{get, metric, metric_becomes, open};
+use crate::support::{Setup, TestEngine, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -78,4 +79,33 @@ async fn a_client_that_takes_nothing_of_its_answer_is_let_go_and_its_request_can
     metric_becomes(engine.addr, "truebeat:requests_ended_total", &["\"abort\""], 8.0).await;
     metric_becomes(engine.addr, "truebeat:requests_in_flight", &[], 0.0).await;
     drop(stream);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_waits_for_a_body_that_is_coming_and_for_an_answer_that_is_leaving() {
+    let mut engine = TestEngine::ready(Setup::default()).await;
+    let (begun, rest) = ("{\"prompt\": \"a\", ", "\"max_tokens\": 3}");
+    let mut coming = connect(engine.addr).await;
+    coming.write_all((head(begun.len() + rest.len()) + begun).as_bytes()).await.unwrap();
+    let mut leaving = connect(engine.addr).await;
+    let mut body = long();
+    (body["n"], body["logprobs"]) = (8.into(), 20.into());
+    let body = body.to_string();
+    leaving.write_all((head(body.len()) + &body).as_bytes()).await.unwrap();
+    // the engine is done with it, the client has hardly begun to read
+    metric_becomes(engine.addr, "truebeat:requests_ended_total", &["\"length\""], 8.0).await;
+    engine.terminate();
+    let shared = engine.handle.shared.clone();
+    wait_until("it drains", || shared.draining.load(Ordering::Relaxed)).await;
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_millis(300) {
+        assert_eq!(get(engine.addr, "/health").await.json()["status"], "draining", "it goes on");
+    }
+    coming.write_all(rest.as_bytes()).await.unwrap();
+    assert_eq!(status(&mut coming).await, "200");
+    let mut said = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, leaving.read_to_end(&mut said)).await;
+    read.expect("an end in time").unwrap();
+    assert!(String::from_utf8_lossy(&said).contains("data: [DONE]"), "all of it, {} bytes", said.len());
+    assert!(engine.ended().await.is_ok());
 }
