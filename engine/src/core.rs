@@ -38,6 +38,8 @@ mod sample;
 mod step;
 mod warm;
 
+/// Requests that the loop takes in before a step: those that run do not wait for a whole burst of new ones.
+const SUBMISSIONS_A_TURN: usize = 32;
 /// An idle loop turns, and beats, at least this often.
 const IDLE_WAIT: Duration = Duration::from_millis(100);
 
@@ -263,7 +265,7 @@ impl Boot {
 fn turn(core: &mut Core, inbox: &Receiver<Submission>, faults: &Faults, stop: &AtomicBool) -> Result<(), Stuck> {
     use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
     while !stop.load(Ordering::Relaxed) {
-        inbox.try_iter().for_each(|new| core.submit(new));
+        inbox.try_iter().take(SUBMISSIONS_A_TURN).for_each(|new| core.submit(new));
         if core.step(faults)? {
             continue;
         }

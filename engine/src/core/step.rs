@@ -146,8 +146,13 @@ impl Core {
         self.shared.metrics.gauges(&self.scheduler);
     }
 
-    /// Takes in a request. The front end has checked it; what the scheduler refuses all the same ends as failed.
+    /// Takes in a request. The front end has checked it; what the scheduler refuses all the same ends as failed. One whose reader has left
+    /// by now costs nothing.
     pub fn submit(&mut self, mut new: Submission) {
+        if new.ticket.cancelled.load(Relaxed) {
+            let end = new.ticket.end_of_reader();
+            return self.close(&new, end);
+        }
         let id = new.seq.id;
         // what is long in it is shared, not copied
         let admitted = self.scheduler.submit(new.seq.clone(), monotonic_ns());
@@ -225,11 +230,16 @@ impl Core {
 
     /// The one place where a request ends: once, by the ticket's type (EP2).
     fn end(&mut self, id: ReqId, end: End) {
-        let Some(live) = self.live.remove(&id) else { return };
+        if let Some(live) = self.live.remove(&id) {
+            self.close(&live.submission, end);
+        }
+    }
+
+    fn close(&mut self, submission: &Submission, end: End) {
         self.requests_finished += 1;
         self.shared.metrics.ended(&end);
-        // Set before the sender is dropped with `live`: a reader that sees the stream's end finds the reason.
-        drop(live.submission.ticket.end.set(end));
+        // Set before the sender is dropped with its submission: a reader that sees the stream's end finds the reason.
+        drop(submission.ticket.end.set(end));
     }
 
     fn tally(&self) -> Tally {

@@ -1,13 +1,10 @@
 //! Who gets in: what can never be served, or not in time, is refused at once with the reason; the rest waits by rank and is admitted
 //! from the head of the queue, never past it.
 
-use std::{
-    collections::HashSet,
-    hash::{DefaultHasher, Hash, Hasher},
-};
+use std::collections::HashSet;
 
 use super::plan::{Limits, NewSeq, PROMPT_ROWS_MAX, Refusal, StepPlan};
-use super::seq::Seq;
+use super::seq::{Rank, Seq};
 use super::{Scheduler, push};
 
 impl Scheduler {
@@ -25,25 +22,25 @@ impl Scheduler {
         }
         self.arrivals += 1;
         let seq = Seq::new(new, self.arrivals, self.pool.table());
-        self.check_deadline(&seq, now_ns, true).inspect_err(|_| self.pace.doubt())?;
+        self.check_deadline(&seq, now_ns).inspect_err(|_| self.pace.doubt())?;
         self.waiting.insert(seq.rank, seq);
         Ok(())
     }
 
-    /// Can the first token come by the deadline? Only what must happen first is counted: this sequence's prompt and, if `queued`, the
-    /// prompts before it, without what is cached or will be by then; not the decodes of others, not a second token. Whoever is refused
-    /// could not have been served at the pace of the last steps; before the first prompt nobody is.
-    fn check_deadline(&self, seq: &Seq, now_ns: u64, queued: bool) -> Result<(), Refusal> {
+    /// Can the first token come by the deadline? Only what must happen first is counted: this sequence's prompt and the prompts before it,
+    /// without what is cached or will be by then; not the decodes of others, not a second token. Whoever is refused could not have been
+    /// served at the pace of the last steps; before the first prompt nobody is.
+    fn check_deadline(&self, seq: &Seq, now_ns: u64) -> Result<(), Refusal> {
         let Some(deadline_ns) = seq.spec.deadline_ns else { return Ok(()) };
         let left_ns = deadline_ns.saturating_sub(now_ns);
-        let all = self.running.iter().chain(self.waiting.values()).filter(|other| other.rank < seq.rank);
-        let before: Vec<&Seq> = if queued { all.collect() } else { Vec::new() };
+        let all = self.running.iter().chain(self.waiting.values());
+        let before: Vec<&Seq> = all.filter(|other| other.rank < seq.rank).collect();
         let needed_ns = |tokens: usize| self.pace.prefill_ns(tokens).filter(|needed_ns| *needed_ns > left_ns);
         let at_most = before.iter().map(|other| other.prefill_owed()).sum::<usize>() + seq.prefill_owed();
         // Counting what is shared takes a while, and is seldom needed.
         match needed_ns(at_most).and_then(|_| needed_ns(self.tokens_to_run(&before, seq))) {
             None => Ok(()),
-            Some(ns) => Err(Refusal::TooLate { needed_ms: ns / 1_000_000, left_ms: left_ns / 1_000_000 }),
+            Some(ns) => Err(too_late(ns, left_ns)),
         }
     }
 
@@ -52,12 +49,7 @@ impl Scheduler {
         let mut seen = HashSet::new();
         let size = self.limits.block_size.max(1);
         let mut fresh = |seq: &Seq| {
-            let mut chain = DefaultHasher::new();
-            let blocks = seq.tokens().chunks_exact(size).filter(|block| {
-                block.hash(&mut chain);
-                !seen.insert(chain.finish())
-            });
-            let shared = blocks.count() * size;
+            let shared = seq.chain(size).iter().filter(|hash| !seen.insert(**hash)).count() * size;
             match seq.blocks().next() {
                 // It took what was cached when it got its blocks.
                 Some(_) => seq.prefill_owed(),
@@ -68,10 +60,17 @@ impl Scheduler {
         before.iter().map(|other| fresh(other)).sum::<usize>() + fresh(seq).max(1)
     }
 
-    /// Ends the waiting ones whose deadline cannot be met any more: a step spent on them would be taken from those who can be served.
+    /// Ends the waiting ones whose deadline cannot be met any more, were they the next: a step spent on them would be taken from those who
+    /// can be served. This is asked every turn, hence without a look at the tokens unless the answer would be no.
     pub(super) fn turn_away_late(&mut self, now_ns: u64, plan: &mut StepPlan) {
-        let check = |seq: &Seq| Some((seq.rank, seq.spec.id, self.check_deadline(seq, now_ns, false).err()?));
-        let late: Vec<_> = self.waiting.values().filter_map(check).collect();
+        let pace = &self.pace;
+        let check = |(rank, seq): (&Rank, &mut Seq)| {
+            let left_ns = seq.spec.deadline_ns?.saturating_sub(now_ns);
+            let needed_ns = |tokens: usize| pace.prefill_ns(tokens).filter(|needed_ns| *needed_ns > left_ns);
+            let needed_ns = needed_ns(seq.still_to_run(|tokens| needed_ns(tokens).is_some()))?;
+            Some((*rank, seq.spec.id, too_late(needed_ns, left_ns)))
+        };
+        let late: Vec<_> = self.waiting.iter_mut().filter_map(check).collect();
         for (rank, id, refusal) in late {
             self.waiting.remove(&rank);
             plan.late.push((id, refusal));
@@ -117,6 +116,10 @@ impl Scheduler {
         self.running.insert(place, seq);
         true
     }
+}
+
+fn too_late(needed_ns: u64, left_ns: u64) -> Refusal {
+    Refusal::TooLate { needed_ms: needed_ns / 1_000_000, left_ms: left_ns / 1_000_000 }
 }
 
 /// Can this sequence ever run to its end?

@@ -1,5 +1,8 @@
 //! One sequence as the scheduler knows it: its tokens, how many of them are in the KV cache, and the blocks it owns.
 
+use std::cell::OnceCell;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use crate::model::{LogitsWanted, SeqInput};
 use crate::scheduler::blocks::{BlockPool, BlockTable};
 use crate::scheduler::plan::{Finish, NewSeq, Outcome, PlanRow, Running, SeqResult};
@@ -30,6 +33,10 @@ pub(super) struct Seq {
     /// How often it got room, and how many tokens were cached then, the last time.
     admissions: u32,
     cached: usize,
+    /// While it waits: how many of its tokens the cache had when somebody last looked.
+    cached_seen: usize,
+    /// The hash of all tokens up to the end of each full block, once somebody asked.
+    chain: OnceCell<Box<[u64]>>,
     pub ended: bool,
     table: BlockTable,
 }
@@ -40,7 +47,7 @@ impl Seq {
         let prompt_len = tokens.len();
         let rank = Rank { priority: spec.priority, arrival };
         let (computed, drafts, planned, planned_drafts, rows_reported) = (0, Vec::new(), 0, 0, 0);
-        let (admissions, cached, ended) = (0, 0, false);
+        let (admissions, cached, cached_seen, chain, ended) = (0, 0, 0, OnceCell::new(), false);
         Self {
             spec,
             rank,
@@ -53,6 +60,8 @@ impl Seq {
             rows_reported,
             admissions,
             cached,
+            cached_seen,
+            chain,
             ended,
             table,
         }
@@ -117,9 +126,26 @@ impl Seq {
         if self.reports_left() { 0 } else { self.table.cached(&self.tokens) }
     }
 
-    /// Prompt and output.
-    pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+    /// Tokens to run before its next one if it is admitted, by what the cache had when it was last looked for there. Only what is `too_many`
+    /// is looked for again: that takes as long as the prompt is.
+    pub fn still_to_run(&mut self, too_many: impl Fn(usize) -> bool) -> usize {
+        let owed = |seq: &Self| seq.prefill_owed().saturating_sub(seq.cached_seen).max(1);
+        if too_many(owed(self)) {
+            self.cached_seen = self.cached_tokens();
+        }
+        owed(self)
+    }
+
+    /// For each full block of `size` tokens the hash of all tokens up to its end: equal for equal beginnings. They are made once.
+    pub fn chain(&self, size: usize) -> &[u64] {
+        self.chain.get_or_init(|| {
+            let mut chain = DefaultHasher::new();
+            let link = |block: &[u32]| {
+                block.hash(&mut chain);
+                chain.finish()
+            };
+            self.tokens.chunks_exact(size).map(link).collect()
+        })
     }
 
     /// Are logits of prompt tokens still to be reported?
@@ -141,7 +167,7 @@ impl Seq {
     pub fn restart(&mut self) {
         self.table.clear();
         self.drafts.clear();
-        self.computed = 0;
+        (self.computed, self.cached_seen) = (0, 0);
         self.forget_plan();
     }
 
@@ -235,7 +261,10 @@ impl Seq {
         tokens.truncate(
             self.spec.max_new_tokens.saturating_sub(self.generated()).min(stop.map_or(usize::MAX, |at| at + 1)),
         );
-        self.tokens.extend(&tokens);
+        if !tokens.is_empty() {
+            self.tokens.extend(&tokens);
+            self.chain.take();
+        }
         self.computed = (self.computed + ran + accepted).min(self.tokens.len());
         self.rows_reported = self.rows_reported.max(self.computed.min(self.prompt_len));
         self.table.seal(&self.tokens[..self.computed]);
@@ -252,5 +281,46 @@ impl Seq {
 
     pub fn is_planned(&self) -> bool {
         self.planned > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: usize = 4;
+
+    fn seq(pool: &BlockPool, prompt: Vec<u32>) -> Seq {
+        Seq::new(NewSeq::new(1, prompt, 4), 1, pool.table())
+    }
+
+    #[test]
+    fn the_cache_is_looked_through_again_only_for_what_seems_too_much() {
+        let pool = BlockPool::new(4, BLOCK, true);
+        let prompt: Vec<u32> = (0..12).collect();
+        let mut ran = pool.table();
+        assert!(ran.grow_to(8));
+        ran.seal(&prompt[..8]);
+        drop(ran);
+        let mut waiting = seq(&pool, prompt);
+        assert_eq!(waiting.still_to_run(|_| false), 12, "nobody looked");
+        assert_eq!(waiting.still_to_run(|tokens| tokens > 4), 4);
+        // all blocks are somebody else's now
+        let mut other = pool.table();
+        assert!(other.grow_to(16));
+        assert_eq!(waiting.still_to_run(|tokens| tokens > 4), 4);
+        assert_eq!(waiting.still_to_run(|tokens| tokens > 3), 12);
+    }
+
+    #[test]
+    fn the_hashes_of_a_prompt_are_made_once() {
+        let pool = BlockPool::new(4, BLOCK, true);
+        let mut one = seq(&pool, (0..10).collect());
+        let other = seq(&pool, (0..8).chain([99; 4]).collect());
+        let made = one.chain(BLOCK).as_ptr();
+        assert_eq!((one.chain(BLOCK).as_ptr(), one.chain(BLOCK).len()), (made, 2));
+        assert_eq!(one.chain(BLOCK), &other.chain(BLOCK)[..2], "equal beginnings");
+        one.take_in(SeqResult::Advanced { id: 1, tokens: vec![10, 11] });
+        assert_eq!(one.chain(BLOCK).len(), 3, "it has more tokens now");
     }
 }

@@ -112,6 +112,50 @@ async fn a_reader_that_does_not_read_is_cut_and_nobody_waits_for_it() {
     assert_eq!(quick.next().await, Err(End::Length));
 }
 
+fn one_token(prompt: usize) -> GenerateRequest {
+    GenerateRequest { prompt: vec![97; prompt].into(), max_new_tokens: 1, ignore_eos: true, ..Default::default() }
+}
+
+/// What comes while a step lasts comes at once.
+async fn during_a_step<T>(engine: &TestEngine, comes: impl FnOnce() -> T) -> T {
+    engine.knobs.hold_step.store(true, Ordering::Relaxed);
+    let mut running = engine.handle.submit(vec![one_token(1)]).unwrap().remove(0);
+    wait_until("the step is under way", || engine.knobs.holds.load(Ordering::Relaxed)).await;
+    let came = comes();
+    engine.knobs.hold_step.store(false, Ordering::Relaxed);
+    assert!(running.next().await.is_ok());
+    came
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_burst_is_taken_in_bit_by_bit() {
+    let mut setup = Setup::default();
+    (setup.core.num_seqs_max, setup.core.queue_max, setup.core.guards) = (200, 200, false);
+    let engine = TestEngine::ready(setup).await;
+    let burst = || engine.handle.submit((0..150).map(|_| one_token(1)).collect()).unwrap();
+    for mut stream in during_a_step(&engine, burst).await {
+        while stream.next().await.is_ok() {}
+        assert_eq!(stream.next().await, Err(End::Length));
+    }
+    let most = engine.knobs.step_seqs_max.load(Ordering::Relaxed);
+    assert_eq!(most, 32, "sequences in a step, each of which lasts no longer");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_left_before_its_turn_is_not_looked_at() {
+    let mut setup = Setup { step_ms: 20, ..Setup::default() };
+    setup.core.guards = false;
+    let engine = TestEngine::ready(setup).await;
+    // the pace is known then
+    let mut first = engine.handle.submit(vec![one_token(100)]).unwrap().remove(0);
+    while first.next().await.is_ok() {}
+    let late = GenerateRequest { deadline_ns: Some(1), ..one_token(100) };
+    during_a_step(&engine, || drop(engine.handle.submit(vec![late]).unwrap())).await;
+    metric_becomes(engine.addr, "truebeat:requests_in_flight", &[], 0.0).await;
+    assert_eq!(metric(engine.addr, "truebeat:requests_ended_total", &["\"abort\""]).await, 1.0);
+    assert_eq!(metric(engine.addr, "truebeat:requests_ended_total", &["\"late\""]).await, 0.0, "nobody asked for it");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_poisoned_request_fails_alone() {
     let engine = TestEngine::ready(Setup { step_ms: 2, ..Setup::default() }).await;

@@ -42,6 +42,11 @@ pub struct Knobs {
     pub hold_load: AtomicBool,
     /// The engine thread panics before its next step.
     pub panic: AtomicBool,
+    /// Steps wait while this is set, and say that they do.
+    pub hold_step: AtomicBool,
+    pub holds: AtomicBool,
+    /// Sequences of the largest step so far.
+    pub step_seqs_max: AtomicU64,
 }
 
 pub struct FakeModel {
@@ -99,6 +104,11 @@ impl Model for FakeModel {
         if batch.seqs.iter().any(|s| !s.tokens.starts_with(&WARM_UP) && s.tokens.contains(&POISON)) {
             return Err(ModelError::BadBatch("a poisoned token".into()));
         }
+        while self.knobs.hold_step.load(Ordering::Relaxed) {
+            self.knobs.holds.store(true, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.knobs.step_seqs_max.fetch_max(batch.seqs.len() as u64, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(self.knobs.step_ms.load(Ordering::Relaxed)));
         Ok(StepLogits { rows: batch.seqs.iter().map(|s| self.rows(s)).collect() })
     }
