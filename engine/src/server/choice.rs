@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
-use crate::codec::TextCodec;
+use crate::codec::{TextCodec, TextStream};
 use crate::handle::{End, RequestStream, TokenEvent};
 use crate::metrics::Metrics;
 use crate::sampling::TokenLogprob;
@@ -29,7 +29,7 @@ pub struct TokenInfo {
     /// None: the first token of an echoed prompt has nothing before it.
     pub logprob: Option<f32>,
     pub top: Vec<(TokenText, f32)>,
-    /// Characters of token texts before this one.
+    /// Characters of the text, from the beginning of the echo, before the one that this token begins or is a part of.
     pub offset: usize,
 }
 
@@ -78,19 +78,22 @@ pub struct Choice {
     arrived: Instant,
     last_token: Option<Instant>,
     completion_tokens: usize,
-    offset: usize,
+    /// Characters of the echo.
+    echo_chars: usize,
+    told: PromptTold,
     /// Infos that wait for the delta they go with.
     infos: VecDeque<TokenInfo>,
 }
 
 impl Choice {
     pub fn new(start: ChoiceStart, codec: Arc<dyn TextCodec>, metrics: Arc<Metrics>, arrived: Instant) -> Self {
-        let infos = VecDeque::new();
+        let (last_token, completion_tokens, infos) = (None, 0, VecDeque::new());
+        let (echo_chars, told) = (start.echo.chars().count(), PromptTold { text: codec.stream(false), chars: 0 });
         let mut choice =
-            Self { start, codec, metrics, arrived, last_token: None, completion_tokens: 0, offset: 0, infos };
+            Self { start, codec, metrics, arrived, last_token, completion_tokens, echo_chars, told, infos };
         if let Some(id) = choice.start.first_token {
-            let token = choice.spell(id);
-            choice.note(token, None, Vec::new());
+            let (token, offset) = (choice.spell(id), choice.told.offset(id));
+            choice.infos.push_back(TokenInfo { token, logprob: None, top: Vec::new(), offset });
         }
         choice
     }
@@ -102,7 +105,10 @@ impl Choice {
     pub async fn next(&mut self) -> Result<Delta, ApiError> {
         let (text, reason) = match self.start.stream.next().await {
             Ok(TokenEvent::Prompt(logprobs)) => {
-                logprobs.into_iter().for_each(|l| self.note_logprob(l));
+                for told in logprobs {
+                    let offset = self.told.offset(told.token);
+                    self.note_logprob(told, offset);
+                }
                 (String::new(), None)
             }
             Ok(TokenEvent::Token { id, logprob, stop }) => self.token(id, logprob, stop)?,
@@ -148,7 +154,8 @@ impl Choice {
             return Ok((String::new(), None));
         }
         if let Some(logprob) = logprob {
-            self.note_logprob(logprob);
+            let offset = self.echo_chars + self.start.text.decoded_chars();
+            self.note_logprob(logprob, offset);
         }
         let (text, stopped) = self.start.text.push(id)?;
         if stopped {
@@ -173,10 +180,11 @@ impl Choice {
         Finish { reason, completion_tokens: self.completion_tokens }
     }
 
-    fn note_logprob(&mut self, l: TokenLogprob) {
+    fn note_logprob(&mut self, l: TokenLogprob, offset: usize) {
         if self.start.logprobs {
             let top = l.top.iter().map(|(id, logprob)| (self.spell(*id), *logprob)).collect();
-            self.note(self.spell(l.token), Some(l.logprob), top);
+            let (token, logprob) = (self.spell(l.token), Some(l.logprob));
+            self.infos.push_back(TokenInfo { token, logprob, top, offset });
         }
     }
 
@@ -185,10 +193,20 @@ impl Choice {
         let text = if named { format!("token_id:{id}") } else { self.codec.token_text(id) };
         TokenText { text, bytes: self.codec.token_bytes(id) }
     }
+}
 
-    fn note(&mut self, token: TokenText, logprob: Option<f32>, top: Vec<(TokenText, f32)>) {
-        let offset = self.offset;
-        self.offset += token.text.chars().count();
-        self.infos.push_back(TokenInfo { token, logprob, top, offset });
+/// How far a prompt's text is told, token by token.
+struct PromptTold {
+    text: Box<dyn TextStream>,
+    chars: usize,
+}
+
+impl PromptTold {
+    /// Where the next token stands in the echo.
+    fn offset(&mut self, id: u32) -> usize {
+        let offset = self.chars;
+        // the echo was decoded from the same tokens: what cannot be decoded has failed the request already
+        self.chars += self.text.push(id).map_or(0, |text| text.chars().count());
+        offset
     }
 }

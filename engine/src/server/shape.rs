@@ -140,14 +140,46 @@ fn completion_logprobs(tokens: &[TokenInfo]) -> Value {
     let top = |t: &TokenInfo| -> Value {
         // The prompt's first token has no distribution before it.
         let Some(own) = t.logprob else { return Value::Null };
-        let mut all: Map<String, Value> = t.top.iter().map(|(token, l)| (token.text.clone(), json!(l))).collect();
-        all.entry(t.token.text.clone()).or_insert(json!(own));
+        let mut all: Map<String, Value> = t.top.iter().map(|(token, l)| (name(token), json!(l))).collect();
+        all.entry(name(&t.token)).or_insert(json!(own));
         Value::Object(all)
     };
     json!({
-        "tokens": tokens.iter().map(|t| &t.token.text).collect::<Vec<_>>(),
+        "tokens": tokens.iter().map(|t| name(&t.token)).collect::<Vec<_>>(),
         "token_logprobs": tokens.iter().map(|t| t.logprob).collect::<Vec<_>>(),
         "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
         "text_offset": tokens.iter().map(|t| t.offset).collect::<Vec<_>>(),
     })
+}
+
+/// A token as logprobs of completions name it, which have no bytes beside: a part of a character by its bytes, as OpenAI does it
+/// (`bytes:\xe2\x80`). Different tokens would else have the same name, and all but one of them be lost.
+fn name(token: &TokenText) -> String {
+    if !token.text.contains(char::REPLACEMENT_CHARACTER) || std::str::from_utf8(&token.bytes).is_ok() {
+        return token.text.clone();
+    }
+    let spelled = token.bytes.iter().map(|byte| match byte {
+        b'\\' => "\\\\".to_owned(),
+        b' '..=b'~' => char::from(*byte).to_string(),
+        _ => format!("\\x{byte:02x}"),
+    });
+    format!("bytes:{}", spelled.collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_characters_are_named_by_their_bytes() {
+        let token = |bytes: &[u8]| TokenText { text: String::from_utf8_lossy(bytes).into_owned(), bytes: bytes.into() };
+        assert_eq!(name(&token("é".as_bytes())), "é");
+        assert_eq!(name(&token(b" \\\xe2\x80")), r"bytes: \\\xe2\x80");
+        assert_eq!(name(&token("\u{fffd}".as_bytes())), "\u{fffd}", "the text itself");
+        let named = TokenText { text: "token_id:7".into(), bytes: vec![0xe2] };
+        assert_eq!(name(&named), "token_id:7");
+        let top = vec![(token(b"\xe2"), -1.0), (token(b"\xe3"), -2.0)];
+        let info = TokenInfo { token: token(b"\xe4"), logprob: Some(-3.0), top, offset: 0 };
+        assert_eq!(completion_logprobs(&[info])["top_logprobs"][0].as_object().unwrap().len(), 3);
+    }
 }

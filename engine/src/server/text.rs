@@ -62,12 +62,19 @@ pub struct ChoiceText {
     stops: StopMatcher,
     /// Tokens that may come before stop strings count.
     free: usize,
+    decoded_chars: usize,
 }
 
 impl ChoiceText {
     /// `decoder` is one for `rules.special`.
     pub fn new(decoder: Box<dyn TextStream>, rules: TextRules) -> Self {
-        Self { decoder, stops: StopMatcher::new(rules.stops, rules.keeps_stop), free: rules.min_tokens }
+        let stops = StopMatcher::new(rules.stops, rules.keeps_stop);
+        Self { decoder, stops, free: rules.min_tokens, decoded_chars: 0 }
+    }
+
+    /// Characters of the text so far, those that are held back too; a part of a character is none yet.
+    pub fn decoded_chars(&self) -> usize {
+        self.decoded_chars
     }
 
     /// The text that a token lets out, and whether a stop string was met.
@@ -76,6 +83,7 @@ impl ChoiceText {
     /// The token cannot be decoded.
     pub fn push(&mut self, id: u32) -> Result<(String, bool), CodecError> {
         let piece = self.decoder.push(id)?;
+        self.decoded_chars += piece.chars().count();
         if self.free > 0 {
             self.free -= 1;
             return Ok((piece, false));

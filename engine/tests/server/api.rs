@@ -119,6 +119,26 @@ async fn echo_with_logprobs_tells_of_every_token_of_prompt_and_output() {
     assert_eq!((&answer["choices"][0]["text"], &answer["usage"]["completion_tokens"]), (&json!(prompt), &json!(0)));
 }
 
+/// Tokens of the fake model are bytes: é is two of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_characters_are_named_by_their_bytes_and_stand_where_their_character_does() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    for (named, tokens) in [
+        (false, ["h", r"bytes:\xc3", r"bytes:\xa9", "!"]),
+        (true, ["token_id:104", "token_id:195", "token_id:169", "token_id:33"]),
+    ] {
+        let body = json!({
+            "prompt": "hé!", "max_tokens": 2, "temperature": 0, "echo": true, "logprobs": 1, "ignore_eos": true,
+            "return_tokens_as_token_ids": named
+        });
+        let choice = post(engine.addr, COMPLETIONS, &body).await.json()["choices"][0].clone();
+        assert!(choice["text"].as_str().unwrap().starts_with("hé!"));
+        let logprobs = &choice["logprobs"];
+        assert_eq!(logprobs["tokens"].as_array().unwrap()[..4], tokens.map(Value::from));
+        assert_eq!(logprobs["text_offset"], json!([0, 1, 1, 2, 3, 4]), "characters of the text");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn chats_answer_whole_and_streamed_with_logprobs() {
     let engine = TestEngine::ready(Setup::default()).await;

@@ -191,7 +191,7 @@ impl TextCodec for ByteCodec {
     }
 
     fn stream(&self, special: bool) -> Box<dyn TextStream> {
-        Box::new(ByteStream { special })
+        Box::new(ByteStream { special, pending: Vec::new() })
     }
 
     fn tool_format(&self) -> Option<ToolFormat> {
@@ -208,11 +208,20 @@ impl TextCodec for ByteCodec {
 
 struct ByteStream {
     special: bool,
+    /// The beginning of a character.
+    pending: Vec<u8>,
 }
 
 impl TextStream for ByteStream {
     fn push(&mut self, id: u32) -> Result<String, CodecError> {
-        if self.special { Ok(ByteCodec.token_text(id)) } else { ByteCodec.decode(&[id]) }
+        if id == EOS {
+            return Ok(if self.special { ByteCodec.token_text(id) } else { String::new() });
+        }
+        self.pending.push(id as u8);
+        match std::str::from_utf8(&self.pending) {
+            Err(error) if error.error_len().is_none() => Ok(String::new()),
+            _ => Ok(String::from_utf8_lossy(&std::mem::take(&mut self.pending)).into_owned()),
+        }
     }
 
     fn finish(&mut self) -> Result<String, CodecError> {
