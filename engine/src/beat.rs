@@ -139,6 +139,12 @@ impl Heart {
         took_ns
     }
 
+    /// Between two steps, alive: the next one waits for something that is no step's work.
+    pub fn between_steps(&mut self, tally: &Tally) {
+        self.count(tally);
+        self.store(monotonic_ns());
+    }
+
     pub fn steps_completed(&self) -> u64 {
         self.beat.steps_completed
     }

@@ -36,6 +36,8 @@ mod ahead;
 mod alone;
 mod sample;
 mod step;
+#[cfg(test)]
+mod tests;
 mod warm;
 
 /// Requests that the loop takes in before a step: those that run do not wait for a whole burst of new ones.

@@ -30,6 +30,9 @@ const STEP_SILENCE_MIN: Duration = Duration::from_millis(600);
 /// times what a whole step of its size took before.
 const SIGNS_SHARE: u32 = 4;
 
+/// While every sequence waits for its mask the loop looks around at least this often.
+const MASKS_LOOK: Duration = Duration::from_millis(20);
+
 /// A request in the engine, and what the step under way has for it.
 pub(super) struct Live {
     pub submission: Submission,
@@ -52,6 +55,8 @@ pub(super) struct Core {
     programs: Option<Arc<ProgramCounts>>,
     /// Steps have deadlines (E1).
     guards: bool,
+    /// Whose masks were late, where the last step brought nothing but that.
+    late: Vec<ReqId>,
     tokens_delivered: u64,
     requests_finished: u64,
     /// See [`CoreConfig`](crate::core::CoreConfig).
@@ -71,6 +76,7 @@ impl Core {
             shared,
             heart,
             guards,
+            late: Vec::new(),
             tokens_delivered: 0,
             requests_finished: 0,
             mask_wait: Duration::ZERO,
@@ -90,6 +96,10 @@ impl Core {
     /// A step that did not end in time (E1): there will be no other.
     pub fn step(&mut self, faults: &Faults) -> Result<bool, Stuck> {
         self.drop_cancelled();
+        if self.waits_for_masks() {
+            self.heart.between_steps(&self.tally());
+            return Ok(true);
+        }
         let plan = self.scheduler.plan(monotonic_ns());
         plan.late.iter().for_each(|(id, refusal)| self.end(*id, End::Late(refusal.to_string())));
         if plan.is_empty() {
@@ -97,6 +107,7 @@ impl Core {
         }
         // before the step too: one that hangs is to show whom it owes
         self.shared.metrics.gauges(&self.scheduler);
+        self.late.clear();
         let shape = shape_of(plan.rows.iter().map(|row| row.decode).zip(&plan.batch.seqs));
         self.heart.step_begins(&shape, &self.tally());
         let livelock = faults.at_step(self.heart.steps_completed(), &shape);
@@ -154,6 +165,8 @@ impl Core {
             return self.close(&new, end);
         }
         let id = new.seq.id;
+        // a step may have something else to do now
+        self.late.clear();
         // what is long in it is shared, not copied
         let admitted = self.scheduler.submit(new.seq.clone(), monotonic_ns());
         let entropy = RandomState::new().hash_one(id);
@@ -178,16 +191,29 @@ impl Core {
         }
     }
 
+    /// Would the next step be the last one again, in vain? Steps that turn and deliver nothing are what a livelock looks like, and they take
+    /// the processor from those who make the masks. Waits for the masks for a moment.
+    fn waits_for_masks(&mut self) -> bool {
+        if self.late.is_empty() {
+            return false;
+        }
+        let (live, until) = (&mut self.live, Instant::now() + MASKS_LOOK);
+        let waits = |id| live.get_mut(id).is_some_and(|live| matches!(live.sampler.is_ready(until), Ok(false)));
+        self.late.iter().all(waits)
+    }
+
     fn sample(&mut self, plan: &StepPlan, rows: &[Rows]) -> Vec<SeqResult> {
         let inputs = plan.rows.iter().zip(&plan.batch.seqs).zip(rows);
         // For all grammars of the step together: neighbours that follow none wait no longer than this.
         let masks_until = Instant::now() + self.mask_wait;
+        let late = &mut self.late;
         let results = inputs.filter_map(|((row, input), logits)| {
             let live = self.live.get_mut(&row.id)?;
             Some(match guarded(|| sample_row(live, row, input, logits, masks_until)) {
                 Ok(Next::Tokens(tokens)) => SeqResult::Advanced { id: row.id, tokens },
                 Ok(Next::Later) => {
                     self.shared.metrics.masks_late.inc();
+                    late.push(row.id);
                     return None;
                 }
                 Err(message) => {
@@ -196,7 +222,11 @@ impl Core {
                 }
             })
         });
-        results.collect()
+        let results: Vec<_> = results.collect();
+        if !results.is_empty() {
+            self.late.clear();
+        }
+        results
     }
 
     /// Hands over what a step brought to one request; never waits for its reader (E7).

@@ -36,7 +36,7 @@ pub struct Grammars {
     kept: Mutex<VecDeque<(GrammarSpec, Arc<Start>)>>,
     compiling: Arc<AtomicUsize>,
     live: Arc<AtomicUsize>,
-    workers: Workers,
+    pub(super) workers: Workers,
 }
 
 /// A place that is counted; given back when dropped.

@@ -12,8 +12,9 @@ use crate::grammar::compile::Place;
 use crate::grammar::workers::{Pace, Workers};
 use crate::grammar::{ConstraintError, GrammarError};
 
-/// A mask that takes longer is given up; the library's fuel ends nearly all of them far earlier.
-const MASK_TIME_MAX: Duration = Duration::from_secs(2);
+/// A mask that takes longer is given up; the library's fuel ends nearly all of them far earlier. An engine whose only sequence waits for a
+/// mask begins no step, and whoever watches it takes 600 ms of that for a stall.
+const MASK_TIME_MAX: Duration = Duration::from_millis(500);
 /// Most masks take well under a millisecond; a grammar whose last one took longer than this computes the next among its like.
 const QUICK_MAX: Duration = Duration::from_millis(5);
 

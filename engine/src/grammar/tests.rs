@@ -1,6 +1,8 @@
 //! Random walks through grammars over a vocabulary of single bytes and a few words: whatever is allowed to its end is what was
 //! asked for. And grammars that mean harm.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -15,7 +17,7 @@ const END: u32 = 256;
 const WORDS: [&str; 5] = ["<end>", "name", "\": ", "{\"", "}}"];
 
 /// Bytes, an end token, and a few words.
-struct Bytes;
+pub struct Bytes;
 
 impl TextCodec for Bytes {
     fn encode(&self, _: &str, _: bool) -> Result<Vec<u32>, CodecError> {
@@ -44,7 +46,7 @@ impl TextCodec for Bytes {
     }
 }
 
-fn info(eos_token_ids: Vec<u32>) -> ModelInfo {
+pub fn info(eos_token_ids: Vec<u32>) -> ModelInfo {
     // the model's last layer is wider than the vocabulary, as it often is
     let vocab_size = 256 + WORDS.len();
     ModelInfo { name: "m".into(), arch: "a".into(), vocab_size, seq_len_max: 1, eos_token_ids, bos_token_id: None }
@@ -57,6 +59,13 @@ fn grammars() -> &'static Grammars {
 
 fn compile(spec: &GrammarSpec) -> Result<Constraint, GrammarError> {
     grammars().compile(spec, &Bytes, &info(vec![END]))
+}
+
+/// One whose masks, but for the first, are made when the gate opens.
+pub fn held(spec: &GrammarSpec, gate: &Arc<AtomicBool>) -> Constraint {
+    let grammars = Grammars::default();
+    grammars.workers.hold(gate);
+    grammars.compile(spec, &Bytes, &info(vec![END])).unwrap()
 }
 
 fn wait(constraint: &mut Constraint) {

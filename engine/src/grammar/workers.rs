@@ -127,6 +127,15 @@ mod tests {
         })
     }
 
+    impl Workers {
+        /// Keeps every thread busy until the gate opens.
+        pub fn hold(&self, gate: &Arc<AtomicBool>) {
+            for (pace, count) in [(Pace::Quick, QUICK_THREADS), (Pace::Slow, SLOW_THREADS)] {
+                assert!((0..count).all(|_| self.submit(pace, stone(gate))));
+            }
+        }
+    }
+
     /// Is a cheap job done now?
     fn goes_on(workers: &Workers) -> bool {
         let (done, told) = sync_channel(1);
