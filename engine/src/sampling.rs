@@ -7,7 +7,7 @@ mod logprobs;
 mod rules;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
@@ -101,13 +101,14 @@ impl Sampler {
         }
     }
 
-    /// Can a token be chosen now? A grammar's mask is made by another thread, which is waited for until `until` at most.
+    /// Can a token be chosen now? A grammar's mask is made by another thread, which is waited for until `until` at most, and
+    /// given up where it is computed for longer than `time_max`.
     ///
     /// # Errors
     /// The grammar failed; the request fails with it, alone (EP5).
-    pub fn is_ready(&mut self, until: Instant) -> Result<bool, SampleError> {
+    pub fn is_ready(&mut self, until: Instant, time_max: Duration) -> Result<bool, SampleError> {
         match &mut self.constraint {
-            Some(constraint) => Ok(constraint.is_ready(until)?),
+            Some(constraint) => Ok(constraint.is_ready(until, time_max)?),
             None => Ok(true),
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::core::step::Live;
+use crate::grammar::MASK_TIME_MAX;
 use crate::model::{LogitsWanted, SeqInput};
 use crate::scheduler::PlanRow;
 use crate::speculation::verify;
@@ -39,7 +40,7 @@ pub(super) fn sample_row(
     if rows.len() != wanted {
         return Err(format!("{} rows of logits came where {wanted} were asked for", rows.len()));
     }
-    if row.samples && !live.sampler.is_ready(masks_until).map_err(|e| e.to_string())? {
+    if row.samples && !live.sampler.is_ready(masks_until, MASK_TIME_MAX).map_err(|e| e.to_string())? {
         return Ok(Next::Later);
     }
     for position in row.report.clone() {
@@ -53,7 +54,7 @@ pub(super) fn sample_row(
     }
     let (drafts, first) = (&input.tokens[input.tokens.len() - row.drafts..], rows.len().saturating_sub(row.drafts + 1));
     // behind an accepted guess the grammar's next mask may be late: the yield ends there, and nothing is lost
-    let draw = |at: usize| match live.sampler.is_ready(masks_until) {
+    let draw = |at: usize| match live.sampler.is_ready(masks_until, MASK_TIME_MAX) {
         Ok(true) => live.sampler.sample(&rows[first + at]).map_err(|e| e.to_string()),
         Ok(false) => Err("the grammar's mask is late".to_owned()),
         Err(error) => Err(error.to_string()),

@@ -15,6 +15,7 @@ use crate::beat::{Heart, StepShape, Tally};
 use crate::core::alone;
 use crate::core::sample::{Next, Rows, sample_row};
 use crate::fault::Faults;
+use crate::grammar::MASK_TIME_MAX_ALONE;
 use crate::handle::{End, Shared, Submission, TokenEvent};
 use crate::model::{Model, SeqInput, StepTerms};
 use crate::panics::guarded;
@@ -198,7 +199,9 @@ impl Core {
             return false;
         }
         let (live, until) = (&mut self.live, Instant::now() + MASKS_LOOK);
-        let waits = |id| live.get_mut(id).is_some_and(|live| matches!(live.sampler.is_ready(until), Ok(false)));
+        let waits = |id| {
+            live.get_mut(id).is_some_and(|live| matches!(live.sampler.is_ready(until, MASK_TIME_MAX_ALONE), Ok(false)))
+        };
         self.late.iter().all(waits)
     }
 

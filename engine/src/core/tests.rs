@@ -1,11 +1,12 @@
 //! The loop's turns, one by one.
 
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use super::*;
-use crate::grammar::GrammarSpec;
-use crate::grammar::tests::{Bytes, held, info};
-use crate::handle::{GenerateRequest, TokenEvent};
+use crate::grammar::tests::{Bytes, END, held, info};
+use crate::grammar::{Constraint, GrammarSpec, Grammars, MASK_TIME_MAX_ALONE};
+use crate::handle::{GenerateRequest, RequestStream, TokenEvent};
 use crate::model::{KvShape, StepBatch, StepLogits};
 
 /// Likes all tokens alike, and counts its steps.
@@ -29,10 +30,16 @@ impl Model for Plain {
     }
 }
 
-/// Steps that turn in vain look like a livelock from outside, and are none.
-#[tokio::test]
-async fn no_step_runs_while_everybody_waits_for_a_mask() {
-    let (info, steps, faults) = (info(Vec::new()), Arc::new(AtomicU64::new(0)), Faults::new(Vec::new()));
+/// A loop with one request, that follows a grammar.
+struct One {
+    core: Core,
+    stream: RequestStream,
+    steps: Arc<AtomicU64>,
+    shared: Arc<Shared>,
+}
+
+fn following(constraint: Constraint) -> One {
+    let (info, steps) = (info(Vec::new()), Arc::new(AtomicU64::new(0)));
     let shared = Arc::new(Shared::new(Arc::new(Metrics::new("m").unwrap()), 8));
     let limits = Limits { seq_len_max: 64, ..Limits::default() };
     let ready = Ready { info: info.clone(), limits, codec: Arc::new(Bytes), grammars: Arc::default() };
@@ -42,16 +49,22 @@ async fn no_step_runs_while_everybody_waits_for_a_mask() {
     let model = Plain { info, steps: steps.clone() };
     let heart = Heart::new(None, shared.board.clone());
     let mut core = Core::new(Box::new(model), limits, shared.clone(), heart, false);
-    let gate = Arc::new(AtomicBool::new(false));
-    let constraint = held(&GrammarSpec::Regex("[ab]{9}".into()), &gate);
     let request = GenerateRequest {
         prompt: [1].into(),
         max_new_tokens: 2,
         constraint: Some(constraint),
         ..GenerateRequest::default()
     };
-    let mut stream = handle.submit(vec![request]).unwrap().remove(0);
+    let stream = handle.submit(vec![request]).unwrap().remove(0);
     core.submit(outbox.try_recv().unwrap());
+    One { core, stream, steps, shared }
+}
+
+/// Steps that turn in vain look like a livelock from outside, and are none.
+#[tokio::test]
+async fn no_step_runs_while_everybody_waits_for_a_mask() {
+    let (gate, faults) = (Arc::new(AtomicBool::new(false)), Faults::new(Vec::new()));
+    let One { mut core, mut stream, steps, shared } = following(held(&GrammarSpec::Regex("[ab]{9}".into()), &gate));
     for _ in 0..12 {
         assert!(core.step(&faults).unwrap());
     }
@@ -63,4 +76,19 @@ async fn no_step_runs_while_everybody_waits_for_a_mask() {
     assert_eq!(steps.load(Ordering::Relaxed), 3);
     assert!(matches!(stream.next().await, Ok(TokenEvent::Token { .. })));
     assert!(matches!(stream.next().await, Ok(TokenEvent::Token { .. })));
+}
+
+/// Where nobody else has a step, a mask has less time than beside others.
+#[tokio::test]
+async fn a_mask_that_everybody_waits_for_is_given_up_sooner() {
+    let constraint =
+        Grammars::default().compile(&GrammarSpec::Regex("[ab]{9}".into()), &Bytes, &info(vec![END])).unwrap();
+    let long_ago = Instant::now().checked_sub(MASK_TIME_MAX_ALONE).unwrap();
+    let mut one = following(constraint.computing(long_ago));
+    let faults = Faults::new(Vec::new());
+    for _ in 0..3 {
+        one.core.step(&faults).unwrap();
+    }
+    assert!(one.stream.next().await.is_err(), "it has failed, alone");
+    assert!(!one.core.step(&faults).unwrap(), "and nothing is left");
 }

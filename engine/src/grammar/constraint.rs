@@ -12,9 +12,10 @@ use crate::grammar::compile::Place;
 use crate::grammar::workers::{Pace, Workers};
 use crate::grammar::{ConstraintError, GrammarError};
 
-/// A mask that takes longer is given up; the library's fuel ends nearly all of them far earlier. An engine whose only sequence waits for a
-/// mask begins no step, and whoever watches it takes 600 ms of that for a stall.
-const MASK_TIME_MAX: Duration = Duration::from_millis(500);
+/// A mask that takes longer is given up; the library's fuel ends nearly all of them far earlier.
+pub const MASK_TIME_MAX: Duration = Duration::from_secs(2);
+/// The same where every sequence waits for a mask: then no step begins, and whoever watches takes 600 ms of that for a stall.
+pub const MASK_TIME_MAX_ALONE: Duration = Duration::from_millis(500);
 /// Most masks take well under a millisecond; a grammar whose last one took longer than this computes the next among its like.
 const QUICK_MAX: Duration = Duration::from_millis(5);
 
@@ -103,13 +104,13 @@ impl Constraint {
         }
     }
 
-    /// Is the mask there? Waits for it until `until` at most.
+    /// Is the mask there? Waits for it until `until` at most, and gives up one that is computed for longer than `time_max`.
     ///
     /// # Errors
     /// The grammar failed, or its time is up.
-    pub fn is_ready(&mut self, until: Instant) -> Result<bool, ConstraintError> {
+    pub fn is_ready(&mut self, until: Instant, time_max: Duration) -> Result<bool, ConstraintError> {
         let Now::Computing { turn, cancel, since } = &self.now else { return self.mask().map(|_| true) };
-        let slow = || since.get().is_some_and(|since| since.elapsed() >= MASK_TIME_MAX);
+        let slow = || since.get().is_some_and(|since| since.elapsed() >= time_max);
         self.now = match turn.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(Turn { matcher, mask: Ok(mask), took }) => {
                 self.pace = if took <= QUICK_MAX { Pace::Quick } else { Pace::Slow };
@@ -119,7 +120,7 @@ impl Constraint {
             Err(RecvTimeoutError::Timeout) if !slow() => return Ok(false),
             Err(RecvTimeoutError::Timeout) => {
                 cancel.iter().for_each(CancellationHandle::cancel);
-                Now::Failed(ConstraintError::TooSlow(MASK_TIME_MAX.as_millis()))
+                Now::Failed(ConstraintError::TooSlow(time_max.as_millis()))
             }
             Err(RecvTimeoutError::Disconnected) => Now::Failed(ConstraintError::Gone),
         };
@@ -153,6 +154,17 @@ impl Constraint {
         }
         self.now = Now::Computing { turn, cancel, since };
         Ok(())
+    }
+}
+
+#[cfg(test)]
+impl Constraint {
+    /// A worker has its next mask since then, and does not come to an end.
+    pub fn computing(mut self, since: Instant) -> Self {
+        let (forever, turn) = sync_channel(1);
+        std::mem::forget(forever);
+        self.now = Now::Computing { turn, cancel: None, since: Arc::new(since.into()) };
+        self
     }
 }
 

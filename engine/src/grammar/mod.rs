@@ -14,7 +14,7 @@ mod workers;
 use thiserror::Error;
 
 pub use compile::{Grammars, LIVE_MAX};
-pub use constraint::{Constraint, Mask};
+pub use constraint::{Constraint, MASK_TIME_MAX, MASK_TIME_MAX_ALONE, Mask};
 pub use spec::GrammarSpec;
 pub(crate) use spec::{lark_json, lark_string};
 

@@ -13,7 +13,7 @@ use crate::codec::{Chat, CodecError, TextCodec, TextStream, ToolFormat};
 use crate::model::ModelInfo;
 use crate::splitmix::SplitMix64;
 
-const END: u32 = 256;
+pub const END: u32 = 256;
 const WORDS: [&str; 5] = ["<end>", "name", "\": ", "{\"", "}}"];
 
 /// Bytes, an end token, and a few words.
@@ -69,7 +69,10 @@ pub fn held(spec: &GrammarSpec, gate: &Arc<AtomicBool>) -> Constraint {
 }
 
 fn wait(constraint: &mut Constraint) {
-    assert!(constraint.is_ready(Instant::now() + Duration::from_secs(60)).unwrap(), "a mask in a minute");
+    assert!(
+        constraint.is_ready(Instant::now() + Duration::from_secs(60), MASK_TIME_MAX).unwrap(),
+        "a mask in a minute"
+    );
 }
 
 /// Does the grammar allow this text, byte by byte, and the end after it?
@@ -172,7 +175,7 @@ fn grammars_that_mean_harm_fail_in_bounded_time() {
         // what is accepted can be followed, or fails as an error of this request
         Ok(mut constraint) => {
             for _ in 0..20 {
-                let mask = constraint.is_ready(Instant::now() + Duration::from_secs(10));
+                let mask = constraint.is_ready(Instant::now() + Duration::from_secs(10), MASK_TIME_MAX);
                 if mask.is_err() || constraint.advance(u32::from(b'a')).is_err() {
                     break;
                 }
@@ -206,7 +209,7 @@ fn every_constraint_goes_its_own_way_and_gives_its_place_back() {
 fn a_token_that_is_not_allowed_fails_the_request_alone() {
     let mut constraint = compile(&GrammarSpec::Choice(vec!["ab".into()])).unwrap();
     constraint.advance(u32::from(b'z')).unwrap();
-    let error = constraint.is_ready(Instant::now() + Duration::from_secs(60)).unwrap_err();
+    let error = constraint.is_ready(Instant::now() + Duration::from_secs(60), MASK_TIME_MAX).unwrap_err();
     assert!(matches!(error, ConstraintError::Failed(_)), "{error}");
     assert!(constraint.mask().is_err() && constraint.advance(0).is_err(), "and stays so");
 }
