@@ -29,30 +29,32 @@ fn truebeat(args: &[&str]) -> Output {
     Command::new(TRUEBEAT).args(args).env_remove("TRUEBEAT_PAGE_DIR").output().unwrap()
 }
 
-/// Status line of one request; the body is read to its end.
-fn ask(addr: SocketAddr, request: &str) -> Option<String> {
-    let mut stream = TcpStream::connect_timeout(&addr, Duration::from_secs(1)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    stream.write_all(request.as_bytes()).ok()?;
+/// The whole answer to one request.
+fn ask(addr: SocketAddr, request: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&addr, Duration::from_secs(1))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    answer.lines().next().map(str::to_owned)
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+fn get(agent: SocketAddr, path: &str) -> std::io::Result<String> {
+    ask(agent, &format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
 }
 
 fn ready(agent: SocketAddr) -> bool {
-    let get = "GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-    ask(agent, get).is_some_and(|status| status.contains("200"))
+    get(agent, "/readyz").is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
 }
 
-fn complete(gate: SocketAddr) -> Option<String> {
+fn complete(gate: SocketAddr) -> std::io::Result<String> {
     let body = r#"{"model":"demo","prompt":"once upon a time","max_tokens":64,"ignore_eos":true,"stream":true}"#;
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n";
     ask(gate, &format!("{head}content-length: {}\r\n\r\n{body}", body.len()))
 }
 
 /// `truebeat run` around our engine with a tiny model, ready to serve.
-fn start(dir: &Path, gate: SocketAddr, engine: SocketAddr) -> Running {
-    let [agent] = free_addresses();
+fn start(dir: &Path, gate: SocketAddr, engine: SocketAddr, agent: SocketAddr) -> Running {
     let model = dir.join("model");
     assert!(truebeat(&["demo-model", model.to_str().unwrap()]).status.success());
     let mut command = Command::new(TRUEBEAT);
@@ -72,8 +74,8 @@ fn start(dir: &Path, gate: SocketAddr, engine: SocketAddr) -> Running {
 #[test]
 fn a_live_engine_is_recorded_and_replayed() {
     let dir = tempfile::tempdir().unwrap();
-    let [gate, engine] = free_addresses();
-    let _running = start(dir.path(), gate, engine);
+    let [gate, engine, agent] = free_addresses();
+    let _running = start(dir.path(), gate, engine, agent);
     let out = dir.path().join("live.jsonl.gz");
     let mut record = Command::new(TRUEBEAT);
     record.args(["record", "--seconds", "12", "--no-nvml", "--engine-url", &format!("http://{engine}"), "--agent-dir"]);
@@ -82,7 +84,9 @@ fn a_live_engine_is_recorded_and_replayed() {
     std::thread::sleep(Duration::from_secs(3)); // nobody asks anything: a stretch of idleness
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(5) {
-        assert!(complete(gate).is_some_and(|status| status.contains("200")), "the gate refused");
+        let answer = complete(gate);
+        let well = answer.as_ref().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
+        assert!(well, "{answer:?}; the agent says {:?}; {:?}", get(agent, "/verdict"), get(agent, "/incidents"));
     }
     let recorded = recorder.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&recorded.stderr);
