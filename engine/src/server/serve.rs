@@ -2,7 +2,6 @@
 
 use std::{
     future::Future,
-    io,
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
@@ -15,7 +14,7 @@ use tokio::{
 };
 
 use crate::core::CoreError;
-use crate::server::{AppState, router, socket::PatientListener};
+use crate::server::{AppState, router, socket};
 use crate::stuck::Stuck;
 
 /// How often a drain looks whether it is done.
@@ -30,16 +29,14 @@ const LAST_WORDS_MAX: Duration = Duration::from_millis(300);
 pub enum ServeError {
     #[error(transparent)]
     Core(#[from] CoreError),
-    #[error("the HTTP server failed")]
-    Http(#[source] io::Error),
-    #[error("the HTTP server's task failed")]
-    Task(#[source] JoinError),
+    #[error("the HTTP server ended by itself")]
+    Server(#[source] Option<JoinError>),
     #[error("{left} requests were not done when the drain timeout of {timeout_ms} ms passed")]
     DrainTimeout { left: usize, timeout_ms: u128 },
 }
 
 type Ended = oneshot::Receiver<Result<(), CoreError>>;
-type Server = JoinHandle<io::Result<()>>;
+type Server = JoinHandle<()>;
 
 /// Serves `app` on `listener` until `shutdown`, then drains: refuses what is new, finishes what is accepted.
 ///
@@ -53,12 +50,9 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let (close, closing) = oneshot::channel::<()>();
-    let listener = PatientListener { inner: listener, patience: app.client_patience };
-    let serving = axum::serve(listener, router(app.clone())).with_graceful_shutdown(async {
-        // A dropped sender says the same as a message: close.
-        drop(closing.await);
-    });
-    let mut server: Server = tokio::spawn(serving.into_future());
+    // A dropped sender says the same as a message: close.
+    let closing = async { drop(closing.await) };
+    let mut server: Server = tokio::spawn(socket::serve(listener, router(app.clone()), app.client_patience, closing));
     let shared = app.handle.shared.clone();
     tokio::select! {
         biased;
@@ -71,7 +65,7 @@ pub async fn serve(
             server.abort();
             return Err(ended_early(result).into());
         }
-        result = &mut server => return Err(server_ended(result)),
+        result = &mut server => return Err(ServeError::Server(result.err())),
     }
     let drain_until = Instant::now() + drain_timeout;
     // an engine that gives up a step while it drains has not drained
@@ -137,13 +131,5 @@ fn ended_early(result: Result<Result<(), CoreError>, oneshot::error::RecvError>)
         Ok(Err(error)) => error,
         // The thread ends by itself only when every handle is gone; while one serves, that is a death.
         Ok(Ok(())) | Err(_) => CoreError::Died,
-    }
-}
-
-fn server_ended(result: Result<io::Result<()>, JoinError>) -> ServeError {
-    match result {
-        Ok(Ok(())) => ServeError::Http(io::Error::other("it ended by itself")),
-        Ok(Err(error)) => ServeError::Http(error),
-        Err(error) => ServeError::Task(error),
     }
 }

@@ -1,37 +1,57 @@
-//! Connections that do not wait for their reader for ever: one that takes nothing for too long is closed, which cancels the request whose
-//! answer it is.
+//! Connections that do not wait for their client for ever: one that takes nothing for too long is closed, which cancels the request whose
+//! answer it is; and one whose next head does not come.
 
 use std::io;
-use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::serve::Listener;
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::time::{Sleep, sleep};
 
-/// Listens for connections whose readers have so much time.
-pub struct PatientListener {
-    pub inner: TcpListener,
-    pub patience: Duration,
-}
+/// For a head, from the connection's beginning or from the last answer on. Longer than the 60 s for which a load balancer keeps idle
+/// connections: who closes last does not close on a request that is under way.
+const HEAD_WAIT_MAX: Duration = Duration::from_secs(75);
+/// After a connection that could not be taken: out of descriptors, most likely.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-impl Listener for PatientListener {
-    type Io = Patient<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        let (socket, addr) = Listener::accept(&mut self.inner).await;
+/// Serves connections whose readers have `patience`, until `close`; then what is under way is finished, and idle connections end.
+pub async fn serve(listener: TcpListener, router: Router, patience: Duration, close: impl Future<Output = ()>) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT_MAX);
+    let (open, mut close) = (GracefulShutdown::new(), pin!(close));
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = &mut close => break,
+            accepted = listener.accept() => accepted,
+        };
+        let socket = match accepted {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                tracing::warn!(%error, "a connection was not accepted");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
         // Tokens are small packets; Nagle's algorithm would hold them back.
         drop(socket.set_nodelay(true));
-        (Patient { socket, patience: self.patience, blocked: None }, addr)
+        let patient = TokioIo::new(Patient { socket, patience, blocked: None });
+        let connection = open.watch(http.serve_connection(patient, TowerToHyperService::new(router.clone())));
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection ended");
+            }
+        });
     }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.inner.local_addr()
-    }
+    drop(listener);
+    open.shutdown().await;
 }
 
 /// A connection that fails where a write waits for longer than its patience.
@@ -92,7 +112,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::net::TcpStream;
+    use tokio::sync::oneshot;
 
     use super::*;
 
@@ -116,5 +139,33 @@ mod tests {
         let error = patient.write_all(&[7; 9]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(began.elapsed() >= PATIENCE && began.elapsed() < PATIENCE * 2);
+    }
+
+    #[tokio::test]
+    async fn a_head_that_does_not_come_ends_its_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (close, closing) = oneshot::channel::<()>();
+        let router = Router::new().route("/", get(|| async { "ok" }));
+        let server = tokio::spawn(serve(listener, router, PATIENCE, async { drop(closing.await) }));
+        let mut streams = Vec::new();
+        for head in ["", "GET / HTTP/1.1\r\n", "GET / HTTP/1.1\r\nhost: x\r\n\r\n"] {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(head.as_bytes()).await.unwrap();
+            streams.push(stream);
+        }
+        let mut answer = [0; 15];
+        streams[2].read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        // nobody has anything to do: the clock runs to the next deadline
+        tokio::time::pause();
+        let began = tokio::time::Instant::now();
+        for stream in &mut streams {
+            let end = tokio::time::timeout(HEAD_WAIT_MAX * 3, stream.read_to_end(&mut Vec::new())).await;
+            assert!(end.is_ok(), "it is held open");
+        }
+        assert!(began.elapsed() < HEAD_WAIT_MAX * 3);
+        drop(close);
+        server.await.unwrap();
     }
 }
