@@ -82,12 +82,18 @@ fn a_live_engine_is_recorded_and_replayed() {
     record.arg(dir.path().join("agent")).arg("--out").arg(&out);
     let recorder = record.stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(3)); // nobody asks anything: a stretch of idleness
-    let begun = Instant::now();
+    let (begun, mut served) = (Instant::now(), 0);
     while begun.elapsed() < Duration::from_secs(5) {
-        let answer = complete(gate);
-        let well = answer.as_ref().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"));
-        assert!(well, "{answer:?}; the agent says {:?}; {:?}", get(agent, "/verdict"), get(agent, "/incidents"));
+        // where the machine is so busy that the engine's lease runs out, it refuses for a moment; anything else is no answer
+        match complete(gate) {
+            Ok(answer) if answer.starts_with("HTTP/1.1 200") => served += 1,
+            Ok(answer) if answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after") => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            other => panic!("{other:?}; the agent says {:?}; {:?}", get(agent, "/verdict"), get(agent, "/incidents")),
+        }
     }
+    assert!(served > 0, "the agent says {:?}; {:?}", get(agent, "/verdict"), get(agent, "/incidents"));
     let recorded = recorder.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&recorded.stderr);
     assert!(recorded.status.success(), "{said}");
