@@ -1,4 +1,5 @@
-//! Answers that pass through the gate, counted while they pass, unbuffered; and the books of the requests that they answer. Reads the clock for the ledger's sake.
+//! Answers that pass through the gate, counted while they pass, unbuffered; and the books of the requests that they answer.
+//! Reads the clock for the ledger's sake.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -38,9 +38,14 @@ pub struct Deadline {
 }
 
 impl Deadline {
+    /// The moment, for whoever waits for something else until then.
+    pub fn at(&self) -> tokio::time::Instant {
+        tokio::time::Instant::from_std(self.arrived + self.timeout)
+    }
+
     /// The same moment on the clock that the engine thread reads.
     fn monotonic_ns(&self) -> u64 {
-        let left = (self.arrived + self.timeout).saturating_duration_since(Instant::now());
+        let left = self.at().into_std().saturating_duration_since(Instant::now());
         heartbeat::monotonic_ns().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))
     }
 }
@@ -110,7 +115,7 @@ fn pieces(choice: Choice, deadline: Deadline, app: AppState) -> Deltas {
         let app = app.clone();
         async move {
             let mut choice = state?;
-            let at = tokio::time::Instant::from_std(deadline.arrived + deadline.timeout);
+            let at = deadline.at();
             let piece = match tokio::time::timeout_at(at, choice.next()).await {
                 Ok(piece) => piece,
                 Err(_elapsed) => Err(app.deadline_error(deadline.timeout)),

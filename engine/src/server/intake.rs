@@ -57,7 +57,7 @@ impl Intake {
     pub async fn receive(&self, body: Body, patience: Duration, deadline: Deadline) -> Result<Received, ApiError> {
         let mut chunks = body.into_data_stream();
         let mut received = Received { data: Vec::new(), held: None };
-        let until = Instant::from_std(deadline.arrived + deadline.timeout);
+        let until = deadline.at();
         loop {
             let next = timeout_at(until.min(Instant::now() + patience), chunks.next()).await;
             let late = |_| ApiError::body_late(deadline.arrived.elapsed().as_millis(), received.data.len());
@@ -141,7 +141,7 @@ pub async fn read<T: Send + 'static>(
     parse: impl FnOnce(&Value) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let received = app.intake.receive(body, app.client_patience, deadline).await?;
-    let until = Instant::from_std(deadline.arrived + deadline.timeout);
+    let until = deadline.at();
     let turn = timeout_at(until, app.intake.parsers.clone().acquire_owned()).await;
     let Ok(turn) = turn else { return Err(app.deadline_error(deadline.timeout)) };
     let gone = Arc::new(AtomicBool::new(false));
