@@ -28,8 +28,8 @@ pub enum EngineKind {
     /// Our engine with `--lie`, and `--fault KIND@sigusr2` where there is one.
     Truebeat { model: PathBuf, fault: Option<String> },
     /// Our engine as it is deployed: it tells the truth and has its guards on, also with `--fault KIND@sigusr2`. Requests in flight at
-    /// two stalls are served all the same: the fault is not theirs.
-    Guarded { model: PathBuf, fault: Option<String> },
+    /// two stalls are served all the same: the fault is not theirs. With more words for it.
+    Guarded { model: PathBuf, fault: Option<String>, more: Vec<String> },
     /// A stranger's Python server that freezes on SIGUSR2, with more words for it.
     Stranger { server: PathBuf, more: Vec<String> },
 }
@@ -208,8 +208,9 @@ pub fn moment(at: &Option<String>) -> Option<Timestamp> {
 fn engine_command(kind: &EngineKind, program: &Path, listen: &str) -> Vec<String> {
     match kind {
         EngineKind::Truebeat { model, fault } => our_engine(program, (model, fault.as_deref()), listen, &["--lie"]),
-        EngineKind::Guarded { model, fault } => {
-            our_engine(program, (model, fault.as_deref()), listen, &["--guards", "on"])
+        EngineKind::Guarded { model, fault, more } => {
+            let more: Vec<&str> = ["--guards", "on"].into_iter().chain(more.iter().map(String::as_str)).collect();
+            our_engine(program, (model, fault.as_deref()), listen, &more)
         }
         EngineKind::Stranger { server, more } => {
             let port = listen.rsplit(':').next().unwrap_or_default().to_owned();

@@ -1,5 +1,6 @@
 //! Real mixed traffic on a real engine with its guards on, through the gate: half of the time without a fault, in which nothing may
-//! break, nobody may be suspected and the engine's memory must be flat; then one fault after the other, struck again and again. All the
+//! break, nobody may be suspected and the engine's memory must be flat; then an engine that is full, which must refuse with 429 and break
+//! nothing; then one fault after the other, of the engine and of its ranks, struck again and again. All the
 //! time each request must have exactly one end that is true (EP2), and what is asked greedily must be answered byte for byte as it was
 //! alone (EP4).
 
@@ -24,7 +25,23 @@ use crate::http;
 use crate::stage::{CALL, EngineKind, Stage};
 
 const CLIENTS: u64 = 16;
-const FAULTS: [&str; 7] = ["step-stall", "device-wait", "livelock", "crash", "sigstop", "lock-held", "segfault"];
+/// What strikes, and how many ranks the engine has then.
+const FAULTS: [(&str, u32); 12] = [
+    ("step-stall", 1),
+    ("device-wait", 1),
+    ("livelock", 1),
+    ("crash", 1),
+    ("sigstop", 1),
+    ("lock-held", 1),
+    ("segfault", 1),
+    ("exception", 1),
+    ("sleep", 1),
+    ("rank-hang:1", 2),
+    ("plan-drift:1", 2),
+    ("segfault:1", 2),
+];
+/// What the engine takes where it is to be full: fewer than there are clients.
+const FULL: [&str; 4] = ["--max-num-seqs", "4", "--max-queue", "4"];
 /// Traffic runs so long before a fault strikes, so that the detector sees a warm engine.
 const WARM_UP: Duration = Duration::from_secs(4);
 const RECOVERY_MAX: Duration = Duration::from_secs(60);
@@ -55,11 +72,12 @@ impl Checks {
 pub async fn run(out: &Path, model: &Path, length: Duration, seed: u64) -> anyhow::Result<bool> {
     let (calm, mut checks) = (length / 2, Checks::default());
     let (mut all, references) = calm_leg(&out.join("traffic-calm"), model, calm, seed, &mut checks).await?;
-    let share = (length - calm) / FAULTS.len() as u32;
+    let share = (length - calm) / (FAULTS.len() + 1) as u32;
+    all.add(full_leg(&out.join("traffic-full"), model, share, (&references, seed + 1), &mut checks).await?);
     let mut struck = 0;
-    for (index, fault) in FAULTS.iter().enumerate() {
-        let folder = out.join(format!("traffic-{fault}"));
-        let leg = fault_leg(&folder, model, (fault, share), &references, seed + 1 + index as u64);
+    for ((fault, ranks), seed) in FAULTS.into_iter().zip(seed + 2..) {
+        let folder = out.join(format!("traffic-{}", fault.replace(':', "-rank-")));
+        let leg = fault_leg(&folder, model, (fault, ranks, share), &references, seed);
         let (counts, times) = leg.await.with_context(|| format!("fault {fault}"))?;
         eprintln!("{fault}, struck {times} times: {counts}");
         checks.check(times > 0, &format!("{fault} strikes, and the engine serves again"));
@@ -84,8 +102,9 @@ pub async fn run(out: &Path, model: &Path, length: Duration, seed: u64) -> anyho
 }
 
 /// A stage on which the engine serves, and its log.
-async fn set(folder: &Path, model: &Path, fault: Option<&str>) -> anyhow::Result<(Stage, RunLog)> {
-    let kind = EngineKind::Guarded { model: model.to_owned(), fault: fault.map(str::to_owned) };
+async fn set(folder: &Path, model: &Path, fault: Option<&str>, more: &[&str]) -> anyhow::Result<(Stage, RunLog)> {
+    let more = more.iter().map(|word| (*word).to_owned()).collect();
+    let kind = EngineKind::Guarded { model: model.to_owned(), fault: fault.map(str::to_owned), more };
     let mut stage = Stage::launch(&kind, folder)?;
     stage.wait_ready().await?;
     Ok((stage, RunLog::open(folder)?))
@@ -99,7 +118,7 @@ async fn calm_leg(
     seed: u64,
     checks: &mut Checks,
 ) -> anyhow::Result<(Counts, Vec<String>)> {
-    let (mut stage, mut log) = set(folder, model, None).await?;
+    let (mut stage, mut log) = set(folder, model, None, &[]).await?;
     let pid = log.engine_pid()?;
     let references = crowd::ask_references(&stage.http, &stage.gate).await?;
     let crowd = Crowd::start(&stage.gate, CLIENTS, seed, &references);
@@ -122,6 +141,29 @@ async fn calm_leg(
     judge_books(&stage, &counts, checks).await?;
     stage.stop().await?;
     Ok((counts, references))
+}
+
+/// No fault, and less room than clients: whoever finds none is told so by 429, and nobody's answer suffers.
+async fn full_leg(
+    folder: &Path,
+    model: &Path,
+    length: Duration,
+    (references, seed): (&[String], u64),
+    checks: &mut Checks,
+) -> anyhow::Result<Counts> {
+    let (mut stage, mut log) = set(folder, model, None, &FULL).await?;
+    let pid = log.engine_pid()?;
+    let crowd = Crowd::start(&stage.gate, CLIENTS, seed, references);
+    tokio::time::sleep(length).await;
+    let counts = crowd.stop(GRACE).await;
+    eprintln!("full: {counts}");
+    // nothing else refuses here: the one engine was there all the time, and ready
+    checks.check(counts.of(&Outcome::Refused) > 0, "429: an engine that is full says so");
+    checks.check(counts.of(&Outcome::Completed) > 0, "429: answers beside it");
+    checks.check(counts.of(&Outcome::Broken) == 0, "429: no request breaks where nothing is wrong");
+    checks.check(stage.incidents().await?.is_empty() && log.engine_pid()? == pid, "429: a full engine is no hang");
+    stage.stop().await?;
+    Ok(counts)
 }
 
 /// The first third is warm-up: caches fill, and the allocator learns what it needs.
@@ -176,11 +218,12 @@ fn sum(page: &Exposition, name: &str, wanted: Option<(&str, &str)>) -> anyhow::R
 async fn fault_leg(
     folder: &Path,
     model: &Path,
-    (fault, length): (&str, Duration),
+    (fault, ranks, length): (&str, u32, Duration),
     references: &[String],
     seed: u64,
 ) -> anyhow::Result<(Counts, usize)> {
-    let (mut stage, mut log) = set(folder, model, Some(fault)).await?;
+    let ranks = ranks.to_string();
+    let (mut stage, mut log) = set(folder, model, Some(fault), &["--tensor-parallel", &ranks]).await?;
     let mut pid = log.engine_pid()?;
     let crowd = Crowd::start(&stage.gate, CLIENTS, seed, references);
     let (begun, mut times) = (Instant::now(), 0);
