@@ -9,9 +9,13 @@ use super::procs::{ProcRoot, small};
 
 /// Looks at most once in this time: limits act in periods of 100 ms, and a share wants several.
 const LOOK_EVERY_MS: u64 = 1_000;
-/// Where a process's group lies is looked up at most once in this time: it hardly ever moves, and the freezer is asked at every look. But
-/// who freezes a process by hand makes a group for it, and a stall is confirmed after two seconds.
-const PLACE_EVERY_MS: u64 = 1_000;
+/// Which groups a process is in is asked at most once in this time: it hardly ever moves, and the freezer is asked at every look. But who
+/// freezes a process by hand makes a group for it, and a stall is confirmed after two seconds.
+const GROUPS_EVERY_MS: u64 = 1_000;
+/// Where the files of the same groups lie is looked up anew after this, in case something was mounted meanwhile: it is up to a dozen ways
+/// through the file system (2d).
+const PLACES_EVERY_MS: u64 = 60_000;
+const CPU_CONTROLLERS: [&str; 3] = ["cpu", "cpu,cpuacct", "cpuacct,cpu"];
 /// Throttled time (summed over CPUs) of one look from which silence is the limit's doing: half the time that passed.
 const THROTTLED_SHARE: f64 = 0.5;
 
@@ -29,8 +33,20 @@ pub struct CgroupWatch {
     mounts: PathBuf,
     looked: Option<(u64, CpuStat)>,
     state: CgroupState,
-    /// The file that tells of freezing, and when it was looked for; `None` where there is none to read.
-    freezer: Option<(u64, i32, Option<PathBuf>)>,
+    places: Option<Places>,
+}
+
+/// Where the files of one process's groups lie; `None` where there is none to read.
+#[derive(Debug)]
+struct Places {
+    pid: i32,
+    /// Its `/proc/<pid>/cgroup`, and when that was read.
+    groups: String,
+    read_ms: u64,
+    found_ms: u64,
+    cpu_stat: Option<PathBuf>,
+    /// v1 has `freezer.state`, v2 a line of `cgroup.events`.
+    freezer: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -42,7 +58,7 @@ struct CpuStat {
 impl CgroupWatch {
     /// `mounts` is `/sys/fs/cgroup` but in tests.
     pub fn new(proc: ProcRoot, mounts: &Path) -> Self {
-        Self { proc, mounts: mounts.to_owned(), looked: None, state: CgroupState::default(), freezer: None }
+        Self { proc, mounts: mounts.to_owned(), looked: None, state: CgroupState::default(), places: None }
     }
 
     /// Where the cgroup hierarchies are mounted.
@@ -52,14 +68,15 @@ impl CgroupWatch {
 
     /// The state as of now, or of the last look if that is recent. No cgroup or no right to read it: neither.
     pub fn look(&mut self, pid: i32, now_ms: u64) -> CgroupState {
+        self.find_places(pid, now_ms);
         if self.looked.is_some_and(|(at_ms, _)| now_ms.saturating_sub(at_ms) < LOOK_EVERY_MS) {
             // Freezing is what a person does by hand; it is cheap to ask for at once.
-            self.state.frozen = self.frozen(pid, now_ms);
+            self.state.frozen = self.frozen();
             return self.state;
         }
-        let now = self.read(pid, &["cpu", "cpu,cpuacct", "cpuacct,cpu"], "cpu.stat").map(|text| cpu_stat(&text));
+        let now = self.read(|places| places.cpu_stat.as_ref()).map(|text| cpu_stat(&text));
         let before = self.looked.take();
-        self.state = CgroupState { throttled: false, frozen: self.frozen(pid, now_ms) };
+        self.state = CgroupState { throttled: false, frozen: self.frozen() };
         if let Some(now) = now {
             self.state.throttled =
                 before.is_some_and(|(at_ms, before)| held_back(before, now, now_ms.saturating_sub(at_ms)));
@@ -68,32 +85,43 @@ impl CgroupWatch {
         self.state
     }
 
-    /// v1 has `freezer.state`, v2 a line of `cgroup.events`.
-    fn frozen(&mut self, pid: i32, now_ms: u64) -> bool {
-        let known = self
-            .freezer
-            .as_ref()
-            .is_some_and(|(at_ms, of, _)| *of == pid && now_ms.saturating_sub(*at_ms) < PLACE_EVERY_MS);
-        if !known {
-            let place =
-                self.place(pid, &["freezer"], "freezer.state").or_else(|| self.place(pid, &[], "cgroup.events"));
-            self.freezer = Some((now_ms, pid, place));
-        }
-        let Some((_, _, Some(path))) = &self.freezer else { return false };
-        let text = small(path).unwrap_or_default();
+    fn frozen(&self) -> bool {
+        let text = self.read(|places| places.freezer.as_ref()).unwrap_or_default();
         matches!(text.trim(), "FROZEN" | "FREEZING") || text.lines().any(|line| line.trim() == "frozen 1")
     }
 
-    /// A file of the process's group.
-    fn read(&self, pid: i32, controllers: &[&str], file: &str) -> Option<String> {
-        small(&self.place(pid, controllers, file)?)
+    fn read(&self, file: fn(&Places) -> Option<&PathBuf>) -> Option<String> {
+        small(self.places.as_ref().and_then(file)?)
     }
 
-    /// Where a file of the process's group lies: v1 under one of `controllers` (empty: v2 only), else v2.
-    fn place(&self, pid: i32, controllers: &[&str], file: &str) -> Option<PathBuf> {
-        let groups = self.proc.cgroup(pid)?;
+    fn find_places(&mut self, pid: i32, now_ms: u64) {
+        let since = |at_ms: u64| now_ms.saturating_sub(at_ms);
+        let known = self.places.take().filter(|places| places.pid == pid);
+        if known.as_ref().is_some_and(|places| since(places.read_ms) < GROUPS_EVERY_MS) {
+            self.places = known;
+            return;
+        }
+        let groups = self.proc.cgroup(pid).unwrap_or_default();
+        let same = known.filter(|places| places.groups == groups && since(places.found_ms) < PLACES_EVERY_MS);
+        self.places = Some(match same {
+            Some(places) => Places { read_ms: now_ms, ..places },
+            None => Places {
+                pid,
+                read_ms: now_ms,
+                found_ms: now_ms,
+                cpu_stat: self.place(pid, &groups, &CPU_CONTROLLERS, "cpu.stat"),
+                freezer: self
+                    .place(pid, &groups, &["freezer"], "freezer.state")
+                    .or_else(|| self.place(pid, &groups, &[], "cgroup.events")),
+                groups,
+            },
+        });
+    }
+
+    /// Where a file of these groups lies: v1 under one of `controllers` (empty: v2 only), else v2.
+    fn place(&self, pid: i32, groups: &str, controllers: &[&str], file: &str) -> Option<PathBuf> {
         let theirs = self.proc.path(pid, "root/sys/fs/cgroup");
-        let places = candidates(&groups, controllers, &self.mounts, &theirs);
+        let places = candidates(groups, controllers, &self.mounts, &theirs);
         places.into_iter().map(|directory| directory.join(file)).find(|path| path.is_file())
     }
 }

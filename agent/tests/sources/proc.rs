@@ -140,6 +140,15 @@ fn who_freezes_a_process_by_hand_makes_a_group_for_it() {
 }
 
 #[test]
+fn what_is_mounted_later_is_found_within_a_minute_of_looks() {
+    let mut watched = Watched::new(&[Process { cgroup: "4:freezer:/e\n", ..engine(0, 0) }]);
+    assert!(!watched.look().frozen);
+    let mounts = watched.fake.directory.path().join("cgroup");
+    write(&mounts.join("freezer/e/freezer.state"), "FROZEN\n");
+    assert!((0..60).any(|_| watched.look().frozen));
+}
+
+#[test]
 fn a_v2_group_is_read_in_our_mount_or_through_the_engines_own() {
     for (group, place) in [("0::/pod/e\n", "cgroup/pod/e"), ("0::/../e\n", "100/root/sys/fs/cgroup")] {
         let mut watched = Watched::new(&[Process { cgroup: group, ..engine(0, 0) }]);
