@@ -41,7 +41,8 @@ pub struct Look {
     pub members: Vec<i32>,
     pub stepping: Option<i32>,
     pub engine: i32,
-    pub port: u16,
+    /// Whose sockets are counted. `None` where nobody asks: the kernel goes through all connections there could be, for one port's.
+    pub port: Option<u16>,
     pub now_ms: u64,
 }
 
@@ -76,7 +77,7 @@ impl FactsReader {
         self.count_io(&look.members);
         Facts {
             io: self.total,
-            sockets: sockets(&self.proc, look.engine, look.port),
+            sockets: look.port.and_then(|port| sockets(&self.proc, look.engine, port)),
             threads: look.stepping.map(|pid| self.threads(pid)).unwrap_or_default(),
             at_ms: look.now_ms,
             cost_us: own_cpu_us().saturating_sub(began_us),

@@ -337,7 +337,8 @@ impl Sources {
             members: self.proc.members().to_vec(),
             stepping: self.proc.stepping_pid(),
             engine: engine.pid,
-            port: self.config.engine_url.port_u16().unwrap_or(80),
+            port: turns::are_sockets_wanted(self.pace, gate_is_silent)
+                .then(|| self.config.engine_url.port_u16().unwrap_or(80)),
             now_ms,
         };
         self.slow.running = Some(tokio::task::spawn_blocking(move || {

@@ -80,6 +80,11 @@ pub fn are_facts_due(pace: Pace, gate_is_silent: bool, now_ms: Ms, last: Option<
     alone || by_pace(FACTS, pace).is_due(now_ms, last)
 }
 
+/// Are connections worth counting? A gate that was heard knows better what is owed, and nothing else asks while all is calm.
+pub fn are_sockets_wanted(pace: Pace, gate_is_silent: bool) -> bool {
+    gate_is_silent || by_pace([true, true, false], pace)
+}
+
 /// Is what was counted at `at_ms` still worth telling?
 pub fn tells_of_now(at_ms: Ms, now_ms: Ms) -> bool {
     now_ms.saturating_sub(at_ms) <= SOCKETS_MS_MAX
@@ -127,6 +132,13 @@ mod tests {
             assert_eq!([due(calm, 10_999), due(calm, 11_000)], [[0, 0], [1, 1]]);
         }
         assert_eq!([due(Pace::Look, 3_000), due(Pace::Look, 6_000)], [[1, 0], [1, 1]]);
+    }
+
+    #[test]
+    fn connections_are_counted_where_no_gate_speaks_or_work_stands_still() {
+        let wanted =
+            |silent| [Pace::Rest, Pace::Glance, Pace::Look, Pace::Stare].map(|p| are_sockets_wanted(p, silent));
+        assert_eq!((wanted(false), wanted(true)), ([false, false, true, true], [true; 4]));
     }
 
     #[test]

@@ -149,7 +149,7 @@ fn a_stopped_process_is_read_like_any_other() {
         members: vec![session.pid()],
         stepping: Some(session.pid()),
         engine: session.pid(),
-        port: 1,
+        port: Some(1),
         now_ms: 0,
     });
     assert!(facts.io.is_some() && facts.sockets == Some(Sockets::default()) && facts.threads.len() == 1, "{facts:?}");
