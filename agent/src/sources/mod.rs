@@ -27,6 +27,7 @@ mod turns;
 pub mod walk;
 
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use heartbeat::page::StepRecord;
@@ -51,6 +52,9 @@ pub use self::tree::{
 };
 use self::turns::Done;
 use self::walk::TreeWatch;
+
+/// The pages, which ticks and the looks between them read in turn, for microseconds each.
+pub type SharedPages = Arc<Mutex<PageSource>>;
 
 /// How long a tick waits for the walk; a longer one is taken by a later tick.
 const WALK_WAIT: Duration = Duration::from_millis(15);
@@ -79,7 +83,7 @@ pub struct SourcesConfig {
 pub struct Sources {
     config: SourcesConfig,
     engine: Option<EngineProcess>,
-    pages: PageSource,
+    pages: SharedPages,
     proc: proc::ProcSource,
     queue: QueueWatch,
     walk: Walk,
@@ -116,7 +120,7 @@ impl Sources {
     /// Nothing is started before the first [`Self::observe`].
     pub fn new(config: SourcesConfig) -> Self {
         Self {
-            pages: PageSource::new(&config.page_dir, config.ranks, config.nonce),
+            pages: Arc::new(Mutex::new(PageSource::new(&config.page_dir, config.ranks, config.nonce))),
             proc: proc::ProcSource::live(),
             queue: QueueWatch::new(ProcRoot::live()),
             walk: Walk::default(),
@@ -155,7 +159,7 @@ impl Sources {
     pub fn set_nonce(&mut self, nonce: Option<u64>) {
         if self.config.nonce != nonce {
             self.config.nonce = nonce;
-            self.pages = PageSource::new(&self.config.page_dir, self.config.ranks, nonce);
+            *self.pages() = PageSource::new(&self.config.page_dir, self.config.ranks, nonce);
         }
     }
 
@@ -201,19 +205,18 @@ impl Sources {
         self.pace
     }
 
-    /// Do the pages, which owed nothing, say still what they said then? A short look; see [`PageSource::rest_still`].
-    pub fn pages_rest(&mut self, seen: &Observation) -> bool {
-        self.pages.rest_still(seen.pages.value.as_deref().unwrap_or_default())
+    /// For looks between two ticks.
+    pub fn shared_pages(&self) -> SharedPages {
+        Arc::clone(&self.pages)
     }
 
-    /// Do all ranks deliver? A short look; see [`PageSource::deliver_still`].
-    pub fn pages_deliver(&mut self, now_ms: u64, step_ms_max: u64) -> bool {
-        self.pages.deliver_still(now_ms, step_ms_max)
+    fn pages(&self) -> MutexGuard<'_, PageSource> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn look_at_pages(&mut self, now_ms: u64, obs: &mut Observation) -> Option<i32> {
         let mut pages = obs.pages.value.take().unwrap_or_default();
-        let pid = self.pages.look(now_ms, self.pace, &mut pages);
+        let pid = self.pages().look(now_ms, self.pace, &mut pages);
         obs.pages = if pages.is_empty() { Signal::default() } else { Signal::at(now_ms, pages) };
         pid
     }
@@ -258,7 +261,7 @@ impl Sources {
 
     /// The flight recorder of every rank (H6).
     pub fn page_steps(&mut self) -> Vec<StepRecord> {
-        self.pages.steps()
+        self.pages().steps()
     }
 
     /// What NVML is here, or why it is not: a sentence for people.

@@ -14,7 +14,7 @@ use super::board::Board;
 use super::registry::Registry;
 use crate::watch::leave::Drain;
 
-/// A detector speaks every two seconds at least (`status`); one that is silent for so many looks in a row hangs.
+/// A detector speaks every two or three seconds at least (`status`); one that is silent for so many looks in a row hangs.
 const SILENT_LOOKS_MAX: u32 = 4;
 const LOOK_EVERY: Duration = Duration::from_millis(2_500);
 const KILLED_WAIT: Duration = Duration::from_secs(2);

@@ -1,9 +1,9 @@
-//! The time between two ticks, in which short looks may stand for ticks (2d): such a look reads the pages and judges nothing.
+//! The time between two ticks, in which short looks may stand for ticks (2d): such a look reads the pages and judges nothing (`lookout`).
 //!
-//! **At rest**, where an engine owes nothing, it is judged twice a second and looked at once in between. Whatever could become work ends that:
-//! when the gate calls, the next tick comes when it would have come without rest; a pidfd tells of the engine's end at once; and a page that
-//! says anything else than at the last tick is a tick, so that what came past the gate is seen after [`REST_LOOK`] at the latest, with the time
-//! of its own that the page tells.
+//! **At rest**, where an engine owes nothing, it is judged once a second and looked at three times in between. Whatever could become work ends
+//! that: when the gate calls, the next tick comes when it would have come without rest; a pidfd tells of the engine's end at once; and a page
+//! that says anything else than at the last tick is a tick, so that what came past the gate is seen after [`REST_LOOK`] at the latest, with the
+//! time of its own that the page tells.
 //!
 //! **In stride**, where all ranks hand out tokens from look to look, up to four of five ticks are such looks. Any doubt is a tick: no token since
 //! the look before, a step that is not young, a look that came late; and one that saw prefill is followed by another, which learns how it ended.
@@ -15,22 +15,25 @@ use vitals::observation::PagePhase;
 use vitals::verdict::Verdict;
 
 use super::config::milliseconds;
+use super::lookout::{Ask, Looked, Order};
 use super::{GAP_MS_MIN, Watch};
-use crate::sources::clock::monotonic_ms;
 use crate::sources::pace::Pace;
 
 /// Between two looks at an engine at rest.
 const REST_LOOK: Duration = Duration::from_millis(250);
-const REST_LOOKS: u32 = 2;
+/// Looks from one tick to the next, which is the last of them.
+const REST_LOOKS: u32 = 4;
 const STRIDE_LOOKS: u32 = 5;
 /// In stride no step is older, and no look later: four times this is still below the lowest floor of a deadline (`vitals::noise`).
 const STRIDE_MS_MAX: u64 = 25;
 
 /// What ended a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Woken {
     InTime,
     ByTheGate,
-    ByTheEnd,
+    /// By the engine's end, an order to drain, or a look that found a doubt.
+    AtOnce,
 }
 
 /// Why the next tick may wait.
@@ -44,43 +47,38 @@ impl Watch {
     /// Returns when the next tick is due; `took` is what the last one has taken of its time.
     pub(super) async fn rest(&mut self, took: Duration) {
         let tick = self.due_in;
-        let Some(ease) = self.ease() else {
-            self.wait(tick.saturating_sub(took), false).await;
+        let Some((ease, ticked_ms)) = self.ease().zip(self.ticked_ms) else {
+            self.wait(tick.saturating_sub(took), None).await;
             return;
         };
-        let looks = if ease == Ease::Rest { REST_LOOKS } else { STRIDE_LOOKS };
-        self.due_in = if ease == Ease::Rest { REST_LOOK } else { tick };
-        let (ticked_ms, mut past) = (self.ticked_ms, took);
-        for look in 1..=looks {
-            let since_tick_ms =
-                self.ticked_ms.zip(ticked_ms).map_or(0, |(looked, ticked)| looked.saturating_sub(ticked));
-            self.detector.looks_again_in(since_tick_ms.saturating_add(milliseconds(self.due_in)));
-            let in_time = self.doze(past, tick, ease).await;
-            if look == looks || !in_time || !self.goes_on(ease) {
-                return;
-            }
-            past = Duration::ZERO;
-        }
-    }
-
-    /// One wait between two looks, of which `past` is over; false where it was cut short.
-    async fn doze(&mut self, past: Duration, tick: Duration, ease: Ease) -> bool {
+        let (every, looks) = ease.looks(tick);
+        let late_ms_max = if ease == Ease::Rest { GAP_MS_MIN - 1 } else { STRIDE_MS_MAX };
+        self.lookout.send(Order { ask: self.ask(ease), every, looks: looks - 1, late_ms_max, ticked_ms, took });
         let began = Instant::now();
-        match self.wait(self.due_in.saturating_sub(past), ease == Ease::Rest).await {
-            Woken::InTime => true,
-            Woken::ByTheEnd => false,
-            Woken::ByTheGate => {
-                self.wait(until_next(past + began.elapsed(), tick), false).await;
-                false
-            }
+        let woken = self.wait((every * looks).saturating_sub(took), Some(ease)).await;
+        let (since_ms, due_in) = reckoned(woken, self.lookout.recall(), ticked_ms, (every, looks));
+        (self.ticked_ms, self.due_in) = (Some(since_ms), due_in);
+        self.detector.looks_again_in(since_ms.saturating_sub(ticked_ms).saturating_add(milliseconds(due_in)));
+        if woken == Woken::ByTheGate {
+            self.wait(until_next(took + began.elapsed(), tick), None).await;
         }
     }
 
-    async fn wait(&mut self, length: Duration, hears_calls: bool) -> Woken {
+    /// Waits for so long; where short looks go on meanwhile, also for whatever ends them.
+    async fn wait(&mut self, length: Duration, ease: Option<Ease>) -> Woken {
         tokio::select! {
             () = self.ticker.wait(length) => Woken::InTime,
-            () = self.follow.ended() => Woken::ByTheEnd,
-            () = self.gate.called(), if hears_calls => Woken::ByTheGate,
+            () = self.follow.ended() => Woken::AtOnce,
+            () = self.gate.called(), if ease == Some(Ease::Rest) => Woken::ByTheGate,
+            () = self.lookout.doubts(), if ease.is_some() => Woken::AtOnce,
+            Ok(()) = self.drain.changed(), if ease.is_some() => Woken::AtOnce,
+        }
+    }
+
+    fn ask(&self, ease: Ease) -> Ask {
+        match ease {
+            Ease::Rest => Ask::Rest(self.seen.pages.value.clone().unwrap_or_default()),
+            Ease::Stride => Ask::Deliver { step_ms_max: STRIDE_MS_MAX },
         }
     }
 
@@ -88,6 +86,8 @@ impl Watch {
         let settled = self.hold.is_none()
             && self.proof.is_given()
             && !self.control.leaving
+            && self.drain.borrow().id <= self.drain_ended
+            && !self.lookout.has_ended()
             && self.acts.incidents.open().is_none()
             && self.follow.hears_the_end();
         let owed = self.gate.reply.as_ref().map(|reply| reply.obs.in_flight);
@@ -101,19 +101,22 @@ impl Watch {
             !pages.is_empty() && pages.iter().all(|page| page.phase == PagePhase::Decode && page.lease_ms > 0);
         (settled && !hurried && decodes && is_in_stride(verdict, pace)).then_some(Ease::Stride)
     }
+}
 
-    /// Is all as the last tick found it, as far as a short look can tell? One that came late is a tick, which knows what to make of that (V5).
-    fn goes_on(&mut self, ease: Ease) -> bool {
-        let now_ms = monotonic_ms();
-        let (late_ms, drain) = (self.late_ms(now_ms), self.drain.borrow().id > self.drain_ended);
-        let on = !drain
-            && match ease {
-                Ease::Rest => late_ms < GAP_MS_MIN && self.sources.pages_rest(&self.seen),
-                Ease::Stride => late_ms <= STRIDE_MS_MAX && self.sources.pages_deliver(now_ms, STRIDE_MS_MAX),
-            };
-        self.ticked_ms = self.ticked_ms.map(|before| if on { now_ms } else { before });
-        on
+impl Ease {
+    /// How often is looked, and how many looks there are up to the next tick.
+    fn looks(self, tick: Duration) -> (Duration, u32) {
+        match self {
+            Self::Rest => (REST_LOOK, REST_LOOKS),
+            Self::Stride => (tick, STRIDE_LOOKS),
+        }
     }
+}
+
+/// From when on the next tick counts how late it is, and how long after that it was due. Whatever is late is so since the last look that
+/// found all well: also where the machine stood still over more than one of them, so that looks and tick were due at the same moment (V5).
+fn reckoned(woken: Woken, looked: Looked, ticked_ms: u64, (every, looks): (Duration, u32)) -> (u64, Duration) {
+    if woken == Woken::InTime && looked.all { (ticked_ms, every * looks) } else { (looked.fine_ms, every) }
 }
 
 /// How long until the next of the ticks that would have come every `tick` since one `past` ago.
@@ -142,6 +145,22 @@ mod tests {
         let next = |past_ms| until_next(Duration::from_millis(past_ms), Duration::from_millis(100)).as_millis();
         assert_eq!([0, 30, 99, 100, 249].map(next), [100, 70, 1, 100, 51]);
         assert_eq!(until_next(Duration::from_millis(5), Duration::ZERO).as_millis(), 1);
+    }
+
+    #[test]
+    fn a_machine_that_stood_still_over_looks_and_tick_is_late_since_the_last_look_before() {
+        let every = Duration::from_millis(100);
+        let late_at = |now_ms: u64, woken, fine_ms, all| {
+            let (since_ms, due_in) = reckoned(woken, Looked { fine_ms, all }, 1_000, (every, STRIDE_LOOKS));
+            now_ms - since_ms - milliseconds(due_in)
+        };
+        assert_eq!(late_at(1_500, Woken::InTime, 1_400, true), 0);
+        assert_eq!(late_at(1_530, Woken::InTime, 1_400, true), 30);
+        // one look was fine, then nobody ran for a second: whether the timer or the doubt is heard first
+        for woken in [Woken::InTime, Woken::AtOnce] {
+            assert_eq!(late_at(2_110, woken, 1_100, false), 910);
+        }
+        assert_eq!(late_at(1_200, Woken::AtOnce, 1_100, false), 0, "a doubt in time");
     }
 
     #[test]

@@ -11,8 +11,8 @@ use crate::gate::ledger::{Control, GateReply};
 use crate::gate::suspects::Suspect;
 use crate::sources::clock::monotonic_ms;
 
-/// A gate that owes nothing, or delivers, is asked this often.
-const ASK_MS: u64 = 1_000;
+/// A gate that owes nothing, or delivers, is asked once a second, at the tick that comes about then.
+const ASK_MS: u64 = 950;
 
 /// What is known of the gate.
 #[derive(Debug)]

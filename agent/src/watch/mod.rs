@@ -9,6 +9,7 @@ mod follow;
 mod hold;
 mod latest;
 pub mod leave;
+mod lookout;
 mod memory;
 mod note;
 mod poison;
@@ -34,6 +35,7 @@ use self::follow::{Follow, process_key, started_ms};
 use self::hold::{Hold, refusal, spared};
 use self::latest::Latest;
 use self::leave::{Drain, Standing, Trust};
+use self::lookout::Lookout;
 use self::memory::{Keeper, Memory};
 use self::note::{FENCE, Note};
 use self::poison::PoisonBook;
@@ -109,6 +111,7 @@ struct Watch {
     instance: String,
     ticked_ms: Option<u64>,
     ticker: Ticker,
+    lookout: Lookout,
     due_in: Duration,
     keeper: Keeper,
     publisher: Publisher,
@@ -165,6 +168,7 @@ impl Watch {
             instance: config.instance(),
             ticked_ms: None,
             ticker: Ticker::new().map_err(WatchError::Timer)?,
+            lookout: Lookout::start(sources.shared_pages()).map_err(WatchError::Thread)?,
             due_in: Duration::from_millis(config.policy.tick_ms),
             acts: Acts::new(memory.incidents.clone()),
             keeper: Keeper::start(dir, memory).map_err(WatchError::Thread)?,
@@ -191,7 +195,7 @@ impl Watch {
         let now_ms = monotonic_ms();
         let gap_ms = self.gap(now_ms);
         self.follow_engine(now_ms);
-        let order = Some(*self.drain.borrow()).filter(|drain| drain.id > self.drain_ended);
+        let order = Some(*self.drain.borrow_and_update()).filter(|drain| drain.id > self.drain_ended);
         let standing = self.standing(now_ms, order);
         let drain = standing.and_then(Standing::drain);
         self.control.leaving = drain.is_some();
