@@ -21,6 +21,14 @@ const EVERY: Duration = Duration::from_secs(600);
 /// mapping is a little memory of the kernel's.
 const APART_FOR: Duration = Duration::from_secs(60);
 
+/// Of a process's life so far: when it gives back for the second time, after which nothing of start-up is left, and when that is over.
+pub const SECOND_TIME: (Duration, Duration) = {
+    let begins = FIRST_AFTER.saturating_mul(11).saturating_add(APART_FOR);
+    (begins, begins.saturating_add(APART_FOR))
+};
+/// From one time to the next, but to the third, which comes somewhat sooner.
+pub const CYCLE: Duration = EVERY.saturating_add(APART_FOR);
+
 const PAGE: usize = 4 << 10;
 /// Of the stack beyond its end: what a call may be using just then, and what the next ones will.
 const STACK_KEPT: usize = 32 << 10;

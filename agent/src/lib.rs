@@ -5,7 +5,7 @@
 
 pub mod cli;
 mod files;
-mod footprint;
+pub mod footprint;
 pub mod forensics;
 pub mod gate;
 pub mod http;

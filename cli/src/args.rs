@@ -175,11 +175,11 @@ pub enum BenchKind {
     },
     /// The agent's memory and CPU time beside our engine, and the engine's throughput with and without the agent, in pairs.
     Cost {
-        /// How long the agent is measured at rest, and as long under load.
-        #[arg(long, default_value_t = 30)]
+        /// How long the agent is measured at rest, and as long under load: up to 200, before it gives memory back for the third time.
+        #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=200))]
         seconds: u32,
-        /// Pairs of two-second windows.
-        #[arg(long, default_value_t = 30)]
+        /// Pairs of the same work, half a second each, with the agent and without.
+        #[arg(long, default_value_t = 300)]
         pairs: u32,
         /// The program that has the agent's roles, e.g. the small one that pods have (target/agent/truebeat-agent). Default: this one.
         #[arg(long, value_name = "PROGRAM")]

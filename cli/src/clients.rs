@@ -71,9 +71,23 @@ impl Clients {
         let client = client();
         let mut tasks = JoinSet::new();
         for number in 0..count {
-            tasks.spawn(client_loop(client.clone(), format!("{base}/v1/completions"), number, Arc::clone(&counters)));
+            let ask = Ask { url: format!("{base}/v1/completions"), number, tokens: TOKENS_PER_REQUEST };
+            tasks.spawn(client_loop(client.clone(), ask, Arc::clone(&counters)));
         }
         Self { counters, tasks }
+    }
+
+    /// Has each of `count` clients stream one completion of `tokens` tokens, the same ones every time; waits for the last.
+    pub async fn round(client: &HttpClient, base: &str, count: u16, tokens: u32) -> Requests {
+        let counters = Arc::new(Counters::default());
+        let mut tasks = JoinSet::new();
+        for number in 0..count {
+            let ask = Ask { url: format!("{base}/v1/completions"), number, tokens };
+            let (client, counters) = (client.clone(), Arc::clone(&counters));
+            tasks.spawn(async move { one_turn(&client, &ask, 1, &counters).await });
+        }
+        let clients = Self { counters, tasks };
+        clients.stop(PATIENCE).await
     }
 
     /// What has been counted so far.
@@ -94,28 +108,40 @@ impl Clients {
     }
 }
 
-async fn client_loop(client: HttpClient, url: String, number: u16, counters: Arc<Counters>) {
+/// What one client asks for, again and again.
+struct Ask {
+    url: String,
+    number: u16,
+    tokens: u32,
+}
+
+async fn client_loop(client: HttpClient, ask: Ask, counters: Arc<Counters>) {
     let mut turn = 0_u64;
     while !counters.stop.load(Ordering::Relaxed) {
         turn += 1;
-        match one_request(&client, &url, number, turn, &counters).await {
-            Ended::Completed => counters.completed.fetch_add(1, Ordering::Relaxed),
-            Ended::Refused(pause) => {
-                tokio::time::sleep(pause.min(RETRY_AFTER_MAX)).await;
-                counters.refused.fetch_add(1, Ordering::Relaxed)
-            }
-            Ended::Lost => {
-                tokio::time::sleep(Duration::from_millis(200)).await;
-                counters.lost.fetch_add(1, Ordering::Relaxed)
-            }
-        };
+        one_turn(&client, &ask, turn, &counters).await;
     }
 }
 
-async fn one_request(client: &HttpClient, url: &str, number: u16, turn: u64, counters: &Counters) -> Ended {
+async fn one_turn(client: &HttpClient, ask: &Ask, turn: u64, counters: &Counters) {
+    match one_request(client, ask, turn, counters).await {
+        Ended::Completed => counters.completed.fetch_add(1, Ordering::Relaxed),
+        Ended::Refused(pause) => {
+            tokio::time::sleep(pause.min(RETRY_AFTER_MAX)).await;
+            counters.refused.fetch_add(1, Ordering::Relaxed)
+        }
+        Ended::Lost => {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            counters.lost.fetch_add(1, Ordering::Relaxed)
+        }
+    };
+}
+
+async fn one_request(client: &HttpClient, ask: &Ask, turn: u64, counters: &Counters) -> Ended {
+    let Ask { url, number, tokens } = ask;
     let body = serde_json::json!({
         "model": "demo", "prompt": format!("client {number}, turn {turn}: an engine that lies"), "stream": true,
-        "max_tokens": TOKENS_PER_REQUEST, "ignore_eos": true, "temperature": 0.0,
+        "max_tokens": tokens, "ignore_eos": true, "temperature": 0.0,
     });
     let request = http::Request::post(url)
         .header("content-type", "application/json")

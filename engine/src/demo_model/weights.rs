@@ -32,10 +32,7 @@ pub fn random(shape: &DemoShape, seed: u64) -> Result<RandomWeights, DemoModelEr
     }
     let failed = |error: safetensors::SafeTensorError| DemoModelError::Weights(error.to_string());
     let tensors = tensors(shape);
-    let dtype = match shape.arch {
-        DemoArch::Qwen3 => Dtype::BF16,
-        DemoArch::Llama | DemoArch::LlamaQ8 => Dtype::F32,
-    };
+    let dtype = if shape.arch.is_qwen3() { Dtype::BF16 } else { Dtype::F32 };
     let mut random = SplitMix64(seed);
     let data: Vec<Vec<u8>> = tensors.iter().map(|tensor| fill(tensor, dtype, &mut random)).collect();
     let views = tensors.iter().zip(&data).map(|(tensor, data)| {
@@ -122,7 +119,7 @@ fn tensors(shape: &DemoShape) -> Vec<Tensor> {
         all.push(matrix(name("self_attn.k_proj"), kv_width, hidden));
         all.push(matrix(name("self_attn.v_proj"), kv_width, hidden));
         all.push(matrix(name("self_attn.o_proj"), hidden, q_width));
-        if shape.arch == DemoArch::Qwen3 {
+        if shape.arch.is_qwen3() {
             all.push(norm(name("self_attn.q_norm"), head_dim));
             all.push(norm(name("self_attn.k_norm"), head_dim));
         }
@@ -132,7 +129,7 @@ fn tensors(shape: &DemoShape) -> Vec<Tensor> {
         all.push(matrix(name("mlp.down_proj"), hidden, intermediate));
     }
     all.push(norm("model.norm.weight".to_owned(), hidden));
-    if shape.arch != DemoArch::Qwen3 {
+    if !shape.arch.is_qwen3() {
         all.push(matrix("lm_head.weight".to_owned(), vocab, hidden));
     }
     all

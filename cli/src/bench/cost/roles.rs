@@ -31,6 +31,7 @@ pub struct Cost {
     pub cpu_ms_per_s: BTreeMap<&'static str, f64>,
     /// How often threads were woken, which other work on the machine does not change.
     pub wakeups_per_s: f64,
+    pub length_s: f64,
 }
 
 impl Roles {
@@ -73,7 +74,12 @@ impl Roles {
         };
         let woken = wakeups_after.values().sum::<u64>().saturating_sub(wakeups.values().sum());
         let wakeups_per_s = woken as f64 / took_s;
-        Ok(Cost { memory: self.each(memory)?, cpu_ms_per_s: after.iter().map(cpu).collect(), wakeups_per_s })
+        Ok(Cost {
+            memory: self.each(memory)?,
+            cpu_ms_per_s: after.iter().map(cpu).collect(),
+            wakeups_per_s,
+            length_s: took_s,
+        })
     }
 
     /// Stops all three, the supervisor first and last to go on: it must not find its children silent.
