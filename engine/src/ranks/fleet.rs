@@ -93,8 +93,11 @@ impl Fleet {
             return Err(FleetError::World(world));
         }
         let (team, file) = Team::create(world).map_err(FleetError::Memory)?;
+        // A fleet is started once. The team first: on a slow machine a rank may have loaded, and been killed, before the last one is there,
+        // and without a team nobody could tell that it comes back.
+        let (team, file) = self.team.get_or_init(|| (Arc::new(team), file));
         for rank in 1..world {
-            match spawn(rank, world, &file) {
+            match spawn(rank, world, file) {
                 Ok(child) => self.lock().push(Member { rank, child, starts: 1 }),
                 Err(source) => {
                     self.end();
@@ -102,8 +105,7 @@ impl Fleet {
                 }
             }
         }
-        // a fleet is started once
-        Ok(self.team.get_or_init(|| (Arc::new(team), file)).0.clone())
+        Ok(team.clone())
     }
 
     /// Looks after ranks that load, on the thread that started them: one that a signal ended is started again, and its work is taken over
