@@ -60,7 +60,11 @@ impl Watch {
         (self.ticked_ms, self.due_in) = (Some(since_ms), due_in);
         self.detector.looks_again_in(since_ms.saturating_sub(ticked_ms).saturating_add(milliseconds(due_in)));
         if woken == Woken::ByTheGate {
-            self.wait(until_next(took + began.elapsed(), tick), None).await;
+            let past = took + began.elapsed();
+            let pause = until_next(past, tick);
+            // a tick that comes when it is meant to is not late
+            self.detector.looks_again_in(milliseconds(past + pause));
+            self.wait(pause, None).await;
         }
     }
 
