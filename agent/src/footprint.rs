@@ -16,6 +16,8 @@ use nix::sys::mman::{MmapAdvise, madvise};
 const FIRST_AFTER: Duration = Duration::from_secs(5);
 /// What an episode needed (stacks, packing) is not kept for ever.
 const EVERY: Duration = Duration::from_secs(600);
+/// So much longer than the pause before it is a pause, up to that.
+const GROWTH: u32 = 10;
 
 /// For so long what comes back comes back by single pages: whatever a healthy process does, it does within a minute. No longer, for each
 /// mapping is a little memory of the kernel's.
@@ -23,7 +25,7 @@ const APART_FOR: Duration = Duration::from_secs(60);
 
 /// Of a process's life so far: when it gives back for the second time, after which nothing of start-up is left, and when that is over.
 pub const SECOND_TIME: (Duration, Duration) = {
-    let begins = FIRST_AFTER.saturating_mul(11).saturating_add(APART_FOR);
+    let begins = FIRST_AFTER.saturating_add(APART_FOR).saturating_add(FIRST_AFTER.saturating_mul(GROWTH));
     (begins, begins.saturating_add(APART_FOR))
 };
 /// From one time to the next, but to the third, which comes somewhat sooner.
@@ -38,7 +40,7 @@ pub async fn keep_small() {
     let mut pause = FIRST_AFTER;
     loop {
         tokio::time::sleep(pause).await;
-        pause = (pause * 10).min(EVERY);
+        pause = (pause * GROWTH).min(EVERY);
         let files = give_back();
         tokio::time::sleep(APART_FOR).await;
         files.into_iter().for_each(join);

@@ -178,7 +178,7 @@ pub enum BenchKind {
         /// How long the agent is measured at rest, and as long under load: up to 200, before it gives memory back for the third time.
         #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=200))]
         seconds: u32,
-        /// Pairs of the same work, half a second each, with the agent and without.
+        /// Pairs of the same work, with the agent and without: half a second each on a fast machine, two on a slow one.
         #[arg(long, default_value_t = 300)]
         pairs: u32,
         /// The program that has the agent's roles, e.g. the small one that pods have (target/agent/truebeat-agent). Default: this one.

@@ -58,13 +58,14 @@ impl Watch {
         let woken = self.wait((every * looks).saturating_sub(took), Some(ease)).await;
         let (since_ms, due_in) = reckoned(woken, self.lookout.recall(), ticked_ms, (every, looks));
         (self.ticked_ms, self.due_in) = (Some(since_ms), due_in);
-        self.detector.looks_again_in(since_ms.saturating_sub(ticked_ms).saturating_add(milliseconds(due_in)));
         if woken == Woken::ByTheGate {
             let past = took + began.elapsed();
             let pause = until_next(past, tick);
             // a tick that comes when it is meant to is not late
             self.detector.looks_again_in(milliseconds(past + pause));
             self.wait(pause, None).await;
+        } else {
+            self.detector.looks_again_in(since_ms.saturating_sub(ticked_ms).saturating_add(milliseconds(due_in)));
         }
     }
 

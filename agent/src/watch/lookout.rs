@@ -199,14 +199,17 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sources::pace::Pace;
 
     const SOON: Duration = Duration::from_millis(1);
     const LONG: Duration = Duration::from_secs(60);
 
+    /// Of an engine without a page, which a tick has found.
     fn pages() -> (tempfile::TempDir, SharedPages) {
         let dir = tempfile::tempdir().unwrap();
-        let pages = Arc::new(Mutex::new(PageSource::new(dir.path(), 1, None)));
-        (dir, pages)
+        let mut pages = PageSource::new(dir.path(), 1, None);
+        pages.look(0, Pace::Stare, &mut Vec::new());
+        (dir, Arc::new(Mutex::new(pages)))
     }
 
     fn order(ask: Ask, looks: u32, late_ms_max: Ms) -> Order {
@@ -216,7 +219,6 @@ mod tests {
     #[tokio::test]
     async fn looks_that_find_nothing_amiss_say_nothing_and_end() {
         let (_dir, pages) = pages();
-        pages.lock().unwrap().look(0, crate::sources::pace::Pace::Stare, &mut Vec::new());
         let lookout = Lookout::start(pages).unwrap();
         let sent = Order { every: SOON * 10, ..order(Ask::Rest(Vec::new()), 3, Ms::MAX) };
         let ticked_ms = sent.ticked_ms;
@@ -248,7 +250,6 @@ mod tests {
     #[tokio::test]
     async fn a_look_that_comes_late_is_a_doubt() {
         let (_dir, pages) = pages();
-        pages.lock().unwrap().look(0, crate::sources::pace::Pace::Stare, &mut Vec::new());
         let lookout = Lookout::start(pages).unwrap();
         let long_ago = monotonic_ms() - 1_000;
         lookout.send(Order { ticked_ms: long_ago, ..order(Ask::Rest(Vec::new()), 1, 150) });
@@ -259,7 +260,6 @@ mod tests {
     #[tokio::test]
     async fn orders_that_follow_each_other_are_looked_after_with_and_without_a_call() {
         let (_dir, pages) = pages();
-        pages.lock().unwrap().look(0, crate::sources::pace::Pace::Stare, &mut Vec::new());
         let lookout = Lookout::start(pages).unwrap();
         for every in [SOON * 10, SOON * 10, SOON, SOON * 30, SOON * 10] {
             let sent = Order { every, ..order(Ask::Rest(Vec::new()), 2, Ms::MAX) };

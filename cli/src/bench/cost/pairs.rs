@@ -13,7 +13,7 @@ use super::roles::{Roles, cpu_ns};
 use crate::clients::Clients;
 use crate::http::{HttpClient, client};
 
-/// Of each stream: half a second of work, for what disturbs one of two rounds is less the nearer they lie.
+/// Of each stream: half a second of work or a few, for what disturbs one of two rounds is less the nearer they lie.
 const TOKENS: u32 = 100;
 /// After a change, before the work begins.
 const SETTLE: Duration = Duration::from_millis(50);
