@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use engine::model::{KvShape, LogitsWanted, Model, ModelError, ModelInfo, Pass, SeqInput, StepBatch, StepLogits};
 
@@ -17,6 +18,8 @@ pub struct HeadedModel {
     of_own: Vec<bool>,
     /// One guess in so many is wrong, about; 0: none.
     lies: u64,
+    /// How long the head takes for a guess, whatever it is worth.
+    pub takes: Duration,
     /// Rows of the head that attended to a slot that was not read, or was read of its own state though the model's is there.
     pub blind: Arc<AtomicU64>,
 }
@@ -24,7 +27,7 @@ pub struct HeadedModel {
 impl HeadedModel {
     pub fn new(seq_len_max: usize, lies: u64) -> Self {
         let (model, read, own, of_own) = (PagedModel::new(seq_len_max, true), Vec::new(), Vec::new(), Vec::new());
-        Self { model, read, own, of_own, lies, blind: Arc::default() }
+        Self { model, read, own, of_own, lies, takes: Duration::ZERO, blind: Arc::default() }
     }
 
     /// Whether the head's row of a position is what it should be.
@@ -82,6 +85,7 @@ impl Model for HeadedModel {
             }
             return self.model.forward(batch);
         }
+        std::thread::sleep(self.takes);
         Ok(StepLogits { rows: batch.seqs.iter().map(|seq| self.guesses(seq)).collect() })
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use engine::cli::folder_loader;
 use engine::core::{CoreConfig, Loaded, start};
@@ -93,6 +94,27 @@ async fn a_head_that_is_often_wrong_or_rests_reads_again_what_it_must() {
     assert!(accepted > 100.0 && guessed > accepted + 20.0, "{accepted} of {guessed}");
     // the governor lets it guess now and then
     crowd_of(0, CoreConfig { speculates_always: false, ..guessing(crowded()) }).await;
+}
+
+/// Guesses that were verified in 400 tokens of one sequence, by a head that is mostly right and takes as long as hundreds of steps.
+async fn guesses_of_a_slow_head(speculates_always: bool) -> f64 {
+    let root = tempfile::tempdir().unwrap();
+    let codec = demo(root.path(), DemoArch::Llama, 1);
+    let mut model = HeadedModel::new(2048, 3);
+    model.takes = Duration::from_millis(10);
+    let config = CoreConfig { speculates_always, ..guessing(CoreConfig::default()) };
+    let handle = engine(config, &codec, Box::new(move || Box::new(model)), None);
+    let request = GenerateRequest { max_new_tokens: 400, ..requests(60).swap_remove(0) };
+    let said = outputs(&handle, std::slice::from_ref(&request), false).await.swap_remove(0).0;
+    assert_eq!(said, greedy(&request.prompt, 400, &[]));
+    verified(&handle).0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_that_loses_time_is_asked_no_more() {
+    let (asked, let_be) = (guesses_of_a_slow_head(true).await, guesses_of_a_slow_head(false).await);
+    assert!(asked > 150.0, "{asked}");
+    assert!(let_be < asked / 2.0, "{let_be} where {asked} are possible");
 }
 
 #[tokio::test(flavor = "multi_thread")]
