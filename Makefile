@@ -81,7 +81,7 @@ bench: build ## Cost of a publish and of the agent, time to notice exits and sta
 	status=0; for kind in "exit --count 200" "stalls --count 200" "foreign --count 10" cost; do $(PROGRAM) bench $$kind || status=1; done; exit $$status
 
 ARGS ?=
-bench-peers: ## The engine against llama.cpp on this machine, pairs in turn, servers too (builds it once; ARGS="--formats q8_0 --server no")
+bench-peers: ## The engine against llama.cpp on this machine, pairs in turn, servers too (builds it once; ARGS="--formats q8_0 --parts cells")
 	python3 -B tests/peers/bench.py $(ARGS)
 
 PODS ?= 1000

@@ -1,10 +1,11 @@
-"""`make bench-peers`: this engine against llama.cpp on this machine, the same model files, in pairs that run in turn.
+"""`make bench-peers`: this engine against llama.cpp and vLLM on this machine, the same model files, in pairs that run in turn.
 
 Prints `name value unit goal # spread`. Each pair gives one ratio of ours to theirs; the ratio printed is the median, with the 10th and 90th
 percentile, and beside it the same of CPU seconds, which neighbours disturb less. llama.cpp gets the better of its settings in every cell.
 """
 import argparse
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -43,6 +44,7 @@ class Cell:
 
 
 ALL_CELLS = [f"prefill_{PROMPT}", "batch8", *DECODES]
+PARTS = ["cells", "server", "vllm"]
 
 
 def quantile(values, share):
@@ -127,24 +129,35 @@ def arguments():
     parser.add_argument("--cells", type=words, default=ALL_CELLS, help="some of " + ",".join(ALL_CELLS))
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--cell-seconds", type=float, default=60, help="no further pair begins after so long in a cell (three at least)")
-    parser.add_argument("--server", choices=["no", "too", "only"], default="too", help="the servers under Poisson load")
+    parser.add_argument("--parts", type=words, default=["cells", "server"],
+                        help="some of " + ",".join(PARTS) + ": cells and servers under Poisson load of llama.cpp, a real vLLM (6 GB once)")
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--slots", type=int, default=8, help="requests that llama-server runs at once")
     args = parser.parse_args()
-    unknown = set(args.cells) - set(ALL_CELLS)
-    return parser.error(f"no such cells: {unknown}") if unknown else args
+    unknown = set(args.cells) - set(ALL_CELLS) | set(args.parts) - set(PARTS)
+    return parser.error(f"no such cells or parts: {unknown}") if unknown else args
+
+
+def installed(script):
+    """What an installer's one line says."""
+    return subprocess.run([script], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def main():
+    # whoever ends this ends what it started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     args = arguments()
-    install = subprocess.run([HERE / "install.sh"], check=True, stdout=subprocess.PIPE, text=True)
-    programs = install.stdout.strip()
-    print(f"# {os.cpu_count()} CPUs, load {os.getloadavg()}, {programs.rsplit('/', 2)[-2]}")
-    if args.server != "only":
+    print(f"# {os.cpu_count()} CPUs, load {os.getloadavg()}")
+    if {"cells", "server"} & set(args.parts):
+        programs = installed(HERE / "install.sh")
+        print(f"# {programs.rsplit('/', 2)[-2]}")
+    if "cells" in args.parts:
         measure(args, programs)
-    if args.server != "no":
-        serving.compare(args, programs, report)
+    if "server" in args.parts:
+        serving.compare_llama(args, programs, report)
+    if "vllm" in args.parts:
+        serving.compare_vllm(args, installed(HERE.parent / "vllm/install.sh"), report)
     return 0
 
 

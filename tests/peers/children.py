@@ -3,6 +3,7 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -46,19 +47,20 @@ class Cells:
 
 
 @contextlib.contextmanager
-def server(command, port):
-    """A running server, and the seconds until it said that it is ready."""
-    with open(os.devnull, "w") as nothing:
+def server(command, port, log_path, environment=None):
+    """A running server, and the seconds until it said that it is ready. It leads a process group, which ends as a whole."""
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with open(log_path, "wb") as log:
         began = time.monotonic()
-        process = subprocess.Popen(command, stdout=nothing, stderr=nothing)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | (environment or {}), start_new_session=True)
         try:
             while not healthy(port):
                 if process.poll() is not None or time.monotonic() - began > START_S_MAX:
-                    raise SystemExit(f"{command[0]} did not start")
+                    raise SystemExit(f"{command[0]} did not start; see {log_path}")
                 time.sleep(0.01)
             yield time.monotonic() - began
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

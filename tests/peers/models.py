@@ -1,5 +1,6 @@
-"""Models of known shapes with random weights, as GGUF files that both engines read: BF16 is written here, the quantised ones are made
-from it by llama-quantize. Once each, into a cache folder."""
+"""Models of known shapes with random weights. For llama.cpp GGUF files: BF16 is written here, the quantised ones are made from it by
+llama-quantize. For vLLM the same BF16 weights as a folder of `transformers`. Once each, into a cache folder."""
+import json
 import random
 import struct
 import subprocess
@@ -49,13 +50,84 @@ def write(out, shape):
         out.write(b"\0" * (-out.tell() % ALIGNMENT))
         if kind == TENSOR_F32:
             out.write(struct.pack("<f", 1.0) * dims[0])
-        for row in range(dims[1] if kind == TENSOR_BF16 else 0):
-            if row % 1024 == 0:
-                rows = min(1024, dims[1] - row)
-                values = bytearray(2 * dims[0] * rows)
-                values[0::2] = chance.randbytes(dims[0] * rows)
-                values[1::2] = chance.randbytes(dims[0] * rows).translate(HIGH_BYTE)
-                out.write(values)
+        else:
+            out.writelines(numbers_of(dims, chance))
+
+
+def numbers_of(dims, chance):
+    """A matrix in BF16, up to 1024 rows at a time."""
+    for row in range(0, dims[1], 1024):
+        count = dims[0] * min(1024, dims[1] - row)
+        values = bytearray(2 * count)
+        values[0::2] = chance.randbytes(count)
+        values[1::2] = chance.randbytes(count).translate(HIGH_BYTE)
+        yield values
+
+
+def folder_of(folder, shape):
+    """The path of a model as `transformers` has it, with the numbers of the BF16 GGUF; makes it where it is not yet there."""
+    path = Path(folder) / f"{shape}-bf16"
+    if path.exists():
+        return path
+    part = path.with_suffix(".part")
+    part.mkdir(parents=True, exist_ok=True)
+    print(f"# making {path.name}", file=sys.stderr)
+    s = SHAPES[shape]
+    for name, value in {"config": config(s), "tokenizer": tokenizer(s["vocab"]), "tokenizer_config": TOKENIZER_CONFIG}.items():
+        (part / f"{name}.json").write_text(json.dumps(value))
+    with open(part / "model.safetensors", "wb") as out:
+        write_safetensors(out, s)
+    part.rename(path)
+    return path
+
+
+def write_safetensors(out, shape):
+    tensors, table, offset, chance = list(tensors_of(shape)), {}, 0, random.Random(1)
+    for name, dims, _ in tensors:
+        size = 2 * dims[0] * (dims[1] if len(dims) == 2 else 1)
+        table[published(name)] = {"dtype": "BF16", "shape": dims[::-1], "data_offsets": [offset, offset + size]}
+        offset += size
+    head = json.dumps(table).encode()
+    head += b" " * (-len(head) % 8)
+    out.write(struct.pack("<Q", len(head)) + head)
+    for _, dims, kind in tensors:
+        if kind == TENSOR_F32:
+            out.write(struct.pack("<H", 0x3F80) * dims[0])
+        else:
+            out.writelines(numbers_of(dims, chance))
+
+
+def published(name):
+    """A tensor's name in `transformers`."""
+    words = name.split(".")
+    if words[0] != "blk":
+        return {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}[words[0]] + ".weight"
+    parts = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+             "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
+             "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    return f"model.layers.{words[1]}.{parts[words[2]]}.weight"
+
+
+def config(s):
+    kind = {"qwen3": "Qwen3", "llama": "Llama"}[s["arch"]]
+    return {"architectures": [f"{kind}ForCausalLM"], "model_type": s["arch"], "torch_dtype": "bfloat16", "hidden_act": "silu",
+            "hidden_size": s["hidden"], "intermediate_size": s["ffn"], "num_hidden_layers": s["layers"], "num_attention_heads": s["heads"],
+            "num_key_value_heads": s["kv_heads"], "head_dim": s["head_dim"], "vocab_size": s["vocab"], "rope_theta": s["theta"],
+            "rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "tie_word_embeddings": True, "attention_bias": False,
+            "eos_token_id": s["vocab"] - 1}
+
+
+TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "model_max_length": 32768}
+
+
+def tokenizer(size):
+    tokens, merges, _ = vocabulary(size)
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+             "fuse_unk": False, "byte_fallback": False, "vocab": {token: i for i, token in enumerate(tokens)}, "merges": merges}
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    end = {"id": size - 1, "content": tokens[-1], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [end], "normalizer": None, "pre_tokenizer": plain,
+            "post_processor": None, "decoder": plain, "model": model}
 
 
 def tensors_of(s):

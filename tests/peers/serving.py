@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "vllm"))
 import load  # noqa: E402
 
 PROMPT, OUTPUT = 128, 64
-# Of what llama-server does with all slots busy: most of it, and more than it can
+# Of what the other server does with all slots busy: most of it, and more than it can
 LOADS = {"steady": 0.8, "full": 2.0}
 
 
@@ -55,35 +55,69 @@ def run(port, rate, seed, count, vocab):
     return count * OUTPUT / seconds, first, gaps
 
 
-def compare(args, programs, report):
+class Side:
+    """How one of the two servers is started: `command` of a port."""
+
+    def __init__(self, command, environment=None):
+        self.command, self.environment = command, environment
+
+    @classmethod
+    def ours(cls, path):
+        program = children.built("truebeat-engine", "build", "--release", "--bin")
+        return cls(lambda port: [program, "engine", "--model", path, "--listen", f"127.0.0.1:{port}", "--max-model-len", "1024"])
+
+    @classmethod
+    def llama(cls, path, programs, args):
+        threads, context = str(max(args.threads)), str(args.slots * 512)
+        return cls(lambda port: [f"{programs}/llama-server", "-m", path, "--port", str(port), "-t", threads, "-np", str(args.slots),
+                                 "-c", context, "-fa", "on"])
+
+    @classmethod
+    def vllm(cls, path, venv, args):
+        """It keeps a core for itself unless it is told not to, and is given all; what it computes is compiled, as it is by default. Where the
+        processor has no products of BF16, its library emulates them, and F32 is the faster of its two."""
+        threads = max(args.threads)
+        dtype = "bfloat16" if "avx512_bf16" in Path("/proc/cpuinfo").read_text() else "float32"
+        environment = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2",
+                       "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "LD_PRELOAD": "libtcmalloc_minimal.so.4"}
+        return cls(lambda port: [f"{venv}/bin/python", f"{venv}/bin/vllm", "serve", path, "--host", "127.0.0.1", "--port", str(port),
+                                 "--served-model-name", "m", "--dtype", dtype, "--max-model-len", "1024"], environment)
+
+
+def compare_llama(args, programs, report):
     """Throughput, p99 of first tokens and of gaps, each as a ratio of ours to theirs by seed."""
-    ours_program = children.built("truebeat-engine", "build", "--release", "--bin")
     for shape in args.shapes[:1]:
         for kind in args.formats:
             path = models.file_of(args.models, shape, kind, programs)
-            commands = {
-                "ours": lambda port, path=path: [ours_program, "engine", "--model", path, "--listen", f"127.0.0.1:{port}",
-                                                 "--max-model-len", "1024"],
-                "theirs": lambda port, path=path: [f"{programs}/llama-server", "-m", path, "--port", str(port), "-t", str(max(args.threads)),
-                                                   "-np", str(args.slots), "-c", str(args.slots * 512), "-fa", "on"],
-            }
-            of_format(f"{shape}_{kind}_server", commands, models.SHAPES[shape]["vocab"], args, report)
+            sides = {"ours": Side.ours(path), "theirs": Side.llama(path, programs, args)}
+            of_format(f"{shape}_{kind}_server", sides, models.SHAPES[shape]["vocab"], args, report)
 
 
-def of_format(name, commands, vocab, args, report):
+def compare_vllm(args, venv, report):
+    """The same against vLLM, which reads a folder in BF16."""
+    for shape in args.shapes[:1]:
+        path = models.folder_of(args.models, shape)
+        sides = {"ours": Side.ours(path), "theirs": Side.vllm(path, venv, args)}
+        of_format(f"{shape}_bf16_vllm", sides, models.SHAPES[shape]["vocab"], args, report)
+
+
+def of_format(name, sides, vocab, args, report):
     rate, ready = None, {"ours": [], "theirs": []}
-    seen = {(side, load_name): [] for side in commands for load_name in LOADS}
+    seen = {(side, load_name): [] for side in sides for load_name in LOADS}
     for seed in range(args.seeds):
         for side in ("theirs", "ours") if seed % 2 == 0 else ("ours", "theirs"):
             port = children.free_port()
-            with children.server(commands[side](port), port) as seconds:
+            log = children.ROOT / f"target/peers/{name}-{side}-{seed}.log"
+            with children.server(sides[side].command(port), port, log, sides[side].environment) as seconds:
                 ready[side].append(seconds)
                 run(port, None, 1000, args.slots, vocab)
                 if rate is None:
                     rate = run(port, None, 1001, 2 * args.slots, vocab)[0] / OUTPUT
-                    print(f"# llama-server answers {rate:.2f} requests a second with {args.slots} at once")
+                    print(f"# the other server answers {rate:.2f} requests a second with {args.slots} at once, after {seconds:.1f} s of start")
                 for load_name, share in LOADS.items():
                     seen[side, load_name].append(run(port, share * rate, seed, args.requests, vocab))
+    report(f"{name}_ready_ours", ready["ours"], "s", "-")
+    report(f"{name}_ready_theirs", ready["theirs"], "s", "-")
     report(f"{name}_ready", [b / a for a, b in zip(ready["ours"], ready["theirs"])], "x", "-")
     for load_name in LOADS:
         pairs = list(zip(seen["ours", load_name], seen["theirs", load_name]))
