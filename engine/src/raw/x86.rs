@@ -50,6 +50,7 @@ impl Simd for Avx512 {
     type V = __m512;
     type I = __m512i;
     type B = __m512i;
+    type Few = __m512i;
     const WIDE: bool = true;
 
     #[inline]
@@ -149,6 +150,26 @@ impl Simd for Avx512 {
         unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)) }
     }
     #[inline(always)]
+    fn begin_high(self, too_high: i32) -> __m512i {
+        self.splat_i32(too_high)
+    }
+    #[inline(always)]
+    fn dot_high(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {
+        self.dot_u8_i8(acc, w, x)
+    }
+    #[inline(always)]
+    fn begin_few(self, sums: __m512i) -> __m512i {
+        sums
+    }
+    #[inline(always)]
+    fn dot_few(self, few: __m512i, w: __m512i, x: i32) -> __m512i {
+        self.dot_u8_i8(few, w, x)
+    }
+    #[inline(always)]
+    fn end_few(self, _sums: __m512i, few: __m512i) -> __m512i {
+        few
+    }
+    #[inline(always)]
     fn low(self, x: __m512i) -> __m512i {
         unsafe { _mm512_and_si512(x, _mm512_set1_epi8(15)) }
     }
@@ -190,6 +211,8 @@ impl Simd for Avx2 {
     type V = [__m256; 2];
     type I = [__m256i; 2];
     type B = [__m256i; 2];
+    /// Sixteen bits a pair of products.
+    type Few = [__m256i; 2];
     const WIDE: bool = false;
 
     #[inline]
@@ -306,6 +329,43 @@ impl Simd for Avx2 {
             };
             [half(acc[0], w[0]), half(acc[1], w[1])]
         }
+    }
+    #[inline(always)]
+    fn begin_high(self, _too_high: i32) -> [__m256i; 2] {
+        self.splat_i32(0)
+    }
+    /// The sign goes over to the input: 128 · 127 · 2 fits into sixteen bits.
+    #[inline(always)]
+    fn dot_high(self, acc: [__m256i; 2], w: [__m256i; 2], x: i32) -> [__m256i; 2] {
+        unsafe {
+            let (x, ones) = (_mm256_set1_epi32(x), _mm256_set1_epi16(1));
+            let half = |acc: __m256i, w: __m256i| {
+                let w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+                _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, ones))
+            };
+            [half(acc[0], w[0]), half(acc[1], w[1])]
+        }
+    }
+    #[inline(always)]
+    fn begin_few(self, _sums: [__m256i; 2]) -> [__m256i; 2] {
+        self.splat_i32(0)
+    }
+    /// 15 · 127 · 2 fits eight times into sixteen bits, 63 · 127 · 2 twice.
+    #[inline(always)]
+    fn dot_few(self, few: [__m256i; 2], w: [__m256i; 2], x: i32) -> [__m256i; 2] {
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            let half = |few: __m256i, w: __m256i| _mm256_add_epi16(few, _mm256_maddubs_epi16(w, x));
+            [half(few[0], w[0]), half(few[1], w[1])]
+        }
+    }
+    #[inline(always)]
+    fn end_few(self, sums: [__m256i; 2], few: [__m256i; 2]) -> [__m256i; 2] {
+        let half = |sums: __m256i, few: __m256i| unsafe {
+            _mm256_add_epi32(sums, _mm256_madd_epi16(few, _mm256_set1_epi16(1)))
+        };
+        [half(sums[0], few[0]), half(sums[1], few[1])]
     }
     #[inline(always)]
     fn low(self, x: [__m256i; 2]) -> [__m256i; 2] {

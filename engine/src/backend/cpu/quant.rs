@@ -153,7 +153,7 @@ impl QuantOp<'_> {
             if S::WIDE {
                 self.panel::<S, K, 8>(s, panel);
             } else {
-                self.panel::<S, K, 2>(s, panel);
+                self.panel::<S, K, 4>(s, panel);
             }
         }
     }
@@ -169,7 +169,7 @@ impl QuantOp<'_> {
             self.block::<S, K, 4>(s, panel, token);
             token += 4;
         }
-        if S::WIDE && token + 2 <= self.x.rows {
+        if token + 2 <= self.x.rows {
             self.block::<S, K, 2>(s, panel, token);
             token += 2;
         }
@@ -217,11 +217,11 @@ impl Kind for Q8 {
         let mut acc = [s.splat(0.0); M];
         let blocks = lines.as_chunks::<8>().0.iter().zip(scales.as_chunks::<32>().0).enumerate();
         for (b, (lines, scales)) in blocks {
-            let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(x[m][b].too_high_128));
+            let mut sums: [S::I; M] = std::array::from_fn(|m| s.begin_high(x[m][b].too_high_128));
             for (g, line) in lines.iter().enumerate() {
                 let w = read(s, line);
                 for m in 0..M {
-                    sums[m] = s.dot_u8_i8(sums[m], w, x[m][b].groups[g]);
+                    sums[m] = s.dot_high(sums[m], w, x[m][b].groups[g]);
                 }
             }
             let scale = s.load_f16(scales);
@@ -243,19 +243,21 @@ impl Kind for Q4K {
             let (d, d_offset) = (s.load_f16(&halves[0]), s.load_f16(&halves[1]));
             for (i, lines) in lines.as_chunks::<4>().0.iter().enumerate() {
                 let b = unit * 8 + i;
-                let mut sums = [s.splat_i32(0); M];
+                let none = s.splat_i32(0);
+                let mut few = [s.begin_few(none); M];
                 for (g, line) in lines.iter().enumerate() {
                     let both = read(s, line);
                     let (low, high) = (s.low(both), s.high(both));
                     for m in 0..M {
-                        sums[m] = s.dot_u8_i8(sums[m], low, x[m][b].groups[g]);
-                        sums[m] = s.dot_u8_i8(sums[m], high, x[m][b].groups[g + 4]);
+                        few[m] = s.dot_few(few[m], low, x[m][b].groups[g]);
+                        few[m] = s.dot_few(few[m], high, x[m][b].groups[g + 4]);
                     }
                 }
                 let scale = s.mul(d, s.load_u8(&per_block[2 * i]));
                 let offset = s.mul(d_offset, s.load_u8(&per_block[2 * i + 1]));
                 for m in 0..M {
-                    acc[m] = s.fma(s.to_f32(sums[m]), s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
+                    let sums = s.to_f32(s.end_few(none, few[m]));
+                    acc[m] = s.fma(sums, s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
                     acc[m] = s.fma(offset, s.splat(x[m][b].offset), acc[m]);
                 }
             }
@@ -277,12 +279,13 @@ impl Kind for Q6K {
                 for half in 0..2 {
                     let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(x[m][b].too_high_32[half]));
                     let hi = read(s, &lines[4 + half]);
-                    for (g, line) in lines[..4].iter().enumerate() {
-                        let both = read(s, line);
-                        let nibbles = if half == 0 { s.low(both) } else { s.high(both) };
-                        let w = s.with_two_bits(nibbles, hi, g);
+                    for (pair, lines) in lines[..4].as_chunks::<2>().0.iter().enumerate() {
+                        let w0 = six_bits(s, &lines[0], (hi, half), 2 * pair);
+                        let w1 = six_bits(s, &lines[1], (hi, half), 2 * pair + 1);
+                        let first = half * 4 + 2 * pair;
                         for m in 0..M {
-                            sums[m] = s.dot_u8_i8(sums[m], w, x[m][b].groups[half * 4 + g]);
+                            let few = s.dot_few(s.begin_few(sums[m]), w0, x[m][b].groups[first]);
+                            sums[m] = s.end_few(sums[m], s.dot_few(few, w1, x[m][b].groups[first + 1]));
                         }
                     }
                     let scale = s.mul(d, s.load_i8(&per_half[2 * i + half]));
@@ -294,4 +297,11 @@ impl Kind for Q6K {
         }
         acc
     }
+}
+
+/// Weights of a half of a block, 32 too high: low bits of one line, the two high ones of another.
+#[inline(always)]
+fn six_bits<S: Simd>(s: S, line: &Line, (hi, half): (S::B, usize), group: usize) -> S::B {
+    let both = read(s, line);
+    s.with_two_bits(if half == 0 { s.low(both) } else { s.high(both) }, hi, group)
 }

@@ -103,6 +103,30 @@ proptest! {
     }
 }
 
+/// Where products gather in few bits: all weights and all inputs as large as they can be, of one sign and of the other.
+#[test]
+fn the_greatest_weights_and_inputs_fit_into_every_sum() {
+    for (kind, fill) in QUANTISED.into_iter().flat_map(|kind| [0x00, 0x7F, 0x80, 0xFF].map(|fill| (kind, fill))) {
+        let (block, block_bytes) = kind.block();
+        let mut bytes = vec![fill; 19 * block_bytes];
+        let scales = if kind == WeightType::Q6K { 208..210 } else { 0..if kind == WeightType::Q4K { 4 } else { 2 } };
+        for block in bytes.chunks_mut(block_bytes) {
+            let scale = half::f16::from_f32(0.01).to_le_bytes();
+            block[scales.clone()].chunks_mut(2).for_each(|place| place.copy_from_slice(&scale));
+        }
+        let raw = RawWeight::new(19, block, kind, bytes.into()).unwrap();
+        for (isa, x) in Isa::all().into_iter().flat_map(|isa| [1.0, -1.0].map(|x| (isa, x))) {
+            let x = Matrix { rows: 7, cols: block, values: vec![x; 7 * block] };
+            let b = backend(isa, 1, Precision::Native);
+            let got = b.linear(&x, &b.weight(raw.clone()), None);
+            for (got, (want, _)) in got.values.iter().zip(plain_linear(&x, &raw.to_f32(), 19)) {
+                let off = (f64::from(*got) - want).abs();
+                assert!(off <= 1e-3 * want.abs() + 1e-6, "{} {kind:?} {fill:x}: {got} {want}", isa.name());
+            }
+        }
+    }
+}
+
 /// Two rows more than vectors take.
 const ROWS: usize = 35;
 
