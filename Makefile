@@ -99,8 +99,8 @@ RUNS ?= 1000
 benign: build ## RUNS=1000 real engines that do what looks like a hang and is none (B1 to B9), nine at a time: a confirmed stall is a failure
 	$(PROGRAM) bench benign --runs $(RUNS)
 
-TRAFFIC_SECONDS ?= 1800
-soak-traffic: build ## 30 minutes (TRAFFIC_SECONDS=1800) of real mixed traffic, the second half with faults: EP2 to EP5, flat memory; SEED=S
+TRAFFIC_SECONDS ?= 3600
+soak-traffic: build ## An hour (TRAFFIC_SECONDS=3600) of real mixed traffic, the second half with faults: EP2 to EP5, flat memory; SEED=S
 	$(PROGRAM) bench traffic --seconds $(TRAFFIC_SECONDS) --seed $(SEED)
 
 ONLY ?=
