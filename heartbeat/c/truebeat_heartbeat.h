@@ -47,12 +47,14 @@ enum tb_phase {
 /* H6: how a step ended. */
 enum tb_outcome { TB_OK = 1, TB_FAILED = 2, TB_DEADLINE_EXCEEDED = 3 };
 
-/* H2: whose page it is. pid 1 to 2^31-1; rank < world_size; at most TB_GPUS_MAX GPUs. */
+/* H2: whose page it is. pid 1 to 2^31-1; rank < world_size, which the data-parallel engines (0: one) share out evenly; at most TB_GPUS_MAX
+ * GPUs. */
 struct tb_identity {
     uint32_t pid, rank, world_size, gpu_count;
     uint64_t pid_start_ticks, nonce;
     uint8_t boot_id[16];
     uint8_t gpu_uuids[TB_GPUS_MAX][16];
+    uint32_t engines;
 };
 
 /* H3 to H5, published as one unit. Times are nanoseconds of CLOCK_MONOTONIC; no time may be after published_ns, no counter may go back. */
@@ -146,7 +148,7 @@ static inline void tb__put(uint8_t *page, size_t at, uint64_t value, size_t len)
 
 /* The file before its first beat: identity in place, all sequence words 0 (H1.3). */
 static inline void tb__fresh(uint8_t *page, const struct tb_identity *who) {
-    const uint32_t head[] = {TB_VERSION, TB_HEADER_LEN, TB_FILE_LEN, TB_RING_LEN, TB_RECORD_LEN, who->gpu_count, who->pid, who->rank, who->world_size};
+    const uint32_t head[] = {TB_VERSION, TB_HEADER_LEN, TB_FILE_LEN, TB_RING_LEN, TB_RECORD_LEN, who->gpu_count, who->pid, who->rank, who->world_size, who->engines};
     memset(page, 0, TB_FILE_LEN);
     memcpy(page, "TRUEBEAT", 8);
     for (size_t i = 0; i < sizeof head / sizeof head[0]; i++) tb__put(page, 8u + 4u * i, head[i], 4);
@@ -208,7 +210,8 @@ static inline int tb__write_all(int file, const uint8_t *bytes, size_t len) {
 static inline int tb_open(struct tb_writer *writer, const char *dir, const struct tb_identity *who) {
     char path[512], temp[544];
     memset(writer, 0, sizeof *writer);
-    if (who->pid == 0 || who->pid > INT32_MAX || who->world_size == 0 || who->rank >= who->world_size || who->gpu_count > TB_GPUS_MAX)
+    if (who->pid == 0 || who->pid > INT32_MAX || who->world_size == 0 || who->rank >= who->world_size || who->gpu_count > TB_GPUS_MAX ||
+        (who->engines > 1 && who->world_size % who->engines != 0))
         return EINVAL; /* H2.4 */
     if (dir == NULL) dir = getenv("TRUEBEAT_PAGE_DIR");
     if (dir == NULL) dir = "/run/truebeat";

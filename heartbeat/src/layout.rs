@@ -34,6 +34,7 @@ const GPU_COUNT_AT: usize = 28;
 const PID_AT: usize = 32;
 const RANK_AT: usize = 36;
 const WORLD_SIZE_AT: usize = 40;
+const ENGINES_AT: usize = 44;
 const START_TICKS_AT: usize = 48;
 const NONCE_AT: usize = 56;
 const BOOT_ID_AT: usize = 64;
@@ -62,6 +63,9 @@ pub(crate) fn identity_fault(identity: &Identity) -> Option<(&'static str, u64)>
     if identity.world_size == 0 {
         return Some(("world_size", 0));
     }
+    if !identity.world_size.is_multiple_of(identity.engines.max(1)) {
+        return Some(("engines", u64::from(identity.engines)));
+    }
     (identity.rank >= identity.world_size).then_some(("rank", u64::from(identity.rank)))
 }
 
@@ -79,6 +83,7 @@ pub(crate) fn fresh_page(identity: &Identity) -> Vec<u8> {
     put(PID_AT, &identity.pid.to_le_bytes());
     put(RANK_AT, &identity.rank.to_le_bytes());
     put(WORLD_SIZE_AT, &identity.world_size.to_le_bytes());
+    put(ENGINES_AT, &identity.engines.to_le_bytes());
     put(START_TICKS_AT, &identity.pid_start_ticks.to_le_bytes());
     put(NONCE_AT, &identity.nonce.to_le_bytes());
     put(BOOT_ID_AT, &identity.boot_id);
@@ -117,6 +122,7 @@ pub(crate) fn identity_of(header: &[u8; IDENTITY_LEN]) -> Result<Identity, Unkno
         nonce: u64::from_le_bytes(bytes_at(header, NONCE_AT)),
         rank: u32_at(header, RANK_AT),
         world_size: u32_at(header, WORLD_SIZE_AT),
+        engines: u32_at(header, ENGINES_AT),
         gpu_uuids: (0..gpu_count).map(|i| bytes_at(header, GPU_UUIDS_AT + i * UUID_LEN)).collect(),
     };
     match identity_fault(&identity) {

@@ -21,6 +21,8 @@ pub struct Identity {
     /// This rank, and how many there are.
     pub rank: u32,
     pub world_size: u32,
+    /// Data-parallel engines that share these ranks out among them, each the same number and in their order; 0 counts as 1.
+    pub engines: u32,
     /// UUIDs of the rank's GPUs, at most [`GPUS_MAX`]; empty on CPU.
     pub gpu_uuids: Vec<[u8; 16]>,
 }

@@ -43,7 +43,8 @@ impl Identity {
         let stat = stat_at(&root.join("self/stat"))?;
         let pid = std::process::id();
         let boot_id = boot_id(root)?;
-        Ok(Self { pid, pid_start_ticks: stat.start_ticks, boot_id, nonce, rank, world_size, gpu_uuids: Vec::new() })
+        let pid_start_ticks = stat.start_ticks;
+        Ok(Self { pid, pid_start_ticks, boot_id, nonce, rank, world_size, engines: 0, gpu_uuids: Vec::new() })
     }
 }
 

@@ -53,6 +53,7 @@ fn identity() -> Identity {
         nonce: 0x1122_3344_5566_7788,
         rank: RANK,
         world_size: 2,
+        engines: 2,
         gpu_uuids: vec![run(0xa0), run(0xc0)],
     }
 }

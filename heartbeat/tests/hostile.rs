@@ -99,6 +99,7 @@ fn each_impossible_field_is_named() {
         (32, u32::MAX, "pid"),
         (36, 1, "rank"),
         (40, 0, "world_size"),
+        (44, 2, "engines"),
         (304, 0, "phase"),
         (304, 10, "phase"),
         (316, 1 << 20, "phase_entered_ns"),
@@ -170,6 +171,7 @@ fn an_identity_that_no_reader_would_take_is_not_written() {
         Identity { pid: 0, ..me(0) },
         Identity { rank: 1, ..me(0) },
         Identity { world_size: 0, ..me(0) },
+        Identity { engines: 2, ..me(0) },
         Identity { gpu_uuids: vec![[0; 16]; GPUS_MAX + 1], ..me(0) },
     ] {
         assert!(matches!(Writer::create(dir.path(), &bad), Err(WriterError::Identity { .. })), "{bad:?}");

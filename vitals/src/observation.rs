@@ -72,6 +72,9 @@ pub struct Observation {
 pub struct PageObs {
     pub rank: u32,
     pub world_size: u32,
+    /// Data-parallel engines that share these ranks out among them, in their order; 0 where the page does not say: one.
+    #[serde(default)]
+    pub engines: u32,
     pub steps_completed: u64,
     pub tokens_delivered: u64,
     pub requests_finished: u64,
@@ -87,6 +90,23 @@ pub struct PageObs {
     pub work_done: u64,
     pub work_total: u64,
     pub published_ms: Ms,
+}
+
+impl PageObs {
+    /// Ranks of one data-parallel engine: they step together.
+    pub fn engine_ranks(&self) -> u32 {
+        self.world_size / self.engines.max(1)
+    }
+
+    /// Which of the data-parallel engines this rank is of. Only ranks of the same one take the same steps.
+    pub fn engine(&self) -> u32 {
+        if self.engines < 2 { 0 } else { self.rank / self.engine_ranks().max(1) }
+    }
+
+    /// Requests that it says are owed.
+    pub fn owed(&self) -> u32 {
+        self.running.saturating_add(self.waiting)
+    }
 }
 
 /// Phases of contract H5.

@@ -179,6 +179,7 @@ fn pages() -> impl Strategy<Value = PageObs> {
         |(small, big, phase, (tokens, step))| PageObs {
             rank: small[0] % 4,
             world_size: small[1],
+            engines: tokens % 4,
             running: small[2],
             waiting: small[3],
             steps_completed: big[0],

@@ -129,6 +129,7 @@ mod tests {
         let page = PageObs {
             rank: 0,
             world_size: 1,
+            engines: 1,
             steps_completed: 7,
             tokens_delivered: 9,
             requests_finished: 1,

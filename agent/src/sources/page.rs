@@ -214,6 +214,7 @@ fn observed(page: &Page) -> PageObs {
     PageObs {
         rank: identity.rank,
         world_size: identity.world_size,
+        engines: identity.engines,
         steps_completed: beat.steps_completed,
         tokens_delivered: beat.tokens_delivered,
         requests_finished: beat.requests_finished,

@@ -116,6 +116,16 @@ fn a_glance_at_a_page_that_was_believed_is_three_reads_and_the_path_is_asked_now
 }
 
 #[test]
+fn pages_tell_of_which_data_parallel_engine_they_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let identity = Identity { engines: 2, ..Identity::of_this_process(1, 2, 0).unwrap() };
+    Writer::create(directory.path(), &identity).unwrap().publish(&idle(1));
+    let mut seen = Vec::new();
+    PageSource::new(directory.path(), 2, None).look(0, Pace::Stare, &mut seen);
+    assert_eq!(seen.iter().map(|page| page.engine()).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
 fn a_short_look_sees_whatever_could_be_work() {
     let directory = tempfile::tempdir().unwrap();
     let write = |rank| Writer::create(directory.path(), &Identity::of_this_process(rank, 2, 0).unwrap()).unwrap();

@@ -9,7 +9,7 @@ def run_of(first):
 
 
 def make(directory):
-    page = Writer(directory, Identity(4242, 123456789, run_of(0), 0x1122334455667788, 1, 2, (run_of(0xA0), run_of(0xC0))))
+    page = Writer(directory, Identity(4242, 123456789, run_of(0), 0x1122334455667788, 1, 2, (run_of(0xA0), run_of(0xC0)), 2))
     beat = dict(tokens_delivered=20002, requests_finished=303, running=4, waiting=5, prompt_tokens_owed=60006, phase=PREFILL,
                 phase_tokens=7007, lease_ms=9009, work_done=11, work_total=12)
     page.publish(steps_completed=1, published_ns=1, **beat)

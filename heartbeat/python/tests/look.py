@@ -3,7 +3,7 @@ import struct
 import sys
 
 PHASES = ["?", "load", "compile", "capture", "warm-up", "idle", "prefill", "decode", "sleep", "drain"]
-IDENTITY = ["pid", "rank", "world_size"]
+IDENTITY = ["pid", "rank", "world_size", "engines"]
 BEAT = ["steps_completed", "tokens_delivered", "requests_finished", "running", "waiting", "prompt_tokens_owed", "phase", "phase_tokens",
         "phase_entered_ns", "lease_ms", "reserved", "step_started_ns", "work_done", "work_total", "published_ns"]
 RECORD = ["step", "started_ns", "ended_ns", "requests", "prefill_tokens", "decode_tokens", "outcome", "graph_key"]
@@ -13,7 +13,7 @@ def look(path):
     """The page as a dictionary; the phase by name."""
     with open(path, "rb") as file:
         page = file.read()
-    seen = dict(zip(IDENTITY, struct.unpack_from("<3I", page, 32)))
+    seen = dict(zip(IDENTITY, struct.unpack_from("<4I", page, 32)))
     seen["seq"], = struct.unpack_from("<Q", page, 256)
     seen.update(zip(BEAT, struct.unpack_from("<QQQIIQIIQIIQQQQ", page, 264)))
     seen["phase"] = PHASES[seen["phase"]]

@@ -64,7 +64,7 @@ class PageTest(unittest.TestCase):
 
     def test_bad_identities_and_directories_are_errors_and_leave_nothing(self):
         good = identity_of_this_process(0, 1)
-        for wrong in (dict(pid=0), dict(rank=1), dict(world_size=0), dict(boot_id=b"x"), dict(gpu_uuids=(b"x" * 16,) * 9)):
+        for wrong in (dict(pid=0), dict(rank=1), dict(world_size=0), dict(engines=3), dict(boot_id=b"x"), dict(gpu_uuids=(b"x" * 16,) * 9)):
             with self.assertRaises(ValueError):
                 Writer(self.dir, good._replace(**wrong))
         with self.assertRaises(OSError):

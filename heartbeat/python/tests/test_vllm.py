@@ -195,7 +195,14 @@ class PluginTest(unittest.TestCase):
     def test_data_parallel_engines_follow_one_another(self):
         _, (_, core, _, gpu) = fake.load("0.32.0", self.dir)
         core.EngineCoreProc(fake.config(world_size=2, engines=2, engine=1))
-        self.assertEqual((self.pages(), self.page(3)["world_size"]), (["rank-3.beat"], 6))
+        self.assertEqual((self.pages(), self.page(3)["world_size"], self.page(3)["engines"]), (["rank-3.beat"], 6, 2))
+
+    def test_the_engines_of_a_dense_model_are_told_apart_by_their_index_alone(self):
+        _, (_, core, _, gpu) = fake.load("0.32.0", self.dir)
+        config = fake.config(world_size=2)
+        config.parallel_config.data_parallel_index = 1
+        core.EngineCoreProc(config)
+        self.assertEqual((self.pages(), self.page(3)["engines"]), (["rank-3.beat"], 2))
 
 
 class Without:

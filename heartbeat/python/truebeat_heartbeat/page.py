@@ -43,6 +43,7 @@ class Identity(NamedTuple):
     rank: int
     world_size: int
     gpu_uuids: Tuple[bytes, ...] = ()
+    engines: int = 0  # data-parallel engines that share the ranks out; 0 counts as 1
 
 
 def page_dir():
@@ -60,12 +61,12 @@ def start_ticks():
         return int(stat.read().rpartition(b")")[2].split()[19])
 
 
-def identity_of_this_process(rank, world_size, gpu_uuids=()):
+def identity_of_this_process(rank, world_size, gpu_uuids=(), engines=0):
     """The calling process's identity; the nonce is TRUEBEAT_NONCE, or 0."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot_id = bytes.fromhex(file.read().strip().replace("-", ""))
     nonce = int(os.environ.get("TRUEBEAT_NONCE") or 0)
-    return Identity(os.getpid(), start_ticks(), boot_id, nonce, rank, world_size, tuple(gpu_uuids))
+    return Identity(os.getpid(), start_ticks(), boot_id, nonce, rank, world_size, tuple(gpu_uuids), engines)
 
 
 def memory_fence():
@@ -162,8 +163,8 @@ def fresh_page(identity):
     """The file before its first beat: identity in place, all sequence words 0."""
     page = bytearray(FILE_LEN)
     page[:8] = MAGIC
-    struct.pack_into("<9I", page, 8, VERSION, HEADER_LEN, FILE_LEN, RING_LEN, RECORD_LEN, len(identity.gpu_uuids), identity.pid,
-                     identity.rank, identity.world_size)
+    struct.pack_into("<10I", page, 8, VERSION, HEADER_LEN, FILE_LEN, RING_LEN, RECORD_LEN, len(identity.gpu_uuids), identity.pid,
+                     identity.rank, identity.world_size, identity.engines)
     struct.pack_into("<QQ16s", page, 48, identity.pid_start_ticks, identity.nonce, identity.boot_id)
     for i, uuid in enumerate(identity.gpu_uuids):
         page[80 + 16 * i:96 + 16 * i] = uuid
@@ -176,6 +177,8 @@ def _check(identity):
         bad = "pid"
     elif not 0 <= identity.rank < identity.world_size < 2**32:
         bad = "rank or world_size"
+    elif identity.engines < 0 or identity.world_size % max(identity.engines, 1):
+        bad = "engines"
     elif len(identity.gpu_uuids) > GPUS_MAX or any(len(uuid) != 16 for uuid in identity.gpu_uuids):
         bad = "gpu_uuids"
     elif len(identity.boot_id) != 16:

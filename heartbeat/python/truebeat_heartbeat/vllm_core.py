@@ -31,13 +31,16 @@ def lease_ms(tokens):
 
 
 def place(vllm_config, executor_class, worker=None):
-    """(rank, world size) of the core's page, or of a worker's: the core is 0, worker k is k + 1, data-parallel engines follow."""
+    """(rank, world size, engines) of a page: the core is 0, worker k is k + 1, and data-parallel engines follow one another.
+
+    Newer versions tell the engines of a dense model that each is the only one, and leave no more than its index: as many as that are known.
+    """
     parallel = vllm_config.parallel_config
     workers = 0 if executor_class is not None and "UniProc" in executor_class.__name__ else int(parallel.world_size)
-    engines = max(1, int(getattr(parallel, "data_parallel_size", 1) or 1))
-    engine = int(getattr(parallel, "data_parallel_rank", 0) or 0) % engines
-    rank = engine * (1 + workers) + (0 if worker is None else 1 + int(worker))
-    return rank, engines * (1 + workers)
+    index = max(int(getattr(parallel, name, 0) or 0) for name in ("data_parallel_rank", "data_parallel_index"))
+    engines = max(1, int(getattr(parallel, "data_parallel_size", 1) or 1), index + 1)
+    rank = index * (1 + workers) + (0 if worker is None else 1 + int(worker))
+    return rank, engines * (1 + workers), engines
 
 
 def current():
@@ -270,8 +273,8 @@ def _make_page(vllm_config, executor_class):
         directory = page_dir()
         if directory is None or not _CORE["ready"]:
             return
-        rank, world = place(vllm_config, executor_class)
-        _beat = CoreBeat(directory, identity_of_this_process(rank, world))
+        rank, world, engines = place(vllm_config, executor_class)
+        _beat = CoreBeat(directory, identity_of_this_process(rank, world, engines=engines))
         log.info("truebeat: the engine core publishes %s", _beat.path)
     except Exception as error:  # noqa: BLE001
         _beat = None

@@ -141,8 +141,8 @@ def _make_page(worker):
         directory = page_dir()
         if directory is None or _beat is not None or vllm_core.current() is not None:
             return
-        rank, world = vllm_core.place(worker.vllm_config, None, worker.rank)
-        _beat = WorkerBeat(directory, identity_of_this_process(rank, world))
+        rank, world, engines = vllm_core.place(worker.vllm_config, None, worker.rank)
+        _beat = WorkerBeat(directory, identity_of_this_process(rank, world, engines=engines))
         log.info("truebeat: worker %s publishes %s", worker.rank, _beat.path)
     except Exception as error:  # noqa: BLE001
         _beat = None

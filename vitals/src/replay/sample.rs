@@ -181,6 +181,7 @@ fn page(value: &Value, now_ms: Ms) -> Signal<Vec<PageObs>> {
     let page = PageObs {
         rank: 0,
         world_size: 1,
+        engines: 1,
         steps_completed: done,
         tokens_delivered: done,
         requests_finished: 0,

@@ -17,6 +17,7 @@ impl Bench {
         let page = PageObs {
             rank: 0,
             world_size: 1,
+            engines: 1,
             steps_completed: 100,
             tokens_delivered: 400,
             requests_finished: 0,

@@ -216,6 +216,7 @@ fn page(world: &World, agent: &Agent) -> PageObs {
     let mut page = PageObs {
         rank: 0,
         world_size: 1,
+        engines: 1,
         steps_completed: engine.counters.steps,
         tokens_delivered: engine.counters.generated,
         requests_finished: engine.counters.finished,

@@ -49,6 +49,7 @@ impl Sim {
         let page = PageObs {
             rank: 0,
             world_size: 1,
+            engines: 1,
             steps_completed: 0,
             tokens_delivered: 0,
             requests_finished: 0,
