@@ -10,7 +10,7 @@ use crate::rhythm::Rhythm;
 pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
     let (rhythm, policy) = (view.rhythm, view.policy);
     let lease = step_lease_ms(page, policy);
-    let warm = rhythm.is_warm(policy);
+    let warm = rhythm.is_warm(policy) && view.signs.leaders.is_warm(page, policy);
     let learned = native_step_at(view, page, 990, true).filter(|_| {
         page.phase != PagePhase::Prefill
             || page.prompt_tokens_owed.max(u64::from(page.phase_tokens)) <= reach(rhythm.prompt_tokens_max, policy)
@@ -135,8 +135,7 @@ fn wider(ms: Ms, running: u32, learned_milli: u64) -> Ms {
 pub fn gate_silence(view: &View<'_>) -> Allowed {
     let (sight, rhythm, policy) = (view.sight, view.rhythm, view.policy);
     let owed_tokens = sight.gate.map_or(0, |_| view.signs.prompt_in_step);
-    let page_tokens =
-        sight.page.filter(|page| page.phase == PagePhase::Prefill).map_or(0, |page| u64::from(page.phase_tokens));
+    let page_tokens = u64::from(view.signs.leaders.prefill_tokens());
     // an answered prompt that was preempted is prefilled again, which no gate knows
     // where nothing but the gate tells of it, any may have been
     let blind = sight.page.is_none() && sight.metrics.is_none();

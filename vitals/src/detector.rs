@@ -137,7 +137,7 @@ impl Detector {
         if sight.delivered() {
             self.clock.delivered();
         }
-        if sight.delivered() || sight.owed.is_none() || self.signs.page_prefill_at == tick.counted_ms {
+        if sight.delivered() || sight.owed.is_none() || self.signs.leaders.prefill_at() == tick.counted_ms {
             self.clock.moved();
         }
         if let Some(said) = self.beyond_judgement(&tick, &sight) {
@@ -223,7 +223,11 @@ impl Detector {
             burning: self.witnesses.burning(),
             idle_ms: self.witnesses.idle_ms(tick),
             xids: self.xids(),
-            native_floor_ms: self.noise.floor_ms(tick.now_ms, &self.policy),
+            // the noise of one engine says nothing about another's
+            native_floor_ms: match self.signs.leaders.several() {
+                true => self.policy.native_floor_ms,
+                false => self.noise.floor_ms(tick.now_ms, &self.policy),
+            },
         }
     }
 }

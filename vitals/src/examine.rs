@@ -8,6 +8,7 @@ mod native;
 
 use crate::deadlines;
 use crate::excuse::Tick;
+use crate::leaders::ENGINES_MAX;
 use crate::observation::{GateObs, Ms, PageObs, PagePhase};
 use crate::owed::OwedSource;
 use crate::policy::Policy;
@@ -87,6 +88,8 @@ impl Allowed {
 #[derive(Debug, Clone)]
 pub struct Complaint {
     pub class: StallClass,
+    /// Of several data-parallel engines the one that is accused by its own page: only its own page clears it.
+    pub engine: Option<u32>,
     pub silence_ms: Ms,
     pub allowed: Allowed,
     pub reason: Reason,
@@ -101,8 +104,8 @@ pub struct Exam {
     pub due_in_ms: Option<Ms>,
     /// The deadline that rules the gate's silence (bounds what is learned from a gap).
     pub gate_allowed_ms: Ms,
-    /// How much of the age of the decode step under way may be learned.
-    pub step_lesson_ms: Ms,
+    /// How much of the age of the decode step under way may be learned, by the leaders' places.
+    pub step_lessons_ms: [Ms; ENGINES_MAX],
     /// The silence is a confirmed stall already.
     pub confirmed: bool,
 }
@@ -145,14 +148,11 @@ impl View<'_> {
 
     /// Does a native page show a step under way for longer than its lease?
     pub fn step_beyond_lease(&self) -> bool {
-        self.sight.native().is_some_and(|page| {
-            self.oldest_step_at().is_some_and(|at| self.tick.since(at) >= deadlines::step_lease_ms(page, self.policy))
-        })
-    }
-
-    /// Counted time at which the oldest step under way of any rank began.
-    fn oldest_step_at(&self) -> Option<Ms> {
-        self.sight.pages.iter().filter_map(|page| self.signs.ranks.step_at(page.rank)).min()
+        let beyond = |page: &PageObs| {
+            let began_at = self.signs.ranks.oldest_step_at(page.engine());
+            began_at.is_some_and(|at| self.tick.since(at) >= deadlines::step_lease_ms(page, self.policy))
+        };
+        self.sight.native().is_some() && self.signs.leaders.present().any(|(_, leader)| beyond(&leader.page))
     }
 }
 
@@ -162,8 +162,7 @@ pub fn examine(view: &View<'_>) -> Exam {
     let mut exam = Exam { gate_allowed_ms: gate.ms, ..Exam::default() };
     match view.sight.native() {
         Some(page) => {
-            native::step(view, page, &mut exam);
-            native::livelock(view, page, &mut exam);
+            native::loops(view, &mut exam);
             native::front(view, page, gate, &mut exam);
         }
         None => foreign::foreign(view, gate, &mut exam),
@@ -203,7 +202,15 @@ impl Exam {
             self.due_in_ms = Some(self.due_in_ms.map_or(due, |other| other.min(due)));
         } else if self.complaint.is_none() {
             let (class, reason, page_says) = complain();
-            self.complaint = Some(Complaint { class, silence_ms, allowed, reason, page_says });
+            self.complaint = Some(Complaint { class, engine: None, silence_ms, allowed, reason, page_says });
+        }
+    }
+
+    /// Of complaints about two data-parallel engines the one that is longer overdue stays.
+    fn keep_worse(&mut self, other: Option<Complaint>) {
+        let overdue = |complaint: &Complaint| complaint.silence_ms.saturating_sub(complaint.allowed.ms);
+        if other.as_ref().map(overdue) > self.complaint.as_ref().map(overdue) {
+            self.complaint = other;
         }
     }
 }

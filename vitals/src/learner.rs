@@ -2,6 +2,7 @@
 
 use crate::examine::{Basis, Exam};
 use crate::excuse::Tick;
+use crate::leaders::Leader;
 use crate::observation::{GateObs, Ms, PageObs, PagePhase};
 use crate::policy::Policy;
 use crate::rhythm::Rhythm;
@@ -36,12 +37,8 @@ pub struct Learner {
     whole_moved_at: Option<Ms>,
     /// The most requests during that silence that had begun to answer.
     begun_peak: u32,
-    /// Of a native page: the prefill step that was under way to be timed when it ends.
-    prefill: Option<PrefillStep>,
-    /// The greatest age of a decode step that was seen under way.
-    step_age_peak_ms: Ms,
-    /// Did decode rule at the last tick?
-    decoding: bool,
+    /// Of native pages, by the leaders' places.
+    steps: Vec<StepLearner>,
     /// Prompt tokens that were owed already when this detector first heard of a gate; `None` before. How long these took nobody knows.
     older_tokens: Option<u64>,
 }
@@ -52,6 +49,17 @@ pub struct Judged<'a> {
     pub signs: &'a Signs,
     pub exam: &'a Exam,
     pub policy: &'a Policy,
+}
+
+/// What is carried from tick to tick of one leader's page. What its steps teach is of all data-parallel engines, which are alike.
+#[derive(Debug, Clone, Default)]
+struct StepLearner {
+    /// The prefill step that was under way to be timed when it ends.
+    prefill: Option<PrefillStep>,
+    /// The greatest age of a decode step that was seen under way.
+    age_peak_ms: Ms,
+    /// Did decode rule at the last tick?
+    decoding: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +82,7 @@ impl Learner {
     /// one that was confirmed as a stall none at all.
     pub fn learn(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, judged: &Judged<'_>) {
         let Judged { signs, exam, .. } = *judged;
-        self.learn_steps(tick, sight, rhythm, exam.step_lesson_ms);
+        self.learn_steps(tick, sight, rhythm, judged);
         self.older_tokens = self.older_tokens.or(sight.gate.map(|gate| gate.prompt_tokens_owed));
         if sight.owed.is_none() {
             self.silence_over();
@@ -94,7 +102,7 @@ impl Learner {
             self.silence_over();
         }
         let since = signs.gate_delivered_at.max(signs.owed_since).max(if sight.gate.is_none() {
-            signs.metrics_tokens_at.max(signs.page_tokens_at)
+            signs.metrics_tokens_at.max(signs.leaders.tokens_at())
         } else {
             0
         });
@@ -222,23 +230,40 @@ impl Learner {
         told.map_or(0, |since| signs.gate_delivered_at.saturating_sub(since))
     }
 
-    fn learn_steps(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, lesson_ms: Ms) {
-        let Some(page) = sight.native() else { return };
-        if sight.steps_done > 0 {
-            rhythm.steps_seen = rhythm.steps_seen.saturating_add(sight.steps_done);
+    fn learn_steps(&mut self, tick: &Tick, sight: &Sight<'_>, rhythm: &mut Rhythm, judged: &Judged<'_>) {
+        if sight.native().is_none() {
+            return;
+        }
+        for (place, leader) in judged.signs.leaders.present() {
+            if place >= self.steps.len() {
+                self.steps.resize_with(place + 1, StepLearner::default);
+            }
+            let lesson_ms = judged.exam.step_lessons_ms.get(place).copied();
+            if let (Some(steps), Some(lesson_ms)) = (self.steps.get_mut(place), lesson_ms) {
+                steps.learn(tick, leader, rhythm, lesson_ms);
+            }
+        }
+    }
+}
+
+impl StepLearner {
+    fn learn(&mut self, tick: &Tick, leader: &Leader, rhythm: &mut Rhythm, lesson_ms: Ms) {
+        let page = &leader.page;
+        if leader.steps_done > 0 {
+            rhythm.steps_seen = rhythm.steps_seen.saturating_add(leader.steps_done);
             if let Some(step) = self.prefill.take() {
                 step.teach(tick, page, rhythm);
             }
             // the mean over the interval, while decode ruled all of it
             if self.decoding && page.phase == PagePhase::Decode && page.running > 0 && tick.lived_ms > 0 {
-                let step_ms = (tick.lived_ms / sight.steps_done).max(self.step_age_peak_ms);
+                let step_ms = (tick.lived_ms / leader.steps_done).max(self.age_peak_ms);
                 rhythm.decoded(step_ms, page.running);
             }
-            self.step_age_peak_ms = 0;
+            self.age_peak_ms = 0;
         }
         if let (PagePhase::Decode, Some(at)) = (page.phase, page.step_started_ms) {
             // bounded, so that a hang that ended does not teach patience
-            self.step_age_peak_ms = self.step_age_peak_ms.max(tick.now_ms.saturating_sub(at).min(lesson_ms));
+            self.age_peak_ms = self.age_peak_ms.max(tick.now_ms.saturating_sub(at).min(lesson_ms));
         }
         self.decoding = page.phase == PagePhase::Decode && page.running > 0;
         self.prefill = match (page.phase, page.step_started_ms) {

@@ -12,6 +12,7 @@ pub mod examine;
 pub mod excuse;
 pub mod exposition;
 pub mod gap;
+pub mod leaders;
 pub mod learner;
 pub mod log_signs;
 pub mod noise;

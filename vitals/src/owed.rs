@@ -21,13 +21,12 @@ pub struct Owed {
 /// owes nothing outranks a gauge, which some engines leave standing after their last request; so does a port without a connection.
 pub(crate) fn owed(sight: &Sight<'_>) -> Option<Owed> {
     let gate = sight.gate.map_or(0, |gate| gate.in_flight);
-    let page = sight.page.map_or(0, |page| page.running.saturating_add(page.waiting));
     let nobody = sight.proc.and_then(|proc| proc.connections) == Some(0);
     let gauges = sight.metrics.filter(|_| sight.gate.is_none()).map_or(0.0, |m| {
         let queued = if nobody { 0.0 } else { count(m.running) + count(m.waiting) };
         if m.server_load.is_some() { count(m.server_load).max(queued) } else { queued }
     });
-    [(OwedSource::Gate, gate), (OwedSource::Page, page), (OwedSource::Metrics, gauges.min(1e9) as u32)]
+    [(OwedSource::Gate, gate), (OwedSource::Page, sight.page_owed), (OwedSource::Metrics, gauges.min(1e9) as u32)]
         .into_iter()
         .find(|(_, requests)| *requests > 0)
         .map(|(source, requests)| Owed { source, requests })

@@ -1,7 +1,6 @@
 //! Prefill's progress: has a native page's prefill taken what there was to take, or the same again and again?
 
 use crate::observation::{PageObs, PagePhase};
-use crate::signs::Sight;
 
 /// Prefill that took this many times what there was to take without one token is no progress.
 const TIMES_MAX: u64 = 2;
@@ -20,8 +19,15 @@ pub struct PrefillSign {
 impl PrefillSign {
     /// Steps that turned and took prompt tokens, so that not the same are owed as at the look before (`last`). The same prompts again and
     /// again (preemption) are no progress, nor are prompts that come and go in the queue of a loop that only decodes.
-    pub fn advances(&mut self, page: &PageObs, last: &PageObs, sight: &Sight<'_>) -> bool {
-        if sight.page_delivered {
+    pub fn advances(
+        &mut self,
+        page: &PageObs,
+        last: &PageObs,
+        delivered: bool,
+        steps_done: u64,
+        came_to_gate: u64,
+    ) -> bool {
+        if delivered {
             // whatever was taken before a token came was not in vain
             let owed = page.prompt_tokens_owed;
             *self = Self { done: 0, offered: owed, offered_at_gate: owed };
@@ -29,16 +35,16 @@ impl PrefillSign {
         let came = page.running.saturating_add(page.waiting) > last.running.saturating_add(last.waiting);
         let more = page.prompt_tokens_owed.saturating_sub(last.prompt_tokens_owed);
         self.offered = last.prompt_tokens_owed.max(self.offered.saturating_add(if came { more } else { 0 }));
-        self.offered_at_gate = self.offered_at_gate.saturating_add(sight.prompt_tokens_came);
-        if sight.steps_done == 0 {
+        self.offered_at_gate = self.offered_at_gate.saturating_add(came_to_gate);
+        if steps_done == 0 {
             // a fall without a step is a client that left
             return false;
         }
         let took = match last.phase {
-            PagePhase::Prefill => u64::from(last.phase_tokens).saturating_mul(sight.steps_done),
+            PagePhase::Prefill => u64::from(last.phase_tokens).saturating_mul(steps_done),
             _ => last.prompt_tokens_owed.saturating_sub(page.prompt_tokens_owed),
         };
-        self.done = self.done.saturating_add(if sight.page_delivered { 0 } else { took });
+        self.done = self.done.saturating_add(if delivered { 0 } else { took });
         let prefills = last.phase == PagePhase::Prefill || page.phase == PagePhase::Prefill;
         // one who leaves while another comes may make it rise
         let moved =

@@ -10,6 +10,8 @@ const RANKS_MAX: usize = 1024;
 #[derive(Debug, Clone, Copy)]
 struct RankSign {
     rank: u32,
+    /// The data-parallel engine that it is of.
+    engine: u32,
     steps: u64,
     /// Counted time of the last movement of the page's steps.
     moved_at: Ms,
@@ -43,10 +45,11 @@ impl Ranks {
                     }
                     (sign.steps, sign.step_started_ms) = (page.steps_completed, page.step_started_ms);
                     (sign.phase, sign.work_done) = (page.phase, page.work_done);
-                    sign.seen = true;
+                    (sign.engine, sign.seen) = (page.engine(), true);
                 }
                 None => self.0.push(RankSign {
                     rank: page.rank,
+                    engine: page.engine(),
                     steps: page.steps_completed,
                     moved_at: tick.counted_ms,
                     step_started_ms: page.step_started_ms,
@@ -60,29 +63,34 @@ impl Ranks {
         startup_moved
     }
 
-    /// Counted time at which the step under way of this rank began.
-    pub fn step_at(&self, rank: u32) -> Option<Ms> {
-        self.0.iter().find(|sign| sign.rank == rank).and_then(|sign| sign.step_at)
+    /// Counted time at which the oldest step under way of any rank of this engine began, of those that have a page now.
+    pub fn oldest_step_at(&self, engine: u32) -> Option<Ms> {
+        self.of(engine).filter(|sign| sign.seen).filter_map(|sign| sign.step_at).min()
     }
 
-    /// Counted time at which any rank last began or ended a step; 0 without pages.
-    pub fn moved_at(&self) -> Ms {
-        self.0.iter().map(|sign| sign.moved_at).max().unwrap_or(0)
+    /// Counted time at which any rank of this engine last began or ended a step; 0 without pages.
+    pub fn moved_at(&self, engine: u32) -> Ms {
+        self.of(engine).map(|sign| sign.moved_at).max().unwrap_or(0)
     }
 
-    /// Ranks that are behind: no page although the world is larger, or fewer steps than the furthest rank.
-    pub fn silent(&self, pages: &[PageObs]) -> Vec<u32> {
-        let world = pages.iter().map(|page| page.world_size).max().unwrap_or(1);
-        if world < 2 {
+    /// Ranks of this engine that are behind: no page although it has more, or fewer steps than the furthest rank.
+    pub fn silent(&self, pages: &[PageObs], engine: u32) -> Vec<u32> {
+        let pages = || pages.iter().filter(|page| page.engine() == engine);
+        let ranks = pages().map(PageObs::engine_ranks).max().unwrap_or(1);
+        if ranks < 2 {
             return Vec::new();
         }
-        let furthest = pages.iter().map(|page| page.steps_completed).max().unwrap_or(0);
-        let behind = pages.iter().filter(|page| page.steps_completed < furthest).map(|page| page.rank);
+        let furthest = pages().map(|page| page.steps_completed).max().unwrap_or(0);
+        let behind = pages().filter(|page| page.steps_completed < furthest).map(|page| page.rank);
         // only a rank that was once there can have fallen silent
-        let gone = self.0.iter().filter(|sign| !sign.seen).map(|sign| sign.rank);
+        let gone = self.of(engine).filter(|sign| !sign.seen).map(|sign| sign.rank);
         let mut silent: Vec<u32> = behind.chain(gone).collect();
         silent.sort_unstable();
         silent.dedup();
         silent
+    }
+
+    fn of(&self, engine: u32) -> impl Iterator<Item = &RankSign> {
+        self.0.iter().filter(move |sign| sign.engine == engine)
     }
 }

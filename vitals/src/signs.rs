@@ -5,10 +5,10 @@
 
 use crate::cache::CacheSign;
 use crate::excuse::Tick;
+use crate::leaders::Leaders;
 use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs, RasObs};
 use crate::owed::{Owed, owed};
 use crate::policy::Policy;
-use crate::prefill::PrefillSign;
 use crate::ranks::Ranks;
 
 /// So many bytes read within so long are weights on their way, not a heartbeat's crumbs: ranks that wait for one another read some hundred
@@ -20,7 +20,7 @@ const STARTUP_READ_MS: Ms = 10_000;
 #[derive(Debug, Clone, Default)]
 pub struct Signs {
     pub ranks: Ranks,
-    page: Option<PageObs>,
+    pub leaders: Leaders,
     gate: Option<GateObs>,
     metrics: Option<MetricsObs>,
     /// When the scrape that `metrics` holds was true.
@@ -28,14 +28,6 @@ pub struct Signs {
     /// When what the gate said was true.
     pub gate_sampled_ms: Ms,
     pub gate_delivered_at: Ms,
-    pub page_tokens_at: Ms,
-    /// Steps of the leader when its tokens last moved.
-    pub steps_at_tokens: u64,
-    pub page_steps_at: Ms,
-    pub page_prefill_at: Ms,
-    /// Steps of the leader when its prefill last made progress.
-    pub steps_at_prefill: u64,
-    prefill: PrefillSign,
     pub metrics_tokens_at: Ms,
     pub metrics_prompt_at: Ms,
     pub metrics_moved_at: Ms,
@@ -78,7 +70,7 @@ pub struct Signs {
 #[derive(Debug, Clone)]
 pub struct Sight<'a> {
     pub gate: Option<&'a GateObs>,
-    /// The leader's page: the lowest rank.
+    /// The leader's page: the lowest rank (of data-parallel engines each has its own, see [`crate::leaders`]).
     pub page: Option<&'a PageObs>,
     pub pages: &'a [PageObs],
     pub metrics: Option<&'a MetricsObs>,
@@ -87,6 +79,8 @@ pub struct Sight<'a> {
     pub frontend: Option<&'a FrontendObs>,
     /// For how long the front end has not answered, in counted time; `None` while it does, or where nothing is known of it now.
     frontend_silent_ms: Option<Ms>,
+    /// Requests that the pages say are owed.
+    pub page_owed: u32,
     pub owed: Option<Owed>,
     /// Tokens or bytes arrived since the last tick, by source.
     pub gate_delivered: bool,
@@ -106,7 +100,7 @@ pub struct Sight<'a> {
     pub metrics_moved: bool,
     /// Where it did: the time of the scrape before, since which the delivery happened (the caller's clock).
     pub metrics_since_ms: Ms,
-    /// The leader completed this many steps since the last tick.
+    /// The first leader completed this many steps since the last tick.
     pub steps_done: u64,
     /// Start-up moved: work done, phase, or CPU time of a foreign engine.
     pub startup_moved: bool,
@@ -136,7 +130,7 @@ impl Sight<'_> {
 }
 
 /// When tokens that a page has counted since the last look were made: a page does not say, but a gate knows when the last of them came.
-fn handed_on_at(tick: &Tick, sight: &Sight<'_>) -> Ms {
+pub(crate) fn handed_on_at(tick: &Tick, sight: &Sight<'_>) -> Ms {
     let heard = sight.gate.filter(|_| sight.gate_delivered).and_then(|gate| gate.last_delivery_ms);
     heard.map(|at| tick.mark(at)).filter(|at| *at > tick.counted_before_ms).unwrap_or(tick.counted_ms)
 }
@@ -168,6 +162,7 @@ impl Signs {
             ras: obs.ras.fresh(tick.now_ms, policy.metrics_fresh_ms).filter(|ras| ras.answered),
             frontend: obs.frontend.fresh(tick.now_ms, policy.metrics_fresh_ms),
             frontend_silent_ms: None,
+            page_owed: 0,
             owed: None,
             gate_delivered: false,
             delivered_count: 0,
@@ -239,44 +234,16 @@ impl Signs {
     }
 
     fn look_at_page(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
-        let Some(page) = sight.page else { return };
-        let last = self.page.take().filter(|last| {
-            last.rank == page.rank
-                && last.steps_completed <= page.steps_completed
-                && last.tokens_delivered <= page.tokens_delivered
-        });
-        let Some(last) = last else {
-            self.page_tokens_at = tick.counted_ms;
-            self.page_steps_at = tick.counted_ms;
-            self.page_prefill_at = tick.counted_ms;
-            self.steps_at_tokens = page.steps_completed;
-            self.steps_at_prefill = page.steps_completed;
-            self.startup_moved_at = self.startup_moved_at.max(tick.mark(page.phase_entered_ms));
-            self.page = Some(page.clone());
-            return;
-        };
-        sight.steps_done = page.steps_completed - last.steps_completed;
-        sight.page_delivered = page.tokens_delivered > last.tokens_delivered;
-        if sight.page_delivered {
-            self.page_tokens_at = handed_on_at(tick, sight);
-            self.steps_at_tokens = page.steps_completed;
+        if let Some(entered_at) = self.leaders.look(tick, sight) {
+            self.startup_moved_at = self.startup_moved_at.max(entered_at);
         }
+        sight.page_owed = self.leaders.owed();
+        sight.steps_done = self.leaders.first().map_or(0, |leader| leader.steps_done);
+        let tokens = self.leaders.present().fold(0, |sum: u64, (_, leader)| sum.saturating_add(leader.tokens_done));
+        sight.page_delivered = tokens > 0;
         if sight.gate.is_none() {
-            sight.delivered_count = page.tokens_delivered - last.tokens_delivered;
+            sight.delivered_count = tokens;
         }
-        if sight.steps_done > 0 {
-            self.page_steps_at = tick.counted_ms;
-        }
-        if self.prefill.advances(page, &last, sight) {
-            self.page_prefill_at = tick.counted_ms;
-            self.steps_at_prefill = page.steps_completed;
-        }
-        if page.running == 0 && last.running > 0 || page.running > 0 && last.running == 0 {
-            // an empty loop owes no token: count the steps of a livelock from the moment there is something to deliver
-            self.page_tokens_at = tick.counted_ms;
-            self.steps_at_tokens = page.steps_completed;
-        }
-        self.page = Some(page.clone());
     }
 
     fn look_at_metrics(&mut self, tick: &Tick, at_ms: Ms, sight: &mut Sight<'_>) {
@@ -376,7 +343,7 @@ impl Signs {
 
     /// When anything was last delivered, by whatever tells of it.
     pub fn delivered_at(&self) -> Ms {
-        self.gate_delivered_at.max(self.metrics_tokens_at).max(self.page_tokens_at)
+        self.gate_delivered_at.max(self.metrics_tokens_at).max(self.leaders.tokens_at())
     }
 
     /// Has `/metrics` of this process ever been read?
@@ -389,8 +356,8 @@ impl Signs {
         self.metrics_moved_at
             .max(self.metrics_prompt_at)
             .max(self.metrics_iterations_at)
-            .max(self.page_steps_at)
+            .max(self.leaders.steps_at())
             .max(self.metrics_tokens_at)
-            .max(self.page_tokens_at)
+            .max(self.leaders.tokens_at())
     }
 }

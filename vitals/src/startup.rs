@@ -81,6 +81,7 @@ pub fn examine_startup(view: &View<'_>) -> Exam {
     let due: Option<Ms> = (silence <= allowed.ms).then(|| allowed.ms - silence);
     let complaint = due.is_none().then(|| Complaint {
         class: StallClass::StartupStalled,
+        engine: None,
         silence_ms: silence,
         allowed,
         reason: reason(source, text),

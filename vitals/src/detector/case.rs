@@ -16,6 +16,8 @@ use crate::witness::{Strength, Weight};
 #[derive(Debug, Clone)]
 pub(super) struct Case {
     pub(super) class: StallClass,
+    /// Of several data-parallel engines the one that it is against.
+    engine: Option<u32>,
     began_ms: Ms,
     began_counted: Ms,
     /// What was said against the engine when the case was opened or confirmed.
@@ -34,6 +36,7 @@ impl Detector {
     pub(super) fn open_case(&mut self, tick: &Tick, sight: &Sight<'_>, complaint: Complaint, in_startup: bool) -> Said {
         let case = Case {
             class: complaint.class.clone(),
+            engine: complaint.engine,
             began_ms: tick.now_ms,
             began_counted: tick.counted_ms,
             reasons: vec![complaint.reason.clone()],
@@ -49,9 +52,13 @@ impl Detector {
     }
 
     pub(super) fn suspect(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, case: Case, exam: Exam) -> Said {
-        if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
+        let declared = tick.excuse.is_some_and(Excuse::is_declared);
+        if declared || self.proves_life(tick, sight, &case, &exam) {
             if case.low_floor {
                 self.noise.was_wrong(tick.now_ms, &self.policy);
+            }
+            if !declared && let Some(complaint) = exam.complaint.clone().filter(|c| accuses_another(&case, c)) {
+                return self.open_case(tick, sight, complaint, false);
             }
             return self.release(tick, sight, draining, exam);
         }
@@ -72,7 +79,7 @@ impl Detector {
             let counts = owed && tick.excuse.is_none() && current;
             let proven = complaint.silence_ms >= weight.silence_ms_min;
             if counts && proven && age >= weight.strength.confirm_ms(&self.policy) {
-                case.class = complaint.class.clone();
+                (case.class, case.engine) = (complaint.class.clone(), complaint.engine);
                 case.reasons.push(reason("policy", format!("suspect for {age} ms: confirmed")));
                 return self.hold_stall(sight, case);
             }
@@ -150,6 +157,11 @@ impl Detector {
 
     /// Hysteresis: what ends a case is a thing that the class says cannot happen, never a gauge or an answer of `/health`.
     fn proves_life(&self, tick: &Tick, sight: &Sight<'_>, case: &Case, exam: &Exam) -> bool {
+        // what other data-parallel engines deliver is no life of the one that is accused
+        if let Some(engine) = case.engine {
+            let clear = exam.complaint.as_ref().is_none_or(|complaint| complaint.engine != Some(engine));
+            return self.signs.leaders.of(engine).is_some_and(|leader| leader.lives(&case.class, clear));
+        }
         // what the front end answers by itself is no progress of an engine that is in the same step beyond its lease
         if sight.gate_delivered && !self.view(tick, sight).step_beyond_lease() {
             return true;
@@ -172,6 +184,11 @@ impl Detector {
             }
         }
     }
+}
+
+/// Is this complaint about another data-parallel engine than the case?
+fn accuses_another(case: &Case, complaint: &Complaint) -> bool {
+    case.engine.is_some() && complaint.engine != case.engine
 }
 
 /// A scrape counts what was delivered since the scrape before it: it proves life only where that one, too, was taken after the

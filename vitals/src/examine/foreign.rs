@@ -11,7 +11,7 @@ pub(super) fn foreign(view: &View<'_>, gate: Allowed, exam: &mut Exam) {
     let Some(owed) = view.sight.owed else { return };
     let signs = view.signs;
     let delivered =
-        signs.gate_delivered_at.max(signs.owed_since).max(signs.metrics_tokens_at).max(signs.page_tokens_at);
+        signs.gate_delivered_at.max(signs.owed_since).max(signs.metrics_tokens_at).max(signs.leaders.tokens_at());
     let moved = delivered.max(signs.moved_at());
     let allowed = foreign_allowed(view, owed, gate);
     let (since_any, since_delivered) = (view.tick.since(moved), view.tick.since(delivered));
@@ -75,7 +75,7 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_d
     }
     let Some(least) = turning_allowed(view) else { return };
     // prefill and decode take room in the cache, and a page tells of both; who only turns does not
-    let filled = view.tick.since(signs.cache.filled_at.max(signs.page_prefill_at));
+    let filled = view.tick.since(signs.cache.filled_at.max(signs.leaders.prefill_at()));
     // … and one that counts tokens as it makes them makes none for so long by no prefill
     let believed = !signs.tokens_live || since_delivered <= view.policy.long_patience_ms();
     let silence = if believed { since_delivered.min(filled) } else { since_delivered };

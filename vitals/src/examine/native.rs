@@ -2,22 +2,39 @@
 
 use super::{Allowed, Exam, View, classes, phase_name, reason, step_name};
 use crate::deadlines;
-use crate::observation::{PageObs, PagePhase};
+use crate::leaders::Leader;
+use crate::observation::{Ms, PageObs, PagePhase};
 use crate::owed::OwedSource;
 use crate::verdict::StallClass;
 use crate::witness::PageSays;
 
-/// A step that does not end, or a loop that owes work and begins none.
-pub(super) fn step(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
-    let owed = page.running.saturating_add(page.waiting);
-    if let Some(step_at) = view.oldest_step_at() {
+/// The loop of each data-parallel engine, by its own page and its own deadline; what is said is of the worst.
+pub(super) fn loops(view: &View<'_>, exam: &mut Exam) {
+    for (place, leader) in view.signs.leaders.present() {
+        let others = exam.complaint.take();
+        let lesson_ms = step(view, leader, exam);
+        if let Some(lesson) = exam.step_lessons_ms.get_mut(place) {
+            *lesson = lesson_ms;
+        }
+        livelock(view, leader, exam);
+        if let Some(complaint) = exam.complaint.as_mut().filter(|_| view.signs.leaders.several()) {
+            complaint.engine = Some(leader.page.engine());
+        }
+        exam.keep_worse(others);
+    }
+}
+
+/// A step that does not end, or a loop that owes work and begins none. How much of that step's age may be learned.
+fn step(view: &View<'_>, leader: &Leader, exam: &mut Exam) -> Ms {
+    let page = &leader.page;
+    let (owed, engine) = (page.owed(), page.engine());
+    if let Some(step_at) = view.signs.ranks.oldest_step_at(engine) {
         if owed == 0 && page.phase_tokens == 0 && view.sight.owed.is_none() {
-            return;
+            return 0;
         }
         let silence = view.tick.since(step_at);
         let allowed = deadlines::native_step(view, page);
         let lease = deadlines::worthy_lease_ms(page, allowed, view.policy);
-        exam.step_lesson_ms = deadlines::step_lesson_ms(page, allowed, view.policy);
         exam.hold(silence, allowed, || {
             let text = format!(
                 "step {} ({}) is under way for {silence} ms with {} running and {} waiting; {}",
@@ -27,15 +44,20 @@ pub(super) fn step(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
                 page.waiting,
                 allowed.words()
             );
-            (classes::step_class(view), reason("page", text), PageSays::lease(silence >= lease))
+            (classes::step_class(view, engine), reason("page", text), PageSays::lease(silence >= lease))
         });
-    } else if owed > 0 && page.phase != PagePhase::Sleep {
-        let moved = view.signs.ranks.moved_at().max(view.signs.owed_since);
+        return deadlines::step_lesson_ms(page, allowed, view.policy);
+    }
+    if owed > 0 && page.phase != PagePhase::Sleep {
+        // work that others hold is no work that it has been silent about
+        let came = if view.signs.leaders.several() { leader.owes_at } else { 0 };
+        let moved = view.signs.ranks.moved_at(engine).max(view.signs.owed_since).max(came);
         let silence = view.tick.since(moved);
         let allowed =
             Allowed::policy(view.policy.native_between_ms.saturating_add(view.tick.jitter_ms.saturating_mul(2)));
         exam.hold(silence, allowed, || {
-            let class = if page.running == 0 { StallClass::AdmissionStalled } else { classes::step_class(view) };
+            let class =
+                if page.running == 0 { StallClass::AdmissionStalled } else { classes::step_class(view, engine) };
             let text = format!(
                 "{} running and {} waiting, but no step was begun for {silence} ms; {}",
                 page.running,
@@ -45,19 +67,21 @@ pub(super) fn step(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
             (class, reason("page", text), PageSays::NoStep)
         });
     }
+    0
 }
 
 /// H3: a loop that turns without delivering is a hang; prefill that gets through its prompt is not.
-pub(super) fn livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
+fn livelock(view: &View<'_>, leader: &Leader, exam: &mut Exam) {
+    let page = &leader.page;
     if page.running == 0 {
         return;
     }
-    let turned = page.steps_completed.saturating_sub(view.signs.steps_at_tokens);
-    let since_prefill = view.tick.since(view.signs.page_prefill_at);
-    let since_tokens = view.tick.since(view.signs.page_tokens_at.max(view.signs.owed_since));
+    let turned = page.steps_completed.saturating_sub(leader.steps_at_tokens);
+    let since_prefill = view.tick.since(leader.prefill_at);
+    let since_tokens = view.tick.since(leader.tokens_at.max(view.signs.owed_since));
     if turned >= view.policy.livelock_steps {
         let silence = since_tokens.min(since_prefill);
-        let in_vain = page.steps_completed.saturating_sub(view.signs.steps_at_tokens.max(view.signs.steps_at_prefill));
+        let in_vain = page.steps_completed.saturating_sub(leader.steps_at_tokens.max(leader.steps_at_prefill));
         let allowed = deadlines::native_livelock(view, page, in_vain);
         exam.hold(silence, allowed, || {
             let text = format!(
@@ -69,7 +93,9 @@ pub(super) fn livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
             (StallClass::Livelock, reason("page", text), PageSays::lease(silence >= lease))
         });
     }
-    let decoding = view.sight.gate.is_some_and(|gate| gate.begun() > 0);
+    // of data-parallel engines another one may hold all that have begun
+    let elsewhere = view.signs.leaders.running_elsewhere(page.engine());
+    let decoding = view.sight.gate.is_some_and(|gate| gate.begun() > elsewhere);
     if turned > 0 && decoding && since_prefill < since_tokens {
         let allowed = Allowed::policy(view.policy.decode_starved_ms);
         exam.hold(since_tokens, allowed, || {
@@ -81,12 +107,11 @@ pub(super) fn livelock(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
 
 /// The gate owes work that the engine's loop does not know of, or tokens that the front end does not pass on.
 pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, exam: &mut Exam) {
-    let Some(gate) = view.sight.gate.filter(|gate| gate.in_flight > 0) else { return front_by_load(view, page, exam) };
+    let Some(gate) = view.sight.gate.filter(|gate| gate.in_flight > 0) else { return front_by_load(view, exam) };
     let silent_front = view.sight.frontend_silent(view.policy.admission_ms);
     let since_bytes = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
-    let idle = page.phase == PagePhase::Idle && page.running == 0 && page.waiting == 0;
-    let (silence, allowed) = if idle {
-        (since_bytes.min(view.tick.since(view.signs.page_steps_at)), admission(view))
+    let (silence, allowed) = if view.signs.leaders.all_idle() {
+        (since_bytes.min(view.tick.since(view.signs.leaders.steps_at())), admission(view))
     } else if silent_front {
         (since_bytes, silence_allowed)
     } else {
@@ -108,8 +133,8 @@ pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, e
 }
 
 /// Without a gate the front end's own count tells of work that the loop does not know of; with the patience that gauges get.
-fn front_by_load(view: &View<'_>, page: &PageObs, exam: &mut Exam) {
-    let idle = page.phase == PagePhase::Idle && page.running == 0 && page.waiting == 0;
+fn front_by_load(view: &View<'_>, exam: &mut Exam) {
+    let idle = view.signs.leaders.all_idle();
     let Some(owed) = view.sight.owed.filter(|owed| idle && owed.source == OwedSource::Metrics) else { return };
     let silence = view.tick.since(view.signs.moved_at().max(view.signs.owed_since));
     let allowed = Allowed::patient(view.policy.patience_cap_ms);

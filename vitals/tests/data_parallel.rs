@@ -1,0 +1,181 @@
+//! Data-parallel engines behind one front end, a page each (H1.7): each is judged by its own.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
+mod common;
+
+use common::{Sim, stalled, suspect};
+use vitals::observation::{Ms, PageObs, PagePhase};
+use vitals::verdict::{StallClass, Verdict};
+
+/// What a prefill step of [`CHUNK`] tokens takes, and how many ticks of 100 ms that is.
+const CHUNK_MS: Ms = 1_000;
+const CHUNK: u32 = 2_048;
+
+/// Two engines of one process each; the second has no work yet.
+fn two() -> Sim {
+    let mut sim = Sim::native().up();
+    let page = sim.page.as_mut().unwrap();
+    (page.world_size, page.engines) = (2, 2);
+    sim.peers = vec![PageObs { rank: 1, ..page.clone() }];
+    sim
+}
+
+/// The engine of this rank begins a step.
+fn begins(page: &mut PageObs, now: Ms, phase: PagePhase, tokens: u32) {
+    if page.phase != phase {
+        page.phase_entered_ms = now;
+    }
+    (page.phase, page.phase_tokens, page.running) = (phase, tokens, page.running.max(1));
+    page.lease_ms = 120_000 + u64::from(tokens) * 10;
+    page.step_started_ms = Some(now);
+}
+
+fn ends(page: &mut PageObs, tokens: u64) {
+    page.steps_completed += 1;
+    page.tokens_delivered += tokens;
+    page.step_started_ms = None;
+}
+
+/// 100 ms in which the first engine decodes; `other` is what the second does with its page.
+fn decodes(sim: &mut Sim, other: impl FnOnce(&mut PageObs, Ms)) -> Verdict {
+    let at = sim.now + 100;
+    other(&mut sim.peers[0], at);
+    let verdict = sim.deliver_for(100).verdict;
+    assert_eq!(sim.page.as_ref().unwrap().phase, PagePhase::Decode);
+    verdict
+}
+
+/// A chunk of a long prompt, as many ticks as it takes; the verdicts.
+fn chunk(sim: &mut Sim, to_go: u64) -> Vec<Verdict> {
+    (0..CHUNK_MS / 100)
+        .map(|tick| {
+            decodes(sim, |page, at| {
+                if tick == 0 {
+                    ends(page, 0);
+                    page.prompt_tokens_owed = to_go;
+                    begins(page, at, PagePhase::Prefill, CHUNK);
+                }
+            })
+        })
+        .collect()
+}
+
+/// Both have decoded, and the second has taken two long prompts: what is usual is known of both.
+fn warm() -> Sim {
+    let mut sim = two();
+    sim.admit(4, 200);
+    for _ in 0..600 {
+        decodes(&mut sim, |page, at| {
+            ends(page, 1);
+            begins(page, at, PagePhase::Decode, 0);
+        });
+    }
+    for _ in 0..2 {
+        prompt(&mut sim, 8);
+    }
+    sim
+}
+
+/// The second engine takes a prompt of so many chunks and decodes a little; the verdicts.
+fn prompt(sim: &mut Sim, chunks: u64) -> Vec<Verdict> {
+    let mut verdicts: Vec<Verdict> = (0..chunks).rev().flat_map(|left| chunk(sim, left * u64::from(CHUNK))).collect();
+    verdicts.extend((0..20).map(|_| {
+        decodes(sim, |page, at| {
+            ends(page, 1);
+            page.prompt_tokens_owed = 0;
+            begins(page, at, PagePhase::Decode, 0);
+        })
+    }));
+    verdicts
+}
+
+#[test]
+fn a_prefill_of_one_engine_is_not_measured_by_the_decode_of_another() {
+    let mut sim = warm();
+    // longer than decode may starve: no request that has begun is the second engine's
+    let verdicts = prompt(&mut sim, 80);
+    assert_eq!(verdicts.len(), 820);
+    assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Progressing), "{verdicts:?}");
+}
+
+#[test]
+fn an_idle_engine_does_not_make_the_prefill_of_another_an_admission() {
+    let mut sim = two();
+    sim.admit(1, 400_000);
+    sim.idle();
+    let now = sim.now;
+    let peer = &mut sim.peers[0];
+    peer.prompt_tokens_owed = 400_000;
+    begins(peer, now, PagePhase::Prefill, 100_000);
+    for _ in 0..600 {
+        let verdict = sim.tick(100).verdict;
+        assert_eq!(verdict, Verdict::Progressing, "after {} ms", sim.now - now);
+    }
+}
+
+#[test]
+fn an_engine_that_hangs_beside_an_idle_one_is_found_by_its_own_rhythm() {
+    let mut sim = warm();
+    let peer = &mut sim.peers[0];
+    begins(peer, sim.now, PagePhase::Decode, 0);
+    sim.idle();
+    sim.cpu = 10;
+    assert!(sim.silence_until(1_000, suspect).is_some(), "{:?}", sim.last);
+    assert!(sim.silence_until(30_000, stalled).is_some(), "{:?}", sim.last);
+    assert_eq!(sim.last.unwrap().verdict, Verdict::Stalled(StallClass::StepStalled));
+}
+
+#[test]
+fn what_one_engine_delivers_does_not_lift_the_fence_of_another() {
+    let mut sim = warm();
+    let now = sim.now;
+    begins(&mut sim.peers[0], now, PagePhase::Decode, 0);
+    let verdicts: Vec<Verdict> = (0..1_500).map(|_| decodes(&mut sim, |_, _| {})).collect();
+    let fenced = verdicts.iter().position(suspect).unwrap();
+    assert!(fenced <= 10, "{fenced}");
+    assert!(verdicts.iter().skip(fenced).all(|verdict| verdict.class().is_some()), "it was let out");
+    assert!(verdicts.iter().any(stalled), "never confirmed");
+    // its step ends: that is its life, and nobody else's
+    let after = decodes(&mut sim, |page, _| ends(page, 1));
+    assert_eq!(after, Verdict::Progressing);
+}
+
+#[test]
+fn an_engine_that_is_slower_than_another_has_no_silent_ranks() {
+    let mut sim = two();
+    let page = sim.page.as_mut().unwrap();
+    (page.world_size, page.engines) = (4, 2);
+    let of = |rank: u32, page: &PageObs| PageObs { rank, ..page.clone() };
+    sim.peers = (1..4).map(|rank| of(rank, page)).collect();
+    sim.admit(4, 200);
+    for _ in 0..100 {
+        // ranks 0 and 1 are the first engine's, and twice as quick
+        let (at, steps) = (sim.now + 100, sim.page.as_ref().unwrap().steps_completed + 2);
+        for peer in &mut sim.peers {
+            (peer.phase, peer.lease_ms, peer.running) = (PagePhase::Decode, 120_000, 4);
+            peer.steps_completed = if peer.rank == 1 { steps } else { steps / 2 };
+            peer.tokens_delivered = peer.steps_completed * 4;
+            peer.step_started_ms = Some(at - 10);
+        }
+        sim.deliver_for(100);
+    }
+    sim.cpu = 10;
+    let mut one_behind = sim.clone();
+    assert!(sim.silence_until(10_000, suspect).is_some());
+    assert_eq!(sim.last.unwrap().verdict, Verdict::Suspect(StallClass::StepStalled));
+    one_behind.peers[2].steps_completed -= 1;
+    assert!(one_behind.silence_until(10_000, suspect).is_some());
+    one_behind.silence_until(30_000, stalled).unwrap();
+    assert_eq!(one_behind.last.unwrap().verdict, Verdict::Stalled(StallClass::RankSilent { ranks: vec![3] }));
+}
+
+#[test]
+fn ranks_are_of_the_engine_that_they_follow() {
+    let page = |rank, world_size, engines| {
+        let page = Sim::native().page.unwrap();
+        PageObs { rank, world_size, engines, ..page }.engine()
+    };
+    assert_eq!([page(0, 6, 2), page(2, 6, 2), page(3, 6, 2), page(5, 6, 2)], [0, 0, 1, 1]);
+    assert_eq!([page(3, 4, 0), page(3, 4, 1), page(3, 4, 4)], [0, 0, 3]);
+    // of a page that lies about its world
+    assert_eq!([page(7, 0, 5), page(7, 1, 0)], [7, 0]);
+}
