@@ -23,5 +23,7 @@ mod real;
 mod tree;
 #[path = "sources/untrusted.rs"]
 mod untrusted;
+#[path = "sources/visible.rs"]
+mod visible;
 #[path = "sources/whole.rs"]
 mod whole;

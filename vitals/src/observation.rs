@@ -329,6 +329,9 @@ pub struct LogHit {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuObs {
     pub uuid: String,
+    /// NVML's own number of it, by its place on the bus; `None` where it is not known.
+    #[serde(default)]
+    pub index: Option<u32>,
     /// PCI address as NVML writes it (`00000000:44:00.0`): by it the kernel's log calls the GPU.
     #[serde(default)]
     pub pci: Option<String>,

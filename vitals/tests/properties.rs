@@ -254,6 +254,7 @@ fn observations() -> impl Strategy<Value = Observation> {
     );
     let gpu = (any::<[u32; 2]>(), any::<[f64; 2]>()).prop_map(|(small, power)| GpuObs {
         uuid: "GPU-0".into(),
+        index: None,
         pci: None,
         util: small[0],
         memory_util: small[1],

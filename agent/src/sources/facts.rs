@@ -9,6 +9,7 @@ use vitals::observation::{ProcObs, ThreadObs};
 
 use super::clock::{TickClock, own_cpu_us};
 use super::net::{Sockets, sockets};
+use super::nvml::VisibleGpus;
 use super::procs::ProcRoot;
 
 /// Members whose bytes are counted, threads that are read, threads that are told.
@@ -26,6 +27,8 @@ pub struct FactsReader {
     seen: HashMap<i32, Seen>,
     seen_at: Option<Instant>,
     total: Option<Io>,
+    /// What the engine's environment said when it was first read.
+    visible: Option<Option<VisibleGpus>>,
 }
 
 /// One thread at the last look: its CPU time, and how long it has stood in line for a core, where that was asked.
@@ -52,6 +55,8 @@ pub struct Facts {
     pub io: Option<Io>,
     pub sockets: Option<Sockets>,
     pub threads: Vec<ThreadObs>,
+    /// The engine's GPUs, where its environment tells them.
+    pub visible: Option<VisibleGpus>,
     /// When they were asked for.
     pub at_ms: u64,
     /// The CPU time that it took to gather them.
@@ -68,7 +73,7 @@ pub struct Io {
 impl FactsReader {
     /// Over any `/proc`; nothing is known yet.
     pub fn new(proc: ProcRoot, clock: TickClock) -> Self {
-        Self { proc, clock, io: HashMap::new(), seen: HashMap::new(), seen_at: None, total: None }
+        Self { proc, clock, io: HashMap::new(), seen: HashMap::new(), seen_at: None, total: None, visible: None }
     }
 
     /// One look. May take as long as the kernel likes.
@@ -79,9 +84,21 @@ impl FactsReader {
             io: self.total,
             sockets: look.port.and_then(|port| sockets(&self.proc, look.engine, port)),
             threads: look.stepping.map(|pid| self.threads(pid)).unwrap_or_default(),
+            visible: self.visible(look.engine),
             at_ms: look.now_ms,
             cost_us: own_cpu_us().saturating_sub(began_us),
         }
+    }
+
+    /// A process is given its environment once.
+    fn visible(&mut self, engine: i32) -> Option<VisibleGpus> {
+        let proc = &self.proc;
+        let read = || {
+            let environ = std::fs::read(proc.path(engine, "environ")).ok()?;
+            let ours = i32::try_from(std::process::id()).ok().and_then(|me| proc.mount_namespace(me));
+            VisibleGpus::of_environ(&environ, ours.is_some() && ours == proc.mount_namespace(engine))
+        };
+        self.visible.get_or_insert_with(read).clone()
     }
 
     /// Adds what was read since the last look, so that a member that ends takes nothing away.

@@ -40,7 +40,7 @@ pub use self::exit::ExitWatch;
 use self::facts::{Facts, FactsReader, Look};
 pub use self::frontend::FrontendProbe;
 use self::haste::Haste;
-pub use self::nvml::{NvmlSource, ProbeCommand, nvml_child_main, probe as nvml_probe};
+pub use self::nvml::{NvmlSource, ProbeCommand, VisibleGpus, nvml_child_main, probe as nvml_probe};
 use self::pace::{Pace, is_owed};
 pub use self::page::PageSource;
 use self::procs::ProcRoot;
@@ -151,6 +151,7 @@ impl Sources {
         self.walk = Walk::default();
         self.slow = SlowFacts::default();
         self.proc_ms = None;
+        self.nvml.iter().for_each(|nvml| nvml.set_visible(None));
         self.proc.set_engine(engine.clone());
         self.engine = engine;
     }
@@ -327,6 +328,7 @@ impl Sources {
             && let Ok((reader, facts)) = running.await
         {
             self.slow.done = Some(Done { at_ms: now_ms, cost_us: facts.cost_us });
+            self.nvml.iter().for_each(|nvml| nvml.set_visible(facts.visible.clone()));
             self.slow.latest = Some(facts);
             self.slow.reader = Some(reader);
             news = true;
@@ -360,9 +362,11 @@ fn scrapes_matter(obs: &Observation) -> bool {
     (gate.is_none() || is_owed(pages, gate)) && !pages.iter().any(|page| page.lease_ms > 0)
 }
 
-/// Takes over what is newer; an equal time means an equal value.
-fn renew<T: Clone>(newest: &Signal<T>, seen: &mut Signal<T>) {
-    if newest.at_ms != seen.at_ms || newest.value.is_some() != seen.value.is_some() {
+/// Takes over what is newer; an equal time means an equal value. True where it was.
+fn renew<T: Clone>(newest: &Signal<T>, seen: &mut Signal<T>) -> bool {
+    let newer = newest.at_ms != seen.at_ms || newest.value.is_some() != seen.value.is_some();
+    if newer {
         seen.clone_from(newest);
     }
+    newer
 }

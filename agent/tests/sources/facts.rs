@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
+use agent::sources::VisibleGpus;
 use agent::sources::clock::TickClock;
 use agent::sources::facts::{Facts, FactsReader, Io, Look};
 use agent::sources::net::{Sockets, sockets};
@@ -44,6 +45,21 @@ fn the_engines_own_tables_are_read_in_both_families_and_a_mad_one_is_unknown() {
     assert_eq!(sockets(&fake.root(), 100, 8_001), closed, "nobody listens on that port");
     fake.file(100, "net/tcp", &"x".repeat(5 << 20));
     assert_eq!(sockets(&fake.root(), 100, 8_000), None);
+}
+
+#[test]
+fn the_engines_gpus_are_those_that_its_environment_lets_it_see() {
+    let look = |name: &str, list: &str| {
+        let mut engine = std::process::Command::new("sleep").arg("1000").env_clear().env(name, list).spawn().unwrap();
+        let look = Look { engine: engine.id().try_into().unwrap(), ..Look::default() };
+        let facts = FactsReader::new(ProcRoot::live(), TickClock::live()).gather(&look);
+        engine.kill().and_then(|()| engine.wait()).unwrap();
+        facts.visible
+    };
+    let two = VisibleGpus::of_environ(b"CUDA_VISIBLE_DEVICES=2", true);
+    assert!(two.is_some());
+    assert_eq!(look("CUDA_VISIBLE_DEVICES", "2"), two);
+    assert_eq!(look("HOME", "/root"), None);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use agent::sources::clock::monotonic_ms;
 use agent::sources::procs::ProcRoot;
-use agent::sources::{NvmlSource, ProbeCommand};
+use agent::sources::{NvmlSource, ProbeCommand, VisibleGpus};
 use vitals::observation::{GpuObs, XidObs};
 use vitals::xid::Remedy;
 
@@ -191,6 +191,19 @@ async fn a_library_without_functions_and_one_without_a_driver() {
         eventually_async("absence", async || source.note().contains("NVML absent").then_some(())).await;
         assert_eq!(source.latest().value, None, "{mode}");
     }
+}
+
+#[tokio::test]
+async fn a_neighbours_gpu_and_its_xids_are_not_the_engines() {
+    let library = Library::new("xid", &[]);
+    let source = library.spawn();
+    assert_eq!((first_readings(&source).await.len(), told(&first_xids(&source).await)), (2, vec![("GPU-1", 79)]));
+    source.set_visible(VisibleGpus::of_environ(b"HOME=/root\0CUDA_VISIBLE_DEVICES=1\0", true));
+    let own = source.latest().value.unwrap();
+    assert_eq!(own.iter().map(|gpu| gpu.uuid.as_str()).collect::<Vec<_>>(), ["GPU-2"]);
+    assert_eq!(told(&xids(&source)), []);
+    source.set_visible(None);
+    assert_eq!((source.latest().value.unwrap().len(), xids(&source).len()), (2, 1));
 }
 
 fn xids(source: &NvmlSource) -> Vec<XidObs> {

@@ -287,6 +287,7 @@ fn show_gpus(world: &World, agent: &mut Agent, looks: Looks) {
     let gpus = agent.obs.gpus.value.get_or_insert_with(Vec::new);
     gpus.resize_with(ranks, || GpuObs {
         uuid: String::new(),
+        index: None,
         pci: None,
         util: 0,
         memory_util: 0,

@@ -100,6 +100,7 @@ fn reading(nvml: &Nvml, index: u32) -> Option<GpuObs> {
     };
     believed.then(|| GpuObs {
         uuid,
+        index: Some(index),
         pci: device.pci_info().ok().map(|pci| graphic(&pci.bus_id, PCI_CHARS_MAX)).filter(|pci| !pci.is_empty()),
         util: used.gpu,
         memory_util: used.memory,

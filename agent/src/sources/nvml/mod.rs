@@ -6,8 +6,10 @@
 //! told them: a GPU that breaks is what ends children.
 
 mod child;
+mod visible;
 mod xids;
 
+use std::borrow::Cow;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,6 +22,7 @@ use vitals::observation::{GpuObs, Signal, XidObs};
 use vitals::xid::CODE_MAX;
 
 pub use self::child::{nvml_child_main, probe};
+pub use self::visible::VisibleGpus;
 use super::clock::monotonic_ms;
 use super::renew;
 use crate::own_program::{OWN_PROGRAM, is_truebeat};
@@ -90,6 +93,8 @@ struct NvmlState {
     gpus: Signal<Vec<GpuObs>>,
     /// The newest of each GPU and code, oldest first.
     xids: Vec<XidObs>,
+    /// What is known of which GPUs are the engine's. All are kept, only its own are told.
+    visible: Option<VisibleGpus>,
     note: String,
 }
 
@@ -102,15 +107,27 @@ impl NvmlSource {
         Self { state, _task: task }
     }
 
-    /// The newest readings. While NVML is silent they are the last known ones, marked with when the silence began; one that never
+    /// Which GPUs are the engine's, as far as that is known; `None`: all of them.
+    pub fn set_visible(&self, visible: Option<VisibleGpus>) {
+        self.state.0.lock().unwrap_or_else(PoisonError::into_inner).visible = visible;
+    }
+
+    /// The newest readings of the engine's GPUs. While NVML is silent they are the last known ones, marked with when the silence began; one that never
     /// spoke is a GPU of the name `unknown`.
     pub fn latest(&self) -> Signal<Vec<GpuObs>> {
-        self.state.0.lock().unwrap_or_else(PoisonError::into_inner).gpus.clone()
+        let mut gpus = Signal::default();
+        self.renew(&mut gpus);
+        gpus
     }
 
     /// The same into what was seen before; copies only what is new.
     pub fn renew(&self, seen: &mut Signal<Vec<GpuObs>>) {
-        renew(&self.state.0.lock().unwrap_or_else(PoisonError::into_inner).gpus, seen);
+        let state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if renew(&state.gpus, seen)
+            && let (Some(visible), Some(gpus)) = (&state.visible, &mut seen.value)
+        {
+            visible.keep(gpus);
+        }
     }
 
     /// The Xids of the last minutes into those that were seen before.
@@ -120,8 +137,12 @@ impl NvmlSource {
             let now_ms = monotonic_ms();
             state.xids.retain(|xid| now_ms.saturating_sub(xid.at_ms) <= XID_AGE_MS_MAX);
         }
-        if state.xids != *seen {
-            seen.clone_from(&state.xids);
+        let mut own = Cow::Borrowed(&state.xids);
+        if let Some(visible) = state.visible.as_ref().filter(|_| !state.xids.is_empty()) {
+            visible.keep_xids(state.gpus.value.as_deref().unwrap_or_default(), own.to_mut());
+        }
+        if *own != *seen {
+            seen.clone_from(&own);
         }
     }
 
@@ -177,6 +198,7 @@ impl Shared {
 fn unknown() -> GpuObs {
     GpuObs {
         uuid: UNKNOWN.to_owned(),
+        index: None,
         pci: None,
         util: 0,
         memory_util: 0,
