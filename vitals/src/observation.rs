@@ -307,7 +307,7 @@ pub struct RasObs {
 pub struct FrontendObs {
     /// The port accepts and some HTTP status came back within the deadline.
     pub answers: bool,
-    /// That status, e.g. 200 of a `/health` that may well lie.
+    /// What `/health` said, e.g. 200 that may well lie; `None` where it is not asked and another path answered.
     pub status: Option<u16>,
     /// Since when it has been silent; `None` while it answers.
     pub silent_since_ms: Option<Ms>,

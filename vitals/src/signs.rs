@@ -324,7 +324,8 @@ impl Signs {
     }
 
     /// A front end that is frozen with its engine answers nobody, and that accuses it no more than the engine's own silence: what was
-    /// excused since its last answer is taken off.
+    /// excused since its last answer is taken off. `/metrics` is answered by the same port: a `/health` that is silent beside it waits for
+    /// the engine, whose silence is not the front end's.
     fn look_at_frontend(&mut self, tick: &Tick, at_ms: Ms, sight: &mut Sight<'_>) {
         let Some(frontend) = sight.frontend else { return };
         let excused_ms = tick.now_ms.saturating_sub(tick.counted_ms);
@@ -332,8 +333,10 @@ impl Signs {
         if frontend.answers && answered.0 != at_ms {
             *answered = (at_ms, excused_ms);
         }
-        let silent_ms = frontend.silent_since_ms.filter(|_| !frontend.answers).map(|at| tick.now_ms.saturating_sub(at));
-        sight.frontend_silent_ms = silent_ms.map(|ms| ms.saturating_sub(excused_ms.saturating_sub(answered.1)));
+        let excused_ms = excused_ms.saturating_sub(answered.1);
+        let scraped_ms = sight.metrics.map_or(0, |_| self.metrics_sampled_ms);
+        let since = frontend.silent_since_ms.filter(|_| !frontend.answers).map(|at| at.max(scraped_ms));
+        sight.frontend_silent_ms = since.map(|at| tick.now_ms.saturating_sub(at).saturating_sub(excused_ms));
     }
 
     /// The longest prompt that the gate has owed since the last delivery; where it does not tell, all are as long as each other.

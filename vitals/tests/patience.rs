@@ -267,3 +267,23 @@ fn a_prompt_that_came_and_left_between_two_deliveries_may_be_in_the_step_after_t
     let fenced = sim.silence_until(60_000, suspect).unwrap();
     assert!(fenced <= 3_000, "one step later it is forgotten: {fenced}");
 }
+
+#[test]
+fn a_health_that_waits_for_the_engine_is_no_witness_beside_its_metrics_page() {
+    let hang = |health_waits: bool| {
+        let mut sim = Sim::foreign().up().busy(20_000);
+        let now = sim.now;
+        let front = sim.frontend.as_mut().unwrap();
+        if health_waits {
+            (front.answers, front.status, front.silent_since_ms) = (false, None, Some(now));
+        }
+        let fenced = sim.silence_until(60_000, suspect).unwrap();
+        let confirmed = sim.silence_until(400_000, stalled).unwrap();
+        let said = sim.last.as_ref().unwrap();
+        let witness = said.reasons.iter().any(|reason| reason.text.contains("does not answer"));
+        (fenced, confirmed, said.verdict.clone(), witness)
+    };
+    let waits = hang(true);
+    assert_eq!(waits, hang(false));
+    assert!(!waits.3 && waits.2.class().is_some_and(|class| *class != StallClass::FrontendStalled), "{waits:?}");
+}

@@ -30,7 +30,8 @@ impl Lines {
         line.insert("t".to_owned(), seconds(now_ms, zero_ms));
         if let Some(frontend) = &obs.frontend.value {
             // the latency of the answer is not kept by the probe
-            line.insert("health".to_owned(), json!({"status": frontend.status, "ms": null}));
+            let (answers, status) = (frontend.answers, frontend.status);
+            line.insert("health".to_owned(), json!({"answers": answers, "status": status, "ms": null}));
         }
         self.metrics(&mut line, obs, scrape, zero_ms);
         let mut obs = obs.clone();
@@ -164,6 +165,15 @@ mod tests {
             }],
             ..Observation::default()
         }
+    }
+
+    #[test]
+    fn a_front_end_that_answers_by_another_path_than_health_is_read_as_one() {
+        let mut obs = obs();
+        let elsewhere = FrontendObs { answers: true, status: None, silent_since_ms: None, ever_answered: true };
+        obs.frontend = Signal::at(NOW, elsewhere);
+        let line = Lines::default().line(NOW, &obs, None);
+        assert_eq!(Reader::default().read(1, &line).unwrap().1.frontend.value, Some(elsewhere));
     }
 
     #[test]

@@ -1,18 +1,23 @@
 //! The front-end probe: does the engine's HTTP port answer anything at all? Never evidence of progress (V2).
 //!
-//! One `GET /health` a second, or every five while nothing is in doubt; at most one outstanding, each on a connection of its own.
+//! One question a second, or every five while nothing is in doubt; at most one outstanding, each on a connection of its own. The question is
+//! `/health`, whose 503 says that an engine cannot serve yet. Where that is a generation (SGLang: a token, for which it waits 20 s), its
+//! silence is the engine's and not the front end's, and each question that is given up stays in the engine's queue (sglang #35884): such an
+//! engine is asked for its models instead, which no scheduler is needed for.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use http::Uri;
+use http::{StatusCode, Uri};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
+use vitals::engine_metrics::EngineKind;
 use vitals::observation::{FrontendObs, Signal};
 
 use super::clock::monotonic_ms;
 use super::get::{Get, GetError, with_path};
 use super::haste::{Haste, Rounds};
+use super::scrape::KnownEngine;
 
 const PROBES: Rounds = Rounds { calm: Duration::from_secs(5), hurried: Duration::from_secs(1) };
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
@@ -25,12 +30,11 @@ pub struct FrontendProbe {
 }
 
 impl FrontendProbe {
-    /// Starts probing. Needs a tokio runtime.
-    pub fn spawn(engine_url: &Uri, haste: Haste) -> Self {
+    /// Starts probing an engine, whose kind the scraper may come to know. Needs a tokio runtime.
+    pub fn spawn(engine_url: &Uri, haste: Haste, kind: KnownEngine) -> Self {
         let state = Arc::new(Mutex::new(Signal::default()));
-        let get =
-            Get { uri: with_path(engine_url, "/health"), accept: "*/*", deadline: PROBE_DEADLINE, body_bytes_max: 0 };
-        let task = AbortOnDropHandle::new(tokio::spawn(probe_forever(get, Arc::clone(&state), haste)));
+        let asker = Asker::new(engine_url, kind);
+        let task = AbortOnDropHandle::new(tokio::spawn(probe_forever(asker, Arc::clone(&state), haste)));
         Self { state, _task: task }
     }
 
@@ -40,26 +44,76 @@ impl FrontendProbe {
     }
 }
 
-async fn probe_forever(get: Get, state: Arc<Mutex<Signal<FrontendObs>>>, haste: Haste) {
+async fn probe_forever(mut asker: Asker, state: Arc<Mutex<Signal<FrontendObs>>>, haste: Haste) {
     let mut known: Option<FrontendObs> = None;
     loop {
         let began = Instant::now();
         let asked_ms = monotonic_ms();
-        let answer = get.status().await;
-        let next = judge(known, asked_ms, answer.as_ref().map(|status| status.as_u16()));
+        let answer = asker.ask().await;
+        let next = judge(known, asked_ms, answer.as_ref().copied());
         known = Some(next);
         *state.lock().unwrap_or_else(PoisonError::into_inner) = Signal::at(monotonic_ms(), next);
         haste.rest(began, PROBES).await;
     }
 }
 
+/// Asks the question that this engine's front end answers by itself.
+#[derive(Debug)]
+struct Asker {
+    health: Get,
+    models: Get,
+    kind: KnownEngine,
+    /// `/health` has said that the engine can serve.
+    came_up: bool,
+    /// `/health` was silent while the front end answered.
+    health_waits: bool,
+}
+
+impl Asker {
+    fn new(engine_url: &Uri, kind: KnownEngine) -> Self {
+        let get =
+            |path| Get { uri: with_path(engine_url, path), accept: "*/*", deadline: PROBE_DEADLINE, body_bytes_max: 0 };
+        Self { health: get("/health"), models: get("/v1/models"), kind, came_up: false, health_waits: false }
+    }
+
+    /// What `/health` said, or nothing where another path answered.
+    async fn ask(&mut self) -> Result<Option<u16>, GetError> {
+        if self.leaves_health_alone() {
+            return self.models.status().await.map(|_| None);
+        }
+        match self.health.status().await {
+            Ok(status) => {
+                self.came_up |= status != StatusCode::SERVICE_UNAVAILABLE;
+                Ok(Some(status.as_u16()))
+            }
+            Err(GetError::Deadline { .. }) if !self.health_is_front_ends() => {
+                let answer = self.models.status().await.map(|_| None);
+                self.health_waits = answer.is_ok();
+                answer
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Would `/health` ask the engine? SGLang's answers by itself only while it starts.
+    fn leaves_health_alone(&self) -> bool {
+        let generates = self.came_up && self.kind.get() == Some(&EngineKind::Sglang);
+        generates || (self.health_waits && !self.health_is_front_ends())
+    }
+
+    /// Is it known that `/health` never waits for a step?
+    fn health_is_front_ends(&self) -> bool {
+        matches!(self.kind.get(), Some(EngineKind::Truebeat | EngineKind::Vllm | EngineKind::TensorRtLlm))
+    }
+}
+
 /// One probe's result laid over what was known. A refused port and a silent one are both no answer; silence counts from the
 /// moment the first unanswered probe was sent.
-fn judge(known: Option<FrontendObs>, asked_ms: u64, answer: Result<u16, &GetError>) -> FrontendObs {
+fn judge(known: Option<FrontendObs>, asked_ms: u64, answer: Result<Option<u16>, &GetError>) -> FrontendObs {
     let silent_since = known.and_then(|known| known.silent_since_ms);
     let ever_answered = known.is_some_and(|known| known.ever_answered);
     match answer {
-        Ok(status) => FrontendObs { answers: true, status: Some(status), silent_since_ms: None, ever_answered: true },
+        Ok(status) => FrontendObs { answers: true, status, silent_since_ms: None, ever_answered: true },
         Err(_) => FrontendObs {
             answers: false,
             status: None,
@@ -80,7 +134,7 @@ mod tests {
         assert_eq!((first.answers, first.silent_since_ms, first.ever_answered), (false, Some(100), false));
         let second = judge(Some(first), 2_100, Err(&refused));
         assert_eq!(second.silent_since_ms, Some(100));
-        let third = judge(Some(second), 3_100, Ok(503));
+        let third = judge(Some(second), 3_100, Ok(Some(503)));
         assert_eq!((third.answers, third.status, third.silent_since_ms), (true, Some(503), None));
         let fourth = judge(Some(third), 4_100, Err(&refused));
         assert_eq!((fourth.silent_since_ms, fourth.ever_answered), (Some(4_100), true));

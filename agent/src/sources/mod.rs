@@ -277,7 +277,9 @@ impl Sources {
         if self.probes.is_none() {
             let url = &self.config.engine_url;
             let (scraping, probing) = (self.scraping.clone(), self.probing.clone());
-            self.probes = Some((Scraper::spawn(url, scraping), FrontendProbe::spawn(url, probing)));
+            let scraper = Scraper::spawn(url, scraping);
+            let probe = FrontendProbe::spawn(url, probing, scraper.kind());
+            self.probes = Some((scraper, probe));
         }
         if self.config.nvml && self.nvml.is_none() {
             self.nvml = Some(NvmlSource::spawn(ProbeCommand::default()));

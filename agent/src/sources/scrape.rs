@@ -3,13 +3,13 @@
 //!
 //! One deadline over the whole exchange, a cap on the body, no compression, no redirects: the engine may be frozen or mad (I4).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use http::{StatusCode, Uri};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
-use vitals::engine_metrics::{Meter, is_known};
+use vitals::engine_metrics::{EngineKind, Meter, detect_engine, is_known};
 use vitals::exposition::{Exposition, Limits, parse_where};
 use vitals::observation::{MetricsObs, Signal};
 
@@ -36,6 +36,9 @@ const SCRAPES: Rounds = Rounds { calm: Duration::from_secs(5), hurried: Duration
 const SCRAPE_DEADLINE: Duration = Duration::from_secs(5);
 const LOAD_DEADLINE: Duration = Duration::from_secs(1);
 
+/// Whose engine it is, once a page of its has told.
+pub type KnownEngine = Arc<OnceLock<EngineKind>>;
+
 /// What the newest scrapes said.
 #[derive(Debug, Clone, Default)]
 struct Scraped {
@@ -47,6 +50,7 @@ struct Scraped {
 #[derive(Debug)]
 pub struct Scraper {
     scraped: Arc<Mutex<Scraped>>,
+    kind: KnownEngine,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -54,9 +58,15 @@ impl Scraper {
     /// Starts scraping. Needs a tokio runtime.
     pub fn spawn(engine_url: &Uri, haste: Haste) -> Self {
         let scraped = Arc::new(Mutex::new(Scraped::default()));
-        let task =
-            AbortOnDropHandle::new(tokio::spawn(scrape_forever(engine_url.clone(), Arc::clone(&scraped), haste)));
-        Self { scraped, _task: task }
+        let kind = KnownEngine::default();
+        let into = (Arc::clone(&scraped), Arc::clone(&kind));
+        let task = AbortOnDropHandle::new(tokio::spawn(scrape_forever(engine_url.clone(), into, haste)));
+        Self { scraped, kind, _task: task }
+    }
+
+    /// Whose engine it is, as soon as a page tells.
+    pub fn kind(&self) -> KnownEngine {
+        Arc::clone(&self.kind)
     }
 
     /// The newest meanings, with the moment they were asked for.
@@ -93,7 +103,7 @@ async fn scrape_at(engine_url: &Uri, path: &str, deadline: Duration) -> Result<S
     Ok(lossy(answer.body.into()))
 }
 
-async fn scrape_forever(engine_url: Uri, scraped: Arc<Mutex<Scraped>>, haste: Haste) {
+async fn scrape_forever(engine_url: Uri, (scraped, kind): (Arc<Mutex<Scraped>>, KnownEngine), haste: Haste) {
     let mut has_load = Availability::Untried;
     let mut place = Place::default();
     let mut meter = Meter::default();
@@ -104,6 +114,9 @@ async fn scrape_forever(engine_url: Uri, scraped: Arc<Mutex<Scraped>>, haste: Ha
         match place.scrape(&engine_url).await {
             Ok((mut text, page)) => {
                 failing = false;
+                if let Some(found) = detect_engine(&page) {
+                    kind.get_or_init(|| found);
+                }
                 let mut metrics = meter.map(&page);
                 drop(page);
                 metrics.server_load = has_load.ask(&engine_url).await.or(metrics.server_load);

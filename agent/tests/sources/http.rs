@@ -2,12 +2,12 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use agent::sources::FrontendProbe;
 use agent::sources::haste::Haste;
-use agent::sources::scrape::{BODY_BYTES_MAX, scrape_once};
+use agent::sources::scrape::{BODY_BYTES_MAX, KnownEngine, scrape_once};
+use agent::sources::{FrontendProbe, Scraper};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode};
@@ -105,15 +105,100 @@ async fn a_closed_port_is_refused_at_once() {
 #[tokio::test]
 async fn a_front_end_that_lies_answers_and_one_that_accepts_in_silence_does_not() {
     let url = serve(Router::new().route("/health", get(|| async { "ok" }))).await;
-    let probe = FrontendProbe::spawn(&url, Haste::default());
+    let probe = FrontendProbe::spawn(&url, Haste::default(), KnownEngine::default());
     let seen = eventually_async("an answer", async || probe.latest().value).await;
     assert_eq!((seen.answers, seen.status, seen.silent_since_ms), (true, Some(200), None));
 
     // the kernel accepts for a stopped process; nobody reads
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url: Uri = format!("http://{}", silent.local_addr().unwrap()).parse().unwrap();
-    let probe = FrontendProbe::spawn(&url, Haste::default());
+    let probe = FrontendProbe::spawn(&url, Haste::default(), KnownEngine::default());
     let seen = eventually_async("a verdict on silence", async || probe.latest().value).await;
     assert_eq!((seen.answers, seen.status, seen.ever_answered), (false, None, false));
     assert!(seen.silent_since_ms.is_some());
+}
+
+/// A front end that answers, and whose `/health` says this status, or for 0 waits for an engine that has stopped. Its questions are counted.
+#[derive(Clone, Default)]
+struct Front {
+    says: Arc<AtomicU16>,
+    health: Arc<AtomicUsize>,
+    models: Arc<AtomicUsize>,
+}
+
+impl Front {
+    fn router(&self, page: &'static str) -> Router {
+        let (front, models) = (self.clone(), Arc::clone(&self.models));
+        let health = async move || {
+            front.health.fetch_add(1, Ordering::Relaxed);
+            match front.says.load(Ordering::Relaxed) {
+                0 => std::future::pending().await,
+                status => StatusCode::from_u16(status).unwrap(),
+            }
+        };
+        Router::new()
+            .route("/metrics", get(async move || page))
+            .route("/health", get(health))
+            .route("/v1/models", get(async move || models.fetch_add(1, Ordering::Relaxed).to_string()))
+    }
+
+    fn says(&self, status: u16) {
+        self.says.store(status, Ordering::Relaxed);
+    }
+
+    fn health(&self) -> usize {
+        self.health.load(Ordering::Relaxed)
+    }
+
+    async fn asked_for_models(&self, times: usize) {
+        let enough = async || (self.models.load(Ordering::Relaxed) >= times).then_some(());
+        eventually_async("questions for models", enough).await;
+    }
+
+    /// A probe of an engine with this page, which has been read.
+    async fn probe(&self, page: &'static str) -> (Scraper, FrontendProbe) {
+        let url = serve(self.router(page)).await;
+        let scraper = Scraper::spawn(&url, Haste::default());
+        let kind = scraper.kind();
+        eventually_async("a known engine", async || kind.get().copied()).await;
+        (scraper, FrontendProbe::spawn(&url, Haste::default(), kind))
+    }
+}
+
+#[tokio::test]
+async fn a_health_that_waits_for_the_engine_is_no_silent_front_end_and_is_not_asked_again() {
+    let front = Front::default();
+    // its metrics are off, so nobody knows whose it is
+    let url = serve(front.router("")).await;
+    let probe = FrontendProbe::spawn(&url, Haste::default(), KnownEngine::default());
+    front.asked_for_models(3).await;
+    let seen = probe.latest().value.unwrap();
+    assert_eq!((seen.answers, seen.status, seen.silent_since_ms), (true, None, None));
+    assert_eq!(front.health(), 1, "each that is given up stays in the engine's queue");
+}
+
+#[tokio::test]
+async fn sglang_is_asked_whether_it_has_come_up_and_for_no_token_after_that() {
+    let front = Front::default();
+    front.says(503);
+    let (_scraper, probe) = front.probe("sglang:num_running_reqs 0\n").await;
+    eventually_async("it starts", async || (front.health() >= 2).then_some(())).await;
+    assert_eq!(probe.latest().value.unwrap().status, Some(503));
+    front.says(200);
+    front.asked_for_models(1).await;
+    let asked = front.health();
+    front.says(0);
+    front.asked_for_models(3).await;
+    assert_eq!((front.health(), probe.latest().value.unwrap().answers), (asked, true));
+}
+
+#[tokio::test]
+async fn a_health_that_is_the_front_ends_own_stays_the_question() {
+    let front = Front::default();
+    let (_scraper, probe) = front.probe("vllm:num_requests_running 0\n").await;
+    eventually_async("it is silent", async || probe.latest().value.filter(|seen| !seen.answers)).await;
+    front.says(503);
+    let sick = async || probe.latest().value.and_then(|seen| seen.status);
+    assert_eq!(eventually_async("what it says", sick).await, 503);
+    assert_eq!(front.models.load(Ordering::Relaxed), 0);
 }

@@ -119,7 +119,7 @@ impl Reader {
     fn frontend(&mut self, value: &Value, now_ms: Ms) -> Signal<FrontendObs> {
         let Some(health) = value.get("health").filter(|h| h.is_object()) else { return Signal::default() };
         let status = health.get("status").and_then(Value::as_u64).and_then(|status| u16::try_from(status).ok());
-        let answers = status.is_some();
+        let answers = health.get("answers").and_then(Value::as_bool).unwrap_or(status.is_some());
         self.frontend_answered |= answers;
         self.frontend_silent_ms = if answers { None } else { self.frontend_silent_ms.or(Some(now_ms)) };
         Signal::at(
