@@ -17,6 +17,8 @@ pub enum Excuse {
     Asleep,
     /// The engine's log says that generation was paused through its API.
     Paused,
+    /// The engine answers that generation is paused.
+    SaysPaused,
     /// A debugger holds the process (`ptrace`); a stopped process without one is no excuse.
     Traced,
     /// The cgroup freezer holds it.
@@ -32,7 +34,7 @@ pub enum Excuse {
 impl Excuse {
     /// Does it say that no delivery is meant to happen at all (so that a suspicion ends at once)?
     pub fn is_declared(self) -> bool {
-        matches!(self, Self::Maintenance | Self::Asleep | Self::Paused)
+        matches!(self, Self::Maintenance | Self::Asleep | Self::Paused | Self::SaysPaused)
     }
 
     /// Source and sentence for the reasons.
@@ -41,6 +43,7 @@ impl Excuse {
             Self::Maintenance => ("policy", "maintenance is declared: silence is intended"),
             Self::Asleep => ("metrics", "the engine says that it sleeps: silence is intended"),
             Self::Paused => ("log", "generation was paused through the engine's API: silence is intended"),
+            Self::SaysPaused => ("metrics", "the engine says that generation is paused: silence is intended"),
             Self::Traced => ("proc", "a debugger holds the process: its silence does not count"),
             Self::Frozen => ("proc", "the cgroup freezer holds the process: its silence does not count"),
             Self::Throttled => ("proc", "the cgroup's CPU quota held the process: that time does not count"),
@@ -222,12 +225,16 @@ impl SilenceClock {
                 _ => {}
             }
         }
+        // what the engine answers outweighs a line that somebody may have missed
+        let denied = obs.metrics.value.as_ref().is_some_and(|metrics| metrics.paused == Some(false));
+        self.paused_ms = self.paused_ms.filter(|at| !denied || obs.metrics.at_ms <= *at);
     }
 
     fn excuse(&self, now_ms: Ms, obs: &Observation, policy: &Policy) -> Option<Excuse> {
         let within = |mark: Option<Ms>, span: Ms| mark.is_some_and(|at| now_ms.saturating_sub(at) < span);
         let proc = obs.proc.fresh(now_ms, policy.fresh_ms);
-        let gauge_sleeps = obs.metrics.fresh(now_ms, policy.metrics_fresh_ms).and_then(|m| m.sleeping) == Some(true);
+        let metrics = obs.metrics.fresh(now_ms, policy.metrics_fresh_ms);
+        let gauge_sleeps = metrics.and_then(|m| m.sleeping) == Some(true);
         let pages = obs.pages.fresh(now_ms, policy.fresh_ms);
         // the leader's word: workers of some engines do not know of a pause
         let leader = pages.and_then(|pages| pages.iter().min_by_key(|page| page.rank));
@@ -238,6 +245,7 @@ impl SilenceClock {
             (obs.maintenance, Excuse::Maintenance),
             (gauge_sleeps || page_sleeps, Excuse::Asleep),
             (within(self.paused_ms, policy.pause_ms_max), Excuse::Paused),
+            (metrics.and_then(|m| m.paused) == Some(true), Excuse::SaysPaused),
             (proc.is_some_and(|p| p.traced), Excuse::Traced),
             (proc.is_some_and(|p| p.frozen), Excuse::Frozen),
             (proc.is_some_and(|p| p.throttled), Excuse::Throttled),

@@ -200,6 +200,9 @@ pub struct MetricsObs {
     pub open_fds: Option<f64>,
     /// Requests in flight by the engine's own `/load`, where it has one.
     pub server_load: Option<f64>,
+    /// Is generation paused, by the engine's own `/is_paused`, where it has one?
+    #[serde(default)]
+    pub paused: Option<bool>,
     /// A digest over every progress series: it changes when anything moved.
     pub progress_digest: u64,
     /// When the process that serves the page started, in seconds since 1970 by its own clock: an identity, not a time to compare.

@@ -276,6 +276,19 @@ fn a_pause_announced_in_the_log_excuses_until_it_is_resumed() {
 }
 
 #[test]
+fn a_pause_that_the_engine_tells_of_excuses_without_a_log_and_ends_with_its_word() {
+    let mut sim = Sim::foreign().up().busy(10_000);
+    sim.metrics.as_mut().unwrap().paused = Some(true);
+    assert_eq!(sim.tick(100).verdict, Verdict::Sleeping);
+    assert_eq!(sim.silence_until(60_000, suspect), None);
+    let mut obs = sim.observation();
+    obs.log = vec![LogHit { signature: "vllm-paused".into(), at_ms: sim.now, line: String::new() }];
+    sim.detector.step(sim.now, &obs);
+    sim.metrics.as_mut().unwrap().paused = Some(false);
+    assert!(sim.silence_until(20_000, suspect).is_some(), "nobody read the line that it goes on");
+}
+
+#[test]
 fn a_suspect_that_delivers_is_let_go_at_once_and_a_stalled_one_as_well() {
     let mut sim = Sim::native().up().busy(10_000);
     sim.silence_until(5_000, suspect).unwrap();

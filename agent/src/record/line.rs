@@ -73,6 +73,9 @@ impl Lines {
         if let Some(load) = obs.metrics.value.as_ref().and_then(|metrics| metrics.server_load) {
             line.insert("load".to_owned(), json!({"status": 200, "body": format!("{{\"server_load\":{load}}}")}));
         }
+        if let Some(paused) = obs.metrics.value.as_ref().and_then(|metrics| metrics.paused) {
+            line.insert("paused".to_owned(), paused.into());
+        }
     }
 }
 
@@ -156,7 +159,7 @@ mod tests {
             pages: Signal::at(NOW, vec![page]),
             gate: Signal::at(NOW, gate),
             frontend: Signal::at(NOW, frontend),
-            metrics: Signal::at(NOW, MetricsObs { server_load: Some(3.0), ..MetricsObs::default() }),
+            metrics: Signal::at(NOW, MetricsObs { server_load: Some(3.0), paused: Some(true), ..MetricsObs::default() }),
             log: vec![LogHit {
                 signature: "shm".to_owned(),
                 at_ms: NOW,
@@ -194,7 +197,7 @@ mod tests {
         assert_eq!(read.log.len(), 1);
         let metrics = read.metrics.value.unwrap();
         assert_eq!((metrics.running, metrics.generation_tokens), (Some(2.0), Some(9.0)));
-        assert_eq!((metrics.server_load, read.metrics.at_ms), (Some(3.0), 59_960));
+        assert_eq!((metrics.server_load, metrics.paused, read.metrics.at_ms), (Some(3.0), Some(true), 59_960));
         let same = lines.line(NOW + 100, &obs(), Some((NOW - 40, text.clone())));
         assert!(same.get("metrics").is_none(), "one line a scrape");
         let later = lines.line(NOW + 1_000, &obs(), Some((NOW + 960, text.replace('9', "12"))));

@@ -1,4 +1,4 @@
-//! The scrape of the engine's own `/metrics`, and of `/load` where the engine has it: once a second, or every five where nothing is
+//! The scrape of the engine's own `/metrics`, and of what few engines tell beside it ([`super::aside`]): once a second, or every five where nothing is
 //! owed, or the engine's own page tells the same better.
 //!
 //! One deadline over the whole exchange, a cap on the body, no compression, no redirects: the engine may be frozen or mad (I4).
@@ -13,6 +13,7 @@ use vitals::engine_metrics::{EngineKind, Meter, detect_engine, is_known};
 use vitals::exposition::{Exposition, Limits, parse_where};
 use vitals::observation::{MetricsObs, Signal};
 
+use super::aside::Asides;
 use super::clock::monotonic_ms;
 use super::get::{Get, with_path};
 use super::haste::{Haste, Rounds};
@@ -34,7 +35,6 @@ const TEXT_BYTES_MAX: usize = 1 << 20;
 const SCRAPES: Rounds = Rounds { calm: Duration::from_secs(5), hurried: Duration::from_secs(1) };
 /// Healthy engines short of CPU have taken 3.4 s to answer.
 const SCRAPE_DEADLINE: Duration = Duration::from_secs(5);
-const LOAD_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Whose engine it is, once a page of its has told.
 pub type KnownEngine = Arc<OnceLock<EngineKind>>;
@@ -104,7 +104,7 @@ async fn scrape_at(engine_url: &Uri, path: &str, deadline: Duration) -> Result<S
 }
 
 async fn scrape_forever(engine_url: Uri, (scraped, kind): (Arc<Mutex<Scraped>>, KnownEngine), haste: Haste) {
-    let mut has_load = Availability::Untried;
+    let mut asides = Asides::default();
     let mut place = Place::default();
     let mut meter = Meter::default();
     let mut failing = false;
@@ -119,7 +119,7 @@ async fn scrape_forever(engine_url: Uri, (scraped, kind): (Arc<Mutex<Scraped>>, 
                 }
                 let mut metrics = meter.map(&page);
                 drop(page);
-                metrics.server_load = has_load.ask(&engine_url).await.or(metrics.server_load);
+                asides.ask(&engine_url, &mut metrics).await;
                 cut(&mut text, TEXT_BYTES_MAX);
                 *scraped.lock().unwrap_or_else(PoisonError::into_inner) =
                     Scraped { metrics: Signal::at(asked_ms, metrics), text: Some((asked_ms, text)) };
@@ -184,33 +184,4 @@ fn cut(text: &mut String, bytes_max: usize) {
         text.truncate(end);
     }
     text.shrink_to_fit();
-}
-
-/// Whether the engine has `/load`; one that said 404 is not asked again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Availability {
-    Untried,
-    Present,
-    Absent,
-}
-
-impl Availability {
-    async fn ask(&mut self, engine_url: &Uri) -> Option<f64> {
-        if *self == Self::Absent {
-            return None;
-        }
-        let get = Get {
-            uri: with_path(engine_url, "/load"),
-            accept: "application/json",
-            deadline: LOAD_DEADLINE,
-            body_bytes_max: 64 << 10,
-        };
-        let answer = get.fetch().await.ok()?;
-        let load = serde_json::from_slice::<serde_json::Value>(&answer.body)
-            .ok()
-            .filter(|_| answer.status == StatusCode::OK)
-            .and_then(|body| body.get("server_load").and_then(serde_json::Value::as_f64));
-        *self = if load.is_some() { Self::Present } else { Self::Absent };
-        load
-    }
 }

@@ -202,3 +202,52 @@ async fn a_health_that_is_the_front_ends_own_stays_the_question() {
     assert_eq!(eventually_async("what it says", sick).await, 503);
     assert_eq!(front.models.load(Ordering::Relaxed), 0);
 }
+
+/// An engine's metrics page over the routes given here.
+async fn scraper(beside: Router) -> Scraper {
+    let page = get(async || "vllm:num_requests_running 4\n");
+    Scraper::spawn(&serve(beside.route("/metrics", page)).await, Haste::default())
+}
+
+#[tokio::test]
+async fn a_pause_is_asked_for_beside_the_page_and_outlasts_an_answer_that_is_late() {
+    // as in `Front`: 0 is no answer
+    let (paused, asked) = (Arc::new(AtomicU16::new(1)), Arc::new(AtomicUsize::new(0)));
+    let (told, count) = (Arc::clone(&paused), Arc::clone(&asked));
+    let answer = async move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        match told.load(Ordering::Relaxed) {
+            0 => std::future::pending().await,
+            told => format!("{{\"is_paused\":{}}}", told == 1),
+        }
+    };
+    let scraper = scraper(Router::new().route("/is_paused", get(answer))).await;
+    let says = async || scraper.latest().value.and_then(|metrics| metrics.paused);
+    assert!(eventually_async("a word on pauses", says).await);
+    paused.store(0, Ordering::Relaxed);
+    let before = asked.load(Ordering::Relaxed);
+    let late = async || (asked.load(Ordering::Relaxed) >= before + 3).then_some(());
+    eventually_async("two questions without an answer", late).await;
+    assert_eq!(says().await, Some(true));
+    paused.store(2, Ordering::Relaxed);
+    eventually_async("the end of the pause", async || says().await.filter(|paused| !paused)).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_knows_no_pause_is_asked_once() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let unknown = get(async move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        StatusCode::NOT_FOUND
+    });
+    let scraper = scraper(Router::new().route("/is_paused", unknown)).await;
+    let mut last_ms = 0;
+    for _ in 0..3 {
+        let newer = async || Some(scraper.latest()).filter(|seen| seen.value.is_some() && seen.at_ms > last_ms);
+        let seen = eventually_async("the next scrape", newer).await;
+        assert_eq!(seen.value.unwrap().paused, None, "unknown is not false");
+        last_ms = seen.at_ms;
+    }
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}

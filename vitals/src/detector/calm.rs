@@ -52,7 +52,7 @@ impl Detector {
     ) -> (Verdict, CalmWords) {
         let words = CalmWords { excuse: tick.excuse, ..CalmWords::default() };
         let page_drains = sight.page.is_some_and(|page| page.phase == PagePhase::Drain);
-        if matches!(tick.excuse, Some(Excuse::Asleep | Excuse::Paused)) {
+        if matches!(tick.excuse, Some(Excuse::Asleep | Excuse::Paused | Excuse::SaysPaused)) {
             return (Verdict::Sleeping, CalmWords { asleep: true, ..words });
         }
         if draining || page_drains {

@@ -202,7 +202,8 @@ pub const ENGINES: &[EngineTable] = &[
         note: "`/metrics`, always; one series for each data-parallel rank, label `engine`. All are written by the API server when a \
                step's output arrives, so in a hang all stand still and the page goes on answering. `engine_sleep_state` is the API \
                server's own and correct in a hang. `/load` (`--enable-server-load-tracking`) says what is in flight, live in every hang \
-               but one of the API server; without the flag it stays at 0.",
+               but one of the API server; without the flag it stays at 0. `/is_paused` (`VLLM_SERVER_DEV_MODE=1`) says whether generation \
+               is paused, which no series does; who answers 404 is not asked again.",
     },
     EngineTable {
         kind: EngineKind::Sglang,

@@ -80,6 +80,7 @@ impl Reader {
             }
         };
         obs.server_load = load.or(obs.server_load);
+        obs.paused = value.get("paused").and_then(Value::as_bool);
         self.metrics = Signal::at(value.get("mt").and_then(Value::as_f64).map_or(now_ms, ms), obs);
         Ok(())
     }

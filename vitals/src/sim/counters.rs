@@ -93,6 +93,7 @@ impl Shown {
             sleeping: (kind == EngineKind::Vllm).then_some(asleep),
             open_fds: None,
             server_load: load.map(f64::from),
+            paused: None,
             process_start_seconds: None,
             resets: 0,
             ranks: Vec::new(),
