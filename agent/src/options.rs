@@ -79,7 +79,7 @@ pub struct WatchArgs {
     pub pod_namespace: String,
     #[arg(long, env = "POD_UID")]
     pub pod_uid: Option<String>,
-    /// Where the kubelet keeps the pod's annotations as files; a person's fence is one of them.
+    /// Where the kubelet keeps the pod's annotations as files; a person's fence and declared maintenance are among them.
     #[arg(long, env = "TRUEBEAT_NOTES_DIR")]
     pub notes_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -121,6 +121,10 @@ pub struct RunWatchArgs {
     /// A detector's number other than the default, e.g. `native_floor_ms=500`; may be given several times.
     #[arg(long, env = "TRUEBEAT_POLICY", value_name = "NAME=NUMBER", value_delimiter = ',')]
     pub policy: Vec<String>,
+    /// A directory for notes to the agent: while a file `maintenance` is in it that says anything, no silence counts; while a file `fence`
+    /// is, no new request is taken.
+    #[arg(long, env = "TRUEBEAT_NOTES_DIR")]
+    pub notes_dir: Option<PathBuf>,
     #[command(flatten)]
     pub poison: PoisonArgs,
 }
@@ -145,7 +149,7 @@ impl RunWatchArgs {
             pod_name: None,
             pod_namespace: String::new(),
             pod_uid: None,
-            notes_dir: None,
+            notes_dir: self.notes_dir,
             poison: self.poison,
             standalone: true,
         }
@@ -304,12 +308,12 @@ mod tests {
 
     #[test]
     fn the_options_of_a_run_are_options_of_the_detector() {
-        let given = ["x", "--engine-url=http://127.0.0.1:1"];
+        let given = ["x", "--engine-url=http://127.0.0.1:1", "--notes-dir=/n"];
         let args = RunLine::try_parse_from(given).unwrap().watch.for_run("/p".into(), "/l".into());
         let words = std::iter::once(OsString::from("x")).chain(args.to_args());
         let config = Line::try_parse_from(words).unwrap().watch.into_config("/a".into()).unwrap();
         assert!(config.standalone && config.pod.is_none());
-        assert_eq!(config.sources.page_dir, PathBuf::from("/p"));
+        assert_eq!((config.sources.page_dir, config.notes_dir), (PathBuf::from("/p"), Some(PathBuf::from("/n"))));
     }
 
     #[test]

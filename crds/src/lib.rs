@@ -8,6 +8,7 @@ pub mod engine_incident;
 pub mod episode;
 pub mod fence;
 pub mod inference_deployment;
+pub mod maintenance;
 pub mod node;
 pub mod overlay;
 pub mod poison;

@@ -21,6 +21,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use crds::fence::Fence;
+use crds::maintenance::Maintenance;
 use tokio::sync::watch as channel;
 use vitals::detector::Detector;
 use vitals::observation::Observation;
@@ -37,7 +38,7 @@ use self::latest::Latest;
 use self::leave::{Drain, Standing, Trust};
 use self::lookout::Lookout;
 use self::memory::{Keeper, Memory};
-use self::note::{FENCE, Note};
+use self::note::{FENCE, MAINTENANCE, Note};
 use self::poison::PoisonBook;
 use self::proof::Proof;
 use self::publish::Publisher;
@@ -98,6 +99,7 @@ struct Watch {
     by_hand: Note<Fence>,
     /// A person's fence, in words; it is obeyed whatever the verdict.
     hand: Option<String>,
+    maintenance: Note<Maintenance>,
     poison: PoisonBook,
     acts: Acts,
     hold: Option<Hold>,
@@ -158,6 +160,7 @@ impl Watch {
             own_fence,
             by_hand,
             hand,
+            maintenance: Note::new(config.notes_dir.as_deref(), MAINTENANCE, Maintenance::read),
             poison: PoisonBook::new(config.refuse_poison_for, config.standalone, config.notes_dir.as_deref()),
             hold: same.then(|| Hold::new(memory.fence_is_held(), memory.fit, now_ms)),
             fit: same && memory.fit,
@@ -297,6 +300,11 @@ impl Watch {
         self.sources.observe_into(now_ms, &mut obs, pace).await;
         obs.agent_gap_ms = gap_ms;
         obs.draining = self.control.draining;
+        let declared = self.maintenance.look(now_ms).map(Maintenance::words);
+        if declared.is_some() != obs.maintenance {
+            tracing::warn!(declared, "maintenance begins or ends");
+        }
+        obs.maintenance = declared.is_some();
         if let (Some(proc), Some(engine)) = (&mut obs.proc.value, &self.engine) {
             proc.kill_sent_ms = self.acts.kill_sent_ms(engine);
         }

@@ -1,6 +1,6 @@
 //! What others want of this replica, as files that the kubelet keeps equal to annotations of the pod (downward API): a person's fence
-//! (`kubectl truebeat fence`), and what the operator has refused (I7). So it needs no right and no API server, and it is there again after
-//! every restart of the agent.
+//! (`kubectl truebeat fence`), maintenance that somebody declares, and what the operator has refused (I7). So it needs no right and no API
+//! server, and it is there again after every restart of the agent. In `truebeat run` people write the files.
 
 use std::path::{Path, PathBuf};
 
@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 const LOOK_EVERY_MS: u64 = 500;
 /// A person's fence.
 pub const FENCE: &str = "fence";
+/// Silence that is intended.
+pub const MAINTENANCE: &str = "maintenance";
 /// Requests that are refused.
 pub const POISON: &str = "poison";
 

@@ -70,28 +70,12 @@ impl Scene {
         let mut identity = Identity::of_this_process(0, 1, 7).unwrap();
         (identity.pid, identity.pid_start_ticks) = (self.engine.id(), engine.start_ticks);
         let mut writer = Writer::create(&self.dir.path().join("pages"), &identity).unwrap();
-        let now_ns = heartbeat::monotonic_ns();
-        writer.publish(&Beat {
-            steps_completed: 8,
-            tokens_delivered: 8,
-            requests_finished: 1,
-            running: 0,
-            waiting: 0,
-            prompt_tokens_owed: 0,
-            phase: Phase::Idle,
-            phase_tokens: 0,
-            phase_entered_ns: now_ns,
-            lease_ms: 500,
-            step_started_ns: 0,
-            work_done: 0,
-            work_total: 0,
-            published_ns: now_ns,
-        });
+        writer.publish(&idle());
         writer
     }
 
-    fn fence(&self, text: &str) {
-        std::fs::write(self.dir.path().join("notes/fence"), text).unwrap();
+    fn note(&self, name: &str, text: &str) {
+        std::fs::write(self.dir.path().join("notes").join(name), text).unwrap();
     }
 
     fn detect(&self) -> Life {
@@ -114,6 +98,27 @@ impl Scene {
             lines.filter_map(|line| serde_json::from_str(&line).ok()).for_each(|status| _ = tell.send(status))
         });
         Life { detector, statuses, _stdin: stdin }
+    }
+}
+
+/// What an engine says that has delivered eight tokens and owes nothing.
+fn idle() -> Beat {
+    let now_ns = heartbeat::monotonic_ns();
+    Beat {
+        steps_completed: 8,
+        tokens_delivered: 8,
+        requests_finished: 1,
+        running: 0,
+        waiting: 0,
+        prompt_tokens_owed: 0,
+        phase: Phase::Idle,
+        phase_tokens: 0,
+        phase_entered_ns: now_ns,
+        lease_ms: 500,
+        step_started_ns: 0,
+        work_done: 0,
+        work_total: 0,
+        published_ns: now_ns,
     }
 }
 
@@ -153,7 +158,7 @@ fn a_new_detector_keeps_proof_reason_and_readiness_over_a_persons_fence() {
     let page = scene.page();
     let first = scene.detect();
     first.until("ready, for it has delivered", |status| status.ready);
-    scene.fence(FENCE);
+    scene.note("fence", FENCE);
     first.until("fenced", |status| !status.ready && status.verdict.fenced);
     // the memory is written by a thread of its own
     let memory = scene.dir.path().join("agent/detector.json");
@@ -172,7 +177,27 @@ fn a_new_detector_keeps_proof_reason_and_readiness_over_a_persons_fence() {
     let order = until(&scene.orders, "the first order", |_| true);
     assert!(order.fenced && order.reason.contains("fenced by ann: a look"), "{order:?}");
     second.until("still fenced", |status| !status.ready && status.verdict.fenced);
-    scene.fence("");
+    scene.note("fence", "");
     let status = second.until("ready as before the fence", |status| status.ready);
     assert!(matches!(status.verdict.verdict.as_str(), "Starting" | "Unknown"), "{status:?}");
+}
+
+#[test]
+fn maintenance_that_is_declared_ends_a_suspicion_and_what_follows_it_is_judged_again() {
+    let scene = Scene::new();
+    let mut page = scene.page();
+    let life = scene.detect();
+    life.until("ready, for it has delivered", |status| status.ready);
+    let step = idle();
+    page.publish(&Beat { running: 1, phase: Phase::Decode, step_started_ns: step.published_ns, ..step });
+    let accused = |status: &StatusDoc| matches!(status.verdict.verdict.as_str(), "Suspect" | "Stalled");
+    life.until("accused of a step that does not end", accused);
+    scene.note("maintenance", r#"{"by":"ann","why":"weights"}"#);
+    let status = life.until("left alone", |status| !accused(status));
+    let said =
+        |status: &StatusDoc| status.verdict.reasons.iter().any(|why| why.text.contains("maintenance is declared"));
+    assert!(said(&status) && !status.verdict.fenced, "{status:?}");
+    scene.note("maintenance", "");
+    let status = life.until("accused again", accused);
+    assert!(!said(&status), "{status:?}");
 }

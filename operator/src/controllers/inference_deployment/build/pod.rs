@@ -5,6 +5,7 @@ use crds::{
     InferenceDeployment,
     fence::ANNOTATION_FENCE,
     inference_deployment::{EngineKind, EnvVar, ImagePullPolicy, RecoveryMode, Resources},
+    maintenance::ANNOTATION_MAINTENANCE,
     poison::ANNOTATION_POISON,
     rollout::Proof,
 };
@@ -219,14 +220,18 @@ fn token() -> Value {
     ]}})
 }
 
-/// A person's fence, and what the gate must refuse (I7), as files: the kubelet keeps them equal to the annotations, so the agent needs no
+/// A person's fence, maintenance, and what the gate must refuse (I7), as files: the kubelet keeps them equal to the annotations, so the agent needs no
 /// right to read its pod.
 fn notes() -> Value {
     let note = |path: &str, annotation: &str| {
         let field = format!("metadata.annotations['{annotation}']");
         json!({"path": path, "fieldRef": {"apiVersion": "v1", "fieldPath": field}})
     };
-    let items = [note("fence", ANNOTATION_FENCE), note("poison", ANNOTATION_POISON)];
+    let items = [
+        note("fence", ANNOTATION_FENCE),
+        note("maintenance", ANNOTATION_MAINTENANCE),
+        note("poison", ANNOTATION_POISON),
+    ];
     json!({"name": "notes", "downwardAPI": {"items": items}})
 }
 
