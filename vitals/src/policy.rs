@@ -90,6 +90,8 @@ pub struct Policy {
     /// Ages beyond which a source says nothing any more.
     pub fresh_ms: Ms,
     pub metrics_fresh_ms: Ms,
+    /// The same of NCCL RAS, which takes longest where a rank is silent: two answers that come just in time (8 s), and the 5 s between.
+    pub ras_fresh_ms: Ms,
 }
 
 impl Default for Policy {
@@ -133,6 +135,7 @@ impl Default for Policy {
             slow_factor: 10,
             fresh_ms: 3_000,
             metrics_fresh_ms: 10_000,
+            ras_fresh_ms: 22_000,
         }
     }
 }

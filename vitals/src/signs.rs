@@ -159,7 +159,7 @@ impl Signs {
             pages,
             metrics: obs.metrics.fresh(tick.now_ms, policy.metrics_fresh_ms),
             proc: obs.proc.fresh(tick.now_ms, policy.metrics_fresh_ms),
-            ras: obs.ras.fresh(tick.now_ms, policy.metrics_fresh_ms).filter(|ras| ras.answered),
+            ras: obs.ras.fresh(tick.now_ms, policy.ras_fresh_ms).filter(|ras| ras.answered),
             frontend: obs.frontend.fresh(tick.now_ms, policy.metrics_fresh_ms),
             frontend_silent_ms: None,
             page_owed: 0,

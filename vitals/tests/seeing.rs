@@ -5,7 +5,7 @@ mod common;
 
 use common::{Sim, stalled, suspect};
 use vitals::detector::{Detector, Policy};
-use vitals::observation::GpuObs;
+use vitals::observation::{GpuObs, RasObs};
 use vitals::verdict::{StallClass, Verdict};
 
 #[test]
@@ -32,6 +32,24 @@ fn a_detector_that_begins_in_the_middle_of_a_foreign_stall_counts_from_the_gates
     sim.silence_until(400_000, suspect).unwrap();
     let silence = sim.now - last;
     assert!((300_000..=300_300).contains(&silence), "{silence}");
+}
+
+#[test]
+fn a_rank_that_ras_names_stays_named_while_the_next_answer_takes_its_time() {
+    let mut sim = Sim::foreign().up().busy(20_000);
+    sim.ras = Some(RasObs { silent_ranks: vec![3], answered: true, text: "rank 3 is behind".into() });
+    let asked_ms = sim.now;
+    // both answers just in time, and the pause between them
+    while sim.now < asked_ms + 8_000 + 5_000 + 8_000 {
+        sim.now += 100;
+        let mut obs = sim.observation();
+        obs.ras.at_ms = asked_ms;
+        let outcome = sim.detector.step(sim.now, &obs);
+        let class = outcome.verdict.class();
+        assert!(class.is_none_or(|class| *class == StallClass::RankSilent { ranks: vec![3] }), "{outcome:?}");
+        sim.last = Some(outcome);
+    }
+    assert!(stalled(&sim.last.unwrap().verdict));
 }
 
 #[test]

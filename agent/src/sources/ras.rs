@@ -26,6 +26,7 @@ pub fn address() -> String {
 const RANK_TIMEOUT: &str = "TIMEOUT 2\n";
 /// A status takes [`RANK_TIMEOUT`] where a rank is silent, and up to five seconds more where the service's network heals.
 const DEADLINE: Duration = Duration::from_secs(8);
+/// What an answer said holds until the next one (`ras_fresh_ms` is more than two deadlines and this).
 const ASK_EVERY: Duration = Duration::from_secs(5);
 /// Between looks for a service where none is.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
