@@ -22,9 +22,11 @@ use std::time::{Duration, Instant};
 
 use agent::forensics::bundle::{self, BundleEntry, BundleError};
 use agent::forensics::{CaptureRequest, Captured, capture};
-use agent::sources::EngineProcess;
+use agent::sources::haste::Haste;
+use agent::sources::{EngineProcess, Scraper};
 use crds::episode::Episode;
 use heartbeat::page::{StepOutcome, StepRecord};
+use http::Uri;
 use vitals::verdict::{Outcome, Reason, StallClass, Verdict};
 
 /// Unlike anything that a log, a process or this file's other text holds.
@@ -79,6 +81,7 @@ fn request(bundle_dir: &Path, engine: Option<EngineProcess>) -> CaptureRequest {
         metrics_before: Some((77, "vllm:num_requests_running 5\n".to_owned())),
         // a port that nothing listens on: the last scrape fails and is a note
         engine_url: "http://127.0.0.1:1".parse().unwrap(),
+        metrics_path: "/metrics",
         log_tail: vec!["started".to_owned(), log, format!("Received request: prompt: '{MARKER}', params: n=1")],
         gpu_note: "NVML absent: no driver".to_owned(),
         observation: None,
@@ -121,6 +124,28 @@ async fn a_capture_of_a_live_process_is_whole_bounded_and_free_of_prompts() {
     assert!(captured.summary.len() <= 4_096 && captured.summary.contains("5 requests owed"), "{}", captured.summary);
     assert!(captured.summary.contains(&path.display().to_string()));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
+}
+
+#[tokio::test]
+async fn the_last_scrape_is_of_the_page_that_the_scraper_found() {
+    let page = || async { "trtllm_num_requests_running 5.0\n" };
+    let router = axum::Router::new()
+        .route("/metrics", axum::routing::get(|| async { "[{\"iter\": 1}]" }))
+        .route("/prometheus/metrics", axum::routing::get(page));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let engine_url: Uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let scraper = Scraper::spawn(&engine_url, Haste::default());
+    let begun = Instant::now();
+    while scraper.text().is_none() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "never scraped");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let request = CaptureRequest { engine_url, metrics_path: scraper.path(), ..request(directory.path(), None) };
+    let contents = bundle::read(&capture(request).await.bundle.unwrap()).unwrap();
+    let after = contents.entries.iter().find(|entry| entry.name == "metrics-after.txt").unwrap();
+    assert!(after.text.contains("trtllm_num_requests_running"), "{}", after.text);
 }
 
 #[tokio::test]

@@ -54,6 +54,8 @@ pub struct CaptureRequest {
     /// The last scrape before the capture, and when (ms of `CLOCK_MONOTONIC`).
     pub metrics_before: Option<(u64, String)>,
     pub engine_url: Uri,
+    /// Where its metrics page is.
+    pub metrics_path: &'static str,
     pub log_tail: Vec<String>,
     pub gpu_note: String,
     /// Everything that the detector saw at its last tick: GPU readings, gate, pages, metrics.
@@ -140,7 +142,7 @@ impl Taken {
             timed(proc_facts(tree.clone())),
             timed(announced_stacks(tree.clone(), request.page_dir.clone())),
             timed(stacks::collect(&tree, PIECE_DEADLINE)),
-            timed(scrape_once(&request.engine_url, METRICS_DEADLINE)),
+            timed(scrape_once(&request.engine_url, request.metrics_path, METRICS_DEADLINE)),
         );
         let (mut facts, took) = facts;
         self.entries.append(&mut facts.entries);

@@ -256,6 +256,11 @@ impl Sources {
         self.probes.as_ref().and_then(|(scraper, _)| scraper.text())
     }
 
+    /// Where a further scrape finds the page.
+    pub fn metrics_path(&self) -> &'static str {
+        self.probes.as_ref().map_or(scrape::PATHS[0], |(scraper, _)| scraper.path())
+    }
+
     /// The last lines of the engine's log, oldest first; not redacted.
     pub fn log_tail(&self) -> Vec<String> {
         self.log.as_ref().map(log::LogTail::lines).unwrap_or_default()

@@ -25,7 +25,7 @@ pub const BODY_BYTES_MAX: usize = 4 << 20;
 /// What we ask for: the text format that every engine has.
 pub const ACCEPT: &str = "text/plain;version=0.0.4";
 /// Where engines have it: TensorRT-LLM's `/metrics` is JSON, which it forgets once told, and its Prometheus text is elsewhere.
-const PATHS: [&str; 2] = ["/metrics", "/prometheus/metrics"];
+pub(super) const PATHS: [&str; 2] = ["/metrics", "/prometheus/metrics"];
 /// Scrapes on a path that says nothing before another is tried again.
 const TRIES: u32 = 30;
 /// Samples that mean something: six engines' worth of series for hundreds of ranks.
@@ -44,6 +44,7 @@ pub type KnownEngine = Arc<OnceLock<EngineKind>>;
 struct Scraped {
     metrics: Signal<MetricsObs>,
     text: Option<(u64, String)>,
+    path: Option<&'static str>,
 }
 
 /// The scraper of one engine process; it ends when dropped.
@@ -84,17 +85,18 @@ impl Scraper {
         self.lock().text.clone()
     }
 
+    /// Where the page is, as far as is known.
+    pub fn path(&self) -> &'static str {
+        self.lock().path.unwrap_or(PATHS[0])
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Scraped> {
         self.scraped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One scrape's text, for whoever wants it outside the rhythm (forensics). The error is for people.
-pub async fn scrape_once(engine_url: &Uri, deadline: Duration) -> Result<String, String> {
-    scrape_at(engine_url, PATHS[0], deadline).await
-}
-
-async fn scrape_at(engine_url: &Uri, path: &str, deadline: Duration) -> Result<String, String> {
+/// One scrape's text, for whoever wants it outside the rhythm as well (forensics). The error is for people.
+pub async fn scrape_once(engine_url: &Uri, path: &str, deadline: Duration) -> Result<String, String> {
     let get = Get { uri: with_path(engine_url, path), accept: ACCEPT, deadline, body_bytes_max: BODY_BYTES_MAX };
     let answer = get.fetch().await.map_err(|error| error.to_string())?;
     if answer.status != StatusCode::OK {
@@ -121,8 +123,11 @@ async fn scrape_forever(engine_url: Uri, (scraped, kind): (Arc<Mutex<Scraped>>, 
                 drop(page);
                 asides.ask(&engine_url, &mut metrics).await;
                 cut(&mut text, TEXT_BYTES_MAX);
-                *scraped.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Scraped { metrics: Signal::at(asked_ms, metrics), text: Some((asked_ms, text)) };
+                *scraped.lock().unwrap_or_else(PoisonError::into_inner) = Scraped {
+                    metrics: Signal::at(asked_ms, metrics),
+                    text: Some((asked_ms, text)),
+                    path: Some(place.path()),
+                };
             }
             // said once a streak; the old value stays and ages
             Err(error) if !failing => {
@@ -144,10 +149,13 @@ struct Place {
 }
 
 impl Place {
+    fn path(&self) -> &'static str {
+        PATHS.get(self.path).copied().unwrap_or(PATHS[0])
+    }
+
     /// One scrape; where it brings nothing that any engine writes, the next path is tried, now and then.
     async fn scrape(&mut self, engine_url: &Uri) -> Result<(String, Exposition), String> {
-        let path = PATHS.get(self.path).copied().unwrap_or(PATHS[0]);
-        let scraped = scrape_at(engine_url, path, SCRAPE_DEADLINE).await.map(parsed);
+        let scraped = scrape_once(engine_url, self.path(), SCRAPE_DEADLINE).await.map(parsed);
         let barren = match &scraped {
             Ok((_, page)) => page.samples.is_empty(),
             // an engine that does not answer at all is no reason to look elsewhere
@@ -159,7 +167,7 @@ impl Place {
         }
         if self.barren.is_multiple_of(TRIES) {
             let other = (self.path + 1) % PATHS.len();
-            let elsewhere = scrape_at(engine_url, PATHS[other], SCRAPE_DEADLINE).await.map(parsed);
+            let elsewhere = scrape_once(engine_url, PATHS[other], SCRAPE_DEADLINE).await.map(parsed);
             if elsewhere.as_ref().is_ok_and(|(_, page)| !page.samples.is_empty()) {
                 (self.path, self.barren) = (other, 0);
                 return elsewhere;

@@ -166,6 +166,7 @@ impl Acts {
             engine: scene.engine.filter(|engine| lives(engine)).cloned(),
             steps: sources.page_steps(),
             metrics_before: sources.last_metrics_text(),
+            metrics_path: sources.metrics_path(),
             engine_url: scene.config.sources.engine_url.clone(),
             log_tail: sources.log_tail(),
             gpu_note: sources.gpu_note(),

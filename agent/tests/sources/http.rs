@@ -46,7 +46,7 @@ async fn a_plain_scrape_asks_for_text_and_no_compression() {
         format!("accept {}\n", headers["accept"].to_str().unwrap())
     };
     let url = serve(Router::new().route("/metrics", get(metrics))).await;
-    assert_eq!(scrape_once(&url, AMPLE).await.unwrap(), "accept text/plain;version=0.0.4\n");
+    assert_eq!(scrape_once(&url, "/metrics", AMPLE).await.unwrap(), "accept text/plain;version=0.0.4\n");
 }
 
 #[tokio::test]
@@ -63,7 +63,7 @@ async fn g01_an_infinite_body_is_cut() {
         }
     };
     let url = serve(Router::new().route("/metrics", get(endless))).await;
-    let error = scrape_once(&url, AMPLE).await.unwrap_err();
+    let error = scrape_once(&url, "/metrics", AMPLE).await.unwrap_err();
     assert!(error.contains("sent more than 4194304 bytes"), "{error}");
     assert!(sent.load(Ordering::Relaxed) > BODY_BYTES_MAX / 2, "it was read up to the cap");
 }
@@ -77,7 +77,10 @@ async fn g02_a_slow_drip_ends_at_the_deadline() {
         }))
     };
     let url = serve(Router::new().route("/metrics", get(drip))).await;
-    let error = tokio::time::timeout(AMPLE, scrape_once(&url, Duration::from_millis(300))).await.unwrap().unwrap_err();
+    let error = tokio::time::timeout(AMPLE, scrape_once(&url, "/metrics", Duration::from_millis(300)))
+        .await
+        .unwrap()
+        .unwrap_err();
     assert!(error.contains("did not answer in full within 300 ms"), "{error}");
 }
 
@@ -88,7 +91,7 @@ async fn g05_a_redirect_is_an_answer_and_is_not_followed() {
     let router = Router::new()
         .route("/metrics", get(|| async { (StatusCode::FOUND, [("location", "/secret")], "") }))
         .route("/secret", get(move || async move { count.fetch_add(1, Ordering::Relaxed).to_string() }));
-    let error = scrape_once(&serve(router).await, AMPLE).await.unwrap_err();
+    let error = scrape_once(&serve(router).await, "/metrics", AMPLE).await.unwrap_err();
     assert!(error.contains("answered 302"), "{error}");
     assert_eq!(followed.load(Ordering::Relaxed), 0);
 }
@@ -98,7 +101,7 @@ async fn a_closed_port_is_refused_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url: Uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
     drop(listener);
-    let error = scrape_once(&url, AMPLE).await.unwrap_err();
+    let error = scrape_once(&url, "/metrics", AMPLE).await.unwrap_err();
     assert!(error.contains("refused"), "{error}");
 }
 

@@ -34,7 +34,7 @@ async fn g01_a_compressed_bomb_is_no_page_and_stays_compressed() {
         async move { Response::builder().header(header::CONTENT_ENCODING, "zstd").body(body).unwrap() }
     };
     let url = serve(Router::new().route("/metrics", get(answer))).await;
-    let text = scrape_once(&url, AMPLE).await.unwrap();
+    let text = scrape_once(&url, "/metrics", AMPLE).await.unwrap();
     assert!(text.len() < 64 << 10, "{} bytes", text.len());
     let scraper = Scraper::spawn(&url, Haste::default());
     let seen = eventually_async("a scrape", async || scraper.latest().value).await;
@@ -56,7 +56,7 @@ async fn g02_a_head_that_never_ends_costs_one_deadline_for_the_whole_scrape() {
         }
     });
     let began = Instant::now();
-    let error = scrape_once(&url, Duration::from_millis(500)).await.unwrap_err();
+    let error = scrape_once(&url, "/metrics", Duration::from_millis(500)).await.unwrap_err();
     assert!(error.contains("did not answer in full within 500 ms"), "{error}");
     assert!(began.elapsed() < AMPLE / 6, "each byte does not buy more time");
 }
@@ -78,7 +78,7 @@ async fn g05_no_redirect_is_followed_and_nothing_behind_the_answer_is_read() {
     let router = Router::new().route("/metrics", get(answer.clone())).route("/prometheus/metrics", get(answer));
     let url = serve(router).await;
     let scraper = Scraper::spawn(&url, Haste::default());
-    assert!(scrape_once(&url, AMPLE).await.unwrap_err().contains("answered 302"));
+    assert!(scrape_once(&url, "/metrics", AMPLE).await.unwrap_err().contains("answered 302"));
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!((visits.load(Ordering::Relaxed), scraper.latest().value), (0, None));
 
@@ -91,8 +91,12 @@ async fn g05_no_redirect_is_followed_and_nothing_behind_the_answer_is_read() {
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\na 1\nHTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nb 2\n").await;
         }
     });
-    assert_eq!(scrape_once(&url, AMPLE).await.unwrap(), "a 1\n");
-    assert_eq!(scrape_once(&url, AMPLE).await.unwrap(), "a 1\n", "the next question has a connection of its own");
+    assert_eq!(scrape_once(&url, "/metrics", AMPLE).await.unwrap(), "a 1\n");
+    assert_eq!(
+        scrape_once(&url, "/metrics", AMPLE).await.unwrap(),
+        "a 1\n",
+        "the next question has a connection of its own"
+    );
 }
 
 #[tokio::test]
@@ -108,6 +112,7 @@ async fn a_page_that_is_no_exposition_is_looked_for_where_tensorrt_llm_has_it() 
     let scraper = Scraper::spawn(&serve(router).await, Haste::default());
     let seen = eventually_async("the page", async || scraper.latest().value).await;
     assert_eq!(seen.running, Some(5.0));
+    assert_eq!(scraper.path(), "/prometheus/metrics");
     eventually_async("more of them", async || (scraper.latest().at_ms > 0).then_some(())).await;
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(json.load(Ordering::Relaxed), 1, "its statistics, which it forgets once told, are left alone then");
