@@ -261,7 +261,7 @@ impl Recovery {
 
     fn stalled(&mut self, open: &mut Open, input: &RecoveryInput<'_>, effects: &mut Vec<Effect>) {
         match &input.outcome.verdict {
-            Verdict::Stalled(StallClass::Unkillable) => return effects.push(Effect::EscalateToNode),
+            Verdict::Stalled(StallClass::Unkillable) => return escalate(open, effects),
             Verdict::Stalled(_) => {}
             // blind is not healed: hold, and do nothing (I4)
             Verdict::Unknown => return,
@@ -314,7 +314,7 @@ impl Recovery {
     fn kill(&mut self, open: &mut Open, input: &RecoveryInput<'_>, effects: &mut Vec<Effect>) {
         let waited = self.now_ms.saturating_sub(open.confirmed_ms.unwrap_or(self.now_ms));
         match &input.outcome.verdict {
-            Verdict::Stalled(StallClass::Unkillable) => effects.push(Effect::EscalateToNode),
+            Verdict::Stalled(StallClass::Unkillable) => escalate(open, effects),
             Verdict::Stalled(_) if input.evidence_done || waited >= self.policy.evidence_ms_max => {
                 open.stage = EpisodeStage::Killed;
                 effects.push(Effect::Kill);
@@ -337,7 +337,13 @@ fn restarting(open: &mut Open, input: &RecoveryInput<'_>, effects: &mut Vec<Effe
         Verdict::Suspect(_) | Verdict::Stalled(_) if input.process.is_some() && input.process != open.process => {
             open.stage = EpisodeStage::Recovered
         }
-        Verdict::Stalled(StallClass::Unkillable) => effects.push(Effect::EscalateToNode),
+        Verdict::Stalled(StallClass::Unkillable) => escalate(open, effects),
         _ => {}
     }
+}
+
+/// It outlives its kill. The class says so from now on: by that word the operator learns that the place is bad and no restart is to come (I5).
+fn escalate(open: &mut Open, effects: &mut Vec<Effect>) {
+    StallClass::Unkillable.name().clone_into(&mut open.class);
+    effects.push(Effect::EscalateToNode);
 }

@@ -174,9 +174,31 @@ fn an_unkillable_process_is_the_nodes() {
     let mut world = World::new(RecoveryPolicy { self_grant: true, ..RecoveryPolicy::default() });
     world.see(0, stall());
     world.evidence = true;
-    assert!(world.see(100, stall()).effects.contains(&Effect::Kill));
+    let out = world.see(100, stall());
+    assert!(out.effects.contains(&Effect::Kill) && out.class.as_deref() == Some("StepStalled"));
     let out = world.see(10_000, Verdict::Stalled(StallClass::Unkillable));
     assert!(out.effects.contains(&Effect::EscalateToNode) && !out.effects.contains(&Effect::Kill));
+    let said = |out: &RecoveryOutput| (out.stage, out.class.clone());
+    let undead = Some("Unkillable".to_owned());
+    assert_eq!(said(&out), (Some(EpisodeStage::Killed), undead.clone()), "whoever can do something reads the class");
+    assert_eq!(said(&world.see(100, Verdict::Unknown)), (Some(EpisodeStage::Killed), undead.clone()));
+    world.process = None;
+    assert_eq!(said(&world.see(60_000, Verdict::Dead)), (Some(EpisodeStage::Restarting), undead), "it ended at last");
+}
+
+#[test]
+fn a_process_that_outlives_the_kill_of_a_former_agent_is_told_of_at_every_stage() {
+    let undead = || Verdict::Stalled(StallClass::Unkillable);
+    for (before, process) in [(stall(), Some(1)), (Verdict::Dead, None)] {
+        let mut world = World::new(RecoveryPolicy::default());
+        world.see(0, Verdict::Progressing);
+        world.process = process;
+        let first = world.see(100, before);
+        world.process = Some(1);
+        let out = world.see(10_000, undead());
+        assert_eq!((out.stage, out.class.as_deref()), (first.stage, Some("Unkillable")));
+        assert!(out.effects.contains(&Effect::EscalateToNode));
+    }
 }
 
 fn verdicts() -> impl Strategy<Value = Verdict> {

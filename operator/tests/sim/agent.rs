@@ -18,6 +18,8 @@ const EVIDENCE_MS: u64 = 1_000;
 const ASK_EVERY_MS: u64 = 1_000;
 const REPEAT_EVERY_MS: u64 = 60_000;
 const QUEUED_MAX_MS: i64 = 60_000;
+/// A process that outlives SIGKILL by this is called unkillable.
+const UNKILLABLE_MS: u64 = 10_000;
 /// How long an engine on a sick node serves before it freezes again.
 const SICK_AFTER_MS: u64 = 8_000;
 
@@ -77,6 +79,8 @@ struct Episode {
     granted_ms: Option<u64>,
     granted_by: Option<&'static str>,
     killed_ms: Option<u64>,
+    /// When the process that was killed is gone.
+    dead_ms: u64,
     serving_ms: Option<u64>,
     /// The request that froze the engine, if one did.
     in_flight: Option<&'static str>,
@@ -84,7 +88,7 @@ struct Episode {
 }
 
 /// What makes a difference to the conditions.
-type Brief = (std::mem::Discriminant<Engine>, Option<(u64, &'static str)>, bool);
+type Brief = (std::mem::Discriminant<Engine>, Option<(u64, &'static str, &'static str)>, bool);
 
 /// The agent, its engine, and what it has said last.
 #[derive(Debug)]
@@ -268,13 +272,23 @@ impl Agent {
                     episode.stage = "Cleared";
                 }
             }
-            Engine::Dead { restart_ms } if now_ms >= restart_ms => {
-                self.engine = Engine::Starting { until_ms: now_ms + 4_000 };
-                if let Some(episode) = self.episode.as_mut().filter(|e| e.stage == "Killed") {
-                    episode.stage = "Restarting";
+            Engine::Dead { restart_ms } => {
+                self.after_kill(now_ms);
+                if now_ms >= restart_ms {
+                    self.engine = Engine::Starting { until_ms: now_ms + 4_000 };
                 }
             }
             _ => {}
+        }
+    }
+
+    /// What was killed is gone, at once or late.
+    fn after_kill(&mut self, now_ms: u64) {
+        let Some(episode) = self.episode.as_mut().filter(|e| e.stage == "Killed") else { return };
+        if now_ms >= episode.dead_ms {
+            episode.stage = "Restarting";
+        } else if episode.killed_ms.is_some_and(|at| now_ms > at + UNKILLABLE_MS) {
+            episode.class = "Unkillable";
         }
     }
 
@@ -308,8 +322,8 @@ impl Agent {
                 self.kills += 1;
                 let back_off = [1_000, 10_600, 21_700, 43_000][(self.kills as usize - 1).min(3)];
                 (episode.stage, episode.killed_ms) = ("Killed", Some(now_ms));
-                let unkillable_ms = self.exit_ms.saturating_sub(1_500);
-                self.engine = Engine::Dead { restart_ms: now_ms + back_off + unkillable_ms };
+                episode.dead_ms = now_ms + self.exit_ms.saturating_sub(1_500);
+                self.engine = Engine::Dead { restart_ms: episode.dead_ms + back_off };
             }
             _ => {}
         }
@@ -341,7 +355,7 @@ impl Agent {
     }
 
     fn brief(&self) -> Brief {
-        let stage = self.episode.as_ref().map(|e| (self.episodes, e.stage));
+        let stage = self.episode.as_ref().map(|e| (self.episodes, e.stage, e.class));
         (std::mem::discriminant(&self.engine), stage, self.fenced)
     }
 

@@ -30,6 +30,7 @@ mod fields;
 mod invariants;
 mod job;
 mod kube;
+mod lingers;
 mod log;
 mod mend;
 mod nodes;

@@ -10,10 +10,11 @@ use super::{
     changes::{self, BAD_IMAGE},
     doubts,
     faults::{Fate, Faults, Outage, Rates, Rule},
+    lingers,
     report::Report,
     run::run,
     said::Log,
-    story::{Story, create, edit, freeze, gpus, plain, spec},
+    story::{Story, create, edit, freeze, plain, spec},
 };
 
 /// One row.
@@ -109,6 +110,9 @@ pub fn all() -> Vec<Row> {
         row("b10-sigterm-in-recovery", terminated, |log| {
             vec![log.ends_within(23_500, 1_000), log.succeeded_by(26_500)]
         }),
+        row("i5-engine-outlives-its-kill", lingers::undead, |log| {
+            vec![log.granted_by(40_000), log.has("UnkillableEngine")]
+        }),
         row("i7-poison-request", poison_request, |log| {
             vec![log.granted_by(40_000), log.grants_at_most(2), log.has("truebeat.io/poison")]
         }),
@@ -117,9 +121,9 @@ pub fn all() -> Vec<Row> {
         row("f1-xid-of-the-dead", || gpu_fault(true), replaced_at_once),
         row("f1-xid-that-a-restart-mends", contained, |log| vec![log.granted_by(40_000), log.no_delete()]),
         row("f3-same-broken-gpu", same_gpu, |_| Vec::new()),
-        row("f4-node-not-ready", node_lost, |log| vec![log.no_delete(), log.no_grant_before(u64::MAX)]),
+        row("f4-node-not-ready", lingers::node_lost, |log| vec![log.no_delete(), log.no_grant_before(u64::MAX)]),
         row("f5-preempted", preempted, |log| vec![log.no_delete()]),
-        row("f6-gpu-held", gpu_held, |log| vec![log.no_delete()]),
+        row("f6-gpu-held", lingers::gpu_held, |log| vec![log.no_delete()]),
         row(
             "h4-all-alarm",
             || all_freeze(40, Some(95_000)),
@@ -323,25 +327,9 @@ fn replayed() -> Story {
     story
 }
 
-fn node_lost() -> Story {
-    let lost = |at_ms, lost| (at_ms, Act::NodeLost { node: 0, lost });
-    let mut story = scene(Vec::new(), Vec::new());
-    story.acts = vec![create(2), lost(20_000, true), (60_000, Act::ExpectServing { count: 2 }), lost(60_250, false)];
-    story
-}
-
 fn preempted() -> Story {
     let mut story = scene(Vec::new(), Vec::new());
     story.acts = vec![create(2), (20_000, Act::DeletePod { nth: 0 }), (40_000, Act::ExpectServing { count: 2 })];
-    story
-}
-
-fn gpu_held() -> Story {
-    let mut story = scene(Vec::new(), Vec::new());
-    story.acts = vec![(0, Act::Create { name: "chat", spec: gpus(4) })];
-    story.acts.extend([(20_000, Act::Unkillable { exit_ms: 30_000 }), (20_250, Act::DeletePod { nth: 0 })]);
-    // the old one among them, and no successor
-    story.acts.push((45_000, Act::ExpectServing { count: 4 }));
     story
 }
 
