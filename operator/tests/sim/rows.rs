@@ -110,6 +110,7 @@ pub fn all() -> Vec<Row> {
         row("b10-sigterm-in-recovery", terminated, |log| {
             vec![log.ends_within(23_500, 1_000), log.succeeded_by(26_500)]
         }),
+        row("i2-three-one-after-another", three_in_turn, |log| vec![log.granted_by(40_000), log.has("RestartsHeld")]),
         row("i5-engine-outlives-its-kill", lingers::undead, |log| {
             vec![log.granted_by(40_000), log.has("UnkillableEngine")]
         }),
@@ -364,6 +365,14 @@ fn all_freeze(hold_percent: u64, until_ms: Option<u64>) -> Story {
     story.acts.extend(stalls);
     story.settle_ms = 200_000;
     story
+}
+
+/// Three of three freeze, each a little after the one before, which has its grant by then.
+fn three_in_turn() -> Story {
+    let mut three = spec(3, "Recover");
+    three["recovery"]["holdPercent"] = json!(60);
+    let stalls = [freeze(30_000, 0), freeze(31_500, 1), freeze(33_000, 2)];
+    plain([vec![(0, Act::Create { name: "chat", spec: three })], stalls.to_vec()].concat(), Vec::new())
 }
 
 /// Engines on one node freeze again and again; once restarts have not cured one its successor is elsewhere.

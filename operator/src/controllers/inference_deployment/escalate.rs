@@ -79,7 +79,7 @@ impl<'a> Terms<'a> {
         let recovery = &infd.spec.recovery;
         let count = |n: i32| usize::try_from(n).unwrap_or(0);
         let replicas = count(infd.spec.replicas);
-        let stalled = pods.iter().filter(|pod| wants_slot(pod)).count();
+        let stalled = pods.iter().filter(|pod| in_stall(pod)).count();
         // a frozen or slow scale-in leaves more than the spec says, and of all that stand so many stall
         let standing = replicas.max(pods.iter().filter(|pod| !pod.leaving).count());
         let mut hold = hold_of(stalled, standing, count(recovery.hold_percent));
@@ -93,6 +93,7 @@ impl<'a> Terms<'a> {
                 hold = Hold::Fleet(format!("{alarmed} of {all} replicas of the fleet stall at once"));
             }
         }
+        let hold = if pods.iter().any(wants_slot) { hold } else { Hold::No };
         Terms {
             mode: recovery.mode,
             max_unavailable: recovery.max_unavailable,
@@ -198,6 +199,12 @@ pub fn duration_of(text: &str) -> Option<SignedDuration> {
 /// Do so many of so many stall at once that they have one cause?
 pub fn common_cause(stalled: usize, all: usize, percent: usize) -> bool {
     percent < 100 && stalled >= HOLD_COUNT_MIN && stalled * 100 > all * percent
+}
+
+/// Does this pod count where a common cause is looked for? Whoever was granted a restart and is not up again does: a grant that took its
+/// pod out of the count would hide the very cause for which the next one is to be held.
+pub fn in_stall(pod: &PodView) -> bool {
+    !pod.leaving && (pod.stalled() || wants_slot(pod))
 }
 
 fn hold_of(stalled: usize, replicas: usize, percent: usize) -> Hold {

@@ -35,6 +35,27 @@ fn a_common_cause_holds_and_a_few_stalls_do_not() {
 }
 
 #[test]
+fn who_was_granted_a_restart_counts_until_it_is_up_again() {
+    let mut object = infd("chat");
+    object.spec.replicas = 3;
+    let mut alone = object.clone();
+    alone.spec.recovery.hold_percent = 100;
+    let hold = |pods: &[PodView]| Terms::of(&object, pods, None).hold;
+    for stage in ["Granted", "Killed", "Restarting"] {
+        let staggered = [pod("a", stage, 1), pod("b", "Stalled", 2), pod("c", "Stalled", 3)];
+        assert!(matches!(hold(&staggered), Hold::Deployment(why) if why.contains("3 of 3")), "{stage}");
+        let fleet = Fleet { replicas: 7, stalled: 2, restarts_percent: 10, hold_percent: 40, ..Fleet::default() };
+        let hold = Terms::of(&alone, &staggered, Some(&fleet)).hold;
+        assert!(matches!(hold, Hold::Fleet(why) if why.contains("5 of 10")), "{stage}");
+    }
+    assert_eq!(hold(&[pod("a", "Recovered", 1), pod("b", "Stalled", 2), pod("c", "Stalled", 3)]), Hold::No, "it is up");
+    assert_eq!(hold(&[died(pod("a", "", 1)), pod("b", "Stalled", 2), pod("c", "Stalled", 3)]), Hold::No, "it died");
+    let leaving = PodView { leaving: true, ..pod("a", "Killed", 1) };
+    assert_eq!(hold(&[leaving, pod("b", "Stalled", 2), pod("c", "Stalled", 3)]), Hold::No, "it goes");
+    assert_eq!(hold(&["a", "b", "c"].map(|name| pod(name, "Killed", 1))), Hold::No, "nobody waits for anything");
+}
+
+#[test]
 fn the_fleet_bounds_and_holds() {
     let object = infd("chat");
     let pods = frozen(2);

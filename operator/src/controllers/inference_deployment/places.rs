@@ -5,7 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::Grant;
 
-use super::{escalate::common_cause, grants::wants_slot, observed::PodView};
+use super::{
+    escalate::{common_cause, in_stall},
+    grants::wants_slot,
+    observed::PodView,
+};
 use crate::controllers::nodes::view::NodeView;
 
 /// What may be granted where. The default knows no place and limits none.
@@ -45,7 +49,7 @@ impl Places {
             for place in self.of(&pod.node, self.domain(&pod.node)) {
                 let (stalled, all) = counts.entry(place).or_default();
                 *all += 1;
-                *stalled += usize::from(wants_slot(pod));
+                *stalled += usize::from(in_stall(pod));
             }
         }
         // Where all pods are in one place it is the deployment's own hold that speaks.

@@ -66,6 +66,8 @@ fn a_domain_that_stalls_as_a_whole_is_held_and_the_others_are_not() {
     assert_eq!(grants, ["b0@b1/b"]);
     let Hold::Place(why) = hold else { panic!("{hold:?}") };
     assert_eq!(why, "3 of 3 replicas in failure domain a stall at once, 3 of 3 replicas in node a1 stall at once");
+    pods[0] = on("a1", "a0", "Restarting");
+    assert_eq!(granted(&pods, &[], &fleet((0, 0))).0, ["b0@b1/b"], "one of them has its restart already");
     pods[0] = on("a1", "a0", "");
     assert_eq!(
         granted(&pods, &[], &fleet((0, 0))),
