@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::poison::InFlight;
-use crate::xid::{Xid, XidRemedy};
+use crate::xid::Xid;
 
 /// Pod condition for people: `True` progresses, `False` does not, `Unknown` cannot tell; reason = verdict or stall class.
 pub const CONDITION_PROGRESSING: &str = "truebeat.io/progressing";
@@ -23,6 +23,8 @@ pub const ANNOTATION_RESTART_QUEUED: &str = "truebeat.io/restart-queued";
 /// Pod annotation, written by the operator alone: `true` while this pod is the last one of its deployment that serves and the
 /// policy is to let it serve (I3). The agent does not fence then until a restart is granted. It stands until another serves.
 pub const ANNOTATION_LAST_SERVING: &str = "truebeat.io/last-serving";
+/// The class of an episode whose process outlives SIGKILL.
+pub const CLASS_UNKILLABLE: &str = "Unkillable";
 /// Field manager of the agent's server-side apply to its own pod's status.
 pub const AGENT_FIELD_MANAGER: &str = "truebeat-agent";
 
@@ -84,18 +86,27 @@ impl Episode {
         self.stage == "Stalled"
     }
 
-    /// Is a restart in place pointless: does a GPU need a reset, or its node more?
+    /// Is a restart in place pointless: does a GPU need a reset, or its node more, or does the process outlive its kill?
     pub fn needs_another_place(&self) -> bool {
-        self.remedies().any(XidRemedy::outlasts_a_restart)
+        self.unkillable() || self.outlasts_a_restart()
     }
 
-    /// Is the engine on its way up again on a GPU that a restart does not mend?
+    /// Was a process of the engine still there long after its SIGKILL? Nothing but its node can end it (I5).
+    pub fn unkillable(&self) -> bool {
+        self.class == CLASS_UNKILLABLE
+    }
+
+    /// Was its restart granted in vain: is it on its way up again on a GPU that no restart mends, or does the process not even end?
     pub fn awaits_replacement(&self) -> bool {
-        self.stage == "Restarting" && self.needs_another_place()
+        match self.stage.as_str() {
+            "Restarting" => self.outlasts_a_restart(),
+            "Granted" | "Killed" => self.unkillable(),
+            _ => false,
+        }
     }
 
-    fn remedies(&self) -> impl Iterator<Item = XidRemedy> {
-        self.xids.iter().map(|xid| xid.remedy)
+    fn outlasts_a_restart(&self) -> bool {
+        self.xids.iter().any(|xid| xid.remedy.outlasts_a_restart())
     }
 
     /// Did the engine stall or die, beyond suspicion?

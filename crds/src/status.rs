@@ -133,7 +133,7 @@ pub struct PastGrant {
     pub action: GrantAction,
 }
 
-/// One granted restart: the second key (I1), and one slot of the budget until its episode closes or its pod is gone.
+/// One granted restart: the second key (I1), and one slot of the budget until its episode closes or its pod is gone or made up for.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Grant {

@@ -114,7 +114,7 @@ pub enum Act {
     PatchOwners {
         kind: &'static str,
     },
-    /// The node's kubelet is not heard any more, so that the API calls its pods not ready; what runs there runs on.
+    /// Nothing is heard of the node any more, so that the API calls its pods not ready; what runs there runs on, and no pod of it ends.
     NodeLost {
         node: usize,
         lost: bool,

@@ -5,9 +5,19 @@ use std::collections::BTreeMap;
 
 use super::{
     cluster::State,
-    kube::store::Entry,
+    kube::store::{Entry, wall},
     world::{World, is_ready},
 };
+
+const OWNER: &str = "inference.truebeat.io/deployment";
+/// A pod that should be gone for so long does not go.
+const LINGERS_AFTER_S: i64 = 30;
+
+/// Is this pod long past its grace?
+fn lingers(pod: &Entry, now_ms: u64) -> bool {
+    let ends = pod.value["metadata"]["deletionTimestamp"].as_str().and_then(|at| at.parse::<jiff::Timestamp>().ok());
+    ends.is_some_and(|ends| wall(now_ms).as_second() - ends.as_second() >= LINGERS_AFTER_S)
+}
 
 impl World {
     /// P16: nobody is Ready on a GPU that an older process may still own.
@@ -24,6 +34,18 @@ impl World {
         }
     }
 
+    /// Are as many replicas up as should be, those that stall by themselves among them?
+    fn made_up(&self, state: &State, (namespace, owner): (&str, &str)) -> bool {
+        let infd = state.store.get(&("inferencedeployments", namespace.to_owned(), owner.to_owned()));
+        let wanted = infd.and_then(|entry| entry.value["spec"]["replicas"].as_u64()).unwrap_or(0);
+        let ours =
+            state.store.of("pods").map(|(_, entry)| &entry.value).filter(|pod| {
+                pod["metadata"]["labels"][OWNER] == owner && pod["metadata"]["deletionTimestamp"].is_null()
+            });
+        let up = ours.filter_map(|pod| self.pods.get(pod["metadata"]["uid"].as_str().unwrap_or_default()));
+        up.filter(|pod| pod.agent.serves() || pod.agent.open()).count() as u64 >= wanted
+    }
+
     /// P15, by what is true and not by what is said.
     pub fn budget_holds(&self, state: &mut State, now_ms: u64) {
         let mut by_owner: BTreeMap<(String, String), usize> = BTreeMap::new();
@@ -32,8 +54,10 @@ impl World {
                 continue;
             };
             let grant = entry.value["metadata"]["annotations"]["truebeat.io/restart-grant"].as_str();
-            let owner =
-                entry.value["metadata"]["labels"]["inference.truebeat.io/deployment"].as_str().unwrap_or_default();
+            let owner = entry.value["metadata"]["labels"][OWNER].as_str().unwrap_or_default();
+            if lingers(entry, now_ms) && self.made_up(state, (&key.1, owner)) {
+                continue; // no replica is away for it
+            }
             if pod.agent.restarting_by_grant(grant) || state.checks.replaced.contains(&pod.uid) {
                 *by_owner.entry((key.1.clone(), owner.to_owned())).or_default() += 1;
             }

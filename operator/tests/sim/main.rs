@@ -17,6 +17,7 @@
 
 mod act;
 mod agent;
+mod broken;
 mod changes;
 mod checks;
 mod cluster;
@@ -30,7 +31,6 @@ mod fields;
 mod invariants;
 mod job;
 mod kube;
-mod lingers;
 mod log;
 mod mend;
 mod nodes;

@@ -6,11 +6,10 @@ use serde_json::json;
 
 use super::{
     act::Act,
-    agent::Fault,
+    broken,
     changes::{self, BAD_IMAGE},
     doubts,
     faults::{Fate, Faults, Outage, Rates, Rule},
-    lingers,
     report::Report,
     run::run,
     said::Log,
@@ -111,20 +110,25 @@ pub fn all() -> Vec<Row> {
             vec![log.ends_within(23_500, 1_000), log.succeeded_by(26_500)]
         }),
         row("i2-three-one-after-another", three_in_turn, |log| vec![log.granted_by(40_000), log.has("RestartsHeld")]),
-        row("i5-engine-outlives-its-kill", lingers::undead, |log| {
-            vec![log.granted_by(40_000), log.has("UnkillableEngine")]
+        row("i5-engine-outlives-its-kill", broken::undead, |log| {
+            let replaced = log.changes("DELETE /api/v1/namespaces/serving/pods/", (33_000, 50_000));
+            let next = log.changes("truebeat.io/restart-grant", (203_000, 220_000));
+            vec![log.granted_by(40_000), log.has("UnkillableEngine"), replaced, next]
         }),
         row("i7-poison-request", poison_request, |log| {
             vec![log.granted_by(40_000), log.grants_at_most(2), log.has("truebeat.io/poison")]
         }),
         row("b7-poison-object", poison, |log| vec![log.granted_by(30_000)]),
-        row("f1-xid-needs-a-node", || gpu_fault(false), replaced_at_once),
-        row("f1-xid-of-the-dead", || gpu_fault(true), replaced_at_once),
-        row("f1-xid-that-a-restart-mends", contained, |log| vec![log.granted_by(40_000), log.no_delete()]),
-        row("f3-same-broken-gpu", same_gpu, |_| Vec::new()),
-        row("f4-node-not-ready", lingers::node_lost, |log| vec![log.no_delete(), log.no_grant_before(u64::MAX)]),
+        row("f1-xid-needs-a-node", || broken::gpu_fault(false), replaced_at_once),
+        row("f1-xid-of-the-dead", || broken::gpu_fault(true), replaced_at_once),
+        row("f1-xid-that-a-restart-mends", broken::contained, |log| vec![log.granted_by(40_000), log.no_delete()]),
+        row("f3-same-broken-gpu", broken::same_gpu, |_| Vec::new()),
+        row("f4-node-not-ready", broken::node_lost, |log| vec![log.no_delete(), log.no_grant_before(u64::MAX)]),
+        row("f4-node-dies-in-a-restart", broken::dies_in_a_restart, |log| {
+            vec![log.no_delete(), log.changes("truebeat.io/restart-grant", (203_000, 220_000))]
+        }),
         row("f5-preempted", preempted, |log| vec![log.no_delete()]),
-        row("f6-gpu-held", lingers::gpu_held, |log| vec![log.no_delete()]),
+        row("f6-gpu-held", broken::gpu_held, |log| vec![log.no_delete()]),
         row(
             "h4-all-alarm",
             || all_freeze(40, Some(95_000)),
@@ -334,23 +338,10 @@ fn preempted() -> Story {
     story
 }
 
-/// A GPU falls off the bus under an engine: nothing that is started there serves again.
-fn gpu_fault(dies: bool) -> Story {
-    let fault = Fault { code: 79, remedy: "RestartNode" };
-    let gone = [(60_000, Act::ExpectFree { node: 0 }), (60_000, Act::ExpectServing { count: 2 })];
-    plain([vec![create(2), (20_000, Act::GpuFault { node: 0, fault, dies })], gone.to_vec()].concat(), Vec::new())
-}
-
 /// No key is handed out, the pod goes, and whoever looks after nodes is told what this one needs.
 fn replaced_at_once(log: &Log<'_>) -> Vec<Option<String>> {
     let deleted = log.has("DELETE /api/v1/namespaces/serving/pods/");
     vec![log.no_grant_before(u64::MAX), deleted, log.has("NodeNeedsRestart"), log.has("Xid 79 of GPU-1")]
-}
-
-/// A memory error that was contained: the engine that it hit must be started anew, and that is all.
-fn contained() -> Story {
-    let fault = Fault { code: 94, remedy: "RestartApplication" };
-    plain(vec![create(2), (20_000, Act::GpuFault { node: 0, fault, dies: false })], Vec::new())
 }
 
 fn all_freeze(hold_percent: u64, until_ms: Option<u64>) -> Story {
@@ -373,14 +364,6 @@ fn three_in_turn() -> Story {
     three["recovery"]["holdPercent"] = json!(60);
     let stalls = [freeze(30_000, 0), freeze(31_500, 1), freeze(33_000, 2)];
     plain([vec![(0, Act::Create { name: "chat", spec: three })], stalls.to_vec()].concat(), Vec::new())
-}
-
-/// Engines on one node freeze again and again; once restarts have not cured one its successor is elsewhere.
-fn same_gpu() -> Story {
-    let mut acts = super::story::acts("sick-node").expect("a standard story");
-    acts.push((105_000, Act::ExpectFree { node: 0 }));
-    acts.sort_by_key(|(at, _)| *at);
-    plain(acts, Vec::new())
 }
 
 /// Operators of one namespace live through a sick node without a look at any node.

@@ -135,6 +135,7 @@ impl World {
         self.kubelet(state, now_ms, reachable);
         for pod in self.pods.values_mut() {
             let sick = pod.bad || self.sick_nodes.contains(&pod.node);
+            let reachable = reachable && !self.lost_nodes.contains(&pod.node);
             let around = Around { now_ms, reachable, sick, gpu_lost: self.lost_gpus.contains(&pod.node) };
             pod.agent.tick(&mut state.store, &mut state.log, (&pod.namespace, &pod.name, &pod.uid), around);
         }
@@ -270,7 +271,7 @@ impl World {
             };
             if live["metadata"]["deletionTimestamp"].is_string() {
                 let at = *pod.gone_at_ms.get_or_insert(now_ms + pod.agent.exit_ms);
-                if now_ms >= at && reachable {
+                if now_ms >= at && reachable && !self.lost_nodes.contains(&pod.node) {
                     pod.agent.engine = Engine::Gone;
                     state.store.remove(&key);
                     gone.push(uid.clone());

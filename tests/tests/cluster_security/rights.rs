@@ -52,13 +52,15 @@ pub async fn operator(world: &World<'_>) -> Result<()> {
     world.leave("rights").await
 }
 
-/// A deployment that accuses a node, stalls, is restarted, stalls again, is replaced, changes, and is forgotten.
+/// A deployment that stalls, accuses a node, is restarted, stalls again, is replaced, changes, and is forgotten.
 async fn everything_once(world: &World<'_>) -> Result<()> {
     world.tenant("rights")?;
     let recovery =
-        json!({"restartsBeforeReplace": 1, "maxUnavailable": 2, "holdPercent": 100, "avoidNodesPercent": 50});
+        json!({"restartsBeforeReplace": 1, "maxUnavailable": 1, "holdPercent": 100, "avoidNodesPercent": 50});
     let pods = world.deploy("rights", "chat", json!({"recovery": recovery})).await?;
     let (first, second) = (pods.first().context("a pod")?, pods.get(1).context("a second pod")?);
+    world.stall_until_granted(first, "rights-2").await?;
+    // no slot is left for this one, which would be replaced
     world.say(second, Says::Stalls { id: "rights-1".to_owned(), class: "Unkillable" }).await?;
     let node = second.spec.as_ref().and_then(|spec| spec.node_name.clone()).context("a pod without a node")?;
     until_async("the condition of the node", BOUND, || async {
@@ -66,8 +68,7 @@ async fn everything_once(world: &World<'_>) -> Result<()> {
         Ok(conditions.contains("truebeat.io/engine-stalls").then_some(()))
     })
     .await?;
-    world.recover(second, "rights-1").await?;
-    world.stall_until_granted(first, "rights-2").await?;
+    world.say(second, Says::Recovered("rights-1".to_owned())).await?;
     world.recover(first, "rights-2").await?;
     world.say(first, Says::stalls("rights-3")).await?;
     world.replaced(first).await?;

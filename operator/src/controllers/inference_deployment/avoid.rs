@@ -20,7 +20,6 @@ use crate::controllers::nodes::{
 
 /// A pod that found no place for so long ends all avoidance.
 const STRANDED_AFTER: SignedDuration = SignedDuration::from_secs(30);
-const UNKILLABLE: &str = "Unkillable";
 
 /// The places to avoid after this look; `fresh` are the grants that are new, `nodes` is empty where they are not known.
 pub fn next(
@@ -63,7 +62,7 @@ fn learn(known: &mut Avoided, place: Avoided) {
 
 /// Why the place of this pod is bad, if it is.
 fn because(pod: &PodView, fresh: &[&Grant]) -> Option<AvoidedBecause> {
-    if pod.open_episode().is_some_and(|episode| episode.class == UNKILLABLE) {
+    if pod.open_episode().is_some_and(Episode::unkillable) {
         return Some(AvoidedBecause::Unkillable);
     }
     // said of a confirmed stall or a death, whether or not the budget has a slot for it now

@@ -3,7 +3,7 @@
 use super::*;
 use crate::controllers::inference_deployment::{
     observed::EpisodeView,
-    testing::{died, healthy, infd, infd_vllm, pod, with_xid},
+    testing::{died, healthy, infd, infd_vllm, pod, undead, with_xid},
 };
 
 fn now() -> Timestamp {
@@ -95,10 +95,7 @@ fn a_pod_without_a_place_lifts_everything() {
 
 #[test]
 fn an_engine_that_cannot_be_killed_makes_its_place_bad_without_a_grant() {
-    let mut undead = pod("a", "Killed", 1);
-    if let EpisodeView::Known(reported) = &mut undead.episode {
-        reported.episode.class = UNKILLABLE.to_owned();
-    }
+    let undead = undead(pod("a", "Killed", 1));
     let places = next(&infd("chat"), std::slice::from_ref(&undead), &[], &nodes(4), now());
     assert_eq!(places[0].because, AvoidedBecause::Unkillable);
     let mut object = infd("chat");

@@ -18,6 +18,8 @@ use crate::controllers::nodes::view::NodeView;
 const HOLD_COUNT_MIN: usize = 3;
 /// A replacement that does not come up gives its slot back after this; the stall of the others waits no longer for it.
 const REPLACE_MAX: SignedDuration = SignedDuration::from_mins(10);
+/// A pod that is still there so long after its grace does not end soon: a process outlives SIGKILL, or its node is not heard.
+const LINGERS_AFTER: SignedDuration = SignedDuration::from_secs(30);
 /// A delete that was sent has been felt by then, if it ever is.
 const DELETED_BY: SignedDuration = SignedDuration::from_secs(30);
 /// So many recoveries on one node within the window put it under suspicion.
@@ -214,16 +216,18 @@ fn hold_of(stalled: usize, replicas: usize, percent: usize) -> Hold {
     Hold::No
 }
 
-/// How the recovery of this pod is to be carried out. Where its GPU needs more than a restart, none is tried (F1).
+/// How the recovery of this pod is to be carried out. Where a restart is in vain none is tried: the GPU needs more (F1), or the process
+/// does not end (I5).
 pub fn action(pod: &PodView, terms: &Terms<'_>, now: &str) -> GrantAction {
     let in_vain = terms.recoveries(pod, now).count() >= terms.restarts_before_replace;
     if in_vain || pod.needs_another_place() { GrantAction::Replace } else { GrantAction::Restart }
 }
 
 /// Is a granted replacement over? The pod is gone, and its successor is up or has had its time; or it went on by itself before it was
-/// deleted, so that nothing is replaced any more.
+/// deleted, so that nothing is replaced any more. A pod that does not end is as good as gone here: a slot is for a replica that is away,
+/// and its successor is not. (Its GPUs stay taken in the scheduler's eyes for as long as its object stands, so nobody gets them: I5.)
 pub fn replaced(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> bool {
-    if pods.iter().any(|pod| pod.uid == grant.pod_uid) {
+    if pods.iter().any(|pod| pod.uid == grant.pod_uid && !lingers(pod, now)) {
         return spared(grant, pods) && older(&grant.granted_at, DELETED_BY, now);
     }
     let here = pods.iter().filter(|pod| !pod.leaving);
@@ -232,6 +236,11 @@ pub fn replaced(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -
         (count + 1, starting + usize::from(starts))
     });
     (count >= terms.replicas && starting == 0) || older(&grant.granted_at, REPLACE_MAX, now)
+}
+
+/// Is this pod on its way out and does not end?
+pub fn lingers(pod: &PodView, now: &str) -> bool {
+    pod.leaving && pod.grace_until.as_deref().is_some_and(|at| older(at, LINGERS_AFTER, now))
 }
 
 /// Is what this grant was for over, and its pod not on its way out? What began on it since is another case.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::controllers::inference_deployment::{
     grants,
-    testing::{died, healthy, infd, pod, with_xid},
+    testing::{died, granted_by, healthy, infd, leaving, pod, undead, with_xid},
 };
 
 const NOW: &str = "2026-01-01T01:00:00Z";
@@ -167,6 +167,61 @@ fn fault_f1_a_xid_that_comes_after_the_key_turns_the_restart_into_a_replacement(
     let after = next(&held, lost(pod("a", "Restarting", 1)));
     assert_eq!((after.len(), after[0].action), (1, GrantAction::Replace));
     assert_eq!(next(&after, lost(pod("a", "Restarting", 1))), after, "quiescent is silent (P7)");
+}
+
+#[test]
+fn an_engine_that_outlives_its_kill_is_replaced_and_one_that_ended_at_last_is_not() {
+    let object = infd("chat");
+    let next = |held: &[Grant], pod: PodView| {
+        let pods = [pod, healthy("b")];
+        grants::next(held, &pods, &Terms::of(&object, &pods, None), NOW)
+    };
+    let held = next(&[], pod("a", "Stalled", 1));
+    assert_eq!(next(&held, pod("a", "Killed", 1)), held, "the kill is under way");
+    let after = next(&held, undead(pod("a", "Killed", 1)));
+    assert_eq!((after.len(), after[0].action, after[0].episode.as_str()), (1, GrantAction::Replace, "e-a"));
+    assert_eq!(next(&after, undead(pod("a", "Killed", 1))), after, "quiescent is silent (P7)");
+    assert_eq!(next(&held, undead(pod("a", "Restarting", 1))), held, "it ended at last and is on its way up");
+    let found = next(&[], undead(pod("a", "Stalled", 1)));
+    assert_eq!(found[0].action, GrantAction::Replace, "a former agent's kill: no other is tried");
+}
+
+#[test]
+fn a_pod_that_does_not_end_holds_its_slot_until_its_successor_is_up() {
+    let terms = Terms { replicas: 2, ..Terms::simple(RecoveryMode::Recover, 1) };
+    let (soon, long_ago) = ("2026-01-01T00:59:31Z", "2026-01-01T00:59:29Z");
+    let (frozen, starting) = (pod("b", "Stalled", 2), PodView { ready: false, ..healthy("c") });
+    for action in [GrantAction::Restart, GrantAction::Replace] {
+        let held = Grant {
+            episode: "e-a".to_owned(),
+            pod_uid: "uid-a".to_owned(),
+            action,
+            granted_at: "2026-01-01T00:55:00Z".to_owned(),
+            ..Grant::default()
+        };
+        let next = |grace_until: &str, successor: &PodView, now: &str| {
+            let mut old = leaving(undead(pod("a", "Killed", 1)), grace_until);
+            granted_by(&mut old, "operator");
+            let pods = [old, frozen.clone(), successor.clone()];
+            let next = grants::next(std::slice::from_ref(&held), &pods, &terms, now);
+            next.into_iter().map(|grant| grant.episode).collect::<Vec<_>>()
+        };
+        assert_eq!(next(soon, &healthy("c"), NOW), ["e-a"], "it may end yet: {action:?}");
+        assert_eq!(next(long_ago, &starting, NOW), ["e-a"], "two replicas would be away: {action:?}");
+        assert_eq!(next(long_ago, &healthy("c"), NOW), ["e-b"], "all are up but the frozen one: {action:?}");
+        assert_eq!(next(long_ago, &starting, "2026-01-01T01:05:01Z"), ["e-b"], "it has had its time: {action:?}");
+    }
+}
+
+#[test]
+fn an_engine_that_outlives_a_kill_of_its_own_agent_takes_the_slot_that_it_holds_already() {
+    let terms = Terms { replicas: 3, ..Terms::simple(RecoveryMode::Recover, 1) };
+    let mut alone = undead(pod("a", "Killed", 3));
+    granted_by(&mut alone, "self");
+    let pods = [alone, pod("b", "Stalled", 1), healthy("c")];
+    let next = grants::next(&[], &pods, &terms, NOW);
+    let next: Vec<_> = next.into_iter().map(|grant| (grant.episode, grant.action)).collect();
+    assert_eq!(next, [("e-a".to_owned(), GrantAction::Replace)], "one at a time, and the other one waits for its end");
 }
 
 #[test]

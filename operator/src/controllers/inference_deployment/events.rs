@@ -4,7 +4,7 @@
 //! They are a courtesy: nothing reads them back, one that cannot be published is logged and no error of the pass, and
 //! they come after every write that matters.
 
-use crds::{Avoided, AvoidedBecause, EngineIncident, Grant, GrantAction, conditions::RESTARTS_HELD};
+use crds::{Avoided, AvoidedBecause, EngineIncident, Grant, GrantAction, conditions::RESTARTS_HELD, episode::Episode};
 use futures::{FutureExt, StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -83,7 +83,11 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
 /// Why no restart in place cures this pod.
 fn incurable(observed: &Observed, grant: &Grant) -> String {
     let pod = observed.pods.iter().find(|pod| pod.uid == grant.pod_uid);
-    let xids = pod.and_then(PodView::open_episode).map(|episode| episode.xids.as_slice()).unwrap_or_default();
+    let episode = pod.and_then(PodView::open_episode);
+    if episode.is_some_and(Episode::unkillable) {
+        return "whose engine outlives SIGKILL".to_owned();
+    }
+    let xids = episode.map(|episode| episode.xids.as_slice()).unwrap_or_default();
     match xids.iter().filter(|xid| xid.remedy.outlasts_a_restart()).max_by_key(|xid| xid.remedy) {
         Some(xid) => format!("which no restart in place cures ({})", xid.words()),
         None => "which restarts did not cure".to_owned(),

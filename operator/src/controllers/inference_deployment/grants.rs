@@ -1,7 +1,8 @@
 //! The restart budget (I1, I2), pure: which grants stay, which end, which are new.
 //!
-//! A grant is a slot held by one pod, by UID. It ends when the agent says that the episode is over or when the pod is
-//! gone, never because evidence is missing: a doubt keeps the slot taken, so the budget can only be used too little.
+//! A grant is a slot held by one pod, by UID. It ends when the agent says that the episode is over, when the pod is gone, or when it does
+//! not go although it must and its successor is up; never because evidence is missing: a doubt keeps the slot taken, so the budget can only
+//! be used too little.
 //! The caller stores the result under the resourceVersion of the status it came from *before* any pod learns of it.
 
 use crds::{Grant, GrantAction, episode::Episode, inference_deployment::RecoveryMode};
@@ -26,12 +27,17 @@ pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) ->
     // The one that waits longest first; the name makes the order total.
     waiting.sort_by_key(|pod| (pod.open_episode().and_then(|e| e.suspect_at.clone()), pod.name.clone()));
     let slots = usize::try_from(terms.max_unavailable).unwrap_or(0).min(terms.fleet_slots);
-    let free = slots.saturating_sub(taken(&kept, pods));
+    let free = slots.saturating_sub(taken(&kept, pods, now));
+    // A restart that was granted elsewhere and is in vain has its slot already.
+    let (away, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|pod| in_restart(pod));
+    let own = slots.saturating_sub(kept.len());
     // Whoever waits in a place that is full lets the next one pass.
     let mut places = terms.places.clone();
     places.take_all(&kept);
-    let fits = waiting.into_iter().filter(|pod| places.admit(&pod.node)).take(free);
-    let fresh: Vec<Grant> = fits.filter_map(|pod| grant(pod, escalate::action(pod, terms, now), terms, now)).collect();
+    let mut fits: Vec<&PodView> = away.into_iter().filter(|pod| places.admit(&pod.node)).take(own).collect();
+    fits.extend(waiting.into_iter().filter(|pod| places.admit(&pod.node)).take(free));
+    let fresh: Vec<Grant> =
+        fits.into_iter().filter_map(|pod| grant(pod, escalate::action(pod, terms, now), terms, now)).collect();
     kept.extend(fresh);
     kept
 }
@@ -76,10 +82,11 @@ fn grant(pod: &PodView, action: GrantAction, terms: &Terms<'_>, now: &str) -> Op
 
 /// The grant as it lives on, or `None` where it is over.
 fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option<Grant> {
-    if grant.action == GrantAction::Replace {
+    let pod = pods.iter().find(|pod| pod.uid == grant.pod_uid);
+    if grant.action == GrantAction::Replace || pod.is_some_and(|pod| escalate::lingers(pod, now)) {
         return (!escalate::replaced(grant, pods, terms, now)).then(|| grant.clone());
     }
-    let pod = pods.iter().find(|pod| pod.uid == grant.pod_uid)?; // its pod is gone
+    let pod = pod?; // its pod is gone
     let Some(reported) = pod.reported() else {
         // Nothing readable: over only if the pod may serve, which the agent says through the readiness probe.
         return (!pod.ready).then(|| grant.clone());
@@ -96,7 +103,7 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
         return self::grant(pod, action, terms, now).filter(|_| may);
     }
     if reported.episode.awaits_replacement() && may {
-        // The Xid came after the key: it is on its way up again, in vain.
+        // After the key it showed that a restart is in vain: by a Xid, or by a process that does not end.
         return self::grant(pod, action, terms, now);
     }
     Some(grant.clone())
@@ -106,15 +113,18 @@ fn holds_slot(grants: &[Grant], pod: &PodView) -> bool {
     grants.iter().any(|grant| grant.pod_uid == pod.uid)
 }
 
-/// Slots in use: the grants, and the pods in the middle of a restart that was granted elsewhere (by the agent itself, or
-/// by an operator whose status was lost). An engine that died by itself was granted nothing and holds nothing up.
-fn taken(grants: &[Grant], pods: &[PodView]) -> usize {
-    let in_restart = |pod: &&PodView| {
-        pod.open_episode()
-            .filter(|episode| episode.granted_by.is_some())
-            .is_some_and(|e| matches!(e.stage.as_str(), "Granted" | "Killed" | "Restarting"))
-    };
-    grants.len() + pods.iter().filter(in_restart).filter(|pod| !holds_slot(grants, pod)).count()
+/// Slots in use: the grants, and the pods in the middle of a restart that was granted elsewhere. One that does not end although it was
+/// asked to is made up for by its successor.
+fn taken(grants: &[Grant], pods: &[PodView], now: &str) -> usize {
+    let elsewhere = |pod: &&PodView| in_restart(pod) && !holds_slot(grants, pod) && !escalate::lingers(pod, now);
+    grants.len() + pods.iter().filter(elsewhere).count()
+}
+
+/// In the middle of a restart that somebody granted, be it the agent itself, or an operator whose status was lost. An engine that died by
+/// itself was granted nothing and holds nothing up.
+fn in_restart(pod: &PodView) -> bool {
+    let granted = pod.open_episode().filter(|episode| episode.granted_by.is_some());
+    granted.is_some_and(|e| matches!(e.stage.as_str(), "Granted" | "Killed" | "Restarting"))
 }
 
 /// Only a confirmed stall asks for the second key. The agent takes its evidence meanwhile and, granted, holds the kill
@@ -128,19 +138,12 @@ pub fn wants_slot(pod: &PodView) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::inference_deployment::{observed::EpisodeView, testing::pod};
+    use crate::controllers::inference_deployment::testing::{granted_by, pod};
 
     const NOW: &str = "2026-01-01T00:00:00Z";
 
     fn step(grants: &[Grant], pods: &[PodView]) -> Vec<String> {
         next(grants, pods, &Terms::simple(RecoveryMode::Recover, 1), NOW).into_iter().map(|g| g.episode).collect()
-    }
-
-    fn granted_by(mut pod: PodView, who: &str) -> PodView {
-        if let EpisodeView::Known(reported) = &mut pod.episode {
-            reported.episode.granted_by = Some(who.to_owned());
-        }
-        pod
     }
 
     fn held(pod: &PodView) -> Grant {
@@ -193,7 +196,8 @@ mod tests {
     #[test]
     fn a_restart_that_a_pod_granted_itself_counts() {
         for stage in ["Granted", "Killed", "Restarting"] {
-            let restarting = granted_by(pod("a", stage, 1), "self");
+            let mut restarting = pod("a", stage, 1);
+            granted_by(&mut restarting, "self");
             assert!(step(&[], &[restarting, pod("b", "Stalled", 2)]).is_empty(), "{stage}");
         }
     }

@@ -64,6 +64,8 @@ pub struct PodView {
     pub restarts: i32,
     /// Being deleted: no replica any more.
     pub leaving: bool,
+    /// When its grace is over, if it leaves, RFC 3339.
+    pub grace_until: Option<String>,
     /// The kubelet's `Ready`, which asks the agent.
     pub ready: bool,
     /// The agent's declaration; `None`: it has not said, or cannot tell.
@@ -121,7 +123,7 @@ impl PodView {
         self.reported().filter(|reported| reported.open).map(|reported| &reported.episode)
     }
 
-    /// Does an open episode tell of a GPU that no restart in place mends?
+    /// Does an open episode tell of what no restart in place mends?
     pub fn needs_another_place(&self) -> bool {
         self.open_episode().is_some_and(Episode::needs_another_place)
     }
@@ -191,6 +193,7 @@ pub fn view(pod: &ListedPod) -> PodView {
         revision: pod.labels().get(LABEL_REVISION).cloned().unwrap_or_default(),
         restarts: restarts(status),
         leaving: pod.metadata.deletion_timestamp.is_some(),
+        grace_until: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0.to_string()),
         ready: find("Ready").is_some_and(|c| c.status == "True"),
         progressing: find(CONDITION_PROGRESSING).and_then(|c| match c.status.as_str() {
             "True" => Some(true),

@@ -2,7 +2,7 @@
 
 use crds::{
     InferenceDeployment,
-    episode::Episode,
+    episode::{CLASS_UNKILLABLE, Episode},
     xid::{Xid, XidRemedy},
 };
 use serde_json::{Value, json};
@@ -89,6 +89,26 @@ pub fn died(mut pod: PodView) -> PodView {
         reported.episode.stage = "Restarting".to_owned();
     }
     pod
+}
+
+/// The same pod, whose engine outlives its kill.
+pub fn undead(mut pod: PodView) -> PodView {
+    if let EpisodeView::Known(reported) = &mut pod.episode {
+        CLASS_UNKILLABLE.clone_into(&mut reported.episode.class);
+    }
+    pod
+}
+
+/// Says who granted the restart that the pod's episode tells of.
+pub fn granted_by(pod: &mut PodView, who: &str) {
+    if let EpisodeView::Known(reported) = &mut pod.episode {
+        reported.episode.granted_by = Some(who.to_owned());
+    }
+}
+
+/// The same pod, on its way out, whose grace ends at `grace_until`.
+pub fn leaving(pod: PodView, grace_until: &str) -> PodView {
+    PodView { leaving: true, ready: false, grace_until: Some(grace_until.to_owned()), ..pod }
 }
 
 /// A pod that serves and has nothing to report.

@@ -94,7 +94,7 @@ impl Store {
 
     /// The time as objects bear it.
     pub fn now(&self) -> String {
-        wall(self.now_ms).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+        at(self.now_ms)
     }
 
     /// Stores `value` under a new version. An equal one changes nothing but its managers, which is silent as well.
@@ -166,6 +166,11 @@ impl Store {
         self.stirred += u64::from(!matches!(plural, "leases" | "events"));
         self.history.push(Change { version: self.version, plural, event, value, at_ms: self.now_ms });
     }
+}
+
+/// A moment as objects have it.
+pub fn at(ms: u64) -> String {
+    wall(ms).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 /// The wall clock at `now_ms`.

@@ -247,7 +247,8 @@ impl Store {
         }
         let mut value = Object::clone(&old.value);
         if value["metadata"]["deletionTimestamp"].is_null() {
-            value["metadata"]["deletionTimestamp"] = json!(self.now());
+            let grace_ms = u64::try_from(grace).unwrap_or(0) * 1_000;
+            value["metadata"]["deletionTimestamp"] = json!(super::store::at(self.now_ms + grace_ms));
             value["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
             if target.kind.generation {
                 value["metadata"]["generation"] = json!(value["metadata"]["generation"].as_i64().unwrap_or(0) + 1);

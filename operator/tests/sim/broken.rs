@@ -1,0 +1,73 @@
+//! Scenes for the rows about GPUs and nodes that are broken, not heard, or held by a process that does not end.
+
+use super::{
+    act::Act,
+    agent::Fault,
+    rows::scene,
+    story::{Story, acts, create, freeze, gpus, plain},
+};
+
+pub fn node_lost() -> Story {
+    let lost = |at_ms, lost| (at_ms, Act::NodeLost { node: 0, lost });
+    let mut story = scene(Vec::new(), Vec::new());
+    story.acts = vec![create(2), lost(20_000, true), (60_000, Act::ExpectServing { count: 2 }), lost(60_250, false)];
+    story
+}
+
+pub fn gpu_held() -> Story {
+    let mut story = scene(Vec::new(), Vec::new());
+    story.acts = vec![(0, Act::Create { name: "chat", spec: gpus(4) })];
+    story.acts.extend([(20_000, Act::Unkillable { exit_ms: 30_000 }), (20_250, Act::DeletePod { nth: 0 })]);
+    // the old one among them, and no successor
+    story.acts.push((45_000, Act::ExpectServing { count: 4 }));
+    story
+}
+
+/// An engine freezes and outlives its kill by far: its pod goes nowhere, its successor is elsewhere, and the next one that freezes is not
+/// kept waiting for it.
+pub fn undead() -> Story {
+    let acts = vec![
+        (0, Act::Create { name: "chat", spec: gpus(3) }),
+        (20_000, Act::Unkillable { exit_ms: 300_000 }),
+        freeze(20_000, 0),
+        (60_000, Act::Unkillable { exit_ms: 1_500 }),
+        (60_000, Act::ExpectServing { count: 3 }),
+        freeze(200_000, 1),
+    ];
+    plain(acts, Vec::new())
+}
+
+/// A node is lost in the middle of a granted restart, and its pod is evicted and does not end before the node is heard again.
+pub fn dies_in_a_restart() -> Story {
+    let lost = |at_ms, lost| (at_ms, Act::NodeLost { node: 0, lost });
+    let acts = vec![
+        (0, Act::Create { name: "chat", spec: gpus(3) }),
+        freeze(20_000, 0),
+        lost(24_500, true),
+        (60_000, Act::DeletePod { nth: 0 }),
+        freeze(200_000, 1),
+        lost(230_000, false),
+    ];
+    plain(acts, Vec::new())
+}
+
+/// A GPU falls off the bus under an engine: nothing that is started there serves again.
+pub fn gpu_fault(dies: bool) -> Story {
+    let fault = Fault { code: 79, remedy: "RestartNode" };
+    let gone = [(60_000, Act::ExpectFree { node: 0 }), (60_000, Act::ExpectServing { count: 2 })];
+    plain([vec![create(2), (20_000, Act::GpuFault { node: 0, fault, dies })], gone.to_vec()].concat(), Vec::new())
+}
+
+/// A memory error that was contained: the engine that it hit must be started anew, and that is all.
+pub fn contained() -> Story {
+    let fault = Fault { code: 94, remedy: "RestartApplication" };
+    plain(vec![create(2), (20_000, Act::GpuFault { node: 0, fault, dies: false })], Vec::new())
+}
+
+/// Engines on one node freeze again and again; once restarts have not cured one its successor is elsewhere.
+pub fn same_gpu() -> Story {
+    let mut acts = acts("sick-node").expect("a standard story");
+    acts.push((105_000, Act::ExpectFree { node: 0 }));
+    acts.sort_by_key(|(at, _)| *at);
+    plain(acts, Vec::new())
+}
