@@ -55,7 +55,7 @@ pub struct RecoveryStatus {
     pub grants: Vec<Grant>,
     /// Grants of the last `stabilityWindow` and a while longer, newest last: what escalation goes by.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(length(max = 1000), extend("x-kubernetes-list-type" = "atomic"))]
     pub recent: Vec<PastGrant>,
     /// Places from which new pods keep away for a time: a pod was replaced there because restarts did not cure it.
     #[serde(skip_serializing_if = "Vec::is_empty")]

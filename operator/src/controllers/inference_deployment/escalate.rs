@@ -1,6 +1,8 @@
 //! The terms on which restarts are granted (I2, I3), pure: when to hold because of a common cause, when a restart in place
 //! has failed often enough to replace the pod, which pod is the last that serves, and which node is under suspicion.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crds::{
     Grant, GrantAction, InferenceDeployment, PastGrant,
     inference_deployment::{LastReplica, Recovery, RecoveryMode},
@@ -24,7 +26,10 @@ const LINGERS_AFTER: SignedDuration = SignedDuration::from_secs(30);
 const DELETED_BY: SignedDuration = SignedDuration::from_secs(30);
 /// So many recoveries on one node within the window put it under suspicion.
 pub const NODE_COUNT_MIN: usize = 3;
-const RECENT_MAX: usize = 64;
+/// So many of one pod are kept, and so many of all: what escalation asks of a pod is less (`restartsBeforeReplace` is at most 10), and a
+/// burst of many pods must not make it forget any of them.
+const RECENT_OF_POD_MAX: usize = 16;
+const RECENT_MAX: usize = 1000;
 
 /// Why nothing is granted although something is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -264,9 +269,29 @@ pub fn recent(terms: &Terms<'_>, pods: &[PodView], held: &[Grant], grants: &[Gra
         granted_at: grant.granted_at.clone(),
         action: grant.action,
     }));
-    let over = recent.len().saturating_sub(RECENT_MAX);
-    recent.drain(..over);
-    recent
+    bounded(recent, pods)
+}
+
+/// The same without what nobody needs, oldest first: more of one pod than counts, and of a record that is too long those of pods that are
+/// gone before any other.
+fn bounded(recent: Vec<PastGrant>, pods: &[PodView]) -> Vec<PastGrant> {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut counts_still = |past: &PastGrant| {
+        let count = counts.entry(past.pod_uid.clone()).or_default();
+        *count += 1;
+        *count <= RECENT_OF_POD_MAX
+    };
+    let mut kept: Vec<PastGrant> = recent.into_iter().rev().filter(|past| counts_still(past)).collect();
+    kept.reverse();
+    let here: BTreeSet<&str> = pods.iter().map(|pod| pod.uid.as_str()).collect();
+    let mut over = kept.len().saturating_sub(RECENT_MAX);
+    kept.retain(|past| {
+        let goes = over > 0 && !here.contains(past.pod_uid.as_str());
+        over -= usize::from(goes);
+        !goes
+    });
+    kept.drain(..over);
+    kept
 }
 
 /// Nodes that came under suspicion by the newest entry of `recent`: other tools act on the event that says so.

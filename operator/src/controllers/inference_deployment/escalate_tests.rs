@@ -12,6 +12,10 @@ fn past(uid: &str, node: &str, at: &str) -> PastGrant {
     PastGrant { pod_uid: uid.into(), node: node.into(), granted_at: at.into(), action: GrantAction::Restart }
 }
 
+fn granted_now(uid: &str) -> Grant {
+    Grant { pod_uid: uid.into(), granted_at: NOW.into(), ..Grant::default() }
+}
+
 fn frozen(count: usize) -> Vec<PodView> {
     (0..count).map(|n| pod(&format!("p{n}"), "Stalled", 1)).collect()
 }
@@ -323,6 +327,39 @@ fn the_record_is_bounded_and_written_only_with_a_grant() {
     let fresh = grants::next(&[], &pods, &Terms::simple(RecoveryMode::Recover, 1), NOW);
     let after = recent(&terms, &pods, &[], &fresh, NOW);
     assert_eq!((after.len(), after[0].node.as_str()), (1, "n1"), "the old one is dropped, the new one is dated");
+}
+
+#[test]
+fn a_burst_of_many_pods_makes_nobody_forget_a_pods_own_restarts() {
+    let mut object = infd("chat");
+    let at = "2026-01-01T00:58:00Z";
+    let twice = [past("uid-p0", "n1", at), past("uid-p0", "n1", at)];
+    object.status.get_or_insert_default().recovery.recent = twice.to_vec();
+    let mut pods = frozen(1);
+    for round in 0..60 {
+        let many: Vec<PodView> = (0..20).map(|n| pod(&format!("r{round}-{n}"), "Stalled", 1)).collect();
+        pods.extend(many.iter().cloned());
+        let terms = Terms::of(&object, &pods, None);
+        let fresh: Vec<Grant> = many.iter().map(|pod| granted_now(&pod.uid)).collect();
+        // the pods of the first rounds are gone by now
+        let here: Vec<PodView> = pods.iter().filter(|pod| round < 40 || !pod.name.starts_with("r1")).cloned().collect();
+        let after = recent(&terms, &here, &[], &fresh, NOW);
+        object.status.get_or_insert_default().recovery.recent = after;
+    }
+    let kept = object.status.clone().unwrap_or_default().recovery.recent;
+    assert_eq!((kept.len(), &kept[..2]), (RECENT_MAX, &twice[..]), "whoever is gone goes first");
+    assert_eq!(action(&pods[0], &Terms::of(&object, &pods, None), NOW), GrantAction::Replace);
+}
+
+#[test]
+fn of_one_pod_no_more_is_kept_than_counts() {
+    let mut object = infd("chat");
+    let many: Vec<PastGrant> =
+        (0..40).map(|n| past("uid-p0", "n1", &format!("2026-01-01T00:5{}:00Z", n / 4))).collect();
+    object.status.get_or_insert_default().recovery.recent = many;
+    let pods = frozen(2);
+    let kept = recent(&Terms::of(&object, &[], None), &pods, &[], &[granted_now("uid-p1")], NOW);
+    assert_eq!((kept.len(), kept[0].granted_at.as_str()), (RECENT_OF_POD_MAX + 1, "2026-01-01T00:56:00Z"));
 }
 
 #[test]
