@@ -143,9 +143,12 @@ impl<'a> Terms<'a> {
         let (first, longest) = self.backoff;
         let factor = 2_i32.checked_pow(doublings).unwrap_or(i32::MAX);
         let pause = first.checked_mul(factor).unwrap_or(longest).min(longest);
-        let last = own.iter().filter_map(|past| past.granted_at.parse::<Timestamp>().ok()).max()?;
+        let now: Timestamp = now.parse().ok()?;
+        // What a former leader dated further ahead than that, by a clock that was wrong, says nothing of when it was.
+        let dated = own.iter().filter_map(|past| past.granted_at.parse::<Timestamp>().ok());
+        let last = dated.filter(|at| at.duration_since(now) <= pause).max()?;
         let until = last.checked_add(pause).ok()?;
-        now.parse::<Timestamp>().is_ok_and(|now| now < until).then_some(until)
+        (now < until).then_some(until)
     }
 
     /// The granted recoveries of this pod that still count.

@@ -272,6 +272,20 @@ fn the_pause_between_two_recoveries_of_a_pod_grows_to_its_bound_and_starts_over(
 }
 
 #[test]
+fn a_former_leaders_fast_clock_withholds_nobody_for_longer_than_two_pauses() {
+    let mut object = infd("chat");
+    let pods = frozen(1);
+    let mut until = |ats: &[&str]| {
+        object.status.get_or_insert_default().recovery.recent = ats.iter().map(|at| past("uid-p0", "n1", at)).collect();
+        Terms::of(&object, &pods, None).backs_off_until(&pods[0], NOW).map(|until| until.to_string())
+    };
+    assert_eq!(until(&["2026-01-01T02:00:00Z"]), None, "an hour ahead");
+    assert_eq!(until(&["2026-01-01T01:00:10Z"]).as_deref(), Some("2026-01-01T01:00:20Z"), "clocks differ a little");
+    let both = ["2026-01-01T00:59:55Z", "2026-01-01T02:00:00Z"];
+    assert_eq!(until(&both).as_deref(), Some("2026-01-01T01:00:15Z"), "20 s after the one that has a time");
+}
+
+#[test]
 fn a_slot_that_a_pod_keeps_is_given_back_while_it_backs_off() {
     let mut object = infd("chat");
     let pods = frozen(1);
