@@ -71,10 +71,12 @@ pub async fn fleet(calls: &Calls, own: &InferenceDeployment) -> Result<Fleet, Ca
             policy.ledger.open(accounts(calls).await?, asked_at, &uid)
         }
     };
+    // whoever looks after one namespace may not know any node
+    let domain_max = if policy.namespace.is_some() { 0 } else { policy.domain_restarts_max };
     Ok(Fleet {
         restarts_percent: policy.restarts_percent,
         hold_percent: policy.hold_percent,
-        place_max: (policy.node_restarts_max, policy.domain_restarts_max),
+        place_max: (policy.node_restarts_max, domain_max),
         ..others
     })
 }

@@ -19,7 +19,7 @@ pub struct Places {
     node_max: usize,
     /// At most so many at once in one failure domain; 0: no limit.
     domain_max: usize,
-    /// The failure domain of each node that has one.
+    /// The failure domain of each node that is known; empty: it has none.
     domains: BTreeMap<String, String>,
     taken: BTreeMap<Place, usize>,
     held: BTreeMap<Place, String>,
@@ -35,8 +35,8 @@ enum Place {
 impl Places {
     /// The places of `nodes`, with the grants of other deployments (node and domain of each).
     pub fn new(nodes: &[NodeView], others: &[(String, String)], (node_max, domain_max): (usize, usize)) -> Self {
-        let domain = |node: &NodeView| Some((node.name.clone(), node.domain.clone()?));
-        let domains = nodes.iter().filter_map(domain).collect();
+        let domain = |node: &NodeView| (node.name.clone(), node.domain.clone().unwrap_or_default());
+        let domains = nodes.iter().map(domain).collect();
         let mut places = Places { node_max, domain_max, domains, ..Places::default() };
         others.iter().for_each(|(node, domain)| places.take(node, domain));
         places
@@ -80,7 +80,8 @@ impl Places {
         self.domains.get(node).map_or("", String::as_str)
     }
 
-    /// Is there room for one more recovery on this node? Takes it if so.
+    /// Is there room for one more recovery on this node? Takes it if so. Where failure domains have a budget, a node of which nobody knows in
+    /// which one it is may be in a full one.
     pub fn admit(&mut self, node: &str) -> bool {
         let domain = self.domain(node).to_owned();
         let places = self.of(node, &domain);
@@ -91,7 +92,8 @@ impl Places {
             };
             !self.held.contains_key(place) && (most == 0 || self.taken.get(place).copied().unwrap_or(0) < most)
         };
-        let admitted = places.iter().all(free);
+        let known = self.domain_max == 0 || self.domains.contains_key(node);
+        let admitted = known && places.iter().all(free);
         if admitted {
             self.take(node, &domain);
         }

@@ -59,6 +59,23 @@ fn a_node_and_a_domain_bear_only_so_many_at_once() {
 }
 
 #[test]
+fn a_budget_of_failure_domains_grants_nothing_on_a_node_that_is_not_known() {
+    let mut bare = nodes();
+    bare.push(NodeView { name: "c1".into(), ..NodeView::default() });
+    let granted = |nodes: &[NodeView], max| {
+        let pods = [on("a1", "p", "Stalled"), on("c1", "q", "Stalled"), on("d1", "r", "Stalled"), on("a1", "s", "")];
+        let object = infd("chat");
+        let terms = Terms { max_unavailable: 9, ..Terms::of(&object, &pods, None) };
+        let fleet = fleet(max);
+        let terms = terms.with_places(nodes, &pods, Some(&fleet), 100);
+        grants::next(&[], &pods, &Terms { hold: Hold::No, ..terms }, NOW).len()
+    };
+    assert_eq!((granted(&[], (0, 0)), granted(&bare, (0, 0))), (3, 3), "no limit, nothing to know");
+    assert_eq!(granted(&[], (0, 1)), 0, "the list of nodes failed");
+    assert_eq!(granted(&bare, (0, 1)), 2, "d1 joined a moment ago, and c1 is in no domain");
+}
+
+#[test]
 fn a_domain_that_stalls_as_a_whole_is_held_and_the_others_are_not() {
     let mut pods: Vec<PodView> = (0..3).map(|n| on("a1", &format!("a{n}"), "Stalled")).collect();
     pods.extend((0..6).map(|n| on("b1", &format!("b{n}"), if n == 0 { "Stalled" } else { "" })));

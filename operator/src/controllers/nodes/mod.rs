@@ -38,13 +38,22 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 const NEWS_SETTLE: Duration = Duration::from_secs(1);
 /// Facts about nodes (ready, devices, domain) change slowly.
 const KNOWN_FOR: Duration = Duration::from_secs(30);
+/// A list that failed is asked for again after this: passes that wait in line must not each wait for a deadline of their own.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// What is known of nodes, shared by all passes.
 #[derive(Debug, Default)]
 pub struct Known {
-    seen: Mutex<Option<(Instant, Arc<[NodeView]>)>>,
+    seen: Mutex<Seen>,
     /// Something is wished of a node that was not before.
     changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    nodes: Arc<[NodeView]>,
+    /// When to ask again; `None`: nobody has asked yet.
+    until: Option<Instant>,
 }
 
 impl Known {
@@ -54,25 +63,29 @@ impl Known {
     }
 }
 
-/// All nodes, at most 30 s old; none where the operator may not know them. A failure is logged: who asks does without.
+/// All nodes, at most 30 s old where the server answers, and else as they were seen last; none where the operator may not know them, or has
+/// not yet. A failure is logged: who asks does without, but for a budget of failure domains, which grants nothing on nodes that are not known.
 pub async fn all(calls: &Calls) -> Arc<[NodeView]> {
     if calls.fleet.namespace.is_some() {
         return Arc::default();
     }
     let mut seen = calls.fleet.nodes.seen.lock().await;
-    if let Some((_, nodes)) = seen.as_ref().filter(|(at, _)| at.elapsed() < KNOWN_FOR) {
-        return nodes.clone();
+    if seen.until.is_some_and(|until| Instant::now() < until) {
+        return seen.nodes.clone();
     }
     let api: Api<Node> = Api::all(calls.client.clone());
-    let nodes: Arc<[NodeView]> = match calls.list(&api, "").await {
-        Ok(list) => list.items.iter().map(|node| view(node, &calls.fleet.domain_key)).collect(),
+    let known_for = match calls.list(&api, "").await {
+        Ok(list) => {
+            seen.nodes = list.items.iter().map(|node| view(node, &calls.fleet.domain_key)).collect();
+            KNOWN_FOR
+        }
         Err(error) => {
-            tracing::warn!(%error, "nodes are not known: no place is avoided, and failure domains have no budget");
-            Arc::default()
+            tracing::warn!(%error, known = seen.nodes.len(), "nodes are not listed: what is not known of them is not gone by");
+            ASK_AGAIN
         }
     };
-    *seen = Some((Instant::now(), nodes.clone()));
-    nodes
+    seen.until = Some(Instant::now() + known_for);
+    seen.nodes.clone()
 }
 
 /// Puts this InferenceDeployment's label on the nodes of `marks` (name and time until which), now.
@@ -165,3 +178,7 @@ async fn write(calls: &Calls, api: &Api<Node>, node: &NodeView, wish: &Wish, now
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "known_tests.rs"]
+mod tests;

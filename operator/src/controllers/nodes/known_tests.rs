@@ -1,0 +1,42 @@
+//! What is known of nodes while the server does not answer.
+
+use http::{Request, Response};
+use kube::{Client, client::Body};
+use tower_test::mock;
+
+use super::*;
+use crate::{leader::Leadership, metrics::Metrics};
+
+/// Calls against a server that answers its n-th list by the n-th of `answers`: so many nodes, or a refusal.
+fn server(answers: &'static [Option<usize>]) -> Calls {
+    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        for answer in answers {
+            let Some((_, send)) = handle.next_request().await else { return };
+            let node = |n: usize| json!({"metadata": {"name": format!("n{n}")}});
+            let (code, text) = match answer {
+                Some(count) => (200, json!({"metadata": {}, "items": (0..*count).map(node).collect::<Vec<_>>()})),
+                None => {
+                    (403, json!({"kind": "Status", "status": "Failure", "code": 403, "message": "no", "reason": ""}))
+                }
+            };
+            let body = Body::from(serde_json::to_vec(&text).unwrap());
+            send.send_response(Response::builder().status(code).body(body).unwrap());
+        }
+    });
+    Calls::new(Client::new(service, "serving"), Arc::new(Leadership::default()), Arc::new(Metrics::new().unwrap()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_fails_is_asked_for_again_at_once_and_takes_nothing_away() {
+    let calls = server(&[None, Some(2), None, Some(3)]);
+    assert_eq!(all(&calls).await.len(), 0, "not known yet");
+    sleep(ASK_AGAIN).await;
+    assert_eq!(all(&calls).await.len(), 2, "a failure is no fact");
+    sleep(ASK_AGAIN).await;
+    assert_eq!(all(&calls).await.len(), 2, "known, and not asked");
+    sleep(KNOWN_FOR).await;
+    assert_eq!(all(&calls).await.len(), 2, "not listed, and as they were");
+    sleep(ASK_AGAIN).await;
+    assert_eq!(all(&calls).await.len(), 3);
+}
