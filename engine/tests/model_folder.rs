@@ -8,6 +8,7 @@ use engine::chat_template::{ChatInput, ChatTemplate};
 use engine::demo_model::{DemoArch, write_demo_model};
 use engine::model::{KvShape, LogitsWanted, SeqInput, StepBatch, load_model};
 use engine::tokenizer::Tokenizer;
+use engine::weights::gguf::Builder;
 use serde_json::{Value, json};
 
 fn demo(arch: DemoArch) -> tempfile::TempDir {
@@ -97,6 +98,59 @@ fn bad_configurations_are_named() {
     std::fs::write(dir.path().join("config.json"), b"\xff{").unwrap();
     assert_names(&load_error(dir.path()), &["config.json"]);
     assert_names(&load_error(&dir.path().join("nowhere")), &["nowhere/config.json", "cannot read"]);
+}
+
+/// A model computed without one of its own tensors is another model.
+#[test]
+fn a_tensor_that_no_part_of_the_model_uses_is_named() {
+    let dir = demo(DemoArch::Llama);
+    let more = |name: &str| {
+        change_header(dir.path(), |h| h[name] = json!({"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}));
+    };
+    more("model.layers.0.self_attn.rotary_emb.inv_freq");
+    load_model(dir.path(), &mut |_, _| {}).unwrap();
+    more("model.layers.1.self_attn.k_proj.bias");
+    assert_names(&load_error(dir.path()), &["model.safetensors", "model.layers.1.self_attn.k_proj.bias"]);
+    let dir = demo(DemoArch::Llama);
+    change_config(dir.path(), "num_hidden_layers", json!(1));
+    assert_names(&load_error(dir.path()), &["model.safetensors", "model.layers.1.", "8 more"]);
+}
+
+/// Of one block, two heads of four, a head tied to the table.
+fn tiny_gguf(more: &[(&str, u64)]) -> Builder {
+    let mut file = Builder::default().string("general.architecture", "llama");
+    let sizes = [("embedding_length", 8), ("feed_forward_length", 16), ("block_count", 1), ("attention.head_count", 2)];
+    for (key, size) in sizes.into_iter().chain([("context_length", 64)]) {
+        file = file.u32(&format!("llama.{key}"), size);
+    }
+    let matrices =
+        [("token_embd", 8, 4), ("blk.0.ffn_gate", 8, 16), ("blk.0.ffn_up", 8, 16), ("blk.0.ffn_down", 16, 8)];
+    let square = ["q", "k", "v", "output"].map(|part| (format!("blk.0.attn_{part}"), 8, 8));
+    for (name, cols, rows) in matrices.map(|(name, cols, rows)| (name.to_owned(), cols, rows)).into_iter().chain(square)
+    {
+        file = file.tensor(&format!("{name}.weight"), &[cols, rows], 0, &vec![0; (cols * rows * 4) as usize]);
+    }
+    let norms = ["output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight"].map(|name| (name, 8));
+    for (name, len) in norms.iter().chain(more) {
+        file = file.tensor(name, &[*len], 0, &vec![0; (len * 4) as usize]);
+    }
+    file
+}
+
+#[test]
+fn a_gguf_file_with_some_biases_is_refused_and_with_all_or_none_it_loads() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let all = ["q", "k", "v", "output"].map(|part| format!("blk.0.attn_{part}.bias"));
+    let all: Vec<(&str, u64)> = all.iter().map(|name| (name.as_str(), 8)).collect();
+    for more in [&[], &all[..], &[("rope_freqs.weight", 2)]] {
+        std::fs::write(&path, tiny_gguf(more).build()).unwrap();
+        load_model(&path, &mut |_, _| {}).unwrap();
+    }
+    for (more, name) in [(&all[..3], "self_attn.k_proj.bias"), (&[("output.bias", 4)], "lm_head.bias")] {
+        std::fs::write(&path, tiny_gguf(more).build()).unwrap();
+        assert_names(&load_error(&path), &["m.gguf", name]);
+    }
 }
 
 #[test]

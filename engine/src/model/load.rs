@@ -1,8 +1,10 @@
 //! From a Hugging Face folder to a model ready for its first step. Reports its progress in bytes, so that a start that
 //! makes none can be told from a slow one (S4, H5).
 
+mod leftover;
 mod mtp;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -138,8 +140,11 @@ fn decoder<B: Backend + 'static>(
     let total = folder.len_bytes_where(used);
     progress(0, total);
     let store = file.as_ref().map_or(Store::None, Store::Reads);
-    let mut loader = Loader { folder, backend: &backend, config: &config, share, store, progress, done: 0, total };
+    let used = BTreeSet::new();
+    let mut loader =
+        Loader { folder, backend: &backend, config: &config, share, store, progress, done: 0, total, used };
     let (weights, head) = (loader.weights(tied)?, loader.head()?);
+    leftover::refuse(folder, &loader.used, &config, tied)?;
     backend.end_step().map_err(LoadError::ToDevice)?;
     let info = model_info(dir, &config);
     let decoder = Decoder::new(backend, share.of_config(&config), info, weights).with_head(head);
@@ -167,7 +172,8 @@ fn prepared<B: Backend>(
             let before = total / world as u64 * rank as u64;
             let mut progress = |done: u64, _| mine &= watch(before + done, total);
             let (share, store) = (Share { rank, world }, Store::Writes(&mut *writer));
-            let mut loader = Loader { folder, backend, config, share, store, progress: &mut progress, done: 0, total };
+            let (progress, used) = (&mut progress, BTreeSet::new());
+            let mut loader = Loader { folder, backend, config, share, store, progress, done: 0, total, used };
             loader.weights(tied).and_then(|_| loader.head()).map_err(|error| error.to_string())?;
             if !mine {
                 return Err("the lease is another's by now".to_owned());
@@ -231,6 +237,8 @@ struct Loader<'a, 'p, B> {
     progress: LoadProgress<'p>,
     done: u64,
     total: u64,
+    /// Names of what was asked for.
+    used: BTreeSet<String>,
 }
 
 impl<B: Backend> Loader<'_, '_, B> {
@@ -376,6 +384,7 @@ impl<B: Backend> Loader<'_, '_, B> {
 
     fn advance(&mut self, name: &str) {
         self.done += self.folder.len_bytes(name);
+        self.used.insert(name.to_owned());
         (self.progress)(self.done, self.total);
     }
 }

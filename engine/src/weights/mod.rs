@@ -108,6 +108,11 @@ impl WeightsFolder {
         self.tensors.contains_key(tensor)
     }
 
+    /// Names of all tensors.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
     /// Bytes of a tensor on disk; 0 when there is none.
     pub fn len_bytes(&self, tensor: &str) -> u64 {
         self.tensors.get(tensor).map_or(0, |(_, info)| info.len_bytes)
