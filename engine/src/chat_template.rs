@@ -1,6 +1,10 @@
 //! The model's own chat template, rendered as `transformers` renders it. Templates come with models from the network,
-//! so they run with a budget of steps and no way out of the sandbox; what they can do wrong is an error with their name.
-//! Pure once loaded: the time a template may ask for is an argument.
+//! so they run with a budget of steps and no way out; an engine that serves has them run in a process apart besides ([`sandbox`]), for
+//! neither memory nor the time of one step has a bound here. What they can do wrong is an error with their name.
+//! Pure once loaded, but for that process: the time a template may ask for is an argument.
+
+pub mod sandbox;
+mod sources;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,7 +16,8 @@ use minijinja::{Environment, ErrorKind, Value};
 use serde_json::Value as Json;
 use thiserror::Error;
 
-use crate::weights::{Gguf, gguf};
+use self::sandbox::Sandbox;
+use self::sources::Sources;
 
 /// Steps one rendering may take: thousands of messages, yet no endless loop (E7).
 const FUEL_PER_RENDER: u64 = 20_000_000;
@@ -43,6 +48,8 @@ pub enum ChatTemplateError {
     Refused(String),
     #[error("the chat template failed: {0}")]
     Render(String),
+    #[error("no process can be started that renders chats: {0}")]
+    Renderer(std::io::Error),
 }
 
 /// What is rendered.
@@ -84,81 +91,45 @@ impl ToolFormat {
     }
 }
 
-/// A model's templates as text.
-struct Sources {
-    default: String,
-    with_tools: Option<String>,
-}
-
-impl From<String> for Sources {
-    fn from(default: String) -> Self {
-        Self { default, with_tools: None }
-    }
-}
-
-/// A compiled template with the special tokens it may name.
+/// A template that can be rendered.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    has_one_for_tools: bool,
+    sources: Sources,
     tool_format: Option<ToolFormat>,
-    /// `bos_token`, `eos_token`, …: name and text.
-    special_tokens: Vec<(&'static str, String)>,
+    place: Place,
+}
+
+/// Where it is rendered.
+#[derive(Debug)]
+enum Place {
+    Here(Box<Environment<'static>>),
+    Apart(Sandbox),
 }
 
 impl ChatTemplate {
-    /// Reads `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; `None` when the model has neither.
+    /// Reads `chat_template.jinja`, or `chat_template` of `tokenizer_config.json`; `None` when the model has neither. It is compiled and
+    /// rendered in this process: what it asks of memory has no bound but the machine's.
     ///
     /// # Errors
     /// [`ChatTemplateError`] when a file is there but unusable.
     pub fn from_dir(dir: &Path) -> Result<Option<Self>, ChatTemplateError> {
-        if let Some(path) = gguf::find(dir) {
-            return Self::from_gguf(path);
-        }
-        let config_path = dir.join("tokenizer_config.json");
-        let config = match read_if_there(&config_path)? {
-            Some(text) => serde_json::from_str(&text)
-                .map_err(|error| ChatTemplateError::Config { path: config_path.clone(), reason: error.to_string() })?,
-            None => Json::Null,
-        };
-        let file_path = dir.join("chat_template.jinja");
-        let (path, source) = match read_if_there(&file_path)? {
-            Some(default) => {
-                let with_tools = read_if_there(&dir.join("additional_chat_templates/tool_use.jinja"))?;
-                (file_path, Sources { default, with_tools })
-            }
-            None => match templates_of_config(&config) {
-                Some(source) => (config_path, source),
-                None => return Ok(None),
-            },
-        };
-        let special_tokens = ["bos_token", "eos_token", "unk_token", "pad_token"]
-            .into_iter()
-            .filter_map(|name| Some((name, token_text(config.get(name)?)?)))
-            .collect();
-        Self::compile(source, special_tokens)
-            .map(Some)
-            .map_err(|error| ChatTemplateError::Syntax { path, reason: describe(&error) })
+        let Some((path, sources)) = Sources::from_dir(dir)? else { return Ok(None) };
+        let refuse = |error: minijinja::Error| ChatTemplateError::Syntax { path, reason: describe(&error) };
+        Self::compile(sources).map(Some).map_err(refuse)
     }
 
-    /// The template of a GGUF file; its special tokens are named by id there.
-    fn from_gguf(path: PathBuf) -> Result<Option<Self>, ChatTemplateError> {
-        let (file, _) = Gguf::open(&path)
-            .map_err(|error| ChatTemplateError::Config { path: path.clone(), reason: error.to_string() })?;
-        let Some(source) = file.text("tokenizer.chat_template") else { return Ok(None) };
-        let token = |name: &'static str, key: &str| {
-            let id = usize::try_from(file.number(&format!("tokenizer.ggml.{key}_token_id"))?).ok()?;
-            Some((name, file.list("tokenizer.ggml.tokens")?.get(id)?.as_str()?.to_owned()))
-        };
-        let names = [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")];
-        let special_tokens = names.into_iter().filter_map(|(name, key)| token(name, key)).collect();
-        let with_tools = file.text("tokenizer.chat_template.tool_use").map(str::to_owned);
-        Self::compile(Sources { default: source.to_owned(), with_tools }, special_tokens)
-            .map(Some)
-            .map_err(|error| ChatTemplateError::Syntax { path, reason: describe(&error) })
+    /// As [`Self::from_dir`], compiled and rendered in processes apart, so that nothing a template does ends this one: for an engine that
+    /// serves, whose program knows [`sandbox::RENDERER_FLAG`].
+    ///
+    /// # Errors
+    /// As [`Self::from_dir`], and [`ChatTemplateError::Renderer`].
+    pub fn sandboxed(dir: &Path) -> Result<Option<Self>, ChatTemplateError> {
+        let Some((path, sources)) = Sources::from_dir(dir)? else { return Ok(None) };
+        let (sandbox, tool_format) = (Sandbox::new(&sources, path)?, sources.tool_format());
+        Ok(Some(Self { sources, tool_format, place: Place::Apart(sandbox) }))
     }
 
-    fn compile(sources: Sources, special_tokens: Vec<(&'static str, String)>) -> Result<Self, minijinja::Error> {
+    fn compile(sources: Sources) -> Result<Self, minijinja::Error> {
         let mut environment = Environment::new();
         // as transformers sets up jinja
         environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -168,13 +139,12 @@ impl ChatTemplate {
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        let Sources { default, with_tools } = sources;
-        environment.add_template_owned(NAME, without_generation_tags(&default))?;
-        if let Some(source) = &with_tools {
+        environment.add_template_owned(NAME, without_generation_tags(&sources.default))?;
+        if let Some(source) = &sources.with_tools {
             environment.add_template_owned(NAME_WITH_TOOLS, without_generation_tags(source))?;
         }
-        let tool_format = ToolFormat::of_template(with_tools.as_ref().unwrap_or(&default));
-        Ok(Self { environment, has_one_for_tools: with_tools.is_some(), tool_format, special_tokens })
+        let tool_format = sources.tool_format();
+        Ok(Self { sources, tool_format, place: Place::Here(Box::new(environment)) })
     }
 
     /// How the model calls tools, if its template knows of any.
@@ -187,14 +157,18 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatTemplateError::Refused`] when the template rejects the messages, [`ChatTemplateError::Render`] when it fails.
     pub fn render(&self, input: ChatInput<'_>) -> Result<String, ChatTemplateError> {
-        let name = if self.has_one_for_tools && input.tools.is_some() { NAME_WITH_TOOLS } else { NAME };
-        let template = self.environment.get_template(name).map_err(|error| render_error(&error))?;
+        let environment = match &self.place {
+            Place::Here(environment) => environment,
+            Place::Apart(sandbox) => return sandbox.render(&self.sources, input),
+        };
+        let name = if self.sources.with_tools.is_some() && input.tools.is_some() { NAME_WITH_TOOLS } else { NAME };
+        let template = environment.get_template(name).map_err(|error| render_error(&error))?;
         let mut variables: Vec<(String, Value)> = Vec::new();
         for (key, value) in input.extra.into_iter().flatten() {
             variables.push((key.clone(), Value::from(Serde(value))));
         }
-        for (name, text) in &self.special_tokens {
-            variables.push(((*name).to_owned(), Value::from(text)));
+        for (name, text) in &self.sources.special_tokens {
+            variables.push((name.clone(), Value::from(text)));
         }
         variables.push(("messages".to_owned(), Value::from(Serde(input.messages))));
         variables.push(("tools".to_owned(), Value::from(Serde(input.tools))));
@@ -221,33 +195,6 @@ impl Write for Bounded {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
-}
-
-fn read_if_there(path: &Path) -> Result<Option<String>, ChatTemplateError> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(ChatTemplateError::Read { path: path.to_owned(), source }),
-    }
-}
-
-/// A string, or a list of named templates of which `default` is the one for chats and `tool_use` the one for chats with tools.
-fn templates_of_config(config: &Json) -> Option<Sources> {
-    match config.get("chat_template")? {
-        Json::String(source) => Some(source.clone().into()),
-        Json::Array(named) => {
-            let text = |entry: &Json| Some(entry.get("template")?.as_str()?.to_owned());
-            let find = |name: &str| named.iter().find(|entry| entry["name"] == name);
-            let default = text(find("default").or_else(|| named.first())?)?;
-            Some(Sources { default, with_tools: find(NAME_WITH_TOOLS).and_then(text) })
-        }
-        _ => None,
-    }
-}
-
-/// Special tokens are written as text or as an object with `content`.
-fn token_text(value: &Json) -> Option<String> {
-    value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_owned)
 }
 
 /// `{% generation %}…{% endgeneration %}` marks the assistant's text for training and prints nothing. It is no tag of

@@ -17,6 +17,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
+use crate::chat_template::sandbox;
 use crate::core::{CoreConfig, CoreError, start};
 use crate::fault::FaultSpec;
 use crate::guard;
@@ -130,6 +131,9 @@ pub struct EngineArgs {
     /// Makes this process a worker rank; for the engine's own use
     #[arg(long = "rank-of", hide = true)]
     pub rank_of: Option<RankOf>,
+    /// Makes this process one that renders the chats of its parent; for the engine's own use
+    #[arg(long, hide = true)]
+    pub renders_chats: bool,
     /// Answer /health with 200 and accept requests whatever happens, as other engines do
     #[arg(long)]
     pub lie: bool,
@@ -159,6 +163,8 @@ pub enum EngineError {
     Worker(#[from] WorkerError),
     #[error("the thread of a worker rank ended without a word")]
     WorkerDied,
+    #[error("a renderer of chats cannot go on")]
+    Renderer(#[source] std::io::Error),
 }
 
 impl EngineError {
@@ -177,6 +183,9 @@ impl EngineError {
 /// # Errors
 /// [`EngineError`]; the process should then exit with a failure.
 pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
+    if args.renders_chats {
+        return sandbox::serve().map_err(EngineError::Renderer);
+    }
     let catch = |kind| signal(kind).map_err(EngineError::Signals);
     let (term, int) = (catch(SignalKind::terminate())?, catch(SignalKind::interrupt())?);
     let usr2 = catch(SignalKind::user_defined2())?;

@@ -13,7 +13,8 @@ const CHATML: &str = "{% for m in messages %}
 ";
 
 fn template(source: &str) -> ChatTemplate {
-    ChatTemplate::compile(source.to_owned().into(), vec![("eos_token", "</s>".to_owned())]).unwrap()
+    let special_tokens = vec![("eos_token".to_owned(), "</s>".to_owned())];
+    ChatTemplate::compile(Sources { special_tokens, ..source.to_owned().into() }).unwrap()
 }
 
 fn render(source: &str, messages: &Json) -> Result<String, ChatTemplateError> {

@@ -26,29 +26,34 @@ pub(super) fn loader(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> L
     let (eager, device) = (args.enforce_eager, device_choice(args));
     let options = LoadOptions { cache, eager, device, head: wants_head(&speculation), ..LoadOptions::default() };
     if args.tensor_parallel == 1 {
-        return alone(dir, options, speculation);
+        return alone(dir, options, speculation, HfCodec::sandboxed);
     }
     let (ranks, fleet, guards) = (args.tensor_parallel, fleet.clone(), config.guards);
     Box::new(move |progress| {
-        let codec = Arc::new(HfCodec::from_dir(&dir)?);
+        let codec = Arc::new(HfCodec::sandboxed(&dir)?);
         let model = load_shared((&dir, options), ranks, (&fleet, guards), progress)?;
         Ok(Loaded { model, codec, draft: load_draft(speculation, progress)? })
     })
 }
 
-/// A loader for a Hugging Face folder, and for that of a draft model.
+/// A loader for a Hugging Face folder, and for that of a draft model; chats are rendered in this process.
 pub fn folder_loader(dir: &Path, speculation: Option<SpeculationSpec>) -> Loader {
     let options = LoadOptions { head: wants_head(&speculation), ..LoadOptions::default() };
-    alone(dir.to_owned(), options, speculation)
+    alone(dir.to_owned(), options, speculation, HfCodec::from_dir)
 }
 
 fn wants_head(speculation: &Option<SpeculationSpec>) -> bool {
     *speculation == Some(SpeculationSpec::Mtp)
 }
 
-fn alone(dir: PathBuf, options: LoadOptions, speculation: Option<SpeculationSpec>) -> Loader {
+fn alone(
+    dir: PathBuf,
+    options: LoadOptions,
+    speculation: Option<SpeculationSpec>,
+    codec: fn(&Path) -> Result<HfCodec, LoadFailure>,
+) -> Loader {
     Box::new(move |progress| {
-        let codec = Arc::new(HfCodec::from_dir(&dir)?);
+        let codec = Arc::new(codec(&dir)?);
         let model = load_model_with(&dir, &options, progress)?;
         Ok(Loaded { model, codec, draft: load_draft(speculation, progress)? })
     })

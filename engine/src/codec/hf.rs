@@ -21,6 +21,14 @@ impl HfCodec {
     pub fn from_dir(dir: &Path) -> Result<Self, LoadFailure> {
         Ok(Self { tokenizer: Tokenizer::from_dir(dir)?, template: ChatTemplate::from_dir(dir)? })
     }
+
+    /// As [`Self::from_dir`], the template rendered in processes apart ([`ChatTemplate::sandboxed`]).
+    ///
+    /// # Errors
+    /// As [`Self::from_dir`], and no such process can be started.
+    pub fn sandboxed(dir: &Path) -> Result<Self, LoadFailure> {
+        Ok(Self { tokenizer: Tokenizer::from_dir(dir)?, template: ChatTemplate::sandboxed(dir)? })
+    }
 }
 
 impl TextCodec for HfCodec {

@@ -1,13 +1,12 @@
-//! The whole of `truebeat engine` but the process: a real tiny model, its tokenizer and template, signals.
-
-use std::time::Duration;
+//! The whole of `truebeat engine`: a real tiny model, its tokenizer and template, arguments, signals.
 
 use clap::Parser;
-use engine::cli::{EngineArgs, run};
-use nix::sys::signal::{Signal, raise};
+use engine::cli::EngineArgs;
+use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::client::{get, metric, post};
+use crate::client::{metric, post};
+use crate::process::Engine;
 
 #[derive(Parser)]
 struct Cli {
@@ -15,27 +14,12 @@ struct Cli {
     engine: EngineArgs,
 }
 
-fn free_addr() -> std::net::SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_demo_model_serves_text_and_chat_until_sigterm() {
     let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("tiny");
-    engine::demo_model::write_demo_model(&model, engine::demo_model::DemoArch::Llama, 0).unwrap();
-    let addr = free_addr();
     let pages = dir.path().join("pages");
-    let words =
-        ["x", "--model", model.to_str().unwrap(), "--listen", &addr.to_string(), "--page-dir", pages.to_str().unwrap()];
-    let args = Cli::try_parse_from(words).unwrap().engine;
-    let served = tokio::spawn(run(args));
-    let ready = async {
-        while tokio::net::TcpStream::connect(addr).await.is_err() || get(addr, "/health").await.status != 200 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(120), ready).await.expect("ready in time");
+    let mut engine = Engine::ready(dir.path(), &["--page-dir", pages.to_str().unwrap()]).await;
+    let addr = engine.addr;
     let body =
         json!({"model": "tiny", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "ignore_eos": true});
     let whole = post(addr, "/v1/completions", &body).await.json();
@@ -50,8 +34,8 @@ async fn a_demo_model_serves_text_and_chat_until_sigterm() {
     assert_eq!(answer.status, 200, "{}", answer.text);
     assert_eq!(metric(addr, "vllm:generation_tokens_total", &["model_name=\"tiny\""]).await, 29.0);
     assert!(pages.join("rank-0.beat").is_file());
-    raise(Signal::SIGTERM).unwrap();
-    tokio::time::timeout(Duration::from_secs(30), served).await.expect("drained in time").unwrap().unwrap();
+    engine.signal(Signal::SIGTERM);
+    assert_eq!(engine.ended().await.code(), Some(0));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use engine::codec::{Chat, HfCodec, TextCodec};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -33,7 +34,11 @@ impl Drop for Engine {
 
 impl Engine {
     pub async fn ready(dir: &Path, more: &[&str]) -> Self {
-        let engine = Self::launched(dir, more);
+        Self::launched(dir, more).until_ready().await
+    }
+
+    async fn until_ready(self) -> Self {
+        let engine = self;
         let since = Instant::now();
         let addr = engine.addr;
         while tokio::net::TcpStream::connect(addr).await.is_err() || get(addr, "/health").await.status != 200 {
@@ -45,8 +50,14 @@ impl Engine {
 
     /// Its log is the file `log` in `dir`.
     pub fn launched(dir: &Path, more: &[&str]) -> Self {
+        Self::launched_with(dir, more, None)
+    }
+
+    /// As [`Self::launched`], with another chat template.
+    fn launched_with(dir: &Path, more: &[&str], template: Option<&str>) -> Self {
         let (model, log) = (dir.join("tiny"), fs::File::create(dir.join("log")).unwrap());
         engine::demo_model::write_demo_model(&model, engine::demo_model::DemoArch::Qwen3, 0).unwrap();
+        template.into_iter().for_each(|text| fs::write(model.join("chat_template.jinja"), text).unwrap());
         let addr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_truebeat-engine"));
         command.args(["engine", "--listen", &addr.to_string(), "--model"]).arg(model).args(more);
@@ -131,4 +142,53 @@ async fn sigterm_ends_a_well_engine_with_0_and_a_frozen_one_with_a_failure() {
     frozen.freeze().await;
     frozen.signal(Signal::SIGTERM);
     assert_eq!(frozen.ended().await.code(), Some(1));
+}
+
+/// By the first message: doubles a text until no memory holds it, prints a list of few elements that has 2^60 of them by its printing,
+/// compares two such lists; or is a good template.
+const HARM: &str = "\
+{%- set ns = namespace(text='x', a=['x'], b=['x']) %}
+{%- for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}
+{%- if messages[0].content == 'text' %}
+{%- for i in range(40) %}{% set ns.text = ns.text ~ ns.text %}{% endfor %}
+{%- elif messages[0].content == 'list' %}{{ ns.a | string | length }}
+{%- elif messages[0].content == 'time' %}{{ ns.a == ns.b }}
+{%- elif messages[0].content == 'no' %}{{ raise_exception('not so') }}
+{%- endif %}
+{{- messages[0].content }} {{ 'more ' ~ more }} {{ tools | tojson }} {{ strftime_now('%Y') | length }} {{ eos_token }}";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_harmful_chat_template_ends_its_renderer_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = Engine::launched_with(dir.path(), &[], Some(HARM)).until_ready().await;
+    let chat = |word: &str| json!({"messages": [{"role": "user", "content": word}], "max_tokens": 2});
+    for (word, needle) in
+        [("text", "gave no answer"), ("list", "gave no answer"), ("time", "gave no answer"), ("no", "not so")]
+    {
+        let answer = post(engine.addr, "/v1/chat/completions", &chat(word)).await;
+        assert!(answer.status == 400 && answer.text.contains(needle), "{word}: {} {}", answer.status, answer.text);
+        let answer = post(engine.addr, "/v1/chat/completions", &chat("é")).await;
+        assert_eq!(answer.status, 200, "after {word}: {}", answer.text);
+    }
+    assert!(engine.child.try_wait().unwrap().is_none());
+    // what a renderer makes of a chat is what this process makes of it
+    let messages = [json!({"role": "user", "content": "<é>"})];
+    let body = json!({"messages": messages, "chat_template_kwargs": {"more": 1.25}});
+    let tokens = post(engine.addr, "/tokenize", &body).await.json()["tokens"].clone();
+    let codec = HfCodec::from_dir(&dir.path().join("tiny")).unwrap();
+    let (messages, extra) = (&body["messages"], body["chat_template_kwargs"].as_object());
+    let prompt = codec.chat_prompt(Chat { messages, tools: None, extra, opens_answer: true }).unwrap();
+    assert_eq!(prompt, "<é> more 1.25 null 4 <|end|>");
+    assert_eq!(tokens, json!(codec.encode(&prompt, false).unwrap()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_template_that_harms_as_it_is_compiled_is_a_model_that_does_not_load() {
+    let dir = tempfile::tempdir().unwrap();
+    // constants are computed at once
+    let template = format!("{{{{ {} }}}}", vec!["('x' * 99999999)"; 20].join(" ~ "));
+    let mut engine = Engine::launched_with(dir.path(), &[], Some(&template));
+    assert_eq!(engine.ended().await.code(), Some(1));
+    let log = fs::read_to_string(dir.path().join("log")).unwrap();
+    assert!(log.contains("chat_template.jinja") && log.contains("gave no answer"), "{log}");
 }
