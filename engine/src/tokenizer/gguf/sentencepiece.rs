@@ -10,6 +10,9 @@ use crate::weights::{Gguf, GgufValue};
 
 const UNKNOWN: u64 = 2;
 const NORMAL: u64 = 1;
+/// The longest token to be looked for in parts: many times the longest of any vocabulary. Every cut of a token is hashed on both sides, which
+/// for one of a megabyte takes hours.
+const TOKEN_BYTES_MAX: usize = 1024;
 
 /// A `tokenizer.json`, and the id to put in front of a text.
 ///
@@ -23,7 +26,14 @@ pub fn tokenizer_json(gguf: &Gguf) -> Result<(Value, Option<u32>), String> {
     let scores = scores.ok_or("`tokenizer.ggml.scores` has no number for every token")?;
     let kind = kinds(gguf);
     let unknown = (0..tokens.len()).find(|id| kind(*id) == UNKNOWN).map(|id| tokens[id]);
-    let joined = (0..tokens.len()).filter(|id| kind(*id) == NORMAL);
+    let joined: Vec<usize> = (0..tokens.len()).filter(|id| kind(*id) == NORMAL).collect();
+    if let Some(id) = joined.iter().find(|id| tokens[**id].len() > TOKEN_BYTES_MAX) {
+        let len = tokens[*id].len();
+        return Err(format!(
+            "token {id} of `tokenizer.ggml.tokens` has {len} bytes; at most {TOKEN_BYTES_MAX} can be joined of others: put a \
+             tokenizer.json beside it"
+        ));
+    }
     let prefixed = gguf.metadata.get("tokenizer.ggml.add_space_prefix").and_then(GgufValue::as_bool).unwrap_or(true);
     let json = json!({
         "version": "1.0",
@@ -36,7 +46,7 @@ pub fn tokenizer_json(gguf: &Gguf) -> Result<(Value, Option<u32>), String> {
         "decoder": decoder(prefixed),
         "model": {"type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-            "vocab": vocab(&tokens), "merges": merges(&tokens, &scores, joined)},
+            "vocab": vocab(&tokens), "merges": merges(&tokens, &scores, &joined)},
     });
     Ok((json, bos_to_add(gguf, true)))
 }
@@ -60,10 +70,10 @@ fn decoder(prefixed: bool) -> Value {
 }
 
 /// All pairs of tokens whose union is a token, the highest scores first: the order in which SentencePiece would join them.
-fn merges(tokens: &[&str], scores: &[f64], joined: impl Iterator<Item = usize>) -> Vec<[String; 2]> {
+fn merges(tokens: &[&str], scores: &[f64], joined: &[usize]) -> Vec<[String; 2]> {
     let ids: HashMap<&str, usize> = tokens.iter().enumerate().map(|(id, token)| (*token, id)).collect();
     let mut all: Vec<(f64, usize, usize)> = Vec::new();
-    for id in joined {
+    for &id in joined {
         let token = tokens[id];
         for (cut, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(cut);
@@ -84,6 +94,7 @@ mod tests {
 
     use super::super::tests::{list, texts as text_list};
     use crate::tokenizer::Tokenizer;
+    use crate::weights::Gguf;
     use crate::weights::gguf::Builder;
 
     /// Three special tokens, the bytes, letters, and joined ones with scores in a wild order.
@@ -143,6 +154,21 @@ mod tests {
         assert_eq!(bare.encode("b", false).unwrap().len(), 1);
         let no_begin = tokenizer(|file| file.pair("tokenizer.ggml.add_bos_token", 7, &[0]));
         assert_ne!(no_begin.encode("ab", true).unwrap()[0], 1);
+    }
+
+    #[test]
+    fn a_token_longer_than_any_vocabularys_is_refused() {
+        let json = |len: usize| {
+            let tokens = ["<unk>".to_owned(), "a".repeat(len)];
+            let file = Builder::default().pair("tokenizer.ggml.tokens", 9, &text_list(&tokens));
+            let scores = list(6, vec![vec![0; 4]; 2]);
+            let gguf = Gguf::parse(&file.pair("tokenizer.ggml.scores", 9, &scores).build()).unwrap();
+            super::tokenizer_json(&gguf)
+        };
+        assert!(json(1024).is_ok());
+        let error = json(1025).unwrap_err();
+        let needles = ["token 1 of `tokenizer.ggml.tokens`", "1025 bytes", "put a tokenizer.json beside it"];
+        assert!(needles.iter().all(|needle| error.contains(needle)), "{error}");
     }
 
     proptest! {
