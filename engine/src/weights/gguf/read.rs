@@ -2,8 +2,9 @@
 
 /// Lists within lists are read to this depth.
 const DEPTH_MAX: usize = 4;
-/// Elements a list may have: many times the largest vocabulary.
-const LIST_MAX: u64 = 1 << 24;
+/// Elements that all lists of a file may have together: several times what the largest vocabulary takes. One byte of the file can be an
+/// element, and each becomes a [`Value`] of many.
+const ELEMENTS_MAX: u64 = 1 << 23;
 
 /// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,11 +50,12 @@ impl Value {
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
+    elements_left: u64,
 }
 
 impl<'a> Reader<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0 }
+        Self { bytes, at: 0, elements_left: ELEMENTS_MAX }
     }
 
     pub fn position(&self) -> usize {
@@ -126,9 +128,13 @@ impl<'a> Reader<'a> {
 
     fn list(&mut self, depth: usize) -> Result<Value, String> {
         let (kind, count) = (self.u32()?, self.u64()?);
-        if depth >= DEPTH_MAX || count > LIST_MAX {
-            return Err(format!("a list of {count} elements at depth {depth} is more than can be read"));
+        if depth >= DEPTH_MAX || count > self.elements_left {
+            return Err(format!(
+                "a list of {count} elements at depth {depth} is more than can be read: all lists of a file may have \
+                 {ELEMENTS_MAX} elements, {DEPTH_MAX} deep"
+            ));
         }
+        self.elements_left -= count;
         let count = self.plausible(count, 1)?;
         (0..count).map(|_| self.value_of(kind, depth + 1)).collect::<Result<_, _>>().map(Value::List)
     }

@@ -59,6 +59,20 @@ fn each_lie_is_told() {
     }
 }
 
+/// One-byte elements become values of many bytes: lists that are short enough each are too many together.
+#[test]
+fn all_lists_share_one_budget() {
+    let list = |count: usize| [&[0; 4][..], &(count as u64).to_le_bytes(), &vec![7; count]].concat();
+    let file = |counts: &[usize]| {
+        let pairs = counts.iter().enumerate();
+        pairs.fold(Builder::default(), |file, (key, count)| file.pair(&format!("{key}"), 9, &list(*count))).build()
+    };
+    let half = 1 << 22;
+    assert!(Gguf::parse(&file(&[half, half])).is_ok());
+    let fault = Gguf::parse(&file(&[half, half, 1])).map(drop).unwrap_err();
+    assert!(fault.reason.contains("key `2`") && fault.reason.contains("elements"), "{fault:?}");
+}
+
 fn stays_inside(bytes: &[u8]) {
     for (name, info) in Gguf::parse(bytes).unwrap_or_default().tensors {
         assert!(info.offset + info.len_bytes <= bytes.len() as u64, "{name}");
