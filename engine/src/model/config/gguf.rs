@@ -8,6 +8,15 @@ use super::raw::RawConfig;
 use super::{Arch, ConfigError, DecoderConfig, unsupported};
 use crate::weights::{Gguf, GgufValue};
 
+/// Keys that would change the maths in a way the decoder does not know, and the value that changes nothing.
+const OTHER_MATHS: [(&str, f64); 5] = [
+    ("rope.scale_linear", 1.0),
+    ("rope.scaling.attn_factor", 1.0),
+    ("rope.scaling.yarn_attn_factor", 1.0),
+    ("rope.scaling.yarn_ext_factor", 1.0),
+    ("rope.scaling.yarn_log_multiplier", 0.0),
+];
+
 impl DecoderConfig {
     /// What the file at `path` says about its model.
     ///
@@ -15,9 +24,19 @@ impl DecoderConfig {
     /// [`ConfigError`] naming the file and the field of `config.json` that the key stands for.
     pub fn from_gguf(gguf: &Gguf, path: &Path) -> Result<Self, ConfigError> {
         let arch = arch(gguf, path)?;
+        let key = |key: &str| gguf.metadata.get(&format!("{}.{key}", gguf.text("general.architecture")?));
+        for (field, neutral) in OTHER_MATHS {
+            if let Some(value) = key(field).filter(|value| value.as_f64() != Some(neutral)) {
+                return Err(unsupported(path, field, format!("{value:?}"), &neutral.to_string()));
+            }
+        }
         let raw: RawConfig = serde_json::from_value(config_json(gguf, arch))
             .map_err(|source| ConfigError::Json { path: path.to_owned(), source })?;
         let mut config = raw.check(path)?;
+        let whole = format!("{} (the whole head rotated)", config.head_dim);
+        if let Some(part) = key("rope.dimension_count").filter(|part| part.as_u64() != Some(config.head_dim as u64)) {
+            return Err(unsupported(path, "rope.dimension_count", format!("{part:?}"), &whole));
+        }
         config.tied_embeddings = None; // the file has a head, or it has none
         let end_of_turn = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
         let more = end_of_turn.iter().filter_map(|key| u32::try_from(gguf.number(key)?).ok());
@@ -72,6 +91,8 @@ fn config_json(gguf: &Gguf, arch: Arch) -> Value {
         config["rope_scaling"] = json!({
             "rope_type": kind,
             "factor": float("rope.scaling.factor"),
+            "beta_fast": float("rope.scaling.yarn_beta_fast"),
+            "beta_slow": float("rope.scaling.yarn_beta_slow"),
             "original_max_position_embeddings": whole("rope.scaling.original_context_length"),
         });
     }

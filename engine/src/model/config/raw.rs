@@ -24,6 +24,7 @@ pub(super) struct RawConfig {
     pub(super) rope_theta: Option<f64>,
     pub(super) rope_scaling: Option<Value>,
     pub(super) rope_parameters: Option<Value>,
+    pub(super) partial_rotary_factor: Option<f64>,
     tie_word_embeddings: Option<bool>,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,

@@ -20,7 +20,8 @@ impl RawConfig {
         if !theta.is_finite() || theta <= 1.0 {
             return Err(unsupported(path, "rope_theta", theta.to_string(), "a number above 1"));
         }
-        if let Some(part) = number("partial_rotary_factor").filter(|part| (*part - 1.0).abs() > f64::EPSILON) {
+        let parts = [number("partial_rotary_factor"), self.partial_rotary_factor];
+        if let Some(part) = parts.into_iter().flatten().find(|part| (*part - 1.0).abs() > f64::EPSILON) {
             return Err(unsupported(path, "partial_rotary_factor", part.to_string(), "1.0 (the whole head rotated)"));
         }
         let need = |key: &'static str| {

@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 
 use super::raw::RawConfig;
 use super::*;
+use crate::weights::Gguf;
+use crate::weights::gguf::Builder;
 
 fn base() -> Value {
     json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -51,6 +53,9 @@ fn what_would_be_computed_wrongly_is_refused_by_name() {
         (json!({"layer_types": ["full_attention", "sliding_attention"]}), "layer_types"),
         (json!({"rope_scaling": {"type": "longrope", "factor": 4.0}}), "rope_type"),
         (json!({"rope_scaling": {"type": "yarn"}}), "factor"),
+        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+        (json!({"rope_parameters": {"partial_rotary_factor": 0.5}}), "partial_rotary_factor"),
+        (json!({"partial_rotary_factor": 0.5, "rope_scaling": {"type": "default"}}), "partial_rotary_factor"),
         (json!({"rope_scaling": {"type": "linear"}}), "factor"),
         (json!({"num_key_value_heads": 3}), "num_key_value_heads"),
         (json!({"head_dim": 7}), "head_dim"),
@@ -74,4 +79,66 @@ fn windows_follow_the_family() {
     let mut off = qwen;
     off["use_sliding_window"] = json!(false);
     assert_eq!(windows(off), [None, None]);
+}
+
+/// GGUF's number of a float.
+const FLOAT: u32 = 6;
+
+/// A file of one block, two heads of four, with more keys of its architecture.
+fn parse_gguf(
+    numbers: &[(&str, u32)],
+    floats: &[(&str, f32)],
+    scaling: Option<&str>,
+) -> Result<DecoderConfig, ConfigError> {
+    let mut file =
+        Builder::default().string("general.architecture", "llama").tensor("token_embd.weight", &[8, 4], 0, &[0; 128]);
+    let sizes = [
+        ("embedding_length", 8),
+        ("feed_forward_length", 16),
+        ("block_count", 1),
+        ("attention.head_count", 2),
+        ("context_length", 64),
+    ];
+    for (key, value) in sizes.iter().chain(numbers) {
+        file = file.u32(&format!("llama.{key}"), *value);
+    }
+    for (key, value) in floats {
+        file = file.pair(&format!("llama.{key}"), FLOAT, &value.to_le_bytes());
+    }
+    if let Some(scaling) = scaling {
+        file = file.string("llama.rope.scaling.type", scaling);
+    }
+    DecoderConfig::from_gguf(&Gguf::parse(&file.build()).unwrap(), Path::new("m.gguf"))
+}
+
+#[test]
+fn keys_of_a_gguf_file_that_change_the_maths_are_read_or_refused_by_name() {
+    let neutral =
+        [("rope.scaling.attn_factor", 1.0), ("rope.scale_linear", 1.0), ("rope.scaling.yarn_log_multiplier", 0.0)];
+    let plain = parse_gguf(&[], &[], None).unwrap();
+    assert_eq!(parse_gguf(&[("rope.dimension_count", 4)], &neutral, Some("none")).unwrap(), plain);
+    let refused = |numbers: &[(&str, u32)], floats: &[(&str, f32)], field: &str| {
+        let error = parse_gguf(numbers, floats, None).unwrap_err().to_string();
+        assert!(error.contains("m.gguf") && error.contains(&format!("`{field}`")), "{error}");
+    };
+    refused(&[("rope.dimension_count", 2)], &[], "rope.dimension_count");
+    let other = [
+        ("rope.scaling.attn_factor", 1.2),
+        ("rope.scaling.yarn_attn_factor", 0.5),
+        ("rope.scaling.yarn_ext_factor", 0.0),
+        ("rope.scaling.yarn_log_multiplier", 0.1),
+        ("rope.scale_linear", 4.0),
+    ];
+    for (key, value) in other {
+        refused(&[], &[(key, value)], key);
+    }
+    let betas =
+        [("rope.scaling.factor", 4.0), ("rope.scaling.yarn_beta_fast", 400.0), ("rope.scaling.yarn_beta_slow", 200.0)];
+    let same = json!({"hidden_size": 8, "num_attention_heads": 2, "max_position_embeddings": 64,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "beta_fast": 400.0, "beta_slow": 200.0,
+            "original_max_position_embeddings": 100_000}});
+    let trained = [("rope.scaling.original_context_length", 100_000)];
+    let yarn = parse_gguf(&trained, &betas, Some("yarn")).unwrap().rope_scaling;
+    assert_eq!(yarn, parse(same).unwrap().rope_scaling);
+    assert_ne!(yarn, parse_gguf(&trained, &betas[..1], Some("yarn")).unwrap().rope_scaling);
 }
