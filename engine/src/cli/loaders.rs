@@ -8,7 +8,7 @@ use super::device::device_choice;
 use crate::codec::HfCodec;
 use crate::core::{CoreConfig, LoadFailure, Loaded, Loader};
 use crate::fault::Faults;
-use crate::model::{LoadOptions, LoadProgress, Model, load_model, load_model_with};
+use crate::model::{LoadOptions, LoadProgress, Model, load_model_with};
 use crate::ranks::{Fleet, LOAD_SILENCE_MAX, LeaderModel};
 use crate::speculation::SpeculationSpec;
 use crate::start::CacheOptions;
@@ -16,6 +16,21 @@ use crate::start::CacheOptions;
 /// A loader for a model on disk, alone or with worker ranks, which it starts, and for that of a draft model.
 pub(super) fn loader(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> Loader {
     let (dir, speculation) = (args.model.clone(), args.speculative.clone());
+    let options = options(args, fleet, config);
+    if args.tensor_parallel == 1 {
+        return alone(dir, options, speculation, HfCodec::sandboxed);
+    }
+    let (ranks, fleet, guards) = (args.tensor_parallel, fleet.clone(), config.guards);
+    Box::new(move |progress| {
+        let codec = Arc::new(HfCodec::sandboxed(&dir)?);
+        let draft = of_draft(&options);
+        let model = load_shared((&dir, options), ranks, (&fleet, guards), progress)?;
+        Ok(Loaded { model, codec, draft: load_draft(speculation, &draft, progress)? })
+    })
+}
+
+/// How the first rank computes the model.
+fn options(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> LoadOptions {
     let cache = args.cache_dir.clone().map(|dir| CacheOptions {
         dir,
         stage: config.stage.clone(),
@@ -23,17 +38,16 @@ pub(super) fn loader(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> L
         guards: config.guards,
         fleet: Some(fleet.clone()),
     });
-    let (eager, device) = (args.enforce_eager, device_choice(args));
-    let options = LoadOptions { cache, eager, device, head: wants_head(&speculation), ..LoadOptions::default() };
-    if args.tensor_parallel == 1 {
-        return alone(dir, options, speculation, HfCodec::sandboxed);
-    }
-    let (ranks, fleet, guards) = (args.tensor_parallel, fleet.clone(), config.guards);
-    Box::new(move |progress| {
-        let codec = Arc::new(HfCodec::sandboxed(&dir)?);
-        let model = load_shared((&dir, options), ranks, (&fleet, guards), progress)?;
-        Ok(Loaded { model, codec, draft: load_draft(speculation, progress)? })
-    })
+    // alone it may have all of the processor
+    let threads = (args.tensor_parallel > 1).then(|| threads_of_rank(args.tensor_parallel));
+    let (eager, device, head) = (args.enforce_eager, device_choice(args), wants_head(&args.speculative));
+    LoadOptions { cache, threads, eager, device, head, ..LoadOptions::default() }
+}
+
+/// How a draft model is computed beside a model of these options: small, it is not divided among ranks, has no head of its own and stays on
+/// the processor; but it may take no thread from the other ranks.
+fn of_draft(options: &LoadOptions) -> LoadOptions {
+    LoadOptions { team: None, device: None, head: false, ..options.clone() }
 }
 
 /// A loader for a Hugging Face folder, and for that of a draft model; chats are rendered in this process.
@@ -55,7 +69,7 @@ fn alone(
     Box::new(move |progress| {
         let codec = Arc::new(codec(&dir)?);
         let model = load_model_with(&dir, &options, progress)?;
-        Ok(Loaded { model, codec, draft: load_draft(speculation, progress)? })
+        Ok(Loaded { model, codec, draft: load_draft(speculation, &of_draft(&options), progress)? })
     })
 }
 
@@ -67,7 +81,7 @@ fn load_shared(
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadFailure> {
     let team = fleet.start(ranks as usize)?;
-    let options = LoadOptions { threads: Some(threads_of_rank(ranks)), team: Some(team.clone()), ..options };
+    let options = LoadOptions { team: Some(team.clone()), ..options };
     let mut mine = |done, total| {
         team.loading(done, total);
         progress(done, total);
@@ -80,13 +94,13 @@ fn load_shared(
     Ok(Box::new(LeaderModel::new(model, team)))
 }
 
-/// A draft model is small: it is not divided among ranks.
 fn load_draft(
     speculation: Option<SpeculationSpec>,
+    options: &LoadOptions,
     progress: LoadProgress<'_>,
 ) -> Result<Option<Box<dyn Model>>, LoadFailure> {
     match speculation {
-        Some(SpeculationSpec::Draft(dir)) => Ok(Some(load_model(&dir, progress)?)),
+        Some(SpeculationSpec::Draft(dir)) => Ok(Some(load_model_with(&dir, options, progress)?)),
         _ => Ok(None),
     }
 }
@@ -94,4 +108,49 @@ fn load_draft(
 pub(super) fn threads_of_rank(ranks: u32) -> usize {
     let all = std::thread::available_parallelism().map_or(1, |n| n.get().min(16));
     (all / ranks.max(1) as usize).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::demo_model::{DemoArch, write_demo_model};
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        engine: EngineArgs,
+    }
+
+    fn args(words: &[&str]) -> EngineArgs {
+        Cli::try_parse_from([&["x"], words].concat()).unwrap().engine
+    }
+
+    #[test]
+    fn a_draft_model_takes_no_thread_from_the_other_ranks() {
+        let args = args(&["--model", "m", "--tensor-parallel", "4", "--enforce-eager", "--speculative", "draft=d"]);
+        let draft = of_draft(&LoadOptions { head: true, ..options(&args, &Fleet::default(), &CoreConfig::default()) });
+        assert_eq!((draft.threads, draft.eager), (Some(threads_of_rank(4)), true));
+        assert!(draft.team.is_none() && draft.device.is_none() && !draft.head);
+    }
+
+    #[test]
+    fn a_draft_model_is_prepared_in_the_cache_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        for (seed, name) in [(1, "model"), (2, "draft")] {
+            write_demo_model(Path::new(&place(name)), DemoArch::LlamaQ8, seed).unwrap();
+            // without a template: this program is none that renders chats
+            std::fs::write(Path::new(&place(name)).join("tokenizer_config.json"), "{}").unwrap();
+        }
+        let draft = format!("draft={}", place("draft"));
+        let args = args(&["--model", &place("model"), "--speculative", &draft, "--cache-dir", &place("cache")]);
+        let load = loader(&args, &Fleet::default(), &CoreConfig::default());
+        assert!(load(&mut |_, _| ()).unwrap().draft.is_some());
+        let files = std::fs::read_dir(place("cache")).unwrap().map(|file| file.unwrap().path());
+        assert_eq!(files.filter(|path| path.extension().is_some_and(|end| end == "pack")).count(), 2);
+    }
 }
