@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tokenizers::Model as _;
 
+use crate::panics::guarded;
 use crate::weights;
 
 pub use stream::StreamDecoder;
@@ -80,10 +81,10 @@ impl Tokenizer {
             return Self::from_gguf(gguf);
         }
         let bytes = read(&path)?;
-        let refuse = |error: tokenizers::Error| TokenizerError::Parse { path: path.clone(), reason: error.to_string() };
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes).map_err(refuse)?;
+        let refuse = |reason: String| TokenizerError::Parse { path: path.clone(), reason };
+        let mut inner = parse(&bytes).map_err(refuse)?;
         // leftovers of training: a prompt is neither cut nor padded, as in `transformers`
-        inner.with_truncation(None).map_err(refuse)?.with_padding(None);
+        inner.with_truncation(None).map_err(|error| refuse(error.to_string()))?.with_padding(None);
         let config_path = dir.join("tokenizer_config.json");
         let config = if config_path.is_file() {
             serde_json::from_slice(&read(&config_path)?)
@@ -99,7 +100,7 @@ impl Tokenizer {
         let refuse = |reason: String| TokenizerError::Parse { path: path.to_owned(), reason };
         let (file, _) = weights::Gguf::open(path).map_err(|error| refuse(error.to_string()))?;
         let (json, bos_to_add) = gguf::tokenizer_json(&file).map_err(refuse)?;
-        let inner = tokenizers::Tokenizer::from_bytes(json.to_string()).map_err(|error| refuse(error.to_string()))?;
+        let inner = parse(json.to_string().as_bytes()).map_err(refuse)?;
         Ok(Self::new(inner, bos_to_add))
     }
 
@@ -194,6 +195,11 @@ impl Tokenizer {
         let bytes: Option<Vec<u8>> = token.chars().map(byte_of_char).collect();
         bytes.unwrap_or_else(|| token.into_bytes())
     }
+}
+
+/// The library panics over some parts that are malformed.
+fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    guarded(|| tokenizers::Tokenizer::from_bytes(json).map_err(|error| error.to_string()))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {

@@ -90,7 +90,7 @@ fn special_tokens_are_skipped_or_shown() {
 fn unusable_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     assert!(Tokenizer::from_dir(dir.path()).unwrap_err().to_string().contains("tokenizer.json"));
-    for bytes in [&b"{"[..], b"\xff\xfe", b"{\"model\": 1}", b"[]"] {
+    for bytes in [&b"{"[..], b"\xff\xfe", b"{\"model\": 1}", b"[]", b"{\"decoder\": {\"type\" 1}}"] {
         std::fs::write(dir.path().join("tokenizer.json"), bytes).unwrap();
         assert!(matches!(Tokenizer::from_dir(dir.path()), Err(TokenizerError::Parse { .. })));
     }
