@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Every fuzz target for SECONDS under libFuzzer (cargo-fuzz and a nightly compiler), the canary first, which must fail; where those are
-# not installed, the same targets under the random damage of agent/tests/sources_fuzz.rs. New inputs stay under target/fuzz-new.
+# not installed, the same targets under the random damage of fuzz/src/near.rs. New inputs stay under target/fuzz-new.
 #   tests/fuzz.sh [SECONDS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 seconds=${1:-60}
 if ! cargo +nightly fuzz --version >/dev/null 2>&1; then
   echo "no cargo-fuzz with a nightly compiler here: bounded mutation of the corpus instead"
-  TRUEBEAT_FUZZ_SECONDS=$seconds cargo test --locked -p agent --test sources_fuzz -- --nocapture
+  TRUEBEAT_FUZZ_SECONDS=$seconds cargo test --locked -p agent -p engine --test sources_fuzz --test model_fuzz -- --nocapture
   exit
 fi
 fuzz() { cargo +nightly fuzz run --fuzz-dir fuzz "$@"; }
@@ -21,7 +21,7 @@ fi
 grep -q 'the canary sang' target/fuzz-new/canary.log || { tail -n 30 target/fuzz-new/canary.log; exit 1; }
 echo "canary: found, as it must be"
 failed=0
-for target in page exposition ras log_lines trace; do
+for target in page exposition ras log_lines trace gguf_model model_folder; do
   mkdir -p "target/fuzz-new/$target"
   log=target/fuzz-new/$target.log
   if fuzz "$target" "target/fuzz-new/$target" "fuzz/corpus/$target" -- -max_total_time="$seconds" "${limits[@]}" >"$log" 2>&1; then

@@ -1,102 +1,17 @@
-//! The fuzz targets without a fuzzer: the committed corpus, and random damage to it for a moment (`TRUEBEAT_FUZZ_SECONDS` for each
-//! target; half a second where nobody says). `make fuzz` runs the same targets under libFuzzer.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail by panicking")]
+//! The fuzz targets of the agent's sources without a fuzzer, on their committed corpus and near it.
 
+#[path = "../../fuzz/src/near.rs"]
+mod near;
 #[path = "../../fuzz/src/lib.rs"]
 mod targets;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::time::{Duration, Instant};
-
-const BYTES_MAX: usize = 64 << 10;
-
-fn corpus(target: &str) -> Vec<Vec<u8>> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
-    let mut files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    let inputs: Vec<Vec<u8>> = files.iter().map(|path| std::fs::read(path).unwrap()).collect();
-    assert!(!inputs.is_empty(), "{} has no corpus", directory.display());
-    inputs
-}
-
-fn moment() -> Duration {
-    let seconds = std::env::var("TRUEBEAT_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
-    Duration::from_secs_f64(seconds.unwrap_or(0.5))
-}
-
-/// Chance from a seed (xorshift), so that a failure can be had again.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 >> 16).unwrap_or(0) % bound.max(1)
-    }
-
-    /// An input of the corpus with one to eight injuries.
-    fn damaged(&mut self, inputs: &[Vec<u8>]) -> Vec<u8> {
-        let mut input = inputs[self.below(inputs.len())].clone();
-        for _ in 0..=self.below(8) {
-            let at = self.below(input.len() + 1);
-            match self.below(7) {
-                0 => input.truncate(at),
-                1 => input.insert(at, u8::try_from(self.below(256)).unwrap()),
-                2 if at < input.len() => input[at] = u8::try_from(self.below(256)).unwrap(),
-                3 if at < input.len() => input[at] ^= 1 << self.below(8),
-                4 => {
-                    let other = &inputs[self.below(inputs.len())];
-                    let from = self.below(other.len() + 1);
-                    let to = from + self.below(other.len() - from + 1);
-                    input.splice(at..at, other[from..to].iter().copied());
-                }
-                5 => {
-                    let to = at + self.below(input.len() - at + 1);
-                    input.drain(at..to);
-                }
-                _ => {
-                    let odd: [&[u8]; 6] = [b"\0", b"-1", b"18446744073709551616", b"1e999", b"\xff\xfe", b"\"}{[("];
-                    input.splice(at..at, odd[self.below(odd.len())].iter().copied());
-                }
-            }
-        }
-        input.truncate(BYTES_MAX);
-        input
-    }
-}
-
-/// Runs of the target, and the seed and input of the first that fails.
-fn run(name: &str, target: fn(&[u8]), seed: u64) -> (u64, Option<Vec<u8>>) {
-    let inputs = corpus(name);
-    inputs.iter().for_each(|input| target(input));
-    let (mut chance, mut runs, until) = (Chance(seed), 0, Instant::now() + moment());
-    while Instant::now() < until {
-        let input = chance.damaged(&inputs);
-        runs += 1;
-        if catch_unwind(AssertUnwindSafe(|| target(&input))).is_err() {
-            return (runs, Some(input));
-        }
-    }
-    (runs, None)
-}
-
 #[test]
 fn no_target_breaks_its_promise_on_its_corpus_or_near_it() {
-    let seed = std::env::var("TRUEBEAT_FUZZ_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x7bea7);
-    for (name, target) in targets::TARGETS {
-        let (runs, failed) = run(name, target, seed);
-        println!("{name}: {runs} runs, seed {seed}");
-        if let Some(input) = failed {
-            panic!("{name} fails (seed {seed}, run {runs}) on {:?}", String::from_utf8_lossy(&input));
-        }
-        assert!(runs > 0);
-    }
+    near::hold(&targets::TARGETS);
 }
 
 #[test]
 fn the_canary_must_fail() {
-    let found = (1..200).find_map(|seed| run("canary", targets::canary, seed).1);
+    let found = (1..200).find_map(|seed| near::run("canary", targets::canary, seed).1);
     assert!(found.is_some_and(|input| input.starts_with(&[0xde, 0xad])), "this fuzzer finds nothing");
 }

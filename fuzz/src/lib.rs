@@ -1,5 +1,6 @@
 //! The fuzz targets as plain functions: libFuzzer calls them (`make fuzz`), and so does a short run of every test suite with the
-//! committed corpus (`agent/tests/sources_fuzz.rs`). Each takes any bytes and fails only where a promise is broken.
+//! committed corpus (`agent/tests/sources_fuzz.rs`). Each takes any bytes and fails only where a promise is broken. Those of a model's files
+//! are in `models.rs`.
 
 use std::cell::RefCell;
 use std::fs;
