@@ -134,6 +134,7 @@ impl Shared {
 
     /// The engine gives up: every request is answered, and the server ends. The first reason stays.
     pub fn give_up(&self, stuck: Stuck) {
+        #[allow(clippy::disallowed_methods, reason = "it asks the clock")]
         self.given_up_at.get_or_init(Instant::now);
         self.stuck.send_if_modified(|place| {
             let first = place.is_none();

@@ -1,4 +1,5 @@
 //! What this machine can do in this minute: bytes read from memory, and products added, by as many threads as the engine uses.
+#![allow(clippy::disallowed_methods, reason = "a bench may wait: who runs it has a deadline")]
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -98,6 +98,7 @@ mod tests {
     use super::*;
     use crate::beat::first_beat;
 
+    #[allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
     #[test]
     fn what_is_stored_is_what_is_read_and_readers_never_see_a_mix() {
         let board = BeatBoard::default();

@@ -86,6 +86,10 @@ impl Grammars {
 
     fn start(&self, spec: &GrammarSpec, codec: &dyn TextCodec, info: &ModelInfo) -> Result<Arc<Start>, GrammarError> {
         let grammar = spec.grammar()?;
+        #[allow(
+            clippy::disallowed_methods,
+            reason = "made once of the vocabulary, which has an end; who waits is a thread that reads one request"
+        )]
         let factory = self.factory.get_or_init(|| factory(codec, info).map(Arc::new));
         let factory = factory.as_ref().map_err(|e| GrammarError::Vocabulary(e.clone()))?.clone();
         let place = self.place_to_compile()?;

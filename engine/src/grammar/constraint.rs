@@ -143,6 +143,7 @@ impl Constraint {
         let since = Arc::new(OnceLock::new());
         let begun = since.clone();
         let job = move || {
+            #[allow(clippy::disallowed_methods, reason = "it asks the clock")]
             let began = *begun.get_or_init(Instant::now);
             let mask = matcher.consume_token(token).and_then(|()| matcher.compute_mask_or_eos());
             let mask = mask.map_err(|error| error.to_string());

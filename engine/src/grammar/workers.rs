@@ -64,6 +64,7 @@ impl Workers {
 impl Lane {
     /// To a thread that is idle, or new; else to the one with the least to do.
     fn submit(&self, job: Job) -> bool {
+        #[allow(clippy::disallowed_methods, reason = "it starts a thread and does not wait for it")]
         let workers =
             self.threads.iter().enumerate().filter_map(|(n, place)| place.get_or_init(|| self.start(n)).as_ref());
         let mut least: Option<&Worker> = None;

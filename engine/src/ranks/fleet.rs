@@ -95,6 +95,7 @@ impl Fleet {
         let (team, file) = Team::create(world).map_err(FleetError::Memory)?;
         // A fleet is started once. The team first: on a slow machine a rank may have loaded, and been killed, before the last one is there,
         // and without a team nobody could tell that it comes back.
+        #[allow(clippy::disallowed_methods, reason = "what is stored is there already")]
         let (team, file) = self.team.get_or_init(|| (Arc::new(team), file));
         for rank in 1..world {
             match spawn(rank, world, file) {

@@ -115,6 +115,7 @@ impl Team {
 
     /// Marks this rank as failed, for itself and for all who wait for it. The first reason stays.
     pub fn fail(&self, stuck: Stuck) -> Stuck {
+        #[allow(clippy::disallowed_methods, reason = "what is stored is there already")]
         let first = self.fault.get_or_init(|| stuck).clone();
         self.layout.write_failure(self.rank, &first.text);
         first

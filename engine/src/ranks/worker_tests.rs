@@ -1,4 +1,5 @@
 //! A worker's part of what the first rank orders, beside a first rank that is a thread of this test.
+#![allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
 
 use heartbeat::page::Phase;
 

@@ -34,6 +34,7 @@ impl Amx {
     /// The token, where CPU and kernel have it; asked once.
     pub fn detect() -> Option<Self> {
         static FOUND: OnceLock<bool> = OnceLock::new();
+        #[allow(clippy::disallowed_methods, reason = "two questions to processor and kernel, which do not wait")]
         FOUND.get_or_init(|| has_tiles() && allowed()).then_some(Self(()))
     }
 

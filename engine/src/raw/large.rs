@@ -146,6 +146,7 @@ mod tests {
         assert!(LargeBytes::zeroed(usize::MAX).is_none() && LargeBytes::zeroed(isize::MAX as usize).is_none());
     }
 
+    #[allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
     #[test]
     fn threads_that_cut_at_once_get_different_bytes() {
         let starts = std::thread::scope(|scope| {

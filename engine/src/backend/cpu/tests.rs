@@ -1,5 +1,6 @@
 //! The kernels of every instruction set against the plainest loops in f64, and the promise that threads, tiles and neighbours
 //! change no bit.
+#![allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
 
 use proptest::prelude::*;
 
