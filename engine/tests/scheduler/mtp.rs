@@ -209,9 +209,11 @@ fn write_known(dir: &Path) {
                 all.insert(format!("{block}.{name}.bias"), (vec![rows], vec![0.0; rows]));
             }
         }
-        for norm in
-            ["input_layernorm", "post_attention_layernorm", "token_layernorm", "hidden_layernorm", "final_layernorm"]
-        {
+        let of_head: &[&str] = match block {
+            "model.layers.0" => &[],
+            _ => &["token_layernorm", "hidden_layernorm", "final_layernorm"],
+        };
+        for norm in ["input_layernorm", "post_attention_layernorm"].iter().chain(of_head) {
             all.insert(format!("{block}.{norm}.weight"), (vec![size], vec![1.0; size]));
         }
     }
