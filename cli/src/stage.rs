@@ -2,7 +2,7 @@
 //! Everything that is started here is ended here, by process id.
 
 use std::fs::File;
-use std::net::TcpListener;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use crds::episode::Episode;
 use jiff::Timestamp;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tokio::net::TcpSocket;
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -19,6 +20,8 @@ use crate::http::{self, HttpClient};
 
 const START_MAX: Duration = Duration::from_secs(120);
 const STOP_MAX: Duration = Duration::from_secs(30);
+/// Of the log of a `truebeat run` that ended.
+const TAIL_LINES: usize = 20;
 /// Deadline of one call to an agent or an engine.
 pub const CALL: Duration = Duration::from_secs(2);
 
@@ -38,6 +41,9 @@ pub enum EngineKind {
 #[derive(Debug)]
 pub struct Stage {
     run: Child,
+    /// Nobody else is given its ports while it runs.
+    _ports: [TcpSocket; 3],
+    log: PathBuf,
     pub engine_command: Vec<String>,
     /// `http://host:port` of the gate, the agent and the engine itself.
     pub gate: String,
@@ -61,10 +67,12 @@ impl Stage {
     /// As [`Self::launch`].
     pub fn launch_under(under: Option<&Path>, kind: &EngineKind, folder: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("could not make {}", folder.display()))?;
-        let [gate, agent, engine] = free_addresses()?;
+        let ports = [reserve()?, reserve()?, reserve()?];
+        let [gate, agent, engine] = [address(&ports[0])?, address(&ports[1])?, address(&ports[2])?];
         let program = std::env::current_exe().context("could not find this program's own path")?;
         let engine_command = engine_command(kind, &program, &engine);
-        let log = File::create(folder.join("truebeat.log")).context("could not make the log of truebeat run")?;
+        let log_path = folder.join("truebeat.log");
+        let log = File::create(&log_path).context("could not make the log of truebeat run")?;
         let poison = if matches!(kind, EngineKind::Guarded { .. }) { "ignore" } else { "refuse" };
         let run = Command::new(under.unwrap_or(&program))
             .args(["run", "--listen", &gate, "--agent-listen", &agent, "--engine-url", &format!("http://{engine}")])
@@ -82,6 +90,8 @@ impl Stage {
         let url = |address: &str| format!("http://{address}");
         Ok(Self {
             run,
+            _ports: ports,
+            log: log_path,
             engine_command,
             gate: url(&gate),
             agent: url(&agent),
@@ -98,7 +108,8 @@ impl Stage {
         let begun = Instant::now();
         while begun.elapsed() < START_MAX {
             if let Some(status) = self.run.try_wait()? {
-                bail!("truebeat run ended at once with {status}");
+                let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+                bail!("truebeat run ended at once with {status}; the end of {}:\n{}", self.log.display(), tail(&log));
             }
             let answer = http::get(&self.http, &format!("{}/readyz", self.agent), CALL).await;
             if matches!(answer, Ok((200, _))) {
@@ -246,11 +257,47 @@ fn find_process(command: &[String]) -> anyhow::Result<i32> {
     bail!("no process runs {}", command.join(" "))
 }
 
-/// Three loopback addresses whose ports are free now.
-fn free_addresses() -> anyhow::Result<[String; 3]> {
-    let bind = |_| TcpListener::bind("127.0.0.1:0");
-    let listeners: Vec<TcpListener> = (0..3).map(bind).collect::<Result<_, _>>().context("no free port on loopback")?;
-    let address = |listener: &TcpListener| listener.local_addr().map(|address| address.to_string());
-    let addresses: Vec<String> = listeners.iter().map(address).collect::<Result<_, _>>()?;
-    addresses.try_into().map_err(|_| anyhow::anyhow!("expected three addresses"))
+/// A free port of loopback, which nobody else on the machine is given, neither to listen nor for a connection, while this lives: a port
+/// that was merely free a moment ago may be taken when the program listens. A program that sets `SO_REUSEADDR`, as servers do, may.
+fn reserve() -> anyhow::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4().context("could not make a socket")?;
+    socket.set_reuseaddr(true).context("could not set SO_REUSEADDR")?;
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).context("no free port on loopback")?;
+    Ok(socket)
+}
+
+fn address(port: &TcpSocket) -> anyhow::Result<String> {
+    Ok(port.local_addr().context("a socket without an address")?.to_string())
+}
+
+/// The last lines of a log.
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_reserved_port_is_for_the_program_that_was_told_of_it() {
+        let port = reserve().unwrap();
+        let wanted = address(&port).unwrap();
+        let others: Vec<TcpListener> = (0..500).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        assert!(others.iter().all(|other| other.local_addr().unwrap().to_string() != wanted));
+        // and again after a restart
+        for _ in 0..2 {
+            TcpListener::bind(&wanted).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_tail_of_a_log_is_its_last_lines() {
+        let log: String = (0..30).map(|line| format!("{line}\n")).collect();
+        assert!(tail(&log).starts_with("10\n") && tail(&log).ends_with("\n29"));
+        assert_eq!(tail("one"), "one");
+    }
 }

@@ -1,12 +1,16 @@
 //! The stranger's engine lies as the field's engines do: frozen, it says 200, answers its metrics and delivers nothing. The stories
 //! that supervise it stand on this.
 
+#[path = "../../agent/tests/common/free_addresses.rs"]
+mod free_addresses;
+
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use free_addresses::free_addresses;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use truebeat_tests::wait::until;
@@ -27,7 +31,8 @@ impl Drop for Server {
 
 impl Server {
     fn start() -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let [address] = free_addresses();
+        let port = address.port();
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/stranger/server.py");
         let mut command = Command::new("python3");
         command

@@ -9,6 +9,8 @@ mod client;
 mod demo_model;
 mod faults;
 mod forms;
+#[path = "../../../agent/tests/common/free_addresses.rs"]
+mod free_addresses;
 mod guards;
 mod load;
 mod openai;

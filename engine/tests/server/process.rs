@@ -17,6 +17,7 @@ use nix::{
 use serde_json::json;
 
 use crate::client::{get, open, post};
+use crate::free_addresses::free_addresses;
 use crate::support::wait_until;
 
 /// A running engine; killed when the test is done with it.
@@ -58,7 +59,7 @@ impl Engine {
         let (model, log) = (dir.join("tiny"), fs::File::create(dir.join("log")).unwrap());
         engine::demo_model::write_demo_model(&model, engine::demo_model::DemoArch::Qwen3, 0).unwrap();
         template.into_iter().for_each(|text| fs::write(model.join("chat_template.jinja"), text).unwrap());
-        let addr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let [addr] = free_addresses();
         let mut command = Command::new(env!("CARGO_BIN_EXE_truebeat-engine"));
         command.args(["engine", "--listen", &addr.to_string(), "--model"]).arg(model).args(more);
         let child = command.env_remove("TRUEBEAT_PAGE_DIR").stderr(log).spawn().unwrap();
