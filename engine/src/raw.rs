@@ -32,8 +32,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type V: Copy;
     type I: Copy;
     type B: Copy;
-    /// Sums of a few products, in no more bits than they need.
-    type Few: Copy;
     /// Enough registers for 24 accumulators.
     const WIDE: bool;
 
@@ -70,14 +68,29 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Each lane gains the products of its four unsigned bytes of `w` with the four signed bytes of `x`.
     fn dot_u8_i8(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
     /// What sums of [`Self::dot_high`] begin with: 128 times the sum of all inputs to come, negative.
-    fn begin_high(self, too_high: i32) -> Self::I;
+    #[inline(always)]
+    fn begin_high(self, too_high: i32) -> Self::I {
+        self.splat_i32(too_high)
+    }
     /// As [`Self::dot_u8_i8`], of weights that are stored 128 too high. No input is -128.
-    fn dot_high(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
-    /// A few products that `sums` shall gain by [`Self::end_few`].
-    fn begin_few(self, sums: Self::I) -> Self::Few;
+    #[inline(always)]
+    fn dot_high(self, acc: Self::I, w: Self::B, x: i32) -> Self::I {
+        self.dot_u8_i8(acc, w, x)
+    }
+    /// A few products that `sums` shall gain by [`Self::end_few`]: in halves of lanes, where a set has no quicker way.
+    #[inline(always)]
+    fn begin_few(self, sums: Self::I) -> Self::I {
+        sums
+    }
     /// As [`Self::dot_u8_i8`], up to eight times with weights below 16, or twice with weights below 64. No input is -128.
-    fn dot_few(self, few: Self::Few, w: Self::B, x: i32) -> Self::Few;
-    fn end_few(self, sums: Self::I, few: Self::Few) -> Self::I;
+    #[inline(always)]
+    fn dot_few(self, few: Self::I, w: Self::B, x: i32) -> Self::I {
+        self.dot_u8_i8(few, w, x)
+    }
+    #[inline(always)]
+    fn end_few(self, _sums: Self::I, few: Self::I) -> Self::I {
+        few
+    }
     /// Low four bits of each byte.
     fn low(self, x: Self::B) -> Self::B;
     /// High four bits of each byte.

@@ -17,7 +17,6 @@ impl Simd for Portable {
     type V = [f32; 16];
     type I = [i32; 16];
     type B = [u8; 64];
-    type Few = [i32; 16];
     const WIDE: bool = false;
 
     fn run<O: Op>(self, op: O) -> O::Out {
@@ -107,26 +106,6 @@ impl Simd for Portable {
     fn dot_u8_i8(self, acc: [i32; 16], w: [u8; 64], x: i32) -> [i32; 16] {
         let x = x.to_le_bytes();
         each(|i| acc[i] + (0..4).map(|j| i32::from(w[4 * i + j]) * i32::from(x[j] as i8)).sum::<i32>())
-    }
-    #[inline(always)]
-    fn begin_high(self, too_high: i32) -> [i32; 16] {
-        self.splat_i32(too_high)
-    }
-    #[inline(always)]
-    fn dot_high(self, acc: [i32; 16], w: [u8; 64], x: i32) -> [i32; 16] {
-        self.dot_u8_i8(acc, w, x)
-    }
-    #[inline(always)]
-    fn begin_few(self, sums: [i32; 16]) -> [i32; 16] {
-        sums
-    }
-    #[inline(always)]
-    fn dot_few(self, few: [i32; 16], w: [u8; 64], x: i32) -> [i32; 16] {
-        self.dot_u8_i8(few, w, x)
-    }
-    #[inline(always)]
-    fn end_few(self, _sums: [i32; 16], few: [i32; 16]) -> [i32; 16] {
-        few
     }
     #[inline(always)]
     fn low(self, x: [u8; 64]) -> [u8; 64] {

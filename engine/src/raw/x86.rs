@@ -50,7 +50,6 @@ impl Simd for Avx512 {
     type V = __m512;
     type I = __m512i;
     type B = __m512i;
-    type Few = __m512i;
     const WIDE: bool = true;
 
     #[inline]
@@ -150,26 +149,6 @@ impl Simd for Avx512 {
         unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)) }
     }
     #[inline(always)]
-    fn begin_high(self, too_high: i32) -> __m512i {
-        self.splat_i32(too_high)
-    }
-    #[inline(always)]
-    fn dot_high(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {
-        self.dot_u8_i8(acc, w, x)
-    }
-    #[inline(always)]
-    fn begin_few(self, sums: __m512i) -> __m512i {
-        sums
-    }
-    #[inline(always)]
-    fn dot_few(self, few: __m512i, w: __m512i, x: i32) -> __m512i {
-        self.dot_u8_i8(few, w, x)
-    }
-    #[inline(always)]
-    fn end_few(self, _sums: __m512i, few: __m512i) -> __m512i {
-        few
-    }
-    #[inline(always)]
     fn low(self, x: __m512i) -> __m512i {
         unsafe { _mm512_and_si512(x, _mm512_set1_epi8(15)) }
     }
@@ -211,8 +190,6 @@ impl Simd for Avx2 {
     type V = [__m256; 2];
     type I = [__m256i; 2];
     type B = [__m256i; 2];
-    /// Sixteen bits a pair of products.
-    type Few = [__m256i; 2];
     const WIDE: bool = false;
 
     #[inline]
