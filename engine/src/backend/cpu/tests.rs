@@ -35,15 +35,22 @@ pub fn random_weight(kind: WeightType, rows: usize, cols: usize, seed: u64) -> R
             WeightType::F32 => place.copy_from_slice(&random.bell().to_le_bytes()),
             WeightType::F16 => place.copy_from_slice(&half::f16::from_f32(random.bell()).to_le_bytes()),
             WeightType::Bf16 => place.copy_from_slice(&half::bf16::from_f32(random.bell()).to_le_bytes()),
-            WeightType::Q8_0 => place[..2].copy_from_slice(&scale(&mut random)),
-            WeightType::Q4K => {
-                place[..2].copy_from_slice(&scale(&mut random));
-                place[2..4].copy_from_slice(&scale(&mut random));
+            WeightType::Q8_0 | WeightType::Q4K | WeightType::Q6K => {
+                scales_of(kind, place).for_each(|place| place.copy_from_slice(&scale(&mut random)));
             }
-            WeightType::Q6K => place[208..].copy_from_slice(&scale(&mut random)),
         }
     }
     RawWeight::new(rows, cols, kind, bytes.into()).unwrap()
+}
+
+/// Where a block of a quantised type has its f16 scales.
+fn scales_of(kind: WeightType, block: &mut [u8]) -> std::slice::ChunksMut<'_, u8> {
+    let places = match kind {
+        WeightType::Q6K => 208..210,
+        WeightType::Q4K => 0..4,
+        _ => 0..2,
+    };
+    block[places].chunks_mut(2)
 }
 
 fn backend(isa: Isa, threads: usize, precision: Precision) -> CpuBackend {
@@ -110,11 +117,11 @@ fn the_greatest_weights_and_inputs_fit_into_every_sum() {
     for (kind, fill) in QUANTISED.into_iter().flat_map(|kind| [0x00, 0x7F, 0x80, 0xFF].map(|fill| (kind, fill))) {
         let (block, block_bytes) = kind.block();
         let mut bytes = vec![fill; 19 * block_bytes];
-        let scales = if kind == WeightType::Q6K { 208..210 } else { 0..if kind == WeightType::Q4K { 4 } else { 2 } };
-        for block in bytes.chunks_mut(block_bytes) {
-            let scale = half::f16::from_f32(0.01).to_le_bytes();
-            block[scales.clone()].chunks_mut(2).for_each(|place| place.copy_from_slice(&scale));
-        }
+        let scale = half::f16::from_f32(0.01).to_le_bytes();
+        bytes
+            .chunks_mut(block_bytes)
+            .flat_map(|block| scales_of(kind, block))
+            .for_each(|place| place.copy_from_slice(&scale));
         let raw = RawWeight::new(19, block, kind, bytes.into()).unwrap();
         for (isa, x) in Isa::all().into_iter().flat_map(|isa| [1.0, -1.0].map(|x| (isa, x))) {
             let x = Matrix { rows: 7, cols: block, values: vec![x; 7 * block] };
