@@ -58,8 +58,14 @@ impl Heart {
     /// A heart that beats into `page`, if there is one, and into `board`.
     pub fn new(page: Option<Writer>, board: Arc<BeatBoard>) -> Self {
         let now = monotonic_ns();
-        let mut heart =
-            Self { page, board, beat: first_beat(now), leases: LeaseModel::default(), progress_ns: now, graph_key: 0 };
+        let mut heart = Self {
+            page,
+            board,
+            beat: Beat::of_phase(Phase::Load, now),
+            leases: LeaseModel::default(),
+            progress_ns: now,
+            graph_key: 0,
+        };
         heart.publish(now, LOAD_LEASE);
         heart
     }
@@ -193,26 +199,6 @@ impl Heart {
             page.publish(&self.beat);
         }
         self.board.store(&View { beat: self.beat, progress_ns: self.progress_ns });
-    }
-}
-
-/// What a page says before anything happened.
-pub(crate) fn first_beat(now: u64) -> Beat {
-    Beat {
-        steps_completed: 0,
-        tokens_delivered: 0,
-        requests_finished: 0,
-        running: 0,
-        waiting: 0,
-        prompt_tokens_owed: 0,
-        phase: Phase::Load,
-        phase_tokens: 0,
-        phase_entered_ns: now,
-        lease_ms: 0,
-        step_started_ns: 0,
-        work_done: 0,
-        work_total: 0,
-        published_ns: now,
     }
 }
 

@@ -94,12 +94,12 @@ pub fn evidence(stuck: &Stuck, shared: &Shared, page_dir: Option<&Path>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::beat::first_beat;
+    use heartbeat::page::Beat;
 
     const MS: u64 = 1_000_000;
 
     fn view(edit: impl FnOnce(&mut View)) -> View {
-        let mut beat = first_beat(1_000 * MS);
+        let mut beat = Beat::of_phase(Phase::Load, 1_000 * MS);
         (beat.running, beat.phase, beat.lease_ms, beat.step_started_ns) = (1, Phase::Decode, 400, 1_000 * MS);
         let mut view = View { beat, progress_ns: 1_000 * MS };
         edit(&mut view);

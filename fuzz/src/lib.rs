@@ -79,14 +79,8 @@ impl Site {
             running: 2,
             waiting: 3,
             prompt_tokens_owed: 40,
-            phase: Phase::Decode,
-            phase_tokens: 0,
-            phase_entered_ns: now_ns,
             lease_ms: 500,
-            step_started_ns: 0,
-            work_done: 0,
-            work_total: 0,
-            published_ns: now_ns,
+            ..Beat::of_phase(Phase::Decode, now_ns)
         });
         for step in 0..300 {
             writer.record(&StepRecord {

@@ -72,6 +72,28 @@ pub struct Beat {
     pub published_ns: u64,
 }
 
+impl Beat {
+    /// What a process says that enters `phase` now, has done nothing yet and owes nothing.
+    pub fn of_phase(phase: Phase, now_ns: u64) -> Self {
+        Self {
+            steps_completed: 0,
+            tokens_delivered: 0,
+            requests_finished: 0,
+            running: 0,
+            waiting: 0,
+            prompt_tokens_owed: 0,
+            phase,
+            phase_tokens: 0,
+            phase_entered_ns: now_ns,
+            lease_ms: 0,
+            step_started_ns: 0,
+            work_done: 0,
+            work_total: 0,
+            published_ns: now_ns,
+        }
+    }
+}
+
 /// How a recorded step ended (H6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

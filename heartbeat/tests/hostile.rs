@@ -233,16 +233,10 @@ fn beat(n: u64) -> Beat {
         tokens_delivered: 3 * n,
         requests_finished: n / 2,
         running: 1,
-        waiting: 0,
-        prompt_tokens_owed: 0,
-        phase: Phase::Decode,
-        phase_tokens: 0,
         phase_entered_ns: 10,
         lease_ms: 500,
         step_started_ns: 20,
-        work_done: 0,
-        work_total: 0,
-        published_ns: NOW,
+        ..Beat::of_phase(Phase::Decode, NOW)
     }
 }
 

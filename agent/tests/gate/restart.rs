@@ -104,22 +104,8 @@ impl Scene {
 /// What an engine says that has delivered eight tokens and owes nothing.
 fn idle() -> Beat {
     let now_ns = heartbeat::monotonic_ns();
-    Beat {
-        steps_completed: 8,
-        tokens_delivered: 8,
-        requests_finished: 1,
-        running: 0,
-        waiting: 0,
-        prompt_tokens_owed: 0,
-        phase: Phase::Idle,
-        phase_tokens: 0,
-        phase_entered_ns: now_ns,
-        lease_ms: 500,
-        step_started_ns: 0,
-        work_done: 0,
-        work_total: 0,
-        published_ns: now_ns,
-    }
+    let beat = Beat::of_phase(Phase::Idle, now_ns);
+    Beat { steps_completed: 8, tokens_delivered: 8, requests_finished: 1, lease_ms: 500, ..beat }
 }
 
 impl Life {

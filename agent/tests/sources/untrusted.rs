@@ -146,22 +146,7 @@ async fn g06_what_a_liar_counts_reaches_the_detector_apart_from_what_was_deliver
 
 fn beat(steps: u64) -> Beat {
     let now_ns = heartbeat::monotonic_ns();
-    Beat {
-        steps_completed: steps,
-        tokens_delivered: 0,
-        requests_finished: 0,
-        running: 1,
-        waiting: 0,
-        prompt_tokens_owed: 0,
-        phase: Phase::Decode,
-        phase_tokens: 0,
-        phase_entered_ns: now_ns,
-        lease_ms: 500,
-        step_started_ns: 0,
-        work_done: 0,
-        work_total: 0,
-        published_ns: now_ns,
-    }
+    Beat { steps_completed: steps, running: 1, lease_ms: 500, ..Beat::of_phase(Phase::Decode, now_ns) }
 }
 
 fn page(directory: &std::path::Path, nonce: u64) -> Writer {

@@ -25,14 +25,9 @@ fn page(directory: &Path, nonce: u64) -> Writer {
         running: 2,
         waiting: 3,
         prompt_tokens_owed: 40,
-        phase: Phase::Decode,
-        phase_tokens: 0,
         phase_entered_ns: now_ns - 9_000_000,
         lease_ms: 500,
-        step_started_ns: 0,
-        work_done: 0,
-        work_total: 0,
-        published_ns: now_ns,
+        ..Beat::of_phase(Phase::Decode, now_ns)
     });
     let (started_ns, ended_ns) = (now_ns - 5_000_000, now_ns - 4_000_000);
     writer.record(&StepRecord {
@@ -69,22 +64,8 @@ fn a_page_is_told_in_milliseconds_and_a_wrong_nonce_is_silence() {
 }
 
 fn idle(published_ns: u64) -> Beat {
-    Beat {
-        steps_completed: 7,
-        tokens_delivered: 70,
-        requests_finished: 1,
-        running: 0,
-        waiting: 0,
-        prompt_tokens_owed: 0,
-        phase: Phase::Idle,
-        phase_tokens: 0,
-        phase_entered_ns: 1,
-        lease_ms: 0,
-        step_started_ns: 0,
-        work_done: 0,
-        work_total: 0,
-        published_ns,
-    }
+    let beat = Beat::of_phase(Phase::Idle, published_ns);
+    Beat { steps_completed: 7, tokens_delivered: 70, requests_finished: 1, phase_entered_ns: 1, ..beat }
 }
 
 /// How many times `look` reads anything.
@@ -211,18 +192,10 @@ fn a_glance_checks_who_writes_where_work_stands_still_and_soon_everywhere() {
     let beat = |running, published_ns| Beat {
         steps_completed: published_ns,
         tokens_delivered: published_ns,
-        requests_finished: 0,
         running,
-        waiting: 0,
-        prompt_tokens_owed: 0,
-        phase: Phase::Decode,
-        phase_tokens: 0,
         phase_entered_ns: 1,
         lease_ms: 500,
-        step_started_ns: 0,
-        work_done: 0,
-        work_total: 0,
-        published_ns,
+        ..Beat::of_phase(Phase::Decode, published_ns)
     };
     writer.publish(&beat(0, 1));
     assert_eq!(glance(900), 0, "a rank without a page is looked for once a second");

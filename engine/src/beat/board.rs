@@ -96,7 +96,6 @@ fn phase_of(word: u64) -> Option<Phase> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::beat::first_beat;
 
     #[allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
     #[test]
@@ -106,7 +105,7 @@ mod tests {
         std::thread::scope(|s| {
             s.spawn(|| {
                 for i in 1..20_000u64 {
-                    let mut beat = first_beat(i);
+                    let mut beat = Beat::of_phase(Phase::Load, i);
                     (beat.steps_completed, beat.tokens_delivered) = (i, 2 * i);
                     board.store(&View { beat, progress_ns: 3 * i });
                 }

@@ -56,12 +56,11 @@ pub(crate) fn barren(beat: &Beat, progress_ns: u64, now_ns: u64) -> Option<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::beat::first_beat;
 
     const MS: u64 = 1_000_000;
 
     fn view(edit: impl FnOnce(&mut View)) -> View {
-        let mut v = View { beat: first_beat(1_000 * MS), progress_ns: 1_000 * MS };
+        let mut v = View { beat: Beat::of_phase(Phase::Load, 1_000 * MS), progress_ns: 1_000 * MS };
         v.beat.lease_ms = 1_000;
         edit(&mut v);
         v
