@@ -218,6 +218,12 @@ mod tests {
         RecoveryOutput { stage, class: Some("Livelock".into()), granted_by, effects: vec![] }
     }
 
+    #[test]
+    fn an_engine_that_outlives_its_kill_is_known_by_the_class_of_its_episode() {
+        let class = StallClass::Unkillable.name().to_owned();
+        assert!(Episode { class, ..Episode::default() }.unkillable(), "the operator reads no other word");
+    }
+
     fn while_fenced<'a>(recovery: &'a RecoveryOutput, outcome: &'a Outcome, shut: bool) -> Moment<'a> {
         Moment { now: "t", recovery, outcome, shut, fenced: true, refused: 0 }
     }

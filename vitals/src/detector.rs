@@ -224,9 +224,10 @@ impl Detector {
             idle_ms: self.witnesses.idle_ms(tick),
             xids: self.xids(),
             // the noise of one engine says nothing about another's
-            native_floor_ms: match self.signs.leaders.several() {
-                true => self.policy.native_floor_ms,
-                false => self.noise.floor_ms(tick.now_ms, &self.policy),
+            native_floor_ms: if self.signs.leaders.several() {
+                self.policy.native_floor_ms
+            } else {
+                self.noise.floor_ms(tick.now_ms, &self.policy)
             },
         }
     }

@@ -32,7 +32,7 @@ impl PrefillSign {
             let owed = page.prompt_tokens_owed;
             *self = Self { done: 0, offered: owed, offered_at_gate: owed };
         }
-        let came = page.running.saturating_add(page.waiting) > last.running.saturating_add(last.waiting);
+        let came = page.owed() > last.owed();
         let more = page.prompt_tokens_owed.saturating_sub(last.prompt_tokens_owed);
         self.offered = last.prompt_tokens_owed.max(self.offered.saturating_add(if came { more } else { 0 }));
         self.offered_at_gate = self.offered_at_gate.saturating_add(came_to_gate);

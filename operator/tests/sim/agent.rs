@@ -1,6 +1,7 @@
 //! An engine and the agent beside it, in small: what a pod of the contract says and does (DESIGN §4.4). The stages and
 //! times follow `vitals/src/recovery.rs`; the two sides of the contract are the condition and the annotations.
 
+use crds::episode::CLASS_UNKILLABLE;
 use serde_json::{Value, json};
 
 use super::{
@@ -288,7 +289,7 @@ impl Agent {
         if now_ms >= episode.dead_ms {
             episode.stage = "Restarting";
         } else if episode.killed_ms.is_some_and(|at| now_ms > at + UNKILLABLE_MS) {
-            episode.class = "Unkillable";
+            episode.class = CLASS_UNKILLABLE;
         }
     }
 
