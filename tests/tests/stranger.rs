@@ -1,5 +1,6 @@
 //! The stranger's engine lies as the field's engines do: frozen, it says 200, answers its metrics and delivers nothing. The stories
 //! that supervise it stand on this.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers as well")]
 
 #[path = "../../agent/tests/common/free_addresses.rs"]
 mod free_addresses;
