@@ -217,11 +217,16 @@ impl Kind for Q8 {
         let mut acc = [s.splat(0.0); M];
         let blocks = lines.as_chunks::<8>().0.iter().zip(scales.as_chunks::<32>().0).enumerate();
         for (b, (lines, scales)) in blocks {
-            let mut sums: [S::I; M] = std::array::from_fn(|m| s.begin_high(x[m][b].too_high_128));
+            // one input: what spares sums would only be more work on each weight; both ways give the same whole numbers
+            let mut sums: [S::I; M] = std::array::from_fn(|m| {
+                let too_high = x[m][b].too_high_128;
+                if M == 1 { s.splat_i32(too_high) } else { s.begin_high(too_high) }
+            });
             for (g, line) in lines.iter().enumerate() {
                 let w = read(s, line);
                 for m in 0..M {
-                    sums[m] = s.dot_high(sums[m], w, x[m][b].groups[g]);
+                    let x = x[m][b].groups[g];
+                    sums[m] = if M == 1 { s.dot_u8_i8(sums[m], w, x) } else { s.dot_high(sums[m], w, x) };
                 }
             }
             let scale = s.load_f16(scales);
