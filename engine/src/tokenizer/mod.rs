@@ -120,10 +120,7 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Encode`] when the tokenizer cannot take the text.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, add_special_tokens)
-            .map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        let encoding = library(|| self.inner.encode_fast(text, add_special_tokens)).map_err(TokenizerError::Encode)?;
         let mut ids = encoding.get_ids().to_vec();
         if let Some(bos) = self.bos_to_add.filter(|bos| add_special_tokens && ids.first() != Some(bos)) {
             ids.insert(0, bos);
@@ -143,7 +140,7 @@ impl Tokenizer {
             let text: String = pieces.into_iter().flatten().collect();
             return Ok(text + &stream.finish()?.unwrap_or_default());
         }
-        self.inner.decode(ids, skip_special_tokens).map_err(|error| TokenizerError::Decode(error.to_string()))
+        library(|| self.inner.decode(ids, skip_special_tokens)).map_err(TokenizerError::Decode)
     }
 
     /// A decoder for one stream of tokens.
@@ -197,9 +194,14 @@ impl Tokenizer {
     }
 }
 
-/// The library panics over some parts that are malformed.
 fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, String> {
-    guarded(|| tokenizers::Tokenizer::from_bytes(json).map_err(|error| error.to_string()))
+    library(|| tokenizers::Tokenizer::from_bytes(json))
+}
+
+/// The library panics over some parts that are malformed, and over some only when it comes to use them: a template whose special token is
+/// nowhere, a decoder that strips more than a token has. It keeps no state that could be left half made: words are not remembered.
+fn library<T>(part: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    guarded(|| part().map_err(|error| error.to_string()))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {

@@ -63,6 +63,25 @@ fn a_prompt_is_never_cut_or_padded() {
 }
 
 #[test]
+fn where_the_library_panics_over_a_text_the_text_fails_and_the_next_does_not() {
+    let (dir, _) = demo(DemoArch::Qwen3);
+    let path = dir.path().join("tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let parts = json!([{"SpecialToken": {"id": "<|gone|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
+    json["post_processor"] =
+        json!({"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": {}});
+    json["decoder"] = json!({"type": "Strip", "content": "h", "start": 1, "stop": 1});
+    std::fs::write(&path, json.to_string()).unwrap();
+    let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+    let refused = tokenizer.encode("h", true).unwrap_err().to_string();
+    assert!(refused.starts_with("the text cannot be encoded: the engine panicked: "), "{refused}");
+    let [bad, good] = ["h", "b"].map(|text| tokenizer.encode(text, false).unwrap());
+    assert!(matches!(tokenizer.decode(&bad, true), Err(TokenizerError::Decode(_))));
+    assert!(matches!(tokenizer.stream(true).push(bad[0]), Err(TokenizerError::Decode(_))));
+    assert_eq!((tokenizer.decode(&good, true).unwrap().as_str(), tokenizer.token_text(bad[0]).as_str()), ("b", ""));
+}
+
+#[test]
 fn the_byte_alphabet_is_the_librarys() {
     let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
     let mut bytes: Vec<u8> = alphabet.iter().map(|c| byte_of_char(*c).unwrap()).collect();

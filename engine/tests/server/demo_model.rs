@@ -1,9 +1,11 @@
 //! The whole of `truebeat engine`: a real tiny model, its tokenizer and template, arguments, signals.
 
+use std::path::Path;
+
 use clap::Parser;
 use engine::cli::EngineArgs;
 use nix::sys::signal::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{metric, post};
 use crate::process::Engine;
@@ -47,4 +49,56 @@ fn arguments_are_checked_with_reasons() {
     let error = |more: &[&str]| parse(more).map(|_| ()).unwrap_err().to_string();
     assert!(error(&["--fault", "nap"]).contains("allowed: step-stall"));
     assert!(error(&["--block-size", "0"]).contains("--block-size"));
+}
+
+/// The tokenizer's library panics over every prompt that is text, and over the token `h` where it is put out.
+fn harm_tokenizer(model: &Path) {
+    let path = model.join("tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let parts = json!([{"SpecialToken": {"id": "<|gone|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]);
+    json["post_processor"] =
+        json!({"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": {}});
+    json["decoder"] = json!({"type": "Strip", "content": "h", "start": 1, "stop": 1});
+    std::fs::write(&path, json.to_string()).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_over_which_the_tokenizer_panics_fails_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = Engine::launched_with(dir.path(), &[], harm_tokenizer).until_ready().await;
+    let addr = engine.addr;
+    let tokens = json!({"prompt": "h", "add_special_tokens": false});
+    let tokens = post(addr, "/tokenize", &tokens).await.json()["tokens"].clone();
+    let well = json!({"prompt": tokens, "max_tokens": 3, "temperature": 0, "ignore_eos": true});
+    let (mut text, mut put_out) = (well.clone(), well.clone());
+    text["prompt"] = "h".into();
+    put_out["logit_bias"] = json!({tokens[0].to_string(): 100});
+    for _ in 0..2 {
+        let answer = post(addr, "/v1/completions", &text).await;
+        assert!(
+            answer.status == 400 && answer.text.contains("cannot be encoded"),
+            "{}: {}",
+            answer.status,
+            answer.text
+        );
+        let answer = post(addr, "/v1/completions", &put_out).await;
+        assert!(
+            answer.status == 500 && answer.text.contains("cannot be decoded"),
+            "{}: {}",
+            answer.status,
+            answer.text
+        );
+        put_out["stream"] = true.into();
+        let answer = post(addr, "/v1/completions", &put_out).await;
+        assert!(answer.text.contains("cannot be decoded"), "the stream ends in an error: {}", answer.text);
+        put_out["stream"] = false.into();
+        assert_eq!(post(addr, "/v1/completions", &well).await.status, 200, "its neighbours are served");
+    }
+    assert_eq!(
+        metric(addr, "vllm:num_requests_running", &["model_name=\"tiny\""]).await,
+        0.0,
+        "nothing is left running"
+    );
+    engine.signal(Signal::SIGTERM);
+    assert_eq!(engine.ended().await.code(), Some(0));
 }

@@ -38,7 +38,7 @@ impl Engine {
         Self::launched(dir, more).until_ready().await
     }
 
-    async fn until_ready(self) -> Self {
+    pub async fn until_ready(self) -> Self {
         let engine = self;
         let since = Instant::now();
         let addr = engine.addr;
@@ -51,14 +51,19 @@ impl Engine {
 
     /// Its log is the file `log` in `dir`.
     pub fn launched(dir: &Path, more: &[&str]) -> Self {
-        Self::launched_with(dir, more, None)
+        Self::launched_with(dir, more, |_| ())
     }
 
     /// As [`Self::launched`], with another chat template.
-    fn launched_with(dir: &Path, more: &[&str], template: Option<&str>) -> Self {
+    fn launched_with_template(dir: &Path, text: &str) -> Self {
+        Self::launched_with(dir, &[], |model| fs::write(model.join("chat_template.jinja"), text).unwrap())
+    }
+
+    /// As [`Self::launched`], after `change` of the model's folder.
+    pub fn launched_with(dir: &Path, more: &[&str], change: impl FnOnce(&Path)) -> Self {
         let (model, log) = (dir.join("tiny"), fs::File::create(dir.join("log")).unwrap());
         engine::demo_model::write_demo_model(&model, engine::demo_model::DemoArch::Qwen3, 0).unwrap();
-        template.into_iter().for_each(|text| fs::write(model.join("chat_template.jinja"), text).unwrap());
+        change(&model);
         let [addr] = free_addresses();
         let mut command = Command::new(env!("CARGO_BIN_EXE_truebeat-engine"));
         command.args(["engine", "--listen", &addr.to_string(), "--model"]).arg(model).args(more);
@@ -161,7 +166,7 @@ const HARM: &str = "\
 #[tokio::test(flavor = "multi_thread")]
 async fn a_harmful_chat_template_ends_its_renderer_alone() {
     let dir = tempfile::tempdir().unwrap();
-    let mut engine = Engine::launched_with(dir.path(), &[], Some(HARM)).until_ready().await;
+    let mut engine = Engine::launched_with_template(dir.path(), HARM).until_ready().await;
     let chat = |word: &str| json!({"messages": [{"role": "user", "content": word}], "max_tokens": 2});
     for (word, needle) in
         [("text", "gave no answer"), ("list", "gave no answer"), ("time", "gave no answer"), ("no", "not so")]
@@ -188,7 +193,7 @@ async fn a_chat_template_that_harms_as_it_is_compiled_is_a_model_that_does_not_l
     let dir = tempfile::tempdir().unwrap();
     // constants are computed at once
     let template = format!("{{{{ {} }}}}", vec!["('x' * 99999999)"; 20].join(" ~ "));
-    let mut engine = Engine::launched_with(dir.path(), &[], Some(&template));
+    let mut engine = Engine::launched_with_template(dir.path(), &template);
     assert_eq!(engine.ended().await.code(), Some(1));
     let log = fs::read_to_string(dir.path().join("log")).unwrap();
     assert!(log.contains("chat_template.jinja") && log.contains("gave no answer"), "{log}");
