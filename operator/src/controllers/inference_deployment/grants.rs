@@ -80,6 +80,16 @@ fn grant(pod: &PodView, action: GrantAction, terms: &Terms<'_>, now: &str) -> Op
     })
 }
 
+/// Another key for the holder of `old`. A pod stays on its node: where no node can be listed now, its failure domain is the recorded one, or
+/// the domain's budget would forget it.
+fn renewed(old: &Grant, pod: &PodView, action: GrantAction, terms: &Terms<'_>, now: &str) -> Option<Grant> {
+    let mut fresh = grant(pod, action, terms, now)?;
+    if fresh.domain.is_empty() && fresh.node == old.node {
+        fresh.domain.clone_from(&old.domain);
+    }
+    Some(fresh)
+}
+
 /// The grant as it lives on, or `None` where it is over.
 fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option<Grant> {
     let pod = pods.iter().find(|pod| pod.uid == grant.pod_uid);
@@ -100,11 +110,11 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
     let may = !held && terms.may_restart(pod, now);
     if reported.episode.id != grant.episode && wants_slot(pod) {
         // The same pod stalled anew: the slot is still its own, if it may have it, and the grant must name the new episode.
-        return self::grant(pod, action, terms, now).filter(|_| may);
+        return renewed(grant, pod, action, terms, now).filter(|_| may);
     }
     if reported.episode.awaits_replacement() && may {
         // After the key it showed that a restart is in vain: by a Xid, or by a process that does not end.
-        return self::grant(pod, action, terms, now);
+        return renewed(grant, pod, action, terms, now);
     }
     Some(grant.clone())
 }

@@ -4,8 +4,9 @@ use super::*;
 use crate::controllers::inference_deployment::{
     escalate::{Fleet, Hold, Terms},
     grants,
-    testing::{healthy, infd, pod},
+    testing::{self, healthy, infd, pod},
 };
+use crds::xid::XidRemedy;
 
 const NOW: &str = "2026-01-01T01:00:00Z";
 
@@ -73,6 +74,25 @@ fn a_budget_of_failure_domains_grants_nothing_on_a_node_that_is_not_known() {
     assert_eq!((granted(&[], (0, 0)), granted(&bare, (0, 0))), (3, 3), "no limit, nothing to know");
     assert_eq!(granted(&[], (0, 1)), 0, "the list of nodes failed");
     assert_eq!(granted(&bare, (0, 1)), 2, "d1 joined a moment ago, and c1 is in no domain");
+}
+
+#[test]
+fn a_grant_that_is_renewed_while_no_node_can_be_listed_keeps_its_domain() {
+    let held = Grant { pod_uid: "uid-p".into(), node: "a1".into(), domain: "a".into(), ..Grant::default() };
+    let doomed = testing::with_xid(on("a1", "p", "Restarting"), 79, XidRemedy::RestartNode);
+    for (pod, before) in [(on("a1", "p", "Stalled"), "another"), (doomed, "e-p")] {
+        let held = Grant { episode: before.into(), ..held.clone() };
+        let domain = |nodes: &[NodeView], held: &Grant| {
+            let (object, pods, fleet) = (infd("chat"), [pod.clone()], fleet((0, 1)));
+            let terms = Terms::of(&object, &pods, Some(&fleet)).with_places(nodes, &pods, Some(&fleet), 60);
+            let grant = grants::next(std::slice::from_ref(held), &pods, &terms, NOW).remove(0);
+            assert_eq!((grant.episode.as_str(), grant.granted_at.as_str()), ("e-p", NOW), "it is a new key");
+            grant.domain
+        };
+        assert_eq!(domain(&[], &held), "a", "nodes are not listed");
+        assert_eq!(domain(&nodes(), &Grant { domain: String::new(), ..held.clone() }), "a", "and now they are");
+        assert_eq!(domain(&[], &Grant { node: "b1".into(), ..held.clone() }), "", "another node's is not its own");
+    }
 }
 
 #[test]
