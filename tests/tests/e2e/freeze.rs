@@ -12,6 +12,8 @@ use crate::world::{BOUND, World, by_its_own_clock, restarted, restarts, told, tw
 
 /// Far above what a busy machine adds, far below what a replica that does not serve would show.
 const SERVING_SILENCE_MAX: Duration = Duration::from_secs(8);
+/// Of an experiment that may show nothing.
+const TRIES: u32 = 3;
 
 pub async fn one(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let endpoints = world.endpoints("chat");
@@ -74,8 +76,21 @@ fn is_explained(world: &World<'_>, pod: &str, incident: &EngineIncident, times: 
     Ok(())
 }
 
-/// Both freeze at one moment and are found within seconds, whatever step each was in: the budget makes one wait for the other.
+/// Both freeze at one moment and are found within seconds, whatever step each was in: the budget makes one wait for the other. A young
+/// engine that the machine itself has held up is given time by its own rhythm, so that it may be found only when the other serves: then
+/// nothing was shown, and they freeze again.
 pub async fn both(world: &mut World<'_>, times: &mut Times) -> Result<()> {
+    for _ in 0..TRIES {
+        if both_at_once(world, times).await? {
+            return Ok(());
+        }
+        times.note("nobody had to wait: once more");
+    }
+    anyhow::bail!("in {TRIES} tries nobody had to wait")
+}
+
+/// Did one have to wait for the other? Never are two away at once.
+async fn both_at_once(world: &World<'_>, times: &mut Times) -> Result<bool> {
     let endpoints = world.endpoints("chat");
     let load = world.load("chat").await?;
     let pods = two_serving(world, &endpoints, &load).await?;
@@ -98,15 +113,15 @@ pub async fn both(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     }
     endpoints.count(2, BOUND).await?;
     times.seen("both serve, status all well", world.quiet("chat").await?);
-    one_at_a_time(world, frozen, &ends, times)?;
+    let waited = one_at_a_time(world, frozen, &ends, times)?;
     times.note(&told(&load.felt(frozen)));
     ensure!(world.incidents_since(frozen).len() == 2, "not two incidents: {:?}", world.incidents_since(frozen));
-    Ok(())
+    Ok(waited)
 }
 
-/// I2 at every instant, by three witnesses: the stored grants, the agents' own times, and the containers' times by the kubelet. The
-/// second asked before the first served, or nothing was shown.
-fn one_at_a_time(world: &World<'_>, since: Instant, ends: &[EngineIncident], times: &mut Times) -> Result<()> {
+/// I2 at every instant, by three witnesses: the stored grants, the agents' own times, and the containers' times by the kubelet. Did the
+/// second ask before the first served?
+fn one_at_a_time(world: &World<'_>, since: Instant, ends: &[EngineIncident], times: &mut Times) -> Result<bool> {
     let mut frames = 0;
     for frame in world.infds.since(since) {
         let Some(chat) = frame.object.filter(|object| object.name_any() == "chat") else { continue };
@@ -135,8 +150,7 @@ fn one_at_a_time(world: &World<'_>, since: Instant, ends: &[EngineIncident], tim
     times.note(&format!(
         "(in all {frames} states of the status at most one grant; {second}'s container ended at {ended})"
     ));
-    ensure!(asks < first_serves, "{second} was found only at {asks}, when {first} served: nobody had to wait");
-    Ok(())
+    Ok(asks < first_serves)
 }
 
 /// When the previous engine container of `pod` ended, by the kubelet (whole seconds, so the end of that second).
