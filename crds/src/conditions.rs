@@ -48,6 +48,8 @@ pub enum Reason {
     EngineNotProgressing,
     /// At least one agent has not reported yet.
     NotReported,
+    /// An agent has reported progress, and its pod is not ready: it is away, or kept out of traffic, and its word may be an old one.
+    NotVouchedFor,
     /// There is no pod to ask.
     NoReplicas,
     /// Every reported episode could be read.
@@ -84,6 +86,7 @@ impl Reason {
             Reason::AllProgressing => "AllProgressing",
             Reason::EngineNotProgressing => "EngineNotProgressing",
             Reason::NotReported => "NotReported",
+            Reason::NotVouchedFor => "NotVouchedFor",
             Reason::NoReplicas => "NoReplicas",
             Reason::EpisodesValid => "EpisodesValid",
             Reason::EpisodeUnreadable => "EpisodeUnreadable",

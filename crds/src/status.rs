@@ -20,7 +20,7 @@ pub struct InferenceDeploymentStatus {
     pub replicas: i32,
     /// Pods that may serve (Ready, by progress).
     pub ready_replicas: i32,
-    /// Pods whose agent says that the engine makes progress.
+    /// Pods that are Ready and whose agent says that the engine makes progress.
     pub progressing_replicas: i32,
     /// Pods that an open episode keeps out of traffic.
     pub fenced_replicas: i32,

@@ -68,7 +68,7 @@ pub struct PodView {
     pub grace_until: Option<String>,
     /// The kubelet's `Ready`, which asks the agent.
     pub ready: bool,
-    /// The agent's declaration; `None`: it has not said, or cannot tell.
+    /// The agent's last declaration; `None`: it has not said, or cannot tell.
     pub progressing: Option<bool>,
     /// Its engine is stalled, and answers 200 to `/health` all the same.
     pub health_lies: bool,
@@ -121,6 +121,12 @@ impl PodView {
     /// The episode, if one is going on.
     pub fn open_episode(&self) -> Option<&Episode> {
         self.reported().filter(|reported| reported.open).map(|reported| &reported.episode)
+    }
+
+    /// Does its engine make progress, by an agent that is there? The condition is the agent's last word and outlives it; the kubelet asks the
+    /// agent every second, and `Ready` falls when nobody answers. The word of one that does not is no news (I4).
+    pub fn progresses(&self) -> bool {
+        self.ready && self.progressing == Some(true)
     }
 
     /// Does an open episode tell of what no restart in place mends?

@@ -45,7 +45,7 @@ pub fn status(
         observed_generation: generation,
         replicas: count(pods.len()),
         ready_replicas: ready,
-        progressing_replicas: count(pods.iter().filter(|pod| pod.progressing == Some(true)).count()),
+        progressing_replicas: count(pods.iter().filter(|pod| pod.progresses()).count()),
         fenced_replicas: count(pods.iter().filter(|pod| pod.fenced()).count()),
         stalled_replicas: count(pods.iter().filter(|pod| pod.stalled()).count()),
         open_incidents: count(plan.incidents.open),
@@ -181,12 +181,14 @@ fn held(plan: &Plan) -> Option<Finding> {
     Some(Finding { type_: conditions::RESTARTS_HELD, status: "True", reason, message })
 }
 
-/// Silence is `Unknown`, never health (I4).
+/// Silence is `Unknown`, never health, and so is what was said before it (I4).
 fn progressing(observed: &Observed) -> Finding {
     let pods: Vec<_> = observed.pods.iter().filter(|pod| !pod.leaving).collect();
     let frozen: Vec<&str> =
         pods.iter().filter(|pod| pod.progressing == Some(false)).map(|pod| pod.name.as_str()).collect();
     let silent = pods.iter().filter(|pod| pod.progressing.is_none()).count();
+    let unvouched: Vec<&str> =
+        pods.iter().filter(|pod| pod.progressing == Some(true) && !pod.ready).map(|pod| pod.name.as_str()).collect();
     let (status, reason, message) = if !frozen.is_empty() {
         let names = frozen.join(", ");
         (
@@ -198,6 +200,13 @@ fn progressing(observed: &Observed) -> Finding {
         ("Unknown", Reason::NoReplicas, "there is no pod".to_owned())
     } else if silent > 0 {
         ("Unknown", Reason::NotReported, format!("{silent} of {} agents have not reported", pods.len()))
+    } else if !unvouched.is_empty() {
+        let names = unvouched.join(", ");
+        (
+            "Unknown",
+            Reason::NotVouchedFor,
+            format!("progress was the last word of {names}, and the kubelet says that it is not ready to serve"),
+        )
     } else {
         ("True", Reason::AllProgressing, format!("{} of {} engines make progress", pods.len(), pods.len()))
     };
@@ -267,11 +276,15 @@ mod tests {
     fn conditions_as_a_table() {
         let error = |lasting| StepError { subject: "apply Deployment chat".into(), lasting, message: "no".into() };
         let lying = PodView { health_lies: true, ..pod("b", "Stalled", 1) };
+        let frozen_agent = PodView { ready: false, ..healthy("b") };
+        let both = [frozen_agent.clone(), PodView { name: "a".into(), ..frozen_agent.clone() }];
         let unreadable = PodView { episode: EpisodeView::Unreadable("empty".into()), ..healthy("b") };
         let rows = [
             ("healthy", words(&world(vec![healthy("a"), healthy("b")]), &[], &[])),
             ("one frozen", words(&world(vec![healthy("a"), pod("b", "Stalled", 1)]), &[], &[])),
             ("one silent", words(&world(vec![healthy("a"), PodView { progressing: None, ..healthy("b") }]), &[], &[])),
+            ("one agent frozen", words(&world(vec![healthy("a"), frozen_agent]), &[], &[])),
+            ("all agents frozen", words(&world(both.to_vec()), &[], &[])),
             ("one whose health lies", words(&world(vec![healthy("a"), lying]), &[], &[])),
             ("one unreadable", words(&world(vec![healthy("a"), unreadable]), &[], &[])),
             ("no pod", words(&world(vec![]), &[], &[])),
