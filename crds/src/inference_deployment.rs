@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{overlay::PodOverlay, rollout::Rollout, scaling::Scaling, status::InferenceDeploymentStatus};
 
+pub use crate::model::{FileSource, Model, ModelSource, OciSource, PvcSource};
+pub use crate::recovery::{LastReplica, PoisonRequests, Recovery, RecoveryMode};
+
 /// A model served by some replicas of an engine, each watched by an agent that makes health mean progress.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[kube(
@@ -87,52 +90,6 @@ pub struct InferenceDeploymentSpec {
     pub pod_overlay: Option<PodOverlay>,
 }
 
-/// The model to serve.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct Model {
-    /// Where the model's folder comes from. The engine's container sees its path as `$TRUEBEAT_MODEL_PATH`.
-    pub source: ModelSource,
-}
-
-/// Exactly one of the sources.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(cel, validation = Rule::new("has(self.file) != has(self.pvc)").message("set exactly one of file and pvc"))]
-pub struct ModelSource {
-    /// A folder that is already in the engine's image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub file: Option<FileSource>,
-    /// A folder in a PersistentVolumeClaim of the same namespace, mounted read-only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pvc: Option<PvcSource>,
-}
-
-/// A folder in the engine's image.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct FileSource {
-    /// Absolute path inside the engine's image.
-    #[schemars(length(min = 1, max = 1024), regex(pattern = r"^/"))]
-    pub path: String,
-}
-
-/// A folder in a claim.
-#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-#[x_kube(cel)]
-pub struct PvcSource {
-    /// Name of the PersistentVolumeClaim, in the namespace of this object.
-    #[schemars(length(min = 1, max = 253), regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"))]
-    pub claim_name: String,
-    /// Path of the model's folder inside the volume, relative to its root. Empty: the root itself.
-    #[serde(default)]
-    #[schemars(length(max = 1024))]
-    #[x_kube(validation = Rule::new("!self.startsWith('/') && !self.contains('..')")
-        .message("path is relative to the volume's root and may not contain '..'"))]
-    pub path: String,
-}
-
 /// Which engine it is: decides the arguments that the operator adds; also a label of the pods.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, JsonSchema)]
 pub enum EngineKind {
@@ -154,6 +111,15 @@ pub enum ImagePullPolicy {
 /// The engine's container. It runs as user 1000 without any capability, on a read-only root with `/tmp` writable.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    cel,
+    validation = Rule::new("!has(self.tensorParallel) || self.kind != 'Custom'")
+        .message("engine.tensorParallel: nobody knows how an engine of kind Custom is told; say it in engine.args"),
+    validation = Rule::new("!has(self.tensorParallel) || !has(self.args) || !self.args.exists(a, a.startsWith('--tensor-parallel') || a == '-tp' || a.startsWith('-tp=') || a == '--tp' || a.startsWith('--tp=') || a.startsWith('--tp-size'))")
+        .message("engine.tensorParallel and a flag for the same in engine.args: say it once"),
+    validation = Rule::new("!has(self.tensorParallel) || !has(self.resources) || !has(self.resources.limits) || !('nvidia.com/gpu' in self.resources.limits) || !self.resources.limits['nvidia.com/gpu'].matches('^[0-9]{1,6}$') || int(self.resources.limits['nvidia.com/gpu']) >= self.tensorParallel")
+        .message("engine.tensorParallel needs a GPU for each rank: raise nvidia.com/gpu in engine.resources.limits")
+)]
 pub struct Engine {
     /// Which engine it is. `Truebeat` gets `engine --model … --listen …` before `args`; the others get `args` alone.
     pub kind: EngineKind,
@@ -179,6 +145,11 @@ pub struct Engine {
     /// Requests and limits, GPUs among them (`nvidia.com/gpu: "1"` in limits).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
+    /// Over how many ranks each layer is split: `--tensor-parallel N` (`Truebeat`) or `--tensor-parallel-size N` (`VLLM`, `SGLang`) after
+    /// `args`. Absent: the engine's own way. All ranks are in one pod, and `engine.resources` are those of all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 64))]
+    pub tensor_parallel: Option<i32>,
     /// Port of the engine's HTTP server. The engine should listen on 127.0.0.1 alone: clients come through the gate.
     #[serde(default = "engine_port")]
     #[schemars(range(min = 1024, max = 65535))]
@@ -269,104 +240,6 @@ pub struct Agent {
     /// Requests and limits; absent: 100m and 128Mi requested, 512Mi at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
-}
-
-/// How far recovery goes.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
-pub enum RecoveryMode {
-    Observe,
-    Fence,
-    #[default]
-    Recover,
-}
-
-/// What becomes of the last replica that serves.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
-pub enum LastReplica {
-    #[default]
-    Serve,
-    Fence,
-}
-
-/// What becomes of requests that were in flight at two stalls.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
-pub enum PoisonRequests {
-    #[default]
-    Refuse,
-    Ignore,
-}
-
-/// What may be done when an engine stops making progress.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Recovery {
-    /// `Observe` only reports; `Fence` also takes the replica out of traffic; `Recover` also restarts the engine (I1).
-    pub mode: RecoveryMode,
-    /// How many replicas may be in a granted restart at the same time (I2).
-    #[schemars(range(min = 1, max = 1000))]
-    pub max_unavailable: i32,
-    /// What to do with the last replica that serves when it is suspected (I3). `Serve`: it stays in traffic until its restart is
-    /// granted, for slow beats nothing. `Fence`: it is taken out like any other.
-    pub last_replica: LastReplica,
-    /// When more than this many percent of the replicas (and at least three) stall at once, no restart is granted and
-    /// `RestartsHeld` is `True`: a common cause is not cured by restarts (I2). 100 switches it off.
-    #[schemars(range(min = 1, max = 100))]
-    pub hold_percent: i32,
-    /// A pod whose engine was restarted this often within `stabilityWindow` is deleted at the next stall, and its Deployment
-    /// makes another: repeated restarts in place would meet the kubelet's growing back-off.
-    #[schemars(range(min = 1, max = 10))]
-    pub restarts_before_replace: i32,
-    /// The pause between the grants of two recoveries of one pod. It doubles with each one within `stabilityWindow`, and starts over when
-    /// that has passed without any. A duration such as `10s`; `0s`: no pause.
-    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
-    pub restart_backoff: String,
-    /// The longest such pause, not less than `restartBackoff`. A duration such as `5m`.
-    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
-    pub restart_backoff_max: String,
-    /// How long a restart counts. A duration such as `10m`.
-    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
-    pub stability_window: String,
-    /// After a pod was replaced its successors keep away from its node for this long, so that they do not get the same broken
-    /// GPU (F3). A duration such as `1h`; `0s`: never.
-    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
-    pub avoid_for: String,
-    /// At most so many percent of the nodes on which a pod could run are avoided at once: one where there are at least two,
-    /// never all. A pod that finds no other place for 30 s ends it.
-    #[schemars(range(min = 1, max = 50))]
-    pub avoid_nodes_percent: i32,
-    /// If no operator answers a confirmed stall for this long, the agent may grant itself one restart (I1). A duration such as `5m`.
-    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
-    pub unattended_after: String,
-    /// At most one such restart in this long. A duration such as `1h`.
-    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
-    pub unattended_window: String,
-    /// A request that was in flight at the stalls of two replicas, and was not answered within `poisonFor`, is refused by all of them with
-    /// status 422 before it stalls a third (I7). `Ignore`: it is only told in the incidents.
-    pub poison_requests: PoisonRequests,
-    /// How long such a request stays refused after its last stall, and how far apart two stalls may lie. A duration such as `6h`.
-    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"))]
-    pub poison_for: String,
-}
-
-impl Default for Recovery {
-    fn default() -> Self {
-        Recovery {
-            mode: RecoveryMode::default(),
-            max_unavailable: 1,
-            last_replica: LastReplica::default(),
-            hold_percent: 60,
-            restarts_before_replace: 2,
-            restart_backoff: "10s".to_owned(),
-            restart_backoff_max: "5m".to_owned(),
-            stability_window: "10m".to_owned(),
-            avoid_for: "1h".to_owned(),
-            avoid_nodes_percent: 30,
-            unattended_after: "5m".to_owned(),
-            unattended_window: "1h".to_owned(),
-            poison_requests: PoisonRequests::default(),
-            poison_for: "6h".to_owned(),
-        }
-    }
 }
 
 /// The agent's proxy in front of the engine.

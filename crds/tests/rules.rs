@@ -38,20 +38,78 @@ fn the_smallest_object_is_valid_and_gets_defaults() {
 
 #[test]
 fn exactly_one_source() {
+    let oci = || json!({"reference": "registry.example/weights@sha256:0123", "pullPolicy": "IfNotPresent"});
     accepted(|o| o["spec"]["model"]["source"] = json!({"pvc": {"claimName": "m", "path": "tiny"}}));
-    refused("exactly one of file and pvc", |o| o["spec"]["model"]["source"] = json!({}));
-    refused("exactly one of file and pvc", |o| {
-        o["spec"]["model"]["source"]["pvc"] = json!({"claimName": "m"});
-    });
+    accepted(|o| o["spec"]["model"]["source"] = json!({"oci": oci()}));
+    refused("exactly one of file, pvc and oci", |o| o["spec"]["model"]["source"] = json!({}));
+    for (other, source) in [("pvc", json!({"claimName": "m"})), ("oci", oci())] {
+        refused("exactly one of file, pvc and oci", |o| o["spec"]["model"]["source"][other] = source);
+    }
 }
 
 #[test]
-fn a_claim_path_stays_inside_its_volume() {
+fn a_path_stays_inside_its_volume() {
     for path in ["../etc", "a/../../b", "/abs"] {
         refused("relative to the volume", |o| {
             o["spec"]["model"]["source"] = json!({"pvc": {"claimName": "m", "path": path}});
         });
+        refused("relative to the image", |o| {
+            o["spec"]["model"]["source"] = json!({"oci": {"reference": "weights:1", "path": path}});
+        });
     }
+    refused("without blanks", |o| o["spec"]["model"]["source"] = json!({"oci": {"reference": "weights 1"}}));
+}
+
+#[test]
+fn ranks_are_told_once_to_an_engine_that_can_be_told_and_have_gpus() {
+    let engine = |patch: Value| {
+        move |o: &mut Value| patch.as_object().unwrap().iter().for_each(|(k, v)| o["spec"]["engine"][k] = v.clone())
+    };
+    let gpus = |n: &str| json!({"limits": {"nvidia.com/gpu": n}});
+    for kind in ["Truebeat", "VLLM", "SGLang"] {
+        accepted(engine(json!({"kind": kind, "tensorParallel": 8, "resources": gpus("8"), "args": ["--top"]})));
+    }
+    accepted(engine(json!({"kind": "Custom", "args": ["--tensor-parallel-size", "2"]})));
+    accepted(engine(json!({"tensorParallel": 2, "resources": {"limits": {"cpu": "1"}}})));
+    refused("kind Custom", engine(json!({"kind": "Custom", "tensorParallel": 2})));
+    for flag in ["--tensor-parallel", "--tensor-parallel-size=2", "-tp", "-tp=2", "--tp", "--tp=2", "--tp-size"] {
+        refused("say it once", engine(json!({"kind": "VLLM", "tensorParallel": 2, "args": ["a", flag, "2"]})));
+    }
+    refused("a GPU for each rank", engine(json!({"tensorParallel": 4, "resources": gpus("2")})));
+}
+
+#[test]
+fn durations_are_read_at_admission() {
+    const FIELDS: [&str; 8] = [
+        "restartBackoff",
+        "restartBackoffMax",
+        "stabilityWindow",
+        "avoidFor",
+        "unattendedAfter",
+        "unattendedWindow",
+        "poisonFor",
+        "incidentTtl",
+    ];
+    let set = |field: &'static str, text: &'static str| {
+        move |o: &mut Value| {
+            // (so that the pause that is tried is not above its bound)
+            o["spec"]["recovery"] = json!({"restartBackoffMax": "720h"});
+            if field == "restartBackoffMax" {
+                o["spec"]["recovery"]["restartBackoff"] = json!("0s");
+            }
+            o["spec"]["recovery"][field] = json!(text);
+        }
+    };
+    for field in FIELDS {
+        for fine in ["60000ms", "90s", "1h30m", "43200m", "720h", "2592000000ms"] {
+            accepted(set(field, fine));
+        }
+        for bad in ["5", "soon", "5 m", "-5m", "1d", "1.5h", "720h1s", "999h", "99999999999h", "99999999999ms"] {
+            refused("a number with a unit", set(field, bad));
+        }
+    }
+    refused("at least 1m", set("incidentTtl", "59s"));
+    accepted(set("avoidFor", "0s"));
 }
 
 #[test]

@@ -110,6 +110,10 @@ fn scene(path: &str) -> Vec<(u64, Act)> {
             vec![(20_000, Act::Freeze { nth: 0, heals_ms: Some(60_000) }), edit(25_000, json!({"replicas": 1}))]
         }
         "recovery.avoidFor" => vec![freeze(20_000, 0), freeze(60_000, 0)],
+        // the pod of a stall that is over goes, and somebody looks again a good minute later
+        "recovery.incidentTtl" => {
+            vec![freeze(20_000, 0), (60_000, Act::DeletePod { nth: 0 }), edit(140_000, json!({"replicas": 3}))]
+        }
         // the second stall within the first pause, the third within the second
         "recovery.restartBackoff" => vec![freeze(20_000, 0), freeze(40_000, 0)],
         "recovery.restartBackoffMax" => vec![freeze(20_000, 0), freeze(45_000, 0), freeze(75_000, 0)],
@@ -132,7 +136,9 @@ fn base(path: &str) -> Value {
         "recovery.stabilityWindow" | "recovery.avoidFor" => base["recovery"]["restartsBeforeReplace"] = json!(1),
         "recovery.restartBackoffMax" => base["recovery"]["restartBackoff"] = json!("20s"),
         "scaling.holdSecondsMax" => base["scaling"] = json!({"duringIncidents": "NoScaleIn"}),
-        _ if path.starts_with("model.source.pvc") => base["model"]["source"] = json!({}),
+        _ if path.starts_with("model.source.pvc") || path.starts_with("model.source.oci") => {
+            base["model"]["source"] = json!({})
+        }
         _ => {}
     }
     if path.starts_with("scaling.") {
@@ -151,6 +157,7 @@ fn sample(path: &str, rules: &Value, n: usize) -> Value {
         "recovery.restartBackoff" => return pick([json!("1s"), json!("40s")]),
         "recovery.restartBackoffMax" => return pick([json!("20s"), json!("40s")]),
         "recovery.mode" => return pick([json!("Recover"), json!("Fence")]),
+        "recovery.incidentTtl" => return pick([json!("1m"), json!("168h")]),
         "rollout.progressDeadlineSeconds" => return pick([json!(600), json!(1200)]),
         "rollout.toleratedStalls" => return pick([json!(0), json!(5)]),
         "scaling.holdSecondsMax" => return pick([json!(5), json!(900)]),

@@ -62,7 +62,7 @@ pub fn write(
 mod tests {
     use super::*;
     use crate::controllers::{
-        incidents::plan::{IncidentPlan, plan},
+        incidents::plan::{IncidentPlan, plan_by_default as plan},
         inference_deployment::testing::{healthy, pod},
     };
 

@@ -1,7 +1,10 @@
 //! Which incidents to write, close and forget, pure. One incident an episode, its name derived from the episode's id, so
 //! that any operator after any crash writes the same record (P1, P12).
 
-use crds::{EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline, fence::FENCED_BY_PERSON};
+use crds::{
+    EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline, fence::FENCED_BY_PERSON,
+    inference_deployment::Recovery,
+};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
@@ -14,12 +17,27 @@ use crate::{
     digest::short,
 };
 
-/// A closed incident is kept this long …
-const KEPT_MAX: SignedDuration = SignedDuration::from_hours(7 * 24);
-/// … a stall that told what was in flight as long as `spec.recovery.poisonFor` may ask for …
-const TOLD_MAX: SignedDuration = SignedDuration::from_secs(DURATION_MAX.as_secs() as i64);
-/// … and at most so many of one InferenceDeployment.
+/// At most so many closed incidents of one InferenceDeployment are kept, however young.
 const KEPT_COUNT_MAX: usize = 50;
+
+/// How long closed incidents are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    /// `spec.recovery.incidentTtl`.
+    ttl: SignedDuration,
+    /// `spec.recovery.poisonFor`: for so long a stall that told what was in flight is compared with later ones (I7).
+    told: SignedDuration,
+}
+
+impl Kept {
+    /// What the policy says. A text that is no duration keeps everything as long as any may ask for: what is deleted cannot be had back.
+    pub fn of(recovery: &Recovery) -> Self {
+        let read = |text: &str| humantime::parse_duration(text).unwrap_or(DURATION_MAX).min(DURATION_MAX);
+        let of = |text: &str| SignedDuration::try_from(read(text)).unwrap_or(SignedDuration::MAX);
+        let ttl = of(&recovery.incident_ttl);
+        Kept { ttl, told: of(&recovery.poison_for).max(ttl) }
+    }
+}
 
 /// What to do about incidents.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -49,14 +67,14 @@ pub fn name_of(infd: &str, episode: &str) -> String {
 }
 
 /// Compares the episodes on `pods` with the `incidents` that exist.
-pub fn plan(infd: &str, pods: &[PodView], incidents: &[EngineIncident], now: Timestamp) -> IncidentPlan {
+pub fn plan(infd: &str, kept: Kept, pods: &[PodView], incidents: &[EngineIncident], now: Timestamp) -> IncidentPlan {
     let mut plan = IncidentPlan::default();
     let mut reported = Vec::new();
     for pod in pods {
         let Some(episode) = pod.reported() else { continue };
         let name = name_of(infd, &episode.episode.id);
         let existing = incidents.iter().find(|incident| incident.name_any() == name);
-        if let Some(write) = write_of(infd, pod, episode, &name, existing, now) {
+        if let Some(write) = write_of((infd, kept), pod, episode, &name, existing, now) {
             plan.writes.extend((write.spec.is_some() || write.status.is_some()).then_some(write));
             plan.open += usize::from(episode.open);
         }
@@ -80,14 +98,14 @@ pub fn plan(infd: &str, pods: &[PodView], incidents: &[EngineIncident], now: Tim
             None => plan.open += 1,
         }
     }
-    plan.deletes = forget(incidents, &reported, now);
+    plan.deletes = forget(kept, incidents, &reported, now);
     plan
 }
 
 /// The write that makes the incident of a reported episode true. `None`: an old closed episode without a record, which
 /// was forgotten on purpose; writing it again would go on for ever.
 fn write_of(
-    infd: &str,
+    (infd, kept): (&str, Kept),
     pod: &PodView,
     reported: &ReportedEpisode,
     name: &str,
@@ -95,7 +113,7 @@ fn write_of(
     now: Timestamp,
 ) -> Option<IncidentWrite> {
     let closed_at = reported.episode.serving_at.clone().or_else(|| reported.changed_at.clone());
-    if existing.is_none() && !reported.open && closed_at.as_deref().is_none_or(|at| older(at, KEPT_MAX, now)) {
+    if existing.is_none() && !reported.open && closed_at.as_deref().is_none_or(|at| older(at, kept.ttl, now)) {
         return None;
     }
     let spec = spec_of(infd, pod, reported);
@@ -183,14 +201,14 @@ fn closing(incident: &EngineIncident, outcome: &str, now: Timestamp) -> Incident
 
 /// Closed incidents that are too old or too many; one that a pod still reports stays. Suspicions that came to nothing and persons' fences go
 /// first: by stalls replicas learn from each other (I7).
-fn forget(incidents: &[EngineIncident], reported: &[String], now: Timestamp) -> Vec<(String, String)> {
+fn forget(kept: Kept, incidents: &[EngineIncident], reported: &[String], now: Timestamp) -> Vec<(String, String)> {
     let closed_at = |i: &EngineIncident| i.status.as_ref().and_then(|s| s.closed_at.clone()).unwrap_or_default();
     let mut closed: Vec<&EngineIncident> = incidents.iter().filter(|i| is_closed(i)).collect();
     closed.sort_by_key(|incident| std::cmp::Reverse((incident.is_stall(), closed_at(incident), incident.name_any())));
     let tells = |i: &EngineIncident| i.is_stall() && i.status.as_ref().is_some_and(|s| !s.in_flight.is_empty());
     let over = |(rank, incident): &(usize, &EngineIncident)| {
-        let kept_max = if tells(incident) { TOLD_MAX } else { KEPT_MAX };
-        *rank >= KEPT_COUNT_MAX || older(&closed_at(incident), kept_max, now)
+        let age = if tells(incident) { kept.told } else { kept.ttl };
+        *rank >= KEPT_COUNT_MAX || older(&closed_at(incident), age, now)
     };
     closed
         .into_iter()
@@ -211,9 +229,15 @@ fn duration(start: &str, end: &str) -> Option<String> {
     Some(format!("{:.1}s", end.duration_since(start).as_secs_f64().max(0.0)))
 }
 
+/// [`plan`] under the policy of one who said nothing.
+#[cfg(test)]
+pub fn plan_by_default(infd: &str, pods: &[PodView], incidents: &[EngineIncident], now: Timestamp) -> IncidentPlan {
+    plan(infd, Kept::of(&Recovery::default()), pods, incidents, now)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{plan_by_default as plan, *};
     use crate::controllers::inference_deployment::testing::{healthy, pod};
     use crds::poison::InFlight;
 
@@ -329,11 +353,30 @@ mod tests {
         }
         let stays = |incidents: &[EngineIncident]| incidents.iter().any(|i| i.spec.pod == "stalled");
         assert!(incidents.len() > KEPT_COUNT_MAX && stays(&incidents));
-        for (days, kept) in [(0, true), (8, true), (31, false)] {
+        let poison_for = |text: &str| Kept::of(&Recovery { poison_for: text.to_owned(), ..Recovery::default() });
+        for (told, days, kept) in
+            [("720h", 0, true), ("720h", 8, true), ("720h", 31, false), ("6h", 6, true), ("6h", 8, false)]
+        {
             let mut incidents = incidents.clone();
             let later = now() + SignedDuration::from_hours(days * 24);
-            apply(&plan("chat", &[], &incidents, later), &mut incidents);
-            assert_eq!(stays(&incidents), kept, "{days} days");
+            apply(&super::plan("chat", poison_for(told), &[], &incidents, later), &mut incidents);
+            assert_eq!(stays(&incidents), kept, "{days} days, poisonFor {told}");
+        }
+    }
+
+    #[test]
+    fn a_record_is_kept_for_its_ttl_and_no_longer() {
+        let mut incidents = Vec::new();
+        apply(&plan("chat", &[pod("a", "Recovered", 10)], &[], now()), &mut incidents); // it ended at 00:01
+        for (ttl, minutes, deleted) in
+            [("1m", 0, 0), ("1m", 1, 1), ("90m", 89, 0), ("90m", 91, 1), ("168h", 91, 0), ("soon", 10_081, 0)]
+        {
+            let kept = Kept::of(&Recovery { incident_ttl: ttl.to_owned(), ..Recovery::default() });
+            let deletes =
+                super::plan("chat", kept, &[], &incidents, now() + SignedDuration::from_mins(minutes)).deletes;
+            assert_eq!(deletes.len(), deleted, "{ttl}, {minutes} minutes later");
+            let uid = incidents[0].metadata.uid.clone().unwrap();
+            assert!(deletes.iter().all(|(_, of)| *of == uid), "that one and no namesake");
         }
     }
 }

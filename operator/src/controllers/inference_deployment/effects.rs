@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crds::{InferenceDeployment, LABEL_REVISION, poison::InFlight};
+use crds::{EngineIncident, InferenceDeployment, LABEL_REVISION, poison::InFlight};
 use jiff::Timestamp;
 use kube::CustomResourceExt;
 use serde_json::{Value, json};
@@ -28,6 +28,11 @@ enum Seen {
 }
 use Seen::{Children, Plan, PlanLoses};
 
+fn oci() -> Value {
+    let oci = json!({"reference": "that:1", "pullPolicy": "Always", "path": "that/path"});
+    json!({"model": {"source": {"file": null, "oci": oci}}})
+}
+
 /// Path, what is changed in the spec (a merge patch), and where it shows.
 fn table() -> Vec<(&'static str, Value, Seen)> {
     let engine = |value: Value| json!({"engine": value});
@@ -43,6 +48,14 @@ fn table() -> Vec<(&'static str, Value, Seen)> {
         ("model.source.file.path", json!({"model": {"source": {"file": {"path": "/that"}}}}), Children("\"/that\"")),
         ("model.source.pvc.claimName", pvc.clone(), Children("\"claimName\":\"that-claim\"")),
         ("model.source.pvc.path", pvc, Children("/models/that/path")),
+        (
+            "model.source.oci.reference",
+            oci(),
+            Children("\"image\":{\"pullPolicy\":\"Always\",\"reference\":\"that:1\"}"),
+        ),
+        ("model.source.oci.pullPolicy", oci(), Children("\"image\":{\"pullPolicy\":\"Always\"")),
+        ("model.source.oci.path", oci(), Children("/models/that/path")),
+        ("engine.tensorParallel", engine(json!({"tensorParallel": 7})), Children("\"--tensor-parallel\",\"7\"")),
         (
             "engine.kind",
             engine(json!({"kind": "SGLang"})),
@@ -148,6 +161,11 @@ fn table() -> Vec<(&'static str, Value, Seen)> {
         ),
         // the second of two stalls of one request, and 77 minutes
         ("recovery.poisonFor", recovery(json!({"poisonFor": "77m"})), Plan("1767230222000")),
+        (
+            "recovery.incidentTtl",
+            recovery(json!({"incidentTtl": "77m"})),
+            Plan("deletes: [(\"chat-old\", \"uid-old\")]"),
+        ),
         ("drainSeconds", json!({"drainSeconds": 77}), Children("/drain?timeout_s=77")),
         ("gate.port", json!({"gate": {"port": 8777}}), Children("\"targetPort\":8777")),
         ("rollout.proof", rollout(json!({"proof": "None"})), Children("\"--unattended-after\",\"5m\"]")),
@@ -252,8 +270,19 @@ fn troubled(infd: &InferenceDeployment) -> String {
     let children = [("Deployment".to_owned(), live), ("ReplicaSet".to_owned(), sets)].into();
     let now: Timestamp = "2026-01-01T00:00:30Z".parse().unwrap();
     let desired = build(&infd);
-    let plan = plan(&Observed { infd, children, pods, incidents: Vec::new(), nodes }, desired, None, now);
+    let incidents = vec![over_for_four_hours()];
+    let plan = plan(&Observed { infd, children, pods, incidents, nodes }, desired, None, now);
     format!("{plan:?}")
+}
+
+/// A suspicion of a pod that is long gone.
+fn over_for_four_hours() -> EngineIncident {
+    serde_json::from_value(json!({
+        "metadata": {"name": "chat-old", "uid": "uid-old"},
+        "spec": {"deployment": "chat", "pod": "z", "podUid": "uid-z", "class": "StepStalled", "episodeId": "e-z"},
+        "status": {"stage": "Cleared", "outcome": "Cleared", "closedAt": "2025-12-31T20:00:30Z"},
+    }))
+    .expect("the test's object has the right shape")
 }
 
 /// Its stall is confirmed, and a request was in flight that other pods share (I7).

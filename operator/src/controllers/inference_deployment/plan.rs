@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     controllers::incidents::{
-        plan::{IncidentPlan, plan as plan_incidents},
+        plan::{IncidentPlan, Kept, plan as plan_incidents},
         poison,
     },
     digest::short,
@@ -119,7 +119,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         marks: avoid::marks(&avoid, &observed.pods, &replaces),
         replaces,
         avoid,
-        incidents: plan_incidents(&infd.name_any(), &observed.pods, &observed.incidents, now),
+        incidents: plan_incidents(&infd.name_any(), Kept::of(recovery), &observed.pods, &observed.incidents, now),
         suspect_node: escalate::suspect_node(&recent, terms.window, &at).filter(|_| fresh),
         recent,
         hold: terms.hold.clone(),

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use crds::{
     InferenceDeployment, InferenceDeploymentSpec,
-    inference_deployment::{EngineKind, Resources},
+    inference_deployment::{Engine, EngineKind, Resources},
 };
 use kube::ResourceExt;
 
@@ -15,6 +15,9 @@ use super::build::{AGENT_PORT, bare_template, overlay};
 
 /// No duration of the policy may be longer.
 pub const DURATION_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// GPUs by the name that their device plugin gives them; of others nobody counts ranks.
+const GPU: &str = "nvidia.com/gpu";
 
 /// Everything wrong with the spec; empty: it can be built.
 pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
@@ -30,6 +33,7 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
             .push(format!("spec.engine.port, spec.gate.port and the agent's {AGENT_PORT} must differ, not {ports:?}"));
     }
     problems.extend(model_problem(spec));
+    problems.extend(ranks_problem(&spec.engine));
     let (deadline, soak) = (spec.rollout.progress_deadline_seconds, spec.rollout.soak_seconds);
     if deadline <= soak {
         problems.push(format!("spec.rollout: progressDeadlineSeconds {deadline} must be more than soakSeconds {soak}"));
@@ -43,6 +47,7 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
         ("restartBackoffMax", &recovery.restart_backoff_max),
         ("avoidFor", &recovery.avoid_for),
         ("poisonFor", &recovery.poison_for),
+        ("incidentTtl", &recovery.incident_ttl),
     ] {
         match humantime::parse_duration(text) {
             Ok(duration) if duration > DURATION_MAX => {
@@ -73,13 +78,33 @@ fn model_problem(spec: &InferenceDeploymentSpec) -> Option<String> {
         return (spec.engine.kind == EngineKind::Truebeat)
             .then(|| "spec.engine.kind Truebeat needs spec.model.source".to_owned());
     };
-    match (&model.source.file, &model.source.pvc) {
-        (None, None) | (Some(_), Some(_)) => Some("spec.model.source needs exactly one of file and pvc".to_owned()),
-        (_, Some(pvc)) if pvc.path.starts_with('/') || pvc.path.split('/').any(|part| part == "..") => {
-            Some(format!("spec.model.source.pvc.path {:?} must stay inside the volume", pvc.path))
-        }
-        _ => None,
+    let source = &model.source;
+    let set = [source.file.is_some(), source.pvc.is_some(), source.oci.is_some()];
+    if set.into_iter().filter(|set| *set).count() != 1 {
+        return Some("spec.model.source needs exactly one of file, pvc and oci".to_owned());
     }
+    let paths = [("pvc", source.pvc.as_ref().map(|pvc| &pvc.path)), ("oci", source.oci.as_ref().map(|oci| &oci.path))];
+    let outside = |path: &str| path.starts_with('/') || path.split('/').any(|part| part == "..");
+    let (kind, path) = paths.into_iter().find_map(|(kind, path)| Some((kind, path.filter(|path| outside(path))?)))?;
+    Some(format!("spec.model.source.{kind}.path {path:?} must stay inside the volume"))
+}
+
+/// Ranks that nobody can be told of, that are told twice, or that have no GPU.
+fn ranks_problem(engine: &Engine) -> Option<String> {
+    let ranks = engine.tensor_parallel?;
+    if engine.kind == EngineKind::Custom {
+        return Some(
+            "spec.engine.tensorParallel: how an engine of kind Custom is told is for spec.engine.args".to_owned(),
+        );
+    }
+    let flags = ["--tensor-parallel", "--tp-size", "--tp=", "-tp="];
+    let told = |arg: &String| arg == "-tp" || arg == "--tp" || flags.iter().any(|flag| arg.starts_with(flag));
+    if let Some(arg) = engine.args.iter().find(|arg| told(arg)) {
+        return Some(format!("spec.engine.tensorParallel and {arg:?} in spec.engine.args say the same: say it once"));
+    }
+    let gpus = engine.resources.as_ref().and_then(|r| r.limits.get(GPU)).and_then(|gpus| gpus.parse::<i32>().ok());
+    let short = gpus.filter(|gpus| *gpus < ranks)?;
+    Some(format!("spec.engine.tensorParallel {ranks} needs a GPU for each rank, and the limit of {GPU} is {short}"))
 }
 
 /// Devices cannot be overcommitted: the API server refuses a pod whose request differs from its limit.
@@ -109,6 +134,7 @@ pub fn devices(spec: &InferenceDeploymentSpec) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::controllers::inference_deployment::testing::{infd, infd_vllm};
+    use crds::inference_deployment::{ModelSource, OciSource};
 
     #[test]
     fn good_specs_have_no_problem() {
@@ -119,7 +145,7 @@ mod tests {
     #[test]
     fn each_problem_names_its_field() {
         type Change = fn(&mut InferenceDeployment);
-        let cases: [(&str, Change); 13] = [
+        let cases: [(&str, Change); 19] = [
             ("restartBackoff \"soon\"", |o| o.spec.recovery.restart_backoff = "soon".into()),
             ("restartBackoffMax \"999h\"", |o| o.spec.recovery.restart_backoff_max = "999h".into()),
             ("must be at least restartBackoff", |o| o.spec.recovery.restart_backoff_max = "9s".into()),
@@ -130,6 +156,22 @@ mod tests {
             ("must differ", |o| o.spec.gate.port = AGENT_PORT),
             ("needs spec.model.source", |o| o.spec.model = None),
             ("exactly one of", |o| o.spec.model.as_mut().unwrap().source.file = None),
+            ("exactly one of", |o| o.spec.model.as_mut().unwrap().source.oci = Some(weights(""))),
+            ("source.oci.path", |o| {
+                o.spec.model.as_mut().unwrap().source =
+                    ModelSource { oci: Some(weights("a/../b")), ..Default::default() };
+            }),
+            ("incidentTtl", |o| o.spec.recovery.incident_ttl = "for ever".into()),
+            ("kind Custom", |o| (o.spec.engine.kind, o.spec.engine.tensor_parallel) = (EngineKind::Custom, Some(2))),
+            ("say it once", |o| {
+                o.spec.engine.args = vec!["--tensor-parallel=2".into()];
+                o.spec.engine.tensor_parallel = Some(2);
+            }),
+            ("a GPU for each rank", |o| {
+                let limits = [(GPU.to_owned(), "1".to_owned())].into();
+                o.spec.engine.resources = Some(Resources { limits, requests: Default::default() });
+                o.spec.engine.tensor_parallel = Some(2);
+            }),
             ("unattendedAfter", |o| o.spec.recovery.unattended_after = "soon".into()),
             ("unattendedWindow", |o| o.spec.recovery.unattended_window = "99999999999h".into()),
             ("must be equal", |o| {
@@ -143,6 +185,20 @@ mod tests {
             let problems = validate(&object);
             assert!(problems.len() == 1 && problems[0].contains(word), "{word}: {problems:?}");
         }
+    }
+
+    fn weights(path: &str) -> OciSource {
+        OciSource { reference: "weights:1".into(), pull_policy: None, path: path.into() }
+    }
+
+    #[test]
+    fn ranks_that_fit_their_gpus_are_well() {
+        let mut object = infd_vllm("llama");
+        object.spec.engine.tensor_parallel = Some(1);
+        assert_eq!(validate(&object), Vec::<String>::new());
+        object.spec.engine.resources.as_mut().unwrap().limits.insert(GPU.to_owned(), "8".to_owned());
+        object.spec.engine.tensor_parallel = Some(4);
+        assert_eq!(validate(&object), Vec::<String>::new());
     }
 
     #[test]

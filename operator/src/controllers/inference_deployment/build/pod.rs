@@ -4,7 +4,7 @@
 use crds::{
     InferenceDeployment,
     fence::ANNOTATION_FENCE,
-    inference_deployment::{EngineKind, EnvVar, ImagePullPolicy, RecoveryMode, Resources},
+    inference_deployment::{EngineKind, EnvVar, ImagePullPolicy, ModelSource, RecoveryMode, Resources},
     maintenance::ANNOTATION_MAINTENANCE,
     poison::ANNOTATION_POISON,
     rollout::Proof,
@@ -19,7 +19,7 @@ const AGENT_DIR: &str = "/run/truebeat-agent";
 const BUNDLE_DIR: &str = "/var/lib/truebeat/bundles";
 const TOKEN_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const NOTES_DIR: &str = "/run/truebeat-notes";
-const CLAIM_DIR: &str = "/models";
+const MODEL_DIR: &str = "/models";
 
 /// The pod's spec.
 pub fn spec(infd: &InferenceDeployment) -> Value {
@@ -120,8 +120,8 @@ fn engine(infd: &InferenceDeployment) -> Value {
         // ranks talk through shared memory, and the runtime's own 64 MiB are not enough for them
         json!({"name": "shm", "mountPath": "/dev/shm"}),
     ];
-    if claim(infd).is_some() {
-        mounts.push(json!({"name": "model", "mountPath": CLAIM_DIR, "readOnly": true}));
+    if source(infd).is_some_and(|source| source.file.is_none()) {
+        mounts.push(json!({"name": "model", "mountPath": MODEL_DIR, "readOnly": true}));
     }
     let probe = |path: &str| json!({"path": path, "port": AGENT_PORT});
     let drain = format!("/drain?timeout_s={}", infd.spec.drain_seconds);
@@ -160,7 +160,18 @@ fn engine_args(infd: &InferenceDeployment) -> Vec<String> {
         args.extend(["--listen".to_owned(), format!("127.0.0.1:{}", engine.port)]);
     }
     args.extend(engine.args.iter().cloned());
+    let split = engine.tensor_parallel.zip(ranks_flag(engine.kind));
+    args.extend(split.into_iter().flat_map(|(ranks, flag)| [flag.to_owned(), ranks.to_string()]));
     args
+}
+
+/// How an engine is told over how many ranks each layer is split; nobody knows it of a custom one.
+fn ranks_flag(kind: EngineKind) -> Option<&'static str> {
+    match kind {
+        EngineKind::Truebeat => Some("--tensor-parallel"),
+        EngineKind::Vllm | EngineKind::SGLang => Some("--tensor-parallel-size"),
+        EngineKind::Custom => None,
+    }
 }
 
 /// Ours first, so that the user's values may refer to them; a `HOME` of the user wins over ours.
@@ -205,8 +216,17 @@ fn volumes(infd: &InferenceDeployment) -> Vec<Value> {
         token(),
         notes(),
     ];
-    if let Some(name) = claim(infd) {
-        volumes.push(json!({"name": "model", "persistentVolumeClaim": {"claimName": name, "readOnly": true}}));
+    let (pvc, oci) = source(infd).map_or((None, None), |source| (source.pvc.as_ref(), source.oci.as_ref()));
+    if let Some(pvc) = pvc {
+        volumes
+            .push(json!({"name": "model", "persistentVolumeClaim": {"claimName": pvc.claim_name, "readOnly": true}}));
+    }
+    if let Some(oci) = oci {
+        let mut image = json!({"reference": oci.reference});
+        if let Some(policy) = oci.pull_policy {
+            image["pullPolicy"] = json!(policy);
+        }
+        volumes.push(json!({"name": "model", "image": image}));
     }
     volumes
 }
@@ -260,17 +280,18 @@ fn set_pull_policy(container: &mut Value, policy: Option<ImagePullPolicy>) {
     }
 }
 
-fn claim(infd: &InferenceDeployment) -> Option<&str> {
-    infd.spec.model.as_ref()?.source.pvc.as_ref().map(|pvc| pvc.claim_name.as_str())
+fn source(infd: &InferenceDeployment) -> Option<&ModelSource> {
+    infd.spec.model.as_ref().map(|model| &model.source)
 }
 
 /// Where the engine's container sees the model.
 fn model_path(infd: &InferenceDeployment) -> Option<String> {
-    let source = &infd.spec.model.as_ref()?.source;
-    match (&source.file, &source.pvc) {
+    let source = source(infd)?;
+    let mounted = source.pvc.as_ref().map(|pvc| &pvc.path).or(source.oci.as_ref().map(|oci| &oci.path));
+    match (&source.file, mounted) {
         (Some(file), _) => Some(file.path.clone()),
-        (None, Some(pvc)) if pvc.path.is_empty() => Some(CLAIM_DIR.to_owned()),
-        (None, Some(pvc)) => Some(format!("{CLAIM_DIR}/{}", pvc.path)),
+        (None, Some(path)) if path.is_empty() => Some(MODEL_DIR.to_owned()),
+        (None, Some(path)) => Some(format!("{MODEL_DIR}/{path}")),
         (None, None) => None,
     }
 }
