@@ -23,20 +23,21 @@ impl Store {
         }
         let at = Target { subresource: String::new(), ..target.clone() };
         let (_, pod) = self.read(&at)?;
+        let options = &body["deleteOptions"];
+        let meant = options["preconditions"]["uid"].as_str().is_none_or(|uid| pod["metadata"]["uid"] == uid);
         if !goes_anyway(&pod) {
             let budgets: Vec<Key> = self.budgets_of(&pod);
             match budgets.as_slice() {
                 [] => {}
-                [budget] => self.spend(budget, &pod)?,
+                [budget] => self.spend(budget, &pod, meant)?,
                 _ => {
                     let what = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
                     return Err(Refusal::new(500, "", what));
                 }
             }
         }
-        let options = &body["deleteOptions"];
         // (the budget is spent all the same)
-        if options["preconditions"]["uid"].as_str().is_none_or(|uid| pod["metadata"]["uid"] == uid) {
+        if meant {
             self.mark(&at, &pod)?;
         }
         self.delete(&at, options)?;
@@ -51,20 +52,22 @@ impl Store {
         budgets.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Takes one of the disruptions that the budget allows, if this pod needs one.
-    fn spend(&mut self, key: &Key, pod: &Object) -> Result<(), Refusal> {
+    /// Takes one of the disruptions that the budget allows, if this pod needs one. One that needs none is deleted at once; where it is
+    /// not the one that was `meant`, that fails, again and again, until the server says that it is too busy.
+    fn spend(&mut self, key: &Key, pod: &Object, meant: bool) -> Result<(), Refusal> {
         let Some(budget) = self.get(key).map(|entry| entry.value.clone()) else { return Ok(()) };
         let status = &budget["status"];
         let count = |field: &str| status[field].as_i64().unwrap_or(0);
         let (healthy, desired, allowed) =
             (count("currentHealthy"), count("desiredHealthy"), count("disruptionsAllowed"));
         let always = budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow";
-        if !is_ready(pod) && (always || (healthy >= desired && desired > 0)) {
-            return Ok(()); // it does not count, so it costs nothing
-        }
         let name = &key.2;
+        let busy = || violates(format!("The disruption budget {name} is still being processed by the server."));
+        if !is_ready(pod) && (always || (healthy >= desired && desired > 0)) {
+            return if meant { Ok(()) } else { Err(busy()) }; // it does not count, so it costs nothing
+        }
         if count("observedGeneration") < budget["metadata"]["generation"].as_i64().unwrap_or(0) {
-            return Err(violates(format!("The disruption budget {name} is still being processed by the server.")));
+            return Err(busy());
         }
         let crowded = status["disruptedPods"].as_object().is_some_and(|pods| pods.len() > DISRUPTED_MAX);
         if allowed < 0 || crowded {
@@ -73,8 +76,11 @@ impl Store {
             return Err(Refusal::new(403, "Forbidden", what));
         }
         if allowed == 0 {
-            let what = format!("The disruption budget {name} needs {desired} healthy pods and has {healthy} currently");
-            return Err(violates(what));
+            return Err(violates(if healthy <= desired {
+                format!("The disruption budget {name} needs {desired} healthy pods and has {healthy} currently")
+            } else {
+                format!("The disruption budget {name} does not allow evicting pods currently")
+            }));
         }
         let pod = pod["metadata"]["name"].as_str().unwrap_or_default();
         let spent = json!({"status": {"disruptionsAllowed": allowed - 1, "disruptedPods": {pod: self.now()}}});
@@ -96,7 +102,8 @@ impl Store {
 
 /// A pod that has not begun, has ended, or is on its way out disrupts nobody.
 fn goes_anyway(pod: &Object) -> bool {
-    let over = matches!(pod["status"]["phase"].as_str(), Some("Pending" | "Succeeded" | "Failed"));
+    let phase = pod["status"]["phase"].as_str().unwrap_or("Pending"); // which the real server writes itself
+    let over = matches!(phase, "Pending" | "Succeeded" | "Failed");
     over || !pod["metadata"]["deletionTimestamp"].is_null()
 }
 

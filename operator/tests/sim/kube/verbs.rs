@@ -160,7 +160,8 @@ impl Store {
             }
         }
         let mut managers = old.managers;
-        if self.track_updates {
+        // an object whose fields are nobody's is not tracked, as the server holds it, until somebody applies
+        if self.track_updates && !managers.is_empty() {
             fields::update(
                 &old.value,
                 &value,
@@ -187,7 +188,8 @@ impl Store {
             strip_status(target.kind, &mut value);
             let mut wanted = body;
             strip_status(target.kind, &mut wanted);
-            let managers: fields::Managers = [(me, fields::leaves(&wanted).into_keys().collect())].into();
+            let mut managers: fields::Managers = [(me, fields::leaves(&wanted).into_keys().collect())].into();
+            managers.retain(|_, owned| !owned.is_empty());
             return Ok((201, self.put(target.kind, target.key(), value, managers.into())));
         };
         if !uid.is_empty() && uid != text(&old.value, "uid") {
@@ -198,7 +200,14 @@ impl Store {
             return Err(target.conflict(MODIFIED));
         }
         let body = self.within_reach(target, body);
-        let applied = fields::apply(&old.value, &old.managers, &body, (&me, target.kind.custom()), target.force);
+        let mut managers = old.managers.clone();
+        if self.track_updates && managers.is_empty() {
+            // then the fields are those of whoever wrote them before
+            let before =
+                fields::Manager { name: "before-first-apply".into(), apply: false, subresource: String::new() };
+            fields::update(&Object::default(), &old.value, Arc::make_mut(&mut managers), &before, target.kind.custom());
+        }
+        let applied = fields::apply(&old.value, &managers, &body, (&me, target.kind.custom()), target.force);
         let (merged, managers) = applied.map_err(|paths| {
             let what = format!("Apply failed with {} conflicts: {paths:?}", paths.len());
             Refusal::new(409, "Conflict", what)
