@@ -68,7 +68,9 @@ pub fn leaves(object: &Object) -> BTreeMap<Path, &Value> {
             "apiVersion" | "kind" => {}
             "metadata" => {
                 for (field, child) in child.as_object().into_iter().flatten() {
-                    if matches!(field.as_str(), "labels" | "annotations" | "finalizers" | "ownerReferences") {
+                    let owned = matches!(field.as_str(), "labels" | "annotations" | "finalizers" | "ownerReferences");
+                    // (of these an empty one is none)
+                    if owned && !is_bare(child) {
                         walk(child, vec!["f:metadata".into(), format!("f:{field}").into()], &mut out);
                     }
                 }
@@ -87,7 +89,7 @@ fn containers(object: &Object, custom: bool) -> Set {
         match name {
             "metadata" => {
                 for field in ["labels", "annotations", "finalizers", "ownerReferences"] {
-                    if child.get(field).is_some() {
+                    if child.get(field).is_some_and(|value| !is_bare(value)) {
                         out.insert(vec!["f:metadata".into(), format!("f:{field}").into()]);
                     }
                 }
@@ -153,8 +155,12 @@ pub fn apply(
     let mut managers = Managers::clone(managers);
     let before = if alone { BTreeMap::new() } else { leaves(live) };
     let differs = |path: &Path, value: &Value| !value.is_null() && before.get(path) != Some(&value);
-    let changed: Set =
+    let mut changed: Set =
         wanted.iter().filter(|(path, value)| differs(path, value)).map(|(path, _)| path.clone()).collect();
+    if !alone {
+        // a map that is made anew is still that of who made it first
+        changed.extend(containers(applied, custom).difference(&containers(live, custom)).cloned());
+    }
     let mut conflicts = Vec::new();
     for (_, owned) in managers.iter_mut().filter(|(manager, _)| *manager != me) {
         let taken: Vec<Path> = changed.iter().filter(|path| owned.contains(*path)).cloned().collect();
@@ -167,13 +173,20 @@ pub fn apply(
     let mut merged = merged(live, applied);
     let mine = managers.remove(me).unwrap_or_default();
     let dropped = mine.iter().filter(|path| !wanted.contains_key(*path));
-    let others = |path: &Path| managers.values().any(|owned| owned.iter().any(|o| o.starts_with(path)));
+    // an item goes, whoever owns parts of it, unless somebody else lists it
+    let listed = |path: &Path| path.last().is_some_and(|element| element.starts_with("k:"));
+    let owns = |owned: &Set, path: &Path| owned.iter().any(|o| o == path || (!listed(path) && o.starts_with(path)));
+    let others = |path: &Path| managers.values().any(|owned| owns(owned, path));
     let kept_below = |path: &Path| wanted.keys().any(|other| other.starts_with(path));
     let mut dropped: Vec<&Path> = dropped.filter(|path| !others(path) && !kept_below(path)).collect();
     dropped.sort_by_key(|path| path.len()); // an item before its key, or nobody would know it any more
     // a map that somebody else made stays when it is empty, where the server can tell it from none
     let kept = |path: &[Arc<str>]| custom && managers.values().any(|owned| owned.contains(path));
     dropped.iter().for_each(|path| remove_from(&mut merged, path, &kept));
+    let items: Vec<Path> = dropped.into_iter().filter(|path| listed(path)).cloned().collect();
+    for owned in managers.values_mut() {
+        owned.retain(|path| !items.iter().any(|item| path.starts_with(item)));
+    }
     managers.insert(me.clone(), wanted.into_keys().collect());
     managers.retain(|_, owned| !owned.is_empty());
     Ok((merged, managers.into()))
