@@ -10,6 +10,7 @@ mod paths;
 mod sizes;
 mod supply;
 mod tree;
+mod vocabulary;
 mod words;
 
 use truebeat_tests::story;
@@ -83,4 +84,9 @@ fn h11_nothing_is_known_against_what_comes_in() {
 #[test]
 fn the_text_speaks_of_the_project_alone() {
     assert_none(words::check(&Tree::of_this_repository().unwrap()));
+}
+
+#[test]
+fn every_word_of_the_api_is_explained() {
+    assert_none(vocabulary::check(&Tree::of_this_repository().unwrap()));
 }
