@@ -171,6 +171,8 @@ fn leaves_slowly() -> Vec<(u64, Act)> {
         (78_000, Act::Unkillable { exit_ms: 40_000 }),
         freeze(80_000, 0),
         freeze(81_000, 1),
+        // the second dies at once when it may: whether one that takes long is replaced as well would hang on a moment's delay
+        (100_000, Act::Unkillable { exit_ms: 1_500 }),
     ]
 }
 
