@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crds::episode::{
     AGENT_FIELD_MANAGER, ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED,
-    CONDITION_EPISODE, CONDITION_HEALTH_LIE, CONDITION_PROGRESSING, Episode,
+    CONDITION_EPISODE, CONDITION_HEALTH_LIE, CONDITION_PROGRESSING, Episode, REPEATED_EVERY,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -27,8 +27,6 @@ use crate::watch::leave::Said;
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// While a grant is awaited the apply is repeated: its response carries the pod's annotations.
 const GRANT_EVERY: Duration = Duration::from_secs(1);
-/// Otherwise the conditions are said again now and then, in case somebody wiped them.
-const REPEAT_EVERY: Duration = Duration::from_secs(60);
 /// An operator says every 20 s whom it lets wait; what is older is an operator's that has gone.
 const QUEUED_MAX: Duration = Duration::from_secs(60);
 const RETRY_FIRST: Duration = Duration::from_millis(250);
@@ -173,7 +171,7 @@ async fn report(
                     let failures = heard.failures;
                     *heard = Heard { grant, queued, last_serving, answered_ms: Some(now_ms), said, failures };
                 });
-                if wish.awaits_grant() { GRANT_EVERY } else { REPEAT_EVERY }
+                if wish.awaits_grant() { GRANT_EVERY } else { REPEATED_EVERY }
             }
             Err(error) => {
                 tracing::warn!(error = %error_chain(&error), "the pod's conditions are not up to date");

@@ -36,6 +36,8 @@ pub enum Reason {
     ReplicasNotReady,
     /// The Deployment still rolls out the newest template.
     RolloutInProgress,
+    /// Pods that are wanted cannot be made: quota, admission, a limit range. Kubernetes tries again.
+    PodsRefused,
     /// A request to the API failed; it is tried again.
     ApiError,
     /// The spec asks for something that cannot be built.
@@ -80,6 +82,7 @@ impl Reason {
             Reason::ScaledToZero => "ScaledToZero",
             Reason::ReplicasNotReady => "ReplicasNotReady",
             Reason::RolloutInProgress => "RolloutInProgress",
+            Reason::PodsRefused => "PodsRefused",
             Reason::ApiError => "ApiError",
             Reason::InvalidSpec => "InvalidSpec",
             Reason::Refused => "Refused",

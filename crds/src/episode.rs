@@ -2,6 +2,8 @@
 //!
 //! The agent writes it, the operator reads it; neither imports the other. A field that is absent has not happened yet.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::poison::InFlight;
@@ -25,6 +27,9 @@ pub const ANNOTATION_RESTART_QUEUED: &str = "truebeat.io/restart-queued";
 pub const ANNOTATION_LAST_SERVING: &str = "truebeat.io/last-serving";
 /// The class of an episode whose process outlives SIGKILL.
 pub const CLASS_UNKILLABLE: &str = "Unkillable";
+/// An agent says its conditions anew at least this often, should somebody have wiped them, or the API server's store have gone back to
+/// what they once were. While its API server is out of reach it cannot.
+pub const REPEATED_EVERY: Duration = Duration::from_secs(60);
 /// Field manager of the agent's server-side apply to its own pod's status.
 pub const AGENT_FIELD_MANAGER: &str = "truebeat-agent";
 

@@ -14,6 +14,7 @@ pub mod node;
 pub mod overlay;
 pub mod poison;
 pub mod recovery;
+pub mod recovery_note;
 pub mod rollout;
 pub mod scaling;
 pub mod status;

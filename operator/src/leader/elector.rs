@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Leadership,
-    lease::{Candidate, Decision, LEASE_DURATION, RETRY_PERIOD, Record, WAIT_PERIOD, jittered},
+    lease::{Age, Candidate, Decision, LEASE_DURATION, RETRY_PERIOD, Record, WAIT_PERIOD, WENT_BACK_PAUSE, jittered},
 };
 
 use crate::wall::Wall;
@@ -103,12 +103,25 @@ impl Elector {
         let read = timeout(CALL_DEADLINE, self.api.get_opt(LEASE_NAME)).await.map_err(|_| RoundError::Deadline)?;
         let lease = read.map_err(|e| RoundError::Read(Box::new(e)))?;
         self.leadership.contact();
-        match self.candidate.decide(lease.as_ref().map(record), self.epoch.elapsed()) {
+        let paused = self.candidate.paused(self.epoch.elapsed());
+        let decision = self.candidate.decide(lease.as_ref().map(record), self.epoch.elapsed());
+        if !paused && self.candidate.paused(self.epoch.elapsed()) {
+            let pause_s = WENT_BACK_PAUSE.as_secs();
+            tracing::error!(
+                pause_s,
+                "Lease {LEASE_NAME} is older than it was: the API server's store was restored from a backup. Nobody leads and nothing is \
+                 written meanwhile, until every agent has said anew how its engine is"
+            );
+        }
+        match decision {
             Decision::Wait => {
                 self.leadership.lost();
                 Ok(())
             }
             decision => {
+                if decision == Decision::Claim {
+                    self.leadership.lost(); // whatever becomes of the request
+                }
                 if decision == Decision::Claim && lease.is_none() {
                     tracing::warn!("there is no Lease {LEASE_NAME}: claimed, and whoever held it is waited for, 15 s");
                 }
@@ -129,14 +142,12 @@ impl Elector {
             }
         };
         match timeout(CALL_DEADLINE, written).await.map_err(|_| RoundError::Deadline)? {
-            Ok(_) => {
+            Ok(written) => {
                 self.leadership.contact();
-                match decision {
-                    Decision::Claim => self.leadership.lost(),
-                    _ => {
-                        self.candidate.renewed(sent.saturating_duration_since(self.epoch));
-                        self.leadership.renewed_at(sent);
-                    }
+                self.candidate.wrote(record(&written));
+                if decision != Decision::Claim {
+                    self.candidate.renewed(sent.saturating_duration_since(self.epoch));
+                    self.leadership.renewed_at(sent);
                 }
                 Ok(())
             }
@@ -167,6 +178,11 @@ fn record(lease: &Lease) -> Record {
         // one that was given back has an empty holder and the time of its last renewal
         unused: spec.holder_identity.is_none() && spec.renew_time.is_none(),
         acquired: spec.acquire_time.is_some(),
+        age: Age {
+            uid: lease.uid().unwrap_or_default(),
+            transitions: spec.lease_transitions.unwrap_or_default(),
+            renewed: spec.renew_time.map(|time| time.0),
+        },
         holder: spec.holder_identity.unwrap_or_default(),
         version: lease.resource_version().unwrap_or_default(),
         duration: Duration::from_secs(seconds.min(60)),

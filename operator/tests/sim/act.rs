@@ -7,7 +7,8 @@ use operator::{client::FIELD_MANAGER, controllers::inference_deployment::plan::A
 use serde_json::{Value, json};
 
 use super::{
-    agent::{Engine, Fault},
+    agent::Engine,
+    broken::Fault,
     cluster::State,
     end::condition,
     kube::{

@@ -1,10 +1,14 @@
 //! An engine and the agent beside it, in small: what a pod of the contract says and does (DESIGN §4.4). The stages and
 //! times follow `vitals/src/recovery.rs`; the two sides of the contract are the condition and the annotations.
 
-use crds::episode::CLASS_UNKILLABLE;
+use crds::{
+    episode::{CLASS_UNKILLABLE, REPEATED_EVERY},
+    recovery_note::{ANNOTATION_RECOVERY, RecoveryNote},
+};
 use serde_json::{Value, json};
 
 use super::{
+    broken::Fault,
     kube::{
         object::Object,
         store::{Store, wall},
@@ -17,7 +21,7 @@ const SUSPECT_MS: u64 = 1_000;
 const CONFIRM_MS: u64 = 3_000;
 const EVIDENCE_MS: u64 = 1_000;
 const ASK_EVERY_MS: u64 = 1_000;
-const REPEAT_EVERY_MS: u64 = 60_000;
+const REPEAT_EVERY_MS: u64 = REPEATED_EVERY.as_millis() as u64;
 const QUEUED_MAX_MS: i64 = 60_000;
 /// A process that outlives SIGKILL by this is called unkillable.
 const UNKILLABLE_MS: u64 = 10_000;
@@ -34,20 +38,6 @@ pub struct Around {
     pub sick: bool,
     /// Does its node's GPU serve nobody any more?
     pub gpu_lost: bool,
-}
-
-/// What the driver says of a GPU (F1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault {
-    pub code: i32,
-    pub remedy: &'static str,
-}
-
-impl Fault {
-    /// Is the GPU useless for whoever is started on it?
-    pub fn lasts(self) -> bool {
-        self.remedy != "RestartApplication"
-    }
 }
 
 /// What is true of the engine.

@@ -2,10 +2,23 @@
 
 use super::{
     act::Act,
-    agent::Fault,
     rows::scene,
     story::{Story, acts, create, freeze, gpus, plain},
 };
+
+/// What the driver says of a GPU (F1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    pub code: i32,
+    pub remedy: &'static str,
+}
+
+impl Fault {
+    /// Is the GPU useless for whoever is started on it?
+    pub fn lasts(self) -> bool {
+        self.remedy != "RestartApplication"
+    }
+}
 
 pub fn node_lost() -> Story {
     let lost = |at_ms, lost| (at_ms, Act::NodeLost { node: 0, lost });

@@ -44,6 +44,7 @@ mod said;
 mod story;
 mod tally;
 mod twin;
+mod untrue;
 mod world;
 
 /// Most of what it does is to make and drop small JSON objects.

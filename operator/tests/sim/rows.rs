@@ -14,6 +14,7 @@ use super::{
     run::run,
     said::Log,
     story::{Story, create, edit, freeze, plain, spec},
+    untrue,
 };
 
 /// One row.
@@ -53,7 +54,7 @@ const OURS: &[&str] = &[
     "serviceaccounts",
     "events",
 ];
-const CRDS: &[&str] = &["inferencedeployments", "engineincidents"];
+pub const CRDS: &[&str] = &["inferencedeployments", "engineincidents"];
 pub const CHANGES: &[&str] = &["patch", "replace", "create", "delete"];
 const HOUR: u64 = 3_600_000;
 
@@ -90,12 +91,21 @@ pub fn all() -> Vec<Row> {
         }),
         row("a14-right-revoked", revoked, |log| vec![log.no_hot_loop(), log.incidents(1)]),
         row("a15-crd-gone", crd_gone, |log| vec![log.no_delete()]),
-        row("a16-owner-corrupted", corrupted, |log| vec![log.no_grant_before(60_000), log.granted_by(80_000)]),
+        row("a16-owner-untrue::corrupted", untrue::corrupted, untrue::unknown_until_mended),
+        row("a16-label-corrupted", untrue::mislabelled, untrue::unknown_until_mended),
         row("a17-huge-objects", huge, |log| vec![log.granted_by(40_000), log.no_hot_loop()]),
-        row("a18-quota", quota, |log| vec![log.no_delete()]),
+        row("a18-untrue::quota", untrue::quota, |log| {
+            vec![log.no_delete(), log.has("PodsRefused"), log.has("exceeded quota")]
+        }),
         row("a19-namespace-terminating", terminating, |log| vec![log.no_hot_loop()]),
         row("a20-token-rotated", token, |log| vec![log.granted_by(90_000)]),
-        row("a21-etcd-restored", restored, |log| vec![log.no_delete()]),
+        row("a21-etcd-restored", untrue::restored_in_a_restart, |log| {
+            vec![log.no_delete(), log.quiet((27_000, 85_000))]
+        }),
+        row("a21-etcd-restored-in-a-stall", untrue::restored_in_a_stall, |log| {
+            let grant = log.changes("truebeat.io/restart-grant", (303_000, 320_000));
+            vec![log.no_delete(), log.quiet((112_500, 170_000)), grant]
+        }),
         row("b2-record-before-rollback", doubts::dies_of_a_rollback, |log| {
             vec![log.incidents(1), log.says_at_most(1, "/deployments/chat", BAD_IMAGE)]
         }),
@@ -237,24 +247,10 @@ fn crd_gone() -> Story {
     scene(vec![serving], vec![Rule::refuse((15_000, 61_000), &[], CRDS, why)])
 }
 
-fn corrupted() -> Story {
-    let owners = |at_ms, kind| (at_ms, Act::PatchOwners { kind });
-    scene(vec![owners(19_000, "ReplicaSex"), owners(60_000, "ReplicaSet")], Vec::new())
-}
-
 fn huge() -> Story {
     let note = json!({"metadata": {"annotations": {"example.com/blob": "x".repeat(250_000)}}});
     let chat = Act::Edit { name: "chat", patch: note.clone() };
     scene(vec![(10_000, chat), (10_000, Act::PatchPods { patch: note })], Vec::new())
-}
-
-fn quota() -> Story {
-    let image = json!({"engine": {"image": "engine:2"}});
-    let mut story = scene(Vec::new(), Vec::new());
-    let full = [(15_000, Act::Quota { pods: Some(2) }), edit(20_000, image)];
-    let lifted = [(60_000, Act::ExpectServing { count: 2 }), (61_000, Act::Quota { pods: None })];
-    story.acts = [vec![create(2)], full.to_vec(), lifted.to_vec()].concat();
-    story
 }
 
 fn terminating() -> Story {
@@ -266,12 +262,6 @@ fn terminating() -> Story {
 fn token() -> Story {
     let why = (401, "Unauthorized", "Unauthorized");
     scene(Vec::new(), vec![Rule::refuse((20_000, 50_000), &[], &[], why)])
-}
-
-fn restored() -> Story {
-    let mut story = scene(vec![(15_000, Act::Backup), (24_500, Act::Restore)], Vec::new());
-    story.settle_ms = 150_000;
-    story
 }
 
 fn frozen(act: Act) -> Story {

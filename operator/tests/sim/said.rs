@@ -77,6 +77,12 @@ impl Log<'_> {
         self.writes().find(|w| w.what.starts_with("DELETE")).map(|w| format!("at {} ms {}", w.at_ms, w.what))
     }
 
+    /// Nobody writes anything from the first of these moments on and before the second.
+    pub fn quiet(&self, (from_ms, to_ms): (u64, u64)) -> Option<String> {
+        let write = self.writes().find(|w| (from_ms..to_ms).contains(&w.at_ms))?;
+        Some(format!("at {} ms {}", write.at_ms, write.what))
+    }
+
     /// No more than the client's budget once the API is back.
     pub fn no_burst(&self, at_ms: u64) -> Option<String> {
         let count = self.writes().filter(|w| (at_ms..at_ms + 10_000).contains(&w.at_ms)).count();

@@ -192,9 +192,12 @@ impl World {
         {
             delete_pod(store, victim);
         }
+        let short = pods.len() < wanted || (!old.is_empty() && fresh.len() < wanted);
+        let refused = short && self.quota.is_some_and(|most| store.of("pods").count() >= most);
         let status = json!({"status": {
             "observedGeneration": deployment["metadata"]["generation"], "replicas": pods.len(),
             "updatedReplicas": fresh.len(), "readyReplicas": ready, "availableReplicas": available,
+            "conditions": if refused { replica_failure() } else { Value::Null },
         }});
         if deployment["status"] != status["status"] {
             let _ = store.merge(&target("deployments", &namespace, &name, PLAIN).status(), &status);
@@ -296,6 +299,12 @@ impl World {
 }
 
 fn report_readiness(store: &mut Store, pod: &Pod, live: &Object, (ready, now_ms): (bool, u64)) {
+/// What the ReplicaSet controller says of a pod that it may not make, as the Deployment repeats it.
+fn replica_failure() -> Value {
+    let message = "pods \"chat\" is forbidden: exceeded quota: pods";
+    json!([{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}])
+}
+
     let word = if ready { "True" } else { "False" };
     let conditions = live["status"]["conditions"].as_array();
     let known = conditions.and_then(|list| list.iter().position(|c| c["type"] == "Ready"));

@@ -76,6 +76,8 @@ pub struct Terms<'a> {
     pub recent: &'a [PastGrant],
     /// What nodes and failure domains may bear.
     pub places: Places,
+    /// Pods that are wanted cannot be made: whoever is deleted now may have no successor (A18).
+    pub pods_refused: bool,
     /// A revision whose replicas get no restart any more; empty: none.
     pub revision_taken_back: &'a str,
 }
@@ -112,8 +114,14 @@ impl<'a> Terms<'a> {
             replicas,
             recent: infd.status.as_ref().map(|s| s.recovery.recent.as_slice()).unwrap_or_default(),
             places: Places::default(),
+            pods_refused: false,
             revision_taken_back: "",
         }
+    }
+
+    /// The same where pods cannot be made now.
+    pub fn with_pods_refused(self, pods_refused: bool) -> Self {
+        Terms { pods_refused, ..self }
     }
 
     /// The same without new restarts for replicas of this revision.
@@ -185,6 +193,7 @@ impl<'a> Terms<'a> {
             replicas: 0,
             recent: &[],
             places,
+            pods_refused: false,
             revision_taken_back: "",
         }
     }
@@ -225,10 +234,11 @@ fn hold_of(stalled: usize, replicas: usize, percent: usize) -> Hold {
 }
 
 /// How the recovery of this pod is to be carried out. Where a restart is in vain none is tried: the GPU needs more (F1), or the process
-/// does not end (I5).
+/// does not end (I5). Restarts that were in vain so far may help yet, and are better than no pod where none can be made (A18).
 pub fn action(pod: &PodView, terms: &Terms<'_>, now: &str) -> GrantAction {
     let in_vain = terms.recoveries(pod, now).count() >= terms.restarts_before_replace;
-    if in_vain || pod.needs_another_place() { GrantAction::Replace } else { GrantAction::Restart }
+    let somebody_follows = !terms.pods_refused;
+    if (in_vain && somebody_follows) || pod.needs_another_place() { GrantAction::Replace } else { GrantAction::Restart }
 }
 
 /// Is a granted replacement over? The pod is gone, and its successor is up or has had its time; or it went on by itself before it was

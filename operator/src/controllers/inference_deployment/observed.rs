@@ -148,6 +148,15 @@ impl PodView {
 /// Is the object with this UID the controller of `live`? A name or a label anybody may write; a UID is given once.
 pub fn owned_by(live: &Value, uid: &str) -> bool {
     let owners = live["metadata"]["ownerReferences"].as_array();
+impl Observed {
+    /// What the API server says of pods that it refuses to make for the Deployment, while it does.
+    pub fn pods_refused(&self) -> Option<&str> {
+        let conditions = self.children.get("Deployment")?["status"]["conditions"].as_array()?;
+        let refused = conditions.iter().find(|c| c["type"] == "ReplicaFailure" && c["status"] == "True")?;
+        refused["message"].as_str().or(Some("no reason given"))
+    }
+}
+
     !uid.is_empty() && owners.into_iter().flatten().any(|owner| owner["uid"] == uid && owner["controller"] == true)
 }
 

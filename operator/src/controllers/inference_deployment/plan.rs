@@ -95,7 +95,8 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let rollout = rollout::steer(observed, &mut desired, now);
     let scaling_held = scaling::steer(observed, &mut desired, now);
     let terms = Terms::of(infd, &observed.pods, fleet).without_restarts_of(rollout.taken_back());
-    let terms = terms.with_replicas(scaling::replicas_of(&desired));
+    let terms =
+        terms.with_replicas(scaling::replicas_of(&desired)).with_pods_refused(observed.pods_refused().is_some());
     let terms = terms.with_places(&observed.nodes, &observed.pods, fleet, recovery.hold_percent);
     let grants = grants::next(held, &observed.pods, &terms, &at);
     let recent = escalate::recent(&terms, &observed.pods, held, &grants, &at);

@@ -17,6 +17,9 @@ use super::{
     rollout::State,
 };
 
+/// What is repeated of a refusal: an admission webhook may say anything.
+const REFUSAL_CHARS_MAX: usize = 1_000;
+
 /// The status after a pass: `problems` are the spec's, `errors` those of the writes.
 pub fn status(
     observed: &Observed,
@@ -76,6 +79,8 @@ fn ready_finding(observed: &Observed, plan: &Plan, ready: i32, problems: &[Strin
         ("False", Reason::InvalidSpec, problem.clone())
     } else if let Some((reason, message)) = rollout_failed(plan) {
         ("False", reason, message)
+    } else if let Some(message) = refused(observed) {
+        ("False", Reason::PodsRefused, format!("{ready} of {wanted} replicas ready: {message}"))
     } else if rolling_out(observed) {
         ("False", Reason::RolloutInProgress, format!("{ready} of {wanted} replicas ready, rollout in progress"))
     } else if ready < wanted {
@@ -86,6 +91,13 @@ fn ready_finding(observed: &Observed, plan: &Plan, ready: i32, problems: &[Strin
         ("True", Reason::AllReplicasReady, format!("{ready} of {wanted} replicas ready"))
     };
     Finding { type_: conditions::READY, status, reason, message }
+}
+
+/// What keeps a Deployment from being whole, where it is what the API server admits.
+fn refused(observed: &Observed) -> Option<String> {
+    let why = observed.pods_refused().filter(|_| rolling_out(observed))?;
+    let brief: String = why.chars().take(REFUSAL_CHARS_MAX).collect();
+    Some(format!("the API server refuses to make a pod: {brief}"))
 }
 
 /// Is the Deployment still on its way to the newest template or size? A frozen replica alone is no rollout.
@@ -111,6 +123,7 @@ fn reconciling(observed: &Observed, plan: &Plan, errors: &[StepError]) -> Option
     let transient = errors.iter().find(|error| !error.lasting);
     let (reason, message) = match transient {
         Some(error) => (Reason::ApiError, error.to_string()),
+        None if let Some(message) = refused(observed) => (Reason::PodsRefused, message),
         None if rolling_out(observed) => (Reason::RolloutInProgress, "the Deployment rolls out".to_owned()),
         None if unproven(observed, plan) => {
             let target = &plan.rollout.memory.target;
@@ -266,6 +279,26 @@ mod tests {
         }
     }
 
+    /// One of two replicas cannot be made.
+    fn quota() -> Observed {
+        let mut observed = world(vec![healthy("a")]);
+        let live = observed.children.get_mut("Deployment").unwrap();
+        live["status"]["replicas"] = json!(1);
+        let message = "pods \"chat-x\" is forbidden: exceeded quota: pods=1";
+        live["status"]["conditions"] = json!([{"type": "ReplicaFailure", "status": "True", "message": message}]);
+        observed
+    }
+
+    #[test]
+    fn fault_a18_what_is_refused_is_said_in_the_servers_words() {
+        let observed = quota();
+        let status = status(&observed, &plan(&observed, Vec::new(), None, now()), &[], &[], now());
+        for type_ in [conditions::READY, conditions::RECONCILING] {
+            let said = status.conditions.iter().find(|c| c.type_ == type_).unwrap();
+            assert!(said.reason == "PodsRefused" && said.message.contains("exceeded quota: pods=1"), "{said:?}");
+        }
+    }
+
     /// `Type=Status/Reason` of each condition.
     fn words(observed: &Observed, problems: &[String], errors: &[StepError]) -> Vec<String> {
         let status = status(observed, &plan(observed, Vec::new(), None, now()), problems, errors, now());
@@ -291,6 +324,7 @@ mod tests {
             ("no deployment yet", words(&Observed { children: Default::default(), ..world(vec![]) }, &[], &[])),
             ("bad spec", words(&world(vec![]), &["spec.x is wrong".into()], &[])),
             ("API away", words(&world(vec![healthy("a"), healthy("b")]), &[], &[error(false)])),
+            ("pods refused", words(&quota(), &[], &[])),
             ("refused", words(&world(vec![healthy("a"), healthy("b")]), &[], &[error(true)])),
         ];
         insta::assert_json_snapshot!(rows);
