@@ -168,6 +168,16 @@ impl Recovery {
         self
     }
 
+    /// From now on it goes by this. `true`: that is something else than before.
+    ///
+    /// What is under way goes on as far as the new policy lets it: a fence that nobody wants any more is lifted, and a key that was
+    /// turned and not used is turned back.
+    pub fn set_policy(&mut self, policy: RecoveryPolicy) -> bool {
+        let changed = self.policy != policy;
+        self.policy = policy;
+        changed
+    }
+
     /// When the agent last granted itself unattended; to be kept over its own restarts.
     pub fn last_unattended_ms(&self) -> Option<Ms> {
         self.unattended_ms
@@ -202,12 +212,11 @@ impl Recovery {
     }
 
     fn fence(&self, outcome: &Outcome, effects: &mut Vec<Effect>) {
-        if self.policy.mode == Mode::Observe {
-            return;
-        }
-        if outcome.actions.contains(&Action::Fence) {
+        let says = |action| outcome.actions.contains(&action);
+        if says(Action::Fence) && self.policy.mode != Mode::Observe {
             effects.push(Effect::Fence);
-        } else if outcome.actions.contains(&Action::Unfence) {
+        } else if says(Action::Fence) || says(Action::Unfence) {
+            // who only observes lifts what an earlier policy has fenced
             effects.push(Effect::Unfence);
         }
     }
@@ -236,6 +245,9 @@ impl Recovery {
             || (input.process.is_some() && input.process != open.process);
         if gone && open.stage < EpisodeStage::Restarting {
             open.stage = EpisodeStage::Restarting;
+        }
+        if open.stage == EpisodeStage::Granted && self.policy.mode != Mode::Recover {
+            (open.stage, open.granted_by) = (EpisodeStage::Stalled, None);
         }
         match open.stage {
             EpisodeStage::Suspect => self.suspect(open, input, effects),

@@ -7,6 +7,32 @@ use vitals::recovery::{
 };
 use vitals::verdict::{Action, Outcome, StallClass, Verdict};
 
+/// The mode is changed while an engine hangs: what was done and is not wanted any more is undone, and nothing is killed.
+#[test]
+fn a_change_of_mode_in_the_middle_of_an_episode_holds_at_once() {
+    let policy = |mode| RecoveryPolicy { mode, ..RecoveryPolicy::default() };
+    let stalled = || Verdict::Stalled(StallClass::StepStalled);
+    let mut world = World::new(policy(Mode::Recover));
+    world.see(0, Verdict::Progressing);
+    assert!(world.see(100, Verdict::Suspect(StallClass::StepStalled)).effects.contains(&Effect::Fence));
+    world.granted = true;
+    assert_eq!(world.see(100, stalled()).stage, Some(EpisodeStage::Granted), "evidence is on its way");
+    assert!(world.recovery.set_policy(policy(Mode::Fence)) && !world.recovery.set_policy(policy(Mode::Fence)));
+    world.evidence = true;
+    let fenced = world.see(100, stalled());
+    assert_eq!((fenced.stage, fenced.granted_by), (Some(EpisodeStage::Stalled), None), "the key is turned back");
+    assert_eq!(fenced.effects, [Effect::Fence]);
+    world.recovery.set_policy(policy(Mode::Observe));
+    assert_eq!(world.see(100, stalled()).effects, [Effect::Unfence]);
+    world.recovery.set_policy(policy(Mode::Recover));
+    let killed = world.see(100, stalled());
+    assert_eq!((killed.stage, killed.granted_by), (Some(EpisodeStage::Killed), Some(GrantedBy::Operator)));
+    assert_eq!(killed.effects, [Effect::Fence, Effect::Kill]);
+    world.recovery.set_policy(policy(Mode::Observe));
+    world.process = None;
+    assert_eq!(world.see(100, Verdict::Dead).stage, Some(EpisodeStage::Restarting), "what was killed comes back");
+}
+
 fn outcome(verdict: Verdict) -> Outcome {
     let actions = match &verdict {
         Verdict::Suspect(_) | Verdict::Dead => vec![Action::Fence],

@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crds::inference_deployment::RecoveryMode;
+use crds::recovery_note::RecoveryNote;
 use vitals::policy::Policy;
 use vitals::recovery::RecoveryPolicy;
 
@@ -60,7 +62,7 @@ impl WatchConfig {
         })
     }
 
-    /// What governs recovery.
+    /// What governs recovery until a note says otherwise.
     pub fn recovery_policy(&self) -> RecoveryPolicy {
         RecoveryPolicy {
             mode: match self.mode {
@@ -74,9 +76,75 @@ impl WatchConfig {
             ..RecoveryPolicy::default()
         }
     }
+
+    /// The same with what a note says.
+    pub fn policy_told(&self, told: Option<&Told>) -> RecoveryPolicy {
+        let policy = self.recovery_policy();
+        match told {
+            Some(told) => told.over(policy),
+            None => policy,
+        }
+    }
+}
+
+/// What a note makes of a policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Told {
+    mode: vitals::recovery::Mode,
+    unattended_after_ms: u64,
+    unattended_window_ms: u64,
+}
+
+impl Told {
+    /// What the operator's note says; `None`: nothing that can be gone by.
+    pub fn read(text: &str) -> Option<Self> {
+        let note = RecoveryNote::read(text)?;
+        let duration = |text: &str| humantime::parse_duration(text).ok().map(milliseconds);
+        Some(Self {
+            mode: match note.mode {
+                RecoveryMode::Observe => vitals::recovery::Mode::Observe,
+                RecoveryMode::Fence => vitals::recovery::Mode::Fence,
+                RecoveryMode::Recover => vitals::recovery::Mode::Recover,
+            },
+            unattended_after_ms: duration(&note.unattended_after)?,
+            unattended_window_ms: duration(&note.unattended_window)?,
+        })
+    }
+
+    /// `policy` with what was told.
+    pub fn over(self, policy: RecoveryPolicy) -> RecoveryPolicy {
+        RecoveryPolicy {
+            mode: self.mode,
+            unattended_after_ms: Some(self.unattended_after_ms),
+            unattended_window_ms: self.unattended_window_ms,
+            ..policy
+        }
+    }
 }
 
 /// As the detector counts.
 pub fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_goes_over_what_it_was_started_with() {
+        let started_with = RecoveryPolicy { evidence_ms_max: 7, ..RecoveryPolicy::default() };
+        let told = Told::read(r#"{"mode":"Fence","unattendedAfter":"90s","unattendedWindow":"7m"}"#).unwrap();
+        let wanted = RecoveryPolicy {
+            mode: vitals::recovery::Mode::Fence,
+            unattended_after_ms: Some(90_000),
+            unattended_window_ms: 420_000,
+            self_grant: false,
+            evidence_ms_max: 7,
+        };
+        assert_eq!(told.over(started_with), wanted);
+        for odd in ["", "Fence", r#"{"mode":"Fence","unattendedAfter":"soon","unattendedWindow":"7m"}"#] {
+            assert_eq!(Told::read(odd), None, "{odd}");
+        }
+    }
 }

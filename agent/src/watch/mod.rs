@@ -29,7 +29,7 @@ use vitals::recovery::{Recovery, RecoveryInput, RecoveryOutput};
 use vitals::verdict::Outcome;
 
 use self::act::Acts;
-use self::config::milliseconds;
+use self::config::{Told, milliseconds};
 pub use self::config::{WatchConfig, WatchError};
 use self::ear::GateEar;
 use self::follow::{Follow, process_key, started_ms};
@@ -38,7 +38,7 @@ use self::latest::Latest;
 use self::leave::{Drain, Standing, Trust};
 use self::lookout::Lookout;
 use self::memory::{Keeper, Memory};
-use self::note::{FENCE, MAINTENANCE, Note};
+use self::note::{FENCE, MAINTENANCE, Note, RECOVERY, SELDOM_MS};
 use self::poison::PoisonBook;
 use self::proof::Proof;
 use self::publish::Publisher;
@@ -100,6 +100,7 @@ struct Watch {
     /// A person's fence, in words; it is obeyed whatever the verdict.
     hand: Option<String>,
     maintenance: Note<Maintenance>,
+    told: Note<Told>,
     poison: PoisonBook,
     acts: Acts,
     hold: Option<Hold>,
@@ -161,6 +162,7 @@ impl Watch {
             by_hand,
             hand,
             maintenance: Note::new(config.notes_dir.as_deref(), MAINTENANCE, Maintenance::read),
+            told: Note::new(config.notes_dir.as_deref(), RECOVERY, Told::read).every(SELDOM_MS),
             poison: PoisonBook::new(config.refuse_poison_for, config.standalone, config.notes_dir.as_deref()),
             hold: same.then(|| Hold::new(memory.fence_is_held(), memory.fit, now_ms)),
             fit: same && memory.fit,
@@ -215,6 +217,7 @@ impl Watch {
             self.hold = None;
         }
         self.acts.take_news(&self.metrics);
+        self.heed(now_ms);
         let recovery = self.recovery.step(now_ms, &self.recovery_input(&outcome));
         self.set_fence(now_ms, &outcome, &recovery).await;
         self.book(now_ms, &obs, &outcome, &recovery);
@@ -325,6 +328,14 @@ impl Watch {
                 .map(|(_, at)| at),
             process: self.engine.as_ref().filter(|_| self.follow.engine_lives()).map(process_key),
             leaves: self.control.leaving && self.gate.seen.value.as_ref().is_some_and(|gate| gate.in_flight == 0),
+        }
+    }
+
+    /// Goes by what it was told last of how far recovery goes.
+    fn heed(&mut self, now_ms: u64) {
+        let policy = self.config.policy_told(self.told.look(now_ms));
+        if self.recovery.set_policy(policy.clone()) {
+            tracing::info!(?policy, "how far recovery goes");
         }
     }
 

@@ -1,5 +1,6 @@
 //! What others want of this replica, as files that the kubelet keeps equal to annotations of the pod (downward API): a person's fence
-//! (`kubectl truebeat fence`), maintenance that somebody declares, and what the operator has refused (I7). So it needs no right and no API
+//! (`kubectl truebeat fence`), maintenance that somebody declares, what the operator has refused (I7), and how far
+//! recovery goes. So it needs no right and no API
 //! server, and it is there again after every restart of the agent. In `truebeat run` people write the files.
 
 use std::path::{Path, PathBuf};
@@ -13,11 +14,17 @@ pub const MAINTENANCE: &str = "maintenance";
 /// Requests that are refused.
 pub const POISON: &str = "poison";
 
+/// How far recovery goes.
+pub const RECOVERY: &str = "recovery";
+/// What the kubelet writes a minute late is read no more often than this.
+pub const SELDOM_MS: u64 = 5_000;
+
 /// One note, read now and then.
 #[derive(Debug)]
 pub struct Note<T> {
     path: Option<PathBuf>,
     read: fn(&str) -> Option<T>,
+    look_every_ms: u64,
     looked_ms: Option<u64>,
     says: Option<T>,
 }
@@ -25,12 +32,18 @@ pub struct Note<T> {
 impl<T> Note<T> {
     /// `dir` is where the kubelet puts the annotations; `None` outside a pod.
     pub fn new(dir: Option<&Path>, name: &str, read: fn(&str) -> Option<T>) -> Self {
-        Self { path: dir.map(|dir| dir.join(name)), read, looked_ms: None, says: None }
+        let path = dir.map(|dir| dir.join(name));
+        Self { path, read, look_every_ms: LOOK_EVERY_MS, looked_ms: None, says: None }
+    }
+
+    /// The same, read every so often.
+    pub fn every(self, look_every_ms: u64) -> Self {
+        Self { look_every_ms, ..self }
     }
 
     /// The note as of now. A file that cannot be read changes nothing (I4); one that is not there says nothing.
     pub fn look(&mut self, now_ms: u64) -> Option<&T> {
-        let due = self.looked_ms.is_none_or(|at| now_ms.saturating_sub(at) >= LOOK_EVERY_MS);
+        let due = self.looked_ms.is_none_or(|at| now_ms.saturating_sub(at) >= self.look_every_ms);
         if let Some(path) = self.path.as_ref().filter(|_| due) {
             self.looked_ms = Some(now_ms);
             match std::fs::read_to_string(path) {

@@ -134,6 +134,16 @@ impl Agent {
         }
     }
 
+    /// What the kubelet shows it of the pod's annotations.
+    pub fn heed(&mut self, pod: &Object) {
+        let text = pod["metadata"]["annotations"][ANNOTATION_RECOVERY].as_str().unwrap_or_default();
+        let Some(note) = RecoveryNote::read(text) else { return };
+        self.mode = format!("{:?}", note.mode);
+        if let Ok(after) = humantime::parse_duration(&note.unattended_after) {
+            self.unattended_ms = after.as_millis() as u64;
+        }
+    }
+
     /// Does it pass its readiness probe?
     pub fn serves(&self) -> bool {
         !self.fenced && matches!(self.engine, Engine::Serving { .. } | Engine::Frozen { .. })

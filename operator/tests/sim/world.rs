@@ -282,6 +282,7 @@ impl World {
                 continue;
             }
             if reachable {
+                pod.agent.heed(&live);
                 let ready = pod.agent.serves() && !self.lost_nodes.contains(&pod.node);
                 report_readiness(&mut state.store, pod, &live, (ready, now_ms));
             }
@@ -298,13 +299,13 @@ impl World {
     }
 }
 
-fn report_readiness(store: &mut Store, pod: &Pod, live: &Object, (ready, now_ms): (bool, u64)) {
 /// What the ReplicaSet controller says of a pod that it may not make, as the Deployment repeats it.
 fn replica_failure() -> Value {
     let message = "pods \"chat\" is forbidden: exceeded quota: pods";
     json!([{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}])
 }
 
+fn report_readiness(store: &mut Store, pod: &Pod, live: &Object, (ready, now_ms): (bool, u64)) {
     let word = if ready { "True" } else { "False" };
     let conditions = live["status"]["conditions"].as_array();
     let known = conditions.and_then(|list| list.iter().position(|c| c["type"] == "Ready"));

@@ -29,7 +29,7 @@ pub async fn life(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let said = helm(world, &["test", "truebeat", "--timeout", "60s"], &[])?;
     ensure!(said.contains("Succeeded"), "{said}");
     times.now("helm test: an operator in step with the API server answers behind its Service");
-    acts(world).await?;
+    acts(world, "charted").await?;
     times.now("it acts: an InferenceDeployment got a status");
 
     times.act("helm upgrade: one candidate, more logs");
@@ -86,20 +86,20 @@ fn helm(world: &World<'_>, args: &[&str], sets: &[&str]) -> Result<String> {
 }
 
 /// Wanted and available replicas of the operator.
-fn candidates(world: &World<'_>) -> Result<String> {
+pub fn candidates(world: &World<'_>) -> Result<String> {
     let path = "jsonpath={.spec.replicas} {.status.availableReplicas}";
     world.cluster.kubectl(&["-n", SYSTEM, "get", "deploy", "truebeat-operator", "-o", path])
 }
 
 /// A custom resource without replicas gets a status from whoever leads.
-async fn acts(world: &World<'_>) -> Result<()> {
+pub async fn acts(world: &World<'_>, namespace: &str) -> Result<()> {
     product::apply(
         world.cluster,
         &format!(
             r#"
 apiVersion: inference.truebeat.io/v1alpha1
 kind: InferenceDeployment
-metadata: {{name: kept, namespace: charted}}
+metadata: {{name: kept, namespace: {namespace}}}
 spec:
   replicas: 0
   model: {{source: {{file: {{path: {MODEL}}}}}}}
@@ -110,7 +110,7 @@ spec:
     )?;
     let path = "jsonpath={.status.conditions[?(@.type==\"Ready\")].reason}";
     until_async("a status of the InferenceDeployment `kept`", BOUND, || async {
-        let reason = world.cluster.kubectl(&["-n", "charted", "get", "infd", "kept", "-o", path])?;
+        let reason = world.cluster.kubectl(&["-n", namespace, "get", "infd", "kept", "-o", path])?;
         Ok((reason == "ScaledToZero").then_some(()))
     })
     .await

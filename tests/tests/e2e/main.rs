@@ -9,9 +9,11 @@ mod drain;
 mod freeze;
 mod gitops;
 mod kill;
+mod kustomize;
 mod lifecycle;
 mod memory;
 mod mid_drain;
+mod mode;
 mod on_call;
 mod poison;
 mod recovery;
@@ -30,7 +32,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 24] = [
+const STORIES: [&str; 26] = [
     "install",
     "apply_two_replicas",
     "gitops",
@@ -47,6 +49,7 @@ const STORIES: [&str; 24] = [
     "avoid_the_place",
     "change_of_leader",
     "fence_by_hand",
+    "mode_is_told",
     "rollout_and_scale_in_without_loss",
     "bad_revision",
     "another_operator",
@@ -55,6 +58,7 @@ const STORIES: [&str; 24] = [
     "autoscaled_over_frozen_ones",
     "delete",
     "chart",
+    "kustomize",
 ];
 const ALWAYS: usize = 2;
 
@@ -105,6 +109,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "avoid_the_place" => recovery::avoid(world, &mut times).await,
         "change_of_leader" => recovery::leader_change(world, &mut times).await,
         "fence_by_hand" => recovery::by_hand(world, &mut times).await,
+        "mode_is_told" => mode::story(world, &mut times).await,
         "gitops" => gitops::story(world, &mut times).await,
         "rollout_and_scale_in_without_loss" => rollout::without_loss(world, &mut times).await,
         "autoscaled_over_frozen_ones" => autoscale::story(world, &mut times).await,
@@ -113,6 +118,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "upgrade_in_mid_drain" => mid_drain::story(world, &mut times).await,
         "another_operator" => upgrade::story(world, &mut times).await,
         "delete" => lifecycle::delete(world, &mut times).await,
+        "kustomize" => kustomize::story(world, &mut times).await,
         _ => chart::life(world, &mut times).await,
     };
     println!("\n{}", times.table());

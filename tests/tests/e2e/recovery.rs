@@ -24,14 +24,14 @@ use crate::lifecycle::manifest_with;
 use crate::world::{BOUND, World, answered, is, members, restarts, told, uid};
 
 /// Scheduling and 30 s of patience stand behind some of these.
-const LONG: Duration = Duration::from_secs(180);
+pub const LONG: Duration = Duration::from_secs(180);
 /// A node that the API server knows and nobody runs.
 const PHANTOM: &str = "phantom";
 /// Past the operator's own 30 s of knowing the nodes: one that looked before the phantom was there avoids nothing, for lack of another.
 const NODES_KNOWN_FOR: Duration = Duration::from_secs(31);
 
 /// One replica with a policy of its own, that serves and has a client.
-async fn one_serving(world: &World<'_>, name: &str, recovery: &str) -> Result<(String, Endpoints, Load)> {
+pub async fn one_serving(world: &World<'_>, name: &str, recovery: &str) -> Result<(String, Endpoints, Load)> {
     product::apply(world.cluster, &manifest_with(name, 1, recovery))?;
     let endpoints = world.endpoints(name);
     let pod = endpoints.count(1, BOUND).await?.remove(0);

@@ -10,6 +10,7 @@ use crds::{
     },
     fence::{ANNOTATION_FENCE, Fence},
     poison::ANNOTATION_POISON,
+    recovery_note::ANNOTATION_RECOVERY,
 };
 use k8s_openapi::{
     api::core::v1::{Pod, PodCondition, PodStatus},
@@ -77,6 +78,8 @@ pub struct PodView {
     pub grant: Option<String>,
     /// The note on the pod that its restart waits for the budget.
     pub queued: Option<String>,
+    /// How far recovery goes, as it stands on the pod.
+    pub recovery: Option<String>,
     /// The deletion cost that stands on the pod.
     pub deletion_cost: Option<String>,
     /// The mark of the last one that serves stands on the pod.
@@ -145,9 +148,6 @@ impl PodView {
     }
 }
 
-/// Is the object with this UID the controller of `live`? A name or a label anybody may write; a UID is given once.
-pub fn owned_by(live: &Value, uid: &str) -> bool {
-    let owners = live["metadata"]["ownerReferences"].as_array();
 impl Observed {
     /// What the API server says of pods that it refuses to make for the Deployment, while it does.
     pub fn pods_refused(&self) -> Option<&str> {
@@ -157,6 +157,9 @@ impl Observed {
     }
 }
 
+/// Is the object with this UID the controller of `live`? A name or a label anybody may write; a UID is given once.
+pub fn owned_by(live: &Value, uid: &str) -> bool {
+    let owners = live["metadata"]["ownerReferences"].as_array();
     !uid.is_empty() && owners.into_iter().flatten().any(|owner| owner["uid"] == uid && owner["controller"] == true)
 }
 
@@ -219,6 +222,7 @@ pub fn view(pod: &ListedPod) -> PodView {
         episode: find(CONDITION_EPISODE).map_or(EpisodeView::None, episode),
         grant: pod.annotations().get(ANNOTATION_RESTART_GRANT).cloned(),
         queued: pod.annotations().get(ANNOTATION_RESTART_QUEUED).cloned(),
+        recovery: pod.annotations().get(ANNOTATION_RECOVERY).cloned(),
         deletion_cost: pod.annotations().get(ANNOTATION_DELETION_COST).cloned(),
         last_serving: pod.annotations().contains_key(ANNOTATION_LAST_SERVING),
         poison: pod.annotations().get(ANNOTATION_POISON).cloned(),

@@ -6,6 +6,7 @@ use crds::{
     Avoided, Grant, GrantAction, PastGrant,
     episode::{ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED},
     inference_deployment::RecoveryMode,
+    recovery_note::{ANNOTATION_RECOVERY, RecoveryNote},
 };
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -110,7 +111,8 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         let handed = recovery.mode == RecoveryMode::Recover && !terms.taken_back(pod);
         if handed { grants.as_slice() } else { &[] }
     };
-    let patch = |pod: &PodView| pod_patch(pod, announced(pod), queue(pod, &grants), last.contains(&pod.uid));
+    let note = RecoveryNote::of(recovery).text();
+    let patch = |pod: &PodView| pod_patch(pod, &note, announced(pod), (queue(pod, &grants), last.contains(&pod.uid)));
     let replaced = observed.pods.iter().filter(|pod| to_replace(announced(pod), pod));
     let replaces: Vec<(String, String)> = replaced.map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
     let waiting = observed.pods.iter().filter(|pod| grants::wants_slot(pod));
@@ -198,8 +200,16 @@ fn to_replace(grants: &[Grant], pod: &PodView) -> bool {
 }
 
 /// The second key (I1), or the note that it must wait, and the order of scale-in: the frozen one goes first.
-fn pod_patch(pod: &PodView, grants: &[Grant], queued: Option<String>, last: bool) -> Option<PodPatch> {
+fn pod_patch(
+    pod: &PodView,
+    recovery: &str,
+    grants: &[Grant],
+    (queued, last): (Option<String>, bool),
+) -> Option<PodPatch> {
     let mut annotations = BTreeMap::new();
+    if pod.recovery.as_deref() != Some(recovery) {
+        annotations.insert(ANNOTATION_RECOVERY, Some(recovery.to_owned()));
+    }
     if let Some(grant) = grants::to_announce(grants, pod) {
         annotations.insert(ANNOTATION_RESTART_GRANT, Some(grant.episode.clone()));
     }
@@ -309,7 +319,8 @@ mod tests {
             world.infd.spec.recovery.mode = mode;
             let plan = plan(&world, Vec::new(), None, now());
             assert_eq!(plan.grants, grants, "what was granted counts until it is over");
-            assert_eq!(plan.pods[0].annotations.keys().collect::<Vec<_>>(), [&ANNOTATION_DELETION_COST], "{mode:?}");
+            let said: Vec<_> = plan.pods[0].annotations.keys().copied().collect();
+            assert_eq!(said, [ANNOTATION_DELETION_COST, ANNOTATION_RECOVERY], "{mode:?}");
         }
     }
 
@@ -370,7 +381,7 @@ mod tests {
     fn a_recovered_pod_loses_our_cost_and_keeps_a_foreign_one() {
         for (before, after) in [(Some(COST_FROZEN), Some(COST_FINE)), (Some("42"), None), (None, None)] {
             let pod = PodView { deletion_cost: before.map(str::to_owned), ..healthy("a") };
-            let patch = pod_patch(&pod, &[], None, false);
+            let patch = pod_patch(&pod, pod.recovery.as_deref().unwrap(), &[], (None, false));
             assert_eq!(
                 patch.and_then(|p| p.annotations[ANNOTATION_DELETION_COST].clone()).as_deref(),
                 after,

@@ -3,6 +3,8 @@
 use crds::{
     InferenceDeployment,
     episode::{CLASS_UNKILLABLE, Episode},
+    recovery::Recovery,
+    recovery_note::RecoveryNote,
     xid::{Xid, XidRemedy},
 };
 use serde_json::{Value, json};
@@ -64,6 +66,7 @@ pub fn pod(name: &str, stage: &str, suspect_s: u8) -> PodView {
     };
     let open = !episode.closed();
     PodView {
+        recovery: Some(RecoveryNote::of(&Recovery::default()).text()),
         name: name.to_owned(),
         uid: format!("uid-{name}"),
         node: "n1".to_owned(),

@@ -57,6 +57,26 @@ fn another_operator_alone_replaces_no_replica() {
     assert_eq!((memory.wanted, memory.target), (fresh(&observed), fresh(&observed)));
 }
 
+/// Who sets `Observe` at night wants nothing to move.
+#[test]
+fn how_far_recovery_goes_is_told_to_the_pods_and_replaces_none() {
+    use crate::controllers::inference_deployment::plan::plan;
+    use crds::{inference_deployment::RecoveryMode, recovery_note::ANNOTATION_RECOVERY};
+    let (mut observed, theirs) = made_by_another();
+    changed(&mut observed, |spec| {
+        (spec.recovery.mode, spec.recovery.unattended_after) = (RecoveryMode::Observe, "7m".to_owned());
+    });
+    assert_eq!(look_on(&mut observed).1, theirs);
+    let told = plan(&observed, build(&observed.infd), None, now()).pods;
+    let note = r#"{"mode":"Observe","unattendedAfter":"7m","unattendedWindow":"1h"}"#;
+    assert_eq!(told.len(), 2);
+    for patch in &told {
+        assert_eq!(patch.annotations, [(ANNOTATION_RECOVERY, Some(note.to_owned()))].into(), "{}", patch.name);
+    }
+    observed.pods.iter_mut().for_each(|pod| pod.recovery = Some(note.to_owned()));
+    assert_eq!(plan(&observed, build(&observed.infd), None, now()).pods, [], "once");
+}
+
 #[test]
 fn another_attempt_brings_the_newer_template_and_so_does_a_lost_one() {
     let (mut observed, _) = made_by_another();

@@ -11,7 +11,10 @@ pub mod revision;
 #[cfg(test)]
 mod hostile_tests;
 
-use crds::{AGENT_SERVICE_ACCOUNT_SUFFIX, InferenceDeployment, LABEL_DEPLOYMENT, LABEL_ENGINE_KIND};
+use crds::{
+    AGENT_SERVICE_ACCOUNT_SUFFIX, InferenceDeployment, LABEL_DEPLOYMENT, LABEL_ENGINE_KIND,
+    recovery_note::{ANNOTATION_RECOVERY, RecoveryNote},
+};
 use kube::{Resource, ResourceExt, core::ApiResource};
 use serde_json::{Value, json};
 
@@ -166,7 +169,9 @@ fn template(infd: &InferenceDeployment) -> Value {
 pub fn bare_template(infd: &InferenceDeployment) -> Value {
     let mut labels = labels(&infd.name_any());
     labels[LABEL_ENGINE_KIND] = json!(pod::kind_name(infd.spec.engine.kind));
-    let metadata = json!({"labels": labels, "annotations": {"kubectl.kubernetes.io/default-container": "engine"}});
+    let recovery = RecoveryNote::of(&infd.spec.recovery).text();
+    let annotations = json!({"kubectl.kubernetes.io/default-container": "engine", ANNOTATION_RECOVERY: recovery});
+    let metadata = json!({"labels": labels, "annotations": annotations});
     let mut template = json!({"metadata": metadata});
     template["spec"] = pod::spec(infd);
     template

@@ -7,6 +7,7 @@ use crds::{
     inference_deployment::{EngineKind, EnvVar, ImagePullPolicy, ModelSource, RecoveryMode, Resources},
     maintenance::ANNOTATION_MAINTENANCE,
     poison::ANNOTATION_POISON,
+    recovery_note::ANNOTATION_RECOVERY,
     rollout::Proof,
 };
 use kube::ResourceExt;
@@ -240,7 +241,7 @@ fn token() -> Value {
     ]}})
 }
 
-/// A person's fence, maintenance, and what the gate must refuse (I7), as files: the kubelet keeps them equal to the annotations, so the agent needs no
+/// A person's fence, maintenance, what the gate must refuse (I7), and how far recovery goes, as files: the kubelet keeps them equal to the annotations, so the agent needs no
 /// right to read its pod.
 fn notes() -> Value {
     let note = |path: &str, annotation: &str| {
@@ -251,6 +252,7 @@ fn notes() -> Value {
         note("fence", ANNOTATION_FENCE),
         note("maintenance", ANNOTATION_MAINTENANCE),
         note("poison", ANNOTATION_POISON),
+        note("recovery", ANNOTATION_RECOVERY),
     ];
     json!({"name": "notes", "downwardAPI": {"items": items}})
 }

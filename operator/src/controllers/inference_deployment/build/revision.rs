@@ -1,7 +1,7 @@
 //! Revisions, pure: a pod template and the number of the attempt, as a hash that stands on the template as a label; and what of a spec
 //! the pods show, as a hash for the status.
 
-use crds::{InferenceDeploymentSpec, LABEL_REVISION, inference_deployment::Recovery, rollout::Rollout};
+use crds::{InferenceDeploymentSpec, LABEL_REVISION, rollout::Rollout};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -17,13 +17,13 @@ pub fn stamp(template: &mut Value, attempt: i32) {
 
 /// What of a spec the pods show, as a hash that does not depend on how this version of the operator shows it. Of fields that have a
 /// default only others are counted, so that one which a later version adds changes no hash; those of engine, agent, model and gate
-/// must leave themselves out.
+/// must leave themselves out. How far recovery goes stands on the pods as well, but where they can be told anew (`RecoveryNote`): nobody
+/// is replaced for it.
 pub fn of_spec(spec: &InferenceDeploymentSpec) -> String {
-    let recovery = unlike(&spec.recovery, &Recovery::default(), &["mode", "unattendedAfter", "unattendedWindow"]);
     let rollout = unlike(&spec.rollout, &Rollout::default(), &["proof", "attempt"]);
     let shown = json!({
         "model": spec.model, "engine": spec.engine, "agent": spec.agent, "gate": spec.gate, "podOverlay": spec.pod_overlay,
-        "drainSeconds": spec.drain_seconds, "recovery": recovery, "rollout": rollout,
+        "drainSeconds": spec.drain_seconds, "rollout": rollout,
     });
     short(&canonical(&shown), BYTES)
 }
