@@ -68,6 +68,11 @@ sim-differential: ## The simulator's API server against a real kube-apiserver: N
 mutants: ## Mutants of the operator (operator/tests/mutants.toml), each of which the simulator must catch by the property that is named
 	operator/tests/mutants.py
 
+IMAGE_PREFIX ?=
+images: prerequisites ## The images of operator, agent and engine with their bills of materials, in target/images (IMAGE_PREFIX=registry.example/serving/)
+	tests/build-programs.sh
+	target/release/images --prefix "$(IMAGE_PREFIX)"
+
 e2e: prerequisites ## The stories on a real control plane and node (root needed)
 	@tests/run-all.sh e2e
 

@@ -171,6 +171,46 @@ fn every_value_shows_in_what_is_rendered() {
     assert!(stdout(&template(&["dashboard.enabled=true", "dashboard.labels.mine=yes1"])).contains("mine: yes1"));
 }
 
+/// Pods as the operator makes them, by the snapshot that its own tests hold.
+const CHILDREN: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../operator/src/controllers/inference_deployment/build/snapshots/",
+    "operator__controllers__inference_deployment__build__tests__children_of_a_truebeat_engine.snap"
+);
+
+/// A PodMonitor that selects nobody, or names a port that nobody has, is silence on every dashboard.
+#[test]
+fn pod_monitors_find_the_pods_that_there_are() {
+    let rendered = objects(&stdout(&template(&["podMonitor.enabled=true"])));
+    let of = |name: &str| rendered.iter().find(|(other, _)| other == name).map(|(_, object)| object).unwrap();
+    let snapshot = std::fs::read_to_string(CHILDREN).unwrap();
+    let children: Value = serde_json::from_str(snapshot.splitn(3, "---\n").nth(2).unwrap()).unwrap();
+    let engine = &children.as_array().unwrap().iter().find(|child| child["kind"] == "Deployment").unwrap()["spec"];
+    let operator = &of("Deployment/truebeat-operator")["spec"];
+    for (monitor, template) in [
+        (of("PodMonitor/truebeat-operator"), &operator["template"]),
+        (of("PodMonitor/truebeat-agents"), &engine["template"]),
+    ] {
+        for (label, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
+            assert_eq!(&template["metadata"]["labels"][label], value, "{label}");
+        }
+        let lists = ["containers", "initContainers"].map(|list| template["spec"][list].as_array().cloned());
+        let ports =
+            lists.into_iter().flatten().flatten().flat_map(|c| c["ports"].as_array().cloned().unwrap_or_default());
+        let named: Vec<Value> = ports.map(|port| port["name"].clone()).collect();
+        let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
+        assert!(named.contains(&endpoint["port"]), "{} of {named:?}", endpoint["port"]);
+        for relabeling in endpoint["relabelings"].as_array().into_iter().flatten() {
+            let labels = template["metadata"]["labels"].as_object().unwrap();
+            let meta = |label: &String| {
+                let word: String = label.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+                format!("__meta_kubernetes_pod_label_{word}")
+            };
+            assert!(labels.keys().map(meta).any(|meta| relabeling["sourceLabels"][0] == meta.as_str()), "{relabeling}");
+        }
+    }
+}
+
 #[test]
 fn wrong_values_are_refused_by_name() {
     for (set, word) in [

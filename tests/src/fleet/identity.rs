@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use kube::api::PostParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cluster::Layout;
 
@@ -48,11 +48,16 @@ pub async fn token_of(client: &Client, pod: &Pod) -> Result<String> {
 
 /// A kubeconfig with this token alone.
 pub fn kubeconfig(layout: &Layout, token: &str) -> String {
+    kubeconfig_of(layout, &json!({"token": token}))
+}
+
+/// A kubeconfig of this user.
+pub fn kubeconfig_of(layout: &Layout, user: &Value) -> String {
     let cluster = json!({"server": "https://127.0.0.1:6443", "certificate-authority": layout.text("pki/ca.crt")});
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "x",
         "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "u", "user": {"token": token}}],
+        "users": [{"name": "u", "user": user}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
     })
     .to_string()

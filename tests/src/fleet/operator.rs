@@ -2,11 +2,13 @@
 //! that the manifests give.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -41,11 +43,21 @@ impl Candidate<'_> {
     /// # Errors
     /// When there is no token for it, or it cannot be started.
     pub async fn start(&self, cluster: &Cluster, client: &Client) -> Result<Operator> {
+        self.start_as(cluster, client, None).await
+    }
+
+    /// The same with a token that is bound to `pod`, as in a pod; it is read from [`Self::token_file`].
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_as(&self, cluster: &Cluster, client: &Client, pod: Option<&Pod>) -> Result<Operator> {
         let Candidate { name, .. } = *self;
-        let token = identity::token(client, self.account.0, self.account.1, None, None).await?;
-        let kubeconfig = cluster.layout().path(&format!("{name}.kubeconfig"));
-        std::fs::write(&kubeconfig, identity::kubeconfig(cluster.layout(), &token))
-            .with_context(|| format!("cannot write {}", kubeconfig.display()))?;
+        let token = identity::token(client, self.account.0, self.account.1, pod, None).await?;
+        let (file, kubeconfig) = (self.token_file(cluster), cluster.layout().path(&format!("{name}.kubeconfig")));
+        let text = identity::kubeconfig_of(cluster.layout(), &json!({"tokenFile": file.display().to_string()}));
+        for (path, text) in [(&file, token), (&kubeconfig, text)] {
+            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let environment = format!("KUBECONFIG={}", kubeconfig.display());
         let (binary, listen, uid) = (self.binary.display().to_string(), address.to_string(), format!("uid-of-{name}"));
@@ -55,6 +67,11 @@ impl Candidate<'_> {
         let shell = cluster.spawn(name, argv)?;
         let process = until_async("the operator's process", BOUND, || async { Ok(child_of(shell)) }).await?;
         Ok(Operator { process, address })
+    }
+
+    /// Where it reads its token, and reads it anew.
+    pub fn token_file(&self, cluster: &Cluster) -> PathBuf {
+        cluster.layout().path(&format!("{}.token", self.name))
     }
 }
 

@@ -1,9 +1,10 @@
 //! Container images without a registry: OCI archives assembled from files of this machine, for `ctr images import`. The same files
 //! give the same bytes, so a layer that did not change is not unpacked again. Layers are not compressed: they travel from one folder
-//! of this machine to another, and compressing would be most of the time.
+//! of this machine to another, and compressing would be most of the time. [`release`] makes those that people run.
 
 mod oci;
 pub mod read;
+pub mod release;
 pub mod sbom;
 
 use std::collections::BTreeMap;

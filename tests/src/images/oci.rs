@@ -19,8 +19,8 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 /// A file of this machine and its place in the image.
 #[derive(Debug, Clone)]
 pub struct File {
-    source: PathBuf,
-    path: String,
+    pub(super) source: PathBuf,
+    pub(super) path: String,
 }
 
 impl File {

@@ -1,5 +1,6 @@
-//! What a program is made of: a software bill of materials in CycloneDX, from what cargo itself resolves and the lock file's checksums.
-//! No clock and no random number is in it, so the same tree gives the same bytes. Runs `cargo tree`; reads Cargo.lock.
+//! What an image is made of: a software bill of materials in CycloneDX, from what cargo itself resolves, the lock file's checksums, and
+//! the libraries that come along. No clock and no random number is in it, so the same tree gives the same bytes. Runs `cargo tree`, and
+//! `dpkg-query` where there is one; reads Cargo.lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,6 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::File;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
@@ -19,11 +23,12 @@ pub struct Crate {
     pub license: String,
 }
 
-/// The bill of `package` as built for `target`, as JSON text; `image` is the digest of what it comes in.
+/// The bill of `package` as built for `target`, with the files that come beside it, as JSON text; `image` is the digest of what it
+/// comes in.
 ///
 /// # Errors
 /// When cargo cannot resolve it, or a crate of a registry has no checksum.
-pub fn bill(package: &str, target: &str, image: &str) -> Result<String> {
+pub fn bill(package: &str, target: &str, image: &str, libraries: &[File]) -> Result<String> {
     let crates = crates(package, target)?;
     let sums =
         checksums(&std::fs::read_to_string(Path::new(ROOT).join("Cargo.lock")).context("cannot read Cargo.lock")?);
@@ -38,10 +43,40 @@ pub fn bill(package: &str, target: &str, image: &str) -> Result<String> {
         }
         Ok(component)
     };
-    let components = crates.iter().map(component).collect::<Result<Vec<_>>>()?;
+    let linked = crates.iter().map(component);
+    let components = linked.chain(libraries.iter().map(library)).collect::<Result<Vec<_>>>()?;
     let subject = json!({"type": "container", "bom-ref": image, "name": package, "version": image});
     let bill = json!({"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": subject}, "components": components});
     Ok(serde_json::to_string_pretty(&bill)?)
+}
+
+/// A library of the machine on which the image was made, and the package that it is from, where one is known.
+fn library(file: &File) -> Result<Value> {
+    let File { source, path } = file;
+    let bytes = std::fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
+    let sum: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let hashes = json!([{"alg": "SHA-256", "content": sum}]);
+    let mut component = json!({"type": "library", "bom-ref": path, "name": path, "hashes": hashes});
+    if let Some((package, version)) = package_of(source) {
+        component["version"] = json!(version);
+        component["purl"] = json!(format!("pkg:deb/debian/{package}@{version}"));
+    }
+    Ok(component)
+}
+
+/// Name and version of the Debian package that owns a file; its database may know it by the path before or behind a link.
+fn package_of(file: &Path) -> Option<(String, String)> {
+    let ask = |args: &[&str]| {
+        let output = Command::new("dpkg-query").args(args).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let real = file.canonicalize().ok()?;
+    let stripped = real.strip_prefix("/usr").map(|path| Path::new("/").join(path));
+    let paths = [Some(file.to_owned()), Some(real.clone()), stripped.ok()];
+    let owner = paths.into_iter().flatten().find_map(|path| ask(&["--search", path.to_str()?]))?;
+    let package = owner.lines().next()?.split([':', ',']).next()?.to_owned();
+    let version = ask(&["--show", "--showformat=${Version}\n", &package])?.lines().next()?.to_owned();
+    Some((package, version))
 }
 
 /// Every crate that `package` links for `target`; build scripts' and tests' own are not in the program.
@@ -91,8 +126,8 @@ mod tests {
 
     #[test]
     fn the_operators_bill_is_whole_and_the_same_each_time() {
-        let text = bill("operator", TARGET, "sha256:0").unwrap();
-        assert!(text == bill("operator", TARGET, "sha256:0").unwrap(), "two bills of one tree differ");
+        let text = bill("operator", TARGET, "sha256:0", &[]).unwrap();
+        assert!(text == bill("operator", TARGET, "sha256:0", &[]).unwrap(), "two bills of one tree differ");
         let bill: Value = serde_json::from_str(&text).unwrap();
         let components = bill["components"].as_array().unwrap();
         assert_eq!(components.len(), crates("operator", TARGET).unwrap().len());
@@ -108,6 +143,19 @@ mod tests {
         }
         let has = |name: &str| components.iter().any(|component| component["name"] == name);
         assert!(has("rustls") && has("kube") && !has("proptest"), "what is linked is in it, what tests use is not");
+    }
+
+    #[test]
+    fn a_library_that_comes_along_is_named_with_its_sum() {
+        let dir = tempfile::tempdir().unwrap();
+        let library = dir.path().join("libx.so");
+        std::fs::write(&library, "x").unwrap();
+        let bill = bill("crds", TARGET, "sha256:0", &[File::new(&library, "/lib/libx.so")]).unwrap();
+        let bill: Value = serde_json::from_str(&bill).unwrap();
+        let last = bill["components"].as_array().and_then(|all| all.last()).unwrap();
+        assert_eq!(last["name"], "lib/libx.so");
+        assert_eq!(last["hashes"][0]["content"], "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881");
+        assert!(last["purl"].is_null(), "no package has it: {last}");
     }
 
     #[test]

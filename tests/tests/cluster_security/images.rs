@@ -1,8 +1,9 @@
-//! S5: what is in the operator's image, and that the same inputs are the same image.
+//! S5: what is in the images, and that the same inputs are the same image.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use truebeat_tests::images::{self, read::Image, sbom};
+use sha2::{Digest, Sha256};
+use truebeat_tests::images::{self, read::Image, release, sbom};
 use truebeat_tests::product::OPERATOR_IMAGE;
 
 use crate::world::World;
@@ -36,11 +37,50 @@ pub fn operator(world: &World<'_>) -> Result<()> {
     ensure!(program.bytes.len() <= BYTES_MAX, "{} bytes", program.bytes.len());
     ensure!(!interpreted(&program.bytes).context("no ELF program")?, "the program asks for a loader: it is not static");
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
-    let bill: Value = serde_json::from_str(&sbom::bill("operator", &target, &image.digest)?)?;
+    let bill: Value = serde_json::from_str(&sbom::bill("operator", &target, &image.digest, &[])?)?;
     let parts = bill["components"].as_array().context("components")?.len();
     ensure!(bill["metadata"]["component"]["bom-ref"] == json!(image.digest) && parts > 0, "{}", bill["metadata"]);
     println!("      {} MiB, {parts} parts, {}", program.bytes.len() >> 20, image.digest);
     Ok(())
+}
+
+/// What `make images` makes: everything in an image is in its bill, nothing has rights of its own, and twice is the same.
+pub fn bills(world: &World<'_>) -> Result<()> {
+    let make = |folder: &str| {
+        release::all(
+            &world.programs,
+            &world.cluster.layout().path(&format!("images/{folder}")),
+            "registry.example/",
+            "1",
+        )
+    };
+    let (made, again) = (make("s05-all")?, make("s05-again")?);
+    ensure!(made.len() == 3, "{made:?}");
+    for (image, twin) in made.iter().zip(&again) {
+        ensure!(image.digest == twin.digest, "the same inputs gave {} and {}", image.digest, twin.digest);
+        let bill: Value = serde_json::from_slice(&std::fs::read(&image.bill)?)?;
+        ensure!(bill["metadata"]["component"]["bom-ref"] == json!(image.digest), "the bill is another image's");
+        let parts = bill["components"].as_array().context("components")?;
+        let content = Image::open(&image.archive)?;
+        ensure!(content.config.get("created").is_none(), "the image tells when it was made");
+        let files = content.entries.iter().filter(|entry| !entry.folder);
+        let mut strangers = Vec::new();
+        for file in files {
+            ensure!(file.mode & 0o7000 == 0, "{} has mode {:o}", file.path, file.mode);
+            let known = |part: &Value| {
+                part["name"] == json!(file.path) && part["hashes"][0]["content"] == json!(sum(&file.bytes))
+            };
+            strangers.extend((!parts.iter().any(known)).then_some(file.path.as_str()));
+        }
+        // the program itself is what the crates of the bill are linked into
+        ensure!(strangers.len() == 1 && strangers.iter().all(|path| path.starts_with("truebeat-")), "{strangers:?}");
+        println!("      {}: {} parts", image.name, parts.len());
+    }
+    Ok(())
+}
+
+fn sum(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Does a 64-bit little-endian ELF program name a loader? `None`: it is none.

@@ -1,9 +1,10 @@
-//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), each on a real API server with its admission and RBAC, with the
+//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), and A18 and A20 of the catalogue of faults, each on a real API server with its admission and RBAC, with the
 //! real operator and without a node: pods are objects, and what kubelet and agents would write is written here.
 //!
 //! Most of what is tried is what somebody would try who has stolen one token; the operator and the agents are told apart by their tokens alone.
 
 mod agents;
+mod faults;
 mod images;
 mod manifests;
 mod network;
@@ -22,19 +23,22 @@ use truebeat_tests::{Cluster, Options, product};
 use crate::world::World;
 
 /// In the order in which they run: each has a namespace of its own.
-const ROWS: [&str; 12] = [
+const ROWS: [&str; 15] = [
     "s03_restricted_pods_are_taken_without_a_warning",
     "s01_every_right_of_the_operator_is_used",
     "s01_a_watched_namespace_needs_no_right_elsewhere",
     "s02_an_agent_may_patch_pod_status_and_nothing_else",
     "s04_every_container_runs_with_nothing",
     "s05_the_operators_image_is_one_static_program",
+    "s05_every_file_of_an_image_is_in_its_bill",
     "s06_a_stranger_gets_no_answer_and_no_action",
     "s07_a_token_speaks_for_its_own_pod_alone",
     "s08_no_webhook",
     "s09_what_the_network_policy_lets_through",
     "s15_one_owned_pod_harms_its_own_replica_alone",
     "s16_a_tenant_that_floods_delays_itself",
+    "fault_a18_whom_nobody_may_replace_is_not_deleted",
+    "fault_a20_a_token_that_is_not_taken_is_read_anew",
 ];
 
 fn main() -> ExitCode {
@@ -87,12 +91,15 @@ async fn tell(name: &str, world: &World<'_>) -> Result<()> {
         "s03_restricted_pods_are_taken_without_a_warning" => manifests::restricted(world).await,
         "s04_every_container_runs_with_nothing" => manifests::nothing(world).await,
         "s05_the_operators_image_is_one_static_program" => images::operator(world),
+        "s05_every_file_of_an_image_is_in_its_bill" => images::bills(world),
         "s06_a_stranger_gets_no_answer_and_no_action" => agents::strangers(world).await,
         "s07_a_token_speaks_for_its_own_pod_alone" => agents::ownership(world).await,
         "s08_no_webhook" => manifests::no_webhook(world),
         "s09_what_the_network_policy_lets_through" => network::policies(world),
         "s15_one_owned_pod_harms_its_own_replica_alone" => weapon::one_pod(world).await,
         "s16_a_tenant_that_floods_delays_itself" => weapon::flood(world).await,
+        "fault_a18_whom_nobody_may_replace_is_not_deleted" => faults::quota(world).await,
+        "fault_a20_a_token_that_is_not_taken_is_read_anew" => faults::token(world).await,
         _ => anyhow::bail!("no such row: {name}"),
     }
 }
