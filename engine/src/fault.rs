@@ -14,7 +14,7 @@ mod strike;
 pub enum FaultKind {
     /// S0: the engine thread sleeps for ever in the middle of a step (state S).
     StepStall,
-    /// S1: worker ranks pad the next step onto a larger program, whose gather waits for rows that nobody sends.
+    /// S1: worker ranks find a larger program for each step, whose gather waits for rows that nobody sends.
     PaddedGraph,
     /// S2: the device finishes, and its event never says so: the waiting thread burns (state R, wchan 0).
     DeviceWait,
@@ -57,8 +57,8 @@ pub enum Place {
     Event,
     /// A worker rank, before it enters a step.
     Rank,
-    /// The gather at the end of a worker rank's step.
-    Gather,
+    /// A worker rank's search for the program of a step.
+    Program,
 }
 
 impl FaultKind {
@@ -89,7 +89,7 @@ impl FaultKind {
             Self::Exception | Self::Sleep | Self::LockHeld => Place::Device,
             Self::DeviceWait => Place::Event,
             Self::RankHang | Self::PlanDrift => Place::Rank,
-            Self::PaddedGraph => Place::Gather,
+            Self::PaddedGraph => Place::Program,
             // of the first rank also between steps; of any other before it enters one
             Self::Crash | Self::Segfault | Self::Sigstop => Place::Rank,
         }

@@ -113,6 +113,7 @@ impl Metrics {
                 eager: r.counter("truebeat:steps_eager_total", "Steps that ran call by call.")?,
                 captured: r.counter("truebeat:programs_captured_total", "Step programs made.")?,
                 evicted: r.counter("truebeat:programs_evicted_total", "Step programs dropped for others.")?,
+                refused: r.counter("truebeat:programs_refused_total", "Programs of another shape than the step's.")?,
             },
             registry: r.registry.clone(),
         };
@@ -175,10 +176,11 @@ impl Metrics {
 
     /// What became of steps and of step programs so far.
     pub fn programs(&self, counts: &ProgramCounts) {
-        let ProgramCounts { replayed, eager, captured, evicted, .. } = counts;
+        let ProgramCounts { replayed, eager, captured, evicted, refused, refused_elsewhere, .. } = counts;
         let series = &self.programs;
         let all = [&series.replayed, &series.eager, &series.captured, &series.evicted];
         all.into_iter().zip([replayed, eager, captured, evicted]).for_each(|(to, of)| rise(to, of.load(Relaxed)));
+        rise(&series.refused, refused.load(Relaxed) + refused_elsewhere.load(Relaxed));
     }
 
     /// An accepted request ended.
@@ -217,6 +219,7 @@ struct ProgramSeries {
     eager: IntCounter,
     captured: IntCounter,
     evicted: IntCounter,
+    refused: IntCounter,
 }
 
 /// Brings a counter up to what was counted elsewhere.

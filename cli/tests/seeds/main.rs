@@ -94,19 +94,29 @@ fn in_the_middle(kind: &str, shape: &Shape) -> String {
     format!("{kind}@{}tokens", shape.total * 3 / 4 * (load::TOKENS - 1))
 }
 
+fn full() -> bool {
+    std::env::var("TRUEBEAT_SEEDS").is_ok_and(|seeds| seeds == "full")
+}
+
 /// Requests in all, and those that come last: 497 of 512 and 2030 of 2048 were done when S1's engine hung.
 fn shapes() -> Vec<(usize, usize)> {
-    match std::env::var("TRUEBEAT_SEEDS").as_deref() {
-        Ok("full") => vec![(512, 15), (2048, 18)],
-        _ => vec![(64, 15)],
+    if full() { vec![(512, 15), (2048, 18)] } else { vec![(64, 15)] }
+}
+
+/// In full S3 has the field's eight ranks too, on a model that eight can share.
+fn seeds() -> [Seed; 5] {
+    let mut seeds = SEEDS;
+    if full() {
+        seeds[3] = Seed { ranks: 8, model: "llama-q8", ..seeds[3] };
     }
+    seeds
 }
 
 #[test]
 fn guards_off_it_hangs_as_the_field_reports_and_guards_on_everybody_is_answered() {
     println!("seed  guards  done          retried  hung  longest wait  what the agent and the machine say");
     for (total, tail) in shapes() {
-        for seed in SEEDS.iter().filter(|seed| wanted(seed.name)) {
+        for seed in seeds().iter().filter(|seed| wanted(seed.name)) {
             let shape = match seed.comes {
                 Comes::AtStart => FEW,
                 comes => Shape { total, tail, long_tail: comes == Comes::AtTail },
@@ -127,6 +137,12 @@ fn without_guards(seed: &Seed, shape: &Shape) {
     assert!(felt.done < shape.total && felt.hung > 0, "{}: it hangs: {felt:?}", seed.name);
     if seed.comes == Comes::AtTail {
         assert_eq!(felt.done, shape.total - shape.tail, "{}: all but the last batch is done", seed.name);
+        assert!(
+            run.has_said("a step runs by a program of another shape"),
+            "{}: the log ends:\n{}",
+            seed.name,
+            run.log()
+        );
     }
     // a thread that burns is told from one that sleeps by its CPU time, which a machine this short of processors does not give it
     let starved = seed.class == "DeviceWait" && run::overloaded() && verdict.class == "StepStalled";
@@ -186,6 +202,12 @@ fn with_guards(seed: &Seed, shape: &Shape) {
             "{ready} of {} ranks ready, one start: the lease taken over, its owner's rank started again",
             seed.ranks
         );
+    }
+    if seed.comes == Comes::AtTail {
+        let refused = run.metric("truebeat:programs_refused_total");
+        let told = run.has_said("a program of another shape is refused");
+        assert!(refused > 0.0 && told, "{}: the guard had something to do: {refused}, {told}", seed.name);
+        said = format!("{said}, {refused} programs of another shape refused");
     }
     assert!(starts == 1 || run.last_exit().contains("85"), "{}: {said}", seed.name);
     felt.print(seed.name, "on", shape, &said);

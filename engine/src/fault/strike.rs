@@ -228,12 +228,12 @@ mod tests {
         let specs: Vec<FaultSpec> = ["padded-graph@2steps", "sigstop:2@9steps"].map(|s| s.parse().unwrap()).to_vec();
         let leader = Faults::new(specs.clone());
         leader.at_step(2, &ONE);
-        assert!(!leader.armed(Place::Gather), "a fault of workers");
+        assert!(!leader.armed(Place::Program), "a fault of workers");
         for rank in [1, 2] {
             let worker = Faults::of_rank(specs.clone(), rank);
-            assert!(!worker.armed(Place::Gather));
+            assert!(!worker.armed(Place::Program));
             worker.arm(leader.armed_bits());
-            assert!(worker.armed(Place::Gather) && !worker.has(FaultKind::Sigstop));
+            assert!(worker.armed(Place::Program) && !worker.has(FaultKind::Sigstop));
             worker.arm(u64::MAX);
             assert_eq!(worker.has(FaultKind::Sigstop), rank == 2);
         }

@@ -7,7 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{AttentionSeq, Backend, DeviceFault, HeadShape, KvSize, StepStart};
+use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize, StepStart};
+use crate::fault::Faults;
 use crate::programs::{Buffer, ProgramCounts, Programs, Sizes, Workspace};
 
 use super::batch;
@@ -151,6 +152,11 @@ impl<B: Backend + 'static> Decoder<B> {
         let sizes = Sizes { layers, hidden, intermediate, vocab, heads: self.head_shape() };
         self.programs = dense.then(|| Programs::new(sizes));
         self
+    }
+
+    /// The same, whose programs are struck by faults.
+    pub fn struck_by(self, faults: &Faults) -> Self {
+        Self { programs: self.programs.map(|programs| programs.struck_by(faults.clone())), ..self }
     }
 
     pub(super) fn head_shape(&self) -> HeadShape {
@@ -328,17 +334,6 @@ impl<B: Backend + 'static> Decoder<B> {
     }
 }
 
-impl From<DeviceFault> for ModelError {
-    fn from(fault: DeviceFault) -> Self {
-        match fault {
-            DeviceFault::Stuck(stuck) => Self::Stuck(stuck),
-            DeviceFault::OutOfMemory(lack) => {
-                Self::Device(format!("no memory for this step on the device: {lack}; smaller steps are tried"))
-            }
-        }
-    }
-}
-
 impl<B: Backend + 'static> Model for Decoder<B> {
     fn info(&self) -> &ModelInfo {
         &self.info
@@ -362,6 +357,7 @@ impl<B: Backend + 'static> Model for Decoder<B> {
 
     fn terms(&mut self, terms: &StepTerms) {
         self.allowed = terms.allowed;
+        self.programs.iter_mut().for_each(|programs| programs.guard(terms.allowed.is_some()));
     }
 
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {

@@ -13,6 +13,7 @@ use thiserror::Error;
 use crate::backend::cpu::{CpuBackend, Precision};
 use crate::backend::cuda::open::{self, DeviceChoice, OpenError};
 use crate::backend::{Backend, DeviceFault, Part, WeightShape};
+use crate::fault::Faults;
 use crate::ranks::{RankBackend, Team};
 use crate::start::{Cache, CacheOptions, PackFile, PackWriter};
 use crate::stuck::Stuck;
@@ -61,6 +62,8 @@ pub struct LoadOptions {
     pub device: Option<DeviceChoice>,
     /// Load the model's MTP head too.
     pub head: bool,
+    /// What strikes where a step's program is looked for.
+    pub faults: Faults,
 }
 
 /// Loads the model in `dir` onto the processor, with the default [`LoadOptions`].
@@ -148,7 +151,7 @@ fn decoder<B: Backend + 'static>(
     backend.end_step().map_err(LoadError::ToDevice)?;
     let info = model_info(dir, &config);
     let decoder = Decoder::new(backend, share.of_config(&config), info, weights).with_head(head);
-    Ok(Box::new(if options.eager { decoder } else { decoder.with_programs() }))
+    Ok(Box::new(if options.eager { decoder } else { decoder.with_programs().struck_by(&options.faults) }))
 }
 
 /// What all ranks need of prepared weights, from the cache or made for it (E5).

@@ -23,6 +23,7 @@ pub use load::{LoadError, LoadOptions, load_model, load_model_on, load_model_wit
 pub use random::{RandomShape, eager_random_model, random_model, random_model_on};
 pub use share::{Share, ShareError};
 
+use crate::backend::DeviceFault;
 use crate::beat::{StepShape, Tally};
 use crate::programs::ProgramCounts;
 use crate::stuck::Stuck;
@@ -183,4 +184,15 @@ pub enum ModelError {
     Device(String),
     #[error(transparent)]
     Stuck(#[from] Stuck),
+}
+
+impl From<DeviceFault> for ModelError {
+    fn from(fault: DeviceFault) -> Self {
+        match fault {
+            DeviceFault::Stuck(stuck) => Self::Stuck(stuck),
+            DeviceFault::OutOfMemory(lack) => {
+                Self::Device(format!("no memory for this step on the device: {lack}; smaller steps are tried"))
+            }
+        }
+    }
 }

@@ -8,7 +8,7 @@ use super::decoder::{Decoder, FeedForward, Layer, StepFrame};
 use super::{StepBatch, StepLogits};
 
 impl<B: Backend + 'static> Decoder<B> {
-    /// Runs a step whose shape is the program's.
+    /// Runs a step whose shape is the program's, or over which it was laid.
     pub(super) fn replay(
         &self,
         (program, space): (&Program, &mut Workspace<B>),
@@ -106,8 +106,9 @@ mod tests {
 
     use super::*;
     use crate::backend::cpu::CpuBackend;
+    use crate::fault::Faults;
     use crate::model::random::{RandomShape, decoder};
-    use crate::model::{KvShape, LogitsWanted, Model, SeqInput};
+    use crate::model::{KvShape, LogitsWanted, Model, SeqInput, StepTerms};
     use crate::weights::WeightType;
 
     const SHAPE: RandomShape = RandomShape {
@@ -141,6 +142,25 @@ mod tests {
         let all = [Buffer::Stream, Buffer::Q, Buffer::K, Buffer::Mixed, Buffer::Gate, Buffer::Added, Buffer::Logits];
         let values = all.map(|buffer| &model.workspace.buffer(buffer).values);
         values.iter().map(|values| (values.as_ptr(), values.capacity())).collect()
+    }
+
+    #[test]
+    fn a_program_that_is_laid_over_a_smaller_step_gives_its_rows() {
+        let kinds = (WeightType::F32, WeightType::F32);
+        let seq =
+            |block| SeqInput { tokens: vec![1], start_pos: 3, block_table: vec![block], logits: LogitsWanted::Last };
+        let batch = StepBatch::of((0..5).map(seq).collect());
+        let [eager, laid] = [None, Some("padded-graph".parse().unwrap())].map(|fault| {
+            let faults = Faults::of_rank(fault.into_iter().collect(), 1);
+            faults.arm(1);
+            let mut model = decoder(SHAPE, kinds, CpuBackend::new(1)).unwrap().with_programs().struck_by(&faults);
+            model.allocate_kv(KvShape { num_blocks: REQUESTS_MAX as usize, block_size: 16 }).unwrap();
+            model.terms(&StepTerms::default());
+            let rows = model.forward(&batch).unwrap().rows;
+            (rows, Model::programs(&model).unwrap().replayed.load(Relaxed))
+        });
+        assert_eq!((eager.1, laid.1), (0, 1));
+        assert!(eager.0 == laid.0);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::key::ProgramKey;
 use crate::backend::{AttentionUnit, HeadShape, attention_units};
+use crate::model::StepBatch;
 
 /// Sizes of this rank's share of a dense decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +91,7 @@ pub enum Call {
     Gather,
 }
 
-/// A step's calls, flattened. It runs steps of its own key and no other, each in the [`Workspace`](super::Workspace) of its decoder.
+/// A step's calls, flattened. It is for steps of its own key and no other, and runs them in the [`Workspace`](super::Workspace) of its decoder.
 pub struct Program {
     pub key: ProgramKey,
     pub calls: Vec<Call>,
@@ -106,6 +107,16 @@ impl Program {
         let units = attention_units(key.rows_of_seqs(), sizes.heads);
         let (calls, wanted) = (calls(sizes, key.rows_wanted()), key.wanted());
         Self { key, calls, units, wanted }
+    }
+
+    /// The same program, for a step that has fewer rows than it: attention leaves out what is not there, and where the program wants a row
+    /// that is not there it takes the last one. It still gathers, and brings to the other ranks, as many rows as it was made for (S1).
+    pub fn laid_over(&self, batch: &StepBatch, sizes: &Sizes) -> Self {
+        let rows_of_seqs = || batch.seqs.iter().map(|seq| seq.tokens.len());
+        let last = rows_of_seqs().sum::<usize>().saturating_sub(1);
+        let units = attention_units(rows_of_seqs(), sizes.heads);
+        let wanted = self.wanted.iter().map(|row| last.min(*row)).collect();
+        Self { key: self.key.clone(), calls: self.calls.clone(), units, wanted }
     }
 }
 

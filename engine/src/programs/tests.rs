@@ -77,6 +77,59 @@ fn buffers_are_bounded_in_bytes_and_a_shape_that_is_too_large_is_not_wanted() {
     assert_eq!(programs.kept.len(), 1);
 }
 
+/// Programs that round steps up, as a worker rank's with the fault `padded-graph` do.
+fn rounding_up(guarded: bool) -> Programs {
+    let faults = Faults::of_rank(vec!["padded-graph".parse().unwrap()], 1);
+    faults.arm(1);
+    let mut programs = Programs::new(SIZES).struck_by(faults);
+    programs.guard(guarded);
+    programs
+}
+
+#[test]
+fn s1_with_guards_a_program_that_a_step_was_rounded_up_to_is_refused_each_time_and_stays() {
+    let (mut programs, decode) = (rounding_up(true), batch(&[(1, LogitsWanted::Last); 15]));
+    for times in 1..=3 {
+        assert!(programs.take(&decode).is_none());
+        let counts = programs.counts();
+        assert_eq!((counts.refused.load(Relaxed), counts.eager.load(Relaxed)), (times, times));
+        assert_eq!((counts.replayed.load(Relaxed), counts.last_key.load(Relaxed)), (0, 0));
+    }
+    // a step of that very shape may have it
+    let large = batch(&[(2, LogitsWanted::All); 16]);
+    programs.faults = Faults::default();
+    assert!(programs.take(&large).is_some_and(|program| program.key.is_of(&large)));
+    assert_eq!(programs.counts().refused.load(Relaxed), 3);
+}
+
+#[test]
+fn s1_without_guards_it_is_laid_over_the_step_and_gathers_as_many_rows_as_it_was_made_for() {
+    let mut programs = rounding_up(false);
+    for requests in [15, 9] {
+        let program = programs.take(&batch(&vec![(1, LogitsWanted::Last); requests])).unwrap();
+        assert_eq!((program.key.rows(), program.wanted.len()), (32, 32));
+        assert_eq!(program.units.iter().map(|unit| unit.rows).sum::<usize>(), requests);
+        assert!(
+            program.wanted.iter().all(|row| *row < requests) && program.units.iter().all(|unit| unit.seq < requests)
+        );
+        programs.put_back(program);
+    }
+    // what is kept is whole
+    programs.faults = Faults::default();
+    let program = programs.take(&batch(&[(2, LogitsWanted::All); 16])).unwrap();
+    assert_eq!(program.units.iter().map(|unit| unit.rows).sum::<usize>(), 32);
+    assert_eq!((programs.kept.len(), programs.counts().refused.load(Relaxed)), (0, 0));
+}
+
+#[test]
+fn without_any_fault_a_program_of_another_shape_and_the_same_number_is_refused() {
+    let (mut programs, decode) = (Programs::new(SIZES), batch(&[(1, LogitsWanted::Last); 3]));
+    let other = ProgramKey::of(&batch(&[(2, LogitsWanted::All); 4])).unwrap().numbered(ProgramKey::number_of(&decode));
+    programs.put_back(Program::new(other, &SIZES));
+    assert!(programs.take(&decode).is_none());
+    assert_eq!((programs.counts().refused.load(Relaxed), programs.kept.len()), (1, 1));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 

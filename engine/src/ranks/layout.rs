@@ -46,6 +46,8 @@ pub enum Word {
     Tid = 12,
     /// The last step that it could not compute its part of.
     Spoiled = 13,
+    /// Steps that it refused a program of another shape for.
+    Refused = 14,
     /// 1: it has given up, and says why.
     Failed = 7,
     TextLen = 8,

@@ -83,7 +83,11 @@ impl Model for LeaderModel {
         let terms = self.terms.clone();
         self.team.allow(terms.allowed);
         self.broadcast(&Order::Step { terms, batch: batch.clone() })?;
-        launch(&self.team, self.model.as_mut(), (self.step, batch), hash(batch, 0))
+        let logits = launch(&self.team, self.model.as_mut(), (self.step, batch), hash(batch, 0));
+        if let Some(counts) = self.model.programs() {
+            counts.refused_elsewhere.store(self.team.refused_elsewhere(), Ordering::Relaxed);
+        }
+        logits
     }
 }
 

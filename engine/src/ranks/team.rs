@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::layout::{CHUNK_WORDS, Layout, Word};
@@ -45,8 +45,6 @@ pub struct Team {
     /// The step under way was spoiled: its collectives return at once.
     skips: AtomicBool,
     allowed_ms: AtomicU64,
-    /// Rows that a gather waits for although the step has fewer (S1); 0: none.
-    padded_rows: AtomicUsize,
     fault: OnceLock<Stuck>,
 }
 
@@ -76,7 +74,6 @@ impl Team {
             collectives: AtomicU64::new(0),
             skips: AtomicBool::new(false),
             allowed_ms: AtomicU64::new(FOR_EVER),
-            padded_rows: AtomicUsize::new(0),
             fault: OnceLock::new(),
         }
     }
@@ -101,11 +98,6 @@ impl Team {
 
     pub(super) fn allowed(&self) -> Option<Duration> {
         Some(self.allowed_ms.load(Ordering::Relaxed)).filter(|ms| *ms != FOR_EVER).map(Duration::from_millis)
-    }
-
-    /// The next gathers wait for so many rows, whatever the step has (S1).
-    pub(super) fn pad_gathers(&self, rows: usize) {
-        self.padded_rows.store(rows, Ordering::Relaxed);
     }
 
     /// Why this team is done for, if it is.
@@ -142,12 +134,11 @@ impl Team {
             at + width
         });
         let mut all = vec![0.0; rows * total];
-        let padded = self.padded_rows.load(Ordering::Relaxed).max(rows);
         // every rank brings as much as the widest, so that all have the same number of chunks
         let widest = widths.iter().copied().max().unwrap_or(0);
         let mut brought = mine.to_vec();
-        brought.resize(padded * widest, 0.0);
-        self.exchange(&brought, padded * widest, "all-gather", |rank, at, theirs| {
+        brought.resize(rows * widest, 0.0);
+        self.exchange(&brought, rows * widest, "all-gather", |rank, at, theirs| {
             let (width, start) = (widths[rank], starts[rank]);
             for (at, word) in at.zip(theirs).filter(|(at, _)| *at < rows * width) {
                 all[at / width * total + start + at % width] = f32::from_bits(word.load(Ordering::Relaxed));
@@ -159,6 +150,17 @@ impl Team {
     /// The calling thread is the one that takes part in collectives from now on.
     pub(super) fn this_thread_takes_part(&self) {
         self.layout.of(self.rank, Word::Tid).store(this_tid(), Ordering::Relaxed);
+    }
+
+    /// Steps that this rank refused a program of another shape for (S1).
+    pub(super) fn refused(&self, steps: u64) {
+        self.layout.of(self.rank, Word::Refused).store(steps, Ordering::Relaxed);
+    }
+
+    /// The same, of all other ranks.
+    pub(super) fn refused_elsewhere(&self) -> u64 {
+        let others = (0..self.world()).filter(|rank| *rank != self.rank);
+        others.map(|rank| self.layout.of(rank, Word::Refused).load(Ordering::Relaxed)).sum()
     }
 
     /// This rank cannot compute its part of the step that was agreed on last: the others need not wait for it (EP5).

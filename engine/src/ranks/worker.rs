@@ -29,8 +29,6 @@ use crate::waits::Patience;
 const REST: Duration = Duration::from_millis(100);
 /// A rank says nothing within a step, and of the first ones nobody knows how long they take.
 const WARM_UP_MAX: Duration = Duration::from_secs(300);
-/// Rows of the program that S1 pads a step onto: the next multiple of this, two tokens a request.
-const PAD: usize = 8;
 
 /// Why a worker rank ended.
 #[derive(Debug, Error)]
@@ -122,8 +120,8 @@ impl Worker {
             fleet: None,
         });
         let (threads, team) = (Some(config.threads), Some(self.team.clone()));
-        let options =
-            LoadOptions { threads, team, cache, eager: config.eager, head: config.head, ..LoadOptions::default() };
+        let (eager, head, faults) = (config.eager, config.head, self.faults.clone());
+        let options = LoadOptions { threads, team, cache, eager, head, faults, ..LoadOptions::default() };
         let mut progress = |done, total| {
             stage.publish(&mut self.heart, done, total, LOAD_LEASE);
             self.team.loading(done, total);
@@ -131,10 +129,15 @@ impl Worker {
         let mut model = load_model_with(config.model, &options, &mut progress)
             .map_err(|source| WorkerError::Load { rank, source })?;
         self.team.loaded();
+        self.serve(model.as_mut())
+    }
+
+    /// Takes part in step after step, until told to stop.
+    fn serve(&mut self, model: &mut dyn Model) -> Result<(), WorkerError> {
         let mut step = 0;
         while let Some(order) = self.next(step + 1)? {
             step += 1;
-            self.obey(model.as_mut(), step, order)?;
+            self.obey(model, step, order)?;
         }
         Ok(())
     }
@@ -190,9 +193,7 @@ impl Worker {
         if self.faults.has(FaultKind::PlanDrift) {
             drop(batch.seqs.pop());
         }
-        if self.faults.armed(Place::Gather) && self.team.allowed().is_none() {
-            self.team.pad_gathers(batch.seqs.len().next_multiple_of(PAD) * 2);
-        }
+        model.terms(terms);
         let (began, pass) = (Instant::now(), batch.pass);
         if terms.warms {
             self.heart.warming_up(step, WARM_UP_MAX);
@@ -200,6 +201,10 @@ impl Worker {
             self.heart.step_begins(&terms.shape, &self.tally);
         }
         let result = launch(&self.team, model, (step, &batch), hash(&batch, 0));
+        if let Some(counts) = model.programs() {
+            self.heart.ran_by(counts.last_key.load(Ordering::Relaxed));
+            self.team.refused(counts.refused.load(Ordering::Relaxed));
+        }
         if terms.warms {
             self.heart.warmed_up(&terms.shape, began.elapsed());
         } else if pass == Pass::Model {
@@ -225,3 +230,7 @@ fn outcome_of<T>(result: &Result<T, ModelError>) -> StepOutcome {
 #[cfg(test)]
 #[path = "worker_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "padded_tests.rs"]
+mod padded_tests;
