@@ -10,7 +10,7 @@ use engine::model::{
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
-const MODELS: [&str; 13] = [
+const MODELS: [&str; 16] = [
     "llama",
     "llama-tied-bf16",
     "llama-rope3-bias",
@@ -24,6 +24,9 @@ const MODELS: [&str; 13] = [
     "mimo",
     "gguf/llama-q8_0.gguf",
     "gguf/qwen3-k.gguf",
+    "gguf/mistral-q8_0.gguf",
+    "gguf/qwen2-q8_0.gguf",
+    "gguf/qwen3moe-q8_0.gguf",
 ];
 const TOLERANCE: f32 = 1e-3;
 

@@ -15,7 +15,7 @@ use engine::ranks::Team;
 use proptest::prelude::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const MODELS: [&str; 8] = [
+const MODELS: [&str; 10] = [
     "llama",
     "llama-tied-bf16",
     "llama-rope3-bias",
@@ -24,6 +24,8 @@ const MODELS: [&str; 8] = [
     "qwen3-tied-bf16",
     "gguf/llama-q8_0.gguf",
     "gguf/qwen3-k.gguf",
+    "gguf/mistral-q8_0.gguf",
+    "gguf/qwen2-q8_0.gguf",
 ];
 /// Sequences that may run, each in blocks of its own.
 const SEQS: usize = 4;
