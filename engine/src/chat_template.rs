@@ -74,6 +74,8 @@ pub enum ToolFormat {
     Hermes,
     /// Llama 3: the answer is `{"name": …, "parameters": {…}}` and nothing else.
     Llama3,
+    /// Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`, after any text.
+    Mistral,
 }
 
 impl ToolFormat {
@@ -83,6 +85,9 @@ impl ToolFormat {
             None
         } else if source.contains("<tool_call>") {
             Some(Self::Hermes)
+        } else if source.contains("[TOOL_CALLS]") {
+            // later ones write NAME[ARGS]{…}, which nobody reads here
+            (!source.contains("[ARGS]")).then_some(Self::Mistral)
         } else if source.contains("<|python_tag|>") || source.contains("\"parameters\":") {
             Some(Self::Llama3)
         } else {

@@ -119,7 +119,9 @@ fn the_template_shows_how_tools_are_called() {
     assert_eq!(template("{{ messages }} <tool_call>").tool_format(), None);
     assert_eq!(template("{{ tools }} <tool_call>").tool_format(), Some(ToolFormat::Hermes));
     assert_eq!(template(r#"{{ tools }} {"name": f, "parameters": p}"#).tool_format(), Some(ToolFormat::Llama3));
-    assert_eq!(template("{{ tools }} [TOOL_CALLS]").tool_format(), None);
+    assert_eq!(template("{{ tools }} [TOOL_CALLS] \"parameters\":").tool_format(), Some(ToolFormat::Mistral));
+    assert_eq!(template("{{ tools }} [TOOL_CALLS]f[ARGS]").tool_format(), None);
+    assert_eq!(template("{{ tools }}").tool_format(), None);
 }
 
 fn render_dir(dir: &Path) -> String {

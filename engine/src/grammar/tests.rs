@@ -14,7 +14,9 @@ use crate::model::ModelInfo;
 use crate::splitmix::SplitMix64;
 
 pub const END: u32 = 256;
-const WORDS: [&str; 5] = ["<end>", "name", "\": ", "{\"", "}}"];
+const WORDS: [&str; 6] = ["<end>", "name", "\": ", "{\"", "}}", "[TOOL_CALLS]"];
+/// The last word, a special token besides the end.
+pub const SPECIAL: u32 = END + 5;
 
 /// Bytes, an end token, and a few words.
 pub struct Bytes;
@@ -27,7 +29,7 @@ impl TextCodec for Bytes {
         Err(CodecError::NoTemplate)
     }
     fn is_special(&self, id: u32) -> bool {
-        id == END
+        id == END || id == SPECIAL
     }
     fn token_text(&self, id: u32) -> String {
         String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
@@ -77,13 +79,18 @@ fn wait(constraint: &mut Constraint) {
 
 /// Does the grammar allow this text, byte by byte, and the end after it?
 pub fn follows(spec: &GrammarSpec, text: &str) -> bool {
+    follows_tokens(spec, &text.bytes().map(u32::from).collect::<Vec<_>>())
+}
+
+/// Does the grammar allow these tokens, and the end after them?
+pub fn follows_tokens(spec: &GrammarSpec, tokens: &[u32]) -> bool {
     let mut constraint = compile(spec).unwrap();
-    for byte in text.bytes().map(u32::from) {
+    for token in tokens {
         wait(&mut constraint);
-        if !constraint.mask().unwrap().allows(byte) {
+        if !constraint.mask().unwrap().allows(*token) {
             return false;
         }
-        constraint.advance(byte).unwrap();
+        constraint.advance(*token).unwrap();
     }
     wait(&mut constraint);
     constraint.mask().unwrap().allows(END)
@@ -95,8 +102,8 @@ fn walk(constraint: &mut Constraint, seed: u64, most: usize) -> Option<String> {
     for step in 0..most * 3 {
         wait(constraint);
         let mask = constraint.mask().unwrap();
-        assert!(!mask.allows(261) && !mask.allows(u32::MAX), "padding is never allowed");
-        let allowed: Vec<u32> = (0..261).filter(|id| mask.allows(*id)).collect();
+        assert!(!mask.allows(262) && !mask.allows(u32::MAX), "padding is never allowed");
+        let allowed: Vec<u32> = (0..262).filter(|id| mask.allows(*id)).collect();
         let may_end = allowed.contains(&END);
         let draw = allowed[(random.unit() * allowed.len() as f64) as usize];
         // quotes and brackets close what is open, so that walks end

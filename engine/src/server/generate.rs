@@ -26,6 +26,7 @@ use crate::server::{
     request::{Job, Kind},
     shape::{Envelope, Usage},
     text::ChoiceText,
+    tools::ToolUse,
 };
 
 type Deltas = BoxStream<'static, Result<Delta, ApiError>>;
@@ -80,10 +81,11 @@ fn begin(app: &AppState, ready: &Ready, job: Job, id: &str, deadline_ns: u64) ->
     let (requests, echoes): (Vec<_>, Vec<_>) =
         choices.into_iter().map(|c| (GenerateRequest { deadline_ns: Some(deadline_ns), ..c.request }, c.echo)).unzip();
     let streams = app.handle.submit(requests)?;
+    let special = text.special || tools.as_ref().is_some_and(ToolUse::shows_special);
     let start = |(index, ((stream, echo), (prompt_tokens, first_token)))| ChoiceStart {
         index,
         stream,
-        text: ChoiceText::new(ready.codec.stream(text.special), text.clone()),
+        text: ChoiceText::new(ready.codec.stream(special), text.clone()),
         echo,
         first_token,
         prompt_tokens,

@@ -166,36 +166,55 @@ pub fn greedy_with(prompt: &str, count: usize, ignore_eos: bool, change: impl Fn
 }
 
 /// Bytes are tokens.
-struct ByteCodec;
+#[derive(Clone, Copy)]
+struct ByteCodec {
+    tools: ToolFormat,
+}
+
+/// With Mistral's tools one byte is the mark of calls, a special token.
+const MARK: (u32, &str) = (3, "[TOOL_CALLS]");
+
+impl ByteCodec {
+    fn special(self, id: u32) -> Option<&'static str> {
+        match id {
+            EOS => Some("<end>"),
+            id if id == MARK.0 && self.tools == ToolFormat::Mistral => Some(MARK.1),
+            _ => None,
+        }
+    }
+}
 
 impl TextCodec for ByteCodec {
     fn encode(&self, text: &str, _special: bool) -> Result<Vec<u32>, CodecError> {
+        if text == MARK.1 && self.special(MARK.0).is_some() {
+            return Ok(vec![MARK.0]);
+        }
         Ok(text.bytes().map(u32::from).collect())
     }
 
     fn decode(&self, ids: &[u32]) -> Result<String, CodecError> {
-        let bytes: Vec<u8> = ids.iter().filter(|id| **id != EOS).map(|id| *id as u8).collect();
+        let bytes: Vec<u8> = ids.iter().filter(|id| self.special(**id).is_none()).map(|id| *id as u8).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     fn is_special(&self, id: u32) -> bool {
-        id == EOS
+        self.special(id).is_some()
     }
 
     fn token_text(&self, id: u32) -> String {
-        if id == EOS { "<end>".into() } else { String::from_utf8_lossy(&[id as u8]).into_owned() }
+        String::from_utf8_lossy(&self.token_bytes(id)).into_owned()
     }
 
     fn token_bytes(&self, id: u32) -> Vec<u8> {
-        if id == EOS { b"<end>".to_vec() } else { vec![id as u8] }
+        self.special(id).map_or_else(|| vec![id as u8], |text| text.as_bytes().to_vec())
     }
 
     fn stream(&self, special: bool) -> Box<dyn TextStream> {
-        Box::new(ByteStream { special, pending: Vec::new() })
+        Box::new(ByteStream { codec: *self, special, pending: Vec::new() })
     }
 
     fn tool_format(&self) -> Option<ToolFormat> {
-        Some(ToolFormat::Hermes)
+        Some(self.tools)
     }
 
     fn chat_prompt(&self, chat: Chat<'_>) -> Result<String, CodecError> {
@@ -207,6 +226,7 @@ impl TextCodec for ByteCodec {
 }
 
 struct ByteStream {
+    codec: ByteCodec,
     special: bool,
     /// The beginning of a character.
     pending: Vec<u8>,
@@ -214,8 +234,8 @@ struct ByteStream {
 
 impl TextStream for ByteStream {
     fn push(&mut self, id: u32) -> Result<String, CodecError> {
-        if id == EOS {
-            return Ok(if self.special { ByteCodec.token_text(id) } else { String::new() });
+        if let Some(text) = self.codec.special(id) {
+            return Ok(if self.special { text.to_owned() } else { String::new() });
         }
         self.pending.push(id as u8);
         match std::str::from_utf8(&self.pending) {
@@ -323,7 +343,16 @@ fn fake_loader(knobs: Arc<Knobs>) -> Loader {
 
 /// What a loader of this codec brings.
 pub fn loaded(model: Box<dyn Model>, draft: Option<Box<dyn Model>>) -> Loaded {
-    Loaded { model, codec: Arc::new(ByteCodec), draft }
+    Loaded { model, codec: Arc::new(ByteCodec { tools: ToolFormat::Hermes }), draft }
+}
+
+/// An engine whose model calls tools like this.
+pub async fn calling(tools: ToolFormat) -> TestEngine {
+    let brings = move |model| Loaded { model, codec: Arc::new(ByteCodec { tools }), draft: None };
+    let loader = |knobs| -> Loader { Box::new(move |_| Ok(brings(Box::new(FakeModel::new(knobs))))) };
+    let engine = TestEngine::of(Setup::default(), loader).await;
+    wait_until("the engine is ready", || engine.handle.shared.ready.get().is_some()).await;
+    engine
 }
 
 /// Waits until `predicate` holds, for a generous while.

@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 
+use engine::codec::ToolFormat;
+
 use crate::client::post;
-use crate::support::{Setup, TestEngine, greedy};
+use crate::support::{Setup, TestEngine, calling, greedy};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -83,6 +85,29 @@ async fn required_calls_something_and_parallel_says_how_often() {
     assert!(!calls.is_empty() && calls.len() <= 16 && reason == "tool_calls", "{message}");
     let ids: std::collections::BTreeSet<_> = calls.iter().map(|c| c["id"].as_str().unwrap()).collect();
     assert_eq!(ids.len(), calls.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistrals_calls_begin_with_a_special_token_that_no_text_shows() {
+    let engine = calling(ToolFormat::Mistral).await;
+    let named = chat(json!({"tool_choice": {"type": "function", "function": {"name": "count"}}}));
+    let (message, reason) = ask(&engine, named).await;
+    let calls = message["tool_calls"].as_array().unwrap();
+    assert_eq!((calls.len(), &calls[0]["function"]["name"], reason.as_str()), (1, &json!("count"), "stop"));
+    assert!(message["content"].is_null() && arguments(&calls[0])["n"].as_u64().unwrap() <= 9, "{message}");
+    let id = calls[0]["id"].as_str().unwrap();
+    assert!(id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric()), "{id}");
+    let many = chat(json!({"tool_choice": "required", "temperature": 1.0, "seed": 2, "max_tokens": 1500}));
+    let (message, reason) = ask(&engine, many).await;
+    let calls = message["tool_calls"].as_array().unwrap();
+    assert!(!calls.is_empty() && calls.len() <= 16 && reason == "tool_calls", "{message}");
+    let ids: std::collections::BTreeSet<_> = calls.iter().map(|c| c["id"].as_str().unwrap()).collect();
+    assert_eq!(ids.len(), calls.len());
+    // free to call or not, it says what it likes
+    let loose: Value = tools().as_array().unwrap()[..1].into();
+    let auto = chat(json!({"tools": loose, "max_tokens": 6}));
+    let expected = greedy(&format!("tools: {loose}\nuser: hi\nassistant:"), 6, false);
+    assert_eq!(ask(&engine, auto).await.0["content"], expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]

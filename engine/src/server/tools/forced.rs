@@ -3,14 +3,16 @@
 use serde_json::json;
 
 use super::Function;
+use super::parser::TOOL_CALLS;
 use crate::codec::ToolFormat;
 use crate::grammar::{GrammarSpec, lark_json, lark_string};
 
 /// Calls in one answer that is forced to call: a weak model would go on for ever.
 const CALLS_MAX: usize = 16;
 
-/// An answer that calls one of these functions, or several where `parallel` allows and the model can.
-pub fn forced(format: ToolFormat, functions: &[Function], parallel: bool) -> GrammarSpec {
+/// An answer that calls one of these functions, or several where `parallel` allows and the model can. `mark`: the token that begins a list
+/// of calls, where it is one that no text has.
+pub fn forced(format: ToolFormat, functions: &[Function], parallel: bool, mark: Option<u32>) -> GrammarSpec {
     let rules = bodies(format, functions, true);
     let text = match (format, parallel) {
         (ToolFormat::Hermes, true) => {
@@ -20,21 +22,44 @@ pub fn forced(format: ToolFormat, functions: &[Function], parallel: bool) -> Gra
         (ToolFormat::Hermes, false) => format!("start: {OPEN} body {CLOSE}\n{rules}"),
         // one call an answer is all that this format knows
         (ToolFormat::Llama3, _) => format!("start: body\n{rules}"),
+        (ToolFormat::Mistral, _) => {
+            let more = if parallel { format!("{{0,{}}}", CALLS_MAX - 1) } else { String::new() };
+            format!("start: {} {}\n{rules}", mark_term(mark), list(&more))
+        }
     };
     GrammarSpec::Lark(text)
 }
 
-/// An answer that may call or not; arguments of functions that are strict satisfy their schemas.
-pub fn free(format: ToolFormat, functions: &[Function]) -> GrammarSpec {
+/// An answer that may call or not; arguments of functions that are strict satisfy their schemas. `mark` as above.
+pub fn free(format: ToolFormat, functions: &[Function], mark: Option<u32>) -> GrammarSpec {
     let rules = bodies(format, functions, false);
-    let text = match format {
-        ToolFormat::Hermes => format!(
+    let text = match (format, mark) {
+        (ToolFormat::Hermes, _) => format!(
             "start: call* rest\ncall: before body {CLOSE}\nbefore[lazy]: TEXT {OPEN}\nrest: TEXT\nTEXT: /(\\n|.)*/\n{rules}"
         ),
         // what does not begin like a call is none
-        ToolFormat::Llama3 => format!("start: body | TEXT\nTEXT: /([^{{\\s](\\n|.)*)?/\n{rules}"),
+        (ToolFormat::Llama3, _) => format!("start: body | TEXT\nTEXT: /([^{{\\s](\\n|.)*)?/\n{rules}"),
+        // a list of calls is the last that an answer has
+        (ToolFormat::Mistral, Some(_)) => {
+            format!("start: TEXT calls?\ncalls: {} {}\nTEXT: /(\\n|.)*/\n{rules}", mark_term(mark), list("*"))
+        }
+        (ToolFormat::Mistral, None) => format!(
+            "start: calls | rest\ncalls: before {}\nbefore[lazy]: TEXT {}\nrest: TEXT\nTEXT: /(\\n|.)*/\n{rules}",
+            list("*"),
+            mark_term(mark)
+        ),
     };
     GrammarSpec::Lark(text)
+}
+
+fn mark_term(mark: Option<u32>) -> String {
+    mark.map_or_else(|| lark_string(TOOL_CALLS), |id| format!("<[{id}]>"))
+}
+
+/// Calls between brackets: one, and further ones so often.
+fn list(more: &str) -> String {
+    let further = if more.is_empty() { String::new() } else { format!("(\", \" body){more}") };
+    format!("\" \"? \"[\" body {further} \"]\"")
 }
 
 const OPEN: &str = r#""<tool_call>\n""#;
@@ -43,7 +68,7 @@ const CLOSE: &str = r#""\n</tool_call>""#;
 /// Rules `body`, and one for each function's call and arguments. `all`: also functions that are not strict obey their schemas.
 fn bodies(format: ToolFormat, functions: &[Function], all: bool) -> String {
     let key = match format {
-        ToolFormat::Hermes => "arguments",
+        ToolFormat::Hermes | ToolFormat::Mistral => "arguments",
         ToolFormat::Llama3 => "parameters",
     };
     let names: Vec<String> = (0..functions.len()).map(|i| format!("body_{i}")).collect();
@@ -61,7 +86,7 @@ fn bodies(format: ToolFormat, functions: &[Function], all: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grammar::tests::follows;
+    use crate::grammar::tests::{SPECIAL, follows, follows_tokens};
 
     fn functions() -> Vec<Function> {
         let small = json!({"type": "object", "properties": {"n": {"$ref": "#/$defs/small"}}, "required": ["n"],
@@ -79,29 +104,66 @@ mod tests {
     #[test]
     fn forced_answers_call_once_or_often_and_nothing_else() {
         let (one, two) = (hermes("count", "{\"n\": 3}"), hermes("find", "{\"what\": [1]}"));
-        let [once, often] = [false, true].map(|parallel| forced(ToolFormat::Hermes, &functions(), parallel));
+        let [once, often] = [false, true].map(|parallel| forced(ToolFormat::Hermes, &functions(), parallel, None));
         assert!(follows(&once, &one) && follows(&often, &one) && follows(&often, &format!("{one}\n{two}")));
         assert!(!follows(&once, &format!("{one}\n{two}")) && !follows(&often, &format!("{one}{two}")));
         for none in ["", "text", &hermes("gone", "{}"), &hermes("count", "{\"n\": 30}"), &format!("text {one}")] {
             assert!(!follows(&often, none), "{none}");
         }
-        let llama = forced(ToolFormat::Llama3, &functions(), true);
+        let llama = forced(ToolFormat::Llama3, &functions(), true, None);
         assert!(follows(&llama, "{\"name\": \"count\", \"parameters\": {\"n\": 3}}"));
         assert!(!follows(&llama, &one) && !follows(&llama, "{\"name\": \"count\", \"parameters\": {}}"));
     }
 
     #[test]
     fn free_answers_say_what_they_like_until_they_call() {
-        let hermes_free = free(ToolFormat::Hermes, &functions());
+        let hermes_free = free(ToolFormat::Hermes, &functions(), None);
         let (one, loose) = (hermes("count", "{\"n\": 3}"), hermes("find", "{\"n\": 30}"));
         for fine in ["", "any text <tool> {", &one, &format!("see:\n{one}\n{loose}"), &loose] {
             assert!(follows(&hermes_free, fine), "{fine}");
         }
         assert!(!follows(&hermes_free, &format!("see:\n{}", hermes("count", "{\"n\": 30}"))));
-        let llama_free = free(ToolFormat::Llama3, &functions());
+        let llama_free = free(ToolFormat::Llama3, &functions(), None);
         for fine in ["", "any text {", "{\"name\": \"count\", \"parameters\": {\"n\": 3}}"] {
             assert!(follows(&llama_free, fine), "{fine}");
         }
         assert!(!follows(&llama_free, "{\"name\": \"count\", \"parameters\": {\"n\": 30}}"));
+    }
+
+    fn mistral(calls: &[(&str, &str)]) -> String {
+        let call = |(name, arguments): &(&str, &str)| format!("{{\"name\": \"{name}\", \"arguments\": {arguments}}}");
+        format!("[TOOL_CALLS] [{}]", calls.iter().map(call).collect::<Vec<_>>().join(", "))
+    }
+
+    #[test]
+    fn mistrals_calls_are_a_list_after_their_mark() {
+        let (one, two) = (mistral(&[("count", "{\"n\": 3}")]), mistral(&[("count", "{\"n\": 3}"), ("find", "{}")]));
+        let [once, often] = [false, true].map(|parallel| forced(ToolFormat::Mistral, &functions(), parallel, None));
+        assert!(follows(&once, &one) && follows(&often, &one) && follows(&often, &two) && !follows(&once, &two));
+        assert!(follows(&once, &one.replace("] [", "][")));
+        let wrong = mistral(&[("count", "{\"n\": 30}")]);
+        for none in ["", "text", "[TOOL_CALLS] []", &wrong, &mistral(&[("gone", "{}")]), &format!("text {one}")] {
+            assert!(!follows(&often, none), "{none}");
+        }
+        let free_text = free(ToolFormat::Mistral, &functions(), None);
+        for fine in ["", "any text [TOOL_", &one, &format!("see:\n{two}"), &mistral(&[("find", "{\"n\": 30}")])] {
+            assert!(follows(&free_text, fine), "{fine}");
+        }
+        assert!(!follows(&free_text, &format!("see:\n{wrong}")));
+    }
+
+    #[test]
+    fn a_mark_that_is_a_special_token_is_wanted_as_that_token() {
+        let forced = forced(ToolFormat::Mistral, &functions(), false, Some(SPECIAL));
+        let free = free(ToolFormat::Mistral, &functions(), Some(SPECIAL));
+        let list = |arguments| mistral(&[("count", arguments)]).replace("[TOOL_CALLS]", "");
+        let tokens = |before: &str, after: &str| -> Vec<u32> {
+            before.bytes().map(u32::from).chain([SPECIAL]).chain(after.bytes().map(u32::from)).collect()
+        };
+        let (right, wrong) = (list("{\"n\": 3}"), list("{\"n\": 30}"));
+        assert!(follows_tokens(&forced, &tokens("", &right)) && !follows_tokens(&forced, &tokens("", &wrong)));
+        assert!(!follows(&forced, &mistral(&[("count", "{\"n\": 3}")])), "in letters");
+        assert!(follows_tokens(&free, &tokens("see: ", &right)) && !follows_tokens(&free, &tokens("see: ", &wrong)));
+        assert!(follows(&free, "see: [x]") && follows(&free, ""));
     }
 }

@@ -29,6 +29,8 @@ pub struct ToolUse {
     parallel: bool,
     /// As the request has them, for the template.
     described: Value,
+    /// The token that begins calls, where it is one that no text has.
+    mark: Option<u32>,
 }
 
 /// A function, as far as its calls are concerned.
@@ -77,7 +79,13 @@ impl ToolUse {
         let format = ready.codec.tool_format().ok_or_else(|| {
             ApiError::invalid("tools", "this model's chat template does not say how it calls tools; none can be used")
         })?;
-        Ok(Some(Self { format, functions, choice, parallel, described: Value::Array(described) }))
+        let mark = if format == ToolFormat::Mistral { special(parser::TOOL_CALLS, ready)? } else { None };
+        Ok(Some(Self { format, functions, choice, parallel, described: Value::Array(described), mark }))
+    }
+
+    /// The answer's special tokens must show: one of them begins calls.
+    pub fn shows_special(&self) -> bool {
+        self.mark.is_some()
     }
 
     /// The tools as the template describes them to the model.
@@ -90,9 +98,9 @@ impl ToolUse {
         let strict = self.functions.iter().any(|f| f.strict);
         match (&self.choice, strict) {
             (Choice::Auto, false) => None,
-            (Choice::Auto, true) => Some(forced::free(self.format, &self.functions)),
-            (Choice::Required, _) => Some(forced::forced(self.format, &self.functions, self.parallel)),
-            (Choice::Named, _) => Some(forced::forced(self.format, &self.functions, false)),
+            (Choice::Auto, true) => Some(forced::free(self.format, &self.functions, self.mark)),
+            (Choice::Required, _) => Some(forced::forced(self.format, &self.functions, self.parallel, self.mark)),
+            (Choice::Named, _) => Some(forced::forced(self.format, &self.functions, false, self.mark)),
         }
     }
 
@@ -108,6 +116,15 @@ impl ToolUse {
         // as OpenAI: who named the function knows that it is called
         if self.choice == Choice::Named { "stop" } else { "tool_calls" }
     }
+}
+
+/// The special token that is spelled like this, if there is one.
+fn special(text: &str, ready: &Ready) -> Result<Option<u32>, ApiError> {
+    let ids = ready.codec.encode(text, false)?;
+    Ok(match ids[..] {
+        [id] if ready.codec.is_special(id) => Some(id),
+        _ => None,
+    })
 }
 
 fn function(index: usize, tool: &Value) -> Result<Function, ApiError> {

@@ -3,11 +3,14 @@
 use super::calls::{Head, ObjectEnd, head, whole};
 use crate::codec::ToolFormat;
 use crate::server::text::overlap;
+use crate::splitmix::SplitMix64;
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 /// Llama 3's mark of a call; mostly a special token that no text shows.
 const PYTHON_TAG: &str = "<|python_tag|>";
+/// Mistral's mark of a list of calls; mostly a special token.
+pub(super) const TOOL_CALLS: &str = "[TOOL_CALLS]";
 
 /// A piece of a call: the first one of each has a head.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub struct ToolParser {
     state: State,
     /// What came and is not dealt with.
     rest: String,
+    /// What was taken for the beginning of a call, to be said if it is none.
+    opened: String,
     /// White space that may turn out to stand before a call, where nobody wants it.
     blanks: String,
     calls: usize,
@@ -64,8 +69,9 @@ enum State {
 impl ToolParser {
     /// Calls of `names` alone are calls; more than `calls_max` are dropped; `id` begins the calls' ids.
     pub fn new(format: ToolFormat, names: Vec<String>, calls_max: usize, id: String) -> Self {
-        let (rest, blanks) = (String::new(), String::new());
-        Self { format, names, calls_max, id, state: State::Text, rest, blanks, calls: 0, called: false, spoke: false }
+        let (state, calls, called, spoke) = (State::Text, 0, false, false);
+        let (rest, opened, blanks) = Default::default();
+        Self { format, names, calls_max, id, state, rest, opened, blanks, calls, called, spoke }
     }
 
     /// Was anything called?
@@ -104,6 +110,7 @@ impl ToolParser {
             State::Text => match self.format {
                 ToolFormat::Hermes => self.hermes_text(out),
                 ToolFormat::Llama3 => self.llama_text(out),
+                ToolFormat::Mistral => self.mistral_text(out),
             },
             State::Head(_) => self.read_head(out),
             State::Arguments { .. } => self.read_arguments(out),
@@ -116,6 +123,7 @@ impl ToolParser {
         match text.split_once(OPEN) {
             Some((before, after)) => {
                 self.say(before, out);
+                OPEN.clone_into(&mut self.opened);
                 self.rest = after.to_owned();
                 self.state = State::Head(ObjectEnd::default());
                 true
@@ -148,6 +156,36 @@ impl ToolParser {
         !self.rest.is_empty()
     }
 
+    /// A list of calls stands after its mark.
+    fn mistral_text(&mut self, out: &mut Parsed) -> bool {
+        let text = std::mem::take(&mut self.rest);
+        let Some(at) = text.find(TOOL_CALLS) else {
+            let (certain, held) = text.split_at(text.len() - overlap(&text, TOOL_CALLS));
+            self.say(certain, out);
+            self.rest = held.to_owned();
+            return false;
+        };
+        let (before, marked) = text.split_at(at);
+        self.say(before, out);
+        let after = &marked[TOOL_CALLS.len()..];
+        match after.trim_start().strip_prefix('[') {
+            Some(list) => {
+                marked[..marked.len() - list.len()].clone_into(&mut self.opened);
+                self.rest = list.to_owned();
+                self.state = State::Head(ObjectEnd::default());
+            }
+            None if after.trim_start().is_empty() => {
+                self.rest = marked.to_owned();
+                return false;
+            }
+            None => {
+                self.say(TOOL_CALLS, out);
+                self.rest = after.to_owned();
+            }
+        }
+        true
+    }
+
     fn read_head(&mut self, out: &mut Parsed) -> bool {
         match head(&self.rest) {
             Head::Called { name, arguments_at } if self.names.contains(&name) => {
@@ -165,7 +203,7 @@ impl ToolParser {
     fn end_of_odd_call(&mut self, out: &mut Parsed) -> bool {
         let end = match (self.format, &mut self.state) {
             (ToolFormat::Hermes, _) => self.rest.find(CLOSE),
-            (ToolFormat::Llama3, State::Head(end)) => end.find(&self.rest),
+            (ToolFormat::Llama3 | ToolFormat::Mistral, State::Head(end)) => end.find(&self.rest),
             _ => None,
         };
         let Some(end) = end else { return false };
@@ -185,8 +223,8 @@ impl ToolParser {
                 self.state = State::Closing;
             }
             None => {
-                let open = if self.format == ToolFormat::Hermes { OPEN } else { "" };
-                self.say(&format!("{open}{raw}{close}"), out);
+                let opened = std::mem::take(&mut self.opened);
+                self.say(&format!("{opened}{raw}{close}"), out);
                 self.rest = self.rest.strip_prefix(close).unwrap_or(&self.rest).to_owned();
                 self.state = State::Text;
             }
@@ -211,7 +249,12 @@ impl ToolParser {
     /// Passes over what stands between a call and what follows it.
     fn close(&mut self) -> bool {
         let text = self.rest.trim_start();
-        let mark = if self.format == ToolFormat::Hermes { CLOSE } else { ";" };
+        let mark = match self.format {
+            ToolFormat::Hermes => CLOSE,
+            ToolFormat::Llama3 => ";",
+            ToolFormat::Mistral if text.starts_with(',') => return self.next_of_list(),
+            ToolFormat::Mistral => "]",
+        };
         if mark.starts_with(text) && text != mark {
             return false;
         }
@@ -220,12 +263,22 @@ impl ToolParser {
         true
     }
 
+    /// After a comma: another call.
+    fn next_of_list(&mut self) -> bool {
+        self.opened = ",".to_owned();
+        self.rest = self.rest.trim_start()[1..].to_owned();
+        self.state = State::Head(ObjectEnd::default());
+        true
+    }
+
     fn open(&mut self, name: Option<String>, out: &mut Parsed) {
         // nobody wants the line break before a call
         self.blanks.clear();
         if self.calls < self.calls_max {
             self.called = true;
-            let head = name.map(|name| (format!("{}_{}", self.id, self.calls), name));
+            let id = format!("{}_{}", self.id, self.calls);
+            let id = if self.format == ToolFormat::Mistral { short_id(&id) } else { id };
+            let head = name.map(|name| (id, name));
             out.calls.push(CallPiece { index: self.calls, head, arguments: String::new() });
         }
     }
@@ -250,6 +303,16 @@ impl ToolParser {
         }
         self.blanks += &text[solid.len()..];
     }
+}
+
+/// Templates of Mistral's take back calls whose ids are nine letters and digits, and no others.
+fn short_id(id: &str) -> String {
+    let hash = id
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let mut random = SplitMix64(hash);
+    let digit = |_| char::from_digit((random.next() % 36) as u32, 36).unwrap_or('0');
+    (0..9).map(digit).collect()
 }
 
 #[cfg(test)]

@@ -14,7 +14,10 @@ fn run(format: ToolFormat, output: &str, size: usize, calls_max: usize) -> (Stri
     let mut calls: Vec<(String, String)> = Vec::new();
     for piece in parts.into_iter().flat_map(|p| p.calls) {
         if let Some((id, name)) = piece.head {
-            assert_eq!((id, piece.index), (format!("call_1_{}", calls.len()), calls.len()));
+            let id_of_call = format!("call_1_{}", calls.len());
+            let short = |id: &str| id.len() == 9 && id.chars().all(|c| c.is_ascii_alphanumeric());
+            assert!(id == id_of_call || format == ToolFormat::Mistral && short(&id), "{id}");
+            assert_eq!(piece.index, calls.len());
             calls.push((name, String::new()));
         }
         calls[piece.index].1 += &piece.arguments;
@@ -76,6 +79,27 @@ fn llama_calls_are_the_whole_answer() {
 }
 
 #[test]
+fn mistrals_calls_are_a_list_after_its_mark() {
+    let two = "I see. [TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": \"], [\"}, \"id\": \"abcdefghi\"}, \
+               {\"arguments\": {}, \"name\": \"g\"}] end";
+    check(ToolFormat::Mistral, two, "I see. end", &[("f", "{\"a\": \"], [\"}"), ("g", "{}")]);
+    check(ToolFormat::Mistral, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]", "", &[("f", "{}")]);
+    // without its end it is one all the same
+    check(ToolFormat::Mistral, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 1", "", &[("f", "{\"a\": 1")]);
+    for text in [
+        "[TOOL_CALLS",
+        "x [TOOL_CALLS] y [TOOL_CALLS]",
+        "[TOOL_CALLS] []",
+        "[TOOL_CALLS] [{\"name\": \"unknown\", \"arguments\": {}}] after",
+        "[TOOL_CALLS] [{broken}]",
+    ] {
+        check(ToolFormat::Mistral, text, text, &[]);
+    }
+    let half = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"unknown\"}]";
+    check(ToolFormat::Mistral, half, ", {\"name\": \"unknown\"}]", &[("f", "{}")]);
+}
+
+#[test]
 fn calls_beyond_the_most_are_dropped() {
     assert_eq!(run(ToolFormat::Hermes, TWO, 3, 1).1.len(), 1);
 }
@@ -83,23 +107,27 @@ fn calls_beyond_the_most_are_dropped() {
 proptest! {
     /// Whatever comes, and however it is cut: the same text and the same calls; and without calls the text is all there.
     #[test]
-    fn cuts_change_nothing(parts in proptest::collection::vec(proptest::sample::select(&PARTS[..]), 0..14), llama in any::<bool>()) {
-        let format = if llama { ToolFormat::Llama3 } else { ToolFormat::Hermes };
+    fn cuts_change_nothing(parts in proptest::collection::vec(proptest::sample::select(&PARTS[..]), 0..14), format in 0usize..3) {
+        let format = [ToolFormat::Hermes, ToolFormat::Llama3, ToolFormat::Mistral][format];
         let output: String = parts.concat();
         let whole = run(format, &output, usize::MAX, 9);
         for size in [1, 2, 3, 7] {
             prop_assert_eq!(run(format, &output, size, 9), whole.clone(), "pieces of {}: {}", size, output);
         }
-        let marked = output.contains(OPEN) || output.contains(PYTHON_TAG) || output.contains('{');
+        let marked = output.contains(OPEN) || output.contains(PYTHON_TAG) || output.contains('{') || output.contains(TOOL_CALLS);
         prop_assert!(marked || whole.0 == output, "{:?}", whole.0);
     }
 }
 
 /// What calls are made of.
-const PARTS: [&str; 15] = [
+const PARTS: [&str; 19] = [
     OPEN,
     CLOSE,
     PYTHON_TAG,
+    TOOL_CALLS,
+    "[",
+    "]",
+    ",",
     "{\"name\": \"f\", ",
     "{\"name\": \"g\", \"arguments\": {",
     "\"parameters\": {",
