@@ -4,8 +4,9 @@
 //! been expected to deliver. An excuse therefore needs no rule anywhere else.
 
 use crate::gap::GapWitness;
+use crate::leaders::leads;
 use crate::log_signs::{self, Meaning};
-use crate::observation::{Ms, Observation, PagePhase};
+use crate::observation::{Ms, Observation, PageObs, PagePhase};
 use crate::policy::Policy;
 
 /// Why silence is not held against the engine. Each says which signal it rests on.
@@ -235,10 +236,7 @@ impl SilenceClock {
         let proc = obs.proc.fresh(now_ms, policy.fresh_ms);
         let metrics = obs.metrics.fresh(now_ms, policy.metrics_fresh_ms);
         let gauge_sleeps = metrics.and_then(|m| m.sleeping) == Some(true);
-        let pages = obs.pages.fresh(now_ms, policy.fresh_ms);
-        // the leader's word: workers of some engines do not know of a pause
-        let leader = pages.and_then(|pages| pages.iter().min_by_key(|page| page.rank));
-        let page_sleeps = leader.is_some_and(|page| page.phase == PagePhase::Sleep);
+        let page_sleeps = obs.pages.fresh(now_ms, policy.fresh_ms).is_some_and(|pages| all_sleep(pages));
         let blocked =
             obs.gate.fresh(now_ms, policy.fresh_ms).is_some_and(|g| g.in_flight > 0 && g.client_blocked >= g.in_flight);
         let found = [
@@ -254,6 +252,13 @@ impl SilenceClock {
         ];
         found.into_iter().find(|(holds, _)| *holds).map(|(_, excuse)| excuse)
     }
+}
+
+/// Do the pages say that the engine sleeps, all of its data-parallel engines? The leader's word counts: workers of some engines do not
+/// know of a pause. One engine's sleep is no excuse for another.
+fn all_sleep(pages: &[PageObs]) -> bool {
+    let sleeps = |page: &PageObs| page.phase == PagePhase::Sleep;
+    pages.iter().any(sleeps) && pages.iter().filter(|page| leads(page, pages)).all(sleeps)
 }
 
 #[cfg(test)]

@@ -200,6 +200,6 @@ impl Leader {
 }
 
 /// Is it the lowest rank of its engine?
-fn leads(page: &PageObs, pages: &[PageObs]) -> bool {
+pub(crate) fn leads(page: &PageObs, pages: &[PageObs]) -> bool {
     pages.iter().all(|other| other.engine() != page.engine() || other.rank >= page.rank)
 }

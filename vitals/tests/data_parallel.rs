@@ -179,3 +179,22 @@ fn ranks_are_of_the_engine_that_they_follow() {
     // of a page that lies about its world
     assert_eq!([page(7, 0, 5), page(7, 1, 0)], [7, 0]);
 }
+
+#[test]
+fn an_engine_that_sleeps_excuses_no_other() {
+    let mut sim = warm();
+    sim.idle();
+    let page = sim.page.as_mut().unwrap();
+    (page.phase, page.lease_ms) = (PagePhase::Sleep, 0);
+    begins(&mut sim.peers[0], sim.now, PagePhase::Decode, 0);
+    sim.cpu = 10;
+    assert!(sim.silence_until(60_000, stalled).is_some(), "{:?}", sim.last);
+    // where all sleep, what is owed waits by their wish
+    let mut sim = warm();
+    sim.idle();
+    for page in sim.page.iter_mut().chain(&mut sim.peers) {
+        (page.phase, page.lease_ms, page.step_started_ms, page.waiting) = (PagePhase::Sleep, 0, None, 3);
+    }
+    sim.silence(60_000);
+    assert_eq!(sim.last.unwrap().verdict, Verdict::Sleeping);
+}
