@@ -9,13 +9,16 @@ use crate::verdict::StallClass;
 /// health.
 pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> Option<(Ms, &'static str)> {
     let (patience_ms, long_ms) = (view.policy.patience_cap_ms, view.policy.long_patience_ms());
+    let of_a_step = match &complaint.class {
+        StallClass::StepStalled | StallClass::DeviceWait => true,
+        StallClass::RankSilent { ranks } => is_whole_engine(view, complaint, ranks),
+        _ => false,
+    };
     let (least_ms, why) = match complaint.class {
-        StallClass::StepStalled | StallClass::DeviceWait if works_unseen(view, complaint, gpu_works) => {
+        _ if of_a_step && works_unseen(view, complaint, gpu_works) => {
             (long_ms, "something works for it, and no counter tells of its steps")
         }
-        StallClass::StepStalled | StallClass::DeviceWait if gpu_works => {
-            (patience_ms, "the GPU works as it does in health")
-        }
+        _ if of_a_step && gpu_works => (patience_ms, "the GPU works as it does in health"),
         StallClass::FrontendStalled if streams_may_wait(view) => {
             (long_ms, "tokens are made, and all that run may be answers that come whole")
         }
@@ -23,9 +26,10 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
             (long_ms, "this engine counts whole answers, and nothing tells more")
         }
         // figures move at the end of each step, of one that crawled as well
-        StallClass::StepStalled | StallClass::DeviceWait | StallClass::Livelock | StallClass::DecodeStalled => {
+        StallClass::Livelock | StallClass::DecodeStalled => {
             (complaint.allowed.crawl_ms, "an engine that crawls does the same")
         }
+        _ if of_a_step => (complaint.allowed.crawl_ms, "an engine that crawls does the same"),
         _ => return None,
     };
     // a page shows how quick the steps are that turn
@@ -36,6 +40,14 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
         true if complaint.allowed.ms >= patience_ms => (least_ms.max(long_ms), CRAWLED),
         true => (least_ms.max(patience_ms), CRAWLED),
         false => (least_ms, why),
+    })
+}
+
+/// Are these all ranks of the one data-parallel engine that is accused? Then it is no rank that diverged from its peers.
+fn is_whole_engine(view: &View<'_>, complaint: &Complaint, ranks: &[u32]) -> bool {
+    complaint.engine.is_some_and(|engine| {
+        let leader = view.signs.leaders.of(engine);
+        leader.is_none_or(|leader| ranks.len() >= leader.page.engine_ranks() as usize)
     })
 }
 

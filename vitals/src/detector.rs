@@ -131,8 +131,10 @@ impl Detector {
         self.notice_restart(obs);
         let tick = self.clock.tick(now_ms, obs, &self.policy);
         let sight = self.signs.look(&tick, obs, &self.policy);
-        self.witnesses.look(&tick, obs, &sight, &self.policy);
-        self.xids.look(tick.now_ms, obs, sight.delivered());
+        // what other data-parallel engines deliver speaks for none that is accused
+        let delivered = self.accused().map_or(sight.delivered(), |engine| self.signs.delivers(engine));
+        self.witnesses.look(&tick, obs, &sight, delivered, &self.policy);
+        self.xids.look(tick.now_ms, obs, delivered);
         self.noise.look(&tick, &sight, self.rhythm.is_warm(&self.policy), self.asked_ms);
         if sight.delivered() {
             self.clock.delivered();
@@ -153,6 +155,14 @@ impl Detector {
             Stage::Healthy => self.healthy(&tick, &sight, obs.draining, slow, exam),
             Stage::Suspect(case) => self.suspect(&tick, &sight, obs.draining, case, exam),
             Stage::Stalled(case) => self.stalled(&tick, &sight, obs.draining, case, exam),
+        }
+    }
+
+    /// Of several data-parallel engines the one that a case is open against.
+    fn accused(&self) -> Option<u32> {
+        match &self.stage {
+            Stage::Suspect(case) | Stage::Stalled(case) => case.engine,
+            Stage::Starting | Stage::Healthy => None,
         }
     }
 

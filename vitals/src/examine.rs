@@ -88,7 +88,7 @@ impl Allowed {
 #[derive(Debug, Clone)]
 pub struct Complaint {
     pub class: StallClass,
-    /// Of several data-parallel engines the one that is accused by its own page: only its own page clears it.
+    /// Of several data-parallel engines the one that is accused by its own page, or by its own series: only these clear it.
     pub engine: Option<u32>,
     pub silence_ms: Ms,
     pub allowed: Allowed,
@@ -146,6 +146,11 @@ impl View<'_> {
         self.rhythm.crawled_at.is_some_and(|at| delivered.saturating_sub(at) <= CRAWL_FRESH_MS)
     }
 
+    /// Does another data-parallel engine work on beside this one? What is known of the whole tree says nothing about this one then.
+    pub fn others_go_on(&self, engine: Option<u32>) -> bool {
+        engine.is_some_and(|engine| self.signs.others_go_on(engine, self.tick, self.policy.metrics_fresh_ms))
+    }
+
     /// Does a native page show a step under way for longer than its lease?
     pub fn step_beyond_lease(&self) -> bool {
         let beyond = |page: &PageObs| {
@@ -167,6 +172,7 @@ pub fn examine(view: &View<'_>) -> Exam {
         }
         None => foreign::foreign(view, gate, &mut exam),
     }
+    foreign::scheduler(view, &mut exam);
     undelivered(view, &mut exam);
     exam
 }
@@ -204,6 +210,19 @@ impl Exam {
             let (class, reason, page_says) = complain();
             self.complaint = Some(Complaint { class, engine: None, silence_ms, allowed, reason, page_says });
         }
+    }
+
+    /// The same about one of several data-parallel engines; what was held against all of them stays.
+    fn hold_one(
+        &mut self,
+        engine: u32,
+        silence_ms: Ms,
+        allowed: Allowed,
+        complain: impl FnOnce() -> (StallClass, Reason, PageSays),
+    ) {
+        let others = self.complaint.take();
+        self.hold(silence_ms, allowed, complain);
+        self.complaint = others.or(self.complaint.take().map(|own| Complaint { engine: Some(engine), ..own }));
     }
 
     /// Of complaints about two data-parallel engines the one that is longer overdue stays.

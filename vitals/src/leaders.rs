@@ -80,6 +80,15 @@ impl Leaders {
         self.present().map(|(_, leader)| leader).find(|leader| leader.page.engine() == engine)
     }
 
+    /// Does another engine work on while this one stands: has it taken a step or handed out tokens within so long, and within the latter
+    /// half of this one's silence?
+    pub fn others_go_on(&self, engine: u32, tick: &Tick, within_ms: Ms) -> bool {
+        let silence_ms = |leader: &Leader| tick.since(leader.steps_at.max(leader.tokens_at));
+        let within_ms = self.of(engine).map_or(0, |leader| within_ms.min(silence_ms(leader) / 2));
+        let others = self.present().filter(|(_, leader)| leader.page.engine() != engine && leader.page.owed() > 0);
+        others.map(|(_, leader)| silence_ms(leader)).any(|ms| ms <= within_ms)
+    }
+
     /// Is there more than one data-parallel engine?
     pub fn several(&self) -> bool {
         self.0.len() > 1

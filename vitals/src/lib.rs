@@ -27,6 +27,7 @@ pub mod replay;
 pub mod rhythm;
 pub mod rivals;
 pub mod running;
+pub mod schedulers;
 pub mod signs;
 pub mod sim;
 pub mod slow;

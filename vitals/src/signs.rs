@@ -10,6 +10,7 @@ use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, Page
 use crate::owed::{Owed, owed};
 use crate::policy::Policy;
 use crate::ranks::Ranks;
+use crate::schedulers::Schedulers;
 
 /// So many bytes read within so long are weights on their way, not a heartbeat's crumbs: ranks that wait for one another read some hundred
 /// bytes of `/proc` at each look, for ever.
@@ -21,6 +22,7 @@ const STARTUP_READ_MS: Ms = 10_000;
 pub struct Signs {
     pub ranks: Ranks,
     pub leaders: Leaders,
+    pub schedulers: Schedulers,
     gate: Option<GateObs>,
     metrics: Option<MetricsObs>,
     /// When the scrape that `metrics` holds was true.
@@ -183,6 +185,7 @@ impl Signs {
         sight.startup_moved = self.ranks.look(tick, pages);
         self.look_at_page(tick, &mut sight);
         self.look_at_metrics(tick, obs.metrics.at_ms, &mut sight);
+        self.schedulers.look(tick, &sight, obs.metrics.at_ms);
         self.cache.look(tick, &sight, obs.metrics.at_ms != sight.metrics_since_ms, obs.metrics.at_ms);
         self.look_at_startup(tick, &mut sight);
         self.look_at_frontend(tick, obs.frontend.at_ms, &mut sight);
@@ -347,6 +350,16 @@ impl Signs {
     /// When anything was last delivered, by whatever tells of it.
     pub fn delivered_at(&self) -> Ms {
         self.gate_delivered_at.max(self.metrics_tokens_at).max(self.leaders.tokens_at())
+    }
+
+    /// Does this data-parallel engine's page, or the scrape that came with this tick, show that it moved?
+    pub fn delivers(&self, engine: u32) -> bool {
+        self.leaders.of(engine).is_some_and(|leader| leader.tokens_done > 0) || self.schedulers.moves(engine, 0)
+    }
+
+    /// Does another data-parallel engine of the pod work on?
+    pub fn others_go_on(&self, engine: u32, tick: &Tick, within_ms: Ms) -> bool {
+        self.leaders.others_go_on(engine, tick, within_ms) || self.schedulers.others_go_on(engine, within_ms)
     }
 
     /// Has `/metrics` of this process ever been read?

@@ -114,11 +114,15 @@ impl Weight {
 }
 
 fn page_speaks(view: &View<'_>, complaint: &Complaint, weight: &mut Weight) {
-    let gate_silent = view.sight.owed.is_some_and(|owed| owed.source == OwedSource::Gate);
+    let by_gate = view.sight.owed.is_some_and(|owed| owed.source == OwedSource::Gate);
+    let gate_silent = by_gate && !view.others_go_on(complaint.engine);
     match complaint.page_says {
         PageSays::LeaseExpired if view.sight.native().is_some() => {
-            let agrees =
-                if gate_silent { "the gate owes the same work and hears nothing" } else { "no other path delivers" };
+            let agrees = if gate_silent {
+                "the gate owes the same work and hears nothing"
+            } else {
+                "no other path delivers for it"
+            };
             weight.add(Strength::Strong, "page", format!("the engine's own lease has run out, and {agrees}"));
         }
         PageSays::NoStep => {
@@ -150,10 +154,10 @@ pub struct Witnesses {
 }
 
 impl Witnesses {
-    /// Takes one tick in. A delivery wipes what was gathered against the engine.
-    pub fn look(&mut self, tick: &Tick, obs: &Observation, sight: &Sight<'_>, policy: &Policy) {
+    /// Takes one tick in. A delivery (`delivered`: of the data-parallel engine that is accused, where one is) wipes what was gathered.
+    pub fn look(&mut self, tick: &Tick, obs: &Observation, sight: &Sight<'_>, delivered: bool, policy: &Policy) {
         let gpus = obs.gpus.fresh(tick.now_ms, policy.metrics_fresh_ms).map_or(&[][..], Vec::as_slice);
-        if sight.delivered() || sight.owed.is_none() {
+        if delivered || sight.owed.is_none() {
             let (busy_watts, mut idle_ms) = (self.busy_watts, self.idle_ms);
             if let Some(proc) = sight.proc.filter(|_| sight.owed.is_none() && tick.excuse.is_none()) {
                 let look = tick.elapsed_ms.min(LOOK_MS_MAX);
@@ -162,7 +166,7 @@ impl Witnesses {
             }
             let running = Running::since(tick.now_ms);
             *self = Self { running, busy_watts, idle_ms, worked_at: tick.counted_ms, ..Self::default() };
-            if sight.delivered() {
+            if delivered {
                 self.learn_power(gpus);
             }
         } else {
@@ -239,8 +243,9 @@ impl Witnesses {
         let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !self.taken_in(view);
         // who crawls works for it; a tree that waits for its disk may be swapping
         let swaps = view.sight.proc.is_some_and(|p| p.state == Some('D'));
-        weight.decisive |= self.running.quiet() && !swaps && !self.gpu_is_busy();
-        if self.running.quiet() && second_source && !at_the_door {
+        let quiet = self.running.quiet() && !view.others_go_on(complaint.engine);
+        weight.decisive |= quiet && !swaps && !self.gpu_is_busy();
+        if quiet && second_source && !at_the_door {
             weight.add(
                 Strength::Moderate,
                 "proc",

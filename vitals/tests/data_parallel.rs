@@ -3,8 +3,8 @@
 mod common;
 
 use common::{Sim, stalled, suspect};
-use vitals::observation::{Ms, PageObs, PagePhase};
-use vitals::verdict::{StallClass, Verdict};
+use vitals::observation::{LogHit, Ms, PageObs, PagePhase};
+use vitals::verdict::{Action, StallClass, Verdict};
 
 /// What a prefill step of [`CHUNK`] tokens takes, and how many ticks of 100 ms that is.
 const CHUNK_MS: Ms = 1_000;
@@ -180,6 +180,62 @@ fn ranks_are_of_the_engine_that_they_follow() {
     assert_eq!([page(7, 0, 5), page(7, 1, 0)], [7, 0]);
 }
 
+/// The first engine decodes on, the second stands in a step from now on; how long until that is confirmed.
+fn second_hangs(sim: &mut Sim, mut each: impl FnMut(&mut Sim, Ms)) -> Option<Ms> {
+    let began = sim.now;
+    begins(&mut sim.peers[0], began, PagePhase::Decode, 0);
+    while sim.now - began < 400_000 {
+        each(sim, sim.now - began);
+        if stalled(&decodes(sim, |_, _| {})) {
+            return Some(sim.now - began);
+        }
+    }
+    None
+}
+
+#[test]
+fn the_engine_that_hangs_while_another_serves_is_confirmed_and_named() {
+    let mut sim = warm();
+    let took = second_hangs(&mut sim, |_, _| {}).unwrap();
+    assert!(took <= 30_000, "{took}");
+    let last = sim.last.unwrap();
+    assert_eq!(last.verdict, Verdict::Stalled(StallClass::RankSilent { ranks: vec![1] }));
+    assert!(last.actions.contains(&Action::WantRestart));
+    assert!(last.reasons[0].text.contains("data-parallel engine 1 (rank 1)"), "{:?}", last.reasons);
+}
+
+#[test]
+fn what_is_gathered_against_one_engine_is_not_wiped_by_what_another_delivers() {
+    let plain = second_hangs(&mut warm(), |_, _| {}).unwrap();
+    let mut sim = warm();
+    let told = second_hangs(&mut sim, |sim, age_ms| {
+        let hit = |at_ms| LogHit { signature: "vllm-core-fatal".into(), at_ms, line: String::new() };
+        sim.log = if age_ms == 2_000 { vec![hit(sim.now)] } else { Vec::new() };
+    });
+    let reasons = &sim.last.as_ref().unwrap().reasons;
+    assert!(reasons.iter().any(|reason| reason.text.contains("vllm-core-fatal")), "{reasons:?}");
+    assert!(told.unwrap() < plain, "{told:?} {plain}");
+    // its own delivery does wipe it
+    decodes(&mut sim, |page, at| {
+        ends(page, 1);
+        begins(page, at, PagePhase::Decode, 0);
+    });
+    assert!(second_hangs(&mut sim, |_, _| {}).is_some());
+    let reasons = &sim.last.as_ref().unwrap().reasons;
+    assert!(!reasons.iter().any(|reason| reason.text.contains("vllm-core-fatal")), "{reasons:?}");
+}
+
+#[test]
+fn what_the_others_burn_is_no_sign_of_the_one_that_hangs() {
+    for cpu in [10, 2_000] {
+        let mut sim = warm();
+        sim.cpu = cpu;
+        second_hangs(&mut sim, |_, _| {}).unwrap();
+        let last = sim.last.unwrap();
+        assert!(!last.reasons.iter().any(|reason| reason.text.contains("whole process tree")), "{:?}", last.reasons);
+    }
+}
+
 #[test]
 fn an_engine_that_sleeps_excuses_no_other() {
     let mut sim = warm();
@@ -197,4 +253,38 @@ fn an_engine_that_sleeps_excuses_no_other() {
     }
     sim.silence(60_000);
     assert_eq!(sim.last.unwrap().verdict, Verdict::Sleeping);
+}
+
+#[test]
+fn a_compiler_excuses_the_hang_beside_it_no_longer_than_it_burns() {
+    let mut sim = warm();
+    let took = second_hangs(&mut sim, |sim, age_ms| {
+        let proc = sim.process();
+        proc.compilers = u32::from(age_ms < 60_000);
+        proc.compilers_cpu_ms += 100;
+    });
+    assert!((60_000..100_000).contains(&took.unwrap()), "{took:?}");
+}
+
+#[test]
+fn an_engine_without_work_is_never_held_against_a_pod_that_serves() {
+    let mut sim = warm();
+    sim.peers[0] = PageObs { running: 0, phase: PagePhase::Idle, step_started_ms: None, ..sim.peers[0].clone() };
+    // ten minutes of nothing, then a little work, then nothing again
+    for round in 0..3 {
+        for tick in 0..6_000_u32 {
+            let verdict = decodes(&mut sim, |page, at| match tick {
+                0..50 => {
+                    ends(page, 1);
+                    begins(page, at, PagePhase::Decode, 0);
+                }
+                50 => {
+                    ends(page, 1);
+                    (page.running, page.phase) = (0, PagePhase::Idle);
+                }
+                _ => {}
+            });
+            assert_eq!(verdict, Verdict::Progressing, "round {round}, tick {tick}: {:?}", sim.last);
+        }
+    }
 }

@@ -17,7 +17,7 @@ use crate::witness::{Strength, Weight};
 pub(super) struct Case {
     pub(super) class: StallClass,
     /// Of several data-parallel engines the one that it is against.
-    engine: Option<u32>,
+    pub(super) engine: Option<u32>,
     began_ms: Ms,
     began_counted: Ms,
     /// What was said against the engine when the case was opened or confirmed.
@@ -160,7 +160,10 @@ impl Detector {
         // what other data-parallel engines deliver is no life of the one that is accused
         if let Some(engine) = case.engine {
             let clear = exam.complaint.as_ref().is_none_or(|complaint| complaint.engine != Some(engine));
-            return self.signs.leaders.of(engine).is_some_and(|leader| leader.lives(&case.class, clear));
+            return match self.signs.leaders.of(engine).filter(|_| sight.native().is_some()) {
+                Some(leader) => leader.lives(&case.class, clear),
+                None => self.signs.schedulers.moves(engine, case.began_ms),
+            };
         }
         // what the front end answers by itself is no progress of an engine that is in the same step beyond its lease
         if sight.gate_delivered && !self.view(tick, sight).step_beyond_lease() {

@@ -11,6 +11,11 @@ pub(super) fn step_class(view: &View<'_>, engine: u32) -> StallClass {
     if !ranks.is_empty() {
         return StallClass::RankSilent { ranks };
     }
+    if view.others_go_on(Some(engine)) {
+        // whatever the tree burns is theirs
+        let ranks = pages(view, engine).map(|page| page.rank).collect();
+        return StallClass::RankSilent { ranks };
+    }
     if view.burning { StallClass::DeviceWait } else { StallClass::StepStalled }
 }
 

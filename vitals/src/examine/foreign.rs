@@ -4,6 +4,7 @@ use super::classes::{foreign_class, turning as turning_class};
 use super::{Allowed, Basis, Exam, View, reason, source_name};
 use crate::observation::Ms;
 use crate::owed::{Owed, OwedSource};
+use crate::verdict::StallClass;
 use crate::witness::PageSays;
 
 /// An engine without leases: the gate's silence (or, without a gate, flat counters) against its learned rhythm.
@@ -27,6 +28,28 @@ pub(super) fn foreign(view: &View<'_>, gate: Allowed, exam: &mut Exam) {
     });
     stopped(view, owed, since_any, exam);
     turning(view, owed, allowed, since_any, since_delivered, exam);
+}
+
+/// One data-parallel rank of `/metrics` that stands with work owed to it, whatever the others deliver: with the rivals' patience, for a fence
+/// costs those others as well, and no scrape tells a long prompt's step from one that never ends.
+pub(super) fn scheduler(view: &View<'_>, exam: &mut Exam) {
+    let schedulers = &view.signs.schedulers;
+    let Some((scheduler, silence)) = schedulers.standing(view.sight.gate) else { return };
+    let rank = scheduler.rank;
+    if view.sight.native().is_some() && view.signs.leaders.of(rank).is_some() {
+        // its own page knows better
+        return;
+    }
+    let allowed = Allowed::policy(view.policy.patience_cap_ms);
+    exam.hold_one(rank, silence, allowed, || {
+        let text = format!(
+            "data-parallel rank {rank} holds {} running and {} waiting, and no series of it moved for {silence} ms, whatever the others do; {}",
+            scheduler.running,
+            scheduler.waiting,
+            allowed.words()
+        );
+        (StallClass::RankSilent { ranks: vec![rank] }, reason("metrics", text), PageSays::Nothing)
+    });
 }
 
 /// How old the word of the source is that could tell that something moves: the gate's, or, where no request streams and there is no

@@ -18,7 +18,10 @@ pub(super) fn loops(view: &View<'_>, exam: &mut Exam) {
         }
         livelock(view, leader, exam);
         if let Some(complaint) = exam.complaint.as_mut().filter(|_| view.signs.leaders.several()) {
-            complaint.engine = Some(leader.page.engine());
+            let engine = leader.page.engine();
+            complaint.engine = Some(engine);
+            let named = format!("data-parallel engine {engine} (rank {}): ", leader.page.rank);
+            complaint.reason.text.insert_str(0, &named);
         }
         exam.keep_worse(others);
     }
