@@ -155,3 +155,14 @@ fn maintenance_and_compilers_stop_the_clock_of_a_rank_as_well() {
     let verdicts = first_serves(&mut sim, 900_000, |sim, age_ms| sim.maintenance = age_ms < 800_000);
     assert!(calm(&verdicts), "{:?}", sim.last);
 }
+
+#[test]
+fn a_process_that_is_stopped_waits_for_no_device_whatever_the_other_engines_burn() {
+    // nothing was learned of it, and its other engines work on answers that do not stream
+    let mut sim = Sim::foreign().up();
+    sim.cpu = 2_000;
+    sim.admit(4, 200);
+    sim.process().stopped = 1;
+    sim.silence_until(30_000, stalled).unwrap();
+    assert_eq!(sim.last.unwrap().verdict, Verdict::Stalled(StallClass::StepStalled));
+}

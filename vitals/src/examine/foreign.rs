@@ -85,7 +85,12 @@ fn stopped(view: &View<'_>, owed: Owed, since_any: Ms, exam: &mut Exam) {
     let allowed = Allowed::policy(view.policy.foreign_floor_ms);
     exam.hold(since_any, allowed, || {
         let text = format!("{} requests owed ({}), a process of the engine is stopped (state T) without a debugger, and nothing moved for {since_any} ms; {}", owed.requests, source_name(owed.source), allowed.words());
-        (foreign_class(view), reason("proc", text), PageSays::Nothing)
+        // whatever else of the tree burns, a process that is stopped waits for no device
+        let class = match foreign_class(view) {
+            StallClass::DeviceWait => StallClass::StepStalled,
+            class => class,
+        };
+        (class, reason("proc", text), PageSays::Nothing)
     });
 }
 
