@@ -46,6 +46,9 @@ impl Leaders {
         for leader in &mut self.0 {
             (leader.seen, leader.steps_done, leader.tokens_done) = (false, 0, 0);
         }
+        // which engine they went to no gate knows: a share each
+        let engines = self.0.len().max(1) as u64;
+        let came = sight.prompt_tokens_came.div_ceil(engines);
         let mut entered_at = None;
         for page in sight.pages.iter().filter(|page| leads(page, sight.pages)) {
             let room = self.0.len() < ENGINES_MAX;
@@ -53,7 +56,7 @@ impl Leaders {
             match known {
                 Some(leader) if leader.seen => continue,
                 Some(leader) if leader.goes_on(page) => {
-                    leader.look(tick, sight, page);
+                    leader.look(tick, sight, page, came);
                     continue;
                 }
                 Some(leader) => leader.begin(tick, page),
@@ -169,7 +172,8 @@ impl Leader {
             && self.page.tokens_delivered <= page.tokens_delivered
     }
 
-    fn look(&mut self, tick: &Tick, sight: &Sight<'_>, page: &PageObs) {
+    /// `came`: prompt tokens that may have come to it since the last tick, by the gate.
+    fn look(&mut self, tick: &Tick, sight: &Sight<'_>, page: &PageObs, came: u64) {
         self.seen = true;
         self.steps_done = page.steps_completed - self.page.steps_completed;
         self.tokens_done = page.tokens_delivered - self.page.tokens_delivered;
@@ -182,7 +186,7 @@ impl Leader {
             self.steps_at = tick.counted_ms;
         }
         let (delivered, steps) = (self.tokens_done > 0, self.steps_done);
-        if self.prefill.advances(page, &self.page, delivered, steps, sight.prompt_tokens_came) {
+        if self.prefill.advances(page, &self.page, delivered, steps, came) {
             self.prefill_at = tick.counted_ms;
             self.steps_at_prefill = page.steps_completed;
         }

@@ -288,3 +288,21 @@ fn an_engine_without_work_is_never_held_against_a_pod_that_serves() {
         }
     }
 }
+
+#[test]
+fn prompts_that_came_to_another_engine_are_none_of_one_whose_prefill_goes_round() {
+    let mut sim = warm();
+    // 2048 tokens of prompts, prefilled again and again; nearly as many as that takes come to the first engine meanwhile, and are served
+    let peer = &mut sim.peers[0];
+    (peer.running, peer.waiting) = (2, 0);
+    let caught = (0..3_000_u64).find(|tick| {
+        sim.gate.as_mut().unwrap().prompt_tokens_taken += 400;
+        let verdict = decodes(&mut sim, |page, at| {
+            ends(page, 0);
+            page.prompt_tokens_owed = u64::from(CHUNK) - u64::from(CHUNK) / 4 * (tick % 4);
+            begins(page, at, PagePhase::Prefill, CHUNK / 4);
+        });
+        verdict.class().is_some()
+    });
+    assert!(caught.is_some(), "{:?}", sim.last);
+}
