@@ -93,20 +93,7 @@ impl Agent {
         let Some((asked, answer)) = self.scrape else { return };
         // what is there within a few milliseconds is there for this tick
         if answer.is_some_and(|at| at <= world.now + 60 * MS && at < asked + SCRAPE_DEADLINE) {
-            let engine = &world.engine;
-            let asleep = world.now < world.env.asleep;
-            let load = engine.profile.signals.load.then_some(engine.book.in_flight);
-            let native = engine.profile.kind == EngineKind::Native;
-            let load = if native { Some(engine.book.in_flight) } else { load };
-            let metrics = self.obs.metrics.value.get_or_insert_with(MetricsObs::default);
-            engine.shown.observe(&engine.profile, asleep, load, metrics);
-            // a scheduler that admits nobody still says how many wait
-            let closed = world.fault.is_some_and(|(_, fault)| fault.way == Way::Admission) && engine.step.is_none();
-            // llama.cpp counts its slots when it is asked
-            if closed || engine.profile.kind == EngineKind::LlamaCpp {
-                let (running, waiting) = engine.queue();
-                (metrics.running, metrics.waiting) = (Some(f64::from(running)), Some(f64::from(waiting)));
-            }
+            read_metrics(world, self.obs.metrics.value.get_or_insert_with(MetricsObs::default));
             self.obs.metrics.at_ms = asked / MS;
             self.scrape_over(asked, world.now);
         } else if world.now >= asked + SCRAPE_DEADLINE {
@@ -147,5 +134,22 @@ impl Agent {
         }
         self.probe = None;
         self.probe_next = (asked + SECOND).max(world.now);
+    }
+}
+
+/// What the engine's page of metrics says now.
+pub(super) fn read_metrics(world: &World, metrics: &mut MetricsObs) {
+    let engine = &world.engine;
+    let asleep = world.now < world.env.asleep;
+    let load = engine.profile.signals.load.then_some(engine.book.in_flight);
+    let native = engine.profile.kind == EngineKind::Native;
+    let load = if native { Some(engine.book.in_flight) } else { load };
+    engine.shown.observe(&engine.profile, asleep, load, metrics);
+    // a scheduler that admits nobody still says how many wait
+    let closed = world.fault.is_some_and(|(_, fault)| fault.way == Way::Admission) && engine.step.is_none();
+    // llama.cpp counts its slots when it is asked
+    if closed || engine.profile.kind == EngineKind::LlamaCpp {
+        let (running, waiting) = engine.queue();
+        (metrics.running, metrics.waiting) = (Some(f64::from(running)), Some(f64::from(waiting)));
     }
 }

@@ -1,5 +1,6 @@
 //! How late the detector may be in each hang, which hangs no signal can show, and what a failure looked like. Pure.
 
+use super::book::Request;
 use super::fault::{Fault, Way};
 use super::profile::{EngineKind, MINUTE, MS, SECOND, Us};
 use super::world::World;
@@ -95,6 +96,9 @@ pub fn is_blind(world: &World) -> bool {
         Some(Way::Startup) => return !signals.proc && !signals.page,
         _ => {}
     }
+    if world.engine.profile.engines > 1 && world.fault.is_some_and(|(_, fault)| !fault.whole_pod) {
+        return is_one_blind(world);
+    }
     // llama.cpp answers /metrics between two steps only
     let mute = world.engine.profile.kind == EngineKind::LlamaCpp;
     // what only a gauge says is believed where somebody's connection is seen as well
@@ -105,4 +109,17 @@ pub fn is_blind(world: &World) -> bool {
     let gone = world.fault.is_some_and(|(_, fault)| fault.way == Way::CoreGone);
     let page_tells = signals.page && !front && !gone && running + waiting > 0;
     !signals.gate && !page_tells && (front || !gauges)
+}
+
+/// One of several data-parallel engines whose others serve on: its page tells of what its loop knows of. Without pages its gauges must hold
+/// work, and the gate, which knows of no engines, a stream that it left standing.
+fn is_one_blind(world: &World) -> bool {
+    let (engine, signals) = (&world.engine, world.engine.profile.signals);
+    if signals.page {
+        let loop_stands = world.fault.is_some_and(|(_, fault)| fault.way == Way::Anywhere);
+        return loop_stands && engine.queue() == (0, 0);
+    }
+    let stands = |request: &Request| !request.gone && request.answered && request.unread_until <= world.now;
+    let held = engine.shown.running + engine.shown.waiting > 0;
+    !(signals.gate && signals.metrics && held && engine.live.iter().any(stands))
 }

@@ -87,8 +87,9 @@ impl Checker {
         let signals = profile.signals;
         let has = |on: bool, name: &'static str| if on { name } else { "" };
         let engine = format!(
-            "{} tp{} {} step {} ms chunk {:?} seqs {} signals{}{}{}{}{}{}",
+            "{} {}tp{} {} step {} ms chunk {:?} seqs {} signals{}{}{}{}{}{}",
             profile.kind.name(),
+            if profile.engines > 1 { format!("dp{} ", profile.engines) } else { String::new() },
             profile.ranks,
             if profile.on_gpu { "gpu" } else { "cpu" },
             profile.step_us / MS,
@@ -288,7 +289,9 @@ impl Checker {
     }
 
     fn judge_class(&mut self, world: &World, outcome: &Outcome) {
-        if !self.verdicts.class_right {
+        // which of several engines it was, where its gauges are frozen at zero, no signal tells
+        let nameless = world.engine.profile.engines > 1 && is_blind(world);
+        if !self.verdicts.class_right && !nameless {
             self.fail(world, outcome, Failure::WrongClass);
         }
     }

@@ -22,9 +22,10 @@ pub enum Look {
 }
 
 /// What stops.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Way {
     /// The step under way, or the next one, never ends.
+    #[default]
     Step,
     /// The loop stops where it is, also between two steps.
     Anywhere,
@@ -48,11 +49,13 @@ pub struct Fault {
     pub ends: Option<Us>,
     /// It outlives SIGKILL.
     pub undead: bool,
+    /// All data-parallel engines of the pod have it at once.
+    pub whole_pod: bool,
 }
 
 impl Fault {
     pub fn new(way: Way, look: Look) -> Self {
-        Self { way, look, ends: None, undead: false }
+        Self { way, look, ends: None, undead: false, whole_pod: false }
     }
 
     /// Any fault that this engine can have.
@@ -113,6 +116,10 @@ impl Fault {
     /// May a stall of this fault be called so, with the signals that this engine gives? What cannot be told apart from outside is
     /// accepted under either name.
     pub fn accepts(&self, profile: &Profile, class: &StallClass) -> bool {
+        if let (true, StallClass::RankSilent { ranks }) = (profile.engines > 1, class) {
+            // one engine of several that stands while another works is named by its ranks
+            return self.whole_pod || ranks.iter().all(|rank| rank / self.ranks_named(profile) == profile.place);
+        }
         let pages = profile.signals.page;
         let native = profile.kind == EngineKind::Native;
         // these burn, whatever the stuck thread itself does
@@ -150,5 +157,10 @@ impl Fault {
             (Way::Step | Way::Anywhere | Way::CoreGone, StallClass::RankSilent { .. }) => !pages,
             (Way::Step | Way::Anywhere | Way::CoreGone | Way::Crash, class) => plain(class),
         }
+    }
+
+    /// Ranks of one engine, as those that are named count them: pages are one a rank, series of `/metrics` one an engine.
+    fn ranks_named(&self, profile: &Profile) -> u32 {
+        if profile.signals.page { profile.ranks.max(1) } else { 1 }
     }
 }

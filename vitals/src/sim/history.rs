@@ -4,6 +4,7 @@ use super::agent::Agent;
 use super::chance::{Chance, mix};
 use super::check::{Checker, Verdicts};
 use super::kinds::{self, Kind};
+use super::pod::Pod;
 use super::profile::{MS, SECOND, Us};
 use super::script::{self, START};
 use super::shows;
@@ -73,6 +74,7 @@ pub fn run(spec: &Spec, policy: &Policy, watcher: &mut dyn Watcher) -> Verdicts 
         agent: Agent::new(START, Chance::new(mix(spec.seed))),
         checker: Checker::new(spec, &plot.world),
         world: plot.world,
+        pod: Pod::new(plot.peers, &mut Chance::new(mix(spec.seed ^ 0x6470))),
         policy: policy.clone(),
         ticks: spec.ticks,
         last: START,
@@ -88,6 +90,7 @@ pub fn run(spec: &Spec, policy: &Policy, watcher: &mut dyn Watcher) -> Verdicts 
 
 struct Run {
     world: World,
+    pod: Pod,
     agent: Agent,
     detector: Detector,
     /// What it said last.
@@ -131,9 +134,13 @@ impl Run {
             self.outcome = Outcome::default();
         }
         shows::observe(&self.world, &mut self.agent);
-        self.detector.step_into(now / MS, &self.agent.obs, &mut self.outcome);
+        if !self.pod.is_alone() {
+            self.pod.look(&mut self.world, &self.agent);
+        }
+        let obs = if self.pod.is_alone() { &self.agent.obs } else { &self.pod.obs };
+        self.detector.step_into(now / MS, obs, &mut self.outcome);
         self.checker.tick(&self.world, &self.outcome);
-        watcher.tick(now / MS, &self.agent.obs, &self.outcome, &self.checker);
+        watcher.tick(now / MS, obs, &self.outcome, &self.checker);
         if self.outcome.fenced {
             self.world.fenced = true;
         } else if self.outcome.actions.contains(&Action::Unfence) {
@@ -142,6 +149,7 @@ impl Run {
         if self.checker.wants_kill() && self.world.kill_sent.is_none() {
             self.world.kill_sent = Some(now);
         }
+        self.pod.follow(&self.world);
         self.due = self.interval();
         self.detector.looks_again_in(self.due / MS);
     }
@@ -159,6 +167,8 @@ impl Run {
             || prefills
             || (disturbed && !engine.live.is_empty())
             || self.world.settling()
+            // their steps are not followed one by one
+            || self.pod.works()
         {
             return fine;
         }

@@ -51,6 +51,8 @@ pub const KINDS: &[Kind] = &[
     hang("native", 4, "goal 1b: a native engine's step freezes under a steady load"),
     hang("warm", 4, "goal 1c: a foreign engine's step freezes while it streams through the gate"),
     hang("mutant", 8, "any fault, look, moment, load, missing signal"),
+    hang("dp-one", 3, "one of 2 to 4 data-parallel engines of a pod hangs, the others serve on"),
+    hang("dp-all", 1, "all data-parallel engines of a pod hang at one moment"),
     Kind { name: "c0", truth: Truth::Passing, weight: 2, what: "a freeze of 10 to 60 s that ends by itself" },
     benign("B1", 3, "llama.cpp's lumps: no counter moves for a whole answer"),
     benign("B2", 3, "JIT of 30 to 70 s in mid-traffic, compiler children burning"),
@@ -69,6 +71,8 @@ pub const KINDS: &[Kind] = &[
     benign("late", 3, "heavy-tailed lateness of agent and engine on a loaded host"),
     benign("agent", 2, "the agent restarts, the gate restarts, signals go missing"),
     benign("scrapes", 2, "/metrics up to 3.4 s late, /health times out"),
+    benign("dp", 3, "2 to 4 data-parallel engines in a pod: unequal loads, one idle, long prompts"),
+    benign("dp-hard", 3, "the same, disturbed: one that crawls, JIT, a loaded host, restarts, sleep, missing signals"),
     benign("restarts", 2, "the engine is restarted: counters begin anew, start-ups slow and very slow"),
 ];
 

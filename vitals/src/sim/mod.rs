@@ -20,6 +20,7 @@ pub mod kinds;
 pub mod live;
 mod outputs;
 mod pace;
+pub mod pod;
 pub mod profile;
 pub mod queue;
 pub mod script;

@@ -62,6 +62,9 @@ pub struct Profile {
     /// SGLang since it writes gauges while it is idle as well.
     pub idle_refresh: bool,
     pub signals: Signals,
+    /// Data-parallel engines of the pod, and the place of this one among them.
+    pub engines: u32,
+    pub place: u32,
 }
 
 /// What the agent can see of it.
@@ -119,6 +122,8 @@ impl Profile {
             },
             idle_refresh: kind == EngineKind::Sglang && chance.permille(800),
             signals: Signals::draw(kind, on_gpu, chance),
+            engines: 1,
+            place: 0,
         }
     }
 

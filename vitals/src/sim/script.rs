@@ -14,6 +14,8 @@ pub const START: Us = 1_000 * SECOND;
 #[derive(Debug, Clone)]
 pub struct Plot {
     pub world: World,
+    /// The other data-parallel engines of the pod.
+    pub peers: Vec<World>,
     pub ends: Us,
 }
 
@@ -40,7 +42,34 @@ pub fn write(kind: &Kind, seed: u64) -> Plot {
         Truth::Benign => disturb(kind.name, &mut world, (up, ends), &mut chance),
         Truth::Hang | Truth::Passing => strike(kind, &mut world, up, &mut chance),
     }
-    Plot { world, ends }
+    let peers = peers(kind.name, &mut world, &mut chance);
+    Plot { world, peers, ends }
+}
+
+/// The other engines of a data-parallel pod: the same engine, each with a load of its own. What befalls the machine, the front end or the
+/// process befalls all; steps that are slow are one's own.
+fn peers(name: &str, world: &mut World, chance: &mut Chance) -> Vec<World> {
+    if !name.starts_with("dp") {
+        return Vec::new();
+    }
+    let engines = chance.between(2, 4) as u32;
+    let profile = &mut world.engine.profile;
+    (profile.engines, profile.place) = (engines, chance.between(0, u64::from(engines) - 1) as u32);
+    let loads: [&[Mode]; 6] =
+        [&[Mode::Idle], &[Mode::Idle, Mode::Light], &[Mode::Steady], &[Mode::Agents], &[Mode::Full], MIXED];
+    let places = (0..engines).filter(|place| *place != world.engine.profile.place);
+    let peer = |place| {
+        let profile = Profile { place, ..world.engine.profile.clone() };
+        let clients = Clients::new(chance.pick(&loads), chance.split());
+        let mut peer = World::new(profile, clients, START, chance.split());
+        let shared = |act: &Act| match act {
+            Act::Fault(fault) => fault.whole_pod,
+            act => !matches!(act, Act::Crawl(..) | Act::Swap(_) | Act::Burst(_)),
+        };
+        peer.script = world.script.iter().filter(|(_, act)| shared(act)).copied().collect();
+        peer
+    };
+    places.map(peer).collect()
 }
 
 fn engine_for(name: &str, chance: &mut Chance) -> Profile {
@@ -52,6 +81,13 @@ fn engine_for(name: &str, chance: &mut Chance) -> Profile {
         "B1" => EngineKind::LlamaCpp,
         "H8" | "B5" | "H9" | "S4" => chance.pick(&ANY_KIND),
         "native" => EngineKind::Native,
+        name if name.starts_with("dp") => chance.pick(&[
+            EngineKind::Native,
+            EngineKind::Native,
+            EngineKind::Vllm,
+            EngineKind::Vllm,
+            EngineKind::Sglang,
+        ]),
         "warm" | "H1" | "H2" | "H5" | "H10" | "B2" | "B4" | "B7" => chance.pick(&FOREIGN),
         _ => chance.pick(&ANY_KIND),
     };
@@ -65,9 +101,14 @@ fn engine_for(name: &str, chance: &mut Chance) -> Profile {
         "preempt" => profile.kv_tokens = u64::from(profile.prompt_max.min(8_192)) + u64::from(profile.seqs_max) * 150,
         _ => {}
     }
-    if matches!(name, "B2" | "B6" | "H13") {
+    if matches!(name, "B2" | "B6" | "H13" | "dp-hard") {
         // what excuses these is seen in /proc alone, and who can kill sees whom
         profile.signals.proc = true;
+    }
+    if name.starts_with("dp") {
+        // pages of strangers have leases or are none
+        profile.signals.page = of == EngineKind::Native;
+        profile.signals.gate |= of != EngineKind::Native;
     }
     if matches!(name, "warm" | "native" | "agents" | "B3") {
         profile.signals.gate = true;
@@ -91,6 +132,10 @@ fn load_for(kind: &Kind, chance: &mut Chance) -> (&'static [Mode], Us) {
     match kind.name {
         "B9" => (&[Mode::Idle, Mode::Idle, Mode::Light], hours(chance, 32, 200)),
         "B3" | "agents" => (&[Mode::Agents], hours(chance, 1, 8)),
+        "dp" | "dp-hard" => {
+            let modes: [&[Mode]; 5] = [&[Mode::Idle, Mode::Light], &[Mode::Steady], &[Mode::Agents], BUSY, MIXED];
+            (chance.pick(&modes), hours(chance, 2, 12))
+        }
         "full" => (&[Mode::Full], hours(chance, 1, 4)),
         "preempt" => (&[Mode::Full, Mode::Steady], hours(chance, 1, 4)),
         "B5" => (&[Mode::Light, Mode::Steady], hours(chance, 2, 12)),
@@ -178,6 +223,15 @@ fn disturbance(name: &str, chance: &mut Chance) -> Option<(Act, Us)> {
             0 => Act::Restart(chance.scale(5 * MINUTE, 40 * MINUTE), chance.scale(30, 900)),
             _ => Act::Restart(chance.scale(20 * SECOND, 10 * MINUTE), chance.scale(200, 2_000)),
         },
+        "dp-hard" => match chance.between(0, 7) {
+            0 | 1 => Act::Crawl(span, chance.scale(5_000, 120_000)),
+            2 => Act::Jit(chance.scale(30 * SECOND, 70 * SECOND)),
+            3 => Act::Loaded(span, chance.scale(1_000, 8_000)),
+            4 => Act::Restart(chance.scale(20 * SECOND, 5 * MINUTE), chance.scale(200, 2_000)),
+            5 => Act::Sleep(span),
+            6 => Act::SlowScrapes(span),
+            _ => Act::Blind(span, chance.pick(&[Missing::Metrics, Missing::Proc, Missing::Gate, Missing::Page])),
+        },
         "preempt" | "full" => Act::Burst(chance.scale(5, 60) as u32),
         _ => return None,
     };
@@ -220,12 +274,30 @@ fn fault_for(name: &str, profile: &Profile, chance: &mut Chance) -> Fault {
         "stopped" => Fault::new(Way::Anywhere, Look::Stopped),
         "crash" => lock(Way::Crash),
         "warm" | "native" => Fault::new(Way::Step, chance.pick(&[Look::Spin, Look::Lock, Look::Stopped])),
+        "dp-one" => one_of_several(profile, chance),
+        "dp-all" => {
+            // who shuts its door serves on for minutes those that it has
+            let way = chance.pick(&[Way::Step, Way::Anywhere]);
+            Fault { whole_pod: true, way, ..one_of_several(profile, chance) }
+        }
         "c0" => {
             let look = chance.pick(&[Look::Spin, Look::Lock, Look::Stopped]);
             Fault { ends: Some(chance.scale(10 * SECOND, 60 * SECOND)), ..Fault::new(Way::Anywhere, look) }
         }
         _ => Fault::any(profile, chance),
     }
+}
+
+/// A hang of a data-parallel engine that is told by what is its own. A stranger's livelock is not: who is admitted and who leaves moves its
+/// cache as work does.
+fn one_of_several(profile: &Profile, chance: &mut Chance) -> Fault {
+    let look = chance.pick(&[Look::Spin, Look::Spin, Look::Lock, Look::Lock, Look::Stopped]);
+    let way = if profile.kind == EngineKind::Native {
+        chance.pick(&[Way::Step, Way::Step, Way::Step, Way::Anywhere, Way::Livelock, Way::Decode, Way::Admission])
+    } else {
+        chance.pick(&[Way::Step, Way::Step, Way::Step, Way::Anywhere, Way::Admission])
+    };
+    Fault::new(way, look)
 }
 
 /// A mutant's world: other clients, missing signals, a loaded host.

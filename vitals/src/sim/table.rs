@@ -11,7 +11,7 @@ use super::profile::HOUR;
 pub const NOT_MODELLED: &str = "\
 Not modelled: real clocks that step or drift; torn or corrupt pages and malformed expositions (they have tests of their own); the gate's and
 the agent's own defects; several replicas and the operator's budget; speculative decoding, multi-modal and embedding requests; disaggregated
-prefill and decode; data-parallel ranks behind one front end; GPU resets, Xid and NCCL RAS; NVML that blocks; page cache and swap beyond a
+prefill and decode; data-parallel engines that wait for one another in each step; GPU resets, Xid and NCCL RAS; NVML that blocks; page cache and swap beyond a
 pace; compilers inside the engine's own process; a hang and an excuse at the same moment; log lines quoted in prompts. Steady stretches are
 looked at once a second with work and once in ten seconds without, everything else each 100 ms; steps of one batch share one length.";
 
