@@ -146,6 +146,12 @@ impl View<'_> {
         self.rhythm.crawled_at.is_some_and(|at| delivered.saturating_sub(at) <= CRAWL_FRESH_MS)
     }
 
+    /// Is the front end known to be silent for so long, or, where nobody asks it, to accept nobody?
+    pub fn front_is_silent(&self, at_least_ms: Ms) -> bool {
+        let unasked = self.sight.frontend.is_none() && self.signs.backlog.stands(self.tick).is_some();
+        unasked || self.sight.frontend_silent(at_least_ms)
+    }
+
     /// Does another data-parallel engine work on beside this one? What is known of the whole tree says nothing about this one then.
     pub fn others_go_on(&self, engine: Option<u32>) -> bool {
         engine.is_some_and(|engine| self.signs.others_go_on(engine, self.tick, self.policy.metrics_fresh_ms))

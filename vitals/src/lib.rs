@@ -3,6 +3,7 @@
 //! Nothing here reads a clock, a file, the environment or the network, and nothing is async: time is an argument (V7). The agent
 //! feeds [`detector::Detector`] and [`recovery::Recovery`]; `truebeat replay` feeds the same code from a recording ([`replay`]).
 
+pub mod backlog;
 pub mod cache;
 pub mod crawl;
 pub mod deadlines;

@@ -3,6 +3,7 @@
 //! This is the only place that compares two observations. A counter that goes back is a new process or a new gate: a new baseline,
 //! never a movement.
 
+use crate::backlog::Backlog;
 use crate::cache::CacheSign;
 use crate::excuse::Tick;
 use crate::leaders::Leaders;
@@ -16,6 +17,9 @@ use crate::schedulers::Schedulers;
 /// bytes of `/proc` at each look, for ever.
 const STARTUP_READ_MIN: u64 = 1 << 20;
 const STARTUP_READ_MS: Ms = 10_000;
+
+/// So many more open files are clients: our own scrape and probe have a connection each.
+const OPENED_MIN: f64 = 3.0;
 
 /// The state of all trackers. Marks are counted times.
 #[derive(Debug, Clone, Default)]
@@ -35,6 +39,9 @@ pub struct Signs {
     pub metrics_moved_at: Ms,
     pub metrics_iterations_at: Ms,
     pub cache: CacheSign,
+    pub backlog: Backlog,
+    /// Files that the engine said it had open when anything of its page last moved.
+    fds_at_move: Option<f64>,
     /// The engine's own queue grew: its scheduler has been told of work.
     pub metrics_queued_at: Ms,
     /// A progress series has moved between two scrapes while the gate held work and no request of it began or ended: this engine
@@ -187,6 +194,7 @@ impl Signs {
         self.look_at_metrics(tick, obs.metrics.at_ms, &mut sight);
         self.schedulers.look(tick, &sight, obs.metrics.at_ms);
         self.cache.look(tick, &sight, obs.metrics.at_ms != sight.metrics_since_ms, obs.metrics.at_ms);
+        self.backlog.look(tick, sight.proc);
         self.look_at_startup(tick, &mut sight);
         self.look_at_frontend(tick, obs.frontend.at_ms, &mut sight);
         sight.owed = owed(&sight);
@@ -264,6 +272,7 @@ impl Signs {
             ] {
                 *mark = since;
             }
+            self.fds_at_move = metrics.open_fds;
             self.metrics = Some(metrics.clone());
             return;
         };
@@ -294,6 +303,7 @@ impl Signs {
         if metrics.progress_digest != last.progress_digest {
             self.metrics_moved_at = mark;
             sight.metrics_moved = true;
+            self.fds_at_move = metrics.open_fds;
         }
         if at_ms != sight.metrics_since_ms {
             let now = sight.gate.map(|gate| (gate.chunks_delivered, gate.answered(), gate.in_flight > 0));
@@ -360,6 +370,13 @@ impl Signs {
     /// Does another data-parallel engine of the pod work on?
     pub fn others_go_on(&self, engine: u32, tick: &Tick, within_ms: Ms) -> bool {
         self.leaders.others_go_on(engine, tick, within_ms) || self.schedulers.others_go_on(engine, within_ms)
+    }
+
+    /// Have connections come since anything of the engine's page last moved, by the files that it says it has open? More than the questions
+    /// of our own explain.
+    pub fn clients_came(&self) -> bool {
+        let now = self.metrics.as_ref().and_then(|metrics| metrics.open_fds);
+        now.zip(self.fds_at_move).is_some_and(|(now, before)| now >= before + OPENED_MIN)
     }
 
     /// Has `/metrics` of this process ever been read?

@@ -255,6 +255,12 @@ impl Witnesses {
         if view.sight.frontend_silent(view.policy.admission_ms) {
             weight.add(Strength::Moderate, "frontend", "the front end does not answer either".to_owned());
         }
+        if let Some((waiting, ms)) = view.signs.backlog.stands(view.tick) {
+            let text = format!(
+                "{waiting} connections wait to be accepted, and for {ms} ms no fewer: the front end takes nothing in"
+            );
+            weight.add(Strength::Moderate, "proc", text);
+        }
         if relapse {
             weight.add(Strength::Moderate, "policy", "it was let out on trial a short while ago".to_owned());
         }

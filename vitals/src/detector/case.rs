@@ -73,7 +73,7 @@ impl Detector {
         let weighed =
             exam.complaint.as_ref().map(|complaint| self.witnesses.weigh(&self.view(tick, sight), complaint, relapse));
         if let (Some(complaint), Some(weight)) = (&exam.complaint, weighed) {
-            let current = case.in_startup || complaint_is_current(sight, &weight);
+            let current = case.in_startup || complaint_is_current(sight, &weight, self.signs.clients_came());
             case.reasons = vec![complaint.reason.clone()];
             case.reasons.extend(weight.reasons);
             let counts = owed && tick.excuse.is_none() && current;
@@ -224,12 +224,12 @@ fn scraped_since(sight: &Sight<'_>, case: &Case) -> bool {
 }
 
 /// Work that only a frozen gauge remembers confirms nothing without a further witness: some engines leave it standing after their
-/// last request.
-fn complaint_is_current(sight: &Sight<'_>, weight: &Weight) -> bool {
+/// last request. Where neither gate, `/load` nor connections tell, connections that came since are seen in the files that it has open.
+fn complaint_is_current(sight: &Sight<'_>, weight: &Weight, clients_came: bool) -> bool {
     let gate_is_empty = sight.gate.is_some_and(|gate| gate.in_flight == 0);
     let by_gauges = gate_is_empty && sight.native().is_none();
     let unseen = sight.owed.is_some_and(|owed| owed.source == OwedSource::Metrics)
         && sight.metrics.is_some_and(|metrics| metrics.server_load.is_none())
         && sight.proc.is_none_or(|proc| proc.connections.is_none());
-    (!by_gauges || weight.strength >= Strength::Moderate) && (!unseen || weight.decisive)
+    (!by_gauges || weight.strength >= Strength::Moderate) && (!unseen || weight.decisive || clients_came)
 }

@@ -81,7 +81,7 @@ pub(super) fn foreign_class(view: &View<'_>) -> StallClass {
     let page_idle = view.sight.page.is_some_and(|page| page.step_started_ms.is_none());
     let stopped = view.sight.proc.and_then(|p| p.state) == Some('T');
     // a probe or two that were late do not make a stall the front end's
-    if view.sight.frontend_silent(view.policy.metrics_fresh_ms) && (page_idle || !stopped) {
+    if view.front_is_silent(view.policy.metrics_fresh_ms) && (page_idle || !stopped) {
         return StallClass::FrontendStalled;
     }
     let gauges =

@@ -111,7 +111,7 @@ fn livelock(view: &View<'_>, leader: &Leader, exam: &mut Exam) {
 /// The gate owes work that the engine's loop does not know of, or tokens that the front end does not pass on.
 pub(super) fn front(view: &View<'_>, page: &PageObs, silence_allowed: Allowed, exam: &mut Exam) {
     let Some(gate) = view.sight.gate.filter(|gate| gate.in_flight > 0) else { return front_by_load(view, exam) };
-    let silent_front = view.sight.frontend_silent(view.policy.admission_ms);
+    let silent_front = view.front_is_silent(view.policy.admission_ms);
     let since_bytes = view.tick.since(view.signs.gate_delivered_at.max(view.signs.owed_since));
     let (silence, allowed) = if view.signs.leaders.all_idle() {
         (since_bytes.min(view.tick.since(view.signs.leaders.steps_at())), admission(view))
