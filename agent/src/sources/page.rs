@@ -16,12 +16,17 @@ use super::pace::Pace;
 const RANKS_MAX: u32 = 1_024;
 /// At a glance: how often ranks without a page are looked for, and the writer of a page that nothing hangs on is checked (H2).
 const RARELY_MS: Ms = 1_000;
+/// An engine must have stood so much longer than the one that is watched for its process to be looked at instead: a thread's time in line
+/// for a core is known from two looks on end.
+const STANDS_MS_MIN: Ms = 100;
 
 /// The pages of one engine.
 #[derive(Debug)]
 pub struct PageSource {
     dir: PathBuf,
     ranks: Vec<Rank>,
+    /// The data-parallel engine whose process is looked at.
+    watched: u32,
     /// When the directory was looked at last, and when something in it had come or gone.
     dir_seen: Option<(Ms, (i64, i64))>,
 }
@@ -37,6 +42,10 @@ struct Rank {
     believed: Option<Believed>,
     /// The boot of a page that was believed once: it is still the same.
     boot_id: Option<[u8; 16]>,
+    /// The process that wrote the page that was read last.
+    pid: Option<i32>,
+    /// Its steps and the step under way, and when these last moved.
+    moved: (u64, u64, Ms),
 }
 
 /// The last page that was believed.
@@ -63,29 +72,34 @@ impl PageSource {
             missing: false,
             believed: None,
             boot_id: None,
+            pid: None,
+            moved: (0, 0, 0),
         });
-        Self { dir: dir.to_owned(), ranks: ranks.collect(), dir_seen: None }
+        Self { dir: dir.to_owned(), ranks: ranks.collect(), watched: 0, dir_seen: None }
     }
 
     /// Reads the ranks into `pages`, those that can be believed, by rank: a stale, torn or absent page is no entry. Returns the process
-    /// to look at, which is of the rank that is furthest behind.
+    /// to look at: of the rank that is furthest behind in the data-parallel engine that has stood for longest with work.
     pub fn look(&mut self, now_ms: Ms, pace: Pace, pages: &mut Vec<PageObs>) -> Option<i32> {
         pages.clear();
         let everywhere = pace > Pace::Glance || self.directory_changed(now_ms);
-        let mut behind: Option<(u64, i32)> = None;
         for rank in &mut self.ranks {
             if rank.missing && !everywhere {
                 continue;
             }
             let Some(page) = rank.read(now_ms, everywhere) else { continue };
-            if let Ok(pid) = i32::try_from(page.identity.pid)
-                && behind.is_none_or(|(steps, _)| page.beat.steps_completed < steps)
-            {
-                behind = Some((page.beat.steps_completed, pid));
-            }
+            rank.note(now_ms, &page);
             pages.push(observed(&page));
         }
-        behind.map(|(_, pid)| pid)
+        let stood_ms = |page: &PageObs| self.rank(page).map_or(0, |rank| now_ms.saturating_sub(rank.moved.2));
+        self.watched = engine_to_watch(pages, stood_ms, self.watched);
+        let watched = pages.iter().filter(|page| page.engine() == self.watched);
+        let known = watched.filter_map(|page| Some((page.steps_completed, self.rank(page)?.pid?)));
+        known.min_by_key(|(steps, _)| *steps).map(|(_, pid)| pid)
+    }
+
+    fn rank(&self, page: &PageObs) -> Option<&Rank> {
+        self.ranks.get(usize::try_from(page.rank).ok()?)
     }
 
     /// Do the pages say what they said in `seen`, which owed nothing? A short look between two ticks: it reads the ranks that have pages,
@@ -140,6 +154,15 @@ impl Rank {
                 }
                 None
             }
+        }
+    }
+
+    /// Remembers whose page that was, and when it moved.
+    fn note(&mut self, now_ms: Ms, page: &Page) {
+        self.pid = i32::try_from(page.identity.pid).ok();
+        let (steps, began_ns) = (page.beat.steps_completed, page.beat.step_started_ns);
+        if (self.moved.0, self.moved.1) != (steps, began_ns) {
+            self.moved = (steps, began_ns, now_ms);
         }
     }
 
@@ -209,6 +232,27 @@ impl Believed {
     }
 }
 
+/// Of several data-parallel engines (`pages` are by rank, so each one's follow one another) the one to look at: whichever has stood for
+/// longest with work. How many steps each has taken in all says nothing, for each has its own load. Where none has stood much longer
+/// than the one that was looked at before, that one.
+fn engine_to_watch(pages: &[PageObs], stood_ms: impl Fn(&PageObs) -> Ms, watched: u32) -> u32 {
+    let stood = |group: &[PageObs]| {
+        let works = group.iter().any(|page| page.owed() > 0 || page.step_started_ms.is_some());
+        let ms = group.iter().map(&stood_ms).min().filter(|_| works);
+        group.first().map(|page| (page.engine(), ms))
+    };
+    let engines = || pages.chunk_by(|one, next| one.engine() == next.engine()).filter_map(stood);
+    let before = engines().find(|(engine, _)| *engine == watched);
+    // of those that have stood for equally long the first
+    let longest = engines().rev().max_by_key(|(_, ms)| *ms);
+    match (before, longest) {
+        (Some((_, Some(before_ms))), Some((_, Some(ms)))) if ms < before_ms.saturating_add(STANDS_MS_MIN) => watched,
+        (Some(_), Some((_, None))) => watched,
+        (_, Some((engine, _))) => engine,
+        (_, None) => watched,
+    }
+}
+
 fn observed(page: &Page) -> PageObs {
     let (identity, beat) = (&page.identity, &page.beat);
     PageObs {
@@ -247,5 +291,55 @@ fn phase(phase: Phase) -> PagePhase {
         Phase::Decode => PagePhase::Decode,
         Phase::Sleep => PagePhase::Sleep,
         Phase::Drain => PagePhase::Drain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(rank: u32, engines: u32, steps_completed: u64, running: u32) -> PageObs {
+        PageObs {
+            rank,
+            world_size: 4,
+            engines,
+            steps_completed,
+            tokens_delivered: 0,
+            requests_finished: 0,
+            running,
+            waiting: 0,
+            prompt_tokens_owed: 0,
+            phase: PagePhase::Decode,
+            phase_tokens: 0,
+            phase_entered_ms: 0,
+            lease_ms: 0,
+            step_started_ms: None,
+            work_done: 0,
+            work_total: 0,
+            published_ms: 0,
+        }
+    }
+
+    #[test]
+    fn the_engine_that_stands_with_work_is_looked_at_however_many_steps_it_has_taken() {
+        // the first engine has taken few steps and moves, the last is idle, and has been for long
+        let pages = [page(0, 4, 10, 1), page(1, 4, 900, 1), page(2, 4, 500, 1), page(3, 4, 5, 0)];
+        let stood = |ms: [Ms; 4]| move |page: &PageObs| ms[page.rank as usize];
+        assert_eq!(engine_to_watch(&pages, stood([20, 400, 10, 90_000]), 0), 1);
+        assert_eq!(engine_to_watch(&pages, stood([20, 90, 10, 90_000]), 0), 0, "no longer than others now and then");
+        assert_eq!(engine_to_watch(&pages, stood([20, 90, 10, 90_000]), 2), 2);
+        assert_eq!(engine_to_watch(&pages, stood([20, 90, 10, 90_000]), 3), 1, "idle, and so not worth a look");
+        let idle = [page(0, 2, 10, 0), page(2, 2, 10, 0)];
+        assert_eq!(engine_to_watch(&idle, stood([20, 0, 400, 0]), 1), 1);
+        assert_eq!(engine_to_watch(&idle, stood([20, 0, 400, 0]), 7), 0, "its pages are gone");
+    }
+
+    #[test]
+    fn ranks_of_one_engine_stand_only_together() {
+        // the second engine's first rank waits for its second, which moves
+        let pages = [page(0, 2, 10, 1), page(1, 2, 10, 1), page(2, 2, 10, 1), page(3, 2, 10, 1)];
+        let stood = |page: &PageObs| [300, 300, 900, 0][page.rank as usize];
+        assert_eq!(engine_to_watch(&pages, stood, 1), 0);
+        assert_eq!(engine_to_watch(&[], |_| 0, 3), 3);
     }
 }
