@@ -102,10 +102,10 @@ impl Leaders {
         self.present().all(|(_, leader)| leader.is_idle())
     }
 
-    /// Requests in the batches of the other engines.
-    pub fn running_elsewhere(&self, engine: u32) -> u32 {
+    /// Requests that the other engines hold: one that was preempted waits, and has begun to answer all the same.
+    pub fn held_elsewhere(&self, engine: u32) -> u32 {
         let others = self.present().filter(|(_, leader)| leader.page.engine() != engine);
-        others.fold(0, |sum, (_, leader)| sum.saturating_add(leader.page.running))
+        others.fold(0, |sum, (_, leader)| sum.saturating_add(leader.page.owed()))
     }
 
     /// Requests that the pages say are owed.

@@ -306,3 +306,13 @@ fn prompts_that_came_to_another_engine_are_none_of_one_whose_prefill_goes_round(
     });
     assert!(caught.is_some(), "{:?}", sim.last);
 }
+
+#[test]
+fn requests_that_another_engine_preempted_are_none_that_this_one_starves() {
+    let mut sim = warm();
+    let page = sim.page.as_mut().unwrap();
+    (page.running, page.waiting) = (2, 2);
+    // longer than decode may starve, and long enough to be confirmed
+    let verdicts = prompt(&mut sim, 120);
+    assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Progressing), "{:?}", sim.last);
+}

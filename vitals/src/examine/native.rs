@@ -97,7 +97,7 @@ fn livelock(view: &View<'_>, leader: &Leader, exam: &mut Exam) {
         });
     }
     // of data-parallel engines another one may hold all that have begun
-    let elsewhere = view.signs.leaders.running_elsewhere(page.engine());
+    let elsewhere = view.signs.leaders.held_elsewhere(page.engine());
     let decoding = view.sight.gate.is_some_and(|gate| gate.begun() > elsewhere);
     if turned > 0 && decoding && since_prefill < since_tokens {
         let allowed = Allowed::policy(view.policy.decode_starved_ms);
