@@ -114,12 +114,17 @@ impl Learner {
         self.prompt_since = if owed > 0 { self.prompt_since.or(Some(tick.counted_ms)) } else { None };
         self.longest_peak = self.longest_peak.max(sight.gate.map_or(0, |gate| signs.longest_in_step(gate)));
         self.allowed_peak_ms = self.allowed_peak_ms.max(exam.gate_allowed_ms);
-        self.accused(exam);
+        self.accused(tick, judged);
         self.begun_peak = self.begun_peak.max(sight.gate.map_or(0, GateObs::begun));
     }
 
-    fn accused(&mut self, exam: &Exam) {
+    fn accused(&mut self, tick: &Tick, judged: &Judged<'_>) {
+        let Judged { signs, exam, policy } = *judged;
         let Some(complaint) = &exam.complaint else { return };
+        if complaint.engine.is_some_and(|engine| signs.others_go_on(engine, tick, policy.metrics_fresh_ms)) {
+            // the silence that is learned from is the pod's, and others deliver
+            return;
+        }
         let allowed_ms = match complaint.allowed.basis {
             _ if exam.confirmed => 0,
             Basis::Patience => 0,

@@ -166,3 +166,26 @@ fn a_process_that_is_stopped_waits_for_no_device_whatever_the_other_engines_burn
     sim.silence_until(30_000, stalled).unwrap();
     assert_eq!(sim.last.unwrap().verdict, Verdict::Stalled(StallClass::StepStalled));
 }
+
+#[test]
+fn a_rank_that_stands_does_not_make_the_pod_s_next_silence_a_crawl() {
+    let mut sim = two();
+    let slowly = |sim: &mut Sim, ms: Ms, wait_ms: Ms, both: bool| {
+        for _ in 0..ms / wait_ms {
+            sim.silence(wait_ms - 100);
+            (0..if both { 2 } else { 1 }).for_each(|of| serves(sim, of));
+            let at = if both { sim.now } else { sim.gate.as_ref().unwrap().quietest_begun_ms.unwrap() };
+            quiet_since(sim, at);
+            sim.deliver_for(100);
+        }
+    };
+    // slow enough for seconds of silence to be no crawl by themselves
+    slowly(&mut sim, 1_000_000, 1_000, true);
+    slowly(&mut sim, 303_000, 1_000, false);
+    assert!(sim.last.as_ref().unwrap().verdict.class().is_some());
+    slowly(&mut sim, 13_000, 2_600, false);
+    let after = sim.silence_until(200_000, stalled);
+    assert!(after.is_some(), "{:?}", sim.last);
+    let reasons = &sim.last.as_ref().unwrap().reasons;
+    assert!(!reasons.iter().any(|reason| reason.text.contains("crawl before")), "{reasons:?}");
+}
