@@ -6,7 +6,7 @@
 use crate::excuse::Tick;
 use crate::observation::{Ms, PageObs, PagePhase};
 use crate::policy::Policy;
-use crate::prefill::PrefillSign;
+use crate::prefill::{Came, PrefillSign};
 use crate::signs::{Sight, handed_on_at};
 use crate::verdict::StallClass;
 
@@ -46,9 +46,8 @@ impl Leaders {
         for leader in &mut self.0 {
             (leader.seen, leader.steps_done, leader.tokens_done) = (false, 0, 0);
         }
-        // which engine they went to no gate knows: a share each
-        let engines = self.0.len().max(1) as u64;
-        let came = sight.prompt_tokens_came.div_ceil(engines);
+        // which engine they went to no gate knows: whatever the others are seen to take in is none of this one's
+        let taken = self.0.iter().fold(0, |sum: u64, leader| sum.saturating_add(leader.prefill.took()));
         let mut entered_at = None;
         for page in sight.pages.iter().filter(|page| leads(page, sight.pages)) {
             let room = self.0.len() < ENGINES_MAX;
@@ -56,7 +55,8 @@ impl Leaders {
             match known {
                 Some(leader) if leader.seen => continue,
                 Some(leader) if leader.goes_on(page) => {
-                    leader.look(tick, sight, page, came);
+                    let elsewhere = taken.saturating_sub(leader.prefill.took());
+                    leader.look(tick, sight, page, Came { to_gate: sight.prompt_tokens_came, elsewhere });
                     continue;
                 }
                 Some(leader) => leader.begin(tick, page),
@@ -88,7 +88,7 @@ impl Leaders {
     pub fn others_go_on(&self, engine: u32, tick: &Tick, within_ms: Ms) -> bool {
         let silence_ms = |leader: &Leader| tick.since(leader.steps_at.max(leader.tokens_at));
         let within_ms = self.of(engine).map_or(0, |leader| within_ms.min(silence_ms(leader) / 2));
-        let others = self.present().filter(|(_, leader)| leader.page.engine() != engine && leader.page.owed() > 0);
+        let others = self.present().filter(|(_, leader)| leader.page.engine() != engine);
         others.map(|(_, leader)| silence_ms(leader)).any(|ms| ms <= within_ms)
     }
 
@@ -122,6 +122,13 @@ impl Leaders {
     /// Has this one of several engines taken steps enough for the rhythm of all to be its own? One alone is as warm as the rhythm is.
     pub fn is_warm(&self, page: &PageObs, policy: &Policy) -> bool {
         !self.several() || self.of(page.engine()).is_some_and(|leader| leader.steps_seen >= policy.native_warm_steps)
+    }
+
+    /// For how long the one that has stood for longest with work has, where there are several; 0 where none does.
+    pub fn standing_ms(&self, tick: &Tick) -> Ms {
+        let works = self.present().filter(|(_, leader)| self.several() && leader.page.owed() > 0);
+        let since = works.map(|(_, leader)| leader.steps_at.max(leader.tokens_at).max(leader.owes_at));
+        since.min().map_or(0, |at| tick.since(at))
     }
 
     /// When any of them last handed out tokens, ended a step, or made progress in prefill; 0 without pages.
@@ -172,8 +179,7 @@ impl Leader {
             && self.page.tokens_delivered <= page.tokens_delivered
     }
 
-    /// `came`: prompt tokens that may have come to it since the last tick, by the gate.
-    fn look(&mut self, tick: &Tick, sight: &Sight<'_>, page: &PageObs, came: u64) {
+    fn look(&mut self, tick: &Tick, sight: &Sight<'_>, page: &PageObs, came: Came) {
         self.seen = true;
         self.steps_done = page.steps_completed - self.page.steps_completed;
         self.tokens_done = page.tokens_delivered - self.page.tokens_delivered;

@@ -170,7 +170,9 @@ impl Learner {
         let short = self.prompt_peak < PROMPT_TOKENS_LONG;
         // accused, and alive; or far beyond the usual, whatever was allowed
         let lifted = self.lesson_ms_max.is_some() && gap >= policy.foreign_floor_ms;
-        if lifted || (short && among_begun && rhythm.is_a_crawl(gap)) {
+        let crawls = lifted || (short && among_begun && rhythm.is_a_crawl(gap));
+        // unless another of several engines has ended it, for one that still stands
+        if crawls && signs.standing_ms(tick, sight.gate) < gap {
             rhythm.crawled_at = Some(signs.delivered_at());
         }
         if short {

@@ -14,6 +14,17 @@ pub struct PrefillSign {
     offered: u64,
     /// The same by the gate, which knows who came, and how long prompts are only roughly.
     offered_at_gate: u64,
+    /// What the other data-parallel engines took of that.
+    elsewhere: u64,
+    /// What the steps since the look before took.
+    took: u64,
+}
+
+/// Prompt tokens since the look before: those that came to the gate, and those that other data-parallel engines took in.
+#[derive(Debug, Clone, Copy)]
+pub struct Came {
+    pub to_gate: u64,
+    pub elsewhere: u64,
 }
 
 impl PrefillSign {
@@ -25,17 +36,19 @@ impl PrefillSign {
         last: &PageObs,
         delivered: bool,
         steps_done: u64,
-        came_to_gate: u64,
+        came_now: Came,
     ) -> bool {
+        self.took = 0;
         if delivered {
             // whatever was taken before a token came was not in vain
             let owed = page.prompt_tokens_owed;
-            *self = Self { done: 0, offered: owed, offered_at_gate: owed };
+            *self = Self { offered: owed, offered_at_gate: owed, ..Self::default() };
         }
         let came = page.owed() > last.owed();
         let more = page.prompt_tokens_owed.saturating_sub(last.prompt_tokens_owed);
         self.offered = last.prompt_tokens_owed.max(self.offered.saturating_add(if came { more } else { 0 }));
-        self.offered_at_gate = self.offered_at_gate.saturating_add(came_to_gate);
+        self.offered_at_gate = self.offered_at_gate.saturating_add(came_now.to_gate);
+        self.elsewhere = self.elsewhere.saturating_add(came_now.elsewhere);
         if steps_done == 0 {
             // a fall without a step is a client that left
             return false;
@@ -44,11 +57,18 @@ impl PrefillSign {
             PagePhase::Prefill => u64::from(last.phase_tokens).saturating_mul(steps_done),
             _ => last.prompt_tokens_owed.saturating_sub(page.prompt_tokens_owed),
         };
+        self.took = took;
         self.done = self.done.saturating_add(if delivered { 0 } else { took });
         let prefills = last.phase == PagePhase::Prefill || page.phase == PagePhase::Prefill;
         // one who leaves while another comes may make it rise
         let moved =
             (prefills || page.running > last.running) && (came || page.prompt_tokens_owed != last.prompt_tokens_owed);
-        moved && self.done <= self.offered.max(self.offered_at_gate).saturating_mul(TIMES_MAX)
+        let by_gate = self.offered_at_gate.saturating_sub(self.elsewhere);
+        moved && self.done <= self.offered.max(by_gate).saturating_mul(TIMES_MAX)
+    }
+
+    /// What its steps since the look before took of prompts.
+    pub fn took(&self) -> u64 {
+        self.took
     }
 }

@@ -86,7 +86,7 @@ impl Schedulers {
         let silence_ms = |scheduler: &Scheduler| self.scraped_at.saturating_sub(scheduler.moved_at);
         let own = self.present().find(|scheduler| scheduler.rank == rank);
         let within_ms = own.map_or(0, |own| within_ms.min(silence_ms(own) / 2));
-        let others = self.present().filter(|scheduler| scheduler.rank != rank && scheduler.owed() > 0);
+        let others = self.present().filter(|scheduler| scheduler.rank != rank);
         own.is_some() && others.map(silence_ms).any(|ms| ms <= within_ms)
     }
 

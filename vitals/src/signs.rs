@@ -362,7 +362,7 @@ impl Signs {
         self.gate_delivered_at.max(self.metrics_tokens_at).max(self.leaders.tokens_at())
     }
 
-    /// Does this data-parallel engine's page, or the scrape that came with this tick, show that it moved?
+    /// Does this data-parallel engine's page, or this tick's scrape, show that it moved?
     pub fn delivers(&self, engine: u32) -> bool {
         self.leaders.of(engine).is_some_and(|leader| leader.tokens_done > 0) || self.schedulers.moves(engine, 0)
     }
@@ -372,8 +372,12 @@ impl Signs {
         self.leaders.others_go_on(engine, tick, within_ms) || self.schedulers.others_go_on(engine, within_ms)
     }
 
-    /// Have connections come since anything of the engine's page last moved, by the files that it says it has open? More than the questions
-    /// of our own explain.
+    /// For how long the one of several data-parallel engines has stood that has stood for longest with work.
+    pub fn standing_ms(&self, tick: &Tick, gate: Option<&GateObs>) -> Ms {
+        self.leaders.standing_ms(tick).max(self.schedulers.standing(gate).map_or(0, |(_, ms)| ms))
+    }
+
+    /// Have connections come since anything of the engine's page last moved, by the files that it says it has open?
     pub fn clients_came(&self) -> bool {
         let now = self.metrics.as_ref().and_then(|metrics| metrics.open_fds);
         now.zip(self.fds_at_move).is_some_and(|(now, before)| now >= before + OPENED_MIN)

@@ -118,10 +118,10 @@ fn page_speaks(view: &View<'_>, complaint: &Complaint, weight: &mut Weight) {
     let gate_silent = by_gate && !view.others_go_on(complaint.engine);
     match complaint.page_says {
         PageSays::LeaseExpired if view.sight.native().is_some() => {
-            let agrees = if gate_silent {
-                "the gate owes the same work and hears nothing"
-            } else {
-                "no other path delivers for it"
+            let agrees = match complaint.engine {
+                _ if gate_silent => "the gate owes the same work and hears nothing",
+                None => "no other path delivers",
+                Some(_) => "no other path delivers for it",
             };
             weight.add(Strength::Strong, "page", format!("the engine's own lease has run out, and {agrees}"));
         }

@@ -292,11 +292,13 @@ fn an_engine_without_work_is_never_held_against_a_pod_that_serves() {
 #[test]
 fn prompts_that_came_to_another_engine_are_none_of_one_whose_prefill_goes_round() {
     let mut sim = warm();
-    // 2048 tokens of prompts, prefilled again and again; nearly as many as that takes come to the first engine meanwhile, and are served
+    // 2048 tokens of prompts, prefilled again and again; more than that takes come to the first engine meanwhile, and are prefilled there
     let peer = &mut sim.peers[0];
     (peer.running, peer.waiting) = (2, 0);
     let caught = (0..3_000_u64).find(|tick| {
-        sim.gate.as_mut().unwrap().prompt_tokens_taken += 400;
+        sim.gate.as_mut().unwrap().prompt_tokens_taken += 600;
+        let page = sim.page.as_mut().unwrap();
+        page.prompt_tokens_owed = if tick % 2 == 0 { 1_200 } else { 0 };
         let verdict = decodes(&mut sim, |page, at| {
             ends(page, 0);
             page.prompt_tokens_owed = u64::from(CHUNK) - u64::from(CHUNK) / 4 * (tick % 4);

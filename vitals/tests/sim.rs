@@ -107,6 +107,23 @@ fn who_was_evicted_once_and_lived_is_not_evicted_again() {
     }
 }
 
+/// Pods of data-parallel engines that were once judged wrongly, each with what the detector had taken wrongly.
+const PODS_JUDGED_WRONGLY: [(&str, u64, &str); 4] = [
+    ("dp-hard", 0x7f19_17a2_666f_8b19, "requests that another engine had preempted"),
+    ("dp-one", 0xcf7b_2b6d_e8e5_c8bb, "prompts that another engine took in"),
+    ("dp-one", 0x7f1c_160b_dedb_f5fa, "the gate's silence, ended by another engine, for a crawl"),
+    ("dp-one", 0x4657_85ec_a23c_668a, "what another engine had burned a moment ago"),
+];
+
+#[test]
+fn pods_that_were_judged_wrongly_once_are_judged_rightly() {
+    for (kind, seed, why) in PODS_JUDGED_WRONGLY {
+        let verdicts = run(&Spec::new(kinds::by_name(kind).unwrap(), seed, Ticks::Coarse), &Policy::default(), &mut ());
+        assert!(verdicts.failures.is_empty(), "{why}: {}", replay_line(&verdicts));
+        assert!(verdicts.ticks > 1_000, "{kind} {seed:#x} is no history any more");
+    }
+}
+
 /// Failures of the short run that stand today, each with the defect behind it; a line leaves this list with its defect. The long run
 /// (`make sim-detector`) knows no such list: there every failure is a failure.
 const OPEN: &[(&str, Failure, &str)] = &[];
