@@ -33,12 +33,15 @@ pub fn native_step(view: &View<'_>, page: &PageObs) -> Allowed {
 fn native_step_at(view: &View<'_>, page: &PageObs, permille: u32, recent: bool) -> Option<Ms> {
     let (rhythm, policy) = (view.rhythm, view.policy);
     let lately_ms = if recent { rhythm.decode_recent_ms / 2 } else { rhythm.decode_lately_ms };
+    // what is usual of several engines together is mostly that of those with little to do
+    let leaders = &view.signs.leaders;
+    let own_ms = leaders.of(page.engine()).filter(|_| leaders.several()).map_or(0, |leader| leader.decode_recent_ms);
     let decode = || {
         let quantile = rhythm.decode_step_ms.quantile(permille)?;
         let step_ms = quantile.max(lately_ms);
         // what is usual was learned from usual widths, the greatest from the widest
         let width = if recent { rhythm.decode_width_milli } else { rhythm.decode_usual_width_milli };
-        Some(wider(step_ms, page.running, width))
+        Some(wider(step_ms, page.running, width).max(own_ms))
     };
     match page.phase {
         PagePhase::Prefill => {

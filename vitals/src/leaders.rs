@@ -13,6 +13,9 @@ use crate::verdict::StallClass;
 /// More data-parallel engines than one machine has GPUs for are read in part.
 pub const ENGINES_MAX: usize = 32;
 
+/// What one decode step may teach of its engine in any case.
+const OWN_STEP_MS_MIN: Ms = 1_000;
+
 /// One engine's leader over time. Marks are counted times.
 #[derive(Debug, Clone)]
 pub struct Leader {
@@ -28,6 +31,8 @@ pub struct Leader {
     /// When it last began to owe anything.
     pub owes_at: Ms,
     prefill: PrefillSign,
+    /// Slowly fading maximum of its own decode steps.
+    pub decode_recent_ms: Ms,
     /// Steps completed and tokens delivered since the last tick.
     pub steps_done: u64,
     pub tokens_done: u64,
@@ -160,6 +165,7 @@ impl Leader {
             steps_at_prefill: page.steps_completed,
             owes_at: tick.counted_ms,
             prefill: PrefillSign::default(),
+            decode_recent_ms: 0,
             steps_done: 0,
             tokens_done: 0,
             steps_seen: 0,
@@ -190,6 +196,7 @@ impl Leader {
         }
         if self.steps_done > 0 {
             self.steps_at = tick.counted_ms;
+            self.decoded(tick, page);
         }
         let (delivered, steps) = (self.tokens_done > 0, self.steps_done);
         if self.prefill.advances(page, &self.page, delivered, steps, came) {
@@ -205,6 +212,18 @@ impl Leader {
             self.owes_at = tick.counted_ms;
         }
         self.page = page.clone();
+    }
+
+    /// Steps ended: what a decode step of its own took. One that hung and ended teaches no more than three times what was known.
+    fn decoded(&mut self, tick: &Tick, page: &PageObs) {
+        let began_ms =
+            self.page.step_started_ms.filter(|_| self.page.phase == PagePhase::Decode && self.page.running > 0);
+        let Some(began_ms) = began_ms else { return };
+        let ended_ms = page.step_started_ms.filter(|at| *at > began_ms).unwrap_or(tick.now_ms);
+        let took_ms = ended_ms.saturating_sub(began_ms) / self.steps_done.max(1);
+        let known_ms = self.decode_recent_ms;
+        let faded_ms = known_ms.saturating_sub(known_ms / 64 + 1);
+        self.decode_recent_ms = faded_ms.max(took_ms.min(known_ms.saturating_mul(3).max(OWN_STEP_MS_MIN)));
     }
 
     /// Has it done, since the last tick, what an accusation of its own page says it cannot? `clear`: nothing is held against it now.

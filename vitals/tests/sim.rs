@@ -108,7 +108,8 @@ fn who_was_evicted_once_and_lived_is_not_evicted_again() {
 }
 
 /// Pods of data-parallel engines that were once judged wrongly, each with what the detector had taken wrongly.
-const PODS_JUDGED_WRONGLY: [(&str, u64, &str); 4] = [
+const PODS_JUDGED_WRONGLY: [(&str, u64, &str); 5] = [
+    ("dp", 0x8767_48ca_6384_6666, "the steps of 124 sequences, measured by those of engines that run two"),
     ("dp-hard", 0x7f19_17a2_666f_8b19, "requests that another engine had preempted"),
     ("dp-one", 0xcf7b_2b6d_e8e5_c8bb, "prompts that another engine took in"),
     ("dp-one", 0x7f1c_160b_dedb_f5fa, "the gate's silence, ended by another engine, for a crawl"),
