@@ -191,8 +191,9 @@ fn update_policy(
         "metadata": {"name": name, "labels": labels()},
         "spec": {
             "failurePolicy": "Fail",
+            // the scope is the server's own default: without it every apply of the same says that it configured something
             "matchConstraints": {"resourceRules": [
-                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": resources},
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": resources, "scope": "*"},
             ]},
             "matchConditions": [{
                 "name": condition,

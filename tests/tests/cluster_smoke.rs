@@ -63,8 +63,11 @@ async fn pair(client: Client, cluster: &Cluster) -> Result<()> {
     step("endpoint ready");
 
     let pod = pods.get("pair").await?;
-    let main = host::root_process(&pod, "main", BOUND)?;
-    ensure!(main.command == "sleep 1000000", "the root process of main is {main:?}");
+    // its container runs before its shell has become what it is to be
+    let main = until_async("main to sleep", BOUND, || async {
+        Ok(Some(host::root_process(&pod, "main", BOUND)?).filter(|main| main.command == "sleep 1000000"))
+    })
+    .await?;
     let killed = Instant::now();
     host::signal(&main, Signal::SIGKILL);
     endpoints.flip("pair", false, killed, BOUND).await?;
