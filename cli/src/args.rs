@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::bench::STALLS;
 
-/// Makes a replica's health mean progress: a hung LLM engine is fenced in a second, explained, and replaced.
+/// Makes a replica's health mean progress: a hung LLM engine is fenced in seconds, explained, and restarted.
 #[derive(Debug, Parser)]
 #[command(name = "truebeat", version, about, propagate_version = true)]
 pub struct Cli {
@@ -39,7 +39,8 @@ pub enum Command {
     Why(WhyArgs),
     /// Read an evidence bundle.
     Bundle(BundleArgs),
-    /// Ask a cluster: why, incidents. Also as `kubectl truebeat`, by a link to this program named `kubectl-truebeat`.
+    /// Ask a cluster: why, incidents; take a pod out of traffic and back: fence, unfence. Also as `kubectl truebeat`, by a link to this
+    /// program named `kubectl-truebeat`.
     Kubectl(crate::cluster::ClusterArgs),
     /// Serve a model with Truebeat's own engine.
     Engine(engine::cli::EngineArgs),
