@@ -3,7 +3,8 @@
 #
 # First everything is built, side by side as far as cargo's own lock allows: where one step loads from afar, links or optimises a whole
 # program on one core, the others have the rest of the machine. Then the tests run, in four rows that share nothing (a cluster has a
-# name, a namespace and a folder of its own): most of each is waiting for something real.
+# name, a namespace and a folder of its own): most of each is waiting for something real. The stories on the cluster go before the rest
+# on the processor: they are told in seconds of a real node, where a probe that comes too late is an answer.
 # Each step writes target/test-logs/STEP.log and says here how far it is; one that fails shows the end of its log, and the others still
 # run (but for those that stand on it). The last line counts tests: `N passed, N failed`; a step that fails without a failed test counts
 # as one. The exit status is 0 only if nothing failed.
@@ -128,8 +129,13 @@ build() {
   cargo test --no-run "${release[@]}" "${tests[@]}" && tests/build-programs.sh
 }
 
+give_way() { # how much: to the rows that have not; inherited by all that this row starts
+  renice -n "$1" -p "$BASHPID" >/dev/null
+}
+
 unit() {
   local status=0
+  give_way 10
   cargo test --no-fail-fast "${crates[@]}" || status=1
   cargo test --no-fail-fast "${release[@]}" "${unit_tests[@]}" || status=1
   return $status
@@ -152,13 +158,15 @@ cluster() {
 
 # The operator's program built a second time, elsewhere, must be the same (S5). It has all the time that the others take.
 reproducible() {
-  nice -n 19 tests/reproducible.sh
+  give_way 19
+  tests/reproducible.sh
 }
 
 # What needs a real API server but no node: the threat model, and for some seconds the simulator's API server against the real one
 # (`make sim-differential` is the long run).
 control_plane() {
   local status=0
+  give_way 5
   if [ "$what" = all ]; then
     SIM="cargo test ${release[*]} --test sim --" tests/differential.sh 400 || status=1
   fi
