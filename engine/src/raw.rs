@@ -44,6 +44,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store(self, x: Self::V, out: &mut [f32; 16]);
     /// Sixteen bf16, little endian.
     fn load_bf16(self, x: &[u8; 32]) -> Self::V;
+    /// One of each of sixteen pairs of bf16, little endian: the first or the second.
+    fn load_bf16_of_pairs(self, x: &[u8; 64], second: bool) -> Self::V;
     /// Sixteen f16, little endian.
     fn load_f16(self, x: &[u8; 32]) -> Self::V;
     fn load_u8(self, x: &[u8; 16]) -> Self::V;

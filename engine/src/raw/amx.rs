@@ -2,6 +2,8 @@
 //! bit for bit; and of bf16, whose sums have an order of their own that depends on the length of a row alone.
 #![allow(unsafe_code, reason = "tiles have no safe form: they are state of the thread, reached by assembly")]
 
+pub mod attention;
+
 use std::arch::asm;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
@@ -38,10 +40,13 @@ impl Amx {
         FOUND.get_or_init(|| has_tiles() && allowed()).then_some(Self(()))
     }
 
-    /// The token for bf16, where the CPU has that too.
+    /// The token for bf16, where the CPU has that too; asked once, for a hypervisor answers that question itself.
     pub fn pairs(self) -> Option<AmxPairs> {
+        static FOUND: OnceLock<bool> = OnceLock::new();
         let bf16 = 1 << 22;
-        (std::arch::x86_64::__cpuid_count(7, 0).edx & bf16 != 0).then_some(AmxPairs(()))
+        #[allow(clippy::disallowed_methods, reason = "a question to the processor, which does not wait")]
+        let found = FOUND.get_or_init(|| std::arch::x86_64::__cpuid_count(7, 0).edx & bf16 != 0);
+        found.then_some(AmxPairs(()))
     }
 
     /// Sets tiles up for `R` (at most 16) rows over `4 × G` (at most 32) inputs.

@@ -44,6 +44,11 @@ impl Simd for Portable {
         each(|i| bf16::from_le_bytes([x[2 * i], x[2 * i + 1]]).to_f32())
     }
     #[inline(always)]
+    fn load_bf16_of_pairs(self, x: &[u8; 64], second: bool) -> [f32; 16] {
+        let at = 2 * usize::from(second);
+        each(|i| bf16::from_le_bytes([x[4 * i + at], x[4 * i + at + 1]]).to_f32())
+    }
+    #[inline(always)]
     fn load_f16(self, x: &[u8; 32]) -> [f32; 16] {
         each(|i| f16::from_le_bytes([x[2 * i], x[2 * i + 1]]).to_f32())
     }

@@ -81,6 +81,14 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
+    fn load_bf16_of_pairs(self, x: &[u8; 64], second: bool) -> __m512 {
+        unsafe {
+            let pairs = _mm512_loadu_si512(x.as_ptr().cast());
+            let moved = _mm512_sll_epi32(pairs, _mm_cvtsi32_si128(if second { 0 } else { 16 }));
+            _mm512_castsi512_ps(_mm512_and_si512(moved, _mm512_set1_epi32(-0x1_0000)))
+        }
+    }
+    #[inline(always)]
     fn load_f16(self, x: &[u8; 32]) -> __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
     }
@@ -223,6 +231,15 @@ impl Simd for Avx2 {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
         };
         [half(0), half(16)]
+    }
+    #[inline(always)]
+    fn load_bf16_of_pairs(self, x: &[u8; 64], second: bool) -> [__m256; 2] {
+        let half = |at: usize| unsafe {
+            let pairs = _mm256_loadu_si256(x.as_ptr().add(at).cast());
+            let moved = _mm256_sll_epi32(pairs, _mm_cvtsi32_si128(if second { 0 } else { 16 }));
+            _mm256_castsi256_ps(_mm256_and_si256(moved, _mm256_set1_epi32(-0x1_0000)))
+        };
+        [half(0), half(32)]
     }
     #[inline(always)]
     fn load_f16(self, x: &[u8; 32]) -> [__m256; 2] {

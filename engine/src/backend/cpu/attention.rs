@@ -1,16 +1,25 @@
 //! Causal attention over the paged cache: online softmax over tiles of 64 positions that begin at multiples of 64, whatever
 //! the blocks, chunks and neighbours are, so that every bit of a row is its own (EP4). The query heads that share a KV head, and
-//! neighbouring rows of a sequence, share its loads.
+//! neighbouring rows of a sequence, share its loads. `attention/tiled.rs` does the same by tiles, in an order of its own.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ops::Range;
 
+mod softmax;
 mod tile;
+#[cfg(target_arch = "x86_64")]
+mod tiled;
 
 use super::kv::{GROUP, KvLayout, LayerKv};
 use super::output::Output;
-use super::{HeadShape, Matrix};
+use super::{HeadShape, Isa, Matrix};
 use crate::backend::{AttentionSeq, AttentionUnit};
+#[cfg(target_arch = "x86_64")]
+use crate::raw::amx::Amx;
 use crate::raw::{Op, Simd};
+use softmax::Seen;
+pub use softmax::exp;
 use tile::{Cached, CachedBf16, CachedF32, Decoded, InCache, Tile};
 
 /// Groups of positions a tile.
@@ -24,7 +33,16 @@ pub fn work(seqs: &[AttentionSeq<'_>], heads: HeadShape) -> usize {
     seqs.iter().map(|seq| seq.rows * (seq.start_pos + seq.rows) * heads.heads * heads.head_dim * 2).sum()
 }
 
-/// Computes one unit.
+/// Computes one unit, by tiles where the processor has them and heads the shape for them.
+pub fn run(isa: Isa, op: AttentionOp<'_>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(amx) = isa.tiles().and_then(Amx::pairs).filter(|_| tiled::fits(&op.layout)) {
+        return isa.run(tiled::TiledOp { amx, op });
+    }
+    isa.run(op);
+}
+
+/// Computes one unit by vectors.
 pub struct AttentionOp<'a> {
     pub q: &'a Matrix,
     pub layer: &'a LayerKv,
@@ -42,20 +60,15 @@ pub struct AttentionOp<'a> {
 struct Query {
     row: usize,
     head: usize,
-    /// Positions `first..=last` are seen.
-    first: usize,
-    last: usize,
+    seen: Seen,
     q: Vec<f32>,
-    max: f32,
-    sum: f32,
     out: Vec<f32>,
     weights: [f32; TILE],
 }
 
 impl Default for Query {
     fn default() -> Self {
-        let (q, out) = (Vec::new(), Vec::new());
-        Self { row: 0, head: 0, first: 0, last: 0, q, max: f32::NEG_INFINITY, sum: 0.0, out, weights: [0.0; TILE] }
+        Self { row: 0, head: 0, seen: Seen::new(0, 0), q: Vec::new(), out: Vec::new(), weights: [0.0; TILE] }
     }
 }
 
@@ -65,6 +78,8 @@ struct Work {
     queries: Vec<Query>,
     scratch: Vec<u8>,
     decoded: Decoded,
+    #[cfg(target_arch = "x86_64")]
+    tiled: tiled::Work,
 }
 
 thread_local! {
@@ -87,24 +102,20 @@ impl AttentionOp<'_> {
     #[inline(always)]
     fn unit<S: Simd, C: Cached>(&self, s: S) {
         let mut work = WORK.take().unwrap_or_default();
-        let Work { queries, scratch, decoded } = &mut *work;
+        let Work { queries, scratch, decoded, .. } = &mut *work;
         let queries = self.queries(queries);
-        let first = queries.iter().map(|query| query.first).min().unwrap_or(0) / TILE;
-        let last = (self.pos() + self.unit.rows - 1) / TILE;
-        scratch.resize(GROUPS * GROUP * self.layout.head_dim * C::BYTES, 0);
         let (dims, chunks) = (self.layout.head_dim, self.layout.value_dim() / GROUP);
-        for start in (first..=last).map(|tile| tile * TILE) {
-            let end = (start + TILE).min(self.pos() + self.unit.rows);
-            let tile = self.in_cache::<C>(start, end, scratch);
+        for positions in self.tiles() {
+            let tile = self.in_cache::<C>(positions.clone(), scratch);
             if queries.len() > QUERIES && C::BYTES < 4 {
-                decoded.fill(s, &tile, (dims, chunks, end - start));
-                self.tile(s, &*decoded, start..end, queries);
+                decoded.fill(s, &tile, (dims, chunks, positions.len()));
+                self.tile(s, &*decoded, positions, queries);
             } else {
-                self.tile(s, &tile, start..end, queries);
+                self.tile(s, &tile, positions, queries);
             }
         }
         for query in queries {
-            let scale = 1.0 / query.sum;
+            let scale = 1.0 / query.seen.sum;
             query.out.iter_mut().for_each(|value| *value *= scale);
             let d = self.heads.head_dim;
             self.out.set_run(query.row, query.head * d, &query.out[..d]);
@@ -117,51 +128,106 @@ impl AttentionOp<'_> {
         self.seq.start_pos + self.unit.at
     }
 
+    /// The tiles in which the unit's queries see something.
+    fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        // the first row looks back the furthest
+        let (first, end) = (self.query(0).2.first / TILE, self.pos() + self.unit.rows);
+        (first..end.div_ceil(TILE)).map(move |tile| tile * TILE..end.min((tile + 1) * TILE))
+    }
+
+    /// Query `index` of the unit: its row, its head, and the positions that it sees.
+    fn query(&self, index: usize) -> (usize, usize, Seen) {
+        let per_kv = self.heads.heads / self.heads.kv_heads;
+        let (row, head) = (self.unit.first_row + index / per_kv, self.unit.kv_head * per_kv + index % per_kv);
+        let last = self.pos() + index / per_kv;
+        let windowed = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
+        (row, head, Seen::new(windowed.max(self.seq.since).min(last), last))
+    }
+
+    /// How many queries the unit has.
+    fn count(&self) -> usize {
+        self.unit.rows * (self.heads.heads / self.heads.kv_heads)
+    }
+
+    /// Q of a row and head, scaled.
+    fn scaled(&self, row: usize, head: usize) -> impl Iterator<Item = f32> {
+        let d = self.heads.head_dim;
+        let scale = 1.0 / (d as f32).sqrt();
+        self.q.row(row)[head * d..(head + 1) * d].iter().map(move |x| x * scale)
+    }
+
     /// The unit's queries, in memory that earlier ones had.
     fn queries<'q>(&self, queries: &'q mut Vec<Query>) -> &'q mut [Query] {
-        let HeadShape { heads, kv_heads, head_dim } = self.heads;
-        let (per_kv, scale) = (heads / kv_heads, 1.0 / (head_dim as f32).sqrt());
-        let count = self.unit.rows * per_kv;
+        let count = self.count();
         queries.resize_with(queries.len().max(count), Query::default);
         for (index, query) in queries[..count].iter_mut().enumerate() {
-            let (row, head) = (self.unit.first_row + index / per_kv, self.unit.kv_head * per_kv + index % per_kv);
-            let last = self.pos() + index / per_kv;
-            (query.row, query.head, query.last) = (row, head, last);
-            let windowed = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
-            query.first = windowed.max(self.seq.since).min(last);
+            (query.row, query.head, query.seen) = self.query(index);
             query.q.clear();
-            query.q.extend(self.q.row(row)[head * head_dim..(head + 1) * head_dim].iter().map(|x| x * scale));
-            (query.max, query.sum) = (f32::NEG_INFINITY, 0.0);
+            query.q.extend(self.scaled(query.row, query.head));
             query.out.clear();
             query.out.resize(self.layout.value_dim(), 0.0);
         }
         &mut queries[..count]
     }
 
-    /// Positions `start..end` where they lie.
+    /// A tile of positions where they lie. Where blocks are no multiple of sixteen slots they are gathered first.
     #[inline(always)]
-    fn in_cache<'a, C: Cached>(&'a self, start: usize, end: usize, scratch: &'a mut [u8]) -> InCache<'a, C> {
-        let groups = (end - start).div_ceil(GROUP);
-        let mut rest = scratch;
+    fn in_cache<'a, C: Cached>(&'a self, positions: Range<usize>, scratch: &'a mut Vec<u8>) -> InCache<'a, C> {
+        let size = self.layout.block_size;
         // groups past the end look at the last one again; the mask takes them out
-        let mut keys: [(&[u8], usize); GROUPS] = [(&[], 0); GROUPS];
-        for (group, place) in keys.iter_mut().enumerate() {
-            let (mine, later) = rest.split_at_mut(GROUP * self.layout.head_dim * C::BYTES);
-            rest = later;
-            *place = self.keys::<C>(start + group.min(groups - 1) * GROUP, end, mine);
+        let last = positions.len().div_ceil(GROUP) - 1;
+        let starts: [usize; GROUPS] = std::array::from_fn(|group| positions.start + group.min(last) * GROUP);
+        let (mut keys, mut values): ([&[u8]; GROUPS], [&[u8]; GROUPS]) = ([&[]; GROUPS], [&[]; GROUPS]);
+        if size.is_multiple_of(GROUP) {
+            for ((start, key), value) in starts.iter().zip(&mut keys).zip(&mut values) {
+                let (k, v) = self.block(start / size);
+                (*key, *value) =
+                    (&k[self.layout.key_at(start % size, 0)..], &v[self.layout.value_at(start % size, 0)..]);
+            }
+            let lines = (self.layout.key_line(), self.layout.value_line());
+            return InCache { keys, values, lines, kind: PhantomData };
         }
-        let mut values: [&[u8]; TILE] = [&[]; TILE];
-        for (pos, place) in (start..end).zip(&mut values) {
-            *place = self.value_line::<C>(pos);
+        let group = KvLayout { block_size: GROUP, ..self.layout };
+        scratch.resize(GROUPS * (group.key_bytes() + group.value_bytes()), 0);
+        let mut rest = &mut scratch[..];
+        for ((start, key), value) in starts.iter().zip(&mut keys).zip(&mut values) {
+            let (k, later) = rest.split_at_mut(group.key_bytes());
+            let (v, later) = later.split_at_mut(group.value_bytes());
+            self.gather(*start..positions.end.min(start + GROUP), &group, (k, v));
+            (*key, *value, rest) = (k, v, later);
         }
-        InCache::<C>::new(keys, values)
+        InCache { keys, values, lines: (group.key_line(), group.value_line()), kind: PhantomData }
+    }
+
+    /// Copies positions, sixteen at most, to where they lie in one piece.
+    fn gather(&self, positions: Range<usize>, to: &KvLayout, (keys, values): (&mut [u8], &mut [u8])) {
+        let KvLayout { kind, block_size, head_dim, .. } = self.layout;
+        for (at, pos) in positions.enumerate() {
+            let ((k, v), slot) = (self.block(pos / block_size), pos % block_size);
+            for d in 0..head_dim {
+                let (from, to) = (self.layout.key_at(slot, d), to.key_at(at, d));
+                keys[to..to + kind.size()].copy_from_slice(&k[from..from + kind.size()]);
+            }
+            for d in 0..self.layout.value_dim() {
+                let (from, to) = (self.layout.value_at(slot, d), to.value_at(at, d));
+                values[to..to + kind.size()].copy_from_slice(&v[from..from + kind.size()]);
+            }
+        }
+    }
+
+    /// K and V of one of the sequence's blocks.
+    #[inline(always)]
+    fn block(&self, index: usize) -> (&[u8], &[u8]) {
+        let block = self.seq.blocks[index] as usize * self.layout.kv_heads + self.unit.kv_head;
+        let (k, v) = (self.layout.key_bytes(), self.layout.value_bytes());
+        (&self.layer.keys[block * k..(block + 1) * k], &self.layer.values[block * v..(block + 1) * v])
     }
 
     /// Takes one tile into every query that sees some of it.
     #[inline(always)]
-    fn tile<S: Simd>(&self, s: S, tile: &impl Tile, positions: std::ops::Range<usize>, queries: &mut [Query]) {
+    fn tile<S: Simd>(&self, s: S, tile: &impl Tile, positions: Range<usize>, queries: &mut [Query]) {
         for queries in queries.chunks_mut(QUERIES) {
-            if queries.iter().all(|query| query.last < positions.start || query.first >= positions.end) {
+            if queries.iter().all(|query| query.seen.misses(&positions)) {
                 continue;
             }
             // loops, not closures: those are not compiled with the instructions of `S`
@@ -175,7 +241,7 @@ impl AttentionOp<'_> {
                 }
             }
             for query in &mut *queries {
-                query.absorb(s, positions.start);
+                query.seen.absorb(s, positions.start, &mut query.weights, &mut query.out);
             }
             match &mut *queries {
                 [a, b, c, d] if S::WIDE => self.mix(s, tile, positions.len(), [a, b, c, d]),
@@ -187,32 +253,6 @@ impl AttentionOp<'_> {
                 }
             }
         }
-    }
-
-    /// K of sixteen positions from `start` on, and the bytes from one dimension to the next. Where blocks are no multiple of
-    /// sixteen slots they are gathered first.
-    #[inline(always)]
-    fn keys<'a, C: Cached>(&'a self, start: usize, end: usize, scratch: &'a mut [u8]) -> (&'a [u8], usize) {
-        let KvLayout { block_size, head_dim, .. } = self.layout;
-        let stride = block_size * C::BYTES;
-        if block_size.is_multiple_of(GROUP) {
-            return (&self.block_keys(start / block_size)[start % block_size * C::BYTES..], stride);
-        }
-        for (at, pos) in (start..end.min(start + GROUP)).enumerate() {
-            let keys = self.block_keys(pos / block_size);
-            for d in 0..head_dim {
-                let from = d * stride + pos % block_size * C::BYTES;
-                let to = (d * GROUP + at) * C::BYTES;
-                scratch[to..to + C::BYTES].copy_from_slice(&keys[from..from + C::BYTES]);
-            }
-        }
-        (scratch, GROUP * C::BYTES)
-    }
-
-    #[inline(always)]
-    fn block_keys(&self, index: usize) -> &[u8] {
-        let block = self.seq.blocks[index] as usize * self.layout.kv_heads + self.unit.kv_head;
-        &self.layer.keys[block * self.layout.key_bytes()..(block + 1) * self.layout.key_bytes()]
     }
 
     /// Scores of a tile into the queries' `weights`: each lane a position, summed over the dimensions in order.
@@ -249,14 +289,6 @@ impl AttentionOp<'_> {
             mix_chunks::<S, Q, 1>(s, tile, (positions, from), &mut queries);
         }
     }
-
-    #[inline(always)]
-    fn value_line<C: Cached>(&self, pos: usize) -> &[u8] {
-        let block = self.seq.blocks[pos / self.layout.block_size] as usize * self.layout.kv_heads + self.unit.kv_head;
-        let line = self.layout.value_dim() * C::BYTES;
-        let start = block * self.layout.value_bytes() + pos % self.layout.block_size * line;
-        &self.layer.values[start..start + line]
-    }
 }
 
 /// The same for `W` chunks of dimensions from `from` on.
@@ -286,58 +318,4 @@ fn mix_chunks<S: Simd, const Q: usize, const W: usize>(
             s.store(*acc, &mut query.out.as_chunks_mut().0[from + c]);
         }
     }
-}
-
-impl Query {
-    /// Turns the scores of the tile at `start` into weights and takes them into the running maximum and sum.
-    #[inline(always)]
-    fn absorb<S: Simd>(&mut self, s: S, start: usize) {
-        let seen = |at: usize| start + at >= self.first && start + at <= self.last;
-        for (at, score) in self.weights.iter_mut().enumerate() {
-            *score = if seen(at) { *score } else { f32::NEG_INFINITY };
-        }
-        let max = self.weights.iter().fold(self.max, |max, score| if *score > max { *score } else { max });
-        if max == f32::NEG_INFINITY {
-            // nothing seen yet; but scores that are no numbers must stay so
-            let broken = self.weights.iter().any(|score| score.is_nan());
-            self.sum = if broken { f32::NAN } else { self.sum };
-            self.weights = [0.0; TILE];
-            return;
-        }
-        let shrink = exp(self.max - max);
-        let mut sum = s.splat(0.0);
-        for chunk in self.weights.as_chunks_mut::<GROUP>().0 {
-            for score in chunk.iter_mut() {
-                *score = exp(*score - max);
-            }
-            sum = s.add(sum, s.load(chunk));
-        }
-        self.sum = self.sum * shrink + s.fold(sum);
-        self.max = max;
-        if shrink != 1.0 {
-            for value in &mut self.out {
-                *value *= shrink;
-            }
-        }
-    }
-}
-
-/// `e^x` for `x <= 0` to about one part in 10^7, in plain operations that become vector instructions; NaN stays NaN.
-#[inline(always)]
-pub fn exp(x: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0; // 1.5 · 2^23: adding it leaves the nearest whole number in the low bits
-    let clamped = if x < -87.0 { -87.0 } else { x };
-    let whole = clamped * std::f32::consts::LOG2_E + MAGIC;
-    let power = (whole.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32);
-    let whole = whole - MAGIC;
-    // ln 2 in two parts, so that the rest keeps its low bits
-    let rest = clamped - whole * 0.693_359_4 + whole * 2.121_944_4e-4;
-    let p = 1.987_569_1e-4 * rest + 1.398_199_9e-3;
-    let p = p * rest + 8.333_452e-3;
-    let p = p * rest + 4.166_579_6e-2;
-    let p = p * rest + 1.666_666_6e-1;
-    let p = p * rest + 0.5;
-    let p = p * rest * rest + rest + 1.0;
-    let value = p * f32::from_bits((power.wrapping_add(127) << 23) as u32);
-    if x < -87.0 { 0.0 } else { value }
 }

@@ -1,5 +1,8 @@
 //! The paged cache of one layer: for each block and KV head, K as `head_dim × slots` and V as `slots × head_dim`, each in one piece.
 //! So one load of K gives sixteen positions, which need no sum across lanes, and a block costs the bytes it holds.
+//!
+//! What is summed over lies in pairs where values are bf16: two dimensions of K, two positions of V, side by side for each column, as
+//! instructions that multiply pairs want them.
 
 use super::dense::to_bf16;
 use super::{HeadShape, KvSize, Matrix, OutOfMemory};
@@ -19,6 +22,14 @@ impl KvType {
     pub fn size(self) -> usize {
         match self {
             Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// Values of one sum that lie side by side.
+    pub fn together(self) -> usize {
+        match self {
+            Self::F32 => 1,
             Self::Bf16 => 2,
         }
     }
@@ -43,13 +54,41 @@ impl KvLayout {
         self.head_dim.next_multiple_of(GROUP)
     }
 
+    /// Of a block and head.
     pub fn key_bytes(&self) -> usize {
-        self.head_dim * self.block_size * self.kind.size()
+        self.head_dim.div_ceil(self.kind.together()) * self.key_line()
     }
 
+    /// Of a block and head.
     pub fn value_bytes(&self) -> usize {
-        self.value_dim() * self.block_size * self.kind.size()
+        self.block_size.div_ceil(self.kind.together()) * self.value_line()
     }
+
+    /// Bytes of the dimensions of K that lie side by side, for all slots of a block.
+    pub fn key_line(&self) -> usize {
+        self.block_size * self.kind.together() * self.kind.size()
+    }
+
+    /// Bytes of the positions of V that lie side by side, for all dimensions.
+    pub fn value_line(&self) -> usize {
+        self.value_dim() * self.kind.together() * self.kind.size()
+    }
+
+    /// Where dimension `d` of slot `slot` is within the K of a block and head, in bytes.
+    pub fn key_at(&self, slot: usize, d: usize) -> usize {
+        place(self.kind, self.key_line(), d, slot)
+    }
+
+    /// The same of V.
+    pub fn value_at(&self, slot: usize, d: usize) -> usize {
+        place(self.kind, self.value_line(), slot, d)
+    }
+}
+
+/// Byte of the value at `summed` along what is summed over, in a column.
+fn place(kind: KvType, line: usize, summed: usize, column: usize) -> usize {
+    let together = kind.together();
+    summed / together * line + (column * together + summed % together) * kind.size()
 }
 
 /// K and V of one layer.
@@ -67,12 +106,11 @@ impl LayerKv {
         for (head, (k, v)) in heads {
             let index = block * layout.kv_heads + head;
             let keys = &mut self.keys[index * layout.key_bytes()..(index + 1) * layout.key_bytes()];
-            for (line, value) in keys.chunks_exact_mut(layout.block_size * size).zip(k) {
-                write(&mut line[at * size..(at + 1) * size], *value);
+            let values = &mut self.values[index * layout.value_bytes()..(index + 1) * layout.value_bytes()];
+            for (d, (k, v)) in k.iter().zip(v).enumerate() {
+                write(&mut keys[layout.key_at(at, d)..][..size], *k);
+                write(&mut values[layout.value_at(at, d)..][..size], *v);
             }
-            let start = index * layout.value_bytes() + at * layout.value_dim() * size;
-            let line = &mut self.values[start..start + layout.head_dim * size];
-            line.chunks_exact_mut(size).zip(v).for_each(|(place, value)| write(place, *value));
         }
     }
 }
@@ -82,9 +120,8 @@ impl LayerKv {
 /// # Errors
 /// When it does not fit.
 pub fn layers(layout: &KvLayout, size: KvSize) -> Result<Vec<LayerKv>, OutOfMemory> {
-    let tokens = size.num_blocks as u128 * size.block_size as u128;
-    let per_head = (layout.head_dim + layout.value_dim()) as u128 * layout.kind.size() as u128;
-    let needed_bytes = size.layers as u128 * tokens * layout.kv_heads as u128 * per_head;
+    let per_head = (layout.key_bytes() + layout.value_bytes()) as u128;
+    let needed_bytes = size.layers as u128 * size.num_blocks as u128 * layout.kv_heads as u128 * per_head;
     let refuse = |reason: &str| OutOfMemory {
         needed_bytes: u64::try_from(needed_bytes).unwrap_or(u64::MAX),
         reason: reason.to_owned(),

@@ -2,7 +2,8 @@
 //! instruction set runs the same kernels (`crate::raw`), and each output has one order of summation.
 //!
 //! [`Precision::Exact`] computes with f32 inputs throughout. [`Precision::Native`], the default, rounds inputs to what the weights
-//! are made for: bf16 for bf16 weights, bytes with a scale for each 32 values for quantised ones; and caches K and V as bf16.
+//! are made for: bf16 for bf16 weights, bytes with a scale for each 32 values for quantised ones; and caches K and V as bf16, with which
+//! tiles multiply Q and the weights of the softmax in bf16.
 
 mod attention;
 mod dense;
@@ -251,7 +252,7 @@ impl Backend for CpuBackend {
         self.pool.run(units.len(), attention::work(seqs, heads), |index| {
             let (unit, out) = (units[index], &cells);
             let seq = &seqs[unit.seq];
-            self.isa.run(AttentionOp { q, layer, layout, heads, window, unit, seq, out });
+            attention::run(self.isa, AttentionOp { q, layer, layout, heads, window, unit, seq, out });
         });
         *out = cells.into_matrix();
     }

@@ -8,7 +8,10 @@ use crate::raw::Simd;
 /// Cached values, as sixteen lanes are read.
 pub trait Cached {
     const BYTES: usize;
-    fn load<S: Simd>(s: S, bytes: &[u8]) -> S::V;
+    /// Values of one sum that lie side by side.
+    const TOGETHER: usize;
+    /// Sixteen columns of a line: of the values that lie side by side there the one at `which`.
+    fn load<S: Simd>(s: S, line: &[u8], which: usize) -> S::V;
 }
 
 pub struct CachedF32;
@@ -16,17 +19,19 @@ pub struct CachedBf16;
 
 impl Cached for CachedF32 {
     const BYTES: usize = 4;
+    const TOGETHER: usize = 1;
     #[inline(always)]
-    fn load<S: Simd>(s: S, bytes: &[u8]) -> S::V {
-        bytes.first_chunk().map_or_else(|| s.splat(0.0), |bytes| s.load_f32(bytes))
+    fn load<S: Simd>(s: S, line: &[u8], _: usize) -> S::V {
+        line.first_chunk().map_or_else(|| s.splat(0.0), |line| s.load_f32(line))
     }
 }
 
 impl Cached for CachedBf16 {
     const BYTES: usize = 2;
+    const TOGETHER: usize = 2;
     #[inline(always)]
-    fn load<S: Simd>(s: S, bytes: &[u8]) -> S::V {
-        bytes.first_chunk().map_or_else(|| s.splat(0.0), |bytes| s.load_bf16(bytes))
+    fn load<S: Simd>(s: S, line: &[u8], which: usize) -> S::V {
+        line.first_chunk().map_or_else(|| s.splat(0.0), |line| s.load_bf16_of_pairs(line, which == 1))
     }
 }
 
@@ -38,32 +43,28 @@ pub trait Tile {
     fn values<S: Simd>(&self, s: S, at: usize, chunk: usize) -> S::V;
 }
 
-/// As it lies in the cache.
+/// As it lies in the cache: groups of sixteen positions, each in one piece.
 pub struct InCache<'a, C> {
-    /// For each group K of its positions, and the bytes from one dimension to the next.
-    keys: [(&'a [u8], usize); GROUPS],
-    values: [&'a [u8]; TILE],
-    kind: PhantomData<C>,
-}
-
-impl<'a, C> InCache<'a, C> {
-    pub fn new(keys: [(&'a [u8], usize); GROUPS], values: [&'a [u8]; TILE]) -> Self {
-        Self { keys, values, kind: PhantomData }
-    }
+    pub keys: [&'a [u8]; GROUPS],
+    pub values: [&'a [u8]; GROUPS],
+    /// Bytes from one line of K, and of V, to the next.
+    pub lines: (usize, usize),
+    pub kind: PhantomData<C>,
 }
 
 impl<C: Cached> Tile for InCache<'_, C> {
     #[inline(always)]
     fn keys<S: Simd>(&self, s: S, d: usize) -> [S::V; GROUPS] {
         let mut keys = [s.splat(0.0); GROUPS];
-        for (key, (bytes, stride)) in keys.iter_mut().zip(&self.keys) {
-            *key = C::load(s, &bytes[d * stride..]);
+        for (key, bytes) in keys.iter_mut().zip(&self.keys) {
+            *key = C::load(s, &bytes[d / C::TOGETHER * self.lines.0..], d % C::TOGETHER);
         }
         keys
     }
     #[inline(always)]
     fn values<S: Simd>(&self, s: S, at: usize, chunk: usize) -> S::V {
-        C::load(s, &self.values[at][chunk * GROUP * C::BYTES..])
+        let line = at % GROUP / C::TOGETHER * self.lines.1;
+        C::load(s, &self.values[at / GROUP][line + chunk * GROUP * C::TOGETHER * C::BYTES..], at % C::TOGETHER)
     }
 }
 

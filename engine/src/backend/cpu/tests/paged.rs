@@ -44,6 +44,7 @@ impl Case {
         let (mine, other): (Vec<u32>, Vec<u32>) = ((0..count).rev().collect(), (count..2 * count).collect());
         let size = KvSize { layers: 1, num_blocks: 2 * count as usize, block_size: self.block_size };
         let mut kv = b.kv_cache(size, self.heads).unwrap();
+        leave_no_numbers(b, &mut kv, size, self.heads);
         let mut values = Vec::new();
         for start in (0..self.len).step_by(chunk) {
             let rows: Vec<usize> = (start..self.len.min(start + chunk)).collect();
@@ -89,6 +90,14 @@ impl Case {
     }
 }
 
+/// What the requests before have left in the cache: none of it may reach a row.
+fn leave_no_numbers(b: &CpuBackend, kv: &mut Kv, size: KvSize, heads: HeadShape) {
+    let slots: Vec<usize> = (0..size.num_blocks * size.block_size).collect();
+    let cols = heads.kv_heads * heads.head_dim;
+    let broken = Matrix { rows: slots.len(), cols, values: vec![f32::NAN; slots.len() * cols] };
+    b.store_kv(kv, 0, &broken, &broken, &slots);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3, ..ProptestConfig::default() })]
 
@@ -105,8 +114,8 @@ proptest! {
 
 #[test]
 fn long_sequences_cross_many_tiles() {
-    let heads = HeadShape { heads: 4, kv_heads: 2, head_dim: 32 };
-    for window in [None, Some(100)] {
+    for (per_kv, head_dim, window) in [(2, 32, None), (2, 32, Some(100)), (3, 64, None), (1, 96, Some(70))] {
+        let heads = HeadShape { heads: 2 * per_kv, kv_heads: 2, head_dim };
         Case { heads, len: 140, block_size: 16, window, since: 0 }.check(5);
     }
 }
