@@ -24,7 +24,7 @@ impl EngineProcess {
     }
 }
 
-/// The live processes of the engine, the root first: descendants, and orphans that share its session or its container.
+/// The live processes of the engine, the root first: descendants, and orphans that share its session or, in a pod, its container.
 /// Zombies, this process and its ancestors are never in it. Empty when nothing is left.
 pub fn process_tree(root: &EngineProcess) -> Vec<i32> {
     process_tree_in(&ProcRoot::live(), root, own_pid())
@@ -76,7 +76,10 @@ fn members_in(proc: &ProcRoot, root: &EngineProcess, me: i32) -> Vec<EngineProce
     if led {
         found.extend(all.iter().filter(|stat| stat.session == root.pid).map(|stat| stat.pid));
     }
-    if root_lives && let Some(container) = own_container(proc, root.pid, me) {
+    // A container has a root that came from outside, and nobody else in it. Any other group that an engine may be in (a slice, one that
+    // somebody made for all of a machine's engines) holds strangers.
+    let is_container = root_now.is_some_and(|stat| root_lives && stat.ppid == 0);
+    if is_container && let Some(container) = own_container(proc, root.pid, me) {
         let inside = |stat: &&Stat| proc.cgroup(stat.pid).is_some_and(|cgroup| cgroup == container);
         found.extend(all.iter().filter(|stat| stat.pid != 1).filter(inside).map(|stat| stat.pid));
     }

@@ -71,6 +71,21 @@ fn orphans_in_the_engines_container_are_the_engines_and_ours_are_not() {
 }
 
 #[test]
+fn a_group_that_engines_of_one_machine_share_is_no_container() {
+    // two times `truebeat run -- cgexec -g memory:engines …`
+    let (ours, engines) = ("0::/user.slice/truebeat\n", "0::/engines\n");
+    let fake = FakeProc::new(&[
+        Process { pid: 20, cgroup: ours, ..Default::default() },
+        Process { pid: 21, ppid: 20, cgroup: ours, ..Default::default() },
+        Process { cgroup: engines, ..process(100, 20, 100) },
+        Process { cgroup: engines, ..process(101, 100, 100) },
+        Process { cgroup: engines, ..process(140, 30, 140) }, // the other run's engine
+        Process { cgroup: engines, ..process(150, 1, 150) },
+    ]);
+    assert_eq!(process_tree_in(&fake.root(), &ENGINE, 21), [100, 101]);
+}
+
+#[test]
 fn a_slice_that_holds_us_too_is_no_container() {
     let fake = FakeProc::new(&[
         Process { pid: 20, cgroup: "0::/user.slice/truebeat\n", ..Default::default() },
