@@ -7,6 +7,7 @@ pub mod narrate;
 pub mod registry;
 
 use std::ffi::OsString;
+use std::fs::{File, TryLockError};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,6 +57,8 @@ pub enum SuperviseError {
     Listen { what: &'static str, address: SocketAddr, option: &'static str, source: std::io::Error },
     #[error("could not make the agent's directory {path}: {source}; choose a writable one with --agent-dir")]
     Directory { path: PathBuf, source: std::io::Error },
+    #[error("another truebeat works in the agent's directory {0}; choose one of its own with --agent-dir")]
+    InUse(PathBuf),
     #[error("could not start the thread that answers probes: {0}")]
     Thread(std::io::Error),
     #[error("could not take signals: {0}")]
@@ -72,6 +75,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let gate_listener = bind(config.listen, "the gate", "--listen")?;
     let http_listener = bind(config.agent_listen, "the agent's HTTP", "--agent-listen")?;
     make_private(&config.agent_dir)?;
+    let _claim = claim(&config.agent_dir)?;
     let launcher = config.engine.clone().map(Launcher::new).transpose()?;
     let mut ends = Ends::new()?;
     let child_ended = signal(SignalKind::child()).map_err(SuperviseError::Signals)?;
@@ -165,6 +169,21 @@ fn make_private(path: &Path) -> Result<(), SuperviseError> {
     use std::os::unix::fs::DirBuilderExt;
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|source| SuperviseError::Directory { path: path.to_owned(), source })
+}
+
+/// Held for as long as the supervisor lives: two in one directory would take each other's engine for their own, and kill it. The kernel lets
+/// go of it with the process, whatever ends that.
+fn claim(dir: &Path) -> Result<Option<File>, SuperviseError> {
+    let failed = |source| SuperviseError::Directory { path: dir.to_owned(), source };
+    let lock = File::options().create(true).append(true).open(dir.join("lock")).map_err(failed)?;
+    match lock.try_lock() {
+        Ok(()) => Ok(Some(lock)),
+        Err(TryLockError::WouldBlock) => Err(SuperviseError::InUse(dir.to_owned())),
+        Err(TryLockError::Error(error)) => {
+            tracing::warn!(%error, path = %dir.display(), "nobody can tell whether this directory is another's, too");
+            Ok(None)
+        }
+    }
 }
 
 fn detector(config: &SuperviseConfig) -> Spec {

@@ -3,7 +3,8 @@
 use std::net::TcpListener;
 use std::process::Command;
 
-use crate::run::AGENT;
+use crate::asking::until;
+use crate::run::{AGENT, Run};
 
 /// What `truebeat run` says of these options, and whether the engine was started all the same.
 struct Refusal {
@@ -58,4 +59,18 @@ fn what_can_never_work_is_refused_before_the_engine_is_started() {
         assert!(named.iter().all(|word| refusal.words.contains(word)), "{options:?}: {}", refusal.words);
         assert!(!refusal.started, "{options:?}: the engine was started");
     }
+}
+
+#[test]
+fn a_directory_where_another_truebeat_works_is_refused() {
+    let first = Run::begin(&mut Command::new(AGENT), &[], |_, _| ["sleep", "600"].map(Into::into).to_vec());
+    let agent_dir = first.dir.path().join("agent");
+    until("it runs", || agent_dir.join("engine.json").exists());
+    let engine = std::fs::read(agent_dir.join("engine.json")).unwrap();
+    let dir = agent_dir.to_str().unwrap();
+    let options = ["--listen", "127.0.0.1:0", "--agent-listen", "127.0.0.1:0", "--agent-dir", dir];
+    let refusal = run(&options, &["--", "touch", "started"]);
+    assert!(refusal.words.contains(dir) && refusal.words.contains("another truebeat"), "{}", refusal.words);
+    assert!(!refusal.started, "its engine would be taken for the first one's");
+    assert_eq!(std::fs::read(agent_dir.join("engine.json")).unwrap(), engine);
 }
