@@ -201,7 +201,7 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
     }
 }
 
-/// `truebeat run`: supervisor, gate, detector and the engine itself, until SIGTERM, SIGINT or SIGHUP.
+/// `truebeat run`: supervisor, gate, detector and the engine itself, until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 ///
 /// # Errors
 /// When it cannot start: no such program, a port in use, a directory not writable.

@@ -67,7 +67,7 @@ pub enum SuperviseError {
     Launch(#[from] crate::launch::LaunchError),
 }
 
-/// Runs until SIGTERM, SIGINT or SIGHUP. Returns the exit code: 0, or 137 where the engine had to be killed at the end.
+/// Runs until SIGTERM, SIGINT, SIGQUIT or SIGHUP. Returns the exit code: 0, or 137 where the engine had to be killed at the end.
 ///
 /// # Errors
 /// Only at the start: a port in use, a directory not writable, a program that is not there.
@@ -99,7 +99,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
                     ends.next().await;
                     stop.send_replace(true);
                     // Nobody is left to tell the engine a second time; a second signal means now.
-                    ends.next().await;
+                    ends.insisted().await;
                 };
                 tokio::select! {
                     code = launcher.run(&registry, stopped) => code,
@@ -119,35 +119,51 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     }
 }
 
-/// SIGTERM, SIGINT and SIGHUP, as one stream: a terminal that is closed ends what runs in it, and the engine, which has a session of its
-/// own, would be left without anybody. Who starts us with `nohup` wants that otherwise.
+/// SIGTERM, SIGINT, SIGQUIT and SIGHUP, as one stream: a terminal that is closed ends what runs in it, and so does whoever types `^\`; the
+/// engine, which has a session of its own, would be left without anybody. Who starts us with `nohup` wants that otherwise.
 struct Ends {
     term: Signal,
     int: Signal,
+    quit: Option<Signal>,
     hangup: Option<Signal>,
 }
 
 impl Ends {
     fn new() -> Result<Self, SuperviseError> {
         let take = |kind| signal(kind).map_err(SuperviseError::Signals);
-        // before it is taken: that would undo what our parent wanted
+        // before they are taken: that would undo what our parent wanted
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let hangup = (!ignores(&status, nix::libc::SIGHUP)).then(|| take(SignalKind::hangup())).transpose()?;
-        Ok(Self { term: take(SignalKind::terminate())?, int: take(SignalKind::interrupt())?, hangup })
+        let unless_ignored = |number, kind| (!ignores(&status, number)).then(|| take(kind)).transpose();
+        let quit = unless_ignored(nix::libc::SIGQUIT, SignalKind::quit())?;
+        let hangup = unless_ignored(nix::libc::SIGHUP, SignalKind::hangup())?;
+        Ok(Self { term: take(SignalKind::terminate())?, int: take(SignalKind::interrupt())?, quit, hangup })
     }
 
     async fn next(&mut self) {
-        let hangup = async {
-            match &mut self.hangup {
-                Some(hangup) => hangup.recv().await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.int.recv() => {}
-            _ = hangup => {}
+            () = received(&mut self.quit) => {}
+            () = received(&mut self.hangup) => {}
         }
+    }
+
+    /// The same from whoever means it. A terminal that is closed says so twice, by its shell and by the kernel, and a service manager may say
+    /// it right behind its SIGTERM: that is nobody's impatience.
+    async fn insisted(&mut self) {
+        tokio::select! {
+            _ = self.term.recv() => {}
+            _ = self.int.recv() => {}
+            () = received(&mut self.quit) => {}
+        }
+    }
+}
+
+/// One that is not taken never comes.
+async fn received(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => _ = signal.recv().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -62,10 +62,20 @@ fn a_second_signal_takes_it_along_too() {
     until("nothing is left", || !lives(&orphan));
 }
 
-/// Whatever whoever runs the tests ignores.
+/// Around an engine that ends by this script; `env` is what becomes of signals that whoever runs the tests may ignore.
+fn with_signals(env: &str, script: &str) -> Run {
+    let words = ["sh", "-c", script].map(Into::into).to_vec();
+    let run = Run::begin(Command::new("env").args([env, AGENT]), &[], |_, _| words);
+    until("it answers", || get(&run.agent, "/livez").is_some() && engine_file(&run).exists());
+    run
+}
+
+fn engine_file(run: &Run) -> std::path::PathBuf {
+    run.dir.path().join("agent/engine.json")
+}
+
 fn hung_up(env: &str) -> Run {
-    let run = Run::begin(Command::new("env").args([env, AGENT]), &[], |_, _| ["sleep", "600"].map(Into::into).to_vec());
-    until("it answers", || get(&run.agent, "/livez").is_some() && run.dir.path().join("agent/engine.json").exists());
+    let run = with_signals(env, "exec sleep 600");
     send(&[supervisor(&run)], Signal::SIGHUP);
     run
 }
@@ -76,6 +86,31 @@ fn a_terminal_that_is_closed_ends_the_engine_too() {
     let engine = agent::launch::EngineFile::read(&run.dir.path().join("agent")).unwrap().process();
     assert_eq!(code(&mut run), Some(0));
     assert!(process_tree(&engine).is_empty());
+}
+
+/// Both its shell and the kernel tell.
+#[test]
+fn a_terminal_that_is_closed_says_so_twice_and_the_engine_has_its_time() {
+    let mut run = with_signals("--default-signal=HUP", "trap 'sleep 2; exit 0' TERM; echo up; sleep 600 & wait");
+    let log = run.dir.path().join("agent/engine.log");
+    until("the engine runs", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")));
+    send(&[supervisor(&run)], Signal::SIGHUP);
+    std::thread::sleep(Duration::from_millis(500));
+    send(&[supervisor(&run)], Signal::SIGHUP);
+    assert_eq!(code(&mut run), Some(0), "it was killed in the middle of its end");
+}
+
+#[test]
+fn a_person_who_quits_leaves_no_engine_behind() {
+    let mut run = with_signals("--default-signal=QUIT", "trap '' TERM; echo up; sleep 600 & wait; sleep 600");
+    let log = run.dir.path().join("agent/engine.log");
+    until("the engine runs", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")));
+    let engine = agent::launch::EngineFile::read(&run.dir.path().join("agent")).unwrap().process();
+    send(&[supervisor(&run)], Signal::SIGQUIT);
+    std::thread::sleep(Duration::from_millis(500));
+    send(&[supervisor(&run)], Signal::SIGQUIT);
+    assert_eq!(code(&mut run), Some(137));
+    until("nothing is left", || process_tree(&engine).is_empty());
 }
 
 #[test]
