@@ -25,7 +25,7 @@ use crds::maintenance::Maintenance;
 use tokio::sync::watch as channel;
 use vitals::detector::Detector;
 use vitals::observation::Observation;
-use vitals::recovery::{Recovery, RecoveryInput, RecoveryOutput};
+use vitals::recovery::{Mode, Recovery, RecoveryInput, RecoveryOutput};
 use vitals::verdict::Outcome;
 
 use self::act::Acts;
@@ -212,10 +212,7 @@ impl Watch {
         let mut outcome = std::mem::take(&mut self.outcome);
         self.detector.step_into(now_ms, &obs, &mut outcome);
         self.due_in = Duration::from_millis(outcome.check_again_in_ms.min(self.config.policy.tick_ms).max(10));
-        let over = self.hold.as_mut().is_none_or(|hold| hold.is_over(now_ms, &obs, &outcome.verdict));
-        if over {
-            self.hold = None;
-        }
+        self.hold.take_if(|hold| hold.is_over(now_ms, &obs, &outcome.verdict));
         self.acts.take_news(&self.metrics);
         self.heed(now_ms);
         let recovery = self.recovery.step(now_ms, &self.recovery_input(&outcome));
@@ -334,6 +331,10 @@ impl Watch {
     /// Goes by what it was told last of how far recovery goes.
     fn heed(&mut self, now_ms: u64) {
         let policy = self.config.policy_told(self.told.look(now_ms));
+        if policy.mode == Mode::Observe {
+            // nor does the fence of a forerunner outlast the wish that nothing be fenced
+            self.hold.take_if(|hold| hold.fences());
+        }
         if self.recovery.set_policy(policy.clone()) {
             tracing::info!(?policy, "how far recovery goes");
         }

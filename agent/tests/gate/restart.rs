@@ -187,3 +187,31 @@ fn maintenance_that_is_declared_ends_a_suspicion_and_what_follows_it_is_judged_a
     let status = life.until("accused again", accused);
     assert!(!said(&status), "{status:?}");
 }
+
+#[test]
+fn a_fence_that_a_new_detector_holds_ends_with_the_wish_that_nothing_be_fenced() {
+    let scene = Scene::new();
+    let mut page = scene.page();
+    let mode = |mode| {
+        scene.note("recovery", &json!({ "mode": mode, "unattendedAfter": "1h", "unattendedWindow": "1h" }).to_string())
+    };
+    mode("Fence");
+    let first = scene.detect();
+    first.until("ready, for it has delivered", |status| status.ready);
+    let step = idle();
+    page.publish(&Beat { running: 1, phase: Phase::Decode, step_started_ns: step.published_ns, ..step });
+    first.until("fenced", |status| status.verdict.fenced);
+    let memory = scene.dir.path().join("agent/detector.json");
+    let begun = Instant::now();
+    while !std::fs::read_to_string(&memory).is_ok_and(|text| text.contains(r#""fenced":true"#)) {
+        assert!(begun.elapsed() < SOON, "never written");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    drop(first);
+
+    let second = scene.detect();
+    let accused = |status: &StatusDoc| matches!(status.verdict.verdict.as_str(), "Suspect" | "Stalled");
+    second.until("fenced as before", |status| status.verdict.fenced && accused(status));
+    mode("Observe");
+    second.until("open again, whatever is thought of it", |status| !status.verdict.fenced && accused(status));
+}
