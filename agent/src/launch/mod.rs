@@ -201,6 +201,12 @@ impl Launcher {
         };
         let how = status.map_or_else(|| "an unknown status".to_owned(), |status| status.to_string());
         self.say(&format!("the engine (pid {}) ended with {how}", process.pid));
+        if status.is_some_and(|status| status.success()) && leaves_others(&process, registry) {
+            self.say(
+                "it left processes behind, which end with it; an engine that goes into the background cannot be supervised: keep it in \
+                 the foreground",
+            );
+        }
         running.reap();
         registry.forget(process.pid);
         running.file.last_exit = Some(exit.clone());
@@ -244,18 +250,18 @@ impl Launcher {
         }
     }
 
-    /// SIGTERM to the root, then to its orphans, SIGKILL to whatever is left after the grace.
+    /// SIGTERM to the root, then to what it leaves (a shell that ran the engine is gone at once), SIGKILL to whatever is left after the grace.
     async fn end(&self, mut running: Running, registry: &Registry) -> u8 {
         let process = running.file.process();
         self.say(&format!("ending the engine, pid {}; at most {} s", process.pid, self.config.grace.as_secs()));
+        let told = Instant::now();
         send(&[process.pid], Signal::SIGTERM);
         let polite = tokio::time::timeout(self.config.grace, running.child.wait()).await.is_ok();
         if polite {
             send_to(&process_tree_members(&process), Signal::SIGTERM);
             send_to(&registry.adopted(), Signal::SIGTERM);
-            let begun = Instant::now();
-            let left = || !process_tree(&process).is_empty() || !registry.adopted().is_empty();
-            while left() && begun.elapsed() < REMAINS_WAIT {
+            let until = self.config.grace.max(told.elapsed() + REMAINS_WAIT);
+            while leaves_others(&process, registry) && told.elapsed() < until {
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         }
@@ -279,6 +285,11 @@ impl Launcher {
             say(line);
         }
     }
+}
+
+/// Does anything run on that came of it?
+fn leaves_others(process: &EngineProcess, registry: &Registry) -> bool {
+    !process_tree(process).is_empty() || !registry.adopted().is_empty()
 }
 
 /// What `work` comes to; `None` where it still goes on a moment after a stop was asked for: nobody who ends waits for what cannot be killed.

@@ -101,6 +101,30 @@ fn a_terminal_that_is_closed_says_so_twice_and_the_engine_has_its_time() {
 }
 
 #[test]
+fn an_engine_behind_a_shell_has_the_same_time_to_end() {
+    let script = "(trap 'sleep 4; echo orderly; exit 0' TERM; echo up; while :; do sleep 0.1; done) & wait";
+    let words = ["sh", "-c", script].map(Into::into).to_vec();
+    let kept = tempfile::NamedTempFile::new().unwrap();
+    let stdout = std::fs::File::create(kept.path()).unwrap();
+    let mut run = Run::begin(Command::new(AGENT).stdout(stdout), &[], |_, _| words);
+    let said = |word| std::fs::read_to_string(kept.path()).is_ok_and(|text| text.contains(word));
+    until("the engine runs", || said("up"));
+    send(&[supervisor(&run)], Signal::SIGTERM);
+    assert_eq!(code(&mut run), Some(0));
+    assert!(said("orderly"), "it was killed in the middle of its end");
+}
+
+#[test]
+fn an_engine_that_goes_into_the_background_is_told_to_stay() {
+    let words = tempfile::NamedTempFile::new().unwrap();
+    let stderr = std::fs::File::create(words.path()).unwrap();
+    let command = ["sh", "-c", "setsid sleep 600 & exit 0"].map(Into::into).to_vec();
+    let _run = Run::begin(Command::new(AGENT).stderr(stderr), &[], |_, _| command);
+    let said = |word| std::fs::read_to_string(words.path()).is_ok_and(|text| text.contains(word));
+    until("it is told", || said("keep it in the foreground"));
+}
+
+#[test]
 fn a_person_who_quits_leaves_no_engine_behind() {
     let mut run = with_signals("--default-signal=QUIT", "trap '' TERM; echo up; sleep 600 & wait; sleep 600");
     let log = run.dir.path().join("agent/engine.log");
