@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 
 use super::ledger::{Control, GateReply, Ledger};
 use super::line::Line;
@@ -24,6 +26,8 @@ use crate::sources::clock::monotonic_ms;
 const EXCHANGE_MAX: Duration = Duration::from_millis(50);
 /// How long the gate waits for a detector's next line before it drops the connection (not the fence).
 const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// So long the detector's will waits for the disk; then it is obeyed all the same.
+const KEEP_MAX: Duration = Duration::from_millis(20);
 pub(super) const LINE_BYTES_MAX: usize = 64 << 10;
 /// Asks for the counters and wants nothing: for whoever is not the detector.
 const LOOK: &[u8] = b"{\"look\":true}";
@@ -46,10 +50,11 @@ pub(super) struct Told {
 
 /// The gate's end: serves every detector that connects, for ever.
 pub async fn serve(listener: UnixListener, ledger: Arc<Ledger>, memory: PathBuf) {
+    let memory = Arc::new(Memory { path: memory, last: Mutex::default() });
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::spawn(serve_one(stream, Arc::clone(&ledger), memory.clone()));
+                tokio::spawn(serve_one(stream, Arc::clone(&ledger), Arc::clone(&memory)));
             }
             Err(error) => {
                 tracing::warn!(%error, "the gate's control socket did not accept");
@@ -59,7 +64,7 @@ pub async fn serve(listener: UnixListener, ledger: Arc<Ledger>, memory: PathBuf)
     }
 }
 
-async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: PathBuf) {
+async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: Arc<Memory>) {
     let (read, mut write) = stream.into_split();
     let mut read = BufReader::new(read);
     let mut beginnings = ledger.beginnings();
@@ -79,7 +84,7 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: PathBuf) {
         if asked {
             heard += 1;
             suspects = (line.trim_ascii_end() == SUSPECTS).then(|| ledger.suspects(now_ms));
-            obey(&line, &ledger, &memory);
+            obey(&line, &ledger, &memory).await;
             line.clear();
         }
         beginnings.mark_unchanged();
@@ -97,15 +102,15 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: PathBuf) {
     }
 }
 
-fn obey(line: &[u8], ledger: &Ledger, memory: &Path) {
+async fn obey(line: &[u8], ledger: &Ledger, memory: &Memory) {
     if [LOOK, SUSPECTS].contains(&line.trim_ascii_end()) {
         return;
     }
     match serde_json::from_slice::<Control>(line) {
         Ok(control) => {
-            if ledger.set_control(control.clone()) {
-                remember(memory, &control);
-            }
+            // kept before anybody is refused for it: who knew why may die in the same moment
+            memory.keep(&control).await;
+            ledger.set_control(control);
         }
         Err(error) => tracing::warn!(%error, "the gate got a control line that it cannot read"),
     }
@@ -126,9 +131,31 @@ pub fn recall(memory: &Path) -> Control {
     std::fs::read(memory).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 
-fn remember(memory: &Path, control: &Control) {
-    if let Err(error) = crate::files::write_json(memory, control) {
-        tracing::warn!(%error, "the gate cannot remember its state; a restart will open it until the detector's next word");
+/// What the detector wants, on its way to a file. A disk that hangs holds one thread, and no client (D10).
+#[derive(Debug)]
+struct Memory {
+    path: PathBuf,
+    /// What was written last, or is being written.
+    last: Mutex<Option<(Control, JoinHandle<()>)>>,
+}
+
+impl Memory {
+    /// Writes it, unless it was written last. What a write under way keeps from being written now is tried again with the next word.
+    async fn keep(&self, control: &Control) {
+        let mut last = self.last.lock().await;
+        if last.as_ref().is_some_and(|(kept, writing)| kept == control || !writing.is_finished()) {
+            return;
+        }
+        let (path, wanted) = (self.path.clone(), control.clone());
+        let write = move || {
+            if let Err(error) = crate::files::write_json(&path, &wanted) {
+                tracing::warn!(%error, "the gate cannot remember its state; a restart will open it until the detector's next word");
+            }
+        };
+        let (_, writing) = last.insert((control.clone(), tokio::task::spawn_blocking(write)));
+        if tokio::time::timeout(KEEP_MAX, writing).await.is_err() {
+            tracing::warn!("the gate's disk is slow; a restart may open it until the detector's next word");
+        }
     }
 }
 
@@ -240,4 +267,51 @@ async fn read_line(read: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) -> i
     let room = LINE_BYTES_MAX.saturating_sub(line.len()) as u64;
     read.take(room).read_until(b'\n', line).await?;
     Ok(line.ends_with(b"\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::stat::Mode;
+    use std::fs::File;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    async fn until_shut(client: &mut GateClient, shut: &Control) {
+        while !client.exchange(shut).await.is_ok_and(|heard| heard.reply.shut) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    // two threads, so that a gate that is held by the disk does not hold this test
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn d10_a_disk_that_hangs_holds_neither_gate_nor_fence_and_is_written_when_it_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = socket_in(dir.path());
+        let memory = kept_beside(&path);
+        // whoever opens it to write waits until somebody reads
+        let hangs = memory.with_extension("tmp");
+        nix::unistd::mkfifo(&hangs, Mode::S_IRWXU).unwrap();
+        let ledger = Arc::new(Ledger::new(1, Control::default()));
+        tokio::spawn(serve(UnixListener::bind(&path).unwrap(), Arc::clone(&ledger), memory.clone()));
+        let mut client = GateClient::new(path);
+        let shut = Control { fenced: true, reason: "no progress".to_owned(), ..Control::default() };
+        let told = tokio::time::timeout(SOON, until_shut(&mut client, &shut)).await;
+        let refused = ledger.admit().is_err();
+        // lets the writer go, whatever came of it: the runtime waits for it at its end
+        let reader = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&hangs).unwrap();
+        told.expect("the gate waits for its disk");
+        assert!(refused);
+        let other = Control { reason: "still none".to_owned(), ..shut };
+        let kept = async {
+            // the pipe itself is renamed first, and to read it would be to wait
+            while !memory.is_file() || recall(&memory) != other {
+                let _ = client.exchange(&other).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(SOON, kept).await.expect("it is never written again");
+        drop(reader);
+    }
 }

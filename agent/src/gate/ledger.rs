@@ -230,12 +230,9 @@ impl Ledger {
         }
     }
 
-    /// Takes the detector's will. Returns true where it changed anything.
-    pub fn set_control(&self, control: Control) -> bool {
-        let mut books = self.lock();
-        let changed = books.control != control;
-        books.control = control;
-        changed
+    /// Takes the detector's will.
+    pub fn set_control(&self, control: Control) {
+        self.lock().control = control;
     }
 
     /// The counters as of `now_ms`.
@@ -345,10 +342,9 @@ mod tests {
     fn a_shut_gate_refuses_and_counts_each_refusal() {
         let books = ledger();
         assert!(books.admit().is_ok());
-        assert!(books.set_control(Control { fenced: true, reason: "no byte for 2 s".into(), ..Control::default() }));
+        books.set_control(Control { fenced: true, reason: "no byte for 2 s".into(), ..Control::default() });
         let refusal = books.admit().unwrap_err();
         assert_eq!((refusal.retry_after_s, refusal.reason.as_str()), (1, "no byte for 2 s"));
-        assert!(!books.set_control(Control { fenced: true, reason: "no byte for 2 s".into(), ..Control::default() }));
         books.set_control(Control::default());
         assert!(books.admit().is_ok());
         assert_eq!(books.reply(0).requests_refused, 1);
