@@ -1,19 +1,46 @@
 //! Small files that processes of the agent leave for each other: written whole or not at all.
 
+use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-/// Writes `value` as JSON beside `path` and renames it into place, so that no reader sees half of it.
+/// Bytes of one of the blocks that the kernel counts files by.
+const BLOCK_BYTES: u64 = 512;
+
+/// Writes `value` as JSON beside `path` and renames it into place, so that no reader sees half of it. On a full disk it takes the room of what
+/// lies there: what is to be told is often that an engine was started again, and no disk holds that up (I6).
 ///
 /// # Errors
-/// When the directory is not writable or full.
+/// When the directory is not writable, or full and nothing of the same size lies there.
 pub fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let beside = path.with_extension("tmp");
-    std::fs::write(&beside, serde_json::to_vec(value)?)?;
-    std::fs::rename(&beside, path)
+    let text = serde_json::to_vec(value)?;
+    match std::fs::write(&beside, &text) {
+        Ok(()) => std::fs::rename(&beside, path),
+        Err(error) if is_full(&error) => write_over(path, text).map_err(|_| error),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Where it fits into the blocks that the file has, in one call: whoever reads just then finds the old text or the new one, blanks behind it,
+/// or at worst nothing that is JSON, and looks again.
+fn write_over(path: &Path, mut text: Vec<u8>) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    let meta = file.metadata()?;
+    let length = meta.len().max(text.len() as u64);
+    if !meta.is_file() || length > meta.blocks().saturating_mul(BLOCK_BYTES) {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    text.resize(usize::try_from(length).unwrap_or(text.len()), b' ');
+    file.write_all_at(&text, 0)
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC`: differs between any two starts on one boot.
@@ -26,4 +53,27 @@ pub fn monotonic_ns() -> u64 {
 /// The wall clock as people and the API read it: RFC 3339, UTC, milliseconds.
 pub fn wall_clock() -> String {
     format!("{:.3}", jiff::Timestamp::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn d10_on_a_full_disk_what_is_told_takes_the_room_of_what_was_told_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("engine.json");
+        write_json(&path, &"first, and much longer").unwrap();
+        // whoever writes there finds no room
+        std::os::unix::fs::symlink("/dev/full", dir.path().join("engine.tmp")).unwrap();
+        let read = || serde_json::from_slice::<String>(&std::fs::read(&path).unwrap()).unwrap();
+        for word in ["second", "the third one is longer than any of them before"] {
+            write_json(&path, &word).unwrap();
+            assert_eq!(read(), word);
+        }
+        assert!(write_json(&path, &"x".repeat(1 << 20)).is_err(), "no room for that");
+        assert_eq!(read(), "the third one is longer than any of them before");
+        std::fs::remove_file(&path).unwrap();
+        assert!(write_json(&path, &"first of all").is_err_and(|error| is_full(&error)), "nothing lies there");
+    }
 }

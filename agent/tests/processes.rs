@@ -303,6 +303,16 @@ fn d09_a_full_pipe_holds_nobody() {
 }
 
 #[test]
+fn d10_an_engine_is_started_again_although_the_disk_is_full() {
+    let run = Run::start();
+    // whoever tells of a new one there finds no room
+    std::os::unix::fs::symlink("/dev/full", run.dir.path().join("agent/engine.tmp")).unwrap();
+    send(&[run.engine().pid], Signal::SIGKILL);
+    until("a second engine", || run.engine().starts == 2);
+    until("ready again", || run.ready() == Some(200));
+}
+
+#[test]
 fn a_detector_that_hangs_is_replaced_and_readiness_stays() {
     let run = Run::start();
     let victim = run.child("detect").unwrap();
