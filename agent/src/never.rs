@@ -1,7 +1,7 @@
 //! Configurations that can never work, refused before anything is started: an engine that loads a model for minutes behind a gate that
 //! cannot reach it is a poor way to say so. Pure: it looks at words, never at the network.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -64,6 +64,8 @@ fn reaches(host: &str, listen: IpAddr) -> bool {
                 || ip.is_ipv4() == listen.is_ipv4()
                     && here(ip)
                     && (listen.is_unspecified() || ip.is_unspecified() && here(listen))
+                // `[::]` takes IPv4 as well, and where a machine keeps them apart another port does no harm
+                || listen == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && here(ip)
         }
         None => host == "localhost" && here(listen),
     }
@@ -97,6 +99,7 @@ mod tests {
             ("0.0.0.0:8080", "http://127.0.0.1:8080"),
             ("0.0.0.0:80", "http://127.0.0.2"),
             ("[::1]:8080", "http://[::1]:8080"),
+            ("[::]:8080", "http://127.0.0.1:8080"),
         ] {
             let error = checked(listen, url).unwrap_err().to_string();
             assert!(error.contains(listen) && error.contains(url.trim_end_matches('/')), "{error}");

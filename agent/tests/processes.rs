@@ -8,6 +8,8 @@ mod asking;
 mod bad_input;
 #[path = "processes/ends.rs"]
 mod ends;
+#[path = "processes/pod.rs"]
+mod pod;
 #[path = "common/run.rs"]
 mod run;
 

@@ -8,7 +8,7 @@ pub mod registry;
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,8 +72,9 @@ pub enum SuperviseError {
 /// # Errors
 /// Only at the start: a port in use, a directory not writable, a program that is not there.
 pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
-    let gate_listener = bind(config.listen, "the gate", "--listen")?;
-    let http_listener = bind(config.agent_listen, "the agent's HTTP", "--agent-listen")?;
+    let in_pod = config.engine.is_none();
+    let gate_listener = bind(config.listen, in_pod, "the gate", "--listen")?;
+    let http_listener = bind(config.agent_listen, in_pod, "the agent's HTTP", "--agent-listen")?;
     make_private(&config.agent_dir)?;
     let _claim = claim(&config.agent_dir)?;
     let launcher = config.engine.clone().map(Launcher::new).transpose()?;
@@ -174,11 +175,25 @@ fn ignores(status: &str, signal: i32) -> bool {
     mask >> (signal - 1) & 1 == 1
 }
 
-fn bind(address: SocketAddr, what: &'static str, option: &'static str) -> Result<TcpListener, SuperviseError> {
+fn bind(
+    address: SocketAddr,
+    in_pod: bool,
+    what: &'static str,
+    option: &'static str,
+) -> Result<TcpListener, SuperviseError> {
     let failed = |source| SuperviseError::Listen { what, address, option, source };
-    let listener = TcpListener::bind(address).map_err(failed)?;
+    let both = of_both(address).filter(|_| in_pod).and_then(|both| TcpListener::bind(both).ok());
+    let listener = both.map_or_else(|| TcpListener::bind(address), Ok).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
+}
+
+/// All addresses of a pod are meant by `0.0.0.0`, and where the cluster's are IPv6 a kubelet that asks at those would never be answered. One
+/// listener takes both kinds, unless this machine keeps them apart.
+fn of_both(address: SocketAddr) -> Option<SocketAddr> {
+    let together = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "0");
+    let all = address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    (together && all).then(|| SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port())))
 }
 
 fn make_private(path: &Path) -> Result<(), SuperviseError> {
