@@ -9,18 +9,21 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 use super::print::Print;
 
 /// Ends of paths whose POST makes an engine generate: OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama.
-const WORK_PATHS: [&str; 18] = [
+const WORK_PATHS: [&str; 21] = [
     "/completions",
     "/responses",
     "/messages",
     "/embeddings",
     "/embedding",
+    "/embed",
     "/generate",
     "/generate_stream",
+    "/vertex_generate",
     "/completion",
     "/infill",
     "/chat",
     "/rerank",
+    "/reranking",
     "/score",
     "/classify",
     "/pooling",
@@ -30,7 +33,8 @@ const WORK_PATHS: [&str; 18] = [
     "/invocations",
 ];
 /// Fields that hold a prompt.
-const PROMPT_FIELDS: [&str; 7] = ["prompt", "messages", "input", "inputs", "input_ids", "text", "documents"];
+const PROMPT_FIELDS: [&str; 8] =
+    ["prompt", "messages", "input", "inputs", "input_ids", "instances", "text", "documents"];
 /// Characters a token, roughly; a deadline scales with it, nothing is billed by it.
 const BYTES_PER_TOKEN: u64 = 4;
 
@@ -180,9 +184,18 @@ mod tests {
 
     #[test]
     fn posts_to_inference_paths_are_work_and_nothing_else_is() {
-        for path in
-            ["/v1/completions", "/v1/chat/completions/", "/v1/messages", "/generate", "/completion", "/v1/embeddings"]
-        {
+        for path in [
+            "/v1/completions",
+            "/v1/chat/completions/",
+            "/v1/messages",
+            "/generate",
+            "/completion",
+            "/v1/embeddings",
+            "/api/embed",
+            "/v2/embed",
+            "/v1/reranking",
+            "/vertex_generate",
+        ] {
             assert!(is_work(&Method::POST, path), "{path}");
             assert!(!is_work(&Method::GET, path), "{path}");
         }
