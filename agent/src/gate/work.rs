@@ -35,8 +35,20 @@ const WORK_PATHS: [&str; 21] = [
 /// Fields that hold a prompt.
 const PROMPT_FIELDS: [&str; 8] =
     ["prompt", "messages", "input", "inputs", "input_ids", "instances", "text", "documents"];
+/// Ends of paths whose bodies are sound.
+const SOUND_PATHS: [&str; 2] = ["/transcriptions", "/translations"];
 /// Characters a token, roughly; a deadline scales with it, nothing is billed by it.
 const BYTES_PER_TOKEN: u64 = 4;
+/// The same of pictures, sound and films, which are no text however they are written: a megabyte is a few thousand tokens. Counted as text
+/// they would teach that a long prompt costs next to nothing, and the next long text would be late at once.
+const MEDIA_BYTES_PER_TOKEN: u64 = 512;
+const MEDIA_TOKENS_MIN: u64 = 256;
+/// What pictures and sound in base64 are called: by OpenAI and Anthropic, by Ollama.
+const DATA_NAMES: [&str; 2] = ["data", "images"];
+/// No text is as long, for no model takes two million tokens.
+const TEXT_BYTES_MAX: u64 = 8 << 20;
+/// Base64 is told from words by so much of it.
+const BASE64_BYTES: usize = 512;
 
 /// Does this request count as work owed?
 pub fn is_work(method: &Method, path: &str) -> bool {
@@ -55,11 +67,11 @@ pub struct Asked {
     pub print: Option<Print>,
 }
 
-/// Reads a request body: token ids counted, text by length; a body that is not JSON by its own length.
+/// Reads a request body: token ids counted, text and files in it by length; a body that is not JSON by its own length.
 pub fn asked(path: &str, body: &[u8]) -> Asked {
     // Counted while it is parsed: as a tree of values, token ids would take 30 times their own length.
     let prompt = serde_json::from_slice::<Prompt>(body);
-    let prompt = prompt.unwrap_or(Prompt { tokens: body.len() as u64 / BYTES_PER_TOKEN, stream: None });
+    let prompt = prompt.unwrap_or_else(|_| Prompt { tokens: by_length(path, body.len() as u64), stream: None });
     Asked {
         prompt_tokens: prompt.tokens.max(1),
         stream: streams(path, prompt.stream),
@@ -69,7 +81,27 @@ pub fn asked(path: &str, body: &[u8]) -> Asked {
 
 /// A body that is too long to be read: counted by its length, and held to stream only where the path says so.
 pub fn asked_unread(path: &str, length: u64) -> Asked {
-    Asked { prompt_tokens: (length / BYTES_PER_TOKEN).max(1), stream: streams(path, None), print: None }
+    Asked { prompt_tokens: by_length(path, length).max(1), stream: streams(path, None), print: None }
+}
+
+fn by_length(path: &str, bytes: u64) -> u64 {
+    let sound = SOUND_PATHS.iter().any(|end| path.trim_end_matches('/').ends_with(end));
+    if sound || bytes > TEXT_BYTES_MAX { media_tokens(bytes) } else { bytes / BYTES_PER_TOKEN }
+}
+
+fn media_tokens(bytes: u64) -> u64 {
+    (bytes / MEDIA_BYTES_PER_TOKEN).max(MEDIA_TOKENS_MIN)
+}
+
+/// `data:image/png;base64,…`: a file within the request.
+fn is_data_url(text: &str) -> bool {
+    let head = text.as_bytes().iter().take(BASE64_BYTES).position(|byte| *byte == b',');
+    head.and_then(|end| text.get(..end)).is_some_and(|head| head.starts_with("data:") && head.ends_with(";base64"))
+}
+
+fn is_base64(text: &str) -> bool {
+    let of_it = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'-' | b'_' | b'=');
+    text.as_bytes().get(..BASE64_BYTES).is_some_and(|head| head.iter().all(of_it))
 }
 
 /// By the body's field; Ollama's API streams unless told otherwise, TGI has a path for it.
@@ -85,8 +117,11 @@ struct Prompt {
 }
 
 /// Tokens in one value: numbers are token ids; of objects (chat messages) every text counts.
+#[derive(Default)]
 struct Tokens {
     count: u64,
+    /// What it counts as under one of [`DATA_NAMES`].
+    as_data: Option<u64>,
     /// A number of its own: no token id where it stands in an object.
     number: bool,
     /// It is `true` or `false`.
@@ -138,43 +173,47 @@ impl<'de> Visitor<'de> for Count {
     }
 
     fn visit_bool<E>(self, flag: bool) -> Result<Tokens, E> {
-        Ok(Tokens { count: 0, number: false, flag: Some(flag) })
+        Ok(Tokens { flag: Some(flag), ..Tokens::default() })
     }
 
     fn visit_unit<E>(self) -> Result<Tokens, E> {
-        Ok(Tokens { count: 0, number: false, flag: None })
+        Ok(Tokens::default())
     }
 
     fn visit_i64<E>(self, _: i64) -> Result<Tokens, E> {
-        Ok(Tokens { count: 1, number: true, flag: None })
+        Ok(Tokens { count: 1, number: true, ..Tokens::default() })
     }
 
     fn visit_u64<E>(self, _: u64) -> Result<Tokens, E> {
-        Ok(Tokens { count: 1, number: true, flag: None })
+        Ok(Tokens { count: 1, number: true, ..Tokens::default() })
     }
 
     fn visit_f64<E>(self, _: f64) -> Result<Tokens, E> {
-        Ok(Tokens { count: 1, number: true, flag: None })
+        Ok(Tokens { count: 1, number: true, ..Tokens::default() })
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Tokens, E> {
-        Ok(Tokens { count: (text.len() as u64).div_ceil(BYTES_PER_TOKEN), number: false, flag: None })
+        let bytes = text.len() as u64;
+        let count = if is_data_url(text) { media_tokens(bytes) } else { bytes.div_ceil(BYTES_PER_TOKEN) };
+        Ok(Tokens { count, as_data: is_base64(text).then(|| media_tokens(bytes)), ..Tokens::default() })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Tokens, A::Error> {
-        let mut count: u64 = 0;
+        let (mut count, mut as_data): (u64, _) = (0, Some(0_u64));
         while let Some(item) = items.next_element::<Tokens>()? {
             count = count.saturating_add(item.count);
+            as_data = as_data.zip(item.as_data).map(|(sum, data)| sum.saturating_add(data));
         }
-        Ok(Tokens { count, number: false, flag: None })
+        Ok(Tokens { count, as_data, ..Tokens::default() })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Tokens, A::Error> {
         let mut count: u64 = 0;
-        while let Some((IgnoredAny, value)) = fields.next_entry::<IgnoredAny, Tokens>()? {
-            count = count.saturating_add(if value.number { 0 } else { value.count });
+        while let Some((name, value)) = fields.next_entry::<Cow<'de, str>, Tokens>()? {
+            let data = value.as_data.filter(|_| DATA_NAMES.contains(&name.as_ref()));
+            count = count.saturating_add(if value.number { 0 } else { data.unwrap_or(value.count) });
         }
-        Ok(Tokens { count, number: false, flag: None })
+        Ok(Tokens { count, ..Tokens::default() })
     }
 }
 
@@ -224,6 +263,32 @@ mod tests {
             assert_eq!(asked(path, body.as_bytes()).stream, stream, "{path} {body}");
         }
         assert_eq!(asked_unread("/v1/completions", 4_000), Asked { prompt_tokens: 1_000, stream: false, print: None });
+    }
+
+    #[test]
+    fn a_picture_is_no_text_of_its_length() {
+        let file = "iVBORw0KGgo".repeat(100_000);
+        let said = |part: String| format!(r#"{{"messages":[{{"role":"user","content":["12345678",{part}]}}]}}"#);
+        let words = 1 + 2;
+        let media = media_tokens(file.len() as u64);
+        for (part, counts) in [
+            (format!(r#"{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{file}"}}}}"#), 3 + media),
+            (format!(r#"{{"type":"input_audio","input_audio":{{"data":"{file}","format":"wav"}}}}"#), 3 + media + 1),
+            (format!(r#"{{"source":{{"type":"base64","media_type":"image/png","data":"{file}"}}}}"#), 2 + 3 + media),
+            (
+                r#"{"type":"image_url","image_url":{"url":"data:image/png;base64,iVBO"}}"#.to_owned(),
+                3 + MEDIA_TOKENS_MIN,
+            ),
+            (format!(r#"{{"images":["{file}","{file}"]}}"#), 2 * media),
+            (r#"{"images":["a picture"]}"#.to_owned(), 3),
+            (format!(r#"{{"data":"{}"}}"#, "words and words ".repeat(1_000)), 4_000),
+            (format!(r#"{{"text":"{file}"}}"#), file.len() as u64 / BYTES_PER_TOKEN),
+            (format!(r#"{{"text":"data: {}"}}"#, "a, b ".repeat(1_000)), 1_252),
+        ] {
+            assert_eq!(prompt_tokens(said(part.clone()).as_bytes()), words + counts, "{part:.70}");
+        }
+        assert_eq!(asked_unread("/v1/chat/completions", 64 << 20).prompt_tokens, (64 << 20) / MEDIA_BYTES_PER_TOKEN);
+        assert_eq!(asked("/v1/audio/transcriptions", file.as_bytes()).prompt_tokens, media);
     }
 
     #[test]
