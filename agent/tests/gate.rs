@@ -4,6 +4,8 @@
 
 #[path = "gate/restart.rs"]
 mod restart;
+#[path = "gate/unusual.rs"]
+mod unusual;
 #[path = "gate/uploads.rs"]
 mod uploads;
 

@@ -86,6 +86,11 @@ impl Proxy {
         if request.method() == Method::CONNECT {
             return answers::bad_request(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not served here");
         }
+        if is_websocket(request.headers()) {
+            // asked without its upgrade, an engine would say that there is no such path
+            let text = "the gate passes on no WebSocket; it can be opened at the engine's own port";
+            return answers::bad_request(StatusCode::NOT_IMPLEMENTED, text);
+        }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         if !reads && let Err(refusal) = self.ledger.admit() {
             return answers::refused(&refusal);
@@ -266,14 +271,18 @@ fn is_exhaustion(error: &(dyn std::error::Error + 'static)) -> bool {
     codes.map(Errno::from_raw).any(|code| matches!(code, Errno::EMFILE | Errno::ENFILE))
 }
 
+fn is_websocket(headers: &HeaderMap) -> bool {
+    listed(headers, header::UPGRADE).any(|protocol| protocol.eq_ignore_ascii_case("websocket"))
+}
+
+/// The members of all lists of this name.
+fn listed(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
+    let lists = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    lists.flat_map(|list| list.split(',')).map(str::trim)
+}
+
 fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
+    let named: Vec<HeaderName> = listed(headers, header::CONNECTION).filter_map(|name| name.parse().ok()).collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }

@@ -1,0 +1,93 @@
+//! Requests and answers that are rare and right.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::{Gate, SOON, engine, rest, take};
+
+/// One exchange: what the engine was asked, and what its client got for this answer.
+async fn exchange(request: &str, answer: &str) -> (String, String) {
+    let (listener, upstream) = engine().await;
+    let gate = Gate::before(&upstream).await;
+    let mut client = gate.send(request).await;
+    let (mut server, asked) = take(&listener).await;
+    server.write_all(answer.as_bytes()).await.unwrap();
+    (asked, rest(&mut client).await)
+}
+
+#[tokio::test]
+async fn the_head_alone_is_asked_for_and_tells_the_length() {
+    let ask = "HEAD /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let (asked, answer) = exchange(ask, "HTTP/1.1 200 OK\r\ncontent-length: 1234\r\n\r\n").await;
+    assert!(asked.starts_with("HEAD /v1/models HTTP/1.1\r\n"), "{asked}");
+    assert!(answer.contains("content-length: 1234\r\n") && answer.ends_with("\r\n\r\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_request_as_to_a_proxy_is_one_to_the_engine() {
+    let ask = "GET http://models.example/v1/models?a=b HTTP/1.1\r\nhost: models.example\r\nconnection: close\r\n\r\n";
+    let (asked, answer) = exchange(ask, "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    assert!(asked.starts_with("GET /v1/models?a=b HTTP/1.1\r\n"), "{asked}");
+    assert!(answer.ends_with("ok"), "{answer}");
+}
+
+#[tokio::test]
+async fn an_old_client_gets_a_stream_that_ends_with_its_connection() {
+    let ask = "POST /v1/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}";
+    let chunked = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n\
+                   9\r\ndata: 1\n\n\r\n0\r\n\r\n";
+    let (asked, answer) = exchange(ask, chunked).await;
+    assert!(asked.contains("HTTP/1.1\r\n") && asked.to_lowercase().contains("host: "), "{asked}");
+    assert!(answer.starts_with("HTTP/1.0 200") && answer.ends_with("\r\n\r\ndata: 1\n\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_client_that_asks_before_it_sends_is_told_to_go_on() {
+    let (listener, upstream) = engine().await;
+    let gate = Gate::before(&upstream).await;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\n";
+    let mut client = gate.send(&format!("{head}content-length: 2\r\n\r\n")).await;
+    let mut told = [0; 25];
+    tokio::time::timeout(SOON, client.read_exact(&mut told)).await.expect("it waits for a word").unwrap();
+    assert_eq!(std::str::from_utf8(&told).unwrap(), "HTTP/1.1 100 Continue\r\n\r\n");
+    client.write_all(b"{}").await.unwrap();
+    let (mut server, asked) = take(&listener).await;
+    assert!(asked.ends_with("{}") && !asked.to_lowercase().contains("expect"), "{asked}");
+    server.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+    assert!(rest(&mut client).await.ends_with("ok"));
+}
+
+#[tokio::test]
+async fn an_engine_that_answers_before_it_has_read_all_is_heard() {
+    let (listener, upstream) = engine().await;
+    let mut gate = Gate::before(&upstream).await;
+    // more than is read before the engine is asked, and than any buffer between the two takes
+    let body = vec![b'x'; 32 << 20];
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let (mut read, mut write) = gate.send(&head).await.into_split();
+    let sending = tokio::spawn(async move { write.write_all(&body).await });
+    let (mut server, _) = tokio::time::timeout(SOON, listener.accept()).await.unwrap().unwrap();
+    let mut first = [0; 4096];
+    assert!(server.read(&mut first).await.unwrap() > 0);
+    let answer = b"HTTP/1.1 413 Payload Too Large\r\nconnection: close\r\ncontent-length: 3\r\n\r\nbig";
+    server.write_all(answer).await.unwrap();
+    let mut told = [0; 12];
+    tokio::time::timeout(SOON, read.read_exact(&mut told)).await.expect("nobody answers").unwrap();
+    assert_eq!(std::str::from_utf8(&told).unwrap(), "HTTP/1.1 413");
+    drop((server, read));
+    tokio::time::timeout(SOON, sending).await.expect("it is never let go").unwrap().unwrap_err();
+    gate.until("its end", |reply| (reply.obs.in_flight, reply.obs.requests_done) == (0, 1)).await;
+}
+
+#[tokio::test]
+async fn a_web_socket_is_refused_in_words_and_another_upgrade_is_not_taken_up() {
+    let (_listener, upstream) = engine().await;
+    let gate = Gate::before(&upstream).await;
+    let ask = "GET /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: close, upgrade\r\nupgrade: WebSocket\r\n\r\n";
+    let refused = rest(&mut gate.send(ask).await).await;
+    assert!(refused.starts_with("HTTP/1.1 501") && refused.contains("WebSocket"), "{refused}");
+    let ask = "GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close, upgrade, http2-settings\r\nupgrade: h2c\r\n\
+               http2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n";
+    let (asked, answer) = exchange(ask, "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    assert!(!asked.to_lowercase().contains("upgrade") && !asked.to_lowercase().contains("http2"), "{asked}");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
