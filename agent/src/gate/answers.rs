@@ -81,6 +81,10 @@ fn json(status: StatusCode, text: String, retry_after_s: Option<u32>) -> Respons
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if status.is_server_error() {
+        // on the same connection the next try would come here again; a new one may lead to another replica
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     if let Some(seconds) = retry_after_s {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }

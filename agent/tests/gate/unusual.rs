@@ -1,5 +1,6 @@
 //! Requests and answers that are rare and right.
 
+use agent::gate::ledger::Control;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{Gate, SOON, engine, rest, take};
@@ -90,4 +91,17 @@ async fn a_web_socket_is_refused_in_words_and_another_upgrade_is_not_taken_up() 
     let (asked, answer) = exchange(ask, "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
     assert!(!asked.to_lowercase().contains("upgrade") && !asked.to_lowercase().contains("http2"), "{asked}");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[tokio::test]
+async fn whoever_is_refused_is_asked_to_try_on_another_connection() {
+    let mut gate = Gate::before("127.0.0.1:1").await;
+    // both clients would keep their connections, which lead to this replica for ever
+    let ask = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}";
+    let absent = rest(&mut gate.send(ask).await).await;
+    assert!(absent.starts_with("HTTP/1.1 503") && absent.contains("connection: close"), "{absent}");
+    gate.control = Control { fenced: true, ..Control::default() };
+    gate.until("shut", |reply| reply.shut).await;
+    let refused = rest(&mut gate.send(ask).await).await;
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("connection: close"), "{refused}");
 }
