@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 #[path = "end_run.rs"]
 mod end_run;
 #[path = "free_addresses.rs"]
-mod free_addresses;
+pub mod free_addresses;
 
 use end_run::end_run;
 use free_addresses::free_addresses;

@@ -1,8 +1,5 @@
 //! The sidecar's supervisor, without an engine of its own.
 
-#[path = "../common/free_addresses.rs"]
-mod free_addresses;
-
 use std::net::TcpListener;
 use std::process::{Child, Command};
 
@@ -11,6 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::asking::{get, until};
 use crate::run::AGENT;
+use crate::run::free_addresses::free_addresses;
 
 /// Its children end with it.
 struct Sidecar(Child);
@@ -28,7 +26,7 @@ fn in_a_pod_whoever_asks_is_answered_at_addresses_of_both_kinds() {
         return eprintln!("not run: there is no IPv6 here");
     }
     let dir = tempfile::tempdir().unwrap();
-    let [gate, agent] = free_addresses::free_addresses().map(|address| address.port());
+    let [gate, agent] = free_addresses().map(|address| address.port());
     let path = |name: &str| dir.path().join(name);
     let sidecar = Command::new(AGENT)
         .args(["agent", "supervise", "--no-nvml", "--recovery-mode=Observe", "--outlive=0s"])
