@@ -284,8 +284,16 @@ mod tests {
         }
     }
 
-    // two threads, so that a gate that is held by the disk does not hold this test
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    /// In a thread of its own, as it has a process of its own: a gate that is held by its disk does not hold the test.
+    fn start_gate(path: PathBuf, ledger: Arc<Ledger>) {
+        let memory = kept_beside(&path);
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async { serve(UnixListener::bind(path).unwrap(), ledger, memory).await });
+        });
+    }
+
+    #[tokio::test]
     async fn d10_a_disk_that_hangs_holds_neither_gate_nor_fence_and_is_written_when_it_goes_on() {
         let dir = tempfile::tempdir().unwrap();
         let path = socket_in(dir.path());
@@ -294,12 +302,12 @@ mod tests {
         let hangs = memory.with_extension("tmp");
         nix::unistd::mkfifo(&hangs, Mode::S_IRWXU).unwrap();
         let ledger = Arc::new(Ledger::new(1, Control::default()));
-        tokio::spawn(serve(UnixListener::bind(&path).unwrap(), Arc::clone(&ledger), memory.clone()));
+        start_gate(path.clone(), Arc::clone(&ledger));
         let mut client = GateClient::new(path);
         let shut = Control { fenced: true, reason: "no progress".to_owned(), ..Control::default() };
         let told = tokio::time::timeout(SOON, until_shut(&mut client, &shut)).await;
         let refused = ledger.admit().is_err();
-        // lets the writer go, whatever came of it: the runtime waits for it at its end
+        // lets the writer go
         let reader = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(&hangs).unwrap();
         told.expect("the gate waits for its disk");
         assert!(refused);
