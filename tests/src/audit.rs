@@ -1,12 +1,12 @@
-//! What the API server was asked by whom: its audit log, and from it the rights that an account has used. Reads one file; pure otherwise.
+//! What the API server was asked by whom: its audit log, and from it what its authorizer had to allow. Reads one file; pure otherwise.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use serde_json::Value;
+
+use crate::rbac::Question;
 
 /// The policy of a cluster with [`crate::Options::audit`]: every request of the service accounts that are not Kubernetes' own, without bodies.
 pub const POLICY: &str = r#"
@@ -41,6 +41,8 @@ struct User {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Object {
+    namespace: String,
+    name: String,
     resource: String,
     api_group: String,
     subresource: String,
@@ -84,55 +86,27 @@ pub fn read(log: &Path, user: &str) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// One verb on one kind of object.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Right {
-    group: String,
-    resource: String,
-    verb: String,
-}
-
-impl Right {
-    /// `verb` on `resource` (`pods`, `pods/status`) of API group `group`.
-    pub fn new(group: &str, resource: &str, verb: &str) -> Self {
-        Right { group: group.to_owned(), resource: resource.to_owned(), verb: verb.to_owned() }
-    }
-}
-
-impl fmt::Display for Right {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dot = if self.group.is_empty() { "" } else { "." };
-        write!(f, "{} {}{dot}{}", self.verb, self.resource, self.group)
-    }
-}
-
-/// What the rules of a Role or ClusterRole (its JSON) give.
-pub fn granted(role: &Value) -> BTreeSet<Right> {
-    let words = |rule: &Value, key: &str| -> Vec<String> {
-        rule[key].as_array().into_iter().flatten().filter_map(|word| word.as_str().map(str::to_owned)).collect()
-    };
-    let mut rights = BTreeSet::new();
-    for rule in role["rules"].as_array().into_iter().flatten() {
-        for group in words(rule, "apiGroups") {
-            for resource in words(rule, "resources") {
-                rights.extend(words(rule, "verbs").iter().map(|verb| Right::new(&group, &resource, verb)));
-            }
-        }
-    }
-    rights
-}
-
-/// What these requests needed. A patch that made its object needed `create` as well; a request that was refused used nothing.
-pub fn used(entries: &[Entry]) -> BTreeSet<Right> {
-    let mut rights = BTreeSet::new();
+/// What had to be allowed for these requests. A patch that made its object needed `create` as well; what was refused, or has no answer yet,
+/// needed nothing, and neither did a path that is no object.
+pub fn asked(entries: &[Entry]) -> BTreeSet<Question> {
+    let mut questions = BTreeSet::new();
     for entry in entries.iter().filter(|entry| !matches!(entry.code(), 0 | 401 | 403)) {
-        let group = entry.object_ref.clone().unwrap_or_default().api_group;
-        rights.insert(Right::new(&group, &entry.resource(), &entry.verb));
+        let Some(object) = entry.object_ref.clone() else { continue };
+        let ask = |verb: &str, name: &str| Question {
+            namespace: object.namespace.clone(),
+            group: object.api_group.clone(),
+            resource: entry.resource(),
+            name: name.to_owned(),
+            verb: verb.to_owned(),
+        };
+        // whoever posts names nothing in the path; the log takes the name from the body
+        let name = if entry.verb == "create" { "" } else { &object.name };
+        questions.insert(ask(&entry.verb, name));
         if entry.verb == "patch" && entry.code() == 201 {
-            rights.insert(Right::new(&group, &entry.resource(), "create"));
+            questions.insert(ask("create", name));
         }
     }
-    rights
+    questions
 }
 
 #[cfg(test)]
@@ -143,28 +117,29 @@ mod tests {
     fn entry(verb: &str, resource: &str, subresource: &str, code: u16) -> Entry {
         serde_json::from_value(json!({
             "verb": verb, "user": {"username": "u"}, "responseStatus": {"code": code},
-            "objectRef": {"resource": resource, "apiGroup": "apps", "subresource": subresource},
+            "objectRef": {"namespace": "n", "name": "o", "resource": resource, "apiGroup": "apps", "subresource": subresource},
         }))
         .unwrap()
     }
 
     #[test]
-    fn a_role_is_read_as_the_product_of_its_lists() {
-        let role =
-            json!({"rules": [{"apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["get", "patch"]}]});
-        let shown: Vec<String> = granted(&role).iter().map(ToString::to_string).collect();
-        assert_eq!(shown, ["get pods", "patch pods", "get pods/status", "patch pods/status"]);
-    }
-
-    #[test]
     fn a_patch_that_creates_needs_both_and_a_refusal_needs_nothing() {
+        let none: Entry = serde_json::from_value(json!({"verb": "get", "user": {"username": "u"}})).unwrap();
         let seen = [
             entry("patch", "deployments", "", 201),
             entry("update", "x", "status", 200),
+            entry("create", "z", "", 201),
             entry("delete", "y", "", 403),
+            none,
         ];
-        let shown: Vec<String> = used(&seen).iter().map(ToString::to_string).collect();
-        assert_eq!(shown, ["create deployments.apps", "patch deployments.apps", "update x/status.apps"]);
+        let shown: Vec<String> = asked(&seen).iter().map(ToString::to_string).collect();
+        let all = [
+            "create deployments of group 'apps' named 'o' in 'n'",
+            "patch deployments of group 'apps' named 'o' in 'n'",
+            "update x/status of group 'apps' named 'o' in 'n'",
+            "create z of group 'apps' named '' in 'n'",
+        ];
+        assert_eq!(shown, all);
     }
 
     #[test]

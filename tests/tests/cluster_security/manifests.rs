@@ -125,6 +125,10 @@ pub async fn one_namespace(world: &World<'_>) -> Result<()> {
     let rights =
         objects.iter().find(|o| o["kind"] == "Role" && o["metadata"]["namespace"] == watched).context("a Role")?;
     ensure!(!rights["rules"].to_string().contains("nodes"), "{}", rights["rules"]);
+    // so that what S1 shows of each rule of the ClusterRole is true of these
+    let whole = world.json(&["clusterrole", ACCOUNT])?["rules"].as_array().context("rules")?.clone();
+    let mut more = rights["rules"].as_array().context("rules")?.iter().filter(|rule| !whole.contains(rule));
+    ensure!(more.next().is_none(), "one namespace is granted more: {}", rights["rules"]);
     let accounts: Vec<&Value> = objects.iter().filter(|o| o["kind"] != "Deployment" && o["kind"] != "Pod").collect();
     product::apply(world.cluster, &json!({"apiVersion": "v1", "kind": "List", "items": accounts}).to_string())?;
     let candidate = Candidate {

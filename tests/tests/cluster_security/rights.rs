@@ -1,7 +1,5 @@
 //! S1, S2: what the accounts may do is what they do.
 
-use std::collections::BTreeSet;
-
 use anyhow::{Context, Result, ensure};
 use crds::EngineIncident;
 use k8s_openapi::api::authorization::v1::{SelfSubjectRulesReview, SelfSubjectRulesReviewSpec};
@@ -10,10 +8,11 @@ use k8s_openapi::api::rbac::v1::Role;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
-use truebeat_tests::audit::{self, Right};
+use truebeat_tests::audit;
 use truebeat_tests::fleet::identity;
 use truebeat_tests::fleet::operator::{ACCOUNT, NAMESPACE, USER};
 use truebeat_tests::fleet::replica::Says;
+use truebeat_tests::rbac::{self, Grant};
 use truebeat_tests::wait::until_async;
 
 use crate::world::{BOUND, World};
@@ -21,7 +20,8 @@ use crate::world::{BOUND, World};
 /// Nobody may hold these, whatever it is good for.
 const NEVER: [&str; 8] = ["*", "secrets", "escalate", "bind", "impersonate", "pods/exec", "nodes/proxy", "configmaps"];
 
-/// Makes the operator do everything it can do, and looks which of its rights that took.
+/// Makes the operator do everything it can do, and looks which of its rights that took: each right of each rule as it is written must be the
+/// only one that allows something which was asked and answered. So whoever takes away a rule, or one verb of it, finds it refused here.
 pub async fn operator(world: &World<'_>) -> Result<()> {
     let cluster_role = world.json(&["clusterrole", ACCOUNT])?;
     let lease_role = world.json(&["-n", NAMESPACE, "role", ACCOUNT])?;
@@ -31,25 +31,63 @@ pub async fn operator(world: &World<'_>) -> Result<()> {
     }
     everything_once(world).await?;
 
-    let granted: BTreeSet<Right> =
-        audit::granted(&cluster_role).into_iter().chain(audit::granted(&lease_role)).collect();
-    // not used but held: who hands a right on must hold it
-    let handed_on = BTreeSet::from([Right::new("", "pods/status", "patch")]);
-    until_async("every right to be used", BOUND, || async {
-        let used = audit::used(&audit::read(&world.cluster.audit_log(), USER)?);
-        let idle: Vec<String> =
-            granted.difference(&used).filter(|right| !handed_on.contains(right)).map(ToString::to_string).collect();
-        ensure!(idle.is_empty(), "granted and never used: {}", idle.join(", "));
+    let (ours, everybodys) = bound(world)?;
+    // no request needs it: who hands a right on must hold it
+    let handed_on = |grant: &Grant| grant.is("", "pods/status", "patch");
+    until_async("every right to be needed", BOUND, || async {
+        let asked = audit::asked(&audit::read(&world.cluster.audit_log(), USER)?);
+        let mut idle = rbac::idle(&ours, &everybodys, &asked);
+        idle.retain(|grant| !handed_on(grant));
+        let idle: Vec<String> = idle.iter().map(ToString::to_string).collect();
+        ensure!(idle.is_empty(), "nothing that was asked would be refused without: {}", idle.join(", "));
         Ok(Some(()))
     })
     .await?;
-    let asked = audit::read(&world.cluster.audit_log(), USER)?;
+    let entries = audit::read(&world.cluster.audit_log(), USER)?;
     let refused: Vec<_> =
-        asked.iter().filter(|entry| matches!(entry.code(), 401 | 403)).map(|e| (&e.verb, e.resource())).collect();
+        entries.iter().filter(|entry| matches!(entry.code(), 401 | 403)).map(|e| (&e.verb, e.resource())).collect();
     ensure!(refused.is_empty(), "asked for and not granted: {refused:?}");
-    println!("      {} rights granted, {} requests, none refused", granted.len(), asked.len());
+    let asked = audit::asked(&entries);
+    let all = || ours.iter().chain(&everybodys);
+    let beyond: Vec<String> =
+        asked.iter().filter(|question| !all().any(|grant| grant.allows(question))).map(ToString::to_string).collect();
+    ensure!(beyond.is_empty(), "answered, and no rule that is known here allows it: {}", beyond.join(", "));
+    println!(
+        "      {} rights granted, each needed; {} requests that asked {} things, none refused",
+        ours.len(),
+        entries.len(),
+        asked.len()
+    );
     held_to_hand_on(world, &cluster_role).await?;
     world.leave("rights").await
+}
+
+/// What is bound to the operator's account, and what to the groups that it is in by being an account.
+fn bound(world: &World<'_>) -> Result<(Vec<Grant>, Vec<Grant>)> {
+    let all = world.json(&["-A", "clusterroles,roles,clusterrolebindings,rolebindings"])?;
+    let all = all["items"].as_array().context("roles and bindings")?;
+    let everybody = ["system:authenticated", "system:serviceaccounts", "system:serviceaccounts:truebeat-system"];
+    let (mut ours, mut everybodys) = (Vec::new(), Vec::new());
+    for binding in all.iter().filter(|object| object["roleRef"].is_object()) {
+        let (namespace, wanted) = (&binding["metadata"]["namespace"], &binding["roleRef"]);
+        let is_it = |role: &&Value| {
+            let here = wanted["kind"] == "ClusterRole" || role["metadata"]["namespace"] == *namespace;
+            role["kind"] == wanted["kind"] && role["metadata"]["name"] == wanted["name"] && here
+        };
+        for subject in binding["subjects"].as_array().into_iter().flatten() {
+            let account = subject["kind"] == "ServiceAccount" && subject["namespace"] == NAMESPACE;
+            let group = subject["kind"] == "Group" && everybody.iter().any(|name| subject["name"] == *name);
+            let list = match (account && subject["name"] == ACCOUNT, group) {
+                (true, _) => &mut ours,
+                (_, true) => &mut everybodys,
+                _ => continue,
+            };
+            let role = all.iter().find(is_it).with_context(|| format!("{wanted} is bound and not there"))?;
+            list.extend(rbac::granted(role, namespace.as_str()));
+        }
+    }
+    ensure!(!ours.is_empty(), "nothing is bound to the operator");
+    Ok((ours, everybodys))
 }
 
 /// A deployment that stalls, accuses a node, is restarted, stalls again, is replaced, changes, and is forgotten.
