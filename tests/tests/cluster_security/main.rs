@@ -1,4 +1,4 @@
-//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), and A18 and A20 of the catalogue of faults, each on a real API server with its admission and RBAC, with the
+//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), and A18, A20 and H10 of the catalogue of faults, each on a real API server with its admission and RBAC, with the
 //! real operator and without a node: pods are objects, and what kubelet and agents would write is written here.
 //!
 //! Most of what is tried is what somebody would try who has stolen one token; the operator and the agents are told apart by their tokens alone.
@@ -9,6 +9,7 @@ mod images;
 mod manifests;
 mod network;
 mod rights;
+mod schema;
 mod weapon;
 mod world;
 
@@ -23,7 +24,7 @@ use truebeat_tests::{Cluster, Options, product};
 use crate::world::World;
 
 /// In the order in which they run: each has a namespace of its own.
-const ROWS: [&str; 15] = [
+const ROWS: [&str; 16] = [
     "s03_restricted_pods_are_taken_without_a_warning",
     "s01_every_right_of_the_operator_is_used",
     "s01_a_watched_namespace_needs_no_right_elsewhere",
@@ -39,6 +40,7 @@ const ROWS: [&str; 15] = [
     "s16_a_tenant_that_floods_delays_itself",
     "fault_a18_whom_nobody_may_replace_is_not_deleted",
     "fault_a20_a_token_that_is_not_taken_is_read_anew",
+    "fault_h10_each_rule_of_the_schemas_refuses_in_its_own_words",
 ];
 
 fn main() -> ExitCode {
@@ -100,6 +102,7 @@ async fn tell(name: &str, world: &World<'_>) -> Result<()> {
         "s16_a_tenant_that_floods_delays_itself" => weapon::flood(world).await,
         "fault_a18_whom_nobody_may_replace_is_not_deleted" => faults::quota(world).await,
         "fault_a20_a_token_that_is_not_taken_is_read_anew" => faults::token(world).await,
+        "fault_h10_each_rule_of_the_schemas_refuses_in_its_own_words" => schema::rules(world).await,
         _ => anyhow::bail!("no such row: {name}"),
     }
 }
