@@ -218,5 +218,5 @@ fn the_examples_are_valid() {
             seen += 1;
         }
     }
-    assert!(seen >= 4, "Truebeat, vLLM, SGLang and llama.cpp");
+    assert!(seen >= 6, "Truebeat twice, vLLM twice, SGLang and llama.cpp");
 }

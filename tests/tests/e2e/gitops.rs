@@ -33,7 +33,7 @@ spec:
 pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     times.act("kubectl apply --dry-run=server: every example");
     let said = world.kubectl(&["--warnings-as-errors", "apply", "--dry-run=server", "-f", EXAMPLES])?;
-    ensure!(said.lines().filter(|line| line.ends_with("(server dry run)")).count() >= 4, "{said}");
+    ensure!(said.lines().filter(|line| line.ends_with("(server dry run)")).count() >= 6, "{said}");
     times.now("the server takes all of them, without a warning");
 
     let file = world.cluster.layout().path("git.yaml");
