@@ -102,6 +102,10 @@ pub enum Act {
     ExpectServing {
         count: usize,
     },
+    /// From now on at least so many engines must serve at every step.
+    LeastServing {
+        count: usize,
+    },
     /// No engine may run on this node now.
     ExpectFree {
         node: usize,
@@ -201,6 +205,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
         Act::FreezeOf { .. } | Act::Poison { .. } => on_some_engine(act, world, state, now_ms),
         Act::Drain { node, ms } => world.drain(&mut state.store, *node, (now_ms, now_ms + ms)),
         Act::Quota { pods } => world.quota = *pods,
+        Act::LeastServing { count } => world.least_serving = *count,
         Act::Pages { size } => state.store.page = *size,
         Act::OpaqueVersions => state.store.opaque = true,
         Act::DeletePod { nth } => {

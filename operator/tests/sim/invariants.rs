@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use super::{
+    agent::Engine,
     cluster::State,
     kube::store::{Entry, wall},
-    world::{World, is_ready},
+    world::{Pod, World, is_ready},
 };
 
 const OWNER: &str = "inference.truebeat.io/deployment";
@@ -31,6 +32,17 @@ impl World {
                     state.checks.broken(now_ms, what);
                 }
             }
+        }
+    }
+
+    /// P4, of stories that ask for it: clients find so many replicas. One on its way out takes no request.
+    pub fn enough_serve(&self, state: &mut State, now_ms: u64) {
+        let serves = |pod: &&Pod| {
+            pod.gone_at_ms.is_none() && pod.agent.serves() && matches!(pod.agent.engine, Engine::Serving { .. })
+        };
+        let serving = self.pods.values().filter(serves).count();
+        if serving < self.least_serving {
+            state.checks.broken(now_ms, format!("P4: {serving} replicas serve, and {} should", self.least_serving));
         }
     }
 

@@ -31,6 +31,7 @@ mod fields;
 mod invariants;
 mod job;
 mod kube;
+mod leaving;
 mod log;
 mod mend;
 mod nodes;

@@ -10,6 +10,7 @@ use super::{
     changes::{self, BAD_IMAGE},
     doubts,
     faults::{Fate, Faults, Outage, Rates, Rule},
+    leaving,
     report::Report,
     run::run,
     said::Log,
@@ -118,6 +119,9 @@ pub fn all() -> Vec<Row> {
             vec![log.ends_within(23_500, 1_000), log.succeeded_by(26_500)]
         }),
         row("i2-three-one-after-another", three_in_turn, |log| vec![log.granted_by(40_000), log.has("RestartsHeld")]),
+        row("i2-drain-of-one-node", leaving::alone, leaving::one_by_one),
+        row("i2-stall-in-a-drain", leaving::stall_elsewhere, leaving::the_stall_first),
+        row("i2-stall-on-a-drained-node", leaving::stall_on_it, leaving::the_slot_goes_along),
         row("i5-engine-outlives-its-kill", broken::undead, |log| {
             let replaced = log.changes("DELETE /api/v1/namespaces/serving/pods/", (33_000, 50_000));
             let next = log.changes("truebeat.io/restart-grant", (203_000, 220_000));

@@ -30,13 +30,25 @@ impl Log<'_> {
 
     /// What operators did and what befell them.
     fn lines(&self) -> impl Iterator<Item = Write<'_>> {
-        self.0.lines.iter().filter_map(|line| {
-            let (time, rest) = line.trim_start().split_once(' ')?;
-            let (seconds, millis) = time.split_once('.')?;
-            let at_ms = seconds.parse::<u64>().ok()? * 1000 + millis.parse::<u64>().ok()?;
+        self.timed().filter_map(|(at_ms, rest)| {
             let (operator, what) = rest.split_once(' ').filter(|(who, _)| who.starts_with("operator-"))?;
             Some(Write { at_ms, operator, what })
         })
+    }
+
+    /// All that happened.
+    fn timed(&self) -> impl Iterator<Item = (u64, &str)> {
+        self.0.lines.iter().filter_map(|line| {
+            let (time, rest) = line.trim_start().split_once(' ')?;
+            let (seconds, millis) = time.split_once('.')?;
+            Some((seconds.parse::<u64>().ok()? * 1000 + millis.parse::<u64>().ok()?, rest))
+        })
+    }
+
+    /// When something happened that is told with all of these words.
+    pub fn times(&self, words: &[&str]) -> Vec<u64> {
+        let told = |what: &str| words.iter().all(|word| what.contains(word));
+        self.timed().filter(|(_, what)| told(what)).map(|(at_ms, _)| at_ms).collect()
     }
 
     /// Whoever was asked to end at `at_ms` has ended so soon.
@@ -80,6 +92,15 @@ impl Log<'_> {
     /// Nobody writes anything from the first of these moments on and before the second.
     pub fn quiet(&self, (from_ms, to_ms): (u64, u64)) -> Option<String> {
         let write = self.writes().find(|w| (from_ms..to_ms).contains(&w.at_ms))?;
+        Some(format!("at {} ms {}", write.at_ms, write.what))
+    }
+
+    /// Nobody writes anything, from this moment on, whose name ends so.
+    pub fn leaves_alone(&self, from_ms: u64, ends: &[&str]) -> Option<String> {
+        let object =
+            |what: &str| what.split(' ').nth(1).unwrap_or_default().split('?').next().unwrap_or_default().to_owned();
+        let ours = |what: &str| ends.iter().any(|end| object(what).trim_end_matches("/status").ends_with(end));
+        let write = self.writes().find(|w| w.at_ms >= from_ms && ours(w.what))?;
         Some(format!("at {} ms {}", write.at_ms, write.what))
     }
 

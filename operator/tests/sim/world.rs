@@ -63,6 +63,8 @@ pub struct World {
     pub lost_gpus: BTreeSet<String>,
     /// No more pods than this.
     pub quota: Option<usize>,
+    /// No fewer replicas than this serve at any time.
+    pub least_serving: usize,
     /// What the agents said at some time.
     pub overheard: Vec<(Key, Value)>,
     /// Processes on GPUs that outlived their pod's object.
@@ -91,6 +93,7 @@ impl World {
             lost_nodes: BTreeSet::new(),
             lost_gpus: BTreeSet::new(),
             quota: None,
+            least_serving: 0,
             overheard: Vec::new(),
             orphans: Vec::new(),
             drains: Vec::new(),
@@ -139,6 +142,7 @@ impl World {
             let around = Around { now_ms, reachable, sick, gpu_lost: self.lost_gpus.contains(&pod.node) };
             pod.agent.tick(&mut state.store, &mut state.log, (&pod.namespace, &pod.name, &pod.uid), around);
         }
+        self.enough_serve(state, now_ms);
         if changed {
             self.budget_holds(state, now_ms);
             self.alone_on_its_gpu(state, now_ms);
