@@ -1,5 +1,6 @@
 //! The wall clock as a value: the times that the operator writes into the API come from here and from nowhere else, so
-//! that a test can own them. Decisions about leases and deadlines never use it; they have tokio's monotonic clock.
+//! that a test can own them. Decisions about leases and deadlines have tokio's monotonic clock, but for one that can only make a
+//! candidate wait for longer (`leader::lease`).
 
 use std::{fmt, sync::Arc};
 

@@ -49,7 +49,7 @@ impl Elector {
         }
     }
 
-    /// The same with another wall clock; it only dates the Lease.
+    /// The same with another wall clock; it dates the Lease, and tells a first look how old that is.
     pub fn with_wall(self, wall: Wall) -> Self {
         Elector { wall, ..self }
     }
@@ -103,10 +103,18 @@ impl Elector {
         let read = timeout(CALL_DEADLINE, self.api.get_opt(LEASE_NAME)).await.map_err(|_| RoundError::Deadline)?;
         let lease = read.map_err(|e| RoundError::Read(Box::new(e)))?;
         self.leadership.contact();
-        let paused = self.candidate.paused(self.epoch.elapsed());
-        let decision = self.candidate.decide(lease.as_ref().map(record), self.epoch.elapsed());
-        if !paused && self.candidate.paused(self.epoch.elapsed()) {
-            let pause_s = WENT_BACK_PAUSE.as_secs();
+        let (found, now, pause_s) = (lease.as_ref().map(record), self.epoch.elapsed(), WENT_BACK_PAUSE.as_secs());
+        if let Some(found) = found.as_ref().filter(|found| self.candidate.meet(found, now, self.wall.now())) {
+            tracing::warn!(
+                pause_s,
+                renewed = found.age.renewed.map(tracing::field::display),
+                "Lease {LEASE_NAME} was not renewed for long, or only claimed: no operator was there, or the API server's store was restored \
+                 from a backup. Nothing is written meanwhile, until every agent has said anew how its engine is"
+            );
+        }
+        let paused = self.candidate.paused(now);
+        let decision = self.candidate.decide(found, now);
+        if !paused && self.candidate.paused(now) {
             tracing::error!(
                 pause_s,
                 "Lease {LEASE_NAME} is older than it was: the API server's store was restored from a backup. Nobody leads and nothing is \

@@ -142,6 +142,23 @@ async fn a_killed_leaders_container_leads_again_with_its_first_look() {
     assert!(leads.may_write() && !leads_other.may_write());
 }
 
+/// A21: all operators were away while the store was restored, and nobody of them can have seen it go back.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_finds_an_old_lease_leads_when_agents_have_had_their_time() {
+    for (away_s, wanted) in [(295, Duration::ZERO), (305, WENT_BACK_PAUSE)] {
+        let store = Arc::new(Mutex::new(Store::default()));
+        let (mut first, _) = candidate(&store, "a");
+        first.round().await.unwrap();
+        first.release().await;
+        let (second, leads) = candidate(&store, "b");
+        let mut second = second.with_wall(Wall::new(move || Timestamp::now() + Duration::from_secs(away_s)));
+        let start = Instant::now();
+        tokio::select! { () = second.run() => {}, () = won(&leads) => {} }
+        let waited = start.elapsed();
+        assert!(waited >= wanted && waited < wanted + 2 * RETRY_PERIOD, "after {away_s} s: {waited:?}");
+    }
+}
+
 /// The bar: a lease that is given back has a new holder within three seconds.
 #[tokio::test(start_paused = true)]
 async fn a_released_lease_has_a_new_holder_within_three_seconds() {

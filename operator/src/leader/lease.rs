@@ -1,5 +1,6 @@
 //! The decision of leader election, pure. A lease is expired when *we* have seen no change of it for its whole duration
-//! by our own monotonic clock; the times inside it are other machines' and are never compared with ours.
+//! by our own monotonic clock; the times inside it are other machines', and nothing is taken because of them. (At a first look a
+//! time that is long past is a reason to wait for longer.)
 //!
 //! The installation ships a Lease that nobody holds, and whoever finds that one takes it. So a Lease that is not there was
 //! deleted, perhaps a moment ago and under a leader that does not know yet. It is claimed: made anew in our name, so that
@@ -8,7 +9,7 @@
 use std::time::Duration;
 
 use crds::episode::REPEATED_EVERY;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::RENEW_DEADLINE;
 
@@ -21,6 +22,10 @@ pub const WAIT_PERIOD: Duration = Duration::from_secs(1);
 /// Nobody leads for so long after the API server's store went back in time (A21): by then every agent has repeated its word, and what
 /// the operator would act on is no word of the past any more.
 pub const WENT_BACK_PAUSE: Duration = REPEATED_EVERY.saturating_add(LEASE_DURATION);
+
+/// A Lease that is found, and was not renewed for longer than this, tells of a time in which nobody led, or is a state of the past. No backup that
+/// anybody restores is much younger; and a container that crashed is back sooner, until its pauses have grown to this.
+const SILENT_MAX: SignedDuration = SignedDuration::from_mins(5);
 
 /// The parts of a Lease object that matter.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -85,7 +90,7 @@ pub struct Candidate {
     claimed: Option<Duration>,
     /// The last state that was read or written, whichever is later.
     newest: Option<Record>,
-    /// Until when nobody leads because the store went back.
+    /// Until when nobody leads because the store went back, or may have.
     paused_until: Option<Duration>,
 }
 
@@ -110,9 +115,23 @@ impl Candidate {
         self.newest = Some(record);
     }
 
-    /// Does it pause at `now`, because the store went back?
+    /// Does it pause at `now`, because the store went back, or may have?
     pub fn paused(&self, now: Duration) -> bool {
         self.paused_until.is_some_and(|until| now < until)
+    }
+
+    /// The first look, at `now` (monotonic) and at `wall` by our own clock: we have seen nothing that this record could be older than. Where it was
+    /// not renewed for long the store may have gone back before we came, and whoever only claims it may have seen that, and may not live to
+    /// the end of the pause. So nobody leads for as long as agents take to repeat their word. Gives whether that is so; no further look does
+    /// anything. A clock that is wrong makes the pause be one too many, or be missed; it never gives anybody a right.
+    pub fn meet(&mut self, record: &Record, now: Duration, wall: Timestamp) -> bool {
+        let claimed = !record.acquired && !record.holder.is_empty();
+        let silent = record.age.renewed.is_some_and(|renewed| wall.duration_since(renewed) > SILENT_MAX);
+        let doubtful = self.newest.is_none() && (claimed || silent);
+        if doubtful {
+            self.paused_until = Some(now + WENT_BACK_PAUSE);
+        }
+        doubtful
     }
 
     /// Takes in what the API holds at `now` (monotonic) and decides. `None`: there is no lease object.

@@ -151,6 +151,45 @@ fn fault_a21_nobody_leads_for_a_while_when_the_store_has_gone_back() {
     assert!(other.paused(s(178)) && !other.paused(s(179)));
 }
 
+/// A process that starts after the store went back has nothing to compare with, but a date.
+#[test]
+fn fault_a21_whoever_meets_an_old_lease_or_a_claim_waits_for_the_agents() {
+    let wall = |at_s: i64| Timestamp::from_second(at_s).unwrap();
+    let (free, others) = (aged("", 3, 1000), aged("b", 3, 1000));
+    let claimed = Record { acquired: false, ..others.clone() };
+    let ahead = 1000 - 3600; // by the holder's clock, or by ours
+    for (found, at_s, pauses) in [
+        (&free, 1300, false),
+        (&free, 1301, true),
+        (&others, 1300, false),
+        (&others, 1301, true),
+        (&others, ahead, false),
+        (&claimed, 1001, true),
+        (&shipped(), 9_999_999, false),
+        (&record("b", 1), 9_999_999, false),
+    ] {
+        let mut newcomer = Candidate::new("a");
+        assert_eq!(newcomer.meet(found, s(100), wall(at_s)), pauses, "{found:?} at {at_s}");
+        assert_eq!((newcomer.paused(s(174)), newcomer.paused(s(175))), (pauses, false), "{found:?} at {at_s}");
+    }
+}
+
+#[test]
+fn fault_a21_whoever_has_looked_before_is_no_newcomer() {
+    let (mut newcomer, late) = (Candidate::new("a"), Timestamp::from_second(5000).unwrap());
+    assert!(newcomer.meet(&aged("", 3, 1000), s(100), late));
+    assert_eq!(newcomer.decide(Some(aged("", 3, 1000)), s(100)), Decision::Claim);
+    let claimed = |at_s: i64| Record { acquired: false, ..aged("a", 3, at_s) };
+    for (at, wanted) in [(5001, Decision::Claim), (5074, Decision::Claim), (5075, Decision::Take)] {
+        let now = s(u64::try_from(at - 4900).unwrap());
+        assert!(!newcomer.meet(&claimed(at), now, Timestamp::from_second(at + 900).unwrap()), "{at}: its own claim");
+        assert_eq!(newcomer.decide(Some(claimed(at)), now), wanted, "{at}");
+    }
+    let mut successor = Candidate::new("op_uid_2").with_forerunners(container("op", Some("uid"), 1));
+    assert!(successor.meet(&aged("op_uid_1", 3, 1000), s(0), late));
+    assert_eq!(successor.decide(Some(aged("op_uid_1", 3, 1000)), s(0)), Decision::Claim, "its own container's as well");
+}
+
 #[test]
 fn a_lease_that_goes_forward_or_is_made_anew_is_no_store_that_went_back() {
     let mut candidate = Candidate::new("a");
@@ -191,6 +230,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..200)
 }
 
+fn wall(now: Duration) -> Timestamp {
+    Timestamp::UNIX_EPOCH + now
+}
+
 /// The world of the property.
 struct World {
     candidates: [Candidate; 2],
@@ -207,6 +250,9 @@ impl World {
         match step {
             Step::Sleep(seconds) => self.now += s(u64::from(seconds)),
             Step::Read(i) => {
+                if let Some(stored) = &self.stored {
+                    self.candidates[i].meet(stored, self.now, wall(self.now));
+                }
                 let decision = self.candidates[i].decide(self.stored.clone(), self.now);
                 self.pending[i] = (decision != Decision::Wait).then(|| (self.stored.clone(), decision, self.now));
             }
@@ -221,7 +267,9 @@ impl World {
                 if read == self.stored && self.now - at <= s(3) {
                     self.version += 1;
                     let written = if decision == Decision::Claim { claim } else { record };
-                    self.stored = Some(written(&self.candidates[i].identity, self.version));
+                    let written = written(&self.candidates[i].identity, self.version);
+                    let age = Age { renewed: Some(wall(self.now)), ..Age::default() };
+                    self.stored = Some(Record { age, ..written });
                     let right = if decision == Decision::Claim { s(0) } else { at + RENEW_DEADLINE };
                     self.until[i] = right;
                     if decision != Decision::Claim {

@@ -105,6 +105,10 @@ pub fn all() -> Vec<Row> {
             let grant = log.changes("truebeat.io/restart-grant", (303_000, 320_000));
             vec![log.no_delete(), log.quiet((112_500, 170_000)), grant]
         }),
+        row("a21-etcd-restored-unseen", untrue::restored_unseen, |log| {
+            let grant = log.changes("truebeat.io/restart-grant", (603_000, 620_000));
+            vec![log.no_delete(), log.quiet((432_000, 506_000)), grant]
+        }),
         row("b2-record-before-rollback", doubts::dies_of_a_rollback, |log| {
             vec![log.incidents(1), log.says_at_most(1, "/deployments/chat", BAD_IMAGE)]
         }),

@@ -50,12 +50,23 @@ pub fn restored_in_a_restart() -> Story {
 /// Restored to the middle of a stall that is long over, and that no restart would have been tried for: what the API holds says that a
 /// replica which serves is to be deleted, until its agent says its word again.
 pub fn restored_in_a_stall() -> Story {
+    restored_to_a_stall(vec![(110_000, Act::Restore), freeze(300_000, 1)])
+}
+
+/// The same when no operator lives that could have seen it: all of them start after it. (Until 489 s no agent repeats its word.)
+pub fn restored_unseen() -> Story {
+    let dies = |operator| (432_000, Act::Kill { operator });
+    restored_to_a_stall(vec![dies(0), dies(1), (432_000, Act::Restore), freeze(600_000, 1)])
+}
+
+fn restored_to_a_stall(then: Vec<(u64, Act)>) -> Story {
     let mut hasty = spec(2, "Recover");
     hasty["recovery"]["restartsBeforeReplace"] = json!(1);
     let unheard = Rule::refuse((60_000, 70_000), CHANGES, CRDS, (500, "InternalError", "etcdserver: no leader"));
     let again = Act::Freeze { nth: 0, heals_ms: Some(9_000) };
     let mut story = scene(Vec::new(), vec![unheard]);
     story.acts = vec![(0, Act::Create { name: "chat", spec: hasty }), freeze(20_000, 0), (60_000, again)];
-    story.acts.extend([(68_000, Act::Backup), (110_000, Act::Restore), freeze(300_000, 1)]);
+    story.acts.push((68_000, Act::Backup));
+    story.acts.extend(then);
     story
 }
