@@ -212,6 +212,22 @@ mod tests {
         insta::assert_json_snapshot!(build(&infd_vllm("llama"))[5].body);
     }
 
+    /// An image knows no user 1000, and PyTorch ends where the user has no name.
+    #[test]
+    fn an_engine_has_a_home_and_a_users_name_and_the_specs_own_win() {
+        let value_of = |infd: &InferenceDeployment, name: &str| {
+            let env = &build(infd)[5].body["spec"]["template"]["spec"]["containers"][0]["env"];
+            let named: Vec<Value> = env.as_array().unwrap().iter().filter(|v| v["name"] == name).cloned().collect();
+            assert_eq!(named.len(), 1, "{name}: {named:?}");
+            named[0]["value"].clone()
+        };
+        let mut object = infd("chat");
+        assert_eq!((value_of(&object, "HOME"), value_of(&object, "USER")), (json!("/tmp"), json!("truebeat")));
+        object.spec.engine.env =
+            serde_json::from_value(json!([{"name": "USER", "value": "vllm"}, {"name": "HOME", "value": "/h"}])).unwrap();
+        assert_eq!((value_of(&object, "HOME"), value_of(&object, "USER")), (json!("/h"), json!("vllm")));
+    }
+
     #[test]
     fn every_child_is_owned_and_in_the_same_namespace() {
         for child in build(&infd("chat")) {

@@ -175,13 +175,15 @@ fn ranks_flag(kind: EngineKind) -> Option<&'static str> {
     }
 }
 
-/// Ours first, so that the user's values may refer to them; a `HOME` of the user wins over ours.
+/// Ours first, so that the user's values may refer to them; a `HOME` or `USER` of the user wins over ours.
 fn engine_env(infd: &InferenceDeployment) -> Vec<Value> {
     let mut ours =
         vec![("TRUEBEAT_PAGE_DIR", PAGE_DIR.to_owned()), ("TRUEBEAT_ENGINE_PORT", infd.spec.engine.port.to_string())];
     ours.extend(model_path(infd).map(|path| ("TRUEBEAT_MODEL_PATH", path)));
     // The root is read-only; engines keep caches under their home.
     ours.push(("HOME", "/tmp".to_owned()));
+    // PyTorch asks for the user's name when it is imported, and no image of an engine has a user 1000 in its /etc/passwd.
+    ours.push(("USER", "truebeat".to_owned()));
     let theirs = &infd.spec.engine.env;
     ours.into_iter()
         .filter(|(name, _)| !theirs.iter().any(|variable| variable.name == *name))
