@@ -3,6 +3,7 @@
 //! `operator/manifests/install.yaml` is the same text for the default image, held fresh by a test.
 
 mod nodes;
+mod people;
 
 use crds::{AGENT_SERVICE_ACCOUNT_SUFFIX, GROUP};
 use serde_json::{Value, json};
@@ -24,6 +25,8 @@ pub fn install(image: &str, pull_policy: &str) -> Result<String, crds::yaml::Yam
         ("ServiceAccount", account()),
         ("ClusterRole", cluster_role()),
         ("ClusterRoleBinding", binding("ClusterRoleBinding", "ClusterRole")),
+        ("ClusterRole", people::view()),
+        ("ClusterRole", people::edit()),
         ("Role", lease_role()),
         ("RoleBinding", binding("RoleBinding", "Role")),
         ("Lease", lease()),
@@ -50,6 +53,8 @@ pub fn chart_parts() -> Result<Vec<(String, String)>, crds::yaml::YamlError> {
         ("cluster-role-rules.yaml", rules(cluster_role())),
         ("namespace-role-rules.yaml", json!({"rules": serving_rules()})),
         ("lease-role-rules.yaml", rules(lease_role())),
+        ("view-role-rules.yaml", rules(people::view())),
+        ("edit-role-rules.yaml", rules(people::edit())),
         ("admission-policy.yaml", json!({"spec": policy()["spec"]})),
         ("node-policy.yaml", json!({"spec": nodes::policy()["spec"]})),
     ];
@@ -348,6 +353,8 @@ mod tests {
         typed::<core::Namespace>(namespace());
         typed::<core::ServiceAccount>(account());
         typed::<rbac::ClusterRole>(cluster_role());
+        typed::<rbac::ClusterRole>(people::view());
+        typed::<rbac::ClusterRole>(people::edit());
         typed::<rbac::ClusterRoleBinding>(binding("ClusterRoleBinding", "ClusterRole"));
         typed::<rbac::Role>(lease_role());
         typed::<rbac::RoleBinding>(binding("RoleBinding", "Role"));
