@@ -13,6 +13,10 @@ use crate::report::PodIdentity;
 use crate::sources::{SourcesConfig, ras};
 use crate::watch::{WatchConfig, WatchError};
 
+/// Pages that are looked for, unless somebody says otherwise: more than the engines of one machine have ranks (a core's and its workers', of
+/// all data-parallel engines together: 18 of eight by two, 32 of sixteen by one). One that is not there costs nothing.
+pub const RANKS: u32 = 64;
+
 /// How far the agent goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
@@ -43,14 +47,17 @@ pub struct WatchArgs {
     #[arg(long, env = "TRUEBEAT_PAGE_DIR", default_value = "/run/truebeat")]
     pub page_dir: PathBuf,
     /// Pages are looked for up to this many ranks.
-    #[arg(long, env = "TRUEBEAT_RANKS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, env = "TRUEBEAT_RANKS", default_value_t = RANKS, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ranks: u32,
     /// Where evidence bundles go.
     #[arg(long, env = "TRUEBEAT_BUNDLE_DIR", default_value = "/run/truebeat-agent/bundles")]
     pub bundle_dir: PathBuf,
-    /// The engine's log, where it is a file.
+    /// The engine's log, where it is a file; it may come later, or never.
     #[arg(long, env = "TRUEBEAT_LOG_FILE", alias = "log")]
     pub log_file: Option<PathBuf>,
+    /// What was read of the log is taken out of it: for one in memory that is written for the agent alone, as in a pod.
+    #[arg(long, env = "TRUEBEAT_TRIM_LOG")]
+    pub trim_log: bool,
     /// Do not ask NVML about the GPUs.
     #[arg(long, env = "TRUEBEAT_NO_NVML")]
     pub no_nvml: bool,
@@ -135,10 +142,10 @@ impl RunWatchArgs {
         WatchArgs {
             engine_url: self.engine_url,
             page_dir,
-            // a scheduler's page and one for each of its workers
-            ranks: 16,
+            ranks: RANKS,
             bundle_dir: self.bundle_dir,
             log_file: Some(log_file),
+            trim_log: false,
             no_nvml: self.no_nvml,
             recovery_mode: self.recovery_mode,
             unattended_after: None,
@@ -186,6 +193,7 @@ impl WatchArgs {
             .filter_map(|(name, value)| Some((name, value?)))
             .for_each(|(name, value)| push(name, value));
         self.policy.iter().for_each(|pair| push("--policy", pair.into()));
+        words.extend(self.trim_log.then(|| "--trim-log".into()));
         words.extend(self.no_nvml.then(|| "--no-nvml".into()));
         words.extend(self.standalone.then(|| "--standalone".into()));
         words
@@ -205,6 +213,7 @@ impl WatchArgs {
                 nonce: None,
                 engine_url: self.engine_url,
                 log_path: self.log_file,
+                trim_log: self.trim_log,
                 nvml: !self.no_nvml,
                 ras_address: Some(ras::address()),
             },
@@ -294,6 +303,7 @@ mod tests {
             "--notes-dir=/n",
             "--prove-through=http://127.0.0.1:2",
             "--log-file=-x",
+            "--trim-log",
             "--poison-requests=Ignore",
             "--poison-for=77m",
             "--standalone",
@@ -314,6 +324,8 @@ mod tests {
         let config = Line::try_parse_from(words).unwrap().watch.into_config("/a".into()).unwrap();
         assert!(config.standalone && config.pod.is_none());
         assert_eq!((config.sources.page_dir, config.notes_dir), (PathBuf::from("/p"), Some(PathBuf::from("/n"))));
+        let in_a_pod = Line::try_parse_from(["x"]).unwrap().watch.into_config("/a".into()).unwrap();
+        assert_eq!((config.sources.ranks, in_a_pod.sources.ranks), (RANKS, RANKS));
     }
 
     #[test]

@@ -326,6 +326,18 @@ fn a_detector_that_hangs_is_replaced_and_readiness_stays() {
     assert!(ProcRoot::live().stat(victim).is_none_or(|stat| stat.ended()));
 }
 
+/// An engine that knows the file writes its log there, and what it prints is in there already.
+#[test]
+fn the_engine_is_not_told_of_the_log_that_holds_its_output() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("engine.log");
+    let engine = |_: &Path, _| ["sh", "-c", "env; echo that is all; exec sleep 600"].map(Into::into).into();
+    let _run = Run::begin(Command::new(AGENT).env("TRUEBEAT_LOG_FILE", &log), &[], engine);
+    let said = || std::fs::read_to_string(&log).unwrap_or_default();
+    until("the engine's environment", || said().contains("that is all"));
+    assert!(said().contains("TRUEBEAT_PAGE_DIR=") && !said().contains("TRUEBEAT_LOG_FILE"), "{}", said());
+}
+
 #[tokio::test]
 async fn an_engine_that_nobody_can_be_told_of_is_not_left_running() {
     let dir = tempfile::tempdir().unwrap();

@@ -32,6 +32,8 @@ fn main() -> ExitCode {
     if cli.command.is_sidecar() {
         // a full pipe drops lines instead of holding the processes that watch
         role::start_logging(&cli.log_filter, agent::stderr::writer);
+    } else if matches!(cli.command, Command::Engine(_)) {
+        role::start_logging(&cli.log_filter, engine::log_file::writer());
     } else {
         role::start_logging(&cli.log_filter, std::io::stderr);
     }

@@ -16,6 +16,7 @@ pub mod fault;
 pub mod grammar;
 pub mod guard;
 pub mod handle;
+pub mod log_file;
 pub mod metrics;
 pub mod model;
 mod panics;

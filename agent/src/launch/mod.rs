@@ -152,6 +152,8 @@ impl Launcher {
             .args(&self.config.command)
             .env("TRUEBEAT_PAGE_DIR", &self.config.page_dir)
             .env("TRUEBEAT_NONCE", nonce.to_string())
+            // all that it prints is in there already
+            .env_remove("TRUEBEAT_LOG_FILE")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

@@ -19,6 +19,7 @@ use self::line::Lines;
 use self::sink::Sink;
 use crate::gate::control::{GateClient, socket_in};
 use crate::launch::EngineFile;
+use crate::options::RANKS;
 use crate::sources::clock::monotonic_ms;
 use crate::sources::{EngineProcess, Sources, SourcesConfig, find_pod_engine, ras};
 
@@ -47,7 +48,7 @@ pub struct RecordArgs {
     #[arg(long, env = "TRUEBEAT_PAGE_DIR")]
     pub page_dir: Option<PathBuf>,
     /// Pages are looked for up to this many ranks.
-    #[arg(long, env = "TRUEBEAT_RANKS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, env = "TRUEBEAT_RANKS", default_value_t = RANKS, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ranks: u32,
     /// The engine's log. Only lines with a known signature are recorded.
     #[arg(long, env = "TRUEBEAT_LOG_FILE", alias = "log")]
@@ -231,6 +232,7 @@ impl Recorder {
             nonce: self.follow.nonce,
             engine_url: self.args.engine_url.clone(),
             log_path: self.args.log_file.clone().or(in_agent_dir),
+            trim_log: false,
             nvml: !self.args.no_nvml,
             ras_address: Some(ras::address()),
         }

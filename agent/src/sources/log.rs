@@ -1,17 +1,20 @@
 //! The tail of the engine's log: the last lines for the bundle, and every new line to the signature table (V4).
 //!
 //! A thread of its own reads the file, followed by inode, so that a stuck disk delays nobody (I4). A partial line waits for its
-//! end; a backlog is skipped rather than read.
+//! end; a backlog is skipped rather than read. In a pod the file lies in memory and is there for nobody else: the room of what was read is
+//! given back by a hole, which moves no writer's end and loses no line.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::libc::O_NONBLOCK;
 use vitals::observation::LogHit;
 
 use super::clock::monotonic_ms;
@@ -25,6 +28,9 @@ pub const LINE_CHARS_MAX: usize = 1_500;
 /// Bytes of old log read when the tail starts, and most that one poll reads.
 const HISTORY_BYTES: u64 = 64 << 10;
 const POLL_BYTES_MAX: u64 = 1 << 20;
+/// Of a log that is trimmed, what is kept of the part that was read, for an agent that starts anew; and room is given back in such pieces.
+const KEPT_BYTES: u64 = 256 << 10;
+const PIECE_BYTES: u64 = 1 << 20;
 /// A longer line without an end is taken as it is.
 const PARTIAL_BYTES_MAX: usize = 64 << 10;
 /// Characters of a line that a hit shows.
@@ -46,11 +52,10 @@ struct Shared {
 }
 
 impl LogTail {
-    /// Starts following `path`, which need not exist yet. Errors where no thread can be had.
-    pub fn spawn(path: &Path, haste: Haste) -> std::io::Result<Self> {
+    /// Starts following a file, which need not exist yet. Errors where no thread can be had.
+    pub fn spawn(mut follower: Follower, haste: Haste) -> std::io::Result<Self> {
         let shared = Arc::new(Mutex::new(Shared::default()));
         let stop = Arc::new(AtomicBool::new(false));
-        let mut follower = Follower::new(path);
         let (into, ended) = (Arc::clone(&shared), Arc::clone(&stop));
         std::thread::Builder::new().name("log-tail".to_owned()).spawn(move || {
             while !ended.load(Ordering::Relaxed) {
@@ -107,6 +112,7 @@ pub struct Follower {
     open: Option<Open>,
     polled: bool,
     partial: Vec<u8>,
+    trim: bool,
 }
 
 #[derive(Debug)]
@@ -114,12 +120,20 @@ struct Open {
     file: File,
     inode: (u64, u64),
     position: u64,
+    /// Up to here the file holds nothing any more.
+    given_back: u64,
 }
 
 impl Follower {
     /// Nothing is opened before the first poll.
     pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), open: None, polled: false, partial: Vec::new() }
+        Self { path: path.to_owned(), open: None, polled: false, partial: Vec::new(), trim: false }
+    }
+
+    /// What was read is given back: for a log in memory that is written for this reader alone.
+    #[must_use]
+    pub fn trimming(self, trim: bool) -> Self {
+        Self { trim, ..self }
     }
 
     /// The lines that came since the last poll. A missing or unreadable file has none.
@@ -132,6 +146,9 @@ impl Follower {
             self.open = self.open_at(first);
             lines.extend(self.read_on(first));
         }
+        if self.trim {
+            self.trim = self.open.as_mut().is_none_or(Open::give_back);
+        }
         lines
     }
 
@@ -142,10 +159,12 @@ impl Follower {
     }
 
     fn open_at(&self, first: bool) -> Option<Open> {
-        let file = File::open(&self.path).ok()?;
+        // what lies there may be anything: no wait on a FIFO
+        let open = |write| File::options().read(true).write(write).custom_flags(O_NONBLOCK).open(&self.path);
+        let file = open(self.trim).or_else(|_| open(false)).ok()?;
         let meta = file.metadata().ok().filter(std::fs::Metadata::is_file)?;
         let position = if first { meta.len().saturating_sub(HISTORY_BYTES) } else { 0 };
-        Some(Open { file, inode: (meta.dev(), meta.ino()), position })
+        Some(Open { file, inode: (meta.dev(), meta.ino()), position, given_back: 0 })
     }
 
     fn read_on(&mut self, history: bool) -> Vec<NewLine> {
@@ -153,7 +172,7 @@ impl Follower {
         let length = open.file.metadata().map_or(open.position, |meta| meta.len());
         if length < open.position {
             // truncated in place: it begins anew
-            open.position = 0;
+            (open.position, open.given_back) = (0, 0);
             self.partial.clear();
         }
         if length - open.position > POLL_BYTES_MAX {
@@ -182,6 +201,25 @@ impl Follower {
             }
         }
         lines
+    }
+}
+
+impl Open {
+    /// Makes a hole of what was read, but for its end. False where that cannot be: whoever writes must see to it then.
+    fn give_back(&mut self) -> bool {
+        let end = self.position.saturating_sub(KEPT_BYTES);
+        let length = end.saturating_sub(self.given_back);
+        if length < PIECE_BYTES {
+            return true;
+        }
+        let (Ok(from), Ok(length)) = (i64::try_from(self.given_back), i64::try_from(length)) else { return false };
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        if let Err(error) = fallocate(&self.file, hole, from, length) {
+            tracing::debug!(%error, "the room of the engine's log cannot be given back");
+            return false;
+        }
+        self.given_back = end;
+        true
     }
 }
 

@@ -73,6 +73,8 @@ pub struct SourcesConfig {
     pub engine_url: Uri,
     /// The engine's log, if it is a file that we may read.
     pub log_path: Option<PathBuf>,
+    /// It lies in memory and nobody else reads it: what was read of it goes.
+    pub trim_log: bool,
     /// Ask NVML?
     pub nvml: bool,
     /// `host:port` of NCCL's RAS service; `None` to leave it alone.
@@ -296,7 +298,8 @@ impl Sources {
         if self.log.is_none()
             && let Some(path) = &self.config.log_path
         {
-            match log::LogTail::spawn(path, self.probing.clone()) {
+            let follower = log::Follower::new(path).trimming(self.config.trim_log);
+            match log::LogTail::spawn(follower, self.probing.clone()) {
                 Ok(tail) => self.log = Some(tail),
                 // a machine without threads has graver worries; the next tick tries again
                 Err(error) => tracing::warn!(%error, path = %path.display(), "cannot follow the engine's log"),

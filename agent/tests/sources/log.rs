@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use agent::sources::haste::Haste;
@@ -80,13 +81,66 @@ fn long_lines_are_cut_and_bytes_that_are_no_text_do_no_harm() {
     assert_eq!(lines[1].text, "\u{fffd}\u{fffd}");
 }
 
+/// As in a pod: the engine appends for ever, the file is in memory, and the agent alone reads it.
+#[test]
+fn a_log_that_is_trimmed_stays_small_and_no_line_is_lost() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("engine.log");
+    let mut engine = OpenOptions::new().create(true).append(true).open(&path).unwrap();
+    let mut follower = Follower::new(&path).trimming(true);
+    follower.poll();
+    let (mut number, mut bytes_max) = (0, 0);
+    for _ in 0..200 {
+        let lines: String = (number..number + 1_000).map(|n| format!("{n:0>99}\n")).collect();
+        engine.write_all(lines.as_bytes()).unwrap();
+        for line in follower.poll() {
+            assert_eq!(line.text.parse(), Ok(number));
+            number += 1;
+        }
+        bytes_max = bytes_max.max(512 * fs::metadata(&path).unwrap().blocks());
+    }
+    assert_eq!((number, fs::metadata(&path).unwrap().len()), (200_000, 20_000_000));
+    assert!(bytes_max < 2 << 20, "{bytes_max} bytes");
+    let again = Follower::new(&path).trimming(true).poll();
+    assert_eq!(again.last().map(|line| line.text.parse()), Some(Ok(199_999)), "an agent that starts anew has history");
+    assert!(again.len() > 600 && again.iter().all(|line| !line.text.contains('\0')));
+    // whoever writes may begin anew as well
+    engine.set_len(0).unwrap();
+    engine.write_all(b"anew\n").unwrap();
+    assert_eq!(texts(&follower.poll()), ["anew"]);
+}
+
+#[test]
+fn a_log_that_is_not_to_be_trimmed_is_whole() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = directory.path().join("engine.log");
+    let mut follower = Follower::new(&path);
+    for _ in 0..4 {
+        append(&path, &format!("{}\n", "x".repeat(99)).repeat(10_000));
+        follower.poll();
+    }
+    assert!(fs::read(&path).unwrap().iter().all(|byte| *byte != 0));
+}
+
+#[test]
+fn what_is_no_file_is_no_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("engine.log");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut follower = Follower::new(&path).trimming(true);
+    assert_eq!(follower.poll(), [], "and nobody waits for one who writes");
+    fs::remove_file(&path).unwrap();
+    append(&path, "one\n");
+    assert_eq!(texts(&follower.poll()), ["one"]);
+}
+
 #[test]
 fn the_tail_keeps_the_last_lines_and_tells_new_signatures_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("engine.log");
     let signature = "TimeoutError: RPC call to sample_tokens timed out.\n";
     append(&path, signature);
-    let tail = LogTail::spawn(&path, Haste::default()).unwrap();
+    let tail = LogTail::spawn(Follower::new(&path), Haste::default()).unwrap();
     eventually("the history is read", || (tail.lines().len() == 1).then_some(()));
     assert_eq!(tail.take_hits(), [], "a signature of before is no news");
     append(&path, &"filler\n".repeat(LINES_MAX + 50));

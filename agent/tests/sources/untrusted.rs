@@ -133,6 +133,7 @@ async fn g06_what_a_liar_counts_reaches_the_detector_apart_from_what_was_deliver
         nonce: None,
         engine_url: serve(Router::new().route("/metrics", get(lie))).await,
         log_path: None,
+        trim_log: false,
         nvml: false,
         ras_address: None,
     });

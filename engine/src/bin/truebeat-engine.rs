@@ -25,6 +25,6 @@ enum Command {
 fn main() -> ExitCode {
     let Cli { log_filter, command: Command::Engine(args) } = Cli::parse();
     let work = async { engine::cli::run(args).await.map(|()| ExitCode::SUCCESS) };
-    role::start_logging(&log_filter, std::io::stderr);
+    role::start_logging(&log_filter, engine::log_file::writer());
     role::play(role::workers(WORKER_THREADS), engine::cli::EngineError::exit_code, work)
 }

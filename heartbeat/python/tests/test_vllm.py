@@ -3,6 +3,7 @@ import logging
 import os
 import tempfile
 import unittest
+import unittest.mock
 
 import fake
 from look import look, records
@@ -74,6 +75,17 @@ class PluginTest(unittest.TestCase):
             during.append(self.page())
             return original(*args)
         return spy
+
+    def test_the_log_goes_where_an_agent_reads_it(self):
+        path = os.path.join(self.dir, "engine.log")
+        logger = logging.getLogger("vllm")
+        logger.addHandler(logging.NullHandler())  # vLLM has configured its logger before it loads a plugin
+        self.addCleanup(logger.handlers.clear)
+        with unittest.mock.patch.dict(os.environ, {"TRUEBEAT_LOG_FILE": path}):
+            self.engine("0.32.0")
+        logging.getLogger("vllm.v1.engine.core").error("EngineCore encountered a fatal error.")
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual(file.read().count("EngineCore encountered a fatal error."), 1)
 
     def test_aborts_and_sleep(self):
         engine, core = self.engine("0.18.0")

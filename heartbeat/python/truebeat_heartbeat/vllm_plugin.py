@@ -1,4 +1,4 @@
-"""The vLLM plugin: an unmodified vLLM writes heartbeat pages and dumps its stacks on a signal.
+"""The vLLM plugin: an unmodified vLLM writes heartbeat pages, dumps its stacks on a signal, and logs where an agent can read it.
 
 Entry point `vllm.general_plugins`, which vLLM calls in the API server, in the engine core and in each worker. Pages: the engine
 core's is rank 0, its workers' are 1 to n; where core and worker are one process there is one page (H1.6). Which hook is there in
@@ -6,7 +6,7 @@ which version of vLLM: docs/vllm.md. The core's page needs all of its essential 
 """
 import os
 
-from . import stacks, vllm_core, vllm_worker
+from . import logfile, stacks, vllm_core, vllm_worker
 from .hooks import log, on_import
 from .page import page_dir
 
@@ -17,6 +17,7 @@ def register():
     """Called by vLLM, possibly several times in one process. Never raises."""
     global _registered
     try:
+        logfile.install()
         directory = page_dir()
         if directory is None:
             log.debug("truebeat: no page directory (TRUEBEAT_PAGE_DIR): nothing is published")

@@ -224,8 +224,30 @@ mod tests {
         let mut object = infd("chat");
         assert_eq!((value_of(&object, "HOME"), value_of(&object, "USER")), (json!("/tmp"), json!("truebeat")));
         object.spec.engine.env =
-            serde_json::from_value(json!([{"name": "USER", "value": "vllm"}, {"name": "HOME", "value": "/h"}])).unwrap();
+            serde_json::from_value(json!([{"name": "USER", "value": "vllm"}, {"name": "HOME", "value": "/h"}]))
+                .unwrap();
         assert_eq!((value_of(&object, "HOME"), value_of(&object, "USER")), (json!("/h"), json!("vllm")));
+    }
+
+    /// The agent follows the file that the engine is told of, and makes room in it.
+    #[test]
+    fn engine_and_agent_see_one_log_that_is_in_nobodys_way() {
+        let spec = &build(&infd("chat"))[5].body["spec"]["template"]["spec"];
+        let named = |list: &Value, name: &str| -> Value {
+            list.as_array().unwrap().iter().find(|item| item["name"] == name).cloned().unwrap_or_default()
+        };
+        let [engine, agent] = [&spec["containers"][0], &spec["initContainers"][0]].map(|container| {
+            let file = named(&container["env"], "TRUEBEAT_LOG_FILE")["value"].as_str().unwrap().to_owned();
+            let mount = named(&container["volumeMounts"], "engine-log");
+            assert!(
+                file.starts_with(&format!("{}/", mount["mountPath"].as_str().unwrap())) && mount["readOnly"].is_null()
+            );
+            file
+        });
+        assert_eq!(engine, agent);
+        let volume = named(&spec["volumes"], "engine-log");
+        assert_eq!(volume["emptyDir"], json!({"medium": "Memory", "sizeLimit": "16Mi"}));
+        assert_eq!(named(&spec["initContainers"][0]["env"], "TRUEBEAT_TRIM_LOG")["value"], "true");
     }
 
     #[test]

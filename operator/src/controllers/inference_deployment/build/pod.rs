@@ -16,6 +16,10 @@ use serde_json::{Value, json};
 use super::{AGENT_PORT, ENGINE_EXIT_SECONDS, child_name};
 
 const PAGE_DIR: &str = "/run/truebeat";
+/// Engine and agent see it here; a name that no overlay of before is likely to have.
+const LOG_VOLUME: &str = "engine-log";
+const LOG_DIR: &str = "/run/truebeat-log";
+const LOG_FILE: &str = "/run/truebeat-log/engine.log";
 const AGENT_DIR: &str = "/run/truebeat-agent";
 const BUNDLE_DIR: &str = "/var/lib/truebeat/bundles";
 const TOKEN_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -66,6 +70,8 @@ fn agent(infd: &InferenceDeployment) -> Value {
         "securityContext": security(),
         "volumeMounts": [
             {"name": "page", "mountPath": PAGE_DIR, "readOnly": true},
+            // not read-only: what was read of the log is taken out of it
+            {"name": LOG_VOLUME, "mountPath": LOG_DIR},
             {"name": "agent", "mountPath": AGENT_DIR},
             {"name": "bundles", "mountPath": BUNDLE_DIR},
             {"name": "agent-tmp", "mountPath": "/tmp"},
@@ -109,6 +115,9 @@ fn agent_env(infd: &InferenceDeployment) -> Value {
         field("NODE_NAME", "spec.nodeName"),
         {"name": "TRUEBEAT_PAGE_DIR", "value": PAGE_DIR},
         {"name": "TRUEBEAT_NOTES_DIR", "value": NOTES_DIR},
+        // (by environment and not by flags: an agent of an earlier version does not end for it)
+        {"name": "TRUEBEAT_LOG_FILE", "value": LOG_FILE},
+        {"name": "TRUEBEAT_TRIM_LOG", "value": "true"},
         {"name": "TRUEBEAT_UNATTENDED_WINDOW", "value": infd.spec.recovery.unattended_window},
     ])
 }
@@ -117,6 +126,7 @@ fn engine(infd: &InferenceDeployment) -> Value {
     let engine = &infd.spec.engine;
     let mut mounts = vec![
         json!({"name": "page", "mountPath": PAGE_DIR}),
+        json!({"name": LOG_VOLUME, "mountPath": LOG_DIR}),
         json!({"name": "engine-tmp", "mountPath": "/tmp"}),
         // ranks talk through shared memory, and the runtime's own 64 MiB are not enough for them
         json!({"name": "shm", "mountPath": "/dev/shm"}),
@@ -179,6 +189,8 @@ fn ranks_flag(kind: EngineKind) -> Option<&'static str> {
 fn engine_env(infd: &InferenceDeployment) -> Vec<Value> {
     let mut ours =
         vec![("TRUEBEAT_PAGE_DIR", PAGE_DIR.to_owned()), ("TRUEBEAT_ENGINE_PORT", infd.spec.engine.port.to_string())];
+    // The agent cannot read the container's output. A volume of its own, so that what fills it is in the way of nothing else.
+    ours.push(("TRUEBEAT_LOG_FILE", LOG_FILE.to_owned()));
     ours.extend(model_path(infd).map(|path| ("TRUEBEAT_MODEL_PATH", path)));
     // The root is read-only; engines keep caches under their home.
     ours.push(("HOME", "/tmp".to_owned()));
@@ -210,6 +222,7 @@ fn volumes(infd: &InferenceDeployment) -> Vec<Value> {
     let memory = |name: &str, size: &str| json!({"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": size}});
     let mut volumes = vec![
         memory("page", "16Mi"),
+        memory(LOG_VOLUME, "16Mi"),
         memory("agent", "16Mi"),
         // no medium: bundles are on disk and count against the pod's ephemeral storage, never against its memory
         json!({"name": "bundles", "emptyDir": {"sizeLimit": "4Gi"}}),
