@@ -2,8 +2,8 @@
 //!
 //! Reads `rank-<n>.beat` in the page directory and `/proc`, through `heartbeat` alone.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use heartbeat::page::{Identity, Page, Phase, StepRecord};
 use heartbeat::process::{PROC_ROOT, check_live, check_still_live};
@@ -14,8 +14,12 @@ use super::pace::Pace;
 
 /// Ranks that are read, whatever the configuration says.
 const RANKS_MAX: u32 = 1_024;
-/// At a glance: how often ranks without a page are looked for, and the writer of a page that nothing hangs on is checked (H2).
+/// How often the directory is looked at, and the writer of a page that nothing hangs on is checked (H2), at a glance; and how often ranks
+/// without a page are looked for in a directory that says nothing of them, at any closer look.
 const RARELY_MS: Ms = 1_000;
+/// A directory that changed less than this before it was looked at may have changed once more since, and tell the same time: its clock is
+/// the kernel's tick.
+const SETTLED_MS: u128 = 50;
 /// An engine must have stood so much longer than the one that is watched for its process to be looked at instead: a thread's time in line
 /// for a core is known from two looks on end.
 const STANDS_MS_MIN: Ms = 100;
@@ -27,8 +31,19 @@ pub struct PageSource {
     ranks: Vec<Rank>,
     /// The data-parallel engine whose process is looked at.
     watched: u32,
-    /// When the directory was looked at last, and when something in it had come or gone.
-    dir_seen: Option<(Ms, (i64, i64))>,
+    dir_seen: Option<DirSeen>,
+    /// When ranks without a page were looked for last.
+    sought_ms: Ms,
+}
+
+/// The last look at the directory.
+#[derive(Debug, Clone, Copy)]
+struct DirSeen {
+    at_ms: Ms,
+    /// When something in it had come or gone.
+    changed: Option<SystemTime>,
+    /// That was long enough ago for the next change to tell another time.
+    settled: bool,
 }
 
 #[derive(Debug)]
@@ -75,19 +90,21 @@ impl PageSource {
             pid: None,
             moved: (0, 0, 0),
         });
-        Self { dir: dir.to_owned(), ranks: ranks.collect(), watched: 0, dir_seen: None }
+        Self { dir: dir.to_owned(), ranks: ranks.collect(), watched: 0, dir_seen: None, sought_ms: 0 }
     }
 
     /// Reads the ranks into `pages`, those that can be believed, by rank: a stale, torn or absent page is no entry. Returns the process
     /// to look at: of the rank that is furthest behind in the data-parallel engine that has stood for longest with work.
     pub fn look(&mut self, now_ms: Ms, pace: Pace, pages: &mut Vec<PageObs>) -> Option<i32> {
         pages.clear();
-        let everywhere = pace > Pace::Glance || self.directory_changed(now_ms);
+        let closely = pace > Pace::Glance;
+        // there may be many more ranks than pages: one look at the directory is for all that have none
+        let seek = self.directory_changed(now_ms, closely);
         for rank in &mut self.ranks {
-            if rank.missing && !everywhere {
+            if rank.missing && !seek {
                 continue;
             }
-            let Some(page) = rank.read(now_ms, everywhere) else { continue };
+            let Some(page) = rank.read(now_ms, closely || seek) else { continue };
             rank.note(now_ms, &page);
             pages.push(observed(&page));
         }
@@ -117,15 +134,23 @@ impl PageSource {
         present.peek().is_some() && present.all(|rank| rank.delivers(now_ms, step_ms_max))
     }
 
-    /// Has a file come or gone since the last look at the directory? Looks now and then.
-    fn directory_changed(&mut self, now_ms: Ms) -> bool {
-        let known = self.dir_seen.filter(|(at_ms, _)| now_ms.saturating_sub(*at_ms) < RARELY_MS);
-        if known.is_some() {
+    /// May a file have come or gone since the last look at the directory? Looks now and then, `closely` each time.
+    fn directory_changed(&mut self, now_ms: Ms, closely: bool) -> bool {
+        let rarely = |at_ms: Ms| now_ms.saturating_sub(at_ms) >= RARELY_MS;
+        let before = self.dir_seen;
+        if !closely && before.is_some_and(|before| !rarely(before.at_ms)) {
             return false;
         }
-        let changed = std::fs::metadata(&self.dir).map(|meta| (meta.mtime(), meta.mtime_nsec())).unwrap_or_default();
-        let before = self.dir_seen.replace((now_ms, changed));
-        before.is_none_or(|(_, before)| before != changed)
+        let changed = std::fs::metadata(&self.dir).and_then(|meta| meta.modified()).ok();
+        // (no directory, and a clock that was set back, are settled and not, and both are right)
+        let settled = changed.is_none_or(|at| at.elapsed().is_ok_and(|age| age.as_millis() >= SETTLED_MS));
+        self.dir_seen = Some(DirSeen { at_ms: now_ms, changed, settled });
+        let same = before.is_some_and(|before| before.settled && before.changed == changed);
+        let seek = !same || (closely && rarely(self.sought_ms));
+        if seek {
+            self.sought_ms = now_ms;
+        }
+        seek
     }
 
     /// The flight recorders of all ranks, rank by rank, oldest step first. Works on the page of a dead process too.
@@ -332,6 +357,30 @@ mod tests {
         let idle = [page(0, 2, 10, 0), page(2, 2, 10, 0)];
         assert_eq!(engine_to_watch(&idle, stood([20, 0, 400, 0]), 1), 1);
         assert_eq!(engine_to_watch(&idle, stood([20, 0, 400, 0]), 7), 0, "its pages are gone");
+    }
+
+    #[test]
+    fn ranks_without_a_page_are_sought_where_the_directory_has_changed_and_now_and_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let hour = std::time::Duration::from_secs(3_600);
+        let set = |changed| std::fs::File::open(dir.path()).unwrap().set_modified(changed).unwrap();
+        let (long_ago, later) = (SystemTime::now() - 2 * hour, SystemTime::now() - hour);
+        let mut source = PageSource::new(dir.path(), 64, None);
+        let mut sought = |now_ms, pace| {
+            source.look(now_ms, pace, &mut Vec::new());
+            source.sought_ms == now_ms
+        };
+        set(long_ago);
+        assert!(sought(100, Pace::Stare), "the first look");
+        assert!(!sought(200, Pace::Stare) && !sought(300, Pace::Look), "nothing came and nothing went");
+        set(later);
+        assert!(sought(400, Pace::Stare));
+        assert!(!sought(500, Pace::Stare) && !sought(1_399, Pace::Stare));
+        assert!(sought(1_400, Pace::Stare), "a directory need not tell");
+        assert!(!sought(9_000, Pace::Glance), "at a glance it must");
+        set(SystemTime::now() + hour);
+        assert!(sought(10_000, Pace::Glance));
+        assert!(sought(10_001, Pace::Stare), "it has changed just now, and may have again");
     }
 
     #[test]

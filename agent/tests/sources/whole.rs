@@ -106,6 +106,26 @@ fn pages_tell_of_which_data_parallel_engine_they_are() {
     assert_eq!(seen.iter().map(|page| page.engine()).collect::<Vec<_>>(), [1]);
 }
 
+/// vLLM with eight tensor-parallel ranks and two engines: two cores and sixteen workers.
+#[test]
+fn all_pages_of_a_machine_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut source = PageSource::new(directory.path(), 64, None);
+    assert!(pages(&mut source).is_empty());
+    let writers: Vec<Writer> = (0..18)
+        .map(|rank| {
+            let identity = Identity { engines: 2, ..Identity::of_this_process(rank, 18, 0).unwrap() };
+            let mut writer = Writer::create(directory.path(), &identity).unwrap();
+            writer.publish(&idle(1));
+            writer
+        })
+        .collect();
+    let seen = pages(&mut source);
+    assert_eq!(seen.iter().map(|page| page.rank).collect::<Vec<_>>(), (0..18).collect::<Vec<_>>());
+    assert_eq!(seen.iter().filter(|page| page.engine() == 1).count(), 9, "half of them are the second engine's");
+    drop(writers);
+}
+
 #[test]
 fn a_short_look_sees_whatever_could_be_work() {
     let directory = tempfile::tempdir().unwrap();
@@ -225,6 +245,7 @@ async fn every_source_arrives_in_the_observation_and_no_tick_waits() {
         nonce: None,
         engine_url: serve(router).await,
         log_path: Some(log_path),
+        trim_log: false,
         nvml: false,
         ras_address: None,
     });
@@ -266,6 +287,7 @@ async fn a_silent_engine_delays_no_tick_and_leaves_its_signals_missing() {
         nonce: None,
         engine_url: format!("http://{}", listener.local_addr().unwrap()).parse().unwrap(),
         log_path: None,
+        trim_log: false,
         nvml: false,
         ras_address: None,
     });
