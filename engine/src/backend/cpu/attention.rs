@@ -56,26 +56,32 @@ pub struct AttentionOp<'a> {
     pub out: &'a Output,
 }
 
-/// One row of one head on its way through the tiles.
+/// One row of one head.
 struct Query {
     row: usize,
     head: usize,
     seen: Seen,
+}
+
+/// One query on its way through the tiles, by vectors.
+struct Alone {
+    query: Query,
     q: Vec<f32>,
     out: Vec<f32>,
     weights: [f32; TILE],
 }
 
-impl Default for Query {
+impl Default for Alone {
     fn default() -> Self {
-        Self { row: 0, head: 0, seen: Seen::new(0, 0), q: Vec::new(), out: Vec::new(), weights: [0.0; TILE] }
+        let query = Query { row: 0, head: 0, seen: Seen::new(0, 0) };
+        Self { query, q: Vec::new(), out: Vec::new(), weights: [0.0; TILE] }
     }
 }
 
 /// What a unit works in; each thread has one, and keeps it.
 #[derive(Default)]
 struct Work {
-    queries: Vec<Query>,
+    queries: Vec<Alone>,
     scratch: Vec<u8>,
     decoded: Decoded,
     #[cfg(target_arch = "x86_64")]
@@ -114,13 +120,17 @@ impl AttentionOp<'_> {
                 self.tile(s, &tile, positions, queries);
             }
         }
-        for query in queries {
-            let scale = 1.0 / query.seen.sum;
-            query.out.iter_mut().for_each(|value| *value *= scale);
-            let d = self.heads.head_dim;
-            self.out.set_run(query.row, query.head * d, &query.out[..d]);
+        for Alone { query, out, .. } in queries {
+            self.give(query, out);
         }
         WORK.set(Some(work));
+    }
+
+    /// Writes what has been mixed for a query to the output.
+    fn give(&self, query: &Query, mixed: &mut [f32]) {
+        let (scale, d) = (1.0 / query.seen.sum, self.heads.head_dim);
+        mixed.iter_mut().for_each(|value| *value *= scale);
+        self.out.set_run(query.row, query.head * d, &mixed[..d]);
     }
 
     /// Position of the first row.
@@ -131,17 +141,17 @@ impl AttentionOp<'_> {
     /// The tiles in which the unit's queries see something.
     fn tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         // the first row looks back the furthest
-        let (first, end) = (self.query(0).2.first / TILE, self.pos() + self.unit.rows);
+        let (first, end) = (self.query(0).seen.first / TILE, self.pos() + self.unit.rows);
         (first..end.div_ceil(TILE)).map(move |tile| tile * TILE..end.min((tile + 1) * TILE))
     }
 
-    /// Query `index` of the unit: its row, its head, and the positions that it sees.
-    fn query(&self, index: usize) -> (usize, usize, Seen) {
+    /// Query `index` of the unit.
+    fn query(&self, index: usize) -> Query {
         let per_kv = self.heads.heads / self.heads.kv_heads;
         let (row, head) = (self.unit.first_row + index / per_kv, self.unit.kv_head * per_kv + index % per_kv);
         let last = self.pos() + index / per_kv;
         let windowed = self.window.map_or(0, |window| (last + 1).saturating_sub(window));
-        (row, head, Seen::new(windowed.max(self.seq.since).min(last), last))
+        Query { row, head, seen: Seen::new(windowed.max(self.seq.since).min(last), last) }
     }
 
     /// How many queries the unit has.
@@ -149,23 +159,23 @@ impl AttentionOp<'_> {
         self.unit.rows * (self.heads.heads / self.heads.kv_heads)
     }
 
-    /// Q of a row and head, scaled.
-    fn scaled(&self, row: usize, head: usize) -> impl Iterator<Item = f32> {
+    /// Q of a query, scaled.
+    fn scaled(&self, query: &Query) -> impl Iterator<Item = f32> {
         let d = self.heads.head_dim;
         let scale = 1.0 / (d as f32).sqrt();
-        self.q.row(row)[head * d..(head + 1) * d].iter().map(move |x| x * scale)
+        self.q.row(query.row)[query.head * d..(query.head + 1) * d].iter().map(move |x| x * scale)
     }
 
     /// The unit's queries, in memory that earlier ones had.
-    fn queries<'q>(&self, queries: &'q mut Vec<Query>) -> &'q mut [Query] {
+    fn queries<'q>(&self, queries: &'q mut Vec<Alone>) -> &'q mut [Alone] {
         let count = self.count();
-        queries.resize_with(queries.len().max(count), Query::default);
-        for (index, query) in queries[..count].iter_mut().enumerate() {
-            (query.row, query.head, query.seen) = self.query(index);
-            query.q.clear();
-            query.q.extend(self.scaled(query.row, query.head));
-            query.out.clear();
-            query.out.resize(self.layout.value_dim(), 0.0);
+        queries.resize_with(queries.len().max(count), Alone::default);
+        for (index, alone) in queries[..count].iter_mut().enumerate() {
+            alone.query = self.query(index);
+            alone.q.clear();
+            alone.q.extend(self.scaled(&alone.query));
+            alone.out.clear();
+            alone.out.resize(self.layout.value_dim(), 0.0);
         }
         &mut queries[..count]
     }
@@ -225,9 +235,9 @@ impl AttentionOp<'_> {
 
     /// Takes one tile into every query that sees some of it.
     #[inline(always)]
-    fn tile<S: Simd>(&self, s: S, tile: &impl Tile, positions: Range<usize>, queries: &mut [Query]) {
+    fn tile<S: Simd>(&self, s: S, tile: &impl Tile, positions: Range<usize>, queries: &mut [Alone]) {
         for queries in queries.chunks_mut(QUERIES) {
-            if queries.iter().all(|query| query.seen.misses(&positions)) {
+            if queries.iter().all(|alone| alone.query.seen.misses(&positions)) {
                 continue;
             }
             // loops, not closures: those are not compiled with the instructions of `S`
@@ -240,8 +250,8 @@ impl AttentionOp<'_> {
                     }
                 }
             }
-            for query in &mut *queries {
-                query.seen.absorb(s, positions.start, &mut query.weights, &mut query.out);
+            for Alone { query, weights, out, .. } in &mut *queries {
+                query.seen.absorb(s, positions.start, weights, out);
             }
             match &mut *queries {
                 [a, b, c, d] if S::WIDE => self.mix(s, tile, positions.len(), [a, b, c, d]),
@@ -257,7 +267,7 @@ impl AttentionOp<'_> {
 
     /// Scores of a tile into the queries' `weights`: each lane a position, summed over the dimensions in order.
     #[inline(always)]
-    fn scores<S: Simd, const Q: usize>(&self, s: S, tile: &impl Tile, mut queries: [&mut Query; Q]) {
+    fn scores<S: Simd, const Q: usize>(&self, s: S, tile: &impl Tile, mut queries: [&mut Alone; Q]) {
         let mut acc = [[s.splat(0.0); GROUPS]; Q];
         let dims = self.layout.head_dim;
         let inputs: [&[f32]; Q] = std::array::from_fn(|q| &queries[q].q[..dims]);
@@ -279,7 +289,7 @@ impl AttentionOp<'_> {
 
     /// Adds the V of the tile's first `positions` by the queries' `weights`, in their order.
     #[inline(always)]
-    fn mix<S: Simd, const Q: usize>(&self, s: S, tile: &impl Tile, positions: usize, mut queries: [&mut Query; Q]) {
+    fn mix<S: Simd, const Q: usize>(&self, s: S, tile: &impl Tile, positions: usize, mut queries: [&mut Alone; Q]) {
         const WIDTH: usize = 4;
         let chunks = self.layout.value_dim() / GROUP;
         for from in (0..chunks / WIDTH * WIDTH).step_by(WIDTH) {
@@ -297,7 +307,7 @@ fn mix_chunks<S: Simd, const Q: usize, const W: usize>(
     s: S,
     tile: &impl Tile,
     (positions, from): (usize, usize),
-    queries: &mut [&mut Query; Q],
+    queries: &mut [&mut Alone; Q],
 ) {
     let mut acc = [[s.splat(0.0); Q]; W];
     for (c, acc) in acc.iter_mut().enumerate() {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::tile::{CachedBf16, InCache};
-use super::{AttentionOp, GROUP, Seen, TILE, WORK};
+use super::{AttentionOp, GROUP, Query, TILE, WORK};
 use crate::backend::cpu::dense::to_bf16;
 use crate::backend::cpu::kv::{KvLayout, KvType};
 use crate::raw::amx::attention::{AttentionTiles, QUERIES, Scores, Weights};
@@ -52,8 +52,10 @@ impl Op for TiledOp<'_> {
                 batch.take(s, &tiles, (&tile, &values[..groups]), (positions.start, layout));
             }
         }
-        for batch in batches {
-            batch.give(op);
+        for Batch { queries, mixed, .. } in batches {
+            for (query, mixed) in queries.iter().zip(mixed.chunks_exact_mut(layout.value_dim())) {
+                op.give(query, mixed);
+            }
         }
         WORK.set(Some(work));
     }
@@ -71,13 +73,6 @@ fn copy_first(positions: usize, values: &[u8], layout: &KvLayout, to: &mut Vec<u
             *place = [*low, *high, 0, 0];
         }
     }
-}
-
-/// One row of one head.
-struct Query {
-    row: usize,
-    head: usize,
-    seen: Seen,
 }
 
 /// Sixteen queries at most, on their way through the tiles.
@@ -105,9 +100,9 @@ impl AttentionOp<'_> {
             batch.queries.clear();
             batch.q.clear();
             for index in at * QUERIES..self.count().min((at + 1) * QUERIES) {
-                let (row, head, seen) = self.query(index);
-                batch.queries.push(Query { row, head, seen });
-                batch.q.extend(self.scaled(row, head).flat_map(|x| to_bf16(x).to_le_bytes()));
+                let query = self.query(index);
+                batch.q.extend(self.scaled(&query).flat_map(|x| to_bf16(x).to_le_bytes()));
+                batch.queries.push(query);
             }
             batch.q.resize(QUERIES * 2 * layout.head_dim, 0);
             batch.mixed.clear();
@@ -145,16 +140,6 @@ impl Batch {
         if !(scored && mixed) {
             // no number is better than a wrong one: it fails the request
             self.queries.iter_mut().for_each(|query| query.seen.sum = f32::NAN);
-        }
-    }
-
-    /// Writes what has been mixed to the op's output.
-    fn give(&mut self, op: &AttentionOp<'_>) {
-        let d = op.heads.head_dim;
-        for (query, mixed) in self.queries.iter().zip(self.mixed.chunks_exact_mut(op.layout.value_dim())) {
-            let scale = 1.0 / query.seen.sum;
-            mixed.iter_mut().for_each(|value| *value *= scale);
-            op.out.set_run(query.row, query.head * d, &mixed[..d]);
         }
     }
 }
