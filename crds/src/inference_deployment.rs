@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{overlay::PodOverlay, rollout::Rollout, scaling::Scaling, status::InferenceDeploymentStatus};
 
+pub use crate::agent::{Agent, Evidence};
 pub use crate::model::{FileSource, Model, ModelSource, OciSource, PvcSource};
 pub use crate::recovery::{LastReplica, PoisonRequests, Recovery, RecoveryMode};
 
@@ -225,21 +226,6 @@ pub struct Resources {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16, "additionalProperties" = {"type": "string", "maxLength": 32}))]
     pub limits: BTreeMap<String, String>,
-}
-
-/// The agent's container.
-#[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct Agent {
-    /// Image of the agent; its entry point is `truebeat`.
-    #[schemars(length(min = 1, max = 1024))]
-    pub image: String,
-    /// When to pull the image; the cluster's default if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image_pull_policy: Option<ImagePullPolicy>,
-    /// Requests and limits; absent: 100m and 128Mi requested, 512Mi at most.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resources: Option<Resources>,
 }
 
 /// The agent's proxy in front of the engine.

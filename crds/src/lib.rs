@@ -3,6 +3,7 @@
 //!
 //! The group is this one constant; the derive macros need it as a literal, and a test holds them to it.
 
+pub mod agent;
 pub mod conditions;
 pub mod engine_incident;
 pub mod episode;

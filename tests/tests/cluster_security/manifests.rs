@@ -38,7 +38,7 @@ pub async fn restricted(world: &World<'_>) -> Result<()> {
     world.cluster.kubectl(&["-n", "examples", "--warnings-as-errors", "apply", "-f", EXAMPLES])?;
     let wanted = world.json(&["-n", "examples", "infd"])?;
     let wanted = wanted["items"].as_array().context("examples")?.clone();
-    ensure!(wanted.len() >= 6, "{} examples", wanted.len());
+    ensure!(wanted.len() >= 7, "{} examples", wanted.len());
     for infd in &wanted {
         let (name, replicas) =
             (infd["metadata"]["name"].as_str().context("a name")?, infd["spec"]["replicas"].as_u64());

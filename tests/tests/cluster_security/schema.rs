@@ -157,6 +157,7 @@ fn cases() -> Vec<Case> {
     ];
     cases.extend(of_the_whole());
     cases.extend(of_containers());
+    cases.extend(of_agents());
     cases.extend(of_sources());
     cases.extend(of_durations());
     cases
@@ -194,6 +195,14 @@ fn engine(with: Value) -> Value {
     json!({"engine": engine})
 }
 
+fn agent(with: Value) -> Value {
+    let mut agent = json!({"image": "simulated"});
+    for (key, value) in with.as_object().into_iter().flatten() {
+        agent[key] = value.clone();
+    }
+    json!({"agent": agent})
+}
+
 fn of_the_whole() -> [Case; 4] {
     let rollout = |most: u64| json!({"rollout": {"soakSeconds": 60, "progressDeadlineSeconds": most}});
     let pauses = |most: &str| json!({"recovery": {"restartBackoff": "90s", "restartBackoffMax": most}});
@@ -211,41 +220,69 @@ fn of_the_whole() -> [Case; 4] {
 }
 
 fn of_containers() -> Vec<Case> {
-    let env = |variable: Value| engine(json!({"env": [variable]}));
     let secret = json!({"secretKeyRef": {"name": "s", "key": "k"}});
     let both = json!({"secretKeyRef": {"name": "s", "key": "k"}, "configMapKeyRef": {"name": "c", "key": "k"}});
     let ranks = |kind: &str| engine(json!({"kind": kind, "tensorParallel": 2}));
     let told = |flag: &str| engine(json!({"tensorParallel": 2, "args": [flag, "2"]}));
     let gpus = |count: &str| engine(json!({"tensorParallel": 2, "resources": {"limits": {"nvidia.com/gpu": count}}}));
     let mut cases = vec![
-        case(
-            "spec.engine.env[].name",
-            "are the operator's",
-            env(json!({"name": "TRUEBEAT_X"})),
-            env(json!({"name": "TRUE_X"})),
-        ),
-        case(
-            "spec.engine.env[].valueFrom",
-            "exactly one",
-            env(json!({"name": "A", "valueFrom": both})),
-            env(json!({"name": "A", "valueFrom": secret})),
-        ),
-        case(
-            "spec.engine.env[]",
-            "not both",
-            env(json!({"name": "A", "value": "1", "valueFrom": secret})),
-            env(json!({"name": "A", "value": "1"})),
-        ),
         case("spec.engine", "kind Custom", ranks("Custom"), ranks("SGLang")),
         case("spec.engine", "say it once", told("--tensor-parallel-size"), told("--pipeline-parallel-size")),
         case("spec.engine", "a GPU for each rank", gpus("1"), gpus("2")),
     ];
+    let of_engine = |variable: Value| engine(json!({"env": [variable]}));
+    let of_agent = |variable: Value| agent(json!({"env": [variable]}));
+    let named = |name: &str| json!({"name": name, "value": "1"});
+    let from = |source: &Value| json!({"name": "A", "valueFrom": source});
+    let twice = json!({"name": "A", "value": "1", "valueFrom": secret});
+    let env = [
+        (["spec.engine.env[].name", "spec.agent.env[].name"], "start with TRUEBEAT_", named("TRUEBEAT_X"), named("A")),
+        (["spec.engine.env[].valueFrom", "spec.agent.env[].valueFrom"], "exactly one", from(&both), from(&secret)),
+        (["spec.engine.env[]", "spec.agent.env[]"], "not both", twice, named("A")),
+    ];
+    for ([engines, agents], words, bad, good) in env {
+        cases.push(case(agents, words, of_agent(bad.clone()), of_agent(good.clone())));
+        cases.push(case(engines, words, of_engine(bad), of_engine(good)));
+    }
     for (list, words) in [("requests", "requests: a quantity"), ("limits", "limits: a quantity")] {
         let resources = |cpu: &str| json!({list: {"cpu": cpu}});
-        let of_agent = |cpu: &str| json!({"agent": {"image": "simulated", "resources": resources(cpu)}});
+        let of_agent = |cpu: &str| agent(json!({"resources": resources(cpu)}));
         let of_engine = |cpu: &str| engine(json!({"resources": resources(cpu)}));
         cases.push(case("spec.agent.resources", words, of_agent("half"), of_agent("500m")));
         cases.push(case("spec.engine.resources", words, of_engine("-1"), of_engine("1")));
+    }
+    cases
+}
+
+fn of_agents() -> Vec<Case> {
+    let variable = |name: &str| agent(json!({"env": [{"name": name}]}));
+    let policy = |bounds: Value| agent(json!({"policy": bounds}));
+    let far = |floor: &str| policy(json!({"nativeFloor": floor, "leaseCap": "20m"}));
+    let cap = |cap: &str| policy(json!({"leaseCap": cap}));
+    let strange = |floor: &str| policy(json!({"foreignFloor": floor}));
+    let mut cases = vec![
+        case("spec.agent", "are the operator's", variable("POD_NAME"), variable("NVIDIA_VISIBLE_DEVICES")),
+        case("spec.agent.policy", "nativeFloor is above patienceCap", far("301s"), far("5m")),
+        case("spec.agent.policy", "nativeFloor is above leaseCap", cap("299ms"), cap("300ms")),
+        case("spec.agent.policy", "foreignFloor is above patienceCap", strange("5m1ms"), strange("300s")),
+    ];
+    let bound = |field: &str, text: &str| policy(json!({field: text}));
+    for (path, field) in [
+        ("spec.agent.policy.decodeStarved", "decodeStarved"),
+        ("spec.agent.policy.idlePatience", "idlePatience"),
+        ("spec.agent.policy.leaseCap", "leaseCap"),
+        ("spec.agent.policy.patienceCap", "patienceCap"),
+        ("spec.agent.policy.slowToken", "slowToken"),
+        ("spec.agent.policy.startupLeaseCap", "startupLeaseCap"),
+        ("spec.agent.policy.startupSilence", "startupSilence"),
+    ] {
+        cases.push(case(path, "at most 24h", bound(field, "24h1ms"), bound(field, "24h")));
+    }
+    // floors that are too long would be above their caps as well, and another rule says that: these are nothing
+    for (path, field) in
+        [("spec.agent.policy.foreignFloor", "foreignFloor"), ("spec.agent.policy.nativeFloor", "nativeFloor")]
+    {
+        cases.push(case(path, "more than nothing", bound(field, "0s"), bound(field, "1ms")));
     }
     cases
 }

@@ -24,6 +24,8 @@ pub mod validate;
 #[cfg(test)]
 mod effects;
 #[cfg(test)]
+mod effects_table;
+#[cfg(test)]
 mod kstatus_tests;
 #[cfg(test)]
 mod model;

@@ -7,6 +7,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use crds::{
     InferenceDeployment, InferenceDeploymentSpec,
+    agent::Agent,
     inference_deployment::{Engine, EngineKind, Resources},
 };
 use kube::ResourceExt;
@@ -15,6 +16,11 @@ use super::build::{AGENT_PORT, bare_template, overlay};
 
 /// No duration of the policy may be longer.
 pub const DURATION_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// No bound of the detector's may be longer.
+const POLICY_MAX: Duration = Duration::from_secs(24 * 3600);
+/// What the agent knows of its own pod.
+const OWN_VARIABLES: [&str; 4] = ["POD_NAME", "POD_NAMESPACE", "POD_UID", "NODE_NAME"];
 
 /// GPUs by the name that their device plugin gives them; of others nobody counts ranks.
 const GPU: &str = "nvidia.com/gpu";
@@ -67,6 +73,7 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
     for (field, wanted) in [("engine", &spec.engine.resources), ("agent", &spec.agent.resources)] {
         problems.extend(wanted.iter().flat_map(|r| request_problems(field, r)));
     }
+    problems.extend(agent_problems(&spec.agent));
     if let Some(overlay) = &spec.pod_overlay {
         problems.extend(overlay::problems(overlay, &bare_template(infd)));
     }
@@ -87,6 +94,29 @@ fn model_problem(spec: &InferenceDeploymentSpec) -> Option<String> {
     let outside = |path: &str| path.starts_with('/') || path.split('/').any(|part| part == "..");
     let (kind, path) = paths.into_iter().find_map(|(kind, path)| Some((kind, path.filter(|path| outside(path))?)))?;
     Some(format!("spec.model.source.{kind}.path {path:?} must stay inside the volume"))
+}
+
+/// What the agent would not start with, or be told without an effect.
+fn agent_problems(agent: &Agent) -> Vec<String> {
+    let is_ours = |name: &str| name.starts_with("TRUEBEAT_") || OWN_VARIABLES.contains(&name);
+    let ours = agent.env.iter().filter(|variable| is_ours(&variable.name));
+    let mut problems: Vec<String> =
+        ours.map(|variable| format!("spec.agent.env: {} is the operator's", variable.name)).collect();
+    let Some(policy) = &agent.policy else { return problems };
+    for (field, _, text) in policy.durations() {
+        let at = format!("spec.agent.policy.{field}");
+        match text.map(humantime::parse_duration) {
+            Some(Ok(bound)) if bound.is_zero() || bound > POLICY_MAX => {
+                problems.push(format!("{at}: more than nothing, and at most 24h"))
+            }
+            Some(Err(error)) => problems.push(format!("{at} is no duration such as \"5m\": {error}")),
+            Some(Ok(_)) | None => {}
+        }
+    }
+    let ms = |text: &str| humantime::parse_duration(text).ok().map(|duration| duration.as_millis());
+    let inverted = policy.inverted(ms).into_iter();
+    problems.extend(inverted.map(|(floor, cap)| format!("spec.agent.policy: {floor} is above {cap}")));
+    problems
 }
 
 /// Ranks that nobody can be told of, that are told twice, or that have no GPU.
@@ -134,7 +164,8 @@ pub fn devices(spec: &InferenceDeploymentSpec) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::controllers::inference_deployment::testing::{infd, infd_vllm};
-    use crds::inference_deployment::{ModelSource, OciSource};
+    use crds::agent::Policy;
+    use crds::inference_deployment::{EnvVar, ModelSource, OciSource};
 
     #[test]
     fn good_specs_have_no_problem() {
@@ -145,7 +176,19 @@ mod tests {
     #[test]
     fn each_problem_names_its_field() {
         type Change = fn(&mut InferenceDeployment);
-        let cases: [(&str, Change); 19] = [
+        let cases: [(&str, Change); 23] = [
+            ("nativeFloor is above leaseCap", |o| {
+                o.spec.agent.policy = Some(Policy { lease_cap: Some("299ms".into()), ..Policy::default() });
+            }),
+            ("policy.slowToken is no duration", |o| {
+                o.spec.agent.policy = Some(Policy { slow_token: Some("soon".into()), ..Policy::default() });
+            }),
+            ("policy.patienceCap: more than nothing", |o| {
+                o.spec.agent.policy = Some(Policy { patience_cap: Some("25h".into()), ..Policy::default() });
+            }),
+            ("POD_UID is the operator's", |o| {
+                o.spec.agent.env = vec![EnvVar { name: "POD_UID".into(), value: None, value_from: None }];
+            }),
             ("restartBackoff \"soon\"", |o| o.spec.recovery.restart_backoff = "soon".into()),
             ("restartBackoffMax \"999h\"", |o| o.spec.recovery.restart_backoff_max = "999h".into()),
             ("must be at least restartBackoff", |o| o.spec.recovery.restart_backoff_max = "9s".into()),

@@ -250,6 +250,25 @@ mod tests {
         assert_eq!(named(&spec["initContainers"][0]["env"], "TRUEBEAT_TRIM_LOG")["value"], "true");
     }
 
+    /// A pod writes to its own folder alone, reads all, and its engine sees neither.
+    #[test]
+    fn evidence_on_a_claim_is_written_in_a_folder_of_its_own_and_read_whole() {
+        let mounts = |spec: &Value, list: &str| -> Vec<Value> {
+            let all = spec[list][0]["volumeMounts"].as_array().unwrap().iter();
+            all.filter(|mount| mount["name"] == "bundles").cloned().collect()
+        };
+        let spec = |infd: &InferenceDeployment| build(infd)[5].body["spec"]["template"]["spec"].clone();
+        let mut object = infd("chat");
+        let plain = json!({"name": "bundles", "mountPath": "/var/lib/truebeat/bundles"});
+        assert_eq!(mounts(&spec(&object), "initContainers"), std::slice::from_ref(&plain));
+        object.spec.agent.evidence = Some(crds::agent::Evidence { claim_name: "evidence".to_owned() });
+        let (mut own, mut all) = (plain.clone(), plain);
+        own["subPathExpr"] = json!("$(POD_NAME)");
+        (all["mountPath"], all["readOnly"]) = (json!("/var/lib/truebeat/evidence"), json!(true));
+        assert_eq!(mounts(&spec(&object), "initContainers"), [own, all]);
+        assert_eq!(mounts(&spec(&object), "containers"), Vec::<Value>::new());
+    }
+
     #[test]
     fn every_child_is_owned_and_in_the_same_namespace() {
         for child in build(&infd("chat")) {

@@ -3,6 +3,7 @@
 
 use crds::{
     InferenceDeployment,
+    agent::{AGENT_DIR, BUNDLE_DIR, EVIDENCE_DIR, Policy},
     fence::ANNOTATION_FENCE,
     inference_deployment::{EngineKind, EnvVar, ImagePullPolicy, ModelSource, RecoveryMode, Resources},
     maintenance::ANNOTATION_MAINTENANCE,
@@ -20,8 +21,6 @@ const PAGE_DIR: &str = "/run/truebeat";
 const LOG_VOLUME: &str = "engine-log";
 const LOG_DIR: &str = "/run/truebeat-log";
 const LOG_FILE: &str = "/run/truebeat-log/engine.log";
-const AGENT_DIR: &str = "/run/truebeat-agent";
-const BUNDLE_DIR: &str = "/var/lib/truebeat/bundles";
 const TOKEN_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const NOTES_DIR: &str = "/run/truebeat-notes";
 const MODEL_DIR: &str = "/models";
@@ -68,19 +67,31 @@ fn agent(infd: &InferenceDeployment) -> Value {
         "startupProbe": {"httpGet": {"path": "/livez", "port": AGENT_PORT}, "periodSeconds": 1, "failureThreshold": 120},
         "resources": agent.resources.as_ref().map_or(default, resources),
         "securityContext": security(),
-        "volumeMounts": [
-            {"name": "page", "mountPath": PAGE_DIR, "readOnly": true},
-            // not read-only: what was read of the log is taken out of it
-            {"name": LOG_VOLUME, "mountPath": LOG_DIR},
-            {"name": "agent", "mountPath": AGENT_DIR},
-            {"name": "bundles", "mountPath": BUNDLE_DIR},
-            {"name": "agent-tmp", "mountPath": "/tmp"},
-            {"name": "token", "mountPath": TOKEN_DIR, "readOnly": true},
-            {"name": "notes", "mountPath": NOTES_DIR, "readOnly": true},
-        ],
     });
+    container["volumeMounts"] = agent_mounts(agent.evidence.is_some());
     set_pull_policy(&mut container, agent.image_pull_policy);
     container
+}
+
+fn agent_mounts(evidence_is_kept: bool) -> Value {
+    let mut mounts = json!([
+        {"name": "page", "mountPath": PAGE_DIR, "readOnly": true},
+        // not read-only: what was read of the log is taken out of it
+        {"name": LOG_VOLUME, "mountPath": LOG_DIR},
+        {"name": "agent", "mountPath": AGENT_DIR},
+        {"name": "bundles", "mountPath": BUNDLE_DIR},
+        {"name": "agent-tmp", "mountPath": "/tmp"},
+        {"name": "token", "mountPath": TOKEN_DIR, "readOnly": true},
+        {"name": "notes", "mountPath": NOTES_DIR, "readOnly": true},
+    ]);
+    if let (true, Some(list)) = (evidence_is_kept, mounts.as_array_mut()) {
+        // a folder that no other pod can write, and all of them to be read: a pod that is gone tells nobody where its own is
+        list.iter_mut()
+            .filter(|mount| mount["name"] == "bundles")
+            .for_each(|mount| mount["subPathExpr"] = json!("$(POD_NAME)"));
+        list.push(json!({"name": "bundles", "mountPath": EVIDENCE_DIR, "readOnly": true}));
+    }
+    mounts
 }
 
 fn agent_args(infd: &InferenceDeployment) -> Vec<String> {
@@ -106,20 +117,36 @@ fn agent_args(infd: &InferenceDeployment) -> Vec<String> {
     ["agent".to_owned(), "supervise".to_owned()].into_iter().chain(words).collect()
 }
 
-fn agent_env(infd: &InferenceDeployment) -> Value {
+fn agent_env(infd: &InferenceDeployment) -> Vec<Value> {
+    let value = |name: &str, value: &str| json!({"name": name, "value": value});
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}});
-    json!([
+    let ours = [
         field("POD_NAME", "metadata.name"),
         field("POD_NAMESPACE", "metadata.namespace"),
         field("POD_UID", "metadata.uid"),
         field("NODE_NAME", "spec.nodeName"),
-        {"name": "TRUEBEAT_PAGE_DIR", "value": PAGE_DIR},
-        {"name": "TRUEBEAT_NOTES_DIR", "value": NOTES_DIR},
+        value("TRUEBEAT_PAGE_DIR", PAGE_DIR),
+        value("TRUEBEAT_NOTES_DIR", NOTES_DIR),
         // (by environment and not by flags: an agent of an earlier version does not end for it)
-        {"name": "TRUEBEAT_LOG_FILE", "value": LOG_FILE},
-        {"name": "TRUEBEAT_TRIM_LOG", "value": "true"},
-        {"name": "TRUEBEAT_UNATTENDED_WINDOW", "value": infd.spec.recovery.unattended_window},
-    ])
+        value("TRUEBEAT_LOG_FILE", LOG_FILE),
+        value("TRUEBEAT_TRIM_LOG", "true"),
+        value("TRUEBEAT_UNATTENDED_WINDOW", &infd.spec.recovery.unattended_window),
+    ];
+    let agent = &infd.spec.agent;
+    let policy = agent.policy.as_ref().map(policy_words).unwrap_or_default();
+    let asked = [
+        agent.log_filter.as_ref().map(|filter| value("TRUEBEAT_LOG", filter)),
+        (!policy.is_empty()).then(|| value("TRUEBEAT_POLICY", &policy)),
+    ];
+    ours.into_iter().chain(asked.into_iter().flatten()).chain(agent.env.iter().map(variable)).collect()
+}
+
+/// As `truebeat run --policy` takes them. What cannot be read was refused before.
+fn policy_words(policy: &Policy) -> String {
+    let ms = |text: &str| humantime::parse_duration(text).ok().map(|duration| duration.as_millis().to_string());
+    let durations = policy.durations().into_iter().filter_map(|(_, name, set)| Some((name, ms(set?)?)));
+    let factor = policy.slow_factor.map(|factor| ("slow_factor", factor.to_string()));
+    durations.chain(factor).map(|(name, number)| format!("{name}={number}")).collect::<Vec<_>>().join(",")
 }
 
 fn engine(infd: &InferenceDeployment) -> Value {
@@ -191,6 +218,8 @@ fn engine_env(infd: &InferenceDeployment) -> Vec<Value> {
         vec![("TRUEBEAT_PAGE_DIR", PAGE_DIR.to_owned()), ("TRUEBEAT_ENGINE_PORT", infd.spec.engine.port.to_string())];
     // The agent cannot read the container's output. A volume of its own, so that what fills it is in the way of nothing else.
     ours.push(("TRUEBEAT_LOG_FILE", LOG_FILE.to_owned()));
+    // Part of a stall's fingerprint: a container does not know of which image it is.
+    ours.push(("TRUEBEAT_ENGINE_IMAGE", infd.spec.engine.image.clone()));
     ours.extend(model_path(infd).map(|path| ("TRUEBEAT_MODEL_PATH", path)));
     // The root is read-only; engines keep caches under their home.
     ours.push(("HOME", "/tmp".to_owned()));
@@ -225,7 +254,10 @@ fn volumes(infd: &InferenceDeployment) -> Vec<Value> {
         memory(LOG_VOLUME, "16Mi"),
         memory("agent", "16Mi"),
         // no medium: bundles are on disk and count against the pod's ephemeral storage, never against its memory
-        json!({"name": "bundles", "emptyDir": {"sizeLimit": "4Gi"}}),
+        infd.spec.agent.evidence.as_ref().map_or_else(
+            || json!({"name": "bundles", "emptyDir": {"sizeLimit": "4Gi"}}),
+            |kept| json!({"name": "bundles", "persistentVolumeClaim": {"claimName": kept.claim_name}}),
+        ),
         json!({"name": "agent-tmp", "emptyDir": {}}),
         json!({"name": "engine-tmp", "emptyDir": {}}),
         json!({"name": "shm", "emptyDir": {"medium": "Memory"}}),
