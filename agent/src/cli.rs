@@ -11,6 +11,8 @@ use clap::{Args, Subcommand};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::footprint;
+use crate::forensics;
+use crate::forensics::shelf::{self, ShelfArgs, Wish};
 use crate::gate::control::socket_in;
 use crate::gate::{self, GateConfig};
 use crate::launch::LaunchConfig;
@@ -38,6 +40,8 @@ pub enum Role {
     Detect(Box<DetectArgs>),
     /// The reverse proxy in front of the engine; a child of `supervise`.
     Gate(GateArgs),
+    /// Tells of the evidence that lies here, or sends it; `kubectl truebeat bundles` starts it in a pod.
+    Evidence(EvidenceArgs),
     /// Makes a session and becomes the engine (internal, `truebeat run`).
     #[command(hide = true)]
     Exec {
@@ -50,6 +54,14 @@ pub enum Role {
     /// Reads a Python process's stacks for a detector that must not (internal).
     #[command(hide = true)]
     PyStacks { pid: i32 },
+}
+
+#[derive(Debug, Args)]
+pub struct EvidenceArgs {
+    #[command(flatten)]
+    pub shelf: ShelfArgs,
+    #[command(subcommand)]
+    pub wish: Wish,
 }
 
 #[derive(Debug, Args)]
@@ -153,6 +165,7 @@ pub fn small_role(args: &AgentArgs) -> Option<ExitCode> {
         Role::Exec { command } => Some(become_engine(command)),
         Role::NvmlProbe => Some(crate::sources::nvml_child_main()),
         Role::PyStacks { pid } => Some(crate::forensics::py_stacks_main(*pid)),
+        Role::Evidence(args) => Some(show_evidence(args)),
         Role::Supervise(_) | Role::Detect(_) | Role::Gate(_) => None,
     }
 }
@@ -190,12 +203,15 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
         }
         Role::Detect(args) => {
             short_slice::ask_or_log();
+            if args.watch.pod_name.is_some() {
+                forensics::try_to_write(args.watch.bundle_dir.clone());
+            }
             watch::run(args.watch.into_config(args.agent_dir)?).await?;
             Ok(ExitCode::SUCCESS)
         }
         Role::Gate(args) => run_gate(args).await,
         // They ran before there was a runtime; from here they run all the same.
-        role @ (Role::Exec { .. } | Role::NvmlProbe | Role::PyStacks { .. }) => {
+        role @ (Role::Evidence(_) | Role::Exec { .. } | Role::NvmlProbe | Role::PyStacks { .. }) => {
             Ok(small_role(&AgentArgs { role }).unwrap_or(ExitCode::FAILURE))
         }
     }
@@ -317,6 +333,16 @@ fn become_engine(command: &[OsString]) -> ExitCode {
     let error = std::process::Command::new(program).args(args).exec();
     complain(&format!("could not start {}: {error}", program.to_string_lossy()));
     ExitCode::from(127)
+}
+
+fn show_evidence(args: &EvidenceArgs) -> ExitCode {
+    match shelf::serve(&args.shelf, &args.wish, &mut std::io::stdout().lock()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error.to_string());
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// For a process that is about to become another one or to end. A closed pipe is no reason to do more.

@@ -25,6 +25,8 @@ const FORMAT: &str = "truebeat-bundle";
 /// Bounds of reading a file of unknown origin: unpacked bytes and entries.
 const READ_BYTES_MAX: u64 = 64 << 20;
 const READ_ENTRIES_MAX: usize = 10_000;
+/// The same of a manifest alone.
+const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
 /// One file of the bundle.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,6 +192,11 @@ pub fn path_of(directory: &Path, id: &str) -> PathBuf {
     directory.join(format!("{}{SUFFIX}", safe_name(id)))
 }
 
+/// The plain files of a directory that are called as bundles are, each with the time of its last change.
+pub fn files_in(directory: &Path) -> Vec<(std::time::SystemTime, PathBuf)> {
+    listed(directory, SUFFIX)
+}
+
 /// A manifest with nothing in it yet.
 pub fn manifest(episode: &str, class: &str, fingerprint: &str) -> Manifest {
     Manifest {
@@ -323,14 +330,35 @@ fn prune(directory: &Path, newest: &Path) {
 }
 
 fn is_ours(path: &Path) -> bool {
-    let first = || -> Option<bool> {
-        let unpacked = zstd::Decoder::new(File::open(path).ok()?).ok()?.take(1 << 20);
-        let mut archive = tar::Archive::new(unpacked);
-        let mut entry = archive.entries().ok()?.next()?.ok()?;
-        let name = entry.path().ok()?.to_string_lossy().into_owned();
-        let mut content = Vec::new();
-        entry.read_to_end(&mut content).ok()?;
-        Some(parse_manifest(&name, &content).is_some())
-    };
-    first().unwrap_or(false)
+    manifest_of(path).is_some()
+}
+
+/// The manifest of a bundle of ours, which comes first in it. A link is not followed, a pipe not waited for.
+pub fn manifest_of(path: &Path) -> Option<Manifest> {
+    let careful = (nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK).bits();
+    let file = fs::OpenOptions::new().read(true).custom_flags(careful).open(path).ok()?;
+    let unpacked = zstd::Decoder::new(file).ok()?.take(MANIFEST_BYTES_MAX);
+    let mut archive = tar::Archive::new(unpacked);
+    let mut entry = archive.entries().ok()?.next()?.ok()?;
+    let name = entry.path().ok()?.to_string_lossy().into_owned();
+    // a sparse entry is as long as its head says, whatever the file holds
+    if refusal(&entry, &name).is_some() {
+        return None;
+    }
+    let mut content = Vec::new();
+    entry.by_ref().take(MANIFEST_BYTES_MAX).read_to_end(&mut content).ok()?;
+    parse_manifest(&name, &content)
+}
+
+/// Can a bundle be written there? A file of nothing comes and goes.
+///
+/// # Errors
+/// What a bundle would meet.
+pub fn probe(directory: &Path) -> Result<(), BundleError> {
+    fs::create_dir_all(directory)
+        .map_err(|source| BundleError::MakeDirectory { path: directory.to_owned(), source })?;
+    let path = directory.join(".probe");
+    let failed = |source| BundleError::Write { path: path.clone(), source };
+    create(&path).map_err(failed)?;
+    fs::remove_file(&path).map_err(failed)
 }

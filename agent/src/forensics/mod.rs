@@ -10,6 +10,7 @@ mod identity;
 mod known;
 pub mod proc_facts;
 pub mod redact;
+pub mod shelf;
 mod stacks;
 pub mod summary;
 
@@ -118,6 +119,17 @@ pub async fn capture(request: CaptureRequest) -> Captured {
     let shown = path.as_ref().map(|path| path.display().to_string());
     let summary = text(shown.as_deref(), &notes);
     Captured { bundle: path, summary, fingerprint, notes }
+}
+
+/// Says so where no bundle could be written: it would show at the first stall otherwise. On a thread of its own, for the disk may hang.
+pub fn try_to_write(bundle_dir: PathBuf) {
+    let tried = move || {
+        if let Err(error) = bundle::probe(&bundle_dir) {
+            let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            tracing::error!(%error, why, "no evidence can be saved there: is the volume writable for group 1000?");
+        }
+    };
+    let _ = std::thread::Builder::new().name("try-to-write".to_owned()).spawn(tried);
 }
 
 /// What the fast part has gathered so far.

@@ -21,6 +21,7 @@ use self::keep::{Input, Spec, keep};
 use self::registry::Registry;
 use crate::http;
 use crate::launch::{LaunchConfig, Launcher};
+use crate::own_program::OWN_PROGRAM;
 use crate::sources::find_pod_engine;
 
 /// How often an ending supervisor looks whether the engine still lives.
@@ -77,6 +78,9 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let http_listener = bind(config.agent_listen, in_pod, "the agent's HTTP", "--agent-listen")?;
     make_private(&config.agent_dir)?;
     let _claim = claim(&config.agent_dir)?;
+    if in_pod {
+        link_program(&config.agent_dir);
+    }
     let launcher = config.engine.clone().map(Launcher::new).transpose()?;
     let mut ends = Ends::new()?;
     let child_ended = signal(SignalKind::child()).map_err(SuperviseError::Signals)?;
@@ -214,6 +218,18 @@ fn claim(dir: &Path) -> Result<Option<File>, SuperviseError> {
             tracing::warn!(%error, path = %dir.display(), "nobody can tell whether this directory is another's, too");
             Ok(None)
         }
+    }
+}
+
+/// Whoever looks into this container from outside (`kubectl truebeat bundles`) starts our program by this, whatever the image calls it.
+fn link_program(dir: &Path) {
+    let link = dir.join(Path::new(crds::agent::AGENT_PROGRAM).file_name().unwrap_or_default());
+    let made = std::fs::read_link(OWN_PROGRAM).and_then(|program| {
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(program, &link)
+    });
+    if let Err(error) = made {
+        tracing::warn!(%error, path = %link.display(), "evidence cannot be fetched with `kubectl truebeat bundle`");
     }
 }
 

@@ -1,9 +1,13 @@
 //! `truebeat kubectl …`, also as `kubectl truebeat …` (a link to this program named `kubectl-truebeat`): the on-call's questions to a
-//! cluster, which only read (what they print is made by the pure `tell`), and a person's fence, which writes one annotation.
+//! cluster, which only read (what they print is made by the pure `tell`), the evidence in its pods, and a person's fence, which writes one
+//! annotation.
 
+mod evidence;
+mod exec;
 mod fence;
 mod tell;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,7 +20,7 @@ use kube::config::{Config, KubeConfigOptions};
 use kube::{Api, Client, ResourceExt};
 use tokio::time::timeout;
 
-use crate::args::Output;
+use crate::args::{BundleArgs, Output};
 
 /// An API server that takes longer is not there for an on-call.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -41,6 +45,25 @@ pub struct ClusterArgs {
 enum Question {
     #[command(flatten)]
     Ask(Ask),
+    /// The evidence bundles of what is named, newest first. Asks the agents in the pods, so it needs the right to exec into them.
+    Bundles {
+        #[arg(value_name = "INCIDENT|POD|INFERENCEDEPLOYMENT")]
+        name: String,
+    },
+    /// Fetches an incident's evidence bundle, or the newest of a pod or an InferenceDeployment, and shows it as `truebeat bundle` does.
+    Bundle {
+        #[arg(value_name = "INCIDENT|POD|INFERENCEDEPLOYMENT")]
+        name: String,
+        /// The episode that it is about, where the newest is not meant.
+        #[arg(long)]
+        episode: Option<String>,
+        /// Where to. Default: EPISODE.tar.zst, here.
+        #[arg(long, value_name = "FILE")]
+        to: Option<PathBuf>,
+        /// Print one entry whole (by its name in the list).
+        #[arg(long, value_name = "NAME")]
+        show: Option<String>,
+    },
     /// Takes a replica out of traffic until `unfence`: its gate refuses new requests, running ones go on, nothing is restarted.
     Fence {
         pod: String,
@@ -95,12 +118,37 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
             println!("{}", timeout(DEADLINE, answer).await.with_context(late)??.trim_end());
             return Ok(ExitCode::SUCCESS);
         }
+        Question::Bundles { name } => return bundles(&client, &namespace, name, args.output).await,
+        Question::Bundle { name, episode, to, show } => {
+            let mut wanted =
+                timeout(DEADLINE, evidence::wanted(&client, &namespace, name)).await.with_context(late)??;
+            wanted.episode = episode.clone().or(wanted.episode);
+            let (file, bytes) = evidence::fetch(&client, &namespace, &wanted, to.as_deref()).await?;
+            eprintln!("truebeat: {} ({bytes} bytes)", file.display());
+            return crate::bundle::run(&BundleArgs { file, show: show.clone(), output: args.output });
+        }
         Question::Fence { pod, reason, even_if_last } => (pod, Some(reason.clone()), *even_if_last),
         Question::Unfence { pod } => (pod, None, false),
     };
     let wish = fence::Wish { pod: pod.clone(), fence, even_if_last };
     timeout(DEADLINE, fence::write(&client, &namespace, &wish)).await.with_context(late)??;
     println!("{}", fence::wait(&client, &namespace, &wish).await?);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn bundles(client: &Client, namespace: &str, name: &str, output: Output) -> anyhow::Result<ExitCode> {
+    let wanted = timeout(DEADLINE, evidence::wanted(client, namespace, name)).await;
+    let wanted = wanted.context("the API server does not answer in time")??;
+    let found = evidence::list(client, namespace, &wanted).await?;
+    let found: Vec<_> = found.into_iter().map(|(_, bundle)| bundle).collect();
+    match output {
+        Output::Json => {
+            for bundle in &found {
+                println!("{}", serde_json::to_string(bundle)?);
+            }
+        }
+        Output::Text => print!("{}", tell::bundles(&found, jiff::Timestamp::now())),
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use agent::forensics::shelf::Shelved;
 use crds::episode::{CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
 use crds::poison::{ANNOTATION_POISON, read};
 use crds::xid::{Xid, bounded};
@@ -12,6 +13,8 @@ use kube::ResourceExt;
 
 /// Incidents that fit on one screen below a pod or a deployment.
 const SHOWN: usize = 5;
+/// Cells are padded to so many characters at most.
+const CELL_CHARS: usize = 120;
 
 /// Is it not closed?
 pub fn is_open(incident: &EngineIncident) -> bool {
@@ -36,12 +39,34 @@ pub fn table(incidents: &[EngineIncident], with_namespace: bool, now: Timestamp)
     let head = ["NAMESPACE", "NAME", "CLASS", "POD", "STAGE", "OUTCOME", "DURATION", "LOST", "AGE"].map(str::to_owned);
     let mut rows = vec![head.to_vec()];
     rows.extend(incidents.iter().map(|incident| row(incident, now).to_vec()));
-    let first = usize::from(!with_namespace);
+    aligned(&rows, usize::from(!with_namespace))
+}
+
+/// The bundles that lie somewhere, one line each.
+pub fn bundles(bundles: &[Shelved], now: Timestamp) -> String {
+    if bundles.is_empty() {
+        return "no bundles\n".to_owned();
+    }
+    let mut rows = vec![["EPISODE", "CLASS", "POD", "FINGERPRINT", "BYTES", "AGE"].map(str::to_owned).to_vec()];
+    rows.extend(bundles.iter().map(|bundle| {
+        let written_s = i64::try_from(bundle.written_s).unwrap_or(i64::MAX);
+        let text = [&bundle.episode, &bundle.class, &bundle.pod, &bundle.fingerprint].map(Clone::clone);
+        let rest = [bundle.bytes.to_string(), age(now.as_second().saturating_sub(written_s))];
+        text.into_iter().chain(rest).collect()
+    }));
+    aligned(&rows, 0)
+}
+
+/// Rows of equally many cells, without the first `skipped` columns.
+fn aligned(rows: &[Vec<String>], skipped: usize) -> String {
+    let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
-    for row in &rows {
-        let cells = row.iter().zip(&widths).skip(first).map(|(cell, width)| format!("{cell:<width$}"));
+    for row in rows {
+        // (a column is no wider than a screen, whatever one of its cells says)
+        let cells =
+            row.iter().zip(&widths).skip(skipped).map(|(cell, width)| format!("{cell:<0$}", *width.min(&CELL_CHARS)));
         let line = cells.collect::<Vec<_>>().join("  ");
         text += line.trim_end();
         text.push('\n');
@@ -99,6 +124,8 @@ pub fn incident(incident: &EngineIncident) -> String {
     }
     if let Some(bundle) = &status.bundle {
         _ = writeln!(text, "evidence in the pod: {bundle}");
+        let namespace = incident.namespace().map(|namespace| format!(" -n {namespace}")).unwrap_or_default();
+        _ = writeln!(text, "  fetch it: kubectl truebeat bundle {}{namespace}", incident.name_any());
     }
     text
 }

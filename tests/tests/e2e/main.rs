@@ -6,6 +6,7 @@
 mod autoscale;
 mod chart;
 mod drain;
+mod evidence;
 mod freeze;
 mod gitops;
 mod kill;
@@ -32,7 +33,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 26] = [
+const STORIES: [&str; 27] = [
     "install",
     "apply_two_replicas",
     "gitops",
@@ -42,6 +43,7 @@ const STORIES: [&str; 26] = [
     "kill_the_operator",
     "operator_out_of_memory",
     "kill_detector_and_gate",
+    "evidence_outlives_its_pod",
     "poison_request",
     "scale_with_one_frozen",
     "last_replica",
@@ -103,6 +105,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "operator_out_of_memory" => memory::story(world, &mut times).await,
         "kill_detector_and_gate" => kill::detector_and_gate(world, &mut times).await,
         "scale_with_one_frozen" => lifecycle::scale(world, &mut times).await,
+        "evidence_outlives_its_pod" => evidence::story(world, &mut times).await,
         "poison_request" => poison::story(world, &mut times).await,
         "last_replica" => recovery::last_replica(world, &mut times).await,
         "unattended" => recovery::unattended(world, &mut times).await,

@@ -2,16 +2,14 @@
 //! which `make on-call` makes `docs/on-call.md` of.
 
 use std::fmt::Write as _;
-use std::process::Command;
 use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use crds::EngineIncident;
 use kube::ResourceExt;
-use truebeat_tests::cluster::command;
 use truebeat_tests::times::Times;
 
-use crate::world::{BOUND, NAMESPACE, World, by_its_own_clock, restarted, restarts, two_serving};
+use crate::world::{BOUND, World, by_its_own_clock, restarted, restarts, two_serving};
 
 const OUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/on-call.md");
 const BEGIN: &str = "\
@@ -40,7 +38,7 @@ impl Page<'_, '_> {
 
     /// The same, and writes down what `cut` leaves of the answer.
     fn show(&mut self, line: &str, cut: impl Fn(&str) -> String) -> Result<String> {
-        let answer = kubectl(self.world, line)?;
+        let answer = self.world.as_typed(line)?;
         let _ = write!(self.text, "\n```console\n$ kubectl {line}\n{}\n```\n", cut(&answer));
         Ok(answer)
     }
@@ -99,6 +97,9 @@ fn afterwards(page: &mut Page<'_, '_>, victim: &str, incident: &EngineIncident) 
     page.say("The same for people:");
     let why = page.ask(&format!("truebeat why {name}"))?;
     ensure!(why.contains("StepStalled") && why.contains("Recovered"), "{why}");
+    page.say("What was saved before the kill comes from the agent in the pod, as a file, and in one screen:");
+    let evidence = page.ask(&format!("truebeat bundle {name}"))?;
+    ensure!(evidence.contains(&incident.spec.fingerprint) && evidence.contains("steps"), "{evidence}");
     page.say("And whoever knows nothing of all this finds the reason where the kubelet puts it (the engine's part):");
     let pod = page.show(&format!("describe pod {victim}"), last_state)?;
     ensure!(last_state(&pod).contains("StepStalled"), "{pod}");
@@ -131,22 +132,4 @@ async fn by_hand(page: &mut Page<'_, '_>, pod: &str, endpoints: &truebeat_tests:
     page.say("And back:");
     page.ask(&format!("truebeat unfence {pod}"))?;
     endpoints.flip(pod, true, away, BOUND).await.map(drop)
-}
-
-/// kubectl with the plugin in its PATH, as an administrator; `line` as it is typed in a shell.
-fn kubectl(world: &World<'_>, line: &str) -> Result<String> {
-    let layout = world.cluster.layout();
-    let plugins = layout.path("plugins");
-    let link = plugins.join("kubectl-truebeat");
-    if !link.is_symlink() {
-        std::fs::create_dir_all(&plugins)?;
-        std::os::unix::fs::symlink(std::fs::canonicalize(&world.programs.truebeat)?, &link)
-            .with_context(|| format!("cannot link {}", link.display()))?;
-    }
-    let path =
-        [plugins.display().to_string(), world.cluster.bin().display().to_string(), std::env::var("PATH")?].join(":");
-    let mut shell = Command::new("sh");
-    shell.args(["-c", &format!("kubectl {line} --namespace {NAMESPACE}")]);
-    shell.env("PATH", path).env("KUBECONFIG", layout.kubeconfig("admin"));
-    command::run_with(&mut shell, None)
 }

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::{Api, Client, ResourceExt};
 use nix::sys::signal::Signal;
 use truebeat_tests::Cluster;
+use truebeat_tests::cluster::command;
 use truebeat_tests::endpoints::Endpoints;
 use truebeat_tests::film::Film;
 use truebeat_tests::host;
@@ -97,6 +98,23 @@ impl<'a> World<'a> {
 
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         self.cluster.kubectl(&[&["-n", NAMESPACE], args].concat())
+    }
+
+    /// kubectl with the plugin of this very build in its PATH, as an administrator; `line` as it is typed in a shell, in a folder of its own.
+    pub fn as_typed(&self, line: &str) -> Result<String> {
+        let layout = self.cluster.layout();
+        let plugins = layout.path("plugins");
+        let link = plugins.join("kubectl-truebeat");
+        if !link.is_symlink() {
+            std::fs::create_dir_all(&plugins)?;
+            std::os::unix::fs::symlink(std::fs::canonicalize(&self.programs.truebeat)?, &link)
+                .with_context(|| format!("cannot link {}", link.display()))?;
+        }
+        let path = [plugins.display().to_string(), self.cluster.bin().display().to_string(), std::env::var("PATH")?];
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &format!("kubectl {line} --namespace {NAMESPACE}")]).current_dir(&plugins);
+        shell.env("PATH", path.join(":")).env("KUBECONFIG", layout.kubeconfig("admin"));
+        command::run_with(&mut shell, None)
     }
 
     /// Waits for an incident of `pod` after `since` that `probe` is content with.

@@ -1,0 +1,242 @@
+//! `truebeat kubectl bundles|bundle`: the evidence of a replica, from the agent in its pod, or, where bundles are kept on a claim, from any
+//! agent that mounts it: then also of pods that are gone.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use agent::forensics::bundle;
+use agent::forensics::shelf::{FILE_BYTES_MAX, Shelved};
+use anyhow::{Context, bail, ensure};
+use crds::agent::AGENT_PROGRAM;
+use crds::{EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt};
+use tokio::time::timeout;
+
+use super::{DEADLINE, exec};
+
+/// Of one agent's list.
+const LIST_BYTES_MAX: u64 = 4 << 20;
+/// So many places are asked at once, and so many agents of one place one after the other.
+const ASKED_AT_ONCE: usize = 8;
+const TRIES_MAX: usize = 3;
+const LIST_DEADLINE: Duration = Duration::from_secs(20);
+const SEND_DEADLINE: Duration = Duration::from_secs(120);
+const POD_NAME_CHARS_MAX: usize = 63;
+
+/// Whose evidence is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    pub deployment: String,
+    /// The pod that wrote it.
+    pub pod: Option<String>,
+    /// The episode that it is about.
+    pub episode: Option<String>,
+}
+
+/// What `name` stands for: an incident, a pod (also one that is gone, if an incident tells of it) or an InferenceDeployment.
+///
+/// # Errors
+/// Nothing of that name, or no right to read it.
+pub async fn wanted(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Wanted> {
+    let incidents: Api<EngineIncident> = Api::namespaced(client.clone(), namespace);
+    if let Some(incident) = incidents.get_opt(name).await.with_context(|| super::cannot("incident", namespace, name))? {
+        let spec = incident.spec;
+        return Ok(Wanted { deployment: spec.deployment, pod: Some(spec.pod), episode: Some(spec.episode_id) });
+    }
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    if let Some(pod) = pods.get_opt(name).await.with_context(|| super::cannot("pod", namespace, name))? {
+        let Some(deployment) = pod.labels().get(LABEL_DEPLOYMENT) else {
+            bail!("pod {name} belongs to no InferenceDeployment: there is no agent in it");
+        };
+        return Ok(Wanted { deployment: deployment.clone(), pod: Some(name.to_owned()), episode: None });
+    }
+    let deployments: Api<InferenceDeployment> = Api::namespaced(client.clone(), namespace);
+    let deployment = deployments.get_opt(name).await;
+    if deployment.with_context(|| super::cannot("InferenceDeployment", namespace, name))?.is_some() {
+        return Ok(Wanted { deployment: name.to_owned(), pod: None, episode: None });
+    }
+    let gone = super::list(&incidents).await?.into_iter().find(|incident| incident.spec.pod == name);
+    let gone = gone.with_context(|| {
+        format!("no incident, pod or InferenceDeployment is named {name} in namespace {namespace}, and no incident tells of such a pod")
+    })?;
+    Ok(Wanted { deployment: gone.spec.deployment, pod: Some(name.to_owned()), episode: None })
+}
+
+/// The bundles of what is wanted, newest first, each with the pod whose agent has it.
+///
+/// # Errors
+/// No agent runs that could be asked, or none answers.
+pub async fn list(client: &Client, namespace: &str, wanted: &Wanted) -> anyhow::Result<Vec<(String, Shelved)>> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let members = ListParams::default().labels(&format!("{LABEL_DEPLOYMENT}={}", wanted.deployment));
+    let all = timeout(DEADLINE, pods.list(&members)).await.context("the API server lists no pods in time")?;
+    let all = all.context("could not list the deployment's pods (may you read pods?)")?;
+    let asked = shelves(&all.items, wanted)?;
+    let answers = asked.iter().map(|shelf| ask(&pods, shelf, wanted));
+    let answers: Vec<_> = futures::stream::iter(answers).buffered(ASKED_AT_ONCE).collect().await;
+    let mut errors = Vec::new();
+    let mut found = Vec::new();
+    for answer in answers {
+        match answer {
+            Ok((pod, shelved)) => found.extend(shelved.into_iter().map(|bundle| (pod.clone(), bundle))),
+            Err(error) => errors.push(format!("{error:#}")),
+        }
+    }
+    ensure!(!found.is_empty() || errors.is_empty(), "{}", errors.join("; "));
+    errors.iter().for_each(|error| eprintln!("truebeat: {error}"));
+    Ok(of_interest(found, wanted))
+}
+
+/// Brings one bundle here, the newest where several are meant, and says where it is and how long.
+///
+/// # Errors
+/// There is none, its agent does not answer, what comes is not what was told, or it cannot be written here.
+pub async fn fetch(
+    client: &Client,
+    namespace: &str,
+    wanted: &Wanted,
+    to: Option<&Path>,
+) -> anyhow::Result<(PathBuf, u64)> {
+    let found = list(client, namespace, wanted).await?;
+    let (carrier, Shelved { episode, pod, bytes: told, .. }) = found.first().context(
+        "no bundle of it lies there: none was written (its incident says why), or twenty newer ones have taken its place",
+    )?;
+    let file = to.map_or_else(|| bundle::path_of(Path::new(""), episode), Path::to_owned);
+    let of = |file: &Path| bundle::manifest_of(file).map(|manifest| manifest.episode);
+    ensure!(
+        to.is_some() || !file.exists() || of(&file).as_ref() == Some(episode),
+        "{} is here already, and is not that bundle; --to FILE names another place",
+        file.display()
+    );
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let words = [AGENT_PROGRAM, "agent", "evidence", "send", "--of", pod.as_str(), "--", episode.as_str()];
+    let bytes = exec::output(&pods, carrier, &words, FILE_BYTES_MAX, SEND_DEADLINE).await?;
+    ensure!(bytes.len() as u64 == *told, "{} of {told} bytes came; try again", bytes.len());
+    let partial = file.with_added_extension("partial");
+    let failed = || format!("could not write {}; --to FILE names another place", file.display());
+    std::fs::write(&partial, bytes).with_context(failed)?;
+    if of(&partial).as_ref() != Some(episode) {
+        let _ = std::fs::remove_file(&partial);
+        bail!("what pod {carrier} sent is no bundle of episode {episode}");
+    }
+    std::fs::rename(&partial, &file).with_context(failed)?;
+    Ok((file, *told))
+}
+
+/// One place where bundles lie, and whose agents can tell of it.
+#[derive(Debug, PartialEq, Eq)]
+struct Shelf {
+    agents: Vec<String>,
+    /// It is a claim: it holds the bundles of more pods than of those that are asked.
+    is_claim: bool,
+}
+
+/// Asks one agent after the other until one answers: its name, and what it tells.
+async fn ask(pods: &Api<Pod>, shelf: &Shelf, wanted: &Wanted) -> anyhow::Result<(String, Vec<Shelved>)> {
+    let mut words = vec![AGENT_PROGRAM, "agent", "evidence", "list"];
+    words.extend(wanted.pod.iter().flat_map(|pod| ["--of", pod.as_str()]));
+    let mut errors = Vec::new();
+    for agent in shelf.agents.iter().take(TRIES_MAX) {
+        let answer = exec::output(pods, agent, &words, LIST_BYTES_MAX, LIST_DEADLINE).await;
+        match answer.and_then(|bytes| parse(&bytes).with_context(|| format!("the agent of pod {agent} told no list"))) {
+            Ok(mut told) => {
+                // of another pod's evidence one that has only its own knows nothing
+                told.retain(|bundle| shelf.is_claim || bundle.pod == *agent);
+                return Ok((agent.clone(), told));
+            }
+            Err(error) => errors.push(format!("{error:#}")),
+        }
+    }
+    bail!("{}", errors.join("; "))
+}
+
+/// Pure: the lines of a list. A pod may say anything, so nothing that could move a cursor comes through.
+fn parse(bytes: &[u8]) -> anyhow::Result<Vec<Shelved>> {
+    let plain = |text: String| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let parsed = lines.map(|line| {
+        let told: Shelved = serde_json::from_slice(line)?;
+        Ok(Shelved {
+            episode: plain(told.episode),
+            pod: plain(told.pod),
+            class: plain(told.class),
+            fingerprint: plain(told.fingerprint),
+            ..told
+        })
+    });
+    parsed.collect()
+}
+
+/// Pure: where to look. A claim is one place, whoever tells of it; without one, each pod is a place of its own.
+fn shelves(pods: &[Pod], wanted: &Wanted) -> anyhow::Result<Vec<Shelf>> {
+    let mut running: Vec<&Pod> = pods.iter().filter(|pod| agent_runs(pod)).collect();
+    // the pod that wrote it first, if it lives
+    running.sort_by_key(|pod| Some(pod.name_any()) != wanted.pod);
+    let holders = |claim: &str| -> Shelf {
+        let agents = running.iter().filter(|pod| claim_of(pod) == Some(claim)).map(|pod| pod.name_any());
+        Shelf { agents: agents.collect(), is_claim: true }
+    };
+    let claims: BTreeSet<&str> = running.iter().filter_map(|pod| claim_of(pod)).collect();
+    let alone = |pod: &&Pod| Shelf { agents: vec![pod.name_any()], is_claim: false };
+    let Some(name) = &wanted.pod else {
+        ensure!(!running.is_empty(), "no agent of {} runs that could be asked", wanted.deployment);
+        let own = running.iter().filter(|pod| claim_of(pod).is_none()).map(alone);
+        return Ok(own.chain(claims.into_iter().map(holders)).collect());
+    };
+    match pods.iter().find(|pod| pod.name_any() == *name) {
+        Some(pod) => match claim_of(pod) {
+            Some(claim) if claims.contains(claim) => Ok(vec![holders(claim)]),
+            None if agent_runs(pod) => Ok(vec![alone(&pod)]),
+            _ => bail!(
+                "the agent of pod {name} does not run now; its evidence lies in the pod or on its claim: do not delete the pod, and see `kubectl describe pod {name}`"
+            ),
+        },
+        None if claims.is_empty() => bail!(
+            "pod {name} is gone, and its evidence with it; `truebeat kubectl why {name}` has what the incident tells. With spec.agent.evidence.claimName bundles outlive their pods"
+        ),
+        None => Ok(claims.into_iter().map(holders).collect()),
+    }
+}
+
+fn agent_runs(pod: &Pod) -> bool {
+    let statuses = pod.status.as_ref().and_then(|status| status.init_container_statuses.as_ref());
+    let agent = statuses.into_iter().flatten().find(|status| status.name == "agent");
+    agent.and_then(|status| status.state.as_ref()).is_some_and(|state| state.running.is_some())
+}
+
+fn claim_of(pod: &Pod) -> Option<&str> {
+    let mut volumes = pod.spec.as_ref()?.volumes.as_ref()?.iter();
+    let claim = volumes.find(|volume| volume.name == "bundles")?.persistent_volume_claim.as_ref()?;
+    Some(&claim.claim_name)
+}
+
+/// Pure: each bundle once, of what is wanted, newest first. A claim may be shared by several deployments.
+fn of_interest(mut found: Vec<(String, Shelved)>, wanted: &Wanted) -> Vec<(String, Shelved)> {
+    let mut seen = BTreeSet::new();
+    found.sort_by(|(_, a), (_, b)| b.written_s.cmp(&a.written_s));
+    found.retain(|(_, bundle)| {
+        let ours = match &wanted.pod {
+            Some(pod) => bundle.pod == *pod,
+            None => is_replica(&bundle.pod, &wanted.deployment),
+        };
+        let meant = wanted.episode.as_ref().is_none_or(|episode| bundle.episode == *episode);
+        ours && meant && seen.insert((bundle.pod.clone(), bundle.episode.clone()))
+    });
+    found
+}
+
+/// By its name `DEPLOYMENT-REVISION-REPLICA`: a pod that is gone has no labels any more. Where that is too long the API server cuts the end of
+/// what comes before the last five characters.
+fn is_replica(pod: &str, deployment: &str) -> bool {
+    let Some(rest) = pod.strip_prefix(deployment).and_then(|rest| rest.strip_prefix('-')) else { return false };
+    let dashes = rest.matches('-').count();
+    dashes == 1 || (dashes == 0 && pod.len() == POD_NAME_CHARS_MAX)
+}
+
+#[cfg(test)]
+#[path = "evidence_tests.rs"]
+mod tests;
