@@ -84,6 +84,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let launcher = config.engine.clone().map(Launcher::new).transpose()?;
     let mut ends = Ends::new()?;
     let child_ended = signal(SignalKind::child()).map_err(SuperviseError::Signals)?;
+    let stops = signal(SignalKind::from_raw(nix::libc::SIGTSTP)).map_err(SuperviseError::Signals)?;
     if let Err(error) = nix::sys::prctl::set_child_subreaper(true) {
         tracing::warn!(%error, "orphans of the engine will not come to this process");
     }
@@ -95,7 +96,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let children = async {
         let detector = keep(detector(&config), Arc::clone(&registry), Arc::clone(&board));
         let gate = keep(gate(&config, gate_listener), Arc::clone(&registry), Arc::clone(&board));
-        tokio::join!(detector, gate, registry.reap_orphans(child_ended), narrator);
+        tokio::join!(detector, gate, registry.reap_orphans(child_ended), narrator, stay(stops, config.narrate));
     };
     let life = async {
         match launcher {
@@ -121,6 +122,18 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     tokio::select! {
         code = life => Ok(code),
         () = children => Ok(0),
+    }
+}
+
+/// A `^Z` would stop this process alone: nobody would take the engine's output any more, which holds the engine, answer a probe, or start what
+/// ended; and the detector, which goes on, would kill an engine for it that nothing ails. So it is heard and not obeyed.
+async fn stay(mut stops: Signal, narrate: bool) {
+    while stops.recv().await.is_some() {
+        if narrate {
+            narrate::say(
+                "Ctrl-Z does not stop an engine that has clients; Ctrl-C ends it. To have the terminal back, start it with & behind it, or in tmux",
+            );
+        }
     }
 }
 

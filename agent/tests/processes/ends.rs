@@ -137,6 +137,21 @@ fn a_person_who_quits_leaves_no_engine_behind() {
     until("nothing is left", || process_tree(&engine).is_empty());
 }
 
+/// Its session goes on without it: an engine that nobody listens to would hang, and be killed for it.
+#[test]
+fn a_terminal_that_would_stop_it_is_answered_in_words() {
+    let words = tempfile::NamedTempFile::new().unwrap();
+    let stderr = std::fs::File::create(words.path()).unwrap();
+    let command = ["sh", "-c", "exec sleep 600"].map(Into::into).to_vec();
+    let mut start = Command::new("env");
+    start.args(["--default-signal=TSTP", AGENT]).stderr(stderr);
+    let run = Run::begin(&mut start, &[], |_, _| command);
+    until("it answers", || get(&run.agent, "/livez").is_some());
+    send(&[supervisor(&run)], Signal::SIGTSTP);
+    until("it says so", || std::fs::read_to_string(words.path()).is_ok_and(|text| text.contains("Ctrl-Z")));
+    assert!(get(&run.agent, "/livez").is_some_and(|text| text.starts_with("HTTP/1.1 200")));
+}
+
 #[test]
 fn whoever_was_started_with_nohup_stays() {
     let mut run = hung_up("--ignore-signal=HUP");
