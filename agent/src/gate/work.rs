@@ -32,9 +32,35 @@ const WORK_PATHS: [&str; 21] = [
     "/translations",
     "/invocations",
 ];
-/// Fields that hold a prompt.
-const PROMPT_FIELDS: [&str; 8] =
-    ["prompt", "messages", "input", "inputs", "input_ids", "instances", "text", "documents"];
+/// Fields that hold a prompt: what is asked, what stands before it (Anthropic's `system`, Ollama's too; `instructions` of the Responses API;
+/// `context`, the token ids of Ollama's last answer), what stands behind it, and what is compared with what.
+const PROMPT_FIELDS: [&str; 21] = [
+    "prompt",
+    "messages",
+    "input",
+    "inputs",
+    "input_ids",
+    "instances",
+    "text",
+    "texts",
+    "text_1",
+    "text_2",
+    "documents",
+    "query",
+    "queries",
+    "items",
+    "system",
+    "instructions",
+    "context",
+    "suffix",
+    "input_prefix",
+    "input_suffix",
+    "input_extra",
+];
+/// Fields that a chat template writes out in the prompt as JSON, names and all: a tool's schema is half names.
+const WRITTEN_OUT: [&str; 2] = ["tools", "functions"];
+/// Quotes, colon and comma around a name.
+const NAME_MARKS: u64 = 4;
 /// Ends of paths whose bodies are sound.
 const SOUND_PATHS: [&str; 2] = ["/transcriptions", "/translations"];
 /// Characters a token, roughly; a deadline scales with it, nothing is billed by it.
@@ -120,6 +146,8 @@ struct Prompt {
 #[derive(Default)]
 struct Tokens {
     count: u64,
+    /// What the names of fields in it add where it is written out as JSON.
+    names: u64,
     /// What it counts as under one of [`DATA_NAMES`].
     as_data: Option<u64>,
     /// A number of its own: no token id where it stands in an object.
@@ -143,6 +171,9 @@ impl<'de> Deserialize<'de> for Prompt {
                 while let Some(name) = map.next_key::<Cow<'de, str>>()? {
                     if PROMPT_FIELDS.contains(&name.as_ref()) {
                         sum = sum.saturating_add(map.next_value::<Tokens>()?.count);
+                    } else if WRITTEN_OUT.contains(&name.as_ref()) {
+                        let tokens = map.next_value::<Tokens>()?;
+                        sum = sum.saturating_add(tokens.count).saturating_add(tokens.names);
                     } else if name == "stream" {
                         stream = map.next_value::<Tokens>()?.flag;
                     } else {
@@ -199,21 +230,24 @@ impl<'de> Visitor<'de> for Count {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Tokens, A::Error> {
-        let (mut count, mut as_data): (u64, _) = (0, Some(0_u64));
+        let (mut count, mut names, mut as_data): (u64, u64, _) = (0, 0, Some(0_u64));
         while let Some(item) = items.next_element::<Tokens>()? {
             count = count.saturating_add(item.count);
+            names = names.saturating_add(item.names);
             as_data = as_data.zip(item.as_data).map(|(sum, data)| sum.saturating_add(data));
         }
-        Ok(Tokens { count, as_data, ..Tokens::default() })
+        Ok(Tokens { count, names, as_data, ..Tokens::default() })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Tokens, A::Error> {
-        let mut count: u64 = 0;
+        let (mut count, mut names): (u64, u64) = (0, 0);
         while let Some((name, value)) = fields.next_entry::<Cow<'de, str>, Tokens>()? {
             let data = value.as_data.filter(|_| DATA_NAMES.contains(&name.as_ref()));
             count = count.saturating_add(if value.number { 0 } else { data.unwrap_or(value.count) });
+            let written = (name.len() as u64).saturating_add(NAME_MARKS).div_ceil(BYTES_PER_TOKEN);
+            names = names.saturating_add(value.names).saturating_add(written);
         }
-        Ok(Tokens { count, ..Tokens::default() })
+        Ok(Tokens { count, names, ..Tokens::default() })
     }
 }
 
@@ -289,6 +323,37 @@ mod tests {
         }
         assert_eq!(asked_unread("/v1/chat/completions", 64 << 20).prompt_tokens, (64 << 20) / MEDIA_BYTES_PER_TOKEN);
         assert_eq!(asked("/v1/audio/transcriptions", file.as_bytes()).prompt_tokens, media);
+    }
+
+    #[test]
+    fn what_stands_around_the_question_is_prompt_too() {
+        let words = "12345678".repeat(1_000);
+        for (body, counts) in [
+            (format!(r#"{{"system":"{words}","messages":[]}}"#), 2_000),
+            (format!(r#"{{"system":[{{"type":"text","text":"{words}"}}],"messages":[]}}"#), 1 + 2_000),
+            (format!(r#"{{"instructions":"{words}","input":"12345678"}}"#), 2_000 + 2),
+            (format!(r#"{{"prompt":"1","suffix":"{words}","context":[7,8,9]}}"#), 1 + 2_000 + 3),
+            (format!(r#"{{"query":"12345678","documents":["{words}"]}}"#), 2 + 2_000),
+            (format!(r#"{{"text_1":"12345678","text_2":"{words}"}}"#), 2 + 2_000),
+            (format!(r#"{{"messages":[],"response_format":{{"schema":"{words}"}}}}"#), 1),
+        ] {
+            assert_eq!(prompt_tokens(body.as_bytes()), counts, "{body:.40}");
+        }
+    }
+
+    #[test]
+    fn tools_are_prompt_with_the_names_in_them() {
+        let one = r#"{"type":"function","function":{"name":"look_up","description":"Looks a word up.","parameters":
+            {"type":"object","properties":{"word_to_be_looked_up":{"type":"string"},"how_often":{"type":"integer"}}}}}"#;
+        for field in ["tools", "functions"] {
+            let body = format!(r#"{{"messages":[],"{field}":[{}]}}"#, [one; 100].join(","));
+            let (told, written) = (prompt_tokens(body.as_bytes()), body.len() as u64 / BYTES_PER_TOKEN);
+            assert!((written * 2 / 3..written * 4 / 3).contains(&told), "{field}: {told} of {written}");
+        }
+        let picture = "iVBORw0KGgo".repeat(10_000);
+        let body = format!(r#"{{"tools":[{{"a":{{"data":"{picture}"}}}}]}}"#);
+        let names = 2 + 2;
+        assert_eq!(prompt_tokens(body.as_bytes()), media_tokens(picture.len() as u64) + names);
     }
 
     #[test]
