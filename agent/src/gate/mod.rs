@@ -7,6 +7,7 @@ pub mod control;
 pub mod counts;
 pub mod ledger;
 mod line;
+mod name;
 mod owed;
 pub mod print;
 mod proxy;

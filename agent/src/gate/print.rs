@@ -4,11 +4,12 @@
 //! order of top-level fields and the way a text is escaped make no difference. Nothing of a prompt can be read from a print, but who has a
 //! prompt can tell whether it is the one: prints are shown only where incidents are.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use sha2::{Digest, Sha256};
+
+use super::name::Name;
 
 /// Fields of users, attempts, accounts and transport, by their names in the APIs of OpenAI, Anthropic, vLLM and SGLang.
 const NOISE: [&str; 18] = [
@@ -97,8 +98,8 @@ impl<'de> Visitor<'de> for FieldsVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
         let mut digests = Vec::new();
-        while let Some(name) = map.next_key::<Cow<'de, str>>()? {
-            if NOISE.contains(&name.as_ref()) {
+        while let Some(name) = map.next_key::<Name<'de>>()? {
+            if NOISE.contains(&&*name) {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
@@ -173,7 +174,7 @@ impl<'de> Visitor<'de> for Into<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
         self.hash.update(b"{");
-        while let Some(name) = fields.next_key::<Cow<'de, str>>()? {
+        while let Some(name) = fields.next_key::<Name<'de>>()? {
             part(self.hash, name.as_bytes());
             fields.next_value_seed(Into { hash: self.hash })?;
         }

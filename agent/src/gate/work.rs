@@ -1,11 +1,11 @@
 //! Which requests are work that the engine owes an answer, and roughly how many prompt tokens each brings (V2, V3). Pure.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use http::Method;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::name::Name;
 use super::print::Print;
 
 /// Ends of paths whose POST makes an engine generate: OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama.
@@ -168,13 +168,13 @@ impl<'de> Deserialize<'de> for Prompt {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Prompt, A::Error> {
                 let (mut sum, mut stream): (u64, _) = (0, None);
-                while let Some(name) = map.next_key::<Cow<'de, str>>()? {
-                    if PROMPT_FIELDS.contains(&name.as_ref()) {
+                while let Some(name) = map.next_key::<Name<'de>>()? {
+                    if PROMPT_FIELDS.contains(&&*name) {
                         sum = sum.saturating_add(map.next_value::<Tokens>()?.count);
-                    } else if WRITTEN_OUT.contains(&name.as_ref()) {
+                    } else if WRITTEN_OUT.contains(&&*name) {
                         let tokens = map.next_value::<Tokens>()?;
                         sum = sum.saturating_add(tokens.count).saturating_add(tokens.names);
-                    } else if name == "stream" {
+                    } else if &*name == "stream" {
                         stream = map.next_value::<Tokens>()?.flag;
                     } else {
                         map.next_value::<IgnoredAny>()?;
@@ -241,8 +241,8 @@ impl<'de> Visitor<'de> for Count {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Tokens, A::Error> {
         let (mut count, mut names): (u64, u64) = (0, 0);
-        while let Some((name, value)) = fields.next_entry::<Cow<'de, str>, Tokens>()? {
-            let data = value.as_data.filter(|_| DATA_NAMES.contains(&name.as_ref()));
+        while let Some((name, value)) = fields.next_entry::<Name<'de>, Tokens>()? {
+            let data = value.as_data.filter(|_| DATA_NAMES.contains(&&*name));
             count = count.saturating_add(if value.number { 0 } else { data.unwrap_or(value.count) });
             let written = (name.len() as u64).saturating_add(NAME_MARKS).div_ceil(BYTES_PER_TOKEN);
             names = names.saturating_add(value.names).saturating_add(written);
