@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed expectation is how a test speaks")]
 
+#[path = "gate/own.rs"]
+mod own;
 #[path = "gate/restart.rs"]
 mod restart;
 #[path = "gate/unusual.rs"]

@@ -46,6 +46,9 @@ pub(super) struct Told {
     /// In the first answer of a connection: where the counters that move with each chunk can be read without asking.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) counts: Option<PathBuf>,
+    /// In the same: by what the gate knows the agent's own question.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) own: Option<String>,
 }
 
 /// The gate's end: serves every detector that connects, for ever.
@@ -91,8 +94,9 @@ async fn serve_one(stream: UnixStream, ledger: Arc<Ledger>, memory: Arc<Memory>)
         let reply = ledger.reply(now_ms);
         shall_tell = asked && reply.obs.in_flight == 0;
         let counts = if heard == 1 { ledger.counts_path() } else { None };
+        let own = ledger.own.clone().filter(|_| heard == 1);
         told.clear();
-        if serde_json::to_writer(&mut told, &Told { heard, at_ms: now_ms, reply, suspects, counts }).is_err() {
+        if serde_json::to_writer(&mut told, &Told { heard, at_ms: now_ms, reply, suspects, counts, own }).is_err() {
             return;
         }
         told.push(b'\n');
@@ -221,6 +225,11 @@ impl GateClient {
     /// life: those of a gate that hangs stand still.
     pub fn counts(&self) -> Option<[u64; COUNTS]> {
         self.line.as_ref()?.counts.as_ref()?.read()
+    }
+
+    /// The word by which the gate knows the agent's own question; `None` where it is away.
+    pub fn own(&self) -> Option<&str> {
+        self.line.as_ref()?.own.as_deref()
     }
 
     /// Has the gate said by itself that work came, since it was asked last? Then it wants to be asked. Never waits.

@@ -84,6 +84,8 @@ pub struct Ledger {
     books: Mutex<Books>,
     /// How often work came where none was.
     begun: watch::Sender<u64>,
+    /// The word by which the agent's own question is known, which nobody else can guess; `None`: it is not.
+    pub(super) own: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -114,7 +116,8 @@ impl Ledger {
     pub fn new(epoch: u64, control: Control) -> Self {
         let obs = GateObs { epoch, unstreamed: Some(0), longest_prompt_owed: Some(0), ..GateObs::default() };
         let sums = GateReply { obs, ..GateReply::default() };
-        Self { books: Mutex::new(Books { control, sums, ..Books::default() }), begun: watch::Sender::new(0) }
+        let books = Mutex::new(Books { control, sums, ..Books::default() });
+        Self { books, begun: watch::Sender::new(0), own: None }
     }
 
     /// From now on the sums are also told here, at each entry.
@@ -386,8 +389,7 @@ mod tests {
     #[test]
     fn the_reply_is_one_flat_json_object_with_the_detectors_fields() {
         let text = serde_json::to_string(&ledger().reply(0)).unwrap();
-        let obs: GateObs = serde_json::from_str(&text).unwrap();
-        assert_eq!(obs.epoch, 7);
+        assert_eq!(serde_json::from_str::<GateObs>(&text).unwrap().epoch, 7);
         assert_eq!(serde_json::from_str::<GateReply>(&text).unwrap(), ledger().reply(0));
     }
 }

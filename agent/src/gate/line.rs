@@ -28,6 +28,8 @@ pub(super) struct Line {
     said: u64,
     /// The gate's counters, where it lets itself be read.
     pub(super) counts: Option<CountsReader>,
+    /// By what it knows the agent's own question.
+    pub(super) own: Option<String>,
 }
 
 impl Line {
@@ -36,7 +38,7 @@ impl Line {
     /// # Errors
     /// When nobody listens there.
     pub(super) async fn connect(path: &Path) -> io::Result<Self> {
-        Ok(Self { socket: UnixStream::connect(path).await?, heard: Vec::new(), said: 0, counts: None })
+        Ok(Self { socket: UnixStream::connect(path).await?, heard: Vec::new(), said: 0, counts: None, own: None })
     }
 
     /// Says a line and returns the answer to it.
@@ -85,11 +87,12 @@ impl Line {
         let Some(end) = end else { return Ok(None) };
         let told = serde_json::from_slice::<Told>(&self.heard[..end]);
         self.heard.drain(..=end);
-        let told = told?;
+        let mut told = told?;
         // the gate's own memory by its own word: neither waits for a disk
         if let Some(path) = &told.counts {
             self.counts = File::open(path).and_then(|file| CountsReader::open(&file)).ok();
         }
+        self.own = told.own.take().or(self.own.take());
         Ok(Some(told))
     }
 

@@ -61,7 +61,9 @@ pub async fn run(listener: TcpListener, config: GateConfig) -> Result<(), GateEr
     let epoch = crate::files::monotonic_ns();
     let counts = CountsWriter::create("truebeat-gate");
     let counts = counts.inspect_err(|error| tracing::info!(%error, "the gate is asked for its counters at every tick"));
-    let ledger = Arc::new(Ledger::new(epoch, control::recall(&memory)).telling(counts.ok()));
+    let mut ledger = Ledger::new(epoch, control::recall(&memory)).telling(counts.ok());
+    ledger.own = own_word();
+    let ledger = Arc::new(ledger);
     let proxy = Proxy::new(Arc::clone(&ledger), &config.upstream).ok_or(GateError::Upstream(config.upstream))?;
     // A socket file that a dead gate left behind is in the way of ours.
     let _ = std::fs::remove_file(&config.control);
@@ -70,6 +72,12 @@ pub async fn run(listener: TcpListener, config: GateConfig) -> Result<(), GateEr
     tokio::spawn(control::serve(socket, ledger, memory));
     accept(listener, Arc::new(proxy)).await;
     Ok(())
+}
+
+/// Drawn anew at each start, and told through the control socket alone. Where the kernel gives none, the agent's question is as any client's.
+fn own_word() -> Option<String> {
+    let word = getrandom::u64().and_then(|first| Ok(format!("{first:016x}{:016x}", getrandom::u64()?)));
+    word.inspect_err(|error| tracing::warn!(%error, "the gate will not know the agent's own question")).ok()
 }
 
 async fn accept(listener: TcpListener, proxy: Arc<Proxy>) {

@@ -112,7 +112,7 @@ impl Proxy {
             Err(response) => return *response,
         };
         // The agent's own question for first tokens is in flight at every stall of a start-up; refused, no replica could prove itself.
-        asked.print = asked.print.filter(|_| !parts.headers.contains_key(OWN_HEADER));
+        asked.print = asked.print.filter(|_| !is_own(&parts.headers, self.ledger.own.as_deref()));
         // The detector may have shut the gate while the body came in.
         if let Err(refusal) = self.ledger.admit() {
             return answers::refused(&refusal);
@@ -147,6 +147,8 @@ impl Proxy {
         strip_hop_by_hop(&mut parts.headers);
         // The gate has answered the client's `Expect` by reading its body.
         parts.headers.remove(header::EXPECT);
+        // between the agent and its gate: an engine would write it in a log that others read
+        parts.headers.remove(OWN_HEADER);
         let answered = self.client.request(Request::from_parts(parts, body)).await;
         let mut response = answered.map_err(|error| self.unanswered(&error))?;
         strip_hop_by_hop(response.headers_mut());
@@ -269,6 +271,11 @@ fn is_exhaustion(error: &(dyn std::error::Error + 'static)) -> bool {
     let codes = std::iter::successors(Some(error), |error| (*error).source())
         .filter_map(|error| error.downcast_ref::<std::io::Error>()?.raw_os_error());
     codes.map(Errno::from_raw).any(|code| matches!(code, Errno::EMFILE | Errno::ENFILE))
+}
+
+/// Is it the agent's own question? What a client has written there is nothing.
+fn is_own(headers: &HeaderMap, word: Option<&str>) -> bool {
+    word.is_some_and(|word| headers.get(OWN_HEADER).is_some_and(|said| said.as_bytes() == word.as_bytes()))
 }
 
 fn is_websocket(headers: &HeaderMap) -> bool {

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Marks what the agent asks for itself.
+/// Marks what the agent asks for itself, by a word that the gate told it: a client cannot know that.
 pub const OWN_HEADER: &str = "x-truebeat-own";
 
 /// What to ask for and how much to bear.
@@ -62,10 +62,10 @@ impl Get {
         .await
     }
 
-    /// Status and whole body of a POST of `json`, marked as the agent's own.
-    pub async fn post(&self, json: &serde_json::Value) -> Result<Answer, GetError> {
+    /// Status and whole body of a POST of `json`, marked as the agent's own by the gate's word.
+    pub async fn post(&self, json: &serde_json::Value, own: Option<&str>) -> Result<Answer, GetError> {
         self.within_deadline(async {
-            let (response, _connection) = self.send(Some(json.to_string().into())).await?;
+            let (response, _connection) = self.send(Some((json.to_string().into(), own))).await?;
             self.answer(response).await
         })
         .await
@@ -93,7 +93,10 @@ impl Get {
     }
 
     /// Sends the request, a POST where there is a JSON body; the connection lives as long as the returned handle.
-    async fn send(&self, json: Option<Bytes>) -> Result<(http::Response<Incoming>, AbortOnDropHandle<()>), GetError> {
+    async fn send(
+        &self,
+        json: Option<(Bytes, Option<&str>)>,
+    ) -> Result<(http::Response<Incoming>, AbortOnDropHandle<()>), GetError> {
         let exchange = |source| GetError::Exchange { uri: self.uri.clone(), source };
         let stream = self.connect().await?;
         let (mut sender, connection) =
@@ -104,16 +107,19 @@ impl Get {
         }));
         let authority = self.uri.authority().map_or("", |authority| authority.as_str());
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
-        let request = match json {
-            Some(_) => Request::post(path).header(header::CONTENT_TYPE, "application/json").header(OWN_HEADER, "1"),
+        let mut request = match json {
+            Some(_) => Request::post(path).header(header::CONTENT_TYPE, "application/json"),
             None => Request::get(path),
         };
+        if let Some((_, Some(own))) = json {
+            request = request.header(OWN_HEADER, own);
+        }
         let request = request
             .header(header::HOST, authority)
             .header(header::ACCEPT, self.accept)
             .header(header::CONNECTION, "close")
             .header(header::USER_AGENT, "truebeat-agent")
-            .body(Full::new(json.unwrap_or_default()))
+            .body(Full::new(json.map(|(body, _)| body).unwrap_or_default()))
             .map_err(|source| GetError::Request { uri: self.uri.clone(), source })?;
         let response = sender.send_request(request).await.map_err(exchange)?;
         Ok((response, driver))

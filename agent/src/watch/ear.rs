@@ -87,6 +87,11 @@ impl GateEar {
         self.reply.as_ref()
     }
 
+    /// By what the gate knows the agent's own question; `None` where it was not heard.
+    pub fn own(&self) -> Option<&str> {
+        self.client.own()
+    }
+
     /// Who could have stalled the engine, by the gate; `None` where it is silent.
     pub async fn suspects(&mut self) -> Option<Vec<Suspect>> {
         self.client.suspects().await.ok()

@@ -219,7 +219,7 @@ impl Watch {
         self.set_fence(now_ms, &outcome, &recovery).await;
         self.book(now_ms, &obs, &outcome, &recovery);
         self.watch_poison(now_ms).await;
-        let proven = self.proof.look(now_ms, &outcome.verdict, &obs).await;
+        let proven = self.proof.look(now_ms, &outcome.verdict, &obs, self.gate.own()).await;
         let waited_for = standing.and_then(|standing| standing.waited_for(order, self.control.draining));
         self.publish(now_ms, &obs, &outcome, (waited_for, proven)).await;
         (self.outcome, self.seen) = (outcome, obs);

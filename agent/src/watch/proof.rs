@@ -61,8 +61,8 @@ impl Proof {
         self.given
     }
 
-    /// Was it given? Asks where nobody else has, once the engine takes requests.
-    pub async fn look(&mut self, now_ms: u64, verdict: &Verdict, obs: &Observation) -> bool {
+    /// Was it given? Asks where nobody else has, once the engine takes requests; the gate knows the question by `own`.
+    pub async fn look(&mut self, now_ms: u64, verdict: &Verdict, obs: &Observation, own: Option<&str>) -> bool {
         if self.given {
             return true;
         }
@@ -72,7 +72,8 @@ impl Proof {
         } else if self.asking.as_ref().is_some_and(JoinHandle::is_finished) {
             self.take(now_ms).await;
         } else if self.asking.is_none() && now_ms >= self.again_ms && takes_requests(verdict) {
-            self.asking = self.through.clone().map(|gate| tokio::spawn(ask(gate)));
+            let own = own.map(str::to_owned);
+            self.asking = self.through.clone().map(|gate| tokio::spawn(ask(gate, own)));
         }
         self.given
     }
@@ -107,7 +108,7 @@ fn takes_requests(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Idle | Verdict::Progressing | Verdict::Slow)
 }
 
-async fn ask(gate: Uri) -> Found {
+async fn ask(gate: Uri, own: Option<String>) -> Found {
     let mut refusal = StatusCode::NOT_FOUND;
     let get = |path: &str, deadline| Get {
         uri: with_path(&gate, path),
@@ -121,7 +122,7 @@ async fn ask(gate: Uri) -> Found {
         Err(error) => return Found::NotYet(error.to_string()),
     };
     for path in PATHS {
-        match judge(get(path, ANSWER_MAX).post(&question(path, &model)).await) {
+        match judge(get(path, ANSWER_MAX).post(&question(path, &model), own.as_deref()).await) {
             Found::NoWayToAsk(status) => refusal = status,
             found => return found,
         }
@@ -196,15 +197,18 @@ mod tests {
     #[tokio::test]
     async fn without_a_gate_nothing_is_asked_and_delivery_by_others_is_proof_enough() {
         let idle = Observation::default();
-        assert!(Proof::new(None, false).look(0, &Verdict::Starting, &idle).await);
+        assert!(Proof::new(None, false).look(0, &Verdict::Starting, &idle, None).await);
         let gate: Uri = "http://127.0.0.1:1".parse().unwrap();
         let mut proof = Proof::new(Some(gate.clone()), false);
-        assert!(!proof.look(0, &Verdict::Starting, &idle).await && proof.asking.is_none(), "it takes no requests yet");
-        assert!(!proof.look(0, &Verdict::Idle, &idle).await && proof.asking.is_some());
+        assert!(
+            !proof.look(0, &Verdict::Starting, &idle, None).await && proof.asking.is_none(),
+            "it takes no requests yet"
+        );
+        assert!(!proof.look(0, &Verdict::Idle, &idle, None).await && proof.asking.is_some());
         let mut proof = Proof::new(Some(gate), true);
-        assert!(proof.look(0, &Verdict::Idle, &idle).await, "shown to an earlier detector");
+        assert!(proof.look(0, &Verdict::Idle, &idle, None).await, "shown to an earlier detector");
         proof.engine_changed();
-        assert!(!proof.look(0, &Verdict::Idle, &idle).await, "another process");
+        assert!(!proof.look(0, &Verdict::Idle, &idle, None).await, "another process");
     }
 
     /// A little engine: answers each request by its first line, and ends after `answers` of them.
@@ -231,13 +235,13 @@ mod tests {
         const TOKEN: &str = r#"{"choices":[{}]}"#;
         let models = ("GET /v1/models", 200, r#"{"data":[{"id":"m"}]}"#);
         let plain: &[_] = Box::leak(Box::new([models, ("POST /v1/completions", 200, TOKEN)]));
-        assert_eq!(ask(engine(plain).await).await, Found::Tokens);
+        assert_eq!(ask(engine(plain).await, None).await, Found::Tokens);
         let missing = ("POST /v1/completions", 404, "{}");
         let chat: &[_] = Box::leak(Box::new([models, missing, ("POST /v1/chat/completions", 200, TOKEN)]));
-        assert_eq!(ask(engine(chat).await).await, Found::Tokens);
+        assert_eq!(ask(engine(chat).await, None).await, Found::Tokens);
         let none: &[_] = Box::leak(Box::new([models, missing, ("POST /v1/chat/completions", 401, "{}")]));
-        assert_eq!(ask(engine(none).await).await, Found::NoWayToAsk(StatusCode::UNAUTHORIZED));
+        assert_eq!(ask(engine(none).await, None).await, Found::NoWayToAsk(StatusCode::UNAUTHORIZED));
         let away: &[_] = Box::leak(Box::new([]));
-        assert!(matches!(ask(engine(away).await).await, Found::NotYet(_)));
+        assert!(matches!(ask(engine(away).await, None).await, Found::NotYet(_)));
     }
 }
