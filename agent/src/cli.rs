@@ -82,6 +82,8 @@ pub struct SuperviseArgs {
     #[arg(long, hide = true, env = "TRUEBEAT_EXE", default_value = OWN_PROGRAM)]
     pub exe: PathBuf,
     #[command(flatten)]
+    pub clients: ClientArgs,
+    #[command(flatten)]
     pub watch: WatchArgs,
 }
 
@@ -108,9 +110,34 @@ pub struct GateArgs {
     /// The control socket, if it shall lie elsewhere.
     #[arg(long)]
     pub control: Option<PathBuf>,
+    #[command(flatten)]
+    pub clients: ClientArgs,
     /// Standard input is the listening socket (internal, `supervise`).
     #[arg(long, hide = true)]
     pub inherited_listener: bool,
+}
+
+/// How the gate holds its clients.
+#[derive(Debug, Args)]
+pub struct ClientArgs {
+    /// How long a client's connection is kept that asks for nothing. Must be longer than a load balancer in front keeps it, or that one answers
+    /// 502 now and then.
+    #[arg(long, env = "TRUEBEAT_CLIENT_IDLE", default_value = "620s", value_parser = idle_time)]
+    pub client_idle: Duration,
+}
+
+impl ClientArgs {
+    /// The same for a gate in front of this engine.
+    fn for_gate(&self, engine: &Uri) -> Vec<OsString> {
+        let idle = format!("{}ms", self.client_idle.as_millis());
+        ["--upstream", &engine.to_string(), "--client-idle", &idle].map(OsString::from).to_vec()
+    }
+}
+
+/// In less than a second many a connection would end before its first request has come.
+fn idle_time(text: &str) -> Result<Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if time < Duration::from_secs(1) { Err("it must be 1 s at least".to_owned()) } else { Ok(time) }
 }
 
 /// `truebeat run [OPTIONS] -- CMD…`: any engine on this machine under supervision.
@@ -131,6 +158,8 @@ pub struct RunArgs {
     /// The program that has the children's roles.
     #[arg(long, hide = true, env = "TRUEBEAT_EXE", default_value = OWN_PROGRAM)]
     pub exe: PathBuf,
+    #[command(flatten)]
+    pub clients: ClientArgs,
     #[command(flatten)]
     pub watch: crate::options::RunWatchArgs,
     /// The engine's command line.
@@ -192,7 +221,7 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
                 listen: args.listen,
                 agent_listen: args.agent_listen,
                 agent_dir: args.agent_dir,
-                gate_args: vec!["--upstream".into(), args.watch.engine_url.to_string().into()],
+                gate_args: args.clients.for_gate(&args.watch.engine_url),
                 detect_args: args.watch.to_args(),
                 engine: None,
                 page_dir: args.watch.page_dir.clone(),
@@ -252,7 +281,7 @@ pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
         listen: args.listen,
         agent_listen: args.agent_listen,
         agent_dir: agent_dir.clone(),
-        gate_args: vec!["--upstream".into(), watch.engine_url.to_string().into()],
+        gate_args: args.clients.for_gate(&watch.engine_url),
         detect_args: watch.to_args(),
         engine: Some(engine),
         page_dir: page_dir.clone(),
@@ -291,7 +320,8 @@ async fn run_gate(args: GateArgs) -> Result<ExitCode, AgentError> {
         bound.map_err(|source| AgentError::GateListen { address: args.listen, source })?
     };
     let control = args.control.unwrap_or_else(|| socket_in(&args.agent_dir));
-    gate::run(listener, GateConfig { upstream: args.upstream, control }).await?;
+    let client_idle = args.clients.client_idle;
+    gate::run(listener, GateConfig { upstream: args.upstream, control, client_idle }).await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -349,4 +379,30 @@ fn show_evidence(args: &EvidenceArgs) -> ExitCode {
 fn complain(line: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "truebeat: {line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        gate: GateArgs,
+    }
+
+    #[test]
+    fn how_clients_are_held_is_told_to_the_gate() {
+        let gate = |words: &[OsString]| {
+            let words = [OsString::from("x")].iter().chain(words).cloned().collect::<Vec<_>>();
+            Line::try_parse_from(words).map(|line| line.gate.clients)
+        };
+        let clients = gate(&[]).unwrap();
+        assert_eq!(clients.client_idle, gate::CLIENT_IDLE);
+        let asked = ClientArgs { client_idle: Duration::from_millis(1_500) };
+        let told = asked.for_gate(&"http://127.0.0.1:1".parse().unwrap());
+        assert_eq!(gate(&told).unwrap().client_idle, asked.client_idle);
+        assert!(gate(&["--client-idle=999ms".into()]).unwrap_err().to_string().contains("1 s at least"));
+    }
 }

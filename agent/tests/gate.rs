@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed expectation is how a test speaks")]
 
+#[path = "gate/idle.rs"]
+mod idle;
 #[path = "gate/own.rs"]
 mod own;
 #[path = "gate/restart.rs"]
@@ -11,13 +13,13 @@ mod unusual;
 #[path = "gate/uploads.rs"]
 mod uploads;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent::gate::control::{GateClient, Heard};
 use agent::gate::counts::renewed;
 use agent::gate::ledger::{Control, GateReply};
-use agent::gate::{GateConfig, run};
+use agent::gate::{CLIENT_IDLE, GateConfig, run};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -45,7 +47,7 @@ impl Gate {
         let control: PathBuf = dir.path().join("gate.sock");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let config = GateConfig { upstream: format!("http://{upstream}").parse().unwrap(), control: control.clone() };
+        let config = config(upstream, &control);
         let task = tokio::spawn(async move { run(listener, config).await.unwrap() });
         Self { address, client: GateClient::new(control), control: Control::default(), task, _dir: dir }
     }
@@ -75,6 +77,11 @@ impl Gate {
         stream.write_all(request.as_bytes()).await.unwrap();
         stream
     }
+}
+
+fn config(upstream: &str, control: &Path) -> GateConfig {
+    let upstream = format!("http://{upstream}").parse().unwrap();
+    GateConfig { upstream, control: control.to_owned(), client_idle: CLIENT_IDLE }
 }
 
 fn post(path: &str, body: &str) -> String {
@@ -356,7 +363,7 @@ async fn a_gate_that_starts_anew_stays_shut_and_changes_its_epoch() {
     let control = gate._dir.path().join("gate.sock");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     gate.address = listener.local_addr().unwrap().to_string();
-    let config = GateConfig { upstream: format!("http://{upstream}").parse().unwrap(), control: control.clone() };
+    let config = config(&upstream, &control);
     gate.task = tokio::spawn(async move { run(listener, config).await.unwrap() });
     let refused = rest(&mut gate.send(&post("/v1/completions", "{}")).await).await;
     assert!(refused.starts_with("HTTP/1.1 503"), "before any exchange: {refused}");

@@ -5,6 +5,7 @@ mod answers;
 mod body;
 pub mod control;
 pub mod counts;
+mod guests;
 pub mod ledger;
 mod line;
 mod name;
@@ -27,12 +28,16 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 
+use self::guests::{Answer, Guest, Guests};
 use self::ledger::Ledger;
 use self::proxy::Proxy;
 
 /// What is buffered for a client before its reading holds the engine's stream back.
 const CLIENT_BUFFER_BYTES: usize = 64 << 10;
-const HEADER_WAIT_MAX: Duration = Duration::from_secs(30);
+/// For how long a client's connection is kept that asks for nothing. Load balancers keep theirs for 60 s (AWS, nginx), 75 or 90 s (others) or
+/// 600 s (Google), and send the next request on one that we are just closing: a 502 that nobody finds the cause of. Whoever keeps it for longer
+/// must not be us, so this is what Google asks for.
+pub const CLIENT_IDLE: Duration = Duration::from_secs(620);
 
 /// What a gate needs.
 #[derive(Debug, Clone)]
@@ -41,6 +46,8 @@ pub struct GateConfig {
     pub upstream: Uri,
     /// The control socket's path; made anew at start.
     pub control: PathBuf,
+    /// For how long a client's connection is kept that asks for nothing, or does not come to the end of its head.
+    pub client_idle: Duration,
 }
 
 /// Why a gate cannot start.
@@ -70,7 +77,7 @@ pub async fn run(listener: TcpListener, config: GateConfig) -> Result<(), GateEr
     let socket =
         UnixListener::bind(&config.control).map_err(|source| GateError::Control { path: config.control, source })?;
     tokio::spawn(control::serve(socket, ledger, memory));
-    accept(listener, Arc::new(proxy)).await;
+    accept(listener, Arc::new(proxy), config.client_idle).await;
     Ok(())
 }
 
@@ -80,30 +87,40 @@ fn own_word() -> Option<String> {
     word.inspect_err(|error| tracing::warn!(%error, "the gate will not know the agent's own question")).ok()
 }
 
-async fn accept(listener: TcpListener, proxy: Arc<Proxy>) {
+async fn accept(listener: TcpListener, proxy: Arc<Proxy>, client_idle: Duration) {
+    let guests = Guests::by_limits();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::spawn(serve_connection(stream, Arc::clone(&proxy)));
+                tokio::spawn(serve_connection(stream, Arc::clone(&proxy), guests.welcome(), client_idle));
             }
             Err(error) => {
                 // Out of descriptors, most likely: connections that end will free some.
                 tracing::warn!(%error, "the gate did not accept a connection");
+                guests.make_room();
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
     }
 }
 
-async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>) {
+async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, guest: Arc<Guest>, client_idle: Duration) {
     let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| Arc::clone(&proxy).handle(request));
-    let served = http1::Builder::new()
+    let service = service_fn(|request| {
+        let (asking, answer) = (guest.asks(), Arc::clone(&proxy).handle(request));
+        async move { answer.await.map(|response| response.map(|body| Answer::new(body, asking))) }
+    });
+    let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_WAIT_MAX)
+        .header_read_timeout(client_idle)
         .max_buf_size(CLIENT_BUFFER_BYTES)
-        .serve_connection(TokioIo::new(stream), service)
-        .await;
+        .serve_connection(TokioIo::new(stream), service);
+    // whoever is sent away asks for nothing: that comes before a request that could be read now
+    let served = tokio::select! {
+        biased;
+        () = guest.sent_away() => return,
+        served = connection => served,
+    };
     if let Err(error) = served {
         tracing::debug!(%error, "a client's connection ended");
     }

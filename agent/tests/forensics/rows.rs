@@ -129,6 +129,7 @@ fn d08_without_descriptors_the_agent_is_poorer_and_alive() {
     std::thread::sleep(Duration::from_secs(2));
     assert!(get(&run.agent, "/livez").starts_with("HTTP/1.1 200"));
     assert_eq!(run.supervisor.try_wait().unwrap(), None);
+    until("it serves beside those that ask for nothing", || serves(&run, &markers));
     drop(crowd);
     until("it serves again", || serves(&run, &markers));
     assert_eq!(engine(&run), before);
@@ -138,18 +139,26 @@ fn d08_without_descriptors_the_agent_is_poorer_and_alive() {
 fn d08_a_gate_without_descriptors_says_that_it_is_its_own_want() {
     let markers = Markers::new();
     let run = started(&markers, "ulimit -n 40", Stdio::null);
-    let mut crowd: Vec<TcpStream> = (0..120).filter_map(|_| TcpStream::connect(&run.gate).ok()).collect();
-    // those that the gate took are served; a connection to the engine that it kept may still serve the first of them
-    let told = |stream: &mut TcpStream| {
+    // whoever asks is not sent away, and each of these has begun to
+    let asking = || {
+        let mut stream = TcpStream::connect(&run.gate).ok()?;
+        stream.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n").ok()?;
+        Some(stream)
+    };
+    let mut crowd: Vec<TcpStream> = (0..120).filter_map(|_| asking()).collect();
+    // a connection to the engine that the gate had kept is closed by then
+    std::thread::sleep(Duration::from_secs(4));
+    let told = |mut stream: TcpStream| {
         let mut answer = [0; 1024];
         stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-        stream.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").ok()?;
-        let n = std::io::Read::read(stream, &mut answer).ok()?;
+        stream.write_all(b"{}").ok()?;
+        let n = std::io::Read::read(&mut stream, &mut answer).ok()?;
         Some(String::from_utf8_lossy(&answer[..n]).into_owned())
     };
     let mut last = None;
     until("the gate's own words", || {
-        last = told(&mut crowd[0]);
+        // those that came first were taken for certain
+        last = told(crowd.remove(0));
         assert!(last.as_ref().is_none_or(|text| !text.contains("engine_absent")), "the engine is there: {last:?}");
         last.as_ref().is_some_and(|text| text.starts_with("HTTP/1.1 503") && text.contains("gate_exhausted"))
     });

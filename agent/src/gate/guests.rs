@@ -1,0 +1,193 @@
+//! The connections of clients. One that asks for nothing is kept for longer than load balancers keep theirs; so many of them are bounded, and
+//! where there are too many the one that has been idle for longest goes. Whoever waits for an answer is never sent away.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use nix::sys::resource::{Resource, getrlimit};
+use tokio::sync::Notify;
+
+use super::body::AnswerBody;
+
+/// Some 40 MiB at most, and more than the balancers in front of one replica keep.
+const IDLE_MAX: u64 = 2_048;
+/// What of all descriptors those may have that do nothing; a stream takes two.
+const IDLE_PARTS: u64 = 4;
+
+/// All of them.
+#[derive(Debug)]
+pub struct Guests {
+    idle_max: usize,
+    book: Mutex<Book>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    places: u64,
+    /// Those that ask for nothing by their places: who has been idle for longest comes first.
+    idle: BTreeMap<u64, Arc<Notify>>,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Guest {
+    all: Arc<Guests>,
+    /// Among the idle; 0 while it is not.
+    place: AtomicU64,
+    leave: Arc<Notify>,
+}
+
+/// A request and its answer: while this is there, its connection is not idle.
+#[derive(Debug)]
+pub struct Asking(Arc<Guest>);
+
+impl Guests {
+    /// As many idle ones as this process's descriptors allow for.
+    pub fn by_limits() -> Arc<Self> {
+        let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, 0));
+        let idle_max = (descriptors / IDLE_PARTS).clamp(1, IDLE_MAX);
+        Self::at_most(usize::try_from(idle_max).unwrap_or(1))
+    }
+
+    fn at_most(idle_max: usize) -> Arc<Self> {
+        Arc::new(Self { idle_max, book: Mutex::default() })
+    }
+
+    /// A connection has come, and has not asked yet. What it has sent of its first head makes it no less idle.
+    pub fn welcome(self: &Arc<Self>) -> Arc<Guest> {
+        let guest = Guest { all: Arc::clone(self), place: AtomicU64::new(0), leave: Arc::default() };
+        guest.rest();
+        Arc::new(guest)
+    }
+
+    /// Sends the one away that has been idle for longest.
+    pub fn make_room(&self) {
+        self.lock().send_away();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        // The book is valid after every statement.
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Book {
+    fn send_away(&mut self) {
+        if let Some((_, leave)) = self.idle.pop_first() {
+            leave.notify_one();
+        }
+    }
+}
+
+impl Guest {
+    /// A request has come.
+    pub fn asks(self: &Arc<Self>) -> Asking {
+        self.leave_place();
+        Asking(Arc::clone(self))
+    }
+
+    /// Returns when it shall go.
+    pub async fn sent_away(&self) {
+        self.leave.notified().await;
+    }
+
+    fn rest(&self) {
+        let mut book = self.all.lock();
+        book.places += 1;
+        let place = book.places;
+        self.place.store(place, Ordering::Relaxed);
+        book.idle.insert(place, Arc::clone(&self.leave));
+        if book.idle.len() > self.all.idle_max {
+            book.send_away();
+        }
+    }
+
+    fn leave_place(&self) {
+        let place = self.place.swap(0, Ordering::Relaxed);
+        self.all.lock().idle.remove(&place);
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.leave_place();
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.rest();
+    }
+}
+
+/// An answer whose connection is idle when all of it was taken.
+#[derive(Debug)]
+pub struct Answer {
+    body: AnswerBody,
+    _asking: Asking,
+}
+
+impl Answer {
+    /// The answer to what is asked.
+    pub fn new(body: AnswerBody, asking: Asking) -> Self {
+        Self { body, _asking: asking }
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+
+    fn goes(guest: &Guest) -> bool {
+        guest.sent_away().now_or_never().is_some()
+    }
+
+    #[test]
+    fn the_longest_idle_goes_and_whoever_asks_does_not() {
+        let all = Guests::at_most(2);
+        let [first, second, third] = [(); 3].map(|()| all.welcome());
+        assert_eq!([&first, &second, &third].map(|guest| goes(guest)), [true, false, false]);
+        let asking = second.asks();
+        let fourth = all.welcome();
+        assert_eq!([&second, &third, &fourth].map(|guest| goes(guest)), [false; 3], "two are idle");
+        drop(asking);
+        assert_eq!([&second, &third, &fourth].map(|guest| goes(guest)), [false, true, false], "the second asked since");
+        let _asking = fourth.asks();
+        all.make_room();
+        all.make_room();
+        assert_eq!([&second, &fourth].map(|guest| goes(guest)), [true, false]);
+    }
+
+    #[test]
+    fn whoever_is_gone_is_forgotten() {
+        let all = Guests::at_most(9);
+        let asking = all.welcome().asks();
+        drop(all.welcome());
+        assert!(all.lock().idle.is_empty());
+        drop(asking);
+        assert!(all.lock().idle.is_empty());
+    }
+}

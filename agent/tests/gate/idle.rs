@@ -1,0 +1,50 @@
+//! Clients that keep their connections, as load balancers do.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{Gate, SOON, engine, take};
+
+const ASK: &str = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+const ANSWER: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+/// What Google's load balancers keep a connection for; others keep it for 60 to 90 s.
+const LONGEST_KEPT: Duration = Duration::from_secs(600);
+
+/// One more exchange on a connection that is kept.
+async fn served(listener: &TcpListener, client: &mut TcpStream) {
+    client.write_all(ASK.as_bytes()).await.unwrap();
+    let (mut server, _) = take(listener).await;
+    server.write_all(ANSWER.as_bytes()).await.unwrap();
+    let mut heard = String::new();
+    while !heard.ends_with("ok") {
+        let mut buffer = [0; 1024];
+        let n = tokio::time::timeout(SOON, client.read(&mut buffer)).await.unwrap().unwrap();
+        assert!(n > 0, "it was closed: {heard}");
+        heard += &String::from_utf8_lossy(&buffer[..n]);
+    }
+}
+
+/// The end of the connection, where it comes so soon.
+async fn ends_within(client: &mut TcpStream, time: Duration) -> bool {
+    // nobody has anything to do: the clock runs to the next deadline
+    tokio::time::pause();
+    let end = tokio::time::timeout(time, client.read(&mut [0; 16])).await;
+    tokio::time::resume();
+    matches!(end, Ok(Ok(0) | Err(_)))
+}
+
+#[tokio::test]
+async fn a_connection_outlives_what_a_load_balancer_keeps_it_for_and_is_not_kept_for_ever() {
+    let (listener, upstream) = engine().await;
+    let gate = Gate::before(&upstream).await;
+    let mut client = TcpStream::connect(&gate.address).await.unwrap();
+    assert!(!ends_within(&mut client, LONGEST_KEPT).await, "it was opened beforehand");
+    served(&listener, &mut client).await;
+    assert!(!ends_within(&mut client, LONGEST_KEPT).await);
+    served(&listener, &mut client).await;
+    assert!(ends_within(&mut client, 2 * LONGEST_KEPT).await);
+    let mut half = gate.send("GET /health HTTP/1.1\r\n").await;
+    assert!(ends_within(&mut half, 2 * LONGEST_KEPT).await);
+}
