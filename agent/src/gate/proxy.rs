@@ -31,6 +31,9 @@ const WHOLE_ANSWER_BYTES_MAX: u64 = 8 << 20;
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Shorter than any server's own (uvicorn closes after 5 s): a connection that the engine is just closing would fail a request.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(3);
+/// So much of a refused request's body is read, and for so long, that its client hears why.
+const UNHEARD_BYTES_MAX: usize = 64 << 20;
+const UNHEARD_MAX: Duration = Duration::from_secs(10);
 /// All bodies held in memory together; what finds no room streams through, counted by its length.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
@@ -93,6 +96,10 @@ impl Proxy {
         }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         if !reads && let Err(refusal) = self.ledger.admit() {
+            // whoever waits for a `100 Continue` sends nothing
+            if !request.headers().contains_key(header::EXPECT) {
+                throw_away(request.into_body());
+            }
             return answers::refused(&refusal);
         }
         if work::is_work(request.method(), request.uri().path()) {
@@ -242,6 +249,24 @@ async fn read_and_count(
             return Ok((body, work::asked_unread(path, length)));
         }
     }
+}
+
+/// A connection that is closed while more of its body comes is reset, and whoever sends sees a broken pipe where a refusal was: a load balancer
+/// makes a 502 of that. So what comes is read, beside the answer.
+fn throw_away(mut body: Incoming) {
+    if body.is_end_stream() {
+        return;
+    }
+    let read = async move {
+        let mut bytes: usize = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            bytes += frame.data_ref().map_or(0, Bytes::len);
+            if bytes > UNHEARD_BYTES_MAX {
+                return;
+            }
+        }
+    };
+    tokio::spawn(tokio::time::timeout(UNHEARD_MAX, read));
 }
 
 /// Room for so many bytes, if there is any now.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use agent::gate::ledger::GateReply;
+use agent::gate::ledger::{Control, GateReply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -67,6 +67,24 @@ async fn an_upload_that_makes_no_sense_is_its_clients_too() {
     let answer = tokio::time::timeout(SOON, all(&mut client)).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("broke off"), "{answer}");
     gate.until("the client's end", left_by_its_client).await;
+}
+
+#[tokio::test]
+async fn whoever_is_refused_hears_it_however_much_he_sends() {
+    let mut gate = Gate::before("127.0.0.1:1").await;
+    gate.control = Control { fenced: true, ..Control::default() };
+    gate.until("shut", |reply| reply.shut).await;
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 4 * SENT_BYTES);
+    let mut client = gate.send(&head).await;
+    for _ in 0..4 {
+        let sent = tokio::time::timeout(SOON, client.write_all(&vec![b'x'; SENT_BYTES])).await;
+        sent.expect("nobody reads").expect("the connection is closed before all is sent");
+    }
+    let answer = tokio::time::timeout(SOON, all(&mut client)).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    let mut waits = gate.send(&head.replace("host: x", "host: x\r\nexpect: 100-continue")).await;
+    let answer = tokio::time::timeout(Duration::from_secs(5), all(&mut waits)).await;
+    assert!(answer.expect("nothing will come").starts_with("HTTP/1.1 503"));
 }
 
 #[tokio::test]
