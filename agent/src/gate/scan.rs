@@ -3,9 +3,8 @@
 
 /// What a line of an event stream begins with that carries nothing, white space left out. Everything else carries something: a
 /// rule that is too strict would take tokens for silence.
-const NOTHING: [&[u8]; 10] = [
+const NOTHING: [&[u8]; 9] = [
     b":",
-    b"event:",
     b"id:",
     b"retry:",
     b"data:[DONE]",
@@ -15,8 +14,12 @@ const NOTHING: [&[u8]; 10] = [
     b"data:{\"type\":\"ping\"",
     b"data:{\"object\":\"error\"",
 ];
+/// The name of an event carries nothing either, and says whether the data behind it does.
+const EVENT: &[u8] = b"event:";
+/// Events by which the Responses API says that it has heard: an engine sends them before it has begun with the prompt.
+const ANNOUNCED: [&[u8]; 3] = [b"event:response.created", b"event:response.in_progress", b"event:response.queued"];
 /// Longer than any of them.
-const HEAD_BYTES: usize = 24;
+const HEAD_BYTES: usize = 32;
 
 /// Remembers where in a line the last chunk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +34,9 @@ pub enum Scan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Line {
     Start,
-    /// What came of it without white space; it may still become one of [`NOTHING`].
+    /// The start of one that carries nothing: the name before it was one of [`ANNOUNCED`].
+    Announced,
+    /// What came of it without white space; it is the name of an event, or may still become one of [`NOTHING`].
     Head {
         bytes: [u8; HEAD_BYTES],
         len: usize,
@@ -71,20 +76,21 @@ impl Scan {
 impl Line {
     /// True with the byte that shows that the line carries something.
     fn feed(&mut self, byte: u8) -> bool {
+        let ends = matches!(byte, b'\n' | b'\r');
         let (mut bytes, mut len) = match *self {
             Self::Start => ([0; HEAD_BYTES], 0),
             Self::Head { bytes, len } => (bytes, len),
-            Self::Decided => ([0; HEAD_BYTES], HEAD_BYTES),
+            Self::Announced if byte.is_ascii_whitespace() => return false,
+            Self::Announced | Self::Decided => {
+                *self = if ends { Self::Start } else { Self::Decided };
+                return false;
+            }
         };
-        if matches!(byte, b'\n' | b'\r') {
-            // A line that is still undecided is none of them; an empty field is none of anything.
+        if ends {
             let head = bytes.get(..len).unwrap_or_default();
-            let carries = matches!(self, Self::Head { .. }) && !matches!(head, b"" | b"data:" | b"data");
-            *self = Self::Start;
-            return carries;
-        }
-        if matches!(self, Self::Decided) {
-            return false;
+            *self = if ANNOUNCED.contains(&head) { Self::Announced } else { Self::Start };
+            // A line that is still undecided is none of them; an empty field is none of anything.
+            return !matches!(head, b"" | b"data:" | b"data") && !head.starts_with(EVENT);
         }
         if !byte.is_ascii_whitespace()
             && let Some(free) = bytes.get_mut(len)
@@ -93,8 +99,9 @@ impl Line {
             len += 1;
         }
         let head = bytes.get(..len).unwrap_or_default();
-        let open = NOTHING.iter().any(|nothing| nothing.starts_with(head));
-        let nothing = NOTHING.iter().any(|nothing| head.starts_with(nothing));
+        let named = head.starts_with(EVENT) && head.len() < HEAD_BYTES;
+        let open = named || EVENT.starts_with(head) || NOTHING.iter().any(|nothing| nothing.starts_with(head));
+        let nothing = NOTHING.iter().chain([&EVENT]).any(|nothing| !named && head.starts_with(nothing));
         *self = if open && !nothing { Self::Head { bytes, len } } else { Self::Decided };
         !open && !nothing
     }
@@ -138,6 +145,22 @@ mod tests {
         }
         let mut scan = events();
         assert!(scan.feed(b"data: half") && !scan.at_line_start());
+    }
+
+    #[test]
+    fn what_only_says_that_a_request_was_heard_carries_nothing_and_the_next_event_does() {
+        let heard = "event: response.created\ndata: {\"response\":{\"id\":\"r\"},\"type\":\"response.created\"}\n\n\
+            event: response.in_progress\ndata: {\"response\":{},\"type\":\"response.in_progress\"}\n\n";
+        let token = "event: response.output_text.delta\ndata: {\"delta\":\"x\"}\n\n";
+        for (heard, token) in [(heard.to_owned(), token), (heard.replace('\n', "\r\n"), "data: {\"delta\":\"x\"}\n\n")]
+        {
+            for cut in 0..heard.len() {
+                let mut scan = events();
+                let (first, second) = heard.as_bytes().split_at(cut);
+                assert!(!scan.feed(first) && !scan.feed(second), "cut at {cut}");
+                assert!(scan.at_line_start() && scan.feed(token.as_bytes()));
+            }
+        }
     }
 
     #[test]
