@@ -1,7 +1,7 @@
 //! `truebeat kubectl fence|unfence POD`: a person takes a replica out of traffic and puts it back. It writes one annotation
 //! on the pod and waits until the pod shows it; the agent shuts the gate, and nothing is restarted for it (I1).
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use crds::LABEL_DEPLOYMENT;
@@ -11,11 +11,14 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
+use tokio::time::{Instant, timeout};
 
 const FIELD_MANAGER: &str = "kubectl-truebeat";
 /// The kubelet hands the annotation on within a minute at worst, seconds as a rule.
 const SEEN_MAX: Duration = Duration::from_secs(90);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// A look that takes longer has met an API server, or a connection to it, that is gone: the next one may find another.
+const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// What a person wants.
 #[derive(Debug, Clone)]
@@ -68,23 +71,28 @@ pub async fn wait(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resu
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let (name, since) = (&wish.pod, Instant::now());
     let wanted = wish.fence.is_none();
-    while since.elapsed() < SEEN_MAX {
-        let pod = pods.get_opt(name).await.ok().flatten();
-        if pod.as_ref().is_some_and(|pod| is_ready(pod) == wanted) {
-            let word = if wanted { "is Ready again" } else { "takes no new requests" };
-            return Ok(format!("pod {name} {word} after {:.1} s", since.elapsed().as_secs_f64()));
+    let mut heard = false;
+    let shows = async {
+        loop {
+            let pod = timeout(LOOK_MAX, pods.get_opt(name)).await.ok().and_then(Result::ok);
+            heard = pod.is_some();
+            if pod.flatten().is_some_and(|pod| is_ready(&pod) == wanted) {
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
         }
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-    match wanted {
-        true => bail!(
-            "the fence is off, but pod {name} is not Ready after {} s: `truebeat kubectl why {name}`",
-            SEEN_MAX.as_secs()
+    };
+    let seen = timeout(SEEN_MAX, shows).await.is_ok();
+    let (written, after) = (if wanted { "the fence is off" } else { "the fence is written" }, SEEN_MAX.as_secs());
+    match (seen, wanted) {
+        (true, true) => Ok(format!("pod {name} is Ready again after {:.1} s", since.elapsed().as_secs_f64())),
+        (true, false) => Ok(format!("pod {name} takes no new requests after {:.1} s", since.elapsed().as_secs_f64())),
+        (false, _) if !heard => bail!(
+            "{written}, but the API server has not said within {after} s whether pod {name} shows it; look again with \
+             `kubectl get pod {name}`"
         ),
-        false => bail!(
-            "the fence is written, but pod {name} is still Ready after {} s: is its agent new enough?",
-            SEEN_MAX.as_secs()
-        ),
+        (false, true) => bail!("{written}, but pod {name} is not Ready after {after} s: `truebeat kubectl why {name}`"),
+        (false, false) => bail!("{written}, but pod {name} is still Ready after {after} s: is its agent new enough?"),
     }
 }
 
@@ -116,6 +124,21 @@ mod tests {
             "status": {"conditions": [{"type": "Ready", "status": ready}]},
         }))
         .unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_goes_silent_holds_nobody_for_ever() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        // takes connections and says nothing
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        let client = Client::try_from(kube::Config::new(server.parse().unwrap())).unwrap();
+        for (fence, word) in [(Some("a look".to_owned()), "the fence is written"), (None, "the fence is off")] {
+            let wish = Wish { pod: "p".to_owned(), fence, even_if_last: false };
+            let told = timeout(SEEN_MAX * 2, wait(&client, "serving", &wish)).await.expect("it waits for ever");
+            let told = told.unwrap_err().to_string();
+            assert!(told.starts_with(word) && told.contains("kubectl get pod p"), "{told}");
+        }
     }
 
     #[test]
