@@ -70,6 +70,12 @@ impl Guests {
         self.lock().send_away();
     }
 
+    /// Sends all away that ask for nothing.
+    pub fn part(&self) {
+        let mut book = self.lock();
+        while book.send_away() {}
+    }
+
     fn lock(&self) -> MutexGuard<'_, Book> {
         // The book is valid after every statement.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
@@ -77,10 +83,9 @@ impl Guests {
 }
 
 impl Book {
-    fn send_away(&mut self) {
-        if let Some((_, leave)) = self.idle.pop_first() {
-            leave.notify_one();
-        }
+    /// False where nobody is idle.
+    fn send_away(&mut self) -> bool {
+        self.idle.pop_first().map(|(_, leave)| leave.notify_one()).is_some()
     }
 }
 
@@ -179,6 +184,9 @@ mod tests {
         all.make_room();
         all.make_room();
         assert_eq!([&second, &fourth].map(|guest| goes(guest)), [true, false]);
+        let fifth = all.welcome();
+        all.part();
+        assert_eq!([&fourth, &fifth].map(|guest| goes(guest)), [false, true]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use heartbeat::counts::CountsWriter;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use vitals::observation::{GateObs, Ms};
 
 use super::print::Print;
@@ -86,6 +86,8 @@ pub struct Ledger {
     begun: watch::Sender<u64>,
     /// The word by which the agent's own question is known, which nobody else can guess; `None`: it is not.
     pub(super) own: Option<String>,
+    /// The gate begins to refuse because it is about to leave.
+    pub(super) drains: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -117,7 +119,7 @@ impl Ledger {
         let obs = GateObs { epoch, unstreamed: Some(0), longest_prompt_owed: Some(0), ..GateObs::default() };
         let sums = GateReply { obs, ..GateReply::default() };
         let books = Mutex::new(Books { control, sums, ..Books::default() });
-        Self { books, begun: watch::Sender::new(0), own: None }
+        Self { books, begun: watch::Sender::new(0), own: None, drains: Notify::new() }
     }
 
     /// From now on the sums are also told here, at each entry.
@@ -235,7 +237,9 @@ impl Ledger {
 
     /// Takes the detector's will.
     pub fn set_control(&self, control: Control) {
-        self.lock().control = control;
+        let mut books = self.lock();
+        (control.draining && !books.control.draining).then(|| self.drains.notify_one());
+        books.control = control;
     }
 
     /// The counters as of `now_ms`.

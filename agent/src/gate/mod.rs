@@ -76,8 +76,12 @@ pub async fn run(listener: TcpListener, config: GateConfig) -> Result<(), GateEr
     let _ = std::fs::remove_file(&config.control);
     let socket =
         UnixListener::bind(&config.control).map_err(|source| GateError::Control { path: config.control, source })?;
-    tokio::spawn(control::serve(socket, ledger, memory));
-    accept(listener, Arc::new(proxy), config.client_idle).await;
+    tokio::spawn(control::serve(socket, Arc::clone(&ledger), memory));
+    let guests = Guests::by_limits();
+    tokio::select! {
+        () = accept(listener, Arc::new(proxy), &guests, config.client_idle) => {}
+        () = part_when_draining(&ledger, &guests) => {}
+    }
     Ok(())
 }
 
@@ -87,8 +91,16 @@ fn own_word() -> Option<String> {
     word.inspect_err(|error| tracing::warn!(%error, "the gate will not know the agent's own question")).ok()
 }
 
-async fn accept(listener: TcpListener, proxy: Arc<Proxy>, client_idle: Duration) {
-    let guests = Guests::by_limits();
+/// A client that keeps its connection has no other news of a replica that leaves: its next request would be refused here, and is served on a
+/// new connection elsewhere.
+async fn part_when_draining(ledger: &Ledger, guests: &Guests) {
+    loop {
+        ledger.drains.notified().await;
+        guests.part();
+    }
+}
+
+async fn accept(listener: TcpListener, proxy: Arc<Proxy>, guests: &Arc<Guests>, client_idle: Duration) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {

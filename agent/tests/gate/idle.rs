@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use agent::gate::ledger::Control;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -47,4 +48,21 @@ async fn a_connection_outlives_what_a_load_balancer_keeps_it_for_and_is_not_kept
     assert!(ends_within(&mut client, 2 * LONGEST_KEPT).await);
     let mut half = gate.send("GET /health HTTP/1.1\r\n").await;
     assert!(ends_within(&mut half, 2 * LONGEST_KEPT).await);
+}
+
+#[tokio::test]
+async fn a_gate_that_drains_lets_those_go_that_ask_for_nothing() {
+    let (listener, upstream) = engine().await;
+    let mut gate = Gate::before(&upstream).await;
+    let mut idle = TcpStream::connect(&gate.address).await.unwrap();
+    served(&listener, &mut idle).await;
+    let mut asks = gate.send(ASK).await;
+    let (mut server, _) = take(&listener).await;
+    gate.control = Control { leaving: true, draining: true, ..Control::default() };
+    gate.until("shut", |reply| reply.shut).await;
+    assert_eq!(tokio::time::timeout(SOON, idle.read(&mut [0; 16])).await.expect("it is kept").unwrap_or(0), 0);
+    server.write_all(ANSWER.as_bytes()).await.unwrap();
+    let mut heard = [0; 15];
+    tokio::time::timeout(SOON, asks.read_exact(&mut heard)).await.unwrap().unwrap();
+    assert_eq!(&heard, b"HTTP/1.1 200 OK");
 }
