@@ -54,7 +54,8 @@ impl Guests {
         Self::at_most(usize::try_from(idle_max).unwrap_or(1))
     }
 
-    fn at_most(idle_max: usize) -> Arc<Self> {
+    /// At most so many idle ones.
+    pub fn at_most(idle_max: usize) -> Arc<Self> {
         Arc::new(Self { idle_max, book: Mutex::default() })
     }
 

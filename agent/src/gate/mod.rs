@@ -105,6 +105,8 @@ async fn accept(listener: TcpListener, proxy: Arc<Proxy>, guests: &Arc<Guests>, 
         match listener.accept().await {
             Ok((stream, _)) => {
                 tokio::spawn(serve_connection(stream, Arc::clone(&proxy), guests.welcome(), client_idle));
+                // who came with a request is heard before the next one is let in, who may make the first one go
+                tokio::task::yield_now().await;
             }
             Err(error) => {
                 // Out of descriptors, most likely: connections that end will free some.
@@ -135,5 +137,34 @@ async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, guest: Arc<Guest
     };
     if let Err(error) = served {
         tracing::debug!(%error, "a client's connection ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::ledger::Control;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn whoever_comes_with_a_request_is_answered_however_many_come() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut crowd = Vec::new();
+        for _ in 0..100 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            crowd.push(client);
+        }
+        let ledger = Arc::new(Ledger::new(1, Control::default()));
+        let proxy = Arc::new(Proxy::new(ledger, &"http://127.0.0.1:1".parse().unwrap()).unwrap());
+        tokio::spawn(async move { accept(listener, proxy, &Guests::at_most(4), CLIENT_IDLE).await });
+        for (n, mut client) in crowd.into_iter().enumerate() {
+            let mut heard = [0; 12];
+            let answered = tokio::time::timeout(SOON, client.read_exact(&mut heard)).await.unwrap();
+            assert!(answered.is_ok() && &heard == b"HTTP/1.1 503", "{n}");
+        }
     }
 }
