@@ -1,6 +1,7 @@
 //! What the gate itself says to clients: OpenAI-shaped errors, with Retry-After where trying again makes sense. Pure.
 
 use http::{HeaderValue, Response, StatusCode, header};
+use serde_json::{Value, json};
 
 use super::body::AnswerBody;
 use super::ledger::Refusal;
@@ -11,12 +12,24 @@ use super::upload::UploadError;
 const RETRY_ABSENT_S: u32 = 1;
 
 /// The error object that OpenAI clients understand, on one line.
-pub fn error_json(message: &str, code: &str) -> String {
+fn error_json(message: &str, code: &str) -> Value {
     typed_error_json(message, "server_error", code)
 }
 
-fn typed_error_json(message: &str, kind: &str, code: &str) -> String {
-    serde_json::json!({ "error": { "message": message, "type": kind, "param": null, "code": code } }).to_string()
+/// The same as an event of a stream that broke off anywhere in another. Clients that tell events apart by name (Anthropic's) would not see one
+/// without, and take the half of an answer for all of it.
+pub fn error_event(message: &str, code: &str, named: bool) -> String {
+    let mut error = error_json(message, code);
+    let mut name = "";
+    if named {
+        error["type"] = "error".into();
+        name = "event: error\n";
+    }
+    format!("\n\n{name}data: {error}\n\n")
+}
+
+fn typed_error_json(message: &str, kind: &str, code: &str) -> Value {
+    json!({ "error": { "message": message, "type": kind, "param": null, "code": code } })
 }
 
 /// The gate is shut.
@@ -55,7 +68,7 @@ pub fn poison(print: Option<Print>) -> Response<AnswerBody> {
          the operator of this service knows it by the fingerprint {print}"
     );
     let text = typed_error_json(&message, "invalid_request_error", "poison_request");
-    json(StatusCode::UNPROCESSABLE_ENTITY, text, None)
+    with_json(StatusCode::UNPROCESSABLE_ENTITY, &text, None)
 }
 
 /// The client's own mistake.
@@ -73,11 +86,11 @@ pub fn cut(upload: &UploadError) -> Response<AnswerBody> {
 }
 
 fn answer(status: StatusCode, message: &str, code: &str, retry_after_s: Option<u32>) -> Response<AnswerBody> {
-    json(status, error_json(message, code), retry_after_s)
+    with_json(status, &error_json(message, code), retry_after_s)
 }
 
-fn json(status: StatusCode, text: String, retry_after_s: Option<u32>) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::whole(text));
+fn with_json(status: StatusCode, text: &Value, retry_after_s: Option<u32>) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::whole(text.to_string()));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -146,12 +146,12 @@ impl CountedBody {
         if !self.scan.is_events() {
             return Some(Err(error));
         }
-        let gap = if self.scan.at_line_start() { "" } else { "\n\n" };
-        let text = super::answers::error_json(
+        let event = super::answers::error_event(
             "the engine died in the middle of this answer; send the request again",
             "engine_died",
+            self.scan.names_events(),
         );
-        Some(Ok(Frame::data(Bytes::from(format!("{gap}data: {text}\n\n")))))
+        Some(Ok(Frame::data(Bytes::from(event))))
     }
 }
 

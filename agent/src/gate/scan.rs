@@ -24,8 +24,8 @@ const HEAD_BYTES: usize = 32;
 /// Remembers where in a line the last chunk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scan {
-    /// `text/event-stream`.
-    Events { line: Line },
+    /// `text/event-stream`; has any event had a name?
+    Events { line: Line, named: bool },
     /// Anything else: white space alone means nothing.
     Plain,
 }
@@ -49,7 +49,11 @@ impl Scan {
     /// By the answer's content type.
     pub fn for_content_type(content_type: Option<&str>) -> Self {
         let kind = content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim();
-        if kind.eq_ignore_ascii_case("text/event-stream") { Self::Events { line: Line::Start } } else { Self::Plain }
+        if kind.eq_ignore_ascii_case("text/event-stream") {
+            Self::Events { line: Line::Start, named: false }
+        } else {
+            Self::Plain
+        }
     }
 
     /// Is the stream one of events?
@@ -57,23 +61,28 @@ impl Scan {
         matches!(self, Self::Events { .. })
     }
 
-    /// Is the stream between two lines, so that an event can begin here?
-    pub fn at_line_start(self) -> bool {
-        !matches!(self, Self::Events { line: Line::Head { .. } | Line::Decided })
+    /// Are its events told apart by their names, as those of Anthropic's API and of the Responses API?
+    pub fn names_events(self) -> bool {
+        matches!(self, Self::Events { named: true, .. })
     }
 
     /// Takes a chunk; true when it carries something, or completes what does.
     pub fn feed(&mut self, chunk: &[u8]) -> bool {
-        let Self::Events { line } = self else { return chunk.iter().any(|byte| !byte.is_ascii_whitespace()) };
+        let Self::Events { line, named } = self else { return chunk.iter().any(|byte| !byte.is_ascii_whitespace()) };
         let mut carries = false;
         for byte in chunk {
             carries |= line.feed(*byte);
+            *named |= line.is_name();
         }
         carries
     }
 }
 
 impl Line {
+    fn is_name(self) -> bool {
+        matches!(self, Self::Head { bytes, .. } if bytes.starts_with(EVENT))
+    }
+
     /// True with the byte that shows that the line carries something.
     fn feed(&mut self, byte: u8) -> bool {
         let ends = matches!(byte, b'\n' | b'\r');
@@ -140,11 +149,9 @@ mod tests {
                 let mut scan = events();
                 let (first, second) = text.as_bytes().split_at(cut);
                 assert_eq!(u8::from(scan.feed(first)) + u8::from(scan.feed(second)), 1, "{text:?} cut at {cut}");
-                assert!(scan.at_line_start());
+                assert_eq!(scan.names_events(), text.starts_with("event"));
             }
         }
-        let mut scan = events();
-        assert!(scan.feed(b"data: half") && !scan.at_line_start());
     }
 
     #[test]
@@ -158,7 +165,7 @@ mod tests {
                 let mut scan = events();
                 let (first, second) = heard.as_bytes().split_at(cut);
                 assert!(!scan.feed(first) && !scan.feed(second), "cut at {cut}");
-                assert!(scan.at_line_start() && scan.feed(token.as_bytes()));
+                assert!(scan.feed(token.as_bytes()));
             }
         }
     }

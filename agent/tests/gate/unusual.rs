@@ -3,7 +3,7 @@
 use agent::gate::ledger::Control;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::{Gate, SOON, engine, rest, take};
+use super::{Gate, SOON, SSE, chunk, engine, post, rest, take};
 
 /// One exchange: what the engine was asked, and what its client got for this answer.
 async fn exchange(request: &str, answer: &str) -> (String, String) {
@@ -77,6 +77,27 @@ async fn an_engine_that_answers_before_it_has_read_all_is_heard() {
     drop((server, read));
     tokio::time::timeout(SOON, sending).await.expect("it is never let go").unwrap().unwrap_err();
     gate.until("its end", |reply| (reply.obs.in_flight, reply.obs.requests_done) == (0, 1)).await;
+}
+
+/// Anthropic's clients, and those of the Responses API, tell events apart by their names.
+#[tokio::test]
+async fn a_stream_of_named_events_that_breaks_off_ends_with_one_of_that_name() {
+    for (sent, name) in [("event: message_start\ndata: {}\n\n", "event: error\n"), ("data: {}\n", "")] {
+        let (listener, upstream) = engine().await;
+        let gate = Gate::before(&upstream).await;
+        let mut client = gate.send(&post("/v1/messages", "{}")).await;
+        let (mut server, _) = take(&listener).await;
+        server.write_all(SSE.as_bytes()).await.unwrap();
+        chunk(&mut server, sent).await;
+        drop(server);
+        let heard = rest(&mut client).await;
+        let error = format!("\n\n{name}data: ");
+        let (before, error) = heard.rsplit_once(&error).expect(&heard);
+        let error: serde_json::Value = serde_json::from_str(error.split('\n').next().unwrap()).unwrap();
+        assert!(before.contains(sent.trim_end()), "{heard}");
+        assert_eq!(error["error"]["code"], "engine_died");
+        assert_eq!(error["type"].as_str(), (!name.is_empty()).then_some("error"));
+    }
 }
 
 #[tokio::test]
