@@ -29,8 +29,9 @@ const COUNTED_BYTES_MAX: usize = 8 << 20;
 /// JSON answers of a known length up to this size are read whole, so that an engine's death is still a clean 502.
 const WHOLE_ANSWER_BYTES_MAX: u64 = 8 << 20;
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Shorter than any server's own (uvicorn closes after 5 s): a connection that the engine is just closing would fail a request.
-const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(3);
+/// Shorter than any server's own (gunicorn closes after 2 s, uvicorn after 5): a connection that the engine is just closing would fail a
+/// request. To open another takes a fraction of a millisecond.
+const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(1);
 /// So much of a refused request's body is read, and for so long, that its client hears why.
 const UNHEARD_BYTES_MAX: usize = 64 << 20;
 const UNHEARD_MAX: Duration = Duration::from_secs(10);

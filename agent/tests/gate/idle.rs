@@ -50,6 +50,21 @@ async fn a_connection_outlives_what_a_load_balancer_keeps_it_for_and_is_not_kept
     assert!(ends_within(&mut half, 2 * LONGEST_KEPT).await);
 }
 
+/// Some engines close theirs after two seconds, maybe under a request.
+#[tokio::test]
+async fn a_connection_to_the_engine_is_left_before_any_engine_closes_it() {
+    let (listener, upstream) = engine().await;
+    let gate = Gate::before(&upstream).await;
+    let mut kept = Vec::new();
+    for _ in 0..2 {
+        let _client = gate.send(ASK).await;
+        let (mut server, _) = take(&listener).await;
+        server.write_all(ANSWER.as_bytes()).await.unwrap();
+        kept.push(server);
+        tokio::time::sleep(Duration::from_millis(1_700)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_gate_that_drains_lets_those_go_that_ask_for_nothing() {
     let (listener, upstream) = engine().await;
