@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
+use nix::sys::signal::{SigSet, Signal};
+
 use crate::short_slice;
 
 /// Pieces that wait for a slow reader.
@@ -44,6 +46,7 @@ impl Onward {
         let left = Arc::clone(&waiting);
         let write = move || {
             ask();
+            write_from_the_background();
             let write = |piece: Vec<u8>| {
                 let done = on.write_all(&piece).and_then(|()| on.flush());
                 left.fetch_sub(1, Ordering::Release);
@@ -87,6 +90,15 @@ impl Onward {
     }
 }
 
+/// Where `stty tostop` is set, whoever writes to the terminal and is not in its foreground is stopped with all his group, and gate and
+/// detector never are in it. Who has the signal blocked just writes.
+fn write_from_the_background() {
+    let stops = SigSet::from(Signal::SIGTTOU);
+    if let Err(error) = stops.thread_block() {
+        tracing::debug!(%error, "a terminal may stop this process for its words");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +122,25 @@ mod tests {
             onward.send(b"y");
         }
         assert!(heard.len() < 200 * PIECE_BYTES);
+    }
+
+    #[test]
+    fn no_terminal_stops_whoever_writes() {
+        struct Asked(std::sync::mpsc::Sender<bool>);
+        impl Write for Asked {
+            fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+                let blocked = SigSet::thread_get_mask().unwrap();
+                self.0.send(blocked.contains(Signal::SIGTTOU)).unwrap();
+                Ok(piece.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        Onward::start("x", Box::new(Asked(tell))).unwrap().send(b"x");
+        assert!(told.recv().unwrap());
     }
 
     #[test]
