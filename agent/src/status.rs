@@ -8,7 +8,7 @@ use vitals::verdict::{Outcome, Reason, Verdict};
 pub const ALIVE: &str = "{}";
 
 /// One line of the detector's stdout. The supervisor answers every probe from the newest one.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StatusDoc {
     /// May this replica serve?
     pub ready: bool,
@@ -25,6 +25,9 @@ pub struct StatusDoc {
     /// Requests in flight by the gate's last answer; `None` while the gate is silent.
     #[serde(default)]
     pub in_flight: Option<u32>,
+    /// For how long the gate has been there and has not answered.
+    #[serde(default)]
+    pub gate_hangs_ms: u64,
 }
 
 /// A name from a closed set (a verdict, a stall class, `Draining`, `Unproven`, `FencedByPerson`, `NoVerdict`) and a sentence.
@@ -35,7 +38,7 @@ pub struct ReadyReason {
 }
 
 /// The body of `/verdict`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerdictDoc {
     pub verdict: String,
     pub class: Option<String>,

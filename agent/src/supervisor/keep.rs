@@ -10,7 +10,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
 
-use super::board::Board;
+use super::board::{Board, Posted};
 use super::registry::Registry;
 use crate::watch::leave::Drain;
 
@@ -18,6 +18,9 @@ use crate::watch::leave::Drain;
 const SILENT_LOOKS_MAX: u32 = 4;
 const LOOK_EVERY: Duration = Duration::from_millis(2_500);
 const KILLED_WAIT: Duration = Duration::from_secs(2);
+/// So long a gate may leave its detector without an answer, which takes a fraction of a millisecond. What is in flight through one that is
+/// merely slow would be lost with it.
+const GATE_HANGS_MS_MAX: u64 = 20_000;
 
 /// A growing pause before the next start. Pure.
 #[derive(Debug, Clone)]
@@ -105,7 +108,7 @@ async fn watch_over(mut child: Child, spec: &Spec, registry: &Registry, board: &
     tracing::info!(child = spec.name, pid, "started");
     let talk = child.stdin.take().zip(child.stdout.take());
     let talking = async {
-        let Some((stdin, stdout)) = talk else { return std::future::pending().await };
+        let Some((stdin, stdout)) = talk else { return hangs(board.statuses(), Instant::now()).await };
         let words = AtomicU64::new(0);
         let talk = async { tokio::join!(tell(stdin, board.drains()), listen(stdout, board, &words)) };
         tokio::select! {
@@ -133,13 +136,7 @@ async fn watch_over(mut child: Child, spec: &Spec, registry: &Registry, board: &
 
 /// It lives and says nothing: it hangs. Readiness stays as it said last (I4), but nobody judges the engine until it is replaced.
 async fn end_silent(child: &mut Child, spec: &Spec) -> std::io::Result<ExitStatus> {
-    let silent_s = (LOOK_EVERY * SILENT_LOOKS_MAX).as_secs();
-    tracing::error!(
-        child = spec.name,
-        pid = child.id(),
-        silent_s,
-        "a child hangs and is killed; readiness stays as it was"
-    );
+    tracing::error!(child = spec.name, pid = child.id(), "a child hangs and is killed; readiness stays as it was");
     child.start_kill()?;
     // One that even SIGKILL does not end gets its successor all the same.
     let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
@@ -155,6 +152,17 @@ async fn silence(words: &AtomicU64, looks_max: u32, every: Duration) {
         let now = words.load(Ordering::Relaxed);
         silent = if now == seen { silent + 1 } else { 0 };
         seen = now;
+    }
+}
+
+/// Returns when the detector says of the gate that began then that it hangs: of an earlier one it says nothing that counts.
+async fn hangs(mut statuses: watch::Receiver<Option<Arc<Posted>>>, began: Instant) {
+    let hung = |posted: &Posted| {
+        let hangs = Duration::from_millis(posted.doc.gate_hangs_ms);
+        posted.doc.gate_hangs_ms >= GATE_HANGS_MS_MAX && posted.at.duration_since(began) >= hangs
+    };
+    if statuses.wait_for(|status| status.as_ref().is_some_and(|posted| hung(posted))).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -181,6 +189,7 @@ async fn listen(stdout: ChildStdout, board: &Board, words: &AtomicU64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::StatusDoc;
 
     #[tokio::test]
     async fn silence_is_many_looks_in_a_row_without_a_word() {
@@ -200,6 +209,19 @@ mod tests {
             talker
         );
         assert_eq!(at_silence, 50, "it talked to its end");
+    }
+
+    #[tokio::test]
+    async fn a_gate_hangs_when_it_has_for_long_and_not_because_the_one_before_did() {
+        let told = async |gate_hangs_ms, ran_ms| {
+            let board = Board::default();
+            board.post(StatusDoc { gate_hangs_ms, ..StatusDoc::default() });
+            let began = Instant::now() - Duration::from_millis(ran_ms);
+            tokio::time::timeout(Duration::ZERO, hangs(board.statuses(), began)).await.is_ok()
+        };
+        assert!(told(GATE_HANGS_MS_MAX, GATE_HANGS_MS_MAX + 500).await);
+        assert!(!told(GATE_HANGS_MS_MAX - 1, GATE_HANGS_MS_MAX + 500).await);
+        assert!(!told(GATE_HANGS_MS_MAX + 1_000, 5_000).await, "its forerunner did");
     }
 
     #[test]

@@ -91,7 +91,7 @@ mod tests {
             poison: Vec::new(),
         };
         let reason = ReadyReason::default();
-        StatusDoc { ready, reason, verdict, incidents, metrics: String::new(), draining: None, in_flight: None }
+        StatusDoc { ready, reason, verdict, incidents, ..StatusDoc::default() }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The detector's ear at the gate: asks it every tick while work stands still; now and then while answers move on, for then its counters
 //! are read where it keeps them; and hardly ever while it owes none, for it calls when work comes.
 
+use std::io;
 use std::path::Path;
 
 use vitals::observation::{GateObs, Signal};
@@ -13,6 +14,8 @@ use crate::sources::clock::monotonic_ms;
 
 /// A gate that owes nothing, or delivers, is asked once a second, at the tick that comes about then.
 const ASK_MS: u64 = 950;
+/// What one look without an answer counts for at most.
+const BETWEEN_MS_MAX: u64 = 1_000;
 
 /// What is known of the gate.
 #[derive(Debug)]
@@ -22,6 +25,8 @@ pub struct GateEar {
     pub seen: Signal<GateObs>,
     /// Its last answer, unless it was silent since.
     pub reply: Option<GateReply>,
+    /// For how long it has been there and has not answered.
+    pub hangs_ms: u64,
     /// It has called, and was not asked since.
     called: bool,
     /// When it was asked last, and what of fence, drain and leave it was told.
@@ -32,7 +37,7 @@ impl GateEar {
     /// Nothing is asked yet.
     pub fn new(agent_dir: &Path) -> Self {
         let client = GateClient::new(socket_in(agent_dir));
-        Self { client, seen: Signal::default(), reply: None, called: false, asked: None }
+        Self { client, seen: Signal::default(), reply: None, hangs_ms: 0, called: false, asked: None }
     }
 
     /// Is it time to ask? No where it is known to be what it shall be, to have been there a moment ago, and either to owe nothing or to
@@ -72,7 +77,11 @@ impl GateEar {
     pub async fn ask(&mut self, control: &Control) -> Option<&GateReply> {
         let answer = self.client.exchange(control).await;
         self.called = false;
-        self.asked = Some((monotonic_ms(), of(control)));
+        let now_ms = monotonic_ms();
+        // a pause of ours, between two looks, is no silence of the gate's
+        let between_ms = self.asked.map_or(0, |(before_ms, _)| now_ms.saturating_sub(before_ms).min(BETWEEN_MS_MAX));
+        self.hangs_ms = if answer.as_ref().is_err_and(hangs) { self.hangs_ms + between_ms } else { 0 };
+        self.asked = Some((now_ms, of(control)));
         self.reply = match answer {
             Ok(heard) => {
                 self.seen.at_ms = heard.at_ms;
@@ -101,6 +110,11 @@ impl GateEar {
 /// What the gate was told last, by whoever was its detector then.
 pub fn told_last(agent_dir: &Path) -> Control {
     recall(&kept_beside(&socket_in(agent_dir)))
+}
+
+/// Is there somebody who does not answer? Where nobody is, the supervisor starts a new one anyway.
+fn hangs(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
 
 fn of(control: &Control) -> [bool; 3] {
@@ -145,5 +159,25 @@ mod tests {
         assert!(ear.is_due(now_ms, &open), "it owes nothing, and must be told to call");
         assert_eq!(ear.ask(&open).await.unwrap().obs.in_flight, 0);
         assert!(!ear.is_due(now_ms, &open));
+    }
+    #[tokio::test]
+    async fn a_gate_that_is_there_and_does_not_answer_hangs_and_one_that_is_not_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ear = GateEar::new(dir.path());
+        let ask = async |ear: &mut GateEar| {
+            for _ in 0..3 {
+                ear.ask(&Control::default()).await;
+            }
+            ear.hangs_ms
+        };
+        assert_eq!(ask(&mut ear).await, 0, "nobody is there");
+        // takes connections until its queue is full, and hears nobody
+        let frozen = std::os::unix::net::UnixListener::bind(dir.path().join("gate.sock")).unwrap();
+        assert!((100..=3 * BETWEEN_MS_MAX).contains(&ask(&mut ear).await), "{}", ear.hangs_ms);
+        frozen.set_nonblocking(true).unwrap();
+        let ledger = Arc::new(Ledger::new(1, Control::default()));
+        let socket = UnixListener::from_std(frozen).unwrap();
+        tokio::spawn(control::serve(socket, ledger, dir.path().join("gate.state")));
+        assert_eq!(ask(&mut ear).await, 0, "it goes on");
     }
 }

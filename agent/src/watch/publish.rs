@@ -47,6 +47,8 @@ pub struct News<'a> {
     pub poison: &'a [Refused],
     /// The gate's last answer, unless it is silent.
     pub gate: Option<&'a GateReply>,
+    /// For how long it has been there and has not answered.
+    pub gate_hangs_ms: u64,
 }
 
 impl Watch {
@@ -81,6 +83,7 @@ impl Watch {
             by_hand: self.hand.as_deref(),
             poison: self.poison.list(),
             gate: self.gate.reply.as_ref(),
+            gate_hangs_ms: self.gate.hangs_ms,
         };
         self.publisher.publish(&news, &self.metrics);
     }
@@ -175,6 +178,7 @@ impl Publisher {
             metrics: metrics.text(),
             draining: news.draining,
             in_flight: news.gate.map(|reply| reply.obs.in_flight),
+            gate_hangs_ms: news.gate_hangs_ms,
         }
     }
 
@@ -300,6 +304,7 @@ mod tests {
             draining,
             question: None,
             gate,
+            gate_hangs_ms: 0,
         }
     }
 

@@ -92,6 +92,18 @@ fn d01_d02_an_agent_that_is_killed_or_frozen_costs_the_engine_nothing() {
 }
 
 #[test]
+fn d02_a_gate_that_is_frozen_is_replaced() {
+    let markers = Markers::new();
+    let run = started(&markers, "true", Stdio::null);
+    let before = engine(&run);
+    let victim = child(&run, b"gate").unwrap();
+    send(&[victim], Signal::SIGSTOP);
+    until("its successor", || child(&run, b"gate").is_some_and(|pid| pid != victim));
+    until("it serves", || serves(&run, &markers));
+    assert_eq!(engine(&run), before, "nobody touched the engine");
+}
+
+#[test]
 fn d05_an_agent_that_restarts_without_end_forgets_no_hang() {
     let markers = Markers::new();
     let run = started(&markers, "true", Stdio::null);
