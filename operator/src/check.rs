@@ -86,6 +86,23 @@ mod tests {
         assert!(matches!(failure, CheckError::Deadline { .. }), "{failure}");
     }
 
+    /// In a cluster of IPv6 the kubelet tells a Service's address without brackets, and `helm test` puts the port behind it.
+    #[tokio::test]
+    async fn an_address_of_ipv6_needs_no_brackets() {
+        let Ok(listener) = tokio::net::TcpListener::bind("[::1]:0").await else {
+            return eprintln!("not run: there is no IPv6 here");
+        };
+        let address = format!("::1:{}", listener.local_addr().unwrap().port());
+        let answers = tokio::spawn(async move {
+            let (mut peer, _) = listener.accept().await.unwrap();
+            let mut request = [0; 512];
+            assert!(peer.read(&mut request).await.unwrap() > 0);
+            peer.write_all(b"HTTP/1.1 200 OK\r\n\r\nok").await.unwrap();
+        });
+        check(&address, Duration::from_secs(30)).await.unwrap();
+        answers.await.unwrap();
+    }
+
     #[tokio::test]
     async fn an_operator_that_comes_late_passes() {
         let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

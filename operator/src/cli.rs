@@ -25,7 +25,7 @@ const STUCK_MAX: Duration = Duration::from_secs(10);
 pub struct OperatorArgs {
     #[command(subcommand)]
     pub command: Option<OperatorCommand>,
-    /// Where to serve /livez, /readyz and /metrics.
+    /// Where to serve /livez, /readyz and /metrics. 0.0.0.0: all addresses, IPv6 ones as well.
     #[arg(long, env = "TRUEBEAT_OPERATOR_LISTEN", default_value = "0.0.0.0:9500")]
     pub listen: SocketAddr,
     /// Namespace of the leader election's Lease.

@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     sync::Arc,
     thread,
 };
@@ -30,9 +30,18 @@ pub struct Told {
 
 /// Binds; nothing is served yet.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let listener = TcpListener::bind(address)?;
+    let both = of_both(address).and_then(|both| TcpListener::bind(both).ok());
+    let listener = both.map_or_else(|| TcpListener::bind(address), Ok)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+/// All addresses of a pod are meant by `0.0.0.0`, and where the cluster's are IPv6 a kubelet that asks at those would never be answered. One
+/// listener takes both kinds, unless this machine keeps them apart. (As the agent does.)
+fn of_both(address: SocketAddr) -> Option<SocketAddr> {
+    let together = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "0");
+    let all = address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    (together && all).then(|| SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port())))
 }
 
 /// Serves until the process ends. What comes out of the channel is why it ended before; a thread that is gone drops the other end.
@@ -106,10 +115,14 @@ mod tests {
     }
 
     fn served(silence_max: Duration) -> (SocketAddr, Told, Arc<Leadership>) {
+        served_at("127.0.0.1:0", silence_max)
+    }
+
+    fn served_at(listen: &str, silence_max: Duration) -> (SocketAddr, Told, Arc<Leadership>) {
         let (leadership, metrics) = (Arc::new(Leadership::default()), Arc::new(Metrics::new().unwrap()));
         let health = Arc::new(Health::new(leadership.clone(), metrics.clone()));
         let told = Told { health, metrics, pulse: Arc::new(Pulse::new(silence_max)) };
-        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = bind(listen.parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
         serve(listener, told.clone()).unwrap();
         (address, told, leadership)
@@ -127,6 +140,17 @@ mod tests {
         let unready = get_text(address, "/readyz");
         assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("the watch of Pod is stale"), "{unready}");
         assert!(get_text(address, "/metrics").contains("truebeat_operator_leader 0"));
+    }
+
+    #[test]
+    fn by_default_whoever_asks_is_answered_at_addresses_of_both_kinds() {
+        let port = served_at("0.0.0.0:0", BOUND).0.port();
+        let asked = |host: &str| get_text(format!("{host}:{port}").parse().unwrap(), "/livez");
+        assert!(asked("127.0.0.1").starts_with("HTTP/1.1 200"));
+        match TcpListener::bind("[::1]:0") {
+            Ok(_) => assert!(asked("[::1]").starts_with("HTTP/1.1 200")),
+            Err(_) => eprintln!("not run: there is no IPv6 here"),
+        }
     }
 
     #[test]
