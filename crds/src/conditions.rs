@@ -52,6 +52,8 @@ pub enum Reason {
     NotReported,
     /// An agent has reported progress, and its pod is not ready: it is away, or kept out of traffic, and its word may be an old one.
     NotVouchedFor,
+    /// A person keeps replicas out of traffic, and nothing else is missing.
+    FencedByPerson,
     /// There is no pod to ask.
     NoReplicas,
     /// Every reported episode could be read.
@@ -90,6 +92,7 @@ impl Reason {
             Reason::EngineNotProgressing => "EngineNotProgressing",
             Reason::NotReported => "NotReported",
             Reason::NotVouchedFor => "NotVouchedFor",
+            Reason::FencedByPerson => "FencedByPerson",
             Reason::NoReplicas => "NoReplicas",
             Reason::EpisodesValid => "EpisodesValid",
             Reason::EpisodeUnreadable => "EpisodeUnreadable",

@@ -22,8 +22,10 @@ pub struct InferenceDeploymentStatus {
     pub ready_replicas: i32,
     /// Pods that are Ready and whose agent says that the engine makes progress.
     pub progressing_replicas: i32,
-    /// Pods that an open episode keeps out of traffic.
+    /// Pods that an open episode or a person keeps out of traffic.
     pub fenced_replicas: i32,
+    /// Those of them that a person keeps out of traffic, and no episode.
+    pub fenced_by_person: i32,
     /// Pods with a confirmed stall that is not over, fenced or not.
     pub stalled_replicas: i32,
     /// Incidents that are not closed.

@@ -21,6 +21,8 @@ pub struct Metrics {
     pub restarts_held: IntGaugeVec,
     /// 1 while the revision of the spec has failed, rolled back or not, by InferenceDeployment.
     pub rollout_failed: IntGaugeVec,
+    /// Replicas that a person keeps out of traffic, and no episode, by InferenceDeployment.
+    pub fenced_by_person: IntGaugeVec,
     /// 1 while this process leads.
     pub leader: IntGauge,
     /// 1 while the watch of a kind is in step with the API server.
@@ -57,13 +59,17 @@ impl Metrics {
                 Opts::new("truebeat_operator_rollout_failed", "1 while the revision of the spec has failed."),
                 &["namespace", "deployment"],
             )?,
+            fenced_by_person: IntGaugeVec::new(
+                Opts::new("truebeat_operator_fenced_by_person", "Replicas that a person keeps out of traffic."),
+                &["namespace", "deployment"],
+            )?,
             leader: IntGauge::new("truebeat_operator_leader", "1 while this process leads.")?,
             watch_up: IntGaugeVec::new(
                 Opts::new("truebeat_operator_watch_up", "1 while the watch is in step with the API server."),
                 &["kind"],
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 9] = [
+        let all: [Box<dyn prometheus::core::Collector>; 10] = [
             Box::new(metrics.api_calls.clone()),
             Box::new(metrics.reconciles.clone()),
             Box::new(metrics.reconcile_seconds.clone()),
@@ -71,6 +77,7 @@ impl Metrics {
             Box::new(metrics.grants_held.clone()),
             Box::new(metrics.restarts_held.clone()),
             Box::new(metrics.rollout_failed.clone()),
+            Box::new(metrics.fenced_by_person.clone()),
             Box::new(metrics.leader.clone()),
             Box::new(metrics.watch_up.clone()),
         ];
@@ -80,11 +87,23 @@ impl Metrics {
         Ok(metrics)
     }
 
+    /// Those that speak of one InferenceDeployment each.
+    fn of_deployments(&self) -> [&IntGaugeVec; 4] {
+        [&self.grants_held, &self.restarts_held, &self.rollout_failed, &self.fenced_by_person]
+    }
+
+    /// There is no such InferenceDeployment any more.
+    pub fn forget(&self, namespace: &str, deployment: &str) {
+        for gauge in self.of_deployments() {
+            let _ = gauge.remove_label_values(&[namespace, deployment]); // it was never told of
+        }
+    }
+
     /// This process leads no more: what it knew of the deployments is its successor's to say, and would page for ever.
     pub fn stops_leading(&self) {
         self.leader.set(0);
-        for of_deployments in [&self.grants_held, &self.restarts_held, &self.rollout_failed] {
-            of_deployments.reset();
+        for gauge in self.of_deployments() {
+            gauge.reset();
         }
     }
 
@@ -104,11 +123,13 @@ mod tests {
     fn who_stops_leading_says_nothing_of_deployments_any_more() {
         let metrics = Metrics::new().unwrap();
         metrics.leader.set(1);
-        for of_deployments in [&metrics.grants_held, &metrics.restarts_held, &metrics.rollout_failed] {
-            of_deployments.with_label_values(&["a", "b"]).set(1);
+        for (gauge, name) in metrics.of_deployments().into_iter().flat_map(|gauge| [(gauge, "b"), (gauge, "c")]) {
+            gauge.with_label_values(&["a", name]).set(1);
         }
         let text = || String::from_utf8(metrics.text().unwrap()).unwrap();
-        assert_eq!(text().matches("deployment=\"b\"").count(), 3);
+        assert_eq!(text().matches("deployment=\"b\"").count(), metrics.of_deployments().len());
+        metrics.forget("a", "b");
+        assert!(!text().contains("deployment=\"b\"") && text().contains("deployment=\"c\""), "{}", text());
         metrics.stops_leading();
         assert!(!text().contains("deployment=") && text().contains("truebeat_operator_leader 0"), "{}", text());
     }
@@ -119,9 +140,9 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         metrics.api_calls.with_label_values(&["get", "ok"]).inc();
         metrics.reconciles.with_label_values(&["ok"]).inc();
-        metrics.grants_held.with_label_values(&["a", "b"]).set(1);
-        metrics.restarts_held.with_label_values(&["a", "b"]).set(1);
-        metrics.rollout_failed.with_label_values(&["a", "b"]).set(1);
+        for gauge in metrics.of_deployments() {
+            gauge.with_label_values(&["a", "b"]).set(1);
+        }
         metrics.watch_up.with_label_values(&["Pod"]).set(1);
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");

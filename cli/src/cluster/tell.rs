@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use agent::forensics::shelf::Shelved;
 use crds::episode::{CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
+use crds::fence::{ANNOTATION_FENCE, Fence};
 use crds::poison::{ANNOTATION_POISON, read};
 use crds::xid::{Xid, bounded};
 use crds::{EngineIncident, InferenceDeployment, Timeline};
@@ -184,6 +185,10 @@ pub fn pod(pod: &Pod, incidents: &[EngineIncident]) -> String {
     );
     let ready = find("Ready").is_some_and(|condition| condition.status == "True");
     _ = writeln!(text, "  traffic: {}", if ready { "yes, the pod is Ready" } else { "no, the pod is not Ready" });
+    if let Some(fence) = pod.annotations().get(ANNOTATION_FENCE).and_then(|text| Fence::read(text)) {
+        let since = if fence.at.is_empty() { String::new() } else { format!(" at {}", fence.at) };
+        _ = writeln!(text, "  {}{since}; `truebeat kubectl unfence` ends it", fence.words());
+    }
     if let Some(condition) = find(CONDITION_EPISODE).filter(|condition| condition.status == "True") {
         text += &episode(condition.message.as_deref().unwrap_or_default());
     }
@@ -218,14 +223,19 @@ fn episode(json: &str) -> String {
 /// What the operator says of a deployment, and its incidents.
 pub fn deployment(infd: &InferenceDeployment, incidents: &[EngineIncident], now: Timestamp) -> String {
     let status = infd.status.clone().unwrap_or_default();
+    let by_person = match status.fenced_by_person {
+        0 => String::new(),
+        n => format!(" ({n} by a person)"),
+    };
     let mut text = format!(
-        "inferencedeployment {}: {} wanted, {} there, {} ready, {} progressing, {} fenced, {} incidents open\n",
+        "inferencedeployment {}: {} wanted, {} there, {} ready, {} progressing, {} fenced{}, {} incidents open\n",
         infd.name_any(),
         infd.spec.replicas,
         status.replicas,
         status.ready_replicas,
         status.progressing_replicas,
         status.fenced_replicas,
+        by_person,
         status.open_incidents
     );
     for condition in &status.conditions {

@@ -82,6 +82,29 @@ fn a_pod_says_what_its_agent_declared() {
 }
 
 #[test]
+fn whom_a_person_fenced_is_told_as_that() {
+    let fence = r#"{"by": "ann", "at": "2026-11-21T09:58:00Z", "why": "a look"}"#;
+    let conditions = json!([{"type": CONDITION_PROGRESSING, "status": "True", "reason": "FencedByPerson"}]);
+    let fenced: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "chat-abc", "annotations": {ANNOTATION_FENCE: fence}}, "status": {"conditions": conditions},
+    }))
+    .unwrap();
+    let text = pod(&fenced, &[]);
+    let said = "  traffic: no, the pod is not Ready\n  fenced by ann: a look at 2026-11-21T09:58:00Z; `truebeat kubectl unfence` ends it\n";
+    assert!(text.contains(said), "{text}");
+    let infd: InferenceDeployment = serde_json::from_value(json!({
+        "apiVersion": "inference.truebeat.io/v1alpha1",
+        "kind": "InferenceDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"replicas": 3, "engine": {"kind": "VLLM", "image": "i"}, "agent": {"image": "a"}},
+        "status": {"replicas": 3, "readyReplicas": 1, "fencedReplicas": 2, "fencedByPerson": 1},
+    }))
+    .unwrap();
+    let text = deployment(&infd, &[], now());
+    assert!(text.contains("2 fenced (1 by a person), 0 incidents open"), "{text}");
+}
+
+#[test]
 fn a_deployment_says_its_conditions_and_at_most_five_incidents() {
     let infd: InferenceDeployment = serde_json::from_value(json!({
         "apiVersion": "inference.truebeat.io/v1alpha1",

@@ -63,6 +63,7 @@ fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Obj
         ("readyReplicas", pods.iter().filter(|pod| is_ready(pod)).count() as u64),
         ("progressingReplicas", healthy),
         ("fencedReplicas", 0),
+        ("fencedByPerson", 0),
         ("stalledReplicas", 0),
         ("openIncidents", 0),
     ] {

@@ -65,7 +65,10 @@ impl Account {
         let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
         Account {
             replicas: count(&spec["replicas"]),
-            stalled: alarmed(count(&status["stalledReplicas"]), count(&status["fencedReplicas"])),
+            stalled: alarmed(
+                count(&status["stalledReplicas"]),
+                (count(&status["fencedReplicas"]), count(&status["fencedByPerson"])),
+            ),
             grants_at: grants.map(|grant| (text(&grant["node"]), text(&grant["domain"]))).collect(),
         }
     }
@@ -75,16 +78,19 @@ impl Account {
         let count = |n: i32| usize::try_from(n).unwrap_or(0);
         Account {
             replicas: count(infd.spec.replicas),
-            stalled: alarmed(count(status.stalled_replicas), count(status.fenced_replicas)),
+            stalled: alarmed(
+                count(status.stalled_replicas),
+                (count(status.fenced_replicas), count(status.fenced_by_person)),
+            ),
             grants_at: status.recovery.grants.into_iter().map(|grant| (grant.node, grant.domain)).collect(),
         }
     }
 }
 
 /// Who stalls counts, fenced or not: the last replica that serves is spared the fence (I3), and a fleet of single replicas would seem well.
-/// So does who is fenced and not confirmed yet.
-fn alarmed(stalled: usize, fenced: usize) -> usize {
-    stalled.max(fenced)
+/// So does who is fenced and not confirmed yet, but not whom a person fenced: that is no stall (I2).
+fn alarmed(stalled: usize, (fenced, by_person): (usize, usize)) -> usize {
+    stalled.max(fenced.saturating_sub(by_person))
 }
 
 impl Ledger {
@@ -169,8 +175,16 @@ mod tests {
         };
         assert_eq!(listed(json!({"stalledReplicas": 1, "fencedReplicas": 0})), 1, "the last that serves is spared");
         assert_eq!(listed(json!({"fencedReplicas": 1})), 1, "as an older operator wrote it");
+        assert_eq!(
+            listed(json!({"fencedReplicas": 3, "fencedByPerson": 2})),
+            1,
+            "whom a person fenced has not stalled"
+        );
         let mut infd = with_grants("a", 0);
         infd.status.get_or_insert_default().stalled_replicas = 1;
+        assert_eq!(Account::of_written(&infd).stalled, 1);
+        let status = infd.status.get_or_insert_default();
+        (status.fenced_replicas, status.fenced_by_person) = (2, 2);
         assert_eq!(Account::of_written(&infd).stalled, 1);
     }
 

@@ -37,7 +37,10 @@ use thiserror::Error;
 use tokio::{sync::MutexGuard, time::Instant};
 
 use self::{execute::StepError, observed::Observed, plan::Plan};
-use crate::client::{CallError, Calls};
+use crate::{
+    client::{CallError, Calls},
+    metrics::Metrics,
+};
 
 /// While something is open the world is looked at this often even if every watch is silent.
 const RECHECK_OPEN: Duration = Duration::from_secs(2);
@@ -61,9 +64,7 @@ pub enum PassError {
 pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<Duration>, PassError> {
     let named = |source| PassError::Gather { name: format!("{namespace}/{name}"), source };
     let Some(observed) = gather::gather(calls, namespace, name).await.map_err(named)? else {
-        let _ = calls.metrics.grants_held.remove_label_values(&[namespace, name]);
-        let _ = calls.metrics.restarts_held.remove_label_values(&[namespace, name]);
-        let _ = calls.metrics.rollout_failed.remove_label_values(&[namespace, name]);
+        calls.metrics.forget(namespace, name);
         calls.fleet.proofs.forget(namespace, name);
         return Ok(None);
     };
@@ -80,16 +81,25 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
             .map_err(|source| PassError::Gather { name: "the fleet".to_owned(), source })?;
         plan = plan::plan(&observed, desired(), Some(&fleet), calls.wall.now());
     }
-    let on_hold = i64::from(plan.hold != escalate::Hold::No);
-    calls.metrics.restarts_held.with_label_values(&[namespace, name]).set(on_hold);
-    let failed = i64::from(plan.rollout.state != rollout::State::Well);
-    calls.metrics.rollout_failed.with_label_values(&[namespace, name]).set(failed);
+    tell(&calls.metrics, (namespace, name), &observed, &plan);
     let errors = execute_plan(calls, &observed, &plan, &problems, turn).await?;
     calls.metrics.grants_held.with_label_values(&[namespace, name]).set(i64::try_from(plan.grants.len()).unwrap_or(0));
     if !errors.is_empty() {
         return Err(PassError::Steps(errors));
     }
     Ok(Some(recheck(&plan, &observed, calls.wall.now())))
+}
+
+/// What of a plan the metrics tell, whatever becomes of its writes.
+fn tell(metrics: &Metrics, (namespace, name): (&str, &str), observed: &Observed, plan: &Plan) {
+    let by_person = observed.pods.iter().filter(|pod| !pod.leaving && pod.fenced_by_person()).count();
+    for (gauge, value) in [
+        (&metrics.restarts_held, i64::from(plan.hold != escalate::Hold::No)),
+        (&metrics.rollout_failed, i64::from(plan.rollout.state != rollout::State::Well)),
+        (&metrics.fenced_by_person, i64::try_from(by_person).unwrap_or(i64::MAX)),
+    ] {
+        gauge.with_label_values(&[namespace, name]).set(value);
+    }
 }
 
 /// When to look again if nothing happens. A person's fence ends by an event, and nobody has to look after it meanwhile.
@@ -172,6 +182,17 @@ mod tests {
         let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes };
         let now = "2026-01-01T00:02:00Z".parse().unwrap();
         recheck(&plan::plan(&observed, Vec::new(), None, now), &observed, now)
+    }
+
+    #[test]
+    fn a_persons_fence_is_counted_apart_from_stalls() {
+        let pods = vec![PodView { fence: Fence::read("yes"), ..healthy("a") }, pod("b", "Stalled", 1), healthy("c")];
+        let (children, incidents, nodes) = Default::default();
+        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes };
+        let plan = plan::plan(&observed, Vec::new(), None, "2026-01-01T00:02:00Z".parse().unwrap());
+        let metrics = Metrics::new().unwrap();
+        tell(&metrics, ("serving", "chat"), &observed, &plan);
+        assert_eq!(metrics.fenced_by_person.with_label_values(&["serving", "chat"]).get(), 1);
     }
 
     #[test]

@@ -146,6 +146,11 @@ impl PodView {
     pub fn fenced(&self) -> bool {
         self.open_episode().is_some_and(|episode| episode.fenced_at.is_some())
     }
+
+    /// A person keeps it out of traffic, and no episode does.
+    pub fn fenced_by_person(&self) -> bool {
+        self.fence.is_some() && !self.fenced()
+    }
 }
 
 impl Observed {

@@ -49,7 +49,8 @@ pub fn status(
         replicas: count(pods.len()),
         ready_replicas: ready,
         progressing_replicas: count(pods.iter().filter(|pod| pod.progresses()).count()),
-        fenced_replicas: count(pods.iter().filter(|pod| pod.fenced()).count()),
+        fenced_replicas: count(pods.iter().filter(|pod| pod.fenced() || pod.fence.is_some()).count()),
+        fenced_by_person: count(pods.iter().filter(|pod| pod.fenced_by_person()).count()),
         stalled_replicas: count(pods.iter().filter(|pod| pod.stalled()).count()),
         open_incidents: count(plan.incidents.open),
         selector: selector(&infd.name_any()),
@@ -84,13 +85,25 @@ fn ready_finding(observed: &Observed, plan: &Plan, ready: i32, problems: &[Strin
     } else if rolling_out(observed) {
         ("False", Reason::RolloutInProgress, format!("{ready} of {wanted} replicas ready, rollout in progress"))
     } else if ready < wanted {
-        ("False", Reason::ReplicasNotReady, format!("{ready} of {wanted} replicas ready"))
+        let (aside, names) = set_aside(observed);
+        let enough = usize::try_from(wanted - ready).is_ok_and(|missing| missing <= aside);
+        let reason = if enough { Reason::FencedByPerson } else { Reason::ReplicasNotReady };
+        let names = if aside > 0 { format!("; a person keeps out of traffic: {names}") } else { names };
+        ("False", reason, format!("{ready} of {wanted} replicas ready{names}"))
     } else if wanted == 0 {
         ("True", Reason::ScaledToZero, "scaled to 0 replicas".to_owned())
     } else {
         ("True", Reason::AllReplicasReady, format!("{ready} of {wanted} replicas ready"))
     };
     Finding { type_: conditions::READY, status, reason, message }
+}
+
+/// How many replicas are not ready because of a person, and which these are, each with that person's words.
+fn set_aside(observed: &Observed) -> (usize, String) {
+    let pods = observed.pods.iter().filter(|pod| !pod.leaving && !pod.ready && pod.fenced_by_person());
+    let words = pods.filter_map(|pod| Some(format!("{} ({})", pod.name, pod.fence.as_ref()?.words())));
+    let words: Vec<String> = words.collect();
+    (words.len(), words.join(", "))
 }
 
 /// What keeps a Deployment from being whole, where it is what the API server admits.
@@ -200,8 +213,9 @@ fn progressing(observed: &Observed) -> Finding {
     let frozen: Vec<&str> =
         pods.iter().filter(|pod| pod.progressing == Some(false)).map(|pod| pod.name.as_str()).collect();
     let silent = pods.iter().filter(|pod| pod.progressing.is_none()).count();
-    let unvouched: Vec<&str> =
-        pods.iter().filter(|pod| pod.progressing == Some(true) && !pod.ready).map(|pod| pod.name.as_str()).collect();
+    let away = |pod: &&&PodView| pod.progressing == Some(true) && !pod.ready && !pod.fenced_by_person();
+    let unvouched: Vec<&str> = pods.iter().filter(away).map(|pod| pod.name.as_str()).collect();
+    let (aside, set_aside) = set_aside(observed);
     let (status, reason, message) = if !frozen.is_empty() {
         let names = frozen.join(", ");
         (
@@ -220,6 +234,9 @@ fn progressing(observed: &Observed) -> Finding {
             Reason::NotVouchedFor,
             format!("progress was the last word of {names}, and the kubelet says that it is not ready to serve"),
         )
+    } else if aside > 0 {
+        let message = format!("{aside} of {} engines are kept out of traffic by a person: {set_aside}", pods.len());
+        ("Unknown", Reason::FencedByPerson, message)
     } else {
         ("True", Reason::AllProgressing, format!("{} of {} engines make progress", pods.len(), pods.len()))
     };
@@ -253,98 +270,5 @@ fn readable(observed: &Observed) -> Finding {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::controllers::inference_deployment::{
-        plan::plan,
-        testing::{healthy, infd, pod},
-    };
-    use serde_json::json;
-
-    fn now() -> Timestamp {
-        "2026-01-01T00:02:00Z".parse().unwrap()
-    }
-
-    fn world(pods: Vec<PodView>) -> Observed {
-        let live = json!({
-            "metadata": {"generation": 1}, "spec": {"replicas": 2},
-            "status": {"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2},
-        });
-        Observed {
-            infd: infd("chat"),
-            children: [("Deployment".to_owned(), live)].into(),
-            pods,
-            incidents: Vec::new(),
-            nodes: Default::default(),
-        }
-    }
-
-    /// One of two replicas cannot be made.
-    fn quota() -> Observed {
-        let mut observed = world(vec![healthy("a")]);
-        let live = observed.children.get_mut("Deployment").unwrap();
-        live["status"]["replicas"] = json!(1);
-        let message = "pods \"chat-x\" is forbidden: exceeded quota: pods=1";
-        live["status"]["conditions"] = json!([{"type": "ReplicaFailure", "status": "True", "message": message}]);
-        observed
-    }
-
-    #[test]
-    fn fault_a18_what_is_refused_is_said_in_the_servers_words() {
-        let observed = quota();
-        let status = status(&observed, &plan(&observed, Vec::new(), None, now()), &[], &[], now());
-        for type_ in [conditions::READY, conditions::RECONCILING] {
-            let said = status.conditions.iter().find(|c| c.type_ == type_).unwrap();
-            assert!(said.reason == "PodsRefused" && said.message.contains("exceeded quota: pods=1"), "{said:?}");
-        }
-    }
-
-    /// `Type=Status/Reason` of each condition.
-    fn words(observed: &Observed, problems: &[String], errors: &[StepError]) -> Vec<String> {
-        let status = status(observed, &plan(observed, Vec::new(), None, now()), problems, errors, now());
-        status.conditions.iter().map(|c| format!("{}={}/{}", c.type_, c.status, c.reason)).collect()
-    }
-
-    #[test]
-    fn conditions_as_a_table() {
-        let error = |lasting| StepError { subject: "apply Deployment chat".into(), lasting, message: "no".into() };
-        let lying = PodView { health_lies: true, ..pod("b", "Stalled", 1) };
-        let frozen_agent = PodView { ready: false, ..healthy("b") };
-        let both = [frozen_agent.clone(), PodView { name: "a".into(), ..frozen_agent.clone() }];
-        let unreadable = PodView { episode: EpisodeView::Unreadable("empty".into()), ..healthy("b") };
-        let rows = [
-            ("healthy", words(&world(vec![healthy("a"), healthy("b")]), &[], &[])),
-            ("one frozen", words(&world(vec![healthy("a"), pod("b", "Stalled", 1)]), &[], &[])),
-            ("one silent", words(&world(vec![healthy("a"), PodView { progressing: None, ..healthy("b") }]), &[], &[])),
-            ("one agent frozen", words(&world(vec![healthy("a"), frozen_agent]), &[], &[])),
-            ("all agents frozen", words(&world(both.to_vec()), &[], &[])),
-            ("one whose health lies", words(&world(vec![healthy("a"), lying]), &[], &[])),
-            ("one unreadable", words(&world(vec![healthy("a"), unreadable]), &[], &[])),
-            ("no pod", words(&world(vec![]), &[], &[])),
-            ("no deployment yet", words(&Observed { children: Default::default(), ..world(vec![]) }, &[], &[])),
-            ("bad spec", words(&world(vec![]), &["spec.x is wrong".into()], &[])),
-            ("API away", words(&world(vec![healthy("a"), healthy("b")]), &[], &[error(false)])),
-            ("pods refused", words(&quota(), &[], &[])),
-            ("refused", words(&world(vec![healthy("a"), healthy("b")]), &[], &[error(true)])),
-        ];
-        insta::assert_json_snapshot!(rows);
-    }
-
-    #[test]
-    fn a_stall_is_shown_whole_and_never_as_null() {
-        let observed = world(vec![healthy("a"), pod("b", "Stalled", 1)]);
-        let status = status(&observed, &plan(&observed, Vec::new(), None, now()), &[], &[], now());
-        insta::assert_json_snapshot!(status);
-        let text = serde_json::to_string(&InferenceDeploymentStatus::default()).unwrap();
-        assert!(!text.contains("null") && text.contains("\"replicas\":0"), "a null in a scale path is a 422: {text}");
-    }
-
-    #[test]
-    fn an_equal_world_gives_an_equal_status() {
-        let mut observed = world(vec![healthy("a"), healthy("b")]);
-        let first = status(&observed, &plan(&observed, Vec::new(), None, now()), &[], &[], now());
-        observed.infd.status = Some(first.clone());
-        let later = now() + jiff::SignedDuration::from_hours(1);
-        assert_eq!(status(&observed, &plan(&observed, Vec::new(), None, later), &[], &[], later), first);
-    }
-}
+#[path = "status_tests.rs"]
+mod tests;
