@@ -31,9 +31,9 @@ use crate::{client::Calls, health::Health, leader::Leadership};
 /// No pass needs longer: this is many deadlines in a row.
 const PASS_MAX: Duration = Duration::from_secs(60);
 /// Events that come in a burst make one pass.
-const DEBOUNCE: Duration = Duration::from_millis(20);
+pub(super) const DEBOUNCE: Duration = Duration::from_millis(20);
 /// Passes over different InferenceDeployments at the same time.
-const CONCURRENT_MAX: usize = 8;
+pub(super) const CONCURRENT_MAX: usize = 8;
 
 type Keys = Pin<Box<dyn Stream<Item = Key> + Send>>;
 

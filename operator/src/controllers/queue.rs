@@ -115,6 +115,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controllers::driver::{CONCURRENT_MAX, DEBOUNCE};
 
     fn key(name: &str) -> Key {
         ("ns".to_owned(), name.to_owned())
@@ -147,6 +148,58 @@ mod tests {
         let calm = taken.iter().position(|(namespace, _)| namespace == "calm");
         assert_eq!(calm, Some(1), "the last to ask is the second to be served: one of the flood was at work");
         assert!(taken.iter().skip(2).all(|(namespace, _)| namespace == "flood"), "nothing is left idle");
+    }
+
+    /// A minute of the driver's loop in virtual time: in each of twenty namespaces something happens once a second, and in one more `flood(ms)`
+    /// objects are written in that millisecond, of ten thousand. A pass takes 40 to 160 ms. How long the twenty waited, from the event to the
+    /// end of the pass that saw it: at the 99th percentile, and for how many.
+    fn of_the_others(flood: impl Fn(u64) -> u64) -> (Duration, usize) {
+        let (mut queue, t) = (Queue::default(), Instant::now());
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        let (mut running, mut asked, mut took) = (Vec::<(Instant, Key)>::new(), BTreeMap::new(), Vec::new());
+        let mut written = 0;
+        for ms in 0..60_000 {
+            let now = t + Duration::from_millis(ms);
+            for (_, key) in running.extract_if(.., |(end, _)| *end <= now) {
+                took.extend(asked.remove(&(key.clone(), true)).map(|at: Instant| now - at));
+                queue.done(key, Next::After(300 * S), now);
+            }
+            for namespace in (0..20).filter(|_| random(1_000) == 0) {
+                let key = (format!("calm-{namespace}"), "chat".to_owned());
+                asked.entry((key.clone(), false)).or_insert(now);
+                queue.ask(key, now + DEBOUNCE);
+            }
+            for _ in 0..flood(ms) {
+                queue.ask(("flood".to_owned(), format!("d{:04}", written % 10_000)), now + DEBOUNCE);
+                written += 1;
+            }
+            while running.len() < CONCURRENT_MAX
+                && let Some(key) = queue.take(now)
+            {
+                if let Some(at) = asked.remove(&(key.clone(), false)) {
+                    asked.insert((key.clone(), true), at); // this pass sees it
+                }
+                running.push((now + Duration::from_millis(40 + random(121)), key));
+            }
+        }
+        took.sort_unstable();
+        (took[took.len() * 99 / 100], took.len())
+    }
+
+    #[test]
+    fn s16_whoever_floods_does_not_double_the_time_of_the_others() {
+        let (quiet, count) = of_the_others(|_| 0);
+        let (flooded, flooded_count) = of_the_others(|_| 1); // a thousand objects a second
+        let (reconnects, _) = of_the_others(|ms| if ms == 1_000 { 10_000 } else { 0 });
+        println!(
+            "p99 of {count} passes {quiet:?}; of {flooded_count} beside a flood {flooded:?}; after a burst {reconnects:?}"
+        );
+        assert!(count > 1_000 && flooded_count > 1_000, "nobody is left out: {count}, {flooded_count}");
+        assert!(flooded <= 2 * quiet && reconnects <= 2 * quiet, "{quiet:?}, {flooded:?}, {reconnects:?}");
     }
 
     #[test]
