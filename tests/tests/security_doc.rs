@@ -34,6 +34,16 @@ fn every_row_names_tests_and_every_test_is_there() {
     }
 }
 
+/// S10 is all of G1 to G10, the faults of untrusted input.
+#[test]
+fn each_fault_of_untrusted_input_has_a_test_in_the_row_of_input_caps() {
+    let doc = read("docs/security.md");
+    let row = doc.lines().find(|line| line.starts_with("| S10 ")).unwrap_or_default();
+    let missing: Vec<u8> =
+        (1..=10).filter(|n| !named(row).iter().any(|(_, name)| name.starts_with(&format!("g{n:02}_")))).collect();
+    assert!(missing.is_empty(), "G{missing:?} have no test in the row");
+}
+
 #[test]
 fn no_row_of_the_cluster_is_left_out() {
     let (doc, main) = (read("docs/security.md"), read("tests/tests/cluster_security/main.rs"));
