@@ -25,6 +25,9 @@ pub const SCALING_HELD: &str = "ScalingHeld";
 /// Present and `True` only while the `/health` of a stalled engine answers 200: whoever routes by it alone sends clients into a hang.
 pub const HEALTH_LIES: &str = "HealthLies";
 
+/// Present and `True` only while a pod has the name of this InferenceDeployment in its label and another owner than its label says (A16).
+pub const OBJECTS_DOUBTED: &str = "ObjectsDoubted";
+
 /// Why a condition is what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
@@ -74,6 +77,8 @@ pub enum Reason {
     IncidentOpen,
     /// The engine's own `/health` answers 200 while nothing is delivered.
     Answers200,
+    /// A label says that the object belongs here, and its owner reference says something else.
+    OwnerMismatch,
 }
 
 impl Reason {
@@ -103,6 +108,7 @@ impl Reason {
             Reason::RolloutFailed => "RolloutFailed",
             Reason::IncidentOpen => "IncidentOpen",
             Reason::Answers200 => "Answers200",
+            Reason::OwnerMismatch => "OwnerMismatch",
         }
     }
 }

@@ -35,7 +35,7 @@ pub struct InferenceDeploymentStatus {
     #[schemars(length(max = 512))]
     pub selector: String,
     /// `Ready`, `Reconciling`, `Stalled` (kstatus), `EnginesProgressing`, `EpisodesReadable`; while there is reason `RestartsHeld`,
-    /// `ScalingHeld`, `HealthLies`.
+    /// `ScalingHeld`, `HealthLies`, `ObjectsDoubted`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -23,6 +23,8 @@ pub struct Metrics {
     pub rollout_failed: IntGaugeVec,
     /// Replicas that a person keeps out of traffic, and no episode, by InferenceDeployment.
     pub fenced_by_person: IntGaugeVec,
+    /// Objects that fail the cross-check of label and owner, by the InferenceDeployment whose name they bear.
+    pub objects_doubted: IntGaugeVec,
     /// 1 while this process leads.
     pub leader: IntGauge,
     /// 1 while the watch of a kind is in step with the API server.
@@ -63,13 +65,17 @@ impl Metrics {
                 Opts::new("truebeat_operator_fenced_by_person", "Replicas that a person keeps out of traffic."),
                 &["namespace", "deployment"],
             )?,
+            objects_doubted: IntGaugeVec::new(
+                Opts::new("truebeat_operator_objects_doubted", "Objects whose label and owner do not agree."),
+                &["namespace", "deployment"],
+            )?,
             leader: IntGauge::new("truebeat_operator_leader", "1 while this process leads.")?,
             watch_up: IntGaugeVec::new(
                 Opts::new("truebeat_operator_watch_up", "1 while the watch is in step with the API server."),
                 &["kind"],
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 10] = [
+        let all: [Box<dyn prometheus::core::Collector>; 11] = [
             Box::new(metrics.api_calls.clone()),
             Box::new(metrics.reconciles.clone()),
             Box::new(metrics.reconcile_seconds.clone()),
@@ -78,6 +84,7 @@ impl Metrics {
             Box::new(metrics.restarts_held.clone()),
             Box::new(metrics.rollout_failed.clone()),
             Box::new(metrics.fenced_by_person.clone()),
+            Box::new(metrics.objects_doubted.clone()),
             Box::new(metrics.leader.clone()),
             Box::new(metrics.watch_up.clone()),
         ];
@@ -88,8 +95,8 @@ impl Metrics {
     }
 
     /// Those that speak of one InferenceDeployment each.
-    fn of_deployments(&self) -> [&IntGaugeVec; 4] {
-        [&self.grants_held, &self.restarts_held, &self.rollout_failed, &self.fenced_by_person]
+    fn of_deployments(&self) -> [&IntGaugeVec; 5] {
+        [&self.grants_held, &self.restarts_held, &self.rollout_failed, &self.fenced_by_person, &self.objects_doubted]
     }
 
     /// There is no such InferenceDeployment any more.

@@ -80,7 +80,7 @@ fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Obj
     if condition("Stalled").is_some() != back {
         wrong(format!("P13: all is well, rolled back: {back}, and Stalled is {:?}", condition("Stalled")));
     }
-    for type_ in ["Reconciling", "HealthLies"] {
+    for type_ in ["Reconciling", "HealthLies", "ObjectsDoubted"] {
         if let Some((word, why)) = condition(type_) {
             wrong(format!("P13: all is well and {type_} is {word}: {why}"));
         }

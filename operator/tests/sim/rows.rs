@@ -92,7 +92,7 @@ pub fn all() -> Vec<Row> {
         }),
         row("a14-right-revoked", revoked, |log| vec![log.no_hot_loop(), log.incidents(1)]),
         row("a15-crd-gone", crd_gone, |log| vec![log.no_delete()]),
-        row("a16-owner-corrupted", untrue::corrupted, untrue::unknown_until_mended),
+        row("a16-owner-corrupted", untrue::corrupted, untrue::named_until_mended),
         row("a16-label-corrupted", untrue::mislabelled, untrue::unknown_until_mended),
         row("a17-huge-objects", huge, |log| vec![log.granted_by(40_000), log.no_hot_loop()]),
         row("a18-quota", untrue::quota, |log| vec![log.no_delete(), log.has("PodsRefused"), log.has("exceeded quota")]),

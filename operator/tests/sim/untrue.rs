@@ -20,7 +20,14 @@ pub fn mislabelled() -> Story {
     scene(vec![(19_000, label("chau")), (60_000, label("chat"))], Vec::new())
 }
 
-/// What fails the cross-check of label and owner is nobody's replica, and the status says that one is missing.
+/// What fails the cross-check of label and owner is nobody's replica: the status says that one is missing, and names it.
+pub fn named_until_mended(log: &Log<'_>) -> Vec<Option<String>> {
+    let mut all = unknown_until_mended(log);
+    all.push(log.changes("OwnerMismatch", (19_000, 60_000)));
+    all
+}
+
+/// The same where the name of the InferenceDeployment is not on it any more: it is missing.
 pub fn unknown_until_mended(log: &Log<'_>) -> Vec<Option<String>> {
     let missed = log.changes("NoReplicas", (19_000, 60_000));
     vec![log.no_grant_before(60_000), log.no_delete(), missed, log.granted_by(80_000)]

@@ -30,7 +30,7 @@ fn stalled(name: &str, second: u8, in_flight: &[(&str, Option<&str>)]) -> PodVie
 
 fn world(pods: Vec<PodView>) -> Observed {
     let (children, incidents) = (BTreeMap::new(), Vec::new());
-    Observed { infd: infd("chat"), children, pods, incidents, nodes: Default::default() }
+    Observed { infd: infd("chat"), children, pods, incidents, nodes: Default::default(), doubted: Vec::new() }
 }
 
 /// What each pod's gate refuses after this pass, in the order in which pods are told.

@@ -284,6 +284,7 @@ mod tests {
             pods: vec![pod("a", "Stalled", 1)],
             incidents: vec![],
             nodes: Default::default(),
+            doubted: Vec::new(),
         };
         let (plan, notes) = step(&world);
         let incident = name_of("chat", "e-a");
@@ -311,6 +312,7 @@ mod tests {
             pods: vec![pod("a", "Stalled", 1)],
             incidents: vec![],
             nodes: Default::default(),
+            doubted: Vec::new(),
         };
         let granted_at = "2026-01-01T00:01:55Z".to_owned();
         let past = crds::PastGrant { pod_uid: "uid-a".into(), granted_at, ..Default::default() };
@@ -330,6 +332,7 @@ mod tests {
             pods: vec![pod("a", "Stalled", 1)],
             incidents: vec![],
             nodes: Default::default(),
+            doubted: Vec::new(),
         };
         let plan = plan(&world, Vec::new(), None, now());
         let event = serde_json::to_value(&of(&world, &plan, now())[0]).unwrap();

@@ -73,6 +73,7 @@ fn frozen() -> Observed {
         pods,
         incidents: Vec::new(),
         nodes: Default::default(),
+        doubted: Vec::new(),
     }
 }
 

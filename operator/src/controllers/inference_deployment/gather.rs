@@ -19,7 +19,7 @@ use super::{
     build::{child_name, kinds, selector},
     escalate::Fleet,
     ledger::Account,
-    observed::{ListedPod, Observed, members, refuse_replays},
+    observed::{ListedPod, Observed, doubted, left_behind, members, refuse_replays},
     rollout,
 };
 use crate::{
@@ -27,15 +27,27 @@ use crate::{
     controllers::nodes,
 };
 
-/// A look at `name`, or `None` if there is nothing to do: it is gone, or on its way out with all that it owns.
-pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option<Observed>, CallError> {
+/// What there is of a name.
+#[derive(Debug)]
+pub enum Look {
+    Whole(Box<Observed>),
+    /// On its way out with all that it owns.
+    Leaves,
+    /// There is no such InferenceDeployment. Pods that say in their label that they belong to it, and stay, by name.
+    Gone(Vec<String>),
+}
+
+/// A look at `name`.
+pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Look, CallError> {
     let infds: Api<InferenceDeployment> = Api::namespaced(calls.client.clone(), namespace);
-    let Some(infd) = calls.get(&infds, name).await? else { return Ok(None) };
-    if infd.metadata.deletion_timestamp.is_some() {
-        return Ok(None);
-    }
-    let labels = selector(name);
     let pods: Api<ListedPod> = Api::namespaced(calls.client.clone(), namespace);
+    let labels = selector(name);
+    let Some(infd) = calls.get(&infds, name).await? else {
+        return Ok(Look::Gone(left_behind(&calls.list(&pods, &labels).await?.items)));
+    };
+    if infd.metadata.deletion_timestamp.is_some() {
+        return Ok(Look::Leaves);
+    }
     let incidents: Api<EngineIncident> = Api::namespaced(calls.client.clone(), namespace);
     let (pods, incidents, children) = futures::try_join!(
         calls.list(&pods, &labels),
@@ -49,6 +61,7 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option
     let uid = infd.uid().unwrap_or_default();
     let ours = |incident: &EngineIncident| incident.owner_references().iter().any(|owner| owner.uid == uid);
     let incidents: Vec<EngineIncident> = incidents.items.into_iter().filter(ours).collect();
+    let doubted = doubted(&pods.items, name);
     let mut pods = members(&pods.items, name);
     refuse_replays(&mut pods, &incidents);
     let avoids = infd.status.as_ref().is_some_and(|status| !status.recovery.avoid.is_empty());
@@ -56,7 +69,7 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Option
         true => nodes::all(calls).await,
         false => Default::default(),
     };
-    Ok(Some(Observed { pods, nodes, incidents, children, infd }))
+    Ok(Look::Whole(Box::new(Observed { pods, nodes, incidents, children, infd, doubted })))
 }
 
 /// Everybody else's replicas, stalls and grants, as they stand in the API: by the ledger while it is open, else by a list. The caller holds

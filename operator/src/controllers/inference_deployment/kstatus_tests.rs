@@ -57,6 +57,7 @@ fn world(pods: Vec<PodView>) -> Observed {
         pods,
         incidents: Vec::new(),
         nodes: Default::default(),
+        doubted: Vec::new(),
     }
 }
 

@@ -36,7 +36,7 @@ use kube::ResourceExt;
 use thiserror::Error;
 use tokio::{sync::MutexGuard, time::Instant};
 
-use self::{execute::StepError, observed::Observed, plan::Plan};
+use self::{execute::StepError, gather::Look, observed::Observed, plan::Plan};
 use crate::{
     client::{CallError, Calls},
     metrics::Metrics,
@@ -63,10 +63,10 @@ pub enum PassError {
 /// One pass. Returns when to look again if nothing happens; `None`: there is nothing to look at any more.
 pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<Duration>, PassError> {
     let named = |source| PassError::Gather { name: format!("{namespace}/{name}"), source };
-    let Some(observed) = gather::gather(calls, namespace, name).await.map_err(named)? else {
-        calls.metrics.forget(namespace, name);
-        calls.fleet.proofs.forget(namespace, name);
-        return Ok(None);
+    let observed = match gather::gather(calls, namespace, name).await.map_err(named)? {
+        Look::Whole(observed) => *observed,
+        Look::Leaves => return Ok(forget(calls, (namespace, name), &[])),
+        Look::Gone(pods) => return Ok(forget(calls, (namespace, name), &pods)),
     };
     let problems = validate::validate(&observed.infd);
     let desired = || if problems.is_empty() { build::build(&observed.infd) } else { Vec::new() };
@@ -90,6 +90,17 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     Ok(Some(recheck(&plan, &observed, calls.wall.now())))
 }
 
+/// There is no such InferenceDeployment, or soon will be none. Whatever pods are `left` have a label that is not what it was (A16), or their
+/// owner is just being cleared away: nothing is done with them, and they are counted until they go.
+fn forget(calls: &Calls, (namespace, name): (&str, &str), left: &[String]) -> Option<Duration> {
+    calls.metrics.forget(namespace, name);
+    calls.fleet.proofs.forget(namespace, name);
+    let count = i64::try_from(left.len()).ok().filter(|count| *count > 0)?;
+    tracing::warn!(namespace, name, pods = ?left, "pods are labelled as those of an InferenceDeployment that is not there");
+    calls.metrics.objects_doubted.with_label_values(&[namespace, name]).set(count);
+    Some(RECHECK_BLOCKED)
+}
+
 /// What of a plan the metrics tell, whatever becomes of its writes.
 fn tell(metrics: &Metrics, (namespace, name): (&str, &str), observed: &Observed, plan: &Plan) {
     let by_person = observed.pods.iter().filter(|pod| !pod.leaving && pod.fenced_by_person()).count();
@@ -97,6 +108,7 @@ fn tell(metrics: &Metrics, (namespace, name): (&str, &str), observed: &Observed,
         (&metrics.restarts_held, i64::from(plan.hold != escalate::Hold::No)),
         (&metrics.rollout_failed, i64::from(plan.rollout.state != rollout::State::Well)),
         (&metrics.fenced_by_person, i64::try_from(by_person).unwrap_or(i64::MAX)),
+        (&metrics.objects_doubted, i64::try_from(observed.doubted.len() + plan.foreign.len()).unwrap_or(i64::MAX)),
     ] {
         gauge.with_label_values(&[namespace, name]).set(value);
     }
@@ -107,7 +119,8 @@ fn recheck(plan: &Plan, observed: &Observed, now: jiff::Timestamp) -> Duration {
     if plan.incidents.open > plan.incidents.by_hand || !plan.grants.is_empty() || plan.scaling_held.is_some() {
         return RECHECK_OPEN;
     }
-    let quiet = if plan.foreign.is_empty() { RECHECK_QUIET } else { RECHECK_BLOCKED };
+    let in_order = plan.foreign.is_empty() && observed.doubted.is_empty();
+    let quiet = if in_order { RECHECK_QUIET } else { RECHECK_BLOCKED };
     let end = avoid::recheck(&plan.avoid, &observed.pods, now).and_then(|end| Duration::try_from(end).ok());
     quiet.min(end.unwrap_or(quiet).max(RECHECK_OPEN))
 }
@@ -179,7 +192,7 @@ mod tests {
     /// When the next pass over these pods would be.
     fn next_look(pods: Vec<PodView>) -> Duration {
         let (children, incidents, nodes) = Default::default();
-        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes };
+        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes, doubted: Vec::new() };
         let now = "2026-01-01T00:02:00Z".parse().unwrap();
         recheck(&plan::plan(&observed, Vec::new(), None, now), &observed, now)
     }
@@ -188,11 +201,40 @@ mod tests {
     fn a_persons_fence_is_counted_apart_from_stalls() {
         let pods = vec![PodView { fence: Fence::read("yes"), ..healthy("a") }, pod("b", "Stalled", 1), healthy("c")];
         let (children, incidents, nodes) = Default::default();
-        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes };
+        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes, doubted: Vec::new() };
         let plan = plan::plan(&observed, Vec::new(), None, "2026-01-01T00:02:00Z".parse().unwrap());
         let metrics = Metrics::new().unwrap();
         tell(&metrics, ("serving", "chat"), &observed, &plan);
         assert_eq!(metrics.fenced_by_person.with_label_values(&["serving", "chat"]).get(), 1);
+    }
+
+    #[test]
+    fn fault_a16_what_is_doubted_is_counted_and_looked_at_again() {
+        let (mut children, pods, incidents, nodes): (std::collections::BTreeMap<_, _>, _, _, _) = Default::default();
+        children.insert("Service".to_owned(), serde_json::json!({"metadata": {"ownerReferences": [{"uid": "uid-x"}]}}));
+        let doubted = vec!["chat-a".to_owned(), "chat-b".to_owned()];
+        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes, doubted };
+        let now = "2026-01-01T00:02:00Z".parse().unwrap();
+        let plan = plan::plan(&observed, build::build(&observed.infd), None, now);
+        let metrics = Metrics::new().unwrap();
+        tell(&metrics, ("serving", "chat"), &observed, &plan);
+        assert_eq!(metrics.objects_doubted.with_label_values(&["serving", "chat"]).get(), 3);
+        assert_eq!(recheck(&plan, &observed, now), RECHECK_BLOCKED);
+    }
+
+    #[tokio::test]
+    async fn fault_a16_pods_of_a_name_that_is_nobodys_are_counted_until_they_go() {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Ok::<_, std::convert::Infallible>(http::Response::new(kube::client::Body::empty()))
+        });
+        let metrics = std::sync::Arc::new(Metrics::new().unwrap());
+        let leadership = std::sync::Arc::default();
+        let calls = Calls::new(kube::Client::new(service, "serving"), leadership, metrics.clone());
+        let left = ["chat-a".to_owned()];
+        assert_eq!(forget(&calls, ("serving", "chau"), &left), Some(RECHECK_BLOCKED));
+        assert_eq!(metrics.objects_doubted.with_label_values(&["serving", "chau"]).get(), 1);
+        assert_eq!(forget(&calls, ("serving", "chau"), &[]), None);
+        assert!(!String::from_utf8(metrics.text().unwrap()).unwrap().contains("chau"));
     }
 
     #[test]

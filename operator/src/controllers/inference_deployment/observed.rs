@@ -35,6 +35,8 @@ pub struct Observed {
     pub incidents: Vec<EngineIncident>,
     /// All nodes, looked at only while an episode is open or a place is avoided; none where they are not known.
     pub nodes: Arc<[NodeView]>,
+    /// Pods, by name, that are labelled as its own and fail the cross-check with their owner: nothing is decided by them or done with them.
+    pub doubted: Vec<String>,
 }
 
 /// A pod as it is read: nobody looks at its containers and volumes, which are most of its text.
@@ -180,11 +182,29 @@ pub fn belongs(pod: &ListedPod, infd: &str) -> bool {
         })
 }
 
+/// Pods that bear the label of `infd` and are not its own by their owner (A16): the one or the other is not what it was, and nobody knows
+/// which. One that leaves or has ended needs no one to look at it.
+pub fn doubted(pods: &[ListedPod], infd: &str) -> Vec<String> {
+    let stays = |pod: &&ListedPod| pod.metadata.deletion_timestamp.is_none() && !ended(pod);
+    let mut names: Vec<String> =
+        pods.iter().filter(stays).filter(|pod| !belongs(pod, infd)).map(ResourceExt::name_any).collect();
+    names.sort_unstable();
+    names
+}
+
+/// The same where there is no such InferenceDeployment: whoever stays is nobody's.
+pub fn left_behind(pods: &[ListedPod]) -> Vec<String> {
+    let stays = |pod: &&ListedPod| pod.metadata.deletion_timestamp.is_none() && !ended(pod);
+    pods.iter().filter(stays).map(ResourceExt::name_any).collect()
+}
+
+fn ended(pod: &ListedPod) -> bool {
+    matches!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed"))
+}
+
 /// The pods of `infd` that still run or will. One that ended for good (evicted, or its node shut down) stays as an object
 /// until a person deletes it, with the last that its agent said; it is gone all the same: it holds no slot (I2).
 pub fn members(pods: &[ListedPod], infd: &str) -> Vec<PodView> {
-    let ended =
-        |pod: &ListedPod| matches!(pod.status.as_ref().and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed"));
     pods.iter().filter(|pod| belongs(pod, infd) && !ended(pod)).map(view).collect()
 }
 
@@ -348,5 +368,26 @@ mod tests {
         assert!(!belongs(&stranger, "cha"));
         stranger.metadata.owner_references = None;
         assert!(!belongs(&stranger, "chat"));
+    }
+
+    #[test]
+    fn fault_a16_whom_label_and_owner_tell_apart_is_named_and_no_member() {
+        let named = |change: fn(&mut ListedPod)| {
+            let mut one = pod(json!([]));
+            change(&mut one);
+            let pods = [one];
+            (members(&pods, "chat").len(), doubted(&pods, "chat"))
+        };
+        assert_eq!(named(|_| ()), (1, vec![]));
+        assert_eq!(named(|pod| pod.metadata.owner_references = None), (0, vec!["chat-5d8f-x".to_owned()]));
+        let flipped = |pod: &mut ListedPod| {
+            pod.metadata.owner_references.as_mut().unwrap()[0].kind = "ReplicaSex".to_owned();
+        };
+        assert_eq!(named(flipped), (0, vec!["chat-5d8f-x".to_owned()]));
+        let over = |pod: &mut ListedPod| {
+            pod.metadata.owner_references = None;
+            pod.status.as_mut().unwrap().phase = Some("Failed".to_owned());
+        };
+        assert_eq!(named(over), (0, vec![]), "it holds nothing any more");
     }
 }

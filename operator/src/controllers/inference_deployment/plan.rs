@@ -246,6 +246,7 @@ mod tests {
             pods,
             incidents: Vec::new(),
             nodes: Default::default(),
+            doubted: Vec::new(),
         }
     }
 

@@ -67,7 +67,14 @@ mod tests {
 
     fn observed(children: impl IntoIterator<Item = (String, Value)>) -> Observed {
         let (pods, incidents, nodes) = Default::default();
-        Observed { infd: infd("chat"), children: children.into_iter().collect(), pods, incidents, nodes }
+        Observed {
+            infd: infd("chat"),
+            children: children.into_iter().collect(),
+            pods,
+            incidents,
+            nodes,
+            doubted: Vec::new(),
+        }
     }
 
     #[test]

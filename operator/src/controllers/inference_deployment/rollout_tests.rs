@@ -58,7 +58,14 @@ impl Bench {
         let children = [("Deployment".to_owned(), live), ("ReplicaSet".to_owned(), sets)].into();
         let mut pods = vec![of_revision(&good, healthy("a")), of_revision(&good, healthy("b"))];
         pods.extend(new.into_iter().map(|pod| of_revision(&bad, pod)));
-        let mut observed = Observed { infd: wanted, children, pods, incidents: Vec::new(), nodes: Default::default() };
+        let mut observed = Observed {
+            infd: wanted,
+            children,
+            pods,
+            incidents: Vec::new(),
+            nodes: Default::default(),
+            doubted: Vec::new(),
+        };
         observed.infd.status.get_or_insert_default().rollout.stable.clone_from(&good);
         Bench { observed, good, bad }
     }

@@ -73,7 +73,14 @@ mod tests {
         let pods = vec![healthy("a"), pod("b", "Stalled", 1)];
         let mut desired = build(&object);
         let children = [("Deployment".to_owned(), live)].into();
-        let observed = Observed { infd: object, children, pods, incidents: Vec::new(), nodes: Default::default() };
+        let observed = Observed {
+            infd: object,
+            children,
+            pods,
+            incidents: Vec::new(),
+            nodes: Default::default(),
+            doubted: Vec::new(),
+        };
         let now = format!("2026-01-01T00:00:{second}Z").parse().unwrap();
         let held = steer(&observed, &mut desired, now).is_some();
         (desired.last().unwrap().body["spec"]["replicas"].as_i64().unwrap(), held)
@@ -97,7 +104,14 @@ mod tests {
         let incidents = recorded_at.map(record).into_iter().collect();
         let mut desired = build(&object);
         let children = [("Deployment".to_owned(), json!({"spec": {"replicas": 20}}))].into();
-        let observed = Observed { infd: object, children, pods: vec![frozen], incidents, nodes: Default::default() };
+        let observed = Observed {
+            infd: object,
+            children,
+            pods: vec![frozen],
+            incidents,
+            nodes: Default::default(),
+            doubted: Vec::new(),
+        };
         steer(&observed, &mut desired, "2026-01-01T00:00:10Z".parse().unwrap()).is_some()
     }
 

@@ -43,6 +43,7 @@ pub fn status(
     findings.push(progressing(observed));
     findings.push(readable(observed));
     findings.extend(health_lies(observed));
+    findings.extend(doubted(observed));
     let old = infd.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
     InferenceDeploymentStatus {
         observed_generation: generation,
@@ -249,6 +250,18 @@ fn health_lies(observed: &Observed) -> Option<Finding> {
     let names: Vec<&str> = observed.pods.iter().filter(lies).map(|pod| pod.name.as_str()).collect();
     let message = format!("/health of a stalled engine answers 200: {}", names.join(", "));
     let told = Finding { type_: conditions::HEALTH_LIES, status: "True", reason: Reason::Answers200, message };
+    (!names.is_empty()).then_some(told)
+}
+
+/// Present only while it is so: nobody acts on what may be somebody else's, and somebody must look (A16).
+fn doubted(observed: &Observed) -> Option<Finding> {
+    let names = &observed.doubted;
+    let message = format!(
+        "{} pods are labelled as replicas of this and owned by no ReplicaSet of it, so nothing is done with them: {}",
+        names.len(),
+        names.join(", ")
+    );
+    let told = Finding { type_: conditions::OBJECTS_DOUBTED, status: "True", reason: Reason::OwnerMismatch, message };
     (!names.is_empty()).then_some(told)
 }
 

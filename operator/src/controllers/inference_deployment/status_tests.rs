@@ -23,6 +23,7 @@ fn world(pods: Vec<PodView>) -> Observed {
         pods,
         incidents: Vec::new(),
         nodes: Default::default(),
+        doubted: Vec::new(),
     }
 }
 
@@ -89,6 +90,7 @@ fn conditions_as_a_table() {
         ("one fenced by a person, one stalls", words(&world(vec![by_person("a"), pod("b", "Stalled", 1)]), &[], &[])),
         ("one whose health lies", words(&world(vec![healthy("a"), lying]), &[], &[])),
         ("one unreadable", words(&world(vec![healthy("a"), unreadable]), &[], &[])),
+        ("one of no owner", words(&Observed { doubted: vec!["b".into()], ..world(vec![healthy("a")]) }, &[], &[])),
         ("no pod", words(&world(vec![]), &[], &[])),
         ("no deployment yet", words(&Observed { children: Default::default(), ..world(vec![]) }, &[], &[])),
         ("bad spec", words(&world(vec![]), &["spec.x is wrong".into()], &[])),

@@ -24,7 +24,14 @@ fn made_by_another() -> (Observed, Value) {
     });
     let pods = ["a", "b"].map(|name| of_revision(&revision, healthy(name))).to_vec();
     let children = [("Deployment".to_owned(), live)].into();
-    let mut observed = Observed { infd: object, children, pods, incidents: Vec::new(), nodes: Default::default() };
+    let mut observed = Observed {
+        infd: object,
+        children,
+        pods,
+        incidents: Vec::new(),
+        nodes: Default::default(),
+        doubted: Vec::new(),
+    };
     let memory = &mut observed.infd.status.get_or_insert_default().rollout;
     (memory.stable, memory.wanted, memory.target) = (revision.clone(), revision.clone(), revision);
     memory.spec = revision::of_spec(&infd("chat").spec);
