@@ -1,4 +1,4 @@
-//! What is known of nodes while the server does not answer.
+//! What is known of nodes while the server does not answer, and what becomes of the others where one refuses its marks.
 
 use http::{Request, Response};
 use kube::{Client, client::Body};
@@ -39,4 +39,39 @@ async fn a_list_that_fails_is_asked_for_again_at_once_and_takes_nothing_away() {
     assert_eq!(all(&calls).await.len(), 2, "not listed, and as they were");
     sleep(ASK_AGAIN).await;
     assert_eq!(all(&calls).await.len(), 3);
+}
+
+/// Two nodes bear the mark of an InferenceDeployment that is gone, and the first must not be touched.
+#[tokio::test]
+async fn a_node_that_refuses_keeps_no_other_from_its_marks() {
+    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let marked = |name: &str| json!({"metadata": {"name": name, "uid": name, "labels": {LABEL_SUSPECT: "true", "avoid.truebeat.io/chat-1": "2020-01-01T00-00-00Z"}}});
+        while let Some((request, send)) = handle.next_request().await {
+            let line = format!("{} {}", request.method(), request.uri().path());
+            let (code, answer) = match line.as_str() {
+                "GET /api/v1/nodes" => (200, json!({"metadata": {}, "items": [marked("n0"), marked("n1")]})),
+                "PATCH /api/v1/nodes/n0" => (
+                    403,
+                    json!({"kind": "Status", "status": "Failure", "code": 403, "message": "no", "reason": "Forbidden"}),
+                ),
+                "PATCH /api/v1/nodes/n1" => (200, json!({"metadata": {"name": "n1"}})),
+                _ => (200, json!({"metadata": {}, "items": []})),
+            };
+            let body = Body::from(serde_json::to_vec(&answer).unwrap());
+            send.send_response(Response::builder().status(code).body(body).unwrap());
+            _ = say.send(line);
+        }
+    });
+    let leadership = Arc::new(Leadership::default());
+    leadership.renewed();
+    let calls = Calls::new(Client::new(service, "serving"), leadership, Arc::new(Metrics::new().unwrap()));
+    sweep(&calls).await.unwrap();
+    let mut lines = Vec::new();
+    while let Ok(line) = said.try_recv() {
+        lines.push(line);
+    }
+    let patched: Vec<&String> = lines.iter().filter(|line| line.starts_with("PATCH")).collect();
+    assert_eq!(patched, ["PATCH /api/v1/nodes/n0", "PATCH /api/v1/nodes/n1"]);
 }

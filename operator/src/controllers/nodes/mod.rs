@@ -145,7 +145,14 @@ async fn sweep(calls: &Calls) -> Result<(), CallError> {
                 .iter()
                 .for_each(|(key, until)| _ = wish.avoid.entry(key.clone()).or_insert_with(|| until.clone()));
         }
-        write(calls, &nodes, node, &wish, now).await?;
+        match write(calls, &nodes, node, &wish, now).await {
+            Ok(()) => {}
+            // what is refused for one node, by somebody's policy or because it has gone meanwhile, keeps no other node from its marks
+            Err(error) if error.lasting() || matches!(error.code(), Some(404 | 409)) => {
+                tracing::warn!(node = node.name, %error, "the marks of this node are not up to date");
+            }
+            Err(error) => return Err(error),
+        }
     }
     Ok(())
 }
