@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crds::episode::{
     AGENT_FIELD_MANAGER, ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED,
-    CONDITION_EPISODE, CONDITION_HEALTH_LIE, CONDITION_PROGRESSING, Episode, REPEATED_EVERY,
+    CONDITION_EPISODE, CONDITION_HEALTH_LIE, CONDITION_PROGRESSING, Episode, REPEATED_EVERY, VOUCHED_EVERY,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -55,6 +55,8 @@ pub struct Declaration {
     pub health_lies: bool,
     /// The newest episode, open or just closed.
     pub episode: Option<Episode>,
+    /// Nobody is fenced here (mode `Observe`): the word ages.
+    pub unfenced: bool,
     /// The order to drain of which the answer tells whether the pod leaves; a new one is a new question.
     pub drain: Option<u64>,
 }
@@ -140,6 +142,22 @@ struct Transition {
     since: String,
 }
 
+/// When the word of progress was given that is sent, by `CLOCK_MONOTONIC` and by the wall.
+#[derive(Debug, Default)]
+struct Vouched(Option<(u64, String)>);
+
+impl Vouched {
+    /// Puts its time beside the word, if it `ages`. An equal apply writes nothing, so a time stands for a while.
+    fn put(&mut self, conditions: &mut Value, ages: bool, now: (u64, String)) {
+        let old = |at: u64| u128::from(now.0.saturating_sub(at)) >= VOUCHED_EVERY.as_millis();
+        self.0.take_if(|(at, _)| !ages || old(*at));
+        if ages {
+            let (_, at) = self.0.get_or_insert(now);
+            conditions[0]["lastProbeTime"] = at.as_str().into();
+        }
+    }
+}
+
 async fn report(
     pod: PodIdentity,
     memory: PathBuf,
@@ -149,12 +167,13 @@ async fn report(
 ) {
     let read = std::fs::read(&memory).ok();
     let mut transitions: Transitions = read.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
-    let (mut api, mut retry) = (None, RETRY_FIRST);
+    let (mut api, mut retry, mut vouched) = (None, RETRY_FIRST, Vouched::default());
     while wishes.wait_for(Option::is_some).await.is_ok() {
         let Some(wish) = wishes.borrow_and_update().clone() else { continue };
-        let conditions = conditions(&wish, &mut transitions, &crate::files::wall_clock());
+        let (asked_ms, now) = (monotonic_ms(), crate::files::wall_clock());
+        let mut conditions = conditions(&wish, &mut transitions, &now);
         let _ = crate::files::write_json(&memory, &transitions);
-        let asked_ms = monotonic_ms();
+        vouched.put(&mut conditions, wish.unfenced || says.borrow().last_serving, (asked_ms, now));
         let called = match api.take().map_or_else(|| connect(&pod), Ok) {
             Ok(connected) => apply(api.insert(connected), &pod, &conditions).await,
             Err(error) => Err(error),

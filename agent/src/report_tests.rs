@@ -11,8 +11,27 @@ fn wish(progressing: &str, stage: &str) -> Declaration {
         message: text,
         health_lies: stage == "Stalled",
         episode: Some(episode),
+        unfenced: false,
         drain: None,
     }
+}
+
+#[test]
+fn a_word_that_ages_is_given_anew_now_and_then_and_no_other_bears_a_time() {
+    let mut vouched = Vouched::default();
+    let every = u64::try_from(VOUCHED_EVERY.as_millis()).unwrap();
+    let mut sent = |ages: bool, ms: u64| {
+        let mut conditions = conditions(&wish("True", "Recovered"), &mut Transitions::new(), "t");
+        vouched.put(&mut conditions, ages, (ms, format!("at {ms}")));
+        assert!(conditions[1]["lastProbeTime"].is_null() && conditions[2]["lastProbeTime"].is_null());
+        conditions[0]["lastProbeTime"].as_str().map(str::to_owned)
+    };
+    assert_eq!(sent(false, 0), None);
+    let told = [1, 2, every, every + 1, every + 2].map(|ms| sent(true, ms).unwrap());
+    let anew = format!("at {}", every + 1);
+    assert_eq!(told, ["at 1", "at 1", "at 1", &anew, &anew], "an equal apply writes nothing");
+    assert_eq!(sent(false, every + 3), None, "somebody fences again");
+    assert_eq!(sent(true, every + 4), Some(format!("at {}", every + 4)));
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub enum Reason {
     NotReported,
     /// An agent has reported progress, and its pod is not ready: it is away, or kept out of traffic, and its word may be an old one.
     NotVouchedFor,
+    /// An agent whose replica nobody fences has not renewed its word of progress in time.
+    NotHeard,
     /// A person keeps replicas out of traffic, and nothing else is missing.
     FencedByPerson,
     /// There is no pod to ask.
@@ -97,6 +99,7 @@ impl Reason {
             Reason::EngineNotProgressing => "EngineNotProgressing",
             Reason::NotReported => "NotReported",
             Reason::NotVouchedFor => "NotVouchedFor",
+            Reason::NotHeard => "NotHeard",
             Reason::FencedByPerson => "FencedByPerson",
             Reason::NoReplicas => "NoReplicas",
             Reason::EpisodesValid => "EpisodesValid",

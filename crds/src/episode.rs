@@ -30,6 +30,11 @@ pub const CLASS_UNKILLABLE: &str = "Unkillable";
 /// An agent says its conditions anew at least this often, should somebody have wiped them, or the API server's store have gone back to
 /// what they once were. While its API server is out of reach it cannot.
 pub const REPEATED_EVERY: Duration = Duration::from_secs(60);
+/// Where nobody is fenced (mode `Observe`, the last one that serves) the kubelet's `Ready` vouches for the agent and not for its engine. There
+/// the agent's word of progress bears the time at which it was given (`lastProbeTime`), and is given anew so often.
+pub const VOUCHED_EVERY: Duration = Duration::from_secs(600);
+/// A word with a time that is longer ago is no news: its agent does not get through to the API server. (The clocks of two nodes may differ.)
+pub const VOUCHED_MAX: Duration = Duration::from_secs(1_500);
 /// Field manager of the agent's server-side apply to its own pod's status.
 pub const AGENT_FIELD_MANAGER: &str = "truebeat-agent";
 

@@ -170,6 +170,11 @@ impl Recovery {
 
     /// From now on it goes by this. `true`: that is something else than before.
     ///
+    /// How far recovery goes.
+    pub fn mode(&self) -> Mode {
+        self.policy.mode
+    }
+
     /// What is under way goes on as far as the new policy lets it: a fence that nobody wants any more is lifted, and a key that was
     /// turned and not used is turned back.
     pub fn set_policy(&mut self, policy: RecoveryPolicy) -> bool {

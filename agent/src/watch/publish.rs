@@ -7,6 +7,7 @@ use crds::episode::Episode;
 use crds::poison::Refused;
 use crds::xid::Xid;
 use vitals::observation::{Observation, PagePhase};
+use vitals::recovery::Mode;
 use vitals::verdict::{Outcome, Verdict};
 
 use super::Watch;
@@ -41,6 +42,8 @@ pub struct News<'a> {
     pub draining: Option<u64>,
     /// The order to drain about which the API server is to be asked.
     pub question: Option<u64>,
+    /// Nobody is fenced here.
+    pub unfenced: bool,
     /// A person's fence, in words.
     pub by_hand: Option<&'a str>,
     /// Requests that the gate refuses (I7).
@@ -80,6 +83,7 @@ impl Watch {
             aside,
             draining: waited_for,
             question: self.trust.question(),
+            unfenced: self.recovery.mode() == Mode::Observe,
             by_hand: self.hand.as_deref(),
             poison: self.poison.list(),
             gate: self.gate.reply.as_ref(),
@@ -192,6 +196,7 @@ impl Publisher {
             message: reason.message,
             health_lies: news.outcome.health_lies,
             episode: news.incidents.first().cloned(),
+            unfenced: news.unfenced,
             drain: news.question,
         };
         if self.declared.as_ref().is_none_or(|declared| substance(declared) != substance(&declaration)) {
@@ -268,9 +273,9 @@ fn mark(episode: Option<&Episode>) -> Mark<'_> {
     })
 }
 
-fn substance(declaration: &Declaration) -> (&str, &str, bool, Mark<'_>, Option<u64>) {
-    let Declaration { progressing, reason, health_lies, episode, drain, .. } = declaration;
-    (progressing, reason, *health_lies, mark(episode.as_ref()), *drain)
+fn substance(declaration: &Declaration) -> (&str, &str, [bool; 2], Mark<'_>, Option<u64>) {
+    let Declaration { progressing, reason, health_lies, episode, unfenced, drain, .. } = declaration;
+    (progressing, reason, [*health_lies, *unfenced], mark(episode.as_ref()), *drain)
 }
 
 /// The condition's status: `True` progresses, `False` does not, `Unknown` cannot tell or is not meant to.
@@ -303,6 +308,7 @@ mod tests {
             poison: &[],
             draining,
             question: None,
+            unfenced: false,
             gate,
             gate_hangs_ms: 0,
         }

@@ -205,6 +205,8 @@ fn progressing(condition: &PodCondition) -> String {
     };
     let reason = condition.reason.as_deref().unwrap_or("no reason given");
     let since = condition.last_transition_time.as_ref().map(|at| format!(" since {}", at.0)).unwrap_or_default();
+    let since =
+        since + &condition.last_probe_time.as_ref().map(|at| format!(", by its word of {}", at.0)).unwrap_or_default();
     let message = condition.message.as_deref().filter(|text| !text.is_empty());
     let message = message.map(|text| format!("  - {text}\n")).unwrap_or_default();
     format!("{word} ({reason}){since}\n{message}")

@@ -71,6 +71,9 @@ fn a_pod_says_what_its_agent_declared() {
     let of = |conditions: serde_json::Value| -> Pod {
         serde_json::from_value(json!({"metadata": {"name": "chat-abc"}, "status": {"conditions": conditions}})).unwrap()
     };
+    let ages = json!({"type": CONDITION_PROGRESSING, "status": "True", "lastProbeTime": "2026-11-21T09:00:00Z"});
+    let text = pod(&of(json!([ages])), &[]);
+    assert!(text.contains("makes progress (no reason given), by its word of 2026-11-21T09:00:00Z\n"), "{text}");
     let text = pod(&of(json!([stalled, broken])), &[]);
     assert!(text.contains("makes NO progress (StepStalled)") && text.contains("  - step 9 lasts"), "{text}");
     assert!(text.contains("cannot be read") && text.contains("not Ready") && text.contains("no incidents"), "{text}");

@@ -6,12 +6,13 @@ use crds::{
     EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT, LABEL_REVISION,
     episode::{
         ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED, CONDITION_EPISODE,
-        CONDITION_HEALTH_LIE, CONDITION_PROGRESSING, Episode,
+        CONDITION_HEALTH_LIE, CONDITION_PROGRESSING, Episode, VOUCHED_MAX,
     },
     fence::{ANNOTATION_FENCE, Fence},
     poison::ANNOTATION_POISON,
     recovery_note::ANNOTATION_RECOVERY,
 };
+use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Pod, PodCondition, PodStatus},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -73,6 +74,8 @@ pub struct PodView {
     pub ready: bool,
     /// The agent's last declaration; `None`: it has not said, or cannot tell.
     pub progressing: Option<bool>,
+    /// When its agent gave that word, where such a word ages, RFC 3339.
+    pub vouched_at: Option<String>,
     /// Its engine is stalled, and answers 200 to `/health` all the same.
     pub health_lies: bool,
     pub episode: EpisodeView,
@@ -130,8 +133,14 @@ impl PodView {
 
     /// Does its engine make progress, by an agent that is there? The condition is the agent's last word and outlives it; the kubelet asks the
     /// agent every second, and `Ready` falls when nobody answers. The word of one that does not is no news (I4).
-    pub fn progresses(&self) -> bool {
-        self.ready && self.progressing == Some(true)
+    pub fn progresses(&self, now: Timestamp) -> bool {
+        self.ready && self.progressing == Some(true) && !self.word_is_old(now)
+    }
+
+    /// Is the agent's word one that ages, and too old? Where nobody fences, `Ready` says nothing of the engine.
+    pub fn word_is_old(&self, now: Timestamp) -> bool {
+        let at = self.vouched_at.as_deref().and_then(|at| at.parse::<Timestamp>().ok());
+        at.is_some_and(|at| now.duration_since(at).as_secs() > i64::try_from(VOUCHED_MAX.as_secs()).unwrap_or(i64::MAX))
     }
 
     /// Does an open episode tell of what no restart in place mends?
@@ -243,6 +252,7 @@ pub fn view(pod: &ListedPod) -> PodView {
             "False" => Some(false),
             _ => None,
         }),
+        vouched_at: find(CONDITION_PROGRESSING).and_then(|c| c.last_probe_time.as_ref()).map(|time| time.0.to_string()),
         health_lies: find(CONDITION_HEALTH_LIE).is_some_and(|c| c.status == "True"),
         episode: find(CONDITION_EPISODE).map_or(EpisodeView::None, episode),
         grant: pod.annotations().get(ANNOTATION_RESTART_GRANT).cloned(),
@@ -280,114 +290,5 @@ fn episode(condition: &PodCondition) -> EpisodeView {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn pod(conditions: Value) -> ListedPod {
-        serde_json::from_value(json!({
-            "metadata": {
-                "name": "chat-5d8f-x", "uid": "u1", "labels": {LABEL_DEPLOYMENT: "chat", LABEL_REVISION: "r1"},
-                "annotations": {ANNOTATION_RESTART_GRANT: "e-1"},
-                "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "chat-5d8f", "uid": "r", "controller": true}],
-            },
-            "spec": {"containers": [], "nodeName": "n1"},
-            "status": {"phase": "Running", "conditions": conditions, "containerStatuses": [
-                {"name": "engine", "restartCount": 2, "image": "", "imageID": "", "ready": true},
-            ]},
-        }))
-        .unwrap()
-    }
-
-    fn condition(type_: &str, status: &str, message: &str) -> Value {
-        json!({"type": type_, "status": status, "message": message})
-    }
-
-    #[test]
-    fn a_pod_is_seen_whole() {
-        let text = json!({"id": "e-1", "class": "Livelock", "stage": "Stalled", "fencedAt": "2026-01-01T00:00:00Z"})
-            .to_string();
-        let seen = view(&pod(json!([
-            condition("Ready", "False", ""),
-            condition(CONDITION_PROGRESSING, "False", "no token for 5 s"),
-            condition(CONDITION_EPISODE, "True", &text),
-            condition(CONDITION_HEALTH_LIE, "True", "/health answers 200"),
-        ])));
-        assert!(seen.health_lies && !view(&pod(json!([condition(CONDITION_HEALTH_LIE, "False", "")]))).health_lies);
-        assert_eq!((seen.ready, seen.progressing, seen.fenced(), seen.leaving), (false, Some(false), true, false));
-        assert_eq!((seen.node.as_str(), seen.grant.as_deref()), ("n1", Some("e-1")));
-        assert_eq!((seen.revision.as_str(), seen.restarts), ("r1", 2));
-        assert!(seen.open_episode().is_some_and(Episode::awaits_grant));
-    }
-
-    #[test]
-    fn silence_and_nonsense_are_told_apart() {
-        assert_eq!(view(&pod(json!([]))).episode, EpisodeView::None);
-        assert_eq!(view(&pod(json!([condition(CONDITION_EPISODE, "False", "")]))).episode, EpisodeView::None);
-        for (status, text) in [("True", ""), ("True", "{"), ("False", "[]")] {
-            let seen = view(&pod(json!([condition(CONDITION_EPISODE, status, text)])));
-            assert!(matches!(seen.episode, EpisodeView::Unreadable(_)), "{status} {text:?}");
-        }
-    }
-
-    #[test]
-    fn a_pod_that_ended_for_good_is_gone_whatever_its_agent_said_last() {
-        for (phase, count) in [("Pending", 1), ("Running", 1), ("Unknown", 1), ("Failed", 0), ("Succeeded", 0)] {
-            let mut pod = pod(json!([]));
-            pod.status.as_mut().unwrap().phase = Some(phase.to_owned());
-            assert_eq!(members(&[pod], "chat").len(), count, "{phase}");
-        }
-    }
-
-    #[test]
-    fn fault_h8_an_episode_that_has_ended_is_not_reported_open_again() {
-        use crate::controllers::inference_deployment::testing;
-        let record = |stage: &str, uid: &str| -> EngineIncident {
-            let spec =
-                json!({"deployment": "chat", "pod": "a", "podUid": uid, "class": "Livelock", "episodeId": "e-a"});
-            serde_json::from_value(json!({"metadata": {"name": "i"}, "spec": spec, "status": {"stage": stage}}))
-                .unwrap()
-        };
-        for (stage, uid, open) in [
-            ("Recovered", "uid-a", false),
-            ("Cleared", "uid-a", false),
-            ("Killed", "uid-a", true),
-            ("Recovered", "uid-b", true),
-        ] {
-            let mut pods = [testing::pod("a", "Stalled", 1)];
-            refuse_replays(&mut pods, &[record(stage, uid)]);
-            assert_eq!(pods[0].open_episode().is_some(), open, "{stage} {uid}");
-            assert_eq!(matches!(&pods[0].episode, EpisodeView::Unreadable(why) if why.contains("e-a")), !open);
-        }
-    }
-
-    #[test]
-    fn a_label_alone_makes_no_member() {
-        let mut stranger = pod(json!([]));
-        assert!(belongs(&stranger, "chat"));
-        assert!(!belongs(&stranger, "cha"));
-        stranger.metadata.owner_references = None;
-        assert!(!belongs(&stranger, "chat"));
-    }
-
-    #[test]
-    fn fault_a16_whom_label_and_owner_tell_apart_is_named_and_no_member() {
-        let named = |change: fn(&mut ListedPod)| {
-            let mut one = pod(json!([]));
-            change(&mut one);
-            let pods = [one];
-            (members(&pods, "chat").len(), doubted(&pods, "chat"))
-        };
-        assert_eq!(named(|_| ()), (1, vec![]));
-        assert_eq!(named(|pod| pod.metadata.owner_references = None), (0, vec!["chat-5d8f-x".to_owned()]));
-        let flipped = |pod: &mut ListedPod| {
-            pod.metadata.owner_references.as_mut().unwrap()[0].kind = "ReplicaSex".to_owned();
-        };
-        assert_eq!(named(flipped), (0, vec!["chat-5d8f-x".to_owned()]));
-        let over = |pod: &mut ListedPod| {
-            pod.metadata.owner_references = None;
-            pod.status.as_mut().unwrap().phase = Some("Failed".to_owned());
-        };
-        assert_eq!(named(over), (0, vec![]), "it holds nothing any more");
-    }
-}
+#[path = "observed_tests.rs"]
+mod tests;

@@ -40,7 +40,7 @@ pub fn status(
     findings.extend(stalled);
     findings.extend(held(plan));
     findings.extend(scaling_held(plan));
-    findings.push(progressing(observed));
+    findings.push(progressing(observed, now));
     findings.push(readable(observed));
     findings.extend(health_lies(observed));
     findings.extend(doubted(observed));
@@ -49,7 +49,7 @@ pub fn status(
         observed_generation: generation,
         replicas: count(pods.len()),
         ready_replicas: ready,
-        progressing_replicas: count(pods.iter().filter(|pod| pod.progresses()).count()),
+        progressing_replicas: count(pods.iter().filter(|pod| pod.progresses(now)).count()),
         fenced_replicas: count(pods.iter().filter(|pod| pod.fenced() || pod.fence.is_some()).count()),
         fenced_by_person: count(pods.iter().filter(|pod| pod.fenced_by_person()).count()),
         stalled_replicas: count(pods.iter().filter(|pod| pod.stalled()).count()),
@@ -209,7 +209,7 @@ fn held(plan: &Plan) -> Option<Finding> {
 }
 
 /// Silence is `Unknown`, never health, and so is what was said before it (I4).
-fn progressing(observed: &Observed) -> Finding {
+fn progressing(observed: &Observed, now: Timestamp) -> Finding {
     let pods: Vec<_> = observed.pods.iter().filter(|pod| !pod.leaving).collect();
     let frozen: Vec<&str> =
         pods.iter().filter(|pod| pod.progressing == Some(false)).map(|pod| pod.name.as_str()).collect();
@@ -217,6 +217,11 @@ fn progressing(observed: &Observed) -> Finding {
     let away = |pod: &&&PodView| pod.progressing == Some(true) && !pod.ready && !pod.fenced_by_person();
     let unvouched: Vec<&str> = pods.iter().filter(away).map(|pod| pod.name.as_str()).collect();
     let (aside, set_aside) = set_aside(observed);
+    let old: Vec<&str> = pods
+        .iter()
+        .filter(|pod| pod.ready && pod.progressing == Some(true) && pod.word_is_old(now))
+        .map(|pod| pod.name.as_str())
+        .collect();
     let (status, reason, message) = if !frozen.is_empty() {
         let names = frozen.join(", ");
         (
@@ -228,6 +233,9 @@ fn progressing(observed: &Observed) -> Finding {
         ("Unknown", Reason::NoReplicas, "there is no pod".to_owned())
     } else if silent > 0 {
         ("Unknown", Reason::NotReported, format!("{silent} of {} agents have not reported", pods.len()))
+    } else if !old.is_empty() {
+        let names = old.join(", ");
+        ("Unknown", Reason::NotHeard, format!("the agent of {names} has not renewed its word, and nobody fences there"))
     } else if !unvouched.is_empty() {
         let names = unvouched.join(", ");
         (

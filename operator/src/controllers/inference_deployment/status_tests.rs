@@ -79,12 +79,14 @@ fn conditions_as_a_table() {
     let lying = PodView { health_lies: true, ..pod("b", "Stalled", 1) };
     let frozen_agent = PodView { ready: false, ..healthy("b") };
     let both = [frozen_agent.clone(), PodView { name: "a".into(), ..frozen_agent.clone() }];
+    let unheard = PodView { vouched_at: Some("2025-12-31T23:36:00Z".into()), ..healthy("b") };
     let unreadable = PodView { episode: EpisodeView::Unreadable("empty".into()), ..healthy("b") };
     let rows = [
         ("healthy", words(&world(vec![healthy("a"), healthy("b")]), &[], &[])),
         ("one frozen", words(&world(vec![healthy("a"), pod("b", "Stalled", 1)]), &[], &[])),
         ("one silent", words(&world(vec![healthy("a"), PodView { progressing: None, ..healthy("b") }]), &[], &[])),
         ("one agent frozen", words(&world(vec![healthy("a"), frozen_agent]), &[], &[])),
+        ("one agent cut off, in mode Observe", words(&world(vec![healthy("a"), unheard]), &[], &[])),
         ("all agents frozen", words(&world(both.to_vec()), &[], &[])),
         ("one fenced by a person", words(&world(vec![healthy("a"), by_person("b")]), &[], &[])),
         ("one fenced by a person, one stalls", words(&world(vec![by_person("a"), pod("b", "Stalled", 1)]), &[], &[])),

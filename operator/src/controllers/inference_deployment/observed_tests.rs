@@ -1,0 +1,124 @@
+//! Pods as they are read, whose they are, and what of their words counts.
+
+use super::*;
+use serde_json::json;
+
+fn pod(conditions: Value) -> ListedPod {
+    serde_json::from_value(json!({
+        "metadata": {
+            "name": "chat-5d8f-x", "uid": "u1", "labels": {LABEL_DEPLOYMENT: "chat", LABEL_REVISION: "r1"},
+            "annotations": {ANNOTATION_RESTART_GRANT: "e-1"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "chat-5d8f", "uid": "r", "controller": true}],
+        },
+        "spec": {"containers": [], "nodeName": "n1"},
+        "status": {"phase": "Running", "conditions": conditions, "containerStatuses": [
+            {"name": "engine", "restartCount": 2, "image": "", "imageID": "", "ready": true},
+        ]},
+    }))
+    .unwrap()
+}
+
+fn condition(type_: &str, status: &str, message: &str) -> Value {
+    json!({"type": type_, "status": status, "message": message})
+}
+
+#[test]
+fn a_pod_is_seen_whole() {
+    let text =
+        json!({"id": "e-1", "class": "Livelock", "stage": "Stalled", "fencedAt": "2026-01-01T00:00:00Z"}).to_string();
+    let seen = view(&pod(json!([
+        condition("Ready", "False", ""),
+        condition(CONDITION_PROGRESSING, "False", "no token for 5 s"),
+        condition(CONDITION_EPISODE, "True", &text),
+        condition(CONDITION_HEALTH_LIE, "True", "/health answers 200"),
+    ])));
+    assert!(seen.health_lies && !view(&pod(json!([condition(CONDITION_HEALTH_LIE, "False", "")]))).health_lies);
+    assert_eq!((seen.ready, seen.progressing, seen.fenced(), seen.leaving), (false, Some(false), true, false));
+    assert_eq!((seen.node.as_str(), seen.grant.as_deref()), ("n1", Some("e-1")));
+    assert_eq!((seen.revision.as_str(), seen.restarts), ("r1", 2));
+    assert!(seen.open_episode().is_some_and(Episode::awaits_grant));
+}
+
+#[test]
+fn silence_and_nonsense_are_told_apart() {
+    assert_eq!(view(&pod(json!([]))).episode, EpisodeView::None);
+    assert_eq!(view(&pod(json!([condition(CONDITION_EPISODE, "False", "")]))).episode, EpisodeView::None);
+    for (status, text) in [("True", ""), ("True", "{"), ("False", "[]")] {
+        let seen = view(&pod(json!([condition(CONDITION_EPISODE, status, text)])));
+        assert!(matches!(seen.episode, EpisodeView::Unreadable(_)), "{status} {text:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_ended_for_good_is_gone_whatever_its_agent_said_last() {
+    for (phase, count) in [("Pending", 1), ("Running", 1), ("Unknown", 1), ("Failed", 0), ("Succeeded", 0)] {
+        let mut pod = pod(json!([]));
+        pod.status.as_mut().unwrap().phase = Some(phase.to_owned());
+        assert_eq!(members(&[pod], "chat").len(), count, "{phase}");
+    }
+}
+
+#[test]
+fn fault_h8_an_episode_that_has_ended_is_not_reported_open_again() {
+    use crate::controllers::inference_deployment::testing;
+    let record = |stage: &str, uid: &str| -> EngineIncident {
+        let spec = json!({"deployment": "chat", "pod": "a", "podUid": uid, "class": "Livelock", "episodeId": "e-a"});
+        serde_json::from_value(json!({"metadata": {"name": "i"}, "spec": spec, "status": {"stage": stage}})).unwrap()
+    };
+    for (stage, uid, open) in [
+        ("Recovered", "uid-a", false),
+        ("Cleared", "uid-a", false),
+        ("Killed", "uid-a", true),
+        ("Recovered", "uid-b", true),
+    ] {
+        let mut pods = [testing::pod("a", "Stalled", 1)];
+        refuse_replays(&mut pods, &[record(stage, uid)]);
+        assert_eq!(pods[0].open_episode().is_some(), open, "{stage} {uid}");
+        assert_eq!(matches!(&pods[0].episode, EpisodeView::Unreadable(why) if why.contains("e-a")), !open);
+    }
+}
+
+#[test]
+fn a_label_alone_makes_no_member() {
+    let mut stranger = pod(json!([]));
+    assert!(belongs(&stranger, "chat"));
+    assert!(!belongs(&stranger, "cha"));
+    stranger.metadata.owner_references = None;
+    assert!(!belongs(&stranger, "chat"));
+}
+
+#[test]
+fn fault_a16_whom_label_and_owner_tell_apart_is_named_and_no_member() {
+    let named = |change: fn(&mut ListedPod)| {
+        let mut one = pod(json!([]));
+        change(&mut one);
+        let pods = [one];
+        (members(&pods, "chat").len(), doubted(&pods, "chat"))
+    };
+    assert_eq!(named(|_| ()), (1, vec![]));
+    assert_eq!(named(|pod| pod.metadata.owner_references = None), (0, vec!["chat-5d8f-x".to_owned()]));
+    let flipped = |pod: &mut ListedPod| {
+        pod.metadata.owner_references.as_mut().unwrap()[0].kind = "ReplicaSex".to_owned();
+    };
+    assert_eq!(named(flipped), (0, vec!["chat-5d8f-x".to_owned()]));
+    let over = |pod: &mut ListedPod| {
+        pod.metadata.owner_references = None;
+        pod.status.as_mut().unwrap().phase = Some("Failed".to_owned());
+    };
+    assert_eq!(named(over), (0, vec![]), "it holds nothing any more");
+}
+
+#[test]
+fn a_word_with_a_time_ages_and_one_without_does_not() {
+    let now: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
+    let seen = |time: Option<&str>| {
+        let mut word = condition(CONDITION_PROGRESSING, "True", "");
+        word["lastProbeTime"] = json!(time);
+        let seen = view(&pod(json!([condition("Ready", "True", ""), word])));
+        (seen.progresses(now), seen.word_is_old(now))
+    };
+    assert_eq!(seen(None), (true, false), "the kubelet vouches for it, or its agent is an older one");
+    assert_eq!(seen(Some("2026-01-01T00:36:00Z")), (true, false));
+    assert_eq!(seen(Some("2026-01-01T00:34:00Z")), (false, true));
+    assert_eq!(seen(Some("2026-01-01T02:00:00Z")), (true, false), "a clock that is ahead");
+}
