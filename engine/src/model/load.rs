@@ -92,7 +92,7 @@ pub fn load_model_with(
         if options.head {
             return Err(LoadError::HeadOnDevice);
         }
-        return load_model_on(open::open(choice)?, dir, options.eager, progress);
+        return load_model_on(open::open(choice, progress)?, dir, options.eager, progress);
     }
     let (config, folder) = open_files(dir)?;
     // a model in f32 is computed in f32, cache and all
