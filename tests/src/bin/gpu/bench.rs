@@ -44,7 +44,7 @@ pub fn run(device: &DeviceChoice, seconds: u64) -> Result<()> {
 
 /// Bytes that a copy on the device moves in a second, read and written.
 fn copy_bandwidth(device: &DeviceChoice, budget: Duration) -> Result<f64> {
-    let backend = open::open(device)?;
+    let backend = open::open(device, &mut |_, _| {})?;
     let step = StepStart { shape: 0, allowed: Some(ALLOWED) };
     backend.begin_step(&step);
     let (from, mut to) = (backend.upload(1, COPIED, vec![1.0; COPIED]), Matrix::default());

@@ -55,7 +55,7 @@ pub fn choice(ordinal: u32, kernels: Option<PathBuf>) -> DeviceChoice {
 
 /// A 1B model in bf16 on the device.
 pub fn model(device: &DeviceChoice, eager: bool) -> Result<Box<dyn Model>> {
-    let backend = open::open(device)?;
+    let backend = open::open(device, &mut |_, _| {})?;
     let kind = WeightType::Bf16;
     let mut model = random_model_on(backend, SHAPE, (kind, kind), eager).context("the sizes are no whole blocks")?;
     model.allocate_kv(KvShape { num_blocks: 64 * 1024 / BLOCK, block_size: BLOCK })?;
@@ -78,7 +78,7 @@ pub fn step(seqs: usize, tokens: usize, pos: usize) -> StepBatch {
 /// Does `work` until this process is killed; says on standard output when it has begun.
 pub fn hold(device: &DeviceChoice, work: Work) -> Result<()> {
     if work == Work::Spin {
-        let backend = open::open(device)?;
+        let backend = open::open(device, &mut |_, _| {})?;
         backend.begin_step(&StepStart { shape: 0, allowed: Some(Duration::from_secs(3600)) });
         backend.spin(false);
         println!("begun");
