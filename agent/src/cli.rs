@@ -12,7 +12,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::footprint;
 use crate::forensics;
-use crate::forensics::shelf::{self, ShelfArgs, Wish};
+use crate::forensics::shelf::{self, EvidenceArgs};
 use crate::gate::control::socket_in;
 use crate::gate::{self, GateConfig};
 use crate::launch::LaunchConfig;
@@ -54,14 +54,6 @@ pub enum Role {
     /// Reads a Python process's stacks for a detector that must not (internal).
     #[command(hide = true)]
     PyStacks { pid: i32 },
-}
-
-#[derive(Debug, Args)]
-pub struct EvidenceArgs {
-    #[command(flatten)]
-    pub shelf: ShelfArgs,
-    #[command(subcommand)]
-    pub wish: Wish,
 }
 
 #[derive(Debug, Args)]
@@ -194,7 +186,7 @@ pub fn small_role(args: &AgentArgs) -> Option<ExitCode> {
         Role::Exec { command } => Some(become_engine(command)),
         Role::NvmlProbe => Some(crate::sources::nvml_child_main()),
         Role::PyStacks { pid } => Some(crate::forensics::py_stacks_main(*pid)),
-        Role::Evidence(args) => Some(show_evidence(args)),
+        Role::Evidence(args) => Some(shelf::show(args).unwrap_or_else(|error| failed(&error))),
         Role::Supervise(_) | Role::Detect(_) | Role::Gate(_) => None,
     }
 }
@@ -365,14 +357,9 @@ fn become_engine(command: &[OsString]) -> ExitCode {
     ExitCode::from(127)
 }
 
-fn show_evidence(args: &EvidenceArgs) -> ExitCode {
-    match shelf::serve(&args.shelf, &args.wish, &mut std::io::stdout().lock()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&error.to_string());
-            ExitCode::FAILURE
-        }
-    }
+fn failed(error: &dyn std::error::Error) -> ExitCode {
+    complain(&error.to_string());
+    ExitCode::FAILURE
 }
 
 /// For a process that is about to become another one or to end. A closed pipe is no reason to do more.

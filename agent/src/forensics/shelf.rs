@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
+use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crds::agent::{BUNDLE_DIR, EVIDENCE_DIR};
@@ -55,6 +56,15 @@ pub enum Wish {
     },
 }
 
+/// `agent evidence …`.
+#[derive(Debug, clap::Args)]
+pub struct EvidenceArgs {
+    #[command(flatten)]
+    pub shelf: ShelfArgs,
+    #[command(subcommand)]
+    pub wish: Wish,
+}
+
 /// One bundle on the shelf, as a line of `list`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shelved {
@@ -83,6 +93,14 @@ pub enum ShelfError {
     Write(#[from] io::Error),
     #[error("could not write a line: {0}")]
     Line(#[from] serde_json::Error),
+}
+
+/// Does what is wanted, to standard output.
+///
+/// # Errors
+/// As [`serve`].
+pub fn show(args: &EvidenceArgs) -> Result<ExitCode, ShelfError> {
+    serve(&args.shelf, &args.wish, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
 }
 
 /// Does what is wanted, to `out`.

@@ -217,7 +217,7 @@ fn claim_of(pod: &Pod) -> Option<&str> {
 /// Pure: each bundle once, of what is wanted, newest first. A claim may be shared by several deployments.
 fn of_interest(mut found: Vec<(String, Shelved)>, wanted: &Wanted) -> Vec<(String, Shelved)> {
     let mut seen = BTreeSet::new();
-    found.sort_by(|(_, a), (_, b)| b.written_s.cmp(&a.written_s));
+    found.sort_by_key(|(_, bundle)| std::cmp::Reverse(bundle.written_s));
     found.retain(|(_, bundle)| {
         let ours = match &wanted.pod {
             Some(pod) => bundle.pod == *pod,
