@@ -47,7 +47,7 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     ensure!(successor != pod, "the pod was not replaced");
     times.now("it stalled again and was replaced");
     world.quiet(NAME).await?;
-    let gone = || async { Ok(world.pods.now().get(&pod).is_none().then_some(())) };
+    let gone = || async { Ok((!world.pods.now().contains_key(&pod)).then_some(())) };
     until_async("the pod to be gone", LONG, gone).await?;
     fetched(world, &second, "from its successor, when it was gone", times)?;
     fetched(world, &first, "the first one still, too", times)?;
