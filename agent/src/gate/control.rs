@@ -271,6 +271,12 @@ impl GateClient {
     }
 }
 
+/// Does whoever listens there answer at all, if it is waited for? A gate that gets next to nothing of the processor answers late.
+pub async fn answers(path: &Path, wait: Duration) -> bool {
+    let look = async { Line::connect(path).await?.ask(&[LOOK, b"\n"].concat()).await };
+    tokio::time::timeout(wait, look).await.is_ok_and(|told| told.is_ok())
+}
+
 /// Reads on in a line; true when it is whole, false at the end of the stream and where it has no end.
 async fn read_line(read: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) -> io::Result<bool> {
     let room = LINE_BYTES_MAX.saturating_sub(line.len()) as u64;

@@ -2,11 +2,13 @@
 //! are read where it keeps them; and hardly ever while it owes none, for it calls when work comes.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use tokio::sync::oneshot;
 use vitals::observation::{GateObs, Signal};
 
-use crate::gate::control::{GateClient, kept_beside, recall, socket_in};
+use crate::gate::control::{GateClient, answers, kept_beside, recall, socket_in};
 use crate::gate::counts;
 use crate::gate::ledger::{Control, GateReply};
 use crate::gate::suspects::Suspect;
@@ -16,6 +18,10 @@ use crate::sources::clock::monotonic_ms;
 const ASK_MS: u64 = 950;
 /// What one look without an answer counts for at most.
 const BETWEEN_MS_MAX: u64 = 1_000;
+/// After so much silence it is asked once, aside, and its answer is waited for: what looks like a hang on a machine that gives it hardly any time
+/// is none, and its end would lose what goes through it.
+const PATIENT_FROM_MS: u64 = 10_000;
+const PATIENT_WAIT: Duration = Duration::from_secs(10);
 
 /// What is known of the gate.
 #[derive(Debug)]
@@ -25,19 +31,40 @@ pub struct GateEar {
     pub seen: Signal<GateObs>,
     /// Its last answer, unless it was silent since.
     pub reply: Option<GateReply>,
-    /// For how long it has been there and has not answered.
+    /// For how long it has been there and has not answered; no more than [`PATIENT_FROM_MS`] before it was waited for in vain.
     pub hangs_ms: u64,
+    silent_ms: u64,
+    patient: Patient,
+    socket: PathBuf,
     /// It has called, and was not asked since.
     called: bool,
     /// When it was asked last, and what of fence, drain and leave it was told.
     asked: Option<(u64, [bool; 3])>,
 }
 
+/// The question whose answer is waited for.
+#[derive(Debug)]
+enum Patient {
+    Unasked,
+    Waits(oneshot::Receiver<bool>),
+    InVain,
+}
+
 impl GateEar {
     /// Nothing is asked yet.
     pub fn new(agent_dir: &Path) -> Self {
-        let client = GateClient::new(socket_in(agent_dir));
-        Self { client, seen: Signal::default(), reply: None, hangs_ms: 0, called: false, asked: None }
+        let socket = socket_in(agent_dir);
+        Self {
+            client: GateClient::new(socket.clone()),
+            seen: Signal::default(),
+            reply: None,
+            hangs_ms: 0,
+            silent_ms: 0,
+            patient: Patient::Unasked,
+            socket,
+            called: false,
+            asked: None,
+        }
     }
 
     /// Is it time to ask? No where it is known to be what it shall be, to have been there a moment ago, and either to owe nothing or to
@@ -80,7 +107,8 @@ impl GateEar {
         let now_ms = monotonic_ms();
         // a pause of ours, between two looks, is no silence of the gate's
         let between_ms = self.asked.map_or(0, |(before_ms, _)| now_ms.saturating_sub(before_ms).min(BETWEEN_MS_MAX));
-        self.hangs_ms = if answer.as_ref().is_err_and(hangs) { self.hangs_ms + between_ms } else { 0 };
+        self.silent_ms = if answer.as_ref().is_err_and(hangs) { self.silent_ms + between_ms } else { 0 };
+        self.be_patient();
         self.asked = Some((now_ms, of(control)));
         self.reply = match answer {
             Ok(heard) => {
@@ -94,6 +122,29 @@ impl GateEar {
             }
         };
         self.reply.as_ref()
+    }
+
+    /// Does the silence last for long, is the gate asked as one that is slow; only one that leaves that unanswered, too, hangs for longer.
+    fn be_patient(&mut self) {
+        let asked = match &mut self.patient {
+            Patient::Waits(answer) => answer.try_recv(),
+            Patient::Unasked | Patient::InVain => Err(oneshot::error::TryRecvError::Empty),
+        };
+        match asked {
+            Ok(true) => (self.silent_ms, self.patient) = (0, Patient::Unasked),
+            Ok(false) | Err(oneshot::error::TryRecvError::Closed) => self.patient = Patient::InVain,
+            Err(oneshot::error::TryRecvError::Empty) => {}
+        }
+        if self.silent_ms < PATIENT_FROM_MS {
+            self.patient = Patient::Unasked;
+        } else if matches!(self.patient, Patient::Unasked) {
+            let (tell, told) = oneshot::channel();
+            let socket = self.socket.clone();
+            tokio::spawn(async move { tell.send(answers(&socket, PATIENT_WAIT).await) });
+            self.patient = Patient::Waits(told);
+        }
+        let known = matches!(self.patient, Patient::InVain);
+        self.hangs_ms = if known { self.silent_ms } else { self.silent_ms.min(PATIENT_FROM_MS) };
     }
 
     /// By what the gate knows the agent's own question; `None` where it was not heard.
@@ -179,5 +230,27 @@ mod tests {
         let socket = UnixListener::from_std(frozen).unwrap();
         tokio::spawn(control::serve(socket, ledger, dir.path().join("gate.state")));
         assert_eq!(ask(&mut ear).await, 0, "it goes on");
+    }
+
+    #[tokio::test]
+    async fn a_gate_that_is_slow_is_waited_for_before_it_hangs_for_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ear = GateEar::new(dir.path());
+        let socket = UnixListener::bind(dir.path().join("gate.sock")).unwrap();
+        ear.silent_ms = 30_000;
+        ear.be_patient();
+        assert_eq!(ear.hangs_ms, PATIENT_FROM_MS, "nobody knows yet");
+        let ledger = Arc::new(Ledger::new(1, Control::default()));
+        let slow = tokio::spawn(control::serve(socket, ledger, dir.path().join("gate.state")));
+        while ear.silent_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            ear.be_patient();
+        }
+        assert_eq!(ear.hangs_ms, 0, "it answered in the end");
+        slow.abort();
+        let _ = slow.await;
+        (ear.silent_ms, ear.patient) = (30_000, Patient::InVain);
+        ear.be_patient();
+        assert_eq!(ear.hangs_ms, 30_000);
     }
 }
