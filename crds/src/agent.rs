@@ -76,39 +76,39 @@ pub struct Evidence {
 pub struct Policy {
     /// The longest silence while work is owed that is waited for where nothing was learned; then a fence. Default `5m`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), extend("x-kubernetes-validations" = duration_rules()))]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub patience_cap: Option<String>,
     /// The same while nothing works either: no CPU time, no busy GPU, no byte read. Default `1m`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), extend("x-kubernetes-validations" = duration_rules()))]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub idle_patience: Option<String>,
     /// No step of an engine with a heartbeat page is suspect before this. Default `300ms`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), extend("x-kubernetes-validations" = duration_rules()))]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub native_floor: Option<String>,
     /// No silence of an engine without one is suspect before this. Default `2500ms`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), extend("x-kubernetes-validations" = duration_rules()))]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub foreign_floor: Option<String>,
     /// The longest pause of decode while prefill moves that a healthy engine makes. Default `1m`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), extend("x-kubernetes-validations" = duration_rules()))]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub decode_starved: Option<String>,
     /// The longest lease of a step that a page is believed. Default `5m`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), extend("x-kubernetes-validations" = duration_rules()))]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub lease_cap: Option<String>,
     /// The longest lease of a start-up that a page is believed. Default `15m`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), extend("x-kubernetes-validations" = duration_rules()))]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub startup_lease_cap: Option<String>,
     /// How long a start-up may show no CPU time, no compiler and no page. Default `5m`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), extend("x-kubernetes-validations" = duration_rules()))]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub startup_silence: Option<String>,
     /// `Slow`: so long a token at least, and `slowFactor` times what is usual. Default `1s`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 2, max = 32), extend("x-kubernetes-validations" = duration_rules()))]
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub slow_token: Option<String>,
     /// `Slow`: so many times what is usual of this engine. Default 10.
     #[serde(skip_serializing_if = "Option::is_none")]

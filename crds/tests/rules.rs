@@ -211,11 +211,14 @@ fn the_examples_are_valid() {
             continue; // other people's kinds
         }
         let text = std::fs::read_to_string(&path).unwrap();
-        let value: Value = serde_saphyr::from_str(&text).unwrap();
-        if value["kind"] == "InferenceDeployment" {
-            let object: InferenceDeployment = serde_json::from_value(value).expect("an example has the right shape");
-            object.validate_cel().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-            seen += 1;
+        for document in text.split("\n---\n") {
+            let value: Value = serde_saphyr::from_str(document).unwrap();
+            if value["kind"] == "InferenceDeployment" {
+                let object: InferenceDeployment =
+                    serde_json::from_value(value).expect("an example has the right shape");
+                object.validate_cel().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                seen += 1;
+            }
         }
     }
     assert!(seen >= 6, "Truebeat twice, vLLM twice, SGLang and llama.cpp");

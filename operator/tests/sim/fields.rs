@@ -174,6 +174,8 @@ fn sample(path: &str, rules: &Value, n: usize) -> Value {
         Some("boolean") => json!(n == 1),
         Some("array") => json!([sample("", &rules["items"], n)]),
         Some("object") => json!({"cpu": pick([json!("1"), json!("2")])}),
+        // below the caps that are not set
+        _ if path.ends_with("Floor") => pick([json!("70ms"), json!("90ms")]),
         _ if pattern.contains("ms|s|m|h") => pick([json!("7m"), json!("9m")]),
         _ if pattern.starts_with("^/") => json!(format!("/models/a{n}")),
         _ => json!(format!("a{n}")),
