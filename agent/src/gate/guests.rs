@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::body::AnswerBody;
 
-/// Some 40 MiB at most, and more than the balancers in front of one replica keep.
+/// Some 40 MiB, 128 where each has sent half a head, and more than the balancers in front of one replica keep.
 const IDLE_MAX: u64 = 2_048;
 /// What of all descriptors those may have that do nothing; a stream takes two.
 const IDLE_PARTS: u64 = 4;
@@ -31,6 +31,8 @@ struct Book {
     places: u64,
     /// Those that ask for nothing by their places: who has been idle for longest comes first.
     idle: BTreeMap<u64, Arc<Notify>>,
+    /// Whoever has got an answer goes.
+    parting: bool,
 }
 
 /// One connection.
@@ -40,6 +42,11 @@ pub struct Guest {
     /// Among the idle; 0 while it is not.
     place: AtomicU64,
     leave: Arc<Notify>,
+    /// Requests of it whose answers were not taken yet, and whether there was one before.
+    asks: AtomicU32,
+    has_asked: AtomicBool,
+    /// Its connection ends with the answer by itself.
+    ends: AtomicBool,
 }
 
 /// A request and its answer: while this is there, its connection is not idle.
@@ -61,7 +68,14 @@ impl Guests {
 
     /// A connection has come, and has not asked yet. What it has sent of its first head makes it no less idle.
     pub fn welcome(self: &Arc<Self>) -> Arc<Guest> {
-        let guest = Guest { all: Arc::clone(self), place: AtomicU64::new(0), leave: Arc::default() };
+        let guest = Guest {
+            all: Arc::clone(self),
+            place: AtomicU64::new(0),
+            leave: Arc::default(),
+            asks: AtomicU32::new(0),
+            has_asked: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+        };
         guest.rest();
         Arc::new(guest)
     }
@@ -71,10 +85,16 @@ impl Guests {
         self.lock().send_away();
     }
 
-    /// Sends all away that ask for nothing.
+    /// Sends all away that ask for nothing, and until [`Guests::stay`] whoever has got his answer.
     pub fn part(&self) {
         let mut book = self.lock();
+        book.parting = true;
         while book.send_away() {}
+    }
+
+    /// Whoever has got an answer may ask again.
+    pub fn stay(&self) {
+        self.lock().parting = false;
     }
 
     fn lock(&self) -> MutexGuard<'_, Book> {
@@ -94,12 +114,34 @@ impl Guest {
     /// A request has come.
     pub fn asks(self: &Arc<Self>) -> Asking {
         self.leave_place();
+        self.asks.fetch_add(1, Ordering::Relaxed);
+        self.has_asked.store(true, Ordering::Relaxed);
         Asking(Arc::clone(self))
+    }
+
+    /// Is an answer on its way?
+    pub fn is_asking(&self) -> bool {
+        self.asks.load(Ordering::Relaxed) > 0
+    }
+
+    /// Has it ever asked? Then the end of an answer may still be on its way to it.
+    pub fn has_asked(&self) -> bool {
+        self.has_asked.load(Ordering::Relaxed)
     }
 
     /// Returns when it shall go.
     pub async fn sent_away(&self) {
         self.leave.notified().await;
+    }
+
+    /// The answer says that it is the last one on this connection.
+    pub fn gets_the_last(&self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+
+    /// Does its connection end by itself, when all of an answer was sent and all of the request was read?
+    pub fn ends_by_itself(&self) -> bool {
+        self.ends.load(Ordering::Relaxed)
     }
 
     fn rest(&self) {
@@ -127,7 +169,12 @@ impl Drop for Guest {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        self.0.rest();
+        self.0.asks.fetch_sub(1, Ordering::Relaxed);
+        if self.0.all.lock().parting {
+            self.0.leave.notify_one();
+        } else {
+            self.0.rest();
+        }
     }
 }
 
@@ -188,6 +235,21 @@ mod tests {
         let fifth = all.welcome();
         all.part();
         assert_eq!([&fourth, &fifth].map(|guest| goes(guest)), [false, true]);
+    }
+
+    #[test]
+    fn while_all_part_whoever_has_got_his_answer_goes_and_whoever_comes_may_ask() {
+        let all = Guests::at_most(9);
+        let [idle, asks] = [(); 2].map(|()| all.welcome());
+        let asking = asks.asks();
+        all.part();
+        let late = all.welcome();
+        assert_eq!([&idle, &asks, &late].map(|guest| goes(guest)), [true, false, false]);
+        drop(asking);
+        assert!(goes(&asks) && asks.has_asked() && !asks.is_asking());
+        all.stay();
+        drop(late.asks());
+        assert!(!goes(&late));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use heartbeat::counts::CountsWriter;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use vitals::observation::{GateObs, Ms};
 
 use super::print::Print;
@@ -86,8 +86,8 @@ pub struct Ledger {
     begun: watch::Sender<u64>,
     /// The word by which the agent's own question is known, which nobody else can guess; `None`: it is not.
     pub(super) own: Option<String>,
-    /// The gate begins to refuse because it is about to leave.
-    pub(super) drains: Notify,
+    /// Does the gate refuse because it is about to leave?
+    pub(super) drains: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -118,8 +118,9 @@ impl Ledger {
     pub fn new(epoch: u64, control: Control) -> Self {
         let obs = GateObs { epoch, unstreamed: Some(0), longest_prompt_owed: Some(0), ..GateObs::default() };
         let sums = GateReply { obs, ..GateReply::default() };
+        let drains = watch::Sender::new(control.draining);
         let books = Mutex::new(Books { control, sums, ..Books::default() });
-        Self { books, begun: watch::Sender::new(0), own: None, drains: Notify::new() }
+        Self { books, begun: watch::Sender::new(0), own: None, drains }
     }
 
     /// From now on the sums are also told here, at each entry.
@@ -238,7 +239,7 @@ impl Ledger {
     /// Takes the detector's will.
     pub fn set_control(&self, control: Control) {
         let mut books = self.lock();
-        (control.draining && !books.control.draining).then(|| self.drains.notify_one());
+        self.drains.send_if_modified(|drains| std::mem::replace(drains, control.draining) != control.draining);
         books.control = control;
     }
 

@@ -17,12 +17,15 @@ pub mod suspects;
 mod upload;
 pub(crate) mod work;
 
+use std::convert::Infallible;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use heartbeat::counts::CountsWriter;
 use http::Uri;
+use http::header::CONNECTION;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -38,6 +41,9 @@ const CLIENT_BUFFER_BYTES: usize = 64 << 10;
 /// 600 s (Google), and send the next request on one that we are just closing: a 502 that nobody finds the cause of. Whoever keeps it for longer
 /// must not be us, so this is what Google asks for.
 pub const CLIENT_IDLE: Duration = Duration::from_secs(620);
+
+/// So long the end of an answer may be on its way to a client whose connection shall end, or the rest of a refused request from it.
+const PARTING_MAX: Duration = Duration::from_secs(10);
 
 /// What a gate needs.
 #[derive(Debug, Clone)]
@@ -94,9 +100,15 @@ fn own_word() -> Option<String> {
 /// A client that keeps its connection has no other news of a replica that leaves: its next request would be refused here, and is served on a
 /// new connection elsewhere.
 async fn part_when_draining(ledger: &Ledger, guests: &Guests) {
+    let mut drains = ledger.drains.subscribe();
     loop {
-        ledger.drains.notified().await;
-        guests.part();
+        if *drains.borrow_and_update() {
+            guests.part()
+        } else {
+            guests.stay()
+        }
+        // the ledger is there for as long as this is
+        let _ = drains.changed().await;
     }
 }
 
@@ -121,21 +133,42 @@ async fn accept(listener: TcpListener, proxy: Arc<Proxy>, guests: &Arc<Guests>, 
 async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, guest: Arc<Guest>, client_idle: Duration) {
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request| {
-        let (asking, answer) = (guest.asks(), Arc::clone(&proxy).handle(request));
-        async move { answer.await.map(|response| response.map(|body| Answer::new(body, asking))) }
+        let (asking, answer, guest) = (guest.asks(), Arc::clone(&proxy).handle(request), Arc::clone(&guest));
+        async move {
+            let response = answer.await?;
+            if response.headers().get(CONNECTION).is_some_and(|said| said == "close") {
+                guest.gets_the_last();
+            }
+            Ok::<_, Infallible>(response.map(|body| Answer::new(body, asking)))
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(client_idle)
         .max_buf_size(CLIENT_BUFFER_BYTES)
         .serve_connection(TokioIo::new(stream), service);
-    // whoever is sent away asks for nothing: that comes before a request that could be read now
-    let served = tokio::select! {
+    let mut connection = pin!(connection);
+    // a request that can be read now is heard before its connection is given up (all of this is one thread)
+    let mut served = tokio::select! {
         biased;
-        () = guest.sent_away() => return,
-        served = connection => served,
+        served = connection.as_mut() => Some(served),
+        () = guest.sent_away() => None,
     };
-    if let Err(error) = served {
+    // An answer is at its end when all of it was taken and not when all of it was sent: the rest goes out first, and what was asked in the
+    // same moment is answered. A connection without either ends at once.
+    if served.is_none() && guest.has_asked() {
+        // (hyper would not read the rest of a refused request, where nothing more is to be sent)
+        if !guest.ends_by_itself() {
+            connection.as_mut().graceful_shutdown();
+        }
+        while served.is_none() {
+            served = tokio::time::timeout(PARTING_MAX, connection.as_mut()).await.ok();
+            if !guest.is_asking() {
+                break;
+            }
+        }
+    }
+    if let Some(Err(error)) = served {
         tracing::debug!(%error, "a client's connection ended");
     }
 }

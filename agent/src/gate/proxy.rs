@@ -123,6 +123,7 @@ impl Proxy {
         asked.print = asked.print.filter(|_| !is_own(&parts.headers, self.ledger.own.as_deref()));
         // The detector may have shut the gate while the body came in.
         if let Err(refusal) = self.ledger.admit() {
+            body.rest.take().into_iter().for_each(|rest| throw_away(rest.into_inner()));
             return answers::refused(&refusal);
         }
         if self.ledger.is_poison(asked.print) {

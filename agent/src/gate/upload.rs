@@ -50,6 +50,11 @@ impl<B> InTime<B> {
     pub fn new(rest: B) -> Self {
         Self { rest, patience: None }
     }
+
+    /// The body as it came.
+    pub fn into_inner(self) -> B {
+        self.rest
+    }
 }
 
 impl<B: Body<Data = Bytes, Error = hyper::Error> + Unpin> InTime<B> {

@@ -158,8 +158,9 @@ async fn silence(words: &AtomicU64, looks_max: u32, every: Duration) {
 /// Returns when the detector says of the gate that began then that it hangs: of an earlier one it says nothing that counts.
 async fn hangs(mut statuses: watch::Receiver<Option<Arc<Posted>>>, began: Instant) {
     let hung = |posted: &Posted| {
-        let hangs = Duration::from_millis(posted.doc.gate_hangs_ms);
-        posted.doc.gate_hangs_ms >= GATE_HANGS_MS_MAX && posted.at.duration_since(began) >= hangs
+        // what is told of a silence goes on from gate to gate: so much of it, after as much time, is this one's
+        let ran = posted.at.duration_since(began);
+        posted.doc.gate_hangs_ms >= GATE_HANGS_MS_MAX && ran >= Duration::from_millis(GATE_HANGS_MS_MAX)
     };
     if statuses.wait_for(|status| status.as_ref().is_some_and(|posted| hung(posted))).await.is_err() {
         std::future::pending::<()>().await;
@@ -222,6 +223,7 @@ mod tests {
         assert!(told(GATE_HANGS_MS_MAX, GATE_HANGS_MS_MAX + 500).await);
         assert!(!told(GATE_HANGS_MS_MAX - 1, GATE_HANGS_MS_MAX + 500).await);
         assert!(!told(GATE_HANGS_MS_MAX + 1_000, 5_000).await, "its forerunner did");
+        assert!(told(2 * GATE_HANGS_MS_MAX, GATE_HANGS_MS_MAX + 500).await, "both do");
     }
 
     #[test]

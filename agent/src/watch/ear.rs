@@ -47,7 +47,8 @@ pub struct GateEar {
 enum Patient {
     Unasked,
     Waits(oneshot::Receiver<bool>),
-    InVain,
+    /// In vain, when the silence had lasted for so long.
+    InVain(u64),
 }
 
 impl GateEar {
@@ -128,28 +129,31 @@ impl GateEar {
     fn be_patient(&mut self) {
         let asked = match &mut self.patient {
             Patient::Waits(answer) => answer.try_recv(),
-            Patient::Unasked | Patient::InVain => Err(oneshot::error::TryRecvError::Empty),
+            Patient::Unasked | Patient::InVain(_) => Err(oneshot::error::TryRecvError::Empty),
         };
         match asked {
             Ok(true) => (self.silent_ms, self.patient) = (0, Patient::Unasked),
-            Ok(false) | Err(oneshot::error::TryRecvError::Closed) => self.patient = Patient::InVain,
+            Ok(false) | Err(oneshot::error::TryRecvError::Closed) => self.patient = Patient::InVain(self.silent_ms),
             Err(oneshot::error::TryRecvError::Empty) => {}
         }
-        if self.silent_ms < PATIENT_FROM_MS {
+        // a successor that is silent, too, is asked for itself
+        let over = |in_vain_ms: u64| self.silent_ms >= in_vain_ms + PATIENT_FROM_MS;
+        if self.silent_ms < PATIENT_FROM_MS || matches!(self.patient, Patient::InVain(at_ms) if over(at_ms)) {
             self.patient = Patient::Unasked;
-        } else if matches!(self.patient, Patient::Unasked) {
+        }
+        if self.silent_ms >= PATIENT_FROM_MS && matches!(self.patient, Patient::Unasked) {
             let (tell, told) = oneshot::channel();
             let socket = self.socket.clone();
             tokio::spawn(async move { tell.send(answers(&socket, PATIENT_WAIT).await) });
             self.patient = Patient::Waits(told);
         }
-        let known = matches!(self.patient, Patient::InVain);
+        let known = matches!(self.patient, Patient::InVain(_));
         self.hangs_ms = if known { self.silent_ms } else { self.silent_ms.min(PATIENT_FROM_MS) };
     }
 
-    /// By what the gate knows the agent's own question; `None` where it was not heard.
+    /// By what the gate knows the agent's own question; `None` where it did not answer the last look, empty where it knows it by nothing.
     pub fn own(&self) -> Option<&str> {
-        self.client.own()
+        self.reply.as_ref().map(|_| self.client.own().unwrap_or_default())
     }
 
     /// Who could have stalled the engine, by the gate; `None` where it is silent.
@@ -249,8 +253,11 @@ mod tests {
         assert_eq!(ear.hangs_ms, 0, "it answered in the end");
         slow.abort();
         let _ = slow.await;
-        (ear.silent_ms, ear.patient) = (30_000, Patient::InVain);
+        (ear.silent_ms, ear.patient) = (30_000, Patient::InVain(25_000));
         ear.be_patient();
         assert_eq!(ear.hangs_ms, 30_000);
+        ear.silent_ms = 35_000;
+        ear.be_patient();
+        assert!(ear.hangs_ms == PATIENT_FROM_MS && matches!(ear.patient, Patient::Waits(_)), "{ear:?}");
     }
 }

@@ -61,7 +61,8 @@ impl Proof {
         self.given
     }
 
-    /// Was it given? Asks where nobody else has, once the engine takes requests; the gate knows the question by `own`.
+    /// Was it given? Asks where nobody else has, once the engine takes requests; the gate knows the question by `own`, and
+    /// one that was not heard lately is not asked: the question would be taken for a client's.
     pub async fn look(&mut self, now_ms: u64, verdict: &Verdict, obs: &Observation, own: Option<&str>) -> bool {
         if self.given {
             return true;
@@ -71,8 +72,12 @@ impl Proof {
             self.given = true;
         } else if self.asking.as_ref().is_some_and(JoinHandle::is_finished) {
             self.take(now_ms).await;
-        } else if self.asking.is_none() && now_ms >= self.again_ms && takes_requests(verdict) {
-            let own = own.map(str::to_owned);
+        } else if let Some(own) = own
+            && self.asking.is_none()
+            && now_ms >= self.again_ms
+            && takes_requests(verdict)
+        {
+            let own = own.to_owned();
             self.asking = self.through.clone().map(|gate| tokio::spawn(ask(gate, own)));
         }
         self.given
@@ -108,7 +113,7 @@ fn takes_requests(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Idle | Verdict::Progressing | Verdict::Slow)
 }
 
-async fn ask(gate: Uri, own: Option<String>) -> Found {
+async fn ask(gate: Uri, own: String) -> Found {
     let mut refusal = StatusCode::NOT_FOUND;
     let get = |path: &str, deadline| Get {
         uri: with_path(&gate, path),
@@ -122,7 +127,7 @@ async fn ask(gate: Uri, own: Option<String>) -> Found {
         Err(error) => return Found::NotYet(error.to_string()),
     };
     for path in PATHS {
-        match judge(get(path, ANSWER_MAX).post(&question(path, &model), own.as_deref()).await) {
+        match judge(get(path, ANSWER_MAX).post(&question(path, &model), Some(&own)).await) {
             Found::NoWayToAsk(status) => refusal = status,
             found => return found,
         }
@@ -204,7 +209,8 @@ mod tests {
             !proof.look(0, &Verdict::Starting, &idle, None).await && proof.asking.is_none(),
             "it takes no requests yet"
         );
-        assert!(!proof.look(0, &Verdict::Idle, &idle, None).await && proof.asking.is_some());
+        assert!(!proof.look(0, &Verdict::Idle, &idle, None).await && proof.asking.is_none(), "no gate is heard");
+        assert!(!proof.look(0, &Verdict::Idle, &idle, Some("")).await && proof.asking.is_some());
         let mut proof = Proof::new(Some(gate), true);
         assert!(proof.look(0, &Verdict::Idle, &idle, None).await, "shown to an earlier detector");
         proof.engine_changed();
@@ -235,13 +241,13 @@ mod tests {
         const TOKEN: &str = r#"{"choices":[{}]}"#;
         let models = ("GET /v1/models", 200, r#"{"data":[{"id":"m"}]}"#);
         let plain: &[_] = Box::leak(Box::new([models, ("POST /v1/completions", 200, TOKEN)]));
-        assert_eq!(ask(engine(plain).await, None).await, Found::Tokens);
+        assert_eq!(ask(engine(plain).await, String::new()).await, Found::Tokens);
         let missing = ("POST /v1/completions", 404, "{}");
         let chat: &[_] = Box::leak(Box::new([models, missing, ("POST /v1/chat/completions", 200, TOKEN)]));
-        assert_eq!(ask(engine(chat).await, None).await, Found::Tokens);
+        assert_eq!(ask(engine(chat).await, String::new()).await, Found::Tokens);
         let none: &[_] = Box::leak(Box::new([models, missing, ("POST /v1/chat/completions", 401, "{}")]));
-        assert_eq!(ask(engine(none).await, None).await, Found::NoWayToAsk(StatusCode::UNAUTHORIZED));
+        assert_eq!(ask(engine(none).await, String::new()).await, Found::NoWayToAsk(StatusCode::UNAUTHORIZED));
         let away: &[_] = Box::leak(Box::new([]));
-        assert!(matches!(ask(engine(away).await, None).await, Found::NotYet(_)));
+        assert!(matches!(ask(engine(away).await, String::new()).await, Found::NotYet(_)));
     }
 }

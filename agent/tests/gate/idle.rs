@@ -81,3 +81,47 @@ async fn a_gate_that_drains_lets_those_go_that_ask_for_nothing() {
     tokio::time::timeout(SOON, asks.read_exact(&mut heard)).await.unwrap().unwrap();
     assert_eq!(&heard, b"HTTP/1.1 200 OK");
 }
+
+/// All of an answer was taken from the engine, and most of it not by the client: it is owed to nobody any more, and still on its way.
+#[tokio::test]
+async fn a_gate_that_drains_sends_an_answer_to_its_end() {
+    const LENGTH: usize = 7 << 20;
+    let (listener, upstream) = engine().await;
+    let mut gate = Gate::before(&upstream).await;
+    let body = r#"{"input": "x"}"#;
+    let head = format!("POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let mut client = gate.send(&head).await;
+    let (mut server, _) = take(&listener).await;
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {LENGTH}\r\n\r\n");
+    server.write_all(head.as_bytes()).await.unwrap();
+    server.write_all(&vec![b' '; LENGTH]).await.unwrap();
+    gate.until("all taken", |reply| reply.requests_completed == 1).await;
+    gate.control = Control { leaving: true, draining: true, ..Control::default() };
+    gate.until("shut", |reply| reply.shut).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let mut heard = Vec::new();
+    tokio::time::timeout(SOON, client.read_to_end(&mut heard)).await.unwrap().unwrap();
+    assert!(heard.len() > LENGTH, "{} bytes came", heard.len());
+}
+
+/// Its head went out before anybody knew that the gate would leave.
+#[tokio::test]
+async fn whoever_is_answered_while_the_gate_drains_goes_when_the_answer_ends() {
+    let (listener, upstream) = engine().await;
+    let mut gate = Gate::before(&upstream).await;
+    let mut client = gate.send(ASK).await;
+    let (mut server, _) = take(&listener).await;
+    server.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\no").await.unwrap();
+    let mut heard = String::new();
+    while !heard.ends_with("\r\n\r\no") {
+        let mut buffer = [0; 1024];
+        let n = tokio::time::timeout(SOON, client.read(&mut buffer)).await.unwrap().unwrap();
+        heard += &String::from_utf8_lossy(&buffer[..n]);
+    }
+    gate.control = Control { leaving: true, draining: true, ..Control::default() };
+    gate.until("shut", |reply| reply.shut).await;
+    server.write_all(b"k").await.unwrap();
+    let mut rest = String::new();
+    tokio::time::timeout(SOON, client.read_to_string(&mut rest)).await.expect("it is kept").unwrap();
+    assert_eq!(rest, "k");
+}

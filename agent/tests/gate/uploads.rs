@@ -87,6 +87,27 @@ async fn whoever_is_refused_hears_it_however_much_he_sends() {
     assert!(answer.expect("nothing will come").starts_with("HTTP/1.1 503"));
 }
 
+/// The fence comes, and then the pod's end, while the client sends.
+#[tokio::test]
+async fn whoever_is_refused_in_the_middle_hears_it_too() {
+    let mut gate = Gate::before("127.0.0.1:1").await;
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 4 * SENT_BYTES);
+    let mut client = gate.send(&head).await;
+    client.write_all(&vec![b'x'; SENT_BYTES / 2]).await.unwrap();
+    gate.control = Control { fenced: true, ..Control::default() };
+    gate.until("shut", |reply| reply.shut).await;
+    client.write_all(&vec![b'x'; SENT_BYTES]).await.unwrap();
+    gate.until("refused", |reply| reply.requests_refused == 1).await;
+    gate.control = Control { fenced: true, leaving: true, draining: true, ..Control::default() };
+    gate.until("shut", |reply| reply.shut).await;
+    for _ in 0..5 {
+        let sent = tokio::time::timeout(SOON, client.write_all(&vec![b'x'; SENT_BYTES / 2])).await;
+        sent.expect("nobody reads").expect("the connection is closed before all is sent");
+    }
+    let answer = tokio::time::timeout(SOON, all(&mut client)).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+}
+
 #[tokio::test]
 async fn an_engine_that_takes_nothing_in_is_not_excused_by_its_client() {
     let (listener, upstream) = engine().await;
