@@ -94,6 +94,8 @@ fn in_the_middle(kind: &str, shape: &Shape) -> String {
     format!("{kind}@{}tokens", shape.total * 3 / 4 * (load::TOKENS - 1))
 }
 
+/// Engines that are tried for a hang that takes a certain batch.
+const TRIES_MAX: usize = 3;
 /// Requests that S3's eight ranks get.
 const EIGHT_RANKS_MAX: usize = 512;
 
@@ -134,10 +136,18 @@ fn guards_off_it_hangs_as_the_field_reports_and_guards_on_everybody_is_answered(
 }
 
 fn without_guards(seed: &Seed, shape: &Shape) {
-    let run = Run::start(seed, &(seed.fault)(shape), "off");
-    let felt = Load::new(&run.gate, shape).until_it_hangs();
+    // On a machine that is short of processors the last batch may be served in other parts than it came in, and no program meets a shape
+    // that is not its own: then nothing was to hang, and another engine is tried.
+    let (run, felt) = (0..TRIES_MAX)
+        .map(|_| {
+            let run = Run::start(seed, &(seed.fault)(shape), "off");
+            let felt = Load::new(&run.gate, shape).until_it_hangs();
+            (run, felt)
+        })
+        .find(|(_, felt)| felt.hung > 0)
+        .unwrap_or_else(|| panic!("{}: it hangs: {TRIES_MAX} engines did not", seed.name));
+    assert!(felt.done < shape.total, "{}: it hangs: {felt:?}", seed.name);
     let verdict = run.class(seed.class);
-    assert!(felt.done < shape.total && felt.hung > 0, "{}: it hangs: {felt:?}", seed.name);
     if seed.comes == Comes::AtTail {
         assert_eq!(felt.done, shape.total - shape.tail, "{}: all but the last batch is done", seed.name);
         assert!(
