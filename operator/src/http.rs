@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    net::{SocketAddr, TcpListener},
     sync::Arc,
     thread,
 };
@@ -30,18 +30,9 @@ pub struct Told {
 
 /// Binds; nothing is served yet.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let both = of_both(address).and_then(|both| TcpListener::bind(both).ok());
-    let listener = both.map_or_else(|| TcpListener::bind(address), Ok)?;
+    let listener = role::listen_in_pod(address)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
-}
-
-/// All addresses of a pod are meant by `0.0.0.0`, and where the cluster's are IPv6 a kubelet that asks at those would never be answered. One
-/// listener takes both kinds, unless this machine keeps them apart. (As the agent does.)
-fn of_both(address: SocketAddr) -> Option<SocketAddr> {
-    let together = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "0");
-    let all = address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    (together && all).then(|| SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port())))
 }
 
 /// Serves until the process ends. What comes out of the channel is why it ended before; a thread that is gone drops the other end.

@@ -1,9 +1,11 @@
 //! How every program of Truebeat starts and ends, so that a role behaves the same in `truebeat` and in an image of its own: logs on
-//! stderr, one runtime, an error in one line, an exit status. It knows nothing of the roles; it may touch stderr and threads.
+//! stderr, one runtime, a listener, an error in one line, an exit status. It knows nothing of the roles; it may touch stderr, threads and the
+//! sockets that it listens on.
 
 use std::any::Any;
 use std::error::Error;
 use std::io::{self, IsTerminal};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -80,6 +82,22 @@ pub fn start_logging(filter: &str, stderr: impl for<'a> MakeWriter<'a> + Send + 
         // they go to stderr with `eprintln!`, which panics where stderr is a closed pipe
         .log_internal_errors(false)
         .init();
+}
+
+/// Listens there, at addresses of both kinds where `0.0.0.0` means all of a pod's: where the cluster's are IPv6 a kubelet that asks at those would
+/// never be answered. One listener takes both, unless this machine keeps them apart.
+///
+/// # Errors
+/// A port in use, or no right to it.
+pub fn listen_in_pod(address: SocketAddr) -> io::Result<TcpListener> {
+    let both = of_both(address).and_then(|both| TcpListener::bind(both).ok());
+    both.map_or_else(|| TcpListener::bind(address), Ok)
+}
+
+fn of_both(address: SocketAddr) -> Option<SocketAddr> {
+    let together = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "0");
+    let all = address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    (together && all).then(|| SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port())))
 }
 
 /// Is it the panic of `println!` whose reader has left? The standard library has no other word for it.

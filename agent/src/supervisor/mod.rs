@@ -8,7 +8,7 @@ pub mod registry;
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -199,18 +199,10 @@ fn bind(
     option: &'static str,
 ) -> Result<TcpListener, SuperviseError> {
     let failed = |source| SuperviseError::Listen { what, address, option, source };
-    let both = of_both(address).filter(|_| in_pod).and_then(|both| TcpListener::bind(both).ok());
-    let listener = both.map_or_else(|| TcpListener::bind(address), Ok).map_err(failed)?;
+    let listener = if in_pod { role::listen_in_pod(address) } else { TcpListener::bind(address) };
+    let listener = listener.map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
-}
-
-/// All addresses of a pod are meant by `0.0.0.0`, and where the cluster's are IPv6 a kubelet that asks at those would never be answered. One
-/// listener takes both kinds, unless this machine keeps them apart.
-fn of_both(address: SocketAddr) -> Option<SocketAddr> {
-    let together = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "0");
-    let all = address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    (together && all).then(|| SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port())))
 }
 
 fn make_private(path: &Path) -> Result<(), SuperviseError> {
