@@ -172,8 +172,7 @@ pub fn write(
         entries.iter().map(|entry| EntryInfo { name: entry.name.clone(), bytes: entry.text.len() }).collect();
     manifest.notes.extend(cut_to(&mut entries, BYTES_MAX));
     let packed = pack(&manifest, &entries).map_err(|source| BundleError::Pack { source })?;
-    fs::create_dir_all(directory)
-        .map_err(|source| BundleError::MakeDirectory { path: directory.to_owned(), source })?;
+    make(directory)?;
     remove_abandoned(directory);
     let path = path_of(directory, id);
     let partial = directory.join(format!(".{}{PARTIAL_SUFFIX}", safe_name(id)));
@@ -320,7 +319,7 @@ fn remove_abandoned(directory: &Path) {
 
 /// Removes the oldest bundles beyond the number kept. A file that is not a bundle of ours is left alone, whatever its name.
 fn prune(directory: &Path, newest: &Path) {
-    let mut bundles = listed(directory, SUFFIX);
+    let mut bundles = files_in(directory);
     bundles.retain(|(_, path)| path == newest || is_ours(path));
     bundles.sort();
     let surplus = bundles.len().saturating_sub(KEPT_MAX);
@@ -333,11 +332,18 @@ fn is_ours(path: &Path) -> bool {
     manifest_of(path).is_some()
 }
 
-/// The manifest of a bundle of ours, which comes first in it. A link is not followed, a pipe not waited for.
+/// Opens what another may have put there: a link is not followed, a pipe not waited for.
+///
+/// # Errors
+/// As a file is opened; a link is an error.
+pub fn open_itself(path: &Path) -> io::Result<File> {
+    let careful = nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK;
+    fs::OpenOptions::new().read(true).custom_flags(careful.bits()).open(path)
+}
+
+/// The manifest of a bundle of ours, which comes first in it.
 pub fn manifest_of(path: &Path) -> Option<Manifest> {
-    let careful = (nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK).bits();
-    let file = fs::OpenOptions::new().read(true).custom_flags(careful).open(path).ok()?;
-    let unpacked = zstd::Decoder::new(file).ok()?.take(MANIFEST_BYTES_MAX);
+    let unpacked = zstd::Decoder::new(open_itself(path).ok()?).ok()?.take(MANIFEST_BYTES_MAX);
     let mut archive = tar::Archive::new(unpacked);
     let mut entry = archive.entries().ok()?.next()?.ok()?;
     let name = entry.path().ok()?.to_string_lossy().into_owned();
@@ -350,13 +356,16 @@ pub fn manifest_of(path: &Path) -> Option<Manifest> {
     parse_manifest(&name, &content)
 }
 
+fn make(directory: &Path) -> Result<(), BundleError> {
+    fs::create_dir_all(directory).map_err(|source| BundleError::MakeDirectory { path: directory.to_owned(), source })
+}
+
 /// Can a bundle be written there? A file of nothing comes and goes.
 ///
 /// # Errors
 /// What a bundle would meet.
 pub fn probe(directory: &Path) -> Result<(), BundleError> {
-    fs::create_dir_all(directory)
-        .map_err(|source| BundleError::MakeDirectory { path: directory.to_owned(), source })?;
+    make(directory)?;
     let path = directory.join(".probe");
     let failed = |source| BundleError::Write { path: path.clone(), source };
     create(&path).map_err(failed)?;

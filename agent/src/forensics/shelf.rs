@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -196,9 +195,7 @@ fn send(args: &ShelfArgs, episode: &str, pod: &str, out: &mut impl Write) -> Res
     let places = folders_of(args, pod)?.into_iter().map(|folder| bundle::path_of(&folder, episode));
     for path in places {
         let failed = |source| ShelfError::Read { path: path.clone(), source };
-        // what another pod put there is not followed, nor waited for
-        let careful = (nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK).bits();
-        let file = match fs::OpenOptions::new().read(true).custom_flags(careful).open(&path) {
+        let file = match bundle::open_itself(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => return Err(failed(source)),

@@ -63,7 +63,7 @@ impl Get {
     }
 
     /// Status and whole body of a POST of `json`, marked as the agent's own by the gate's word.
-    pub async fn post(&self, json: &serde_json::Value, own: Option<&str>) -> Result<Answer, GetError> {
+    pub async fn post(&self, json: &serde_json::Value, own: &str) -> Result<Answer, GetError> {
         self.within_deadline(async {
             let (response, _connection) = self.send(Some((json.to_string().into(), own))).await?;
             self.answer(response).await
@@ -95,7 +95,7 @@ impl Get {
     /// Sends the request, a POST where there is a JSON body; the connection lives as long as the returned handle.
     async fn send(
         &self,
-        json: Option<(Bytes, Option<&str>)>,
+        json: Option<(Bytes, &str)>,
     ) -> Result<(http::Response<Incoming>, AbortOnDropHandle<()>), GetError> {
         let exchange = |source| GetError::Exchange { uri: self.uri.clone(), source };
         let stream = self.connect().await?;
@@ -107,13 +107,12 @@ impl Get {
         }));
         let authority = self.uri.authority().map_or("", |authority| authority.as_str());
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
-        let mut request = match json {
-            Some(_) => Request::post(path).header(header::CONTENT_TYPE, "application/json"),
+        let request = match json {
+            Some((_, own)) => {
+                Request::post(path).header(header::CONTENT_TYPE, "application/json").header(OWN_HEADER, own)
+            }
             None => Request::get(path),
         };
-        if let Some((_, Some(own))) = json {
-            request = request.header(OWN_HEADER, own);
-        }
         let request = request
             .header(header::HOST, authority)
             .header(header::ACCEPT, self.accept)

@@ -127,7 +127,7 @@ async fn ask(gate: Uri, own: String) -> Found {
         Err(error) => return Found::NotYet(error.to_string()),
     };
     for path in PATHS {
-        match judge(get(path, ANSWER_MAX).post(&question(path, &model), Some(&own)).await) {
+        match judge(get(path, ANSWER_MAX).post(&question(path, &model), &own).await) {
             Found::NoWayToAsk(status) => refusal = status,
             found => return found,
         }
