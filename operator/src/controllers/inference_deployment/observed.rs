@@ -194,17 +194,20 @@ pub fn belongs(pod: &ListedPod, infd: &str) -> bool {
 /// Pods that bear the label of `infd` and are not its own by their owner (A16): the one or the other is not what it was, and nobody knows
 /// which. One that leaves or has ended needs no one to look at it.
 pub fn doubted(pods: &[ListedPod], infd: &str) -> Vec<String> {
-    let stays = |pod: &&ListedPod| pod.metadata.deletion_timestamp.is_none() && !ended(pod);
-    let mut names: Vec<String> =
-        pods.iter().filter(stays).filter(|pod| !belongs(pod, infd)).map(ResourceExt::name_any).collect();
-    names.sort_unstable();
-    names
+    staying(pods, |pod| !belongs(pod, infd))
 }
 
 /// The same where there is no such InferenceDeployment: whoever stays is nobody's.
 pub fn left_behind(pods: &[ListedPod]) -> Vec<String> {
+    staying(pods, |_| true)
+}
+
+fn staying(pods: &[ListedPod], wanted: impl Fn(&ListedPod) -> bool) -> Vec<String> {
     let stays = |pod: &&ListedPod| pod.metadata.deletion_timestamp.is_none() && !ended(pod);
-    pods.iter().filter(stays).map(ResourceExt::name_any).collect()
+    let mut names: Vec<String> =
+        pods.iter().filter(stays).filter(|pod| wanted(pod)).map(ResourceExt::name_any).collect();
+    names.sort_unstable();
+    names
 }
 
 fn ended(pod: &ListedPod) -> bool {
