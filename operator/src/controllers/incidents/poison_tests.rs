@@ -4,7 +4,7 @@ use super::*;
 use crate::controllers::inference_deployment::{
     observed::EpisodeView,
     plan::plan,
-    testing::{healthy, infd, pod},
+    testing::{healthy, infd, looked, pod},
 };
 use crds::poison::{InFlight, Refused, read};
 
@@ -29,8 +29,7 @@ fn stalled(name: &str, second: u8, in_flight: &[(&str, Option<&str>)]) -> PodVie
 }
 
 fn world(pods: Vec<PodView>) -> Observed {
-    let (children, incidents) = (BTreeMap::new(), Vec::new());
-    Observed { infd: infd("chat"), children, pods, incidents, nodes: Default::default(), doubted: Vec::new() }
+    looked(infd("chat"), pods)
 }
 
 /// What each pod's gate refuses after this pass, in the order in which pods are told.

@@ -17,7 +17,7 @@ use super::{
     },
     observed::{EpisodeView, Observed, PodView},
     plan::plan,
-    testing::{healthy, infd, pod, template},
+    testing::{healthy, infd, looked, pod, template},
     validate::validate,
 };
 use crate::controllers::nodes::view::NodeView;
@@ -78,7 +78,7 @@ fn troubled(infd: &InferenceDeployment) -> String {
     let now: Timestamp = "2026-01-01T00:00:30Z".parse().unwrap();
     let desired = build(&infd);
     let incidents = vec![over_for_four_hours()];
-    let plan = plan(&Observed { infd, children, pods, incidents, nodes, doubted: Vec::new() }, desired, None, now);
+    let plan = plan(&Observed { children, incidents, nodes, ..looked(infd, pods) }, desired, None, now);
     format!("{plan:?}")
 }
 

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
     use crate::controllers::inference_deployment::{
         plan::plan,
-        testing::{infd, pod},
+        testing::{infd, looked, pod},
     };
 
     fn now() -> Timestamp {
@@ -278,14 +278,7 @@ mod tests {
 
     #[test]
     fn a_grant_and_a_close_are_told_once() {
-        let mut world = Observed {
-            infd: infd("chat"),
-            children: Default::default(),
-            pods: vec![pod("a", "Stalled", 1)],
-            incidents: vec![],
-            nodes: Default::default(),
-            doubted: Vec::new(),
-        };
+        let mut world = looked(infd("chat"), vec![pod("a", "Stalled", 1)]);
         let (plan, notes) = step(&world);
         let incident = name_of("chat", "e-a");
         assert_eq!(notes, [format!("restart of the engine in pod a granted (incident {incident})")]);
@@ -306,14 +299,7 @@ mod tests {
 
     #[test]
     fn a_recovery_that_must_wait_is_told_once() {
-        let mut world = Observed {
-            infd: infd("chat"),
-            children: Default::default(),
-            pods: vec![pod("a", "Stalled", 1)],
-            incidents: vec![],
-            nodes: Default::default(),
-            doubted: Vec::new(),
-        };
+        let mut world = looked(infd("chat"), vec![pod("a", "Stalled", 1)]);
         let granted_at = "2026-01-01T00:01:55Z".to_owned();
         let past = crds::PastGrant { pod_uid: "uid-a".into(), granted_at, ..Default::default() };
         world.infd.status.get_or_insert_default().recovery.recent = vec![past];
@@ -326,14 +312,7 @@ mod tests {
 
     #[test]
     fn an_event_has_what_the_server_demands() {
-        let world = Observed {
-            infd: infd("chat"),
-            children: Default::default(),
-            pods: vec![pod("a", "Stalled", 1)],
-            incidents: vec![],
-            nodes: Default::default(),
-            doubted: Vec::new(),
-        };
+        let world = looked(infd("chat"), vec![pod("a", "Stalled", 1)]);
         let plan = plan(&world, Vec::new(), None, now());
         let event = serde_json::to_value(&of(&world, &plan, now())[0]).unwrap();
         for field in ["eventTime", "reportingController", "reportingInstance", "action", "reason", "type"] {

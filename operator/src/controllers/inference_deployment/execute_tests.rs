@@ -13,7 +13,7 @@ use crate::{
         build::build,
         observed::{Observed, PodView},
         plan::plan,
-        testing::{infd, pod},
+        testing::{infd, looked, pod},
     },
     leader::Leadership,
     metrics::Metrics,
@@ -67,14 +67,7 @@ fn server(refuse: Option<(&'static str, u16)>) -> (Calls, Log) {
 
 fn frozen() -> Observed {
     let pods: Vec<PodView> = vec![pod("a", "Stalled", 1), pod("b", "Stalled", 2)];
-    Observed {
-        infd: infd("chat"),
-        children: Default::default(),
-        pods,
-        incidents: Vec::new(),
-        nodes: Default::default(),
-        doubted: Vec::new(),
-    }
+    looked(infd("chat"), pods)
 }
 
 async fn run(

@@ -10,7 +10,7 @@ use super::{
     observed::{Observed, PodView},
     plan::plan,
     status::status,
-    testing::{healthy, infd, pod, template},
+    testing::{healthy, infd, looked, pod, template},
     validate::validate,
 };
 
@@ -51,14 +51,7 @@ fn world(pods: Vec<PodView>) -> Observed {
     });
     infd.status.get_or_insert_default().rollout.stable.clone_from(&revision);
     let pods = pods.into_iter().map(|pod| PodView { revision: revision.clone(), ..pod }).collect();
-    Observed {
-        infd,
-        children: [("Deployment".to_owned(), live)].into(),
-        pods,
-        incidents: Vec::new(),
-        nodes: Default::default(),
-        doubted: Vec::new(),
-    }
+    Observed { children: [("Deployment".to_owned(), live)].into(), ..looked(infd, pods) }
 }
 
 fn two() -> Vec<PodView> {

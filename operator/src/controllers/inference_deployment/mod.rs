@@ -187,12 +187,11 @@ mod tests {
     use super::*;
     use crds::fence::Fence;
     use observed::PodView;
-    use testing::{healthy, infd, pod};
+    use testing::{healthy, infd, looked, pod};
 
     /// When the next pass over these pods would be.
     fn next_look(pods: Vec<PodView>) -> Duration {
-        let (children, incidents, nodes) = Default::default();
-        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes, doubted: Vec::new() };
+        let observed = looked(infd("chat"), pods);
         let now = "2026-01-01T00:02:00Z".parse().unwrap();
         recheck(&plan::plan(&observed, Vec::new(), None, now), &observed, now)
     }
@@ -200,8 +199,7 @@ mod tests {
     #[test]
     fn a_persons_fence_is_counted_apart_from_stalls() {
         let pods = vec![PodView { fence: Fence::read("yes"), ..healthy("a") }, pod("b", "Stalled", 1), healthy("c")];
-        let (children, incidents, nodes) = Default::default();
-        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes, doubted: Vec::new() };
+        let observed = looked(infd("chat"), pods);
         let plan = plan::plan(&observed, Vec::new(), None, "2026-01-01T00:02:00Z".parse().unwrap());
         let metrics = Metrics::new().unwrap();
         tell(&metrics, ("serving", "chat"), &observed, &plan);

@@ -235,19 +235,12 @@ mod tests {
     use super::*;
     use crate::controllers::inference_deployment::{
         build::build,
-        testing::{healthy, infd, pod},
+        testing::{healthy, infd, looked, pod},
     };
     use serde_json::json;
 
     fn observed(pods: Vec<PodView>) -> Observed {
-        Observed {
-            infd: infd("chat"),
-            children: BTreeMap::new(),
-            pods,
-            incidents: Vec::new(),
-            nodes: Default::default(),
-            doubted: Vec::new(),
-        }
+        looked(infd("chat"), pods)
     }
 
     fn now() -> Timestamp {

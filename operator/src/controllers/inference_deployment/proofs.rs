@@ -61,20 +61,12 @@ mod tests {
     use super::*;
     use crate::controllers::inference_deployment::{
         build::{Child, kinds},
-        testing::infd,
+        testing::{infd, looked},
     };
     use serde_json::{Value, json};
 
     fn observed(children: impl IntoIterator<Item = (String, Value)>) -> Observed {
-        let (pods, incidents, nodes) = Default::default();
-        Observed {
-            infd: infd("chat"),
-            children: children.into_iter().collect(),
-            pods,
-            incidents,
-            nodes,
-            doubted: Vec::new(),
-        }
+        Observed { children: children.into_iter().collect(), ..looked(infd("chat"), Vec::new()) }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::*;
 use crate::controllers::inference_deployment::{
     build::build,
     plan,
-    testing::{healthy, infd, pod, template},
+    testing::{healthy, infd, looked, pod, template},
 };
 use crds::{
     EngineIncident, InferenceDeployment, LABEL_REVISION,
@@ -58,14 +58,7 @@ impl Bench {
         let children = [("Deployment".to_owned(), live), ("ReplicaSet".to_owned(), sets)].into();
         let mut pods = vec![of_revision(&good, healthy("a")), of_revision(&good, healthy("b"))];
         pods.extend(new.into_iter().map(|pod| of_revision(&bad, pod)));
-        let mut observed = Observed {
-            infd: wanted,
-            children,
-            pods,
-            incidents: Vec::new(),
-            nodes: Default::default(),
-            doubted: Vec::new(),
-        };
+        let mut observed = Observed { children, ..looked(wanted, pods) };
         observed.infd.status.get_or_insert_default().rollout.stable.clone_from(&good);
         Bench { observed, good, bad }
     }

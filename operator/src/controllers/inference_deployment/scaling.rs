@@ -59,7 +59,7 @@ mod tests {
     use crate::controllers::inference_deployment::{
         build::build,
         observed::EpisodeView,
-        testing::{healthy, infd, pod},
+        testing::{healthy, infd, looked, pod},
     };
     use crds::EngineIncident;
 
@@ -73,14 +73,7 @@ mod tests {
         let pods = vec![healthy("a"), pod("b", "Stalled", 1)];
         let mut desired = build(&object);
         let children = [("Deployment".to_owned(), live)].into();
-        let observed = Observed {
-            infd: object,
-            children,
-            pods,
-            incidents: Vec::new(),
-            nodes: Default::default(),
-            doubted: Vec::new(),
-        };
+        let observed = Observed { children, ..looked(object, pods) };
         let now = format!("2026-01-01T00:00:{second}Z").parse().unwrap();
         let held = steer(&observed, &mut desired, now).is_some();
         (desired.last().unwrap().body["spec"]["replicas"].as_i64().unwrap(), held)
@@ -104,14 +97,7 @@ mod tests {
         let incidents = recorded_at.map(record).into_iter().collect();
         let mut desired = build(&object);
         let children = [("Deployment".to_owned(), json!({"spec": {"replicas": 20}}))].into();
-        let observed = Observed {
-            infd: object,
-            children,
-            pods: vec![frozen],
-            incidents,
-            nodes: Default::default(),
-            doubted: Vec::new(),
-        };
+        let observed = Observed { children, incidents, ..looked(object, vec![frozen]) };
         steer(&observed, &mut desired, "2026-01-01T00:00:10Z".parse().unwrap()).is_some()
     }
 

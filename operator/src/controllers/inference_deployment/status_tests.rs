@@ -3,7 +3,7 @@
 use super::*;
 use crate::controllers::inference_deployment::{
     plan::plan,
-    testing::{healthy, infd, pod},
+    testing::{healthy, infd, looked, pod},
 };
 use crds::fence::Fence;
 use serde_json::json;
@@ -17,14 +17,7 @@ fn world(pods: Vec<PodView>) -> Observed {
         "metadata": {"generation": 1}, "spec": {"replicas": 2},
         "status": {"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2},
     });
-    Observed {
-        infd: infd("chat"),
-        children: [("Deployment".to_owned(), live)].into(),
-        pods,
-        incidents: Vec::new(),
-        nodes: Default::default(),
-        doubted: Vec::new(),
-    }
+    Observed { children: [("Deployment".to_owned(), live)].into(), ..looked(infd("chat"), pods) }
 }
 
 /// One of two replicas cannot be made.

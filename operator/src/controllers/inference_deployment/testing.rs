@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     build::build,
-    observed::{EpisodeView, PodView, ReportedEpisode},
+    observed::{EpisodeView, Observed, PodView, ReportedEpisode},
 };
 
 /// The pod template that is built of `infd`.
@@ -49,6 +49,12 @@ pub fn infd_vllm(name: &str) -> InferenceDeployment {
         "resources": {"limits": {"nvidia.com/gpu": "1"}}, "port": 8001,
     });
     serde_json::from_value(object).expect("the test's object has the right shape")
+}
+
+/// A look that found these pods and nothing else.
+pub fn looked(infd: InferenceDeployment, pods: Vec<PodView>) -> Observed {
+    let (children, incidents, nodes, doubted) = Default::default();
+    Observed { infd, children, pods, incidents, nodes, doubted }
 }
 
 /// A pod whose agent reports an episode `e-NAME` at `stage`, suspected at second `suspect_s`.

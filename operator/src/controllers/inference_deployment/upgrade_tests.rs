@@ -6,7 +6,7 @@ use super::{
 };
 use crate::controllers::inference_deployment::{
     build::build,
-    testing::{healthy, infd, template},
+    testing::{healthy, infd, looked, template},
 };
 use serde_json::json;
 
@@ -24,14 +24,7 @@ fn made_by_another() -> (Observed, Value) {
     });
     let pods = ["a", "b"].map(|name| of_revision(&revision, healthy(name))).to_vec();
     let children = [("Deployment".to_owned(), live)].into();
-    let mut observed = Observed {
-        infd: object,
-        children,
-        pods,
-        incidents: Vec::new(),
-        nodes: Default::default(),
-        doubted: Vec::new(),
-    };
+    let mut observed = Observed { children, ..looked(object, pods) };
     let memory = &mut observed.infd.status.get_or_insert_default().rollout;
     (memory.stable, memory.wanted, memory.target) = (revision.clone(), revision.clone(), revision);
     memory.spec = revision::of_spec(&infd("chat").spec);
