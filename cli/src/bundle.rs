@@ -67,8 +67,13 @@ fn screen(contents: &BundleContents) -> String {
 
 /// `what` and a value, on one printable line.
 fn line(out: &mut String, what: &str, value: &str) {
-    let value: String = value.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LINE_CHARS_MAX).collect();
+    let value: String = on_one_line(value).take(LINE_CHARS_MAX).collect();
     let _ = writeln!(out, "{what:<9} {value}");
+}
+
+/// What a program elsewhere said, without anything that could move a cursor.
+pub fn on_one_line(text: &str) -> impl Iterator<Item = char> {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c })
 }
 
 fn part(out: &mut String, what: &str, values: &[String], max: usize) {

@@ -8,15 +8,15 @@ use std::time::Duration;
 use agent::forensics::bundle;
 use agent::forensics::shelf::{FILE_BYTES_MAX, Shelved};
 use anyhow::{Context, bail, ensure};
+use crds::LABEL_DEPLOYMENT;
 use crds::agent::AGENT_PROGRAM;
-use crds::{EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use tokio::time::timeout;
 
-use super::{DEADLINE, exec};
+use super::{DEADLINE, Named, exec};
+use crate::bundle::on_one_line;
 
 /// Of one agent's list.
 const LIST_BYTES_MAX: u64 = 4 << 20;
@@ -42,28 +42,26 @@ pub struct Wanted {
 /// # Errors
 /// Nothing of that name, or no right to read it.
 pub async fn wanted(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Wanted> {
-    let incidents: Api<EngineIncident> = Api::namespaced(client.clone(), namespace);
-    if let Some(incident) = incidents.get_opt(name).await.with_context(|| super::cannot("incident", namespace, name))? {
-        let spec = incident.spec;
-        return Ok(Wanted { deployment: spec.deployment, pod: Some(spec.pod), episode: Some(spec.episode_id) });
-    }
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    if let Some(pod) = pods.get_opt(name).await.with_context(|| super::cannot("pod", namespace, name))? {
-        let Some(deployment) = pod.labels().get(LABEL_DEPLOYMENT) else {
-            bail!("pod {name} belongs to no InferenceDeployment: there is no agent in it");
-        };
-        return Ok(Wanted { deployment: deployment.clone(), pod: Some(name.to_owned()), episode: None });
-    }
-    let deployments: Api<InferenceDeployment> = Api::namespaced(client.clone(), namespace);
-    let deployment = deployments.get_opt(name).await;
-    if deployment.with_context(|| super::cannot("InferenceDeployment", namespace, name))?.is_some() {
-        return Ok(Wanted { deployment: name.to_owned(), pod: None, episode: None });
-    }
-    let gone = super::list(&incidents).await?.into_iter().find(|incident| incident.spec.pod == name);
-    let gone = gone.with_context(|| {
-        format!("no incident, pod or InferenceDeployment is named {name} in namespace {namespace}, and no incident tells of such a pod")
-    })?;
-    Ok(Wanted { deployment: gone.spec.deployment, pod: Some(name.to_owned()), episode: None })
+    Ok(match super::named(client, namespace, name).await? {
+        Some(Named::Incident(incident)) => {
+            let spec = incident.spec;
+            Wanted { deployment: spec.deployment, pod: Some(spec.pod), episode: Some(spec.episode_id) }
+        }
+        Some(Named::Pod(pod)) => {
+            let Some(deployment) = pod.labels().get(LABEL_DEPLOYMENT) else {
+                bail!("pod {name} belongs to no InferenceDeployment: there is no agent in it");
+            };
+            Wanted { deployment: deployment.clone(), pod: Some(name.to_owned()), episode: None }
+        }
+        Some(Named::Deployment(_)) => Wanted { deployment: name.to_owned(), pod: None, episode: None },
+        None => {
+            let gone = super::incidents_of(client, namespace, |incident| incident.spec.pod == name).await?;
+            let gone = gone.into_iter().next().with_context(|| {
+                format!("no incident, pod or InferenceDeployment is named {name} in namespace {namespace}, and no incident tells of such a pod")
+            })?;
+            Wanted { deployment: gone.spec.deployment, pod: Some(name.to_owned()), episode: None }
+        }
+    })
 }
 
 /// The bundles of what is wanted, newest first, each with the pod whose agent has it.
@@ -72,8 +70,9 @@ pub async fn wanted(client: &Client, namespace: &str, name: &str) -> anyhow::Res
 /// No agent runs that could be asked, or none answers.
 pub async fn list(client: &Client, namespace: &str, wanted: &Wanted) -> anyhow::Result<Vec<(String, Shelved)>> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let members = ListParams::default().labels(&format!("{LABEL_DEPLOYMENT}={}", wanted.deployment));
-    let all = timeout(DEADLINE, pods.list(&members)).await.context("the API server lists no pods in time")?;
+    let all = timeout(DEADLINE, pods.list(&super::members(&wanted.deployment)))
+        .await
+        .context("the API server lists no pods in time")?;
     let all = all.context("could not list the deployment's pods (may you read pods?)")?;
     let asked = shelves(&all.items, wanted)?;
     let answers = asked.iter().map(|shelf| ask(&pods, shelf, wanted));
@@ -156,7 +155,7 @@ async fn ask(pods: &Api<Pod>, shelf: &Shelf, wanted: &Wanted) -> anyhow::Result<
 
 /// Pure: the lines of a list. A pod may say anything, so nothing that could move a cursor comes through.
 fn parse(bytes: &[u8]) -> anyhow::Result<Vec<Shelved>> {
-    let plain = |text: String| text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let plain = |text: String| on_one_line(&text).collect();
     let lines = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let parsed = lines.map(|line| {
         let told: Shelved = serde_json::from_slice(line)?;

@@ -8,7 +8,7 @@ use crds::LABEL_DEPLOYMENT;
 use crds::fence::{ANNOTATION_FENCE, Fence};
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
@@ -45,8 +45,7 @@ pub async fn write(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Res
     let fence = match &wish.fence {
         None => Value::Null,
         Some(why) => {
-            let members = ListParams::default().labels(&format!("{LABEL_DEPLOYMENT}={deployment}"));
-            let all = pods.list(&members).await.context("could not list the deployment's pods")?;
+            let all = pods.list(&super::members(deployment)).await.context("could not list the deployment's pods")?;
             if is_last(&pod, &all.items) && !wish.even_if_last {
                 bail!(
                     "{name} is the last replica of {deployment} that serves: its clients would have nobody (I3); --even-if-last fences it all the same"

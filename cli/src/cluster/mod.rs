@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, Subcommand};
-use crds::{EngineIncident, InferenceDeployment};
+use crds::{EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::config::{Config, KubeConfigOptions};
@@ -170,32 +170,23 @@ async fn answer(client: &Client, namespace: &str, ask: &Ask, output: Output) -> 
 }
 
 async fn why(client: &Client, namespace: &str, name: &str, output: Output) -> anyhow::Result<String> {
-    let incidents: Api<EngineIncident> = Api::namespaced(client.clone(), namespace);
-    if let Some(incident) = incidents.get_opt(name).await.with_context(|| cannot("incident", namespace, name))? {
-        return match output {
-            Output::Json => lines(&[incident]),
+    let named = named(client, namespace, name).await?.with_context(|| {
+        format!("no incident, pod or InferenceDeployment is named {name} in namespace {namespace}; `truebeat kubectl incidents -A` lists the incidents")
+    })?;
+    match named {
+        Named::Incident(incident) => match output {
+            Output::Json => lines(&[*incident]),
             Output::Text => Ok(tell::incident(&incident)),
-        };
-    }
-    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let pod = pods.get_opt(name).await.with_context(|| cannot("pod", namespace, name))?;
-    let deployments: Api<InferenceDeployment> = Api::namespaced(client.clone(), namespace);
-    let deployment = match pod {
-        Some(_) => None,
-        None => deployments.get_opt(name).await.with_context(|| cannot("InferenceDeployment", namespace, name))?,
-    };
-    let mut all = list(&incidents).await?;
-    tell::sort(&mut all);
-    match (pod, deployment) {
-        (Some(pod), _) => {
-            all.retain(|incident| incident.spec.pod == name);
+        },
+        Named::Pod(pod) => {
+            let all = incidents_of(client, namespace, |incident| incident.spec.pod == name).await?;
             match output {
                 Output::Json => Ok(serde_json::json!({"pod": pod, "incidents": all}).to_string()),
                 Output::Text => Ok(tell::pod(&pod, &all)),
             }
         }
-        (None, Some(deployment)) => {
-            all.retain(|incident| incident.spec.deployment == name);
+        Named::Deployment(deployment) => {
+            let all = incidents_of(client, namespace, |incident| incident.spec.deployment == name).await?;
             match output {
                 Output::Json => {
                     Ok(serde_json::json!({"inferenceDeployment": deployment, "incidents": all}).to_string())
@@ -203,10 +194,45 @@ async fn why(client: &Client, namespace: &str, name: &str, output: Output) -> an
                 Output::Text => Ok(tell::deployment(&deployment, &all, jiff::Timestamp::now())),
             }
         }
-        (None, None) => bail!(
-            "no incident, pod or InferenceDeployment is named {name} in namespace {namespace}; `truebeat kubectl incidents -A` lists the incidents"
-        ),
     }
+}
+
+/// What a name may stand for.
+enum Named {
+    Incident(Box<EngineIncident>),
+    Pod(Box<Pod>),
+    Deployment(Box<InferenceDeployment>),
+}
+
+async fn named(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Option<Named>> {
+    let incidents: Api<EngineIncident> = Api::namespaced(client.clone(), namespace);
+    if let Some(incident) = incidents.get_opt(name).await.with_context(|| cannot("incident", namespace, name))? {
+        return Ok(Some(Named::Incident(Box::new(incident))));
+    }
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    if let Some(pod) = pods.get_opt(name).await.with_context(|| cannot("pod", namespace, name))? {
+        return Ok(Some(Named::Pod(Box::new(pod))));
+    }
+    let deployments: Api<InferenceDeployment> = Api::namespaced(client.clone(), namespace);
+    let deployment = deployments.get_opt(name).await.with_context(|| cannot("InferenceDeployment", namespace, name))?;
+    Ok(deployment.map(|deployment| Named::Deployment(Box::new(deployment))))
+}
+
+/// The incidents that are `wanted`, as they are shown.
+async fn incidents_of(
+    client: &Client,
+    namespace: &str,
+    wanted: impl Fn(&EngineIncident) -> bool,
+) -> anyhow::Result<Vec<EngineIncident>> {
+    let mut all = list(&Api::namespaced(client.clone(), namespace)).await?;
+    all.retain(wanted);
+    tell::sort(&mut all);
+    Ok(all)
+}
+
+/// The pods of an InferenceDeployment.
+fn members(deployment: &str) -> ListParams {
+    ListParams::default().labels(&format!("{LABEL_DEPLOYMENT}={deployment}"))
 }
 
 fn cannot(kind: &str, namespace: &str, name: &str) -> String {
