@@ -6,6 +6,8 @@
 mod asking;
 #[path = "processes/bad_input.rs"]
 mod bad_input;
+#[path = "processes/descriptors.rs"]
+mod descriptors;
 #[path = "processes/ends.rs"]
 mod ends;
 #[path = "processes/pod.rs"]

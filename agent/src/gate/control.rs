@@ -1,24 +1,23 @@
 //! The line between detector and gate: a Unix socket, JSON lines. The detector says what it wants and takes all counters in the same
 //! exchange; level-triggered, so that a restart of either end is healed by the next one. A gate that owed nothing says by itself when
 //! work comes, so that an idle one need not be asked ten times a second.
-//!
-//! The last will of the detector is kept in a file: a gate that starts anew stays shut.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::FutureExt;
 use heartbeat::counts::COUNTS;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::OwnedReadHalf;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Mutex;
-use tokio::task::JoinHandle;
 
 use super::ledger::{Control, GateReply, Ledger};
 use super::line::Line;
+use super::memory::Memory;
 use super::suspects::Suspect;
 use crate::sources::clock::monotonic_ms;
 
@@ -26,8 +25,6 @@ use crate::sources::clock::monotonic_ms;
 const EXCHANGE_MAX: Duration = Duration::from_millis(50);
 /// How long the gate waits for a detector's next line before it drops the connection (not the fence).
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// So long the detector's will waits for the disk; then it is obeyed all the same.
-const KEEP_MAX: Duration = Duration::from_millis(20);
 pub(super) const LINE_BYTES_MAX: usize = 64 << 10;
 /// Asks for the counters and wants nothing: for whoever is not the detector.
 const LOOK: &[u8] = b"{\"look\":true}";
@@ -53,17 +50,54 @@ pub(super) struct Told {
 
 /// The gate's end: serves every detector that connects, for ever.
 pub async fn serve(listener: UnixListener, ledger: Arc<Ledger>, memory: PathBuf) {
-    let memory = Arc::new(Memory { path: memory, last: Mutex::default() });
+    let memory = Arc::new(Memory::at(memory));
+    let mut told = false;
+    let spare = Arc::<Spare>::default();
+    spare.take();
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                tokio::spawn(serve_one(stream, Arc::clone(&ledger), Arc::clone(&memory)));
+        let accepted = match listener.accept().await {
+            // a socket where nobody is says the same
+            Err(_) if spare.give() => listener.accept().now_or_never(),
+            accepted => Some(accepted),
+        };
+        match accepted {
+            Some(Ok((stream, _))) => {
+                told = false;
+                let (ledger, memory, spare) = (Arc::clone(&ledger), Arc::clone(&memory), Arc::clone(&spare));
+                tokio::spawn(async move {
+                    serve_one(stream, ledger, memory).await;
+                    spare.take();
+                });
             }
-            Err(error) => {
-                tracing::warn!(%error, "the gate's control socket did not accept");
+            Some(Err(error)) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(%error, "the gate's control socket does not accept");
+                }
                 tokio::time::sleep(EXCHANGE_MAX).await;
+                spare.take();
             }
+            None => spare.take(),
         }
+    }
+}
+
+/// A descriptor for a detector that comes when clients have taken all the others. A gate that it cannot speak to would be one that hangs, and
+/// would be replaced with all that goes through it. (A gate is one thread: between two looks at a socket nobody else takes what was let go.)
+#[derive(Debug, Default)]
+struct Spare(Mutex<Option<File>>);
+
+impl Spare {
+    /// Keeps one, if there is one.
+    fn take(&self) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.is_none() {
+            *kept = File::open("/dev/null").ok();
+        }
+    }
+
+    /// Lets it go; false where there is none.
+    fn give(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().is_some()
     }
 }
 
@@ -123,44 +157,6 @@ async fn obey(line: &[u8], ledger: &Ledger, memory: &Memory) {
 /// Where a gate with this directory is spoken to.
 pub fn socket_in(agent_dir: &Path) -> PathBuf {
     agent_dir.join("gate.sock")
-}
-
-/// Where a gate with this socket keeps what it was told last.
-pub fn kept_beside(socket: &Path) -> PathBuf {
-    socket.with_extension("state")
-}
-
-/// What the last detector wanted of the last gate; open where nobody said anything.
-pub fn recall(memory: &Path) -> Control {
-    std::fs::read(memory).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
-}
-
-/// What the detector wants, on its way to a file. A disk that hangs holds one thread, and no client (D10).
-#[derive(Debug)]
-struct Memory {
-    path: PathBuf,
-    /// What was written last, or is being written.
-    last: Mutex<Option<(Control, JoinHandle<()>)>>,
-}
-
-impl Memory {
-    /// Writes it, unless it was written last. What a write under way keeps from being written now is tried again with the next word.
-    async fn keep(&self, control: &Control) {
-        let mut last = self.last.lock().await;
-        if last.as_ref().is_some_and(|(kept, writing)| kept == control || !writing.is_finished()) {
-            return;
-        }
-        let (path, wanted) = (self.path.clone(), control.clone());
-        let write = move || {
-            if let Err(error) = crate::files::write_json(&path, &wanted) {
-                tracing::warn!(%error, "the gate cannot remember its state; a restart will open it until the detector's next word");
-            }
-        };
-        let (_, writing) = last.insert((control.clone(), tokio::task::spawn_blocking(write)));
-        if tokio::time::timeout(KEEP_MAX, writing).await.is_err() {
-            tracing::warn!("the gate's disk is slow; a restart may open it until the detector's next word");
-        }
-    }
 }
 
 impl Told {
@@ -287,8 +283,8 @@ async fn read_line(read: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) -> i
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gate::memory::{kept_beside, recall};
     use nix::sys::stat::Mode;
-    use std::fs::File;
     use std::os::unix::fs::OpenOptionsExt;
 
     const SOON: Duration = Duration::from_secs(20);

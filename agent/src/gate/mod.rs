@@ -8,6 +8,7 @@ pub mod counts;
 mod guests;
 pub mod ledger;
 mod line;
+pub mod memory;
 mod name;
 mod owed;
 pub mod print;
@@ -70,11 +71,11 @@ pub enum GateError {
 /// # Errors
 /// When the URL names no host or the control socket cannot be made.
 pub async fn run(listener: TcpListener, config: GateConfig) -> Result<(), GateError> {
-    let memory = control::kept_beside(&config.control);
+    let memory = memory::kept_beside(&config.control);
     let epoch = crate::files::monotonic_ns();
     let counts = CountsWriter::create("truebeat-gate");
     let counts = counts.inspect_err(|error| tracing::info!(%error, "the gate is asked for its counters at every tick"));
-    let mut ledger = Ledger::new(epoch, control::recall(&memory)).telling(counts.ok());
+    let mut ledger = Ledger::new(epoch, memory::recall(&memory)).telling(counts.ok());
     ledger.own = own_word();
     let ledger = Arc::new(ledger);
     let proxy = Proxy::new(Arc::clone(&ledger), &config.upstream).ok_or(GateError::Upstream(config.upstream))?;
@@ -113,16 +114,20 @@ async fn part_when_draining(ledger: &Ledger, guests: &Guests) {
 }
 
 async fn accept(listener: TcpListener, proxy: Arc<Proxy>, guests: &Arc<Guests>, client_idle: Duration) {
+    let mut told = false;
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
+                told = false;
                 tokio::spawn(serve_connection(stream, Arc::clone(&proxy), guests.welcome(), client_idle));
                 // who came with a request is heard before the next one is let in, who may make the first one go
                 tokio::task::yield_now().await;
             }
             Err(error) => {
                 // Out of descriptors, most likely: connections that end will free some.
-                tracing::warn!(%error, "the gate did not accept a connection");
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(%error, "the gate does not accept a connection");
+                }
                 guests.make_room();
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }

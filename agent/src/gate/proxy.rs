@@ -20,7 +20,7 @@ use super::answers;
 use super::body::{AnswerBody, CountedBody, Flight};
 use super::ledger::{End, Ledger};
 use super::scan::Scan;
-use super::upload::{FRAME_WAIT_MAX, InTime, RequestBody, UploadError};
+use super::upload::{ClientBody, FRAME_WAIT_MAX, InTime, RequestBody, UploadError};
 use super::work::{self, Asked};
 use crate::sources::get::OWN_HEADER;
 
@@ -32,9 +32,6 @@ const CONNECT_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Shorter than any server's own (gunicorn closes after 2 s, uvicorn after 5): a connection that the engine is just closing would fail a
 /// request. To open another takes a fraction of a millisecond.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(1);
-/// So much of a refused request's body is read, and for so long, that its client hears why.
-const UNHEARD_BYTES_MAX: usize = 64 << 20;
-const UNHEARD_MAX: Duration = Duration::from_secs(10);
 /// All bodies held in memory together; what finds no room streams through, counted by its length.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
@@ -79,14 +76,14 @@ impl Proxy {
 
     /// Answers one request; whatever goes wrong is an answer too.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<AnswerBody>, Infallible> {
-        let mut response = self.answer(request).await;
+        let mut response = self.answer(ClientBody::of(request)).await;
         if self.ledger.leaving() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         Ok(response)
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<AnswerBody> {
+    async fn answer(&self, request: Request<ClientBody>) -> Response<AnswerBody> {
         if request.method() == Method::CONNECT {
             return answers::bad_request(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not served here");
         }
@@ -97,10 +94,6 @@ impl Proxy {
         }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         if !reads && let Err(refusal) = self.ledger.admit() {
-            // whoever waits for a `100 Continue` sends nothing
-            if !request.headers().contains_key(header::EXPECT) {
-                throw_away(request.into_body());
-            }
             return answers::refused(&refusal);
         }
         if work::is_work(request.method(), request.uri().path()) {
@@ -113,7 +106,7 @@ impl Proxy {
         }
     }
 
-    async fn forward_work(&self, request: Request<Incoming>) -> Response<AnswerBody> {
+    async fn forward_work(&self, request: Request<ClientBody>) -> Response<AnswerBody> {
         let (parts, body) = request.into_parts();
         let (mut body, mut asked) = match read_and_count(parts.uri.path(), body, &self.room).await {
             Ok(counted) => counted,
@@ -123,7 +116,6 @@ impl Proxy {
         asked.print = asked.print.filter(|_| !is_own(&parts.headers, self.ledger.own.as_deref()));
         // The detector may have shut the gate while the body came in.
         if let Err(refusal) = self.ledger.admit() {
-            body.rest.take().into_iter().for_each(|rest| throw_away(rest.into_inner()));
             return answers::refused(&refusal);
         }
         if self.ledger.is_poison(asked.print) {
@@ -216,7 +208,7 @@ struct Unanswered {
 /// The body's first part in memory, with what it asks for; what goes beyond the limit is left to stream.
 async fn read_and_count(
     path: &str,
-    mut body: Incoming,
+    mut body: ClientBody,
     room: &Arc<Semaphore>,
 ) -> Result<(RequestBody, Asked), Box<Response<AnswerBody>>> {
     let mut head = BytesMut::new();
@@ -251,24 +243,6 @@ async fn read_and_count(
             return Ok((body, work::asked_unread(path, length)));
         }
     }
-}
-
-/// A connection that is closed while more of its body comes is reset, and whoever sends sees a broken pipe where a refusal was: a load balancer
-/// makes a 502 of that. So what comes is read, beside the answer.
-fn throw_away(mut body: Incoming) {
-    if body.is_end_stream() {
-        return;
-    }
-    let read = async move {
-        let mut bytes: usize = 0;
-        while let Some(Ok(frame)) = body.frame().await {
-            bytes += frame.data_ref().map_or(0, Bytes::len);
-            if bytes > UNHEARD_BYTES_MAX {
-                return;
-            }
-        }
-    };
-    tokio::spawn(tokio::time::timeout(UNHEARD_MAX, read));
 }
 
 /// Room for so many bytes, if there is any now.

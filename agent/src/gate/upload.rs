@@ -10,16 +10,23 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::{Request, header};
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep, timeout};
 
 use super::ledger::Ledger;
 use crate::sources::clock::monotonic_ms;
 
 /// A client that sends nothing of its body for so long is cut (E7).
 pub const FRAME_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// So much of what nobody wants is read, and for so long, that its client hears why.
+const UNHEARD_BYTES_MAX: usize = 64 << 20;
+const UNHEARD_MAX: Duration = Duration::from_secs(10);
 
 /// Why a request's body did not reach the engine whole. Either is its client's doing.
 #[derive(Debug, thiserror::Error)]
@@ -37,9 +44,64 @@ impl UploadError {
     }
 }
 
+/// What a client sends. A connection that is closed while more of it comes is reset, and whoever sends sees a broken pipe where an answer was: a
+/// load balancer makes a 502 of that. So what is not read when this is dropped is read beside the answer.
+#[derive(Debug)]
+pub struct ClientBody {
+    body: Option<Incoming>,
+    /// For a `100 Continue`, that comes with the first look; until then nothing is sent.
+    waits: bool,
+}
+
+impl ClientBody {
+    /// The request's.
+    pub fn of(request: Request<Incoming>) -> Request<Self> {
+        let waits = request.headers().contains_key(header::EXPECT);
+        request.map(|body| Self { body: Some(body), waits })
+    }
+}
+
+impl Body for ClientBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        self.waits = false;
+        self.body.as_mut().map_or(Poll::Ready(None), |body| Pin::new(body).poll_frame(cx))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map(Body::size_hint).unwrap_or_default()
+    }
+}
+
+impl Drop for ClientBody {
+    fn drop(&mut self) {
+        let unread = self.body.take().filter(|body| !self.waits && !body.is_end_stream());
+        // without a runtime the connection is at its end, too
+        if let (Some(body), Ok(runtime)) = (unread, Handle::try_current()) {
+            runtime.spawn(timeout(UNHEARD_MAX, throw_away(body)));
+        }
+    }
+}
+
+async fn throw_away(mut body: Incoming) {
+    let mut bytes: usize = 0;
+    while let Some(Ok(frame)) = body.frame().await {
+        bytes += frame.data_ref().map_or(0, Bytes::len);
+        if bytes > UNHEARD_BYTES_MAX {
+            return;
+        }
+    }
+}
+
 /// What is still to come of a body, each frame in its time.
 #[derive(Debug)]
-pub struct InTime<B = Incoming> {
+pub struct InTime<B = ClientBody> {
     rest: B,
     /// Runs while a frame is waited for.
     patience: Option<Pin<Box<Sleep>>>,
@@ -49,11 +111,6 @@ impl<B> InTime<B> {
     /// From the next frame on.
     pub fn new(rest: B) -> Self {
         Self { rest, patience: None }
-    }
-
-    /// The body as it came.
-    pub fn into_inner(self) -> B {
-        self.rest
     }
 }
 
@@ -106,7 +163,7 @@ impl Drop for Upload {
 
 /// A request's body.
 #[derive(Debug)]
-pub struct RequestBody<B = Incoming> {
+pub struct RequestBody<B = ClientBody> {
     pub head: Option<Bytes>,
     pub rest: Option<InTime<B>>,
     /// Where it is work in the books, and not yet here as a whole.

@@ -8,9 +8,10 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use vitals::observation::{GateObs, Signal};
 
-use crate::gate::control::{GateClient, answers, kept_beside, recall, socket_in};
+use crate::gate::control::{GateClient, answers, socket_in};
 use crate::gate::counts;
 use crate::gate::ledger::{Control, GateReply};
+use crate::gate::memory::{kept_beside, recall};
 use crate::gate::suspects::Suspect;
 use crate::sources::clock::monotonic_ms;
 

@@ -74,8 +74,9 @@ async fn an_engine_that_answers_before_it_has_read_all_is_heard() {
     let mut told = [0; 12];
     tokio::time::timeout(SOON, read.read_exact(&mut told)).await.expect("nobody answers").unwrap();
     assert_eq!(std::str::from_utf8(&told).unwrap(), "HTTP/1.1 413");
-    drop((server, read));
-    tokio::time::timeout(SOON, sending).await.expect("it is never let go").unwrap().unwrap_err();
+    drop(server);
+    // who sends all of it before it reads would hear nothing on a connection that is reset
+    tokio::time::timeout(SOON, sending).await.expect("it is never let go").unwrap().expect("it is reset");
     gate.until("its end", |reply| (reply.obs.in_flight, reply.obs.requests_done) == (0, 1)).await;
 }
 

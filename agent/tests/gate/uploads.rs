@@ -87,6 +87,22 @@ async fn whoever_is_refused_hears_it_however_much_he_sends() {
     assert!(answer.expect("nothing will come").starts_with("HTTP/1.1 503"));
 }
 
+/// Nobody is there to take it: the gate has read no more than it counts.
+#[tokio::test]
+async fn whoever_sends_to_an_engine_that_is_away_hears_it() {
+    let mut gate = Gate::before("127.0.0.1:1").await;
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", 4 * SENT_BYTES);
+    let mut client = gate.send(&head).await;
+    client.write_all(&vec![b'x'; SENT_BYTES]).await.unwrap();
+    gate.until("failed", |reply| reply.requests_failed == 1).await;
+    for _ in 0..3 {
+        let sent = tokio::time::timeout(SOON, client.write_all(&vec![b'x'; SENT_BYTES])).await;
+        sent.expect("nobody reads").expect("the connection is closed before all is sent");
+    }
+    let answer = tokio::time::timeout(SOON, all(&mut client)).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("engine_absent"), "{answer}");
+}
+
 /// The fence comes, and then the pod's end, while the client sends.
 #[tokio::test]
 async fn whoever_is_refused_in_the_middle_hears_it_too() {

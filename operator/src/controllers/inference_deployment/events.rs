@@ -26,6 +26,9 @@ use crate::{
     controllers::{incidents::plan::name_of, nodes::plan::in_force},
 };
 
+/// validation of events.k8s.io/v1 in the API server; the message of a condition that is told may be longer.
+const NOTE_BYTES_MAX: usize = 1_024;
+
 /// The events of one plan, pure: its new grants, and the incidents that it closes.
 pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     let infd = observed.infd.name_any();
@@ -248,13 +251,19 @@ fn event(
         type_: Some(type_.to_owned()),
         reason: Some(reason.to_owned()),
         action: Some(action.to_owned()),
-        note: Some(note.chars().take(1000).collect()), // the server refuses more than 1 kB
+        note: Some(cut(note)),
         regarding: Some(infd.object_ref(&())),
         related: Some(pod),
         reporting_controller: Some(format!("truebeat.io/{FIELD_MANAGER}")),
         reporting_instance: Some(FIELD_MANAGER.to_owned()),
         ..Event::default()
     }
+}
+
+/// What the server takes of a note: it counts bytes, and refuses an event that has more.
+fn cut(mut note: String) -> String {
+    note.truncate(note.floor_char_boundary(NOTE_BYTES_MAX));
+    note
 }
 
 #[cfg(test)]
@@ -308,6 +317,15 @@ mod tests {
         assert!(notes.len() == 1 && notes[0].ends_with("waits until 2026-01-01T00:02:05Z"), "{notes:?}");
         world.pods[0].queued = Some("e-a@2026-01-01T00:01:59Z".to_owned());
         assert!(step(&world).1.is_empty(), "its agent knows already");
+    }
+
+    #[test]
+    fn a_long_note_is_cut_where_the_server_counts() {
+        // two bytes each, and one that stands across the limit
+        let long = format!("x{}", "ä".repeat(NOTE_BYTES_MAX));
+        let kept = cut(long.clone());
+        assert!(long.starts_with(&kept) && kept.len() == NOTE_BYTES_MAX - 1, "{} bytes", kept.len());
+        assert_eq!(cut("short".to_owned()), "short");
     }
 
     #[test]

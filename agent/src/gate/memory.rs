@@ -1,0 +1,100 @@
+//! The last will of the detector in a file: a gate that starts anew stays shut.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+
+use super::ledger::Control;
+
+/// So long the detector's will waits for the disk; then it is obeyed all the same.
+const KEEP_MAX: Duration = Duration::from_millis(20);
+/// So long after a write that failed the same is tried again: descriptors and disks have room again some day.
+const KEEP_AGAIN: Duration = Duration::from_secs(1);
+
+/// Where a gate with this socket keeps what it was told last.
+pub fn kept_beside(socket: &Path) -> PathBuf {
+    socket.with_extension("state")
+}
+
+/// What the last detector wanted of the last gate; open where nobody said anything.
+pub fn recall(memory: &Path) -> Control {
+    std::fs::read(memory).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+}
+
+/// What the detector wants, on its way to a file. A disk that hangs holds one thread, and no client (D10).
+#[derive(Debug)]
+pub struct Memory {
+    path: PathBuf,
+    last: Mutex<Option<Writing>>,
+}
+
+/// What was written last, or is being written.
+#[derive(Debug)]
+struct Writing {
+    control: Control,
+    task: JoinHandle<()>,
+    begun: Instant,
+    failed: Arc<AtomicBool>,
+}
+
+impl Writing {
+    /// Is it in the file, on its way there, or was it tried a moment ago?
+    fn will_do_for(&self, control: &Control) -> bool {
+        let failed = self.failed.load(Ordering::Acquire);
+        !self.task.is_finished() || self.control == *control && !(failed && self.begun.elapsed() >= KEEP_AGAIN)
+    }
+}
+
+impl Memory {
+    /// Kept in this file; nothing is written yet.
+    pub fn at(path: PathBuf) -> Self {
+        Self { path, last: Mutex::default() }
+    }
+
+    /// Writes it, unless it was written last. What a write under way keeps from being written now is tried again with the next word.
+    pub async fn keep(&self, control: &Control) {
+        let mut last = self.last.lock().await;
+        if last.as_ref().is_some_and(|writing| writing.will_do_for(control)) {
+            return;
+        }
+        let (path, wanted, failed) = (self.path.clone(), control.clone(), Arc::<AtomicBool>::default());
+        let fails = Arc::clone(&failed);
+        let write = move || {
+            if let Err(error) = crate::files::write_json(&path, &wanted) {
+                fails.store(true, Ordering::Release);
+                tracing::warn!(%error, "the gate cannot remember its state; a restart will open it until the detector's next word");
+            }
+        };
+        let task = tokio::task::spawn_blocking(write);
+        let writing = last.insert(Writing { control: control.clone(), task, begun: Instant::now(), failed });
+        if tokio::time::timeout(KEEP_MAX, &mut writing.task).await.is_err() {
+            tracing::warn!("the gate's disk is slow; a restart may open it until the detector's next word");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_could_not_be_written_is_written_when_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("not/there");
+        let memory = Memory::at(path.clone());
+        let shut = Control { fenced: true, ..Control::default() };
+        memory.keep(&shut).await;
+        std::fs::create_dir(dir.path().join("not")).unwrap();
+        let kept = async {
+            while recall(&path) != shut {
+                memory.keep(&shut).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), kept).await.expect("it is never tried again");
+    }
+}
