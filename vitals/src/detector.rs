@@ -129,7 +129,7 @@ impl Detector {
 
     fn judge(&mut self, now_ms: Ms, obs: &Observation) -> Said {
         self.notice_restart(obs);
-        let tick = self.clock.tick(now_ms, obs, &self.policy);
+        let tick = self.clock.tick(now_ms, obs, self.in_startup(), &self.policy);
         let sight = self.signs.look(&tick, obs, &self.policy);
         // what other data-parallel engines deliver speaks for none that is accused
         let delivered = self.accused().map_or(sight.delivered(), |engine| self.signs.delivers(engine));
@@ -139,8 +139,13 @@ impl Detector {
         if sight.delivered() {
             self.clock.delivered();
         }
-        if sight.delivered() || sight.owed.is_none() || self.signs.leaders.prefill_at() == tick.counted_ms {
+        let works = sight.delivered() || self.signs.leaders.prefills();
+        if works || sight.owed.is_none() {
             self.clock.moved();
+        }
+        // what starts owes nothing, and has something to do
+        if works || if self.in_startup() { sight.startup_solid } else { sight.owed.is_none() } {
+            self.clock.works();
         }
         if let Some(said) = self.beyond_judgement(&tick, &sight) {
             return said;
@@ -214,13 +219,17 @@ impl Detector {
 
     fn examine(&self, tick: &Tick, sight: &Sight<'_>) -> Exam {
         let view = self.view(tick, sight);
-        let in_startup = match &self.stage {
+        let exam = if self.in_startup() && !ready(&view) { examine_startup(&view) } else { examine(&view) };
+        Exam { confirmed: matches!(self.stage, Stage::Stalled(_)), ..exam }
+    }
+
+    /// Has it not been seen to serve yet?
+    fn in_startup(&self) -> bool {
+        match &self.stage {
             Stage::Starting => true,
             Stage::Suspect(case) | Stage::Stalled(case) => case.in_startup,
             Stage::Healthy => false,
-        };
-        let exam = if in_startup && !ready(&view) { examine_startup(&view) } else { examine(&view) };
-        Exam { confirmed: matches!(self.stage, Stage::Stalled(_)), ..exam }
+        }
     }
 
     fn view<'a>(&'a self, tick: &'a Tick, sight: &'a Sight<'a>) -> View<'a> {

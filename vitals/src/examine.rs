@@ -160,7 +160,7 @@ impl View<'_> {
     /// Does a native page show a step under way for longer than its lease?
     pub fn step_beyond_lease(&self) -> bool {
         let beyond = |page: &PageObs| {
-            let began_at = self.signs.ranks.oldest_step_at(page.engine());
+            let began_at = self.signs.ranks.oldest_step_at(page.engine(), self.signs.owed_since);
             began_at.is_some_and(|at| self.tick.since(at) >= deadlines::step_lease_ms(page, self.policy))
         };
         self.sight.native().is_some() && self.signs.leaders.present().any(|(_, leader)| beyond(&leader.page))

@@ -77,6 +77,8 @@ pub struct SilenceClock {
     gaps: GapWitness,
     /// Decaying maximum of the gaps in which nothing ran, neither the agent nor, by its own word, the engine.
     jitter_ms: Ms,
+    /// For how long quota or compilers have excused the silence under way.
+    held_ms: Ms,
     /// Such gaps since the engine last moved. They are discarded from that silence already, so that they may not stretch its
     /// deadline as well: they count as jitter from the next movement on.
     jitter_pending_ms: Ms,
@@ -113,15 +115,15 @@ impl Tick {
 }
 
 impl SilenceClock {
-    /// Advances to `now_ms`; a time that goes backwards counts as no time at all.
-    pub fn tick(&mut self, now_ms: Ms, obs: &Observation, policy: &Policy) -> Tick {
+    /// Advances to `now_ms`; a time that goes backwards counts as no time at all. `starts`: the engine has not shown yet that it can serve.
+    pub fn tick(&mut self, now_ms: Ms, obs: &Observation, starts: bool, policy: &Policy) -> Tick {
         let first = self.now_ms.is_none();
         let before = self.now_ms.unwrap_or(now_ms);
         let now_ms = now_ms.max(before);
         let elapsed = now_ms.saturating_sub(before);
         self.read_process(now_ms, obs, policy);
         self.read_pause(now_ms, obs);
-        let excuse = self.excuse(now_ms, obs, policy);
+        let excuse = self.excuse(now_ms, obs, starts, policy);
         // an agent that did not run saw nothing: its gap is discarded (VM pause), unless the engine shows that it ran
         let gap = obs.agent_gap_ms.min(elapsed);
         let unseen = gap - self.gaps.ran_ms(now_ms, elapsed, gap, obs, policy);
@@ -131,6 +133,9 @@ impl SilenceClock {
             self.counted_ms = now_ms;
         } else if excuse.is_none() {
             self.counted_ms = self.counted_ms.saturating_add(self.fair(lived, obs, now_ms, policy));
+        }
+        if matches!(excuse, Some(Excuse::Throttled | Excuse::Compiling)) {
+            self.held_ms = self.held_ms.saturating_add(lived);
         }
         self.jitter_pending_ms = self.jitter_pending_ms.max(unseen.min(policy.jitter_ms_max));
         // it fades with time and not with looks, which are rare at an engine that owes nothing
@@ -157,7 +162,13 @@ impl SilenceClock {
         self.compilers = None;
         self.compiled_ms = None;
         self.paused_ms = None;
+        self.held_ms = 0;
         self.gaps.restarted();
+    }
+
+    /// It works, or has nothing to do: what held it until now is no part of the next silence.
+    pub fn works(&mut self) {
+        self.held_ms = 0;
     }
 
     /// The engine moved, or owes nothing: what this machine did to everybody until now may happen to the next step.
@@ -231,7 +242,10 @@ impl SilenceClock {
         self.paused_ms = self.paused_ms.filter(|at| !denied || obs.metrics.at_ms <= *at);
     }
 
-    fn excuse(&self, now_ms: Ms, obs: &Observation, policy: &Policy) -> Option<Excuse> {
+    /// A hang that burns more cores than its quota allows is held back for as long as it lasts, as is whoever waits for a compiler that never
+    /// ends: neither excuses one silence for ever.
+    fn excuse(&self, now_ms: Ms, obs: &Observation, starts: bool, policy: &Policy) -> Option<Excuse> {
+        let throttled_ms_max = if starts { policy.startup_lease_cap_ms } else { policy.patience_cap_ms };
         let within = |mark: Option<Ms>, span: Ms| mark.is_some_and(|at| now_ms.saturating_sub(at) < span);
         let proc = obs.proc.fresh(now_ms, policy.fresh_ms);
         let metrics = obs.metrics.fresh(now_ms, policy.metrics_fresh_ms);
@@ -246,8 +260,8 @@ impl SilenceClock {
             (metrics.and_then(|m| m.paused) == Some(true), Excuse::SaysPaused),
             (proc.is_some_and(|p| p.traced), Excuse::Traced),
             (proc.is_some_and(|p| p.frozen), Excuse::Frozen),
-            (proc.is_some_and(|p| p.throttled), Excuse::Throttled),
-            (within(self.compiled_ms, 2_000), Excuse::Compiling),
+            (proc.is_some_and(|p| p.throttled) && self.held_ms < throttled_ms_max, Excuse::Throttled),
+            (within(self.compiled_ms, 2_000) && self.held_ms < policy.startup_lease_cap_ms, Excuse::Compiling),
             (blocked, Excuse::ClientBlocked),
         ];
         found.into_iter().find(|(holds, _)| *holds).map(|(_, excuse)| excuse)
@@ -258,7 +272,7 @@ impl SilenceClock {
 /// know of a pause. One engine's sleep is no excuse for another.
 fn all_sleep(pages: &[PageObs]) -> bool {
     let sleeps = |page: &PageObs| page.phase == PagePhase::Sleep;
-    pages.iter().any(sleeps) && pages.iter().filter(|page| leads(page, pages)).all(sleeps)
+    pages.iter().any(sleeps) && pages.iter().filter(|page| leads(page)).all(sleeps)
 }
 
 #[cfg(test)]
@@ -270,11 +284,11 @@ mod tests {
         let policy = Policy::default();
         let after_two_seconds = |every_ms: usize| {
             let mut clock = SilenceClock::default();
-            clock.tick(0, &Observation::default(), &policy);
-            clock.tick(1_000, &Observation { agent_gap_ms: 400, ..Observation::default() }, &policy);
+            clock.tick(0, &Observation::default(), false, &policy);
+            clock.tick(1_000, &Observation { agent_gap_ms: 400, ..Observation::default() }, false, &policy);
             clock.moved();
             let looks = (1_000..=3_000).step_by(every_ms);
-            looks.map(|now_ms| clock.tick(now_ms, &Observation::default(), &policy).jitter_ms).last()
+            looks.map(|now_ms| clock.tick(now_ms, &Observation::default(), false, &policy).jitter_ms).last()
         };
         assert_eq!(after_two_seconds(500), after_two_seconds(100));
         assert!(after_two_seconds(100).is_some_and(|ms| (100..400).contains(&ms)));

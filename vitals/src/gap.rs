@@ -52,7 +52,7 @@ impl GapWitness {
     fn by_steps(&mut self, now_ms: Ms, elapsed_ms: Ms, gap_ms: Ms, obs: &Observation, policy: &Policy) -> Ms {
         let pages = obs.pages.fresh(now_ms, policy.fresh_ms).map_or(&[][..], Vec::as_slice);
         let mut proven = 0;
-        for page in pages.iter().filter(|page| leads(page, pages)) {
+        for page in pages.iter().filter(|page| leads(page)) {
             let place = match self.turns.iter().position(|turn| turn.engine == page.engine()) {
                 Some(place) => place,
                 None if self.turns.len() >= ENGINES_MAX => continue,

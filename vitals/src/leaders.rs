@@ -1,6 +1,7 @@
 //! The leaders' pages from tick to tick, one a data-parallel engine: what each delivered, stepped and prefilled, and when.
 //!
-//! An engine's leader is its lowest rank that has a page. Data-parallel engines share a front end and nothing else: each is judged by
+//! An engine's leader is its rank 0: the loop that takes requests in and hands tokens out. Where it has no page the others' are no more than
+//! witnesses: workers hand out nothing, and to one who looks at them alone that is a loop that turns in vain. Data-parallel engines share a front end and nothing else: each is judged by
 //! its own page, and what one of them delivers says nothing about another.
 
 use crate::excuse::Tick;
@@ -31,6 +32,8 @@ pub struct Leader {
     /// When it last began to owe anything.
     pub owes_at: Ms,
     prefill: PrefillSign,
+    /// Its prefill has made progress since the last tick.
+    prefills: bool,
     /// Slowly fading maximum of its own decode steps.
     pub decode_recent_ms: Ms,
     /// Steps completed and tokens delivered since the last tick.
@@ -49,12 +52,12 @@ impl Leaders {
     /// Takes the pages of one tick in. When the start-up of a page that is new had last moved, as the page dates it.
     pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>) -> Option<Ms> {
         for leader in &mut self.0 {
-            (leader.seen, leader.steps_done, leader.tokens_done) = (false, 0, 0);
+            (leader.seen, leader.prefills, leader.steps_done, leader.tokens_done) = (false, false, 0, 0);
         }
         // which engine they went to no gate knows: whatever the others are seen to take in is none of this one's
         let taken = self.0.iter().fold(0, |sum: u64, leader| sum.saturating_add(leader.prefill.took()));
         let mut entered_at = None;
-        for page in sight.pages.iter().filter(|page| leads(page, sight.pages)) {
+        for page in sight.pages.iter().filter(|page| leads(page)) {
             let room = self.0.len() < ENGINES_MAX;
             let known = self.0.iter_mut().find(|leader| leader.page.engine() == page.engine());
             match known {
@@ -149,6 +152,11 @@ impl Leaders {
         self.latest(|leader| leader.prefill_at)
     }
 
+    /// Has the prefill of any made progress since the last tick? (A mark does not say: it stays where it is while the clock stands.)
+    pub fn prefills(&self) -> bool {
+        self.present().any(|(_, leader)| leader.prefills)
+    }
+
     fn latest(&self, mark: impl Fn(&Leader) -> Ms) -> Ms {
         self.0.iter().map(mark).max().unwrap_or(0)
     }
@@ -165,6 +173,7 @@ impl Leader {
             steps_at_prefill: page.steps_completed,
             owes_at: tick.counted_ms,
             prefill: PrefillSign::default(),
+            prefills: false,
             decode_recent_ms: 0,
             steps_done: 0,
             tokens_done: 0,
@@ -199,7 +208,8 @@ impl Leader {
             self.decoded(tick, page);
         }
         let (delivered, steps) = (self.tokens_done > 0, self.steps_done);
-        if self.prefill.advances(page, &self.page, delivered, steps, came) {
+        self.prefills = self.prefill.advances(page, &self.page, delivered, steps, came);
+        if self.prefills {
             self.prefill_at = tick.counted_ms;
             self.steps_at_prefill = page.steps_completed;
         }
@@ -237,7 +247,7 @@ impl Leader {
     }
 }
 
-/// Is it the lowest rank of its engine?
-pub(crate) fn leads(page: &PageObs, pages: &[PageObs]) -> bool {
-    pages.iter().all(|other| other.engine() != page.engine() || other.rank >= page.rank)
+/// Is it rank 0 of its engine?
+pub(crate) fn leads(page: &PageObs) -> bool {
+    page.rank.is_multiple_of(page.engine_ranks().max(1))
 }

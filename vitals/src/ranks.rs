@@ -1,6 +1,7 @@
 //! The pages of an engine's ranks from tick to tick: when each last moved, whose start-up moves, and who is behind the others.
 
 use crate::excuse::Tick;
+use crate::leaders::leads;
 use crate::observation::{Ms, PageObs, PagePhase};
 
 /// More pages than any engine has ranks are read in part.
@@ -12,6 +13,7 @@ struct RankSign {
     rank: u32,
     /// The data-parallel engine that it is of.
     engine: u32,
+    leads: bool,
     steps: u64,
     /// Counted time of the last movement of the page's steps.
     moved_at: Ms,
@@ -45,11 +47,12 @@ impl Ranks {
                     }
                     (sign.steps, sign.step_started_ms) = (page.steps_completed, page.step_started_ms);
                     (sign.phase, sign.work_done) = (page.phase, page.work_done);
-                    (sign.engine, sign.seen) = (page.engine(), true);
+                    (sign.engine, sign.leads, sign.seen) = (page.engine(), leads(page), true);
                 }
                 None => self.0.push(RankSign {
                     rank: page.rank,
                     engine: page.engine(),
+                    leads: leads(page),
                     steps: page.steps_completed,
                     moved_at: tick.counted_ms,
                     step_started_ms: page.step_started_ms,
@@ -63,9 +66,11 @@ impl Ranks {
         startup_moved
     }
 
-    /// Counted time at which the oldest step under way of any rank of this engine began, of those that have a page now.
-    pub fn oldest_step_at(&self, engine: u32) -> Option<Ms> {
-        self.of(engine).filter(|sign| sign.seen).filter_map(|sign| sign.step_at).min()
+    /// Counted time at which the oldest step under way of any rank of this engine began, of those that have a page now. A worker may leave its
+    /// last step open until it is given the next one (vLLM's before 0.12): of what was owed since, it is no silence.
+    pub fn oldest_step_at(&self, engine: u32, owed_since: Ms) -> Option<Ms> {
+        let began = |sign: &RankSign| sign.step_at.map(|at| if sign.leads { at } else { at.max(owed_since) });
+        self.of(engine).filter(|sign| sign.seen).filter_map(began).min()
     }
 
     /// Counted time at which any rank of this engine last began or ended a step; 0 without pages.

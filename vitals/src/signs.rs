@@ -237,7 +237,8 @@ impl Signs {
         if much || tick.since(since) >= STARTUP_READ_MS {
             self.read_chars = read.map(|read| (read, tick.counted_ms));
         }
-        if sight.startup_moved || sight.proc.is_some_and(|proc| proc.compilers > 0) {
+        sight.startup_solid = sight.startup_moved || sight.proc.is_some_and(|proc| proc.compilers > 0);
+        if sight.startup_solid {
             self.startup_solid_at = tick.counted_ms;
         }
         let foreign_burns = sight.page.is_none() && tick.cpu_permille.is_some_and(|share| share >= 100);

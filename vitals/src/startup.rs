@@ -1,6 +1,7 @@
 //! Start-up: from the process's start until it can serve. Its silence is judged by start-up progress, not by tokens (S4).
 
 use crate::examine::{Allowed, Complaint, Exam, View, reason};
+use crate::leaders::leads;
 use crate::observation::{FrontendObs, Ms, PageObs, PagePhase};
 use crate::verdict::StallClass;
 use crate::witness::PageSays;
@@ -10,11 +11,15 @@ pub fn is_startup(phase: PagePhase) -> bool {
     matches!(phase, PagePhase::Load | PagePhase::Compile | PagePhase::Capture | PagePhase::WarmUp)
 }
 
-/// Has the engine shown that it can serve? All pages outside the start-up phases; else a front end that answers, a delivery, or, where no
+/// Has the engine shown that it can serve? All pages outside the start-up phases; where the loop has none, a front end that answers, a delivery, or, where no
 /// front end is asked, a metrics page or a port that somebody listens on.
 pub fn ready(view: &View<'_>) -> bool {
     match view.sight.page {
-        Some(_) => starting_rank(view).is_none(),
+        // a worker's page that says that it starts beside a front end that answers and a loop that is through has missed its end
+        Some(_) => {
+            let through = || !view.sight.pages.iter().any(|page| leads(page) && is_startup(page.phase));
+            starting_rank(view).is_none() || (through() && view.sight.frontend.is_some_and(has_come_up))
+        }
         None => {
             view.sight.delivered()
                 || view.sight.frontend.is_some_and(has_come_up)
@@ -52,7 +57,7 @@ pub fn examine_startup(view: &View<'_>) -> Exam {
         solid if view.sight.page.is_none() && solid > view.policy.startup_lease_cap_ms => (solid, true),
         _ => (silence, false),
     };
-    let (allowed, source, text) = match starting_rank(view).or(sight.page) {
+    let (allowed, source, text) = match sight.page.map(|page| starting_rank(view).unwrap_or(page)) {
         Some(page) => {
             let cap = view.policy.startup_lease_cap_ms;
             let lease = if page.lease_ms == 0 { view.policy.startup_silence_ms } else { page.lease_ms.min(cap) };

@@ -70,3 +70,45 @@ fn a_scheduler_that_sleeps_excuses_workers_that_do_not_know_of_it() {
     sim.silence(60_000);
     assert_eq!(sim.last.unwrap().verdict, Verdict::Sleeping);
 }
+
+/// The loop's page was withdrawn, or was never made: workers count no tokens, and each looks as if it turned in vain.
+#[test]
+fn workers_without_their_loop_are_witnesses_and_accuse_nobody() {
+    let mut sim = plugin();
+    sim.page = None;
+    for n in 0..600 {
+        let (at, steps) = (sim.now + 100, sim.peers[0].steps_completed + 2);
+        workers(&mut sim, steps, |_| Some(at));
+        // an answer every two seconds
+        if n % 20 == 0 {
+            sim.deliver(8, at);
+        }
+        let told = sim.tick(100);
+        assert!(!suspect(&told.verdict), "{n}: {told:?}");
+    }
+    let fenced = sim.silence_until(600_000, suspect);
+    assert!(fenced.is_some(), "and a hang is one by the gate's silence: {:?}", sim.last);
+}
+
+/// vLLM before 0.12 ends a worker's last step when it gives it the next one.
+#[test]
+fn a_step_that_a_worker_left_open_while_nothing_was_owed_is_no_silence() {
+    let mut sim = plugin();
+    let (now, steps) = (sim.now, sim.page.as_ref().unwrap().steps_completed);
+    workers(&mut sim, steps, |_| Some(now));
+    sim.leave();
+    sim.idle();
+    sim.page.as_mut().unwrap().phase_tokens = 0;
+    sim.peers.iter_mut().for_each(|peer| peer.running = 0);
+    assert_eq!(sim.silence_until(700_000, suspect), None, "{:?}", sim.last);
+    // the gate has it, the loop does not know of it yet
+    let gate = sim.gate.as_mut().unwrap();
+    (gate.in_flight, gate.awaiting_first_byte, gate.prompt_tokens_owed) = (1, 1, 50);
+    gate.oldest_in_flight_ms = Some(sim.now);
+    assert_eq!(sim.silence_until(1_000, suspect), None, "{:?}", sim.last);
+    let page = sim.page.as_mut().unwrap();
+    (page.running, page.phase, page.phase_tokens, page.lease_ms) = (1, PagePhase::Decode, 1, 2_000);
+    page.step_started_ms = Some(sim.now);
+    let fenced = sim.silence_until(60_000, suspect);
+    assert!(fenced.is_some(), "the loop's own step is one: {:?}", sim.last);
+}

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{Sim, suspect};
-use vitals::observation::{Ms, PagePhase};
-use vitals::verdict::{StallClass, Verdict};
+use vitals::observation::{FrontendObs, Ms, PagePhase};
+use vitals::verdict::{Action, StallClass, Verdict};
 
 /// An engine of which only the process is seen, and whether somebody listens on its port.
 fn without_a_probe(listening: Option<bool>) -> Sim {
@@ -88,4 +88,22 @@ fn a_worker_that_stands_still_is_judged_by_its_own_page() {
     assert!(fenced <= 11_000, "{fenced}");
     let said = &sim.last.unwrap().reasons[0].text;
     assert!(said.contains("rank 1 stands at 37 of 100"), "{said}");
+}
+
+/// A class of workers whose end of start-up the plugin does not know. The gate would wait for the step that it keeps from coming.
+#[test]
+fn a_worker_that_starts_for_ever_does_not_hold_an_engine_that_serves() {
+    let mut sim = two_ranks();
+    let through = sim.page.as_mut().unwrap();
+    (through.phase, through.lease_ms) = (PagePhase::Idle, 0);
+    assert_eq!(sim.tick(100).verdict, Verdict::Starting, "nobody answers yet");
+    let up = FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true };
+    sim.frontend = Some(up);
+    let told = sim.tick(100);
+    assert!(told.verdict == Verdict::Idle && told.actions == [Action::Unfence], "{told:?}");
+    assert_eq!(sim.silence_until(1_000_000, |verdict| *verdict != Verdict::Idle), None, "{:?}", sim.last);
+    // the loop's own word stands
+    let mut sim = two_ranks();
+    sim.frontend = Some(up);
+    assert_eq!(sim.tick(100).verdict, Verdict::Starting);
 }

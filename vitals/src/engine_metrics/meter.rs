@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{Meaning, Reading, meanings, read};
+use super::{Meaning, RANKS_MAX, Reading, meanings, read};
 use crate::exposition::Exposition;
 use crate::observation::MetricsObs;
 
@@ -14,13 +14,16 @@ pub struct Meter {
     /// Pages on which something moved: in all, and by rank.
     moves: u64,
     rank_moves: HashMap<u32, u64>,
+    /// The first that came: an engine that names others on each page fills no memory.
+    ranks: Vec<u32>,
     resets: u32,
 }
 
 impl Meter {
     /// [`super::map`] with memory: `progress_digest` is the number of pages on which something moved.
     pub fn map(&mut self, page: &Exposition) -> MetricsObs {
-        let readings = read(page);
+        let ranks = &mut self.ranks;
+        let readings = read(page, |rank| told_apart(ranks, rank));
         let reset = readings.iter().any(|reading| self.fell(reading));
         let mut moved_ranks: Vec<u32> =
             readings.iter().filter(|reading| self.moved(reading)).map(|reading| reading.rank).collect();
@@ -62,5 +65,37 @@ impl Meter {
             None => !self.last.is_empty() && meaning.is_counter() && reading.value > 0.0,
         };
         meaning.proves_progress() && changed
+    }
+}
+
+/// All that are not among the first are one.
+fn told_apart(known: &mut Vec<u32>, rank: u32) -> u32 {
+    if known.contains(&rank) {
+        return rank;
+    }
+    if known.len() >= RANKS_MAX {
+        return u32::MAX;
+    }
+    known.push(rank);
+    rank
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exposition::{Limits, parse};
+
+    #[test]
+    fn ranks_that_are_others_on_each_page_fill_no_memory_and_are_counted_all_the_same() {
+        let mut meter = Meter::default();
+        let page = |n: u32| {
+            let lines =
+                (0..100).map(|k| format!("vllm:generation_tokens_total{{engine=\"{}\"}} {}\n", 100 * n + k, n + 1));
+            parse(&lines.collect::<String>(), Limits::default())
+        };
+        let told: Vec<_> = (0..20).map(|n| meter.map(&page(n))).collect();
+        assert!(meter.last.len() <= RANKS_MAX + 1 && meter.rank_moves.len() <= RANKS_MAX + 1, "{meter:?}");
+        assert_eq!(told[19].generation_tokens, Some(2_000.0));
+        assert!(told[19].progress_digest > told[1].progress_digest, "their sum goes on");
     }
 }

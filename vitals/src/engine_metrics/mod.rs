@@ -40,7 +40,7 @@ pub fn is_known(name: &str) -> bool {
 /// Maps a page to meanings, knowing nothing of the page before: the digest changes whenever a series of progress does. A scraper,
 /// which sees every page, uses [`Meter`], for which a counter that falls is no progress (G4).
 pub fn map(page: &Exposition) -> MetricsObs {
-    let readings = read(page);
+    let readings = read(page, |rank| rank);
     let mut digest = Fnv(Fnv::START);
     let mut ranks: BTreeMap<u32, Fnv> = BTreeMap::new();
     for reading in readings.iter().filter(|reading| reading.series.meaning.proves_progress()) {
@@ -78,7 +78,7 @@ fn lookup(name: &str) -> impl Iterator<Item = (usize, &'static Series)> + '_ {
 }
 
 /// Every known series, one reading a rank: parts added up, copies not.
-fn read(page: &Exposition) -> Vec<Reading> {
+fn read(page: &Exposition, mut told_apart: impl FnMut(u32) -> u32) -> Vec<Reading> {
     let mut seen: HashSet<u64> = HashSet::new();
     // by series and rank: parts by the copy that they belong to
     let mut sums: BTreeMap<Place, (&'static Series, BTreeMap<u64, f64>)> = BTreeMap::new();
@@ -94,7 +94,7 @@ fn read(page: &Exposition) -> Vec<Reading> {
         if (shares && totals.contains(sample.name.as_str())) || !seen.insert(identity(sample)) {
             continue;
         }
-        let rank = rank_of(sample);
+        let rank = told_apart(rank_of(sample));
         for (place, series) in lookup(&sample.name).filter(|(_, series)| counts(series, sample)) {
             let value = if makes_sense(series.meaning, sample.value) { sample.value } else { f64::NAN };
             let (_, copies) =

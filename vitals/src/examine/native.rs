@@ -31,7 +31,7 @@ pub(super) fn loops(view: &View<'_>, exam: &mut Exam) {
 fn step(view: &View<'_>, leader: &Leader, exam: &mut Exam) -> Ms {
     let page = &leader.page;
     let (owed, engine) = (page.owed(), page.engine());
-    if let Some(step_at) = view.signs.ranks.oldest_step_at(engine) {
+    if let Some(step_at) = view.signs.ranks.oldest_step_at(engine, view.signs.owed_since) {
         if owed == 0 && page.phase_tokens == 0 && view.sight.owed.is_none() {
             return 0;
         }

@@ -1,6 +1,7 @@
 //! What one tick sees, and what of it moved since the last.
 
 use crate::excuse::Tick;
+use crate::leaders::leads;
 use crate::observation::{FrontendObs, GateObs, MetricsObs, Ms, Observation, PageObs, ProcObs, RasObs};
 use crate::owed::Owed;
 use crate::policy::Policy;
@@ -9,7 +10,7 @@ use crate::policy::Policy;
 #[derive(Debug, Clone)]
 pub struct Sight<'a> {
     pub gate: Option<&'a GateObs>,
-    /// The leader's page: the lowest rank (of data-parallel engines each has its own, see [`crate::leaders`]).
+    /// The leader's page (of data-parallel engines each has its own, see [`crate::leaders`], and this is the first's).
     pub page: Option<&'a PageObs>,
     pub pages: &'a [PageObs],
     pub metrics: Option<&'a MetricsObs>,
@@ -43,6 +44,8 @@ pub struct Sight<'a> {
     pub steps_done: u64,
     /// Start-up moved: work done, phase, or CPU time of a foreign engine.
     pub startup_moved: bool,
+    /// The same without CPU time: pages, bytes read, compilers.
+    pub startup_solid: bool,
     pub(super) native: bool,
 }
 
@@ -52,7 +55,7 @@ impl<'a> Sight<'a> {
         let pages: &[PageObs] = obs.pages.fresh(now_ms, policy.fresh_ms).map_or(&[], Vec::as_slice);
         Self {
             gate: obs.gate.fresh(now_ms, policy.fresh_ms),
-            page: pages.iter().min_by_key(|page| page.rank),
+            page: pages.iter().filter(|page| leads(page)).min_by_key(|page| page.rank),
             pages,
             metrics: obs.metrics.fresh(now_ms, policy.metrics_fresh_ms),
             proc: obs.proc.fresh(now_ms, policy.metrics_fresh_ms),
@@ -73,6 +76,7 @@ impl<'a> Sight<'a> {
             metrics_since_ms: 0,
             steps_done: 0,
             startup_moved: false,
+            startup_solid: false,
             native: false,
         }
     }
