@@ -76,6 +76,16 @@ class PluginTest(unittest.TestCase):
             return original(*args)
         return spy
 
+    def test_a_sleep_before_the_first_request_leaves_the_steps_as_they_are(self):
+        for version in fake.VERSIONS:
+            for batch_queue in (False, True):
+                with self.subTest(version=version, batch_queue=batch_queue):
+                    engine, core = self.engine(version, batch_queue=batch_queue)
+                    engine.sleep()
+                    self.assertEqual(self.page()["phase"], "sleep")
+                    engine.wake_up()
+                    self.one_way(engine, core, batch_queue)
+
     def test_the_log_goes_where_an_agent_reads_it(self):
         path = os.path.join(self.dir, "engine.log")
         logger = logging.getLogger("vllm")

@@ -102,7 +102,7 @@ class CoreBeat(Writer):
                      lease_ms(tokens) if tokens else STEP_LEASE_MS, now)
 
     def prepare(self, engine):
-        """At the first step: which queues this version has, and a hand on what goes to the workers."""
+        """At the first step, or the first rest before it: which queues this version has, and a hand on what goes to the workers."""
         self.queues = tuple(name for name in ("skipped_waiting", "kv_holding_waiting") if hasattr(engine.scheduler, name))
         executor = engine.model_executor
         original = getattr(executor, "execute_model", None)
@@ -217,7 +217,8 @@ class CoreBeat(Writer):
         self.asleep = bool(paused is not None and paused()) or bool(sleeping is not None and sleeping())
         if self.started == 0:
             scheduler = engine.scheduler
-            self.queues = self.queues or ()
+            if self.queues is None:
+                self.prepare(engine)
             self.says(_now(), len(scheduler.running), self.waiting(scheduler), SLEEP if self.asleep else IDLE, 0, 0, 0)
 
     def gives_up(self, error):
