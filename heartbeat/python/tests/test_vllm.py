@@ -113,6 +113,31 @@ class PluginTest(unittest.TestCase):
         engine.wake_up()
         self.assertEqual(self.page()["phase"], "idle")
 
+    def test_a_pause_that_keeps_its_requests_sleeps_once_the_last_batch_is_back(self):
+        engine, core = self.engine("0.32.0", batch_queue=True)
+        engine.add_request(core.Request("a", 10, 3))
+        engine._process_engine_step()
+        engine.pause_scheduler(mode="keep")
+        engine._process_engine_step()  # the batch that was with the workers; the loop then blocks until it is resumed
+        self.assertEqual(list(engine.batch_queue), [])
+        seen = self.page()
+        self.assertEqual((seen["phase"], seen["running"], seen["step_started_ns"]), ("sleep", 1, 0))
+        engine.resume_scheduler()
+        for _ in range(4):
+            engine._process_engine_step()
+        self.assertEqual((self.page()["phase"], self.page()["requests_finished"]), ("idle", 1))
+
+    def test_a_pause_that_waits_for_its_requests_is_none_before_they_are_done(self):
+        engine, core = self.engine("0.32.0")
+        engine.add_request(core.Request("a", 10, 3))
+        engine._process_engine_step()
+        engine.pause_scheduler(mode="wait")
+        engine.add_request(core.Request("b", 10, 3))
+        for expected in (("decode", 1, 1), ("sleep", 0, 1)):
+            engine._process_engine_step()
+            seen = self.page()
+            self.assertEqual((seen["phase"], seen["running"], seen["waiting"]), expected)
+
     def test_a_step_that_fails_reaches_vllm_and_the_ring(self):
         engine, core = self.engine("0.32.0")
 

@@ -183,12 +183,17 @@ class CoreBeat(Writer):
         self.started = 0
         tokens = self.flight_tokens
         if running or waiting or self.flight:
-            phase = SLEEP if self.asleep and not running else PREFILL if tokens else DECODE
+            phase = SLEEP if self.asleep and (not running or self.kept(scheduler)) else PREFILL if tokens else DECODE
             self.says(now, running, waiting, phase, tokens, lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
         else:
             self.owing.clear()
             self.owed = 0
             self.says(now, 0, 0, SLEEP if self.asleep else IDLE, 0, 0, 0)
+
+    def kept(self, scheduler):
+        """Is nothing under way, and will none of these requests be given a step before the pause is over?"""
+        unfinished = getattr(scheduler, "has_unfinished_requests", None)
+        return not self.flight and unfinished is not None and not unfinished()
 
     def computed(self, requests, owing):
         """These have had a part of their prompts computed."""

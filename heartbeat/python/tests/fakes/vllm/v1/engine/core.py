@@ -17,16 +17,20 @@ class Request:
 class Scheduler:
     def __init__(self):
         self.requests, self.waiting, self.running = {}, deque(), []
-        self.paused = False
+        self.paused = None  # or "new": nothing is taken in, "all": nothing is given a step
         if VERSION >= (0, 18):
             self.skipped_waiting = deque()
         if VERSION >= (0, 32):
             self.kv_holding_waiting = deque()
 
+    def has_unfinished_requests(self):
+        return bool(self.running if self.paused == "new" else self.paused is None and self.requests)
+
     def schedule(self):
-        new = list(self.waiting)
+        new = list(self.waiting) if self.paused is None else []
         self.running += new
-        self.waiting.clear()
+        if new:
+            self.waiting.clear()
         counts = {r.request_id: min(CHUNK, max(1, r.num_prompt_tokens - r.num_computed_tokens)) for r in self.running}
         return SimpleNamespace(num_scheduled_tokens=counts, total_num_scheduled_tokens=sum(counts.values()),
                                scheduled_spec_decode_tokens={}, scheduled_new_reqs=new)
@@ -76,7 +80,7 @@ class EngineCore:
         return outputs if VERSION < (0, 10) else ({0: outputs}, True)
 
     def step_with_batch_queue(self):
-        if self.scheduler.requests and not self.batch_queue:
+        if self.scheduler.has_unfinished_requests() and not self.batch_queue:
             output = self.scheduler.schedule()
             self.model_executor.execute_model(output)
             self.batch_queue.appendleft(output)
@@ -114,11 +118,11 @@ if VERSION >= (0, 10):
 
 if VERSION >= (0, 18):
     def _pause_scheduler(self, mode="abort"):
-        self.scheduler.paused = True
+        self.scheduler.paused = "all" if mode == "keep" else "new"
 
     def _resume_scheduler(self):
-        self.scheduler.paused = False
+        self.scheduler.paused = None
 
     EngineCoreProc.pause_scheduler = _pause_scheduler
     EngineCore.resume_scheduler = _resume_scheduler
-    EngineCore.is_scheduler_paused = lambda self: self.scheduler.paused
+    EngineCore.is_scheduler_paused = lambda self: self.scheduler.paused is not None
