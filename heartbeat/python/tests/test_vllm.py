@@ -138,6 +138,20 @@ class PluginTest(unittest.TestCase):
             seen = self.page()
             self.assertEqual((seen["phase"], seen["running"], seen["waiting"]), expected)
 
+    def test_a_pause_that_fails_half_way_is_one_all_the_same(self):
+        def fails(modules):
+            core = modules["vllm.v1.engine.core"].EngineCoreProc
+            pauses = core.pause_scheduler
+
+            def pause_scheduler(self, mode="abort"):
+                pauses(self, mode)
+                raise RuntimeError("vLLM's own")
+            core.pause_scheduler = pause_scheduler
+        engine, _ = self.engine("0.32.0", before=fails)
+        with self.assertRaisesRegex(RuntimeError, "vLLM's own"):
+            engine.pause_scheduler()
+        self.assertEqual(self.page()["phase"], "sleep")
+
     def test_a_step_that_fails_reaches_vllm_and_the_ring(self):
         engine, core = self.engine("0.32.0")
 

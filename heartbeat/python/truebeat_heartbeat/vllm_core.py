@@ -350,10 +350,12 @@ def _abort_requests(original):
 
 def _rest(original):
     def rest(self, *args, **kwargs):
-        result = original(self, *args, **kwargs)
-        if _beat is not None:
-            _quietly(_beat, _beat.rests, self)
-        return result
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            # also where it failed: vLLM pauses first, and clears caches then
+            if _beat is not None:
+                _quietly(_beat, _beat.rests, self)
     return rest
 
 
