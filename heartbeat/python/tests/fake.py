@@ -12,7 +12,7 @@ MODULES = ("vllm.v1.executor.abstract", "vllm.v1.engine.core", "vllm.v1.worker.w
 def forget():
     """Out with every trace of an earlier load."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "truebeat_heartbeat.hooks"]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("vllm", "truebeat_heartbeat")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("vllm", "npu", "truebeat_heartbeat")]:
         del sys.modules[name]
 
 

@@ -1,4 +1,5 @@
 """The plugin against fakes with the shapes of five versions of vLLM: what the pages say, and that vLLM never notices."""
+import importlib
 import logging
 import os
 import tempfile
@@ -233,6 +234,36 @@ class PluginTest(unittest.TestCase):
                 seen = self.page(2)
                 self.assertEqual((seen["phase"], seen["steps_completed"], seen["step_started_ns"]), ("idle", 2, 0))
                 self.assertEqual([line for line in self.told if "missing" in line or "withdrawn" in line], [])
+
+    def test_a_worker_of_another_platform_has_the_phases_of_its_own_class(self):
+        for version in fake.VERSIONS[1:]:  # before 0.10 no step of such a worker can be hooked
+            for name in ("NPUWorker", "OtherNPUWorker"):
+                with self.subTest(version=version, name=name):
+                    _, (_, core, base, _) = fake.load(version, self.dir)
+                    worker = getattr(importlib.import_module("npu"), name)(fake.config(2), 0, 1)
+                    wrapper = base.WorkerWrapperBase(worker)
+                    self.assertEqual(self.page(2)["phase"], "load")
+                    wrapper.determine_available_memory()
+                    self.assertEqual(self.page(2)["phase"], "compile")
+                    wrapper.compile_or_warm_up_model()
+                    self.assertEqual(self.page(2)["phase"], "idle")
+                    scheduler = core.Scheduler()
+                    scheduler.waiting += [core.Request("a", 700, 3)]
+                    for _ in range(2):
+                        if wrapper.execute_model(scheduler.schedule()) is None:
+                            self.assertGreater(self.page(2)["step_started_ns"], 0, "sampling is a part of the step")
+                            wrapper.sample_tokens(None)
+                    seen = self.page(2)
+                    self.assertEqual((seen["phase"], seen["steps_completed"], seen["step_started_ns"]), ("idle", 2, 0))
+                    wrapper.sleep()
+                    self.assertEqual(self.page(2)["phase"], "sleep")
+
+    def test_a_worker_whose_start_has_no_end_that_can_be_seen_has_no_page(self):
+        _, (_, _, base, _) = fake.load("0.32.0", self.dir)
+        worker = importlib.import_module("npu").Renamed(fake.config(2), 0, 1)
+        base.WorkerWrapperBase(worker).warm_up()
+        self.assertEqual(self.pages(), [])
+        self.assertTrue(any("hook missing: Renamed.compile_or_warm_up_model" in line for line in self.told))
 
     def test_one_process_for_core_and_worker_has_one_page(self):
         _, (executor, core, _, gpu) = fake.load("0.32.0", self.dir)

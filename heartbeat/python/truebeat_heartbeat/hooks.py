@@ -38,6 +38,11 @@ def around(cls, name, make):
     return True
 
 
+def ours(cls, name):
+    """Is what a call of this method on this very class reaches one of ours?"""
+    return getattr(getattr(cls, name, None), "truebeat", False)
+
+
 def missing(what, effect):
     """A hook that this version does not have: told, and lived with."""
     log.warning("truebeat: hook missing: %s (%s)", what, effect)

@@ -31,7 +31,6 @@ def register():
         on_import("vllm.v1.engine.core", vllm_core.install_core)
         on_import("vllm.v1.worker.worker_base", vllm_worker.install_base)
         on_import("vllm.v1.worker.gpu_worker", vllm_worker.install_worker)
-        on_import("vllm.v1.worker.cpu_worker", vllm_worker.install_worker_kind)
         on_import("vllm.v1.worker.gpu_model_runner", vllm_worker.install_runner)
         on_import("vllm.v1.worker.gpu.model_runner", vllm_worker.install_runner)
     except Exception as error:  # noqa: BLE001: the engine must not notice

@@ -6,15 +6,15 @@ process that holds the engine core as well (one GPU, no worker process) the core
 import time
 
 from . import vllm_core
-from .hooks import around, log, missing
+from .hooks import around, log, missing, ours
 from .page import (CAPTURE, COMPILE, DECODE, FAILED, IDLE, LOAD, OK, PREFILL, SLEEP, WARM_UP, Writer, identity_of_this_process,
                    page_dir)
 from .vllm_core import STARTUP_LEASE_MS, lease_ms
 
 _beat = None
 _now = time.monotonic_ns
-# the one place where steps are counted: the first of the hooks that this version has
-_HOOKS = {"execute": None, "warm": False}
+# where steps are counted, the one place: the first of the hooks that this version has; and what no kind of worker has to itself
+_HOOKS = {"execute": None, "base": ()}
 
 
 def forget():
@@ -37,7 +37,7 @@ class WorkerBeat(Writer):
         super().__init__(directory, identity)
         self.steps = self.started = self.tokens = self.requests = self.decoded = self.depth = 0
         self.phase, self.entered = LOAD, _now()
-        self.serving = not _HOOKS["warm"]
+        self.serving = False
         self.live = True
         self.rests(LOAD)
 
@@ -82,6 +82,7 @@ class WorkerBeat(Writer):
 
 def install_base(module):
     """The base class knows the rank; the wrapper, in newer versions, is where every kind of worker's step begins."""
+    _HOOKS["base"] = module.WorkerBase.__mro__
     if not around(module.WorkerBase, "__init__", _worker_init):
         missing("WorkerBase.__init__", "workers have no pages")
     _step_hook(getattr(module, "WorkerWrapperBase", None))
@@ -90,22 +91,20 @@ def install_base(module):
 def install_worker(module):
     """The GPU worker, from which others derive."""
     _step_hook(module.Worker)
-    around(module.Worker, "sample_tokens", _sample)
-    install_worker_kind(module)
 
 
-def install_worker_kind(module):
-    """Phases of the start, and sleep, of each kind of worker."""
-    phases = (("load_model", LOAD), ("determine_available_memory", COMPILE), ("compile_or_warm_up_model", WARM_UP))
-    for name in ("Worker", "CPUWorker"):
-        cls = getattr(module, name, None)
-        if cls is None:
-            continue
-        for method, phase in phases:
-            there = around(cls, method, _phase(phase, then=IDLE if phase == WARM_UP else None))
-            _HOOKS["warm"] |= there and phase == WARM_UP
-        around(cls, "sleep", _phase(None, then=SLEEP))
-        around(cls, "wake_up", _phase(None, then=IDLE))
+def _install_kind(kind):
+    """The phases of the start, sampling and sleep of this very class of worker: a platform of its own brings its own, which may call none
+    of vLLM's.
+    """
+    for cls in kind.__mro__:
+        if cls not in _HOOKS["base"]:
+            around(cls, "load_model", _phase(LOAD))
+            around(cls, "determine_available_memory", _phase(COMPILE))
+            around(cls, "compile_or_warm_up_model", _phase(WARM_UP, then=IDLE))
+            around(cls, "sample_tokens", _sample)
+            around(cls, "sleep", _phase(None, then=SLEEP))
+            around(cls, "wake_up", _phase(None, then=IDLE))
 
 
 def install_runner(module):
@@ -141,6 +140,12 @@ def _make_page(worker):
         directory = page_dir()
         if directory is None or _beat is not None or vllm_core.current() is not None:
             return
+        kind = type(worker)
+        _install_kind(kind)
+        if not ours(kind, "compile_or_warm_up_model"):
+            # it would stand in its start until the first step, which nobody lets through to an engine that starts
+            missing(kind.__name__ + ".compile_or_warm_up_model", "the worker has no page")
+            return
         rank, world, engines = vllm_core.place(worker.vllm_config, None, worker.rank)
         _beat = WorkerBeat(directory, identity_of_this_process(rank, world, engines=engines))
         log.info("truebeat: worker %s publishes %s", worker.rank, _beat.path)
@@ -153,7 +158,7 @@ def _execute(original):
     def execute_model(self, scheduler_output, *args, **kwargs):
         beat = _beat
         # some versions warm up through this very method; the core does not count those
-        if beat is None or not beat.live or (beat.phase <= WARM_UP and not beat.serving):
+        if beat is None or not beat.live or not beat.serving:
             return original(self, scheduler_output, *args, **kwargs)
         try:
             beat.begins(scheduler_output)
@@ -181,7 +186,7 @@ def _sample(original):
     return sample_tokens
 
 
-def _phase(phase, then):
+def _phase(phase, then=None):
     def make(original):
         def entered(self, *args, **kwargs):
             beat = _beat

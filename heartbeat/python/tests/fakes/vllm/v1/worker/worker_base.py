@@ -6,6 +6,9 @@ class WorkerBase:
     def __init__(self, vllm_config, local_rank, rank):
         self.vllm_config, self.local_rank, self.rank = vllm_config, local_rank, rank
 
+    def compile_or_warm_up_model(self):
+        raise NotImplementedError
+
 
 class WorkerWrapperBase:
     def __init__(self, worker):
@@ -14,6 +17,12 @@ class WorkerWrapperBase:
     def __getattr__(self, name):
         return getattr(self.worker, name)
 
+
+if VERSION >= (0, 12):
+    def _sample_tokens(self, grammar_output):
+        raise NotImplementedError
+
+    WorkerBase.sample_tokens = _sample_tokens
 
 if VERSION >= (0, 10):
     def _execute_model(self, scheduler_output, *args, **kwargs):
