@@ -5,6 +5,7 @@ import os
 import tempfile
 import unittest
 import unittest.mock
+from types import SimpleNamespace
 
 import fake
 from look import look, records
@@ -207,9 +208,9 @@ class PluginTest(unittest.TestCase):
         engine._process_engine_step()
         self.assertTrue(any("has no page" in line for line in self.told))
 
-    def worker(self, version, rank=1, world=2):
+    def worker(self, version, rank=1, config=None):
         _, (_, core, base, gpu) = fake.load(version, self.dir)
-        worker = gpu.Worker(fake.config(world), 0, rank)
+        worker = gpu.Worker(config or fake.config(2), 0, rank)
         worker.load_model()
         return base.WorkerWrapperBase(worker), worker, core
 
@@ -234,6 +235,22 @@ class PluginTest(unittest.TestCase):
                 seen = self.page(2)
                 self.assertEqual((seen["phase"], seen["steps_completed"], seen["step_started_ns"]), ("idle", 2, 0))
                 self.assertEqual([line for line in self.told if "missing" in line or "withdrawn" in line], [])
+
+    def test_a_rank_that_has_nothing_to_answer_ends_its_step_where_nothing_samples(self):
+        # before 0.12 all ranks but one; pooling, in a stage of a pipeline that is not the last
+        for version, runner in (("0.10.1", "generate"), ("0.32.0", "pooling")):
+            with self.subTest(version=version, runner=runner):
+                config = fake.config(2)
+                config.model_config = SimpleNamespace(runner_type=runner)
+                wrapper, worker, core = self.worker(version, config=config)
+                wrapper.compile_or_warm_up_model()
+                worker.execute_model = lambda output: None
+                scheduler = core.Scheduler()
+                scheduler.waiting += [core.Request("a", 1, 2)]
+                for _ in range(2):
+                    self.assertIsNone(wrapper.execute_model(scheduler.schedule()))
+                seen = self.page(2)
+                self.assertEqual((seen["phase"], seen["steps_completed"], seen["step_started_ns"]), ("idle", 2, 0))
 
     def test_a_worker_of_another_platform_has_the_phases_of_its_own_class(self):
         for version in fake.VERSIONS[1:]:  # before 0.10 no step of such a worker can be hooked

@@ -31,12 +31,13 @@ def current():
 class WorkerBeat(Writer):
     """A worker's page."""
 
-    __slots__ = ("steps", "started", "entered", "phase", "tokens", "requests", "decoded", "depth", "serving", "live")
+    __slots__ = ("steps", "started", "entered", "phase", "tokens", "requests", "decoded", "depth", "samples", "serving", "live")
 
-    def __init__(self, directory, identity):
+    def __init__(self, directory, identity, samples):
         super().__init__(directory, identity)
         self.steps = self.started = self.tokens = self.requests = self.decoded = self.depth = 0
         self.phase, self.entered = LOAD, _now()
+        self.samples = samples
         self.serving = False
         self.live = True
         self.rests(LOAD)
@@ -147,11 +148,17 @@ def _make_page(worker):
             missing(kind.__name__ + ".compile_or_warm_up_model", "the worker has no page")
             return
         rank, world, engines = vllm_core.place(worker.vllm_config, None, worker.rank)
-        _beat = WorkerBeat(directory, identity_of_this_process(rank, world, engines=engines))
+        _beat = WorkerBeat(directory, identity_of_this_process(rank, world, engines=engines), _samples(worker))
         log.info("truebeat: worker %s publishes %s", worker.rank, _beat.path)
     except Exception as error:  # noqa: BLE001
         _beat = None
         log.warning("truebeat: a worker has no page: %r", error)
+
+
+def _samples(worker):
+    """Is a step that returns nothing one whose tokens are sampled by a later call, which is hooked? Pooling samples nothing."""
+    model = getattr(worker.vllm_config, "model_config", None)
+    return ours(type(worker), "sample_tokens") and getattr(model, "runner_type", None) != "pooling"
 
 
 def _execute(original):
@@ -169,8 +176,8 @@ def _execute(original):
         except BaseException:
             _quietly(beat.ends, FAILED)
             raise
-        # None: the tokens are yet to be sampled, which is a part of the step
-        if result is not None:
+        # None: the tokens are yet to be sampled, which is a part of the step; or (where nothing samples) another rank answers
+        if result is not None or not beat.samples:
             _quietly(beat.ends, OK)
         return result
     return execute_model
