@@ -236,6 +236,17 @@ class PluginTest(unittest.TestCase):
                 self.assertEqual((seen["phase"], seen["steps_completed"], seen["step_started_ns"]), ("idle", 2, 0))
                 self.assertEqual([line for line in self.told if "missing" in line or "withdrawn" in line], [])
 
+    def test_a_step_whose_sampling_fails_has_failed(self):
+        wrapper, worker, core = self.worker("0.32.0")
+        wrapper.compile_or_warm_up_model()
+        worker.model_runner.sampled = None
+        scheduler = core.Scheduler()
+        scheduler.waiting += [core.Request("a", 1, 2)]
+        wrapper.execute_model(scheduler.schedule())
+        with self.assertRaises(TypeError):
+            wrapper.sample_tokens(None)
+        self.assertEqual(records(os.path.join(self.dir, "rank-2.beat"))[-1]["outcome"], 2)
+
     def test_a_rank_that_has_nothing_to_answer_ends_its_step_where_nothing_samples(self):
         # before 0.12 all ranks but one; pooling, in a stage of a pipeline that is not the last
         for version, runner in (("0.10.1", "generate"), ("0.32.0", "pooling")):

@@ -185,11 +185,14 @@ def _execute(original):
 
 def _sample(original):
     def sample_tokens(self, *args, **kwargs):
+        outcome = FAILED
         try:
-            return original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
+            outcome = OK
+            return result
         finally:
             if _beat is not None:
-                _quietly(_beat.ends, OK)
+                _quietly(_beat.ends, outcome)
     return sample_tokens
 
 
