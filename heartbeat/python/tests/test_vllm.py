@@ -247,6 +247,15 @@ class PluginTest(unittest.TestCase):
             wrapper.sample_tokens(None)
         self.assertEqual(records(os.path.join(self.dir, "rank-2.beat"))[-1]["outcome"], 2)
 
+    def test_a_worker_that_serves_comes_back_from_a_phase_of_the_start(self):
+        wrapper, worker, _ = self.worker("0.32.0")
+        wrapper.compile_or_warm_up_model()
+        for again in (wrapper.load_model, wrapper.determine_available_memory, worker.model_runner.capture_model,
+                      wrapper.compile_or_warm_up_model):
+            with self.subTest(again=again.__name__):
+                again()
+                self.assertEqual(self.page(2)["phase"], "idle")
+
     def test_a_rank_that_has_nothing_to_answer_ends_its_step_where_nothing_samples(self):
         # before 0.12 all ranks but one; pooling, in a stage of a pipeline that is not the last
         for version, runner in (("0.10.1", "generate"), ("0.32.0", "pooling")):

@@ -204,16 +204,22 @@ def _phase(phase, then=None):
                 return original(self, *args, **kwargs)
             # a subclass's method calls its base's: only the outer one speaks
             outer, beat.depth = beat.depth == 0, beat.depth + 1
+            ends = None
             try:
                 if outer and phase is not None:
                     _quietly(beat.rests, phase)
                 result = original(self, *args, **kwargs)
+                if outer or then == WARM_UP:
+                    ends = then
+                return result
             finally:
                 beat.depth -= 1
-            if then is not None and (outer or then == WARM_UP):
-                beat.serving = beat.serving or then == IDLE
-                _quietly(beat.rests, then)
-            return result
+                if outer and phase is not None and beat.serving:
+                    # a worker that serves captures or loads anew: no step would come to one that stayed in its start
+                    ends = IDLE
+                if ends is not None:
+                    beat.serving = beat.serving or ends == IDLE
+                    _quietly(beat.rests, ends)
         return entered
     return make
 
