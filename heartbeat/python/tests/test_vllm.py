@@ -34,7 +34,7 @@ class PluginTest(unittest.TestCase):
     def engine(self, version, **how):
         _, (_, core, _, _) = fake.load(version, self.dir, how.pop("before", None), how.pop("register_first", True))
         engine = core.EngineCoreProc(how.pop("config", fake.config()), **how)
-        engine.run_busy_loop()
+        getattr(engine, "run_busy_loop", lambda: None)()
         return engine, core
 
     def test_a_request_s_way_in_every_version(self):
@@ -180,7 +180,8 @@ class PluginTest(unittest.TestCase):
                 self.assertTrue(any("withdrawn" in line for line in self.told))
 
     def test_missing_hooks_are_told_and_without_the_essential_ones_there_is_no_page(self):
-        cases = (("EngineCoreProc", "_process_engine_step", []), ("EngineCore", "add_request", ["rank-0.beat"]))
+        cases = (("EngineCoreProc", "_process_engine_step", []), ("EngineCoreProc", "run_busy_loop", []),
+                 ("EngineCore", "step_with_batch_queue", []), ("EngineCore", "add_request", ["rank-0.beat"]))
         for cls, name, pages in cases:
             with self.subTest(name=name):
                 self.told.clear()
@@ -195,6 +196,42 @@ class PluginTest(unittest.TestCase):
                 self.assertTrue(hasattr(engine, "other"))
                 for page in pages:
                     os.unlink(os.path.join(self.dir, page))
+
+    def test_a_core_that_its_client_steps_has_no_page(self):
+        for name in ("UniProcExecutor", "MultiprocExecutor"):
+            with self.subTest(name=name):
+                _, (executor, core, _, gpu) = fake.load("0.32.0", self.dir)
+                engine = core.EngineCore(fake.config(), getattr(executor, name))
+                if name == "UniProcExecutor":
+                    gpu.Worker(fake.config(), 0, 0)
+                self.assertEqual(self.pages(), [])
+                engine.add_request(core.Request("a", 10, 2))
+                engine.sleep()
+                engine.wake_up()
+                for _ in range(2):
+                    engine.step_fn()
+                self.assertEqual((engine.scheduler.requests, self.pages()), ({}, []))
+
+    def test_a_core_of_another_platform_is_idle_once_its_own_loop_begins(self):
+        _, (_, core, _, _) = fake.load("0.32.0", self.dir)
+
+        class BalancedCore(core.EngineCoreProc):
+            def run_busy_loop(self):
+                pass
+        engine = BalancedCore(fake.config())
+        self.assertEqual(self.page()["phase"], "warm-up")
+        engine.run_busy_loop()
+        self.one_way(engine, core, False)
+
+    def test_a_core_whose_steps_are_not_those_that_are_hooked_has_no_page(self):
+        for name in ("_process_engine_step", "step", "step_with_batch_queue"):
+            with self.subTest(name=name):
+                self.told.clear()
+                _, (_, core, _, _) = fake.load("0.32.0", self.dir)
+                kind = type("OtherCore", (core.EngineCoreProc,), {name: lambda self: None})
+                kind(fake.config()).run_busy_loop()
+                self.assertEqual(self.pages(), [])
+                self.assertIn("OtherCore has a %s of its own" % name, " ".join(self.told))
 
     def test_no_page_directory_is_no_hooks_and_one_that_cannot_be_written_is_no_page(self):
         plugin, _ = fake.load("0.32.0", os.path.join(self.dir, "none"))

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from operator import attrgetter
 
-from .hooks import around, log, missing
+from .hooks import around, log, missing, ours
 from .page import (BEAT, BEAT_PAYLOAD, BEAT_SEQ, DECODE, FAILED, IDLE, LOAD, OK, PREFILL, SLEEP, WARM_UP, Writer,
                    identity_of_this_process, page_dir)
 
@@ -226,8 +226,23 @@ class CoreBeat(Writer):
                 self.prepare(engine)
             self.says(_now(), len(scheduler.running), self.waiting(scheduler), SLEEP if self.asleep else IDLE, 0, 0, 0)
 
+    def meets(self, engine):
+        """The engine itself, whose executor was all that was known when the page began: is it one whose steps we see?"""
+        kind = type(engine)
+        if not hasattr(kind, "run_busy_loop"):
+            # no loop of its own: its client steps it when it likes, and nothing says when it serves
+            self.gives_up("the engine core runs in its client's process")
+            return
+        for cls in kind.__mro__:
+            around(cls, "run_busy_loop", _busy_loop)
+        others = [name for name in ("_process_engine_step", *_STEPS) if not ours(kind, name)]
+        if others:
+            self.gives_up("%s has a %s of its own" % (kind.__name__, others[0]))
+            return
+        self.publish_phase(WARM_UP, STARTUP_LEASE_MS)
+
     def gives_up(self, error):
-        """Our own failure: the page goes, the engine stays."""
+        """Our own failure, or an engine that we do not see through: the page goes, the engine stays."""
         if self.live:
             self.live = False
             log.warning("truebeat: the engine core's page is withdrawn: %r", error)
@@ -243,26 +258,26 @@ def install_executor(module):
 def install_core(module):
     core = module.EngineCore
     proc = getattr(module, "EngineCoreProc", core)
-    steps = [around(core, name, _step_outputs) for name in ("step", "step_with_batch_queue")]
     essential = {"EngineCoreProc._process_engine_step": around(proc, "_process_engine_step", _engine_step),
-                 "EngineCore.step": steps[0]}
+                 "EngineCoreProc.run_busy_loop": around(proc, "run_busy_loop", _busy_loop),
+                 "EngineCore._initialize_kv_caches": around(core, "_initialize_kv_caches", _kv_caches)}
+    for name in _STEPS:
+        essential["EngineCore." + name] = around(core, name, _step_outputs)
     lacking = [name for name, there in essential.items() if not there]
     for name in lacking:
         missing(name, "the engine core has no page")
     _CORE["ready"] = not lacking
     for name, make, effect in (("add_request", _add_request, "requests finished and prompts owed stay 0"),
-                               ("abort_requests", _abort_requests, "prompts owed are right again when the engine is idle"),
-                               ("_initialize_kv_caches", _phase(WARM_UP, STARTUP_LEASE_MS), "start-up shows one phase")):
+                               ("abort_requests", _abort_requests, "prompts owed are right again when the engine is idle")):
         if not around(core, name, make):
             missing("EngineCore." + name, effect)
     resting = ("pause_scheduler", "resume_scheduler", "sleep", "wake_up")
     found = [around(cls, name, _rest) for name in resting for cls in (core, proc)]
     if not any(found):
         missing("EngineCore.sleep", "sleep and pause do not show on the page")
-    for cls in {core, proc, getattr(module, "DPEngineCoreProc", proc)}:
-        around(cls, "run_busy_loop", _phase(IDLE, 0))
 
 
+_STEPS = ("step", "step_with_batch_queue")
 _CORE = {"ready": False}
 
 
@@ -359,11 +374,17 @@ def _rest(original):
     return rest
 
 
-def _phase(phase, lease):
-    def make(original):
-        def entered(self, *args, **kwargs):
-            if _beat is not None:
-                _quietly(_beat, _beat.publish_phase, phase, lease)
-            return original(self, *args, **kwargs)
-        return entered
-    return make
+def _kv_caches(original):
+    def _initialize_kv_caches(self, *args, **kwargs):
+        if _beat is not None:
+            _quietly(_beat, _beat.meets, self)
+        return original(self, *args, **kwargs)
+    return _initialize_kv_caches
+
+
+def _busy_loop(original):
+    def run_busy_loop(self, *args, **kwargs):
+        if _beat is not None:
+            _quietly(_beat, _beat.publish_phase, IDLE)
+        return original(self, *args, **kwargs)
+    return run_busy_loop
