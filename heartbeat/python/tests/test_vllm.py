@@ -340,11 +340,25 @@ class PluginTest(unittest.TestCase):
         self.assertTrue(any("hook missing: Renamed.compile_or_warm_up_model" in line for line in self.told))
 
     def test_one_process_for_core_and_worker_has_one_page(self):
-        _, (executor, core, _, gpu) = fake.load("0.32.0", self.dir)
-        core.EngineCoreProc(fake.config(), executor.UniProcExecutor)
-        gpu.Worker(fake.config(), 0, 0)
-        self.assertEqual(self.pages(), ["rank-0.beat"])
-        self.assertEqual(self.page()["world_size"], 1)
+        for name in ("UniProcExecutor", "OneProcess"):
+            with self.subTest(name=name):
+                _, (executor, core, _, gpu) = fake.load("0.32.0", self.dir)
+                kind = executor.UniProcExecutor
+                core.EngineCoreProc(fake.config(), kind if kind.__name__ == name else type(name, (kind,), {}))
+                gpu.Worker(fake.config(), 0, 0)
+                self.assertEqual(self.pages(), ["rank-0.beat"])
+                self.assertEqual(self.page()["world_size"], 1)
+
+    def test_a_worker_beside_a_core_without_a_page_does_not_take_another_engine_s(self):
+        def rename(modules):
+            core = modules["vllm.v1.engine.core"].EngineCoreProc
+            core.other = core.run_busy_loop
+            del core.run_busy_loop
+        _, (executor, core, _, gpu) = fake.load("0.32.0", self.dir, rename)
+        config = fake.config(engines=2)
+        core.EngineCoreProc(config, executor.UniProcExecutor)
+        gpu.Worker(config, 0, 0)
+        self.assertEqual(self.pages(), [])  # rank 1 is the second engine's core
 
     def test_a_forked_child_leaves_its_parent_s_page_alone_and_answers_for_itself(self):
         engine, core = self.engine("0.32.0")

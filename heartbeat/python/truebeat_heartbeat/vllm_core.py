@@ -36,22 +36,24 @@ def place(vllm_config, executor_class, worker=None):
     Newer versions tell the engines of a dense model that each is the only one, and leave no more than its index: as many as that are known.
     """
     parallel = vllm_config.parallel_config
-    workers = 0 if executor_class is not None and "UniProc" in executor_class.__name__ else int(parallel.world_size)
+    alone = executor_class is not None and any("UniProc" in cls.__name__ for cls in executor_class.__mro__)
+    workers = 0 if alone else int(parallel.world_size)
     index = max(int(getattr(parallel, name, 0) or 0) for name in ("data_parallel_rank", "data_parallel_index"))
     engines = max(1, int(getattr(parallel, "data_parallel_size", 1) or 1), index + 1)
     rank = index * (1 + workers) + (0 if worker is None else 1 + int(worker))
     return rank, engines * (1 + workers), engines
 
 
-def current():
-    """The core's beat of this process, or None."""
-    return _beat
+def is_here():
+    """Does this process hold an engine core, with a page or without?"""
+    return _CORE["here"]
 
 
 def forget():
-    """In a forked child: the parent's page is not ours."""
+    """In a forked child: the parent's core and its page are not ours."""
     global _beat
     _beat = None
+    _CORE["here"] = False
 
 
 class CoreBeat(Writer):
@@ -278,11 +280,12 @@ def install_core(module):
 
 
 _STEPS = ("step", "step_with_batch_queue")
-_CORE = {"ready": False}
+_CORE = {"ready": False, "here": False}
 
 
 def _executor_init(original):
     def __init__(self, vllm_config, *args, **kwargs):
+        _CORE["here"] = True
         _make_page(vllm_config, type(self))
         return original(self, vllm_config, *args, **kwargs)
     return __init__

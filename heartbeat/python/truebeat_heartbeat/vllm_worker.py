@@ -1,7 +1,8 @@
 """Hooks in a vLLM worker: one page a rank, with the step under way and how many tokens it has.
 
 A worker hands nothing to clients and has no queue: it counts steps (the same ones as the core) and names what it is doing. In a
-process that holds the engine core as well (one GPU, no worker process) the core's page says it all, and nothing is done here.
+process that holds the engine core as well (one GPU, no worker process) the core's page says it all, and nothing is done here, also
+where the core has none: ranks are counted without such workers, and one of theirs would be another engine's.
 """
 import time
 
@@ -21,11 +22,6 @@ def forget():
     """In a forked child: the parent's page is not ours."""
     global _beat
     _beat = None
-
-
-def current():
-    """The worker's beat of this process, or None."""
-    return _beat
 
 
 class WorkerBeat(Writer):
@@ -139,7 +135,7 @@ def _make_page(worker):
     global _beat
     try:
         directory = page_dir()
-        if directory is None or _beat is not None or vllm_core.current() is not None:
+        if directory is None or _beat is not None or vllm_core.is_here():
             return
         kind = type(worker)
         _install_kind(kind)
