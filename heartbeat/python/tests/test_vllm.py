@@ -115,6 +115,25 @@ class PluginTest(unittest.TestCase):
         engine.wake_up()
         self.assertEqual(self.page()["phase"], "idle")
 
+    def test_a_session_that_waits_for_its_client_is_no_work(self):
+        engine, core = self.engine("0.32.0")
+        session = core.Request("a", 10, 3)
+        engine.add_request(session)
+        engine._process_engine_step()
+
+        def parked(output):
+            engine.scheduler.running.remove(session)
+            engine.scheduler.kv_holding_waiting.append(session)
+            engine.scheduler.num_waiting_for_streaming_input += 1
+            return []
+        engine.scheduler.update_from_output = parked
+        engine._process_engine_step()
+        for _ in range(2):
+            seen = self.page()
+            self.assertEqual((seen["phase"], seen["running"], seen["waiting"], seen["requests_finished"]), ("idle", 0, 0, 0))
+            engine.pause_scheduler()
+            engine.resume_scheduler()
+
     def test_a_pause_that_keeps_its_requests_sleeps_once_the_last_batch_is_back(self):
         engine, core = self.engine("0.32.0", batch_queue=True)
         engine.add_request(core.Request("a", 10, 3))

@@ -60,7 +60,7 @@ class CoreBeat(Writer):
     """The core's page: what it says, and the ways in which that changes."""
 
     __slots__ = ("steps", "tokens", "finished", "admitted", "owed", "owing", "phase", "entered", "flight", "flight_tokens",
-                 "counted", "asleep", "started", "queues", "extra", "live")
+                 "counted", "asleep", "started", "queues", "parks", "extra", "live")
 
     def __init__(self, directory, identity):
         super().__init__(directory, identity)
@@ -71,6 +71,7 @@ class CoreBeat(Writer):
         self.flight_tokens = self.started = self.extra = 0
         self.counted = self.asleep = False
         self.queues = None
+        self.parks = False
         self.live = True
         self.publish_phase(LOAD, STARTUP_LEASE_MS)
 
@@ -106,6 +107,8 @@ class CoreBeat(Writer):
     def prepare(self, engine):
         """At the first step, or the first rest before it: which queues this version has, and a hand on what goes to the workers."""
         self.queues = tuple(name for name in ("skipped_waiting", "kv_holding_waiting") if hasattr(engine.scheduler, name))
+        # sessions that stream their prompts wait in those queues for their clients; no step is owed to them, and none is begun
+        self.parks = hasattr(engine.scheduler, "num_waiting_for_streaming_input")
         executor = engine.model_executor
         original = getattr(executor, "execute_model", None)
         if original is None:
@@ -145,7 +148,8 @@ class CoreBeat(Writer):
                          lease_ms(self.flight_tokens), self.started)
 
     def waiting(self, scheduler):
-        return len(scheduler.waiting) + sum(len(getattr(scheduler, name)) for name in self.queues)
+        waiting = len(scheduler.waiting) + sum(len(getattr(scheduler, name)) for name in self.queues)
+        return max(0, waiting - scheduler.num_waiting_for_streaming_input) if self.parks else waiting
 
     def counts(self, out):
         """What a step function returned: outputs by client, or (vLLM 0.8) one set of outputs."""
@@ -177,11 +181,14 @@ class CoreBeat(Writer):
         extra = 0
         for name in self.queues:
             extra += len(getattr(scheduler, name))
-        self.extra = extra
         running, waiting = len(scheduler.running), len(scheduler.waiting) + extra
         finished = self.admitted - running - waiting
         if finished > self.finished:
             self.finished = finished
+        if waiting and self.parks:
+            parked = scheduler.num_waiting_for_streaming_input
+            extra, waiting = max(0, extra - parked), max(0, waiting - parked)
+        self.extra = extra
         self.started = 0
         tokens = self.flight_tokens
         if running or waiting or self.flight:

@@ -22,6 +22,7 @@ class Scheduler:
             self.skipped_waiting = deque()
         if VERSION >= (0, 32):
             self.kv_holding_waiting = deque()
+            self.num_waiting_for_streaming_input = 0
 
     def has_unfinished_requests(self):
         return bool(self.running if self.paused == "new" else self.paused is None and self.requests)
