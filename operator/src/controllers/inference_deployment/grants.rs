@@ -104,7 +104,7 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
     if !reported.open {
         return None;
     }
-    let action = if pod.needs_another_place() { GrantAction::Replace } else { GrantAction::Restart };
+    let action = escalate::action(pod, terms, now);
     // A new key is a new grant, whoever holds the slot: a common cause and a mode that grants nothing hold for it too.
     let held = terms.mode != RecoveryMode::Recover || terms.hold != Hold::No;
     let may = !held && terms.may_restart(pod, now);
@@ -248,6 +248,22 @@ mod tests {
         assert_eq!(step(&grants, &[again.clone(), pod("b", "Stalled", 0)]), ["e-a"]);
         again = pod("a", "Suspect", 1);
         assert_eq!(step(&grants, &[again]), ["e-old"], "not confirmed yet: nothing new is granted");
+    }
+
+    #[test]
+    fn a_slot_that_is_taken_over_escalates_as_any_other() {
+        let again = pod("a", "Stalled", 1);
+        let grants = [Grant { episode: "e-old".to_owned(), ..held(&again) }];
+        let restarted = |at: &str| crds::PastGrant {
+            pod_uid: again.uid.clone(),
+            granted_at: at.to_owned(),
+            ..Default::default()
+        };
+        let recent = ["2025-12-31T23:55:00Z", "2025-12-31T23:58:00Z"].map(restarted);
+        let terms = Terms { recent: &recent, ..Terms::simple(RecoveryMode::Recover, 1) };
+        let next = next(&grants, std::slice::from_ref(&again), &terms, NOW);
+        let next: Vec<_> = next.iter().map(|grant| (grant.episode.as_str(), grant.action)).collect();
+        assert_eq!(next, [("e-a", GrantAction::Replace)], "two restarts within the window cured nothing");
     }
 
     #[test]
