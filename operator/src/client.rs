@@ -94,6 +94,19 @@ impl CallError {
         }
     }
 
+    /// Was another object meant than the one that is there: gone, changed or replaced meanwhile? The server says 409 where a UID does not
+    /// fit; one that says 422 names the field, for by that code policies of admission refuse what is sent.
+    pub fn missed(&self) -> bool {
+        let CallError::Api { source, .. } = self else { return false };
+        let Some(status) = status_of(source) else { return false };
+        let causes = status.details.as_ref().map(|details| details.causes.as_slice()).unwrap_or_default();
+        match status.code {
+            404 | 409 => true,
+            422 => !causes.is_empty() && causes.iter().all(|cause| cause.field == "metadata.uid"),
+            _ => false,
+        }
+    }
+
     /// Will trying again alone not help? A refusal by rights, admission or schema.
     pub fn lasting(&self) -> bool {
         matches!(self.code(), Some(400 | 403 | 405 | 422))

@@ -111,3 +111,16 @@ async fn deleting_what_is_gone_is_fine() {
     let (calls, _) = calls(|_| Some(busy(404, 0)));
     calls.delete(&api(&calls), "a", "uid").await.expect("gone already");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_what_is_sent_is_not_another_object() {
+    for (code, field, missed) in
+        [(404, "", true), (409, "", true), (422, "metadata.uid", true), (422, "", false), (422, "spec", false)]
+    {
+        let causes: Vec<_> = (!field.is_empty()).then(|| json!({"field": field})).into_iter().collect();
+        let status = json!({"kind": "Status", "status": "Failure", "code": code, "details": {"causes": causes}});
+        let (calls, _) = calls(move |_| Some((code, status.clone())));
+        let error = calls.merge(&api(&calls), "a", &json!({})).await.expect_err("refused");
+        assert_eq!((error.code(), error.missed()), (Some(code), missed), "{field}");
+    }
+}

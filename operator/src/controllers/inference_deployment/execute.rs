@@ -117,7 +117,7 @@ async fn pod(calls: &Calls, namespace: &str, patch: &PodPatch) -> Result<(), Ste
     match calls.merge(&api, &patch.name, &body).await {
         Ok(_) => tracing::info!(namespace, pod = patch.name, annotations = ?patch.annotations, "pod annotated"),
         // Gone or replaced meanwhile: the next look sees it.
-        Err(error) if matches!(error.code(), Some(404 | 409 | 422)) => {
+        Err(error) if error.missed() => {
             tracing::info!(namespace, pod = patch.name, %error, "pod changed meanwhile, left alone");
         }
         Err(error) => return Err(StepError::new(format!("annotate Pod {}", patch.name), &error)),

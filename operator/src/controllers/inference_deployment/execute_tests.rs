@@ -126,6 +126,17 @@ async fn a_pod_that_is_gone_meanwhile_is_no_error() {
     assert!(log.iter().any(|(line, _)| line.contains("engineincidents")), "the records are still written");
 }
 
+/// By that code a ValidatingAdmissionPolicy refuses, where its author names no other.
+#[tokio::test]
+async fn a_pod_that_may_not_hear_of_its_grant_is_an_error_that_lasts() {
+    let (result, log) = run(Some(("/pods/a", 422)), &frozen()).await;
+    let errors = result.expect("the pass goes on");
+    assert!(errors.len() == 1 && errors[0].lasting, "{errors:?}");
+    let status = &log.iter().rfind(|(line, _)| line == INFD_STATUS).unwrap().1["status"];
+    let stalled = status["conditions"].as_array().unwrap().iter().find(|c| c["type"] == "Stalled").unwrap();
+    assert_eq!(stalled["reason"], "Refused");
+}
+
 #[tokio::test]
 async fn a_refused_child_does_not_stop_recovery_and_shows_in_the_status() {
     let (result, log) = run(Some(("/services/", 403)), &frozen()).await;
