@@ -10,7 +10,7 @@ use crds::{
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    grants::wants_slot,
+    grants::{self, wants_slot},
     observed::{PodView, ReportedEpisode},
     places::Places,
 };
@@ -270,7 +270,7 @@ fn spared(grant: &Grant, pods: &[PodView]) -> bool {
 
 /// The record of the grants, with those of this look. It is tidied only when something is added: time alone writes nothing (P7).
 pub fn recent(terms: &Terms<'_>, pods: &[PodView], held: &[Grant], grants: &[Grant], now: &str) -> Vec<PastGrant> {
-    let fresh: Vec<&Grant> = grants.iter().filter(|grant| !held.contains(grant)).collect();
+    let fresh: Vec<&Grant> = grants::fresh(grants, held).collect();
     if fresh.is_empty() {
         return terms.recent.to_vec();
     }

@@ -16,7 +16,7 @@ use kube::{Api, Resource, ResourceExt};
 use super::{
     escalate::Hold,
     execute::AT_ONCE,
-    grants::noted,
+    grants::{self, noted},
     observed::{Observed, PodView},
     plan::Plan,
     rollout::State,
@@ -34,7 +34,7 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     let infd = observed.infd.name_any();
     let held = observed.infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     let mut events = Vec::new();
-    for grant in plan.grants.iter().filter(|grant| !held.contains(grant)) {
+    for grant in grants::fresh(&plan.grants, held) {
         let incident = name_of(&infd, &grant.episode);
         // a restart that becomes a replacement is told as well: the name of an event is told once
         let (name, what) = match grant.action {
@@ -101,7 +101,7 @@ fn incurable(observed: &Observed, grant: &Grant) -> String {
 fn on_hold(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
     let (Hold::Deployment(why) | Hold::Fleet(why) | Hold::Place(why)) = &plan.hold else { return None };
     let before = observed.infd.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
-    let waiting = observed.pods.iter().find(|pod| super::grants::wants_slot(pod))?;
+    let waiting = observed.pods.iter().find(|pod| grants::wants_slot(pod))?;
     if before.iter().any(|condition| condition.type_ == RESTARTS_HELD) {
         return None;
     }

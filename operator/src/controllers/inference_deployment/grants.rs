@@ -5,7 +5,7 @@
 //! be used too little.
 //! The caller stores the result under the resourceVersion of the status it came from *before* any pod learns of it.
 
-use crds::{Grant, GrantAction, episode::Episode, inference_deployment::RecoveryMode};
+use crds::{Grant, GrantAction, episode::Episode, inference_deployment::RecoveryMode, poison::AHEAD_MS_MAX};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
@@ -40,6 +40,12 @@ pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) ->
         fits.into_iter().filter_map(|pod| grant(pod, escalate::action(pod, terms, now), terms, now)).collect();
     kept.extend(fresh);
     kept
+}
+
+/// The grants among these that `held` has not: new keys. By their time alone they are none, for that may have been put right.
+pub fn fresh<'a>(grants: &'a [Grant], held: &'a [Grant]) -> impl Iterator<Item = &'a Grant> {
+    let same = |a: &Grant, b: &Grant| (&a.pod_uid, &a.episode, a.action) == (&b.pod_uid, &b.episode, b.action);
+    grants.iter().filter(move |grant| !held.iter().any(|before| same(grant, before)))
 }
 
 /// The grant that should stand on this pod as an annotation now, if it does not yet.
@@ -90,8 +96,17 @@ fn renewed(old: &Grant, pod: &PodView, action: GrantAction, terms: &Terms<'_>, n
     Some(fresh)
 }
 
+/// The same grant with a time that can be counted from. One that a former leader dated ahead, by a clock that was wrong, says nothing of when
+/// it was: it is taken for new, once, or whatever ends by its age would wait for that clock.
+fn dated(grant: &Grant, now: &str) -> Grant {
+    let times = grant.granted_at.parse::<Timestamp>().ok().zip(now.parse::<Timestamp>().ok());
+    let ahead = times.is_some_and(|(at, now)| at.duration_since(now) > SignedDuration::from_millis(AHEAD_MS_MAX));
+    Grant { granted_at: if ahead { now.to_owned() } else { grant.granted_at.clone() }, ..grant.clone() }
+}
+
 /// The grant as it lives on, or `None` where it is over.
 fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option<Grant> {
+    let grant = &dated(grant, now);
     let pod = pods.iter().find(|pod| pod.uid == grant.pod_uid);
     if grant.action == GrantAction::Replace || pod.is_some_and(|pod| escalate::lingers(pod, now)) {
         return (!escalate::replaced(grant, pods, terms, now)).then(|| grant.clone());
@@ -278,6 +293,29 @@ mod tests {
             let kept = next(&grants, std::slice::from_ref(&again), &terms, NOW);
             assert!(kept.is_empty(), "it waits as all others do: {kept:?}");
         }
+    }
+
+    #[test]
+    fn a_former_leaders_fast_clock_keeps_no_slot_for_longer_than_a_look_finds_it() {
+        let terms = Terms { replicas: 2, ..Terms::simple(RecoveryMode::Recover, 1) };
+        let cured = pod("a", "Cleared", 1);
+        let ahead = Grant {
+            action: GrantAction::Replace,
+            granted_at: "2026-01-01T02:00:00Z".to_owned(),
+            ..held(&pod("a", "Stalled", 1))
+        };
+        let look = |grants: &[Grant], pods: &[PodView], now: &str| next(grants, pods, &terms, now);
+        let found = look(std::slice::from_ref(&ahead), std::slice::from_ref(&cured), NOW);
+        assert_eq!((found.len(), found[0].granted_at.as_str()), (1, NOW), "a delete may be on its way");
+        assert_eq!(fresh(&found, &[ahead.clone()]).count(), 0, "it is no other grant");
+        assert_eq!(look(&found, std::slice::from_ref(&cured), "2026-01-01T00:00:30Z"), found, "put right once (P7)");
+        assert_eq!(look(&found, &[cured], "2026-01-01T00:00:31Z"), []);
+        let starting = [PodView { ready: false, episode: Default::default(), ..pod("b", "", 1) }];
+        let found = look(&[ahead], &starting, NOW);
+        assert_eq!((look(&found, &starting, "2026-01-01T00:10:00Z").len()), 1, "its successor is not up");
+        assert_eq!(look(&found, &starting, "2026-01-01T00:10:01Z"), [], "and has had its time");
+        let near = Grant { granted_at: "2026-01-01T00:04:59Z".to_owned(), ..found[0].clone() };
+        assert_eq!(look(std::slice::from_ref(&near), &starting, NOW), [near], "clocks differ a little");
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     let held = observed.infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     // Whoever grants looks at the whole fleet first, and nobody else grants meanwhile (I2).
     let mut turn = None;
-    if plan.grants.iter().any(|grant| !held.contains(grant)) {
+    if grants::fresh(&plan.grants, held).next().is_some() {
         turn = Some(calls.fleet.turn.lock().await);
         let fleet = gather::fleet(calls, &observed.infd)
             .await
@@ -160,7 +160,7 @@ async fn execute_plan(
     if plan.grants != held || plan.recent != before.recent || plan.avoid != before.avoid {
         let early = status::early(observed, plan, calls.wall.now());
         stored = execute::status(calls, &stored, early).await.map_err(named)?;
-        let fresh = plan.grants.iter().filter(|grant| !held.contains(grant)).count();
+        let fresh = grants::fresh(&plan.grants, held).count();
         calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
         calls.fleet.nodes.changed();
     }

@@ -102,7 +102,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let grants = grants::next(held, &observed.pods, &terms, &at);
     let recent = escalate::recent(&terms, &observed.pods, held, &grants, &at);
     let fresh = recent.len() != terms.recent.len() || recent != terms.recent;
-    let granted: Vec<&Grant> = grants.iter().filter(|grant| !held.contains(grant)).collect();
+    let granted: Vec<&Grant> = grants::fresh(&grants, held).collect();
     let avoid = avoid::next(infd, &observed.pods, &granted, &observed.nodes, now);
     let last = escalate::last_serving(recovery.last_replica, recovery.mode, &observed.pods);
     let queue = |pod: &PodView, grants: &[Grant]| grants::to_queue(grants, pod, recovery.mode, now);
