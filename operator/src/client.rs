@@ -44,7 +44,7 @@ pub enum Verb {
     Patch,
     /// Carries a resourceVersion. Never repeated: after a lost answer the repeat would be a 409 and be misread.
     Replace,
-    /// Carries a UID; a repeat finds nothing to do.
+    /// Carries a UID, where something was decided by a look its version as well; a repeat finds nothing to do.
     Delete,
 }
 
@@ -254,16 +254,18 @@ impl Calls {
         self.call(Verb::Replace, name, || api.replace_status(name, &params, object)).await
     }
 
-    /// Deletes exactly the object with this UID (P8); one that is gone already is fine.
-    pub async fn delete<K>(&self, api: &Api<K>, name: &str, uid: &str) -> Result<(), CallError>
+    /// Deletes exactly the object with this UID (P8), and where a version is named only as long as nobody has changed it since. `false`: that
+    /// one is not there any more, or on its way already.
+    pub async fn delete<K>(&self, api: &Api<K>, name: &str, exactly: (&str, Option<&str>)) -> Result<bool, CallError>
     where
         K: Clone + DeserializeOwned + Debug,
     {
-        let exactly = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let (uid, version) = exactly;
+        let exactly = Preconditions { uid: Some(uid.to_owned()), resource_version: version.map(str::to_owned) };
         let params = DeleteParams::background().preconditions(exactly);
         match self.call(Verb::Delete, name, || api.delete(name, &params)).await {
-            Err(error) if !matches!(error.code(), Some(404 | 409)) => Err(error),
-            _ => Ok(()),
+            Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(false),
+            other => other.map(|_| true),
         }
     }
 

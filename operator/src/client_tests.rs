@@ -109,7 +109,7 @@ async fn a_paused_leader_finds_its_lease_too_old_to_write() {
 #[tokio::test(start_paused = true)]
 async fn deleting_what_is_gone_is_fine() {
     let (calls, _) = calls(|_| Some(busy(404, 0)));
-    calls.delete(&api(&calls), "a", "uid").await.expect("gone already");
+    assert!(!calls.delete(&api(&calls), "a", ("uid", None)).await.expect("gone already"));
 }
 
 #[tokio::test(start_paused = true)]

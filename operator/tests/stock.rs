@@ -127,7 +127,8 @@ async fn fault_a6_ours_a_refused_delete_returns_within_its_deadline() {
     let asked = Asked::default();
     let calls = ours(Client::new(service(&asked, |_, _| Some(refuse(429, "busy"))), "default"));
     let start = Instant::now();
-    let error = calls.delete(&Api::<Pod>::default_namespaced(calls.client.clone()), "a", "u").await.unwrap_err();
+    let error =
+        calls.delete(&Api::<Pod>::default_namespaced(calls.client.clone()), "a", ("u", None)).await.unwrap_err();
     assert_eq!(error.code(), Some(429));
     assert!(start.elapsed() <= Duration::from_secs(4) && asked.count("DELETE") <= 3, "{:?}", start.elapsed());
 }

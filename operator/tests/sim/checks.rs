@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crds::episode::{CONDITION_EPISODE, Episode};
 use serde_json::Value;
 
 use super::{
@@ -88,6 +89,9 @@ impl Checks {
         if let Some(what) = old.and_then(|old| unconfirmed(call, old)) {
             self.broken(now_ms, format!("I1: {name}: {what}"));
         }
+        if let Some(what) = old.and_then(|old| unasked(call, old)) {
+            self.broken(now_ms, format!("I1: {name}: {what}"));
+        }
         if let Some(what) = old.and_then(|old| unstored(store, call, old)) {
             self.broken(now_ms, format!("P15: {name}: {what}"));
         }
@@ -154,11 +158,24 @@ fn precondition(call: &Call) -> Option<&'static str> {
 /// I1: nothing is granted without evidence. What is confirmed once stays so: a slow operator does no wrong.
 fn unconfirmed(call: &Call, pod: &Object) -> Option<String> {
     let granted = call.body["metadata"]["annotations"]["truebeat.io/restart-grant"].as_str()?;
-    let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-    let said = conditions.filter(|c| c["type"] == "truebeat.io/episode").find_map(|c| c["message"].as_str());
-    let episode: Value = said.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    let unproven = episode["id"] == *granted && !episode["confirmedAt"].is_string();
+    let unproven = told(pod).is_some_and(|(_, episode)| episode.id == *granted && episode.confirmed_at.is_none());
     unproven.then(|| format!("a grant for {granted}, which is not confirmed"))
+}
+
+/// I1: who is deleted stalls at that moment. One that went on by itself is another than the one that was looked at.
+fn unasked(call: &Call, pod: &Object) -> Option<String> {
+    let (open, episode) = told(pod).unwrap_or_default();
+    let asks = open && (episode.awaits_grant() || episode.awaits_replacement());
+    let deleted = call.verb() == "delete" && call.target.kind.plural == "pods";
+    (deleted && !asks).then(|| format!("its episode {} is {}, open: {open}", episode.id, episode.stage))
+}
+
+/// The episode that a pod tells of, and whether it says that it is open.
+fn told(pod: &Object) -> Option<(bool, Episode)> {
+    let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    let condition = conditions.find(|c| c["type"] == CONDITION_EPISODE)?;
+    let episode = serde_json::from_str(condition["message"].as_str()?).ok()?;
+    Some((condition["status"] == "True", episode))
 }
 
 /// P15, I2: the budget holds what a pod is told before the pod hears of it; a plan that could not be stored is nobody's.

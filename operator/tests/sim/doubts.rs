@@ -52,6 +52,20 @@ pub fn record_refused(to_ms: u64) -> Story {
     story
 }
 
+/// A restart has cured nothing, and while the grant of its replacement is stored, slowly, the pod goes on by itself: it serves when the delete
+/// would come.
+pub fn went_on() -> Story {
+    let mut hasty = spec(2, "Recover");
+    hasty["recovery"]["restartsBeforeReplace"] = json!(1);
+    let heals = Act::Freeze { nth: 0, heals_ms: Some(4_500) };
+    let acts = vec![(0, Act::Create { name: "chat", spec: hasty }), freeze(20_000, 0), (80_000, heals)];
+    let mut story = plain(acts, Vec::new());
+    let (from_ms, to_ms, fate) = (83_000, 84_500, Fate::Served { effect_ms: 3_000, answer_ms: 1 });
+    let (verbs, plurals) = (&["replace"], &["inferencedeployments"]);
+    story.faults.rules.push(Rule { from_ms, to_ms, verbs, plurals, path: "/status", chance: 1000, fate });
+    story
+}
+
 /// A restart has cured nothing, and the records of the stall whose pod is to be replaced are refused for a while.
 pub fn record_refused_of_a_replaced() -> Story {
     let mut hasty = spec(2, "Recover");

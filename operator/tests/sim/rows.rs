@@ -122,6 +122,11 @@ pub fn all() -> Vec<Row> {
         row("b10-sigterm-in-recovery", terminated, |log| {
             vec![log.ends_within(23_500, 1_000), log.succeeded_by(26_500)]
         }),
+        row("i1-went-on-before-its-replacement", doubts::went_on, |log| {
+            let granted = log.changes("\"action\":\"Replace\"", (83_000, 87_000));
+            let refused = log.times(&["DELETE /api/v1/namespaces/serving/pods/", " 409 "]);
+            vec![granted, refused.is_empty().then(|| "nobody tried to delete it".to_owned())]
+        }),
         row("i2-three-one-after-another", three_in_turn, |log| vec![log.granted_by(40_000), log.has("RestartsHeld")]),
         row("i2-drain-of-one-node", leaving::alone, leaving::one_by_one),
         row("i2-stall-in-a-drain", leaving::stall_elsewhere, leaving::the_stall_first),

@@ -12,7 +12,7 @@ use crds::{
 };
 use jiff::{SignedDuration, Timestamp};
 
-use super::{escalate::duration_of, observed::PodView, validate::devices};
+use super::{escalate::duration_of, observed::PodView, plan::Replacement, validate::devices};
 use crate::controllers::nodes::{
     plan::{in_force, next_end},
     view::NodeView,
@@ -94,9 +94,9 @@ fn stranded(pods: &[PodView], now: Timestamp) -> bool {
 }
 
 /// The nodes that must be marked before these pods are deleted: name, and time until which.
-pub fn marks(places: &[Avoided], pods: &[PodView], replaces: &[(String, String)]) -> Vec<(String, String)> {
+pub fn marks(places: &[Avoided], pods: &[PodView], replaces: &[Replacement]) -> Vec<(String, String)> {
     let leaves = |place: &&Avoided| {
-        pods.iter().any(|pod| pod.node == place.node && replaces.iter().any(|(_, uid)| *uid == pod.uid))
+        pods.iter().any(|pod| pod.node == place.node && replaces.iter().any(|leaving| leaving.uid == pod.uid))
     };
     places.iter().filter(leaves).map(|place| (place.node.clone(), place.until.clone())).collect()
 }

@@ -137,6 +137,7 @@ fn only_the_places_of_the_pods_that_go_are_marked_now() {
     let place = |node: &str| Avoided { node: node.into(), until: "t".into(), ..Avoided::default() };
     let on = |name: &str, node: &str| PodView { node: node.into(), ..pod(name, "Stalled", 1) };
     let pods = [on("a", "n1"), on("b", "n2")];
-    let marks = marks(&[place("n1"), place("n2")], &pods, &[("a".into(), "uid-a".into())]);
+    let marks =
+        marks(&[place("n1"), place("n2")], &pods, &[Replacement { uid: "uid-a".into(), ..Replacement::default() }]);
     assert_eq!(marks, [("n1".to_owned(), "t".to_owned())]);
 }

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::{
     build::labels,
-    plan::{Plan, PodPatch},
+    plan::{Plan, PodPatch, Replacement},
 };
 use crate::{
     client::{CallError, Calls},
@@ -125,9 +125,9 @@ async fn pod(calls: &Calls, namespace: &str, patch: &PodPatch) -> Result<(), Ste
     Ok(())
 }
 
-/// Deletes the pods whose replacement is granted, each by its UID (P8) and with its own grace: the old process must be gone
-/// before another may take its place (P16). Only after [`status`] stored the grants, and after their nodes are marked, so
-/// that a successor does not land where it came from. Those that must `wait` stay.
+/// Deletes the pods whose replacement is granted, each by its UID and as it was looked at (P8), for since that look it may have gone on by
+/// itself, and with its own grace: the old process must be gone before another may take its place (P16). Only after [`status`] stored the
+/// grants, and after their nodes are marked, so that a successor does not land where it came from. Those that must `wait` stay.
 pub async fn replaces(
     calls: &Calls,
     infd: &InferenceDeployment,
@@ -139,14 +139,20 @@ pub async fn replaces(
     if let Err(error) = nodes::mark(calls, &avoid_label(&namespace, &infd.name_any()), &plan.marks).await {
         return vec![StepError::new("mark the node of a pod to replace".to_owned(), &error)];
     }
-    let now = plan.replaces.iter().filter(|(_, uid)| !wait.contains(uid));
-    all(now.map(|(name, uid)| replace(calls, &api, name, uid).boxed())).await
+    let now = plan.replaces.iter().filter(|pod| !wait.contains(&pod.uid));
+    all(now.map(|pod| replace(calls, &api, pod).boxed())).await
 }
 
-async fn replace(calls: &Calls, api: &Api<Pod>, name: &str, uid: &str) -> Result<(), StepError> {
+async fn replace(calls: &Calls, api: &Api<Pod>, pod: &Replacement) -> Result<(), StepError> {
+    let Replacement { name, uid, version } = pod;
     let failed = |error| StepError::new(format!("delete Pod {name}"), &error);
-    calls.delete(api, name, uid).await.map_err(failed)?;
-    tracing::warn!(namespace = api.namespace(), pod = name, "pod deleted: restarts in place did not cure it");
+    let namespace = api.namespace();
+    if calls.delete(api, name, (uid, Some(version))).await.map_err(failed)? {
+        tracing::warn!(namespace, pod = name, "pod deleted: restarts in place did not cure it");
+    } else {
+        // the next look sees what became of it
+        tracing::info!(namespace, pod = name, "pod gone, on its way or changed meanwhile, left alone");
+    }
     Ok(())
 }
 
@@ -177,7 +183,7 @@ async fn all<'a, E: Send>(writes: impl Iterator<Item = BoxFuture<'a, Result<(), 
 
 async fn forget(calls: &Calls, api: &Api<EngineIncident>, name: &str, uid: &str) -> Result<(), StepError> {
     let failed = |error| StepError::new(format!("delete EngineIncident {name}"), &error);
-    calls.delete(api, name, uid).await.map_err(failed)
+    calls.delete(api, name, (uid, None)).await.map(|_| ()).map_err(failed)
 }
 
 async fn incident(

@@ -138,6 +138,20 @@ async fn a_pod_that_may_not_hear_of_its_grant_is_an_error_that_lasts() {
 }
 
 #[tokio::test]
+async fn a_pod_is_deleted_as_it_was_looked_at_or_left_to_the_next_look() {
+    let mut observed = frozen();
+    observed.infd.spec.recovery.restarts_before_replace = 0;
+    observed.pods[0].version = "7".to_owned();
+    for refuse in [None, Some(("DELETE /api/v1/namespaces/serving/pods/a", 409))] {
+        let (result, log) = run(refuse, &observed).await;
+        assert_eq!(result, Ok(Vec::new()), "{refuse:?}");
+        let of_it: Vec<_> = log.iter().filter(|(line, _)| line.ends_with("/pods/a")).collect();
+        let exactly = &of_it[0].1["preconditions"];
+        assert_eq!((of_it.len(), exactly), (1, &json!({"uid": "uid-a", "resourceVersion": "7"})), "{log:#?}");
+    }
+}
+
+#[tokio::test]
 async fn a_refused_child_does_not_stop_recovery_and_shows_in_the_status() {
     let (result, log) = run(Some(("/services/", 403)), &frozen()).await;
     let errors = result.expect("the pass goes on");

@@ -169,7 +169,7 @@ async fn execute_plan(
     if !replicas_may_go {
         untold = execute::incidents(calls, infd, &plan.incidents, &mut errors).await;
     }
-    let proof_goes = plan.replaces.iter().any(|(_, uid)| untold.contains(uid));
+    let proof_goes = plan.replaces.iter().any(|pod| untold.contains(&pod.uid));
     if !calls.fleet.proofs.wait(observed, &untold, proof_goes, Instant::now()) {
         untold.clear();
     }

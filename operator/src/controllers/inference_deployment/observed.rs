@@ -61,6 +61,8 @@ pub struct Placement {
 pub struct PodView {
     pub name: String,
     pub uid: String,
+    /// The version of what was looked at: whatever is destroyed by this look is destroyed only as it was seen.
+    pub version: String,
     pub node: String,
     /// The revision of its template.
     pub revision: String,
@@ -244,6 +246,7 @@ pub fn view(pod: &ListedPod) -> PodView {
     PodView {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
+        version: pod.resource_version().unwrap_or_default(),
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
         revision: pod.labels().get(LABEL_REVISION).cloned().unwrap_or_default(),
         restarts: restarts(status),

@@ -66,9 +66,24 @@ pub struct Plan {
     pub suspect_node: Option<String>,
     /// Pods to annotate.
     pub pods: Vec<PodPatch>,
-    /// Name and UID of pods to delete: their replacement is granted.
-    pub replaces: Vec<(String, String)>,
+    /// Pods to delete: their replacement is granted.
+    pub replaces: Vec<Replacement>,
     pub incidents: IncidentPlan,
+}
+
+/// A pod to delete as it was looked at.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Replacement {
+    pub name: String,
+    pub uid: String,
+    /// The version that was looked at.
+    pub version: String,
+}
+
+impl Replacement {
+    fn of(pod: &PodView) -> Self {
+        Replacement { name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
+    }
 }
 
 /// Annotations to set on one pod of exactly this UID.
@@ -114,7 +129,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let note = RecoveryNote::of(recovery).text();
     let patch = |pod: &PodView| pod_patch(pod, &note, announced(pod), (queue(pod, &grants), last.contains(&pod.uid)));
     let replaced = observed.pods.iter().filter(|pod| to_replace(announced(pod), pod));
-    let replaces: Vec<(String, String)> = replaced.map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
+    let replaces: Vec<Replacement> = replaced.map(Replacement::of).collect();
     let waiting = observed.pods.iter().filter(|pod| grants::wants_slot(pod));
     let mut plan = Plan {
         backing_off: waiting.filter_map(|pod| Some((pod.uid.clone(), terms.backs_off_until(pod, &at)?))).collect(),
@@ -132,6 +147,8 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         ..Plan::default()
     };
     poison::annotate(observed, &mut plan.pods, now);
+    // a write of ours would make a pod that goes now another than the one that was looked at
+    plan.pods.retain(|patch| !plan.replaces.iter().any(|pod| pod.uid == patch.uid));
     for child in desired {
         let live = observed.children.get(&child.resource.kind);
         if live.is_some_and(|live| !owned_by(live, infd.uid().as_deref().unwrap_or_default())) {
@@ -220,7 +237,6 @@ fn pod_patch(
     let frozen = pod.progressing == Some(false) || pod.open_episode().is_some();
     let cost = match (frozen, pod.deletion_cost.as_deref()) {
         (true, Some(COST_FROZEN)) => None,
-        (true, _) if to_replace(grants, pod) => None, // it goes now
         (true, _) => Some(COST_FROZEN),
         (false, Some(COST_FROZEN)) => Some(COST_FINE), // ours; anybody else's value is left alone (P9)
         (false, _) => None,
@@ -362,13 +378,15 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_replaced_gets_no_note_for_a_scale_in() {
-        let mut world = observed(vec![pod("a", "Stalled", 1), pod("b", "Stalled", 2)]);
+    fn a_pod_that_is_replaced_goes_as_it_was_looked_at() {
+        let seen = PodView { version: "7".to_owned(), recovery: None, last_serving: true, ..pod("a", "Stalled", 1) };
+        let mut world = observed(vec![seen, pod("b", "Stalled", 2)]);
         world.infd.spec.recovery.restarts_before_replace = 0;
         let plan = plan(&world, Vec::new(), None, now());
-        assert_eq!(plan.replaces, [("a".to_owned(), "uid-a".to_owned())]);
-        let costs = |patch: &&PodPatch| patch.annotations.contains_key(ANNOTATION_DELETION_COST);
-        assert_eq!(plan.pods.iter().filter(costs).map(|patch| patch.name.as_str()).collect::<Vec<_>>(), ["b"]);
+        let (name, uid, version) = ("a".to_owned(), "uid-a".to_owned(), "7".to_owned());
+        assert_eq!(plan.replaces, [Replacement { name, uid, version }]);
+        let written = plan.pods.iter().map(|patch| patch.name.as_str());
+        assert_eq!(written.collect::<Vec<_>>(), ["b"], "whatever else it should hear");
     }
 
     #[test]
