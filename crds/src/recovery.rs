@@ -66,7 +66,8 @@ pub struct Recovery {
     #[schemars(range(min = 1, max = 100))]
     pub hold_percent: i32,
     /// A pod whose engine was restarted this often within `stabilityWindow` is deleted at the next stall, and its Deployment
-    /// makes another: repeated restarts in place would meet the kubelet's growing back-off.
+    /// makes another: repeated restarts in place would meet the kubelet's growing back-off. So is one whose engine, once restarted, ended
+    /// three times on its way up.
     #[schemars(range(min = 1, max = 10))]
     pub restarts_before_replace: i32,
     /// The pause between the grants of two recoveries of one pod. It doubles with each one within `stabilityWindow`, and starts over when

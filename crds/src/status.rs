@@ -162,4 +162,7 @@ pub struct Grant {
     /// When it was granted, RFC 3339.
     #[schemars(length(max = 64))]
     pub granted_at: String,
+    /// How often its engine's container had been started again by then: what ended since is counted from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarts: Option<i32>,
 }

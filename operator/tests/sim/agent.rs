@@ -94,6 +94,8 @@ pub struct Agent {
     episode: Option<Episode>,
     episodes: u64,
     kills: u32,
+    /// How often the kubelet has started its engine again.
+    pub restarts: u32,
     fenced: bool,
     /// What it said last, in brief, and when.
     said: Option<(Brief, u64)>,
@@ -125,6 +127,7 @@ impl Agent {
             episode: None,
             episodes: 0,
             kills: 0,
+            restarts: 0,
             fenced: false,
             said: None,
             self_granted_ms: None,
@@ -276,6 +279,7 @@ impl Agent {
             Engine::Dead { restart_ms } => {
                 self.after_kill(now_ms);
                 if now_ms >= restart_ms {
+                    self.restarts += 1;
                     self.engine = Engine::Starting { until_ms: now_ms + 4_000 };
                 }
             }

@@ -71,6 +71,14 @@ pub fn gpu_fault(dies: bool) -> Story {
     plain([vec![create(2), (20_000, Act::GpuFault { node: 0, fault, dies })], gone.to_vec()].concat(), Vec::new())
 }
 
+/// An engine freezes, and ends at every start after its kill, and nobody says why; another one freezes meanwhile.
+pub fn ends_at_every_start() -> Story {
+    let fault = Fault { code: 31, remedy: "Unknown" };
+    let fails = Act::GpuFault { node: 0, fault, dies: false };
+    let well = [(150_000, Act::ExpectFree { node: 0 }), (150_000, Act::ExpectServing { count: 3 })];
+    plain([vec![create(3), (20_000, fails), freeze(30_000, 1)], well.to_vec()].concat(), Vec::new())
+}
+
 /// A memory error that was contained: the engine that it hit must be started anew, and that is all.
 pub fn contained() -> Story {
     let fault = Fault { code: 94, remedy: "RestartApplication" };

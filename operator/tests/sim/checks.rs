@@ -165,7 +165,10 @@ fn unconfirmed(call: &Call, pod: &Object) -> Option<String> {
 /// I1: who is deleted stalls at that moment. One that went on by itself is another than the one that was looked at.
 fn unasked(call: &Call, pod: &Object) -> Option<String> {
     let (open, episode) = told(pod).unwrap_or_default();
-    let asks = open && (episode.awaits_grant() || episode.awaits_replacement());
+    // (the first end is the kill)
+    let ends = pod["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or(0);
+    let fails = episode.stage == "Restarting" && episode.granted_by.is_some() && ends > 1;
+    let asks = open && (episode.awaits_grant() || episode.awaits_replacement() || fails);
     let deleted = call.verb() == "delete" && call.target.kind.plural == "pods";
     (deleted && !asks).then(|| format!("its episode {} is {}, open: {open}", episode.id, episode.stage))
 }

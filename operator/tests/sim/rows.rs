@@ -127,6 +127,11 @@ pub fn all() -> Vec<Row> {
             let refused = log.times(&["DELETE /api/v1/namespaces/serving/pods/", " 409 "]);
             vec![granted, refused.is_empty().then(|| "nobody tried to delete it".to_owned())]
         }),
+        row("i2-restart-that-never-comes-back", broken::ends_at_every_start, |log| {
+            let replaced = log.changes("DELETE /api/v1/namespaces/serving/pods/", (60_000, 90_000));
+            let next = log.changes("truebeat.io/restart-grant", (70_000, 110_000));
+            vec![log.granted_by(40_000), replaced, next, log.grants_at_most(2)]
+        }),
         row("i2-three-one-after-another", three_in_turn, |log| vec![log.granted_by(40_000), log.has("RestartsHeld")]),
         row("i2-drain-of-one-node", leaving::alone, leaving::one_by_one),
         row("i2-stall-in-a-drain", leaving::stall_elsewhere, leaving::the_stall_first),

@@ -287,8 +287,11 @@ impl World {
             }
             if reachable {
                 pod.agent.heed(&live);
-                let ready = pod.agent.serves() && !self.lost_nodes.contains(&pod.node);
-                report_readiness(&mut state.store, pod, &live, (ready, now_ms));
+                let heard = !self.lost_nodes.contains(&pod.node);
+                report_readiness(&mut state.store, pod, &live, (pod.agent.serves() && heard, now_ms));
+                if heard {
+                    report_restarts(&mut state.store, pod, &live);
+                }
             }
         }
         for uid in gone {
@@ -325,6 +328,15 @@ fn report_readiness(store: &mut Store, pod: &Pod, live: &Object, (ready, now_ms)
     }
     let at = target("pods", &pod.namespace, &pod.name, "kubelet").status();
     let _ = store.merge(&at, json!({"status": {"phase": "Running", "conditions": conditions}}));
+}
+
+fn report_restarts(store: &mut Store, pod: &Pod, live: &Object) {
+    let (known, restarts) = (&live["status"]["containerStatuses"][0]["restartCount"], pod.agent.restarts);
+    if known.as_u64().unwrap_or(0) != u64::from(restarts) {
+        let engine = json!({"name": "engine", "image": "", "imageID": "", "ready": false, "restartCount": restarts});
+        let at = target("pods", &pod.namespace, &pod.name, "kubelet").status();
+        let _ = store.merge(&at, json!({"status": {"containerStatuses": [engine]}}));
+    }
 }
 
 fn collect_garbage(store: &mut Store) {

@@ -13,6 +13,7 @@ use super::{
     grants::{self, wants_slot},
     observed::{PodView, ReportedEpisode},
     places::Places,
+    restarts,
 };
 use crate::controllers::nodes::view::NodeView;
 
@@ -71,6 +72,8 @@ pub struct Terms<'a> {
     /// The first pause between two recoveries of one pod, and the longest.
     pub backoff: (SignedDuration, SignedDuration),
     pub window: SignedDuration,
+    /// For so long a granted restart is waited for.
+    pub patience: SignedDuration,
     /// So many replicas are kept up.
     pub replicas: usize,
     pub recent: &'a [PastGrant],
@@ -111,6 +114,7 @@ impl<'a> Terms<'a> {
             restarts_before_replace: count(recovery.restarts_before_replace),
             backoff: backoff_of(recovery),
             window: window_of(recovery),
+            patience: restarts::patience(&infd.spec.rollout),
             replicas,
             recent: infd.status.as_ref().map(|s| s.recovery.recent.as_slice()).unwrap_or_default(),
             places: Places::default(),
@@ -141,7 +145,12 @@ impl<'a> Terms<'a> {
 
     /// Does this pod wait for a slot of the budget that it may have now?
     pub fn may_restart(&self, pod: &PodView, now: &str) -> bool {
-        wants_slot(pod) && !self.taken_back(pod) && self.backs_off_until(pod, now).is_none()
+        wants_slot(pod) && self.may_recover(pod, now)
+    }
+
+    /// May this pod have a recovery now, if there is a slot for it?
+    pub fn may_recover(&self, pod: &PodView, now: &str) -> bool {
+        !self.taken_back(pod) && self.backs_off_until(pod, now).is_none()
     }
 
     /// Until when this pod gets no further recovery, because the last one is too young; `None`: it may have one.
@@ -190,6 +199,7 @@ impl<'a> Terms<'a> {
             restarts_before_replace: 2,
             backoff: (SignedDuration::ZERO, SignedDuration::ZERO),
             window,
+            patience: SignedDuration::from_mins(30),
             replicas: 0,
             recent: &[],
             places,
@@ -334,7 +344,7 @@ pub fn young(past: &PastGrant, age: SignedDuration, now: &str) -> bool {
 }
 
 /// Is `at` longer ago than `age`? What cannot be read is not.
-fn older(at: &str, age: SignedDuration, now: &str) -> bool {
+pub fn older(at: &str, age: SignedDuration, now: &str) -> bool {
     let times = at.parse::<Timestamp>().ok().zip(now.parse::<Timestamp>().ok());
     times.is_some_and(|(at, now)| now.duration_since(at) > age)
 }

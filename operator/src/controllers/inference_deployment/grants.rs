@@ -1,8 +1,8 @@
 //! The restart budget (I1, I2), pure: which grants stay, which end, which are new.
 //!
-//! A grant is a slot held by one pod, by UID. It ends when the agent says that the episode is over, when the pod is gone, or when it does
-//! not go although it must and its successor is up; never because evidence is missing: a doubt keeps the slot taken, so the budget can only
-//! be used too little.
+//! A grant is a slot held by one pod, by UID. It ends when the agent says that the episode is over, when the pod is gone, when it does
+//! not go although it must and its successor is up, or when a restart has had its time (`restarts`); never because evidence is missing: a
+//! doubt keeps the slot taken, so the budget can only be used too little.
 //! The caller stores the result under the resourceVersion of the status it came from *before* any pod learns of it.
 
 use crds::{Grant, GrantAction, episode::Episode, inference_deployment::RecoveryMode, poison::AHEAD_MS_MAX};
@@ -11,6 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     escalate::{self, Hold, Terms},
     observed::PodView,
+    restarts,
 };
 
 /// How long a note that a restart waits stands before it is renewed. The agents take it for fresh a good deal longer.
@@ -27,9 +28,9 @@ pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) ->
     // The one that waits longest first; the name makes the order total.
     waiting.sort_by_key(|pod| (pod.open_episode().and_then(|e| e.suspect_at.clone()), pod.name.clone()));
     let slots = usize::try_from(terms.max_unavailable).unwrap_or(0).min(terms.fleet_slots);
-    let free = slots.saturating_sub(taken(&kept, pods, now));
+    let free = slots.saturating_sub(taken(&kept, pods, terms, now));
     // A restart that was granted elsewhere and is in vain has its slot already.
-    let (away, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|pod| in_restart(pod));
+    let (away, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|pod| in_restart(pod, terms, now));
     let own = slots.saturating_sub(kept.len());
     // Whoever waits in a place that is full lets the next one pass.
     let mut places = terms.places.clone();
@@ -54,6 +55,16 @@ pub fn to_announce<'a>(grants: &'a [Grant], pod: &PodView) -> Option<&'a Grant> 
     let grant = grants.iter().find(mine)?;
     let awaited = wants_slot(pod) && pod.open_episode().is_some_and(|episode| episode.id == grant.episode);
     (awaited && pod.grant.as_deref() != Some(&grant.episode)).then_some(grant)
+}
+
+/// Is the replacement of this pod granted for what it stalls by now, and is it still there? One that went on by itself meanwhile is spared,
+/// and what began on it since is another case: a mere suspicion deletes nothing (I1).
+pub fn to_replace(grants: &[Grant], pod: &PodView) -> bool {
+    let Some(episode) = pod.open_episode() else { return false };
+    let mine = |grant: &&Grant| {
+        grant.pod_uid == pod.uid && grant.action == GrantAction::Replace && grant.episode == episode.id
+    };
+    grants.iter().filter(mine).any(|grant| wants_slot(pod) || restarts::fails(grant, pod))
 }
 
 /// The note for a pod that asks for a restart while the budget has no slot, if the one that stands there is not fresh.
@@ -83,6 +94,7 @@ fn grant(pod: &PodView, action: GrantAction, terms: &Terms<'_>, now: &str) -> Op
         node: pod.node.clone(),
         domain: terms.places.domain(&pod.node).to_owned(),
         granted_at: now.to_owned(),
+        restarts: Some(pod.restarts),
     })
 }
 
@@ -131,7 +143,12 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
         // After the key it showed that a restart is in vain: by a Xid, or by a process that does not end.
         return renewed(grant, pod, action, terms, now);
     }
-    Some(grant.clone())
+    let replaceable = !held && !terms.pods_refused && terms.may_recover(pod, now);
+    if replaceable && restarts::in_vain(grant, pod, terms, now) {
+        let replacement = renewed(grant, pod, GrantAction::Replace, terms, now);
+        return replacement.map(|fresh| Grant { restarts: grant.restarts, ..fresh });
+    }
+    (!restarts::overdue(pod, &grant.granted_at, terms, now)).then(|| grant.clone())
 }
 
 fn holds_slot(grants: &[Grant], pod: &PodView) -> bool {
@@ -140,16 +157,19 @@ fn holds_slot(grants: &[Grant], pod: &PodView) -> bool {
 
 /// Slots in use: the grants, and the pods in the middle of a restart that was granted elsewhere. One that does not end although it was
 /// asked to is made up for by its successor.
-fn taken(grants: &[Grant], pods: &[PodView], now: &str) -> usize {
-    let elsewhere = |pod: &&PodView| in_restart(pod) && !holds_slot(grants, pod) && !escalate::lingers(pod, now);
+fn taken(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) -> usize {
+    let elsewhere =
+        |pod: &&PodView| in_restart(pod, terms, now) && !holds_slot(grants, pod) && !escalate::lingers(pod, now);
     grants.len() + pods.iter().filter(elsewhere).count()
 }
 
 /// In the middle of a restart that somebody granted, be it the agent itself, or an operator whose status was lost. An engine that died by
 /// itself was granted nothing and holds nothing up.
-fn in_restart(pod: &PodView) -> bool {
+fn in_restart(pod: &PodView, terms: &Terms<'_>, now: &str) -> bool {
     let granted = pod.open_episode().filter(|episode| episode.granted_by.is_some());
-    granted.is_some_and(|e| matches!(e.stage.as_str(), "Granted" | "Killed" | "Restarting"))
+    let under_way = granted.filter(|e| matches!(e.stage.as_str(), "Granted" | "Killed" | "Restarting"));
+    let begun = |e: &Episode| e.granted_at.clone().or(e.suspect_at.clone()).unwrap_or_default();
+    under_way.is_some_and(|e| !restarts::overdue(pod, &begun(e), terms, now))
 }
 
 /// Only a confirmed stall asks for the second key. The agent takes its evidence meanwhile and, granted, holds the kill
@@ -269,11 +289,8 @@ mod tests {
     fn a_slot_that_is_taken_over_escalates_as_any_other() {
         let again = pod("a", "Stalled", 1);
         let grants = [Grant { episode: "e-old".to_owned(), ..held(&again) }];
-        let restarted = |at: &str| crds::PastGrant {
-            pod_uid: again.uid.clone(),
-            granted_at: at.to_owned(),
-            ..Default::default()
-        };
+        let restarted =
+            |at: &str| crds::PastGrant { pod_uid: again.uid.clone(), granted_at: at.to_owned(), ..Default::default() };
         let recent = ["2025-12-31T23:55:00Z", "2025-12-31T23:58:00Z"].map(restarted);
         let terms = Terms { recent: &recent, ..Terms::simple(RecoveryMode::Recover, 1) };
         let next = next(&grants, std::slice::from_ref(&again), &terms, NOW);
@@ -307,7 +324,7 @@ mod tests {
         let look = |grants: &[Grant], pods: &[PodView], now: &str| next(grants, pods, &terms, now);
         let found = look(std::slice::from_ref(&ahead), std::slice::from_ref(&cured), NOW);
         assert_eq!((found.len(), found[0].granted_at.as_str()), (1, NOW), "a delete may be on its way");
-        assert_eq!(fresh(&found, &[ahead.clone()]).count(), 0, "it is no other grant");
+        assert_eq!(fresh(&found, std::slice::from_ref(&ahead)).count(), 0, "it is no other grant");
         assert_eq!(look(&found, std::slice::from_ref(&cured), "2026-01-01T00:00:30Z"), found, "put right once (P7)");
         assert_eq!(look(&found, &[cured], "2026-01-01T00:00:31Z"), []);
         let starting = [PodView { ready: false, episode: Default::default(), ..pod("b", "", 1) }];

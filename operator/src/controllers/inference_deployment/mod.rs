@@ -14,6 +14,7 @@ pub mod places;
 pub mod plan;
 pub mod proofs;
 pub mod quantity;
+pub mod restarts;
 pub mod rollout;
 pub mod scaling;
 pub mod status;

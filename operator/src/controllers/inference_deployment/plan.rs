@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crds::{
-    Avoided, Grant, GrantAction, PastGrant,
+    Avoided, Grant, PastGrant,
     episode::{ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED},
     inference_deployment::RecoveryMode,
     recovery_note::{ANNOTATION_RECOVERY, RecoveryNote},
@@ -128,7 +128,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     };
     let note = RecoveryNote::of(recovery).text();
     let patch = |pod: &PodView| pod_patch(pod, &note, announced(pod), (queue(pod, &grants), last.contains(&pod.uid)));
-    let replaced = observed.pods.iter().filter(|pod| to_replace(announced(pod), pod));
+    let replaced = observed.pods.iter().filter(|pod| grants::to_replace(announced(pod), pod));
     let replaces: Vec<Replacement> = replaced.map(Replacement::of).collect();
     let waiting = observed.pods.iter().filter(|pod| grants::wants_slot(pod));
     let mut plan = Plan {
@@ -207,15 +207,6 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Is the replacement of this pod granted for what it stalls by now, and is it still there? One that went on by itself meanwhile is spared,
-/// and what began on it since is another case: a mere suspicion deletes nothing (I1).
-fn to_replace(grants: &[Grant], pod: &PodView) -> bool {
-    let Some(episode) = pod.open_episode().filter(|_| grants::wants_slot(pod)) else { return false };
-    let mine =
-        |grant: &Grant| grant.pod_uid == pod.uid && grant.action == GrantAction::Replace && grant.episode == episode.id;
-    grants.iter().any(mine)
-}
-
 /// The second key (I1), or the note that it must wait, and the order of scale-in: the frozen one goes first.
 fn pod_patch(
     pod: &PodView,
@@ -253,6 +244,7 @@ mod tests {
         build::build,
         testing::{healthy, infd, looked, pod},
     };
+    use crds::GrantAction;
     use serde_json::json;
 
     fn observed(pods: Vec<PodView>) -> Observed {

@@ -18,7 +18,7 @@ use super::{
 };
 
 /// An engine that has ended this often and never served crashes.
-const CRASHES_MIN: i32 = 3;
+pub const CRASHES_MIN: i32 = 3;
 const FAILED_MAX: usize = 10;
 
 /// Where a look at a rollout came to.
