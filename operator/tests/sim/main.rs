@@ -36,6 +36,7 @@ mod log;
 mod mend;
 mod nodes;
 mod patience;
+mod paused;
 mod random;
 mod report;
 mod rng;

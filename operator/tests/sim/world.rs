@@ -18,6 +18,7 @@ use super::{
         store::{Key, Store, wall},
         verbs::Target,
     },
+    paused,
     rng::Rng,
 };
 
@@ -71,8 +72,6 @@ pub struct World {
     pub orphans: Vec<Orphan>,
     pub drains: Vec<Drain>,
     counter: u64,
-    /// How many pods each ReplicaSet had when its Deployment was paused, by the Deployment's UID.
-    paused: BTreeMap<String, BTreeMap<String, usize>>,
     /// Hashes of templates, by UID and generation of their Deployment.
     hashes: BTreeMap<(String, u64), u32>,
     pub rng: Rng,
@@ -98,7 +97,6 @@ impl World {
             orphans: Vec::new(),
             drains: Vec::new(),
             counter: 0,
-            paused: BTreeMap::new(),
             hashes: BTreeMap::new(),
             rng: Rng::new(seed ^ 0x77),
             seen: (0, 0),
@@ -160,20 +158,17 @@ impl World {
         let (namespace, name) = (text(deployment, "namespace"), text(deployment, "name"));
         let template = &deployment["spec"]["template"];
         let set = self.set_name(deployment);
-        let set_uid = self.replica_set(store, deployment, &set);
+        let paused = deployment["spec"]["paused"] == true;
+        let set_uid = if paused { String::new() } else { self.replica_set(store, deployment, &set) };
         let wanted = deployment["spec"]["replicas"].as_u64().unwrap_or(1) as usize;
         let owned = |pod: &Object| owner(pod).rsplit_once('-').is_some_and(|(d, _)| d == name);
-        let pods: Vec<Arc<Object>> = store
-            .of("pods")
-            .filter(|(key, entry)| {
-                key.1 == namespace && owned(&entry.value) && entry.value["metadata"]["deletionTimestamp"].is_null()
-            })
-            .map(|(_, entry)| entry.value.clone())
-            .collect();
+        let here = |store: &Store| -> Vec<Arc<Object>> {
+            let stays = |pod: &Object| owned(pod) && pod["metadata"]["deletionTimestamp"].is_null();
+            let all = store.of("pods").filter(|(key, entry)| key.1 == namespace && stays(&entry.value));
+            all.map(|(_, entry)| entry.value.clone()).collect()
+        };
+        let pods = here(store);
         let (fresh, old): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| owner(pod) == set);
-        if deployment["spec"]["paused"] != true {
-            self.paused.remove(&text(deployment, "uid"));
-        }
         let ready = pods.iter().filter(|pod| is_ready(pod)).count();
         let soak_s = deployment["spec"]["minReadySeconds"].as_i64().unwrap_or(0);
         let available = pods.iter().filter(|pod| is_available(pod, soak_s, store.now_ms)).count();
@@ -182,8 +177,8 @@ impl World {
             rolling["maxSurge"].as_u64().unwrap_or(1) as usize,
             rolling["maxUnavailable"].as_u64().unwrap_or(0) as usize,
         );
-        if deployment["spec"]["paused"] == true {
-            self.stand_still(store, deployment, &pods);
+        if paused {
+            self.stand_still(store, deployment, &set, &pods);
         } else if fresh.len() < wanted && pods.len() < wanted + if old.is_empty() { 0 } else { surge } {
             self.create_pod(store, &namespace, &set, &set_uid, template);
         } else if let Some(victim) = old.iter().min_by_key(|pod| (is_ready(pod), text(pod, "name"))) {
@@ -196,6 +191,9 @@ impl World {
         {
             delete_pod(store, victim);
         }
+        if !paused {
+            paused::note_sizes(store, deployment, &here(store));
+        }
         let short = pods.len() < wanted || (!old.is_empty() && fresh.len() < wanted);
         let refused = short && self.quota.is_some_and(|most| store.of("pods").count() >= most);
         let status = json!({"status": {
@@ -205,21 +203,6 @@ impl World {
         }});
         if deployment["status"] != status["status"] {
             let _ = store.merge(&target("deployments", &namespace, &name, PLAIN).status(), &status);
-        }
-    }
-
-    /// Each ReplicaSet of a paused Deployment keeps its number. (That a change of the number is shared out among them is left out.)
-    fn stand_still(&mut self, store: &mut Store, deployment: &Object, pods: &[Arc<Object>]) {
-        let mut counts = BTreeMap::<String, usize>::new();
-        for pod in pods {
-            *counts.entry(owner(pod)).or_default() += 1;
-        }
-        let kept = self.paused.entry(text(deployment, "uid")).or_insert_with(|| counts.clone()).clone();
-        for (set, _) in kept.into_iter().filter(|(set, count)| counts.get(set).is_none_or(|there| there < count)) {
-            let namespace = text(deployment, "namespace");
-            if let Ok((_, live)) = store.read(&target("replicasets", &namespace, &set, PLAIN)) {
-                self.create_pod(store, &namespace, &set, &text(&live, "uid"), &live["spec"]["template"]);
-            }
         }
     }
 
@@ -247,7 +230,7 @@ impl World {
         store.create(&at, body).map(|(_, set)| text(&set, "uid")).unwrap_or_default()
     }
 
-    fn create_pod(&mut self, store: &mut Store, namespace: &str, set: &str, set_uid: &str, template: &Value) {
+    pub fn create_pod(&mut self, store: &mut Store, namespace: &str, set: &str, set_uid: &str, template: &Value) {
         if self.quota.is_some_and(|most| store.of("pods").count() >= most) {
             return;
         }
@@ -358,7 +341,7 @@ fn collect_garbage(store: &mut Store) {
     }
 }
 
-fn delete_pod(store: &mut Store, pod: &Object) {
+pub fn delete_pod(store: &mut Store, pod: &Object) {
     let _ = store.delete(&target("pods", &text(pod, "namespace"), &text(pod, "name"), PLAIN), &Value::Null);
 }
 
@@ -375,7 +358,7 @@ fn is_available(pod: &Object, soak_s: i64, now_ms: u64) -> bool {
     since.is_some_and(|since| super::kube::store::wall(now_ms).as_second() - since.as_second() >= soak_s)
 }
 
-fn cost(pod: &Object) -> i64 {
+pub fn cost(pod: &Object) -> i64 {
     let text = pod["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"].as_str();
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
