@@ -19,17 +19,15 @@ pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
     // long enough that the freeze falls into it also where another operator had to take over first
     held["rollout"] = json!({"onFailure": "Hold", "soakSeconds": 30});
     let held = (0, Act::Create { name: "chat", spec: held });
+    let until_held = [held, image(90_000, "engine:2"), (112_000, Act::FreezeOf { image: "engine:2" })];
+    let deleted = (180_000, Act::DeleteChild { plural: "deployments" });
     vec![
         // one stall of a new replica, which its restart cures; only another revision goes on
-        (
-            "held-revision",
-            vec![
-                held,
-                image(90_000, "engine:2"),
-                (112_000, Act::FreezeOf { image: "engine:2" }),
-                image(220_000, "engine:3"),
-            ],
-        ),
+        ("held-revision", [until_held.to_vec(), vec![image(220_000, "engine:3")]].concat()),
+        // what comes up when nothing of it stands comes up on the good one
+        ("held-revision-to-zero", [until_held.to_vec(), vec![replicas(180_000, 0), replicas(200_000, 2)]].concat()),
+        // and where that went with the Deployment, on the only one that is known
+        ("held-revision-deleted", [until_held.to_vec(), vec![deleted]].concat()),
         ("bad-revision", vec![created(2, "Recover"), image(50_000, BAD_IMAGE)]),
         ("bad-revision-mended", vec![created(2, "Recover"), image(50_000, BAD_IMAGE), image(105_000, "engine:2")]),
         // nobody restarts them: whoever survives is frozen for ever
@@ -69,6 +67,8 @@ pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
         "held-revision" => {
             &[("P11", "RolloutHeld", true), ("P11", "rolled-back", false), ("P11", "truebeat.io/restart-grant", true)]
         }
+        "held-revision-to-zero" => &[("P11", "RolloutHeld", true), ("P13", "\"reason\":\"RolledBack\"", true)],
+        "held-revision-deleted" => &[("P11", "RolloutHeld", true)],
         "bad-revision" => &[
             ("P13", "rolled-back", true),
             ("P13", "\"reason\":\"RolledBack\"", true),
@@ -88,6 +88,12 @@ pub fn expectations(name: &str) -> Vec<(u64, Act)> {
             (200_000, Act::Expect { condition: "Stalled", status: Some("True") }),
             (200_000, Act::ExpectOf { image: "engine:2", count: 1 }),
             (200_000, Act::ExpectServing { count: 3 }),
+        ],
+        "held-revision-to-zero" => vec![
+            (175_000, Act::ExpectOf { image: "engine:2", count: 1 }),
+            (240_000, Act::Expect { condition: "Stalled", status: Some("True") }),
+            (240_000, Act::ExpectOf { image: "engine:2", count: 0 }),
+            (240_000, Act::ExpectServing { count: 2 }),
         ],
         _ => Vec::new(),
     }

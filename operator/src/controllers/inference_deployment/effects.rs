@@ -56,8 +56,9 @@ fn troubled(infd: &InferenceDeployment) -> String {
     old["metadata"]["labels"][LABEL_REVISION] = json!("old");
     let owners = |uid: &str| json!([{"uid": uid, "controller": true}]);
     let metadata = json!({"uid": "uid-deployment", "ownerReferences": owners("uid-infd")});
+    let set = |template: &Value, replicas: i32| json!({"metadata": {"ownerReferences": owners("uid-deployment")}, "spec": {"replicas": replicas, "template": template}});
+    let sets = json!([set(&old, 1), set(&template, 4)]);
     let live = json!({"metadata": metadata, "spec": {"replicas": 4, "template": template}, "status": {}});
-    let sets = json!([{"metadata": {"ownerReferences": owners("uid-deployment")}, "spec": {"template": old}}]);
     let starting = PodView { ready: false, progressing: None, ..healthy("e") };
     let stalled = [("a", 1), ("b", 2), ("c", 3)].map(|(name, second)| pod(name, "Stalled", second));
     let of = |revision: &str, pod: PodView| PodView { revision: revision.to_owned(), ..pod };

@@ -47,18 +47,18 @@ pub enum State {
     Well,
     /// The revision of the spec has failed; the last good one stands in its place.
     RolledBack(FailedRevision),
-    /// It has failed and, by policy, stays as far as it has come: not one replica more of it, and none less.
+    /// It has failed and, by policy, stays as far as it has come: no further replica is brought to it, and none is brought back.
     Held(FailedRevision),
     /// It has failed and there is no way back; why, for people.
     Failed(String),
 }
 
-/// Is the history of templates needed to decide? Only while another revision than the last good one is wanted or stands, or one that
-/// this version of the operator does not make.
+/// Is the history of templates needed to decide? Only while another revision than the last good one is wanted or stands, one has failed, or
+/// there is one that this version of the operator does not make.
 pub fn needs_history(memory: &RolloutStatus, deployment: Option<&Value>) -> bool {
     let standing = deployment.map(|live| revision::of(&live["spec"]["template"])).unwrap_or_default();
-    let unsettled = !memory.stable.is_empty() && (standing != memory.stable || !memory.failed.is_empty());
-    unsettled || !memory.newer.is_empty()
+    let unsettled = !memory.stable.is_empty() && standing != memory.stable;
+    unsettled || !memory.failed.is_empty() || !memory.newer.is_empty()
 }
 
 /// Must `memory` stand in the API before the children are changed? A revision is remembered as failed before it is taken back, or a crash
@@ -145,19 +145,40 @@ fn made_before(observed: &Observed, memory: &RolloutStatus, fresh: &str, spec: &
 
 /// What becomes of a revision that has failed, made true in the Deployment's wanted `spec`.
 fn verdict(observed: &Observed, stable: &str, failure: FailedRevision, spec: &mut Value) -> State {
-    match observed.infd.spec.rollout.on_failure {
+    let standing = standing(observed, spec);
+    let hold = observed.infd.spec.rollout.on_failure == OnFailure::Hold;
+    let held_at_all = hold && !standing.is_empty();
+    // Where none of it stands there is nothing to hold: all that comes up next would come up on it.
+    let back = template_of(observed, stable).filter(|_| !hold || !standing.contains(&failure.revision.as_str()));
+    match back {
+        Some(good) => {
+            spec["template"] = good;
+            State::RolledBack(failure)
+        }
         // The Deployment controller replaces no replica of a paused Deployment, it only keeps their number.
-        OnFailure::Hold => {
+        None if held_at_all => {
             spec["paused"] = Value::Bool(true);
             State::Held(failure)
         }
-        OnFailure::RollBack => match template_of(observed, stable) {
-            Some(good) => {
-                spec["template"] = good;
-                State::RolledBack(failure)
-            }
-            None => State::Failed(why_not_back(stable, &failure)),
-        },
+        // A paused Deployment that has no ReplicaSet is given none, and would never have a pod.
+        None => State::Failed(why_not_back(stable, &failure)),
+    }
+}
+
+/// The revisions of which replicas stand now and are to stand on: a pause keeps those, and brings in no other. Not the pods tell, which
+/// outlive their Deployment for a moment, but its own ReplicaSets. One that has none, or is at zero, has nothing to keep.
+fn standing<'a>(observed: &'a Observed, wanted: &Value) -> Vec<&'a str> {
+    let Some(live) = observed.children.get("Deployment") else { return Vec::new() };
+    if number(&wanted["replicas"]) == 0 || number(&live["spec"]["replicas"]) == 0 {
+        return Vec::new();
+    }
+    match observed.children.get("ReplicaSet") {
+        Some(_) => {
+            let active = own_sets(observed).into_iter().filter(|set| number(&set["spec"]["replicas"]) > 0);
+            active.map(|set| revision::of(&set["spec"]["template"])).collect()
+        }
+        // in the first rollout of all, before anything has failed, nobody has asked for the history
+        None => vec![revision::of(&live["spec"]["template"])],
     }
 }
 
@@ -272,17 +293,22 @@ fn late(observed: &Observed, wanted: &str) -> Option<String> {
     overdue.then(|| format!("no new replica came to deliver within {seconds} s"))
 }
 
+/// The Deployment's own ReplicaSets. One of somebody else may bear the same labels, and would bring its author's pods in under our name
+/// (P9, A16).
+fn own_sets(observed: &Observed) -> Vec<&Value> {
+    let uid = observed.children.get("Deployment").and_then(|live| live["metadata"]["uid"].as_str()).unwrap_or_default();
+    let sets = observed.children.get("ReplicaSet").and_then(Value::as_array).into_iter().flatten();
+    sets.filter(|set| owned_by(set, uid)).collect()
+}
+
 /// The template of an earlier revision, as the Deployment's own history has it, and as it was applied: without what the controller and
-/// `kubectl rollout restart` add. A ReplicaSet of somebody else may bear the same labels, and would bring its author's pods in under
-/// our name (P9, A16); of two of the same revision the older is ours, the other came of a change by hand.
+/// `kubectl rollout restart` add. Of two of the same revision the older is ours, the other came of a change by hand.
 fn template_of(observed: &Observed, revision: &str) -> Option<Value> {
     if revision.is_empty() {
         return None;
     }
     let deployment = observed.children.get("Deployment")?;
-    let own = |set: &&Value| owned_by(set, deployment["metadata"]["uid"].as_str().unwrap_or_default());
-    let sets = observed.children.get("ReplicaSet").and_then(Value::as_array).into_iter().flatten();
-    let mut sets: Vec<&Value> = sets.filter(own).collect();
+    let mut sets = own_sets(observed);
     sets.sort_by_key(|set| set["metadata"]["creationTimestamp"].as_str());
     let templates = sets.into_iter().chain([deployment]).map(|object| &object["spec"]["template"]);
     let mut template = templates.into_iter().find(|template| revision::of(template) == revision)?.clone();

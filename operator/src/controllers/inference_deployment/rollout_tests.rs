@@ -52,7 +52,7 @@ impl Bench {
         });
         let of = |template: Value| {
             let owner = json!({"uid": "uid-deployment", "controller": true});
-            json!({"metadata": {"ownerReferences": [owner]}, "spec": {"template": template}})
+            json!({"metadata": {"ownerReferences": [owner]}, "spec": {"template": template, "replicas": 1}})
         };
         let sets = json!([of(template(&wanted)), of(set)]);
         let children = [("Deployment".to_owned(), live), ("ReplicaSet".to_owned(), sets)].into();
@@ -206,6 +206,59 @@ fn a_revision_that_is_held_stays_as_far_as_it_has_come() {
     assert_eq!(bench.word(), "ReplicaStalled", "another policy for what has failed already");
 }
 
+/// A revision that is held, and what stands of it by the sizes of its ReplicaSets: the failed one's and the good one's.
+fn held(sizes: [i32; 2]) -> Bench {
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
+    bench.observed.infd.spec.rollout.on_failure = OnFailure::Hold;
+    bench.observed.infd.status.as_mut().unwrap().rollout = bench.look().0.memory;
+    bench.observed.pods.clear();
+    for (set, size) in sizes.into_iter().enumerate() {
+        bench.observed.children.get_mut("ReplicaSet").unwrap()[set]["spec"]["replicas"] = json!(size);
+    }
+    bench
+}
+
+/// Word, and whether it is paused; the template is the failed revision's.
+fn as_wanted(bench: &Bench) -> (String, bool, bool) {
+    let mut desired = build(&bench.observed.infd);
+    steer(&bench.observed, &mut desired, now());
+    let spec = desired.pop().unwrap().body["spec"].take();
+    (bench.word(), spec["paused"] == true, revision::of(&spec["template"]) == bench.bad)
+}
+
+#[test]
+fn where_nothing_of_a_held_revision_stands_the_good_one_comes_up() {
+    let (held_there, good) = (("Held".to_owned(), true, true), ("ReplicaStalled".to_owned(), false, false));
+    assert_eq!(as_wanted(&held([1, 2])), held_there);
+    assert_eq!(as_wanted(&held([0, 2])), good, "it was rolled back, and then the policy became another");
+    assert_eq!(as_wanted(&held([0, 0])), good, "the controller would give all to the revision of the template");
+    let mut to_zero = held([1, 2]);
+    to_zero.observed.infd.spec.replicas = 0;
+    assert_eq!(as_wanted(&to_zero), good, "nobody can come too late for the way back up");
+    let mut from_zero = held([1, 2]);
+    from_zero.observed.children.get_mut("Deployment").unwrap()["spec"]["replicas"] = json!(0);
+    assert_eq!(as_wanted(&from_zero), good, "its controller is about to see it");
+}
+
+#[test]
+fn a_held_revision_without_a_deployment_is_made_without_a_pause() {
+    let mut bench = held([1, 2]);
+    bench.observed.children.remove("Deployment");
+    assert_eq!(as_wanted(&bench), ("Failed".to_owned(), false, true), "a paused one would never have a pod");
+    let mut anew = held([1, 2]);
+    anew.observed.children.get_mut("Deployment").unwrap()["metadata"]["uid"] = json!("uid-another");
+    assert_eq!(as_wanted(&anew), ("Failed".to_owned(), false, true), "the ReplicaSets of the one before do not count");
+    let mut third = held([0, 1]);
+    third.observed.children.get_mut("ReplicaSet").unwrap()[1]["spec"]["template"]["metadata"]["labels"]
+        [LABEL_REVISION] = json!("third");
+    assert_eq!(as_wanted(&third), ("Held".to_owned(), true, true), "no way back, and what stands is not replaced");
+    let mut first = Bench::new(vec![PodView { ready: false, restarts: 9, ..healthy("c") }]);
+    first.observed.infd.spec.rollout.on_failure = OnFailure::Hold;
+    first.observed.infd.status = None;
+    first.observed.children.remove("ReplicaSet");
+    assert_eq!(as_wanted(&first), ("Held".to_owned(), true, true), "in the first rollout nobody knows the history yet");
+}
+
 #[test]
 fn what_another_operator_took_back_stays_back() {
     let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);
@@ -299,7 +352,8 @@ fn the_memory_is_bounded_and_history_is_read_only_where_it_matters() {
     assert!(!needs_history(&RolloutStatus::default(), None) && !needs_history(&memory, Some(&live("s"))));
     assert!(needs_history(&memory, Some(&live("r"))) && needs_history(&memory, None));
     assert!(needs_history(&RolloutStatus { newer: "n".to_owned(), ..memory.clone() }, Some(&live("s"))));
-    assert!(needs_history(&RolloutStatus { failed, ..memory }, Some(&live("s"))));
+    assert!(needs_history(&RolloutStatus { failed: failed.clone(), ..memory }, Some(&live("s"))));
+    assert!(needs_history(&RolloutStatus { failed, ..RolloutStatus::default() }, None), "also in the first rollout");
 }
 
 #[test]
