@@ -1,9 +1,11 @@
 //! Scenes for the rows about GPUs and nodes that are broken, not heard, or held by a process that does not end.
 
+use serde_json::json;
+
 use super::{
     act::Act,
     rows::scene,
-    story::{Story, acts, create, freeze, gpus, plain},
+    story::{Story, acts, create, freeze, gpus, plain, spec},
 };
 
 /// What the driver says of a GPU (F1).
@@ -46,6 +48,23 @@ pub fn undead() -> Story {
         (60_000, Act::Unkillable { exit_ms: 1_500 }),
         (60_000, Act::ExpectServing { count: 3 }),
         freeze(200_000, 1),
+    ];
+    plain(acts, Vec::new())
+}
+
+/// Restarts were in vain on a node, and then the engine of another pod there outlives its kill: the node is known for that from then on.
+pub fn undead_on_a_bad_node() -> Story {
+    let mut spec = spec(5, "Recover");
+    spec["recovery"]["restartsBeforeReplace"] = json!(1);
+    let acts = vec![
+        (0, Act::Create { name: "chat", spec }),
+        freeze(20_000, 0),
+        freeze(80_000, 0),
+        // of those that are left only the fourth stands on the first one's node
+        (120_000, Act::Unkillable { exit_ms: 60_000 }),
+        freeze(120_000, 3),
+        (160_000, Act::Unkillable { exit_ms: 1_500 }),
+        (230_000, Act::ExpectFree { node: 0 }),
     ];
     plain(acts, Vec::new())
 }

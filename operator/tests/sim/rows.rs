@@ -141,6 +141,10 @@ pub fn all() -> Vec<Row> {
             let next = log.changes("truebeat.io/restart-grant", (203_000, 220_000));
             vec![log.granted_by(40_000), log.has("UnkillableEngine"), replaced, next]
         }),
+        row("i5-unkillable-where-restarts-were-in-vain", broken::undead_on_a_bad_node, |log| {
+            let replaced = log.changes("DELETE /api/v1/namespaces/serving/pods/", (80_000, 100_000));
+            vec![replaced, log.changes("UnkillableEngine", (120_000, 180_000))]
+        }),
         row("i7-poison-request", poison_request, |log| {
             vec![log.granted_by(40_000), log.grants_at_most(2), log.has("truebeat.io/poison")]
         }),

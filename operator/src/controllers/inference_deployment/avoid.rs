@@ -50,13 +50,28 @@ pub fn next(
     places
 }
 
-/// What is so now is seen again at every look; only news move the end (P7). Of Xids nothing is forgotten before it.
+/// What is so now is seen again at every look; only news move the end (P7): a replacement, and what is graver than what was known. Of Xids
+/// nothing is forgotten before it, and the gravest stays what the place is known for: by that word others hear of the node (I5).
 fn learn(known: &mut Avoided, place: Avoided) {
     let more: Vec<Xid> = place.xids.into_iter().filter(|xid| !known.xids.contains(xid)).collect();
     known.xids.extend(more);
     known.xids.truncate(XIDS_MAX);
-    if place.because == AvoidedBecause::RestartsDidNotCure {
-        (known.gpu_uuids, known.until, known.because) = (place.gpu_uuids, place.until, place.because);
+    let (old, new) = (gravity(known.because), gravity(place.because));
+    let replaced = place.because == AvoidedBecause::RestartsDidNotCure;
+    if new > old || (new == old && replaced) {
+        (known.gpu_uuids, known.because) = (place.gpu_uuids, place.because);
+    }
+    if new > old || replaced {
+        known.until = place.until;
+    }
+}
+
+/// What others must hear of first: an engine that still owns its GPU, then a GPU that serves nobody, then restarts that were in vain.
+fn gravity(because: AvoidedBecause) -> u8 {
+    match because {
+        AvoidedBecause::RestartsDidNotCure => 0,
+        AvoidedBecause::GpuFault => 1,
+        AvoidedBecause::Unkillable => 2,
     }
 }
 

@@ -132,6 +132,42 @@ fn fault_f1_a_gpu_that_needs_more_than_a_restart_makes_its_place_bad_by_itself()
     assert!(next(&infd("chat"), &[lost], &[], &nodes(1), now()).is_empty(), "never the last place");
 }
 
+/// A node is one place for all pods on it: what is known of it by one must not hide what another tells.
+#[test]
+fn the_gravest_of_what_pods_tell_is_what_a_place_is_known_for() {
+    use AvoidedBecause::{GpuFault, RestartsDidNotCure, Unkillable};
+    let at = |minutes| now() + SignedDuration::from_mins(minutes);
+    let replaced = pod("a", "Stalled", 1);
+    let lost = with_xid(died(pod("b", "Stalled", 1)), 119, crds::xid::XidRemedy::ResetGpu);
+    let outlives = undead(pod("c", "Killed", 1));
+    let look = |places: &[Avoided], pods: &[&PodView], minutes| {
+        let mut object = infd("chat");
+        object.status.get_or_insert_default().recovery.avoid = places.to_vec();
+        let pods: Vec<PodView> = pods.iter().map(|pod| (*pod).clone()).collect();
+        let grant = grant(&replaced, GrantAction::Replace);
+        next(&object, &pods, &[&grant], &nodes(4), at(minutes))
+    };
+    let seen = |places: &[Avoided]| (places.len(), places[0].because, places[0].until.clone());
+    let until = |minutes: i64| (at(minutes) + SignedDuration::from_hours(1)).to_string();
+
+    let first = look(&[], &[&replaced], 0);
+    assert_eq!(seen(&first), (1, RestartsDidNotCure, until(0)));
+    let graver = look(&first, &[&lost], 5);
+    assert_eq!(seen(&graver), (1, GpuFault, until(5)), "which is news");
+    let gravest = look(&graver, &[&lost, &outlives], 10);
+    assert_eq!(seen(&gravest), (1, Unkillable, until(10)));
+    assert_eq!(
+        look(&gravest, &[&outlives, &lost], 15),
+        gravest,
+        "seen again is no news, whoever is looked at first (P7)"
+    );
+    assert_eq!(seen(&look(&first, &[&outlives], 5)), (1, Unkillable, until(5)));
+    let more = look(&gravest, &[&outlives, &replaced], 20);
+    assert_eq!(seen(&more), (1, Unkillable, until(20)), "a replacement moves the end and lessens nothing");
+    assert_eq!(seen(&look(&graver, &[&replaced], 20)), (1, GpuFault, until(20)));
+    assert_eq!(more[0].xids, graver[0].xids, "nor is a Xid forgotten");
+}
+
 #[test]
 fn only_the_places_of_the_pods_that_go_are_marked_now() {
     let place = |node: &str| Avoided { node: node.into(), until: "t".into(), ..Avoided::default() };
