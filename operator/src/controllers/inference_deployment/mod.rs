@@ -3,6 +3,7 @@
 
 pub mod avoid;
 pub mod build;
+pub mod drift;
 pub mod escalate;
 pub mod events;
 pub mod execute;

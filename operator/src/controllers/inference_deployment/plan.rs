@@ -15,10 +15,10 @@ use serde_json::Value;
 use super::{
     avoid,
     build::{Child, revision},
+    drift::covers,
     escalate::{self, Fleet, Hold, Terms},
     grants,
     observed::{ANNOTATION_DELETION_COST, Observed, PodView, owned_by},
-    quantity,
     rollout::{self, Course},
     scaling,
 };
@@ -32,9 +32,6 @@ use crate::{
 
 /// Annotation on children: hash of what the operator last applied, so that a field it no longer wants is noticed.
 pub const ANNOTATION_APPLIED: &str = "inference.truebeat.io/applied";
-/// Numbers of which the server's own type has no "not said": it answers without them where they are zero. (Others, as `runAsUser`, are
-/// missing only where somebody took them out.)
-const PLAIN_NUMBERS: [&str; 3] = ["minReadySeconds", "initialDelaySeconds", "hostPort"];
 /// Deletion cost of a pod that does not progress: far below everything a person would set.
 const COST_FROZEN: &str = "-1000";
 const COST_FINE: &str = "0";
@@ -168,45 +165,6 @@ fn to_apply(mut child: Child, live: Option<&Value>) -> Option<Child> {
     (!same).then_some(child)
 }
 
-/// Does `live` hold everything that `wanted` says? The server adds defaults, so more is fine; a list must have the same
-/// length; quantities count by value, for it writes them its own way. What was taken out of `wanted` shows in the hash
-/// annotation.
-pub fn covers(live: &Value, wanted: &Value) -> bool {
-    match (live, wanted) {
-        (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(key, value)| match live.get(key) {
-            Some(live) if matches!(key.as_str(), "requests" | "limits" | "sizeLimit") => covers_quantities(live, value),
-            Some(live) => covers(live, value),
-            // the server drops empty objects and lists, and a zero where its own type cannot tell it from nothing
-            None => is_empty(value) || (*value == 0 && PLAIN_NUMBERS.contains(&key.as_str())),
-        }),
-        (Value::Array(live), Value::Array(wanted)) => {
-            live.len() == wanted.len() && live.iter().zip(wanted).all(|(live, wanted)| covers(live, wanted))
-        }
-        _ => live == wanted,
-    }
-}
-
-/// `live` and `wanted` are a quantity, or a table of quantities by resource.
-fn covers_quantities(live: &Value, wanted: &Value) -> bool {
-    match (live, wanted) {
-        (Value::Object(live), Value::Object(wanted)) => {
-            wanted.iter().all(|(name, value)| live.get(name).is_some_and(|live| covers_quantities(live, value)))
-        }
-        (Value::String(live), Value::String(wanted)) => quantity::equal(live, wanted),
-        _ => live == wanted,
-    }
-}
-
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Object(map) => map.is_empty(),
-        Value::Array(list) => list.is_empty(),
-        Value::String(text) => text.is_empty(), // an empty environment value is not sent back
-        _ => false,
-    }
-}
-
 /// The second key (I1), or the note that it must wait, and the order of scale-in: the frozen one goes first.
 fn pod_patch(
     pod: &PodView,
@@ -282,25 +240,6 @@ mod tests {
         let mut world = settled(vec![]);
         world.infd.spec.engine.image_pull_policy = None; // a field that is no longer wanted
         assert_eq!(plan(&world, build(&world.infd), None, now()).applies.len(), 1);
-    }
-
-    #[test]
-    fn a_quantity_that_the_server_writes_its_own_way_is_no_drift() {
-        let wanted = json!({"resources": {"limits": {"cpu": "0.5", "memory": "1024Mi"}}, "args": ["0.5"]});
-        let live =
-            |cpu: &str, arg: &str| json!({"resources": {"limits": {"cpu": cpu, "memory": "1Gi"}}, "args": [arg]});
-        assert!(covers(&live("500m", "0.5"), &wanted));
-        assert!(!covers(&live("501m", "0.5"), &wanted));
-        assert!(!covers(&live("500m", "500m"), &wanted), "only where quantities stand");
-        assert!(!covers(&json!({"resources": {"limits": {"cpu": "500m"}}, "args": ["0.5"]}), &wanted));
-    }
-
-    #[test]
-    fn a_zero_that_the_server_drops_is_no_drift() {
-        let wanted = json!({"minReadySeconds": 0, "securityContext": {"runAsUser": 0}});
-        assert!(covers(&json!({"securityContext": {"runAsUser": 0}}), &wanted));
-        assert!(!covers(&json!({"minReadySeconds": 5, "securityContext": {"runAsUser": 0}}), &wanted));
-        assert!(!covers(&json!({"securityContext": {}}), &wanted), "none is another user");
     }
 
     #[test]

@@ -13,10 +13,7 @@ use std::{
 use kube::ResourceExt;
 use tokio::time::Instant;
 
-use super::{
-    observed::Observed,
-    plan::{Plan, covers},
-};
+use super::{drift::covers, observed::Observed, plan::Plan};
 
 /// A record is tried for so long before what proves it goes: a webhook's pod or a leader of etcd is back by then. Clients wait for nobody
 /// meanwhile, for who stalls is fenced.
