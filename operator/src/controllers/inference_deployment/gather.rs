@@ -102,7 +102,8 @@ async fn accounts(calls: &Calls) -> Result<BTreeMap<String, Account>, CallError>
         None => Api::all_with(calls.client.clone(), &resource),
     };
     let all = calls.list(&api, "").await?.items;
-    Ok(all.iter().map(|infd| (infd.uid().unwrap_or_default(), Account::of(infd))).collect())
+    let now = calls.wall.now();
+    Ok(all.iter().map(|infd| (infd.uid().unwrap_or_default(), Account::of(infd, now))).collect())
 }
 
 /// The Deployment's ReplicaSets, each with the template of its revision.

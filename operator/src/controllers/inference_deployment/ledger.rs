@@ -12,6 +12,7 @@ use std::{
 };
 
 use crds::InferenceDeployment;
+use jiff::{SignedDuration, Timestamp};
 use kube::{Resource, core::DynamicObject};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -20,6 +21,8 @@ use super::escalate::Fleet;
 
 /// For so long a list is taken for another.
 const OPEN_MAX: Duration = Duration::from_secs(1);
+/// A restart that was granted is over by then, where nobody tells.
+const RESTART_MAX: SignedDuration = SignedDuration::from_mins(10);
 
 /// What one InferenceDeployment adds to the fleet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,11 +61,21 @@ impl Book {
 impl Account {
     /// Read as plain JSON: one object that this version of the operator cannot read whole (a newer one wrote it) must not keep the whole
     /// fleet from its restarts (B7, B8).
-    pub fn of(object: &DynamicObject) -> Self {
+    ///
+    /// One that is being deleted is no part of the fleet any more, and nobody looks after it: what its status says of stalls and grants would
+    /// stand for as long as somebody's finalizer keeps it. But the agents to which it has granted restarts have their keys already, and
+    /// what they restart is away; so a grant counts for as long as a restart may take.
+    pub fn of(object: &DynamicObject, now: Timestamp) -> Self {
         let (spec, status) = (&object.data["spec"], &object.data["status"]);
-        let count = |n: &Value| n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+        let leaves = object.metadata.deletion_timestamp.is_some();
+        let count = |n: &Value| if leaves { 0 } else { n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0) };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let young = |at: &Value| {
+            let at = at.as_str().and_then(|at| at.parse::<Timestamp>().ok());
+            at.is_some_and(|at| now.duration_since(at) < RESTART_MAX)
+        };
         let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
+        let grants = grants.filter(|grant| !leaves || young(&grant["grantedAt"]));
         Account {
             replicas: count(&spec["replicas"]),
             stalled: alarmed(
@@ -171,7 +184,7 @@ mod tests {
     fn a_replica_that_stalls_behind_an_open_gate_counts() {
         let listed = |status: Value| {
             let object = json!({"apiVersion": "v1", "kind": "X", "spec": {"replicas": 1}, "status": status});
-            Account::of(&serde_json::from_value(object).unwrap()).stalled
+            Account::of(&serde_json::from_value(object).unwrap(), Timestamp::UNIX_EPOCH).stalled
         };
         assert_eq!(listed(json!({"stalledReplicas": 1, "fencedReplicas": 0})), 1, "the last that serves is spared");
         assert_eq!(listed(json!({"fencedReplicas": 1})), 1, "as an older operator wrote it");
@@ -186,6 +199,23 @@ mod tests {
         let status = infd.status.get_or_insert_default();
         (status.fenced_replicas, status.fenced_by_person) = (2, 2);
         assert_eq!(Account::of_written(&infd).stalled, 1);
+    }
+
+    #[test]
+    fn one_that_is_kept_after_its_deletion_holds_what_its_agents_may_still_restart() {
+        let account = |deleted: Option<&str>, now: &str| {
+            let grant = json!({"podUid": "u", "grantedAt": "2026-01-01T00:00:00Z", "node": "n1", "domain": "z1"});
+            let status = json!({"stalledReplicas": 3, "fencedReplicas": 3, "recovery": {"grants": [grant]}});
+            let metadata = json!({"name": "x", "deletionTimestamp": deleted, "finalizers": ["example.com/wait"]});
+            let object = json!({"metadata": metadata, "spec": {"replicas": 8}, "status": status});
+            Account::of(&serde_json::from_value(object).unwrap(), now.parse().unwrap())
+        };
+        let at = vec![("n1".to_owned(), "z1".to_owned())];
+        let (soon, later) = ("2026-01-01T00:09:59Z", "2026-01-01T00:10:00Z");
+        assert_eq!(account(None, later), Account { replicas: 8, stalled: 3, grants_at: at.clone() });
+        let deleted = Some("2026-01-01T00:00:01Z");
+        assert_eq!(account(deleted, soon), Account { grants_at: at, ..Account::default() });
+        assert_eq!(account(deleted, later), Account::default());
     }
 
     #[test]
