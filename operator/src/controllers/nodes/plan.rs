@@ -138,7 +138,7 @@ pub fn patch(node: &NodeView, wish: &Wish, now: Timestamp) -> Option<NodePatch> 
                 "status": if wanted.is_true { "True" } else { "False" },
                 "reason": wanted.reason,
                 "message": wanted.message,
-                "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                "lastTransitionTime": wanted.since.unwrap_or_else(|| now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
             }]},
         })
     });
@@ -146,15 +146,17 @@ pub fn patch(node: &NodeView, wish: &Wish, now: Timestamp) -> Option<NodePatch> 
 }
 
 /// The condition as it should be; `None`: there is none and none is needed. One that is `True` stays so while anybody keeps
-/// away: with nobody there nothing can stall, which proves nothing.
+/// away: with nobody there nothing can stall, which proves nothing. Another finding is no transition: tools that drain what has been `True`
+/// for long enough count from `since`.
 fn condition(node: &NodeView, wish: &Wish) -> Option<StallsCondition> {
     if let Some((reason, message)) = &wish.finding {
-        return Some(StallsCondition { is_true: true, reason: (*reason).to_owned(), message: message.clone() });
+        let since = node.stalls.as_ref().filter(|before| before.is_true).and_then(|before| before.since.clone());
+        return Some(StallsCondition { is_true: true, reason: (*reason).to_owned(), message: message.clone(), since });
     }
     let before = node.stalls.clone()?;
     if before.is_true && wish.avoid.is_empty() {
         let message = "no engine has been recovered here lately".to_owned();
-        return Some(StallsCondition { is_true: false, reason: "NoRecentStall".to_owned(), message });
+        return Some(StallsCondition { is_true: false, reason: "NoRecentStall".to_owned(), message, since: None });
     }
     Some(before)
 }

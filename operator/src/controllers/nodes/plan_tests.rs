@@ -45,8 +45,8 @@ fn after(node: &NodeView, patch: &NodePatch) -> NodeView {
     }
     if let Some(said) = patch.condition.as_ref().map(|c| &c["status"]["conditions"][0]) {
         let text = |key: &str| said[key].as_str().unwrap_or_default().to_owned();
-        let is_true = said["status"] == "True";
-        node.stalls = Some(StallsCondition { is_true, reason: text("reason"), message: text("message") });
+        let (is_true, since) = (said["status"] == "True", Some(text("lastTransitionTime")));
+        node.stalls = Some(StallsCondition { is_true, reason: text("reason"), message: text("message"), since });
     }
     node
 }
@@ -76,6 +76,32 @@ fn a_place_is_marked_told_of_and_forgotten() {
     let free = after(&marked, &end);
     assert!(free.avoid.is_empty() && !free.suspect && free.stalls.as_ref().is_some_and(|c| !c.is_true), "{free:?}");
     assert_eq!(patch(&free, &Wish::default(), later), None);
+}
+
+/// Tools drain a node when this has been `True` for some time, and reckon from its last transition.
+#[test]
+fn another_finding_is_no_transition() {
+    let since = |node: &NodeView| node.stalls.clone().and_then(|said| said.since).expect("a condition");
+    let look = |node: &NodeView, infds: &[InferenceDeployment], at: &str| {
+        let at: Timestamp = at.parse().unwrap();
+        let wish = wishes(infds, at).remove("n1").unwrap_or_default();
+        let changed = patch(node, &wish, at).map_or_else(|| node.clone(), |patch| after(node, &patch));
+        assert_eq!(patch(&changed, &wish, at), None, "quiescent = silent (P7)");
+        changed
+    };
+    let first = look(&n1(), &[sick("chat", 3, true)], "2026-01-01T01:00:00Z");
+    let more = look(&first, &[sick("chat", 3, true), sick("other", 3, true)], "2026-01-01T01:01:00Z");
+    let said = |node: &NodeView| node.stalls.clone().map(|said| said.message);
+    assert_ne!(said(&more), said(&first));
+    assert_eq!((since(&first), since(&more)), ("2026-01-01T01:00:00Z".into(), "2026-01-01T01:00:00Z".into()));
+    let mut undead = sick("chat", 0, true);
+    undead.status.as_mut().unwrap().recovery.avoid[0].because = AvoidedBecause::Unkillable;
+    let graver = look(&more, &[undead], "2026-01-01T01:02:00Z");
+    assert_eq!(since(&graver), "2026-01-01T01:00:00Z");
+    let over = look(&graver, &[], "2026-01-01T01:03:00Z");
+    assert_eq!(since(&over), "2026-01-01T01:03:00Z");
+    let again = look(&over, &[sick("chat", 3, false)], "2026-01-01T01:04:00Z");
+    assert_eq!(since(&again), "2026-01-01T01:04:00Z");
 }
 
 #[test]

@@ -31,6 +31,8 @@ pub struct StallsCondition {
     pub is_true: bool,
     pub reason: String,
     pub message: String,
+    /// When it last became true or false, RFC 3339; `None`: nobody has said.
+    pub since: Option<String>,
 }
 
 /// The view of `node`; `domain_key` is the topology label of failure domains.
@@ -59,6 +61,7 @@ pub fn view(node: &Node, domain_key: &str) -> NodeView {
             is_true: c.status == "True",
             reason: c.reason.clone().unwrap_or_default(),
             message: c.message.clone().unwrap_or_default(),
+            since: c.last_transition_time.as_ref().map(|time| time.0.to_string()),
         }),
     }
 }
@@ -78,7 +81,7 @@ mod tests {
                 "allocatable": {"cpu": "8", "nvidia.com/gpu": "4", "example.com/none": "0"},
                 "conditions": [
                     {"type": "Ready", "status": "True"},
-                    {"type": "truebeat.io/engine-stalls", "status": "True", "reason": "R", "message": "m"},
+                    {"type": "truebeat.io/engine-stalls", "status": "True", "reason": "R", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"},
                 ],
             },
         }))
@@ -87,7 +90,8 @@ mod tests {
         assert!(seen.usable && seen.suspect);
         assert_eq!(seen.devices.iter().collect::<Vec<_>>(), ["nvidia.com/gpu"]);
         assert_eq!((seen.domain.as_deref(), seen.avoid.len()), (Some("z1"), 1));
-        let stalls = StallsCondition { is_true: true, reason: "R".into(), message: "m".into() };
+        let since = Some("2026-01-01T00:00:00Z".to_owned());
+        let stalls = StallsCondition { is_true: true, reason: "R".into(), message: "m".into(), since };
         assert_eq!(seen.stalls, Some(stalls));
         let cordoned = Node { spec: serde_json::from_value(json!({"unschedulable": true})).ok(), ..node };
         assert!(!view(&cordoned, "").usable && view(&cordoned, "").domain.is_none());
