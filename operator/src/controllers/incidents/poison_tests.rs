@@ -79,6 +79,28 @@ fn the_records_remember_what_pods_report_no_more_and_a_settled_world_is_silent()
     assert!(told(&then).iter().all(|(_, refused)| refused.is_empty()) && told(&then).len() == 2, "taken off");
 }
 
+/// What docs/poison.md tells of taking a record away.
+#[test]
+fn a_record_that_is_taken_away_comes_back_for_as_long_as_its_pod_tells_of_it() {
+    let mut then = world(vec![stalled("a", 1, &[(POISON, None)]), stalled("b", 2, &[(POISON, None)])]);
+    for write in plan(&then, Vec::new(), None, now()).incidents.writes {
+        let mut incident = EngineIncident::new(&write.name, write.spec.unwrap());
+        incident.status = write.status;
+        then.incidents.push(incident);
+    }
+    let refused_by_b = |world: &Observed| {
+        told(world).into_iter().find(|(name, _)| name == "b").is_some_and(|(_, refused)| !refused.is_empty())
+    };
+    let first = then.incidents.remove(0);
+    assert_eq!(first.spec.pod, "a");
+    let written = |world: &Observed| plan(world, Vec::new(), None, now()).incidents.writes.len();
+    assert!(written(&then) == 1 && refused_by_b(&then), "its pod tells of it");
+    then.pods.remove(0);
+    assert!(written(&then) == 0 && !refused_by_b(&then), "one stall is chance");
+    then.incidents.push(first);
+    assert!(refused_by_b(&then), "the pod's going alone does not help: the record remembers");
+}
+
 #[test]
 fn two_stalls_of_one_pod_bind_that_pod_alone() {
     let mut then = world(vec![stalled("a", 1, &[(POISON, None)])]);
