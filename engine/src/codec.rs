@@ -47,6 +47,9 @@ pub trait TextCodec: Send + Sync {
     /// A decoder for one request's output; `special`: special tokens show by their names.
     fn stream(&self, special: bool) -> Box<dyn TextStream>;
 
+    /// A decoder for one request's output: it gives what prompt and output say together beyond what the prompt alone says for certain.
+    fn stream_after(&self, prompt: &[u32], special: bool) -> Box<dyn TextStream>;
+
     /// The prompt for a conversation.
     ///
     /// # Errors

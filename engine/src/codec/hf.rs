@@ -56,6 +56,10 @@ impl TextCodec for HfCodec {
         Box::new(self.tokenizer.stream(!special))
     }
 
+    fn stream_after(&self, prompt: &[u32], special: bool) -> Box<dyn TextStream> {
+        Box::new(self.tokenizer.stream_after(prompt, !special))
+    }
+
     fn tool_format(&self) -> Option<ToolFormat> {
         self.template.as_ref()?.tool_format()
     }

@@ -40,6 +40,9 @@ impl TextCodec for Bytes {
     fn stream(&self, _: bool) -> Box<dyn TextStream> {
         unreachable!("no grammar decodes")
     }
+    fn stream_after(&self, _: &[u32], _: bool) -> Box<dyn TextStream> {
+        unreachable!("no grammar decodes")
+    }
     fn tool_format(&self) -> Option<ToolFormat> {
         None
     }

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     convert::Infallible,
+    sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -76,19 +77,20 @@ pub async fn answer(app: AppState, ready: &Ready, job: Job, deadline: Deadline) 
 /// Hands all outputs to the engine, or none.
 fn begin(app: &AppState, ready: &Ready, job: Job, id: &str, deadline_ns: u64) -> Result<Vec<ChoiceStart>, ApiError> {
     let Job { choices, text, logprobs, names_token_ids, tools, .. } = job;
-    let prompt = |r: &GenerateRequest| (r.prompt.len(), r.prompt.first().filter(|_| r.prompt_logprobs).copied());
+    let prompt = |r: &GenerateRequest| (r.prompt.clone(), r.prompt.first().filter(|_| r.prompt_logprobs).copied());
     let prompts: Vec<_> = choices.iter().map(|c| prompt(&c.request)).collect();
     let (requests, echoes): (Vec<_>, Vec<_>) =
         choices.into_iter().map(|c| (GenerateRequest { deadline_ns: Some(deadline_ns), ..c.request }, c.echo)).unzip();
     let streams = app.handle.submit(requests)?;
     let special = text.special || tools.as_ref().is_some_and(ToolUse::shows_special);
-    let start = |(index, ((stream, echo), (prompt_tokens, first_token)))| ChoiceStart {
+    let text_after = |prompt: &Arc<[u32]>| ChoiceText::new(ready.codec.stream_after(prompt, special), text.clone());
+    let start = |(index, ((stream, echo), (prompt, first_token)))| ChoiceStart {
         index,
         stream,
-        text: ChoiceText::new(ready.codec.stream(special), text.clone()),
+        text: text_after(&prompt),
         echo,
         first_token,
-        prompt_tokens,
+        prompt_tokens: prompt.len(),
         logprobs,
         names_token_ids,
         tools: tools.as_ref().map(|tools| ChoiceTools {

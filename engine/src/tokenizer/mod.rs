@@ -148,6 +148,11 @@ impl Tokenizer {
         StreamDecoder::new(self.clone(), skip_special_tokens)
     }
 
+    /// A decoder for the tokens that follow a prompt: its text is what all of them have beyond the prompt's.
+    pub fn stream_after(&self, prompt: &[u32], skip_special_tokens: bool) -> StreamDecoder {
+        StreamDecoder::after(self, prompt, skip_special_tokens)
+    }
+
     /// Text of one token by itself, for logprobs; a token that is part of a character gives U+FFFD.
     pub fn token_text(&self, id: u32) -> String {
         String::from_utf8_lossy(&self.token_bytes(id)).into_owned()

@@ -6,6 +6,11 @@ use super::{Spelling, Tokenizer, TokenizerError};
 /// Tokens held back at most while a text ends in U+FFFD: longer than any character, short enough to bound the work.
 const HELD_TOKENS_MAX: usize = 16;
 
+/// Of a prompt so many tokens with a text are looked at, and so many in all: more than any character has bytes, and than any template
+/// writes control tokens in a row.
+const PROMPT_TOKENS: usize = 8;
+const PROMPT_TOKENS_MAX: usize = 64;
+
 /// Decodes one stream of tokens.
 #[derive(Debug)]
 pub struct StreamDecoder {
@@ -32,6 +37,21 @@ impl StreamDecoder {
             Spelling::Decoder => State::Window { ids: Vec::new(), shown: 0, shown_text: String::new() },
         };
         Self { tokenizer, skip_special_tokens, state }
+    }
+
+    /// One for what follows a prompt whose text was told already: a blank behind it is one of the text, and a character that it ends in
+    /// the middle of is completed. Its end says all that matters.
+    pub(super) fn after(tokenizer: &Tokenizer, prompt: &[u32], skip_special_tokens: bool) -> Self {
+        let shows = |id: u32| !(skip_special_tokens && tokenizer.is_special(id));
+        let last = prompt.len().saturating_sub(PROMPT_TOKENS_MAX);
+        let places = (last..prompt.len()).rev().filter(|at| shows(prompt[*at]));
+        let from = places.take(PROMPT_TOKENS).last().unwrap_or(last);
+        let mut stream = Self::new(tokenizer.clone(), skip_special_tokens);
+        match prompt[from..].iter().try_for_each(|id| stream.push(*id).map(drop)) {
+            Ok(()) => stream,
+            // a prompt that the decoder cannot read has no text that the output could go on with
+            Err(_) => Self::new(tokenizer.clone(), skip_special_tokens),
+        }
     }
 
     /// Takes the next token; gives the text that is now certain, if any.

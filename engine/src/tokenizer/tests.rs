@@ -25,6 +25,16 @@ fn stream_all(tokenizer: &Tokenizer, ids: &[u32], skip: bool) -> (String, Vec<St
     (pieces.concat(), certain)
 }
 
+/// What a prompt says for certain, and what an output says after it: together all that both say.
+pub fn prompt_and_output(tokenizer: &Tokenizer, (prompt, output): (&[u32], &[u32]), skip: bool) -> (String, String) {
+    let mut stream = tokenizer.stream(skip);
+    let certain: String = prompt.iter().filter_map(|id| stream.push(*id).unwrap()).collect();
+    let mut stream = tokenizer.stream_after(prompt, skip);
+    let mut text: String = output.iter().filter_map(|id| stream.push(*id).unwrap()).collect();
+    text.extend(stream.finish().unwrap());
+    (certain, text)
+}
+
 #[test]
 fn llama_prompts_begin_with_bos_and_qwens_do_not() {
     let (_dir, llama) = demo(DemoArch::Llama);
@@ -132,7 +142,9 @@ fn with_decoder(decoder: &Value) -> Tokenizer {
     for byte in 0..=255 {
         vocab.insert(format!("<0x{byte:02X}>"), vocab.len().into());
     }
-    let json = serde_json::json!({"version": "1.0", "added_tokens": [],
+    let special = json!({"id": 1, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true});
+    let json = serde_json::json!({"version": "1.0", "added_tokens": [special],
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
             {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
         "decoder": decoder,
@@ -176,6 +188,35 @@ proptest! {
     fn sentencepieces_put_together_are_the_text(ids in proptest::collection::vec(0u32..263, 0..60)) {
         let tokenizer = sentencepiece();
         prop_assert_eq!(stream_all(&tokenizer, &ids, true).0, tokenizer.decode(&ids, true).unwrap());
+    }
+
+    /// The output's text is what it adds to the prompt's, its first blank too: any pieces, cut anywhere, special ones at the cut.
+    #[test]
+    fn an_output_adds_to_its_prompt_what_it_says(
+        ids in proptest::collection::vec(0u32..263, 0..30),
+        marks in 0usize..20,
+        at in any::<proptest::sample::Index>(),
+    ) {
+        let tokenizer = sentencepiece();
+        let (prompt, output) = ids.split_at(at.index(ids.len() + 1));
+        let prompt = [prompt, &vec![1; marks]].concat();
+        let (certain, text) = prompt_and_output(&tokenizer, (&prompt, output), true);
+        prop_assert_eq!(certain + &text, tokenizer.decode(&[&prompt, output].concat(), true).unwrap());
+    }
+
+    /// The same of a text and the library's own decoder.
+    #[test]
+    fn a_blank_after_a_prompt_is_kept(text in "[ab é漢🦀]{1,12}", at in any::<proptest::sample::Index>()) {
+        let metaspace = serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+        for tokenizer in [sentencepiece(), with_decoder(&metaspace)] {
+            let ids = tokenizer.encode(&text, true).unwrap();
+            let (prompt, output) = ids.split_at(at.index(ids.len() + 1));
+            let whole = |ids: &[u32]| tokenizer.inner.decode(ids, true).unwrap();
+            let (certain, text) = prompt_and_output(&tokenizer, (prompt, output), true);
+            prop_assert_eq!(certain.clone() + &text, whole(&ids));
+            let is_certain = certain == whole(prompt) || whole(prompt).ends_with(char::REPLACEMENT_CHARACTER);
+            prop_assert!(is_certain, "{:?}", certain);
+        }
     }
 
     /// A decoder that only the library knows: its text comes through a window.

@@ -95,6 +95,16 @@ async fn a_seed_gives_the_same_text_whatever_runs_beside_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_output_completes_the_character_that_its_prompt_ends_in() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let mut body = json!({"prompt": [97, 0xC3], "max_tokens": 1, "allowed_token_ids": [0xA9]});
+    assert_eq!(post(engine.addr, COMPLETIONS, &body).await.json()["choices"][0]["text"], "é");
+    (body["echo"], body["logprobs"]) = (true.into(), 0.into());
+    let choice = post(engine.addr, COMPLETIONS, &body).await.json()["choices"][0].clone();
+    assert_eq!((&choice["text"], &choice["logprobs"]["text_offset"]), (&json!("aé"), &json!([0, 1, 1])));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn echo_with_logprobs_tells_of_every_token_of_prompt_and_output() {
     // A budget of 8 tokens a step cuts the prompt: its rows come from several steps.
     let mut setup = Setup::default();

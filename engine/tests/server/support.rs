@@ -213,6 +213,12 @@ impl TextCodec for ByteCodec {
         Box::new(ByteStream { codec: *self, special, pending: Vec::new() })
     }
 
+    fn stream_after(&self, prompt: &[u32], special: bool) -> Box<dyn TextStream> {
+        let mut stream = ByteStream { codec: *self, special, pending: Vec::new() };
+        prompt.iter().for_each(|id| drop(stream.push(*id)));
+        Box::new(stream)
+    }
+
     fn tool_format(&self) -> Option<ToolFormat> {
         Some(self.tools)
     }

@@ -54,7 +54,7 @@ pub fn inputs(
         prompts.iter_mut().for_each(|p| drop(p.drain(..p.len().saturating_sub(last))));
     }
     let build = |tokens: Vec<u32>| -> Result<Input, ApiError> {
-        let text = if echo.text { ready.codec.decode(&tokens)? } else { String::new() };
+        let text = if echo.text { told(&tokens, ready)? } else { String::new() };
         let max_new_tokens = fit(kind, tokens.len(), max_tokens, ready)?;
         Ok(Input { tokens: tokens.into(), max_new_tokens, echo: text, prompt_logprobs: echo.text && echo.logprobs })
     };
@@ -67,6 +67,16 @@ pub fn inputs(
         }
         _ => Ok(inputs),
     }
+}
+
+/// The text of a prompt that an output follows: a character that it ends in the middle of is the output's.
+fn told(tokens: &[u32], ready: &Ready) -> Result<String, ApiError> {
+    let text = ready.codec.decode(tokens)?;
+    if !text.ends_with(char::REPLACEMENT_CHARACTER) {
+        return Ok(text);
+    }
+    let mut stream = ready.codec.stream(false);
+    Ok(tokens.iter().map(|id| stream.push(*id)).collect::<Result<_, _>>()?)
 }
 
 /// One prompt of `/tokenize`: a text.

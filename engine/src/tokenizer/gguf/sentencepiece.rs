@@ -94,6 +94,7 @@ mod tests {
 
     use super::super::tests::{list, texts as text_list};
     use crate::tokenizer::Tokenizer;
+    use crate::tokenizer::tests::prompt_and_output;
     use crate::weights::Gguf;
     use crate::weights::gguf::Builder;
 
@@ -178,6 +179,16 @@ mod tests {
             let ids = tokenizer.encode(&text, false).unwrap();
             prop_assert_eq!(&ids, &reference(&text));
             prop_assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
+        }
+
+        #[test]
+        fn an_output_keeps_the_blank_that_it_begins_with(prompt in "[abcé 漢]{1,12}", output in "[abcé 漢]{1,12}") {
+            let tokenizer = tokenizer(|file| file);
+            // the output's tokens begin with the blank that is put before a text
+            let (before, after) = (tokenizer.encode(&prompt, true).unwrap(), tokenizer.encode(&output, false).unwrap());
+            let (certain, text) = prompt_and_output(&tokenizer, (&before, &after), true);
+            prop_assert_eq!(&text, &format!(" {output}"));
+            prop_assert_eq!(certain + &text, tokenizer.decode(&[before, after].concat(), true).unwrap());
         }
     }
 }
