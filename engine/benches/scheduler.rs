@@ -20,6 +20,7 @@ fn main() {
     report("scheduler_guesses_64", 80_000.0, || decode(64, 4));
     report("scheduler_admit_2048_new", 100_000.0, || admit(false));
     report("scheduler_admit_2048_cached", 100_000.0, || admit(true));
+    report("scheduler_submit_behind_200", 1_000_000.0, submit_behind_200);
 }
 
 /// Runs rounds that tell their ns a decision.
@@ -87,5 +88,27 @@ fn admit(cached: bool) -> f64 {
         scheduler.submit(NewSeq::new(id, prompt, 1), 0).expect("it fits");
         step(&mut scheduler);
     }
+    began.elapsed().as_nanos() as f64 / count
+}
+
+/// A prompt of 32,768 tokens comes behind 200 like it, all but its last 64 tokens the same, with a deadline that they can meet.
+fn submit_behind_200() -> f64 {
+    let mut scheduler = Scheduler::new(limits());
+    let shared = prompt(0, 32_704);
+    let new = |id: u64| {
+        let prompt = [shared.clone(), prompt(id, 64)].concat();
+        NewSeq { deadline_ns: Some(1_000_000_000), ..NewSeq::new(id, prompt, 1) }
+    };
+    scheduler.submit(new(999), 0).expect("it fits");
+    let plan = scheduler.plan(0);
+    scheduler.apply(vec![SeqResult::Advanced { id: 999, tokens: vec![7] }]);
+    scheduler.learn(&plan, 500_000_000);
+    for id in 0..200 {
+        scheduler.submit(new(id), 0).expect("it can be served");
+    }
+    let last = [new(300), new(301), new(302)];
+    let count = last.len() as f64;
+    let began = Instant::now();
+    last.into_iter().for_each(|new| scheduler.submit(new, 0).expect("it can be served"));
     began.elapsed().as_nanos() as f64 / count
 }

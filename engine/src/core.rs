@@ -8,7 +8,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, sync_channel},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use heartbeat::{Writer, page::Identity};
@@ -42,6 +42,8 @@ mod warm;
 
 /// Requests that the loop takes in before a step: those that run do not wait for a whole burst of new ones.
 const SUBMISSIONS_A_TURN: usize = 32;
+/// And for so long, one at least: what a request costs here grows with its prompt, and between two beats nobody's token comes.
+const SUBMITTING_MAX: Duration = Duration::from_millis(10);
 /// An idle loop turns, and beats, at least this often.
 const IDLE_WAIT: Duration = Duration::from_millis(100);
 
@@ -267,7 +269,7 @@ impl Boot {
 fn turn(core: &mut Core, inbox: &Receiver<Submission>, faults: &Faults, stop: &AtomicBool) -> Result<(), Stuck> {
     use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
     while !stop.load(Ordering::Relaxed) {
-        inbox.try_iter().take(SUBMISSIONS_A_TURN).for_each(|new| core.submit(new));
+        take_in(inbox.try_iter(), SUBMITTING_MAX, |new| core.submit(new));
         if core.step(faults)? {
             continue;
         }
@@ -279,6 +281,17 @@ fn turn(core: &mut Core, inbox: &Receiver<Submission>, faults: &Faults, stop: &A
         }
     }
     Ok(())
+}
+
+/// Takes in what is there, as much as a turn may.
+fn take_in<T>(news: impl Iterator<Item = T>, within: Duration, mut submit: impl FnMut(T)) {
+    let began = Instant::now();
+    for new in news.take(SUBMISSIONS_A_TURN) {
+        submit(new);
+        if began.elapsed() >= within {
+            break;
+        }
+    }
 }
 
 fn limits_of(config: &CoreConfig, info: &ModelInfo) -> Limits {

@@ -92,3 +92,13 @@ async fn a_mask_that_everybody_waits_for_is_given_up_sooner() {
     assert!(one.stream.next().await.is_err(), "it has failed, alone");
     assert!(!one.core.step(&faults).unwrap(), "and nothing is left");
 }
+
+#[test]
+fn a_turn_takes_in_few_that_are_slow_and_not_all_that_are_quick() {
+    let taken = |within: Duration| {
+        let mut taken = 0;
+        take_in(0..100, within, |_| taken += 1);
+        taken
+    };
+    assert_eq!((taken(Duration::ZERO), taken(Duration::MAX)), (1, SUBMISSIONS_A_TURN));
+}

@@ -1,8 +1,6 @@
 //! Who gets in: what can never be served, or not in time, is refused at once with the reason; the rest waits by rank and is admitted
 //! from the head of the queue, never past it.
 
-use std::collections::HashSet;
-
 use super::plan::{Limits, NewSeq, PROMPT_ROWS_MAX, Refusal, StepPlan};
 use super::seq::{Rank, Seq};
 use super::{Scheduler, push};
@@ -21,10 +19,31 @@ impl Scheduler {
             return Err(Refusal::QueueFull { waiting: self.waiting.len() });
         }
         self.arrivals += 1;
-        let seq = Seq::new(new, self.arrivals, self.pool.table());
+        let mut seq = Seq::new(new, self.arrivals, self.pool.table());
+        self.note_shared(&mut seq);
         self.check_deadline(&seq, now_ns).inspect_err(|_| self.pace.doubt())?;
+        if self.limits.prefix_cache {
+            let size = self.limits.block_size.max(1);
+            self.waiting.range_mut(seq.rank..).for_each(|(_, other)| other.goes_after(&seq, size));
+        }
         self.waiting.insert(seq.rank, seq);
         Ok(())
+    }
+
+    /// A prefix that several have runs once, and one that is cached not at all: the newcomer notes what that is of its prompt. That is looked
+    /// up once for each, so that a queue of long prompts is not gone through, token by token, for everybody who comes.
+    fn note_shared(&self, new: &mut Seq) {
+        if !self.limits.prefix_cache {
+            return;
+        }
+        let size = self.limits.block_size.max(1);
+        // What decodes have run is found in the cache.
+        let under_way = self.running.iter().filter(|other| other.prefill_owed() > 0);
+        let before = under_way.chain(self.waiting.range(..new.rank).map(|(_, other)| other));
+        before.for_each(|other| new.goes_after(other, size));
+        if new.to_run() >= size {
+            new.look_for_cached();
+        }
     }
 
     /// Can the first token come by the deadline? Only what must happen first is counted: this sequence's prompt and the prompts before it,
@@ -33,31 +52,13 @@ impl Scheduler {
     fn check_deadline(&self, seq: &Seq, now_ns: u64) -> Result<(), Refusal> {
         let Some(deadline_ns) = seq.spec.deadline_ns else { return Ok(()) };
         let left_ns = deadline_ns.saturating_sub(now_ns);
-        let all = self.running.iter().chain(self.waiting.values());
-        let before: Vec<&Seq> = all.filter(|other| other.rank < seq.rank).collect();
-        let needed_ns = |tokens: usize| self.pace.prefill_ns(tokens).filter(|needed_ns| *needed_ns > left_ns);
-        let at_most = before.iter().map(|other| other.prefill_owed()).sum::<usize>() + seq.prefill_owed();
-        // Counting what is shared takes a while, and is seldom needed.
-        match needed_ns(at_most).and_then(|_| needed_ns(self.tokens_to_run(&before, seq))) {
+        let before = self.running.iter().filter(|other| other.rank < seq.rank);
+        let before = before.chain(self.waiting.range(..seq.rank).map(|(_, other)| other));
+        let tokens = before.map(Seq::to_run).sum::<usize>() + seq.to_run().max(1);
+        match self.pace.prefill_ns(tokens).filter(|needed_ns| *needed_ns > left_ns) {
             None => Ok(()),
             Some(ns) => Err(too_late(ns, left_ns)),
         }
-    }
-
-    /// Prompt tokens that run until `seq` has its first logits, if those before it run first: a prefix that several have runs once.
-    fn tokens_to_run(&self, before: &[&Seq], seq: &Seq) -> usize {
-        let mut seen = HashSet::new();
-        let size = self.limits.block_size.max(1);
-        let mut fresh = |seq: &Seq| {
-            let shared = seq.chain(size).iter().filter(|hash| !seen.insert(**hash)).count() * size;
-            match seq.blocks().next() {
-                // It took what was cached when it got its blocks.
-                Some(_) => seq.prefill_owed(),
-                None if self.limits.prefix_cache => seq.prefill_owed().saturating_sub(shared.max(seq.cached_tokens())),
-                None => seq.prefill_owed(),
-            }
-        };
-        before.iter().map(|other| fresh(other)).sum::<usize>() + fresh(seq).max(1)
     }
 
     /// Ends the waiting ones whose deadline cannot be met any more, were they the next: a step spent on them would be taken from those who

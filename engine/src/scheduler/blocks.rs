@@ -200,6 +200,11 @@ impl BlockTable {
         self.sealed.iter().map(|block| block.0.id).chain(self.open.iter().map(|block| block.0.id))
     }
 
+    /// Tokens in blocks that are known by their content.
+    pub fn sealed_tokens(&self) -> usize {
+        self.sealed.len() * self.pool.0.block_size
+    }
+
     /// Blocks.
     pub fn len(&self) -> usize {
         self.sealed.len() + self.open.len()

@@ -35,7 +35,9 @@ pub(super) struct Seq {
     cached: usize,
     /// While it waits: how many of its tokens the cache had when somebody last looked.
     cached_seen: usize,
-    /// The hash of all tokens up to the end of each full block, once somebody asked.
+    /// And how many of its first tokens are those of prompts that run before it.
+    shared: usize,
+    /// The hash of all the prompt's tokens up to the end of each full block, once somebody asked.
     chain: OnceCell<Box<[u64]>>,
     pub ended: bool,
     table: BlockTable,
@@ -47,7 +49,7 @@ impl Seq {
         let prompt_len = tokens.len();
         let rank = Rank { priority: spec.priority, arrival };
         let (computed, drafts, planned, planned_drafts, rows_reported) = (0, Vec::new(), 0, 0, 0);
-        let (admissions, cached, cached_seen, chain, ended) = (0, 0, 0, OnceCell::new(), false);
+        let (admissions, cached, cached_seen, shared, chain, ended) = (0, 0, 0, 0, OnceCell::new(), false);
         Self {
             spec,
             rank,
@@ -61,6 +63,7 @@ impl Seq {
             admissions,
             cached,
             cached_seen,
+            shared,
             chain,
             ended,
             table,
@@ -122,8 +125,41 @@ impl Seq {
     }
 
     /// How many of its tokens the cache has now.
-    pub fn cached_tokens(&self) -> usize {
+    fn cached_tokens(&self) -> usize {
         if self.reports_left() { 0 } else { self.table.cached(&self.tokens) }
+    }
+
+    /// Tokens that will run for it before its next one, with all that goes before it run already: by what was known of that when it came.
+    pub fn to_run(&self) -> usize {
+        match self.table.is_empty() {
+            true => self.prefill_owed().saturating_sub(self.shared.max(self.cached_seen)),
+            // It took what was cached when it got its blocks.
+            false => self.prefill_owed(),
+        }
+    }
+
+    /// Looks what the cache has of it.
+    pub fn look_for_cached(&mut self) {
+        self.cached_seen = self.cached_tokens();
+    }
+
+    /// `other` runs before it: what they have in common does not run again.
+    pub fn goes_after(&mut self, other: &Self, size: usize) {
+        if !self.reports_left() {
+            self.shared = self.shared.max(self.common(other, size));
+        }
+    }
+
+    /// Tokens of full blocks that both prompts begin with.
+    fn common(&self, other: &Self, size: usize) -> usize {
+        let (mine, theirs) = (self.chain(size), other.chain(size));
+        let (mut same, mut most) = (0, mine.len().min(theirs.len()));
+        // a hash is of all before it: where two are equal, those before them are
+        while same < most {
+            let middle = same + (most - same).div_ceil(2);
+            if mine[middle - 1] == theirs[middle - 1] { same = middle } else { most = middle - 1 }
+        }
+        same * size
     }
 
     /// Tokens to run before its next one if it is admitted, by what the cache had when it was last looked for there. Only what is `too_many`
@@ -131,20 +167,21 @@ impl Seq {
     pub fn still_to_run(&mut self, too_many: impl Fn(usize) -> bool) -> usize {
         let owed = |seq: &Self| seq.prefill_owed().saturating_sub(seq.cached_seen).max(1);
         if too_many(owed(self)) {
-            self.cached_seen = self.cached_tokens();
+            self.look_for_cached();
         }
         owed(self)
     }
 
-    /// For each full block of `size` tokens the hash of all tokens up to its end: equal for equal beginnings. They are made once.
-    pub fn chain(&self, size: usize) -> &[u64] {
+    /// For each full block of the prompt, of `size` tokens, the hash of all tokens up to its end: equal for equal beginnings. They are made
+    /// once.
+    fn chain(&self, size: usize) -> &[u64] {
         self.chain.get_or_init(|| {
             let mut chain = DefaultHasher::new();
             let link = |block: &[u32]| {
                 block.hash(&mut chain);
                 chain.finish()
             };
-            self.tokens.chunks_exact(size).map(link).collect()
+            self.tokens[..self.prompt_len].chunks_exact(size).map(link).collect()
         })
     }
 
@@ -165,9 +202,10 @@ impl Seq {
 
     /// Loses its blocks; what is not found in the cache later is computed again (preemption by recompute).
     pub fn restart(&mut self) {
+        self.cached_seen = if self.reports_left() { 0 } else { self.table.sealed_tokens() };
         self.table.clear();
         self.drafts.clear();
-        (self.computed, self.cached_seen) = (0, 0);
+        self.computed = 0;
         self.forget_plan();
     }
 
@@ -263,7 +301,6 @@ impl Seq {
         );
         if !tokens.is_empty() {
             self.tokens.extend(&tokens);
-            self.chain.take();
         }
         self.computed = (self.computed + ran + accepted).min(self.tokens.len());
         self.rows_reported = self.rows_reported.max(self.computed.min(self.prompt_len));
@@ -321,6 +358,17 @@ mod tests {
         assert_eq!((one.chain(BLOCK).as_ptr(), one.chain(BLOCK).len()), (made, 2));
         assert_eq!(one.chain(BLOCK), &other.chain(BLOCK)[..2], "equal beginnings");
         one.take_in(SeqResult::Advanced { id: 1, tokens: vec![10, 11] });
-        assert_eq!(one.chain(BLOCK).len(), 3, "it has more tokens now");
+        assert_eq!((one.chain(BLOCK).as_ptr(), one.chain(BLOCK).len()), (made, 2), "they are the prompt's");
+    }
+
+    #[test]
+    fn what_prompts_have_in_common_is_found_to_the_block() {
+        let pool = BlockPool::new(4, BLOCK, true);
+        for len in 0..40 {
+            let one = seq(&pool, (0..40).collect());
+            let other = seq(&pool, (0..len).chain([99; 5]).collect());
+            assert_eq!(one.common(&other, BLOCK), len as usize / BLOCK * BLOCK);
+            assert_eq!(other.common(&one, BLOCK), len as usize / BLOCK * BLOCK);
+        }
     }
 }

@@ -14,6 +14,12 @@ struct Counting;
 
 thread_local! {
     static HELD_BYTES: Cell<i64> = const { Cell::new(0) };
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How often this thread has asked for memory: work that grows shows there, however quick the machine.
+pub fn allocations() -> u64 {
+    ALLOCATIONS.get()
 }
 
 /// What this thread has asked for and not given back. Means something where one thread does both.
@@ -31,6 +37,7 @@ fn count(bytes: i64) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as i64);
+        let _ = ALLOCATIONS.try_with(|asked| asked.set(asked.get() + 1));
         // SAFETY: the caller's promises are the ones asked for.
         unsafe { System.alloc(layout) }
     }

@@ -1,5 +1,6 @@
 //! The scheduler's rules, one by one.
 
+use crate::held::allocations;
 use engine::scheduler::{Finish, Limits, NewSeq, PrefixCounts, Refusal, ReqId, Scheduler, SeqResult, StepPlan};
 
 fn small() -> Limits {
@@ -258,6 +259,39 @@ fn who_cannot_be_served_by_the_deadline_is_refused_at_once_with_the_figures() {
     assert_eq!(s.submit(due(6, 10, 199), 0), Err(Refusal::TooLate { needed_ms: 200, left_ms: 199 }));
     let fresh = Scheduler::new(small()).submit(NewSeq { deadline_ns: Some(1), ..NewSeq::new(1, vec![1], 1) }, 0);
     assert_eq!(fresh, Ok(()), "nothing is known yet");
+}
+
+/// A queue of long prompts with a prefix in common: whoever comes costs what its own prompt costs, not what the queue's do.
+#[test]
+fn a_newcomer_costs_no_more_in_a_deep_queue() {
+    let mut s = Scheduler::new(Limits {
+        num_blocks: 1024,
+        seq_len_max: 4096,
+        step_tokens_max: 4096,
+        waiting_max: 200,
+        ..small()
+    });
+    let prefix = vec![7; 2000];
+    s.submit(NewSeq::new(999, prefix.clone(), 1), 0).unwrap();
+    let (plan, _) = step(&mut s, 5);
+    s.learn(&plan, 2_000_000_000);
+    let mut costs = (0..150).map(|id| {
+        let prompt = [prefix.clone(), vec![id as u32 + 10; 40]].concat();
+        let due = NewSeq { deadline_ns: Some(10_000_000_000), ..NewSeq::new(id, prompt, 1) };
+        let before = allocations();
+        assert_eq!(s.submit(due, 0), Ok(()), "its own 40 tokens a prompt are what runs");
+        allocations() - before
+    });
+    let (first, last) = (costs.next().unwrap(), costs.last().unwrap());
+    assert!(last <= first + 20, "{first} allocations alone, {last} behind 149 others");
+}
+
+#[test]
+fn a_prefix_that_one_of_a_higher_priority_runs_first_is_counted_once() {
+    let mut s = experienced();
+    s.submit(due(1, 10, 250), 0).unwrap();
+    s.submit(NewSeq { priority: -1, ..due(2, 10, 250) }, 0).unwrap();
+    assert_eq!(s.submit(due(3, 10, 250), 0), Ok(()), "200 tokens run for all three");
 }
 
 #[test]
