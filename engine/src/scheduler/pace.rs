@@ -6,7 +6,7 @@ const PREFILL_TOKENS_MIN: usize = 16;
 
 /// A step that took so many times what was expected says that the machine stood still, not that tokens cost that much.
 const BELIEVED_MAX: f64 = 2.0;
-/// What a refusal leaves of the estimate that it was made by.
+/// What a refusal leaves of the estimate by which the next one is made.
 const HOPE: f64 = 15.0 / 16.0;
 
 /// Running means, each new step counting for an eighth.
@@ -15,6 +15,8 @@ pub struct Pace {
     /// A step of decodes alone, whatever their number.
     decode_step_ns: Option<f64>,
     prefill_token_ns: Option<f64>,
+    /// How many were refused by that since a prompt was last measured.
+    refusals: u16,
 }
 
 impl Pace {
@@ -26,22 +28,32 @@ impl Pace {
         } else if prefill_tokens >= PREFILL_TOKENS_MIN {
             let beside = if decode_tokens > 0 { self.decode_step_ns.unwrap_or(0.0) } else { 0.0 };
             // A slow minute may make the decodes look dearer than the whole step; half of it at least was the prompt.
-            blend(&mut self.prefill_token_ns, (took_ns - beside).max(took_ns / 2.0) / prefill_tokens as f64);
+            let seen = (took_ns - beside).max(took_ns / 2.0) / prefill_tokens as f64;
+            let hope = self.hope();
+            // Doubts that it bears out are taken for what was measured, as far as it goes; the others end.
+            self.prefill_token_ns.iter_mut().for_each(|mean| *mean = mean.min(seen.max(*mean * hope)));
+            self.refusals = 0;
+            blend(&mut self.prefill_token_ns, seen);
         }
     }
 
     /// Somebody was refused by this estimate. An engine that refuses everybody measures nothing any more; so each refusal makes the next one
-    /// a little less likely, until one prompt runs and tells.
+    /// a little less likely, until one prompt runs and tells. What was measured stays what it was: decodes are still to be protected by it.
     pub fn doubt(&mut self) {
-        self.prefill_token_ns = self.prefill_token_ns.map(|ns| ns * HOPE);
+        self.refusals = self.refusals.saturating_add(1);
     }
 
-    /// What running so many prompt tokens takes, in ns. `None`: no prompt was seen yet.
+    /// What running so many prompt tokens takes, in ns, for those who would be refused for it: at the measured pace, or by what refusals
+    /// have left of it. `None`: no prompt was seen yet.
     pub fn prefill_ns(&self, tokens: usize) -> Option<u64> {
-        self.prefill_token_ns.map(|ns| (ns * tokens as f64) as u64)
+        self.prefill_token_ns.map(|ns| (ns * self.hope() * tokens as f64) as u64)
     }
 
-    /// Prompt tokens that run in `ns`. `None`: no prompt was seen yet.
+    fn hope(&self) -> f64 {
+        HOPE.powi(i32::from(self.refusals))
+    }
+
+    /// Prompt tokens that run in `ns` at the measured pace. `None`: no prompt was seen yet.
     pub fn prefill_tokens_in(&self, ns: u64) -> Option<usize> {
         self.prefill_token_ns.map(|token_ns| (ns as f64 / token_ns.max(1.0)) as usize)
     }
@@ -71,6 +83,20 @@ mod tests {
         pace.learn(0, 100, 100_000);
         pace.learn(0, 100, u64::MAX);
         assert_eq!(pace.prefill_ns(100), Some(112_500));
+    }
+
+    #[test]
+    fn refusals_make_the_next_one_less_likely_and_change_nothing_that_was_measured() {
+        let mut pace = Pace::default();
+        pace.learn(0, 100, 100_000);
+        (0..100).for_each(|_| pace.doubt());
+        assert!(pace.prefill_ns(100) < Some(1_000));
+        assert_eq!(pace.prefill_tokens_in(100_000), Some(100), "beside decodes it is as ever");
+        pace.learn(0, 100, 100_000);
+        assert_eq!(pace.prefill_ns(100), Some(100_000), "it was right");
+        (0..100).for_each(|_| pace.doubt());
+        pace.learn(0, 100, 10_000);
+        assert_eq!(pace.prefill_ns(100), Some(10_000), "it was not");
     }
 
     #[test]
