@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 use crate::model::{LoadProgress, Model, ModelError, ModelInfo};
 use crate::panics::guarded;
 use crate::ranks::LOAD_SILENCE_MAX;
-use crate::scheduler::Limits;
+use crate::scheduler::{Limits, plan::CHUNK_TOKENS_MIN};
 use crate::speculation::{Speculation, SpeculationSpec};
 use crate::start::Stage;
 use crate::stuck::{Stuck, StuckKind};
@@ -314,8 +314,8 @@ fn limits_of(config: &CoreConfig, info: &ModelInfo) -> Limits {
         num_blocks,
         block_size,
         num_seqs_max: config.num_seqs_max.max(1),
-        // Every running sequence must be able to decode in one step.
-        step_tokens_max: config.step_tokens_max.max(config.num_seqs_max).max(1),
+        // Every running sequence must be able to decode in one step, and a prompt to move beside them.
+        step_tokens_max: config.step_tokens_max.max(config.num_seqs_max.max(1) + CHUNK_TOKENS_MIN),
         waiting_max: config.num_seqs_max + config.queue_max,
         seq_len_max,
         prefill_beside_decode_ns: u64::try_from(config.prefill_beside_decode.as_nanos()).unwrap_or(u64::MAX),

@@ -60,6 +60,14 @@ fn following(constraint: Constraint) -> One {
     One { core, stream, steps, shared }
 }
 
+#[test]
+fn a_prompt_moves_beside_as_many_decodes_as_there_may_be() {
+    for (num_seqs_max, step_tokens_max, granted) in [(8, 512, 512), (512, 512, 528), (0, 1, 17)] {
+        let config = CoreConfig { num_seqs_max, step_tokens_max, ..CoreConfig::default() };
+        assert_eq!(limits_of(&config, &info(vec![END])).step_tokens_max, granted);
+    }
+}
+
 /// Steps that turn in vain look like a livelock from outside, and are none.
 #[tokio::test]
 async fn no_step_runs_while_everybody_waits_for_a_mask() {
