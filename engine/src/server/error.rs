@@ -66,6 +66,15 @@ impl ApiError {
         Self { refusal: Some("too_large"), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }
     }
 
+    /// The body is short enough, but has so many values that it becomes `bytes` once it is parsed.
+    pub fn body_too_rich(bytes: usize, bytes_max: usize) -> Self {
+        let message = format!(
+            "the request's body has so many lists, objects and values that it would take {bytes} bytes, at most {bytes_max} are given; \
+             send its prompts in several requests"
+        );
+        Self { refusal: Some("too_large"), ..Self::new(StatusCode::PAYLOAD_TOO_LARGE, None, message) }
+    }
+
     /// The body did not come in time: `bytes` of it were here after so long.
     pub fn body_late(waited_ms: u128, bytes: usize) -> Self {
         let message = format!("the request's body did not come in time: {bytes} bytes in {waited_ms} ms");
@@ -73,9 +82,8 @@ impl ApiError {
     }
 
     /// The bodies of others fill what there is for bodies.
-    pub fn bodies_busy(bytes_max: usize) -> Self {
-        let message = format!("the requests that are being read hold {bytes_max} bytes already");
-        let error = Self::unavailable("bodies_busy", message, 1);
+    pub fn bodies_busy() -> Self {
+        let error = Self::unavailable("bodies_busy", "the requests that are being read fill the room for them", 1);
         Self { status: StatusCode::TOO_MANY_REQUESTS, refusal: Some("queue_full"), ..error }
     }
 

@@ -1,6 +1,8 @@
 //! How bodies come in: of a bounded length, in bounded time, in bounded memory for all of them together, and only so many of them are
 //! parsed and tokenized at once. What is refused before its body is read costs no more than its head.
 
+mod weight;
+
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,11 +19,19 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::server::error::ApiError;
 use crate::server::generate::Deadline;
 use crate::server::{AppState, wire};
+use weight::Weight;
 
 /// Largest body of a request.
 const BODY_BYTES_MAX: usize = 32 << 20;
-/// What all bodies that are being read or parsed may hold together.
+/// What all bodies that are being read or parsed may hold together, each beyond its first part.
 const BODIES_BYTES_MAX: usize = 256 << 20;
+/// The first part of each body, and what these may hold together: a few that are long and slow do not keep out the many that are short.
+const FIRST_BYTES: usize = 64 << 10;
+const FIRST_PARTS_BYTES_MAX: usize = 128 << 20;
+/// What all bodies that are being read by a parser may become together, and a single one of them at most.
+const PARSED_BYTES_MAX: usize = 512 << 20;
+/// What becomes little waits for nobody: there are no more of these at once than parsers.
+const PARSED_FREE_BYTES: usize = 1 << 20;
 /// Bodies that are parsed and tokenized at once, where there are fewer cores than this.
 const PARSERS_MIN: usize = 2;
 /// A client that is refused while it still sends reads the answer only if it is heard out: for so long, and for so many bytes.
@@ -32,21 +42,30 @@ const HEARD_OUT_BYTES_MAX: usize = 2 * BODY_BYTES_MAX;
 #[derive(Debug)]
 pub struct Intake {
     bytes: Arc<Semaphore>,
+    first_parts: Arc<Semaphore>,
+    parsed: Arc<Semaphore>,
     parsers: Arc<Semaphore>,
 }
 
 impl Default for Intake {
     fn default() -> Self {
         let parsers = available_parallelism().map_or(PARSERS_MIN, NonZeroUsize::get).max(PARSERS_MIN);
-        let bytes = Arc::new(Semaphore::new(BODIES_BYTES_MAX));
-        Self { bytes, parsers: Arc::new(Semaphore::new(parsers)) }
+        let of = |places| Arc::new(Semaphore::new(places));
+        Self {
+            bytes: of(BODIES_BYTES_MAX),
+            first_parts: of(FIRST_PARTS_BYTES_MAX),
+            parsed: of(PARSED_BYTES_MAX),
+            parsers: of(parsers),
+        }
     }
 }
 
 /// A body that is here, and its part of what bodies may hold.
 pub struct Received {
     data: Vec<u8>,
-    held: Option<OwnedSemaphorePermit>,
+    weight: Weight,
+    /// For its first part, and for the rest.
+    held: [Option<OwnedSemaphorePermit>; 2],
 }
 
 impl Intake {
@@ -56,7 +75,7 @@ impl Intake {
     /// It is too large, too slow, broken off, or too many are read at once.
     pub async fn receive(&self, body: Body, patience: Duration, deadline: Deadline) -> Result<Received, ApiError> {
         let mut chunks = body.into_data_stream();
-        let mut received = Received { data: Vec::new(), held: None };
+        let mut received = Received { data: Vec::new(), weight: Weight::default(), held: [None, None] };
         let until = deadline.at();
         loop {
             let next = timeout_at(until.min(Instant::now() + patience), chunks.next()).await;
@@ -74,14 +93,35 @@ impl Intake {
         if received.data.len() + chunk.len() > BODY_BYTES_MAX {
             return Err(ApiError::body_too_large(BODY_BYTES_MAX));
         }
-        let room = u32::try_from(chunk.len()).ok().and_then(|n| self.bytes.clone().try_acquire_many_owned(n).ok());
-        let room = room.ok_or_else(|| ApiError::bodies_busy(BODIES_BYTES_MAX))?;
-        match &mut received.held {
-            Some(held) => held.merge(room),
-            None => received.held = Some(room),
+        received.weight.add(chunk);
+        if received.weight.bytes() > PARSED_BYTES_MAX {
+            return Err(ApiError::body_too_rich(received.weight.bytes(), PARSED_BYTES_MAX));
+        }
+        let first = chunk.len().min(FIRST_BYTES.saturating_sub(received.data.len()));
+        for ((held, places), bytes) in
+            received.held.iter_mut().zip([&self.first_parts, &self.bytes]).zip([first, chunk.len() - first])
+        {
+            let room = u32::try_from(bytes).ok().and_then(|n| places.clone().try_acquire_many_owned(n).ok());
+            let room = room.ok_or_else(ApiError::bodies_busy)?;
+            match held {
+                Some(held) => held.merge(room),
+                None => *held = Some(room),
+            }
         }
         received.data.extend_from_slice(chunk);
         Ok(())
+    }
+
+    /// Waits until there is room for what a body becomes, and until a parser is free; both stay taken while the answer is there.
+    async fn turn(&self, weight: Weight) -> [Option<OwnedSemaphorePermit>; 2] {
+        let becomes =
+            Some(weight.bytes()).filter(|bytes| *bytes > PARSED_FREE_BYTES).and_then(|b| u32::try_from(b).ok());
+        // neither is ever closed
+        let room = match becomes {
+            Some(bytes) => self.parsed.clone().acquire_many_owned(bytes).await.ok(),
+            None => None,
+        };
+        [room, self.parsers.clone().acquire_owned().await.ok()]
     }
 }
 
@@ -140,21 +180,34 @@ pub async fn read<T: Send + 'static>(
     body: Body,
     parse: impl FnOnce(&Value) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let received = app.intake.receive(body, app.client_patience, deadline).await?;
-    let until = deadline.at();
-    let turn = timeout_at(until, app.intake.parsers.clone().acquire_owned()).await;
+    let Received { data, weight, held } = app.intake.receive(body, app.client_patience, deadline).await?;
+    let turn = timeout_at(deadline.at(), app.intake.turn(weight)).await;
     let Ok(turn) = turn else { return Err(app.deadline_error(deadline.timeout)) };
+    apart(app, deadline, (turn, held), |gone| parsed(data, gone, parse)).await
+}
+
+/// Runs `work` on a thread of its own, while `held` is taken, and tells it when nobody waits for it any more.
+async fn apart<T: Send + 'static>(
+    app: &AppState,
+    deadline: Deadline,
+    held: impl Send + 'static,
+    work: impl FnOnce(&AtomicBool) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
     let gone = Arc::new(AtomicBool::new(false));
     let _waits = Waits(gone.clone());
-    let parsing = tokio::task::spawn_blocking(move || {
-        // both stay taken until the work is done, whether or not somebody still waits for it
-        let (_turn, Received { data, held: _held }) = (turn, received);
-        parsed(data, &gone, parse)
+    let working = tokio::task::spawn_blocking(move || {
+        // it stays taken until the work is done, whether or not somebody still waits for it
+        let _held = held;
+        work(&gone)
     });
-    match timeout_at(until, parsing).await {
+    match timeout_at(deadline.at(), working).await {
         Ok(joined) => joined.map_err(|e| ApiError::internal(format!("the request could not be read: {e}")))?,
         Err(_elapsed) => Err(app.deadline_error(deadline.timeout)),
     }
+}
+
+fn still_wanted(gone: &AtomicBool) -> Result<(), ApiError> {
+    if gone.load(Ordering::Relaxed) { Err(ApiError::internal("nobody waits")) } else { Ok(()) }
 }
 
 fn parsed<T>(
@@ -162,12 +215,11 @@ fn parsed<T>(
     gone: &AtomicBool,
     parse: impl FnOnce(&Value) -> Result<T, ApiError>,
 ) -> Result<T, ApiError> {
-    let waited_for = || if gone.load(Ordering::Relaxed) { Err(ApiError::internal("nobody waits")) } else { Ok(()) };
-    waited_for()?;
+    still_wanted(gone)?;
     let value: Value =
         serde_json::from_slice(&data).map_err(|e| ApiError::malformed(format!("the body is no JSON: {e}")))?;
     drop(data);
-    waited_for()?;
+    still_wanted(gone)?;
     parse(&value)
 }
 
@@ -181,16 +233,61 @@ mod tests {
         Deadline { arrived: Instant::now().into_std(), timeout: 10 * PATIENCE }
     }
 
+    fn body(first: usize, more: usize) -> Body {
+        Body::from(vec![b' '; first + more])
+    }
+
     #[tokio::test]
-    async fn bodies_share_what_there_is_and_give_it_back() {
+    async fn long_bodies_share_what_there_is_and_give_it_back() {
         let intake = Intake { bytes: Arc::new(Semaphore::new(10)), ..Intake::default() };
-        let receive = |body: &'static str| intake.receive(Body::from(body), PATIENCE, deadline());
-        let first = receive("seven b").await.unwrap();
-        let error = receive("four").await.err().unwrap();
+        let receive = |more| intake.receive(body(FIRST_BYTES, more), PATIENCE, deadline());
+        let first = receive(7).await.unwrap();
+        let error = receive(4).await.err().unwrap();
         assert_eq!((error.status.as_u16(), error.code, error.retry_after_s), (429, Some("bodies_busy"), Some(1)));
+        assert!(receive(0).await.is_ok(), "a short one is read all the same");
         drop(first);
-        assert_eq!(receive("four").await.unwrap().data, b"four");
+        assert_eq!(receive(4).await.unwrap().data.len(), FIRST_BYTES + 4);
         assert_eq!(intake.bytes.available_permits(), 10);
+        assert_eq!(intake.first_parts.available_permits(), FIRST_PARTS_BYTES_MAX);
+    }
+
+    #[tokio::test]
+    async fn short_bodies_are_bounded_too() {
+        let intake = Intake { first_parts: Arc::new(Semaphore::new(10)), ..Intake::default() };
+        let _first = intake.receive(body(7, 0), PATIENCE, deadline()).await.unwrap();
+        assert!(intake.receive(body(4, 0), PATIENCE, deadline()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_would_become_too_much_is_refused_and_a_long_text_is_not() {
+        let intake = Intake::default();
+        let receive = |piece: &str| {
+            let list = piece.repeat((16 << 20) / piece.len());
+            intake.receive(Body::from(format!("{{\"prompt\": [{list}0]}}")), PATIENCE, deadline())
+        };
+        for rich in [r#"{"":0},"#, "[0],", "[],", "0,"] {
+            let error = receive(rich).await.err().unwrap();
+            assert_eq!((error.status.as_u16(), error.refusal), (413, Some("too_large")), "{rich}");
+        }
+        assert!(receive("12345, ").await.is_ok(), "two million token ids");
+        let text = format!("{:?},", r#"{"":0},[0,0,0,[]]"#.repeat(1 << 19));
+        assert!(receive(&text).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_becomes_much_waits_for_its_like_and_little_does_not() {
+        let intake = Intake { parsed: Arc::new(Semaphore::new(3 * PARSED_FREE_BYTES)), ..Intake::default() };
+        let weigh = |lists: usize| {
+            let mut weight = Weight::default();
+            weight.add("[".repeat(lists).as_bytes());
+            weight
+        };
+        let much = weigh(2 * PARSED_FREE_BYTES / weigh(1).bytes());
+        let first = intake.turn(much).await;
+        assert!(timeout(PATIENCE, intake.turn(weigh(1))).await.is_ok());
+        assert!(timeout(PATIENCE, intake.turn(much)).await.is_err());
+        drop(first);
+        assert!(timeout(PATIENCE, intake.turn(much)).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
