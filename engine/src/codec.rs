@@ -29,6 +29,11 @@ pub trait TextCodec: Send + Sync {
     /// [`CodecError::Encode`].
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, CodecError>;
 
+    /// Longest text, in bytes, that so many tokens may be made of; None: nobody knows, a long text may become a single token.
+    fn text_bytes_max(&self, _tokens: usize) -> Option<usize> {
+        None
+    }
+
     /// Text of whole tokens; special tokens give none.
     ///
     /// # Errors
@@ -44,7 +49,7 @@ pub trait TextCodec: Send + Sync {
     /// One token's bytes; a token may be a part of a character, which its text cannot show.
     fn token_bytes(&self, id: u32) -> Vec<u8>;
 
-    /// A decoder for one request's output; `special`: special tokens show by their names.
+    /// A decoder for tokens from a text's beginning; `special`: special tokens show by their names.
     fn stream(&self, special: bool) -> Box<dyn TextStream>;
 
     /// A decoder for one request's output: it gives what prompt and output say together beyond what the prompt alone says for certain.

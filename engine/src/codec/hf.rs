@@ -36,6 +36,10 @@ impl TextCodec for HfCodec {
         self.tokenizer.encode(text, special).map_err(|e| CodecError::Encode(e.to_string()))
     }
 
+    fn text_bytes_max(&self, tokens: usize) -> Option<usize> {
+        self.tokenizer.text_bytes_max(tokens)
+    }
+
     fn decode(&self, ids: &[u32]) -> Result<String, CodecError> {
         self.tokenizer.decode(ids, true).map_err(|e| CodecError::Decode(e.to_string()))
     }

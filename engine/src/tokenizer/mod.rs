@@ -1,6 +1,7 @@
 //! Text to token ids and back, through `tokenizer.json`. Encoding follows `transformers`, including who adds the
 //! begin-of-sequence token. Decoding for streams lives in `stream`.
 
+mod bounds;
 mod gguf;
 mod stream;
 
@@ -36,6 +37,8 @@ pub struct Tokenizer {
     /// Put in front of an encoded text that does not begin with it already.
     bos_to_add: Option<u32>,
     spelling: Spelling,
+    /// Bytes of a text that a token may stand for; None: any number.
+    token_bytes_max: Option<usize>,
 }
 
 /// How tokens spell bytes.
@@ -112,7 +115,9 @@ impl Tokenizer {
         model.resize_cache(0);
         inner.with_model(model);
         let spelling = Spelling::of(inner.get_decoder());
-        Self { inner: Arc::new(inner), bos_to_add, spelling }
+        let mut new = Self { inner: Arc::new(inner), bos_to_add, spelling, token_bytes_max: None };
+        new.token_bytes_max = bounds::token_bytes_max(&new);
+        new
     }
 
     /// Token ids of `text`. `add_special_tokens` is for prompts; a rendered chat already holds its own.
@@ -126,6 +131,11 @@ impl Tokenizer {
             ids.insert(0, bos);
         }
         Ok(ids)
+    }
+
+    /// Longest text, in bytes, that so many tokens may be made of; None: there is no such bound.
+    pub fn text_bytes_max(&self, tokens: usize) -> Option<usize> {
+        Some(self.token_bytes_max?.saturating_mul(tokens))
     }
 
     /// Text of `ids`; ids outside the vocabulary have none.

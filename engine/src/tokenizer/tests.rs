@@ -156,6 +156,15 @@ fn with_decoder(decoder: &Value) -> Tokenizer {
 }
 
 proptest! {
+    /// Whatever the text, it is not longer than what its tokens may stand for.
+    #[test]
+    fn no_text_is_longer_than_its_tokens_allow(text in "[ab é漢🦀]{0,30}|\\PC{0,30}|(\u{1112}\u{1161}\u{11AB}|e\u{301}| {9}){0,9}") {
+        for tokenizer in [shared(), &sentencepiece()] {
+            let tokens = tokenizer.encode(&text, false).unwrap().len();
+            prop_assert!(text.len() <= tokenizer.text_bytes_max(tokens).unwrap());
+        }
+    }
+
     /// Any tokens at all, malformed characters included: the stream is the text.
     #[test]
     fn pieces_put_together_are_the_text(ids in proptest::collection::vec(0u32..1600, 0..60), skip in any::<bool>()) {

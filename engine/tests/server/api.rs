@@ -222,6 +222,24 @@ async fn bad_requests_name_the_field_and_what_is_allowed() {
     assert_eq!(get(engine.addr, "/health").await.json()["status"], "ok");
 }
 
+/// Cutting it into tokens, to find that these are too many, would take seconds where it is long.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_that_can_never_fit_is_refused_by_its_length() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let text = "a".repeat(3000);
+    let prompt = json!({"prompt": text, "max_tokens": 1});
+    let chat = json!({"messages": [{"role": "user", "content": text}]});
+    for (path, body) in [(COMPLETIONS, &prompt), (CHAT, &chat)] {
+        let error = post(engine.addr, path, body).await.json()["error"].clone();
+        let message = error["message"].as_str().unwrap();
+        assert_eq!(error["code"], "context_length_exceeded");
+        assert!(message.contains("longest sequence is 2048 tokens") && message.contains("bytes"), "{message}");
+    }
+    let mut cut = prompt;
+    cut["truncate_prompt_tokens"] = 10.into();
+    assert_eq!(post(engine.addr, COMPLETIONS, &cut).await.json()["usage"]["prompt_tokens"], 10);
+}
+
 /// A cache of fewer tokens than the model's longest sequence is the longest there is: who leaves the length to the engine gets what fits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chat_without_a_length_fits_into_a_small_cache() {

@@ -192,6 +192,10 @@ impl TextCodec for ByteCodec {
         Ok(text.bytes().map(u32::from).collect())
     }
 
+    fn text_bytes_max(&self, tokens: usize) -> Option<usize> {
+        Some(tokens)
+    }
+
     fn decode(&self, ids: &[u32]) -> Result<String, CodecError> {
         let bytes: Vec<u8> = ids.iter().filter(|id| self.special(**id).is_none()).map(|id| *id as u8).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -47,7 +47,11 @@ pub fn inputs(
     let max_tokens = max_tokens(kind, f, echo.text)?;
     let mut prompts = match kind {
         Kind::Completion => completion_prompts(f, ready)?,
-        Kind::Chat => vec![chat_input(f, ready, tools.and_then(|t| t.described()))?],
+        Kind::Chat => {
+            let text = chat_text(f, ready, tools.and_then(|t| t.described()))?;
+            check_length("messages", &text, f, ready)?;
+            vec![chat_tokens(&text, f, ready)?]
+        }
     };
     if let Some(last) = f.int("truncate_prompt_tokens", 1, i64::from(u32::MAX))? {
         let last = usize::try_from(last).unwrap_or(usize::MAX);
@@ -93,6 +97,10 @@ pub fn one_prompt(f: &Fields<'_>, ready: &Ready) -> Result<Vec<u32>, ApiError> {
 /// # Errors
 /// The messages are not what they must be, or the template refuses them.
 pub fn chat_input(f: &Fields<'_>, ready: &Ready, tools: Option<&Value>) -> Result<Vec<u32>, ApiError> {
+    chat_tokens(&chat_text(f, ready, tools)?, f, ready)
+}
+
+fn chat_text(f: &Fields<'_>, ready: &Ready, tools: Option<&Value>) -> Result<String, ApiError> {
     let wanted = || f.wrong("messages", "a list of messages, at least one");
     let list = f.get("messages").and_then(Value::as_array).filter(|l| !l.is_empty()).ok_or_else(wanted)?;
     let messages: Value = list.iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
@@ -102,9 +110,12 @@ pub fn chat_input(f: &Fields<'_>, ready: &Ready, tools: Option<&Value>) -> Resul
         extra: f.object("chat_template_kwargs")?,
         opens_answer: f.bool("add_generation_prompt")?.unwrap_or(true),
     };
-    let text = ready.codec.chat_prompt(chat)?;
+    Ok(ready.codec.chat_prompt(chat)?)
+}
+
+fn chat_tokens(text: &str, f: &Fields<'_>, ready: &Ready) -> Result<Vec<u32>, ApiError> {
     // The template wrote the special tokens itself.
-    Ok(ready.codec.encode(&text, f.bool("add_special_tokens")?.unwrap_or(false))?)
+    Ok(ready.codec.encode(text, f.bool("add_special_tokens")?.unwrap_or(false))?)
 }
 
 fn max_tokens(kind: Kind, f: &Fields<'_>, echo: bool) -> Result<Option<usize>, ApiError> {
@@ -128,10 +139,23 @@ fn fit(kind: Kind, prompt: usize, wanted: Option<usize>, ready: &Ready) -> Resul
         return Ok(granted);
     }
     let param = if kind == Kind::Chat { "messages" } else { "prompt" };
-    let message = format!(
-        "this model's longest sequence is {longest} tokens; the prompt has {prompt} and {granted} more are asked for"
-    );
-    Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) })
+    Err(too_long(param, longest, &format!("has {prompt} and {granted} more are asked for")))
+}
+
+fn too_long(param: &str, longest: usize, what: &str) -> ApiError {
+    let message = format!("this model's longest sequence is {longest} tokens; the prompt {what}");
+    ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
+}
+
+/// A text that is too long whatever its tokens are is not cut into any: that would take seconds, for nothing.
+fn check_length(param: &str, text: &str, f: &Fields<'_>, ready: &Ready) -> Result<(), ApiError> {
+    let longest = ready.limits.seq_len_max;
+    match ready.codec.text_bytes_max(longest).filter(|most| text.len() > *most) {
+        Some(most) if f.get("truncate_prompt_tokens").is_none() => {
+            Err(too_long(param, longest, &format!("has {} bytes, and so many tokens {most} at most", text.len())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// `prompt`: a text, a list of token ids, or a list of either.
@@ -143,7 +167,10 @@ fn completion_prompts(f: &Fields<'_>, ready: &Ready) -> Result<Vec<Vec<u32>>, Ap
     };
     let special = f.bool("add_special_tokens")?.unwrap_or(true);
     let one = |value: &Value| match value {
-        Value::String(text) => Ok(ready.codec.encode(text, special)?),
+        Value::String(text) => {
+            check_length("prompt", text, f, ready)?;
+            Ok(ready.codec.encode(text, special)?)
+        }
         other => token_list(other, vocab).ok_or_else(wanted),
     };
     let prompts = match f.get("prompt") {
