@@ -59,6 +59,8 @@ pub enum End {
     Cut,
     /// This request failed, alone (EP5).
     Failed(String),
+    /// By what it asked for itself no token was allowed to come.
+    Barred(String),
     /// Its deadline could not be met; it was turned away with this reason before it cost anybody a step.
     Late(String),
     /// The engine stopped before it was done.

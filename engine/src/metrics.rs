@@ -17,7 +17,7 @@ use crate::speculation::SpeculationCounts;
 /// Why a request was turned away at the door.
 pub const REFUSALS: [&str; 7] = ["starting", "stalled", "draining", "queue_full", "invalid", "too_large", "slow"];
 /// Ends of accepted requests, as vLLM names them and beyond.
-const ENDS: [&str; 7] = ["stop", "length", "abort", "cut", "error", "late", "shutdown"];
+const ENDS: [&str; 8] = ["stop", "length", "abort", "cut", "error", "barred", "late", "shutdown"];
 
 /// All series of one engine.
 pub struct Metrics {
@@ -191,6 +191,7 @@ impl Metrics {
             End::Cancelled => "abort",
             End::Cut => "cut",
             End::Failed(_) => "error",
+            End::Barred(_) => "barred",
             End::Late(_) => "late",
             End::Shutdown => "shutdown",
         };

@@ -3,13 +3,33 @@
 use std::time::Instant;
 
 use crate::core::step::Live;
-use crate::grammar::MASK_TIME_MAX;
+use crate::grammar::{ConstraintError, MASK_TIME_MAX};
 use crate::model::{LogitsWanted, SeqInput};
+use crate::sampling::SampleError;
 use crate::scheduler::PlanRow;
 use crate::speculation::verify;
 
 /// One sequence's rows of logits, or why it has none.
 pub(super) type Rows = Result<Vec<Vec<f32>>, String>;
+
+/// Why a sequence has no next token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Miss {
+    /// Something is wrong with its part of the step.
+    Failed(String),
+    /// Nothing is; its own rules allow none.
+    Barred(String),
+}
+
+impl From<SampleError> for Miss {
+    fn from(error: SampleError) -> Self {
+        let words = error.to_string();
+        match error {
+            SampleError::NothingAllowed | SampleError::Constraint(ConstraintError::Failed(_)) => Self::Barred(words),
+            _ => Self::Failed(words),
+        }
+    }
+}
 
 /// What comes after a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,24 +43,24 @@ pub(super) enum Next {
 /// Samples the row's tokens, if it is to have any, and notes their logprobs.
 ///
 /// # Errors
-/// What is wrong with this sequence's logits; the sequence fails, its neighbours do not (EP5).
+/// What is wrong with this sequence's logits or its rules; the sequence ends, its neighbours do not (EP5).
 pub(super) fn sample_row(
     live: &mut Live,
     row: &PlanRow,
     input: &SeqInput,
     rows: &Rows,
     masks_until: Instant,
-) -> Result<Next, String> {
-    let rows = rows.as_ref().map_err(Clone::clone)?;
+) -> Result<Next, Miss> {
+    let rows = rows.as_ref().map_err(|error| Miss::Failed(error.clone()))?;
     let wanted = match input.logits {
         LogitsWanted::None => 0,
         LogitsWanted::Last => 1,
         LogitsWanted::All => input.tokens.len(),
     };
     if rows.len() != wanted {
-        return Err(format!("{} rows of logits came where {wanted} were asked for", rows.len()));
+        return Err(Miss::Failed(format!("{} rows of logits came where {wanted} were asked for", rows.len())));
     }
-    if row.samples && !live.sampler.is_ready(masks_until, MASK_TIME_MAX).map_err(|e| e.to_string())? {
+    if row.samples && !live.sampler.is_ready(masks_until, MASK_TIME_MAX)? {
         return Ok(Next::Later);
     }
     for position in row.report.clone() {
@@ -55,9 +75,9 @@ pub(super) fn sample_row(
     let (drafts, first) = (&input.tokens[input.tokens.len() - row.drafts..], rows.len().saturating_sub(row.drafts + 1));
     // behind an accepted guess the grammar's next mask may be late: the yield ends there, and nothing is lost
     let draw = |at: usize| match live.sampler.is_ready(masks_until, MASK_TIME_MAX) {
-        Ok(true) => live.sampler.sample(&rows[first + at]).map_err(|e| e.to_string()),
-        Ok(false) => Err("the grammar's mask is late".to_owned()),
-        Err(error) => Err(error.to_string()),
+        Ok(true) => live.sampler.sample(&rows[first + at]).map_err(Miss::from),
+        Ok(false) => Err(Miss::Failed("the grammar's mask is late".to_owned())),
+        Err(error) => Err(error.into()),
     };
     let sampled = verify(drafts, |sampled| sampled.token, draw)?;
     let (tokens, logprobs) = sampled.into_iter().map(|sampled| (sampled.token, sampled.logprob)).unzip();

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use crate::beat::{Heart, StepShape, Tally};
 use crate::core::alone;
-use crate::core::sample::{Next, Rows, sample_row};
+use crate::core::sample::{Miss, Next, Rows, sample_row};
 use crate::fault::Faults;
 use crate::grammar::MASK_TIME_MAX_ALONE;
 use crate::handle::{End, Shared, Submission, TokenEvent};
@@ -212,16 +212,21 @@ impl Core {
         let late = &mut self.late;
         let results = inputs.filter_map(|((row, input), logits)| {
             let live = self.live.get_mut(&row.id)?;
-            Some(match guarded(|| sample_row(live, row, input, logits, masks_until)) {
+            let sampled = guarded(|| Ok(sample_row(live, row, input, logits, masks_until)));
+            Some(match sampled.unwrap_or_else(|panic| Err(Miss::Failed(panic))) {
                 Ok(Next::Tokens(tokens)) => SeqResult::Advanced { id: row.id, tokens },
                 Ok(Next::Later) => {
                     self.shared.metrics.masks_late.inc();
                     late.push(row.id);
                     return None;
                 }
-                Err(message) => {
+                Err(Miss::Failed(message)) => {
                     live.failure = Some(message);
                     SeqResult::Failed { id: row.id }
+                }
+                Err(Miss::Barred(message)) => {
+                    live.failure = Some(message);
+                    SeqResult::Barred { id: row.id }
                 }
             })
         });
@@ -317,5 +322,6 @@ fn end_of(finish: Finish, failure: Option<String>) -> End {
         Finish::Stop => End::Stop,
         Finish::Length => End::Length,
         Finish::Failed => End::Failed(failure.unwrap_or_else(|| "the step failed".into())),
+        Finish::Barred => End::Barred(failure.unwrap_or_else(|| "no token is allowed".into())),
     }
 }

@@ -6,8 +6,9 @@ use std::time::Instant;
 use super::*;
 use crate::grammar::tests::{Bytes, END, held, info};
 use crate::grammar::{Constraint, GrammarSpec, Grammars, MASK_TIME_MAX_ALONE};
-use crate::handle::{GenerateRequest, RequestStream, TokenEvent};
+use crate::handle::{End, GenerateRequest, RequestStream, TokenEvent};
 use crate::model::{KvShape, StepBatch, StepLogits};
+use crate::sampling::{LogitRules, SamplingParams};
 
 /// Likes all tokens alike, and counts its steps.
 struct Plain {
@@ -39,6 +40,10 @@ struct One {
 }
 
 fn following(constraint: Constraint) -> One {
+    asking(GenerateRequest { constraint: Some(constraint), ..GenerateRequest::default() })
+}
+
+fn asking(request: GenerateRequest) -> One {
     let (info, steps) = (info(Vec::new()), Arc::new(AtomicU64::new(0)));
     let shared = Arc::new(Shared::new(Arc::new(Metrics::new("m").unwrap()), 8));
     let limits = Limits { seq_len_max: 64, ..Limits::default() };
@@ -49,12 +54,7 @@ fn following(constraint: Constraint) -> One {
     let model = Plain { info, steps: steps.clone() };
     let heart = Heart::new(None, shared.board.clone());
     let mut core = Core::new(Box::new(model), limits, shared.clone(), heart, false);
-    let request = GenerateRequest {
-        prompt: [1].into(),
-        max_new_tokens: 2,
-        constraint: Some(constraint),
-        ..GenerateRequest::default()
-    };
+    let request = GenerateRequest { prompt: [1].into(), max_new_tokens: 2, ..request };
     let stream = handle.submit(vec![request]).unwrap().remove(0);
     core.submit(outbox.try_recv().unwrap());
     One { core, stream, steps, shared }
@@ -84,6 +84,21 @@ async fn no_step_runs_while_everybody_waits_for_a_mask() {
     assert_eq!(steps.load(Ordering::Relaxed), 3);
     assert!(matches!(stream.next().await, Ok(TokenEvent::Token { .. })));
     assert!(matches!(stream.next().await, Ok(TokenEvent::Token { .. })));
+}
+
+/// A request that forbids itself every token is not the engine's fault, and no step failed.
+#[tokio::test]
+async fn who_allows_itself_no_token_ends_by_that_and_no_step_has_failed() {
+    let rules = LogitRules { allowed: vec![9], min_tokens: 1, ..LogitRules::default() };
+    let sampling = SamplingParams { rules: rules.into(), ..SamplingParams::default() };
+    let mut one =
+        asking(GenerateRequest { sampling, stop_token_ids: [9].into(), ignore_eos: true, ..Default::default() });
+    assert!(one.core.step(&Faults::new(Vec::new())).unwrap());
+    assert!(matches!(one.stream.next().await, Err(End::Barred(_))));
+    let told = one.shared.metrics.text(&one.shared.board, 0).unwrap();
+    let failures = told.lines().find(|line| line.starts_with("truebeat:step_failures_total{")).unwrap();
+    assert!(failures.ends_with(" 0"), "{failures}");
+    assert_eq!(one.core.scheduler.free_blocks(), Limits::default().num_blocks);
 }
 
 /// Where nobody else has a step, a mask has less time than beside others.

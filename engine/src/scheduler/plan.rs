@@ -144,12 +144,16 @@ pub enum SeqResult {
     Failed {
         id: ReqId,
     },
+    /// The step went well, but its own rules allow no next token.
+    Barred {
+        id: ReqId,
+    },
 }
 
 impl SeqResult {
     pub fn id(&self) -> ReqId {
         match self {
-            Self::Advanced { id, .. } | Self::Failed { id } => *id,
+            Self::Advanced { id, .. } | Self::Failed { id } | Self::Barred { id } => *id,
         }
     }
 }
@@ -163,6 +167,8 @@ pub enum Finish {
     Length,
     /// The step failed for this sequence.
     Failed,
+    /// Its own rules allowed no token.
+    Barred,
 }
 
 /// What to tell the one who asked.

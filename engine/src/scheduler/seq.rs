@@ -285,6 +285,7 @@ impl Seq {
                 self.table.condemn();
                 Outcome { id, tokens: Vec::new(), finish: Some(Finish::Failed) }
             }
+            SeqResult::Barred { .. } => Outcome { id, tokens: Vec::new(), finish: Some(Finish::Barred) },
             SeqResult::Advanced { tokens, .. } => self.advance(tokens),
         };
         self.ended = outcome.finish.is_some();

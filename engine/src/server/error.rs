@@ -111,6 +111,7 @@ impl ApiError {
     pub fn of_end(end: &End) -> Self {
         let error = match end {
             End::Failed(message) => Self::internal(format!("the request failed: {message}")),
+            End::Barred(why) => Self::malformed(format!("the output cannot go on as the request wants it: {why}")),
             End::Late(why) => Self::unavailable("deadline_unreachable", format!("the engine is too busy: {why}"), 1),
             End::Cut => Self::unavailable("cut", "the client reads too slowly; the request was cut", 1),
             End::Shutdown => Self::unavailable("shutdown", "the engine stopped before the request was done", 5),

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::grammar::Constraint;
 use crate::handle::{GenerateRequest, Ready};
-use crate::sampling::SamplingParams;
+use crate::sampling::{LogitRules, SamplingParams};
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
 use crate::server::text::TextRules;
@@ -79,6 +79,7 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
     let logprobs = sampling.logprobs.is_some();
     let tools = if kind == Kind::Chat { ToolUse::of(&f, ready)? } else { None };
     let stops = Stops::of(&f, ready)?;
+    check_allowed(&sampling.rules, &stops, &ready.info.eos_token_ids)?;
     let priority = f.int("priority", i64::from(i32::MIN), i64::from(i32::MAX))?.map_or(0, |n| n as i32);
     let echo = Echo { text: kind == Kind::Completion && f.bool("echo")?.unwrap_or(false), logprobs };
     let inputs = prompts::inputs(kind, &f, ready, echo, tools.as_ref())?;
@@ -102,6 +103,19 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
     f.refuse_rest()?;
     job.choices = choices(&inputs, (count, priority), &sampling, &stops, constraint)?;
     Ok(job)
+}
+
+/// Where only tokens that end the output may come, and none of them yet, nothing may.
+fn check_allowed(rules: &LogitRules, stops: &Stops, eos: &[u32]) -> Result<(), ApiError> {
+    let ends = |id: &u32| stops.token_ids.contains(id) || !stops.ignore_eos && eos.contains(id);
+    if rules.min_tokens == 0 || rules.allowed.is_empty() || !rules.allowed.iter().all(ends) {
+        return Ok(());
+    }
+    let message = format!(
+        "allowed_token_ids names none but tokens that end the output, and before {} tokens (min_tokens) none of these may come",
+        rules.min_tokens
+    );
+    Err(ApiError::invalid("allowed_token_ids", message))
 }
 
 /// The request's model is the one that is served here.
@@ -225,7 +239,6 @@ fn one_each(first: Option<Constraint>, count: usize) -> Result<Vec<Option<Constr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::LogitRules;
 
     /// What a body may hold much of is there once, however many outputs are asked for.
     #[test]

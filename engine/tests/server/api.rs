@@ -208,6 +208,8 @@ async fn bad_requests_name_the_field_and_what_is_allowed() {
             "stream_options.include_usage",
         ),
         (COMPLETIONS, json!({"prompt": "a", "stream_options": {"usage": true}}), 400, "stream_options.usage"),
+        (COMPLETIONS, json!({"prompt": "a", "stream_options": {"include_usage": true}}), 400, "stream_options"),
+        (COMPLETIONS, json!({"prompt": "a", "allowed_token_ids": [0], "min_tokens": 1}), 400, "allowed_token_ids"),
         (CHAT, json!({"messages": []}), 400, "messages"),
         (CHAT, json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), 400, "messages"),
         (CHAT, json!({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}), 400, "top_logprobs"),
