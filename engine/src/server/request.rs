@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::grammar::Constraint;
 use crate::handle::{GenerateRequest, Ready};
@@ -84,13 +84,15 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
     let echo = Echo { text: kind == Kind::Completion && f.bool("echo")?.unwrap_or(false), logprobs };
     let inputs = prompts::inputs(kind, &f, ready, echo, tools.as_ref())?;
     check_count(count, inputs.len())?;
+    let stream = f.bool("stream")?.unwrap_or(false);
+    let include_usage = include_usage(&f, stream)?;
     let mut job = Job {
         kind,
         choices: Vec::new(),
         prompt_tokens: inputs.iter().map(|i| i.tokens.len()).sum(),
         text: stops.text(&f, sampling.rules.min_tokens)?,
-        stream: f.bool("stream")?.unwrap_or(false),
-        include_usage: include_usage(&f)?,
+        stream,
+        include_usage,
         logprobs,
         names_token_ids: f.bool("return_tokens_as_token_ids")?.unwrap_or(false),
         tools,
@@ -182,10 +184,14 @@ impl Stops {
     }
 }
 
-fn include_usage(f: &Fields<'_>) -> Result<bool, ApiError> {
+fn include_usage(f: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
     let Some(options) = f.inner("stream_options", "stream_options.")? else { return Ok(false) };
     let wanted = options.bool("include_usage")?.unwrap_or(false);
     options.refuse_rest()?;
+    // as in vLLM; an empty object asks for nothing, there too
+    if !stream && !f.object("stream_options")?.is_some_and(Map::is_empty) {
+        return Err(ApiError::invalid("stream_options", "stream_options can only be given with stream: true"));
+    }
     Ok(wanted)
 }
 

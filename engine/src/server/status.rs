@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
     http::{Method, StatusCode, Uri, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
@@ -64,7 +64,11 @@ pub async fn models(State(app): State<AppState>) -> Response {
 }
 
 /// One model by its name, which may have slashes.
-pub async fn model(State(app): State<AppState>, Path(id): Path<String>) -> Response {
+pub async fn model(State(app): State<AppState>, id: Result<Path<String>, PathRejection>) -> Response {
+    // what is no text is no model's name
+    let Ok(Path(id)) = id else {
+        return ApiError::malformed("the model's name in the path is not UTF-8").into_response();
+    };
     if id == *app.served_name {
         return Json(describe(&app)).into_response();
     }

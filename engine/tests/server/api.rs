@@ -221,6 +221,8 @@ async fn bad_requests_name_the_field_and_what_is_allowed() {
         assert_eq!((answer.status, error["param"].as_str()), (status, Some(param)), "{body}: {error}");
         assert!(!error["message"].as_str().unwrap().is_empty() && error["type"].is_string());
     }
+    let nothing = json!({"prompt": "a", "max_tokens": 1, "stream_options": {}});
+    assert_eq!(post(engine.addr, COMPLETIONS, &nothing).await.status, 200, "empty options ask for nothing");
     assert_eq!(get(engine.addr, "/health").await.json()["status"], "ok");
 }
 

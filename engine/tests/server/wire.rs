@@ -17,6 +17,7 @@ async fn every_error_has_openais_body_and_an_id() {
     let cases = [
         ("GET", "/v2", JSON, "", 404),
         ("GET", "/v1/models/other", JSON, "", 404),
+        ("GET", "/v1/models/%FF", JSON, "", 400),
         ("GET", COMPLETIONS, JSON, "", 405),
         ("POST", "/v1/models", JSON, "", 405),
         ("POST", COMPLETIONS, JSON, large.as_str(), 413),
