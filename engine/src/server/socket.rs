@@ -11,6 +11,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
 use tokio::time::{Sleep, sleep};
@@ -21,8 +22,19 @@ const HEAD_WAIT_MAX: Duration = Duration::from_secs(75);
 /// After a connection that could not be taken: out of descriptors, most likely.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
+/// Every connection is a descriptor. The soft limit is as low as it is for programs that count them in a fixed set, and this is none of them;
+/// the hard one is what the machine's owner meant.
+fn take_all_descriptors() {
+    let raised =
+        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files could not be raised");
+    }
+}
+
 /// Serves connections whose readers have `patience`, until `close`; then what is under way is finished, and idle connections end.
 pub async fn serve(listener: TcpListener, router: Router, patience: Duration, close: impl Future<Output = ()>) {
+    take_all_descriptors();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT_MAX);
     let (open, mut close) = (GracefulShutdown::new(), pin!(close));
@@ -146,6 +158,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (close, closing) = oneshot::channel::<()>();
+        // as it is for nearly everybody: lower than it may be
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, hard - 1, hard).unwrap();
         let router = Router::new().route("/", get(|| async { "ok" }));
         let server = tokio::spawn(serve(listener, router, PATIENCE, async { drop(closing.await) }));
         let mut streams = Vec::new();
@@ -157,6 +172,11 @@ mod tests {
         let mut answer = [0; 15];
         streams[2].read_exact(&mut answer).await.unwrap();
         assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        assert_eq!(
+            getrlimit(Resource::RLIMIT_NOFILE).unwrap(),
+            (hard, hard),
+            "it may have as many connections as its owner lets it"
+        );
         // nobody has anything to do: the clock runs to the next deadline
         tokio::time::pause();
         let began = tokio::time::Instant::now();
