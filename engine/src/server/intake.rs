@@ -34,6 +34,8 @@ const PARSED_BYTES_MAX: usize = 512 << 20;
 const PARSED_FREE_BYTES: usize = 1 << 20;
 /// Bodies that are parsed and tokenized at once, where there are fewer cores than this.
 const PARSERS_MIN: usize = 2;
+/// Requests whose grammar is compiled at once, or waits for its place there.
+const COMPILERS_MAX: usize = 16;
 /// A client that is refused while it still sends reads the answer only if it is heard out: for so long, and for so many bytes.
 const HEARD_OUT_MAX: Duration = Duration::from_secs(2);
 const HEARD_OUT_BYTES_MAX: usize = 2 * BODY_BYTES_MAX;
@@ -45,6 +47,7 @@ pub struct Intake {
     first_parts: Arc<Semaphore>,
     parsed: Arc<Semaphore>,
     parsers: Arc<Semaphore>,
+    compilers: Arc<Semaphore>,
 }
 
 impl Default for Intake {
@@ -56,6 +59,7 @@ impl Default for Intake {
             first_parts: of(FIRST_PARTS_BYTES_MAX),
             parsed: of(PARSED_BYTES_MAX),
             parsers: of(parsers),
+            compilers: of(COMPILERS_MAX),
         }
     }
 }
@@ -169,8 +173,8 @@ impl Drop for Waits {
     }
 }
 
-/// Reads a request on a thread that may take its time: a long prompt is tokenized for a while, a grammar compiled; other requests'
-/// streams do not wait for that. One whose client has gone is not begun.
+/// Reads a request on a thread that may take its time: a long prompt is tokenized for a while; other requests' streams do not wait for
+/// that. One whose client has gone is not begun.
 ///
 /// # Errors
 /// The body is not what it must be, or its turn did not come by the deadline.
@@ -184,6 +188,20 @@ pub async fn read<T: Send + 'static>(
     let turn = timeout_at(deadline.at(), app.intake.turn(weight)).await;
     let Ok(turn) = turn else { return Err(app.deadline_error(deadline.timeout)) };
     apart(app, deadline, (turn, held), |gone| parsed(data, gone, parse)).await
+}
+
+/// Compiles what a request asks for, which may take seconds: those that only have a prompt to be read do not wait for that.
+///
+/// # Errors
+/// What `work` says, or its turn did not come by the deadline.
+pub async fn compile<T: Send + 'static>(
+    app: &AppState,
+    deadline: Deadline,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let turn = timeout_at(deadline.at(), app.intake.compilers.clone().acquire_owned()).await;
+    let Ok(turn) = turn else { return Err(app.deadline_error(deadline.timeout)) };
+    apart(app, deadline, turn, |gone| still_wanted(gone).and_then(|()| work())).await
 }
 
 /// Runs `work` on a thread of its own, while `held` is taken, and tells it when nobody waits for it any more.
@@ -226,6 +244,8 @@ fn parsed<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handle::{EngineHandle, Shared};
+    use crate::metrics::Metrics;
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -305,6 +325,18 @@ mod tests {
             assert_eq!((error.status.as_u16(), error.code), (408, Some("body_timeout")));
             assert_eq!(began.elapsed().as_secs(), waited.as_secs());
         }
+    }
+
+    /// A grammar may take seconds: prompts of others are read meanwhile.
+    #[tokio::test]
+    async fn who_compiles_takes_no_parser() {
+        let shared = Arc::new(Shared::new(Arc::new(Metrics::new("m").unwrap()), 1));
+        let (inbox, _outbox) = std::sync::mpsc::sync_channel(1);
+        let app = AppState::new(EngineHandle::new(shared, inbox, 1), "m", false, PATIENCE);
+        let parsers = app.intake.parsers.clone();
+        let _busy = parsers.try_acquire_many(u32::try_from(parsers.available_permits()).unwrap()).unwrap();
+        let compiled = timeout(PATIENCE, compile(&app, deadline(), || Ok(7))).await.expect("it waits for nobody");
+        assert_eq!(compiled, Ok(7));
     }
 
     #[test]

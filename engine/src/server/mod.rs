@@ -172,7 +172,11 @@ async fn handle(app: AppState, kind: Kind, request: Request) -> Result<Response,
     let (deadline, ready, body) = intake::head(&app, &head.headers, body, admit)?;
     let (for_parsing, served) = (ready.clone(), app.served_name.clone());
     let parse = move |value: &Value| request::parse(kind, value, &for_parsing, &served);
-    let job = intake::read(&app, deadline, body, parse).await?;
+    let mut job = intake::read(&app, deadline, body, parse).await?;
+    if job.form.is_some() {
+        let for_compiling = ready.clone();
+        job = intake::compile(&app, deadline, move || job.compiled(&for_compiling)).await?;
+    }
     let user = job.user.clone();
     let answered = generate::answer(app, &ready, job, deadline).await;
     if let Err(error) = &answered {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::grammar::Constraint;
 use crate::handle::{GenerateRequest, Ready};
 use crate::sampling::{LogitRules, SamplingParams};
 use crate::server::error::ApiError;
@@ -14,6 +13,7 @@ use crate::server::fields::Fields;
 use crate::server::text::TextRules;
 use crate::server::tools::ToolUse;
 use prompts::{Echo, Input};
+use structured::Form;
 
 mod prompts;
 mod sampling;
@@ -54,8 +54,27 @@ pub struct Job {
     pub tools: Option<ToolUse>,
     /// Who asked, by their own word; for the log.
     pub user: Option<String>,
-    /// What compiling the output's grammar took.
+    /// The form of the outputs, as long as it is not compiled.
+    pub form: Option<Form>,
+    /// What compiling the outputs' grammar took.
     pub grammar_took: Option<Duration>,
+}
+
+impl Job {
+    /// The same with the grammar of its outputs. This may take seconds.
+    ///
+    /// # Errors
+    /// The form cannot be followed.
+    pub fn compiled(mut self, ready: &Ready) -> Result<Self, ApiError> {
+        let Some(form) = self.form.take() else { return Ok(self) };
+        let (first, took) = form.compile(ready)?;
+        self.grammar_took = Some(took);
+        let others = (1..self.choices.len()).map(|_| first.another());
+        let others = others.collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::grammar("n", &error))?;
+        let all = self.choices.iter_mut().zip(std::iter::once(first).chain(others));
+        all.for_each(|(choice, constraint)| choice.request.constraint = Some(constraint));
+        Ok(self)
+    }
 }
 
 /// One output as the engine is asked for it, and the prompt's text where that is to be echoed.
@@ -97,13 +116,13 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
         names_token_ids: f.bool("return_tokens_as_token_ids")?.unwrap_or(false),
         tools,
         user: user(&f)?,
+        form: None,
         grammar_took: None,
     };
     let outputs = inputs.len() * usize::try_from(count).unwrap_or(1);
-    let (constraint, took) = structured::constraint(&f, ready, &job, (stops.ignore_eos, outputs))?.unzip();
-    job.grammar_took = took;
+    job.form = structured::form(&f, &job, (stops.ignore_eos, outputs))?;
     f.refuse_rest()?;
-    job.choices = choices(&inputs, (count, priority), &sampling, &stops, constraint)?;
+    job.choices = choices(&inputs, (count, priority), &sampling, &stops);
     Ok(job)
 }
 
@@ -211,11 +230,8 @@ fn choices(
     (count, priority): (i64, i32),
     sampling: &SamplingParams,
     stops: &Stops,
-    constraint: Option<Constraint>,
-) -> Result<Vec<ChoiceJob>, ApiError> {
-    let outputs: Vec<(&Input, i64)> = inputs.iter().flat_map(|i| (0..count).map(move |number| (i, number))).collect();
-    let constraints = one_each(constraint, outputs.len())?;
-    let choice = |((input, number), constraint): ((&Input, i64), Option<Constraint>)| {
+) -> Vec<ChoiceJob> {
+    let choice = |(input, number): (&Input, i64)| {
         let seed = sampling.seed.map(|seed| seed.wrapping_add(number.cast_unsigned()));
         let request = GenerateRequest {
             prompt: input.tokens.clone(),
@@ -223,23 +239,13 @@ fn choices(
             ignore_eos: stops.ignore_eos,
             stop_token_ids: stops.token_ids.clone(),
             sampling: SamplingParams { seed, ..sampling.clone() },
-            constraint,
             prompt_logprobs: input.prompt_logprobs,
             priority,
             ..GenerateRequest::default()
         };
         ChoiceJob { request, echo: input.echo.clone() }
     };
-    Ok(outputs.into_iter().zip(constraints).map(choice).collect())
-}
-
-/// The constraint that was compiled, and others that begin where it begins.
-fn one_each(first: Option<Constraint>, count: usize) -> Result<Vec<Option<Constraint>>, ApiError> {
-    let Some(first) = first else { return Ok((0..count).map(|_| None).collect()) };
-    let others = (1..count).map(|_| first.another().map(Some));
-    let mut all = others.collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::grammar("n", &error))?;
-    all.push(Some(first));
-    Ok(all)
+    inputs.iter().flat_map(|input| (0..count).map(move |number| (input, number))).map(choice).collect()
 }
 
 #[cfg(test)]
@@ -253,7 +259,7 @@ mod tests {
         let sampling = SamplingParams { rules: rules.into(), ..SamplingParams::default() };
         let stops = Stops { strings: ["end".to_owned()].into(), token_ids: [5, 6].into(), ignore_eos: false };
         let input = Input { tokens: [7, 8].into(), max_new_tokens: 3, echo: String::new(), prompt_logprobs: false };
-        let all = choices(&[input], (128, 0), &sampling, &stops, None).unwrap();
+        let all = choices(&[input], (128, 0), &sampling, &stops);
         let (first, last) = (&all[0].request, &all[127].request);
         assert!(Arc::ptr_eq(&first.prompt, &last.prompt));
         assert!(Arc::ptr_eq(&first.stop_token_ids, &last.stop_token_ids));

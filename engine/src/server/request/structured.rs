@@ -15,16 +15,30 @@ const CHOICES_MAX: usize = 4096;
 /// The whole form is bounded too, when it is compiled.
 const CHOICE_BYTES_MAX: usize = 256 << 10;
 
-/// The grammar that the output has to follow, compiled, and how long that took.
+/// The form that the output has to follow, as it was asked for.
+#[derive(Debug)]
+pub struct Form {
+    param: &'static str,
+    spec: GrammarSpec,
+}
+
+impl Form {
+    /// Its grammar, compiled, and how long that took.
+    ///
+    /// # Errors
+    /// It is bad, or there are too many.
+    pub fn compile(&self, ready: &Ready) -> Result<(Constraint, Duration), ApiError> {
+        let began = Instant::now();
+        let compiled = ready.grammars.compile(&self.spec, ready.codec.as_ref(), &ready.info);
+        compiled.map(|c| (c, began.elapsed())).map_err(|error| ApiError::grammar(self.param, &error))
+    }
+}
+
+/// The form of the output, where one is asked for.
 ///
 /// # Errors
-/// It is bad, there are two, or it does not go with another field.
-pub fn constraint(
-    f: &Fields<'_>,
-    ready: &Ready,
-    job: &Job,
-    (ignore_eos, outputs): (bool, usize),
-) -> Result<Option<(Constraint, Duration)>, ApiError> {
+/// There are two, or it does not go with another field.
+pub fn form(f: &Fields<'_>, job: &Job, (ignore_eos, outputs): (bool, usize)) -> Result<Option<Form>, ApiError> {
     let mut asked = forms(f)?;
     let by_tools = job.tools.as_ref().and_then(|tools| tools.grammar());
     asked.extend(by_tools.map(|grammar| ("tools", grammar)));
@@ -46,9 +60,7 @@ pub fn constraint(
         let message = format!("{outputs} outputs are to follow {param}; at most {LIVE_MAX} can at the same time");
         return Err(ApiError::invalid("n", message));
     }
-    let began = Instant::now();
-    let compiled = ready.grammars.compile(&spec, ready.codec.as_ref(), &ready.info);
-    compiled.map(|c| Some((c, began.elapsed()))).map_err(|error| ApiError::grammar(param, &error))
+    Ok(Some(Form { param, spec }))
 }
 
 type Asked = (&'static str, GrammarSpec);
@@ -63,11 +75,11 @@ fn forms(f: &Fields<'_>) -> Result<Vec<Asked>, ApiError> {
         ("json_object", "guided_json_object"),
     ];
     for (kind, name) in names {
-        all.extend(form(f, kind, name, name)?);
+        all.extend(asked(f, kind, name, name)?);
     }
     if let Some(inner) = f.inner("structured_outputs", "structured_outputs.")? {
         for (kind, _) in names {
-            all.extend(form(&inner, kind, kind, "structured_outputs")?);
+            all.extend(asked(&inner, kind, kind, "structured_outputs")?);
         }
         inner.refuse_rest()?;
     }
@@ -75,7 +87,7 @@ fn forms(f: &Fields<'_>) -> Result<Vec<Asked>, ApiError> {
 }
 
 /// One of vLLM's fields; `param` is its name for errors about the grammar itself.
-fn form(f: &Fields<'_>, kind: &str, name: &str, param: &'static str) -> Result<Option<Asked>, ApiError> {
+fn asked(f: &Fields<'_>, kind: &str, name: &str, param: &'static str) -> Result<Option<Asked>, ApiError> {
     let spec = match kind {
         "json" => f.get(name).map(|v| schema(f, name, v)).transpose()?,
         "regex" => f.str(name)?.map(|s| GrammarSpec::Regex(s.to_owned())),
