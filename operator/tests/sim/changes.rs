@@ -24,8 +24,8 @@ pub fn stories() -> Vec<(&'static str, Vec<(u64, Act)>)> {
     vec![
         // one stall of a new replica, which its restart cures; only another revision goes on
         ("held-revision", [until_held.to_vec(), vec![image(220_000, "engine:3")]].concat()),
-        // what comes up when nothing of it stands comes up on the good one
-        ("held-revision-to-zero", [until_held.to_vec(), vec![replicas(180_000, 0), replicas(200_000, 2)]].concat()),
+        // what comes up when nothing of it stands comes up on the good one (at zero for long enough that a third operator sees it)
+        ("held-revision-to-zero", [until_held.to_vec(), vec![replicas(180_000, 0), replicas(230_000, 2)]].concat()),
         // and where that went with the Deployment, on the only one that is known
         ("held-revision-deleted", [until_held.to_vec(), vec![deleted]].concat()),
         ("bad-revision", vec![created(2, "Recover"), image(50_000, BAD_IMAGE)]),
@@ -91,9 +91,9 @@ pub fn expectations(name: &str) -> Vec<(u64, Act)> {
         ],
         "held-revision-to-zero" => vec![
             (175_000, Act::ExpectOf { image: "engine:2", count: 1 }),
-            (240_000, Act::Expect { condition: "Stalled", status: Some("True") }),
-            (240_000, Act::ExpectOf { image: "engine:2", count: 0 }),
-            (240_000, Act::ExpectServing { count: 2 }),
+            (280_000, Act::Expect { condition: "Stalled", status: Some("True") }),
+            (280_000, Act::ExpectOf { image: "engine:2", count: 0 }),
+            (280_000, Act::ExpectServing { count: 2 }),
         ],
         _ => Vec::new(),
     }
