@@ -134,7 +134,8 @@ fn recheck(plan: &Plan, observed: &Observed, now: jiff::Timestamp) -> Duration {
 /// differ (P7): a failure that lasts must not make each pass write, for each write would start the next pass.
 ///
 /// Until it is recorded, an episode is told by its pod alone: whatever takes pods away comes after the incidents, for it may be the last
-/// thing that this process does (P1), and waits for a while where the API refuses them. A pod that is to hear of a grant does not wait.
+/// thing that this process does (P1), and waits for a while where the API refuses them. So does it come after the notes that say who goes
+/// first, or a frozen replica outlives a scale-in. A pod that is to hear of a grant does not wait.
 async fn execute_plan(
     calls: &Calls,
     observed: &Observed,
@@ -158,6 +159,8 @@ async fn execute_plan(
         untold = execute::incidents(calls, infd, &plan.incidents, &mut errors).await;
         wait = calls.fleet.proofs.wait(observed, &untold, proofs::pods_would_go(observed, plan), Instant::now());
     }
+    let (order, pods) = plan::order_apart(&plan.pods, replicas_may_go);
+    errors.extend(execute::pods(calls, &namespace, &order).await);
     errors.extend(execute::children(calls, infd, plan, wait).await);
     if plan.grants != held || plan.recent != before.recent || plan.avoid != before.avoid {
         let early = status::early(observed, plan, calls.wall.now());
@@ -167,7 +170,7 @@ async fn execute_plan(
         calls.fleet.nodes.changed();
     }
     drop(turn); // what was granted stands in the API: whoever looks at the fleet from now on counts it
-    errors.extend(execute::pods(calls, &namespace, &plan.pods).await);
+    errors.extend(execute::pods(calls, &namespace, &pods).await);
     if !replicas_may_go {
         untold = execute::incidents(calls, infd, &plan.incidents, &mut errors).await;
     }

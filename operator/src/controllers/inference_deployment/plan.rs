@@ -165,6 +165,18 @@ fn to_apply(mut child: Child, live: Option<&Value>) -> Option<Child> {
     (!same).then_some(child)
 }
 
+/// What says who goes first in a scale-in, where it is to be written `apart`, and what else pods are to hear.
+pub fn order_apart(patches: &[PodPatch], apart: bool) -> (Vec<PodPatch>, Vec<PodPatch>) {
+    let part = |order: bool| {
+        let of = |patch: &PodPatch| {
+            let all = patch.annotations.iter().filter(|(key, _)| (apart && **key == ANNOTATION_DELETION_COST) == order);
+            PodPatch { annotations: all.map(|(key, text)| (*key, text.clone())).collect(), ..patch.clone() }
+        };
+        patches.iter().map(of).filter(|patch| !patch.annotations.is_empty()).collect()
+    };
+    (part(true), part(false))
+}
+
 /// The second key (I1), or the note that it must wait, and the order of scale-in: the frozen one goes first.
 fn pod_patch(
     pod: &PodView,
