@@ -24,6 +24,7 @@ const RETRY: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(40);
 const SAMPLE: Duration = Duration::from_millis(100);
 const TOKENS: u32 = 32;
+const CLOSE: &str = "Connection: close\r\n";
 /// An answer of half a megabyte or more, of which a client with so small a window and the gate's own buffers hold a fifth.
 const HELD_TOKENS: u32 = 4000;
 const HELD_WINDOW_BYTES: u32 = 4 << 10;
@@ -86,14 +87,26 @@ impl Load {
         Self::with_patience(service, model, clients, PATIENCE)
     }
 
+    /// The same with clients that send one request after the other on one connection, for as long as it is left open.
+    pub fn keeping(service: SocketAddr, model: &str, clients: usize) -> Self {
+        Self::with(service, model, clients, (PATIENCE, true))
+    }
+
     fn with_patience(service: SocketAddr, model: &str, clients: usize, patience: Duration) -> Self {
+        Self::with(service, model, clients, (patience, false))
+    }
+
+    fn with(service: SocketAddr, model: &str, clients: usize, (patience, keeps): (Duration, bool)) -> Self {
         let book = Arc::new(Mutex::new(Book::default()));
         let body = serde_json::json!({
             "model": model, "prompt": "once upon a time", "max_tokens": TOKENS, "ignore_eos": true, "stream": true,
         })
         .to_string();
-        let request: Arc<str> = post(&body).into();
-        let client = |_| tokio::spawn(ask_for_ever(service, Arc::clone(&request), Arc::clone(&book), patience));
+        let request: Arc<str> = if keeps { post(&body).replace(CLOSE, "") } else { post(&body) }.into();
+        let client = |_| {
+            let client = Client { service, request: Arc::clone(&request), patience, kept: None };
+            tokio::spawn(client.ask_for_ever(Arc::clone(&book)))
+        };
         Self { tasks: (0..clients).map(client).collect(), book }
     }
 
@@ -134,9 +147,7 @@ impl Held {
     /// # Errors
     /// When there is no answer, or it is not a good one.
     pub async fn start(gate: SocketAddr, model: &str) -> io::Result<Self> {
-        let socket = TcpSocket::new_v4()?;
-        socket.set_recv_buffer_size(HELD_WINDOW_BYTES)?;
-        let mut stream = timeout(CONNECT_MAX, socket.connect(gate)).await??;
+        let mut stream = small_window(gate).await?;
         let body = serde_json::json!({
             "model": model, "prompt": "once upon a time", "max_tokens": HELD_TOKENS, "ignore_eos": true, "stream": true,
         });
@@ -161,47 +172,87 @@ impl Held {
     }
 }
 
+/// A connection whose client takes no more than it reads: a long answer is under way for as long as it wants.
+///
+/// # Errors
+/// When nobody takes it.
+pub async fn small_window(gate: SocketAddr) -> io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_recv_buffer_size(HELD_WINDOW_BYTES)?;
+    timeout(CONNECT_MAX, socket.connect(gate)).await?
+}
+
 /// A request for a completion, as it goes over the wire.
 pub fn post(body: &str) -> String {
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n";
-    format!("{head}Content-Length: {}\r\n\r\n{body}", body.len())
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
+    format!("{head}{CLOSE}Content-Length: {}\r\n\r\n{body}", body.len())
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn ask_for_ever(service: SocketAddr, request: Arc<str>, book: Arc<Mutex<Book>>, patience: Duration) {
-    loop {
-        let begun = Instant::now();
-        loop {
-            let end = ask(service, &request, patience).await;
-            let now = Instant::now();
-            lock(&book).tries.push((now, end));
-            if end == End::Whole {
-                lock(&book).answered.push((now, now - begun));
-                break;
-            }
-            tokio::time::sleep(RETRY).await;
-        }
-        tokio::time::sleep(PAUSE).await;
-    }
+/// One client, and the connection that it has kept.
+struct Client {
+    service: SocketAddr,
+    request: Arc<str>,
+    patience: Duration,
+    kept: Option<BufReader<TcpStream>>,
 }
 
-async fn ask(service: SocketAddr, request: &str, patience: Duration) -> End {
-    let Ok(Ok(mut stream)) = timeout(CONNECT_MAX, TcpStream::connect(service)).await else { return End::Unreachable };
-    if stream.write_all(request.as_bytes()).await.is_err() {
-        return End::Broken;
+impl Client {
+    async fn ask_for_ever(mut self, book: Arc<Mutex<Book>>) {
+        loop {
+            let begun = Instant::now();
+            loop {
+                let end = self.ask().await;
+                let now = Instant::now();
+                lock(&book).tries.push((now, end));
+                if end == End::Whole {
+                    lock(&book).answered.push((now, now - begun));
+                    break;
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
     }
-    let mut lines = BufReader::new(stream).lines();
-    let mut status = None;
-    loop {
-        match timeout(patience, lines.next_line()).await {
-            Err(_) => return End::Silent,
-            Ok(Ok(Some(line))) if status.is_none() => status = Some(line),
-            Ok(Ok(Some(line))) if line == "data: [DONE]" => return End::Whole,
-            Ok(Ok(Some(_))) => {}
-            Ok(Ok(None) | Err(_)) => return end_of(status.as_deref()),
+
+    /// Where a kept connection ends before a byte of the answer came, it was closed while the request was on its way: that one is sent again on
+    /// a new one, as Go's client does and proxies do.
+    async fn ask(&mut self) -> End {
+        if let Some(kept) = self.kept.take()
+            && let Some(end) = self.ask_on(kept).await
+        {
+            return end;
+        }
+        let Ok(Ok(stream)) = timeout(CONNECT_MAX, TcpStream::connect(self.service)).await else {
+            return End::Unreachable;
+        };
+        self.ask_on(BufReader::new(stream)).await.unwrap_or(End::Broken)
+    }
+
+    /// `None` where nothing of an answer came.
+    async fn ask_on(&mut self, mut stream: BufReader<TcpStream>) -> Option<End> {
+        stream.write_all(self.request.as_bytes()).await.ok()?;
+        let mut lines = stream.lines();
+        let (mut status, mut closes, mut done) = (None, self.request.contains(CLOSE), false);
+        loop {
+            match timeout(self.patience, lines.next_line()).await {
+                Err(_) => return Some(End::Silent),
+                Ok(Ok(Some(line))) if status.is_none() => status = Some(line),
+                Ok(Ok(Some(line))) if line.eq_ignore_ascii_case("connection: close") => closes = true,
+                Ok(Ok(Some(line))) if line == "data: [DONE]" && closes => return Some(End::Whole),
+                Ok(Ok(Some(line))) if line == "data: [DONE]" => done = true,
+                // the last chunk, and the blank behind it
+                Ok(Ok(Some(line))) if done && line == "0" => {
+                    let blank = timeout(self.patience, lines.next_line()).await;
+                    self.kept = matches!(blank, Ok(Ok(Some(_)))).then(|| lines.into_inner());
+                    return Some(End::Whole);
+                }
+                Ok(Ok(Some(_))) => {}
+                Ok(Ok(None) | Err(_)) => return status.map(|status| end_of(Some(&status))),
+            }
         }
     }
 }
@@ -276,6 +327,45 @@ mod tests {
         assert_eq!(end_of(Some("HTTP/1.1 503 Service Unavailable")), End::Refused);
         assert_eq!(end_of(Some("HTTP/1.1 200 OK")), End::Broken);
         assert_eq!(end_of(None), End::Broken);
+    }
+
+    /// Answers so many requests on each connection, and closes the connection at the next one.
+    async fn serve(listener: tokio::net::TcpListener, requests: usize, connections: Arc<Mutex<usize>>) {
+        const ANSWER: &[u8] =
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\ne\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            *lock(&connections) += 1;
+            let mut lines = BufReader::new(stream);
+            'kept: for _ in 0..requests {
+                let mut line = String::new();
+                while !line.ends_with("\r\n\r\nx") {
+                    let mut byte = [0];
+                    if tokio::io::AsyncReadExt::read_exact(&mut lines, &mut byte).await.is_err() {
+                        break 'kept;
+                    }
+                    line.push(char::from(byte[0]));
+                }
+                lines.write_all(ANSWER).await.unwrap();
+            }
+            let _ = lines.fill_buf().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_keeps_its_connection_and_loses_nothing_when_it_ends() {
+        for (request, opened) in [(post("x").replace(CLOSE, ""), 4), (post("x"), 12)] {
+            let connections = Arc::<Mutex<usize>>::default();
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let service = listener.local_addr().unwrap();
+            let server = tokio::spawn(serve(listener, 3, Arc::clone(&connections)));
+            let mut client = Client { service, request: request.into(), patience: PATIENCE, kept: None };
+            for n in 0..12 {
+                assert_eq!(client.ask().await, End::Whole, "{n}");
+            }
+            assert_eq!(*lock(&connections), opened);
+            server.abort();
+        }
     }
 
     #[test]

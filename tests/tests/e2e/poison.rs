@@ -10,7 +10,7 @@ use crds::poison::{ANNOTATION_POISON, read};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use truebeat_tests::load::post;
+use truebeat_tests::load::{post, small_window};
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
@@ -18,7 +18,7 @@ use crate::world::{BOUND, World, answered, members, told};
 
 /// A kubelet shows an annotation to the containers of a pod at its next look, once a minute or so.
 const SHOWN: Duration = Duration::from_secs(180);
-/// It takes longer than it is given: it must be in flight when the engine freezes.
+/// It is more than its client takes: it must be in flight when the engine freezes, however fast that is.
 const DEADLY: &str = r#"{"model":"demo","prompt":"a deadly word","max_tokens":4000,"ignore_eos":true,"stream":true}"#;
 
 pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
@@ -77,9 +77,9 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
 
 /// The status of the answer to the deadly request, and its further lines.
 async fn ask(gate: SocketAddr) -> Result<(u16, Lines<BufReader<TcpStream>>)> {
-    let mut stream = timeout(BOUND, TcpStream::connect(gate)).await??;
+    let mut stream = small_window(gate).await?;
     stream.write_all(post(DEADLY).as_bytes()).await?;
-    let mut lines = BufReader::new(stream).lines();
+    let mut lines = BufReader::with_capacity(1 << 10, stream).lines();
     let line = timeout(BOUND, lines.next_line()).await??.context("no answer")?;
     let status =
         line.split(' ').nth(1).and_then(|code| code.parse().ok()).with_context(|| format!("answered {line}"))?;

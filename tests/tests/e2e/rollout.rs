@@ -6,7 +6,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use crds::{EngineIncident, InferenceDeployment, LABEL_REVISION, rollout::FailureReason};
 use kube::ResourceExt;
-use truebeat_tests::load::Load;
+use truebeat_tests::endpoints::Endpoints;
+use truebeat_tests::load::{End, Held, Load};
 use truebeat_tests::product;
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
@@ -35,9 +36,21 @@ pub async fn without_loss(world: &mut World<'_>, times: &mut Times) -> Result<()
     let first = settled(world, "roll", "").await?;
     let load = world.patient_load("roll").await?;
     answered(&load).await?;
+    let keeping = world.keeping_load("roll").await?;
+    answered(&keeping).await?;
+    let mut held = Vec::new();
+    for pod in &old {
+        held.push(Held::start(world.gate_of(pod)?, "demo").await?);
+    }
 
-    let begun = times.act("another attempt: every replica comes in anew, under streaming clients");
+    let begun = times.act("another attempt: every replica comes in anew, under clients that stream, keep connections, and take their time");
     product::apply(world.cluster, &manifest("roll", 2, 1, ""))?;
+    // each of them takes its answer when its replica is on its way out
+    let held = old.iter().zip(held).map(|(pod, held)| taken_late(&endpoints, pod, begun, held));
+    for end in futures::future::try_join_all(held).await? {
+        ensure!(end == End::Whole, "an answer that its client took in late ended {end:?}");
+    }
+    times.now("two answers came whole whose clients took nothing of them before their replicas left");
     let second = settled(world, "roll", &first).await?;
     until_async("the old replicas to be gone", BOUND, || async {
         let pods = world.pods.now();
@@ -46,6 +59,8 @@ pub async fn without_loss(world: &mut World<'_>, times: &mut Times) -> Result<()
     .await?;
     times.now(&format!("revision {first} is gone, {second} serves"));
     without_a_loss(&load, begun, "the rollout", times)?;
+    answered(&keeping).await?;
+    without_a_loss(&keeping, begun, "the rollout, on kept connections", times)?;
 
     let begun = times.act("kubectl scale infd roll --replicas=1");
     world.kubectl(&["scale", "infd", "roll", "--replicas=1"])?;
@@ -58,7 +73,15 @@ pub async fn without_loss(world: &mut World<'_>, times: &mut Times) -> Result<()
     times.now("one is left");
     answered(&load).await?;
     without_a_loss(&load, begun, "the scale-in", times)?;
+    answered(&keeping).await?;
+    without_a_loss(&keeping, begun, "the scale-in, on kept connections", times)?;
     nobody_died(world, "roll", times)
+}
+
+/// The answer's client begins to read when the endpoint of `pod` is away.
+async fn taken_late(endpoints: &Endpoints, pod: &str, since: Instant, held: Held) -> Result<End> {
+    endpoints.flip(pod, false, since, BOUND).await?;
+    Ok(held.rest().await)
 }
 
 /// A replica whose engine ends because it was asked to leave is no incident.

@@ -60,6 +60,11 @@ impl<'a> World<'a> {
         Ok(Load::patient(self.address(service).await?, "demo", CLIENTS))
     }
 
+    /// The same clients, each on one connection for as long as it is left open.
+    pub async fn keeping_load(&self, service: &str) -> Result<Load> {
+        Ok(Load::keeping(self.address(service).await?, "demo", CLIENTS))
+    }
+
     /// Address of the Service of this name.
     pub async fn address(&self, service: &str) -> Result<SocketAddr> {
         let found: Service = Api::namespaced(self.client.clone(), NAMESPACE).get(service).await?;
