@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use ::http::Uri;
 use clap::{Args, Subcommand};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::footprint;
 use crate::forensics;
@@ -292,18 +291,10 @@ fn run_dir(base: PathBuf) -> PathBuf {
     base.join(format!("truebeat-run-{}-{}", std::process::id(), crate::files::monotonic_ns()))
 }
 
-/// A stream is two descriptors. The soft limit is as low as it is for programs that count them in a fixed set, and this is none of them;
-/// the hard one is what the machine's owner meant.
-fn take_all_descriptors() {
-    let raised =
-        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(error) = raised {
+async fn run_gate(args: GateArgs) -> Result<ExitCode, AgentError> {
+    if let Err(error) = role::take_all_descriptors() {
         tracing::warn!(%error, "the gate could not raise its limit of open files");
     }
-}
-
-async fn run_gate(args: GateArgs) -> Result<ExitCode, AgentError> {
-    take_all_descriptors();
     let listener = if args.inherited_listener {
         tokio::spawn(leave_with_parent());
         inherited_listener().map_err(AgentError::GateInherit)?

@@ -1,6 +1,6 @@
 //! How every program of Truebeat starts and ends, so that a role behaves the same in `truebeat` and in an image of its own: logs on
-//! stderr, one runtime, a listener, an error in one line, an exit status. It knows nothing of the roles; it may touch stderr, threads and the
-//! sockets that it listens on.
+//! stderr, one runtime, a listener, all the descriptors it may have, an error in one line, an exit status. It knows nothing of the roles; it
+//! may touch stderr, threads, the sockets that it listens on and the process's own limits.
 
 use std::any::Any;
 use std::error::Error;
@@ -10,6 +10,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
@@ -98,6 +99,16 @@ fn of_both(address: SocketAddr) -> Option<SocketAddr> {
     let together = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only").is_ok_and(|text| text.trim() == "0");
     let all = address.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     (together && all).then(|| SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port())))
+}
+
+/// Raises the limit of open files as far as it goes, for a program whose every connection is a descriptor or two. The soft limit is as low as
+/// it is for programs that count them in a fixed set, and ours are none of them; the hard one is what the machine's owner meant.
+///
+/// # Errors
+/// The system's, where it does not let itself be raised.
+pub fn take_all_descriptors() -> io::Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
 }
 
 /// Is it the panic of `println!` whose reader has left? The standard library has no other word for it.

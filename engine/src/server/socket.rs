@@ -11,7 +11,6 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
 use tokio::time::{Sleep, sleep};
@@ -22,19 +21,11 @@ const HEAD_WAIT_MAX: Duration = Duration::from_secs(75);
 /// After a connection that could not be taken: out of descriptors, most likely.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Every connection is a descriptor. The soft limit is as low as it is for programs that count them in a fixed set, and this is none of them;
-/// the hard one is what the machine's owner meant.
-fn take_all_descriptors() {
-    let raised =
-        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
-    if let Err(error) = raised {
-        tracing::warn!(%error, "the limit of open files could not be raised");
-    }
-}
-
 /// Serves connections whose readers have `patience`, until `close`; then what is under way is finished, and idle connections end.
 pub async fn serve(listener: TcpListener, router: Router, patience: Duration, close: impl Future<Output = ()>) {
-    take_all_descriptors();
+    if let Err(error) = role::take_all_descriptors() {
+        tracing::warn!(%error, "the limit of open files could not be raised");
+    }
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT_MAX);
     let (open, mut close) = (GracefulShutdown::new(), pin!(close));
@@ -130,6 +121,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
