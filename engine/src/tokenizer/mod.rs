@@ -6,7 +6,7 @@ mod gguf;
 mod stream;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -37,8 +37,8 @@ pub struct Tokenizer {
     /// Put in front of an encoded text that does not begin with it already.
     bos_to_add: Option<u32>,
     spelling: Spelling,
-    /// Bytes of a text that a token may stand for; None: any number.
-    token_bytes_max: Option<usize>,
+    /// Bytes of a text that a token may stand for; None: any number. Found when a long text first asks: the whole vocabulary is gone through.
+    token_bytes_max: Arc<OnceLock<Option<usize>>>,
 }
 
 /// How tokens spell bytes.
@@ -115,9 +115,7 @@ impl Tokenizer {
         model.resize_cache(0);
         inner.with_model(model);
         let spelling = Spelling::of(inner.get_decoder());
-        let mut new = Self { inner: Arc::new(inner), bos_to_add, spelling, token_bytes_max: None };
-        new.token_bytes_max = bounds::token_bytes_max(&new);
-        new
+        Self { inner: Arc::new(inner), bos_to_add, spelling, token_bytes_max: Arc::default() }
     }
 
     /// Token ids of `text`. `add_special_tokens` is for prompts; a rendered chat already holds its own.
@@ -135,7 +133,13 @@ impl Tokenizer {
 
     /// Longest text, in bytes, that so many tokens may be made of; None: there is no such bound.
     pub fn text_bytes_max(&self, tokens: usize) -> Option<usize> {
-        Some(self.token_bytes_max?.saturating_mul(tokens))
+        let one = self.token_bytes_max.get().copied().unwrap_or_else(|| {
+            let found = bounds::token_bytes_max(self);
+            // whoever asks in the same moment finds the same
+            let _ = self.token_bytes_max.set(found);
+            found
+        });
+        Some(one?.saturating_mul(tokens))
     }
 
     /// Text of `ids`; ids outside the vocabulary have none.

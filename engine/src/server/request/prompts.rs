@@ -150,6 +150,10 @@ fn too_long(param: &str, longest: usize, what: &str) -> ApiError {
 /// A text that is too long whatever its tokens are is not cut into any: that would take seconds, for nothing.
 fn check_length(param: &str, text: &str, f: &Fields<'_>, ready: &Ready) -> Result<(), ApiError> {
     let longest = ready.limits.seq_len_max;
+    if text.len() <= longest {
+        // no token stands for less than a byte
+        return Ok(());
+    }
     match ready.codec.text_bytes_max(longest).filter(|most| text.len() > *most) {
         Some(most) if f.get("truncate_prompt_tokens").is_none() => {
             Err(too_long(param, longest, &format!("has {} bytes, and so many tokens {most} at most", text.len())))
