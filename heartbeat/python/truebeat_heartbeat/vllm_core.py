@@ -384,17 +384,16 @@ def _rest(original):
     return rest
 
 
-def _kv_caches(original):
-    def _initialize_kv_caches(self, *args, **kwargs):
-        if _beat is not None:
-            _quietly(_beat, _beat.meets, self)
-        return original(self, *args, **kwargs)
-    return _initialize_kv_caches
+def _before(tell):
+    """The page hears of it first."""
+    def make(original):
+        def told(self, *args, **kwargs):
+            if _beat is not None:
+                _quietly(_beat, tell, _beat, self)
+            return original(self, *args, **kwargs)
+        return told
+    return make
 
 
-def _busy_loop(original):
-    def run_busy_loop(self, *args, **kwargs):
-        if _beat is not None:
-            _quietly(_beat, _beat.publish_phase, IDLE)
-        return original(self, *args, **kwargs)
-    return run_busy_loop
+_kv_caches = _before(CoreBeat.meets)
+_busy_loop = _before(lambda beat, engine: beat.publish_phase(IDLE))
