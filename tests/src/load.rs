@@ -79,30 +79,26 @@ struct Book {
 impl Load {
     /// Starts `clients` that ask `service` again and again for `model`. Call it on a thread inside the cluster's network.
     pub fn start(service: SocketAddr, model: &str, clients: usize) -> Self {
-        Self::with_patience(service, model, clients, SILENCE_MAX)
+        Self::with(service, model, clients, (SILENCE_MAX, CLOSE))
     }
 
     /// The same with clients that give up a silent stream only after 20 s.
     pub fn patient(service: SocketAddr, model: &str, clients: usize) -> Self {
-        Self::with_patience(service, model, clients, PATIENCE)
+        Self::with(service, model, clients, (PATIENCE, CLOSE))
     }
 
     /// The same with clients that send one request after the other on one connection, for as long as it is left open.
     pub fn keeping(service: SocketAddr, model: &str, clients: usize) -> Self {
-        Self::with(service, model, clients, (PATIENCE, true))
+        Self::with(service, model, clients, (PATIENCE, ""))
     }
 
-    fn with_patience(service: SocketAddr, model: &str, clients: usize, patience: Duration) -> Self {
-        Self::with(service, model, clients, (patience, false))
-    }
-
-    fn with(service: SocketAddr, model: &str, clients: usize, (patience, keeps): (Duration, bool)) -> Self {
+    fn with(service: SocketAddr, model: &str, clients: usize, (patience, header): (Duration, &str)) -> Self {
         let book = Arc::new(Mutex::new(Book::default()));
         let body = serde_json::json!({
             "model": model, "prompt": "once upon a time", "max_tokens": TOKENS, "ignore_eos": true, "stream": true,
         })
         .to_string();
-        let request: Arc<str> = if keeps { post(&body).replace(CLOSE, "") } else { post(&body) }.into();
+        let request: Arc<str> = request(&body, header).into();
         let client = |_| {
             let client = Client { service, request: Arc::clone(&request), patience, kept: None };
             tokio::spawn(client.ask_for_ever(Arc::clone(&book)))
@@ -184,8 +180,12 @@ pub async fn small_window(gate: SocketAddr) -> io::Result<TcpStream> {
 
 /// A request for a completion, as it goes over the wire.
 pub fn post(body: &str) -> String {
+    request(body, CLOSE)
+}
+
+fn request(body: &str, header: &str) -> String {
     let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
-    format!("{head}{CLOSE}Content-Length: {}\r\n\r\n{body}", body.len())
+    format!("{head}{header}Content-Length: {}\r\n\r\n{body}", body.len())
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -354,12 +354,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_keeps_its_connection_and_loses_nothing_when_it_ends() {
-        for (request, opened) in [(post("x").replace(CLOSE, ""), 4), (post("x"), 12)] {
+        for (header, opened) in [("", 4), (CLOSE, 12)] {
             let connections = Arc::<Mutex<usize>>::default();
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let service = listener.local_addr().unwrap();
             let server = tokio::spawn(serve(listener, 3, Arc::clone(&connections)));
-            let mut client = Client { service, request: request.into(), patience: PATIENCE, kept: None };
+            let mut client = Client { service, request: request("x", header).into(), patience: PATIENCE, kept: None };
             for n in 0..12 {
                 assert_eq!(client.ask().await, End::Whole, "{n}");
             }
