@@ -27,9 +27,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Serves for ever.
 pub async fn serve(listener: TcpListener, router: Router) {
     let mut crowd = Crowd::default();
+    let mut told = false;
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
+                told = false;
                 crowd.make_room();
                 crowd.take(stream, router.clone());
                 // who came with a request is heard before the next one is let in
@@ -37,7 +39,9 @@ pub async fn serve(listener: TcpListener, router: Router) {
             }
             Err(error) => {
                 // Out of descriptors, most likely: one of ours is as good as any.
-                tracing::warn!(%error, "the agent's HTTP did not accept a connection");
+                if !std::mem::replace(&mut told, true) {
+                    tracing::warn!(%error, "the agent's HTTP does not accept a connection");
+                }
                 crowd.send_away();
                 tokio::time::sleep(PAUSE).await;
             }
