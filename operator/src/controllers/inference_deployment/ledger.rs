@@ -12,17 +12,15 @@ use std::{
 };
 
 use crds::InferenceDeployment;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use kube::{Resource, core::DynamicObject};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::escalate::Fleet;
+use super::{escalate::Fleet, restarts::PATIENCE_MIN};
 
 /// For so long a list is taken for another.
 const OPEN_MAX: Duration = Duration::from_secs(1);
-/// A restart that was granted is over by then, where nobody tells.
-const RESTART_MAX: SignedDuration = SignedDuration::from_mins(10);
 
 /// What one InferenceDeployment adds to the fleet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -72,7 +70,7 @@ impl Account {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let young = |at: &Value| {
             let at = at.as_str().and_then(|at| at.parse::<Timestamp>().ok());
-            at.is_some_and(|at| now.duration_since(at) < RESTART_MAX)
+            at.is_some_and(|at| now.duration_since(at) < PATIENCE_MIN)
         };
         let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
         let grants = grants.filter(|grant| !leaves || young(&grant["grantedAt"]));

@@ -19,12 +19,13 @@ use super::{
 
 /// The deadline of a rollout is for people who load models of any size, and by default an hour. Others do not wait for a slot so long, nor
 /// does an impatient rollout make a restart of minutes one that is in vain.
-const PATIENCE: (SignedDuration, SignedDuration) = (SignedDuration::from_mins(10), SignedDuration::from_mins(30));
+const PATIENCE_MAX: SignedDuration = SignedDuration::from_mins(30);
+/// So long at least, also where nobody can be asked for more.
+pub const PATIENCE_MIN: SignedDuration = SignedDuration::from_mins(10);
 
 /// For so long a granted restart is waited for: as the deployment's author waits for a new replica, within bounds.
 pub fn patience(rollout: &Rollout) -> SignedDuration {
-    let (least, most) = PATIENCE;
-    SignedDuration::from_secs(rollout.progress_deadline_seconds.into()).clamp(least, most)
+    SignedDuration::from_secs(rollout.progress_deadline_seconds.into()).clamp(PATIENCE_MIN, PATIENCE_MAX)
 }
 
 /// Has the engine ended since, on its way up from the restart that this grant is for? (The first end is the kill.)
