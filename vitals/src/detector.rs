@@ -144,7 +144,8 @@ impl Detector {
             self.clock.moved();
         }
         // what starts owes nothing, and has something to do
-        if works || if self.in_startup() { sight.startup_solid } else { sight.owed.is_none() } {
+        let fine = if self.in_startup() { sight.startup_solid } else { sight.owed.is_none() };
+        if works || fine {
             self.clock.works();
         }
         if let Some(said) = self.beyond_judgement(&tick, &sight) {

@@ -53,11 +53,11 @@ pub async fn serve(listener: UnixListener, ledger: Arc<Ledger>, memory: PathBuf)
     let memory = Arc::new(Memory::at(memory));
     let mut told = false;
     let spare = Arc::<Spare>::default();
-    spare.take();
+    spare.keep();
     loop {
         let accepted = match listener.accept().await {
             // a socket where nobody is says the same
-            Err(_) if spare.give() => listener.accept().now_or_never(),
+            Err(_) if spare.let_go() => listener.accept().now_or_never(),
             accepted => Some(accepted),
         };
         match accepted {
@@ -66,7 +66,7 @@ pub async fn serve(listener: UnixListener, ledger: Arc<Ledger>, memory: PathBuf)
                 let (ledger, memory, spare) = (Arc::clone(&ledger), Arc::clone(&memory), Arc::clone(&spare));
                 tokio::spawn(async move {
                     serve_one(stream, ledger, memory).await;
-                    spare.take();
+                    spare.keep();
                 });
             }
             Some(Err(error)) => {
@@ -74,9 +74,9 @@ pub async fn serve(listener: UnixListener, ledger: Arc<Ledger>, memory: PathBuf)
                     tracing::warn!(%error, "the gate's control socket does not accept");
                 }
                 tokio::time::sleep(EXCHANGE_MAX).await;
-                spare.take();
+                spare.keep();
             }
-            None => spare.take(),
+            None => spare.keep(),
         }
     }
 }
@@ -87,16 +87,16 @@ pub async fn serve(listener: UnixListener, ledger: Arc<Ledger>, memory: PathBuf)
 struct Spare(Mutex<Option<File>>);
 
 impl Spare {
-    /// Keeps one, if there is one.
-    fn take(&self) {
+    /// Holds one, if there is one to have.
+    fn keep(&self) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.is_none() {
             *kept = File::open("/dev/null").ok();
         }
     }
 
-    /// Lets it go; false where there is none.
-    fn give(&self) -> bool {
+    /// False where none was held.
+    fn let_go(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take().is_some()
     }
 }
