@@ -28,7 +28,7 @@ pub enum Excuse {
     Throttled,
     /// Compiler children burn CPU: a JIT of 30–70 s in mid-traffic is normal.
     Compiling,
-    /// Every request in flight waits for its own client to read or to send.
+    /// Every request in flight waits for its own client to read or to send, and no loop that keeps leases holds work: that waits for no client.
     ClientBlocked,
 }
 
@@ -250,9 +250,11 @@ impl SilenceClock {
         let proc = obs.proc.fresh(now_ms, policy.fresh_ms);
         let metrics = obs.metrics.fresh(now_ms, policy.metrics_fresh_ms);
         let gauge_sleeps = metrics.and_then(|m| m.sleeping) == Some(true);
-        let page_sleeps = obs.pages.fresh(now_ms, policy.fresh_ms).is_some_and(|pages| all_sleep(pages));
+        let pages = obs.pages.fresh(now_ms, policy.fresh_ms).map_or(&[][..], Vec::as_slice);
+        let page_sleeps = all_sleep(pages);
         let blocked =
-            obs.gate.fresh(now_ms, policy.fresh_ms).is_some_and(|g| g.in_flight > 0 && g.client_blocked >= g.in_flight);
+            obs.gate.fresh(now_ms, policy.fresh_ms).is_some_and(|g| g.in_flight > 0 && g.client_blocked >= g.in_flight)
+                && !pages.iter().any(leased_work);
         let found = [
             (obs.maintenance, Excuse::Maintenance),
             (gauge_sleeps || page_sleeps, Excuse::Asleep),
@@ -266,6 +268,11 @@ impl SilenceClock {
         ];
         found.into_iter().find(|(holds, _)| *holds).map(|(_, excuse)| excuse)
     }
+}
+
+/// Does this page's loop hold work under a lease? Then it is the loop that is waited for: it hands tokens out whether or not a client reads them.
+fn leased_work(page: &PageObs) -> bool {
+    leads(page) && page.lease_ms > 0 && (page.step_started_ms.is_some() || page.owed() > 0)
 }
 
 /// Do the pages say that the engine sleeps, all of its data-parallel engines? The leader's word counts: workers of some engines do not

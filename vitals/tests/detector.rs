@@ -224,12 +224,11 @@ fn without_counters_a_whole_answer_may_take_its_time() {
 #[test]
 fn excuses_stop_the_clock() {
     type Excuse = fn(&mut Sim);
-    let excuses: [(&str, Excuse); 6] = [
+    let excuses: [(&str, Excuse); 5] = [
         ("a debugger", |sim| sim.process().traced = true),
         ("the freezer", |sim| sim.process().frozen = true),
         ("throttling", |sim| sim.process().throttled = true),
         ("maintenance", |sim| sim.maintenance = true),
-        ("slow readers", |sim| sim.gate.as_mut().unwrap().client_blocked = 4),
         ("sleep", |sim| sim.page.as_mut().unwrap().phase = PagePhase::Sleep),
     ];
     for (name, excuse) in excuses {
@@ -237,6 +236,28 @@ fn excuses_stop_the_clock() {
         excuse(&mut sim);
         assert_eq!(sim.silence_until(60_000, suspect), None, "{name} did not excuse");
     }
+}
+
+#[test]
+fn a_client_that_does_not_read_excuses_an_engine_that_may_wait_for_it_and_no_loop_under_a_lease() {
+    let blocked = |mut sim: Sim| {
+        let gate = sim.gate.as_mut().unwrap();
+        gate.client_blocked = gate.in_flight;
+        sim
+    };
+    let mut foreign = blocked(Sim::foreign().up().busy(20_000));
+    assert_eq!(foreign.silence_until(60_000, suspect), None, "{:?}", foreign.last);
+    let mut native = blocked(Sim::native().up().busy(10_000));
+    assert!(native.silence_until(2_000, suspect).is_some(), "{:?}", native.last);
+    assert!(native.silence_until(30_000, stalled).is_some(), "{:?}", native.last);
+    // one whose client still sends has not reached it
+    let mut idle = Sim::native().up().busy(10_000);
+    idle.depart();
+    idle.tick(100);
+    idle.admit(1, 10);
+    let page = idle.page.as_mut().unwrap();
+    (page.running, page.waiting, page.step_started_ms) = (0, 0, None);
+    assert_eq!(blocked(idle).silence_until(60_000, suspect), None);
 }
 
 #[test]
