@@ -171,7 +171,7 @@ mod tests {
         metrics.episodes.with_label_values(&["StepStalled"]).inc();
         let text = metrics.text();
         let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");
-        let mut seen = 0;
+        let (mut seen, mut verdicts) = (0, 0);
         for file in ["rules/truebeat.rules.yaml", "dashboards/truebeat.json"] {
             let names = std::fs::read_to_string(format!("{chart}/{file}")).unwrap();
             let words = names.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
@@ -179,7 +179,14 @@ mod tests {
                 assert!(text.lines().any(|line| line.split(['{', ' ']).next() == Some(word)), "{file}: {word}");
                 seen += 1;
             }
+            // a verdict that there is not is as silent
+            let asked = names.split("verdict=").skip(1);
+            let asked = asked.map(|rest| rest.trim_start_matches(['~', '\\', '"']).split(['"', '\\']).next().unwrap());
+            for name in asked.flat_map(|names| names.split('|')) {
+                assert!(text.contains(&format!("verdict=\"{name}\"")), "{file}: {name}");
+                verdicts += 1;
+            }
         }
-        assert!(seen >= 15, "only {seen} names found");
+        assert!(seen >= 15 && verdicts >= 6, "only {seen} names and {verdicts} verdicts found");
     }
 }

@@ -25,6 +25,10 @@ pub struct Metrics {
     pub fenced_by_person: IntGaugeVec,
     /// Objects that fail the cross-check of label and owner, by the InferenceDeployment whose name they bear.
     pub objects_doubted: IntGaugeVec,
+    /// Replicas that the spec asks for, by InferenceDeployment.
+    pub replicas_wanted: IntGaugeVec,
+    /// Replicas that take requests, by the kubelet's word, by InferenceDeployment.
+    pub replicas_ready: IntGaugeVec,
     /// 1 while this process leads.
     pub leader: IntGauge,
     /// 1 while the watch of a kind is in step with the API server.
@@ -69,13 +73,21 @@ impl Metrics {
                 Opts::new("truebeat_operator_objects_doubted", "Objects whose label and owner do not agree."),
                 &["namespace", "deployment"],
             )?,
+            replicas_wanted: IntGaugeVec::new(
+                Opts::new("truebeat_operator_replicas_wanted", "Replicas that the spec asks for."),
+                &["namespace", "deployment"],
+            )?,
+            replicas_ready: IntGaugeVec::new(
+                Opts::new("truebeat_operator_replicas_ready", "Replicas that take requests."),
+                &["namespace", "deployment"],
+            )?,
             leader: IntGauge::new("truebeat_operator_leader", "1 while this process leads.")?,
             watch_up: IntGaugeVec::new(
                 Opts::new("truebeat_operator_watch_up", "1 while the watch is in step with the API server."),
                 &["kind"],
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 11] = [
+        let all: [Box<dyn prometheus::core::Collector>; 13] = [
             Box::new(metrics.api_calls.clone()),
             Box::new(metrics.reconciles.clone()),
             Box::new(metrics.reconcile_seconds.clone()),
@@ -85,6 +97,8 @@ impl Metrics {
             Box::new(metrics.rollout_failed.clone()),
             Box::new(metrics.fenced_by_person.clone()),
             Box::new(metrics.objects_doubted.clone()),
+            Box::new(metrics.replicas_wanted.clone()),
+            Box::new(metrics.replicas_ready.clone()),
             Box::new(metrics.leader.clone()),
             Box::new(metrics.watch_up.clone()),
         ];
@@ -95,8 +109,16 @@ impl Metrics {
     }
 
     /// Those that speak of one InferenceDeployment each.
-    fn of_deployments(&self) -> [&IntGaugeVec; 5] {
-        [&self.grants_held, &self.restarts_held, &self.rollout_failed, &self.fenced_by_person, &self.objects_doubted]
+    fn of_deployments(&self) -> [&IntGaugeVec; 7] {
+        [
+            &self.grants_held,
+            &self.restarts_held,
+            &self.rollout_failed,
+            &self.fenced_by_person,
+            &self.objects_doubted,
+            &self.replicas_wanted,
+            &self.replicas_ready,
+        ]
     }
 
     /// There is no such InferenceDeployment any more.

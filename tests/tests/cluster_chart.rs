@@ -167,7 +167,20 @@ fn every_value_shows_in_what_is_rendered() {
     let rules = stdout(&template(&rules));
     assert!(rules.contains("role: alert") && rules.contains("https://wiki.example/TruebeatRestartLoop.md"));
     let policy = ["networkPolicy.enabled=true", "networkPolicy.from[0].namespaceSelector.matchLabels.name=monitoring"];
-    assert!(stdout(&template(&policy)).contains("name: monitoring"));
+    let policy = stdout(&template(&policy));
+    assert!(policy.contains("name: monitoring"));
+    assert_eq!(policy.matches("app.kubernetes.io/component: test").count(), 2, "`helm test` is let in");
+    for (set, wanted) in [
+        ("nodeSelector.disk=ssd", "disk: ssd"),
+        ("tolerations[0].operator=Exists", "tolerations:"),
+        ("priorityClassName=high", "priorityClassName: high"),
+    ] {
+        assert_eq!(
+            stdout(&template(&[set])).matches(wanted).count(),
+            2,
+            "{set}: `helm test` runs where the operator may"
+        );
+    }
     let ports = ["networkPolicy.enabled=true", "networkPolicy.apiServerPorts={8443}"];
     assert!(stdout(&template(&ports)).contains("port: 8443"));
     assert!(stdout(&template(&["dashboard.enabled=true", "dashboard.labels.mine=yes1"])).contains("mine: yes1"));
@@ -238,7 +251,11 @@ fn wrong_values_are_refused_by_name() {
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("watchNamespace=Not_a_name", "watchNamespace"),
         ("podMonitor.interval=soon", "interval"),
+        ("podMonitor.interval=2m", "interval"),
         ("fleet.holdPercent=0", "holdPercent"),
+        ("fleet.holdPercent=null", "holdPercent"),
+        ("fleet.domainTopologyKey=null", "domainTopologyKey"),
+        ("logFilter=null", "logFilter"),
     ] {
         let output = template(&[set]);
         let words = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -11,7 +11,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
-{{/* One operator looks after a cluster, so its names are fixed: two releases collide at once, and say so. */}}
+{{/* One operator looks after a cluster, so its names are fixed: a second release with all of its parts collides at once, and says so. */}}
 {{- define "truebeat.name" -}}truebeat-operator{{- end }}
 
 {{- define "truebeat.image" -}}

@@ -97,6 +97,7 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
 fn forget(calls: &Calls, (namespace, name): (&str, &str), left: &[String]) -> Option<Duration> {
     calls.metrics.forget(namespace, name);
     calls.fleet.proofs.forget(namespace, name);
+    calls.fleet.nodes.changed(); // what it had nodes marked for is no reason any more, and whoever uninstalls does not wait
     let count = i64::try_from(left.len()).ok().filter(|count| *count > 0)?;
     tracing::warn!(namespace, name, pods = ?left, "pods are labelled as those of an InferenceDeployment that is not there");
     calls.metrics.objects_doubted.with_label_values(&[namespace, name]).set(count);
@@ -105,12 +106,16 @@ fn forget(calls: &Calls, (namespace, name): (&str, &str), left: &[String]) -> Op
 
 /// What of a plan the metrics tell, whatever becomes of its writes.
 fn tell(metrics: &Metrics, (namespace, name): (&str, &str), observed: &Observed, plan: &Plan) {
-    let by_person = observed.pods.iter().filter(|pod| !pod.leaving && pod.fenced_by_person()).count();
+    let stay = || observed.pods.iter().filter(|pod| !pod.leaving);
+    let by_person = stay().filter(|pod| pod.fenced_by_person()).count();
+    let ready = stay().filter(|pod| pod.ready).count();
     for (gauge, value) in [
         (&metrics.restarts_held, i64::from(plan.hold != escalate::Hold::No)),
         (&metrics.rollout_failed, i64::from(plan.rollout.state != rollout::State::Well)),
         (&metrics.fenced_by_person, i64::try_from(by_person).unwrap_or(i64::MAX)),
         (&metrics.objects_doubted, i64::try_from(observed.doubted.len() + plan.foreign.len()).unwrap_or(i64::MAX)),
+        (&metrics.replicas_wanted, i64::from(observed.infd.spec.replicas)),
+        (&metrics.replicas_ready, i64::try_from(ready).unwrap_or(i64::MAX)),
     ] {
         gauge.with_label_values(&[namespace, name]).set(value);
     }
@@ -202,13 +207,17 @@ mod tests {
     }
 
     #[test]
-    fn a_persons_fence_is_counted_apart_from_stalls() {
-        let pods = vec![PodView { fence: Fence::read("yes"), ..healthy("a") }, pod("b", "Stalled", 1), healthy("c")];
+    fn replicas_are_counted_and_a_persons_fence_apart_from_stalls() {
+        let leaves = PodView { leaving: true, ..healthy("d") };
+        let fenced = PodView { fence: Fence::read("yes"), ready: false, ..healthy("a") };
+        let pods = vec![fenced, pod("b", "Stalled", 1), healthy("c"), leaves];
         let observed = looked(infd("chat"), pods);
         let plan = plan::plan(&observed, Vec::new(), None, "2026-01-01T00:02:00Z".parse().unwrap());
         let metrics = Metrics::new().unwrap();
         tell(&metrics, ("serving", "chat"), &observed, &plan);
-        assert_eq!(metrics.fenced_by_person.with_label_values(&["serving", "chat"]).get(), 1);
+        let told = [&metrics.fenced_by_person, &metrics.replicas_wanted, &metrics.replicas_ready];
+        let told = told.map(|gauge| gauge.with_label_values(&["serving", "chat"]).get());
+        assert_eq!(told, [1, i64::from(observed.infd.spec.replicas), 1]);
     }
 
     #[test]
