@@ -14,8 +14,9 @@ pub struct PodOverlay {
     pub metadata: OverlayMetadata,
     /// Fields of the pod's spec, as in `v1.PodSpec`: affinity, dnsConfig, dnsPolicy, hostAliases, imagePullSecrets, nodeSelector,
     /// priorityClassName, readinessGates, resourceClaims, runtimeClassName, schedulerName, tolerations, topologySpreadConstraints,
-    /// volumes; of `containers` the one named `engine` with envFrom, volumeDevices, volumeMounts and workingDir; `initContainers` of
-    /// your own, which end before the agent starts. Everything else is refused with a message (`Stalled=True`, reason `InvalidSpec`).
+    /// volumes; of `containers` the one named `engine` with envFrom, resources.claims, volumeDevices, volumeMounts and workingDir;
+    /// `initContainers` of your own, which end before the agent starts. A field that is null says nothing. Everything else is refused
+    /// with a message (`Stalled=True`, reason `InvalidSpec`).
     #[serde(skip_serializing_if = "Map::is_empty")]
     #[schemars(schema_with = "free")]
     pub spec: Map<String, Value>,

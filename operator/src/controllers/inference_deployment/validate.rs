@@ -148,9 +148,9 @@ fn request_problems(field: &str, wanted: &Resources) -> Vec<String> {
         .collect()
 }
 
-/// Does a replica ask for devices (GPUs and the like, resource names with a domain)?
+/// Does a replica ask for devices (GPUs and the like, by resource names with a domain or by claims)?
 pub fn asks_for_devices(spec: &InferenceDeploymentSpec) -> bool {
-    !devices(spec).is_empty()
+    !devices(spec).is_empty() || spec.pod_overlay.as_ref().is_some_and(overlay::claims_devices)
 }
 
 /// The devices that a replica asks for, by resource name.

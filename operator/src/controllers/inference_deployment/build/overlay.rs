@@ -27,7 +27,8 @@ const POD_FIELDS: [&str; 17] = [
     "topologySpreadConstraints",
     "volumes",
 ];
-const ENGINE_FIELDS: [&str; 5] = ["name", "envFrom", "volumeDevices", "volumeMounts", "workingDir"];
+/// `resources` with `claims` alone: what is claimed above would else reach nobody.
+const ENGINE_FIELDS: [&str; 6] = ["name", "envFrom", "resources", "volumeDevices", "volumeMounts", "workingDir"];
 /// Fields that people will try, and where the same is to be had or why it is not.
 const REASONS: [(&str, &str); 17] = [
     ("args", "set spec.engine.args"),
@@ -80,13 +81,28 @@ pub fn merge(template: &mut Value, overlay: &PodOverlay, init_security: &Value) 
             template["metadata"][part][key] = json!(value);
         }
     }
-    let mut spec = overlay.spec.clone();
+    let mut spec = said(&overlay.spec);
     let init = spec.remove("initContainers");
     strategic(&mut template["spec"], &Value::Object(spec), "");
     // Before the agent: whatever else runs beside it, it would take for the engine.
     if let (Some(Value::Array(mut theirs)), Some(ours)) = (init, template["spec"]["initContainers"].as_array_mut()) {
         theirs.iter_mut().for_each(|container| container["securityContext"] = init_security.clone());
         ours.splice(0..0, theirs);
+    }
+}
+
+/// The fields that say something: a template of somebody else's leaves an empty list as null, and that means "not said" and not that ours
+/// is to go.
+fn said(spec: &Map<String, Value>) -> Map<String, Value> {
+    let spoken = spec.iter().filter(|(_, value)| !value.is_null());
+    spoken.map(|(name, value)| (name.clone(), spoken_of(value))).collect()
+}
+
+fn spoken_of(value: &Value) -> Value {
+    match value {
+        Value::Object(fields) => Value::Object(said(fields)),
+        Value::Array(items) => Value::Array(items.iter().map(spoken_of).collect()),
+        other => other.clone(),
     }
 }
 
@@ -112,23 +128,29 @@ fn key_of(list: &str) -> Option<&'static str> {
     KEYS.iter().find(|(name, _)| *name == list).map(|(_, key)| *key)
 }
 
+/// Does it claim devices for the pod (DRA)?
+pub fn claims_devices(overlay: &PodOverlay) -> bool {
+    items(&overlay.spec, "resourceClaims").next().is_some()
+}
+
 /// Everything in `overlay` that cannot be laid over `template`, in words for its author.
 pub fn problems(overlay: &PodOverlay, template: &Value) -> Vec<String> {
     let mut problems = metadata_problems(overlay);
     let at = "spec.podOverlay.spec";
-    if let Err(error) = typed(&overlay.spec) {
+    let spec = said(&overlay.spec);
+    if let Err(error) = typed(&spec) {
         problems.push(format!("{at}: {error}"));
         return problems; // the rest reads it by its shape
     }
-    problems.extend(overlay.spec.keys().filter_map(|field| refused(at, field, &POD_FIELDS)));
-    for container in items(&overlay.spec, "containers") {
+    problems.extend(spec.keys().filter_map(|field| refused(at, field, &POD_FIELDS)));
+    for container in items(&spec, "containers") {
         problems.extend(engine_problems(container, template));
     }
-    for container in items(&overlay.spec, "initContainers") {
+    for container in items(&spec, "initContainers") {
         problems.extend(init_problems(container, template));
     }
-    problems.extend(items(&overlay.spec, "volumes").filter_map(|volume| volume_problem(volume, template)));
-    for gate in items(&overlay.spec, "readinessGates") {
+    problems.extend(items(&spec, "volumes").filter_map(|volume| volume_problem(volume, template)));
+    for gate in items(&spec, "readinessGates") {
         if gate["conditionType"].as_str().is_some_and(is_ours) {
             problems.push(format!("{at}.readinessGates: {} is the operator's", gate["conditionType"]));
         }
@@ -207,6 +229,10 @@ fn engine_problems(container: &Value, template: &Value) -> Vec<String> {
     let fields = container.as_object().into_iter().flat_map(Map::keys);
     let mut problems: Vec<String> =
         fields.filter_map(|field| refused(&format!("{at}[engine]"), field, &ENGINE_FIELDS)).collect();
+    let counted = container["resources"].as_object().into_iter().flat_map(Map::keys);
+    problems.extend(counted.filter(|field| *field != "claims").map(|field| {
+        format!("{at}[engine].resources.{field} is the operator's: set spec.engine.resources; `claims` alone is yours")
+    }));
     let taken: Vec<&Value> =
         ours(template, "containers").flat_map(|c| c["volumeMounts"].as_array()).flatten().collect();
     for mount in container["volumeMounts"].as_array().into_iter().flatten() {

@@ -51,6 +51,35 @@ fn parts_of_every_kind_are_merged() {
     assert_eq!(serde_json::to_value(typed).unwrap(), template, "the typed API reads all of it");
 }
 
+/// What other people's templates leave behind takes nothing of ours away.
+#[test]
+fn a_field_that_is_null_says_nothing() {
+    let bare = template(json!({"spec": {"nodeSelector": {"gpu": "h100"}}}));
+    let nulls = template(json!({"spec": {
+        "nodeSelector": {"gpu": "h100", "zone": null}, "volumes": null, "dnsPolicy": null, "initContainers": null, "affinity": {"nodeAffinity": null},
+        "containers": [{"name": "engine", "volumeMounts": null, "envFrom": null}],
+    }}));
+    assert_eq!(nulls, bare, "to the revision");
+    assert_eq!(template(json!({"spec": {"containers": null}}))["spec"]["containers"][0]["name"], "engine");
+}
+
+#[test]
+fn a_claimed_device_reaches_the_engine_and_has_no_spare_for_a_surge() {
+    let mut object = overlaid(json!({"spec": {
+        "resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "two-h100"}],
+        "containers": [{"name": "engine", "resources": {"claims": [{"name": "gpus"}]}}],
+    }}));
+    object.spec.engine.resources = None;
+    assert_eq!(validate(&object), Vec::<String>::new());
+    let spec = testing::template(&object)["spec"].clone();
+    assert_eq!(spec["resourceClaims"][0]["resourceClaimTemplateName"], "two-h100");
+    assert_eq!(spec["containers"][0]["resources"]["claims"], json!([{"name": "gpus"}]));
+    assert!(crate::controllers::inference_deployment::validate::asks_for_devices(&object.spec));
+    let limits = json!({"spec": {"containers": [{"name": "engine", "resources": {"limits": {"cpu": "1"}}}]}});
+    let problems = validate(&overlaid(limits)).join("; ");
+    assert!(problems.contains("resources.limits") && problems.contains("set spec.engine.resources"), "{problems}");
+}
+
 #[test]
 fn what_the_pod_contract_hangs_on_is_refused_with_a_message() {
     let container = |fields: Value| {
