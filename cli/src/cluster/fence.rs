@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use crds::LABEL_DEPLOYMENT;
-use crds::fence::{ANNOTATION_FENCE, Fence};
+use crds::episode::CONDITION_PROGRESSING;
+use crds::fence::{ANNOTATION_FENCE, FENCED_BY_PERSON, Fence};
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
@@ -62,7 +63,9 @@ pub async fn write(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Res
     patched.with_context(|| format!("could not annotate pod {name} (may you patch pods?)")).map(drop)
 }
 
-/// Waits until the pod shows it: out of traffic, or in it again. Says so, with the time it took.
+/// Waits until the pod shows it: out of traffic by the agent's word that a person wants it so, or in it again. Says so, with the time it took.
+/// Readiness alone says too little: a replica that is out of traffic for a reason of its own may be back before the kubelet has handed the
+/// annotation on.
 ///
 /// # Errors
 /// It does not show within a minute and a half; the wish stands all the same.
@@ -70,13 +73,16 @@ pub async fn wait(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resu
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let (name, since) = (&wish.pod, Instant::now());
     let wanted = wish.fence.is_none();
-    let mut heard = false;
+    let (mut heard, mut out) = (false, false);
     let shows = async {
         loop {
             let pod = timeout(LOOK_MAX, pods.get_opt(name)).await.ok().and_then(Result::ok);
             heard = pod.is_some();
-            if pod.flatten().is_some_and(|pod| is_ready(&pod) == wanted) {
-                return;
+            if let Some(pod) = pod.flatten() {
+                out = !is_ready(&pod);
+                if out != wanted && says_by_person(&pod) != wanted {
+                    return;
+                }
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -90,6 +96,10 @@ pub async fn wait(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resu
             "{written}, but the API server has not said within {after} s whether pod {name} shows it; look again with \
              `kubectl get pod {name}`"
         ),
+        (false, false) if out => bail!(
+            "{written}, and pod {name} takes no requests, but its agent has not said within {after} s that it has read the fence: \
+             `truebeat kubectl why {name}`"
+        ),
         (false, true) => bail!("{written}, but pod {name} is not Ready after {after} s: `truebeat kubectl why {name}`"),
         (false, false) => bail!("{written}, but pod {name} is still Ready after {after} s: is its agent new enough?"),
     }
@@ -101,8 +111,17 @@ fn is_last(pod: &Pod, all: &[Pod]) -> bool {
 }
 
 fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    pod.metadata.deletion_timestamp.is_none() && conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")
+    pod.metadata.deletion_timestamp.is_none()
+        && conditions(pod).iter().any(|c| c.type_ == "Ready" && c.status == "True")
+}
+
+/// Does its agent say that a person keeps it out of traffic?
+fn says_by_person(pod: &Pod) -> bool {
+    conditions(pod).iter().any(|c| c.type_ == CONDITION_PROGRESSING && c.reason.as_deref() == Some(FENCED_BY_PERSON))
+}
+
+fn conditions(pod: &Pod) -> &[PodCondition] {
+    pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default()
 }
 
 /// The name by which the API server knows this person; the record should not say "somebody".
@@ -137,6 +156,47 @@ mod tests {
             let told = timeout(SEEN_MAX * 2, wait(&client, "serving", &wish)).await.expect("it waits for ever");
             let told = told.unwrap_err().to_string();
             assert!(told.starts_with(word) && told.contains("kubectl get pod p"), "{told}");
+        }
+    }
+
+    /// An API server that shows the same pod always.
+    fn shows(pod: &Pod) -> Client {
+        let body = serde_json::to_vec(pod).unwrap();
+        let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            let answer = http::Response::new(kube::client::Body::from(body.clone()));
+            async { Ok::<_, std::convert::Infallible>(answer) }
+        });
+        Client::new(service, "serving")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_that_is_out_of_traffic_for_a_reason_of_its_own_is_not_yet_fenced() {
+        let pod = |ready: &str, reason: &str| -> Pod {
+            let word = json!({"type": CONDITION_PROGRESSING, "status": "False", "reason": reason});
+            serde_json::from_value(json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "uid": "p"},
+                "status": {"conditions": [{"type": "Ready", "status": ready}, word]},
+            }))
+            .unwrap()
+        };
+        let fence = || Some("a look".to_owned());
+        for (fence, pod, word) in [
+            (fence(), pod("False", "StepStalled"), Err("has read the fence")),
+            (fence(), pod("True", FENCED_BY_PERSON), Err("still Ready")),
+            (fence(), pod("False", FENCED_BY_PERSON), Ok("takes no new requests")),
+            (None, pod("True", FENCED_BY_PERSON), Err("not Ready after")),
+            (None, pod("False", "StepStalled"), Err("not Ready after")),
+            (None, pod("True", "Progressing"), Ok("Ready again")),
+        ] {
+            let wish = Wish { pod: "p".to_owned(), fence, even_if_last: false };
+            let told = wait(&shows(&pod), "serving", &wish).await.map_err(|error| error.to_string());
+            let (told, word) = (told.as_deref(), word);
+            let fits = match (told, word) {
+                (Ok(told), Ok(word)) => told.contains(word),
+                (Err(told), Err(word)) => told.contains(word),
+                _ => false,
+            };
+            assert!(fits, "{told:?} {word:?}");
         }
     }
 

@@ -25,7 +25,9 @@ use crate::args::{BundleArgs, Output};
 /// An API server that takes longer is not there for an on-call.
 const DEADLINE: Duration = Duration::from_secs(15);
 /// More incidents than this are not looked through.
-const INCIDENTS_MAX: u32 = 500;
+const INCIDENTS_MAX: usize = 50_000;
+/// So many come with one answer.
+const PAGE_LEN: u32 = 500;
 
 #[derive(Debug, Args)]
 pub struct ClusterArgs {
@@ -239,18 +241,54 @@ fn cannot(kind: &str, namespace: &str, name: &str) -> String {
     format!("could not read the {kind} {namespace}/{name} (may you read it, and are Truebeat's CRDs installed?)")
 }
 
+/// All incidents, page by page: what is asked for is chosen of all of them.
 async fn list(api: &Api<EngineIncident>) -> anyhow::Result<Vec<EngineIncident>> {
-    let list = api.list(&ListParams::default().limit(INCIDENTS_MAX)).await;
-    let list = list.context("could not list the incidents (may you read them, and are Truebeat's CRDs installed?)")?;
-    if list.metadata.continue_.as_ref().is_some_and(|more| !more.is_empty()) {
-        eprintln!(
-            "truebeat: there are more than {INCIDENTS_MAX} incidents; these are the first {INCIDENTS_MAX} by name"
-        );
+    let (mut all, mut page) = (Vec::new(), ListParams::default().limit(PAGE_LEN));
+    loop {
+        let list = api.list(&page).await;
+        let list =
+            list.context("could not list the incidents (may you read them, and are Truebeat's CRDs installed?)")?;
+        all.extend(list.items);
+        match list.metadata.continue_.filter(|more| !more.is_empty()) {
+            Some(more) if all.len() < INCIDENTS_MAX => page = page.continue_token(&more),
+            Some(_) => {
+                eprintln!("truebeat: there are more than {INCIDENTS_MAX} incidents; these are the first by name");
+                return Ok(all);
+            }
+            None => return Ok(all),
+        }
     }
-    Ok(list.items)
 }
 
 fn lines<K: serde::Serialize + ResourceExt>(objects: &[K]) -> anyhow::Result<String> {
     let lines: Result<Vec<_>, _> = objects.iter().map(serde_json::to_string).collect();
     Ok(lines?.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn incidents_beyond_the_first_page_are_read_as_well() {
+        let service = tower::service_fn(|request: http::Request<kube::client::Body>| async move {
+            let query = request.uri().query().unwrap_or_default();
+            let (name, more) = match query {
+                query if query.contains("continue=second") => ("b", ""),
+                _ => ("a", "second"),
+            };
+            let spec = serde_json::json!({"deployment": "chat", "pod": name, "podUid": name, "class": "StepStalled", "episodeId": name});
+            let body = serde_json::json!({
+                "apiVersion": "inference.truebeat.io/v1alpha1", "kind": "EngineIncidentList", "metadata": {"continue": more},
+                "items": [{
+                    "apiVersion": "inference.truebeat.io/v1alpha1", "kind": "EngineIncident", "metadata": {"name": name}, "spec": spec,
+                }],
+            });
+            Ok::<_, std::convert::Infallible>(http::Response::new(kube::client::Body::from(
+                body.to_string().into_bytes(),
+            )))
+        });
+        let all = list(&Api::all(Client::new(service, "serving"))).await.unwrap();
+        assert_eq!(all.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), ["a", "b"]);
+    }
 }
