@@ -11,10 +11,22 @@ pids=()
 # nothing of them is kept; an API server that is asked to end waits for minutes for the etcd that has ended
 trap 'for pid in "${pids[@]}"; do kill -KILL "$pid" 2>/dev/null || true; done; wait 2>/dev/null; rm -rf "$dir"' EXIT
 
-free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+# below the range from which the kernel gives ports to connections: none of those takes one before it is listened on
+free_ports() {
+  python3 - <<'PYTHON'
+import random, socket
+held = []
+while len(held) < 3:
+    s = socket.socket()
+    try:
+        s.bind(("127.0.0.1", random.randrange(20000, 32000)))
+        held.append(s)
+    except OSError:
+        pass
+print(*(s.getsockname()[1] for s in held))
+PYTHON
 }
-etcd=$(free_port) peer=$(free_port) api=$(free_port)
+read -r etcd peer api < <(free_ports)
 
 "$bin/etcd" --data-dir "$dir/etcd" --listen-client-urls "http://127.0.0.1:$etcd" --advertise-client-urls "http://127.0.0.1:$etcd" \
   --listen-peer-urls "http://127.0.0.1:$peer" --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
@@ -30,11 +42,13 @@ printf '%s,admin,admin,system:masters\n' "$token" >"$dir/tokens"
   --service-account-issuer https://kubernetes.default.svc --disable-admission-plugins ServiceAccount >"$dir/apiserver.log" 2>&1 &
 pids+=($!)
 
+ready=
 for _ in $(seq 600); do
-  curl -sk -H "Authorization: Bearer $token" "https://127.0.0.1:$api/readyz" 2>/dev/null | grep -q '^ok$' && break
+  curl -sk -H "Authorization: Bearer $token" "https://127.0.0.1:$api/readyz" 2>/dev/null | grep -q '^ok$' && ready=yes && break
   kill -0 "${pids[1]}" 2>/dev/null || { tail -n 5 "$dir/apiserver.log"; exit 1; }
   sleep 0.2
 done
+[[ -n $ready ]] || { echo "kube-apiserver was not ready within two minutes" >&2; tail -n 5 "$dir/apiserver.log" "$dir/etcd.log"; exit 1; }
 
 cat >"$dir/kubeconfig" <<KUBECONFIG
 apiVersion: v1

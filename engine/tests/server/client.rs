@@ -61,7 +61,21 @@ pub async fn get(addr: SocketAddr, path: &str) -> Answer {
     whole(send(request).await).await
 }
 
+/// A request that is made anew while the engine says that it makes no progress, as its `Retry-After` asks: a machine that gives it no core for
+/// the length of its lease has done that.
 pub async fn post(addr: SocketAddr, path: &str, body: &Value) -> Answer {
+    let since = std::time::Instant::now();
+    loop {
+        let answer = post_once(addr, path, body).await;
+        let stalled = answer.status == 503 && answer.json()["error"]["code"] == "stalled";
+        if !stalled || since.elapsed() > PATIENCE {
+            return answer;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+pub async fn post_once(addr: SocketAddr, path: &str, body: &Value) -> Answer {
     whole(open(addr, path, body, &[]).await).await
 }
 

@@ -12,7 +12,7 @@ use engine::stuck::{EXIT_STUCK, StuckKind};
 use heartbeat::{Reader, page::Beat, page::Phase};
 use serde_json::{Value, json};
 
-use crate::client::{Answer, get, metric, open, post, whole};
+use crate::client::{Answer, get, metric, open, post, post_once, whole};
 use crate::support::{Setup, TestEngine, page_of, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -63,7 +63,7 @@ async fn a_frozen_step_is_told_by_page_and_health_and_requests_are_answered() {
     assert_eq!((beat.phase, beat.steps_completed, beat.running), (Phase::Decode, 5, 1));
     assert!(beat.step_started_ns > 0);
     // Past the lease new requests do not even wait.
-    let refused = post(engine.addr, COMPLETIONS, &body(false)).await;
+    let refused = post_once(engine.addr, COMPLETIONS, &body(false)).await;
     assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (503, Some("stalled")));
     assert!(refused.header("retry-after").is_some());
 }

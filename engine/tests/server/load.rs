@@ -38,13 +38,16 @@ async fn a_client_that_leaves_frees_its_blocks() {
     let engine = TestEngine::ready(Setup { step_ms: 5, ..Setup::default() }).await;
     let streamed = open(engine.addr, COMPLETIONS, &long(true), &[]).await;
     let body = long(false);
-    let waiting = tokio::time::timeout(std::time::Duration::from_millis(300), post(engine.addr, COMPLETIONS, &body));
-    assert!(waiting.await.is_err(), "it is not done so soon");
+    let addr = engine.addr;
+    let waiting = tokio::spawn(async move { post(addr, COMPLETIONS, &body).await });
+    wait_until("two are in", || engine.handle.shared.in_flight() == 2).await;
     assert!(metric(engine.addr, "vllm:kv_cache_usage_perc", &[]).await > 0.0);
+    assert!(!waiting.is_finished(), "it is not done so soon");
+    waiting.abort();
     drop(streamed);
     metric_becomes(engine.addr, "vllm:kv_cache_usage_perc", &[], 0.0).await;
-    assert_eq!(metric(engine.addr, "vllm:request_success_total", &["\"abort\""]).await, 2.0);
-    assert_eq!(metric(engine.addr, "truebeat:requests_in_flight", &[]).await, 0.0);
+    metric_becomes(engine.addr, "vllm:request_success_total", &["\"abort\""], 2.0).await;
+    metric_becomes(engine.addr, "truebeat:requests_in_flight", &[], 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

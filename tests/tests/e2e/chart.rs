@@ -6,6 +6,7 @@ use truebeat_tests::product::{self, AGENT_IMAGE, ENGINE_IMAGE, MODEL, OPERATOR_I
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
+use crate::kill::available;
 use crate::world::{BOUND, World};
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");
@@ -35,10 +36,12 @@ pub async fn life(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     times.act("helm upgrade: one candidate, more logs");
     helm(world, &["upgrade", "truebeat", CHART, "--wait", "--timeout", "90s"], &["replicas=1", "logFilter=debug"])?;
     let one = world.cluster.kubectl(&["-n", SYSTEM, "get", "deploy,pdb", "-o", "name"])?;
+    available(world)?;
     ensure!(candidates(world)? == "1 1" && !one.contains("poddisruptionbudget"), "after the upgrade: {one}");
     times.now("one candidate, no budget for disruptions");
     times.act("helm rollback");
     helm(world, &["rollback", "truebeat", "1", "--wait", "--timeout", "90s"], &[])?;
+    available(world)?;
     ensure!(candidates(world)? == "2 2", "after the rollback: {}", candidates(world)?);
     times.now("two candidates again");
 
@@ -65,6 +68,7 @@ pub async fn life(world: &mut World<'_>, times: &mut Times) -> Result<()> {
 fn install(world: &World<'_>, times: &mut Times, how: &str) -> Result<()> {
     times.act(&format!("helm {how}"));
     helm(world, &["install", "truebeat", CHART, "--wait", "--timeout", "90s"], &[])?;
+    available(world)?;
     ensure!(candidates(world)? == "2 2", "after the install: {}", candidates(world)?);
     times.now("two candidates available (PSS restricted)");
     Ok(())

@@ -17,6 +17,7 @@ mod mid_drain;
 mod mode;
 mod on_call;
 mod poison;
+mod probes;
 mod recovery;
 mod rollout;
 mod upgrade;

@@ -235,14 +235,15 @@ pub async fn leader_change(world: &mut World<'_>, times: &mut Times) -> Result<(
     let killed = times.act(&format!("SIGKILL to the leading operator, {name}"));
     host::signal(&process, Signal::SIGKILL);
     let new = another_holder(world, &old).await?;
+    let after = killed.elapsed();
     times.now(&format!("the lease is held by {new}"));
     let container = started(world, &name).await?;
     times.note(&format!(
         "{} ms after SIGKILL; the kubelet started the next container at {container}",
-        killed.elapsed().as_millis()
+        after.as_millis()
     ));
     ensure!(new.starts_with(&format!("{name}_")), "not its own container took over, but {new}");
-    ensure!(killed.elapsed() < Duration::from_secs(12), "the old lease had to expire");
+    ensure!(after < Duration::from_secs(12), "the old lease had to expire");
 
     let (name, _) = leader(world).await?;
     let old = holder(world).await?;
@@ -312,7 +313,7 @@ pub async fn by_hand(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     times.seen("its endpoint is back", endpoints.flip(&pod, true, lifted, LONG).await?);
     answered(&load).await?;
     let closed = |inc: &EngineIncident| inc.status.as_ref()?.outcome.clone().filter(|_| inc.name_any() == record);
-    let (at, outcome) = world.incident("the record's end", &pod, lifted, closed).await?;
+    let (at, outcome) = world.incident("the record's end", &pod, fenced, closed).await?;
     times.seen(&format!("the record is closed: {outcome}"), at);
     ensure!(outcome == "Unfenced", "closed as {outcome}");
     ensure!(restarts(&*world.pod(&pod)?, "engine") == before, "the engine was restarted for it");

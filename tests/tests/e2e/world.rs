@@ -1,5 +1,6 @@
 //! What all stories share: the cluster, the watches on everything that matters, and words for what they look for.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -122,7 +123,7 @@ impl<'a> World<'a> {
         command::run_with(&mut shell, None)
     }
 
-    /// Waits for an incident of `pod` after `since` that `probe` is content with.
+    /// Waits for an incident of `pod` that was there at `since` not yet, and that `probe` is content with.
     pub async fn incident<T>(
         &self,
         what: &str,
@@ -130,12 +131,19 @@ impl<'a> World<'a> {
         since: Instant,
         probe: impl Fn(&EngineIncident) -> Option<T>,
     ) -> Result<(Instant, T)> {
-        self.incidents.first(what, since, BOUND, |inc| if inc.spec.pod == pod { probe(inc) } else { None }).await
+        let old = self.incidents_before(since);
+        let mine = |inc: &EngineIncident| inc.spec.pod == pod && !old.contains(&inc.name_any());
+        self.incidents.first(what, since, BOUND, |inc| if mine(inc) { probe(inc) } else { None }).await
+    }
+
+    /// Names of the incidents that had been seen before `since`.
+    fn incidents_before(&self, since: Instant) -> BTreeSet<String> {
+        self.incidents.frames().into_iter().filter(|frame| frame.at < since).map(|frame| frame.name).collect()
     }
 
     /// The incidents that appeared at or after `since`, as they are now.
     pub fn incidents_since(&self, since: Instant) -> Vec<Arc<EngineIncident>> {
-        let old: Vec<_> = self.incidents.frames().into_iter().filter(|f| f.at < since).map(|f| f.name).collect();
+        let old = self.incidents_before(since);
         self.incidents.now().into_iter().filter(|(name, _)| !old.contains(name)).map(|(_, inc)| inc).collect()
     }
 
