@@ -249,7 +249,8 @@ pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
     let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dir(std::env::temp_dir()));
     // Pages are stored to at every step: on a disk's file system a write-back would hold the engine (DESIGN §4.4).
     let shm = PathBuf::from("/dev/shm");
-    let page_dir = if own_dir && shm.is_dir() { run_dir(shm) } else { agent_dir.join("pages") };
+    let in_memory = shm.is_dir();
+    let page_dir = if in_memory { run_dir(shm) } else { agent_dir.join("pages") };
     let log_path = args.watch.log_file.clone().unwrap_or_else(|| agent_dir.join("engine.log"));
     let watch = args.watch.for_run(page_dir.clone(), log_path.clone());
     // What gate or detector would refuse for ever is refused before an engine has loaded its model beside them.
@@ -282,6 +283,8 @@ pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
     let ended = supervisor::run(config).await;
     if own_dir {
         let _ = std::fs::remove_dir_all(&agent_dir);
+    }
+    if own_dir || in_memory {
         let _ = std::fs::remove_dir_all(&page_dir);
     }
     Ok(ExitCode::from(ended?))
