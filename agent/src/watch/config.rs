@@ -91,23 +91,24 @@ impl WatchConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Told {
     mode: vitals::recovery::Mode,
-    unattended_after_ms: u64,
-    unattended_window_ms: u64,
+    unattended_after_ms: Option<u64>,
+    unattended_window_ms: Option<u64>,
 }
 
 impl Told {
-    /// What the operator's note says; `None`: nothing that can be gone by.
+    /// What the operator's note says; `None`: there is none. What of it cannot be read is as the agent was started, but for the mode.
     pub fn read(text: &str) -> Option<Self> {
-        let note = RecoveryNote::read(text)?;
-        let duration = |text: &str| humantime::parse_duration(text).ok().map(milliseconds);
+        let mode = RecoveryNote::mode(text)?;
+        let note = RecoveryNote::read(text);
+        let duration = |text: &String| humantime::parse_duration(text).ok().map(milliseconds);
         Some(Self {
-            mode: match note.mode {
+            mode: match mode {
                 RecoveryMode::Observe => vitals::recovery::Mode::Observe,
                 RecoveryMode::Fence => vitals::recovery::Mode::Fence,
                 RecoveryMode::Recover => vitals::recovery::Mode::Recover,
             },
-            unattended_after_ms: duration(&note.unattended_after)?,
-            unattended_window_ms: duration(&note.unattended_window)?,
+            unattended_after_ms: note.as_ref().and_then(|note| duration(&note.unattended_after)),
+            unattended_window_ms: note.as_ref().and_then(|note| duration(&note.unattended_window)),
         })
     }
 
@@ -115,8 +116,8 @@ impl Told {
     pub fn over(self, policy: RecoveryPolicy) -> RecoveryPolicy {
         RecoveryPolicy {
             mode: self.mode,
-            unattended_after_ms: Some(self.unattended_after_ms),
-            unattended_window_ms: self.unattended_window_ms,
+            unattended_after_ms: self.unattended_after_ms.or(policy.unattended_after_ms),
+            unattended_window_ms: self.unattended_window_ms.unwrap_or(policy.unattended_window_ms),
             ..policy
         }
     }
@@ -142,9 +143,16 @@ mod tests {
             self_grant: false,
             evidence_ms_max: 7,
         };
-        assert_eq!(told.over(started_with), wanted);
-        for odd in ["", "Fence", r#"{"mode":"Fence","unattendedAfter":"soon","unattendedWindow":"7m"}"#] {
-            assert_eq!(Told::read(odd), None, "{odd}");
-        }
+        assert_eq!(told.over(started_with.clone()), wanted);
+        assert_eq!(Told::read(""), None);
+        // what of another version's cannot be read is as it was, and no mode is ever guessed to be one that destroys more
+        let recovers = RecoveryPolicy { mode: vitals::recovery::Mode::Recover, ..started_with };
+        let over = |text: &str| Told::read(text).unwrap().over(recovers.clone());
+        let soon = over(r#"{"mode":"Fence","unattendedAfter":"soon","unattendedWindow":"7m"}"#);
+        let fences =
+            RecoveryPolicy { mode: vitals::recovery::Mode::Fence, unattended_window_ms: 420_000, ..recovers.clone() };
+        assert_eq!(soon, fences);
+        let observes = RecoveryPolicy { mode: vitals::recovery::Mode::Observe, ..recovers.clone() };
+        assert_eq!([over("Fence"), over(r#"{"mode":"Migrate"}"#)], [observes.clone(), observes]);
     }
 }
