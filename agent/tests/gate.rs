@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a failed expectation is how a test speaks")]
 
+#[path = "gate/ends.rs"]
+mod ends;
 #[path = "gate/idle.rs"]
 mod idle;
 #[path = "gate/own.rs"]
@@ -309,6 +311,7 @@ async fn an_engine_that_only_says_errors_delivers_nothing() {
     assert!(rest(&mut client).await.contains("EngineCore died"));
     let reply = gate.until("all ended", |r| r.obs.requests_done == 9).await;
     assert_eq!((reply.obs.chunks_delivered, reply.obs.bytes_delivered, reply.obs.last_delivery_ms), (0, 0, None));
+    assert_eq!((reply.requests_completed, reply.requests_failed), (2, 7), "the 400s were answered");
 }
 
 #[tokio::test]

@@ -54,8 +54,8 @@ impl Flight {
     }
 
     /// Its client has not sent all of it yet: until it has, the engine owes nothing.
-    pub fn uploads(&self) -> Upload {
-        Upload::of(&self.ledger, self.id)
+    pub fn uploads(&self, prompt_tokens: u64) -> Upload {
+        Upload::of(&self.ledger, self.id, prompt_tokens)
     }
 
     fn handed(&self, now: bool) {
@@ -69,13 +69,31 @@ impl Drop for Flight {
     }
 }
 
+/// A request on its way that is no work. Dropped, it is over.
+#[derive(Debug)]
+pub struct Passing(Arc<Ledger>);
+
+impl Passing {
+    /// From now on.
+    pub fn begin(ledger: &Arc<Ledger>) -> Self {
+        ledger.passes(true);
+        Self(Arc::clone(ledger))
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        self.0.passes(false);
+    }
+}
+
 /// An answer's body.
 #[derive(Debug)]
 pub enum AnswerBody {
     /// Made by the gate, or read whole.
     Whole(Full<Bytes>),
-    /// Passed through without counting.
-    Through(Incoming),
+    /// Passed through without counting; a change of the engine's is told of for as long as it goes on.
+    Through(Incoming, Option<Passing>),
     /// Passed through and counted.
     Counted(Box<CountedBody>),
 }
@@ -94,7 +112,13 @@ impl Body for AnswerBody {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match self.get_mut() {
             Self::Whole(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
-            Self::Through(body) => Pin::new(body).poll_frame(cx),
+            Self::Through(body, passing) => {
+                let frame = ready!(Pin::new(body).poll_frame(cx));
+                if frame.is_none() {
+                    *passing = None;
+                }
+                Poll::Ready(frame)
+            }
             Self::Counted(body) => Pin::new(body.as_mut()).poll_frame(cx),
         }
     }
@@ -102,7 +126,7 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(body) => body.is_end_stream(),
-            Self::Through(body) => body.is_end_stream(),
+            Self::Through(body, _) => body.is_end_stream(),
             Self::Counted(body) => body.is_end_stream(),
         }
     }
@@ -110,7 +134,7 @@ impl Body for AnswerBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(body) => body.size_hint(),
-            Self::Through(body) => body.size_hint(),
+            Self::Through(body, _) => body.size_hint(),
             Self::Counted(body) => body.size_hint(),
         }
     }
@@ -123,19 +147,19 @@ pub struct CountedBody {
     flight: Flight,
     scan: Scan,
     /// How it counts when the whole body was read.
-    good: bool,
+    end: End,
     over: bool,
 }
 
 impl CountedBody {
-    /// `good`: an answer with this status, read whole, is a completed request.
-    pub fn new(inner: Incoming, flight: Flight, scan: Scan, good: bool) -> Self {
-        Self { inner, flight, scan, good, over: false }
+    /// `end`: what an answer with this status is, read whole.
+    pub fn new(inner: Incoming, flight: Flight, scan: Scan, end: End) -> Self {
+        Self { inner, flight, scan, end, over: false }
     }
 
     fn finish(&mut self) {
         self.over = true;
-        self.flight.end(if self.good { End::Completed } else { End::Failed });
+        self.flight.end(if self.scan.told_of_an_error() { End::Broken } else { self.end });
     }
 
     /// The engine broke off. Clients of an event stream are told so in the stream; others see the connection break, since their

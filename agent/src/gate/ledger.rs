@@ -56,6 +56,9 @@ pub struct GateReply {
     /// Refused because such requests were in flight at two stalls.
     #[serde(default)]
     pub requests_poisonous: u64,
+    /// Requests on their way that are no work by any rule of ours, and no reading either: who leaves waits for them as well.
+    #[serde(default)]
+    pub passing: u32,
     /// Is the gate shut now?
     pub shut: bool,
 }
@@ -66,7 +69,8 @@ pub enum End {
     Completed,
     /// The engine said that it cannot, or nobody listened.
     Failed,
-    /// The engine broke off.
+    /// The engine broke off, or failed over this very request: by an error in the middle of its answer, or by a 500. A front end that outlives
+    /// its engine says so for everybody who was in the step that killed it.
     Broken,
     Abandoned,
 }
@@ -213,6 +217,21 @@ impl Ledger {
         }
     }
 
+    /// One more ([`GateReply::passing`]), or one less.
+    pub(super) fn passes(&self, comes: bool) {
+        let passing = &mut self.lock().sums.passing;
+        *passing = if comes { passing.saturating_add(1) } else { passing.saturating_sub(1) };
+    }
+
+    /// All of its body has come: so long is its prompt.
+    pub fn uploaded(&self, id: u64, prompt_tokens: u64) {
+        let mut guard = self.lock();
+        let books = &mut *guard;
+        let Some(open) = books.open.get_mut(&id).filter(|open| !open.answered) else { return };
+        owed::grows(&mut books.sums.obs, &mut open.asked, prompt_tokens);
+        books.tell();
+    }
+
     /// The request ended. A second close of the same request is ignored.
     pub fn close(&self, id: u64, now_ms: Ms, end: End) {
         let mut books = self.lock();
@@ -344,6 +363,31 @@ mod tests {
         assert_eq!(books.reply(2_001).obs.client_blocked, 1);
         books.handed(id, None);
         assert_eq!(books.reply(9_000).obs.client_blocked, 0);
+    }
+
+    #[test]
+    fn a_prompt_is_owed_when_all_of_it_has_come() {
+        let books = ledger();
+        let (short, long) = (books.open(100, asked(30)), books.open(100, asked(1)));
+        let told = || {
+            let obs = books.reply(200).obs;
+            (
+                obs.in_flight,
+                obs.awaiting_first_byte,
+                obs.prompt_tokens_owed,
+                obs.longest_prompt_owed,
+                obs.prompt_tokens_taken,
+            )
+        };
+        assert_eq!(told(), (2, 2, 31, Some(30), 31));
+        books.uploaded(long, 40_000);
+        assert_eq!(told(), (2, 2, 40_030, Some(40_000), 40_030));
+        books.delivered(long, 150, 1);
+        books.uploaded(long, 90_000);
+        assert_eq!(told(), (2, 1, 30, Some(30), 40_030), "one that was answered before its end owes nothing");
+        books.close(short, 200, End::Completed);
+        books.uploaded(short, 1);
+        assert_eq!(told(), (1, 0, 0, Some(0), 40_030));
     }
 
     #[test]

@@ -13,6 +13,15 @@ pub fn begins(obs: &mut GateObs, asked: &Asked) {
     obs.unstreamed = obs.unstreamed.map(|n| n.saturating_add(u32::from(!asked.stream)));
 }
 
+/// More of it came than was known when it was taken.
+pub fn grows(obs: &mut GateObs, asked: &mut Asked, prompt_tokens: u64) {
+    let more = prompt_tokens.saturating_sub(asked.prompt_tokens);
+    asked.prompt_tokens = asked.prompt_tokens.saturating_add(more);
+    obs.prompt_tokens_taken = obs.prompt_tokens_taken.saturating_add(more);
+    obs.prompt_tokens_owed = obs.prompt_tokens_owed.saturating_add(more);
+    obs.longest_prompt_owed = obs.longest_prompt_owed.max(Some(asked.prompt_tokens));
+}
+
 /// It had its first byte, or ended without one. `others` are those that still await theirs; they are looked at only where the longest goes.
 pub fn awaits_no_more<'a>(obs: &mut GateObs, asked: &Asked, others: impl Iterator<Item = &'a Asked>) {
     obs.prompt_tokens_owed = obs.prompt_tokens_owed.saturating_sub(asked.prompt_tokens);

@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answers;
-use super::body::{AnswerBody, CountedBody, Flight};
+use super::body::{AnswerBody, CountedBody, Flight, Passing};
 use super::ledger::{End, Ledger};
 use super::scan::Scan;
 use super::upload::{ClientBody, FRAME_WAIT_MAX, InTime, RequestBody, UploadError};
@@ -34,6 +34,9 @@ const CONNECT_WAIT_MAX: Duration = Duration::from_secs(5);
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(1);
 /// All bodies held in memory together; what finds no room streams through, counted by its length.
 const HELD_BYTES_MAX: usize = 64 << 20;
+/// The beginnings of all bodies, so many bytes of each, have room of their own: however many long ones come slowly, short ones are read.
+const BEGINNING_BYTES: usize = 64 << 10;
+const BEGINNINGS_BYTES_MAX: usize = 16 << 20;
 
 /// Headers that belong to one connection and not to the message.
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -55,8 +58,16 @@ pub struct Proxy {
     client: Client<HttpConnector, RequestBody>,
     scheme: Scheme,
     authority: Authority,
-    /// A permit a byte of [`HELD_BYTES_MAX`].
-    room: Arc<Semaphore>,
+    room: Room,
+}
+
+/// A permit a byte.
+#[derive(Debug)]
+struct Room {
+    /// Of [`BEGINNINGS_BYTES_MAX`].
+    beginnings: Arc<Semaphore>,
+    /// Of [`HELD_BYTES_MAX`].
+    rest: Arc<Semaphore>,
 }
 
 impl Proxy {
@@ -70,7 +81,10 @@ impl Proxy {
             .pool_idle_timeout(IDLE_CONNECTION_MAX)
             .build(connector);
         let scheme = upstream.scheme().cloned().unwrap_or(Scheme::HTTP);
-        let room = Arc::new(Semaphore::new(HELD_BYTES_MAX));
+        let room = Room {
+            beginnings: Arc::new(Semaphore::new(BEGINNINGS_BYTES_MAX)),
+            rest: Arc::new(Semaphore::new(HELD_BYTES_MAX)),
+        };
         Some(Self { ledger, client, scheme, authority: upstream.authority().cloned()?, room })
     }
 
@@ -93,15 +107,21 @@ impl Proxy {
             return answers::bad_request(StatusCode::NOT_IMPLEMENTED, text);
         }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
-        if !reads && let Err(refusal) = self.ledger.admit() {
+        // what brings no work and may be what ends the silence goes through a fence
+        let mends = work::mends(request.uri().path());
+        if !reads
+            && !mends
+            && let Err(refusal) = self.ledger.admit()
+        {
             return answers::refused(&refusal);
         }
         if work::is_work(request.method(), request.uri().path()) {
             return self.forward_work(request).await;
         }
         let (parts, body) = request.into_parts();
+        let passing = (!reads).then(|| Passing::begin(&self.ledger));
         match self.send(parts, RequestBody::unread(body)).await {
-            Ok(response) => response.map(AnswerBody::Through),
+            Ok(response) => response.map(|body| AnswerBody::Through(body, passing)),
             Err(unsent) => unsent.response,
         }
     }
@@ -121,8 +141,10 @@ impl Proxy {
         if self.ledger.is_poison(asked.print) {
             return answers::poison(asked.print);
         }
-        let mut flight = Flight::open(&self.ledger, asked);
-        body.upload = body.rest.is_some().then(|| flight.uploads());
+        // what is still to come is no prompt that the engine has to get through
+        let so_far = if body.rest.is_some() { Asked { prompt_tokens: 1, ..asked } } else { asked };
+        let mut flight = Flight::open(&self.ledger, so_far);
+        body.upload = body.rest.is_some().then(|| flight.uploads(asked.prompt_tokens));
         match self.send(parts, body).await {
             Ok(response) => self.pass_on(response, flight).await,
             Err(unsent) => {
@@ -177,12 +199,12 @@ impl Proxy {
         flight.answered(parts.status);
         let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let scan = Scan::for_content_type(content_type);
-        let good = !parts.status.is_server_error() && parts.status != StatusCode::TOO_MANY_REQUESTS;
+        let end = end_of(parts.status);
         let json = content_type.is_some_and(|kind| kind.starts_with("application/json"));
         let length = body.size_hint().exact();
         let whole = length.filter(|length| json && *length <= WHOLE_ANSWER_BYTES_MAX);
-        if let Some(_share) = whole.and_then(|length| reserve(&self.room, usize::try_from(length).ok()?)) {
-            return match read_whole(body, flight, good).await {
+        if let Some(_share) = whole.and_then(|length| reserve(&self.room.rest, usize::try_from(length).ok()?)) {
+            return match read_whole(body, flight, end).await {
                 Some(bytes) => Response::from_parts(parts, AnswerBody::whole(bytes)),
                 None => self.broken("its answer broke off"),
             };
@@ -190,7 +212,7 @@ impl Proxy {
         if scan.is_events() {
             parts.headers.remove(header::CONTENT_LENGTH);
         }
-        Response::from_parts(parts, AnswerBody::Counted(Box::new(CountedBody::new(body, flight, scan, good))))
+        Response::from_parts(parts, AnswerBody::Counted(Box::new(CountedBody::new(body, flight, scan, end))))
     }
 
     fn broken(&self, what: &str) -> Response<AnswerBody> {
@@ -209,10 +231,10 @@ struct Unanswered {
 async fn read_and_count(
     path: &str,
     mut body: ClientBody,
-    room: &Arc<Semaphore>,
+    room: &Room,
 ) -> Result<(RequestBody, Asked), Box<Response<AnswerBody>>> {
     let mut head = BytesMut::new();
-    let mut share: Option<OwnedSemaphorePermit> = None;
+    let mut share = Share::default();
     loop {
         let frame = match tokio::time::timeout(FRAME_WAIT_MAX, body.frame()).await {
             Err(_) => return Err(answers::cut(&UploadError::Stalled).into()),
@@ -226,15 +248,9 @@ async fn read_and_count(
         };
         let mut fits = true;
         if let Some(data) = frame.data_ref() {
-            head.extend_from_slice(data);
             // Nobody waits for room: a few slow senders that hold it would stop everybody else.
-            match reserve(room, data.len()) {
-                Some(more) => match &mut share {
-                    Some(share) => share.merge(more),
-                    none => *none = Some(more),
-                },
-                None => fits = false,
-            }
+            fits = share.grow(room, head.len(), data.len());
+            head.extend_from_slice(data);
         }
         if !fits || head.len() > COUNTED_BYTES_MAX {
             let length = body.size_hint().exact().unwrap_or(0).saturating_add(head.len() as u64);
@@ -245,13 +261,39 @@ async fn read_and_count(
     }
 }
 
+/// What of the room one body holds, until the engine has taken it.
+#[derive(Debug, Default)]
+pub(super) struct Share {
+    beginning: Option<OwnedSemaphorePermit>,
+    rest: Option<OwnedSemaphorePermit>,
+}
+
+impl Share {
+    /// For so many bytes more, behind those that it has; `false` where there is no room for all of them.
+    fn grow(&mut self, room: &Room, has: usize, more: usize) -> bool {
+        let beginning = BEGINNING_BYTES.saturating_sub(has).min(more);
+        let parts =
+            [(&mut self.beginning, &room.beginnings, beginning), (&mut self.rest, &room.rest, more - beginning)];
+        parts.into_iter().filter(|(_, _, bytes)| *bytes > 0).all(|(share, room, bytes)| {
+            match (reserve(room, bytes), share) {
+                (Some(more), Some(share)) => {
+                    share.merge(more);
+                    true
+                }
+                (Some(more), none) => none.replace(more).is_none(),
+                (None, _) => false,
+            }
+        })
+    }
+}
+
 /// Room for so many bytes, if there is any now.
 fn reserve(room: &Arc<Semaphore>, bytes: usize) -> Option<OwnedSemaphorePermit> {
     Arc::clone(room).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()
 }
 
 /// Reads a JSON answer to its end, counting; nothing where the engine broke off.
-async fn read_whole(mut body: Incoming, mut flight: Flight, good: bool) -> Option<Bytes> {
+async fn read_whole(mut body: Incoming, mut flight: Flight, end: End) -> Option<Bytes> {
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else {
@@ -263,8 +305,18 @@ async fn read_whole(mut body: Incoming, mut flight: Flight, good: bool) -> Optio
             whole.extend_from_slice(data);
         }
     }
-    flight.end(if good { End::Completed } else { End::Failed });
+    flight.end(end);
     Some(whole.freeze())
+}
+
+/// What a whole answer with this status is in the books.
+fn end_of(status: StatusCode) -> End {
+    match status {
+        StatusCode::INTERNAL_SERVER_ERROR => End::Broken,
+        StatusCode::TOO_MANY_REQUESTS => End::Failed,
+        other if other.is_server_error() => End::Failed,
+        _ => End::Completed,
+    }
 }
 
 /// Was it for want of a descriptor, this process's or the machine's?
@@ -310,6 +362,24 @@ mod tests {
             [Errno::EMFILE, Errno::ENFILE, Errno::ECONNREFUSED, Errno::ENOMEM].map(failed),
             [true, true, false, false]
         );
+    }
+
+    #[test]
+    fn many_long_bodies_leave_room_for_a_short_one() {
+        let room = Room {
+            beginnings: Arc::new(Semaphore::new(BEGINNINGS_BYTES_MAX)),
+            rest: Arc::new(Semaphore::new(1 << 20)),
+        };
+        let mut long = Share::default();
+        let steps: Vec<bool> = (0..20).map(|n| long.grow(&room, n * BEGINNING_BYTES, BEGINNING_BYTES)).collect();
+        assert_eq!(steps.iter().take_while(|fits| **fits).count(), 17, "its beginning, and all of the rest: {steps:?}");
+        let mut short = Share::default();
+        assert!(
+            short.grow(&room, 0, 40_000) && !short.grow(&room, 40_000, BEGINNING_BYTES),
+            "up to its beginning's end"
+        );
+        drop(long);
+        assert!(Share::default().grow(&room, 0, 1 << 20));
     }
 
     #[test]

@@ -3,17 +3,11 @@
 
 /// What a line of an event stream begins with that carries nothing, white space left out. Everything else carries something: a
 /// rule that is too strict would take tokens for silence.
-const NOTHING: [&[u8]; 9] = [
-    b":",
-    b"id:",
-    b"retry:",
-    b"data:[DONE]",
-    b"data:{\"error\":{",
-    b"data:{\"error\":\"",
-    b"data:{\"type\":\"error\"",
-    b"data:{\"type\":\"ping\"",
-    b"data:{\"object\":\"error\"",
-];
+const NOTHING: [&[u8]; 9] =
+    [b":", b"id:", b"retry:", b"data:[DONE]", b"data:{\"type\":\"ping\"", ERRORS[0], ERRORS[1], ERRORS[2], ERRORS[3]];
+/// Those by which an engine says in the middle of an answer that it failed: its status said 200 long ago, and its end will be a clean one.
+const ERRORS: [&[u8]; 4] =
+    [b"data:{\"error\":{", b"data:{\"error\":\"", b"data:{\"type\":\"error\"", b"data:{\"object\":\"error\""];
 /// The name of an event carries nothing either, and says whether the data behind it does.
 const EVENT: &[u8] = b"event:";
 /// Events by which the Responses API says that it has heard: an engine sends them before it has begun with the prompt.
@@ -24,8 +18,8 @@ const HEAD_BYTES: usize = 32;
 /// Remembers where in a line the last chunk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scan {
-    /// `text/event-stream`; has any event had a name?
-    Events { line: Line, named: bool },
+    /// `text/event-stream`; has any event had a name, and was any an error?
+    Events { line: Line, named: bool, failed: bool },
     /// Anything else: white space alone means nothing.
     Plain,
 }
@@ -50,7 +44,7 @@ impl Scan {
     pub fn for_content_type(content_type: Option<&str>) -> Self {
         let kind = content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim();
         if kind.eq_ignore_ascii_case("text/event-stream") {
-            Self::Events { line: Line::Start, named: false }
+            Self::Events { line: Line::Start, named: false, failed: false }
         } else {
             Self::Plain
         }
@@ -66,16 +60,32 @@ impl Scan {
         matches!(self, Self::Events { named: true, .. })
     }
 
+    /// Has an event told of an error? Whoever sent this request was not answered, whatever came before.
+    pub fn told_of_an_error(self) -> bool {
+        matches!(self, Self::Events { failed: true, .. })
+    }
+
     /// Takes a chunk; true when it carries something, or completes what does.
     pub fn feed(&mut self, chunk: &[u8]) -> bool {
-        let Self::Events { line, named } = self else { return chunk.iter().any(|byte| !byte.is_ascii_whitespace()) };
+        let Self::Events { line, named, failed } = self else {
+            return chunk.iter().any(|byte| !byte.is_ascii_whitespace());
+        };
         let mut carries = false;
         for byte in chunk {
-            carries |= line.feed(*byte);
+            let shows = line.feed(*byte);
+            carries |= shows == Some(Shows::Something);
+            *failed |= shows == Some(Shows::Error);
             *named |= line.is_name();
         }
         carries
     }
+}
+
+/// What a byte shows of its line, if anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shows {
+    Something,
+    Error,
 }
 
 impl Line {
@@ -83,23 +93,24 @@ impl Line {
         matches!(self, Self::Head { bytes, .. } if bytes.starts_with(EVENT))
     }
 
-    /// True with the byte that shows that the line carries something.
-    fn feed(&mut self, byte: u8) -> bool {
+    /// What the line carries, with the byte that shows it.
+    fn feed(&mut self, byte: u8) -> Option<Shows> {
         let ends = matches!(byte, b'\n' | b'\r');
         let (mut bytes, mut len) = match *self {
             Self::Start => ([0; HEAD_BYTES], 0),
             Self::Head { bytes, len } => (bytes, len),
-            Self::Announced if byte.is_ascii_whitespace() => return false,
+            Self::Announced if byte.is_ascii_whitespace() => return None,
             Self::Announced | Self::Decided => {
                 *self = if ends { Self::Start } else { Self::Decided };
-                return false;
+                return None;
             }
         };
         if ends {
             let head = bytes.get(..len).unwrap_or_default();
             *self = if ANNOUNCED.contains(&head) { Self::Announced } else { Self::Start };
             // A line that is still undecided is none of them; an empty field is none of anything.
-            return !matches!(head, b"" | b"data:" | b"data") && !head.starts_with(EVENT);
+            let empty = matches!(head, b"" | b"data:" | b"data") || head.starts_with(EVENT);
+            return (!empty).then_some(Shows::Something);
         }
         if !byte.is_ascii_whitespace()
             && let Some(free) = bytes.get_mut(len)
@@ -112,7 +123,10 @@ impl Line {
         let open = named || EVENT.starts_with(head) || NOTHING.iter().any(|nothing| nothing.starts_with(head));
         let nothing = NOTHING.iter().chain([&EVENT]).any(|nothing| !named && head.starts_with(nothing));
         *self = if open && !nothing { Self::Head { bytes, len } } else { Self::Decided };
-        !open && !nothing
+        match nothing {
+            true => ERRORS.iter().any(|error| head.starts_with(error)).then_some(Shows::Error),
+            false => (!open).then_some(Shows::Something),
+        }
     }
 }
 
@@ -132,6 +146,26 @@ mod tests {
         for cut in 0..text.len() {
             let mut scan = events();
             assert!(!scan.feed(&text[..cut]) && !scan.feed(&text[cut..]), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn an_error_in_the_middle_of_an_answer_is_remembered_wherever_it_is_cut() {
+        for (event, told) in [
+            (&b"data: {\"error\": {\"code\": 500}}\n\n"[..], true),
+            (b"data:{\"error\":\"dead\"}\r\n\r\n", true),
+            (b"event: error\ndata: {\"type\":\"error\",\"error\":{}}\n\n", true),
+            (b"data: {\"object\":\"error\",\"message\":\"x\"}\n\n", true),
+            (b"data: {\"error\":null,\"x\":1}\n\n", false),
+            (b"data: {\"choices\":[{\"text\":\"{\\\"error\\\":{\"}]}\n\n", false),
+            (b"data: [DONE]\n\n: data:{\"error\":{\n", false),
+        ] {
+            let all = [b"data: 1\n\n", event, b"data: [DONE]\n\n"].concat();
+            for cut in 0..all.len() {
+                let mut scan = events();
+                let _ = (scan.feed(&all[..cut]), scan.feed(&all[cut..]));
+                assert_eq!(scan.told_of_an_error(), told, "{} cut at {cut}", String::from_utf8_lossy(event));
+            }
         }
     }
 

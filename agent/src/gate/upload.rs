@@ -15,10 +15,10 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::runtime::Handle;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Sleep, sleep, timeout};
 
 use super::ledger::Ledger;
+use super::proxy::Share;
 use crate::sources::clock::monotonic_ms;
 
 /// A client that sends nothing of its body for so long is cut (E7).
@@ -137,12 +137,14 @@ pub struct Upload {
     ledger: Arc<Ledger>,
     id: u64,
     begun_ms: u64,
+    /// What the whole request will be as a prompt.
+    prompt_tokens: u64,
 }
 
 impl Upload {
     /// Since now.
-    pub fn of(ledger: &Arc<Ledger>, id: u64) -> Self {
-        Self { ledger: Arc::clone(ledger), id, begun_ms: monotonic_ms() }
+    pub fn of(ledger: &Arc<Ledger>, id: u64, prompt_tokens: u64) -> Self {
+        Self { ledger: Arc::clone(ledger), id, begun_ms: monotonic_ms(), prompt_tokens }
     }
 
     /// Since the beginning, however many frames came meanwhile: nobody can answer half a request, and a byte a second is no better than none.
@@ -158,6 +160,7 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         self.awaits_engine();
+        self.ledger.uploaded(self.id, self.prompt_tokens);
     }
 }
 
@@ -169,13 +172,13 @@ pub struct RequestBody<B = ClientBody> {
     /// Where it is work in the books, and not yet here as a whole.
     pub upload: Option<Upload>,
     /// Its share of what the gate may hold in memory at once.
-    pub _share: Option<OwnedSemaphorePermit>,
+    pub(super) _share: Share,
 }
 
 impl<B> RequestBody<B> {
     /// One of which nothing was read.
     pub fn unread(body: B) -> Self {
-        Self { head: None, rest: Some(InTime::new(body)), upload: None, _share: None }
+        Self { head: None, rest: Some(InTime::new(body)), upload: None, _share: Share::default() }
     }
 }
 
@@ -267,7 +270,7 @@ mod tests {
         let ledger = Arc::new(Ledger::new(1, Control::default()));
         let id = ledger.open(monotonic_ms(), work::asked_unread("/v1/completions", 9));
         // long ago: a byte a moment ago does not begin it anew
-        let upload = Upload { ledger: Arc::clone(&ledger), id, begun_ms: 0 };
+        let upload = Upload { ledger: Arc::clone(&ledger), id, begun_ms: 0, prompt_tokens: 1 };
         let mut body =
             RequestBody { upload: Some(upload), head: Some("head".into()), ..RequestBody::unread(client(1)) };
         let blocked = || ledger.reply(monotonic_ms()).obs.client_blocked;

@@ -9,7 +9,7 @@ use super::name::Name;
 use super::print::Print;
 
 /// Ends of paths whose POST makes an engine generate: OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama.
-const WORK_PATHS: [&str; 21] = [
+const WORK_PATHS: [&str; 27] = [
     "/completions",
     "/responses",
     "/messages",
@@ -31,6 +31,25 @@ const WORK_PATHS: [&str; 21] = [
     "/transcriptions",
     "/translations",
     "/invocations",
+    "/completions/batch",
+    "/generative_scoring",
+    "/speech",
+    "/images/generations",
+    "/images/edits",
+    "/images/variations",
+];
+/// SGLang takes these by PUT as well.
+const PUT_PATHS: [&str; 3] = ["/generate", "/encode", "/classify"];
+/// Ends of paths whose POST brings no work and may be what ends a silence, or work that nobody wants any more: of vLLM and SGLang. In a pod the
+/// gate is the only way to them.
+const MENDING_PATHS: [&str; 7] = [
+    "/resume",
+    "/wake_up",
+    "/continue_generation",
+    "/resume_memory_occupation",
+    "/abort_request",
+    "/abort_requests",
+    "/cancel",
 ];
 /// Fields that hold a prompt: what is asked, what stands before it (Anthropic's `system`, Ollama's too; `instructions` of the Responses API;
 /// `context`, the token ids of Ollama's last answer), what stands behind it, and what is compared with what.
@@ -79,7 +98,13 @@ const BASE64_BYTES: usize = 512;
 /// Does this request count as work owed?
 pub fn is_work(method: &Method, path: &str) -> bool {
     let path = path.trim_end_matches('/');
-    method == Method::POST && WORK_PATHS.iter().any(|end| path.ends_with(end))
+    let ends = |ends: &[&str]| ends.iter().any(|end| path.ends_with(end));
+    method == Method::POST && ends(&WORK_PATHS) || method == Method::PUT && ends(&PUT_PATHS)
+}
+
+/// Does it bring no work, and may be what a shut gate waits for?
+pub fn mends(path: &str) -> bool {
+    MENDING_PATHS.iter().any(|end| path.trim_end_matches('/').ends_with(end))
 }
 
 /// What a request that is work asks for.
@@ -272,9 +297,14 @@ mod tests {
             assert!(is_work(&Method::POST, path), "{path}");
             assert!(!is_work(&Method::GET, path), "{path}");
         }
-        for path in ["/health", "/metrics", "/v1/models", "/tokenize", "/sleep", "/"] {
+        for path in ["/health", "/metrics", "/v1/models", "/tokenize", "/sleep", "/", "/continue_generation"] {
             assert!(!is_work(&Method::POST, path), "{path}");
         }
+        for (path, put) in [("/generate", true), ("/v1/completions", false), ("/v1/chat/completions/batch", false)] {
+            assert_eq!((is_work(&Method::POST, path), is_work(&Method::PUT, path)), (true, put), "{path}");
+        }
+        let mending = ["/resume", "/wake_up/", "/v1/responses/r1/cancel", "/v1/completions", "/pause"].map(mends);
+        assert_eq!(mending, [true, true, true, false, false]);
     }
 
     fn prompt_tokens(body: &[u8]) -> u64 {

@@ -181,7 +181,7 @@ impl Publisher {
             incidents: news.incidents.to_vec(),
             metrics: metrics.text(),
             draining: news.draining,
-            in_flight: news.gate.map(|reply| reply.obs.in_flight),
+            in_flight: news.gate.map(|reply| reply.obs.in_flight.saturating_add(reply.passing)),
             gate_hangs_ms: news.gate_hangs_ms,
         }
     }
