@@ -3,7 +3,9 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use vitals::observation::ProcObs;
 use vitals::policy::Policy;
+use vitals::replay::sample::Reader;
 use vitals::replay::{ReplayError, Timeline, replay};
 
 fn dir() -> PathBuf {
@@ -85,4 +87,24 @@ fn our_own_form_is_read_and_bad_lines_say_what_is_wrong() {
         ReplayError::Delta { line: 1, index: 3, lines: 0 }
     ));
     assert!(matches!(fails(&[""]), ReplayError::Empty));
+}
+
+/// The front end of a process that was started anew has answered nobody, whatever the one before it did.
+#[test]
+fn another_process_has_a_front_end_of_its_own() {
+    let sample = |t: f64, started_ms: u64, answers: bool| {
+        let proc = ProcObs { alive: true, started_ms, ..ProcObs::default() };
+        serde_json::json!({"t": t, "proc": proc, "health": {"answers": answers, "status": answers.then_some(200)}})
+    };
+    let mut reader = Reader::default();
+    let mut seen = |t, started_ms, answers| {
+        let (_, obs) = reader.read(1, &sample(t, started_ms, answers)).unwrap();
+        let frontend = obs.frontend.value.unwrap();
+        (frontend.ever_answered, frontend.silent_since_ms)
+    };
+    assert_eq!(seen(1.0, 0, true), (true, None));
+    assert_eq!(seen(20.0, 0, false), (true, Some(20_000)));
+    assert_eq!(seen(30.0, 25_000, false), (false, Some(30_000)));
+    assert_eq!(seen(40.0, 25_000, false), (false, Some(30_000)));
+    assert_eq!(seen(50.0, 25_000, true), (true, None));
 }

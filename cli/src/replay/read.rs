@@ -1,7 +1,7 @@
 //! The files of a replay: traces, the labels beside them, and accounts of other histories.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -16,6 +16,8 @@ const CURVE: &str = "truebeat@";
 
 /// A trace that unpacks to more than this is refused (a compressed file can lie about its size).
 const TRACE_BYTES_MAX: u64 = 1 << 30;
+/// So begins what is gzipped, whatever its name.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// A trace and its labels.
 ///
@@ -56,23 +58,42 @@ pub fn add_scores(path: &Path, scores: &mut Vec<RuleScore>, curve: &mut Vec<Rule
     Ok(())
 }
 
-/// File name without `.jsonl` and `.gz`.
+/// File name without `.jsonl`, `.gz` and `.part`.
 fn trace_name(path: &Path) -> String {
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    let name = name.strip_suffix(".part").unwrap_or(&name);
+    let name = name.strip_suffix(".gz").unwrap_or(name);
     name.strip_suffix(".jsonl").unwrap_or(name).to_owned()
 }
 
+/// A trace whose recorder was killed, or met a full disk, ends in the middle (`….gz.part`): its whole lines are what was seen until then.
 fn read_trace(path: &Path) -> anyhow::Result<String> {
-    let file = File::open(path).with_context(|| format!("could not open the trace {}", path.display()))?;
-    let zipped = path.extension().is_some_and(|extension| extension == "gz");
-    let reader: Box<dyn Read> = if zipped { Box::new(flate2::read::MultiGzDecoder::new(file)) } else { Box::new(file) };
-    let mut text = String::new();
-    let bytes = reader.take(TRACE_BYTES_MAX + 1).read_to_string(&mut text).with_context(|| {
-        format!("could not read the trace {} (is it JSON lines, gzipped if it ends in .gz?)", path.display())
-    })?;
-    anyhow::ensure!(bytes as u64 <= TRACE_BYTES_MAX, "{} unpacks to more than {TRACE_BYTES_MAX} bytes", path.display());
-    Ok(text)
+    let unread = || format!("could not read the trace {} (is it JSON lines, or those gzipped?)", path.display());
+    let mut file = File::open(path).with_context(|| format!("could not open the trace {}", path.display()))?;
+    let mut begin = Vec::new();
+    (&mut file).take(GZIP.len() as u64).read_to_end(&mut begin).with_context(unread)?;
+    let zipped = begin == GZIP;
+    let whole = begin.as_slice().chain(file);
+    let reader: Box<dyn Read> =
+        if zipped { Box::new(flate2::read::MultiGzDecoder::new(whole)) } else { Box::new(whole) };
+    let mut bytes = Vec::new();
+    let ended = match reader.take(TRACE_BYTES_MAX + 1).read_to_end(&mut bytes) {
+        Ok(_) => true,
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => false,
+        Err(error) => return Err(error).with_context(unread),
+    };
+    anyhow::ensure!(
+        bytes.len() as u64 <= TRACE_BYTES_MAX,
+        "{} unpacks to more than {TRACE_BYTES_MAX} bytes",
+        path.display()
+    );
+    if !ended {
+        let lines = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        bytes.truncate(lines);
+        let count = bytes.iter().filter(|byte| **byte == b'\n').count();
+        eprintln!("truebeat: {} ends in the middle; its first {count} lines are replayed", path.display());
+    }
+    String::from_utf8(bytes).with_context(unread)
 }
 
 /// What really happened; `None` where there is no such file.
@@ -100,6 +121,22 @@ mod tests {
         assert_eq!(trace_name(Path::new("a/b.c.jsonl.gz")), "b.c");
         assert_eq!(trace_name(Path::new("x.jsonl")), "x");
         assert_eq!(trace_name(Path::new("plain")), "plain");
+    }
+
+    #[test]
+    fn a_trace_whose_recorder_was_killed_is_read_as_far_as_it_goes() {
+        use std::io::Write;
+        let dir = tempfile::tempdir().unwrap();
+        let (whole, cut) = (dir.path().join("a.jsonl.gz"), dir.path().join("b.jsonl.gz.part"));
+        let mut zipped = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        zipped.write_all(b"{\"t\":1}\n{\"t\":2}\n{\"t\"").unwrap();
+        zipped.flush().unwrap();
+        std::fs::write(&cut, zipped.get_ref()).unwrap();
+        assert_eq!(read_trace(&cut).unwrap(), "{\"t\":1}\n{\"t\":2}\n");
+        zipped.write_all(b":3}\n").unwrap();
+        std::fs::write(&whole, zipped.finish().unwrap()).unwrap();
+        assert_eq!(read_trace(&whole).unwrap().lines().count(), 3);
+        assert_eq!(trace_name(&cut), "b");
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub struct Reader {
     /// Start time (ticks) of each role that was seen alive.
     roles: BTreeMap<String, u64>,
     started_ms: Ms,
+    /// Of the process in the sample before.
+    proc_started_ms: Option<Ms>,
 }
 
 impl Reader {
@@ -45,6 +47,13 @@ impl Reader {
             ..Observation::default()
         };
         obs.proc = own(value, "proc", now_ms).unwrap_or_else(|| self.processes(value, ms(began)));
+        let started_ms = obs.proc.value.as_ref().filter(|proc| proc.alive).map(|proc| proc.started_ms);
+        if let Some(now) = started_ms
+            && self.proc_started_ms.replace(now).is_some_and(|before| before != now)
+        {
+            // another process: its front end has answered nobody yet
+            (self.frontend_answered, self.frontend_silent_ms) = (false, None);
+        }
         obs.frontend = self.frontend(value, now_ms);
         obs.log = log_hits(value, now_ms);
         Ok((now_ms, obs))

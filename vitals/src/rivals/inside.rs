@@ -1,12 +1,13 @@
 //! What the rivals look at, read from an observation: the engine's own step counter and work, deliveries, and a sleeping poller.
 //! Touches nothing but the values it is given.
 
-use crate::observation::{Ms, Observation, PagePhase};
+use crate::observation::{Ms, Observation, PageObs, PagePhase};
 
 /// What a thread inside the engine would know at this moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Inside {
-    /// Steps completed. Of several ranks the slowest one's: a group steps together.
+    /// Steps completed. Of several ranks the slowest one's: a group steps together. Of data-parallel engines, which do not, those that have work;
+    /// a page that has never shown a step beside one of its group that has is a worker's without its loop.
     pub steps: Option<u64>,
     /// Is a batch on the device, or work waiting for one?
     pub busy: bool,
@@ -21,10 +22,19 @@ impl Inside {
     pub fn read(obs: &Observation) -> Self {
         match obs.pages.value.as_deref().filter(|pages| !pages.is_empty()) {
             Some(pages) => {
-                let in_step = pages.iter().any(|page| page.step_started_ms.is_some());
+                let works = |page: &&PageObs| {
+                    let mut group = pages.iter().filter(|other| other.engine() == page.engine());
+                    group.any(|rank| rank.step_started_ms.is_some() || rank.running > 0)
+                };
+                let steps = |page: &&PageObs| {
+                    let mut group = pages.iter().filter(|other| other.engine() == page.engine());
+                    page.steps_completed > 0 || group.all(|rank| rank.steps_completed == 0)
+                };
+                let busy = pages.iter().any(|page| works(&page));
+                let of_work = pages.iter().filter(|page| !busy || works(page));
                 Self {
-                    steps: pages.iter().map(|page| page.steps_completed).min(),
-                    busy: in_step || pages.iter().any(|page| page.running > 0),
+                    steps: of_work.filter(steps).map(|page| page.steps_completed).min(),
+                    busy,
                     starting: pages.iter().any(|page| is_start(page.phase)),
                     step_started_ms: pages.iter().filter_map(|page| page.step_started_ms).min(),
                 }

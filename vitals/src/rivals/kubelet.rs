@@ -1,6 +1,6 @@
 //! The kubelet's liveness probe as people write it for vLLM.
 
-use super::inside::Poll;
+use super::inside::{Poll, is_up};
 use super::{Acts, Alarm, Rule};
 use crate::observation::{Ms, Observation};
 
@@ -40,6 +40,10 @@ impl Rule for Liveness {
     }
 
     fn step(&mut self, now_ms: Ms, obs: &Observation) -> Alarm {
+        if !is_up(obs) {
+            // another container, whose start-up probe is in charge
+            (self.started, self.failures) = (false, 0);
+        }
         if self.poll.due(now_ms) {
             let frontend = obs.frontend.value;
             let success =

@@ -6,8 +6,10 @@ use super::{Acts, Alarm, Rule};
 use crate::observation::{Ms, Observation};
 
 /// Rank heartbeats (fault_tolerance/config.py, commit 00eb812, and timeouts_calc.py, commit 0c8637d): the monitor looks every 5 s
-/// (`workload_check_interval`) and kills a rank whose last heartbeat is older than `safety_factor` = 5 times the longest interval
-/// seen, after `num_warmup_iterations` = 5. A heartbeat is a completed step; of many steps between two observations the interval
+/// (`workload_check_interval`) and kills a rank whose last heartbeat is older than its time-out. As shipped there is none
+/// (`rank_heartbeat_timeout` is `None`, which never ends): what is shown is the rule with time-outs that the workload had calculated, which are
+/// `safety_factor` = 5 times the longest interval seen; here after five steps, as `num_warmup_iterations` leaves out of its sections'. A
+/// heartbeat is a completed step; of many steps between two observations the interval
 /// is the observations' own, so that coarse sampling makes the rule more patient, not less.
 #[derive(Debug)]
 pub struct Heartbeat {
@@ -57,7 +59,7 @@ impl Rule for Heartbeat {
     }
 
     fn about(&self) -> &'static str {
-        "NVRx, no step for 5 x the longest interval seen, looked at every 5 s (fault_tolerance/config.py)"
+        "NVRx with calculated time-outs (shipped: none), no step for 5 x the longest interval seen, looked at every 5 s"
     }
 
     fn acts(&self) -> Acts {

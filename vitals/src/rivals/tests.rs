@@ -248,6 +248,48 @@ fn dynamo_liveness_kills_at_the_first_failure_after_the_canary() {
     assert!((4 * SECOND..=10 * SECOND).contains(&fired), "tokens flow, but /live is silent: {fired}");
 }
 
+/// Data-parallel engines do not step together, and a worker's page may have no steps at all.
+#[test]
+fn nobody_who_looks_inside_takes_an_idle_engine_or_a_worker_for_a_step_that_does_not_end() {
+    for name in [
+        "vllm-execute-timeout",
+        "vllm-shm-warning",
+        "sglang-watchdog",
+        "tensorrt-llm-hang-detector",
+        "nvrx-heartbeat",
+        "nvrx-in-process",
+    ] {
+        let mut bench = Bench::new();
+        let works = PageObs { world_size: 4, engines: 2, ..bench.page().clone() };
+        let still = |rank, steps_completed| PageObs {
+            rank,
+            steps_completed,
+            running: 0,
+            step_started_ms: None,
+            ..works.clone()
+        };
+        bench.obs.pages.value = Some(vec![works.clone(), still(1, 0), still(2, 7), still(3, 7)]);
+        let mut rule = rule(name);
+        for alarm in [Alarm::Suspect, Alarm::Evict] {
+            assert_eq!(bench.run(rule.as_mut(), 1_000 * SECOND, alarm, Bench::work), None, "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_kubelet_leaves_another_container_to_its_start_up_probe() {
+    let mut rule = rule("kubelet");
+    let mut bench = Bench::new();
+    assert_eq!(bench.run(rule.as_mut(), 60 * SECOND, Alarm::Evict, Bench::work), None);
+    let silent = |ever_answered| FrontendObs { answers: false, status: None, silent_since_ms: Some(0), ever_answered };
+    bench.obs.frontend = Signal::at(0, silent(false));
+    assert_eq!(bench.run(rule.as_mut(), 600 * SECOND, Alarm::Evict, Bench::work), None);
+    bench.obs.frontend = Signal::at(0, answering());
+    assert_eq!(bench.run(rule.as_mut(), 60 * SECOND, Alarm::Evict, Bench::work), None);
+    bench.obs.frontend = Signal::at(0, silent(true));
+    assert!(bench.run(rule.as_mut(), 60 * SECOND, Alarm::Evict, Bench::work).is_some());
+}
+
 #[test]
 fn the_kubelet_sees_health_and_nothing_else() {
     assert_eq!(hang("kubelet", 3_600 * SECOND), None, "/health says 200 in a hang");
