@@ -2,7 +2,8 @@
  *
  * An engine says in a small shared file what it is doing; the agent reads it without trusting it. The rules (H1 to H9) and every
  * offset are in docs/contracts/heartbeat.md, and the golden bytes of heartbeat/tests/golden hold this header to them. Linux only;
- * needs a C99 compiler with the __atomic builtins (gcc, clang) and nothing else.
+ * needs a C99 or C++11 compiler with the __atomic builtins (gcc, clang) and nothing else. With strict -std=c99 or -std=c11 define
+ * _POSIX_C_SOURCE as 200809L before the first include of your file; -std=gnu99 and C++ need no such thing.
  *
  *     struct tb_identity who;
  *     struct tb_writer page;
@@ -214,7 +215,7 @@ static inline int tb_open(struct tb_writer *writer, const char *dir, const struc
         (who->engines > 1 && who->world_size % who->engines != 0))
         return EINVAL; /* H2.4 */
     if (dir == NULL) dir = getenv("TRUEBEAT_PAGE_DIR");
-    if (dir == NULL) dir = "/run/truebeat";
+    if (dir == NULL || *dir == '\0') dir = "/run/truebeat";
     const int length = snprintf(path, sizeof path, "%s/rank-%u.beat", dir, who->rank);
     if (length < 0 || (size_t)length >= sizeof path) return ENAMETOOLONG;
     snprintf(temp, sizeof temp, "%s/.rank-%u.beat.%ld.tmp", dir, who->rank, (long)getpid());

@@ -31,6 +31,22 @@ fn c_makes_the_golden_bytes() {
 }
 
 #[test]
+fn the_header_is_cpp_as_well() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("engine.cpp");
+    let text = "#include \"truebeat_heartbeat.h\"\nint main() {\n  tb_identity who;\n  tb_writer page;\n  tb_beat beat{};\n  \
+        const int err = tb_identity_of_this_process(&who, 0, 1);\n  if (err != 0) return err;\n  tb_open(&page, nullptr, &who);\n  \
+        tb_publish(&page, &beat);\n}\n";
+    fs::write(&source, text).unwrap();
+    for standard in ["c++11", "c++20"] {
+        let mut cxx = Command::new("c++");
+        cxx.args([&format!("-std={standard}"), "-Wall", "-Wextra", "-Werror", "-pedantic", "-I"]).arg(here("c"));
+        succeeds(cxx.arg("-o").arg(dir.path().join("engine")).arg(&source));
+    }
+    succeeds(Command::new(dir.path().join("engine")).env("TRUEBEAT_PAGE_DIR", dir.path()));
+}
+
+#[test]
 fn python_makes_the_golden_bytes() {
     let dir = tempfile::tempdir().unwrap();
     succeeds(python().arg(here("python/tests/golden.py")).arg(dir.path()));

@@ -52,6 +52,18 @@ class StacksTest(unittest.TestCase):
         with open(path, encoding="ascii") as file:
             return file.read()
 
+    def test_what_processes_that_are_no_more_left_is_removed(self):
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        names = ["stacks-%d.%s" % (pid, ending) for pid in (gone.pid, os.getpid()) for ending in ("ready", "txt")]
+        for name in names + ["stacks-x.txt", "rank-0.beat"]:
+            with open(os.path.join(self.dir, name), "w", encoding="ascii"):
+                pass
+        child = self.start("time.sleep(600)\n")
+        self.marker(child.pid)
+        left = sorted(name for name in os.listdir(self.dir) if str(child.pid) not in name)
+        self.assertEqual(left, sorted(names[2:] + ["stacks-x.txt", "rank-0.beat"]))
+
     def test_a_lock_that_is_never_given(self):
         child = self.start("def waits_for_ever(): lock.acquire()\n"
                            "lock = threading.Lock(); lock.acquire(); waits_for_ever()\n")

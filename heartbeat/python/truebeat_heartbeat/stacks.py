@@ -17,6 +17,7 @@ def install(directory):
     """Makes this process answer. In a forked child it must be called again: the file is the process's own. Raises OSError."""
     global _file
     pid = os.getpid()
+    _sweep(directory)
     path = os.path.join(directory, "stacks-%d.txt" % pid)
     try:
         os.unlink(path)  # of an earlier process with this pid
@@ -33,3 +34,20 @@ def install(directory):
         file.write("%d faulthandler\n" % start_ticks())
     os.rename(temp, marker)
     return path
+
+
+def _sweep(directory):
+    """Removes what processes left that are no more: the directory lies in memory and is small, and an engine that forks often fills it."""
+    for name in os.listdir(directory):
+        stem, dot, ending = name.partition(".")
+        if not (stem.startswith("stacks-") and ending in ("ready", "txt") and stem[7:].isdecimal()):
+            continue
+        try:
+            os.kill(int(stem[7:]), 0)
+        except ProcessLookupError:
+            try:
+                os.unlink(os.path.join(directory, name))
+            except OSError:
+                pass  # somebody else was faster
+        except (OSError, OverflowError):
+            pass
