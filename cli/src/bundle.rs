@@ -155,8 +155,8 @@ fn parsed(contents: &BundleContents, name: &str) -> Value {
     entry.and_then(|entry| serde_json::from_str(&entry.text).ok()).unwrap_or(Value::Null)
 }
 
-/// A bundle may come from anywhere: lines and tabs stay, codes that command a terminal do not.
-fn printable(text: &str) -> String {
+/// What is shown may come from anywhere: lines and tabs stay, codes that command a terminal do not.
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && !matches!(c, '\n' | '\t') { '\u{fffd}' } else { c }).collect()
 }
 

@@ -64,6 +64,26 @@ async fn exchange(
         .with_context(|| format!("no whole answer from {url}"))
 }
 
+/// What an agent answers at this path: a verdict or its incidents. Whoever else answers JSON there (a gate, an engine) is named as no agent.
+///
+/// # Errors
+/// As [`get_json`], and where it is no agent.
+pub async fn of_agent(
+    client: &HttpClient,
+    base: &str,
+    path: &str,
+    deadline: Duration,
+) -> anyhow::Result<serde_json::Value> {
+    let url = format!("{base}/{path}");
+    let (status, value) = get_json(client, &url, deadline).await?;
+    let fits = if path == "verdict" { value["verdict"].is_string() } else { value.is_array() };
+    anyhow::ensure!(
+        status == 200 && fits,
+        "{base} is no agent: {url} answered with status {status}; an agent's own port is 9400, or what --agent-listen says"
+    );
+    Ok(value)
+}
+
 /// GET of a JSON document, whatever its status.
 ///
 /// # Errors
@@ -73,4 +93,39 @@ pub async fn get_json(client: &HttpClient, url: &str, deadline: Duration) -> any
     let value =
         serde_json::from_slice(&body).with_context(|| format!("{url} did not answer JSON (status {status})"))?;
     Ok((status, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// Somebody who answers everything so.
+    async fn somebody(status: &'static str, body: &'static str) -> String {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 4096]).await;
+                let answer =
+                    format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
+        base
+    }
+
+    #[tokio::test]
+    async fn an_engine_or_a_gate_is_taken_for_no_agent() {
+        let ask = async |base: String, path| of_agent(&client(), &base, path, Duration::from_secs(30)).await;
+        let engine = somebody("404 Not Found", r#"{"detail":"Not Found"}"#).await;
+        for path in ["verdict", "incidents"] {
+            let error = ask(engine.clone(), path).await.unwrap_err().to_string();
+            assert!(error.contains("is no agent") && error.contains("404"), "{error}");
+        }
+        let other = somebody("200 OK", "{}").await;
+        assert!(ask(other.clone(), "verdict").await.is_err() && ask(other, "incidents").await.is_err());
+        assert!(ask(somebody("200 OK", r#"{"verdict":"Idle"}"#).await, "verdict").await.is_ok());
+        assert!(ask(somebody("200 OK", "[]").await, "incidents").await.is_ok());
+    }
 }

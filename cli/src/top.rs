@@ -1,7 +1,7 @@
 //! `truebeat top`: the verdicts of one or more agents, side by side and again and again. Plain text; for programs, `--output json`.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::{ErrorKind, IsTerminal, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use vitals::exposition::{self, Exposition};
 
 use crate::args::Output;
+use crate::bundle::printable;
 use crate::http::{self, HttpClient};
 
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -56,12 +57,18 @@ pub async fn run(args: TopArgs) -> anyhow::Result<ExitCode> {
         let rows = join_all(args.agent.iter().map(|agent| look(&client, agent))).await;
         let mut text = if clear { CLEAR.to_owned() } else { String::new() };
         match args.output {
-            Output::Text => text += &table(&rows),
+            Output::Text => text += &printable(&table(&rows)),
             Output::Json => rows.iter().for_each(|row| _ = writeln!(text, "{}", object(row))),
         }
         let mut out = std::io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        out.flush()?;
+        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            // whoever read has seen enough
+            return if error.kind() == ErrorKind::BrokenPipe {
+                Ok(ExitCode::from(role::UNREAD))
+            } else {
+                Err(error.into())
+            };
+        }
         if args.once {
             return Ok(if rows.iter().all(|row| row.said.is_ok()) { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
@@ -71,10 +78,10 @@ pub async fn run(args: TopArgs) -> anyhow::Result<ExitCode> {
 
 async fn look(client: &HttpClient, agent: &str) -> Row {
     let base = format!("http://{}", agent.trim_start_matches("http://").trim_end_matches('/'));
-    let (verdict, metrics) = (format!("{base}/verdict"), format!("{base}/metrics"));
+    let metrics = format!("{base}/metrics");
     let (verdict, metrics) =
-        tokio::join!(http::get_json(client, &verdict, DEADLINE), http::get(client, &metrics, DEADLINE));
-    let said = verdict.map_err(|error| format!("{error:#}")).map(|(_, verdict)| {
+        tokio::join!(http::of_agent(client, &base, "verdict", DEADLINE), http::get(client, &metrics, DEADLINE));
+    let said = verdict.map_err(|error| format!("{error:#}")).map(|verdict| {
         let text = metrics.map(|(_, body)| String::from_utf8_lossy(&body).into_owned()).unwrap_or_default();
         said(verdict, &exposition::parse(&text, exposition::Limits::default()))
     });

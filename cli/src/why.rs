@@ -1,5 +1,6 @@
 //! `truebeat why`: what the agent thinks of its engine, and the last incidents, in one screen.
 
+use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use crds::xid::bounded;
 use serde_json::Value;
 
 use crate::args::{Output, WhyArgs};
+use crate::bundle::printable;
 use crate::http;
 
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -20,29 +22,27 @@ const PLACES_SHOWN: usize = 3;
 pub async fn run(args: WhyArgs) -> anyhow::Result<ExitCode> {
     let client = http::client();
     let base = format!("http://{}", args.agent.trim_start_matches("http://").trim_end_matches('/'));
-    let (_, verdict) = http::get_json(&client, &format!("{base}/verdict"), DEADLINE).await?;
-    let (_, incidents) = http::get_json(&client, &format!("{base}/incidents"), DEADLINE).await?;
+    let verdict = http::of_agent(&client, &base, "verdict", DEADLINE).await?;
+    let incidents = http::of_agent(&client, &base, "incidents", DEADLINE).await?;
     match args.output {
         Output::Json => println!("{}", serde_json::json!({ "verdict": verdict, "incidents": incidents })),
-        Output::Text => {
-            print_verdict(&verdict);
-            print_incidents(&incidents);
-        }
+        Output::Text => print!("{}", printable(&(verdict_in_words(&verdict) + &incidents_in_words(&incidents)))),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn print_verdict(verdict: &Value) {
+fn verdict_in_words(verdict: &Value) -> String {
     let name = verdict["verdict"].as_str().unwrap_or("Unknown");
     let class = verdict["class"].as_str().map(|class| format!(" ({class})")).unwrap_or_default();
     let since_s = verdict["since_ms"].as_f64().unwrap_or(0.0) / 1000.0;
     let fenced = if verdict["fenced"].as_bool() == Some(true) { ", fenced: new requests get 503" } else { "" };
-    println!("{name}{class} for {since_s:.1} s{fenced}");
+    let mut text = format!("{name}{class} for {since_s:.1} s{fenced}\n");
     for reason in verdict["reasons"].as_array().into_iter().flatten() {
-        println!("  - {}", reason_text(reason));
+        _ = writeln!(text, "  - {}", reason_text(reason));
     }
     let poison: Vec<Refused> = serde_json::from_value(verdict["poison"].clone()).unwrap_or_default();
-    poison.iter().for_each(|one| println!("  - {} [gate]", one.words()));
+    poison.iter().for_each(|one| _ = writeln!(text, "  - {} [gate]", one.words()));
+    text
 }
 
 /// A reason is `{source, text}`; a plain string is taken as it is.
@@ -53,24 +53,26 @@ fn reason_text(reason: &Value) -> String {
     }
 }
 
-fn print_incidents(incidents: &Value) {
+fn incidents_in_words(incidents: &Value) -> String {
+    let mut text = String::new();
     let list = incidents.as_array().map(Vec::as_slice).unwrap_or_default();
     if list.is_empty() {
-        println!("no incidents");
+        _ = writeln!(text, "no incidents");
     }
     for incident in list.iter().take(INCIDENTS_SHOWN) {
         match serde_json::from_value::<Episode>(incident.clone()) {
-            Ok(episode) => print_episode(&episode),
-            Err(error) => println!("an incident that this program cannot read: {error}"),
+            Ok(episode) => text += &episode_in_words(&episode),
+            Err(error) => _ = writeln!(text, "an incident that this program cannot read: {error}"),
         }
     }
     if list.len() > INCIDENTS_SHOWN {
-        println!("… and {} older (--output json prints them all)", list.len() - INCIDENTS_SHOWN);
+        _ = writeln!(text, "… and {} older (--output json prints them all)", list.len() - INCIDENTS_SHOWN);
     }
+    text
 }
 
-fn print_episode(episode: &Episode) {
-    println!("incident {}: {} → {}", episode.id, episode.class, episode.stage);
+fn episode_in_words(episode: &Episode) -> String {
+    let mut text = format!("incident {}: {} → {}\n", episode.id, episode.class, episode.stage);
     let times = [
         ("suspect", &episode.suspect_at),
         ("fenced", &episode.fenced_at),
@@ -82,30 +84,32 @@ fn print_episode(episode: &Episode) {
     ];
     for (what, at) in times {
         if let Some(at) = at {
-            println!("  {what:<10}{at}");
+            _ = writeln!(text, "  {what:<10}{at}");
         }
     }
     for reason in &episode.reasons {
-        println!("  - {reason}");
+        _ = writeln!(text, "  - {reason}");
     }
     for xid in bounded(episode.xids.clone()) {
-        println!("  the driver reports {}", xid.words());
+        _ = writeln!(text, "  the driver reports {}", xid.words());
     }
-    println!("  requests lost {}, refused {}", episode.requests_lost, episode.requests_refused);
+    _ = writeln!(text, "  requests lost {}, refused {}", episode.requests_lost, episode.requests_refused);
     if !episode.in_flight.is_empty() {
         let strangers = episode.in_flight.iter().filter(|one| one.completed_at.is_none()).count();
-        println!(
+        _ = writeln!(
+            text,
             "  different requests in flight {}, of them never answered before {strangers}",
             episode.in_flight.len()
         );
     }
     if let Some(fingerprint) = &episode.fingerprint {
-        println!("  fingerprint {fingerprint} (the same for the same disease)");
+        _ = writeln!(text, "  fingerprint {fingerprint} (the same for the same disease)");
     }
     if let Some(bundle) = &episode.bundle {
-        stands(bundle).iter().for_each(|place| println!("  stood in {place}"));
-        println!("  evidence: truebeat bundle {bundle}");
+        stands(bundle).iter().for_each(|place| _ = writeln!(text, "  stood in {place}"));
+        _ = writeln!(text, "  evidence: truebeat bundle {bundle}");
     }
+    text
 }
 
 /// Where the engine's processes stood, if the bundle lies on this machine. It is on screen, so it is printable.

@@ -18,7 +18,7 @@ use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 pub const FAILED: u8 = 1;
 
 /// The exit status of a program whose reader has left, as shells know it: 128 and SIGPIPE.
-const UNREAD: u8 = 141;
+pub const UNREAD: u8 = 141;
 
 /// How long background tasks may still sit in a blocking call when a role has ended (E1).
 const LEAVE_MAX: Duration = Duration::from_secs(1);
@@ -79,7 +79,7 @@ pub fn start_logging(filter: &str, stderr: impl for<'a> MakeWriter<'a> + Send + 
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(stderr)
-        .with_ansi(io::stderr().is_terminal())
+        .with_ansi(io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|word| word.is_empty()))
         // they go to stderr with `eprintln!`, which panics where stderr is a closed pipe
         .log_internal_errors(false)
         .init();

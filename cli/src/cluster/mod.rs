@@ -21,6 +21,7 @@ use kube::{Api, Client, ResourceExt};
 use tokio::time::timeout;
 
 use crate::args::{BundleArgs, Output};
+use crate::bundle::printable;
 
 /// An API server that takes longer is not there for an on-call.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -117,7 +118,8 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
     let (pod, fence, even_if_last) = match &args.question {
         Question::Ask(ask) => {
             let answer = answer(&client, &namespace, ask, args.output);
-            println!("{}", timeout(DEADLINE, answer).await.with_context(late)??.trim_end());
+            let answer = timeout(DEADLINE, answer).await.with_context(late)??;
+            println!("{}", printable(answer.trim_end()));
             return Ok(ExitCode::SUCCESS);
         }
         Question::Bundles { name } => return bundles(&client, &namespace, name, args.output).await,
@@ -149,7 +151,7 @@ async fn bundles(client: &Client, namespace: &str, name: &str, output: Output) -
                 println!("{}", serde_json::to_string(bundle)?);
             }
         }
-        Output::Text => print!("{}", tell::bundles(&found, jiff::Timestamp::now())),
+        Output::Text => print!("{}", printable(&tell::bundles(&found, jiff::Timestamp::now()))),
     }
     Ok(ExitCode::SUCCESS)
 }

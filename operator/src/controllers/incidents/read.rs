@@ -82,9 +82,9 @@ fn check_times(episode: &Episode) -> Result<(), ReadError> {
     Ok(())
 }
 
-/// At most `max` characters.
+/// At most `max` characters on one line: what a pod says is shown on people's terminals.
 fn cut(text: &str, max: usize) -> String {
-    text.chars().take(max).collect()
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(max).collect()
 }
 
 #[cfg(test)]
