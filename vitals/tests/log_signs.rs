@@ -38,6 +38,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "(EngineCore_0 pid=2651) ERROR 06-11 11:46:39 [core.py:517] EngineCore encountered a warning.",
     ),
     (
+        "vllm-core-fatal",
+        "(EngineCore_0 pid=2651) ERROR 06-11 11:46:39 [v1/engine/core.py:936] EngineCore encountered a fatal error.",
+        "(EngineCore_0 pid=2651) ERROR 06-11 11:46:39 [v1/core.py/logger.py:936] EngineCore encountered a fatal error.",
+    ),
+    (
         "vllm-engine-dead",
         "(APIServer pid=1) ERROR 11-10 12:30:57 [async_llm.py:480] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
         "(APIServer pid=1) ERROR 11-10 12:30:57 [async_llm.py:480]     raise EngineDeadError()",
@@ -61,6 +66,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "vllm-paused",
         "(EngineCore pid=1) INFO 11-21 01:22:10 [scheduler.py:2756] setting pause state to PAUSED_ALL",
         "(EngineCore pid=1) INFO 11-21 01:22:10 [logger.py:40] setting pause state to PAUSED_ALL",
+    ),
+    (
+        "vllm-paused",
+        "(EngineCore pid=1) INFO 11-21 01:22:10 [v1/core/sched/scheduler.py:2756] setting pause state to PAUSED_ALL",
+        "(EngineCore pid=1) INFO 11-21 01:22:10 [my scheduler.py:2756] setting pause state to PAUSED_ALL",
     ),
     (
         "vllm-resumed",

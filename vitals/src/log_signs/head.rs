@@ -4,7 +4,7 @@
 /// The writer of a line, as its head shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer<'a> {
-    /// vLLM's logger, with the source file it names.
+    /// vLLM's logger, with the source file it names, without the folder.
     Vllm(&'a str),
     Sglang,
     TensorRtLlm,
@@ -44,7 +44,8 @@ fn process(line: &str) -> &str {
     }
 }
 
-/// `INFO 11-21 01:04:30 [shm_broadcast.py:871] message`; before 0.9 the file had no opening bracket.
+/// `INFO 11-21 01:04:30 [shm_broadcast.py:871] message`; before 0.9 the file had no opening bracket. At level DEBUG it has its folders:
+/// `[v1/engine/core.py:936]`.
 fn vllm(line: &str) -> Option<(Writer<'_>, &str)> {
     let (level, rest) = line.split_once(' ')?;
     if !LEVELS.contains(&level) {
@@ -55,8 +56,9 @@ fn vllm(line: &str) -> Option<(Writer<'_>, &str)> {
     let rest = if is_date(rest.get(..14)?, "dd-dd dd:dd:dd") { rest.get(15..)? } else { rest };
     let rest = rest.strip_prefix('[').unwrap_or(rest);
     let (place, message) = rest.split_once("] ")?;
-    let (file, number) = place.rsplit_once(':')?;
-    let plain = file.ends_with(".py") && !file.contains([' ', '"', '\'']);
+    let (path, number) = place.rsplit_once(':')?;
+    let file = path.rsplit('/').next()?;
+    let plain = file.ends_with(".py") && !path.contains([' ', '"', '\'']);
     (plain && number.bytes().all(|byte| byte.is_ascii_digit())).then_some((Writer::Vllm(file), message))
 }
 
