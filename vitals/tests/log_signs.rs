@@ -18,6 +18,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "No available shared memory broadcast block found in 60 second.",
     ),
     (
+        "vllm-shm-broadcast",
+        "(EngineCore_0 pid=675221) (VllmWorker TP0 pid=675227) INFO 08-25 01:04:30 [shm_broadcast.py:466] No available shared memory broadcast block found in 60 second.",
+        "(EngineCore_0 pid=675221) (VllmWorker TP0) INFO 08-25 01:04:30 [shm_broadcast.py:466] No available shared memory broadcast block found in 60 second.",
+    ),
+    (
         "vllm-sample-tokens-timeout",
         "(EngineCore_DP0 pid=262) ERROR 02-27 10:31:24 [core.py:936] TimeoutError: RPC call to sample_tokens timed out.",
         "(APIServer pid=1) ERROR 02-27 10:31:24 [serving_completion.py:120] TimeoutError: RPC call to sample_tokens timed out.",

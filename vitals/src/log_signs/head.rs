@@ -18,6 +18,8 @@ pub enum Writer<'a> {
     Bare,
 }
 
+/// So many processes may stand before a line: the server that takes a core's output, the core, its worker.
+const PROCESSES_MAX: usize = 3;
 const LEVELS: [&str; 5] = ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"];
 
 /// The writer and its message. A head that is not known is part of the message, which is then `Bare`.
@@ -25,7 +27,7 @@ pub fn split(line: &str) -> (Writer<'_>, &str) {
     if line.starts_with(char::is_whitespace) {
         return (Writer::Bare, line); // no writer indents its head; a cut date would pass for a whole one
     }
-    let line = process(line);
+    let line = (0..PROCESSES_MAX).fold(line, |line, _| process(line));
     vllm(line)
         .or_else(|| torch(line))
         .or_else(|| tensorrt_llm(line))
@@ -35,7 +37,8 @@ pub fn split(line: &str) -> (Writer<'_>, &str) {
         .unwrap_or((Writer::Bare, line))
 }
 
-/// `(EngineCore pid=6945) `, `(VllmWorker rank=0 pid=55723) `: vLLM puts the process before every line that its children print.
+/// `(EngineCore pid=6945) `, `(VllmWorker rank=0 pid=55723) `: vLLM puts the process before every line that its children print; some
+/// releases do so at each level: `(EngineCore_0 pid=675221) (VllmWorker TP0 pid=675227) INFO …`.
 fn process(line: &str) -> &str {
     let inside = line.strip_prefix('(').and_then(|rest| rest.split_once(") "));
     match inside {
