@@ -123,6 +123,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "(Worker_TP0 pid=77) CUDA errors might be asynchronously reported at some other API call",
     ),
     (
+        "cuda-error",
+        "53.26.801.941 E CUDA error: an illegal memory access was encountered",
+        "53.26.801.941 E srv  log_server_r: CUDA error: an illegal memory access was encountered",
+    ),
+    (
         "xid",
         "[ 1843.308145] NVRM: Xid (PCI:0000:44:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
         "[ 1843.308145] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.158.01",
@@ -182,6 +187,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "/src/ggml/src/ggml-backend.cpp:1455: GGML_ASSERT(ids->data) failed",
         "srv  log_server_r: request: please explain /src/ggml.c:1: GGML_ASSERT(x) failed",
     ),
+    (
+        "ggml-cuda-abort",
+        "/opt/llama.cpp/ggml/src/ggml-cuda/ggml-cuda.cu:97: CUDA error",
+        "  current device: 0, in function ggml_backend_cuda_synchronize at /opt/llama.cpp/ggml/src/ggml-cuda/ggml-cuda.cu:2980",
+    ),
 ];
 
 #[test]
@@ -212,6 +222,7 @@ fn what_a_client_quotes_in_its_prompt_is_no_hit_in_any_request_log() {
                 "2024-07-22T19:57:05.9Z  INFO generate{{parameters=GenerateParameters {{ stop: [\"shard-manager: text_generation_launcher: {real}\"] }}}}: text_generation_router::server: router/src/server.rs:400: Success"
             ),
             format!("srv  log_server_r: request: POST /completion 127.0.0.1 {{\"prompt\": \"{real}\"}}"),
+            format!("53.26.801.941 D srv  log_server_r: request: {{\"prompt\": \"{real}\"}}"),
             format!("INFO:     127.0.0.1:49612 - \"GET /{real} HTTP/1.1\" 404 Not Found"),
             format!(" {real}"),
             format!("prompt: \"{real}\""),
@@ -230,6 +241,8 @@ fn a_head_inside_a_quotation_does_not_make_a_writer() {
         "INFO 11-21 01:04:30 [scheduler.py:x] setting pause state to PAUSED_ALL",
         "[E nothing] ProcessGroupNCCL.cpp:1] Watchdog caught collective operation timeout",
         "[TRT-LLM Hang detected on rank 1",
+        "53.26.801 E CUDA error: an illegal memory access was encountered",
+        "53.26.801.941 X CUDA error: an illegal memory access was encountered",
     ] {
         assert_eq!(scan(line).map(|sign| sign.name), None, "{line}");
     }

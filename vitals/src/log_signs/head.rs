@@ -12,6 +12,8 @@ pub enum Writer<'a> {
     Tgi,
     /// PyTorch's C++ logger in `ProcessGroupNCCL.cpp`.
     Torch,
+    /// llama.cpp's logger, with its time and level.
+    LlamaCpp,
     /// The kernel's ring buffer.
     Kernel,
     /// No head at all: a traceback, a C library, somebody's print.
@@ -34,6 +36,7 @@ pub fn split(line: &str) -> (Writer<'_>, &str) {
         .or_else(|| kernel(line))
         .or_else(|| sglang(line))
         .or_else(|| tgi(line))
+        .or_else(|| llama_cpp(line))
         .unwrap_or((Writer::Bare, line))
 }
 
@@ -123,6 +126,16 @@ fn tgi(line: &str) -> Option<(Writer<'_>, &str)> {
     let rest = rest.strip_prefix("shard-manager: ").unwrap_or(rest);
     let message = rest.strip_prefix("text_generation_launcher: ")?;
     matches!(level, "INFO" | "WARN" | "ERROR").then_some((Writer::Tgi, message))
+}
+
+/// `53.26.801.941 E message`: minutes, seconds, milliseconds and microseconds since it began, and a level.
+fn llama_cpp(line: &str) -> Option<(Writer<'_>, &str)> {
+    let (time, rest) = line.split_once(' ')?;
+    let (minutes, parts) = time.split_once('.')?;
+    let timed =
+        !minutes.is_empty() && minutes.bytes().all(|byte| byte.is_ascii_digit()) && is_date(parts, "dd.ddd.ddd");
+    let (level, message) = rest.split_once(' ')?;
+    (timed && matches!(level, "D" | "I" | "W" | "E")).then_some((Writer::LlamaCpp, message))
 }
 
 /// What follows leading `[…]` groups.

@@ -36,6 +36,7 @@ pub enum Source {
     TensorRtLlm,
     Tgi,
     Torch,
+    LlamaCpp,
     Kernel,
     /// A line without a head, from its first column on.
     Bare,
@@ -83,6 +84,7 @@ impl Source {
             | (Self::TensorRtLlm, Writer::TensorRtLlm)
             | (Self::Tgi, Writer::Tgi)
             | (Self::Torch, Writer::Torch)
+            | (Self::LlamaCpp, Writer::LlamaCpp)
             | (Self::Kernel, Writer::Kernel)
             | (Self::Bare, Writer::Bare) => true,
             _ => false,

@@ -20,12 +20,14 @@ impl Signature {
 }
 
 use Meaning::{Device, Fatal, Paused, RankSilent, Resumed, Stuck};
-use Source::{Bare, Kernel, Sglang, TensorRtLlm, Tgi, Torch, Vllm};
+use Source::{Bare, Kernel, LlamaCpp, Sglang, TensorRtLlm, Tgi, Torch, Vllm};
 
 /// Files of vLLM whose loggers print tracebacks of the core and its workers.
 const CORE: Source = Vllm(&["core.py", "multiproc_executor.py", "async_llm.py", "core_client.py", "ray_executor.py"]);
 /// Exceptions: in a traceback of the core's own, or printed without a head (SGLang's scheduler, a dying process).
 const RAISED: &[Source] = &[CORE, Bare];
+/// Errors of the device, raised as above, or told by llama.cpp before it aborts.
+const CUDA: &[Source] = &[CORE, Bare, LlamaCpp];
 
 /// The table; the first match wins, so special lines stand before general ones.
 pub static SIGNATURES: &[Signature] = &[
@@ -148,7 +150,7 @@ pub static SIGNATURES: &[Signature] = &[
     ),
     sign(
         "cuda-launch-timeout",
-        RAISED,
+        CUDA,
         &[
             "torch.AcceleratorError: CUDA error: the launch timed out",
             "RuntimeError: CUDA error: the launch timed out",
@@ -159,7 +161,7 @@ pub static SIGNATURES: &[Signature] = &[
     ),
     sign(
         "cuda-out-of-memory",
-        &[CORE, Bare, Sglang],
+        &[CORE, Bare, Sglang, LlamaCpp],
         &[
             "torch.OutOfMemoryError: CUDA out of memory",
             "torch.cuda.OutOfMemoryError: CUDA out of memory",
@@ -170,7 +172,7 @@ pub static SIGNATURES: &[Signature] = &[
     ),
     sign(
         "cuda-error",
-        RAISED,
+        CUDA,
         &["torch.AcceleratorError: CUDA error: ", "RuntimeError: CUDA error: ", "CUDA error: "],
         Fatal,
         "vllm #50880 (H1), llama.cpp: a sticky error, the context is lost",
@@ -254,4 +256,12 @@ pub static SIGNATURES: &[Signature] = &[
     ),
     sign("ggml-abort", &[Bare], &["/", "ggml"], Fatal, "llama.cpp: an assertion failed, the process aborts")
         .with(": GGML_ASSERT("),
+    sign(
+        "ggml-cuda-abort",
+        &[Bare],
+        &["/", "ggml"],
+        Fatal,
+        "llama.cpp: an error of the device, the process aborts; nothing but that begins with a place in this file",
+    )
+    .with("ggml-cuda.cu:"),
 ];
