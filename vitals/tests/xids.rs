@@ -149,6 +149,8 @@ fn fault_f1_the_drivers_own_word_counts_and_its_silence_does_not() {
     };
     assert!(said(None).is_empty() && said(Some(Remedy::Nothing)).is_empty());
     assert_eq!(said(Some(Remedy::RestartNode)), [Remedy::RestartNode]);
+    let slice = "NVRM: Xid (PCI:0000:b1:00 GPU-I:05): 94, pid=7, name=python3, Ch 00000008";
+    assert_eq!(parse(slice).unwrap().pci, Pci::parse("0000:b1:00"), "a slice (MIG) is of a GPU that has a place");
     let action = |text: &str| parse(&format!("NVRM: Xid (PCI:0000:44:00): 154, {text}")).unwrap().remedy;
     let reboot = action("GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)");
     assert_eq!(reboot, Some(Remedy::RestartNode));

@@ -45,14 +45,16 @@ pub struct XidLine {
     pub remedy: Option<Remedy>,
 }
 
-/// Reads `NVRM: Xid (PCI:0000:44:00): 79, pid=…` behind whatever head its writer put before it.
+/// Reads `NVRM: Xid (PCI:0000:44:00): 79, pid=…` behind whatever head its writer put before it; of a slice of a GPU (MIG) the place is
+/// `PCI:0000:b1:00 GPU-I:05`, and the whole GPU is what is named.
 pub fn parse(line: &str) -> Option<XidLine> {
     let line = head::plain(line);
     let (_, message) = head::split(&line);
     let (place, rest) = message.strip_prefix("NVRM: Xid (")?.split_once("): ")?;
     let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     let code = rest.get(..digits)?.parse().ok().filter(|code| (1..=CODE_MAX).contains(code))?;
-    Some(XidLine { code, pci: Pci::parse(place), remedy: recovery_action(rest) })
+    let pci = place.split(' ').next().and_then(Pci::parse);
+    Some(XidLine { code, pci, remedy: recovery_action(rest) })
 }
 
 /// `… recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)`.
