@@ -138,7 +138,7 @@ pub struct Witnesses {
     running: Running,
     /// How long the stepping thread was watched while nothing was owed, and how much of that it was running.
     idle_ms: [Ms; 2],
-    /// The last log signature that accuses.
+    /// The log signature that accuses: the first, for the rest are mostly its echoes, unless a later one says that the core is dead.
     log: Option<(Meaning, &'static str)>,
     /// Busy power of this replica while it delivered, in watts (slow average).
     busy_watts: Option<f64>,
@@ -191,7 +191,10 @@ impl Witnesses {
             if let Some(sign) =
                 log_signs::by_name(&hit.signature).filter(|s| !matches!(s.meaning, Meaning::Paused | Meaning::Resumed))
             {
-                self.log = Some((sign.meaning, sign.name));
+                let graver = |(old, _)| old != Meaning::Fatal && sign.meaning == Meaning::Fatal;
+                if self.log.is_none_or(graver) {
+                    self.log = Some((sign.meaning, sign.name));
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Sim, stalled, suspect};
 use vitals::detector::{Detector, Policy};
-use vitals::observation::{GpuObs, RasObs};
+use vitals::observation::{GpuObs, LogHit, RasObs};
 use vitals::verdict::{StallClass, Verdict};
 
 #[test]
@@ -50,6 +50,28 @@ fn a_rank_that_ras_names_stays_named_while_the_next_answer_takes_its_time() {
         sim.last = Some(outcome);
     }
     assert!(stalled(&sim.last.unwrap().verdict));
+}
+
+#[test]
+fn a_core_that_says_it_is_dead_is_not_drowned_by_those_that_miss_it_until_it_delivers() {
+    let mut sim = Sim::foreign().up().busy(20_000);
+    let hit = |signature: &str| LogHit { signature: signature.into(), at_ms: 0, line: String::new() };
+    let says = |sim: &mut Sim, log: &[&str]| {
+        sim.log = log.iter().map(|signature| hit(signature)).collect();
+        sim.tick(100);
+        sim.log.clear();
+        sim.silence_until(10_000, suspect).unwrap();
+        let reasons = &sim.last.as_ref().unwrap().reasons;
+        let told = reasons.iter().find(|reason| reason.source == "log").map(|reason| reason.text.clone());
+        told.unwrap_or_default()
+    };
+    sim.tick(100);
+    let told =
+        says(&mut sim, &["nccl-watchdog", "cuda-error", "vllm-rpc-timeout", "vllm-core-fatal", "nccl-heartbeat"]);
+    assert!(told.ends_with(" cuda-error"), "{told}");
+    sim.deliver_for(1_000);
+    let told = says(&mut sim, &["nccl-watchdog", "vllm-rpc-timeout"]);
+    assert!(told.ends_with(" nccl-watchdog"), "{told}");
 }
 
 #[test]
