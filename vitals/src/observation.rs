@@ -297,8 +297,11 @@ pub struct ThreadObs {
 /// What NCCL's RAS service says of the ranks of a communicator: a witness that names a rank, never a stall by itself (V4).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RasObs {
-    /// Ranks that the service calls missing, dead or behind in their collective operations; ascending.
+    /// Ranks of the world that the service calls missing, dead or behind in their collective operations; ascending.
     pub silent_ranks: Vec<u32>,
+    /// It says so of a rank of another communicator, whose number there names nobody here.
+    #[serde(default)]
+    pub silent_elsewhere: bool,
     /// It answered within its deadline, and the answer was understood.
     pub answered: bool,
     /// The sentence of its answer that says so, for people; cut at 300 characters.

@@ -2,10 +2,14 @@
 //!
 //! Two kinds of ranks are silent: those that the service itself could not reach, and those that stand behind the others in their
 //! collective operations *and stay there*. Being behind in one answer is normal: healthy ranks outpace the query.
+//!
+//! Each communicator numbers its ranks anew. Only one of all the job's ranks, the world, has the numbers that pages and people know: what is
+//! silent in another is told in words and names no rank.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::observation::RasObs;
 
@@ -30,6 +34,8 @@ pub enum RasError {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     pub communicators: Vec<Communicator>,
+    /// GPUs of the whole job; 0 where that is not told.
+    pub gpus: u32,
     /// Processes that the service lost altogether, in its words; their ranks may be unknown.
     pub lost: Vec<String>,
 }
@@ -38,6 +44,8 @@ pub struct Report {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Communicator {
     pub hash: String,
+    /// How many ranks it has; 0 where that is not told.
+    pub size: u32,
     /// Ranks that did not answer the service.
     pub missing: BTreeSet<u32>,
     /// Operations launched, by kind: the furthest that any rank has come, and the ranks that are told apart.
@@ -67,27 +75,37 @@ pub struct Tracker {
 impl Tracker {
     /// What an answer says in the light of the one before.
     pub fn take(&mut self, report: Report) -> RasObs {
-        let mut silent: BTreeSet<u32> = report.communicators.iter().flat_map(|c| c.missing.iter().copied()).collect();
-        let mut text = report.lost.first().cloned().unwrap_or_default();
-        if let Some(rank) = silent.first().filter(|_| text.is_empty()) {
-            text = format!("RAS has no answer from rank {rank}");
-        }
-        for (communicator, rank, kind) in self.stuck(&report) {
-            if text.is_empty() {
-                text = format!("rank {rank} stays behind in {kind} of communicator {communicator}");
+        let world = report.world();
+        let missing = report.communicators.iter().flat_map(|c| c.missing.iter().map(move |rank| (c, *rank, None)));
+        let stuck = self.stuck(&report).into_iter().map(|(c, rank, kind)| (c, rank, Some(kind)));
+        let (mut silent, mut elsewhere) = (BTreeSet::new(), None);
+        let mut text = report.lost.first().cloned();
+        for (communicator, rank, kind) in missing.chain(stuck) {
+            let Communicator { hash, size, .. } = communicator;
+            let words = || match kind {
+                Some(kind) => format!("rank {rank} stays behind in {kind} of communicator {hash}"),
+                None => format!("RAS has no answer from rank {rank} of communicator {hash}"),
+            };
+            if world == Some(*size) {
+                text = text.or_else(|| Some(words()));
+                silent.insert(rank);
+            } else {
+                elsewhere =
+                    elsewhere.or_else(|| Some(format!("{}, which has {size} ranks and numbers of its own", words())));
             }
-            silent.insert(rank);
         }
+        let (silent_elsewhere, text) = (elsewhere.is_some(), text.or(elsewhere).unwrap_or_default());
         self.last = Some(report);
         RasObs {
             silent_ranks: silent.into_iter().take(RANKS_MAX).collect(),
+            silent_elsewhere,
             answered: true,
             text: text.chars().take(TEXT_CHARS_MAX).collect(),
         }
     }
 
     /// Behind the furthest rank, and neither it nor the furthest has moved since the last answer.
-    fn stuck<'a>(&self, report: &'a Report) -> Vec<(&'a str, u32, &'a str)> {
+    fn stuck<'a>(&self, report: &'a Report) -> Vec<(&'a Communicator, u32, &'a str)> {
         let mut found = Vec::new();
         for now in &report.communicators {
             let before = self.last.iter().flat_map(|last| &last.communicators).find(|before| before.hash == now.hash);
@@ -97,11 +115,19 @@ impl Tracker {
                 let stands = before.launched.get(&(kind.clone(), *rank)) == Some(launched)
                     && before.furthest.get(kind) == Some(&furthest);
                 if *launched < furthest && stands {
-                    found.push((now.hash.as_str(), *rank, kind.as_str()));
+                    found.push((now, *rank, kind.as_str()));
                 }
             }
         }
         found
+    }
+}
+
+impl Report {
+    /// How large the communicator of all ranks is. `None`: there is none, for the largest leaves GPUs of the job out.
+    fn world(&self) -> Option<u32> {
+        let largest = self.communicators.iter().map(|communicator| communicator.size).max()?;
+        (largest == 0 || largest >= self.gpus).then_some(largest)
     }
 }
 
@@ -114,6 +140,8 @@ struct JsonReport {
 struct JsonCommunicator {
     hash: String,
     #[serde(default)]
+    size: u32,
+    #[serde(default)]
     ranks: Vec<JsonRank>,
     #[serde(default)]
     missing_ranks: Vec<JsonMissing>,
@@ -122,6 +150,8 @@ struct JsonCommunicator {
 #[derive(Debug, Deserialize)]
 struct JsonRank {
     rank: u32,
+    #[serde(flatten)]
+    place: JsonPlace,
     #[serde(default)]
     collective_counts: BTreeMap<String, u64>,
 }
@@ -129,8 +159,19 @@ struct JsonRank {
 #[derive(Debug, Deserialize)]
 struct JsonMissing {
     rank: u32,
+    #[serde(flatten)]
+    place: JsonPlace,
     #[serde(default)]
     status: JsonMissingStatus,
+}
+
+/// Which GPU of which process a rank is; only compared, so whatever stands there will do.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct JsonPlace {
+    host: Value,
+    pid: Value,
+    cuda_dev: Value,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -142,11 +183,17 @@ struct JsonMissingStatus {
 
 fn json(answer: &str) -> Result<Report, RasError> {
     let told: JsonReport = serde_json::from_str(answer).map_err(|error| RasError::Json(error.to_string()))?;
+    let mut gpus = BTreeSet::new();
     let communicators = told.communicators.into_iter().take(COMMUNICATORS_MAX).map(|told| {
+        let places = told.ranks.iter().map(|rank| &rank.place).chain(told.missing_ranks.iter().map(|rank| &rank.place));
+        for JsonPlace { host, pid, cuda_dev } in places.filter(|place| !place.pid.is_null()).take(RANKS_MAX) {
+            gpus.insert(format!("{host} {pid} {cuda_dev}"));
+        }
         // a rank that answers but is no member (yet, or any more) is missing without being silent
         let silent = |missing: &&JsonMissing| missing.status.unresponsive || missing.status.considered_dead;
         let mut communicator = Communicator {
             hash: told.hash,
+            size: told.size,
             missing: told.missing_ranks.iter().filter(silent).map(|missing| missing.rank).collect(),
             ..Communicator::default()
         };
@@ -157,7 +204,9 @@ fn json(answer: &str) -> Result<Report, RasError> {
         }
         communicator
     });
-    Ok(Report { communicators: communicators.collect(), lost: Vec::new() })
+    let communicators = communicators.collect();
+    let gpus = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+    Ok(Report { communicators, gpus, lost: Vec::new() })
 }
 
 impl Communicator {
@@ -192,9 +241,13 @@ fn text(answer: &str) -> Result<Report, RasError> {
     }
     let mut report = Report::default();
     let mut part = Part::Elsewhere;
+    let mut sizes = BTreeMap::new();
     for line in answer.lines() {
         let line = line.trim();
-        if let Some(next) = head(line, &mut report) {
+        if report.communicators.is_empty() {
+            table(line, &mut report.gpus, &mut sizes);
+        }
+        if let Some(next) = head(line, &sizes, &mut report) {
             part = next;
         } else if line.is_empty() {
             continue;
@@ -205,15 +258,30 @@ fn text(answer: &str) -> Result<Report, RasError> {
     Ok(report)
 }
 
+/// Rows of numbers in the two tables before the parts: GPUs of the job are the last of five columns, ranks per communicator the fifth of
+/// six, behind the number of a group and before words.
+fn table(line: &str, gpus: &mut u32, sizes: &mut BTreeMap<u32, u32>) {
+    let numeric = |field: &&str| field.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
+    let fields: Vec<&str> = line.split_whitespace().take_while(numeric).collect();
+    let at = |column: usize| fields.get(column).and_then(|field| first_number::<u32>(field));
+    match fields.len() {
+        5 => *gpus = at(4).unwrap_or(0),
+        6 if sizes.len() < COMMUNICATORS_MAX => sizes.extend(at(0).zip(at(4))),
+        _ => {}
+    }
+}
+
 /// A line that begins a part.
-fn head(line: &str, report: &mut Report) -> Option<Part> {
+fn head(line: &str, sizes: &BTreeMap<u32, u32>, report: &mut Report) -> Option<Part> {
     if matches!(line, "INCOMPLETE" | "DEAD") {
         return Some(Part::Lost);
     }
     if matches!(line, "TIMEOUT" | "Errors" | "Warnings" | "ERROR") {
         return Some(Part::Elsewhere);
     }
-    let (hash, what) = line.strip_prefix('#')?.split_once(" (")?.1.split_once(") ")?;
+    let (number, rest) = line.strip_prefix('#')?.split_once(" (")?;
+    let (hash, what) = rest.split_once(") ")?;
+    let size = first_number(number).and_then(|group: u32| sizes.get(&group)).copied().unwrap_or(0);
     if report.communicators.len() >= COMMUNICATORS_MAX {
         return Some(Part::Elsewhere);
     }
@@ -221,7 +289,7 @@ fn head(line: &str, report: &mut Report) -> Option<Part> {
     if report.communicators.last().is_none_or(|last| last.hash != hash) {
         let known = report.communicators.iter().position(|known| known.hash == hash);
         let entry = known.map_or_else(
-            || Communicator { hash: hash.to_owned(), ..Communicator::default() },
+            || Communicator { hash: hash.to_owned(), size, ..Communicator::default() },
             |at| report.communicators.remove(at),
         );
         report.communicators.push(entry);

@@ -328,6 +328,8 @@ impl Witnesses {
                 "ras",
                 format!("NCCL RAS names silent ranks {:?}: {}", ras.silent_ranks, ras.text),
             );
+        } else if let Some(ras) = view.sight.ras.filter(|ras| ras.silent_elsewhere) {
+            weight.decide(Strength::Moderate, "ras", format!("NCCL RAS names a silent rank: {}", ras.text));
         }
         view.xids.iter().for_each(|xid| weight.hear(xid));
         if let Some(ms) = self.nvml_silent_ms {

@@ -39,6 +39,29 @@ fn ranks_that_are_behind_and_move_are_no_news() {
     }
 }
 
+/// Rank 1 of two in a part of the pipeline is nobody's rank 1: it may be rank 5 of the eight, or any other.
+#[test]
+fn a_rank_of_a_part_of_the_job_is_told_in_words_and_never_named() {
+    let rank = |rank: u32, pid: u32| format!("{{\"rank\":{rank},\"host\":\"10.0.0.1\",\"pid\":{pid},\"cuda_dev\":0}}");
+    let part = |first: u32, missing: &str| {
+        let ranks = rank(0, first);
+        format!("{{\"hash\":\"{first}\",\"size\":2,\"ranks\":[{ranks}],\"missing_ranks\":[{missing}]}}")
+    };
+    let silent = rank(1, 9).replace('}', ",\"status\":{\"unresponsive\":true}}");
+    let told = |answer: &str| Tracker::default().take(parse(answer).unwrap());
+    let key = "\"communicators\": [";
+    let with_world =
+        told(&JSON.replace(key, &format!("{key}{},", part(100, "{\"rank\":1,\"status\":{\"unresponsive\":true}}"))));
+    let with_world = (with_world.silent_ranks, with_world.silent_elsewhere);
+    assert_eq!(with_world, (vec![2], true));
+    // where no communicator is of the whole job there is nobody to name
+    let halves = told(&format!("{{{key}{},{}]}}", part(1, &silent), part(2, &rank(1, 3))));
+    assert_eq!((halves.silent_ranks, halves.silent_elsewhere), (vec![], true));
+    assert!(halves.text.contains("rank 1 of communicator 1, which has 2 ranks"), "{}", halves.text);
+    let halves = told(&TEXT.replace("0         1         4       7-8        32        32", "0 2 4 4 16 32"));
+    assert_eq!((halves.silent_ranks, halves.silent_elsewhere), (vec![], true));
+}
+
 #[test]
 fn the_list_of_2_24_and_a_job_without_complaint() {
     assert_eq!(silent(&mut Tracker::default(), TEXT_2_24), [5, 6, 21]);

@@ -37,7 +37,8 @@ fn a_detector_that_begins_in_the_middle_of_a_foreign_stall_counts_from_the_gates
 #[test]
 fn a_rank_that_ras_names_stays_named_while_the_next_answer_takes_its_time() {
     let mut sim = Sim::foreign().up().busy(20_000);
-    sim.ras = Some(RasObs { silent_ranks: vec![3], answered: true, text: "rank 3 is behind".into() });
+    sim.ras =
+        Some(RasObs { silent_ranks: vec![3], answered: true, text: "rank 3 is behind".into(), ..RasObs::default() });
     let asked_ms = sim.now;
     // both answers just in time, and the pause between them
     while sim.now < asked_ms + 8_000 + 5_000 + 8_000 {
@@ -72,6 +73,21 @@ fn a_core_that_says_it_is_dead_is_not_drowned_by_those_that_miss_it_until_it_del
     sim.deliver_for(1_000);
     let told = says(&mut sim, &["nccl-watchdog", "vllm-rpc-timeout"]);
     assert!(told.ends_with(" nccl-watchdog"), "{told}");
+}
+
+#[test]
+fn a_silent_rank_without_a_name_is_a_witness_and_no_class() {
+    let confirmed_after = |silent_elsewhere| {
+        let mut sim = Sim::foreign().up().busy(20_000);
+        sim.process().state = Some('R');
+        sim.cpu = 2_000;
+        sim.ras = Some(RasObs { silent_elsewhere, answered: true, ..RasObs::default() });
+        let took = sim.silence_until(400_000, stalled).unwrap();
+        let class = sim.last.unwrap().verdict;
+        assert!(!matches!(class, Verdict::Stalled(StallClass::RankSilent { .. })), "{class:?}");
+        took
+    };
+    assert!(confirmed_after(true) < confirmed_after(false));
 }
 
 #[test]

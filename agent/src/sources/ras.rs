@@ -100,7 +100,7 @@ async fn ask_forever(address: String, state: Arc<Mutex<Signal<RasObs>>>) {
             Err(AskError::Nobody { .. }) => (Signal::default(), LOOK_EVERY),
             Err(error) => {
                 let text = error.to_string().chars().take(300).collect();
-                (Signal::at(asked_ms, RasObs { silent_ranks: Vec::new(), answered: false, text }), LOOK_EVERY)
+                (Signal::at(asked_ms, RasObs { text, ..RasObs::default() }), LOOK_EVERY)
             }
         };
         *state.lock().unwrap_or_else(PoisonError::into_inner) = signal;

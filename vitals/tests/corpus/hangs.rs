@@ -186,7 +186,12 @@ pub const ALL: &[Hang] = &[
         right: &["RankSilent"],
         build: || {
             let mut sim = spin(foreign());
-            sim.ras = Some(RasObs { silent_ranks: vec![3], answered: true, text: "rank 3 is behind".into() });
+            sim.ras = Some(RasObs {
+                silent_ranks: vec![3],
+                answered: true,
+                text: "rank 3 is behind".into(),
+                ..RasObs::default()
+            });
             sim
         },
         tick: NOTHING,
