@@ -2,6 +2,7 @@
 //!
 //! The kubelet's part of the work, for one machine. Whether the engine is well is not asked here.
 
+mod capped_log;
 mod engine_file;
 mod running;
 mod tee;
@@ -17,9 +18,10 @@ use nix::sys::signal::Signal;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
+use self::capped_log::CappedLog;
 pub use self::engine_file::{EngineFile, Exit};
 use self::running::Running;
-use self::tee::{CappedLog, Log, tee};
+use self::tee::{Log, tee};
 use crate::kill::{KillNote, kill_tree, kill_tree_and_wait, send, send_to};
 use crate::sources::{EngineProcess, process_tree, process_tree_members};
 use crate::supervisor::keep::Pause;
