@@ -185,10 +185,10 @@ impl Launcher {
 
     fn keep_output(&self, child: &mut Child) -> std::io::Result<()> {
         if let Some(out) = child.stdout.take() {
-            tee(out.into_owned_fd()?, Box::new(std::io::stdout()), self.log.clone())?;
+            tee(out.into_owned_fd()?, Box::new(std::io::stdout()), &self.log)?;
         }
         if let Some(err) = child.stderr.take() {
-            tee(err.into_owned_fd()?, Box::new(std::io::stderr()), self.log.clone())?;
+            tee(err.into_owned_fd()?, Box::new(std::io::stderr()), &self.log)?;
         }
         Ok(())
     }
