@@ -113,6 +113,11 @@ impl Onward {
     pub fn is_empty(&self) -> bool {
         self.backlog.is_empty()
     }
+
+    /// The same to ask when this value has gone.
+    pub fn backlog(&self) -> Backlog {
+        self.backlog.clone()
+    }
 }
 
 impl Drop for Onward {

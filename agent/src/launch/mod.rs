@@ -12,6 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -21,7 +22,7 @@ use tokio::sync::watch;
 use self::capped_log::CappedLog;
 pub use self::engine_file::{EngineFile, Exit};
 use self::running::Running;
-use self::tee::{Log, tee};
+use self::tee::{Log, Tee, tee};
 use crate::kill::{KillNote, kill_tree, kill_tree_and_wait, send, send_to};
 use crate::sources::{EngineProcess, process_tree, process_tree_members};
 use crate::supervisor::keep::Pause;
@@ -35,8 +36,8 @@ const REMAINS_WAIT: Duration = Duration::from_secs(2);
 const UNKILLABLE_LOOK: Duration = Duration::from_secs(5);
 /// Between two looks at what is about to end.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The engine's last words are waited for at the end, unless its disk does not take them.
-const LOG_WAIT: Duration = Duration::from_secs(1);
+/// The engine's last words are waited for at the end, unless whoever reads them, or its disk, does not take them.
+const LAST_WORDS_WAIT: Duration = Duration::from_secs(2);
 const KILLED_BY_US: u8 = 137;
 
 /// What to run and where.
@@ -73,6 +74,8 @@ pub enum LaunchError {
 pub struct Launcher {
     config: LaunchConfig,
     log: Log,
+    /// Of the engine that runs, and of those before it that still speak.
+    pipes: Mutex<Vec<Tee>>,
 }
 
 impl Launcher {
@@ -90,14 +93,14 @@ impl Launcher {
         let log = CappedLog::open(&config.log_path, LOG_BYTES_MAX)
             .and_then(Log::start)
             .map_err(|source| LaunchError::Log { path: config.log_path.clone(), source })?;
-        Ok(Self { config, log })
+        Ok(Self { config, log, pipes: Mutex::default() })
     }
 
     /// Keeps an engine running until `stop` says otherwise; then ends it. Returns the exit code of `truebeat run`.
     pub async fn run(&self, registry: &Registry, mut stop: watch::Receiver<bool>) -> u8 {
         let code = self.keep_running(registry, &mut stop).await;
         let begun = Instant::now();
-        while !self.log.is_empty() && begun.elapsed() < LOG_WAIT {
+        while !self.all_is_said() && begun.elapsed() < LAST_WORDS_WAIT {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         code
@@ -185,12 +188,23 @@ impl Launcher {
 
     fn keep_output(&self, child: &mut Child) -> std::io::Result<()> {
         if let Some(out) = child.stdout.take() {
-            tee(out.into_owned_fd()?, Box::new(std::io::stdout()), &self.log)?;
+            self.keep(tee(out.into_owned_fd()?, Box::new(std::io::stdout()), &self.log)?);
         }
         if let Some(err) = child.stderr.take() {
-            tee(err.into_owned_fd()?, Box::new(std::io::stderr()), &self.log)?;
+            self.keep(tee(err.into_owned_fd()?, Box::new(std::io::stderr()), &self.log)?);
         }
         Ok(())
+    }
+
+    fn keep(&self, pipe: Tee) {
+        let mut pipes = self.pipes.lock().unwrap_or_else(PoisonError::into_inner);
+        pipes.retain(|pipe| !pipe.is_done());
+        pipes.push(pipe);
+    }
+
+    /// Has everything that engines said gone where it belongs?
+    fn all_is_said(&self) -> bool {
+        self.pipes.lock().unwrap_or_else(PoisonError::into_inner).iter().all(Tee::is_done) && self.log.is_empty()
     }
 
     /// The engine's root is gone: the rest of its tree follows before a successor may start (I5). Status 0 is no excuse: an

@@ -6,13 +6,14 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::capped_log::CappedLog;
-use crate::onward::Onward;
+use crate::onward::{Backlog, Onward};
 
 const READ_BYTES: usize = 16 << 10;
 /// A line without an end waits for it so long, and up to this length.
@@ -111,13 +112,29 @@ impl Stream {
     }
 }
 
+/// What became of one pipe.
+#[derive(Debug)]
+pub struct Tee {
+    read: Arc<AtomicBool>,
+    passed_on: Backlog,
+}
+
+impl Tee {
+    /// Has the last writer closed it, and is everything passed on that came? The log is to be asked afterwards.
+    pub fn is_done(&self) -> bool {
+        self.read.load(Ordering::Acquire) && self.passed_on.is_empty()
+    }
+}
+
 /// Starts a thread that copies `from` to `on` and to the log until the last writer has closed it. It waits for neither: the engine's pipe is
 /// always emptied.
 ///
 /// # Errors
 /// When the thread cannot be started.
-pub fn tee(from: OwnedFd, on: Box<dyn Write + Send>, log: &Log) -> io::Result<()> {
+pub fn tee(from: OwnedFd, on: Box<dyn Write + Send>, log: &Log) -> io::Result<Tee> {
     let mut onward = Onward::start("the engine's output", on)?;
+    let read = Arc::new(AtomicBool::new(false));
+    let tee = Tee { read: Arc::clone(&read), passed_on: onward.backlog() };
     let mut stream = log.stream();
     let copy = move || {
         let mut from = File::from(from);
@@ -135,8 +152,10 @@ pub fn tee(from: OwnedFd, on: Box<dyn Write + Send>, log: &Log) -> io::Result<()
             }
         }
         stream.flush();
+        read.store(true, Ordering::Release);
     };
-    std::thread::Builder::new().name("engine-log".to_owned()).spawn(copy).map(drop)
+    std::thread::Builder::new().name("engine-log".to_owned()).spawn(copy)?;
+    Ok(tee)
 }
 
 /// Is there anything to read, or an end, before this time is over?
@@ -230,11 +249,37 @@ mod tests {
     fn a_prompt_is_passed_on_and_logged_although_its_line_has_no_end() {
         let dir = tempfile::tempdir().unwrap();
         let ((from, mut engine), (mut heard, terminal)) = (io::pipe().unwrap(), io::pipe().unwrap());
-        tee(from.into(), Box::new(terminal), &log_in(dir.path())).unwrap();
+        let _tee = tee(from.into(), Box::new(terminal), &log_in(dir.path())).unwrap();
         engine.write_all(b"name? ").unwrap();
         let mut bytes = [0; 6];
         heard.read_exact(&mut bytes).unwrap();
         assert_eq!(&bytes, b"name? ");
         until("it is logged", || written(dir.path()) == "name? ");
+    }
+
+    #[test]
+    fn a_pipe_is_done_when_its_last_word_is_passed_on() {
+        struct Slow(Arc<Mutex<Vec<u8>>>);
+        impl Write for Slow {
+            fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+                std::thread::sleep(Duration::from_millis(300));
+                self.0.lock().unwrap().extend_from_slice(piece);
+                Ok(piece.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let (from, mut engine) = io::pipe().unwrap();
+        let tee = tee(from.into(), Box::new(Slow(Arc::clone(&heard))), &log_in(dir.path())).unwrap();
+        engine.write_all(b"last words").unwrap();
+        until("it is read", || !tee.passed_on.is_empty());
+        assert!(!tee.is_done());
+        drop(engine);
+        until("it is done", || tee.is_done());
+        assert_eq!(heard.lock().unwrap().as_slice(), b"last words");
     }
 }

@@ -1,5 +1,6 @@
 //! How `truebeat run` ends: by which signals, and with all that came of the engine.
 
+use std::io::Read;
 use std::process::Command;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use agent::kill::send;
 use agent::sources::{EngineProcess, process_tree};
 use nix::sys::signal::Signal;
 
-use crate::asking::{get, until};
+use crate::asking::{SOON, get, until};
 use crate::run::{AGENT, Run};
 
 /// Around an engine that leaves a process of another session to itself, whatever else it does in `script`.
@@ -112,6 +113,30 @@ fn an_engine_behind_a_shell_has_the_same_time_to_end() {
     send(&[supervisor(&run)], Signal::SIGTERM);
     assert_eq!(code(&mut run), Some(0));
     assert!(said("orderly"), "it was killed in the middle of its end");
+}
+
+/// More than a pipe holds, to a reader that has not come yet.
+#[test]
+fn what_the_engine_says_last_is_passed_on_before_the_end() {
+    let say = "head -c 300000 /dev/zero | tr '\\0' x; echo; echo last";
+    let script = format!("trap \"{say}; exit 0\" TERM; echo up; while :; do sleep 0.1; done");
+    let (mut reader, stdout) = std::io::pipe().unwrap();
+    let words = ["sh", "-c", &script].map(Into::into).to_vec();
+    let mut run = Run::begin(Command::new(AGENT).stdout(stdout), &[], |_, _| words);
+    let log = run.dir.path().join("agent/engine.log");
+    let logged = |word| std::fs::read_to_string(&log).is_ok_and(|text| text.ends_with(word));
+    until("the engine runs", || logged("up\n"));
+    send(&[supervisor(&run)], Signal::SIGTERM);
+    until("the engine ends", || logged("last\n"));
+    std::thread::sleep(Duration::from_millis(300));
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        tell.send(reader.read_to_string(&mut text).map(|_| text))
+    });
+    assert_eq!(code(&mut run), Some(0));
+    let heard = told.recv_timeout(SOON).unwrap().unwrap();
+    assert!(heard.len() > 300_000 && heard.ends_with("\nlast\n"), "{} bytes", heard.len());
 }
 
 #[test]
