@@ -78,18 +78,31 @@ const SECRET_LEN_MIN: usize = 6;
 
 /// The command line, secrets and scripts replaced.
 pub fn redact_command(args: &[String]) -> Vec<String> {
-    let mut hide_next = false;
-    let mut script_next = false;
+    let (mut script_next, mut header_next) = (false, false);
+    args.iter()
+        .zip(are_secret_values(args))
+        .map(|(arg, secret)| {
+            let script = std::mem::replace(&mut script_next, takes_script(arg));
+            let header = std::mem::replace(&mut header_next, arg == "-H");
+            match (secret || header && !arg.starts_with("--"), script) {
+                (true, _) => "[redacted]".to_owned(),
+                (false, true) => shell_text(arg),
+                (false, false) => word(arg),
+            }
+        })
+        .collect()
+}
+
+/// For each argument, whether it is a value of a secret flag before it. Such a flag may take a list (vLLM's `--api-key`): its values end where
+/// the next flag begins. The first may begin with a dash of its own.
+fn are_secret_values(args: &[String]) -> Vec<bool> {
+    let mut begins_like_a_flag = None;
     args.iter()
         .map(|arg| {
-            let hide = std::mem::replace(&mut hide_next, false);
-            let script = std::mem::replace(&mut script_next, false);
-            script_next = takes_script(arg);
-            if hide && !arg.starts_with("--") {
-                return "[redacted]".to_owned();
-            }
-            hide_next = arg.starts_with('-') && !arg.contains('=') && is_secret_name(arg) || arg == "-H";
-            if script { shell_text(arg) } else { word(arg) }
+            let is_value = begins_like_a_flag.is_some_and(|dashes| !arg.starts_with::<&str>(dashes));
+            let is_secret_flag = arg.starts_with('-') && !arg.contains('=') && is_secret_name(arg);
+            begins_like_a_flag = if is_value { Some("-") } else { is_secret_flag.then_some("--") };
+            is_value
         })
         .collect()
 }
@@ -118,9 +131,8 @@ pub fn secrets(args: &[String], variables: &[String]) -> Vec<String> {
         })
         .map(|(_, value)| value.to_owned())
         .collect();
-    for pair in args.windows(2).filter(|pair| pair[0].starts_with('-') && is_secret_name(&pair[0])) {
-        found.extend((!pair[0].contains('=') && !pair[1].starts_with("--")).then(|| pair[1].clone()));
-    }
+    let values = args.iter().zip(are_secret_values(args)).filter(|(_, secret)| *secret);
+    found.extend(values.map(|(arg, _)| arg.clone()));
     let joined = args.iter().filter_map(|arg| arg.split_once('='));
     found.extend(joined.filter(|(name, _)| is_secret_name(name)).map(|(_, value)| value.to_owned()));
     found.extend(args.iter().filter(|arg| looks_secret(arg)).cloned());
@@ -237,6 +249,8 @@ mod tests {
         let expected =
             "env HF_TOKEN=[redacted] serve --api-key [redacted] --max-num-batched-tokens 512 --ssl-key=[redacted]";
         assert_eq!(redacted, expected);
+        let list = redact_command(&strings(&["serve", "--api-key", "-one", "two", "three", "-q", "llama"])).join(" ");
+        assert_eq!(list, "serve --api-key [redacted] [redacted] [redacted] -q llama", "vLLM takes a list");
         let kept = strings(&[
             "/usr/bin/vllm",
             "serve",
@@ -300,7 +314,7 @@ mod tests {
     #[test]
     fn a_secret_is_struck_out_wherever_it_appears() {
         let secrets = secrets(
-            &strings(&["e", "--api-key", "zqwombat", "--x-token=second-one", "--tp", "8"]),
+            &strings(&["e", "--api-key", "zqwombat", "fourth-one", "--x-token=second-one", "--tp", "8"]),
             &strings(&[
                 "HF_TOKEN=third-one",
                 "NOTE=a long sentence of a user",
@@ -311,5 +325,6 @@ mod tests {
         let struck =
             strike_out("zqwombat second-one third-one a long sentence of a user /bin:/usr/bin 1234567", &secrets);
         assert_eq!(struck, "[redacted] [redacted] [redacted] [redacted] /bin:/usr/bin 1234567");
+        assert_eq!(strike_out("fourth-one", &secrets), "[redacted]", "of a list every value");
     }
 }
