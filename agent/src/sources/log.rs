@@ -1,10 +1,9 @@
-//! The tail of the engine's log: the last lines for the bundle, and every new line to the signature table (V4).
+//! The tail of the engine's log: what the bundle is to have of it, and every new line to the signature table (V4).
 //!
 //! A thread of its own reads the file, followed by inode, so that a stuck disk delays nobody (I4). A partial line waits for its
 //! end; a backlog is skipped rather than read. In a pod the file lies in memory and is there for nobody else: the room of what was read is
 //! given back by a hole, which moves no writer's end and loses no line.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -15,15 +14,16 @@ use std::time::Duration;
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc::O_NONBLOCK;
+use vitals::log_signs::{Meaning, Signature, scan};
 use vitals::observation::LogHit;
 
 use super::clock::monotonic_ms;
 use super::haste::{Haste, Rounds};
+use super::log_memory::LogMemory;
 
 /// What is read in calm nobody waits for: haste is heard at once.
 const POLLS: Rounds = Rounds { calm: Duration::from_secs(2), hurried: Duration::from_millis(250) };
-/// Lines kept for the bundle, and where each is cut (characters).
-pub const LINES_MAX: usize = 200;
+/// Where a line is cut (characters).
 pub const LINE_CHARS_MAX: usize = 1_500;
 /// Bytes of old log read when the tail starts, and most that one poll reads.
 const HISTORY_BYTES: u64 = 64 << 10;
@@ -47,7 +47,7 @@ pub struct LogTail {
 
 #[derive(Debug, Default)]
 struct Shared {
-    lines: VecDeque<String>,
+    memory: LogMemory,
     hits: Vec<LogHit>,
 }
 
@@ -72,9 +72,14 @@ impl LogTail {
         std::mem::take(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner).hits)
     }
 
-    /// The last lines, oldest first.
+    /// What is kept, oldest first.
     pub fn lines(&self) -> Vec<String> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).lines.iter().cloned().collect()
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).memory.lines()
+    }
+
+    /// Another engine writes it from now on.
+    pub fn begin_anew(&self) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).memory.begin_anew();
     }
 }
 
@@ -87,13 +92,12 @@ impl Drop for LogTail {
 impl Shared {
     fn take(&mut self, read: Vec<NewLine>, now_ms: u64) {
         for NewLine { text, history } in read {
-            if !history && self.hits.len() < HITS_MAX {
-                self.hits.extend(signatures(&text, now_ms));
+            let signature = if history { None } else { scan(&text) };
+            if self.hits.len() < HITS_MAX {
+                self.hits.extend(signature.map(|signature| hit(signature, &text, now_ms)));
             }
-            self.lines.push_back(text);
-            if self.lines.len() > LINES_MAX {
-                self.lines.pop_front();
-            }
+            let grave = signature.is_some_and(|sign| matches!(sign.meaning, Meaning::Fatal | Meaning::Device));
+            self.memory.push(text, grave);
         }
     }
 }
@@ -223,9 +227,8 @@ impl Open {
     }
 }
 
-/// What the signature table says of a line.
-fn signatures(line: &str, now_ms: u64) -> Option<LogHit> {
-    let signature = vitals::log_signs::scan(line)?;
+/// A line of this signature.
+fn hit(signature: &Signature, line: &str, now_ms: u64) -> LogHit {
     let line = line.chars().take(HIT_CHARS_MAX).collect();
-    Some(LogHit { signature: signature.name.to_owned(), at_ms: now_ms, line })
+    LogHit { signature: signature.name.to_owned(), at_ms: now_ms, line }
 }

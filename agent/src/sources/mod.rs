@@ -14,6 +14,7 @@ mod frontend;
 pub mod get;
 pub mod haste;
 pub mod log;
+mod log_memory;
 pub mod net;
 mod nvml;
 pub mod pace;
@@ -150,6 +151,7 @@ impl Sources {
             // scrapes and probes of the old process say nothing about the new one
             self.probes = None;
             self.ras = None;
+            self.log.iter().for_each(log::LogTail::begin_anew);
         }
         self.walk = Walk::default();
         self.slow = SlowFacts::default();
