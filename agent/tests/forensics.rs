@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use agent::forensics::bundle::{self, BundleEntry, BundleError};
 use agent::forensics::{CaptureRequest, Captured, capture};
 use agent::sources::haste::Haste;
+use agent::sources::log::{Follower, LogTail};
 use agent::sources::{EngineProcess, Scraper};
 use crds::episode::Episode;
 use heartbeat::page::{StepOutcome, StepRecord};
@@ -82,7 +83,7 @@ fn request(bundle_dir: &Path, engine: Option<EngineProcess>) -> CaptureRequest {
         // a port that nothing listens on: the last scrape fails and is a note
         engine_url: "http://127.0.0.1:1".parse().unwrap(),
         metrics_path: "/metrics",
-        log_tail: vec!["started".to_owned(), log, format!("Received request: prompt: '{MARKER}', params: n=1")],
+        log_tail: vec!["started".to_owned(), log, format!("Received request: prompt: '{MARKER}', params: n=1")].into(),
         gpu_note: "NVML absent: no driver".to_owned(),
         observation: None,
         page_dir: bundle_dir.join("pages"),
@@ -124,6 +125,27 @@ async fn a_capture_of_a_live_process_is_whole_bounded_and_free_of_prompts() {
     assert!(captured.summary.len() <= 4_096 && captured.summary.contains("5 requests owed"), "{}", captured.summary);
     assert!(captured.summary.contains(&path.display().to_string()));
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
+}
+
+/// Its end is heard at once; in calm its log is read every other second.
+#[tokio::test]
+async fn what_a_dead_engine_said_last_is_in_the_bundle() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("engine.log");
+    std::fs::write(&path, "engine up\n").unwrap();
+    let haste = Haste::default();
+    haste.set(false);
+    let tail = LogTail::spawn(Follower::new(&path), haste).unwrap();
+    let begun = Instant::now();
+    while tail.reader().lines().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "the log is not read");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    std::fs::write(&path, "engine up\nRuntimeError: CUDA error: an illegal memory access was encountered\n").unwrap();
+    let captured = capture(CaptureRequest { log_tail: tail.reader(), ..request(directory.path(), None) }).await;
+    let contents = bundle::read(&captured.bundle.unwrap()).unwrap();
+    let log = contents.entries.iter().find(|entry| entry.name == "log-tail.txt").unwrap();
+    assert!(log.text.contains("illegal memory access"), "{}", log.text);
 }
 
 #[tokio::test]

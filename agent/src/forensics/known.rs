@@ -10,7 +10,7 @@ use super::{CaptureRequest, entry, redact};
 const STEPS_MAX: usize = 256 * 64;
 
 /// The entries made of what the caller gave: no I/O.
-pub fn entries(request: &CaptureRequest, command_line: &[String]) -> Vec<BundleEntry> {
+pub fn entries(request: &CaptureRequest, command_line: &[String], log: &[String]) -> Vec<BundleEntry> {
     let verdict = serde_json::json!({
         "episode": request.episode, "outcome": request.outcome, "command_line": command_line, "gpu": request.gpu_note,
     });
@@ -19,7 +19,7 @@ pub fn entries(request: &CaptureRequest, command_line: &[String]) -> Vec<BundleE
         entry("verdict.json", format!("{verdict:#}\n")),
         entry("steps.json", steps_json(steps)),
         entry("steps.txt", steps_text(steps)),
-        entry("log-tail.txt", redact::redact_log(&request.log_tail.join("\n"))),
+        entry("log-tail.txt", redact::redact_log(&log.join("\n"))),
         entry("gpu.txt", format!("{}\n", request.gpu_note)),
     ];
     entries.extend(request.observation.clone().map(|seen| entry("observation.json", observation_json(seen))));

@@ -31,7 +31,7 @@ pub use self::stacks::{PythonFrame, PythonThread, py_stacks_main, python_threads
 use self::summary::Facts;
 use crate::sources::procs::ProcRoot;
 use crate::sources::scrape::scrape_once;
-use crate::sources::{EngineProcess, process_tree};
+use crate::sources::{EngineProcess, LogReader, process_tree};
 
 /// The walk over `/proc`; the pieces that need its result come after it and run side by side: 1.9 s in all.
 const TREE_DEADLINE: Duration = Duration::from_millis(400);
@@ -39,6 +39,9 @@ const PIECE_DEADLINE: Duration = Duration::from_millis(1_500);
 /// An engine whose names take long to look up has told its bare addresses before.
 const ANSWER_DEADLINE: Duration = Duration::from_millis(1_300);
 const METRICS_DEADLINE: Duration = Duration::from_millis(1_000);
+/// What a dead engine said last comes through a pipe and a file: it is given this time to lie there, and then this to be read.
+const LAST_WORDS_COME: Duration = Duration::from_millis(150);
+const LAST_WORDS_READ: Duration = Duration::from_millis(300);
 /// The slow part: packing and writing.
 const WRITE_DEADLINE: Duration = Duration::from_secs(12);
 /// Before it: a process that has told addresses and, on a machine without a free CPU, still looks up their names.
@@ -57,7 +60,7 @@ pub struct CaptureRequest {
     pub engine_url: Uri,
     /// Where its metrics page is.
     pub metrics_path: &'static str,
-    pub log_tail: Vec<String>,
+    pub log_tail: LogReader,
     pub gpu_note: String,
     /// Everything that the detector saw at its last tick: GPU readings, gate, pages, metrics.
     pub observation: Option<Observation>,
@@ -101,7 +104,7 @@ pub async fn capture(request: CaptureRequest) -> Captured {
     manifest.top_frames = fingerprint::top_frames(places);
     manifest.image.clone_from(&facts.image);
     let mut entries = vec![entry("summary.txt", text(Some(&intended), &taken.notes))];
-    entries.extend(known::entries(&request, &command_line));
+    entries.extend(known::entries(&request, &command_line, &taken.log));
     entries.extend(taken.entries.iter().cloned());
     for entry in &mut entries {
         entry.text = redact::strike_out(&entry.text, &secrets);
@@ -142,6 +145,7 @@ struct Taken {
     told: Vec<(i32, Vec<String>)>,
     unnamed: Vec<i32>,
     pythons: Vec<(i32, PythonThread)>,
+    log: Vec<String>,
 }
 
 impl Taken {
@@ -150,11 +154,12 @@ impl Taken {
         let whole = Instant::now();
         let (tree, note) = tree(request.engine.clone()).await;
         self.piece("tree", whole, note);
-        let (facts, told, pythons, after) = tokio::join!(
+        let (facts, told, pythons, after, log) = tokio::join!(
             timed(proc_facts(tree.clone())),
             timed(announced_stacks(tree.clone(), request.page_dir.clone())),
             timed(stacks::collect(&tree, PIECE_DEADLINE)),
             timed(scrape_once(&request.engine_url, request.metrics_path, METRICS_DEADLINE)),
+            timed(last_words(request)),
         );
         let (mut facts, took) = facts;
         self.entries.append(&mut facts.entries);
@@ -171,6 +176,9 @@ impl Taken {
         let (after, took) = after;
         self.piece_took("metrics after", took, after.as_ref().err().cloned());
         self.entries.extend(after.ok().map(|text| entry("metrics-after.txt", text)));
+        let (log, took) = log;
+        self.log = log;
+        self.piece_took("log", took, None);
         self.piece("fast part", whole, None);
         facts
     }
@@ -199,6 +207,17 @@ impl Taken {
         let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         self.pieces.push(Piece { name: name.to_owned(), took_ms, note });
     }
+}
+
+/// The log as it is by now. An engine that is dead was noticed before its last words were read.
+async fn last_words(request: &CaptureRequest) -> Vec<String> {
+    let reader = request.log_tail.clone();
+    if request.engine.is_some() {
+        return reader.lines();
+    }
+    tokio::time::sleep(LAST_WORDS_COME).await;
+    let read = tokio::task::spawn_blocking(move || reader.lines_until_now(LAST_WORDS_READ));
+    tokio::time::timeout(PIECE_DEADLINE, read).await.ok().and_then(Result::ok).unwrap_or_default()
 }
 
 async fn timed<T>(work: impl Future<Output = T>) -> (T, Duration) {

@@ -26,13 +26,20 @@ pub struct Haste(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     tasks: watch::Sender<bool>,
-    threads: (Mutex<bool>, Condvar),
+    threads: (Mutex<Bell>, Condvar),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Bell {
+    hurried: bool,
+    roused: u64,
 }
 
 impl Default for Haste {
     /// Hurried, as long as nobody says otherwise.
     fn default() -> Self {
-        Self(Arc::new(Shared { tasks: watch::Sender::new(true), threads: (Mutex::new(true), Condvar::new()) }))
+        let bell = Bell { hurried: true, roused: 0 };
+        Self(Arc::new(Shared { tasks: watch::Sender::new(true), threads: (Mutex::new(bell), Condvar::new()) }))
     }
 }
 
@@ -42,9 +49,16 @@ impl Haste {
         let changed = self.0.tasks.send_if_modified(|before| std::mem::replace(before, hurried) != hurried);
         if changed {
             let (flag, bell) = &self.0.threads;
-            *flag.lock().unwrap_or_else(PoisonError::into_inner) = hurried;
+            flag.lock().unwrap_or_else(PoisonError::into_inner).hurried = hurried;
             bell.notify_all();
         }
+    }
+
+    /// One round now of each thread that dozes; one that is in a round already does not hear it.
+    pub fn rouse(&self) {
+        let (flag, bell) = &self.0.threads;
+        flag.lock().unwrap_or_else(PoisonError::into_inner).roused += 1;
+        bell.notify_all();
     }
 
     /// For tasks: returns when the next round is due, counted from `began`; sooner where haste comes meanwhile.
@@ -59,12 +73,12 @@ impl Haste {
         }
     }
 
-    /// For threads: waits for a round's time, or until the haste changes.
+    /// For threads: waits for a round's time, or until the haste changes or somebody rouses them.
     pub fn doze(&self, rounds: Rounds) {
         let (flag, bell) = &self.0.threads;
         let guard = flag.lock().unwrap_or_else(PoisonError::into_inner);
         let before = *guard;
-        let _ = bell.wait_timeout_while(guard, rounds.now(before), |now| *now == before);
+        let _ = bell.wait_timeout_while(guard, rounds.now(before.hurried), |now| *now == before);
     }
 }
 
@@ -97,5 +111,12 @@ mod tests {
         haste.set(true);
         // one that had missed the word would sleep for an hour
         thread.join().unwrap();
+        haste.set(false);
+        let dozing = haste.clone();
+        let thread = std::thread::spawn(move || dozing.doze(ROUNDS));
+        while !thread.is_finished() {
+            haste.rouse();
+            std::thread::yield_now();
+        }
     }
 }

@@ -9,8 +9,8 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc::O_NONBLOCK;
@@ -23,6 +23,8 @@ use super::log_memory::LogMemory;
 
 /// What is read in calm nobody waits for: haste is heard at once.
 const POLLS: Rounds = Rounds { calm: Duration::from_secs(2), hurried: Duration::from_millis(250) };
+/// Between two looks whether a poll that was asked for is over.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Where a line is cut (characters).
 pub const LINE_CHARS_MAX: usize = 1_500;
 /// Bytes of old log read when the tail starts, and most that one poll reads.
@@ -41,7 +43,7 @@ const HITS_MAX: usize = 100;
 /// The tail of one file; its thread ends when dropped.
 #[derive(Debug)]
 pub struct LogTail {
-    shared: Arc<Mutex<Shared>>,
+    reader: Follows,
     stop: Arc<AtomicBool>,
 }
 
@@ -49,37 +51,91 @@ pub struct LogTail {
 struct Shared {
     memory: LogMemory,
     hits: Vec<LogHit>,
+    /// When the last poll began that is over.
+    polled: Option<Instant>,
+}
+
+/// What was read of a log, for whoever asks off the tick.
+#[derive(Debug, Clone)]
+pub struct LogReader(Words);
+
+#[derive(Debug, Clone)]
+enum Words {
+    Follows(Follows),
+    Said(Vec<String>),
+}
+
+#[derive(Debug, Clone)]
+struct Follows {
+    shared: Arc<Mutex<Shared>>,
+    haste: Haste,
+}
+
+impl From<Vec<String>> for LogReader {
+    /// Of a log that says no more.
+    fn from(lines: Vec<String>) -> Self {
+        Self(Words::Said(lines))
+    }
+}
+
+impl LogReader {
+    /// What is kept, oldest first.
+    pub fn lines(&self) -> Vec<String> {
+        match &self.0 {
+            Words::Follows(follows) => follows.lock().memory.lines(),
+            Words::Said(lines) => lines.clone(),
+        }
+    }
+
+    /// The same once all is read that lies in the file by now, or this time is over. Sleeps: never on a tick.
+    pub fn lines_until_now(&self, wait: Duration) -> Vec<String> {
+        let asked = Instant::now();
+        if let Words::Follows(follows) = &self.0 {
+            while follows.lock().polled.is_none_or(|began| began < asked) && asked.elapsed() < wait {
+                follows.haste.rouse();
+                std::thread::sleep(LOOK_EVERY);
+            }
+        }
+        self.lines()
+    }
+}
+
+impl Follows {
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl LogTail {
     /// Starts following a file, which need not exist yet. Errors where no thread can be had.
     pub fn spawn(mut follower: Follower, haste: Haste) -> std::io::Result<Self> {
-        let shared = Arc::new(Mutex::new(Shared::default()));
+        let reader = Follows { shared: Arc::default(), haste };
         let stop = Arc::new(AtomicBool::new(false));
-        let (into, ended) = (Arc::clone(&shared), Arc::clone(&stop));
+        let (into, ended) = (reader.clone(), Arc::clone(&stop));
         std::thread::Builder::new().name("log-tail".to_owned()).spawn(move || {
             while !ended.load(Ordering::Relaxed) {
+                let began = Instant::now();
                 let read = follower.poll();
-                into.lock().unwrap_or_else(PoisonError::into_inner).take(read, monotonic_ms());
-                haste.doze(POLLS);
+                into.lock().take(read, monotonic_ms(), began);
+                into.haste.doze(POLLS);
             }
         })?;
-        Ok(Self { shared, stop })
+        Ok(Self { reader, stop })
     }
 
     /// The signatures found since the last call.
     pub fn take_hits(&self) -> Vec<LogHit> {
-        std::mem::take(&mut self.shared.lock().unwrap_or_else(PoisonError::into_inner).hits)
+        std::mem::take(&mut self.reader.lock().hits)
     }
 
-    /// What is kept, oldest first.
-    pub fn lines(&self) -> Vec<String> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).memory.lines()
+    /// For what was read, and is going to be.
+    pub fn reader(&self) -> LogReader {
+        LogReader(Words::Follows(self.reader.clone()))
     }
 
     /// Another engine writes it from now on.
     pub fn begin_anew(&self) {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner).memory.begin_anew();
+        self.reader.lock().memory.begin_anew();
     }
 }
 
@@ -90,7 +146,7 @@ impl Drop for LogTail {
 }
 
 impl Shared {
-    fn take(&mut self, read: Vec<NewLine>, now_ms: u64) {
+    fn take(&mut self, read: Vec<NewLine>, now_ms: u64, began: Instant) {
         for NewLine { text, history } in read {
             let signature = if history { None } else { scan(&text) };
             if self.hits.len() < HITS_MAX {
@@ -99,6 +155,7 @@ impl Shared {
             let grave = signature.is_some_and(|sign| matches!(sign.meaning, Meaning::Fatal | Meaning::Device));
             self.memory.push(text, grave);
         }
+        self.polled = Some(began);
     }
 }
 

@@ -42,6 +42,7 @@ pub use self::exit::ExitWatch;
 use self::facts::{Facts, FactsReader, Look};
 pub use self::frontend::FrontendProbe;
 use self::haste::Haste;
+pub use self::log::LogReader;
 pub use self::nvml::{NvmlSource, ProbeCommand, VisibleGpus, nvml_child_main, probe as nvml_probe};
 use self::pace::{Pace, is_owed};
 pub use self::page::PageSource;
@@ -265,9 +266,9 @@ impl Sources {
         self.probes.as_ref().map_or(scrape::PATHS[0], |(scraper, _)| scraper.path())
     }
 
-    /// The last lines of the engine's log, oldest first; not redacted.
-    pub fn log_tail(&self) -> Vec<String> {
-        self.log.as_ref().map(log::LogTail::lines).unwrap_or_default()
+    /// What is kept of the engine's log; not redacted.
+    pub fn log_tail(&self) -> LogReader {
+        self.log.as_ref().map_or_else(|| Vec::new().into(), log::LogTail::reader)
     }
 
     /// The flight recorder of every rank (H6).

@@ -48,7 +48,7 @@ async fn a_full_disk_costs_the_bundle_and_leaves_nothing_of_it() {
     // and as the detector sees it: an answer, with a summary for the termination message
     std::fs::write(disk.0.path().join("full"), noise(60 << 10)).unwrap();
     let mut request = request(disk.0.path(), None);
-    request.log_tail = vec![noise(1 << 20)];
+    request.log_tail = vec![noise(1 << 20)].into();
     request.metrics_before = Some((1, noise(1 << 20)));
     let captured = capture(request).await;
     assert_eq!(captured.bundle, None);

@@ -141,13 +141,13 @@ fn the_tail_keeps_the_lines_and_tells_new_signatures_once() {
     let signature = "TimeoutError: RPC call to sample_tokens timed out.\n";
     append(&path, signature);
     let tail = LogTail::spawn(Follower::new(&path), Haste::default()).unwrap();
-    eventually("the history is read", || (tail.lines().len() == 1).then_some(()));
+    eventually("the history is read", || (tail.reader().lines().len() == 1).then_some(()));
     assert_eq!(tail.take_hits(), [], "a signature of before is no news");
     append(&path, &"filler\n".repeat(500));
     append(&path, signature);
     let hits = eventually("the new one is told", || Some(tail.take_hits()).filter(|hits| !hits.is_empty()));
     assert_eq!((hits.len(), hits[0].signature.as_str()), (1, "vllm-sample-tokens-timeout"));
-    let lines = tail.lines();
+    let lines = tail.reader().lines();
     assert_eq!((lines.len(), lines.last().unwrap().as_str()), (502, signature.trim_end()));
     assert_eq!(tail.take_hits(), []);
 }

@@ -258,7 +258,8 @@ async fn every_source_arrives_in_the_observation_and_no_tick_waits() {
         let began = Instant::now();
         let seen = sources.observe(monotonic_ms()).await;
         slowest = slowest.max(began.elapsed());
-        let complete = seen.metrics.value.is_some() && seen.frontend.value.is_some() && !sources.log_tail().is_empty();
+        let complete =
+            seen.metrics.value.is_some() && seen.frontend.value.is_some() && !sources.log_tail().lines().is_empty();
         complete.then_some(seen)
     })
     .await;
