@@ -96,6 +96,20 @@ impl Launcher {
         Ok(Self { config, log, pipes: Mutex::default() })
     }
 
+    /// Ends an engine that a launcher before this one left behind when it was killed: beside the next it would hold port and GPU, and
+    /// nobody would look after it. Only for whoever has the agent's directory for himself, and only where the very process lives.
+    pub async fn clear_predecessor(&self, registry: &Registry, mut stop: watch::Receiver<bool>) {
+        let Some(process) = EngineFile::read(&self.config.agent_dir).map(|file| file.process()) else { return };
+        if EngineProcess::of(process.pid).as_ref() != Some(&process) || process_tree(&process).is_empty() {
+            return;
+        }
+        self.say(&format!(
+            "an engine runs here that a killed truebeat left behind (pid {}); it is ended first",
+            process.pid
+        ));
+        or_left(self.clear_remains(&process, registry), &mut stop).await;
+    }
+
     /// Keeps an engine running until `stop` says otherwise; then ends it. Returns the exit code of `truebeat run`.
     pub async fn run(&self, registry: &Registry, mut stop: watch::Receiver<bool>) -> u8 {
         let code = self.keep_running(registry, &mut stop).await;

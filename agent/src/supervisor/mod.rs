@@ -77,7 +77,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let gate_listener = bind(config.listen, in_pod, "the gate", "--listen")?;
     let http_listener = bind(config.agent_listen, in_pod, "the agent's HTTP", "--agent-listen")?;
     make_private(&config.agent_dir)?;
-    let _claim = claim(&config.agent_dir)?;
+    let claim = claim(&config.agent_dir)?;
     if in_pod {
         link_program(&config.agent_dir);
     }
@@ -101,6 +101,12 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let life = async {
         match launcher {
             Some(launcher) => {
+                let run = async {
+                    if claim.is_some() {
+                        launcher.clear_predecessor(&registry, stopped.clone()).await;
+                    }
+                    launcher.run(&registry, stopped).await
+                };
                 let end = async {
                     ends.next().await;
                     stop.send_replace(true);
@@ -108,7 +114,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
                     ends.insisted().await;
                 };
                 tokio::select! {
-                    code = launcher.run(&registry, stopped) => code,
+                    code = run => code,
                     () = end => launcher.end_now(&registry),
                 }
             }

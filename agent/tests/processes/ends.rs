@@ -5,10 +5,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use agent::kill::send;
+use agent::launch::EngineFile;
 use agent::sources::{EngineProcess, process_tree};
 use nix::sys::signal::Signal;
 
 use crate::asking::{SOON, get, until};
+use crate::run::free_addresses::free_addresses;
 use crate::run::{AGENT, Run};
 
 /// Around an engine that leaves a process of another session to itself, whatever else it does in `script`.
@@ -183,4 +185,23 @@ fn whoever_was_started_with_nohup_stays() {
     std::thread::sleep(Duration::from_secs(1));
     assert!(run.supervisor.try_wait().unwrap().is_none());
     assert!(get(&run.agent, "/livez").is_some_and(|text| text.starts_with("HTTP/1.1 200")));
+}
+
+/// Killed, a supervisor cannot end its engine; whoever takes over its directory does.
+#[test]
+fn an_engine_that_a_killed_supervisor_left_is_ended_before_the_next() {
+    let mut run = Run::begin(&mut Command::new(AGENT), &[], |_, _| ["sleep", "600"].map(Into::into).to_vec());
+    let agent_dir = run.dir.path().join("agent");
+    let engine = || EngineFile::read(&agent_dir).map(|file| file.process());
+    until("the engine runs", || engine().is_some());
+    let left = engine().unwrap();
+    run.supervisor.kill().unwrap();
+    run.supervisor.wait().unwrap();
+    assert!(lives(&left));
+    let [gate, agent] = free_addresses();
+    let mut next = Command::new(AGENT);
+    next.args(["run", "--no-nvml", "--listen", &gate.to_string(), "--agent-listen", &agent.to_string(), "--agent-dir"]);
+    run.supervisor = next.arg(&agent_dir).args(["--", "sleep", "600"]).spawn().unwrap();
+    until("the next runs", || engine().is_some_and(|next| next != left));
+    assert!(!lives(&left));
 }
