@@ -30,8 +30,20 @@ const SEARCH_MAX: Duration = Duration::from_millis(500);
 /// What a task has done.
 #[derive(Debug)]
 enum News {
-    Captured { episode: String, captured: Captured },
-    Killed { episode: String, lost: u64, pids: Vec<i32>, at: String },
+    Captured {
+        episode: String,
+        captured: Captured,
+    },
+    Killed {
+        episode: String,
+        lost: u64,
+        pids: Vec<i32>,
+        at: String,
+    },
+    /// No signal was sent to it.
+    Spared {
+        guess: EngineProcess,
+    },
 }
 
 /// What a tick knows when it acts.
@@ -70,6 +82,8 @@ struct Killed {
     engine: EngineProcess,
     first_ms: u64,
     last_ms: u64,
+    /// It was a guess that proved wrong the last time.
+    spared: bool,
 }
 
 impl Acts {
@@ -90,6 +104,12 @@ impl Acts {
                     self.summary = Some((episode, captured.summary));
                     self.capturing = None;
                 }
+                News::Spared { guess } => {
+                    self.killed
+                        .iter_mut()
+                        .filter(|killed| killed.engine == guess)
+                        .for_each(|killed| killed.spared = true);
+                }
                 News::Killed { episode, pids, .. } if pids.is_empty() => {
                     tracing::warn!(episode, "nothing was left to kill, or nothing could be signalled");
                 }
@@ -104,7 +124,7 @@ impl Acts {
 
     /// When SIGKILL was first sent to this process.
     pub fn kill_sent_ms(&self, engine: &EngineProcess) -> Option<u64> {
-        self.killed.as_ref().filter(|killed| killed.engine == *engine).map(|killed| killed.first_ms)
+        self.killed.as_ref().filter(|killed| killed.engine == *engine && !killed.spared).map(|killed| killed.first_ms)
     }
 
     /// Adds up refusals; a gate that started anew counts from zero.
@@ -193,7 +213,7 @@ impl Acts {
         if before.is_some_and(|killed| scene.now_ms.saturating_sub(killed.last_ms) < KILL_AGAIN_MS) {
             return;
         }
-        let first_ms = before.map_or(scene.now_ms, |killed| killed.first_ms);
+        let first_ms = before.filter(|killed| !killed.spared).map_or(scene.now_ms, |killed| killed.first_ms);
         let job = Job {
             engine: engine.clone(),
             episode: episode.id.clone(),
@@ -201,7 +221,7 @@ impl Acts {
             summary: self.summary.clone().filter(|(id, _)| *id == episode.id).map(|(_, text)| text),
             doubt: scene.is_guess.then(|| scene.config.sources.page_dir.clone()),
         };
-        self.killed = Some(Killed { engine: engine.clone(), first_ms, last_ms: scene.now_ms });
+        self.killed = Some(Killed { engine: engine.clone(), first_ms, last_ms: scene.now_ms, spared: false });
         let agent_dir = scene.config.agent_dir.clone();
         let message_path = (!scene.config.standalone).then(|| scene.config.termination_message_path.clone());
         tokio::spawn(execute(job, agent_dir, message_path, self.tell.clone()));
@@ -231,6 +251,7 @@ async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, te
         let found = tokio::time::timeout(SEARCH_MAX, search).await.ok().and_then(Result::ok).flatten();
         if let Some(found) = found.filter(|found| found.named && found.process != job.engine) {
             tracing::error!(guess = ?job.engine, engine = ?found.process, "the guess was not the engine; it is spared");
+            let _ = tell.send(News::Spared { guess: job.engine });
             return;
         }
     }
@@ -263,6 +284,17 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     const SOON: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn whoever_was_spared_has_outlived_no_kill() {
+        let mut acts = Acts::new(Incidents::default());
+        let guess = EngineProcess { pid: 7, start_ticks: 1 };
+        acts.killed = Some(Killed { engine: guess.clone(), first_ms: 5, last_ms: 5, spared: false });
+        assert_eq!(acts.kill_sent_ms(&guess), Some(5));
+        acts.tell.send(News::Spared { guess: guess.clone() }).unwrap();
+        acts.take_news(&Metrics::new().unwrap());
+        assert_eq!(acts.kill_sent_ms(&guess), None, "it would be called unkillable");
+    }
 
     #[tokio::test]
     async fn d10_a_note_that_cannot_be_written_holds_no_kill() {
