@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use vitals::observation::{Ms, Observation, Signal};
+use vitals::observation::{Ms, Observation, RasObs, Signal};
 
 /// Changes of `/metrics` are written against the page before; a whole page comes after so many.
 const DELTAS_MAX: u32 = 60;
@@ -20,6 +20,7 @@ pub struct Lines {
     page: Vec<String>,
     asked_ms: Option<Ms>,
     deltas: u32,
+    ras_ms: Option<Ms>,
 }
 
 impl Lines {
@@ -45,6 +46,7 @@ impl Lines {
         if !obs.log.is_empty() {
             line.insert("log".to_owned(), obs.log.into_iter().map(|hit| hit.line).collect());
         }
+        self.ras(&mut line, &obs.ras, zero_ms);
         if !obs.xids.is_empty() {
             line.insert("xid".to_owned(), json!(obs.xids));
         }
@@ -52,6 +54,16 @@ impl Lines {
             line.insert("agent_gap_ms".to_owned(), obs.agent_gap_ms.into());
         }
         Value::Object(line)
+    }
+
+    /// An answer of NCCL's RAS that is new, with the time at which it was asked for; `null` where there is nobody any more.
+    fn ras(&mut self, line: &mut Map<String, Value>, ras: &Signal<RasObs>, zero_ms: Ms) {
+        let asked_ms = ras.value.as_ref().map(|_| ras.at_ms);
+        if std::mem::replace(&mut self.ras_ms, asked_ms) == asked_ms {
+            return;
+        }
+        line.insert("ras".to_owned(), json!(ras.value));
+        line.extend(asked_ms.map(|asked_ms| ("rt".to_owned(), seconds(asked_ms, zero_ms))));
     }
 
     /// A page that has been asked for since the last line: whole, or what changed in it.
@@ -204,6 +216,22 @@ mod tests {
         assert_eq!(later["metrics"], json!({"delta": [[1, "vllm:generation_tokens_total 12"]]}));
         let (_, read) = reader.read(3, &later).unwrap();
         assert_eq!(read.metrics.value.unwrap().generation_tokens, Some(12.0));
+    }
+
+    #[test]
+    fn an_answer_of_nccls_ras_is_read_with_the_time_at_which_it_was_asked_for() {
+        let (mut lines, mut reader) = (Lines::default(), Reader::default());
+        let mut sample = |now_ms, asked: Option<Ms>| {
+            let ras = RasObs { silent_ranks: vec![3], answered: true, ..RasObs::default() };
+            let ras = asked.map_or_else(Signal::default, |asked_ms| Signal::at(asked_ms, ras));
+            let line = lines.line(now_ms, &Observation { ras, ..obs() }, None);
+            (line.get("ras").is_some(), reader.read(1, &line).unwrap().1.ras)
+        };
+        let told = sample(NOW, Some(NOW - 500));
+        assert_eq!((told.0, told.1.at_ms, told.1.value.unwrap().silent_ranks), (true, 59_500, vec![3]));
+        let same = sample(NOW + 100, Some(NOW - 500));
+        assert_eq!((same.0, same.1.at_ms, same.1.value.is_some()), (false, 59_500, true));
+        assert_eq!(sample(NOW + 200, None).1.value, None);
     }
 
     #[test]

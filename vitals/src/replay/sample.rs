@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::ReplayError;
 use crate::observation::{
-    FrontendObs, GateObs, LogHit, MetricsObs, Ms, Observation, PageObs, PagePhase, ProcObs, Signal,
+    FrontendObs, GateObs, LogHit, MetricsObs, Ms, Observation, PageObs, PagePhase, ProcObs, RasObs, Signal,
 };
 use crate::{engine_metrics, exposition, log_signs};
 
@@ -17,6 +17,7 @@ use crate::{engine_metrics, exposition, log_signs};
 pub struct Reader {
     metrics_lines: Vec<String>,
     metrics: Signal<MetricsObs>,
+    ras: Signal<RasObs>,
     frontend_silent_ms: Option<Ms>,
     frontend_answered: bool,
     /// Start time (ticks) of each role that was seen alive.
@@ -35,12 +36,14 @@ impl Reader {
         let began = value.get("t").and_then(Value::as_f64).ok_or(ReplayError::NoTime { line })?;
         let now_ms = ms(completed(value, began));
         self.read_metrics(line, value, now_ms)?;
+        self.read_ras(value, now_ms);
         let mut obs = Observation {
             gate: own(value, "gate", now_ms).unwrap_or_else(|| client(value, now_ms)),
             pages: own(value, "beat", now_ms).unwrap_or_else(|| page(value, now_ms)),
             gpus: own(value, "gpu", now_ms).unwrap_or_default(),
             xids: value.get("xid").and_then(|xids| Deserialize::deserialize(xids).ok()).unwrap_or_default(),
             metrics: self.metrics.clone(),
+            ras: self.ras.clone(),
             maintenance: value.get("maintenance").and_then(Value::as_bool).unwrap_or(false),
             draining: value.get("draining").and_then(Value::as_bool).unwrap_or(false),
             agent_gap_ms: value.get("agent_gap_ms").and_then(Value::as_u64).unwrap_or(0),
@@ -92,6 +95,14 @@ impl Reader {
         obs.paused = value.get("paused").and_then(Value::as_bool);
         self.metrics = Signal::at(value.get("mt").and_then(Value::as_f64).map_or(now_ms, ms), obs);
         Ok(())
+    }
+
+    /// An answer holds until the next one, and ages.
+    fn read_ras(&mut self, value: &Value, now_ms: Ms) {
+        if value.get("ras").is_some() {
+            let at_ms = value.get("rt").and_then(Value::as_f64).map_or(now_ms, ms);
+            self.ras = own(value, "ras", at_ms).unwrap_or_default();
+        }
     }
 
     /// Processes by role. The one that steps is a worker while the core waits for it, else the core.
