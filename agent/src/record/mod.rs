@@ -22,6 +22,7 @@ use crate::launch::EngineFile;
 use crate::options::RANKS;
 use crate::sources::clock::monotonic_ms;
 use crate::sources::{EngineProcess, Sources, SourcesConfig, find_pod_engine, ras};
+use crate::supervisor::{received, unless_ignored};
 
 /// How often the engine is looked for anew.
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);
@@ -56,7 +57,7 @@ pub struct RecordArgs {
     /// Do not ask NVML about the GPUs.
     #[arg(long, env = "TRUEBEAT_NO_NVML")]
     pub no_nvml: bool,
-    /// How long. SIGINT and SIGTERM end it sooner, and the trace is whole.
+    /// How long. SIGINT, SIGTERM and SIGHUP end it sooner, and the trace is whole.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub seconds: u32,
     /// Samples a second; 10 is what the detector sees.
@@ -78,7 +79,7 @@ pub enum RecordError {
     Write { path: PathBuf, source: io::Error },
     #[error("there is no process {pid}")]
     NoProcess { pid: i32 },
-    #[error("could not be told about SIGTERM: {0}")]
+    #[error("could not be told about signals: {0}")]
     Signals(io::Error),
     #[error(
         "nothing was seen of an engine in {seconds} s: {url} does not answer, and no process and no page is known; give --engine-url, and --agent-dir or --pid"
@@ -147,12 +148,15 @@ pub async fn run(args: RecordArgs) -> Result<RecordReport, RecordError> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).map_err(RecordError::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(RecordError::Signals)?;
+    // a terminal that is closed, unless whoever started it wanted that otherwise (`nohup`)
+    let mut hangup = unless_ignored(SignalKind::hangup()).map_err(RecordError::Signals)?;
     let mut recorder = Recorder::open(args)?;
     let begun = Instant::now();
     tokio::select! {
         done = recorder.record(begun) => done?,
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        () = received(&mut hangup) => {}
     }
     recorder.close(begun)
 }
@@ -305,4 +309,39 @@ async fn page_dir_of(pid: i32) -> Option<PathBuf> {
     let environ = tokio::time::timeout(Duration::from_secs(1), read).await.ok()?.ok()?.ok()?;
     let entry = environ.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"TRUEBEAT_PAGE_DIR="))?;
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(entry)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use nix::sys::signal::{Signal, raise};
+    use tokio::signal::unix::SignalKind;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: RecordArgs,
+    }
+
+    #[tokio::test]
+    async fn a_terminal_that_is_closed_leaves_a_whole_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        let (out, part) = (dir.path().join("x.gz"), dir.path().join("x.gz.part"));
+        if unless_ignored(SignalKind::hangup()).unwrap().is_none() {
+            return;
+        }
+        let me = std::process::id().to_string();
+        let words = ["record", "--no-nvml", "--seconds", "600", "--engine-url", "http://127.0.0.1:1", "--pid", &me];
+        let words = words.map(Into::into).into_iter().chain(["--out".into(), out.clone().into_os_string()]);
+        let recording = tokio::spawn(run(Cli::parse_from(words).args));
+        let begun = Instant::now();
+        while !part.exists() || begun.elapsed() < Duration::from_millis(500) {
+            assert!(begun.elapsed() < Duration::from_secs(30), "nothing is recorded");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        raise(Signal::SIGHUP).unwrap();
+        let report = tokio::time::timeout(Duration::from_secs(30), recording).await.unwrap().unwrap().unwrap();
+        assert!(report.samples > 0 && out.exists() && !part.exists());
+    }
 }

@@ -155,11 +155,8 @@ struct Ends {
 impl Ends {
     fn new() -> Result<Self, SuperviseError> {
         let take = |kind| signal(kind).map_err(SuperviseError::Signals);
-        // before they are taken: that would undo what our parent wanted
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let unless_ignored = |number, kind| (!ignores(&status, number)).then(|| take(kind)).transpose();
-        let quit = unless_ignored(nix::libc::SIGQUIT, SignalKind::quit())?;
-        let hangup = unless_ignored(nix::libc::SIGHUP, SignalKind::hangup())?;
+        let quit = unless_ignored(SignalKind::quit()).map_err(SuperviseError::Signals)?;
+        let hangup = unless_ignored(SignalKind::hangup()).map_err(SuperviseError::Signals)?;
         Ok(Self { term: take(SignalKind::terminate())?, int: take(SignalKind::interrupt())?, quit, hangup })
     }
 
@@ -183,8 +180,14 @@ impl Ends {
     }
 }
 
+/// A signal that our parent did not want us to ignore: to take it would undo that.
+pub(crate) fn unless_ignored(kind: SignalKind) -> std::io::Result<Option<Signal>> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    (!ignores(&status, kind.as_raw_value())).then(|| signal(kind)).transpose()
+}
+
 /// One that is not taken never comes.
-async fn received(signal: &mut Option<Signal>) {
+pub(crate) async fn received(signal: &mut Option<Signal>) {
     match signal {
         Some(signal) => _ = signal.recv().await,
         None => std::future::pending().await,
