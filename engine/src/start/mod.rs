@@ -1,8 +1,8 @@
 //! What is made once at start-up and kept (E5, S4): weights as the device wants them, in a cache directory that all ranks, and later starts,
 //! share. One process prepares them under a lease (`lease`) into one file (`pack`), the others wait and map it.
 //!
-//! **Invariant:** with guards on nobody waits for ever here: an owner that is gone or silent loses its lease, one that failed is not
-//! waited for, and who cannot have the file prepares his own weights in memory, as without a cache.
+//! **Invariant:** with guards on nobody waits for ever here: an owner that is gone or silent loses its lease, one that lives and has
+//! failed is not waited for, and who cannot have the file prepares his own weights in memory, as without a cache.
 
 mod lease;
 mod pack;

@@ -52,7 +52,8 @@ impl Watch {
             // as in the field: whoever has the lease is believed to be at it
             (false, _) => Turn::Wait,
             (true, Owner::Gone) => self.take_after(Duration::ZERO),
-            (true, _) if doc.failed.is_some() => Turn::GiveUp,
+            // the word of one who lives binds; a stranger may have been dead since before this machine began
+            (true, Owner::Alive) if doc.failed.is_some() => Turn::GiveUp,
             (true, _) => self.take_after(Duration::from_millis(doc.silence_ms_max).min(SILENCE_MAX)),
         }
     }
@@ -113,10 +114,11 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_of_a_living_owner_ends_the_wait_and_one_of_a_dead_does_not_bind() {
+    fn a_failure_of_a_living_owner_ends_the_wait_and_one_of_a_dead_or_unseen_does_not_bind() {
         let failed = LeaseDoc { failed: Some("no space".into()), ..doc(1) };
         let look = |owner| Watch::new(Duration::ZERO, true).look(Some((&failed, owner)), STEP);
         assert_eq!((look(Owner::Alive), look(Owner::Gone)), (Turn::GiveUp, Turn::Take));
+        assert_eq!(takes(Watch::new(Duration::ZERO, true), Some((&failed, Owner::Unseen))), Some(5000));
     }
 
     #[test]
