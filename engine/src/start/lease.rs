@@ -3,10 +3,10 @@
 //! its owner's own, so that two owners at once cost time and nothing else.
 
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use heartbeat::page::Identity;
@@ -97,10 +97,16 @@ impl LeaseDoc {
     }
 }
 
-/// A name beside `path` that no other process or thread uses.
-pub fn temporary(path: &Path, kind: &str) -> PathBuf {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    path.with_extension(format!("{kind}-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
+/// A new file beside `path`, that nobody else writes. Containers that share a volume have the same process numbers, so a number alone is
+/// no name; chance makes it one, and the file must not be there yet.
+///
+/// # Errors
+/// What the system says.
+pub fn temporary(path: &Path, kind: &str) -> io::Result<(PathBuf, File)> {
+    let chance = RandomState::new().hash_one(std::process::id());
+    let path = path.with_extension(format!("{kind}-{}-{chance:016x}", std::process::id()));
+    let file = File::create_new(&path)?;
+    Ok((path, file))
 }
 
 /// Boot and set of process numbers of this process.
@@ -156,8 +162,7 @@ impl Lease {
     }
 
     fn write(&self, doc: &LeaseDoc) -> io::Result<()> {
-        let temporary = temporary(&self.path, "lease");
-        let mut file = File::create(&temporary)?;
+        let (temporary, mut file) = temporary(&self.path, "lease")?;
         file.write_all(&serde_json::to_vec(doc)?)?;
         fs::rename(&temporary, &self.path)
     }
@@ -293,6 +298,16 @@ mod tests {
             assert_eq!(seen.owner(), Owner::Gone);
             assert!(lease.take(Some(&seen)).unwrap().is_some());
         }
+    }
+
+    #[test]
+    fn the_names_of_two_containers_with_the_same_process_numbers_differ() {
+        // two fresh processes count alike: what tells them apart must be chance
+        let (_dir, lease) = lease();
+        let chance = |(path, _): (PathBuf, File)| path.to_string_lossy().rsplit('-').next().map(str::len);
+        assert_eq!(chance(temporary(&lease.path, "lease").unwrap()), Some(16));
+        let names = (0..100).map(|_| temporary(&lease.path, "lease").unwrap().0);
+        assert_eq!(names.collect::<std::collections::BTreeSet<_>>().len(), 100);
     }
 
     #[test]

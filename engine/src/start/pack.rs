@@ -73,10 +73,9 @@ impl PackWriter {
     /// What the system says.
     pub fn create(path: &Path, key: &str) -> io::Result<Self> {
         sweep(path);
-        let temporary = temporary(path, "pack");
-        let file = File::create(&temporary)?;
+        let (path, file) = temporary(path, "pack")?;
         let index = Index { key: key.to_owned(), weights: BTreeMap::new() };
-        Ok(Self { path: temporary, file, index, at: LINE, result: Ok(()) })
+        Ok(Self { path, file, index, at: LINE, result: Ok(()) })
     }
 
     /// Whether this part is there already: several ranks may hold the same.
