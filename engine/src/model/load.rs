@@ -3,6 +3,7 @@
 
 mod leftover;
 mod mtp;
+mod prepared;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,7 +16,7 @@ use crate::backend::cuda::open::{self, DeviceChoice, OpenError};
 use crate::backend::{Backend, DeviceFault, Part, WeightShape};
 use crate::fault::Faults;
 use crate::ranks::{RankBackend, Team};
-use crate::start::{Cache, CacheOptions, PackFile, PackWriter};
+use crate::start::CacheOptions;
 use crate::stuck::Stuck;
 use crate::weights::{Gguf, RawWeight, WeightType, WeightsError, WeightsFolder, gguf};
 
@@ -23,6 +24,7 @@ use super::config::{ConfigError, DecoderConfig, Experts};
 use super::decoder::{Decoder, DecoderWeights, FeedForward, Layer, Linear, Mixture, Mlp};
 use super::share::{Share, ShareError, cut};
 use super::{LoadProgress, Model, ModelInfo};
+use prepared::{Store, prepared};
 
 /// Why a folder cannot be loaded; each message names the file at fault.
 #[derive(Debug, Error)]
@@ -154,42 +156,6 @@ fn decoder<B: Backend + 'static>(
     Ok(Box::new(if options.eager { decoder } else { decoder.with_programs().struck_by(&options.faults) }))
 }
 
-/// What all ranks need of prepared weights, from the cache or made for it (E5).
-fn prepared<B: Backend>(
-    cache: &CacheOptions,
-    config: &DecoderConfig,
-    folder: &WeightsFolder,
-    (backend, share, tied): (&B, Share, bool),
-    progress: LoadProgress<'_>,
-) -> Result<Option<PackFile>, LoadError> {
-    let Some(preparer) = backend.preparer().filter(|preparer| folder.kinds().any(|kind| preparer.prepares(kind)))
-    else {
-        return Ok(None);
-    };
-    let world = share.world;
-    let key = format!("{:016x} {} of {world} {config:?}", folder.fingerprint()?, preparer.form());
-    let total = folder.len_bytes_where(|_| true) * world as u64;
-    let mut prepare = |writer: &mut PackWriter, watch: &mut dyn FnMut(u64, u64) -> bool| {
-        let mut mine = true;
-        for rank in 0..world {
-            let before = total / world as u64 * rank as u64;
-            let mut progress = |done: u64, _| mine &= watch(before + done, total);
-            let (share, store) = (Share { rank, world }, Store::Writes(&mut *writer));
-            let (progress, used) = (&mut progress, BTreeSet::new());
-            let mut loader = Loader { folder, backend, config, share, store, progress, done: 0, total, used };
-            loader.weights(tied).and_then(|_| loader.head()).map_err(|error| error.to_string())?;
-            if !mine {
-                return Err("the lease is another's by now".to_owned());
-            }
-            if writer.is_broken() {
-                break;
-            }
-        }
-        Ok(())
-    };
-    Ok(Cache::new(cache, key, (share.rank, world)).file(&mut prepare, progress)?)
-}
-
 /// Configuration and weights of a Hugging Face folder, or of the GGUF file that `path` means.
 fn open_files(path: &Path) -> Result<(DecoderConfig, WeightsFolder), LoadError> {
     let Some(path) = gguf::find(path) else {
@@ -221,14 +187,6 @@ fn model_info(dir: &Path, config: &DecoderConfig) -> ModelInfo {
         eos_token_ids: config.eos_token_ids.clone(),
         bos_token_id: config.bos_token_id,
     }
-}
-
-/// Where prepared weights come from, or go to.
-enum Store<'a> {
-    None,
-    Reads(&'a PackFile),
-    /// The loader prepares a share for others, and gives weights of no rows itself.
-    Writes(&'a mut PackWriter),
 }
 
 struct Loader<'a, 'p, B> {
@@ -333,32 +291,11 @@ impl<B: Backend> Loader<'_, '_, B> {
         });
         let weight = match (ready, &self.store) {
             (Some(weight), _) => weight,
-            (None, Store::Writes(_)) => self.prepare(name, (rows, cols), kind.is_some(), part)?,
+            (None, Store::Writes(..)) => self.prepare(name, (rows, cols), kind.is_some(), part)?,
             (None, _) => self.backend.weight_part(self.cut(name, (rows, cols), part)?, part),
         };
         self.advance(name);
         Ok(weight)
-    }
-
-    /// Prepares a weight for others; one of no rows stands in its place here.
-    fn prepare(
-        &mut self,
-        name: &str,
-        (rows, cols): (usize, usize),
-        wanted: bool,
-        part: &Part,
-    ) -> Result<B::Weight, WeightsError> {
-        let has = if let Store::Writes(writer) = &self.store { writer.has(name, part) } else { true };
-        if wanted && !has {
-            let raw = self.cut(name, (rows, cols), part)?;
-            let (backend, done, total) = (self.backend, self.done, self.total);
-            let mut alive = || (self.progress)(done, total);
-            let bytes = backend.preparer().and_then(|preparer| preparer.prepare(&raw, &mut alive));
-            if let (Store::Writes(writer), Some(bytes)) = (&mut self.store, bytes) {
-                writer.add(name, part, WeightShape { rows: raw.rows, cols: raw.cols, kind: raw.kind }, &bytes);
-            }
-        }
-        Ok(self.backend.weight_part(RawWeight::empty(), part))
     }
 
     /// A weight of the files, cut to its part.

@@ -22,6 +22,9 @@ const LINE: u64 = 64;
 /// More than this is no index: a thousand times what large models have.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
 
+/// So much is written between two signs of life: a slow disk takes it within a small part of the time that an owner may be silent.
+const PIECE_BYTES: usize = 8 << 20;
+
 /// Why a file of prepared weights cannot be used.
 #[derive(Debug, Error)]
 #[error("{path} is not a usable file of prepared weights: {reason}")]
@@ -83,13 +86,24 @@ impl PackWriter {
         self.index.weights.contains_key(&name_of(tensor, part))
     }
 
-    /// Adds a prepared part.
-    pub fn add(&mut self, tensor: &str, part: &Part, shape: WeightShape, bytes: &[u8]) {
+    /// Adds a prepared part, piece by piece; `alive` is called before each, and says whether to go on.
+    pub fn add(
+        &mut self,
+        (tensor, part): (&str, &Part),
+        shape: WeightShape,
+        bytes: &[u8],
+        alive: &mut dyn FnMut() -> bool,
+    ) {
         if self.result.is_err() {
             return;
         }
         let (len, sum) = (bytes.len() as u64, sum_of(bytes));
-        self.result = self.file.write_all_at(bytes, self.at);
+        for (piece, at) in bytes.chunks(PIECE_BYTES).zip((self.at..).step_by(PIECE_BYTES)) {
+            self.result = if alive() { self.file.write_all_at(piece, at) } else { Err(given_up()) };
+            if self.result.is_err() {
+                return;
+            }
+        }
         let WeightShape { rows, cols, kind } = shape;
         let place = Place { rows, cols, kind: format!("{kind:?}"), at: self.at, len, sum };
         self.index.weights.insert(name_of(tensor, part), place);
@@ -115,6 +129,10 @@ impl PackWriter {
         self.file.flush()?;
         fs::rename(&self.path, path)
     }
+}
+
+fn given_up() -> io::Error {
+    io::Error::other("whoever wrote it was told to end")
 }
 
 /// Removes unfinished files of `path`: who still writes one has lost his lease, and finds it gone when he is done.
@@ -208,8 +226,8 @@ mod tests {
     fn written(dir: &Path) -> (PathBuf, Vec<u8>) {
         let path = dir.join("a.pack");
         let mut writer = PackWriter::create(&path, "key").unwrap();
-        writer.add("q", &Part::Outputs(0..3), SHAPE, &[7; 100]);
-        writer.add("k", &Part::Inputs(0..32), SHAPE, &[9; 65]);
+        writer.add(("q", &Part::Outputs(0..3)), SHAPE, &[7; 100], &mut || true);
+        writer.add(("k", &Part::Inputs(0..32)), SHAPE, &[9; 65], &mut || true);
         assert!(writer.has("q", &Part::Outputs(0..3)) && !writer.has("q", &Part::Whole));
         writer.finish(&path).unwrap();
         assert_eq!(fs::read_dir(dir).unwrap().count(), 1, "nothing else is left behind");
@@ -229,6 +247,27 @@ mod tests {
         assert!(file.get("q", &Part::Whole, SHAPE).is_none());
         assert!(file.get("q", &Part::Outputs(0..3), WeightShape { cols: 64, ..SHAPE }).is_none());
         assert!(!path.exists(), "what was not as asked for is made anew by the next start");
+    }
+
+    #[test]
+    fn a_large_weight_is_written_in_pieces_with_signs_of_life_and_ends_where_it_is_told_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let bytes: Vec<u8> = (0..2 * PIECE_BYTES + 1).map(|i| (i / 64) as u8).collect();
+        let write = |pieces_max| {
+            let path = dir.path().join("a.pack");
+            let (mut writer, mut pieces) = (PackWriter::create(&path, "key").unwrap(), 0);
+            writer.add(("q", &Part::Whole), SHAPE, &bytes, &mut || {
+                pieces += 1;
+                pieces <= pieces_max
+            });
+            let (len, told) = (writer.file.metadata().unwrap().len(), writer.finish(&path));
+            (pieces, len, told.and_then(|()| PackFile::open(&path, "key").map_err(io::Error::other)))
+        };
+        let (pieces, _, file) = write(3);
+        let got = file.unwrap().unwrap().get("q", &Part::Whole, SHAPE).unwrap();
+        assert!(pieces == 3 && got[..] == bytes[..]);
+        let (pieces, len, file) = write(1);
+        assert!((pieces, len) == (2, LINE + PIECE_BYTES as u64) && file.is_err());
     }
 
     #[test]

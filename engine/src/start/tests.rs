@@ -17,7 +17,7 @@ fn ask(options: &CacheOptions, rank: usize) -> (Option<Vec<u8>>, usize) {
     let mut times = 0;
     let mut prepare = |writer: &mut PackWriter, watch: &mut dyn FnMut(u64, u64) -> bool| {
         times += 1;
-        writer.add("w", &Part::Whole, SHAPE, &[5; 64]);
+        writer.add(("w", &Part::Whole), SHAPE, &[5; 64], &mut || true);
         if watch(1, 1) { Ok(()) } else { Err("another has the lease".to_owned()) }
     };
     let cache = Cache::new(options, "key".into(), (rank, 3));
