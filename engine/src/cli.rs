@@ -67,7 +67,7 @@ pub struct EngineArgs {
     /// Longest sequence, prompt and output, in tokens; no more than the KV cache holds [default: what the model says]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one())]
     pub max_model_len: Option<u32>,
-    /// Blocks of the KV cache [default: 4 of the longest sequences, at least 16384 tokens]
+    /// Blocks of the KV cache [default: 4 of the longest sequences, at least 16384 tokens, or what fits into half of the free memory]
     #[arg(long, value_name = "N", value_parser = at_least_one())]
     pub kv_blocks: Option<u32>,
     /// Tokens a block of the KV cache holds

@@ -20,8 +20,9 @@ use crate::codec::TextCodec;
 use crate::device::QueuedModel;
 use crate::fault::{FaultSpec, Faults, Place};
 use crate::handle::{EngineHandle, Ready, Shared, Submission};
+use crate::memory;
 use crate::metrics::Metrics;
-use crate::model::{LoadProgress, Model, ModelError, ModelInfo};
+use crate::model::{KvShape, LoadProgress, Model, ModelError, ModelInfo};
 use crate::panics::guarded;
 use crate::ranks::LOAD_SILENCE_MAX;
 use crate::scheduler::{Limits, plan::CHUNK_TOKENS_MIN};
@@ -29,11 +30,13 @@ use crate::speculation::{Speculation, SpeculationSpec};
 use crate::start::Stage;
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::this_tid;
+use room::{Room, Wanted};
 use step::Core;
 use warm::Warmer;
 
 mod ahead;
 mod alone;
+mod room;
 mod sample;
 mod step;
 #[cfg(test)]
@@ -44,6 +47,10 @@ mod warm;
 const SUBMISSIONS_A_TURN: usize = 32;
 /// And for so long, one at least: what a request costs here grows with its prompt, and between two beats nobody's token comes.
 const SUBMITTING_MAX: Duration = Duration::from_millis(10);
+/// The cache has room for so many tokens, however short the sequences are, where nobody says how large it is to be.
+const TOKENS_USUAL_MIN: usize = 16_384;
+/// Where there is not room for so many, no engine starts that was not told to.
+const TOKENS_LEAST: usize = 512;
 /// An idle loop turns, and beats, at least this often.
 const IDLE_WAIT: Duration = Duration::from_millis(100);
 
@@ -55,7 +62,7 @@ pub struct CoreConfig {
     /// Requests that may wait beside those that run.
     pub queue_max: usize,
     pub block_size: usize,
-    /// None: room for 4 sequences of the longest length, and at least 16384 tokens.
+    /// None: room for 4 sequences of the longest length, and at least 16384 tokens, or what fits into half of the free memory.
     pub num_blocks: Option<usize>,
     /// None: what the model says.
     pub seq_len_max: Option<usize>,
@@ -240,7 +247,8 @@ impl Boot {
             drop(self.shared.pulse.set(pulse));
         }
         let gives_signs = model.gives_signs();
-        let limits = limits_of(&self.config, model.info());
+        let limits = limits_of(&self.config, model.info(), room(&self.config, &model, draft.as_ref()));
+        let limits = limits.map_err(CoreError::Cache)?;
         self.faults.strike(Place::Startup);
         let (guards, mut warmer) = (self.config.guards, Warmer::new(&self.config, &limits, &mut self.heart));
         warmer.prepare(&mut model)?;
@@ -294,11 +302,26 @@ fn take_in<T>(news: impl Iterator<Item = T>, within: Duration, mut submit: impl 
     }
 }
 
-fn limits_of(config: &CoreConfig, info: &ModelInfo) -> Limits {
+/// What a block of the cache takes of the machine's memory, if it lies there, and what is free of it.
+fn room(config: &CoreConfig, model: &QueuedModel, draft: Option<&QueuedModel>) -> Option<Room> {
+    let block = KvShape { num_blocks: 1, block_size: config.block_size.max(1) };
+    let caches = [Some(model), draft].into_iter().flatten();
+    let block_bytes = caches.filter_map(|model| model.kv_bytes(block)).reduce(u64::saturating_add)?;
+    Some(Room { block_bytes, free_bytes: memory::free_bytes()? })
+}
+
+/// # Errors
+/// [`ModelError::OutOfMemory`]: the cache does not fit into `room`.
+fn limits_of(config: &CoreConfig, info: &ModelInfo, room: Option<Room>) -> Result<Limits, ModelError> {
     let wanted = config.seq_len_max.unwrap_or(info.seq_len_max).min(info.seq_len_max);
     let block_size = config.block_size.max(1);
-    let tokens = (4 * wanted).max(16_384);
-    let num_blocks = config.num_blocks.unwrap_or(tokens.div_ceil(block_size)).max(1);
+    let blocks = |tokens: usize| tokens.div_ceil(block_size).max(1);
+    let usual = blocks((4 * wanted).max(TOKENS_USUAL_MIN));
+    let asked = config.num_blocks.map(|blocks| blocks.max(1));
+    let num_blocks = room::num_blocks(Wanted { asked, usual, least: blocks(wanted.min(TOKENS_LEAST)) }, room)?;
+    if asked.is_none() && num_blocks < usual {
+        tracing::warn!(num_blocks, usual, ?room, "the KV cache is what fits into half of the free memory");
+    }
     // what the cache cannot hold is no length to promise: who asks for "the rest of the context" would be refused every time
     let seq_len_max = wanted.min(num_blocks.saturating_mul(block_size));
     if seq_len_max < wanted {
@@ -310,7 +333,7 @@ fn limits_of(config: &CoreConfig, info: &ModelInfo) -> Limits {
             "the KV cache is shorter than the longest sequence"
         );
     }
-    Limits {
+    Ok(Limits {
         num_blocks,
         block_size,
         num_seqs_max: config.num_seqs_max.max(1),
@@ -320,5 +343,5 @@ fn limits_of(config: &CoreConfig, info: &ModelInfo) -> Limits {
         seq_len_max,
         prefill_beside_decode_ns: u64::try_from(config.prefill_beside_decode.as_nanos()).unwrap_or(u64::MAX),
         prefix_cache: config.prefix_cache,
-    }
+    })
 }

@@ -17,6 +17,7 @@ pub mod grammar;
 pub mod guard;
 pub mod handle;
 pub mod log_file;
+mod memory;
 pub mod metrics;
 pub mod model;
 mod panics;

@@ -205,6 +205,11 @@ pub trait Backend: Send {
         None
     }
 
+    /// Bytes of this machine's memory that such a cache takes; `None`: it lies elsewhere.
+    fn kv_bytes(&self, _size: KvSize, _heads: HeadShape) -> Option<u64> {
+        None
+    }
+
     /// A cache for all layers.
     ///
     /// # Errors

@@ -64,8 +64,17 @@ fn asking(request: GenerateRequest) -> One {
 fn a_prompt_moves_beside_as_many_decodes_as_there_may_be() {
     for (num_seqs_max, step_tokens_max, granted) in [(8, 512, 512), (512, 512, 528), (0, 1, 17)] {
         let config = CoreConfig { num_seqs_max, step_tokens_max, ..CoreConfig::default() };
-        assert_eq!(limits_of(&config, &info(vec![END])).step_tokens_max, granted);
+        assert_eq!(limits_of(&config, &info(vec![END]), None).unwrap().step_tokens_max, granted);
     }
+}
+
+#[test]
+fn a_cache_of_nobodys_choice_is_what_fits_and_no_longer_sequence_is_promised() {
+    let long = ModelInfo { seq_len_max: 10_000, ..info(vec![END]) };
+    let limits = |free_bytes| limits_of(&CoreConfig::default(), &long, Some(Room { block_bytes: 10, free_bytes }));
+    let granted = [1 << 30, 16_000, 640].map(|free| limits(free).map(|l| (l.num_blocks, l.seq_len_max)).unwrap());
+    assert_eq!(granted, [(2500, 10_000), (800, 10_000), (32, 512)]);
+    assert!(matches!(limits(639), Err(ModelError::OutOfMemory { needed_bytes: 320, .. })));
 }
 
 /// Steps that turn in vain look like a livelock from outside, and are none.

@@ -164,6 +164,10 @@ impl Model for QueuedModel {
         }
     }
 
+    fn kv_bytes(&self, shape: KvShape) -> Option<u64> {
+        self.model.as_ref()?.kv_bytes(shape)
+    }
+
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
         self.allocate(shape, &mut || ())
     }

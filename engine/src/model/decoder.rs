@@ -164,6 +164,11 @@ impl<B: Backend + 'static> Decoder<B> {
         HeadShape { heads, kv_heads, head_dim }
     }
 
+    /// Of all layers, and of the head's.
+    fn kv_size(&self, KvShape { num_blocks, block_size }: KvShape) -> KvSize {
+        KvSize { layers: self.config.layers + usize::from(self.head.is_some()), num_blocks, block_size }
+    }
+
     /// Hidden states of the step's tokens after the last block; K and V are written on the way.
     fn run_layers(&self, kv: &mut B::Kv, batch: &StepBatch, frame: &StepFrame<'_, B::Matrix>) -> B::Matrix {
         let tokens: Vec<u32> = batch.seqs.iter().flat_map(|seq| seq.tokens.iter().copied()).collect();
@@ -360,14 +365,14 @@ impl<B: Backend + 'static> Model for Decoder<B> {
         self.programs.iter_mut().for_each(|programs| programs.guard(terms.allowed.is_some()));
     }
 
+    fn kv_bytes(&self, shape: KvShape) -> Option<u64> {
+        let of_layers = self.backend.kv_bytes(self.kv_size(shape), self.head_shape())?;
+        Some(of_layers.saturating_add(self.head.as_ref().map_or(0, |_| States::bytes(shape, self.config.hidden))))
+    }
+
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
         batch::check_shape(shape)?;
-        let layers = self.config.layers + usize::from(self.head.is_some());
-        let size = KvSize { layers, num_blocks: shape.num_blocks, block_size: shape.block_size };
-        let kv = self
-            .backend
-            .kv_cache(size, self.head_shape())
-            .map_err(|error| ModelError::OutOfMemory { needed_bytes: error.needed_bytes, reason: error.reason })?;
+        let kv = self.backend.kv_cache(self.kv_size(shape), self.head_shape()).map_err(ModelError::of_cache)?;
         let states = self.head.as_ref().map(|_| States::new(shape, self.config.hidden)).transpose()?;
         self.cache = Some(Cache { shape, kv, states });
         Ok(())

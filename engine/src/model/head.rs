@@ -38,12 +38,18 @@ impl States {
         let len = shape.num_blocks.saturating_mul(shape.block_size).saturating_mul(width);
         let mut values = Vec::new();
         values.try_reserve_exact(len).map_err(|_| ModelError::OutOfMemory {
-            needed_bytes: (len as u64).saturating_mul(size_of::<f32>() as u64),
+            needed_bytes: Self::bytes(shape, width),
             reason: "no room for the states that the MTP head reads; ask for fewer blocks".to_owned(),
         })?;
         // touched now, as the cache is
         values.resize(len, 0.0);
         Ok(Self { width, values })
+    }
+
+    /// What they take.
+    pub fn bytes(shape: KvShape, width: usize) -> u64 {
+        let values = shape.num_blocks.saturating_mul(shape.block_size).saturating_mul(width) as u64;
+        values.saturating_mul(size_of::<f32>() as u64)
     }
 
     /// Keeps a row for each of `slots`.

@@ -23,7 +23,7 @@ pub use load::{LoadError, LoadOptions, load_model, load_model_on, load_model_wit
 pub use random::{RandomShape, eager_random_model, random_model, random_model_on};
 pub use share::{Share, ShareError};
 
-use crate::backend::DeviceFault;
+use crate::backend::{DeviceFault, OutOfMemory};
 use crate::beat::{StepShape, Tally};
 use crate::programs::ProgramCounts;
 use crate::stuck::Stuck;
@@ -130,6 +130,11 @@ pub struct StepTerms {
 pub trait Model: Send {
     fn info(&self) -> &ModelInfo;
 
+    /// Bytes of this machine's memory that such a cache takes, on all ranks together; `None`: it lies elsewhere.
+    fn kv_bytes(&self, _shape: KvShape) -> Option<u64> {
+        None
+    }
+
     /// Allocates the paged KV cache. Called once, before the first step.
     ///
     /// # Errors
@@ -184,6 +189,12 @@ pub enum ModelError {
     Device(String),
     #[error(transparent)]
     Stuck(#[from] Stuck),
+}
+
+impl ModelError {
+    fn of_cache(OutOfMemory { needed_bytes, reason }: OutOfMemory) -> Self {
+        Self::OutOfMemory { needed_bytes, reason }
+    }
 }
 
 impl From<DeviceFault> for ModelError {

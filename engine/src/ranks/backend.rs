@@ -121,6 +121,10 @@ impl<B: Backend> Backend for RankBackend<B> {
         self.inner.download(x)
     }
 
+    fn kv_bytes(&self, size: KvSize, heads: HeadShape) -> Option<u64> {
+        self.inner.kv_bytes(size, heads)
+    }
+
     fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<B::Kv, OutOfMemory> {
         self.inner.kv_cache(size, heads)
     }

@@ -68,6 +68,11 @@ impl Model for LeaderModel {
         self.model.terms(terms);
     }
 
+    fn kv_bytes(&self, shape: KvShape) -> Option<u64> {
+        // every rank has as much
+        Some(self.model.kv_bytes(shape)?.saturating_mul(self.team.world() as u64))
+    }
+
     fn allocate_kv(&mut self, shape: KvShape) -> Result<(), ModelError> {
         let began = Instant::now();
         self.broadcast(&Order::Allocate(shape))?;

@@ -115,13 +115,18 @@ impl LayerKv {
     }
 }
 
+/// What all layers take.
+pub fn bytes(layout: &KvLayout, size: KvSize) -> u128 {
+    let per_head = (layout.key_bytes() + layout.value_bytes()) as u128;
+    size.layers as u128 * size.num_blocks as u128 * layout.kv_heads as u128 * per_head
+}
+
 /// Memory for all layers, touched.
 ///
 /// # Errors
 /// When it does not fit.
 pub fn layers(layout: &KvLayout, size: KvSize) -> Result<Vec<LayerKv>, OutOfMemory> {
-    let per_head = (layout.key_bytes() + layout.value_bytes()) as u128;
-    let needed_bytes = size.layers as u128 * size.num_blocks as u128 * layout.kv_heads as u128 * per_head;
+    let needed_bytes = bytes(layout, size);
     let refuse = |reason: &str| OutOfMemory {
         needed_bytes: u64::try_from(needed_bytes).unwrap_or(u64::MAX),
         reason: reason.to_owned(),

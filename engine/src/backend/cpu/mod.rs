@@ -125,6 +125,13 @@ impl CpuBackend {
         Self { isa, ..self }
     }
 
+    fn kv_type(&self) -> KvType {
+        match self.precision {
+            Precision::Exact => KvType::F32,
+            Precision::Native => KvType::Bf16,
+        }
+    }
+
     /// Calls `f` for every row of `values`, with its index.
     fn each_row(&self, values: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
         let work = values.len() * 8;
@@ -172,12 +179,13 @@ impl Backend for CpuBackend {
         Panels::new((shape.rows, shape.cols), kind, bytes).map(Weight::Panels)
     }
 
+    fn kv_bytes(&self, size: KvSize, heads: HeadShape) -> Option<u64> {
+        let layout = KvLayout::new(self.kv_type(), heads, size.block_size);
+        Some(u64::try_from(kv::bytes(&layout, size)).unwrap_or(u64::MAX))
+    }
+
     fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<Kv, OutOfMemory> {
-        let kind = match self.precision {
-            Precision::Exact => KvType::F32,
-            Precision::Native => KvType::Bf16,
-        };
-        let layout = KvLayout::new(kind, heads, size.block_size);
+        let layout = KvLayout::new(self.kv_type(), heads, size.block_size);
         Ok(Kv { layout, layers: kv::layers(&layout, size)? })
     }
 

@@ -1,0 +1,123 @@
+//! How much memory is free for this process: the machine's, and that of each control group above it. Reads `/proc` and `/sys/fs/cgroup`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Bytes that could be taken without anybody being killed over it; `None` where nothing says so.
+pub fn free_bytes() -> Option<u64> {
+    free_under(Path::new("/"))
+}
+
+/// The same, of the files below `root`.
+fn free_under(root: &Path) -> Option<u64> {
+    let machine = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| number_of(&text, "MemAvailable:"));
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let groups = groups.lines().filter_map(|line| Group::of_line(root, line)).filter_map(|group| group.free_bytes());
+    groups.chain(machine.map(|kib| kib.saturating_mul(1024))).min()
+}
+
+/// A control group that bounds memory, in either of the two versions.
+struct Group {
+    /// Where the groups are, and which of them this is; a container may see only the last part of its path, or nothing but the root.
+    base: PathBuf,
+    path: PathBuf,
+    files: &'static Files,
+}
+
+/// Names of files, and of numbers in `memory.stat`.
+struct Files {
+    limit: &'static str,
+    used: &'static str,
+    /// What is used for files, and given back when others want it.
+    cached: [&'static str; 2],
+}
+
+const V1: Files = Files {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cached: ["total_inactive_file", "total_active_file"],
+};
+const V2: Files = Files { limit: "memory.max", used: "memory.current", cached: ["inactive_file", "active_file"] };
+
+impl Group {
+    /// Of a line of `/proc/self/cgroup`.
+    fn of_line(root: &Path, line: &str) -> Option<Self> {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let (base, files) = match controllers {
+            "" => ("sys/fs/cgroup", &V2),
+            _ if controllers.split(',').any(|name| name == "memory") => ("sys/fs/cgroup/memory", &V1),
+            _ => return None,
+        };
+        Some(Self { base: root.join(base), path: PathBuf::from(path.trim_start_matches('/')), files })
+    }
+
+    /// What is left in the one of this group and those above it that has the least.
+    fn free_bytes(&self) -> Option<u64> {
+        self.path.ancestors().filter_map(|path| self.free_of(&self.base.join(path))).min()
+    }
+
+    fn free_of(&self, dir: &Path) -> Option<u64> {
+        let read = |name: &str| fs::read_to_string(dir.join(name)).ok();
+        let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+        let (limit, used) = (number(self.files.limit)?, number(self.files.used)?);
+        let stat = read("memory.stat").unwrap_or_default();
+        let cached = self.files.cached.iter().filter_map(|name| number_of(&stat, name)).sum();
+        Some(limit.saturating_sub(used.saturating_sub(cached)))
+    }
+}
+
+/// The number after `name` at the beginning of a line.
+fn number_of(text: &str, name: &str) -> Option<u64> {
+    let mut words =
+        text.lines().map(str::split_whitespace).find_map(|mut words| (words.next()? == name).then_some(words))?;
+    words.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn free(files: &[(&str, &str)]) -> Option<u64> {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        free_under(dir.path())
+    }
+
+    const MACHINE: (&str, &str) = ("proc/meminfo", "MemTotal: 9 kB\nMemFree:  1 kB\nMemAvailable:     8 kB\n");
+
+    #[test]
+    fn the_machine_or_the_tightest_group_above_bounds_it() {
+        assert_eq!(free(&[]), None);
+        assert_eq!(free(&[MACHINE]), Some(8192));
+        let v2 = [
+            MACHINE,
+            ("proc/self/cgroup", "0::/a/b\n"),
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/b/memory.current", "4000\n"),
+            ("sys/fs/cgroup/a/memory.max", "7000\n"),
+            ("sys/fs/cgroup/a/memory.current", "5000\n"),
+            ("sys/fs/cgroup/a/memory.stat", "anon 3000\ninactive_file 100\nactive_file 20\n"),
+        ];
+        assert_eq!(free(&v2), Some(2120));
+        assert_eq!(free(&v2[..4]), Some(8192), "a group without a limit");
+        // a container sees its own group as the root, under a name that is not there
+        let v1 = [
+            MACHINE,
+            ("proc/self/cgroup", "4:cpu:/x\n3:foo,memory:/pod/y\n0::/\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "6000"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "6500"),
+            ("sys/fs/cgroup/memory/memory.stat", "inactive_file 9999\ntotal_inactive_file 700\n"),
+        ];
+        assert_eq!(free(&v1), Some(200));
+        assert_eq!(free(&v1[..4]), Some(0), "more than its limit, for a moment");
+    }
+
+    #[test]
+    fn this_machine_says_something() {
+        assert!(free_bytes().is_some_and(|bytes| bytes > 0));
+    }
+}
