@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::model::{LogitsWanted, Model, ModelError, Pass, SeqInput, StepBatch};
 use crate::sampling::Sampler;
-use crate::scheduler::{Limits, ReqId, Running, Scheduler, StepPlan};
+use crate::scheduler::{Limits, Outcome, ReqId, Running, Scheduler, StepPlan};
 
 /// Tokens that it reads at most in one go beside decodes: their streams wait for it.
 const READ_BESIDE_DECODES_MAX: usize = 128;
@@ -56,8 +56,19 @@ impl Follower {
         Self { pass, block_size, read_max, len_max, read: HashMap::new(), whole: HashSet::new() }
     }
 
-    /// The model has run this step: a block whose beginning it wrote has another content than before.
-    pub fn note(&mut self, plan: &StepPlan) {
+    /// The model has run this step: a block whose beginning it wrote has another content than before, and what was read of guesses that are
+    /// not in the text was not read of the text.
+    pub fn note(&mut self, plan: &StepPlan, outcomes: &[Outcome]) {
+        let brought: HashMap<ReqId, usize> =
+            outcomes.iter().map(|outcome| (outcome.id, outcome.tokens.len())).collect();
+        for (row, seq) in plan.rows.iter().zip(&plan.batch.seqs) {
+            // all of them but the last, which no row has run
+            let accepted = brought.get(&row.id).map_or(0, |tokens| tokens.saturating_sub(1));
+            let text = seq.start_pos + seq.tokens.len() - row.drafts + accepted;
+            if let Some(progress) = self.read.get_mut(&row.id) {
+                progress.tokens = progress.tokens.min(text);
+            }
+        }
         for seq in &plan.batch.seqs {
             let begun =
                 seq.start_pos.div_ceil(self.block_size)..(seq.start_pos + seq.tokens.len()).div_ceil(self.block_size);
@@ -199,5 +210,31 @@ impl Guess {
         let tokens: Vec<u32> = self.drafts.last().copied().into_iter().collect();
         let start_pos = self.len + self.drafts.len() - 1;
         SeqInput { tokens, start_pos, block_table: self.blocks.clone(), logits: LogitsWanted::Last }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::PlanRow;
+
+    /// A sequence of seven tokens, of which the model had read six, and a step that verifies three guesses.
+    fn step(drafts: usize) -> StepPlan {
+        let (tokens, block_table) = (vec![1; 1 + drafts], vec![0, 1, 2]);
+        let seq = SeqInput { tokens, start_pos: 6, block_table, logits: LogitsWanted::All };
+        let row = PlanRow { id: 5, samples: true, decode: true, drafts, report: 0..0 };
+        StepPlan { batch: StepBatch::of(vec![seq]), rows: vec![row], ..StepPlan::default() }
+    }
+
+    #[test]
+    fn what_was_read_of_guesses_counts_as_far_as_they_came_to_be_the_text() {
+        // three guesses, two of them read: nine tokens are in the cache
+        for (drafts, brought, read) in [(3, 1, 7), (3, 2, 8), (3, 3, 9), (3, 4, 9), (0, 1, 7), (3, 0, 7)] {
+            let mut follower = Follower::new(Pass::Model, &Limits::default(), 64);
+            follower.has_read(5, 1, (9, &[0, 1, 2]));
+            let outcome = Outcome { id: 5, tokens: vec![1; brought], finish: None };
+            follower.note(&step(drafts), if brought > 0 { std::slice::from_ref(&outcome) } else { &[] });
+            assert_eq!(follower.read[&5].tokens, read, "{drafts} guesses, {brought} tokens");
+        }
     }
 }

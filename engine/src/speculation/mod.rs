@@ -127,7 +127,7 @@ impl Speculation {
     /// Takes in what a step made of its guesses.
     pub fn note(&mut self, plan: &StepPlan, outcomes: &[Outcome]) {
         if let Some(follower) = self.guesser.follower() {
-            follower.note(plan);
+            follower.note(plan, outcomes);
         }
         let decodes = plan.rows.iter().filter(|row| row.decode).count();
         let contexts = plan.batch.seqs.iter().map(|seq| seq.start_pos + seq.tokens.len());
