@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -104,8 +104,7 @@ impl Grammars {
         };
         let thread = std::thread::Builder::new().name("grammar-compile".into()).stack_size(STACK_BYTES).spawn(body);
         thread.map_err(|_| GrammarError::Busy("no thread could be started for the grammar"))?;
-        let slow = |_| GrammarError::TooSlow(COMPILE_TIME_MAX.as_millis());
-        let start = Arc::new(told.recv_timeout(COMPILE_TIME_MAX).map_err(slow)??);
+        let start = Arc::new(told.recv_timeout(COMPILE_TIME_MAX).map_err(no_answer)??);
         self.keep(spec, &start);
         Ok(start)
     }
@@ -136,6 +135,14 @@ impl Grammars {
     }
 }
 
+/// Why a thread that compiles said nothing: it still does, or it panicked.
+fn no_answer(error: RecvTimeoutError) -> GrammarError {
+    match error {
+        RecvTimeoutError::Timeout => GrammarError::TooSlow(COMPILE_TIME_MAX.as_millis()),
+        RecvTimeoutError::Disconnected => GrammarError::Died,
+    }
+}
+
 fn factory(codec: &dyn TextCodec, info: &ModelInfo) -> Result<ParserFactory, String> {
     let env = vocabulary::environment(codec, info)?;
     let slices = llguidance::earley::SlicedBiasComputer::general_slices();
@@ -151,4 +158,13 @@ fn factory(codec: &dyn TextCodec, info: &ModelInfo) -> Result<ParserFactory, Str
         ..ParserLimits::default()
     };
     Ok(factory)
+}
+
+#[test]
+fn a_thread_that_panicked_is_not_a_slow_grammar() {
+    let (tell, told) = sync_channel::<()>(1);
+    let error = || no_answer(told.recv_timeout(Duration::from_millis(1)).unwrap_err());
+    assert!(matches!(error(), GrammarError::TooSlow(_)));
+    drop(tell);
+    assert_eq!(error(), GrammarError::Died);
 }

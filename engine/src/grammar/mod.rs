@@ -29,6 +29,9 @@ pub enum GrammarError {
     TooDeep { depth: usize, depth_max: usize },
     #[error("it was not compiled within {0} ms")]
     TooSlow(u128),
+    /// A defect of this engine or of its library; the log has its words.
+    #[error("the thread that compiled it has ended without an answer")]
+    Died,
     #[error("this model cannot be constrained: {0}")]
     Vocabulary(String),
     /// Not the grammar's fault.

@@ -162,6 +162,7 @@ impl ApiError {
                 let error = Self::unavailable("grammars_busy", error.to_string(), 1);
                 Self { status: StatusCode::TOO_MANY_REQUESTS, refusal: Some("queue_full"), ..error }
             }
+            GrammarError::Died => Self::internal(format!("{param}: {error}")),
             _ => Self::invalid(param, format!("{param} cannot be used: {error}")),
         }
     }
