@@ -45,6 +45,9 @@ impl Share {
             refuse("an MLP", config.intermediate, "its width must be a multiple of the ranks")
         } else if let Some(width) = experts.filter(|width| !width.is_multiple_of(world)) {
             refuse("an expert", width, "its width must be a multiple of the ranks")
+        } else if config.vocab < world {
+            // a rank without a row of it would bring nothing to the gather, and leave the others there
+            refuse("a vocabulary", config.vocab, "it must have a row for each rank")
         } else {
             Ok(())
         }
@@ -101,6 +104,18 @@ pub(super) fn cut(raw: RawWeight, part: &Part) -> Option<RawWeight> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vocabulary_of_fewer_rows_than_ranks_is_refused() {
+        let raw = serde_json::json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
+            "num_hidden_layers": 1, "num_attention_heads": 8, "max_position_embeddings": 8, "vocab_size": 8});
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), raw.to_string()).unwrap();
+        let config = DecoderConfig::from_dir(dir.path()).unwrap();
+        let check = |vocab| Share { rank: 0, world: 8 }.check(&DecoderConfig { vocab, ..config.clone() });
+        assert_eq!(check(8), Ok(()));
+        assert_eq!(check(7).unwrap_err().what, "a vocabulary");
+    }
 
     #[test]
     fn parts_cover_everything_once_and_few_kv_heads_are_held_by_several() {
