@@ -1,8 +1,8 @@
 //! The worker ranks as processes: started with this program's own words and one more, watched, and ended with it. Each gets the ranks'
-//! memory by inheritance, so that nobody else can join.
+//! memory as its standard input, and nobody else does, so that nobody else can join.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::str::FromStr;
@@ -33,24 +33,23 @@ pub enum FleetError {
     Spawn { rank: usize, source: std::io::Error },
 }
 
-/// Whose worker a process is: `RANK/WORLD/LEADER/FD`.
+/// Whose worker a process is: `RANK/WORLD/LEADER`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankOf {
     pub rank: usize,
     pub world: usize,
     /// Process id of the first rank.
     pub leader: i32,
-    fd: i32,
 }
 
 impl RankOf {
     /// This rank's end of the team.
     ///
     /// # Errors
-    /// When the inherited file is not the memory of such a team.
+    /// When the standard input is not the memory of such a team.
     pub fn join(&self) -> std::io::Result<Team> {
-        let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{}", self.fd))?;
-        Team::join(&file, self.rank, self.world)
+        let file = std::io::stdin().as_fd().try_clone_to_owned()?;
+        Team::join(&File::from(file), self.rank, self.world)
     }
 }
 
@@ -60,8 +59,8 @@ impl FromStr for RankOf {
     fn from_str(text: &str) -> Result<Self, String> {
         let numbers: Option<Vec<i32>> = text.split('/').map(|n| n.parse().ok().filter(|n| *n >= 0)).collect();
         match numbers.as_deref() {
-            Some([rank, world, leader, fd]) if rank < world && *world as usize <= RANKS_MAX => {
-                Ok(Self { rank: *rank as usize, world: *world as usize, leader: *leader, fd: *fd })
+            Some([rank, world, leader]) if rank < world && *world as usize <= RANKS_MAX => {
+                Ok(Self { rank: *rank as usize, world: *world as usize, leader: *leader })
             }
             _ => Err("this argument is for the engine's own use".to_owned()),
         }
@@ -193,10 +192,11 @@ impl Fleet {
 
 /// Starts a worker with this program's own words and one more.
 fn spawn(rank: usize, world: usize, memory: &File) -> std::io::Result<Child> {
-    let of = format!("{rank}/{world}/{}/{}", std::process::id(), memory.as_raw_fd());
+    let of = format!("{rank}/{world}/{}", std::process::id());
     let mut command = Command::new("/proc/self/exe");
+    command.args(std::env::args_os().skip(1)).arg(RANK_FLAG).arg(of);
     // stderr is shared: the engine's log is one
-    command.args(std::env::args_os().skip(1)).arg(RANK_FLAG).arg(of).stdin(Stdio::null()).stdout(Stdio::null()).spawn()
+    command.stdin(Stdio::from(memory.try_clone()?)).stdout(Stdio::null()).spawn()
 }
 
 #[cfg(test)]
@@ -205,11 +205,12 @@ mod tests {
 
     #[test]
     fn whose_worker_a_process_is_is_read_with_bounds() {
-        let of: RankOf = "2/4/1234/7".parse().unwrap();
-        assert_eq!(of, RankOf { rank: 2, world: 4, leader: 1234, fd: 7 });
-        for bad in ["", "1", "4/4/1/1", "1/2/3", "1/2/3/x", "-1/2/3/4", "1/99/3/4"] {
+        let of: RankOf = "2/4/1234".parse().unwrap();
+        assert_eq!(of, RankOf { rank: 2, world: 4, leader: 1234 });
+        for bad in ["", "1", "4/4/1", "1/2", "1/2/x", "-1/2/3", "1/99/3", "1/2/3/4"] {
             assert!(bad.parse::<RankOf>().is_err(), "{bad}");
         }
-        assert!(RankOf { fd: 9999, ..of }.join().is_err());
+        // the input of a test is nobody's memory
+        assert!(of.join().is_err());
     }
 }

@@ -16,12 +16,13 @@ pub struct SharedMap {
     control_words: usize,
 }
 
-/// An anonymous file of `control_words` words of 8 bytes and `data_words` of 4, all zero; children inherit it.
+/// An anonymous file of `control_words` words of 8 bytes and `data_words` of 4, all zero. Children do not inherit it: not all that an engine
+/// starts are its ranks.
 ///
 /// # Errors
 /// What the system says.
 pub fn shared_file(control_words: usize, data_words: usize) -> Result<File> {
-    let file = File::from(memfd_create(c"truebeat-ranks", MFdFlags::MFD_ALLOW_SEALING)?);
+    let file = File::from(memfd_create(c"truebeat-ranks", MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_CLOEXEC)?);
     file.set_len(control_words as u64 * 8 + data_words as u64 * 4)?;
     fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL))?;
     Ok(file)
@@ -77,6 +78,8 @@ mod tests {
         assert_eq!((b.control()[3].load(Relaxed), b.data()[0].load(Relaxed), b.data()[5].load(Relaxed)), (7, 1, 9));
         assert_eq!((b.data().len(), b.control().len()), (6, 4));
         assert!(file.set_len(8).is_err());
+        let flags = nix::fcntl::FdFlag::from_bits_truncate(fcntl(&file, FcntlArg::F_GETFD).unwrap());
+        assert!(flags.contains(nix::fcntl::FdFlag::FD_CLOEXEC), "a renderer of chats would inherit it");
     }
 
     #[test]
