@@ -172,24 +172,42 @@ fn choose(row: &[f32], params: &SamplingParams, rng: &mut SplitMix64) -> Result<
 }
 
 /// The likeliest tokens: at most `top_k`, and of these no more than it takes to reach `top_p` of what `top_k` left, as in vLLM and
-/// Transformers. Never empty.
+/// Transformers. Never empty. Only what may be kept is sorted: a vocabulary is long, and mostly a few hundred tokens have all the weight.
 fn nucleus(mut candidates: Vec<(u32, f64)>, params: &SamplingParams) -> Vec<(u32, f64)> {
-    // Ties go to the lower id: the result must not depend on the sort's mood.
-    candidates.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let mut sorted = 0;
     if params.top_k > 0 {
-        candidates.truncate(params.top_k);
+        sorted = sort_first(&mut candidates, params.top_k);
+        candidates.truncate(sorted);
     }
     let total: f64 = candidates.iter().map(|(_, w)| w).sum();
     let wanted = f64::from(params.top_p) * total;
-    let mut sum = 0.0;
-    let keep = candidates.iter().take_while(|(_, w)| {
-        let more = sum < wanted;
-        sum += w;
-        more
-    });
-    let keep = keep.count().max(1);
+    let (mut keep, mut sum) = (0, 0.0);
+    while keep < candidates.len() && (keep == 0 || sum < wanted) {
+        if keep == sorted {
+            let more = SORTED_FIRST.max(sorted * SORTED_MORE);
+            sorted += sort_first(&mut candidates[sorted..], more);
+        }
+        sum += candidates[keep].1;
+        keep += 1;
+    }
     candidates.truncate(keep);
     candidates
+}
+
+/// So many of the likeliest are sorted to begin with, and then so many times as many more.
+const SORTED_FIRST: usize = 256;
+const SORTED_MORE: usize = 7;
+
+/// Puts the `count` likeliest in front, likeliest first; says how many those are.
+fn sort_first(candidates: &mut [(u32, f64)], count: usize) -> usize {
+    // Ties go to the lower id: the result must not depend on the sort's mood.
+    let order = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    let count = count.min(candidates.len());
+    if count < candidates.len() {
+        candidates.select_nth_unstable_by(count, order);
+    }
+    candidates[..count].sort_unstable_by(order);
+    count
 }
 
 fn argmax(logits: &[f32]) -> Result<u32, SampleError> {

@@ -1,5 +1,7 @@
 //! Choosing tokens: distributions, cuts, seeds, and the rules of a request.
 
+use proptest::prelude::*;
+
 use super::*;
 
 fn sampler(temperature: f32, top_p: f32, top_k: usize) -> Sampler {
@@ -132,4 +134,34 @@ fn logprobs_are_the_models_own_whatever_the_rules() {
     let plain = greedy(LogitRules::default()).sample(&[3.0, 2.0]).unwrap().logprob.unwrap();
     let biased = LogitRules { bias: vec![(0, -1.0), (1, -0.1)], ..Default::default() };
     assert_eq!(greedy(biased).sample(&[3.0, 2.0]).unwrap().logprob.unwrap(), plain);
+}
+
+/// [`nucleus`] in few words: everything is sorted, and cut.
+fn plain_nucleus(candidates: &[(u32, f64)], params: &SamplingParams) -> Vec<(u32, f64)> {
+    let mut sorted = candidates.to_vec();
+    sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let sum = |candidates: &[(u32, f64)]| candidates.iter().map(|(_, w)| w).sum::<f64>();
+    let mut total = sum(candidates);
+    if params.top_k > 0 {
+        sorted.truncate(params.top_k);
+        total = sum(&sorted);
+    }
+    let wanted = f64::from(params.top_p) * total;
+    let keep = (1..sorted.len()).find(|keep| sum(&sorted[..*keep]) >= wanted).unwrap_or(sorted.len());
+    sorted.truncate(keep);
+    sorted
+}
+
+proptest! {
+    /// Few values, so that many weights are equal; more than are sorted at first.
+    #[test]
+    fn ep4_the_likeliest_are_the_same_to_the_bit_as_if_all_were_sorted(
+        weights in prop::collection::vec(prop_oneof![0.0f64..=1.0, (1u32..4).prop_map(|n| 1.0 / f64::from(n))], 1..1000),
+        top_p in prop_oneof![Just(0.0f32), Just(1.0f32), 0.0f32..=1.0],
+        top_k in prop_oneof![Just(0usize), 1usize..1200],
+    ) {
+        let candidates: Vec<(u32, f64)> = (0u32..).zip(weights).collect();
+        let params = SamplingParams { top_p, top_k, ..SamplingParams::default() };
+        prop_assert_eq!(nucleus(candidates.clone(), &params), plain_nucleus(&candidates, &params));
+    }
 }
