@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::{Arch, ConfigError, DecoderConfig, Experts, unsupported};
@@ -29,7 +29,9 @@ pub(super) struct RawConfig {
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
     use_sliding_window: Option<bool>,
-    sliding_window: Option<usize>,
+    /// A null is an answer here: no window. Where the key is missing the family's own holds.
+    #[serde(default, deserialize_with = "said")]
+    sliding_window: Option<Option<usize>>,
     max_window_layers: Option<usize>,
     #[serde(alias = "num_local_experts")]
     num_experts: Option<usize>,
@@ -44,6 +46,14 @@ pub(super) struct RawConfig {
     eos_token_id: Option<OneOrMany>,
     quantization_config: Option<Value>,
 }
+
+/// The value of a key that is there, null or not.
+fn said<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<usize>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+/// What `transformers` gives the families with a window where the file is silent.
+const WINDOW_DEFAULT: usize = 4096;
 
 #[derive(Deserialize)]
 pub(super) struct RawGeneration {
@@ -170,13 +180,12 @@ impl RawConfig {
     /// Who sees how far back. `layer_types` has the last word where the family knows it.
     fn windows(&self, path: &Path, arch: Arch) -> Result<Vec<Option<usize>>, ConfigError> {
         let layers = self.num_hidden_layers;
-        let window = match arch {
-            Arch::Llama => None,
-            Arch::Mistral => self.sliding_window,
-            Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3Moe | Arch::MiMo => {
-                self.use_sliding_window.unwrap_or(false).then_some(self.sliding_window.unwrap_or(4096))
-            }
+        let has_window = match arch {
+            Arch::Llama => false,
+            Arch::Mistral => true,
+            Arch::Qwen2 | Arch::Qwen3 | Arch::Qwen3Moe | Arch::MiMo => self.use_sliding_window.unwrap_or(false),
         };
+        let window = self.sliding_window.unwrap_or(Some(WINDOW_DEFAULT)).filter(|_| has_window);
         if window == Some(0) {
             return Err(unsupported(path, "sliding_window", "0".to_owned(), "at least 1, or null"));
         }

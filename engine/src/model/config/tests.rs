@@ -74,6 +74,11 @@ fn windows_follow_the_family() {
     assert_eq!(windows(json!({"sliding_window": 8})), [None, None]);
     assert_eq!(windows(json!({"architectures": ["MistralForCausalLM"], "sliding_window": 8})), [Some(8), Some(8)]);
     assert_eq!(windows(json!({"architectures": ["MistralForCausalLM"], "sliding_window": null})), [None, None]);
+    assert_eq!(windows(json!({"architectures": ["MistralForCausalLM"]})), [Some(4096), Some(4096)]);
+    let mut qwen = json!({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true, "max_window_layers": 1});
+    assert_eq!(windows(qwen.clone()), [None, Some(4096)]);
+    qwen["sliding_window"] = json!(null);
+    assert_eq!(windows(qwen), [None, None]);
     let qwen = json!({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 1});
     assert_eq!(windows(qwen.clone()), [None, Some(8)]);
     let mut off = qwen;
