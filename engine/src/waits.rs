@@ -13,6 +13,9 @@ const YIELDS: u32 = 600;
 /// First and longest sleep between two looks.
 const NAP_MIN: Duration = Duration::from_micros(50);
 const NAP_MAX: Duration = Duration::from_millis(1);
+/// Who dozes has been at rest for so long, and then sleeps up to so long between two looks.
+const DOZE_AFTER: Duration = Duration::from_secs(1);
+const DOZE_MAX: Duration = Duration::from_millis(5);
 
 /// A wait under way.
 #[derive(Debug)]
@@ -32,9 +35,18 @@ pub struct Patience {
 enum Rest {
     /// Spins, then yields, then sleeps longer and longer: whoever ends the wait wakes it.
     Naps,
+    /// The same, and more deeply after a while of rest: what ends the wait may be late by a deep nap, and many wait for nothing.
+    Dozes,
     /// Spins, then yields: nobody wakes it, and what comes late costs.
     Yields,
     Spins,
+}
+
+impl Rest {
+    /// The longest sleep of one who has waited so long.
+    fn nap_max(self, waited: Duration) -> Duration {
+        if self == Self::Dozes && waited >= DOZE_AFTER { DOZE_MAX } else { NAP_MAX }
+    }
 }
 
 impl Patience {
@@ -42,6 +54,11 @@ impl Patience {
     pub fn new(allowed: Option<Duration>) -> Self {
         let now = Instant::now();
         Self { allowed, counted: Duration::ZERO, began: now, last: now, looks: 0, nap: NAP_MIN, rest: Rest::Naps }
+    }
+
+    /// As [`Self::new`], with ever fewer looks where nothing has come for a while.
+    pub fn dozing(allowed: Option<Duration>) -> Self {
+        Self { rest: Rest::Dozes, ..Self::new(allowed) }
     }
 
     /// As [`Self::new`], burning its processor all the while, as a blocking device synchronisation does.
@@ -92,7 +109,7 @@ impl Patience {
         } else {
             // parked, not asleep: whoever ends the wait may say so
             thread::park_timeout(self.nap);
-            self.nap = (self.nap * 2).min(NAP_MAX);
+            self.nap = (self.nap * 2).min(self.rest.nap_max(self.waited()));
         }
     }
 }
@@ -154,6 +171,12 @@ mod tests {
         thread::sleep(Duration::from_millis(150));
         assert!(patience.turn() && patience.counted() <= LOOK_MAX);
         assert!(patience.waited() >= Duration::from_millis(150));
+    }
+
+    #[test]
+    fn only_who_dozes_sleeps_deeper_and_only_after_a_while() {
+        let longest = |rest: Rest| [0, 999, 1000].map(|ms| rest.nap_max(Duration::from_millis(ms)).as_millis());
+        assert_eq!((longest(Rest::Naps), longest(Rest::Dozes)), ([1, 1, 1], [1, 1, 5]));
     }
 
     #[test]

@@ -159,7 +159,7 @@ impl Worker {
     /// Waits for an order as long as there is a first rank; `None`: there will be none.
     fn next(&mut self, step: u64) -> Result<Option<Order>, WorkerError> {
         let rank = self.team.rank();
-        let mut patience = Patience::new(None);
+        let mut patience = Patience::dozing(None);
         let mut beaten = Instant::now();
         self.heart.resting(&self.tally, false);
         while self.team.layout().step().load(Ordering::Acquire) < step {
