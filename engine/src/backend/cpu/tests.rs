@@ -111,6 +111,29 @@ proptest! {
     }
 }
 
+/// Tests that compare instruction sets compare nothing where the processor lacks one: that is on record with the stories that could not be
+/// told (`target/not-run.jsonl`).
+#[test]
+fn what_this_processor_cannot_show_is_on_record() {
+    let vectors = Isa::all().iter().filter(|isa| isa.name() != "portable").count();
+    let mut missing = Vec::new();
+    if vectors < 2 {
+        missing.push(("vector_instruction_sets_agree", format!("{vectors} of the two sets of vector instructions")));
+    }
+    #[cfg(target_arch = "x86_64")]
+    if Isa::best().tiles().is_none() {
+        let tests = ["tiles_agree_with_vectors", "tiles_sum_the_products_of_signed_bytes"];
+        missing.extend(tests.map(|test| (test, "no tiles (AMX)".to_owned())));
+    }
+    let record = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/not-run.jsonl");
+    for (test, has) in missing {
+        let line =
+            serde_json::json!({"not_run": format!("engine::{test}"), "why": [format!("this processor has {has}")]});
+        let mut file = std::fs::File::options().create(true).append(true).open(record).unwrap();
+        std::io::Write::write_all(&mut file, format!("{line}\n").as_bytes()).unwrap();
+    }
+}
+
 /// Where products gather in few bits: all weights and all inputs as large as they can be, of one sign and of the other.
 #[test]
 fn the_greatest_weights_and_inputs_fit_into_every_sum() {
