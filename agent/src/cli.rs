@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ::http::Uri;
 use clap::{Args, Subcommand};
+use nix::unistd::AccessFlags;
 
 use crate::footprint;
 use crate::forensics;
@@ -249,7 +250,7 @@ pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
     let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dir(std::env::temp_dir()));
     // Pages are stored to at every step: on a disk's file system a write-back would hold the engine (DESIGN §4.4).
     let shm = PathBuf::from("/dev/shm");
-    let in_memory = shm.is_dir();
+    let in_memory = nix::unistd::access(&shm, AccessFlags::W_OK | AccessFlags::X_OK).is_ok();
     let page_dir = if in_memory { run_dir(shm) } else { agent_dir.join("pages") };
     let log_path = args.watch.log_file.clone().unwrap_or_else(|| agent_dir.join("engine.log"));
     let watch = args.watch.for_run(page_dir.clone(), log_path.clone());

@@ -163,9 +163,11 @@ fn every_value_shows_in_what_is_rendered() {
         "prometheusRule.enabled=true",
         "prometheusRule.labels.role=alert",
         "prometheusRule.runbookUrl=https://wiki.example/",
+        "prometheusRule.startMax=47m",
     ];
     let rules = stdout(&template(&rules));
     assert!(rules.contains("role: alert") && rules.contains("https://wiki.example/TruebeatRestartLoop.md"));
+    assert_eq!(rules.matches("for: 47m").count(), 1, "TruebeatNothingReady's");
     let policy = ["networkPolicy.enabled=true", "networkPolicy.from[0].namespaceSelector.matchLabels.name=monitoring"];
     let policy = stdout(&template(&policy));
     assert!(policy.contains("name: monitoring"));

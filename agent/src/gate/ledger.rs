@@ -17,6 +17,9 @@ use super::suspects::{Memory, Poison, Suspect};
 use super::work::Asked;
 use super::{counts, owed};
 
+/// Who comes after an engine broke off its requests, and so soon, was not with it then: a front end that outlives its engine ends all of these
+/// by a 500 as well.
+const BREAK_MS: Ms = 10_000;
 /// A chunk that has waited longer than this for the client's socket makes the client "blocked" (V5).
 const CLIENT_BLOCKED_MS: Ms = 1_000;
 
@@ -102,6 +105,8 @@ struct Books {
     /// Counters of requests that ended, and the sums over all; kept at each entry, but for what only a look at each request tells.
     sums: GateReply,
     memory: Memory,
+    /// When the engine first broke off a request since it last delivered.
+    broke_ms: Option<Ms>,
     /// Where the detector reads the sums without asking.
     counts: Option<CountsWriter>,
 }
@@ -207,6 +212,7 @@ impl Ledger {
         books.sums.obs.chunks_delivered += 1;
         books.sums.obs.bytes_delivered += bytes;
         books.sums.obs.last_delivery_ms = Some(now_ms);
+        books.broke_ms = None;
         books.tell();
     }
 
@@ -248,9 +254,10 @@ impl Ledger {
         }
         // A stream that ends with its connection ends so when the engine is killed, too: behind a fence no end is a success.
         let proves = open.answered && !books.control.fenced;
+        let late = end == End::Broken && books.came_behind_a_break(open.forwarded_ms, now_ms);
         match (open.asked.print, end) {
             (Some(print), End::Completed) if proves => books.memory.answered(print, now_ms),
-            (Some(print), End::Broken | End::Abandoned) => books.memory.broke(print, now_ms),
+            (Some(print), End::Broken | End::Abandoned) if !late => books.memory.broke(print, now_ms),
             _ => {}
         }
     }
@@ -281,6 +288,13 @@ impl Ledger {
 }
 
 impl Books {
+    /// Did this request, which the engine broke off, come when it had broken off others a moment before?
+    fn came_behind_a_break(&mut self, forwarded_ms: Ms, now_ms: Ms) -> bool {
+        let first = self.broke_ms.filter(|at| forwarded_ms.saturating_sub(*at) < BREAK_MS);
+        let first = *self.broke_ms.insert(first.unwrap_or(now_ms));
+        forwarded_ms > first
+    }
+
     /// A request, which is not among those that await theirs any more, had its first byte or ended without one.
     fn awaits_no_more(&mut self, asked: &Asked) {
         let others = self.open.values().filter(|open| !open.answered).map(|open| &open.asked);
@@ -419,6 +433,29 @@ mod tests {
         let refused = [Some(Print(1)), Some(Print(3)), Some(Print(5)), None].map(|print| books.is_poison(print));
         assert_eq!(refused, [false, true, false, false], "the first has succeeded since");
         assert_eq!(books.reply(400).requests_poisonous, 1);
+    }
+
+    #[test]
+    fn who_comes_to_an_engine_that_has_just_died_is_no_suspect_and_pushes_nobody_out() {
+        let books = ledger();
+        let with = |n| Asked { print: Some(Print(n)), ..asked(1) };
+        let culprit = books.open(100, with(1));
+        books.delivered(culprit, 150, 1);
+        books.close(culprit, 1_000, End::Broken);
+        for n in 2..500 {
+            let id = books.open(1_000 + n, with(n));
+            books.close(id, 1_001 + n, End::Broken);
+        }
+        let names = || books.suspects(2_000).into_iter().map(|one| one.request).collect::<Vec<_>>();
+        assert_eq!(names(), [Print(1).to_string()]);
+        // so long after, or when it has delivered, it is another break
+        let later = books.open(1_000 + BREAK_MS, with(600));
+        books.close(later, 1_001 + BREAK_MS, End::Broken);
+        let served = books.open(1_002 + BREAK_MS, with(601));
+        books.delivered(served, 1_003 + BREAK_MS, 1);
+        let next = books.open(1_004 + BREAK_MS, with(602));
+        books.close(next, 1_005 + BREAK_MS, End::Broken);
+        assert_eq!(names(), [601, 602, 600, 1].map(|n| Print(n).to_string()));
     }
 
     #[test]

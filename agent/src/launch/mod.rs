@@ -69,6 +69,21 @@ pub enum LaunchError {
     PageDir { path: PathBuf, source: std::io::Error },
 }
 
+/// Notes where the pages of this run lie, and removes those of the run before in the same folder, if they lie in memory: a supervisor that was
+/// killed could not.
+fn take_over_pages(agent_dir: &Path, page_dir: &Path) {
+    let note = agent_dir.join("page-dir");
+    let before = std::fs::read_to_string(&note).map(PathBuf::from).unwrap_or_default();
+    let name = before.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let ours = before.parent() == Some(Path::new("/dev/shm")) && name.starts_with("truebeat-run-");
+    if ours && before != page_dir {
+        let _ = std::fs::remove_dir_all(&before);
+    }
+    if let Err(error) = std::fs::write(&note, page_dir.as_os_str().as_encoded_bytes()) {
+        tracing::info!(%error, "a run after this one will not know where its pages lie");
+    }
+}
+
 /// Runs one engine after another.
 #[derive(Debug)]
 pub struct Launcher {
@@ -98,7 +113,12 @@ impl Launcher {
 
     /// Ends an engine that a launcher before this one left behind when it was killed: beside the next it would hold port and GPU, and
     /// nobody would look after it. Only for whoever has the agent's directory for himself, and only where the very process lives.
-    pub async fn clear_predecessor(&self, registry: &Registry, mut stop: watch::Receiver<bool>) {
+    pub async fn clear_predecessor(&self, registry: &Registry, stop: watch::Receiver<bool>) {
+        self.end_predecessor(registry, stop).await;
+        take_over_pages(&self.config.agent_dir, &self.config.page_dir);
+    }
+
+    async fn end_predecessor(&self, registry: &Registry, mut stop: watch::Receiver<bool>) {
         let Some(process) = EngineFile::read(&self.config.agent_dir).map(|file| file.process()) else { return };
         if EngineProcess::of(process.pid).as_ref() != Some(&process) || process_tree(&process).is_empty() {
             return;
@@ -107,6 +127,8 @@ impl Launcher {
             "an engine runs here that a killed truebeat left behind (pid {}); it is ended first",
             process.pid
         ));
+        // no detector is to take it for the engine, and its end for a death
+        let _ = std::fs::remove_file(EngineFile::path(&self.config.agent_dir));
         or_left(self.clear_remains(&process, registry), &mut stop).await;
     }
 

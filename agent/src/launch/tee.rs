@@ -179,6 +179,7 @@ mod tests {
     use nix::sys::stat::Mode;
     use std::os::unix::fs::OpenOptionsExt;
     use std::path::Path;
+    use std::sync::mpsc;
 
     const SOON: Duration = Duration::from_secs(30);
     const FLOOD_BYTES: usize = 8 << 20;
@@ -259,10 +260,10 @@ mod tests {
 
     #[test]
     fn a_pipe_is_done_when_its_last_word_is_passed_on() {
-        struct Slow(Arc<Mutex<Vec<u8>>>);
+        struct Slow(Arc<Mutex<Vec<u8>>>, mpsc::Receiver<()>);
         impl Write for Slow {
             fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
-                std::thread::sleep(Duration::from_millis(300));
+                self.1.recv_timeout(Duration::from_secs(60)).unwrap();
                 self.0.lock().unwrap().extend_from_slice(piece);
                 Ok(piece.len())
             }
@@ -274,11 +275,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let heard = Arc::new(Mutex::new(Vec::new()));
         let (from, mut engine) = io::pipe().unwrap();
-        let tee = tee(from.into(), Box::new(Slow(Arc::clone(&heard))), &log_in(dir.path())).unwrap();
+        let (go_on, told) = mpsc::channel();
+        let tee = tee(from.into(), Box::new(Slow(Arc::clone(&heard), told)), &log_in(dir.path())).unwrap();
         engine.write_all(b"last words").unwrap();
         until("it is read", || !tee.passed_on.is_empty());
-        assert!(!tee.is_done());
         drop(engine);
+        assert!(!tee.is_done());
+        go_on.send(()).unwrap();
         until("it is done", || tee.is_done());
         assert_eq!(heard.lock().unwrap().as_slice(), b"last words");
     }

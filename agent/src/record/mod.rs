@@ -336,7 +336,7 @@ mod tests {
         let words = words.map(Into::into).into_iter().chain(["--out".into(), out.clone().into_os_string()]);
         let recording = tokio::spawn(run(Cli::parse_from(words).args));
         let begun = Instant::now();
-        while !part.exists() || begun.elapsed() < Duration::from_millis(500) {
+        while !part.exists() || begun.elapsed() < Duration::from_secs(3) {
             assert!(begun.elapsed() < Duration::from_secs(30), "nothing is recorded");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -259,7 +259,7 @@ fn is_steady(verdict: &Verdict) -> bool {
 }
 
 fn is_empty(news: &News<'_>) -> bool {
-    news.gate.is_some_and(|reply| reply.obs.in_flight == 0)
+    news.gate.is_some_and(|reply| reply.obs.in_flight == 0 && reply.passing == 0)
 }
 
 type Mark<'a> = Option<(&'a str, &'a str, [bool; 7], &'a [Xid])>;

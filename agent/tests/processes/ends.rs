@@ -130,7 +130,6 @@ fn what_the_engine_says_last_is_passed_on_before_the_end() {
     until("the engine runs", || logged("up\n"));
     send(&[supervisor(&run)], Signal::SIGTERM);
     until("the engine ends", || logged("last\n"));
-    std::thread::sleep(Duration::from_millis(300));
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let mut text = String::new();
@@ -198,10 +197,14 @@ fn an_engine_that_a_killed_supervisor_left_is_ended_before_the_next() {
     run.supervisor.kill().unwrap();
     run.supervisor.wait().unwrap();
     assert!(lives(&left));
+    let pages = || std::fs::read_to_string(agent_dir.join("page-dir")).map(std::path::PathBuf::from).unwrap();
+    let before = pages();
+    assert!(before.starts_with("/dev/shm") && before.is_dir(), "{}", before.display());
     let [gate, agent] = free_addresses();
     let mut next = Command::new(AGENT);
     next.args(["run", "--no-nvml", "--listen", &gate.to_string(), "--agent-listen", &agent.to_string(), "--agent-dir"]);
     run.supervisor = next.arg(&agent_dir).args(["--", "sleep", "600"]).spawn().unwrap();
     until("the next runs", || engine().is_some_and(|next| next != left));
     assert!(!lives(&left));
+    assert!(!before.exists() && pages().is_dir(), "its pages are gone, and the next has its own");
 }

@@ -100,6 +100,10 @@ pub async fn wait(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resu
             "{written}, and pod {name} takes no requests, but its agent has not said within {after} s that it has read the fence: \
              `truebeat kubectl why {name}`"
         ),
+        (false, true) if !out => bail!(
+            "{written}, and pod {name} is Ready, but its agent has not said within {after} s that it has read so: \
+             `truebeat kubectl why {name}`"
+        ),
         (false, true) => bail!("{written}, but pod {name} is not Ready after {after} s: `truebeat kubectl why {name}`"),
         (false, false) => bail!("{written}, but pod {name} is still Ready after {after} s: is its agent new enough?"),
     }
@@ -184,7 +188,7 @@ mod tests {
             (fence(), pod("False", "StepStalled"), Err("has read the fence")),
             (fence(), pod("True", FENCED_BY_PERSON), Err("still Ready")),
             (fence(), pod("False", FENCED_BY_PERSON), Ok("takes no new requests")),
-            (None, pod("True", FENCED_BY_PERSON), Err("not Ready after")),
+            (None, pod("True", FENCED_BY_PERSON), Err("is Ready, but its agent has not said")),
             (None, pod("False", "StepStalled"), Err("not Ready after")),
             (None, pod("True", "Progressing"), Ok("Ready again")),
         ] {

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use kube::ResourceExt;
+use truebeat_tests::endpoints::Endpoints;
 use truebeat_tests::product;
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
 use crate::lifecycle::manifest_of;
-use crate::probes;
+use crate::probes::Probes;
 use crate::recovery::removed;
 use crate::rollout::without_a_loss;
 use crate::world::{BOUND, NAMESPACE, World, answered, members, ready};
@@ -34,7 +35,7 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     answered(&load).await?;
 
     let asked = Instant::now();
-    strangers(world, times, &old, || endpoints.flips().len()).await?;
+    strangers(world, times, &old, &endpoints).await?;
     answered(&load).await?;
     without_a_loss(&load, asked, "the stranger's visit", times)?;
     let begun = times.act("kubectl drain, of the only node: nobody who leaves finds another place");
@@ -81,9 +82,9 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
 
 /// Somebody who reaches the agents' ports asks all replicas at once to drain, as a kubelet would: none of them is being deleted, so nobody
 /// leaves, and clients do not feel it.
-async fn strangers(world: &World<'_>, times: &mut Times, pods: &[String], flips: impl Fn() -> usize) -> Result<()> {
+async fn strangers(world: &World<'_>, times: &mut Times, pods: &[String], endpoints: &Endpoints) -> Result<()> {
+    let probes = Probes::of(world, pods)?;
     let begun = times.act("a stranger asks every replica to drain");
-    let before = flips();
     let seconds = STRANGERS_DRAIN.as_secs();
     let ask = |pod: &String| {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:9400/proxy/drain?timeout_s={seconds}");
@@ -104,10 +105,14 @@ async fn strangers(world: &World<'_>, times: &mut Times, pods: &[String], flips:
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    let late = pods.iter().map(|pod| probes::late(world, pod, begun)).sum::<Result<usize>>()?;
-    let flips = flips() - before;
-    ensure!(out.is_empty() || late > 0, "{out:?} obeyed a stranger");
-    ensure!(flips <= 2 * late, "{flips} changes of endpoints, and {late} probes were late");
+    for pod in pods {
+        let late = probes.late(world, pod)?;
+        ensure!(late > 0 || !out.contains(pod), "{pod} obeyed a stranger");
+        let flips = endpoints.flips().into_iter().filter(|flip| flip.at > begun && flip.pod == *pod).count();
+        ensure!(flips <= 2 * late, "{flips} changes of {pod}'s endpoint, and {late} of its probes were late");
+    }
+    // who obeyed would be out until it is told otherwise
+    endpoints.count(pods.len(), Duration::from_secs(10)).await?;
     times.now(&format!("{} s later all serve as before", begun.elapsed().as_secs()));
     Ok(())
 }

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use truebeat_tests::product;
 use truebeat_tests::times::Times;
 
-use crate::probes;
+use crate::probes::Probes;
 use crate::world::{BOUND, World, by_its_own_clock, restarted, restarts, told, two_serving, uid};
 
 /// Far above what a busy machine adds, far below what a replica that does not serve would show.
@@ -22,6 +22,7 @@ pub async fn one(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let pods = two_serving(world, &endpoints, &load).await?;
     let (victim, other) = (&pods[0], &pods[1]);
     let pages = world.pages(&pods)?;
+    let probes = Probes::of(world, &pods)?;
     let before = restarts(&*world.pod(victim)?, "engine");
 
     let (frozen, wall) =
@@ -50,7 +51,7 @@ pub async fn one(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     times.note(&told(&felt));
     ensure!(felt.unreachable == 0, "at some moment no replica took connections: {felt:?}");
     let others = endpoints.flips().into_iter().filter(|flip| flip.pod == *other && flip.at > frozen).count();
-    let late = probes::late(world, other, frozen)?;
+    let late = probes.late(world, other)?;
     ensure!(others <= 2 * late, "the endpoint of {other} flipped {others} times, and {late} probes were late");
     ensure!(world.incidents_since(frozen).len() == 1, "more than one incident: {:?}", world.incidents_since(frozen));
     Ok(())

@@ -315,6 +315,7 @@ pub async fn by_hand(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let closed = |inc: &EngineIncident| inc.status.as_ref()?.outcome.clone().filter(|_| inc.name_any() == record);
     let (at, outcome) = world.incident("the record's end", &pod, fenced, closed).await?;
     times.seen(&format!("the record is closed: {outcome}"), at);
+    ensure!(at >= lifted, "the record was closed while the fence stood");
     ensure!(outcome == "Unfenced", "closed as {outcome}");
     ensure!(restarts(&*world.pod(&pod)?, "engine") == before, "the engine was restarted for it");
     world.quiet("hand").await?;

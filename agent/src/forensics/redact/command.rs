@@ -132,7 +132,9 @@ pub fn secrets(args: &[String], variables: &[String]) -> Vec<String> {
         .map(|(_, value)| value.to_owned())
         .collect();
     let values = args.iter().zip(are_secret_values(args)).filter(|(_, secret)| *secret);
-    found.extend(values.map(|(arg, _)| arg.clone()));
+    // a path behind the list is a model's, and would be missed in every stack
+    let values = values.map(|(arg, _)| arg).filter(|arg| !arg.contains('/') || looks_secret(arg));
+    found.extend(values.cloned());
     let joined = args.iter().filter_map(|arg| arg.split_once('='));
     found.extend(joined.filter(|(name, _)| is_secret_name(name)).map(|(_, value)| value.to_owned()));
     found.extend(args.iter().filter(|arg| looks_secret(arg)).cloned());
