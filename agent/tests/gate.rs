@@ -290,31 +290,6 @@ async fn requests_that_die_with_an_engine_at_a_shut_gate_are_told_when_to_come_a
 }
 
 #[tokio::test]
-async fn an_engine_that_only_says_errors_delivers_nothing() {
-    let (listener, upstream) = engine().await;
-    let mut gate = Gate::before(&upstream).await;
-    for status in ["400 Bad Request", "429 Too Many Requests", "503 Service Unavailable", "504 Gateway Timeout"] {
-        for kind in ["application/json", "text/plain"] {
-            let mut client = gate.send(&post("/v1/completions", "{}")).await;
-            let (mut server, _) = take(&listener).await;
-            let head =
-                format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nconnection: close\r\ncontent-length: 4\r\n\r\n");
-            server.write_all(format!("{head}dead").as_bytes()).await.unwrap();
-            assert!(rest(&mut client).await.ends_with("dead"), "it is passed on all the same");
-        }
-    }
-    let mut client = gate.send(&post("/v1/completions", "{}")).await;
-    let (mut server, _) = take(&listener).await;
-    server.write_all(SSE.as_bytes()).await.unwrap();
-    chunk(&mut server, "data: {\"error\": {\"message\":\"EngineCore died\"}}\n\ndata: [DONE]\n\n").await;
-    server.write_all(b"0\r\n\r\n").await.unwrap();
-    assert!(rest(&mut client).await.contains("EngineCore died"));
-    let reply = gate.until("all ended", |r| r.obs.requests_done == 9).await;
-    assert_eq!((reply.obs.chunks_delivered, reply.obs.bytes_delivered, reply.obs.last_delivery_ms), (0, 0, None));
-    assert_eq!((reply.requests_completed, reply.requests_failed), (2, 7), "the 400s were answered");
-}
-
-#[tokio::test]
 async fn a_client_that_leaves_aborts_the_engines_request() {
     let (listener, upstream) = engine().await;
     let mut gate = Gate::before(&upstream).await;

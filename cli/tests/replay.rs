@@ -100,8 +100,8 @@ fn bad_input_is_named_with_what_to_do() {
     assert!(said.contains("missing.jsonl.gz"), "{said}");
     let said = refused(&replay(&[], &[&file("bad.jsonl", "{\"t\":1}\nnot json\n")]));
     assert!(said.contains("bad.jsonl") && said.contains("line 2"), "{said}");
-    let said = refused(&replay(&[], &[&file("plain.jsonl.gz", "{\"t\":1}\n")]));
-    assert!(said.contains("gzipped"), "{said}");
+    let said = refused(&replay(&[], &[&file("neither.jsonl.gz", "\u{1f}\u{0}{\"t\":1}\n")]));
+    assert!(said.contains("neither.jsonl.gz") && said.contains("line 1"), "{said}");
     let lonely = file("lonely.jsonl", "{\"t\":1}\n");
     file("lonely.labels.json", "{\"truth\": 3}");
     let said = refused(&replay(&[], &[&lonely]));

@@ -189,7 +189,9 @@ fn whoever_was_started_with_nohup_stays() {
 /// Killed, a supervisor cannot end its engine; whoever takes over its directory does.
 #[test]
 fn an_engine_that_a_killed_supervisor_left_is_ended_before_the_next() {
-    let mut run = Run::begin(&mut Command::new(AGENT), &[], |_, _| ["sleep", "600"].map(Into::into).to_vec());
+    // (its parent's death asks it to end, and it does not)
+    let words = ["sh", "-c", "trap '' TERM; exec sleep 600"].map(Into::into).to_vec();
+    let mut run = Run::begin(&mut Command::new(AGENT), &[], |_, _| words);
     let agent_dir = run.dir.path().join("agent");
     let engine = || EngineFile::read(&agent_dir).map(|file| file.process());
     until("the engine runs", || engine().is_some());

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -149,8 +149,8 @@ impl Run {
     }
 
     fn page_dir(&self) -> PathBuf {
-        let found = find(&self.dir.path().join("agent"), "rank-0.beat");
-        found.and_then(|page| page.parent().map(Path::to_owned)).unwrap_or_else(|| panic!("no page: {}", self.log()))
+        let told = std::fs::read_to_string(self.dir.path().join("agent/page-dir"));
+        told.map(PathBuf::from).unwrap_or_else(|error| panic!("no pages ({error}): {}", self.log()))
     }
 
     fn json(&self, path: &str) -> Option<Value> {
@@ -190,12 +190,6 @@ pub fn overloaded() -> bool {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
     load > 4.0 * std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
-}
-
-fn find(dir: &Path, name: &str) -> Option<PathBuf> {
-    let entries: Vec<PathBuf> = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).collect();
-    let here = entries.iter().find(|path| path.file_name().is_some_and(|file| file == name)).cloned();
-    here.or_else(|| entries.iter().filter(|path| path.is_dir()).find_map(|path| find(path, name)))
 }
 
 fn thread_state(pid: u32, thread: &str) -> Option<char> {

@@ -24,7 +24,10 @@ pub fn policies(world: &World<'_>) -> Result<()> {
         ensure!(labels[key] == *value, "the policy selects pods with {key}={value}, the operator's have {labels}");
     }
     closed_but_for(policy, ("ingress", &[json!("http")]), ("egress", &[json!(443), json!(6443)]))?;
-    ensure!(policy["ingress"][0]["from"][0]["namespaceSelector"]["matchLabels"]["a"] == "b", "{policy}");
+    let from = policy["ingress"][0]["from"].as_array().context("nobody is named")?;
+    ensure!(from.len() == 2 && from[1]["namespaceSelector"]["matchLabels"]["a"] == "b", "{policy}");
+    let test = &from[0]["podSelector"]["matchLabels"];
+    ensure!(test["app.kubernetes.io/component"] == "test" && from[0]["namespaceSelector"].is_null(), "{policy}");
 
     world.tenant("network")?;
     let text = block(DOC, "kind: NetworkPolicy").context("docs/security.md holds no NetworkPolicy")?;
