@@ -1,42 +1,80 @@
 #!/usr/bin/env bash
-# What `make test-gpu` and `make bench-gpu` run on a machine with a GPU, out of the folder that bundle.sh made; at most ten minutes. Results go
-# to OUT (default: out beside this file). The exit status is 0 only if everything passed.
+# What `make test-gpu` and `make bench-gpu` run on a machine with a GPU, out of the folder that bundle.sh made; at most nine minutes, however
+# much of it hangs. Results go to OUT (default: out beside this file). The exit status is 0 only if everything passed.
 #
-#   run.sh test|bench
+#   run.sh test|bench|all     all: both in one go, the most telling parts first
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$here/out}
 mkdir -p "$out"
 export TRUEBEAT_KERNELS=$here TRUEBEAT_GOLDEN=$here/golden
+# tests of the device that there must be at least: a bundle without them would pass everything
+tests_min=14
+deadline=$((SECONDS + ${SECONDS_MAX:-520}))
 failed=()
 
 part() { # name, seconds it may take, command…
-  local name=$1 seconds=$2 status=0
+  local name=$1 seconds=$2 status=0 left=$((deadline - SECONDS)) began=$SECONDS
   shift 2
+  if [ "$left" -lt 5 ]; then
+    failed+=("$name (no time left)")
+    return
+  fi
   printf '\n== %s\n' "$name"
-  timeout --kill-after=10 "$seconds" "$@" 2>&1 | tee "$out/$name.log"
+  timeout --kill-after=5 $((seconds < left ? seconds : left)) "$@" 2>&1 | tee "$out/${name//[^a-z0-9_-]/.}.log"
   status=${PIPESTATUS[0]}
-  [ "$status" -eq 0 ] || { failed+=("$name"); printf '%s FAILED (status %d)\n' "$name" "$status"; }
+  printf '%s: status %d after %d s\n' "$name" "$status" $((SECONDS - began))
+  [ "$status" -eq 0 ] || failed+=("$name (status $status)")
 }
 
-command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/device.txt"
-case ${1:-} in
-  test)
-    # each operation and each model against the CPU oracle, on the device
-    part ops 240 "$here/cuda-tests" --ignored --test-threads=1 --nocapture
-    part spin 90 "$here/gpu" --kernels "$here" spin-check
-    part signature 200 "$here/gpu" --kernels "$here" signature --out "$out/signature.jsonl" --seconds 15
-    if command -v compute-sanitizer >/dev/null; then
-      part sanitizer 60 compute-sanitizer --error-exitcode 9 "$here/cuda-tests" --ignored --test-threads=1 products
-    else
-      echo 'compute-sanitizer is not here: memory was not checked by it'
-    fi
-    ;;
-  bench) part bench 580 "$here/gpu" --kernels "$here" bench --seconds 8 ;;
-  *) printf 'usage: %s test|bench\n' "$0" >&2; exit 2 ;;
-esac
+device_tests() { # each in a process of its own: an illegal address spoils its context for all that comes behind it. Models come last.
+  local list
+  list=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p')
+  if [ "$(wc -l <<<"$list")" -lt "$tests_min" ]; then
+    failed+=("ops (fewer than $tests_min tests are there)")
+  fi
+  for name in $(grep -v '^models' <<<"$list") $(grep '^models' <<<"$list"); do
+    part "$name" 60 "$here/cuda-tests" --ignored --exact "$name" --nocapture
+  done
+}
+
+sanitize() { # races and misalignment are what the host's twin of a kernel cannot show
+  local sanitizer list
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+  if [ -z "$sanitizer" ]; then
+    echo 'compute-sanitizer is not here: races and misalignment were not looked for' | tee "$out/not-run.txt"
+    return
+  fi
+  list=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p' | grep -E '^(paged::attention|ops::placing|sampled)')
+  for name in $list; do
+    part "racecheck-$name" 40 "$sanitizer" --tool racecheck --error-exitcode 9 "$here/cuda-tests" --ignored --exact "$name"
+  done
+  part memcheck 40 "$sanitizer" --tool memcheck --error-exitcode 9 "$here/cuda-tests" --ignored --test-threads=1 products
+}
+
+# the last process to leave a GPU shuts it down, and the next waits for seconds until it is up again
+{ exec 8<>/dev/nvidia0; } 2>/dev/null || true
+{
+  command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+  ldconfig -p 2>/dev/null | grep -E 'libcuda\.|libnvidia-ml\.'
+  ldd --version 2>/dev/null | head -n 1
+  printf 'LD_LIBRARY_PATH=%s\n' "${LD_LIBRARY_PATH:-}"
+} | tee "$out/device.txt"
+what=${1:-}
+case $what in test | bench | all) ;; *) printf 'usage: %s test|bench|all\n' "$0" >&2; exit 2 ;; esac
+# each operation and each model against the CPU oracle, on the device
+[ "$what" = bench ] || device_tests
+[ "$what" = test ] || part bench 300 "$here/gpu" --kernels "$here" bench --seconds "$([ "$what" = all ] && echo 3 || echo 8)"
+if [ "$what" != bench ]; then
+  sanitize
+  # what spins may leave a GPU that answers nobody: last
+  part signature 150 "$here/gpu" --kernels "$here" signature --out "$out/signature.jsonl" --seconds "$([ "$what" = all ] && echo 8 || echo 15)"
+  part spin 90 "$here/gpu" --kernels "$here" spin-check
+fi
 if [ ${#failed[@]} -gt 0 ]; then
-  printf '\nfailed: %s\n' "${failed[*]}"
+  printf '\nfailed:'
+  printf ' %s;' "${failed[@]}"
+  printf '\n'
   exit 1
 fi
 printf '\nall parts passed; results in %s\n' "$out"
