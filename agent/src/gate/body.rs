@@ -87,6 +87,24 @@ impl Drop for Passing {
     }
 }
 
+/// A client's connection. Dropped, it is over.
+#[derive(Debug)]
+pub struct Connected(Arc<Ledger>);
+
+impl Connected {
+    /// From now on.
+    pub fn begin(ledger: &Arc<Ledger>) -> Self {
+        ledger.connected(true);
+        Self(Arc::clone(ledger))
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.connected(false);
+    }
+}
+
 /// An answer's body.
 #[derive(Debug)]
 pub enum AnswerBody {

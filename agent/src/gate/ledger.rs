@@ -62,6 +62,9 @@ pub struct GateReply {
     /// Requests on their way that are no work by any rule of ours, and no reading either: who leaves waits for them as well.
     #[serde(default)]
     pub passing: u32,
+    /// Clients' connections. One that leaves has them end with what they wait for: when none is left, all that was answered is sent.
+    #[serde(default)]
+    pub connections: u32,
     /// Is the gate shut now?
     pub shut: bool,
 }
@@ -227,6 +230,12 @@ impl Ledger {
     pub(super) fn passes(&self, comes: bool) {
         let passing = &mut self.lock().sums.passing;
         *passing = if comes { passing.saturating_add(1) } else { passing.saturating_sub(1) };
+    }
+
+    /// A client's connection is there, or is over.
+    pub(super) fn connected(&self, comes: bool) {
+        let connections = &mut self.lock().sums.connections;
+        *connections = if comes { connections.saturating_add(1) } else { connections.saturating_sub(1) };
     }
 
     /// All of its body has come: so long is its prompt.

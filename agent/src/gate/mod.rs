@@ -136,6 +136,7 @@ async fn accept(listener: TcpListener, proxy: Arc<Proxy>, guests: &Arc<Guests>, 
 }
 
 async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, guest: Arc<Guest>, client_idle: Duration) {
+    let _connected = proxy.connected();
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request| {
         let (asking, answer, guest) = (guest.asks(), Arc::clone(&proxy).handle(request), Arc::clone(&guest));

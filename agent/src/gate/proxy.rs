@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answers;
-use super::body::{AnswerBody, CountedBody, Flight, Passing};
+use super::body::{AnswerBody, Connected, CountedBody, Flight, Passing};
 use super::ledger::{End, Ledger};
 use super::scan::Scan;
 use super::upload::{ClientBody, FRAME_WAIT_MAX, InTime, RequestBody, UploadError};
@@ -86,6 +86,11 @@ impl Proxy {
             rest: Arc::new(Semaphore::new(HELD_BYTES_MAX)),
         };
         Some(Self { ledger, client, scheme, authority: upstream.authority().cloned()?, room })
+    }
+
+    /// A client's connection, in the books for as long as this is there.
+    pub fn connected(&self) -> Connected {
+        Connected::begin(&self.ledger)
     }
 
     /// Answers one request; whatever goes wrong is an answer too.

@@ -181,7 +181,11 @@ impl Publisher {
             incidents: news.incidents.to_vec(),
             metrics: metrics.text(),
             draining: news.draining,
-            in_flight: news.gate.map(|reply| reply.obs.in_flight.saturating_add(reply.passing)),
+            in_flight: news.gate.map(|reply| {
+                // what was answered whole may not be sent yet: who leaves waits until its clients have gone
+                let unsent = if news.draining.is_some() { reply.connections } else { 0 };
+                reply.obs.in_flight.saturating_add(reply.passing).max(unsent)
+            }),
             gate_hangs_ms: news.gate_hangs_ms,
         }
     }
@@ -259,7 +263,7 @@ fn is_steady(verdict: &Verdict) -> bool {
 }
 
 fn is_empty(news: &News<'_>) -> bool {
-    news.gate.is_some_and(|reply| reply.obs.in_flight == 0 && reply.passing == 0)
+    news.gate.is_some_and(|reply| reply.obs.in_flight == 0 && reply.passing == 0 && reply.connections == 0)
 }
 
 type Mark<'a> = Option<(&'a str, &'a str, [bool; 7], &'a [Xid])>;

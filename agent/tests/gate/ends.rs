@@ -76,3 +76,14 @@ async fn what_may_end_a_silence_passes_a_fence_and_who_leaves_waits_for_it() {
     assert!(rest(&mut client).await.ends_with("ok"));
     gate.until("it is over", |r| r.passing == 0).await;
 }
+
+/// What was answered whole may still lie between gate and client: who leaves waits for its connections.
+#[tokio::test]
+async fn the_connections_of_a_gate_are_told_until_they_are_over() {
+    let (_listener, upstream) = engine().await;
+    let mut gate = Gate::before(&upstream).await;
+    let _kept = gate.send("").await;
+    gate.until("it is there", |r| r.connections == 1 && r.obs.in_flight == 0).await;
+    gate.control = Control { draining: true, ..Control::default() };
+    gate.until("it was sent away", |r| r.connections == 0).await;
+}

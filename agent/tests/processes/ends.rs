@@ -196,6 +196,10 @@ fn an_engine_that_a_killed_supervisor_left_is_ended_before_the_next() {
     let engine = || EngineFile::read(&agent_dir).map(|file| file.process());
     until("the engine runs", || engine().is_some());
     let left = engine().unwrap();
+    // (before that it does not ignore it yet)
+    until("it sleeps", || {
+        std::fs::read_to_string(format!("/proc/{}/comm", left.pid)).is_ok_and(|name| name == "sleep\n")
+    });
     run.supervisor.kill().unwrap();
     run.supervisor.wait().unwrap();
     assert!(lives(&left));
