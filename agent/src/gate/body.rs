@@ -11,7 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
 
-use super::ledger::{End, Ledger};
+use super::ledger::{End, Holding, Ledger};
 use super::scan::Scan;
 use super::upload::Upload;
 use super::work::Asked;
@@ -69,49 +69,13 @@ impl Drop for Flight {
     }
 }
 
-/// A request on its way that is no work. Dropped, it is over.
-#[derive(Debug)]
-pub struct Passing(Arc<Ledger>);
-
-impl Passing {
-    /// From now on.
-    pub fn begin(ledger: &Arc<Ledger>) -> Self {
-        ledger.passes(true);
-        Self(Arc::clone(ledger))
-    }
-}
-
-impl Drop for Passing {
-    fn drop(&mut self) {
-        self.0.passes(false);
-    }
-}
-
-/// A client's connection. Dropped, it is over.
-#[derive(Debug)]
-pub struct Connected(Arc<Ledger>);
-
-impl Connected {
-    /// From now on.
-    pub fn begin(ledger: &Arc<Ledger>) -> Self {
-        ledger.connected(true);
-        Self(Arc::clone(ledger))
-    }
-}
-
-impl Drop for Connected {
-    fn drop(&mut self) {
-        self.0.connected(false);
-    }
-}
-
 /// An answer's body.
 #[derive(Debug)]
 pub enum AnswerBody {
     /// Made by the gate, or read whole.
     Whole(Full<Bytes>),
     /// Passed through without counting; a change of the engine's is told of for as long as it goes on.
-    Through(Incoming, Option<Passing>),
+    Through(Incoming, Option<Holding>),
     /// Passed through and counted.
     Counted(Box<CountedBody>),
 }

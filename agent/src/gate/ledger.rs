@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use heartbeat::counts::CountsWriter;
 use serde::{Deserialize, Serialize};
@@ -17,9 +17,6 @@ use super::suspects::{Memory, Poison, Suspect};
 use super::work::Asked;
 use super::{counts, owed};
 
-/// Who comes after an engine broke off its requests, and so soon, was not with it then: a front end that outlives its engine ends all of these
-/// by a 500 as well.
-const BREAK_MS: Ms = 10_000;
 /// A chunk that has waited longer than this for the client's socket makes the client "blocked" (V5).
 const CLIENT_BLOCKED_MS: Ms = 1_000;
 
@@ -81,6 +78,36 @@ pub enum End {
     Abandoned,
 }
 
+/// What a gate has in its hands beside the work in its books.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// [`GateReply::passing`]
+    Passing,
+    /// [`GateReply::connections`]
+    Connection,
+}
+
+impl GateReply {
+    fn held(&mut self, what: Held) -> &mut u32 {
+        match what {
+            Held::Passing => &mut self.passing,
+            Held::Connection => &mut self.connections,
+        }
+    }
+}
+
+/// One of those. Dropped, it is over.
+#[derive(Debug)]
+pub struct Holding(Arc<Ledger>, Held);
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        let books = &mut *self.0.lock();
+        let count = books.sums.held(self.1);
+        *count = count.saturating_sub(1);
+    }
+}
+
 /// Why a new request is turned away.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
@@ -108,8 +135,6 @@ struct Books {
     /// Counters of requests that ended, and the sums over all; kept at each entry, but for what only a look at each request tells.
     sums: GateReply,
     memory: Memory,
-    /// When the engine first broke off a request since it last delivered.
-    broke_ms: Option<Ms>,
     /// Where the detector reads the sums without asking.
     counts: Option<CountsWriter>,
 }
@@ -215,7 +240,6 @@ impl Ledger {
         books.sums.obs.chunks_delivered += 1;
         books.sums.obs.bytes_delivered += bytes;
         books.sums.obs.last_delivery_ms = Some(now_ms);
-        books.broke_ms = None;
         books.tell();
     }
 
@@ -226,16 +250,12 @@ impl Ledger {
         }
     }
 
-    /// One more ([`GateReply::passing`]), or one less.
-    pub(super) fn passes(&self, comes: bool) {
-        let passing = &mut self.lock().sums.passing;
-        *passing = if comes { passing.saturating_add(1) } else { passing.saturating_sub(1) };
-    }
-
-    /// A client's connection is there, or is over.
-    pub(super) fn connected(&self, comes: bool) {
-        let connections = &mut self.lock().sums.connections;
-        *connections = if comes { connections.saturating_add(1) } else { connections.saturating_sub(1) };
+    /// One more of these, until what is given back is dropped.
+    pub fn hold(self: &Arc<Self>, what: Held) -> Holding {
+        let books = &mut *self.lock();
+        let count = books.sums.held(what);
+        *count = count.saturating_add(1);
+        Holding(Arc::clone(self), what)
     }
 
     /// All of its body has come: so long is its prompt.
@@ -263,10 +283,11 @@ impl Ledger {
         }
         // A stream that ends with its connection ends so when the engine is killed, too: behind a fence no end is a success.
         let proves = open.answered && !books.control.fenced;
-        let late = end == End::Broken && books.came_behind_a_break(open.forwarded_ms, now_ms);
+        let delivered_ms = books.sums.obs.last_delivery_ms;
         match (open.asked.print, end) {
             (Some(print), End::Completed) if proves => books.memory.answered(print, now_ms),
-            (Some(print), End::Broken | End::Abandoned) if !late => books.memory.broke(print, now_ms),
+            (Some(print), End::Abandoned) => books.memory.broke(print, now_ms),
+            (print, End::Broken) => books.memory.broke_off(print, open.forwarded_ms, delivered_ms, now_ms),
             _ => {}
         }
     }
@@ -297,13 +318,6 @@ impl Ledger {
 }
 
 impl Books {
-    /// Did this request, which the engine broke off, come when it had broken off others a moment before?
-    fn came_behind_a_break(&mut self, forwarded_ms: Ms, now_ms: Ms) -> bool {
-        let first = self.broke_ms.filter(|at| forwarded_ms.saturating_sub(*at) < BREAK_MS);
-        let first = *self.broke_ms.insert(first.unwrap_or(now_ms));
-        forwarded_ms > first
-    }
-
     /// A request, which is not among those that await theirs any more, had its first byte or ended without one.
     fn awaits_no_more(&mut self, asked: &Asked) {
         let others = self.open.values().filter(|open| !open.answered).map(|open| &open.asked);

@@ -1,6 +1,7 @@
 //! The books, entry by entry.
 
 use super::*;
+use crate::gate::suspects::BREAK_MS;
 
 fn ledger() -> Ledger {
     Ledger::new(7, Control::default())

@@ -13,6 +13,7 @@ mod name;
 mod owed;
 pub mod print;
 mod proxy;
+mod room;
 mod scan;
 pub mod suspects;
 mod upload;

@@ -14,11 +14,11 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use nix::errno::Errno;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::answers;
-use super::body::{AnswerBody, Connected, CountedBody, Flight, Passing};
-use super::ledger::{End, Ledger};
+use super::body::{AnswerBody, CountedBody, Flight};
+use super::ledger::{End, Held, Holding, Ledger};
+use super::room::{Room, Share};
 use super::scan::Scan;
 use super::upload::{ClientBody, FRAME_WAIT_MAX, InTime, RequestBody, UploadError};
 use super::work::{self, Asked};
@@ -32,12 +32,6 @@ const CONNECT_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Shorter than any server's own (gunicorn closes after 2 s, uvicorn after 5): a connection that the engine is just closing would fail a
 /// request. To open another takes a fraction of a millisecond.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(1);
-/// All bodies held in memory together; what finds no room streams through, counted by its length.
-const HELD_BYTES_MAX: usize = 64 << 20;
-/// The beginnings of all bodies, so many bytes of each, have room of their own: however many long ones come slowly, short ones are read.
-const BEGINNING_BYTES: usize = 64 << 10;
-const BEGINNINGS_BYTES_MAX: usize = 16 << 20;
-
 /// Headers that belong to one connection and not to the message.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
@@ -61,15 +55,6 @@ pub struct Proxy {
     room: Room,
 }
 
-/// A permit a byte.
-#[derive(Debug)]
-struct Room {
-    /// Of [`BEGINNINGS_BYTES_MAX`].
-    beginnings: Arc<Semaphore>,
-    /// Of [`HELD_BYTES_MAX`].
-    rest: Arc<Semaphore>,
-}
-
 impl Proxy {
     /// `upstream` is the engine's base URL; its path is ignored. `None` where it names no host.
     pub fn new(ledger: Arc<Ledger>, upstream: &Uri) -> Option<Self> {
@@ -81,16 +66,12 @@ impl Proxy {
             .pool_idle_timeout(IDLE_CONNECTION_MAX)
             .build(connector);
         let scheme = upstream.scheme().cloned().unwrap_or(Scheme::HTTP);
-        let room = Room {
-            beginnings: Arc::new(Semaphore::new(BEGINNINGS_BYTES_MAX)),
-            rest: Arc::new(Semaphore::new(HELD_BYTES_MAX)),
-        };
-        Some(Self { ledger, client, scheme, authority: upstream.authority().cloned()?, room })
+        Some(Self { ledger, client, scheme, authority: upstream.authority().cloned()?, room: Room::default() })
     }
 
     /// A client's connection, in the books for as long as this is there.
-    pub fn connected(&self) -> Connected {
-        Connected::begin(&self.ledger)
+    pub fn connected(&self) -> Holding {
+        self.ledger.hold(Held::Connection)
     }
 
     /// Answers one request; whatever goes wrong is an answer too.
@@ -124,7 +105,7 @@ impl Proxy {
             return self.forward_work(request).await;
         }
         let (parts, body) = request.into_parts();
-        let passing = (!reads).then(|| Passing::begin(&self.ledger));
+        let passing = (!reads).then(|| self.ledger.hold(Held::Passing));
         match self.send(parts, RequestBody::unread(body)).await {
             Ok(response) => response.map(|body| AnswerBody::Through(body, passing)),
             Err(unsent) => unsent.response,
@@ -208,7 +189,7 @@ impl Proxy {
         let json = content_type.is_some_and(|kind| kind.starts_with("application/json"));
         let length = body.size_hint().exact();
         let whole = length.filter(|length| json && *length <= WHOLE_ANSWER_BYTES_MAX);
-        if let Some(_share) = whole.and_then(|length| reserve(&self.room.rest, usize::try_from(length).ok()?)) {
+        if let Some(_share) = whole.and_then(|length| self.room.for_whole(length)) {
             return match read_whole(body, flight, end).await {
                 Some(bytes) => Response::from_parts(parts, AnswerBody::whole(bytes)),
                 None => self.broken("its answer broke off"),
@@ -253,7 +234,6 @@ async fn read_and_count(
         };
         let mut fits = true;
         if let Some(data) = frame.data_ref() {
-            // Nobody waits for room: a few slow senders that hold it would stop everybody else.
             fits = share.grow(room, head.len(), data.len());
             head.extend_from_slice(data);
         }
@@ -264,37 +244,6 @@ async fn read_and_count(
             return Ok((body, work::asked_unread(path, length)));
         }
     }
-}
-
-/// What of the room one body holds, until the engine has taken it.
-#[derive(Debug, Default)]
-pub(super) struct Share {
-    beginning: Option<OwnedSemaphorePermit>,
-    rest: Option<OwnedSemaphorePermit>,
-}
-
-impl Share {
-    /// For so many bytes more, behind those that it has; `false` where there is no room for all of them.
-    fn grow(&mut self, room: &Room, has: usize, more: usize) -> bool {
-        let beginning = BEGINNING_BYTES.saturating_sub(has).min(more);
-        let parts =
-            [(&mut self.beginning, &room.beginnings, beginning), (&mut self.rest, &room.rest, more - beginning)];
-        parts.into_iter().filter(|(_, _, bytes)| *bytes > 0).all(|(share, room, bytes)| {
-            match (reserve(room, bytes), share) {
-                (Some(more), Some(share)) => {
-                    share.merge(more);
-                    true
-                }
-                (Some(more), none) => none.replace(more).is_none(),
-                (None, _) => false,
-            }
-        })
-    }
-}
-
-/// Room for so many bytes, if there is any now.
-fn reserve(room: &Arc<Semaphore>, bytes: usize) -> Option<OwnedSemaphorePermit> {
-    Arc::clone(room).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()
 }
 
 /// Reads a JSON answer to its end, counting; nothing where the engine broke off.
@@ -318,8 +267,7 @@ async fn read_whole(mut body: Incoming, mut flight: Flight, end: End) -> Option<
 fn end_of(status: StatusCode) -> End {
     match status {
         StatusCode::INTERNAL_SERVER_ERROR => End::Broken,
-        StatusCode::TOO_MANY_REQUESTS => End::Failed,
-        other if other.is_server_error() => End::Failed,
+        other if other.is_server_error() || other == StatusCode::TOO_MANY_REQUESTS => End::Failed,
         _ => End::Completed,
     }
 }
@@ -367,24 +315,6 @@ mod tests {
             [Errno::EMFILE, Errno::ENFILE, Errno::ECONNREFUSED, Errno::ENOMEM].map(failed),
             [true, true, false, false]
         );
-    }
-
-    #[test]
-    fn many_long_bodies_leave_room_for_a_short_one() {
-        let room = Room {
-            beginnings: Arc::new(Semaphore::new(BEGINNINGS_BYTES_MAX)),
-            rest: Arc::new(Semaphore::new(1 << 20)),
-        };
-        let mut long = Share::default();
-        let steps: Vec<bool> = (0..20).map(|n| long.grow(&room, n * BEGINNING_BYTES, BEGINNING_BYTES)).collect();
-        assert_eq!(steps.iter().take_while(|fits| **fits).count(), 17, "its beginning, and all of the rest: {steps:?}");
-        let mut short = Share::default();
-        assert!(
-            short.grow(&room, 0, 40_000) && !short.grow(&room, 40_000, BEGINNING_BYTES),
-            "up to its beginning's end"
-        );
-        drop(long);
-        assert!(Share::default().grow(&room, 0, 1 << 20));
     }
 
     #[test]

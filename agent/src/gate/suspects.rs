@@ -13,6 +13,9 @@ const ANSWERED_MAX: usize = 1_024;
 /// Requests that broke off, and how long they are remembered at least.
 const BROKEN_MAX: usize = 128;
 const BROKEN_MS: Ms = 10_000;
+/// Who comes after an engine broke off its requests, and so soon, was not with it then: a front end that outlives its engine ends all of these
+/// by a 500 as well.
+pub(super) const BREAK_MS: Ms = 10_000;
 
 /// A request that must not reach the engine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +40,8 @@ pub struct Memory {
     /// Oldest first; each print once.
     answered: VecDeque<(Print, Ms)>,
     broken: VecDeque<(Print, Ms)>,
+    /// When the engine began to break requests off, the last time that it did.
+    broke_ms: Option<Ms>,
 }
 
 impl Memory {
@@ -56,6 +61,17 @@ impl Memory {
             self.broken.pop_front();
         }
         self.broken.push_back((print, now_ms));
+    }
+
+    /// The engine broke off a request that had gone to it at `forwarded_ms`, when it had last delivered at `delivered_ms`. One that came only
+    /// behind such a break is nobody's suspect, and would push those out that were there.
+    pub fn broke_off(&mut self, print: Option<Print>, forwarded_ms: Ms, delivered_ms: Option<Ms>, now_ms: Ms) {
+        let goes_on =
+            |began: &Ms| delivered_ms.is_none_or(|at| at <= *began) && forwarded_ms.saturating_sub(*began) < BREAK_MS;
+        let began = *self.broke_ms.insert(self.broke_ms.filter(goes_on).unwrap_or(now_ms));
+        if let Some(print) = print.filter(|_| forwarded_ms <= began) {
+            self.broke(print, now_ms);
+        }
     }
 
     fn answered_ms(&self, print: Print) -> Option<Ms> {

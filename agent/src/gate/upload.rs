@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep, timeout};
 
 use super::ledger::Ledger;
-use super::proxy::Share;
+use super::room::Share;
 use crate::sources::clock::monotonic_ms;
 
 /// A client that sends nothing of its body for so long is cut (E7).
@@ -172,7 +172,7 @@ pub struct RequestBody<B = ClientBody> {
     /// Where it is work in the books, and not yet here as a whole.
     pub upload: Option<Upload>,
     /// Its share of what the gate may hold in memory at once.
-    pub(super) _share: Share,
+    pub _share: Share,
 }
 
 impl<B> RequestBody<B> {

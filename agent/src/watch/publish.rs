@@ -181,11 +181,7 @@ impl Publisher {
             incidents: news.incidents.to_vec(),
             metrics: metrics.text(),
             draining: news.draining,
-            in_flight: news.gate.map(|reply| {
-                // what was answered whole may not be sent yet: who leaves waits until its clients have gone
-                let unsent = if news.draining.is_some() { reply.connections } else { 0 };
-                reply.obs.in_flight.saturating_add(reply.passing).max(unsent)
-            }),
+            in_flight: unfinished(news),
             gate_hangs_ms: news.gate_hangs_ms,
         }
     }
@@ -262,8 +258,15 @@ fn is_steady(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Idle | Verdict::Progressing)
 }
 
+/// Requests that are not over. What was answered whole may not be sent yet: who leaves waits until its clients have gone.
+fn unfinished(news: &News<'_>) -> Option<u32> {
+    let reply = news.gate?;
+    let unsent = if news.draining.is_some() { reply.connections } else { 0 };
+    Some(reply.obs.in_flight.saturating_add(reply.passing).max(unsent))
+}
+
 fn is_empty(news: &News<'_>) -> bool {
-    news.gate.is_some_and(|reply| reply.obs.in_flight == 0 && reply.passing == 0 && reply.connections == 0)
+    unfinished(news) == Some(0)
 }
 
 type Mark<'a> = Option<(&'a str, &'a str, [bool; 7], &'a [Xid])>;

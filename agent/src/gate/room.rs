@@ -1,0 +1,83 @@
+//! Memory that bodies and whole answers may take in the gate. Nobody waits for it: a few slow senders that hold it would stop everybody else.
+
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// All that is held in memory together; what finds no room streams through, counted by its length.
+const HELD_BYTES_MAX: usize = 64 << 20;
+/// The beginnings of all bodies, so many bytes of each, have room of their own: however many long ones come slowly, short ones are read.
+const BEGINNING_BYTES: usize = 64 << 10;
+const BEGINNINGS_BYTES_MAX: usize = 16 << 20;
+
+/// A permit a byte.
+#[derive(Debug)]
+pub struct Room {
+    beginnings: Arc<Semaphore>,
+    rest: Arc<Semaphore>,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self::of(HELD_BYTES_MAX)
+    }
+}
+
+impl Room {
+    fn of(bytes_max: usize) -> Self {
+        Self { beginnings: Arc::new(Semaphore::new(BEGINNINGS_BYTES_MAX)), rest: Arc::new(Semaphore::new(bytes_max)) }
+    }
+
+    /// For an answer of this length, for as long as what is given is there; `None` where there is none now.
+    pub fn for_whole(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        reserve(&self.rest, usize::try_from(bytes).ok()?)
+    }
+}
+
+/// What of the room one body holds, until the engine has taken it.
+#[derive(Debug, Default)]
+pub struct Share {
+    beginning: Option<OwnedSemaphorePermit>,
+    rest: Option<OwnedSemaphorePermit>,
+}
+
+impl Share {
+    /// For so many bytes more, behind those that it has; `false` where there is no room for all of them.
+    pub fn grow(&mut self, room: &Room, has: usize, more: usize) -> bool {
+        let beginning = BEGINNING_BYTES.saturating_sub(has).min(more);
+        add(&mut self.beginning, &room.beginnings, beginning) && add(&mut self.rest, &room.rest, more - beginning)
+    }
+}
+
+fn add(share: &mut Option<OwnedSemaphorePermit>, room: &Arc<Semaphore>, bytes: usize) -> bool {
+    match (reserve(room, bytes), &mut *share) {
+        (Some(more), Some(share)) => share.merge(more),
+        (Some(first), None) => *share = Some(first),
+        (None, _) => return false,
+    }
+    true
+}
+
+fn reserve(room: &Arc<Semaphore>, bytes: usize) -> Option<OwnedSemaphorePermit> {
+    Arc::clone(room).try_acquire_many_owned(u32::try_from(bytes).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_long_bodies_leave_room_for_a_short_one() {
+        let room = Room::of(1 << 20);
+        let mut long = Share::default();
+        let steps: Vec<bool> = (0..20).map(|n| long.grow(&room, n * BEGINNING_BYTES, BEGINNING_BYTES)).collect();
+        assert_eq!(steps.iter().take_while(|fits| **fits).count(), 17, "its beginning, and all of the rest: {steps:?}");
+        let mut short = Share::default();
+        assert!(
+            short.grow(&room, 0, 40_000) && !short.grow(&room, 40_000, BEGINNING_BYTES),
+            "up to its beginning's end"
+        );
+        drop(long);
+        assert!(Share::default().grow(&room, 0, 1 << 20));
+    }
+}
