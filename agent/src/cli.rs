@@ -8,14 +8,13 @@ use std::time::Duration;
 
 use ::http::Uri;
 use clap::{Args, Subcommand};
-use nix::unistd::AccessFlags;
 
 use crate::footprint;
 use crate::forensics;
 use crate::forensics::shelf::{self, EvidenceArgs};
 use crate::gate::control::socket_in;
 use crate::gate::{self, GateConfig};
-use crate::launch::LaunchConfig;
+use crate::launch::{LaunchConfig, run_dirs};
 use crate::never::{self, NeverError};
 use crate::options::WatchArgs;
 use crate::own_program::OWN_PROGRAM;
@@ -247,11 +246,8 @@ pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
     tokio::spawn(footprint::keep_small());
     short_slice::ask_or_log();
     let own_dir = args.agent_dir.is_none();
-    let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dir(std::env::temp_dir()));
-    // Pages are stored to at every step: on a disk's file system a write-back would hold the engine (DESIGN §4.4).
-    let shm = PathBuf::from("/dev/shm");
-    let in_memory = nix::unistd::access(&shm, AccessFlags::W_OK | AccessFlags::X_OK).is_ok();
-    let page_dir = if in_memory { run_dir(shm) } else { agent_dir.join("pages") };
+    let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dirs::fresh(&std::env::temp_dir()));
+    let page_dir = run_dirs::for_pages(&agent_dir);
     let log_path = args.watch.log_file.clone().unwrap_or_else(|| agent_dir.join("engine.log"));
     let watch = args.watch.for_run(page_dir.clone(), log_path.clone());
     // What gate or detector would refuse for ever is refused before an engine has loaded its model beside them.
@@ -285,14 +281,8 @@ pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
     if own_dir {
         let _ = std::fs::remove_dir_all(&agent_dir);
     }
-    if own_dir || in_memory {
-        let _ = std::fs::remove_dir_all(&page_dir);
-    }
+    run_dirs::remove_pages(&page_dir);
     Ok(ExitCode::from(ended?))
-}
-
-fn run_dir(base: PathBuf) -> PathBuf {
-    base.join(format!("truebeat-run-{}-{}", std::process::id(), crate::files::monotonic_ns()))
 }
 
 async fn run_gate(args: GateArgs) -> Result<ExitCode, AgentError> {

@@ -20,6 +20,7 @@ mod own_program;
 pub mod record;
 pub mod report;
 pub mod short_slice;
+mod signals;
 pub mod sources;
 pub mod status;
 pub mod stderr;

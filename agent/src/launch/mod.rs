@@ -4,6 +4,7 @@
 
 mod capped_log;
 mod engine_file;
+pub mod run_dirs;
 mod running;
 mod tee;
 
@@ -69,21 +70,6 @@ pub enum LaunchError {
     PageDir { path: PathBuf, source: std::io::Error },
 }
 
-/// Notes where the pages of this run lie, and removes those of the run before in the same folder, if they lie in memory: a supervisor that was
-/// killed could not.
-fn take_over_pages(agent_dir: &Path, page_dir: &Path) {
-    let note = agent_dir.join("page-dir");
-    let before = std::fs::read_to_string(&note).map(PathBuf::from).unwrap_or_default();
-    let name = before.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let ours = before.parent() == Some(Path::new("/dev/shm")) && name.starts_with("truebeat-run-");
-    if ours && before != page_dir {
-        let _ = std::fs::remove_dir_all(&before);
-    }
-    if let Err(error) = std::fs::write(&note, page_dir.as_os_str().as_encoded_bytes()) {
-        tracing::info!(%error, "a run after this one will not know where its pages lie");
-    }
-}
-
 /// Runs one engine after another.
 #[derive(Debug)]
 pub struct Launcher {
@@ -115,7 +101,7 @@ impl Launcher {
     /// nobody would look after it. Only for whoever has the agent's directory for himself, and only where the very process lives.
     pub async fn clear_predecessor(&self, registry: &Registry, stop: watch::Receiver<bool>) {
         self.end_predecessor(registry, stop).await;
-        take_over_pages(&self.config.agent_dir, &self.config.page_dir);
+        run_dirs::take_over_pages(&self.config.agent_dir, &self.config.page_dir);
     }
 
     async fn end_predecessor(&self, registry: &Registry, mut stop: watch::Receiver<bool>) {

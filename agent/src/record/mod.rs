@@ -20,9 +20,9 @@ use self::sink::Sink;
 use crate::gate::control::{GateClient, socket_in};
 use crate::launch::EngineFile;
 use crate::options::RANKS;
+use crate::signals::{received, unless_ignored};
 use crate::sources::clock::monotonic_ms;
 use crate::sources::{EngineProcess, Sources, SourcesConfig, find_pod_engine, ras};
-use crate::supervisor::{received, unless_ignored};
 
 /// How often the engine is looked for anew.
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);

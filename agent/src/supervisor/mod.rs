@@ -22,6 +22,7 @@ use self::registry::Registry;
 use crate::http;
 use crate::launch::{LaunchConfig, Launcher};
 use crate::own_program::OWN_PROGRAM;
+use crate::signals::{received, unless_ignored};
 use crate::sources::find_pod_engine;
 
 /// How often an ending supervisor looks whether the engine still lives.
@@ -180,27 +181,6 @@ impl Ends {
     }
 }
 
-/// A signal that our parent did not want us to ignore: to take it would undo that.
-pub(crate) fn unless_ignored(kind: SignalKind) -> std::io::Result<Option<Signal>> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    (!ignores(&status, kind.as_raw_value())).then(|| signal(kind)).transpose()
-}
-
-/// One that is not taken never comes.
-pub(crate) async fn received(signal: &mut Option<Signal>) {
-    match signal {
-        Some(signal) => _ = signal.recv().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Does a process with this `/proc/<pid>/status` ignore the signal?
-fn ignores(status: &str, signal: i32) -> bool {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    mask >> (signal - 1) & 1 == 1
-}
-
 fn bind(
     address: SocketAddr,
     in_pod: bool,
@@ -277,19 +257,4 @@ async fn outlive_engine(bound: Duration, page_dir: &Path) {
         }
     };
     let _ = tokio::time::timeout(bound, gone).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_nohup_asked_for_is_read() {
-        let status =
-            |mask: &str| format!("Name:\tx\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\nSigCgt:\t0000000000000001\n");
-        let ignored = |mask: &str| ignores(&status(mask), nix::libc::SIGHUP);
-        assert_eq!(["0000000000001001", "0000000000001000"].map(ignored), [true, false]);
-        assert!(!ignores("", nix::libc::SIGHUP) && !ignored("nonsense"));
-        assert!(ignores(&status("0000000000001000"), nix::libc::SIGPIPE));
-    }
 }
