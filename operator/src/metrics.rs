@@ -53,34 +53,25 @@ impl Metrics {
                     .buckets(vec![0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0]),
             )?,
             grants: IntCounter::new("truebeat_operator_restart_grants_total", "Restarts granted by this process.")?,
-            grants_held: IntGaugeVec::new(
-                Opts::new("truebeat_operator_restart_grants_held", "Restart grants in force."),
-                &["namespace", "deployment"],
+            grants_held: of_deployment("truebeat_operator_restart_grants_held", "Restart grants in force.")?,
+            restarts_held: of_deployment(
+                "truebeat_operator_restarts_held",
+                "1 while restarts are held because of a common cause.",
             )?,
-            restarts_held: IntGaugeVec::new(
-                Opts::new("truebeat_operator_restarts_held", "1 while restarts are held because of a common cause."),
-                &["namespace", "deployment"],
+            rollout_failed: of_deployment(
+                "truebeat_operator_rollout_failed",
+                "1 while the revision of the spec has failed.",
             )?,
-            rollout_failed: IntGaugeVec::new(
-                Opts::new("truebeat_operator_rollout_failed", "1 while the revision of the spec has failed."),
-                &["namespace", "deployment"],
+            fenced_by_person: of_deployment(
+                "truebeat_operator_fenced_by_person",
+                "Replicas that a person keeps out of traffic.",
             )?,
-            fenced_by_person: IntGaugeVec::new(
-                Opts::new("truebeat_operator_fenced_by_person", "Replicas that a person keeps out of traffic."),
-                &["namespace", "deployment"],
+            objects_doubted: of_deployment(
+                "truebeat_operator_objects_doubted",
+                "Objects whose label and owner do not agree.",
             )?,
-            objects_doubted: IntGaugeVec::new(
-                Opts::new("truebeat_operator_objects_doubted", "Objects whose label and owner do not agree."),
-                &["namespace", "deployment"],
-            )?,
-            replicas_wanted: IntGaugeVec::new(
-                Opts::new("truebeat_operator_replicas_wanted", "Replicas that the spec asks for."),
-                &["namespace", "deployment"],
-            )?,
-            replicas_ready: IntGaugeVec::new(
-                Opts::new("truebeat_operator_replicas_ready", "Replicas that take requests."),
-                &["namespace", "deployment"],
-            )?,
+            replicas_wanted: of_deployment("truebeat_operator_replicas_wanted", "Replicas that the spec asks for.")?,
+            replicas_ready: of_deployment("truebeat_operator_replicas_ready", "Replicas that take requests.")?,
             leader: IntGauge::new("truebeat_operator_leader", "1 while this process leads.")?,
             watch_up: IntGaugeVec::new(
                 Opts::new("truebeat_operator_watch_up", "1 while the watch is in step with the API server."),
@@ -142,6 +133,10 @@ impl Metrics {
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(text)
     }
+}
+
+fn of_deployment(name: &str, help: &str) -> Result<IntGaugeVec, prometheus::Error> {
+    IntGaugeVec::new(Opts::new(name, help), &["namespace", "deployment"])
 }
 
 #[cfg(test)]
