@@ -20,6 +20,11 @@ pub fn client() -> HttpClient {
     Client::builder(TokioExecutor::new()).build(connector)
 }
 
+/// The URL of an agent that is named `host:port`, or as a URL.
+pub fn base_of(agent: &str) -> String {
+    format!("http://{}", agent.trim_start_matches("http://").trim_end_matches('/'))
+}
+
 /// GET: status and body, within `deadline`.
 ///
 /// # Errors

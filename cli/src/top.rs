@@ -77,7 +77,7 @@ pub async fn run(args: TopArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn look(client: &HttpClient, agent: &str) -> Row {
-    let base = format!("http://{}", agent.trim_start_matches("http://").trim_end_matches('/'));
+    let base = http::base_of(agent);
     let metrics = format!("{base}/metrics");
     let (verdict, metrics) =
         tokio::join!(http::of_agent(client, &base, "verdict", DEADLINE), http::get(client, &metrics, DEADLINE));

@@ -21,7 +21,7 @@ const PLACES_SHOWN: usize = 3;
 
 pub async fn run(args: WhyArgs) -> anyhow::Result<ExitCode> {
     let client = http::client();
-    let base = format!("http://{}", args.agent.trim_start_matches("http://").trim_end_matches('/'));
+    let base = http::base_of(&args.agent);
     let verdict = http::of_agent(&client, &base, "verdict", DEADLINE).await?;
     let incidents = http::of_agent(&client, &base, "incidents", DEADLINE).await?;
     match args.output {

@@ -194,10 +194,8 @@ mod tests {
         ] {
             let wish = Wish { pod: "p".to_owned(), fence, even_if_last: false };
             let told = wait(&shows(&pod), "serving", &wish).await.map_err(|error| error.to_string());
-            let (told, word) = (told.as_deref(), word);
-            let fits = match (told, word) {
-                (Ok(told), Ok(word)) => told.contains(word),
-                (Err(told), Err(word)) => told.contains(word),
+            let fits = match (&told, word) {
+                (Ok(told), Ok(word)) | (Err(told), Err(word)) => told.contains(word),
                 _ => false,
             };
             assert!(fits, "{told:?} {word:?}");

@@ -39,7 +39,7 @@ def install(directory):
 def _sweep(directory):
     """Removes what processes left that are no more: the directory lies in memory and is small, and an engine that forks often fills it."""
     for name in os.listdir(directory):
-        stem, dot, ending = name.partition(".")
+        stem, _, ending = name.partition(".")
         if not (stem.startswith("stacks-") and ending in ("ready", "txt") and stem[7:].isdecimal()):
             continue
         try:

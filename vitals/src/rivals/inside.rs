@@ -22,15 +22,13 @@ impl Inside {
     pub fn read(obs: &Observation) -> Self {
         match obs.pages.value.as_deref().filter(|pages| !pages.is_empty()) {
             Some(pages) => {
-                let works = |page: &&PageObs| {
-                    let mut group = pages.iter().filter(|other| other.engine() == page.engine());
-                    group.any(|rank| rank.step_started_ms.is_some() || rank.running > 0)
-                };
+                let group = |engine: u32| pages.iter().filter(move |rank| rank.engine() == engine);
+                let is_busy = |rank: &PageObs| rank.step_started_ms.is_some() || rank.running > 0;
+                let works = |page: &&PageObs| group(page.engine()).any(is_busy);
                 let steps = |page: &&PageObs| {
-                    let mut group = pages.iter().filter(|other| other.engine() == page.engine());
-                    page.steps_completed > 0 || group.all(|rank| rank.steps_completed == 0)
+                    page.steps_completed > 0 || group(page.engine()).all(|rank| rank.steps_completed == 0)
                 };
-                let busy = pages.iter().any(|page| works(&page));
+                let busy = pages.iter().any(is_busy);
                 let of_work = pages.iter().filter(|page| !busy || works(page));
                 Self {
                     steps: of_work.filter(steps).map(|page| page.steps_completed).min(),
