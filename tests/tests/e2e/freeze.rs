@@ -50,9 +50,7 @@ pub async fn one(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let felt = load.felt(frozen);
     times.note(&told(&felt));
     ensure!(felt.unreachable == 0, "at some moment no replica took connections: {felt:?}");
-    let others = endpoints.flips().into_iter().filter(|flip| flip.pod == *other && flip.at > frozen).count();
-    let late = probes.late(world, other)?;
-    ensure!(others <= 2 * late, "the endpoint of {other} flipped {others} times, and {late} probes were late");
+    probes.account_for(world, &endpoints, other, frozen)?;
     ensure!(world.incidents_since(frozen).len() == 1, "more than one incident: {:?}", world.incidents_since(frozen));
     Ok(())
 }

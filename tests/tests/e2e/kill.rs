@@ -146,10 +146,7 @@ pub async fn detector_and_gate(world: &mut World<'_>, times: &mut Times) -> Resu
     }
     let mut flips = 0;
     for pod in &pods {
-        let mine = endpoints.flips().into_iter().filter(|flip| flip.at > begun && flip.pod == *pod).count();
-        let late = probes.late(world, pod)?;
-        ensure!(mine <= 2 * late, "{mine} changes of {pod}'s endpoint, and {late} of its probes were late");
-        flips += mine;
+        flips += probes.account_for(world, &endpoints, pod, begun)?;
     }
     ensure!(world.incidents_since(begun).is_empty(), "incidents: {:?}", world.incidents_since(begun));
     let evicted = world.kubectl(&["get", "events", "--field-selector=reason=Evicted", "-o", "name"])?;

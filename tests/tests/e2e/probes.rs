@@ -2,10 +2,12 @@
 //! machine gives nobody a core for so long. That is no word of the agent's.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Event;
 use serde::Deserialize;
+use truebeat_tests::endpoints::Endpoints;
 
 use crate::world::World;
 
@@ -22,6 +24,14 @@ impl Probes {
     pub fn of(world: &World<'_>, pods: &[String]) -> Result<Self> {
         let counts = pods.iter().map(|pod| Ok((pod.clone(), timed_out(world, pod)?)));
         Ok(Self(counts.collect::<Result<_>>()?))
+    }
+
+    /// How often this pod's endpoint has changed since `since`; nothing but late probes may have done it.
+    pub fn account_for(&self, world: &World<'_>, endpoints: &Endpoints, pod: &str, since: Instant) -> Result<usize> {
+        let flips = endpoints.flips().into_iter().filter(|flip| flip.at > since && flip.pod == *pod).count();
+        let late = self.late(world, pod)?;
+        ensure!(flips <= 2 * late, "{flips} changes of {pod}'s endpoint, and {late} of its probes were late");
+        Ok(flips)
     }
 
     /// How many of this pod's probes were given up on since, for nothing came in time. One that was answered with a refusal is none.
