@@ -16,8 +16,8 @@ const RETRY: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Of each request but those of a long tail.
 pub const TOKENS: usize = 16;
-/// So long a tail that its requests are all under way together at some time.
-const LONG_TAIL_TOKENS: usize = 600;
+/// So long a tail that its requests are all under way together at some time, on a machine too that starts their clients late.
+const LONG_TAIL_TOKENS: usize = 2000;
 
 /// How many requests, and how many of them come last and together.
 #[derive(Debug, Clone, Copy)]

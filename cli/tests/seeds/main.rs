@@ -94,7 +94,7 @@ fn in_the_middle(kind: &str, shape: &Shape) -> String {
     format!("{kind}@{}tokens", shape.total * 3 / 4 * (load::TOKENS - 1))
 }
 
-/// Engines that are tried for a hang that takes a certain batch.
+/// Engines that are tried for a fault that takes a certain batch.
 const TRIES_MAX: usize = 3;
 /// Requests that S3's eight ranks get.
 const EIGHT_RANKS_MAX: usize = 512;
@@ -194,9 +194,17 @@ fn never_ready(seed: &Seed, shape: &Shape) {
 }
 
 fn with_guards(seed: &Seed, shape: &Shape) {
-    let run = Run::start(seed, &(seed.fault)(shape), "on");
-    let felt = Load::new(&run.gate, shape).until_all_is_done();
-    assert_eq!((felt.done, felt.hung), (shape.total, 0), "{}: {felt:?}", seed.name);
+    // as without guards, an engine whose last batch never came together is no test of them: another one is tried
+    let (run, felt, refused) = (0..TRIES_MAX)
+        .map(|_| {
+            let run = Run::start(seed, &(seed.fault)(shape), "on");
+            let felt = Load::new(&run.gate, shape).until_all_is_done();
+            assert_eq!((felt.done, felt.hung), (shape.total, 0), "{}: {felt:?}", seed.name);
+            let refused = run.metric("truebeat:programs_refused_total");
+            (run, felt, refused)
+        })
+        .find(|(_, _, refused)| seed.comes != Comes::AtTail || *refused > 0.0)
+        .unwrap_or_else(|| panic!("{}: the guard has something to do: in {TRIES_MAX} engines it had not", seed.name));
     let starts = run.starts();
     let expected = match seed.comes {
         Comes::InTheMiddle => 2, // given up with status 85, and started anew
@@ -217,9 +225,7 @@ fn with_guards(seed: &Seed, shape: &Shape) {
         );
     }
     if seed.comes == Comes::AtTail {
-        let refused = run.metric("truebeat:programs_refused_total");
-        let told = run.has_said("a program of another shape is refused");
-        assert!(refused > 0.0 && told, "{}: the guard had something to do: {refused}, {told}", seed.name);
+        assert!(run.has_said("a program of another shape is refused"), "{}: it is told once", seed.name);
         said = format!("{said}, {refused} programs of another shape refused");
     }
     assert!(starts == 1 || run.last_exit().contains("85"), "{}: {said}", seed.name);
