@@ -291,7 +291,7 @@ fn a_pause_announced_in_the_log_excuses_until_it_is_resumed() {
     assert_eq!(sim.detector.step(sim.now, &obs).verdict, Verdict::Sleeping);
     assert_eq!(sim.silence_until(60_000, suspect), None);
     obs = sim.observation();
-    obs.log = hit("vllm-resumed", sim.now);
+    obs.log = hit("http-resumed", sim.now);
     sim.detector.step(sim.now, &obs);
     assert!(sim.silence_until(20_000, suspect).is_some());
 }

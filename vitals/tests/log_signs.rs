@@ -83,6 +83,26 @@ const CASES: &[(&str, &str, &str)] = &[
         "(EngineCore pid=1) INFO 11-21 01:22:50 [scheduler.py:2756] unset pause state",
     ),
     (
+        "http-paused",
+        r#"[2025-08-08 03:35:18] INFO:     127.0.0.1:38344 - "POST /pause_generation HTTP/1.1" 200 OK"#,
+        r#"[2025-08-08 03:35:18] INFO:     127.0.0.1:38344 - "POST /pause_generation HTTP/1.1" 401 Unauthorized"#,
+    ),
+    (
+        "http-paused",
+        r#"(APIServer pid=7) INFO:     [::1]:38344 - "POST /pause?mode=keep HTTP/1.1" 200 OK"#,
+        r#"(APIServer pid=7) INFO:     a client - "POST /pause?mode=keep HTTP/1.1" 200 OK"#,
+    ),
+    (
+        "http-resumed",
+        r#"[2025-08-08 03:35:19 TP0] INFO:     127.0.0.1:38344 - "POST /continue_generation HTTP/1.1" 200 OK"#,
+        r#"[2025-08-08 03:35:19 TP0] Receive: obj=GenerateReqInput(text='INFO:     127.0.0.1:1 - "POST /continue_generation HTTP/1.1" 200 OK')"#,
+    ),
+    (
+        "http-resumed",
+        r#"INFO:     127.0.0.1:38344 - "POST /resume HTTP/1.1" 200 OK"#,
+        r#"INFO:     127.0.0.1:38344 - "GET /v1/responses/x?then="POST /resume HTTP/1.1" 200 OK"#,
+    ),
+    (
         "nccl-watchdog",
         "[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for 600060 milliseconds before timing out.",
         "[rank0]:[E321 02:07:08.408271257 socket.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(",

@@ -16,6 +16,9 @@ pub enum Writer<'a> {
     LlamaCpp,
     /// The kernel's ring buffer.
     Kernel,
+    /// The access log of uvicorn, which serves vLLM and SGLang. Its message is the request line in quotes, in which a client can write no
+    /// quote and no line break, and the answer's status.
+    Access,
     /// No head at all: a traceback, a C library, somebody's print.
     Bare,
 }
@@ -31,6 +34,7 @@ pub fn split(line: &str) -> (Writer<'_>, &str) {
     }
     let line = (0..PROCESSES_MAX).fold(line, |line, _| process(line));
     vllm(line)
+        .or_else(|| access(line))
         .or_else(|| torch(line))
         .or_else(|| tensorrt_llm(line))
         .or_else(|| kernel(line))
@@ -66,6 +70,13 @@ fn vllm(line: &str) -> Option<(Writer<'_>, &str)> {
     let file = path.rsplit('/').next()?;
     let plain = file.ends_with(".py") && !path.contains([' ', '"', '\'']);
     (plain && number.bytes().all(|byte| byte.is_ascii_digit())).then_some((Writer::Vllm(file), message))
+}
+
+/// `INFO:     127.0.0.1:38344 - "POST /pause HTTP/1.1" 200 OK`; SGLang puts its date before it.
+fn access(line: &str) -> Option<(Writer<'_>, &str)> {
+    let line = sglang(line).map_or(line, |(_, message)| message);
+    let (client, message) = line.strip_prefix("INFO:")?.trim_start().split_once(" - ")?;
+    (message.starts_with('"') && !client.contains(' ')).then_some((Writer::Access, message))
 }
 
 /// `[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] message`; older: `[E ProcessGroupNCCL.cpp:458] …`.

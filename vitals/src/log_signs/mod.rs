@@ -38,6 +38,8 @@ pub enum Source {
     Torch,
     LlamaCpp,
     Kernel,
+    /// The access log of the server in front of the engine.
+    Access,
     /// A line without a head, from its first column on.
     Bare,
 }
@@ -86,6 +88,7 @@ impl Source {
             | (Self::Torch, Writer::Torch)
             | (Self::LlamaCpp, Writer::LlamaCpp)
             | (Self::Kernel, Writer::Kernel)
+            | (Self::Access, Writer::Access)
             | (Self::Bare, Writer::Bare) => true,
             _ => false,
         }

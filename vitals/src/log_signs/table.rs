@@ -20,7 +20,7 @@ impl Signature {
 }
 
 use Meaning::{Device, Fatal, Paused, RankSilent, Resumed, Stuck};
-use Source::{Bare, Kernel, LlamaCpp, Sglang, TensorRtLlm, Tgi, Torch, Vllm};
+use Source::{Access, Bare, Kernel, LlamaCpp, Sglang, TensorRtLlm, Tgi, Torch, Vllm};
 
 /// Files of vLLM whose loggers print tracebacks of the core and its workers.
 const CORE: Source = Vllm(&["core.py", "multiproc_executor.py", "async_llm.py", "core_client.py", "ray_executor.py"]);
@@ -114,6 +114,22 @@ pub static SIGNATURES: &[Signature] = &[
         Resumed,
         "vllm scheduler, POST /resume",
     ),
+    sign(
+        "http-paused",
+        &[Access],
+        &["\"POST /pause_generation ", "\"POST /pause_generation?", "\"POST /pause ", "\"POST /pause?"],
+        Paused,
+        "SGLang's /pause_generation, of which no metric tells, and vLLM's /pause before its scheduler said so: the server agreed to it",
+    )
+    .with("\" 200"),
+    sign(
+        "http-resumed",
+        &[Access],
+        &["\"POST /continue_generation ", "\"POST /continue_generation?", "\"POST /resume ", "\"POST /resume?"],
+        Resumed,
+        "SGLang's /continue_generation, vLLM's /resume",
+    )
+    .with("\" 200"),
     sign(
         "nccl-watchdog",
         &[Torch],
