@@ -208,8 +208,8 @@ impl Detector {
         }
         if sight.blind() {
             // I4: a blind agent says so and holds nothing against anybody
-            if matches!(self.stage, Stage::Suspect(_)) {
-                self.stage = Stage::Healthy;
+            if let Stage::Suspect(case) = &self.stage {
+                self.stage = if case.in_startup { Stage::Starting } else { Stage::Healthy };
             }
             let said =
                 Words::List(vec![reason("policy", "no source has said anything recent about this engine".to_owned())]);

@@ -21,6 +21,10 @@ use crate::schedulers::Schedulers;
 /// bytes of `/proc` at each look, for ever.
 const STARTUP_READ_MIN: u64 = 1 << 20;
 const STARTUP_READ_MS: Ms = 10_000;
+/// CPU time of a start-up is told over no less: the kernel counts it in ticks of 10 ms, and one of them in a look of 100 ms is no work.
+const STARTUP_CPU_MS: Ms = 2_000;
+/// What waits uses less of a core than this, in thousandths.
+const STARTUP_CPU_PERMILLE: u64 = 100;
 
 /// So many more open files are clients: our own scrape and probe have a connection each.
 const OPENED_MIN: f64 = 3.0;
@@ -72,6 +76,8 @@ pub struct Signs {
     front_answered: Option<(Ms, Ms)>,
     /// Bytes read, and since when they are counted.
     read_chars: Option<(u64, Ms)>,
+    /// CPU time of a start-up, and since when it is counted.
+    startup_cpu: Option<(Ms, Ms)>,
     /// There was a look at this process before.
     looked: bool,
     owed_before: bool,
@@ -241,11 +247,22 @@ impl Signs {
         if sight.startup_solid {
             self.startup_solid_at = tick.counted_ms;
         }
-        let foreign_burns = sight.page.is_none() && tick.cpu_permille.is_some_and(|share| share >= 100);
-        sight.startup_moved |= foreign_burns;
+        sight.startup_moved |= sight.page.is_none() && self.starts_with_a_core(tick, sight);
         if sight.startup_moved {
             self.startup_moved_at = tick.counted_ms;
         }
+    }
+
+    /// Has the tree used a core, or a good part of one, since the last time that this was told?
+    fn starts_with_a_core(&mut self, tick: &Tick, sight: &Sight<'_>) -> bool {
+        let Some(proc) = sight.proc else { return false };
+        let (before, since) = *self.startup_cpu.get_or_insert((proc.cpu_ms, tick.counted_ms));
+        let span_ms = tick.since(since);
+        if span_ms < STARTUP_CPU_MS {
+            return false;
+        }
+        self.startup_cpu = Some((proc.cpu_ms, tick.counted_ms));
+        proc.cpu_ms.saturating_sub(before).saturating_mul(1000) / span_ms >= STARTUP_CPU_PERMILLE
     }
 
     /// A front end that is frozen with its engine answers nobody, and that accuses it no more than the engine's own silence: what was

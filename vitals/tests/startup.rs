@@ -107,3 +107,19 @@ fn a_worker_that_starts_for_ever_does_not_hold_an_engine_that_serves() {
     sim.frontend = Some(up);
     assert_eq!(sim.tick(100).verdict, Verdict::Starting);
 }
+
+/// A suspicion that ends before the start-up does is no end of the start-up: it is watched on, and no request comes in.
+#[test]
+fn a_start_up_that_was_suspected_is_a_start_up_when_it_moves_again() {
+    let goes_on: [fn(&mut Sim); 2] = [|sim| sim.page.as_mut().unwrap().work_done += 1, |sim| sim.maintenance = true];
+    for goes_on in goes_on {
+        let mut sim = two_ranks();
+        stands(&mut sim);
+        goes_on(&mut sim);
+        let told = sim.tick(100);
+        assert!(told.verdict == Verdict::Starting && told.actions == [Action::Fence], "{told:?}");
+        sim.maintenance = false;
+        let fenced = stands(&mut sim);
+        assert!(fenced <= 12_000, "{fenced}");
+    }
+}

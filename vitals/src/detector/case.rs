@@ -8,7 +8,7 @@ use crate::excuse::{Excuse, Tick};
 use crate::observation::Ms;
 use crate::owed::OwedSource;
 use crate::signs::Sight;
-use crate::startup::has_come_up;
+use crate::startup::{has_come_up, ready};
 use crate::verdict::{Action, Reason, StallClass, Verdict};
 use crate::witness::{Strength, Weight};
 
@@ -60,7 +60,7 @@ impl Detector {
             if !declared && let Some(complaint) = exam.complaint.clone().filter(|c| accuses_another(&case, c)) {
                 return self.open_case(tick, sight, complaint, false);
             }
-            return self.release(tick, sight, draining, exam);
+            return self.release(tick, sight, &case, draining, exam);
         }
         self.hold_case(tick, sight, case, exam)
     }
@@ -91,7 +91,7 @@ impl Detector {
         let drained = may_serve && case.drained_at.is_some_and(|at| tick.since(at) >= self.policy.trial_after_ms);
         if drained || tick.now_ms.saturating_sub(case.began_ms) >= self.policy.suspect_ms_max {
             self.trial_ms = Some(tick.now_ms);
-            return self.release(tick, sight, false, exam);
+            return self.release(tick, sight, &case, false, exam);
         }
         let said = case.reasons.clone();
         let verdict = Verdict::Suspect(case.class.clone());
@@ -109,13 +109,13 @@ impl Detector {
     ) -> Said {
         // a stall that delivers is none: a restart that was not granted yet is no longer wanted; nor while a person says hands off
         if self.proves_life(tick, sight, &case, &exam) || tick.excuse.is_some_and(Excuse::is_declared) {
-            return self.release(tick, sight, draining, exam);
+            return self.release(tick, sight, &case, draining, exam);
         }
         let drained_at = case.drained_at.unwrap_or(tick.counted_ms);
         case.drained_at = self.may_have_healed(tick, sight, &case).then_some(drained_at);
         if case.drained_at.is_some_and(|at| tick.since(at) >= self.policy.trial_after_ms) {
             self.trial_ms = Some(tick.now_ms);
-            return self.release(tick, sight, draining, exam);
+            return self.release(tick, sight, &case, draining, exam);
         }
         self.hold_stall(sight, case)
     }
@@ -149,7 +149,13 @@ impl Detector {
         Said { health_lies, ..Said::new(verdict, Words::List(said), actions) }
     }
 
-    fn release(&mut self, tick: &Tick, sight: &Sight<'_>, draining: bool, exam: Exam) -> Said {
+    /// Nothing speaks against it any more. Whoever was not through with its start-up is not for that: it is watched as one that starts.
+    fn release(&mut self, tick: &Tick, sight: &Sight<'_>, case: &Case, draining: bool, exam: Exam) -> Said {
+        if case.in_startup && !ready(&self.view(tick, sight)) {
+            let said = self.starting(tick, sight, Exam { complaint: None, ..exam });
+            // a fence that the case put up is not left standing where nobody sees the start-up end
+            return if said.actions.is_empty() { Said { actions: &[Action::Unfence], ..said } } else { said };
+        }
         self.stage = Stage::Healthy;
         let (verdict, words) = self.calm_verdict(tick, sight, draining, false);
         Said { due_in_ms: exam.due_in_ms, ..Said::new(verdict, Words::Calm(words), &[Action::Unfence]) }
@@ -170,9 +176,10 @@ impl Detector {
             return true;
         }
         match case.class {
+            // CPU time moves it and clears it of nothing where CPU time is all that moved
             StallClass::StartupStalled => {
-                sight.startup_moved
-                    || (exam.complaint.is_none() && sight.page.is_none() && sight.frontend.is_some_and(has_come_up))
+                let came_up = || sight.page.is_none() && sight.frontend.is_some_and(has_come_up);
+                exam.complaint.is_none() && (sight.startup_moved || came_up())
             }
             StallClass::FrontendStalled => {
                 sight.gate.is_none_or(|gate| gate.in_flight == 0) && sight.frontend.is_some_and(|f| f.answers)
