@@ -50,6 +50,11 @@ pub fn monotonic_ns() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(time.tv_nsec()).unwrap_or(0))
 }
 
+/// Another after every boot of the machine; empty where the kernel does not tell.
+pub fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
 /// The wall clock as people and the API read it: RFC 3339, UTC, milliseconds.
 pub fn wall_clock() -> String {
     format!("{:.3}", jiff::Timestamp::now())

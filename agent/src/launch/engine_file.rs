@@ -11,6 +11,9 @@ use crate::sources::EngineProcess;
 pub struct EngineFile {
     pub pid: i32,
     pub start_ticks: u64,
+    /// The boot that both count from ([`crate::files::boot_id`]).
+    #[serde(default)]
+    pub boot_id: String,
     /// What the process was given as `TRUEBEAT_NONCE`.
     pub nonce: u64,
     /// How often an engine was started, this one included.
@@ -36,13 +39,39 @@ impl EngineFile {
         agent_dir.join("engine.json")
     }
 
-    /// The file as it is now; `None` before the first start.
+    /// The file as it is now; `None` before the first start of this boot: another boot's process may have its number and its start again,
+    /// and is a stranger.
     pub fn read(agent_dir: &Path) -> Option<Self> {
-        std::fs::read(Self::path(agent_dir)).ok().and_then(|text| serde_json::from_slice(&text).ok())
+        let text = std::fs::read(Self::path(agent_dir)).ok()?;
+        let file: Self = serde_json::from_slice(&text).ok()?;
+        (file.boot_id.is_empty() || file.boot_id == crate::files::boot_id()).then_some(file)
     }
 
     /// Which process it names.
     pub fn process(&self) -> EngineProcess {
         EngineProcess { pid: self.pid, start_ticks: self.start_ticks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_another_boot_names_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |boot_id: &str| EngineFile {
+            pid: 7,
+            start_ticks: 300,
+            boot_id: boot_id.to_owned(),
+            nonce: 1,
+            starts: 1,
+            command: Vec::new(),
+            last_exit: None,
+        };
+        for (boot_id, names) in [(crate::files::boot_id(), true), ("".into(), true), ("another".into(), false)] {
+            crate::files::write_json(&EngineFile::path(dir.path()), &file(&boot_id)).unwrap();
+            assert_eq!(EngineFile::read(dir.path()).is_some(), names, "{boot_id:?}");
+        }
     }
 }

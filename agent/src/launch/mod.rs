@@ -188,7 +188,8 @@ impl Launcher {
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
         let process = EngineProcess::of(pid).unwrap_or(EngineProcess { pid, start_ticks: 0 });
         let words = self.config.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-        let file = EngineFile { pid, start_ticks: process.start_ticks, nonce, starts, command: words, last_exit };
+        let (start_ticks, boot_id) = (process.start_ticks, crate::files::boot_id());
+        let file = EngineFile { pid, start_ticks, boot_id, nonce, starts, command: words, last_exit };
         let written = self.keep_output(&mut child);
         let written = written.and_then(|()| crate::files::write_json(&EngineFile::path(&self.config.agent_dir), &file));
         if let Err(error) = written {

@@ -70,7 +70,15 @@ mod tests {
         let child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
         let pid = child.id().unwrap().cast_signed();
         let EngineProcess { start_ticks, .. } = EngineProcess::of(pid).unwrap();
-        let file = EngineFile { pid, start_ticks, nonce: 1, starts: 1, command: Vec::new(), last_exit: None };
+        let file = EngineFile {
+            pid,
+            start_ticks,
+            boot_id: String::new(),
+            nonce: 1,
+            starts: 1,
+            command: Vec::new(),
+            last_exit: None,
+        };
         Running::new(child, file)
     }
 

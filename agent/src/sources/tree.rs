@@ -50,6 +50,8 @@ pub struct Found {
     pub process: EngineProcess,
     /// Its environment names our page directory. Without that it is a guess: the oldest that was left.
     pub named: bool,
+    /// It is a guess, and what its environment names is not known.
+    pub hides: bool,
 }
 
 /// [`process_tree`] over any `/proc`, seen by process `me`.
@@ -102,10 +104,11 @@ pub fn find_engine_in(proc: &ProcRoot, me: i32, page_dir: &Path) -> Option<Found
     let mut roots: Vec<&Stat> = all.iter().filter(outside).filter(|stat| !same_container(proc, stat.pid, me)).collect();
     roots.sort_by_key(|stat| stat.start_ticks);
     // The engine is the oldest that names the directory: a shell that `kubectl exec` starts beside it has its environment too.
-    let named = roots.iter().find(|stat| names_page_dir(proc, stat.pid, page_dir));
+    let named = roots.iter().find(|stat| names_page_dir(proc, stat.pid, page_dir) == Some(true));
     let chosen = named.or(roots.first())?;
     let process = EngineProcess { pid: chosen.pid, start_ticks: chosen.start_ticks };
-    Some(Found { process, named: named.is_some() })
+    let hides = named.is_none() && names_page_dir(proc, chosen.pid, page_dir).is_none();
+    Some(Found { process, named: named.is_some(), hides })
 }
 
 fn own_pid() -> i32 {
@@ -160,9 +163,12 @@ fn same_container(proc: &ProcRoot, pid: i32, me: i32) -> bool {
     }
 }
 
-/// Operators set the variable on the engine's container and to our own value.
-fn names_page_dir(proc: &ProcRoot, pid: i32, page_dir: &Path) -> bool {
-    let Ok(environ) = std::fs::read(proc.path(pid, "environ")) else { return false };
-    let mut values = environ.split(|byte| *byte == 0).filter_map(|entry| entry.strip_prefix(b"TRUEBEAT_PAGE_DIR="));
-    values.any(|value| Path::new(OsStr::from_bytes(value)) == page_dir)
+/// Operators set the variable on the engine's container and to our own value. `None`: its environment cannot be read, or is none: whoever
+/// writes a title of its own has written it over.
+fn names_page_dir(proc: &ProcRoot, pid: i32, page_dir: &Path) -> Option<bool> {
+    let environ = std::fs::read(proc.path(pid, "environ")).ok()?;
+    let values =
+        |name: &'static [u8]| environ.split(|byte| *byte == 0).filter_map(move |entry| entry.strip_prefix(name));
+    let names = values(b"TRUEBEAT_PAGE_DIR=").any(|value| Path::new(OsStr::from_bytes(value)) == page_dir);
+    (names || values(b"PATH=").next().is_some()).then_some(names)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use vitals::observation::Observation;
 use vitals::recovery::{Effect, RecoveryOutput};
-use vitals::verdict::Outcome;
+use vitals::verdict::{Outcome, StallClass};
 
 use super::WatchConfig;
 use super::follow::lives;
@@ -16,10 +16,12 @@ use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
 use crate::kill::{KillNote, kill_tree, write_termination_message};
 use crate::metrics::Metrics;
-use crate::sources::{EngineProcess, Sources, find_pod_engine};
+use crate::sources::{EngineProcess, Found, Sources, find_pod_engine};
 
 /// The kill is repeated for a process that is still there.
 const KILL_AGAIN_MS: u64 = 1_000;
+/// One that no signal reached is tried again after this.
+const SPARED_AGAIN_MS: u64 = 10_000;
 /// The termination message must not hold the kill: the engine's file system may hang with it (I6).
 const MESSAGE_MAX: Duration = Duration::from_millis(500);
 /// Nor must the launcher's note: the agent's own disk may hang. Without it the launcher pauses before the next start, and no more.
@@ -35,6 +37,7 @@ enum News {
         captured: Captured,
     },
     Killed {
+        engine: EngineProcess,
         episode: String,
         lost: u64,
         pids: Vec<i32>,
@@ -72,6 +75,8 @@ pub struct Acts {
     /// The summary of an episode's evidence, for the termination message.
     summary: Option<(String, String)>,
     killed: Option<Killed>,
+    /// The engine that was said to outlive its SIGKILL.
+    outlives: Option<EngineProcess>,
     /// The gate's epoch and its count of refusals at the last look; refusals since the last tick.
     refused_seen: Option<(u64, u64)>,
     refused: u64,
@@ -82,7 +87,7 @@ struct Killed {
     engine: EngineProcess,
     first_ms: u64,
     last_ms: u64,
-    /// It was a guess that proved wrong the last time.
+    /// No signal reached it the last time: it was a guess that proved wrong, or another user's.
     spared: bool,
 }
 
@@ -90,7 +95,17 @@ impl Acts {
     /// Goes on with a book.
     pub fn new(incidents: Incidents) -> Self {
         let (tell, news) = mpsc::unbounded_channel();
-        Self { incidents, news, tell, capturing: None, summary: None, killed: None, refused_seen: None, refused: 0 }
+        Self {
+            incidents,
+            news,
+            tell,
+            capturing: None,
+            summary: None,
+            killed: None,
+            outlives: None,
+            refused_seen: None,
+            refused: 0,
+        }
     }
 
     /// Books what tasks have done since the last tick.
@@ -104,22 +119,30 @@ impl Acts {
                     self.summary = Some((episode, captured.summary));
                     self.capturing = None;
                 }
-                News::Spared { guess } => {
-                    self.killed
-                        .iter_mut()
-                        .filter(|killed| killed.engine == guess)
-                        .for_each(|killed| killed.spared = true);
+                News::Spared { guess } => _ = self.spare(&guess),
+                News::Killed { engine, episode, pids, .. } if pids.is_empty() => {
+                    if lives(&engine) && self.spare(&engine) {
+                        tracing::error!(
+                            episode,
+                            pid = engine.pid,
+                            "the engine may not be signalled by this agent, whose user is another; it is left alive"
+                        );
+                    }
                 }
-                News::Killed { episode, pids, .. } if pids.is_empty() => {
-                    tracing::warn!(episode, "nothing was left to kill, or nothing could be signalled");
-                }
-                News::Killed { episode, lost, pids, at } => {
+                News::Killed { engine, episode, lost, pids, at } => {
+                    self.killed.iter_mut().filter(|killed| killed.engine == engine).for_each(|it| it.spared = false);
                     tracing::warn!(episode, ?pids, "the engine's process tree was killed");
                     metrics.kills.inc();
                     self.incidents.killed(&episode, lost, &at);
                 }
             }
         }
+    }
+
+    /// No signal reached this process: it has outlived none.
+    fn spare(&mut self, engine: &EngineProcess) -> bool {
+        let killed = self.killed.as_mut().filter(|killed| killed.engine == *engine);
+        killed.is_some_and(|killed| !std::mem::replace(&mut killed.spared, true))
     }
 
     /// When SIGKILL was first sent to this process.
@@ -210,7 +233,8 @@ impl Acts {
         let Some(engine) = scene.engine.filter(|engine| lives(engine)) else { return };
         let Some(episode) = self.incidents.open().filter(|open| open.granted_at.is_some()) else { return };
         let before = self.killed.as_ref().filter(|killed| killed.engine == *engine);
-        if before.is_some_and(|killed| scene.now_ms.saturating_sub(killed.last_ms) < KILL_AGAIN_MS) {
+        let again_ms = |killed: &Killed| if killed.spared { SPARED_AGAIN_MS } else { KILL_AGAIN_MS };
+        if before.is_some_and(|killed| scene.now_ms.saturating_sub(killed.last_ms) < again_ms(killed)) {
             return;
         }
         let first_ms = before.filter(|killed| !killed.spared).map_or(scene.now_ms, |killed| killed.first_ms);
@@ -220,17 +244,23 @@ impl Acts {
             lost: scene.in_flight,
             summary: self.summary.clone().filter(|(id, _)| *id == episode.id).map(|(_, text)| text),
             doubt: scene.is_guess.then(|| scene.config.sources.page_dir.clone()),
+            never_served: scene.outcome.verdict.class() == Some(&StallClass::StartupStalled),
         };
-        self.killed = Some(Killed { engine: engine.clone(), first_ms, last_ms: scene.now_ms, spared: false });
+        // whom no signal reached before is no survivor of this one until it has
+        let spared = before.is_some_and(|killed| killed.spared);
+        self.killed = Some(Killed { engine: engine.clone(), first_ms, last_ms: scene.now_ms, spared });
         let agent_dir = scene.config.agent_dir.clone();
         let message_path = (!scene.config.standalone).then(|| scene.config.termination_message_path.clone());
         tokio::spawn(execute(job, agent_dir, message_path, self.tell.clone()));
     }
 
-    fn escalate(&self, scene: &Scene<'_>) {
-        // The declaration says `Unkillable`: whoever can drain the node reads it there (I5).
-        let pid = scene.engine.map(|engine| engine.pid);
-        tracing::error!(pid, "the engine outlives SIGKILL: only its node can end it");
+    /// The declaration says `Unkillable`: whoever can drain the node reads it there (I5). The log has it once.
+    fn escalate(&mut self, scene: &Scene<'_>) {
+        if self.outlives.as_ref() != scene.engine {
+            let pid = scene.engine.map(|engine| engine.pid);
+            tracing::error!(pid, "the engine outlives SIGKILL: only its node can end it");
+            self.outlives = scene.engine.cloned();
+        }
     }
 }
 
@@ -242,15 +272,27 @@ struct Job {
     summary: Option<String>,
     /// The engine is a guess: it is spared where another process names this page directory.
     doubt: Option<PathBuf>,
+    /// It was never seen to serve: that it is the engine rests on its age alone.
+    never_served: bool,
+}
+
+impl Job {
+    /// Is the guess wrong, by what a last search has found? Another process names the page directory; or nobody does, this one for
+    /// sure, and it was never seen to serve: a sidecar, while the engine's image is on its way.
+    fn is_no_engine(&self, found: &Found) -> bool {
+        let another = found.named && found.process != self.engine;
+        another || (self.never_served && !found.named && !found.hides && found.process == self.engine)
+    }
 }
 
 async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, tell: mpsc::UnboundedSender<News>) {
-    if let Some(page_dir) = job.doubt {
+    if let Some(page_dir) = job.doubt.clone() {
         // An engine that hangs may not be searchable; then there is nothing to better the guess.
         let search = tokio::task::spawn_blocking(move || find_pod_engine(&page_dir));
         let found = tokio::time::timeout(SEARCH_MAX, search).await.ok().and_then(Result::ok).flatten();
-        if let Some(found) = found.filter(|found| found.named && found.process != job.engine) {
-            tracing::error!(guess = ?job.engine, engine = ?found.process, "the guess was not the engine; it is spared");
+        if let Some(found) = found.filter(|found| job.is_no_engine(found)) {
+            let engine = found.named.then_some(found.process);
+            tracing::error!(guess = ?job.engine, ?engine, "the guess was not the engine; it is spared");
             let _ = tell.send(News::Spared { guess: job.engine });
             return;
         }
@@ -272,9 +314,11 @@ async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, te
             "the launcher is not told that this end was granted; it will pause before the next start"
         ),
     }
+    let engine = job.engine.clone();
     let killed = tokio::task::spawn_blocking(move || kill_tree(&job.engine));
     let pids = killed.await.unwrap_or_default();
-    let _ = tell.send(News::Killed { episode: job.episode, lost: job.lost, pids, at: crate::files::wall_clock() });
+    let at = crate::files::wall_clock();
+    let _ = tell.send(News::Killed { engine, episode: job.episode, lost: job.lost, pids, at });
 }
 
 #[cfg(test)]
@@ -296,6 +340,38 @@ mod tests {
         assert_eq!(acts.kill_sent_ms(&guess), None, "it would be called unkillable");
     }
 
+    /// Another user's process: the signal was not allowed.
+    #[test]
+    fn whoever_no_signal_reached_has_outlived_no_kill_until_one_does() {
+        let mut acts = Acts::new(Incidents::default());
+        let engine = EngineProcess::of(std::process::id().cast_signed()).unwrap();
+        acts.killed = Some(Killed { engine: engine.clone(), first_ms: 5, last_ms: 5, spared: false });
+        for (pids, outlives) in [(vec![], None), (vec![engine.pid], Some(5))] {
+            let (episode, at) = ("a".to_owned(), String::new());
+            acts.tell.send(News::Killed { engine: engine.clone(), episode, lost: 0, pids, at }).unwrap();
+            acts.take_news(&Metrics::new().unwrap());
+            assert_eq!(acts.kill_sent_ms(&engine), outlives);
+        }
+    }
+
+    /// The engine's image is on its way, and a sidecar is the oldest of the pod.
+    #[test]
+    fn a_guess_that_names_another_directory_and_never_served_is_no_engine() {
+        let process = |pid| EngineProcess { pid, start_ticks: 1 };
+        let found = |pid, named, hides| Found { process: process(pid), named, hides };
+        for (never_served, found, spared) in [
+            (true, found(7, false, false), true),
+            (false, found(7, false, false), false),
+            (true, found(7, false, true), false),
+            (true, found(7, true, false), false),
+            (false, found(8, true, false), true),
+        ] {
+            let (episode, doubt) = ("a".to_owned(), Some(PathBuf::new()));
+            let job = Job { engine: process(7), episode, lost: 0, summary: None, doubt, never_served };
+            assert_eq!(job.is_no_engine(&found), spared, "{never_served} {found:?}");
+        }
+    }
+
     #[tokio::test]
     async fn d10_a_note_that_cannot_be_written_holds_no_kill() {
         let dir = tempfile::tempdir().unwrap();
@@ -305,7 +381,7 @@ mod tests {
         let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
         let engine = EngineProcess::of(child.id().unwrap().cast_signed()).unwrap();
         let (pid, (tell, mut told)) = (engine.pid, mpsc::unbounded_channel());
-        let job = Job { engine, episode: "a".to_owned(), lost: 0, summary: None, doubt: None };
+        let job = Job { engine, episode: "a".to_owned(), lost: 0, summary: None, doubt: None, never_served: false };
         let executed = tokio::time::timeout(SOON, execute(job, dir.path().to_owned(), None, tell)).await;
         // lets the writer go, whatever came of it: the runtime waits for it at its end
         let reader = std::fs::File::open(&hangs);

@@ -283,7 +283,15 @@ mod tests {
         let process = EngineProcess::of(child.id().cast_signed()).unwrap();
         let says = |nonce| {
             let (pid, start_ticks) = (process.pid, process.start_ticks);
-            let file = EngineFile { pid, start_ticks, nonce, starts: 1, command: Vec::new(), last_exit: None };
+            let file = EngineFile {
+                pid,
+                start_ticks,
+                boot_id: String::new(),
+                nonce,
+                starts: 1,
+                command: Vec::new(),
+                last_exit: None,
+            };
             crate::files::write_json(&EngineFile::path(dir.path()), &file).unwrap();
         };
         let mut follow = Follow::new(Some(dir.path().to_owned()), Path::new("/run/truebeat"), None);

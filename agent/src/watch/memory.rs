@@ -9,6 +9,7 @@ use vitals::verdict::Verdict;
 
 use super::hold::refusal;
 use super::latest::Latest;
+use crate::files::boot_id;
 use crate::gate::ledger::Control;
 use crate::incidents::Incidents;
 use crate::sources::EngineProcess;
@@ -153,10 +154,6 @@ impl Keeper {
             tracing::warn!("the detector's memory is late; were it to end now, its successor would know less");
         }
     }
-}
-
-fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 #[cfg(test)]

@@ -55,7 +55,15 @@ impl Scene {
         }
         let engine = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
         let EngineProcess { pid, start_ticks } = EngineProcess::of(engine.id().cast_signed()).unwrap();
-        let file = EngineFile { pid, start_ticks, nonce: 7, starts: 1, command: Vec::new(), last_exit: None };
+        let file = EngineFile {
+            pid,
+            start_ticks,
+            boot_id: String::new(),
+            nonce: 7,
+            starts: 1,
+            command: Vec::new(),
+            last_exit: None,
+        };
         let agent_dir = dir.path().join("agent");
         std::fs::write(EngineFile::path(&agent_dir), serde_json::to_vec(&file).unwrap()).unwrap();
         let (tell, orders) = channel();

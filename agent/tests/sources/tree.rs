@@ -121,7 +121,7 @@ fn pod(engine_environ: &'static str) -> FakeProc {
 #[test]
 fn in_a_pod_the_engine_is_the_root_that_names_the_page_directory() {
     let fake = pod("PATH=/bin\0TRUEBEAT_PAGE_DIR=/run/truebeat/\0");
-    let named = Found { process: EngineProcess { pid: 30, start_ticks: 20 }, named: true };
+    let named = Found { process: EngineProcess { pid: 30, start_ticks: 20 }, named: true, hides: false };
     assert_eq!(find_engine_in(&fake.root(), 8, Path::new("/run/truebeat")), Some(named));
     assert!(!find_engine_in(&fake.root(), 8, Path::new("/elsewhere")).unwrap().named, "somebody else's variable");
 }
@@ -129,6 +129,16 @@ fn in_a_pod_the_engine_is_the_root_that_names_the_page_directory() {
 #[test]
 fn without_a_hint_the_oldest_foreign_root_and_never_a_zombie() {
     let fake = pod("");
+    let hides = |fake: &FakeProc| find_engine_in(&fake.root(), 8, Path::new("/run/truebeat")).unwrap().hides;
+    assert!(hides(&fake), "an environment that was written over tells nothing");
+    fake.put(&Process {
+        pid: 15,
+        start_ticks: 5,
+        cgroup: "5:cpu:/pod/mesh\n",
+        environ: "PATH=/bin\0",
+        ..Default::default()
+    });
+    assert!(!hides(&fake), "a sidecar names another directory, or none");
     let found = |fake: &FakeProc| {
         find_engine_in(&fake.root(), 8, Path::new("/run/truebeat")).map(|found| (found.process.pid, found.named))
     };
