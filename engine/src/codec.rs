@@ -19,6 +19,9 @@ pub enum CodecError {
     NoTemplate,
     #[error("the chat template refused the messages: {0}")]
     Template(String),
+    /// Not the chat's fault: it may be tried again.
+    #[error("the chat cannot be rendered now: {0}")]
+    Renderer(String),
 }
 
 /// A model's tokenizer and chat template.
@@ -58,7 +61,7 @@ pub trait TextCodec: Send + Sync {
     /// The prompt for a conversation.
     ///
     /// # Errors
-    /// [`CodecError::NoTemplate`], [`CodecError::Template`].
+    /// [`CodecError::NoTemplate`], [`CodecError::Template`], [`CodecError::Renderer`].
     fn chat_prompt(&self, chat: Chat<'_>) -> Result<String, CodecError>;
 
     /// How the model writes calls of tools, as its template shows it; nothing when it knows none.

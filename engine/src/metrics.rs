@@ -15,7 +15,8 @@ use crate::scheduler::{Finish, Limits, Outcome, Scheduler, StepPlan};
 use crate::speculation::SpeculationCounts;
 
 /// Why a request was turned away at the door.
-pub const REFUSALS: [&str; 7] = ["starting", "stalled", "draining", "queue_full", "invalid", "too_large", "slow"];
+pub const REFUSALS: [&str; 8] =
+    ["starting", "stalled", "draining", "queue_full", "invalid", "too_large", "slow", "no_renderer"];
 /// Ends of accepted requests, as vLLM names them and beyond.
 const ENDS: [&str; 8] = ["stop", "length", "abort", "cut", "error", "barred", "late", "shutdown"];
 

@@ -26,6 +26,8 @@ const MEMORY_BYTES_MAX: u64 = 512 << 20;
 const RENDER_S_MAX: u32 = 10;
 /// By then a renderer has answered, or its alarm has ended it.
 const ANSWER_MAX: Duration = Duration::from_secs(RENDER_S_MAX as u64 + 5);
+/// A chat over which a renderer ended is given to another one if it took no longer.
+const AGAIN_MAX: Duration = Duration::from_secs(2);
 /// A renderer that was killed is gone by then.
 const END_MAX: Duration = Duration::from_millis(600);
 /// Renderers that are kept for the next chats; more run only while they are needed.
@@ -64,10 +66,19 @@ impl Sandbox {
         let ChatInput { messages, tools, add_generation_prompt, extra, now } = input;
         let request = (messages, tools, add_generation_prompt, extra, now.to_string());
         let request = serde_json::to_vec(&request).map_err(unfit)?;
-        let mut renderer = match self.take() {
-            Some(renderer) => renderer,
-            None => Renderer::start(sources)?,
-        };
+        if let Some(mut renderer) = self.take() {
+            let asked = Instant::now();
+            match renderer.ask(&request) {
+                Ok(answer) => {
+                    self.keep(renderer);
+                    return answer;
+                }
+                // one that had served before may have ended for reasons of its own: the kernel takes it first where memory is short
+                Err(_) if asked.elapsed() < AGAIN_MAX => (),
+                Err(error) => return Err(no_answer(error)),
+            }
+        }
+        let mut renderer = Renderer::start(sources)?;
         let answer = renderer.ask(&request).map_err(no_answer)?;
         self.keep(renderer);
         answer

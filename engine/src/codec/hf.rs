@@ -75,6 +75,7 @@ impl TextCodec for HfCodec {
         let input = ChatInput { messages, tools, add_generation_prompt: opens_answer, extra, now };
         template.render(input).map_err(|e| match e {
             ChatTemplateError::NoTemplate => CodecError::NoTemplate,
+            ChatTemplateError::Renderer(error) => CodecError::Renderer(error.to_string()),
             other => CodecError::Template(other.to_string()),
         })
     }

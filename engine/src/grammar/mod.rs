@@ -15,7 +15,7 @@ use thiserror::Error;
 
 pub use compile::{Grammars, LIVE_MAX};
 pub use constraint::{Constraint, MASK_TIME_MAX, MASK_TIME_MAX_ALONE, Mask};
-pub use spec::GrammarSpec;
+pub use spec::{BYTES_MAX as GRAMMAR_BYTES_MAX, GrammarSpec};
 pub(crate) use spec::{lark_json, lark_string};
 
 /// Why a grammar was not accepted.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::grammar::GrammarError;
 
 /// Bytes of a grammar, however it is written.
-const BYTES_MAX: usize = 256 << 10;
+pub const BYTES_MAX: usize = 256 << 10;
 /// Brackets within brackets: the library recurses over them.
 const DEPTH_MAX: usize = 128;
 /// White space between two parts of a JSON text: enough for a line break and indentation, no endless blanks.
@@ -28,6 +28,17 @@ pub enum GrammarSpec {
 }
 
 impl GrammarSpec {
+    /// Are both the same word for word? Schemas that are equal but for the order of their properties are not: an output has the order.
+    pub(super) fn is_written_as(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::JsonSchema(one), Self::JsonSchema(another)) => {
+                let [one, another] = [one, another].map(Value::to_string);
+                one == another
+            }
+            _ => self == other,
+        }
+    }
+
     /// The library's grammar.
     ///
     /// # Errors

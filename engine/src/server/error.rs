@@ -173,6 +173,7 @@ impl From<CodecError> for ApiError {
         match error {
             CodecError::Encode(_) => Self::invalid("prompt", error.to_string()),
             CodecError::NoTemplate | CodecError::Template(_) => Self::invalid("messages", error.to_string()),
+            CodecError::Renderer(_) => Self::unavailable("no_renderer", error.to_string(), 1),
             CodecError::Decode(_) => Self::internal(error.to_string()),
         }
     }

@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::server::error::ApiError;
 use crate::server::generate::Deadline;
 use crate::server::{AppState, wire};
-use weight::Weight;
+pub use weight::Weight;
 
 /// Largest body of a request.
 const BODY_BYTES_MAX: usize = 32 << 20;

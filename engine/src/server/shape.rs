@@ -140,8 +140,12 @@ fn completion_logprobs(tokens: &[TokenInfo]) -> Value {
     let top = |t: &TokenInfo| -> Value {
         // The prompt's first token has no distribution before it.
         let Some(own) = t.logprob else { return Value::Null };
-        let mut all: Map<String, Value> = t.top.iter().map(|(token, l)| (name(token), json!(l))).collect();
-        all.entry(name(&t.token)).or_insert(json!(own));
+        // two tokens may have one name: the likelier one has it, and before all the one that was chosen
+        let mut all: Map<String, Value> = Map::new();
+        for (token, logprob) in &t.top {
+            all.entry(name(token)).or_insert(json!(logprob));
+        }
+        all.insert(name(&t.token), json!(own));
         Value::Object(all)
     };
     json!({
@@ -181,5 +185,13 @@ mod tests {
         let top = vec![(token(b"\xe2"), -1.0), (token(b"\xe3"), -2.0)];
         let info = TokenInfo { token: token(b"\xe4"), logprob: Some(-3.0), top, offset: 0 };
         assert_eq!(completion_logprobs(&[info])["top_logprobs"][0].as_object().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn of_two_tokens_of_one_name_the_chosen_one_is_told_or_else_the_likelier() {
+        let token = |text: &str, byte| TokenText { text: text.into(), bytes: vec![byte] };
+        let top = vec![(token("A", 1), -1.0), (token("B", 2), -2.0), (token("A", 3), -3.0), (token("B", 4), -4.0)];
+        let info = TokenInfo { token: token("A", 3), logprob: Some(-3.0), top, offset: 0 };
+        assert_eq!(completion_logprobs(&[info])["top_logprobs"][0], json!({"A": -3.0, "B": -2.0}));
     }
 }

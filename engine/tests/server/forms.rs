@@ -50,6 +50,19 @@ async fn json_is_json_however_it_is_asked_for() {
     assert!(text.starts_with('{') && begun["choices"][0]["finish_reason"] == "length", "{text}");
 }
 
+/// A schema that was compiled for somebody else is another one where its properties come in another order.
+#[tokio::test(flavor = "multi_thread")]
+async fn properties_come_in_the_order_of_the_requests_own_schema() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    for order in [["why", "what"], ["what", "why"], ["why", "what"]] {
+        let properties: Value = order.iter().map(|name| (*name, json!({"type": "boolean"}))).collect();
+        let schema = json!({"type": "object", "properties": properties, "required": ["what", "why"], "additionalProperties": false});
+        let text = form(&engine, json!({"guided_json": schema})).await;
+        let said: Value = serde_json::from_str(text.as_str().unwrap()).unwrap();
+        assert!(said.as_object().unwrap().keys().eq(order.iter()), "{order:?}: {text}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn texts_follow_expressions_choices_and_grammars() {
     let engine = TestEngine::ready(Setup::default()).await;

@@ -82,6 +82,7 @@ async fn texts_become_tokens_and_tokens_texts() {
     for (path, body, param) in [
         ("/tokenize", json!({}), "prompt"),
         ("/tokenize", json!({"prompt": "a", "odd": 1}), "odd"),
+        ("/tokenize", json!({"prompt": "1 ".repeat(1 << 20)}), "prompt"),
         ("/detokenize", json!({"tokens": [300]}), "tokens"),
         ("/detokenize", json!({}), "tokens"),
         ("/detokenize", json!({"tokens": [], "model": "other"}), "model"),

@@ -25,6 +25,11 @@ impl Weight {
         self.bytes
     }
 
+    /// What comes next is another text: whatever the last one left open is closed.
+    pub fn end_text(&mut self) {
+        (self.in_text, self.escaped) = (false, false);
+    }
+
     /// More of the body; where it is cut does not matter.
     pub fn add(&mut self, chunk: &[u8]) {
         for byte in chunk {

@@ -8,12 +8,22 @@ use crate::codec::Chat;
 use crate::handle::Ready;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, token_list, token_list_wanted};
+use crate::server::intake::Weight;
 use crate::server::request::Kind;
 use crate::server::tools::ToolUse;
 
 /// OpenAI's default for completions; chats get the rest of the context.
 const COMPLETION_TOKENS_DEFAULT: usize = 16;
 const PROMPTS_MAX: usize = 256;
+/// What `/tokenize` counts, and what is left of a prompt that may be cut.
+const TOKENS_MAX: usize = 1 << 20;
+/// A longer text is counted in pieces of this before it is encoded as a whole: an encoder takes hundreds of bytes for a word, and every word
+/// is a token at least.
+const PIECE_BYTES: usize = 512 << 10;
+/// So many tokens more than the whole has, at most, two halves of a text have together.
+const SEAM_TOKENS: usize = 64;
+/// What the arguments of a conversation's calls, which come as text, may take once they are parsed.
+const ARGUMENTS_BYTES_MAX: usize = 32 << 20;
 
 /// One prompt, and what is to follow it.
 #[derive(Debug)]
@@ -50,7 +60,7 @@ pub fn inputs(
         Kind::Chat => {
             let text = chat_text(f, ready, tools.and_then(|t| t.described()))?;
             check_length("messages", &text, f, ready)?;
-            vec![chat_tokens(&text, f, ready)?]
+            vec![chat_tokens(&text, f, tokens_max(f, ready), ready)?]
         }
     };
     if let Some(last) = f.int("truncate_prompt_tokens", 1, i64::from(u32::MAX))? {
@@ -89,7 +99,21 @@ fn told(tokens: &[u32], ready: &Ready) -> Result<String, ApiError> {
 /// It is no text.
 pub fn one_prompt(f: &Fields<'_>, ready: &Ready) -> Result<Vec<u32>, ApiError> {
     let text = f.str("prompt")?.ok_or_else(|| f.wrong("prompt", "a text"))?;
-    Ok(ready.codec.encode(text, f.bool("add_special_tokens")?.unwrap_or(true))?)
+    encode("prompt", text, f.bool("add_special_tokens")?.unwrap_or(true), TOKENS_MAX, ready)
+}
+
+/// The tokens of a text, unless they are more than `most`, which is told before the memory for them is needed.
+fn encode(param: &str, text: &str, special: bool, most: usize, ready: &Ready) -> Result<Vec<u32>, ApiError> {
+    let (mut rest, mut count) = (text, 0_usize);
+    while rest.len() > PIECE_BYTES || (count > 0 && !rest.is_empty()) {
+        let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+        count = (count + ready.codec.encode(piece, false)?.len()).saturating_sub(SEAM_TOKENS);
+        if count > most {
+            return Err(too_long(param, ready.limits.seq_len_max, &format!("has more than {most}")));
+        }
+        rest = after;
+    }
+    Ok(ready.codec.encode(text, special)?)
 }
 
 /// The tokens of a conversation, as the model's template writes it.
@@ -97,12 +121,13 @@ pub fn one_prompt(f: &Fields<'_>, ready: &Ready) -> Result<Vec<u32>, ApiError> {
 /// # Errors
 /// The messages are not what they must be, or the template refuses them.
 pub fn chat_input(f: &Fields<'_>, ready: &Ready, tools: Option<&Value>) -> Result<Vec<u32>, ApiError> {
-    chat_tokens(&chat_text(f, ready, tools)?, f, ready)
+    chat_tokens(&chat_text(f, ready, tools)?, f, TOKENS_MAX, ready)
 }
 
 fn chat_text(f: &Fields<'_>, ready: &Ready, tools: Option<&Value>) -> Result<String, ApiError> {
     let wanted = || f.wrong("messages", "a list of messages, at least one");
     let list = f.get("messages").and_then(Value::as_array).filter(|l| !l.is_empty()).ok_or_else(wanted)?;
+    check_arguments(list)?;
     let messages: Value = list.iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
     let chat = Chat {
         messages: &messages,
@@ -113,9 +138,26 @@ fn chat_text(f: &Fields<'_>, ready: &Ready, tools: Option<&Value>) -> Result<Str
     Ok(ready.codec.chat_prompt(chat)?)
 }
 
-fn chat_tokens(text: &str, f: &Fields<'_>, ready: &Ready) -> Result<Vec<u32>, ApiError> {
+fn chat_tokens(text: &str, f: &Fields<'_>, most: usize, ready: &Ready) -> Result<Vec<u32>, ApiError> {
     // The template wrote the special tokens itself.
-    Ok(ready.codec.encode(text, f.bool("add_special_tokens")?.unwrap_or(false))?)
+    encode("messages", text, f.bool("add_special_tokens")?.unwrap_or(false), most, ready)
+}
+
+/// JSON within texts of the body was weighed as text: it is weighed here, before it is parsed.
+fn check_arguments(messages: &[Value]) -> Result<(), ApiError> {
+    let calls = messages.iter().filter_map(|message| message.get("tool_calls")?.as_array()).flatten();
+    let mut weight = Weight::default();
+    for text in calls.filter_map(|call| call.get("function")?.get("arguments")?.as_str()) {
+        weight.add(text.as_bytes());
+        weight.end_text();
+    }
+    if weight.bytes() <= ARGUMENTS_BYTES_MAX {
+        return Ok(());
+    }
+    let mib = ARGUMENTS_BYTES_MAX >> 20;
+    let message =
+        format!("the arguments of messages[].tool_calls have too many values: parsed, they are over {mib} MiB");
+    Err(ApiError::invalid("messages", message))
 }
 
 fn max_tokens(kind: Kind, f: &Fields<'_>, echo: bool) -> Result<Option<usize>, ApiError> {
@@ -147,6 +189,12 @@ fn too_long(param: &str, longest: usize, what: &str) -> ApiError {
     ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
 }
 
+/// No prompt of more tokens is served. One that may be cut may have been longer.
+fn tokens_max(f: &Fields<'_>, ready: &Ready) -> usize {
+    let longest = ready.limits.seq_len_max;
+    if f.get("truncate_prompt_tokens").is_none() { longest } else { longest.max(TOKENS_MAX) }
+}
+
 /// A text that is too long whatever its tokens are is not cut into any: that would take seconds, for nothing.
 fn check_length(param: &str, text: &str, f: &Fields<'_>, ready: &Ready) -> Result<(), ApiError> {
     let longest = ready.limits.seq_len_max;
@@ -173,7 +221,7 @@ fn completion_prompts(f: &Fields<'_>, ready: &Ready) -> Result<Vec<Vec<u32>>, Ap
     let one = |value: &Value| match value {
         Value::String(text) => {
             check_length("prompt", text, f, ready)?;
-            Ok(ready.codec.encode(text, special)?)
+            encode("prompt", text, special, tokens_max(f, ready), ready)
         }
         other => token_list(other, vocab).ok_or_else(wanted),
     };
@@ -195,7 +243,9 @@ fn message(index: usize, value: &Value) -> Result<Value, ApiError> {
     if role == "developer" {
         message.insert("role".into(), "system".into());
     }
-    let calls = match message.get("tool_calls").filter(|v| !v.is_null()) {
+    // an empty list, as servers answer it and clients send it back, is none
+    let empty = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
+    let calls = match message.get("tool_calls").filter(|value| !empty(value)) {
         Some(calls) => Some(past_calls(calls).ok_or_else(|| {
             wrong("has tool_calls that are no list of {\"id\", \"type\": \"function\", \"function\": {\"name\", \"arguments\"}} with arguments in JSON")
         })?),
@@ -246,5 +296,34 @@ fn text_part(part: &Value) -> Option<&str> {
         part.get("refusal")?.as_str()
     } else {
         (kind == "text").then(|| part.get("text")?.as_str())?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn templates_see_no_list_of_calls_that_is_empty() {
+        for nothing in [json!([]), Value::Null] {
+            let said = json!({"role": "assistant", "content": "hi", "tool_calls": nothing});
+            assert_eq!(message(0, &said).unwrap(), json!({"role": "assistant", "content": "hi"}));
+        }
+        let silent = json!({"role": "assistant", "content": null, "tool_calls": []});
+        assert!(message(0, &silent).unwrap_err().message.contains("content"), "neither text nor calls");
+    }
+
+    /// Four bytes of text become a third of a kilobyte.
+    #[test]
+    fn arguments_are_weighed_before_they_are_parsed() {
+        let said = |arguments: String| {
+            let call = json!({"function": {"name": "f", "arguments": arguments}});
+            [json!({"role": "assistant", "tool_calls": [call]})]
+        };
+        assert!(check_arguments(&said(format!("{{\"text\": \"{}\"}}", "[0],".repeat(1 << 20)))).is_ok(), "a long text");
+        assert!(check_arguments(&said(format!("[{}0]", "[0],".repeat(1 << 20)))).is_err());
+        assert!(check_arguments(&said("\"".into())).is_ok(), "what is no JSON is told as that");
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::grammar::{Constraint, GrammarSpec, LIVE_MAX};
+use crate::grammar::{Constraint, GRAMMAR_BYTES_MAX, GrammarSpec, LIVE_MAX};
 use crate::handle::Ready;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -101,6 +101,11 @@ fn asked(f: &Fields<'_>, kind: &str, name: &str, param: &'static str) -> Result<
 /// A schema as an object, or as its text.
 fn schema(f: &Fields<'_>, name: &str, value: &Value) -> Result<GrammarSpec, ApiError> {
     let parsed = match value {
+        // a longer one would be refused as well once it is parsed, which takes a hundred times its length
+        Value::String(text) if text.len() > GRAMMAR_BYTES_MAX => {
+            let message = format!("{name} has {} bytes; a schema has at most {GRAMMAR_BYTES_MAX}", text.len());
+            return Err(ApiError::invalid(name, message));
+        }
         Value::String(text) => serde_json::from_str(text).ok(),
         other => Some(other.clone()),
     };
