@@ -11,6 +11,8 @@ const PAGE: &str = "docs/conditions.md";
 const EVENTS: &str = "operator/src/controllers/inference_deployment/events.rs";
 const NODES: &str = "operator/src/controllers/nodes/plan.rs";
 const OUTCOMES: &str = "operator/src/controllers/incidents/plan.rs";
+const BY_HAND: &str = "operator/src/controllers/incidents/by_hand.rs";
+const RECOVERY: &str = "vitals/src/recovery.rs";
 /// Of two words and no reason: what an event says was done, and kinds.
 const NO_REASONS: [&str; 3] = ["BackOff", "RollBack", "InferenceDeployment"];
 
@@ -44,13 +46,19 @@ fn in_code(tree: &Tree) -> Vec<(&'static str, Words)> {
         variants(tree, "crds/src/status.rs", "GrantAction"),
         variants(tree, "crds/src/xid.rs", "XidRemedy"),
     ];
+    // what is no variant of an enum: the end of an engine, and what a person did
+    let mut classes = variants(tree, "vitals/src/verdict.rs", "StallClass");
+    classes.extend(literals(tree, RECOVERY, |word| word == "Dead"));
+    classes.extend(names("crds/src/fence.rs", "FENCED_BY_PERSON"));
+    let mut stages = variants(tree, RECOVERY, "EpisodeStage");
+    stages.extend(literals(tree, BY_HAND, |word| !word.is_empty()));
     vec![
         ("Conditions of an InferenceDeployment", names("crds/src/conditions.rs", "")),
         ("Reasons of an InferenceDeployment's conditions", variants(tree, "crds/src/conditions.rs", "Reason")),
         ("Conditions of a pod", names("crds/src/episode.rs", "CONDITION_")),
         ("Verdicts", variants(tree, "vitals/src/verdict.rs", "Verdict")),
-        ("Stall classes", variants(tree, "vitals/src/verdict.rs", "StallClass")),
-        ("Stages of an episode", variants(tree, "vitals/src/recovery.rs", "EpisodeStage")),
+        ("Stall classes", classes),
+        ("Stages of an episode", stages),
         ("Outcomes of an incident", literals(tree, OUTCOMES, |word| !word.is_empty())),
         ("Words of the status", status.into_iter().flatten().collect()),
         ("Condition of a node, and its reasons", literals(tree, NODES, two_words)),

@@ -76,8 +76,9 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
 
 fn while_it_goes_on(page: &mut Page<'_, '_>, victim: &str, incident: &str) -> Result<()> {
     page.say(
-        "## It goes on\n\nThe first command: which deployments are not whole, and which incidents are open? The frozen replica is out of\n\
-         traffic already, the other one serves.",
+        "## It goes on\n\nThe first command, of your context's namespace (of another: `-n NAMESPACE`, of all: `-A`): which\n\
+         deployments are not whole, and which incidents are open? The frozen replica is out of traffic already, the\n\
+         other one serves.",
     );
     let all = page.ask("get infd,inc")?;
     ensure!(all.contains(incident) && all.contains("StepStalled"), "{all}");
@@ -121,7 +122,10 @@ fn last_state(described: &str) -> String {
 }
 
 async fn by_hand(page: &mut Page<'_, '_>, pod: &str, endpoints: &truebeat_tests::endpoints::Endpoints) -> Result<()> {
-    page.say("## A replica that looks strange to you\n\nTake it out of traffic; nothing is restarted for it, what runs goes on.");
+    page.say(
+        "## A replica that looks strange to you\n\nTake it out of traffic; nothing is restarted for it, what runs goes on.\n\
+         The last one that serves is refused, for its clients would have nobody; `--even-if-last` takes it all the same.",
+    );
     let fenced = Instant::now();
     let said = page.ask(&format!("truebeat fence {pod} --reason 'answers look odd'"))?;
     ensure!(said.contains(pod), "{said}");
