@@ -6,6 +6,7 @@ mod advisories;
 mod code;
 mod device_waits;
 mod edges;
+mod metrics;
 mod paths;
 mod sizes;
 mod supply;
@@ -84,6 +85,11 @@ fn h11_nothing_is_known_against_what_comes_in() {
 #[test]
 fn the_text_speaks_of_the_project_alone() {
     assert_none(words::check(&Tree::of_this_repository().unwrap()));
+}
+
+#[test]
+fn every_metric_is_explained() {
+    assert_none(metrics::check(&Tree::of_this_repository().unwrap()));
 }
 
 #[test]
