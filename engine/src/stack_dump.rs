@@ -31,12 +31,16 @@ use symbols::Symbols;
 const THREADS_MAX: usize = 256;
 /// A thread that takes signals answers in microseconds; one that does not sits in the kernel.
 const THREAD_WAIT_MAX: Duration = Duration::from_millis(50);
+/// One that runs takes its signal when it is next given a core.
+const RUNNING_WAIT_MAX: Duration = Duration::from_millis(300);
 /// All threads together.
 const CAPTURE_MAX: Duration = Duration::from_millis(700);
 /// Bytes of one dump (H10.5).
 const DUMP_BYTES_MAX: usize = 1 << 20;
 /// Between two dumps, whoever asks how often.
 const REST: Duration = Duration::from_millis(500);
+/// A dump of a process that is gone is left alone for so long.
+const LEFT_FOR: Duration = Duration::from_secs(600);
 /// The dump thread's wait has a deadline as every wait has (E1); nothing follows from its passing.
 const LISTEN_MAX: Duration = Duration::from_secs(60);
 
@@ -74,6 +78,7 @@ struct ThreadStack {
 pub fn start(dir: &Path) -> Result<(), StackDumpError> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
     made.map_err(|source| StackDumpError::Directory { dir: dir.to_owned(), source })?;
+    sweep(dir);
     let identity = Identity::of_this_process(0, 1, 0)?;
     let listener = capture::install().map_err(StackDumpError::Signal)?;
     listener.set_read_timeout(Some(LISTEN_MAX)).map_err(StackDumpError::Signal)?;
@@ -85,6 +90,23 @@ pub fn start(dir: &Path) -> Result<(), StackDumpError> {
     let marker = dir.join(format!("stacks-{}.ready", identity.pid));
     let text = format!("{} native\n", identity.pid_start_ticks);
     write_whole(&marker, &text).map_err(|source| StackDumpError::Marker { path: marker, source })
+}
+
+/// Removes what processes left that are gone for a while: the directory lies in memory and is small. What an engine said at its end is
+/// evidence until the agent has taken it.
+fn sweep(dir: &Path) {
+    let is_old = |entry: &fs::DirEntry| {
+        let written = entry.metadata().and_then(|meta| meta.modified());
+        written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > LEFT_FOR))
+    };
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten().filter(is_old) {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix("stacks-")?.split_once('.')?.0.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            // somebody else may have been faster
+            drop(fs::remove_file(entry.path()));
+        }
+    }
 }
 
 /// Has this process's stacks dumped, as if somebody had asked, and waits until they are there, for `wait_max` at most. False: they are
@@ -169,12 +191,16 @@ fn all_threads() -> Vec<ThreadStack> {
         .map(|(tid, name)| {
             // read before the signal: the handler's own run is not what is asked for
             let place = place(tid);
-            let late = since.elapsed() >= CAPTURE_MAX;
-            let frames = if late { Err(capture::Missed::Silent) } else { capture::frames_of(tid, THREAD_WAIT_MAX) };
+            let left = CAPTURE_MAX.saturating_sub(since.elapsed());
+            let wait = if place.starts_with(RUNS) { RUNNING_WAIT_MAX } else { THREAD_WAIT_MAX }.min(left);
+            let frames = if left.is_zero() { Err(capture::Missed::Silent) } else { capture::frames_of(tid, wait) };
             ThreadStack { tid, name, place, frames }
         })
         .collect()
 }
+
+/// So begins the place of a thread that runs, or waits for a core.
+const RUNS: &str = "state R";
 
 fn place(tid: i32) -> String {
     let stat = task_file(tid, "stat");
@@ -216,4 +242,35 @@ fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     options.write(true).create(true).truncate(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
     io::Write::write_all(&mut options.open(&beside)?, text.as_bytes())?;
     fs::rename(&beside, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[test]
+    fn what_processes_left_is_swept_once_it_is_old_and_they_are_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (gone, lives) = (i32::MAX, std::process::id());
+        let old = SystemTime::now() - LEFT_FOR - Duration::from_secs(1);
+        for (name, at) in [
+            (format!("stacks-{gone}.txt"), old),
+            (format!("stacks-{gone}.ready"), old),
+            (format!("stacks-{lives}.txt"), old),
+            (format!("stacks-{}.txt", gone - 1), SystemTime::now()),
+            ("rank-0.beat".to_owned(), old),
+        ] {
+            fs::File::create(dir.path().join(name)).unwrap().set_modified(at).unwrap();
+        }
+        sweep(dir.path());
+        let mut left: Vec<_> =
+            fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        left.sort();
+        let mut expected =
+            vec!["rank-0.beat".to_owned(), format!("stacks-{}.txt", gone - 1), format!("stacks-{lives}.txt")];
+        expected.sort();
+        assert_eq!(left, expected);
+    }
 }
