@@ -126,6 +126,7 @@ impl Metrics {
         let ends = [
             ("completed", reply.requests_completed),
             ("failed", reply.requests_failed),
+            ("declined", reply.requests_declined),
             ("refused", reply.requests_refused),
             ("abandoned", reply.requests_abandoned),
             ("poisonous", reply.requests_poisonous),

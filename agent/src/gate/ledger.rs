@@ -47,8 +47,11 @@ pub struct GateReply {
     pub obs: GateObs,
     /// Ended well: the whole answer was read from the engine.
     pub requests_completed: u64,
-    /// Ended by the engine's fault: it died, broke off, or answered 5xx.
+    /// Ended by the engine's fault: it died, broke off, was not there, or answered 5xx.
     pub requests_failed: u64,
+    /// Not served, and nobody failed: the engine was full (429), the gate short of descriptors, or the request not to be forwarded.
+    #[serde(default)]
+    pub requests_declined: u64,
     /// Turned away by the gate, fenced or draining.
     pub requests_refused: u64,
     /// Left by the client before the end.
@@ -72,6 +75,8 @@ pub enum End {
     Completed,
     /// The engine said that it cannot, or nobody listened.
     Failed,
+    /// The engine was full, or the request never left the gate.
+    Declined,
     /// The engine broke off, or failed over this very request: by an error in the middle of its answer, or by a 500. A front end that outlives
     /// its engine says so for everybody who was in the step that killed it.
     Broken,
@@ -279,6 +284,7 @@ impl Ledger {
         match end {
             End::Completed => books.sums.requests_completed += 1,
             End::Failed | End::Broken => books.sums.requests_failed += 1,
+            End::Declined => books.sums.requests_declined += 1,
             End::Abandoned => books.sums.requests_abandoned += 1,
         }
         // A stream that ends with its connection ends so when the engine is killed, too: behind a fence no end is a success.

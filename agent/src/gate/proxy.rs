@@ -150,7 +150,7 @@ impl Proxy {
             Uri::builder().scheme(self.scheme.clone()).authority(self.authority.clone()).path_and_query(path).build();
         parts.uri = uri.map_err(|error| {
             let text = format!("the path is no path: {error}");
-            Unanswered { end: End::Failed, response: answers::bad_request(StatusCode::BAD_REQUEST, &text) }
+            Unanswered { end: End::Declined, response: answers::bad_request(StatusCode::BAD_REQUEST, &text) }
         })?;
         parts.version = http::Version::HTTP_11;
         strip_hop_by_hop(&mut parts.headers);
@@ -171,7 +171,7 @@ impl Proxy {
             return Unanswered { end: End::Abandoned, response: answers::cut(upload) };
         }
         if error.is_connect() && is_exhaustion(error) {
-            return Unanswered { end: End::Failed, response: answers::exhausted() };
+            return Unanswered { end: End::Declined, response: answers::exhausted() };
         }
         match error.is_connect() {
             true => Unanswered { end: End::Failed, response: answers::absent() },
@@ -267,7 +267,8 @@ async fn read_whole(mut body: Incoming, mut flight: Flight, end: End) -> Option<
 fn end_of(status: StatusCode) -> End {
     match status {
         StatusCode::INTERNAL_SERVER_ERROR => End::Broken,
-        other if other.is_server_error() || other == StatusCode::TOO_MANY_REQUESTS => End::Failed,
+        StatusCode::TOO_MANY_REQUESTS => End::Declined,
+        other if other.is_server_error() => End::Failed,
         _ => End::Completed,
     }
 }
