@@ -1,7 +1,7 @@
 //! Who gets traffic, and since when: a watch on the EndpointSlices of one Service with a timestamp for every flip. This is what a
 //! client of the Service would feel, so stories measure a fence here and not on the pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -125,6 +125,30 @@ impl Endpoints {
     }
 }
 
+/// From when to when no pod got traffic, once one had; up to now where none does yet.
+pub fn empty(flips: &[Flip]) -> Vec<(Instant, Instant)> {
+    let mut serving = BTreeSet::new();
+    let mut spells: Vec<(Instant, Option<Instant>)> = Vec::new();
+    for flip in flips {
+        let nobody = serving.is_empty();
+        match flip.ready {
+            Some(true) => serving.insert(flip.pod.as_str()),
+            _ => serving.remove(flip.pod.as_str()),
+        };
+        if nobody == serving.is_empty() {
+            continue;
+        }
+        if !nobody {
+            spells.push((flip.at, None));
+        } else if let Some((_, end)) = spells.last_mut() {
+            *end = Some(flip.at);
+        }
+    }
+    let ended = spells.into_iter().map(|(begin, end)| (begin, end.unwrap_or_else(Instant::now)));
+    // one that comes in the moment in which the other goes leaves none
+    ended.filter(|(begin, end)| begin < end).collect()
+}
+
 impl Drop for Endpoints {
     fn drop(&mut self) {
         self.task.abort();
@@ -213,6 +237,19 @@ mod tests {
         }
         let flips: Vec<_> = seen.flips.iter().map(|flip| (flip.pod.as_str(), flip.ready)).collect();
         assert_eq!(flips, [("a", Some(true)), ("b", Some(false)), ("b", Some(true)), ("a", None)]);
+    }
+
+    #[test]
+    fn nobody_is_there_from_the_last_ones_flip_to_the_next_ones() {
+        let now = Instant::now();
+        let at = |s| now + Duration::from_secs(s);
+        let flips = |told: &[(u64, &str, Option<bool>)]| -> Vec<Flip> {
+            told.iter().map(|(s, pod, ready)| Flip { at: at(*s), pod: (*pod).to_owned(), ready: *ready }).collect()
+        };
+        let begun = [(1, "a", Some(false)), (2, "a", Some(true)), (3, "b", Some(true)), (4, "a", None)];
+        assert_eq!(empty(&flips(&begun)), [], "not yet, and then one is left");
+        let gone = [(5, "b", Some(false)), (7, "c", Some(true)), (8, "c", None), (8, "d", Some(true))];
+        assert_eq!(empty(&flips(&[&begun[..], &gone].concat())), [(at(5), at(7))], "one came as the other went");
     }
 
     #[test]

@@ -127,6 +127,15 @@ impl Load {
     }
 }
 
+impl Load {
+    /// When tries ended since `since` for which nobody took connections.
+    pub fn unreachable(&self, since: Instant) -> Vec<Instant> {
+        let book = lock(&self.book);
+        let found_nobody = book.tries.iter().filter(|(at, end)| *at >= since && *end == End::Unreachable);
+        found_nobody.map(|(at, _)| *at).collect()
+    }
+}
+
 impl Drop for Load {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);

@@ -26,7 +26,7 @@ pub async fn life(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     world.programs.uninstall(world.cluster)?;
     times.now("gone");
     product::apply(world.cluster, NAMESPACES)?;
-    install(world, times, "install")?;
+    install(world, times, "install").await?;
     let said = helm(world, &["test", "truebeat", "--timeout", "60s"], &[])?;
     ensure!(said.contains("Succeeded"), "{said}");
     times.now("helm test: an operator in step with the API server answers behind its Service");
@@ -37,12 +37,13 @@ pub async fn life(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     helm(world, &["upgrade", "truebeat", CHART, "--wait", "--timeout", "90s"], &["replicas=1", "logFilter=debug"])?;
     let one = world.cluster.kubectl(&["-n", SYSTEM, "get", "deploy,pdb", "-o", "name"])?;
     available(world)?;
-    ensure!(candidates(world)? == "1 1" && !one.contains("poddisruptionbudget"), "after the upgrade: {one}");
+    candidates(world, "1 1").await?;
+    ensure!(!one.contains("poddisruptionbudget"), "after the upgrade: {one}");
     times.now("one candidate, no budget for disruptions");
     times.act("helm rollback");
     helm(world, &["rollback", "truebeat", "1", "--wait", "--timeout", "90s"], &[])?;
     available(world)?;
-    ensure!(candidates(world)? == "2 2", "after the rollback: {}", candidates(world)?);
+    candidates(world, "2 2").await?;
     times.now("two candidates again");
 
     times.act("helm uninstall");
@@ -60,16 +61,16 @@ pub async fn life(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let kept = world.cluster.kubectl(&["-n", "charted", "get", "infd", "-o", "name"])?;
     ensure!(kept.contains("/kept"), "the InferenceDeployment went with the chart: {kept}");
     times.now("all of it gone; CRDs and the InferenceDeployment kept");
-    install(world, times, "install again, over the CRDs that were kept")?;
+    install(world, times, "install again, over the CRDs that were kept").await?;
     world.cluster.kubectl(&["-n", "charted", "delete", "infd", "kept", "--wait=true", "--timeout=60s"])?;
     helm(world, &["uninstall", "truebeat", "--wait", "--timeout", "90s"], &[]).map(drop)
 }
 
-fn install(world: &World<'_>, times: &mut Times, how: &str) -> Result<()> {
+async fn install(world: &World<'_>, times: &mut Times, how: &str) -> Result<()> {
     times.act(&format!("helm {how}"));
     helm(world, &["install", "truebeat", CHART, "--wait", "--timeout", "90s"], &[])?;
     available(world)?;
-    ensure!(candidates(world)? == "2 2", "after the install: {}", candidates(world)?);
+    candidates(world, "2 2").await?;
     times.now("two candidates available (PSS restricted)");
     Ok(())
 }
@@ -89,10 +90,15 @@ fn helm(world: &World<'_>, args: &[&str], sets: &[&str]) -> Result<String> {
     world.cluster.helm(&all)
 }
 
-/// Wanted and available replicas of the operator.
-pub fn candidates(world: &World<'_>) -> Result<String> {
+/// Waits until so many replicas of the operator are wanted and available.
+pub async fn candidates(world: &World<'_>, counts: &str) -> Result<()> {
     let path = "jsonpath={.spec.replicas} {.status.availableReplicas}";
-    world.cluster.kubectl(&["-n", SYSTEM, "get", "deploy", "truebeat-operator", "-o", path])
+    until_async("the operator's replicas, wanted and available", BOUND, || async {
+        let now = world.cluster.kubectl(&["-n", SYSTEM, "get", "deploy", "truebeat-operator", "-o", path])?;
+        ensure!(now == counts, "{now:?}, not {counts:?}");
+        Ok(Some(()))
+    })
+    .await
 }
 
 /// A custom resource without replicas gets a status from whoever leads.

@@ -12,7 +12,7 @@ use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
 use crate::lifecycle::manifest_of;
-use crate::probes::Probes;
+use crate::probes::{Probes, Witness};
 use crate::recovery::removed;
 use crate::rollout::without_a_loss;
 use crate::world::{BOUND, NAMESPACE, World, answered, members, ready};
@@ -34,10 +34,12 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let load = world.patient_load("leaving").await?;
     answered(&load).await?;
 
+    let witness = Witness::of(world, &endpoints)?;
     let asked = Instant::now();
     strangers(world, times, &old, &endpoints).await?;
     answered(&load).await?;
-    without_a_loss(&load, asked, "the stranger's visit", times)?;
+    without_a_loss(&witness, &load, asked, "the stranger's visit", times).await?;
+    let witness = Witness::of(world, &endpoints)?;
     let begun = times.act("kubectl drain, of the only node: nobody who leaves finds another place");
     drain(world, &old[0])?;
     let left = members(&world.pods, "leaving");
@@ -45,13 +47,14 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     ensure!(stayed.len() == 1, "of {old:?} the drain left {stayed:?}");
     times.now(&format!("one replica was evicted, {} is kept by the budget", stayed[0]));
     answered(&load).await?;
-    without_a_loss(&load, begun, "the drain", times)?;
+    without_a_loss(&witness, &load, begun, "the drain", times).await?;
+    let witness = Witness::of(world, &endpoints)?;
     let begun = times.act("kubectl uncordon");
     uncordon(world, &stayed[0])?;
     let both = endpoints.count(2, BOUND).await?;
     times.now(&format!("{} serves beside it", both.iter().find(|pod| !old.contains(pod)).unwrap_or(&both[0])));
     answered(&load).await?;
-    without_a_loss(&load, begun, "the way back", times)?;
+    without_a_loss(&witness, &load, begun, "the way back", times).await?;
 
     let frozen = times.act(&format!("SIGUSR2 to the engine of {}; recovery may only fence it", stayed[0]));
     world.freeze(&stayed[0])?;
@@ -69,10 +72,12 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     drain(world, serving)?;
     let left = members(&world.pods, "leaving");
     ensure!(left.contains(serving) && !left.contains(&stayed[0]), "after the drain there are {left:?}");
-    ensure!(endpoints.ready() == [serving.clone()], "{:?} get traffic", endpoints.ready());
+    ensure!(!endpoints.ready().contains(&stayed[0]), "{:?} get traffic", endpoints.ready());
+    let served = endpoints.count(1, BOUND).await?;
+    ensure!(served == [serving.clone()], "{served:?} get traffic");
     times.now(&format!("the frozen one was evicted in spite of the budget, {serving} is kept"));
     answered(&load).await?;
-    ensure!(never_alone(&endpoints.flips(), begun), "for a moment nobody served: {:?}", endpoints.flips());
+    ensure!(witness.never_alone(begun).await, "for a moment nobody served: {:?}", endpoints.flips());
     uncordon(world, serving)?;
     endpoints.count(2, BOUND).await?;
     times.now("kubectl uncordon: two serve");
@@ -135,16 +140,4 @@ fn node_of(world: &World<'_>, pod: &str) -> Result<String> {
     let pod = world.pod(pod)?;
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     node.ok_or_else(|| anyhow::anyhow!("{} is on no node", pod.name_any()))
-}
-
-/// Did at least one pod get traffic at every moment from `since` on?
-fn never_alone(flips: &[truebeat_tests::endpoints::Flip], since: Instant) -> bool {
-    let mut serving = std::collections::BTreeSet::new();
-    flips.iter().all(|flip| {
-        match flip.ready {
-            Some(true) => serving.insert(flip.pod.as_str()),
-            _ => serving.remove(flip.pod.as_str()),
-        };
-        flip.at < since || !serving.is_empty()
-    })
 }

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use truebeat_tests::product;
 use truebeat_tests::times::Times;
 
-use crate::probes::Probes;
+use crate::probes::{Probes, Witness};
 use crate::world::{BOUND, World, by_its_own_clock, restarted, restarts, told, two_serving, uid};
 
 /// Far above what a busy machine adds, far below what a replica that does not serve would show.
@@ -22,7 +22,7 @@ pub async fn one(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let pods = two_serving(world, &endpoints, &load).await?;
     let (victim, other) = (&pods[0], &pods[1]);
     let pages = world.pages(&pods)?;
-    let probes = Probes::of(world, &pods)?;
+    let (probes, witness) = (Probes::of(world, &pods)?, Witness::of(world, &endpoints)?);
     let before = restarts(&*world.pod(victim)?, "engine");
 
     let (frozen, wall) =
@@ -49,7 +49,8 @@ pub async fn one(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     ensure!(silence < SERVING_SILENCE_MAX, "{other} delivered nothing for {silence:?}");
     let felt = load.felt(frozen);
     times.note(&told(&felt));
-    ensure!(felt.unreachable == 0, "at some moment no replica took connections: {felt:?}");
+    let unreachable = witness.unreachable(&load, frozen).await;
+    ensure!(unreachable == 0, "at some moment no replica took connections: {felt:?}");
     probes.account_for(world, &endpoints, other, frozen)?;
     ensure!(world.incidents_since(frozen).len() == 1, "more than one incident: {:?}", world.incidents_since(frozen));
     Ok(())

@@ -15,6 +15,7 @@ use truebeat_tests::wait::until_async;
 
 use crate::kill::{SYSTEM, available, leader, scale_operator};
 use crate::lifecycle::manifest_of;
+use crate::probes::Witness;
 use crate::recovery::removed;
 use crate::rollout::{nobody_died, settled, without_a_loss};
 use crate::upgrade::{THEIRS, made_by_another, memory, up_to_date};
@@ -44,6 +45,7 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let held = Held::start(world.gate_of(leaving)?, "demo").await?;
     let known: Vec<String> = world.pods.now().into_keys().collect();
 
+    let witness = Witness::of(world, &endpoints)?;
     let begun = times.act(&format!("{leaving} is evicted, and has a request in flight whose client takes its time"));
     evicted(world, leaving).await?;
     times.seen("its endpoint is away", endpoints.flip(leaving, false, begun, BOUND).await?);
@@ -73,7 +75,7 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     times.now(&format!("{leaving} is gone"));
     times.seen("all well", world.quiet(NAME).await?);
     answered(&load).await?;
-    without_a_loss(&load, begun, "the drain and both upgrades", times)?;
+    without_a_loss(&witness, &load, begun, "the drain and both upgrades", times).await?;
     replaced_once(world, &known, begun, times)?;
     ensure!(world.pod(&old[1])?.metadata.deletion_timestamp.is_none(), "{} goes too", old[1]);
     times.note("the other replica is the one that it was");

@@ -13,6 +13,7 @@ use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
 
 use crate::lifecycle::manifest_of;
+use crate::probes::Witness;
 use crate::world::{BOUND, World, answered, is, members, told, uid};
 
 /// `fault`: a further argument of the engine. The drain leaves room for what is in flight.
@@ -43,6 +44,7 @@ pub async fn without_loss(world: &mut World<'_>, times: &mut Times) -> Result<()
         held.push(Held::start(world.gate_of(pod)?, "demo").await?);
     }
 
+    let witness = Witness::of(world, &endpoints)?;
     let begun = times.act("another attempt: every replica comes in anew, under clients that stream, keep connections, and take their time");
     product::apply(world.cluster, &manifest("roll", 2, 1, ""))?;
     // each of them takes its answer when its replica is on its way out
@@ -58,10 +60,11 @@ pub async fn without_loss(world: &mut World<'_>, times: &mut Times) -> Result<()
     })
     .await?;
     times.now(&format!("revision {first} is gone, {second} serves"));
-    without_a_loss(&load, begun, "the rollout", times)?;
+    without_a_loss(&witness, &load, begun, "the rollout", times).await?;
     answered(&keeping).await?;
-    without_a_loss(&keeping, begun, "the rollout, on kept connections", times)?;
+    without_a_loss(&witness, &keeping, begun, "the rollout, on kept connections", times).await?;
 
+    let witness = Witness::of(world, &endpoints)?;
     let begun = times.act("kubectl scale infd roll --replicas=1");
     world.kubectl(&["scale", "infd", "roll", "--replicas=1"])?;
     until_async("one pod, and nothing of the other", BOUND, || async {
@@ -72,9 +75,9 @@ pub async fn without_loss(world: &mut World<'_>, times: &mut Times) -> Result<()
     .await?;
     times.now("one is left");
     answered(&load).await?;
-    without_a_loss(&load, begun, "the scale-in", times)?;
+    without_a_loss(&witness, &load, begun, "the scale-in", times).await?;
     answered(&keeping).await?;
-    without_a_loss(&keeping, begun, "the scale-in, on kept connections", times)?;
+    without_a_loss(&witness, &keeping, begun, "the scale-in, on kept connections", times).await?;
     nobody_died(world, "roll", times)
 }
 
@@ -101,6 +104,7 @@ pub async fn bad_revision(world: &mut World<'_>, times: &mut Times) -> Result<()
     let load = world.patient_load("roll").await?;
     answered(&load).await?;
     let before = members(&world.pods, "roll");
+    let witness = Witness::of(world, &endpoints)?;
     let begun = times.act("kubectl apply: a revision whose engines freeze at their first step");
     product::apply(world.cluster, &manifest("roll", 1, 1, ", --fault, step-stall@1steps"))?;
     let failed = |infd: &InferenceDeployment| {
@@ -129,7 +133,7 @@ pub async fn bad_revision(world: &mut World<'_>, times: &mut Times) -> Result<()
     ensure!(tried.len() == 1, "tried more than once: {tried:?}");
     times.note(&format!("one replica was tried ({}), it never got traffic", tried[0]));
     answered(&load).await?;
-    without_a_loss(&load, begun, "the bad revision", times)?;
+    without_a_loss(&witness, &load, begun, "the bad revision", times).await?;
 
     times.act("kubectl apply: the spec that was good");
     product::apply(world.cluster, &manifest("roll", 1, 1, ""))?;
@@ -161,10 +165,18 @@ pub async fn settled(world: &World<'_>, infd: &str, not: &str) -> Result<String>
     .await
 }
 
-pub fn without_a_loss(load: &Load, since: Instant, what: &str, times: &mut Times) -> Result<()> {
+/// Since the witness has looked: who finds nobody because the only replica's probe was late has lost nothing by the product.
+pub async fn without_a_loss(
+    witness: &Witness<'_>,
+    load: &Load,
+    since: Instant,
+    what: &str,
+    times: &mut Times,
+) -> Result<()> {
+    let lost = witness.lost(load, since).await;
     let felt = load.felt(since);
-    times.note(&format!("lost requests during {what}: {} ({})", felt.lost(), told(&felt)));
-    ensure!(felt.lost() == 0 && felt.whole > 0, "lost during {what}: {felt:?}");
+    times.note(&format!("lost requests during {what}: {lost} ({})", told(&felt)));
+    ensure!(lost == 0 && felt.whole > 0, "lost during {what}: {felt:?}");
     Ok(())
 }
 

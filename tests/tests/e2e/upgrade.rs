@@ -9,6 +9,7 @@ use truebeat_tests::wait::until_async;
 
 use crate::kill::scale_operator;
 use crate::lifecycle::manifest_of;
+use crate::probes::Witness;
 use crate::recovery::removed;
 use crate::rollout::{settled, without_a_loss};
 use crate::world::{BOUND, World, answered, members};
@@ -27,6 +28,7 @@ fn manifest(hold_percent: i32, attempt: i32) -> String {
 pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     times.act("kubectl apply: InferenceDeployment older, 1 replica");
     product::apply(world.cluster, &manifest(50, 0))?;
+    let endpoints = world.endpoints(NAME);
     let fresh = settled(world, NAME, "").await?;
     made_by_another(world, NAME, 1, times).await?;
     product::apply(world.cluster, &manifest(51, 0))?;
@@ -34,6 +36,7 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let load = world.patient_load(NAME).await?;
     answered(&load).await?;
 
+    let witness = Witness::of(world, &endpoints)?;
     let begun = times.act("today's operator comes");
     scale_operator(world, 2)?;
     until_async("it to tell of the newer revision", BOUND, || async {
@@ -61,7 +64,7 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let memory = memory(world, NAME);
     ensure!(memory.newer.is_empty() && memory.wanted == after && after != fresh, "{memory:?}");
     times.now("the newer template is there");
-    without_a_loss(&load, begun, "the upgrade", times)?;
+    without_a_loss(&witness, &load, begun, "the upgrade", times).await?;
     removed(world, NAME).await
 }
 
