@@ -16,6 +16,8 @@ use crate::client::{Answer, get, metric, open, post, post_once, whole};
 use crate::support::{Setup, TestEngine, page_of, wait_until};
 
 const COMPLETIONS: &str = "/v1/completions";
+/// A deadline before which any machine has made the steps that lead to the fault.
+const AMPLE_MS: &str = "10000";
 
 fn body(stream: bool) -> Value {
     json!({"prompt": "abc", "max_tokens": 1000, "ignore_eos": true, "stream": stream})
@@ -27,13 +29,18 @@ async fn ask_with_deadline(engine: &TestEngine, stream: bool, ms: &str) -> Answe
 
 /// Polls `/health` until it is not 200.
 async fn unhealthy(engine: &TestEngine) -> Value {
+    unhealthy_for(engine, "").await
+}
+
+/// Polls `/health` until it is not 200 and its reason has these words: for a moment a busy machine may be another reason.
+async fn unhealthy_for(engine: &TestEngine, words: &str) -> Value {
     let since = Instant::now();
     loop {
         let health = get(engine.addr, "/health").await;
-        if health.status == 503 {
+        if health.status == 503 && health.json()["reason"].as_str().unwrap_or_default().contains(words) {
             return health.json();
         }
-        assert!(since.elapsed() < Duration::from_secs(60), "healthy all the time: {}", health.text);
+        assert!(since.elapsed() < Duration::from_secs(60), "never {words:?}: {}", health.text);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -53,12 +60,11 @@ async fn a_frozen_step_is_told_by_page_and_health_and_requests_are_answered() {
     let engine = TestEngine::ready(with_page(Setup::fault("step-stall@5steps"), dir.path())).await;
     assert_eq!(get(engine.addr, "/health").await.status, 200);
     // Its stream has begun when the thread freezes: the error comes as an event, and nothing pretends to be done.
-    let streamed = ask_with_deadline(&engine, true, "1500").await;
+    let streamed = ask_with_deadline(&engine, true, AMPLE_MS).await;
     assert_eq!(streamed.status, 200);
     let last: Value = serde_json::from_str(streamed.events().last().unwrap()).unwrap();
     assert_eq!(last["error"]["code"], "deadline_exceeded", "{}", streamed.text);
-    let health = unhealthy(&engine).await;
-    assert!(health["reason"].as_str().unwrap().contains("a step of decode has lasted"), "{health}");
+    unhealthy_for(&engine, "a step of decode has lasted").await;
     let beat = page(dir.path());
     assert_eq!((beat.phase, beat.steps_completed, beat.running), (Phase::Decode, 5, 1));
     assert!(beat.step_started_ns > 0);
@@ -73,10 +79,10 @@ async fn a_device_wait_is_told_too_and_a_request_that_never_began_gets_a_status(
     let engine = TestEngine::ready(Setup::fault("device-wait@sigusr2")).await;
     assert_eq!(post(engine.addr, COMPLETIONS, &json!({"prompt": "a", "max_tokens": 3})).await.status, 200);
     engine.sigusr2.store(true, Ordering::Relaxed);
-    let answer = ask_with_deadline(&engine, true, "1300").await;
+    let answer = ask_with_deadline(&engine, true, AMPLE_MS).await;
     assert!([503, 504].contains(&answer.status), "{}", answer.text);
     assert!(answer.header("retry-after").is_some());
-    assert!(unhealthy(&engine).await["reason"].as_str().unwrap().contains("lease"));
+    unhealthy_for(&engine, "lease").await;
     // the gauges are those of the step that hangs, not of the one before it
     assert_eq!(metric(engine.addr, "vllm:num_requests_running", &[]).await, 1.0);
 }
@@ -87,8 +93,7 @@ async fn a_livelock_turns_without_delivering_and_is_no_progress() {
     let setup = Setup { step_ms: 1, ..Setup::fault("livelock@3steps") };
     let engine = TestEngine::ready(with_page(setup, dir.path())).await;
     let _hanging = open(engine.addr, COMPLETIONS, &body(true), &[]).await;
-    let health = unhealthy(&engine).await;
-    assert!(health["reason"].as_str().unwrap().contains("nothing was delivered to 1 requests"), "{health}");
+    unhealthy_for(&engine, "nothing was delivered to 1 requests").await;
     let before = page(dir.path());
     wait_until("steps go on", || page(dir.path()).steps_completed > before.steps_completed + 5).await;
     let after = page(dir.path());

@@ -12,16 +12,29 @@ use crate::client::{Answer, get, open, post, whole};
 use crate::process::Engine;
 
 const COMPLETIONS: &str = "/v1/completions";
+/// The reason of an engine that turns and delivers nothing.
+pub const BARREN: &str = "nothing was delivered";
+/// Of an engine whose fault is not to be the second reason to end.
+pub const TRIES: u32 = 3;
 
 fn body(stream: bool) -> Value {
-    json!({"prompt": "abc", "max_tokens": 4000, "ignore_eos": true, "stream": stream})
+    json!({"prompt": "abc", "max_tokens": 8000, "ignore_eos": true, "stream": stream})
 }
 
-/// A long stream, under way.
+/// A long stream, under way, and another after each that ends well: steps do not cease before the fault. Gives the answer that did not.
 pub async fn streaming(engine: &Engine) -> tokio::task::JoinHandle<Answer> {
-    let response = open(engine.addr, COMPLETIONS, &body(true), &[]).await;
+    let addr = engine.addr;
+    let mut response = open(addr, COMPLETIONS, &body(true), &[]).await;
     assert_eq!(response.status(), 200);
-    tokio::spawn(whole(response))
+    tokio::spawn(async move {
+        loop {
+            let answer = whole(response).await;
+            if !answer.text.ends_with("data: [DONE]\n\n") {
+                return answer;
+            }
+            response = open(addr, COMPLETIONS, &body(true), &[]).await;
+        }
+    })
 }
 
 /// What the engine left beside its page.
@@ -39,7 +52,9 @@ pub async fn gives_up(
     assert_eq!(engine.ended().await.code(), Some(i32::from(EXIT_STUCK)));
     let took = since.elapsed();
     let answer = stream.await.unwrap();
-    let last: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+    // one that had not begun has no events
+    let last = if answer.status == 200 { answer.events().pop().unwrap() } else { answer.text.as_str() };
+    let last: Value = serde_json::from_str(last).unwrap();
     assert_eq!(last["error"]["code"], "shutdown", "{}", answer.text);
     assert!(took < Duration::from_secs(20), "{took:?}");
     let doc = evidence(dir, engine.child.id());
@@ -57,23 +72,35 @@ async fn every_hang_is_given_up_in_time_and_explained() {
         ("livelock", "loop"),
     ];
     for (fault, kind) in hangs {
-        let dir = tempfile::tempdir().unwrap();
-        let pages = dir.path().join("pages");
-        let fault = format!("{fault}@sigusr2");
-        let args = ["--fault", &fault, "--guards", "on", "--page-dir", pages.to_str().unwrap()];
-        let mut engine = Engine::ready(dir.path(), &args).await;
-        let stream = streaming(&engine).await;
-        engine.signal(Signal::SIGUSR2);
-        let doc = gives_up(&mut engine, stream, &pages, Instant::now()).await;
-        assert_eq!(doc["kind"], kind, "{fault}: {doc}");
-        // the flight recorder has the step that was given up, where the loop lived to tell
-        let steps = heartbeat::Reader::open(&pages, 0).steps().unwrap();
-        let exceeded = steps.last().unwrap().outcome == heartbeat::page::StepOutcome::DeadlineExceeded;
-        assert_eq!(exceeded, kind == "device-wait", "{fault}");
-        let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
-        let end = log.lines().find(|line| line.contains("so long after its deadline passed"));
-        println!("{fault}: {}", end.unwrap_or_else(|| panic!("the log tells how long its end took:\n{log}")));
+        let mut tries = 1;
+        while !is_explained(&format!("{fault}@sigusr2"), kind).await {
+            assert!(tries < TRIES, "{fault}: another reason was first, {TRIES} times");
+            tries += 1;
+        }
     }
+}
+
+/// One engine that hangs like this. False where nothing was delivered for so long before that this was its reason, which a busy machine can do.
+async fn is_explained(fault: &str, kind: &str) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let pages = dir.path().join("pages");
+    let args = ["--fault", fault, "--guards", "on", "--page-dir", pages.to_str().unwrap()];
+    let mut engine = Engine::ready(dir.path(), &args).await;
+    let stream = streaming(&engine).await;
+    engine.signal(Signal::SIGUSR2);
+    let doc = gives_up(&mut engine, stream, &pages, Instant::now()).await;
+    if kind != "loop" && doc["kind"] == "loop" && doc["text"].as_str().is_some_and(|text| text.contains(BARREN)) {
+        return false;
+    }
+    assert_eq!(doc["kind"], kind, "{fault}: {doc}");
+    // the flight recorder has the step that was given up, where the loop lived to tell
+    let steps = heartbeat::Reader::open(&pages, 0).steps().unwrap();
+    let exceeded = steps.last().unwrap().outcome == heartbeat::page::StepOutcome::DeadlineExceeded;
+    assert_eq!(exceeded, kind == "device-wait", "{fault}");
+    let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+    let end = log.lines().find(|line| line.contains("so long after its deadline passed"));
+    println!("{fault}: {}", end.unwrap_or_else(|| panic!("the log tells how long its end took:\n{log}")));
+    true
 }
 
 #[tokio::test(flavor = "multi_thread")]

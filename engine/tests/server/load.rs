@@ -176,7 +176,8 @@ async fn a_poisoned_request_fails_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_refuses_what_is_new_and_finishes_what_is_accepted() {
-    let mut engine = TestEngine::ready(Setup { step_ms: 1, ..Setup::default() }).await;
+    // half a minute of steps, cut short once all has been asked
+    let mut engine = TestEngine::ready(Setup { step_ms: 20, ..Setup::default() }).await;
     let running = open(engine.addr, COMPLETIONS, &long(true), &[]).await;
     engine.terminate();
     let draining = engine.handle.shared.clone();

@@ -13,11 +13,11 @@ const COMPLETIONS: &str = "/v1/completions";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deadline_that_cannot_be_met_is_refused_at_once_with_the_figures() {
-    // The pace is learned from the first prompt: at least half a millisecond a token.
-    let engine = TestEngine::ready(Setup { step_ms: 50, ..Setup::default() }).await;
+    // The pace is learned from the first prompt: at least five milliseconds a token, and so the second needs nine seconds and a half.
+    let engine = TestEngine::ready(Setup { step_ms: 500, ..Setup::default() }).await;
     let body = |word: &str, count: usize| json!({"prompt": word.repeat(count), "max_tokens": 1, "temperature": 0});
     assert_eq!(post(engine.addr, COMPLETIONS, &body("a", 100)).await.status, 200);
-    let answer = whole(open(engine.addr, COMPLETIONS, &body("b", 1900), &[(TIMEOUT_HEADER, "200")]).await).await;
+    let answer = whole(open(engine.addr, COMPLETIONS, &body("b", 1900), &[(TIMEOUT_HEADER, "4000")]).await).await;
     assert_eq!(answer.status, 503, "{}", answer.text);
     assert_eq!(answer.json()["error"]["code"], "deadline_unreachable");
     assert!(answer.header("retry-after").is_some());

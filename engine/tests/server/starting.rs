@@ -15,7 +15,7 @@ use heartbeat::page::Phase;
 use serde_json::json;
 
 use crate::client::post;
-use crate::guards::evidence;
+use crate::guards::{BARREN, TRIES, evidence};
 use crate::support::{FakeModel, Knobs, Setup, TestEngine, loaded, wait_until};
 
 /// The steps of a start that may be given up.
@@ -164,6 +164,15 @@ async fn cache_and_first_steps_say_by_when_more_is_said_and_each_layer_counts() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_draft_model_is_warm_before_the_first_request_and_one_that_hangs_is_given_up_like_the_model() {
+    let mut tries = 1;
+    while let Some(barren) = draft_that_hangs().await {
+        assert!(tries < TRIES, "{barren}");
+        tries += 1;
+    }
+}
+
+/// One such engine. Gives the reason where nothing was delivered for so long that this was it, which a busy machine can do.
+async fn draft_that_hangs() -> Option<Stuck> {
     let gate = Gate::default();
     gate.opens(usize::MAX);
     let mut setup = Setup::default();
@@ -182,6 +191,8 @@ async fn a_draft_model_is_warm_before_the_first_request_and_one_that_hangs_is_gi
     assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (503, Some("shutdown")), "{}", answer.text);
     let ended = engine.ended().await;
     let Err(ServeError::Core(CoreError::Stuck(stuck))) = &ended else { panic!("{ended:?}") };
-    assert_eq!(stuck.kind, StuckKind::DeviceWait, "{stuck}");
+    let barren = stuck.kind == StuckKind::Loop && stuck.text.contains(BARREN);
+    assert!(barren || stuck.kind == StuckKind::DeviceWait, "{stuck}");
     gate.opens(usize::MAX);
+    barren.then(|| stuck.clone())
 }
