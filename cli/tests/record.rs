@@ -82,12 +82,13 @@ fn a_live_engine_is_recorded_and_replayed() {
     record.arg(dir.path().join("agent")).arg("--out").arg(&out);
     let recorder = record.stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(3)); // nobody asks anything: a stretch of idleness
-    let (begun, mut served) = (Instant::now(), 0);
+    let (begun, mut served, mut refused) = (Instant::now(), 0, 0);
     while begun.elapsed() < Duration::from_secs(5) {
         // where the machine is so busy that the engine's lease runs out, it refuses for a moment; anything else is no answer
         match complete(gate) {
             Ok(answer) if answer.starts_with("HTTP/1.1 200") => served += 1,
             Ok(answer) if answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after") => {
+                refused += 1;
                 std::thread::sleep(Duration::from_millis(50));
             }
             other => panic!("{other:?}; the agent says {:?}; {:?}", get(agent, "/verdict"), get(agent, "/incidents")),
@@ -108,7 +109,9 @@ fn a_live_engine_is_recorded_and_replayed() {
     let changes = ours["timeline"].as_array().unwrap();
     let verdicts: Vec<_> = changes.iter().filter_map(|change| change["verdict"].as_str()).collect();
     assert!(verdicts.contains(&"Idle") && verdicts.contains(&"Progressing"), "{verdicts:?}");
-    assert!(changes.iter().all(|change| change["class"].is_null()), "a healthy engine: {changes:?}");
+    // what has refused for a moment may have been suspect for it
+    let calm = |change: &serde_json::Value| change["class"].is_null() || refused > 0 && change["verdict"] == "Suspect";
+    assert!(changes.iter().all(calm), "a healthy engine: {changes:?}");
 
     let again = truebeat(&["record", "--seconds", "1", "--no-nvml", "--out", out.to_str().unwrap()]);
     assert!(!again.status.success() && String::from_utf8_lossy(&again.stderr).contains("never overwritten"));
