@@ -10,6 +10,8 @@ mod bad_input;
 mod descriptors;
 #[path = "processes/ends.rs"]
 mod ends;
+#[path = "processes/lies.rs"]
+mod lies;
 #[path = "processes/pod.rs"]
 mod pod;
 #[path = "common/run.rs"]
@@ -29,7 +31,7 @@ use agent::supervisor::registry::Registry;
 use crds::episode::Episode;
 use nix::sys::signal::Signal;
 
-use asking::{SOON, ask, get, until};
+use asking::{ask, get, until};
 use run::{AGENT, Run};
 
 /// An OpenAI-like server of a few lines, with no code of ours in it. SIGUSR2 freezes its generation for ever while /health goes on
@@ -107,6 +109,16 @@ fn newest_incident(agent: &str) -> Option<Episode> {
     list.into_iter().next()
 }
 
+/// The same, where there is one: a busy machine may be late to say so.
+fn an_incident(run: &Run) -> Episode {
+    let mut found = None;
+    until("an incident", || {
+        found = newest_incident(&run.agent);
+        found.is_some()
+    });
+    found.unwrap()
+}
+
 fn children_of(pid: i32) -> Vec<i32> {
     ProcRoot::live().all().iter().filter(|stat| stat.ppid == pid && !stat.ended()).map(|stat| stat.pid).collect()
 }
@@ -175,53 +187,6 @@ fn second_process(run: &Run) -> EngineProcess {
     run.engine().process()
 }
 
-#[test]
-fn an_engine_that_lies_is_fenced_explained_killed_and_replaced() {
-    // as the defaults but for the patience of a person at a terminal
-    let quick = "foreign_floor_ms=1000,foreign_warm_ms=1000,confirm_strong_ms=500,confirm_moderate_ms=1000,confirm_weak_ms=2000,confirm_timer_ms=2000";
-    let run = Run::with(&["--policy", quick]);
-    let over = std::sync::atomic::AtomicBool::new(false);
-    let incident = std::thread::scope(|scope| {
-        let clients = || {
-            while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                ask(&run.gate, STREAM);
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        };
-        (0..4).for_each(|_| _ = scope.spawn(clients));
-        std::thread::sleep(Duration::from_secs(4));
-        // a busy machine may have made one meanwhile, which is not the one that is meant
-        let earlier = newest_incident(&run.agent).map(|incident| incident.id);
-        send(&[run.engine().pid], Signal::SIGUSR2);
-        let mut closed = None;
-        let begun = Instant::now();
-        while closed.is_none() && begun.elapsed() < SOON {
-            let of_the_freeze = |incident: &Episode| incident.closed() && Some(&incident.id) != earlier.as_ref();
-            closed = newest_incident(&run.agent).filter(of_the_freeze);
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        over.store(true, std::sync::atomic::Ordering::Relaxed);
-        closed.expect("the incident never ended")
-    });
-    assert_eq!(incident.stage, "Recovered", "{incident:?}");
-    let times = [
-        &incident.suspect_at,
-        &incident.confirmed_at,
-        &incident.evidence_at,
-        &incident.granted_at,
-        &incident.killed_at,
-        &incident.serving_at,
-    ];
-    let times: Vec<&String> = times.into_iter().flatten().collect();
-    assert!(times.len() == 6 && times.is_sorted(), "{incident:?}");
-    assert!(
-        incident.fenced_at.is_some() && incident.requests_lost > 0 && incident.requests_refused > 0,
-        "{incident:?}"
-    );
-    assert!(Path::new(incident.bundle.as_ref().unwrap()).exists());
-    assert_eq!((run.engine().starts, incident.granted_by.as_deref()), (2, Some("self")));
-}
-
 /// Fences after a second, and does not confirm.
 const FENCES_SOON: &str = "foreign_floor_ms=1000,confirm_strong_ms=600000,confirm_moderate_ms=600000,confirm_weak_ms=600000,\
                            confirm_timer_ms=600000,patience_cap_ms=1000,foreign_warm_ms=1000";
@@ -257,21 +222,22 @@ fn fence_outlives_detector(run: &Run) {
 fn a_fence_outlives_its_detector_and_a_drain_its_caller() {
     let run = Run::with(&["--policy", FENCES_SOON]);
     let stream = frozen(&run);
-    let incident = newest_incident(&run.agent).unwrap();
+    let incident = an_incident(&run);
     // what a successor is to know is written by a thread, a moment after the fence
     let left = || std::fs::read_to_string(run.dir.path().join("agent/detector.json")).unwrap_or_default();
     until("the fence is written down", || left().contains(r#""fenced":true"#) && left().contains(&incident.id));
     (0..3).for_each(|_| fence_outlives_detector(&run));
-    assert_eq!(newest_incident(&run.agent).unwrap().id, incident.id, "one stall, one episode");
+    assert_eq!(an_incident(&run).id, incident.id, "one stall, one episode");
     // on a busy machine the gate's first answer to a new detector is late, and what is in flight is not known before
     until("what is in flight is told", || {
-        let drained = get(&run.agent, "/drain?timeout_s=1").unwrap();
-        assert!(drained.contains("\"drained\":false"), "{drained}");
-        drained.contains("\"in_flight\":1")
+        let drained = get(&run.agent, "/drain?timeout_s=1").unwrap_or_default();
+        assert!(!drained.contains("\"drained\":true"), "{drained}");
+        drained.contains("\"drained\":false") && drained.contains("\"in_flight\":1")
     });
     drop(stream);
-    let drained = get(&run.agent, "/drain?timeout_s=4").unwrap();
-    assert!(drained.contains("\"drained\":true"), "{drained}");
+    until("it is drained", || {
+        get(&run.agent, "/drain?timeout_s=4").is_some_and(|drained| drained.contains("\"drained\":true"))
+    });
 }
 
 /// As when it was killed a moment after the fence, before its memory was written.

@@ -15,6 +15,10 @@ use nix::sys::signal::Signal;
 use crate::run::{AGENT, Run};
 
 const SOON: Duration = Duration::from_secs(60);
+/// Hangs of which one must leave all of its evidence.
+const TRIES: u32 = 3;
+/// How notes tell of pieces that did not come in time.
+const LATE: [&str; 3] = ["in time", "took longer than", "told none"];
 /// A server that prints what it is asked and who asks, announces its stacks, answers until SIGUSR2 or a deadly word, and then hangs with
 /// the prompt in its locals.
 const ENGINE: &str = r#"
@@ -162,15 +166,23 @@ fn h3_no_marker_leaves_with_the_evidence_of_a_real_hang() {
         eprintln!("not run: no python3 on this machine");
         return;
     }
+    let whole = (0..TRIES).any(|_| evidence_leaves_alone());
+    assert!(whole, "of {TRIES} hangs some piece was late each time");
+}
+
+/// A hang whose evidence has no marker. False where a piece of it was late: on a busy machine it may be that, and what is left is not all.
+fn evidence_leaves_alone() -> bool {
     let markers = Markers::new();
     let run = launch(&markers, QUICK, "true", Stdio::null);
     until_ready(&run);
     let request = post(&markers);
-    (0..3).for_each(|_| assert!(ask(&run.gate, &request).unwrap().contains("[DONE]")));
+    for _ in 0..3 {
+        until("it serves", || ask(&run.gate, &request).is_some_and(|answer| answer.contains("[DONE]")));
+    }
     let engine = EngineFile::read(&run.dir.path().join("agent")).unwrap().process();
-    let log = std::fs::read_to_string(run.dir.path().join("agent/engine.log")).unwrap();
+    let log = || std::fs::read_to_string(run.dir.path().join("agent/engine.log")).unwrap_or_default();
     for place in ["prompt", "header", "bearer", "variable", "note", "argument"] {
-        assert!(log.contains(markers.of(place)), "the engine logs the {place}, else this proves nothing");
+        until(&format!("the engine logs the {place}, else this proves nothing"), || log().contains(markers.of(place)));
     }
     // the server itself, not the shell that started it
     let server = *agent::sources::process_tree(&engine).last().unwrap();
@@ -193,11 +205,18 @@ fn h3_no_marker_leaves_with_the_evidence_of_a_real_hang() {
     let contents = agent::forensics::bundle::read(&path).unwrap();
     let text =
         |name: &str| contents.entries.iter().find(|entry| entry.name.contains(name)).map(|entry| entry.text.as_str());
+    let late = |note: &String| LATE.iter().any(|words| note.contains(words));
+    let parts = [("commands.txt", "python3"), ("environment.txt", "HF_TOKEN=[redacted"), ("stacks/own-", "do_POST")];
+    let whole = parts.iter().all(|(name, words)| text(name).is_some_and(|text| text.contains(words)));
+    if !whole && contents.manifest.notes.iter().any(late) {
+        return false;
+    }
     // what is left is still evidence
     assert!(text("log-tail.txt").unwrap().contains("Received request"), "{:?}", text("log-tail.txt"));
     assert!(text("commands.txt").unwrap().contains("python3"), "{:?}", text("commands.txt"));
     assert!(text("environment.txt").unwrap().contains("HF_TOKEN=[redacted"), "{:?}", text("environment.txt"));
     assert!(text("stacks/own-").unwrap().contains("do_POST"), "{:?}", contents.manifest.notes);
+    true
 }
 
 #[test]

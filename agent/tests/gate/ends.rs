@@ -55,7 +55,7 @@ async fn who_was_in_the_step_that_killed_an_engine_is_suspect_although_its_front
     assert!(rest(&mut streamed).await.contains("EngineCore died") && rest(&mut whole).await.ends_with("dead"));
     let reply = gate.until("both ended", |r| r.obs.requests_done == 2).await;
     assert_eq!((reply.requests_completed, reply.requests_failed), (0, 2));
-    let suspects = gate.client.suspects().await.unwrap();
+    let suspects = gate.answered(async |client| client.suspects().await).await;
     assert_eq!(suspects.len(), 2, "{suspects:?}");
     assert!(suspects.iter().all(|one| one.answered_ms.is_none()), "{suspects:?}");
 }

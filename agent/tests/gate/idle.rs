@@ -18,6 +18,11 @@ async fn served(listener: &TcpListener, client: &mut TcpStream) {
     client.write_all(ASK.as_bytes()).await.unwrap();
     let (mut server, _) = take(listener).await;
     server.write_all(ANSWER.as_bytes()).await.unwrap();
+    answered(client).await;
+}
+
+/// Reads [`ANSWER`] to its end.
+async fn answered(client: &mut TcpStream) {
     let mut heard = String::new();
     while !heard.ends_with("ok") {
         let mut buffer = [0; 1024];
@@ -57,9 +62,11 @@ async fn a_connection_to_the_engine_is_left_before_any_engine_closes_it() {
     let gate = Gate::before(&upstream).await;
     let mut kept = Vec::new();
     for _ in 0..2 {
-        let _client = gate.send(ASK).await;
+        let mut client = gate.send(ASK).await;
         let (mut server, _) = take(&listener).await;
         server.write_all(ANSWER.as_bytes()).await.unwrap();
+        // from here on the gate keeps the connection idle
+        answered(&mut client).await;
         kept.push(server);
         tokio::time::sleep(Duration::from_millis(1_700)).await;
     }

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command};
 
 use super::run::AGENT;
-use super::{SOON, until};
+use super::until;
+use crate::asking::SOON;
 
 /// Some of them are the gate's own.
 const DESCRIPTORS: usize = 40;

@@ -126,15 +126,16 @@ fn what_the_engine_says_last_is_passed_on_before_the_end() {
     let words = ["sh", "-c", &script].map(Into::into).to_vec();
     let mut run = Run::begin(Command::new(AGENT).stdout(stdout), &[], |_, _| words);
     let log = run.dir.path().join("agent/engine.log");
-    let logged = |word| std::fs::read_to_string(&log).is_ok_and(|text| text.ends_with(word));
+    let logged = move |word| std::fs::read_to_string(&log).is_ok_and(|text| text.ends_with(word));
     until("the engine runs", || logged("up\n"));
-    send(&[supervisor(&run)], Signal::SIGTERM);
-    until("the engine ends", || logged("last\n"));
     let (tell, told) = std::sync::mpsc::channel();
+    // it is there beforehand, for the supervisor does not wait for long, and comes when the engine has said its last
     std::thread::spawn(move || {
+        until("the engine ends", || logged("last\n"));
         let mut text = String::new();
         tell.send(reader.read_to_string(&mut text).map(|_| text))
     });
+    send(&[supervisor(&run)], Signal::SIGTERM);
     assert_eq!(code(&mut run), Some(0));
     let heard = told.recv_timeout(SOON).unwrap().unwrap();
     assert!(heard.len() > 300_000 && heard.ends_with("\nlast\n"), "{} bytes", heard.len());

