@@ -21,6 +21,7 @@ pub struct Metrics {
     verdict: GaugeVec,
     fenced: IntGauge,
     ready: IntGauge,
+    pub maintenance: IntGauge,
     in_flight: IntGauge,
     prompt_tokens_owed: IntGauge,
     gate_requests: GaugeVec,
@@ -48,6 +49,10 @@ impl Metrics {
             )?,
             fenced: IntGauge::new("truebeat_fenced", "1 while new requests are refused.")?,
             ready: IntGauge::new("truebeat_ready", "1 while this replica may serve.")?,
+            maintenance: IntGauge::new(
+                "truebeat_maintenance",
+                "1 while maintenance is declared: no silence counts against the engine.",
+            )?,
             in_flight: IntGauge::new("truebeat_gate_in_flight", "Requests forwarded to the engine and not ended.")?,
             prompt_tokens_owed: IntGauge::new(
                 "truebeat_gate_prompt_tokens_owed",
@@ -90,10 +95,11 @@ impl Metrics {
     }
 
     fn register(&self) -> Result<(), prometheus::Error> {
-        let all: [Box<dyn prometheus::core::Collector>; 15] = [
+        let all: [Box<dyn prometheus::core::Collector>; 16] = [
             Box::new(self.verdict.clone()),
             Box::new(self.fenced.clone()),
             Box::new(self.ready.clone()),
+            Box::new(self.maintenance.clone()),
             Box::new(self.in_flight.clone()),
             Box::new(self.prompt_tokens_owed.clone()),
             Box::new(self.gate_requests.clone()),

@@ -300,11 +300,13 @@ impl Watch {
         self.sources.observe_into(now_ms, &mut obs, pace).await;
         obs.agent_gap_ms = gap_ms;
         obs.draining = self.control.draining;
-        let declared = self.maintenance.look(now_ms).map(Maintenance::words);
+        let now = jiff::Timestamp::now();
+        let declared = self.maintenance.look(now_ms).filter(|it| it.holds(now)).map(Maintenance::words);
         if declared.is_some() != obs.maintenance {
             tracing::warn!(declared, "maintenance begins or ends");
         }
         obs.maintenance = declared.is_some();
+        self.metrics.maintenance.set(obs.maintenance.into());
         if let (Some(proc), Some(engine)) = (&mut obs.proc.value, &self.engine) {
             proc.kill_sent_ms = self.acts.kill_sent_ms(engine);
         }

@@ -57,10 +57,15 @@ pub async fn write(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Res
             Value::String(serde_json::to_string(&fence)?)
         }
     };
-    let body = json!({"metadata": {"uid": pod.uid(), "annotations": {ANNOTATION_FENCE: fence}}});
+    annotate(&pods, &pod, ANNOTATION_FENCE, fence).await
+}
+
+/// Writes one annotation of this very pod; null takes it off.
+pub async fn annotate(pods: &Api<Pod>, pod: &Pod, name: &str, value: Value) -> anyhow::Result<()> {
+    let body = json!({"metadata": {"uid": pod.uid(), "annotations": {name: value}}});
     let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-    let patched = pods.patch(name, &params, &Patch::Merge(&body)).await;
-    patched.with_context(|| format!("could not annotate pod {name} (may you patch pods?)")).map(drop)
+    let patched = pods.patch(&pod.name_any(), &params, &Patch::Merge(&body)).await;
+    patched.with_context(|| format!("could not annotate pod {} (may you patch pods?)", pod.name_any())).map(drop)
 }
 
 /// Waits until the pod shows it: out of traffic by the agent's word that a person wants it so, or in it again. Says so, with the time it took.
@@ -129,7 +134,7 @@ fn conditions(pod: &Pod) -> &[PodCondition] {
 }
 
 /// The name by which the API server knows this person; the record should not say "somebody".
-async fn who(client: &Client) -> String {
+pub async fn who(client: &Client) -> String {
     let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
     let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await.ok();
     let answer = review.and_then(|review| review.status?.user_info?.username);

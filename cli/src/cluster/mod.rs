@@ -1,10 +1,11 @@
 //! `truebeat kubectl …`, also as `kubectl truebeat …` (a link to this program named `kubectl-truebeat`): the on-call's questions to a
-//! cluster, which only read (what they print is made by the pure `tell`), the evidence in its pods, and a person's fence, which writes one
-//! annotation.
+//! cluster, which only read (what they print is made by the pure `tell`), the evidence in its pods, and a person's fence and maintenance,
+//! which write an annotation each.
 
 mod evidence;
 mod exec;
 mod fence;
+mod maintenance;
 mod tell;
 
 use std::path::PathBuf;
@@ -79,6 +80,19 @@ enum Question {
     },
     /// Takes a person's fence off again.
     Unfence { pod: String },
+    /// Declares that an engine may be silent on purpose: no silence counts until then. Traffic goes on (see `fence`).
+    Maintenance {
+        pod: String,
+        /// For how long: 30m, 2h.
+        #[arg(long = "for", value_name = "DURATION", required_unless_present = "end", conflicts_with = "end", value_parser = maintenance::span)]
+        lasts: Option<Duration>,
+        /// Why, for whoever finds it.
+        #[arg(long, default_value = "")]
+        reason: String,
+        /// It is over now.
+        #[arg(long)]
+        end: bool,
+    },
 }
 
 /// What only reads.
@@ -133,6 +147,11 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
         }
         Question::Fence { pod, reason, even_if_last } => (pod, Some(reason.clone()), *even_if_last),
         Question::Unfence { pod } => (pod, None, false),
+        Question::Maintenance { pod, lasts, reason, .. } => {
+            let told = maintenance::declare(&client, &namespace, pod, *lasts, reason);
+            println!("{}", timeout(DEADLINE, told).await.with_context(late)??);
+            return Ok(ExitCode::SUCCESS);
+        }
     };
     let wish = fence::Wish { pod: pod.clone(), fence, even_if_last };
     timeout(DEADLINE, fence::write(&client, &namespace, &wish)).await.with_context(late)??;
@@ -186,7 +205,7 @@ async fn why(client: &Client, namespace: &str, name: &str, output: Output) -> an
             let all = incidents_of(client, namespace, |incident| incident.spec.pod == name).await?;
             match output {
                 Output::Json => Ok(serde_json::json!({"pod": pod, "incidents": all}).to_string()),
-                Output::Text => Ok(tell::pod(&pod, &all)),
+                Output::Text => Ok(tell::pod(&pod, &all, jiff::Timestamp::now())),
             }
         }
         Named::Deployment(deployment) => {

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use agent::forensics::shelf::Shelved;
 use crds::episode::{CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
 use crds::fence::{ANNOTATION_FENCE, Fence};
+use crds::maintenance::{ANNOTATION_MAINTENANCE, Maintenance};
 use crds::poison::{ANNOTATION_POISON, read};
 use crds::xid::{Xid, bounded};
 use crds::{EngineIncident, InferenceDeployment, Timeline};
@@ -175,7 +176,7 @@ fn times(timeline: &Timeline) -> String {
 }
 
 /// What a pod's agent declares, and the pod's incidents.
-pub fn pod(pod: &Pod, incidents: &[EngineIncident]) -> String {
+pub fn pod(pod: &Pod, incidents: &[EngineIncident], now: Timestamp) -> String {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
     let find = |type_: &str| conditions.iter().find(|condition| condition.type_ == type_);
     let mut text = format!("pod {}: ", pod.name_any());
@@ -188,6 +189,10 @@ pub fn pod(pod: &Pod, incidents: &[EngineIncident]) -> String {
     if let Some(fence) = pod.annotations().get(ANNOTATION_FENCE).and_then(|text| Fence::read(text)) {
         let since = if fence.at.is_empty() { String::new() } else { format!(" at {}", fence.at) };
         _ = writeln!(text, "  {}{since}; `truebeat kubectl unfence` ends it", fence.words());
+    }
+    if let Some(declared) = pod.annotations().get(ANNOTATION_MAINTENANCE).and_then(|text| Maintenance::read(text)) {
+        let over = if declared.holds(now) { "no silence counts" } else { "it is over" };
+        _ = writeln!(text, "  {}; {over}; `truebeat kubectl maintenance --end` takes it off", declared.words());
     }
     if let Some(condition) = find(CONDITION_EPISODE).filter(|condition| condition.status == "True") {
         text += &episode(condition.message.as_deref().unwrap_or_default());

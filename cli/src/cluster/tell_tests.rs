@@ -72,16 +72,29 @@ fn a_pod_says_what_its_agent_declared() {
         serde_json::from_value(json!({"metadata": {"name": "chat-abc"}, "status": {"conditions": conditions}})).unwrap()
     };
     let ages = json!({"type": CONDITION_PROGRESSING, "status": "True", "lastProbeTime": "2026-11-21T09:00:00Z"});
-    let text = pod(&of(json!([ages])), &[]);
+    let text = pod(&of(json!([ages])), &[], now());
     assert!(text.contains("makes progress (no reason given), by its word of 2026-11-21T09:00:00Z\n"), "{text}");
-    let text = pod(&of(json!([stalled, broken])), &[]);
+    let text = pod(&of(json!([stalled, broken])), &[], now());
     assert!(text.contains("makes NO progress (StepStalled)") && text.contains("  - step 9 lasts"), "{text}");
     assert!(text.contains("cannot be read") && text.contains("not Ready") && text.contains("no incidents"), "{text}");
-    let foreign = pod(&of(json!([{"type": "Ready", "status": "True"}])), &[]);
+    let foreign = pod(&of(json!([{"type": "Ready", "status": "True"}])), &[], now());
     assert!(
         foreign.contains("no agent has declared anything") && foreign.contains("yes, the pod is Ready"),
         "{foreign}"
     );
+}
+
+#[test]
+fn maintenance_is_told_with_its_end_and_whether_it_is_over() {
+    for (until, told) in [("2099-01-01T00:00:00Z", "no silence counts"), ("2020-01-01T00:00:00Z", "it is over")] {
+        let declared = json!({"by": "ann", "why": "weights", "until": until}).to_string();
+        let pod_of: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "chat-abc", "annotations": {"truebeat.io/maintenance": declared}},
+        }))
+        .unwrap();
+        let text = pod(&pod_of, &[], now());
+        assert!(text.contains(&format!("  maintenance declared by ann until {until}: weights; {told}; ")), "{text}");
+    }
 }
 
 #[test]
@@ -92,7 +105,7 @@ fn whom_a_person_fenced_is_told_as_that() {
         "metadata": {"name": "chat-abc", "annotations": {ANNOTATION_FENCE: fence}}, "status": {"conditions": conditions},
     }))
     .unwrap();
-    let text = pod(&fenced, &[]);
+    let text = pod(&fenced, &[], now());
     let said = "  traffic: no, the pod is not Ready\n  fenced by ann: a look at 2026-11-21T09:58:00Z; `truebeat kubectl unfence` ends it\n";
     assert!(text.contains(said), "{text}");
     let infd: InferenceDeployment = serde_json::from_value(json!({
@@ -139,7 +152,7 @@ fn fault_f1_a_xid_is_told_with_what_mends_it() {
     let conditions = json!([{"type": CONDITION_EPISODE, "status": "True", "message": text}]);
     let sick: Pod =
         serde_json::from_value(json!({"metadata": {"name": "a"}, "status": {"conditions": conditions}})).unwrap();
-    assert!(pod(&sick, &[]).contains(line), "{}", pod(&sick, &[]));
+    assert!(pod(&sick, &[], now()).contains(line), "{}", pod(&sick, &[], now()));
     let avoid = json!([{"node": "n1", "until": "2026-11-21T11:00:00Z", "because": "GpuFault", "xids": [xid]}]);
     let infd: InferenceDeployment = serde_json::from_value(json!({
         "apiVersion": "inference.truebeat.io/v1alpha1",

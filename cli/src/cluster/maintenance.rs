@@ -1,0 +1,87 @@
+//! `truebeat kubectl maintenance POD`: a person says for how long an engine may be silent on purpose, or that it is over. It writes one
+//! annotation on the pod, which the agent reads as a file.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use crds::LABEL_DEPLOYMENT;
+use crds::fence::Fence;
+use crds::maintenance::{ANNOTATION_MAINTENANCE, Maintenance};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client, ResourceExt};
+use serde_json::Value;
+
+use super::fence::{annotate, who};
+
+/// Longer is no maintenance: a pod that nobody is to watch for days needs none of this.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// A length of time as people write it, for clap.
+///
+/// # Errors
+/// It is none, or longer than a week.
+pub fn span(text: &str) -> Result<Duration, String> {
+    let span = text.parse::<SignedDuration>().ok().and_then(|span| Duration::try_from(span).ok());
+    match span.filter(|span| !span.is_zero() && *span <= LONGEST) {
+        Some(span) => Ok(span),
+        None => Err("a length of time, a week at most, for example 30m or 2h".to_owned()),
+    }
+}
+
+/// Declares it for so long, or takes it off. What was done, in words.
+///
+/// # Errors
+/// No such pod, none of Truebeat's, or no right to patch pods.
+pub async fn declare(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    lasts: Option<Duration>,
+    reason: &str,
+) -> anyhow::Result<String> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let pod = pods.get_opt(name).await.with_context(|| format!("could not read pod {namespace}/{name}"))?;
+    let pod = pod.with_context(|| format!("there is no pod {name} in namespace {namespace}"))?;
+    if !pod.labels().contains_key(LABEL_DEPLOYMENT) {
+        bail!("pod {name} belongs to no InferenceDeployment: there is no agent in it that could read of it");
+    }
+    let Some(lasts) = lasts else {
+        annotate(&pods, &pod, ANNOTATION_MAINTENANCE, Value::Null).await?;
+        return Ok(format!(
+            "pod {name}: maintenance is over, silence counts again once its kubelet has handed that on"
+        ));
+    };
+    let declared = from(Timestamp::now(), lasts, who(client).await, reason)?;
+    annotate(&pods, &pod, ANNOTATION_MAINTENANCE, Value::String(serde_json::to_string(&declared)?)).await?;
+    Ok(format!("pod {name}: {}; it holds once its kubelet has handed it on, within a minute", declared.words()))
+}
+
+fn from(now: Timestamp, lasts: Duration, by: String, reason: &str) -> anyhow::Result<Maintenance> {
+    let until = now.checked_add(lasts).context("it would never end")?;
+    let written = |at: Timestamp| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let fence = Fence { by, at: written(now), why: reason.to_owned() };
+    Ok(Maintenance { fence, until: Some(written(until)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_of_time_is_a_week_at_most() {
+        assert_eq!(span("30m"), Ok(Duration::from_secs(1800)));
+        assert_eq!(span("1h 30m"), Ok(Duration::from_secs(5400)));
+        for wrong in ["", "30", "0s", "-1h", "200h", "soon"] {
+            assert!(span(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_ends_when_it_was_to() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let declared = from(now, Duration::from_secs(1800), "ann".into(), "weights").unwrap();
+        let read = Maintenance::read(&serde_json::to_string(&declared).unwrap()).unwrap();
+        assert_eq!(read.words(), "maintenance declared by ann until 2026-01-01T00:30:00Z: weights");
+    }
+}
