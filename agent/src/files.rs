@@ -17,8 +17,15 @@ const BLOCK_BYTES: u64 = 512;
 /// # Errors
 /// When the directory is not writable, or full and nothing of the same size lies there.
 pub fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    write_text(path, serde_json::to_vec(value)?)
+}
+
+/// The same, of a text that is JSON.
+///
+/// # Errors
+/// As [`write_json`].
+pub fn write_text(path: &Path, text: Vec<u8>) -> io::Result<()> {
     let beside = path.with_extension("tmp");
-    let text = serde_json::to_vec(value)?;
     match std::fs::write(&beside, &text) {
         Ok(()) => std::fs::rename(&beside, path),
         Err(error) if is_full(&error) => write_over(path, text).map_err(|_| error),

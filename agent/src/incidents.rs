@@ -102,8 +102,9 @@ impl Incidents {
 
     /// The evidence of an episode is in, or given up.
     pub fn captured(&mut self, id: &str, bundle: Option<String>, fingerprint: &str, now: &str) {
-        if let Some(episode) = self.list.iter_mut().find(|episode| episode.id == id) {
-            episode.evidence_at.get_or_insert_with(|| now.to_owned());
+        // what was taken first is the evidence: what comes later has seen a killed engine
+        if let Some(episode) = self.list.iter_mut().find(|episode| episode.id == id && episode.evidence_at.is_none()) {
+            episode.evidence_at = Some(now.to_owned());
             episode.bundle = bundle;
             episode.fingerprint = Some(fingerprint.to_owned()).filter(|text| !text.is_empty());
         }

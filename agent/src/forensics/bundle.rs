@@ -287,7 +287,10 @@ fn write_and_rename(packed: &[u8], partial: &Path, path: &Path, given_up: &Atomi
     if given_up.load(Ordering::Relaxed) {
         return Err(BundleError::GivenUp { path: path.to_owned() });
     }
-    fs::rename(partial, path).map_err(failed)
+    fs::rename(partial, path).map_err(failed)?;
+    // nor is a name on the disk before its folder is; where that cannot be said the bundle is there all the same
+    drop(path.parent().map(|folder| File::open(folder).and_then(|folder| folder.sync_all())));
+    Ok(())
 }
 
 /// A new file for the owner and group alone; a symbolic link that somebody put there is not followed.

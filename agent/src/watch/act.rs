@@ -116,8 +116,9 @@ impl Acts {
                     captured.notes.iter().for_each(|note| tracing::info!(note, "evidence"));
                     let bundle = captured.bundle.map(|path| path.display().to_string());
                     self.incidents.captured(&episode, bundle, &captured.fingerprint, &crate::files::wall_clock());
+                    // a slow disk's word of an episode before may come while another's evidence is taken
+                    self.capturing.take_if(|capturing| *capturing == episode);
                     self.summary = Some((episode, captured.summary));
-                    self.capturing = None;
                 }
                 News::Spared { guess } => _ = self.spare(&guess),
                 News::Killed { engine, episode, pids, .. } if pids.is_empty() => {

@@ -1,7 +1,9 @@
 //! What a detector leaves for its successor: a restart of the detector must not forget a fence, an open episode or a spent grant.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use vitals::recovery::EpisodeStage;
@@ -101,33 +103,43 @@ impl Memory {
     }
 }
 
+/// So long after a write that failed the same is tried again.
+const KEEP_AGAIN: Duration = Duration::from_secs(1);
+
 /// Writes the memory when it changed, from a thread of its own.
 #[derive(Debug)]
 pub struct Keeper {
     written: Memory,
     writer: Latest,
+    /// The last write failed …
+    failed: Arc<AtomicBool>,
+    /// … that was asked for then.
+    put: Instant,
 }
 
 impl Keeper {
     /// # Errors
     /// When the thread cannot be started.
     pub fn start(agent_dir: &Path, known: Memory) -> std::io::Result<Self> {
-        let path = Memory::path(agent_dir);
-        let beside = path.with_extension("tmp");
+        let (path, failed) = (Memory::path(agent_dir), Arc::<AtomicBool>::default());
+        let fails = Arc::clone(&failed);
         let write = move |text: Vec<u8>| {
-            let done = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, &path));
+            let done = crate::files::write_text(&path, text);
+            fails.store(done.is_err(), Ordering::Release);
             if let Err(error) = done {
-                tracing::warn!(%error, path = %path.display(), "the detector's memory was not written");
+                tracing::warn!(%error, path = %path.display(), "the detector's memory was not written; it is tried again");
             }
         };
-        Ok(Self { written: known, writer: Latest::start("memory", write)? })
+        Ok(Self { written: known, writer: Latest::start("memory", write)?, failed, put: Instant::now() })
     }
 
     /// Writes what is known unless it is what was written last. Most ticks end here without a copy.
     pub fn keep(&mut self, now: &Known<'_>) {
-        if self.written.holds(now) {
+        let again = self.failed.load(Ordering::Acquire) && self.put.elapsed() >= KEEP_AGAIN;
+        if self.written.holds(now) && !again {
             return;
         }
+        self.put = Instant::now();
         let Known { engine, fit, proven, fenced, refusal, incidents, last_unattended_ms, drain_ended } = *now;
         let (refusal, incidents) = (refusal.to_owned(), incidents.clone());
         let boot_id = std::mem::take(&mut self.written.boot_id);
@@ -188,6 +200,35 @@ mod tests {
         assert_eq!(memory.words(None), told);
         let by_hand = memory.words(Some("fenced by ann: a look"));
         assert!(by_hand.contains("fenced by ann: a look"), "{by_hand}");
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_written_when_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let agent_dir = dir.path().join("not");
+        let mut keeper = Keeper::start(&agent_dir, Memory::default()).unwrap();
+        let (incidents, begun) = (Incidents::default(), Instant::now());
+        let known = Known {
+            engine: Some((1, 2)),
+            fit: true,
+            proven: true,
+            fenced: false,
+            refusal: "",
+            incidents: &incidents,
+            last_unattended_ms: None,
+            drain_ended: 0,
+        };
+        keeper.keep(&known);
+        while !keeper.failed.load(Ordering::Acquire) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "its folder is not there");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::fs::create_dir(&agent_dir).unwrap();
+        while !std::fs::exists(Memory::path(&agent_dir)).unwrap() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is never tried again");
+            keeper.keep(&known);
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[test]

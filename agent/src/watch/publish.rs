@@ -24,6 +24,8 @@ const ALIVE_CALM_MS: u64 = 2_000;
 /// Without news a whole status, with its figures, is repeated after this while all is calm; else with every sign of life.
 const WHOLE_MS: u64 = 5_000;
 
+/// Whether a well engine has work is declared this often at most.
+const BREATH_MS: u64 = 30_000;
 /// So long a tick may wait for the memory to be written.
 const MEMORY_WAIT_MAX: Duration = Duration::from_millis(100);
 
@@ -115,7 +117,8 @@ pub struct Publisher {
     alive_ms: u64,
     whole_ms: u64,
     said: Option<Substance>,
-    declared: Option<Declaration>,
+    /// What was declared, and when.
+    declared: Option<(Declaration, u64)>,
 }
 
 impl Publisher {
@@ -164,7 +167,7 @@ impl Publisher {
         if let Some(reporter) = &self.reporter {
             metrics.report_failures.set(i64::try_from(reporter.heard().failures).unwrap_or(i64::MAX));
         }
-        metrics.log_lines_dropped.set(i64::try_from(crate::stderr::dropped_lines()).unwrap_or(i64::MAX));
+        metrics.log_lines_dropped.set(i64::try_from(role::stderr::dropped_lines()).unwrap_or(i64::MAX));
         metrics.set_verdict(&news.outcome.verdict, news.fenced, news.ready);
         metrics.poison_requests.set(i64::try_from(news.poison.len()).unwrap_or(i64::MAX));
         if let Some(reply) = news.gate {
@@ -199,9 +202,9 @@ impl Publisher {
             unfenced: news.unfenced,
             drain: news.question,
         };
-        if self.declared.as_ref().is_none_or(|declared| substance(declared) != substance(&declaration)) {
+        if is_due(self.declared.as_ref(), &declaration, news.now_ms) {
             reporter.declare(declaration.clone());
-            self.declared = Some(declaration);
+            self.declared = Some((declaration, news.now_ms));
         }
     }
 }
@@ -280,8 +283,24 @@ fn mark(episode: Option<&Episode>) -> Mark<'_> {
     })
 }
 
+/// Is it to be declared? Whether a well engine has something to do changes with every request of a small load: each write is one of the API
+/// server's, and wakes whoever watches pods.
+fn is_due(declared: Option<&(Declaration, u64)>, now: &Declaration, now_ms: u64) -> bool {
+    let Some((declared, at_ms)) = declared else { return true };
+    let breath = is_well(declared) && is_well(now);
+    let changed = substance(declared) != substance(now);
+    changed || breath && declared.reason != now.reason && now_ms.saturating_sub(*at_ms) >= BREATH_MS
+}
+
+/// It makes progress, and nothing else is said of it.
+fn is_well(declaration: &Declaration) -> bool {
+    let calm = [Verdict::Idle.name(), Verdict::Progressing.name()].contains(&declaration.reason.as_str());
+    declaration.progressing == "True" && calm
+}
+
 fn substance(declaration: &Declaration) -> (&str, &str, [bool; 2], Mark<'_>, Option<u64>) {
     let Declaration { progressing, reason, health_lies, episode, unfenced, drain, .. } = declaration;
+    let reason = if is_well(declaration) { "" } else { reason };
     (progressing, reason, [*health_lies, *unfenced], mark(episode.as_ref()), *drain)
 }
 
@@ -328,6 +347,24 @@ mod tests {
         assert!(substance(&before) == substance(&after));
         after.episode.as_mut().unwrap().xids.push(Xid { code: 79, ..Xid::default() });
         assert!(substance(&before) != substance(&after));
+    }
+
+    #[test]
+    fn a_small_load_is_told_of_now_and_then_and_what_matters_at_once() {
+        let said = |reason: &str, progressing: &str| Declaration {
+            reason: reason.into(),
+            progressing: progressing.into(),
+            ..Declaration::default()
+        };
+        let idle = (said("Idle", "True"), 1_000);
+        let due = |now: &Declaration, now_ms| is_due(Some(&idle), now, now_ms);
+        let busy = said("Progressing", "True");
+        assert!(!due(&busy, 1_100) && !due(&busy, 1_000 + BREATH_MS - 1) && due(&busy, 1_000 + BREATH_MS));
+        assert!(!due(&idle.0, 1_000_000), "nothing is new");
+        for now in [said("Slow", "True"), said("StepStalled", "False"), said("Idle", "Unknown")] {
+            assert!(due(&now, 1_100), "{now:?}");
+        }
+        assert!(is_due(None, &busy, 0));
     }
 
     #[test]

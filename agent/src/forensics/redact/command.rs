@@ -178,11 +178,16 @@ fn value_text(value: &str) -> String {
     let value = match value.split_once("://") {
         // user and password before the host, a token behind the question mark
         Some((scheme, rest)) => {
-            let rest = rest.split('?').next().unwrap_or_default();
+            let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
             let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
-            format!("{scheme}://{host}")
+            // a password may hold a question mark
+            format!("{scheme}://{}", if query.contains('@') { "[redacted]" } else { host })
         }
-        None => value.to_owned(),
+        // the same without a scheme; what is no pair (`model@revision`) hides nothing
+        None => match value.rsplit_once('@') {
+            Some((user, host)) if user.contains(':') => format!("[redacted]@{host}"),
+            _ => value.to_owned(),
+        },
     };
     let plain = |c: char| {
         c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/' | ':' | ',' | '@' | '+' | '%' | '[' | ']')
@@ -261,6 +266,7 @@ mod tests {
             "--tp",
             "8",
             "http://h:1/v1",
+            "org/model@revision",
         ]);
         assert_eq!(redact_command(&kept), kept);
     }
@@ -277,6 +283,9 @@ mod tests {
             &["e", "--chat-template", "You are zqwombat, be kind"],
             &["e", "{\"system\":\"zqwombat\"}"],
             &["e", "--store=postgres://me:zqwombat@host/db?x=zqwombat"],
+            &["e", "--store=redis://me:12?zqwombat@host/db"],
+            &["e", "--cache", "admin:zqwombat@redis:6379"],
+            &["env", "HTTP_PROXY=user:zqwombat@proxy:3128", "vllm"],
             &["e", "hf_zqwombat12345"],
             &["e", "zqwombat0123456789abcdef"],
             &["sh", "-c", "sh -c 'X_SECRET=zqwombat true'"],
