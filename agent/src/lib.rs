@@ -14,7 +14,6 @@ pub mod kill;
 pub mod launch;
 pub mod metrics;
 mod never;
-mod onward;
 mod options;
 mod own_program;
 pub mod record;

@@ -15,14 +15,10 @@ mod top;
 mod why;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Parser;
 
 use args::{Cli, Command};
-
-/// What a command that has ended waits for at most: its last words, a read in the background.
-const END_WAIT: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let cli = Cli::parse_from(args::words(std::env::args_os()));
@@ -38,9 +34,7 @@ fn main() -> ExitCode {
         role::start_logging(&cli.log_filter, std::io::stderr);
     }
     let runtime = cli.command.worker_threads().map_or_else(agent::cli::runtime, role::workers);
-    let ended = role::play(runtime, exit_code, dispatch(cli.command));
-    agent::stderr::settle(END_WAIT);
-    ended
+    role::play(runtime, exit_code, dispatch(cli.command))
 }
 
 /// An engine that gave up a step says so by its status.

@@ -2,6 +2,9 @@
 //! stderr, one runtime, a listener, all the descriptors it may have, an error in one line, an exit status. It knows nothing of the roles; it
 //! may touch stderr, threads, the sockets that it listens on and the process's own limits.
 
+pub mod onward;
+pub mod stderr;
+
 use std::any::Any;
 use std::error::Error;
 use std::io::{self, IsTerminal};
@@ -22,6 +25,9 @@ pub const UNREAD: u8 = 141;
 
 /// How long background tasks may still sit in a blocking call when a role has ended (E1).
 const LEAVE_MAX: Duration = Duration::from_secs(1);
+
+/// What a role that has ended waits for its last words to be taken.
+const SETTLE_MAX: Duration = Duration::from_secs(1);
 
 /// A runtime of `threads` workers.
 ///
@@ -59,7 +65,7 @@ where
         Ok(Ok(code)) => code,
         Ok(Err(error)) => {
             let code = exit_code(&error);
-            eprintln!("truebeat: {}", one_line(error.into().as_ref()));
+            stderr::say(&format!("truebeat: {}", one_line(error.into().as_ref())));
             ExitCode::from(code)
         }
         Err(unread) if is_unread(&*unread) => ExitCode::from(UNREAD),
@@ -67,6 +73,7 @@ where
     };
     // Background probes may sit in a blocking read; a role that has ended must not wait for them (E1).
     runtime.shutdown_timeout(LEAVE_MAX);
+    stderr::settle(SETTLE_MAX);
     code
 }
 

@@ -2,12 +2,8 @@
 //! role, and for tests with real processes.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-
-/// What a role that has ended waits for at most: its last words.
-const END_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Parser)]
 #[command(name = "truebeat-agent", version, about = "Truebeat's agent without the other roles")]
@@ -35,12 +31,10 @@ fn main() -> ExitCode {
         return code;
     }
     role::start_logging(&cli.log_filter, agent::stderr::writer);
-    let ended = role::play(agent::cli::runtime(), |_| role::FAILED, async {
+    role::play(agent::cli::runtime(), |_| role::FAILED, async {
         match cli.command {
             Command::Run(args) => agent::cli::run_supervised(args).await,
             Command::Agent(args) => agent::cli::run_agent(args).await,
         }
-    });
-    agent::stderr::settle(END_WAIT);
-    ended
+    })
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::capped_log::CappedLog;
-use crate::onward::{Backlog, Onward};
+use role::onward::{Backlog, Onward};
 
 const READ_BYTES: usize = 16 << 10;
 /// A line without an end waits for it so long, and up to this length.

@@ -22,4 +22,5 @@ mod stacks;
 mod starting;
 mod support;
 mod tools;
+mod unread;
 mod wire;

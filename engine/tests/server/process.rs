@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     os::unix::process::ExitStatusExt,
     path::Path,
-    process::{Child, Command, ExitStatus},
+    process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
@@ -61,7 +61,12 @@ impl Engine {
 
     /// As [`Self::launched`], after `change` of the model's folder.
     pub fn launched_with(dir: &Path, more: &[&str], change: impl FnOnce(&Path)) -> Self {
-        let (model, log) = (dir.join("tiny"), fs::File::create(dir.join("log")).unwrap());
+        Self::launched_to(fs::File::create(dir.join("log")).unwrap().into(), dir, more, change)
+    }
+
+    /// As [`Self::launched_with`], with its log there.
+    pub fn launched_to(log: Stdio, dir: &Path, more: &[&str], change: impl FnOnce(&Path)) -> Self {
+        let model = dir.join("tiny");
         engine::demo_model::write_demo_model(&model, engine::demo_model::DemoArch::Qwen3, 0).unwrap();
         change(&model);
         let [addr] = free_addresses();

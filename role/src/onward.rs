@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
 
-use crate::short_slice;
-
 /// What waits for a slow reader at most: the burst of words with which an engine dies, in however many pieces it comes.
 const BYTES_MAX: usize = 2 << 20;
-/// The same of the agent's own words, which are few.
-const SOON_BYTES_MAX: usize = 256 << 10;
+/// The same of a program's own words.
+const OWN_BYTES_MAX: usize = 256 << 10;
 /// Small pieces are joined up to what a pipe takes whole (`PIPE_BUF`): lines of several processes do not mix in it.
 const JOINED_BYTES_MAX: usize = 4 << 10;
 /// Should a word that something is queued ever be missed.
@@ -61,12 +59,12 @@ impl Onward {
         Self::start_with(what, BYTES_MAX, on, || ())
     }
 
-    /// The same for words that somebody waits for: they are written before the turn of whoever runs is over.
+    /// The same for a program's own words, which are few. The thread does `ask` first: how it wants to be scheduled.
     ///
     /// # Errors
     /// As [`Onward::start`].
-    pub fn start_soon(what: &'static str, on: Box<dyn Write + Send>) -> io::Result<Self> {
-        Self::start_with(what, SOON_BYTES_MAX, on, short_slice::ask_or_log)
+    pub fn start_own(what: &'static str, on: Box<dyn Write + Send>, ask: fn()) -> io::Result<Self> {
+        Self::start_with(what, OWN_BYTES_MAX, on, ask)
     }
 
     fn start_with(what: &'static str, bytes_max: usize, mut on: Box<dyn Write + Send>, ask: fn()) -> io::Result<Self> {
@@ -209,10 +207,8 @@ fn patiently<T>(mut act: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 /// Where `stty tostop` is set, whoever writes to the terminal and is not in its foreground is stopped with all his group, and gate and
 /// detector never are in it. Who has the signal blocked just writes.
 fn write_from_the_background() {
-    let stops = SigSet::from(Signal::SIGTTOU);
-    if let Err(error) = stops.thread_block() {
-        tracing::debug!(%error, "a terminal may stop this process for its words");
-    }
+    // (where that fails a terminal may stop this process for its words)
+    let _ = SigSet::from(Signal::SIGTTOU).thread_block();
 }
 
 #[cfg(test)]

@@ -1,0 +1,66 @@
+//! Standard error that nobody waits for: a pipe that is full, because whoever reads our log has gone to sleep, holds neither a detector, a gate
+//! or a supervisor (I4, D9) nor an engine, whose loop, front end and guard all say something now and then (E1). The thread behind it starts
+//! with the first word.
+
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::onward::Onward;
+
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+static OUT: OnceLock<Option<Mutex<Onward>>> = OnceLock::new();
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Words of one process; for `tracing_subscriber`'s `with_writer`.
+#[derive(Debug, Clone, Copy)]
+pub struct Stderr {
+    ask: fn(),
+}
+
+impl Stderr {
+    /// Each write is a line. Whichever writes first has its `ask` done by the thread that all of this process's have.
+    pub fn by(ask: fn()) -> Self {
+        Self { ask }
+    }
+}
+
+impl Write for Stderr {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let out =
+            OUT.get_or_init(|| Onward::start_own("the log", Box::new(io::stderr()), self.ask).ok().map(Mutex::new));
+        let taken = out.as_ref().is_some_and(|out| out.lock().unwrap_or_else(PoisonError::into_inner).send(line));
+        if !taken {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Lines that found no room since the process began.
+pub fn dropped_lines() -> u64 {
+    DROPPED.load(Ordering::Relaxed)
+}
+
+/// A program's last line: by the same way where there is one, so that it waits for nobody either and stands behind what was said before.
+pub(crate) fn say(line: &str) {
+    match OUT.get() {
+        Some(Some(out)) => _ = out.lock().unwrap_or_else(PoisonError::into_inner).send(format!("{line}\n").as_bytes()),
+        _ => eprintln!("{line}"),
+    }
+}
+
+/// Waits until what was said is written, and no longer than this: for the end of a process.
+pub fn settle(at_most: Duration) {
+    let began = Instant::now();
+    let Some(Some(out)) = OUT.get() else { return };
+    while !out.lock().unwrap_or_else(PoisonError::into_inner).is_empty() && began.elapsed() < at_most {
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
