@@ -85,6 +85,7 @@ fn every_state_is_what_the_published_rules_call_it() {
         ("no Deployment yet", changed(vec![], |o| o.children.clear()), "InProgress"),
         ("rolling out", changed(two(), |o| live(o, "/status/updatedReplicas", json!(1))), "InProgress"),
         ("scaling out", changed(two(), |o| o.infd.spec.replicas = 5), "InProgress"),
+        ("edited, first pass", changed(two(), edited), "InProgress"),
         ("the API is away", stored(&world(two()), &[error(false)]), "InProgress"),
         (
             "brought in, not proven yet",
@@ -152,6 +153,40 @@ fn every_state_is_what_the_published_rules_call_it() {
         }
         assert!(of("Reconciling").is_none() || of("Stalled").is_none(), "{name}: never both");
     }
+}
+
+/// Its author has changed the image; the Deployment that is looked at is the whole one of before.
+fn edited(observed: &mut Observed) {
+    observed.infd.metadata.generation = Some(2);
+    observed.infd.spec.engine.image = "engine:2".to_owned();
+}
+
+/// Whoever waits by `Ready` alone, as `kubectl wait` does, reads it beside the generation that it speaks of.
+#[test]
+fn a_template_that_nobody_runs_yet_is_not_ready() {
+    let ready = |object: &Value| {
+        let list = object["status"]["conditions"].as_array().unwrap();
+        let ready = list.iter().find(|c| c["type"] == "Ready").unwrap();
+        let words = ["status", "reason"].map(|key| ready[key].as_str().unwrap().to_owned());
+        (words.join("/"), ready["observedGeneration"].as_i64().unwrap())
+    };
+    assert_eq!(ready(&changed(two(), edited)), ("False/RolloutInProgress".to_owned(), 2));
+    let refused = StepError { subject: "apply Deployment chat".into(), lasting: false, message: "no".into() };
+    let mut observed = world(two());
+    edited(&mut observed);
+    assert_eq!(ready(&stored(&observed, &[refused])).0, "False/RolloutInProgress", "nor while it cannot be brought in");
+    // another version of the operator made these pods of the same spec, and nobody is rolled for that
+    let kept = changed(two(), |o| {
+        let before = "before".to_owned();
+        let labels = &mut o.children.get_mut("Deployment").unwrap()["spec"]["template"]["metadata"]["labels"];
+        labels[crds::LABEL_REVISION] = json!(before);
+        o.pods.iter_mut().for_each(|pod| pod.revision.clone_from(&before));
+        let rollout = &mut o.infd.status.as_mut().unwrap().rollout;
+        let spec = revision::of_spec(&o.infd.spec);
+        (rollout.wanted, rollout.stable, rollout.target) = (before.clone(), before.clone(), before);
+        (rollout.spec, rollout.stable_spec) = (spec.clone(), spec);
+    });
+    assert_eq!(ready(&kept), ("True/AllReplicasReady".to_owned(), 1));
 }
 
 /// An object that no operator has seen is not `Current`: the CRD's default for the status says that generation -1 was observed.

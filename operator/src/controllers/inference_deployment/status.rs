@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use serde_json::Value;
 
 use super::{
-    build::selector,
+    build::{revision, selector},
     escalate::Hold,
     execute::StepError,
     observed::{EpisodeView, Observed, PodView},
@@ -81,9 +81,9 @@ fn ready_finding(observed: &Observed, plan: &Plan, ready: i32, problems: &[Strin
         ("False", Reason::InvalidSpec, problem.clone())
     } else if let Some((reason, message)) = rollout_failed(plan) {
         ("False", reason, message)
-    } else if let Some(message) = refused(observed) {
+    } else if let Some(message) = refused(observed, plan) {
         ("False", Reason::PodsRefused, format!("{ready} of {wanted} replicas ready: {message}"))
-    } else if rolling_out(observed) {
+    } else if rolling_out(observed, plan) {
         ("False", Reason::RolloutInProgress, format!("{ready} of {wanted} replicas ready, rollout in progress"))
     } else if ready < wanted {
         let (aside, names) = set_aside(observed);
@@ -108,15 +108,21 @@ fn set_aside(observed: &Observed) -> (usize, String) {
 }
 
 /// What keeps a Deployment from being whole, where it is what the API server admits.
-fn refused(observed: &Observed) -> Option<String> {
-    let why = observed.pods_refused().filter(|_| rolling_out(observed))?;
+fn refused(observed: &Observed, plan: &Plan) -> Option<String> {
+    let why = observed.pods_refused().filter(|_| rolling_out(observed, plan))?;
     let brief: String = why.chars().take(REFUSAL_CHARS_MAX).collect();
     Some(format!("the API server refuses to make a pod: {brief}"))
 }
 
-/// Is the Deployment still on its way to the newest template or size? A frozen replica alone is no rollout.
-fn rolling_out(observed: &Observed) -> bool {
+/// Is the Deployment still on its way to the newest template or size? A frozen replica alone is no rollout. What was looked at is the world
+/// before this pass: a template that the pass itself brings in is run by nobody yet, however whole the Deployment was. One that another
+/// version of the operator would make, and does not, is none: the target is what stands.
+fn rolling_out(observed: &Observed, plan: &Plan) -> bool {
     let Some(live) = observed.children.get("Deployment") else { return true };
+    let target = &plan.rollout.memory.target;
+    if !target.is_empty() && revision::of(&live["spec"]["template"]) != target {
+        return true;
+    }
     let (spec, status) = (&live["spec"], &live["status"]);
     let number = |value: &Value| value.as_i64().unwrap_or_default();
     let wanted = i64::from(observed.infd.spec.replicas);
@@ -137,8 +143,8 @@ fn reconciling(observed: &Observed, plan: &Plan, errors: &[StepError]) -> Option
     let transient = errors.iter().find(|error| !error.lasting);
     let (reason, message) = match transient {
         Some(error) => (Reason::ApiError, error.to_string()),
-        None if let Some(message) = refused(observed) => (Reason::PodsRefused, message),
-        None if rolling_out(observed) => (Reason::RolloutInProgress, "the Deployment rolls out".to_owned()),
+        None if let Some(message) = refused(observed, plan) => (Reason::PodsRefused, message),
+        None if rolling_out(observed, plan) => (Reason::RolloutInProgress, "the Deployment rolls out".to_owned()),
         None if unproven(observed, plan) => {
             let target = &plan.rollout.memory.target;
             (Reason::RolloutInProgress, format!("not every replica of revision {target} has proven itself yet"))
