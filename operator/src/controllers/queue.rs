@@ -37,9 +37,11 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A pass is wanted at `at`; an earlier wish stands.
+    /// A pass is wanted at `at`; an earlier wish stands. One that failed has its pause: a pass that fails may itself be what happens (its
+    /// status tells of the error, in words that change), and would call the next one.
     pub fn ask(&mut self, key: Key, at: Instant) {
-        if self.due.get(&key).is_some_and(|due| *due <= at) {
+        let pauses = self.failures.contains_key(&key) && !self.running.contains(&key);
+        if self.due.get(&key).is_some_and(|due| pauses || *due <= at) {
             return;
         }
         if let Some(later) = self.due.insert(key.clone(), at) {
@@ -211,6 +213,7 @@ mod tests {
             assert_eq!(queue.take(now), Some(key("a")));
             queue.ask(key("a"), now);
             queue.done(key("a"), Next::Failed, now);
+            queue.ask(key("a"), now); // by its own write of the status, which the watch brings back
             let due = queue.next_due().expect("it is tried again");
             pauses.push((due - now).as_millis());
             now = due;
@@ -221,6 +224,11 @@ mod tests {
         assert_eq!(queue.take(now + S), Some(key("a")));
         queue.done(key("a"), Next::Failed, now + S);
         assert_eq!(queue.next_due(), Some(now + S + PAUSE_MIN), "a success starts it over");
+        let now = now + S + PAUSE_MIN;
+        assert_eq!(queue.take(now), Some(key("a")));
+        queue.done(key("a"), Next::After(300 * S), now);
+        queue.ask(key("a"), now + DEBOUNCE);
+        assert_eq!(queue.next_due(), Some(now + DEBOUNCE), "and what happens to one that is well is looked at");
     }
 
     #[test]
