@@ -68,11 +68,21 @@ pub fn went_on() -> Story {
 
 /// A restart has cured nothing, and the records of the stall whose pod is to be replaced are refused for a while.
 pub fn record_refused_of_a_replaced() -> Story {
+    replaced_while(records_refused((80_000, 100_000)))
+}
+
+/// The same, and the mark of its node is refused, for much longer than anybody waits for it.
+pub fn mark_refused() -> Story {
+    let why = (500, "InternalError", "failed calling webhook \"policy.example.com\"");
+    replaced_while(Rule::refuse((80_000, 300_000), &["patch"], &["nodes"], why))
+}
+
+fn replaced_while(rule: Rule) -> Story {
     let mut hasty = spec(2, "Recover");
     hasty["recovery"]["restartsBeforeReplace"] = json!(1);
     let acts = vec![(0, Act::Create { name: "chat", spec: hasty }), freeze(20_000, 0), freeze(80_000, 0)];
     let mut story = plain(acts, Vec::new());
-    story.faults.rules.push(records_refused((80_000, 100_000)));
+    story.faults.rules.push(rule);
     story
 }
 

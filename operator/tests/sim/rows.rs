@@ -90,6 +90,9 @@ pub fn all() -> Vec<Row> {
         row("a13-record-refused-of-a-replaced", doubts::record_refused_of_a_replaced, |log| {
             vec![log.incidents(2), log.changes("DELETE /api/v1/namespaces/serving/pods/", (80_000, 130_000))]
         }),
+        row("a13-mark-refused", doubts::mark_refused, |log| {
+            vec![log.changes("DELETE /api/v1/namespaces/serving/pods/", (110_000, 150_000)), log.no_hot_loop()]
+        }),
         row("a14-right-revoked", revoked, |log| vec![log.no_hot_loop(), log.incidents(1)]),
         row("a15-crd-gone", crd_gone, |log| vec![log.no_delete()]),
         row("a16-owner-corrupted", untrue::corrupted, untrue::named_until_mended),

@@ -136,15 +136,16 @@ pub async fn replaces(
 ) -> Vec<StepError> {
     let namespace = infd.namespace().unwrap_or_default();
     let api: Api<Pod> = Api::namespaced(calls.client.clone(), &namespace);
-    if let Err(error) = nodes::mark(calls, &avoid_label(&namespace, &infd.name_any()), &plan.marks).await {
-        return vec![StepError::new("mark the node of a pod to replace".to_owned(), &error)];
-    }
-    let now = plan.replaces.iter().filter(|pod| !wait.contains(&pod.uid));
-    all(now.map(|pod| replace(calls, &api, pod).boxed())).await
+    let unmarked = nodes::mark(calls, &avoid_label(&namespace, &infd.name_any()), &plan.marks).await;
+    let failed = |(node, error)| StepError::new(format!("mark node {node}, where a pod is to be replaced"), error);
+    let mut errors: Vec<StepError> = unmarked.iter().map(failed).collect();
+    let now = plan.replaces.iter().filter(|pod| !wait.contains(&pod.uid) && !unmarked.contains_key(&pod.node));
+    errors.extend(all(now.map(|pod| replace(calls, &api, pod).boxed())).await);
+    errors
 }
 
 async fn replace(calls: &Calls, api: &Api<Pod>, pod: &Replacement) -> Result<(), StepError> {
-    let Replacement { name, uid, version } = pod;
+    let Replacement { name, uid, version, .. } = pod;
     let failed = |error| StepError::new(format!("delete Pod {name}"), &error);
     let namespace = api.namespace();
     if calls.delete(api, name, (uid, Some(version))).await.map_err(failed)? {

@@ -9,11 +9,14 @@ use tower_test::mock;
 
 use super::*;
 use crate::{
-    controllers::inference_deployment::{
-        build::build,
-        observed::{ANNOTATION_DELETION_COST, Observed, PodView},
-        plan::plan,
-        testing::{infd, looked, pod},
+    controllers::{
+        inference_deployment::{
+            build::build,
+            observed::{ANNOTATION_DELETION_COST, Observed, PodView},
+            plan::plan,
+            testing::{infd, looked, pod},
+        },
+        nodes::view::NodeView,
     },
     leader::Leadership,
     metrics::Metrics,
@@ -172,6 +175,31 @@ async fn a_pod_is_deleted_as_it_was_looked_at_or_left_to_the_next_look() {
         let exactly = &of_it[0].1["preconditions"];
         assert_eq!((of_it.len(), exactly), (1, &json!({"uid": "uid-a", "resourceVersion": "7"})), "{log:#?}");
     }
+}
+
+/// Two are replaced at once; the webhook of one node is down, for long.
+#[tokio::test(start_paused = true)]
+async fn fault_a13_a_node_that_cannot_be_marked_holds_its_own_pod_alone_and_not_for_ever() {
+    let mut observed = frozen();
+    (observed.infd.spec.recovery.restarts_before_replace, observed.infd.spec.recovery.max_unavailable) = (0, 2);
+    observed.infd.spec.recovery.avoid_nodes_percent = 50;
+    let node = |n: u8| NodeView { name: format!("n{n}"), usable: true, ..NodeView::default() };
+    (observed.nodes, observed.pods[1].node) = ((1..=4).map(node).collect(), "n2".to_owned());
+    let plan = plan(&observed, build(&observed.infd), None, "2026-01-01T00:02:00Z".parse().unwrap());
+    assert_eq!(plan.marks.len(), 2);
+    let (calls, log) = server(Some(("PATCH /api/v1/nodes/n1", 500)));
+    let look = async || {
+        calls.leadership.renewed();
+        let errors = replaces(&calls, &observed.infd, &plan, &BTreeSet::new()).await;
+        let mut log = log.lock().unwrap();
+        let gone: Vec<String> = log.drain(..).map(|(line, _)| line).filter(|line| line.starts_with("DELETE")).collect();
+        (errors, gone.iter().map(|line| line.chars().last().unwrap()).collect::<String>())
+    };
+    let (errors, gone) = look().await;
+    assert!(errors.len() == 1 && errors[0].subject.contains("node n1") && !errors[0].lasting, "{errors:?}");
+    assert_eq!(gone, "b", "the other node is marked");
+    tokio::time::sleep(std::time::Duration::from_secs(31)).await;
+    assert_eq!(look().await, (Vec::new(), "ab".to_owned()), "a suspicion is worth less than a replica");
 }
 
 #[tokio::test]

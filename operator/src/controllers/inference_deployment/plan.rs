@@ -75,11 +75,14 @@ pub struct Replacement {
     pub uid: String,
     /// The version that was looked at.
     pub version: String,
+    /// Where it runs: that place is marked first.
+    pub node: String,
 }
 
 impl Replacement {
     fn of(pod: &PodView) -> Self {
-        Replacement { name: pod.name.clone(), uid: pod.uid.clone(), version: pod.version.clone() }
+        let (name, uid, version) = (pod.name.clone(), pod.uid.clone(), pod.version.clone());
+        Replacement { name, uid, version, node: pod.node.clone() }
     }
 }
 
@@ -326,8 +329,8 @@ mod tests {
         let mut world = observed(vec![seen, pod("b", "Stalled", 2)]);
         world.infd.spec.recovery.restarts_before_replace = 0;
         let plan = plan(&world, Vec::new(), None, now());
-        let (name, uid, version) = ("a".to_owned(), "uid-a".to_owned(), "7".to_owned());
-        assert_eq!(plan.replaces, [Replacement { name, uid, version }]);
+        let [name, uid, version, node] = ["a", "uid-a", "7", "n1"].map(str::to_owned);
+        assert_eq!(plan.replaces, [Replacement { name, uid, version, node }]);
         let written = plan.pods.iter().map(|patch| patch.name.as_str());
         assert_eq!(written.collect::<Vec<_>>(), ["b"], "whatever else it should hear");
     }

@@ -42,8 +42,15 @@ async fn a_list_that_fails_is_asked_for_again_at_once_and_takes_nothing_away() {
 }
 
 /// Two nodes bear the mark of an InferenceDeployment that is gone, and the first must not be touched.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_node_that_refuses_keeps_no_other_from_its_marks() {
+    for code in [403, 500] {
+        assert_eq!(patched(code).await, ["PATCH /api/v1/nodes/n0", "PATCH /api/v1/nodes/n1"], "{code}");
+    }
+}
+
+/// The nodes that a sweep patches where the first of them answers with this code.
+async fn patched(code: u16) -> Vec<String> {
     let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
     let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
@@ -53,8 +60,8 @@ async fn a_node_that_refuses_keeps_no_other_from_its_marks() {
             let (code, answer) = match line.as_str() {
                 "GET /api/v1/nodes" => (200, json!({"metadata": {}, "items": [marked("n0"), marked("n1")]})),
                 "PATCH /api/v1/nodes/n0" => (
-                    403,
-                    json!({"kind": "Status", "status": "Failure", "code": 403, "message": "no", "reason": "Forbidden"}),
+                    code,
+                    json!({"kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": "no"}),
                 ),
                 "PATCH /api/v1/nodes/n1" => (200, json!({"metadata": {"name": "n1"}})),
                 _ => (200, json!({"metadata": {}, "items": []})),
@@ -72,6 +79,7 @@ async fn a_node_that_refuses_keeps_no_other_from_its_marks() {
     while let Ok(line) = said.try_recv() {
         lines.push(line);
     }
-    let patched: Vec<&String> = lines.iter().filter(|line| line.starts_with("PATCH")).collect();
-    assert_eq!(patched, ["PATCH /api/v1/nodes/n0", "PATCH /api/v1/nodes/n1"]);
+    let mut patched: Vec<String> = lines.into_iter().filter(|line| line.starts_with("PATCH")).collect();
+    patched.dedup(); // what may heal is tried again
+    patched
 }

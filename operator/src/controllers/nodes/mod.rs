@@ -5,12 +5,13 @@
 //! rest goes on without (A14).
 
 pub mod plan;
+pub mod unmarked;
 pub mod view;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crds::{InferenceDeployment, node::LABEL_SUSPECT};
-use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -25,6 +26,7 @@ use tokio::{
 
 use self::{
     plan::{NodePatch, Wish},
+    unmarked::Unmarked,
     view::{NodeView, view},
 };
 use crate::{
@@ -45,6 +47,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub struct Known {
     seen: Mutex<Seen>,
+    unmarked: Unmarked,
     /// Something is wished of a node that was not before.
     changed: Notify,
 }
@@ -88,26 +91,34 @@ pub async fn all(calls: &Calls) -> Arc<[NodeView]> {
     seen.nodes.clone()
 }
 
-/// Puts this InferenceDeployment's label on the nodes of `marks` (name and time until which), now.
-///
-/// # Errors
-/// The first that a later try may heal: until then no pod may be replaced.
-pub async fn mark(calls: &Calls, label: &str, marks: &[(String, String)]) -> Result<(), CallError> {
+/// Puts this InferenceDeployment's label on the nodes of `marks` (name and time until which), now. Returns, by node, what failed and a later
+/// try may heal: until then no pod there may be replaced. For a while only ([`unmarked`]), and elsewhere nobody waits for it.
+pub async fn mark(calls: &Calls, label: &str, marks: &[(String, String)]) -> BTreeMap<String, CallError> {
     let writes: Vec<_> = marks.iter().map(|(node, until)| mark_one(calls, label, node, until).boxed()).collect();
-    stream::iter(writes).buffered(AT_ONCE).try_collect().await
+    stream::iter(writes).buffered(AT_ONCE).filter_map(std::future::ready).collect().await
 }
 
-async fn mark_one(calls: &Calls, label: &str, node: &str, until: &str) -> Result<(), CallError> {
+/// The node and why it must be waited for; `None`: it is marked, or nobody waits for that any more.
+async fn mark_one(calls: &Calls, label: &str, node: &str, until: &str) -> Option<(String, CallError)> {
     let api: Api<Node> = Api::all(calls.client.clone());
     let labels = json!({label: plan::label_time(until), LABEL_SUSPECT: "true"});
-    match calls.merge(&api, node, &json!({"metadata": {"labels": labels}})).await {
-        Ok(_) => tracing::warn!(node, label, until, "new pods keep away from this node"),
-        Err(error) if error.lasting() || error.code() == Some(404) => {
-            tracing::warn!(node, %error, "the node is not marked; the new pod may land there again");
+    let unmarked = &calls.fleet.nodes.unmarked;
+    let error = match calls.merge(&api, node, &json!({"metadata": {"labels": labels}})).await {
+        Ok(_) => {
+            unmarked.settled(node);
+            tracing::warn!(node, label, until, "new pods keep away from this node");
+            return None;
         }
-        Err(error) => return Err(error),
+        Err(error) => error,
+    };
+    let in_vain = error.lasting() || error.code() == Some(404);
+    if in_vain {
+        unmarked.settled(node);
+    } else if unmarked.waits(node, Instant::now()) {
+        return Some((node.to_owned(), error));
     }
-    Ok(())
+    tracing::warn!(node, %error, "the node is not marked; the new pod may land there again");
+    None
 }
 
 /// Sweeps for ever; waits for ever where nodes are not this operator's.
@@ -147,8 +158,8 @@ async fn sweep(calls: &Calls) -> Result<(), CallError> {
         }
         match write(calls, &nodes, node, &wish, now).await {
             Ok(()) => {}
-            // what is refused for one node, by somebody's policy or because it has gone meanwhile, keeps no other node from its marks
-            Err(error) if error.lasting() || matches!(error.code(), Some(404 | 409)) => {
+            // what is refused for one node, by somebody's policy or webhook or because it has gone meanwhile, keeps no other node from its marks
+            Err(error) if error.code().is_some() => {
                 tracing::warn!(node = node.name, %error, "the marks of this node are not up to date");
             }
             Err(error) => return Err(error),
