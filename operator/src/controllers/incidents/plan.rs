@@ -3,7 +3,7 @@
 
 use crds::{
     EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline, fence::FENCED_BY_PERSON,
-    inference_deployment::Recovery,
+    inference_deployment::Recovery, poison::AHEAD_MS_MAX,
 };
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
@@ -117,6 +117,7 @@ fn write_of(
         return None;
     }
     let spec = spec_of(infd, pod, reported);
+    let closed_at = closed_at.map(|told| end_of(told, &reported.episode.stage, existing, now));
     let mut status = status_of(reported, closed_at);
     // The pod says how it is now, the record how it was: one lie is enough.
     let lied = existing.and_then(|incident| incident.status.as_ref()).is_some_and(|status| status.health_lied);
@@ -172,6 +173,20 @@ fn status_of(reported: &ReportedEpisode, closed_at: Option<String>) -> EngineInc
     }
 }
 
+/// When it ended: what its pod tells, but for a time that has not come yet. Such a word would make a record that never ages, and honest ones
+/// would be forgotten for it. What was recorded of the same word stays.
+fn end_of(told: String, stage: &str, existing: Option<&EngineIncident>, now: Timestamp) -> String {
+    let has_come = |at: &String| at.parse::<Timestamp>().is_ok_and(|at| !ahead(at, now));
+    let same = existing.and_then(|incident| incident.status.as_ref()).filter(|status| status.stage == stage);
+    let known = same.and_then(|status| status.closed_at.clone()).filter(has_come);
+    known.unwrap_or_else(|| if has_come(&told) { told } else { now.to_string() })
+}
+
+/// Is `at` further ahead than clocks differ?
+fn ahead(at: Timestamp, now: Timestamp) -> bool {
+    at.duration_since(now) > SignedDuration::from_millis(AHEAD_MS_MAX)
+}
+
 fn is_closed(incident: &EngineIncident) -> bool {
     incident.status.as_ref().is_some_and(|status| status.outcome.is_some())
 }
@@ -202,13 +217,14 @@ fn closing(incident: &EngineIncident, outcome: &str, now: Timestamp) -> Incident
 /// Closed incidents that are too old or too many; one that a pod still reports stays. Suspicions that came to nothing and persons' fences go
 /// first: by stalls replicas learn from each other (I7).
 fn forget(kept: Kept, incidents: &[EngineIncident], reported: &[String], now: Timestamp) -> Vec<(String, String)> {
-    let closed_at = |i: &EngineIncident| i.status.as_ref().and_then(|s| s.closed_at.clone()).unwrap_or_default();
     let mut closed: Vec<&EngineIncident> = incidents.iter().filter(|i| is_closed(i)).collect();
-    closed.sort_by_key(|incident| std::cmp::Reverse((incident.is_stall(), closed_at(incident), incident.name_any())));
+    closed.sort_by_key(|incident| {
+        std::cmp::Reverse((incident.is_stall(), known_since(incident, now), incident.name_any()))
+    });
     let tells = |i: &EngineIncident| i.is_stall() && i.status.as_ref().is_some_and(|s| !s.in_flight.is_empty());
     let over = |(rank, incident): &(usize, &EngineIncident)| {
         let age = if tells(incident) { kept.told } else { kept.ttl };
-        *rank >= KEPT_COUNT_MAX || older(&closed_at(incident), age, now)
+        *rank >= KEPT_COUNT_MAX || known_since(incident, now).is_some_and(|at| now.duration_since(at) > age)
     };
     closed
         .into_iter()
@@ -216,6 +232,14 @@ fn forget(kept: Kept, incidents: &[EngineIncident], reported: &[String], now: Ti
         .filter(|entry| over(entry) && !reported.contains(&entry.1.name_any()))
         .filter_map(|(_, incident)| Some((incident.name_any(), incident.uid()?)))
         .collect()
+}
+
+/// From when on a closed record ages: its end, by the pod's word, but not from before there was a record. A node's clock may be behind by more
+/// than records are kept, and one that was ahead when an earlier version believed it says nothing.
+fn known_since(incident: &EngineIncident, now: Timestamp) -> Option<Timestamp> {
+    let told = incident.status.as_ref().and_then(|status| status.closed_at.as_deref()?.parse::<Timestamp>().ok());
+    let made = incident.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    told.filter(|at| !ahead(*at, now)).max(made)
 }
 
 /// Is `at` longer ago than `age`? A time that cannot be read is not.
@@ -236,147 +260,5 @@ pub fn plan_by_default(infd: &str, pods: &[PodView], incidents: &[EngineIncident
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{plan_by_default as plan, *};
-    use crate::controllers::inference_deployment::testing::{healthy, pod};
-    use crds::poison::InFlight;
-
-    fn now() -> Timestamp {
-        "2026-01-01T00:02:00Z".parse().unwrap()
-    }
-
-    /// What the API would hold after `plan`.
-    fn apply(plan: &IncidentPlan, incidents: &mut Vec<EngineIncident>) {
-        for write in &plan.writes {
-            if !incidents.iter().any(|i| i.name_any() == write.name) {
-                let mut created = EngineIncident::new(&write.name, write.spec.clone().expect("a new one has a spec"));
-                created.metadata.uid = Some(format!("uid-{}", write.name));
-                incidents.push(created);
-            }
-            let incident = incidents.iter_mut().find(|i| i.name_any() == write.name).unwrap();
-            incident.spec = write.spec.clone().unwrap_or_else(|| incident.spec.clone());
-            incident.status = write.status.clone().or_else(|| incident.status.clone());
-        }
-        incidents.retain(|i| !plan.deletes.iter().any(|(name, _)| *name == i.name_any()));
-    }
-
-    #[test]
-    fn an_episode_is_recorded_once_followed_and_closed() {
-        let mut incidents = Vec::new();
-        for (stage, open) in [("Suspect", 1), ("Stalled", 1), ("Killed", 1), ("Recovered", 0)] {
-            let pods = [pod("a", stage, 10)];
-            let step = plan("chat", &pods, &incidents, now());
-            assert_eq!((step.open, step.writes.len()), (open, 1), "{stage}");
-            apply(&step, &mut incidents);
-            let again = plan("chat", &pods, &incidents, now());
-            assert_eq!(again.writes, [], "quiescent = silent (P7)");
-        }
-        assert_eq!(incidents.len(), 1);
-        let status = incidents[0].status.as_ref().unwrap();
-        assert_eq!((status.outcome.as_deref(), status.duration.as_deref()), (Some("Recovered"), Some("50.0s")));
-    }
-
-    #[test]
-    fn a_health_that_lied_once_stays_in_the_record() {
-        let mut incidents = Vec::new();
-        let lied = |incidents: &[EngineIncident]| incidents[0].status.as_ref().unwrap().health_lied;
-        let stalled = pod("a", "Stalled", 10);
-        apply(&plan("chat", std::slice::from_ref(&stalled), &incidents, now()), &mut incidents);
-        assert!(!lied(&incidents));
-        for (lies, stage) in [(true, "Stalled"), (false, "Killed"), (false, "Recovered")] {
-            let pods = [PodView { health_lies: lies, ..pod("a", stage, 10) }];
-            apply(&plan("chat", &pods, &incidents, now()), &mut incidents);
-            assert!(lied(&incidents), "{stage}");
-            assert_eq!(plan("chat", &pods, &incidents, now()).writes, [], "quiescent is silent (P7)");
-        }
-    }
-
-    #[test]
-    fn a_pod_that_disappears_closes_its_incident() {
-        let mut incidents = Vec::new();
-        apply(&plan("chat", &[pod("a", "Stalled", 10)], &[], now()), &mut incidents);
-        let gone = plan("chat", &[healthy("b")], &incidents, now());
-        assert_eq!(gone.open, 0);
-        apply(&gone, &mut incidents);
-        assert_eq!(incidents[0].status.as_ref().unwrap().outcome.as_deref(), Some("PodGone"));
-        assert_eq!(incidents[0].status.as_ref().unwrap().stage, "Stalled", "the stage it had reached stays");
-    }
-
-    #[test]
-    fn silence_leaves_it_open_and_a_newer_episode_supersedes_it() {
-        let mut incidents = Vec::new();
-        apply(&plan("chat", &[pod("a", "Stalled", 10)], &[], now()), &mut incidents);
-        let silent = plan("chat", &[PodView { ready: false, ..healthy("a") }], &incidents, now());
-        assert_eq!((silent.writes.len(), silent.open), (0, 1));
-        let serving = plan("chat", &[healthy("a")], &incidents, now());
-        assert_eq!((serving.writes.len(), serving.open), (1, 0), "forgotten, and it serves");
-        let mut newer = pod("b", "Stalled", 20);
-        newer.uid = "uid-a".to_owned();
-        let step = plan("chat", &[newer], &incidents, now());
-        let outcomes: Vec<_> = step.writes.iter().filter_map(|w| w.status.as_ref()?.outcome.as_deref()).collect();
-        assert_eq!((outcomes, step.open), (vec!["Superseded"], 1));
-    }
-
-    #[test]
-    fn an_operator_that_slept_through_it_still_records_it_but_not_after_a_week() {
-        let done = [pod("a", "Recovered", 10)];
-        assert_eq!(plan("chat", &done, &[], now()).writes.len(), 1);
-        let later = now() + SignedDuration::from_hours(8 * 24);
-        assert_eq!(plan("chat", &done, &[], later), IncidentPlan::default());
-    }
-
-    #[test]
-    fn closed_ones_are_forgotten_by_age_and_count() {
-        let mut incidents = Vec::new();
-        for n in 0..60 {
-            apply(&plan("chat", &[pod(&format!("p{n}"), "Recovered", n)], &incidents, now()), &mut incidents);
-        }
-        assert!(incidents.len() <= KEPT_COUNT_MAX + 1);
-        let later = now() + SignedDuration::from_hours(8 * 24);
-        assert_eq!(plan("chat", &[], &incidents, later).deletes.len(), incidents.len());
-        let reported = [pod("p59", "Recovered", 59)];
-        assert_eq!(plan("chat", &reported, &incidents, later).deletes.len(), incidents.len() - 1);
-    }
-
-    #[test]
-    fn a_stall_is_remembered_longer_than_what_came_to_nothing() {
-        let mut stalled = pod("stalled", "Recovered", 0);
-        if let EpisodeView::Known(reported) = &mut stalled.episode {
-            reported.episode.confirmed_at = Some("2026-01-01T00:00:01Z".to_owned());
-            let request = InFlight { request: "0123456789abcdef".to_owned(), completed_at: None };
-            reported.episode.in_flight = vec![request];
-        }
-        let mut incidents = Vec::new();
-        apply(&plan("chat", &[stalled], &incidents, now()), &mut incidents);
-        for n in 1..=KEPT_COUNT_MAX {
-            apply(&plan("chat", &[pod(&format!("p{n}"), "Cleared", 50)], &incidents, now()), &mut incidents);
-        }
-        let stays = |incidents: &[EngineIncident]| incidents.iter().any(|i| i.spec.pod == "stalled");
-        assert!(incidents.len() > KEPT_COUNT_MAX && stays(&incidents));
-        let poison_for = |text: &str| Kept::of(&Recovery { poison_for: text.to_owned(), ..Recovery::default() });
-        for (told, days, kept) in
-            [("720h", 0, true), ("720h", 8, true), ("720h", 31, false), ("6h", 6, true), ("6h", 8, false)]
-        {
-            let mut incidents = incidents.clone();
-            let later = now() + SignedDuration::from_hours(days * 24);
-            apply(&super::plan("chat", poison_for(told), &[], &incidents, later), &mut incidents);
-            assert_eq!(stays(&incidents), kept, "{days} days, poisonFor {told}");
-        }
-    }
-
-    #[test]
-    fn a_record_is_kept_for_its_ttl_and_no_longer() {
-        let mut incidents = Vec::new();
-        apply(&plan("chat", &[pod("a", "Recovered", 10)], &[], now()), &mut incidents); // it ended at 00:01
-        for (ttl, minutes, deleted) in
-            [("1m", 0, 0), ("1m", 1, 1), ("90m", 89, 0), ("90m", 91, 1), ("168h", 91, 0), ("soon", 10_081, 0)]
-        {
-            let kept = Kept::of(&Recovery { incident_ttl: ttl.to_owned(), ..Recovery::default() });
-            let deletes =
-                super::plan("chat", kept, &[], &incidents, now() + SignedDuration::from_mins(minutes)).deletes;
-            assert_eq!(deletes.len(), deleted, "{ttl}, {minutes} minutes later");
-            let uid = incidents[0].metadata.uid.clone().unwrap();
-            assert!(deletes.iter().all(|(_, of)| *of == uid), "that one and no namesake");
-        }
-    }
-}
+#[path = "plan_tests.rs"]
+mod tests;
