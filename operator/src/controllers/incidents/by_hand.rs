@@ -7,25 +7,19 @@ use crds::{
 };
 use jiff::Timestamp;
 
-use super::plan::{IncidentWrite, name_of};
+use super::plan::IncidentWrite;
 use crate::{controllers::inference_deployment::observed::PodView, digest::short};
 
-/// Name of the record of this fence on this pod.
-pub fn name(infd: &str, pod: &PodView, fence: &Fence) -> String {
-    name_of(infd, &id(pod, fence))
-}
-
 /// The same fence has the same id for every operator after every crash (P1).
-fn id(pod: &PodView, fence: &Fence) -> String {
+pub fn id(pod: &PodView, fence: &Fence) -> String {
     let hash = short(&format!("{}\n{}\n{}", fence.by, fence.at, fence.why), 6);
     format!("fence-{}-{hash}", pod.uid)
 }
 
-/// The record as it should be; `None` in it where it is so already (P7).
+/// The record of this name as it should be; `None` in it where it is so already (P7).
 pub fn write(
-    infd: &str,
-    pod: &PodView,
-    fence: &Fence,
+    (infd, name): (&str, &str),
+    (pod, fence): (&PodView, &Fence),
     existing: Option<&EngineIncident>,
     now: Timestamp,
 ) -> IncidentWrite {
@@ -51,7 +45,7 @@ pub fn write(
         ..EngineIncidentStatus::default()
     };
     IncidentWrite {
-        name: name(infd, pod, fence),
+        name: name.to_owned(),
         told_by: Some(pod.uid.clone()),
         spec: (existing.map(|incident| &incident.spec) != Some(&spec)).then_some(spec),
         status: (known != Some(&status)).then_some(status),

@@ -61,9 +61,16 @@ pub struct IncidentWrite {
     pub status: Option<EngineIncidentStatus>,
 }
 
-/// The name of the incident of an episode.
-pub fn name_of(infd: &str, episode: &str) -> String {
-    format!("{infd}-{}", short(episode, 6))
+/// The name of the incident of an episode of this pod. An id is unique in its pod alone, and whoever can reach that pod can read it: by the
+/// id alone a sibling would take the record for its own.
+pub fn name_of(infd: &str, pod_uid: &str, episode: &str) -> String {
+    format!("{infd}-{}", short(&format!("{pod_uid}/{episode}"), 6))
+}
+
+/// The same where it may be recorded already: by the name that it has. An earlier version made names of the id alone.
+pub fn name_among(incidents: &[EngineIncident], infd: &str, pod_uid: &str, episode: &str) -> String {
+    let known = incidents.iter().find(|incident| incident.tells_of(episode, pod_uid));
+    known.map_or_else(|| name_of(infd, pod_uid, episode), ResourceExt::name_any)
 }
 
 /// Compares the episodes on `pods` with the `incidents` that exist.
@@ -72,7 +79,7 @@ pub fn plan(infd: &str, kept: Kept, pods: &[PodView], incidents: &[EngineInciden
     let mut reported = Vec::new();
     for pod in pods {
         let Some(episode) = pod.reported() else { continue };
-        let name = name_of(infd, &episode.episode.id);
+        let name = name_among(incidents, infd, &pod.uid, &episode.episode.id);
         let existing = incidents.iter().find(|incident| incident.name_any() == name);
         if let Some(write) = write_of((infd, kept), pod, episode, &name, existing, now) {
             plan.writes.extend((write.spec.is_some() || write.status.is_some()).then_some(write));
@@ -81,9 +88,9 @@ pub fn plan(infd: &str, kept: Kept, pods: &[PodView], incidents: &[EngineInciden
         reported.push(name);
     }
     for (pod, fence) in pods.iter().filter_map(|pod| Some((pod, pod.fence.as_ref()?))) {
-        let name = by_hand::name(infd, pod, fence);
+        let name = name_among(incidents, infd, &pod.uid, &by_hand::id(pod, fence));
         let existing = incidents.iter().find(|incident| incident.name_any() == name);
-        let write = by_hand::write(infd, pod, fence, existing, now);
+        let write = by_hand::write((infd, &name), (pod, fence), existing, now);
         plan.writes.extend((write.spec.is_some() || write.status.is_some()).then_some(write));
         plan.open += 1;
         plan.by_hand += 1;

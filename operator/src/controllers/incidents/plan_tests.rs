@@ -194,3 +194,31 @@ fn a_record_is_kept_for_its_ttl_and_no_longer() {
         assert!(deletes.iter().all(|(_, of)| *of == uid), "that one and no namesake");
     }
 }
+
+/// A pod that reports an episode of another one, whose id anybody can read at that pod's port.
+#[test]
+fn two_pods_with_one_id_have_a_record_each() {
+    let copy = PodView { name: "b".to_owned(), uid: "uid-b".to_owned(), ..pod("a", "Stalled", 10) };
+    let mut incidents = Vec::new();
+    for pods in [[copy.clone(), pod("a", "Stalled", 10)], [pod("a", "Killed", 10), copy.clone()]] {
+        apply(&plan("chat", &pods, &incidents, now()), &mut incidents);
+        assert_eq!(plan("chat", &pods, &incidents, now()).writes, [], "neither writes the other's");
+    }
+    let mut told: Vec<_> = incidents.iter().map(|i| (i.spec.pod.as_str(), i.spec.pod_uid.as_str())).collect();
+    told.sort_unstable();
+    assert_eq!(told, [("a", "uid-a"), ("b", "uid-b")]);
+}
+
+#[test]
+fn a_record_that_an_earlier_version_named_is_continued() {
+    let mut incidents = Vec::new();
+    apply(&plan("chat", &[pod("a", "Suspect", 10)], &[], now()), &mut incidents);
+    incidents[0].metadata.name = Some("chat-by-the-id-alone".to_owned());
+    for stage in ["Stalled", "Recovered"] {
+        let step = plan("chat", &[pod("a", stage, 10)], &incidents, now());
+        assert_eq!(step.writes.iter().map(|write| write.name.as_str()).collect::<Vec<_>>(), ["chat-by-the-id-alone"]);
+        apply(&step, &mut incidents);
+    }
+    let outcome = incidents[0].status.as_ref().unwrap().outcome.as_deref();
+    assert_eq!((incidents.len(), outcome), (1, Some("Recovered")));
+}

@@ -23,7 +23,8 @@ use super::{
 };
 use crate::{
     client::{CallError, Calls, FIELD_MANAGER},
-    controllers::{incidents::plan::name_of, nodes::plan::in_force},
+    controllers::{incidents::plan::name_among, nodes::plan::in_force},
+    digest::short,
 };
 
 /// validation of events.k8s.io/v1 in the API server; the message of a condition that is told may be longer.
@@ -31,11 +32,10 @@ const NOTE_BYTES_MAX: usize = 1_024;
 
 /// The events of one plan, pure: its new grants, and the incidents that it closes.
 pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
-    let infd = observed.infd.name_any();
     let held = observed.infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
     let mut events = Vec::new();
     for grant in grants::fresh(&plan.grants, held) {
-        let incident = name_of(&infd, &grant.episode);
+        let incident = incident(observed, &grant.pod_uid, &grant.episode);
         // a restart that becomes a replacement is told as well: the name of an event is told once
         let (name, what) = match grant.action {
             GrantAction::Restart => ("granted", format!("restart of the engine in pod {}", grant.pod)),
@@ -83,6 +83,11 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     events
 }
 
+/// The name of the record of this episode.
+fn incident(observed: &Observed, pod_uid: &str, episode: &str) -> String {
+    name_among(&observed.incidents, &observed.infd.name_any(), pod_uid, episode)
+}
+
 /// Why no restart in place cures this pod.
 fn incurable(observed: &Observed, grant: &Grant) -> String {
     let pod = observed.pods.iter().find(|pod| pod.uid == grant.pod_uid);
@@ -105,7 +110,7 @@ fn on_hold(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
     if before.iter().any(|condition| condition.type_ == RESTARTS_HELD) {
         return None;
     }
-    let name = format!("{}.held", name_of(&observed.infd.name_any(), &waiting.open_episode()?.id));
+    let name = format!("{}.held", incident(observed, &waiting.uid, &waiting.open_episode()?.id));
     let note = format!("{why}: no restart is granted, please look for the common cause");
     let pod = (waiting.name.as_str(), waiting.uid.as_str());
     Some(event(observed, name, ("Warning", "RestartsHeld", "Hold"), note, pod, now))
@@ -116,7 +121,7 @@ fn delayed(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     let told = plan.backing_off.iter().filter_map(|(uid, until)| {
         let granted = plan.grants.iter().any(|grant| grant.pod_uid == *uid);
         let pod = observed.pods.iter().find(|pod| pod.uid == *uid && !granted && noted(pod).is_none())?;
-        let name = format!("{}.delayed", name_of(&observed.infd.name_any(), &pod.open_episode()?.id));
+        let name = format!("{}.delayed", incident(observed, &pod.uid, &pod.open_episode()?.id));
         let note = format!(
             "pod {} was recovered a short while ago and stalls again: the next recovery waits until {until:.0}",
             pod.name
@@ -161,7 +166,7 @@ fn newer_template(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Ev
 fn suspect_node(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
     let node = plan.suspect_node.as_ref()?;
     let newest = plan.grants.last()?;
-    let name = format!("{}.node", name_of(&observed.infd.name_any(), &newest.episode));
+    let name = format!("{}.node", incident(observed, &newest.pod_uid, &newest.episode));
     let note = format!("engines on node {node} stall again and again; its GPU or driver may be broken");
     Some(about_node(event(observed, name, ("Warning", "NodeSuspect", "Report"), note, (node, ""), now), node))
 }
@@ -189,7 +194,7 @@ fn avoidance(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
     });
     let told = begun.chain(lifted).map(|(place, words, note)| {
         let of = format!("{}/{}/{}", place.node, place.until, words.1);
-        let name = format!("{}.avoid", name_of(&observed.infd.name_any(), &of));
+        let name = format!("{}-{}.avoid", observed.infd.name_any(), short(&of, 6));
         about_node(event(observed, name, words, note, (&place.node, ""), now), &place.node)
     });
     told.collect()
@@ -289,7 +294,7 @@ mod tests {
     fn a_grant_and_a_close_are_told_once() {
         let mut world = looked(infd("chat"), vec![pod("a", "Stalled", 1)]);
         let (plan, notes) = step(&world);
-        let incident = name_of("chat", "e-a");
+        let incident = incident(&world, "uid-a", "e-a");
         assert_eq!(notes, [format!("restart of the engine in pod a granted (incident {incident})")]);
         world.infd.status.get_or_insert_default().recovery.grants = plan.grants;
         assert!(step(&world).1.is_empty(), "the grant stands already");

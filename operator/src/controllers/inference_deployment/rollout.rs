@@ -249,7 +249,7 @@ fn stalls(observed: &Observed, wanted: &str) -> Option<String> {
     });
     episodes.extend(past.map(|i| (i.spec.episode_id.as_str(), i.spec.pod.as_str(), i.spec.class.as_str())));
     episodes.sort_unstable();
-    episodes.dedup_by_key(|(id, ..)| *id);
+    episodes.dedup_by_key(|(id, pod, _)| (*id, *pod)); // an id is unique in its pod alone
     let tolerated = usize::try_from(observed.infd.spec.rollout.tolerated_stalls).unwrap_or(0);
     let (_, pod, class) = *episodes.get(tolerated)?;
     Some(format!("new replica {pod} makes no progress ({class}), {} confirmed in all", count(episodes.len(), "stall")))

@@ -142,6 +142,10 @@ fn as_many_stalls_as_the_policy_bears() {
     .unwrap();
     bench.observed.incidents.push(past);
     assert_eq!(bench.word(), "ReplicaStalled", "one that it recovered from, and this one");
+    let copy = PodView { name: "d".to_owned(), uid: "uid-d".to_owned(), ..pod("c", "Stalled", 1) };
+    let mut bench = Bench::new(vec![pod("c", "Stalled", 1), copy]);
+    bench.observed.infd.spec.rollout.tolerated_stalls = 1;
+    assert_eq!(bench.word(), "ReplicaStalled", "an id is unique in its pod alone");
 }
 
 #[test]
