@@ -4,7 +4,16 @@
 
 use std::{fmt, sync::Arc};
 
-use jiff::{Timestamp, Unit};
+use crds::poison::AHEAD_MS_MAX;
+use jiff::{SignedDuration, Timestamp, Unit};
+
+/// Clocks of a cluster differ by no more than this, as far as anybody goes by them.
+pub const AHEAD_MAX: SignedDuration = SignedDuration::from_millis(AHEAD_MS_MAX);
+
+/// Is `at` further ahead than clocks differ? Such a time was told by a clock that was wrong, and says nothing of when it was.
+pub fn ahead(at: Timestamp, now: Timestamp) -> bool {
+    at.duration_since(now) > AHEAD_MAX
+}
 
 /// A source of wall time. Cheap to clone.
 #[derive(Clone)]

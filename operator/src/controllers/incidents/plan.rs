@@ -3,7 +3,7 @@
 
 use crds::{
     EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline, fence::FENCED_BY_PERSON,
-    inference_deployment::Recovery, poison::AHEAD_MS_MAX,
+    inference_deployment::Recovery,
 };
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
@@ -15,6 +15,7 @@ use crate::{
         validate::DURATION_MAX,
     },
     digest::short,
+    wall::ahead,
 };
 
 /// At most so many closed incidents of one InferenceDeployment are kept, however young.
@@ -187,11 +188,6 @@ fn end_of(told: String, stage: &str, existing: Option<&EngineIncident>, now: Tim
     let same = existing.and_then(|incident| incident.status.as_ref()).filter(|status| status.stage == stage);
     let known = same.and_then(|status| status.closed_at.clone()).filter(has_come);
     known.unwrap_or_else(|| if has_come(&told) { told } else { now.to_string() })
-}
-
-/// Is `at` further ahead than clocks differ?
-fn ahead(at: Timestamp, now: Timestamp) -> bool {
-    at.duration_since(now) > SignedDuration::from_millis(AHEAD_MS_MAX)
 }
 
 fn is_closed(incident: &EngineIncident) -> bool {

@@ -8,6 +8,7 @@
 use crds::{
     Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment,
     episode::Episode,
+    inference_deployment::Recovery,
     xid::{XIDS_MAX, Xid},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -33,8 +34,8 @@ pub fn next(
     if stranded(pods, now) {
         return Vec::new();
     }
-    let mut places: Vec<Avoided> = held.iter().filter(|place| in_force(&place.until, now)).cloned().collect();
-    let span = duration_of(&infd.spec.recovery.avoid_for).unwrap_or_default();
+    let span = span_of(&infd.spec.recovery);
+    let mut places: Vec<Avoided> = held.iter().filter(|place| in_force(&place.until, span, now)).cloned().collect();
     let Some(until) = now.checked_add(span).ok().filter(|_| span > SignedDuration::ZERO) else { return places };
     let most = allowed(nodes, &devices(&infd.spec), infd.spec.recovery.avoid_nodes_percent);
     for pod in pods.iter().filter(|pod| !pod.node.is_empty()) {
@@ -48,6 +49,11 @@ pub fn next(
         }
     }
     places
+}
+
+/// For how long a place is avoided.
+pub fn span_of(recovery: &Recovery) -> SignedDuration {
+    duration_of(&recovery.avoid_for).unwrap_or_default()
 }
 
 /// What is so now is seen again at every look; only news move the end (P7): a replacement, and what is graver than what was known. Of Xids

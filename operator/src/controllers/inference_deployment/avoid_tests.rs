@@ -44,6 +44,8 @@ fn a_replacement_avoids_its_place_for_a_time_and_a_restart_does_not() {
     assert_eq!(recheck(&places, &pods, now()), Some(SignedDuration::from_hours(1)));
     let end = now() + SignedDuration::from_hours(1);
     assert!(next(&object, &pods, &[], &nodes(4), end).is_empty(), "and it ends");
+    let before = now() - SignedDuration::from_mins(6);
+    assert!(next(&object, &pods, &[], &nodes(4), before).is_empty(), "written by a clock that was six minutes ahead");
     let again = next(
         &object,
         &pods,

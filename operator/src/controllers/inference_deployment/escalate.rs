@@ -15,7 +15,7 @@ use super::{
     places::Places,
     restarts,
 };
-use crate::controllers::nodes::view::NodeView;
+use crate::{controllers::nodes::view::NodeView, wall::ahead};
 
 /// Fewer stalls than this are never called a common cause: two of two may be chance.
 const HOLD_COUNT_MIN: usize = 3;
@@ -161,7 +161,7 @@ impl<'a> Terms<'a> {
         let factor = 2_i32.checked_pow(doublings).unwrap_or(i32::MAX);
         let pause = first.checked_mul(factor).unwrap_or(longest).min(longest);
         let now: Timestamp = now.parse().ok()?;
-        // What a former leader dated further ahead than that, by a clock that was wrong, says nothing of when it was.
+        // What a former leader dated further ahead than that, by a clock that was wrong, withholds nobody for longer.
         let dated = own.iter().filter_map(|past| past.granted_at.parse::<Timestamp>().ok());
         let last = dated.filter(|at| at.duration_since(now) <= pause).max()?;
         let until = last.checked_add(pause).ok()?;
@@ -338,9 +338,10 @@ pub fn last_serving(policy: LastReplica, mode: RecoveryMode, pods: &[PodView]) -
     }
 }
 
-/// Does this recovery still count?
+/// Does this recovery still count? One that a former leader dated ahead, by a clock that was wrong, would count until that clock's time.
 pub fn young(past: &PastGrant, age: SignedDuration, now: &str) -> bool {
-    !older(&past.granted_at, age, now)
+    let times = past.granted_at.parse::<Timestamp>().ok().zip(now.parse::<Timestamp>().ok());
+    !older(&past.granted_at, age, now) && !times.is_some_and(|(at, now)| ahead(at, now))
 }
 
 /// Is `at` longer ago than `age`? What cannot be read is not.
@@ -352,3 +353,7 @@ pub fn older(at: &str, age: SignedDuration, now: &str) -> bool {
 #[cfg(test)]
 #[path = "escalate_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "clock_tests.rs"]
+mod clock_tests;

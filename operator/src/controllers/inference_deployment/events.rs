@@ -14,6 +14,7 @@ use k8s_openapi::{
 use kube::{Api, Resource, ResourceExt};
 
 use super::{
+    avoid::span_of,
     escalate::Hold,
     execute::AT_ONCE,
     grants::{self, noted},
@@ -186,7 +187,8 @@ fn avoidance(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
         let note = format!("new pods keep away from node {}{gpus} until {}: {why}{xids}", place.node, place.until);
         (place, ("Warning", "NodeAvoided", "Avoid"), note)
     });
-    let early = |place: &&Avoided| in_force(&place.until, now);
+    let span = span_of(&observed.infd.spec.recovery);
+    let early = |place: &&Avoided| in_force(&place.until, span, now);
     let gone = |place: &&Avoided| !plan.avoid.iter().any(|still| still.node == place.node);
     let lifted = held.iter().filter(early).filter(gone).map(|place| {
         let note = format!("a pod found no other place: node {} is avoided no longer", place.node);

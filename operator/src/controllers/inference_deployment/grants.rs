@@ -5,7 +5,7 @@
 //! doubt keeps the slot taken, so the budget can only be used too little.
 //! The caller stores the result under the resourceVersion of the status it came from *before* any pod learns of it.
 
-use crds::{Grant, GrantAction, episode::Episode, inference_deployment::RecoveryMode, poison::AHEAD_MS_MAX};
+use crds::{Grant, GrantAction, episode::Episode, inference_deployment::RecoveryMode};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
@@ -13,6 +13,7 @@ use super::{
     observed::PodView,
     restarts,
 };
+use crate::wall::ahead;
 
 /// How long a note that a restart waits stands before it is renewed. The agents take it for fresh a good deal longer.
 const QUEUED_FRESH: SignedDuration = SignedDuration::from_secs(20);
@@ -112,7 +113,7 @@ fn renewed(old: &Grant, pod: &PodView, action: GrantAction, terms: &Terms<'_>, n
 /// it was: it is taken for new, once, or whatever ends by its age would wait for that clock.
 fn dated(grant: &Grant, now: &str) -> Grant {
     let times = grant.granted_at.parse::<Timestamp>().ok().zip(now.parse::<Timestamp>().ok());
-    let ahead = times.is_some_and(|(at, now)| at.duration_since(now) > SignedDuration::from_millis(AHEAD_MS_MAX));
+    let ahead = times.is_some_and(|(at, now)| ahead(at, now));
     Grant { granted_at: if ahead { now.to_owned() } else { grant.granted_at.clone() }, ..grant.clone() }
 }
 

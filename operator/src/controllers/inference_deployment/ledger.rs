@@ -18,6 +18,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{escalate::Fleet, restarts::PATIENCE_MIN};
+use crate::wall::ahead;
 
 /// For so long a list is taken for another.
 const OPEN_MAX: Duration = Duration::from_secs(1);
@@ -70,7 +71,7 @@ impl Account {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let young = |at: &Value| {
             let at = at.as_str().and_then(|at| at.parse::<Timestamp>().ok());
-            at.is_some_and(|at| now.duration_since(at) < PATIENCE_MIN)
+            at.is_some_and(|at| now.duration_since(at) < PATIENCE_MIN && !ahead(at, now))
         };
         let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
         let grants = grants.filter(|grant| !leaves || young(&grant["grantedAt"]));
@@ -214,6 +215,7 @@ mod tests {
         let deleted = Some("2026-01-01T00:00:01Z");
         assert_eq!(account(deleted, soon), Account { grants_at: at, ..Account::default() });
         assert_eq!(account(deleted, later), Account::default());
+        assert_eq!(account(deleted, "2025-12-31T22:00:00Z"), Account::default(), "by a clock that was two hours ahead");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! back to 6, and the two frozen ones were among the six. The frozen ones going first is the deletion cost's work (`plan`); here is the
 //! freeze that a policy may ask for meanwhile, which always has an end.
 
-use crds::{poison::AHEAD_MS_MAX, scaling::DuringIncidents};
+use crds::scaling::DuringIncidents;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
@@ -12,6 +12,7 @@ use super::{
     build::Child,
     observed::{Observed, PodView},
 };
+use crate::wall::AHEAD_MAX;
 
 /// Puts the number of replicas into the wanted Deployment; says why where it is not the spec's.
 pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Option<String> {
@@ -50,7 +51,7 @@ fn stalls(observed: &Observed, pod: &PodView, age_max: SignedDuration, now: Time
     let told = || episode.suspect_at.as_deref().and_then(|at| at.parse::<Timestamp>().ok());
     let age = recorded.or_else(told).map(|since| now.duration_since(since));
     // what says that it began later than a clock may run ahead has no age
-    age.is_some_and(|age| age < age_max && age >= SignedDuration::from_millis(-AHEAD_MS_MAX))
+    age.is_some_and(|age| age < age_max && age >= -AHEAD_MAX)
 }
 
 #[cfg(test)]

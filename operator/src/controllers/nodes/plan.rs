@@ -15,8 +15,12 @@ use serde_json::{Value, json};
 
 use super::view::{NodeView, StallsCondition};
 use crate::{
-    controllers::inference_deployment::escalate::{NODE_COUNT_MIN, window_of, young},
+    controllers::inference_deployment::{
+        avoid::span_of,
+        escalate::{NODE_COUNT_MIN, window_of, young},
+    },
     digest::short,
+    wall::AHEAD_MAX,
 };
 
 /// What should stand on one node.
@@ -59,7 +63,8 @@ pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String,
         let Some(recovery) = infd.status.as_ref().map(|status| &status.recovery) else { continue };
         let (namespace, name) = (infd.namespace().unwrap_or_default(), infd.name_any());
         let owner = format!("{namespace}/{name}");
-        for place in recovery.avoid.iter().filter(|place| in_force(&place.until, now)) {
+        let span = span_of(&infd.spec.recovery);
+        for place in recovery.avoid.iter().filter(|place| in_force(&place.until, span, now)) {
             let wish = wishes.entry(place.node.clone()).or_default();
             wish.avoid.insert(avoid_label(&namespace, &name), label_time(&place.until));
             if place.because == AvoidedBecause::Unkillable {
@@ -104,9 +109,12 @@ fn fault(xids: &BTreeSet<Xid>) -> Option<(&'static str, String)> {
     Some((reason, format!("the driver reports {}", list(&words))))
 }
 
-/// Does what lasts until `until` still last?
-pub fn in_force(until: &str, now: Timestamp) -> bool {
-    until.parse::<Timestamp>().is_ok_and(|until| until > now)
+/// Does what lasts until `until` still last? Nothing does for longer than `span`: an end beyond that comes of a former leader's clock, which was
+/// wrong, or of a policy that says less by now.
+pub fn in_force(until: &str, span: SignedDuration, now: Timestamp) -> bool {
+    until
+        .parse::<Timestamp>()
+        .is_ok_and(|until| until > now && until.duration_since(now) <= span.saturating_add(AHEAD_MAX))
 }
 
 /// Some names, and how many more: a condition's message is bounded.

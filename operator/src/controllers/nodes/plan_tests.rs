@@ -155,6 +155,20 @@ fn what_is_over_or_on_its_way_out_wishes_nothing() {
 }
 
 #[test]
+fn what_a_former_leader_dated_ahead_wishes_nothing() {
+    let dated = |until: &str, granted_at: &str| {
+        let mut object = sick("chat", 3, true);
+        let recovery = &mut object.status.as_mut().unwrap().recovery;
+        recovery.avoid[0].until = until.to_owned();
+        recovery.recent.iter_mut().for_each(|past| past.granted_at = granted_at.to_owned());
+        wishes(&[object], now()).remove("n1").map(|wish| (wish.avoid.len(), wish.finding.is_some()))
+    };
+    // avoidFor is an hour, and clocks differ by five minutes
+    assert_eq!(dated("2026-01-01T02:05:00Z", "2026-01-01T01:05:00Z"), Some((1, true)));
+    assert_eq!(dated("2026-01-01T02:05:01Z", "2026-01-01T01:05:01Z"), None);
+}
+
+#[test]
 fn the_next_end_is_the_nearest_and_never_in_the_past() {
     let ends = |times: &[&str]| next_end(times.iter().map(|t| (*t).to_owned()), now()).map(|d| d.as_secs());
     assert_eq!(ends(&["2026-01-01T01:00:30Z", "2026-01-01T01:00:10Z"]), Some(10));
