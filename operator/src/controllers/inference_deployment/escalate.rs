@@ -56,6 +56,8 @@ pub struct Fleet {
     pub hold_percent: usize,
     /// Node and failure domain of each grant.
     pub grants_at: Vec<(String, String)>,
+    /// Whose each of these is, as `namespace/name`.
+    pub holders: Vec<String>,
     /// At most so many grants at once on one node, and in one failure domain; 0: no limit.
     pub place_max: (usize, usize),
 }

@@ -158,7 +158,7 @@ fn holds_slot(grants: &[Grant], pod: &PodView) -> bool {
 
 /// Slots in use: the grants, and the pods in the middle of a restart that was granted elsewhere. One that does not end although it was
 /// asked to is made up for by its successor.
-fn taken(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) -> usize {
+pub fn taken(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) -> usize {
     let elsewhere =
         |pod: &&PodView| in_restart(pod, terms, now) && !holds_slot(grants, pod) && !escalate::lingers(pod, now);
     grants.len() + pods.iter().filter(elsewhere).count()

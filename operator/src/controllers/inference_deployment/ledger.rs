@@ -13,7 +13,7 @@ use std::{
 
 use crds::InferenceDeployment;
 use jiff::Timestamp;
-use kube::{Resource, core::DynamicObject};
+use kube::{Resource, ResourceExt, core::DynamicObject};
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -26,6 +26,8 @@ const OPEN_MAX: Duration = Duration::from_secs(1);
 /// What one InferenceDeployment adds to the fleet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Account {
+    /// Whose it is, as `namespace/name`: who waits for the fleet is told who holds it.
+    owner: String,
     replicas: usize,
     stalled: usize,
     /// Node and failure domain of each grant.
@@ -51,6 +53,7 @@ impl Book {
             fleet.replicas += account.replicas;
             fleet.stalled += account.stalled;
             fleet.grants_at.extend(account.grants_at.iter().cloned());
+            fleet.holders.extend(account.grants_at.iter().map(|_| account.owner.clone()));
         }
         fleet.granted = fleet.grants_at.len();
         fleet
@@ -76,6 +79,7 @@ impl Account {
         let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
         let grants = grants.filter(|grant| !leaves || young(&grant["grantedAt"]));
         Account {
+            owner: owner(object),
             replicas: count(&spec["replicas"]),
             stalled: alarmed(
                 count(&status["stalledReplicas"]),
@@ -89,6 +93,7 @@ impl Account {
         let status = infd.status.clone().unwrap_or_default();
         let count = |n: i32| usize::try_from(n).unwrap_or(0);
         Account {
+            owner: owner(infd),
             replicas: count(infd.spec.replicas),
             stalled: alarmed(
                 count(status.stalled_replicas),
@@ -103,6 +108,10 @@ impl Account {
 /// So does who is fenced and not confirmed yet, but not whom a person fenced: that is no stall (I2).
 fn alarmed(stalled: usize, (fenced, by_person): (usize, usize)) -> usize {
     stalled.max(fenced.saturating_sub(by_person))
+}
+
+fn owner(object: &impl ResourceExt) -> String {
+    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
 }
 
 impl Ledger {
@@ -177,6 +186,7 @@ mod tests {
         assert_eq!((granted(&ledger, "b", t), granted(&ledger, "a", t)), (Some(2), Some(0)), "its own it knows itself");
         ledger.written(&with_grants("a", 1), t);
         assert_eq!(granted(&ledger, "b", t), Some(1));
+        assert_eq!(ledger.others("b", t).unwrap().holders, ["serving/chat"], "and whose it is");
     }
 
     #[test]
@@ -205,17 +215,18 @@ mod tests {
         let account = |deleted: Option<&str>, now: &str| {
             let grant = json!({"podUid": "u", "grantedAt": "2026-01-01T00:00:00Z", "node": "n1", "domain": "z1"});
             let status = json!({"stalledReplicas": 3, "fencedReplicas": 3, "recovery": {"grants": [grant]}});
-            let metadata = json!({"name": "x", "deletionTimestamp": deleted, "finalizers": ["example.com/wait"]});
+            let metadata = json!({"name": "x", "namespace": "ns", "deletionTimestamp": deleted, "finalizers": ["example.com/wait"]});
             let object = json!({"metadata": metadata, "spec": {"replicas": 8}, "status": status});
             Account::of(&serde_json::from_value(object).unwrap(), now.parse().unwrap())
         };
         let at = vec![("n1".to_owned(), "z1".to_owned())];
         let (soon, later) = ("2026-01-01T00:09:59Z", "2026-01-01T00:10:00Z");
-        assert_eq!(account(None, later), Account { replicas: 8, stalled: 3, grants_at: at.clone() });
+        let nothing = Account { owner: "ns/x".to_owned(), ..Account::default() };
+        assert_eq!(account(None, later), Account { replicas: 8, stalled: 3, grants_at: at.clone(), ..nothing.clone() });
         let deleted = Some("2026-01-01T00:00:01Z");
-        assert_eq!(account(deleted, soon), Account { grants_at: at, ..Account::default() });
-        assert_eq!(account(deleted, later), Account::default());
-        assert_eq!(account(deleted, "2025-12-31T22:00:00Z"), Account::default(), "by a clock that was two hours ahead");
+        assert_eq!(account(deleted, soon), Account { grants_at: at, ..nothing.clone() });
+        assert_eq!(account(deleted, later), nothing);
+        assert_eq!(account(deleted, "2025-12-31T22:00:00Z"), nothing, "by a clock that was two hours ahead");
     }
 
     #[test]

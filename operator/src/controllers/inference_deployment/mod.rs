@@ -22,6 +22,7 @@ pub mod status;
 #[cfg(test)]
 pub mod testing;
 pub mod validate;
+pub mod waits;
 
 #[cfg(test)]
 mod effects;

@@ -20,7 +20,7 @@ use super::{
     grants,
     observed::{ANNOTATION_DELETION_COST, Observed, PodView, owned_by},
     rollout::{self, Course},
-    scaling,
+    scaling, waits,
 };
 use crate::{
     controllers::incidents::{
@@ -49,6 +49,8 @@ pub struct Plan {
     pub recent: Vec<PastGrant>,
     /// Why nothing new is granted although it is wanted.
     pub hold: Hold,
+    /// What a stall that may be recovered waits for, in words.
+    pub waits: Option<String>,
     /// Places from which new pods keep away.
     pub avoid: Vec<Avoided>,
     /// Nodes (and until when) that must be marked before any pod is deleted.
@@ -138,6 +140,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         replaces,
         avoid,
         incidents: plan_incidents(&infd.name_any(), Kept::of(recovery), &observed.pods, &observed.incidents, now),
+        waits: waits::why(&grants, &observed.pods, (&terms, fleet), &at),
         suspect_node: escalate::suspect_node(&recent, terms.window, &at).filter(|_| fresh),
         recent,
         hold: terms.hold.clone(),

@@ -40,7 +40,7 @@ pub fn status(
     findings.extend(stalled);
     findings.extend(held(plan));
     findings.extend(scaling_held(plan));
-    findings.push(progressing(observed, now));
+    findings.push(progressing(observed, plan, now));
     findings.push(readable(observed));
     findings.extend(health_lies(observed));
     findings.extend(doubted(observed));
@@ -215,7 +215,7 @@ fn held(plan: &Plan) -> Option<Finding> {
 }
 
 /// Silence is `Unknown`, never health, and so is what was said before it (I4).
-fn progressing(observed: &Observed, now: Timestamp) -> Finding {
+fn progressing(observed: &Observed, plan: &Plan, now: Timestamp) -> Finding {
     let pods: Vec<_> = observed.pods.iter().filter(|pod| !pod.leaving).collect();
     let frozen: Vec<&str> =
         pods.iter().filter(|pod| pod.progressing == Some(false)).map(|pod| pod.name.as_str()).collect();
@@ -230,10 +230,11 @@ fn progressing(observed: &Observed, now: Timestamp) -> Finding {
         .collect();
     let (status, reason, message) = if !frozen.is_empty() {
         let names = frozen.join(", ");
+        let waits = plan.waits.as_ref().map(|why| format!("; a restart {why}")).unwrap_or_default();
         (
             "False",
             Reason::EngineNotProgressing,
-            format!("{} of {} engines make no progress: {names}", frozen.len(), pods.len()),
+            format!("{} of {} engines make no progress: {names}{waits}", frozen.len(), pods.len()),
         )
     } else if pods.is_empty() {
         ("Unknown", Reason::NoReplicas, "there is no pod".to_owned())

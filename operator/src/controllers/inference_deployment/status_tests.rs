@@ -40,6 +40,28 @@ fn fault_a18_what_is_refused_is_said_in_the_servers_words() {
     }
 }
 
+#[test]
+fn a_stall_that_waits_for_somebody_elses_slot_says_whose() {
+    use crate::controllers::inference_deployment::escalate::Fleet;
+    let observed = world(vec![healthy("a"), pod("b", "Stalled", 1)]);
+    let (holders, grants_at) = (vec!["ns/other".to_owned()], vec![("n2".to_owned(), String::new())]);
+    let fleet = Fleet {
+        replicas: 8,
+        granted: 1,
+        restarts_percent: 10,
+        hold_percent: 30,
+        holders,
+        grants_at,
+        ..Fleet::default()
+    };
+    let plan = plan(&observed, Vec::new(), Some(&fleet), now());
+    assert_eq!(plan.grants, []);
+    let status = status(&observed, &plan, &[], &[], now());
+    let said = status.conditions.iter().find(|c| c.type_ == conditions::ENGINES_PROGRESSING).unwrap();
+    let wanted = "1 of 2 engines make no progress: b; a restart waits for the fleet's budget, held by ns/other";
+    assert_eq!(said.message, wanted);
+}
+
 /// `Type=Status/Reason` of each condition.
 fn words(observed: &Observed, problems: &[String], errors: &[StepError]) -> Vec<String> {
     let status = status(observed, &plan(observed, Vec::new(), None, now()), problems, errors, now());
