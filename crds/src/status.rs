@@ -63,15 +63,20 @@ pub struct RecoveryStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 500), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["node"]))]
     pub avoid: Vec<Avoided>,
+    /// Places where an engine outlives SIGKILL or a GPU needs more than a restart, and from which new pods do not keep away all the same: the
+    /// policy is not to, no more places may be avoided, or a pod found no other. The condition of their nodes tells of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 500), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["node"]))]
+    pub broken: Vec<Avoided>,
 }
 
 impl RecoveryStatus {
     fn is_empty(&self) -> bool {
-        self.grants.is_empty() && self.recent.is_empty() && self.avoid.is_empty()
+        self.grants.is_empty() && self.recent.is_empty() && self.avoid.is_empty() && self.broken.is_empty()
     }
 }
 
-/// A place to avoid.
+/// A place to avoid, or one that others should know of.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Avoided {
@@ -82,7 +87,7 @@ pub struct Avoided {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 128)))]
     pub gpu_uuids: Vec<String>,
-    /// Until when, RFC 3339.
+    /// Until when, if nothing is heard of it any more, RFC 3339.
     #[schemars(length(max = 64))]
     pub until: String,
     /// Why.
@@ -94,7 +99,7 @@ pub struct Avoided {
     pub xids: Vec<Xid>,
 }
 
-/// Why a place is avoided.
+/// Why a place is avoided, or told of.
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AvoidedBecause {
     /// Restarts in place did not cure a pod there.

@@ -254,6 +254,10 @@ pub fn deployment(infd: &InferenceDeployment, incidents: &[EngineIncident], now:
         _ = writeln!(text, "  new pods keep away from node {} until {}", place.node, place.until);
         text += &faults(&place.xids);
     }
+    for place in &status.recovery.broken {
+        _ = writeln!(text, "  node {} is broken, and new pods do not keep away from it", place.node);
+        text += &faults(&place.xids);
+    }
     text + &recent(incidents)
 }
 

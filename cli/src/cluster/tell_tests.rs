@@ -154,14 +154,16 @@ fn fault_f1_a_xid_is_told_with_what_mends_it() {
         serde_json::from_value(json!({"metadata": {"name": "a"}, "status": {"conditions": conditions}})).unwrap();
     assert!(pod(&sick, &[], now()).contains(line), "{}", pod(&sick, &[], now()));
     let avoid = json!([{"node": "n1", "until": "2026-11-21T11:00:00Z", "because": "GpuFault", "xids": [xid]}]);
+    let broken = json!([{"node": "n2", "until": "2026-11-21T11:00:00Z", "because": "GpuFault", "xids": [xid]}]);
     let infd: InferenceDeployment = serde_json::from_value(json!({
         "apiVersion": "inference.truebeat.io/v1alpha1",
         "kind": "InferenceDeployment",
         "metadata": {"name": "chat"},
         "spec": {"replicas": 3, "engine": {"kind": "VLLM", "image": "i"}, "agent": {"image": "a"}},
-        "status": {"recovery": {"avoid": avoid}},
+        "status": {"recovery": {"avoid": avoid, "broken": broken}},
     }))
     .unwrap();
     let text = deployment(&infd, &[], now());
     assert!(text.contains("keep away from node n1 until 2026-11-21T11:00:00Z\n") && text.contains(line), "{text}");
+    assert!(text.contains("node n2 is broken, and new pods") && text.matches(line).count() == 2, "{text}");
 }

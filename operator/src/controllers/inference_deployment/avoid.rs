@@ -3,7 +3,8 @@
 //! its node a restart, serves nobody (F1).
 //!
 //! Bounded twice, so that avoiding never strands a deployment: by time, and by share of the nodes on which a pod could run
-//! at all. And where a pod finds no place all the same, everything is lifted at once: a suspicion is worth less than a replica.
+//! at all. And where a pod finds no place all the same, everything is lifted at once: a suspicion is worth less than a replica. What is
+//! broken is broken all the same, and is kept apart from it: whoever looks after nodes must hear of it ([`broken`]).
 
 use crds::{
     Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment,
@@ -21,6 +22,10 @@ use crate::controllers::nodes::{
 
 /// A pod that found no place for so long ends all avoidance.
 const STRANDED_AFTER: SignedDuration = SignedDuration::from_secs(30);
+/// For so long others are told of what is broken where the policy is to keep away for less, or never.
+const TOLD_FOR_MIN: SignedDuration = SignedDuration::from_hours(1);
+/// The status holds no more.
+const PLACES_MAX: usize = 500;
 
 /// The places to avoid after this look; `fresh` are the grants that are new, `nodes` is empty where they are not known.
 pub fn next(
@@ -40,7 +45,7 @@ pub fn next(
     let most = allowed(nodes, &devices(&infd.spec), infd.spec.recovery.avoid_nodes_percent);
     for pod in pods.iter().filter(|pod| !pod.node.is_empty()) {
         let Some(because) = because(pod, fresh) else { continue };
-        let (gpu_uuids, xids) = pod.open_episode().map(broken).unwrap_or_default();
+        let (gpu_uuids, xids) = pod.open_episode().map(broken_by).unwrap_or_default();
         let place = Avoided { node: pod.node.clone(), gpu_uuids, until: until.to_string(), because, xids };
         match places.iter().position(|known| known.node == place.node) {
             Some(at) => learn(&mut places[at], place),
@@ -54,6 +59,41 @@ pub fn next(
 /// For how long a place is avoided.
 pub fn span_of(recovery: &Recovery) -> SignedDuration {
     duration_of(&recovery.avoid_for).unwrap_or_default()
+}
+
+/// For how long others are told of a place after the last news of it. What is broken there is, whatever the policy of new pods.
+pub fn told_for(recovery: &Recovery) -> SignedDuration {
+    span_of(recovery).max(TOLD_FOR_MIN)
+}
+
+/// The places of which others must hear although new pods do not keep away from them, beside those that are avoided after this look. A process
+/// that outlives SIGKILL owns its GPU (I5), and a GPU that needs a reset serves nobody (F1), whether or not there is another place.
+pub fn broken(infd: &InferenceDeployment, pods: &[PodView], avoid: &[Avoided], now: Timestamp) -> Vec<Avoided> {
+    let recovery = infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
+    let span = told_for(&infd.spec.recovery);
+    let grave = |place: &Avoided| place.because != AvoidedBecause::RestartsDidNotCure;
+    let held = recovery.broken.into_iter().chain(recovery.avoid.into_iter().filter(grave));
+    let mut places: Vec<Avoided> = Vec::new();
+    for place in held.filter(|place| in_force(&place.until, span, now)) {
+        tell(&mut places, place);
+    }
+    let until = now.checked_add(span).unwrap_or(now).to_string();
+    for pod in pods.iter().filter(|pod| !pod.node.is_empty()) {
+        let Some(because) = because(pod, &[]) else { continue };
+        let (gpu_uuids, xids) = pod.open_episode().map(broken_by).unwrap_or_default();
+        let place = Avoided { node: pod.node.clone(), gpu_uuids, until: until.clone(), because, xids };
+        tell(&mut places, place);
+    }
+    places.retain(|place| !avoid.iter().any(|avoided| avoided.node == place.node));
+    places.truncate(PLACES_MAX);
+    places
+}
+
+fn tell(places: &mut Vec<Avoided>, place: Avoided) {
+    match places.iter_mut().find(|known| known.node == place.node) {
+        Some(known) => learn(known, place),
+        None => places.push(place),
+    }
 }
 
 /// What is so now is seen again at every look; only news move the end (P7): a replacement, and what is graver than what was known. Of Xids
@@ -95,7 +135,7 @@ fn because(pod: &PodView, fresh: &[&Grant]) -> Option<AvoidedBecause> {
 }
 
 /// The GPUs of the engine, and the Xids among what it tells that no restart mends. Those name their GPUs where they are known.
-fn broken(episode: &Episode) -> (Vec<String>, Vec<Xid>) {
+fn broken_by(episode: &Episode) -> (Vec<String>, Vec<Xid>) {
     let xids: Vec<Xid> = episode.xids.iter().filter(|xid| xid.remedy.outlasts_a_restart()).cloned().collect();
     (episode.gpu_uuids.clone(), xids)
 }

@@ -134,6 +134,45 @@ fn fault_f1_a_gpu_that_needs_more_than_a_restart_makes_its_place_bad_by_itself()
     assert!(next(&infd("chat"), &[lost], &[], &nodes(1), now()).is_empty(), "never the last place");
 }
 
+/// Whether or not there is another place, a process that outlives SIGKILL owns its GPU.
+#[test]
+fn what_is_broken_is_told_where_nobody_may_keep_away() {
+    use AvoidedBecause::{GpuFault, Unkillable};
+    let outlives = undead(pod("a", "Killed", 1));
+    let lost = with_xid(died(pod("b", "Stalled", 1)), 119, crds::xid::XidRemedy::ResetGpu);
+    let look = |object: &InferenceDeployment, pods: &[PodView], count, at| {
+        let grants: Vec<Grant> = pods.iter().map(|pod| grant(pod, GrantAction::Replace)).collect();
+        let avoid = next(object, pods, &grants.iter().collect::<Vec<_>>(), &nodes(count), at);
+        let broken = broken(object, pods, &avoid, at);
+        (avoid, broken)
+    };
+    let why = |places: &[Avoided]| places.iter().map(|place| place.because).collect::<Vec<_>>();
+    let (avoid, told) = look(&infd("chat"), std::slice::from_ref(&outlives), 4, now());
+    assert_eq!((why(&avoid), why(&told)), (vec![Unkillable], vec![]), "once");
+
+    let mut stranded = infd("chat");
+    stranded.status.get_or_insert_default().recovery.avoid = avoid;
+    let waits = PodView { unschedulable_since: Some("2026-01-01T00:59:30Z".into()), node: "".into(), ..healthy("c") };
+    let (avoid, told) = look(&stranded, &[outlives.clone(), waits.clone()], 4, now());
+    assert_eq!((why(&avoid), why(&told)), (vec![], vec![Unkillable]), "its successor finds no other place");
+    assert_eq!(look(&stranded, &[waits], 4, now()).1, told, "nor when its pod is gone, before its time");
+
+    let never = |object: &mut InferenceDeployment| object.spec.recovery.avoid_for = "0s".to_owned();
+    let mut by_policy = infd("chat");
+    never(&mut by_policy);
+    for (object, count) in [(&infd("chat"), 1), (&infd("chat"), 0), (&by_policy, 4)] {
+        let (avoid, told) = look(object, std::slice::from_ref(&lost), count, now());
+        assert_eq!((why(&avoid), why(&told)), (vec![], vec![GpuFault]), "{count} nodes");
+        assert_eq!((told[0].until.as_str(), told[0].xids[0].code), ("2026-01-01T02:00:00Z", 119));
+        assert_eq!(look(object, &[pod("a", "Stalled", 1)], count, now()).1, [], "a suspicion is no more than that");
+        let mut later = object.clone();
+        later.status.get_or_insert_default().recovery.broken = told.clone();
+        let after = now() + SignedDuration::from_mins(59);
+        assert_eq!(look(&later, std::slice::from_ref(&lost), count, after).1, told, "seen again is no news (P7)");
+        assert_eq!(look(&later, &[], count, after + SignedDuration::from_mins(1)).1, [], "and it ends");
+    }
+}
+
 /// A node is one place for all pods on it: what is known of it by one must not hide what another tells.
 #[test]
 fn the_gravest_of_what_pods_tell_is_what_a_place_is_known_for() {

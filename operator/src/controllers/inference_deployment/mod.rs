@@ -168,7 +168,8 @@ async fn execute_plan(
     let (order, pods) = plan::order_apart(&plan.pods, replicas_may_go);
     errors.extend(execute::pods(calls, &namespace, &order).await);
     errors.extend(execute::children(calls, infd, plan, wait).await);
-    if plan.grants != held || plan.recent != before.recent || plan.avoid != before.avoid {
+    let places = (&plan.avoid, &plan.broken);
+    if plan.grants != held || plan.recent != before.recent || places != (&before.avoid, &before.broken) {
         let early = status::early(observed, plan, calls.wall.now());
         stored = execute::status(calls, &stored, early).await.map_err(named)?;
         let fresh = grants::fresh(&plan.grants, held).count();

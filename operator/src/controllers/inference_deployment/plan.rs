@@ -53,6 +53,8 @@ pub struct Plan {
     pub waits: Option<String>,
     /// Places from which new pods keep away.
     pub avoid: Vec<Avoided>,
+    /// Places of which others must hear, and from which new pods do not keep away.
+    pub broken: Vec<Avoided>,
     /// Nodes (and until when) that must be marked before any pod is deleted.
     pub marks: Vec<(String, String)>,
     /// Which revision the replicas are brought to, and why.
@@ -136,6 +138,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let mut plan = Plan {
         backing_off: waiting.filter_map(|pod| Some((pod.uid.clone(), terms.backs_off_until(pod, &at)?))).collect(),
         pods: observed.pods.iter().filter_map(patch).collect(),
+        broken: avoid::broken(infd, &observed.pods, &avoid, now),
         marks: avoid::marks(&avoid, &observed.pods, &replaces),
         replaces,
         avoid,

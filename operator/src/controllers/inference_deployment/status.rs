@@ -60,6 +60,7 @@ pub fn status(
             grants: plan.grants.clone(),
             recent: plan.recent.clone(),
             avoid: plan.avoid.clone(),
+            broken: plan.broken.clone(),
         },
         rollout: plan.rollout.memory.clone(),
     }

@@ -152,6 +152,7 @@ async fn sweep(calls: &Calls) -> Result<(), CallError> {
         let mut wish = wishes.get(&node.name).cloned().unwrap_or_default();
         if !whole {
             // what stands there may be the wish of one that cannot be read
+            wish.in_doubt = !node.avoid.is_empty();
             node.avoid
                 .iter()
                 .for_each(|(key, until)| _ = wish.avoid.entry(key.clone()).or_insert_with(|| until.clone()));

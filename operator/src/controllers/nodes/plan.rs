@@ -16,12 +16,15 @@ use serde_json::{Value, json};
 use super::view::{NodeView, StallsCondition};
 use crate::{
     controllers::inference_deployment::{
-        avoid::span_of,
+        avoid::{span_of, told_for},
         escalate::{NODE_COUNT_MIN, window_of, young},
     },
     digest::short,
     wall::AHEAD_MAX,
 };
+
+/// Engines stall there, and nothing says why.
+const REPEATED: &str = "RepeatedStalls";
 
 /// What should stand on one node.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -30,6 +33,8 @@ pub struct Wish {
     pub avoid: BTreeMap<String, String>,
     /// Why other tools should know of it.
     pub finding: Option<(&'static str, String)>,
+    /// There may be a finding that cannot be read.
+    pub in_doubt: bool,
 }
 
 /// The writes that one node needs.
@@ -64,9 +69,14 @@ pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String,
         let (namespace, name) = (infd.namespace().unwrap_or_default(), infd.name_any());
         let owner = format!("{namespace}/{name}");
         let span = span_of(&infd.spec.recovery);
-        for place in recovery.avoid.iter().filter(|place| in_force(&place.until, span, now)) {
+        let avoided: Vec<_> = recovery.avoid.iter().filter(|place| in_force(&place.until, span, now)).collect();
+        for place in &avoided {
             let wish = wishes.entry(place.node.clone()).or_default();
             wish.avoid.insert(avoid_label(&namespace, &name), label_time(&place.until));
+        }
+        let told = told_for(&infd.spec.recovery);
+        let broken = recovery.broken.iter().filter(|place| in_force(&place.until, told, now));
+        for place in avoided.into_iter().chain(broken) {
             if place.because == AvoidedBecause::Unkillable {
                 unkillable.entry(place.node.clone()).or_default().insert(owner.clone());
             }
@@ -82,7 +92,7 @@ pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String,
     }
     for (node, (_, owners)) in recoveries.into_iter().filter(|(_, (count, _))| *count >= NODE_COUNT_MIN) {
         let text = format!("engines of {} stall here again and again; GPU or driver may be broken", list(&owners));
-        wishes.entry(node).or_default().finding = Some(("RepeatedStalls", text));
+        wishes.entry(node).or_default().finding = Some((REPEATED, text));
     }
     for (node, xids) in faults {
         let wish = wishes.entry(node).or_default();
@@ -90,7 +100,7 @@ pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String,
     }
     for (node, owners) in unkillable {
         let finding = &mut wishes.entry(node).or_default().finding;
-        let more = finding.take().filter(|(reason, _)| *reason != "RepeatedStalls");
+        let more = finding.take().filter(|(reason, _)| *reason != REPEATED);
         let more = more.map(|(_, text)| format!("; {text}")).unwrap_or_default();
         let text = format!("an engine of {} outlives SIGKILL here; only the node can end it{more}", list(&owners));
         *finding = Some(("UnkillableEngine", text));
@@ -154,8 +164,8 @@ pub fn patch(node: &NodeView, wish: &Wish, now: Timestamp) -> Option<NodePatch> 
 }
 
 /// The condition as it should be; `None`: there is none and none is needed. One that is `True` stays so while anybody keeps
-/// away: with nobody there nothing can stall, which proves nothing. Another finding is no transition: tools that drain what has been `True`
-/// for long enough count from `since`.
+/// away: with nobody there nothing can stall, which proves nothing. But what was graver than the stalls for which they keep away, and is over,
+/// is told no longer. Another finding is no transition: tools that drain what has been `True` for long enough count from `since`.
 fn condition(node: &NodeView, wish: &Wish) -> Option<StallsCondition> {
     if let Some((reason, message)) = &wish.finding {
         let since = node.stalls.as_ref().filter(|before| before.is_true).and_then(|before| before.since.clone());
@@ -165,6 +175,10 @@ fn condition(node: &NodeView, wish: &Wish) -> Option<StallsCondition> {
     if before.is_true && wish.avoid.is_empty() {
         let message = "no engine has been recovered here lately".to_owned();
         return Some(StallsCondition { is_true: false, reason: "NoRecentStall".to_owned(), message, since: None });
+    }
+    if before.is_true && before.reason != REPEATED && !wish.in_doubt {
+        let message = "restarts did not cure an engine here, and new pods keep away".to_owned();
+        return Some(StallsCondition { is_true: true, reason: REPEATED.to_owned(), message, since: before.since });
     }
     Some(before)
 }

@@ -123,6 +123,40 @@ fn an_engine_that_cannot_be_killed_is_told_of_at_once() {
 }
 
 #[test]
+fn what_is_broken_is_told_of_without_a_label() {
+    let mut object = sick("chat", 0, true);
+    let recovery = &mut object.status.as_mut().unwrap().recovery;
+    recovery.broken = std::mem::take(&mut recovery.avoid);
+    recovery.broken[0].because = AvoidedBecause::Unkillable;
+    object.spec.recovery.avoid_for = "0s".to_owned();
+    let wish = wishes(std::slice::from_ref(&object), now()).remove("n1").expect("a finding");
+    assert_eq!((wish.finding.as_ref().map(|(reason, _)| *reason), wish.avoid.len()), (Some("UnkillableEngine"), 0));
+    let told = after(&n1(), &patch(&n1(), &wish, now()).expect("something to write"));
+    assert!(told.suspect && told.avoid.is_empty() && told.stalls.as_ref().is_some_and(|c| c.is_true), "{told:?}");
+    assert_eq!(patch(&told, &wish, now()), None, "quiescent = silent (P7)");
+    let end: Timestamp = "2026-01-01T02:00:00Z".parse().unwrap();
+    assert!(wishes(&[object], end).is_empty());
+}
+
+#[test]
+fn what_is_over_is_told_no_longer_by_who_keeps_away_for_less() {
+    let said = |node: &NodeView| node.stalls.clone().map(|said| (said.is_true, said.reason, said.since)).unwrap();
+    let mut undead = sick("chat", 0, true);
+    undead.status.as_mut().unwrap().recovery.avoid[0].because = AvoidedBecause::Unkillable;
+    let wish = wishes(&[undead, sick("other", 0, true)], now()).remove("n1").unwrap();
+    let node = after(&n1(), &patch(&n1(), &wish, now()).unwrap());
+    let since = said(&node).2;
+    let later: Timestamp = "2026-01-01T01:30:00Z".parse().unwrap();
+    let mut wish = wishes(&[sick("other", 0, true)], later).remove("n1").unwrap();
+    let less = after(&node, &patch(&node, &wish, later).unwrap());
+    assert_eq!(said(&less), (true, "RepeatedStalls".to_owned(), since));
+    assert_eq!(patch(&less, &wish, later), None, "quiescent = silent (P7)");
+    wish.avoid = node.avoid.clone();
+    wish.in_doubt = true;
+    assert_eq!(patch(&node, &wish, later), None, "one that cannot be read may say so still");
+}
+
+#[test]
 fn fault_f1_the_condition_says_which_xid_asks_for_what() {
     let with = |xids: &[(i32, XidRemedy)], because| {
         let mut object = sick("chat", 3, true);
