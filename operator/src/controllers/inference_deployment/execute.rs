@@ -90,13 +90,11 @@ pub async fn status(
     let mut wanted = infd.clone();
     wanted.metadata.managed_fields = None;
     wanted.status = Some(status);
-    let stored = calls.replace_status(&api, &infd.name_any(), &wanted).await;
-    match &stored {
-        Ok(stored) => calls.fleet.ledger.written(stored, Instant::now()),
-        // it may have been stored all the same
-        Err(_) => calls.fleet.ledger.close(),
-    }
-    stored
+    // without an answer it may have been stored all the same, and a pass may end in the middle of this
+    let doubt = calls.fleet.ledger.doubt();
+    let stored = calls.replace_status(&api, &infd.name_any(), &wanted).await?;
+    doubt.settled(&stored, Instant::now());
+    Ok(stored)
 }
 
 /// Annotates the pods: the second key (I1) and the deletion cost. Only after [`status`] stored the grants. Whoever is granted a

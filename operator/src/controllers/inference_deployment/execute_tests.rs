@@ -137,6 +137,27 @@ async fn who_is_granted_a_restart_hears_of_it_when_the_others_have_been_told() {
     assert!(answered < position("PATCH /api/v1/namespaces/serving/pods/a"), "{log:#?}");
 }
 
+/// The driver drops a pass that takes too long, whatever it waits for.
+#[tokio::test(start_paused = true)]
+async fn who_is_dropped_while_the_budget_is_written_leaves_the_book_closed() {
+    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        let mut unanswered = Vec::new();
+        while let Some(request) = handle.next_request().await {
+            unanswered.push(request);
+        }
+    });
+    let leadership = Arc::new(Leadership::default());
+    leadership.renewed();
+    let calls = Calls::new(Client::new(service, "serving"), leadership, Arc::new(Metrics::new().unwrap()));
+    let ledger = &calls.fleet.ledger;
+    ledger.open(std::collections::BTreeMap::new(), Instant::now(), "");
+    let wanted = InferenceDeploymentStatus { replicas: 7, ..InferenceDeploymentStatus::default() };
+    let (infd, soon) = (infd("chat"), std::time::Duration::from_millis(10));
+    assert!(tokio::time::timeout(soon, status(&calls, &infd, wanted)).await.is_err(), "no answer yet");
+    assert_eq!(ledger.others("another", Instant::now()), None, "it may be stored");
+}
+
 #[tokio::test]
 async fn a_lost_race_for_the_budget_tells_no_pod() {
     let (result, log) = run(Some(("/status", 409)), &frozen()).await;

@@ -110,6 +110,27 @@ fn alarmed(stalled: usize, (fenced, by_person): (usize, usize)) -> usize {
     stalled.max(fenced.saturating_sub(by_person))
 }
 
+/// Closes the book when it goes, unless the answer was heard.
+#[derive(Debug)]
+pub struct Doubt<'a>(Option<&'a Ledger>);
+
+impl Doubt<'_> {
+    /// What the server has stored is known.
+    pub fn settled(mut self, stored: &InferenceDeployment, now: Instant) {
+        if let Some(ledger) = self.0.take() {
+            ledger.written(stored, now);
+        }
+    }
+}
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        if let Some(ledger) = self.0 {
+            ledger.close();
+        }
+    }
+}
+
 fn owner(object: &impl ResourceExt) -> String {
     format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
 }
@@ -136,10 +157,15 @@ impl Ledger {
     }
 
     /// This operator has stored the status of `infd`.
-    pub fn written(&self, infd: &InferenceDeployment, now: Instant) {
+    fn written(&self, infd: &InferenceDeployment, now: Instant) {
         if let Some(uid) = infd.meta().uid.clone() {
             self.book().accounts.insert(uid, (Some(now), Account::of_written(infd)));
         }
+    }
+
+    /// A write that may be stored is on its way. Whoever ends before it hears of the answer, dropped for instance, leaves the book closed.
+    pub fn doubt(&self) -> Doubt<'_> {
+        Doubt(Some(self))
     }
 
     /// Nothing is certain any more.
