@@ -5,7 +5,7 @@
 //! new list also names what it no longer holds, so that an object that was deleted while the watch was down is not missed.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     pin::Pin,
     sync::Arc,
     time::Duration,
@@ -58,9 +58,37 @@ where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + std::fmt::Debug + Send + Sync + 'static,
 {
     health.watch(watched.kind, false);
-    let (known, ready, listed) = (BTreeSet::new(), VecDeque::new(), Instant::now());
+    let (known, ready, listed) = (Known::default(), VecDeque::new(), Instant::now());
     let feed = Feed { api, watched, health, owner, listed, known, ready, failures: 0, at: At::Start };
     stream::unfold(feed, |mut feed| async move { Some((feed.next().await, feed)) })
+}
+
+/// Whom the objects of this kind belonged to at the last look, and how many each had: a new list names those as well whose last one is gone,
+/// and whoever is known to have none is forgotten. Events that are lost or doubled bend the counts until the next list; what is missed for
+/// that is seen by the pass that comes now and then.
+#[derive(Debug, Default)]
+struct Known(BTreeMap<Key, usize>);
+
+impl Known {
+    fn added(&mut self, key: Key) {
+        *self.0.entry(key).or_default() += 1;
+    }
+
+    fn modified(&mut self, key: Key) {
+        self.0.entry(key).or_insert(1);
+    }
+
+    fn deleted(&mut self, key: Key) {
+        if let Some(count) = self.0.remove(&key).filter(|count| *count > 1) {
+            self.0.insert(key, count - 1);
+        }
+    }
+
+    /// Takes a new list; whoever is in it, or was known before, may have changed.
+    fn listed(&mut self, now: Known) -> BTreeSet<Key> {
+        let before = std::mem::replace(self, now);
+        before.0.into_keys().chain(self.0.keys().cloned()).collect()
+    }
 }
 
 enum At<K: Resource> {
@@ -81,8 +109,7 @@ struct Feed<K: Resource> {
     health: Arc<Health>,
     owner: fn(&PartialObjectMeta<K>) -> Option<Key>,
     listed: Instant,
-    /// Whom the objects of this kind belonged to at the last look.
-    known: BTreeSet<Key>,
+    known: Known,
     ready: VecDeque<Key>,
     failures: u32,
     at: At<K>,
@@ -126,18 +153,17 @@ where
     async fn list(&mut self) -> Result<At<K>, String> {
         let mut params =
             ListParams { label_selector: self.watched.label.map(str::to_owned), ..ListParams::default() }.limit(PAGE);
-        let mut now = BTreeSet::new();
+        let mut now = Known::default();
         loop {
             let page = timeout(CALL_MAX, self.api.list(&params)).await.map_err(|_| "no answer to a list".to_owned())?;
             let page = page.map_err(|error| format!("list: {error}"))?;
-            now.extend(page.items.iter().filter_map(self.owner));
+            page.items.iter().filter_map(self.owner).for_each(|key| now.added(key));
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => params.continue_token = Some(token),
                 None => {
                     let version = page.metadata.resource_version.filter(|version| !version.is_empty());
                     let version = version.ok_or_else(|| "a list without resourceVersion".to_owned())?;
-                    let gone = std::mem::replace(&mut self.known, now);
-                    self.ready.extend(gone.union(&self.known).cloned());
+                    self.ready.extend(self.known.listed(now));
                     self.health.watch(self.watched.kind, true);
                     self.listed = Instant::now();
                     return Ok(At::Listed(version));
@@ -155,17 +181,22 @@ where
         Ok(At::Watching { events: Box::pin(events), version, since: Instant::now() })
     }
 
+    /// An event came. Returns the version up to which all is known.
+    fn heard(&mut self, object: &PartialObjectMeta<K>, version: String, change: fn(&mut Known, Key)) -> String {
+        if let Some(key) = (self.owner)(object) {
+            change(&mut self.known, key.clone());
+            self.ready.push_back(key);
+        }
+        self.failures = 0;
+        object.resource_version().filter(|new| !new.is_empty()).unwrap_or(version)
+    }
+
     async fn follow(&mut self, mut events: Events<K>, version: String, since: Instant) -> Result<At<K>, String> {
         let event = timeout(IDLE_MAX, events.next()).await.map_err(|_| "silent for 30 s".to_owned())?;
         let version = match event {
-            Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object) | WatchEvent::Deleted(object))) => {
-                if let Some(key) = (self.owner)(&object) {
-                    self.known.insert(key.clone());
-                    self.ready.push_back(key);
-                }
-                self.failures = 0;
-                object.resource_version().filter(|new| !new.is_empty()).unwrap_or(version)
-            }
+            Some(Ok(WatchEvent::Added(object))) => self.heard(&object, version, Known::added),
+            Some(Ok(WatchEvent::Modified(object))) => self.heard(&object, version, Known::modified),
+            Some(Ok(WatchEvent::Deleted(object))) => self.heard(&object, version, Known::deleted),
             Some(Ok(WatchEvent::Bookmark(mark))) => {
                 self.failures = 0;
                 mark.metadata.resource_version
@@ -177,5 +208,28 @@ where
             None => return Err("ended as soon as it began".to_owned()),
         };
         Ok(At::Watching { events, version, since })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_last_object_is_gone_is_forgotten_and_whose_is_not_is_named_by_the_next_list() {
+        let key = |name: &str| ("ns".to_owned(), name.to_owned());
+        let named =
+            |known: &mut Known| known.listed(Known::default()).into_iter().map(|(_, name)| name).collect::<Vec<_>>();
+        let mut known = Known::default();
+        for name in ["a", "a", "b"] {
+            known.added(key(name));
+        }
+        known.modified(key("a"));
+        known.modified(key("c"));
+        known.deleted(key("a"));
+        known.deleted(key("b"));
+        known.deleted(key("d"));
+        assert_eq!(named(&mut known), ["a", "c"], "nobody has heard of the end of these");
+        assert_eq!(named(&mut known), [""; 0], "and once is enough");
     }
 }

@@ -81,6 +81,7 @@ pub async fn fleet(calls: &Calls, own: &InferenceDeployment) -> Result<Fleet, Ca
         Some(others) => others,
         None => {
             let asked_at = Instant::now();
+            policy.ledger.ask(asked_at);
             policy.ledger.open(accounts(calls).await?, asked_at, &uid)
         }
     };

@@ -18,7 +18,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{escalate::Fleet, restarts::PATIENCE_MIN};
-use crate::wall::ahead;
+use crate::{client::Verb, wall::ahead};
 
 /// For so long a list is taken for another.
 const OPEN_MAX: Duration = Duration::from_secs(1);
@@ -42,6 +42,8 @@ pub struct Ledger(Mutex<Book>);
 struct Book {
     /// When the list was asked for; `None`: the book is closed.
     listed_at: Option<Instant>,
+    /// When a list was asked for that is not there yet.
+    asked_at: Option<Instant>,
     /// By UID, each with the moment at which it was written by this operator.
     accounts: BTreeMap<String, (Option<Instant>, Account)>,
 }
@@ -143,6 +145,11 @@ impl Ledger {
         (now.saturating_duration_since(listed_at) < OPEN_MAX).then(|| book.others(own))
     }
 
+    /// A list is asked for: what is written from now on may be newer than it.
+    pub fn ask(&self, now: Instant) {
+        self.book().asked_at = Some(now);
+    }
+
     /// A list that was asked for at `asked_at`. What was written since may be newer than it. Gives what all others than `own` hold by it,
     /// however long it took: for its asker it is as good as any list.
     pub fn open(&self, accounts: BTreeMap<String, Account>, asked_at: Instant, own: &str) -> Fleet {
@@ -152,14 +159,19 @@ impl Ledger {
         for (uid, account) in accounts {
             book.accounts.entry(uid).or_insert((None, account));
         }
-        book.listed_at = Some(asked_at);
+        (book.listed_at, book.asked_at) = (Some(asked_at), None);
         book.others(own)
     }
 
-    /// This operator has stored the status of `infd`.
+    /// This operator has stored the status of `infd`. Where the book is closed or old, and no list is on its way, the next one will tell: it
+    /// is not kept, or a fleet that comes and goes and grants nothing would be remembered for ever.
     fn written(&self, infd: &InferenceDeployment, now: Instant) {
-        if let Some(uid) = infd.meta().uid.clone() {
-            self.book().accounts.insert(uid, (Some(now), Account::of_written(infd)));
+        let mut book = self.book();
+        let within = |at: Option<Instant>, most| at.is_some_and(|at| now.saturating_duration_since(at) < most);
+        if !within(book.listed_at, OPEN_MAX) && !within(book.asked_at, 2 * Verb::List.deadline()) {
+            book.accounts.clear();
+        } else if let Some(uid) = infd.meta().uid.clone() {
+            book.accounts.insert(uid, (Some(now), Account::of_written(infd)));
         }
     }
 
@@ -170,7 +182,8 @@ impl Ledger {
 
     /// Nothing is certain any more.
     pub fn close(&self) {
-        *self.book() = Book::default();
+        let mut book = self.book();
+        *book = Book { asked_at: book.asked_at, ..Book::default() };
     }
 
     fn book(&self) -> MutexGuard<'_, Book> {
@@ -265,8 +278,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_written_while_nobody_asks_is_not_kept() {
+        let (ledger, t) = (Ledger::default(), Instant::now());
+        let kept = || ledger.book().accounts.len();
+        ledger.written(&with_grants("a", 1), t);
+        assert_eq!(kept(), 0, "the book is closed");
+        ledger.open(listed(&["a", "b"]), t, "");
+        ledger.written(&with_grants("c", 1), t);
+        assert_eq!(kept(), 3);
+        ledger.written(&with_grants("d", 1), t + OPEN_MAX);
+        assert_eq!(kept(), 0, "it is old");
+        ledger.ask(t + OPEN_MAX);
+        let long = t + OPEN_MAX + 2 * Verb::List.deadline();
+        ledger.written(&with_grants("e", 1), long - OPEN_MAX);
+        assert_eq!(kept(), 1, "a list is on its way");
+        ledger.written(&with_grants("f", 1), long);
+        assert_eq!(kept(), 0, "it never came");
+    }
+
+    #[test]
     fn what_was_written_while_the_list_was_on_its_way_is_the_newer_one() {
         let (ledger, t) = (Ledger::default(), Instant::now());
+        ledger.ask(t);
+        ledger.close(); // by another pass, to which nobody has answered
         ledger.written(&with_grants("a", 1), t);
         ledger.written(&with_grants("gone", 1), t + OPEN_MAX);
         ledger.open(listed(&["a", "b"]), t, "");
