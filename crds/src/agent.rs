@@ -33,7 +33,7 @@ const ORDER: [(&str, &str, &str, &str); 3] = [
         .message("agent.env: POD_NAME, POD_NAMESPACE, POD_UID and NODE_NAME are the operator's")
 )]
 pub struct Agent {
-    /// Image of the agent; its entry point is `truebeat`.
+    /// Image of the agent. Its entry point is given `agent supervise …`: it is `truebeat-agent`, or `truebeat`, which has the other roles too.
     #[schemars(length(min = 1, max = 1024))]
     pub image: String,
     /// When to pull the image; the cluster's default if absent.
