@@ -116,6 +116,8 @@ pub enum ImagePullPolicy {
     cel,
     validation = Rule::new("!has(self.tensorParallel) || self.kind != 'Custom'")
         .message("engine.tensorParallel: nobody knows how an engine of kind Custom is told; say it in engine.args"),
+    validation = Rule::new("!has(self.tensorParallel) || self.kind != 'Truebeat' || self.tensorParallel <= 16")
+        .message("engine.tensorParallel: an engine of kind Truebeat is split over at most 16 ranks"),
     validation = Rule::new("!has(self.tensorParallel) || !has(self.args) || !self.args.exists(a, a.startsWith('--tensor-parallel') || a == '-tp' || a.startsWith('-tp=') || a == '--tp' || a.startsWith('--tp=') || a.startsWith('--tp-size'))")
         .message("engine.tensorParallel and a flag for the same in engine.args: say it once"),
     validation = Rule::new("!has(self.tensorParallel) || !has(self.resources) || !has(self.resources.limits) || !('nvidia.com/gpu' in self.resources.limits) || !self.resources.limits['nvidia.com/gpu'].matches('^[0-9]{1,6}$') || int(self.resources.limits['nvidia.com/gpu']) >= self.tensorParallel")
@@ -147,7 +149,7 @@ pub struct Engine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
     /// Over how many ranks each layer is split: `--tensor-parallel N` (`Truebeat`) or `--tensor-parallel-size N` (`VLLM`, `SGLang`) after
-    /// `args`. Absent: the engine's own way. All ranks are in one pod, and `engine.resources` are those of all of them.
+    /// `args`; at most 16 of `Truebeat`. Absent: the engine's own way. All ranks are in one pod, and `engine.resources` are those of all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub tensor_parallel: Option<i32>,

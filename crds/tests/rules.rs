@@ -72,6 +72,10 @@ fn ranks_are_told_once_to_an_engine_that_can_be_told_and_have_gpus() {
     accepted(engine(json!({"kind": "Custom", "args": ["--tensor-parallel-size", "2"]})));
     accepted(engine(json!({"tensorParallel": 2, "resources": {"limits": {"cpu": "1"}}})));
     refused("kind Custom", engine(json!({"kind": "Custom", "tensorParallel": 2})));
+    let split = |kind: &'static str, n: u8| engine(json!({"kind": kind, "tensorParallel": n}));
+    accepted(split("Truebeat", 16));
+    accepted(split("VLLM", 64));
+    refused("at most 16 ranks", split("Truebeat", 17));
     for flag in ["--tensor-parallel", "--tensor-parallel-size=2", "-tp", "-tp=2", "--tp", "--tp=2", "--tp-size"] {
         refused("say it once", engine(json!({"kind": "VLLM", "tensorParallel": 2, "args": ["a", flag, "2"]})));
     }

@@ -223,10 +223,12 @@ fn of_containers() -> Vec<Case> {
     let secret = json!({"secretKeyRef": {"name": "s", "key": "k"}});
     let both = json!({"secretKeyRef": {"name": "s", "key": "k"}, "configMapKeyRef": {"name": "c", "key": "k"}});
     let ranks = |kind: &str| engine(json!({"kind": kind, "tensorParallel": 2}));
+    let split = |ranks: u8| engine(json!({"kind": "Truebeat", "tensorParallel": ranks}));
     let told = |flag: &str| engine(json!({"tensorParallel": 2, "args": [flag, "2"]}));
     let gpus = |count: &str| engine(json!({"tensorParallel": 2, "resources": {"limits": {"nvidia.com/gpu": count}}}));
     let mut cases = vec![
         case("spec.engine", "kind Custom", ranks("Custom"), ranks("SGLang")),
+        case("spec.engine", "at most 16 ranks", split(17), split(16)),
         case("spec.engine", "say it once", told("--tensor-parallel-size"), told("--pipeline-parallel-size")),
         case("spec.engine", "a GPU for each rank", gpus("1"), gpus("2")),
     ];

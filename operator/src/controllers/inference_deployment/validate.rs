@@ -24,6 +24,8 @@ const OWN_VARIABLES: [&str; 4] = ["POD_NAME", "POD_NAMESPACE", "POD_UID", "NODE_
 
 /// GPUs by the name that their device plugin gives them; of others nobody counts ranks.
 const GPU: &str = "nvidia.com/gpu";
+/// Our engine takes no more (`engine::ranks`).
+const TRUEBEAT_RANKS_MAX: i32 = 16;
 
 /// Everything wrong with the spec; empty: it can be built.
 pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
@@ -127,6 +129,11 @@ fn ranks_problem(engine: &Engine) -> Option<String> {
             "spec.engine.tensorParallel: how an engine of kind Custom is told is for spec.engine.args".to_owned(),
         );
     }
+    if engine.kind == EngineKind::Truebeat && ranks > TRUEBEAT_RANKS_MAX {
+        return Some(format!(
+            "spec.engine.tensorParallel {ranks}: an engine of kind Truebeat is split over at most {TRUEBEAT_RANKS_MAX} ranks"
+        ));
+    }
     let flags = ["--tensor-parallel", "--tp-size", "--tp=", "-tp="];
     let told = |arg: &String| arg == "-tp" || arg == "--tp" || flags.iter().any(|flag| arg.starts_with(flag));
     if let Some(arg) = engine.args.iter().find(|arg| told(arg)) {
@@ -176,7 +183,7 @@ mod tests {
     #[test]
     fn each_problem_names_its_field() {
         type Change = fn(&mut InferenceDeployment);
-        let cases: [(&str, Change); 23] = [
+        let cases: [(&str, Change); 24] = [
             ("nativeFloor is above leaseCap", |o| {
                 o.spec.agent.policy = Some(Policy { lease_cap: Some("299ms".into()), ..Policy::default() });
             }),
@@ -206,6 +213,7 @@ mod tests {
             }),
             ("incidentTtl", |o| o.spec.recovery.incident_ttl = "for ever".into()),
             ("kind Custom", |o| (o.spec.engine.kind, o.spec.engine.tensor_parallel) = (EngineKind::Custom, Some(2))),
+            ("at most 16 ranks", |o| o.spec.engine.tensor_parallel = Some(17)),
             ("say it once", |o| {
                 o.spec.engine.args = vec!["--tensor-parallel=2".into()];
                 o.spec.engine.tensor_parallel = Some(2);
