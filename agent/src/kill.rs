@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crds::episode::Episode;
 use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -112,6 +113,15 @@ pub fn write_termination_message(engine: &EngineProcess, path: &Path, summary: &
     }
     file.set_len(0)?;
     file.write_all(cut(summary, TERMINATION_BYTES_MAX).as_bytes())
+}
+
+/// What the book knows of an episode, for whoever has no summary of its evidence: that one was lost with the detector which had taken it.
+pub fn summary_of_book(episode: &Episode) -> String {
+    let mut lines = vec![format!("truebeat: {}, episode {}", episode.class, episode.id)];
+    lines.extend(episode.reasons.iter().map(|reason| format!("  {reason}")));
+    lines.extend(episode.bundle.iter().map(|bundle| format!("bundle: {bundle}")));
+    lines.extend(episode.fingerprint.iter().map(|fingerprint| format!("fingerprint: {fingerprint}")));
+    lines.iter().map(|line| line.replace(char::is_control, " ") + "\n").collect()
 }
 
 /// The longest beginning of at most `bytes_max` bytes that ends between two characters.

@@ -14,7 +14,7 @@ use super::follow::lives;
 use crate::forensics::{CaptureRequest, Captured, capture};
 use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
-use crate::kill::{KillNote, kill_tree, write_termination_message};
+use crate::kill::{KillNote, kill_tree, summary_of_book, write_termination_message};
 use crate::metrics::Metrics;
 use crate::sources::{EngineProcess, Found, Sources, find_pod_engine};
 
@@ -239,11 +239,12 @@ impl Acts {
             return;
         }
         let first_ms = before.filter(|killed| !killed.spared).map_or(scene.now_ms, |killed| killed.first_ms);
+        let taken = self.summary.clone().filter(|(id, _)| *id == episode.id).map(|(_, text)| text);
         let job = Job {
             engine: engine.clone(),
             episode: episode.id.clone(),
             lost: scene.in_flight,
-            summary: self.summary.clone().filter(|(id, _)| *id == episode.id).map(|(_, text)| text),
+            summary: Some(taken.unwrap_or_else(|| summary_of_book(episode))),
             doubt: scene.is_guess.then(|| scene.config.sources.page_dir.clone()),
             never_served: scene.outcome.verdict.class() == Some(&StallClass::StartupStalled),
         };
@@ -321,6 +322,10 @@ async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, te
     let at = crate::files::wall_clock();
     let _ = tell.send(News::Killed { engine, episode: job.episode, lost: job.lost, pids, at });
 }
+
+#[cfg(test)]
+#[path = "act_tests.rs"]
+mod message_tests;
 
 #[cfg(test)]
 mod tests {
