@@ -1,6 +1,6 @@
 //! Small files that processes of the agent leave for each other: written whole or not at all.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -31,6 +31,21 @@ pub fn write_text(path: &Path, text: Vec<u8>) -> io::Result<()> {
         Err(error) if is_full(&error) => write_over(path, text).map_err(|_| error),
         Err(error) => Err(error),
     }
+}
+
+/// Keeps a directory and all below it from whoever clears away what is old, as long as this lives: `systemd-tmpfiles` passes by what is locked,
+/// and a folder for temporary files is cleared every day. `None` where it cannot be locked; it is no worse off then.
+pub fn keep_from_cleaning(dir: &Path) -> Option<File> {
+    let lock = || {
+        let held = File::open(dir)?;
+        held.try_lock()?;
+        Ok::<_, io::Error>(held)
+    };
+    lock()
+        .inspect_err(|error| {
+            tracing::info!(%error, path = %dir.display(), "what lies here may be cleared away when it is old");
+        })
+        .ok()
 }
 
 fn is_full(error: &io::Error) -> bool {

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use self::board::Board;
 use self::keep::{Input, Spec, keep};
 use self::registry::Registry;
+use crate::files::keep_from_cleaning;
 use crate::http;
 use crate::launch::{LaunchConfig, Launcher};
 use crate::own_program::OWN_PROGRAM;
@@ -83,6 +84,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
         link_program(&config.agent_dir);
     }
     let launcher = config.engine.clone().map(Launcher::new).transpose()?;
+    let _kept = keep_directories(&config);
     let mut ends = Ends::new()?;
     let child_ended = signal(SignalKind::child()).map_err(SuperviseError::Signals)?;
     let stops = signal(SignalKind::from_raw(nix::libc::SIGTSTP)).map_err(SuperviseError::Signals)?;
@@ -215,6 +217,12 @@ fn claim(dir: &Path) -> Result<Option<File>, SuperviseError> {
     }
 }
 
+/// A run of weeks writes some of its files once. What is kept is so for as long as the answer lives.
+fn keep_directories(config: &SuperviseConfig) -> Vec<File> {
+    let pages = config.engine.as_ref().map(|engine| &engine.page_dir);
+    [Some(&config.agent_dir), pages].into_iter().flatten().filter_map(|dir| keep_from_cleaning(dir)).collect()
+}
+
 /// Whoever looks into this container from outside (`kubectl truebeat bundles`) starts our program by this, whatever the image calls it.
 fn link_program(dir: &Path) {
     let link = dir.join(Path::new(crds::agent::AGENT_PROGRAM).file_name().unwrap_or_default());
@@ -257,4 +265,52 @@ async fn outlive_engine(bound: Duration, page_dir: &Path) {
         }
     };
     let _ = tokio::time::timeout(bound, gone).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `systemd-tmpfiles` looks before it clears a directory.
+    fn is_cleared(dir: &Path) -> bool {
+        let dir = File::open(dir).unwrap();
+        dir.try_lock_shared().is_ok()
+    }
+
+    #[test]
+    fn the_directories_of_a_run_are_not_cleared_while_it_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["agent", "pages"].map(|name| dir.path().join(name));
+        paths.iter().for_each(|path| std::fs::create_dir(path).unwrap());
+        let [agent_dir, page_dir] = paths.clone();
+        let engine = LaunchConfig {
+            command: Vec::new(),
+            exe: PathBuf::new(),
+            agent_dir: agent_dir.clone(),
+            page_dir: page_dir.clone(),
+            log_path: PathBuf::new(),
+            grace: Duration::ZERO,
+            narrate: false,
+        };
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let config = SuperviseConfig {
+            exe: PathBuf::new(),
+            listen: address,
+            agent_listen: address,
+            agent_dir,
+            gate_args: Vec::new(),
+            detect_args: Vec::new(),
+            engine: Some(engine),
+            page_dir,
+            outlive: Duration::ZERO,
+            narrate: false,
+        };
+        let claimed = claim(&config.agent_dir).unwrap();
+        assert!(claimed.is_some() && paths.iter().all(|path| is_cleared(path)), "that lock is of a file");
+        let kept = keep_directories(&config);
+        assert!(!paths.iter().any(|path| is_cleared(path)));
+        assert!(matches!(claim(&config.agent_dir), Err(SuperviseError::InUse(_))));
+        drop(kept);
+        assert!(paths.iter().all(|path| is_cleared(path)));
+    }
 }
