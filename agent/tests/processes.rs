@@ -8,6 +8,8 @@ mod asking;
 mod bad_input;
 #[path = "processes/descriptors.rs"]
 mod descriptors;
+#[path = "processes/disk.rs"]
+mod disk;
 #[path = "processes/ends.rs"]
 mod ends;
 #[path = "processes/lies.rs"]

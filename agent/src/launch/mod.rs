@@ -3,6 +3,7 @@
 //! The kubelet's part of the work, for one machine. Whether the engine is well is not asked here.
 
 mod capped_log;
+mod disk;
 mod engine_file;
 pub mod run_dirs;
 mod running;
@@ -21,6 +22,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use self::capped_log::CappedLog;
+use self::disk::Disk;
 pub use self::engine_file::{EngineFile, Exit};
 use self::running::Running;
 use self::tee::{Log, Tee, tee};
@@ -75,6 +77,7 @@ pub enum LaunchError {
 pub struct Launcher {
     config: LaunchConfig,
     log: Log,
+    disk: Disk,
     /// Of the engine that runs, and of those before it that still speak.
     pipes: Mutex<Vec<Tee>>,
 }
@@ -94,7 +97,7 @@ impl Launcher {
         let log = CappedLog::open(&config.log_path, LOG_BYTES_MAX)
             .and_then(Log::start)
             .map_err(|source| LaunchError::Log { path: config.log_path.clone(), source })?;
-        Ok(Self { config, log, pipes: Mutex::default() })
+        Ok(Self { config, log, disk: Disk::default(), pipes: Mutex::default() })
     }
 
     /// Ends an engine that a launcher before this one left behind when it was killed: beside the next it would hold port and GPU, and
@@ -114,7 +117,8 @@ impl Launcher {
             process.pid
         ));
         // no detector is to take it for the engine, and its end for a death
-        let _ = std::fs::remove_file(EngineFile::path(&self.config.agent_dir));
+        let path = EngineFile::path(&self.config.agent_dir);
+        let _ = self.disk.within(move || std::fs::remove_file(path)).await;
         or_left(self.clear_remains(&process, registry), &mut stop).await;
     }
 
@@ -146,7 +150,8 @@ impl Launcher {
                         return self.left_behind();
                     };
                     last_exit = Some(exit);
-                    let granted = KillNote::grants(&self.config.agent_dir, &running.file.process());
+                    let (dir, process) = (self.config.agent_dir.clone(), running.file.process());
+                    let granted = self.disk.within(move || Ok(KillNote::grants(&dir, &process))).await.unwrap_or(false);
                     if granted { Duration::ZERO } else { pause.after(running.started.elapsed()) }
                 }
                 Err(error) => {
@@ -190,8 +195,10 @@ impl Launcher {
         let words = self.config.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let (start_ticks, boot_id) = (process.start_ticks, crate::files::boot_id());
         let file = EngineFile { pid, start_ticks, boot_id, nonce, starts, command: words, last_exit };
-        let written = self.keep_output(&mut child);
-        let written = written.and_then(|()| crate::files::write_json(&EngineFile::path(&self.config.agent_dir), &file));
+        let written = match self.keep_output(&mut child) {
+            Ok(()) => self.tell(&file).await,
+            Err(error) => Err(error),
+        };
         if let Err(error) = written {
             self.give_up(child, &process, registry).await;
             return Err(error);
@@ -207,6 +214,12 @@ impl Launcher {
         let _ = tokio::time::timeout(UNKILLABLE_LOOK, child.wait()).await;
         registry.forget(process.pid);
         self.clear_remains(process, registry).await;
+    }
+
+    /// Tells the detector.
+    async fn tell(&self, file: &EngineFile) -> std::io::Result<()> {
+        let (path, file) = (EngineFile::path(&self.config.agent_dir), file.clone());
+        self.disk.within(move || crate::files::write_json(&path, &file)).await
     }
 
     fn keep_output(&self, child: &mut Child) -> std::io::Result<()> {
@@ -251,7 +264,7 @@ impl Launcher {
         running.reap();
         registry.forget(process.pid);
         running.file.last_exit = Some(exit.clone());
-        if let Err(error) = crate::files::write_json(&EngineFile::path(&self.config.agent_dir), &running.file) {
+        if let Err(error) = self.tell(&running.file).await {
             tracing::warn!(%error, "could not write the engine's end to engine.json");
         }
         self.clear_remains(&process, registry).await;
