@@ -55,6 +55,33 @@ async fn absence_is_said_once_and_asked_no_more() {
     assert_eq!(std::fs::read_to_string(&count).unwrap().lines().count(), 1);
 }
 
+/// The only GPU is being reset when the second child asks for it.
+#[tokio::test]
+async fn d06_a_driver_that_answered_before_is_silent_and_not_absent() {
+    let directory = tempfile::tempdir().unwrap();
+    let (count, back) = (directory.path().join("starts"), directory.path().join("back"));
+    let script = format!(
+        r#"echo >> {0}; [ $(wc -l < {0}) = 1 ] && echo '{GPU}' && exit
+        [ -e {1} ] && echo '{GPU}' && exec sleep 1000; echo '{{"absent":"no GPU"}}'"#,
+        count.display(),
+        back.display()
+    );
+    let mut command = child(script);
+    (command.pause, command.pause_max) = (Duration::from_millis(20), Duration::from_millis(100));
+    command.line = Duration::from_secs(600);
+    let source = NvmlSource::spawn(command);
+    let note = eventually_async("a note", async || Some(source.note()).filter(|note| note.contains("no GPU"))).await;
+    assert!(note.starts_with("NVML answers no more: no GPU; silent for"), "{note}");
+    let gpus = source.latest().value.unwrap();
+    assert!(gpus[0].uuid == "GPU-1" && gpus[0].silent_since_ms.is_some(), "{gpus:?}");
+    std::fs::write(&back, "").unwrap();
+    eventually_async("a reading", async || {
+        source.latest().value.filter(|gpus| gpus.iter().all(|gpu| gpu.silent_since_ms.is_none()))
+    })
+    .await;
+    assert!(std::fs::read_to_string(&count).unwrap().lines().count() >= 3, "one saw none, and another was started");
+}
+
 #[tokio::test]
 async fn a_child_that_falls_silent_is_killed_and_its_last_words_are_marked() {
     let directory = tempfile::tempdir().unwrap();

@@ -2,8 +2,8 @@
 //!
 //! The child (`truebeat agent nvml-probe`) prints one JSON line a second; the parent takes the newest. A child that falls silent is
 //! said to be within two seconds, killed a little later, and followed by another one only when it is really gone: one that the driver
-//! holds (state D) must not be joined by more. No driver: the child says so once and the source stays off. Xids outlive the child that
-//! told them: a GPU that breaks is what ends children.
+//! holds (state D) must not be joined by more. No driver: the child says so once and the source stays off, unless a child before it was
+//! answered. Xids outlive the child that told them: a GPU that breaks is what ends children.
 
 mod child;
 mod visible;
@@ -71,7 +71,7 @@ impl Default for ProbeCommand {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
-    /// There is no driver or no device: asking again is useless.
+    /// There is no driver or no device: asking again is useless where there never was one.
     Absent(String),
     Gpus(Vec<GpuObs>),
     /// Xids since the last such line.
@@ -224,6 +224,7 @@ async fn watch(command: ProbeCommand, state: Shared) {
         return state.absent("this program has no role that asks it");
     }
     let mut pause = command.pause;
+    let mut answered = false;
     loop {
         let mut spoke = false;
         let mut child = match start(&command) {
@@ -237,13 +238,15 @@ async fn watch(command: ProbeCommand, state: Shared) {
         let began_ms = monotonic_ms();
         let ended = follow(&mut child, &command, &state, &mut spoke).await;
         bury(child, &state, began_ms).await;
-        match ended {
-            Ended::Absent(why) => return state.absent(&why),
-            Ended::Silent(why) => {
-                pause = if spoke { command.pause } else { (pause * 2).min(command.pause_max) };
-                rest(pause, &state, heard_ms(&state).max(began_ms), &why).await;
-            }
-        }
+        answered |= spoke;
+        let why = match ended {
+            Ended::Absent(why) if !answered => return state.absent(&why),
+            // a GPU that is lost or being reset takes its driver along for a while
+            Ended::Absent(why) => format!("NVML answers no more: {why}"),
+            Ended::Silent(why) => why,
+        };
+        pause = if spoke { command.pause } else { (pause * 2).min(command.pause_max) };
+        rest(pause, &state, heard_ms(&state).max(began_ms), &why).await;
     }
 }
 
