@@ -91,6 +91,8 @@ int nvmlDeviceGetPciInfo_v3(Device device, Pci *pci) {
 int nvmlDeviceGetUtilizationRates(Device device, Utilization *used) {
     static int calls;
     told("nvmlDeviceGetUtilizationRates");
+    /* cut into parts (MIG): all cards, or the first */
+    if (is("mig") || (is("mig-first") && device == (Device)1)) return NOT_SUPPORTED;
     calls++;
     if (is("block") && calls > 2) for (;;) pause();
     if (is("spin") && calls > 2) for (;;) {}
@@ -167,7 +169,7 @@ int nvmlEventSetWait_v2(void *set, Event *event, unsigned int timeout_ms) {
     }
     if (first && devices[number] == (Device)1) {
         event->data = is("xid-154") ? 154 : 79;
-        if (is("xid") || is("xid-154") || is("xid-block")) return OK;
+        if (is("xid") || is("xid-154") || is("xid-block") || is("mig") || is("mig-first")) return OK;
         if (is("xid-lost") || is("xid-all-lost")) return usleep(1500000), OK;
     }
     usleep(timeout_ms * 1000);

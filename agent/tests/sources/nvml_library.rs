@@ -200,11 +200,35 @@ async fn a_child_that_crashes_is_followed_by_another_after_a_growing_pause() {
 async fn a_library_without_functions_and_one_without_a_driver() {
     let library = Library::new("answer", &["-DWITHOUT_POWER"]);
     assert_eq!(first_readings(&library.spawn()).await[0].power_watts, 0.0, "the rest is told all the same");
-    for (mode, definitions) in [("answer", vec!["-DWITHOUT_UTILIZATION"]), ("no-driver", vec![])] {
+    let library = Library::new("no-driver", &[]);
+    let source = library.spawn();
+    eventually_async("absence", async || source.note().contains("NVML absent").then_some(())).await;
+    assert_eq!(source.latest().value, None);
+}
+
+const NONE_READ: &str = "NVML answers for 0 GPUs; 2 more do not tell their use";
+
+#[tokio::test]
+async fn fault_f1_gpus_that_do_not_tell_their_use_have_xids_all_the_same() {
+    for (mode, definitions) in [("mig", vec![]), ("xid", vec!["-DWITHOUT_UTILIZATION"])] {
         let library = Library::new(mode, &definitions);
         let source = library.spawn();
-        eventually_async("absence", async || source.note().contains("NVML absent").then_some(())).await;
-        assert_eq!(source.latest().value, None, "{mode}");
+        assert_eq!(told(&first_xids(&source).await), [("GPU-1", 79)], "{mode}");
+        eventually_async("a note", async || (source.note() == NONE_READ).then_some(())).await;
+        assert_eq!(source.latest().value, Some(Vec::new()), "{mode}: nothing is known of their use");
+        assert_eq!(library.starts(), 1, "{mode}: it is the same child");
+    }
+}
+
+#[tokio::test]
+async fn a_neighbours_xid_is_known_as_such_although_its_gpu_does_not_tell_its_use() {
+    let library = Library::new("mig-first", &[]);
+    let source = library.spawn();
+    assert_eq!((first_readings(&source).await.len(), told(&first_xids(&source).await)), (1, vec![("GPU-1", 79)]));
+    for (own, xids_of_its_own) in [("GPU-2", 0), ("GPU-1", 1), ("1", 1)] {
+        let environ = format!("CUDA_VISIBLE_DEVICES={own}");
+        source.set_visible(VisibleGpus::of_environ(environ.as_bytes(), true));
+        assert_eq!(xids(&source).len(), xids_of_its_own, "{own}: CUDA counts otherwise where a GPU is cut into parts");
     }
 }
 

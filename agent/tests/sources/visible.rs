@@ -87,10 +87,17 @@ fn a_card_that_is_lost_moves_no_number_and_its_xid_may_be_ours() {
     let xid = |uuid: &str| XidObs { uuid: uuid.to_owned(), code: 79, ..XidObs::default() };
     let mut xids = vec![xid("GPU-11-a"), xid("GPU-22-a"), xid("GPU-33-a"), xid("")];
     let visible = VisibleGpus::of_environ(b"CUDA_VISIBLE_DEVICES=1,2", true).unwrap();
-    visible.keep_xids(&gpus, &mut xids);
+    visible.keep_xids(&gpus, &[], &mut xids);
     visible.keep(&mut gpus);
     assert_eq!((gpus.len(), gpus[0].index), (1, Some(2)));
     assert_eq!(xids.iter().map(|xid| xid.uuid.as_str()).collect::<Vec<_>>(), ["GPU-11-a", "GPU-22-a", ""]);
+    // one that still has its name is known not to be ours; one that is cut into parts has no number, and then no number is believed
+    for (index, left) in [(Some(3), 0), (None, 1)] {
+        let lost = GpuObs { uuid: "GPU-33-a".to_owned(), index, ..GpuObs::default() };
+        let mut xids = vec![xid("GPU-33-a")];
+        visible.keep_xids(&machine()[..3], &[lost], &mut xids);
+        assert_eq!(xids.len(), left, "{index:?}");
+    }
     // a driver that never spoke is silent about ours as well
     let mut silent = vec![GpuObs { uuid: "unknown".to_owned(), ..GpuObs::default() }];
     visible.keep(&mut silent);

@@ -43,8 +43,9 @@ pub fn probe(out: &mut dyn Write, every: Duration) -> ExitCode {
         Err(error) => return absent(out, &format!("{error}")),
     };
     let mut ears: Option<Ears> = None;
+    let mut told: Option<Vec<GpuObs>> = None;
     loop {
-        let gpus = match readings(nvml) {
+        let (gpus, unread) = match readings(nvml) {
             Ok(gpus) => gpus,
             Err(error) if ears.is_none() => {
                 return absent(out, &format!("the driver does not tell its GPUs: {error}"));
@@ -55,10 +56,15 @@ pub fn probe(out: &mut dyn Write, every: Duration) -> ExitCode {
                 return ExitCode::FAILURE;
             }
         };
-        if gpus.is_empty() && ears.is_none() {
-            return absent(out, "the driver tells of no GPU whose use can be read and believed");
+        if gpus.is_empty() && unread.is_empty() && ears.is_none() {
+            return absent(out, "the driver names no GPU");
         }
-        let said = say(out, &Line::Gpus(gpus));
+        let mut said = say(out, &Line::Gpus(gpus));
+        if told.as_ref() != Some(&unread) {
+            said = said.and_then(|()| say(out, &Line::Unread(unread.clone())));
+            told = Some(unread);
+        }
+        // a GPU whose use cannot be read has Xids all the same
         ears.get_or_insert_with(|| Ears::open(nvml));
         if said.and_then(|()| tell_xids(out, ears.as_ref(), every)).is_err() {
             return ExitCode::SUCCESS;
@@ -84,31 +90,42 @@ fn say(out: &mut dyn Write, line: &Line) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Every GPU whose use can be read and believed; one lost card must not hide the others. Power is 0 where a card does not tell it.
-fn readings(nvml: &Nvml) -> Result<Vec<GpuObs>, NvmlError> {
+/// Every GPU whose use can be read and believed, and those that only have a name; one lost card must not hide the others.
+fn readings(nvml: &Nvml) -> Result<(Vec<GpuObs>, Vec<GpuObs>), NvmlError> {
     let count = nvml.device_count()?;
-    Ok((0..count.min(GPUS_MAX)).filter_map(|index| reading(nvml, index)).collect())
+    let (mut read, mut unread) = (Vec::new(), Vec::new());
+    for index in 0..count.min(GPUS_MAX) {
+        let Ok(device) = nvml.device_by_index(index) else { continue };
+        let Some(named) = name(&device, index) else { continue };
+        match device.utilization_rates() {
+            Ok(used) if used.gpu <= 100 && used.memory <= 100 => {
+                read.push(GpuObs { util: used.gpu, memory_util: used.memory, ..reading(&device, named) });
+            }
+            // one that is cut into parts: CUDA's numbers are other ones then
+            Err(NvmlError::NotSupported) => unread.push(GpuObs { index: None, ..named }),
+            _ => unread.push(named),
+        }
+    }
+    Ok((read, unread))
 }
 
-fn reading(nvml: &Nvml, index: u32) -> Option<GpuObs> {
-    let device = nvml.device_by_index(index).ok()?;
-    let uuid = uuid(&device)?;
-    let used = device.utilization_rates().ok()?;
-    let believed = used.gpu <= 100 && used.memory <= 100;
+/// What does not change.
+fn name(device: &Device<'_>, index: u32) -> Option<GpuObs> {
+    let pci = || device.pci_info().ok().map(|pci| graphic(&pci.bus_id, PCI_CHARS_MAX)).filter(|pci| !pci.is_empty());
+    uuid(device).map(|uuid| GpuObs { uuid, index: Some(index), pci: pci(), ..GpuObs::default() })
+}
+
+/// Power is 0 where a card does not tell it.
+fn reading(device: &Device<'_>, named: GpuObs) -> GpuObs {
     let watts = |milliwatts: Result<u32, NvmlError>| {
         milliwatts.ok().filter(|mw| *mw <= MILLIWATTS_MAX).map_or(0.0, |mw| f64::from(mw) / 1_000.0)
     };
-    believed.then(|| GpuObs {
-        uuid,
-        index: Some(index),
-        pci: device.pci_info().ok().map(|pci| graphic(&pci.bus_id, PCI_CHARS_MAX)).filter(|pci| !pci.is_empty()),
-        util: used.gpu,
-        memory_util: used.memory,
+    GpuObs {
         power_watts: watts(device.power_usage()),
         power_limit_watts: watts(device.enforced_power_limit()),
         sm_clock_mhz: device.clock_info(Clock::SM).ok().filter(|mhz| *mhz <= MEGAHERTZ_MAX),
-        silent_since_ms: None,
-    })
+        ..named
+    }
 }
 
 /// A name that the driver gives a GPU; only what prints.

@@ -74,6 +74,8 @@ enum Line {
     /// There is no driver or no device: asking again is useless where there never was one.
     Absent(String),
     Gpus(Vec<GpuObs>),
+    /// GPUs that have a name and no reading, such as one that is cut into parts (MIG). Told anew where others are.
+    Unread(Vec<GpuObs>),
     /// Xids since the last such line.
     Xids(Vec<XidObs>),
 }
@@ -91,6 +93,8 @@ struct Shared(Arc<Mutex<NvmlState>>);
 #[derive(Debug, Clone, Default)]
 struct NvmlState {
     gpus: Signal<Vec<GpuObs>>,
+    /// Known by name alone: whose their Xids are.
+    unread: Vec<GpuObs>,
     /// The newest of each GPU and code, oldest first.
     xids: Vec<XidObs>,
     /// What is known of which GPUs are the engine's. All are kept, only its own are told.
@@ -139,7 +143,7 @@ impl NvmlSource {
         }
         let mut own = Cow::Borrowed(&state.xids);
         if let Some(visible) = state.visible.as_ref().filter(|_| !state.xids.is_empty()) {
-            visible.keep_xids(state.gpus.value.as_deref().unwrap_or_default(), own.to_mut());
+            visible.keep_xids(state.gpus.value.as_deref().unwrap_or_default(), &state.unread, own.to_mut());
         }
         if *own != *seen {
             seen.clone_from(&own);
@@ -158,9 +162,16 @@ impl Shared {
     }
 
     fn readings(&self, at_ms: u64, gpus: Vec<GpuObs>) {
-        let note = format!("NVML answers for {} GPUs", gpus.len());
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut note = format!("NVML answers for {} GPUs", gpus.len());
+        if !state.unread.is_empty() {
+            note += &format!("; {} more do not tell their use", state.unread.len());
+        }
         (state.gpus, state.note) = (Signal::at(at_ms, gpus), note);
+    }
+
+    fn unread(&self, gpus: Vec<GpuObs>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).unread = gpus;
     }
 
     /// Xids have come; what no driver can mean is none.
@@ -295,6 +306,7 @@ async fn follow(child: &mut Child, command: &ProbeCommand, state: &Shared, spoke
                 *spoke = true;
                 state.readings(heard_ms, gpus);
             }
+            Ok(Line::Unread(gpus)) => state.unread(gpus),
             Ok(Line::Xids(xids)) => state.heard(xids),
             Err(why) => return Ended::Silent(format!("NVML's child ended: {why}")),
         }

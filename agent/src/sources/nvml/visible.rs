@@ -51,26 +51,30 @@ impl VisibleGpus {
 
     /// Leaves the engine's own of all that NVML tells of; all where it cannot be told.
     pub fn keep(&self, gpus: &mut Vec<GpuObs>) {
-        let Some(own) = self.own(gpus) else { return };
+        let Some(own) = self.own(gpus, alike(gpus)) else { return };
         let mut own = own.into_iter();
         gpus.retain(|_| own.next().unwrap_or(true));
     }
 
-    /// Leaves the Xids that may be of one of its own: one that NVML tells of no more may have been.
-    pub fn keep_xids(&self, gpus: &[GpuObs], xids: &mut Vec<XidObs>) {
-        let Some(own) = self.own(gpus) else { return };
+    /// Leaves the Xids that may be of one of its own: one that NVML tells of no more may have been. `unread`: those that have no more than
+    /// a name, and a number where CUDA's are known to follow it.
+    pub fn keep_xids(&self, gpus: &[GpuObs], unread: &[GpuObs], xids: &mut Vec<XidObs>) {
+        let mut all: Vec<_> = gpus.iter().chain(unread).cloned().collect();
+        all.sort_by_key(|gpu| gpu.index);
+        let (gpus, is_alike) = (&all, !gpus.is_empty() && alike(gpus));
+        let Some(own) = self.own(gpus, is_alike) else { return };
         xids.retain(|xid| !gpus.iter().zip(&own).any(|(gpu, own)| !own && gpu.uuid == xid.uuid));
     }
 
     /// For each whether it is the engine's.
-    fn own(&self, gpus: &[GpuObs]) -> Option<Vec<bool>> {
+    fn own(&self, gpus: &[GpuObs], alike: bool) -> Option<Vec<bool>> {
         // the name of one that NVML has never told
         let nameless = |gpu: &GpuObs| gpu.uuid == UNKNOWN;
         let given = |gpu: &GpuObs| self.given.as_ref().is_none_or(|given| given.iter().any(|uuid| is_of(gpu, uuid)));
         let Some(chosen) = &self.chosen else {
             return Some(gpus.iter().map(|gpu| nameless(gpu) || given(gpu)).collect());
         };
-        if self.numbered && !(self.counted(gpus) && (self.by_bus || alike(gpus))) {
+        if self.numbered && !(self.counted(gpus) && (self.by_bus || alike)) {
             return None;
         }
         let mut number = 0..;
@@ -88,7 +92,10 @@ impl VisibleGpus {
     /// Are all there that the numbers count, each with its own?
     fn counted(&self, gpus: &[GpuObs]) -> bool {
         match &self.given {
-            Some(given) => given.iter().all(|uuid| gpus.iter().any(|gpu| is_of(gpu, uuid))),
+            Some(given) => {
+                let has_number = |uuid: &String| gpus.iter().any(|gpu| is_of(gpu, uuid) && gpu.index.is_some());
+                given.iter().all(has_number)
+            }
             None => gpus.iter().all(|gpu| gpu.index.is_some() || gpu.uuid == UNKNOWN),
         }
     }
