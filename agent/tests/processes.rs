@@ -26,10 +26,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agent::kill::{kill_tree, send};
-use agent::launch::{EngineFile, LaunchConfig, Launcher};
+use agent::launch::EngineFile;
 use agent::sources::procs::ProcRoot;
 use agent::sources::{EngineProcess, process_tree};
-use agent::supervisor::registry::Registry;
 use crds::episode::Episode;
 use nix::sys::signal::Signal;
 
@@ -314,34 +313,6 @@ fn the_engine_is_not_told_of_the_log_that_holds_its_output() {
     assert!(!said().contains("TRUEBEAT_LOG_FILE"), "{}", said());
     // a page that lay on a disk would hold the engine at each write-back
     assert!(said().contains("TRUEBEAT_PAGE_DIR=/dev/shm/"), "{}", said());
-}
-
-#[tokio::test]
-async fn an_engine_that_nobody_can_be_told_of_is_not_left_running() {
-    let dir = tempfile::tempdir().unwrap();
-    // a directory in the way of engine.json: it cannot be renamed into place
-    std::fs::create_dir_all(dir.path().join("engine.json/x")).unwrap();
-    let launcher = Launcher::new(LaunchConfig {
-        command: vec!["sleep".into(), "600.25".into()],
-        exe: env!("CARGO_BIN_EXE_truebeat-agent").into(),
-        agent_dir: dir.path().to_owned(),
-        page_dir: dir.path().join("pages"),
-        log_path: dir.path().join("engine.log"),
-        grace: Duration::from_secs(1),
-        narrate: false,
-    })
-    .unwrap();
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    let registry = Registry::default();
-    let two_tries = async {
-        tokio::time::sleep(Duration::from_millis(1_500)).await;
-        stop.send_replace(true);
-    };
-    let (code, ()) = tokio::join!(launcher.run(&registry, stopped), two_tries);
-    assert_eq!(code, 0);
-    let sleeps = |pid: i32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(b"600.25\0"));
-    let left: Vec<i32> = ProcRoot::live().all().iter().map(|stat| stat.pid).filter(|pid| sleeps(*pid)).collect();
-    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

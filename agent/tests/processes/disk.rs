@@ -1,50 +1,51 @@
-//! A launcher whose disk hangs.
+//! A supervisor that cannot tell anybody of its engine.
 
-use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
 
-use agent::launch::{LaunchConfig, Launcher};
+use agent::kill::send;
 use agent::sources::procs::ProcRoot;
-use agent::supervisor::registry::Registry;
+use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 
-/// Far longer than two starts are tried.
-const HANGS_FOR: Duration = Duration::from_secs(15);
+use crate::asking::until;
+use crate::run::{AGENT, Run};
 
-#[tokio::test]
-async fn d10_a_disk_that_hangs_holds_no_runtime_and_no_end() {
-    let dir = tempfile::tempdir().unwrap();
-    // whoever opens it to write waits until somebody reads, as on a disk that hangs
-    let hangs = dir.path().join("engine.tmp");
-    nix::unistd::mkfifo(&hangs, Mode::S_IRWXU).unwrap();
-    let (release, held) = channel::<()>();
-    let reader = std::thread::spawn(move || {
-        let _ = held.recv_timeout(HANGS_FOR);
-        std::fs::File::open(&hangs)
+/// Two engines, `sleep` for so many seconds, are given up for this reason; then the supervisor ends in order and leaves none. In a process
+/// of its own: a launcher ends all children that it does not know, and a test has others beside it.
+fn gives_up(seconds: &str, why: &str, prepare: impl FnOnce(&Path)) {
+    let words = tempfile::NamedTempFile::new().unwrap();
+    let stderr = std::fs::File::create(words.path()).unwrap();
+    let mut run = Run::begin(Command::new(AGENT).stderr(stderr), &[], |dir, _| {
+        std::fs::create_dir(dir.join("agent")).unwrap();
+        prepare(&dir.join("agent"));
+        ["sleep", seconds].map(Into::into).to_vec()
     });
-    let launcher = Launcher::new(LaunchConfig {
-        command: vec!["sleep".into(), "600.75".into()],
-        exe: env!("CARGO_BIN_EXE_truebeat-agent").into(),
-        agent_dir: dir.path().to_owned(),
-        page_dir: dir.path().join("pages"),
-        log_path: dir.path().join("engine.log"),
-        grace: Duration::from_secs(1),
-        narrate: false,
-    })
-    .unwrap();
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    let registry = Registry::default();
-    let begun = Instant::now();
-    let two_tries = async {
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        stop.send_replace(true);
-    };
-    tokio::join!(launcher.run(&registry, stopped), two_tries);
-    let took = begun.elapsed();
-    release.send(()).ok();
-    assert!(took < HANGS_FOR, "held for {took:?}");
-    let sleeps = |pid: i32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(b"600.75\0"));
+    let said = || std::fs::read_to_string(words.path()).unwrap_or_default();
+    until("two engines are given up", || said().matches(why).count() >= 2);
+    send(&[run.supervisor.id().cast_signed()], Signal::SIGTERM);
+    let mut status = None;
+    until("the end", || {
+        status = run.supervisor.try_wait().unwrap();
+        status.is_some()
+    });
+    assert_eq!(status.unwrap().code(), Some(0));
+    let word = format!("{seconds}\0");
+    let sleeps = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(word.as_bytes()));
     let left: Vec<i32> = ProcRoot::live().all().iter().map(|stat| stat.pid).filter(|pid| sleeps(*pid)).collect();
     assert!(left.is_empty(), "{left:?}");
-    drop(reader.join());
+}
+
+#[test]
+fn an_engine_that_nobody_can_be_told_of_is_not_left_running() {
+    // a directory in the way of engine.json: it cannot be renamed into place
+    let prepare = |dir: &Path| std::fs::create_dir_all(dir.join("engine.json/x")).unwrap();
+    gives_up("600.25", "could not start the engine", prepare);
+}
+
+#[test]
+fn d10_a_disk_that_hangs_holds_neither_the_supervisor_nor_its_end() {
+    // whoever opens it to write waits until somebody reads, as on a disk that hangs
+    let prepare = |dir: &Path| nix::unistd::mkfifo(&dir.join("engine.tmp"), Mode::S_IRWXU).unwrap();
+    gives_up("600.75", "the disk does not answer", prepare);
 }
