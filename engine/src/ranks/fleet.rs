@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub const RANK_FLAG: &str = "--rank-of";
 const END_MAX: Duration = Duration::from_millis(600);
 /// So often a rank is started in all, if what ends it while it loads is a signal.
 const STARTS_MAX: u32 = 3;
+/// The lock is held for a few instructions; who does not get it for so long goes on without.
+const LOCK_MAX: Duration = Duration::from_millis(200);
 
 /// Why the ranks cannot be started.
 #[derive(Debug, Error)]
@@ -71,6 +74,8 @@ impl FromStr for RankOf {
 #[derive(Debug, Clone, Default)]
 pub struct Fleet {
     ranks: Arc<Mutex<Vec<Member>>>,
+    /// All workers were told to end: one that is started meanwhile ends as well.
+    over: Arc<AtomicBool>,
     /// The team, and the file that a rank joins it with.
     team: Arc<OnceLock<(Arc<Team>, File)>>,
 }
@@ -98,7 +103,7 @@ impl Fleet {
         let (team, file) = self.team.get_or_init(|| (Arc::new(team), file));
         for rank in 1..world {
             match spawn(rank, world, file) {
-                Ok(child) => self.lock().push(Member { rank, child, starts: 1 }),
+                Ok(child) => self.keep(rank, child),
                 Err(source) => {
                     self.end();
                     return Err(FleetError::Spawn { rank, source });
@@ -115,21 +120,52 @@ impl Fleet {
     /// A rank that has ended and is not to be started again.
     pub fn tend(&self) -> Result<(), Stuck> {
         if let Some((team, file)) = self.team.get() {
-            for member in self.lock().iter_mut() {
-                let Ok(Some(status)) = member.child.try_wait() else { continue };
-                if !self.comes_back(member, status) {
-                    continue;
-                }
-                tracing::warn!(rank = member.rank, %status, "a rank ended while it loaded; it is started again");
-                member.starts += 1;
-                team.forget(member.rank);
-                // one that cannot be started is seen to have ended by the next look
-                if let Ok(child) = spawn(member.rank, team.world(), file) {
-                    member.child = child;
+            self.restart(team, &|rank| spawn(rank, team.world(), file));
+        }
+        self.ended().map_or(Ok(()), Err)
+    }
+
+    /// What takes its time is done without the lock: the log, and a start, which returns only when the program was read.
+    fn restart(&self, team: &Team, start: &dyn Fn(usize) -> std::io::Result<Child>) {
+        for (rank, status) in self.fallen() {
+            tracing::warn!(rank, %status, "a rank ended while it loaded; it is started again");
+            team.forget(rank);
+            match start(rank) {
+                Ok(child) => self.keep(rank, child),
+                // seen to have ended once it was tried often enough
+                Err(error) => {
+                    tracing::warn!(rank, %error, "a rank could not be started again");
+                    let mut ranks = self.lock();
+                    let member = ranks.iter_mut().flat_map(|ranks| ranks.iter_mut()).find(|member| member.rank == rank);
+                    member.into_iter().for_each(|member| member.starts += 1);
                 }
             }
         }
-        self.ended().map_or(Ok(()), Err)
+    }
+
+    /// The ranks that have ended and are to be started again, and how each ended.
+    fn fallen(&self) -> Vec<(usize, ExitStatus)> {
+        let Some(mut ranks) = self.lock().filter(|_| !self.over.load(Ordering::SeqCst)) else { return Vec::new() };
+        let fallen = ranks.iter_mut().filter_map(|member| {
+            let status = member.child.try_wait().ok()??;
+            self.comes_back(member, status).then_some((member.rank, status))
+        });
+        fallen.collect()
+    }
+
+    /// Takes `child` in as `rank`; it ends at once where all were told to meanwhile, or where nobody could end it later.
+    fn keep(&self, rank: usize, mut child: Child) {
+        let Some(mut ranks) = self.lock() else {
+            drop(child.kill());
+            return;
+        };
+        if self.over.load(Ordering::SeqCst) {
+            drop(child.kill());
+        }
+        match ranks.iter_mut().find(|member| member.rank == rank) {
+            Some(member) => (member.child, member.starts) = (child, member.starts + 1),
+            None => ranks.push(Member { rank, child, starts: 1 }),
+        }
     }
 
     /// Whether a rank that ended like this is to be started again: it was not ready yet, said nothing, and was not at fault too often.
@@ -139,9 +175,9 @@ impl Fleet {
         status.signal().is_some() && member.starts < STARTS_MAX && loading
     }
 
-    /// A rank that has ended, if one has, and how: in its own words where it had any. Never waits.
+    /// A rank that has ended, if one has, and how: in its own words where it had any. Hardly waits: who asks will ask again.
     pub fn ended(&self) -> Option<Stuck> {
-        let mut ranks = self.lock();
+        let mut ranks = self.lock()?;
         ranks.iter_mut().find_map(|member| {
             let (rank, pid, status) = (member.rank, member.child.id(), member.child.try_wait().ok()??);
             if self.comes_back(member, status) {
@@ -157,11 +193,13 @@ impl Fleet {
 
     /// Ends all workers: those that do not stop by themselves within a bound are killed, by their process ids.
     pub fn end(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        // taken out: nobody waits for the lock while this waits for them
+        let mut ranks = self.lock().map(|mut ranks| std::mem::take(&mut *ranks)).unwrap_or_default();
         let mut patience = Patience::new(Some(END_MAX));
-        let mut ranks = self.lock();
         let alive = |child: &mut Child| matches!(child.try_wait(), Ok(None));
         while ranks.iter_mut().any(|member| alive(&mut member.child)) && patience.turn() {}
-        for Member { rank, child, .. } in ranks.iter_mut() {
+        for Member { rank, child, .. } in &mut ranks {
             if alive(child) {
                 tracing::warn!(rank = *rank, pid = child.id(), "a rank did not end; it is killed");
                 drop(child.kill());
@@ -169,22 +207,25 @@ impl Fleet {
         }
         let mut patience = Patience::new(Some(END_MAX));
         while ranks.iter_mut().any(|member| alive(&mut member.child)) && patience.turn() {}
-        ranks.clear();
     }
 
     /// Stops all workers at once, by their process ids; for an engine that gives up.
     pub fn kill(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        let mut ranks = self.lock();
         // a child that was reaped is left alone: its number may be another's
-        self.lock().iter_mut().for_each(|member| drop(member.child.kill()));
+        ranks.iter_mut().flat_map(|ranks| ranks.iter_mut()).for_each(|member| drop(member.child.kill()));
     }
 
-    /// Held for a few instructions only, but for [`Self::end`], which is the last call of all.
-    fn lock(&self) -> MutexGuard<'_, Vec<Member>> {
+    /// `None`: whoever has it was kept from running, or hangs.
+    fn lock(&self) -> Option<MutexGuard<'_, Vec<Member>>> {
+        let mut patience = Patience::yielding(Some(LOCK_MAX));
         loop {
             match self.ranks.try_lock() {
-                Ok(ranks) => return ranks,
-                Err(TryLockError::Poisoned(ranks)) => return ranks.into_inner(),
-                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+                Ok(ranks) => return Some(ranks),
+                Err(TryLockError::Poisoned(ranks)) => return Some(ranks.into_inner()),
+                Err(TryLockError::WouldBlock) if patience.turn() => (),
+                Err(TryLockError::WouldBlock) => return None,
             }
         }
     }
@@ -202,6 +243,75 @@ fn spawn(rank: usize, world: usize, memory: &File) -> std::io::Result<Child> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
+
+    fn sleeper() -> std::io::Result<Child> {
+        Command::new("sleep").arg("600").spawn()
+    }
+
+    /// A fleet whose one worker was killed while it loaded.
+    fn fallen() -> (Fleet, Arc<Team>) {
+        let fleet = Fleet::default();
+        let (team, file) = Team::create(2).unwrap();
+        let team = Arc::new(team);
+        fleet.team.set((team.clone(), file)).unwrap();
+        let mut child = sleeper().unwrap();
+        child.kill().unwrap();
+        while child.try_wait().unwrap().is_none() {}
+        fleet.keep(1, child);
+        (fleet, team)
+    }
+
+    fn child_of(fleet: &Fleet) -> Option<ExitStatus> {
+        fleet.ranks.try_lock().unwrap()[0].child.try_wait().unwrap()
+    }
+
+    #[test]
+    fn nobody_waits_for_a_rank_that_is_being_started_and_one_that_comes_too_late_is_killed() {
+        let (fleet, team) = fallen();
+        fleet.restart(&team, &|_| {
+            // the guard looks, and the engine gives up, while the program is read
+            let since = Instant::now();
+            assert_eq!(fleet.ended(), None, "it comes back");
+            fleet.kill();
+            assert!(since.elapsed() < Duration::from_secs(20));
+            sleeper()
+        });
+        let since = Instant::now();
+        while child_of(&fleet).is_none() {
+            assert!(since.elapsed() < Duration::from_secs(20), "it lives on");
+        }
+        assert_eq!(child_of(&fleet).unwrap().signal(), Some(9));
+        fleet.restart(&team, &|rank| panic!("rank {rank} is started after the end"));
+        fleet.end();
+        assert!(fleet.ranks.try_lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_rank_is_started_again_as_often_as_it_may() {
+        let (fleet, team) = fallen();
+        fleet.restart(&team, &|_| sleeper());
+        assert_eq!((child_of(&fleet), fleet.ended()), (None, None));
+        fleet.restart(&team, &|rank| panic!("rank {rank} lives"));
+        fleet.end();
+        let (fleet, team) = fallen();
+        for _ in 1..STARTS_MAX {
+            assert_eq!(fleet.ended(), None);
+            fleet.restart(&team, &|_| Err(std::io::Error::other("as told")));
+        }
+        assert_eq!(fleet.ended().unwrap().kind, StuckKind::RankGone { rank: 1 });
+    }
+
+    #[test]
+    fn who_does_not_get_the_lock_goes_on_without() {
+        let (fleet, _team) = fallen();
+        let held = fleet.ranks.try_lock().unwrap();
+        assert_eq!(fleet.ended(), None);
+        fleet.kill();
+        fleet.end();
+        drop(held);
+        fleet.end();
+    }
 
     #[test]
     fn whose_worker_a_process_is_is_read_with_bounds() {
