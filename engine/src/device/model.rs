@@ -27,6 +27,8 @@ pub struct QueuedModel {
     /// Counts the layers that the device has done.
     layers: Option<Pulse>,
     programs: Option<Arc<ProgramCounts>>,
+    /// What its waits for other ranks forgave them, in nanoseconds.
+    forgiven: Option<Pulse>,
     has_head: bool,
     /// Counts this thread's own looks: it is not stuck while it waits for the device.
     looks: Pulse,
@@ -52,9 +54,10 @@ impl QueuedModel {
 
     fn on(queue: DeviceQueue, looks: Pulse, model: Box<dyn Model>, faults: Faults) -> Self {
         let (info, layers, programs) = (model.info().clone(), model.pulse(), model.programs());
-        let has_head = model.has_head();
+        let (has_head, forgiven) = (model.has_head(), model.forgiven());
         let margin = if model.has_ranks() || model.waits() { AFTER_THEIRS } else { Duration::ZERO };
-        Self { queue, model: Some(model), info, layers, programs, has_head, looks, allowed: None, margin, faults }
+        let (model, allowed) = (Some(model), None);
+        Self { queue, model, info, layers, programs, forgiven, has_head, looks, allowed, margin, faults }
     }
 
     /// Does a step show that it goes on before it ends?
@@ -106,12 +109,14 @@ impl QueuedModel {
     }
 
     fn wait<T>(&self, event: &Event<T>, allowed: Option<Duration>, alive: &mut dyn FnMut()) -> Result<T, ModelError> {
-        let beats = || self.layers.as_ref().map_or(0, |layers| layers.load(Relaxed));
+        let read = |pulse: &Option<Pulse>| pulse.as_ref().map_or(0, |pulse| pulse.load(Relaxed));
+        let beats = || read(&self.layers);
         if allowed.is_none() {
             event.spin_for_ever();
         }
         let mut patience = Patience::new(allowed);
         let (mut seen, mut look, mut run_queue) = (beats(), LOOK, RunQueue::default());
+        let mut forgiven = read(&self.forgiven);
         loop {
             match event.query() {
                 Some(Ok(result)) => return Ok(result),
@@ -128,12 +133,15 @@ impl QueuedModel {
             // a layer that was done is life: long steps are not stuck ones
             let now = beats();
             if now != seen {
-                (seen, look) = (now, LOOK);
+                (seen, look, forgiven) = (now, LOOK, read(&self.forgiven));
                 patience.renew();
                 alive();
             } else if patience.counted() >= look {
-                // a thread that wants the processor and does not get it is late, not stuck; at most half of the time is forgiven
-                patience.forgive(run_queue.held_up(self.queue.tid()).min(LOOK));
+                // a thread that wants the processor and does not get it is late, not stuck, and so is one that waits for a rank which
+                // does not get it: that wait is the longer for it. At most half of the time is forgiven; what is more comes later
+                let theirs = Duration::from_nanos(read(&self.forgiven).saturating_sub(forgiven)).min(LOOK);
+                forgiven += u64::try_from(theirs.as_nanos()).unwrap_or(0);
+                patience.forgive((run_queue.held_up(self.queue.tid()) + theirs).min(LOOK));
                 look += LOOK;
             }
         }
@@ -187,3 +195,7 @@ fn lost() -> ModelError {
     let text = "the device was given up: a step on it never ended".to_owned();
     ModelError::Stuck(Stuck { kind: StuckKind::DeviceWait, text, waited: Duration::ZERO })
 }
+
+#[cfg(test)]
+#[path = "model_tests.rs"]
+mod tests;

@@ -160,6 +160,11 @@ pub trait Model: Send {
         false
     }
 
+    /// Where it counts the nanoseconds that its waits for other ranks did not count: they were ready to run and were not run.
+    fn forgiven(&self) -> Option<Pulse> {
+        None
+    }
+
     /// Does a step of it wait for a device, with a deadline of its own?
     fn waits(&self) -> bool {
         false

@@ -59,6 +59,10 @@ impl Model for LeaderModel {
         true
     }
 
+    fn forgiven(&self) -> Option<Pulse> {
+        Some(self.team.forgiven())
+    }
+
     fn programs(&self) -> Option<Arc<ProgramCounts>> {
         self.model.programs()
     }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use super::layout::{CHUNK_WORDS, Layout, Word};
 use super::peer::Peer;
+use crate::model::Pulse;
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::{Patience, RunQueue, this_tid};
 
@@ -45,6 +46,8 @@ pub struct Team {
     /// The step under way was spoiled: its collectives return at once.
     skips: AtomicBool,
     allowed_ms: AtomicU64,
+    /// Nanoseconds that no wait counted, because who was missing wanted the processor: whoever waits for this rank forgives them too.
+    forgiven: Pulse,
     fault: OnceLock<Stuck>,
 }
 
@@ -74,6 +77,7 @@ impl Team {
             collectives: AtomicU64::new(0),
             skips: AtomicBool::new(false),
             allowed_ms: AtomicU64::new(FOR_EVER),
+            forgiven: Pulse::default(),
             fault: OnceLock::new(),
         }
     }
@@ -98,6 +102,10 @@ impl Team {
 
     pub(super) fn allowed(&self) -> Option<Duration> {
         Some(self.allowed_ms.load(Ordering::Relaxed)).filter(|ms| *ms != FOR_EVER).map(Duration::from_millis)
+    }
+
+    pub(super) fn forgiven(&self) -> Pulse {
+        self.forgiven.clone()
     }
 
     /// Why this team is done for, if it is.
@@ -355,7 +363,9 @@ impl Team {
             let tid = self.layout.of(*rank, Word::Tid).load(Ordering::Relaxed);
             longest = longest.max(witness.run_queues[*rank].held_up(tid));
         }
-        patience.forgive(longest.min(PEER_LOOK));
+        let longest = longest.min(PEER_LOOK);
+        patience.forgive(longest);
+        self.forgiven.fetch_add(u64::try_from(longest.as_nanos()).unwrap_or(0), Ordering::Relaxed);
     }
 
     pub(super) fn silent(&self, ranks: Vec<usize>, how: &str, what: &str, patience: &Patience) -> Stuck {

@@ -107,3 +107,19 @@ fn a_rank_that_brings_another_number_of_values_is_an_error_at_once() {
     let text = faults.iter().flatten().map(|stuck| stuck.text.clone()).collect::<Vec<_>>().join("; ");
     assert!(text.contains("values to all-reduce 1"), "{text}");
 }
+
+#[test]
+fn what_a_wait_forgives_a_rank_is_told_to_who_waits_for_this_one() {
+    if !std::path::Path::new("/proc/self/schedstat").exists() {
+        return;
+    }
+    let (team, _file) = Team::create(2).unwrap();
+    team.layout.of(1, Word::Tid).store(this_tid(), Ordering::Relaxed);
+    let (mut witness, mut patience) = (Witness::default(), Patience::new(None));
+    let since = std::time::Instant::now();
+    while team.forgiven().load(Ordering::Relaxed) == 0 {
+        assert!(since.elapsed() < Duration::from_secs(20), "no thread is woken in no time");
+        std::thread::sleep(Duration::from_millis(1));
+        team.forgive(&[1], &mut witness, &mut patience);
+    }
+}
