@@ -175,20 +175,21 @@ impl Fleet {
         status.signal().is_some() && member.starts < STARTS_MAX && loading
     }
 
-    /// A rank that has ended, if one has, and how: in its own words where it had any. Hardly waits: who asks will ask again.
+    /// A rank that has ended, if one has, and how: in its own words where it had any, which may blame another one. One that ended without
+    /// words first: the others may have ended because of it. Hardly waits: who asks will ask again.
     pub fn ended(&self) -> Option<Stuck> {
         let mut ranks = self.lock()?;
-        ranks.iter_mut().find_map(|member| {
-            let (rank, pid, status) = (member.rank, member.child.id(), member.child.try_wait().ok()??);
-            if self.comes_back(member, status) {
-                return None;
-            }
-            let text = match self.team.get().and_then(|(team, _)| team.layout().failure(rank)) {
-                Some(words) => format!("rank {rank} (process {pid}) gave up: {words}"),
-                None => format!("rank {rank} (process {pid}) has ended: {status}"),
-            };
-            Some(Stuck { kind: StuckKind::RankGone { rank }, text, waited: Duration::ZERO })
-        })
+        let words = |rank| self.team.get().and_then(|(team, _)| team.layout().failure(rank));
+        let ended = ranks.iter_mut().filter_map(|member| {
+            let status = member.child.try_wait().ok()??;
+            (!self.comes_back(member, status)).then(|| (member.rank, member.child.id(), status, words(member.rank)))
+        });
+        let (rank, pid, status, words) = ended.min_by_key(|(.., words)| words.is_some())?;
+        let (text, blamed) = match words {
+            Some((words, blamed)) => (format!("rank {rank} (process {pid}) gave up: {words}"), blamed),
+            None => (format!("rank {rank} (process {pid}) has ended: {status}"), None),
+        };
+        Some(Stuck { kind: blamed.unwrap_or(StuckKind::RankGone { rank }), text, waited: Duration::ZERO })
     }
 
     /// Ends all workers: those that do not stop by themselves within a bound are killed, by their process ids.
@@ -300,6 +301,29 @@ mod tests {
             fleet.restart(&team, &|_| Err(std::io::Error::other("as told")));
         }
         assert_eq!(fleet.ended().unwrap().kind, StuckKind::RankGone { rank: 1 });
+    }
+
+    fn ended_child() -> Child {
+        let mut child = Command::new("true").spawn().unwrap();
+        while child.try_wait().unwrap().is_none() {}
+        child
+    }
+
+    #[test]
+    fn a_rank_that_gave_up_because_of_another_names_that_one_and_one_without_words_comes_first() {
+        let fleet = Fleet::default();
+        let (team, file) = Team::create(4).unwrap();
+        let team = Arc::new(team);
+        fleet.team.set((team.clone(), file)).unwrap();
+        fleet.keep(1, ended_child());
+        team.layout().write_failure(1, "rank 0 has not come", Some(&StuckKind::RankSilent { ranks: vec![0] }));
+        let stuck = fleet.ended().unwrap();
+        assert_eq!(stuck.kind, StuckKind::RankSilent { ranks: vec![0] });
+        assert!(stuck.text.starts_with("rank 1 (process") && stuck.text.ends_with("gave up: rank 0 has not come"));
+        team.layout().write_failure(1, "its share cannot be loaded", None);
+        assert_eq!(fleet.ended().unwrap().kind, StuckKind::RankGone { rank: 1 });
+        fleet.keep(2, ended_child());
+        assert_eq!(fleet.ended().unwrap().kind, StuckKind::RankGone { rank: 2 }, "without words");
     }
 
     #[test]

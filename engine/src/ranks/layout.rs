@@ -5,7 +5,9 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::blame;
 use crate::raw::shared::{SharedMap, shared_file};
+use crate::stuck::StuckKind;
 
 /// Values of one chunk of a collective.
 pub const CHUNK_WORDS: usize = 1 << 18;
@@ -48,6 +50,8 @@ pub enum Word {
     Spoiled = 13,
     /// Steps that it refused a program of another shape for.
     Refused = 14,
+    /// Whom it blames, if it has given up because of others.
+    Blames = 15,
     /// 1: it has given up, and says why.
     Failed = 7,
     TextLen = 8,
@@ -133,18 +137,19 @@ impl Layout {
         load_bytes(&words[1..], len)
     }
 
-    /// Says why `rank` gives up, and that it does.
-    pub fn write_failure(&self, rank: usize, text: &str) {
+    /// Says why `rank` gives up, because of whom (`None`: of itself), and that it does.
+    pub fn write_failure(&self, rank: usize, text: &str, kind: Option<&StuckKind>) {
         self.write_text(rank, text);
+        self.of(rank, Word::Blames).store(kind.map_or(0, blame::word_of), Ordering::Relaxed);
         self.of(rank, Word::Failed).store(1, Ordering::Release);
     }
 
-    /// Why `rank` gave up, if it did.
-    pub fn failure(&self, rank: usize) -> Option<String> {
+    /// Why `rank` gave up, if it did, and what that is if others are at fault.
+    pub fn failure(&self, rank: usize) -> Option<(String, Option<StuckKind>)> {
         if self.of(rank, Word::Failed).load(Ordering::Acquire) == 0 {
             return None;
         }
-        Some(self.text(rank))
+        Some((self.text(rank), blame::kind_of(self.of(rank, Word::Blames).load(Ordering::Relaxed), self.world)))
     }
 
     /// Says that `rank` could not compute its part of `step`, and why.
@@ -217,8 +222,11 @@ mod tests {
         assert!(!a.write_plan(6, &vec![0; PLAN_BYTES_MAX + 1]));
         assert_eq!(b.failure(2), None);
         let long = "é".repeat(TEXT_BYTES_MAX);
-        a.write_failure(2, &long);
-        assert!(long.starts_with(&b.failure(2).unwrap()));
+        a.write_failure(2, &long, None);
+        let (words, blamed) = b.failure(2).unwrap();
+        assert!(long.starts_with(&words) && blamed.is_none());
+        a.write_failure(2, "rank 1 is gone", Some(&StuckKind::RankGone { rank: 1 }));
+        assert_eq!(b.failure(2), Some(("rank 1 is gone".to_owned(), Some(StuckKind::RankGone { rank: 1 }))));
         assert_eq!((b.spoiled(1, 0), b.spoiled(1, 4)), (None, None));
         a.write_spoiled(1, 4, "a panic");
         assert_eq!((b.spoiled(1, 4).as_deref(), b.spoiled(1, 5)), (Some("a panic"), None));

@@ -10,7 +10,7 @@ use super::plan::{Order, hash};
 use crate::model::{ALLOCATE_MAX, KvShape, Model, ModelError, ModelInfo, Pulse, StepBatch, StepLogits, StepTerms};
 use crate::panics::guarded;
 use crate::programs::ProgramCounts;
-use crate::stuck::{Stuck, StuckKind};
+use crate::stuck::Stuck;
 use crate::waits::Patience;
 
 /// This rank's share of a model, and the other ranks through it.
@@ -160,10 +160,7 @@ impl Team {
             if loading.is_empty() {
                 return Ok(());
             }
-            if let Some((rank, text)) = loading.iter().find_map(|rank| Some((*rank, self.layout().failure(*rank)?))) {
-                let text = format!("rank {rank} gave up: {text}");
-                return Err(self.give_up(StuckKind::RankSilent { ranks: vec![rank] }, text, &patience));
-            }
+            self.look_for_words(&loading, &patience)?;
             tend()?;
             if allowed.is_some() {
                 self.look_at_loading(&loading, &mut stopped_at, &patience)?;

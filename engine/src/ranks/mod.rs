@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 mod backend;
+mod blame;
 mod fleet;
 mod layout;
 mod leader;

@@ -117,7 +117,7 @@ impl Team {
     pub fn fail(&self, stuck: Stuck) -> Stuck {
         #[allow(clippy::disallowed_methods, reason = "what is stored is there already")]
         let first = self.fault.get_or_init(|| stuck).clone();
-        self.layout.write_failure(self.rank, &first.text);
+        self.layout.write_failure(self.rank, &first.text, Some(&first.kind));
         first
     }
 
@@ -285,11 +285,7 @@ impl Team {
             if missing.is_empty() {
                 return Ok(());
             }
-            let told = missing.iter().find_map(|rank| Some((*rank, self.layout.failure(*rank)?)));
-            if let Some((rank, text)) = told {
-                let text = format!("rank {rank} gave up: {text}");
-                return Err(self.give_up(StuckKind::RankSilent { ranks: vec![rank] }, text, &patience));
-            }
+            self.look_for_words(&missing, &patience)?;
             if !patience.turn() {
                 return Err(self.silent(missing, "has not come", &what(), &patience));
             }
@@ -298,6 +294,14 @@ impl Team {
                 self.look_at(&missing, &mut witness, &what, &mut patience)?;
             }
         }
+    }
+
+    /// One of the `missing` may have said why it gives up; whom it blames is blamed.
+    pub(super) fn look_for_words(&self, missing: &[usize], patience: &Patience) -> Result<(), Stuck> {
+        let told = missing.iter().find_map(|rank| Some((*rank, self.layout.failure(*rank)?)));
+        let Some((rank, (words, blamed))) = told else { return Ok(()) };
+        let kind = blamed.unwrap_or_else(|| StuckKind::RankSilent { ranks: vec![rank] });
+        Err(self.give_up(kind, format!("rank {rank} gave up: {words}"), patience))
     }
 
     /// Looks at the processes of those who are missing: one that is gone ends the wait, one that is stopped soon.

@@ -82,7 +82,9 @@ fn a_rank_that_does_not_come_is_named_and_the_team_is_done_for() {
     assert!(since.elapsed() < Duration::from_secs(30), "an error is sticky");
     // who waits for a rank that gave up hears its words
     second.allow(Some(Duration::from_secs(60)));
-    assert!(second.agree(1, 1).unwrap_err().text.contains("rank 0 gave up: rank 2 has not come"));
+    let told = second.agree(1, 1).unwrap_err();
+    assert!(told.text.contains("rank 0 gave up: rank 2 has not come"), "{told}");
+    assert_eq!(told.kind, StuckKind::RankSilent { ranks: vec![2] }, "and blames whom it blames");
 }
 
 #[test]

@@ -85,8 +85,11 @@ pub fn run_worker(config: &WorkerConfig<'_>) -> Result<(), WorkerError> {
     let faults = Faults::of_rank(config.faults.clone(), rank);
     let worker = Worker { team: team.clone(), heart, faults, tally: Tally::default(), parent: leader };
     worker.run(config).inspect_err(|error| {
-        let text = error.to_string();
-        team.layout().write_failure(rank, &text);
+        let kind = match error {
+            WorkerError::Stuck(stuck) => Some(&stuck.kind),
+            _ => None,
+        };
+        team.layout().write_failure(rank, &error.to_string(), kind);
     })
 }
 
