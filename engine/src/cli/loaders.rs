@@ -8,8 +8,9 @@ use super::device::device_choice;
 use crate::codec::HfCodec;
 use crate::core::{CoreConfig, LoadFailure, Loaded, Loader};
 use crate::fault::Faults;
-use crate::model::{LoadOptions, LoadProgress, Model, load_model_with};
-use crate::ranks::{Fleet, LOAD_SILENCE_MAX, LeaderModel};
+use crate::model::{LoadOptions, LoadProgress, Model, load_model_with, longest_sequence};
+use crate::ranks::{Fleet, LOAD_SILENCE_MAX, LeaderModel, PlanLimits};
+use crate::scheduler::plan::CHUNK_TOKENS_MIN;
 use crate::speculation::SpeculationSpec;
 use crate::start::CacheOptions;
 
@@ -20,11 +21,11 @@ pub(super) fn loader(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> L
     if args.tensor_parallel == 1 {
         return alone(dir, options, speculation, HfCodec::sandboxed);
     }
-    let (ranks, fleet, guards) = (args.tensor_parallel, fleet.clone(), config.guards);
+    let (ranks, fleet, config) = (args.tensor_parallel, fleet.clone(), config.clone());
     Box::new(move |progress| {
         let codec = Arc::new(HfCodec::sandboxed(&dir)?);
         let draft = of_draft(&options);
-        let model = load_shared((&dir, options), ranks, (&fleet, guards), progress)?;
+        let model = load_shared((&dir, options), (ranks, &fleet), &config, progress)?;
         Ok(Loaded { model, codec, draft: load_draft(speculation, &draft, progress)? })
     })
 }
@@ -76,11 +77,12 @@ fn alone(
 /// Starts the workers and loads this rank's share while they load theirs. Progress counts all ranks.
 fn load_shared(
     (dir, options): (&Path, LoadOptions),
-    ranks: u32,
-    (fleet, guards): (&Fleet, bool),
+    (ranks, fleet): (u32, &Fleet),
+    config: &CoreConfig,
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadFailure> {
-    let team = fleet.start(ranks as usize)?;
+    let guards = config.guards;
+    let team = fleet.start(ranks as usize, plan_limits(config, longest_sequence(dir)?))?;
     let options = LoadOptions { team: Some(team.clone()), ..options };
     let mut mine = |done, total| {
         team.loading(done, total);
@@ -92,6 +94,18 @@ fn load_shared(
     let tend = || if guards { fleet.tend() } else { Ok(()) };
     team.wait_loaded(guards.then_some(LOAD_SILENCE_MAX), progress, &tend)?;
     Ok(Box::new(LeaderModel::new(model, team)))
+}
+
+/// What bounds the steps of a model whose longest sequence is `longest`.
+fn plan_limits(config: &CoreConfig, longest: usize) -> PlanLimits {
+    let longest = config.seq_len_max.map_or(longest, |asked| asked.min(longest));
+    let blocks = longest.div_ceil(config.block_size.max(1)).max(1);
+    let seqs = config.num_seqs_max.max(1);
+    PlanLimits {
+        seqs,
+        tokens: config.step_tokens_max.max(seqs + CHUNK_TOKENS_MIN),
+        blocks_a_seq: config.num_blocks.map_or(blocks, |all| blocks.min(all.max(1))),
+    }
 }
 
 fn load_draft(
@@ -127,6 +141,20 @@ mod tests {
 
     fn args(words: &[&str]) -> EngineArgs {
         Cli::try_parse_from([&["x"], words].concat()).unwrap().engine
+    }
+
+    #[test]
+    fn every_step_that_the_limits_allow_can_be_told_to_the_ranks() {
+        let config = CoreConfig { num_seqs_max: 256, ..CoreConfig::default() };
+        let limits = plan_limits(&config, 131_072);
+        assert_eq!(limits, PlanLimits { seqs: 256, tokens: 512, blocks_a_seq: 8192 });
+        assert!(limits.bytes() > 8 << 20, "one document, read by 256");
+        let config = CoreConfig { seq_len_max: Some(40), num_blocks: Some(2), num_seqs_max: 1000, ..config };
+        assert_eq!(plan_limits(&config, 131_072), PlanLimits { seqs: 1000, tokens: 1016, blocks_a_seq: 2 });
+        let dir = tempfile::tempdir().unwrap();
+        write_demo_model(&dir.path().join("m"), DemoArch::Llama, 1).unwrap();
+        let model = crate::model::load_model(&dir.path().join("m"), &mut |_, _| ()).unwrap();
+        assert_eq!(longest_sequence(&dir.path().join("m")).unwrap(), model.info().seq_len_max);
     }
 
     #[test]

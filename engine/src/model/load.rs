@@ -126,6 +126,18 @@ pub fn load_model_on<B: Backend + 'static>(
     decoder(dir, config, &folder, (backend, Share::WHOLE, &options), progress)
 }
 
+/// The longest sequence that the model in `dir` takes; its weights are not read.
+///
+/// # Errors
+/// As [`load_model`].
+pub fn longest_sequence(dir: &Path) -> Result<usize, LoadError> {
+    let config = match gguf::find(dir) {
+        None => DecoderConfig::from_dir(dir)?,
+        Some(path) => DecoderConfig::from_gguf(&Gguf::open(&path)?.0, &path)?,
+    };
+    Ok(config.seq_len_max)
+}
+
 fn decoder<B: Backend + 'static>(
     dir: &Path,
     config: DecoderConfig,

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::{RANKS_MAX, Team};
+use super::layout::PLAN_BYTES_MAX;
+use super::{PlanLimits, RANKS_MAX, Team};
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::Patience;
 
@@ -30,6 +31,11 @@ const LOCK_MAX: Duration = Duration::from_millis(200);
 pub enum FleetError {
     #[error("{0} ranks are not possible; 1 to {RANKS_MAX} are")]
     World(usize),
+    #[error(
+        "a step of {} sequences of {} blocks is told to the other ranks in {} MiB, and {} MiB are possible: lower --max-num-seqs or \
+         --max-model-len, or raise --block-size", .0.seqs, .0.blocks_a_seq, .0.bytes() >> 20, PLAN_BYTES_MAX >> 20
+    )]
+    Plans(PlanLimits),
     #[error("the ranks' memory could not be made")]
     Memory(#[source] std::io::Error),
     #[error("rank {rank} could not be started")]
@@ -88,15 +94,19 @@ struct Member {
 }
 
 impl Fleet {
-    /// Makes the team of `world` and starts its workers. They die with the thread that calls this.
+    /// Makes the team of `world`, whose steps have these limits, and starts its workers. They die with the thread that calls this.
     ///
     /// # Errors
     /// [`FleetError`]; what was started is ended.
-    pub fn start(&self, world: usize) -> Result<Arc<Team>, FleetError> {
+    pub fn start(&self, world: usize, limits: PlanLimits) -> Result<Arc<Team>, FleetError> {
         if !(1..=RANKS_MAX).contains(&world) {
             return Err(FleetError::World(world));
         }
-        let (team, file) = Team::create(world).map_err(FleetError::Memory)?;
+        // refused now: a step that cannot be told would be tried for ever
+        if limits.bytes() > PLAN_BYTES_MAX {
+            return Err(FleetError::Plans(limits));
+        }
+        let (team, file) = Team::sized(world, limits.bytes()).map_err(FleetError::Memory)?;
         // A fleet is started once. The team first: on a slow machine a rank may have loaded, and been killed, before the last one is there,
         // and without a team nobody could tell that it comes back.
         #[allow(clippy::disallowed_methods, reason = "what is stored is there already")]
@@ -335,6 +345,13 @@ mod tests {
         fleet.end();
         drop(held);
         fleet.end();
+    }
+
+    #[test]
+    fn steps_that_cannot_be_told_are_refused_at_the_start() {
+        let limits = PlanLimits { seqs: 4096, tokens: 8192, blocks_a_seq: 65_536 };
+        let refused = Fleet::default().start(2, limits).unwrap_err().to_string();
+        assert!(refused.contains("in 1024 MiB, and 256 MiB are possible: lower --max-num-seqs"), "{refused}");
     }
 
     #[test]

@@ -11,15 +11,15 @@ use crate::stuck::StuckKind;
 
 /// Values of one chunk of a collective.
 pub const CHUNK_WORDS: usize = 1 << 18;
-/// Bytes of a plan.
-pub const PLAN_BYTES_MAX: usize = 4 << 20;
+/// Bytes that a plan may have at least, and at most: memory that nothing is written to is not taken, but who reads 256 MiB a step is slow.
+const PLAN_BYTES_MIN: usize = 4 << 20;
+pub const PLAN_BYTES_MAX: usize = 256 << 20;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TBRANKS1");
 const HEAD_WORDS: usize = 16;
 const RANK_WORDS: usize = 80;
 const TEXT_AT: usize = 16;
 const TEXT_BYTES_MAX: usize = (RANK_WORDS - TEXT_AT) * 8;
-const PLAN_WORDS: usize = 1 + PLAN_BYTES_MAX / 8;
 
 /// Words of the head.
 const MAGIC_AT: usize = 0;
@@ -65,16 +65,20 @@ pub enum Word {
 pub struct Layout {
     map: SharedMap,
     world: usize,
+    /// Words of a plan's slot: its length, and its bytes.
+    plan_words: usize,
 }
 
 impl Layout {
-    /// Memory for `world` ranks; the file is what the others map.
+    /// Memory for `world` ranks, with room for plans of `plan_bytes`; the file is what the others map.
     ///
     /// # Errors
     /// What the system says.
-    pub fn create(world: usize) -> std::io::Result<(Self, File)> {
-        let file = shared_file(control_words(world), world * 2 * CHUNK_WORDS)?;
-        let layout = Self { map: SharedMap::new(&file, control_words(world))?, world };
+    pub fn create(world: usize, plan_bytes: usize) -> std::io::Result<(Self, File)> {
+        let plan_words = 1 + plan_bytes.clamp(PLAN_BYTES_MIN, PLAN_BYTES_MAX).div_ceil(8);
+        let control_words = before_plans(world) + 2 * plan_words;
+        let file = shared_file(control_words, data_words(world))?;
+        let layout = Self { map: SharedMap::new(&file, control_words)?, world, plan_words };
         layout.map.control()[WORLD_AT].store(world as u64, Ordering::Relaxed);
         layout.map.control()[MAGIC_AT].store(MAGIC, Ordering::Release);
         Ok((layout, file))
@@ -85,11 +89,16 @@ impl Layout {
     /// # Errors
     /// When it is not the ranks' memory, or of another number of ranks.
     pub fn join(file: &File, world: usize) -> std::io::Result<Self> {
-        let layout = Self { map: SharedMap::new(file, control_words(world))?, world };
+        let refused = || std::io::Error::other(format!("this is not the memory of {world} ranks"));
+        // what is neither data nor blocks are plans; the length is sealed
+        let words = usize::try_from(file.metadata()?.len() / 8).unwrap_or(0);
+        let plans = words.checked_sub(data_words(world) / 2 + before_plans(world)).ok_or_else(refused)?;
+        let plan_words = plans / 2;
+        let layout = Self { map: SharedMap::new(file, before_plans(world) + 2 * plan_words)?, world, plan_words };
         let control = layout.map.control();
         let is = (control[MAGIC_AT].load(Ordering::Acquire), control[WORLD_AT].load(Ordering::Relaxed));
-        if is != (MAGIC, world as u64) || layout.map.data().len() < world * 2 * CHUNK_WORDS {
-            return Err(std::io::Error::other(format!("this is not the memory of {world} ranks")));
+        if is != (MAGIC, world as u64) || plan_words == 0 || layout.map.data().len() < data_words(world) {
+            return Err(refused());
         }
         Ok(layout)
     }
@@ -121,7 +130,7 @@ impl Layout {
 
     /// Writes the plan of `step`. False: it is too long.
     pub fn write_plan(&self, step: u64, bytes: &[u8]) -> bool {
-        if bytes.len() > PLAN_BYTES_MAX {
+        if bytes.len() > self.plan_bytes() {
             return false;
         }
         let words = &self.map.control()[self.plan_slot(step)];
@@ -133,8 +142,12 @@ impl Layout {
     /// The plan of `step`; believed only after all of it was read.
     pub fn read_plan(&self, step: u64) -> Vec<u8> {
         let words = &self.map.control()[self.plan_slot(step)];
-        let len = usize::try_from(words[0].load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(PLAN_BYTES_MAX);
+        let len = usize::try_from(words[0].load(Ordering::Relaxed)).unwrap_or(usize::MAX).min(self.plan_bytes());
         load_bytes(&words[1..], len)
+    }
+
+    fn plan_bytes(&self) -> usize {
+        (self.plan_words - 1) * 8
     }
 
     /// Says why `rank` gives up, because of whom (`None`: of itself), and that it does.
@@ -184,13 +197,18 @@ impl Layout {
     }
 
     fn plan_slot(&self, step: u64) -> Range<usize> {
-        let at = HEAD_WORDS + self.world * RANK_WORDS + usize::from(!step.is_multiple_of(2)) * PLAN_WORDS;
-        at..at + PLAN_WORDS
+        let at = before_plans(self.world) + usize::from(!step.is_multiple_of(2)) * self.plan_words;
+        at..at + self.plan_words
     }
 }
 
-fn control_words(world: usize) -> usize {
-    HEAD_WORDS + world * RANK_WORDS + 2 * PLAN_WORDS
+/// Words of control before the plans.
+fn before_plans(world: usize) -> usize {
+    HEAD_WORDS + world * RANK_WORDS
+}
+
+fn data_words(world: usize) -> usize {
+    world * 2 * CHUNK_WORDS
 }
 
 fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
@@ -214,12 +232,12 @@ mod tests {
 
     #[test]
     fn what_one_rank_writes_another_reads() {
-        let (a, file) = Layout::create(3).unwrap();
+        let (a, file) = Layout::create(3, 0).unwrap();
         let b = Layout::join(&file, 3).unwrap();
         let plan: Vec<u8> = (0..1001).map(|i| i as u8).collect();
         assert!(a.write_plan(4, &plan) && a.write_plan(5, b"odd"));
         assert_eq!((b.read_plan(4), b.read_plan(5)), (plan, b"odd".to_vec()));
-        assert!(!a.write_plan(6, &vec![0; PLAN_BYTES_MAX + 1]));
+        assert!(!a.write_plan(6, &vec![0; PLAN_BYTES_MIN + 1]));
         assert_eq!(b.failure(2), None);
         let long = "é".repeat(TEXT_BYTES_MAX);
         a.write_failure(2, &long, None);
@@ -233,6 +251,22 @@ mod tests {
         a.data(2, 7)[CHUNK_WORDS - 1].store(9, Ordering::Relaxed);
         assert_eq!(b.data(2, 7)[CHUNK_WORDS - 1].load(Ordering::Relaxed), 9);
         assert_eq!(b.data(2, 6)[CHUNK_WORDS - 1].load(Ordering::Relaxed), 0);
-        assert!(Layout::join(&file, 2).is_err());
+        assert!(Layout::join(&file, 2).is_err() && Layout::join(&file, 4).is_err());
+    }
+
+    #[test]
+    fn a_plan_as_long_as_was_asked_for_has_room_beside_all_else() {
+        let len = 9 << 20;
+        let (a, file) = Layout::create(2, len - 3).unwrap();
+        let b = Layout::join(&file, 2).unwrap();
+        a.data(0, 0)[0].store(5, Ordering::Relaxed);
+        a.write_failure(1, "words", None);
+        assert!(
+            a.write_plan(2, &vec![2; len]) && a.write_plan(3, &vec![3; len]) && !a.write_plan(4, &vec![4; len + 1])
+        );
+        assert!(b.read_plan(2) == vec![2; len] && b.read_plan(3) == vec![3; len]);
+        assert_eq!(b.data(0, 0)[0].load(Ordering::Relaxed), 5);
+        assert_eq!(b.failure(1), Some(("words".to_owned(), None)));
+        assert!(Layout::join(&shared_file(1, 0).unwrap(), 1).is_err());
     }
 }

@@ -20,6 +20,7 @@ mod worker;
 pub use backend::RankBackend;
 pub use fleet::{Fleet, FleetError, RANK_FLAG, RankOf};
 pub use leader::LeaderModel;
+pub use plan::PlanLimits;
 pub use team::Team;
 pub use worker::{WorkerConfig, WorkerError, run_worker};
 

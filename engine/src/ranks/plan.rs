@@ -13,6 +13,28 @@ pub enum Order {
     Step { terms: StepTerms, batch: StepBatch },
 }
 
+/// What bounds the steps of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlanLimits {
+    pub seqs: usize,
+    pub tokens: usize,
+    /// Blocks of the longest sequence: sequences that share them have each the whole table.
+    pub blocks_a_seq: usize,
+}
+
+impl PlanLimits {
+    /// The longest order of such an engine.
+    pub fn bytes(&self) -> usize {
+        let a_seq = self.blocks_a_seq.saturating_mul(4).saturating_add(SEQ_WORDS * 8);
+        let lists = self.seqs.saturating_mul(a_seq).saturating_add(self.tokens.saturating_mul(4));
+        lists.saturating_add(STEP_WORDS * 8)
+    }
+}
+
+/// Words of a step beside its sequences, and of each of these beside its tokens and blocks.
+const STEP_WORDS: usize = 15;
+const SEQ_WORDS: usize = 4;
+
 const ALLOCATE: u64 = 1;
 const STEP: u64 = 2;
 
@@ -127,8 +149,7 @@ impl Reader<'_> {
             _ => return None,
         };
         let count = self.size()?;
-        // each sequence has at least 32 bytes
-        (count <= self.0.len() / 32).then_some(())?;
+        (count <= self.0.len() / (SEQ_WORDS * 8)).then_some(())?;
         Some(StepBatch { seqs: (0..count).map(|_| self.seq()).collect::<Option<_>>()?, pass })
     }
 
@@ -172,6 +193,14 @@ mod tests {
             whole.truncate(cut);
             prop_assert_eq!(Order::decode(&whole), None);
         }
+    }
+
+    #[test]
+    fn the_longest_order_is_as_long_as_its_limits_say() {
+        let order = order(vec![1, 2, 3, 4, 5], 7, None);
+        assert_eq!(PlanLimits { seqs: 3, tokens: 15, blocks_a_seq: 2 }.bytes(), order.encode().len());
+        let all = usize::MAX;
+        assert_eq!(PlanLimits { seqs: all, tokens: all, blocks_a_seq: all }.bytes(), all);
     }
 
     #[test]

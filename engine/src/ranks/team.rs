@@ -57,7 +57,12 @@ impl Team {
     /// # Errors
     /// What the system says.
     pub fn create(world: usize) -> std::io::Result<(Self, File)> {
-        let (layout, file) = Layout::create(world)?;
+        Self::sized(world, 0)
+    }
+
+    /// The same, with room for plans of `plan_bytes`.
+    pub(super) fn sized(world: usize, plan_bytes: usize) -> std::io::Result<(Self, File)> {
+        let (layout, file) = Layout::create(world, plan_bytes)?;
         Ok((Self::of(layout, 0), file))
     }
 
