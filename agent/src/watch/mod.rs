@@ -300,8 +300,8 @@ impl Watch {
         self.sources.observe_into(now_ms, &mut obs, pace).await;
         obs.agent_gap_ms = gap_ms;
         obs.draining = self.control.draining;
-        let now = jiff::Timestamp::now();
-        let declared = self.maintenance.look(now_ms).filter(|it| it.holds(now)).map(Maintenance::words);
+        let holds = |declared: &&Maintenance| declared.holds(jiff::Timestamp::now());
+        let declared = self.maintenance.look(now_ms).filter(holds).map(Maintenance::words);
         if declared.is_some() != obs.maintenance {
             tracing::warn!(declared, "maintenance begins or ends");
         }
@@ -379,8 +379,7 @@ impl Watch {
         let now = if eventful { crate::files::wall_clock() } else { String::new() };
         self.acts.begin_if_asked(now_ms, &now, recovery, (self.engine.as_ref(), &self.instance), &self.metrics);
         let shut = self.gate.reply.as_ref().is_some_and(|reply| reply.shut) && self.own_fence;
-        let refused = self.acts.take_refused();
-        let fenced = self.own_fence;
+        let (refused, fenced) = (self.acts.take_refused(), self.own_fence);
         self.acts.incidents.tick(&Moment { now: &now, recovery, outcome, shut, fenced, refused });
         let uuids = obs.gpus.value.iter().flatten().map(|gpu| gpu.uuid.clone());
         self.acts.incidents.on_gpus(uuids);

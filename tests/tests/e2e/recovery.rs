@@ -52,10 +52,12 @@ pub async fn last_replica(world: &mut World<'_>, times: &mut Times) -> Result<()
     let marked =
         |seen: &Pod| (seen.name_any() == pod && seen.annotations().contains_key(ANNOTATION_LAST_SERVING)).then_some(());
     let (at, ()) = world.pods.first("the mark", Instant::now() - BOUND, BOUND, marked).await?;
-    // the agent hears of it at the latest when it has something else to say
+    // the agent hears of it with the answer to the next thing that it says: that it has work now, or none any more
+    let said = verdict(&*world.pod(&pod)?);
+    let load = if said.as_deref() == Some("Idle") { Some(load) } else { None };
+    let other = |seen: &Pod| (seen.name_any() == pod && verdict(seen) != said).then_some(());
+    world.pods.first("another word of the agent", at, BOUND, other).await?;
     drop(load);
-    let idle = |seen: &Pod| (seen.name_any() == pod && verdict(seen).as_deref() == Some("Idle")).then_some(());
-    world.pods.first("an idle engine", at, BOUND, idle).await?;
     let load = world.load("last").await?;
     let before = restarts(&*world.pod(&pod)?, "engine");
     answered(&load).await?;
