@@ -11,6 +11,8 @@ use tokio::time::Instant;
 
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// After a failure nothing that happens calls the next pass sooner than this.
+const UNHEARD: Duration = Duration::from_secs(2);
 
 /// Namespace and name of an InferenceDeployment.
 pub type Key = (String, String);
@@ -33,15 +35,18 @@ pub struct Queue {
     /// What waits, by namespace.
     order: BTreeMap<String, BTreeSet<(Instant, String)>>,
     running: BTreeSet<Key>,
-    failures: BTreeMap<Key, u32>,
+    /// How often each has failed, and until when it hears of nothing.
+    failures: BTreeMap<Key, (u32, Instant)>,
 }
 
 impl Queue {
-    /// A pass is wanted at `at`; an earlier wish stands. One that failed has its pause: a pass that fails may itself be what happens (its
-    /// status tells of the error, in words that change), and would call the next one.
+    /// A pass is wanted at `at`; an earlier wish stands. One that failed hears of nothing for a while: a pass that fails may itself be what
+    /// happens (its status tells of the error, in words that change), and would call the next one. And not for longer: a stall is no less urgent
+    /// because a child of its object is refused.
     pub fn ask(&mut self, key: Key, at: Instant) {
-        let pauses = self.failures.contains_key(&key) && !self.running.contains(&key);
-        if self.due.get(&key).is_some_and(|due| pauses || *due <= at) {
+        let deaf = self.failures.get(&key).filter(|_| !self.running.contains(&key));
+        let at = deaf.map_or(at, |(_, until)| at.max(*until));
+        if self.due.get(&key).is_some_and(|due| *due <= at) {
             return;
         }
         if let Some(later) = self.due.insert(key.clone(), at) {
@@ -76,9 +81,9 @@ impl Queue {
                 now + pause
             }
             Next::Failed => {
-                let failures = self.failures.entry(key.clone()).or_default();
+                let (failures, deaf_until) = self.failures.entry(key.clone()).or_insert((0, now));
                 let pause = (PAUSE_MIN * 2_u32.saturating_pow((*failures).min(8))).min(PAUSE_MAX);
-                *failures = failures.saturating_add(1);
+                (*failures, *deaf_until) = (failures.saturating_add(1), now + pause.min(UNHEARD));
                 // What happened meanwhile does not shorten the pause: an API in trouble is not hammered.
                 self.due.remove(&key);
                 now + pause
@@ -205,20 +210,28 @@ mod tests {
     }
 
     #[test]
-    fn failures_back_off_alone_and_events_do_not_shorten_the_pause() {
-        let (mut queue, mut now) = (Queue::default(), Instant::now());
-        queue.ask(key("a"), now);
-        let mut pauses = Vec::new();
-        for _ in 0..8 {
-            assert_eq!(queue.take(now), Some(key("a")));
+    fn failures_back_off_alone_and_events_shorten_the_pause_to_two_seconds_at_least() {
+        let pauses = |happens: bool| {
+            let (mut queue, mut now) = (Queue::default(), Instant::now());
             queue.ask(key("a"), now);
-            queue.done(key("a"), Next::Failed, now);
-            queue.ask(key("a"), now); // by its own write of the status, which the watch brings back
-            let due = queue.next_due().expect("it is tried again");
-            pauses.push((due - now).as_millis());
-            now = due;
-        }
-        assert_eq!(pauses, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
+            let pauses: Vec<_> = (0..8)
+                .map(|_| {
+                    assert_eq!(queue.take(now), Some(key("a")));
+                    queue.ask(key("a"), now);
+                    queue.done(key("a"), Next::Failed, now);
+                    if happens {
+                        queue.ask(key("a"), now); // by its own write of the status, which the watch brings back
+                    }
+                    let due = queue.next_due().expect("it is tried again");
+                    let pause = due - std::mem::replace(&mut now, due);
+                    pause.as_millis()
+                })
+                .collect();
+            (pauses, queue, now)
+        };
+        assert_eq!(pauses(true).0, [200, 400, 800, 1600, 2000, 2000, 2000, 2000]);
+        let (alone, mut queue, now) = pauses(false);
+        assert_eq!(alone, [200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
         assert_eq!(queue.take(now), Some(key("a")));
         queue.done(key("a"), Next::After(S), now);
         assert_eq!(queue.take(now + S), Some(key("a")));

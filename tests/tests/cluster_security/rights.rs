@@ -111,7 +111,8 @@ async fn everything_once(world: &World<'_>) -> Result<()> {
     world.say(first, Says::stalls("rights-3")).await?;
     world.replaced(first).await?;
     // another revision: the operator looks up what it would go back to
-    let spec = json!({"recovery": {"mode": "Observe"}, "drainSeconds": 31});
+    let recovery = json!({"mode": "Observe", "incidentTtl": "1m", "poisonFor": "1m"});
+    let spec = json!({"recovery": recovery, "drainSeconds": 31});
     truebeat_tests::product::apply(world.cluster, &crate::world::infd("rights", "chat", spec).to_string())?;
     forget_an_incident(world).await?;
     lose_the_lease(world).await
@@ -129,7 +130,7 @@ async fn lose_the_lease(world: &World<'_>) -> Result<()> {
     .await
 }
 
-/// An incident that ended long ago goes.
+/// An incident that ended long ago, and was recorded a minute ago, goes.
 async fn forget_an_incident(world: &World<'_>) -> Result<()> {
     let api: Api<EngineIncident> = Api::namespaced(world.client.clone(), "rights");
     let old = until_async("the incident of the pod that was replaced to be closed", BOUND, || async {
@@ -138,10 +139,18 @@ async fn forget_an_incident(world: &World<'_>) -> Result<()> {
         Ok(list.into_iter().find(|i| i.spec.episode_id == "rights-3" && closed(i)).map(|i| i.name_any()))
     })
     .await?;
-    let patch = Patch::Merge(json!({"status": {"closedAt": "2020-01-01T00:00:00Z"}}));
-    api.patch_status(&old, &PatchParams::default(), &patch).await?;
-    until_async("an incident of 2020 to be forgotten", BOUND, || async {
-        Ok(api.get_opt(&old).await?.is_none().then_some(()))
+    let (api, old, looks) = (&api, &old, &std::sync::atomic::AtomicU32::new(0));
+    until_async("an incident of 2020 to be forgotten", BOUND, || async move {
+        if api.get_opt(old).await?.is_none() {
+            return Ok(Some(()));
+        }
+        // each is another word, so that the operator looks
+        let second = looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 60;
+        let patch = Patch::Merge(json!({"status": {"closedAt": format!("2020-01-01T00:00:{second:02}Z")}}));
+        match api.patch_status(old, &PatchParams::default(), &patch).await {
+            Err(kube::Error::Api(error)) if error.code == 404 => Ok(Some(())),
+            patched => patched.map(|_| None).map_err(Into::into),
+        }
     })
     .await
 }

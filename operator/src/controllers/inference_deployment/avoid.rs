@@ -84,7 +84,9 @@ pub fn broken(infd: &InferenceDeployment, pods: &[PodView], avoid: &[Avoided], n
         let place = Avoided { node: pod.node.clone(), gpu_uuids, until: until.clone(), because, xids };
         tell(&mut places, place);
     }
-    places.retain(|place| !avoid.iter().any(|avoided| avoided.node == place.node));
+    // one that is avoided for less is told of as what it was all the same
+    let graver = |place: &Avoided, known: &Avoided| gravity(place.because) > gravity(known.because);
+    places.retain(|place| !avoid.iter().any(|known| known.node == place.node && !graver(place, known)));
     places.truncate(PLACES_MAX);
     places
 }
