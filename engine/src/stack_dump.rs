@@ -31,8 +31,9 @@ use symbols::Symbols;
 const THREADS_MAX: usize = 256;
 /// A thread that takes signals answers in microseconds; one that does not sits in the kernel.
 const THREAD_WAIT_MAX: Duration = Duration::from_millis(50);
-/// One that runs takes its signal when it is next given a core.
-const RUNNING_WAIT_MAX: Duration = Duration::from_millis(300);
+/// One that runs takes its signal when it is next given a core. Those that matter are waited for, within what an engine that gives up has.
+const RUNNING_WAIT_MAX: Duration = Duration::from_millis(100);
+const MATTER: [&str; 2] = ["engine", "device"];
 /// All threads together.
 const CAPTURE_MAX: Duration = Duration::from_millis(700);
 /// Bytes of one dump (H10.5).
@@ -192,7 +193,8 @@ fn all_threads() -> Vec<ThreadStack> {
             // read before the signal: the handler's own run is not what is asked for
             let place = place(tid);
             let left = CAPTURE_MAX.saturating_sub(since.elapsed());
-            let wait = if place.starts_with(RUNS) { RUNNING_WAIT_MAX } else { THREAD_WAIT_MAX }.min(left);
+            let runs = place.starts_with(RUNS) && MATTER.contains(&name.as_str());
+            let wait = if runs { RUNNING_WAIT_MAX } else { THREAD_WAIT_MAX }.min(left);
             let frames = if left.is_zero() { Err(capture::Missed::Silent) } else { capture::frames_of(tid, wait) };
             ThreadStack { tid, name, place, frames }
         })

@@ -6,10 +6,11 @@ pub mod onward;
 pub mod stderr;
 
 use std::any::Any;
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::error::Error;
 use std::io::{self, IsTerminal};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::panic::{self, AssertUnwindSafe};
+use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -56,8 +57,11 @@ where
     };
     let told = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        if !is_unread(info.payload()) {
-            told(info);
+        match (is_unread(info.payload()), stderr::started()) {
+            (true, _) => {}
+            // a panic that is caught costs its request alone, and is told as all else is
+            (false, true) => stderr::say(&panicked(info)),
+            (false, false) => told(info),
         }
     }));
     let ended = panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(work)));
@@ -69,7 +73,10 @@ where
             ExitCode::from(code)
         }
         Err(unread) if is_unread(&*unread) => ExitCode::from(UNREAD),
-        Err(panic) => panic::resume_unwind(panic),
+        Err(panic) => {
+            stderr::settle(SETTLE_MAX);
+            panic::resume_unwind(panic)
+        }
     };
     // Background probes may sit in a blocking read; a role that has ended must not wait for them (E1).
     runtime.shutdown_timeout(LEAVE_MAX);
@@ -116,6 +123,16 @@ fn of_both(address: SocketAddr) -> Option<SocketAddr> {
 pub fn take_all_descriptors() -> io::Result<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?)
+}
+
+/// As the standard library tells it.
+fn panicked(info: &PanicHookInfo<'_>) -> String {
+    let thread = std::thread::current();
+    let (name, trace) = (thread.name().unwrap_or("<unnamed>"), Backtrace::capture());
+    match trace.status() {
+        BacktraceStatus::Captured => format!("\nthread '{name}' {info}\nstack backtrace:\n{trace}"),
+        _ => format!("\nthread '{name}' {info}"),
+    }
 }
 
 /// Is it the panic of `println!` whose reader has left? The standard library has no other word for it.

@@ -48,6 +48,11 @@ pub fn dropped_lines() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
+/// Has this process said anything by this way?
+pub(crate) fn started() -> bool {
+    OUT.get().is_some_and(Option::is_some)
+}
+
 /// A program's last line: by the same way where there is one, so that it waits for nobody either and stands behind what was said before.
 pub(crate) fn say(line: &str) {
     match OUT.get() {

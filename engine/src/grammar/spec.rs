@@ -30,13 +30,14 @@ pub enum GrammarSpec {
 impl GrammarSpec {
     /// Are both the same word for word? Schemas that are equal but for the order of their properties are not: an output has the order.
     pub(super) fn is_written_as(&self, other: &Self) -> bool {
-        match (self, other) {
+        let same_words = || match (self, other) {
             (Self::JsonSchema(one), Self::JsonSchema(another)) => {
                 let [one, another] = [one, another].map(Value::to_string);
                 one == another
             }
-            _ => self == other,
-        }
+            _ => true,
+        };
+        self == other && same_words()
     }
 
     /// The library's grammar.

@@ -109,7 +109,8 @@ fn encode(param: &str, text: &str, special: bool, most: usize, ready: &Ready) ->
         let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
         count = (count + ready.codec.encode(piece, false)?.len()).saturating_sub(SEAM_TOKENS);
         if count > most {
-            return Err(too_long(param, ready.limits.seq_len_max, &format!("has more than {most}")));
+            let message = format!("the text has more than {most} tokens, the most that are taken here");
+            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
         }
         rest = after;
     }
