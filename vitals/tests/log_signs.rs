@@ -93,6 +93,16 @@ const CASES: &[(&str, &str, &str)] = &[
         r#"(APIServer pid=7) INFO:     a client - "POST /pause?mode=keep HTTP/1.1" 200 OK"#,
     ),
     (
+        "http-paused",
+        r#"INFO:     127.0.0.1:38344 - "POST /pause HTTP/1.1" 200 OK"#,
+        r#"INFO:     9.9.9.9:1 - "POST /pause HTTP/1.1" 200 OK:0 - "POST /v1/completions HTTP/1.1" 200 OK"#,
+    ),
+    (
+        "http-paused",
+        r#"INFO:     127.0.0.1:38344 - "POST /pause?mode=abort HTTP/1.1" 200 OK"#,
+        r#"INFO:     x - "POST /pause HTTP/1.1" 200 - "POST /v1/completions HTTP/1.1" 200 OK"#,
+    ),
+    (
         "http-resumed",
         r#"[2025-08-08 03:35:19 TP0] INFO:     127.0.0.1:38344 - "POST /continue_generation HTTP/1.1" 200 OK"#,
         r#"[2025-08-08 03:35:19 TP0] Receive: obj=GenerateReqInput(text='INFO:     127.0.0.1:1 - "POST /continue_generation HTTP/1.1" 200 OK')"#,

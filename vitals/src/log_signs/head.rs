@@ -16,8 +16,8 @@ pub enum Writer<'a> {
     LlamaCpp,
     /// The kernel's ring buffer.
     Kernel,
-    /// The access log of uvicorn, which serves vLLM and SGLang. Its message is the request line in quotes, in which a client can write no
-    /// quote and no line break, and the answer's status.
+    /// The access log of uvicorn, which serves vLLM and SGLang. Its message is the request line in quotes and the answer's status. A client
+    /// writes the path, which holds no blank, and may write the address before it (`X-Forwarded-For`): only a line of just these parts is one.
     Access,
     /// No head at all: a traceback, a C library, somebody's print.
     Bare,
@@ -75,8 +75,13 @@ fn vllm(line: &str) -> Option<(Writer<'_>, &str)> {
 /// `INFO:     127.0.0.1:38344 - "POST /pause HTTP/1.1" 200 OK`; SGLang puts its date before it.
 fn access(line: &str) -> Option<(Writer<'_>, &str)> {
     let line = sglang(line).map_or(line, |(_, message)| message);
-    let (client, message) = line.strip_prefix("INFO:")?.trim_start().split_once(" - ")?;
-    (message.starts_with('"') && !client.contains(' ')).then_some((Writer::Access, message))
+    let (client, message) = line.strip_prefix("INFO:")?.trim_start().rsplit_once(" - ")?;
+    let words: Vec<&str> = message.splitn(4, ' ').collect();
+    let [method, path, version, status] = words.as_slice() else { return None };
+    let answered = status.starts_with(|c: char| c.is_ascii_digit()) && !status.contains(['"', ':']);
+    let request =
+        method.starts_with('"') && path.starts_with('/') && version.starts_with("HTTP/") && version.ends_with('"');
+    (request && answered && !client.contains([' ', '"'])).then_some((Writer::Access, message))
 }
 
 /// `[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] message`; older: `[E ProcessGroupNCCL.cpp:458] …`.
