@@ -20,7 +20,7 @@ use crate::sources::{EngineProcess, Found, Sources, find_pod_engine};
 
 /// The kill is repeated for a process that is still there.
 const KILL_AGAIN_MS: u64 = 1_000;
-/// One that no signal reached is tried again after this.
+/// One that was spared is looked at again after this.
 const SPARED_AGAIN_MS: u64 = 10_000;
 /// The termination message must not hold the kill: the engine's file system may hang with it (I6).
 const MESSAGE_MAX: Duration = Duration::from_millis(500);
@@ -87,7 +87,7 @@ struct Killed {
     engine: EngineProcess,
     first_ms: u64,
     last_ms: u64,
-    /// No signal reached it the last time: it was a guess that proved wrong, or another user's.
+    /// No signal was sent to it the last time: it was a guess that proved wrong.
     spared: bool,
 }
 
@@ -120,15 +120,10 @@ impl Acts {
                     self.capturing.take_if(|capturing| *capturing == episode);
                     self.summary = Some((episode, captured.summary));
                 }
-                News::Spared { guess } => _ = self.spare(&guess),
-                News::Killed { engine, episode, pids, .. } if pids.is_empty() => {
-                    if lives(&engine) && self.spare(&engine) {
-                        tracing::error!(
-                            episode,
-                            pid = engine.pid,
-                            "the engine may not be signalled by this agent, whose user is another; it is left alive"
-                        );
-                    }
+                News::Spared { guess } => self.spare(&guess),
+                // one that may not be signalled is as good as one that outlives its signal: only its node ends it
+                News::Killed { episode, pids, .. } if pids.is_empty() => {
+                    tracing::warn!(episode, "nothing was left to kill, or nothing could be signalled");
                 }
                 News::Killed { engine, episode, lost, pids, at } => {
                     self.killed.iter_mut().filter(|killed| killed.engine == engine).for_each(|it| it.spared = false);
@@ -140,10 +135,9 @@ impl Acts {
         }
     }
 
-    /// No signal reached this process: it has outlived none.
-    fn spare(&mut self, engine: &EngineProcess) -> bool {
-        let killed = self.killed.as_mut().filter(|killed| killed.engine == *engine);
-        killed.is_some_and(|killed| !std::mem::replace(&mut killed.spared, true))
+    /// No signal was sent to this process: it has outlived none.
+    fn spare(&mut self, engine: &EngineProcess) {
+        self.killed.iter_mut().filter(|killed| killed.engine == *engine).for_each(|killed| killed.spared = true);
     }
 
     /// When SIGKILL was first sent to this process.
@@ -344,20 +338,6 @@ mod tests {
         acts.tell.send(News::Spared { guess: guess.clone() }).unwrap();
         acts.take_news(&Metrics::new().unwrap());
         assert_eq!(acts.kill_sent_ms(&guess), None, "it would be called unkillable");
-    }
-
-    /// Another user's process: the signal was not allowed.
-    #[test]
-    fn whoever_no_signal_reached_has_outlived_no_kill_until_one_does() {
-        let mut acts = Acts::new(Incidents::default());
-        let engine = EngineProcess::of(std::process::id().cast_signed()).unwrap();
-        acts.killed = Some(Killed { engine: engine.clone(), first_ms: 5, last_ms: 5, spared: false });
-        for (pids, outlives) in [(vec![], None), (vec![engine.pid], Some(5))] {
-            let (episode, at) = ("a".to_owned(), String::new());
-            acts.tell.send(News::Killed { engine: engine.clone(), episode, lost: 0, pids, at }).unwrap();
-            acts.take_news(&Metrics::new().unwrap());
-            assert_eq!(acts.kill_sent_ms(&engine), outlives);
-        }
     }
 
     /// The engine's image is on its way, and a sidecar is the oldest of the pod.
