@@ -8,6 +8,8 @@ use std::path::Path;
 use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
+/// So long after a write that failed the same is tried again: descriptors and disks have room again some day.
+pub const WRITE_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
 /// Bytes of one of the blocks that the kernel counts files by.
 const BLOCK_BYTES: u64 = 512;
 

@@ -9,11 +9,10 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
 use super::ledger::Control;
+use crate::files::WRITE_AGAIN;
 
 /// So long the detector's will waits for the disk; then it is obeyed all the same.
 const KEEP_MAX: Duration = Duration::from_millis(20);
-/// So long after a write that failed the same is tried again: descriptors and disks have room again some day.
-const KEEP_AGAIN: Duration = Duration::from_secs(1);
 
 /// Where a gate with this socket keeps what it was told last.
 pub fn kept_beside(socket: &Path) -> PathBuf {
@@ -45,7 +44,7 @@ impl Writing {
     /// Is it in the file, on its way there, or was it tried a moment ago?
     fn will_do_for(&self, control: &Control) -> bool {
         let failed = self.failed.load(Ordering::Acquire);
-        !self.task.is_finished() || self.control == *control && !(failed && self.begun.elapsed() >= KEEP_AGAIN)
+        !self.task.is_finished() || self.control == *control && !(failed && self.begun.elapsed() >= WRITE_AGAIN)
     }
 }
 

@@ -37,7 +37,6 @@ enum News {
         captured: Captured,
     },
     Killed {
-        engine: EngineProcess,
         episode: String,
         lost: u64,
         pids: Vec<i32>,
@@ -87,7 +86,7 @@ struct Killed {
     engine: EngineProcess,
     first_ms: u64,
     last_ms: u64,
-    /// No signal was sent to it the last time: it was a guess that proved wrong.
+    /// It was a guess that proved wrong the last time.
     spared: bool,
 }
 
@@ -120,24 +119,23 @@ impl Acts {
                     self.capturing.take_if(|capturing| *capturing == episode);
                     self.summary = Some((episode, captured.summary));
                 }
-                News::Spared { guess } => self.spare(&guess),
+                News::Spared { guess } => {
+                    self.killed
+                        .iter_mut()
+                        .filter(|killed| killed.engine == guess)
+                        .for_each(|killed| killed.spared = true);
+                }
                 // one that may not be signalled is as good as one that outlives its signal: only its node ends it
                 News::Killed { episode, pids, .. } if pids.is_empty() => {
                     tracing::warn!(episode, "nothing was left to kill, or nothing could be signalled");
                 }
-                News::Killed { engine, episode, lost, pids, at } => {
-                    self.killed.iter_mut().filter(|killed| killed.engine == engine).for_each(|it| it.spared = false);
+                News::Killed { episode, lost, pids, at } => {
                     tracing::warn!(episode, ?pids, "the engine's process tree was killed");
                     metrics.kills.inc();
                     self.incidents.killed(&episode, lost, &at);
                 }
             }
         }
-    }
-
-    /// No signal was sent to this process: it has outlived none.
-    fn spare(&mut self, engine: &EngineProcess) {
-        self.killed.iter_mut().filter(|killed| killed.engine == *engine).for_each(|killed| killed.spared = true);
     }
 
     /// When SIGKILL was first sent to this process.
@@ -238,13 +236,11 @@ impl Acts {
             engine: engine.clone(),
             episode: episode.id.clone(),
             lost: scene.in_flight,
-            summary: Some(taken.unwrap_or_else(|| summary_of_book(episode))),
+            summary: taken.unwrap_or_else(|| summary_of_book(episode)),
             doubt: scene.is_guess.then(|| scene.config.sources.page_dir.clone()),
             never_served: scene.outcome.verdict.class() == Some(&StallClass::StartupStalled),
         };
-        // whom no signal reached before is no survivor of this one until it has
-        let spared = before.is_some_and(|killed| killed.spared);
-        self.killed = Some(Killed { engine: engine.clone(), first_ms, last_ms: scene.now_ms, spared });
+        self.killed = Some(Killed { engine: engine.clone(), first_ms, last_ms: scene.now_ms, spared: false });
         let agent_dir = scene.config.agent_dir.clone();
         let message_path = (!scene.config.standalone).then(|| scene.config.termination_message_path.clone());
         tokio::spawn(execute(job, agent_dir, message_path, self.tell.clone()));
@@ -265,7 +261,7 @@ struct Job {
     engine: EngineProcess,
     episode: String,
     lost: u64,
-    summary: Option<String>,
+    summary: String,
     /// The engine is a guess: it is spared where another process names this page directory.
     doubt: Option<PathBuf>,
     /// It was never seen to serve: that it is the engine rests on its age alone.
@@ -293,8 +289,8 @@ async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, te
             return;
         }
     }
-    if let (Some(path), Some(summary)) = (message_path, job.summary) {
-        let engine = job.engine.clone();
+    if let Some(path) = message_path {
+        let (engine, summary) = (job.engine.clone(), job.summary);
         let write = tokio::task::spawn_blocking(move || write_termination_message(&engine, &path, &summary));
         match tokio::time::timeout(MESSAGE_MAX, write).await {
             Ok(Ok(Ok(()))) => {}
@@ -310,71 +306,11 @@ async fn execute(job: Job, agent_dir: PathBuf, message_path: Option<PathBuf>, te
             "the launcher is not told that this end was granted; it will pause before the next start"
         ),
     }
-    let engine = job.engine.clone();
     let killed = tokio::task::spawn_blocking(move || kill_tree(&job.engine));
     let pids = killed.await.unwrap_or_default();
-    let at = crate::files::wall_clock();
-    let _ = tell.send(News::Killed { engine, episode: job.episode, lost: job.lost, pids, at });
+    let _ = tell.send(News::Killed { episode: job.episode, lost: job.lost, pids, at: crate::files::wall_clock() });
 }
 
 #[cfg(test)]
 #[path = "act_tests.rs"]
-mod message_tests;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use nix::sys::stat::Mode;
-    use std::os::unix::process::ExitStatusExt;
-
-    const SOON: Duration = Duration::from_secs(30);
-
-    #[test]
-    fn whoever_was_spared_has_outlived_no_kill() {
-        let mut acts = Acts::new(Incidents::default());
-        let guess = EngineProcess { pid: 7, start_ticks: 1 };
-        acts.killed = Some(Killed { engine: guess.clone(), first_ms: 5, last_ms: 5, spared: false });
-        assert_eq!(acts.kill_sent_ms(&guess), Some(5));
-        acts.tell.send(News::Spared { guess: guess.clone() }).unwrap();
-        acts.take_news(&Metrics::new().unwrap());
-        assert_eq!(acts.kill_sent_ms(&guess), None, "it would be called unkillable");
-    }
-
-    /// The engine's image is on its way, and a sidecar is the oldest of the pod.
-    #[test]
-    fn a_guess_that_names_another_directory_and_never_served_is_no_engine() {
-        let process = |pid| EngineProcess { pid, start_ticks: 1 };
-        let found = |pid, named, hides| Found { process: process(pid), named, hides };
-        for (never_served, found, spared) in [
-            (true, found(7, false, false), true),
-            (false, found(7, false, false), false),
-            (true, found(7, false, true), false),
-            (true, found(7, true, false), false),
-            (false, found(8, true, false), true),
-        ] {
-            let (episode, doubt) = ("a".to_owned(), Some(PathBuf::new()));
-            let job = Job { engine: process(7), episode, lost: 0, summary: None, doubt, never_served };
-            assert_eq!(job.is_no_engine(&found), spared, "{never_served} {found:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn d10_a_note_that_cannot_be_written_holds_no_kill() {
-        let dir = tempfile::tempdir().unwrap();
-        // whoever opens it to write waits until somebody reads, as on a disk that hangs
-        let hangs = KillNote::path(dir.path()).with_extension("tmp");
-        nix::unistd::mkfifo(&hangs, Mode::S_IRWXU).unwrap();
-        let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
-        let engine = EngineProcess::of(child.id().unwrap().cast_signed()).unwrap();
-        let (pid, (tell, mut told)) = (engine.pid, mpsc::unbounded_channel());
-        let job = Job { engine, episode: "a".to_owned(), lost: 0, summary: None, doubt: None, never_served: false };
-        let executed = tokio::time::timeout(SOON, execute(job, dir.path().to_owned(), None, tell)).await;
-        // lets the writer go, whatever came of it: the runtime waits for it at its end
-        let reader = std::fs::File::open(&hangs);
-        executed.expect("the kill waits for a note");
-        assert_eq!(child.wait().await.unwrap().signal(), Some(9));
-        let News::Killed { pids, .. } = told.recv().await.unwrap() else { panic!("another word") };
-        assert_eq!(pids, [pid]);
-        drop(reader);
-    }
-}
+mod tests;

@@ -1,9 +1,13 @@
-//! What a kill leaves to be read where the detector that took the evidence is gone.
+//! Who is killed and who is spared, what a kill waits for, and what it leaves to be read where the detector that took the evidence is gone.
+
+use std::os::unix::process::ExitStatusExt;
+
+use clap::Parser;
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
 
 use super::*;
 use crate::options::WatchArgs;
-use clap::Parser;
-use nix::sys::signal::Signal;
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -43,9 +47,59 @@ async fn a_restarted_detector_tells_of_the_evidence_by_what_is_in_the_book() {
     };
     Acts::new(book()).kill(&scene);
     let ended = tokio::time::timeout(SOON, child.wait()).await.expect("it is killed").unwrap();
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(Signal::SIGKILL as i32));
+    assert_eq!(ended.signal(), Some(Signal::SIGKILL as i32));
     let told = std::fs::read_to_string(&message).unwrap();
     let want =
         "truebeat: StepStalled, episode host-7-9-1\n  step 9 for 2400 ms\nbundle: /b/e.tar.zst\nfingerprint: f00\n";
     assert_eq!(told, want);
+}
+
+#[test]
+fn whoever_was_spared_has_outlived_no_kill() {
+    let mut acts = Acts::new(Incidents::default());
+    let guess = EngineProcess { pid: 7, start_ticks: 1 };
+    acts.killed = Some(Killed { engine: guess.clone(), first_ms: 5, last_ms: 5, spared: false });
+    assert_eq!(acts.kill_sent_ms(&guess), Some(5));
+    acts.tell.send(News::Spared { guess: guess.clone() }).unwrap();
+    acts.take_news(&Metrics::new().unwrap());
+    assert_eq!(acts.kill_sent_ms(&guess), None, "it would be called unkillable");
+}
+
+/// The engine's image is on its way, and a sidecar is the oldest of the pod.
+#[test]
+fn a_guess_that_names_another_directory_and_never_served_is_no_engine() {
+    let process = |pid| EngineProcess { pid, start_ticks: 1 };
+    let found = |pid, named, hides| Found { process: process(pid), named, hides };
+    for (never_served, found, spared) in [
+        (true, found(7, false, false), true),
+        (false, found(7, false, false), false),
+        (true, found(7, false, true), false),
+        (true, found(7, true, false), false),
+        (false, found(8, true, false), true),
+    ] {
+        let (episode, doubt) = ("a".to_owned(), Some(PathBuf::new()));
+        let job = Job { engine: process(7), episode, lost: 0, summary: String::new(), doubt, never_served };
+        assert_eq!(job.is_no_engine(&found), spared, "{never_served} {found:?}");
+    }
+}
+
+#[tokio::test]
+async fn d10_a_note_that_cannot_be_written_holds_no_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    // whoever opens it to write waits until somebody reads, as on a disk that hangs
+    let hangs = KillNote::path(dir.path()).with_extension("tmp");
+    nix::unistd::mkfifo(&hangs, Mode::S_IRWXU).unwrap();
+    let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
+    let engine = EngineProcess::of(child.id().unwrap().cast_signed()).unwrap();
+    let (pid, (tell, mut told)) = (engine.pid, mpsc::unbounded_channel());
+    let job =
+        Job { engine, episode: "a".to_owned(), lost: 0, summary: String::new(), doubt: None, never_served: false };
+    let executed = tokio::time::timeout(SOON, execute(job, dir.path().to_owned(), None, tell)).await;
+    // lets the writer go, whatever came of it: the runtime waits for it at its end
+    let reader = std::fs::File::open(&hangs);
+    executed.expect("the kill waits for a note");
+    assert_eq!(child.wait().await.unwrap().signal(), Some(9));
+    let News::Killed { pids, .. } = told.recv().await.unwrap() else { panic!("another word") };
+    assert_eq!(pids, [pid]);
+    drop(reader);
 }

@@ -11,7 +11,7 @@ use vitals::verdict::Verdict;
 
 use super::hold::refusal;
 use super::latest::Latest;
-use crate::files::boot_id;
+use crate::files::{WRITE_AGAIN, boot_id};
 use crate::gate::ledger::Control;
 use crate::incidents::Incidents;
 use crate::sources::EngineProcess;
@@ -103,9 +103,6 @@ impl Memory {
     }
 }
 
-/// So long after a write that failed the same is tried again.
-const KEEP_AGAIN: Duration = Duration::from_secs(1);
-
 /// Writes the memory when it changed, from a thread of its own.
 #[derive(Debug)]
 pub struct Keeper {
@@ -135,7 +132,7 @@ impl Keeper {
 
     /// Writes what is known unless it is what was written last. Most ticks end here without a copy.
     pub fn keep(&mut self, now: &Known<'_>) {
-        let again = self.failed.load(Ordering::Acquire) && self.put.elapsed() >= KEEP_AGAIN;
+        let again = self.failed.load(Ordering::Acquire) && self.put.elapsed() >= WRITE_AGAIN;
         if self.written.holds(now) && !again {
             return;
         }
