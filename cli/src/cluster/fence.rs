@@ -4,17 +4,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use crds::LABEL_DEPLOYMENT;
 use crds::episode::CONDITION_PROGRESSING;
 use crds::fence::{ANNOTATION_FENCE, FENCED_BY_PERSON, Fence};
-use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
-use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
-const FIELD_MANAGER: &str = "kubectl-truebeat";
+use super::word::{annotate, pod_of_ours, who, written};
+
 /// The kubelet hands the annotation on within a minute at worst, seconds as a rule.
 const SEEN_MAX: Duration = Duration::from_secs(90);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -38,34 +36,22 @@ pub struct Wish {
 pub async fn write(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let name = &wish.pod;
-    let pod = pods.get_opt(name).await.with_context(|| format!("could not read pod {namespace}/{name}"))?;
-    let pod = pod.with_context(|| format!("there is no pod {name} in namespace {namespace}"))?;
-    let Some(deployment) = pod.labels().get(LABEL_DEPLOYMENT) else {
-        bail!("pod {name} belongs to no InferenceDeployment: there is no agent in it that could fence it");
-    };
+    let (pod, deployment) = pod_of_ours(&pods, namespace, name, "fence it").await?;
     let fence = match &wish.fence {
         None => Value::Null,
         Some(why) => {
-            let all = pods.list(&super::members(deployment)).await.context("could not list the deployment's pods")?;
+            let all = pods.list(&super::members(&deployment)).await.context("could not list the deployment's pods")?;
             if is_last(&pod, &all.items) && !wish.even_if_last {
                 bail!(
                     "{name} is the last replica of {deployment} that serves: its clients would have nobody (I3); --even-if-last fences it all the same"
                 );
             }
-            let at = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+            let at = written(jiff::Timestamp::now());
             let fence = Fence { by: who(client).await, at, why: why.clone() };
             Value::String(serde_json::to_string(&fence)?)
         }
     };
     annotate(&pods, &pod, ANNOTATION_FENCE, fence).await
-}
-
-/// Writes one annotation of this very pod; null takes it off.
-pub async fn annotate(pods: &Api<Pod>, pod: &Pod, name: &str, value: Value) -> anyhow::Result<()> {
-    let body = json!({"metadata": {"uid": pod.uid(), "annotations": {name: value}}});
-    let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-    let patched = pods.patch(&pod.name_any(), &params, &Patch::Merge(&body)).await;
-    patched.with_context(|| format!("could not annotate pod {} (may you patch pods?)", pod.name_any())).map(drop)
 }
 
 /// Waits until the pod shows it: out of traffic by the agent's word that a person wants it so, or in it again. Says so, with the time it took.
@@ -133,17 +119,10 @@ fn conditions(pod: &Pod) -> &[PodCondition] {
     pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default()
 }
 
-/// The name by which the API server knows this person; the record should not say "somebody".
-pub async fn who(client: &Client) -> String {
-    let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
-    let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await.ok();
-    let answer = review.and_then(|review| review.status?.user_info?.username);
-    answer.unwrap_or_else(|| "somebody".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn pod(name: &str, ready: &str) -> Pod {
         serde_json::from_value(json!({

@@ -1,18 +1,16 @@
-//! `truebeat kubectl maintenance POD`: a person says for how long an engine may be silent on purpose, or that it is over. It writes one
-//! annotation on the pod, which the agent reads as a file.
+//! `truebeat kubectl maintenance POD`: a person says for how long an engine may be silent on purpose, or that it is over.
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use crds::LABEL_DEPLOYMENT;
+use anyhow::Context;
 use crds::fence::Fence;
 use crds::maintenance::{ANNOTATION_MAINTENANCE, Maintenance};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use serde_json::Value;
 
-use super::fence::{annotate, who};
+use super::word::{annotate, pod_of_ours, who, written};
 
 /// Longer is no maintenance: a pod that nobody is to watch for days needs none of this.
 const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -41,11 +39,7 @@ pub async fn declare(
     reason: &str,
 ) -> anyhow::Result<String> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let pod = pods.get_opt(name).await.with_context(|| format!("could not read pod {namespace}/{name}"))?;
-    let pod = pod.with_context(|| format!("there is no pod {name} in namespace {namespace}"))?;
-    if !pod.labels().contains_key(LABEL_DEPLOYMENT) {
-        bail!("pod {name} belongs to no InferenceDeployment: there is no agent in it that could read of it");
-    }
+    let (pod, _) = pod_of_ours(&pods, namespace, name, "read of it").await?;
     let Some(lasts) = lasts else {
         annotate(&pods, &pod, ANNOTATION_MAINTENANCE, Value::Null).await?;
         return Ok(format!(
@@ -59,7 +53,6 @@ pub async fn declare(
 
 fn from(now: Timestamp, lasts: Duration, by: String, reason: &str) -> anyhow::Result<Maintenance> {
     let until = now.checked_add(lasts).context("it would never end")?;
-    let written = |at: Timestamp| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let fence = Fence { by, at: written(now), why: reason.to_owned() };
     Ok(Maintenance { fence, until: Some(written(until)) })
 }

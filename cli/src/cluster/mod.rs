@@ -7,6 +7,7 @@ mod exec;
 mod fence;
 mod maintenance;
 mod tell;
+mod word;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
