@@ -6,4 +6,5 @@ pub mod incidents;
 pub mod inference_deployment;
 pub mod nodes;
 pub mod queue;
+pub mod waiting;
 pub mod watch;

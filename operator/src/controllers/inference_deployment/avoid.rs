@@ -43,10 +43,7 @@ pub fn next(
     let mut places: Vec<Avoided> = held.iter().filter(|place| in_force(&place.until, span, now)).cloned().collect();
     let Some(until) = now.checked_add(span).ok().filter(|_| span > SignedDuration::ZERO) else { return places };
     let most = allowed(nodes, &devices(&infd.spec), infd.spec.recovery.avoid_nodes_percent);
-    for pod in pods.iter().filter(|pod| !pod.node.is_empty()) {
-        let Some(because) = because(pod, fresh) else { continue };
-        let (gpu_uuids, xids) = pod.open_episode().map(broken_by).unwrap_or_default();
-        let place = Avoided { node: pod.node.clone(), gpu_uuids, until: until.to_string(), because, xids };
+    for place in pods.iter().filter_map(|pod| bad(pod, fresh, until)) {
         match places.iter().position(|known| known.node == place.node) {
             Some(at) => learn(&mut places[at], place),
             None if places.len() < most => places.push(place),
@@ -77,11 +74,8 @@ pub fn broken(infd: &InferenceDeployment, pods: &[PodView], avoid: &[Avoided], n
     for place in held.filter(|place| in_force(&place.until, span, now)) {
         tell(&mut places, place);
     }
-    let until = now.checked_add(span).unwrap_or(now).to_string();
-    for pod in pods.iter().filter(|pod| !pod.node.is_empty()) {
-        let Some(because) = because(pod, &[]) else { continue };
-        let (gpu_uuids, xids) = pod.open_episode().map(broken_by).unwrap_or_default();
-        let place = Avoided { node: pod.node.clone(), gpu_uuids, until: until.clone(), because, xids };
+    let until = now.checked_add(span).unwrap_or(now);
+    for place in pods.iter().filter_map(|pod| bad(pod, &[], until)) {
         tell(&mut places, place);
     }
     // one that is avoided for less is told of as what it was all the same
@@ -121,6 +115,13 @@ fn gravity(because: AvoidedBecause) -> u8 {
         AvoidedBecause::GpuFault => 1,
         AvoidedBecause::Unkillable => 2,
     }
+}
+
+/// The place of this pod, if it is bad.
+fn bad(pod: &PodView, fresh: &[&Grant], until: Timestamp) -> Option<Avoided> {
+    let because = because(pod, fresh).filter(|_| !pod.node.is_empty())?;
+    let (gpu_uuids, xids) = pod.open_episode().map(broken_by).unwrap_or_default();
+    Some(Avoided { node: pod.node.clone(), gpu_uuids, until: until.to_string(), because, xids })
 }
 
 /// Why the place of this pod is bad, if it is.

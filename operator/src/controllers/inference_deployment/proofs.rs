@@ -2,26 +2,19 @@
 //!
 //! Until an episode is recorded its pod alone tells of it. So whatever takes that pod away (a rollback, fewer replicas, its replacement)
 //! comes after its record, and where the record is refused it waits and the record is tried again. Not for ever: a webhook of somebody
-//! else that is down must not keep a bad revision in place. The wait is of this process; another leader has its own.
+//! else that is down must not keep a bad revision in place. Clients wait for nobody meanwhile, for who stalls is fenced.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::collections::BTreeSet;
 
 use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::{drift::covers, observed::Observed, plan::Plan};
-
-/// A record is tried for so long before what proves it goes: a webhook's pod or a leader of etcd is back by then. Clients wait for nobody
-/// meanwhile, for who stalls is fenced.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::controllers::{queue::Key, waiting::Waiting};
 
 /// By InferenceDeployment: since when something waits there.
 #[derive(Debug, Default)]
-pub struct Proofs(Mutex<BTreeMap<(String, String), Instant>>);
+pub struct Proofs(Waiting<Key>);
 
 impl Proofs {
     /// Must that wait which would take pods away (`due`: something would)? `untold` are the pods that alone tell of an episode. Who has
@@ -29,18 +22,16 @@ impl Proofs {
     pub fn wait(&self, observed: &Observed, untold: &BTreeSet<String>, due: bool, now: Instant) -> bool {
         let infd = &observed.infd;
         let key = (infd.namespace().unwrap_or_default(), infd.name_any());
-        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if untold.is_empty() {
-            since.remove(&key);
+            self.0.settled(&key);
             return false;
         }
-        due && now.saturating_duration_since(*since.entry(key).or_insert(now)) < PATIENCE
+        due && self.0.waits(key, now)
     }
 
     /// There is nothing of this name any more.
     pub fn forget(&self, namespace: &str, name: &str) {
-        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        since.remove(&(namespace.to_owned(), name.to_owned()));
+        self.0.settled(&(namespace.to_owned(), name.to_owned()));
     }
 }
 
@@ -60,6 +51,7 @@ mod tests {
         build::{Child, kinds},
         testing::{infd, looked},
     };
+    use crate::controllers::waiting::PATIENCE;
     use serde_json::{Value, json};
 
     fn observed(children: impl IntoIterator<Item = (String, Value)>) -> Observed {

@@ -3,40 +3,36 @@
 //! A mark keeps a successor from the place that its pod leaves; a suspicion is worth less than a replica. Where somebody's webhook refuses
 //! it, or never answers, the pod that stalls is not kept for ever, and nor is the slot that it holds.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A webhook's pod or a leader of etcd is back by then.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::controllers::waiting::Waiting;
+
 /// What failed so long ago tells nothing of what fails now.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 
 /// By node: since when its mark fails.
 #[derive(Debug, Default)]
-pub struct Unmarked(Mutex<BTreeMap<String, Instant>>);
+pub struct Unmarked(Waiting<String>);
 
 impl Unmarked {
     /// The mark of `node` failed `now`: must whoever replaces a pod there wait for another try?
     pub fn waits(&self, node: &str, now: Instant) -> bool {
-        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        since.retain(|_, since| now.saturating_duration_since(*since) < FORGOTTEN_AFTER);
-        now.saturating_duration_since(*since.entry(node.to_owned()).or_insert(now)) < PATIENCE
+        self.0.forget_older(FORGOTTEN_AFTER, now);
+        self.0.waits(node.to_owned(), now)
     }
 
     /// The node is marked, or never will be.
     pub fn settled(&self, node: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(node);
+        self.0.settled(&node.to_owned());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controllers::waiting::PATIENCE;
 
     #[test]
     fn a_mark_is_waited_for_once_and_for_a_while() {
