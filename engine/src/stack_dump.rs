@@ -33,6 +33,7 @@ const THREADS_MAX: usize = 256;
 const THREAD_WAIT_MAX: Duration = Duration::from_millis(50);
 /// One that runs takes its signal when it is next given a core. Those that matter are waited for, within what an engine that gives up has.
 const RUNNING_WAIT_MAX: Duration = Duration::from_millis(100);
+const RUNS: &str = "state R";
 const MATTER: [&str; 2] = ["engine", "device"];
 /// All threads together.
 const CAPTURE_MAX: Duration = Duration::from_millis(700);
@@ -200,9 +201,6 @@ fn all_threads() -> Vec<ThreadStack> {
         })
         .collect()
 }
-
-/// So begins the place of a thread that runs, or waits for a core.
-const RUNS: &str = "state R";
 
 fn place(tid: i32) -> String {
     let stat = task_file(tid, "stat");

@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::onward::Onward;
@@ -29,10 +29,8 @@ impl Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let out =
-            OUT.get_or_init(|| Onward::start_own("the log", Box::new(io::stderr()), self.ask).ok().map(Mutex::new));
-        let taken = out.as_ref().is_some_and(|out| out.lock().unwrap_or_else(PoisonError::into_inner).send(line));
-        if !taken {
+        OUT.get_or_init(|| Onward::start_own("the log", Box::new(io::stderr()), self.ask).ok().map(Mutex::new));
+        if !queue().is_some_and(|mut queue| queue.send(line)) {
             DROPPED.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
@@ -50,22 +48,26 @@ pub fn dropped_lines() -> u64 {
 
 /// Has this process said anything by this way?
 pub(crate) fn started() -> bool {
-    OUT.get().is_some_and(Option::is_some)
+    queue().is_some()
 }
 
 /// A program's last line: by the same way where there is one, so that it waits for nobody either and stands behind what was said before.
 pub(crate) fn say(line: &str) {
-    match OUT.get() {
-        Some(Some(out)) => _ = out.lock().unwrap_or_else(PoisonError::into_inner).send(format!("{line}\n").as_bytes()),
-        _ => eprintln!("{line}"),
+    match queue() {
+        Some(mut queue) => _ = queue.send(format!("{line}\n").as_bytes()),
+        None => eprintln!("{line}"),
     }
 }
 
 /// Waits until what was said is written, and no longer than this: for the end of a process.
 pub fn settle(at_most: Duration) {
     let began = Instant::now();
-    let Some(Some(out)) = OUT.get() else { return };
-    while !out.lock().unwrap_or_else(PoisonError::into_inner).is_empty() && began.elapsed() < at_most {
+    while queue().is_some_and(|queue| !queue.is_empty()) && began.elapsed() < at_most {
         std::thread::sleep(LOOK_EVERY);
     }
+}
+
+/// Where words wait for whoever reads, once there were any and a thread for them.
+fn queue() -> Option<MutexGuard<'static, Onward>> {
+    Some(OUT.get()?.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
 }

@@ -104,8 +104,15 @@ pub fn one_prompt(f: &Fields<'_>, ready: &Ready) -> Result<Vec<u32>, ApiError> {
 
 /// The tokens of a text, unless they are more than `most`, which is told before the memory for them is needed.
 fn encode(param: &str, text: &str, special: bool, most: usize, ready: &Ready) -> Result<Vec<u32>, ApiError> {
+    if text.len() > PIECE_BYTES {
+        check_count(param, text, most, ready)?;
+    }
+    Ok(ready.codec.encode(text, special)?)
+}
+
+fn check_count(param: &str, text: &str, most: usize, ready: &Ready) -> Result<(), ApiError> {
     let (mut rest, mut count) = (text, 0_usize);
-    while rest.len() > PIECE_BYTES || (count > 0 && !rest.is_empty()) {
+    while !rest.is_empty() {
         let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
         count = (count + ready.codec.encode(piece, false)?.len()).saturating_sub(SEAM_TOKENS);
         if count > most {
@@ -114,7 +121,7 @@ fn encode(param: &str, text: &str, special: bool, most: usize, ready: &Ready) ->
         }
         rest = after;
     }
-    Ok(ready.codec.encode(text, special)?)
+    Ok(())
 }
 
 /// The tokens of a conversation, as the model's template writes it.
