@@ -2,26 +2,26 @@
 # Builds everything that a machine with a GPU needs for `test-gpu` and `bench-gpu` into target/gpu: programs, kernels, models of the tests and
 # the command itself. That machine needs NVIDIA's driver and nothing else. Runs here at once where there is a driver.
 #
-#   bundle.sh test|bench|all
+#   bundle.sh test|bench
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 what=${1:-}
-case $what in test | bench | all) ;; *) printf 'usage: %s test|bench|all\n' "$0" >&2; exit 2 ;; esac
+case $what in test | bench) ;; *) printf 'usage: %s test|bench\n' "$0" >&2; exit 2 ;; esac
 
 image=$(kernels/build.sh)
 mapfile -t packages < <(sed 's/^/--package=/' tests/packages.txt)
 build=(--release --locked "${packages[@]}" --features engine/cuda)
-cargo build "${build[@]}" --bin gpu
+cargo build "${build[@]}" --bin gpu --bin truebeat
 test=$(cargo test "${build[@]}" --test cuda --no-run --message-format=json |
   python3 -c 'import json, sys
 print(next(m["executable"] for m in map(json.loads, sys.stdin) if m.get("executable") and m["target"]["name"] == "cuda"))')
 
 rm -rf target/gpu
 mkdir -p target/gpu
-cp target/release/gpu "$image" tests/gpu/run.sh target/gpu/
+cp target/release/gpu target/release/truebeat "$image" tests/gpu/run.sh tests/gpu/peer.py target/gpu/
 cp "$test" target/gpu/cuda-tests
 # what travels may be 64 MiB with the sources; names of functions stay for whoever reads a stack
-strip --strip-debug target/gpu/gpu target/gpu/cuda-tests
+strip --strip-debug target/gpu/gpu target/gpu/truebeat target/gpu/cuda-tests
 cp -r engine/tests/golden target/gpu/golden
 du -sh target/gpu | awk '{ print "target/gpu: " $1 }'
 

@@ -2,14 +2,17 @@
 # What `make test-gpu` and `make bench-gpu` run on a machine with a GPU, out of the folder that bundle.sh made; at most nine minutes, however
 # much of it hangs. Results go to OUT (default: out beside this file). The exit status is 0 only if everything passed.
 #
-#   run.sh test|bench|all     all: both in one go, the most telling parts first
+#   run.sh test|bench     all parts of either
+#   run.sh PART…          these parts alone: ops models serve signature spin sanitize bench-1b bench-8b peer
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$here/out}
 mkdir -p "$out"
 export TRUEBEAT_KERNELS=$here TRUEBEAT_GOLDEN=$here/golden
+gpu=("$here/gpu" --kernels "$here")
 # tests of the device that there must be at least: a bundle without them would pass everything
 tests_min=14
+seconds_a_figure=${SECONDS_A_FIGURE:-8}
 deadline=$((SECONDS + ${SECONDS_MAX:-520}))
 failed=()
 
@@ -27,15 +30,22 @@ part() { # name, seconds it may take, command…
   [ "$status" -eq 0 ] || failed+=("$name (status $status)")
 }
 
-device_tests() { # each in a process of its own: an illegal address spoils its context for all that comes behind it. Models come last.
+device_tests() { # each in a process of its own: an illegal address spoils its context for all that comes behind it
   local list
   list=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p')
   if [ "$(wc -l <<<"$list")" -lt "$tests_min" ]; then
-    failed+=("ops (fewer than $tests_min tests are there)")
+    failed+=("$1 (fewer than $tests_min tests are there)")
   fi
-  for name in $(grep -v '^models' <<<"$list") $(grep '^models' <<<"$list"); do
+  for name in $(if [ "$1" = models ]; then grep '^models' <<<"$list"; else grep -v '^models' <<<"$list"; fi); do
     part "$name" 60 "$here/cuda-tests" --ignored --exact "$name" --nocapture
   done
+}
+
+serve() { # the program itself
+  local model=$out/../serve-model/m
+  mkdir -p "$(dirname "$model")"
+  "$here/truebeat" demo-model "$model" --arch llama >/dev/null || failed+=("serve (no model)")
+  part serve 150 "${gpu[@]}" serve --program "$here/truebeat" --model "$model" --out "$out/serve"
 }
 
 sanitize() { # races and misalignment are what the host's twin of a kernel cannot show
@@ -52,6 +62,15 @@ sanitize() { # races and misalignment are what the host's twin of a kernel canno
   part memcheck 40 "$sanitizer" --tool memcheck --error-exitcode 9 "$here/cuda-tests" --ignored --test-threads=1 products
 }
 
+# what others make of the same device: PyTorch, its products by cuBLAS, its steps by CUDA graphs
+peer() {
+  if ! python3 -c 'import torch' 2>/dev/null; then
+    echo 'PyTorch is not here: nothing was compared with it' | tee -a "$out/not-run.txt"
+    return
+  fi
+  part peer 150 python3 "$here/peer.py" --seconds "$seconds_a_figure"
+}
+
 # the last process to leave a GPU shuts it down, and the next waits for seconds until it is up again
 { exec 8<>/dev/nvidia0; } 2>/dev/null || true
 {
@@ -60,17 +79,24 @@ sanitize() { # races and misalignment are what the host's twin of a kernel canno
   ldd --version 2>/dev/null | head -n 1
   printf 'LD_LIBRARY_PATH=%s\n' "${LD_LIBRARY_PATH:-}"
 } | tee "$out/device.txt"
-what=${1:-}
-case $what in test | bench | all) ;; *) printf 'usage: %s test|bench|all\n' "$0" >&2; exit 2 ;; esac
-# each operation and each model against the CPU oracle, on the device
-[ "$what" = bench ] || device_tests
-[ "$what" = test ] || part bench 300 "$here/gpu" --kernels "$here" bench --seconds "$([ "$what" = all ] && echo 3 || echo 8)"
-if [ "$what" != bench ]; then
-  sanitize
-  # what spins may leave a GPU that answers nobody: last
-  part signature 150 "$here/gpu" --kernels "$here" signature --out "$out/signature.jsonl" --seconds "$([ "$what" = all ] && echo 8 || echo 15)"
-  part spin 90 "$here/gpu" --kernels "$here" spin-check
-fi
+
+# what spins may leave a GPU that answers nobody: last
+case ${1:-} in
+  test) set -- ops models serve sanitize signature spin ;;
+  bench) set -- bench-1b bench-8b peer ;;
+esac
+for what in "$@"; do
+  case $what in
+    ops | models) device_tests "$what" ;;
+    serve | sanitize | peer) "$what" ;;
+    bench-1b) part bench-1b 240 "${gpu[@]}" bench --sizes 1b --eager --seconds "$seconds_a_figure" ;;
+    bench-8b) part bench-8b 240 "${gpu[@]}" bench --sizes 8b --seconds "$seconds_a_figure" ;;
+    signature) part signature 200 "${gpu[@]}" signature --out "$out/signature.jsonl" --seconds $((2 * seconds_a_figure)) ;;
+    spin) part spin 90 "${gpu[@]}" spin-check ;;
+    *) printf 'unknown part %s\n' "$what" >&2; exit 2 ;;
+  esac
+done
+[ $# -gt 0 ] || { printf 'usage: %s test|bench|PART…\n' "$0" >&2; exit 2; }
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed:'
   printf ' %s;' "${failed[@]}"

@@ -165,6 +165,17 @@ pub trait Backend: Send {
         false
     }
 
+    /// The fault S2 where it belongs: the device is given something that never ends, and all that comes later waits behind it. False: there is
+    /// no device that could hang.
+    fn hang(&self) -> bool {
+        false
+    }
+
+    /// Steps that ran as one launch of a graph, so far.
+    fn graphs_run(&self) -> u64 {
+        0
+    }
+
     /// A step begins: all calls until [`Self::end_step`] are its own.
     fn begin_step(&self, _step: &StepStart) {}
 

@@ -78,7 +78,8 @@ impl QueuedModel {
     /// # Errors
     /// As there.
     pub fn step(&mut self, batch: &StepBatch, alive: &mut dyn FnMut()) -> Result<StepLogits, ModelError> {
-        if self.faults.armed(Place::Event) {
+        // a device of its own hangs in earnest; the processor's ends, and its event never says so
+        if self.faults.armed(Place::Event) && !self.model.as_mut().is_some_and(|model| model.hang()) {
             self.queue.stick();
         }
         let (batch, allowed) = (batch.clone(), self.allowed.map(|allowed| allowed + self.margin));

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize, StepStart};
@@ -334,6 +335,7 @@ impl<B: Backend + 'static> Decoder<B> {
         self.workspace = space;
         if let Some(programs) = &mut self.programs {
             programs.put_back(program);
+            programs.counts().graphs.store(self.backend.graphs_run(), Relaxed);
         }
         Ok(logits)
     }
@@ -358,6 +360,10 @@ impl<B: Backend + 'static> Model for Decoder<B> {
 
     fn waits(&self) -> bool {
         self.backend.waits()
+    }
+
+    fn hang(&mut self) -> bool {
+        self.backend.hang()
     }
 
     fn terms(&mut self, terms: &StepTerms) {

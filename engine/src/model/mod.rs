@@ -170,6 +170,11 @@ pub trait Model: Send {
         false
     }
 
+    /// Makes the device hang in earnest (S2). False: it has none that could, or it hangs already.
+    fn hang(&mut self) -> bool {
+        false
+    }
+
     /// What became of its step programs, if it has any.
     fn programs(&self) -> Option<Arc<ProgramCounts>> {
         None

@@ -139,9 +139,8 @@ fn config(shape: RandomShape) -> DecoderConfig {
 fn weight(rows: usize, cols: usize, kind: WeightType, random: &mut SplitMix64) -> Option<RawWeight> {
     let (_, block_bytes) = kind.block();
     let len = kind.len_bytes(cols)? * rows;
-    let mut bytes: Vec<u8> =
-        std::iter::repeat_with(|| random.next().to_le_bytes()).take(len.div_ceil(8)).flatten().collect();
-    bytes.truncate(len);
+    let mut bytes = vec![0; len];
+    bytes.chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()[..word.len()]));
     let scale = half::f16::from_f32(1e-4).to_le_bytes();
     for block in bytes.chunks_exact_mut(block_bytes) {
         match kind {

@@ -44,6 +44,8 @@ pub struct ProgramCounts {
     pub refused: AtomicU64,
     /// The same, of the other ranks.
     pub refused_elsewhere: AtomicU64,
+    /// Steps by a program that the device ran as one launch.
+    pub graphs: AtomicU64,
     /// Key of the program of the last step, for the flight recorder; 0: it ran eagerly.
     pub last_key: AtomicU64,
 }

@@ -115,7 +115,9 @@ fn replayed<D: Driver>(make: Make<'_, D>) {
             assert!(bits(&got) == bits(&want), "{name}: step {pos}");
             (pos, token) = (pos + 1, (token * 7 + 3) % 50);
         }
-        assert!(graphs.programs().unwrap().replayed.load(Relaxed) >= REPLAYED, "{name}: programs were never made");
+        let counts = graphs.programs().unwrap();
+        assert!(counts.replayed.load(Relaxed) >= REPLAYED, "{name}: programs were never made");
+        assert!(counts.graphs.load(Relaxed) > 0, "{name}: the device ran none as a graph");
     }
 }
 test_backend!(steps_by_graphs_have_the_bits_of_eager_ones, super::replayed);

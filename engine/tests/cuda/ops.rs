@@ -282,7 +282,7 @@ fn plain_ones<D: Driver>(make: Make<'_, D>) {
         },
     );
     assert_eq!(bits(&got), bits(&want), "copy");
-    b.spin(true);
+    b.spin(1, true);
     b.end_step().unwrap();
 }
 test_backend!(plain_ones_match, super::plain_ones);
@@ -297,10 +297,15 @@ fn placing<D: Driver>(make: Make<'_, D>) {
         let values = widths.map(|width| random.values(rows * width));
         let norms = [random.values(head_dim), random.values(head_dim)];
         let slots = [6, 4, 7, 2, 5];
-        let got = placed(&make(EXACT), (heads, size), (&widths, &values), (&norms, with_norms), &slots);
         let want = placed(&oracle(), (heads, size), (&widths, &values), (&norms, with_norms), &slots);
-        for (index, (got, want)) in got.iter().zip(&want).enumerate() {
-            assert_close(got, want, 2e-5, &format!("head_dim {head_dim}, norms {with_norms}, part {index}"));
+        // K and V in bf16 keep eight bits
+        for (kv, tolerance) in [(KvFormat::F32, 2e-5), (KvFormat::Bf16, 2e-2)] {
+            let b = make(CudaOptions { kv, ..EXACT });
+            let got = placed(&b, (heads, size), (&widths, &values), (&norms, with_norms), &slots);
+            for (index, (got, want)) in got.iter().zip(&want).enumerate() {
+                let what = format!("head_dim {head_dim}, norms {with_norms}, {kv:?}, part {index}");
+                assert_close(got, want, tolerance, &what);
+            }
         }
     }
 }
@@ -334,6 +339,18 @@ fn placed<B: Backend>(
     b.end_step().unwrap();
     out
 }
+
+/// More than the pinned memory holds at once, both ways.
+fn large<D: Driver>(make: Make<'_, D>) {
+    let (b, (rows, cols)) = (make(EXACT), (3, 1 << 20));
+    let values: Vec<f32> = (0..rows * cols).map(|i| i as f32).collect();
+    let mut back = Matrix::default();
+    b.copy(&b.upload(rows, cols, values.clone()), &mut back);
+    let got = b.rows(&back);
+    b.end_step().unwrap();
+    assert!(got.len() == rows && got.concat() == values);
+}
+test_backend!(what_is_larger_than_the_pinned_memory_comes_whole, super::large);
 
 /// A race shows itself by bits that change with the order of threads.
 #[test]

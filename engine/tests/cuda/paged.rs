@@ -102,14 +102,19 @@ fn long<D: Driver>(make: Make<'_, D>) {
 }
 test_backend!(splits_change_no_bit, super::long);
 
+/// Whole, and in chunks: rows that go through their context by themselves, and rows whose splits are joined.
 fn rounded<D: Driver>(make: Make<'_, D>) {
-    let case = &cases()[0];
-    let [q, k, v] = case.inputs(1);
-    let b = make(CudaOptions { kv: KvFormat::Bf16, ..EXACT });
-    let got = case.run(&b, &[q.clone(), k.clone(), v.clone()], 13, true);
-    let cut = |values: Vec<f32>| values.into_iter().map(|value| half::bf16::from_f32(value).to_f32()).collect();
-    let want = case.run(&oracle(), &[q, cut(k), cut(v)], case.len, false);
-    assert_close(&got, &want, 1e-4, "K and V in bf16");
+    let heads = HeadShape { heads: 4, kv_heads: 2, head_dim: 16 };
+    for case in [&cases()[0], &Case { heads, len: 530, block_size: 16, window: None, since: 0 }] {
+        let [q, k, v] = case.inputs(1);
+        let b = make(CudaOptions { kv: KvFormat::Bf16, ..EXACT });
+        let cut = |values: &[f32]| values.iter().map(|value| half::bf16::from_f32(*value).to_f32()).collect();
+        let want = case.run(&oracle(), &[q.clone(), cut(&k), cut(&v)], case.len, false);
+        for (chunk, neighbour) in [(case.len, false), (53, true)] {
+            let got = case.run(&b, &[q.clone(), k.clone(), v.clone()], chunk, neighbour);
+            assert_close(&got, &want, 1e-4, &format!("K and V in bf16, {} in chunks of {chunk}", case.len));
+        }
+    }
 }
 test_backend!(a_cache_in_bf16_matches, super::rounded);
 

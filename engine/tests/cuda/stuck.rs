@@ -68,6 +68,20 @@ fn a_stuck_event_ends_the_step_in_time_and_every_later_one_at_once() {
 }
 
 #[test]
+fn the_fault_of_s2_hangs_the_device_itself() {
+    let (knobs, backend) = backend();
+    let faults = Faults::new(vec!["device-wait@1steps".parse().unwrap()]);
+    let mut model = QueuedModel::new(models::load(backend, "qwen3-tied-bf16", false), faults.clone()).unwrap();
+    model.terms(&StepTerms { allowed: Some(ALLOWED), ..StepTerms::default() });
+    model.forward(&decode(0)).unwrap();
+    faults.arm(1);
+    let text = stuck_text(model.forward(&decode(1)));
+    // its own deadline passed, not that of the queue above it, which would name no launch
+    assert!(text.contains("event did not come") && text.contains("the last launch was"), "{text}");
+    assert_eq!(knobs.spins.load(Relaxed), 1);
+}
+
+#[test]
 fn a_prompt_whose_logits_nobody_wants_is_waited_for_too() {
     let (knobs, mut model) = model();
     knobs.stuck.store(true, Relaxed);

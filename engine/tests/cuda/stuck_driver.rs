@@ -16,6 +16,8 @@ pub struct Knobs {
     /// Every call fails.
     pub broken: AtomicBool,
     pub launches: AtomicUsize,
+    /// Of those, kernels that never end; nothing behind one is done.
+    pub spins: AtomicUsize,
     pub graphs: AtomicUsize,
     pub replays: AtomicUsize,
 }
@@ -60,8 +62,12 @@ impl Driver for StuckDriver {
         self.call("cuMemcpyDtoHAsync")
     }
 
-    fn launch(&self, _: &Launch) -> Result<(), DriverError> {
+    fn launch(&self, launch: &Launch) -> Result<(), DriverError> {
         self.0.launches.fetch_add(1, Relaxed);
+        if launch.kernel() == "spin" {
+            self.0.spins.fetch_add(1, Relaxed);
+            self.0.stuck.store(true, Relaxed);
+        }
         self.call("cuLaunchKernel")
     }
 

@@ -20,6 +20,8 @@ use crate::waits::Patience;
 /// Pinned memory for copies to the device, half of it, and for copies from it.
 const STAGING_HALF_BYTES: usize = 8 << 20;
 const OUT_BYTES: usize = 4 << 20;
+/// Kinds of tables that the layers of a step share.
+const BROUGHT_MAX: usize = 16;
 /// What a copy may take outside of steps.
 const LOAD_ALLOWED: Duration = Duration::from_secs(10);
 
@@ -40,6 +42,8 @@ pub struct Device<D: Driver> {
     /// Events that nobody uses.
     idle: Vec<D::Event>,
     marks: VecDeque<Mark<D::Event>>,
+    /// What was brought for all layers of this step, and where it lies.
+    brought: Vec<(Vec<u8>, Arc<Slice>)>,
     step: StepStart,
     way: Way,
     noted: Vec<Launch>,
@@ -72,6 +76,7 @@ impl<D: Driver> Device<D> {
             out: staging.1,
             idle: Vec::new(),
             marks: VecDeque::new(),
+            brought: Vec::new(),
             step: StepStart { shape: 0, allowed: Some(LOAD_ALLOWED) },
             way: Way::Eager,
             noted: Vec::new(),
@@ -96,6 +101,7 @@ impl<D: Driver> Device<D> {
         while let Some((shape, launches, graph)) = self.capture.made() {
             self.graphs.put(shape, launches, graph);
         }
+        self.brought.clear();
         self.take_back();
         self.step = step.clone();
         self.way = self.graphs.way(step.shape);
@@ -111,6 +117,7 @@ impl<D: Driver> Device<D> {
     pub fn end(&mut self) -> Result<(), DeviceFault> {
         self.run(Self::finish);
         self.way = Way::Eager;
+        self.brought.clear();
         match &self.fault {
             None => Ok(()),
             Some(DeviceFault::OutOfMemory(_)) => self.fault.take().map_or(Ok(()), Err),
@@ -161,6 +168,21 @@ impl<D: Driver> Device<D> {
         Ok(())
     }
 
+    /// Brings bytes that nobody changes to the device, for the rest of the step: the same ones are brought once, however many layers ask.
+    ///
+    /// # Errors
+    /// [`DeviceFault`].
+    pub fn put_once(&mut self, bytes: Vec<u8>) -> Result<Arc<Slice>, DeviceFault> {
+        if let Some((_, slice)) = self.brought.iter().find(|(kept, _)| *kept == bytes) {
+            return Ok(slice.clone());
+        }
+        let slice = Arc::new(self.put_new(&bytes)?);
+        if self.brought.len() < BROUGHT_MAX {
+            self.brought.push((bytes, slice.clone()));
+        }
+        Ok(slice)
+    }
+
     /// The same, to a piece of its own.
     ///
     /// # Errors
@@ -171,18 +193,34 @@ impl<D: Driver> Device<D> {
         Ok(slice)
     }
 
-    /// Brings bytes from the device, once all that was asked for is done.
+    /// Brings bytes from the device, once all that was asked for is done, to `parts`, one behind another.
     ///
     /// # Errors
     /// [`DeviceFault`].
-    pub fn get(&mut self, from: Address, out: &mut [u8]) -> Result<(), DeviceFault> {
+    pub fn get<'a>(
+        &mut self,
+        from: Address,
+        len_bytes: usize,
+        mut parts: impl Iterator<Item = &'a mut [u8]>,
+    ) -> Result<(), DeviceFault> {
         self.flush()?;
-        for (index, piece) in out.chunks_mut(OUT_BYTES).enumerate() {
-            let at = from.plus((index * OUT_BYTES) as u64);
-            self.driver.copy_out(&mut self.out, at, piece.len()).map_err(|error| self.broken(&error))?;
+        let mut part: &mut [u8] = &mut [];
+        for start in (0..len_bytes).step_by(OUT_BYTES) {
+            let len = OUT_BYTES.min(len_bytes - start);
+            self.driver.copy_out(&mut self.out, from.plus(start as u64), len).map_err(|error| self.broken(&error))?;
             let event = self.mark()?;
             self.wait(event)?;
-            self.driver.read(&self.out, 0, piece);
+            let mut read = 0;
+            while read < len {
+                if part.is_empty() {
+                    let Some(next) = parts.next() else { return Ok(()) };
+                    part = next;
+                }
+                let here = part.len().min(len - read);
+                let (now, later) = std::mem::take(&mut part).split_at_mut(here);
+                self.driver.read(&self.out, read, now);
+                (read, part) = (read + here, later);
+            }
         }
         Ok(())
     }

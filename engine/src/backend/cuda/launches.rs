@@ -1,5 +1,7 @@
 //! Each operation as launches: which kernel, how many blocks, which arguments. The order of arguments is the kernel's (`kernels/*.cu`).
 
+use std::sync::Arc;
+
 use super::device::Device;
 use super::driver::{Address, Driver, Launch};
 use super::format::Weight;
@@ -37,6 +39,12 @@ impl Word for &Matrix {
 }
 
 impl Word for &Slice {
+    fn word(self) -> u64 {
+        self.at().0
+    }
+}
+
+impl Word for &Arc<Slice> {
     fn word(self) -> u64 {
         self.at().0
     }
@@ -99,7 +107,7 @@ impl<D: Driver> Device<D> {
         let (rows, cols) = (tokens.len(), table.cols);
         self.shape(out, rows, cols)?;
         let Some(place) = &table.place else { return Ok(()) };
-        let tokens = self.put_new(&words(tokens))?;
+        let tokens = self.put_once(words(tokens))?;
         let args = args![&*out, place, &tokens, rows, cols];
         self.launch(Launch::new(table.format.embed(), values(rows * cols), args))
     }
@@ -153,14 +161,14 @@ impl<D: Driver> Device<D> {
     pub(super) fn gather(&mut self, x: &Matrix, rows: &[usize], out: &mut Matrix) -> Done {
         let (count, cols) = (rows.len(), x.cols);
         self.shape(out, count, cols)?;
-        let rows = self.put_new(&places(rows))?;
+        let rows = self.put_once(places(rows))?;
         self.launch(Launch::new("gather_rows", values(count * cols), args![&*out, x, &rows, count, cols]))
     }
 
     pub(super) fn scatter_add(&mut self, x: &mut Matrix, rows: &[usize], y: &Matrix, weights: &[f32]) -> Done {
         let (count, cols) = (rows.len(), x.cols);
-        let rows = self.put_new(&places(rows))?;
-        let weights = self.put_new(&words(weights.iter().map(|weight| weight.to_bits())))?;
+        let rows = self.put_once(places(rows))?;
+        let weights = self.put_once(words(weights.iter().map(|weight| weight.to_bits())))?;
         self.launch(Launch::new("scatter_add", values(cols), args![&*x, &rows, y, &weights, count, cols]))
     }
 
@@ -168,7 +176,7 @@ impl<D: Driver> Device<D> {
         let HeadShape { kv_heads, head_dim, .. } = kv.heads;
         let (keys, cached) = &kv.layers[layer];
         let rows = slots.len();
-        let slots = self.put_new(&places(slots))?;
+        let slots = self.put_once(places(slots))?;
         let kernel = if kv.format == KvFormat::F32 { "store_kv_f32" } else { "store_kv_bf16" };
         let args = args![keys, cached, k, v, &slots, rows, kv_heads, head_dim, kv.block_size];
         self.launch(Launch::new(kernel, values(rows * kv_heads * head_dim), args))
@@ -186,7 +194,7 @@ impl<D: Driver> Device<D> {
         let HeadShape { kv_heads, head_dim, .. } = kv.heads;
         let (heads, rows) = (q.cols / head_dim.max(1), slots.len());
         let (keys, cached) = &kv.layers[layer];
-        let slots = self.put_new(&places(slots))?;
+        let slots = self.put_once(places(slots))?;
         let none = Address::default();
         let (q_norm, k_norm, eps) = norms.map_or((none, none, 0.0), |(q, k, eps)| (q.at(), k.at(), eps));
         let kernel = if kv.format == KvFormat::F32 { "place_f32" } else { "place_bf16" };
@@ -226,8 +234,8 @@ impl<D: Driver> Device<D> {
             return Ok(());
         }
         let (keys, cached) = &kv.layers[layer];
-        let (list, tables) =
-            (self.put_new(&words(items.words.iter().copied()))?, self.put_new(&words(items.tables.iter().copied()))?);
+        let list = self.put_once(words(items.words.iter().copied()))?;
+        let tables = self.put_once(words(items.tables.iter().copied()))?;
         let HeadShape { heads, kv_heads, head_dim } = heads;
         let (scale, window, size) = (1.0 / (head_dim as f32).sqrt(), window.unwrap_or(0), kv.block_size);
         let (split, rows) = match kv.format {
@@ -263,9 +271,9 @@ impl<D: Driver> Device<D> {
     }
 
     /// Occupies the device until `flag` is set: for ever, unless it is 1.
-    pub(super) fn spin(&mut self, flag: u32) -> Done {
+    pub(super) fn spin(&mut self, blocks: u32, flag: u32) -> Done {
         let flag = self.put_new(&flag.to_le_bytes())?;
-        self.launch(Launch::new("spin", ([1, 1, 1], WARP, 0), args![&flag]))
+        self.launch(Launch::new("spin", ([blocks, 1, 1], WARP, 0), args![&flag]))
     }
 
     /// The tokens that `rules` (32 bytes a row) choose of rows of logits.
@@ -275,8 +283,8 @@ impl<D: Driver> Device<D> {
         // a word for each thread's part of the row, and one besides
         let geometry = ([blocks(rows, 1), 1, 1], VALUES, (VALUES + 1) * 8);
         self.launch(Launch::new("sample_rows", geometry, args![&out, logits, &rules, logits.cols]))?;
-        let mut bytes = vec![0; rows * 4];
-        self.get(out.at(), &mut bytes)?;
-        Ok(bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
+        let mut tokens = vec![0; rows];
+        self.get(out.at(), rows * 4, std::iter::once(bytemuck::cast_slice_mut(&mut tokens)))?;
+        Ok(tokens)
     }
 }

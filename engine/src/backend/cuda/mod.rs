@@ -92,9 +92,10 @@ impl<D: Driver> CudaBackend<D> {
         self.device.borrow_mut().free_bytes()
     }
 
-    /// The fault S2 on the device itself: a kernel that never ends (with `ends`: one that does at once). Whatever comes after it waits.
-    pub fn spin(&self, ends: bool) {
-        self.run(|device| device.spin(u32::from(ends)));
+    /// The fault S2 on the device itself: a kernel of so many blocks that never ends (with `ends`: one that does at once). Whatever comes after
+    /// it waits.
+    pub fn spin(&self, blocks: u32, ends: bool) {
+        self.run(|device| device.spin(blocks, u32::from(ends)));
     }
 
     fn run<T>(&self, f: impl FnOnce(&mut Device<D>) -> Result<T, DeviceFault>) -> Option<T> {
@@ -130,6 +131,15 @@ impl<D: Driver> Backend for CudaBackend<D> {
 
     fn waits(&self) -> bool {
         true
+    }
+
+    fn hang(&self) -> bool {
+        self.spin(1, false);
+        true
+    }
+
+    fn graphs_run(&self) -> u64 {
+        self.graph_counts().replayed
     }
 
     fn begin_step(&self, step: &StepStart) {
@@ -202,12 +212,12 @@ impl<D: Driver> Backend for CudaBackend<D> {
     }
 
     fn rows(&self, x: &Matrix) -> Vec<Vec<f32>> {
-        let mut bytes = vec![0; x.len() * 4];
+        let mut rows: Vec<Vec<f32>> = (0..x.rows).map(|_| vec![0.0; x.cols]).collect();
         if x.place.is_some() {
-            self.run(|device| device.get(x.at(), &mut bytes));
+            let parts = rows.iter_mut().map(|row| bytemuck::cast_slice_mut(row));
+            self.run(|device| device.get(x.at(), x.len() * 4, parts));
         }
-        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        values.chunks(x.cols.max(1)).map(<[f32]>::to_vec).collect()
+        rows
     }
 
     fn embed_into(&self, table: &Weight, tokens: &mut dyn Iterator<Item = u32>, out: &mut Matrix) {

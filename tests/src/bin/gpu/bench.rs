@@ -1,44 +1,104 @@
 //! Figures of the device, `name value unit goal` a line: what the memory gives, and what decode and prefill make of it.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use engine::backend::cuda::Matrix;
 use engine::backend::cuda::open::{self, DeviceChoice};
 use engine::backend::{Backend, StepStart};
-use engine::model::Model;
+use engine::model::{Model, RandomShape, StepTerms};
 
-use crate::hold::{ALLOWED, SHAPE, model, step};
+use crate::hold::{ALLOWED, OF_1B, OF_8B, SEQS_MAX, model, step};
 
 /// Values of the matrix that is copied: 1 GiB.
 const COPIED: usize = 256 << 20;
+/// Steps of one kind before any is timed, and how long a graph of them is waited for beyond that.
 const WARM_STEPS: usize = 20;
+const WARM_MAX: Duration = Duration::from_secs(2);
+/// Runs of one figure; the median is told, and how far the others are from it.
+const RUNS: usize = 5;
+/// Tokens of a prompt.
+const PROMPT: usize = 512;
 
-/// All figures.
-pub fn run(device: &DeviceChoice, seconds: u64) -> Result<()> {
-    let budget = Duration::from_secs(seconds);
+/// The model whose sizes are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sizes {
+    #[value(name = "1b")]
+    Of1B,
+    #[value(name = "8b")]
+    Of8B,
+}
+
+impl Sizes {
+    fn shape(self) -> (&'static str, RandomShape) {
+        match self {
+            Self::Of1B => ("1b", OF_1B),
+            Self::Of8B => ("8b", OF_8B),
+        }
+    }
+}
+
+/// A figure and its spread over the runs, in percent of it.
+struct Rate {
+    per_second: f64,
+    spread: f64,
+}
+
+/// All figures of one model: `eager` for both ways of running a step, else by graphs alone.
+pub fn run(device: &DeviceChoice, (sizes, eager_too): (Sizes, bool), seconds: u64) -> Result<()> {
+    let ((name, shape), budget) = (sizes.shape(), Duration::from_secs(seconds));
     let bandwidth = copy_bandwidth(device, budget)?;
     println!("copy.bandwidth {:.0} GB/s -", bandwidth / 1e9);
-    let weights = (SHAPE.layer_weights() + SHAPE.vocab * SHAPE.hidden) as f64 * 2.0;
-    let mut rates = Vec::new();
-    for eager in [true, false] {
+    let weights = (shape.layer_weights() + shape.vocab * shape.hidden) as f64 * 2.0;
+    let mut alone = Vec::new();
+    for eager in [true, false].into_iter().filter(|eager| eager_too || !eager) {
         let way = if eager { "eager" } else { "graphs" };
-        let mut model = model(device, eager)?;
-        for seqs in [1, 8, 32] {
-            let rate = steps_per_second(model.as_mut(), (seqs, 1), budget)?;
-            println!("decode.{way}.batch{seqs} {:.1} tok/s -", rate * seqs as f64);
+        let began = Instant::now();
+        let mut model = model(device, shape, eager)?;
+        println!("{name}.{way}.made {:.1} s -", began.elapsed().as_secs_f64());
+        for seqs in [1, 8, 32, 128, SEQS_MAX].into_iter().filter(|seqs| !eager || *seqs <= 32) {
+            let rate = rate_of(model.as_mut(), (seqs, 1), budget)?;
+            tell(&format!("{name}.decode.{way}.batch{seqs}"), &rate, seqs);
             if seqs == 1 {
-                let share = rate * weights / bandwidth * 100.0;
-                println!("decode.{way}.bandwidth {share:.1} % >=60");
-                rates.push(rate);
+                let share = rate.per_second * weights / bandwidth * 100.0;
+                println!("{name}.decode.{way}.bandwidth {share:.1} % >=60");
+                alone.push(rate.per_second);
             }
         }
-        let rate = steps_per_second(model.as_mut(), (1, 512), budget)?;
-        println!("prefill.{way}.512 {:.0} tok/s -", rate * 512.0);
+        for seqs in [1, 4] {
+            let rate = rate_of(model.as_mut(), (seqs, PROMPT), budget)?;
+            tell(&format!("{name}.prefill.{way}.{}", seqs * PROMPT), &rate, seqs * PROMPT);
+        }
+        if !eager {
+            let graphs = model.programs().map_or(0, |counts| counts.graphs.load(Relaxed));
+            println!("{name}.graphs_run {graphs} steps >0");
+            tax(name, model.as_mut(), budget)?;
+        }
     }
-    if let [eager, graphs] = rates[..] {
-        println!("decode.graphs_over_eager {:.2} x >=1.5", graphs / eager);
+    if let [eager, graphs] = alone[..] {
+        println!("{name}.decode.graphs_over_eager {:.2} x >=1.5", graphs / eager);
     }
+    Ok(())
+}
+
+fn tell(name: &str, rate: &Rate, tokens: usize) {
+    println!("{name} {:.1} tok/s - (runs differ by {:.1} %)", rate.per_second * tokens as f64, rate.spread);
+}
+
+/// What a deadline on every wait costs (E1): runs with and without one take turns.
+fn tax(name: &str, model: &mut dyn Model, budget: Duration) -> Result<()> {
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for _ in 0..RUNS {
+        for (allowed, rates) in [(Some(ALLOWED), &mut with), (None, &mut without)] {
+            model.terms(&StepTerms { allowed, ..StepTerms::default() });
+            rates.push(once(model, (1, 1), budget / RUNS as u32)?);
+        }
+    }
+    model.terms(&StepTerms { allowed: Some(ALLOWED), ..StepTerms::default() });
+    let (with, without) = (median(with), median(without));
+    println!("{name}.deadlines_cost {:.2} % <=0.5", (without.per_second / with.per_second - 1.0) * 100.0);
     Ok(())
 }
 
@@ -51,7 +111,7 @@ fn copy_bandwidth(device: &DeviceChoice, budget: Duration) -> Result<f64> {
     backend.copy(&from, &mut to);
     backend.end_step().context("the first copy")?;
     let (began, mut copies) = (Instant::now(), 0u32);
-    while began.elapsed() < budget {
+    while began.elapsed() < budget / 2 {
         (0..10).for_each(|_| backend.copy(&from, &mut to));
         backend.end_step().context("a copy")?;
         copies += 10;
@@ -59,16 +119,37 @@ fn copy_bandwidth(device: &DeviceChoice, budget: Duration) -> Result<f64> {
     Ok(f64::from(copies) * (COPIED * 8) as f64 / began.elapsed().as_secs_f64())
 }
 
-fn steps_per_second(model: &mut dyn Model, (seqs, tokens): (usize, usize), budget: Duration) -> Result<f64> {
-    // decodes go on from a context of 512; prompts begin anew
-    let pos = |index: usize| if tokens == 1 { 512 + index % 256 } else { 0 };
-    for index in 0..WARM_STEPS {
-        model.forward(&step(seqs, tokens, pos(index)))?;
+fn rate_of(model: &mut dyn Model, shape: (usize, usize), budget: Duration) -> Result<Rate> {
+    let graphs = |model: &dyn Model| model.programs().map(|counts| counts.graphs.load(Relaxed));
+    let (before, began) = (graphs(model), Instant::now());
+    for index in 0.. {
+        let waits = before.is_some() && graphs(model) == before && began.elapsed() < WARM_MAX;
+        if index >= WARM_STEPS && !waits {
+            break;
+        }
+        model.forward(&step(shape.0, shape.1, position(shape, index)))?;
     }
+    let rates: Result<Vec<f64>> = (0..RUNS).map(|_| once(model, shape, budget / RUNS as u32)).collect();
+    Ok(median(rates?))
+}
+
+/// Steps in a second.
+fn once(model: &mut dyn Model, shape: (usize, usize), budget: Duration) -> Result<f64> {
     let (began, mut steps) = (Instant::now(), 0usize);
-    while began.elapsed() < budget {
-        model.forward(&step(seqs, tokens, pos(steps)))?;
+    while steps == 0 || began.elapsed() < budget {
+        model.forward(&step(shape.0, shape.1, position(shape, steps)))?;
         steps += 1;
     }
     Ok(steps as f64 / began.elapsed().as_secs_f64())
+}
+
+/// Decodes go on from a context of 512; prompts begin anew.
+fn position((_, tokens): (usize, usize), index: usize) -> usize {
+    if tokens == 1 { 512 + index % 256 } else { 0 }
+}
+
+fn median(mut rates: Vec<f64>) -> Rate {
+    rates.sort_by(f64::total_cmp);
+    let (per_second, least, most) = (rates[rates.len() / 2], rates[0], rates[rates.len() - 1]);
+    Rate { per_second, spread: (most - least) / per_second * 100.0 }
 }

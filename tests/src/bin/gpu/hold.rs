@@ -12,8 +12,8 @@ use engine::backend::cuda::open::{self, DeviceChoice};
 use engine::model::{KvShape, LogitsWanted, Model, RandomShape, SeqInput, StepBatch, StepTerms, random_model_on};
 use engine::weights::WeightType;
 
-/// The sizes of a 1B model.
-pub const SHAPE: RandomShape = RandomShape {
+/// The sizes of Llama 3.2 1B.
+pub const OF_1B: RandomShape = RandomShape {
     hidden: 2048,
     intermediate: 8192,
     layers: 16,
@@ -23,20 +23,40 @@ pub const SHAPE: RandomShape = RandomShape {
     vocab: 128_256,
     seq_len_max: 16_384,
 };
+/// Of Llama 3 8B, with one table for both ends, as the other.
+pub const OF_8B: RandomShape = RandomShape {
+    hidden: 4096,
+    intermediate: 14_336,
+    layers: 32,
+    heads: 32,
+    kv_heads: 8,
+    head_dim: 128,
+    vocab: 128_256,
+    seq_len_max: 16_384,
+};
 pub const BLOCK: usize = 16;
+/// Positions that each sequence of a step has room for.
+pub const ROOM: usize = 1024;
+/// Sequences of a step, at most.
+pub const SEQS_MAX: usize = 256;
 /// What a step may take here.
 pub const ALLOWED: Duration = Duration::from_secs(20);
 
-/// What the device is kept at.
+/// What the device is kept at. A kernel that hangs on all multiprocessors and one that hangs on one are different to look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Work {
     /// Nothing: a context, and weights.
     Idle,
     Prefill,
     Decode,
-    /// A kernel that never ends.
+    /// A kernel that never ends: one warp of it.
     Spin,
+    /// A kernel that never ends, on every multiprocessor.
+    SpinAll,
 }
+
+/// Blocks of a warp that are more than any device runs at once.
+const EVERYWHERE: u32 = 4096;
 
 impl Work {
     pub fn name(self) -> &'static str {
@@ -45,27 +65,28 @@ impl Work {
             Self::Prefill => "prefill",
             Self::Decode => "decode",
             Self::Spin => "spin",
+            Self::SpinAll => "spin-all",
         }
     }
 }
 
 pub fn choice(ordinal: u32, kernels: Option<PathBuf>) -> DeviceChoice {
-    DeviceChoice { ordinal, kernels, budget_bytes: Some(16 << 30) }
+    DeviceChoice { ordinal, kernels, budget_bytes: Some(60 << 30) }
 }
 
-/// A 1B model in bf16 on the device.
-pub fn model(device: &DeviceChoice, eager: bool) -> Result<Box<dyn Model>> {
+/// A model of that shape in bf16 on the device.
+pub fn model(device: &DeviceChoice, shape: RandomShape, eager: bool) -> Result<Box<dyn Model>> {
     let backend = open::open(device, &mut |_, _| {})?;
     let kind = WeightType::Bf16;
-    let mut model = random_model_on(backend, SHAPE, (kind, kind), eager).context("the sizes are no whole blocks")?;
-    model.allocate_kv(KvShape { num_blocks: 64 * 1024 / BLOCK, block_size: BLOCK })?;
+    let mut model = random_model_on(backend, shape, (kind, kind), eager).context("the sizes are no whole blocks")?;
+    model.allocate_kv(KvShape { num_blocks: SEQS_MAX * ROOM / BLOCK, block_size: BLOCK })?;
     model.terms(&StepTerms { allowed: Some(ALLOWED), ..StepTerms::default() });
     Ok(model)
 }
 
-/// A step of `seqs` sequences, `tokens` each, that begin at `pos`; each has room for 1024 positions of its own.
+/// A step of `seqs` sequences, `tokens` each, that begin at `pos`; each has room for [`ROOM`] positions of its own.
 pub fn step(seqs: usize, tokens: usize, pos: usize) -> StepBatch {
-    let blocks = (1024 / BLOCK) as u32;
+    let blocks = (ROOM / BLOCK) as u32;
     let seq = |index: usize| SeqInput {
         tokens: (0..tokens).map(|i| ((index * 31 + i * 7 + pos) % 1000) as u32).collect(),
         start_pos: pos,
@@ -77,21 +98,24 @@ pub fn step(seqs: usize, tokens: usize, pos: usize) -> StepBatch {
 
 /// Does `work` until this process is killed; says on standard output when it has begun.
 pub fn hold(device: &DeviceChoice, work: Work) -> Result<()> {
-    if work == Work::Spin {
+    if matches!(work, Work::Spin | Work::SpinAll) {
         let backend = open::open(device, &mut |_, _| {})?;
         backend.begin_step(&StepStart { shape: 0, allowed: Some(Duration::from_secs(3600)) });
-        backend.spin(false);
+        backend.spin(if work == Work::Spin { 1 } else { EVERYWHERE }, false);
         println!("begun");
         return backend.end_step().context("the device was given up");
     }
-    let mut model = model(device, false)?;
-    println!("begun");
+    let mut model = model(device, OF_1B, false)?;
     let mut pos = 0;
     loop {
         match work {
             Work::Prefill => drop(model.forward(&step(1, 512, 0))?),
             Work::Decode => drop(model.forward(&step(8, 1, pos % 1000))?),
-            Work::Idle | Work::Spin => std::thread::sleep(Duration::from_millis(100)),
+            Work::Idle | Work::Spin | Work::SpinAll => std::thread::sleep(Duration::from_millis(100)),
+        }
+        // said once it is true: a model that fails at its first step is no prefill
+        if pos == 0 {
+            println!("begun");
         }
         pos += 1;
     }

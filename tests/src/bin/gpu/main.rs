@@ -3,6 +3,7 @@
 
 mod bench;
 mod hold;
+mod serve;
 mod signature;
 mod spin;
 
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use bench::Sizes;
 use hold::Work;
 
 #[derive(Parser)]
@@ -28,11 +30,28 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Speed of prefill and decode of a 1B-shape model, one line a figure
+    /// Speed of prefill and decode, one line a figure
     Bench {
+        /// The model's sizes
+        #[arg(long, value_enum, default_value = "1b")]
+        sizes: Sizes,
+        /// Also without graphs
+        #[arg(long)]
+        eager: bool,
         /// Seconds for each figure
         #[arg(long, default_value_t = 10)]
         seconds: u64,
+    },
+    /// The program itself on the device: serves over HTTP; a kernel that hangs ends it with status 85, and without guards the agent fences it
+    Serve {
+        /// The program `truebeat`, built with the feature engine/cuda
+        #[arg(long)]
+        program: PathBuf,
+        #[arg(long)]
+        model: PathBuf,
+        /// Folder for logs and what the agent said
+        #[arg(long)]
+        out: PathBuf,
     },
     /// NVML's view of the device while it is idle, prefills, decodes and spins; and how long each of NVML's calls takes
     Signature {
@@ -65,7 +84,10 @@ fn main() -> ExitCode {
 fn run(args: Args) -> Result<ExitCode> {
     let device = hold::choice(args.device, args.kernels);
     match args.what {
-        What::Bench { seconds } => bench::run(&device, seconds).map(|()| ExitCode::SUCCESS),
+        What::Bench { sizes, eager, seconds } => {
+            bench::run(&device, (sizes, eager), seconds).map(|()| ExitCode::SUCCESS)
+        }
+        What::Serve { program, model, out } => serve::check(&device, &program, &model, &out),
         What::Signature { out, seconds } => signature::run(&device, &out, seconds).map(|()| ExitCode::SUCCESS),
         What::SpinCheck => spin::check(&device),
         What::Spin => spin::spin(&device),

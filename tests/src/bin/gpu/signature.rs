@@ -31,6 +31,8 @@ pub fn run(device: &DeviceChoice, out: &Path, seconds: u64) -> Result<()> {
     let about = json!({"name": gpu.name()?, "driver": nvml.sys_driver_version()?, "power_limit_mw": gpu.enforced_power_limit().ok()});
     writeln!(file, "{about}")?;
     let mut latencies = Latencies::new();
+    // nobody has a context on the device
+    sampled(&gpu, ("nobody", seconds), &mut file, &mut latencies)?;
     for work in Work::value_variants() {
         phase(device, &gpu, (*work, seconds), &mut file, &mut latencies)?;
     }
@@ -55,13 +57,8 @@ fn phase(
 ) -> Result<()> {
     let mut child = hold::start(device, &["hold", work.name()])?;
     let begun = child.stdout.take().context("its standard output")?.read_exact(&mut [0; 6]);
-    let began = Instant::now();
-    while begun.is_ok() && began.elapsed() < Duration::from_secs(seconds) {
-        let mut sample = look(gpu, latencies);
-        sample.insert("phase".to_owned(), json!(work.name()));
-        sample.insert("t_s".to_owned(), json!(began.elapsed().as_secs_f64()));
-        writeln!(file, "{}", Value::Object(sample))?;
-        std::thread::sleep(EVERY);
+    if begun.is_ok() {
+        sampled(gpu, (work.name(), seconds), file, latencies)?;
     }
     // a spinning kernel is not waited for: its process is killed, which is what a supervisor would do
     child.kill().context("ending the work")?;
@@ -71,6 +68,24 @@ fn phase(
     }
     println!("{}.gone_after_kill {} ms", work.name(), killed.elapsed().as_millis());
     begun.with_context(|| format!("the work `{}` did not begin; its error is above", work.name()))
+}
+
+/// Looks for so long.
+fn sampled(
+    gpu: &Device<'_>,
+    (phase, seconds): (&str, u64),
+    file: &mut impl Write,
+    latencies: &mut Latencies,
+) -> Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(seconds) {
+        let mut sample = look(gpu, latencies);
+        sample.insert("phase".to_owned(), json!(phase));
+        sample.insert("t_s".to_owned(), json!(began.elapsed().as_secs_f64()));
+        writeln!(file, "{}", Value::Object(sample))?;
+        std::thread::sleep(EVERY);
+    }
+    Ok(())
 }
 
 /// One look at everything; a value that the device does not tell is left out.

@@ -22,12 +22,12 @@ const START_MAX: Duration = Duration::from_secs(60);
 pub fn spin(device: &DeviceChoice) -> Result<ExitCode> {
     let backend = open::open(device, &mut |_, _| {})?;
     backend.begin_step(&StepStart { shape: 0, allowed: Some(ALLOWED) });
-    backend.spin(true);
+    backend.spin(1, true);
     backend.end_step().context("a kernel that ends")?;
     println!("launched");
     let since = Instant::now();
     backend.begin_step(&StepStart { shape: 0, allowed: Some(ALLOWED) });
-    backend.spin(false);
+    backend.spin(1, false);
     match backend.end_step() {
         Err(DeviceFault::Stuck(stuck)) => {
             println!("given up after {} ms: {stuck}", since.elapsed().as_millis());

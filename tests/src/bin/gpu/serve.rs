@@ -1,0 +1,164 @@
+//! The program itself on the device: requests over HTTP, then the hang of S2 in earnest (a kernel that never ends, in front of everything
+//! else). With guards the engine ends by itself with status 85; without them the agent must see it, by NVML too, and replace it.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use engine::backend::cuda::open::DeviceChoice;
+use engine::stuck::EXIT_STUCK;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+const ENGINE: &str = "127.0.0.1:18000";
+const GATE: &str = "127.0.0.1:18080";
+const AGENT: &str = "127.0.0.1:19400";
+/// Decode steps before the hang.
+const FAULT: &str = "device-wait@300steps";
+/// For a start, and for an end that must come.
+const START_MAX: Duration = Duration::from_secs(60);
+const END_MAX: Duration = Duration::from_secs(60);
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+const TOKENS: u32 = 48;
+
+/// Both ways.
+pub fn check(device: &DeviceChoice, program: &Path, model: &Path, out: &Path) -> Result<ExitCode> {
+    std::fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
+    let guarded = guarded(device, (program, model, out))?;
+    let watched = watched(device, (program, model, out))?;
+    Ok(if guarded && watched { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The engine alone, guards on.
+fn guarded(device: &DeviceChoice, (program, model, out): (&Path, &Path, &Path)) -> Result<bool> {
+    let log = File::create(out.join("guarded.log"))?;
+    let mut command = Command::new(program);
+    engine_words(&mut command, device, model);
+    command.args(["--guards", "on"]).stderr(log.try_clone()?).stdout(log);
+    let began = Instant::now();
+    let mut engine = command.spawn().context("starting the engine")?;
+    until(START_MAX, "the engine is ready", || Ok(get(ENGINE, "/health").is_ok_and(|(status, _)| status == 200)))?;
+    println!("serve.ready {:.2} s -", began.elapsed().as_secs_f64());
+    let (status, body) = ask(ENGINE)?;
+    let (again, same) = ask(ENGINE)?;
+    println!("serve.same_answer {} -", status == 200 && again == 200 && text(&body) == text(&same));
+    let (mut whole, mut last) = (2, Instant::now());
+    // until the hang: whoever is in flight then is answered with an error, or cut off
+    while let Ok((200, _)) = ask(ENGINE) {
+        (whole, last) = (whole + 1, Instant::now());
+    }
+    let ended = end_of(&mut engine)?;
+    let code = ended.and_then(|status| status.code());
+    let after = last.elapsed();
+    println!("serve.answered {whole} requests -");
+    println!("serve.end_after_last_answer {} ms -", after.as_millis());
+    println!("serve.status {code:?} goal={EXIT_STUCK}");
+    Ok(code == Some(i32::from(EXIT_STUCK)) && text(&body) == text(&same))
+}
+
+/// Behind the agent, guards off: it hangs for good.
+fn watched(device: &DeviceChoice, (program, model, out): (&Path, &Path, &Path)) -> Result<bool> {
+    let log = File::create(out.join("watched.log"))?;
+    let mut command = Command::new(program);
+    command.args(["run", "--listen", GATE, "--agent-listen", AGENT, "--engine-url", &format!("http://{ENGINE}")]);
+    command.arg("--bundle-dir").arg(out.join("bundles")).arg("--").arg(program);
+    engine_words(&mut command, device, model);
+    command.args(["--guards", "off"]).stderr(log.try_clone()?).stdout(log);
+    let mut agent = command.spawn().context("starting the agent")?;
+    let seen = see(out);
+    kill(Pid::from_raw(agent.id().cast_signed()), Signal::SIGTERM).context("ending the agent")?;
+    if end_of(&mut agent)?.is_none() {
+        agent.kill()?;
+        bail!("`truebeat run` did not end: killed");
+    }
+    seen
+}
+
+/// What the agent says of the hang, from the outside.
+fn see(out: &Path) -> Result<bool> {
+    let ready = || Ok(get(AGENT, "/readyz").is_ok_and(|(status, _)| status == 200));
+    until(START_MAX, "the replica is ready", ready)?;
+    let mut last = Instant::now();
+    while let Ok((200, _)) = ask(GATE) {
+        last = Instant::now();
+    }
+    until(END_MAX, "the replica is fenced", || Ok(!ready()?))?;
+    println!("agent.fenced_after_last_answer {} ms -", last.elapsed().as_millis());
+    std::fs::write(out.join("verdict.json"), get(AGENT, "/verdict")?.1)?;
+    std::fs::write(out.join("metrics.txt"), get(AGENT, "/metrics")?.1)?;
+    until(END_MAX, "the replica is ready again", ready)?;
+    println!("agent.ready_again {} ms -", last.elapsed().as_millis());
+    let incidents = get(AGENT, "/incidents")?.1;
+    std::fs::write(out.join("incidents.json"), &incidents)?;
+    let named = incidents.contains("DeviceWait");
+    println!("agent.names_the_device {named} -");
+    Ok(named)
+}
+
+fn engine_words(command: &mut Command, device: &DeviceChoice, model: &Path) {
+    command.args(["engine", "--listen", ENGINE, "--model"]).arg(model);
+    command.args(["--device", &format!("cuda:{}", device.ordinal), "--device-memory-mib", "4096", "--fault", FAULT]);
+    if let Some(kernels) = &device.kernels {
+        command.arg("--device-kernels").arg(kernels);
+    }
+}
+
+/// Its status, if it ends in time.
+fn end_of(child: &mut Child) -> Result<Option<std::process::ExitStatus>> {
+    let since = Instant::now();
+    while since.elapsed() < END_MAX {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(None)
+}
+
+fn until(bound: Duration, what: &str, mut probe: impl FnMut() -> Result<bool>) -> Result<()> {
+    let since = Instant::now();
+    while !probe()? {
+        if since.elapsed() > bound {
+            bail!("not within {} s: {what}", bound.as_secs());
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Ok(())
+}
+
+fn ask(at: &str) -> Result<(u16, String)> {
+    let body =
+        json!({"model": "m", "prompt": "hello there", "max_tokens": TOKENS, "ignore_eos": true, "temperature": 0});
+    let body = body.to_string();
+    let head =
+        format!("POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {}", body.len());
+    exchange(at, &head, &body)
+}
+
+fn text(body: &str) -> Option<String> {
+    let value: Value = serde_json::from_str(body).ok()?;
+    value["choices"][0]["text"].as_str().map(str::to_owned)
+}
+
+fn get(at: &str, path: &str) -> Result<(u16, String)> {
+    exchange(at, &format!("GET {path} HTTP/1.1"), "")
+}
+
+/// One request on a connection of its own.
+fn exchange(at: &str, head: &str, body: &str) -> Result<(u16, String)> {
+    let mut stream = TcpStream::connect(at).with_context(|| format!("connecting to {at}"))?;
+    stream.set_read_timeout(Some(ANSWER_MAX))?;
+    write!(stream, "{head}\r\nhost: {at}\r\nconnection: close\r\n\r\n{body}")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).context("reading the answer")?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").context("an answer without an end of its head")?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).context("an answer without a status")?;
+    Ok((status, body.to_owned()))
+}
