@@ -4,6 +4,7 @@
 use crate::excuse::Tick;
 use crate::observation::Ms;
 use crate::policy::Policy;
+use crate::rounds::Rounds;
 use crate::signs::Sight;
 
 /// From this use on requests may be preempted.
@@ -14,11 +15,54 @@ const BRIM: f64 = 0.98;
 const FALLS_MAX: u32 = 3;
 
 /// So many ends are remembered until their room is given back.
-const ENDS_MAX: u64 = 8;
+const ENDS_MAX: usize = 8;
+/// Each until the page has moved so often, for the step under way ends first and the next one shows it; and for so long in any case, for a front
+/// end asks every few seconds only whether its client is still there.
+const ENDS_MOVES_MIN: u32 = 3;
+const ENDS_MS_MIN: Ms = 15_000;
 /// Who was preempted is taken in again as soon as there is room, which no scrape need see.
 const QUEUED_MS_MAX: Ms = 60_000;
 /// So long a cache that was at the brim may be: scrapes come later than preemptions.
 const BRIM_MS_MAX: Ms = 15_000;
+
+/// Ends of requests whose room may not have been given back yet. One that has given it back, or that waited and held none, explains no later
+/// fall: where somebody gives up now and then, prompts that go round would have an excuse for each of their rounds.
+#[derive(Debug, Clone, Default)]
+struct Ends([Option<End>; ENDS_MAX]);
+
+#[derive(Debug, Clone, Copy)]
+struct End {
+    /// Counted time.
+    at: Ms,
+    /// How often the page has moved since.
+    moves: u32,
+}
+
+impl Ends {
+    /// So many requests have ended since the last tick.
+    fn come(&mut self, tick: &Tick, count: u64) {
+        for _ in 0..count.min(ENDS_MAX as u64) {
+            // an empty place is older than any
+            if let Some(place) = self.0.iter_mut().min_by_key(|place| place.map(|end| end.at)) {
+                *place = Some(End { at: tick.counted_ms, moves: 0 });
+            }
+        }
+    }
+
+    /// Takes the oldest for a fall; false where none is left.
+    fn explain(&mut self) -> bool {
+        let oldest = self.0.iter_mut().filter(|place| place.is_some()).min_by_key(|place| place.map(|end| end.at));
+        oldest.is_some_and(|place| place.take().is_some())
+    }
+
+    /// A new page, which has moved or not.
+    fn fade(&mut self, tick: &Tick, moved: bool) {
+        for place in &mut self.0 {
+            let counted = place.map(|end| End { moves: end.moves.saturating_add(u32::from(moved)), ..end });
+            *place = counted.filter(|end| end.moves < ENDS_MOVES_MIN || tick.since(end.at) < ENDS_MS_MIN);
+        }
+    }
+}
 
 /// Use of the cache since a request last got something or ended.
 #[derive(Debug, Clone, Default)]
@@ -29,8 +73,8 @@ pub struct CacheSign {
     /// A request ended: what the next scrape says is the new measure.
     freed: bool,
     falls: u32,
-    /// Ends of requests whose room may not have been given back yet: a step that is under way ends first.
-    ends: u64,
+    ends: Ends,
+    rounds: Rounds,
     running: f64,
     /// Counted time at which use last grew, by work and not by another admission.
     pub filled_at: Ms,
@@ -43,9 +87,10 @@ pub struct CacheSign {
 impl CacheSign {
     /// Takes one look in; `scraped` is whether the page is a new one, `at_ms` when that was true.
     pub fn look(&mut self, tick: &Tick, sight: &Sight<'_>, scraped: bool, at_ms: Ms) {
+        self.rounds.look(tick.now_ms, sight, scraped, at_ms);
         let nobody = sight.gate.is_some_and(|gate| gate.in_flight == 0);
         self.freed |= sight.delivered() || sight.answered_count > 0 || nobody;
-        self.ends = self.ends.saturating_add(sight.answered_count).min(ENDS_MAX);
+        self.ends.come(tick, sight.answered_count);
         if sight.delivered() || nobody {
             self.falls = 0;
         }
@@ -56,11 +101,12 @@ impl CacheSign {
         let before = std::mem::replace(&mut self.used, used);
         let freed = std::mem::take(&mut self.freed);
         if used < before && !freed {
-            let explained = self.ends > 0;
-            self.ends = self.ends.saturating_sub(1);
+            // a slot may keep what it held until somebody else is admitted to it (llama.cpp)
+            let explained = self.ends.explain() || admitted;
             self.falls += u32::from(!explained && self.falls < FALLS_MAX);
         }
-        if used > self.most && !freed && !admitted && self.falls < FALLS_MAX {
+        self.ends.fade(tick, sight.metrics_moved);
+        if used > self.most && !freed && !admitted && self.falls < FALLS_MAX && !self.rounds.in_vain() {
             self.filled_at = tick.mark(at_ms);
         }
         self.most = if freed { used } else { used.max(self.most) };

@@ -27,6 +27,7 @@ pub mod recovery;
 pub mod replay;
 pub mod rhythm;
 pub mod rivals;
+pub mod rounds;
 pub mod running;
 pub mod schedulers;
 pub mod signs;

@@ -3,7 +3,7 @@
 use crate::observation::{PageObs, PagePhase};
 
 /// Prefill that took this many times what there was to take without one token is no progress.
-const TIMES_MAX: u64 = 2;
+pub(crate) const TIMES_MAX: u64 = 2;
 
 /// Prompt tokens since tokens were last handed out.
 #[derive(Debug, Clone, Default)]

@@ -125,6 +125,23 @@ fn pods_that_were_judged_wrongly_once_are_judged_rightly() {
     }
 }
 
+/// Hangs that were missed once, each with what the detector had taken for progress.
+const MISSED_ONCE: [(&str, u64, &str); 4] = [
+    ("mutant", 0x0eed_0ee1_2ad8_0889, "the room that prompts gave up at each round, for that of clients who left"),
+    ("H9", 0x54f2_c42a_5695_0f50, "the same of an engine that counts whole answers alone"),
+    ("H9", 0xb180_c4f3_f035_7f57, "room taken little by little beside prompts that went round"),
+    ("H9", 0x7a54_0e84_50f7_1288, "the same by one that was never seen to hand anything out"),
+];
+
+#[test]
+fn hangs_that_were_missed_once_are_fenced_and_confirmed() {
+    for (kind, seed, why) in MISSED_ONCE {
+        let verdicts = run(&Spec::new(kinds::by_name(kind).unwrap(), seed, Ticks::Coarse), &Policy::default(), &mut ());
+        assert!(verdicts.failures.is_empty(), "{why}: {}", replay_line(&verdicts));
+        assert!(verdicts.class_right && verdicts.fence_ms.is_some(), "{kind} {seed:#x} is no hang any more");
+    }
+}
+
 /// Failures of the short run that stand today, each with the defect behind it; a line leaves this list with its defect. The long run
 /// (`make sim-detector`) knows no such list: there every failure is a failure.
 const OPEN: &[(&str, Failure, &str)] = &[];
