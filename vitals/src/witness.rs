@@ -375,3 +375,7 @@ impl Witnesses {
         gpu.util >= 90 && gpu.memory_util <= 10 && gpu.power_watts < baseline * 0.7
     }
 }
+
+#[cfg(test)]
+#[path = "witness_tests.rs"]
+mod tests;
