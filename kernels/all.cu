@@ -2,6 +2,7 @@
 #include "attention.cu"
 #include "elementwise.cu"
 #include "matmul.cu"
+#include "mma.cu"
 #include "norm.cu"
 #include "sampling.cu"
 #include "spin.cu"

@@ -5,15 +5,16 @@
 // whether by the blocks of one split each (`attention_split`, then `attention_join`: long contexts, few rows) or by one block after
 // another (`attention_rows`: prompts). So both give the same bits, whatever blocks, chunks and neighbours there are.
 //
-// A block has a warp for each query (one head of one row); its queries share a KV head, and so the tile in shared memory.
-#include "common.cuh"
+// A block has a warp for each query (one head of one row); its queries share a KV head, and so the tiles in shared memory. Tiles of keys and
+// of values come in turn, as the cache has them, by copies that run beside the arithmetic: as many are under way as there is room for.
+#include "mma.cuh"
 
-#define SPLIT 256
+#define SPLIT 64 // as in engine/src/backend/cuda/items.rs
 #define QUERIES 8
-#define PARTS_MAX 8 // head_dim is at most 256
+#define ATTENTION_THREADS (QUERIES * WARP)
 #define NONE (-INFINITY)
 
-// Words of a work item, made by engine/src/backend/cuda/attention.rs.
+// Words of a work item, made by engine/src/backend/cuda/items.rs.
 enum { FIRST_ROW, ROWS, FIRST_POS, KV_HEAD, TABLE, FIRST_QUERY, SINCE, ITEM_WORDS = 8 };
 
 struct Cache {
@@ -22,28 +23,25 @@ struct Cache {
     uint32_t heads, kv_heads, head_dim, block_size, window;
 };
 
-// What a query has seen so far. Lane l has the values l, l + 32, … of the weighted sum.
-struct Seen {
-    float top, total, sum[PARTS_MAX];
+// What a query has seen so far. Of a head's values lane l has those from l * PARTS on: heads of up to 32 * PARTS values.
+template <int PARTS> struct Seen {
+    float top, total, sum[PARTS];
 };
 
-FN void forget(Seen *seen) {
+template <int PARTS> FN void forget(Seen<PARTS> *seen) {
     seen->top = NONE;
     seen->total = 0.0f;
-    for (int i = 0; i < PARTS_MAX; i++) seen->sum[i] = 0.0f;
+    UNROLL for (int i = 0; i < PARTS; i++) seen->sum[i] = 0.0f;
 }
 
-// Joins what came later to what came before; the one place that does, so that all ways round alike.
-FN void join(Seen *seen, float top, float total, const float *sum) {
-    if (top == NONE) return;
-    float most = fmaxf(seen->top, top), old_share = expf(seen->top - most), new_share = expf(top - most);
-    seen->total = fmaf(seen->total, old_share, total * new_share);
-    for (int i = 0; i < PARTS_MAX; i++) seen->sum[i] = fmaf(seen->sum[i], old_share, sum[i] * new_share);
+// Joins what came later to what came before. `attention_join` does the same, many splits at once.
+template <int PARTS> FN void join(Seen<PARTS> *seen, const Seen<PARTS> &later) {
+    if (later.top == NONE) return;
+    float most = fmaxf(seen->top, later.top), old_share = expf(seen->top - most), new_share = expf(later.top - most);
+    seen->total = fmaf(seen->total, old_share, later.total * new_share);
+    UNROLL for (int i = 0; i < PARTS; i++) seen->sum[i] = fmaf(seen->sum[i], old_share, later.sum[i] * new_share);
     seen->top = most;
 }
-
-FN float cached(const float *values, uint64_t at) { return values[at]; }
-FN float cached(const uint16_t *values, uint64_t at) { return bf16_to_f32(values[at]); }
 
 struct Query {
     uint32_t row, head, pos, first;
@@ -69,151 +67,328 @@ FN Query my_query(const uint32_t *item, const Cache &cache) {
     return query;
 }
 
-// Brings positions start … start + 31 of a KV head into `tile`, rows of head_dim + 1; zeros from `end` on.
-template <class T>
-FN void load_tile(float *tile, const T *from, const uint32_t *table, uint32_t start, uint32_t end, uint32_t kv_head,
-                  const Cache &cache) {
-    uint32_t dim = cache.head_dim;
-    for (uint32_t i = threadIdx.x; i < WARP * dim; i += blockDim.x) {
-        uint32_t at = i / dim, within = i % dim, pos = start + at;
-        float value = 0.0f;
-        if (pos < end) {
-            uint64_t block = table[pos / cache.block_size];
-            uint64_t line = (block * cache.kv_heads + kv_head) * cache.block_size + pos % cache.block_size;
-            value = cached(from, line * dim + within);
-        }
-        tile[at * (dim + 1) + within] = value;
+// N words that lie side by side, read at once where that is possible.
+template <int N> struct alignas(N < 4 ? 4 * N : 16) Words {
+    uint32_t word[N];
+};
+
+// N values of a tile.
+template <int N> FN void widen(float *to, const float *from) {
+    Words<N> got = *reinterpret_cast<const Words<N> *>(from);
+    UNROLL for (int i = 0; i < N; i++) to[i] = bits_f32(got.word[i]);
+}
+
+template <int N> FN void widen(float *to, const uint16_t *from) {
+    Words<N / 2> got = *reinterpret_cast<const Words<N / 2> *>(from);
+    UNROLL for (int i = 0; i < N / 2; i++) {
+        to[2 * i] = bits_f32(got.word[i] << 16);
+        to[2 * i + 1] = bits_f32(got.word[i] & 0xffff0000u);
     }
 }
 
-// One tile for one query: lane l scores position start + l, then the warp adds the values.
-FN void add_scores(Seen *seen, float score, float *share) {
+// Rows of queries and tiles go up to a multiple of eight values, with zeros: so that no product needs a remainder.
+FN uint32_t padded(uint32_t dim) { return (dim + 7) / 8 * 8; }
+
+// How a block brings tiles: keys and values of tile 0, of tile 1, … are loads 0, 1, 2, 3, …
+template <class T, int PARTS, int THREADS> struct Loader {
+    enum {
+        EACH = 16 / sizeof(T),                       // values of one copy
+        LANES = WARP * PARTS / EACH,                 // threads that bring a position
+        AT_ONCE = THREADS / LANES,                   // positions that all threads bring
+        TURNS = WARP / AT_ONCE,                      // until a tile is there
+        BUFFERS = (PARTS == 8 ? 4 : 8) / sizeof(T),  // as `shared_bytes` of items.rs has room for
+    };
+    const T *keys, *values;
+    const uint32_t *table;
+    T *tiles;
+    uint32_t kv_head, kv_heads, block_size, dim, stride, first, stop, end;
+    bool aligned;
+    // where this lane's position of the last tile of keys is in the cache, in heads of `dim`: that of values is there too
+    uint32_t line;
+};
+
+// `stop`: tiles end before it. The stride is an odd number of 16 bytes, so that lanes which read a row each meet in no bank.
+template <class T, int PARTS, int THREADS>
+FN Loader<T, PARTS, THREADS> loader(void *tiles, const uint32_t *item, const Cache &cache, uint32_t first, uint32_t stop) {
+    Loader<T, PARTS, THREADS> l;
+    const uint32_t each = Loader<T, PARTS, THREADS>::EACH;
+    l.keys = (const T *)cache.keys;
+    l.values = (const T *)cache.values;
+    l.table = cache.tables + item[TABLE];
+    l.tiles = (T *)tiles;
+    l.kv_head = item[KV_HEAD];
+    l.kv_heads = cache.kv_heads;
+    l.block_size = cache.block_size;
+    l.dim = cache.head_dim;
+    l.stride = (padded(cache.head_dim) / each | 1) * each;
+    l.first = first;
+    l.stop = stop;
+    l.line = 0;
+    l.end = item[FIRST_POS] + item[ROWS];
+    l.aligned = cache.head_dim % each == 0 && is_aligned(cache.keys) && is_aligned(cache.values);
+    return l;
+}
+
+template <class T, int PARTS, int THREADS> FN T *tile_of(const Loader<T, PARTS, THREADS> &l, uint32_t load) {
+    return l.tiles + load % (uint32_t)Loader<T, PARTS, THREADS>::BUFFERS * WARP * l.stride;
+}
+
+// Sixteen bytes of a row, or zeros; widths that are no multiple of them go value by value.
+template <class T, int PARTS, int THREADS>
+FN void bring(T *to, const T *line, uint32_t at, bool real, const Loader<T, PARTS, THREADS> &l) {
+    if (l.aligned) return copy16(to, line + at, real && at < l.dim);
+    for (int i = 0; i < (int)Loader<T, PARTS, THREADS>::EACH; i++) to[i] = real && at + i < l.dim ? line[at + i] : (T)0;
+}
+
+// Begins a load, where there is such a one; zeros from `end` on. Loads begin in their order.
+template <class T, int PARTS, int THREADS> FN void begin(Loader<T, PARTS, THREADS> &l, uint32_t load) {
+    using L = Loader<T, PARTS, THREADS>;
+    uint32_t start = l.first + load / 2 * WARP, at = threadIdx.x % L::LANES * L::EACH, row = threadIdx.x / L::LANES;
+    if (start >= l.stop) return;
+    if (load % 2 == 0) {
+        // each warp looks all positions up, one a lane: a division is dear
+        uint32_t pos = start + threadIdx.x % WARP;
+        l.line = pos < l.end ? (l.table[pos / l.block_size] * l.kv_heads + l.kv_head) * l.block_size + pos % l.block_size : 0;
+    }
+    const T *from = load % 2 ? l.values : l.keys;
+    T *to = tile_of(l, load) + at;
+    UNROLL for (int turn = 0; turn < (int)L::TURNS; turn++, row += L::AT_ONCE) {
+        uint64_t line = __shfl_sync(ALL_LANES, l.line, (int)row);
+        if (at < padded(l.dim)) bring(to + row * l.stride, from + line * l.dim, at, start + row < l.end, l);
+    }
+}
+
+template <class T, int PARTS, int THREADS> FN void begin_first(Loader<T, PARTS, THREADS> &l) {
+    UNROLL for (uint32_t load = 0; load < (uint32_t)Loader<T, PARTS, THREADS>::BUFFERS; load++) {
+        // the last one's group is closed by the first `arrive`
+        if (load) copies_group();
+        begin(l, load);
+    }
+}
+
+// Waits for a load and begins the one that takes the place of the load before it, which everybody is done with behind the barrier.
+template <class T, int PARTS, int THREADS> FN const T *arrive(Loader<T, PARTS, THREADS> &l, uint32_t load) {
+    constexpr int BUFFERS = Loader<T, PARTS, THREADS>::BUFFERS;
+    copies_wait<(BUFFERS > 1 ? BUFFERS - 2 : 0)>();
+    __syncthreads();
+    if (load) begin(l, load - 1 + BUFFERS);
+    copies_group();
+    if (BUFFERS == 1) {
+        copies_wait<0>();
+        __syncthreads();
+    }
+    return tile_of(l, load);
+}
+
+// Four sums, of every fourth product each: none waits long for the one before.
+template <class T> FN float score_of(const float *q, const T *key, uint32_t width) {
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (uint32_t i = 0; i < width; i += 8) {
+        float k[8], mine[8];
+        widen<8>(k, key + i);
+        widen<8>(mine, q + i);
+        UNROLL for (int j = 0; j < 8; j++) sum[j % 4] = fmaf(mine[j], k[j], sum[j % 4]);
+    }
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// One tile for one query: lane l has the score of its position l, then the warp adds the values.
+template <int PARTS> FN float add_scores(Seen<PARTS> *seen, float score) {
     float most = fmaxf(seen->top, warp_max(score));
     float old_share = most == NONE ? 1.0f : expf(seen->top - most);
-    *share = score == NONE || most == NONE ? 0.0f : expf(score - most);
-    seen->total = fmaf(seen->total, old_share, warp_sum(*share));
-    for (int i = 0; i < PARTS_MAX; i++) seen->sum[i] *= old_share;
+    float share = score == NONE || most == NONE ? 0.0f : expf(score - most);
+    seen->total = fmaf(seen->total, old_share, warp_sum(share));
+    UNROLL for (int i = 0; i < PARTS; i++) seen->sum[i] *= old_share;
     seen->top = most;
+    return share;
 }
 
-FN void add_values(Seen *seen, float share, const float *tile, uint32_t dim) {
-    uint32_t lane = threadIdx.x % WARP;
-    for (int at = 0; at < WARP; at++) {
-        float mine = __shfl_sync(ALL_LANES, share, at);
-        // a position that is not seen must not be multiplied: what lies there may be no number
-        if (mine == 0.0f) continue;
-        for (int i = 0; i < PARTS_MAX; i++)
-            if (lane + i * WARP < dim) seen->sum[i] = fmaf(mine, tile[at * (dim + 1) + lane + i * WARP], seen->sum[i]);
+template <class T, int PARTS> FN void add_value(Seen<PARTS> *seen, float share, const T *value) {
+    float v[PARTS];
+    widen<PARTS>(v, value);
+    UNROLL for (int i = 0; i < PARTS; i++) seen->sum[i] = fmaf(share, v[i], seen->sum[i]);
+}
+
+// A position that is not seen must not be multiplied: what lies there may be no number. All of a tile is the common case.
+template <class T, int PARTS>
+FN void add_values(Seen<PARTS> *seen, float share, const T *tile, uint32_t stride, uint32_t from, uint32_t to) {
+    if (from == 0 && to == WARP) {
+        ROLLED for (int at = 0; at < WARP; at += 8, tile += 8 * stride)
+            UNROLL for (int i = 0; i < 8; i++) add_value(seen, __shfl_sync(ALL_LANES, share, at + i), tile + i * stride);
+    } else {
+        ROLLED for (uint32_t at = from; at < to; at++) add_value(seen, __shfl_sync(ALL_LANES, share, (int)at), tile + at * stride);
     }
 }
 
-// What `query` gets of split `split`; all threads of the block come here together. `q` is the block's, scaled, a row of head_dim a warp.
-template <class T>
-FN void see_split(Seen *seen, uint32_t split, const uint32_t *item, const Query &query, const Cache &cache,
-                  const float *q, float *tile) {
-    const uint32_t *table = cache.tables + item[TABLE];
-    uint32_t end = item[FIRST_POS] + item[ROWS], dim = cache.head_dim, lane = threadIdx.x % WARP;
-    uint32_t stop = end < (split + 1) * SPLIT ? end : (split + 1) * SPLIT;
-    uint32_t least = first_seen(item, item[FIRST_POS], cache);
-    uint32_t start = least > split * SPLIT ? least / WARP * WARP : split * SPLIT;
-    forget(seen);
-    for (; start < stop; start += WARP) {
-        load_tile(tile, (const T *)cache.keys, table, start, end, item[KV_HEAD], cache);
-        __syncthreads();
-        float score = 0.0f, share;
-        for (uint32_t i = 0; i < dim; i++) score = fmaf(q[i], tile[lane * (dim + 1) + i], score);
-        uint32_t pos = start + lane;
-        add_scores(seen, query.real && pos >= query.first && pos <= query.pos ? score : NONE, &share);
-        __syncthreads();
-        load_tile(tile, (const T *)cache.values, table, start, end, item[KV_HEAD], cache);
-        __syncthreads();
-        add_values(seen, share, tile, dim);
-        __syncthreads();
-    }
-}
-
-FN float *load_query(float *shared, const float *q, const Query &query, const Cache &cache, float scale) {
-    float *mine = shared + threadIdx.x / WARP * cache.head_dim;
+FN void load_query(float *mine, const float *q, const Query &query, const Cache &cache, float scale) {
     const float *from = q + ((uint64_t)query.row * cache.heads + query.head) * cache.head_dim;
-    for (uint32_t i = threadIdx.x % WARP; i < cache.head_dim; i += WARP) mine[i] = from[i] * scale;
+    for (uint32_t i = threadIdx.x % WARP; i < padded(cache.head_dim); i += WARP)
+        mine[i] = i < cache.head_dim ? from[i] * scale : 0.0f;
     __syncwarp();
-    return mine;
 }
 
-FN void finish(float *out, const Seen *seen, const Query &query, const Cache &cache) {
-    uint32_t lane = threadIdx.x % WARP;
-    float *to = out + ((uint64_t)query.row * cache.heads + query.head) * cache.head_dim;
-    for (int i = 0; i < PARTS_MAX; i++)
-        if (lane + i * WARP < cache.head_dim) to[lane + i * WARP] = seen->sum[i] / seen->total;
+// What `query` gets of the tiles from the one of position `first` to the one before `stop`; all threads of the block come here together.
+// Splits that end before the last tile are joined to `all`, the last is left in `one`.
+template <class T, int PARTS, int THREADS>
+FN void see(Seen<PARTS> *all, Seen<PARTS> *one, uint32_t first, uint32_t stop, const float *q, const uint32_t *item,
+            const Query &query, const Cache &cache, float scale) {
+    SHARED(float, shared);
+    uint32_t lane = threadIdx.x % WARP, width = padded(cache.head_dim);
+    float *mine = shared + threadIdx.x / WARP * width;
+    Loader<T, PARTS, THREADS> l = loader<T, PARTS, THREADS>(shared + THREADS / WARP * width, item, cache, first, stop);
+    begin_first(l);
+    load_query(mine, q, query, cache, scale);
+    // lanes beyond the head's width read what is there and keep it to themselves
+    uint32_t my_values = lane * PARTS < cache.head_dim ? lane * PARTS : 0;
+    forget(all);
+    forget(one);
+    for (uint32_t start = first, load = 0; start < stop; start += WARP, load += 2) {
+        if (start % SPLIT == 0) {
+            join(all, *one);
+            forget(one);
+        }
+        bool sees = query.real && start <= query.pos && start + WARP > query.first;
+        uint32_t pos = start + lane;
+        float share = 0.0f;
+        const T *keys = arrive(l, load);
+        if (sees) {
+            float score = score_of(mine, keys + lane * l.stride, width);
+            share = add_scores(one, pos >= query.first && pos <= query.pos ? score : NONE);
+        }
+        const T *values = arrive(l, load + 1);
+        if (sees) {
+            uint32_t from = query.first > start ? query.first - start : 0, to = query.pos - start + 1;
+            add_values(one, share, values + my_values, l.stride, from, to < WARP ? to : WARP);
+        }
+    }
 }
 
 // Every split of each item, one after another.
-template <class T>
+template <class T, int PARTS, int THREADS>
 FN void rows_of(float *out, const float *q, const uint32_t *items, const Cache &cache, float scale) {
-    SHARED(float, shared);
     const uint32_t *item = items + (uint64_t)blockIdx.x * ITEM_WORDS;
     Query query = my_query(item, cache);
-    float *mine = load_query(shared, q, query, cache, scale), *tile = shared + QUERIES * cache.head_dim;
-    uint32_t end = item[FIRST_POS] + item[ROWS];
-    Seen all, one;
-    forget(&all);
-    for (uint32_t split = 0; split * SPLIT < end; split++) {
-        see_split<T>(&one, split, item, query, cache, mine, tile);
-        join(&all, one.top, one.total, one.sum);
-    }
-    if (query.real) finish(out, &all, query, cache);
+    Seen<PARTS> all, one;
+    uint32_t first = first_seen(item, item[FIRST_POS], cache) / WARP * WARP;
+    see<T, PARTS, THREADS>(&all, &one, first, item[FIRST_POS] + item[ROWS], q, item, query, cache, scale);
+    join(&all, one);
+    if (!query.real) return;
+    uint32_t at = threadIdx.x % WARP * PARTS;
+    float *to = out + ((uint64_t)query.row * cache.heads + query.head) * cache.head_dim;
+    UNROLL for (int i = 0; i < PARTS; i++)
+        if (at + i < cache.head_dim) to[at + i] = all.sum[i] / all.total;
 }
 
-// One split of each item: blockIdx.y is its number. `parts`: [row][head][splits][head_dim + 2].
-template <class T>
+// What splits hand on, for each row and head: the greatest scores of all splits, their totals, then head_dim sums of each.
+FN uint64_t parts_at(const Query &query, uint32_t heads, uint32_t head_dim, uint32_t splits) {
+    return ((uint64_t)query.row * heads + query.head) * splits * (head_dim + 2);
+}
+
+// One split of each item: blockIdx.y is its number.
+template <class T, int PARTS, int THREADS>
 FN void split_of(float *parts, const float *q, const uint32_t *items, const Cache &cache, float scale, uint32_t splits) {
-    SHARED(float, shared);
     const uint32_t *item = items + (uint64_t)blockIdx.x * ITEM_WORDS;
-    uint32_t split = blockIdx.y, lane = threadIdx.x % WARP, dim = cache.head_dim;
-    if (split * SPLIT >= item[FIRST_POS] + item[ROWS]) return;
+    uint32_t split = blockIdx.y, end = item[FIRST_POS] + item[ROWS], begins = split * SPLIT;
+    if (begins >= end) return;
     Query query = my_query(item, cache);
-    float *mine = load_query(shared, q, query, cache, scale), *tile = shared + QUERIES * dim;
-    Seen seen;
-    see_split<T>(&seen, split, item, query, cache, mine, tile);
+    uint32_t least = first_seen(item, item[FIRST_POS], cache), first = least > begins ? least / WARP * WARP : begins;
+    Seen<PARTS> none, seen;
+    see<T, PARTS, THREADS>(&none, &seen, first, end < begins + SPLIT ? end : begins + SPLIT, q, item, query, cache, scale);
     if (!query.real) return;
-    float *to = parts + (((uint64_t)query.row * cache.heads + query.head) * splits + split) * (dim + 2);
-    if (lane == 0) to[0] = seen.top;
-    if (lane == 0) to[1] = seen.total;
-    for (int i = 0; i < PARTS_MAX; i++)
-        if (lane + i * WARP < dim) to[2 + lane + i * WARP] = seen.sum[i];
+    uint32_t lane = threadIdx.x % WARP;
+    float *to = parts + parts_at(query, cache.heads, cache.head_dim, splits);
+    if (lane == 0) to[split] = seen.top;
+    if (lane == 0) to[splits + split] = seen.total;
+    to += 2ull * splits + (uint64_t)split * cache.head_dim + lane * PARTS;
+    UNROLL for (int i = 0; i < PARTS; i++)
+        if (lane * PARTS + i < cache.head_dim) to[i] = seen.sum[i];
 }
 
-// Joins the splits of each query, in their order.
-KERNEL attention_join(float *out, const float *parts, const uint32_t *items, uint32_t heads, uint32_t kv_heads,
-                      uint32_t head_dim, uint32_t splits) {
+// What a warp joins at once: lane l has the greatest score and the total of split l, and one value of each of the splits' sums.
+struct Batch {
+    float top, total, value[WARP];
+};
+
+FN void read_batch(Batch *batch, const float *from, uint32_t first, uint32_t end, uint32_t splits, uint32_t head_dim, uint32_t col) {
+    uint32_t lane = threadIdx.x % WARP;
+    batch->top = first + lane < end ? from[first + lane] : NONE;
+    batch->total = first + lane < end ? from[splits + first + lane] : 0.0f;
+    from += 2ull * splits + (uint64_t)first * head_dim + col;
+    UNROLL for (uint32_t i = 0; i < WARP; i++, from += head_dim)
+        batch->value[i] = first + i < end && col < head_dim ? *from : 0.0f;
+}
+
+// As `join`, split after split. What does not depend on the sums, the greatest scores so far and their exponentials, comes for all first.
+FN void join_batch(Seen<1> *seen, const Batch &batch) {
+    uint32_t lane = threadIdx.x % WARP;
+    float most = fmaxf(seen->top, batch.top);
+    for (uint32_t step = 1; step < WARP; step *= 2) {
+        float before = __shfl_sync(ALL_LANES, most, (int)(lane - step));
+        if (lane >= step) most = fmaxf(most, before);
+    }
+    float before = __shfl_sync(ALL_LANES, most, (int)(lane - 1));
+    float old_share = expf((lane ? before : seen->top) - most), new_share = expf(batch.top - most);
+    UNROLL for (int i = 0; i < WARP; i++) {
+        float top = __shfl_sync(ALL_LANES, batch.top, i), total = __shfl_sync(ALL_LANES, batch.total, i);
+        float old = __shfl_sync(ALL_LANES, old_share, i), fresh = __shfl_sync(ALL_LANES, new_share, i);
+        if (top == NONE) continue;
+        seen->total = fmaf(seen->total, old, total * fresh);
+        seen->sum[0] = fmaf(seen->sum[0], old, batch.value[i] * fresh);
+    }
+    seen->top = __shfl_sync(ALL_LANES, most, WARP - 1);
+}
+
+// Joins the splits of each query, in their order. A lane has one value of the head; blocks of other blockIdx.y have the next 32, as far as
+// there are such blocks, and go on where there are not.
+KERNEL BOUNDS(ATTENTION_THREADS, 1) attention_join(float *out, const float *parts, const uint32_t *items, uint32_t heads,
+                                                   uint32_t kv_heads, uint32_t head_dim, uint32_t splits) {
+    follow();
     Cache cache = {0, 0, 0, heads, kv_heads, head_dim, 1, 0};
-    const uint32_t *item = items + (uint64_t)blockIdx.x * ITEM_WORDS;
-    uint32_t lane = threadIdx.x % WARP, end = item[FIRST_POS] + item[ROWS];
-    Query query = my_query(item, cache);
+    Query query = my_query(items + (uint64_t)blockIdx.x * ITEM_WORDS, cache);
     if (!query.real) return;
-    const float *from = parts + ((uint64_t)query.row * heads + query.head) * splits * (head_dim + 2);
-    Seen all;
-    forget(&all);
-    for (uint32_t split = 0; split * SPLIT < end; split++, from += head_dim + 2) {
-        float sum[PARTS_MAX];
-        for (int i = 0; i < PARTS_MAX; i++) sum[i] = lane + i * WARP < head_dim ? from[2 + lane + i * WARP] : 0.0f;
-        join(&all, from[0], from[1], sum);
+    const float *from = parts + parts_at(query, heads, head_dim, splits);
+    uint32_t end = query.pos / SPLIT + 1;
+    for (uint32_t at = blockIdx.y * WARP; at < head_dim; at += gridDim.y * WARP) {
+        uint32_t col = at + threadIdx.x % WARP;
+        Seen<1> all;
+        Batch batch, next;
+        forget(&all);
+        read_batch(&next, from, 0, end, splits, head_dim, col);
+        ROLLED for (uint32_t first = 0; first < end; first += WARP) {
+            batch = next;
+            read_batch(&next, from, first + WARP, end, splits, head_dim, col);
+            join_batch(&all, batch);
+        }
+        if (col < head_dim) out[((uint64_t)query.row * heads + query.head) * head_dim + col] = all.sum[0] / all.total;
     }
-    finish(out, &all, query, cache);
 }
 
-#define ATTENTION(name, T)                                                                                             \
-    KERNEL attention_rows_##name(float *out, const float *q, const T *keys, const T *values, const uint32_t *items,    \
-                                 const uint32_t *tables, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,         \
-                                 uint32_t block_size, uint32_t window, float scale) {                                  \
+// The narrowest form that a head fits in.
+#define BY_WIDTH(call, T, THREADS, ...)                                                                                \
+    if (head_dim <= 64) call<T, 2, THREADS>(__VA_ARGS__);                                                              \
+    else if (head_dim <= 128) call<T, 4, THREADS>(__VA_ARGS__);                                                        \
+    else call<T, 8, THREADS>(__VA_ARGS__);
+
+// For items of as many queries as there are warps. So many blocks on a multiprocessor as no register is spilled for.
+#define ATTENTION(name, T, THREADS, ROWS_BLOCKS, SPLIT_BLOCKS)                                                         \
+    KERNEL BOUNDS(THREADS, ROWS_BLOCKS)                                                                                \
+        attention_rows_##name(float *out, const float *q, const T *keys, const T *values, const uint32_t *items,       \
+                              const uint32_t *tables, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,            \
+                              uint32_t block_size, uint32_t window, float scale) {                                     \
+        follow();                                                                                                      \
         Cache cache = {keys, values, tables, heads, kv_heads, head_dim, block_size, window};                           \
-        rows_of<T>(out, q, items, cache, scale);                                                                       \
+        BY_WIDTH(rows_of, T, THREADS, out, q, items, cache, scale)                                                     \
     }                                                                                                                  \
-    KERNEL attention_split_##name(float *parts, const float *q, const T *keys, const T *values, const uint32_t *items, \
-                                  const uint32_t *tables, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,        \
-                                  uint32_t block_size, uint32_t window, float scale, uint32_t splits) {                \
+    KERNEL BOUNDS(THREADS, SPLIT_BLOCKS)                                                                               \
+        attention_split_##name(float *parts, const float *q, const T *keys, const T *values, const uint32_t *items,    \
+                               const uint32_t *tables, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,           \
+                               uint32_t block_size, uint32_t window, float scale, uint32_t splits) {                   \
+        follow();                                                                                                      \
         Cache cache = {keys, values, tables, heads, kv_heads, head_dim, block_size, window};                           \
-        split_of<T>(parts, q, items, cache, scale, splits);                                                            \
+        BY_WIDTH(split_of, T, THREADS, parts, q, items, cache, scale, splits)                                          \
     }
-ATTENTION(f32, float)
-ATTENTION(bf16, uint16_t)
+ATTENTION(f32, float, ATTENTION_THREADS, 2, 2)
+ATTENTION(bf16, uint16_t, ATTENTION_THREADS, 3, 4)
+// A decode of four query heads a KV head leaves half of those warps without work.
+ATTENTION(f32_4, float, ATTENTION_THREADS / 2, 4, 4)
+ATTENTION(bf16_4, uint16_t, ATTENTION_THREADS / 2, 6, 8)

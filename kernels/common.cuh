@@ -17,6 +17,15 @@ extern __shared__ __align__(16) unsigned char truebeat_shared[];
 #define FN static __device__ __forceinline__
 #endif
 
+// First in every kernel, before it touches memory. In a graph a kernel may begin while the one before it still runs: its blocks are placed,
+// and wait here until all that came before has ended and is written. Where nothing was begun early it does nothing.
+FN void follow() {
+#if !defined(TRUEBEAT_HOST) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 
@@ -70,6 +79,9 @@ struct alignas(16) Floats4 {
 FN bool is_aligned(const void *place) { return ((uintptr_t)place & 15u) == 0; }
 
 FN uint16_t u16_at(const uint8_t *p) { return (uint16_t)(p[0] | (uint16_t)p[1] << 8); }
+
+// silu(gate) * up, wherever it is done.
+FN float silu_times(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
 
 // The sum over the lanes of a warp, by halves: the same order whoever calls.
 FN float warp_sum(float x) {

@@ -1,35 +1,64 @@
 // Operations on single values or whole rows: copy, sum, SwiGLU, rows by index, embedding, rotation, and the cache's slots.
-// Reference: engine/src/backend/cpu. One thread a value; nothing is shared.
+// Reference: engine/src/backend/cpu. One thread a value, or four or sixteen where nothing but the memory's speed counts; nothing is shared.
 #include "common.cuh"
 
 FN uint64_t my_index() { return (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; }
 
-// out = x, `count` values.
+FN Floats4 *fours(float *at) { return reinterpret_cast<Floats4 *>(at); }
+FN const Floats4 *fours(const float *at) { return reinterpret_cast<const Floats4 *>(at); }
+
+// out = x, `count` values. A thread has 16, four at a time and a block's width apart: all are read before the first is written.
 KERNEL copy_f32(float *out, const float *x, uint64_t count) {
-    uint64_t i = my_index();
-    if (i < count) out[i] = x[i];
+    follow();
+    uint64_t first = (uint64_t)blockIdx.x * blockDim.x * 4 + threadIdx.x;
+    if (is_aligned(out) && is_aligned(x) && (first + 3 * blockDim.x + 1) * 4 <= count) {
+        Floats4 got[4];
+        for (uint32_t i = 0; i < 4; i++) got[i] = fours(x)[first + i * blockDim.x];
+        for (uint32_t i = 0; i < 4; i++) fours(out)[first + i * blockDim.x] = got[i];
+        return;
+    }
+    for (uint32_t i = 0; i < 16; i++) {
+        uint64_t at = (first + i / 4 * blockDim.x) * 4 + i % 4;
+        if (at < count) out[at] = x[at];
+    }
 }
 
-// x += y, `count` values.
+// x += y, `count` values, four a thread.
 KERNEL add_f32(float *x, const float *y, uint64_t count) {
-    uint64_t i = my_index();
-    if (i < count) x[i] = x[i] + y[i];
+    follow();
+    uint64_t first = my_index() * 4;
+    if (is_aligned(x) && is_aligned(y) && first + 4 <= count) {
+        Floats4 sum = *fours(x + first), more = *fours(y + first);
+        for (int i = 0; i < 4; i++) sum.at[i] = sum.at[i] + more.at[i];
+        *fours(x + first) = sum;
+        return;
+    }
+    for (uint64_t i = first; i < first + 4 && i < count; i++) x[i] = x[i] + y[i];
 }
 
-// gate = silu(gate) * up, `count` values.
+// gate = silu(gate) * up, `count` values, four a thread.
 KERNEL silu_mul(float *gate, const float *up, uint64_t count) {
-    uint64_t i = my_index();
-    if (i < count) gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+    follow();
+    uint64_t first = my_index() * 4;
+    if (is_aligned(gate) && is_aligned(up) && first + 4 <= count) {
+        Floats4 product = *fours(gate + first), more = *fours(up + first);
+        for (int i = 0; i < 4; i++) product.at[i] = silu_times(product.at[i], more.at[i]);
+        *fours(gate + first) = product;
+        return;
+    }
+    for (uint64_t i = first; i < first + 4 && i < count; i++) gate[i] = silu_times(gate[i], up[i]);
 }
 
 // out[i] = x[rows[i]], `count` rows of `cols`.
 KERNEL gather_rows(float *out, const float *x, const uint32_t *rows, uint32_t count, uint32_t cols) {
+    follow();
     uint64_t i = my_index();
     if (i < (uint64_t)count * cols) out[i] = x[(uint64_t)rows[i / cols] * cols + i % cols];
 }
 
 // x[rows[i]] += weights[i] * y[i], in the order of i: a thread has a column.
 KERNEL scatter_add(float *x, const uint32_t *rows, const float *y, const float *weights, uint32_t count, uint32_t cols) {
+    follow();
     uint64_t col = my_index();
     if (col >= cols) return;
     for (uint32_t i = 0; i < count; i++) {
@@ -40,6 +69,7 @@ KERNEL scatter_add(float *x, const uint32_t *rows, const float *y, const float *
 
 // Turns the pairs (i, i + head_dim / 2) of each of `heads` heads by the row's angles, `head_dim / 2` cosines and sines a row.
 KERNEL rope(float *x, const float *cosines, const float *sines, uint32_t rows, uint32_t heads, uint32_t head_dim) {
+    follow();
     uint64_t i = my_index();
     uint32_t half = head_dim / 2;
     if (i >= (uint64_t)rows * heads * half) return;
@@ -75,11 +105,13 @@ FN void store_row(T *keys, T *values, const float *k, const float *v, const uint
 // Row i of k and v goes to slot slots[i].
 KERNEL store_kv_f32(float *keys, float *values, const float *k, const float *v, const uint32_t *slots, uint32_t rows,
                     uint32_t kv_heads, uint32_t head_dim, uint32_t block_size) {
+    follow();
     store_row(keys, values, k, v, slots, rows, kv_heads, head_dim, block_size);
 }
 
 KERNEL store_kv_bf16(uint16_t *keys, uint16_t *values, const float *k, const float *v, const uint32_t *slots,
                      uint32_t rows, uint32_t kv_heads, uint32_t head_dim, uint32_t block_size) {
+    follow();
     store_row(keys, values, k, v, slots, rows, kv_heads, head_dim, block_size);
 }
 
@@ -91,6 +123,7 @@ FN void embed_row(float *out, const uint8_t *table, const uint32_t *tokens, uint
 
 #define EMBED(name, W)                                                                                                 \
     KERNEL embed_##name(float *out, const uint8_t *table, const uint32_t *tokens, uint32_t rows, uint32_t cols) {      \
+        follow();                                                                                                      \
         embed_row<W>(out, table, tokens, rows, cols);                                                                  \
     }
 EMBED(f32, F32)
@@ -102,6 +135,7 @@ EMBED(q6_k, Q6K)
 
 // The scale of a row comes on top.
 KERNEL embed_e4m3(float *out, const uint8_t *table, const uint32_t *tokens, uint32_t rows, uint32_t cols) {
+    follow();
     uint64_t i = my_index();
     if (i >= (uint64_t)rows * cols) return;
     const uint8_t *row = table + E4m3::row_bytes(cols) * tokens[i / cols];

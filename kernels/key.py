@@ -5,7 +5,8 @@ takes no image of another name, so that it never runs kernels of another tree.""
 from pathlib import Path
 
 SOURCES = [
-    "all.cu", "attention.cu", "common.cuh", "elementwise.cu", "kernels.inc", "matmul.cu", "norm.cu", "sampling.cu", "spin.cu",
+    "all.cu", "attention.cu", "common.cuh", "elementwise.cu", "kernels.inc", "matmul.cu", "mma.cu", "mma.cuh", "norm.cu", "sampling.cu",
+    "spin.cu",
 ]
 
 

@@ -155,6 +155,7 @@ FN void product(float *out, const float *x, const uint8_t *weight, const float *
 #define MATMUL(name, S, F, R)                                                                                          \
     KERNEL matmul_##name##_##R(float *out, const float *x, const uint8_t *weight, const float *bias, uint32_t rows,    \
                                uint32_t cols, uint32_t outputs) {                                                      \
+        follow();                                                                                                      \
         product<S, F, R>(out, x, weight, bias, rows, cols, outputs);                                                   \
     }
 #define MATMULS(name, S, F)                                                                                            \

@@ -1,7 +1,7 @@
 // From rows of logits to tokens: the likeliest, or one drawn by temperature, min-p, top-k and top-p with the caller's own random number.
 // A block has a row. The order of candidates and the meaning of each rule are those of engine/src/sampling.rs, which is the reference;
 // weights are f64 as there, so that only sums of another order can differ (in the sixteenth digit).
-#include "common.cuh"
+#include "mma.cuh"
 
 #define NO_TOKEN 0xffffffffu
 
@@ -195,8 +195,36 @@ FN uint32_t draw_of_all(const Row &row, double unit) {
     return id;
 }
 
+// The likeliest of a part of a row (blockIdx.x of gridDim.x parts; blockIdx.y is the row), as `best_of` has it.
+KERNEL best_part(uint64_t *parts, const float *logits, uint32_t cols) {
+    follow();
+    SHARED(double, place);
+    uint32_t share = (cols + gridDim.x - 1) / gridDim.x, first = blockIdx.x * share;
+    uint32_t count = first >= cols ? 0 : cols - first < share ? cols - first : share;
+    uint64_t best = best_of(logits + (uint64_t)blockIdx.y * cols + first, count, place);
+    // the id counts from the row's beginning; a lower id is a greater word
+    if (threadIdx.x == 0) parts[(uint64_t)blockIdx.y * gridDim.x + blockIdx.x] = best ? best - first : 0;
+}
+
+// The likeliest of each row's parts: a warp has a row.
+KERNEL best_join(uint32_t *out, const uint64_t *parts, uint32_t rows, uint32_t count) {
+    follow();
+    uint32_t row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    unsigned long long best = 0;
+    for (uint32_t i = threadIdx.x % WARP; row < rows && i < count; i += WARP) {
+        unsigned long long other = parts[(uint64_t)row * count + i];
+        best = other > best ? other : best;
+    }
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        unsigned long long other = __shfl_xor_sync(ALL_LANES, best, step);
+        best = other > best ? other : best;
+    }
+    if (row < rows && threadIdx.x % WARP == 0) out[row] = best ? NO_TOKEN - (uint32_t)best : NO_TOKEN;
+}
+
 // out[row] = the token that `rules[row]` choose, NO_TOKEN where no logit is finite. A block a row.
-KERNEL sample_rows(uint32_t *out, const float *logits, const Rules *rules, uint32_t cols) {
+KERNEL BOUNDS(1024, 1) sample_rows(uint32_t *out, const float *logits, const Rules *rules, uint32_t cols) {
+    follow();
     SHARED(double, place);
     Row row = {logits + (uint64_t)blockIdx.x * cols, cols, 0.0, 0.0, 0.0, place};
     Rules mine = rules[blockIdx.x];

@@ -4,6 +4,7 @@
 
 // Ends when *flag is not zero.
 KERNEL spin(const volatile uint32_t *flag) {
+    follow();
     while (*flag == 0) {
     }
 }

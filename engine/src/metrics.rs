@@ -112,6 +112,7 @@ impl Metrics {
             programs: ProgramSeries {
                 replayed: r.counter("truebeat:steps_replayed_total", "Steps that ran by their program.")?,
                 eager: r.counter("truebeat:steps_eager_total", "Steps that ran call by call.")?,
+                graphs: r.counter("truebeat:steps_by_graph_total", "Steps that a device ran as one launch.")?,
                 captured: r.counter("truebeat:programs_captured_total", "Step programs made.")?,
                 evicted: r.counter("truebeat:programs_evicted_total", "Step programs dropped for others.")?,
                 refused: r.counter("truebeat:programs_refused_total", "Programs of another shape than the step's.")?,
@@ -177,10 +178,12 @@ impl Metrics {
 
     /// What became of steps and of step programs so far.
     pub fn programs(&self, counts: &ProgramCounts) {
-        let ProgramCounts { replayed, eager, captured, evicted, refused, refused_elsewhere, .. } = counts;
+        let ProgramCounts { replayed, eager, graphs, captured, evicted, refused, refused_elsewhere, .. } = counts;
         let series = &self.programs;
-        let all = [&series.replayed, &series.eager, &series.captured, &series.evicted];
-        all.into_iter().zip([replayed, eager, captured, evicted]).for_each(|(to, of)| rise(to, of.load(Relaxed)));
+        let all = [&series.replayed, &series.eager, &series.graphs, &series.captured, &series.evicted];
+        all.into_iter()
+            .zip([replayed, eager, graphs, captured, evicted])
+            .for_each(|(to, of)| rise(to, of.load(Relaxed)));
         rise(&series.refused, refused.load(Relaxed) + refused_elsewhere.load(Relaxed));
     }
 
@@ -219,6 +222,7 @@ impl Metrics {
 struct ProgramSeries {
     replayed: IntCounter,
     eager: IntCounter,
+    graphs: IntCounter,
     captured: IntCounter,
     evicted: IntCounter,
     refused: IntCounter,

@@ -50,6 +50,24 @@ pub struct Sampled {
     pub logprob: Option<TokenLogprob>,
 }
 
+/// What it takes to choose a token of a row elsewhere, for a request whose rules ask for nothing but the row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Draw {
+    /// 0: greedy.
+    pub temperature: f32,
+    /// In (0, 1]; 1: no limit.
+    pub top_p: f32,
+    /// 0: no limit.
+    pub top_k: u32,
+    /// 0: no limit.
+    pub min_p: f32,
+    /// The request's next random number, in [0, 1).
+    pub unit: f64,
+}
+
+/// No field of it is ever NaN: requests are checked when they come.
+impl Eq for Draw {}
+
 /// Why no token can be chosen from a row.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum SampleError {
@@ -128,6 +146,30 @@ impl Sampler {
         self.take(token)?;
         let logprob = self.params.logprobs.map(|top| logprob_of(logits, token, top));
         Ok(Sampled { token, logprob })
+    }
+
+    /// How the next token may be drawn without this sampler, where its rules, its grammar and what it is to tell allow that. Whether the token
+    /// is then drawn so ([`Self::drawn`]) or here makes no difference: the random number is the same.
+    pub fn draw(&self) -> Option<Draw> {
+        let SamplingParams { temperature, top_p, top_k, min_p, .. } = self.params;
+        let alone = self.constraint.is_none() && self.params.logprobs.is_none() && self.adjuster.is_idle();
+        alone.then(|| {
+            let (top_k, unit) = (u32::try_from(top_k).unwrap_or(u32::MAX), self.rng.clone().unit());
+            Draw { temperature, top_p, top_k, min_p, unit }
+        })
+    }
+
+    /// Takes over a token that was drawn as [`Self::draw`] says; `None`: the row had no finite value.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn drawn(&mut self, token: Option<u32>) -> Result<Sampled, SampleError> {
+        let token = token.ok_or(SampleError::NotFinite)?;
+        if self.params.temperature > 0.0 {
+            self.rng.unit();
+        }
+        self.take(token)?;
+        Ok(Sampled { token, logprob: None })
     }
 
     /// The logprob of a token that was not chosen but given (prompt logprobs).

@@ -209,7 +209,7 @@ proptest! {
         model.allocate_kv(KvShape { num_blocks: 12, block_size: 4 }).unwrap();
         let wanted: Vec<usize> = seqs.iter().map(|seq| match seq.logits {
             LogitsWanted::None => 0,
-            LogitsWanted::Last => 1,
+            LogitsWanted::Last | LogitsWanted::Drawn(_) => 1,
             LogitsWanted::All => seq.tokens.len(),
         }).collect();
         if let Ok(logits) = model.forward(&StepBatch::of(seqs)) {

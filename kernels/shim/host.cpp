@@ -98,6 +98,76 @@ uint64_t exchange(uint64_t word, uint32_t lane) {
     return got;
 }
 
+static float widened(uint32_t pair, uint32_t shift) {
+    union { uint32_t u; float f; } v;
+    v.u = pair >> shift << 16;
+    return v.f;
+}
+
+// A lane's registers are on its stack: others read them there, so a product costs two turns and no copies.
+void mma_bf16(float *sums, const uint32_t *a, const uint32_t *b) {
+    struct Operands {
+        const uint32_t *a, *b;
+    } mine = {a, b};
+    uint32_t me = current->thread.x, lane = me % WARP_LANES;
+    const uint64_t *warp = words.data() + (me - lane);
+    words[me] = reinterpret_cast<uint64_t>(&mine);
+    give_way(AT_SHUFFLE);
+    float rows[2][16], cols[2][16];
+    for (uint32_t i = 0; i < 16; i++) {
+        // values 2i and 2i + 1 are lane i's of a quad, in its first register; those eight further on, in its second
+        uint32_t quad = i % 8 / 2, high = i / 8, shift = i % 2 * 16;
+        for (uint32_t side = 0; side < 2; side++) {
+            uint32_t left = reinterpret_cast<const Operands *>(warp[lane / 4 * 4 + quad])->a[high * 2 + side];
+            uint32_t right = reinterpret_cast<const Operands *>(warp[(lane % 4 * 2 + side) * 4 + quad])->b[high];
+            rows[side][i] = widened(left, shift);
+            cols[side][i] = widened(right, shift);
+        }
+    }
+    // the products are exact
+    for (uint32_t i = 0; i < 16; i++)
+        for (uint32_t at = 0; at < 4; at++) sums[at] += rows[at / 2][i] * cols[at % 2][i];
+    // nobody may go on with other registers before all have read these
+    give_way(AT_SHUFFLE);
+}
+
+struct alignas(16) Sixteen {
+    uint64_t half[2];
+};
+
+struct Copy {
+    Sixteen *to;
+    const Sixteen *from; // null: zeros
+    uint32_t group;
+};
+
+// Copies that have begun, a list for each thread, and how many groups each has closed.
+static std::vector<std::vector<Copy>> copies;
+static std::vector<uint32_t> groups;
+static bool copies_late = false;
+
+static void do_copy(const Copy &copy) { *copy.to = copy.from ? *copy.from : Sixteen{{0, 0}}; }
+
+void copy16(void *to, const void *from, bool real) {
+    uint32_t me = current->thread.x;
+    Copy copy = {static_cast<Sixteen *>(to), real ? static_cast<const Sixteen *>(from) : nullptr, groups[me]};
+    if (!copies_late) return do_copy(copy);
+    copies[me].push_back(copy);
+}
+
+void copies_group() { groups[current->thread.x]++; }
+
+void copies_wait(uint32_t but) {
+    uint32_t me = current->thread.x, kept = 0;
+    for (const Copy &copy : copies[me]) {
+        if (copy.group + but < groups[me])
+            do_copy(copy);
+        else
+            copies[me][kept++] = copy;
+    }
+    copies[me].resize(kept);
+}
+
 // Lets every thread that runs go on until it waits. `order`: 0 as they are numbered, 1 backwards, else shuffled by that seed.
 static void turn(uint32_t count, uint32_t order, uint64_t &seed) {
     static std::vector<uint32_t> turns;
@@ -135,6 +205,8 @@ static bool run_block(uint32_t count, uint32_t order, uint64_t &seed) {
     for (uint32_t i = 0; i < count; i++) {
         threads[i].thread = {i, 0, 0};
         prepare(threads[i], stacks.data() + i * STACK_BYTES);
+        copies[i].clear();
+        groups[i] = 0;
     }
     for (;;) {
         turn(count, order, seed);
@@ -178,6 +250,7 @@ struct Entry {
 #include "../attention.cu"
 #include "../elementwise.cu"
 #include "../matmul.cu"
+#include "../mma.cu"
 #include "../norm.cu"
 #include "../sampling.cu"
 #include "../spin.cu"
@@ -209,6 +282,9 @@ extern "C" const char *truebeat_host_launch(const char *name, const uint32_t *gr
     if (shared_bytes > 48 << 10) return fault = std::string(name) + ": more shared memory than every device has", fault.c_str();
     threads.resize(block);
     words.assign(block, 0);
+    copies.resize(block);
+    groups.resize(block);
+    copies_late = order % 2;
     stacks.resize(std::max(stacks.size(), block * STACK_BYTES));
     grid_size = {grid[0], grid[1], grid[2]};
     block_size = {block, 1, 1};

@@ -35,6 +35,16 @@ void block_barrier();
 // Gives a word to the warp, waits for all of its lanes, and returns that of `lane`.
 uint64_t exchange(uint64_t word, uint32_t lane);
 
+// Tensor cores: sums (16 x 8) += a (16 x 16) * b (16 x 8), spread over the lanes as PTX has it. Waits for all lanes,
+// twice. The sixteen products of a sum are added in order, each rounded, which is not what a device does.
+void mma_bf16(float *sums, const uint32_t *a, const uint32_t *b);
+
+// Copies to shared memory that run beside the arithmetic (cp.async): when is left open, so it is at once in launches of
+// an even order of threads, and in those of an odd one as late as may be: when their group is waited for.
+void copy16(void *to, const void *from, bool real);
+void copies_group();
+void copies_wait(uint32_t but);
+
 // Where an atomic addition would be: nothing runs at the same time.
 template <class T> T *only(T *place) { return place; }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::sampling::Draw;
 use crate::stuck::Stuck;
 use crate::weights::{Bytes, RawWeight, WeightType};
 
@@ -288,6 +289,16 @@ pub trait Backend: Send {
         let mut out = Self::Matrix::default();
         self.attention_into(q, kv, (seqs, &units), (heads, window), &mut out);
         out
+    }
+
+    /// Can it choose tokens by itself ([`Self::draw`])?
+    fn draws(&self) -> bool {
+        false
+    }
+
+    /// A token of each row of logits, drawn as told, where it can; of a row without a finite value there is none.
+    fn draw(&self, _logits: &Self::Matrix, _draws: &[Draw]) -> Option<Vec<Option<u32>>> {
+        None
     }
 
     // The kernels, on matrices that are there already. What is in them before does not matter.

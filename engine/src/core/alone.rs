@@ -1,7 +1,7 @@
 //! EP5: what goes wrong in one request's part of a step ends that request alone. A model that refuses a batch, or panics in it, is asked
 //! again for ever smaller parts of it; what panics for one sequence is an error of that sequence.
 
-use crate::core::sample::Rows;
+use crate::core::sample::{Rows, SeqLogits};
 use crate::model::{Model, ModelError, SeqInput, StepBatch, StepLogits};
 use crate::panics::guarded;
 use crate::stuck::Stuck;
@@ -13,7 +13,7 @@ use crate::stuck::Stuck;
 /// A step that did not end in time (E1): the model is lost, for every sequence.
 pub(super) fn run(model: &mut dyn Model, batch: &StepBatch) -> Result<Vec<Rows>, Stuck> {
     match forward(model, batch)? {
-        Ok(rows) => return Ok(rows.into_iter().map(Ok).collect()),
+        Ok(parts) => return Ok(parts.into_iter().map(Ok).collect()),
         Err(error) => tracing::error!(error, requests = batch.seqs.len(), "a step failed; its sequences run apart"),
     }
     apart(model, &batch.seqs)
@@ -24,7 +24,7 @@ fn apart(model: &mut dyn Model, seqs: &[SeqInput]) -> Result<Vec<Rows>, Stuck> {
     let mut all = Vec::with_capacity(seqs.len());
     for half in seqs.chunks(seqs.len().div_ceil(2).max(1)) {
         match forward(model, &StepBatch::of(half.to_vec()))? {
-            Ok(rows) => all.extend(rows.into_iter().map(Ok)),
+            Ok(parts) => all.extend(parts.into_iter().map(Ok)),
             Err(error) if half.len() == 1 => all.push(Err(error)),
             Err(_) => all.extend(apart(model, half)?),
         }
@@ -32,14 +32,17 @@ fn apart(model: &mut dyn Model, seqs: &[SeqInput]) -> Result<Vec<Rows>, Stuck> {
     Ok(all)
 }
 
-/// Rows of logits of each sequence, or what is wrong with the batch: the next one may go well.
-type Answer = Result<Vec<Vec<Vec<f32>>>, String>;
+/// What each sequence gets, or what is wrong with the batch: the next one may go well.
+type Answer = Result<Vec<SeqLogits>, String>;
 
 /// An error of this is the model's end.
 fn forward(model: &mut dyn Model, batch: &StepBatch) -> Result<Answer, Stuck> {
     let count = batch.seqs.len();
     let told = |logits: StepLogits| match logits.rows.len() {
-        rows if rows == count => Ok(logits.rows),
+        rows if rows == count => {
+            let drawn = logits.drawn.into_iter().chain(std::iter::repeat(None));
+            Ok(logits.rows.into_iter().zip(drawn).map(|(rows, drawn)| SeqLogits { rows, drawn }).collect())
+        }
         rows => Err(format!("{rows} rows of logits for {count} sequences")),
     };
     Ok(asked(|| model.forward(batch))?.and_then(told))

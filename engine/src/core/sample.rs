@@ -9,8 +9,15 @@ use crate::sampling::SampleError;
 use crate::scheduler::PlanRow;
 use crate::speculation::verify;
 
-/// One sequence's rows of logits, or why it has none.
-pub(super) type Rows = Result<Vec<Vec<f32>>, String>;
+/// What a step gave one sequence, or why it gave nothing.
+pub(super) type Rows = Result<SeqLogits, String>;
+
+/// One sequence's rows of logits; the token where the model drew it, and then no row.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct SeqLogits {
+    pub rows: Vec<Vec<f32>>,
+    pub drawn: Option<u32>,
+}
 
 /// Why a sequence has no next token.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,10 +58,14 @@ pub(super) fn sample_row(
     rows: &Rows,
     masks_until: Instant,
 ) -> Result<Next, Miss> {
-    let rows = rows.as_ref().map_err(|error| Miss::Failed(error.clone()))?;
+    let SeqLogits { rows, drawn } = rows.as_ref().map_err(|error| Miss::Failed(error.clone()))?;
+    if matches!(input.logits, LogitsWanted::Drawn(_)) && rows.is_empty() {
+        live.logprobs = vec![None];
+        return Ok(Next::Tokens(vec![live.sampler.drawn(*drawn)?.token]));
+    }
     let wanted = match input.logits {
         LogitsWanted::None => 0,
-        LogitsWanted::Last => 1,
+        LogitsWanted::Last | LogitsWanted::Drawn(_) => 1,
         LogitsWanted::All => input.tokens.len(),
     };
     if rows.len() != wanted {

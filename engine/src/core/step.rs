@@ -17,7 +17,7 @@ use crate::core::sample::{Miss, Next, Rows, sample_row};
 use crate::fault::Faults;
 use crate::grammar::MASK_TIME_MAX_ALONE;
 use crate::handle::{End, Shared, Submission, TokenEvent};
-use crate::model::{Model, SeqInput, StepTerms};
+use crate::model::{LogitsWanted, Model, SeqInput, StepTerms};
 use crate::panics::guarded;
 use crate::programs::ProgramCounts;
 use crate::sampling::{Sampler, TokenLogprob};
@@ -101,7 +101,7 @@ impl Core {
             self.heart.between_steps(&self.tally());
             return Ok(true);
         }
-        let plan = self.scheduler.plan(monotonic_ns());
+        let mut plan = self.scheduler.plan(monotonic_ns());
         plan.late.iter().for_each(|(id, refusal)| self.end(*id, End::Late(refusal.to_string())));
         if plan.is_empty() {
             return Ok(false);
@@ -114,6 +114,9 @@ impl Core {
         let livelock = faults.at_step(self.heart.steps_completed(), &shape);
         let terms = self.terms(faults, shape);
         self.model.terms(&terms);
+        if self.model.draws() {
+            self.let_draw(&mut plan);
+        }
         let rows = alone::run(self.model.as_mut(), &plan.batch).inspect_err(|_| self.exceeded(&shape))?;
         if let Some(counts) = &self.programs {
             self.heart.ran_by(counts.last_key.load(Relaxed));
@@ -138,6 +141,16 @@ impl Core {
             speculation.timed(took_ns, guessing_ns);
         }
         Ok(true)
+    }
+
+    /// Tokens that need nothing but their row are drawn where the row is: a row is half a megabyte.
+    fn let_draw(&self, plan: &mut StepPlan) {
+        for (row, seq) in plan.rows.iter().zip(&mut plan.batch.seqs) {
+            let sampler = self.live.get(&row.id).map(|live| &live.sampler);
+            if let (LogitsWanted::Last, Some(draw)) = (seq.logits, sampler.and_then(Sampler::draw)) {
+                seq.logits = LogitsWanted::Drawn(draw);
+            }
+        }
     }
 
     /// The step under way did not end in time.

@@ -7,8 +7,11 @@ use super::*;
 use crate::grammar::tests::{Bytes, END, held, info};
 use crate::grammar::{Constraint, GrammarSpec, Grammars, MASK_TIME_MAX_ALONE};
 use crate::handle::{End, GenerateRequest, RequestStream, TokenEvent};
-use crate::model::{KvShape, StepBatch, StepLogits};
+use crate::model::{KvShape, LogitsWanted, StepBatch, StepLogits};
 use crate::sampling::{LogitRules, SamplingParams};
+
+/// What the device draws in all of these tests; greedily it would be 0.
+const DRAWN: Option<u32> = Some(2);
 
 /// Likes all tokens alike, and counts its steps.
 struct Plain {
@@ -25,9 +28,17 @@ impl Model for Plain {
         Ok(())
     }
 
+    fn draws(&self) -> bool {
+        true
+    }
+
     fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
         self.steps.fetch_add(1, Ordering::Relaxed);
-        Ok(StepLogits { rows: batch.seqs.iter().map(|_| vec![vec![0.0; self.info.vocab_size]]).collect() })
+        if batch.seqs.iter().all(|seq| matches!(seq.logits, LogitsWanted::Drawn(_))) {
+            let count = batch.seqs.len();
+            return Ok(StepLogits { rows: vec![Vec::new(); count], drawn: vec![DRAWN; count] });
+        }
+        Ok(StepLogits::of(batch.seqs.iter().map(|_| vec![vec![0.0; self.info.vocab_size]]).collect()))
     }
 }
 
@@ -93,6 +104,22 @@ async fn no_step_runs_while_everybody_waits_for_a_mask() {
     assert_eq!(steps.load(Ordering::Relaxed), 3);
     assert!(matches!(stream.next().await, Ok(TokenEvent::Token { .. })));
     assert!(matches!(stream.next().await, Ok(TokenEvent::Token { .. })));
+}
+
+/// A row that nobody looks at does not come back from the device: who wants nothing but a token gets the one that was drawn there.
+#[tokio::test]
+async fn the_model_draws_for_whoever_needs_no_row() {
+    for (logprobs, wanted) in [(None, 2), (Some(0), 0)] {
+        let sampling = SamplingParams { temperature: 0.0, logprobs, ..SamplingParams::default() };
+        let mut one = asking(GenerateRequest { sampling, ..Default::default() });
+        assert!(one.core.step(&Faults::new(Vec::new())).unwrap());
+        match one.stream.next().await {
+            Ok(TokenEvent::Token { id, logprob, .. }) => {
+                assert_eq!((id, logprob.is_some()), (wanted, logprobs.is_some()))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// A request that forbids itself every token is not the engine's fault, and no step failed.

@@ -30,6 +30,7 @@ pub struct QueuedModel {
     /// What its waits for other ranks forgave them, in nanoseconds.
     forgiven: Option<Pulse>,
     has_head: bool,
+    draws: bool,
     /// Counts this thread's own looks: it is not stuck while it waits for the device.
     looks: Pulse,
     allowed: Option<Duration>,
@@ -54,10 +55,10 @@ impl QueuedModel {
 
     fn on(queue: DeviceQueue, looks: Pulse, model: Box<dyn Model>, faults: Faults) -> Self {
         let (info, layers, programs) = (model.info().clone(), model.pulse(), model.programs());
-        let (has_head, forgiven) = (model.has_head(), model.forgiven());
+        let (has_head, draws, forgiven) = (model.has_head(), model.draws(), model.forgiven());
         let margin = if model.has_ranks() || model.waits() { AFTER_THEIRS } else { Duration::ZERO };
         let (model, allowed) = (Some(model), None);
-        Self { queue, model, info, layers, programs, forgiven, has_head, looks, allowed, margin, faults }
+        Self { queue, model, info, layers, programs, forgiven, has_head, draws, looks, allowed, margin, faults }
     }
 
     /// Does a step show that it goes on before it ends?
@@ -164,6 +165,10 @@ impl Model for QueuedModel {
 
     fn has_head(&self) -> bool {
         self.has_head
+    }
+
+    fn draws(&self) -> bool {
+        self.draws
     }
 
     fn terms(&mut self, terms: &StepTerms) {

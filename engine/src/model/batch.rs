@@ -6,6 +6,8 @@ use std::ops::Range;
 
 use crate::backend::AttentionSeq;
 
+use crate::sampling::Draw;
+
 use super::{KvShape, LogitsWanted, ModelError, ModelInfo, Pass, SeqInput, StepBatch};
 
 /// Refuses a cache that cannot be.
@@ -98,11 +100,21 @@ pub(super) fn rows_wanted(batch: &StepBatch) -> Vec<Range<usize>> {
         row += seq.tokens.len();
         match seq.logits {
             LogitsWanted::None => row..row,
-            LogitsWanted::Last => row - 1..row,
+            LogitsWanted::Last | LogitsWanted::Drawn(_) => row - 1..row,
             LogitsWanted::All => first..row,
         }
     };
     batch.seqs.iter().map(wanted).collect()
+}
+
+/// How tokens are drawn of the rows that are wanted; empty where one of them is wanted itself.
+pub(super) fn draws(batch: &StepBatch) -> Vec<Draw> {
+    let wants = batch.seqs.iter().filter(|seq| seq.logits != LogitsWanted::None);
+    let draw = |seq: &SeqInput| match seq.logits {
+        LogitsWanted::Drawn(draw) => Some(draw),
+        _ => None,
+    };
+    wants.map(draw).collect::<Option<_>>().unwrap_or_default()
 }
 
 fn bad(reason: String) -> ModelError {

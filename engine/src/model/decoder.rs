@@ -2,18 +2,18 @@
 //! step go through each weight in one multiplication; only attention looks at one sequence at a time.
 
 use std::cell::Cell;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::backend::{AttentionSeq, Backend, HeadShape, KvSize, StepStart};
+use crate::backend::{Backend, HeadShape, KvSize, StepStart};
 use crate::fault::Faults;
 use crate::programs::{Buffer, ProgramCounts, Programs, Sizes, Workspace};
 
 use super::batch;
 use super::config::DecoderConfig;
+use super::frame::StepFrame;
 use super::head::{Head, States};
 use super::rope::Rope;
 use super::routing;
@@ -98,29 +98,6 @@ pub(super) struct Decoder<B: Backend> {
     scratch: Cell<B::Scratch>,
 }
 
-/// What every layer of one step shares.
-pub(super) struct StepFrame<'a, M> {
-    pub seqs: Vec<AttentionSeq<'a>>,
-    pub slots: Vec<usize>,
-    pub cos: M,
-    pub sin: M,
-    /// For each sequence, the rows whose logits are wanted.
-    pub wanted: Vec<Range<usize>>,
-}
-
-impl<M> StepFrame<'_, M> {
-    /// The rows whose logits are wanted, of all sequences.
-    pub fn rows_wanted(&self) -> Vec<usize> {
-        self.wanted.iter().flat_map(|rows| rows.clone()).collect()
-    }
-
-    /// Rows of logits, dealt out to the sequences that want them.
-    pub fn answer(&self, rows: Vec<Vec<f32>>) -> StepLogits {
-        let mut rows = rows.into_iter();
-        StepLogits { rows: self.wanted.iter().map(|wanted| rows.by_ref().take(wanted.len()).collect()).collect() }
-    }
-}
-
 impl<B: Backend + 'static> Decoder<B> {
     pub fn new(backend: B, config: DecoderConfig, info: ModelInfo, weights: DecoderWeights<B>) -> Self {
         let rope = Rope::new(config.head_dim, config.rope_theta, config.rope_scaling).divided(&config.rope_factors);
@@ -151,7 +128,8 @@ impl<B: Backend + 'static> Decoder<B> {
         let dense = self.weights.layers.iter().all(|layer| matches!(layer.feed, FeedForward::Dense(_)));
         let DecoderConfig { layers, hidden, intermediate, vocab, .. } = self.config;
         let sizes = Sizes { layers, hidden, intermediate, vocab, heads: self.head_shape() };
-        self.programs = dense.then(|| Programs::new(sizes));
+        let waits = self.backend.waits();
+        self.programs = dense.then(|| Programs::new(sizes)).map(|all| if waits { all.on_device() } else { all });
         self
     }
 
@@ -293,6 +271,7 @@ impl<B: Backend + 'static> Decoder<B> {
             cos: self.backend.upload(positions.len(), half, cos),
             sin: self.backend.upload(positions.len(), half, sin),
             wanted: batch::rows_wanted(batch),
+            draws: if self.backend.draws() { batch::draws(batch) } else { Vec::new() },
         }
     }
 
@@ -304,7 +283,13 @@ impl<B: Backend + 'static> Decoder<B> {
         }
         let x = self.backend.gather_rows(x, &rows);
         let x = self.backend.rms_norm(&x, &self.weights.norm, self.config.norm_eps);
-        frame.answer(self.backend.rows(&self.head_product(&x)))
+        self.told(frame, &self.head_product(&x))
+    }
+
+    /// The rows of logits that are wanted, or the tokens that are drawn of them.
+    pub(super) fn told(&self, frame: &StepFrame<'_, B::Matrix>, logits: &B::Matrix) -> StepLogits {
+        let drawn = (!frame.draws.is_empty()).then(|| self.backend.draw(logits, &frame.draws)).flatten();
+        drawn.map_or_else(|| frame.answer(self.backend.rows(logits)), |tokens| frame.tokens(tokens))
     }
 
     /// Normed rows, multiplied with the vocabulary.
@@ -356,6 +341,10 @@ impl<B: Backend + 'static> Model for Decoder<B> {
 
     fn has_head(&self) -> bool {
         self.head.is_some()
+    }
+
+    fn draws(&self) -> bool {
+        self.backend.draws()
     }
 
     fn waits(&self) -> bool {

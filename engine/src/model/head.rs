@@ -10,7 +10,8 @@
 use crate::backend::Backend;
 
 use super::batch;
-use super::decoder::{Cache, Decoder, Layer, Linear, StepFrame};
+use super::decoder::{Cache, Decoder, Layer, Linear};
+use super::frame::StepFrame;
 use super::{KvShape, LogitsWanted, ModelError, StepBatch, StepLogits};
 
 /// The head's weights; embedding and output head are the model's.

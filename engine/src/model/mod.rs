@@ -3,6 +3,7 @@
 mod batch;
 mod config;
 mod decoder;
+mod frame;
 mod head;
 mod load;
 mod random;
@@ -26,6 +27,7 @@ pub use share::{Share, ShareError};
 use crate::backend::{DeviceFault, OutOfMemory};
 use crate::beat::{StepShape, Tally};
 use crate::programs::ProgramCounts;
+use crate::sampling::Draw;
 use crate::stuck::Stuck;
 
 /// Shape facts that scheduler and server need.
@@ -70,6 +72,9 @@ pub enum LogitsWanted {
     Last,
     /// A row for every token of this step (prompt logprobs, `echo`).
     All,
+    /// The token that comes after the last one, drawn so; or, where other sequences of the step want rows, its row after all
+    /// ([`Model::draws`]).
+    Drawn(Draw),
 }
 
 /// Who reads a batch.
@@ -100,6 +105,15 @@ impl StepBatch {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepLogits {
     pub rows: Vec<Vec<Vec<f32>>>,
+    /// What was drawn, for the sequences that have no row though they wanted one; empty: nothing.
+    pub drawn: Vec<Option<u32>>,
+}
+
+impl StepLogits {
+    /// Rows, and nothing drawn.
+    pub fn of(rows: Vec<Vec<Vec<f32>>>) -> Self {
+        Self { rows, drawn: Vec::new() }
+    }
 }
 
 /// The cache touches all its memory, wherever the machine takes it from: the longest that this may take, on all ranks.
@@ -152,6 +166,11 @@ pub trait Model: Send {
     /// Has it a head that guesses further ahead ([`Pass::Head`])? A row of such a batch is made from a token and from what the model made of
     /// the token before it, so the model must have read that first; and its logits are of what follows.
     fn has_head(&self) -> bool {
+        false
+    }
+
+    /// Can it draw tokens by itself ([`LogitsWanted::Drawn`])?
+    fn draws(&self) -> bool {
         false
     }
 

@@ -140,17 +140,23 @@ fn weight(rows: usize, cols: usize, kind: WeightType, random: &mut SplitMix64) -
     let (_, block_bytes) = kind.block();
     let len = kind.len_bytes(cols)? * rows;
     let mut bytes = vec![0; len];
-    bytes.chunks_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()[..word.len()]));
+    // signs and mantissas are random, exponents are given
+    let (keep, set) = match kind {
+        WeightType::F32 => (0x80ff_ffff_80ff_ffff, 0x3c00_0000_3c00_0000),
+        WeightType::F16 => (0x83ff_83ff_83ff_83ff, 0x2000_2000_2000_2000),
+        WeightType::Bf16 => (0x80ff_80ff_80ff_80ff, 0x3c00_3c00_3c00_3c00),
+        WeightType::Q8_0 | WeightType::Q4K | WeightType::Q6K => (u64::MAX, 0),
+    };
+    for word in bytes.chunks_mut(8) {
+        word.copy_from_slice(&(random.next() & keep | set).to_le_bytes()[..word.len()]);
+    }
     let scale = half::f16::from_f32(1e-4).to_le_bytes();
-    for block in bytes.chunks_exact_mut(block_bytes) {
-        match kind {
-            WeightType::F32 => block[3] = block[3] & 0x80 | 0x3C,
-            WeightType::F16 => block[1] = block[1] & 0x83 | 0x20,
-            WeightType::Bf16 => block[1] = block[1] & 0x80 | 0x3C,
-            WeightType::Q8_0 => block[..2].copy_from_slice(&scale),
-            WeightType::Q4K => block[..4].copy_from_slice(&[scale, scale].concat()),
-            WeightType::Q6K => block[208..].copy_from_slice(&scale),
-        }
+    let blocks = bytes.chunks_exact_mut(block_bytes);
+    match kind {
+        WeightType::F32 | WeightType::F16 | WeightType::Bf16 => (),
+        WeightType::Q8_0 => blocks.for_each(|block| block[..2].copy_from_slice(&scale)),
+        WeightType::Q4K => blocks.for_each(|block| block[..4].copy_from_slice(&[scale, scale].concat())),
+        WeightType::Q6K => blocks.for_each(|block| block[208..].copy_from_slice(&scale)),
     }
     RawWeight::new(rows, cols, kind, bytes.into())
 }

@@ -12,20 +12,34 @@ const ROUND: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SeqShape {
     tokens: usize,
-    /// A guess that is verified wants the logits of all its tokens, a plain decode of the last one.
-    logits: LogitsWanted,
+    wants: Wants,
+}
+
+/// A guess that is verified wants the logits of all its tokens, a plain decode of the last one, or what is drawn of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    None,
+    Last,
+    All,
+    Drawn,
 }
 
 impl SeqShape {
     fn of(seq: &SeqInput) -> Self {
-        Self { tokens: seq.tokens.len(), logits: seq.logits }
+        let wants = match seq.logits {
+            LogitsWanted::None => Wants::None,
+            LogitsWanted::Last => Wants::Last,
+            LogitsWanted::All => Wants::All,
+            LogitsWanted::Drawn(_) => Wants::Drawn,
+        };
+        Self { tokens: seq.tokens.len(), wants }
     }
 
     fn rows_wanted(self) -> usize {
-        match self.logits {
-            LogitsWanted::None => 0,
-            LogitsWanted::Last => 1,
-            LogitsWanted::All => self.tokens,
+        match self.wants {
+            Wants::None => 0,
+            Wants::Last | Wants::Drawn => 1,
+            Wants::All => self.tokens,
         }
     }
 }
@@ -53,7 +67,7 @@ impl ProgramKey {
     /// multiple of 8 requests, each of twice the tokens. 15 requests of one token become 16 of two.
     pub fn rounded_up(batch: &StepBatch) -> Option<Self> {
         let longest = Self::of(batch)?.shapes.iter().map(|shape| shape.tokens).max()?;
-        let shape = SeqShape { tokens: longest * 2, logits: LogitsWanted::All };
+        let shape = SeqShape { tokens: longest * 2, wants: Wants::All };
         Some(Self::new(vec![shape; batch.seqs.len().next_multiple_of(ROUND)].into()))
     }
 
@@ -106,7 +120,7 @@ impl ProgramKey {
 }
 
 fn number(shapes: impl Iterator<Item = SeqShape>) -> u64 {
-    let words = shapes.map(|shape| shape.tokens as u64 * 4 + shape.logits as u64);
+    let words = shapes.map(|shape| shape.tokens as u64 * 4 + shape.wants as u64);
     words.fold(0xcbf2_9ce4_8422_2325, |hash: u64, word| (hash ^ word).wrapping_mul(0x100_0000_01b3)).max(1)
 }
 

@@ -30,6 +30,8 @@ const PROGRAMS_MAX: usize = 64;
 /// A shape whose steps need more bytes of buffers has no program, which bounds the workspace: each buffer is as long as the step that
 /// needs most rows of its kind, and there are two kinds, those of all tokens and those of tokens whose logits are wanted.
 const BYTES_MAX: usize = 128 << 20;
+/// The same on a device, where 256 rows of logits are the least that there is room for.
+const DEVICE_BYTES_MAX: usize = 512 << 20;
 /// Shapes that were seen once lately: one that comes again is captured.
 const SEEN_MAX: usize = 64;
 
@@ -88,6 +90,11 @@ impl Programs {
     /// Whether a program of another shape is refused from now on (`--guards`).
     pub fn guard(&mut self, guarded: bool) {
         self.guarded = guarded;
+    }
+
+    /// The same, whose buffers lie in the memory of a device.
+    pub fn on_device(self) -> Self {
+        Self { most: (PROGRAMS_MAX, DEVICE_BYTES_MAX), ..self }
     }
 
     /// The same, that keeps so many programs, each for a shape of so many bytes of buffers.

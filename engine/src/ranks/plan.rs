@@ -112,7 +112,8 @@ impl Writer {
         for seq in &batch.seqs {
             let logits = match seq.logits {
                 LogitsWanted::None => 0,
-                LogitsWanted::Last => 1,
+                // nobody draws where there are ranks
+                LogitsWanted::Last | LogitsWanted::Drawn(_) => 1,
                 LogitsWanted::All => 2,
             };
             self.all(&[seq.start_pos as u64, logits]);

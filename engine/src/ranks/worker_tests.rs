@@ -47,7 +47,7 @@ impl Model for Sums {
                 self.team.all_reduce(&mut sum);
             }
         }
-        Ok(StepLogits { rows: vec![vec![sum]] })
+        Ok(StepLogits::of(vec![vec![sum]]))
     }
 }
 

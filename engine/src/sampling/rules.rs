@@ -90,6 +90,14 @@ impl Adjuster {
         Some(&self.row)
     }
 
+    /// Does it leave every row as it is, now and after more tokens?
+    pub fn is_idle(&self) -> bool {
+        let rules = &self.rules;
+        let holds_open = self.generated < rules.min_tokens && !self.stop_ids.is_empty();
+        let penalises = rules.penalises_output() || rules.penalises_repetition();
+        rules.bias.is_empty() && rules.allowed.is_empty() && !penalises && !holds_open
+    }
+
     /// A token was chosen.
     pub fn note(&mut self, token: u32) {
         self.generated += 1;

@@ -34,6 +34,45 @@ fn draws_follow_the_distribution() {
 }
 
 #[test]
+fn a_token_that_is_drawn_elsewhere_leaves_the_sampler_as_its_own_would() {
+    let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
+    for temperature in [0.0, 0.9] {
+        let params = SamplingParams { temperature, top_p: 0.9, seed: Some(3), ..Default::default() };
+        let (mut here, mut elsewhere) = (Sampler::new(params.clone(), 0), Sampler::new(params.clone(), 0));
+        for _ in 0..50 {
+            let draw = elsewhere.draw().unwrap();
+            assert_eq!(Some(draw), here.draw(), "asking for it moves nothing");
+            assert_eq!((draw.temperature, draw.top_p, draw.top_k), (temperature, 0.9, 0));
+            let token = here.sample(&logits).unwrap().token;
+            assert_eq!(elsewhere.drawn(Some(token)), Ok(Sampled { token, logprob: None }));
+        }
+        assert_eq!(here.rng.0, elsewhere.rng.0);
+        assert_eq!(here.drawn(None), Err(SampleError::NotFinite));
+    }
+}
+
+#[test]
+fn whoever_needs_more_than_its_row_is_not_drawn_elsewhere() {
+    let drawn = |rules: LogitRules, logprobs: Option<usize>| {
+        let params = SamplingParams { rules: Arc::new(rules), logprobs, ..Default::default() };
+        Sampler::new(params, 0).after(&[1], [9].into(), None).draw().is_some()
+    };
+    let plain = LogitRules::default;
+    assert!(drawn(plain(), None));
+    assert!(!drawn(plain(), Some(0)));
+    assert!(!drawn(LogitRules { bias: vec![(1, 1.0)], ..plain() }, None));
+    assert!(!drawn(LogitRules { allowed: vec![1], ..plain() }, None));
+    assert!(!drawn(LogitRules { presence_penalty: 0.1, ..plain() }, None), "also before there is an output");
+    assert!(!drawn(LogitRules { frequency_penalty: 0.1, ..plain() }, None));
+    assert!(!drawn(LogitRules { repetition_penalty: 1.1, ..plain() }, None));
+    let params = SamplingParams { rules: Arc::new(LogitRules { min_tokens: 1, ..plain() }), ..Default::default() };
+    let mut held_open = Sampler::new(params, 0).after(&[1], [9].into(), None);
+    assert_eq!(held_open.draw(), None);
+    held_open.sample(&[0.0; 12]).unwrap();
+    assert!(held_open.draw().is_some(), "enough has come");
+}
+
+#[test]
 fn top_p_and_top_k_cut_the_tail() {
     let logits = [0.5f32.ln(), 0.3f32.ln(), 0.2f32.ln()];
     let seen = |mut s: Sampler| {

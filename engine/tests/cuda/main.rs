@@ -39,6 +39,7 @@ mod host;
 mod models;
 mod ops;
 mod paged;
+mod products;
 mod sampled;
 mod stuck;
 mod stuck_driver;

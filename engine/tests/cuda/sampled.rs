@@ -1,14 +1,14 @@
 //! Sampling on the device against the sampler of requests: the same tokens from the same random numbers.
 
 use engine::backend::Backend;
+use engine::backend::cuda::CudaOptions;
 use engine::backend::cuda::driver::Driver;
-use engine::backend::cuda::{CudaOptions, Draw};
-use engine::sampling::{Sampler, SamplingParams};
+use engine::sampling::{Draw, Sampler, SamplingParams};
 
 pub use crate::ops::OnHost;
 use crate::ops::{EXACT, Make, Numbers};
 
-const ROWS: usize = 24;
+const ROWS: usize = 12;
 
 /// The first random number of a request that is seeded so (splitmix64, 53 bits).
 fn unit_of(seed: u64) -> f64 {

@@ -86,6 +86,6 @@ impl Model for HeadedModel {
             return self.model.forward(batch);
         }
         std::thread::sleep(self.takes);
-        Ok(StepLogits { rows: batch.seqs.iter().map(|seq| self.guesses(seq)).collect() })
+        Ok(StepLogits::of(batch.seqs.iter().map(|seq| self.guesses(seq)).collect()))
     }
 }

@@ -80,7 +80,7 @@ impl Model for PagedModel {
             return Err(ModelError::BadBatch("a refused token".into()));
         }
         assert!(!has(PANICS), "a token that panics");
-        Ok(StepLogits { rows: batch.seqs.iter().map(|seq| self.rows(seq)).collect() })
+        Ok(StepLogits::of(batch.seqs.iter().map(|seq| self.rows(seq)).collect()))
     }
 }
 

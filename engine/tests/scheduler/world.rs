@@ -306,7 +306,7 @@ impl World {
         assert!(left_out.is_none(), "a decode waits: {left_out:?}");
         let shape = |logits| match logits {
             LogitsWanted::None => 0,
-            LogitsWanted::Last => 1,
+            LogitsWanted::Last | LogitsWanted::Drawn(_) => 1,
             LogitsWanted::All => 2,
         };
         // A step whose guesses are all wanting is a plain one: its shape is no other (S1).

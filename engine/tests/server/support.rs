@@ -79,7 +79,7 @@ impl FakeModel {
         let context: Vec<u32> = (0..end).map(|pos| self.cache[place(pos)]).collect();
         let first = match seq.logits {
             LogitsWanted::None => return Vec::new(),
-            LogitsWanted::Last => end - 1,
+            LogitsWanted::Last | LogitsWanted::Drawn(_) => end - 1,
             LogitsWanted::All => seq.start_pos,
         };
         (first..end).map(|pos| row(&context[..=pos])).collect()
@@ -110,7 +110,7 @@ impl Model for FakeModel {
         }
         self.knobs.step_seqs_max.fetch_max(batch.seqs.len() as u64, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(self.knobs.step_ms.load(Ordering::Relaxed)));
-        Ok(StepLogits { rows: batch.seqs.iter().map(|s| self.rows(s)).collect() })
+        Ok(StepLogits::of(batch.seqs.iter().map(|s| self.rows(s)).collect()))
     }
 }
 

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::driver::{Driver, Launch};
+use super::fuse::fused;
 
 /// Steps that may wait to become graphs.
 const WAITING_MAX: usize = 8;
@@ -52,7 +53,7 @@ fn start<D: Driver>(driver: Arc<D>) -> std::io::Result<Ends<D::Graph>> {
         loop {
             match asked.recv_timeout(IDLE) {
                 Ok((shape, launches)) => {
-                    let graph = driver.graph(&launches);
+                    let graph = driver.graph(&fused(&launches));
                     let graph = graph.inspect_err(|error| tracing::warn!(%error, "a graph could not be made")).ok();
                     drop(give.try_send((shape, launches, graph)));
                 }

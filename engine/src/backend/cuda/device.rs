@@ -12,6 +12,7 @@ use super::capture::Capture;
 use super::driver::{Address, Driver, DriverError, Launch};
 use super::graphs::{GraphCache, GraphCounts, Way};
 use super::memory::Slice;
+use super::products::Workplace;
 use super::staging::{Halves, Room};
 use crate::backend::{DeviceFault, OutOfMemory, StepStart};
 use crate::stuck::{Stuck, StuckKind};
@@ -44,6 +45,7 @@ pub struct Device<D: Driver> {
     marks: VecDeque<Mark<D::Event>>,
     /// What was brought for all layers of this step, and where it lies.
     brought: Vec<(Vec<u8>, Arc<Slice>)>,
+    pub(super) workplace: Workplace,
     step: StepStart,
     way: Way,
     noted: Vec<Launch>,
@@ -77,6 +79,7 @@ impl<D: Driver> Device<D> {
             idle: Vec::new(),
             marks: VecDeque::new(),
             brought: Vec::new(),
+            workplace: Workplace::default(),
             step: StepStart { shape: 0, allowed: Some(LOAD_ALLOWED) },
             way: Way::Eager,
             noted: Vec::new(),

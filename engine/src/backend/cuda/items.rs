@@ -4,7 +4,7 @@
 use crate::backend::{AttentionSeq, AttentionUnit, HeadShape};
 
 /// As in kernels/attention.cu.
-pub const SPLIT: usize = 256;
+pub const SPLIT: usize = 64;
 const QUERIES: usize = 8;
 const ITEM_WORDS: usize = 8;
 /// Steps of more rows have blocks enough without splitting.
@@ -20,6 +20,8 @@ pub struct Items {
     pub tables: Vec<u32>,
     /// Parts that contexts are cut into; 1: each block goes through all of its context.
     pub splits: usize,
+    /// Warps of a block, one for each query: eight, or four where no item has more.
+    pub warps: usize,
 }
 
 impl Items {
@@ -43,7 +45,9 @@ impl Items {
         let (rows, longest) =
             seqs.iter().fold((0, 0), |(rows, longest), seq| (rows + seq.rows, longest.max(seq.start_pos + seq.rows)));
         let splits = longest.div_ceil(SPLIT).max(1).next_power_of_two();
-        Self { words, tables, splits: if rows <= SPLIT_ROWS_MAX { splits } else { 1 } }
+        let few = units.iter().all(|unit| unit.rows * group <= QUERIES / 2);
+        let warps = if few { QUERIES / 2 } else { QUERIES };
+        Self { words, tables, splits: if rows <= SPLIT_ROWS_MAX { splits } else { 1 }, warps }
     }
 
     /// Blocks of the launch.
@@ -57,9 +61,11 @@ impl Items {
     }
 }
 
-/// Shared memory of a block: its queries, and a tile of 32 positions.
-pub fn shared_bytes(head_dim: usize) -> u32 {
-    ((QUERIES * head_dim + 32 * (head_dim + 1)) * 4) as u32
+/// Shared memory of a block: its queries, and tiles of 32 positions on their way. There is room for two in f32, and so for four in bf16; of
+/// the widest heads for half as many.
+pub fn shared_bytes(head_dim: usize, warps: usize) -> u32 {
+    let (width, tiles) = (head_dim.next_multiple_of(8), if head_dim <= 128 { 2 } else { 1 });
+    ((warps * width + tiles * 32 * (width + 8)) * 4) as u32
 }
 
 /// The widest head that the kernels take.
@@ -79,7 +85,7 @@ mod tests {
         ];
         let units = attention_units(seqs.iter().map(|seq| seq.rows), heads);
         let items = Items::new(&seqs, &units, heads);
-        assert_eq!((items.splits, items.tables.len(), items.tables[64..66].to_vec()), (4, 128, vec![7, 0]));
+        assert_eq!((items.splits, items.tables.len(), items.tables[64..66].to_vec()), (16, 128, vec![7, 0]));
         let mut seen = std::collections::BTreeSet::new();
         for item in items.words.chunks_exact(ITEM_WORDS) {
             for query in item[5]..(item[1] * 6).min(item[5] + QUERIES as u32) {
@@ -89,7 +95,7 @@ mod tests {
             }
         }
         assert_eq!(seen.len(), 10 * 12);
-        assert!(shared_bytes(HEAD_DIM_MAX) <= 48 << 10, "every device has that much");
+        assert!(shared_bytes(HEAD_DIM_MAX, QUERIES) <= 48 << 10, "every device has that much");
     }
 
     #[test]
@@ -100,7 +106,8 @@ mod tests {
             let seqs = [AttentionSeq { rows, start_pos, since: 0, blocks: &blocks }];
             Items::new(&seqs, &attention_units([rows].into_iter(), heads), heads)
         };
-        assert_eq!((of(65, 1000).splits, of(64, 1000).splits, of(1, 0).splits), (1, 8, 1));
+        assert_eq!((of(1, 1000).warps, of(2, 1000).warps, of(3, 1000).warps), (4, 4, 8), "a warp for each query");
+        assert_eq!((of(65, 1000).splits, of(64, 1000).splits, of(1, 0).splits), (1, 32, 1));
         let (a, b) = (of(1, 1100), of(1, 1500));
         assert_eq!((a.splits, a.tables.len(), a.len()), (b.splits, b.tables.len(), b.len()));
     }

@@ -14,15 +14,11 @@ use crate::backend::{DeviceFault, HeadShape};
 const VALUES: u32 = 256;
 const GROUPS: u32 = 128;
 const WARP: u32 = 32;
-/// A warp for each of eight queries.
-const QUERIES: u32 = 256;
-/// Rows that go through a weight together.
-const ROWS: usize = 8;
 
-type Done = Result<(), DeviceFault>;
+pub(super) type Done = Result<(), DeviceFault>;
 
 /// An argument of a kernel as a word.
-trait Word {
+pub(super) trait Word {
     fn word(self) -> u64;
 }
 
@@ -65,20 +61,31 @@ impl Word for f32 {
 
 /// Words of any arguments.
 macro_rules! args {
-    ($($arg:expr),* $(,)?) => { &[$(Word::word($arg)),*] };
+    ($($arg:expr),* $(,)?) => { &[$($crate::backend::cuda::launches::Word::word($arg)),*] };
 }
+pub(super) use args;
 
 /// So many blocks of `threads` that there are as many threads as values.
-fn values(count: usize) -> ([u32; 3], u32, u32) {
+pub(super) fn values(count: usize) -> ([u32; 3], u32, u32) {
     ([blocks(count, VALUES as usize), 1, 1], VALUES, 0)
 }
 
 /// A warp for each of `count` groups.
-fn groups(count: usize, shared_bytes: u32) -> ([u32; 3], u32, u32) {
+pub(super) fn groups(count: usize, shared_bytes: u32) -> ([u32; 3], u32, u32) {
     ([blocks(count, (GROUPS / WARP) as usize), 1, 1], GROUPS, shared_bytes)
 }
 
-fn blocks(count: usize, of: usize) -> u32 {
+/// A group of values that has a block of its own; which, so that sums keep their order, depends on its width alone.
+fn is_wide(width: usize) -> bool {
+    width >= 512
+}
+
+/// A block for each of `count` wide groups, with a word for each warp.
+fn wide(count: usize) -> ([u32; 3], u32, u32) {
+    ([blocks(count, 1), 1, 1], VALUES, VALUES / WARP * 4)
+}
+
+pub(super) fn blocks(count: usize, of: usize) -> u32 {
     u32::try_from(count.div_ceil(of)).unwrap_or(u32::MAX).max(1)
 }
 
@@ -92,7 +99,7 @@ fn places(values: &[usize]) -> Vec<u8> {
 
 impl<D: Driver> Device<D> {
     /// Makes room for `rows × cols` values in `x`; what is in them does not matter.
-    fn shape(&mut self, x: &mut Matrix, rows: usize, cols: usize) -> Done {
+    pub(super) fn shape(&mut self, x: &mut Matrix, rows: usize, cols: usize) -> Done {
         let needed = (rows * cols * 4) as u64;
         if x.place.as_ref().is_none_or(|place| place.len_bytes() < needed) {
             x.place = None;
@@ -114,26 +121,30 @@ impl<D: Driver> Device<D> {
 
     pub(super) fn copy(&mut self, x: &Matrix, out: &mut Matrix) -> Done {
         self.shape(out, x.rows, x.cols)?;
-        self.launch(Launch::new("copy_f32", values(x.len()), args![&*out, x, x.len()]))
+        self.launch(Launch::new("copy_f32", values(x.len().div_ceil(16)), args![&*out, x, x.len()]))
     }
 
     pub(super) fn add(&mut self, x: &mut Matrix, y: &Matrix) -> Done {
-        self.launch(Launch::new("add_f32", values(x.len()), args![&*x, y, x.len()]))
+        self.launch(Launch::new("add_f32", values(x.len().div_ceil(4)), args![&*x, y, x.len()]))
     }
 
     pub(super) fn silu_mul(&mut self, gate: &mut Matrix, up: &Matrix) -> Done {
-        self.launch(Launch::new("silu_mul", values(gate.len()), args![&*gate, up, gate.len()]))
+        self.launch(Launch::new("silu_mul", values(gate.len().div_ceil(4)), args![&*gate, up, gate.len()]))
     }
 
     pub(super) fn rms_norm(&mut self, x: &mut Matrix, weight: &Matrix, eps: f32) -> Done {
         let (width, count) = (weight.len(), x.len() / weight.len().max(1));
-        self.launch(Launch::new("rms_norm", groups(count, 0), args![&*x, weight, count, width, eps]))
+        let (kernel, geometry) =
+            if is_wide(width) { ("rms_norm_wide", wide(count)) } else { ("rms_norm", groups(count, 0)) };
+        self.launch(Launch::new(kernel, geometry, args![&*x, weight, count, width, eps]))
     }
 
     pub(super) fn rms_norm_to(&mut self, out: &mut Matrix, x: &Matrix, weight: &Matrix, eps: f32) -> Done {
         self.shape(out, x.rows, x.cols)?;
         let (width, count) = (weight.len(), x.len() / weight.len().max(1));
-        self.launch(Launch::new("rms_norm_to", groups(count, 0), args![&*out, x, weight, count, width, eps]))
+        let (kernel, geometry) =
+            if is_wide(width) { ("rms_norm_to_wide", wide(count)) } else { ("rms_norm_to", groups(count, 0)) };
+        self.launch(Launch::new(kernel, geometry, args![&*out, x, weight, count, width, eps]))
     }
 
     pub(super) fn rope(&mut self, x: &mut Matrix, cos: &Matrix, sin: &Matrix) -> Done {
@@ -141,21 +152,6 @@ impl<D: Driver> Device<D> {
         let heads = x.cols / head_dim.max(1);
         let args = args![&*x, cos, sin, rows, heads, head_dim];
         self.launch(Launch::new("rope", values(rows * heads * cos.cols), args))
-    }
-
-    pub(super) fn matmul(&mut self, x: &Matrix, weight: &Weight, bias: Option<&Matrix>, out: &mut Matrix) -> Done {
-        let (rows, cols, outputs) = (x.rows, weight.cols, weight.rows);
-        self.shape(out, rows, outputs)?;
-        let Some(place) = &weight.place else { return Ok(()) };
-        if rows == 0 || outputs == 0 {
-            return Ok(());
-        }
-        let [one, eight] = weight.format.matmul();
-        let (kernel, together) = if rows == 1 { (one, 1) } else { (eight, ROWS) };
-        let bias = bias.map_or(Address::default(), Matrix::at);
-        let mut geometry = groups(outputs, 0);
-        geometry.0[1] = blocks(rows, together);
-        self.launch(Launch::new(kernel, geometry, args![&*out, x, place, bias, rows, cols, outputs]))
     }
 
     pub(super) fn gather(&mut self, x: &Matrix, rows: &[usize], out: &mut Matrix) -> Done {
@@ -238,53 +234,31 @@ impl<D: Driver> Device<D> {
         let tables = self.put_once(words(items.tables.iter().copied()))?;
         let HeadShape { heads, kv_heads, head_dim } = heads;
         let (scale, window, size) = (1.0 / (head_dim as f32).sqrt(), window.unwrap_or(0), kv.block_size);
-        let (split, rows) = match kv.format {
-            KvFormat::F32 => ("attention_split_f32", "attention_rows_f32"),
-            KvFormat::Bf16 => ("attention_split_bf16", "attention_rows_bf16"),
+        let (split, rows) = match (kv.format, items.warps) {
+            (KvFormat::F32, 4) => ("attention_split_f32_4", "attention_rows_f32_4"),
+            (KvFormat::F32, _) => ("attention_split_f32", "attention_rows_f32"),
+            (KvFormat::Bf16, 4) => ("attention_split_bf16_4", "attention_rows_bf16_4"),
+            (KvFormat::Bf16, _) => ("attention_split_bf16", "attention_rows_bf16"),
         };
-        let (mut grid, shared) = ([blocks(items.len(), 1), 1, 1], shared_bytes(head_dim));
+        let (mut grid, block) = ([blocks(items.len(), 1), 1, 1], items.warps as u32 * WARP);
+        let shared = shared_bytes(head_dim, items.warps);
         if items.splits == 1 {
             let args = args![&*out, q, keys, cached, &list, &tables, heads, kv_heads, head_dim, size, window, scale];
-            return self.launch(Launch::new(rows, (grid, QUERIES, shared), args));
+            return self.launch(Launch::new(rows, (grid, block, shared), args));
         }
-        let parts = self.take(items.parts_bytes(q.rows, HeadShape { heads, kv_heads, head_dim }))?;
-        let args = args![
-            &parts,
-            q,
-            keys,
-            cached,
-            &list,
-            &tables,
-            heads,
-            kv_heads,
-            head_dim,
-            size,
-            window,
-            scale,
-            items.splits
-        ];
+        let parts = self.parts(items.parts_bytes(q.rows, HeadShape { heads, kv_heads, head_dim }))?;
+        let args =
+            args![parts, q, keys, cached, &list, &tables, heads, kv_heads, head_dim, size, window, scale, items.splits];
         grid[1] = blocks(items.splits, 1);
-        self.launch(Launch::new(split, (grid, QUERIES, shared), args))?;
-        grid[1] = 1;
-        let args = args![&*out, &parts, &list, heads, kv_heads, head_dim, items.splits];
-        self.launch(Launch::new("attention_join", (grid, QUERIES, 0), args))
+        self.launch(Launch::new(split, (grid, block, shared), args))?;
+        grid[1] = blocks(head_dim, WARP as usize);
+        let args = args![&*out, parts, &list, heads, kv_heads, head_dim, items.splits];
+        self.launch(Launch::new("attention_join", (grid, block, 0), args))
     }
 
     /// Occupies the device until `flag` is set: for ever, unless it is 1.
     pub(super) fn spin(&mut self, blocks: u32, flag: u32) -> Done {
         let flag = self.put_new(&flag.to_le_bytes())?;
         self.launch(Launch::new("spin", ([blocks, 1, 1], WARP, 0), args![&flag]))
-    }
-
-    /// The tokens that `rules` (32 bytes a row) choose of rows of logits.
-    pub(super) fn sample(&mut self, logits: &Matrix, rules: &[u8]) -> Result<Vec<u32>, DeviceFault> {
-        let (rows, rules) = (logits.rows, self.put_new(rules)?);
-        let out = self.take((rows * 4).max(4) as u64)?;
-        // a word for each thread's part of the row, and one besides
-        let geometry = ([blocks(rows, 1), 1, 1], VALUES, (VALUES + 1) * 8);
-        self.launch(Launch::new("sample_rows", geometry, args![&out, logits, &rules, logits.cols]))?;
-        let mut tokens = vec![0; rows];
-        self.get(out.at(), rows * 4, std::iter::once(bytemuck::cast_slice_mut(&mut tokens)))?;
-        Ok(tokens)
     }
 }

@@ -14,6 +14,7 @@ mod capture;
 mod device;
 pub mod driver;
 mod format;
+mod fuse;
 mod graphs;
 pub mod image;
 mod items;
@@ -22,6 +23,7 @@ mod memory;
 #[cfg(feature = "cuda")]
 mod nvidia;
 pub mod open;
+mod products;
 mod sampling;
 mod staging;
 
@@ -30,6 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::{AttentionSeq, AttentionUnit, Backend, DeviceFault, HeadShape, KvSize, OutOfMemory, QkvRows, StepStart};
+use crate::sampling::Draw;
 use crate::weights::RawWeight;
 use device::Device;
 use driver::{Driver, DriverError};
@@ -38,7 +41,6 @@ pub use graphs::GraphCounts;
 use items::{HEAD_DIM_MAX, Items};
 pub use memory::Matrix;
 use memory::Slice;
-pub use sampling::Draw;
 
 /// How cached K and V are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -142,6 +144,14 @@ impl<D: Driver> Backend for CudaBackend<D> {
         self.graph_counts().replayed
     }
 
+    fn draws(&self) -> bool {
+        true
+    }
+
+    fn draw(&self, logits: &Matrix, draws: &[Draw]) -> Option<Vec<Option<u32>>> {
+        Some(self.sample(logits, draws))
+    }
+
     fn begin_step(&self, step: &StepStart) {
         self.device.borrow_mut().begin(step);
     }
@@ -234,7 +244,7 @@ impl<D: Driver> Backend for CudaBackend<D> {
 
     fn linear_into(
         &self,
-        (x, _same): (&Matrix, bool),
+        x: (&Matrix, bool),
         weight: &Weight,
         bias: Option<&Matrix>,
         (out, _scratch): (&mut Matrix, &mut ()),

@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::ops::Range;
 use std::ptr;
+use std::slice;
+use std::thread;
 
 use cudarc::driver::sys;
 
@@ -15,6 +17,11 @@ use super::image;
 
 /// Since this version of the driver's API a kernel can be loaded before it is launched (`cuFuncLoad`).
 const VERSION_WITH_LOAD: c_int = 12_040;
+/// Threads that copy to pinned memory, and what each copies at least.
+const COPY_THREADS: usize = 8;
+const COPY_MIN: usize = 1 << 20;
+/// Devices of this generation on begin a kernel before the one in front of it has ended (`follow` of kernels/common.cuh).
+const MAJOR_WITH_OVERLAP: c_int = 9;
 
 thread_local! {
     /// The context that this thread's calls go to.
@@ -26,6 +33,8 @@ pub struct Nvidia {
     context: sys::CUcontext,
     stream: sys::CUstream,
     kernels: HashMap<&'static str, sys::CUfunction>,
+    /// Kernels of a graph may overlap at their ends.
+    overlaps: bool,
 }
 
 // SAFETY: handles of the driver are names of things that it keeps itself; its API may be called with them from any thread.
@@ -84,8 +93,12 @@ impl Nvidia {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
             check("cuStreamCreate", sys::cuStreamCreate(&raw mut stream, flags))?;
         }
+        let (mut major, which) = (0, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+        // SAFETY: the answer's place outlives the call.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut major, which, device) })?;
         let kernels = load(image, version)?;
-        Ok(Self { context, stream, kernels })
+        let overlaps = major >= MAJOR_WITH_OVERLAP && version >= VERSION_WITH_LOAD;
+        Ok(Self { context, stream, kernels, overlaps })
     }
 
     /// Makes the device's context that of the calling thread, if it is not.
@@ -164,8 +177,10 @@ impl Driver for Nvidia {
     fn write(&self, pinned: &mut Pinned, at: usize, bytes: &[u8]) {
         let at = at.min(pinned.len_bytes);
         let len = bytes.len().min(pinned.len_bytes - at);
-        // SAFETY: within the allocation; `bytes` are other memory. What the device still reads is not written: `Halves` turns after its event.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pinned.at.add(at), len) };
+        // SAFETY: within the allocation, which is initialised and this value's alone. What the device still reads is not written: `Halves` turns
+        // after its event.
+        let to = unsafe { slice::from_raw_parts_mut(pinned.at.add(at), len) };
+        copy_by_threads(to, &bytes[..len]);
     }
 
     fn read(&self, pinned: &Pinned, at: usize, out: &mut [u8]) {
@@ -267,12 +282,14 @@ impl Nvidia {
                 kern: ptr::null_mut(),
                 ctx: ptr::null_mut(),
             };
-            let (mut node, dependencies) = (ptr::null_mut(), usize::from(!before.is_null()));
-            // SAFETY: as of `launch`; the driver copies the arguments, and `before` is a node of this graph or none.
-            let added = unsafe {
-                sys::cuGraphAddKernelNode_v2(&raw mut node, graph, &raw const before, dependencies, &raw const params)
-            };
+            let mut node = ptr::null_mut();
+            // SAFETY: as of `launch`; the driver copies the arguments.
+            let added =
+                unsafe { sys::cuGraphAddKernelNode_v2(&raw mut node, graph, ptr::null(), 0, &raw const params) };
             check("cuGraphAddKernelNode", added)?;
+            if !before.is_null() {
+                self.depend(graph, before, node)?;
+            }
             before = node;
         }
         let mut ready = ptr::null_mut();
@@ -281,6 +298,47 @@ impl Nvidia {
         check("cuGraphInstantiate", made)?;
         Ok(Graph(ready))
     }
+}
+
+impl Nvidia {
+    /// `node` comes behind `before`; where the device can, its blocks are placed before that one has ended, and wait for it themselves.
+    fn depend(&self, graph: sys::CUgraph, before: sys::CUgraphNode, node: sys::CUgraphNode) -> Result<(), DriverError> {
+        if !self.overlaps {
+            // SAFETY: both are nodes of this graph.
+            let added = unsafe { sys::cuGraphAddDependencies(graph, &raw const before, &raw const node, 1) };
+            return check("cuGraphAddDependencies", added);
+        }
+        let edge = sys::CUgraphEdgeData {
+            from_port: PORT_PROGRAMMATIC,
+            to_port: 0,
+            type_: sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
+            reserved: [0; 5],
+        };
+        // SAFETY: both are nodes of this graph; every kernel waits by itself for the one before it, which a test of `image` holds.
+        let added =
+            unsafe { sys::cuGraphAddDependencies_v2(graph, &raw const before, &raw const node, &raw const edge, 1) };
+        check("cuGraphAddDependencies", added)
+    }
+}
+
+/// `CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC`.
+const PORT_PROGRAMMATIC: u8 = 1;
+
+/// One thread copies slower than the device takes: a model's weights come out of mapped files, page after page.
+fn copy_by_threads(to: &mut [u8], from: &[u8]) {
+    let share = to.len().div_ceil(COPY_THREADS).max(COPY_MIN);
+    if to.len() <= share {
+        return to.copy_from_slice(from);
+    }
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a copy ends whenever one thread's would: what could hold it is a page of a file"
+    )]
+    thread::scope(|scope| {
+        for (to, from) in to.chunks_mut(share).zip(from.chunks(share)) {
+            scope.spawn(move || to.copy_from_slice(from));
+        }
+    });
 }
 
 /// Where each argument lies, as the driver wants it; it reads as many bytes as the kernel's parameter has, which are the word's low ones.

@@ -23,7 +23,7 @@ const ALONE_PERCENT: u64 = 75;
 const HELD_MAX: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Kept for the matrices of steps.
-const STEP_BYTES: u64 = 1 << 30;
+const STEP_BYTES: u64 = 2 << 30;
 
 /// Which device, and how much of it.
 #[derive(Debug, Clone, PartialEq, Eq)]

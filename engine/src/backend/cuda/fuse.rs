@@ -1,0 +1,187 @@
+//! Launches that become one when a step is made into a graph: each rule takes neighbours that one kernel does with the same bits, so that a
+//! graph and the eager step that it was made of cannot differ. Eager steps are not fused: it is the graph that steps run by. Pure.
+
+use super::driver::Launch;
+use super::products::Few;
+
+/// The same step in fewer launches.
+pub fn fused(launches: &[Launch]) -> Vec<Launch> {
+    let (mut out, mut rest) = (Vec::with_capacity(launches.len()), launches);
+    while let Some((first, later)) = rest.split_first() {
+        let (launch, taken) = RULES.iter().find_map(|rule| rule(rest)).unwrap_or((first.clone(), 1));
+        out.push(launch);
+        rest = later.get(taken - 1..).unwrap_or_default();
+    }
+    out
+}
+
+/// One launch for so many that stand first, if the rule is about them.
+type Rule = fn(&[Launch]) -> Option<(Launch, usize)>;
+
+const RULES: [Rule; 4] = [three_products, gate_and_up, add_and_norm, copy_and_norm];
+
+/// Arguments of a product, in its kernel's order.
+enum Product {
+    Out,
+    X,
+    Weight,
+    Bias,
+    Rows,
+    Cols,
+    Outputs,
+}
+
+fn arg(launch: &Launch, which: Product) -> u64 {
+    launch.args()[which as usize]
+}
+
+/// `names` are the kernels of the launches that stand first.
+fn first<'a, const N: usize>(launches: &'a [Launch], names: [&str; N]) -> Option<&'a [Launch; N]> {
+    let first = launches.first_chunk::<N>()?;
+    first.iter().zip(names).all(|(launch, name)| launch.kernel() == name).then_some(first)
+}
+
+/// Products of the same few rows: Q, K and V.
+fn three_products(launches: &[Launch]) -> Option<(Launch, usize)> {
+    let few = Few::named(launches.first()?.kernel())?;
+    let three = first(launches, [few.kernel; 3])?;
+    if !of_same_rows(three) {
+        return None;
+    }
+    let blocks = three.iter().map(|one| few.blocks(arg(one, Product::Outputs) as usize)).sum::<usize>();
+    let (grid, block, shared) = (three[0].grid(), three[0].block(), three[0].shared_bytes());
+    let of = |which: fn() -> Product| three.iter().map(move |one| arg(one, which()));
+    let mut args: Vec<u64> = of(|| Product::Out).collect();
+    args.push(arg(&three[0], Product::X));
+    args.extend(of(|| Product::Weight).chain(of(|| Product::Bias)));
+    args.extend([arg(&three[0], Product::Rows), arg(&three[0], Product::Cols)]);
+    args.extend(of(|| Product::Outputs));
+    let grid = [u32::try_from(blocks).ok()?, grid[1], grid[2]];
+    Some((Launch::new(few.three, (grid, block, shared), &args), 3))
+}
+
+/// The products of the gate and of what it lets through, and `silu(gate) × up`. What is left out is the place that `up` would have been
+/// written to: nobody reads it before it is written again, for it is the fused kernel's own operand and no other's.
+fn gate_and_up(launches: &[Launch]) -> Option<(Launch, usize)> {
+    let few = Few::named(launches.first()?.kernel())?;
+    let [gate, up, silu] = first(launches, [few.kernel, few.kernel, "silu_mul"])?;
+    let alike = of_same_rows(&[gate.clone(), up.clone()]) && arg(gate, Product::Outputs) == arg(up, Product::Outputs);
+    let of_both = silu.args()[..2] == [arg(gate, Product::Out), arg(up, Product::Out)];
+    let unbiased = [gate, up].iter().all(|one| arg(one, Product::Bias) == 0);
+    let up_read_later = launches[3..].iter().find(|later| later.args().contains(&arg(up, Product::Out)));
+    // where it comes again it must come as what is written
+    let dead =
+        up_read_later.is_none_or(|later| later.args()[0] == arg(up, Product::Out) && later.kernel() == few.kernel);
+    if !(alike && of_both && unbiased && dead) {
+        return None;
+    }
+    let outputs = arg(gate, Product::Outputs);
+    let grid = [u32::try_from((outputs as usize).div_ceil(Few::TALL)).ok()?, gate.grid()[1], gate.grid()[2]];
+    let words = [Product::Out, Product::X, Product::Weight].map(|which| arg(gate, which));
+    let args =
+        [&words[..], &[arg(up, Product::Weight), arg(gate, Product::Rows), arg(gate, Product::Cols), outputs]].concat();
+    Some((Launch::new(few.pair, (grid, gate.block(), few.shared_bytes(2)), &args), 3))
+}
+
+/// The same rows, of the same length, in the same blocks.
+fn of_same_rows(products: &[Launch]) -> bool {
+    let same = |launch: &Launch| [Product::X, Product::Rows, Product::Cols].map(|which| arg(launch, which));
+    products.windows(2).all(|two| same(&two[0]) == same(&two[1]) && two[0].grid()[1] == two[1].grid()[1])
+}
+
+/// `out = x`, and the norm of `out` over itself.
+fn copy_and_norm(launches: &[Launch]) -> Option<(Launch, usize)> {
+    let copy = launches.first().filter(|launch| launch.kernel() == "copy_f32")?;
+    let (to, from) = (copy.args()[0], copy.args()[1]);
+    let norm = normed(launches.get(1)?, to)?;
+    let args = [&[to, from], &norm.args()[1..]].concat();
+    let kernel = if norm.kernel() == WIDE { "rms_norm_to_wide" } else { "rms_norm_to" };
+    Some((Launch::new(kernel, (norm.grid(), norm.block(), norm.shared_bytes()), &args), 2))
+}
+
+/// `x += y`, and then the norm of x.
+fn add_and_norm(launches: &[Launch]) -> Option<(Launch, usize)> {
+    let [add, copy] = first(launches, ["add_f32", "copy_f32"])?;
+    let (to, from) = (copy.args()[0], copy.args()[1]);
+    let norm = normed(launches.get(2)?, to).filter(|norm| norm.kernel() == WIDE && from == add.args()[0])?;
+    let args = [&[from, add.args()[1], to], &norm.args()[1..]].concat();
+    Some((Launch::new("add_norm_wide", (norm.grid(), norm.block(), norm.shared_bytes()), &args), 3))
+}
+
+const WIDE: &str = "rms_norm_wide";
+
+/// A norm of `place` over itself.
+fn normed(launch: &Launch, place: u64) -> Option<&Launch> {
+    Some(launch).filter(|launch| ["rms_norm", WIDE].contains(&launch.kernel()) && launch.args()[0] == place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(kernel: &'static str, args: &[u64]) -> Launch {
+        Launch::new(kernel, ([4, 1, 1], 256, 512), args)
+    }
+
+    fn names(launches: &[Launch]) -> Vec<&'static str> {
+        launches.iter().map(Launch::kernel).collect()
+    }
+
+    fn product(out: u64, x: u64, outputs: u64) -> Launch {
+        launch("mma_few_8", &[out, x, out + 1, 0, 1, 2048, outputs])
+    }
+
+    /// A layer of a decoder as it is launched.
+    fn layer() -> Vec<Launch> {
+        vec![
+            launch("copy_f32", &[20, 10, 2048]),
+            launch(WIDE, &[20, 7, 1, 2048, 3]),
+            product(30, 20, 2048),
+            product(40, 20, 512),
+            product(50, 20, 512),
+            launch("place_bf16", &[30, 40, 50]),
+            product(60, 55, 2048),
+            launch("add_f32", &[10, 60, 2048]),
+            launch("copy_f32", &[20, 10, 2048]),
+            launch(WIDE, &[20, 8, 1, 2048, 3]),
+            product(70, 20, 8192),
+            product(80, 20, 8192),
+            launch("silu_mul", &[70, 80, 8192]),
+            product(60, 70, 2048),
+            launch("add_f32", &[10, 60, 2048]),
+        ]
+    }
+
+    #[test]
+    fn a_layer_becomes_eight_launches_with_the_arguments_of_all() {
+        let fused = fused(&[layer(), layer()].concat());
+        let one = ["mma_three_few_8", "place_bf16", "mma_few_8", "add_norm_wide", "mma_pair_few_8", "mma_few_8"];
+        let whole = [&["rms_norm_to_wide"], &one[..], &["add_norm_wide"], &one[..], &["add_f32"]].concat();
+        assert_eq!(names(&fused), whole);
+        assert_eq!(fused[0].args(), [20, 10, 7, 1, 2048, 3]);
+        assert_eq!(fused[1].args(), [30, 40, 50, 20, 31, 41, 51, 0, 0, 0, 1, 2048, 2048, 512, 512]);
+        assert_eq!(fused[1].grid(), [128 + 32 + 32, 1, 1]);
+        assert_eq!(fused[4].args(), [10, 60, 20, 8, 1, 2048, 3]);
+        assert_eq!(fused[5].args(), [70, 20, 71, 81, 1, 2048, 8192]);
+        assert_eq!((fused[5].grid(), fused[5].shared_bytes()), ([512, 1, 1], 9216));
+    }
+
+    #[test]
+    fn what_is_not_the_same_rows_or_is_read_later_stays_as_it_is() {
+        let other_rows = [product(30, 20, 64), product(40, 21, 64), product(50, 20, 64)];
+        assert_eq!(fused(&other_rows), other_rows);
+        let mlp =
+            |later: Launch| vec![product(70, 20, 64), product(80, 20, 64), launch("silu_mul", &[70, 80, 64]), later];
+        let read = mlp(launch("add_f32", &[10, 80, 64]));
+        assert_eq!(fused(&read), read, "what up gave is read by another");
+        assert_eq!(names(&fused(&mlp(product(80, 10, 64)))), ["mma_pair_few_8", "mma_few_8"], "it is written anew");
+        let biased = [
+            launch("mma_few_8", &[70, 20, 71, 9, 1, 2048, 64]),
+            product(80, 20, 64),
+            launch("silu_mul", &[70, 80, 64]),
+        ];
+        assert_eq!(fused(&biased), biased);
+        let plain = [launch("copy_f32", &[20, 10, 8]), launch("rms_norm", &[21, 7, 1, 8, 3])];
+        assert_eq!(fused(&plain), plain, "the norm of something else");
+    }
+}
