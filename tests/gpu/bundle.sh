@@ -18,11 +18,12 @@ print(next(m["executable"] for m in map(json.loads, sys.stdin) if m.get("executa
 
 rm -rf target/gpu
 mkdir -p target/gpu
-cp target/release/gpu target/release/truebeat "$image" tests/gpu/run.sh tests/gpu/peer.py target/gpu/
+cp target/release/{gpu,truebeat} "$image" tests/gpu/{run.sh,peer.py,big_model.py} target/gpu/
 cp "$test" target/gpu/cuda-tests
 # what travels may be 64 MiB with the sources; names of functions stay for whoever reads a stack
-strip --strip-debug target/gpu/gpu target/gpu/truebeat target/gpu/cuda-tests
+strip --strip-debug target/gpu/{gpu,truebeat,cuda-tests}
 cp -r engine/tests/golden target/gpu/golden
+target/release/truebeat demo-model target/gpu/m --arch llama >/dev/null
 du -sh target/gpu | awk '{ print "target/gpu: " $1 }'
 
 if ! ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'; then

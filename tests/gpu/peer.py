@@ -99,8 +99,8 @@ def main():
             cache = [tuple(torch.zeros(batch, s["kv_heads"], ROOM, s["dim"], device="cuda", dtype=torch.bfloat16) for _ in range(2)) for _ in range(s["layers"])]
             tokens, (cos, sin) = torch.zeros(batch, 1, device="cuda", dtype=torch.long), turn(1)
             step = lambda: model.forward(tokens, cos, sin, cache, CONTEXT - 1)
-            side = torch.cuda.Stream()
-            with torch.cuda.stream(side):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(torch.cuda.Stream()):
                 step(), step()
             torch.cuda.synchronize()
             # the token comes back each step, as an engine needs it

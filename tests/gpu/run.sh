@@ -3,7 +3,8 @@
 # much of it hangs. Results go to OUT (default: out beside this file). The exit status is 0 only if everything passed.
 #
 #   run.sh test|bench     all parts of either
-#   run.sh PART…          these parts alone: ops models serve signature spin sanitize bench-1b bench-8b peer
+#   run.sh PART…          these parts alone: ops models serve signature spin sanitize
+#                         copy times-1b times-8b bench-1b bench-1b-eager bench-8b ready peer
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$here/out}
@@ -42,10 +43,18 @@ device_tests() { # each in a process of its own: an illegal address spoils its c
 }
 
 serve() { # the program itself
-  local model=$out/../serve-model/m
-  mkdir -p "$(dirname "$model")"
-  "$here/truebeat" demo-model "$model" --arch llama >/dev/null || failed+=("serve (no model)")
-  part serve 150 "${gpu[@]}" serve --program "$here/truebeat" --model "$model" --out "$out/serve"
+  part serve 150 "${gpu[@]}" serve --program "${PROGRAM:-$here/truebeat}" --model "$here/m" --out "$out/serve"
+}
+
+ready() { # 8B from memory
+  local big=/dev/shm/truebeat-ready.$$
+  if [ "$(df --output=avail -BG /dev/shm | tail -n 1 | tr -dc 0-9)" -lt 20 ]; then
+    echo 'no 20 GB of memory files here: the start of an 8B model was not measured' | tee -a "$out/not-run.txt"
+    return
+  fi
+  python3 "$here/big_model.py" "$here/m" "$big" || failed+=("ready (no model)")
+  part ready 90 "${gpu[@]}" ready --program "${PROGRAM:-$here/truebeat}" --model "$big"
+  rm -rf "$big"
 }
 
 sanitize() { # races and misalignment are what the host's twin of a kernel cannot show
@@ -83,13 +92,17 @@ peer() {
 # what spins may leave a GPU that answers nobody: last
 case ${1:-} in
   test) set -- ops models serve sanitize signature spin ;;
-  bench) set -- bench-1b bench-8b peer ;;
+  bench) set -- copy times-1b bench-1b bench-1b-eager bench-8b ready peer ;;
 esac
 for what in "$@"; do
   case $what in
     ops | models) device_tests "$what" ;;
-    serve | sanitize | peer) "$what" ;;
-    bench-1b) part bench-1b 240 "${gpu[@]}" bench --sizes 1b --eager --seconds "$seconds_a_figure" ;;
+    serve | ready | sanitize | peer) "$what" ;;
+    copy) part copy 30 "${gpu[@]}" copy ;;
+    times-1b) part times-1b 60 "${gpu[@]}" ops --sizes 1b ;;
+    times-8b) part times-8b 60 "${gpu[@]}" ops --sizes 8b ;;
+    bench-1b) part bench-1b 240 "${gpu[@]}" bench --sizes 1b --seconds "$seconds_a_figure" ;;
+    bench-1b-eager) part bench-1b-eager 240 "${gpu[@]}" bench --sizes 1b --eager --seconds "$seconds_a_figure" ;;
     bench-8b) part bench-8b 240 "${gpu[@]}" bench --sizes 8b --seconds "$seconds_a_figure" ;;
     signature) part signature 200 "${gpu[@]}" signature --out "$out/signature.jsonl" --seconds $((2 * seconds_a_figure)) ;;
     spin) part spin 90 "${gpu[@]}" spin-check ;;

@@ -32,7 +32,8 @@ pub enum Sizes {
 }
 
 impl Sizes {
-    fn shape(self) -> (&'static str, RandomShape) {
+    /// Its name and sizes.
+    pub fn shape(self) -> (&'static str, RandomShape) {
         match self {
             Self::Of1B => ("1b", OF_1B),
             Self::Of8B => ("8b", OF_8B),
@@ -46,39 +47,33 @@ struct Rate {
     spread: f64,
 }
 
-/// All figures of one model: `eager` for both ways of running a step, else by graphs alone.
-pub fn run(device: &DeviceChoice, (sizes, eager_too): (Sizes, bool), seconds: u64) -> Result<()> {
+/// All figures of one model, whose steps run by graphs, or launch by launch. A process does one of both: a device's memory is its own until it
+/// ends.
+pub fn run(device: &DeviceChoice, (sizes, eager): (Sizes, bool), seconds: u64) -> Result<()> {
     let ((name, shape), budget) = (sizes.shape(), Duration::from_secs(seconds));
-    let bandwidth = copy_bandwidth(device, budget)?;
-    println!("copy.bandwidth {:.0} GB/s -", bandwidth / 1e9);
     let weights = (shape.layer_weights() + shape.vocab * shape.hidden) as f64 * 2.0;
-    let mut alone = Vec::new();
-    for eager in [true, false].into_iter().filter(|eager| eager_too || !eager) {
-        let way = if eager { "eager" } else { "graphs" };
-        let began = Instant::now();
-        let mut model = model(device, shape, eager)?;
-        println!("{name}.{way}.made {:.1} s -", began.elapsed().as_secs_f64());
-        for seqs in [1, 8, 32, 128, SEQS_MAX].into_iter().filter(|seqs| !eager || *seqs <= 32) {
-            let rate = rate_of(model.as_mut(), (seqs, 1), budget)?;
-            tell(&format!("{name}.decode.{way}.batch{seqs}"), &rate, seqs);
-            if seqs == 1 {
-                let share = rate.per_second * weights / bandwidth * 100.0;
-                println!("{name}.decode.{way}.bandwidth {share:.1} % >=60");
-                alone.push(rate.per_second);
-            }
-        }
-        for seqs in [1, 4] {
-            let rate = rate_of(model.as_mut(), (seqs, PROMPT), budget)?;
-            tell(&format!("{name}.prefill.{way}.{}", seqs * PROMPT), &rate, seqs * PROMPT);
-        }
-        if !eager {
-            let graphs = model.programs().map_or(0, |counts| counts.graphs.load(Relaxed));
-            println!("{name}.graphs_run {graphs} steps >0");
-            tax(name, model.as_mut(), budget)?;
+    let way = if eager { "eager" } else { "graphs" };
+    let began = Instant::now();
+    let mut model = model(device, shape, eager)?;
+    println!("{name}.{way}.made {:.1} s -", began.elapsed().as_secs_f64());
+    for seqs in [1, 8, 32, 128, SEQS_MAX] {
+        let rate = rate_of(model.as_mut(), (seqs, 1), budget)?;
+        tell(&format!("{name}.decode.{way}.batch{seqs}"), &rate, seqs);
+        if seqs == 1 {
+            println!(
+                "{name}.decode.{way}.weights_read {:.0} GB/s >=60% of copy.bandwidth",
+                rate.per_second * weights / 1e9
+            );
         }
     }
-    if let [eager, graphs] = alone[..] {
-        println!("{name}.decode.graphs_over_eager {:.2} x >=1.5", graphs / eager);
+    for seqs in [1, 4] {
+        let rate = rate_of(model.as_mut(), (seqs, PROMPT), budget)?;
+        tell(&format!("{name}.prefill.{way}.{}", seqs * PROMPT), &rate, seqs * PROMPT);
+    }
+    if !eager {
+        let graphs = model.programs().map_or(0, |counts| counts.graphs.load(Relaxed));
+        println!("{name}.graphs_run {graphs} steps >0");
+        tax(name, model.as_mut(), budget)?;
     }
     Ok(())
 }
@@ -103,7 +98,8 @@ fn tax(name: &str, model: &mut dyn Model, budget: Duration) -> Result<()> {
 }
 
 /// Bytes that a copy on the device moves in a second, read and written.
-fn copy_bandwidth(device: &DeviceChoice, budget: Duration) -> Result<f64> {
+pub fn copy(device: &DeviceChoice, seconds: u64) -> Result<()> {
+    let budget = Duration::from_secs(seconds);
     let backend = open::open(device, &mut |_, _| {})?;
     let step = StepStart { shape: 0, allowed: Some(ALLOWED) };
     backend.begin_step(&step);
@@ -116,7 +112,9 @@ fn copy_bandwidth(device: &DeviceChoice, budget: Duration) -> Result<f64> {
         backend.end_step().context("a copy")?;
         copies += 10;
     }
-    Ok(f64::from(copies) * (COPIED * 8) as f64 / began.elapsed().as_secs_f64())
+    let rate = f64::from(copies) * (COPIED * 8) as f64 / began.elapsed().as_secs_f64();
+    println!("copy.bandwidth {:.0} GB/s -", rate / 1e9);
+    Ok(())
 }
 
 fn rate_of(model: &mut dyn Model, shape: (usize, usize), budget: Duration) -> Result<Rate> {

@@ -10,6 +10,7 @@ use engine::backend::Backend;
 use engine::backend::StepStart;
 use engine::backend::cuda::open::{self, DeviceChoice};
 use engine::model::{KvShape, LogitsWanted, Model, RandomShape, SeqInput, StepBatch, StepTerms, random_model_on};
+use engine::sampling::Draw;
 use engine::weights::WeightType;
 
 /// The sizes of Llama 3.2 1B.
@@ -39,6 +40,7 @@ pub const BLOCK: usize = 16;
 pub const ROOM: usize = 1024;
 /// Sequences of a step, at most.
 pub const SEQS_MAX: usize = 256;
+const GREEDY: Draw = Draw { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, unit: 0.0 };
 /// What a step may take here.
 pub const ALLOWED: Duration = Duration::from_secs(20);
 
@@ -91,7 +93,8 @@ pub fn step(seqs: usize, tokens: usize, pos: usize) -> StepBatch {
         tokens: (0..tokens).map(|i| ((index * 31 + i * 7 + pos) % 1000) as u32).collect(),
         start_pos: pos,
         block_table: (index as u32 * blocks..(index as u32 + 1) * blocks).collect(),
-        logits: LogitsWanted::Last,
+        // what most requests want: a token
+        logits: LogitsWanted::Drawn(GREEDY),
     };
     StepBatch::of((0..seqs).map(seq).collect())
 }

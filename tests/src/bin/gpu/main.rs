@@ -3,6 +3,7 @@
 
 mod bench;
 mod hold;
+mod ops;
 mod serve;
 mod signature;
 mod spin;
@@ -35,12 +36,25 @@ enum What {
         /// The model's sizes
         #[arg(long, value_enum, default_value = "1b")]
         sizes: Sizes,
-        /// Also without graphs
+        /// Without graphs
         #[arg(long)]
         eager: bool,
         /// Seconds for each figure
         #[arg(long, default_value_t = 10)]
         seconds: u64,
+    },
+    /// What a copy on the device moves
+    Copy {
+        #[arg(long, default_value_t = 2)]
+        seconds: u64,
+    },
+    /// How long each operation takes by itself
+    Ops {
+        #[arg(long, value_enum, default_value = "1b")]
+        sizes: Sizes,
+        /// Sequences of a step
+        #[arg(long, value_delimiter = ',', default_value = "1,8,32,128,256,512")]
+        rows: Vec<usize>,
     },
     /// The program itself on the device: serves over HTTP; a kernel that hangs ends it with status 85, and without guards the agent fences it
     Serve {
@@ -61,6 +75,14 @@ enum What {
         /// Seconds of each phase
         #[arg(long, default_value_t = 20)]
         seconds: u64,
+    },
+    /// How long the engine takes to start with a model
+    Ready {
+        /// The program `truebeat`, built with the feature engine/cuda
+        #[arg(long)]
+        program: PathBuf,
+        #[arg(long)]
+        model: PathBuf,
     },
     /// Starts `spin` and says whether it ended in time, by itself, with evidence
     SpinCheck,
@@ -87,8 +109,11 @@ fn run(args: Args) -> Result<ExitCode> {
         What::Bench { sizes, eager, seconds } => {
             bench::run(&device, (sizes, eager), seconds).map(|()| ExitCode::SUCCESS)
         }
+        What::Copy { seconds } => bench::copy(&device, seconds).map(|()| ExitCode::SUCCESS),
+        What::Ops { sizes, rows } => ops::run(&device, sizes.shape(), &rows).map(|()| ExitCode::SUCCESS),
         What::Serve { program, model, out } => serve::check(&device, &program, &model, &out),
         What::Signature { out, seconds } => signature::run(&device, &out, seconds).map(|()| ExitCode::SUCCESS),
+        What::Ready { program, model } => serve::ready(&device, &program, &model).map(|()| ExitCode::SUCCESS),
         What::SpinCheck => spin::check(&device),
         What::Spin => spin::spin(&device),
         What::Hold { work } => hold::hold(&device, work).map(|()| ExitCode::SUCCESS),

@@ -35,6 +35,39 @@ pub fn check(device: &DeviceChoice, program: &Path, model: &Path, out: &Path) ->
     Ok(if guarded && watched { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Starts the engine alone, with a model of any size, and says when it is ready; the second start finds the files in memory.
+pub fn ready(device: &DeviceChoice, program: &Path, model: &Path) -> Result<()> {
+    let files = std::fs::read_dir(model).with_context(|| format!("reading {}", model.display()))?;
+    let bytes: u64 = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len())).sum();
+    for start in ["first", "second"] {
+        let mut command = Command::new(program);
+        command
+            .args(["engine", "--listen", ENGINE, "--model"])
+            .arg(model)
+            .args(["--device", &format!("cuda:{}", device.ordinal)]);
+        if let Some(kernels) = &device.kernels {
+            command.arg("--device-kernels").arg(kernels);
+        }
+        let began = Instant::now();
+        let mut engine = command.spawn().context("starting the engine")?;
+        let up = until(START_MAX, "the engine is ready", || {
+            Ok(get(ENGINE, "/health").is_ok_and(|(status, _)| status == 200))
+        });
+        let took = began.elapsed().as_secs_f64();
+        kill(Pid::from_raw(engine.id().cast_signed()), Signal::SIGTERM).context("ending the engine")?;
+        if end_of(&mut engine)?.is_none() {
+            engine.kill()?;
+        }
+        up?;
+        println!(
+            "ready.{start} {took:.2} s <=3 ({:.1} GB of files, {:.1} GB/s)",
+            bytes as f64 / 1e9,
+            bytes as f64 / took / 1e9
+        );
+    }
+    Ok(())
+}
+
 /// The engine alone, guards on.
 fn guarded(device: &DeviceChoice, (program, model, out): (&Path, &Path, &Path)) -> Result<bool> {
     let log = File::create(out.join("guarded.log"))?;
