@@ -369,7 +369,7 @@ impl Witnesses {
             && self.busy_watts.is_some_and(|baseline| gpu.power_watts >= baseline * 0.7)
     }
 
-    /// Utilisation near 100 % with hardly any memory traffic and much less power than while it worked (S2: 142 W of 600 W).
+    /// Utilisation near 100 % with hardly any memory traffic and much less power than while it worked (S2; measured: tests/gpu).
     fn busy_and_cold(&self, gpu: &GpuObs) -> bool {
         let baseline = self.busy_watts.unwrap_or(gpu.power_limit_watts * 0.5);
         gpu.util >= 90 && gpu.memory_util <= 10 && gpu.power_watts < baseline * 0.7
