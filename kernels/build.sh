@@ -37,11 +37,12 @@ if [ "${1:-}" = --nvcc ]; then
   exit 0
 fi
 
+# PTX is for what is newer than all of these: of a generation whose kernels wait for each other (`follow` of common.cuh), as graphs count on
 key=$(python3 -B "$here/key.py")
 image=$cache/kernels/truebeat-kernels-$key.fatbin
 flags=(-O3 -std=c++17 -fmad=false -Werror all-warnings)
 targets=(-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_100,code=sm_100
-  -gencode arch=compute_120,code=sm_120 -gencode arch=compute_80,code=compute_80)
+  -gencode arch=compute_120,code=sm_120 -gencode arch=compute_90,code=compute_90)
 # one word of the recipe changed: another image under the same name would be a lie
 recipe=$(printf '%s\n' "${flags[@]}" "${targets[@]}" "$(basename "$tool")" | sha256sum | cut -c 1-16)
 if [ "$(cat "$image.recipe" 2>/dev/null)" = "$recipe" ] && [ -s "$image" ]; then

@@ -27,20 +27,20 @@ template <int N> FN void copies_wait() { shim::copies_wait(N); }
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 
-// Sixteen bytes, or zeros without reading: a predicate and no branch, so that many can be under way. `KEEP`: what the
-// L1 cache is told.
-#define READ16(name, KEEP)                                                                                             \
+// Sixteen bytes, or zeros without reading: a predicate and no branch, so that many can be under way. `HOW`: what the caches are told. Only
+// weights are called constant (`nc`): who wrote the rest may still have run when this kernel began.
+#define READ16(name, HOW)                                                                                              \
     FN Words4 name(const void *at, bool real) {                                                                        \
         Words4 got;                                                                                                    \
         asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n"                                                     \
                      " mov.u32 %0, 0;\n mov.u32 %1, 0;\n mov.u32 %2, 0;\n mov.u32 %3, 0;\n"                            \
-                     " @p ld.global.nc" KEEP ".v4.u32 {%0, %1, %2, %3}, [%4];\n}"                                      \
+                     " @p ld.global" HOW ".v4.u32 {%0, %1, %2, %3}, [%4];\n}"                                      \
                      : "=r"(got.word[0]), "=r"(got.word[1]), "=r"(got.word[2]), "=r"(got.word[3])                      \
                      : "l"(__cvta_generic_to_global(at)), "r"((uint32_t)real));                                        \
         return got;                                                                                                    \
     }
 READ16(read16, "")
-READ16(stream16, ".L1::no_allocate") // read once: it must not push out what is read again
+READ16(stream16, ".nc.L1::no_allocate") // read once: it must not push out what is read again
 
 // As `f32_to_bf16` of both, but for the bits of what is no number; the first in the low half.
 FN uint32_t bf16_pair(float low, float high) {

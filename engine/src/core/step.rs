@@ -21,7 +21,7 @@ use crate::model::{LogitsWanted, Model, SeqInput, StepTerms};
 use crate::panics::guarded;
 use crate::programs::ProgramCounts;
 use crate::sampling::{Sampler, TokenLogprob};
-use crate::scheduler::{Finish, Limits, Outcome, Refusal, ReqId, Scheduler, SeqResult, StepPlan};
+use crate::scheduler::{Finish, Limits, Outcome, PlanRow, Refusal, ReqId, Scheduler, SeqResult, StepPlan};
 use crate::speculation::Speculation;
 use crate::stuck::Stuck;
 
@@ -143,13 +143,17 @@ impl Core {
         Ok(true)
     }
 
-    /// Tokens that need nothing but their row are drawn where the row is: a row is half a megabyte.
+    /// Tokens that need nothing but their row are drawn where the row is: a row is half a megabyte. All of a step, or none: where one row must
+    /// come, all do, and a step with a row here and there has a shape that does not come again.
     fn let_draw(&self, plan: &mut StepPlan) {
-        for (row, seq) in plan.rows.iter().zip(&mut plan.batch.seqs) {
-            let sampler = self.live.get(&row.id).map(|live| &live.sampler);
-            if let (LogitsWanted::Last, Some(draw)) = (seq.logits, sampler.and_then(Sampler::draw)) {
-                seq.logits = LogitsWanted::Drawn(draw);
-            }
+        let wanted = |(row, seq): (&PlanRow, &SeqInput)| match seq.logits {
+            LogitsWanted::None => Some(LogitsWanted::None),
+            LogitsWanted::Last => self.live.get(&row.id)?.sampler.draw().map(LogitsWanted::Drawn),
+            LogitsWanted::All | LogitsWanted::Drawn(_) => None,
+        };
+        let all: Option<Vec<_>> = plan.rows.iter().zip(&plan.batch.seqs).map(wanted).collect();
+        if let Some(all) = all {
+            plan.batch.seqs.iter_mut().zip(all).for_each(|(seq, logits)| seq.logits = logits);
         }
     }
 

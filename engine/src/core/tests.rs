@@ -7,7 +7,7 @@ use super::*;
 use crate::grammar::tests::{Bytes, END, held, info};
 use crate::grammar::{Constraint, GrammarSpec, Grammars, MASK_TIME_MAX_ALONE};
 use crate::handle::{End, GenerateRequest, RequestStream, TokenEvent};
-use crate::model::{KvShape, LogitsWanted, StepBatch, StepLogits};
+use crate::model::{KvShape, LogitsWanted, SeqInput, StepBatch, StepLogits};
 use crate::sampling::{LogitRules, SamplingParams};
 
 /// What the device draws in all of these tests; greedily it would be 0.
@@ -34,8 +34,10 @@ impl Model for Plain {
 
     fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
         self.steps.fetch_add(1, Ordering::Relaxed);
-        if batch.seqs.iter().all(|seq| matches!(seq.logits, LogitsWanted::Drawn(_))) {
-            let count = batch.seqs.len();
+        let (count, drawn) = (batch.seqs.len(), |seq: &&SeqInput| matches!(seq.logits, LogitsWanted::Drawn(_)));
+        let draws = batch.seqs.iter().filter(drawn).count();
+        assert!(draws == 0 || draws == count, "a row here and there");
+        if draws == count {
             return Ok(StepLogits { rows: vec![Vec::new(); count], drawn: vec![DRAWN; count] });
         }
         Ok(StepLogits::of(batch.seqs.iter().map(|_| vec![vec![0.0; self.info.vocab_size]]).collect()))
@@ -48,6 +50,7 @@ struct One {
     stream: RequestStream,
     steps: Arc<AtomicU64>,
     shared: Arc<Shared>,
+    _beside: Vec<RequestStream>,
 }
 
 fn following(constraint: Constraint) -> One {
@@ -55,6 +58,10 @@ fn following(constraint: Constraint) -> One {
 }
 
 fn asking(request: GenerateRequest) -> One {
+    asking_beside(request, Vec::new())
+}
+
+fn asking_beside(request: GenerateRequest, beside: Vec<GenerateRequest>) -> One {
     let (info, steps) = (info(Vec::new()), Arc::new(AtomicU64::new(0)));
     let shared = Arc::new(Shared::new(Arc::new(Metrics::new("m").unwrap()), 8));
     let limits = Limits { seq_len_max: 64, ..Limits::default() };
@@ -65,10 +72,15 @@ fn asking(request: GenerateRequest) -> One {
     let model = Plain { info, steps: steps.clone() };
     let heart = Heart::new(None, shared.board.clone());
     let mut core = Core::new(Box::new(model), limits, shared.clone(), heart, false);
-    let request = GenerateRequest { prompt: [1].into(), max_new_tokens: 2, ..request };
-    let stream = handle.submit(vec![request]).unwrap().remove(0);
-    core.submit(outbox.try_recv().unwrap());
-    One { core, stream, steps, shared }
+    let mut ask = |request| {
+        let request = GenerateRequest { prompt: [1].into(), max_new_tokens: 2, ..request };
+        let stream = handle.submit(vec![request]).unwrap().remove(0);
+        core.submit(outbox.try_recv().unwrap());
+        stream
+    };
+    let beside: Vec<_> = beside.into_iter().map(&mut ask).collect();
+    let stream = ask(request);
+    One { core, stream, steps, shared, _beside: beside }
 }
 
 #[test]
@@ -92,7 +104,7 @@ fn a_cache_of_nobodys_choice_is_what_fits_and_no_longer_sequence_is_promised() {
 #[tokio::test]
 async fn no_step_runs_while_everybody_waits_for_a_mask() {
     let (gate, faults) = (Arc::new(AtomicBool::new(false)), Faults::new(Vec::new()));
-    let One { mut core, mut stream, steps, shared } = following(held(&GrammarSpec::Regex("[ab]{9}".into()), &gate));
+    let One { mut core, mut stream, steps, shared, .. } = following(held(&GrammarSpec::Regex("[ab]{9}".into()), &gate));
     for _ in 0..12 {
         assert!(core.step(&faults).unwrap());
     }
@@ -109,9 +121,15 @@ async fn no_step_runs_while_everybody_waits_for_a_mask() {
 /// A row that nobody looks at does not come back from the device: who wants nothing but a token gets the one that was drawn there.
 #[tokio::test]
 async fn the_model_draws_for_whoever_needs_no_row() {
-    for (logprobs, wanted) in [(None, 2), (Some(0), 0)] {
+    let of = |logprobs| {
         let sampling = SamplingParams { temperature: 0.0, logprobs, ..SamplingParams::default() };
-        let mut one = asking(GenerateRequest { sampling, ..Default::default() });
+        GenerateRequest { sampling, ..Default::default() }
+    };
+    let beside_rows = || vec![of(Some(0)), of(None)];
+    for (logprobs, beside, wanted) in
+        [(None, vec![of(None)], 2), (Some(0), Vec::new(), 0), (None, beside_rows(), 0), (Some(0), beside_rows(), 0)]
+    {
+        let mut one = asking_beside(of(logprobs), beside);
         assert!(one.core.step(&Faults::new(Vec::new())).unwrap());
         match one.stream.next().await {
             Ok(TokenEvent::Token { id, logprob, .. }) => {

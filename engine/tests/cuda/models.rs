@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use engine::backend::cuda::CudaBackend;
 use engine::backend::cuda::driver::Driver;
-use engine::model::{KvShape, LogitsWanted, Model, SeqInput, StepBatch, load_model_on};
+use engine::model::{KvShape, LogitsWanted, Model, RandomShape, SeqInput, StepBatch, load_model_on, random_model_on};
 use safetensors::SafeTensors;
 
 pub use crate::ops::OnHost;
 use crate::ops::{EXACT, Make};
 use engine::backend::cuda::CudaOptions;
 use engine::sampling::{Draw, Sampler, SamplingParams};
+use engine::weights::WeightType;
 
 const MODELS: [&str; 8] = [
     "llama",
@@ -128,6 +129,48 @@ fn replayed<D: Driver>(make: Make<'_, D>) {
     }
 }
 test_backend!(steps_by_graphs_have_the_bits_of_eager_ones, super::replayed);
+
+/// Steps whose rows are wide enough for the kernels that a graph fuses: those for up to 8, 16 and 32 rows, and norms of wide rows.
+const WIDE: RandomShape = RandomShape {
+    hidden: 512,
+    intermediate: 192,
+    layers: 2,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 32,
+    vocab: 64,
+    seq_len_max: 64,
+};
+
+fn fused<D: Driver>(make: Make<'_, D>) {
+    for seqs in [2, 12, 24] {
+        let load = |eager| {
+            let types = (WeightType::Bf16, WeightType::Bf16);
+            let mut model = random_model_on(make(EXACT), WIDE, types, eager).unwrap();
+            model.allocate_kv(KvShape { num_blocks: 4 * seqs, block_size: BLOCK }).unwrap();
+            model
+        };
+        let (mut graphs, mut eager) = (load(false), load(true));
+        let step = |pos: usize| {
+            let seq = |index: usize| SeqInput {
+                tokens: vec![((index * 7 + pos) % 64) as u32],
+                start_pos: pos,
+                block_table: (index as u32 * 4..(index as u32 + 1) * 4).collect(),
+                logits: LogitsWanted::Last,
+            };
+            StepBatch::of((0..seqs).map(seq).collect())
+        };
+        let (since, mut pos) = (Instant::now(), 0);
+        // two steps by a graph, wherever the threads that make it are
+        while graphs.programs().unwrap().graphs.load(Relaxed) < 2 && since.elapsed() < PATIENCE {
+            let (got, want) = (graphs.forward(&step(pos)).unwrap(), eager.forward(&step(pos)).unwrap());
+            assert!(got.rows.concat() == want.rows.concat(), "{seqs} sequences at {pos}");
+            pos = (pos + 1) % 60;
+        }
+        assert!(graphs.programs().unwrap().graphs.load(Relaxed) >= 2, "{seqs}: no step ran as a graph");
+    }
+}
+test_backend!(fused_graphs_have_the_bits_of_eager_steps, super::fused);
 
 /// Tokens that the device draws are those that its rows would have given, by graphs as well, and beside a sequence that wants its row.
 fn drawn<D: Driver>(make: Make<'_, D>) {

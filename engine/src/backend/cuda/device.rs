@@ -123,7 +123,11 @@ impl<D: Driver> Device<D> {
         self.brought.clear();
         match &self.fault {
             None => Ok(()),
-            Some(DeviceFault::OutOfMemory(_)) => self.fault.take().map_or(Ok(()), Err),
+            Some(DeviceFault::OutOfMemory(_)) => {
+                // its halves begin with all the room that there is
+                self.workplace = Workplace::default();
+                self.fault.take().map_or(Ok(()), Err)
+            }
             Some(fault) => Err(fault.clone()),
         }
     }

@@ -9,6 +9,8 @@ const QUERIES: usize = 8;
 const ITEM_WORDS: usize = 8;
 /// Steps of more rows have blocks enough without splitting.
 const SPLIT_ROWS_MAX: usize = 64;
+/// What splits hand to the join may take no more than this: every row pays for the longest context.
+const PARTS_BYTES_MAX: u64 = 256 << 20;
 
 /// What one call of attention is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +49,9 @@ impl Items {
         let splits = longest.div_ceil(SPLIT).max(1).next_power_of_two();
         let few = units.iter().all(|unit| unit.rows * group <= QUERIES / 2);
         let warps = if few { QUERIES / 2 } else { QUERIES };
-        Self { words, tables, splits: if rows <= SPLIT_ROWS_MAX { splits } else { 1 }, warps }
+        let items = Self { words, tables, splits, warps };
+        let splits_pay = rows <= SPLIT_ROWS_MAX && items.parts_bytes(rows, heads) <= PARTS_BYTES_MAX;
+        if splits_pay { items } else { Self { splits: 1, ..items } }
     }
 
     /// Blocks of the launch.
@@ -108,6 +112,14 @@ mod tests {
         };
         assert_eq!((of(1, 1000).warps, of(2, 1000).warps, of(3, 1000).warps), (4, 4, 8), "a warp for each query");
         assert_eq!((of(65, 1000).splits, of(64, 1000).splits, of(1, 0).splits), (1, 32, 1));
+        let many = HeadShape { heads: 32, kv_heads: 8, head_dim: 128 };
+        let decodes = |rows: usize, longest: usize| {
+            let start = |row: usize| if row == 0 { longest } else { 10 };
+            let seqs: Vec<_> =
+                (0..rows).map(|row| AttentionSeq { rows: 1, start_pos: start(row), since: 0, blocks: &[] }).collect();
+            Items::new(&seqs, &attention_units(seqs.iter().map(|_| 1), many), many).splits
+        };
+        assert_eq!((decodes(1, 70_000), decodes(64, 8_000), decodes(64, 70_000)), (2048, 128, 1), "room is bounded");
         let (a, b) = (of(1, 1100), of(1, 1500));
         assert_eq!((a.splits, a.tables.len(), a.len()), (b.splits, b.tables.len(), b.len()));
     }

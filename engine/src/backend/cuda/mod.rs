@@ -188,8 +188,9 @@ impl<D: Driver> Backend for CudaBackend<D> {
     fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<Kv, OutOfMemory> {
         let value_bytes = if self.options.kv == KvFormat::F32 { 4 } else { 2 };
         let values = size.num_blocks as u128 * size.block_size as u128 * (heads.kv_heads * heads.head_dim) as u128;
-        if heads.head_dim > HEAD_DIM_MAX || size.num_blocks as u128 * size.block_size as u128 > u128::from(u32::MAX) {
-            let reason = format!("heads wider than {HEAD_DIM_MAX}, or more than 2^32 slots, are not for this device");
+        let lines = size.num_blocks as u128 * size.block_size as u128 * heads.kv_heads as u128;
+        if heads.head_dim > HEAD_DIM_MAX || lines > u128::from(u32::MAX) {
+            let reason = format!("heads wider than {HEAD_DIM_MAX}, or more than 2^32 of them, are not for this device");
             return Err(OutOfMemory { needed_bytes: u64::MAX, reason });
         }
         let layers = self.kv_layers(size, values * value_bytes)?;

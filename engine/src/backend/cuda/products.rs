@@ -93,8 +93,9 @@ impl<D: Driver> Device<D> {
         let rounded = self.rounded(x)?;
         let tiles = |tile_rows: usize| rows.div_ceil(tile_rows) * outputs.div_ceil(TILE);
         let [many, fewer] = TILE_ROWS;
-        let whole =
-            [("mma_tile", many), ("mma_tile_64", fewer)].into_iter().find(|(_, rows)| tiles(*rows) >= BLOCKS_MIN);
+        // a tile of more rows than there are multiplies zeros
+        let fits = |tile_rows: usize| tiles(tile_rows) >= BLOCKS_MIN && (tile_rows == fewer || rows > fewer);
+        let whole = [("mma_tile", many), ("mma_tile_64", fewer)].into_iter().find(|(_, rows)| fits(*rows));
         if let Some((kernel, tile_rows)) = whole {
             let args = args![out, rounded, weight, bias, rows, cols, outputs];
             return self.launch(Launch::new(kernel, tiled(rows, outputs, tile_rows, 1), args));
