@@ -74,8 +74,11 @@ mod tests {
     /// A kernel of a graph begins before the one in front of it has ended: one that did not wait would read what is not written yet.
     #[test]
     fn every_kernel_waits_for_the_one_before_it_first_of_all() {
-        let begins =
-            SOURCES.iter().flat_map(|source| source.split("KERNEL ").skip(1)).filter(|rest| rest.contains(") {"));
+        let begins = SOURCES
+            .iter()
+            .filter(|source| !source.contains("#define KERNEL"))
+            .flat_map(|source| source.split("KERNEL ").skip(1))
+            .filter(|rest| rest.contains(") {"));
         let bodies: Vec<&str> =
             begins.filter_map(|rest| Some(rest.split_once("{")?.1.trim_start_matches(['\\', ' ', '\n']))).collect();
         assert!(bodies.len() >= 30, "{}", bodies.len());
