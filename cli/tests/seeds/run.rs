@@ -185,11 +185,11 @@ impl Run {
     }
 }
 
-/// More than four threads want each processor.
-pub fn overloaded() -> bool {
+/// How many threads want each processor, over the last minute.
+pub fn load_per_processor() -> f64 {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
-    load > 4.0 * std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
+    load / std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
 }
 
 fn thread_state(pid: u32, thread: &str) -> Option<char> {

@@ -19,7 +19,7 @@ const WARM_UP: Duration = Duration::from_secs(5);
 const ACT: Duration = Duration::from_secs(8);
 /// What may come after an act before the machine's load lets an answer through.
 const ANSWER_MAX: Duration = Duration::from_secs(90);
-/// Between two tries at a replica that is fenced.
+/// Between two looks at a replica that is fenced.
 const FENCED_LOOK: Duration = Duration::from_millis(500);
 const CLIENTS: u16 = 4;
 /// Tokens of a whole answer: eight seconds of the stranger's.
@@ -45,7 +45,7 @@ pub async fn perform(stage: &mut Stage, kind: &Kind, round: usize, server: &Path
         Act::Asleep => sleep(stage).await?,
         Act::Held => beside_streams(stage, hold::hold(stage, round, &server.with_file_name("hold.py"))).await?,
     }
-    answered(stage, 8).await.context("the request at the end")
+    answered_at_last(stage).await.context("the request at the end")
 }
 
 /// Warm streams, then the act, and streams on until it is over.
@@ -87,18 +87,23 @@ async fn ask(stage: &Stage, path: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A whole answer through the gate. A fence that a crowded machine brought is told by the figures, and is undone by itself: it is waited for as
-/// long as an answer is.
-async fn answered(stage: &Stage, tokens: u32) -> anyhow::Result<()> {
-    let asked = json!({ "model": "demo", "prompt": "is anybody there", "max_tokens": tokens, "ignore_eos": true });
-    let (url, since) = (format!("{}/v1/completions", stage.gate), Instant::now());
-    let (status, body) = loop {
-        let (status, body) = post_json(&stage.http, &url, &asked, ANSWER_MAX).await?;
-        if status != 503 || since.elapsed() >= ANSWER_MAX {
-            break (status, body);
+/// A fence that a crowded machine brought just before the end is told by the figures, and is undone by itself: it is waited for as long as an
+/// answer is.
+async fn answered_at_last(stage: &Stage) -> anyhow::Result<()> {
+    let since = Instant::now();
+    loop {
+        let (ready, _) = get(&stage.http, &format!("{}/readyz", stage.agent), CALL).await?;
+        if ready == 200 || since.elapsed() >= ANSWER_MAX {
+            return answered(stage, 8).await;
         }
         tokio::time::sleep(FENCED_LOOK).await;
-    };
+    }
+}
+
+/// A whole answer through the gate.
+async fn answered(stage: &Stage, tokens: u32) -> anyhow::Result<()> {
+    let body = json!({ "model": "demo", "prompt": "is anybody there", "max_tokens": tokens, "ignore_eos": true });
+    let (status, body) = post_json(&stage.http, &format!("{}/v1/completions", stage.gate), &body, ANSWER_MAX).await?;
     ensure!(status == 200, "{status}: {}", String::from_utf8_lossy(&body));
     let (lives, _) = get(&stage.http, &format!("{}/livez", stage.agent), CALL).await?;
     ensure!(lives == 200, "the agent's /livez says {lives}");
