@@ -48,27 +48,27 @@ fn round(sim: &mut Sim, s: u32, of_s: u32, prompts: f64) -> bool {
     second(sim, room, prompts)
 }
 
-#[test]
-fn clients_who_give_up_now_and_then_are_no_excuse_for_room_that_is_given_back_at_other_times() {
+/// Rounds of 22 s, while a client gives up at some seconds and another comes; when it is fenced.
+fn rounds_beside_leavers(leaves: impl Fn(u32) -> bool) -> (Option<u64>, Sim) {
     let mut sim = whole_answers(None);
     let after = fenced(&mut sim, 1_500, |sim, s| {
-        if s % 20 == 1 {
+        if leaves(s) {
             one_for_another(sim);
         }
         round(sim, s, 22, 0.0)
     });
+    (after, sim)
+}
+
+#[test]
+fn clients_who_give_up_now_and_then_are_no_excuse_for_room_that_is_given_back_at_other_times() {
+    let (after, sim) = rounds_beside_leavers(|s| s % 20 == 1);
     assert!(after.is_some_and(|ms| (300_000..800_000).contains(&ms)), "{after:?}: {:?}", sim.last);
 }
 
 #[test]
 fn clients_whose_room_is_given_back_a_little_after_they_gave_up_accuse_nobody() {
-    let mut sim = whole_answers(None);
-    let after = fenced(&mut sim, 1_500, |sim, s| {
-        if s % 22 == 18 {
-            one_for_another(sim);
-        }
-        round(sim, s, 22, 0.0)
-    });
+    let (after, sim) = rounds_beside_leavers(|s| s % 22 == 18);
     assert_eq!(after, None, "{:?}", sim.last);
 }
 

@@ -116,11 +116,17 @@ const PODS_JUDGED_WRONGLY: [(&str, u64, &str); 5] = [
     ("dp-one", 0x4657_85ec_a23c_668a, "what another engine had burned a moment ago"),
 ];
 
+/// What came of this history, which goes as its kind wants it.
+fn judged_rightly(kind: &str, seed: u64, why: &str) -> Verdicts {
+    let verdicts = run(&Spec::new(kinds::by_name(kind).unwrap(), seed, Ticks::Coarse), &Policy::default(), &mut ());
+    assert!(verdicts.failures.is_empty(), "{why}: {}", replay_line(&verdicts));
+    verdicts
+}
+
 #[test]
 fn pods_that_were_judged_wrongly_once_are_judged_rightly() {
     for (kind, seed, why) in PODS_JUDGED_WRONGLY {
-        let verdicts = run(&Spec::new(kinds::by_name(kind).unwrap(), seed, Ticks::Coarse), &Policy::default(), &mut ());
-        assert!(verdicts.failures.is_empty(), "{why}: {}", replay_line(&verdicts));
+        let verdicts = judged_rightly(kind, seed, why);
         assert!(verdicts.ticks > 1_000, "{kind} {seed:#x} is no history any more");
     }
 }
@@ -136,8 +142,7 @@ const MISSED_ONCE: [(&str, u64, &str); 4] = [
 #[test]
 fn hangs_that_were_missed_once_are_fenced_and_confirmed() {
     for (kind, seed, why) in MISSED_ONCE {
-        let verdicts = run(&Spec::new(kinds::by_name(kind).unwrap(), seed, Ticks::Coarse), &Policy::default(), &mut ());
-        assert!(verdicts.failures.is_empty(), "{why}: {}", replay_line(&verdicts));
+        let verdicts = judged_rightly(kind, seed, why);
         assert!(verdicts.class_right && verdicts.fence_ms.is_some(), "{kind} {seed:#x} is no hang any more");
     }
 }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::backend::AttentionSeq;
-
 use crate::sampling::Draw;
 
 use super::{KvShape, LogitsWanted, ModelError, ModelInfo, Pass, SeqInput, StepBatch};

@@ -271,7 +271,7 @@ impl<B: Backend + 'static> Decoder<B> {
             cos: self.backend.upload(positions.len(), half, cos),
             sin: self.backend.upload(positions.len(), half, sin),
             wanted: batch::rows_wanted(batch),
-            draws: if self.backend.draws() { batch::draws(batch) } else { Vec::new() },
+            draws: batch::draws(batch),
         }
     }
 

@@ -189,7 +189,7 @@ pub trait Model: Send {
         false
     }
 
-    /// Makes the device hang in earnest (S2). False: it has none that could, or it hangs already.
+    /// Makes the device hang in earnest (S2). False: it has none that could.
     fn hang(&mut self) -> bool {
         false
     }

@@ -65,7 +65,7 @@ fn three_products(launches: &[Launch]) -> Option<(Launch, usize)> {
 fn gate_and_up(launches: &[Launch]) -> Option<(Launch, usize)> {
     let few = Few::named(launches.first()?.kernel())?;
     let [gate, up, silu] = first(launches, [few.kernel, few.kernel, "silu_mul"])?;
-    let alike = of_same_rows(&[gate.clone(), up.clone()]) && arg(gate, Product::Outputs) == arg(up, Product::Outputs);
+    let alike = of_same_rows(&launches[..2]) && arg(gate, Product::Outputs) == arg(up, Product::Outputs);
     let of_both = silu.args()[..2] == [arg(gate, Product::Out), arg(up, Product::Out)];
     let unbiased = [gate, up].iter().all(|one| arg(one, Product::Bias) == 0);
     let up_read_later = launches[3..].iter().find(|later| later.args().contains(&arg(up, Product::Out)));

@@ -26,6 +26,7 @@ pub mod open;
 mod products;
 mod sampling;
 mod staging;
+mod workplace;
 
 use std::cell::RefCell;
 use std::sync::Arc;

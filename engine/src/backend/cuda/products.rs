@@ -24,40 +24,7 @@ const TILE_ROWS: [usize; 2] = [128, 64];
 /// So many blocks keep a device busy: about as many as the largest have multiprocessors.
 const BLOCKS_MIN: usize = 128;
 
-/// What products need beside their operands, from one to the next. Kernels run in order, so that one place does for all of a step.
-#[derive(Debug, Default)]
-pub(super) struct Workplace {
-    parts: Option<Slice>,
-    rounded: Option<Slice>,
-    /// What is rounded there is the input of the product before.
-    fresh: bool,
-}
-
-impl Workplace {
-    fn room<D: Driver>(
-        device: &mut Device<D>,
-        which: fn(&mut Self) -> &mut Option<Slice>,
-        bytes: u64,
-    ) -> Result<Address, DeviceFault> {
-        let kept = which(&mut device.workplace).as_ref().filter(|slice| slice.len_bytes() >= bytes).map(Slice::at);
-        if let Some(at) = kept {
-            return Ok(at);
-        }
-        // the old one is not needed: kernels that use it come before those that use what lies there next
-        *which(&mut device.workplace) = None;
-        let slice = device.take(bytes)?;
-        let at = slice.at();
-        *which(&mut device.workplace) = Some(slice);
-        Ok(at)
-    }
-}
-
 impl<D: Driver> Device<D> {
-    /// Room for the parts of sums, until the next call.
-    pub(super) fn parts(&mut self, bytes: u64) -> Result<Address, DeviceFault> {
-        Workplace::room(self, |work| &mut work.parts, bytes)
-    }
-
     /// `out = x · weightᵀ + bias`; `same`: x is that of the product before.
     pub(super) fn matmul(
         &mut self,
@@ -109,7 +76,7 @@ impl<D: Driver> Device<D> {
 
     /// `x` in bf16.
     fn rounded(&mut self, x: &Matrix) -> Result<Address, DeviceFault> {
-        let at = Workplace::room(self, |work| &mut work.rounded, (x.len() * 2) as u64)?;
+        let at = self.rounded_room((x.len() * 2) as u64)?;
         if !self.workplace.fresh {
             self.launch(Launch::new("round_bf16", values(x.len().div_ceil(WIDE)), args![at, x, x.len()]))?;
         }

@@ -14,12 +14,13 @@ use engine::stuck::EXIT_STUCK;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use truebeat_tests::wait::until;
 
 const ENGINE: &str = "127.0.0.1:18000";
 const GATE: &str = "127.0.0.1:18080";
 const AGENT: &str = "127.0.0.1:19400";
-/// Decode steps before the hang.
-const FAULT: &str = "device-wait@300steps";
+/// Some steps, and then the hang; on a part of the device, whatever else is on it.
+const FAULT: [&str; 4] = ["--device-memory-mib", "4096", "--fault", "device-wait@300steps"];
 /// For a start, and for an end that must come.
 const START_MAX: Duration = Duration::from_secs(60);
 const END_MAX: Duration = Duration::from_secs(60);
@@ -41,18 +42,10 @@ pub fn ready(device: &DeviceChoice, program: &Path, model: &Path) -> Result<()> 
     let bytes: u64 = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len())).sum();
     for start in ["first", "second"] {
         let mut command = Command::new(program);
-        command
-            .args(["engine", "--listen", ENGINE, "--model"])
-            .arg(model)
-            .args(["--device", &format!("cuda:{}", device.ordinal)]);
-        if let Some(kernels) = &device.kernels {
-            command.arg("--device-kernels").arg(kernels);
-        }
+        engine_words(&mut command, device, model);
         let began = Instant::now();
         let mut engine = command.spawn().context("starting the engine")?;
-        let up = until(START_MAX, "the engine is ready", || {
-            Ok(get(ENGINE, "/health").is_ok_and(|(status, _)| status == 200))
-        });
+        let up = engine_is_up();
         let took = began.elapsed().as_secs_f64();
         kill(Pid::from_raw(engine.id().cast_signed()), Signal::SIGTERM).context("ending the engine")?;
         if end_of(&mut engine)?.is_none() {
@@ -73,10 +66,10 @@ fn guarded(device: &DeviceChoice, (program, model, out): (&Path, &Path, &Path)) 
     let log = File::create(out.join("guarded.log"))?;
     let mut command = Command::new(program);
     engine_words(&mut command, device, model);
-    command.args(["--guards", "on"]).stderr(log.try_clone()?).stdout(log);
+    command.args(FAULT).args(["--guards", "on"]).stderr(log.try_clone()?).stdout(log);
     let began = Instant::now();
     let mut engine = command.spawn().context("starting the engine")?;
-    until(START_MAX, "the engine is ready", || Ok(get(ENGINE, "/health").is_ok_and(|(status, _)| status == 200)))?;
+    engine_is_up()?;
     println!("serve.ready {:.2} s -", began.elapsed().as_secs_f64());
     let (status, body) = ask(ENGINE)?;
     let (again, same) = ask(ENGINE)?;
@@ -102,7 +95,7 @@ fn watched(device: &DeviceChoice, (program, model, out): (&Path, &Path, &Path)) 
     command.args(["run", "--listen", GATE, "--agent-listen", AGENT, "--engine-url", &format!("http://{ENGINE}")]);
     command.arg("--bundle-dir").arg(out.join("bundles")).arg("--").arg(program);
     engine_words(&mut command, device, model);
-    command.args(["--guards", "off"]).stderr(log.try_clone()?).stdout(log);
+    command.args(FAULT).args(["--guards", "off"]).stderr(log.try_clone()?).stdout(log);
     let mut agent = command.spawn().context("starting the agent")?;
     let seen = see(out);
     kill(Pid::from_raw(agent.id().cast_signed()), Signal::SIGTERM).context("ending the agent")?;
@@ -115,17 +108,16 @@ fn watched(device: &DeviceChoice, (program, model, out): (&Path, &Path, &Path)) 
 
 /// What the agent says of the hang, from the outside.
 fn see(out: &Path) -> Result<bool> {
-    let ready = || Ok(get(AGENT, "/readyz").is_ok_and(|(status, _)| status == 200));
-    until(START_MAX, "the replica is ready", ready)?;
+    until("the replica is ready", START_MAX, || Ok(replica_is_ready().then_some(())))?;
     let mut last = Instant::now();
     while let Ok((200, _)) = ask(GATE) {
         last = Instant::now();
     }
-    until(END_MAX, "the replica is fenced", || Ok(!ready()?))?;
+    until("the replica is fenced", END_MAX, || Ok((!replica_is_ready()).then_some(())))?;
     println!("agent.fenced_after_last_answer {} ms -", last.elapsed().as_millis());
     std::fs::write(out.join("verdict.json"), get(AGENT, "/verdict")?.1)?;
     std::fs::write(out.join("metrics.txt"), get(AGENT, "/metrics")?.1)?;
-    until(END_MAX, "the replica is ready again", ready)?;
+    until("the replica is ready again", END_MAX, || Ok(replica_is_ready().then_some(())))?;
     println!("agent.ready_again {} ms -", last.elapsed().as_millis());
     let incidents = get(AGENT, "/incidents")?.1;
     std::fs::write(out.join("incidents.json"), &incidents)?;
@@ -136,7 +128,7 @@ fn see(out: &Path) -> Result<bool> {
 
 fn engine_words(command: &mut Command, device: &DeviceChoice, model: &Path) {
     command.args(["engine", "--listen", ENGINE, "--model"]).arg(model);
-    command.args(["--device", &format!("cuda:{}", device.ordinal), "--device-memory-mib", "4096", "--fault", FAULT]);
+    command.args(["--device", &format!("cuda:{}", device.ordinal)]);
     if let Some(kernels) = &device.kernels {
         command.arg("--device-kernels").arg(kernels);
     }
@@ -154,15 +146,15 @@ fn end_of(child: &mut Child) -> Result<Option<std::process::ExitStatus>> {
     Ok(None)
 }
 
-fn until(bound: Duration, what: &str, mut probe: impl FnMut() -> Result<bool>) -> Result<()> {
-    let since = Instant::now();
-    while !probe()? {
-        if since.elapsed() > bound {
-            bail!("not within {} s: {what}", bound.as_secs());
-        }
-        std::thread::sleep(LOOK_EVERY);
-    }
-    Ok(())
+/// Until the engine says that it serves.
+fn engine_is_up() -> Result<()> {
+    until("the engine is ready", START_MAX, || {
+        Ok(get(ENGINE, "/health").is_ok_and(|(status, _)| status == 200).then_some(()))
+    })
+}
+
+fn replica_is_ready() -> bool {
+    get(AGENT, "/readyz").is_ok_and(|(status, _)| status == 200)
 }
 
 fn ask(at: &str) -> Result<(u16, String)> {
