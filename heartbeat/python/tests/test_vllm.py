@@ -1,6 +1,7 @@
 """The plugin against fakes with the shapes of five versions of vLLM: what the core's page says, and that vLLM never notices."""
 import logging
 import os
+import types
 import unittest
 import unittest.mock
 
@@ -93,6 +94,53 @@ class CoreTest(Plugged):
         self.assertEqual(self.page()["phase"], "sleep")
         engine.wake_up()
         self.assertEqual(self.page()["phase"], "idle")
+
+    def test_a_step_of_decode_changes_no_more_than_its_start(self):
+        engine, core = self.engine("0.32.0")
+        engine.add_request(core.Request("a", 4, 9))
+        for _ in range(3):
+            engine._process_engine_step()
+        before, during = self.page(), []
+        engine.scheduler.update_from_output = self.spied(engine.scheduler.update_from_output, during)
+        engine._process_engine_step()
+        started = during[0]["step_started_ns"]
+        self.assertGreater(started, before["published_ns"])
+        self.assertEqual(during[0], {**before, "seq": before["seq"] + 2, "step_started_ns": started, "published_ns": started})
+
+    def test_one_prompt_that_leaves_as_another_comes_is_on_the_page_when_the_next_step_begins(self):
+        engine, core = self.engine("0.32.0")
+        engine.add_request(core.Request("a", 4, 9))
+        for _ in range(3):
+            engine._process_engine_step()
+        engine.scheduler.paused = "new"  # who comes waits
+        owed = []
+        for number, prompt in enumerate((70, 300)):
+            engine.abort_requests(list(engine.scheduler.requests)[1:])
+            engine.add_request(core.Request("b%d" % number, prompt, 2))
+            during = []
+            engine.scheduler.update_from_output = self.spied(core.Scheduler.update_from_output.__get__(engine.scheduler), during)
+            engine.scheduler.schedule = self.decodes_the_first(engine.scheduler)
+            engine._process_engine_step()
+            owed.append((during[0]["running"], during[0]["waiting"], during[0]["prompt_tokens_owed"]))
+        self.assertEqual(owed, [(1, 1, 70), (1, 1, 300)])
+
+    def decodes_the_first(self, scheduler):
+        counts = {scheduler.running[0].request_id: 1}
+        return lambda: types.SimpleNamespace(num_scheduled_tokens=counts, total_num_scheduled_tokens=1, scheduled_spec_decode_tokens={})
+
+    def test_tokens_are_counted_one_by_one_where_a_batch_may_bring_several(self):
+        for drafted, brought in (({}, 1), ({"a": [5, 6]}, 3)):
+            engine, core = self.engine("0.32.0")
+            engine.add_request(core.Request("a", 4, 99))
+            for _ in range(3):
+                engine._process_engine_step()
+            before = self.page()["tokens_delivered"]
+            tokens = 1 + sum(map(len, drafted.values()))
+            engine.scheduler.schedule = lambda: types.SimpleNamespace(
+                num_scheduled_tokens={"a": tokens}, total_num_scheduled_tokens=tokens, scheduled_spec_decode_tokens=drafted)
+            engine.scheduler.update_from_output = lambda output: [types.SimpleNamespace(new_token_ids=[7] * brought)]
+            engine._process_engine_step()
+            self.assertEqual(self.page()["tokens_delivered"] - before, brought)
 
     def test_a_session_that_waits_for_its_client_is_no_work(self):
         engine, core = self.engine("0.32.0")

@@ -5,6 +5,7 @@ with prompt tokens is handed to the workers (its size scales the lease), and whe
 and leaves the engine alone.
 """
 import os
+import struct
 import time
 from collections import deque
 from operator import attrgetter
@@ -23,6 +24,8 @@ _beat = None
 _now = time.monotonic_ns
 _new_tokens = attrgetter("new_token_ids")
 _pack = BEAT.pack_into
+_pack_start = struct.Struct("@QQQQ").pack_into
+_START = BEAT_PAYLOAD + 64  # step_started, work_done, work_total, published
 
 
 def lease_ms(tokens):
@@ -60,14 +63,16 @@ class CoreBeat(Writer):
     """The core's page: what it says, and the ways in which that changes."""
 
     __slots__ = ("steps", "tokens", "finished", "admitted", "owed", "owing", "phase", "entered", "flight", "flight_tokens",
-                 "counted", "asleep", "started", "queues", "parks", "extra", "live")
+                 "counted", "asleep", "started", "queues", "parks", "extra", "live", "decodes")
 
     def __init__(self, directory, identity):
         super().__init__(directory, identity)
         self.steps = self.tokens = self.finished = self.admitted = self.owed = 0
         self.owing = {}  # request id -> prompt tokens that no step has taken yet
+        self.decodes = None  # (running, waiting) where the page says: between two steps of decode, nothing else known since
         self.phase, self.entered = LOAD, _now()
-        self.flight = deque()  # batches handed out and not come back: (when, prompt tokens, decode tokens, requests, ids that owe)
+        # batches handed out and not come back: (when, prompt tokens, decode tokens, requests, ids that owe; None: a token each at most)
+        self.flight = deque()
         self.flight_tokens = self.started = self.extra = 0
         self.counted = self.asleep = False
         self.queues = None
@@ -77,6 +82,7 @@ class CoreBeat(Writer):
 
     def says(self, now, running, waiting, phase, tokens, lease, started):
         """`publish`, in place: this is on the way of every step."""
+        self.decodes = None
         if phase != self.phase:
             self.phase, self.entered = phase, now
         words, fence = self.words, self.fence
@@ -99,10 +105,22 @@ class CoreBeat(Writer):
         if self.queues is None:
             self.prepare(engine)
         now = self.started = _now()
-        tokens = self.flight_tokens
         # requests come by way of `waiting`; what else waits was counted when the last step ended
-        self.says(now, len(scheduler.running), len(scheduler.waiting) + self.extra, PREFILL if tokens else DECODE, tokens,
-                     lease_ms(tokens) if tokens else STEP_LEASE_MS, now)
+        running, waiting = len(scheduler.running), len(scheduler.waiting) + self.extra
+        if self.decodes == (running, waiting):
+            # all but the step's start stands there already
+            words, fence = self.words, self.fence
+            self.seq = seq = self.seq + 2
+            words[BEAT_SEQ] = seq - 1
+            if fence is not None:
+                fence()
+            _pack_start(self.buffer, _START, now, 0, 0, now)
+            if fence is not None:
+                fence()
+            words[BEAT_SEQ] = seq
+            return
+        tokens = self.flight_tokens
+        self.says(now, running, waiting, PREFILL if tokens else DECODE, tokens, lease_ms(tokens) if tokens else STEP_LEASE_MS, now)
 
     def prepare(self, engine):
         """At the first step, or the first rest before it: which queues this version has, and a hand on what goes to the workers."""
@@ -131,7 +149,7 @@ class CoreBeat(Writer):
         scheduled = output.num_scheduled_tokens
         total, requests = output.total_num_scheduled_tokens, len(scheduled)
         if total == requests and not self.owing:
-            self.flight.append((self.started, 0, total, requests, ()))
+            self.flight.append((self.started, 0, total, requests, None))
             return
         spec = output.scheduled_spec_decode_tokens
         drafted = sum(map(len, spec.values())) if spec else 0
@@ -157,21 +175,25 @@ class CoreBeat(Writer):
             out = out[0]
         if not out:
             return
+        flight = self.flight
+        # each token of a batch that decodes is an output of its own
+        alone = flight and flight[0][4] is None
         for outputs in out.values() if type(out) is dict else (out,):
-            self.tokens += sum(map(len, map(_new_tokens, outputs.outputs)))
+            outputs = outputs.outputs
+            self.tokens += len(outputs) if alone else sum(map(len, map(_new_tokens, outputs)))
 
     def ends(self, engine, outcome=OK):
         """A step of the busy loop has ended."""
         now = _now()
+        flight = self.flight
         if self.counted:
             queue = engine.batch_queue
             left = len(queue) if queue else 0
-            flight = self.flight
             while len(flight) > left:
                 # back from the workers: when it left, prompt tokens, decode tokens, requests, ids that owed
                 began, tokens, decoded, requests, owing = flight.popleft()
-                self.steps += 1
-                self.record(self.steps, began, now, requests, tokens, decoded, outcome)
+                self.steps = steps = self.steps + 1
+                self.record(steps, began, now, requests, tokens, decoded, outcome)
                 if tokens or owing:
                     self.flight_tokens -= tokens
                     self.computed(engine.scheduler.requests, owing)
@@ -191,9 +213,11 @@ class CoreBeat(Writer):
         self.extra = extra
         self.started = 0
         tokens = self.flight_tokens
-        if running or waiting or self.flight:
+        if running or waiting or flight:
             phase = SLEEP if self.asleep and (not running or self.kept(scheduler)) else PREFILL if tokens else DECODE
             self.says(now, running, waiting, phase, tokens, lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
+            if phase == DECODE:
+                self.decodes = (running, waiting)
         else:
             self.owing.clear()
             self.owed = 0
@@ -211,6 +235,7 @@ class CoreBeat(Writer):
             self.owe(request_id, 0 if request is None else max(0, request.num_prompt_tokens - request.num_computed_tokens))
 
     def owe(self, request_id, tokens):
+        self.decodes = None
         self.owed += tokens - self.owing.pop(request_id, 0)
         if tokens:
             self.owing[request_id] = tokens
