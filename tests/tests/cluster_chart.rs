@@ -129,7 +129,7 @@ fn every_value_shows_in_what_is_rendered() {
         ("topologySpreadConstraints[0].maxSkew=1", "maxSkew: 1"),
         ("priorityClassName=high", "priorityClassName: high"),
         ("networkPolicy.enabled=true", "kind: NetworkPolicy"),
-        ("podMonitor.enabled=true", "name: truebeat-agents"),
+        ("podMonitor.enabled=true", "name: truebeat-engines"),
         (
             "prometheusRule.enabled=true",
             "runbook_url: https://github.com/truebeat/truebeat/blob/main/docs/runbooks/TruebeatMassStall.md",
@@ -158,7 +158,11 @@ fn every_value_shows_in_what_is_rendered() {
     }
     let monitors = ["podMonitor.enabled=true", "podMonitor.interval=7s", "podMonitor.labels.release=prom"];
     let monitors = stdout(&template(&monitors));
-    assert!(monitors.contains("interval: 7s") && monitors.contains("release: prom"));
+    for each in ["interval: 7s", "release: prom"] {
+        assert_eq!(monitors.matches(each).count(), 3, "{each}: operator, agents, engines");
+    }
+    let two = stdout(&template(&["podMonitor.enabled=true", "podMonitor.engines=false"]));
+    assert!(two.contains("name: truebeat-agents") && !two.contains("truebeat-engines"));
     let rules = [
         "prometheusRule.enabled=true",
         "prometheusRule.labels.role=alert",
@@ -207,6 +211,7 @@ fn pod_monitors_find_the_pods_that_there_are() {
     for (monitor, template) in [
         (of("PodMonitor/truebeat-operator"), &operator["template"]),
         (of("PodMonitor/truebeat-agents"), &engine["template"]),
+        (of("PodMonitor/truebeat-engines"), &engine["template"]),
     ] {
         for (label, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
             assert_eq!(&template["metadata"]["labels"][label], value, "{label}");
@@ -223,7 +228,10 @@ fn pod_monitors_find_the_pods_that_there_are() {
                 let word: String = label.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
                 format!("__meta_kubernetes_pod_label_{word}")
             };
-            assert!(labels.keys().map(meta).any(|meta| relabeling["sourceLabels"][0] == meta.as_str()), "{relabeling}");
+            let source = relabeling["sourceLabels"][0].as_str().unwrap();
+            // (an annotation is somebody's wish, and need not be there)
+            let wish = source == "__meta_kubernetes_pod_annotation_prometheus_io_scrape";
+            assert!(wish || labels.keys().map(meta).any(|meta| source == meta), "{relabeling}");
         }
     }
 }
@@ -240,7 +248,11 @@ fn the_operator_alone_may_name_a_namespace_in_its_series() {
         endpoints[0]["honorLabels"].as_bool().unwrap_or(false)
     };
     assert!(honoured("PodMonitor/truebeat-operator"), "its alerts would name the operator's namespace");
-    assert!(!honoured("PodMonitor/truebeat-agents"));
+    assert!(!honoured("PodMonitor/truebeat-agents") && !honoured("PodMonitor/truebeat-engines"));
+    let engines = rendered.iter().find(|(name, _)| name == "PodMonitor/truebeat-engines").map(|(_, object)| object);
+    let kept_out = &engines.unwrap()["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][0];
+    let rule = serde_json::json!({"sourceLabels": ["__name__"], "regex": "([a-z]+:)?truebeat_.*", "action": "drop"});
+    assert_eq!(kept_out, &rule, "an engine speaks in the name of an agent");
 }
 
 #[test]
@@ -254,6 +266,7 @@ fn wrong_values_are_refused_by_name() {
         ("watchNamespace=Not_a_name", "watchNamespace"),
         ("podMonitor.interval=soon", "interval"),
         ("podMonitor.interval=2m", "interval"),
+        ("podMonitor.engines=some", "engines"),
         ("fleet.holdPercent=0", "holdPercent"),
         ("fleet.holdPercent=null", "holdPercent"),
         ("fleet.domainTopologyKey=null", "domainTopologyKey"),
