@@ -172,6 +172,13 @@ fn every_value_shows_in_what_is_rendered() {
     let rules = stdout(&template(&rules));
     assert!(rules.contains("role: alert") && rules.contains("https://wiki.example/TruebeatRestartLoop.md"));
     assert_eq!(rules.matches("for: 47m").count(), 1, "TruebeatNothingReady's");
+    // (a fraction comes as text from --set, and as a number from a file)
+    let objectives = ["prometheusRule.enabled=true", "prometheusRule.objectives.requests=99.9"];
+    let objectives = stdout(&template(&objectives));
+    for (name, expr) in [("truebeat_gate_requests", "1 - 99.9 / 100"), ("truebeat_verdict", "1 - 99 / 100")] {
+        let line = format!("expr: vector({expr})\n      record: slo:{name}:budget");
+        assert!(objectives.contains(&line), "{line}");
+    }
     let policy = ["networkPolicy.enabled=true", "networkPolicy.from[0].namespaceSelector.matchLabels.name=monitoring"];
     let policy = stdout(&template(&policy));
     assert!(policy.contains("name: monitoring"));
@@ -267,6 +274,10 @@ fn wrong_values_are_refused_by_name() {
         ("podMonitor.interval=soon", "interval"),
         ("podMonitor.interval=2m", "interval"),
         ("podMonitor.engines=some", "engines"),
+        ("prometheusRule.objectives.requests=100", "requests"),
+        ("prometheusRule.objectives.progress=most", "progress"),
+        ("prometheusRule.objectives.progress=null", "progress"),
+        ("prometheusRule.objectives=null", "objectives"),
         ("fleet.holdPercent=0", "holdPercent"),
         ("fleet.holdPercent=null", "holdPercent"),
         ("fleet.domainTopologyKey=null", "domainTopologyKey"),
@@ -288,7 +299,11 @@ fn helm_lint_and_the_alerts_own_tests_pass() {
         String::from_utf8_lossy(&lint.stderr)
     );
     let rules = Path::new(CHART).join("rules");
-    for args in [["check", "rules", "truebeat.rules.yaml"], ["test", "rules", "truebeat.rules.test.yaml"]] {
+    for args in [
+        ["check", "rules", "truebeat.rules.yaml"],
+        ["test", "rules", "truebeat.rules.test.yaml"],
+        ["test", "rules", "objectives.rules.test.yaml"],
+    ] {
         let output = run("promtool", &args, &rules);
         let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "promtool {}: {said}", args.join(" "));
@@ -299,7 +314,8 @@ fn helm_lint_and_the_alerts_own_tests_pass() {
 #[test]
 fn every_alert_has_a_runbook_and_a_test() {
     let rules = std::fs::read_to_string(format!("{CHART}/rules/truebeat.rules.yaml")).unwrap();
-    let tests = std::fs::read_to_string(format!("{CHART}/rules/truebeat.rules.test.yaml")).unwrap();
+    let tests = ["truebeat", "objectives"].map(|file| format!("{CHART}/rules/{file}.rules.test.yaml"));
+    let tests = tests.map(|file| std::fs::read_to_string(file).unwrap()).concat();
     let mut alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/runbooks");
     let mut books: Vec<String> =
