@@ -24,6 +24,7 @@ cni        cni/host-local           github.com/containernetworking/plugins/plugi
 helm       helm                     helm.sh/helm/v4/cmd/helm                                            0 -
 prometheus prometheus               github.com/prometheus/prometheus/cmd/prometheus                     0 remove_all_sd,enable_kubernetes_sd
 prometheus promtool                 github.com/prometheus/prometheus/cmd/promtool                       0 remove_all_sd,enable_kubernetes_sd
+lua        glua                     github.com/yuin/gopher-lua/cmd/glua                                 0 -
 prometheus-adapter prometheus-adapter sigs.k8s.io/prometheus-adapter/cmd/adapter                    0 -
 '
 
