@@ -1,6 +1,7 @@
 """The plugin against fakes with the shapes of five versions of vLLM: what the core's page says, and that vLLM never notices."""
 import logging
 import os
+import sys
 import types
 import unittest
 import unittest.mock
@@ -33,7 +34,7 @@ class CoreTest(Plugged):
         during = []
         engine.scheduler.update_from_output = self.spied(engine.scheduler.update_from_output, during)
         steps = 0
-        while engine.scheduler.requests or engine.batch_queue:
+        while engine.scheduler.requests or (batch_queue and engine.batch_queue.count()):
             engine._process_engine_step()
             steps += 1
         batches = steps // 2 if batch_queue else steps
@@ -141,6 +142,32 @@ class CoreTest(Plugged):
             engine.scheduler.update_from_output = lambda output: [types.SimpleNamespace(new_token_ids=[7] * brought)]
             engine._process_engine_step()
             self.assertEqual(self.page()["tokens_delivered"] - before, brought)
+
+    def test_of_two_batches_under_way_the_older_one_is_what_comes_back(self):
+        engine, core = self.engine("0.32.0", batch_queue=True)
+        engine.add_request(core.Request("a", 4, 99))
+        engine._process_engine_step()
+        beat = sys.modules["truebeat_heartbeat.vllm_core"]._beat
+        outputs = types.SimpleNamespace(outputs=[types.SimpleNamespace(new_token_ids=[7, 8])])
+        decodes, drafts = (1, 0, 1, 1, None), (1, 0, 3, 1, ())
+        for flight, tokens in (((decodes, drafts), 1), ((drafts, decodes), 2)):
+            beat.flight.clear()
+            beat.flight.extend(flight)
+            before = beat.tokens
+            beat.counts(({0: outputs}, True))
+            self.assertEqual(beat.tokens - before, tokens)
+
+    def test_an_error_s_output_is_no_token(self):
+        engine, core = self.engine("0.32.0")
+        engine.add_request(core.Request("a", 4, 99))
+        for _ in range(3):
+            engine._process_engine_step()
+        before = self.page()["tokens_delivered"]
+        engine.scheduler.schedule = lambda: types.SimpleNamespace(num_scheduled_tokens={}, total_num_scheduled_tokens=0,
+                                                                  scheduled_spec_decode_tokens={})
+        engine.scheduler.update_from_output = lambda output: [types.SimpleNamespace(new_token_ids=[])]
+        engine._process_engine_step()
+        self.assertEqual(self.page()["tokens_delivered"], before)
 
     def test_a_session_that_waits_for_its_client_is_no_work(self):
         engine, core = self.engine("0.32.0")

@@ -47,6 +47,12 @@ def place(vllm_config, executor_class, worker=None):
     return rank, engines * (1 + workers), engines
 
 
+def _batches(queue):
+    """How many batches wait in the engine's queue: a queue.Queue up to 0.10, a deque since."""
+    size = getattr(queue, "qsize", None)
+    return len(queue) if size is None else size()
+
+
 def is_here():
     """Does this process hold an engine core, with a page or without?"""
     return _CORE["here"]
@@ -176,11 +182,12 @@ class CoreBeat(Writer):
         if not out:
             return
         flight = self.flight
-        # each token of a batch that decodes is an output of its own
-        alone = flight and flight[0][4] is None
+        # each token of a batch that decodes is an output of its own; more outputs than it had requests are errors of others
+        most = flight[0][3] if flight and flight[0][4] is None else 0
         for outputs in out.values() if type(out) is dict else (out,):
             outputs = outputs.outputs
-            self.tokens += len(outputs) if alone else sum(map(len, map(_new_tokens, outputs)))
+            count = len(outputs)
+            self.tokens += count if count <= most else sum(map(len, map(_new_tokens, outputs)))
 
     def ends(self, engine, outcome=OK):
         """A step of the busy loop has ended."""
@@ -188,7 +195,7 @@ class CoreBeat(Writer):
         flight = self.flight
         if self.counted:
             queue = engine.batch_queue
-            left = len(queue) if queue else 0
+            left = 0 if queue is None else _batches(queue)
             while len(flight) > left:
                 # back from the workers: when it left, prompt tokens, decode tokens, requests, ids that owed
                 began, tokens, decoded, requests, owing = flight.popleft()

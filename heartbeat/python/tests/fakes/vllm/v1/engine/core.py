@@ -1,4 +1,5 @@
 """EngineCore and EngineCoreProc with a scheduler that does one chunk of a prompt, or one token, a step."""
+import queue
 from collections import deque
 from types import SimpleNamespace
 
@@ -55,12 +56,25 @@ class Scheduler:
             self.waiting.remove(request)
 
 
+class Batches(queue.Queue if VERSION < (0, 11) else deque):
+    """The queue of batches: of that kind, and one of its own for the fake."""
+
+    def add(self, batch):
+        self.put_nowait(batch) if VERSION < (0, 11) else self.appendleft(batch)
+
+    def take(self):
+        return self.get_nowait() if VERSION < (0, 11) else self.pop()
+
+    def count(self):
+        return self.qsize() if VERSION < (0, 11) else len(self)
+
+
 class EngineCore:
     def __init__(self, vllm_config, executor_class=MultiprocExecutor, batch_queue=False):
         self.model_executor = executor_class(vllm_config)
         self._initialize_kv_caches(vllm_config)
         self.scheduler = Scheduler()
-        self.batch_queue = deque(maxlen=2) if batch_queue else None
+        self.batch_queue = Batches() if batch_queue else None
         self.step_fn = self.step_with_batch_queue if batch_queue else self.step
 
     def _initialize_kv_caches(self, vllm_config):
@@ -81,12 +95,12 @@ class EngineCore:
         return outputs if VERSION < (0, 10) else ({0: outputs}, True)
 
     def step_with_batch_queue(self):
-        if self.scheduler.has_unfinished_requests() and not self.batch_queue:
+        if self.scheduler.has_unfinished_requests() and not self.batch_queue.count():
             output = self.scheduler.schedule()
             self.model_executor.execute_model(output)
-            self.batch_queue.appendleft(output)
+            self.batch_queue.add(output)
             return None if VERSION < (0, 10) else (None, True)
-        outputs = SimpleNamespace(outputs=self.scheduler.update_from_output(self.batch_queue.pop()))
+        outputs = SimpleNamespace(outputs=self.scheduler.update_from_output(self.batch_queue.take()))
         return outputs if VERSION < (0, 10) else ({0: outputs}, True)
 
     def sleep(self, level=1):
