@@ -4,7 +4,7 @@
 use prometheus::{
     Encoder, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
-use vitals::verdict::Verdict;
+use vitals::verdict::{StallClass, Verdict};
 
 use crate::gate::ledger::GateReply;
 use crate::text::lossy;
@@ -91,6 +91,10 @@ impl Metrics {
             registry,
         };
         metrics.register()?;
+        // a counter that appears with its first episode hides that one from whoever asks for its increase
+        for class in StallClass::NAMES.into_iter().chain(["Dead"]) {
+            metrics.episodes.with_label_values(&[class]);
+        }
         Ok(metrics)
     }
 
@@ -134,7 +138,7 @@ impl Metrics {
             ("failed", reply.requests_failed),
             ("declined", reply.requests_declined),
             ("refused", reply.requests_refused),
-            ("abandoned", reply.requests_abandoned),
+            ("abandoned", reply.obs.requests_abandoned),
             ("poisonous", reply.requests_poisonous),
         ];
         for (end, n) in ends {
@@ -169,13 +173,25 @@ mod tests {
         assert!(text.contains("truebeat_gate_requests{end=\"refused\"} 3"), "{text}");
     }
 
+    #[test]
+    fn the_first_episode_of_a_class_is_an_increase() {
+        let metrics = Metrics::new().unwrap();
+        let counted = |class: &str| {
+            let name = format!("truebeat_episodes_total{{class=\"{class}\"}} ");
+            let text = metrics.text();
+            text.lines().find_map(|line| line.strip_prefix(&name)).map(str::to_owned)
+        };
+        assert_eq!((counted("Livelock").as_deref(), counted("Dead").as_deref()), (Some("0"), Some("0")));
+        metrics.episodes.with_label_values(&[StallClass::Livelock.name()]).inc();
+        assert_eq!(counted("Livelock").as_deref(), Some("1"));
+    }
+
     /// An alert on a metric that nobody writes never fires.
     #[test]
     fn alerts_and_dashboard_name_only_metrics_that_exist() {
         let metrics = Metrics::new().unwrap();
         metrics.set_verdict(&Verdict::Progressing, false, true);
         metrics.set_gate(&GateReply::default());
-        metrics.episodes.with_label_values(&["StepStalled"]).inc();
         let text = metrics.text();
         let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");
         let (mut seen, mut verdicts) = (0, 0);

@@ -60,7 +60,20 @@ impl Verdict {
 }
 
 impl StallClass {
-    /// The class's name without its ranks.
+    /// What [`StallClass::name`] may be.
+    pub const NAMES: [&'static str; 9] = [
+        "StepStalled",
+        "RankSilent",
+        "DeviceWait",
+        "StartupStalled",
+        "AdmissionStalled",
+        "DecodeStalled",
+        "Livelock",
+        "FrontendStalled",
+        "Unkillable",
+    ];
+
+    /// The class's name without its ranks: one of [`StallClass::NAMES`].
     pub fn name(&self) -> &'static str {
         match self {
             Self::StepStalled => "StepStalled",
