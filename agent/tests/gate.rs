@@ -319,7 +319,7 @@ async fn a_client_that_leaves_aborts_the_engines_request() {
     drop(streaming);
     assert_eq!(rest(&mut server).await, "");
     let reply = gate.until("both gone", |r| r.obs.requests_done == 2).await;
-    assert_eq!((reply.requests_abandoned, reply.obs.in_flight), (2, 0));
+    assert_eq!((reply.obs.requests_abandoned, reply.obs.in_flight), (2, 0));
 }
 
 #[tokio::test]

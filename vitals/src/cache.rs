@@ -2,6 +2,7 @@
 //! that answered prompts may be prefilled again.
 
 use crate::excuse::Tick;
+use crate::leavers::TOLD_MS_MAX;
 use crate::observation::Ms;
 use crate::policy::Policy;
 use crate::rounds::Rounds;
@@ -16,10 +17,9 @@ const FALLS_MAX: u32 = 3;
 
 /// So many ends are remembered until their room is given back.
 const ENDS_MAX: usize = 8;
-/// Each until the page has moved so often, for the step under way ends first and the next one shows it; and for so long in any case, for a front
-/// end asks every few seconds only whether its client is still there.
+/// Each until the page has moved so often, for the step under way ends first and the next one shows it; and for so long in any case.
 const ENDS_MOVES_MIN: u32 = 3;
-const ENDS_MS_MIN: Ms = 15_000;
+const ENDS_MS_MIN: Ms = TOLD_MS_MAX;
 /// Who was preempted is taken in again as soon as there is room, which no scrape need see.
 const QUEUED_MS_MAX: Ms = 60_000;
 /// So long a cache that was at the brim may be: scrapes come later than preemptions.

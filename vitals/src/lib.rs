@@ -15,6 +15,7 @@ pub mod exposition;
 pub mod gap;
 pub mod leaders;
 pub mod learner;
+pub mod leavers;
 pub mod log_signs;
 pub mod noise;
 pub mod observation;

@@ -147,6 +147,9 @@ pub struct GateObs {
     pub bytes_delivered: u64,
     /// Requests ended, by whatever end. Monotone in an epoch.
     pub requests_done: u64,
+    /// Of these, those that their client left before the end. Monotone in an epoch; 0 where the gate does not tell them apart.
+    #[serde(default)]
+    pub requests_abandoned: u64,
     /// Requests whose client reads, or sends, too slowly, so that the engine's silence is the client's doing.
     pub client_blocked: u32,
     /// When the oldest request in flight was forwarded.
@@ -205,6 +208,10 @@ pub struct MetricsObs {
     pub paused: Option<bool>,
     /// A digest over every progress series: it changes when anything moved.
     pub progress_digest: u64,
+    /// The same over counters alone: what only rises while the engine works, and no gauge of room that may be given back. 0 where nobody
+    /// tells.
+    #[serde(default)]
+    pub counters_digest: u64,
     /// When the process that serves the page started, in seconds since 1970 by its own clock: an identity, not a time to compare.
     #[serde(default)]
     pub process_start_seconds: Option<f64>,

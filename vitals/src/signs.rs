@@ -11,6 +11,7 @@ use crate::backlog::Backlog;
 use crate::cache::CacheSign;
 use crate::excuse::Tick;
 use crate::leaders::Leaders;
+use crate::leavers::Leavers;
 use crate::observation::{GateObs, MetricsObs, Ms, Observation};
 use crate::owed::owed;
 use crate::policy::Policy;
@@ -45,6 +46,9 @@ pub struct Signs {
     pub metrics_tokens_at: Ms,
     pub metrics_prompt_at: Ms,
     pub metrics_moved_at: Ms,
+    /// The same without room that leavers gave back, which an engine does that does nothing else.
+    metrics_worked_at: Ms,
+    leavers: Leavers,
     pub metrics_iterations_at: Ms,
     pub cache: CacheSign,
     pub backlog: Backlog,
@@ -131,6 +135,7 @@ impl Signs {
             sight.gate_delivered = moved;
             sight.delivered_count = gate.chunks_delivered.saturating_sub(last.chunks_delivered);
             sight.answered_count = gate.answered().saturating_sub(last.answered());
+            sight.left_count = gate.requests_abandoned.saturating_sub(last.requests_abandoned);
             // whoever came and left since is in no sum, and may be in the step
             sight.prompt_tokens_came = gate.prompt_tokens_taken.saturating_sub(last.prompt_tokens_taken);
             owed_before = owed_before.saturating_add(sight.prompt_tokens_came);
@@ -175,7 +180,10 @@ impl Signs {
     }
 
     fn look_at_metrics(&mut self, tick: &Tick, at_ms: Ms, sight: &mut Sight<'_>) {
-        let Some(metrics) = sight.metrics else { return };
+        let Some(metrics) = sight.metrics else {
+            self.leavers.lose_sight();
+            return;
+        };
         sight.metrics_since_ms = std::mem::replace(&mut self.metrics_sampled_ms, at_ms);
         let rose = |now: Option<f64>, then: Option<f64>| matches!((now, then), (Some(now), Some(then)) if now > then);
         let Some(last) = self.metrics.as_ref() else {
@@ -189,6 +197,8 @@ impl Signs {
             ] {
                 *mark = since;
             }
+            // who sees a first fall has not seen what was before it
+            self.metrics_worked_at = tick.counted_ms;
             self.fds_at_move = metrics.open_fds;
             self.metrics = Some(metrics.clone());
             return;
@@ -217,8 +227,13 @@ impl Signs {
         if rose(metrics.waiting, last.waiting) {
             self.metrics_queued_at = mark;
         }
-        if metrics.progress_digest != last.progress_digest {
+        let moved = metrics.progress_digest != last.progress_digest;
+        let gave_back = self.leavers.gave_back(tick, sight, at_ms != sight.metrics_since_ms, moved);
+        if moved {
             self.metrics_moved_at = mark;
+            if !gave_back {
+                self.metrics_worked_at = mark;
+            }
             sight.metrics_moved = true;
             self.fds_at_move = metrics.open_fds;
         }
@@ -319,8 +334,16 @@ impl Signs {
 
     /// When anything of the engine's own last moved: figures of its page or of its scrapes.
     pub fn moved_at(&self) -> Ms {
-        self.metrics_moved_at
-            .max(self.metrics_prompt_at)
+        self.metrics_moved_at.max(self.counted_at())
+    }
+
+    /// The same of what is work: not room that it gave back because a client had left.
+    pub fn worked_at(&self) -> Ms {
+        self.metrics_worked_at.max(self.counted_at())
+    }
+
+    fn counted_at(&self) -> Ms {
+        self.metrics_prompt_at
             .max(self.metrics_iterations_at)
             .max(self.leaders.steps_at())
             .max(self.metrics_tokens_at)

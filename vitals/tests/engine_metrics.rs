@@ -90,6 +90,23 @@ fn arrivals_alone_move_nothing_and_every_progress_series_does() {
     }
 }
 
+#[test]
+fn what_was_counted_is_told_from_room_that_changed() {
+    let mut meter = Meter::default();
+    let mut digests = |text: &str| {
+        let page = parse(text, Limits::default());
+        let (obs, alone) = (meter.map(&page), map(&page).counters_digest);
+        (obs.progress_digest, obs.counters_digest, alone)
+    };
+    let (moved, counted, alone) = digests(VLLM_OLD);
+    let room = bumped(VLLM_OLD, "gpu_cache_usage_perc");
+    assert_eq!(digests(&room), (moved + 1, counted, alone));
+    let both = bumped(&room, "gpu_prefix_cache_queries_total");
+    let (moved_then, counted_then, alone_then) = digests(&both);
+    assert_eq!((moved_then, counted_then), (moved + 2, counted + 1));
+    assert_ne!(alone_then, alone);
+}
+
 /// The page with the last sample of this name a little larger.
 fn bumped(text: &str, name: &str) -> String {
     let is = |line: &str| !line.starts_with('#') && line.split(['{', ' ']).next().is_some_and(|n| n.ends_with(name));

@@ -210,6 +210,7 @@ fn gates() -> impl Strategy<Value = GateObs> {
             chunks_delivered: big[2],
             bytes_delivered: big[3],
             requests_done: big[3],
+            requests_abandoned: big[3] / 2,
             oldest_in_flight_ms: oldest,
             last_delivery_ms: last,
             unstreamed: oldest.map(|_| small[1]),

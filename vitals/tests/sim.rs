@@ -131,16 +131,19 @@ fn pods_that_were_judged_wrongly_once_are_judged_rightly() {
     }
 }
 
-/// Hangs that were missed once, each with what the detector had taken for progress.
-const MISSED_ONCE: [(&str, u64, &str); 4] = [
+/// Hangs that were missed or fenced late once, each with what the detector had taken for progress.
+const MISSED_ONCE: [(&str, u64, &str); 7] = [
     ("mutant", 0x0eed_0ee1_2ad8_0889, "the room that prompts gave up at each round, for that of clients who left"),
     ("H9", 0x54f2_c42a_5695_0f50, "the same of an engine that counts whole answers alone"),
     ("H9", 0xb180_c4f3_f035_7f57, "room taken little by little beside prompts that went round"),
     ("H9", 0x7a54_0e84_50f7_1288, "the same by one that was never seen to hand anything out"),
+    ("mutant", 0x3a24_2635_7979_d3c6, "what it did for clients who left: fenced minutes late"),
+    ("H8", 0xe73b_5591_f76e_0c06, "the same"),
+    ("mutant", 0xa543_5992_cd23_1271, "the same by one that counts whole answers alone"),
 ];
 
 #[test]
-fn hangs_that_were_missed_once_are_fenced_and_confirmed() {
+fn hangs_that_were_missed_once_are_fenced_and_confirmed_in_time() {
     for (kind, seed, why) in MISSED_ONCE {
         let verdicts = judged_rightly(kind, seed, why);
         assert!(verdicts.class_right && verdicts.fence_ms.is_some(), "{kind} {seed:#x} is no hang any more");

@@ -20,6 +20,7 @@ pub fn words(obs: &GateObs) -> [u64; COUNTS] {
         one_more(obs.last_delivery_ms),
         one_more(obs.unstreamed.map(u64::from)),
         one_more(obs.longest_prompt_owed),
+        obs.requests_abandoned,
     ];
     words.iter_mut().zip(told).for_each(|(word, told)| *word = told);
     words
@@ -28,7 +29,22 @@ pub fn words(obs: &GateObs) -> [u64; COUNTS] {
 /// What was asked for before, with these words in place of what they tell.
 pub fn renewed(words: &[u64; COUNTS], asked: &GateObs) -> GateObs {
     let small = |word: u64| u32::try_from(word).unwrap_or(u32::MAX);
-    let [epoch, in_flight, awaiting, owed, taken, chunks, bytes, done, oldest, last, unstreamed, longest, ..] = *words;
+    let [
+        epoch,
+        in_flight,
+        awaiting,
+        owed,
+        taken,
+        chunks,
+        bytes,
+        done,
+        oldest,
+        last,
+        unstreamed,
+        longest,
+        abandoned,
+        ..,
+    ] = *words;
     GateObs {
         epoch,
         in_flight: small(in_flight),
@@ -38,6 +54,7 @@ pub fn renewed(words: &[u64; COUNTS], asked: &GateObs) -> GateObs {
         chunks_delivered: chunks,
         bytes_delivered: bytes,
         requests_done: done,
+        requests_abandoned: abandoned,
         oldest_in_flight_ms: oldest.checked_sub(1),
         last_delivery_ms: last.checked_sub(1),
         unstreamed: unstreamed.checked_sub(1).map(small),
@@ -67,6 +84,7 @@ mod tests {
             chunks_delivered: 9,
             bytes_delivered: 900,
             requests_done: 4,
+            requests_abandoned: 2,
             client_blocked: 1,
             oldest_in_flight_ms: Some(0),
             last_delivery_ms: Some(99),

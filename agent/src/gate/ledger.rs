@@ -54,8 +54,6 @@ pub struct GateReply {
     pub requests_declined: u64,
     /// Turned away by the gate, fenced or draining.
     pub requests_refused: u64,
-    /// Left by the client before the end.
-    pub requests_abandoned: u64,
     /// Refused because such requests were in flight at two stalls.
     #[serde(default)]
     pub requests_poisonous: u64,
@@ -280,13 +278,13 @@ impl Ledger {
         if !open.answered {
             books.awaits_no_more(&open.asked);
         }
-        books.tell();
         match end {
             End::Completed => books.sums.requests_completed += 1,
             End::Failed | End::Broken => books.sums.requests_failed += 1,
             End::Declined => books.sums.requests_declined += 1,
-            End::Abandoned => books.sums.requests_abandoned += 1,
+            End::Abandoned => books.sums.obs.requests_abandoned += 1,
         }
+        books.tell();
         // A stream that ends with its connection ends so when the engine is killed, too: behind a fence no end is a success.
         let proves = open.answered && !books.control.fenced;
         let delivered_ms = books.sums.obs.last_delivery_ms;

@@ -37,7 +37,7 @@ fn work_owed_ends_with_the_first_byte_and_flight_with_the_close() {
     books.close(second, 350, End::Abandoned);
     let reply = books.reply(400);
     assert_eq!((reply.obs.in_flight, reply.obs.requests_done, reply.obs.oldest_in_flight_ms), (0, 2, None));
-    assert_eq!((reply.requests_completed, reply.requests_failed, reply.requests_abandoned), (1, 0, 1));
+    assert_eq!((reply.requests_completed, reply.requests_failed, reply.obs.requests_abandoned), (1, 0, 1));
 }
 
 #[test]

@@ -38,7 +38,7 @@ async fn all(client: &mut TcpStream) -> String {
 
 /// One request ended, by its client.
 fn left_by_its_client(reply: &GateReply) -> bool {
-    (reply.obs.in_flight, reply.requests_abandoned, reply.requests_failed) == (0, 1, 0)
+    (reply.obs.in_flight, reply.obs.requests_abandoned, reply.requests_failed) == (0, 1, 0)
 }
 
 #[tokio::test]

@@ -72,24 +72,28 @@ impl Detector {
         let relapse = self.relapsing(tick);
         let weighed =
             exam.complaint.as_ref().map(|complaint| self.witnesses.weigh(&self.view(tick, sight), complaint, relapse));
+        let mut proof_is_near = false;
         if let (Some(complaint), Some(weight)) = (&exam.complaint, weighed) {
             let current = case.in_startup || complaint_is_current(sight, &weight, self.signs.clients_came());
             case.reasons = vec![complaint.reason.clone()];
             case.reasons.extend(weight.reasons);
             let counts = owed && tick.excuse.is_none() && current;
             let proven = complaint.silence_ms >= weight.silence_ms_min;
+            // a trial at this moment would begin the age of the case anew
+            proof_is_near = counts && complaint.silence_ms + self.policy.trial_after_ms >= weight.silence_ms_min;
             if counts && proven && age >= weight.strength.confirm_ms(&self.policy) {
                 (case.class, case.engine) = (complaint.class.clone(), complaint.engine);
                 case.reasons.push(reason("policy", format!("suspect for {age} ms: confirmed")));
                 return self.hold_stall(sight, case);
             }
         }
-        case.drained_at =
-            if owed && exam.complaint.is_some() { None } else { Some(case.drained_at.unwrap_or(tick.counted_ms)) };
+        let accused = owed && (exam.complaint.is_some() || self.turned_and_rests(sight, &case));
+        case.drained_at = if accused { None } else { Some(case.drained_at.unwrap_or(tick.counted_ms)) };
         // no trial behind a front end that is known not to answer
         let may_serve = sight.frontend.is_none_or(|f| f.answers);
         let drained = may_serve && case.drained_at.is_some_and(|at| tick.since(at) >= self.policy.trial_after_ms);
-        if drained || tick.now_ms.saturating_sub(case.began_ms) >= self.policy.suspect_ms_max {
+        let is_old = tick.now_ms.saturating_sub(case.began_ms) >= self.policy.suspect_ms_max;
+        if drained || (is_old && !proof_is_near) {
             self.trial_ms = Some(tick.now_ms);
             return self.release(tick, sight, &case, false, exam);
         }
@@ -97,6 +101,14 @@ impl Detector {
         let verdict = Verdict::Suspect(case.class.clone());
         self.stage = Stage::Suspect(case);
         Said::new(verdict, Words::List(said), &[Action::Fence])
+    }
+
+    /// Was it accused of turning for nobody, and has only ceased to turn since? What it was accused of stands until something is handed out, or
+    /// taken into the cache.
+    fn turned_and_rests(&self, sight: &Sight<'_>, case: &Case) -> bool {
+        let turned = matches!(case.class, StallClass::Livelock | StallClass::DecodeStalled);
+        let taken_in = self.signs.cache.filled_at.max(self.signs.leaders.prefill_at());
+        turned && sight.native().is_none() && taken_in.max(self.signs.delivered_at()) <= case.began_counted
     }
 
     pub(super) fn stalled(

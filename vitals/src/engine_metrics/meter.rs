@@ -13,6 +13,8 @@ pub struct Meter {
     last: HashMap<(&'static str, Meaning, u32), f64>,
     /// Pages on which something moved: in all, and by rank.
     moves: u64,
+    /// Pages on which a counter did.
+    counter_moves: u64,
     rank_moves: HashMap<u32, u64>,
     /// The first that came: an engine that names others on each page fills no memory.
     ranks: Vec<u32>,
@@ -20,11 +22,12 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// [`super::map`] with memory: `progress_digest` is the number of pages on which something moved.
+    /// [`super::map`] with memory: `progress_digest` is the number of pages on which something moved, `counters_digest` of those on which a counter did.
     pub fn map(&mut self, page: &Exposition) -> MetricsObs {
         let ranks = &mut self.ranks;
         let readings = read(page, |rank| told_apart(ranks, rank));
         let reset = readings.iter().any(|reading| self.fell(reading));
+        let counts = readings.iter().any(|reading| reading.series.meaning.is_counter() && self.moved(reading));
         let mut moved_ranks: Vec<u32> =
             readings.iter().filter(|reading| self.moved(reading)).map(|reading| reading.rank).collect();
         moved_ranks.sort_unstable();
@@ -34,13 +37,14 @@ impl Meter {
             self.resets = self.resets.saturating_add(1);
         } else if !moved_ranks.is_empty() {
             self.moves += 1;
+            self.counter_moves += u64::from(counts);
             moved_ranks.iter().for_each(|rank| *self.rank_moves.entry(*rank).or_insert(0) += 1);
         }
         for reading in readings.iter().filter(|reading| reading.value.is_finite()) {
             self.last.insert((reading.series.name, reading.series.meaning, reading.rank), reading.value);
         }
         let mut obs = meanings(page, &readings);
-        obs.progress_digest = self.moves;
+        (obs.progress_digest, obs.counters_digest) = (self.moves, self.counter_moves);
         obs.resets = self.resets;
         for rank in &mut obs.ranks {
             rank.progress_digest = self.rank_moves.get(&rank.rank).copied().unwrap_or(0);

@@ -41,14 +41,17 @@ pub fn is_known(name: &str) -> bool {
 /// which sees every page, uses [`Meter`], for which a counter that falls is no progress (G4).
 pub fn map(page: &Exposition) -> MetricsObs {
     let readings = read(page, |rank| rank);
-    let mut digest = Fnv(Fnv::START);
+    let (mut digest, mut counters) = (Fnv(Fnv::START), Fnv(Fnv::START));
     let mut ranks: BTreeMap<u32, Fnv> = BTreeMap::new();
     for reading in readings.iter().filter(|reading| reading.series.meaning.proves_progress()) {
         digest.mix(reading.value);
+        if reading.series.meaning.is_counter() {
+            counters.mix(reading.value);
+        }
         ranks.entry(reading.rank).or_insert(Fnv(Fnv::START)).mix(reading.value);
     }
     let mut obs = meanings(page, &readings);
-    obs.progress_digest = digest.0;
+    (obs.progress_digest, obs.counters_digest) = (digest.0, counters.0);
     for rank in &mut obs.ranks {
         rank.progress_digest = ranks.get(&rank.rank).map_or(Fnv::START, |digest| digest.0);
     }

@@ -7,6 +7,15 @@ use crate::owed::{Owed, OwedSource};
 use crate::verdict::StallClass;
 use crate::witness::PageSays;
 
+/// How long ago, in counted time.
+#[derive(Debug, Clone, Copy)]
+struct Since {
+    /// Anything of the engine moved.
+    any: Ms,
+    /// Something was delivered.
+    delivered: Ms,
+}
+
 /// An engine without leases: the gate's silence (or, without a gate, flat counters) against its learned rhythm.
 pub(super) fn foreign(view: &View<'_>, gate: Allowed, exam: &mut Exam) {
     let Some(owed) = view.sight.owed else { return };
@@ -15,8 +24,9 @@ pub(super) fn foreign(view: &View<'_>, gate: Allowed, exam: &mut Exam) {
         signs.gate_delivered_at.max(signs.owed_since).max(signs.metrics_tokens_at).max(signs.leaders.tokens_at());
     let moved = delivered.max(signs.moved_at());
     let allowed = foreign_allowed(view, owed, gate);
-    let (since_any, since_delivered) = (view.tick.since(moved), view.tick.since(delivered));
-    let flat = since_any.saturating_sub(unseen_ms(view));
+    let since = Since { any: view.tick.since(moved), delivered: view.tick.since(delivered) };
+    beside_leavers(view, owed, allowed, since, exam);
+    let flat = since.any.saturating_sub(unseen_ms(view));
     exam.hold(flat, allowed, || {
         let text = format!(
             "{} requests owed ({}) and nothing moved for {flat} ms; {}",
@@ -26,8 +36,8 @@ pub(super) fn foreign(view: &View<'_>, gate: Allowed, exam: &mut Exam) {
         );
         (foreign_class(view), reason(source_name(owed.source), text), PageSays::Nothing)
     });
-    stopped(view, owed, since_any, exam);
-    turning(view, owed, allowed, since_any, since_delivered, exam);
+    stopped(view, owed, since.any, exam);
+    turning(view, owed, allowed, since, exam);
 }
 
 /// One data-parallel rank of `/metrics` that stands with work owed to it, whatever the others deliver: with the rivals' patience, for a fence
@@ -94,36 +104,60 @@ fn stopped(view: &View<'_>, owed: Owed, since_any: Ms, exam: &mut Exam) {
     });
 }
 
+/// Nothing but clients who left has moved the engine's page for the rivals' patience. Whoever takes them off its books is in no step, so
+/// that its loop turns and works for nobody.
+fn beside_leavers(view: &View<'_>, owed: Owed, allowed: Allowed, since: Since, exam: &mut Exam) {
+    let silence = since.delivered.min(view.tick.since(view.signs.worked_at())).saturating_sub(unseen_ms(view));
+    if silence <= since.any {
+        return;
+    }
+    let allowed = turns(view, allowed, view.policy.patience_cap_ms);
+    exam.hold(silence, allowed, || {
+        let owed_words = format!("{} requests owed ({})", owed.requests, source_name(owed.source));
+        let text = format!("{owed_words} and nothing moved for {silence} ms but clients who left; {}", allowed.words());
+        let class = match foreign_class(view) {
+            class @ (StallClass::FrontendStalled | StallClass::AdmissionStalled) => class,
+            _ => turning_class(view.signs),
+        };
+        (class, reason(source_name(owed.source), text), PageSays::Nothing)
+    });
+}
+
 /// Something moves, but nothing is delivered: livelock, or decode starved by prefill.
-fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since_any: Ms, since_delivered: Ms, exam: &mut Exam) {
+fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since: Since, exam: &mut Exam) {
     let signs = view.signs;
     // a counter that moved once, long ago, is the last sign of a step that is under way since
-    if since_any >= since_delivered || since_any > view.policy.metrics_fresh_ms {
+    if since.any >= since.delivered || since.any > view.policy.metrics_fresh_ms {
         return;
     }
     let Some(least) = turning_allowed(view) else { return };
     // prefill and decode take room in the cache, and a page tells of both; who only turns does not
     let filled = view.tick.since(signs.cache.filled_at.max(signs.leaders.prefill_at()));
     // … and one that counts tokens as it makes them makes none for so long by no prefill
-    let believed = !signs.tokens_live || since_delivered <= view.policy.long_patience_ms();
-    let silence = if believed { since_delivered.min(filled) } else { since_delivered };
-    // steps that end bound the crawl of one: the rivals' patience is enough
-    let crawl_ms = allowed.crawl_ms.min(view.policy.patience_cap_ms);
-    let allowed = Allowed { ms: allowed.ms.max(least), basis: Basis::Policy, crawl_ms };
+    let believed = !signs.tokens_live || since.delivered <= view.policy.long_patience_ms();
+    let silence = if believed { since.delivered.min(filled) } else { since.delivered };
+    let allowed = turns(view, allowed, least);
     exam.hold(silence, allowed, || {
         // what is judged is the shorter of the two, and who reads must not wonder why the longer one proves nothing
-        let taken_in = match silence < since_delivered {
+        let taken_in = match silence < since.delivered {
             true => format!(", and took nothing more into its cache for {silence} ms"),
             false => String::new(),
         };
         let text = format!(
-            "the engine's counters move, and {} requests owed ({}) got nothing for {since_delivered} ms{taken_in}; {}",
+            "the engine's counters move, and {} requests owed ({}) got nothing for {} ms{taken_in}; {}",
             owed.requests,
             source_name(owed.source),
+            since.delivered,
             allowed.words()
         );
         (turning_class(signs), reason("metrics", text), PageSays::Nothing)
     });
+}
+
+/// By the policy, so long at least. Steps that end bound the crawl of one: the rivals' patience is enough.
+fn turns(view: &View<'_>, allowed: Allowed, least: Ms) -> Allowed {
+    let crawl_ms = allowed.crawl_ms.min(view.policy.patience_cap_ms);
+    Allowed { ms: allowed.ms.max(least), basis: Basis::Policy, crawl_ms }
 }
 
 /// How long counters may move without a delivery. Only requests that have begun to answer can be starved of decode; the others are in

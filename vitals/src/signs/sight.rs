@@ -28,6 +28,8 @@ pub struct Sight<'a> {
     pub delivered_count: u64,
     /// Requests of the gate that had their first byte, or ended, since the last tick.
     pub answered_count: u64,
+    /// Clients who gave up since the last tick, as the gate saw it.
+    pub left_count: u64,
     /// Prompt tokens that came to the gate since the last tick.
     pub prompt_tokens_came: u64,
     /// The gate owed nothing at the last tick and does now: no silence before that concerns it, whatever lesser sources said.
@@ -67,6 +69,7 @@ impl<'a> Sight<'a> {
             gate_delivered: false,
             delivered_count: 0,
             answered_count: 0,
+            left_count: 0,
             prompt_tokens_came: 0,
             gate_began: false,
             page_delivered: false,

@@ -48,6 +48,7 @@ pub struct Book {
     pub prompt_taken: u64,
     pub chunks: u64,
     pub done: u64,
+    pub abandoned: u64,
     pub last_delivery: Option<Us>,
     /// A saturated event loop hands chunks out in lumps this far apart.
     pub lump: Us,
@@ -100,6 +101,12 @@ impl Book {
         }
     }
 
+    /// Its client left.
+    pub fn abandon(&mut self, request: &Request) {
+        self.close(request);
+        self.abandoned += 1;
+    }
+
     /// Lets out what the event loop held, when its time has come.
     pub fn pass_lumps(&mut self, now: Us) {
         if self.held_chunks > 0 && (self.lump == 0 || now >= self.lump_at) {
@@ -138,6 +145,7 @@ impl Book {
             chunks_delivered: self.chunks,
             bytes_delivered: self.chunks * 180,
             requests_done: self.done,
+            requests_abandoned: self.abandoned,
             client_blocked: blocked,
             oldest_in_flight_ms: ms(oldest),
             unstreamed: Some(unstreamed),

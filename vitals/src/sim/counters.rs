@@ -97,6 +97,7 @@ impl Shown {
             process_start_seconds: None,
             resets: 0,
             ranks: Vec::new(),
+            counters_digest: digest(&[self.generated, self.prompt, self.iterations, self.finished, self.preempted]),
             progress_digest: digest(&[
                 self.generated,
                 self.prompt,

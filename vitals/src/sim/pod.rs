@@ -167,6 +167,7 @@ fn gate(all: &[(&World, &Agent)], agent: &Agent) -> Signal<GateObs> {
         sum.chunks_delivered += gate.chunks_delivered;
         sum.bytes_delivered += gate.bytes_delivered;
         sum.requests_done += gate.requests_done;
+        sum.requests_abandoned += gate.requests_abandoned;
         sum.client_blocked += gate.client_blocked;
         sum.unstreamed = sum.unstreamed.zip(gate.unstreamed).map(|(one, other)| one + other);
         sum.longest_prompt_owed = sum.longest_prompt_owed.max(gate.longest_prompt_owed);
@@ -207,6 +208,7 @@ fn metrics(all: &[(&World, &Agent)], agent: &Agent) -> Signal<MetricsObs> {
         add(&mut sum.requests_finished, one.requests_finished);
         add(&mut sum.server_load, one.server_load);
         sum.kv_usage = sum.kv_usage.zip(one.kv_usage).map(|(one, other)| one.max(other));
+        sum.counters_digest = sum.counters_digest.wrapping_mul(31).wrapping_add(one.counters_digest);
         sum.progress_digest = sum.progress_digest.wrapping_mul(31).wrapping_add(one.progress_digest);
     }
     Signal::at(at_ms, sum)

@@ -201,7 +201,7 @@ impl World {
         let engine = &mut self.engine;
         for request in engine.live.change().iter_mut().filter(|request| !request.gone && request.leaves <= self.now) {
             request.gone = true;
-            engine.book.close(request);
+            engine.book.abandon(request);
         }
         let left = engine.live.iter().filter(|request| !request.gone);
         self.next_leave = left.map(|request| request.leaves).min().unwrap_or(Us::MAX);

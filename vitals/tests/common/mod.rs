@@ -15,6 +15,8 @@ pub struct Sim {
     pub peers: Vec<PageObs>,
     pub gate: Option<GateObs>,
     pub metrics: Option<MetricsObs>,
+    /// When that page was read, where it is not read at each tick.
+    pub scraped_at: Option<Ms>,
     pub proc: Option<ProcObs>,
     pub frontend: Option<FrontendObs>,
     pub maintenance: bool,
@@ -85,6 +87,7 @@ impl Sim {
                 progress_digest: 1,
                 ..MetricsObs::default()
             }),
+            scraped_at: None,
             proc: Some(ProcObs {
                 alive: true,
                 started_ms: T0,
@@ -260,7 +263,11 @@ impl Sim {
             proc: self.proc.clone().map(|p| Signal::at(self.now, p)).unwrap_or_default(),
             pages: if pages.is_empty() { Signal::default() } else { Signal::at(self.now, pages) },
             gate: self.gate.clone().map(|g| Signal::at(self.now, g)).unwrap_or_default(),
-            metrics: self.metrics.clone().map(|m| Signal::at(self.now, m)).unwrap_or_default(),
+            metrics: self
+                .metrics
+                .clone()
+                .map(|m| Signal::at(self.scraped_at.unwrap_or(self.now), m))
+                .unwrap_or_default(),
             frontend: self.frontend.map(|f| Signal::at(self.now, f)).unwrap_or_default(),
             gpus: if self.gpus.is_empty() { Signal::default() } else { Signal::at(self.now, self.gpus.clone()) },
             ras: self.ras.clone().map(|r| Signal::at(self.now, r)).unwrap_or_default(),
