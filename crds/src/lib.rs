@@ -8,6 +8,7 @@ pub mod conditions;
 pub mod engine_incident;
 pub mod episode;
 pub mod fence;
+pub mod hold;
 pub mod inference_deployment;
 pub mod maintenance;
 pub mod model;
@@ -23,6 +24,7 @@ pub mod xid;
 pub mod yaml;
 
 pub use engine_incident::{EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline};
+pub use hold::{HoldStatus, Trial, TrialOutcome};
 pub use inference_deployment::{InferenceDeployment, InferenceDeploymentSpec};
 pub use status::{Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeploymentStatus, PastGrant, RecoveryStatus};
 

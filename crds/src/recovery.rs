@@ -24,6 +24,17 @@ fn ttl_rules() -> Value {
     rules
 }
 
+/// The same, and either nothing or long enough for somebody who is paged to look first.
+fn trial_rules() -> Value {
+    let mut rules = duration_rules();
+    let least = json!({
+        "rule": "!self.matches('^([0-9]{1,10}ms|[0-9]{1,7}s|[0-9]{1,5}m|[0-9]{1,3}h)+$') || duration(self) == duration('0s') || duration(self) >= duration('1m')",
+        "message": "restarts are held for at least 1m before one is tried, or 0s: none is tried",
+    });
+    rules.as_array_mut().into_iter().for_each(|list| list.push(least.clone()));
+    rules
+}
+
 /// How far recovery goes.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
 pub enum RecoveryMode {
@@ -65,6 +76,11 @@ pub struct Recovery {
     /// `RestartsHeld` is `True`: a common cause is not cured by restarts (I2). 100 switches it off.
     #[schemars(range(min = 1, max = 100))]
     pub hold_percent: i32,
+    /// After restarts were held for so long one replica is restarted on trial (in the whole fleet one, where it is the fleet that is held). If
+    /// it serves for a minute the next one is, until so few stall that nothing holds them; each that is in vain doubles the pause before the
+    /// next, up to an hour. A duration such as `5m`, at least `1m`; `0s`: nothing is tried, and the hold waits for a person.
+    #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = trial_rules()))]
+    pub trial_after: String,
     /// A pod whose engine was restarted this often within `stabilityWindow` is deleted at the next stall, and its Deployment
     /// makes another: repeated restarts in place would meet the kubelet's growing back-off. So is one whose engine, once restarted, ended
     /// three times on its way up.
@@ -113,6 +129,7 @@ impl Default for Recovery {
             max_unavailable: 1,
             last_replica: LastReplica::default(),
             hold_percent: 60,
+            trial_after: "5m".to_owned(),
             restarts_before_replace: 2,
             restart_backoff: "10s".to_owned(),
             restart_backoff_max: "5m".to_owned(),

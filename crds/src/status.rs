@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::hold::HoldStatus;
 use crate::rollout::RolloutStatus;
 use crate::xid::Xid;
 
@@ -68,11 +69,15 @@ pub struct RecoveryStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 500), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["node"]))]
     pub broken: Vec<Avoided>,
+    /// The common cause that holds restarts, and what is tried under it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hold: Option<HoldStatus>,
 }
 
 impl RecoveryStatus {
     fn is_empty(&self) -> bool {
-        self.grants.is_empty() && self.recent.is_empty() && self.avoid.is_empty() && self.broken.is_empty()
+        let RecoveryStatus { grants, recent, avoid, broken, hold } = self;
+        grants.is_empty() && recent.is_empty() && avoid.is_empty() && broken.is_empty() && hold.is_none()
     }
 }
 

@@ -84,9 +84,10 @@ fn ranks_are_told_once_to_an_engine_that_can_be_told_and_have_gpus() {
 
 #[test]
 fn durations_are_read_at_admission() {
-    const FIELDS: [&str; 8] = [
+    const FIELDS: [&str; 9] = [
         "restartBackoff",
         "restartBackoffMax",
+        "trialAfter",
         "stabilityWindow",
         "avoidFor",
         "unattendedAfter",
@@ -113,6 +114,9 @@ fn durations_are_read_at_admission() {
         }
     }
     refused("at least 1m", set("incidentTtl", "59s"));
+    refused("at least 1m before one is tried", set("trialAfter", "59s"));
+    accepted(set("trialAfter", "60s"));
+    accepted(set("trialAfter", "0s"));
     accepted(set("avoidFor", "0s"));
 }
 

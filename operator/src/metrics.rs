@@ -19,6 +19,8 @@ pub struct Metrics {
     pub grants_held: IntGaugeVec,
     /// 1 while restarts are wanted and held because of a common cause, by InferenceDeployment.
     pub restarts_held: IntGaugeVec,
+    /// Restarts on trial that were in vain, under the hold that stands, by InferenceDeployment.
+    pub trials_failed: IntGaugeVec,
     /// 1 while the revision of the spec has failed, rolled back or not, by InferenceDeployment.
     pub rollout_failed: IntGaugeVec,
     /// Replicas that a person keeps out of traffic, and no episode, by InferenceDeployment.
@@ -58,6 +60,10 @@ impl Metrics {
                 "truebeat_operator_restarts_held",
                 "1 while restarts are held because of a common cause.",
             )?,
+            trials_failed: of_deployment(
+                "truebeat_operator_hold_trials_failed",
+                "Restarts on trial that were in vain under the hold that stands.",
+            )?,
             rollout_failed: of_deployment(
                 "truebeat_operator_rollout_failed",
                 "1 while the revision of the spec has failed.",
@@ -78,13 +84,14 @@ impl Metrics {
                 &["kind"],
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 13] = [
+        let all: [Box<dyn prometheus::core::Collector>; 14] = [
             Box::new(metrics.api_calls.clone()),
             Box::new(metrics.reconciles.clone()),
             Box::new(metrics.reconcile_seconds.clone()),
             Box::new(metrics.grants.clone()),
             Box::new(metrics.grants_held.clone()),
             Box::new(metrics.restarts_held.clone()),
+            Box::new(metrics.trials_failed.clone()),
             Box::new(metrics.rollout_failed.clone()),
             Box::new(metrics.fenced_by_person.clone()),
             Box::new(metrics.objects_doubted.clone()),
@@ -100,10 +107,11 @@ impl Metrics {
     }
 
     /// Those that speak of one InferenceDeployment each.
-    fn of_deployments(&self) -> [&IntGaugeVec; 7] {
+    fn of_deployments(&self) -> [&IntGaugeVec; 8] {
         [
             &self.grants_held,
             &self.restarts_held,
+            &self.trials_failed,
             &self.rollout_failed,
             &self.fenced_by_person,
             &self.objects_doubted,

@@ -95,6 +95,9 @@ impl Checks {
         if let Some(what) = old.and_then(|old| unstored(store, call, old)) {
             self.broken(now_ms, format!("P15: {name}: {what}"));
         }
+        if let Some(what) = old.and_then(|old| untried(store, call, old)) {
+            self.broken(now_ms, format!("P15: {name}: {what}"));
+        }
         if let Some(what) = old.and_then(|old| unremembered(store, call, old)) {
             self.broken(now_ms, format!("P1: {name}: {what}"));
         }
@@ -189,6 +192,30 @@ fn unstored(store: &Store, call: &Call, pod: &Object) -> Option<String> {
     let grants = infd.value["status"]["recovery"]["grants"].as_array();
     let stored = grants.into_iter().flatten().any(|grant| grant["episode"] == granted);
     (!stored).then(|| format!("a grant for {granted}, which stands in no budget"))
+}
+
+/// P15, I2: where a common cause holds restarts whoever is granted one is on trial, is remembered as that, and is so alone.
+fn untried(store: &Store, call: &Call, old: &Object) -> Option<String> {
+    let new = store.get(&call.target.key()).filter(|_| call.target.kind.plural == GROUP)?.value.clone();
+    let hold = |infd: &Object| infd["status"]["recovery"]["hold"].clone();
+    let (before, after) = (hold(old), hold(&new));
+    let stands = |hold: &Value| hold["since"].is_string() && hold["overAt"].is_null();
+    let conditions = old["status"]["conditions"].as_array();
+    // elsewhere than in a place that is held restarts are granted
+    let whole = |c: &Value| c["type"] == "RestartsHeld" && c["reason"] != "PlaceCommonCause";
+    if !stands(&before) || !stands(&after) || !conditions.into_iter().flatten().any(whole) {
+        return None;
+    }
+    let grants = |infd: &Object| infd["status"]["recovery"]["grants"].as_array().cloned().unwrap_or_default();
+    let same = |a: &Value, b: &Value| a["episode"] == b["episode"] && a["action"] == b["action"];
+    let held = grants(old);
+    let fresh: Vec<Value> = grants(&new).into_iter().filter(|grant| !held.iter().any(|old| same(grant, old))).collect();
+    let pending = before["trial"]["outcome"] == "Pending" && after["trial"]["episode"] != before["trial"]["episode"];
+    let known = |grant: &Value| grant["episode"] == after["trial"]["episode"];
+    if fresh.len() > 1 || !fresh.iter().all(known) {
+        return Some(format!("{fresh:?} under a hold whose trial is {}", after["trial"]));
+    }
+    (!fresh.is_empty() && pending).then(|| format!("a trial beside {}", before["trial"]))
 }
 
 /// P1, B8: what pods are brought to is remembered before they are: an operator of another version may come after a crash.

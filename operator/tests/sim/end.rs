@@ -150,6 +150,8 @@ pub fn state(state: &State) -> Value {
             status["conditions"] = status["conditions"].as_array().into_iter().flatten().map(strip).collect();
             status["observedGeneration"] = Value::Null;
             status["recovery"]["recent"] = Value::Null; // times and UIDs
+            let hold = &status["recovery"]["hold"]; // the same, and what is counted: none is repeated or forgotten
+            status["recovery"]["hold"] = json!([hold["failed"], hold["trial"]["outcome"], hold["overAt"].is_string()]);
             let revision = |failed: &Value| json!([failed["revision"], failed["reason"]]);
             let failed = status["rollout"]["failed"].as_array().into_iter().flatten().map(revision).collect();
             status["rollout"]["failed"] = failed;

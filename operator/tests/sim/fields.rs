@@ -98,6 +98,8 @@ fn seen(report: &Report) -> (Value, Vec<String>) {
 fn scene(path: &str) -> Vec<(u64, Act)> {
     match path {
         "recovery.holdPercent" => (0..4).map(|nth| (20_000, Act::Freeze { nth, heals_ms: Some(40_000) })).collect(),
+        // tried before they heal by themselves, or not any more
+        "recovery.trialAfter" => (0..4).map(|nth| (20_000, Act::Freeze { nth, heals_ms: Some(100_000) })).collect(),
         // where nobody restarts it must heal by itself
         "recovery.mode" => vec![(20_000, Act::Freeze { nth: 0, heals_ms: Some(20_000) })],
         "recovery.maxUnavailable" => (0..3).map(|nth| freeze(30_000, nth)).collect(),
@@ -132,6 +134,7 @@ fn base(path: &str) -> Value {
         // the fleet's share of twenty replicas is two
         "recovery.maxUnavailable" => base["replicas"] = json!(20),
         "recovery.holdPercent" => base["replicas"] = json!(4),
+        "recovery.trialAfter" => (base["replicas"], base["recovery"]["holdPercent"]) = (json!(4), json!(60)),
         "recovery.lastReplica" => base["replicas"] = json!(1),
         "recovery.stabilityWindow" | "recovery.avoidFor" => base["recovery"]["restartsBeforeReplace"] = json!(1),
         "recovery.restartBackoffMax" => base["recovery"]["restartBackoff"] = json!("20s"),
@@ -153,6 +156,7 @@ fn sample(path: &str, rules: &Value, n: usize) -> Value {
     match path {
         "recovery.maxUnavailable" | "recovery.restartsBeforeReplace" => return pick([json!(1), json!(2)]),
         "recovery.holdPercent" => return pick([json!(60), json!(100)]),
+        "recovery.trialAfter" => return pick([json!("1m"), json!("2m")]),
         "recovery.stabilityWindow" => return pick([json!("30s"), json!("10m")]),
         "recovery.restartBackoff" => return pick([json!("1s"), json!("40s")]),
         "recovery.restartBackoffMax" => return pick([json!("20s"), json!("40s")]),

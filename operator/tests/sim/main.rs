@@ -28,6 +28,7 @@ mod end;
 mod evictions;
 mod faults;
 mod fields;
+mod held;
 mod invariants;
 mod job;
 mod kube;

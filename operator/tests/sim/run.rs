@@ -53,6 +53,7 @@ struct Run {
     world: World,
     /// The one namespace that the operators look after.
     scope: Option<&'static str>,
+    fleet_hold_percent: usize,
     operators: Vec<Process>,
     /// When which place gets a new process.
     restarts: Vec<(u64, usize)>,
@@ -88,6 +89,7 @@ impl Run {
             deaths,
             world,
             scope: story.scope,
+            fleet_hold_percent: story.fleet_hold_percent,
             operators: Vec::new(),
             restarts: Vec::new(),
             thaws: Vec::new(),
@@ -279,7 +281,7 @@ impl Run {
         let wall = wall_of(&cluster);
         let client = cluster.client(Caller { id, identity: identity.clone() });
         let namespace = self.scope.map(str::to_owned);
-        let calls = calls(client.clone(), wall.clone(), namespace.clone());
+        let calls = calls(client.clone(), wall.clone(), namespace.clone(), self.fleet_hold_percent);
         let leadership = calls.leadership.clone();
         let health = Arc::new(Health::new(leadership.clone(), calls.metrics.clone()));
         let mut elector = Elector::new(client, "truebeat-system", &identity, leadership.clone()).with_wall(wall);
@@ -304,10 +306,10 @@ impl Run {
 }
 
 /// What an operator calls the API with. Common causes have stories of their own.
-pub fn calls(client: kube::Client, wall: Wall, namespace: Option<String>) -> Calls {
+pub fn calls(client: kube::Client, wall: Wall, namespace: Option<String>, hold_percent: usize) -> Calls {
     let mut calls = Calls::new(client, Arc::default(), Arc::new(Metrics::new().expect("metrics")));
     calls.wall = wall;
-    calls.fleet = Arc::new(FleetPolicy { namespace, hold_percent: 100, ..FleetPolicy::default() });
+    calls.fleet = Arc::new(FleetPolicy { namespace, hold_percent, ..FleetPolicy::default() });
     calls
 }
 

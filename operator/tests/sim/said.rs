@@ -69,6 +69,11 @@ impl Log<'_> {
         first.is_none_or(|first| first > at_ms).then(|| format!("the grant came at {first:?}, not by {at_ms} ms"))
     }
 
+    /// When a pod was handed the key to its restart.
+    pub fn grants(&self) -> Vec<u64> {
+        self.writes().filter(|w| w.what.contains(GRANT) && w.what.contains(" 200 ")).map(|w| w.at_ms).collect()
+    }
+
     pub fn no_grant_before(&self, at_ms: u64) -> Option<String> {
         let first = self.writes().find(|w| w.what.contains(GRANT) && w.at_ms < at_ms)?;
         Some(format!("a grant at {} ms", first.at_ms))

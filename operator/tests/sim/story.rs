@@ -20,6 +20,8 @@ pub struct Story {
     pub faults: Faults,
     /// The one namespace that the operators look after; `None`: all of them.
     pub scope: Option<&'static str>,
+    /// The share of the fleet that holds it; 100: none.
+    pub fleet_hold_percent: usize,
     /// From the last act or fault until everything must be in order (P4).
     pub settle_ms: u64,
     /// How long it must stay so without a write (P4, P7).
@@ -155,6 +157,7 @@ fn recoveries() -> Vec<Scene> {
         ("nodes-drained", nodes_drained()),
         ("common-cause", [vec![with(spec(4, "Recover"), "holdPercent", 60)], storm.clone()].concat()),
         ("common-cause-proceed", [vec![create(4)], storm].concat()),
+        ("held-and-tried", super::held::all_stall()),
     ]
 }
 
@@ -209,6 +212,7 @@ pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
         "nodes-drained" => &[("P4", "-0003 201", true), ("P4", "-0001 429", true), ("P4", "-0002 429", true)],
         "sick-node" => &[("P11", GRANT, true), ("P11", DELETE, true), ("P11", "NodeSuspect", true)],
         "common-cause" => &[("P15", GRANT, false), ("P15", "RestartsHeld", true)],
+        "held-and-tried" => &[("I2", "RestartsHeld", true), ("I2", "TrialHelped", true), ("I2", "TrialFailed", false)],
         "common-cause-proceed" => &[("P11", GRANT, true), ("P11", "RestartsHeld", false)],
         "waits-in-the-queue" => &[("I1", "grants itself", false)],
         other => super::changes::words(other),
@@ -217,5 +221,5 @@ pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
 
 pub fn plain(acts: Vec<(u64, Act)>, crashes: Vec<(u64, Side)>) -> Story {
     let faults = Faults { crashes, ..Faults::none(7) };
-    Story { acts, faults, scope: None, settle_ms: 200_000, stay_ms: 20_000, patient: false }
+    Story { acts, faults, scope: None, fleet_hold_percent: 100, settle_ms: 200_000, stay_ms: 20_000, patient: false }
 }

@@ -17,7 +17,7 @@ const PASSES: usize = 4;
 /// What keeps writing in the frozen world `twin`.
 pub async fn settles(twin: Arc<Cluster>, now_ms: u64) -> Vec<String> {
     let caller = Caller { id: 0, identity: "twin".to_owned() };
-    let calls = calls(twin.client(caller), wall_of(&twin), None);
+    let calls = calls(twin.client(caller), wall_of(&twin), None, 100);
     let names: Vec<(String, String)> =
         twin.lock().store.of("inferencedeployments").map(|(key, _)| (key.1.clone(), key.2.clone())).collect();
     let mut faults = Vec::new();

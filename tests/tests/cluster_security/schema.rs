@@ -312,6 +312,7 @@ fn of_durations() -> Vec<Case> {
         long("spec.recovery.poisonFor", "poisonFor"),
         long("spec.recovery.restartBackoffMax", "restartBackoffMax"),
         long("spec.recovery.stabilityWindow", "stabilityWindow"),
+        long("spec.recovery.trialAfter", "trialAfter"),
         long("spec.recovery.unattendedAfter", "unattendedAfter"),
         long("spec.recovery.unattendedWindow", "unattendedWindow"),
         // one that is too long would be longer than the longest pause as well, and another rule says that: this one has too many digits
@@ -322,5 +323,6 @@ fn of_durations() -> Vec<Case> {
             is("restartBackoff", "0000001s"),
         ),
         case("spec.recovery.incidentTtl", "at least 1m", is("incidentTtl", "59s"), is("incidentTtl", "60s")),
+        case("spec.recovery.trialAfter", "at least 1m", is("trialAfter", "59s"), is("trialAfter", "60s")),
     ]
 }

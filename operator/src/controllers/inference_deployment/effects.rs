@@ -122,6 +122,7 @@ fn every_field_has_an_effect_with_it_and_without_it() {
         let without = match path {
             "scaling.holdSecondsMax" => json!({"scaling": {"duringIncidents": "Hold"}}),
             "recovery.restartBackoffMax" => json!({"recovery": {"stabilityWindow": "1h", "restartBackoff": "50s"}}),
+            "recovery.trialAfter" => json!({"recovery": {"holdPercent": 50}}),
             "recovery.avoidFor" => json!({"recovery": {"restartsBeforeReplace": 1, "avoidNodesPercent": 60}}),
             "recovery.avoidNodesPercent" => json!({"recovery": {"restartsBeforeReplace": 1, "avoidNodesPercent": 20}}),
             _ => json!({}),

@@ -144,6 +144,11 @@ pub fn table() -> Vec<(&'static str, Value, Seen)> {
         ),
         ("recovery.holdPercent", recovery(json!({"holdPercent": 50})), Plan("3 of 5 replicas stall at once")),
         (
+            "recovery.trialAfter",
+            recovery(json!({"holdPercent": 50, "trialAfter": "77m"})),
+            Plan("one is tried at 2026-01-01T01:17:30Z"),
+        ),
+        (
             "recovery.restartsBeforeReplace",
             recovery(json!({"restartsBeforeReplace": 1})),
             Plan("pod_uid: \"uid-a\", action: Replace"),

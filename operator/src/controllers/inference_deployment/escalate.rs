@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::{
-    Grant, GrantAction, InferenceDeployment, PastGrant,
+    Grant, GrantAction, HoldStatus, InferenceDeployment, PastGrant,
     inference_deployment::{LastReplica, Recovery, RecoveryMode},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -13,7 +13,7 @@ use super::{
     grants::{self, wants_slot},
     observed::{PodView, ReportedEpisode},
     places::Places,
-    restarts,
+    restarts, trials,
 };
 use crate::{controllers::nodes::view::NodeView, wall::ahead};
 
@@ -60,6 +60,8 @@ pub struct Fleet {
     pub holders: Vec<String>,
     /// At most so many grants at once on one node, and in one failure domain; 0: no limit.
     pub place_max: (usize, usize),
+    /// The holds that stand elsewhere.
+    pub holds: Vec<HoldStatus>,
 }
 
 /// The terms of one look.
@@ -70,6 +72,10 @@ pub struct Terms<'a> {
     /// What the fleet leaves to this deployment, its own grants included.
     pub fleet_slots: usize,
     pub hold: Hold,
+    /// Does so much of the whole fleet stall that it is held, whatever else holds this deployment?
+    pub fleet_alarmed: bool,
+    /// One restart may be tried although restarts are held (`trials`).
+    pub trial: bool,
     pub restarts_before_replace: usize,
     /// The first pause between two recoveries of one pod, and the longest.
     pub backoff: (SignedDuration, SignedDuration),
@@ -93,17 +99,19 @@ impl<'a> Terms<'a> {
         let recovery = &infd.spec.recovery;
         let count = |n: i32| usize::try_from(n).unwrap_or(0);
         let replicas = count(infd.spec.replicas);
-        let stalled = pods.iter().filter(|pod| in_stall(pod)).count();
+        let remembered = infd.status.as_ref().and_then(|status| status.recovery.hold.as_ref());
+        let stalled = pods.iter().filter(|pod| in_stall(pod)).count() + trials::unproven(remembered, pods);
         // a frozen or slow scale-in leaves more than the spec says, and of all that stand so many stall
         let standing = replicas.max(pods.iter().filter(|pod| !pod.leaving).count());
         let mut hold = hold_of(stalled, standing, count(recovery.hold_percent));
-        let mut fleet_slots = usize::MAX;
+        let (mut fleet_slots, mut fleet_alarmed) = (usize::MAX, false);
         if let Some(fleet) = fleet {
             let all = fleet.replicas + standing;
             fleet_slots = (all * fleet.restarts_percent / 100).max(1).saturating_sub(fleet.granted);
             let alarmed = fleet.stalled + stalled;
             let most = all * fleet.hold_percent / 100;
-            if hold == Hold::No && fleet.hold_percent < 100 && alarmed >= 5 && alarmed > most {
+            fleet_alarmed = fleet.hold_percent < 100 && alarmed >= 5 && alarmed > most;
+            if hold == Hold::No && fleet_alarmed {
                 hold = Hold::Fleet(format!("{alarmed} of {all} replicas of the fleet stall at once"));
             }
         }
@@ -113,6 +121,8 @@ impl<'a> Terms<'a> {
             max_unavailable: recovery.max_unavailable,
             fleet_slots,
             hold: if recovery.mode == RecoveryMode::Recover { hold } else { Hold::No },
+            fleet_alarmed,
+            trial: false,
             restarts_before_replace: count(recovery.restarts_before_replace),
             backoff: backoff_of(recovery),
             window: window_of(recovery),
@@ -187,6 +197,20 @@ impl<'a> Terms<'a> {
         Terms { hold, places, ..self }
     }
 
+    /// The same where one restart may be tried.
+    pub fn with_trial(self, trial: bool) -> Self {
+        Terms { trial, ..self }
+    }
+
+    /// Are restarts held on this node?
+    pub fn holds_at(&self, node: &str) -> bool {
+        match self.hold {
+            Hold::No => false,
+            Hold::Deployment(_) | Hold::Fleet(_) => true,
+            Hold::Place(_) => self.places.holds(node),
+        }
+    }
+
     /// Terms with nothing but a budget, for the tests of it.
     #[cfg(test)]
     pub fn simple(mode: RecoveryMode, max_unavailable: i32) -> Self {
@@ -198,6 +222,8 @@ impl<'a> Terms<'a> {
             max_unavailable,
             fleet_slots,
             hold,
+            fleet_alarmed: false,
+            trial: false,
             restarts_before_replace: 2,
             backoff: (SignedDuration::ZERO, SignedDuration::ZERO),
             window,

@@ -4,7 +4,10 @@
 //! They are a courtesy: nothing reads them back, one that cannot be published is logged and no error of the pass, and
 //! they come after every write that matters.
 
-use crds::{Avoided, AvoidedBecause, EngineIncident, Grant, GrantAction, conditions::RESTARTS_HELD, episode::Episode};
+use crds::{
+    Avoided, AvoidedBecause, EngineIncident, Grant, GrantAction, TrialOutcome, conditions::RESTARTS_HELD,
+    episode::Episode,
+};
 use futures::{FutureExt, StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -44,7 +47,11 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
                 ("replaced", format!("replacement of pod {}, {},", grant.pod, incurable(observed, grant)))
             }
         };
-        let note = format!("{what} granted (incident {incident})");
+        let trial = plan.hold_status.as_ref().and_then(|hold| hold.pending());
+        let on_trial =
+            trial.is_some_and(|trial| trial.pod_uid == grant.pod_uid && trial.granted_at == grant.granted_at);
+        let trial = if on_trial { " on trial, while all others are held" } else { "" };
+        let note = format!("{what} granted{trial} (incident {incident})");
         let pod = (grant.pod.as_str(), grant.pod_uid.as_str());
         events.push(event(
             observed,
@@ -56,6 +63,7 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
         ));
     }
     events.extend(on_hold(observed, plan, now));
+    events.extend(tried(observed, plan, now));
     events.extend(delayed(observed, plan, now));
     events.extend(failed_revision(observed, plan, now));
     events.extend(newer_template(observed, plan, now));
@@ -115,6 +123,25 @@ fn on_hold(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
     let note = format!("{why}: no restart is granted, please look for the common cause");
     let pod = (waiting.name.as_str(), waiting.uid.as_str());
     Some(event(observed, name, ("Warning", "RestartsHeld", "Hold"), note, pod, now))
+}
+
+/// Once, when it is known what came of a restart on trial.
+fn tried(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<Event> {
+    let before = observed.infd.status.as_ref().and_then(|s| s.recovery.hold.as_ref()?.trial.as_ref());
+    let trial = plan.hold_status.as_ref()?.trial.as_ref()?;
+    if before.is_some_and(|before| before.outcome == trial.outcome) {
+        return None;
+    }
+    let (suffix, words, note) = match trial.outcome {
+        TrialOutcome::Pending => return None,
+        TrialOutcome::Helped => ("helped", ("Normal", "TrialHelped", "Try"), "helped: it serves, the next one follows"),
+        TrialOutcome::Failed => {
+            ("in-vain", ("Warning", "TrialFailed", "Try"), "was in vain: the next one waits longer")
+        }
+    };
+    let name = format!("{}.{suffix}", incident(observed, &trial.pod_uid, &trial.episode));
+    let note = format!("the restart of pod {} on trial {note}", trial.pod);
+    Some(event(observed, name, words, note, (&trial.pod, &trial.pod_uid), now))
 }
 
 /// Once for each stall that has to wait because the last recovery of its pod is too young: before its agent is told for the first time.

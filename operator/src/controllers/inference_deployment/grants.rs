@@ -21,27 +21,58 @@ const QUEUED_FRESH: SignedDuration = SignedDuration::from_secs(20);
 /// The grants after this look. `grants` were read before `pods`.
 pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) -> Vec<Grant> {
     let mut kept: Vec<Grant> = grants.iter().filter_map(|grant| keep(grant, pods, terms, now)).collect();
-    if terms.mode != RecoveryMode::Recover || matches!(terms.hold, Hold::Deployment(_) | Hold::Fleet(_)) {
+    if terms.mode != RecoveryMode::Recover {
         return kept;
     }
+    let fresh = if matches!(terms.hold, Hold::Deployment(_) | Hold::Fleet(_)) {
+        Vec::new()
+    } else {
+        within_budget(&kept, pods, terms, now)
+    };
+    if fresh.is_empty() && terms.trial {
+        on_trial(&mut kept, pods, terms, now);
+    }
+    kept.extend(fresh);
+    kept
+}
+
+/// Who waits for a slot and has none, the one that waits longest first; the name makes the order total. Where one is tried the last one that
+/// still serves comes last (I3).
+fn waiting<'a>(kept: &[Grant], pods: &'a [PodView], terms: &Terms<'_>, now: &str) -> Vec<&'a PodView> {
     let mut waiting: Vec<&PodView> =
-        pods.iter().filter(|pod| terms.may_restart(pod, now) && !holds_slot(&kept, pod)).collect();
-    // The one that waits longest first; the name makes the order total.
-    waiting.sort_by_key(|pod| (pod.open_episode().and_then(|e| e.suspect_at.clone()), pod.name.clone()));
+        pods.iter().filter(|pod| terms.may_restart(pod, now) && !holds_slot(kept, pod)).collect();
+    let spared = |pod: &PodView| terms.trial && pod.last_serving;
+    waiting.sort_by_key(|pod| (spared(pod), pod.open_episode().and_then(|e| e.suspect_at.clone()), pod.name.clone()));
+    waiting
+}
+
+/// As many new grants as the budgets allow beside those that stand.
+fn within_budget(kept: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) -> Vec<Grant> {
+    let waiting = waiting(kept, pods, terms, now);
     let slots = usize::try_from(terms.max_unavailable).unwrap_or(0).min(terms.fleet_slots);
-    let free = slots.saturating_sub(taken(&kept, pods, terms, now));
+    let free = slots.saturating_sub(taken(kept, pods, terms, now));
     // A restart that was granted elsewhere and is in vain has its slot already.
     let (away, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|pod| in_restart(pod, terms, now));
     let own = slots.saturating_sub(kept.len());
     // Whoever waits in a place that is full lets the next one pass.
     let mut places = terms.places.clone();
-    places.take_all(&kept);
+    places.take_all(kept);
     let mut fits: Vec<&PodView> = away.into_iter().filter(|pod| places.admit(&pod.node)).take(own).collect();
     fits.extend(waiting.into_iter().filter(|pod| places.admit(&pod.node)).take(free));
-    let fresh: Vec<Grant> =
-        fits.into_iter().filter_map(|pod| grant(pod, escalate::action(pod, terms, now), terms, now)).collect();
-    kept.extend(fresh);
-    kept
+    fits.into_iter().filter_map(|pod| grant(pod, escalate::action(pod, terms, now), terms, now)).collect()
+}
+
+/// The one recovery that is tried where restarts are held (`trials`), within the same budgets. Whose restart is in vain has its slot already.
+fn on_trial(kept: &mut Vec<Grant>, pods: &[PodView], terms: &Terms<'_>, now: &str) {
+    let holder = |grant: &Grant| pods.iter().find(|pod| pod.uid == grant.pod_uid);
+    let follows = |grant: &Grant| holder(grant).and_then(|pod| follower(grant, pod, terms, now));
+    if let Some((old, fresh)) = kept.iter_mut().find_map(|grant| follows(grant).map(|fresh| (grant, fresh))) {
+        *old = fresh;
+        return;
+    }
+    let terms = Terms { places: terms.places.clone().unheld(), ..terms.clone() };
+    let tried = within_budget(kept, pods, &terms, now).into_iter().next();
+    kept.extend(tried);
 }
 
 /// The grants among these that `held` has not: new keys. By their time alone they are none, for that may have been put right.
@@ -132,24 +163,31 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
     if !reported.open {
         return None;
     }
-    let action = escalate::action(pod, terms, now);
     // A new key is a new grant, whoever holds the slot: a common cause and a mode that grants nothing hold for it too.
     let held = terms.mode != RecoveryMode::Recover || terms.hold != Hold::No;
-    let may = !held && terms.may_restart(pod, now);
     if reported.episode.id != grant.episode && wants_slot(pod) {
         // The same pod stalled anew: the slot is still its own, if it may have it, and the grant must name the new episode.
-        return renewed(grant, pod, action, terms, now).filter(|_| may);
+        let may = !held && terms.may_restart(pod, now);
+        return renewed(grant, pod, escalate::action(pod, terms, now), terms, now).filter(|_| may);
     }
-    if reported.episode.awaits_replacement() && may {
-        // After the key it showed that a restart is in vain: by a Xid, or by a process that does not end.
-        return renewed(grant, pod, action, terms, now);
-    }
-    let replaceable = !held && !terms.pods_refused && terms.may_recover(pod, now);
-    if replaceable && restarts::in_vain(grant, pod, terms, now) {
-        let replacement = renewed(grant, pod, GrantAction::Replace, terms, now);
-        return replacement.map(|fresh| Grant { restarts: grant.restarts, ..fresh });
+    if let Some(follower) = follower(grant, pod, terms, now).filter(|_| !held) {
+        return Some(follower);
     }
     (!restarts::overdue(pod, &grant.granted_at, terms, now)).then(|| grant.clone())
+}
+
+/// What follows on the slot of a restart that is in vain.
+fn follower(grant: &Grant, pod: &PodView, terms: &Terms<'_>, now: &str) -> Option<Grant> {
+    if grant.action == GrantAction::Replace {
+        return None;
+    }
+    if pod.open_episode()?.awaits_replacement() && terms.may_restart(pod, now) {
+        // After the key it showed that a restart is in vain: by a Xid, or by a process that does not end.
+        return renewed(grant, pod, escalate::action(pod, terms, now), terms, now);
+    }
+    let replaceable = !terms.pods_refused && terms.may_recover(pod, now);
+    let fresh = renewed(grant, pod, GrantAction::Replace, terms, now).filter(|_| replaceable)?;
+    restarts::in_vain(grant, pod, terms, now).then_some(Grant { restarts: grant.restarts, ..fresh })
 }
 
 fn holds_slot(grants: &[Grant], pod: &PodView) -> bool {

@@ -11,13 +11,13 @@ use std::{
     time::Duration,
 };
 
-use crds::InferenceDeployment;
+use crds::{HoldStatus, InferenceDeployment};
 use jiff::Timestamp;
 use kube::{Resource, ResourceExt, core::DynamicObject};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{escalate::Fleet, restarts::PATIENCE_MIN};
+use super::{escalate::Fleet, restarts::PATIENCE_MIN, trials};
 use crate::{client::Verb, wall::ahead};
 
 /// For so long a list is taken for another.
@@ -32,6 +32,8 @@ pub struct Account {
     stalled: usize,
     /// Node and failure domain of each grant.
     grants_at: Vec<(String, String)>,
+    /// The hold that stands there.
+    hold: Option<HoldStatus>,
 }
 
 /// The book, shared by all passes.
@@ -53,7 +55,8 @@ impl Book {
         let mut fleet = Fleet::default();
         for (_, (_, account)) in self.accounts.iter().filter(|(uid, _)| *uid != own) {
             fleet.replicas += account.replicas;
-            fleet.stalled += account.stalled;
+            fleet.stalled += account.stalled + account.hold.as_ref().map_or(0, trials::unproven_elsewhere);
+            fleet.holds.extend(account.hold.clone());
             fleet.grants_at.extend(account.grants_at.iter().cloned());
             fleet.holders.extend(account.grants_at.iter().map(|_| account.owner.clone()));
         }
@@ -80,6 +83,7 @@ impl Account {
         };
         let grants = status["recovery"]["grants"].as_array().into_iter().flatten();
         let grants = grants.filter(|grant| !leaves || young(&grant["grantedAt"]));
+        let hold = serde_json::from_value(status["recovery"]["hold"].clone()).ok();
         Account {
             owner: owner(object),
             replicas: count(&spec["replicas"]),
@@ -88,6 +92,7 @@ impl Account {
                 (count(&status["fencedReplicas"]), count(&status["fencedByPerson"])),
             ),
             grants_at: grants.map(|grant| (text(&grant["node"]), text(&grant["domain"]))).collect(),
+            hold: hold.filter(|hold: &HoldStatus| hold.stands() && !leaves),
         }
     }
 
@@ -102,6 +107,7 @@ impl Account {
                 (count(status.fenced_replicas), count(status.fenced_by_person)),
             ),
             grants_at: status.recovery.grants.into_iter().map(|grant| (grant.node, grant.domain)).collect(),
+            hold: status.recovery.hold.filter(HoldStatus::stands),
         }
     }
 }

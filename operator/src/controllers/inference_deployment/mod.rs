@@ -21,6 +21,7 @@ pub mod scaling;
 pub mod status;
 #[cfg(test)]
 pub mod testing;
+pub mod trials;
 pub mod validate;
 pub mod waits;
 
@@ -35,6 +36,7 @@ mod model;
 
 use std::{collections::BTreeSet, time::Duration};
 
+use crds::HoldStatus;
 use kube::ResourceExt;
 use thiserror::Error;
 use tokio::{sync::MutexGuard, time::Instant};
@@ -74,10 +76,12 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     let problems = validate::validate(&observed.infd);
     let desired = || if problems.is_empty() { build::build(&observed.infd) } else { Vec::new() };
     let mut plan = plan::plan(&observed, desired(), None, calls.wall.now());
-    let held = observed.infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
-    // Whoever grants looks at the whole fleet first, and nobody else grants meanwhile (I2).
+    let before = observed.infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
+    // Whoever grants looks at the whole fleet first, and nobody else grants meanwhile (I2). By its own replicas alone nobody can tell whether
+    // the fleet is still held.
     let mut turn = None;
-    if grants::fresh(&plan.grants, held).next().is_some() {
+    let held = before.hold.as_ref().is_some_and(HoldStatus::stands);
+    if held || grants::fresh(&plan.grants, &before.grants).next().is_some() {
         turn = Some(calls.fleet.turn.lock().await);
         let fleet = gather::fleet(calls, &observed.infd)
             .await
@@ -112,6 +116,7 @@ fn tell(metrics: &Metrics, (namespace, name): (&str, &str), observed: &Observed,
     let ready = stay().filter(|pod| pod.ready).count();
     for (gauge, value) in [
         (&metrics.restarts_held, i64::from(plan.hold != escalate::Hold::No)),
+        (&metrics.trials_failed, i64::from(plan.hold_status.as_ref().filter(|h| h.stands()).map_or(0, |h| h.failed))),
         (&metrics.rollout_failed, i64::from(plan.rollout.state != rollout::State::Well)),
         (&metrics.fenced_by_person, i64::try_from(by_person).unwrap_or(i64::MAX)),
         (&metrics.objects_doubted, i64::try_from(observed.doubted.len() + plan.foreign.len()).unwrap_or(i64::MAX)),

@@ -75,6 +75,16 @@ impl Places {
         (!whys.is_empty()).then(|| whys.into_iter().cloned().collect::<Vec<_>>().join(", "))
     }
 
+    /// Is nothing granted on this node, because of a common cause there?
+    pub fn holds(&self, node: &str) -> bool {
+        self.of(node, self.domain(node)).iter().any(|place| self.held.contains_key(place))
+    }
+
+    /// The same where nothing is held: with budgets alone.
+    pub fn unheld(self) -> Self {
+        Places { held: BTreeMap::new(), ..self }
+    }
+
     /// The failure domain of a node; empty if unknown.
     pub fn domain(&self, node: &str) -> &str {
         self.domains.get(node).map_or("", String::as_str)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crds::{
-    Avoided, Grant, PastGrant,
+    Avoided, Grant, HoldStatus, PastGrant,
     episode::{ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED},
     inference_deployment::RecoveryMode,
     recovery_note::{ANNOTATION_RECOVERY, RecoveryNote},
@@ -20,7 +20,7 @@ use super::{
     grants,
     observed::{ANNOTATION_DELETION_COST, Observed, PodView, owned_by},
     rollout::{self, Course},
-    scaling, waits,
+    scaling, trials, waits,
 };
 use crate::{
     controllers::incidents::{
@@ -49,6 +49,10 @@ pub struct Plan {
     pub recent: Vec<PastGrant>,
     /// Why nothing new is granted although it is wanted.
     pub hold: Hold,
+    /// What is remembered of it, and of what was tried under it.
+    pub hold_status: Option<HoldStatus>,
+    /// What is tried under it, in words.
+    pub trial: String,
     /// What a stall that may be recovered waits for, in words.
     pub waits: Option<String>,
     /// Places from which new pods keep away.
@@ -118,10 +122,17 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let terms =
         terms.with_replicas(scaling::replicas_of(&desired)).with_pods_refused(observed.pods_refused().is_some());
     let terms = terms.with_places(&observed.nodes, &observed.pods, fleet, recovery.hold_percent);
+    let remembered = infd.status.as_ref().and_then(|s| s.recovery.hold.as_ref());
+    let hold = trials::next(remembered, (held, &observed.pods), &terms, now);
+    let trial_after = escalate::duration_of(&recovery.trial_after).unwrap_or_default();
+    let elsewhere = fleet.filter(|_| terms.fleet_alarmed).map(|fleet| fleet.holds.as_slice()).unwrap_or_default();
+    let may_try = trials::due(hold.as_ref(), elsewhere, trial_after, now);
+    let terms = terms.with_trial(may_try);
     let grants = grants::next(held, &observed.pods, &terms, &at);
     let recent = escalate::recent(&terms, &observed.pods, held, &grants, &at);
     let fresh = recent.len() != terms.recent.len() || recent != terms.recent;
     let granted: Vec<&Grant> = grants::fresh(&grants, held).collect();
+    let hold = trials::with_trial(hold, granted.iter(), &terms, &observed.pods, now);
     let avoid = avoid::next(infd, &observed.pods, &granted, &observed.nodes, now);
     let last = escalate::last_serving(recovery.last_replica, recovery.mode, &observed.pods);
     let queue = |pod: &PodView, grants: &[Grant]| grants::to_queue(grants, pod, recovery.mode, now);
@@ -146,6 +157,8 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         waits: waits::why(&grants, &observed.pods, (&terms, fleet), &at),
         suspect_node: escalate::suspect_node(&recent, terms.window, &at).filter(|_| fresh),
         recent,
+        trial: hold.as_ref().map(|hold| trials::words(hold, trial_after, terms.fleet_alarmed)).unwrap_or_default(),
+        hold_status: hold,
         hold: terms.hold.clone(),
         rollout,
         scaling_held,

@@ -19,7 +19,7 @@ use super::{
 
 /// The deadline of a rollout is for people who load models of any size, and by default an hour. Others do not wait for a slot so long, nor
 /// does an impatient rollout make a restart of minutes one that is in vain.
-const PATIENCE_MAX: SignedDuration = SignedDuration::from_mins(30);
+pub const PATIENCE_MAX: SignedDuration = SignedDuration::from_mins(30);
 /// So long at least, also where nobody can be asked for more.
 pub const PATIENCE_MIN: SignedDuration = SignedDuration::from_mins(10);
 

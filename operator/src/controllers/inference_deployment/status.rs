@@ -61,6 +61,7 @@ pub fn status(
             recent: plan.recent.clone(),
             avoid: plan.avoid.clone(),
             broken: plan.broken.clone(),
+            hold: plan.hold_status.clone(),
         },
         rollout: plan.rollout.memory.clone(),
     }
@@ -211,7 +212,8 @@ fn held(plan: &Plan) -> Option<Finding> {
         Hold::Place(why) => (Reason::PlaceCommonCause, why),
     };
     let where_ = if matches!(plan.hold, Hold::Place(_)) { " there" } else { "" };
-    let message = format!("{message}: a common cause is likely, no restart is granted{where_}");
+    let trial = &plan.trial;
+    let message = format!("{message}: a common cause is likely, no restart is granted{where_}{trial}");
     Some(Finding { type_: conditions::RESTARTS_HELD, status: "True", reason, message })
 }
 

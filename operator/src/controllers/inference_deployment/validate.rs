@@ -17,6 +17,8 @@ use super::build::{AGENT_PORT, bare_template, overlay};
 /// No duration of the policy may be longer.
 pub const DURATION_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
+/// Whoever is paged looks first.
+const TRIAL_AFTER_MIN: Duration = Duration::from_secs(60);
 /// No bound of the detector's may be longer.
 const POLICY_MAX: Duration = Duration::from_secs(24 * 3600);
 /// What the agent knows of its own pod.
@@ -53,6 +55,7 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
         ("stabilityWindow", &recovery.stability_window),
         ("restartBackoff", &recovery.restart_backoff),
         ("restartBackoffMax", &recovery.restart_backoff_max),
+        ("trialAfter", &recovery.trial_after),
         ("avoidFor", &recovery.avoid_for),
         ("poisonFor", &recovery.poison_for),
         ("incidentTtl", &recovery.incident_ttl),
@@ -71,6 +74,9 @@ pub fn validate(infd: &InferenceDeployment) -> Vec<String> {
     let (first, longest) = (&recovery.restart_backoff, &recovery.restart_backoff_max);
     if problems.is_empty() && pause(longest) < pause(first) {
         problems.push(format!("spec.recovery.restartBackoffMax {longest:?} must be at least restartBackoff {first:?}"));
+    }
+    if problems.is_empty() && (Duration::from_nanos(1)..TRIAL_AFTER_MIN).contains(&pause(&recovery.trial_after)) {
+        problems.push(format!("spec.recovery.trialAfter {:?} must be at least 1m, or 0s", recovery.trial_after));
     }
     for (field, wanted) in [("engine", &spec.engine.resources), ("agent", &spec.agent.resources)] {
         problems.extend(wanted.iter().flat_map(|r| request_problems(field, r)));
@@ -183,7 +189,7 @@ mod tests {
     #[test]
     fn each_problem_names_its_field() {
         type Change = fn(&mut InferenceDeployment);
-        let cases: [(&str, Change); 24] = [
+        let cases: [(&str, Change); 26] = [
             ("nativeFloor is above leaseCap", |o| {
                 o.spec.agent.policy = Some(Policy { lease_cap: Some("299ms".into()), ..Policy::default() });
             }),
@@ -201,6 +207,8 @@ mod tests {
             ("must be at least restartBackoff", |o| o.spec.recovery.restart_backoff_max = "9s".into()),
             ("must be more than soakSeconds", |o| o.spec.rollout.soak_seconds = 3600),
             ("stabilityWindow", |o| o.spec.recovery.stability_window = "soon".into()),
+            ("trialAfter", |o| o.spec.recovery.trial_after = "later".into()),
+            ("at least 1m", |o| o.spec.recovery.trial_after = "59s".into()),
             ("avoidFor", |o| o.spec.recovery.avoid_for = "for ever".into()),
             ("metadata.name", |o| o.metadata.name = Some("a.b".into())),
             ("must differ", |o| o.spec.gate.port = AGENT_PORT),

@@ -1,0 +1,209 @@
+//! One restart on trial under a common cause, pure: a hold that only a person could end would leave a deployment of which nobody serves as it
+//! is until somebody wakes up. So it opens as a circuit breaker does: after a while one replica is restarted, the others wait for what comes of
+//! it, and each trial that is in vain doubles the pause before the next.
+//!
+//! A trial is a grant like any other, within every budget (I2), for a confirmed stall (I1). What is remembered of it stands in the status and is
+//! written with the grant, so that no operator forgets or repeats it (P1). While nobody knows what comes of it its replica counts as
+//! stalled, though it serves: otherwise the first that comes back would end the hold, and a cause that strikes again after seconds
+//! would get one restart after another.
+
+use crds::{Grant, HoldStatus, PastGrant, Trial, TrialOutcome};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{
+    escalate::{Hold, Terms, in_stall, older},
+    grants::wants_slot,
+    observed::PodView,
+    restarts::PATIENCE_MAX,
+};
+use crate::wall::ahead;
+
+/// Whoever was restarted on trial serves for so long before that is taken for evidence: what hangs under its first requests hangs by then.
+const PROOF: SignedDuration = SignedDuration::from_mins(1);
+/// The longest pause between two trials, unless the first is longer: a person who lifts the cause waits no longer than that.
+const PAUSE_MAX: SignedDuration = SignedDuration::from_hours(1);
+/// A hold that comes back so soon is the same one, and what was tried under it before was in vain.
+const REMEMBERED: SignedDuration = SignedDuration::from_hours(1);
+const FAILED_MAX: i32 = 1000;
+
+/// How many of this deployment, by what is stored, are on trial and do not stall: they count all the same.
+pub fn unproven(hold: Option<&HoldStatus>, pods: &[PodView]) -> usize {
+    let trial = hold.and_then(HoldStatus::pending);
+    let counted = |trial: &Trial| pods.iter().any(|pod| pod.uid == trial.pod_uid && in_stall(pod));
+    usize::from(trial.is_some_and(|trial| !counted(trial)))
+}
+
+/// The same by what another deployment's status alone says; of one whose pod is replaced that it counts already cannot be told.
+pub fn unproven_elsewhere(hold: &HoldStatus) -> usize {
+    let replaced = |trial: &Trial| trial.action == crds::GrantAction::Replace;
+    usize::from(hold.pending().is_some_and(|trial| trial.serves_since.is_some() || replaced(trial)))
+}
+
+/// What is remembered of the hold after this look: when it began or was over, and what has come of the trial.
+pub fn next(
+    before: Option<&HoldStatus>,
+    (held, pods): (&[Grant], &[PodView]),
+    terms: &Terms<'_>,
+    now: Timestamp,
+) -> Option<HoldStatus> {
+    let begun = |failed| HoldStatus { since: now.to_string(), failed, ..HoldStatus::default() };
+    let holds = terms.hold != Hold::No;
+    let Some(before) = before else { return holds.then(|| begun(0)) };
+    let known = judged(dated(before, now), (held, pods), terms, now);
+    match (known.over_at.as_deref(), holds) {
+        (None, true) | (Some(_), false) => Some(known),
+        (None, false) if known.trial.is_none() && known.failed == 0 => None,
+        (None, false) => Some(HoldStatus { over_at: Some(now.to_string()), ..known }),
+        (Some(over_at), true) if older(over_at, REMEMBERED, &now.to_string()) => Some(begun(0)),
+        (Some(_), true) => {
+            // one that had failed is counted
+            let counts = known.trial.as_ref().is_some_and(|trial| trial.outcome != TrialOutcome::Failed);
+            Some(begun(known.failed.saturating_add(i32::from(counts)).min(FAILED_MAX)))
+        }
+    }
+}
+
+/// May one restart be tried now? `others` are the holds of all others, where the fleet is held: then there is one trial at a time in all of it,
+/// and what is in vain anywhere makes everybody wait.
+pub fn due(hold: Option<&HoldStatus>, others: &[HoldStatus], after: SignedDuration, now: Timestamp) -> bool {
+    let Some(own) = hold.filter(|hold| hold.stands() && !after.is_zero()) else { return false };
+    // one that another operator wrote and nobody looks after any more keeps nobody waiting for ever
+    let lasts = |trial: &Trial| !older(&trial.granted_at, PATIENCE_MAX + PROOF * 2, &now.to_string());
+    let others = || others.iter().filter(|other| other.stands());
+    // what came of the last one is stored, and told, before the next one is granted
+    let just_known = own.trial.as_ref().is_some_and(|trial| trial.ended_at == Some(now.to_string()));
+    if just_known || own.pending().is_some() || others().filter_map(HoldStatus::pending).any(lasts) {
+        return false;
+    }
+    let failed = others().fold(own.failed, |sum, other| sum.saturating_add(other.failed));
+    let known = own.trial.iter().chain(others().filter_map(|other| other.trial.as_ref()));
+    let last = known.max_by_key(|trial| trial.granted_at.parse::<Timestamp>().ok());
+    // what failed by then failed before this one began
+    let first = if own.trial.is_none() { pause(after, own.failed) } else { SignedDuration::ZERO };
+    let first = own.since.parse::<Timestamp>().ok().map(|since| since + first);
+    let next = last.filter(|trial| trial.outcome == TrialOutcome::Failed);
+    let next = next.and_then(|trial| Some(trial.ended_at.as_ref()?.parse::<Timestamp>().ok()? + pause(after, failed)));
+    first.is_some_and(|first| now >= first) && next.is_none_or(|next| now >= next)
+}
+
+/// The memory of the hold with the trial that is granted by this look, if one is: whatever is new where restarts are held.
+pub fn with_trial<'a>(
+    hold: Option<HoldStatus>,
+    mut fresh: impl Iterator<Item = &'a &'a Grant>,
+    terms: &Terms<'_>,
+    pods: &[PodView],
+    now: Timestamp,
+) -> Option<HoldStatus> {
+    let mut hold = hold?;
+    let Some(grant) = fresh.find(|grant| terms.trial && terms.holds_at(&grant.node)) else { return Some(hold) };
+    let run = hold.trial.as_ref().filter(|trial| trial.outcome == TrialOutcome::Helped);
+    hold.trial = Some(Trial {
+        pod: grant.pod.clone(),
+        pod_uid: grant.pod_uid.clone(),
+        episode: grant.episode.clone(),
+        action: grant.action,
+        granted_at: grant.granted_at.clone(),
+        run_since: run.map_or(&grant.granted_at, |trial| &trial.run_since).clone(),
+        served: i32::try_from(serving(pods, now)).unwrap_or(i32::MAX),
+        ..Trial::default()
+    });
+    Some(hold)
+}
+
+/// What is tried, in words that time alone does not change; they follow "no restart is granted".
+pub fn words(hold: &HoldStatus, after: SignedDuration, fleet: bool) -> String {
+    let one_at_a_time = if fleet { " at the earliest, one at a time in the whole fleet" } else { "" };
+    let at = |from: &str, failed: i32| {
+        let at = from.parse::<Timestamp>().ok().map(|from| from + pause(after, failed));
+        at.map(|at| format!("{at:.0}")).unwrap_or_default()
+    };
+    if after.is_zero() {
+        return String::new();
+    }
+    match &hold.trial {
+        None => format!("; one is tried at {}{one_at_a_time}", at(&hold.since, hold.failed)),
+        Some(trial) => match trial.outcome {
+            TrialOutcome::Pending => format!(" but that of pod {}, on trial since {}", trial.pod, trial.granted_at),
+            TrialOutcome::Helped => format!("; that of pod {} on trial helped, and the next one follows", trial.pod),
+            TrialOutcome::Failed => {
+                let next = at(trial.ended_at.as_deref().unwrap_or_default(), hold.failed);
+                let (pod, failed) = (&trial.pod, hold.failed);
+                format!(
+                    "; that of pod {pod} on trial was in vain (so far {failed}), the next one is tried at {next}{one_at_a_time}"
+                )
+            }
+        },
+    }
+}
+
+fn pause(after: SignedDuration, failed: i32) -> SignedDuration {
+    let doublings = u32::try_from(failed).unwrap_or(0);
+    let factor = 2_i32.checked_pow(doublings).unwrap_or(i32::MAX);
+    let most = PAUSE_MAX.max(after);
+    after.checked_mul(factor).unwrap_or(most).min(most)
+}
+
+/// What has come of the trial.
+fn judged(mut hold: HoldStatus, (held, pods): (&[Grant], &[PodView]), terms: &Terms<'_>, now: Timestamp) -> HoldStatus {
+    let at = now.to_string();
+    let stands = hold.stands();
+    let Some(trial) = hold.trial.as_mut().filter(|trial| stands && trial.outcome != TrialOutcome::Failed) else {
+        return hold;
+    };
+    let pod = pods.iter().find(|pod| pod.uid == trial.pod_uid);
+    let serves = pod
+        .map_or_else(|| i32::try_from(serving(pods, now)).unwrap_or(i32::MAX) > trial.served, |pod| serves(pod, now));
+    let mut failed = stalls_again(trial, (held, pods), terms.recent);
+    if trial.outcome == TrialOutcome::Pending && !failed {
+        trial.serves_since = trial.serves_since.take().filter(|_| serves).or_else(|| serves.then(|| at.clone()));
+        failed = !serves && older(&trial.granted_at, terms.patience + PROOF, &at);
+        if trial.serves_since.as_deref().is_some_and(|since| older(since, PROOF, &at)) {
+            (trial.outcome, trial.ended_at) = (TrialOutcome::Helped, Some(at.clone()));
+        }
+    }
+    if failed {
+        (trial.outcome, trial.ended_at, trial.serves_since) = (TrialOutcome::Failed, Some(at), None);
+        hold.failed = hold.failed.saturating_add(1).min(FAILED_MAX);
+    }
+    hold
+}
+
+/// Does anybody wait for a restart who was granted one since this run of trials began, and has used it?
+fn stalls_again(trial: &Trial, (held, pods): (&[Grant], &[PodView]), recent: &[PastGrant]) -> bool {
+    let Ok(since) = trial.run_since.parse::<Timestamp>() else { return false };
+    let in_run = |past: &&PastGrant| past.granted_at.parse::<Timestamp>().is_ok_and(|at| at >= since);
+    pods.iter().filter(|pod| wants_slot(pod)).any(|pod| {
+        let episode = pod.open_episode().map(|episode| episode.id.as_str());
+        let unused = held.iter().any(|grant| grant.pod_uid == pod.uid && Some(grant.episode.as_str()) == episode);
+        !unused && recent.iter().filter(in_run).any(|past| past.pod_uid == pod.uid)
+    })
+}
+
+fn serves(pod: &PodView, now: Timestamp) -> bool {
+    !pod.leaving && pod.open_episode().is_none() && pod.progresses(now)
+}
+
+fn serving(pods: &[PodView], now: Timestamp) -> usize {
+    pods.iter().filter(|pod| serves(pod, now)).count()
+}
+
+/// The same with times that can be counted from. What a former leader dated ahead, by a clock that was wrong, is taken for new, once.
+fn dated(hold: &HoldStatus, now: Timestamp) -> HoldStatus {
+    let mut hold = hold.clone();
+    let put_right = |at: &mut String| {
+        if at.parse::<Timestamp>().is_ok_and(|time| ahead(time, now)) {
+            *at = now.to_string();
+        }
+    };
+    put_right(&mut hold.since);
+    hold.over_at.iter_mut().for_each(put_right);
+    for trial in hold.trial.iter_mut() {
+        [&mut trial.granted_at, &mut trial.run_since].into_iter().for_each(put_right);
+        trial.serves_since.iter_mut().chain(&mut trial.ended_at).for_each(put_right);
+    }
+    hold
+}
+
+#[cfg(test)]
+#[path = "trials_tests.rs"]
+mod tests;

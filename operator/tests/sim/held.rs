@@ -1,0 +1,88 @@
+//! Scenes of a common cause that holds restarts until one is tried (I2): nobody serves, and nobody comes.
+
+use serde_json::json;
+
+use super::{
+    act::Act,
+    said::Log,
+    story::{Story, freeze, plain, spec},
+    world::NODES,
+};
+
+/// So many replicas that are held, and tried after a minute.
+fn held(replicas: u64, hold_percent: u64) -> serde_json::Value {
+    let mut spec = spec(replicas, "Recover");
+    spec["recovery"]["holdPercent"] = json!(hold_percent);
+    spec["recovery"]["trialAfter"] = json!("1m");
+    spec
+}
+
+/// Three of three freeze at the same moment, for good.
+pub fn all_stall() -> Vec<(u64, Act)> {
+    let create = (0, Act::Create { name: "chat", spec: held(3, 60) });
+    std::iter::once(create).chain((0..3).map(|nth| freeze(30_000, nth))).collect()
+}
+
+pub fn tried() -> Story {
+    plain(all_stall(), Vec::new())
+}
+
+/// Whoever leads dies while the hold stands, in the middle of the trial, and while the replica that came back proves itself.
+pub fn other_leaders() -> Story {
+    let mut acts = all_stall();
+    acts.extend([60_000, 97_000, 130_000].map(|at_ms| (at_ms, Act::Kill { operator: 0 })));
+    plain(acts, Vec::new())
+}
+
+/// One after a minute, none before it has served for another, and the rest as the budget allows.
+pub fn heals_by_itself(log: &Log<'_>) -> Vec<Option<String>> {
+    let grants = log.grants();
+    let in_turn = matches!(grants[..], [first, second, third]
+        if (90_000..125_000).contains(&first) && second >= first + 60_000 && third > second);
+    vec![
+        (!in_turn).then(|| format!("grants at {grants:?}")),
+        log.has("on trial, while all others are held"),
+        log.has("TrialHelped"),
+    ]
+}
+
+/// Engines freeze eight seconds after they serve, wherever they are, for more than six minutes.
+pub fn lasts() -> Story {
+    let sick = |at_ms, sick| (0..NODES).map(move |node| (at_ms, Act::Sick { node, sick }));
+    let create = (0, Act::Create { name: "chat", spec: held(3, 60) });
+    let acts = std::iter::once(create).chain(sick(20_000, true)).chain(sick(400_000, false));
+    Story { settle_ms: 300_000, ..plain(acts.collect(), Vec::new()) }
+}
+
+/// A minute, two, and four; the third one helps.
+pub fn pauses_grow(log: &Log<'_>) -> Vec<Option<String>> {
+    let grants = log.grants();
+    let grown = matches!(grants[..], [first, second, third, ..]
+        if first >= 80_000 && second >= first + 120_000 && third >= second + 240_000 && third > 400_000);
+    let one = grants.iter().filter(|at_ms| **at_ms < 400_000).count() == 2;
+    vec![
+        (!grown || !one).then(|| format!("grants at {grants:?}")),
+        log.has("TrialFailed"),
+        log.has("in vain (so far 2)"),
+        log.has("TrialHelped"),
+    ]
+}
+
+/// Two deployments of three, none of which is held by itself; together they are the fleet.
+pub fn fleet() -> Story {
+    let create = |name| (0, Act::Create { name, spec: held(3, 100) });
+    let acts = [create("chat"), create("other")].into_iter().chain((0..6).map(|nth| freeze(30_000, nth)));
+    Story { fleet_hold_percent: 30, settle_ms: 300_000, ..plain(acts.collect(), Vec::new()) }
+}
+
+/// The second one in the whole fleet waits until the first has proven itself; then four are no common cause.
+pub fn one_in_the_fleet(log: &Log<'_>) -> Vec<Option<String>> {
+    let grants = log.grants();
+    let in_turn = matches!(grants[..], [first, second, third, ..]
+        if (90_000..125_000).contains(&first) && second >= first + 60_000 && third >= second + 60_000);
+    vec![
+        (!in_turn || grants.len() != 6).then(|| format!("grants at {grants:?}")),
+        log.has("FleetCommonCause"),
+        log.has("one at a time in the whole fleet"),
+    ]
+}
