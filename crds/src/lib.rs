@@ -17,6 +17,7 @@ pub mod overlay;
 pub mod poison;
 pub mod recovery;
 pub mod recovery_note;
+pub mod restart;
 pub mod rollout;
 pub mod scaling;
 pub mod status;

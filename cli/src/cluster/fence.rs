@@ -15,9 +15,9 @@ use super::word::{annotate, pod_of_ours, who, written};
 
 /// The kubelet hands the annotation on within a minute at worst, seconds as a rule.
 const SEEN_MAX: Duration = Duration::from_secs(90);
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// A look that takes longer has met an API server, or a connection to it, that is gone: the next one may find another.
-const LOOK_MAX: Duration = Duration::from_secs(10);
+pub const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// What a person wants.
 #[derive(Debug, Clone)]
@@ -101,7 +101,7 @@ pub async fn wait(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resu
 }
 
 /// Does nobody else of the deployment serve?
-fn is_last(pod: &Pod, all: &[Pod]) -> bool {
+pub fn is_last(pod: &Pod, all: &[Pod]) -> bool {
     is_ready(pod) && !all.iter().any(|other| other.uid() != pod.uid() && is_ready(other))
 }
 
@@ -115,7 +115,8 @@ fn says_by_person(pod: &Pod) -> bool {
     conditions(pod).iter().any(|c| c.type_ == CONDITION_PROGRESSING && c.reason.as_deref() == Some(FENCED_BY_PERSON))
 }
 
-fn conditions(pod: &Pod) -> &[PodCondition] {
+/// The conditions of a pod.
+pub fn conditions(pod: &Pod) -> &[PodCondition] {
     pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default()
 }
 

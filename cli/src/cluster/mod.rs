@@ -1,11 +1,12 @@
 //! `truebeat kubectl …`, also as `kubectl truebeat …` (a link to this program named `kubectl-truebeat`): the on-call's questions to a
-//! cluster, which only read (what they print is made by the pure `tell`), the evidence in its pods, and a person's fence and maintenance,
-//! which write an annotation each.
+//! cluster, which only read (what they print is made by the pure `tell`), the evidence in its pods, and a person's fence, maintenance and
+//! restart, which write an annotation each.
 
 mod evidence;
 mod exec;
 mod fence;
 mod maintenance;
+mod restart;
 mod tell;
 mod word;
 
@@ -81,6 +82,16 @@ enum Question {
     },
     /// Takes a person's fence off again.
     Unfence { pod: String },
+    /// Has a stalled replica restarted now, although restarts are held or have to wait for a pause. Within the budgets; evidence is saved first.
+    Restart {
+        pod: String,
+        /// Why, for the event.
+        #[arg(long, default_value = "")]
+        reason: String,
+        /// Even if no other replica serves.
+        #[arg(long)]
+        even_if_last: bool,
+    },
     /// Declares that an engine may be silent on purpose: no silence counts until then. Traffic goes on (see `fence`).
     Maintenance {
         pod: String,
@@ -148,6 +159,13 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
         }
         Question::Fence { pod, reason, even_if_last } => (pod, Some(reason.clone()), *even_if_last),
         Question::Unfence { pod } => (pod, None, false),
+        Question::Restart { pod, reason, even_if_last } => {
+            let (reason, even_if_last) = (reason.clone(), *even_if_last);
+            let wish = restart::Wish { pod: pod.clone(), reason, even_if_last };
+            let asked = timeout(DEADLINE, restart::ask(&client, &namespace, &wish)).await.with_context(late)??;
+            println!("{}", restart::wait(&client, &namespace, pod, &asked).await?);
+            return Ok(ExitCode::SUCCESS);
+        }
         Question::Maintenance { pod, lasts, reason, .. } => {
             let told = maintenance::declare(&client, &namespace, pod, *lasts, reason);
             println!("{}", timeout(DEADLINE, told).await.with_context(late)??);

@@ -7,6 +7,7 @@ use crds::episode::{CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
 use crds::fence::{ANNOTATION_FENCE, Fence};
 use crds::maintenance::{ANNOTATION_MAINTENANCE, Maintenance};
 use crds::poison::{ANNOTATION_POISON, read};
+use crds::restart::{ANNOTATION_RESTART, RestartWish};
 use crds::xid::{Xid, bounded};
 use crds::{EngineIncident, InferenceDeployment, Timeline};
 use jiff::Timestamp;
@@ -196,6 +197,9 @@ pub fn pod(pod: &Pod, incidents: &[EngineIncident], now: Timestamp) -> String {
     }
     if let Some(condition) = find(CONDITION_EPISODE).filter(|condition| condition.status == "True") {
         text += &episode(condition.message.as_deref().unwrap_or_default());
+    }
+    if let Some(wish) = pod.annotations().get(ANNOTATION_RESTART).and_then(|text| RestartWish::read(text)) {
+        _ = writeln!(text, "  a restart was {} for episode {}", wish.words(), wish.episode);
     }
     let refused = pod.annotations().get(ANNOTATION_POISON).map(|text| read(text)).unwrap_or_default();
     refused.iter().for_each(|one| _ = writeln!(text, "  its gate refuses: {}", one.words()));

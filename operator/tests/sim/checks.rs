@@ -212,6 +212,13 @@ fn untried(store: &Store, call: &Call, old: &Object) -> Option<String> {
     let fresh: Vec<Value> = grants(&new).into_iter().filter(|grant| !held.iter().any(|old| same(grant, old))).collect();
     let pending = before["trial"]["outcome"] == "Pending" && after["trial"]["episode"] != before["trial"]["episode"];
     let known = |grant: &Value| grant["episode"] == after["trial"]["episode"];
+    // what a person has asked for is no trial
+    let asked = |grant: &Value| {
+        let pods = store.of("pods").map(|(_, entry)| &entry.value["metadata"]["annotations"]["truebeat.io/restart"]);
+        let wishes = pods.filter_map(|text| text.as_str().and_then(crds::restart::RestartWish::read));
+        wishes.into_iter().any(|wish| grant["episode"] == wish.episode)
+    };
+    let fresh: Vec<Value> = fresh.into_iter().filter(|grant| !asked(grant)).collect();
     if fresh.len() > 1 || !fresh.iter().all(known) {
         return Some(format!("{fresh:?} under a hold whose trial is {}", after["trial"]));
     }

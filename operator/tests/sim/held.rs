@@ -86,3 +86,26 @@ pub fn one_in_the_fleet(log: &Log<'_>) -> Vec<Option<String>> {
         log.has("one at a time in the whole fleet"),
     ]
 }
+
+/// Nothing is tried; half a minute later a person asks for the restart of the first one that stalls, on whatever pod the word stands.
+pub fn asked() -> Story {
+    let mut acts = all_stall();
+    if let Some((_, Act::Create { spec, .. })) = acts.first_mut() {
+        spec["recovery"]["trialAfter"] = json!("0s");
+    }
+    let wish = json!({"by": "ann", "episode": FIRST_EPISODE}).to_string();
+    let patch = json!({"metadata": {"annotations": {"truebeat.io/restart": wish}}});
+    acts.push((60_000, Act::PatchPods { patch }));
+    plain(acts, Vec::new())
+}
+
+/// UIDs are given one after another; the first engine's first stall has this one.
+const FIRST_EPISODE: &str = "00000000-0000-4000-8000-000000000014-1";
+
+/// It is granted at once, and alone; then two are no common cause.
+pub fn by_a_person(log: &Log<'_>) -> Vec<Option<String>> {
+    let grants = log.grants();
+    let in_turn = matches!(grants[..], [first, second, _]
+        if (60_000..64_000).contains(&first) && second >= first + 5_000);
+    vec![(!in_turn).then(|| format!("grants at {grants:?}")), log.has("asked for by ann")]
+}

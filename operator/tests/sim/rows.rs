@@ -140,6 +140,7 @@ pub fn all() -> Vec<Row> {
         row("i2-hold-of-a-cause-that-lasts", held::lasts, held::pauses_grow),
         row("i2-hold-of-the-fleet", held::fleet, held::one_in_the_fleet),
         row("i2-hold-and-other-leaders", held::other_leaders, held::heals_by_itself),
+        row("i2-hold-and-a-person", held::asked, held::by_a_person),
         row("i2-drain-of-one-node", leaving::alone, leaving::one_by_one),
         row("i2-stall-in-a-drain", leaving::stall_elsewhere, leaving::the_stall_first),
         row("i2-stall-on-a-drained-node", leaving::stall_on_it, leaving::the_slot_goes_along),

@@ -165,8 +165,11 @@ impl<'a> Terms<'a> {
         !self.taken_back(pod) && self.backs_off_until(pod, now).is_none()
     }
 
-    /// Until when this pod gets no further recovery, because the last one is too young; `None`: it may have one.
+    /// Until when this pod gets no further recovery, because the last one is too young; `None`: it may have one. A person does not wait.
     pub fn backs_off_until(&self, pod: &PodView, now: &str) -> Option<Timestamp> {
+        if pod.asked().is_some() {
+            return None;
+        }
         let own: Vec<&PastGrant> = self.recoveries(pod, now).collect();
         let doublings = u32::try_from(own.len()).ok()?.checked_sub(1)?;
         let (first, longest) = self.backoff;

@@ -51,7 +51,9 @@ pub fn of(observed: &Observed, plan: &Plan, now: Timestamp) -> Vec<Event> {
         let on_trial =
             trial.is_some_and(|trial| trial.pod_uid == grant.pod_uid && trial.granted_at == grant.granted_at);
         let trial = if on_trial { " on trial, while all others are held" } else { "" };
-        let note = format!("{what} granted{trial} (incident {incident})");
+        let asked = observed.pods.iter().find(|pod| pod.uid == grant.pod_uid).and_then(PodView::asked);
+        let asked = asked.map(|wish| format!(", {}", wish.words())).unwrap_or_default();
+        let note = format!("{what} granted{trial}{asked} (incident {incident})");
         let pod = (grant.pod.as_str(), grant.pod_uid.as_str());
         events.push(event(
             observed,

@@ -24,15 +24,16 @@ pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) ->
     if terms.mode != RecoveryMode::Recover {
         return kept;
     }
-    let fresh = if matches!(terms.hold, Hold::Deployment(_) | Hold::Fleet(_)) {
-        Vec::new()
-    } else {
-        within_budget(&kept, pods, terms, now)
-    };
-    if fresh.is_empty() && terms.trial {
-        on_trial(&mut kept, pods, terms, now);
+    let before = kept.len();
+    let unheld = Terms { places: terms.places.clone().unheld(), ..terms.clone() };
+    // A person's word goes before a common cause, and before nobody's budget.
+    kept.extend(within_budget(&kept, pods, &unheld, now, |pod| pod.asked().is_some()));
+    if !matches!(terms.hold, Hold::Deployment(_) | Hold::Fleet(_)) {
+        kept.extend(within_budget(&kept, pods, terms, now, |_| true));
     }
-    kept.extend(fresh);
+    if kept.len() == before && terms.trial {
+        on_trial(&mut kept, pods, &unheld, now);
+    }
     kept
 }
 
@@ -46,13 +47,19 @@ fn waiting<'a>(kept: &[Grant], pods: &'a [PodView], terms: &Terms<'_>, now: &str
     waiting
 }
 
-/// As many new grants as the budgets allow beside those that stand.
-fn within_budget(kept: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) -> Vec<Grant> {
-    let waiting = waiting(kept, pods, terms, now);
+/// As many new grants for those that are `wanted` as the budgets allow beside those that stand.
+fn within_budget(
+    kept: &[Grant],
+    pods: &[PodView],
+    terms: &Terms<'_>,
+    now: &str,
+    wanted: impl Fn(&PodView) -> bool,
+) -> Vec<Grant> {
+    let waiting = waiting(kept, pods, terms, now).into_iter().filter(|pod| wanted(pod));
     let slots = usize::try_from(terms.max_unavailable).unwrap_or(0).min(terms.fleet_slots);
     let free = slots.saturating_sub(taken(kept, pods, terms, now));
     // A restart that was granted elsewhere and is in vain has its slot already.
-    let (away, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|pod| in_restart(pod, terms, now));
+    let (away, waiting): (Vec<_>, Vec<_>) = waiting.partition(|pod| in_restart(pod, terms, now));
     let own = slots.saturating_sub(kept.len());
     // Whoever waits in a place that is full lets the next one pass.
     let mut places = terms.places.clone();
@@ -70,9 +77,7 @@ fn on_trial(kept: &mut Vec<Grant>, pods: &[PodView], terms: &Terms<'_>, now: &st
         *old = fresh;
         return;
     }
-    let terms = Terms { places: terms.places.clone().unheld(), ..terms.clone() };
-    let tried = within_budget(kept, pods, &terms, now).into_iter().next();
-    kept.extend(tried);
+    kept.extend(within_budget(kept, pods, terms, now, |_| true).into_iter().next());
 }
 
 /// The grants among these that `held` has not: new keys. By their time alone they are none, for that may have been put right.
@@ -164,7 +169,7 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
         return None;
     }
     // A new key is a new grant, whoever holds the slot: a common cause and a mode that grants nothing hold for it too.
-    let held = terms.mode != RecoveryMode::Recover || terms.hold != Hold::No;
+    let held = terms.mode != RecoveryMode::Recover || (terms.hold != Hold::No && pod.asked().is_none());
     if reported.episode.id != grant.episode && wants_slot(pod) {
         // The same pod stalled anew: the slot is still its own, if it may have it, and the grant must name the new episode.
         let may = !held && terms.may_restart(pod, now);

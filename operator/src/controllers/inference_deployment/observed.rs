@@ -11,6 +11,7 @@ use crds::{
     fence::{ANNOTATION_FENCE, Fence},
     poison::ANNOTATION_POISON,
     recovery_note::ANNOTATION_RECOVERY,
+    restart::{ANNOTATION_RESTART, RestartWish},
 };
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -95,6 +96,8 @@ pub struct PodView {
     pub poison: Option<String>,
     /// A person keeps it out of traffic.
     pub fence: Option<Fence>,
+    /// A person wants it restarted.
+    pub wish: Option<RestartWish>,
     /// Since when the scheduler finds no place for it, RFC 3339.
     pub unschedulable_since: Option<String>,
 }
@@ -153,6 +156,12 @@ impl PodView {
     /// Confirmed to make no progress, and not mended yet. One that died is started again by itself.
     pub fn stalled(&self) -> bool {
         self.open_episode().is_some_and(|episode| episode.stage != "Suspect" && episode.class != "Dead")
+    }
+
+    /// A person's wish that it be restarted for the stall that is open now.
+    pub fn asked(&self) -> Option<&RestartWish> {
+        let episode = self.open_episode()?;
+        self.wish.as_ref().filter(|wish| wish.episode == episode.id)
     }
 
     /// Kept out of traffic by an open episode. A person's fence is none: it must not count as a stall of the fleet (I2).
@@ -268,6 +277,7 @@ pub fn view(pod: &ListedPod) -> PodView {
         last_serving: pod.annotations().contains_key(ANNOTATION_LAST_SERVING),
         poison: pod.annotations().get(ANNOTATION_POISON).cloned(),
         fence: pod.annotations().get(ANNOTATION_FENCE).and_then(|text| Fence::read(text)),
+        wish: pod.annotations().get(ANNOTATION_RESTART).and_then(|text| RestartWish::read(text)),
         unschedulable_since: find("PodScheduled")
             .filter(|c| c.status == "False" && c.reason.as_deref() == Some("Unschedulable"))
             .and_then(|c| c.last_transition_time.as_ref().map(|time| time.0.to_string())),

@@ -95,7 +95,9 @@ pub fn with_trial<'a>(
     now: Timestamp,
 ) -> Option<HoldStatus> {
     let mut hold = hold?;
-    let Some(grant) = fresh.find(|grant| terms.trial && terms.holds_at(&grant.node)) else { return Some(hold) };
+    let asked = |uid: &str| pods.iter().any(|pod| pod.uid == uid && pod.asked().is_some());
+    let tried = |grant: &Grant| terms.trial && terms.holds_at(&grant.node) && !asked(&grant.pod_uid);
+    let Some(grant) = fresh.find(|grant| tried(grant)) else { return Some(hold) };
     let run = hold.trial.as_ref().filter(|trial| trial.outcome == TrialOutcome::Helped);
     hold.trial = Some(Trial {
         pod: grant.pod.clone(),

@@ -285,3 +285,50 @@ fn a_place_that_is_held_is_tried_when_nobody_else_waits() {
     assert_eq!(scene.granted(310), ["a"]);
     assert_eq!(scene.hold().trial.unwrap().pod, "a");
 }
+
+/// A person's wish that this pod be restarted for this episode.
+fn wish(pod: &mut PodView, episode: &str) {
+    pod.wish = Some(crds::restart::RestartWish { episode: episode.to_owned(), ..Default::default() });
+}
+
+#[test]
+fn a_person_is_no_common_cause_and_no_pause_and_has_no_budget_of_their_own() {
+    let granted = |change: &dyn Fn(&mut Scene)| {
+        let mut scene = Scene::new(4);
+        wish(&mut scene.pods[2], "e-c");
+        change(&mut scene);
+        let granted = scene.granted(0);
+        (granted, scene.hold().trial.is_some())
+    };
+    assert_eq!(granted(&|_| ()), (vec!["c".to_owned()], false), "under a hold, at once, and it is no trial");
+    let nothing = (Vec::new(), false);
+    assert_eq!(granted(&|scene| wish(&mut scene.pods[2], "e-before")), nothing, "that stall is over");
+    assert_eq!(granted(&|scene| scene.infd.spec.recovery.max_unavailable = 0), nothing);
+    let taken = || Fleet { replicas: 6, granted: 1, restarts_percent: 10, hold_percent: 100, ..Fleet::default() };
+    assert_eq!(granted(&|scene| scene.fleet = Some(taken())), nothing);
+    let suspected = |scene: &mut Scene| {
+        scene.pods.push(pod("e", "Suspect", 1));
+        wish(&mut scene.pods[4], "e-e");
+        scene.pods[2].wish = None;
+    };
+    assert_eq!(granted(&suspected), nothing, "a suspicion is no stall (I1)");
+    let mut modes = Scene::new(4);
+    wish(&mut modes.pods[2], "e-c");
+    modes.infd.spec.recovery.mode = RecoveryMode::Fence;
+    assert_eq!(modes.granted(0), NOBODY);
+}
+
+#[test]
+fn a_person_does_not_wait_for_the_pause_after_the_last_restart() {
+    let granted = |asked: bool| {
+        let mut scene = Scene::new(1);
+        scene.infd.spec.recovery.restart_backoff = "1m".to_owned();
+        let past = PastGrant { pod_uid: "uid-a".into(), granted_at: at(-10).to_string(), ..Default::default() };
+        scene.infd.status.get_or_insert_default().recovery.recent.push(past);
+        if asked {
+            wish(&mut scene.pods[0], "e-a");
+        }
+        scene.granted(0)
+    };
+    assert_eq!((granted(false), granted(true)), (vec![], vec!["a".to_owned()]));
+}

@@ -1,0 +1,143 @@
+//! `truebeat kubectl restart POD`: a person's word that a stalled replica be restarted now, although restarts are held or have to wait. It writes
+//! one annotation on the pod, and no spec: Git knows nothing of it. The operator grants the restart, and the agent fences, saves the
+//! evidence and kills as ever (I1, I2, I6).
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use crds::episode::{ANNOTATION_RESTART_GRANT, CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
+use crds::inference_deployment::RecoveryMode;
+use crds::recovery_note::{ANNOTATION_RECOVERY, RecoveryNote};
+use crds::restart::{ANNOTATION_RESTART, RestartWish};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client, ResourceExt};
+use serde_json::Value;
+use tokio::time::{Instant, timeout};
+
+use super::fence::{LOOK_EVERY, LOOK_MAX, conditions, is_last};
+use super::word::{annotate, pod_of_ours, who, written};
+use crds::fence::Fence;
+
+/// An operator that leads looks every two seconds while something is open.
+const GRANTED_MAX: Duration = Duration::from_secs(30);
+
+/// What a person wants.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    pub pod: String,
+    pub reason: String,
+    /// Even where nobody else serves.
+    pub even_if_last: bool,
+}
+
+/// What was asked for: this stall of this pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    uid: String,
+    episode: String,
+    deployment: String,
+}
+
+/// Writes the annotation.
+///
+/// # Errors
+/// No such pod, none of Truebeat's, one without a confirmed stall, the last one that serves, or no right to patch pods.
+pub async fn ask(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Result<Asked> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let (pod, deployment) = pod_of_ours(&pods, namespace, &wish.pod, "restart it").await?;
+    let episode = confirmed(&pod)?;
+    let all = pods.list(&super::members(&deployment)).await.context("could not list the deployment's pods")?;
+    if is_last(&pod, &all.items) && !wish.even_if_last {
+        bail!(
+            "{} is the last replica of {deployment} in traffic: its clients would have nobody while it restarts (I3); --even-if-last restarts it all the same",
+            wish.pod
+        );
+    }
+    let word = Fence { by: who(client).await, at: written(Timestamp::now()), why: wish.reason.clone() };
+    let text = serde_json::to_string(&RestartWish { word, episode: episode.clone() })?;
+    annotate(&pods, &pod, ANNOTATION_RESTART, Value::String(text)).await?;
+    Ok(Asked { uid: pod.uid().unwrap_or_default(), episode, deployment })
+}
+
+/// Waits until the restart is granted, and says how to follow it.
+///
+/// # Errors
+/// It is not granted in time; the wish stands until this stall is over.
+pub async fn wait(client: &Client, namespace: &str, name: &str, asked: &Asked) -> anyhow::Result<String> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let since = Instant::now();
+    let granted = async {
+        loop {
+            let pod = timeout(LOOK_MAX, pods.get_opt(name)).await.ok().and_then(Result::ok);
+            if let Some(what) = pod.and_then(|pod| seen(pod.as_ref(), asked)) {
+                return what;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    };
+    let after = GRANTED_MAX.as_secs();
+    match timeout(GRANTED_MAX, granted).await {
+        Ok(what) => Ok(format!(
+            "pod {name}: {what} after {:.1} s; follow it with `truebeat kubectl why {name}`",
+            since.elapsed().as_secs_f64()
+        )),
+        Err(_) => bail!(
+            "the wish is written and stands until this stall is over, but nobody has granted it within {after} s: a budget has no slot, or no \
+             operator leads; `truebeat kubectl why {}` says what is waited for",
+            asked.deployment
+        ),
+    }
+}
+
+/// What has come of it; `None`: nothing yet.
+fn seen(pod: Option<&Pod>, asked: &Asked) -> Option<&'static str> {
+    let Some(pod) = pod.filter(|pod| pod.uid().as_deref() == Some(&asked.uid)) else { return Some("it was replaced") };
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Some("it is being replaced");
+    }
+    if pod.annotations().get(ANNOTATION_RESTART_GRANT) == Some(&asked.episode) {
+        return Some("its restart is granted");
+    }
+    let now = episode(pod);
+    let over = now.as_ref().is_none_or(|now| now.id != asked.episode);
+    let begun = now.is_some_and(|now| !now.awaits_grant());
+    over.then_some("its stall is over").or(begun.then_some("its restart is under way"))
+}
+
+/// The id of the stall that a restart would end.
+fn confirmed(pod: &Pod) -> anyhow::Result<String> {
+    let name = pod.name_any();
+    if pod.metadata.deletion_timestamp.is_some() {
+        bail!("pod {name} is on its way out already");
+    }
+    let mode = pod.annotations().get(ANNOTATION_RECOVERY).and_then(|text| RecoveryNote::mode(text));
+    if let Some(mode) = mode.filter(|mode| *mode != RecoveryMode::Recover) {
+        bail!("spec.recovery.mode is {mode:?} for pod {name}: nothing is restarted in it, whoever asks");
+    }
+    let Some(episode) = episode(pod) else {
+        let word = conditions(pod).iter().find(|c| c.type_ == CONDITION_PROGRESSING);
+        let word = word.and_then(|c| c.reason.clone()).unwrap_or_else(|| "no word of its agent".to_owned());
+        bail!(
+            "pod {name} has no confirmed stall ({word}), and without one nothing is killed (I1); to have another in its place, `kubectl delete pod \
+             {name}` drains it first"
+        );
+    };
+    match episode.stage.as_str() {
+        "Stalled" => Ok(episode.id),
+        "Suspect" => bail!(
+            "pod {name} is suspected and not confirmed to stall (I1): it goes on by itself, or ask again when it is"
+        ),
+        stage => bail!("the restart of pod {name} is under way already ({stage})"),
+    }
+}
+
+/// The episode that is open, if one is.
+fn episode(pod: &Pod) -> Option<Episode> {
+    let open = conditions(pod).iter().find(|c| c.type_ == CONDITION_EPISODE && c.status == "True")?;
+    serde_json::from_str(open.message.as_deref()?).ok().filter(|episode: &Episode| !episode.closed())
+}
+
+#[cfg(test)]
+#[path = "restart_tests.rs"]
+mod tests;
