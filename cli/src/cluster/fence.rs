@@ -105,7 +105,8 @@ pub fn is_last(pod: &Pod, all: &[Pod]) -> bool {
     is_ready(pod) && !all.iter().any(|other| other.uid() != pod.uid() && is_ready(other))
 }
 
-fn is_ready(pod: &Pod) -> bool {
+/// Does it take requests, by the kubelet's word, and stay?
+pub fn is_ready(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none()
         && conditions(pod).iter().any(|c| c.type_ == "Ready" && c.status == "True")
 }

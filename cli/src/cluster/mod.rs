@@ -6,6 +6,7 @@ mod evidence;
 mod exec;
 mod fence;
 mod maintenance;
+mod replicas;
 mod restart;
 mod tell;
 mod word;
@@ -229,11 +230,20 @@ async fn why(client: &Client, namespace: &str, name: &str, output: Output) -> an
         }
         Named::Deployment(deployment) => {
             let all = incidents_of(client, namespace, |incident| incident.spec.deployment == name).await?;
+            let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+            let pods = match pods.list(&members(name)).await {
+                Ok(list) => list.items,
+                Err(error) => {
+                    eprintln!("truebeat: the replicas are left out (may you list pods?): {error}");
+                    Vec::new()
+                }
+            };
             match output {
                 Output::Json => {
-                    Ok(serde_json::json!({"inferenceDeployment": deployment, "incidents": all}).to_string())
+                    let told = serde_json::json!({"inferenceDeployment": deployment, "pods": pods, "incidents": all});
+                    Ok(told.to_string())
                 }
-                Output::Text => Ok(tell::deployment(&deployment, &all, jiff::Timestamp::now())),
+                Output::Text => Ok(tell::deployment(&deployment, &pods, &all, jiff::Timestamp::now())),
             }
         }
     }

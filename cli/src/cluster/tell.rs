@@ -14,6 +14,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use kube::ResourceExt;
 
+use super::replicas::replicas;
+
 /// Incidents that fit on one screen below a pod or a deployment.
 const SHOWN: usize = 5;
 /// Cells are padded to so many characters at most.
@@ -138,7 +140,8 @@ fn faults(xids: &[Xid]) -> String {
     bounded(xids.to_vec()).iter().map(|xid| format!("  the driver reports {}\n", xid.words())).collect()
 }
 
-fn stage_in_words(stage: &str) -> &str {
+/// What an episode is about by its stage.
+pub fn stage_in_words(stage: &str) -> &str {
     match stage {
         "Suspect" => "fenced on suspicion; nothing is destroyed",
         "Stalled" => "confirmed; the restart waits for a grant",
@@ -231,8 +234,8 @@ fn episode(json: &str) -> String {
     }
 }
 
-/// What the operator says of a deployment, and its incidents.
-pub fn deployment(infd: &InferenceDeployment, incidents: &[EngineIncident], now: Timestamp) -> String {
+/// What the operator says of a deployment, its replicas, and its incidents.
+pub fn deployment(infd: &InferenceDeployment, pods: &[Pod], incidents: &[EngineIncident], now: Timestamp) -> String {
     let status = infd.status.clone().unwrap_or_default();
     let by_person = match status.fenced_by_person {
         0 => String::new(),
@@ -254,6 +257,7 @@ pub fn deployment(infd: &InferenceDeployment, incidents: &[EngineIncident], now:
         let (type_, state, reason) = (&condition.type_, &condition.status, &condition.reason);
         _ = writeln!(text, "  {type_}={state} ({reason}) for {since}: {}", condition.message);
     }
+    text += &replicas(pods, &status.recovery);
     for place in &status.recovery.avoid {
         _ = writeln!(text, "  new pods keep away from node {} until {}", place.node, place.until);
         text += &faults(&place.xids);

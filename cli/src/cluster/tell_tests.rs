@@ -116,7 +116,7 @@ fn whom_a_person_fenced_is_told_as_that() {
         "status": {"replicas": 3, "readyReplicas": 1, "fencedReplicas": 2, "fencedByPerson": 1},
     }))
     .unwrap();
-    let text = deployment(&infd, &[], now());
+    let text = deployment(&infd, &[], &[], now());
     assert!(text.contains("2 fenced (1 by a person), 0 incidents open"), "{text}");
 }
 
@@ -134,7 +134,7 @@ fn a_deployment_says_its_conditions_and_at_most_five_incidents() {
     }))
     .unwrap();
     let incidents = vec![an_incident("inc", "2026-11-21T09:58:00Z", None); 7];
-    let text = deployment(&infd, &incidents, now());
+    let text = deployment(&infd, &[], &incidents, now());
     assert!(text.contains("3 wanted, 3 there, 2 ready") && text.contains("1 fenced"), "{text}");
     assert!(text.contains("EnginesProgressing=False (EngineNotProgressing) for 75s: 1 of 3"), "{text}");
     assert!(text.contains("7 incidents, the newest 5"), "{text}");
@@ -163,7 +163,7 @@ fn fault_f1_a_xid_is_told_with_what_mends_it() {
         "status": {"recovery": {"avoid": avoid, "broken": broken}},
     }))
     .unwrap();
-    let text = deployment(&infd, &[], now());
+    let text = deployment(&infd, &[], &[], now());
     assert!(text.contains("keep away from node n1 until 2026-11-21T11:00:00Z\n") && text.contains(line), "{text}");
     assert!(text.contains("node n2 is broken, and new pods") && text.matches(line).count() == 2, "{text}");
 }

@@ -1,0 +1,147 @@
+//! What `why` tells of the replicas of an InferenceDeployment: each in a line, who holds a slot of the restart budget, who was restarted again and
+//! again, and what is tried under a hold. Pure: objects in, text out.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crds::episode::{CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
+use crds::{GrantAction, HoldStatus, PastGrant, RecoveryStatus, TrialOutcome};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use kube::ResourceExt;
+
+use super::fence::{conditions, is_ready};
+use super::tell::stage_in_words;
+
+/// So many replicas get a line of their own; those that are not well come first.
+const SHOWN: usize = 20;
+
+/// All of it.
+pub fn replicas(pods: &[Pod], recovery: &RecoveryStatus) -> String {
+    let mut lines: Vec<(bool, String)> = pods.iter().map(|pod| (well(pod), line(pod))).collect();
+    lines.sort();
+    let mut text: String = lines.iter().take(SHOWN).map(|(_, line)| line.as_str()).collect();
+    if lines.len() > SHOWN {
+        let well = lines.iter().skip(SHOWN).filter(|(well, _)| *well).count();
+        _ = writeln!(text, "  and {} more, {well} of them well", lines.len() - SHOWN);
+    }
+    for grant in &recovery.grants {
+        let what = if grant.action == GrantAction::Replace { "replacement" } else { "restart" };
+        _ = writeln!(text, "  a slot of the budget: {what} of {} since {}", grant.pod, grant.granted_at);
+    }
+    text += &repetitions(pods, &recovery.recent);
+    text + &recovery.hold.as_ref().map(held).unwrap_or_default()
+}
+
+fn well(pod: &Pod) -> bool {
+    is_ready(pod) && find(pod, CONDITION_PROGRESSING).is_some_and(|c| c.status == "True") && episode(pod).is_none()
+}
+
+fn line(pod: &Pod) -> String {
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or("no node yet");
+    let traffic = match (pod.metadata.deletion_timestamp.is_some(), is_ready(pod)) {
+        (true, _) => "on its way out",
+        (false, true) => "Ready",
+        (false, false) => "not Ready",
+    };
+    let word = find(pod, CONDITION_PROGRESSING).and_then(|c| c.reason.as_deref()).unwrap_or("no word of its agent");
+    let stage = episode(pod).map(|open| format!("; {}: {}", open.class, stage_in_words(&open.stage)));
+    format!("  {} on {node}: {traffic}, {word}{}\n", pod.name_any(), stage.unwrap_or_default())
+}
+
+fn find<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    conditions(pod).iter().find(|condition| condition.type_ == type_)
+}
+
+fn episode(pod: &Pod) -> Option<Episode> {
+    let open = find(pod, CONDITION_EPISODE).filter(|condition| condition.status == "True")?;
+    serde_json::from_str(open.message.as_deref()?).ok().filter(|episode: &Episode| !episode.closed())
+}
+
+/// Who was recovered more than once, as far as the operator keeps it.
+fn repetitions(pods: &[Pod], recent: &[PastGrant]) -> String {
+    let mut of_pod: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
+    for past in recent {
+        let (count, last) = of_pod.entry(&past.pod_uid).or_default();
+        (*count, *last) = (*count + 1, &past.granted_at);
+    }
+    let named = |uid: &str| pods.iter().find(|pod| pod.uid().as_deref() == Some(uid)).map(ResourceExt::name_any);
+    let again = of_pod.into_iter().filter(|(_, (count, _))| *count > 1);
+    again
+        .map(|(uid, (count, last))| {
+            let name = named(uid).unwrap_or_else(|| "a pod that is gone".to_owned());
+            format!("  {name} was restarted or replaced {count} times lately, the last time at {last}\n")
+        })
+        .collect()
+}
+
+fn held(hold: &HoldStatus) -> String {
+    let over = hold.over_at.as_ref().map(|at| format!(", over since {at}")).unwrap_or_default();
+    let mut text = format!("  restarts are held since {}{over}; trials in vain: {}\n", hold.since, hold.failed);
+    if let Some(trial) = &hold.trial {
+        let outcome = match trial.outcome {
+            TrialOutcome::Pending => "not known yet what comes of it",
+            TrialOutcome::Helped => "it helped",
+            TrialOutcome::Failed => "in vain",
+        };
+        _ = writeln!(text, "  the last trial: {} at {}, {outcome}", trial.pod, trial.granted_at);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(name: &str, ready: &str, stage: Option<&str>) -> Pod {
+        let text = stage.map(|stage| json!({"id": "e", "class": "StepStalled", "stage": stage}).to_string());
+        let word = if stage.is_some() { "False" } else { "True" };
+        let reason = if stage.is_some() { "StepStalled" } else { "Progressing" };
+        let conditions = json!([
+            {"type": "Ready", "status": ready},
+            {"type": CONDITION_PROGRESSING, "status": word, "reason": reason},
+            {"type": CONDITION_EPISODE, "status": if stage.is_some() { "True" } else { "False" }, "message": text},
+        ]);
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "uid": name}, "spec": {"nodeName": "n1", "containers": []}, "status": {"conditions": conditions},
+        }))
+        .unwrap()
+    }
+
+    fn recovery(value: Value) -> RecoveryStatus {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn who_is_not_well_comes_first_and_who_holds_a_slot_is_named() {
+        let pods = [pod("a", "True", None), pod("b", "False", Some("Stalled"))];
+        let past = |uid: &str, at: &str| json!({"podUid": uid, "grantedAt": at});
+        let known = recovery(json!({
+            "grants": [{"episode": "e", "pod": "b", "podUid": "b", "grantedAt": "2026-01-01T00:05:00Z"}],
+            "recent": [past("b", "2026-01-01T00:00:00Z"), past("a", "2026-01-01T00:01:00Z"), past("b", "2026-01-01T00:05:00Z")],
+        }));
+        let wanted = "  b on n1: not Ready, StepStalled; StepStalled: confirmed; the restart waits for a grant\n  a on n1: Ready, Progressing\n  \
+            a slot of the budget: restart of b since 2026-01-01T00:05:00Z\n  \
+            b was restarted or replaced 2 times lately, the last time at 2026-01-01T00:05:00Z\n";
+        assert_eq!(replicas(&pods, &known), wanted);
+        assert_eq!(replicas(&[], &RecoveryStatus::default()), "");
+    }
+
+    #[test]
+    fn a_hold_is_told_with_what_was_tried() {
+        let trial = json!({
+            "pod": "b", "podUid": "b", "episode": "e", "grantedAt": "2026-01-01T00:05:00Z", "runSince": "2026-01-01T00:05:00Z", "outcome": "Failed",
+        });
+        let known = recovery(json!({"hold": {"since": "2026-01-01T00:00:00Z", "failed": 1, "trial": trial}}));
+        let wanted = "  restarts are held since 2026-01-01T00:00:00Z; trials in vain: 1\n  \
+            the last trial: b at 2026-01-01T00:05:00Z, in vain\n";
+        assert_eq!(replicas(&[], &known), wanted);
+    }
+
+    #[test]
+    fn of_many_replicas_those_that_are_well_are_counted() {
+        let many: Vec<Pod> = (0..25).map(|n| pod(&format!("p{n:02}"), "True", None)).collect();
+        let text = replicas(&many, &RecoveryStatus::default());
+        assert!(text.ends_with("  and 5 more, 5 of them well\n") && text.lines().count() == 21, "{text}");
+    }
+}
