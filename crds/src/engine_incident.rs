@@ -75,6 +75,9 @@ pub struct EngineIncidentSpec {
     pub fingerprint: String,
 }
 
+/// How an incident may end, [`EngineIncidentStatus::outcome`]; the first: its engine was restarted and serves.
+pub const OUTCOMES: [&str; 5] = ["Recovered", "Cleared", "Unfenced", "PodGone", "Superseded"];
+
 impl EngineIncident {
     /// Did the engine stall or die, beyond suspicion? As [`crate::episode::Episode::is_stall`].
     pub fn is_stall(&self) -> bool {

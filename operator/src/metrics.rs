@@ -1,8 +1,14 @@
 //! The operator's own metrics, Prometheus text format 0.0.4. Names are the product's prefix and base units.
 
+use crds::{InferenceDeployment, engine_incident::OUTCOMES};
+use kube::ResourceExt;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
+
+/// A small model is back within seconds, and a large one is half an hour on its way.
+const STALL_BUCKETS: [f64; 9] = [5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 7_200.0];
 
 /// Handles of every metric.
 pub struct Metrics {
@@ -31,6 +37,8 @@ pub struct Metrics {
     pub replicas_wanted: IntGaugeVec,
     /// Replicas that take requests, by the kubelet's word, by InferenceDeployment.
     pub replicas_ready: IntGaugeVec,
+    /// From suspicion to the end of confirmed stalls whose record this process closed, by InferenceDeployment and outcome.
+    stall_seconds: HistogramVec,
     /// 1 while this process leads.
     pub leader: IntGauge,
     /// 1 while the watch of a kind is in step with the API server.
@@ -78,13 +86,21 @@ impl Metrics {
             )?,
             replicas_wanted: of_deployment("truebeat_operator_replicas_wanted", "Replicas that the spec asks for.")?,
             replicas_ready: of_deployment("truebeat_operator_replicas_ready", "Replicas that take requests.")?,
+            stall_seconds: HistogramVec::new(
+                HistogramOpts::new(
+                    "truebeat_operator_stall_seconds",
+                    "From suspicion to the end of confirmed stalls, by outcome.",
+                )
+                .buckets(STALL_BUCKETS.into()),
+                &["namespace", "deployment", "outcome"],
+            )?,
             leader: IntGauge::new("truebeat_operator_leader", "1 while this process leads.")?,
             watch_up: IntGaugeVec::new(
                 Opts::new("truebeat_operator_watch_up", "1 while the watch is in step with the API server."),
                 &["kind"],
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 14] = [
+        let all: [Box<dyn prometheus::core::Collector>; 15] = [
             Box::new(metrics.api_calls.clone()),
             Box::new(metrics.reconciles.clone()),
             Box::new(metrics.reconcile_seconds.clone()),
@@ -97,6 +113,7 @@ impl Metrics {
             Box::new(metrics.objects_doubted.clone()),
             Box::new(metrics.replicas_wanted.clone()),
             Box::new(metrics.replicas_ready.clone()),
+            Box::new(metrics.stall_seconds.clone()),
             Box::new(metrics.leader.clone()),
             Box::new(metrics.watch_up.clone()),
         ];
@@ -120,10 +137,24 @@ impl Metrics {
         ]
     }
 
+    /// The record of a confirmed stall is closed.
+    pub fn stall_closed(&self, infd: &InferenceDeployment, outcome: &str, seconds: f64) {
+        let namespace = infd.namespace().unwrap_or_default();
+        self.stall_seconds.with_label_values(&[&namespace, &infd.name_any(), outcome]).observe(seconds);
+    }
+
+    /// A series that appears with its first stall hides that one from whoever asks for its increase.
+    pub fn repaired_from_zero(&self, namespace: &str, deployment: &str) {
+        self.stall_seconds.with_label_values(&[namespace, deployment, OUTCOMES[0]]);
+    }
+
     /// There is no such InferenceDeployment any more.
     pub fn forget(&self, namespace: &str, deployment: &str) {
         for gauge in self.of_deployments() {
             let _ = gauge.remove_label_values(&[namespace, deployment]); // it was never told of
+        }
+        for outcome in OUTCOMES {
+            let _ = self.stall_seconds.remove_label_values(&[namespace, deployment, outcome]); // nor had all of them
         }
     }
 
@@ -133,6 +164,7 @@ impl Metrics {
         for gauge in self.of_deployments() {
             gauge.reset();
         }
+        self.stall_seconds.reset();
     }
 
     /// The exposition text.
@@ -175,6 +207,7 @@ mod tests {
         for gauge in metrics.of_deployments() {
             gauge.with_label_values(&["a", "b"]).set(1);
         }
+        metrics.repaired_from_zero("a", "b");
         metrics.watch_up.with_label_values(&["Pod"]).set(1);
         let text = String::from_utf8(metrics.text().unwrap()).unwrap();
         let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");

@@ -194,6 +194,18 @@ fn is_closed(incident: &EngineIncident) -> bool {
     incident.status.as_ref().is_some_and(|status| status.outcome.is_some())
 }
 
+/// The outcome of a confirmed stall whose record this write closes, and the seconds from its suspicion to its end.
+pub fn closed_stall<'a>(write: &'a IncidentWrite, incidents: &[EngineIncident]) -> Option<(&'a str, f64)> {
+    let status = write.status.as_ref()?;
+    let existing = incidents.iter().find(|incident| incident.name_any() == write.name);
+    let spec = write.spec.as_ref().or(existing.map(|incident| &incident.spec))?;
+    let is_stall = status.timeline.confirmed_at.is_some() || spec.class == "Dead";
+    if !is_stall || existing.is_some_and(is_closed) {
+        return None;
+    }
+    Some((status.outcome.as_deref()?, seconds(status.timeline.suspect_at.as_deref()?, status.closed_at.as_deref()?)?))
+}
+
 /// How an open incident ended that no pod reports any more; `None`: nobody knows, so it stays open.
 fn orphan_outcome(incident: &EngineIncident, pods: &[PodView]) -> Option<&'static str> {
     let Some(pod) = pods.iter().find(|pod| pod.uid == incident.spec.pod_uid) else { return Some("PodGone") };
@@ -252,8 +264,12 @@ fn older(at: &str, age: SignedDuration, now: Timestamp) -> bool {
 
 /// From `start` to `end` for people: `12.3s`.
 fn duration(start: &str, end: &str) -> Option<String> {
+    Some(format!("{:.1}s", seconds(start, end)?))
+}
+
+fn seconds(start: &str, end: &str) -> Option<f64> {
     let (start, end) = (start.parse::<Timestamp>().ok()?, end.parse::<Timestamp>().ok()?);
-    Some(format!("{:.1}s", end.duration_since(start).as_secs_f64().max(0.0)))
+    Some(end.duration_since(start).as_secs_f64().max(0.0))
 }
 
 /// [`plan`] under the policy of one who said nothing.

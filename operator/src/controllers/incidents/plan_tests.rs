@@ -30,6 +30,7 @@ fn an_episode_is_recorded_once_followed_and_closed() {
         let pods = [pod("a", stage, 10)];
         let step = plan("chat", &pods, &incidents, now());
         assert_eq!((step.open, step.writes.len()), (open, 1), "{stage}");
+        assert_eq!(closed_stall(&step.writes[0], &incidents), None, "{stage}: it was never confirmed");
         apply(&step, &mut incidents);
         let again = plan("chat", &pods, &incidents, now());
         assert_eq!(again.writes, [], "quiescent = silent (P7)");
@@ -110,7 +111,10 @@ fn a_stall_is_remembered_longer_than_what_came_to_nothing() {
         reported.episode.in_flight = vec![request];
     }
     let mut incidents = Vec::new();
-    apply(&plan("chat", &[stalled], &incidents, now()), &mut incidents);
+    let step = plan("chat", &[stalled], &incidents, now());
+    assert_eq!(closed_stall(&step.writes[0], &incidents), Some(("Recovered", 60.0)));
+    apply(&step, &mut incidents);
+    assert_eq!(closed_stall(&step.writes[0], &incidents), None, "it was closed before");
     for n in 1..=KEPT_COUNT_MAX {
         apply(&plan("chat", &[pod(&format!("p{n}"), "Cleared", 50)], &incidents, now()), &mut incidents);
     }

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     client::{CallError, Calls},
     controllers::{
-        incidents::plan::{IncidentPlan, IncidentWrite},
+        incidents::plan::{IncidentPlan, IncidentWrite, closed_stall},
         nodes::{self, plan::avoid_label},
     },
 };
@@ -159,14 +159,21 @@ async fn replace(calls: &Calls, api: &Api<Pod>, pod: &Replacement) -> Result<(),
 pub async fn incidents(
     calls: &Calls,
     infd: &InferenceDeployment,
-    plan: &IncidentPlan,
+    (plan, known): (&IncidentPlan, &[EngineIncident]),
     errors: &mut Vec<StepError>,
 ) -> BTreeSet<String> {
     let namespace = infd.namespace().unwrap_or_default();
     let api: Api<EngineIncident> = Api::namespaced(calls.client.clone(), &namespace);
     let writes = plan.writes.iter().map(|write| {
         let told_by = write.told_by.clone();
-        incident(calls, &api, infd, write).map(|done| done.map_err(|error| (error, told_by))).boxed()
+        let stall = closed_stall(write, known);
+        let told = move |done: Result<(), StepError>| {
+            if let (Ok(()), Some((outcome, seconds))) = (&done, stall) {
+                calls.metrics.stall_closed(infd, outcome, seconds);
+            }
+            done.map_err(|error| (error, told_by))
+        };
+        incident(calls, &api, infd, write).map(told).boxed()
     });
     let (failed, untold): (Vec<_>, Vec<_>) = all(writes).await.into_iter().unzip();
     errors.extend(failed);

@@ -12,7 +12,7 @@ use crate::{
     controllers::{
         inference_deployment::{
             build::build,
-            observed::{ANNOTATION_DELETION_COST, Observed, PodView},
+            observed::{ANNOTATION_DELETION_COST, EpisodeView, Observed, PodView},
             plan::plan,
             testing::{infd, looked, pod},
         },
@@ -135,6 +135,31 @@ async fn who_is_granted_a_restart_hears_of_it_when_the_others_have_been_told() {
         |line: &str| log.iter().rposition(|(l, _)| l == line).unwrap_or_else(|| panic!("{line} in {log:#?}"));
     let answered = position("answered PATCH /api/v1/namespaces/serving/pods/slow");
     assert!(answered < position("PATCH /api/v1/namespaces/serving/pods/a"), "{log:#?}");
+}
+
+/// Stalls of `chat` that the metrics say were repaired, after a pass over this pod.
+async fn repaired(refuse: Option<(&'static str, u16)>, pod: PodView) -> String {
+    let observed = looked(infd("chat"), vec![pod]);
+    let (calls, _) = server(refuse);
+    let plan = plan(&observed, build(&observed.infd), None, "2026-01-01T00:02:00Z".parse().unwrap());
+    let _ = super::super::execute_plan(&calls, &observed, &plan, &[], None).await;
+    let text = String::from_utf8(calls.metrics.text().unwrap()).unwrap();
+    let of = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("truebeat_operator_stall_seconds_{name}")));
+        line.map(|line| line.replace("deployment=\"chat\",namespace=\"serving\",", "")).unwrap_or_default()
+    };
+    of("sum") + &of("count")
+}
+
+#[tokio::test]
+async fn a_repaired_stall_is_observed_where_its_record_is_stored() {
+    let mut stalled = pod("a", "Recovered", 10);
+    let EpisodeView::Known(reported) = &mut stalled.episode else { panic!("it reports an episode") };
+    reported.episode.confirmed_at = Some("2026-01-01T00:00:12Z".to_owned());
+    let once = "{outcome=\"Recovered\"} 50{outcome=\"Recovered\"} 1";
+    assert_eq!(repaired(None, stalled.clone()).await, once);
+    assert_eq!(repaired(Some(("engineincidents", 500)), stalled).await, "", "the next pass stores and observes it");
+    assert_eq!(repaired(None, pod("a", "Cleared", 10)).await, "", "a suspicion that came to nothing");
 }
 
 /// The driver drops a pass that takes too long, whatever it waits for.

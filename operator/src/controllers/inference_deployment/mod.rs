@@ -125,6 +125,7 @@ fn tell(metrics: &Metrics, (namespace, name): (&str, &str), observed: &Observed,
     ] {
         gauge.with_label_values(&[namespace, name]).set(value);
     }
+    metrics.repaired_from_zero(namespace, name);
 }
 
 /// When to look again if nothing happens. A person's fence ends by an event, and nobody has to look after it meanwhile.
@@ -167,7 +168,7 @@ async fn execute_plan(
     let replicas_may_go = plan.applies.iter().any(|child| child.resource.kind == "Deployment");
     let (mut untold, mut wait) = (BTreeSet::new(), false);
     if replicas_may_go {
-        untold = execute::incidents(calls, infd, &plan.incidents, &mut errors).await;
+        untold = execute::incidents(calls, infd, (&plan.incidents, &observed.incidents), &mut errors).await;
         wait = calls.fleet.proofs.wait(observed, &untold, proofs::pods_would_go(observed, plan), Instant::now());
     }
     let (order, pods) = plan::order_apart(&plan.pods, replicas_may_go);
@@ -184,7 +185,7 @@ async fn execute_plan(
     drop(turn); // what was granted stands in the API: whoever looks at the fleet from now on counts it
     errors.extend(execute::pods(calls, &namespace, &pods).await);
     if !replicas_may_go {
-        untold = execute::incidents(calls, infd, &plan.incidents, &mut errors).await;
+        untold = execute::incidents(calls, infd, (&plan.incidents, &observed.incidents), &mut errors).await;
     }
     let proof_goes = plan.replaces.iter().any(|pod| untold.contains(&pod.uid));
     if !calls.fleet.proofs.wait(observed, &untold, proof_goes, Instant::now()) {
