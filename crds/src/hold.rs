@@ -48,10 +48,6 @@ pub struct Trial {
     /// restarts do not help.
     #[schemars(length(max = 64))]
     pub run_since: String,
-    /// So many replicas served when it was granted: where its pod was replaced, one more must serve for it to have helped.
-    #[serde(default)]
-    #[schemars(range(min = 0, max = 100_000))]
-    pub served: i32,
     /// Since when it serves again, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
@@ -83,7 +79,7 @@ impl HoldStatus {
         self.over_at.is_none()
     }
 
-    /// The trial of which nobody knows yet what comes of it.
+    /// The trial of which nobody knows yet what comes of it. A hold stands for as long as there is one.
     pub fn pending(&self) -> Option<&Trial> {
         self.trial.as_ref().filter(|trial| self.stands() && trial.outcome == TrialOutcome::Pending)
     }

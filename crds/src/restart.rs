@@ -37,6 +37,12 @@ impl RestartWish {
         let why = if self.word.why.is_empty() { String::new() } else { format!(": {}", self.word.why) };
         format!("asked for by {}{why}", self.word.by)
     }
+
+    /// The same with the stall that it is meant for, on one line: whoever may write the annotation writes anything there.
+    pub fn whole_words(&self) -> String {
+        let episode: String = self.episode.chars().filter(|c| !c.is_control()).collect();
+        format!("{} for episode {episode}", self.words())
+    }
 }
 
 #[cfg(test)]
@@ -54,5 +60,14 @@ mod tests {
             assert_eq!(RestartWish::read(odd), None, "{odd:.30}");
         }
         assert_eq!(RestartWish::read(r#"{"episode":"e"}"#).unwrap().words(), "asked for by somebody");
+    }
+
+    #[test]
+    fn what_a_person_wrote_is_told_on_one_line() {
+        let text =
+            serde_json::json!({"by": "a\nnn", "why": "\u{1b}[2Jwhy", "episode": "e-1\n  traffic: yes\u{1b}[31m"})
+                .to_string();
+        let wish = RestartWish::read(&text).unwrap();
+        assert_eq!(wish.whole_words(), "asked for by ann: [2Jwhy for episode e-1  traffic: yes[31m");
     }
 }

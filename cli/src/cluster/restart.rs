@@ -37,6 +37,8 @@ pub struct Asked {
     uid: String,
     episode: String,
     deployment: String,
+    /// A restart is in vain: the replacement is what was asked for, and a key for the restart that still stands on the pod is no news.
+    in_vain: bool,
 }
 
 /// Writes the annotation.
@@ -55,9 +57,10 @@ pub async fn ask(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resul
         );
     }
     let word = Fence { by: who(client).await, at: written(Timestamp::now()), why: wish.reason.clone() };
-    let text = serde_json::to_string(&RestartWish { word, episode: episode.clone() })?;
+    let text = serde_json::to_string(&RestartWish { word, episode: episode.id.clone() })?;
     annotate(&pods, &pod, ANNOTATION_RESTART, Value::String(text)).await?;
-    Ok(Asked { uid: pod.uid().unwrap_or_default(), episode, deployment })
+    let (uid, in_vain) = (pod.uid().unwrap_or_default(), episode.awaits_replacement());
+    Ok(Asked { uid, episode: episode.id, deployment, in_vain })
 }
 
 /// Waits until the restart is granted, and says how to follow it.
@@ -79,12 +82,12 @@ pub async fn wait(client: &Client, namespace: &str, name: &str, asked: &Asked) -
     let after = GRANTED_MAX.as_secs();
     match timeout(GRANTED_MAX, granted).await {
         Ok(what) => Ok(format!(
-            "pod {name}: {what} after {:.1} s; follow it with `truebeat kubectl why {name}`",
+            "pod {name}: {what} after {:.1} s; follow it with `truebeat kubectl why {name} -n {namespace}`",
             since.elapsed().as_secs_f64()
         )),
         Err(_) => bail!(
-            "the wish is written and stands until this stall is over, but nobody has granted it within {after} s: a budget has no slot, or no \
-             operator leads; `truebeat kubectl why {}` says what is waited for",
+            "the wish is written and stands until this stall is over, but nobody has granted it within {after} s; what it waits for is said by \
+             `truebeat kubectl why {} -n {namespace}`, under EnginesProgressing or RestartsHeld; where neither says it, see whether an operator leads",
             asked.deployment
         ),
     }
@@ -96,17 +99,17 @@ fn seen(pod: Option<&Pod>, asked: &Asked) -> Option<&'static str> {
     if pod.metadata.deletion_timestamp.is_some() {
         return Some("it is being replaced");
     }
-    if pod.annotations().get(ANNOTATION_RESTART_GRANT) == Some(&asked.episode) {
+    if !asked.in_vain && pod.annotations().get(ANNOTATION_RESTART_GRANT) == Some(&asked.episode) {
         return Some("its restart is granted");
     }
     let now = episode(pod);
     let over = now.as_ref().is_none_or(|now| now.id != asked.episode);
-    let begun = now.is_some_and(|now| !now.awaits_grant());
-    over.then_some("its stall is over").or(begun.then_some("its restart is under way"))
+    let waits = now.is_some_and(|now| now.awaits_grant() || (asked.in_vain && now.awaits_replacement()));
+    over.then_some("its stall is over").or((!waits).then_some("its restart is under way"))
 }
 
-/// The id of the stall that a restart would end.
-fn confirmed(pod: &Pod) -> anyhow::Result<String> {
+/// The stall that a restart would end, or a replacement where a restart is in vain.
+fn confirmed(pod: &Pod) -> anyhow::Result<Episode> {
     let name = pod.name_any();
     if pod.metadata.deletion_timestamp.is_some() {
         bail!("pod {name} is on its way out already");
@@ -123,8 +126,10 @@ fn confirmed(pod: &Pod) -> anyhow::Result<String> {
              {name}` drains it first"
         );
     };
+    if episode.awaits_grant() || episode.awaits_replacement() {
+        return Ok(episode);
+    }
     match episode.stage.as_str() {
-        "Stalled" => Ok(episode.id),
         "Suspect" => bail!(
             "pod {name} is suspected and not confirmed to stall (I1): it goes on by itself, or ask again when it is"
         ),

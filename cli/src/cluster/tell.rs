@@ -202,7 +202,7 @@ pub fn pod(pod: &Pod, incidents: &[EngineIncident], now: Timestamp) -> String {
         text += &episode(condition.message.as_deref().unwrap_or_default());
     }
     if let Some(wish) = pod.annotations().get(ANNOTATION_RESTART).and_then(|text| RestartWish::read(text)) {
-        _ = writeln!(text, "  a restart was {} for episode {}", wish.words(), wish.episode);
+        _ = writeln!(text, "  a restart was {}", wish.whole_words());
     }
     let refused = pod.annotations().get(ANNOTATION_POISON).map(|text| read(text)).unwrap_or_default();
     refused.iter().for_each(|one| _ = writeln!(text, "  its gate refuses: {}", one.words()));
@@ -257,7 +257,7 @@ pub fn deployment(infd: &InferenceDeployment, pods: &[Pod], incidents: &[EngineI
         let (type_, state, reason) = (&condition.type_, &condition.status, &condition.reason);
         _ = writeln!(text, "  {type_}={state} ({reason}) for {since}: {}", condition.message);
     }
-    text += &replicas(pods, &status.recovery);
+    text += &replicas(pods, &status.recovery, now);
     for place in &status.recovery.avoid {
         _ = writeln!(text, "  new pods keep away from node {} until {}", place.node, place.until);
         text += &faults(&place.xids);

@@ -121,6 +121,43 @@ fn whom_a_person_fenced_is_told_as_that() {
 }
 
 #[test]
+fn a_wish_is_told_on_one_line_whatever_it_says() {
+    let wish = json!({"by": "ann", "why": "the store is back", "episode": "e-1\n  traffic: yes\u{1b}[31m"}).to_string();
+    let asked: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "chat-abc", "annotations": {ANNOTATION_RESTART: wish}},
+    }))
+    .unwrap();
+    let text = pod(&asked, &[], now());
+    let line = "\n  a restart was asked for by ann: the store is back for episode e-1  traffic: yes[31m\n";
+    assert!(text.contains(line) && !text.contains('\u{1b}'), "{text}");
+}
+
+/// `restart` sends here whoever waits for a grant in vain.
+#[test]
+fn a_deployment_says_what_a_restart_waits_for() {
+    let held = "3 of 4 replicas stall at once: a common cause is likely, no restart is granted; one is tried at 2026-11-21T10:05:00Z";
+    let waits = "3 of 4 engines make no progress: a, b, c; a restart waits for the fleet's budget, held by ns/other";
+    let condition = |type_: &str, status: &str, reason: &str, message: &str| {
+        let at = "2026-11-21T09:58:45Z";
+        json!({"type": type_, "status": status, "reason": reason, "message": message, "lastTransitionTime": at})
+    };
+    let infd: InferenceDeployment = serde_json::from_value(json!({
+        "apiVersion": "inference.truebeat.io/v1alpha1",
+        "kind": "InferenceDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"replicas": 4, "engine": {"kind": "VLLM", "image": "i"}, "agent": {"image": "a"}},
+        "status": {"conditions": [
+            condition("RestartsHeld", "True", "CommonCause", held),
+            condition("EnginesProgressing", "False", "EngineNotProgressing", waits),
+        ]},
+    }))
+    .unwrap();
+    let text = deployment(&infd, &[], &[], now());
+    assert!(text.contains(&format!("  RestartsHeld=True (CommonCause) for 75s: {held}\n")), "{text}");
+    assert!(text.contains(&format!("  EnginesProgressing=False (EngineNotProgressing) for 75s: {waits}\n")), "{text}");
+}
+
+#[test]
 fn a_deployment_says_its_conditions_and_at_most_five_incidents() {
     let infd: InferenceDeployment = serde_json::from_value(json!({
         "apiVersion": "inference.truebeat.io/v1alpha1",

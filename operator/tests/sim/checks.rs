@@ -222,7 +222,14 @@ fn untried(store: &Store, call: &Call, old: &Object) -> Option<String> {
     if fresh.len() > 1 || !fresh.iter().all(known) {
         return Some(format!("{fresh:?} under a hold whose trial is {}", after["trial"]));
     }
-    (!fresh.is_empty() && pending).then(|| format!("a trial beside {}", before["trial"]))
+    let whole_fleet = |c: &Value| c["type"] == "RestartsHeld" && c["reason"] == "FleetCommonCause";
+    let of_fleet = || old["status"]["conditions"].as_array().into_iter().flatten().any(whole_fleet);
+    let elsewhere = || {
+        let others = store.of(GROUP).filter(|(_, entry)| entry.value["metadata"]["uid"] != old["metadata"]["uid"]);
+        others.map(|(_, entry)| hold(&entry.value)).find(|hold| stands(hold) && hold["trial"]["outcome"] == "Pending")
+    };
+    let beside = Some(before["trial"].clone()).filter(|_| pending).or_else(|| elsewhere().filter(|_| of_fleet()));
+    beside.filter(|_| !fresh.is_empty()).map(|trial| format!("a trial beside {trial}"))
 }
 
 /// P1, B8: what pods are brought to is remembered before they are: an operator of another version may come after a crash.

@@ -87,6 +87,39 @@ pub fn one_in_the_fleet(log: &Log<'_>) -> Vec<Option<String>> {
     ]
 }
 
+/// Six deployments of one, of which each has nobody else to wait: together they are the fleet.
+fn singles() -> impl Iterator<Item = (u64, Act)> {
+    ["a", "b", "c", "d", "e", "f"].into_iter().map(|name| (0, Act::Create { name, spec: held(1, 100) }))
+}
+
+pub fn fleet_of_singles() -> Story {
+    let acts = singles().chain((0..6).map(|nth| freeze(30_000, nth)));
+    Story { fleet_hold_percent: 30, settle_ms: 300_000, ..plain(acts.collect(), Vec::new()) }
+}
+
+/// The first is granted its restart before so many stall that they are held. Then one is tried, and the next one waits for its proof; of four
+/// that are left each has its turn.
+pub fn singles_in_turn(log: &Log<'_>) -> Vec<Option<String>> {
+    let grants = log.grants();
+    let in_turn = matches!(grants[..], [before, first, second, _, _, _]
+        if before < 60_000 && (90_000..125_000).contains(&first) && second >= first + 60_000);
+    vec![(!in_turn).then(|| format!("grants at {grants:?}")), log.has("FleetCommonCause"), log.has("TrialHelped")]
+}
+
+/// Engines freeze eight seconds after they serve, wherever they are, for more than six minutes.
+pub fn singles_whose_cause_lasts() -> Story {
+    let sick = |at_ms, sick| (0..NODES).map(move |node| (at_ms, Act::Sick { node, sick }));
+    let acts = singles().chain(sick(20_000, true)).chain(sick(400_000, false));
+    Story { fleet_hold_percent: 30, settle_ms: 400_000, ..plain(acts.collect(), Vec::new()) }
+}
+
+/// While it lasts the whole fleet has no more trials than one deployment would have.
+pub fn one_pause_in_the_fleet(log: &Log<'_>) -> Vec<Option<String>> {
+    let grants = log.grants();
+    let few = grants.iter().filter(|at_ms| **at_ms < 400_000).count();
+    vec![(!(1..=3).contains(&few)).then(|| format!("grants at {grants:?}")), log.has("TrialFailed")]
+}
+
 /// Nothing is tried; half a minute later a person asks for the restart of the first one that stalls, on whatever pod the word stands.
 pub fn asked() -> Story {
     let mut acts = all_stall();

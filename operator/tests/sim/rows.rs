@@ -139,6 +139,8 @@ pub fn all() -> Vec<Row> {
         row("i2-hold-is-tried", held::tried, held::heals_by_itself),
         row("i2-hold-of-a-cause-that-lasts", held::lasts, held::pauses_grow),
         row("i2-hold-of-the-fleet", held::fleet, held::one_in_the_fleet),
+        row("i2-hold-of-a-fleet-of-singles", held::fleet_of_singles, held::singles_in_turn),
+        row("i2-hold-of-singles-whose-cause-lasts", held::singles_whose_cause_lasts, held::one_pause_in_the_fleet),
         row("i2-hold-and-other-leaders", held::other_leaders, held::heals_by_itself),
         row("i2-hold-and-a-person", held::asked, held::by_a_person),
         row("i2-drain-of-one-node", leaving::alone, leaving::one_by_one),

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use crds::InferenceDeployment;
 use crds::episode::{ANNOTATION_RESTART_GRANT, CONDITION_EPISODE};
+use crds::restart::ANNOTATION_RESTART;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
@@ -78,6 +79,8 @@ async fn by_the_api(world: &World<'_>, thief: &Client, owned: &Pod) -> Result<()
     for (field, value) in [
         ("labels", json!({"app": "x"})),
         ("annotations", json!({ANNOTATION_RESTART_GRANT: "mine"})),
+        // a person's wish, for the stall that it will claim: it would pass the hold and the pause
+        ("annotations", json!({ANNOTATION_RESTART: r#"{"by": "ann", "episode": "owned-1"}"#})),
         ("finalizers", json!(["evil.example/stay"])),
         ("ownerReferences", uid),
     ] {

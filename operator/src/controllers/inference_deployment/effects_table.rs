@@ -146,7 +146,7 @@ pub fn table() -> Vec<(&'static str, Value, Seen)> {
         (
             "recovery.trialAfter",
             recovery(json!({"holdPercent": 50, "trialAfter": "77m"})),
-            Plan("one is tried at 2026-01-01T01:17:30Z"),
+            Plan("one is tried when they have been held for 1h 17m"),
         ),
         (
             "recovery.restartsBeforeReplace",

@@ -36,12 +36,13 @@ mod model;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use crds::HoldStatus;
+use crds::{HoldStatus, RecoveryStatus};
+use jiff::Timestamp;
 use kube::ResourceExt;
 use thiserror::Error;
 use tokio::{sync::MutexGuard, time::Instant};
 
-use self::{execute::StepError, gather::Look, observed::Observed, plan::Plan};
+use self::{build::Child, execute::StepError, gather::Look, observed::Observed, plan::Plan};
 use crate::{
     client::{CallError, Calls},
     metrics::Metrics,
@@ -83,10 +84,11 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     let held = before.hold.as_ref().is_some_and(HoldStatus::stands);
     if held || grants::fresh(&plan.grants, &before.grants).next().is_some() {
         turn = Some(calls.fleet.turn.lock().await);
-        let fleet = gather::fleet(calls, &observed.infd)
-            .await
-            .map_err(|source| PassError::Gather { name: "the fleet".to_owned(), source })?;
-        plan = plan::plan(&observed, desired(), Some(&fleet), calls.wall.now());
+        plan = match gather::fleet(calls, &observed.infd).await {
+            Ok(fleet) => plan::plan(&observed, desired(), Some(&fleet), calls.wall.now()),
+            Err(source) => unseen(&observed, desired(), &before, calls.wall.now())
+                .ok_or(PassError::Gather { name: "the fleet".to_owned(), source })?,
+        };
     }
     tell(&calls.metrics, (namespace, name), &observed, &plan);
     let errors = execute_plan(calls, &observed, &plan, &problems, turn).await?;
@@ -95,6 +97,16 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
         return Err(PassError::Steps(errors));
     }
     Ok(Some(recheck(&plan, &observed, calls.wall.now())))
+}
+
+/// The plan where the fleet cannot be looked at: nothing is tried, and what is remembered of the hold stays as it is. `None`: something would
+/// be granted, for which the fleet must be known.
+fn unseen(observed: &Observed, desired: Vec<Child>, before: &RecoveryStatus, now: Timestamp) -> Option<Plan> {
+    let mut untried = observed.clone();
+    untried.infd.spec.recovery.trial_after = "0s".to_owned();
+    let plan = plan::plan(&untried, desired, None, now);
+    let grants = grants::fresh(&plan.grants, &before.grants).next().is_some();
+    (!grants).then(|| Plan { hold_status: before.hold.clone(), ..plan })
 }
 
 /// There is no such InferenceDeployment, or soon will be none. Whatever pods are `left` have a label that is not what it was (A16), or their
@@ -129,8 +141,13 @@ fn tell(metrics: &Metrics, (namespace, name): (&str, &str), observed: &Observed,
 }
 
 /// When to look again if nothing happens. A person's fence ends by an event, and nobody has to look after it meanwhile.
-fn recheck(plan: &Plan, observed: &Observed, now: jiff::Timestamp) -> Duration {
-    if plan.incidents.open > plan.incidents.by_hand || !plan.grants.is_empty() || plan.scaling_held.is_some() {
+fn recheck(plan: &Plan, observed: &Observed, now: Timestamp) -> Duration {
+    let on_trial = plan.hold_status.as_ref().is_some_and(|hold| hold.pending().is_some());
+    if plan.incidents.open > plan.incidents.by_hand
+        || !plan.grants.is_empty()
+        || plan.scaling_held.is_some()
+        || on_trial
+    {
         return RECHECK_OPEN;
     }
     let in_order = plan.foreign.is_empty() && observed.doubted.is_empty();

@@ -62,6 +62,8 @@ pub struct Placement {
 pub struct PodView {
     pub name: String,
     pub uid: String,
+    /// When it was made, RFC 3339; `None`: it does not say.
+    pub created_at: Option<String>,
     /// The version of what was looked at: whatever is destroyed by this look is destroyed only as it was seen.
     pub version: String,
     pub node: String,
@@ -255,6 +257,7 @@ pub fn view(pod: &ListedPod) -> PodView {
     PodView {
         name: pod.name_any(),
         uid: pod.uid().unwrap_or_default(),
+        created_at: pod.meta().creation_timestamp.as_ref().map(|time| time.0.to_string()),
         version: pod.resource_version().unwrap_or_default(),
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
         revision: pod.labels().get(LABEL_REVISION).cloned().unwrap_or_default(),

@@ -132,7 +132,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let recent = escalate::recent(&terms, &observed.pods, held, &grants, &at);
     let fresh = recent.len() != terms.recent.len() || recent != terms.recent;
     let granted: Vec<&Grant> = grants::fresh(&grants, held).collect();
-    let hold = trials::with_trial(hold, granted.iter(), &terms, &observed.pods, now);
+    let hold = trials::with_trial(hold, granted.iter(), &terms, &observed.pods);
     let avoid = avoid::next(infd, &observed.pods, &granted, &observed.nodes, now);
     let last = escalate::last_serving(recovery.last_replica, recovery.mode, &observed.pods);
     let queue = |pod: &PodView, grants: &[Grant]| grants::to_queue(grants, pod, recovery.mode, now);
@@ -157,7 +157,10 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         waits: waits::why(&grants, &observed.pods, (&terms, fleet), &at),
         suspect_node: escalate::suspect_node(&recent, terms.window, &at).filter(|_| fresh),
         recent,
-        trial: hold.as_ref().map(|hold| trials::words(hold, trial_after, terms.fleet_alarmed)).unwrap_or_default(),
+        trial: hold
+            .as_ref()
+            .map(|hold| trials::words(hold, remembered.is_some(), trial_after, terms.fleet_alarmed))
+            .unwrap_or_default(),
         hold_status: hold,
         hold: terms.hold.clone(),
         rollout,

@@ -7,14 +7,14 @@
 //! stalled, though it serves: otherwise the first that comes back would end the hold, and a cause that strikes again after seconds
 //! would get one restart after another.
 
-use crds::{Grant, HoldStatus, PastGrant, Trial, TrialOutcome};
+use crds::{Grant, GrantAction, HoldStatus, PastGrant, Trial, TrialOutcome};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
     escalate::{Hold, Terms, in_stall, older},
     grants::wants_slot,
     observed::PodView,
-    restarts::PATIENCE_MAX,
+    restarts::{self, PATIENCE_MAX},
 };
 use crate::wall::ahead;
 
@@ -25,6 +25,8 @@ const PAUSE_MAX: SignedDuration = SignedDuration::from_hours(1);
 /// A hold that comes back so soon is the same one, and what was tried under it before was in vain.
 const REMEMBERED: SignedDuration = SignedDuration::from_hours(1);
 const FAILED_MAX: i32 = 1000;
+/// Between the operator's clock and the API server's. A pod that is replaced is gone before its successor is made.
+const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_secs(5);
 
 /// How many of this deployment, by what is stored, are on trial and do not stall: they count all the same.
 pub fn unproven(hold: Option<&HoldStatus>, pods: &[PodView]) -> usize {
@@ -35,7 +37,7 @@ pub fn unproven(hold: Option<&HoldStatus>, pods: &[PodView]) -> usize {
 
 /// The same by what another deployment's status alone says; of one whose pod is replaced that it counts already cannot be told.
 pub fn unproven_elsewhere(hold: &HoldStatus) -> usize {
-    let replaced = |trial: &Trial| trial.action == crds::GrantAction::Replace;
+    let replaced = |trial: &Trial| trial.action == GrantAction::Replace;
     usize::from(hold.pending().is_some_and(|trial| trial.serves_since.is_some() || replaced(trial)))
 }
 
@@ -50,6 +52,8 @@ pub fn next(
     let holds = terms.hold != Hold::No;
     let Some(before) = before else { return holds.then(|| begun(0)) };
     let known = judged(dated(before, now), (held, pods), terms, now);
+    // whoever was the only one to wait is on trial and waits no more: it stands until it is known what comes of that
+    let holds = holds || known.trial.as_ref().is_some_and(|trial| on_its_way(trial, pods));
     match (known.over_at.as_deref(), holds) {
         (None, true) | (Some(_), false) => Some(known),
         (None, false) if known.trial.is_none() && known.failed == 0 => None,
@@ -92,7 +96,6 @@ pub fn with_trial<'a>(
     mut fresh: impl Iterator<Item = &'a &'a Grant>,
     terms: &Terms<'_>,
     pods: &[PodView],
-    now: Timestamp,
 ) -> Option<HoldStatus> {
     let mut hold = hold?;
     let asked = |uid: &str| pods.iter().any(|pod| pod.uid == uid && pod.asked().is_some());
@@ -106,15 +109,18 @@ pub fn with_trial<'a>(
         action: grant.action,
         granted_at: grant.granted_at.clone(),
         run_since: run.map_or(&grant.granted_at, |trial| &trial.run_since).clone(),
-        served: i32::try_from(serving(pods, now)).unwrap_or(i32::MAX),
         ..Trial::default()
     });
     Some(hold)
 }
 
-/// What is tried, in words that time alone does not change; they follow "no restart is granted".
-pub fn words(hold: &HoldStatus, after: SignedDuration, fleet: bool) -> String {
+/// What is tried, in words that time alone does not change; they follow "no restart is granted". Of a hold that is not stored yet no time is
+/// told: where an older schema prunes what is remembered it is new at each look, and would be told anew each time (P7).
+pub fn words(hold: &HoldStatus, is_stored: bool, after: SignedDuration, fleet: bool) -> String {
     let one_at_a_time = if fleet { " at the earliest, one at a time in the whole fleet" } else { "" };
+    if let Some(trial) = hold.pending() {
+        return format!(" but that of pod {}, on trial since {}", trial.pod, trial.granted_at);
+    }
     let at = |from: &str, failed: i32| {
         let at = from.parse::<Timestamp>().ok().map(|from| from + pause(after, failed));
         at.map(|at| format!("{at:.0}")).unwrap_or_default()
@@ -123,9 +129,10 @@ pub fn words(hold: &HoldStatus, after: SignedDuration, fleet: bool) -> String {
         return String::new();
     }
     match &hold.trial {
+        None if !is_stored => format!("; one is tried when they have been held for {}", words_of(after)),
         None => format!("; one is tried at {}{one_at_a_time}", at(&hold.since, hold.failed)),
         Some(trial) => match trial.outcome {
-            TrialOutcome::Pending => format!(" but that of pod {}, on trial since {}", trial.pod, trial.granted_at),
+            TrialOutcome::Pending => String::new(),
             TrialOutcome::Helped => format!("; that of pod {} on trial helped, and the next one follows", trial.pod),
             TrialOutcome::Failed => {
                 let next = at(trial.ended_at.as_deref().unwrap_or_default(), hold.failed);
@@ -136,6 +143,20 @@ pub fn words(hold: &HoldStatus, after: SignedDuration, fleet: bool) -> String {
             }
         },
     }
+}
+
+/// Is it not known yet what comes of this trial, or known to be in vain and its pod not back?
+fn on_its_way(trial: &Trial, pods: &[PodView]) -> bool {
+    match trial.outcome {
+        TrialOutcome::Pending => true,
+        TrialOutcome::Failed => pods.iter().any(|pod| pod.uid == trial.pod_uid && in_stall(pod)),
+        TrialOutcome::Helped => false,
+    }
+}
+
+/// For people: `5m`.
+fn words_of(span: SignedDuration) -> String {
+    humantime::format_duration(span.unsigned_abs()).to_string()
 }
 
 fn pause(after: SignedDuration, failed: i32) -> SignedDuration {
@@ -152,13 +173,20 @@ fn judged(mut hold: HoldStatus, (held, pods): (&[Grant], &[PodView]), terms: &Te
     let Some(trial) = hold.trial.as_mut().filter(|trial| stands && trial.outcome != TrialOutcome::Failed) else {
         return hold;
     };
-    let pod = pods.iter().find(|pod| pod.uid == trial.pod_uid);
-    let serves = pod
-        .map_or_else(|| i32::try_from(serving(pods, now)).unwrap_or(i32::MAX) > trial.served, |pod| serves(pod, now));
+    let pending = trial.outcome == TrialOutcome::Pending;
+    if pending && is_void(trial, pods) {
+        hold.trial = None;
+        return hold;
+    }
     let mut failed = stalls_again(trial, (held, pods), terms.recent);
-    if trial.outcome == TrialOutcome::Pending && !failed {
+    if pending && !failed {
+        let serves = match pods.iter().find(|pod| pod.uid == trial.pod_uid) {
+            Some(pod) => serves(pod, now),
+            None => pods.iter().any(|pod| made_since(&trial.granted_at, pod) && serves(pod, now)),
+        };
         trial.serves_since = trial.serves_since.take().filter(|_| serves).or_else(|| serves.then(|| at.clone()));
-        failed = !serves && older(&trial.granted_at, terms.patience + PROOF, &at);
+        let in_vain = in_vain(trial, (held, pods), terms, &at);
+        failed = in_vain || (!serves && older(&trial.granted_at, terms.patience + PROOF, &at));
         if trial.serves_since.as_deref().is_some_and(|since| older(since, PROOF, &at)) {
             (trial.outcome, trial.ended_at) = (TrialOutcome::Helped, Some(at.clone()));
         }
@@ -170,23 +198,44 @@ fn judged(mut hold: HoldStatus, (held, pods): (&[Grant], &[PodView]), terms: &Te
     hold
 }
 
-/// Does anybody wait for a restart who was granted one since this run of trials began, and has used it?
+/// Does nothing come of it that would say whether a restart helps? Its pod was taken away by a scale-in or a drain, or a person set it aside.
+fn is_void(trial: &Trial, pods: &[PodView]) -> bool {
+    let pod = pods.iter().find(|pod| pod.uid == trial.pod_uid);
+    let goes = trial.action == GrantAction::Restart && pod.is_none_or(|pod| pod.leaving);
+    goes || pod.is_some_and(|pod| pod.fence.is_some())
+}
+
+/// Is it known before its time that this restart does not help: does its engine end at each start, or must its pod be replaced?
+fn in_vain(trial: &Trial, (held, pods): (&[Grant], &[PodView]), terms: &Terms<'_>, now: &str) -> bool {
+    let mine = |grant: &&Grant| grant.pod_uid == trial.pod_uid && grant.episode == trial.episode;
+    let pod = pods.iter().find(|pod| trial.action == GrantAction::Restart && pod.uid == trial.pod_uid);
+    pod.is_some_and(|pod| {
+        let asks =
+            pod.open_episode().is_some_and(|episode| episode.id == trial.episode && episode.awaits_replacement());
+        asks || held.iter().find(mine).is_some_and(|grant| restarts::in_vain(grant, pod, terms, now))
+    })
+}
+
+/// Does anybody wait for a restart who was granted one since this run of trials began, and has used it, or who was made since?
 fn stalls_again(trial: &Trial, (held, pods): (&[Grant], &[PodView]), recent: &[PastGrant]) -> bool {
     let Ok(since) = trial.run_since.parse::<Timestamp>() else { return false };
     let in_run = |past: &&PastGrant| past.granted_at.parse::<Timestamp>().is_ok_and(|at| at >= since);
     pods.iter().filter(|pod| wants_slot(pod)).any(|pod| {
         let episode = pod.open_episode().map(|episode| episode.id.as_str());
         let unused = held.iter().any(|grant| grant.pod_uid == pod.uid && Some(grant.episode.as_str()) == episode);
-        !unused && recent.iter().filter(in_run).any(|past| past.pod_uid == pod.uid)
+        let restarted = || recent.iter().filter(in_run).any(|past| past.pod_uid == pod.uid);
+        !unused && (made_since(&trial.run_since, pod) || restarted())
     })
+}
+
+/// Was this pod made since then? The API server dates it, to the second and by its own clock.
+fn made_since(at: &str, pod: &PodView) -> bool {
+    let made = pod.created_at.as_deref().and_then(|at| at.parse::<Timestamp>().ok());
+    made.zip(at.parse::<Timestamp>().ok()).is_some_and(|(made, at)| made >= at - CLOCKS_DIFFER)
 }
 
 fn serves(pod: &PodView, now: Timestamp) -> bool {
     !pod.leaving && pod.open_episode().is_none() && pod.progresses(now)
-}
-
-fn serving(pods: &[PodView], now: Timestamp) -> usize {
-    pods.iter().filter(|pod| serves(pod, now)).count()
 }
 
 /// The same with times that can be counted from. What a former leader dated ahead, by a clock that was wrong, is taken for new, once.

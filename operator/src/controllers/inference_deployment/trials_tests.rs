@@ -167,7 +167,11 @@ fn a_pod_that_was_replaced_on_trial_is_judged_by_how_many_serve() {
     assert_eq!((plan.grants[0].action, plan.replaces.len()), (GrantAction::Replace, 1));
     scene.pods.remove(0);
     assert!(matches!(scene.look(310).hold, Hold::Deployment(_)), "two, and one on trial");
-    scene.pods.push(healthy("e"));
+    scene.serves("b");
+    scene.look(315);
+    assert!(scene.hold().trial.unwrap().serves_since.is_none(), "another one heals by itself");
+    scene.stalls("b");
+    scene.pods.push(made(312, healthy("e")));
     scene.look(320);
     assert!(scene.hold().trial.unwrap().serves_since.is_some());
     scene.look(381);
@@ -182,9 +186,11 @@ fn a_hold_that_comes_back_is_remembered_for_an_hour() {
         scene.look(300);
         NAMES.into_iter().for_each(|name| scene.serves(name));
         scene.look(310);
+        assert!(scene.hold().stands(), "what was tried has proven nothing yet");
+        scene.look(371);
         assert!(!scene.hold().stands());
         NAMES.into_iter().for_each(|name| scene.stalls(name));
-        scene.look(310 + over);
+        scene.look(371 + over);
         scene.hold().failed
     };
     assert_eq!((again(3_600), again(3_601)), (1, 0));
@@ -286,6 +292,11 @@ fn a_place_that_is_held_is_tried_when_nobody_else_waits() {
     assert_eq!(scene.hold().trial.unwrap().pod, "a");
 }
 
+/// The same, made so many seconds after `BEGAN`.
+fn made(seconds: i64, pod: PodView) -> PodView {
+    PodView { created_at: Some(at(seconds).to_string()), ..pod }
+}
+
 /// A person's wish that this pod be restarted for this episode.
 fn wish(pod: &mut PodView, episode: &str) {
     pod.wish = Some(crds::restart::RestartWish { episode: episode.to_owned(), ..Default::default() });
@@ -332,3 +343,6 @@ fn a_person_does_not_wait_for_the_pause_after_the_last_restart() {
     };
     assert_eq!((granted(false), granted(true)), (vec![], vec!["a".to_owned()]));
 }
+
+#[path = "trials_outcome_tests.rs"]
+mod outcomes;

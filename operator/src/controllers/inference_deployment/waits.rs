@@ -14,18 +14,20 @@ use super::{
 /// So many holders are named.
 const NAMED_MAX: usize = 5;
 
-/// What the first pod that may have a recovery and has no slot waits for; `None`: nobody waits, or something else is told (a common cause).
+/// What the first pod that may have a recovery and has no slot waits for; `None`: nobody waits, or something else is told (a common cause,
+/// under which only a trial that is due and those whom a person wants restarted wait for a budget).
 pub fn why(
     grants: &[Grant],
     pods: &[PodView],
     (terms, fleet): (&Terms<'_>, Option<&Fleet>),
     now: &str,
 ) -> Option<String> {
-    if terms.mode != RecoveryMode::Recover || terms.hold != Hold::No {
+    if terms.mode != RecoveryMode::Recover {
         return None;
     }
+    let free = |pod: &PodView| terms.hold == Hold::No || terms.trial || pod.asked().is_some();
     let has_slot = |pod: &PodView| grants.iter().any(|grant| grant.pod_uid == pod.uid);
-    let waiting = pods.iter().find(|pod| terms.may_restart(pod, now) && !has_slot(pod))?;
+    let waiting = pods.iter().find(|pod| free(pod) && terms.may_restart(pod, now) && !has_slot(pod))?;
     let taken = grants::taken(grants, pods, terms, now);
     if taken >= usize::try_from(terms.max_unavailable).unwrap_or(0) {
         let own = names(grants.iter().map(|grant| grant.pod.as_str()));
@@ -114,6 +116,25 @@ mod tests {
         let here = [("ns/x", "n1", "z1"), ("ns/x", "n1", "z1"), ("ns/y", "n2", "z1")];
         says(&[], fleet(&here, large, (2, 0)), "waits for the budget of node n1, held by ns/x");
         says(&[], fleet(&here, large, (0, 3)), "waits for the budget of failure domain z1, held by ns/x, ns/y");
+    }
+
+    #[test]
+    fn under_a_common_cause_waits_who_is_asked_for_or_tried() {
+        let mut object = infd("chat");
+        object.spec.recovery.max_unavailable = 0;
+        let asked = |pod: PodView| {
+            let episode = "e-c".to_owned();
+            PodView { wish: Some(crds::restart::RestartWish { episode, ..Default::default() }), ..pod }
+        };
+        let told = |pods: &[PodView], trial| {
+            let terms = Terms::of(&object, pods, None).with_trial(trial);
+            assert!(matches!(terms.hold, Hold::Deployment(_)));
+            why(&[], pods, (&terms, None), NOW)
+        };
+        let all = ["a", "b", "c"].map(|name| pod(name, "Stalled", 1));
+        let one_asked = [all[0].clone(), all[1].clone(), asked(all[2].clone())];
+        let budget = Some("waits for recovery.maxUnavailable".to_owned());
+        assert_eq!((told(&all, false), told(&all, true), told(&one_asked, false)), (None, budget.clone(), budget));
     }
 
     #[test]
