@@ -75,14 +75,20 @@ pub struct EngineIncidentSpec {
     pub fingerprint: String,
 }
 
+impl EngineIncidentSpec {
+    /// [`EngineIncident::is_stall`], by its parts.
+    pub fn is_stall(&self, status: Option<&EngineIncidentStatus>) -> bool {
+        self.class == "Dead" || status.is_some_and(|status| status.timeline.confirmed_at.is_some())
+    }
+}
+
 /// How an incident may end, [`EngineIncidentStatus::outcome`]; the first: its engine was restarted and serves.
 pub const OUTCOMES: [&str; 5] = ["Recovered", "Cleared", "Unfenced", "PodGone", "Superseded"];
 
 impl EngineIncident {
     /// Did the engine stall or die, beyond suspicion? As [`crate::episode::Episode::is_stall`].
     pub fn is_stall(&self) -> bool {
-        let confirmed = self.status.as_ref().is_some_and(|status| status.timeline.confirmed_at.is_some());
-        confirmed || self.spec.class == "Dead"
+        self.spec.is_stall(self.status.as_ref())
     }
 
     /// Is it the record of this episode of this pod? Episode ids are the agent's and unique in a pod alone.

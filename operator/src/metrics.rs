@@ -86,14 +86,7 @@ impl Metrics {
             )?,
             replicas_wanted: of_deployment("truebeat_operator_replicas_wanted", "Replicas that the spec asks for.")?,
             replicas_ready: of_deployment("truebeat_operator_replicas_ready", "Replicas that take requests.")?,
-            stall_seconds: HistogramVec::new(
-                HistogramOpts::new(
-                    "truebeat_operator_stall_seconds",
-                    "From suspicion to the end of confirmed stalls, by outcome.",
-                )
-                .buckets(STALL_BUCKETS.into()),
-                &["namespace", "deployment", "outcome"],
-            )?,
+            stall_seconds: stall_seconds()?,
             leader: IntGauge::new("truebeat_operator_leader", "1 while this process leads.")?,
             watch_up: IntGaugeVec::new(
                 Opts::new("truebeat_operator_watch_up", "1 while the watch is in step with the API server."),
@@ -173,6 +166,12 @@ impl Metrics {
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(text)
     }
+}
+
+fn stall_seconds() -> Result<HistogramVec, prometheus::Error> {
+    let name = "truebeat_operator_stall_seconds";
+    let options = HistogramOpts::new(name, "From suspicion to the end of confirmed stalls, by outcome.");
+    HistogramVec::new(options.buckets(STALL_BUCKETS.into()), &["namespace", "deployment", "outcome"])
 }
 
 fn of_deployment(name: &str, help: &str) -> Result<IntGaugeVec, prometheus::Error> {

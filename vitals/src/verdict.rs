@@ -145,3 +145,16 @@ impl Default for Outcome {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::StallClass::{self, *};
+
+    #[test]
+    fn every_class_has_a_name_of_the_list() {
+        let silent = RankSilent { ranks: vec![1] };
+        let steps = [StepStalled, silent, DeviceWait].map(|class| class.name());
+        let others = [StartupStalled, AdmissionStalled, DecodeStalled, Livelock, FrontendStalled, Unkillable];
+        assert_eq!([steps.as_slice(), others.map(|class| class.name()).as_slice()].concat(), StallClass::NAMES);
+    }
+}

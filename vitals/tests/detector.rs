@@ -394,21 +394,3 @@ fn a_scrape_that_counts_what_came_before_the_fence_does_not_lift_it() {
     assert!(sim.silence(100).fenced, "the tokens of that scrape were delivered before the fence");
     assert!(sim.silence_until(10_000, stalled).is_some());
 }
-
-#[test]
-fn every_class_has_a_name_of_the_list() {
-    use StallClass::*;
-    let silent = RankSilent { ranks: vec![1] };
-    let all = [
-        StepStalled,
-        silent,
-        DeviceWait,
-        StartupStalled,
-        AdmissionStalled,
-        DecodeStalled,
-        Livelock,
-        FrontendStalled,
-        Unkillable,
-    ];
-    assert_eq!(all.each_ref().map(StallClass::name), StallClass::NAMES);
-}

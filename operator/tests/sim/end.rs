@@ -57,6 +57,10 @@ fn one(state: &State, world: &World, (namespace, name): (&str, &str), infd: &Obj
     if pods.len() as u64 != wanted || healthy != wanted {
         wrong(format!("P4: {wanted} replicas wanted, {} pods, {healthy} healthy", pods.len()));
     }
+    let trial = &status["recovery"]["hold"]["trial"];
+    if trial["outcome"] == "Pending" {
+        wrong(format!("P4: nobody knows what has come of the trial of {}", trial["pod"]));
+    }
     for (field, truth) in [
         ("observedGeneration", infd["metadata"]["generation"].as_u64().unwrap_or(0)),
         ("replicas", pods.len() as u64),

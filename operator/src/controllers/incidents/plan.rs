@@ -199,8 +199,7 @@ pub fn closed_stall<'a>(write: &'a IncidentWrite, incidents: &[EngineIncident]) 
     let status = write.status.as_ref()?;
     let existing = incidents.iter().find(|incident| incident.name_any() == write.name);
     let spec = write.spec.as_ref().or(existing.map(|incident| &incident.spec))?;
-    let is_stall = status.timeline.confirmed_at.is_some() || spec.class == "Dead";
-    if !is_stall || existing.is_some_and(is_closed) {
+    if !spec.is_stall(Some(status)) || existing.is_some_and(is_closed) {
         return None;
     }
     Some((status.outcome.as_deref()?, seconds(status.timeline.suspect_at.as_deref()?, status.closed_at.as_deref()?)?))
