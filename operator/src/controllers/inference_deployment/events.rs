@@ -106,6 +106,9 @@ fn incurable(observed: &Observed, grant: &Grant) -> String {
     if episode.is_some_and(Episode::unkillable) {
         return "whose engine outlives SIGKILL".to_owned();
     }
+    if pod.is_some_and(|pod| pod.agent_away) && episode.is_some_and(Episode::awaits_grant) {
+        return "whose agent does not run and hears of no restart".to_owned();
+    }
     let xids = episode.map(|episode| episode.xids.as_slice()).unwrap_or_default();
     match xids.iter().filter(|xid| xid.remedy.outlasts_a_restart()).max_by_key(|xid| xid.remedy) {
         Some(xid) => format!("which no restart in place cures ({})", xid.words()),

@@ -71,6 +71,8 @@ pub struct PodView {
     pub revision: String,
     /// How often its engine's container was started again.
     pub restarts: i32,
+    /// The kubelet says that its agent does not run: it ends at every start, or cannot be started.
+    pub agent_away: bool,
     /// Being deleted: no replica any more.
     pub leaving: bool,
     /// When its grace is over, if it leaves, RFC 3339.
@@ -262,6 +264,7 @@ pub fn view(pod: &ListedPod) -> PodView {
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default(),
         revision: pod.labels().get(LABEL_REVISION).cloned().unwrap_or_default(),
         restarts: restarts(status),
+        agent_away: agent_away(status),
         leaving: pod.metadata.deletion_timestamp.is_some(),
         grace_until: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0.to_string()),
         ready: find("Ready").is_some_and(|c| c.status == "True"),
@@ -290,6 +293,12 @@ pub fn view(pod: &ListedPod) -> PodView {
 fn restarts(status: Option<&PodStatus>) -> i32 {
     let containers = status.and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
     containers.iter().find(|container| container.name == "engine").map_or(0, |container| container.restart_count)
+}
+
+fn agent_away(status: Option<&PodStatus>) -> bool {
+    let containers = status.and_then(|status| status.init_container_statuses.as_deref()).unwrap_or_default();
+    let state = containers.iter().find(|container| container.name == "agent").and_then(|agent| agent.state.as_ref());
+    state.is_some_and(|state| state.waiting.is_some() || state.terminated.is_some())
 }
 
 /// A condition that is `False` without a text says that nothing has happened yet.

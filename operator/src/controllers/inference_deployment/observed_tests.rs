@@ -40,6 +40,28 @@ fn a_pod_is_seen_whole() {
 }
 
 #[test]
+fn an_agent_is_away_where_the_kubelet_says_so_and_nowhere_else() {
+    let seen = |statuses: Value| {
+        let mut pod = pod(json!([]));
+        let status = pod.status.as_mut().unwrap();
+        status.init_container_statuses = serde_json::from_value(statuses).unwrap();
+        view(&pod).agent_away
+    };
+    let one = |name: &str, state: Value| json!([{"name": name, "restartCount": 7, "image": "", "imageID": "", "ready": false, "state": state}]);
+    assert!(seen(one("agent", json!({"waiting": {"reason": "CrashLoopBackOff"}}))));
+    assert!(seen(one("agent", json!({"terminated": {"exitCode": 137}}))));
+    for here in [
+        one("agent", json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}})),
+        one("agent", json!({})),
+        one("weights", json!({"terminated": {"exitCode": 0}})),
+        json!([]),
+        Value::Null,
+    ] {
+        assert!(!seen(here.clone()), "{here}");
+    }
+}
+
+#[test]
 fn silence_and_nonsense_are_told_apart() {
     assert_eq!(view(&pod(json!([]))).episode, EpisodeView::None);
     assert_eq!(view(&pod(json!([condition(CONDITION_EPISODE, "False", "")]))).episode, EpisodeView::None);

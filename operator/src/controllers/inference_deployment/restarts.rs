@@ -6,7 +6,8 @@
 //! confirms.) An engine that ended again and again since is not starting but failing. No restart in place cures that, and its pod is
 //! replaced on the slot that it has.
 //!
-//! Before the kill, and while the old process is there, no time bounds a grant: the key may be used at any moment.
+//! Before the kill, and while the old process is there, no time bounds a grant: the key may be used at any moment. But an agent that is not
+//! there uses none. Where the kubelet says so, and has for as long as anybody waits, its pod is replaced on the slot that it has.
 
 use crds::{Grant, episode::Episode, rollout::Rollout};
 use jiff::SignedDuration;
@@ -36,7 +37,14 @@ pub fn fails(grant: &Grant, pod: &PodView) -> bool {
 /// Is the restart in vain? Its engine ended so often as nobody takes for chance, or once at least and its time is over.
 pub fn in_vain(grant: &Grant, pod: &PodView, terms: &Terms<'_>, now: &str) -> bool {
     let failed = failed_starts(grant, pod);
-    failed >= CRASHES_MIN || (failed > 0 && overdue(pod, &grant.granted_at, terms, now))
+    failed >= CRASHES_MIN || (failed > 0 && overdue(pod, &grant.granted_at, terms, now)) || is_unheard(grant, pod, now)
+}
+
+/// Was this restart granted to an agent that is not there any more, and that will not be back? What it confirmed stands (I1), and nobody else
+/// could take it back.
+fn is_unheard(grant: &Grant, pod: &PodView, now: &str) -> bool {
+    let asks = pod.open_episode().is_some_and(|episode| episode.id == grant.episode && episode.awaits_grant());
+    asks && !pod.leaving && pod.agent_away && older(&grant.granted_at, PATIENCE_MIN, now)
 }
 
 /// Is this pod on its way up again for longer than anybody waits for it?
@@ -130,6 +138,22 @@ mod tests {
         assert_eq!(next(&replace, &pods), replace, "quiescent is silent (P7)");
         let spared = [PodView { leaving: true, ..restarting(6) }, pod("a", "Recovered", 1), pod("a", "Suspect", 1)];
         spared.iter().for_each(|pod| assert!(!grants::to_replace(&replace, pod), "{pod:?}"));
+    }
+
+    #[test]
+    fn an_agent_that_is_gone_hears_of_no_grant_and_its_pod_is_replaced() {
+        let (infd, held) = (infd("chat"), [granted()]);
+        let stalled = |agent_away| PodView { restarts: 2, agent_away, ..pod("a", "Stalled", 1) };
+        let look = |agent_away, seconds| look(&infd, &held, stalled(agent_away), seconds);
+        assert_eq!(look(true, 600), of("a", GrantAction::Restart), "it may be back");
+        assert_eq!(look(true, 601), of("a", GrantAction::Replace));
+        assert_eq!(look(false, 7_200), of("a", GrantAction::Restart), "whoever runs may use its key at any moment");
+        let replace = grants::next(&held, &[stalled(true), healthy("b")], &Terms::simple(Recover, 1), &at(601));
+        assert!(grants::to_replace(&replace, &stalled(true)));
+        let back = PodView { agent_away: false, ..pod("a", "Cleared", 1) };
+        assert!(!grants::to_replace(&replace, &back), "one that came back in time is spared");
+        let fence = grants::next(&held, &[stalled(true)], &Terms::simple(Fence, 1), &at(7_200));
+        assert_eq!(fence, held, "nothing new in a mode that grants nothing");
     }
 
     #[test]
