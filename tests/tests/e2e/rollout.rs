@@ -16,10 +16,12 @@ use crate::lifecycle::manifest_of;
 use crate::probes::Witness;
 use crate::world::{BOUND, World, answered, is, members, told, uid};
 
-/// `fault`: a further argument of the engine. The drain leaves room for what is in flight.
+/// `fault`: a further argument of the engine. The drain leaves room for what is in flight, also on a machine that is busy with something else;
+/// an engine that hangs ends nothing, and is waited for in vain.
 fn manifest(name: &str, replicas: i32, attempt: i32, fault: &str) -> String {
-    let rest =
-        format!("rollout: {{soakSeconds: 1, progressDeadlineSeconds: 25, attempt: {attempt}}}\n  drainSeconds: 9");
+    let drain_s = if fault.is_empty() { 25 } else { 9 };
+    let rollout = format!("rollout: {{soakSeconds: 1, progressDeadlineSeconds: 25, attempt: {attempt}}}");
+    let rest = format!("{rollout}\n  drainSeconds: {drain_s}");
     manifest_of(name, replicas, &format!("--drain-timeout, 2s{fault}"), &rest)
 }
 
