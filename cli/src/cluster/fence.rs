@@ -6,11 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use crds::episode::CONDITION_PROGRESSING;
 use crds::fence::{ANNOTATION_FENCE, FENCED_BY_PERSON, Fence};
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
-use kube::{Api, Client, ResourceExt};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Client};
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
+use super::pods::{condition, is_last, is_ready};
 use super::word::{annotate, pod_of_ours, who, written};
 
 /// The kubelet hands the annotation on within a minute at worst, seconds as a rule.
@@ -100,25 +101,9 @@ pub async fn wait(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resu
     }
 }
 
-/// Does nobody else of the deployment serve?
-pub fn is_last(pod: &Pod, all: &[Pod]) -> bool {
-    is_ready(pod) && !all.iter().any(|other| other.uid() != pod.uid() && is_ready(other))
-}
-
-/// Does it take requests, by the kubelet's word, and stay?
-pub fn is_ready(pod: &Pod) -> bool {
-    pod.metadata.deletion_timestamp.is_none()
-        && conditions(pod).iter().any(|c| c.type_ == "Ready" && c.status == "True")
-}
-
 /// Does its agent say that a person keeps it out of traffic?
 fn says_by_person(pod: &Pod) -> bool {
-    conditions(pod).iter().any(|c| c.type_ == CONDITION_PROGRESSING && c.reason.as_deref() == Some(FENCED_BY_PERSON))
-}
-
-/// The conditions of a pod.
-pub fn conditions(pod: &Pod) -> &[PodCondition] {
-    pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default()
+    condition(pod, CONDITION_PROGRESSING).is_some_and(|c| c.reason.as_deref() == Some(FENCED_BY_PERSON))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod evidence;
 mod exec;
 mod fence;
 mod maintenance;
+mod pods;
 mod replicas;
 mod restart;
 mod tell;

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crds::episode::{CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
+use crds::episode::CONDITION_PROGRESSING;
 use crds::{GrantAction, HoldStatus, PastGrant, RecoveryStatus, TrialOutcome};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-use super::fence::{conditions, is_ready};
+use super::pods::{condition, episode, is_ready};
 use super::tell::stage_in_words;
 
 /// So many replicas get a line of their own; those that are not well come first.
@@ -43,7 +43,7 @@ fn within(at: &str, span: SignedDuration, now: Timestamp) -> bool {
 }
 
 fn well(pod: &Pod) -> bool {
-    is_ready(pod) && find(pod, CONDITION_PROGRESSING).is_some_and(|c| c.status == "True") && episode(pod).is_none()
+    is_ready(pod) && condition(pod, CONDITION_PROGRESSING).is_some_and(|c| c.status == "True") && episode(pod).is_none()
 }
 
 fn line(pod: &Pod) -> String {
@@ -53,18 +53,10 @@ fn line(pod: &Pod) -> String {
         (false, true) => "Ready",
         (false, false) => "not Ready",
     };
-    let word = find(pod, CONDITION_PROGRESSING).and_then(|c| c.reason.as_deref()).unwrap_or("no word of its agent");
+    let word =
+        condition(pod, CONDITION_PROGRESSING).and_then(|c| c.reason.as_deref()).unwrap_or("no word of its agent");
     let stage = episode(pod).map(|open| format!("; {}: {}", open.class, stage_in_words(&open.stage)));
     format!("  {} on {node}: {traffic}, {word}{}\n", pod.name_any(), stage.unwrap_or_default())
-}
-
-fn find<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
-    conditions(pod).iter().find(|condition| condition.type_ == type_)
-}
-
-fn episode(pod: &Pod) -> Option<Episode> {
-    let open = find(pod, CONDITION_EPISODE).filter(|condition| condition.status == "True")?;
-    serde_json::from_str(open.message.as_deref()?).ok().filter(|episode: &Episode| !episode.closed())
 }
 
 /// Who was recovered more than once within a day, as far as the operator keeps it.
@@ -107,6 +99,7 @@ fn held(hold: &HoldStatus, now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crds::episode::CONDITION_EPISODE;
     use serde_json::{Value, json};
 
     fn pod(name: &str, ready: &str, stage: Option<&str>) -> Pod {

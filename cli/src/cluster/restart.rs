@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use crds::episode::{ANNOTATION_RESTART_GRANT, CONDITION_EPISODE, CONDITION_PROGRESSING, Episode};
+use crds::episode::{ANNOTATION_RESTART_GRANT, CONDITION_PROGRESSING, Episode};
 use crds::inference_deployment::RecoveryMode;
 use crds::recovery_note::{ANNOTATION_RECOVERY, RecoveryNote};
 use crds::restart::{ANNOTATION_RESTART, RestartWish};
@@ -15,7 +15,8 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
 use tokio::time::{Instant, timeout};
 
-use super::fence::{LOOK_EVERY, LOOK_MAX, conditions, is_last};
+use super::fence::{LOOK_EVERY, LOOK_MAX};
+use super::pods::{condition, episode, is_last};
 use super::word::{annotate, pod_of_ours, who, written};
 use crds::fence::Fence;
 
@@ -119,7 +120,7 @@ fn confirmed(pod: &Pod) -> anyhow::Result<Episode> {
         bail!("spec.recovery.mode is {mode:?} for pod {name}: nothing is restarted in it, whoever asks");
     }
     let Some(episode) = episode(pod) else {
-        let word = conditions(pod).iter().find(|c| c.type_ == CONDITION_PROGRESSING);
+        let word = condition(pod, CONDITION_PROGRESSING);
         let word = word.and_then(|c| c.reason.clone()).unwrap_or_else(|| "no word of its agent".to_owned());
         bail!(
             "pod {name} has no confirmed stall ({word}), and without one nothing is killed (I1); to have another in its place, `kubectl delete pod \
@@ -135,12 +136,6 @@ fn confirmed(pod: &Pod) -> anyhow::Result<Episode> {
         ),
         stage => bail!("the restart of pod {name} is under way already ({stage})"),
     }
-}
-
-/// The episode that is open, if one is.
-fn episode(pod: &Pod) -> Option<Episode> {
-    let open = conditions(pod).iter().find(|c| c.type_ == CONDITION_EPISODE && c.status == "True")?;
-    serde_json::from_str(open.message.as_deref()?).ok().filter(|episode: &Episode| !episode.closed())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::json;
 
 use super::*;
+use crds::episode::CONDITION_EPISODE;
 
 /// A pod of `chat` whose episode `e-1` is at this stage; empty: it has none.
 fn pod(stage: &str, ready: &str) -> Value {

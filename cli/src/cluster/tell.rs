@@ -14,6 +14,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use kube::ResourceExt;
 
+use super::pods::condition;
 use super::replicas::replicas;
 
 /// Incidents that fit on one screen below a pod or a deployment.
@@ -181,8 +182,7 @@ fn times(timeline: &Timeline) -> String {
 
 /// What a pod's agent declares, and the pod's incidents.
 pub fn pod(pod: &Pod, incidents: &[EngineIncident], now: Timestamp) -> String {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
-    let find = |type_: &str| conditions.iter().find(|condition| condition.type_ == type_);
+    let find = |type_| condition(pod, type_);
     let mut text = format!("pod {}: ", pod.name_any());
     text += &find(CONDITION_PROGRESSING).map_or_else(
         || "no agent has declared anything about it (is it a pod of an InferenceDeployment?)\n".to_owned(),

@@ -27,9 +27,9 @@ impl Meter {
         let ranks = &mut self.ranks;
         let readings = read(page, |rank| told_apart(ranks, rank));
         let reset = readings.iter().any(|reading| self.fell(reading));
-        let counts = readings.iter().any(|reading| reading.series.meaning.is_counter() && self.moved(reading));
-        let mut moved_ranks: Vec<u32> =
-            readings.iter().filter(|reading| self.moved(reading)).map(|reading| reading.rank).collect();
+        let moved: Vec<&Reading> = readings.iter().filter(|reading| self.moved(reading)).collect();
+        let counted = moved.iter().any(|reading| reading.series.meaning.is_counter());
+        let mut moved_ranks: Vec<u32> = moved.iter().map(|reading| reading.rank).collect();
         moved_ranks.sort_unstable();
         moved_ranks.dedup();
         if reset {
@@ -37,7 +37,7 @@ impl Meter {
             self.resets = self.resets.saturating_add(1);
         } else if !moved_ranks.is_empty() {
             self.moves += 1;
-            self.counter_moves += u64::from(counts);
+            self.counter_moves += u64::from(counted);
             moved_ranks.iter().for_each(|rank| *self.rank_moves.entry(*rank).or_insert(0) += 1);
         }
         for reading in readings.iter().filter(|reading| reading.value.is_finite()) {

@@ -111,7 +111,7 @@ fn beside_leavers(view: &View<'_>, owed: Owed, allowed: Allowed, since: Since, e
     if silence <= since.any {
         return;
     }
-    let allowed = turns(view, allowed, view.policy.patience_cap_ms);
+    let allowed = allowed_to_turn(view, allowed, view.policy.patience_cap_ms);
     exam.hold(silence, allowed, || {
         let owed_words = format!("{} requests owed ({})", owed.requests, source_name(owed.source));
         let text = format!("{owed_words} and nothing moved for {silence} ms but clients who left; {}", allowed.words());
@@ -136,7 +136,7 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since: Since, exam: &m
     // … and one that counts tokens as it makes them makes none for so long by no prefill
     let believed = !signs.tokens_live || since.delivered <= view.policy.long_patience_ms();
     let silence = if believed { since.delivered.min(filled) } else { since.delivered };
-    let allowed = turns(view, allowed, least);
+    let allowed = allowed_to_turn(view, allowed, least);
     exam.hold(silence, allowed, || {
         // what is judged is the shorter of the two, and who reads must not wonder why the longer one proves nothing
         let taken_in = match silence < since.delivered {
@@ -155,7 +155,7 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since: Since, exam: &m
 }
 
 /// By the policy, so long at least. Steps that end bound the crawl of one: the rivals' patience is enough.
-fn turns(view: &View<'_>, allowed: Allowed, least: Ms) -> Allowed {
+fn allowed_to_turn(view: &View<'_>, allowed: Allowed, least: Ms) -> Allowed {
     let crawl_ms = allowed.crawl_ms.min(view.policy.patience_cap_ms);
     Allowed { ms: allowed.ms.max(least), basis: Basis::Policy, crawl_ms }
 }

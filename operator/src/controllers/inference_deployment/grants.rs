@@ -21,7 +21,9 @@ const QUEUED_FRESH: SignedDuration = SignedDuration::from_secs(20);
 /// The grants after this look. `grants` were read before `pods`.
 pub fn next(grants: &[Grant], pods: &[PodView], terms: &Terms<'_>, now: &str) -> Vec<Grant> {
     let mut kept: Vec<Grant> = grants.iter().filter_map(|grant| keep(grant, pods, terms, now)).collect();
-    if terms.mode != RecoveryMode::Recover {
+    // (a restart that is in vain waits for nothing, and its replacement may be tried)
+    let nothing_to_do = !terms.trial && !pods.iter().any(wants_slot);
+    if terms.mode != RecoveryMode::Recover || nothing_to_do {
         return kept;
     }
     let before = kept.len();

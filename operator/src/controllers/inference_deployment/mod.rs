@@ -36,13 +36,13 @@ mod model;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use crds::{HoldStatus, RecoveryStatus};
+use crds::HoldStatus;
 use jiff::Timestamp;
 use kube::ResourceExt;
 use thiserror::Error;
 use tokio::{sync::MutexGuard, time::Instant};
 
-use self::{build::Child, execute::StepError, gather::Look, observed::Observed, plan::Plan};
+use self::{execute::StepError, gather::Look, observed::Observed, plan::Plan};
 use crate::{
     client::{CallError, Calls},
     metrics::Metrics,
@@ -81,13 +81,16 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     // Whoever grants looks at the whole fleet first, and nobody else grants meanwhile (I2). By its own replicas alone nobody can tell whether
     // the fleet is still held.
     let mut turn = None;
-    let held = before.hold.as_ref().is_some_and(HoldStatus::stands);
-    if held || grants::fresh(&plan.grants, &before.grants).next().is_some() {
+    let grants_anything = grants::fresh(&plan.grants, &before.grants).next().is_some();
+    if grants_anything || before.hold.as_ref().is_some_and(HoldStatus::stands) {
         turn = Some(calls.fleet.turn.lock().await);
         plan = match gather::fleet(calls, &observed.infd).await {
             Ok(fleet) => plan::plan(&observed, desired(), Some(&fleet), calls.wall.now()),
-            Err(source) => unseen(&observed, desired(), &before, calls.wall.now())
-                .ok_or(PassError::Gather { name: "the fleet".to_owned(), source })?,
+            Err(source) if grants_anything => {
+                return Err(PassError::Gather { name: "the fleet".to_owned(), source });
+            }
+            // nothing is tried, and whether the hold is over nobody can tell
+            Err(_) => Plan { hold_status: before.hold.clone(), ..plan },
         };
     }
     tell(&calls.metrics, (namespace, name), &observed, &plan);
@@ -97,16 +100,6 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
         return Err(PassError::Steps(errors));
     }
     Ok(Some(recheck(&plan, &observed, calls.wall.now())))
-}
-
-/// The plan where the fleet cannot be looked at: nothing is tried, and what is remembered of the hold stays as it is. `None`: something would
-/// be granted, for which the fleet must be known.
-fn unseen(observed: &Observed, desired: Vec<Child>, before: &RecoveryStatus, now: Timestamp) -> Option<Plan> {
-    let mut untried = observed.clone();
-    untried.infd.spec.recovery.trial_after = "0s".to_owned();
-    let plan = plan::plan(&untried, desired, None, now);
-    let grants = grants::fresh(&plan.grants, &before.grants).next().is_some();
-    (!grants).then(|| Plan { hold_status: before.hold.clone(), ..plan })
 }
 
 /// There is no such InferenceDeployment, or soon will be none. Whatever pods are `left` have a label that is not what it was (A16), or their

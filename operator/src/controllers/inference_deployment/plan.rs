@@ -125,8 +125,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let remembered = infd.status.as_ref().and_then(|s| s.recovery.hold.as_ref());
     let hold = trials::next(remembered, (held, &observed.pods), &terms, now);
     let trial_after = escalate::duration_of(&recovery.trial_after).unwrap_or_default();
-    let elsewhere = fleet.filter(|_| terms.fleet_alarmed).map(|fleet| fleet.holds.as_slice()).unwrap_or_default();
-    let may_try = trials::due(hold.as_ref(), elsewhere, trial_after, now);
+    let may_try = trials::due(hold.as_ref(), (fleet, &terms), trial_after, now);
     let terms = terms.with_trial(may_try);
     let grants = grants::next(held, &observed.pods, &terms, &at);
     let recent = escalate::recent(&terms, &observed.pods, held, &grants, &at);

@@ -11,7 +11,7 @@ use crds::{Grant, GrantAction, HoldStatus, PastGrant, Trial, TrialOutcome};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    escalate::{Hold, Terms, in_stall, older},
+    escalate::{Fleet, Hold, Terms, in_stall, older},
     grants::wants_slot,
     observed::PodView,
     restarts::{self, PATIENCE_MAX},
@@ -67,10 +67,17 @@ pub fn next(
     }
 }
 
-/// May one restart be tried now? `others` are the holds of all others, where the fleet is held: then there is one trial at a time in all of it,
+/// May one restart be tried now? Not by whoever has not looked at the fleet. Where the fleet is held there is one trial at a time in all of it,
 /// and what is in vain anywhere makes everybody wait.
-pub fn due(hold: Option<&HoldStatus>, others: &[HoldStatus], after: SignedDuration, now: Timestamp) -> bool {
+pub fn due(
+    hold: Option<&HoldStatus>,
+    (fleet, terms): (Option<&Fleet>, &Terms<'_>),
+    after: SignedDuration,
+    now: Timestamp,
+) -> bool {
+    let Some(fleet) = fleet else { return false };
     let Some(own) = hold.filter(|hold| hold.stands() && !after.is_zero()) else { return false };
+    let others = if terms.fleet_alarmed { fleet.holds.as_slice() } else { &[] };
     // one that another operator wrote and nobody looks after any more keeps nobody waiting for ever
     let lasts = |trial: &Trial| !older(&trial.granted_at, PATIENCE_MAX + PROOF * 2, &now.to_string());
     let others = || others.iter().filter(|other| other.stands());
@@ -118,30 +125,29 @@ pub fn with_trial<'a>(
 /// told: where an older schema prunes what is remembered it is new at each look, and would be told anew each time (P7).
 pub fn words(hold: &HoldStatus, is_stored: bool, after: SignedDuration, fleet: bool) -> String {
     let one_at_a_time = if fleet { " at the earliest, one at a time in the whole fleet" } else { "" };
-    if let Some(trial) = hold.pending() {
-        return format!(" but that of pod {}, on trial since {}", trial.pod, trial.granted_at);
-    }
     let at = |from: &str, failed: i32| {
         let at = from.parse::<Timestamp>().ok().map(|from| from + pause(after, failed));
         at.map(|at| format!("{at:.0}")).unwrap_or_default()
     };
-    if after.is_zero() {
-        return String::new();
-    }
-    match &hold.trial {
-        None if !is_stored => format!("; one is tried when they have been held for {}", words_of(after)),
+    match hold.trial.as_ref().map(|trial| (trial, trial.outcome)) {
+        Some((trial, TrialOutcome::Pending)) => {
+            format!(" but that of pod {}, on trial since {}", trial.pod, trial.granted_at)
+        }
+        _ if after.is_zero() => String::new(),
+        None if !is_stored => {
+            format!("; one is tried when they have been held for {}", humantime::format_duration(after.unsigned_abs()))
+        }
         None => format!("; one is tried at {}{one_at_a_time}", at(&hold.since, hold.failed)),
-        Some(trial) => match trial.outcome {
-            TrialOutcome::Pending => String::new(),
-            TrialOutcome::Helped => format!("; that of pod {} on trial helped, and the next one follows", trial.pod),
-            TrialOutcome::Failed => {
-                let next = at(trial.ended_at.as_deref().unwrap_or_default(), hold.failed);
-                let (pod, failed) = (&trial.pod, hold.failed);
-                format!(
-                    "; that of pod {pod} on trial was in vain (so far {failed}), the next one is tried at {next}{one_at_a_time}"
-                )
-            }
-        },
+        Some((trial, TrialOutcome::Helped)) => {
+            format!("; that of pod {} on trial helped, and the next one follows", trial.pod)
+        }
+        Some((trial, TrialOutcome::Failed)) => {
+            let next = at(trial.ended_at.as_deref().unwrap_or_default(), hold.failed);
+            let (pod, failed) = (&trial.pod, hold.failed);
+            format!(
+                "; that of pod {pod} on trial was in vain (so far {failed}), the next one is tried at {next}{one_at_a_time}"
+            )
+        }
     }
 }
 
@@ -152,11 +158,6 @@ fn on_its_way(trial: &Trial, pods: &[PodView]) -> bool {
         TrialOutcome::Failed => pods.iter().any(|pod| pod.uid == trial.pod_uid && in_stall(pod)),
         TrialOutcome::Helped => false,
     }
-}
-
-/// For people: `5m`.
-fn words_of(span: SignedDuration) -> String {
-    humantime::format_duration(span.unsigned_abs()).to_string()
 }
 
 fn pause(after: SignedDuration, failed: i32) -> SignedDuration {

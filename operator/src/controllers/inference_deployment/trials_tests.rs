@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::controllers::inference_deployment::{
-    escalate::{Fleet, duration_of},
+    escalate::duration_of,
     plan::{Plan, plan},
     testing::{healthy, infd, looked, pod},
 };
@@ -13,6 +13,11 @@ const BEGAN: &str = "2026-01-01T00:02:00Z";
 /// `BEGAN` and so many seconds.
 fn at(seconds: i64) -> Timestamp {
     BEGAN.parse::<Timestamp>().unwrap() + SignedDuration::from_secs(seconds)
+}
+
+/// A look at the fleet that finds nothing which would hold or bound anybody.
+fn everybody_else_is_well() -> Fleet {
+    Fleet { replicas: 100, restarts_percent: 100, hold_percent: 100, ..Fleet::default() }
 }
 
 /// Four replicas, of which so many stall.
@@ -29,7 +34,7 @@ impl Scene {
         infd.spec.replicas = 4;
         infd.spec.recovery.restart_backoff = "0s".to_owned();
         let named = |n: usize| if n < stalled { pod(NAMES[n], "Stalled", 1) } else { healthy(NAMES[n]) };
-        Scene { infd, pods: (0..4).map(named).collect(), fleet: None, episodes: 0 }
+        Scene { infd, pods: (0..4).map(named).collect(), fleet: Some(everybody_else_is_well()), episodes: 0 }
     }
 
     /// A pass, stored.
