@@ -6,3 +6,4 @@
 #include "norm.cu"
 #include "sampling.cu"
 #include "spin.cu"
+#include "wgmma.cu"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 SOURCES = [
     "all.cu", "attention.cu", "common.cuh", "elementwise.cu", "kernels.inc", "matmul.cu", "mma.cu", "mma.cuh", "norm.cu", "sampling.cu",
-    "spin.cu",
+    "spin.cu", "wgmma.cu", "wgmma.cuh",
 ]
 
 

@@ -3,8 +3,8 @@
 // eight.
 //
 // One order of sums, fixed by `cols` alone, whichever kernel computes a row and whoever is beside it (EP4): columns are
-// cut into SPANS spans; a span is added up by tensor cores from zero, step after step of 32 columns; then the spans'
-// sums are added in order, from zero, and the bias comes last. Steps beyond the end are left out; the columns that its
+// cut into SPANS spans; a span is added up by tensor cores from zero, step after step of 32 columns; then the sums of the
+// first half of the spans are added in order, from zero, and those of the second, and both; and the bias comes last. Steps beyond the end are left out; the columns that its
 // last step lacks are zeros.
 //
 // A lane (g = lane / 4, t = lane % 4) reads columns 8t … 8t + 7 of a step at once, of row g. A product takes 16
@@ -15,6 +15,7 @@
 #include "mma.cuh"
 
 #define SPANS 8
+#define HALF 4 // spans of a half
 #define STEP 32
 #define EIGHT 8 // values that a lane reads at once, and rows of a product
 #define TALL 16 // outputs of a product
@@ -130,10 +131,11 @@ FN void few_spans(float *shared, const uint16_t *const *weights, const uint32_t 
 }
 
 template <int M, int N> FN float spans_total(const float *shared, uint32_t row, uint32_t output) {
-    float total = 0.0f;
+    float half[2] = {0.0f, 0.0f};
     UNROLL
-    for (int span = 0; span < SPANS; span++) total += shared[(span * N * EIGHT + row) * sums_stride<M>() + output];
-    return total;
+    for (int span = 0; span < SPANS; span++)
+        half[span / HALF] += shared[(span * N * EIGHT + row) * sums_stride<M>() + output];
+    return half[0] + half[1];
 }
 
 // One product with its own weights.
@@ -330,7 +332,8 @@ FN void tile_sums(float (*total)[ROWS / 16][4], const uint16_t *xb, const uint16
     end_span<ROWS / 16>(total, sums);
 }
 
-template <int ROWS>
+// `AFTER`: what is there comes first.
+template <int ROWS, bool AFTER>
 FN void store_tile(float *out, const float *bias, const float (*total)[ROWS / 16][4], uint32_t rows, uint32_t outputs) {
     const int N = ROWS / 16;
     uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -342,9 +345,9 @@ FN void store_tile(float *out, const float *bias, const float (*total)[ROWS / 16
     UNROLL
     for (int i = 0; i < 2 * N * 4; i++) {
         uint32_t output = first + i / 4 / N * TALL + i % 4 / 2 * 8, row = first_row + i / 4 % N * EIGHT + i % 2;
-        if (row < rows && output < outputs)
-            out[(uint64_t)row * outputs + output] =
-                total[i / 4 / N][i / 4 % N][i % 4] + more[i / 4 / N * 2 + i % 4 / 2];
+        if (row >= rows || output >= outputs) continue;
+        float *at = out + (uint64_t)row * outputs + output, sum = total[i / 4 / N][i / 4 % N][i % 4];
+        *at = (AFTER ? *at + sum : sum) + more[i / 4 / N * 2 + i % 4 / 2];
     }
 }
 
@@ -353,8 +356,18 @@ template <int ROWS>
 FN void tile(float *out, const uint16_t *xb, const uint16_t *weight, const float *bias, uint32_t rows, uint32_t cols,
              uint32_t outputs) {
     float total[2][ROWS / 16][4];
-    tile_sums<ROWS>(total, xb, weight, rows, cols, outputs, 0, cols);
-    store_tile<ROWS>(out, bias, total, rows, outputs);
+    uint32_t middle = HALF * span_cols(cols) < cols ? HALF * span_cols(cols) : cols;
+    tile_sums<ROWS>(total, xb, weight, rows, cols, outputs, 0, middle);
+    if (middle < cols) {
+        // kept where the result will be: registers for both halves there are not
+        store_tile<ROWS, false>(out, nullptr, total, rows, outputs);
+        __syncthreads();
+        tile_sums<ROWS>(total, xb, weight, rows, cols, outputs, middle, cols);
+    }
+    if (middle < cols)
+        store_tile<ROWS, true>(out, bias, total, rows, outputs);
+    else
+        store_tile<ROWS, false>(out, bias, total, rows, outputs);
 }
 
 KERNEL BOUNDS(MMA_THREADS, 1) mma_tile(float *out, const uint16_t *xb, const uint16_t *weight, const float *bias,
@@ -376,7 +389,7 @@ KERNEL BOUNDS(MMA_THREADS, 2) mma_part(float *parts, const uint16_t *xb, const u
     uint32_t begin = blockIdx.z * span_cols(cols), end = span_end(begin, cols);
     float total[2][4][4];
     tile_sums<64>(total, xb, weight, rows, cols, outputs, begin, end);
-    store_tile<64>(parts + (uint64_t)blockIdx.z * rows * outputs, nullptr, total, rows, outputs);
+    store_tile<64, false>(parts + (uint64_t)blockIdx.z * rows * outputs, nullptr, total, rows, outputs);
 }
 
 // The spans' parts in order: blockIdx.y is the row, a thread has an output.
@@ -385,10 +398,10 @@ KERNEL mma_join(float *out, const float *parts, const float *bias, uint32_t rows
     uint32_t output = blockIdx.x * blockDim.x + threadIdx.x;
     if (output >= outputs) return;
     uint64_t at = (uint64_t)blockIdx.y * outputs + output;
-    float total = 0.0f;
+    float half[2] = {0.0f, 0.0f};
     UNROLL
-    for (int span = 0; span < SPANS; span++) total += parts[(uint64_t)span * rows * outputs + at];
-    out[at] = total + bias_of(bias, output);
+    for (int span = 0; span < SPANS; span++) half[span / HALF] += parts[(uint64_t)span * rows * outputs + at];
+    out[at] = half[0] + half[1] + bias_of(bias, output);
 }
 
 // out = x in bf16, `count` values, eight a thread.

@@ -27,10 +27,20 @@ unsafe extern "C" {
 /// The shim runs one launch at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
+/// What products by warpgroups are on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Warpgroups {
+    Absent,
+    Right,
+    /// One bit of each is another.
+    OffByABit,
+}
+
 pub struct Host {
     launch: LaunchFn,
     /// In which order the threads of a block run.
     order: AtomicU32,
+    warpgroups: Warpgroups,
     /// What was allocated; it lives as long as the driver.
     memory: Mutex<Vec<Vec<u8>>>,
 }
@@ -42,7 +52,16 @@ pub fn backend(options: CudaOptions) -> CudaBackend<Host> {
 
 /// The same, whose threads run in another order: 1 backwards, else shuffled.
 pub fn ordered(options: CudaOptions, order: u32) -> CudaBackend<Host> {
-    let driver = Host { launch: library(), order: AtomicU32::new(order), memory: Mutex::default() };
+    made(options, order, Warpgroups::Right)
+}
+
+/// As a device before 9.0, or after it.
+pub fn without_warpgroups(options: CudaOptions) -> CudaBackend<Host> {
+    made(options, 0, Warpgroups::Absent)
+}
+
+pub fn made(options: CudaOptions, order: u32, warpgroups: Warpgroups) -> CudaBackend<Host> {
+    let driver = Host { launch: library(), order: AtomicU32::new(order), warpgroups, memory: Mutex::default() };
     CudaBackend::new(driver, BUDGET_BYTES, options).unwrap()
 }
 
@@ -76,6 +95,10 @@ impl Driver for Host {
     type Event = ();
     type Graph = Vec<Launch>;
     type Pinned = Vec<u8>;
+
+    fn has_warpgroups(&self) -> bool {
+        self.warpgroups != Warpgroups::Absent
+    }
 
     fn allocate(&self, len_bytes: u64) -> Result<Address, DriverError> {
         // a kernel may count on what every device gives: places on multiples of 256
@@ -123,6 +146,10 @@ impl Driver for Host {
         let fault =
             unsafe { (self.launch)(name.as_ptr(), grid.as_ptr(), block, shared, args.as_ptr(), args.len(), order) };
         if fault.is_null() {
+            if self.warpgroups == Warpgroups::OffByABit && launch.kernel().starts_with("wgmma_") {
+                // SAFETY: the first argument of each is where its first value was just written.
+                unsafe { *(args[0] as *mut u32) ^= 1 };
+            }
             return Ok(());
         }
         // SAFETY: the shim answers with a text that lives until its next launch.

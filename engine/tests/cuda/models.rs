@@ -130,7 +130,7 @@ fn replayed<D: Driver>(make: Make<'_, D>) {
 }
 test_backend!(steps_by_graphs_have_the_bits_of_eager_ones, super::replayed);
 
-/// Steps whose rows are wide enough for the kernels that a graph fuses: those for up to 8, 16 and 32 rows, and norms of wide rows.
+/// Steps whose rows are wide enough for the kernels that a graph fuses: those for up to 8, 16 and 32 rows and for more, and norms of wide rows.
 const WIDE: RandomShape = RandomShape {
     hidden: 512,
     intermediate: 192,
@@ -143,7 +143,7 @@ const WIDE: RandomShape = RandomShape {
 };
 
 fn fused<D: Driver>(make: Make<'_, D>) {
-    for seqs in [2, 12, 24] {
+    for seqs in [2, 12, 24, 40] {
         let load = |eager| {
             let types = (WeightType::Bf16, WeightType::Bf16);
             let mut model = random_model_on(make(EXACT), WIDE, types, eager).unwrap();

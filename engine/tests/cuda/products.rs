@@ -2,9 +2,11 @@
 
 use engine::backend::Backend;
 use engine::backend::cuda::driver::Driver;
+use engine::backend::cuda::proof::prove_warpgroups;
 use engine::backend::cuda::{CudaOptions, Matrix, of_e4m3, to_e4m3};
 use engine::weights::{RawWeight, WeightType};
 
+use crate::host;
 pub use crate::ops::OnHost;
 use crate::ops::{ALL, EXACT, Make, Numbers, assert_close, bits, both, random_weight};
 
@@ -110,7 +112,7 @@ test_backend!(neighbours_change_no_bit, super::neighbours);
 fn crowds<D: Driver>(make: Make<'_, D>) {
     let b = make(EXACT);
     for (rows, cols, outputs) in
-        [(9, 520, 40), (31, 520, 40), (40, 520, 40), (130, 1000, 24), (130, 64, 5504), (130, 64, 8190)]
+        [(9, 520, 40), (31, 520, 40), (40, 520, 40), (130, 1000, 24), (70, 2048, 300), (130, 64, 5504), (130, 64, 8190)]
     {
         let weight = b.weight(random_weight(WeightType::Bf16, outputs, cols, 5));
         let x = b.upload(rows, cols, Numbers(6).values(rows * cols));
@@ -123,6 +125,32 @@ fn crowds<D: Driver>(make: Make<'_, D>) {
     }
 }
 test_backend!(crowds_change_no_bit, super::crowds);
+
+/// Devices without warpgroups have tiles and parts of sums by each warp alone.
+#[test]
+fn products_without_warpgroups_match_and_crowds_change_no_bit() {
+    products(&host::without_warpgroups);
+    crowds(&host::without_warpgroups);
+}
+
+/// A device is asked before its warpgroups are used, and where they would change a bit they are not.
+fn proven<D: Driver>(make: Make<'_, D>) {
+    let b = make(EXACT);
+    let there = b.has_warpgroups();
+    assert!(prove_warpgroups(&b).unwrap() == there && b.has_warpgroups() == there);
+}
+test_backend!(warpgroups_have_the_bits_of_warps, super::proven);
+
+#[test]
+fn warpgroups_that_would_change_a_bit_are_not_used() {
+    let b = host::made(EXACT, 0, host::Warpgroups::OffByABit);
+    assert!(b.has_warpgroups() && !prove_warpgroups(&b).unwrap() && !b.has_warpgroups());
+    crowds(&|options| {
+        let b = host::made(options, 0, host::Warpgroups::OffByABit);
+        prove_warpgroups(&b).unwrap();
+        b
+    });
+}
 
 /// What is rounded for one product is not taken for the input of the next, even where a product of another kind comes between.
 fn rounding<D: Driver>(make: Make<'_, D>) {

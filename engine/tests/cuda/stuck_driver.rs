@@ -38,6 +38,10 @@ impl Driver for StuckDriver {
     type Graph = usize;
     type Pinned = ();
 
+    fn has_warpgroups(&self) -> bool {
+        false
+    }
+
     fn allocate(&self, _: u64) -> Result<Address, DriverError> {
         self.call("cuMemAlloc").map(|()| Address(256))
     }

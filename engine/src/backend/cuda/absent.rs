@@ -24,6 +24,10 @@ impl Driver for Nvidia {
     type Graph = ();
     type Pinned = ();
 
+    fn has_warpgroups(&self) -> bool {
+        match *self {}
+    }
+
     fn allocate(&self, _: u64) -> Result<Address, DriverError> {
         match *self {}
     }

@@ -32,6 +32,7 @@ type Mark<E> = (E, Arc<AtomicU64>);
 /// One device.
 pub struct Device<D: Driver> {
     driver: Arc<D>,
+    warpgroups: bool,
     base: Address,
     arena: Arena,
     giver: Sender<u64>,
@@ -68,6 +69,7 @@ impl<D: Driver> Device<D> {
         let staging = (driver.pin(halves.len_bytes())?, driver.pin(OUT_BYTES)?);
         let (giver, given_back) = channel();
         Ok(Self {
+            warpgroups: driver.has_warpgroups(),
             driver: Arc::new(driver),
             base,
             arena,
@@ -89,6 +91,15 @@ impl<D: Driver> Device<D> {
             last_kernel: "nothing",
             layers_done: 0,
         })
+    }
+
+    /// Whether products of many rows go by warpgroups.
+    pub(super) fn has_warpgroups(&self) -> bool {
+        self.warpgroups
+    }
+
+    pub(super) fn forgo_warpgroups(&mut self) {
+        self.warpgroups = false;
     }
 
     /// Does `f`, unless something has gone wrong before, and keeps what goes wrong in it.

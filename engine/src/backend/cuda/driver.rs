@@ -84,6 +84,9 @@ pub trait Driver: Send + Sync + 'static {
     /// Main memory that the device reads and writes by itself.
     type Pinned: Send;
 
+    /// Whether the kernels of `kernels/wgmma.cu` run on it: of all that their image is made for, devices of 9.0.
+    fn has_warpgroups(&self) -> bool;
+
     /// Device memory for as long as the process lives.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 
 use super::driver::Launch;
 use super::products::Few;
+use super::warpgroups::{self, Variant};
 
 /// The same step in fewer launches.
 pub fn fused(launches: &[Launch]) -> Vec<Launch> {
@@ -18,7 +19,7 @@ pub fn fused(launches: &[Launch]) -> Vec<Launch> {
 /// One launch for so many that stand first, if the rule is about them.
 type Rule = fn(&[Launch]) -> Option<(Launch, usize)>;
 
-const RULES: [Rule; 4] = [three_products, gate_and_up, add_and_norm, copy_and_norm];
+const RULES: [Rule; 6] = [three_products, gate_and_up, three_of_many, gate_of_many, add_and_norm, copy_and_norm];
 
 /// Arguments of a product, in its kernel's order.
 enum Product {
@@ -50,14 +51,30 @@ fn three_products(launches: &[Launch]) -> Option<(Launch, usize)> {
     }
     let blocks = three.iter().map(|one| few.blocks(arg(one, Product::Outputs) as usize)).sum::<usize>();
     let (grid, block, shared) = (three[0].grid(), three[0].block(), three[0].shared_bytes());
+    let grid = [u32::try_from(blocks).ok()?, grid[1], grid[2]];
+    Some((Launch::new(few.three, (grid, block, shared), &args_of_three(three)), 3))
+}
+
+fn args_of_three(three: &[Launch; 3]) -> Vec<u64> {
     let of = |which: fn() -> Product| three.iter().map(move |one| arg(one, which()));
     let mut args: Vec<u64> = of(|| Product::Out).collect();
     args.push(arg(&three[0], Product::X));
     args.extend(of(|| Product::Weight).chain(of(|| Product::Bias)));
     args.extend([arg(&three[0], Product::Rows), arg(&three[0], Product::Cols)]);
     args.extend(of(|| Product::Outputs));
-    let grid = [u32::try_from(blocks).ok()?, grid[1], grid[2]];
-    Some((Launch::new(few.three, (grid, block, shared), &args), 3))
+    args
+}
+
+/// Products of the same many rows.
+fn three_of_many(launches: &[Launch]) -> Option<(Launch, usize)> {
+    let three = launches.first_chunk::<3>()?;
+    if !(three.iter().all(|one| Variant::is_product(one.kernel())) && of_same_x(three)) {
+        return None;
+    }
+    let outputs = [0, 1, 2].map(|which: usize| arg(&three[which], Product::Outputs) as usize);
+    let rows = arg(&three[0], Product::Rows) as usize;
+    let variant = Variant::of(rows, arg(&three[0], Product::Cols) as usize, &outputs);
+    Some((Launch::new(variant.three, variant.geometry(rows, &outputs), &args_of_three(three)), 3))
 }
 
 /// The products of the gate and of what it lets through, and `silu(gate) × up`. What is left out is the place that `up` would have been
@@ -68,11 +85,7 @@ fn gate_and_up(launches: &[Launch]) -> Option<(Launch, usize)> {
     let alike = of_same_rows(&launches[..2]) && arg(gate, Product::Outputs) == arg(up, Product::Outputs);
     let of_both = silu.args()[..2] == [arg(gate, Product::Out), arg(up, Product::Out)];
     let unbiased = [gate, up].iter().all(|one| arg(one, Product::Bias) == 0);
-    let up_read_later = launches[3..].iter().find(|later| later.args().contains(&arg(up, Product::Out)));
-    // where it comes again it must come as what is written
-    let dead =
-        up_read_later.is_none_or(|later| later.args()[0] == arg(up, Product::Out) && later.kernel() == few.kernel);
-    if !(alike && of_both && unbiased && dead) {
+    if !(alike && of_both && unbiased && is_dead(arg(up, Product::Out), &launches[3..])) {
         return None;
     }
     let outputs = arg(gate, Product::Outputs);
@@ -83,10 +96,48 @@ fn gate_and_up(launches: &[Launch]) -> Option<(Launch, usize)> {
     Some((Launch::new(few.pair, (grid, gate.block(), few.shared_bytes(2)), &args), 3))
 }
 
-/// The same rows, of the same length, in the same blocks.
-fn of_same_rows(products: &[Launch]) -> bool {
+/// The same of many rows, and the result packed for the product that comes next. What is left out are both places in f32.
+fn gate_of_many(launches: &[Launch]) -> Option<(Launch, usize)> {
+    let [gate, up, silu, pack] = launches.first_chunk::<4>()?;
+    let products = Variant::is_product(gate.kernel()) && Variant::is_product(up.kernel());
+    if !(products && silu.kernel() == "silu_mul" && pack.kernel() == "pack_rows") {
+        return None;
+    }
+    let outputs = arg(gate, Product::Outputs);
+    let alike = of_same_x(&launches[..2]) && outputs == arg(up, Product::Outputs);
+    let of_both = silu.args()[..2] == [arg(gate, Product::Out), arg(up, Product::Out)];
+    let packs = pack.args()[1..] == [arg(gate, Product::Out), arg(gate, Product::Rows), outputs];
+    let unbiased = [gate, up].iter().all(|one| arg(one, Product::Bias) == 0);
+    // it is written while x is read
+    let apart = pack.args()[0] != arg(gate, Product::X);
+    let dead = [gate, up].iter().all(|one| is_dead(arg(one, Product::Out), &launches[4..]));
+    if !(alike && of_both && packs && unbiased && apart && dead) {
+        return None;
+    }
+    let (kernel, geometry) = warpgroups::gate(arg(gate, Product::Rows) as usize, outputs as usize);
+    let args = [pack.args()[0], arg(gate, Product::X), arg(gate, Product::Weight), arg(up, Product::Weight)];
+    Some((Launch::new(kernel, geometry, &[&args[..], &[arg(gate, Product::Cols), outputs]].concat()), 4))
+}
+
+/// Nobody reads what is in `place`: where it comes again it comes as what a product writes.
+fn is_dead(place: u64, later: &[Launch]) -> bool {
+    later.iter().find(|later| later.args().contains(&place)).is_none_or(|later| {
+        let (product, args) = (later.kernel(), later.args());
+        (Few::named(product).is_some() || Variant::is_product(product))
+            && args[0] == place
+            && !args[1..].contains(&place)
+    })
+}
+
+/// The same rows, of the same length.
+fn of_same_x(products: &[Launch]) -> bool {
     let same = |launch: &Launch| [Product::X, Product::Rows, Product::Cols].map(|which| arg(launch, which));
-    products.windows(2).all(|two| same(&two[0]) == same(&two[1]) && two[0].grid()[1] == two[1].grid()[1])
+    products.windows(2).all(|two| same(&two[0]) == same(&two[1]))
+}
+
+/// And in the same blocks.
+fn of_same_rows(products: &[Launch]) -> bool {
+    of_same_x(products) && products.windows(2).all(|two| two[0].grid()[1] == two[1].grid()[1])
 }
 
 /// `out = x`, and the norm of `out` over itself.
@@ -164,6 +215,38 @@ mod tests {
         assert_eq!(fused[4].args(), [10, 60, 20, 8, 1, 2048, 3]);
         assert_eq!(fused[5].args(), [70, 20, 71, 81, 1, 2048, 8192]);
         assert_eq!((fused[5].grid(), fused[5].shared_bytes()), ([512, 1, 1], 9216));
+    }
+
+    /// A product of 200 rows of 2,048 values.
+    fn many(out: u64, x: u64, outputs: u64) -> Launch {
+        let variant = Variant::of(200, 2048, &[outputs as usize]);
+        let args = [out, x, out + 1, 0, 200, 2048, outputs];
+        Launch::new(variant.kernel, variant.geometry(200, &[outputs as usize]), &args)
+    }
+
+    #[test]
+    fn many_rows_have_their_three_products_and_their_gate_in_one_launch() {
+        let pack = |to: u64, from: u64, cols: u64| launch("pack_rows", &[to, from, 200, cols]);
+        let mlp = |pack: Launch, later: Launch| {
+            let silu = launch("silu_mul", &[70, 80, 200 * 8192]);
+            vec![many(70, 21, 8192), many(80, 21, 8192), silu, pack, many(60, 22, 2048), later]
+        };
+        let again = many(70, 21, 8192);
+        let layer = [&[many(30, 21, 2048), many(40, 21, 512), many(50, 21, 512)], &mlp(pack(22, 70, 8192), again)[..]];
+        let (fused_ones, rest) = (fused(&layer.concat()), [many(60, 22, 2048).kernel(), many(70, 21, 8192).kernel()]);
+        assert_eq!(names(&fused_ones), [&["wgmma_three_64_halves", "wgmma_gate_128"], &rest[..]].concat());
+        assert_eq!(fused_ones[0].args(), [30, 40, 50, 21, 31, 41, 51, 0, 0, 0, 200, 2048, 2048, 512, 512]);
+        assert_eq!(fused_ones[1].args(), [22, 21, 71, 81, 2048, 8192]);
+        assert_eq!((fused_ones[0].grid(), fused_ones[1].grid()), ([2, 4, 24], [2, 2, 64]));
+        let stays = [
+            ("x is read while it is written", mlp(pack(21, 70, 8192), many(70, 21, 8192))),
+            ("the gate is read later", mlp(pack(22, 70, 8192), launch("add_f32", &[10, 70, 64]))),
+            ("up is read later", mlp(pack(22, 70, 8192), launch("add_f32", &[10, 80, 64]))),
+            ("something else is packed", mlp(pack(22, 71, 8192), many(70, 21, 8192))),
+        ];
+        for (why, launches) in stays {
+            assert_eq!(fused(&launches), launches, "{why}");
+        }
     }
 
     #[test]

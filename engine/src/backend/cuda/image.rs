@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// The sources, in the order of kernels/key.py.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 13] = [
     include_str!("../../../../kernels/all.cu"),
     include_str!("../../../../kernels/attention.cu"),
     include_str!("../../../../kernels/common.cuh"),
@@ -18,6 +18,8 @@ const SOURCES: [&str; 11] = [
     include_str!("../../../../kernels/norm.cu"),
     include_str!("../../../../kernels/sampling.cu"),
     include_str!("../../../../kernels/spin.cu"),
+    include_str!("../../../../kernels/wgmma.cu"),
+    include_str!("../../../../kernels/wgmma.cuh"),
 ];
 const NAMES: &str = include_str!("../../../../kernels/kernels.inc");
 
@@ -106,6 +108,6 @@ mod tests {
         assert!(error.contains(&file_name()) && error.contains("make kernels"), "{error}");
         std::fs::write(dir.path().join(file_name()), "y").unwrap();
         assert_eq!(read(&dirs).unwrap(), b"y");
-        assert!(names().count() == 63 && names().any(|name| name == "attention_join"));
+        assert!(names().count() == 74 && names().any(|name| name == "attention_join"));
     }
 }

@@ -24,8 +24,10 @@ mod memory;
 mod nvidia;
 pub mod open;
 mod products;
+pub mod proof;
 mod sampling;
 mod staging;
+mod warpgroups;
 mod workplace;
 
 use std::cell::RefCell;
@@ -88,6 +90,16 @@ impl<D: Driver> CudaBackend<D> {
     /// What became of steps and graphs.
     pub fn graph_counts(&self) -> GraphCounts {
         self.device.borrow().graph_counts()
+    }
+
+    /// Whether products of many rows go by warpgroups.
+    pub fn has_warpgroups(&self) -> bool {
+        self.device.borrow().has_warpgroups()
+    }
+
+    /// From now on they do not.
+    fn forgo_warpgroups(&self) {
+        self.device.borrow_mut().forgo_warpgroups();
     }
 
     /// Bytes of the budget that nobody has.

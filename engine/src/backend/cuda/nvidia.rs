@@ -14,12 +14,15 @@ use cudarc::driver::sys;
 
 use super::driver::{Address, Driver, DriverError, Launch};
 use super::image;
+use super::warpgroups::SHARED_BYTES_MAX;
 
 /// Since this version of the driver's API a kernel can be loaded before it is launched (`cuFuncLoad`).
 const VERSION_WITH_LOAD: c_int = 12_040;
 /// Threads that copy to pinned memory, and what each copies at least.
 const COPY_THREADS: usize = 8;
 const COPY_MIN: usize = 1 << 20;
+/// Of this generation are the devices that have what `kernels/wgmma.cu` is written for, and no later ones.
+const WITH_WARPGROUPS: [c_int; 2] = [9, 0];
 /// Devices of this generation on begin a kernel before the one in front of it has ended (`follow` of kernels/common.cuh).
 const MAJOR_WITH_OVERLAP: c_int = 9;
 
@@ -35,6 +38,7 @@ pub struct Nvidia {
     kernels: HashMap<&'static str, sys::CUfunction>,
     /// Kernels of a graph may overlap at their ends.
     overlaps: bool,
+    warpgroups: bool,
 }
 
 // SAFETY: handles of the driver are names of things that it keeps itself; its API may be called with them from any thread.
@@ -93,12 +97,14 @@ impl Nvidia {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
             check("cuStreamCreate", sys::cuStreamCreate(&raw mut stream, flags))?;
         }
-        let (mut major, which) = (0, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-        // SAFETY: the answer's place outlives the call.
-        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&raw mut major, which, device) })?;
+        let generation = generation(device)?;
         let kernels = load(image, version)?;
-        let overlaps = major >= MAJOR_WITH_OVERLAP && version >= VERSION_WITH_LOAD;
-        Ok(Self { context, stream, kernels, overlaps })
+        let overlaps = generation[0] >= MAJOR_WITH_OVERLAP && version >= VERSION_WITH_LOAD;
+        let warpgroups = generation == WITH_WARPGROUPS;
+        if warpgroups {
+            allow_shared_memory(&kernels)?;
+        }
+        Ok(Self { context, stream, kernels, overlaps, warpgroups })
     }
 
     /// Makes the device's context that of the calling thread, if it is not.
@@ -118,6 +124,31 @@ impl Nvidia {
             reason: format!("the image has no kernel {}", launch.kernel()),
         })
     }
+}
+
+/// Major and minor.
+fn generation(device: sys::CUdevice) -> Result<[c_int; 2], DriverError> {
+    use sys::CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+    };
+    let mut generation = [0; 2];
+    for (place, which) in generation.iter_mut().zip([MAJOR, MINOR]) {
+        // SAFETY: the answer's place outlives the call.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(place, which, device) })?;
+    }
+    Ok(generation)
+}
+
+/// Lets warpgroups' kernels have more shared memory than one gets without asking.
+fn allow_shared_memory(kernels: &HashMap<&'static str, sys::CUfunction>) -> Result<(), DriverError> {
+    let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let bytes = c_int::try_from(SHARED_BYTES_MAX).unwrap_or(c_int::MAX);
+    for (name, function) in kernels.iter().filter(|(name, _)| name.starts_with("wgmma_")) {
+        // SAFETY: the function is one of a module that is loaded and never unloaded.
+        let allowed = unsafe { sys::cuFuncSetAttribute(*function, which, bytes) };
+        check("cuFuncSetAttribute", allowed).map_err(|error| named(error, name))?;
+    }
+    Ok(())
 }
 
 /// The functions of an image, loaded now: what is loaded at its first launch may wait for the device.
@@ -146,6 +177,10 @@ impl Driver for Nvidia {
     type Event = Event;
     type Graph = Graph;
     type Pinned = Pinned;
+
+    fn has_warpgroups(&self) -> bool {
+        self.warpgroups
+    }
 
     fn allocate(&self, len_bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;

@@ -12,7 +12,9 @@ use super::driver::{Driver, DriverError};
 use super::image::{self, ImageError};
 #[cfg(feature = "cuda")]
 pub use super::nvidia::Nvidia;
+use super::proof::prove_warpgroups;
 use super::{CudaBackend, CudaOptions};
+use crate::backend::DeviceFault;
 use crate::model::LoadProgress;
 
 /// Of the memory that is free on the device, what the engine takes when nobody says.
@@ -43,6 +45,8 @@ pub enum OpenError {
     Image(#[from] ImageError),
     #[error("device {ordinal}: {source}")]
     Driver { ordinal: u32, source: DriverError },
+    #[error("device {ordinal}, in its first product: {source}")]
+    Proof { ordinal: u32, source: DeviceFault },
     #[error("device {ordinal}: {wanted} bytes are wanted and {free} are free")]
     TooLittle { ordinal: u32, wanted: u64, free: u64 },
 }
@@ -66,7 +70,9 @@ pub fn open(choice: &DeviceChoice, progress: LoadProgress<'_>) -> Result<CudaBac
         return Err(OpenError::TooLittle { ordinal, wanted, free });
     }
     let options = CudaOptions { step_bytes: STEP_BYTES.min(wanted / 8), ..CudaOptions::default() };
-    CudaBackend::new(driver, wanted, options).map_err(refused)
+    let backend = CudaBackend::new(driver, wanted, options).map_err(refused)?;
+    prove_warpgroups(&backend).map_err(|source| OpenError::Proof { ordinal, source })?;
+    Ok(backend)
 }
 
 /// What is free of a device once that is enough, or after a while: a process whose container is gone may still hold its memory, and whoever

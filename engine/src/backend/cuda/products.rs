@@ -1,12 +1,13 @@
 //! Products of rows with weights: which kernels make them, for how many rows. Weights in bf16 go through tensor cores (`kernels/mma.cu`), all
 //! others through plain kernels (`kernels/matmul.cu`). Which of a family's kernels it is depends on the rows of the step, and changes no bit
-//! of any row (EP4); which family, on the weight alone.
+//! of any row (EP4); which family, on the weight alone. Many rows go by warpgroups where the device has them (`warpgroups`).
 
 use super::device::Device;
 use super::driver::{Address, Driver, Launch};
 use super::format::{Format, Weight};
 use super::launches::{Done, args, blocks, groups, values};
 use super::memory::{Matrix, Slice};
+use super::warpgroups::{self, Variant};
 use crate::backend::DeviceFault;
 
 /// Rows that go through a weight together in the plain kernels.
@@ -57,6 +58,11 @@ impl<D: Driver> Device<D> {
             let args = args![out, x, weight, bias, rows, cols, outputs];
             return self.launch(Launch::new(few.kernel, few.geometry(rows, outputs), args));
         }
+        if self.has_warpgroups() {
+            let (packed, variant) = (self.packed(x)?, Variant::of(rows, cols, &[outputs]));
+            let args = args![out, packed, weight, bias, rows, cols, outputs];
+            return self.launch(Launch::new(variant.kernel, variant.geometry(rows, &[outputs]), args));
+        }
         let rounded = self.rounded(x)?;
         let tiles = |tile_rows: usize| rows.div_ceil(tile_rows) * outputs.div_ceil(TILE);
         let [many, fewer] = TILE_ROWS;
@@ -79,6 +85,17 @@ impl<D: Driver> Device<D> {
         let at = self.rounded_room((x.len() * 2) as u64)?;
         if !self.workplace.fresh {
             self.launch(Launch::new("round_bf16", values(x.len().div_ceil(WIDE)), args![at, x, x.len()]))?;
+        }
+        self.workplace.fresh = true;
+        Ok(at)
+    }
+
+    /// `x` in bf16, as warpgroups read it.
+    fn packed(&mut self, x: &Matrix) -> Result<Address, DeviceFault> {
+        let (bytes, threads) = warpgroups::packed(x.rows, x.cols);
+        let at = self.packed_room(bytes, self.workplace.fresh)?;
+        if !self.workplace.fresh {
+            self.launch(Launch::new("pack_rows", values(threads), args![at, x, x.rows, x.cols]))?;
         }
         self.workplace.fresh = true;
         Ok(at)

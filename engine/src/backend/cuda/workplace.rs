@@ -10,7 +10,10 @@ use crate::backend::DeviceFault;
 pub(super) struct Workplace {
     parts: Option<Slice>,
     rounded: Option<Slice>,
-    /// What is rounded there is the input of the product before.
+    /// Inputs as warpgroups read them, in turn: a kernel that reads one may write the next.
+    packed: [Option<Slice>; 2],
+    second: bool,
+    /// What is rounded or packed there is the input of the product before.
     pub fresh: bool,
 }
 
@@ -37,6 +40,14 @@ impl<D: Driver> Device<D> {
     /// Room for the parts of sums, until the next call.
     pub(super) fn parts(&mut self, bytes: u64) -> Result<Address, DeviceFault> {
         Workplace::room(self, |work| &mut work.parts, bytes)
+    }
+
+    /// Room for an input as warpgroups read it, until the next but one; `again`: the same room.
+    pub(super) fn packed_room(&mut self, bytes: u64, again: bool) -> Result<Address, DeviceFault> {
+        self.workplace.second ^= !again;
+        let which: fn(&mut Workplace) -> &mut Option<Slice> =
+            if self.workplace.second { |work| &mut work.packed[1] } else { |work| &mut work.packed[0] };
+        Workplace::room(self, which, bytes)
     }
 
     /// Room for an input of products, until the next that has another.
