@@ -1,5 +1,6 @@
 // All kernels as one image: what nvcc compiles (kernels/build.sh).
 #include "attention.cu"
+#include "attention_mma.cu"
 #include "elementwise.cu"
 #include "matmul.cu"
 #include "mma.cu"

@@ -1,4 +1,5 @@
-// Paged attention with grouped queries and a sliding window, for decode and prefill. Reference: engine/src/backend/cpu/attention.rs.
+// Paged attention over K and V in f32, with grouped queries and a sliding window, for decode and prefill, and the join of what splits gave
+// (of those in bf16 as well, attention_mma.cu). Reference: engine/src/backend/cpu/attention.rs.
 //
 // Positions are cut into splits of SPLIT, counted from 0 of the sequence, and splits into tiles of a warp's width. What a query gets of a
 // split (the greatest score, the sum of weights, the weighted sum of values) is computed in one order, and splits are joined in theirs,
@@ -7,21 +8,10 @@
 //
 // A block has a warp for each query (one head of one row); its queries share a KV head, and so the tiles in shared memory. Tiles of keys and
 // of values come in turn, as the cache has them, by copies that run beside the arithmetic: as many are under way as there is room for.
-#include "mma.cuh"
+#include "attention.cuh"
 
-#define SPLIT 64 // as in engine/src/backend/cuda/items.rs
 #define QUERIES 8
 #define ATTENTION_THREADS (QUERIES * WARP)
-#define NONE (-INFINITY)
-
-// Words of a work item, made by engine/src/backend/cuda/items.rs.
-enum { FIRST_ROW, ROWS, FIRST_POS, KV_HEAD, TABLE, FIRST_QUERY, SINCE, ITEM_WORDS = 8 };
-
-struct Cache {
-    const void *keys, *values;
-    const uint32_t *tables;
-    uint32_t heads, kv_heads, head_dim, block_size, window;
-};
 
 // What a query has seen so far. Of a head's values lane l has those from l * PARTS on: heads of up to 32 * PARTS values.
 template <int PARTS> struct Seen {
@@ -43,28 +33,9 @@ template <int PARTS> FN void join(Seen<PARTS> *seen, const Seen<PARTS> &later) {
     seen->top = most;
 }
 
-struct Query {
-    uint32_t row, head, pos, first;
-    bool real;
-};
-
-// The first position that the one at `pos` sees.
-FN uint32_t first_seen(const uint32_t *item, uint32_t pos, const Cache &cache) {
-    uint32_t first = cache.window && pos + 1 > cache.window ? pos + 1 - cache.window : 0;
-    if (first < item[SINCE]) first = item[SINCE];
-    return first < pos ? first : pos;
-}
-
+// A warp of a block has a query; blocks of other blockIdx.z have the next ones.
 FN Query my_query(const uint32_t *item, const Cache &cache) {
-    uint32_t group = cache.heads / cache.kv_heads, number = item[FIRST_QUERY] + threadIdx.x / WARP;
-    Query query;
-    query.real = number < item[ROWS] * group;
-    uint32_t row = query.real ? number / group : 0;
-    query.row = item[FIRST_ROW] + row;
-    query.head = item[KV_HEAD] * group + (query.real ? number % group : 0);
-    query.pos = item[FIRST_POS] + row;
-    query.first = first_seen(item, query.pos, cache);
-    return query;
+    return query_of(item, cache, item[FIRST_QUERY] + blockIdx.z * (blockDim.x / WARP) + threadIdx.x / WARP);
 }
 
 // N words that lie side by side, read at once where that is possible.
@@ -78,29 +49,21 @@ template <int N> FN void widen(float *to, const float *from) {
     UNROLL for (int i = 0; i < N; i++) to[i] = bits_f32(got.word[i]);
 }
 
-template <int N> FN void widen(float *to, const uint16_t *from) {
-    Words<N / 2> got = *reinterpret_cast<const Words<N / 2> *>(from);
-    UNROLL for (int i = 0; i < N / 2; i++) {
-        to[2 * i] = bits_f32(got.word[i] << 16);
-        to[2 * i + 1] = bits_f32(got.word[i] & 0xffff0000u);
-    }
-}
-
 // Rows of queries and tiles go up to a multiple of eight values, with zeros: so that no product needs a remainder.
 FN uint32_t padded(uint32_t dim) { return (dim + 7) / 8 * 8; }
 
 // How a block brings tiles: keys and values of tile 0, of tile 1, … are loads 0, 1, 2, 3, …
-template <class T, int PARTS, int THREADS> struct Loader {
+template <int PARTS, int THREADS> struct Loader {
     enum {
-        EACH = 16 / sizeof(T),                       // values of one copy
+        EACH = 4,                                    // values of one copy
         LANES = WARP * PARTS / EACH,                 // threads that bring a position
         AT_ONCE = THREADS / LANES,                   // positions that all threads bring
         TURNS = WARP / AT_ONCE,                      // until a tile is there
-        BUFFERS = (PARTS == 8 ? 4 : 8) / sizeof(T),  // as `shared_bytes` of items.rs has room for
+        BUFFERS = PARTS == 8 ? 1 : 2,                // as `shared_bytes` of items.rs has room for
     };
-    const T *keys, *values;
+    const float *keys, *values;
     const uint32_t *table;
-    T *tiles;
+    float *tiles;
     uint32_t kv_head, kv_heads, block_size, dim, stride, first, stop, end;
     bool aligned;
     // where this lane's position of the last tile of keys is in the cache, in heads of `dim`: that of values is there too
@@ -108,14 +71,14 @@ template <class T, int PARTS, int THREADS> struct Loader {
 };
 
 // `stop`: tiles end before it. The stride is an odd number of 16 bytes, so that lanes which read a row each meet in no bank.
-template <class T, int PARTS, int THREADS>
-FN Loader<T, PARTS, THREADS> loader(void *tiles, const uint32_t *item, const Cache &cache, uint32_t first, uint32_t stop) {
-    Loader<T, PARTS, THREADS> l;
-    const uint32_t each = Loader<T, PARTS, THREADS>::EACH;
-    l.keys = (const T *)cache.keys;
-    l.values = (const T *)cache.values;
+template <int PARTS, int THREADS>
+FN Loader<PARTS, THREADS> loader(void *tiles, const uint32_t *item, const Cache &cache, uint32_t first, uint32_t stop) {
+    Loader<PARTS, THREADS> l;
+    const uint32_t each = Loader<PARTS, THREADS>::EACH;
+    l.keys = (const float *)cache.keys;
+    l.values = (const float *)cache.values;
     l.table = cache.tables + item[TABLE];
-    l.tiles = (T *)tiles;
+    l.tiles = (float *)tiles;
     l.kv_head = item[KV_HEAD];
     l.kv_heads = cache.kv_heads;
     l.block_size = cache.block_size;
@@ -129,20 +92,20 @@ FN Loader<T, PARTS, THREADS> loader(void *tiles, const uint32_t *item, const Cac
     return l;
 }
 
-template <class T, int PARTS, int THREADS> FN T *tile_of(const Loader<T, PARTS, THREADS> &l, uint32_t load) {
-    return l.tiles + load % (uint32_t)Loader<T, PARTS, THREADS>::BUFFERS * WARP * l.stride;
+template <int PARTS, int THREADS> FN float *tile_of(const Loader<PARTS, THREADS> &l, uint32_t load) {
+    return l.tiles + load % (uint32_t)Loader<PARTS, THREADS>::BUFFERS * WARP * l.stride;
 }
 
 // Sixteen bytes of a row, or zeros; widths that are no multiple of them go value by value.
-template <class T, int PARTS, int THREADS>
-FN void bring(T *to, const T *line, uint32_t at, bool real, const Loader<T, PARTS, THREADS> &l) {
+template <int PARTS, int THREADS>
+FN void bring(float *to, const float *line, uint32_t at, bool real, const Loader<PARTS, THREADS> &l) {
     if (l.aligned) return copy16(to, line + at, real && at < l.dim);
-    for (int i = 0; i < (int)Loader<T, PARTS, THREADS>::EACH; i++) to[i] = real && at + i < l.dim ? line[at + i] : (T)0;
+    for (int i = 0; i < (int)Loader<PARTS, THREADS>::EACH; i++) to[i] = real && at + i < l.dim ? line[at + i] : 0.0f;
 }
 
 // Begins a load, where there is such a one; zeros from `end` on. Loads begin in their order.
-template <class T, int PARTS, int THREADS> FN void begin(Loader<T, PARTS, THREADS> &l, uint32_t load) {
-    using L = Loader<T, PARTS, THREADS>;
+template <int PARTS, int THREADS> FN void begin(Loader<PARTS, THREADS> &l, uint32_t load) {
+    using L = Loader<PARTS, THREADS>;
     uint32_t start = l.first + load / 2 * WARP, at = threadIdx.x % L::LANES * L::EACH, row = threadIdx.x / L::LANES;
     if (start >= l.stop) return;
     if (load % 2 == 0) {
@@ -150,16 +113,16 @@ template <class T, int PARTS, int THREADS> FN void begin(Loader<T, PARTS, THREAD
         uint32_t pos = start + threadIdx.x % WARP;
         l.line = pos < l.end ? (l.table[pos / l.block_size] * l.kv_heads + l.kv_head) * l.block_size + pos % l.block_size : 0;
     }
-    const T *from = load % 2 ? l.values : l.keys;
-    T *to = tile_of(l, load) + at;
+    const float *from = load % 2 ? l.values : l.keys;
+    float *to = tile_of(l, load) + at;
     UNROLL for (int turn = 0; turn < (int)L::TURNS; turn++, row += L::AT_ONCE) {
         uint64_t line = __shfl_sync(ALL_LANES, l.line, (int)row);
         if (at < padded(l.dim)) bring(to + row * l.stride, from + line * l.dim, at, start + row < l.end, l);
     }
 }
 
-template <class T, int PARTS, int THREADS> FN void begin_first(Loader<T, PARTS, THREADS> &l) {
-    UNROLL for (uint32_t load = 0; load < (uint32_t)Loader<T, PARTS, THREADS>::BUFFERS; load++) {
+template <int PARTS, int THREADS> FN void begin_first(Loader<PARTS, THREADS> &l) {
+    UNROLL for (uint32_t load = 0; load < (uint32_t)Loader<PARTS, THREADS>::BUFFERS; load++) {
         // the last one's group is closed by the first `arrive`
         if (load) copies_group();
         begin(l, load);
@@ -167,8 +130,8 @@ template <class T, int PARTS, int THREADS> FN void begin_first(Loader<T, PARTS, 
 }
 
 // Waits for a load and begins the one that takes the place of the load before it, which everybody is done with behind the barrier.
-template <class T, int PARTS, int THREADS> FN const T *arrive(Loader<T, PARTS, THREADS> &l, uint32_t load) {
-    constexpr int BUFFERS = Loader<T, PARTS, THREADS>::BUFFERS;
+template <int PARTS, int THREADS> FN const float *arrive(Loader<PARTS, THREADS> &l, uint32_t load) {
+    constexpr int BUFFERS = Loader<PARTS, THREADS>::BUFFERS;
     copies_wait<(BUFFERS > 1 ? BUFFERS - 2 : 0)>();
     __syncthreads();
     if (load) begin(l, load - 1 + BUFFERS);
@@ -181,7 +144,7 @@ template <class T, int PARTS, int THREADS> FN const T *arrive(Loader<T, PARTS, T
 }
 
 // Four sums, of every fourth product each: none waits long for the one before.
-template <class T> FN float score_of(const float *q, const T *key, uint32_t width) {
+FN float score_of(const float *q, const float *key, uint32_t width) {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (uint32_t i = 0; i < width; i += 8) {
         float k[8], mine[8];
@@ -203,15 +166,15 @@ template <int PARTS> FN float add_scores(Seen<PARTS> *seen, float score) {
     return share;
 }
 
-template <class T, int PARTS> FN void add_value(Seen<PARTS> *seen, float share, const T *value) {
+template <int PARTS> FN void add_value(Seen<PARTS> *seen, float share, const float *value) {
     float v[PARTS];
     widen<PARTS>(v, value);
     UNROLL for (int i = 0; i < PARTS; i++) seen->sum[i] = fmaf(share, v[i], seen->sum[i]);
 }
 
 // A position that is not seen must not be multiplied: what lies there may be no number. All of a tile is the common case.
-template <class T, int PARTS>
-FN void add_values(Seen<PARTS> *seen, float share, const T *tile, uint32_t stride, uint32_t from, uint32_t to) {
+template <int PARTS>
+FN void add_values(Seen<PARTS> *seen, float share, const float *tile, uint32_t stride, uint32_t from, uint32_t to) {
     if (from == 0 && to == WARP) {
         ROLLED for (int at = 0; at < WARP; at += 8, tile += 8 * stride)
             UNROLL for (int i = 0; i < 8; i++) add_value(seen, __shfl_sync(ALL_LANES, share, at + i), tile + i * stride);
@@ -229,13 +192,13 @@ FN void load_query(float *mine, const float *q, const Query &query, const Cache 
 
 // What `query` gets of the tiles from the one of position `first` to the one before `stop`; all threads of the block come here together.
 // Splits that end before the last tile are joined to `all`, the last is left in `one`.
-template <class T, int PARTS, int THREADS>
+template <int PARTS, int THREADS>
 FN void see(Seen<PARTS> *all, Seen<PARTS> *one, uint32_t first, uint32_t stop, const float *q, const uint32_t *item,
             const Query &query, const Cache &cache, float scale) {
     SHARED(float, shared);
     uint32_t lane = threadIdx.x % WARP, width = padded(cache.head_dim);
     float *mine = shared + threadIdx.x / WARP * width;
-    Loader<T, PARTS, THREADS> l = loader<T, PARTS, THREADS>(shared + THREADS / WARP * width, item, cache, first, stop);
+    Loader<PARTS, THREADS> l = loader<PARTS, THREADS>(shared + THREADS / WARP * width, item, cache, first, stop);
     begin_first(l);
     load_query(mine, q, query, cache, scale);
     // lanes beyond the head's width read what is there and keep it to themselves
@@ -250,12 +213,12 @@ FN void see(Seen<PARTS> *all, Seen<PARTS> *one, uint32_t first, uint32_t stop, c
         bool sees = query.real && start <= query.pos && start + WARP > query.first;
         uint32_t pos = start + lane;
         float share = 0.0f;
-        const T *keys = arrive(l, load);
+        const float *keys = arrive(l, load);
         if (sees) {
             float score = score_of(mine, keys + lane * l.stride, width);
             share = add_scores(one, pos >= query.first && pos <= query.pos ? score : NONE);
         }
-        const T *values = arrive(l, load + 1);
+        const float *values = arrive(l, load + 1);
         if (sees) {
             uint32_t from = query.first > start ? query.first - start : 0, to = query.pos - start + 1;
             add_values(one, share, values + my_values, l.stride, from, to < WARP ? to : WARP);
@@ -264,13 +227,13 @@ FN void see(Seen<PARTS> *all, Seen<PARTS> *one, uint32_t first, uint32_t stop, c
 }
 
 // Every split of each item, one after another.
-template <class T, int PARTS, int THREADS>
+template <int PARTS, int THREADS>
 FN void rows_of(float *out, const float *q, const uint32_t *items, const Cache &cache, float scale) {
     const uint32_t *item = items + (uint64_t)blockIdx.x * ITEM_WORDS;
     Query query = my_query(item, cache);
     Seen<PARTS> all, one;
     uint32_t first = first_seen(item, item[FIRST_POS], cache) / WARP * WARP;
-    see<T, PARTS, THREADS>(&all, &one, first, item[FIRST_POS] + item[ROWS], q, item, query, cache, scale);
+    see<PARTS, THREADS>(&all, &one, first, item[FIRST_POS] + item[ROWS], q, item, query, cache, scale);
     join(&all, one);
     if (!query.real) return;
     uint32_t at = threadIdx.x % WARP * PARTS;
@@ -279,13 +242,8 @@ FN void rows_of(float *out, const float *q, const uint32_t *items, const Cache &
         if (at + i < cache.head_dim) to[at + i] = all.sum[i] / all.total;
 }
 
-// What splits hand on, for each row and head: the greatest scores of all splits, their totals, then head_dim sums of each.
-FN uint64_t parts_at(const Query &query, uint32_t heads, uint32_t head_dim, uint32_t splits) {
-    return ((uint64_t)query.row * heads + query.head) * splits * (head_dim + 2);
-}
-
 // One split of each item: blockIdx.y is its number.
-template <class T, int PARTS, int THREADS>
+template <int PARTS, int THREADS>
 FN void split_of(float *parts, const float *q, const uint32_t *items, const Cache &cache, float scale, uint32_t splits) {
     const uint32_t *item = items + (uint64_t)blockIdx.x * ITEM_WORDS;
     uint32_t split = blockIdx.y, end = item[FIRST_POS] + item[ROWS], begins = split * SPLIT;
@@ -293,7 +251,7 @@ FN void split_of(float *parts, const float *q, const uint32_t *items, const Cach
     Query query = my_query(item, cache);
     uint32_t least = first_seen(item, item[FIRST_POS], cache), first = least > begins ? least / WARP * WARP : begins;
     Seen<PARTS> none, seen;
-    see<T, PARTS, THREADS>(&none, &seen, first, end < begins + SPLIT ? end : begins + SPLIT, q, item, query, cache, scale);
+    see<PARTS, THREADS>(&none, &seen, first, end < begins + SPLIT ? end : begins + SPLIT, q, item, query, cache, scale);
     if (!query.real) return;
     uint32_t lane = threadIdx.x % WARP;
     float *to = parts + parts_at(query, cache.heads, cache.head_dim, splits);
@@ -364,31 +322,29 @@ KERNEL BOUNDS(ATTENTION_THREADS, 1) attention_join(float *out, const float *part
 }
 
 // The narrowest form that a head fits in.
-#define BY_WIDTH(call, T, THREADS, ...)                                                                                \
-    if (head_dim <= 64) call<T, 2, THREADS>(__VA_ARGS__);                                                              \
-    else if (head_dim <= 128) call<T, 4, THREADS>(__VA_ARGS__);                                                        \
-    else call<T, 8, THREADS>(__VA_ARGS__);
+#define BY_WIDTH(call, THREADS, ...)                                                                                   \
+    if (head_dim <= 64) call<2, THREADS>(__VA_ARGS__);                                                                 \
+    else if (head_dim <= 128) call<4, THREADS>(__VA_ARGS__);                                                           \
+    else call<8, THREADS>(__VA_ARGS__);
 
 // For items of as many queries as there are warps. So many blocks on a multiprocessor as no register is spilled for.
-#define ATTENTION(name, T, THREADS, ROWS_BLOCKS, SPLIT_BLOCKS)                                                         \
-    KERNEL BOUNDS(THREADS, ROWS_BLOCKS)                                                                                \
-        attention_rows_##name(float *out, const float *q, const T *keys, const T *values, const uint32_t *items,       \
+#define ATTENTION(name, THREADS, BLOCKS)                                                                               \
+    KERNEL BOUNDS(THREADS, BLOCKS)                                                                                     \
+        attention_rows_##name(float *out, const float *q, const float *keys, const float *values, const uint32_t *items,\
                               const uint32_t *tables, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,            \
                               uint32_t block_size, uint32_t window, float scale) {                                     \
         follow();                                                                                                      \
         Cache cache = {keys, values, tables, heads, kv_heads, head_dim, block_size, window};                           \
-        BY_WIDTH(rows_of, T, THREADS, out, q, items, cache, scale)                                                     \
+        BY_WIDTH(rows_of, THREADS, out, q, items, cache, scale)                                                        \
     }                                                                                                                  \
-    KERNEL BOUNDS(THREADS, SPLIT_BLOCKS)                                                                               \
-        attention_split_##name(float *parts, const float *q, const T *keys, const T *values, const uint32_t *items,    \
-                               const uint32_t *tables, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,           \
-                               uint32_t block_size, uint32_t window, float scale, uint32_t splits) {                   \
+    KERNEL BOUNDS(THREADS, BLOCKS)                                                                                     \
+        attention_split_##name(float *parts, const float *q, const float *keys, const float *values,                   \
+                               const uint32_t *items, const uint32_t *tables, uint32_t heads, uint32_t kv_heads,       \
+                               uint32_t head_dim, uint32_t block_size, uint32_t window, float scale, uint32_t splits) {\
         follow();                                                                                                      \
         Cache cache = {keys, values, tables, heads, kv_heads, head_dim, block_size, window};                           \
-        BY_WIDTH(split_of, T, THREADS, parts, q, items, cache, scale, splits)                                          \
+        BY_WIDTH(split_of, THREADS, parts, q, items, cache, scale, splits)                                             \
     }
-ATTENTION(f32, float, ATTENTION_THREADS, 2, 2)
-ATTENTION(bf16, uint16_t, ATTENTION_THREADS, 3, 4)
+ATTENTION(f32, ATTENTION_THREADS, 2)
 // A decode of four query heads a KV head leaves half of those warps without work.
-ATTENTION(f32_4, float, ATTENTION_THREADS / 2, 4, 4)
-ATTENTION(bf16_4, uint16_t, ATTENTION_THREADS / 2, 6, 8)
+ATTENTION(f32_4, ATTENTION_THREADS / 2, 4)

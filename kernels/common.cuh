@@ -76,6 +76,12 @@ struct alignas(16) Floats4 {
     float at[4];
 };
 
+struct alignas(8) Floats2 {
+    float at[2];
+};
+
+#define LOG2_E 1.4426950408889634f
+
 FN bool is_aligned(const void *place) { return ((uintptr_t)place & 15u) == 0; }
 
 FN uint16_t u16_at(const uint8_t *p) { return (uint16_t)(p[0] | (uint16_t)p[1] << 8); }

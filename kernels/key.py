@@ -5,8 +5,8 @@ takes no image of another name, so that it never runs kernels of another tree.""
 from pathlib import Path
 
 SOURCES = [
-    "all.cu", "attention.cu", "common.cuh", "elementwise.cu", "kernels.inc", "matmul.cu", "mma.cu", "mma.cuh", "norm.cu", "sampling.cu",
-    "spin.cu", "wgmma.cu", "wgmma.cuh",
+    "all.cu", "attention.cu", "attention.cuh", "attention_mma.cu", "attention_tiles.cuh", "common.cuh", "elementwise.cu", "kernels.inc",
+    "matmul.cu", "mma.cu", "mma.cuh", "norm.cu", "sampling.cu", "spin.cu", "wgmma.cu", "wgmma.cuh",
 ]
 
 

@@ -18,6 +18,9 @@ FN uint32_t bf16_pair(float low, float high) { return f32_to_bf16(low) | (uint32
 using shim::copies_group;
 using shim::copy16;
 using shim::mma_bf16;
+FN void read_squares(uint32_t *to, const uint16_t *row) { shim::read_squares(to, row, false); }
+FN void read_squares_across(uint32_t *to, const uint16_t *row) { shim::read_squares(to, row, true); }
+FN float power_of_2(float x) { return exp2f(x); }
 template <int N> FN void copies_wait() { shim::copies_wait(N); }
 
 #else
@@ -55,6 +58,26 @@ FN void mma_bf16(float *sums, const uint32_t *a, const uint32_t *b) {
                  "{%0, %1, %2, %3};"
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four squares of eight by eight values of shared memory: lane l says where row l % 8 of square l / 8 begins (at a multiple of 16 bytes), and
+// gets values 2t and 2t + 1 of row g of each, as right operands have them whose columns are these rows. `across`: of column g, values 2t
+// and 2t + 1.
+#define READ_SQUARES(name, HOW)                                                                                        \
+    FN void name(uint32_t *to, const uint16_t *row) {                                                                  \
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4" HOW ".shared.b16 {%0, %1, %2, %3}, [%4];"                         \
+                     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])                                              \
+                     : "r"((uint32_t)__cvta_generic_to_shared(row))                                                    \
+                     : "memory");                                                                                      \
+    }
+READ_SQUARES(read_squares, "")
+READ_SQUARES(read_squares_across, ".trans")
+
+// Within 2^-22 of it; 0 of what is less than 2^-126.
+FN float power_of_2(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
 }
 
 // Begins to copy sixteen bytes to shared memory, or zeros where there is nothing to read.

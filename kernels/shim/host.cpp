@@ -131,6 +131,24 @@ void mma_bf16(float *sums, const uint32_t *a, const uint32_t *b) {
     give_way(AT_SHUFFLE);
 }
 
+void read_squares(uint32_t *to, const uint16_t *row, bool across) {
+    uint32_t me = current->thread.x, lane = me % WARP_LANES, got[4];
+    const uint64_t *rows = words.data() + (me - lane);
+    words[me] = reinterpret_cast<uint64_t>(row);
+    if (words[me] % 16) fault = "a row of a square does not begin at a multiple of sixteen bytes", abort();
+    give_way(AT_SHUFFLE);
+    for (uint32_t square = 0; square < 4; square++) {
+        got[square] = 0;
+        for (uint32_t i = 0; i < 2; i++) {
+            uint32_t low = lane % 4 * 2 + i, of_row = across ? low : lane / 4, col = across ? lane / 4 : low;
+            got[square] |= (uint32_t)reinterpret_cast<const uint16_t *>(rows[square * 8 + of_row])[col] << 16 * i;
+        }
+    }
+    // nobody may write there before all have read
+    give_way(AT_SHUFFLE);
+    for (uint32_t square = 0; square < 4; square++) to[square] = got[square];
+}
+
 struct alignas(16) Sixteen {
     uint64_t half[2];
 };
@@ -248,6 +266,7 @@ struct Entry {
 } // namespace shim
 
 #include "../attention.cu"
+#include "../attention_mma.cu"
 #include "../elementwise.cu"
 #include "../matmul.cu"
 #include "../mma.cu"

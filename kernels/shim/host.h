@@ -39,6 +39,10 @@ uint64_t exchange(uint64_t word, uint32_t lane);
 // twice. The sixteen products of a sum are added in order, each rounded, which is not what a device does.
 void mma_bf16(float *sums, const uint32_t *a, const uint32_t *b);
 
+// Four squares of eight by eight values (ldmatrix): lane l says where row l % 8 of square l / 8 begins, and gets two values of row l / 4 of
+// each, or of that column (`across`). Waits for all lanes, twice.
+void read_squares(uint32_t *to, const uint16_t *row, bool across);
+
 // Copies to shared memory that run beside the arithmetic (cp.async): when is left open, so it is at once in launches of
 // an even order of threads, and in those of an odd one as late as may be: when their group is waited for.
 void copy16(void *to, const void *from, bool real);

@@ -40,6 +40,7 @@ mod models;
 mod ops;
 mod paged;
 mod products;
+mod rounded;
 mod sampled;
 mod stuck;
 mod stuck_driver;

@@ -6,9 +6,12 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// The sources, in the order of kernels/key.py.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 16] = [
     include_str!("../../../../kernels/all.cu"),
     include_str!("../../../../kernels/attention.cu"),
+    include_str!("../../../../kernels/attention.cuh"),
+    include_str!("../../../../kernels/attention_mma.cu"),
+    include_str!("../../../../kernels/attention_tiles.cuh"),
     include_str!("../../../../kernels/common.cuh"),
     include_str!("../../../../kernels/elementwise.cu"),
     NAMES,
@@ -108,6 +111,6 @@ mod tests {
         assert!(error.contains(&file_name()) && error.contains("make kernels"), "{error}");
         std::fs::write(dir.path().join(file_name()), "y").unwrap();
         assert_eq!(read(&dirs).unwrap(), b"y");
-        assert!(names().count() == 74 && names().any(|name| name == "attention_join"));
+        assert!(names().count() == 73 && names().any(|name| name == "attention_join"));
     }
 }

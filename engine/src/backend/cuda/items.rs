@@ -1,11 +1,18 @@
 //! Attention's work as the kernels read it: a word list for each block, the block tables of all sequences, and which of the two ways to
 //! go through a context. Pure.
 
-use crate::backend::{AttentionSeq, AttentionUnit, HeadShape};
+use super::KvFormat;
+use crate::backend::{ATTENTION_ROWS, AttentionSeq, AttentionUnit, HeadShape};
 
-/// As in kernels/attention.cu.
+/// As in kernels/attention.cuh.
 pub const SPLIT: usize = 64;
+/// Queries of an item: a warp each, for K and V in f32.
 const QUERIES: usize = 8;
+/// On tensor cores: a product of all warps, and one of each.
+pub const TOGETHER: usize = 16;
+const ALONE: usize = 64;
+/// Warps of a block on tensor cores.
+const TEAM: usize = 4;
 const ITEM_WORDS: usize = 8;
 /// Steps of more rows have blocks enough without splitting.
 const SPLIT_ROWS_MAX: usize = 64;
@@ -22,36 +29,49 @@ pub struct Items {
     pub tables: Vec<u32>,
     /// Parts that contexts are cut into; 1: each block goes through all of its context.
     pub splits: usize,
-    /// Warps of a block, one for each query: eight, or four where no item has more.
+    /// Warps of a block: in f32 one for each query, eight, or four where no item has more; else four.
     pub warps: usize,
+    /// The most queries that an item has.
+    pub queries: usize,
 }
 
 impl Items {
-    /// The items of `units`, which are parts of `seqs`. Tables begin on multiples of a power of two and the number of splits is one, so that
+    /// The items of `units`, which are all parts of `seqs`. Tables begin on multiples of a power of two and the number of splits is one, so that
     /// steps of one shape are launched alike for long.
-    pub fn new(seqs: &[AttentionSeq<'_>], units: &[AttentionUnit], heads: HeadShape) -> Self {
+    pub fn new(seqs: &[AttentionSeq<'_>], units: &[AttentionUnit], heads: HeadShape, format: KvFormat) -> Self {
         let group = heads.heads / heads.kv_heads.max(1);
         let stride = seqs.iter().map(|seq| seq.blocks.len()).max().unwrap_or(0).max(1).next_power_of_two();
         let mut tables = vec![0; seqs.len() * stride];
         for (table, seq) in tables.chunks_exact_mut(stride).zip(seqs) {
             table[..seq.blocks.len()].copy_from_slice(seq.blocks);
         }
-        let mut words = Vec::new();
-        for unit in units {
-            let (pos, since) = (seqs[unit.seq].start_pos + unit.at, seqs[unit.seq].since);
-            for first_query in (0..unit.rows * group).step_by(QUERIES) {
-                let item = [unit.first_row, unit.rows, pos, unit.kv_head, unit.seq * stride, first_query, since, 0];
-                words.extend(item.map(|word| word as u32));
-            }
-        }
         let (rows, longest) =
             seqs.iter().fold((0, 0), |(rows, longest), seq| (rows + seq.rows, longest.max(seq.start_pos + seq.rows)));
         let splits = longest.div_ceil(SPLIT).max(1).next_power_of_two();
-        let few = units.iter().all(|unit| unit.rows * group <= QUERIES / 2);
-        let warps = if few { QUERIES / 2 } else { QUERIES };
-        let items = Self { words, tables, splits, warps };
-        let splits_pay = rows <= SPLIT_ROWS_MAX && items.parts_bytes(rows, heads) <= PARTS_BYTES_MAX;
-        if splits_pay { items } else { Self { splits: 1, ..items } }
+        let mut items = Self { words: Vec::new(), tables, splits, warps: TEAM, queries: 0 };
+        if rows > SPLIT_ROWS_MAX || items.parts_bytes(rows, heads) > PARTS_BYTES_MAX {
+            items.splits = 1;
+        }
+        let most = match format {
+            KvFormat::F32 => QUERIES,
+            KvFormat::Bf16 if items.splits > 1 || heads.head_dim > ALONE_DIM_MAX => TOGETHER,
+            KvFormat::Bf16 => ALONE,
+        };
+        // as many units of a sequence as fit in an item share its tiles
+        let step = (most / group.max(1) / ATTENTION_ROWS).max(1) * ATTENTION_ROWS;
+        for unit in units.iter().filter(|unit| unit.at % step == 0) {
+            let seq = &seqs[unit.seq];
+            let (rows, pos) = (step.min(seq.rows - unit.at), seq.start_pos + unit.at);
+            items.queries = items.queries.max(most.min(rows * group));
+            for first_query in (0..rows * group).step_by(most) {
+                let item = [unit.first_row, rows, pos, unit.kv_head, unit.seq * stride, first_query, seq.since, 0];
+                items.words.extend(item.map(|word| word as u32));
+            }
+        }
+        if format == KvFormat::F32 && items.queries > QUERIES / 2 {
+            items.warps = QUERIES;
+        }
+        items
     }
 
     /// Blocks of the launch.
@@ -65,12 +85,22 @@ impl Items {
     }
 }
 
-/// Shared memory of a block: its queries, and tiles of 32 positions on their way. There is room for two in f32, and so for four in bf16; of
-/// the widest heads for half as many.
-pub fn shared_bytes(head_dim: usize, warps: usize) -> u32 {
-    let (width, tiles) = (head_dim.next_multiple_of(8), if head_dim <= 128 { 2 } else { 1 });
-    ((warps * width + tiles * 32 * (width + 8)) * 4) as u32
+/// Shared memory of a block: its queries, and tiles of 32 positions on their way, two or of the widest heads one. On tensor cores: what warps
+/// tell each other, queries, and tiles of a split, two or of the narrowest heads four; the widest are cut in halves (kernels/attention_tiles.cuh).
+pub fn shared_bytes(head_dim: usize, warps: usize, format: KvFormat) -> u32 {
+    let width = head_dim.next_multiple_of(8);
+    let bytes = match format {
+        KvFormat::F32 if head_dim <= ALONE_DIM_MAX => (warps * width + 2 * 32 * (width + 8)) * 4,
+        KvFormat::F32 => (warps * width + 32 * (width + 8)) * 4,
+        KvFormat::Bf16 if head_dim <= 64 => TEAM * 1024 + TOGETHER * 64 * 2 + 4 * SPLIT * (64 + 8) * 2,
+        KvFormat::Bf16 if head_dim <= 128 => TEAM * 1024 + TOGETHER * 128 * 2 + 2 * SPLIT * (128 + 8) * 2,
+        KvFormat::Bf16 => TEAM * 1024 + TOGETHER * 256 * 2 + 2 * SPLIT * (128 + 8) * 2,
+    };
+    bytes as u32
 }
+
+/// The widest head whose sums over sixteen queries a warp has room for.
+const ALONE_DIM_MAX: usize = 128;
 
 /// The widest head that the kernels take.
 pub const HEAD_DIM_MAX: usize = 256;
@@ -88,18 +118,37 @@ mod tests {
             AttentionSeq { rows: 9, start_pos: 0, since: 0, blocks: &[7] },
         ];
         let units = attention_units(seqs.iter().map(|seq| seq.rows), heads);
-        let items = Items::new(&seqs, &units, heads);
-        assert_eq!((items.splits, items.tables.len(), items.tables[64..66].to_vec()), (16, 128, vec![7, 0]));
+        for (format, most) in [(KvFormat::F32, QUERIES), (KvFormat::Bf16, TOGETHER)] {
+            let items = Items::new(&seqs, &units, heads, format);
+            assert_eq!((items.splits, items.tables.len(), items.tables[64..66].to_vec()), (16, 128, vec![7, 0]));
+            assert_eq!(all_of(&items, most, 6, |row| if row == 0 { 700 } else { row - 1 }), 10 * 12);
+        }
+        // without splits: sixteen rows of four heads share an item; of six, eight
+        for (group, rows) in [(4, 16), (6, 8), (1, 64), (16, 8)] {
+            let (heads, seq) =
+                (HeadShape { heads: group, kv_heads: 1, head_dim: 64 }, AttentionSeq { rows: 100, ..seqs[1] });
+            let items = Items::new(&[seq], &attention_units([100].into_iter(), heads), heads, KvFormat::Bf16);
+            assert_eq!((items.splits, items.words[1], items.queries), (1, rows, ALONE.min(rows as usize * group)));
+            assert_eq!(all_of(&items, ALONE, group as u32, |row| row), 100 * group);
+        }
+        for (head_dim, format) in
+            [KvFormat::F32, KvFormat::Bf16].into_iter().flat_map(|f| (1..=HEAD_DIM_MAX).map(move |d| (d, f)))
+        {
+            assert!(shared_bytes(head_dim, QUERIES, format) <= 48 << 10, "every device has that much");
+        }
+    }
+
+    /// How many queries the items have, each once and where it should be.
+    fn all_of(items: &Items, most: usize, group: u32, pos: impl Fn(u32) -> u32) -> usize {
         let mut seen = std::collections::BTreeSet::new();
         for item in items.words.chunks_exact(ITEM_WORDS) {
-            for query in item[5]..(item[1] * 6).min(item[5] + QUERIES as u32) {
-                let (row, head) = (item[0] + query / 6, item[3] * 6 + query % 6);
+            for query in item[5]..(item[1] * group).min(item[5] + most as u32) {
+                let (row, head) = (item[0] + query / group, item[3] * group + query % group);
                 assert!(seen.insert((row, head)), "row {row} head {head} twice");
-                assert_eq!(item[2] + query / 6, if row == 0 { 700 } else { row - 1 }, "position of row {row}");
+                assert_eq!(item[2] + query / group, pos(row), "position of row {row}");
             }
         }
-        assert_eq!(seen.len(), 10 * 12);
-        assert!(shared_bytes(HEAD_DIM_MAX, QUERIES) <= 48 << 10, "every device has that much");
+        seen.len()
     }
 
     #[test]
@@ -108,7 +157,7 @@ mod tests {
         let of = |rows: usize, start_pos: usize| {
             let blocks = vec![1; (start_pos + rows).div_ceil(16)];
             let seqs = [AttentionSeq { rows, start_pos, since: 0, blocks: &blocks }];
-            Items::new(&seqs, &attention_units([rows].into_iter(), heads), heads)
+            Items::new(&seqs, &attention_units([rows].into_iter(), heads), heads, KvFormat::F32)
         };
         assert_eq!((of(1, 1000).warps, of(2, 1000).warps, of(3, 1000).warps), (4, 4, 8), "a warp for each query");
         assert_eq!((of(65, 1000).splits, of(64, 1000).splits, of(1, 0).splits), (1, 32, 1));
@@ -117,7 +166,7 @@ mod tests {
             let start = |row: usize| if row == 0 { longest } else { 10 };
             let seqs: Vec<_> =
                 (0..rows).map(|row| AttentionSeq { rows: 1, start_pos: start(row), since: 0, blocks: &[] }).collect();
-            Items::new(&seqs, &attention_units(seqs.iter().map(|_| 1), many), many).splits
+            Items::new(&seqs, &attention_units(seqs.iter().map(|_| 1), many), many, KvFormat::Bf16).splits
         };
         assert_eq!((decodes(1, 70_000), decodes(64, 8_000), decodes(64, 70_000)), (2048, 128, 1), "room is bounded");
         let (a, b) = (of(1, 1100), of(1, 1500));

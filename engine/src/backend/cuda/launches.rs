@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::device::Device;
 use super::driver::{Address, Driver, Launch};
 use super::format::Weight;
-use super::items::{Items, shared_bytes};
+use super::items::{Items, TOGETHER, shared_bytes};
 use super::memory::{Matrix, Slice};
 use super::{Kv, KvFormat};
 use crate::backend::{DeviceFault, HeadShape};
@@ -237,11 +237,11 @@ impl<D: Driver> Device<D> {
         let (split, rows) = match (kv.format, items.warps) {
             (KvFormat::F32, 4) => ("attention_split_f32_4", "attention_rows_f32_4"),
             (KvFormat::F32, _) => ("attention_split_f32", "attention_rows_f32"),
-            (KvFormat::Bf16, 4) => ("attention_split_bf16_4", "attention_rows_bf16_4"),
+            (KvFormat::Bf16, _) if items.queries <= TOGETHER => ("attention_split_bf16", "attention_few_bf16"),
             (KvFormat::Bf16, _) => ("attention_split_bf16", "attention_rows_bf16"),
         };
         let (mut grid, block) = ([blocks(items.len(), 1), 1, 1], items.warps as u32 * WARP);
-        let shared = shared_bytes(head_dim, items.warps);
+        let shared = shared_bytes(head_dim, items.warps, kv.format);
         if items.splits == 1 {
             let args = args![&*out, q, keys, cached, &list, &tables, heads, kv_heads, head_dim, size, window, scale];
             return self.launch(Launch::new(rows, (grid, block, shared), args));
@@ -251,7 +251,7 @@ impl<D: Driver> Device<D> {
             args![parts, q, keys, cached, &list, &tables, heads, kv_heads, head_dim, size, window, scale, items.splits];
         grid[1] = blocks(items.splits, 1);
         self.launch(Launch::new(split, (grid, block, shared), args))?;
-        grid[1] = blocks(head_dim, WARP as usize);
+        (grid[1], grid[2]) = (blocks(head_dim, WARP as usize), blocks(items.queries, items.warps));
         let args = args![&*out, parts, &list, heads, kv_heads, head_dim, items.splits];
         self.launch(Launch::new("attention_join", (grid, block, 0), args))
     }

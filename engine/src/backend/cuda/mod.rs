@@ -274,7 +274,7 @@ impl<D: Driver> Backend for CudaBackend<D> {
         (heads, window): (HeadShape, Option<usize>),
         out: &mut Matrix,
     ) {
-        let items = Items::new(seqs, units, heads);
+        let items = Items::new(seqs, units, heads, kv.format);
         self.run(|device| device.attention(q, (kv, layer), &items, (heads, window), out));
     }
 
