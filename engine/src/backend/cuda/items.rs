@@ -16,6 +16,8 @@ const TEAM: usize = 4;
 const ITEM_WORDS: usize = 8;
 /// Steps of more rows have blocks enough without splitting.
 const SPLIT_ROWS_MAX: usize = 64;
+/// Blocks that go through contexts of the same length each, and do without splits: as many as a device has multiprocessors.
+const BLOCKS_EVEN: usize = 128;
 /// What splits hand to the join may take no more than this: every row pays for the longest context.
 const PARTS_BYTES_MAX: u64 = 256 << 20;
 
@@ -49,7 +51,8 @@ impl Items {
             seqs.iter().fold((0, 0), |(rows, longest), seq| (rows + seq.rows, longest.max(seq.start_pos + seq.rows)));
         let splits = longest.div_ceil(SPLIT).max(1).next_power_of_two();
         let mut items = Self { words: Vec::new(), tables, splits, warps: TEAM, queries: 0 };
-        if rows > SPLIT_ROWS_MAX || items.parts_bytes(rows, heads) > PARTS_BYTES_MAX {
+        let even = format == KvFormat::Bf16 && are_even(seqs, heads, longest);
+        if rows > SPLIT_ROWS_MAX || even || items.parts_bytes(rows, heads) > PARTS_BYTES_MAX {
             items.splits = 1;
         }
         let most = match format {
@@ -83,6 +86,14 @@ impl Items {
     pub fn parts_bytes(&self, rows: usize, heads: HeadShape) -> u64 {
         rows as u64 * heads.heads as u64 * self.splits as u64 * (heads.head_dim as u64 + 2) * 4
     }
+}
+
+/// Whether blocks that go through all of a context each have enough to do, and none has much more than the others: then splits would only
+/// have to be joined. All contexts together are as long as `BLOCKS_EVEN` of the longest.
+fn are_even(seqs: &[AttentionSeq<'_>], heads: HeadShape, longest: usize) -> bool {
+    let group = heads.heads / heads.kv_heads.max(1);
+    let of = |seq: &AttentionSeq<'_>| (seq.rows * group).div_ceil(ALONE) * (seq.start_pos + seq.rows);
+    heads.kv_heads * seqs.iter().map(of).sum::<usize>() >= BLOCKS_EVEN * longest
 }
 
 /// Shared memory of a block: its queries, and tiles of 32 positions on their way, two or of the widest heads one. On tensor cores: what warps
@@ -169,6 +180,12 @@ mod tests {
             Items::new(&seqs, &attention_units(seqs.iter().map(|_| 1), many), many, KvFormat::Bf16).splits
         };
         assert_eq!((decodes(1, 70_000), decodes(64, 8_000), decodes(64, 70_000)), (2048, 128, 1), "room is bounded");
+        let alike = |rows: usize| {
+            let seqs = vec![AttentionSeq { rows: 1, start_pos: 639, since: 0, blocks: &[] }; rows];
+            Items::new(&seqs, &attention_units(seqs.iter().map(|_| 1), many), many, KvFormat::Bf16).splits
+        };
+        assert_eq!((alike(1), alike(15), alike(16), alike(64)), (16, 16, 1, 1), "as many blocks as multiprocessors");
+        assert_eq!(decodes(32, 8_000), 128, "one is longer than all others");
         let (a, b) = (of(1, 1100), of(1, 1500));
         assert_eq!((a.splits, a.tables.len(), a.len()), (b.splits, b.tables.len(), b.len()));
     }
