@@ -4,6 +4,7 @@
 #include "elementwise.cu"
 #include "matmul.cu"
 #include "mma.cu"
+#include "mma_tile.cu"
 #include "norm.cu"
 #include "sampling.cu"
 #include "spin.cu"

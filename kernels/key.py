@@ -6,7 +6,8 @@ from pathlib import Path
 
 SOURCES = [
     "all.cu", "attention.cu", "attention.cuh", "attention_mma.cu", "attention_tiles.cuh", "common.cuh", "elementwise.cu", "kernels.inc",
-    "matmul.cu", "mma.cu", "mma.cuh", "norm.cu", "sampling.cu", "spin.cu", "wgmma.cu", "wgmma.cuh",
+    "matmul.cu", "mma.cu", "mma.cuh", "mma_sums.cuh", "mma_tile.cu", "norm.cu", "sampling.cu", "spin.cu", "wgmma.cu", "wgmma.cuh",
+    "wgmma_tile.cuh",
 ]
 
 

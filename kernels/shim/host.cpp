@@ -270,6 +270,7 @@ struct Entry {
 #include "../elementwise.cu"
 #include "../matmul.cu"
 #include "../mma.cu"
+#include "../mma_tile.cu"
 #include "../norm.cu"
 #include "../sampling.cu"
 #include "../spin.cu"

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// The sources, in the order of kernels/key.py.
-const SOURCES: [&str; 16] = [
+const SOURCES: [&str; 19] = [
     include_str!("../../../../kernels/all.cu"),
     include_str!("../../../../kernels/attention.cu"),
     include_str!("../../../../kernels/attention.cuh"),
@@ -18,11 +18,14 @@ const SOURCES: [&str; 16] = [
     include_str!("../../../../kernels/matmul.cu"),
     include_str!("../../../../kernels/mma.cu"),
     include_str!("../../../../kernels/mma.cuh"),
+    include_str!("../../../../kernels/mma_sums.cuh"),
+    include_str!("../../../../kernels/mma_tile.cu"),
     include_str!("../../../../kernels/norm.cu"),
     include_str!("../../../../kernels/sampling.cu"),
     include_str!("../../../../kernels/spin.cu"),
     include_str!("../../../../kernels/wgmma.cu"),
     include_str!("../../../../kernels/wgmma.cuh"),
+    include_str!("../../../../kernels/wgmma_tile.cuh"),
 ];
 const NAMES: &str = include_str!("../../../../kernels/kernels.inc");
 

@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(geometry("wgmma_64_halves", 129, &[257, 1]), ([2, 3, 4], 384, 222_352));
         assert_eq!(gate(64, 200), ("wgmma_gate_64", ([2, 1, 2], 384, 222_352)));
         assert_eq!(gate(300, 14336), ("wgmma_gate_128", ([2, 3, 112], 384, 230_512)));
-        assert!(SHARED_BYTES_MAX <= 227 << 10, "what a block of a device of 9.0 may have");
+        const { assert!(SHARED_BYTES_MAX <= 227 << 10, "what a block of a device of 9.0 may have") };
         assert_eq!((packed(1, 8), packed(130, 72)), ((128 * 128, 256), (256 * 256, 1024)));
         assert!(Variant::is_product("wgmma_64") && !Variant::is_product("wgmma_three_64"));
     }
