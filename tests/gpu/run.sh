@@ -12,7 +12,7 @@ mkdir -p "$out"
 export TRUEBEAT_KERNELS=$here TRUEBEAT_GOLDEN=$here/golden
 gpu=("$here/gpu" --kernels "$here")
 # tests of the device that there must be at least: a bundle without them would pass everything
-tests_min=14
+tests_min=22
 seconds_a_figure=${SECONDS_A_FIGURE:-8}
 deadline=$((SECONDS + ${SECONDS_MAX:-520}))
 failed=()
@@ -64,7 +64,7 @@ sanitize() { # races and misalignment are what the host's twin of a kernel canno
     echo 'compute-sanitizer is not here: races and misalignment were not looked for' | tee "$out/not-run.txt"
     return
   fi
-  list=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p' | grep -E '^(paged::attention|ops::placing|sampled)')
+  list=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p' | grep -E '^(paged::attention|rounded::attention|ops::placing|sampled)')
   for name in $list; do
     part "racecheck-$name" 40 "$sanitizer" --tool racecheck --error-exitcode 9 "$here/cuda-tests" --ignored --exact "$name"
   done
