@@ -3,7 +3,7 @@
 use crate::crawl;
 use crate::examine::{Basis, Complaint, View, reason};
 use crate::excuse::Tick;
-use crate::log_signs::{self, Meaning};
+use crate::log_signs::{self, Meaning, Signature};
 use crate::observation::{GpuObs, Ms, Observation};
 use crate::owed::OwedSource;
 use crate::policy::Policy;
@@ -139,7 +139,7 @@ pub struct Witnesses {
     /// How long the stepping thread was watched while nothing was owed, and how much of that it was running.
     idle_ms: [Ms; 2],
     /// The log signature that accuses: the first, for the rest are mostly its echoes, unless a later one says that the core is dead.
-    log: Option<(Meaning, &'static str)>,
+    log: Option<&'static Signature>,
     /// Busy power of this replica while it delivered, in watts (slow average).
     busy_watts: Option<f64>,
     /// GPU readings that were busy and cold, that were busy and as warm as in health, that were not idle, and all readings.
@@ -191,9 +191,9 @@ impl Witnesses {
             if let Some(sign) =
                 log_signs::by_name(&hit.signature).filter(|s| !matches!(s.meaning, Meaning::Paused | Meaning::Resumed))
             {
-                let graver = |(old, _)| old != Meaning::Fatal && sign.meaning == Meaning::Fatal;
+                let graver = |old: &Signature| old.meaning != Meaning::Fatal && sign.meaning == Meaning::Fatal;
                 if self.log.is_none_or(graver) {
-                    self.log = Some((sign.meaning, sign.name));
+                    self.log = Some(sign);
                 }
             }
         }
@@ -294,9 +294,9 @@ impl Witnesses {
 
     /// Log, process states, GPUs and NCCL RAS: each knows nothing of the work that is owed.
     fn bystanders_speak(&self, view: &View<'_>, weight: &mut Weight) {
-        if let Some((meaning, name)) = self.log {
-            let text = format!("the log shows the signature {name}");
-            match meaning {
+        if let Some(sign) = self.log {
+            let text = format!("the log shows {}", sign.told());
+            match sign.meaning {
                 Meaning::Fatal => weight.decide(Strength::Strong, "log", text),
                 _ => weight.add(Strength::Moderate, "log", text),
             }

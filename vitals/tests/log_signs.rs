@@ -302,6 +302,22 @@ fn odd_lines_do_no_harm() {
     assert!(SIGNATURES.iter().all(|sign| !sign.origin.is_empty() && sign.starts.iter().all(|start| !start.is_empty())));
 }
 
+/// Who is woken by a reason finds in it what the line means, and what to search for.
+#[test]
+fn a_reason_tells_what_a_line_means_and_where_it_is_reported() {
+    let told = by_name("vllm-shm-broadcast").unwrap().told();
+    assert_eq!(
+        told,
+        "vllm-shm-broadcast: a rank has not read its step for 60 s (vllm #37729, gonka #1421 (H5) and S1)"
+    );
+    for sign in SIGNATURES {
+        let told = sign.told();
+        let reports = sign.origin.split(": ").next().unwrap().split("; ").next().unwrap();
+        assert!(told.starts_with(sign.name) && told.ends_with(&format!("({reports})")), "{told}");
+        assert!(told.len() <= 200, "more than a line: {told}");
+    }
+}
+
 #[test]
 fn the_table_is_in_the_documentation() {
     let mut wanted = String::from("\n| signature | written by | means | reported |\n|---|---|---|---|\n");

@@ -54,7 +54,7 @@ pub struct Signature {
     /// … and has this somewhere; empty where the beginning says it all.
     pub contains: &'static str,
     pub meaning: Meaning,
-    /// Where the line is reported, and what it corroborates.
+    /// Where the line is reported, and behind a colon what it corroborates; what no person on call needs stands behind a semicolon.
     pub origin: &'static str,
 }
 
@@ -71,6 +71,15 @@ pub fn by_name(name: &str) -> Option<&'static Signature> {
 }
 
 impl Signature {
+    /// In a reason: the name, what the line means, and where others reported it.
+    pub fn told(&self) -> String {
+        let first = |text: &'static str| text.split("; ").next().unwrap_or(text);
+        match self.origin.split_once(": ") {
+            Some((reports, meaning)) => format!("{}: {} ({reports})", self.name, first(meaning)),
+            None => format!("{} ({})", self.name, first(self.origin)),
+        }
+    }
+
     fn matches(&self, writer: Writer<'_>, message: &str) -> bool {
         self.sources.iter().any(|source| source.is(writer))
             && self.starts.iter().any(|start| message.starts_with(start))
