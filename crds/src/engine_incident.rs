@@ -85,6 +85,24 @@ impl EngineIncidentSpec {
 /// How an incident may end, [`EngineIncidentStatus::outcome`]; the first: its engine was restarted and serves.
 pub const OUTCOMES: [&str; 5] = ["Recovered", "Cleared", "Unfenced", "PodGone", "Superseded"];
 
+/// What a [`Timeline`] tells after the suspicion, in the order in which it mostly happens.
+pub const STEPS: [&str; 6] = ["fenced", "confirmed", "evidence", "granted", "killed", "serving"];
+
+impl Timeline {
+    /// The time of each of [`STEPS`], as it was told.
+    pub fn steps(&self) -> [(&'static str, Option<&str>); 6] {
+        let at = [
+            &self.fenced_at,
+            &self.confirmed_at,
+            &self.evidence_at,
+            &self.granted_at,
+            &self.killed_at,
+            &self.serving_at,
+        ];
+        std::array::from_fn(|step| (STEPS[step], at[step].as_deref()))
+    }
+}
+
 impl EngineIncident {
     /// Did the engine stall or die, beyond suspicion? As [`crate::episode::Episode::is_stall`].
     pub fn is_stall(&self) -> bool {

@@ -1,14 +1,22 @@
 //! The operator's own metrics, Prometheus text format 0.0.4. Names are the product's prefix and base units.
 
-use crds::{InferenceDeployment, engine_incident::OUTCOMES};
+use crds::{
+    InferenceDeployment,
+    engine_incident::{OUTCOMES, STEPS},
+};
 use kube::ResourceExt;
 use prometheus::{
     Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
 };
 
+use crate::controllers::incidents::plan::ClosedStall;
+
 /// A small model is back within seconds, and a large one is half an hour on its way.
 const STALL_BUCKETS: [f64; 9] = [5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 7_200.0];
+
+/// Seconds of one step of a repair.
+const STEP_BUCKETS: [f64; 7] = [1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0, 7_200.0];
 
 /// Handles of every metric.
 pub struct Metrics {
@@ -39,6 +47,8 @@ pub struct Metrics {
     pub replicas_ready: IntGaugeVec,
     /// From suspicion to the end of confirmed stalls whose record this process closed, by InferenceDeployment and outcome.
     stall_seconds: HistogramVec,
+    /// What each step of them lasted, from the one before, by InferenceDeployment and step.
+    step_seconds: HistogramVec,
     /// 1 while this process leads.
     pub leader: IntGauge,
     /// 1 while the watch of a kind is in step with the API server.
@@ -87,13 +97,14 @@ impl Metrics {
             replicas_wanted: of_deployment("truebeat_operator_replicas_wanted", "Replicas that the spec asks for.")?,
             replicas_ready: of_deployment("truebeat_operator_replicas_ready", "Replicas that take requests.")?,
             stall_seconds: stall_seconds()?,
+            step_seconds: step_seconds()?,
             leader: IntGauge::new("truebeat_operator_leader", "1 while this process leads.")?,
             watch_up: IntGaugeVec::new(
                 Opts::new("truebeat_operator_watch_up", "1 while the watch is in step with the API server."),
                 &["kind"],
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 15] = [
+        let all: [Box<dyn prometheus::core::Collector>; 16] = [
             Box::new(metrics.api_calls.clone()),
             Box::new(metrics.reconciles.clone()),
             Box::new(metrics.reconcile_seconds.clone()),
@@ -107,6 +118,7 @@ impl Metrics {
             Box::new(metrics.replicas_wanted.clone()),
             Box::new(metrics.replicas_ready.clone()),
             Box::new(metrics.stall_seconds.clone()),
+            Box::new(metrics.step_seconds.clone()),
             Box::new(metrics.leader.clone()),
             Box::new(metrics.watch_up.clone()),
         ];
@@ -131,14 +143,20 @@ impl Metrics {
     }
 
     /// The record of a confirmed stall is closed.
-    pub fn stall_closed(&self, infd: &InferenceDeployment, outcome: &str, seconds: f64) {
-        let namespace = infd.namespace().unwrap_or_default();
-        self.stall_seconds.with_label_values(&[&namespace, &infd.name_any(), outcome]).observe(seconds);
+    pub fn stall_closed(&self, infd: &InferenceDeployment, stall: &ClosedStall<'_>) {
+        let (namespace, name) = (infd.namespace().unwrap_or_default(), infd.name_any());
+        self.stall_seconds.with_label_values(&[namespace.as_str(), &name, stall.outcome]).observe(stall.seconds);
+        for (step, seconds) in &stall.steps {
+            self.step_seconds.with_label_values(&[namespace.as_str(), &name, step]).observe(*seconds);
+        }
     }
 
     /// A series that appears with its first stall hides that one from whoever asks for its increase.
     pub fn repaired_from_zero(&self, namespace: &str, deployment: &str) {
         self.stall_seconds.with_label_values(&[namespace, deployment, OUTCOMES[0]]);
+        for step in STEPS {
+            self.step_seconds.with_label_values(&[namespace, deployment, step]);
+        }
     }
 
     /// There is no such InferenceDeployment any more.
@@ -149,6 +167,9 @@ impl Metrics {
         for outcome in OUTCOMES {
             let _ = self.stall_seconds.remove_label_values(&[namespace, deployment, outcome]); // nor had all of them
         }
+        for step in STEPS {
+            let _ = self.step_seconds.remove_label_values(&[namespace, deployment, step]);
+        }
     }
 
     /// This process leads no more: what it knew of the deployments is its successor's to say, and would page for ever.
@@ -158,6 +179,7 @@ impl Metrics {
             gauge.reset();
         }
         self.stall_seconds.reset();
+        self.step_seconds.reset();
     }
 
     /// The exposition text.
@@ -172,6 +194,12 @@ fn stall_seconds() -> Result<HistogramVec, prometheus::Error> {
     let name = "truebeat_operator_stall_seconds";
     let options = HistogramOpts::new(name, "From suspicion to the end of confirmed stalls, by outcome.");
     HistogramVec::new(options.buckets(STALL_BUCKETS.into()), &["namespace", "deployment", "outcome"])
+}
+
+fn step_seconds() -> Result<HistogramVec, prometheus::Error> {
+    let name = "truebeat_operator_stall_step_seconds";
+    let options = HistogramOpts::new(name, "What each step of a confirmed stall's repair lasted, from the one before.");
+    HistogramVec::new(options.buckets(STEP_BUCKETS.into()), &["namespace", "deployment", "step"])
 }
 
 fn of_deployment(name: &str, help: &str) -> Result<IntGaugeVec, prometheus::Error> {
@@ -191,6 +219,7 @@ mod tests {
         }
         let text = || String::from_utf8(metrics.text().unwrap()).unwrap();
         assert_eq!(text().matches("deployment=\"b\"").count(), metrics.of_deployments().len());
+        metrics.repaired_from_zero("a", "b");
         metrics.forget("a", "b");
         assert!(!text().contains("deployment=\"b\"") && text().contains("deployment=\"c\""), "{}", text());
         metrics.stops_leading();

@@ -194,15 +194,43 @@ fn is_closed(incident: &EngineIncident) -> bool {
     incident.status.as_ref().is_some_and(|status| status.outcome.is_some())
 }
 
-/// The outcome of a confirmed stall whose record this write closes, and the seconds from its suspicion to its end.
-pub fn closed_stall<'a>(write: &'a IncidentWrite, incidents: &[EngineIncident]) -> Option<(&'a str, f64)> {
+/// A confirmed stall whose record is closed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClosedStall<'a> {
+    /// One of [`crds::engine_incident::OUTCOMES`].
+    pub outcome: &'a str,
+    /// From its suspicion to its end.
+    pub seconds: f64,
+    /// What each of [`crds::engine_incident::STEPS`] that it took lasted, from the step before.
+    pub steps: Vec<(&'static str, f64)>,
+}
+
+/// The stall whose record this write closes.
+pub fn closed_stall<'a>(write: &'a IncidentWrite, incidents: &[EngineIncident]) -> Option<ClosedStall<'a>> {
     let status = write.status.as_ref()?;
     let existing = incidents.iter().find(|incident| incident.name_any() == write.name);
     let spec = write.spec.as_ref().or(existing.map(|incident| &incident.spec))?;
     if !spec.is_stall(Some(status)) || existing.is_some_and(is_closed) {
         return None;
     }
-    Some((status.outcome.as_deref()?, seconds(status.timeline.suspect_at.as_deref()?, status.closed_at.as_deref()?)?))
+    let suspect_at = status.timeline.suspect_at.as_deref()?;
+    Some(ClosedStall {
+        outcome: status.outcome.as_deref()?,
+        seconds: seconds(suspect_at, status.closed_at.as_deref()?)?,
+        steps: steps(suspect_at, &status.timeline),
+    })
+}
+
+/// Each step with what it lasted: in the order of their times, for a fence may come before what confirms it, and after.
+fn steps(suspect_at: &str, timeline: &Timeline) -> Vec<(&'static str, f64)> {
+    let mut steps: Vec<(&'static str, f64)> =
+        timeline.steps().into_iter().filter_map(|(step, at)| Some((step, seconds(suspect_at, at?)?))).collect();
+    steps.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut before = 0.0;
+    for (_, seconds) in &mut steps {
+        (before, *seconds) = (*seconds, *seconds - before);
+    }
+    steps
 }
 
 /// How an open incident ended that no pod reports any more; `None`: nobody knows, so it stays open.

@@ -103,6 +103,20 @@ fn closed_ones_are_forgotten_by_age_and_count() {
 }
 
 #[test]
+fn each_step_of_a_repair_lasts_from_the_one_before() {
+    let mut stalled = pod("stalled", "Recovered", 0);
+    let EpisodeView::Known(reported) = &mut stalled.episode else { panic!("it reports an episode") };
+    let at = |second: u32| Some(format!("2026-01-01T00:00:{second:02}Z"));
+    let episode = &mut reported.episode;
+    (episode.suspect_at, episode.confirmed_at, episode.fenced_at) = (at(1), at(3), at(4));
+    (episode.evidence_at, episode.granted_at, episode.killed_at) = (at(6), at(16), None);
+    episode.serving_at = at(46);
+    let step = plan("chat", &[stalled], &[], now());
+    let lasted = closed_stall(&step.writes[0], &[]).unwrap().steps;
+    assert_eq!(lasted, [("confirmed", 2.0), ("fenced", 1.0), ("evidence", 2.0), ("granted", 10.0), ("serving", 30.0)]);
+}
+
+#[test]
 fn a_stall_is_remembered_longer_than_what_came_to_nothing() {
     let mut stalled = pod("stalled", "Recovered", 0);
     if let EpisodeView::Known(reported) = &mut stalled.episode {
@@ -112,7 +126,8 @@ fn a_stall_is_remembered_longer_than_what_came_to_nothing() {
     }
     let mut incidents = Vec::new();
     let step = plan("chat", &[stalled], &incidents, now());
-    assert_eq!(closed_stall(&step.writes[0], &incidents), Some(("Recovered", 60.0)));
+    let closed = closed_stall(&step.writes[0], &incidents).unwrap();
+    assert_eq!((closed.outcome, closed.seconds), ("Recovered", 60.0));
     apply(&step, &mut incidents);
     assert_eq!(closed_stall(&step.writes[0], &incidents), None, "it was closed before");
     for n in 1..=KEPT_COUNT_MAX {

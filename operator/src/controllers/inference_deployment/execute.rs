@@ -168,8 +168,8 @@ pub async fn incidents(
         let told_by = write.told_by.clone();
         let stall = closed_stall(write, known);
         let told = move |done: Result<(), StepError>| {
-            if let (Ok(()), Some((outcome, seconds))) = (&done, stall) {
-                calls.metrics.stall_closed(infd, outcome, seconds);
+            if let (Ok(()), Some(stall)) = (&done, &stall) {
+                calls.metrics.stall_closed(infd, stall);
             }
             done.map_err(|error| (error, told_by))
         };
