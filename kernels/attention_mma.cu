@@ -14,7 +14,8 @@
 //   counts there is how much is under way, and how long a split takes).
 //
 // What is not seen must not be multiplied, not even by zero: tiles have zeros from the last position that the item's queries see on, and
-// before the first. What lies between is of that sequence, and was written.
+// before the first. What lies between is of that sequence, and was written: a row's share of a later row of its chunk is zero, and zero of what
+// is no number is none, which is let be.
 #include "attention_tiles.cuh"
 
 // What the warps of a team tell each other, each lane what its like needs; `queries` are left operands.

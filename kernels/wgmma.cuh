@@ -129,7 +129,7 @@ FN void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"
 FN void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> FN void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
-// How a product finds rows of 128 bytes in shared memory, whose sixteens changed places (`swirl` of wgmma.cu): eight rows are 1,024 bytes.
+// How a product finds rows of 128 bytes in shared memory, whose sixteens changed places (`swirl` of wgmma_tile.cuh): eight rows are 1,024 bytes.
 FN uint64_t lines_at(uint32_t at) { return (uint64_t)(at >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 
 #define FOUR(sums, i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
@@ -158,5 +158,11 @@ FN void product_begin(float (&sums)[32], const uint32_t *a, uint64_t lines, bool
                  : SIXTEEN(sums, 0), SIXTEEN(sums, 16)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(lines), "r"((uint32_t)add));
 }
+
+// Sums are looked at behind the wait alone: the compiler knows nothing of who writes them meanwhile.
+FN void are_there(float (&sums)[64]) {
+    asm volatile("" : SIXTEEN(sums, 0), SIXTEEN(sums, 16), SIXTEEN(sums, 32), SIXTEEN(sums, 48)::"memory");
+}
+FN void are_there(float (&sums)[32]) { asm volatile("" : SIXTEEN(sums, 0), SIXTEEN(sums, 16)::"memory"); }
 
 #endif

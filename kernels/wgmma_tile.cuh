@@ -110,7 +110,7 @@ template <int N, bool HALVES, class End> FN void tile(const Tile &its, const End
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Shared memory, from a multiple of 1,024 on: stages, as many as there is room for, and their barriers. A stage is the weights' lines and x;
-// its barriers say that it is full, and that nobody reads it any more. `shared_bytes` of products.rs has room for it.
+// its barriers say that it is full, and that nobody reads it any more. `shared_bytes` of warpgroups.rs has room for it.
 template <int N> struct Room {
     static const uint32_t WEIGHTS = TILE * LINE_BYTES, X = N * LINE_BYTES, STAGE = WEIGHTS + X;
     static const uint32_t DEPTH = N == 128 ? 7 : 9, BARRIERS = DEPTH * STAGE;
@@ -159,6 +159,9 @@ template <int N, bool HALVES> FN void bring_stages(const Tile &its, uint32_t beg
         }
         copies_arrive(full);
     }
+    // the other block's last words to these barriers must have come before this one may end
+    ROLLED
+    for (uint32_t i = 0; i < Room<N>::DEPTH; i++, ring.next()) barrier_wait(ring.full(shared) + 8, ring.parity ^ 1);
 }
 
 FN void read_weights(uint32_t *a, uint32_t stage) {
@@ -200,6 +203,7 @@ FN void add_span(float (&sums)[N / 2], Ring<N> &ring, uint32_t shared, uint32_t 
             product_begin(sums, a + product * 4, x + product * 2, product > 0 || i > 0);
         products_end();
         products_wait<0>();
+        are_there(sums);
         release<HALVES>(full, rank);
     }
 }

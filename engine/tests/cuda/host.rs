@@ -2,6 +2,7 @@
 //! it is written.
 #![allow(unsafe_code, reason = "a compiled library has no safe form; each block argues for itself")]
 
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -24,8 +25,13 @@ unsafe extern "C" {
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// The shim runs one launch at a time.
-static ONE: Mutex<()> = Mutex::new(());
+/// The shim runs one launch at a time. Which kernels it has run.
+static ONE: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+
+/// Every kernel that was launched so far, by whichever test.
+pub fn launched() -> BTreeSet<&'static str> {
+    ONE.lock().unwrap().clone()
+}
 
 /// What products by warpgroups are on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +147,8 @@ impl Driver for Host {
         let (name, grid, args) = (CString::new(launch.kernel()).unwrap(), launch.grid(), launch.args());
         let (block, shared) = (launch.block(), launch.shared_bytes());
         let order = self.order.load(Ordering::Relaxed);
-        let _one = ONE.lock();
+        let mut launched = ONE.lock().unwrap();
+        launched.insert(launch.kernel());
         // SAFETY: the shim checks the name and the number of arguments; what they point to is the backend's, as on a device.
         let fault =
             unsafe { (self.launch)(name.as_ptr(), grid.as_ptr(), block, shared, args.as_ptr(), args.len(), order) };

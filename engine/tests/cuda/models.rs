@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use engine::backend::cuda::CudaBackend;
 use engine::backend::cuda::driver::Driver;
+use engine::backend::cuda::image::names;
+use engine::backend::cuda::{CudaBackend, KvFormat};
 use engine::model::{KvShape, LogitsWanted, Model, RandomShape, SeqInput, StepBatch, load_model_on, random_model_on};
 use safetensors::SafeTensors;
 
+use crate::host;
 pub use crate::ops::OnHost;
 use crate::ops::{EXACT, Make};
 use engine::backend::cuda::CudaOptions;
@@ -143,10 +145,21 @@ const WIDE: RandomShape = RandomShape {
 };
 
 fn fused<D: Driver>(make: Make<'_, D>) {
-    for seqs in [2, 12, 24, 40] {
+    let (f32, bf16) = (KvFormat::F32, KvFormat::Bf16);
+    let by = |kernel| Some(kernel).filter(|kernel: &&str| !kernel.is_empty());
+    for (seqs, kernel, kv) in [
+        (2, "", f32),
+        (12, "", bf16),
+        (24, "", f32),
+        (40, "", bf16),
+        (40, "wgmma_128", f32),
+        (40, "wgmma_64_halves", f32),
+        (70, "wgmma_128_halves", bf16),
+    ] {
         let load = |eager| {
             let types = (WeightType::Bf16, WeightType::Bf16);
-            let mut model = random_model_on(make(EXACT), WIDE, types, eager).unwrap();
+            let options = CudaOptions { kv, many_rows: by(kernel), ..EXACT };
+            let mut model = random_model_on(make(options), WIDE, types, eager).unwrap();
             model.allocate_kv(KvShape { num_blocks: 4 * seqs, block_size: BLOCK }).unwrap();
             model
         };
@@ -164,13 +177,22 @@ fn fused<D: Driver>(make: Make<'_, D>) {
         // two steps by a graph, wherever the threads that make it are
         while graphs.programs().unwrap().graphs.load(Relaxed) < 2 && since.elapsed() < PATIENCE {
             let (got, want) = (graphs.forward(&step(pos)).unwrap(), eager.forward(&step(pos)).unwrap());
-            assert!(got.rows.concat() == want.rows.concat(), "{seqs} sequences at {pos}");
+            assert!(got.rows.concat() == want.rows.concat(), "{seqs} sequences at {pos} {kernel}");
             pos = (pos + 1) % 60;
         }
         assert!(graphs.programs().unwrap().graphs.load(Relaxed) >= 2, "{seqs}: no step ran as a graph");
     }
 }
-test_backend!(fused_graphs_have_the_bits_of_eager_steps, super::fused);
+test_backend!(fused_graphs_have_the_bits_of_eager_steps, super::fused_by_all);
+
+/// And all forms of products of many rows were launched, where that can be seen: on the shim.
+fn fused_by_all<D: Driver>(make: Make<'_, D>) {
+    fused(make);
+    let launched = host::launched();
+    let many = names().filter(|name| name.starts_with("wgmma_"));
+    let missing: Vec<_> = many.filter(|name| !launched.contains(name)).collect();
+    assert!(missing.is_empty() || launched.is_empty(), "not launched: {missing:?}");
+}
 
 /// Tokens that the device draws are those that its rows would have given, by graphs as well, and beside a sequence that wants its row.
 fn drawn<D: Driver>(make: Make<'_, D>) {

@@ -133,7 +133,7 @@ fn products_without_warpgroups_match_and_crowds_change_no_bit() {
     crowds(&host::without_warpgroups);
 }
 
-/// A device is asked before its warpgroups are used, and where they would change a bit they are not.
+/// A device is asked, for each kernel, before its warpgroups are used, and where they would change a bit they are not.
 fn proven<D: Driver>(make: Make<'_, D>) {
     let b = make(EXACT);
     let there = b.has_warpgroups();

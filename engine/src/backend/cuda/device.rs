@@ -13,6 +13,7 @@ use super::driver::{Address, Driver, DriverError, Launch};
 use super::graphs::{GraphCache, GraphCounts, Way};
 use super::memory::Slice;
 use super::staging::{Halves, Room};
+use super::warpgroups::Variant;
 use super::workplace::Workplace;
 use crate::backend::{DeviceFault, OutOfMemory, StepStart};
 use crate::stuck::{Stuck, StuckKind};
@@ -32,7 +33,9 @@ type Mark<E> = (E, Arc<AtomicU64>);
 /// One device.
 pub struct Device<D: Driver> {
     driver: Arc<D>,
+    /// Products of many rows go by warpgroups; and by which kernel, where not by the fastest.
     warpgroups: bool,
+    many_rows: Option<&'static Variant>,
     base: Address,
     arena: Arena,
     giver: Sender<u64>,
@@ -70,6 +73,7 @@ impl<D: Driver> Device<D> {
         let (giver, given_back) = channel();
         Ok(Self {
             warpgroups: driver.has_warpgroups(),
+            many_rows: None,
             driver: Arc::new(driver),
             base,
             arena,
@@ -102,6 +106,15 @@ impl<D: Driver> Device<D> {
         self.warpgroups = false;
     }
 
+    /// By which kernel they go; `None`: by the fastest.
+    pub(super) fn set_many_rows(&mut self, variant: Option<&'static Variant>) {
+        self.many_rows = variant;
+    }
+
+    pub(super) fn variant(&self, rows: usize, cols: usize, outputs: usize) -> &'static Variant {
+        self.many_rows.unwrap_or_else(|| Variant::of(rows, cols, &[outputs]))
+    }
+
     /// Does `f`, unless something has gone wrong before, and keeps what goes wrong in it.
     pub fn run<T>(&mut self, f: impl FnOnce(&mut Self) -> Result<T, DeviceFault>) -> Option<T> {
         if self.fault.is_some() {
@@ -116,6 +129,7 @@ impl<D: Driver> Device<D> {
             self.graphs.put(shape, launches, graph);
         }
         self.brought.clear();
+        self.workplace.begin();
         self.take_back();
         self.step = step.clone();
         self.way = self.graphs.way(step.shape);

@@ -65,15 +65,17 @@ fn args_of_three(three: &[Launch; 3]) -> Vec<u64> {
     args
 }
 
-/// Products of the same many rows.
+/// Products of the same many rows: by the fastest kernel for three, or by the one that was asked for in spite of a faster one.
 fn three_of_many(launches: &[Launch]) -> Option<(Launch, usize)> {
     let three = launches.first_chunk::<3>()?;
-    if !(three.iter().all(|one| Variant::is_product(one.kernel())) && of_same_x(three)) {
+    if !(three.iter().all(is_of_many) && of_same_x(three)) {
         return None;
     }
     let outputs = [0, 1, 2].map(|which: usize| arg(&three[which], Product::Outputs) as usize);
-    let rows = arg(&three[0], Product::Rows) as usize;
-    let variant = Variant::of(rows, arg(&three[0], Product::Cols) as usize, &outputs);
+    let [rows, cols] = [Product::Rows, Product::Cols].map(|which| arg(&three[0], which) as usize);
+    let fastest = |outputs: &[usize]| Variant::of(rows, cols, outputs);
+    let asked_for = three.iter().zip(outputs).find(|(one, outputs)| one.kernel() != fastest(&[*outputs]).kernel);
+    let variant = asked_for.and_then(|(one, _)| Variant::named(one.kernel())).unwrap_or_else(|| fastest(&outputs));
     Some((Launch::new(variant.three, variant.geometry(rows, &outputs), &args_of_three(three)), 3))
 }
 
@@ -99,8 +101,7 @@ fn gate_and_up(launches: &[Launch]) -> Option<(Launch, usize)> {
 /// The same of many rows, and the result packed for the product that comes next. What is left out are both places in f32.
 fn gate_of_many(launches: &[Launch]) -> Option<(Launch, usize)> {
     let [gate, up, silu, pack] = launches.first_chunk::<4>()?;
-    let products = Variant::is_product(gate.kernel()) && Variant::is_product(up.kernel());
-    if !(products && silu.kernel() == "silu_mul" && pack.kernel() == "pack_rows") {
+    if !(is_of_many(gate) && is_of_many(up) && silu.kernel() == "silu_mul" && pack.kernel() == "pack_rows") {
         return None;
     }
     let outputs = arg(gate, Product::Outputs);
@@ -122,11 +123,13 @@ fn gate_of_many(launches: &[Launch]) -> Option<(Launch, usize)> {
 /// Nobody reads what is in `place`: where it comes again it comes as what a product writes.
 fn is_dead(place: u64, later: &[Launch]) -> bool {
     later.iter().find(|later| later.args().contains(&place)).is_none_or(|later| {
-        let (product, args) = (later.kernel(), later.args());
-        (Few::named(product).is_some() || Variant::is_product(product))
-            && args[0] == place
-            && !args[1..].contains(&place)
+        let (args, product) = (later.args(), Few::named(later.kernel()).is_some() || is_of_many(later));
+        product && args[0] == place && !args[1..].contains(&place)
     })
+}
+
+fn is_of_many(launch: &Launch) -> bool {
+    Variant::named(launch.kernel()).is_some()
 }
 
 /// The same rows, of the same length.
@@ -247,6 +250,22 @@ mod tests {
         for (why, launches) in stays {
             assert_eq!(fused(&launches), launches, "{why}");
         }
+        let by = |kernel: &'static str, out: u64| {
+            let variant = Variant::named(kernel).unwrap();
+            let args = [out, 21, out + 1, 0, 200, 2048, 512];
+            Launch::new(kernel, variant.geometry(200, &[512]), &args)
+        };
+        let asked_for = fused(&[30, 40, 50].map(|out| by("wgmma_128", out)));
+        assert_eq!(names(&asked_for), ["wgmma_three_128"], "in spite of faster ones");
+        let biased = |which: usize| {
+            let mut launches = mlp(pack(22, 70, 8192), many(70, 21, 8192));
+            let args = [&launches[which].args()[..3], &[9], &launches[which].args()[4..]].concat();
+            let (grid, block, shared) =
+                (launches[which].grid(), launches[which].block(), launches[which].shared_bytes());
+            launches[which] = Launch::new(launches[which].kernel(), (grid, block, shared), &args);
+            launches
+        };
+        assert_eq!((fused(&biased(0)), fused(&biased(1))), (biased(0), biased(1)));
     }
 
     #[test]

@@ -44,6 +44,7 @@ pub use graphs::GraphCounts;
 use items::{HEAD_DIM_MAX, Items};
 pub use memory::Matrix;
 use memory::Slice;
+use warpgroups::Variant;
 
 /// How cached K and V are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -70,6 +71,8 @@ pub struct CudaOptions {
     pub weights_in_e4m3: bool,
     /// What the KV cache leaves of the budget, for the matrices of steps.
     pub step_bytes: u64,
+    /// The kernel of `kernels/wgmma.cu` that products of many rows go by, where they go by warpgroups; `None`: the fastest.
+    pub many_rows: Option<&'static str>,
 }
 
 /// One device. It is used by one thread at a time.
@@ -84,7 +87,9 @@ impl<D: Driver> CudaBackend<D> {
     /// # Errors
     /// What the driver says.
     pub fn new(driver: D, budget_bytes: u64, options: CudaOptions) -> Result<Self, DriverError> {
-        Ok(Self { device: RefCell::new(Device::new(driver, budget_bytes)?), options })
+        let backend = Self { device: RefCell::new(Device::new(driver, budget_bytes)?), options };
+        backend.set_many_rows(options.many_rows);
+        Ok(backend)
     }
 
     /// What became of steps and graphs.
@@ -100,6 +105,11 @@ impl<D: Driver> CudaBackend<D> {
     /// From now on they do not.
     fn forgo_warpgroups(&self) {
         self.device.borrow_mut().forgo_warpgroups();
+    }
+
+    /// By which kernel of `kernels/wgmma.cu` they go; `None`, or a name that none has: by the fastest.
+    fn set_many_rows(&self, kernel: Option<&str>) {
+        self.device.borrow_mut().set_many_rows(kernel.and_then(Variant::named));
     }
 
     /// Bytes of the budget that nobody has.

@@ -7,7 +7,7 @@ use super::driver::{Address, Driver, Launch};
 use super::format::{Format, Weight};
 use super::launches::{Done, args, blocks, groups, values};
 use super::memory::{Matrix, Slice};
-use super::warpgroups::{self, Variant};
+use super::warpgroups;
 use crate::backend::DeviceFault;
 
 /// Rows that go through a weight together in the plain kernels.
@@ -59,7 +59,7 @@ impl<D: Driver> Device<D> {
             return self.launch(Launch::new(few.kernel, few.geometry(rows, outputs), args));
         }
         if self.has_warpgroups() {
-            let (packed, variant) = (self.packed(x)?, Variant::of(rows, cols, &[outputs]));
+            let (packed, variant) = (self.packed(x)?, self.variant(rows, cols, outputs));
             let args = args![out, packed, weight, bias, rows, cols, outputs];
             return self.launch(Launch::new(variant.kernel, variant.geometry(rows, &[outputs]), args));
         }

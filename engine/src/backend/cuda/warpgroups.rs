@@ -9,7 +9,7 @@ const STAGE_COLS: usize = 64;
 const THREADS: u32 = 256 + 128;
 /// Blocks of a cluster.
 const CLUSTER: usize = 2;
-/// Blocks that run at once: one on each multiprocessor of an H100 or H200.
+/// Blocks that run at once: one on each multiprocessor of an H100 or H200 (SXM; where there are fewer the choice is a guess).
 const AT_ONCE: usize = 132;
 
 /// Dynamic shared memory that a block of any of these kernels takes, at most: more than a kernel gets without asking.
@@ -31,7 +31,7 @@ pub struct Variant {
 }
 
 #[rustfmt::skip] // a table
-const VARIANTS: [Variant; 4] = [
+pub static VARIANTS: [Variant; 4] = [
     Variant { kernel: "wgmma_128", three: "wgmma_three_128", rows: 128, halves: false, stage_ns: 385, block_ns: 5000 },
     Variant { kernel: "wgmma_64", three: "wgmma_three_64", rows: 64, halves: false, stage_ns: 320, block_ns: 5000 },
     Variant { kernel: "wgmma_128_halves", three: "wgmma_three_128_halves", rows: 128, halves: true, stage_ns: 450, block_ns: 8000 },
@@ -48,9 +48,9 @@ impl Variant {
         rest.iter().fold(first, faster)
     }
 
-    /// Whether a kernel is that of one product.
-    pub fn is_product(kernel: &str) -> bool {
-        VARIANTS.iter().any(|variant| variant.kernel == kernel)
+    /// That of a kernel for one product.
+    pub fn named(kernel: &str) -> Option<&'static Self> {
+        VARIANTS.iter().find(|variant| variant.kernel == kernel)
     }
 
     /// Grid, threads and shared memory.
@@ -82,7 +82,7 @@ fn grid(row_tiles: usize, clusters: usize, block_rows: usize) -> ([u32; 3], u32,
     ([CLUSTER as u32, count(row_tiles), count(clusters)], THREADS, shared_bytes(block_rows as u32))
 }
 
-/// As many stages as there is room for, with two barriers each, from a multiple of 1,024 on (`Room` of wgmma.cu).
+/// As many stages as there is room for, with two barriers each, from a multiple of 1,024 on (`Room` of wgmma_tile.cuh).
 const fn shared_bytes(block_rows: u32) -> u32 {
     let (depth, line) = (if block_rows == 128 { 7 } else { 9 }, STAGE_COLS as u32 * 2);
     depth * ((TILE as u32 + block_rows) * line + 16) + 1024
@@ -126,6 +126,6 @@ mod tests {
         assert_eq!(gate(300, 14336), ("wgmma_gate_128", ([2, 3, 112], 384, 230_512)));
         const { assert!(SHARED_BYTES_MAX <= 227 << 10, "what a block of a device of 9.0 may have") };
         assert_eq!((packed(1, 8), packed(130, 72)), ((128 * 128, 256), (256 * 256, 1024)));
-        assert!(Variant::is_product("wgmma_64") && !Variant::is_product("wgmma_three_64"));
+        assert!(Variant::named("wgmma_64").is_some() && Variant::named("wgmma_three_64").is_none());
     }
 }

@@ -12,12 +12,18 @@ pub(super) struct Workplace {
     rounded: Option<Slice>,
     /// Inputs as warpgroups read them, in turn: a kernel that reads one may write the next.
     packed: [Option<Slice>; 2],
+    /// The newest lies in the second of them.
     second: bool,
     /// What is rounded or packed there is the input of the product before.
     pub fresh: bool,
 }
 
 impl Workplace {
+    /// A step begins, with the first of two rooms, so that equal steps make equal launches.
+    pub fn begin(&mut self) {
+        (self.fresh, self.second) = (false, true);
+    }
+
     fn room<D: Driver>(
         device: &mut Device<D>,
         which: fn(&mut Self) -> &mut Option<Slice>,
