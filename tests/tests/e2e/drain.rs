@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use kube::ResourceExt;
 use truebeat_tests::endpoints::Endpoints;
+use truebeat_tests::load::Load;
 use truebeat_tests::product;
 use truebeat_tests::times::Times;
 use truebeat_tests::wait::until_async;
@@ -31,14 +32,14 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let endpoints = world.endpoints("leaving");
     let old = endpoints.count(2, BOUND).await?;
     world.quiet("leaving").await?;
-    let load = world.patient_load("leaving").await?;
-    answered(&load).await?;
+    // half of them keep their connections for as long as they are left open
+    let loads = [world.patient_load("leaving").await?, world.keeping_load("leaving").await?];
+    all_answered(&loads).await?;
 
     let witness = Witness::of(world, &endpoints)?;
     let asked = Instant::now();
     strangers(world, times, &old, &endpoints).await?;
-    answered(&load).await?;
-    without_a_loss(&witness, &load, asked, "the stranger's visit", times).await?;
+    none_lost(&witness, &loads, asked, "the stranger's visit", times).await?;
     let witness = Witness::of(world, &endpoints)?;
     let begun = times.act("kubectl drain, of the only node: nobody who leaves finds another place");
     drain(world, &old[0])?;
@@ -46,15 +47,13 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let stayed: Vec<_> = old.iter().filter(|pod| left.contains(pod)).cloned().collect();
     ensure!(stayed.len() == 1, "of {old:?} the drain left {stayed:?}");
     times.now(&format!("one replica was evicted, {} is kept by the budget", stayed[0]));
-    answered(&load).await?;
-    without_a_loss(&witness, &load, begun, "the drain", times).await?;
+    none_lost(&witness, &loads, begun, "the drain", times).await?;
     let witness = Witness::of(world, &endpoints)?;
     let begun = times.act("kubectl uncordon");
     uncordon(world, &stayed[0])?;
     let both = endpoints.count(2, BOUND).await?;
     times.now(&format!("{} serves beside it", both.iter().find(|pod| !old.contains(pod)).unwrap_or(&both[0])));
-    answered(&load).await?;
-    without_a_loss(&witness, &load, begun, "the way back", times).await?;
+    none_lost(&witness, &loads, begun, "the way back", times).await?;
 
     let frozen = times.act(&format!("SIGUSR2 to the engine of {}; recovery may only fence it", stayed[0]));
     world.freeze(&stayed[0])?;
@@ -76,13 +75,34 @@ pub async fn story(world: &mut World<'_>, times: &mut Times) -> Result<()> {
     let served = endpoints.count(1, BOUND).await?;
     ensure!(served == [serving.clone()], "{served:?} get traffic");
     times.now(&format!("the frozen one was evicted in spite of the budget, {serving} is kept"));
-    answered(&load).await?;
+    all_answered(&loads).await?;
     ensure!(witness.never_alone(begun).await, "for a moment nobody served: {:?}", endpoints.flips());
     uncordon(world, serving)?;
     endpoints.count(2, BOUND).await?;
     times.now("kubectl uncordon: two serve");
-    drop(load);
+    drop(loads);
     removed(world, "leaving").await
+}
+
+async fn all_answered(loads: &[Load]) -> Result<()> {
+    for load in loads {
+        answered(load).await?;
+    }
+    Ok(())
+}
+
+/// All of them are served again, and none has lost a request.
+async fn none_lost(
+    witness: &Witness<'_>,
+    loads: &[Load; 2],
+    since: Instant,
+    what: &str,
+    times: &mut Times,
+) -> Result<()> {
+    all_answered(loads).await?;
+    let [anew, keeping] = loads;
+    without_a_loss(witness, anew, since, what, times).await?;
+    without_a_loss(witness, keeping, since, &format!("{what}, of clients that keep their connections"), times).await
 }
 
 /// Somebody who reaches the agents' ports asks all replicas at once to drain, as a kubelet would: none of them is being deleted, so nobody
