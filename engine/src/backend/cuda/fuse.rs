@@ -237,10 +237,10 @@ mod tests {
         let again = many(70, 21, 8192);
         let layer = [&[many(30, 21, 2048), many(40, 21, 512), many(50, 21, 512)], &mlp(pack(22, 70, 8192), again)[..]];
         let (fused_ones, rest) = (fused(&layer.concat()), [many(60, 22, 2048).kernel(), many(70, 21, 8192).kernel()]);
-        assert_eq!(names(&fused_ones), [&["wgmma_three_64_halves", "wgmma_gate_128"], &rest[..]].concat());
+        assert_eq!(names(&fused_ones), [&["wgmma_three_128_halves", "wgmma_gate_128"], &rest[..]].concat());
         assert_eq!(fused_ones[0].args(), [30, 40, 50, 21, 31, 41, 51, 0, 0, 0, 200, 2048, 2048, 512, 512]);
         assert_eq!(fused_ones[1].args(), [22, 21, 71, 81, 2048, 8192]);
-        assert_eq!((fused_ones[0].grid(), fused_ones[1].grid()), ([2, 4, 24], [2, 2, 64]));
+        assert_eq!((fused_ones[0].grid(), fused_ones[1].grid()), ([2, 2, 24], [2, 2, 64]));
         let stays = [
             ("x is read while it is written", mlp(pack(21, 70, 8192), many(70, 21, 8192))),
             ("the gate is read later", mlp(pack(22, 70, 8192), launch("add_f32", &[10, 70, 64]))),
