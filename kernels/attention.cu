@@ -111,7 +111,7 @@ template <int PARTS, int THREADS> FN void begin(Loader<PARTS, THREADS> &l, uint3
     if (load % 2 == 0) {
         // each warp looks all positions up, one a lane: a division is dear
         uint32_t pos = start + threadIdx.x % WARP;
-        l.line = pos < l.end ? (l.table[pos / l.block_size] * l.kv_heads + l.kv_head) * l.block_size + pos % l.block_size : 0;
+        l.line = pos < l.end ? cached_at(l.table, pos, l.kv_head, l.kv_heads, l.block_size) : 0;
     }
     const float *from = load % 2 ? l.values : l.keys;
     float *to = tile_of(l, load) + at;

@@ -28,6 +28,11 @@ FN uint32_t first_seen(const uint32_t *item, uint32_t pos, const Cache &cache) {
     return first < pos ? first : pos;
 }
 
+// Where a position of the sequence is in the cache, in heads: `table` is the sequence's.
+FN uint32_t cached_at(const uint32_t *table, uint32_t pos, uint32_t kv_head, uint32_t kv_heads, uint32_t block_size) {
+    return (table[pos / block_size] * kv_heads + kv_head) * block_size + pos % block_size;
+}
+
 // Query `number` of an item's rows, row after row; of those beyond the last only `real` and the position mean something.
 FN Query query_of(const uint32_t *item, const Cache &cache, uint32_t number) {
     uint32_t group = cache.heads / cache.kv_heads;

@@ -54,7 +54,7 @@ struct Tiles {
 FN uint32_t line_at(const Tiles &t, uint32_t start) {
     uint32_t pos = start + threadIdx.x / WARP * SLICE + threadIdx.x % SLICE;
     if (pos < t.first || pos >= t.end) return NOWHERE;
-    return (t.table[pos / t.block_size] * t.kv_heads + t.kv_head) * t.block_size + pos % t.block_size;
+    return cached_at(t.table, pos, t.kv_head, t.kv_heads, t.block_size);
 }
 
 // Splits from `begin` to the one before `stop`, of which `span` is seen.

@@ -14,7 +14,7 @@ KERNEL pack_rows(uint16_t *packed, const float *x, uint32_t rows, uint32_t cols)
         bool real = row < rows && step * STEP + t * EIGHT < cols;
         eights[t] = rounded(real ? from + t * EIGHT : x, real);
     }
-    uint8_t *line = (uint8_t *)const_cast<uint16_t *>(packed_tile(packed, row, step / 2, cols));
+    uint8_t *line = reinterpret_cast<uint8_t *>(packed + packed_from(row, step / 2, cols));
     UNROLL
     for (uint32_t j = 0; j < 4; j++)
         *reinterpret_cast<Words4 *>(line + swirl(row, step % 2 * 4 + j)) = {
@@ -72,7 +72,7 @@ struct Gate {
             *reinterpret_cast<uint16_t *>(lines + at * LINE_BYTES + packed_at(at, col + i % 4 / 2 * 8)) = f32_to_bf16(value);
         }
         adders_barrier();
-        Words4 *to = reinterpret_cast<Words4 *>(const_cast<uint16_t *>(packed_tile(packed, its.row, stage, cols)));
+        Words4 *to = reinterpret_cast<Words4 *>(packed + packed_from(its.row, stage, cols));
         if (stage >= stages_of(cols)) return;
         for (uint32_t i = threadIdx.x; i < N * LINE_BYTES / 16; i += ADDERS) to[i] = reinterpret_cast<Words4 *>(shared)[i];
     }
@@ -87,7 +87,7 @@ struct Gate {
     }
 };
 
-FN Tile tile_of(const Product &its, const uint16_t *packed, uint32_t first, uint32_t row, uint32_t cols) {
+FN Tile tile_for(const Product &its, const uint16_t *packed, uint32_t first, uint32_t row, uint32_t cols) {
     Tile tile;
     UNROLL
     for (uint32_t i = 0; i < 2; i++) {
@@ -111,7 +111,7 @@ template <int N, bool HALVES>
 FN void product_of(const Product &its, const uint16_t *packed, uint32_t cluster, uint32_t rows, uint32_t cols) {
     uint32_t first = (HALVES ? cluster : cluster * 2 + cluster_rank()) * TILE;
     Store end = {its.out, its.bias, rows, first, its.outputs};
-    tile<N, HALVES>(tile_of(its, packed, first, blockIdx.y * N, cols), end);
+    make_tile<N, HALVES>(tile_for(its, packed, first, blockIdx.y * N, cols), end);
 }
 
 template <int N, bool HALVES>
@@ -132,11 +132,11 @@ FN void three_products(const Product &q, const Product &k, const Product &v, con
 template <int N>
 FN void gate_of(uint16_t *out, const uint16_t *packed, const uint16_t *gate, const uint16_t *up, uint32_t cols, uint32_t outputs) {
     uint32_t number = blockIdx.z * 2 + cluster_rank(), first = number * (TILE / 2);
-    Tile its = tile_of({nullptr, gate, nullptr, outputs}, packed, first, blockIdx.y * N, cols);
+    Tile its = tile_for({nullptr, gate, nullptr, outputs}, packed, first, blockIdx.y * N, cols);
     its.real[1] = its.real[0];
     its.lines[1] = up + (its.real[0] ? (uint64_t)first * cols : 0);
     Gate end = {out, number, outputs};
-    tile<N, false>(its, end);
+    make_tile<N, false>(its, end);
 }
 
 #define WGMMA CLUSTER(2) BOUNDS(WGMMA_THREADS, 1)

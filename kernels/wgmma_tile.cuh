@@ -23,9 +23,9 @@ FN uint32_t swirl(uint32_t row, uint32_t sixteen) { return (sixteen ^ (row & 7))
 
 FN uint32_t stages_of(uint32_t cols) { return (cols + STAGE_COLS - 1) / STAGE_COLS; }
 
-// A tile's rows of one stage of columns in packed rows.
-FN const uint16_t *packed_tile(const uint16_t *packed, uint32_t row, uint32_t stage, uint32_t cols) {
-    return packed + ((uint64_t)(row / TILE) * stages_of(cols) + stage) * TILE * STAGE_COLS + row % TILE * STAGE_COLS;
+// Where the columns of a row that belong to `stage` begin in packed rows, in values.
+FN uint64_t packed_from(uint32_t row, uint32_t stage, uint32_t cols) {
+    return ((uint64_t)(row / TILE) * stages_of(cols) + stage) * TILE * STAGE_COLS + row % TILE * STAGE_COLS;
 }
 
 // What a block makes: its tile's outputs in two halves, of one weight or of two.
@@ -64,6 +64,11 @@ FN void operands(uint32_t *a, const Words4 *low, const Words4 *high) {
     }
 }
 
+template <int N> FN void add_to(float (&total)[N / 2], const float (&sums)[N / 2]) {
+    UNROLL
+    for (int i = 0; i < N / 2; i++) total[i] += sums[i];
+}
+
 #if defined(TRUEBEAT_HOST)
 
 FN uint32_t cluster_rank() { return blockIdx.x % 2; }
@@ -71,39 +76,40 @@ FN uint32_t cluster_rank() { return blockIdx.x % 2; }
 // Columns begin … end of a warp's sixteen outputs and of all rows, a span after the other.
 template <int N> FN void add_columns(float (&total)[N / 2], const Tile &its, uint32_t begin, uint32_t end) {
     uint32_t g = threadIdx.x % WARP / 4, t = threadIdx.x % 4, line = my_line(), span = span_cols(its.cols);
-    const uint16_t *weight[2] = {its.lines[line / (TILE / 2)], its.lines[line / (TILE / 2)]};
-    float sums[N / 8][4] = {};
+    const uint16_t *lines = its.lines[line / (TILE / 2)];
+    float sums[N / 2] = {};
     for (uint32_t col = begin; col < end; col += STAGE_COLS) {
         Words4 halves[2][2];
         for (uint32_t i = 0; i < 4; i++) {
             uint32_t mine = line % (TILE / 2) + i % 2 * 8, at = col + i / 2 * STEP + t * EIGHT;
             bool real = mine < its.real[line / (TILE / 2)] && at < its.cols;
-            halves[i % 2][i / 2] = read16(weight[i % 2] + (real ? (uint64_t)mine * its.cols + at : 0), real);
+            halves[i % 2][i / 2] = read16(lines + (real ? (uint64_t)mine * its.cols + at : 0), real);
         }
         uint32_t a[PRODUCTS * 4];
         operands(a, halves[0], halves[1]);
         for (uint32_t n = 0; n < N / 8; n++)
             for (uint32_t product = 0; product < PRODUCTS; product++) {
                 uint32_t row = its.row + n * EIGHT + g, b[2];
-                const uint8_t *x = (const uint8_t *)packed_tile(its.packed, row, col / STAGE_COLS, its.cols);
+                uint64_t from = packed_from(row, col / STAGE_COLS, its.cols);
+                const uint8_t *x = reinterpret_cast<const uint8_t *>(its.packed + from);
                 for (uint32_t i = 0; i < 2; i++)
                     b[i] = reinterpret_cast<const Words4 *>(x + swirl(row, product * 2 + i))->word[t];
-                mma_bf16(sums[n], a + product * 4, b);
+                mma_bf16(sums + n * 4, a + product * 4, b);
             }
         if ((col + STAGE_COLS) % span != 0 && col + STAGE_COLS < end) continue;
-        for (uint32_t i = 0; i < N / 2; i++) total[i] += sums[i / 4][i % 4];
-        for (uint32_t i = 0; i < N / 2; i++) sums[i / 4][i % 4] = 0.0f;
+        add_to<N>(total, sums);
+        for (float &sum : sums) sum = 0.0f;
     }
 }
 
 // Blocks of the shim run one after the other: each has all columns, where two of a device share them.
-template <int N, bool HALVES, class End> FN void tile(const Tile &its, const End &end) {
+template <int N, bool HALVES, class End> FN void make_tile(const Tile &its, const End &end) {
     if (threadIdx.x >= ADDERS) return end.without_sums();
     float total[N / 2], later[N / 2];
     for (uint32_t i = 0; i < N / 2; i++) total[i] = later[i] = 0.0f;
     add_columns<N>(total, its, 0, cols_of_half(its.cols));
     add_columns<N>(later, its, cols_of_half(its.cols), its.cols);
-    for (uint32_t i = 0; i < N / 2; i++) total[i] += later[i];
+    add_to<N>(total, later);
     end.template with_sums<N, HALVES>(total, its);
 }
 
@@ -142,7 +148,7 @@ template <int N, bool HALVES> FN void bring_stages(const Tile &its, uint32_t beg
         barrier_wait(full + 8, ring.parity ^ 1);
         if (me == 0) {
             barrier_expect(full, R::X);
-            const uint16_t *x = packed_tile(its.packed, its.row, col / STAGE_COLS, its.cols);
+            const uint16_t *x = its.packed + packed_from(its.row, col / STAGE_COLS, its.cols);
             if (HALVES)
                 copy_bulk(stage + R::WEIGHTS, x, R::X, full);
             else
@@ -176,19 +182,13 @@ FN void read_weights(uint32_t *a, uint32_t stage) {
     operands(a, low, high);
 }
 
-// Nobody of this warp reads a stage any more: both blocks that write to it are told.
+// Nobody of this warp reads a stage any more: every block that writes to it is told.
 template <bool HALVES> FN void release(uint32_t full, uint32_t rank) {
     uint32_t lane = threadIdx.x % WARP;
     if (lane < (HALVES ? 1 : 2)) barrier_arrive_at(full + 8, HALVES ? rank : lane);
 }
 
-// total += sums, which begin anew with the next product.
-template <int N> FN void end_span(float (&total)[N / 2], const float (&sums)[N / 2]) {
-    UNROLL
-    for (int i = 0; i < N / 2; i++) total[i] += sums[i];
-}
-
-// A span's stages into `sums`; none where there are none left.
+// A span's stages, of which there is at least one, into `sums`, whatever was there.
 template <int N, bool HALVES>
 FN void add_span(float (&sums)[N / 2], Ring<N> &ring, uint32_t shared, uint32_t stages, uint32_t rank) {
     ROLLED
@@ -208,7 +208,7 @@ FN void add_span(float (&sums)[N / 2], Ring<N> &ring, uint32_t shared, uint32_t 
     }
 }
 
-// Half of the spans into `total`.
+// The spans of the next half, as many as there are, into `total`; how many stages are left behind them.
 template <int N, bool HALVES>
 FN uint32_t add_half(float (&total)[N / 2], Ring<N> &ring, uint32_t shared, uint32_t stages, uint32_t span, uint32_t rank) {
     UNROLL
@@ -218,7 +218,7 @@ FN uint32_t add_half(float (&total)[N / 2], Ring<N> &ring, uint32_t shared, uint
         float sums[N / 2];
         uint32_t now = span < stages ? span : stages;
         add_span<N, HALVES>(sums, ring, shared, now, rank);
-        end_span<N>(total, sums);
+        add_to<N>(total, sums);
         stages -= now;
     }
     return stages;
@@ -240,7 +240,7 @@ template <int N> FN void join_halves(float (&total)[N / 2], uint32_t rank) {
 
 // All threads of a cluster come here together. What a thread may do with few registers is in one branch, all else in the other; and no block
 // leaves while the other may still write to it.
-template <int N, bool HALVES, class End> FN void tile(const Tile &its, const End &end) {
+template <int N, bool HALVES, class End> FN void make_tile(const Tile &its, const End &end) {
     uint32_t shared = room(), middle = cols_of_half(its.cols);
     uint32_t begin = HALVES && its.rank ? middle : 0, stop = HALVES && !its.rank ? middle : its.cols;
     uint32_t stages = stages_of(stop - begin);
@@ -271,7 +271,7 @@ template <int N, bool HALVES, class End> FN void tile(const Tile &its, const End
             if (stages) {
                 float later[N / 2];
                 add_half<N, HALVES>(later, ring, shared, stages, span, its.rank);
-                end_span<N>(total, later);
+                add_to<N>(total, later);
             }
             cluster_arrive();
             cluster_wait();
@@ -283,6 +283,6 @@ template <int N, bool HALVES, class End> FN void tile(const Tile &its, const End
 #else
 
 FN uint32_t cluster_rank() { return 0; }
-template <int N, bool HALVES, class End> FN void tile(const Tile &, const End &) {}
+template <int N, bool HALVES, class End> FN void make_tile(const Tile &, const End &) {}
 
 #endif

@@ -10,8 +10,6 @@ use prometheus::{
     TextEncoder,
 };
 
-use crate::controllers::incidents::plan::ClosedStall;
-
 /// A small model is back within seconds, and a large one is half an hour on its way.
 const STALL_BUCKETS: [f64; 9] = [5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 7_200.0];
 
@@ -142,11 +140,11 @@ impl Metrics {
         ]
     }
 
-    /// The record of a confirmed stall is closed.
-    pub fn stall_closed(&self, infd: &InferenceDeployment, stall: &ClosedStall<'_>) {
+    /// The record of a confirmed stall is closed; `steps`: what each of [`STEPS`] that it took lasted.
+    pub fn stall_closed(&self, infd: &InferenceDeployment, (outcome, seconds): (&str, f64), steps: &[(&str, f64)]) {
         let (namespace, name) = (infd.namespace().unwrap_or_default(), infd.name_any());
-        self.stall_seconds.with_label_values(&[namespace.as_str(), &name, stall.outcome]).observe(stall.seconds);
-        for (step, seconds) in &stall.steps {
+        self.stall_seconds.with_label_values(&[namespace.as_str(), &name, outcome]).observe(seconds);
+        for (step, seconds) in steps {
             self.step_seconds.with_label_values(&[namespace.as_str(), &name, step]).observe(*seconds);
         }
     }
@@ -191,15 +189,18 @@ impl Metrics {
 }
 
 fn stall_seconds() -> Result<HistogramVec, prometheus::Error> {
-    let name = "truebeat_operator_stall_seconds";
-    let options = HistogramOpts::new(name, "From suspicion to the end of confirmed stalls, by outcome.");
-    HistogramVec::new(options.buckets(STALL_BUCKETS.into()), &["namespace", "deployment", "outcome"])
+    let help = "From suspicion to the end of confirmed stalls, by outcome.";
+    of_stalls("truebeat_operator_stall_seconds", help, &STALL_BUCKETS, "outcome")
 }
 
 fn step_seconds() -> Result<HistogramVec, prometheus::Error> {
-    let name = "truebeat_operator_stall_step_seconds";
-    let options = HistogramOpts::new(name, "What each step of a confirmed stall's repair lasted, from the one before.");
-    HistogramVec::new(options.buckets(STEP_BUCKETS.into()), &["namespace", "deployment", "step"])
+    let help = "What each step of a confirmed stall's repair lasted, from the one before.";
+    of_stalls("truebeat_operator_stall_step_seconds", help, &STEP_BUCKETS, "step")
+}
+
+fn of_stalls(name: &str, help: &str, buckets: &[f64], label: &str) -> Result<HistogramVec, prometheus::Error> {
+    let options = HistogramOpts::new(name, help).buckets(buckets.into());
+    HistogramVec::new(options, &["namespace", "deployment", label])
 }
 
 fn of_deployment(name: &str, help: &str) -> Result<IntGaugeVec, prometheus::Error> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use engine::backend::cuda::driver::Driver;
 use engine::backend::cuda::image::names;
-use engine::backend::cuda::{CudaBackend, KvFormat};
+use engine::backend::cuda::{CudaBackend, KvFormat, Variant};
 use engine::model::{KvShape, LogitsWanted, Model, RandomShape, SeqInput, StepBatch, load_model_on, random_model_on};
 use safetensors::SafeTensors;
 
@@ -146,7 +146,6 @@ const WIDE: RandomShape = RandomShape {
 
 fn fused<D: Driver>(make: Make<'_, D>) {
     let (f32, bf16) = (KvFormat::F32, KvFormat::Bf16);
-    let by = |kernel| Some(kernel).filter(|kernel: &&str| !kernel.is_empty());
     for (seqs, kernel, kv) in [
         (2, "", f32),
         (12, "", bf16),
@@ -158,7 +157,7 @@ fn fused<D: Driver>(make: Make<'_, D>) {
     ] {
         let load = |eager| {
             let types = (WeightType::Bf16, WeightType::Bf16);
-            let options = CudaOptions { kv, many_rows: by(kernel), ..EXACT };
+            let options = CudaOptions { kv, many_rows: Variant::named(kernel), ..EXACT };
             let mut model = random_model_on(make(options), WIDE, types, eager).unwrap();
             model.allocate_kv(KvShape { num_blocks: 4 * seqs, block_size: BLOCK }).unwrap();
             model

@@ -53,6 +53,21 @@ impl Case {
         b.end_step().unwrap();
         values
     }
+
+    /// Neither chunks of these lengths, with a neighbour or without, nor other blocks in chunks of `other` change a bit of `whole`.
+    pub fn assert_alike<B: Backend>(
+        &self,
+        (b, inputs, whole): (&B, &[Vec<f32>; 3], &[f32]),
+        chunks: &[(usize, bool)],
+        other: usize,
+        what: &str,
+    ) {
+        for (chunk, neighbour) in chunks {
+            assert!(self.run(b, inputs, *chunk, *neighbour) == whole, "{what} in chunks of {chunk}");
+        }
+        let others = Self { block_size: self.block_size % 7 + 1, ..*self };
+        assert!(others.run(b, inputs, other, false) == whole, "{what} in other blocks");
+    }
 }
 
 fn cases() -> Vec<Case> {
@@ -73,11 +88,8 @@ fn all<D: Driver>(make: Make<'_, D>) {
         let b = make(EXACT);
         let got = case.run(&b, &inputs, case.len, false);
         assert_close(&got, &case.run(&oracle(), &inputs, case.len, false), 1e-4, &format!("case {index}"));
-        for (chunk, neighbour) in [(1, false), (7, true), (20, false)] {
-            assert!(case.run(&b, &inputs, chunk, neighbour) == got, "case {index} in chunks of {chunk}");
-        }
-        let other = Case { block_size: case.block_size % 7 + 1, ..*case };
-        assert!(other.run(&b, &inputs, 9, false) == got, "case {index} in other blocks");
+        let chunks = [(1, false), (7, true), (20, false)];
+        case.assert_alike((&b, &inputs, &got), &chunks, 9, &format!("case {index}"));
     }
 }
 test_backend!(attention_matches, super::all);

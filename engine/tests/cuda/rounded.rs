@@ -78,11 +78,8 @@ fn all<D: Driver>(make: Make<'_, D>) {
                 "case {index}: value {at} is {got} and not {want}, by {bound} at most"
             );
         }
-        for (chunk, neighbour) in [(1, false), (29, true), (67, false)] {
-            assert!(case.run(&b, &inputs, chunk, neighbour) == got, "case {index} in chunks of {chunk}");
-        }
-        let other = Case { block_size: case.block_size % 7 + 1, ..*case };
-        assert!(other.run(&b, &inputs, 45, false) == got, "case {index} in other blocks");
+        let chunks = [(1, false), (29, true), (67, false)];
+        case.assert_alike((&b, &inputs, &got), &chunks, 45, &format!("case {index}"));
     }
 }
 test_backend!(attention_on_tensor_cores_matches, super::all);

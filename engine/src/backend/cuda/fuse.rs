@@ -84,10 +84,8 @@ fn three_of_many(launches: &[Launch]) -> Option<(Launch, usize)> {
 fn gate_and_up(launches: &[Launch]) -> Option<(Launch, usize)> {
     let few = Few::named(launches.first()?.kernel())?;
     let [gate, up, silu] = first(launches, [few.kernel, few.kernel, "silu_mul"])?;
-    let alike = of_same_rows(&launches[..2]) && arg(gate, Product::Outputs) == arg(up, Product::Outputs);
-    let of_both = silu.args()[..2] == [arg(gate, Product::Out), arg(up, Product::Out)];
-    let unbiased = [gate, up].iter().all(|one| arg(one, Product::Bias) == 0);
-    if !(alike && of_both && unbiased && is_dead(arg(up, Product::Out), &launches[3..])) {
+    let alike = of_same_rows(&launches[..2]) && is_gate([gate, up, silu]);
+    if !(alike && is_dead(arg(up, Product::Out), &launches[3..])) {
         return None;
     }
     let outputs = arg(gate, Product::Outputs);
@@ -105,19 +103,23 @@ fn gate_of_many(launches: &[Launch]) -> Option<(Launch, usize)> {
         return None;
     }
     let outputs = arg(gate, Product::Outputs);
-    let alike = of_same_x(&launches[..2]) && outputs == arg(up, Product::Outputs);
-    let of_both = silu.args()[..2] == [arg(gate, Product::Out), arg(up, Product::Out)];
     let packs = pack.args()[1..] == [arg(gate, Product::Out), arg(gate, Product::Rows), outputs];
-    let unbiased = [gate, up].iter().all(|one| arg(one, Product::Bias) == 0);
     // it is written while x is read
     let apart = pack.args()[0] != arg(gate, Product::X);
     let dead = [gate, up].iter().all(|one| is_dead(arg(one, Product::Out), &launches[4..]));
-    if !(alike && of_both && packs && unbiased && apart && dead) {
+    if !(of_same_x(&launches[..2]) && is_gate([gate, up, silu]) && packs && apart && dead) {
         return None;
     }
     let (kernel, geometry) = warpgroups::gate(arg(gate, Product::Rows) as usize, outputs as usize);
     let args = [pack.args()[0], arg(gate, Product::X), arg(gate, Product::Weight), arg(up, Product::Weight)];
     Some((Launch::new(kernel, geometry, &[&args[..], &[arg(gate, Product::Cols), outputs]].concat()), 4))
+}
+
+/// `silu` takes both products, which are of the same width and without a bias.
+fn is_gate([gate, up, silu]: [&Launch; 3]) -> bool {
+    arg(gate, Product::Outputs) == arg(up, Product::Outputs)
+        && silu.args()[..2] == [arg(gate, Product::Out), arg(up, Product::Out)]
+        && [gate, up].iter().all(|one| arg(one, Product::Bias) == 0)
 }
 
 /// Nobody reads what is in `place`: where it comes again it comes as what a product writes.

@@ -2,6 +2,7 @@
 //! go through a context. Pure.
 
 use super::KvFormat;
+use super::products::BLOCKS_MIN;
 use crate::backend::{ATTENTION_ROWS, AttentionSeq, AttentionUnit, HeadShape};
 
 /// As in kernels/attention.cuh.
@@ -16,8 +17,6 @@ const TEAM: usize = 4;
 const ITEM_WORDS: usize = 8;
 /// Steps of more rows have blocks enough without splitting.
 const SPLIT_ROWS_MAX: usize = 64;
-/// Blocks that go through contexts of the same length each, and do without splits: as many as a device has multiprocessors.
-const BLOCKS_EVEN: usize = 128;
 /// What splits hand to the join may take no more than this: every row pays for the longest context.
 const PARTS_BYTES_MAX: u64 = 256 << 20;
 
@@ -89,11 +88,11 @@ impl Items {
 }
 
 /// Whether blocks that go through all of a context each have enough to do, and none has much more than the others: then splits would only
-/// have to be joined. All contexts together are as long as `BLOCKS_EVEN` of the longest.
+/// have to be joined. All contexts together are as long as `BLOCKS_MIN` of the longest.
 fn are_even(seqs: &[AttentionSeq<'_>], heads: HeadShape, longest: usize) -> bool {
     let group = heads.heads / heads.kv_heads.max(1);
     let of = |seq: &AttentionSeq<'_>| (seq.rows * group).div_ceil(ALONE) * (seq.start_pos + seq.rows);
-    heads.kv_heads * seqs.iter().map(of).sum::<usize>() >= BLOCKS_EVEN * longest
+    heads.kv_heads * seqs.iter().map(of).sum::<usize>() >= BLOCKS_MIN * longest
 }
 
 /// Shared memory of a block: its queries, and tiles of 32 positions on their way, two or of the widest heads one. On tensor cores: what warps

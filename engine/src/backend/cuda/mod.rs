@@ -44,7 +44,7 @@ pub use graphs::GraphCounts;
 use items::{HEAD_DIM_MAX, Items};
 pub use memory::Matrix;
 use memory::Slice;
-use warpgroups::Variant;
+pub use warpgroups::Variant;
 
 /// How cached K and V are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,7 +72,7 @@ pub struct CudaOptions {
     /// What the KV cache leaves of the budget, for the matrices of steps.
     pub step_bytes: u64,
     /// The kernel of `kernels/wgmma.cu` that products of many rows go by, where they go by warpgroups; `None`: the fastest.
-    pub many_rows: Option<&'static str>,
+    pub many_rows: Option<&'static Variant>,
 }
 
 /// One device. It is used by one thread at a time.
@@ -107,9 +107,9 @@ impl<D: Driver> CudaBackend<D> {
         self.device.borrow_mut().forgo_warpgroups();
     }
 
-    /// By which kernel of `kernels/wgmma.cu` they go; `None`, or a name that none has: by the fastest.
-    fn set_many_rows(&self, kernel: Option<&str>) {
-        self.device.borrow_mut().set_many_rows(kernel.and_then(Variant::named));
+    /// By which kernel of `kernels/wgmma.cu` they go; `None`: by the fastest.
+    fn set_many_rows(&self, variant: Option<&'static Variant>) {
+        self.device.borrow_mut().set_many_rows(variant);
     }
 
     /// Bytes of the budget that nobody has.

@@ -23,7 +23,7 @@ const WIDE: usize = 8;
 const TILE: usize = 128;
 const TILE_ROWS: [usize; 2] = [128, 64];
 /// So many blocks keep a device busy: about as many as the largest have multiprocessors.
-const BLOCKS_MIN: usize = 128;
+pub(super) const BLOCKS_MIN: usize = 128;
 
 impl<D: Driver> Device<D> {
     /// `out = x · weightᵀ + bias`; `same`: x is that of the product before.

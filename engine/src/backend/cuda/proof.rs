@@ -55,7 +55,7 @@ fn have_the_bits_of_warps<D: Driver>(backend: &CudaBackend<D>) -> bool {
     }
     !apart.is_empty()
         && VARIANTS.iter().all(|variant| {
-            backend.set_many_rows(Some(variant.kernel));
+            backend.set_many_rows(Some(variant));
             bits(backend.download(backend.linear(&x, &weight, None))).eq(apart.iter().copied())
         })
 }

@@ -169,7 +169,7 @@ pub async fn incidents(
         let stall = closed_stall(write, known);
         let told = move |done: Result<(), StepError>| {
             if let (Ok(()), Some(stall)) = (&done, &stall) {
-                calls.metrics.stall_closed(infd, stall);
+                calls.metrics.stall_closed(infd, (stall.outcome, stall.seconds), &stall.steps);
             }
             done.map_err(|error| (error, told_by))
         };
