@@ -36,6 +36,29 @@ KERNEL add_f32(float *x, const float *y, uint64_t count) {
     for (uint64_t i = first; i < first + 4 && i < count; i++) x[i] = x[i] + y[i];
 }
 
+// x = the sum over ranks of what each brought, `count` values of one rank behind those of another, in the order of the ranks and from zero.
+KERNEL sum_ranks(float *x, const float *parts, uint32_t world, uint64_t count) {
+    follow();
+    uint64_t i = my_index();
+    if (i >= count) return;
+    float sum = 0;
+    for (uint32_t rank = 0; rank < world; rank++) sum = sum + parts[rank * count + i];
+    x[i] = sum;
+}
+
+// The columns of all ranks side by side: rank r has those before ends[r], and brought `rows` rows of them at the beginning of rows * widest.
+KERNEL join_ranks(float *out, const float *parts, const uint32_t *ends, uint32_t world, uint32_t rows, uint32_t widest) {
+    follow();
+    uint64_t i = my_index();
+    uint32_t cols = ends[world - 1];
+    if (i >= (uint64_t)rows * cols) return;
+    uint32_t col = (uint32_t)(i % cols), rank = 0;
+    while (col >= ends[rank]) rank++;
+    uint32_t start = rank == 0 ? 0 : ends[rank - 1];
+    const float *part = parts + (uint64_t)rank * rows * widest;
+    out[i] = part[i / cols * (ends[rank] - start) + (col - start)];
+}
+
 // gate = silu(gate) * up, `count` values, four a thread.
 KERNEL silu_mul(float *gate, const float *up, uint64_t count) {
     follow();

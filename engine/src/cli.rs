@@ -17,6 +17,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
+use crate::backend::cuda::open::DeviceChoice;
 use crate::chat_template::sandbox;
 use crate::core::{CoreConfig, CoreError, start};
 use crate::fault::FaultSpec;
@@ -31,7 +32,8 @@ use crate::server::{
 use crate::speculation::SpeculationSpec;
 use crate::stack_dump;
 use crate::stuck::EXIT_STUCK;
-pub use device::DeviceSpec;
+use device::device_choice;
+pub use device::{Collectives, DeviceError, DeviceSpec};
 pub use loaders::folder_loader;
 use loaders::{loader, threads_of_rank};
 
@@ -111,9 +113,13 @@ pub struct EngineArgs {
     /// them; without one each rank makes its own at each start
     #[arg(long, value_name = "DIR", env = "TRUEBEAT_CACHE_DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// What computes: the processor, or a CUDA device by its number (docs/cuda.md; needs a build with --features engine/cuda)
-    #[arg(long, value_name = "cpu|cuda[:N]", default_value = "cpu")]
+    /// What computes: the processor, or a CUDA device by its number (docs/cuda.md; needs a build with --features engine/cuda); of several ranks
+    /// the first one's, followed by the others', or one for each
+    #[arg(long, value_name = "cpu|cuda[:N[,N…]]", default_value = "cpu")]
     pub device: DeviceSpec,
+    /// How values go from rank to rank where each has a device: by NCCL where all of them can, or through this machine's memory
+    #[arg(long, value_enum, default_value = "auto")]
+    pub collectives: Collectives,
     /// Folder of the device's kernels, as `make kernels` writes them [default: the program's own]
     #[arg(long, value_name = "DIR")]
     pub device_kernels: Option<PathBuf>,
@@ -165,6 +171,8 @@ pub enum EngineError {
     WorkerDied,
     #[error("a renderer of chats cannot go on")]
     Renderer(#[source] std::io::Error),
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 impl EngineError {
@@ -193,8 +201,9 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
     if let Some(Err(error)) = args.page_dir.as_deref().map(stack_dump::start) {
         tracing::warn!(error = %error, "this engine will not tell its stacks");
     }
+    let device = device_choice(&args, args.rank_of.as_ref().map_or(0, |of| of.rank))?;
     if let Some(of) = args.rank_of.clone() {
-        return worker(args, of, (term, int, usr2)).await;
+        return worker(args, of, device, (term, int, usr2)).await;
     }
     let name = served_name(&args);
     let metrics = Metrics::new(&name).map_err(|source| EngineError::Metrics { name: name.clone(), source })?;
@@ -205,7 +214,7 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
     tracing::info!(addr = %listener.local_addr().map_err(listen)?, model = %args.model.display(), lie = args.lie, "listening");
     let fleet = Fleet::default();
     let config = core_config(&args);
-    let loader = loader(&args, &fleet, &config);
+    let loader = loader(&args, device, &fleet, &config);
     let engine = start(config, metrics.clone(), loader)?;
     let shared = engine.handle.shared.clone();
     let app = AppState::new(engine.handle, &name, args.lie, args.request_timeout.into());
@@ -239,7 +248,12 @@ async fn explain(shared: Arc<Shared>, page_dir: Option<PathBuf>, fleet: Fleet) {
 
 /// A worker rank: everything happens on a thread of its own, named as the first rank's. Signals that end an engine are the first rank's
 /// business; it ends its workers when it has drained.
-async fn worker(args: EngineArgs, of: RankOf, signals: (Signal, Signal, Signal)) -> Result<(), EngineError> {
+async fn worker(
+    args: EngineArgs,
+    of: RankOf,
+    device: Option<DeviceChoice>,
+    signals: (Signal, Signal, Signal),
+) -> Result<(), EngineError> {
     let (tell, told) = tokio::sync::oneshot::channel();
     let body = move || {
         let config = WorkerConfig {
@@ -253,6 +267,7 @@ async fn worker(args: EngineArgs, of: RankOf, signals: (Signal, Signal, Signal))
             cache_dir: args.cache_dir.as_deref(),
             eager: args.enforce_eager,
             head: args.speculative == Some(SpeculationSpec::Mtp),
+            device,
         };
         drop(tell.send(run_worker(&config)));
     };

@@ -202,7 +202,7 @@ fn a_head_that_cannot_be_used_is_named_and_the_model_still_runs_without_it() {
         assert!(load_model_with(dir.path(), &LoadOptions::default(), progress).is_ok());
         assert!(done == total && total > 0, "{done} of {total} bytes");
     }
-    let device = Some(DeviceChoice { ordinal: 0, kernels: None, budget_bytes: None });
+    let device = Some(DeviceChoice { ordinal: 0, kernels: None, budget_bytes: None, stays_alone: true });
     let error = load_model_with(&folder(), &LoadOptions { device, ..with_head() }, &mut |_, _| {}).err().unwrap();
     assert!(error.to_string().contains("CUDA"), "{error}");
 }

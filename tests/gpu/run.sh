@@ -11,8 +11,14 @@ out=${OUT:-$here/out}
 mkdir -p "$out"
 export TRUEBEAT_KERNELS=$here TRUEBEAT_GOLDEN=$here/golden
 gpu=("$here/gpu" --kernels "$here")
+# NCCL is no part of a bundle: the system's, or that of a PyTorch
+nccl=$(ldconfig -p 2>/dev/null | sed -n 's/.*=> \(.*libnccl\.so\.2\)$/\1/p' | head -n 1)
+if [ -z "$nccl" ]; then
+  nccl=$(python3 -c 'import glob, nvidia; print(*(f for p in nvidia.__path__ for f in glob.glob(p + "/nccl/lib/libnccl.so.2")))' 2>/dev/null)
+  export LD_LIBRARY_PATH=${nccl:+${nccl%/*}:}${LD_LIBRARY_PATH:-}
+fi
 # tests of the device that there must be at least: a bundle without them would pass everything
-tests_min=22
+tests_min=23
 seconds_a_figure=${SECONDS_A_FIGURE:-8}
 deadline=$((SECONDS + ${SECONDS_MAX:-520}))
 failed=()
@@ -36,6 +42,10 @@ device_tests() { # each in a process of its own: an illegal address spoils its c
   list=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p')
   if [ "$(wc -l <<<"$list")" -lt "$tests_min" ]; then
     failed+=("$1 (fewer than $tests_min tests are there)")
+  fi
+  if [ -z "$nccl" ]; then
+    echo 'NCCL is not here: nothing was brought by it' | tee -a "$out/not-run.txt"
+    list=$(grep -v '^ranks::nccl' <<<"$list")
   fi
   for name in $(if [ "$1" = models ]; then grep '^models' <<<"$list"; else grep -v '^models' <<<"$list"; fi); do
     part "$name" 60 "$here/cuda-tests" --ignored --exact "$name" --nocapture

@@ -8,11 +8,14 @@ use syn::visit::{self, Visit};
 use crate::tree::{Finding, Tree, is_test};
 
 /// The modules that may contain `unsafe`, and what for: as few as the kinds of thing that have no safe form.
-const UNSAFE: [(&str, &str); 14] = [
+const UNSAFE: [(&str, &str); 17] = [
     ("heartbeat/src/map.rs", "mmap and munmap have no safe form"),
     ("agent/src/footprint.rs", "giving pages back has no safe form"),
     ("agent/src/short_slice.rs", "asking for the length of one's turns has no safe form"),
+    ("engine/src/backend/cuda/nccl.rs", "a foreign library has no safe form"),
+    ("engine/src/backend/cuda/nccl_tests.rs", "memory that a foreign library writes has no safe form"),
     ("engine/src/backend/cuda/nvidia.rs", "a foreign library has no safe form"),
+    ("engine/src/backend/cuda/nvidia/graph.rs", "a foreign library has no safe form"),
     ("engine/tests/cuda/host.rs", "kernels compiled into a library have no safe form"),
     ("engine/src/stack_dump/capture.rs", "signal handlers and the unwinder have no safe form"),
     ("engine/src/raw.rs", "mmap and a closure lent to other threads have no safe form"),

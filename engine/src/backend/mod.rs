@@ -4,6 +4,7 @@
 
 pub mod cpu;
 pub mod cuda;
+mod peers;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,6 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use thiserror::Error;
+
+pub use peers::{Peers, Watch};
 
 use crate::sampling::Draw;
 use crate::stuck::Stuck;
@@ -175,6 +178,25 @@ pub trait Backend: Send {
     /// Steps that ran as one launch of a graph, so far.
     fn graphs_run(&self) -> u64 {
         0
+    }
+
+    /// Why nothing that it computes counts any more, until the step ends; `None`: all is well.
+    fn failed(&self) -> Option<DeviceFault> {
+        None
+    }
+
+    /// Joins the device with those of the other ranks, if it can: [`Self::sum_over_ranks`] and [`Self::gather_over_ranks`] go by that link from
+    /// then on. Every rank calls it, once, when no rank is started anew any more.
+    fn join(&self, _peers: &Arc<dyn Peers>) {}
+
+    /// Sums `x` over the ranks, in the order of their numbers. False: there is no link.
+    fn sum_over_ranks(&self, _x: &mut Self::Matrix) -> bool {
+        false
+    }
+
+    /// Puts the ranks' columns side by side, `widths` of each. False: there is no link.
+    fn gather_over_ranks(&self, _x: &mut Self::Matrix, _widths: &[usize]) -> bool {
+        false
     }
 
     /// A step begins: all calls until [`Self::end_step`] are its own.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::EngineArgs;
-use super::device::device_choice;
+use crate::backend::cuda::open::DeviceChoice;
 use crate::codec::HfCodec;
 use crate::core::{CoreConfig, LoadFailure, Loaded, Loader};
 use crate::fault::Faults;
@@ -15,9 +15,9 @@ use crate::speculation::SpeculationSpec;
 use crate::start::CacheOptions;
 
 /// A loader for a model on disk, alone or with worker ranks, which it starts, and for that of a draft model.
-pub(super) fn loader(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> Loader {
+pub(super) fn loader(args: &EngineArgs, device: Option<DeviceChoice>, fleet: &Fleet, config: &CoreConfig) -> Loader {
     let (dir, speculation) = (args.model.clone(), args.speculative.clone());
-    let options = options(args, fleet, config);
+    let options = LoadOptions { device, ..options(args, fleet, config) };
     if args.tensor_parallel == 1 {
         return alone(dir, options, speculation, HfCodec::sandboxed);
     }
@@ -30,7 +30,7 @@ pub(super) fn loader(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> L
     })
 }
 
-/// How the first rank computes the model.
+/// How the first rank computes the model, but for its device.
 fn options(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> LoadOptions {
     let cache = args.cache_dir.clone().map(|dir| CacheOptions {
         dir,
@@ -41,8 +41,8 @@ fn options(args: &EngineArgs, fleet: &Fleet, config: &CoreConfig) -> LoadOptions
     });
     // alone it may have all of the processor
     let threads = (args.tensor_parallel > 1).then(|| threads_of_rank(args.tensor_parallel));
-    let (eager, device, head) = (args.enforce_eager, device_choice(args), wants_head(&args.speculative));
-    LoadOptions { cache, threads, eager, device, head, ..LoadOptions::default() }
+    let (eager, head) = (args.enforce_eager, wants_head(&args.speculative));
+    LoadOptions { cache, threads, eager, head, ..LoadOptions::default() }
 }
 
 /// How a draft model is computed beside a model of these options: small, it is not divided among ranks, has no head of its own and stays on
@@ -176,7 +176,7 @@ mod tests {
         }
         let draft = format!("draft={}", place("draft"));
         let args = args(&["--model", &place("model"), "--speculative", &draft, "--cache-dir", &place("cache")]);
-        let load = loader(&args, &Fleet::default(), &CoreConfig::default());
+        let load = loader(&args, None, &Fleet::default(), &CoreConfig::default());
         assert!(load(&mut |_, _| ()).unwrap().draft.is_some());
         let files = std::fs::read_dir(place("cache")).unwrap().map(|file| file.unwrap().path());
         assert_eq!(files.filter(|path| path.extension().is_some_and(|end| end == "pack")).count(), 2);

@@ -41,8 +41,6 @@ pub enum LoadError {
     Device(#[from] OpenError),
     #[error("the weights could not be brought to the device: {0}")]
     ToDevice(DeviceFault),
-    #[error("a model on a CUDA device cannot be shared by ranks: leave out --tensor-parallel or --device")]
-    RanksOfDevices,
     #[error("an MTP head is not computed on a CUDA device yet: leave out --speculative mtp or --device")]
     HeadOnDevice,
 }
@@ -88,13 +86,14 @@ pub fn load_model_with(
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
     if let Some(choice) = &options.device {
-        if options.team.is_some() {
-            return Err(LoadError::RanksOfDevices);
-        }
         if options.head {
             return Err(LoadError::HeadOnDevice);
         }
-        return load_model_on(open::open(choice, progress)?, dir, options.eager, progress);
+        let backend = open::open(choice, progress)?;
+        return match &options.team {
+            None => load_model_on(backend, dir, options.eager, progress),
+            Some(team) => load_share_on(backend, team, dir, options.eager, progress),
+        };
     }
     let (config, folder) = open_files(dir)?;
     // a model in f32 is computed in f32, cache and all
@@ -124,6 +123,24 @@ pub fn load_model_on<B: Backend + 'static>(
     let (config, folder) = open_files(dir)?;
     let options = LoadOptions { eager, ..LoadOptions::default() };
     decoder(dir, config, &folder, (backend, Share::WHOLE, &options), progress)
+}
+
+/// As [`load_model_on`], one rank's share.
+///
+/// # Errors
+/// As [`load_model`]; also where the model cannot be split among so many ranks.
+pub fn load_share_on<B: Backend + 'static>(
+    backend: B,
+    team: &Arc<Team>,
+    dir: &Path,
+    eager: bool,
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn Model>, LoadError> {
+    let (config, folder) = open_files(dir)?;
+    let share = Share { rank: team.rank(), world: team.world() };
+    share.check(&config)?;
+    let options = LoadOptions { eager, ..LoadOptions::default() };
+    decoder(dir, config, &folder, (RankBackend::new(backend, team.clone()), share, &options), progress)
 }
 
 /// The longest sequence that the model in `dir` takes; its weights are not read.

@@ -20,7 +20,7 @@ use thiserror::Error;
 
 pub use crate::backend::cpu::Precision;
 pub use config::ConfigError;
-pub use load::{LoadError, LoadOptions, load_model, load_model_on, load_model_with, longest_sequence};
+pub use load::{LoadError, LoadOptions, load_model, load_model_on, load_model_with, load_share_on, longest_sequence};
 pub use random::{RandomShape, eager_random_model, random_model, random_model_on};
 pub use share::{Share, ShareError};
 

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::Team;
 use crate::backend::{
-    AttentionSeq, AttentionUnit, Backend, DeviceFault, HeadShape, KvSize, OutOfMemory, Part, Preparer, QkvRows,
+    AttentionSeq, AttentionUnit, Backend, DeviceFault, HeadShape, KvSize, OutOfMemory, Part, Peers, Preparer, QkvRows,
     StepStart, WeightShape,
 };
 use crate::weights::{Bytes, RawWeight};
@@ -27,6 +27,45 @@ pub struct RankWeight<W> {
 impl<B> RankBackend<B> {
     pub fn new(inner: B, team: Arc<Team>) -> Self {
         Self { inner, team }
+    }
+}
+
+impl<B: Backend> RankBackend<B> {
+    /// Sums `out` over the ranks: on the devices where they have a link, else through the ranks' memory.
+    fn sum(&self, out: &mut B::Matrix, outputs: usize) {
+        if self.spoils() || self.inner.sum_over_ranks(out) {
+            return;
+        }
+        let mut values = self.inner.download(std::mem::take(out));
+        if !self.spoils() {
+            self.team.all_reduce(&mut values);
+        }
+        *out = self.inner.upload(values.len() / outputs.max(1), outputs, values);
+    }
+
+    fn gather(&self, out: &mut B::Matrix, widths: &[usize]) {
+        if self.spoils() || self.inner.gather_over_ranks(out, widths) {
+            return;
+        }
+        let mine = self.inner.download(std::mem::take(out));
+        let cols = widths.iter().sum::<usize>();
+        let all = if self.spoils() { Vec::new() } else { self.team.all_gather(&mine, widths) };
+        *out = self.inner.upload(all.len() / cols.max(1), cols, all);
+    }
+
+    /// Whether this rank's device failed in this step; the others have been told then.
+    fn spoils(&self) -> bool {
+        self.inner.failed().map(|fault| self.team.tell_of(fault)).is_some()
+    }
+}
+
+impl Team {
+    /// A device that failed brings nothing that others may add up: they need not wait for it, in this step (EP5) or any more.
+    fn tell_of(&self, fault: DeviceFault) {
+        match fault {
+            DeviceFault::OutOfMemory(error) => self.spoil(&error.to_string()),
+            DeviceFault::Stuck(stuck) => drop(self.fail(stuck)),
+        }
     }
 }
 
@@ -67,16 +106,8 @@ impl<B: Backend> Backend for RankBackend<B> {
         self.inner.linear_into(input, &weight.weight, bias, (out, scratch));
         match &weight.part {
             Part::Whole | Part::Outputs(_) => (),
-            Part::Inputs(_) => {
-                let mut values = self.inner.download(std::mem::take(out));
-                self.team.all_reduce(&mut values);
-                *out = self.inner.upload(values.len() / weight.outputs.max(1), weight.outputs, values);
-            }
-            Part::Gathered { widths, .. } => {
-                let all = self.team.all_gather(&self.inner.download(std::mem::take(out)), widths);
-                let cols = widths.iter().sum::<usize>();
-                *out = self.inner.upload(all.len() / cols.max(1), cols, all);
-            }
+            Part::Inputs(_) => self.sum(out, weight.outputs),
+            Part::Gathered { widths, .. } => self.gather(out, widths),
         }
     }
 
@@ -88,6 +119,14 @@ impl<B: Backend> Backend for RankBackend<B> {
 
     fn waits(&self) -> bool {
         self.inner.waits()
+    }
+
+    fn hang(&self) -> bool {
+        self.inner.hang()
+    }
+
+    fn failed(&self) -> Option<DeviceFault> {
+        self.inner.failed()
     }
 
     fn begin_step(&self, step: &StepStart) {
@@ -126,6 +165,9 @@ impl<B: Backend> Backend for RankBackend<B> {
     }
 
     fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<B::Kv, OutOfMemory> {
+        // all ranks have loaded, and none is started anew any more
+        let peers: Arc<dyn Peers> = self.team.clone();
+        self.inner.join(&peers);
         self.inner.kv_cache(size, heads)
     }
 
@@ -174,5 +216,42 @@ impl<B: Backend> Backend for RankBackend<B> {
 
     fn scatter_add(&self, x: &mut B::Matrix, rows: &[usize], y: &B::Matrix, weights: &[f32]) {
         self.inner.scatter_add(x, rows, y, weights);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stuck::{Stuck, StuckKind};
+    use std::time::Duration;
+
+    #[test]
+    fn others_go_on_without_a_device_that_lacked_memory_and_give_up_on_one_that_hangs() {
+        let (first, file) = Team::create(2).unwrap();
+        let second = Team::join(&file, 1, 2).unwrap();
+        let agree = |step| {
+            let (first, second) = (&first, &second);
+            std::thread::scope(|scope| {
+                let other = scope.spawn(move || second.agree(step, 7));
+                let mine = first.agree(step, 7);
+                mine.and(other.join().unwrap())
+            })
+        };
+        for team in [&first, &second] {
+            team.allow(Some(Duration::from_secs(60)));
+        }
+        agree(1).unwrap();
+        second.tell_of(OutOfMemory { needed_bytes: 9, reason: "8 are free".into() }.into());
+        first.all_reduce(&mut [1.0]);
+        let why = "9 bytes are wanted at once: 8 are free".to_owned();
+        assert_eq!((first.fault(), first.spoiled()), (None, Some((1, why))));
+        agree(2).unwrap();
+        assert_eq!(first.spoiled(), None, "the next step is another");
+        let (kind, waited) = (StuckKind::DeviceWait, Duration::ZERO);
+        second.tell_of(Stuck { kind, text: "its event did not come".into(), waited }.into());
+        first.all_reduce(&mut [1.0]);
+        let stuck = first.fault().unwrap();
+        assert_eq!(stuck.kind, StuckKind::RankSilent { ranks: vec![1] });
+        assert_eq!(stuck.text, "rank 1 gave up: its event did not come");
     }
 }

@@ -125,10 +125,13 @@ pub(super) fn launch(
         team.spoil(&panic);
         Err(ModelError::Device(panic))
     });
-    match (team.fault(), team.spoiled()) {
-        (Some(stuck), _) => Err(stuck.into()),
-        (None, Some((rank, why))) => Err(ModelError::Device(format!("rank {rank} could not compute its part: {why}"))),
-        (None, None) => logits,
+    match (team.fault(), logits, team.spoiled()) {
+        (Some(stuck), ..) => Err(stuck.into()),
+        (None, Err(ModelError::Stuck(stuck)), _) => Err(stuck.into()),
+        (None, _, Some((rank, why))) => {
+            Err(ModelError::Device(format!("rank {rank} could not compute its part: {why}")))
+        }
+        (None, logits, None) => logits,
     }
 }
 

@@ -13,8 +13,10 @@ mod fleet;
 mod layout;
 mod leader;
 mod peer;
+mod peers;
 mod plan;
 mod team;
+mod witness;
 mod worker;
 
 pub use backend::RankBackend;

@@ -14,27 +14,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::layout::{CHUNK_WORDS, Layout, Word};
-use super::peer::Peer;
+use super::witness::{PEER_LOOK, Witness};
 use crate::model::Pulse;
 use crate::stuck::{Stuck, StuckKind};
-use crate::waits::{Patience, RunQueue, this_tid};
+use crate::waits::{Patience, this_tid};
 
-/// How often a wait looks at the processes that it waits for, from when on.
-const PEER_LOOK: Duration = Duration::from_millis(50);
-/// A rank that is stopped so long does not come back in time.
-const STOPPED_MAX: Duration = Duration::from_millis(400);
 /// What a wait of unknown length (`allowed` of 0) means in `allowed_ms`.
 const FOR_EVER: u64 = 0;
 /// Collectives that one step may have; their numbers begin anew, after the agreed step's own, with each of them.
 const STEP_COLLECTIVES: u64 = 1 << 24;
-
-/// What one wait has seen of the processes that it waits for.
-#[derive(Debug, Default)]
-struct Witness {
-    stopped_at: Option<Duration>,
-    /// For each rank, how long its thread was kept from running.
-    run_queues: Vec<RunQueue>,
-}
 
 /// One rank's end of the team.
 #[derive(Debug)]
@@ -219,7 +207,7 @@ impl Team {
     }
 
     /// Brings `mine` and hands each rank's values to `take`, chunk after chunk, rank after rank.
-    fn exchange(
+    pub(super) fn exchange(
         &self,
         mine: &[f32],
         expected: usize,
@@ -231,7 +219,7 @@ impl Team {
             if self.fault.get().is_some() || self.skips.load(Ordering::Relaxed) {
                 return;
             }
-            let collective = self.collectives.fetch_add(1, Ordering::Relaxed) + 1;
+            let collective = self.next_collective();
             self.bring(collective, &mine[start..end]);
             if !self.all_there(collective, end - start, what) {
                 return;
@@ -240,6 +228,15 @@ impl Team {
                 take(rank, start..end, &self.layout.data(rank, collective)[..end - start]);
             }
         }
+    }
+
+    pub(super) fn next_collective(&self) -> u64 {
+        self.collectives.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// A collective by its place in the step.
+    pub(super) fn name(&self, collective: u64) -> String {
+        format!("collective {} of the step", collective % STEP_COLLECTIVES)
     }
 
     fn bring(&self, collective: u64, values: &[f32]) {
@@ -307,74 +304,6 @@ impl Team {
         let Some((rank, (words, blamed))) = told else { return Ok(()) };
         let kind = blamed.unwrap_or_else(|| StuckKind::RankSilent { ranks: vec![rank] });
         Err(self.give_up(kind, format!("rank {rank} gave up: {words}"), patience))
-    }
-
-    /// Looks at the processes of those who are missing: one that is gone ends the wait, one that is stopped soon.
-    fn look_at(
-        &self,
-        missing: &[usize],
-        witness: &mut Witness,
-        what: &dyn Fn() -> String,
-        patience: &mut Patience,
-    ) -> Result<(), Stuck> {
-        let peers: Vec<(usize, Peer)> = missing.iter().map(|rank| (*rank, self.peer(*rank))).collect();
-        if let Some((rank, _)) = peers.iter().find(|(_, peer)| *peer == Peer::Gone) {
-            let text = format!("the process of rank {rank} is gone; rank {} waited for it at {}", self.rank, what());
-            return Err(self.give_up(StuckKind::RankGone { rank: *rank }, text, patience));
-        }
-        let stopped: Vec<usize> = peers.iter().filter(|(_, p)| *p == Peer::Stopped).map(|(rank, _)| *rank).collect();
-        if stopped.is_empty() {
-            self.forgive(missing, witness, patience);
-        }
-        self.look_at_stopped(stopped, &mut witness.stopped_at, what, patience)
-    }
-
-    /// The same for ranks that are stopped now; since when there are any, in counted time, is kept in `stopped_at`.
-    fn look_at_stopped(
-        &self,
-        stopped: Vec<usize>,
-        stopped_at: &mut Option<Duration>,
-        what: &dyn Fn() -> String,
-        patience: &Patience,
-    ) -> Result<(), Stuck> {
-        if stopped.is_empty() {
-            *stopped_at = None;
-            return Ok(());
-        }
-        let since = *stopped_at.get_or_insert(patience.counted());
-        if patience.counted().saturating_sub(since) < STOPPED_MAX {
-            return Ok(());
-        }
-        Err(self.silent(stopped, "is stopped and has not come", &what(), patience))
-    }
-
-    /// Ranks that load and are stopped: nobody waits for these to the end of the time that loading may be silent.
-    pub(super) fn look_at_loading(
-        &self,
-        loading: &[usize],
-        stopped_at: &mut Option<Duration>,
-        patience: &Patience,
-    ) -> Result<(), Stuck> {
-        let is_stopped = |rank: &usize| self.peer(*rank) == Peer::Stopped;
-        let stopped = loading.iter().copied().filter(is_stopped).collect();
-        self.look_at_stopped(stopped, stopped_at, &|| "the end of loading".to_owned(), patience)
-    }
-
-    fn peer(&self, rank: usize) -> Peer {
-        Peer::look(self.layout.of(rank, Word::Pid).load(Ordering::Relaxed))
-    }
-
-    /// A rank that wants the processor and does not get it is late, not silent: the longest such time does not count.
-    fn forgive(&self, missing: &[usize], witness: &mut Witness, patience: &mut Patience) {
-        witness.run_queues.resize(self.world(), RunQueue::default());
-        let mut longest = Duration::ZERO;
-        for rank in missing {
-            let tid = self.layout.of(*rank, Word::Tid).load(Ordering::Relaxed);
-            longest = longest.max(witness.run_queues[*rank].held_up(tid));
-        }
-        let longest = longest.min(PEER_LOOK);
-        patience.forgive(longest);
-        self.forgiven.fetch_add(u64::try_from(longest.as_nanos()).unwrap_or(0), Ordering::Relaxed);
     }
 
     pub(super) fn silent(&self, ranks: Vec<usize>, how: &str, what: &str, patience: &Patience) -> Stuck {

@@ -16,6 +16,7 @@ use super::fleet::RankOf;
 use super::leader::launch;
 use super::plan::{Order, hash};
 use super::{RANKS_MAX, Team};
+use crate::backend::cuda::open::DeviceChoice;
 use crate::beat::{Heart, LOAD_LEASE, Tally};
 use crate::fault::{FaultKind, FaultSpec, Faults, Place};
 use crate::model::{
@@ -65,6 +66,8 @@ pub struct WorkerConfig<'a> {
     pub eager: bool,
     /// The model's MTP head guesses, on all ranks.
     pub head: bool,
+    /// What computes this rank's share; `None`: the processor.
+    pub device: Option<DeviceChoice>,
 }
 
 /// Runs a worker rank to its end; `Ok`: it was told to stop.
@@ -124,7 +127,8 @@ impl Worker {
         });
         let (threads, team) = (Some(config.threads), Some(self.team.clone()));
         let (eager, head, faults) = (config.eager, config.head, self.faults.clone());
-        let options = LoadOptions { threads, team, cache, eager, head, faults, ..LoadOptions::default() };
+        let device = config.device.clone();
+        let options = LoadOptions { threads, team, cache, eager, head, faults, device, ..LoadOptions::default() };
         let mut progress = |done, total| {
             stage.publish(&mut self.heart, done, total, LOAD_LEASE);
             self.team.loading(done, total);

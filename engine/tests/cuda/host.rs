@@ -8,10 +8,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use engine::backend::cuda::driver::{Address, Driver, DriverError, Launch};
+use engine::backend::cuda::driver::{Address, Driver, DriverError, Launch, LinkName};
 use engine::backend::cuda::{CudaBackend, CudaOptions};
+
+use crate::wire::{End, Wire};
 
 /// What a backend of a test has of memory.
 pub const BUDGET_BYTES: u64 = 48 << 20;
@@ -47,6 +49,8 @@ pub struct Host {
     /// In which order the threads of a block run.
     order: AtomicU32,
     warpgroups: Warpgroups,
+    /// What joins it with other ranks' devices, where there is anything.
+    wire: Option<Arc<Wire>>,
     /// What was allocated; it lives as long as the driver.
     memory: Mutex<Vec<Vec<u8>>>,
 }
@@ -67,8 +71,16 @@ pub fn without_warpgroups(options: CudaOptions) -> CudaBackend<Host> {
 }
 
 pub fn made(options: CudaOptions, order: u32, warpgroups: Warpgroups) -> CudaBackend<Host> {
-    let driver = Host { launch: library(), order: AtomicU32::new(order), warpgroups, memory: Mutex::default() };
-    CudaBackend::new(driver, BUDGET_BYTES, options).unwrap()
+    CudaBackend::new(driver(order, warpgroups, None), BUDGET_BYTES, options).unwrap()
+}
+
+/// One of several that are joined by `wire`; `None`: it has nothing to be joined by.
+pub fn wired(options: CudaOptions, wire: Option<&Arc<Wire>>) -> CudaBackend<Host> {
+    CudaBackend::new(driver(0, Warpgroups::Right, wire.cloned()), BUDGET_BYTES, options).unwrap()
+}
+
+fn driver(order: u32, warpgroups: Warpgroups, wire: Option<Arc<Wire>>) -> Host {
+    Host { launch: library(), order: AtomicU32::new(order), warpgroups, wire, memory: Mutex::default() }
 }
 
 /// The kernels, compiled once a run.
@@ -101,6 +113,7 @@ impl Driver for Host {
     type Event = ();
     type Graph = Vec<Launch>;
     type Pinned = Vec<u8>;
+    type Link = End;
 
     fn has_warpgroups(&self) -> bool {
         self.warpgroups != Warpgroups::Absent
@@ -182,5 +195,32 @@ impl Driver for Host {
 
     fn replay(&self, graph: &Vec<Launch>) -> Result<(), DriverError> {
         graph.iter().try_for_each(|launch| self.launch(launch))
+    }
+
+    fn link_name(&self) -> Result<LinkName, DriverError> {
+        Wire::name(self.wire.as_ref())
+    }
+
+    fn link(&self, name: &LinkName, rank: usize, world: usize) -> Result<End, DriverError> {
+        Wire::link(self.wire.as_ref(), name, rank, world)
+    }
+
+    fn is_linked(&self, link: &End) -> Result<bool, DriverError> {
+        link.is_linked()
+    }
+
+    /// A launch is done when it returns, and so is this.
+    fn all_gather(&self, link: &End, from: Address, to: Address, len_bytes: u64) -> Result<(), DriverError> {
+        let len = usize::try_from(len_bytes).unwrap();
+        // SAFETY: as of `copy_in`: the backend brings what it has written.
+        let mine = unsafe { std::slice::from_raw_parts(from.0 as *const u8, len) }.to_vec();
+        let all = link.bring(mine)?;
+        // SAFETY: the backend made room for so many bytes of each rank.
+        unsafe { std::ptr::copy_nonoverlapping(all.as_ptr(), to.0 as *mut u8, all.len()) };
+        Ok(())
+    }
+
+    fn part(&self, link: End) {
+        link.part();
     }
 }

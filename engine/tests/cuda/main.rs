@@ -40,10 +40,12 @@ mod models;
 mod ops;
 mod paged;
 mod products;
+mod ranks;
 mod rounded;
 mod sampled;
 mod stuck;
 mod stuck_driver;
+mod wire;
 
 #[cfg(feature = "cuda")]
 pub type OnDevice = engine::backend::cuda::CudaBackend<engine::backend::cuda::open::Nvidia>;

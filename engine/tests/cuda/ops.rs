@@ -15,7 +15,7 @@ pub type OnHost = CudaBackend<Host>;
 pub type Make<'a, D> = &'a dyn Fn(CudaOptions) -> CudaBackend<D>;
 
 pub const EXACT: CudaOptions =
-    CudaOptions { kv: KvFormat::F32, weights_in_e4m3: false, step_bytes: 0, many_rows: None };
+    CudaOptions { kv: KvFormat::F32, weights_in_e4m3: false, step_bytes: 0, many_rows: None, stays_alone: false };
 pub const ALL: [WeightType; 6] =
     [WeightType::F32, WeightType::F16, WeightType::Bf16, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K];
 

@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use engine::backend::cuda::driver::{Address, Driver, DriverError, Launch};
+use engine::backend::cuda::driver::{Address, Driver, DriverError, Launch, LinkName};
+
+use crate::wire::{End, Wire};
 
 /// What a test does to the device, and sees of it.
 #[derive(Default)]
@@ -20,6 +22,19 @@ pub struct Knobs {
     pub spins: AtomicUsize,
     pub graphs: AtomicUsize,
     pub replays: AtomicUsize,
+    /// What joins it with other ranks' devices, where there is anything.
+    pub wire: Option<Arc<Wire>>,
+    /// Collectives that were asked for.
+    pub collectives: AtomicUsize,
+    /// Of those, as many are ever done: another rank's device does not come to the next one.
+    pub collectives_max: Option<AtomicUsize>,
+}
+
+/// A mark: how often it was asked for, and how many collectives are before it.
+#[derive(Default)]
+pub struct Mark {
+    looks: AtomicUsize,
+    behind: AtomicUsize,
 }
 
 pub struct StuckDriver(pub Arc<Knobs>);
@@ -34,9 +49,10 @@ impl StuckDriver {
 }
 
 impl Driver for StuckDriver {
-    type Event = AtomicUsize;
+    type Event = Mark;
     type Graph = usize;
     type Pinned = ();
+    type Link = End;
 
     fn has_warpgroups(&self) -> bool {
         false
@@ -75,18 +91,20 @@ impl Driver for StuckDriver {
         self.call("cuLaunchKernel")
     }
 
-    fn event(&self) -> Result<AtomicUsize, DriverError> {
-        self.call("cuEventCreate").map(|()| AtomicUsize::new(0))
+    fn event(&self) -> Result<Mark, DriverError> {
+        self.call("cuEventCreate").map(|()| Mark::default())
     }
 
-    fn record(&self, event: &AtomicUsize) -> Result<(), DriverError> {
-        event.store(0, Relaxed);
+    fn record(&self, event: &Mark) -> Result<(), DriverError> {
+        event.looks.store(0, Relaxed);
+        event.behind.store(self.0.collectives.load(Relaxed), Relaxed);
         self.call("cuEventRecord")
     }
 
-    fn query(&self, event: &AtomicUsize) -> Result<bool, DriverError> {
+    fn query(&self, event: &Mark) -> Result<bool, DriverError> {
         self.call("cuEventQuery")?;
-        Ok(!self.0.stuck.load(Relaxed) && event.fetch_add(1, Relaxed) >= self.0.looks.load(Relaxed))
+        let done = self.0.collectives_max.as_ref().is_none_or(|max| event.behind.load(Relaxed) <= max.load(Relaxed));
+        Ok(done && !self.0.stuck.load(Relaxed) && event.looks.fetch_add(1, Relaxed) >= self.0.looks.load(Relaxed))
     }
 
     fn graph(&self, launches: &[Launch]) -> Result<usize, DriverError> {
@@ -97,5 +115,26 @@ impl Driver for StuckDriver {
     fn replay(&self, _: &usize) -> Result<(), DriverError> {
         self.0.replays.fetch_add(1, Relaxed);
         self.call("cuGraphLaunch")
+    }
+
+    fn link_name(&self) -> Result<LinkName, DriverError> {
+        Wire::name(self.0.wire.as_ref())
+    }
+
+    fn link(&self, name: &LinkName, rank: usize, world: usize) -> Result<End, DriverError> {
+        Wire::link(self.0.wire.as_ref(), name, rank, world)
+    }
+
+    fn is_linked(&self, link: &End) -> Result<bool, DriverError> {
+        link.is_linked()
+    }
+
+    fn all_gather(&self, _: &End, _: Address, _: Address, _: u64) -> Result<(), DriverError> {
+        self.0.collectives.fetch_add(1, Relaxed);
+        self.call("ncclAllGather")
+    }
+
+    fn part(&self, link: End) {
+        link.part();
     }
 }

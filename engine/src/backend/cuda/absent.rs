@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::driver::{Address, Driver, DriverError, Launch};
+use super::driver::{Address, Driver, DriverError, Launch, LinkName};
 
 /// A device that this build cannot have.
 #[derive(Debug)]
@@ -23,6 +23,7 @@ impl Driver for Nvidia {
     type Event = ();
     type Graph = ();
     type Pinned = ();
+    type Link = ();
 
     fn has_warpgroups(&self) -> bool {
         match *self {}
@@ -77,6 +78,26 @@ impl Driver for Nvidia {
     }
 
     fn replay(&self, (): &()) -> Result<(), DriverError> {
+        match *self {}
+    }
+
+    fn link_name(&self) -> Result<LinkName, DriverError> {
+        match *self {}
+    }
+
+    fn link(&self, _: &LinkName, _: usize, _: usize) -> Result<(), DriverError> {
+        match *self {}
+    }
+
+    fn is_linked(&self, (): &()) -> Result<bool, DriverError> {
+        match *self {}
+    }
+
+    fn all_gather(&self, (): &(), _: Address, _: Address, _: u64) -> Result<(), DriverError> {
+        match *self {}
+    }
+
+    fn part(&self, (): ()) {
         match *self {}
     }
 }

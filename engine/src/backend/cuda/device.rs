@@ -1,9 +1,8 @@
-//! The device as one thread uses it: memory out of the budget, copies through pinned memory, launches in order, and the one way to wait
-//! for it, which ends at the step's deadline (E1). What goes wrong is kept, and told once the step ends.
+//! The device as one thread uses it: memory out of the budget, copies through pinned memory, launches in order, and waits that end at the
+//! step's deadline (`wait`). What goes wrong is kept, and told once the step ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -11,13 +10,13 @@ use super::arena::Arena;
 use super::capture::Capture;
 use super::driver::{Address, Driver, DriverError, Launch};
 use super::graphs::{GraphCache, GraphCounts, Way};
+use super::link::Joined;
 use super::memory::Slice;
 use super::staging::{Halves, Room};
+use super::wait::Mark;
 use super::warpgroups::Variant;
 use super::workplace::Workplace;
 use crate::backend::{DeviceFault, OutOfMemory, StepStart};
-use crate::stuck::{Stuck, StuckKind};
-use crate::waits::Patience;
 
 /// Pinned memory for copies to the device, half of it, and for copies from it.
 const STAGING_HALF_BYTES: usize = 8 << 20;
@@ -27,12 +26,9 @@ const BROUGHT_MAX: usize = 16;
 /// What a copy may take outside of steps.
 const LOAD_ALLOWED: Duration = Duration::from_secs(10);
 
-/// A layer whose launches are all made, and who counts it when it is done.
-type Mark<E> = (E, Arc<AtomicU64>);
-
 /// One device.
 pub struct Device<D: Driver> {
-    driver: Arc<D>,
+    pub(super) driver: Arc<D>,
     /// Products of many rows go by warpgroups; and by which kernel, where not by the fastest.
     warpgroups: bool,
     many_rows: Option<&'static Variant>,
@@ -45,19 +41,21 @@ pub struct Device<D: Driver> {
     copied: [Option<D::Event>; 2],
     out: D::Pinned,
     /// Events that nobody uses.
-    idle: Vec<D::Event>,
-    marks: VecDeque<Mark<D::Event>>,
+    pub(super) idle: Vec<D::Event>,
+    pub(super) marks: VecDeque<Mark<D::Event>>,
+    /// The other ranks, where their devices have a link.
+    pub(super) joined: Option<Joined<D::Link>>,
     /// What was brought for all layers of this step, and where it lies.
     brought: Vec<(Vec<u8>, Arc<Slice>)>,
     pub(super) workplace: Workplace,
-    step: StepStart,
-    way: Way,
+    pub(super) step: StepStart,
+    pub(super) way: Way,
     noted: Vec<Launch>,
     graphs: GraphCache<D::Graph>,
     capture: Capture<D>,
     fault: Option<DeviceFault>,
-    last_kernel: &'static str,
-    layers_done: u64,
+    pub(super) last_kernel: &'static str,
+    pub(super) layers_done: u64,
 }
 
 impl<D: Driver> Device<D> {
@@ -84,6 +82,7 @@ impl<D: Driver> Device<D> {
             out: staging.1,
             idle: Vec::new(),
             marks: VecDeque::new(),
+            joined: None,
             brought: Vec::new(),
             workplace: Workplace::default(),
             step: StepStart { shape: 0, allowed: Some(LOAD_ALLOWED) },
@@ -120,7 +119,20 @@ impl<D: Driver> Device<D> {
         if self.fault.is_some() {
             return None;
         }
-        f(self).map_err(|fault| self.fault = Some(fault)).ok()
+        f(self).map_err(|fault| self.fails(fault)).ok()
+    }
+
+    /// What went wrong, if anything did.
+    pub fn fault(&self) -> Option<DeviceFault> {
+        self.fault.clone()
+    }
+
+    fn fails(&mut self, fault: DeviceFault) {
+        if let (DeviceFault::Stuck(_), Some(joined)) = (&fault, self.joined.take()) {
+            // what it waits for in the others' devices is not to outlive the step
+            joined.part(self.driver.as_ref());
+        }
+        self.fault = Some(fault);
     }
 
     /// A step begins.
@@ -132,7 +144,8 @@ impl<D: Driver> Device<D> {
         self.workplace.begin();
         self.take_back();
         self.step = step.clone();
-        self.way = self.graphs.way(step.shape);
+        // what goes by a link is no launch: it cannot be in a graph
+        self.way = if self.joined.is_none() { self.graphs.way(step.shape) } else { Way::Eager };
         self.noted.clear();
         self.layers_done = 0;
     }
@@ -272,19 +285,6 @@ impl<D: Driver> Device<D> {
         Ok(())
     }
 
-    /// All launches of a layer are made: `pulse` counts it when they are done.
-    ///
-    /// # Errors
-    /// [`DeviceFault`].
-    pub fn mark_layer(&mut self, pulse: &Arc<AtomicU64>) -> Result<(), DeviceFault> {
-        // a graph has no marks inside: its steps are short
-        if self.way != Way::Held {
-            let event = self.mark()?;
-            self.marks.push_back((event, pulse.clone()));
-        }
-        Ok(())
-    }
-
     /// What became of steps and graphs.
     pub fn graph_counts(&self) -> GraphCounts {
         self.graphs.counts()
@@ -331,66 +331,9 @@ impl<D: Driver> Device<D> {
         }
     }
 
-    /// An event behind all that was asked for.
-    fn mark(&mut self) -> Result<D::Event, DeviceFault> {
-        let event = match self.idle.pop() {
-            Some(event) => event,
-            None => self.driver.event().map_err(|error| self.broken(&error))?,
-        };
-        self.driver.record(&event).map_err(|error| self.broken(&error))?;
-        Ok(event)
-    }
-
-    /// The one wait for the device: asks the event until it is done, or until the step's time has passed without a layer that was done.
-    fn wait(&mut self, event: D::Event) -> Result<(), DeviceFault> {
-        let mut patience = Patience::yielding(self.step.allowed);
-        while !self.driver.query(&event).map_err(|error| self.broken(&error))? {
-            if self.count_layers()? {
-                patience.renew();
-            }
-            if !patience.turn() {
-                return Err(self.given_up(patience.waited()).into());
-            }
-        }
-        self.count_layers()?;
-        self.idle.push(event);
-        Ok(())
-    }
-
-    /// Counts the layers that are done. True: there was one.
-    fn count_layers(&mut self) -> Result<bool, DeviceFault> {
-        let mut any = false;
-        while let Some((event, _)) = self.marks.front() {
-            if !self.driver.query(event).map_err(|error| self.broken(&error))? {
-                break;
-            }
-            if let Some((event, pulse)) = self.marks.pop_front() {
-                pulse.fetch_add(1, Ordering::Relaxed);
-                self.idle.push(event);
-                self.layers_done += 1;
-                any = true;
-            }
-        }
-        Ok(any)
-    }
-
     fn take_back(&mut self) {
         while let Ok(offset) = self.given_back.try_recv() {
             self.arena.give(offset);
         }
-    }
-
-    fn given_up(&self, waited: Duration) -> Stuck {
-        let (ms, layers, kernel) = (waited.as_millis(), self.layers_done, self.last_kernel);
-        let text = format!(
-            "the device's event did not come for {ms} ms (E1); {layers} layers of the step were done, the last launch was {kernel}"
-        );
-        Stuck { kind: StuckKind::DeviceWait, text, waited }
-    }
-
-    /// A device that refused a call, or a kernel of which failed, does nothing more for this process.
-    fn broken(&self, error: &DriverError) -> DeviceFault {
-        let text = format!("the device failed: {error}; the last launch was {}", self.last_kernel);
-        Stuck { kind: StuckKind::DeviceWait, text, waited: Duration::ZERO }.into()
     }
 }

@@ -75,6 +75,13 @@ impl Launch {
     }
 }
 
+/// Bytes of a link's name, as NCCL has them.
+pub const LINK_NAME_BYTES: usize = 128;
+
+/// What the ends of one link know it by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkName(pub [u8; LINK_NAME_BYTES]);
+
 /// One device with one stream: what is asked for is done in that order. No call may wait for the device (E1).
 pub trait Driver: Send + Sync + 'static {
     /// A mark in the stream.
@@ -83,6 +90,8 @@ pub trait Driver: Send + Sync + 'static {
     type Graph: Send;
     /// Main memory that the device reads and writes by itself.
     type Pinned: Send;
+    /// This device's end of a link with those of other ranks.
+    type Link: Send;
 
     /// Whether the kernels of `kernels/wgmma.cu` run on it: of all that their image is made for, devices of 9.0.
     fn has_warpgroups(&self) -> bool;
@@ -158,4 +167,31 @@ pub trait Driver: Send + Sync + 'static {
     /// # Errors
     /// As above.
     fn replay(&self, graph: &Self::Graph) -> Result<(), DriverError>;
+
+    /// A name for a new link.
+    ///
+    /// # Errors
+    /// Where this device cannot have one, and why.
+    fn link_name(&self) -> Result<LinkName, DriverError>;
+
+    /// Begins to make `rank`'s end of the link of that name between `world` devices.
+    ///
+    /// # Errors
+    /// As above.
+    fn link(&self, name: &LinkName, rank: usize, world: usize) -> Result<Self::Link, DriverError>;
+
+    /// Whether the link is whole, and has begun all that it was asked for; nothing more may be asked of it before.
+    ///
+    /// # Errors
+    /// What went wrong in it, on this device or another.
+    fn is_linked(&self, link: &Self::Link) -> Result<bool, DriverError>;
+
+    /// Begins to bring `len_bytes` of each rank's `from` to all, to `to`, one rank's behind the other.
+    ///
+    /// # Errors
+    /// As above.
+    fn all_gather(&self, link: &Self::Link, from: Address, to: Address, len_bytes: u64) -> Result<(), DriverError>;
+
+    /// Gives a link up: what it has begun ends, and is worth nothing. Does not wait for that.
+    fn part(&self, link: Self::Link);
 }

@@ -114,6 +114,6 @@ mod tests {
         assert!(error.contains(&file_name()) && error.contains("make kernels"), "{error}");
         std::fs::write(dir.path().join(file_name()), "y").unwrap();
         assert_eq!(read(&dirs).unwrap(), b"y");
-        assert!(names().count() == 73 && names().any(|name| name == "attention_join"));
+        assert!(names().count() == 75 && names().any(|name| name == "attention_join"));
     }
 }

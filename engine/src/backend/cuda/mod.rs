@@ -1,7 +1,7 @@
 //! The CUDA backend: the kernels of `kernels/`, launched in order on one stream of one device, over a driver behind a trait (`driver`). Values
 //! are f32, weights keep the type of their file, K and V are bf16 or f32; sums have one order, so that a row's result is its own (EP4).
 //!
-//! No wait without a deadline (E1): the one wait is `device::Device::wait`. A step's launches are replayed as a graph where a graph of
+//! No wait without a deadline (E1): the one wait is `Device::wait` (`wait`). A step's launches are replayed as a graph where a graph of
 //! exactly those launches exists, and made one by one otherwise (E2, `graphs`). Memory is one budget (`arena`): what does not fit is an
 //! error that says so.
 //!
@@ -19,7 +19,9 @@ mod graphs;
 pub mod image;
 mod items;
 mod launches;
+mod link;
 mod memory;
+pub mod nccl;
 #[cfg(feature = "cuda")]
 mod nvidia;
 pub mod open;
@@ -27,6 +29,7 @@ mod products;
 pub mod proof;
 mod sampling;
 mod staging;
+mod wait;
 mod warpgroups;
 mod workplace;
 
@@ -34,7 +37,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::{AttentionSeq, AttentionUnit, Backend, DeviceFault, HeadShape, KvSize, OutOfMemory, QkvRows, StepStart};
+use super::{
+    AttentionSeq, AttentionUnit, Backend, DeviceFault, HeadShape, KvSize, OutOfMemory, Peers, QkvRows, StepStart,
+};
 use crate::sampling::Draw;
 use crate::weights::RawWeight;
 use device::Device;
@@ -73,6 +78,8 @@ pub struct CudaOptions {
     pub step_bytes: u64,
     /// The kernel of `kernels/wgmma.cu` that products of many rows go by, where they go by warpgroups; `None`: the fastest.
     pub many_rows: Option<&'static Variant>,
+    /// The ranks of a model are not to join their devices: values go through the machine's memory.
+    pub stays_alone: bool,
 }
 
 /// One device. It is used by one thread at a time.
@@ -173,6 +180,25 @@ impl<D: Driver> Backend for CudaBackend<D> {
 
     fn draw(&self, logits: &Matrix, draws: &[Draw]) -> Option<Vec<Option<u32>>> {
         Some(self.sample(logits, draws))
+    }
+
+    fn failed(&self) -> Option<DeviceFault> {
+        self.device.borrow().fault()
+    }
+
+    fn join(&self, peers: &Arc<dyn Peers>) {
+        if !self.options.stays_alone {
+            self.device.borrow_mut().join(peers);
+        }
+    }
+
+    fn sum_over_ranks(&self, x: &mut Matrix) -> bool {
+        // a device that failed has failed, by whichever way
+        self.run(|device| device.sum_over_ranks(x)).unwrap_or(true)
+    }
+
+    fn gather_over_ranks(&self, x: &mut Matrix, widths: &[usize]) -> bool {
+        self.run(|device| device.gather_over_ranks(x, widths)).unwrap_or(true)
     }
 
     fn begin_step(&self, step: &StepStart) {

@@ -1,6 +1,8 @@
-//! NVIDIA's driver, loaded at run time: the one module that talks to CUDA, by its lowest level, and the only `unsafe` of the backend. No call of it waits
-//! for the device: memory is asked for once and never given back, copies go through pinned memory, events are asked.
+//! NVIDIA's driver, loaded at run time: the one module that talks to CUDA, by its lowest level. No call of it waits for the device: memory is
+//! asked for once and never given back, copies go through pinned memory, events are asked.
 #![allow(unsafe_code, reason = "a foreign library has no safe form; each block argues for itself")]
+
+mod graph;
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -12,8 +14,11 @@ use std::thread;
 
 use cudarc::driver::sys;
 
-use super::driver::{Address, Driver, DriverError, Launch};
+use graph::Graph;
+
+use super::driver::{Address, Driver, DriverError, Launch, LinkName};
 use super::image;
+use super::nccl::{Link, Nccl};
 use super::warpgroups::SHARED_BYTES_MAX;
 
 /// Since this version of the driver's API a kernel can be loaded before it is launched (`cuFuncLoad`).
@@ -51,19 +56,6 @@ pub struct Event(sys::CUevent);
 
 // SAFETY: as of `Nvidia`.
 unsafe impl Send for Event {}
-
-/// A graph, ready to be launched.
-pub struct Graph(sys::CUgraphExec);
-
-// SAFETY: as of `Nvidia`.
-unsafe impl Send for Graph {}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: the handle came from an instantiation and is dropped once; the driver frees it when its last launch is done.
-        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
-    }
-}
 
 /// Pinned memory; it lives as long as the process, for the device may be writing to it.
 pub struct Pinned {
@@ -177,6 +169,7 @@ impl Driver for Nvidia {
     type Event = Event;
     type Graph = Graph;
     type Pinned = Pinned;
+    type Link = Link;
 
     fn has_warpgroups(&self) -> bool {
         self.warpgroups
@@ -295,69 +288,33 @@ impl Driver for Nvidia {
         // SAFETY: the graph is instantiated and alive, and so is the stream; one thread launches it.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, self.stream) })
     }
-}
 
-impl Nvidia {
-    /// A node for each launch, one behind the other, made ready.
-    fn fill(&self, graph: sys::CUgraph, launches: &[Launch]) -> Result<Graph, DriverError> {
-        let mut before: sys::CUgraphNode = ptr::null_mut();
-        for launch in launches {
-            let (func, [x, y, z], mut args) = (self.function(launch)?, launch.grid(), pointers(launch));
-            let params = sys::CUDA_KERNEL_NODE_PARAMS {
-                func,
-                gridDimX: x,
-                gridDimY: y,
-                gridDimZ: z,
-                blockDimX: launch.block(),
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: launch.shared_bytes(),
-                kernelParams: args.as_mut_ptr(),
-                extra: ptr::null_mut(),
-                kern: ptr::null_mut(),
-                ctx: ptr::null_mut(),
-            };
-            let mut node = ptr::null_mut();
-            // SAFETY: as of `launch`; the driver copies the arguments.
-            let added =
-                unsafe { sys::cuGraphAddKernelNode_v2(&raw mut node, graph, ptr::null(), 0, &raw const params) };
-            check("cuGraphAddKernelNode", added)?;
-            if !before.is_null() {
-                self.depend(graph, before, node)?;
-            }
-            before = node;
-        }
-        let mut ready = ptr::null_mut();
-        // SAFETY: the graph is whole; the answer's place outlives the call.
-        let made = unsafe { sys::cuGraphInstantiateWithFlags(&raw mut ready, graph, 0) };
-        check("cuGraphInstantiate", made)?;
-        Ok(Graph(ready))
+    fn link_name(&self) -> Result<LinkName, DriverError> {
+        self.enter()?;
+        Nccl::load()?.link_name()
+    }
+
+    fn link(&self, name: &LinkName, rank: usize, world: usize) -> Result<Link, DriverError> {
+        self.enter()?;
+        Nccl::load()?.link(name, rank, world)
+    }
+
+    fn is_linked(&self, link: &Link) -> Result<bool, DriverError> {
+        self.enter()?;
+        link.is_linked()
+    }
+
+    fn all_gather(&self, link: &Link, from: Address, to: Address, len_bytes: u64) -> Result<(), DriverError> {
+        self.enter()?;
+        // SAFETY: both are pieces of the budget, at least as long; they are given to others for launches on the same stream alone. A driver's
+        // stream is a runtime's as well.
+        unsafe { link.all_gather(from, to, len_bytes, self.stream.cast()) }
+    }
+
+    fn part(&self, link: Link) {
+        link.part();
     }
 }
-
-impl Nvidia {
-    /// `node` comes behind `before`; where the device can, its blocks are placed before that one has ended, and wait for it themselves.
-    fn depend(&self, graph: sys::CUgraph, before: sys::CUgraphNode, node: sys::CUgraphNode) -> Result<(), DriverError> {
-        if !self.overlaps {
-            // SAFETY: both are nodes of this graph.
-            let added = unsafe { sys::cuGraphAddDependencies(graph, &raw const before, &raw const node, 1) };
-            return check("cuGraphAddDependencies", added);
-        }
-        let edge = sys::CUgraphEdgeData {
-            from_port: PORT_PROGRAMMATIC,
-            to_port: 0,
-            type_: sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
-            reserved: [0; 5],
-        };
-        // SAFETY: both are nodes of this graph; every kernel waits by itself for the one before it, which a test of `image` holds.
-        let added =
-            unsafe { sys::cuGraphAddDependencies_v2(graph, &raw const before, &raw const node, &raw const edge, 1) };
-        check("cuGraphAddDependencies", added)
-    }
-}
-
-/// `CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC`.
-const PORT_PROGRAMMATIC: u8 = 1;
 
 /// One thread copies slower than the device takes: a model's weights come out of mapped files, page after page.
 fn copy_by_threads(to: &mut [u8], from: &[u8]) {

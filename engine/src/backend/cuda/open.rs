@@ -36,6 +36,8 @@ pub struct DeviceChoice {
     pub kernels: Option<PathBuf>,
     /// `None`: nine tenths of what is free.
     pub budget_bytes: Option<u64>,
+    /// Not to be joined with other ranks' devices.
+    pub stays_alone: bool,
 }
 
 /// Why a device cannot be used.
@@ -69,7 +71,8 @@ pub fn open(choice: &DeviceChoice, progress: LoadProgress<'_>) -> Result<CudaBac
     if wanted > free || wanted == 0 {
         return Err(OpenError::TooLittle { ordinal, wanted, free });
     }
-    let options = CudaOptions { step_bytes: STEP_BYTES.min(wanted / 8), ..CudaOptions::default() };
+    let (step_bytes, stays_alone) = (STEP_BYTES.min(wanted / 8), choice.stays_alone);
+    let options = CudaOptions { step_bytes, stays_alone, ..CudaOptions::default() };
     let backend = CudaBackend::new(driver, wanted, options).map_err(refused)?;
     prove_warpgroups(&backend).map_err(|source| OpenError::Proof { ordinal, source })?;
     Ok(backend)

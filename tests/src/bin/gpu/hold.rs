@@ -73,7 +73,7 @@ impl Work {
 }
 
 pub fn choice(ordinal: u32, kernels: Option<PathBuf>) -> DeviceChoice {
-    DeviceChoice { ordinal, kernels, budget_bytes: Some(60 << 30) }
+    DeviceChoice { ordinal, kernels, budget_bytes: Some(60 << 30), stays_alone: false }
 }
 
 /// A model of that shape in bf16 on the device.

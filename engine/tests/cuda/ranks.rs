@@ -1,0 +1,222 @@
+//! Models that ranks share, each with a device of its own: joined, or through the machine's memory, with the same bits; and who is named when
+//! a device does not come (E3). Threads in place of processes, each with its own mapping of the ranks' memory.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use engine::backend::Backend;
+use engine::backend::cuda::driver::Driver;
+use engine::backend::cuda::{CudaBackend, CudaOptions};
+use engine::model::{
+    KvShape, LogitsWanted, Model, ModelError, SeqInput, StepBatch, StepTerms, load_model_on, load_share_on,
+};
+use engine::ranks::Team;
+use engine::stuck::StuckKind;
+
+use crate::host;
+use crate::models::folder;
+use crate::ops::{EXACT, Numbers, bits};
+use crate::stuck_driver::{Knobs, StuckDriver};
+use crate::wire::Wire;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const ALLOWED: Duration = Duration::from_millis(300);
+/// Sums over ranks are taken in another order than one rank's.
+const TOLERANCE: f32 = 2e-3;
+/// And where what is summed was rounded to bf16 before, of the spread of the logits.
+const TOLERANCE_BF16: f32 = 0.03;
+
+/// Each rank's end of a team does `f` on a thread of its own.
+fn on_ranks<T: Send>(world: usize, f: impl Fn(Arc<Team>) -> T + Sync) -> Vec<T> {
+    let (first, file) = Team::create(world).unwrap();
+    let others = (1..world).map(|rank| Team::join(&file, rank, world).unwrap());
+    let teams: Vec<Team> = std::iter::once(first).chain(others).collect();
+    std::thread::scope(|scope| {
+        let run = |team: Team| {
+            team.allow(Some(PATIENCE));
+            let f = &f;
+            scope.spawn(move || f(Arc::new(team)))
+        };
+        let ranks: Vec<_> = teams.into_iter().map(run).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn shape() -> KvShape {
+    KvShape { num_blocks: 8, block_size: 16 }
+}
+
+fn seq(tokens: &[u32], start_pos: usize, block: u32) -> SeqInput {
+    SeqInput { tokens: tokens.to_vec(), start_pos, block_table: vec![block], logits: LogitsWanted::All }
+}
+
+/// A prompt and its neighbour, then a token of each: every row of logits.
+fn run(model: &mut dyn Model) -> Vec<f32> {
+    let prompts = vec![seq(&[5, 9, 2, 7, 7], 0, 3), seq(&[1, 3], 0, 6)];
+    let steps = [prompts, vec![seq(&[4], 5, 3), seq(&[8], 2, 6)]];
+    let rows = steps.map(|seqs| model.forward(&StepBatch::of(seqs)).unwrap().rows);
+    rows.into_iter().flatten().flatten().flatten().collect()
+}
+
+fn share<D: Driver>(backend: CudaBackend<D>, team: &Arc<Team>, name: &str) -> Box<dyn Model> {
+    let mut model = load_share_on(backend, team, &folder(name), true, &mut |_, _| {}).unwrap();
+    model.allocate_kv(shape()).unwrap();
+    model
+}
+
+/// Logits of two ranks on the shim.
+fn shared(name: &str, options: CudaOptions, wire: Option<&Arc<Wire>>) -> Vec<Vec<f32>> {
+    on_ranks(2, |team| {
+        let logits = run(share(host::wired(options, wire), &team, name).as_mut());
+        assert_eq!(team.fault(), None);
+        logits
+    })
+}
+
+#[test]
+fn joined_devices_give_the_bits_of_the_ranks_memory_and_the_logits_of_one_device() {
+    for name in ["llama", "llama-rope3-bias", "qwen3-tied-bf16", "qwen3-moe"] {
+        let mut alone = load_model_on(host::backend(EXACT), &folder(name), true, &mut |_, _| {}).unwrap();
+        alone.allocate_kv(shape()).unwrap();
+        let alone = run(alone.as_mut());
+        let (wire, unused) = (Arc::default(), Arc::default());
+        let joined = shared(name, EXACT, Some(&wire));
+        let apart = shared(name, CudaOptions { stays_alone: true, ..EXACT }, Some(&unused));
+        assert!(wire.rounds() > 0 && unused.rounds() == 0);
+        assert!(bits(&joined[0]) == bits(&joined[1]), "{name}: ranks differ from one another");
+        assert!(bits(&joined[0]) == bits(&apart[0]) && bits(&apart[0]) == bits(&apart[1]), "{name}: the ways differ");
+        let worst = alone.iter().zip(&joined[0]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let spread = alone.iter().fold(0.0, |most: f32, value| most.max(value.abs()));
+        let tolerance = if name.starts_with("llama") { TOLERANCE } else { TOLERANCE_BF16 * spread };
+        assert!(alone.len() == joined[0].len() && worst <= tolerance, "{name}: off by {worst}, of {spread}");
+    }
+}
+
+#[test]
+fn where_one_rank_cannot_be_joined_none_is_and_nothing_else_changes() {
+    let joined = shared("llama", EXACT, Some(&Arc::default()));
+    let wire = Arc::new(Wire::default());
+    wire.refuses.store(true, Relaxed);
+    let apart = shared("llama", EXACT, Some(&wire));
+    assert!(wire.is_parted() && wire.rounds() == 0, "the one that could has given its end up");
+    assert_eq!(joined, apart);
+    assert_eq!(joined, shared("llama", EXACT, None), "a machine without NCCL");
+    let some = on_ranks(2, |team| {
+        let wire = (team.rank() == 0).then(Arc::default);
+        run(share(host::wired(EXACT, wire.as_ref()), &team, "llama").as_mut())
+    });
+    assert_eq!(joined, some, "a rank without NCCL");
+}
+
+#[test]
+fn columns_of_ranks_of_several_widths_are_put_side_by_side() {
+    const WIDTHS: [usize; 3] = [3, 1, 2];
+    const ROWS: usize = 5;
+    let wire = Arc::new(Wire::default());
+    let value = |rank: usize, row: usize, col: usize| Numbers((rank * 100 + row * 10 + col) as u64).value();
+    let got = on_ranks(3, |team| {
+        let (rank, backend) = (team.rank(), host::wired(EXACT, Some(&wire)));
+        let peers: Arc<dyn engine::backend::Peers> = team;
+        backend.join(&peers);
+        let width = WIDTHS[rank];
+        let mine = (0..ROWS * width).map(|at| value(rank, at / width, at % width)).collect();
+        let mut columns = backend.upload(ROWS, width, mine);
+        assert!(backend.gather_over_ranks(&mut columns, &WIDTHS));
+        let mut sums = backend.upload(ROWS, 2, (0..ROWS * 2).map(|at| value(rank, at / 2, at % 2)).collect());
+        assert!(backend.sum_over_ranks(&mut sums));
+        (backend.rows(&columns), backend.rows(&sums))
+    });
+    let row = |row| (0..3).flat_map(move |rank| (0..WIDTHS[rank]).map(move |col| value(rank, row, col))).collect();
+    let columns: Vec<Vec<f32>> = (0..ROWS).map(row).collect();
+    let sum = |row, col| (0..3).fold(0.0, |sum, rank| sum + value(rank, row, col));
+    let sums: Vec<Vec<f32>> = (0..ROWS).map(|row| vec![sum(row, 0), sum(row, 1)]).collect();
+    assert!(got.iter().all(|ranks| *ranks == (columns.clone(), sums.clone())), "{got:?}");
+}
+
+/// A rank's device that computes nothing, joined with the others'.
+fn stuck_share(knobs: Arc<Knobs>, team: &Arc<Team>) -> Box<dyn Model> {
+    let backend = CudaBackend::new(StuckDriver(knobs), 64 << 20, EXACT).unwrap();
+    let mut model = share(backend, team, "qwen3-tied-bf16");
+    model.terms(&StepTerms { allowed: Some(ALLOWED), ..StepTerms::default() });
+    model
+}
+
+fn stuck(model: &mut dyn Model) -> engine::stuck::Stuck {
+    match model.forward(&StepBatch::of(vec![seq(&[1], 0, 0)])) {
+        Err(ModelError::Stuck(stuck)) => stuck,
+        other => panic!("not stuck: {other:?}"),
+    }
+}
+
+#[test]
+fn a_device_that_does_not_come_to_a_collective_is_named_by_those_that_wait_for_it() {
+    let wire = Arc::new(Wire::default());
+    let said = on_ranks(2, |team| {
+        let hangs = team.rank() == 1;
+        // the other one comes to the second collective, which never ends
+        let collectives_max = (!hangs).then(|| AtomicUsize::new(1));
+        let knobs = Arc::new(Knobs { wire: Some(wire.clone()), collectives_max, ..Knobs::default() });
+        let mut model = stuck_share(knobs.clone(), &team);
+        team.agree(1, 7).unwrap();
+        knobs.stuck.store(hangs, Relaxed);
+        stuck(model.as_mut())
+    });
+    assert_eq!(said[0].kind, StuckKind::RankSilent { ranks: vec![1] });
+    let text = "rank 1 has a device that has not come to collective 2 of the step; rank 0 waited";
+    let words = "rank 1 gave up: ";
+    assert!(said[0].text.starts_with(text) || said[0].text.starts_with(words), "{}", said[0].text);
+    assert_eq!(said[1].kind, StuckKind::DeviceWait, "{}", said[1].text);
+    assert!(wire.is_parted(), "what waits in the link ends");
+}
+
+#[test]
+fn a_rank_that_ends_and_a_link_that_fails_end_the_step_of_the_others_before_its_time() {
+    let forever = StepTerms { allowed: Some(PATIENCE), ..StepTerms::default() };
+    let knobs = |wire: &Arc<Wire>| {
+        let collectives_max = Some(AtomicUsize::new(1));
+        Arc::new(Knobs { wire: Some(wire.clone()), collectives_max, ..Knobs::default() })
+    };
+    let wire = Arc::new(Wire::default());
+    let said = on_ranks(2, |team| {
+        let mut model = stuck_share(knobs(&wire), &team);
+        model.terms(&forever);
+        if team.rank() == 1 {
+            let kind = StuckKind::Panic;
+            return team.fail(engine::stuck::Stuck { kind, text: "it fell over".into(), waited: Duration::ZERO });
+        }
+        stuck(model.as_mut())
+    });
+    assert_eq!(said[0].kind, StuckKind::RankSilent { ranks: vec![1] });
+    assert!(said[0].text.contains("rank 1 gave up: it fell over"), "{}", said[0].text);
+    let wire = Arc::new(Wire::default());
+    let said = on_ranks(2, |team| {
+        let mut model = stuck_share(knobs(&wire), &team);
+        model.terms(&forever);
+        if team.rank() == 1 {
+            // as NCCL tells the other ranks of one that aborted
+            Wire::link(Some(&wire), &Wire::name(Some(&wire)).unwrap(), 0, 2).unwrap().part();
+            return None;
+        }
+        Some(stuck(model.as_mut()))
+    });
+    let stuck = said[0].as_ref().unwrap();
+    assert!(stuck.text.contains("a collective of NCCL: a rank gave up"), "{}", stuck.text);
+}
+
+/// NCCL itself joins a device with nobody else: its interface, on a machine that has it.
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs a GPU: make test-gpu"]
+fn nccl_brings_what_it_was_given() {
+    on_ranks(1, |team| {
+        let backend = crate::on_device(EXACT);
+        let peers: Arc<dyn engine::backend::Peers> = team;
+        backend.join(&peers);
+        let values: Vec<f32> = (0..1000).map(|at| at as f32).collect();
+        let mut x = backend.upload(10, 100, values.clone());
+        assert!(backend.sum_over_ranks(&mut x), "there is no NCCL, or it did not join");
+        assert_eq!(backend.download(x), values);
+    });
+}
