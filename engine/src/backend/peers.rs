@@ -24,6 +24,15 @@ pub trait Peers: Send + Sync + Debug {
 
     /// A wait for this rank's device begins.
     fn watch(&self) -> Box<dyn Watch + '_>;
+
+    /// This rank gives up. Said before its device leaves the others' ones, for what these are brought from then on is worth nothing.
+    fn fails(&self, stuck: &Stuck);
+
+    /// Whether no rank has given up.
+    ///
+    /// # Errors
+    /// Who has, and why.
+    fn are_well(&self) -> Result<(), Stuck>;
 }
 
 /// What one wait for a device sees of the other ranks.
@@ -31,7 +40,8 @@ pub trait Watch {
     /// Looks at them, between two looks at the device; false: it is too soon.
     ///
     /// # Errors
-    /// A rank that gave up, whose process is gone, or that is stopped for too long: nothing is waited for any more.
+    /// A rank that gave up, that could not compute its part of this step, whose process is gone, or that is stopped for too long: nothing is
+    /// waited for any more.
     fn look(&mut self, patience: &mut Patience) -> Result<bool, Stuck>;
 
     /// Time is up: the ranks whose devices have not come to where this one's is; `None`: there are none, and it is this one's own fault.

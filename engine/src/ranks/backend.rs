@@ -60,9 +60,11 @@ impl<B: Backend> RankBackend<B> {
 }
 
 impl Team {
-    /// A device that failed brings nothing that others may add up: they need not wait for it, in this step (EP5) or any more.
+    /// A device that failed brings nothing that others may add up: they need not wait for it, in this step (EP5) or any more. (With waits for
+    /// ever no step is agreed on that could be spoilt alone.)
     fn tell_of(&self, fault: DeviceFault) {
         match fault {
+            DeviceFault::OutOfMemory(_) if self.allowed().is_none() => (),
             DeviceFault::OutOfMemory(error) => self.spoil(&error.to_string()),
             DeviceFault::Stuck(stuck) => drop(self.fail(stuck)),
         }
@@ -246,7 +248,9 @@ mod tests {
         let why = "9 bytes are wanted at once: 8 are free".to_owned();
         assert_eq!((first.fault(), first.spoiled()), (None, Some((1, why))));
         agree(2).unwrap();
-        assert_eq!(first.spoiled(), None, "the next step is another");
+        second.allow(None);
+        second.tell_of(OutOfMemory { needed_bytes: 9, reason: "8 are free".into() }.into());
+        assert_eq!(first.spoiled(), None, "the next step is another, and nobody hears of it where waits have no end");
         let (kind, waited) = (StuckKind::DeviceWait, Duration::ZERO);
         second.tell_of(Stuck { kind, text: "its event did not come".into(), waited }.into());
         first.all_reduce(&mut [1.0]);

@@ -63,6 +63,14 @@ impl Model for LeaderModel {
         Some(self.team.forgiven())
     }
 
+    fn waits(&self) -> bool {
+        self.model.waits()
+    }
+
+    fn hang(&mut self) -> bool {
+        self.model.hang()
+    }
+
     fn programs(&self) -> Option<Arc<ProgramCounts>> {
         self.model.programs()
     }

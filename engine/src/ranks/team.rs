@@ -83,6 +83,10 @@ impl Team {
         self.layout.world()
     }
 
+    pub(super) fn others(&self) -> Vec<usize> {
+        (0..self.world()).filter(|rank| *rank != self.rank).collect()
+    }
+
     pub(super) fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -160,8 +164,7 @@ impl Team {
 
     /// The same, of all other ranks.
     pub(super) fn refused_elsewhere(&self) -> u64 {
-        let others = (0..self.world()).filter(|rank| *rank != self.rank);
-        others.map(|rank| self.layout.of(rank, Word::Refused).load(Ordering::Relaxed)).sum()
+        self.others().into_iter().map(|rank| self.layout.of(rank, Word::Refused).load(Ordering::Relaxed)).sum()
     }
 
     /// This rank cannot compute its part of the step that was agreed on last: the others need not wait for it (EP5).
@@ -293,7 +296,7 @@ impl Team {
             }
             if allowed.is_some() && patience.counted() >= next_look {
                 next_look += PEER_LOOK;
-                self.look_at(&missing, &mut witness, &what, &mut patience)?;
+                self.look_at((&missing, &missing), &mut witness, &what, &mut patience)?;
             }
         }
     }

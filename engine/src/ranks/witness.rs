@@ -24,10 +24,11 @@ pub(super) struct Witness {
 }
 
 impl Team {
-    /// Looks at the processes of those who are missing: one that is gone ends the wait, one that is stopped soon.
+    /// Looks at the processes of those who are waited for: one that is gone ends the wait, one that is stopped soon. What those who are late
+    /// wanted of the processor and did not get is forgiven.
     pub(super) fn look_at(
         &self,
-        missing: &[usize],
+        (missing, late): (&[usize], &[usize]),
         witness: &mut Witness,
         what: &dyn Fn() -> String,
         patience: &mut Patience,
@@ -39,7 +40,7 @@ impl Team {
         }
         let stopped: Vec<usize> = peers.iter().filter(|(_, p)| *p == Peer::Stopped).map(|(rank, _)| *rank).collect();
         if stopped.is_empty() {
-            self.forgive(missing, witness, patience);
+            self.forgive(late, witness, patience);
         }
         self.look_at_stopped(stopped, &mut witness.stopped_at, what, patience)
     }

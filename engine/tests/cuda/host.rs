@@ -197,6 +197,10 @@ impl Driver for Host {
         graph.iter().try_for_each(|launch| self.launch(launch))
     }
 
+    fn can_link(&self) -> Result<(), DriverError> {
+        Wire::name(self.wire.as_ref()).map(drop)
+    }
+
     fn link_name(&self) -> Result<LinkName, DriverError> {
         Wire::name(self.wire.as_ref())
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::backend::Backend;
 use engine::backend::cuda::driver::Driver;
@@ -42,6 +42,16 @@ fn on_ranks<T: Send>(world: usize, f: impl Fn(Arc<Team>) -> T + Sync) -> Vec<T> 
         let ranks: Vec<_> = teams.into_iter().map(run).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// Waits until so many ranks are here; one that fell over is waited for no longer than this.
+fn meet(here: &AtomicUsize, ranks: usize) {
+    here.fetch_add(1, Relaxed);
+    let since = Instant::now();
+    while here.load(Relaxed) < ranks {
+        assert!(since.elapsed() < PATIENCE, "another rank did not come");
+        std::thread::yield_now();
+    }
 }
 
 fn shape() -> KvShape {
@@ -203,6 +213,49 @@ fn a_rank_that_ends_and_a_link_that_fails_end_the_step_of_the_others_before_its_
     });
     let stuck = said[0].as_ref().unwrap();
     assert!(stuck.text.contains("a collective of NCCL: a rank gave up"), "{}", stuck.text);
+}
+
+/// A collective that another rank has left may end, and with anything: NVIDIA's kernels that are aborted still tell their peers to go on.
+#[test]
+fn what_was_brought_does_not_count_where_a_rank_left_the_link_meanwhile() {
+    let (wire, stepped, left) = (Arc::new(Wire::default()), AtomicUsize::new(0), AtomicUsize::new(0));
+    let said = on_ranks(2, |team| {
+        // every event comes
+        let knobs = Arc::new(Knobs { wire: Some(wire.clone()), ..Knobs::default() });
+        let mut model = stuck_share(knobs, &team);
+        assert!(model.forward(&StepBatch::of(vec![seq(&[1], 0, 0)])).is_ok());
+        meet(&stepped, 2);
+        if team.rank() == 1 {
+            let (kind, text) = (StuckKind::DeviceWait, "its event did not come".to_owned());
+            team.fail(engine::stuck::Stuck { kind, text, waited: Duration::ZERO });
+            meet(&left, 2);
+            return None;
+        }
+        meet(&left, 2);
+        Some(stuck(model.as_mut()))
+    });
+    let stuck = said[0].as_ref().unwrap();
+    assert_eq!(stuck.kind, StuckKind::RankSilent { ranks: vec![1] });
+    assert_eq!(stuck.text, "rank 1 gave up: its event did not come");
+}
+
+/// Steps of one shape again and again, which programs run from some step on, by both ways.
+#[test]
+fn steps_by_programs_have_the_bits_of_eager_ones_by_either_way() {
+    let logits = |wire: Option<Arc<Wire>>, eager: bool| {
+        on_ranks(2, |team| {
+            let backend = host::wired(EXACT, wire.as_ref());
+            let mut model = load_share_on(backend, &team, &folder("qwen3-tied-bf16"), eager, &mut |_, _| {}).unwrap();
+            model.allocate_kv(shape()).unwrap();
+            let steps = (0..12).map(|pos| StepBatch::of(vec![seq(&[3 + pos as u32], pos, 3), seq(&[9], pos, 6)]));
+            let rows = steps.map(|step| model.forward(&step).unwrap().rows.concat().concat());
+            rows.collect::<Vec<_>>().concat()
+        })
+    };
+    let eager = logits(None, true);
+    assert!(eager[0] == eager[1]);
+    assert!(logits(None, false) == eager, "through the machine's memory");
+    assert!(logits(Some(Arc::default()), false) == eager, "joined");
 }
 
 /// NCCL itself joins a device with nobody else: its interface, on a machine that has it.

@@ -117,6 +117,10 @@ impl Driver for StuckDriver {
         self.call("cuGraphLaunch")
     }
 
+    fn can_link(&self) -> Result<(), DriverError> {
+        Wire::name(self.0.wire.as_ref()).map(drop)
+    }
+
     fn link_name(&self) -> Result<LinkName, DriverError> {
         Wire::name(self.0.wire.as_ref())
     }

@@ -81,6 +81,10 @@ impl Driver for Nvidia {
         match *self {}
     }
 
+    fn can_link(&self) -> Result<(), DriverError> {
+        match *self {}
+    }
+
     fn link_name(&self) -> Result<LinkName, DriverError> {
         match *self {}
     }

@@ -128,9 +128,11 @@ impl<D: Driver> Device<D> {
     }
 
     fn fails(&mut self, fault: DeviceFault) {
-        if let (DeviceFault::Stuck(_), Some(joined)) = (&fault, self.joined.take()) {
+        if let DeviceFault::Stuck(stuck) = &fault
+            && let Some(joined) = self.joined.take()
+        {
             // what it waits for in the others' devices is not to outlive the step
-            joined.part(self.driver.as_ref());
+            joined.part(self.driver.as_ref(), stuck);
         }
         self.fault = Some(fault);
     }
@@ -293,7 +295,8 @@ impl<D: Driver> Device<D> {
     fn finish(&mut self) -> Result<(), DeviceFault> {
         self.flush()?;
         let event = self.mark()?;
-        self.wait(event)
+        self.wait(event)?;
+        self.others_are_well()
     }
 
     /// Runs what was held back: by a graph of exactly these launches, or one by one. Asks for a graph where there is none.

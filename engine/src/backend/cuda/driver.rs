@@ -82,6 +82,12 @@ pub const LINK_NAME_BYTES: usize = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkName(pub [u8; LINK_NAME_BYTES]);
 
+impl Default for LinkName {
+    fn default() -> Self {
+        Self([0; LINK_NAME_BYTES])
+    }
+}
+
 /// One device with one stream: what is asked for is done in that order. No call may wait for the device (E1).
 pub trait Driver: Send + Sync + 'static {
     /// A mark in the stream.
@@ -168,10 +174,16 @@ pub trait Driver: Send + Sync + 'static {
     /// As above.
     fn replay(&self, graph: &Self::Graph) -> Result<(), DriverError>;
 
-    /// A name for a new link.
+    /// Whether this device can have a link.
     ///
     /// # Errors
-    /// Where this device cannot have one, and why.
+    /// Where it cannot, and why.
+    fn can_link(&self) -> Result<(), DriverError>;
+
+    /// A name for a new link; this process answers those who come to it.
+    ///
+    /// # Errors
+    /// As above.
     fn link_name(&self) -> Result<LinkName, DriverError>;
 
     /// Begins to make `rank`'s end of the link of that name between `world` devices.

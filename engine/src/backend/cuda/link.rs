@@ -10,6 +10,7 @@ use super::driver::{Driver, DriverError, LINK_NAME_BYTES, Launch, LinkName};
 use super::launches::{args, values};
 use super::memory::{Matrix, Slice};
 use crate::backend::{DeviceFault, Peers};
+use crate::stuck::Stuck;
 use crate::waits::Patience;
 
 /// How long all devices may take to join.
@@ -31,8 +32,9 @@ impl<L> Joined<L> {
         self.peers.reached(collective);
     }
 
-    /// Gives the link up; what waits in it ends.
-    pub(super) fn part<D: Driver<Link = L>>(self, driver: &D) {
+    /// Gives the link up: what waits in it ends, also at the other ranks, who may take it for done. So they are told first.
+    pub(super) fn part<D: Driver<Link = L>>(self, driver: &D, stuck: &Stuck) {
+        self.peers.fails(stuck);
         driver.part(self.link);
     }
 }
@@ -40,7 +42,12 @@ impl<L> Joined<L> {
 impl<D: Driver> Device<D> {
     /// Joins the other ranks' devices. Where one rank cannot, none does: values go through the ranks' memory, and the log says why.
     pub(super) fn join(&mut self, peers: &Arc<dyn Peers>) {
-        let name = self.driver.link_name();
+        // who gives the name answers those who come to it
+        let name = if peers.rank() == 0 {
+            self.driver.link_name()
+        } else {
+            self.driver.can_link().map(|()| LinkName::default())
+        };
         let made = match agreed(peers.as_ref(), &name) {
             // all ranks hear of this, and nobody makes a link
             None => name.map_err(|error| error.to_string()).and_then(|_| Err("another rank has none".to_owned())),
@@ -136,15 +143,18 @@ impl<D: Driver> Device<D> {
                 .iter()
                 .try_for_each(|joined| self.driver.all_gather(&joined.link, mine.at(), parts.at(), len_bytes));
             begun.map_err(|error| self.broken(&error))?;
-            self.begun(peers.as_ref())?;
+            self.begun(&peers)?;
         }
         Ok(parts)
     }
 
     /// Waits until the driver has begun what it was asked for: its calls do not wait for the other ranks, and nothing may be asked meanwhile.
-    fn begun(&self, peers: &dyn Peers) -> Result<(), DeviceFault> {
+    fn begun(&mut self, peers: &Arc<dyn Peers>) -> Result<(), DeviceFault> {
         let (mut patience, mut watch) = (Patience::yielding(self.step.allowed), peers.watch());
         while !self.is_linked()? {
+            if self.count_done()? {
+                patience.renew();
+            }
             watch.look(&mut patience)?;
             if !patience.turn() {
                 return Err(watch.blame(&patience).unwrap_or_else(|| self.given_up(patience.waited())).into());
@@ -156,11 +166,19 @@ impl<D: Driver> Device<D> {
     /// Whether the link has begun all that it was asked for.
     ///
     /// # Errors
-    /// What went wrong in it since.
+    /// What went wrong in it since: the others' words, if one of them left it.
     pub(super) fn is_linked(&self) -> Result<bool, DeviceFault> {
-        let linked: Result<bool, DriverError> =
-            self.joined.as_ref().map_or(Ok(true), |joined| self.driver.is_linked(&joined.link));
-        linked.map_err(|error| self.broken(&error))
+        let Some(joined) = &self.joined else { return Ok(true) };
+        self.driver.is_linked(&joined.link).map_err(|error| match joined.peers.are_well() {
+            Ok(()) => self.broken(&error),
+            Err(stuck) => stuck.into(),
+        })
+    }
+
+    /// What was brought in this step counts only if no rank left the link: a collective may end without it, with anything.
+    pub(super) fn others_are_well(&self) -> Result<(), DeviceFault> {
+        let Some(joined) = &self.joined else { return Ok(()) };
+        Ok(joined.peers.are_well()?)
     }
 
     fn world(&self) -> Option<usize> {

@@ -140,8 +140,14 @@ impl Nccl {
         let begun = unsafe {
             (self.comm_init_rank_config)(&raw mut comm, number(world), UniqueId(name.0), number(rank), &raw mut config)
         };
-        self.check("ncclCommInitRankConfig", begun, comm)?;
-        Ok(Link { nccl: *self, comm })
+        let link = Link { nccl: *self, comm };
+        if let Err(error) = self.check("ncclCommInitRankConfig", begun, comm) {
+            if !comm.is_null() {
+                link.part();
+            }
+            return Err(error);
+        }
+        Ok(link)
     }
 
     /// True: it is done; false: it is in progress.

@@ -289,6 +289,10 @@ impl Driver for Nvidia {
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, self.stream) })
     }
 
+    fn can_link(&self) -> Result<(), DriverError> {
+        Nccl::load().map(drop)
+    }
+
     fn link_name(&self) -> Result<LinkName, DriverError> {
         self.enter()?;
         Nccl::load()?.link_name()

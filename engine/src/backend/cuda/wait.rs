@@ -81,7 +81,7 @@ impl<D: Driver> Device<D> {
     }
 
     /// Says what is done to whoever counts it. True: there was something.
-    fn count_done(&mut self) -> Result<bool, DeviceFault> {
+    pub(super) fn count_done(&mut self) -> Result<bool, DeviceFault> {
         let mut any = false;
         while let Some((event, _)) = self.marks.front() {
             if !self.driver.query(event).map_err(|error| self.broken(&error))? {
