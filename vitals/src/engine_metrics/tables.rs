@@ -104,26 +104,27 @@ use Meaning::{Finished, GenerationTokens, Iterations, KvUsage, Level, Load, Prog
 const ABORTED: (&str, &str) = ("finished_reason", "abort");
 
 const VLLM: &[Series] = &[
-    series("num_requests_running", Running, "0.8.5–0.32; set with every step, frozen (maybe at 0) when steps stop"),
-    series("num_requests_waiting", Waiting, "0.8.5–0.32; as running; new requests do not move it in a hang"),
-    series("generation_tokens_total", GenerationTokens, "0.8.5–0.32; only on steps with output"),
+    series("num_requests_running", Running, "0.8.5–0.33; set with every step, frozen (maybe at 0) when steps stop"),
+    series("num_requests_waiting", Waiting, "0.8.5–0.33; as running; new requests do not move it in a hang"),
+    series("generation_tokens_total", GenerationTokens, "0.8.5–0.33; only on steps with output"),
     series(
         "prompt_tokens_total",
         PromptTokens,
-        "0.8.5–0.32; only on steps with output: flat in a chunked prefill alone",
+        "0.8.5–0.33; only on steps with output: flat in a chunked prefill alone",
     ),
-    series("iteration_tokens_total_count", Iterations, "0.8.5–0.32; the count of a histogram: steps with output"),
-    series("request_success_total", Finished, "0.8.5–0.32; an abort is the client's doing and does not count")
+    series("iteration_tokens_total_count", Iterations, "0.8.5–0.33; the count of a histogram: steps with output"),
+    series("request_success_total", Finished, "0.8.5–0.33; an abort is the client's doing and does not count")
         .but(ABORTED.0, ABORTED.1),
+    series("gpu_cache_usage_perc", KvUsage, "up to 0.10, beside the new name from 0.9; asked before it"),
     series(
         "kv_cache_usage_perc",
         KvUsage,
-        "from 0.10.1; set with every step: all that moves in a chunked prefill alone",
+        "from 0.9; set with every step: all that moves in a chunked prefill alone. Up to 0.11.0 each of several API servers has a series \
+         of its own, label `pid`, most of them stale (vllm #28792): they add up, and above 1 are unknown",
     ),
-    series("gpu_cache_usage_perc", KvUsage, "0.8.5, and beside the new name in 0.10.1"),
-    series("num_preemptions_total", Progress, "0.8.5–0.32"),
-    series("prefix_cache_queries_total", Progress, "from 0.10.1; set with every step"),
-    series("gpu_prefix_cache_queries_total", Progress, "0.8.5, and beside the new name in 0.10.1"),
+    series("num_preemptions_total", Progress, "0.8.5–0.33"),
+    series("prefix_cache_queries_total", Progress, "from 0.9; set with every step"),
+    series("gpu_prefix_cache_queries_total", Progress, "up to 0.10, beside the new name from 0.9"),
 ];
 
 const TRUEBEAT: &[Series] = &[
@@ -135,16 +136,18 @@ const TRUEBEAT: &[Series] = &[
 const SGLANG: &[Series] = &[
     series("num_running_reqs", Running, "every version; set at log intervals (40 decode steps)"),
     series("num_queue_reqs", Waiting, "every version; the total has priority=\"\" where priorities are on"),
-    series("realtime_tokens_total", GenerationTokens, "newer versions; moves while requests run, at log intervals")
+    series("realtime_tokens_total", GenerationTokens, "from 0.5.7; moves with every decode step")
         .only("mode", "decode"),
     series("generation_tokens_total", GenerationTokens, "every version; added when a request finishes"),
-    series("realtime_tokens_total", PromptTokens, "as above").only("mode", "prefill_compute"),
+    series("realtime_tokens_total", PromptTokens, "from 0.5.7; moves with every batch of a prefill")
+        .only("mode", "prefill_compute"),
     series("prompt_tokens_total", PromptTokens, "every version; added when a request finishes, cached tokens included"),
-    series("num_requests_total", Finished, "every version"),
+    series("num_requests_total", Finished, "from 0.4.3 at the latest; not in 0.4.0"),
     series("token_usage", KvUsage, "every version"),
-    series("forward_execution_seconds_total", Progress, "newer versions"),
-    series("cuda_graph_passes_total", Progress, "newer versions"),
-    series("cached_tokens_total", Progress, "every version; added when a request finishes"),
+    series("forward_execution_seconds_total", Progress, "from 0.5.11; only with SGLANG_ENABLE_METRICS_DEVICE_TIMER"),
+    series("gpu_execution_seconds_total", Progress, "0.5.7–0.5.10, the same"),
+    series("cuda_graph_passes_total", Progress, "from 0.5.7"),
+    series("cached_tokens_total", Progress, "from 0.4.4; added when a request finishes"),
     series("num_used_tokens", Level, "every version; moves within a prefill"),
 ];
 
@@ -173,16 +176,21 @@ const TGI: &[Series] = &[
     series("batch_decode_duration_count", Progress, "by method; count of a histogram"),
 ];
 
-/// `tokens_predicted_total` comes in one lump at a request's end; `n_decode_total` is what moves with every step.
+/// `tokens_predicted_total` comes in one lump at a request's end; `n_decode_total` is what moves with every step. Numbers are written with
+/// six figures, so above a million a counter moves by tens, above a hundred million by thousands.
 const LLAMA_CPP: &[Series] = &[
     series("requests_processing", Running, "every version"),
     series("requests_deferred", Waiting, "every version"),
     series("tokens_predicted_total", GenerationTokens, "added in one lump when a request ends"),
-    series("prompt_tokens_total", PromptTokens, "added when a whole prompt is through, however many batches it took"),
-    series("n_decode_total", Iterations, "calls of llama_decode"),
+    series(
+        "prompt_tokens_total",
+        PromptTokens,
+        "added when a prompt is through, in 2026 with each batch of it that is waited for",
+    ),
+    series("n_decode_total", Iterations, "calls of llama_decode; above 10^6 it moves by tens, above 10^8 by thousands"),
     series("kv_cache_usage_ratio", KvUsage, "older versions"),
     series("n_tokens_max", Level, "high watermark of the context"),
-    series("spec_decode_num_drafts_total", Progress, "newer versions"),
+    series("spec_decode_num_drafts_total", Progress, "2026; added when a request ends"),
 ];
 
 /// Every engine. Truebeat's own shows vLLM's names for what vLLM also has, under vLLM's prefix.
@@ -199,11 +207,14 @@ pub const ENGINES: &[EngineTable] = &[
         title: "vLLM",
         prefixes: &["vllm:"],
         series: VLLM,
-        note: "`/metrics`, always; one series for each data-parallel rank, label `engine`. All are written by the API server when a \
-               step's output arrives, so in a hang all stand still and the page goes on answering. `engine_sleep_state` is the API \
-               server's own and correct in a hang. `/load` (`--enable-server-load-tracking`) says what is in flight, live in every hang \
-               but one of the API server; without the flag it stays at 0. `/is_paused` (`VLLM_SERVER_DEV_MODE=1`) says whether generation \
-               is paused, which no series does; who answers 404 is not asked again.",
+        note: "`/metrics`, always; one series for each data-parallel rank, label `engine` (0.8.5 shows the last rank alone; V0 has no such \
+               label). All are written by the API server when a step's output arrives, so in a hang all stand still and the page goes on \
+               answering. `engine_sleep_state` (not yet in 0.11.0) is the API server's own and correct in a hang. Several API servers write one \
+               page together, without `process_*`; so does the front end in Rust (`VLLM_USE_RUST_FRONTEND=1`), which does not tell of \
+               sleep either. From 0.18 on a request that the core's input thread refuses (`finished_reason=\"error\"`) counts as a step \
+               with output, also in a hang. `/load` (`--enable-server-load-tracking`; the one in Rust always) says what is in flight, live \
+               in every hang but one of the API server; without the flag it stays at 0. `/is_paused` (`VLLM_SERVER_DEV_MODE=1`) says \
+               whether generation is paused, which no series does; who answers 404 is not asked again.",
     },
     EngineTable {
         kind: EngineKind::Sglang,
@@ -211,7 +222,8 @@ pub const ENGINES: &[EngineTable] = &[
         prefixes: &["sglang:"],
         series: SGLANG,
         note: "`/metrics` with `--enable-metrics`. `tp_rank`, `pp_rank` and `moe_ep_rank` repeat one scheduler's numbers and are not \
-               added up; `dp_rank` is a scheduler of its own.",
+               added up; `dp_rank` (from 0.4.10 at the latest) is a scheduler of its own. What the tokenizer counts when a request \
+               finishes has no rank and no total over priorities.",
     },
     EngineTable {
         kind: EngineKind::TensorRtLlm,
@@ -219,7 +231,8 @@ pub const ENGINES: &[EngineTable] = &[
         prefixes: &["trtllm_", "trtllm:"],
         series: TENSORRT_LLM,
         note: "`/prometheus/metrics` (its `/metrics` is JSON and forgets what it has told), with `return_perf_metrics`; through Dynamo \
-               on Dynamo's page, in older releases with the prefix `trtllm:`.",
+               on Dynamo's page, in older releases with the prefix `trtllm:`. Its gauges have a label `pid`. Iteration statistics need \
+               `enable_iter_perf_stats`.",
     },
     EngineTable {
         kind: EngineKind::Tgi,
@@ -227,7 +240,8 @@ pub const ENGINES: &[EngineTable] = &[
         prefixes: &["tgi_"],
         series: TGI,
         note: "`/metrics`, always, from the router. `tgi_request_count` and `tgi_request_input_length` are counted at the door, and \
-               `tgi_batch_inference_count` before the shard is asked: arrivals, no progress.",
+               `tgi_batch_inference_count` before the shard is asked: arrivals, no progress. Its backends of TensorRT-LLM and llama.cpp \
+               write no series of batches and queues.",
     },
     EngineTable {
         kind: EngineKind::LlamaCpp,
@@ -235,7 +249,8 @@ pub const ENGINES: &[EngineTable] = &[
         prefixes: &["llamacpp:"],
         series: LLAMA_CPP,
         note: "`/metrics` with `--metrics`. The request waits in the server's own task queue: while a step runs it is not answered, so \
-               a page that falls silent is what a hang looks like here.",
+               a page that falls silent is what a hang looks like here. From August 2026 on (llama.cpp #27041) it is answered during a \
+               step, and in a hang stands still like others'; requests that come meanwhile are not in `requests_deferred`.",
     },
 ];
 
