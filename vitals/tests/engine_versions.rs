@@ -28,6 +28,7 @@ const VLLM_TWO: &[(&str, &str)] = &[
     sample!("vllm-0.32.0-dp2-api2"),
     sample!("vllm-0.33.0-rust-dp2"),
 ];
+const VLLM_BY_SERVER: &str = include_str!("samples/metrics/vllm-0.11.0-dp2-api2.txt");
 const VLLM_LAST_OF_TWO: &str = include_str!("samples/metrics/vllm-0.8.5-dp2.txt");
 const SGLANG: &str = include_str!("samples/metrics/sglang-0.5.23-tp2-dp2.txt");
 const LLAMA_CPP: &[(&str, &str)] = &[sample!("llamacpp"), sample!("llamacpp-2026-10")];
@@ -108,6 +109,16 @@ fn every_version_of_vllm_tells_the_same_of_the_same_work() {
             "{name}"
         );
     }
+}
+
+#[test]
+fn cache_use_that_each_api_server_tells_for_itself_is_unknown_above_one_and_moves_all_the_same() {
+    let told = mapped(VLLM_BY_SERVER);
+    let wanted = [Some(7.0), Some(3.0), Some(369.0), Some(3536.0), Some(115.0), Some(6.0), None];
+    assert_eq!((figures(&told), told.sleeping), (wanted, None), "engine 1 has 0.9 of before and 0.4");
+    let moved = VLLM_BY_SERVER.replace("} 0.4\n", "} 0.5\n");
+    assert_eq!(moves(VLLM_BY_SERVER, &[&moved]), [0, 1]);
+    assert_eq!(mapped(&VLLM_BY_SERVER.replace("} 0.9\n", "} 0.1\n")).kv_usage, Some(0.5), "below it nobody can tell");
 }
 
 #[test]

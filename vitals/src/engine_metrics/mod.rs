@@ -186,7 +186,7 @@ fn total<'a>(meaning: Meaning, readings: impl Iterator<Item = &'a Reading> + Clo
     let first = of.clone().min_by_key(|reading| reading.place).map(|reading| reading.series.name)?;
     let values = of.filter(|reading| reading.series.name == first).map(|reading| reading.value);
     let total = if meaning == Meaning::KvUsage { values.fold(0.0, pick_larger) } else { values.sum() };
-    Some(total).filter(|total| total.is_finite() && *total <= COUNT_MAX)
+    Some(total).filter(|total| makes_sense(meaning, *total))
 }
 
 fn pick_larger(max: f64, value: f64) -> f64 {
