@@ -45,7 +45,7 @@ fn every_engine_says_what_its_series_mean() {
     let s = Some;
     assert_eq!(figures(VLLM_OLD), [s(3.0), s(1.0), s(84.0), s(1536.0), s(43.0), s(3.0), s(0.25)]);
     assert_eq!(figures(VLLM_DP), [s(7.0), s(3.0), s(369.0), s(3536.0), s(115.0), s(6.0), s(0.4)]);
-    assert_eq!(figures(SGLANG), [s(6.0), s(3.0), s(369.0), s(3280.0), None, s(1.0), s(0.5)]);
+    assert_eq!(figures(SGLANG), [s(6.0), s(3.0), s(369.0), s(3280.0), None, s(4.0), s(0.5)]);
     assert_eq!(figures(SGLANG_OLD), [s(4.0), s(1.0), s(169.0), s(3600.0), None, None, s(0.28)]);
     assert_eq!(figures(TRTLLM), [s(5.0), s(2.0), s(700.0), s(9000.0), None, s(31.0), s(0.42)]);
     assert_eq!(figures(TGI), [s(4.0), s(2.0), s(3300.0), None, s(935.0), s(33.0), None]);

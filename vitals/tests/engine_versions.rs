@@ -171,6 +171,15 @@ fn an_engine_that_stands_among_others_is_told_apart_in_every_version() {
 }
 
 #[test]
+fn requests_of_a_priority_are_parts_where_no_total_stands_beside_them() {
+    let told = mapped(SGLANG);
+    // the gauges have a total (priority=""), of what the tokenizer counts "" are those without a priority
+    assert_eq!((told.running, told.waiting, told.requests_finished), (Some(6.0), Some(3.0), Some(4.0)));
+    let without = SGLANG.lines().filter(|line| !line.starts_with("sglang:realtime")).collect::<Vec<_>>().join("\n");
+    assert_eq!((mapped(&without).generation_tokens, mapped(&without).prompt_tokens), (Some(169.0), Some(3600.0)));
+}
+
+#[test]
 fn names_that_sglang_gave_up_are_read_all_the_same() {
     let series = "sglang:forward_execution_seconds_total";
     assert_eq!(moves(SGLANG, &[&bumped(SGLANG, series)]), [0, 1]);

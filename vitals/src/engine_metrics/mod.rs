@@ -88,7 +88,7 @@ fn read(page: &Exposition, mut told_apart: impl FnMut(u32) -> u32) -> Vec<Readin
     let totals: HashSet<&str> = page
         .samples
         .iter()
-        .filter(|sample| sample.label("priority") == Some(""))
+        .filter(|sample| sample.label("priority") == Some("") && has_total(&sample.name))
         .map(|sample| sample.name.as_str())
         .collect();
     for sample in &page.samples {
@@ -108,6 +108,11 @@ fn read(page: &Exposition, mut told_apart: impl FnMut(u32) -> u32) -> Vec<Readin
     sums.into_iter()
         .map(|((place, _, _, rank), (series, copies))| Reading { series, place, rank, value: largest(copies.values()) })
         .collect()
+}
+
+/// Gauges by priority stand beside their total (`priority=""`); of what is counted, that is the part without a priority.
+fn has_total(name: &str) -> bool {
+    lookup(name).any(|(_, series)| !series.meaning.is_counter())
 }
 
 /// A request that its client gave up, for example, is counted by the front end alone and proves nothing about the engine.
