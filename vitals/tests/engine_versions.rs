@@ -180,6 +180,15 @@ fn requests_of_a_priority_are_parts_where_no_total_stands_beside_them() {
 }
 
 #[test]
+fn what_no_rank_wrote_is_no_ranks_progress() {
+    let mut meter = Meter::default();
+    meter.map(&page(SGLANG));
+    let finished = meter.map(&page(&bumped(SGLANG, "sglang:num_requests_total")));
+    let ranks: Vec<_> = finished.ranks.iter().map(|rank| (rank.rank, rank.progress_digest)).collect();
+    assert_eq!((finished.progress_digest, ranks), (1, vec![(0, 0), (1, 0)]), "the tokenizer serves them all");
+}
+
+#[test]
 fn names_that_sglang_gave_up_are_read_all_the_same() {
     let series = "sglang:forward_execution_seconds_total";
     assert_eq!(moves(SGLANG, &[&bumped(SGLANG, series)]), [0, 1]);

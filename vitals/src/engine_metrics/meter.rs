@@ -10,7 +10,7 @@ use crate::observation::MetricsObs;
 /// Follows the pages of one engine process.
 #[derive(Debug, Clone, Default)]
 pub struct Meter {
-    last: HashMap<(&'static str, Meaning, u32), f64>,
+    last: HashMap<(&'static str, Meaning, Option<u32>), f64>,
     /// Pages on which something moved: in all, and by rank.
     moves: u64,
     /// Pages on which a counter did.
@@ -29,13 +29,13 @@ impl Meter {
         let reset = readings.iter().any(|reading| self.fell(reading));
         let moved: Vec<&Reading> = readings.iter().filter(|reading| self.moved(reading)).collect();
         let counted = moved.iter().any(|reading| reading.series.meaning.is_counter());
-        let mut moved_ranks: Vec<u32> = moved.iter().map(|reading| reading.rank).collect();
+        let mut moved_ranks: Vec<u32> = moved.iter().filter_map(|reading| reading.rank).collect();
         moved_ranks.sort_unstable();
         moved_ranks.dedup();
         if reset {
             // what rose beside it belongs to the new process: a baseline as well
             self.resets = self.resets.saturating_add(1);
-        } else if !moved_ranks.is_empty() {
+        } else if !moved.is_empty() {
             self.moves += 1;
             self.counter_moves += u64::from(counted);
             moved_ranks.iter().for_each(|rank| *self.rank_moves.entry(*rank).or_insert(0) += 1);

@@ -48,7 +48,9 @@ pub fn map(page: &Exposition) -> MetricsObs {
         if reading.series.meaning.is_counter() {
             counters.mix(reading.value);
         }
-        ranks.entry(reading.rank).or_insert(Fnv(Fnv::START)).mix(reading.value);
+        if let Some(rank) = reading.rank {
+            ranks.entry(rank).or_insert(Fnv(Fnv::START)).mix(reading.value);
+        }
     }
     let mut obs = meanings(page, &readings);
     (obs.progress_digest, obs.counters_digest) = (digest.0, counters.0);
@@ -64,13 +66,14 @@ struct Reading {
     series: &'static Series,
     /// Place in its table: the first present name of a meaning counts.
     place: usize,
-    rank: u32,
+    /// `None` where no label names one: it is of all, and no rank's progress.
+    rank: Option<u32>,
     /// `NaN` where a sample of it made no sense.
     value: f64,
 }
 
 /// A series of a rank, in the order of the tables.
-type Place = (usize, &'static str, Meaning, u32);
+type Place = (usize, &'static str, Meaning, Option<u32>);
 
 fn lookup(name: &str) -> impl Iterator<Item = (usize, &'static Series)> + '_ {
     ENGINES.iter().flat_map(move |table| {
@@ -97,7 +100,7 @@ fn read(page: &Exposition, mut told_apart: impl FnMut(u32) -> u32) -> Vec<Readin
         if (shares && totals.contains(sample.name.as_str())) || !seen.insert(identity(sample)) {
             continue;
         }
-        let rank = told_apart(rank_of(sample));
+        let rank = rank_of(sample).map(&mut told_apart);
         for (place, series) in lookup(&sample.name).filter(|(_, series)| counts(series, sample)) {
             let value = if makes_sense(series.meaning, sample.value) { sample.value } else { f64::NAN };
             let (_, copies) =
@@ -133,8 +136,8 @@ fn largest<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
     values.fold(f64::NEG_INFINITY, |max, value| if value.is_nan() || max.is_nan() { f64::NAN } else { max.max(*value) })
 }
 
-fn rank_of(sample: &Sample) -> u32 {
-    RANKS.iter().find_map(|label| sample.label(label)).and_then(|rank| rank.parse().ok()).unwrap_or(0)
+fn rank_of(sample: &Sample) -> Option<u32> {
+    RANKS.iter().find_map(|label| sample.label(label)).map(|rank| rank.parse().unwrap_or(0))
 }
 
 fn copy_of(sample: &Sample) -> u64 {
@@ -157,11 +160,11 @@ fn meanings(page: &Exposition, readings: &[Reading]) -> MetricsObs {
     let first = |name: &str| {
         page.samples.iter().find(|s| s.name == name).map(|s| s.value).filter(|v| (0.0..=COUNT_MAX).contains(v))
     };
-    let mut ranks: Vec<u32> = readings.iter().map(|reading| reading.rank).collect();
+    let mut ranks: Vec<u32> = readings.iter().filter_map(|reading| reading.rank).collect();
     ranks.sort_unstable();
     ranks.dedup();
     let alone = ranks.len() < 2;
-    let of_rank = |rank, meaning| total(meaning, readings.iter().filter(|reading| reading.rank == rank));
+    let of_rank = |rank, meaning| total(meaning, readings.iter().filter(|reading| reading.rank == Some(rank)));
     let ranks = ranks.into_iter().filter(|_| !alone).take(RANKS_MAX).map(|rank| RankMetrics {
         rank,
         running: of_rank(rank, Meaning::Running),
