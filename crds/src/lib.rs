@@ -10,6 +10,7 @@ pub mod episode;
 pub mod fence;
 pub mod hold;
 pub mod inference_deployment;
+pub mod known_bad;
 pub mod maintenance;
 pub mod model;
 pub mod node;
