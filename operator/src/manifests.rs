@@ -1,7 +1,8 @@
-//! What a cluster needs before the first InferenceDeployment, besides the CRDs: namespace, rights, the admission policy
-//! that narrows every agent, and the operator itself. `truebeat operator manifests` prints it; the committed
+//! What a cluster needs before the first InferenceDeployment, besides the CRDs: namespace, rights, the admission policies
+//! that narrow every agent and warn people, and the operator itself. `truebeat operator manifests` prints it; the committed
 //! `operator/manifests/install.yaml` is the same text for the default image, held fresh by a test.
 
+mod known_bad;
 mod nodes;
 mod people;
 
@@ -31,9 +32,11 @@ pub fn install(image: &str, pull_policy: &str) -> Result<String, crds::yaml::Yam
         ("RoleBinding", binding("RoleBinding", "Role")),
         ("Lease", lease()),
         ("ValidatingAdmissionPolicy", policy()),
-        ("ValidatingAdmissionPolicyBinding", policy_binding(POLICY)),
+        ("ValidatingAdmissionPolicyBinding", policy_binding(POLICY, "Deny")),
         ("ValidatingAdmissionPolicy", nodes::policy()),
-        ("ValidatingAdmissionPolicyBinding", policy_binding(nodes::POLICY)),
+        ("ValidatingAdmissionPolicyBinding", policy_binding(nodes::POLICY, "Deny")),
+        ("ValidatingAdmissionPolicy", known_bad::policy()),
+        ("ValidatingAdmissionPolicyBinding", policy_binding(known_bad::POLICY, "Warn")),
         ("Deployment", deployment(image, pull_policy)),
     ];
     let mut documents = Vec::with_capacity(objects.len());
@@ -57,6 +60,7 @@ pub fn chart_parts() -> Result<Vec<(String, String)>, crds::yaml::YamlError> {
         ("edit-role-rules.yaml", rules(people::edit())),
         ("admission-policy.yaml", json!({"spec": policy()["spec"]})),
         ("node-policy.yaml", json!({"spec": nodes::policy()["spec"]})),
+        ("known-bad-policy.yaml", json!({"spec": known_bad::policy()["spec"]})),
     ];
     let mut files = Vec::new();
     for (name, object) in parts {
@@ -254,12 +258,12 @@ fn unchanged(part: &str, fields: &[&str]) -> String {
     fields.iter().map(same).collect::<Vec<_>>().join(" && ")
 }
 
-fn policy_binding(policy: &str) -> Value {
+fn policy_binding(policy: &str, action: &str) -> Value {
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicyBinding",
         "metadata": {"name": policy, "labels": labels()},
-        "spec": {"policyName": policy, "validationActions": ["Deny"]},
+        "spec": {"policyName": policy, "validationActions": [action]},
     })
 }
 
@@ -360,7 +364,8 @@ mod tests {
         typed::<rbac::RoleBinding>(binding("RoleBinding", "Role"));
         typed::<admission::ValidatingAdmissionPolicy>(policy());
         typed::<admission::ValidatingAdmissionPolicy>(nodes::policy());
-        typed::<admission::ValidatingAdmissionPolicyBinding>(policy_binding(POLICY));
+        typed::<admission::ValidatingAdmissionPolicy>(known_bad::policy());
+        typed::<admission::ValidatingAdmissionPolicyBinding>(policy_binding(POLICY, "Deny"));
         typed::<coordination::Lease>(lease());
         typed::<apps::Deployment>(deployment(IMAGE, "IfNotPresent"));
     }

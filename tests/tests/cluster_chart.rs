@@ -76,7 +76,7 @@ fn the_chart_renders_what_the_operator_prints() {
         assert_eq!(without_helms_own(twin.1.clone()), object, "{name}");
         compared += 1;
     }
-    assert_eq!(compared, 13);
+    assert_eq!(compared, 15);
     let crds = charted.iter().filter(|(name, _)| name.starts_with("CustomResourceDefinition/"));
     assert!(
         crds.clone().count() == 2
@@ -147,6 +147,7 @@ fn every_value_shows_in_what_is_rendered() {
         ("crds.install=false", "CustomResourceDefinition"),
         ("crds.keep=false", "helm.sh/resource-policy: keep\n  name: engineincidents"), // (the Lease is kept in any case)
         ("admissionPolicy.install=false", "ValidatingAdmissionPolicy"),
+        ("admissionPolicy.knownBad=false", "truebeat-known-bad"),
         ("rbac.aggregate=false", "rbac.authorization.k8s.io/aggregate-to-"),
         ("podDisruptionBudget.enabled=false", "kind: PodDisruptionBudget"),
         ("replicas=1", "kind: PodDisruptionBudget"), // one candidate and a budget of one would block every drain

@@ -1,11 +1,13 @@
-//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), and A18, A20 and H10 of the catalogue of faults, each on a real API server with its admission and RBAC, with the
-//! real operator and without a node: pods are objects, and what kubelet and agents would write is written here.
+//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), A18, A20 and H10 of the catalogue of faults, and the warnings of O4
+//! (`docs/known-bad.md`), each on a real API server with its admission and RBAC, with the real operator and without a node: pods are objects, and
+//! what kubelet and agents would write is written here.
 //!
 //! Most of what is tried is what somebody would try who has stolen one token; the operator and the agents are told apart by their tokens alone.
 
 mod agents;
 mod faults;
 mod images;
+mod known_bad;
 mod manifests;
 mod network;
 mod people;
@@ -25,7 +27,7 @@ use truebeat_tests::{Cluster, Options, product};
 use crate::world::World;
 
 /// In the order in which they run: each has a namespace of its own.
-const ROWS: [&str; 17] = [
+const ROWS: [&str; 18] = [
     "s03_restricted_pods_are_taken_without_a_warning",
     "s01_every_right_of_the_operator_is_used",
     "s01_a_watched_namespace_needs_no_right_elsewhere",
@@ -43,6 +45,7 @@ const ROWS: [&str; 17] = [
     "fault_a18_whom_nobody_may_replace_is_not_deleted",
     "fault_a20_a_token_that_is_not_taken_is_read_anew",
     "fault_h10_each_rule_of_the_schemas_refuses_in_its_own_words",
+    "o04_what_upstream_knows_against_flags_is_told_and_refuses_nobody",
 ];
 
 fn main() -> ExitCode {
@@ -106,6 +109,7 @@ async fn tell(name: &str, world: &World<'_>) -> Result<()> {
         "fault_a18_whom_nobody_may_replace_is_not_deleted" => faults::quota(world).await,
         "fault_a20_a_token_that_is_not_taken_is_read_anew" => faults::token(world).await,
         "fault_h10_each_rule_of_the_schemas_refuses_in_its_own_words" => schema::rules(world).await,
+        "o04_what_upstream_knows_against_flags_is_told_and_refuses_nobody" => known_bad::warned(world).await,
         _ => anyhow::bail!("no such row: {name}"),
     }
 }
