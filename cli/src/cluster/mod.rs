@@ -220,13 +220,20 @@ async fn why(client: &Client, namespace: &str, name: &str, output: Output) -> an
     match named {
         Named::Incident(incident) => match output {
             Output::Json => lines(&[*incident]),
-            Output::Text => Ok(tell::incident(&incident)),
+            Output::Text => {
+                let known = known_bad(client, namespace, &incident.spec.deployment).await;
+                Ok(tell::incident(&incident) + &known)
+            }
         },
         Named::Pod(pod) => {
             let all = incidents_of(client, namespace, |incident| incident.spec.pod == name).await?;
             match output {
                 Output::Json => Ok(serde_json::json!({"pod": pod, "incidents": all}).to_string()),
-                Output::Text => Ok(tell::pod(&pod, &all, jiff::Timestamp::now())),
+                Output::Text => {
+                    let deployment = pod.labels().get(LABEL_DEPLOYMENT).map_or("", String::as_str);
+                    let known = known_bad(client, namespace, deployment).await;
+                    Ok(tell::pod(&pod, &all, jiff::Timestamp::now()) + &known)
+                }
             }
         }
         Named::Deployment(deployment) => {
@@ -248,6 +255,17 @@ async fn why(client: &Client, namespace: &str, name: &str, output: Output) -> an
             }
         }
     }
+}
+
+/// What upstream knows against the flags of a deployment. It is told beside an answer, which stands without it: where it cannot be read,
+/// nothing is said.
+async fn known_bad(client: &Client, namespace: &str, deployment: &str) -> String {
+    if deployment.is_empty() {
+        return String::new();
+    }
+    let deployments: Api<InferenceDeployment> = Api::namespaced(client.clone(), namespace);
+    let found = deployments.get_opt(deployment).await.ok().flatten();
+    found.map(|infd| tell::known_bad(&infd)).unwrap_or_default()
 }
 
 /// What a name may stand for.

@@ -257,6 +257,7 @@ pub fn deployment(infd: &InferenceDeployment, pods: &[Pod], incidents: &[EngineI
         let (type_, state, reason) = (&condition.type_, &condition.status, &condition.reason);
         _ = writeln!(text, "  {type_}={state} ({reason}) for {since}: {}", condition.message);
     }
+    text += &known_bad(infd);
     text += &replicas(pods, &status.recovery, now);
     for place in &status.recovery.avoid {
         _ = writeln!(text, "  new pods keep away from node {} until {}", place.node, place.until);
@@ -267,6 +268,12 @@ pub fn deployment(infd: &InferenceDeployment, pods: &[Pod], incidents: &[EngineI
         text += &faults(&place.xids);
     }
     text + &recent(incidents)
+}
+
+/// What upstream knows against the flags that the replicas run with.
+pub fn known_bad(infd: &InferenceDeployment) -> String {
+    let known = crds::known_bad::of(&infd.spec.engine);
+    known.iter().map(|entry| format!("  known to be bad: {}\n", entry.words())).collect()
 }
 
 fn recent(incidents: &[EngineIncident]) -> String {

@@ -98,6 +98,22 @@ fn maintenance_is_told_with_its_end_and_whether_it_is_over() {
 }
 
 #[test]
+fn what_upstream_knows_against_the_flags_is_told_with_its_issue() {
+    let of = |args: serde_json::Value| -> InferenceDeployment {
+        let engine = json!({"kind": "VLLM", "image": "vllm/vllm-openai:v0.23.0", "args": args});
+        serde_json::from_value(json!({
+            "apiVersion": "inference.truebeat.io/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "chat"},
+            "spec": {"engine": engine, "agent": {"image": "a"}},
+        }))
+        .unwrap()
+    };
+    let text = deployment(&of(json!(["--spec-method=mtp"])), &[], &[], now());
+    let known = text.lines().find(|line| line.starts_with("  known to be bad: ")).unwrap();
+    assert!(known.contains("--no-async-scheduling") && known.contains("/vllm/issues/40926"), "{text}");
+    assert_eq!(known_bad(&of(json!(["--spec-method=ngram"]))), "");
+}
+
+#[test]
 fn whom_a_person_fenced_is_told_as_that() {
     let fence = r#"{"by": "ann", "at": "2026-11-21T09:58:00Z", "why": "a look"}"#;
     let conditions = json!([{"type": CONDITION_PROGRESSING, "status": "True", "reason": "FencedByPerson"}]);
