@@ -4,10 +4,25 @@ use serde_json::json;
 
 use super::{
     act::Act,
+    rows::{Row, row},
     said::Log,
-    story::{Story, freeze, plain, spec},
+    story::{Story, edit, freeze, plain, spec},
     world::NODES,
 };
+
+/// Each with what is expected of it.
+pub fn rows() -> Vec<Row> {
+    vec![
+        row("i2-hold-is-tried", tried, heals_by_itself),
+        row("i2-hold-of-a-cause-that-lasts", lasts, pauses_grow),
+        row("i2-hold-of-the-fleet", fleet, one_in_the_fleet),
+        row("i2-hold-of-a-fleet-of-singles", fleet_of_singles, singles_in_turn),
+        row("i2-hold-of-singles-whose-cause-lasts", singles_whose_cause_lasts, one_pause_in_the_fleet),
+        row("i2-hold-and-other-leaders", other_leaders, heals_by_itself),
+        row("i2-hold-and-another-mode", another_mode, counts_for_nothing),
+        row("i2-hold-and-a-person", asked, by_a_person),
+    ]
+}
 
 /// So many replicas that are held, and tried after a minute.
 fn held(replicas: u64, hold_percent: u64) -> serde_json::Value {
@@ -23,19 +38,36 @@ pub fn all_stall() -> Vec<(u64, Act)> {
     std::iter::once(create).chain((0..3).map(|nth| freeze(30_000, nth))).collect()
 }
 
-pub fn tried() -> Story {
+fn tried() -> Story {
     plain(all_stall(), Vec::new())
 }
 
 /// Whoever leads dies while the hold stands, in the middle of the trial, and while the replica that came back proves itself.
-pub fn other_leaders() -> Story {
+fn other_leaders() -> Story {
     let mut acts = all_stall();
     acts.extend([60_000, 97_000, 130_000].map(|at_ms| (at_ms, Act::Kill { operator: 0 })));
     plain(acts, Vec::new())
 }
 
+/// The mode is Observe while one of four is on trial and proves itself, and for long enough that it would have.
+fn another_mode() -> Story {
+    let mode = |mode: &str| json!({"recovery": {"mode": mode}});
+    let create = (0, Act::Create { name: "chat", spec: held(4, 60) });
+    let acts = std::iter::once(create).chain((0..4).map(|nth| freeze(30_000, nth)));
+    let changes = [edit(110_000, mode("Observe")), edit(240_000, mode("Recover"))];
+    Story { settle_ms: 300_000, ..plain(acts.chain(changes).collect(), Vec::new()) }
+}
+
+/// Of what the mode ended nothing is known, and after a minute of the hold that comes back the next one is tried.
+fn counts_for_nothing(log: &Log<'_>) -> Vec<Option<String>> {
+    let grants = log.grants();
+    let in_turn = matches!(grants[..], [first, second, ..]
+        if (90_000..110_000).contains(&first) && (300_000..330_000).contains(&second));
+    vec![(!in_turn).then(|| format!("grants at {grants:?}")), log.has("TrialHelped")]
+}
+
 /// One after a minute, none before it has served for another, and the rest as the budget allows.
-pub fn heals_by_itself(log: &Log<'_>) -> Vec<Option<String>> {
+fn heals_by_itself(log: &Log<'_>) -> Vec<Option<String>> {
     let grants = log.grants();
     let in_turn = matches!(grants[..], [first, second, third]
         if (90_000..125_000).contains(&first) && second >= first + 60_000 && third > second);
@@ -47,7 +79,7 @@ pub fn heals_by_itself(log: &Log<'_>) -> Vec<Option<String>> {
 }
 
 /// Engines freeze eight seconds after they serve, wherever they are, for more than six minutes.
-pub fn lasts() -> Story {
+fn lasts() -> Story {
     let sick = |at_ms, sick| (0..NODES).map(move |node| (at_ms, Act::Sick { node, sick }));
     let create = (0, Act::Create { name: "chat", spec: held(3, 60) });
     let acts = std::iter::once(create).chain(sick(20_000, true)).chain(sick(400_000, false));
@@ -55,7 +87,7 @@ pub fn lasts() -> Story {
 }
 
 /// A minute, two, and four; the third one helps.
-pub fn pauses_grow(log: &Log<'_>) -> Vec<Option<String>> {
+fn pauses_grow(log: &Log<'_>) -> Vec<Option<String>> {
     let grants = log.grants();
     let grown = matches!(grants[..], [first, second, third, ..]
         if first >= 80_000 && second >= first + 120_000 && third >= second + 240_000 && third > 400_000);
@@ -69,14 +101,14 @@ pub fn pauses_grow(log: &Log<'_>) -> Vec<Option<String>> {
 }
 
 /// Two deployments of three, none of which is held by itself; together they are the fleet.
-pub fn fleet() -> Story {
+fn fleet() -> Story {
     let create = |name| (0, Act::Create { name, spec: held(3, 100) });
     let acts = [create("chat"), create("other")].into_iter().chain((0..6).map(|nth| freeze(30_000, nth)));
     Story { fleet_hold_percent: 30, settle_ms: 300_000, ..plain(acts.collect(), Vec::new()) }
 }
 
 /// The second one in the whole fleet waits until the first has proven itself; then four are no common cause.
-pub fn one_in_the_fleet(log: &Log<'_>) -> Vec<Option<String>> {
+fn one_in_the_fleet(log: &Log<'_>) -> Vec<Option<String>> {
     let grants = log.grants();
     let in_turn = matches!(grants[..], [first, second, third, ..]
         if (90_000..125_000).contains(&first) && second >= first + 60_000 && third >= second + 60_000);
@@ -92,14 +124,14 @@ fn singles() -> impl Iterator<Item = (u64, Act)> {
     ["a", "b", "c", "d", "e", "f"].into_iter().map(|name| (0, Act::Create { name, spec: held(1, 100) }))
 }
 
-pub fn fleet_of_singles() -> Story {
+fn fleet_of_singles() -> Story {
     let acts = singles().chain((0..6).map(|nth| freeze(30_000, nth)));
     Story { fleet_hold_percent: 30, settle_ms: 300_000, ..plain(acts.collect(), Vec::new()) }
 }
 
 /// The first is granted its restart before so many stall that they are held. Then one is tried, and the next one waits for its proof; of four
 /// that are left each has its turn.
-pub fn singles_in_turn(log: &Log<'_>) -> Vec<Option<String>> {
+fn singles_in_turn(log: &Log<'_>) -> Vec<Option<String>> {
     let grants = log.grants();
     let in_turn = matches!(grants[..], [before, first, second, _, _, _]
         if before < 60_000 && (90_000..125_000).contains(&first) && second >= first + 60_000);
@@ -107,21 +139,21 @@ pub fn singles_in_turn(log: &Log<'_>) -> Vec<Option<String>> {
 }
 
 /// Engines freeze eight seconds after they serve, wherever they are, for more than six minutes.
-pub fn singles_whose_cause_lasts() -> Story {
+fn singles_whose_cause_lasts() -> Story {
     let sick = |at_ms, sick| (0..NODES).map(move |node| (at_ms, Act::Sick { node, sick }));
     let acts = singles().chain(sick(20_000, true)).chain(sick(400_000, false));
     Story { fleet_hold_percent: 30, settle_ms: 400_000, ..plain(acts.collect(), Vec::new()) }
 }
 
 /// While it lasts the whole fleet has no more trials than one deployment would have.
-pub fn one_pause_in_the_fleet(log: &Log<'_>) -> Vec<Option<String>> {
+fn one_pause_in_the_fleet(log: &Log<'_>) -> Vec<Option<String>> {
     let grants = log.grants();
     let few = grants.iter().filter(|at_ms| **at_ms < 400_000).count();
     vec![(!(1..=3).contains(&few)).then(|| format!("grants at {grants:?}")), log.has("TrialFailed")]
 }
 
 /// Nothing is tried; half a minute later a person asks for the restart of the first one that stalls, on whatever pod the word stands.
-pub fn asked() -> Story {
+fn asked() -> Story {
     let mut acts = all_stall();
     if let Some((_, Act::Create { spec, .. })) = acts.first_mut() {
         spec["recovery"]["trialAfter"] = json!("0s");
@@ -136,7 +168,7 @@ pub fn asked() -> Story {
 const FIRST_EPISODE: &str = "00000000-0000-4000-8000-000000000014-1";
 
 /// It is granted at once, and alone; then two are no common cause.
-pub fn by_a_person(log: &Log<'_>) -> Vec<Option<String>> {
+fn by_a_person(log: &Log<'_>) -> Vec<Option<String>> {
     let grants = log.grants();
     let in_turn = matches!(grants[..], [first, second, _]
         if (60_000..64_000).contains(&first) && second >= first + 5_000);

@@ -61,9 +61,8 @@ const HOUR: u64 = 3_600_000;
 
 /// All of them.
 pub fn all() -> Vec<Row> {
-    let row = |name, story, expect| Row { name, story, expect, property: None };
     let of = |property, row: Row| Row { property: Some(property), ..row };
-    vec![
+    let mut rows = vec![
         row("a1-api-gone-5s", || gone(5_000), |log| vec![log.granted_by(60_000), log.no_burst(25_000)]),
         row("a1-api-gone-5min", || gone(300_000), |log| vec![log.no_burst(320_000)]),
         row("a1-api-gone-5h", || gone(5 * HOUR), |log| vec![log.no_burst(20_000 + 5 * HOUR)]),
@@ -136,13 +135,6 @@ pub fn all() -> Vec<Row> {
             vec![log.granted_by(40_000), replaced, next, log.grants_at_most(2)]
         }),
         row("i2-three-one-after-another", three_in_turn, |log| vec![log.granted_by(40_000), log.has("RestartsHeld")]),
-        row("i2-hold-is-tried", held::tried, held::heals_by_itself),
-        row("i2-hold-of-a-cause-that-lasts", held::lasts, held::pauses_grow),
-        row("i2-hold-of-the-fleet", held::fleet, held::one_in_the_fleet),
-        row("i2-hold-of-a-fleet-of-singles", held::fleet_of_singles, held::singles_in_turn),
-        row("i2-hold-of-singles-whose-cause-lasts", held::singles_whose_cause_lasts, held::one_pause_in_the_fleet),
-        row("i2-hold-and-other-leaders", held::other_leaders, held::heals_by_itself),
-        row("i2-hold-and-a-person", held::asked, held::by_a_person),
         row("i2-drain-of-one-node", leaving::alone, leaving::one_by_one),
         row("i2-stall-in-a-drain", leaving::stall_elsewhere, leaving::the_stall_first),
         row("i2-stall-on-a-drained-node", leaving::stall_on_it, leaving::the_slot_goes_along),
@@ -178,7 +170,14 @@ pub fn all() -> Vec<Row> {
         row("h8-replayed-verdict", replayed, |log| vec![log.no_delete(), log.incidents(1), log.no_grant_after(45_000)]),
         row("s1-one-namespace", one_namespace, |log| vec![log.granted_by(40_000)]),
         row("h6-storm-and-restarts", storm_and_restarts, |log| vec![log.granted_by(60_000)]),
-    ]
+    ];
+    rows.extend(held::rows());
+    rows
+}
+
+/// One of them.
+pub fn row(name: &'static str, story: fn() -> Story, expect: fn(&Log<'_>) -> Vec<Option<String>>) -> Row {
+    Row { name, story, expect, property: None }
 }
 
 /// Two replicas, one of which freezes at 20 s, and more.

@@ -7,7 +7,7 @@
 //! stalled, though it serves: otherwise the first that comes back would end the hold, and a cause that strikes again after seconds
 //! would get one restart after another.
 
-use crds::{Grant, GrantAction, HoldStatus, PastGrant, Trial, TrialOutcome};
+use crds::{Grant, GrantAction, HoldStatus, PastGrant, Trial, TrialOutcome, inference_deployment::RecoveryMode};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
@@ -175,7 +175,9 @@ fn judged(mut hold: HoldStatus, (held, pods): (&[Grant], &[PodView]), terms: &Te
         return hold;
     };
     let pending = trial.outcome == TrialOutcome::Pending;
-    if pending && is_void(trial, pods) {
+    // a person who says that nothing be restarted ends the run, and what was not known by then stays so
+    let ended = terms.mode != RecoveryMode::Recover;
+    if ended || (pending && is_void(trial, pods)) {
         hold.trial = None;
         return hold;
     }

@@ -115,3 +115,46 @@ fn a_trial_on_its_way_is_told_although_the_next_one_is_forbidden() {
     scene.infd.spec.recovery.trial_after = "0s".to_owned();
     assert!(scene.look(310).trial.contains("on trial since"));
 }
+
+#[test]
+fn a_mode_that_grants_nothing_says_nothing_of_the_trial_that_it_ends() {
+    for (mode, proven) in [(RecoveryMode::Observe, false), (RecoveryMode::Fence, false), (RecoveryMode::Observe, true)]
+    {
+        let mut scene = Scene::new(4);
+        scene.look(0);
+        assert_eq!(scene.granted(300), ["a"]);
+        if proven {
+            scene.serves("a");
+            scene.look(310);
+            scene.look(371);
+            assert_eq!(scene.outcome(), TrialOutcome::Helped);
+        }
+        scene.infd.spec.recovery.mode = mode;
+        scene.look(380);
+        scene.look(380 + 32 * 60); // as long as any trial is waited for
+        assert_eq!(scene.infd.status.as_ref().unwrap().recovery.hold, None, "{mode:?}: nothing to remember");
+        scene.infd.spec.recovery.mode = RecoveryMode::Recover;
+        NAMES.into_iter().for_each(|name| scene.stalls(name));
+        let plan = scene.look(2_400);
+        assert_eq!((scene.hold().failed, plan.trial.as_str()), (0, "; one is tried when they have been held for 5m"));
+        assert_eq!((scene.granted(2_699).len(), scene.granted(2_700).len()), (0, 1), "{mode:?}");
+    }
+}
+
+#[test]
+fn what_was_in_vain_before_another_mode_is_remembered_for_an_hour() {
+    let mut scene = Scene::new(4);
+    scene.look(0);
+    scene.look(300);
+    scene.stalls("a");
+    scene.look(310);
+    NAMES.into_iter().for_each(|name| scene.stalls(name));
+    assert_eq!(scene.granted(910).len(), 1, "the second one");
+    scene.infd.spec.recovery.mode = RecoveryMode::Observe;
+    scene.look(920);
+    assert_eq!((scene.hold().stands(), scene.hold().failed, scene.hold().trial), (false, 1, None));
+    scene.infd.spec.recovery.mode = RecoveryMode::Recover;
+    NAMES.into_iter().for_each(|name| scene.stalls(name));
+    scene.look(1_000);
+    assert_eq!(scene.hold().failed, 1, "and the one that the mode ended is not counted");
+}
