@@ -85,6 +85,8 @@ pub struct Terms<'a> {
     /// So many replicas are kept up.
     pub replicas: usize,
     pub recent: &'a [PastGrant],
+    /// Since when the run of trials goes on, if one does.
+    pub run_since: Option<Timestamp>,
     /// What nodes and failure domains may bear.
     pub places: Places,
     /// Pods that are wanted cannot be made: whoever is deleted now may have no successor (A18).
@@ -129,6 +131,7 @@ impl<'a> Terms<'a> {
             patience: restarts::patience(&infd.spec.rollout),
             replicas,
             recent: infd.status.as_ref().map(|s| s.recovery.recent.as_slice()).unwrap_or_default(),
+            run_since: trials::run_since(remembered),
             places: Places::default(),
             pods_refused: false,
             revision_taken_back: "",
@@ -233,6 +236,7 @@ impl<'a> Terms<'a> {
             patience: SignedDuration::from_mins(30),
             replicas: 0,
             recent: &[],
+            run_since: None,
             places,
             pods_refused: false,
             revision_taken_back: "",
@@ -315,8 +319,8 @@ pub fn recent(terms: &Terms<'_>, pods: &[PodView], held: &[Grant], grants: &[Gra
     if fresh.is_empty() {
         return terms.recent.to_vec();
     }
-    let mut recent: Vec<PastGrant> =
-        terms.recent.iter().filter(|past| young(past, terms.window * 2, now)).cloned().collect();
+    let counts = |past: &&PastGrant| young(past, terms.window * 2, now) || trials::in_run(past, terms.run_since);
+    let mut recent: Vec<PastGrant> = terms.recent.iter().filter(counts).cloned().collect();
     recent.extend(fresh.into_iter().map(|grant| PastGrant {
         pod_uid: grant.pod_uid.clone(),
         node: pods.iter().find(|pod| pod.uid == grant.pod_uid).map(|pod| pod.node.clone()).unwrap_or_default(),

@@ -121,6 +121,18 @@ pub fn with_trial<'a>(
     Some(hold)
 }
 
+/// Since when the run of trials goes on of which nobody has failed, if one does.
+pub fn run_since(hold: Option<&HoldStatus>) -> Option<Timestamp> {
+    let trial = hold.filter(|hold| hold.stands())?.trial.as_ref()?;
+    trial.run_since.parse().ok().filter(|_| trial.outcome != TrialOutcome::Failed)
+}
+
+/// Was this granted in the run of trials that goes on since then? It is remembered for as long, however soon it counts no more otherwise.
+pub fn in_run(past: &PastGrant, since: Option<Timestamp>) -> bool {
+    let granted = past.granted_at.parse::<Timestamp>().ok();
+    granted.zip(since).is_some_and(|(at, since)| at >= since)
+}
+
 /// What is tried, in words that time alone does not change; they follow "no restart is granted". Of a hold that is not stored yet no time is
 /// told: where an older schema prunes what is remembered it is new at each look, and would be told anew each time (P7).
 pub fn words(hold: &HoldStatus, is_stored: bool, after: SignedDuration, fleet: bool) -> String {
@@ -221,12 +233,11 @@ fn in_vain(trial: &Trial, (held, pods): (&[Grant], &[PodView]), terms: &Terms<'_
 
 /// Does anybody wait for a restart who was granted one since this run of trials began, and has used it, or who was made since?
 fn stalls_again(trial: &Trial, (held, pods): (&[Grant], &[PodView]), recent: &[PastGrant]) -> bool {
-    let Ok(since) = trial.run_since.parse::<Timestamp>() else { return false };
-    let in_run = |past: &&PastGrant| past.granted_at.parse::<Timestamp>().is_ok_and(|at| at >= since);
+    let since = trial.run_since.parse::<Timestamp>().ok();
     pods.iter().filter(|pod| wants_slot(pod)).any(|pod| {
         let episode = pod.open_episode().map(|episode| episode.id.as_str());
         let unused = held.iter().any(|grant| grant.pod_uid == pod.uid && Some(grant.episode.as_str()) == episode);
-        let restarted = || recent.iter().filter(in_run).any(|past| past.pod_uid == pod.uid);
+        let restarted = || recent.iter().any(|past| past.pod_uid == pod.uid && in_run(past, since));
         !unused && (made_since(&trial.run_since, pod) || restarted())
     })
 }

@@ -158,3 +158,23 @@ fn what_was_in_vain_before_another_mode_is_remembered_for_an_hour() {
     scene.look(1_000);
     assert_eq!(scene.hold().failed, 1, "and the one that the mode ended is not counted");
 }
+
+#[test]
+fn a_run_is_remembered_however_soon_restarts_count_no_more() {
+    let mut scene = Scene::new(4);
+    scene.infd.spec.recovery.stability_window = "1s".to_owned();
+    scene.look(0);
+    assert_eq!(scene.granted(300), ["a"]);
+    scene.serves("a");
+    scene.look(310);
+    scene.look(371);
+    assert_eq!(scene.granted(372), ["b"]);
+    scene.stalls("a");
+    scene.look(373);
+    assert_eq!((scene.outcome(), scene.hold().failed), (TrialOutcome::Failed, 1), "who was restarted stalls again");
+    scene.serves("b");
+    scene.look(380);
+    assert_eq!(scene.granted(973).len(), 1);
+    let kept = &scene.infd.status.as_ref().unwrap().recovery.recent;
+    assert_eq!(kept.len(), 1, "another run: {kept:?}");
+}
