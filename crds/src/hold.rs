@@ -16,6 +16,13 @@ pub struct HoldStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub over_at: Option<String>,
+    /// The widest that it has been; absent: an older operator began it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<HoldScope>,
+    /// When it became as wide as that, where it began with less, RFC 3339. The pause before the next trial counts from then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub widened_at: Option<String>,
     /// Trials that were in vain: with each the pause before the next one doubles.
     #[serde(default)]
     #[schemars(range(min = 0, max = 1000))]
@@ -23,6 +30,17 @@ pub struct HoldStatus {
     /// The last trial.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trial: Option<Trial>,
+}
+
+/// How much of the fleet a hold is about, the narrowest first.
+#[derive(JsonSchema, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HoldScope {
+    /// This deployment's replicas on one node or in one failure domain.
+    Place,
+    /// All of this deployment.
+    Deployment,
+    /// The whole fleet.
+    Fleet,
 }
 
 /// One restart that is granted although restarts are held: does it help?

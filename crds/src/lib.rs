@@ -26,7 +26,7 @@ pub mod xid;
 pub mod yaml;
 
 pub use engine_incident::{EngineIncident, EngineIncidentSpec, EngineIncidentStatus, Timeline};
-pub use hold::{HoldStatus, Trial, TrialOutcome};
+pub use hold::{HoldScope, HoldStatus, Trial, TrialOutcome};
 pub use inference_deployment::{InferenceDeployment, InferenceDeploymentSpec};
 pub use status::{Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeploymentStatus, PastGrant, RecoveryStatus};
 

@@ -78,7 +78,8 @@ pub struct Recovery {
     pub hold_percent: i32,
     /// After restarts were held for so long one replica is restarted on trial (in the whole fleet one, where it is the fleet that is held). If
     /// it serves for a minute the next one is, until so few stall that nothing holds them; each that is in vain doubles the pause before the
-    /// next, up to an hour. A duration such as `5m`, at least `1m`; `0s`: nothing is tried, and the hold waits for a person.
+    /// next, up to an hour. A hold that comes to be about more than ever since it began waits for as long once more. A duration such as `5m`, at
+    /// least `1m`; `0s`: nothing is tried, and the hold waits for a person.
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = trial_rules()))]
     pub trial_after: String,
     /// A pod whose engine was restarted this often within `stabilityWindow` is deleted at the next stall, and its Deployment

@@ -45,6 +45,7 @@ fn in_code(tree: &Tree) -> Vec<(&'static str, Words)> {
         variants(tree, "crds/src/status.rs", "AvoidedBecause"),
         variants(tree, "crds/src/status.rs", "GrantAction"),
         variants(tree, "crds/src/hold.rs", "TrialOutcome"),
+        variants(tree, "crds/src/hold.rs", "HoldScope"),
         variants(tree, "crds/src/xid.rs", "XidRemedy"),
     ];
     // what is no variant of an enum: the end of an engine, and what a person did

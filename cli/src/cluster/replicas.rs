@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crds::episode::CONDITION_PROGRESSING;
-use crds::{GrantAction, HoldStatus, PastGrant, RecoveryStatus, TrialOutcome};
+use crds::{GrantAction, HoldScope, HoldStatus, PastGrant, RecoveryStatus, TrialOutcome};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -83,7 +83,13 @@ fn held(hold: &HoldStatus, now: Timestamp) -> String {
         Some(over_at) => format!("were held from {since} to {over_at}"),
         None => format!("are held since {since}"),
     };
-    let mut text = format!("  restarts {span}; trials in vain: {}\n", hold.failed);
+    let (wider, here) = match hold.scope {
+        Some(HoldScope::Fleet) => ("the whole fleet", " here"),
+        Some(HoldScope::Deployment) => ("the whole deployment", ""),
+        Some(HoldScope::Place) | None => ("more", ""),
+    };
+    let widened = hold.widened_at.as_ref().map(|at| format!(", widened to {wider} at {at}")).unwrap_or_default();
+    let mut text = format!("  restarts {span}{widened}; trials in vain{here}: {}\n", hold.failed);
     if let Some(trial) = &hold.trial {
         let outcome = match trial.outcome {
             TrialOutcome::Pending if hold.over_at.is_some() => "the hold was over before it was known what came of it",
@@ -168,6 +174,18 @@ mod tests {
         let wanted = "  restarts are held since 2026-01-01T00:00:00Z; trials in vain: 1\n  \
             the last trial: b at 2026-01-01T00:05:00Z, in vain\n";
         assert_eq!(replicas(&[], &known, now()), wanted);
+    }
+
+    #[test]
+    fn a_hold_that_has_widened_says_since_when() {
+        let of = |scope: &str, widened_at: Option<&str>| {
+            let hold = json!({"since": "2026-01-01T00:00:00Z", "failed": 1, "scope": scope, "widenedAt": widened_at});
+            replicas(&[], &recovery(json!({"hold": hold})), now())
+        };
+        let wanted = "  restarts are held since 2026-01-01T00:00:00Z, widened to the whole fleet at 2026-01-01T00:04:00Z; trials in vain here: 1\n";
+        assert_eq!(of("Fleet", Some("2026-01-01T00:04:00Z")), wanted);
+        let wanted = "  restarts are held since 2026-01-01T00:00:00Z; trials in vain: 1\n";
+        assert_eq!((of("Deployment", None).as_str(), of("Place", None).as_str()), (wanted, wanted));
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub fn rows() -> Vec<Row> {
         row("i2-hold-of-the-fleet", fleet, one_in_the_fleet),
         row("i2-hold-of-a-fleet-of-singles", fleet_of_singles, singles_in_turn),
         row("i2-hold-of-singles-whose-cause-lasts", singles_whose_cause_lasts, one_pause_in_the_fleet),
+        row("i2-hold-that-widens", widens, waits_as_widely),
         row("i2-hold-and-other-leaders", other_leaders, heals_by_itself),
         row("i2-hold-and-another-mode", another_mode, counts_for_nothing),
         row("i2-hold-and-a-person", asked, by_a_person),
@@ -64,6 +65,22 @@ fn counts_for_nothing(log: &Log<'_>) -> Vec<Option<String>> {
     let in_turn = matches!(grants[..], [first, second, ..]
         if (90_000..110_000).contains(&first) && (300_000..330_000).contains(&second));
     vec![(!in_turn).then(|| format!("grants at {grants:?}")), log.has("TrialHelped")]
+}
+
+/// Three of three stall, and fifty seconds later three of another deployment: then it is the fleet.
+fn widens() -> Story {
+    let create = |name| (0, Act::Create { name, spec: held(3, 60) });
+    let frozen = (0..6).map(|nth| freeze(if nth < 3 { 30_000 } else { 80_000 }, nth));
+    let acts = [create("chat"), create("other")].into_iter().chain(frozen);
+    Story { fleet_hold_percent: 30, settle_ms: 400_000, ..plain(acts.collect(), Vec::new()) }
+}
+
+/// Nothing is tried before the fleet has been held for a minute.
+fn waits_as_widely(log: &Log<'_>) -> Vec<Option<String>> {
+    let grants = log.grants();
+    let in_turn =
+        matches!(grants[..], [first, second, ..] if (140_000..175_000).contains(&first) && second >= first + 60_000);
+    vec![(!in_turn || grants.len() != 6).then(|| format!("grants at {grants:?}")), log.has("widenedAt")]
 }
 
 /// One after a minute, none before it has served for another, and the rest as the budget allows.

@@ -7,7 +7,9 @@
 //! stalled, though it serves: otherwise the first that comes back would end the hold, and a cause that strikes again after seconds
 //! would get one restart after another.
 
-use crds::{Grant, GrantAction, HoldStatus, PastGrant, Trial, TrialOutcome, inference_deployment::RecoveryMode};
+use crds::{
+    Grant, GrantAction, HoldScope, HoldStatus, PastGrant, Trial, TrialOutcome, inference_deployment::RecoveryMode,
+};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
@@ -25,6 +27,8 @@ const PAUSE_MAX: SignedDuration = SignedDuration::from_hours(1);
 /// A hold that comes back so soon is the same one, and what was tried under it before was in vain.
 const REMEMBERED: SignedDuration = SignedDuration::from_hours(1);
 const FAILED_MAX: i32 = 1000;
+/// Of a fleet that is held.
+const ONE_AT_A_TIME: &str = "one at a time in the whole fleet is tried";
 /// Between the operator's clock and the API server's. A pod that is replaced is gone before its successor is made.
 const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_secs(5);
 
@@ -48,10 +52,10 @@ pub fn next(
     terms: &Terms<'_>,
     now: Timestamp,
 ) -> Option<HoldStatus> {
-    let begun = |failed| HoldStatus { since: now.to_string(), failed, ..HoldStatus::default() };
+    let begun = |failed| HoldStatus { since: now.to_string(), failed, scope: scope(terms), ..HoldStatus::default() };
     let holds = terms.hold != Hold::No;
     let Some(before) = before else { return holds.then(|| begun(0)) };
-    let known = judged(dated(before, now), (held, pods), terms, now);
+    let known = judged(widened(dated(before, now), scope(terms), now), (held, pods), terms, now);
     // whoever was the only one to wait is on trial and waits no more: it stands until it is known what comes of that
     let holds = holds || known.trial.as_ref().is_some_and(|trial| on_its_way(trial, pods));
     match (known.over_at.as_deref(), holds) {
@@ -68,7 +72,7 @@ pub fn next(
 }
 
 /// May one restart be tried now? Not by whoever has not looked at the fleet. Where the fleet is held there is one trial at a time in all of it,
-/// and what is in vain anywhere makes everybody wait.
+/// and what is in vain anywhere makes everybody wait. What helps elsewhere shortens nobody's own pause.
 pub fn due(
     hold: Option<&HoldStatus>,
     (fleet, terms): (Option<&Fleet>, &Terms<'_>),
@@ -89,11 +93,9 @@ pub fn due(
     let failed = others().fold(own.failed, |sum, other| sum.saturating_add(other.failed));
     let known = own.trial.iter().chain(others().filter_map(|other| other.trial.as_ref()));
     let last = known.max_by_key(|trial| trial.granted_at.parse::<Timestamp>().ok());
-    // what failed by then failed before this one began
-    let first = if own.trial.is_none() { pause(after, own.failed) } else { SignedDuration::ZERO };
-    let first = own.since.parse::<Timestamp>().ok().map(|since| since + first);
     let next = last.filter(|trial| trial.outcome == TrialOutcome::Failed);
     let next = next.and_then(|trial| Some(trial.ended_at.as_ref()?.parse::<Timestamp>().ok()? + pause(after, failed)));
+    let first = earliest(own, after);
     first.is_some_and(|first| now >= first) && next.is_none_or(|next| now >= next)
 }
 
@@ -134,33 +136,75 @@ pub fn in_run(past: &PastGrant, since: Option<Timestamp>) -> bool {
 }
 
 /// What is tried, in words that time alone does not change; they follow "no restart is granted". Of a hold that is not stored yet no time is
-/// told: where an older schema prunes what is remembered it is new at each look, and would be told anew each time (P7).
+/// told: where an older schema prunes what is remembered it is new at each look, and would be told anew each time (P7). In a fleet that is
+/// held what others try makes the pause longer, and never shorter than what is told.
 pub fn words(hold: &HoldStatus, is_stored: bool, after: SignedDuration, fleet: bool) -> String {
-    let one_at_a_time = if fleet { " at the earliest, one at a time in the whole fleet" } else { "" };
-    let at = |from: &str, failed: i32| {
-        let at = from.parse::<Timestamp>().ok().map(|from| from + pause(after, failed));
-        at.map(|at| format!("{at:.0}")).unwrap_or_default()
+    let at = earliest(hold, after).filter(|_| is_stored).map(|at| format!("{at:.0}"));
+    let next = |one: &str| match (&at, humantime::format_duration(after.unsigned_abs())) {
+        (Some(at), _) if fleet => format!("{ONE_AT_A_TIME}, here none before {at}"),
+        (Some(at), _) => format!("{one} is tried at {at}"),
+        (None, after) if fleet => format!("{ONE_AT_A_TIME}, here none before they have been held for {after}"),
+        (None, after) => format!("{one} is tried when they have been held for {after}"),
     };
     match hold.trial.as_ref().map(|trial| (trial, trial.outcome)) {
         Some((trial, TrialOutcome::Pending)) => {
             format!(" but that of pod {}, on trial since {}", trial.pod, trial.granted_at)
         }
         _ if after.is_zero() => String::new(),
-        None if !is_stored => {
-            format!("; one is tried when they have been held for {}", humantime::format_duration(after.unsigned_abs()))
-        }
-        None => format!("; one is tried at {}{one_at_a_time}", at(&hold.since, hold.failed)),
+        None => format!("; {}", next("one")),
         Some((trial, TrialOutcome::Helped)) => {
-            format!("; that of pod {} on trial helped, and the next one follows", trial.pod)
+            let follows = if fleet { ONE_AT_A_TIME } else { "and the next one follows" };
+            let waits = widened_since(hold, trial).then(|| next("the next one"));
+            format!("; that of pod {} on trial helped, {}", trial.pod, waits.as_deref().unwrap_or(follows))
         }
         Some((trial, TrialOutcome::Failed)) => {
-            let next = at(trial.ended_at.as_deref().unwrap_or_default(), hold.failed);
-            let (pod, failed) = (&trial.pod, hold.failed);
-            format!(
-                "; that of pod {pod} on trial was in vain (so far {failed}), the next one is tried at {next}{one_at_a_time}"
-            )
+            let (pod, failed, here) = (&trial.pod, hold.failed, if fleet { " here" } else { "" });
+            format!("; that of pod {pod} on trial was in vain (so far {failed}{here}), {}", next("the next one"))
         }
     }
+}
+
+/// How much the hold of this look is about. One that is this deployment's own is the fleet's as well, where that is held.
+fn scope(terms: &Terms<'_>) -> Option<HoldScope> {
+    match terms.hold {
+        Hold::No => None,
+        Hold::Fleet(_) => Some(HoldScope::Fleet),
+        Hold::Deployment(_) | Hold::Place(_) if terms.fleet_alarmed => Some(HoldScope::Fleet),
+        Hold::Deployment(_) => Some(HoldScope::Deployment),
+        Hold::Place(_) => Some(HoldScope::Place),
+    }
+}
+
+/// The same, where it is about more now than ever since it began: another cause may be behind that, and whoever is paged for it looks first.
+/// Of what narrows, or was as wide before, the same replicas have waited all the while.
+fn widened(mut hold: HoldStatus, scope: Option<HoldScope>, now: Timestamp) -> HoldStatus {
+    let wider = hold.stands() && scope > hold.scope;
+    if wider {
+        // (of what an older operator began nobody knows whether it is wider)
+        hold.widened_at = hold.scope.map(|_| now.to_string());
+        hold.scope = scope;
+    }
+    hold
+}
+
+/// Has the hold widened since this trial was granted?
+fn widened_since(hold: &HoldStatus, trial: &Trial) -> bool {
+    let widened = hold.widened_at.as_deref().and_then(|at| at.parse::<Timestamp>().ok());
+    widened.zip(trial.granted_at.parse().ok()).is_some_and(|(widened, granted)| widened > granted)
+}
+
+/// Before then no trial is due here, whatever is tried elsewhere.
+fn earliest(hold: &HoldStatus, after: SignedDuration) -> Option<Timestamp> {
+    let read = |at: &str| at.parse::<Timestamp>().ok();
+    let stands_since = read(hold.widened_at.as_ref().unwrap_or(&hold.since))?;
+    let Some(trial) = &hold.trial else {
+        // what failed by then failed before this one began
+        return Some(stands_since + pause(after, hold.failed));
+    };
+    let anew = if widened_since(hold, trial) { pause(after, 0) } else { SignedDuration::ZERO };
+    let ended = trial.ended_at.as_deref().filter(|_| trial.outcome == TrialOutcome::Failed).and_then(read);
+    let stood = stands_since + anew;
+    Some(ended.map_or(stood, |ended| stood.max(ended + pause(after, hold.failed))))
 }
 
 /// Is it not known yet what comes of this trial, or known to be in vain and its pod not back?
@@ -261,7 +305,7 @@ fn dated(hold: &HoldStatus, now: Timestamp) -> HoldStatus {
         }
     };
     put_right(&mut hold.since);
-    hold.over_at.iter_mut().for_each(put_right);
+    hold.over_at.iter_mut().chain(&mut hold.widened_at).for_each(put_right);
     for trial in hold.trial.iter_mut() {
         [&mut trial.granted_at, &mut trial.run_since].into_iter().for_each(put_right);
         trial.serves_since.iter_mut().chain(&mut trial.ended_at).for_each(put_right);

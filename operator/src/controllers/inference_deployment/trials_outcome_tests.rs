@@ -159,6 +159,73 @@ fn what_was_in_vain_before_another_mode_is_remembered_for_an_hour() {
     assert_eq!(scene.hold().failed, 1, "and the one that the mode ended is not counted");
 }
 
+/// Of seven replicas three stall on the node `n1`, and so many on the other one.
+fn in_a_place(elsewhere: usize) -> Scene {
+    let mut scene = Scene::new(3);
+    scene.infd.spec.replicas = 7;
+    scene.infd.spec.recovery.max_unavailable = 4;
+    scene.pods[3].node = "n2".to_owned();
+    scene.pods.extend(["e", "f", "g"].map(|name| PodView { node: "n2".to_owned(), ..healthy(name) }));
+    widen(&mut scene, elsewhere);
+    scene
+}
+
+/// So many on the other node stall from now on, and the rest serve.
+fn widen(scene: &mut Scene, elsewhere: usize) {
+    for (n, name) in ["e", "f", "g"].into_iter().enumerate() {
+        let view = if n < elsewhere { pod(name, "Stalled", 30) } else { healthy(name) };
+        scene.set(name, PodView { node: "n2".to_owned(), ..view });
+    }
+}
+
+#[test]
+fn a_hold_that_widens_is_tried_when_it_has_stood_as_wide() {
+    let mut scene = in_a_place(0);
+    assert!(matches!(scene.look(0).hold, Hold::Place(_)));
+    widen(&mut scene, 3);
+    let plan = scene.look(290);
+    assert!(matches!(plan.hold, Hold::Deployment(_)));
+    assert_eq!(plan.trial, "; one is tried at 2026-01-01T00:11:50Z");
+    assert_eq!((scene.granted(589).len(), scene.granted(590).len()), (0, 1));
+
+    let mut scene = Scene::new(4);
+    scene.look(0);
+    scene.fleet = Some(Fleet { stalled: 90, hold_percent: 30, ..everybody_else_is_well() });
+    assert!(scene.look(290).trial.contains("00:11:50Z"), "the fleet is held since then");
+    assert_eq!((scene.granted(589).len(), scene.granted(590).len()), (0, 1));
+}
+
+#[test]
+fn a_hold_that_widens_after_a_trial_that_helped_is_looked_at_anew() {
+    let mut scene = in_a_place(0);
+    scene.look(0);
+    assert_eq!(scene.granted(300), ["a"]);
+    scene.serves("a");
+    widen(&mut scene, 3);
+    assert!(matches!(scene.look(310).hold, Hold::Deployment(_)));
+    let plan = scene.look(371);
+    assert_eq!(scene.outcome(), TrialOutcome::Helped);
+    assert_eq!(plan.trial, "; that of pod a on trial helped, the next one is tried at 2026-01-01T00:12:10Z");
+    assert_eq!((scene.granted(609).len(), scene.granted(610).len()), (0, 1));
+}
+
+#[test]
+fn a_hold_that_flips_or_narrows_waits_for_no_third_time() {
+    let mut scene = in_a_place(0);
+    scene.look(0);
+    for (seconds, elsewhere) in [(100, 3), (200, 0), (290, 3), (310, 0), (320, 3), (399, 0)] {
+        widen(&mut scene, elsewhere);
+        assert_eq!(scene.granted(seconds), NOBODY, "{seconds}");
+    }
+    assert_eq!(scene.granted(400).len(), 1, "300 s after it was first as wide as it has been");
+
+    let mut scene = in_a_place(3);
+    assert!(matches!(scene.look(0).hold, Hold::Deployment(_)));
+    widen(&mut scene, 0);
+    assert!(matches!(scene.look(290).hold, Hold::Place(_)), "the same wait, under another name");
+    assert_eq!((scene.granted(299).len(), scene.granted(300).len()), (0, 1));
+}
+
 #[test]
 fn a_run_is_remembered_however_soon_restarts_count_no_more() {
     let mut scene = Scene::new(4);
@@ -177,4 +244,40 @@ fn a_run_is_remembered_however_soon_restarts_count_no_more() {
     assert_eq!(scene.granted(973).len(), 1);
     let kept = &scene.infd.status.as_ref().unwrap().recovery.recent;
     assert_eq!(kept.len(), 1, "another run: {kept:?}");
+}
+
+#[test]
+fn in_a_fleet_that_is_held_nothing_is_tried_before_the_time_that_is_told() {
+    use TrialOutcome::{Failed, Helped};
+    let trial = |outcome, granted_at: i64| {
+        let ended_at = Some(at(granted_at + 10).to_string());
+        Trial { pod: "x".into(), granted_at: at(granted_at).to_string(), outcome, ended_at, ..Trial::default() }
+    };
+    let hold = |failed, trial| HoldStatus { since: BEGAN.to_owned(), failed, trial, ..HoldStatus::default() };
+    let own = [
+        (hold(0, None), "; one at a time in the whole fleet is tried, here none before 2026-01-01T00:07:00Z"),
+        (hold(1, None), "; one at a time in the whole fleet is tried, here none before 2026-01-01T00:12:00Z"),
+        (
+            hold(0, Some(trial(Helped, 300))),
+            "; that of pod x on trial helped, one at a time in the whole fleet is tried",
+        ),
+        (
+            hold(2, Some(trial(Failed, 300))),
+            "; that of pod x on trial was in vain (so far 2 here), one at a time in the whole fleet is tried, here none before 2026-01-01T00:27:10Z",
+        ),
+    ];
+    let elsewhere = [Vec::new(), vec![hold(0, Some(trial(Helped, 400)))], vec![hold(3, Some(trial(Failed, 400)))]];
+    for ((own, words), holds) in own.iter().flat_map(|own| elsewhere.iter().map(move |holds| (own, holds))) {
+        let infd = infd("chat");
+        let pods = [pod("a", "Stalled", 1)];
+        let fleet = Fleet { replicas: 5, stalled: 5, hold_percent: 30, holds: holds.clone(), ..Fleet::default() };
+        let terms = Terms::of(&infd, &pods, Some(&fleet));
+        assert!(terms.fleet_alarmed);
+        let after = SignedDuration::from_mins(5);
+        assert_eq!(super::words(own, true, after, true), *words);
+        let first = (0..10_000).find(|s| due(Some(own), (Some(&fleet), &terms), after, at(*s)));
+        let first = first.expect("it is tried at last");
+        let told = words.split_once(" before ").map(|(_, at)| at.parse::<Timestamp>().unwrap());
+        assert!(told.is_none_or(|told| at(first) >= told), "{words} {first} {holds:?}");
+    }
 }
