@@ -233,11 +233,10 @@ fn progressing(observed: &Observed, plan: &Plan, now: Timestamp) -> Finding {
         .collect();
     let (status, reason, message) = if !frozen.is_empty() {
         let names = frozen.join(", ");
-        let waits = plan.waits.as_ref().map(|why| format!("; a restart {why}")).unwrap_or_default();
         (
             "False",
             Reason::EngineNotProgressing,
-            format!("{} of {} engines make no progress: {names}{waits}", frozen.len(), pods.len()),
+            format!("{} of {} engines make no progress: {names}", frozen.len(), pods.len()),
         )
     } else if pods.is_empty() {
         ("Unknown", Reason::NoReplicas, "there is no pod".to_owned())
@@ -259,6 +258,9 @@ fn progressing(observed: &Observed, plan: &Plan, now: Timestamp) -> Finding {
     } else {
         ("True", Reason::AllProgressing, format!("{} of {} engines make progress", pods.len(), pods.len()))
     };
+    // whatever its agent says by now, or no longer says: it is the open episode that waits
+    let waits = plan.waits.as_ref().map(|why| format!("; a restart {why}")).unwrap_or_default();
+    let message = message + &waits;
     Finding { type_: conditions::ENGINES_PROGRESSING, status, reason, message }
 }
 

@@ -62,6 +62,23 @@ fn a_stall_that_waits_for_somebody_elses_slot_says_whose() {
     assert_eq!(said.message, wanted);
 }
 
+#[test]
+fn what_a_restart_waits_for_is_told_whatever_the_agents_say() {
+    let silent = |progressing, ready| PodView { progressing, ready, ..pod("b", "Stalled", 1) };
+    for (pod, reason) in [
+        (silent(None, false), "NotReported"),
+        (silent(Some(true), false), "NotVouchedFor"),
+        (silent(Some(true), true), "AllProgressing"),
+    ] {
+        let mut observed = world(vec![healthy("a"), pod]);
+        observed.infd.spec.recovery.max_unavailable = 0;
+        let status = status(&observed, &plan(&observed, Vec::new(), None, now()), &[], &[], now());
+        let said = status.conditions.iter().find(|c| c.type_ == conditions::ENGINES_PROGRESSING).unwrap();
+        assert_eq!(said.reason, reason);
+        assert!(said.message.ends_with("; a restart waits for recovery.maxUnavailable"), "{said:?}");
+    }
+}
+
 /// `Type=Status/Reason` of each condition.
 fn words(observed: &Observed, problems: &[String], errors: &[StepError]) -> Vec<String> {
     let status = status(observed, &plan(observed, Vec::new(), None, now()), problems, errors, now());
