@@ -7,7 +7,7 @@ use crds::{
 use kube::ResourceExt;
 use prometheus::{
     Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    TextEncoder, core::Collector,
 };
 
 /// A small model is back within seconds, and a large one is half an hour on its way.
@@ -39,6 +39,8 @@ pub struct Metrics {
     pub fenced_by_person: IntGaugeVec,
     /// Objects that fail the cross-check of label and owner, by the InferenceDeployment whose name they bear.
     pub objects_doubted: IntGaugeVec,
+    /// Replicas whose engine is stalled and answers 200 to `/health` all the same, by InferenceDeployment.
+    pub health_lies: IntGaugeVec,
     /// Replicas that the spec asks for, by InferenceDeployment.
     pub replicas_wanted: IntGaugeVec,
     /// Replicas that take requests, by the kubelet's word, by InferenceDeployment.
@@ -92,6 +94,10 @@ impl Metrics {
                 "truebeat_operator_objects_doubted",
                 "Objects whose label and owner do not agree.",
             )?,
+            health_lies: of_deployment(
+                "truebeat_operator_health_lies",
+                "Replicas whose engine is stalled and answers 200 to /health.",
+            )?,
             replicas_wanted: of_deployment("truebeat_operator_replicas_wanted", "Replicas that the spec asks for.")?,
             replicas_ready: of_deployment("truebeat_operator_replicas_ready", "Replicas that take requests.")?,
             stall_seconds: stall_seconds()?,
@@ -102,32 +108,36 @@ impl Metrics {
                 &["kind"],
             )?,
         };
-        let all: [Box<dyn prometheus::core::Collector>; 16] = [
-            Box::new(metrics.api_calls.clone()),
-            Box::new(metrics.reconciles.clone()),
-            Box::new(metrics.reconcile_seconds.clone()),
-            Box::new(metrics.grants.clone()),
-            Box::new(metrics.grants_held.clone()),
-            Box::new(metrics.restarts_held.clone()),
-            Box::new(metrics.trials_failed.clone()),
-            Box::new(metrics.rollout_failed.clone()),
-            Box::new(metrics.fenced_by_person.clone()),
-            Box::new(metrics.objects_doubted.clone()),
-            Box::new(metrics.replicas_wanted.clone()),
-            Box::new(metrics.replicas_ready.clone()),
-            Box::new(metrics.stall_seconds.clone()),
-            Box::new(metrics.step_seconds.clone()),
-            Box::new(metrics.leader.clone()),
-            Box::new(metrics.watch_up.clone()),
-        ];
-        for collector in all {
+        for collector in metrics.all() {
             metrics.registry.register(collector)?;
         }
         Ok(metrics)
     }
 
+    fn all(&self) -> [Box<dyn Collector>; 17] {
+        [
+            Box::new(self.api_calls.clone()),
+            Box::new(self.reconciles.clone()),
+            Box::new(self.reconcile_seconds.clone()),
+            Box::new(self.grants.clone()),
+            Box::new(self.grants_held.clone()),
+            Box::new(self.restarts_held.clone()),
+            Box::new(self.trials_failed.clone()),
+            Box::new(self.rollout_failed.clone()),
+            Box::new(self.fenced_by_person.clone()),
+            Box::new(self.objects_doubted.clone()),
+            Box::new(self.health_lies.clone()),
+            Box::new(self.replicas_wanted.clone()),
+            Box::new(self.replicas_ready.clone()),
+            Box::new(self.stall_seconds.clone()),
+            Box::new(self.step_seconds.clone()),
+            Box::new(self.leader.clone()),
+            Box::new(self.watch_up.clone()),
+        ]
+    }
+
     /// Those that speak of one InferenceDeployment each.
-    fn of_deployments(&self) -> [&IntGaugeVec; 8] {
+    fn of_deployments(&self) -> [&IntGaugeVec; 9] {
         [
             &self.grants_held,
             &self.restarts_held,
@@ -135,6 +145,7 @@ impl Metrics {
             &self.rollout_failed,
             &self.fenced_by_person,
             &self.objects_doubted,
+            &self.health_lies,
             &self.replicas_wanted,
             &self.replicas_ready,
         ]

@@ -119,12 +119,14 @@ fn tell(metrics: &Metrics, (namespace, name): (&str, &str), observed: &Observed,
     let stay = || observed.pods.iter().filter(|pod| !pod.leaving);
     let by_person = stay().filter(|pod| pod.fenced_by_person()).count();
     let ready = stay().filter(|pod| pod.ready).count();
+    let lies = stay().filter(|pod| pod.health_lies).count();
     for (gauge, value) in [
         (&metrics.restarts_held, i64::from(plan.hold != escalate::Hold::No)),
         (&metrics.trials_failed, i64::from(plan.hold_status.as_ref().filter(|h| h.stands()).map_or(0, |h| h.failed))),
         (&metrics.rollout_failed, i64::from(plan.rollout.state != rollout::State::Well)),
         (&metrics.fenced_by_person, i64::try_from(by_person).unwrap_or(i64::MAX)),
         (&metrics.objects_doubted, i64::try_from(observed.doubted.len() + plan.foreign.len()).unwrap_or(i64::MAX)),
+        (&metrics.health_lies, i64::try_from(lies).unwrap_or(i64::MAX)),
         (&metrics.replicas_wanted, i64::from(observed.infd.spec.replicas)),
         (&metrics.replicas_ready, i64::try_from(ready).unwrap_or(i64::MAX)),
     ] {
@@ -226,16 +228,17 @@ mod tests {
 
     #[test]
     fn replicas_are_counted_and_a_persons_fence_apart_from_stalls() {
-        let leaves = PodView { leaving: true, ..healthy("d") };
+        let leaves = PodView { leaving: true, health_lies: true, ..healthy("d") };
         let fenced = PodView { fence: Fence::read("yes"), ready: false, ..healthy("a") };
-        let pods = vec![fenced, pod("b", "Stalled", 1), healthy("c"), leaves];
+        let lies = PodView { health_lies: true, ..pod("b", "Stalled", 1) };
+        let pods = vec![fenced, lies, healthy("c"), leaves];
         let observed = looked(infd("chat"), pods);
         let plan = plan::plan(&observed, Vec::new(), None, "2026-01-01T00:02:00Z".parse().unwrap());
         let metrics = Metrics::new().unwrap();
         tell(&metrics, ("serving", "chat"), &observed, &plan);
-        let told = [&metrics.fenced_by_person, &metrics.replicas_wanted, &metrics.replicas_ready];
+        let told = [&metrics.fenced_by_person, &metrics.health_lies, &metrics.replicas_wanted, &metrics.replicas_ready];
         let told = told.map(|gauge| gauge.with_label_values(&["serving", "chat"]).get());
-        assert_eq!(told, [1, i64::from(observed.infd.spec.replicas), 1]);
+        assert_eq!(told, [1, 1, i64::from(observed.infd.spec.replicas), 1]);
     }
 
     #[test]
