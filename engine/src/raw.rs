@@ -2,7 +2,7 @@
 //!
 //! An instruction set is a token ([`Avx512`], [`Avx2`]) that exists only where the CPU has it, so its methods need no further
 //! check. Kernels are written once over [`Simd`] and run through [`Simd::run`], which compiles them for that set.
-//! Sixteen lanes everywhere and one order of folding them: AVX2 and AVX-512 give the same bits.
+//! Sixteen lanes everywhere and one order of folding them: AVX2 and AVX-512 give the same bits, but for bf16 times bf16.
 #![allow(unsafe_code, reason = "intrinsics, mmap and a lent closure have no safe form; each block argues for itself")]
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 
@@ -34,6 +34,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type B: Copy;
     /// Enough registers for 24 accumulators.
     const WIDE: bool;
+    /// [`Self::dot_bf16`] is one instruction, which wants nothing unpacked.
+    const PAIRS: bool = false;
 
     fn run<O: Op>(self, op: O) -> O::Out;
 
@@ -59,6 +61,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn fold(self, x: Self::V) -> f32;
     /// Each lane gains the products of its two bf16 of `a` and `b`.
     fn dot_bf16(self, acc: Self::V, a: &[u8; 64], b: &[u8; 64]) -> Self::V;
+    /// The same with one pair for all lanes, its first in the low half.
+    #[inline(always)]
+    fn dot_bf16_pair(self, acc: Self::V, a: &[u8; 64], pair: i32) -> Self::V {
+        let mut pairs = [0; 64];
+        pairs.as_chunks_mut().0.iter_mut().for_each(|place| *place = pair.to_le_bytes());
+        self.dot_bf16(acc, a, &pairs)
+    }
 
     fn splat_i32(self, x: i32) -> Self::I;
     fn load_i32(self, x: &[i32; 16]) -> Self::I;
@@ -67,6 +76,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Asks for the line that lies `ahead` bytes after `x`, wherever that is: a wish.
     #[inline(always)]
     fn prefetch(self, _x: &[u8], _ahead: usize) {}
+    /// The same for the second-level cache: more of these can be under way at a time.
+    #[inline(always)]
+    fn prefetch_far(self, _x: &[u8], _ahead: usize) {}
     /// Each lane gains the products of its four unsigned bytes of `w` with the four signed bytes of `x`.
     fn dot_u8_i8(self, acc: Self::I, w: Self::B, x: i32) -> Self::I;
     /// What sums of [`Self::dot_high`] begin with: 128 times the sum of all inputs to come, negative.

@@ -51,6 +51,7 @@ impl Simd for Avx512 {
     type I = __m512i;
     type B = __m512i;
     const WIDE: bool = true;
+    const PAIRS: bool = true;
 
     #[inline]
     fn run<O: Op>(self, op: O) -> O::Out {
@@ -131,6 +132,15 @@ impl Simd for Avx512 {
             )
         }
     }
+    #[inline(always)]
+    fn dot_bf16_pair(self, acc: __m512, a: &[u8; 64], pair: i32) -> __m512 {
+        unsafe {
+            let (a, pair) = (_mm512_loadu_si512(a.as_ptr().cast()), _mm512_set1_epi32(pair));
+            let (a, pair) =
+                (std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(pair));
+            _mm512_dpbf16_ps(acc, a, pair)
+        }
+    }
 
     #[inline(always)]
     fn splat_i32(self, x: i32) -> __m512i {
@@ -147,6 +157,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, x: &[u8], ahead: usize) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(x.as_ptr().wrapping_add(ahead).cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_far(self, x: &[u8], ahead: usize) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(x.as_ptr().wrapping_add(ahead).cast()) }
     }
     #[inline(always)]
     fn load_bytes(self, x: &[u8; 64]) -> __m512i {

@@ -1,11 +1,13 @@
 //! Causal attention over the paged cache: online softmax over tiles of 64 positions that begin at multiples of 64, whatever
 //! the blocks, chunks and neighbours are, so that every bit of a row is its own (EP4). The query heads that share a KV head, and
-//! neighbouring rows of a sequence, share its loads. `attention/tiled.rs` does the same by tiles, in an order of its own.
+//! neighbouring rows of a sequence, share its loads. `attention/paired.rs` does the same by products of pairs, `attention/tiled.rs` by
+//! tiles, each in an order of its own.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+mod paired;
 mod softmax;
 mod tile;
 #[cfg(target_arch = "x86_64")]
@@ -84,6 +86,7 @@ struct Work {
     queries: Vec<Alone>,
     scratch: Vec<u8>,
     decoded: Decoded,
+    paired: paired::Work,
     #[cfg(target_arch = "x86_64")]
     tiled: tiled::Work,
 }
@@ -99,6 +102,7 @@ impl Op for AttentionOp<'_> {
     fn run<S: Simd>(self, s: S) {
         match self.layout.kind {
             super::KvType::F32 => self.unit::<S, CachedF32>(s),
+            super::KvType::Bf16 if S::PAIRS => self.pairs(s),
             super::KvType::Bf16 => self.unit::<S, CachedBf16>(s),
         }
     }
@@ -183,16 +187,11 @@ impl AttentionOp<'_> {
     /// A tile of positions where they lie. Where blocks are no multiple of sixteen slots they are gathered first.
     #[inline(always)]
     fn in_cache<'a, C: Cached>(&'a self, positions: Range<usize>, scratch: &'a mut Vec<u8>) -> InCache<'a, C> {
-        let size = self.layout.block_size;
-        // groups past the end look at the last one again; the mask takes them out
-        let last = positions.len().div_ceil(GROUP) - 1;
-        let starts: [usize; GROUPS] = std::array::from_fn(|group| positions.start + group.min(last) * GROUP);
+        let starts = starts(&positions);
         let (mut keys, mut values): ([&[u8]; GROUPS], [&[u8]; GROUPS]) = ([&[]; GROUPS], [&[]; GROUPS]);
-        if size.is_multiple_of(GROUP) {
+        if self.in_groups() {
             for ((start, key), value) in starts.iter().zip(&mut keys).zip(&mut values) {
-                let (k, v) = self.block(start / size);
-                (*key, *value) =
-                    (&k[self.layout.key_at(start % size, 0)..], &v[self.layout.value_at(start % size, 0)..]);
+                (*key, *value) = self.group(*start);
             }
             let lines = (self.layout.key_line(), self.layout.value_line());
             return InCache { keys, values, lines, kind: PhantomData };
@@ -207,6 +206,18 @@ impl AttentionOp<'_> {
             (*key, *value, rest) = (k, v, later);
         }
         InCache { keys, values, lines: (group.key_line(), group.value_line()), kind: PhantomData }
+    }
+
+    /// Whether sixteen positions that begin at a multiple of sixteen lie in one piece.
+    fn in_groups(&self) -> bool {
+        self.layout.block_size.is_multiple_of(GROUP)
+    }
+
+    /// K and V of such a group, and what lies behind them.
+    #[inline(always)]
+    fn group(&self, start: usize) -> (&[u8], &[u8]) {
+        let ((k, v), slot) = (self.block(start / self.layout.block_size), start % self.layout.block_size);
+        (&k[self.layout.key_at(slot, 0)..], &v[self.layout.value_at(slot, 0)..])
     }
 
     /// Copies positions, sixteen at most, to where they lie in one piece.
@@ -299,6 +310,12 @@ impl AttentionOp<'_> {
             mix_chunks::<S, Q, 1>(s, tile, (positions, from), &mut queries);
         }
     }
+}
+
+/// Where the groups of a tile begin. Those past the end look at the last one again; the mask takes them out.
+fn starts(positions: &Range<usize>) -> [usize; GROUPS] {
+    let last = positions.len().div_ceil(GROUP) - 1;
+    std::array::from_fn(|group| positions.start + group.min(last) * GROUP)
 }
 
 /// The same for `W` chunks of dimensions from `from` on.

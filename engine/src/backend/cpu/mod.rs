@@ -3,7 +3,7 @@
 //!
 //! [`Precision::Exact`] computes with f32 inputs throughout. [`Precision::Native`], the default, rounds inputs to what the weights
 //! are made for: bf16 for bf16 weights, bytes with a scale for each 32 values for quantised ones; and caches K and V as bf16, with which
-//! tiles multiply Q and the weights of the softmax in bf16.
+//! tiles and AVX-512 multiply Q and the weights of the softmax in bf16.
 
 mod attention;
 mod dense;
