@@ -165,10 +165,19 @@ pub struct DenseOp<'a, E: Element> {
 /// Bytes of inputs that stay in the second-level cache while the weights go by.
 const INPUT_TILE_BYTES: usize = 512 << 10;
 
-/// Up to so many rows of inputs, a product is as fast as its weights come: they are read in one piece, once.
+/// Up to so many rows of inputs, a product is as fast as its weights come: they are read in one piece, once. Four inputs go by together, so
+/// that they stay in the first-level cache beside the weights, which the next four find in a cache.
 const FEW: usize = 16;
 /// How far ahead of the arithmetic they are asked for at least: about what memory delivers while one answer is on its way.
 const AHEAD_MIN: usize = 4 << 10;
+
+/// A block's share of asking for the weights that come next, in the second-level cache: more requests of that are under way at a time.
+#[derive(Clone, Copy)]
+struct Share {
+    /// Which one of how many blocks that multiply the same weights.
+    index: usize,
+    of: usize,
+}
 
 impl<E: Element> Op for DenseOp<'_, E> {
     type Out = ();
@@ -182,7 +191,7 @@ impl<E: Element> Op for DenseOp<'_, E> {
             if S::WIDE && self.x.rows == 1 {
                 self.tile::<S, 1, 1, true>(s, tokens);
             } else if S::WIDE && self.x.rows <= FEW {
-                self.tile::<S, 8, 2, true>(s, tokens);
+                self.tile::<S, 4, 4, true>(s, tokens);
             } else if S::WIDE {
                 self.tile::<S, 4, 6, false>(s, tokens);
             } else {
@@ -217,22 +226,19 @@ impl<E: Element> DenseOp<'_, E> {
         row: usize,
     ) {
         let weights = std::array::from_fn(|n| &self.weights[(row + n) * self.row_len..(row + n + 1) * self.row_len]);
+        let mut share = Share { index: 0, of: tokens.len().div_ceil(M) };
         let mut token = tokens.start;
         while token + M <= tokens.end {
-            self.block::<S, M, N, P>(s, token, row, weights);
-            token += M;
+            self.block::<S, M, N, P>(s, token, (row, share), weights);
+            (token, share.index) = (token + M, share.index + 1);
         }
-        if M > 4 && token + 4 <= tokens.end {
-            self.block::<S, 4, N, P>(s, token, row, weights);
-            token += 4;
-        }
-        if M > 4 && token + 2 <= tokens.end {
-            self.block::<S, 2, N, P>(s, token, row, weights);
-            token += 2;
+        if P && M > 2 && token + 2 <= tokens.end {
+            self.block::<S, 2, N, P>(s, token, (row, share), weights);
+            (token, share.index) = (token + 2, share.index + 1);
         }
         while token < tokens.end {
-            self.block::<S, 1, N, P>(s, token, row, weights);
-            token += 1;
+            self.block::<S, 1, N, P>(s, token, (row, share), weights);
+            (token, share.index) = (token + 1, share.index + 1);
         }
     }
 
@@ -241,11 +247,11 @@ impl<E: Element> DenseOp<'_, E> {
         &self,
         s: S,
         token: usize,
-        row: usize,
+        (row, share): (usize, Share),
         weights: [&[u8]; N],
     ) {
         let x: [&[E::X]; M] = std::array::from_fn(|m| self.x.row(token + m));
-        let sums = dots::<S, E, M, N, P>(s, x, weights);
+        let sums = dots::<S, E, M, N, P>(s, x, weights, share);
         for (m, sums) in sums.iter().enumerate() {
             for (n, sum) in sums.iter().enumerate() {
                 self.out.set(token + m, self.first + row + n, s.fold(*sum));
@@ -259,19 +265,25 @@ fn dots<S: Simd, E: Element, const M: usize, const N: usize, const P: bool>(
     s: S,
     x: [&[E::X]; M],
     weights: [&[u8]; N],
+    share: Share,
 ) -> [[S::V; N]; M] {
-    let ahead = (N * weights[0].len()).max(AHEAD_MIN);
     let parts = weights.map(E::steps);
     let whole = parts[0].0.len().min(x[0].len());
     // all of one length, so that the loop needs no bounds checks
     let w: [&[E::W]; N] = std::array::from_fn(|n| &parts[n].0[..whole]);
     let heads: [&[E::X]; M] = std::array::from_fn(|m| &x[m][..whole]);
     let mut acc = [[s.splat(0.0); N]; M];
+    // one row: the next; several: those after the next ones
+    let ahead = if N == 1 { weights[0].len().max(AHEAD_MIN) } else { N * weights[0].len() + AHEAD_MIN };
+    let lines = N.div_ceil(share.of);
     for step in 0..whole {
-        for n in 0..N {
-            if P {
-                s.prefetch(weights[0], ahead + (step * N + n) * size_of::<E::W>());
+        if P && share.index < share.of {
+            let first = (share.index * whole + step) * lines;
+            for line in first..first + lines {
+                s.prefetch_far(weights[0], ahead + line * size_of::<E::W>());
             }
+        }
+        for n in 0..N {
             for m in 0..M {
                 acc[m][n] = E::mac(s, acc[m][n], &heads[m][step], &w[n][step]);
             }

@@ -199,6 +199,16 @@ fn threads_and_neighbours_change_no_bit() {
                 let alone = one.linear(&one.gather_rows(&x, &[row]), &weight, None);
                 assert_eq!(alone.values, whole.row(row), "{} {kind:?} {precision:?} row {row}", isa.name());
             }
+            // few rows go in blocks of their own sizes
+            for rows in [2, 3, 4, 5, 7, 8, 11, 16, 17] {
+                let few = one.linear(&one.gather_rows(&x, &(0..rows).collect::<Vec<_>>()), &weight, None);
+                assert_eq!(
+                    few.values,
+                    whole.values[..few.values.len()],
+                    "{} {kind:?} {precision:?} {rows}",
+                    isa.name()
+                );
+            }
         }
     }
 }
