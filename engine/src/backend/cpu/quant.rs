@@ -41,7 +41,12 @@ pub fn multiply((isa, pool): (Isa, &Pool), (x, forms): (&Matrix, &mut InputForms
         return;
     }
     let x = forms.quantised((isa, pool), x);
-    pool.split(panels, 1, work, |panels| isa.run(QuantOp { x, weight, panels, out }));
+    // processors with tiles were measured the nearer way, and not yet this one
+    #[cfg(target_arch = "x86_64")]
+    let far = isa.tiles().is_none();
+    #[cfg(not(target_arch = "x86_64"))]
+    let far = false;
+    pool.split(panels, 1, work, |panels| isa.run(QuantOp { x, weight, panels, far, out }));
 }
 
 impl QuantInputs {
@@ -130,6 +135,8 @@ pub struct QuantOp<'a> {
     pub x: &'a QuantInputs,
     pub weight: &'a Panels,
     pub panels: std::ops::Range<usize>,
+    /// Weights are asked for in the second-level cache.
+    pub far: bool,
     pub out: &'a Output,
 }
 
@@ -139,52 +146,54 @@ impl Op for QuantOp<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.weight.kind {
-            PanelKind::Q8 => self.panels::<S, Q8>(s),
-            PanelKind::Q4K => self.panels::<S, Q4K>(s),
-            PanelKind::Q6K => self.panels::<S, Q6K>(s),
+            PanelKind::Q8 => self.kind::<S, Q8>(s),
+            PanelKind::Q4K => self.kind::<S, Q4K>(s),
+            PanelKind::Q6K => self.kind::<S, Q6K>(s),
         }
     }
 }
 
 impl QuantOp<'_> {
     #[inline(always)]
-    fn panels<S: Simd, K: Kind>(&self, s: S) {
+    fn kind<S: Simd, K: Kind>(&self, s: S) {
         for panel in self.panels.clone() {
-            if S::WIDE {
-                self.panel::<S, K, 8>(s, panel);
+            if S::WIDE && self.far {
+                self.panel::<S, K, 8, true>(s, panel);
+            } else if S::WIDE {
+                self.panel::<S, K, 8, false>(s, panel);
             } else {
-                self.panel::<S, K, 4>(s, panel);
+                self.panel::<S, K, 4, false>(s, panel);
             }
         }
     }
 
     #[inline(always)]
-    fn panel<S: Simd, K: Kind, const M: usize>(&self, s: S, panel: usize) {
+    fn panel<S: Simd, K: Kind, const M: usize, const F: bool>(&self, s: S, panel: usize) {
         let mut token = 0;
         while token + M <= self.x.rows {
-            self.block::<S, K, M>(s, panel, token);
+            self.block::<S, K, M, F>(s, panel, token);
             token += M;
         }
         if S::WIDE && token + 4 <= self.x.rows {
-            self.block::<S, K, 4>(s, panel, token);
+            self.block::<S, K, 4, F>(s, panel, token);
             token += 4;
         }
         if token + 2 <= self.x.rows {
-            self.block::<S, K, 2>(s, panel, token);
+            self.block::<S, K, 2, F>(s, panel, token);
             token += 2;
         }
         while token < self.x.rows {
-            self.block::<S, K, 1>(s, panel, token);
+            self.block::<S, K, 1, F>(s, panel, token);
             token += 1;
         }
     }
 
     #[inline(always)]
-    fn block<S: Simd, K: Kind, const M: usize>(&self, s: S, panel: usize, token: usize) {
+    fn block<S: Simd, K: Kind, const M: usize, const F: bool>(&self, s: S, panel: usize, token: usize) {
         let x: [&[QuantBlock]; M] = std::array::from_fn(|m| self.x.row(token + m));
         let (lines, scales) = self.weight.panel(panel);
         let rows = LANES.min(self.weight.rows - panel * LANES);
-        for (m, sums) in K::dots::<S, M>(s, x, lines, scales).iter().enumerate() {
+        for (m, sums) in K::dots::<S, M, F>(s, x, lines, scales).iter().enumerate() {
             let mut values = [0.0; LANES];
             s.store(*sums, &mut values);
             self.out.set_run(token + m, panel * LANES, &values[..rows]);
@@ -192,19 +201,44 @@ impl QuantOp<'_> {
     }
 }
 
-/// How far ahead of the arithmetic weights are asked for: about what memory delivers while one answer is on its way.
-const AHEAD: usize = 4 << 10;
+/// Where weights are asked for, and how many bytes ahead of the arithmetic: about what memory delivers while one answer is on its way.
+#[derive(Clone, Copy)]
+enum Ask {
+    Near(usize),
+    /// In the second-level cache.
+    Far(usize),
+}
 
-/// A line of a panel. With few inputs a product is as fast as its weights come, and the processor's own foresight ends with each page.
+const NEAR: Ask = Ask::Near(4 << 10);
+
+/// A line of a panel, for `M` inputs. With few of them a product is as fast as its weights come, and the processor's own foresight ends with
+/// each page. `F`: far, for processors whose first-level cache has few requests under way at a time.
 #[inline(always)]
-fn read<S: Simd>(s: S, line: &Line) -> S::B {
-    s.prefetch(line, AHEAD);
+fn read<S: Simd, K: Kind, const M: usize, const F: bool>(s: S, line: &Line) -> S::B {
+    let ask = if !F {
+        NEAR
+    } else if M <= 2 {
+        K::OF_FEW
+    } else {
+        Ask::Far(8 << 10)
+    };
+    match ask {
+        Ask::Near(ahead) => s.prefetch(line, ahead),
+        Ask::Far(ahead) => s.prefetch_far(line, ahead),
+    }
     s.load_bytes(line)
 }
 
 /// The arithmetic of one type of panel.
 trait Kind {
-    fn dots<S: Simd, const M: usize>(s: S, x: [&[QuantBlock]; M], lines: &[Line], scales: &[u8]) -> [S::V; M];
+    /// How weights are asked for where one input goes by, or two.
+    const OF_FEW: Ask;
+    fn dots<S: Simd, const M: usize, const F: bool>(
+        s: S,
+        x: [&[QuantBlock]; M],
+        lines: &[Line],
+        scales: &[u8],
+    ) -> [S::V; M];
 }
 
 struct Q8;
@@ -212,8 +246,15 @@ struct Q4K;
 struct Q6K;
 
 impl Kind for Q8 {
+    const OF_FEW: Ask = Ask::Far(2 << 10);
+
     #[inline(always)]
-    fn dots<S: Simd, const M: usize>(s: S, x: [&[QuantBlock]; M], lines: &[Line], scales: &[u8]) -> [S::V; M] {
+    fn dots<S: Simd, const M: usize, const F: bool>(
+        s: S,
+        x: [&[QuantBlock]; M],
+        lines: &[Line],
+        scales: &[u8],
+    ) -> [S::V; M] {
         let mut acc = [s.splat(0.0); M];
         let blocks = lines.as_chunks::<8>().0.iter().zip(scales.as_chunks::<32>().0).enumerate();
         for (b, (lines, scales)) in blocks {
@@ -223,7 +264,7 @@ impl Kind for Q8 {
                 if M == 1 { s.splat_i32(too_high) } else { s.begin_high(too_high) }
             });
             for (g, line) in lines.iter().enumerate() {
-                let w = read(s, line);
+                let w = read::<S, Self, M, F>(s, line);
                 for m in 0..M {
                     let x = x[m][b].groups[g];
                     sums[m] = if M == 1 { s.dot_u8_i8(sums[m], w, x) } else { s.dot_high(sums[m], w, x) };
@@ -239,8 +280,15 @@ impl Kind for Q8 {
 }
 
 impl Kind for Q4K {
+    const OF_FEW: Ask = NEAR;
+
     #[inline(always)]
-    fn dots<S: Simd, const M: usize>(s: S, x: [&[QuantBlock]; M], lines: &[Line], scales: &[u8]) -> [S::V; M] {
+    fn dots<S: Simd, const M: usize, const F: bool>(
+        s: S,
+        x: [&[QuantBlock]; M],
+        lines: &[Line],
+        scales: &[u8],
+    ) -> [S::V; M] {
         let mut acc = [s.splat(0.0); M];
         let units = lines.as_chunks::<32>().0.iter().zip(scales.as_chunks::<320>().0).enumerate();
         for (unit, (lines, scales)) in units {
@@ -251,7 +299,7 @@ impl Kind for Q4K {
                 let none = s.splat_i32(0);
                 let mut few = [s.begin_few(none); M];
                 for (g, line) in lines.iter().enumerate() {
-                    let both = read(s, line);
+                    let both = read::<S, Self, M, F>(s, line);
                     let (low, high) = (s.low(both), s.high(both));
                     for m in 0..M {
                         few[m] = s.dot_few(few[m], low, x[m][b].groups[g]);
@@ -272,8 +320,15 @@ impl Kind for Q4K {
 }
 
 impl Kind for Q6K {
+    const OF_FEW: Ask = NEAR;
+
     #[inline(always)]
-    fn dots<S: Simd, const M: usize>(s: S, x: [&[QuantBlock]; M], lines: &[Line], scales: &[u8]) -> [S::V; M] {
+    fn dots<S: Simd, const M: usize, const F: bool>(
+        s: S,
+        x: [&[QuantBlock]; M],
+        lines: &[Line],
+        scales: &[u8],
+    ) -> [S::V; M] {
         let mut acc = [s.splat(0.0); M];
         let units = lines.as_chunks::<48>().0.iter().zip(scales.as_chunks::<288>().0).enumerate();
         for (unit, (lines, scales)) in units {
@@ -283,10 +338,10 @@ impl Kind for Q6K {
                 let b = unit * 8 + i;
                 for half in 0..2 {
                     let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(x[m][b].too_high_32[half]));
-                    let hi = read(s, &lines[4 + half]);
+                    let hi = read::<S, Self, M, F>(s, &lines[4 + half]);
                     for (pair, lines) in lines[..4].as_chunks::<2>().0.iter().enumerate() {
-                        let w0 = six_bits(s, &lines[0], (hi, half), 2 * pair);
-                        let w1 = six_bits(s, &lines[1], (hi, half), 2 * pair + 1);
+                        let w0 = six_bits::<S, M, F>(s, &lines[0], (hi, half), 2 * pair);
+                        let w1 = six_bits::<S, M, F>(s, &lines[1], (hi, half), 2 * pair + 1);
                         let first = half * 4 + 2 * pair;
                         for m in 0..M {
                             let few = s.dot_few(s.begin_few(sums[m]), w0, x[m][b].groups[first]);
@@ -306,7 +361,12 @@ impl Kind for Q6K {
 
 /// Weights of a half of a block, 32 too high: low bits of one line, the two high ones of another.
 #[inline(always)]
-fn six_bits<S: Simd>(s: S, line: &Line, (hi, half): (S::B, usize), group: usize) -> S::B {
-    let both = read(s, line);
+fn six_bits<S: Simd, const M: usize, const F: bool>(
+    s: S,
+    line: &Line,
+    (hi, half): (S::B, usize),
+    group: usize,
+) -> S::B {
+    let both = read::<S, Q6K, M, F>(s, line);
     s.with_two_bits(if half == 0 { s.low(both) } else { s.high(both) }, hi, group)
 }

@@ -265,7 +265,7 @@ mod tests {
                 inputs.take((isa, &pool), &x);
                 isa.run(TileOp { amx, x: &inputs, weight: &weight, panels: panels.clone(), out: &by_tiles });
                 quantised.take((isa, &pool), &x);
-                isa.run(QuantOp { x: &quantised, weight: &weight, panels, out: &by_vectors });
+                isa.run(QuantOp { x: &quantised, weight: &weight, panels, far: seed % 2 == 0, out: &by_vectors });
                 prop_assert_eq!(by_tiles.into_matrix(), by_vectors.into_matrix());
             }
         }
