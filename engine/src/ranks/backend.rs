@@ -222,6 +222,7 @@ impl<B: Backend> Backend for RankBackend<B> {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
 mod tests {
     use super::*;
     use crate::stuck::{Stuck, StuckKind};

@@ -122,6 +122,7 @@ impl Watch for TeamWatch<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
 mod tests {
     use super::*;
 

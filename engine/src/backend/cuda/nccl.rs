@@ -156,9 +156,7 @@ impl Nccl {
             return Ok(result == SUCCESS);
         }
         // SAFETY: NCCL answers both with a text that ends and that lives until the next call, or with none.
-        let [name, last] = unsafe { [(self.get_error_string)(result), (self.get_last_error)(comm)] }.map(|text| {
-            if text.is_null() { String::new() } else { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() }
-        });
+        let [name, last] = unsafe { [text_at((self.get_error_string)(result)), text_at((self.get_last_error)(comm))] };
         let reason = if last.is_empty() { format!("{name} ({result})") } else { format!("{name} ({result}): {last}") };
         Err(DriverError { call, reason })
     }
@@ -220,6 +218,16 @@ unsafe fn symbol<F: Copy>(library: &Library, name: &CStr) -> Result<F, DriverErr
     // SAFETY: of the type the caller says so.
     let found = unsafe { library.get::<F>(name.to_bytes_with_nul()) };
     found.map(|function| *function).map_err(|error| refused("NCCL lacks a function", &error))
+}
+
+/// # Safety
+/// It is a text that ends with a zero, or null.
+unsafe fn text_at(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller says so.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 fn refused(call: &'static str, reason: &dyn std::fmt::Display) -> DriverError {
