@@ -21,7 +21,7 @@ use crate::observation::{Ms, Observation};
 use crate::rhythm::Rhythm;
 use crate::signs::{Sight, Signs};
 use crate::slow::SlowMeter;
-use crate::startup::{examine_startup, ready};
+use crate::startup::{examine_startup, is_startup, ready};
 use crate::verdict::{Action, Outcome, StallClass, Verdict};
 use crate::witness::Witnesses;
 use crate::xid::{Xid, XidBook};
@@ -52,6 +52,8 @@ pub struct Detector {
     asked_ms: Ms,
     due_in_ms: Option<Ms>,
     stage: Stage,
+    /// Has its loop's page been seen?
+    paged: bool,
     /// When a suspect was last let out without proof of life.
     trial_ms: Option<Ms>,
     spoken: Spoken,
@@ -77,6 +79,7 @@ impl Detector {
             asked_ms: Ms::MAX,
             due_in_ms: None,
             stage: Stage::Starting,
+            paged: false,
             trial_ms: None,
             spoken: Spoken::since(engine_started_ms),
         }
@@ -94,6 +97,7 @@ impl Detector {
         self.xids.restarted(started_ms);
         self.slow.restarted();
         self.stage = Stage::Starting;
+        self.paged = false;
         self.trial_ms = None;
     }
 
@@ -131,6 +135,7 @@ impl Detector {
         self.notice_restart(obs);
         let tick = self.clock.tick(now_ms, obs, self.in_startup(), &self.policy);
         let sight = self.signs.look(&tick, obs, &self.policy);
+        self.meet_page(&sight);
         // what other data-parallel engines deliver speaks for none that is accused
         let delivered = self.accused().map_or(sight.delivered(), |engine| self.signs.delivers(engine));
         self.witnesses.look(&tick, obs, &sight, delivered, &self.policy);
@@ -179,6 +184,15 @@ impl Detector {
         if known.is_some_and(|known| known.abs_diff(proc.started_ms) > 500) {
             self.engine_restarted(proc.started_ms);
             self.proc_started_ms = Some(proc.started_ms);
+        }
+    }
+
+    /// A front end may answer before the loop has a page, and was believed; a first page that says that it starts knows better.
+    fn meet_page(&mut self, sight: &Sight<'_>) {
+        let Some(page) = sight.page else { return };
+        let first = !std::mem::replace(&mut self.paged, true);
+        if first && is_startup(page.phase) && !sight.delivered() && matches!(self.stage, Stage::Healthy) {
+            self.stage = Stage::Starting;
         }
     }
 

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Sim, suspect};
+use vitals::detector::{Detector, Policy};
 use vitals::observation::{FrontendObs, Ms, PagePhase};
 use vitals::verdict::{Action, StallClass, Verdict};
 
@@ -106,6 +107,27 @@ fn a_worker_that_starts_for_ever_does_not_hold_an_engine_that_serves() {
     let mut sim = two_ranks();
     sim.frontend = Some(up);
     assert_eq!(sim.tick(100).verdict, Verdict::Starting);
+}
+
+/// An engine whose front end answers before its loop has a page: with the page it starts, and is judged as one that does.
+#[test]
+fn a_page_that_comes_after_the_first_answer_tells_that_it_still_starts() {
+    let up = FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true };
+    let mut sim = Sim { frontend: Some(up), ..two_ranks() };
+    sim.detector = Detector::new(Policy::default(), common::T0);
+    let pages = (sim.page.take(), std::mem::take(&mut sim.peers));
+    assert_eq!(sim.tick(100).verdict, Verdict::Idle, "nothing else is known of it");
+    (sim.page, sim.peers) = pages;
+    let told = sim.tick(100);
+    assert!(told.verdict == Verdict::Starting && told.actions == [Action::Fence], "{told:?}");
+    let fenced = stands(&mut sim);
+    assert!(fenced <= 11_000, "{fenced}");
+    // one that has served is no start-up for a page that says so later
+    let page = sim.page.take();
+    let mut sim = Sim { page: None, peers: Vec::new(), frontend: Some(up), ..Sim::foreign().up().busy(5_000) };
+    sim.page = page;
+    sim.decode(100);
+    assert_ne!(sim.last.as_ref().unwrap().verdict, Verdict::Starting, "{:?}", sim.last);
 }
 
 /// A suspicion that ends before the start-up does is no end of the start-up: it is watched on, and no request comes in.
