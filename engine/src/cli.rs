@@ -173,6 +173,8 @@ pub enum EngineError {
     Renderer(#[source] std::io::Error),
     #[error(transparent)]
     Device(#[from] DeviceError),
+    #[error("--fault strikes rank {rank}, and with --tensor-parallel {ranks} there is none after rank {last}", last = ranks - 1)]
+    NoRank { rank: usize, ranks: u32 },
 }
 
 impl EngineError {
@@ -200,6 +202,10 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
     // Before anything is loaded: a start-up that hangs is to be explained too.
     if let Some(Err(error)) = args.page_dir.as_deref().map(stack_dump::start) {
         tracing::warn!(error = %error, "this engine will not tell its stacks");
+    }
+    let ranks = args.tensor_parallel;
+    if let Some(rank) = args.fault.iter().filter_map(|fault| fault.rank).find(|rank| *rank >= ranks as usize) {
+        return Err(EngineError::NoRank { rank, ranks });
     }
     let device = device_choice(&args, args.rank_of.as_ref().map_or(0, |of| of.rank))?;
     if let Some(of) = args.rank_of.clone() {

@@ -100,6 +100,11 @@ impl FaultKind {
         matches!(self, Self::PaddedGraph | Self::RankHang | Self::PlanDrift)
     }
 
+    /// Does it strike what the first rank alone does: the loop, and requests that fail?
+    fn of_leader(self) -> bool {
+        matches!(self, Self::StepStall | Self::Livelock | Self::Exception)
+    }
+
     /// Does it end or stop the whole process, so that it can strike anywhere?
     fn of_process(self) -> bool {
         matches!(self, Self::Crash | Self::Segfault | Self::Sigstop)
@@ -146,6 +151,8 @@ pub enum FaultParseError {
     StartupMoment(String),
     #[error("{kind} strikes worker ranks, which begin at 1, not rank {rank}")]
     NoWorker { kind: String, rank: usize },
+    #[error("{kind} strikes rank 0 alone, which schedules for all, not rank {rank}")]
+    NoLeader { kind: String, rank: usize },
 }
 
 fn names() -> String {
@@ -164,6 +171,9 @@ impl FromStr for FaultSpec {
         let rank = rank.map(number).transpose()?;
         if let Some(rank) = rank.filter(|rank| *rank == 0 && kind.of_workers()) {
             return Err(FaultParseError::NoWorker { kind: name.into(), rank });
+        }
+        if let Some(rank) = rank.filter(|rank| *rank > 0 && kind.of_leader()) {
+            return Err(FaultParseError::NoLeader { kind: name.into(), rank });
         }
         let after = after.map_or(Ok(FaultAfter::AtOnce), parse_after)?;
         if matches!(kind.place(), Place::Startup | Place::Compile) && after != FaultAfter::AtOnce {
@@ -220,5 +230,6 @@ mod tests {
         assert!(error("startup-stall@10s").contains("before the engine is ready"));
         assert!(error("crash:x").contains("number of a rank"));
         assert!(error("rank-hang:0").contains("begin at 1"));
+        assert!(error("livelock:2@9steps").contains("rank 0 alone"));
     }
 }

@@ -83,6 +83,13 @@ impl Faults {
         self.here(|kind| kind.place() == place).next().is_some()
     }
 
+    /// Spins, as who waits for a device that never says that it is done.
+    pub fn burn(&self) -> ! {
+        loop {
+            std::hint::spin_loop();
+        }
+    }
+
     /// Is this very fault armed for this rank?
     pub fn has(&self, kind: FaultKind) -> bool {
         self.here(|armed| armed == kind).next().is_some()

@@ -100,7 +100,7 @@ impl Model for LeaderModel {
         let terms = self.terms.clone();
         self.team.allow(terms.allowed);
         self.broadcast(&Order::Step { terms, batch: batch.clone() })?;
-        let logits = launch(&self.team, self.model.as_mut(), (self.step, batch), hash(batch, 0));
+        let logits = launch(&self.team, (self.step, hash(batch, 0)), || self.model.forward(batch));
         if let Some(counts) = self.model.programs() {
             counts.refused_elsewhere.store(self.team.refused_elsewhere(), Ordering::Relaxed);
         }
@@ -119,17 +119,16 @@ impl Drop for LeaderModel {
 /// may go well (EP5). With waits for ever there is no agreement either, and nobody hears of a panic.
 pub(super) fn launch(
     team: &Team,
-    model: &mut dyn Model,
-    (step, batch): (u64, &StepBatch),
-    hash: u64,
+    (step, hash): (u64, u64),
+    compute: impl FnOnce() -> Result<StepLogits, ModelError>,
 ) -> Result<StepLogits, ModelError> {
     team.this_thread_takes_part();
     if team.allowed().is_none() {
-        let logits = model.forward(batch);
+        let logits = compute();
         return team.fault().map_or(logits, |stuck| Err(stuck.into()));
     }
     team.agree(step, hash)?;
-    let logits = guarded(|| Ok(model.forward(batch))).unwrap_or_else(|panic| {
+    let logits = guarded(|| Ok(compute())).unwrap_or_else(|panic| {
         team.spoil(&panic);
         Err(ModelError::Device(panic))
     });

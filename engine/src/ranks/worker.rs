@@ -20,7 +20,7 @@ use crate::backend::cuda::open::DeviceChoice;
 use crate::beat::{Heart, LOAD_LEASE, Tally};
 use crate::fault::{FaultKind, FaultSpec, Faults, Place};
 use crate::model::{
-    ALLOCATE_MAX, LoadError, LoadOptions, Model, ModelError, Pass, StepBatch, StepTerms, load_model_with,
+    ALLOCATE_MAX, LoadError, LoadOptions, Model, ModelError, Pass, StepBatch, StepLogits, StepTerms, load_model_with,
 };
 use crate::start::{CacheOptions, Stage};
 use crate::stuck::Stuck;
@@ -207,7 +207,7 @@ impl Worker {
         } else {
             self.heart.step_begins(&terms.shape, &self.tally);
         }
-        let result = launch(&self.team, model, (step, &batch), hash(&batch, 0));
+        let result = launch(&self.team, (step, hash(&batch, 0)), || self.compute(model, &batch));
         if let Some(counts) = model.programs() {
             self.heart.ran_by(counts.last_key.load(Ordering::Relaxed));
             self.team.refused(counts.refused.load(Ordering::Relaxed));
@@ -223,6 +223,15 @@ impl Worker {
             // a batch that is refused is refused by every rank alike, and the first one answers for it
             _ => Ok(()),
         }
+    }
+
+    /// This rank's part. A worker computes on this thread, or has a device that hangs in earnest.
+    fn compute(&self, model: &mut dyn Model, batch: &StepBatch) -> Result<StepLogits, ModelError> {
+        if self.faults.armed(Place::Event) && !model.hang() {
+            self.faults.burn();
+        }
+        self.faults.strike(Place::Device);
+        model.forward(batch)
     }
 }
 

@@ -128,7 +128,7 @@ fn launched(rank: usize, at: usize) -> [Vec<Result<f32, ModelError>>; 2] {
         let team = Arc::new(team);
         let mut model = Sums::new(team.clone(), 3, (team.rank() == rank).then_some(at));
         let mut step = |step: u64, token| {
-            let logits = launch(&team, &mut model, (step, &batch(token)), 7)?;
+            let logits = launch(&team, (step, 7), || model.forward(&batch(token)))?;
             Ok(logits.rows[0][0][0])
         };
         vec![step(1, 1), step(2, POISON), step(3, 1)]

@@ -80,6 +80,29 @@ async fn a_rank_that_would_launch_another_step_is_an_error_that_names_both() {
     assert!(doc["text"].as_str().unwrap().contains("nothing was launched (E3)"), "{doc}");
 }
 
+/// In the midst of its part of a step: its device that never says that it is done, its thread that sleeps or wants a lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_hangs_in_its_part_ends_the_engine_by_name() {
+    for fault in ["device-wait:1@sigusr2", "sleep:1@sigusr2", "lock-held:1@sigusr2"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut engine = engine(dir.path(), &["--fault", fault, "--guards", "on"]).await;
+        let stream = streaming(&engine).await;
+        let worker = pid_of(dir.path(), 1);
+        let since = Instant::now();
+        engine.signal(Signal::SIGUSR2);
+        let doc = gives_up(&mut engine, stream, &dir.path().join("pages"), since).await;
+        assert_eq!((doc["kind"].as_str(), &doc["ranks"]), (Some("rank-silent"), &json!([1])), "{fault}: {doc}");
+        assert!(is_gone(worker));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_of_a_rank_that_is_not_there_is_refused_before_anything_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = Engine::launched(dir.path(), &["--fault", "sigstop:1@1steps"]);
+    assert_eq!(engine.ended().await.code(), Some(1));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_die_with_an_engine_that_is_killed() {
     let dir = tempfile::tempdir().unwrap();
