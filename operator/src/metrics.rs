@@ -108,27 +108,21 @@ impl Metrics {
                 &["kind"],
             )?,
         };
-        for collector in metrics.all() {
+        for gauge in metrics.of_deployments() {
+            metrics.registry.register(Box::new(gauge.clone()))?;
+        }
+        for collector in metrics.others() {
             metrics.registry.register(collector)?;
         }
         Ok(metrics)
     }
 
-    fn all(&self) -> [Box<dyn Collector>; 17] {
+    fn others(&self) -> [Box<dyn Collector>; 8] {
         [
             Box::new(self.api_calls.clone()),
             Box::new(self.reconciles.clone()),
             Box::new(self.reconcile_seconds.clone()),
             Box::new(self.grants.clone()),
-            Box::new(self.grants_held.clone()),
-            Box::new(self.restarts_held.clone()),
-            Box::new(self.trials_failed.clone()),
-            Box::new(self.rollout_failed.clone()),
-            Box::new(self.fenced_by_person.clone()),
-            Box::new(self.objects_doubted.clone()),
-            Box::new(self.health_lies.clone()),
-            Box::new(self.replicas_wanted.clone()),
-            Box::new(self.replicas_ready.clone()),
             Box::new(self.stall_seconds.clone()),
             Box::new(self.step_seconds.clone()),
             Box::new(self.leader.clone()),

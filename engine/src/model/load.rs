@@ -102,11 +102,7 @@ pub fn load_model_with(
     let backend = options.threads.map_or_else(CpuBackend::default, CpuBackend::new).with_precision(precision);
     match &options.team {
         None => decoder(dir, config, &folder, (backend, Share::WHOLE, options), progress),
-        Some(team) => {
-            let share = Share { rank: team.rank(), world: team.world() };
-            share.check(&config)?;
-            decoder(dir, config, &folder, (RankBackend::new(backend, team.clone()), share, options), progress)
-        }
+        Some(team) => shared(dir, config, &folder, (backend, team, options), progress),
     }
 }
 
@@ -137,10 +133,8 @@ pub fn load_share_on<B: Backend + 'static>(
     progress: LoadProgress<'_>,
 ) -> Result<Box<dyn Model>, LoadError> {
     let (config, folder) = open_files(dir)?;
-    let share = Share { rank: team.rank(), world: team.world() };
-    share.check(&config)?;
     let options = LoadOptions { eager, ..LoadOptions::default() };
-    decoder(dir, config, &folder, (RankBackend::new(backend, team.clone()), share, &options), progress)
+    shared(dir, config, &folder, (backend, team, &options), progress)
 }
 
 /// The longest sequence that the model in `dir` takes; its weights are not read.
@@ -153,6 +147,19 @@ pub fn longest_sequence(dir: &Path) -> Result<usize, LoadError> {
         Some(path) => DecoderConfig::from_gguf(&Gguf::open(&path)?.0, &path)?,
     };
     Ok(config.seq_len_max)
+}
+
+/// The share of one rank of the team.
+fn shared<B: Backend + 'static>(
+    dir: &Path,
+    config: DecoderConfig,
+    folder: &WeightsFolder,
+    (backend, team, options): (B, &Arc<Team>, &LoadOptions),
+    progress: LoadProgress<'_>,
+) -> Result<Box<dyn Model>, LoadError> {
+    let share = Share { rank: team.rank(), world: team.world() };
+    share.check(&config)?;
+    decoder(dir, config, folder, (RankBackend::new(backend, team.clone()), share, options), progress)
 }
 
 fn decoder<B: Backend + 'static>(

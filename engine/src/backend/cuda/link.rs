@@ -102,54 +102,53 @@ impl<D: Driver> Device<D> {
 
     /// `x` summed over the ranks, in their order. False: there is no link.
     pub(super) fn sum_over_ranks(&mut self, x: &mut Matrix) -> Result<bool, DeviceFault> {
-        let (Some(world), len) = (self.world(), x.len()) else { return Ok(false) };
+        let Some(peers) = self.joined.as_ref().map(Joined::peers) else { return Ok(false) };
+        let len = x.len();
         if len > 0 {
-            let parts = self.brought_by_all(x, len, world)?;
-            self.launch(Launch::new("sum_ranks", values(len), args![&*x, &parts, world, len]))?;
+            let parts = self.brought_by_all(x, len, peers.as_ref())?;
+            self.launch(Launch::new("sum_ranks", values(len), args![&*x, &parts, peers.world(), len]))?;
         }
         Ok(true)
     }
 
     /// The ranks' columns side by side, `widths` of each. False: there is no link.
     pub(super) fn gather_over_ranks(&mut self, x: &mut Matrix, widths: &[usize]) -> Result<bool, DeviceFault> {
-        let (Some(world), rows) = (self.world(), x.rows) else { return Ok(false) };
+        let Some(peers) = self.joined.as_ref().map(Joined::peers) else { return Ok(false) };
         // every rank brings as much as the widest
-        let (widest, cols) = (widths.iter().copied().max().unwrap_or(0), widths.iter().sum::<usize>());
+        let (rows, widest) = (x.rows, widths.iter().copied().max().unwrap_or(0));
         if rows * widest == 0 {
             return Ok(true);
         }
         let mut wide = Matrix::default();
         self.shape(&mut wide, rows, widest)?;
         self.launch(Launch::new("copy_f32", values(x.len().div_ceil(16)), args![&wide, &*x, x.len()]))?;
-        let parts = self.brought_by_all(&wide, rows * widest, world)?;
+        let parts = self.brought_by_all(&wide, rows * widest, peers.as_ref())?;
         let mut end = 0;
         let ends = widths.iter().flat_map(|width| {
             end += *width as u32;
             end.to_le_bytes()
         });
         let ends = self.put_once(ends.collect())?;
-        self.shape(x, rows, cols)?;
-        self.launch(Launch::new("join_ranks", values(rows * cols), args![&*x, &parts, &ends, world, rows, widest]))?;
+        self.shape(x, rows, widths.iter().sum())?;
+        let args = args![&*x, &parts, &ends, peers.world(), rows, widest];
+        self.launch(Launch::new("join_ranks", values(x.len()), args))?;
         Ok(true)
     }
 
     /// The first `len` values of each rank's `mine`, one rank behind the other.
-    fn brought_by_all(&mut self, mine: &Matrix, len: usize, world: usize) -> Result<Slice, DeviceFault> {
-        let (parts, len_bytes) = (self.take((world * len * 4) as u64)?, (len * 4) as u64);
-        if let Some(peers) = self.joined.as_ref().map(Joined::peers) {
-            self.mark_before(peers.begins())?;
-            let begun = self
-                .joined
-                .iter()
-                .try_for_each(|joined| self.driver.all_gather(&joined.link, mine.at(), parts.at(), len_bytes));
+    fn brought_by_all(&mut self, mine: &Matrix, len: usize, peers: &dyn Peers) -> Result<Slice, DeviceFault> {
+        let (parts, len_bytes) = (self.take((peers.world() * len * 4) as u64)?, (len * 4) as u64);
+        self.mark_before(peers.begins())?;
+        if let Some(joined) = &self.joined {
+            let begun = self.driver.all_gather(&joined.link, mine.at(), parts.at(), len_bytes);
             begun.map_err(|error| self.broken(&error))?;
-            self.begun(&peers)?;
         }
+        self.begun(peers)?;
         Ok(parts)
     }
 
     /// Waits until the driver has begun what it was asked for: its calls do not wait for the other ranks, and nothing may be asked meanwhile.
-    fn begun(&mut self, peers: &Arc<dyn Peers>) -> Result<(), DeviceFault> {
+    fn begun(&mut self, peers: &dyn Peers) -> Result<(), DeviceFault> {
         let (mut patience, mut watch) = (Patience::yielding(self.step.allowed), peers.watch());
         while !self.is_linked()? {
             if self.count_done()? {
@@ -179,10 +178,6 @@ impl<D: Driver> Device<D> {
     pub(super) fn others_are_well(&self) -> Result<(), DeviceFault> {
         let Some(joined) = &self.joined else { return Ok(()) };
         Ok(joined.peers.are_well()?)
-    }
-
-    fn world(&self) -> Option<usize> {
-        self.joined.as_ref().map(|joined| joined.peers.world())
     }
 }
 

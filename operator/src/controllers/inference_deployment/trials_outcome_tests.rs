@@ -230,12 +230,7 @@ fn a_hold_that_flips_or_narrows_waits_for_no_third_time() {
 fn a_run_is_remembered_however_soon_restarts_count_no_more() {
     let mut scene = Scene::new(4);
     scene.infd.spec.recovery.stability_window = "1s".to_owned();
-    scene.look(0);
-    assert_eq!(scene.granted(300), ["a"]);
-    scene.serves("a");
-    scene.look(310);
-    scene.look(371);
-    assert_eq!(scene.granted(372), ["b"]);
+    scene.a_helps_and_b_is_next();
     scene.stalls("a");
     scene.look(373);
     assert_eq!((scene.outcome(), scene.hold().failed), (TrialOutcome::Failed, 1), "who was restarted stalls again");

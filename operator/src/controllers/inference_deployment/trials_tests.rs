@@ -75,6 +75,16 @@ impl Scene {
         *place = view;
     }
 
+    /// The first trial helps, and its minute is over.
+    fn a_helps_and_b_is_next(&mut self) {
+        self.look(0);
+        assert_eq!(self.granted(300), ["a"]);
+        self.serves("a");
+        self.look(310);
+        self.look(371);
+        assert_eq!(self.granted(372), ["b"]);
+    }
+
     fn outcome(&self) -> TrialOutcome {
         self.hold().trial.unwrap().outcome
     }
@@ -133,12 +143,7 @@ fn each_trial_in_vain_doubles_the_pause_up_to_an_hour() {
 #[test]
 fn who_stalls_again_after_its_proof_says_that_restarts_do_not_help() {
     let mut scene = Scene::new(4);
-    scene.look(0);
-    assert_eq!(scene.granted(300), ["a"]);
-    scene.serves("a");
-    scene.look(310);
-    scene.look(371);
-    assert_eq!(scene.granted(372), ["b"]);
+    scene.a_helps_and_b_is_next();
     scene.stalls("a");
     assert_eq!(scene.granted(373), ["b"], "its key was granted");
     assert_eq!((scene.outcome(), scene.hold().failed), (TrialOutcome::Failed, 1));
