@@ -3,7 +3,7 @@
 # much of it hangs. Results go to OUT (default: out beside this file). The exit status is 0 only if everything passed.
 #
 #   run.sh test|bench     all parts of either
-#   run.sh PART…          these parts alone: ops models serve signature spin sanitize
+#   run.sh PART…          these parts alone: ops models serve ranks signature spin sanitize
 #                         copy times-1b times-8b bench-1b bench-1b-eager bench-8b ready peer
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -15,7 +15,8 @@ gpu=("$here/gpu" --kernels "$here")
 nccl=$(ldconfig -p 2>/dev/null | sed -n 's/.*=> \(.*libnccl\.so\.2\)$/\1/p' | head -n 1)
 if [ -z "$nccl" ]; then
   nccl=$(python3 -c 'import glob, nvidia; print(*(f for p in nvidia.__path__ for f in glob.glob(p + "/nccl/lib/libnccl.so.2")))' 2>/dev/null)
-  export LD_LIBRARY_PATH=${nccl:+${nccl%/*}:}${LD_LIBRARY_PATH:-}
+  nccl=${nccl%% *}
+  [ -z "$nccl" ] || export LD_LIBRARY_PATH=${nccl%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 # tests of the device that there must be at least: a bundle without them would pass everything
 tests_min=23
@@ -56,6 +57,10 @@ serve() { # the program itself
   part serve 150 "${gpu[@]}" serve --program "${PROGRAM:-$here/truebeat}" --model "$here/m" --out "$out/serve"
 }
 
+ranks() { # two of the program on one device
+  part ranks 120 "${gpu[@]}" ranks --program "${PROGRAM:-$here/truebeat}" --model "$here/m" --out "$out/ranks"
+}
+
 ready() { # 8B from memory
   local big=/dev/shm/truebeat-ready.$$
   if [ "$(df --output=avail -BG /dev/shm | tail -n 1 | tr -dc 0-9)" -lt 20 ]; then
@@ -74,9 +79,9 @@ sanitize() { # races and misalignment are what the host's twin of a kernel canno
     echo 'compute-sanitizer is not here: races and misalignment were not looked for' | tee "$out/not-run.txt"
     return
   fi
-  list=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p' | grep -E '^(paged::attention|rounded::|ops::placing|sampled)')
+  list=$("$here/cuda-tests" --list --ignored 2>/dev/null | sed -n 's/: test$//p' | grep -E '^(paged::attention|rounded::|ops::placing|sampled|products::warpgroups)')
   for name in $list; do
-    part "racecheck-$name" 40 "$sanitizer" --tool racecheck --error-exitcode 9 "$here/cuda-tests" --ignored --exact "$name"
+    part "racecheck-$name" 150 "$sanitizer" --tool racecheck --error-exitcode 9 "$here/cuda-tests" --ignored --exact "$name"
   done
   part memcheck 40 "$sanitizer" --tool memcheck --error-exitcode 9 "$here/cuda-tests" --ignored --test-threads=1 products
 }
@@ -101,13 +106,13 @@ peer() {
 
 # what spins may leave a GPU that answers nobody: last
 case ${1:-} in
-  test) set -- ops models serve sanitize signature spin ;;
+  test) set -- ops models serve ranks sanitize signature spin ;;
   bench) set -- copy times-1b bench-1b bench-1b-eager bench-8b ready peer ;;
 esac
 for what in "$@"; do
   case $what in
     ops | models) device_tests "$what" ;;
-    serve | ready | sanitize | peer) "$what" ;;
+    serve | ranks | ready | sanitize | peer) "$what" ;;
     copy) part copy 30 "${gpu[@]}" copy ;;
     times-1b) part times-1b 60 "${gpu[@]}" ops --sizes 1b ;;
     times-8b) part times-8b 60 "${gpu[@]}" ops --sizes 8b ;;

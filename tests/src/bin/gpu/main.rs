@@ -4,6 +4,7 @@
 mod bench;
 mod hold;
 mod ops;
+mod ranks;
 mod serve;
 mod signature;
 mod spin;
@@ -67,6 +68,17 @@ enum What {
         #[arg(long)]
         out: PathBuf,
     },
+    /// Two ranks on the one device: their answers, and how each hang and death of a worker ends the engine
+    Ranks {
+        /// The program `truebeat`, built with the feature engine/cuda
+        #[arg(long)]
+        program: PathBuf,
+        #[arg(long)]
+        model: PathBuf,
+        /// Folder for logs
+        #[arg(long)]
+        out: PathBuf,
+    },
     /// NVML's view of the device while it is idle, prefills, decodes and spins; and how long each of NVML's calls takes
     Signature {
         /// Where the trace goes, a JSON object a line
@@ -112,6 +124,7 @@ fn run(args: Args) -> Result<ExitCode> {
         What::Copy { seconds } => bench::copy(&device, seconds).map(|()| ExitCode::SUCCESS),
         What::Ops { sizes, rows } => ops::run(&device, sizes.shape(), &rows).map(|()| ExitCode::SUCCESS),
         What::Serve { program, model, out } => serve::check(&device, &program, &model, &out),
+        What::Ranks { program, model, out } => ranks::check(&device, &program, &model, &out),
         What::Signature { out, seconds } => signature::run(&device, &out, seconds).map(|()| ExitCode::SUCCESS),
         What::Ready { program, model } => serve::ready(&device, &program, &model).map(|()| ExitCode::SUCCESS),
         What::SpinCheck => spin::check(&device),

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use truebeat_tests::wait::until;
 
-const ENGINE: &str = "127.0.0.1:18000";
+pub const ENGINE: &str = "127.0.0.1:18000";
 const GATE: &str = "127.0.0.1:18080";
 const AGENT: &str = "127.0.0.1:19400";
 /// Some steps, and then the hang; on a part of the device, whatever else is on it.
@@ -135,7 +135,7 @@ fn engine_words(command: &mut Command, device: &DeviceChoice, model: &Path) {
 }
 
 /// Its status, if it ends in time.
-fn end_of(child: &mut Child) -> Result<Option<std::process::ExitStatus>> {
+pub fn end_of(child: &mut Child) -> Result<Option<std::process::ExitStatus>> {
     let since = Instant::now();
     while since.elapsed() < END_MAX {
         if let Some(status) = child.try_wait()? {
@@ -147,7 +147,7 @@ fn end_of(child: &mut Child) -> Result<Option<std::process::ExitStatus>> {
 }
 
 /// Until the engine says that it serves.
-fn engine_is_up() -> Result<()> {
+pub fn engine_is_up() -> Result<()> {
     until("the engine is ready", START_MAX, || {
         Ok(get(ENGINE, "/health").is_ok_and(|(status, _)| status == 200).then_some(()))
     })
@@ -157,7 +157,7 @@ fn replica_is_ready() -> bool {
     get(AGENT, "/readyz").is_ok_and(|(status, _)| status == 200)
 }
 
-fn ask(at: &str) -> Result<(u16, String)> {
+pub fn ask(at: &str) -> Result<(u16, String)> {
     let body =
         json!({"model": "m", "prompt": "hello there", "max_tokens": TOKENS, "ignore_eos": true, "temperature": 0});
     let body = body.to_string();
@@ -166,7 +166,7 @@ fn ask(at: &str) -> Result<(u16, String)> {
     exchange(at, &head, &body)
 }
 
-fn text(body: &str) -> Option<String> {
+pub fn text(body: &str) -> Option<String> {
     let value: Value = serde_json::from_str(body).ok()?;
     value["choices"][0]["text"].as_str().map(str::to_owned)
 }
