@@ -15,6 +15,7 @@ use said::{Said, Spoken, Words};
 
 use crate::examine::{Exam, View, examine, reason};
 use crate::excuse::{SilenceClock, Tick};
+use crate::leaders::leads;
 use crate::learner::{Judged, Learner};
 use crate::noise::Noise;
 use crate::observation::{Ms, Observation};
@@ -52,8 +53,9 @@ pub struct Detector {
     asked_ms: Ms,
     due_in_ms: Option<Ms>,
     stage: Stage,
-    /// Has its loop's page been seen?
+    /// Has its loop's page been seen, and has it delivered anything?
     paged: bool,
+    served: bool,
     /// When a suspect was last let out without proof of life.
     trial_ms: Option<Ms>,
     spoken: Spoken,
@@ -80,6 +82,7 @@ impl Detector {
             due_in_ms: None,
             stage: Stage::Starting,
             paged: false,
+            served: false,
             trial_ms: None,
             spoken: Spoken::since(engine_started_ms),
         }
@@ -97,7 +100,7 @@ impl Detector {
         self.xids.restarted(started_ms);
         self.slow.restarted();
         self.stage = Stage::Starting;
-        self.paged = false;
+        (self.paged, self.served) = (false, false);
         self.trial_ms = None;
     }
 
@@ -187,11 +190,13 @@ impl Detector {
         }
     }
 
-    /// A front end may answer before the loop has a page, and was believed; a first page that says that it starts knows better.
+    /// A front end may answer before the loop has a page, and was believed; a first page that says that it starts knows better, of an engine
+    /// that has delivered nothing.
     fn meet_page(&mut self, sight: &Sight<'_>) {
-        let Some(page) = sight.page else { return };
-        let first = !std::mem::replace(&mut self.paged, true);
-        if first && is_startup(page.phase) && !sight.delivered() && matches!(self.stage, Stage::Healthy) {
+        self.served |= sight.delivered();
+        let first = sight.page.is_some() && !std::mem::replace(&mut self.paged, true);
+        if first && !self.served && sight.pages.iter().any(|page| leads(page) && is_startup(page.phase)) {
+            // and a case was one against an engine that serves
             self.stage = Stage::Starting;
         }
     }
@@ -213,6 +218,7 @@ impl Detector {
             }
             if !proc.alive {
                 self.stage = Stage::Starting;
+                (self.paged, self.served) = (false, false);
                 self.signs.restarted(tick.counted_ms);
                 let gone = reason("proc", "the engine's process is gone".to_owned());
                 let xids = self.xids().iter().map(|xid| reason("gpu", xid.words()));

@@ -130,6 +130,7 @@ const ROWS: &[Row] = &[
         s.tick(100);
         s
     }),
+    ("Idle, answers, has no page yet", || Sim::foreign().up()),
     ("Progressing native", native),
     ("Progressing foreign", foreign),
     ("Sleeping", || {
@@ -203,6 +204,10 @@ const COLUMNS: &[Column] = &[
         s.peers.clear();
         s.gate = None;
         s.metrics = None;
+        s.tick(100)
+    }),
+    ("a page that loads", |s| {
+        s.page = Sim::native().page;
         s.tick(100)
     }),
     ("the agent slept 60 s", |s| {

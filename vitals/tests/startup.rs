@@ -4,7 +4,7 @@ mod common;
 
 use common::{Sim, suspect};
 use vitals::detector::{Detector, Policy};
-use vitals::observation::{FrontendObs, Ms, PagePhase};
+use vitals::observation::{FrontendObs, Ms, PageObs, PagePhase};
 use vitals::verdict::{Action, StallClass, Verdict};
 
 /// An engine of which only the process is seen, and whether somebody listens on its port.
@@ -112,22 +112,48 @@ fn a_worker_that_starts_for_ever_does_not_hold_an_engine_that_serves() {
 /// An engine whose front end answers before its loop has a page: with the page it starts, and is judged as one that does.
 #[test]
 fn a_page_that_comes_after_the_first_answer_tells_that_it_still_starts() {
-    let up = FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true };
-    let mut sim = Sim { frontend: Some(up), ..two_ranks() };
-    sim.detector = Detector::new(Policy::default(), common::T0);
-    let pages = (sim.page.take(), std::mem::take(&mut sim.peers));
-    assert_eq!(sim.tick(100).verdict, Verdict::Idle, "nothing else is known of it");
+    let (mut sim, pages) = answers_without_a_page();
     (sim.page, sim.peers) = pages;
     let told = sim.tick(100);
     assert!(told.verdict == Verdict::Starting && told.actions == [Action::Fence], "{told:?}");
     let fenced = stands(&mut sim);
     assert!(fenced <= 11_000, "{fenced}");
-    // one that has served is no start-up for a page that says so later
-    let page = sim.page.take();
-    let mut sim = Sim { page: None, peers: Vec::new(), frontend: Some(up), ..Sim::foreign().up().busy(5_000) };
-    sim.page = page;
-    sim.decode(100);
-    assert_ne!(sim.last.as_ref().unwrap().verdict, Verdict::Starting, "{:?}", sim.last);
+}
+
+/// An engine of two ranks whose front end answers, and the pages that it does not have yet.
+fn answers_without_a_page() -> (Sim, (Option<PageObs>, Vec<PageObs>)) {
+    let up = FrontendObs { answers: true, status: Some(200), silent_since_ms: None, ever_answered: true };
+    let mut sim = Sim { frontend: Some(up), ..two_ranks() };
+    sim.detector = Detector::new(Policy::default(), common::T0);
+    let pages = (sim.page.take(), std::mem::take(&mut sim.peers));
+    assert_eq!(sim.tick(100).verdict, Verdict::Idle, "nothing else is known of it");
+    (sim, pages)
+}
+
+/// A suspicion that is open when the page comes was one of an engine that serves.
+#[test]
+fn a_page_that_comes_while_the_engine_is_suspected_tells_that_it_still_starts() {
+    let (mut sim, pages) = answers_without_a_page();
+    sim.admit(1, 10);
+    assert!(sim.silence_until(400_000, suspect).is_some(), "{:?}", sim.last);
+    (sim.page, sim.peers) = pages;
+    let now = sim.now;
+    for page in sim.page.iter_mut().chain(&mut sim.peers) {
+        (page.phase_entered_ms, page.published_ms) = (now, now);
+    }
+    let told = sim.tick(100);
+    assert!(told.verdict == Verdict::Starting && told.actions == [Action::Fence], "{told:?}");
+}
+
+/// The page of another process (a second engine that somebody starts in the container) is no start-up of one that has served.
+#[test]
+fn an_engine_that_has_served_does_not_start_by_a_page_that_says_so_later() {
+    let mut sim = Sim::foreign().up().busy(5_000);
+    sim.leave();
+    sim.silence(1_000);
+    sim.page = Sim::native().page;
+    let told = sim.tick(100);
+    assert!(told.verdict == Verdict::Idle && told.actions == [Action::Unfence], "{told:?}");
 }
 
 /// A suspicion that ends before the start-up does is no end of the start-up: it is watched on, and no request comes in.
