@@ -48,6 +48,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "(EngineCore_0 pid=2651) ERROR 06-11 11:46:39 [v1/core.py/logger.py:936] EngineCore encountered a fatal error.",
     ),
     (
+        "vllm-core-fatal",
+        "ERROR 02-21 06:30:25 core.py:291] EngineCore hit an exception: Traceback (most recent call last):",
+        "ERROR 02-21 06:30:25 core.py:291] engine_core.run_busy_loop() hit an exception",
+    ),
+    (
         "vllm-engine-dead",
         "(APIServer pid=1) ERROR 11-10 12:30:57 [async_llm.py:480] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
         "(APIServer pid=1) ERROR 11-10 12:30:57 [async_llm.py:480]     raise EngineDeadError()",
@@ -188,6 +193,11 @@ const CASES: &[(&str, &str, &str)] = &[
         "Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
     ),
     (
+        "sglang-watchdog",
+        "[2026-05-14 09:41:04] DetokenizerManager watchdog timeout (self.watchdog_timeout=60, self.soft=True)",
+        "[2026-05-14 09:41:04] DetokenizerManager watchdog initialized.",
+    ),
+    (
         "sglang-health",
         "[2025-09-28 05:49:34] Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 05:49:14. last_heartbeat time: 05:42:53",
         "[2025-09-28 05:49:34] Health check passed.",
@@ -196,6 +206,16 @@ const CASES: &[(&str, &str, &str)] = &[
         "sglang-scheduler-exception",
         "[2025-09-28 05:49:34 TP1] Scheduler hit an exception: Traceback (most recent call last):",
         "[2025-09-28 05:49:34 TP1] Scheduler hit no exception",
+    ),
+    (
+        "sglang-scheduler-exception",
+        "[2025-04-21 22:11:12] TokenizerManager hit an exception: Traceback (most recent call last):",
+        "TokenizerManager hit an exception: Traceback (most recent call last):",
+    ),
+    (
+        "sglang-scheduler-exception",
+        "[2025-09-28 05:49:34] DetokenizerManager hit an exception: Traceback (most recent call last):",
+        "[2025-09-28 05:49:34] MultimodalDetokenizerManager hit an exception: Traceback (most recent call last):",
     ),
     (
         "sglang-child-failed",

@@ -63,9 +63,13 @@ pub static SIGNATURES: &[Signature] = &[
     sign(
         "vllm-core-fatal",
         &[Vllm(&["core.py"])],
-        &["EngineCore encountered a fatal error", "CPU EngineCore encountered a fatal error"],
+        &[
+            "EngineCore encountered a fatal error",
+            "CPU EngineCore encountered a fatal error",
+            "EngineCore hit an exception",
+        ],
         Fatal,
-        "vllm #20657: the core's loop ended in an exception; the server exits, with status 0",
+        "vllm #20657 (0.8.x: hit an exception): the core's loop ended in an exception; the server exits, with status 0",
     ),
     sign(
         "vllm-engine-dead",
@@ -222,9 +226,10 @@ pub static SIGNATURES: &[Signature] = &[
             "Watchdog timeout (self.watchdog_timeout=",
             "Scheduler watchdog timeout",
             "TokenizerManager watchdog timeout",
+            "DetokenizerManager watchdog timeout",
         ],
         Stuck,
-        "sglang, srt/utils/watchdog.py: no forward pass for 300 s by default",
+        "sglang, srt/utils/watchdog.py: no forward pass for 300 s by default; of the other loops a soft one, where it is asked for",
     ),
     sign(
         "sglang-health",
@@ -240,9 +245,11 @@ pub static SIGNATURES: &[Signature] = &[
             "Scheduler hit an exception",
             "DataParallelController hit an exception",
             "TpModelWorkerClient hit an exception",
+            "DetokenizerManager hit an exception",
+            "TokenizerManager hit an exception",
         ],
         Fatal,
-        "sglang #6624 (H7): the scheduler's loop ended",
+        "sglang #6624 (H7): the loop of the scheduler, or of one that it cannot do without, ended",
     ),
     sign(
         "sglang-child-failed",
