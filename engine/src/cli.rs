@@ -204,7 +204,7 @@ pub async fn run(args: EngineArgs) -> Result<(), EngineError> {
         tracing::warn!(error = %error, "this engine will not tell its stacks");
     }
     let ranks = args.tensor_parallel;
-    if let Some(rank) = args.fault.iter().filter_map(|fault| fault.rank).find(|rank| *rank >= ranks as usize) {
+    if let Some(rank) = args.fault.iter().map(FaultSpec::rank_min).find(|rank| *rank >= ranks as usize) {
         return Err(EngineError::NoRank { rank, ranks });
     }
     let device = device_choice(&args, args.rank_of.as_ref().map_or(0, |of| of.rank))?;

@@ -136,6 +136,13 @@ pub struct FaultSpec {
     pub after: FaultAfter,
 }
 
+impl FaultSpec {
+    /// The lowest rank that it can strike.
+    pub fn rank_min(&self) -> usize {
+        self.rank.unwrap_or(usize::from(self.kind.of_workers()))
+    }
+}
+
 /// Why a `--fault` was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FaultParseError {

@@ -98,9 +98,17 @@ async fn a_rank_that_hangs_in_its_part_ends_the_engine_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fault_of_a_rank_that_is_not_there_is_refused_before_anything_is_loaded() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut engine = Engine::launched(dir.path(), &["--fault", "sigstop:1@1steps"]);
-    assert_eq!(engine.ended().await.code(), Some(1));
+    for fault in ["sigstop:1@1steps", "rank-hang"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut engine = Engine::launched(dir.path(), &["--fault", fault]);
+        assert_eq!(engine.ended().await.code(), Some(1));
+        let said = std::fs::read_to_string(dir.path().join("log")).unwrap();
+        assert!(
+            said.contains("--fault strikes rank 1") && said.contains("there is none after rank 0"),
+            "{fault}: {said}"
+        );
+        assert!(!said.contains("listening"), "{fault}: {said}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
