@@ -26,12 +26,15 @@ build: ## The one binary, target/release/truebeat
 	$(call say,build: the truebeat binary (several minutes the first time))
 	cargo build --release --locked $(packages) --bins
 
-.PHONY: kernels test-gpu bench-gpu
+.PHONY: kernels test-gpu sanitize-gpu bench-gpu
 kernels: ## The CUDA kernels, ahead of time, for every device and as PTX: needs no GPU (docs/cuda.md)
 	@image=$$(kernels/build.sh) && mkdir -p target/kernels && cp -f "$$image" target/kernels/ && echo "target/kernels/$$(basename "$$image")"
 
 test-gpu: ## The CUDA backend on a GPU: every operation, a kernel that hangs, NVML's signatures (ten minutes; status 3 where there is none)
 	@tests/gpu/bundle.sh test
+
+sanitize-gpu: ## Races and errors of memory that compute-sanitizer finds in its kernels (ten minutes)
+	@tests/gpu/bundle.sh sanitize
 
 bench-gpu: ## Its speed: memory, decode, prefill, graphs (ten minutes)
 	@tests/gpu/bundle.sh bench

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds everything that a machine with a GPU needs for `test-gpu` and `bench-gpu` into target/gpu: programs, kernels, models of the tests and
+# Builds everything that a machine with a GPU needs for `test-gpu`, `sanitize-gpu` and `bench-gpu` into target/gpu: programs, kernels, models of the tests and
 # the command itself. That machine needs NVIDIA's driver and nothing else. Runs here at once where there is a driver.
 #
-#   bundle.sh test|bench
+#   bundle.sh test|sanitize|bench
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 what=${1:-}
-case $what in test | bench) ;; *) printf 'usage: %s test|bench\n' "$0" >&2; exit 2 ;; esac
+case $what in test | sanitize | bench) ;; *) printf 'usage: %s test|sanitize|bench\n' "$0" >&2; exit 2 ;; esac
 
 image=$(kernels/build.sh)
 mapfile -t packages < <(sed 's/^/--package=/' tests/packages.txt)

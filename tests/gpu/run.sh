@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What `make test-gpu` and `make bench-gpu` run on a machine with a GPU, out of the folder that bundle.sh made; at most nine minutes, however
+# What `make test-gpu`, `sanitize-gpu` and `bench-gpu` run on a machine with a GPU, out of the folder that bundle.sh made; at most nine minutes, however
 # much of it hangs. Results go to OUT (default: out beside this file). The exit status is 0 only if everything passed.
 #
-#   run.sh test|bench     all parts of either
+#   run.sh test|bench     all parts of it
 #   run.sh PART…          these parts alone: ops models serve ranks signature spin sanitize
 #                         copy times-1b times-8b bench-1b bench-1b-eager bench-8b ready peer
 set -uo pipefail
@@ -106,7 +106,7 @@ peer() {
 
 # what spins may leave a GPU that answers nobody: last
 case ${1:-} in
-  test) set -- ops models serve ranks sanitize signature spin ;;
+  test) set -- ops models serve ranks signature spin ;;
   bench) set -- copy times-1b bench-1b bench-1b-eager bench-8b ready peer ;;
 esac
 for what in "$@"; do
