@@ -59,7 +59,7 @@ pub struct WatchArgs {
     #[arg(long, env = "TRUEBEAT_TRIM_LOG")]
     pub trim_log: bool,
     /// Do not ask NVML about the GPUs.
-    #[arg(long, env = "TRUEBEAT_NO_NVML")]
+    #[arg(long, env = "TRUEBEAT_NO_NVML", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_nvml: bool,
     /// How far the agent goes.
     #[arg(long, env = "TRUEBEAT_RECOVERY_MODE", value_enum, ignore_case = true, default_value_t = Mode::Recover)]
@@ -120,7 +120,7 @@ pub struct RunWatchArgs {
     #[arg(long, env = "TRUEBEAT_LOG_FILE", alias = "log")]
     pub log_file: Option<PathBuf>,
     /// Do not ask NVML about the GPUs.
-    #[arg(long, env = "TRUEBEAT_NO_NVML")]
+    #[arg(long, env = "TRUEBEAT_NO_NVML", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_nvml: bool,
     /// How far the agent goes.
     #[arg(long, env = "TRUEBEAT_RECOVERY_MODE", value_enum, ignore_case = true, default_value_t = Mode::Recover)]

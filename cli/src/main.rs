@@ -33,6 +33,9 @@ fn main() -> ExitCode {
     } else {
         role::start_logging(&cli.log_filter, std::io::stderr);
     }
+    if let Command::Operator(args) = &cli.command {
+        args.confine();
+    }
     let runtime = cli.command.worker_threads().map_or_else(agent::cli::runtime, role::workers);
     role::play(runtime, exit_code, dispatch(cli.command))
 }

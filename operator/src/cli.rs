@@ -8,6 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     client::{self, Calls, ConnectError, FleetPolicy},
+    confine,
     controllers::driver,
     health::Health,
     http,
@@ -55,6 +56,21 @@ pub struct OperatorArgs {
     /// UID of the pod that this is the first process of: a restarted container takes its own lease back at once.
     #[arg(long, env = "POD_UID")]
     pub pod_uid: Option<String>,
+    /// Do not confine this process: without it, it can start no program, write no file and make no system call that an operator never needs.
+    #[arg(long, env = "TRUEBEAT_NO_CONFINE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub no_confine: bool,
+}
+
+impl OperatorArgs {
+    /// Confines the process that is to be an operator, unless it was told not to. To be called before it has threads: one that runs already
+    /// keeps the files that it may open.
+    pub fn confine(&self) {
+        match (&self.command, self.no_confine) {
+            (Some(_), _) => {}
+            (None, true) => tracing::info!("not confined: --no-confine"),
+            (None, false) => confine::confine(),
+        }
+    }
 }
 
 /// What else the operator can do.

@@ -5,6 +5,7 @@
 pub mod check;
 pub mod cli;
 pub mod client;
+pub mod confine;
 pub mod controllers;
 pub mod digest;
 pub mod health;

@@ -114,6 +114,7 @@ fn every_value_shows_in_what_is_rendered() {
         ("replicas=3", "replicas: 3"),
         ("watchNamespace=serving", "TRUEBEAT_WATCH_NAMESPACE"),
         ("logFilter=debug", "value: \"debug\""),
+        ("confine=false", "TRUEBEAT_NO_CONFINE"),
         ("fleet.restartsPercent=25", "TRUEBEAT_FLEET_RESTARTS_PERCENT"),
         ("fleet.holdPercent=100", "TRUEBEAT_FLEET_HOLD_PERCENT"),
         ("fleet.nodeRestartsMax=1", "TRUEBEAT_NODE_RESTARTS_MAX"),
@@ -283,6 +284,7 @@ fn wrong_values_are_refused_by_name() {
         ("fleet.holdPercent=null", "holdPercent"),
         ("fleet.domainTopologyKey=null", "domainTopologyKey"),
         ("logFilter=null", "logFilter"),
+        ("confine=null", "confine"),
     ] {
         let output = template(&[set]);
         let words = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -25,6 +25,7 @@ enum Command {
 fn main() -> ExitCode {
     let Cli { log_filter, command: Command::Operator(args) } = Cli::parse();
     role::start_logging(&log_filter, std::io::stderr);
+    args.confine();
     role::play(role::workers(WORKER_THREADS), |_| role::FAILED, async {
         operator::cli::run(args).await.map(|()| ExitCode::SUCCESS)
     })
