@@ -20,7 +20,7 @@ pub const RANKS: u32 = 64;
 /// How far the agent goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// Say what it sees, do nothing.
+    /// Say what it sees, do nothing. (`truebeat run` still starts an engine again that has ended.)
     Observe,
     /// Also refuse new requests while the engine makes no progress.
     Fence,

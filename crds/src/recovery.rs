@@ -64,7 +64,8 @@ pub enum PoisonRequests {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Recovery {
-    /// `Observe` only reports; `Fence` also takes the replica out of traffic; `Recover` also restarts the engine (I1).
+    /// `Observe` only reports, saves no evidence of a stall and refuses no poison request; `Fence` also takes the replica out of traffic; `Recover`
+    /// also restarts the engine (I1). A rollout is judged and taken back by `rollout` alone, whatever the mode.
     pub mode: RecoveryMode,
     /// How many replicas may be in a granted restart at the same time (I2).
     #[schemars(range(min = 1, max = 1000))]

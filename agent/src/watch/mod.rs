@@ -367,7 +367,7 @@ impl Watch {
     /// Who was in flight when an episode began is noted, and what is refused is told to the gate at once (I7).
     async fn watch_poison(&mut self, now_ms: u64) {
         self.poison.note_suspects(now_ms, &mut self.gate, &mut self.acts.incidents).await;
-        if let Some(poison) = self.poison.look(now_ms, &self.acts.incidents) {
+        if let Some(poison) = self.poison.look(now_ms, &self.acts.incidents, self.recovery.mode() == Mode::Observe) {
             self.control.poison = poison;
             self.ask_gate().await;
         }

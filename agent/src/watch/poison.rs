@@ -51,11 +51,16 @@ impl PoisonBook {
         &self.list
     }
 
-    /// What the gate must refuse from now on; `None`: what it refuses already.
-    pub fn look(&mut self, now_ms: u64, book: &Incidents) -> Option<Vec<Poison>> {
+    /// What the gate must refuse from now on; `None`: what it refuses already. Who only `observes` refuses nothing.
+    pub fn look(&mut self, now_ms: u64, book: &Incidents, observes: bool) -> Option<Vec<Poison>> {
         let newest_now = book.list().first().map(|episode| (episode.id.as_str(), episode.stage.as_str()));
         let list = match &mut self.source {
             Source::Nobody => return None,
+            Source::Operator(_) if observes => Vec::new(),
+            Source::Own { newest, .. } if observes => {
+                *newest = None;
+                Vec::new()
+            }
             Source::Operator(note) => note.look(now_ms).cloned().unwrap_or_default(),
             Source::Own { newest, .. } if newest.as_ref().map(|(id, stage)| (&**id, &**stage)) == newest_now => {
                 self.list.clone()
@@ -153,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_run_refuses_what_it_met_at_two_of_its_own_stalls_and_only_while_they_count() {
-        let refuses = |ages_s: &[i64], class| standalone().look(10_000_000, &book(ages_s, class));
+        let refuses = |ages_s: &[i64], class| standalone().look(10_000_000, &book(ages_s, class), false);
         assert_eq!(refuses(&[5], "Dead"), None, "once");
         assert_eq!(refuses(&[5, 90], "StepStalled"), None, "suspicions that were never confirmed");
         let poison = refuses(&[5, 90], "Dead").unwrap();
@@ -161,30 +166,41 @@ mod tests {
         assert!((6_390_000..=6_400_000).contains(&poison[0].since_ms), "an hour before the last of them: {poison:?}");
         assert_eq!(refuses(&[3_601, 3_700], "Dead"), None, "long ago");
         let mut ignoring = PoisonBook::new(None, true, None);
-        assert_eq!(ignoring.look(10_000_000, &book(&[5, 90], "Dead")), None, "the policy is to ignore");
+        assert_eq!(ignoring.look(10_000_000, &book(&[5, 90], "Dead"), false), None, "the policy is to ignore");
     }
 
     #[test]
     fn the_gate_is_told_of_changes_alone() {
         let (mut poison, book) = (standalone(), book(&[5, 90], "Dead"));
-        assert!(poison.look(1_000_000, &book).is_some());
-        assert_eq!((poison.look(1_000_100, &book), poison.list().len()), (None, 1));
+        assert!(poison.look(1_000_000, &book, false).is_some());
+        assert_eq!((poison.look(1_000_100, &book, false), poison.list().len()), (None, 1));
         poison.list[0].until_ms = 0;
-        assert_eq!(poison.look(1_000_200, &book), Some(Vec::new()), "its time is over");
+        assert_eq!(poison.look(1_000_200, &book, false), Some(Vec::new()), "its time is over");
+    }
+
+    #[test]
+    fn who_only_observes_refuses_nothing_and_begins_with_the_change_of_mode() {
+        let (mut poison, book) = (standalone(), book(&[5, 90], "Dead"));
+        assert_eq!(poison.look(1_000_000, &book, true), None);
+        assert_eq!(poison.look(1_000_100, &book, false).map(|list| list.len()), Some(1));
+        assert_eq!(poison.look(1_000_200, &book, true), Some(Vec::new()));
+        assert_eq!(poison.look(1_000_300, &book, false).map(|list| list.len()), Some(1));
     }
 
     #[test]
     fn in_a_pod_the_operators_note_is_what_counts() {
         let dir = tempfile::tempdir().unwrap();
         let mut poison = PoisonBook::new(Some(Duration::ZERO), false, Some(dir.path()));
-        assert_eq!(poison.look(1_000, &book(&[5, 90], "Dead")), None);
+        assert_eq!(poison.look(1_000, &book(&[5, 90], "Dead"), false), None);
         let one =
             Refused { request: PRINT.to_owned(), since_ms: wall_ms() - 500, until_ms: wall_ms() + 600_000, stalls: 2 };
         std::fs::write(dir.path().join(POISON), crds::poison::write(&[one]).unwrap()).unwrap();
-        let told = poison.look(2_000, &Incidents::default()).unwrap();
+        let told = poison.look(2_000, &Incidents::default(), false).unwrap();
         assert!(told.len() == 1 && (1_000..=1_500).contains(&told[0].since_ms), "{told:?}");
+        assert_eq!(poison.look(2_100, &Incidents::default(), true), Some(Vec::new()), "mode Observe");
+        assert_eq!(poison.look(2_200, &Incidents::default(), false).map(|list| list.len()), Some(1));
         std::fs::write(dir.path().join(POISON), "").unwrap();
-        assert_eq!(poison.look(2_500, &Incidents::default()), Some(Vec::new()));
+        assert_eq!(poison.look(2_500, &Incidents::default(), false), Some(Vec::new()));
     }
 
     #[test]

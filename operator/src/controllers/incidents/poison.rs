@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crds::{
     EngineIncident,
-    inference_deployment::PoisonRequests,
+    inference_deployment::{PoisonRequests, RecoveryMode},
     poison::{ANNOTATION_POISON, Stall, milliseconds, refused, write},
 };
 use jiff::Timestamp;
@@ -47,7 +47,8 @@ struct Wanted {
 impl Wanted {
     fn of(observed: &Observed, now: Timestamp) -> Self {
         let recovery = &observed.infd.spec.recovery;
-        let keep = duration_of(&recovery.poison_for).filter(|_| recovery.poison_requests == PoisonRequests::Refuse);
+        let refuses = recovery.poison_requests == PoisonRequests::Refuse && recovery.mode != RecoveryMode::Observe;
+        let keep = duration_of(&recovery.poison_for).filter(|_| refuses);
         let stalls: Vec<Stall<'_>> =
             observed.incidents.iter().filter_map(recorded).chain(observed.pods.iter().filter_map(reported)).collect();
         let Some(keep) = keep.filter(|_| !stalls.is_empty()) else { return Self::default() };

@@ -75,6 +75,10 @@ fn the_records_remember_what_pods_report_no_more_and_a_settled_world_is_silent()
         pod.poison.clone_from(&patch.annotations[ANNOTATION_POISON]);
     }
     assert_eq!(told(&then), [], "quiescent = silent (P7)");
+    then.infd.spec.recovery.mode = RecoveryMode::Observe;
+    assert!(told(&then).iter().all(|(_, refused)| refused.is_empty()) && told(&then).len() == 2, "it only observes");
+    then.infd.spec.recovery.mode = RecoveryMode::Fence;
+    assert_eq!(told(&then), []);
     then.infd.spec.recovery.poison_requests = PoisonRequests::Ignore;
     assert!(told(&then).iter().all(|(_, refused)| refused.is_empty()) && told(&then).len() == 2, "taken off");
 }
