@@ -89,7 +89,7 @@ impl Proxy {
         }
         if is_websocket(request.headers()) {
             // asked without its upgrade, an engine would say that there is no such path
-            let text = "the gate passes on no WebSocket; it can be opened at the engine's own port";
+            let text = "the gate passes on no WebSocket; where clients may reach the engine's own port, it can be opened there";
             return answers::bad_request(StatusCode::NOT_IMPLEMENTED, text);
         }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
