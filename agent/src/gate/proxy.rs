@@ -94,14 +94,15 @@ impl Proxy {
         }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         // what brings no work and may be what ends the silence goes through a fence
-        let mends = work::mends(request.uri().path());
+        let path = work::plain(request.uri().path());
+        let (mends, is_work) = (work::mends(&path), work::is_work(request.method(), &path));
         if !reads
             && !mends
             && let Err(refusal) = self.ledger.admit()
         {
             return answers::refused(&refusal);
         }
-        if work::is_work(request.method(), request.uri().path()) {
+        if is_work {
             return self.forward_work(request).await;
         }
         let (parts, body) = request.into_parts();
@@ -114,7 +115,7 @@ impl Proxy {
 
     async fn forward_work(&self, request: Request<ClientBody>) -> Response<AnswerBody> {
         let (parts, body) = request.into_parts();
-        let (mut body, mut asked) = match read_and_count(parts.uri.path(), body, &self.room).await {
+        let (mut body, mut asked) = match read_and_count(&work::plain(parts.uri.path()), body, &self.room).await {
             Ok(counted) => counted,
             Err(response) => return *response,
         };
@@ -189,9 +190,9 @@ impl Proxy {
         let json = content_type.is_some_and(|kind| kind.starts_with("application/json"));
         let length = body.size_hint().exact();
         let whole = length.filter(|length| json && *length <= WHOLE_ANSWER_BYTES_MAX);
-        if let Some(_share) = whole.and_then(|length| self.room.for_whole(length)) {
+        if let Some(room) = whole.and_then(|length| self.room.for_whole(length)) {
             return match read_whole(body, flight, end).await {
-                Some(bytes) => Response::from_parts(parts, AnswerBody::whole(bytes)),
+                Some(bytes) => Response::from_parts(parts, AnswerBody::whole(room.filled_with(bytes))),
                 None => self.broken("its answer broke off"),
             };
         }

@@ -2,19 +2,23 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// All that is held in memory together; what finds no room streams through, counted by its length.
+/// All of bodies that is held in memory together; what finds no room streams through, counted by its length.
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// The beginnings of all bodies, so many bytes of each, have room of their own: however many long ones come slowly, short ones are read.
 const BEGINNING_BYTES: usize = 64 << 10;
 const BEGINNINGS_BYTES_MAX: usize = 16 << 20;
+/// Whole answers that their clients have not taken yet: slow ones are no reason to leave bodies unread.
+const ANSWERS_BYTES_MAX: usize = 64 << 20;
 
 /// A permit a byte.
 #[derive(Debug)]
 pub struct Room {
     beginnings: Arc<Semaphore>,
     rest: Arc<Semaphore>,
+    answers: Arc<Semaphore>,
 }
 
 impl Default for Room {
@@ -25,12 +29,40 @@ impl Default for Room {
 
 impl Room {
     fn of(bytes_max: usize) -> Self {
-        Self { beginnings: Arc::new(Semaphore::new(BEGINNINGS_BYTES_MAX)), rest: Arc::new(Semaphore::new(bytes_max)) }
+        Self {
+            beginnings: Arc::new(Semaphore::new(BEGINNINGS_BYTES_MAX)),
+            rest: Arc::new(Semaphore::new(bytes_max)),
+            answers: Arc::new(Semaphore::new(ANSWERS_BYTES_MAX)),
+        }
     }
 
     /// For an answer of this length, for as long as what is given is there; `None` where there is none now.
-    pub fn for_whole(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
-        reserve(&self.rest, usize::try_from(bytes).ok()?)
+    pub fn for_whole(&self, bytes: u64) -> Option<AnswerRoom> {
+        Some(AnswerRoom { _permit: reserve(&self.answers, usize::try_from(bytes).ok()?)? })
+    }
+}
+
+/// What of the room one whole answer holds.
+#[derive(Debug)]
+pub struct AnswerRoom {
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AnswerRoom {
+    /// The answer, which gives its room back when the last of it has gone to the client.
+    pub fn filled_with(self, answer: Bytes) -> Bytes {
+        Bytes::from_owner(InRoom { answer, _room: self })
+    }
+}
+
+struct InRoom {
+    answer: Bytes,
+    _room: AnswerRoom,
+}
+
+impl AsRef<[u8]> for InRoom {
+    fn as_ref(&self) -> &[u8] {
+        &self.answer
     }
 }
 
@@ -65,6 +97,20 @@ fn reserve(room: &Arc<Semaphore>, bytes: usize) -> Option<OwnedSemaphorePermit> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_holds_its_room_until_its_client_has_all_of_it() {
+        let room = Room::default();
+        let mut answers: Vec<Bytes> =
+            (0..8).map(|_| room.for_whole(8 << 20).unwrap().filled_with(Bytes::from_static(b"{}"))).collect();
+        assert!(room.for_whole(1).is_none(), "the next ones stream");
+        assert!(Share::default().grow(&room, 0, 1 << 20), "bodies have room of their own");
+        let left = answers[0].split_off(1);
+        drop(answers.remove(0));
+        assert!(room.for_whole(1).is_none(), "half of it is still to be sent");
+        drop(left);
+        assert!(room.for_whole(8 << 20).is_some());
+    }
 
     #[test]
     fn many_long_bodies_leave_room_for_a_short_one() {

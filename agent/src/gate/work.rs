@@ -1,8 +1,10 @@
 //! Which requests are work that the engine owes an answer, and roughly how many prompt tokens each brings (V2, V3). Pure.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use http::Method;
+use percent_encoding::percent_decode_str;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::name::Name;
@@ -94,6 +96,11 @@ const DATA_NAMES: [&str; 2] = ["data", "images"];
 const TEXT_BYTES_MAX: u64 = 8 << 20;
 /// Base64 is told from words by so much of it.
 const BASE64_BYTES: usize = 512;
+
+/// A request's path as an engine reads it: `%73` in it is an `s`, and the work and its poison are the same.
+pub fn plain(path: &str) -> Cow<'_, str> {
+    percent_decode_str(path).decode_utf8_lossy()
+}
 
 /// Does this request count as work owed?
 pub fn is_work(method: &Method, path: &str) -> bool {

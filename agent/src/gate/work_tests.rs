@@ -29,6 +29,20 @@ fn posts_to_inference_paths_are_work_and_nothing_else_is() {
     assert_eq!(mending, [true, true, true, false, false]);
 }
 
+#[test]
+fn a_path_is_read_as_an_engine_reads_it() {
+    for (path, read) in [
+        ("/v1/chat/completion%73", "/v1/chat/completions"),
+        ("/%67enerate%2f", "/generate/"),
+        ("/v1/completions%2573", "/v1/completions%73"),
+        ("/a%ff%", "/a\u{fffd}%"),
+    ] {
+        assert_eq!(plain(path), read);
+    }
+    let same = ["/v1/completions", "/v1/completion%73"].map(|path| asked(&plain(path), b"{}").print);
+    assert!(is_work(&Method::POST, &plain("/v1/completion%73")) && same[0] == same[1]);
+}
+
 fn prompt_tokens(body: &[u8]) -> u64 {
     asked("/v1/completions", body).prompt_tokens
 }

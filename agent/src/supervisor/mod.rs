@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use socket2::SockRef;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
@@ -183,6 +184,9 @@ impl Ends {
     }
 }
 
+/// Connections that wait in the kernel's queue; it takes its own bound (`net.core.somaxconn`) where that is less.
+const BACKLOG: i32 = 4096;
+
 fn bind(
     address: SocketAddr,
     in_pod: bool,
@@ -192,6 +196,8 @@ fn bind(
     let failed = |source| SuperviseError::Listen { what, address, option, source };
     let listener = if in_pod { role::listen_in_pod(address) } else { TcpListener::bind(address) };
     let listener = listener.map_err(failed)?;
+    // the standard library asks for 128, and whoever comes beyond them while the gate is replaced would try again in seconds
+    SockRef::from(&listener).listen(BACKLOG).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }
@@ -270,6 +276,20 @@ async fn outlive_engine(bound: Duration, page_dir: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A crowd that comes while no gate takes anybody waits in the kernel's queue.
+    #[test]
+    fn many_may_wait_for_a_gate_that_is_replaced() {
+        let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
+        let listener = bind("127.0.0.1:0".parse().unwrap(), false, "the gate", "--listen").unwrap();
+        let address = listener.local_addr().unwrap();
+        let wait = std::time::Duration::from_secs(20);
+        let crowd = (0..600.min(most)).map(|_: usize| std::net::TcpStream::connect_timeout(&address, wait).unwrap());
+        let crowd: Vec<_> = crowd.collect();
+        // the last handshake is done only where the queue has taken it
+        let taken = (0..crowd.len()).filter(|_| listener.accept().is_ok()).count();
+        assert_eq!(taken, crowd.len());
+    }
 
     /// As `systemd-tmpfiles` looks before it clears a directory.
     fn is_cleared(dir: &Path) -> bool {
