@@ -40,7 +40,8 @@ class H(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         prompt = self.rfile.read(int(self.headers.get('content-length', 0))).decode()
         if 'deadly' in prompt: frozen.set()
-        print('Received request:', prompt); print(prompt.replace('"', ' ')); print('headers', dict(self.headers))
+        # in one piece: requests come at the same time, and print writes its words one by one
+        sys.stdout.write(f'Received request: {prompt}\n'); print(prompt.replace('"', ' ')); print('headers', dict(self.headers))
         print('a user called', sys.argv[2], 'with', os.environ['NOTE'], 'and', os.environ['HF_TOKEN'], flush=True)
         self.send_response(200); self.send_header('content-type', 'text/event-stream')
         self.send_header('connection', 'close'); self.end_headers(); self.close_connection = True; running[0] += 1
