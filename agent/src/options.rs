@@ -56,7 +56,7 @@ pub struct WatchArgs {
     #[arg(long, env = "TRUEBEAT_LOG_FILE", alias = "log")]
     pub log_file: Option<PathBuf>,
     /// What was read of the log is taken out of it: for one in memory that is written for the agent alone, as in a pod.
-    #[arg(long, env = "TRUEBEAT_TRIM_LOG")]
+    #[arg(long, env = "TRUEBEAT_TRIM_LOG", value_parser = clap::builder::FalseyValueParser::new())]
     pub trim_log: bool,
     /// Do not ask NVML about the GPUs.
     #[arg(long, env = "TRUEBEAT_NO_NVML", value_parser = clap::builder::FalseyValueParser::new())]

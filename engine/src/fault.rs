@@ -5,7 +5,7 @@ use std::{str::FromStr, time::Duration};
 
 use thiserror::Error;
 
-pub use strike::Faults;
+pub use strike::{Faults, burn_for_ever};
 
 mod strike;
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds everything that a machine with a GPU needs for `test-gpu`, `sanitize-gpu` and `bench-gpu` into target/gpu: programs, kernels, models of the tests and
-# the command itself. That machine needs NVIDIA's driver and nothing else. Runs here at once where there is a driver.
+# Builds everything that a machine with a GPU needs for `test-gpu`, `sanitize-gpu` and `bench-gpu` into target/gpu: programs, kernels,
+# models of the tests and the command itself. That machine needs NVIDIA's driver and nothing else. Runs here at once where there is a driver.
 #
 #   bundle.sh test|sanitize|bench
 set -euo pipefail

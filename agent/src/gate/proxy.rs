@@ -18,7 +18,7 @@ use nix::errno::Errno;
 use super::answers;
 use super::body::{AnswerBody, CountedBody, Flight};
 use super::ledger::{End, Held, Holding, Ledger};
-use super::room::{Room, Share};
+use super::room::{Room, Share, in_room};
 use super::scan::Scan;
 use super::upload::{ClientBody, FRAME_WAIT_MAX, InTime, RequestBody, UploadError};
 use super::work::{self, Asked};
@@ -190,9 +190,9 @@ impl Proxy {
         let json = content_type.is_some_and(|kind| kind.starts_with("application/json"));
         let length = body.size_hint().exact();
         let whole = length.filter(|length| json && *length <= WHOLE_ANSWER_BYTES_MAX);
-        if let Some(room) = whole.and_then(|length| self.room.for_whole(length)) {
+        if let Some(permit) = whole.and_then(|length| self.room.for_whole(length)) {
             return match read_whole(body, flight, end).await {
-                Some(bytes) => Response::from_parts(parts, AnswerBody::whole(room.filled_with(bytes))),
+                Some(bytes) => Response::from_parts(parts, AnswerBody::whole(in_room(bytes, permit))),
                 None => self.broken("its answer broke off"),
             };
         }

@@ -37,27 +37,19 @@ impl Room {
     }
 
     /// For an answer of this length, for as long as what is given is there; `None` where there is none now.
-    pub fn for_whole(&self, bytes: u64) -> Option<AnswerRoom> {
-        Some(AnswerRoom { _permit: reserve(&self.answers, usize::try_from(bytes).ok()?)? })
+    pub fn for_whole(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        reserve(&self.answers, usize::try_from(bytes).ok()?)
     }
 }
 
-/// What of the room one whole answer holds.
-#[derive(Debug)]
-pub struct AnswerRoom {
-    _permit: OwnedSemaphorePermit,
-}
-
-impl AnswerRoom {
-    /// The answer, which gives its room back when the last of it has gone to the client.
-    pub fn filled_with(self, answer: Bytes) -> Bytes {
-        Bytes::from_owner(InRoom { answer, _room: self })
-    }
+/// The answer, which gives its room back when the last of it has gone to the client.
+pub fn in_room(answer: Bytes, permit: OwnedSemaphorePermit) -> Bytes {
+    Bytes::from_owner(InRoom { answer, _permit: permit })
 }
 
 struct InRoom {
     answer: Bytes,
-    _room: AnswerRoom,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl AsRef<[u8]> for InRoom {
@@ -102,7 +94,7 @@ mod tests {
     fn an_answer_holds_its_room_until_its_client_has_all_of_it() {
         let room = Room::default();
         let mut answers: Vec<Bytes> =
-            (0..8).map(|_| room.for_whole(8 << 20).unwrap().filled_with(Bytes::from_static(b"{}"))).collect();
+            (0..8).map(|_| in_room(Bytes::from_static(b"{}"), room.for_whole(8 << 20).unwrap())).collect();
         assert!(room.for_whole(1).is_none(), "the next ones stream");
         assert!(Share::default().grow(&room, 0, 1 << 20), "bodies have room of their own");
         let left = answers[0].split_off(1);

@@ -55,7 +55,7 @@ pub struct RecordArgs {
     #[arg(long, env = "TRUEBEAT_LOG_FILE", alias = "log")]
     pub log_file: Option<PathBuf>,
     /// Do not ask NVML about the GPUs.
-    #[arg(long, env = "TRUEBEAT_NO_NVML")]
+    #[arg(long, env = "TRUEBEAT_NO_NVML", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_nvml: bool,
     /// How long. SIGINT, SIGTERM and SIGHUP end it sooner, and the trace is whole.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]

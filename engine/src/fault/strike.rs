@@ -83,13 +83,6 @@ impl Faults {
         self.here(|kind| kind.place() == place).next().is_some()
     }
 
-    /// Spins, as who waits for a device that never says that it is done.
-    pub fn burn(&self) -> ! {
-        loop {
-            std::hint::spin_loop();
-        }
-    }
-
     /// Is this very fault armed for this rank?
     pub fn has(&self, kind: FaultKind) -> bool {
         self.here(|armed| armed == kind).next().is_some()
@@ -154,6 +147,13 @@ fn do_it(kind: FaultKind) {
         }
         // these are ways of computing: whoever computes asks for them
         FaultKind::Livelock | FaultKind::DeviceWait | FaultKind::PaddedGraph | FaultKind::PlanDrift => (),
+    }
+}
+
+/// Spins, as who waits for a device that never says that it is done.
+pub fn burn_for_ever() -> ! {
+    loop {
+        std::hint::spin_loop();
     }
 }
 

@@ -18,7 +18,7 @@ use super::plan::{Order, hash};
 use super::{RANKS_MAX, Team};
 use crate::backend::cuda::open::DeviceChoice;
 use crate::beat::{Heart, LOAD_LEASE, Tally};
-use crate::fault::{FaultKind, FaultSpec, Faults, Place};
+use crate::fault::{FaultKind, FaultSpec, Faults, Place, burn_for_ever};
 use crate::model::{
     ALLOCATE_MAX, LoadError, LoadOptions, Model, ModelError, Pass, StepBatch, StepLogits, StepTerms, load_model_with,
 };
@@ -228,7 +228,7 @@ impl Worker {
     /// This rank's part. A worker computes on this thread, or has a device that hangs in earnest.
     fn compute(&self, model: &mut dyn Model, batch: &StepBatch) -> Result<StepLogits, ModelError> {
         if self.faults.armed(Place::Event) && !model.hang() {
-            self.faults.burn();
+            burn_for_ever();
         }
         self.faults.strike(Place::Device);
         model.forward(batch)

@@ -58,27 +58,9 @@ enum What {
         rows: Vec<usize>,
     },
     /// The program itself on the device: serves over HTTP; a kernel that hangs ends it with status 85, and without guards the agent fences it
-    Serve {
-        /// The program `truebeat`, built with the feature engine/cuda
-        #[arg(long)]
-        program: PathBuf,
-        #[arg(long)]
-        model: PathBuf,
-        /// Folder for logs and what the agent said
-        #[arg(long)]
-        out: PathBuf,
-    },
+    Serve(Tried),
     /// Two ranks on the one device: their answers, and how each hang and death of a worker ends the engine
-    Ranks {
-        /// The program `truebeat`, built with the feature engine/cuda
-        #[arg(long)]
-        program: PathBuf,
-        #[arg(long)]
-        model: PathBuf,
-        /// Folder for logs
-        #[arg(long)]
-        out: PathBuf,
-    },
+    Ranks(Tried),
     /// NVML's view of the device while it is idle, prefills, decodes and spins; and how long each of NVML's calls takes
     Signature {
         /// Where the trace goes, a JSON object a line
@@ -104,6 +86,19 @@ enum What {
     Hold { work: Work },
 }
 
+/// The whole program on a device.
+#[derive(clap::Args)]
+struct Tried {
+    /// The program `truebeat`, built with the feature engine/cuda
+    #[arg(long)]
+    program: PathBuf,
+    #[arg(long)]
+    model: PathBuf,
+    /// Folder for logs and what the agent said
+    #[arg(long)]
+    out: PathBuf,
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     match run(args) {
@@ -123,8 +118,8 @@ fn run(args: Args) -> Result<ExitCode> {
         }
         What::Copy { seconds } => bench::copy(&device, seconds).map(|()| ExitCode::SUCCESS),
         What::Ops { sizes, rows } => ops::run(&device, sizes.shape(), &rows).map(|()| ExitCode::SUCCESS),
-        What::Serve { program, model, out } => serve::check(&device, &program, &model, &out),
-        What::Ranks { program, model, out } => ranks::check(&device, &program, &model, &out),
+        What::Serve(tried) => serve::check(&device, &tried),
+        What::Ranks(tried) => ranks::check(&device, &tried),
         What::Signature { out, seconds } => signature::run(&device, &out, seconds).map(|()| ExitCode::SUCCESS),
         What::Ready { program, model } => serve::ready(&device, &program, &model).map(|()| ExitCode::SUCCESS),
         What::SpinCheck => spin::check(&device),

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail};
 use engine::backend::cuda::open::DeviceChoice;
 use engine::stuck::EXIT_STUCK;
 
-use crate::serve::{ENGINE, ask, end_of, engine_is_up, text};
+use crate::Tried;
+use crate::serve::{ENGINE, ask, end_of, engine_is_up, engine_words, text};
 
 /// Of each of the two ranks.
 const MEMORY_MIB: &str = "4096";
@@ -21,7 +22,7 @@ const COMPANY: usize = 6;
 /// A worker that is dead or stands still ends the step in a second; steps under way, the evidence and the process's end come on top.
 const END_MAX: Duration = Duration::from_secs(5);
 
-pub fn check(device: &DeviceChoice, program: &Path, model: &Path, out: &Path) -> Result<ExitCode> {
+pub fn check(device: &DeviceChoice, Tried { program, model, out }: &Tried) -> Result<ExitCode> {
     std::fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
     let mut good = true;
     for fault in FAULTS {
@@ -34,12 +35,8 @@ pub fn check(device: &DeviceChoice, program: &Path, model: &Path, out: &Path) ->
 /// Serves until the fault comes. True: answers were alike, and the engine ended in time, by itself, and named the rank.
 fn struck(device: &DeviceChoice, (program, model, log): (&Path, &Path, &Path), fault: &str) -> Result<bool> {
     let mut command = Command::new(program);
-    command.args(["engine", "--listen", ENGINE, "--tensor-parallel", "2", "--device-memory-mib", MEMORY_MIB]);
-    command.args(["--device", &format!("cuda:{0},{0}", device.ordinal), "--fault", &format!("{fault}@300steps")]);
-    command.arg("--model").arg(model).args(["--guards", "on"]);
-    if let Some(kernels) = &device.kernels {
-        command.arg("--device-kernels").arg(kernels);
-    }
+    engine_words(&mut command, device, 2, model);
+    command.args(["--device-memory-mib", MEMORY_MIB, "--fault", &format!("{fault}@300steps"), "--guards", "on"]);
     let file = File::create(log)?;
     let began = Instant::now();
     let mut engine = command.stderr(file.try_clone()?).stdout(file).spawn().context("starting the engine")?;

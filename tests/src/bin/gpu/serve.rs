@@ -16,6 +16,8 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use truebeat_tests::wait::until;
 
+use crate::Tried;
+
 pub const ENGINE: &str = "127.0.0.1:18000";
 const GATE: &str = "127.0.0.1:18080";
 const AGENT: &str = "127.0.0.1:19400";
@@ -29,7 +31,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const TOKENS: u32 = 48;
 
 /// Both ways.
-pub fn check(device: &DeviceChoice, program: &Path, model: &Path, out: &Path) -> Result<ExitCode> {
+pub fn check(device: &DeviceChoice, Tried { program, model, out }: &Tried) -> Result<ExitCode> {
     std::fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
     let guarded = guarded(device, (program, model, out))?;
     let watched = watched(device, (program, model, out))?;
@@ -42,7 +44,7 @@ pub fn ready(device: &DeviceChoice, program: &Path, model: &Path) -> Result<()> 
     let bytes: u64 = files.filter_map(|file| Some(file.ok()?.metadata().ok()?.len())).sum();
     for start in ["first", "second"] {
         let mut command = Command::new(program);
-        engine_words(&mut command, device, model);
+        engine_words(&mut command, device, 1, model);
         let began = Instant::now();
         let mut engine = command.spawn().context("starting the engine")?;
         let up = engine_is_up();
@@ -65,7 +67,7 @@ pub fn ready(device: &DeviceChoice, program: &Path, model: &Path) -> Result<()> 
 fn guarded(device: &DeviceChoice, (program, model, out): (&Path, &Path, &Path)) -> Result<bool> {
     let log = File::create(out.join("guarded.log"))?;
     let mut command = Command::new(program);
-    engine_words(&mut command, device, model);
+    engine_words(&mut command, device, 1, model);
     command.args(FAULT).args(["--guards", "on"]).stderr(log.try_clone()?).stdout(log);
     let began = Instant::now();
     let mut engine = command.spawn().context("starting the engine")?;
@@ -94,7 +96,7 @@ fn watched(device: &DeviceChoice, (program, model, out): (&Path, &Path, &Path)) 
     let mut command = Command::new(program);
     command.args(["run", "--listen", GATE, "--agent-listen", AGENT, "--engine-url", &format!("http://{ENGINE}")]);
     command.arg("--bundle-dir").arg(out.join("bundles")).arg("--").arg(program);
-    engine_words(&mut command, device, model);
+    engine_words(&mut command, device, 1, model);
     command.args(FAULT).args(["--guards", "off"]).stderr(log.try_clone()?).stdout(log);
     let mut agent = command.spawn().context("starting the agent")?;
     let seen = see(out);
@@ -126,9 +128,10 @@ fn see(out: &Path) -> Result<bool> {
     Ok(named)
 }
 
-fn engine_words(command: &mut Command, device: &DeviceChoice, model: &Path) {
-    command.args(["engine", "--listen", ENGINE, "--model"]).arg(model);
-    command.args(["--device", &format!("cuda:{}", device.ordinal)]);
+/// An engine of so many ranks, all of them on the one device.
+pub fn engine_words(command: &mut Command, device: &DeviceChoice, ranks: usize, model: &Path) {
+    command.args(["engine", "--listen", ENGINE, "--tensor-parallel", &ranks.to_string(), "--model"]).arg(model);
+    command.args(["--device", &format!("cuda:{}", vec![device.ordinal.to_string(); ranks].join(","))]);
     if let Some(kernels) = &device.kernels {
         command.arg("--device-kernels").arg(kernels);
     }
