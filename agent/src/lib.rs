@@ -16,6 +16,7 @@ pub mod metrics;
 mod never;
 mod options;
 mod own_program;
+mod policy;
 pub mod record;
 pub mod report;
 pub mod short_slice;

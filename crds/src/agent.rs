@@ -82,7 +82,8 @@ pub struct Policy {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub idle_patience: Option<String>,
-    /// No step of an engine with a heartbeat page is suspect before this; one that decodes alone on a quiet machine is from 150 ms on. Default `300ms`.
+    /// No step of an engine with a heartbeat page is suspect before this. Where it is not set, one that decodes alone on a quiet machine is from
+    /// 150 ms on. Default `300ms`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub native_floor: Option<String>,

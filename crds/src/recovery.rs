@@ -64,7 +64,7 @@ pub enum PoisonRequests {
 #[derive(JsonSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Recovery {
-    /// `Observe` only reports, saves no evidence of a stall and refuses no poison request; `Fence` also takes the replica out of traffic; `Recover`
+    /// `Observe` only reports, saves the evidence of a confirmed stall and refuses no poison request; `Fence` also takes the replica out of traffic; `Recover`
     /// also restarts the engine (I1). A rollout is judged and taken back by `rollout` alone, whatever the mode.
     pub mode: RecoveryMode,
     /// How many replicas may be in a granted restart at the same time (I2).

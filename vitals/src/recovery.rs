@@ -12,7 +12,7 @@ use crate::verdict::{Action, Outcome, StallClass, Verdict};
 /// How far the agent may go.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
-    /// Say, do nothing.
+    /// Say, and save the evidence of a confirmed stall; fence and kill nothing.
     Observe,
     /// Fence and unfence.
     Fence,
@@ -168,13 +168,13 @@ impl Recovery {
         self
     }
 
-    /// From now on it goes by this. `true`: that is something else than before.
-    ///
     /// How far recovery goes.
     pub fn mode(&self) -> Mode {
         self.policy.mode
     }
 
+    /// From now on it goes by this. `true`: that is something else than before.
+    ///
     /// What is under way goes on as far as the new policy lets it: a fence that nobody wants any more is lifted, and a key that was
     /// turned and not used is turned back.
     pub fn set_policy(&mut self, policy: RecoveryPolicy) -> bool {
@@ -287,13 +287,11 @@ impl Recovery {
                 return;
             }
         }
-        if self.policy.mode == Mode::Observe {
-            return;
-        }
+        // whoever only observes restarts it by hand, and it is gone then as well (I6)
         if !input.evidence_done {
             effects.push(Effect::CaptureEvidence);
         }
-        if self.policy.mode == Mode::Fence {
+        if self.policy.mode != Mode::Recover {
             return;
         }
         let waited = self.now_ms.saturating_sub(open.confirmed_ms.unwrap_or(self.now_ms));

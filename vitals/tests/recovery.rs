@@ -184,12 +184,12 @@ fn an_operator_that_answers_is_not_absent() {
 
 #[test]
 fn modes_do_no_more_than_they_say() {
-    for (mode, fences, captures) in [(Mode::Observe, false, false), (Mode::Fence, true, true)] {
+    for (mode, fences) in [(Mode::Observe, false), (Mode::Fence, true)] {
         let mut world = World::new(RecoveryPolicy { mode, self_grant: true, ..RecoveryPolicy::default() });
         for _ in 0..1_000 {
             let out = world.see(100, stall());
             assert_eq!(out.effects.contains(&Effect::Fence), fences);
-            assert_eq!(out.effects.contains(&Effect::CaptureEvidence), captures);
+            assert!(out.effects.contains(&Effect::CaptureEvidence), "whoever restarts it by hand wants it");
             assert!(!out.effects.contains(&Effect::Kill) && !out.effects.contains(&Effect::RequestGrant));
         }
     }
