@@ -11,12 +11,14 @@ mod line;
 pub mod memory;
 mod name;
 mod owed;
+mod patience;
 pub mod print;
 mod proxy;
 mod room;
 mod scan;
 pub mod suspects;
 mod upload;
+mod wire;
 pub(crate) mod work;
 
 use std::convert::Infallible;
@@ -31,20 +33,25 @@ use http::header::CONNECTION;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream, UnixListener};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 
 use self::guests::{Answer, Guest, Guests};
 use self::ledger::Ledger;
 use self::proxy::Proxy;
+use self::wire::Wire;
 
-/// What is buffered for a client before its reading holds the engine's stream back.
+/// What is buffered for a client before its reading holds the engine's stream back; an engine's head is no longer, either.
 const CLIENT_BUFFER_BYTES: usize = 64 << 10;
+/// What the kernel holds of it unsent beside that.
+const CLIENT_UNSENT_BYTES: u32 = 64 << 10;
 /// For how long a client's connection is kept that asks for nothing. Load balancers keep theirs for 60 s (AWS, nginx), 75 or 90 s (others) or
 /// 600 s (Google), and send the next request on one that we are just closing: a 502 that nobody finds the cause of. Whoever keeps it for longer
 /// must not be us, so this is what Google asks for.
 pub const CLIENT_IDLE: Duration = Duration::from_secs(620);
 
-/// So long the end of an answer may be on its way to a client whose connection shall end, or the rest of a refused request from it.
+/// So long nothing of an answer's end may go to a client whose connection shall end; the rest of a refused request has as long in all.
 const PARTING_MAX: Duration = Duration::from_secs(10);
 
 /// What a gate needs.
@@ -120,6 +127,9 @@ async fn accept(listener: TcpListener, proxy: Arc<Proxy>, guests: &Arc<Guests>, 
         match listener.accept().await {
             Ok((stream, _)) => {
                 told = false;
+                let _ = stream.set_nodelay(true);
+                // what a client takes is seen as it takes it, and not by the megabytes that a kernel takes in its stead
+                let _ = SockRef::from(&stream).set_tcp_notsent_lowat(CLIENT_UNSENT_BYTES);
                 tokio::spawn(serve_connection(stream, Arc::clone(&proxy), guests.welcome(), client_idle));
                 // who came with a request is heard before the next one is let in, who may make the first one go
                 tokio::task::yield_now().await;
@@ -136,9 +146,13 @@ async fn accept(listener: TcpListener, proxy: Arc<Proxy>, guests: &Arc<Guests>, 
     }
 }
 
-async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, guest: Arc<Guest>, client_idle: Duration) {
+async fn serve_connection<S>(stream: S, proxy: Arc<Proxy>, guest: Arc<Guest>, client_idle: Duration)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let _connected = proxy.connected();
-    let _ = stream.set_nodelay(true);
+    let wire = Wire::of(stream);
+    let sent = wire.sent();
     let service = service_fn(|request| {
         let (asking, answer, guest) = (guest.asks(), Arc::clone(&proxy).handle(request), Arc::clone(&guest));
         async move {
@@ -153,7 +167,7 @@ async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, guest: Arc<Guest
         .timer(TokioTimer::new())
         .header_read_timeout(client_idle)
         .max_buf_size(CLIENT_BUFFER_BYTES)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(wire), service);
     let mut connection = pin!(connection);
     // a request that can be read now is heard before its connection is given up (all of this is one thread)
     let mut served = tokio::select! {
@@ -169,8 +183,9 @@ async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, guest: Arc<Guest
             connection.as_mut().graceful_shutdown();
         }
         while served.is_none() {
+            let before = sent.bytes();
             served = tokio::time::timeout(PARTING_MAX, connection.as_mut()).await.ok();
-            if !guest.is_asking() {
+            if !guest.is_asking() && sent.bytes() == before {
                 break;
             }
         }
@@ -184,7 +199,8 @@ async fn serve_connection(stream: TcpStream, proxy: Arc<Proxy>, guest: Arc<Guest
 mod tests {
     use super::*;
     use crate::gate::ledger::Control;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tokio::net::TcpStream;
 
     const SOON: Duration = Duration::from_secs(20);
 
@@ -206,5 +222,56 @@ mod tests {
             let answered = tokio::time::timeout(SOON, client.read_exact(&mut heard)).await.unwrap();
             assert!(answered.is_ok() && &heard == b"HTTP/1.1 503", "{n}");
         }
+    }
+
+    const ANSWER_BYTES: usize = 1 << 20;
+
+    /// A gate that has read a whole answer and shall leave, and its client, who has taken nothing of it.
+    async fn parting() -> (DuplexStream, tokio::task::JoinHandle<()>) {
+        let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let upstream = format!("http://{}", engine.local_addr().unwrap()).parse().unwrap();
+        let proxy = Arc::new(Proxy::new(Arc::new(Ledger::new(1, Control::default())), &upstream).unwrap());
+        let guests = Guests::at_most(4);
+        let guest = guests.welcome();
+        let (mut client, gate) = tokio::io::duplex(CLIENT_BUFFER_BYTES);
+        let serving = tokio::spawn(serve_connection(gate, proxy, Arc::clone(&guest), CLIENT_IDLE));
+        client.write_all(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+        let (mut server, _) = tokio::time::timeout(SOON, engine.accept()).await.unwrap().unwrap();
+        let head =
+            format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {ANSWER_BYTES}\r\n\r\n");
+        server.write_all(head.as_bytes()).await.unwrap();
+        server.write_all(&vec![b'1'; ANSWER_BYTES]).await.unwrap();
+        let taken = async {
+            while !guest.has_asked() || guest.is_asking() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(SOON, taken).await.expect("the answer is never all in the gate");
+        tokio::time::pause();
+        guests.part();
+        (client, serving)
+    }
+
+    #[tokio::test]
+    async fn a_client_that_takes_its_answer_slowly_gets_all_of_it_while_the_gate_leaves() {
+        let (mut client, serving) = parting().await;
+        let mut taken = 0;
+        loop {
+            tokio::time::sleep(PARTING_MAX.mul_f64(0.6)).await;
+            let mut part = vec![0; CLIENT_BUFFER_BYTES];
+            let bytes = client.read(&mut part).await.unwrap();
+            taken += bytes;
+            if bytes == 0 {
+                break;
+            }
+        }
+        assert!(taken > ANSWER_BYTES, "{taken}: it was cut");
+        serving.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_at_a_leave_for_a_client_that_takes_nothing() {
+        let (_client, serving) = parting().await;
+        tokio::time::timeout(5 * PARTING_MAX, serving).await.expect("it is waited for").unwrap();
     }
 }

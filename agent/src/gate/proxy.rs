@@ -14,18 +14,21 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use nix::errno::Errno;
+use tokio::sync::Semaphore;
 
-use super::answers;
 use super::body::{AnswerBody, CountedBody, Flight};
 use super::ledger::{End, Held, Holding, Ledger};
 use super::room::{Room, Share, in_room};
 use super::scan::Scan;
-use super::upload::{ClientBody, FRAME_WAIT_MAX, InTime, RequestBody, UploadError};
+use super::upload::{ClientBody, InTime, RequestBody, UploadError};
 use super::work::{self, Asked};
+use super::{CLIENT_BUFFER_BYTES, answers};
 use crate::sources::get::OWN_HEADER;
 
 /// A request body is read up to this size to count its prompt; a larger one streams through.
 const COUNTED_BYTES_MAX: usize = 8 << 20;
+/// A longer one takes milliseconds to be parsed and hashed: beside the thread on which everybody else waits, detector included.
+const COUNTED_AT_ONCE_BYTES_MAX: usize = 256 << 10;
 /// JSON answers of a known length up to this size are read whole, so that an engine's death is still a clean 502.
 const WHOLE_ANSWER_BYTES_MAX: u64 = 8 << 20;
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -53,6 +56,8 @@ pub struct Proxy {
     scheme: Scheme,
     authority: Authority,
     room: Room,
+    /// Long bodies are counted one by one: together they would take the processor from the thread that serves.
+    counting: Arc<Semaphore>,
 }
 
 impl Proxy {
@@ -64,9 +69,17 @@ impl Proxy {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_CONNECTION_MAX)
+            .http1_max_buf_size(CLIENT_BUFFER_BYTES)
             .build(connector);
         let scheme = upstream.scheme().cloned().unwrap_or(Scheme::HTTP);
-        Some(Self { ledger, client, scheme, authority: upstream.authority().cloned()?, room: Room::default() })
+        Some(Self {
+            ledger,
+            client,
+            scheme,
+            authority: upstream.authority().cloned()?,
+            room: Room::default(),
+            counting: Arc::new(Semaphore::new(1)),
+        })
     }
 
     /// A client's connection, in the books for as long as this is there.
@@ -92,6 +105,11 @@ impl Proxy {
             let text = "the gate passes on no WebSocket; where clients may reach the engine's own port, it can be opened there";
             return answers::bad_request(StatusCode::NOT_IMPLEMENTED, text);
         }
+        if listed(request.headers(), header::TRANSFER_ENCODING).any(|coding| !coding.eq_ignore_ascii_case("chunked")) {
+            // it belongs to this connection: passed on without, the engine would take what is packed for what was meant
+            let text = "the gate takes a body in no transfer coding but chunked; a Content-Encoding is passed on";
+            return answers::bad_request(StatusCode::NOT_IMPLEMENTED, text);
+        }
         let reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
         // what brings no work and may be what ends the silence goes through a fence
         let path = work::plain(request.uri().path());
@@ -114,8 +132,10 @@ impl Proxy {
     }
 
     async fn forward_work(&self, request: Request<ClientBody>) -> Response<AnswerBody> {
-        let (parts, body) = request.into_parts();
-        let (mut body, mut asked) = match read_and_count(&work::plain(parts.uri.path()), body, &self.room).await {
+        let (mut parts, body) = request.into_parts();
+        // packed, a stream that says nothing looks like one that speaks (V2), and no last event could be put behind it
+        parts.headers.remove(header::ACCEPT_ENCODING);
+        let (mut body, mut asked) = match self.read_and_count(&work::plain(parts.uri.path()), body).await {
             Ok(counted) => counted,
             Err(response) => return *response,
         };
@@ -139,6 +159,49 @@ impl Proxy {
                 unsent.response
             }
         }
+    }
+
+    /// The body's first part in memory, with what it asks for; what goes beyond the limit is left to stream.
+    async fn read_and_count(
+        &self,
+        path: &str,
+        body: ClientBody,
+    ) -> Result<(RequestBody, Asked), Box<Response<AnswerBody>>> {
+        let mut body = InTime::new(body);
+        let mut head = BytesMut::new();
+        let mut share = Share::default();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| answers::cut(&error))?;
+            let mut fits = true;
+            if let Some(data) = frame.data_ref() {
+                fits = share.grow(&self.room, head.len(), data.len());
+                head.extend_from_slice(data);
+            }
+            if !fits || head.len() > COUNTED_BYTES_MAX {
+                let length = body.length().unwrap_or(0).saturating_add(head.len() as u64);
+                let body = RequestBody { head: Some(head.freeze()), rest: Some(body), upload: None, _share: share };
+                return Ok((body, work::asked_unread(path, length)));
+            }
+        }
+        let head = head.freeze();
+        let (asked, share) = self.count(path, head.clone(), share).await;
+        Ok((RequestBody { head: Some(head), rest: None, upload: None, _share: share }, asked))
+    }
+
+    /// What a whole body asks for. A client that leaves meanwhile leaves turn and share to the work that goes on.
+    async fn count(&self, path: &str, body: Bytes, share: Share) -> (Asked, Share) {
+        if body.len() <= COUNTED_AT_ONCE_BYTES_MAX {
+            return (work::asked(path, &body), share);
+        }
+        let unread = work::asked_unread(path, body.len() as u64);
+        let path = path.to_owned();
+        let turn = Arc::clone(&self.counting).acquire_owned().await;
+        let counted = tokio::task::spawn_blocking(move || {
+            let asked = work::asked(&path, &body);
+            drop(turn);
+            (asked, share)
+        });
+        counted.await.unwrap_or((unread, Share::default()))
     }
 
     async fn send(
@@ -185,7 +248,8 @@ impl Proxy {
         let (mut parts, body) = response.into_parts();
         flight.answered(parts.status);
         let content_type = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let scan = Scan::for_content_type(content_type);
+        let packed = parts.headers.get(header::CONTENT_ENCODING).is_some_and(|coding| coding != "identity");
+        let scan = Scan::for_content_type(content_type.filter(|_| !packed));
         let end = end_of(parts.status);
         let json = content_type.is_some_and(|kind| kind.starts_with("application/json"));
         let length = body.size_hint().exact();
@@ -212,39 +276,6 @@ impl Proxy {
 struct Unanswered {
     end: End,
     response: Response<AnswerBody>,
-}
-
-/// The body's first part in memory, with what it asks for; what goes beyond the limit is left to stream.
-async fn read_and_count(
-    path: &str,
-    mut body: ClientBody,
-    room: &Room,
-) -> Result<(RequestBody, Asked), Box<Response<AnswerBody>>> {
-    let mut head = BytesMut::new();
-    let mut share = Share::default();
-    loop {
-        let frame = match tokio::time::timeout(FRAME_WAIT_MAX, body.frame()).await {
-            Err(_) => return Err(answers::cut(&UploadError::Stalled).into()),
-            Ok(Some(Err(error))) => return Err(answers::cut(&UploadError::Broken(error)).into()),
-            Ok(None) => {
-                let head = head.freeze();
-                let asked = work::asked(path, &head);
-                return Ok((RequestBody { head: Some(head), rest: None, upload: None, _share: share }, asked));
-            }
-            Ok(Some(Ok(frame))) => frame,
-        };
-        let mut fits = true;
-        if let Some(data) = frame.data_ref() {
-            fits = share.grow(room, head.len(), data.len());
-            head.extend_from_slice(data);
-        }
-        if !fits || head.len() > COUNTED_BYTES_MAX {
-            let length = body.size_hint().exact().unwrap_or(0).saturating_add(head.len() as u64);
-            let rest = Some(InTime::new(body));
-            let body = RequestBody { head: Some(head.freeze()), rest, upload: None, _share: share };
-            return Ok((body, work::asked_unread(path, length)));
-        }
-    }
 }
 
 /// Reads a JSON answer to its end, counting; nothing where the engine broke off.

@@ -4,6 +4,7 @@
 //! Reads the clock for the ledger's sake.
 
 use std::error::Error;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -15,14 +16,15 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::runtime::Handle;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::timeout;
 
 use super::ledger::Ledger;
+use super::patience::Patience;
 use super::room::Share;
 use crate::sources::clock::monotonic_ms;
 
-/// A client that sends nothing of its body for so long is cut (E7).
-pub const FRAME_WAIT_MAX: Duration = Duration::from_secs(60);
+/// A client that sends nothing of its body for so long is cut (E7), and one that sends next to nothing in the end.
+const FRAME_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// So much of what nobody wants is read, and for so long, that its client hears why.
 const UNHEARD_BYTES_MAX: usize = 64 << 20;
@@ -31,7 +33,7 @@ const UNHEARD_MAX: Duration = Duration::from_secs(10);
 /// Why a request's body did not reach the engine whole. Either is its client's doing.
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
-    #[error("the request body came too slowly: nothing of it for {} s", FRAME_WAIT_MAX.as_secs())]
+    #[error("the request body came too slowly, or not at all for {} s", FRAME_WAIT_MAX.as_secs())]
     Stalled,
     #[error("the request body broke off: {0}")]
     Broken(#[source] hyper::Error),
@@ -103,30 +105,36 @@ async fn throw_away(mut body: Incoming) {
 #[derive(Debug)]
 pub struct InTime<B = ClientBody> {
     rest: B,
-    /// Runs while a frame is waited for.
-    patience: Option<Pin<Box<Sleep>>>,
+    /// Spent while a frame is waited for.
+    patience: Patience,
 }
 
 impl<B> InTime<B> {
     /// From the next frame on.
     pub fn new(rest: B) -> Self {
-        Self { rest, patience: None }
+        Self { rest, patience: Patience::of(FRAME_WAIT_MAX) }
     }
 }
 
 impl<B: Body<Data = Bytes, Error = hyper::Error> + Unpin> InTime<B> {
+    /// The next frame.
+    pub async fn frame(&mut self) -> Option<Result<Frame<Bytes>, UploadError>> {
+        poll_fn(|cx| self.poll(cx)).await
+    }
+
+    /// What is still to come, where its client has said so.
+    pub fn length(&self) -> Option<u64> {
+        self.rest.size_hint().exact()
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
-        match Pin::new(&mut self.rest).poll_frame(cx) {
-            Poll::Ready(frame) => {
-                self.patience = None;
-                Poll::Ready(frame.map(|frame| frame.map_err(UploadError::Broken)))
-            }
-            Poll::Pending => {
-                let patience = self.patience.get_or_insert_with(|| Box::pin(sleep(FRAME_WAIT_MAX)));
-                ready!(patience.as_mut().poll(cx));
-                Poll::Ready(Some(Err(UploadError::Stalled)))
-            }
-        }
+        let Poll::Ready(frame) = Pin::new(&mut self.rest).poll_frame(cx) else {
+            ready!(self.patience.poll_spent(cx));
+            return Poll::Ready(Some(Err(UploadError::Stalled)));
+        };
+        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+        self.patience.rewarded(data.map_or(0, Bytes::len));
+        Poll::Ready(frame.map(|frame| frame.map_err(UploadError::Broken)))
     }
 }
 
@@ -230,7 +238,6 @@ mod tests {
     use crate::gate::ledger::Control;
     use crate::gate::work;
     use std::collections::VecDeque;
-    use std::future::poll_fn;
 
     /// A client that has sent these frames, and no end.
     struct Client(VecDeque<Bytes>);
@@ -255,13 +262,13 @@ mod tests {
     async fn a_client_that_stalls_is_cut_and_one_that_sends_slowly_is_not() {
         let mut body = InTime::new(client(0));
         for _ in 0..5 {
-            let waited = tokio::time::timeout(FRAME_WAIT_MAX.mul_f64(0.9), poll_fn(|cx| body.poll(cx))).await;
+            let waited = tokio::time::timeout(FRAME_WAIT_MAX.mul_f64(0.9), body.frame()).await;
             assert!(waited.is_err(), "in its time");
-            body.rest.0.push_back(Bytes::from_static(b"x"));
-            assert!(matches!(poll_fn(|cx| body.poll(cx)).await, Some(Ok(_))));
+            body.rest.0.push_back(Bytes::from_static(&[b'x'; 30_000]));
+            assert!(matches!(body.frame().await, Some(Ok(_))));
         }
         let began = tokio::time::Instant::now();
-        let cut = tokio::time::timeout(FRAME_WAIT_MAX * 9, poll_fn(|cx| body.poll(cx))).await;
+        let cut = tokio::time::timeout(FRAME_WAIT_MAX * 9, body.frame()).await;
         assert!(matches!(cut, Ok(Some(Err(UploadError::Stalled)))) && began.elapsed() >= FRAME_WAIT_MAX, "{cut:?}");
     }
 

@@ -10,8 +10,9 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 use super::name::Name;
 use super::print::Print;
 
-/// Ends of paths whose POST makes an engine generate: OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama.
-const WORK_PATHS: [&str; 27] = [
+/// Ends of paths whose POST makes an engine generate: OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama, KServe's two protocols (Triton,
+/// MLServer).
+const WORK_PATHS: [&str; 29] = [
     "/completions",
     "/responses",
     "/messages",
@@ -39,6 +40,8 @@ const WORK_PATHS: [&str; 27] = [
     "/images/generations",
     "/images/edits",
     "/images/variations",
+    "/infer",
+    ":predict",
 ];
 /// SGLang takes these by PUT as well.
 const PUT_PATHS: [&str; 3] = ["/generate", "/encode", "/classify"];
@@ -106,7 +109,8 @@ pub fn plain(path: &str) -> Cow<'_, str> {
 pub fn is_work(method: &Method, path: &str) -> bool {
     let path = path.trim_end_matches('/');
     let ends = |ends: &[&str]| ends.iter().any(|end| path.ends_with(end));
-    method == Method::POST && ends(&WORK_PATHS) || method == Method::PUT && ends(&PUT_PATHS)
+    // TGI generates at its root as well
+    method == Method::POST && (path.is_empty() || ends(&WORK_PATHS)) || method == Method::PUT && ends(&PUT_PATHS)
 }
 
 /// Does it bring no work, and may be what a shut gate waits for?

@@ -15,11 +15,14 @@ fn posts_to_inference_paths_are_work_and_nothing_else_is() {
         "/v2/embed",
         "/v1/reranking",
         "/vertex_generate",
+        "/",
+        "/v2/models/m/versions/1/infer",
+        "/v1/models/m:predict",
     ] {
         assert!(is_work(&Method::POST, path), "{path}");
         assert!(!is_work(&Method::GET, path), "{path}");
     }
-    for path in ["/health", "/metrics", "/v1/models", "/tokenize", "/sleep", "/", "/continue_generation"] {
+    for path in ["/health", "/metrics", "/v1/models", "/tokenize", "/sleep", "/continue_generation"] {
         assert!(!is_work(&Method::POST, path), "{path}");
     }
     for (path, put) in [("/generate", true), ("/v1/completions", false), ("/v1/chat/completions/batch", false)] {

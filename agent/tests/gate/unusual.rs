@@ -102,6 +102,52 @@ async fn a_stream_of_named_events_that_breaks_off_ends_with_one_of_that_name() {
 }
 
 #[tokio::test]
+async fn what_is_packed_is_not_asked_for_and_where_it_comes_nothing_is_written_into_it() {
+    let (listener, upstream) = engine().await;
+    let gate = Gate::before(&upstream).await;
+    let ask = post("/v1/completions", "{}").replace("host: x", "host: x\r\naccept-encoding: gzip, br");
+    let mut client = gate.send(&ask).await;
+    let (mut server, asked) = take(&listener).await;
+    assert!(!asked.to_lowercase().contains("accept-encoding"), "{asked}");
+    let head = SSE.replace("\r\n\r\n", "\r\ncontent-encoding: gzip\r\n\r\n");
+    server.write_all(head.as_bytes()).await.unwrap();
+    chunk(&mut server, "packed").await;
+    drop(server);
+    let heard = rest(&mut client).await;
+    assert!(heard.ends_with("packed\r\n"), "its client must see that it broke off: {heard}");
+}
+
+#[tokio::test]
+async fn a_body_in_a_coding_of_the_connection_is_refused_and_one_in_its_own_passes() {
+    let (_listener, upstream) = engine().await;
+    let gate = Gate::before(&upstream).await;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
+    let ask = format!("{head}transfer-encoding: gzip, chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n");
+    let refused = rest(&mut gate.send(&ask).await).await;
+    assert!(refused.starts_with("HTTP/1.1 501") && refused.contains("chunked"), "{refused}");
+    let ask = format!("{head}content-encoding: gzip\r\ncontent-length: 2\r\n\r\n{{}}");
+    let (asked, answer) = exchange(&ask, "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    assert!(asked.to_lowercase().contains("content-encoding: gzip"), "{asked}");
+    assert!(answer.ends_with("ok"), "{answer}");
+}
+
+/// Such a body is counted beside the thread that serves.
+#[tokio::test]
+async fn a_long_body_is_counted_and_its_print_is_known() {
+    let (listener, upstream) = engine().await;
+    let mut gate = Gate::before(&upstream).await;
+    let body = format!("{{\"prompt\":[{}1],\"stream\":true}}", "1,".repeat(400_000));
+    let mut client = gate.send("").await;
+    client.write_all(post("/v1/completions", &body).as_bytes()).await.unwrap();
+    let (_server, _) = tokio::time::timeout(SOON, listener.accept()).await.unwrap().unwrap();
+    let owed = gate.until("owed", |reply| reply.obs.in_flight == 1).await;
+    assert_eq!((owed.obs.prompt_tokens_owed, owed.obs.unstreamed), (400_001, Some(0)));
+    let suspects = gate.answered(async |client| client.suspects().await).await;
+    let print = agent::gate::print::Print::of("/v1/completions", body.as_bytes());
+    assert!(suspects.iter().any(|suspect| suspect.request == print.to_string()), "{suspects:?}");
+}
+
+#[tokio::test]
 async fn a_web_socket_is_refused_in_words_and_another_upgrade_is_not_taken_up() {
     let (_listener, upstream) = engine().await;
     let gate = Gate::before(&upstream).await;
