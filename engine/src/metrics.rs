@@ -8,7 +8,7 @@ use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry, TextEncoder,
 };
 
-use crate::beat::{BeatBoard, Health, judge};
+use crate::beat::BeatBoard;
 use crate::handle::End;
 use crate::programs::ProgramCounts;
 use crate::scheduler::{Finish, Limits, Outcome, Scheduler, StepPlan};
@@ -97,7 +97,7 @@ impl Metrics {
             step_failures: r.counter("truebeat:step_failures_total", "Steps in which a sequence failed.")?,
             ended: r.counters("truebeat:requests_ended_total", "Accepted requests by how they ended.", "end", &ENDS)?,
             in_flight: r.gauge("truebeat:requests_in_flight", "Requests in the engine, counted by the front end.")?,
-            healthy: r.gauge("truebeat:healthy", "1 while /health would tell the truth with 200.")?,
+            healthy: r.gauge("truebeat:healthy", "1 while /health, if it tells the truth, says 200.")?,
             step_age: r.gauge("truebeat:step_age_seconds", "Age of the step under way, 0 between steps.")?,
             beat_age: r.gauge("truebeat:beat_age_seconds", "Age of the last published beat.")?,
             first_token: r.seconds("vllm:time_to_first_token_seconds", "From arrival to the first token.")?,
@@ -122,15 +122,19 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// The exposition text, format 0.0.4. Ages and health are read from the board now: they are true while the engine
-    /// thread is frozen.
+    /// Whether the engine serves, as `/health` tells it; asked for before each [`Self::text`], so that it is true while the engine thread is
+    /// frozen.
+    pub fn health(&self, serves: bool) {
+        self.healthy.set(f64::from(u8::from(serves)));
+    }
+
+    /// The exposition text, format 0.0.4. Ages are read from the board now: they are true while the engine thread is frozen.
     ///
     /// # Errors
     /// When a series cannot be written as text.
     pub fn text(&self, board: &BeatBoard, in_flight: usize) -> Result<String, prometheus::Error> {
         let (view, now) = (board.load(), monotonic_ns());
         let age = |from_ns: u64| now.saturating_sub(from_ns) as f64 / 1e9;
-        self.healthy.set(f64::from(u8::from(judge(view.as_ref(), now) == Health::Serving)));
         self.in_flight.set(in_flight as f64);
         if let Some(beat) = view.map(|v| v.beat) {
             self.beat_age.set(age(beat.published_ns));
@@ -287,7 +291,8 @@ impl Maker {
     }
 
     fn sizes(&self, name: &str, help: &str) -> Result<Histogram, prometheus::Error> {
-        let bounds: Vec<f64> = (0..15).map(|i| f64::from(1 << i)).collect();
+        // up to the longest contexts that there are
+        let bounds: Vec<f64> = (0..=20).map(|i| f64::from(1 << i)).collect();
         self.histogram(name, help, &bounds)
     }
 

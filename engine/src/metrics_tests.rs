@@ -33,4 +33,6 @@ fn series_carry_the_models_name_and_are_there_before_their_first_event() {
     let text = Metrics::new("a \"model\"").unwrap().text(&BeatBoard::default(), 0).unwrap();
     assert!(text.contains(r#"vllm:num_requests_running{engine="0",model_name="a \"model\""} 0"#), "{text}");
     assert!(text.contains(r#"finished_reason="length""#), "{text}");
+    let of_prompts = |line: &&str| line.starts_with("vllm:request_prompt_tokens_bucket{");
+    assert!(text.lines().filter(of_prompts).any(|line| line.contains(r#"le="1048576""#)), "{text}");
 }

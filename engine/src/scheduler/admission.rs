@@ -78,6 +78,16 @@ impl Scheduler {
         }
     }
 
+    /// Ends the running ones whose deadline has passed. Mostly whoever asked has gone by then; one whose answer waits for a slow reader has
+    /// not, and what it says would be taken from those who can be served.
+    pub(super) fn end_expired(&mut self, now_ns: u64, plan: &mut StepPlan) {
+        self.running.retain(|seq| {
+            let expired = seq.spec.deadline_ns.is_some_and(|deadline_ns| deadline_ns <= now_ns);
+            plan.late.extend(expired.then_some((seq.spec.id, Refusal::Expired)));
+            !expired
+        });
+    }
+
     /// Where the head of the queue is of a higher priority than running sequences, these give way until it fits.
     pub(super) fn make_way(&mut self, plan: &mut StepPlan) {
         while let (Some((rank, head)), Some(last)) = (self.waiting.first_key_value(), self.running.last()) {

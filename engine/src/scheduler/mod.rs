@@ -61,6 +61,7 @@ impl Scheduler {
         let mut plan = StepPlan::default();
         let mut budget = self.limits.step_tokens_max;
         self.running.iter_mut().for_each(Seq::forget_plan);
+        self.end_expired(now_ns, &mut plan);
         self.turn_away_late(now_ns, &mut plan);
         self.make_way(&mut plan);
         let made_way = plan.preempted.len();

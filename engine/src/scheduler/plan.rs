@@ -91,6 +91,8 @@ pub enum Refusal {
     Duplicate(ReqId),
     #[error("its next token needs {needed_ms} ms here, the deadline is in {left_ms} ms")]
     TooLate { needed_ms: u64, left_ms: u64 },
+    #[error("its deadline passed while it ran")]
+    Expired,
 }
 
 /// One step: the batch for the model, and what each of its sequences is for.
@@ -109,7 +111,7 @@ pub struct StepPlan {
     pub preempted: Vec<ReqId>,
     /// Sequences that left the queue for the batch.
     pub admitted: Vec<ReqId>,
-    /// Sequences that left the queue for good: their deadline cannot be met any more.
+    /// Sequences that left for good: the queue, because their deadline cannot be met any more, or the batch, because it has passed.
     pub late: Vec<(ReqId, Refusal)>,
 }
 

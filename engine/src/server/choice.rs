@@ -22,6 +22,17 @@ pub struct Delta {
     pub finish: Option<Finish>,
 }
 
+impl Delta {
+    /// What it takes in an answer, about.
+    pub fn bytes(&self) -> usize {
+        let named: usize = self.tokens.iter().map(|token| 1 + token.top.len()).sum();
+        self.text.len() + named * NAMED_BYTES
+    }
+}
+
+/// What a token and its logprob take in an answer, about.
+const NAMED_BYTES: usize = 64;
+
 /// A token as logprobs show it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenInfo {

@@ -12,6 +12,18 @@ use crate::codec::CodecError;
 use crate::grammar::GrammarError;
 use crate::handle::{End, SubmitError};
 use crate::scheduler::Refusal;
+use crate::server::fields::{beginning, brief};
+
+/// When another try makes sense: an engine that starts may be ready by then.
+pub const RETRY_STARTING_S: u64 = 2;
+/// One that stalls or ends may be replaced by then.
+pub const RETRY_GONE_S: u64 = 5;
+/// Others may have ended by then.
+const RETRY_BUSY_S: u64 = 1;
+/// The code of an end by the engine's own look at the deadline.
+const UNREACHABLE: &str = "deadline_unreachable";
+/// Templates refuse a chat in words of their own, which may have the chat's in them.
+const TEMPLATE_CHARS_MAX: usize = 500;
 
 /// An error on its way to a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,19 +57,29 @@ impl ApiError {
 
     /// No model of this name is served here.
     pub fn unknown_model(name: &str, served: &str) -> Self {
-        let message = format!("the model {name:?} does not exist; this server has {served:?}");
+        let name = brief(&format_args!("{name:?}"));
+        let message = format!("the model {name} does not exist; this server has {served:?}");
         let error = Self::new(StatusCode::NOT_FOUND, Some("model_not_found"), message);
         Self { param: Some("model".into()), refusal: Some("invalid"), ..error }
     }
 
+    /// There is nothing under this path.
+    pub fn unknown_path(path: &str) -> Self {
+        let path = brief(path);
+        let message = format!("there is no {path}; see /v1/completions, /v1/chat/completions, /v1/models");
+        Self { refusal: Some("invalid"), ..Self::new(StatusCode::NOT_FOUND, None, message) }
+    }
+
     /// This path has no such method.
     pub fn method(method: &str, path: &str) -> Self {
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, None, format!("{path} does not take {method}"))
+        let message = format!("{} does not take {}", brief(path), brief(method));
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, None, message)
     }
 
     /// The body is no JSON by its own word.
     pub fn media_type(got: &str) -> Self {
-        let message = format!("the body must have the content type application/json, not {got:?}");
+        let got = brief(&format_args!("{got:?}"));
+        let message = format!("the body must have the content type application/json, not {got}");
         Self { refusal: Some("invalid"), ..Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message) }
     }
 
@@ -83,8 +105,13 @@ impl ApiError {
 
     /// The bodies of others fill what there is for bodies.
     pub fn bodies_busy() -> Self {
-        let error = Self::unavailable("bodies_busy", "the requests that are being read fill the room for them", 1);
-        Self { status: StatusCode::TOO_MANY_REQUESTS, refusal: Some("queue_full"), ..error }
+        Self::busy("bodies_busy", "the requests that are being read fill the room for them")
+    }
+
+    /// Others have taken all that there is of something at this moment; `code` says of what.
+    fn busy(code: &'static str, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, Some(code), message);
+        Self { retry_after_s: Some(RETRY_BUSY_S), refusal: Some("queue_full"), ..error }
     }
 
     /// Not now, but perhaps later (E4, E7). `reason` is the code and the metric's label.
@@ -100,7 +127,12 @@ impl ApiError {
             None => (StatusCode::GATEWAY_TIMEOUT, "the engine is busy".into()),
         };
         let message = format!("the request was not done within {timeout_ms} ms: {why}");
-        Self { retry_after_s: Some(1), ..Self::new(status, Some("deadline_exceeded"), message) }
+        Self { retry_after_s: Some(RETRY_BUSY_S), ..Self::new(status, Some("deadline_exceeded"), message) }
+    }
+
+    /// The engine ended the request by its deadline: it could not be met, or had passed.
+    pub fn is_by_deadline(&self) -> bool {
+        self.code == Some(UNREACHABLE)
     }
 
     pub fn internal(message: impl Into<String>) -> Self {
@@ -112,9 +144,11 @@ impl ApiError {
         let error = match end {
             End::Failed(message) => Self::internal(format!("the request failed: {message}")),
             End::Barred(why) => Self::malformed(format!("the output cannot go on as the request wants it: {why}")),
-            End::Late(why) => Self::unavailable("deadline_unreachable", format!("the engine is too busy: {why}"), 1),
-            End::Cut => Self::unavailable("cut", "the client reads too slowly; the request was cut", 1),
-            End::Shutdown => Self::unavailable("shutdown", "the engine stopped before the request was done", 5),
+            End::Late(why) => Self::unavailable(UNREACHABLE, format!("the engine is too busy: {why}"), RETRY_BUSY_S),
+            End::Cut => Self::unavailable("cut", "the client reads too slowly; the request was cut", RETRY_BUSY_S),
+            End::Shutdown => {
+                Self::unavailable("shutdown", "the engine stopped before the request was done", RETRY_GONE_S)
+            }
             End::Stop | End::Length | End::Cancelled => Self::internal("the request was cancelled"),
         };
         // It was accepted: the engine counts its end, the door does not count it as refused.
@@ -139,12 +173,9 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         let message = error.to_string();
         match error {
-            SubmitError::NotReady => Self::unavailable("starting", message, 2),
-            SubmitError::Stopped => Self::unavailable("stalled", message, 5),
-            SubmitError::Busy(_) => {
-                let error = Self::unavailable("queue_full", message, 1);
-                Self { status: StatusCode::TOO_MANY_REQUESTS, ..error }
-            }
+            SubmitError::NotReady => Self::unavailable("starting", message, RETRY_STARTING_S),
+            SubmitError::Stopped => Self::unavailable("stalled", message, RETRY_GONE_S),
+            SubmitError::Busy(_) => Self::busy("queue_full", message),
             SubmitError::Refused(Refusal::TooLong { .. } | Refusal::CacheTooSmall { .. }) => {
                 Self { code: Some("context_length_exceeded"), ..Self::invalid("prompt", message) }
             }
@@ -158,10 +189,7 @@ impl ApiError {
     /// The grammar that `param` asks for is not accepted.
     pub fn grammar(param: &str, error: &GrammarError) -> Self {
         match error {
-            GrammarError::Busy(_) => {
-                let error = Self::unavailable("grammars_busy", error.to_string(), 1);
-                Self { status: StatusCode::TOO_MANY_REQUESTS, refusal: Some("queue_full"), ..error }
-            }
+            GrammarError::Busy(_) => Self::busy("grammars_busy", error.to_string()),
             GrammarError::Died => Self::internal(format!("{param}: {error}")),
             _ => Self::invalid(param, format!("{param} cannot be used: {error}")),
         }
@@ -172,8 +200,10 @@ impl From<CodecError> for ApiError {
     fn from(error: CodecError) -> Self {
         match error {
             CodecError::Encode(_) => Self::invalid("prompt", error.to_string()),
-            CodecError::NoTemplate | CodecError::Template(_) => Self::invalid("messages", error.to_string()),
-            CodecError::Renderer(_) => Self::unavailable("no_renderer", error.to_string(), 1),
+            CodecError::NoTemplate | CodecError::Template(_) => {
+                Self::invalid("messages", beginning(&error, TEMPLATE_CHARS_MAX))
+            }
+            CodecError::Renderer(_) => Self::unavailable("no_renderer", error.to_string(), RETRY_BUSY_S),
             CodecError::Decode(_) => Self::internal(error.to_string()),
         }
     }

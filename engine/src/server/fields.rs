@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::fmt::{self, Display, Write};
 
 use serde_json::{Map, Value};
 
@@ -10,6 +11,8 @@ use crate::server::error::ApiError;
 
 /// Token ids that a rule of a request may name.
 pub const IDS_MAX: usize = 4096;
+/// What an error repeats of something that a client sent.
+const BRIEF_CHARS: usize = 60;
 
 /// The fields of one JSON object; `path` is put before a field's name in errors.
 pub struct Fields<'a> {
@@ -48,7 +51,8 @@ impl<'a> Fields<'a> {
         let asked = self.asked.borrow();
         match self.object.iter().find(|(name, value)| !value.is_null() && !asked.contains(*name)) {
             Some((name, _)) => {
-                let field = format!("{}{name}", self.path);
+                // a name is as long as its sender likes
+                let field = brief(&format_args!("{}{name}", self.path));
                 Err(ApiError::invalid(&field, format!("{field} is not a field that this server knows")))
             }
             None => Ok(()),
@@ -167,11 +171,40 @@ pub fn token_list_wanted(vocab_size: usize) -> String {
     format!("a list of token ids, each from 0 to {}", vocab_size.saturating_sub(1))
 }
 
-fn brief(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((cut, _)) => format!("{}…", &text[..cut]),
-        None => text,
+/// What a client sent, for an error: its beginning, where it is long.
+pub fn brief<T: Display + ?Sized>(value: &T) -> String {
+    beginning(value, BRIEF_CHARS)
+}
+
+/// The first characters of what may be megabytes long; no more than these is ever written.
+pub fn beginning<T: Display + ?Sized>(value: &T, chars_max: usize) -> String {
+    let mut begun = Beginning { text: String::new(), chars_left: chars_max };
+    match write!(begun, "{value}") {
+        Ok(()) => begun.text,
+        Err(_full) => begun.text + "…",
+    }
+}
+
+/// Takes so many characters and no more.
+struct Beginning {
+    text: String,
+    chars_left: usize,
+}
+
+impl Write for Beginning {
+    fn write_str(&mut self, piece: &str) -> fmt::Result {
+        match piece.char_indices().nth(self.chars_left) {
+            Some((cut, _)) => {
+                self.text.push_str(&piece[..cut]);
+                self.chars_left = 0;
+                Err(fmt::Error)
+            }
+            None => {
+                self.text.push_str(piece);
+                self.chars_left -= piece.chars().count();
+                Ok(())
+            }
+        }
     }
 }
 
@@ -194,6 +227,18 @@ mod tests {
         assert!(f.few_token_ids("many", 50).unwrap_err().message.contains("at most 4096 of them, not [1,1"));
         assert_eq!(f.inner("s", "s.").unwrap().unwrap().bool("x").unwrap_err().param.as_deref(), Some("s.x"));
         assert!(Fields::new(&json!([])).is_err());
+    }
+
+    #[test]
+    fn errors_repeat_no_more_than_the_beginning_of_what_was_sent() {
+        assert_eq!(brief(&"é".repeat(60)), "é".repeat(60));
+        assert_eq!(brief(&"é".repeat(61)), "é".repeat(60) + "…");
+        assert_eq!(beginning(&json!(["ab", 1]), 4), "[\"ab…");
+        assert_eq!(beginning(&json!({"a": 1}), 7), "{\"a\":1}", "no more and no less");
+        let name = "x".repeat(100_000);
+        let value = json!({ (name): 1 });
+        let unknown = Fields::new(&value).unwrap().refuse_rest().unwrap_err();
+        assert!(unknown.message.len() < 200 && unknown.param.is_some_and(|param| param.len() < 100));
     }
 
     #[test]

@@ -3,12 +3,12 @@
 use std::{
     collections::VecDeque,
     convert::Infallible,
+    fmt::Display,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use axum::{
-    Json,
     body::{Body, Bytes},
     http::header::{CACHE_CONTROL, CONTENT_TYPE},
     response::{IntoResponse, Response},
@@ -31,6 +31,9 @@ use crate::server::{
 };
 
 type Deltas = BoxStream<'static, Result<Delta, ApiError>>;
+
+/// A whole answer that is longer, about, is written on a thread that may take its time: streams of others do not wait for that.
+const WRITTEN_AT_ONCE_BYTES: usize = 256 << 10;
 
 /// When a request must be answered.
 #[derive(Debug, Clone, Copy)]
@@ -70,8 +73,22 @@ pub async fn answer(app: AppState, ready: &Ready, job: Job, deadline: Deadline) 
         streamed(Sse::new(envelope, usage), deltas).await
     } else {
         let (choices, usage) = gather(deltas, count, usage).await?;
-        Ok(Json(envelope.whole(&choices, usage)).into_response())
+        whole(envelope, choices, usage).await
     }
+}
+
+/// The answer in one piece.
+async fn whole(envelope: Envelope, choices: Vec<Delta>, usage: Usage) -> Result<Response, ApiError> {
+    let bytes: usize = choices.iter().map(Delta::bytes).sum();
+    let write = move || envelope.whole(&choices, usage);
+    let failed = |error: &dyn Display| ApiError::internal(format!("the answer could not be written: {error}"));
+    let written = if bytes > WRITTEN_AT_ONCE_BYTES {
+        tokio::task::spawn_blocking(write).await.map_err(|error| failed(&error))?
+    } else {
+        write()
+    };
+    let text = written.map_err(|error| failed(&error))?;
+    Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
 }
 
 /// Hands all outputs to the engine, or none.
@@ -121,6 +138,10 @@ fn pieces(choice: Choice, deadline: Deadline, app: AppState) -> Deltas {
             let mut choice = state?;
             let at = deadline.at();
             let piece = match tokio::time::timeout_at(at, choice.next()).await {
+                // the engine may have been the first to see that it has passed
+                Ok(Err(error)) if error.is_by_deadline() && tokio::time::Instant::now() >= at => {
+                    Err(app.deadline_error(deadline.timeout))
+                }
                 Ok(piece) => piece,
                 Err(_elapsed) => Err(app.deadline_error(deadline.timeout)),
             };

@@ -82,9 +82,12 @@ impl Intake {
         let mut received = Received { data: Vec::new(), weight: Weight::default(), held: [None, None] };
         let until = deadline.at();
         loop {
-            let next = timeout_at(until.min(Instant::now() + patience), chunks.next()).await;
-            let late = |_| ApiError::body_late(deadline.arrived.elapsed().as_millis(), received.data.len());
-            let Some(chunk) = next.map_err(late)? else { return Ok(received) };
+            let Ok(next) = timeout_at(until.min(Instant::now() + patience), chunks.next()).await else {
+                // it may only have paused
+                hear_out(chunks);
+                return Err(ApiError::body_late(deadline.arrived.elapsed().as_millis(), received.data.len()));
+            };
+            let Some(chunk) = next else { return Ok(received) };
             let chunk = chunk.map_err(|e| ApiError::malformed(format!("the body broke off: {e}")))?;
             if let Err(error) = self.add(&mut received, &chunk) {
                 hear_out(chunks);
@@ -151,7 +154,7 @@ pub fn head<T>(
 
 /// Lets a client that was refused finish sending, so that it reads why: a connection that is closed on unread bytes is reset, and what was
 /// answered lost. Nothing of it is kept.
-fn hear_out(mut chunks: BodyDataStream) {
+pub fn hear_out(mut chunks: BodyDataStream) {
     let drain = async move {
         let mut bytes = 0;
         while let Some(Ok(chunk)) = chunks.next().await {

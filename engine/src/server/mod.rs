@@ -22,7 +22,7 @@ use serde_json::Value;
 use crate::beat::Health;
 use crate::handle::{EngineHandle, Ready};
 use crate::metrics::Metrics;
-use error::ApiError;
+use error::{ApiError, RETRY_GONE_S, RETRY_STARTING_S};
 use exchange::Exchanges;
 use generate::Deadline;
 use intake::Intake;
@@ -34,6 +34,7 @@ mod exchange;
 mod fields;
 mod generate;
 mod intake;
+mod patience;
 mod request;
 pub mod serve;
 mod shape;
@@ -44,7 +45,7 @@ mod tokens;
 mod tools;
 mod wire;
 
-/// A client may pause for so long while it sends its request, and take nothing of its answer for so long.
+/// A client may pause for so long while it sends its request, and take nothing of its answer for so long (see [`patience`]).
 const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
 /// A client's own deadline in milliseconds; it can only shorten the server's.
 pub const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
@@ -92,14 +93,14 @@ impl AppState {
     fn admit(&self) -> Result<&Ready, ApiError> {
         let shared = &self.handle.shared;
         if shared.draining.load(Ordering::Relaxed) {
-            return Err(ApiError::unavailable("draining", "the engine is shutting down", 5));
+            return Err(ApiError::unavailable("draining", "the engine is shutting down", RETRY_GONE_S));
         }
         let ready = shared.ready.get();
         match (shared.health(), ready) {
             (Health::Stalled(reason), _) if !self.lie => {
-                Err(ApiError::unavailable("stalled", format!("the engine makes no progress: {reason}"), 5))
+                Err(ApiError::unavailable("stalled", format!("the engine makes no progress: {reason}"), RETRY_GONE_S))
             }
-            (_, None) => Err(ApiError::unavailable("starting", "the engine is starting", 2)),
+            (_, None) => Err(ApiError::unavailable("starting", "the engine is starting", RETRY_STARTING_S)),
             (_, Some(ready)) => Ok(ready),
         }
     }

@@ -28,6 +28,8 @@ const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = 1024;
 /// It stands in log lines.
 const USER_BYTES_MAX: usize = 512;
+/// Tokens and alternatives whose logprobs a whole answer tells, over all its outputs: each takes some hundred bytes until it is sent.
+const TOLD_MAX: usize = 1 << 20;
 
 /// Which of the two APIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +105,11 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
     let echo = Echo { text: kind == Kind::Completion && f.bool("echo")?.unwrap_or(false), logprobs };
     let inputs = prompts::inputs(kind, &f, ready, echo, tools.as_ref())?;
     check_count(count, inputs.len())?;
+    check_least(sampling.rules.min_tokens, &inputs)?;
     let stream = f.bool("stream")?.unwrap_or(false);
+    if let Some(top) = sampling.logprobs.filter(|_| !stream) {
+        check_told(&inputs, usize::try_from(count).unwrap_or(1), top)?;
+    }
     let include_usage = include_usage(&f, stream)?;
     let mut job = Job {
         kind,
@@ -121,6 +127,7 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
     };
     let outputs = inputs.len() * usize::try_from(count).unwrap_or(1);
     job.form = structured::form(&f, &job, (stops.ignore_eos, outputs))?;
+    job.tools.iter_mut().for_each(ToolUse::forget_schemas);
     f.refuse_rest()?;
     job.choices = choices(&inputs, (count, priority), &sampling, &stops);
     Ok(job)
@@ -224,6 +231,35 @@ fn check_count(count: i64, prompts: usize) -> Result<(), ApiError> {
     Err(ApiError::invalid("n", message))
 }
 
+/// As many tokens as are wanted at least may come.
+fn check_least(least: usize, inputs: &[Input]) -> Result<(), ApiError> {
+    match inputs.iter().map(|input| input.max_new_tokens).min() {
+        Some(most) if least > most => {
+            let message = format!("min_tokens is {least}, but the output has at most {most} tokens");
+            Err(ApiError::invalid("min_tokens", message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A whole answer with `top` alternatives a token is kept until its last one is there, so it must not become too large.
+fn check_told(inputs: &[Input], count: usize, top: usize) -> Result<(), ApiError> {
+    let tokens_of = |input: &Input| {
+        let echoed = if input.prompt_logprobs { input.tokens.len() } else { 0 };
+        echoed.saturating_add(input.max_new_tokens)
+    };
+    let tokens = inputs.iter().map(tokens_of).fold(0, usize::saturating_add).saturating_mul(count);
+    let told = tokens.saturating_mul(top + 1);
+    if told <= TOLD_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "logprobs of up to {tokens} tokens, with {top} alternatives each, are {told} entries; an answer that is no stream has at most \
+         {TOLD_MAX}: lower max_tokens, n or the number of alternatives, or ask for a stream"
+    );
+    Err(ApiError::invalid("logprobs", message))
+}
+
 /// `count` outputs for each prompt, which differ by their seeds. What they have in common they share: a request may ask for hundreds.
 fn choices(
     inputs: &[Input],
@@ -252,14 +288,34 @@ fn choices(
 mod tests {
     use super::*;
 
+    fn input(tokens: usize, max_new_tokens: usize, prompt_logprobs: bool) -> Input {
+        Input { tokens: vec![7; tokens].into(), max_new_tokens, echo: String::new(), prompt_logprobs }
+    }
+
+    #[test]
+    fn whole_answers_tell_of_so_many_tokens_and_no_more() {
+        assert_eq!(check_told(&[input(9, 1 << 15, false)], 4, 7), Ok(()));
+        for (inputs, count, top) in [
+            (vec![input(9, 1 << 15, false)], 4, 8),
+            (vec![input(9, 1 << 15, false)], 5, 7),
+            (vec![input(9, (1 << 15) + 1, false)], 4, 7),
+            (vec![input(1, 1 << 15, true)], 4, 7),
+            (vec![input(9, 1 << 16, false), input(9, (1 << 16) + 1, false)], 1, 7),
+            (vec![input(9, usize::MAX, false)], 128, 20),
+        ] {
+            let error = check_told(&inputs, count, top).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("logprobs")));
+            assert!(error.message.contains("lower max_tokens"), "{}", error.message);
+        }
+    }
+
     /// What a body may hold much of is there once, however many outputs are asked for.
     #[test]
     fn outputs_of_one_request_share_what_is_long() {
         let rules = LogitRules { allowed: vec![1; 4096], ..LogitRules::default() };
         let sampling = SamplingParams { rules: rules.into(), ..SamplingParams::default() };
         let stops = Stops { strings: ["end".to_owned()].into(), token_ids: [5, 6].into(), ignore_eos: false };
-        let input = Input { tokens: [7, 8].into(), max_new_tokens: 3, echo: String::new(), prompt_logprobs: false };
-        let all = choices(&[input], (128, 0), &sampling, &stops);
+        let all = choices(&[input(2, 3, false)], (128, 0), &sampling, &stops);
         let (first, last) = (&all[0].request, &all[127].request);
         assert!(Arc::ptr_eq(&first.prompt, &last.prompt));
         assert!(Arc::ptr_eq(&first.stop_token_ids, &last.stop_token_ids));

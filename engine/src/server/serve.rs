@@ -21,7 +21,7 @@ use crate::stuck::Stuck;
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 /// What closing connections and the engine thread get, each, when everything else is done.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
-/// An engine that gives up has told its requests so; their answers get this long to leave.
+/// An engine that gives up, or is stopped, has told its requests so; their answers get this long to leave.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(300);
 
 /// Why the service ended otherwise than by a drain.
@@ -58,7 +58,7 @@ pub async fn serve(
         biased;
         stuck = shared.given_up() => {
             drop(close);
-            return Err(last_words(server, &stuck).await);
+            return Err(given_up(server, &stuck).await);
         }
         () = shutdown => (),
         result = &mut ended => {
@@ -73,20 +73,36 @@ pub async fn serve(
         biased;
         stuck = shared.given_up() => {
             drop(close);
-            return Err(last_words(server, &stuck).await);
+            return Err(given_up(server, &stuck).await);
         }
         left = drain(&app, drain_timeout) => left,
     };
+    if left == 0 {
+        drop(close);
+        // a connection that still writes the end of an answer has what is left of the drain's time
+        close_within(server, drain_until.saturating_duration_since(Instant::now()).max(CLOSE_MAX)).await;
+        return stop(&app, ended).await;
+    }
+    // first the engine: only when it has ended does every request know that it will not be done
+    let stopped = stop(&app, ended).await;
     drop(close);
-    finish(&app, server, drain_until, ended).await?;
-    if left == 0 { Ok(()) } else { Err(ServeError::DrainTimeout { left, timeout_ms: drain_timeout.as_millis() }) }
+    close_within(server, LAST_WORDS_MAX).await;
+    stopped?;
+    Err(ServeError::DrainTimeout { left, timeout_ms: drain_timeout.as_millis() })
 }
 
 /// The requests have been ended with a reason; their connections get a moment to say so.
-async fn last_words(mut server: Server, stuck: &Stuck) -> ServeError {
-    let said = tokio::time::timeout(LAST_WORDS_MAX, &mut server).await;
-    said.err().into_iter().for_each(|_| server.abort());
+async fn given_up(server: Server, stuck: &Stuck) -> ServeError {
+    close_within(server, LAST_WORDS_MAX).await;
     CoreError::Stuck(stuck.clone()).into()
+}
+
+/// Waits for the connections to end, for so long.
+async fn close_within(mut server: Server, allowed: Duration) {
+    if tokio::time::timeout(allowed, &mut server).await.is_err() {
+        tracing::warn!("connections were still open when the server closed");
+        server.abort();
+    }
 }
 
 /// Waits for the accepted requests, those whose body is still coming and those whose answer is still leaving too; returns how many are left
@@ -105,17 +121,11 @@ async fn drain(app: &AppState, timeout: Duration) -> usize {
     left()
 }
 
-/// Closes connections and stops the engine thread; neither is waited for without a bound, a frozen thread is left behind. A connection that
-/// still writes the end of an answer has what is left of the drain's time.
+/// Stops the engine thread, which tells all its requests so. It is not waited for without a bound: a frozen thread is left behind.
 ///
 /// # Errors
 /// What the engine thread ended with, if that was an error.
-async fn finish(app: &AppState, mut server: Server, drain_until: Instant, ended: Ended) -> Result<(), ServeError> {
-    let allowed = drain_until.saturating_duration_since(Instant::now()).max(CLOSE_MAX);
-    if tokio::time::timeout(allowed, &mut server).await.is_err() {
-        tracing::warn!("connections were still open when the server closed");
-        server.abort();
-    }
+async fn stop(app: &AppState, ended: Ended) -> Result<(), ServeError> {
     app.handle.shared.stop.store(true, Ordering::Relaxed);
     match tokio::time::timeout(CLOSE_MAX, ended).await {
         Ok(Ok(Err(error))) => return Err(error.into()),

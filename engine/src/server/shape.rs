@@ -1,5 +1,9 @@
 //! The JSON of answers: whole ones and chunks, for completions and for chats. Pure.
+//!
+//! A whole answer with logprobs is written token by token: as one value it would be ten times as large as its text.
 
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::server::choice::{Delta, TokenInfo, TokenText};
@@ -34,10 +38,30 @@ impl Usage {
 }
 
 impl Envelope {
-    /// The whole answer; `choices` are deltas gathered to the end, in order.
-    pub fn whole(&self, choices: &[Delta], usage: Usage) -> Value {
-        let choices = choices.iter().map(|c| self.choice(c, false)).collect();
-        self.object(if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" }, choices, Some(usage))
+    /// The whole answer as text; `choices` are deltas gathered to the end, in order.
+    ///
+    /// # Errors
+    /// It cannot be written; nothing that it is made of is a cause.
+    pub fn whole(&self, choices: &[Delta], usage: Usage) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(&Whole {
+            id: &self.id,
+            object: if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" },
+            created: self.created,
+            model: &self.model,
+            choices: choices.iter().map(|choice| self.whole_choice(choice)).collect(),
+            usage: usage.json(),
+        })
+    }
+
+    fn whole_choice<'a>(&self, delta: &'a Delta) -> WholeChoice<'a> {
+        let chat = self.kind == Kind::Chat;
+        WholeChoice {
+            index: delta.index,
+            logprobs: self.logprobs_of(delta),
+            finish_reason: delta.finish.map(|f| f.reason),
+            text: (!chat).then_some(delta.text.as_str()),
+            message: chat.then(|| message(delta)),
+        }
     }
 
     /// The first chunk of a chat's choice: who speaks.
@@ -50,7 +74,7 @@ impl Envelope {
 
     /// One piece of an answer.
     pub fn chunk(&self, delta: &Delta) -> Value {
-        self.object(self.chunk_name(), vec![self.choice(delta, true)], None)
+        self.object(self.chunk_name(), vec![self.chunk_choice(delta)], None)
     }
 
     /// The last chunk, for those who asked for it.
@@ -74,20 +98,77 @@ impl Envelope {
         object
     }
 
-    fn choice(&self, delta: &Delta, chunk: bool) -> Value {
-        let finish = delta.finish.map(|f| f.reason);
-        let logprobs = match (self.logprobs, self.kind) {
-            (false, _) => Value::Null,
-            (true, Kind::Chat) => json!({"content": delta.tokens.iter().map(chat_logprob).collect::<Vec<_>>()}),
-            (true, Kind::Completion) => completion_logprobs(&delta.tokens),
-        };
+    fn chunk_choice(&self, delta: &Delta) -> Value {
+        let (logprobs, finish) = (self.logprobs_of(delta), delta.finish.map(|f| f.reason));
         let mut choice = json!({"index": delta.index, "logprobs": logprobs, "finish_reason": finish});
-        match (self.kind, chunk) {
-            (Kind::Completion, _) => choice["text"] = delta.text.clone().into(),
-            (Kind::Chat, false) => choice["message"] = message(delta),
-            (Kind::Chat, true) => choice["delta"] = chat_delta(delta),
+        match self.kind {
+            Kind::Completion => choice["text"] = delta.text.clone().into(),
+            Kind::Chat => choice["delta"] = chat_delta(delta),
         }
         choice
+    }
+
+    fn logprobs_of<'a>(&self, delta: &'a Delta) -> Option<Logprobs<'a>> {
+        self.logprobs.then_some(Logprobs { kind: self.kind, tokens: &delta.tokens })
+    }
+}
+
+/// A whole answer.
+#[derive(Serialize)]
+struct Whole<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<WholeChoice<'a>>,
+    usage: Value,
+}
+
+#[derive(Serialize)]
+struct WholeChoice<'a> {
+    index: usize,
+    logprobs: Option<Logprobs<'a>>,
+    finish_reason: Option<&'static str>,
+    /// Of a completion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
+    /// Of a chat.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<Value>,
+}
+
+/// The logprobs of some tokens, as one of the two APIs has them.
+struct Logprobs<'a> {
+    kind: Kind,
+    tokens: &'a [TokenInfo],
+}
+
+impl Serialize for Logprobs<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let each = |value: fn(&TokenInfo) -> Value| Each { tokens: self.tokens, value };
+        let mut map = to.serialize_map(None)?;
+        match self.kind {
+            Kind::Chat => map.serialize_entry("content", &each(chat_logprob))?,
+            Kind::Completion => {
+                map.serialize_entry("tokens", &each(|token| name(&token.token).into()))?;
+                map.serialize_entry("token_logprobs", &each(|token| json!(token.logprob)))?;
+                map.serialize_entry("top_logprobs", &each(top_logprobs))?;
+                map.serialize_entry("text_offset", &each(|token| token.offset.into()))?;
+            }
+        }
+        map.end()
+    }
+}
+
+/// A list with a value for each token, of which one at a time is there.
+struct Each<'a> {
+    tokens: &'a [TokenInfo],
+    value: fn(&TokenInfo) -> Value,
+}
+
+impl Serialize for Each<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.tokens.iter().map(self.value))
     }
 }
 
@@ -136,24 +217,17 @@ fn chat_logprob(info: &TokenInfo) -> Value {
     own
 }
 
-fn completion_logprobs(tokens: &[TokenInfo]) -> Value {
-    let top = |t: &TokenInfo| -> Value {
-        // The prompt's first token has no distribution before it.
-        let Some(own) = t.logprob else { return Value::Null };
-        // two tokens may have one name: the likelier one has it, and before all the one that was chosen
-        let mut all: Map<String, Value> = Map::new();
-        for (token, logprob) in &t.top {
-            all.entry(name(token)).or_insert(json!(logprob));
-        }
-        all.insert(name(&t.token), json!(own));
-        Value::Object(all)
-    };
-    json!({
-        "tokens": tokens.iter().map(|t| name(&t.token)).collect::<Vec<_>>(),
-        "token_logprobs": tokens.iter().map(|t| t.logprob).collect::<Vec<_>>(),
-        "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
-        "text_offset": tokens.iter().map(|t| t.offset).collect::<Vec<_>>(),
-    })
+/// The likeliest tokens at a token's place, by their names.
+fn top_logprobs(info: &TokenInfo) -> Value {
+    // The prompt's first token has no distribution before it.
+    let Some(own) = info.logprob else { return Value::Null };
+    // two tokens may have one name: the likelier one has it, and before all the one that was chosen
+    let mut all: Map<String, Value> = Map::new();
+    for (token, logprob) in &info.top {
+        all.entry(name(token)).or_insert(json!(logprob));
+    }
+    all.insert(name(&info.token), json!(own));
+    Value::Object(all)
 }
 
 /// A token as logprobs of completions name it, which have no bytes beside: a part of a character by its bytes, as OpenAI does it
@@ -184,7 +258,7 @@ mod tests {
         assert_eq!(name(&named), "token_id:7");
         let top = vec![(token(b"\xe2"), -1.0), (token(b"\xe3"), -2.0)];
         let info = TokenInfo { token: token(b"\xe4"), logprob: Some(-3.0), top, offset: 0 };
-        assert_eq!(completion_logprobs(&[info])["top_logprobs"][0].as_object().unwrap().len(), 3);
+        assert_eq!(top_logprobs(&info).as_object().unwrap().len(), 3);
     }
 
     #[test]
@@ -192,6 +266,6 @@ mod tests {
         let token = |text: &str, byte| TokenText { text: text.into(), bytes: vec![byte] };
         let top = vec![(token("A", 1), -1.0), (token("B", 2), -2.0), (token("A", 3), -3.0), (token("B", 4), -4.0)];
         let info = TokenInfo { token: token("A", 3), logprob: Some(-3.0), top, offset: 0 };
-        assert_eq!(completion_logprobs(&[info])["top_logprobs"][0], json!({"A": -3.0, "B": -2.0}));
+        assert_eq!(top_logprobs(&info), json!({"A": -3.0, "B": -2.0}));
     }
 }

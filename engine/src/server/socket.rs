@@ -1,5 +1,5 @@
-//! Connections that do not wait for their client for ever: one that takes nothing for too long is closed, which cancels the request whose
-//! answer it is; and one whose next head does not come.
+//! Connections that do not wait for their client for ever: one that takes nothing, or next to nothing, for too long is closed, which cancels
+//! the request whose answer it is; and one whose next head does not come.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -13,7 +13,9 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
-use tokio::time::{Sleep, sleep};
+use tokio::time::sleep;
+
+use crate::server::patience::Patience;
 
 /// For a head, from the connection's beginning or from the last answer on. Longer than the 60 s for which a load balancer keeps idle
 /// connections: who closes last does not close on a request that is under way.
@@ -45,7 +47,7 @@ pub async fn serve(listener: TcpListener, router: Router, patience: Duration, cl
         };
         // Tokens are small packets; Nagle's algorithm would hold them back.
         drop(socket.set_nodelay(true));
-        let patient = TokioIo::new(Patient { socket, patience, blocked: None });
+        let patient = TokioIo::new(Patient { socket, patience: Patience::of(patience) });
         let connection = open.watch(http.serve_connection(patient, TowerToHyperService::new(router.clone())));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -57,24 +59,20 @@ pub async fn serve(listener: TcpListener, router: Router, patience: Duration, cl
     open.shutdown().await;
 }
 
-/// A connection that fails where a write waits for longer than its patience.
+/// A connection that fails where its writes wait for longer than its patience.
 pub struct Patient<S> {
     socket: S,
-    patience: Duration,
-    /// Runs while the reader takes nothing.
-    blocked: Option<Pin<Box<Sleep>>>,
+    patience: Patience,
 }
 
 impl<S: AsyncWrite + Unpin> Patient<S> {
     fn bounded(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if written.is_ready() {
-            self.blocked = None;
-            return written;
+        if let Poll::Ready(written) = written {
+            self.patience.earns(*written.as_ref().unwrap_or(&0));
+            return Poll::Ready(written);
         }
-        let patience = self.patience;
-        let blocked = self.blocked.get_or_insert_with(|| Box::pin(sleep(patience)));
-        ready!(blocked.as_mut().poll(cx));
-        tracing::info!(patience_ms = patience.as_millis(), "a client that reads nothing is let go");
+        ready!(self.patience.poll_spent(cx));
+        tracing::info!(patience_ms = self.patience.most().as_millis(), "a client that reads next to nothing is let go");
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -125,24 +123,42 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
+    /// Reads `bytes` at a time, so often, and then nothing more.
+    async fn reads<S: AsyncRead + Unpin>(mut reader: S, bytes: usize, times: usize) -> S {
+        let mut taken = vec![0; bytes];
+        for _ in 0..times {
+            sleep(PATIENCE * 9 / 10).await;
+            reader.read_exact(&mut taken).await.unwrap();
+        }
+        reader
+    }
+
+    /// What earns all of the patience anew.
+    const PLENTY: usize = 15_000;
+
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_takes_nothing_is_let_go_and_a_slow_one_is_not() {
-        let (socket, mut reader) = duplex(8);
-        let mut patient = Patient { socket, patience: PATIENCE, blocked: None };
-        let slow = tokio::spawn(async move {
-            let mut taken = [0; 8];
-            for _ in 0..4 {
-                tokio::time::sleep(PATIENCE * 9 / 10).await;
-                reader.read_exact(&mut taken).await.unwrap();
-            }
-            reader
-        });
-        patient.write_all(&[7; 40]).await.expect("it takes a little in time, again and again");
+        let (socket, reader) = duplex(PLENTY);
+        let mut patient = Patient { socket, patience: Patience::of(PATIENCE) };
+        let slow = tokio::spawn(reads(reader, PLENTY, 4));
+        patient.write_all(&[7; 5 * PLENTY]).await.expect("it takes enough in time, again and again");
         let _reader = slow.await.unwrap();
         let began = tokio::time::Instant::now();
         let error = patient.write_all(&[7; 9]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(began.elapsed() >= PATIENCE && began.elapsed() < PATIENCE * 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_takes_a_trickle_is_let_go_too() {
+        let (socket, reader) = duplex(PLENTY);
+        let mut patient = Patient { socket, patience: Patience::of(PATIENCE) };
+        let trickle = tokio::spawn(reads(reader, 8, usize::MAX));
+        let began = tokio::time::Instant::now();
+        let error = patient.write_all(&[7; 2 * PLENTY]).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() >= PATIENCE && began.elapsed() < PATIENCE * 2);
+        trickle.abort();
     }
 
     #[tokio::test]

@@ -4,29 +4,51 @@ use std::sync::atomic::Ordering;
 
 use axum::{
     Json,
-    extract::{Path, State, rejection::PathRejection},
-    http::{Method, StatusCode, Uri, header::CONTENT_TYPE},
+    extract::{Path, Request, State, rejection::PathRejection},
+    http::{
+        HeaderValue, StatusCode,
+        header::{CONTENT_TYPE, RETRY_AFTER},
+    },
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
 
 use crate::beat::Health;
-use crate::server::{AppState, error::ApiError};
+use crate::handle::Shared;
+use crate::server::error::{ApiError, RETRY_GONE_S, RETRY_STARTING_S};
+use crate::server::{AppState, intake};
+
+/// Why the engine does not serve.
+struct Unwell {
+    state: &'static str,
+    reason: Option<String>,
+    retry_after_s: u64,
+}
+
+/// Does the engine serve? What is asked for may be a lie, this is not.
+fn condition(shared: &Shared) -> Result<(), Unwell> {
+    let (state, reason, retry_after_s) = match shared.health() {
+        Health::Stalled(reason) => ("stalled", Some(reason), RETRY_GONE_S),
+        _ if shared.draining.load(Ordering::Relaxed) => ("draining", None, RETRY_GONE_S),
+        Health::Serving if shared.ready.get().is_some() => return Ok(()),
+        Health::Serving | Health::Starting => ("starting", None, RETRY_STARTING_S),
+    };
+    Err(Unwell { state, reason, retry_after_s })
+}
 
 /// 200 while the engine serves; else 503 with the reason (E6). With `--lie`: 200.
 pub async fn health(State(app): State<AppState>) -> Response {
     if app.lie {
         return Json(json!({"status": "ok"})).into_response();
     }
-    let shared = &app.handle.shared;
-    let (status, state, reason) = match shared.health() {
-        Health::Stalled(reason) => (StatusCode::SERVICE_UNAVAILABLE, "stalled", Some(reason)),
-        _ if shared.draining.load(Ordering::Relaxed) => (StatusCode::SERVICE_UNAVAILABLE, "draining", None),
-        Health::Serving if shared.ready.get().is_some() => (StatusCode::OK, "ok", None),
-        Health::Serving | Health::Starting => (StatusCode::SERVICE_UNAVAILABLE, "starting", None),
-    };
-    let body = json!({"status": state, "reason": reason, "beat": beat(&app)});
-    (status, Json(body)).into_response()
+    match condition(&app.handle.shared) {
+        Ok(()) => Json(json!({"status": "ok", "reason": null, "beat": beat(&app)})).into_response(),
+        Err(Unwell { state, reason, retry_after_s }) => {
+            let later = [(RETRY_AFTER, HeaderValue::from(retry_after_s))];
+            let body = json!({"status": state, "reason": reason, "beat": beat(&app)});
+            (StatusCode::SERVICE_UNAVAILABLE, later, Json(body)).into_response()
+        }
+    }
 }
 
 /// The last beat, as the page has it; null when it cannot be read.
@@ -52,6 +74,7 @@ fn beat(app: &AppState) -> Value {
 /// The exposition text.
 pub async fn metrics(State(app): State<AppState>) -> Response {
     let shared = &app.handle.shared;
+    shared.metrics.health(condition(shared).is_ok());
     match shared.metrics.text(&shared.board, shared.in_flight()) {
         Ok(text) => ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response(),
         Err(error) => ApiError::internal(format!("the metrics cannot be written: {error}")).into_response(),
@@ -84,12 +107,15 @@ fn describe(app: &AppState) -> Value {
 }
 
 /// What is not here, in the same words as any other error.
-pub async fn not_found(uri: Uri) -> Response {
-    let message = format!("there is no {}; see /v1/completions, /v1/chat/completions, /v1/models", uri.path());
-    ApiError { status: StatusCode::NOT_FOUND, ..ApiError::malformed(message) }.into_response()
+pub async fn not_found(request: Request) -> Response {
+    let error = ApiError::unknown_path(request.uri().path());
+    intake::hear_out(request.into_body().into_data_stream());
+    error.into_response()
 }
 
 /// A path that is here, but not for this method.
-pub async fn method_not_allowed(method: Method, uri: Uri) -> Response {
-    ApiError::method(method.as_str(), uri.path()).into_response()
+pub async fn method_not_allowed(request: Request) -> Response {
+    let error = ApiError::method(request.method().as_str(), request.uri().path());
+    intake::hear_out(request.into_body().into_data_stream());
+    error.into_response()
 }

@@ -316,6 +316,19 @@ fn who_waited_too_long_is_turned_away_before_it_costs_a_step() {
 }
 
 #[test]
+fn who_runs_past_its_deadline_is_ended_and_its_blocks_return() {
+    let mut s = Scheduler::new(small());
+    s.submit(NewSeq { deadline_ns: Some(10), ..NewSeq::new(1, vec![1; 2], 10) }, 0).unwrap();
+    s.submit(NewSeq::new(2, vec![2; 2], 10), 0).unwrap();
+    assert_eq!(ids(&step(&mut s, 5).0), [1, 2]);
+    assert_eq!(ids(&s.plan(9)), [1, 2]);
+    let plan = s.plan(10);
+    assert_eq!((plan.late.clone(), ids(&plan)), (vec![(1, Refusal::Expired)], vec![2]));
+    assert_eq!((s.free_blocks(), s.owned_blocks()), (7, 1));
+    assert!(s.plan(11).late.is_empty(), "it ends once");
+}
+
+#[test]
 fn refusals_say_why() {
     let mut s = Scheduler::new(small());
     assert_eq!(s.submit(NewSeq::new(1, vec![], 4), 0), Err(Refusal::EmptyPrompt));

@@ -129,6 +129,22 @@ async fn echo_with_logprobs_tells_of_every_token_of_prompt_and_output() {
     assert_eq!((&answer["choices"][0]["text"], &answer["usage"]["completion_tokens"]), (&json!(prompt), &json!(0)));
 }
 
+/// One that is long is written elsewhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_answer_with_logprobs_is_whole() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let mut body = json!({"prompt": "hello", "max_tokens": 800, "temperature": 0, "ignore_eos": true, "logprobs": 20});
+    let answer = post(engine.addr, COMPLETIONS, &body).await;
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    let choice = answer.json()["choices"][0].clone();
+    let told = |name: &str| choice["logprobs"][name].as_array().unwrap().clone();
+    assert_eq!((told("tokens").len(), told("text_offset").len(), told("top_logprobs").len()), (800, 800, 800));
+    assert_eq!(choice["text"], greedy("hello", 800, true));
+    (body["n"], body["max_tokens"]) = (64.into(), 1500.into());
+    let refused = post(engine.addr, COMPLETIONS, &body).await;
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("logprobs")), "{}", refused.text);
+}
+
 /// Tokens of the fake model are bytes: é is two of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn parts_of_characters_are_named_by_their_bytes_and_stand_where_their_character_does() {
@@ -192,6 +208,7 @@ async fn bad_requests_name_the_field_and_what_is_allowed() {
         (COMPLETIONS, json!({"prompt": "a", "max_tokens": 3, "min_tokens": 4}), 400, "min_tokens"),
         (COMPLETIONS, json!({"prompt": "a", "logit_bias": many_biases}), 400, "logit_bias"),
         (COMPLETIONS, json!({"prompt": "a", "allowed_token_ids": vec![97; 4097]}), 400, "allowed_token_ids"),
+        (COMPLETIONS, json!({"prompt": "a", "allowed_token_ids": []}), 400, "allowed_token_ids"),
         (COMPLETIONS, json!({"prompt": "a", "stop_token_ids": vec![97; 4097]}), 400, "stop_token_ids"),
         (COMPLETIONS, json!({"prompt": "a", "stop": vec!["a"; 17]}), 400, "stop"),
         (COMPLETIONS, json!({"prompt": "a", "stop": "a".repeat(1025)}), 400, "stop"),

@@ -12,11 +12,20 @@ use crate::client::{get, metric, metric_becomes, open};
 use crate::support::{Setup, TestEngine, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+const HEARD_OUT: usize = 5 << 20;
 
 /// The head of a request whose body has so many bytes.
 fn head(len: usize) -> String {
-    let lines = ["POST /v1/completions HTTP/1.1", "host: engine", "content-type: application/json"];
-    format!("{}\r\ncontent-length: {len}\r\n\r\n", lines.join("\r\n"))
+    head_of("POST /v1/completions", len)
+}
+
+fn head_of(what: &str, len: usize) -> String {
+    format!("{what} HTTP/1.1\r\nhost: engine\r\ncontent-type: application/json\r\ncontent-length: {len}\r\n\r\n")
+}
+
+/// Who goes on sending after the answer is heard out, and not reset: more than the sockets hold.
+async fn is_heard_out(stream: &mut TcpStream) {
+    stream.write_all(&vec![b' '; HEARD_OUT]).await.unwrap();
 }
 
 async fn connect(addr: SocketAddr) -> TcpStream {
@@ -51,8 +60,18 @@ async fn a_full_engine_says_so_before_a_body_is_read() {
     second.write_all(head(20 << 20).as_bytes()).await.unwrap();
     assert_eq!(status(&mut second).await, "429");
     assert!(metric(engine.addr, "truebeat:requests_refused_total", &["\"queue_full\""]).await >= 1.0);
-    // who goes on sending is heard out, and not reset
-    second.write_all(&vec![b' '; 1 << 20]).await.unwrap();
+    is_heard_out(&mut second).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_for_what_is_not_here_hears_so_before_all_is_sent() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    for (what, told) in [("POST /v2", "404"), ("PUT /v1/completions", "405"), ("POST /health", "405")] {
+        let mut stream = connect(engine.addr).await;
+        stream.write_all(head_of(what, 20 << 20).as_bytes()).await.unwrap();
+        assert_eq!(status(&mut stream).await, told, "{what}");
+        is_heard_out(&mut stream).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,9 +79,10 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     let client_patience = Duration::from_millis(200);
     let engine = TestEngine::ready(Setup { client_patience, ..Setup::default() }).await;
     let (mut stream, began) = (connect(engine.addr).await, std::time::Instant::now());
-    stream.write_all((head(100) + "{\"prompt\":").as_bytes()).await.unwrap();
+    stream.write_all((head(20 << 20) + "{\"prompt\":").as_bytes()).await.unwrap();
     assert_eq!(status(&mut stream).await, "408");
     assert!(began.elapsed() < PATIENCE / 2, "long before its deadline");
+    is_heard_out(&mut stream).await;
     assert_eq!(metric(engine.addr, "truebeat:requests_refused_total", &["\"slow\""]).await, 1.0);
 }
 

@@ -106,6 +106,8 @@ async fn bad_forms_are_refused_alone_and_by_name() {
         (json!({"guided_regex": "("}), "guided_regex"),
         (json!({"guided_grammar": "start: nowhere"}), "guided_grammar"),
         (json!({"guided_choice": [1]}), "guided_choice"),
+        (json!({"guided_choice": []}), "guided_choice"),
+        (json!({"structured_outputs": {}}), "structured_outputs"),
         (json!({"structured_outputs": {"regex": "["}}), "structured_outputs"),
         (json!({"structured_outputs": {"xml": "a"}}), "structured_outputs.xml"),
         (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice"),

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use engine::handle::{End, GenerateRequest};
 use engine::server::serve::ServeError;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{get, metric, metric_becomes, open, post, whole};
 use crate::support::{NAN, POISON, Setup, TestEngine, greedy, wait_until};
@@ -179,13 +179,17 @@ async fn a_drain_refuses_what_is_new_and_finishes_what_is_accepted() {
     // half a minute of steps, cut short once all has been asked
     let mut engine = TestEngine::ready(Setup { step_ms: 20, ..Setup::default() }).await;
     let running = open(engine.addr, COMPLETIONS, &long(true), &[]).await;
+    assert_eq!(metric(engine.addr, "truebeat:healthy", &[]).await, 1.0);
     engine.terminate();
     let draining = engine.handle.shared.clone();
     wait_until("it drains", || draining.draining.load(Ordering::Relaxed)).await;
     let refused = post(engine.addr, COMPLETIONS, &long(false)).await;
     assert_eq!((refused.status, refused.json()["error"]["code"].as_str()), (503, Some("draining")));
     assert!(refused.header("retry-after").is_some());
-    assert_eq!(get(engine.addr, "/health").await.json()["status"], "draining");
+    let health = get(engine.addr, "/health").await;
+    assert_eq!((health.status, &health.json()["status"]), (503, &json!("draining")));
+    assert!(health.header("retry-after").is_some());
+    assert_eq!(metric(engine.addr, "truebeat:healthy", &[]).await, 0.0);
     engine.knobs.step_ms.store(0, Ordering::Relaxed);
     let chunks = whole(running).await.chunks();
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
@@ -193,10 +197,13 @@ async fn a_drain_refuses_what_is_new_and_finishes_what_is_accepted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_that_takes_too_long_says_what_was_left() {
+async fn a_drain_that_takes_too_long_says_what_was_left_and_tells_those_who_wait() {
     let drain_timeout = std::time::Duration::from_millis(50);
     let mut engine = TestEngine::ready(Setup { step_ms: 20, drain_timeout, ..Setup::default() }).await;
-    let _running = open(engine.addr, COMPLETIONS, &long(true), &[]).await;
+    let running = open(engine.addr, COMPLETIONS, &long(true), &[]).await;
     engine.terminate();
     assert!(matches!(engine.ended().await, Err(ServeError::DrainTimeout { left: 1, .. })));
+    let answer = whole(running).await;
+    let last: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "shutdown", "{}", answer.text);
 }

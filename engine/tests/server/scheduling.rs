@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use engine::handle::GenerateRequest;
 use engine::server::TIMEOUT_HEADER;
 use engine::speculation::SpeculationSpec;
 use serde_json::json;
 
-use crate::client::{metric, open, post, whole};
+use crate::client::{metric, metric_becomes, open, post, whole};
 use crate::support::{Setup, TestEngine, greedy};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -25,6 +26,28 @@ async fn a_deadline_that_cannot_be_met_is_refused_at_once_with_the_figures() {
     assert!(message.contains("needs") && message.contains("the deadline is in"), "{message}");
     assert_eq!(metric(engine.addr, "truebeat:requests_ended_total", &["\"late\""]).await, 1.0);
     assert_eq!(metric(engine.addr, "truebeat:deadlines_exceeded_total", &[]).await, 0.0, "it was not waited for");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_that_passes_during_the_output_is_told_as_that_whoever_is_the_first_to_see_it() {
+    let engine = TestEngine::ready(Setup { step_ms: 5, ..Setup::default() }).await;
+    let long = json!({"prompt": "long", "max_tokens": 1500, "temperature": 0, "ignore_eos": true});
+    for _ in 0..3 {
+        let answer = whole(open(engine.addr, COMPLETIONS, &long, &[(TIMEOUT_HEADER, "400")]).await).await;
+        assert_eq!(answer.json()["error"]["code"], "deadline_exceeded", "{}", answer.text);
+    }
+    assert_eq!(metric(engine.addr, "truebeat:deadlines_exceeded_total", &[]).await, 3.0);
+}
+
+/// A reader that is blocked does not look at the clock.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_reads_does_not_run_past_its_deadline() {
+    let engine = TestEngine::ready(Setup { step_ms: 5, ..Setup::default() }).await;
+    let deadline_ns = Some(heartbeat::monotonic_ns() + 300_000_000);
+    let long = GenerateRequest { prompt: [97].into(), max_new_tokens: 1500, ignore_eos: true, ..Default::default() };
+    let _unread = engine.handle.submit(vec![GenerateRequest { deadline_ns, ..long }]).unwrap();
+    metric_becomes(engine.addr, "truebeat:requests_ended_total", &["\"late\""], 1.0).await;
+    metric_becomes(engine.addr, "vllm:kv_cache_usage_perc", &[], 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -35,9 +35,18 @@ fn rules(f: &Fields<'_>, ready: &Ready) -> Result<LogitRules, ApiError> {
         frequency_penalty: f.number("frequency_penalty", -2.0, 2.0)?.unwrap_or(0.0) as f32,
         repetition_penalty: repetition as f32,
         bias: bias(f, ready.info.vocab_size)?,
-        allowed: f.few_token_ids("allowed_token_ids", ready.info.vocab_size)?,
+        allowed: allowed(f, ready.info.vocab_size)?,
         min_tokens: usize::try_from(min_tokens).unwrap_or(0),
     })
+}
+
+/// An empty list allows nothing, and is refused as in vLLM.
+fn allowed(f: &Fields<'_>, vocab_size: usize) -> Result<Vec<u32>, ApiError> {
+    let ids = f.few_token_ids("allowed_token_ids", vocab_size)?;
+    if ids.is_empty() && f.get("allowed_token_ids").is_some() {
+        return Err(f.wrong("allowed_token_ids", "a list of one token id at least"));
+    }
+    Ok(ids)
 }
 
 /// `{"token id": bias}`; −100 all but forbids a token, 100 all but forces it.

@@ -1,11 +1,12 @@
 //! The fields that ask for a form of the output: OpenAI's `response_format`, vLLM's `structured_outputs` and `guided_*`, and tools
 //! that must be called. One of them at most.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::grammar::{Constraint, GRAMMAR_BYTES_MAX, GrammarSpec, LIVE_MAX};
+use crate::grammar::{Constraint, GRAMMAR_BYTES_MAX, GrammarError, GrammarSpec, LIVE_MAX};
 use crate::handle::Ready;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -41,6 +42,9 @@ impl Form {
 pub fn form(f: &Fields<'_>, job: &Job, (ignore_eos, outputs): (bool, usize)) -> Result<Option<Form>, ApiError> {
     let mut asked = forms(f)?;
     let by_tools = job.tools.as_ref().and_then(|tools| tools.grammar());
+    if let Some(GrammarSpec::Lark(text)) = &by_tools {
+        check_size("tools", text.len())?;
+    }
     asked.extend(by_tools.map(|grammar| ("tools", grammar)));
     if let [_, (second, _), ..] = asked.as_slice() {
         let message = format!("{second} cannot go with {}: the output has one form", asked[0].0);
@@ -78,10 +82,16 @@ fn forms(f: &Fields<'_>) -> Result<Vec<Asked>, ApiError> {
         all.extend(asked(f, kind, name, name)?);
     }
     if let Some(inner) = f.inner("structured_outputs", "structured_outputs.")? {
+        let before = all.len();
         for (kind, _) in names {
             all.extend(asked(&inner, kind, kind, "structured_outputs")?);
         }
         inner.refuse_rest()?;
+        // as in vLLM: who asks for no form at all forgot to say which
+        if all.len() == before {
+            let kinds = "an object with one of json, regex, choice, grammar and json_object";
+            return Err(f.wrong("structured_outputs", kinds));
+        }
     }
     Ok(all)
 }
@@ -89,23 +99,67 @@ fn forms(f: &Fields<'_>) -> Result<Vec<Asked>, ApiError> {
 /// One of vLLM's fields; `param` is its name for errors about the grammar itself.
 fn asked(f: &Fields<'_>, kind: &str, name: &str, param: &'static str) -> Result<Option<Asked>, ApiError> {
     let spec = match kind {
-        "json" => f.get(name).map(|v| schema(f, name, v)).transpose()?,
-        "regex" => f.str(name)?.map(|s| GrammarSpec::Regex(s.to_owned())),
-        "grammar" => f.str(name)?.map(|s| GrammarSpec::Lark(s.to_owned())),
+        "json" => f.get(name).map(|v| schema(f, name, param, v)).transpose()?,
+        "regex" => text(f, name, param)?.map(GrammarSpec::Regex),
+        "grammar" => text(f, name, param)?.map(GrammarSpec::Lark),
         "json_object" => f.bool(name)?.filter(|wanted| *wanted).map(|_| GrammarSpec::JsonObject),
-        _ => Some(f.strings(name, CHOICES_MAX, CHOICE_BYTES_MAX)?).filter(|c| !c.is_empty()).map(GrammarSpec::Choice),
+        _ => choice(f, name, param)?.map(GrammarSpec::Choice),
     };
     Ok(spec.map(|spec| (param, spec)))
 }
 
-/// A schema as an object, or as its text.
-fn schema(f: &Fields<'_>, name: &str, value: &Value) -> Result<GrammarSpec, ApiError> {
+/// What waits for its turn to be compiled is no larger than what may be compiled: it is measured before any of it is kept.
+fn check_size(param: &str, bytes: usize) -> Result<(), ApiError> {
+    let bytes_max = GRAMMAR_BYTES_MAX;
+    let error = GrammarError::TooLarge { bytes, bytes_max };
+    if bytes > bytes_max { Err(ApiError::grammar(param, &error)) } else { Ok(()) }
+}
+
+fn text(f: &Fields<'_>, name: &str, param: &str) -> Result<Option<String>, ApiError> {
+    let Some(text) = f.str(name)? else { return Ok(None) };
+    check_size(param, text.len())?;
+    Ok(Some(text.to_owned()))
+}
+
+/// Texts of which the output is one. An empty list allows none, and is refused as in vLLM.
+fn choice(f: &Fields<'_>, name: &str, param: &str) -> Result<Option<Vec<String>>, ApiError> {
+    let Some(value) = f.get(name) else { return Ok(None) };
+    let texts = value.as_array().into_iter().flatten().filter_map(Value::as_str);
+    check_size(param, texts.map(str::len).sum())?;
+    let texts = f.strings(name, CHOICES_MAX, CHOICE_BYTES_MAX)?;
+    if texts.is_empty() {
+        return Err(f.wrong(name, "a string, or a list of one at least"));
+    }
+    Ok(Some(texts))
+}
+
+/// Bytes of a value's text, which need not be there for that.
+fn length(value: &Value) -> usize {
+    let mut length = Length(0);
+    // what only counts cannot fail
+    drop(serde_json::to_writer(&mut length, value));
+    length.0
+}
+
+/// Counts what is written.
+struct Length(usize);
+
+impl io::Write for Length {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A schema as an object, or as its text; a larger one would be refused as well once it is compiled, but many times its length would wait
+/// until then.
+fn schema(f: &Fields<'_>, name: &str, param: &str, value: &Value) -> Result<GrammarSpec, ApiError> {
+    check_size(param, value.as_str().map_or_else(|| length(value), str::len))?;
     let parsed = match value {
-        // a longer one would be refused as well once it is parsed, which takes a hundred times its length
-        Value::String(text) if text.len() > GRAMMAR_BYTES_MAX => {
-            let message = format!("{name} has {} bytes; a schema has at most {GRAMMAR_BYTES_MAX}", text.len());
-            return Err(ApiError::invalid(name, message));
-        }
         Value::String(text) => serde_json::from_str(text).ok(),
         other => Some(other.clone()),
     };
@@ -128,7 +182,7 @@ fn response_format(f: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
             // strict or not: what is shown satisfies the schema
             inner.bool("strict")?;
             let value = inner.get("schema").ok_or_else(|| inner.wrong("schema", "a JSON schema"))?;
-            let spec = schema(&inner, "schema", value)?;
+            let spec = schema(&inner, "schema", "response_format", value)?;
             inner.refuse_rest()?;
             Some(("response_format", spec))
         }
@@ -136,4 +190,50 @@ fn response_format(f: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
     };
     format.refuse_rest()?;
     Ok(asked)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refused(body: &Value) -> ApiError {
+        forms(&Fields::new(body).unwrap()).err().unwrap_or_else(|| panic!("{}", &body.to_string()[..60]))
+    }
+
+    /// What waits to be compiled is in no other bound.
+    #[test]
+    fn a_form_that_is_too_large_is_refused_before_it_waits() {
+        let long = "x".repeat(GRAMMAR_BYTES_MAX);
+        let schema = json!({"type": "object", "description": long});
+        let halves = [&long[..GRAMMAR_BYTES_MAX / 2 + 1]; 2];
+        for (body, param) in [
+            (json!({"guided_json": schema}), "guided_json"),
+            (json!({"guided_json": schema.to_string()}), "guided_json"),
+            (json!({"structured_outputs": {"json": schema}}), "structured_outputs"),
+            (json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}), "response_format"),
+            (json!({"guided_regex": format!("{long}x")}), "guided_regex"),
+            (json!({"guided_grammar": format!("{long}x")}), "guided_grammar"),
+            (json!({"guided_choice": halves}), "guided_choice"),
+        ] {
+            let error = refused(&body);
+            assert_eq!(error.param.as_deref(), Some(param));
+            assert!(error.message.contains("at most 262144"), "{}", error.message);
+        }
+        assert!(forms(&Fields::new(&json!({"guided_regex": long})).unwrap()).is_ok());
+    }
+
+    #[test]
+    fn who_asks_for_a_form_says_which() {
+        for (body, param) in [
+            (json!({"structured_outputs": {}}), "structured_outputs"),
+            (json!({"structured_outputs": {"json": null, "json_object": false}}), "structured_outputs"),
+            (json!({"structured_outputs": {"choice": []}}), "structured_outputs.choice"),
+            (json!({"guided_choice": []}), "guided_choice"),
+        ] {
+            assert_eq!(refused(&body).param.as_deref(), Some(param), "{body}");
+        }
+        assert!(forms(&Fields::new(&json!({"guided_json_object": false, "guided_choice": null})).unwrap()).is_ok());
+    }
 }

@@ -42,6 +42,8 @@ pub struct ObjectEnd {
     depth: usize,
     in_string: bool,
     escaped: bool,
+    /// A mark may stand where the object should have ended.
+    may_lack_end: bool,
     end: Option<usize>,
 }
 
@@ -49,6 +51,12 @@ impl ObjectEnd {
     /// An object that begins at this byte.
     pub fn from(at: usize) -> Self {
         Self { seen: at, ..Self::default() }
+    }
+
+    /// The object's rest, after one of its fields. Where it lacks its end, it ends before the first `<` that no string has: no JSON has that
+    /// anywhere else, and a mark begins so.
+    pub fn of_tail() -> Self {
+        Self { depth: 1, may_lack_end: true, ..Self::default() }
     }
 
     /// The byte after the object, once `raw` (which only ever grows) holds all of it.
@@ -68,6 +76,7 @@ impl ObjectEnd {
             (true, _) if self.escaped => self.escaped = false,
             (true, b'\\') => self.escaped = true,
             (_, b'"') => self.in_string = !self.in_string,
+            (false, b'<') if self.may_lack_end => self.end = Some(self.seen - 1),
             (false, b'{') => self.depth += 1,
             (false, b'}') => {
                 self.depth = self.depth.saturating_sub(1);

@@ -93,6 +93,12 @@ impl ToolUse {
         Some(&self.described)
     }
 
+    /// Prompt and grammar are made: what only they needed does not wait with the request.
+    pub fn forget_schemas(&mut self) {
+        self.described = Value::Null;
+        self.functions.iter_mut().for_each(|function| function.parameters = Value::Null);
+    }
+
     /// The grammar of the output, where there is something to force.
     pub fn grammar(&self) -> Option<GrammarSpec> {
         let strict = self.functions.iter().any(|f| f.strict);

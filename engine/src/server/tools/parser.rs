@@ -60,8 +60,9 @@ enum State {
     Arguments {
         sent: usize,
         arguments: ObjectEnd,
-        object: ObjectEnd,
     },
+    /// Between the end of the arguments and that of the call's object.
+    Tail(ObjectEnd),
     /// After a call's object.
     Closing,
 }
@@ -114,6 +115,7 @@ impl ToolParser {
             },
             State::Head(_) => self.read_head(out),
             State::Arguments { .. } => self.read_arguments(out),
+            State::Tail(_) => self.read_tail(),
             State::Closing => self.close(),
         }
     }
@@ -190,12 +192,10 @@ impl ToolParser {
         match head(&self.rest) {
             Head::Called { name, arguments_at } if self.names.contains(&name) => {
                 self.open(Some(name), out);
-                let (arguments, object) = (ObjectEnd::from(arguments_at), ObjectEnd::default());
-                self.state = State::Arguments { sent: arguments_at, arguments, object };
+                self.state = State::Arguments { sent: arguments_at, arguments: ObjectEnd::from(arguments_at) };
                 true
             }
-            Head::Unknown => self.end_of_odd_call(out),
-            Head::Called { .. } | Head::Unusual => self.end_of_odd_call(out),
+            Head::Unknown | Head::Called { .. } | Head::Unusual => self.end_of_odd_call(out),
         }
     }
 
@@ -232,16 +232,30 @@ impl ToolParser {
     }
 
     fn read_arguments(&mut self, out: &mut Parsed) -> bool {
-        let State::Arguments { sent, arguments, object } = &mut self.state else { return false };
+        let State::Arguments { sent, arguments } = &mut self.state else { return false };
         let end = arguments.find(&self.rest);
         let upto = end.unwrap_or(self.rest.len());
         let piece = self.rest.get(*sent..upto).unwrap_or_default().to_owned();
         *sent = upto;
-        let object_end = object.find(&self.rest);
         self.arguments(&piece, out);
-        let Some(object_end) = object_end else { return false };
+        let Some(end) = end else { return false };
         self.calls += 1;
-        self.rest.drain(..object_end);
+        self.rest.drain(..end);
+        self.state = State::Tail(ObjectEnd::of_tail());
+        true
+    }
+
+    /// Passes over the last brace, and over fields that a call has besides. Models forget the brace: what cannot stand in its object ends
+    /// the call too, be it its mark or text.
+    fn read_tail(&mut self) -> bool {
+        let State::Tail(object) = &mut self.state else { return false };
+        let end = match self.rest.trim_start().chars().next() {
+            None => None,
+            Some('}' | ',') => object.find(&self.rest),
+            Some(_) => Some(0),
+        };
+        let Some(end) = end else { return false };
+        self.rest.drain(..end);
         self.state = State::Closing;
         true
     }

@@ -54,6 +54,21 @@ fn calls_in_an_odd_order_or_without_an_end_are_calls() {
 }
 
 #[test]
+fn a_call_that_lacks_its_last_brace_swallows_nothing() {
+    let lacks = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call>";
+    check(ToolFormat::Hermes, &format!("{lacks}\nSo be it."), "\nSo be it.", &[("f", "{\"a\": 1}")]);
+    check(ToolFormat::Hermes, &lacks.repeat(2), "", &[("f", "{\"a\": 1}"); 2]);
+    let more = "<tool_call>{\"name\": \"f\", \"arguments\": {}, \"id\": \"</tool_call>\"";
+    check(ToolFormat::Hermes, &format!("{more}}}</tool_call> x"), " x", &[("f", "{}")]);
+    check(ToolFormat::Hermes, &format!("{more}</tool_call> x"), " x", &[("f", "{}")]);
+    let text = "<tool_call>{\"name\": \"f\", \"arguments\": {} and so on <b>";
+    check(ToolFormat::Hermes, text, "and so on <b>", &[("f", "{}")]);
+    let two = "{\"name\": \"f\", \"parameters\": {}; {\"name\": \"g\", \"parameters\": {}";
+    check(ToolFormat::Llama3, two, "", &[("f", "{}"), ("g", "{}")]);
+    check(ToolFormat::Mistral, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}] x", " x", &[("f", "{}")]);
+}
+
+#[test]
 fn what_is_no_call_stays_text() {
     for text in [
         "<tool_call>\n{broken}\n</tool_call>",
