@@ -8,17 +8,25 @@
 
 #[cfg(target_arch = "x86_64")]
 pub mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod cells;
 pub mod large;
 mod portable;
 pub mod shared;
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-pub use portable::Portable;
 #[cfg(target_arch = "x86_64")]
-pub use x86::{Avx2, Avx512};
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use cells::{cells_of, values_of};
+pub use portable::Portable;
 
 /// A computation that is compiled anew for each instruction set.
 pub trait Op {
@@ -44,6 +52,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32, little endian.
     fn load_f32(self, x: &[u8; 64]) -> Self::V;
     fn store(self, x: Self::V, out: &mut [f32; 16]);
+    /// Into cells that other threads may look at, as their bits; relaxed.
+    #[inline(always)]
+    fn store_cells(self, x: Self::V, cells: &[AtomicU32; 16]) {
+        let mut values = [0.0; 16];
+        self.store(x, &mut values);
+        cells.iter().zip(values).for_each(|(cell, value)| cell.store(value.to_bits(), Ordering::Relaxed));
+    }
     /// Sixteen bf16, little endian.
     fn load_bf16(self, x: &[u8; 32]) -> Self::V;
     /// One of each of sixteen pairs of bf16, little endian: the first or the second.
@@ -237,6 +252,3 @@ impl<W: Fn()> Drop for Ended<'_, W> {
         }
     }
 }
-
-#[cfg(target_arch = "x86_64")]
-mod x86;

@@ -125,16 +125,17 @@ impl AttentionOp<'_> {
             }
         }
         for Alone { query, out, .. } in queries {
-            self.give(query, out);
+            self.give(s, query, out);
         }
         WORK.set(Some(work));
     }
 
     /// Writes what has been mixed for a query to the output.
-    fn give(&self, query: &Query, mixed: &mut [f32]) {
+    #[inline(always)]
+    fn give<S: Simd>(&self, s: S, query: &Query, mixed: &mut [f32]) {
         let (scale, d) = (1.0 / query.seen.sum, self.heads.head_dim);
         mixed.iter_mut().for_each(|value| *value *= scale);
-        self.out.set_run(query.row, query.head * d, &mixed[..d]);
+        self.out.set_run(s, (query.row, query.head * d), &mixed[..d]);
     }
 
     /// Position of the first row.

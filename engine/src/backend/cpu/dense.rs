@@ -114,14 +114,12 @@ impl<X> Inputs<X> {
     }
 }
 
-/// Rounds to nearest, ties to even, without a branch in the common case.
+/// Rounds to nearest, ties to even; without a branch, so that a loop of it becomes vector instructions.
 #[inline(always)]
 pub fn to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
-    if value.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16
+    let (quiet, rounded) = (bits | 0x40_0000, bits.wrapping_add(0x7FFF + (bits >> 16 & 1)));
+    ((if value.is_nan() { quiet } else { rounded }) >> 16) as u16
 }
 
 /// `x · weightᵀ` into `out`, from output `from` on.

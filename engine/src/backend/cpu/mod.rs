@@ -7,6 +7,7 @@
 
 mod attention;
 mod dense;
+mod dots;
 mod inputs;
 mod isa;
 mod kernels;

@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Matrix;
+use crate::raw::{Simd, cells_of, values_of};
 
 /// `rows × cols` f32 values.
 #[derive(Debug)]
@@ -16,9 +17,7 @@ impl Output {
     /// In the memory of a matrix that is done with; cells that are there keep their old values until they are set.
     pub fn over(mut old: Matrix, rows: usize, cols: usize) -> Self {
         old.resize(rows, cols);
-        let values = std::mem::take(&mut old.values);
-        // in place: both have one size
-        Self { cols, cells: values.into_iter().map(|value| AtomicU32::new(value.to_bits())).collect() }
+        Self { cols, cells: cells_of(std::mem::take(&mut old.values)) }
     }
 
     #[inline(always)]
@@ -28,16 +27,32 @@ impl Output {
 
     /// Writes `values` from `col` on.
     #[inline(always)]
-    pub fn set_run(&self, row: usize, col: usize, values: &[f32]) {
+    pub fn set_run<S: Simd>(&self, s: S, (row, col): (usize, usize), values: &[f32]) {
         let start = row * self.cols + col;
-        for (cell, value) in self.cells[start..start + values.len()].iter().zip(values) {
+        let (cells, last_cells) = self.cells[start..start + values.len()].as_chunks();
+        let (values, last_values) = values.as_chunks();
+        for (cells, values) in cells.iter().zip(values) {
+            s.store_cells(s.load(values), cells);
+        }
+        for (cell, value) in last_cells.iter().zip(last_values) {
             cell.store(value.to_bits(), Ordering::Relaxed);
         }
     }
 
+    /// Writes sixteen lanes from `col` on, or the first `len` of them.
+    #[inline(always)]
+    pub fn set_lanes<S: Simd>(&self, s: S, (row, col): (usize, usize), lanes: S::V, len: usize) {
+        let start = row * self.cols + col;
+        if let Some(cells) = self.cells[start..start + len].as_array() {
+            return s.store_cells(lanes, cells);
+        }
+        let mut values = [0.0; 16];
+        s.store(lanes, &mut values);
+        self.set_run(s, (row, col), &values[..len]);
+    }
+
     pub fn into_matrix(self) -> Matrix {
         let rows = self.cells.len().checked_div(self.cols).unwrap_or(0);
-        let values = self.cells.into_iter().map(|cell| f32::from_bits(cell.into_inner())).collect();
-        Matrix { rows, cols: self.cols, values }
+        Matrix { rows, cols: self.cols, values: values_of(self.cells) }
     }
 }

@@ -7,7 +7,7 @@ use super::output::Output;
 use super::pool::Pool;
 use super::{Isa, Matrix};
 use crate::raw::amx::{AmxPairs, PAIR_ROWS, PAIR_STEP};
-use crate::raw::{Op, Simd};
+use crate::raw::{Op, Portable, Simd};
 use crate::weights::RawWeight;
 
 /// Input rows of a tile, where there are several.
@@ -73,7 +73,7 @@ impl<const N: usize> PairInputs<N> {
 
     fn store(&self, sums: &[[[f32; N]; 16]; 2], row: usize, first: usize, out: &Output) {
         let column = |n: usize| std::array::from_fn::<_, PAIR_ROWS, _>(|i| sums[i / 16][i % 16][n]);
-        (0..N.min(self.rows - row)).for_each(|n| out.set_run(row + n, first, &column(n)));
+        (0..N.min(self.rows - row)).for_each(|n| out.set_run(Portable, (row + n, first), &column(n)));
     }
 }
 

@@ -1,9 +1,10 @@
 //! `x · weightᵀ` for repacked weights and inputs quantised to bytes: whole numbers inside a block of 32, f32 between blocks,
 //! in the order of the blocks whatever the tile (EP4).
 
+use super::dots::{Kind, Q4K, Q6K, Q8};
 use super::inputs::InputForms;
 use super::output::Output;
-use super::panels::{BLOCK, LANES, Line, PanelKind, Panels};
+use super::panels::{BLOCK, LANES, PanelKind, Panels};
 use super::pool::Pool;
 #[cfg(target_arch = "x86_64")]
 use super::tiles::{self, TileOp};
@@ -27,8 +28,8 @@ pub struct QuantBlock {
     /// Minus scale times sum: what an offset of the weights is multiplied with.
     pub offset: f32,
     /// What sums begin with where weights are stored 128 too high (Q8_0), and, of each half, 32 too high (Q6_K).
-    too_high_128: i32,
-    too_high_32: [i32; 2],
+    pub too_high_128: i32,
+    pub too_high_32: [i32; 2],
 }
 
 /// `x · weightᵀ` into `out`, by tiles where there are some and they are worth it.
@@ -194,179 +195,7 @@ impl QuantOp<'_> {
         let (lines, scales) = self.weight.panel(panel);
         let rows = LANES.min(self.weight.rows - panel * LANES);
         for (m, sums) in K::dots::<S, M, F>(s, x, lines, scales).iter().enumerate() {
-            let mut values = [0.0; LANES];
-            s.store(*sums, &mut values);
-            self.out.set_run(token + m, panel * LANES, &values[..rows]);
+            self.out.set_lanes(s, (token + m, panel * LANES), *sums, rows);
         }
     }
-}
-
-/// Where weights are asked for, and how many bytes ahead of the arithmetic: about what memory delivers while one answer is on its way.
-#[derive(Clone, Copy)]
-enum Ask {
-    Near(usize),
-    /// In the second-level cache.
-    Far(usize),
-}
-
-const NEAR: Ask = Ask::Near(4 << 10);
-
-/// A line of a panel, for `M` inputs. With few of them a product is as fast as its weights come, and the processor's own foresight ends with
-/// each page. `F`: far, for processors whose first-level cache has few requests under way at a time.
-#[inline(always)]
-fn read<S: Simd, K: Kind, const M: usize, const F: bool>(s: S, line: &Line) -> S::B {
-    let ask = if !F {
-        NEAR
-    } else if M <= 2 {
-        K::OF_FEW
-    } else {
-        Ask::Far(8 << 10)
-    };
-    match ask {
-        Ask::Near(ahead) => s.prefetch(line, ahead),
-        Ask::Far(ahead) => s.prefetch_far(line, ahead),
-    }
-    s.load_bytes(line)
-}
-
-/// The arithmetic of one type of panel.
-trait Kind {
-    /// How weights are asked for where one input goes by, or two.
-    const OF_FEW: Ask;
-    fn dots<S: Simd, const M: usize, const F: bool>(
-        s: S,
-        x: [&[QuantBlock]; M],
-        lines: &[Line],
-        scales: &[u8],
-    ) -> [S::V; M];
-}
-
-struct Q8;
-struct Q4K;
-struct Q6K;
-
-impl Kind for Q8 {
-    const OF_FEW: Ask = Ask::Far(2 << 10);
-
-    #[inline(always)]
-    fn dots<S: Simd, const M: usize, const F: bool>(
-        s: S,
-        x: [&[QuantBlock]; M],
-        lines: &[Line],
-        scales: &[u8],
-    ) -> [S::V; M] {
-        let mut acc = [s.splat(0.0); M];
-        let blocks = lines.as_chunks::<8>().0.iter().zip(scales.as_chunks::<32>().0).enumerate();
-        for (b, (lines, scales)) in blocks {
-            // one input: what spares sums would only be more work on each weight; both ways give the same whole numbers
-            let mut sums: [S::I; M] = std::array::from_fn(|m| {
-                let too_high = x[m][b].too_high_128;
-                if M == 1 { s.splat_i32(too_high) } else { s.begin_high(too_high) }
-            });
-            for (g, line) in lines.iter().enumerate() {
-                let w = read::<S, Self, M, F>(s, line);
-                for m in 0..M {
-                    let x = x[m][b].groups[g];
-                    sums[m] = if M == 1 { s.dot_u8_i8(sums[m], w, x) } else { s.dot_high(sums[m], w, x) };
-                }
-            }
-            let scale = s.load_f16(scales);
-            for m in 0..M {
-                acc[m] = s.fma(s.to_f32(sums[m]), s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
-            }
-        }
-        acc
-    }
-}
-
-impl Kind for Q4K {
-    const OF_FEW: Ask = NEAR;
-
-    #[inline(always)]
-    fn dots<S: Simd, const M: usize, const F: bool>(
-        s: S,
-        x: [&[QuantBlock]; M],
-        lines: &[Line],
-        scales: &[u8],
-    ) -> [S::V; M] {
-        let mut acc = [s.splat(0.0); M];
-        let units = lines.as_chunks::<32>().0.iter().zip(scales.as_chunks::<320>().0).enumerate();
-        for (unit, (lines, scales)) in units {
-            let (halves, per_block) = (scales.as_chunks::<32>().0, scales[64..].as_chunks::<16>().0);
-            let (d, d_offset) = (s.load_f16(&halves[0]), s.load_f16(&halves[1]));
-            for (i, lines) in lines.as_chunks::<4>().0.iter().enumerate() {
-                let b = unit * 8 + i;
-                let none = s.splat_i32(0);
-                let mut few = [s.begin_few(none); M];
-                for (g, line) in lines.iter().enumerate() {
-                    let both = read::<S, Self, M, F>(s, line);
-                    let (low, high) = (s.low(both), s.high(both));
-                    for m in 0..M {
-                        few[m] = s.dot_few(few[m], low, x[m][b].groups[g]);
-                        few[m] = s.dot_few(few[m], high, x[m][b].groups[g + 4]);
-                    }
-                }
-                let scale = s.mul(d, s.load_u8(&per_block[2 * i]));
-                let offset = s.mul(d_offset, s.load_u8(&per_block[2 * i + 1]));
-                for m in 0..M {
-                    let sums = s.to_f32(s.end_few(none, few[m]));
-                    acc[m] = s.fma(sums, s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
-                    acc[m] = s.fma(offset, s.splat(x[m][b].offset), acc[m]);
-                }
-            }
-        }
-        acc
-    }
-}
-
-impl Kind for Q6K {
-    const OF_FEW: Ask = NEAR;
-
-    #[inline(always)]
-    fn dots<S: Simd, const M: usize, const F: bool>(
-        s: S,
-        x: [&[QuantBlock]; M],
-        lines: &[Line],
-        scales: &[u8],
-    ) -> [S::V; M] {
-        let mut acc = [s.splat(0.0); M];
-        let units = lines.as_chunks::<48>().0.iter().zip(scales.as_chunks::<288>().0).enumerate();
-        for (unit, (lines, scales)) in units {
-            let (halves, per_half) = (scales.as_chunks::<32>().0, scales[32..].as_chunks::<16>().0);
-            let d = s.load_f16(&halves[0]);
-            for (i, lines) in lines.as_chunks::<6>().0.iter().enumerate() {
-                let b = unit * 8 + i;
-                for half in 0..2 {
-                    let mut sums: [S::I; M] = std::array::from_fn(|m| s.splat_i32(x[m][b].too_high_32[half]));
-                    let hi = read::<S, Self, M, F>(s, &lines[4 + half]);
-                    for (pair, lines) in lines[..4].as_chunks::<2>().0.iter().enumerate() {
-                        let w0 = six_bits::<S, M, F>(s, &lines[0], (hi, half), 2 * pair);
-                        let w1 = six_bits::<S, M, F>(s, &lines[1], (hi, half), 2 * pair + 1);
-                        let first = half * 4 + 2 * pair;
-                        for m in 0..M {
-                            let few = s.dot_few(s.begin_few(sums[m]), w0, x[m][b].groups[first]);
-                            sums[m] = s.end_few(sums[m], s.dot_few(few, w1, x[m][b].groups[first + 1]));
-                        }
-                    }
-                    let scale = s.mul(d, s.load_i8(&per_half[2 * i + half]));
-                    for m in 0..M {
-                        acc[m] = s.fma(s.to_f32(sums[m]), s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
-                    }
-                }
-            }
-        }
-        acc
-    }
-}
-
-/// Weights of a half of a block, 32 too high: low bits of one line, the two high ones of another.
-#[inline(always)]
-fn six_bits<S: Simd, const M: usize, const F: bool>(
-    s: S,
-    line: &Line,
-    (hi, half): (S::B, usize),
-    group: usize,
-) -> S::B {
-    let both = read::<S, Q6K, M, F>(s, line);
-    s.with_two_bits(if half == 0 { s.low(both) } else { s.high(both) }, hi, group)
 }

@@ -127,7 +127,7 @@ impl TileOp<'_> {
                     }
                 }
                 for (row, values) in values.iter().enumerate().take(self.x.rows - first) {
-                    self.out.set_run(first + row, start * LANES, &values[..columns]);
+                    self.out.set_run(s, (first + row, start * LANES), &values[..columns]);
                 }
             }
         }

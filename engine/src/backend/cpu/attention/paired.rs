@@ -82,7 +82,7 @@ impl AttentionOp<'_> {
             }
         }
         for Paired { query, mixed, .. } in queries {
-            self.give(query, mixed);
+            self.give(s, query, mixed);
         }
         WORK.set(Some(work));
     }

@@ -54,7 +54,7 @@ impl Op for TiledOp<'_> {
         }
         for Batch { queries, mixed, .. } in batches {
             for (query, mixed) in queries.iter().zip(mixed.chunks_exact_mut(layout.value_dim())) {
-                op.give(query, mixed);
+                op.give(s, query, mixed);
             }
         }
         WORK.set(Some(work));
