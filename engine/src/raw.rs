@@ -74,6 +74,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// Sum of the lanes, by halves.
     fn fold(self, x: Self::V) -> f32;
+    /// The sums of four, each as by [`Self::fold`], into cells that other threads may look at.
+    #[inline(always)]
+    fn fold_into(self, x: [Self::V; 4], cells: &[AtomicU32; 4]) {
+        for (cell, x) in cells.iter().zip(x) {
+            cell.store(self.fold(x).to_bits(), Ordering::Relaxed);
+        }
+    }
     /// Each lane gains the products of its two bf16 of `a` and `b`.
     fn dot_bf16(self, acc: Self::V, a: &[u8; 64], b: &[u8; 64]) -> Self::V;
     /// The same with one pair for all lanes, its first in the low half.

@@ -64,7 +64,8 @@ class Side:
     @classmethod
     def ours(cls, path):
         program = children.built("truebeat-engine", "build", "--release", "--bin")
-        return cls(lambda port: [program, "engine", "--model", path, "--listen", f"127.0.0.1:{port}", "--max-model-len", "1024"])
+        return cls(lambda port: [program, "engine", "--model", path, "--listen", f"127.0.0.1:{port}", "--served-model-name", "m",
+                                 "--max-model-len", "1024"])
 
     @classmethod
     def llama(cls, path, programs, args):

@@ -43,6 +43,16 @@ fn store_zmm(x: __m512, cells: &[AtomicU32; 16]) {
     }
 }
 
+/// One store for four, as [`store_zmm`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store_xmm(x: __m128, cells: &[AtomicU32; 4]) {
+    // SAFETY: it does what four relaxed stores do: the cells are aligned, and no store of four of its bytes is torn.
+    unsafe {
+        asm!("vmovups [{to}], {x}", to = in(reg) cells.as_ptr(), x = in(xmm_reg) x, options(nostack, preserves_flags))
+    }
+}
+
 impl Simd for Avx512 {
     type V = __m512;
     type I = __m512i;
@@ -121,6 +131,18 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn fold(self, x: __m512) -> f32 {
         unsafe { fold8(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x))) }
+    }
+    /// By halves like a single one, the halves of all four side by side: fourteen instructions for forty.
+    #[inline(always)]
+    fn fold_into(self, [a, b, c, d]: [__m512; 4], cells: &[AtomicU32; 4]) {
+        unsafe {
+            let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xEE>(a, b));
+            let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(c, d), _mm512_shuffle_f32x4::<0xEE>(c, d));
+            let fours = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(ab, cd), _mm512_shuffle_f32x4::<0xDD>(ab, cd));
+            let twos = _mm512_add_ps(fours, _mm512_permute_ps::<0b11_10_11_10>(fours));
+            let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b01_01_01_01>(twos));
+            store_xmm(_mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, ones)), cells);
+        }
     }
     #[inline(always)]
     fn dot_bf16(self, acc: __m512, a: &[u8; 64], b: &[u8; 64]) -> __m512 {

@@ -251,9 +251,7 @@ impl<E: Element> DenseOp<'_, E> {
         let x: [&[E::X]; M] = std::array::from_fn(|m| self.x.row(token + m));
         let sums = dots::<S, E, M, N, P>(s, x, weights, share);
         for (m, sums) in sums.iter().enumerate() {
-            for (n, sum) in sums.iter().enumerate() {
-                self.out.set(token + m, self.first + row + n, s.fold(*sum));
-            }
+            self.out.set_sums(s, (token + m, self.first + row), sums);
         }
     }
 }

@@ -20,9 +20,18 @@ impl Output {
         Self { cols, cells: cells_of(std::mem::take(&mut old.values)) }
     }
 
+    /// Writes the sums of some lanes from `col` on.
     #[inline(always)]
-    pub fn set(&self, row: usize, col: usize, value: f32) {
-        self.cells[row * self.cols + col].store(value.to_bits(), Ordering::Relaxed);
+    pub fn set_sums<S: Simd, const N: usize>(&self, s: S, (row, col): (usize, usize), lanes: &[S::V; N]) {
+        let start = row * self.cols + col;
+        let (cells, last_cells) = self.cells[start..start + N].as_chunks();
+        let (lanes, last_lanes) = lanes.as_chunks();
+        for (cells, lanes) in cells.iter().zip(lanes) {
+            s.fold_into(*lanes, cells);
+        }
+        for (cell, lanes) in last_cells.iter().zip(last_lanes) {
+            cell.store(s.fold(*lanes).to_bits(), Ordering::Relaxed);
+        }
     }
 
     /// Writes `values` from `col` on.
