@@ -61,8 +61,10 @@ pub enum End {
     Failed(String),
     /// By what it asked for itself no token was allowed to come.
     Barred(String),
-    /// Its deadline could not be met, and it was turned away with this reason before it cost anybody a step; or it passed while it ran.
+    /// Its deadline could not be met; it was turned away with this reason before it cost anybody a step.
     Late(String),
+    /// Its deadline passed while it ran.
+    Expired,
     /// The engine stopped before it was done.
     Shutdown,
 }

@@ -196,7 +196,8 @@ impl Metrics {
         let name = match end {
             End::Stop => "stop",
             End::Length => "length",
-            End::Cancelled => "abort",
+            // nobody waits for either any more, and neither is a sign that the engine delivers: with none, every deadline passes
+            End::Cancelled | End::Expired => "abort",
             End::Cut => "cut",
             End::Failed(_) => "error",
             End::Barred(_) => "barred",

@@ -11,7 +11,6 @@ mod line;
 pub mod memory;
 mod name;
 mod owed;
-mod patience;
 pub mod print;
 mod proxy;
 mod room;

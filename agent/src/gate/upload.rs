@@ -15,11 +15,11 @@ use http::{Request, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use role::patience::Patience;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::ledger::Ledger;
-use super::patience::Patience;
 use super::room::Share;
 use crate::sources::clock::monotonic_ms;
 

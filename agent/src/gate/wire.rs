@@ -8,10 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use role::patience::Patience;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-
-use super::patience::Patience;
 
 /// For a client that takes nothing: what Envoy gives a stream in which nothing moves. Its request is long done in the engine.
 pub const TAKES_NOTHING_MAX: Duration = Duration::from_secs(300);

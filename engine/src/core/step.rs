@@ -102,7 +102,7 @@ impl Core {
             return Ok(true);
         }
         let mut plan = self.scheduler.plan(monotonic_ns());
-        plan.late.iter().for_each(|(id, refusal)| self.end(*id, End::Late(refusal.to_string())));
+        plan.late.iter().for_each(|(id, refusal)| self.end(*id, end_of_refused(refusal)));
         if plan.is_empty() {
             return Ok(false);
         }
@@ -194,8 +194,7 @@ impl Core {
         let live = Live { submission: new, sampler, prompt_logprobs: Vec::new(), logprobs: Vec::new(), failure: None };
         self.live.insert(id, live);
         if let Err(refusal) = admitted {
-            let (late, message) = (matches!(refusal, Refusal::TooLate { .. }), refusal.to_string());
-            self.end(id, if late { End::Late(message) } else { End::Failed(message) });
+            self.end(id, end_of_refused(&refusal));
         }
     }
 
@@ -332,6 +331,15 @@ pub(super) fn shape_of<'a>(rows: impl IntoIterator<Item = (bool, &'a SeqInput)>)
         }
     }
     shape
+}
+
+/// How a request ends that the scheduler does not go on with.
+fn end_of_refused(refusal: &Refusal) -> End {
+    match refusal {
+        Refusal::TooLate { .. } => End::Late(refusal.to_string()),
+        Refusal::Expired => End::Expired,
+        _ => End::Failed(refusal.to_string()),
+    }
 }
 
 fn end_of(finish: Finish, failure: Option<String>) -> End {

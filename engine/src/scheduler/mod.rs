@@ -1,7 +1,8 @@
 //! Continuous batching: which tokens of which sequences run in the next step, and in which KV blocks.
 //!
 //! Pure: no clock (time is an argument), no socket, no tensor, no thread. [`Scheduler::plan`] returns a value, [`Scheduler::apply`]
-//! takes what became of it; a plan that is never applied changes nothing but places in the queue (which is what a livelock looks like).
+//! takes what became of it; a plan that is never applied changes nothing but places in the queue, and ends those whose deadline
+//! has passed (which is what a livelock looks like).
 //!
 //! **Invariant:** who ranks first (priority, then age) always moves: it can take the blocks of everybody else, and nobody takes its own.
 //! **Invariant:** every decode is in every step; prompts get what is left, and no more of it than the decodes can bear.

@@ -145,6 +145,7 @@ impl ApiError {
             End::Failed(message) => Self::internal(format!("the request failed: {message}")),
             End::Barred(why) => Self::malformed(format!("the output cannot go on as the request wants it: {why}")),
             End::Late(why) => Self::unavailable(UNREACHABLE, format!("the engine is too busy: {why}"), RETRY_BUSY_S),
+            End::Expired => Self::unavailable(UNREACHABLE, "the deadline passed while the request ran", RETRY_BUSY_S),
             End::Cut => Self::unavailable("cut", "the client reads too slowly; the request was cut", RETRY_BUSY_S),
             End::Shutdown => {
                 Self::unavailable("shutdown", "the engine stopped before the request was done", RETRY_GONE_S)

@@ -24,7 +24,7 @@ use crate::server::{
     AppState,
     choice::{Choice, ChoiceStart, ChoiceTools, Delta},
     error::ApiError,
-    request::{Job, Kind},
+    request::{Job, Kind, TOLD_MAX, told_too_much},
     shape::{Envelope, Usage},
     text::ChoiceText,
     tools::ToolUse,
@@ -155,8 +155,13 @@ fn pieces(choice: Choice, deadline: Deadline, app: AppState) -> Deltas {
 /// All pieces of all choices, put together. The first error ends everything.
 async fn gather(mut deltas: Deltas, count: usize, mut usage: Usage) -> Result<(Vec<Delta>, Usage), ApiError> {
     let mut whole: Vec<Delta> = (0..count).map(|index| Delta { index, ..Delta::default() }).collect();
+    let mut told = 0;
     while let Some(delta) = deltas.next().await {
         let delta = delta?;
+        told += delta.tokens.iter().map(|token| 1 + token.top.len()).sum::<usize>();
+        if told > TOLD_MAX {
+            return Err(told_too_much("the output has more logprobs than an answer may hold"));
+        }
         usage.completion_tokens += delta.finish.map_or(0, |f| f.completion_tokens);
         if let Some(choice) = whole.get_mut(delta.index) {
             choice.text += &delta.text;

@@ -34,7 +34,6 @@ mod exchange;
 mod fields;
 mod generate;
 mod intake;
-mod patience;
 mod request;
 pub mod serve;
 mod shape;
@@ -45,7 +44,7 @@ mod tokens;
 mod tools;
 mod wire;
 
-/// A client may pause for so long while it sends its request, and take nothing of its answer for so long (see [`patience`]).
+/// A client may pause for so long while it sends its request, and take nothing of its answer for so long (see [`role::patience`]).
 const CLIENT_PATIENCE: Duration = Duration::from_secs(30);
 /// A client's own deadline in milliseconds; it can only shorten the server's.
 pub const TIMEOUT_HEADER: &str = "x-request-timeout-ms";

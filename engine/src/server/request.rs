@@ -29,7 +29,7 @@ const STOP_BYTES_MAX: usize = 1024;
 /// It stands in log lines.
 const USER_BYTES_MAX: usize = 512;
 /// Tokens and alternatives whose logprobs a whole answer tells, over all its outputs: each takes some hundred bytes until it is sent.
-const TOLD_MAX: usize = 1 << 20;
+pub const TOLD_MAX: usize = 1 << 20;
 
 /// Which of the two APIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +108,9 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
     check_least(sampling.rules.min_tokens, &inputs)?;
     let stream = f.bool("stream")?.unwrap_or(false);
     if let Some(top) = sampling.logprobs.filter(|_| !stream) {
-        check_told(&inputs, usize::try_from(count).unwrap_or(1), top)?;
+        // what the rest of the context would be is asked for by nobody: such an answer is measured as it comes
+        let asked = ["max_tokens", "max_completion_tokens"].iter().any(|name| f.get(name).is_some());
+        check_told(&inputs, asked, usize::try_from(count).unwrap_or(1), top)?;
     }
     let include_usage = include_usage(&f, stream)?;
     let mut job = Job {
@@ -243,21 +245,25 @@ fn check_least(least: usize, inputs: &[Input]) -> Result<(), ApiError> {
 }
 
 /// A whole answer with `top` alternatives a token is kept until its last one is there, so it must not become too large.
-fn check_told(inputs: &[Input], count: usize, top: usize) -> Result<(), ApiError> {
+fn check_told(inputs: &[Input], asked: bool, count: usize, top: usize) -> Result<(), ApiError> {
     let tokens_of = |input: &Input| {
         let echoed = if input.prompt_logprobs { input.tokens.len() } else { 0 };
-        echoed.saturating_add(input.max_new_tokens)
+        echoed.saturating_add(if asked { input.max_new_tokens } else { 0 })
     };
     let tokens = inputs.iter().map(tokens_of).fold(0, usize::saturating_add).saturating_mul(count);
     let told = tokens.saturating_mul(top + 1);
     if told <= TOLD_MAX {
         return Ok(());
     }
+    Err(told_too_much(&format!("logprobs of up to {tokens} tokens, with {top} alternatives each, are {told} entries")))
+}
+
+/// An answer that is no stream would have more than [`TOLD_MAX`] logprobs.
+pub fn told_too_much(what: &str) -> ApiError {
     let message = format!(
-        "logprobs of up to {tokens} tokens, with {top} alternatives each, are {told} entries; an answer that is no stream has at most \
-         {TOLD_MAX}: lower max_tokens, n or the number of alternatives, or ask for a stream"
+        "{what}; an answer that is no stream has at most {TOLD_MAX}: lower max_tokens, n or the number of alternatives, or ask for a stream"
     );
-    Err(ApiError::invalid("logprobs", message))
+    ApiError::invalid("logprobs", message)
 }
 
 /// `count` outputs for each prompt, which differ by their seeds. What they have in common they share: a request may ask for hundreds.
@@ -294,7 +300,8 @@ mod tests {
 
     #[test]
     fn whole_answers_tell_of_so_many_tokens_and_no_more() {
-        assert_eq!(check_told(&[input(9, 1 << 15, false)], 4, 7), Ok(()));
+        assert_eq!(check_told(&[input(9, 1 << 15, false)], true, 4, 7), Ok(()));
+        assert_eq!(check_told(&[input(9, usize::MAX, false)], false, 128, 20), Ok(()));
         for (inputs, count, top) in [
             (vec![input(9, 1 << 15, false)], 4, 8),
             (vec![input(9, 1 << 15, false)], 5, 7),
@@ -303,7 +310,7 @@ mod tests {
             (vec![input(9, 1 << 16, false), input(9, (1 << 16) + 1, false)], 1, 7),
             (vec![input(9, usize::MAX, false)], 128, 20),
         ] {
-            let error = check_told(&inputs, count, top).unwrap_err();
+            let error = check_told(&inputs, true, count, top).unwrap_err();
             assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("logprobs")));
             assert!(error.message.contains("lower max_tokens"), "{}", error.message);
         }

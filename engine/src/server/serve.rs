@@ -21,6 +21,8 @@ use crate::stuck::Stuck;
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 /// What closing connections and the engine thread get, each, when everything else is done.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
+/// What the engine gets to come to the end of the step in which it is stopped, that those who wait for it may hear so.
+const STEP_MAX: Duration = Duration::from_secs(5);
 /// An engine that gives up, or is stopped, has told its requests so; their answers get this long to leave.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(300);
 
@@ -81,10 +83,10 @@ pub async fn serve(
         drop(close);
         // a connection that still writes the end of an answer has what is left of the drain's time
         close_within(server, drain_until.saturating_duration_since(Instant::now()).max(CLOSE_MAX)).await;
-        return stop(&app, ended).await;
+        return stop(&app, ended, CLOSE_MAX).await;
     }
     // first the engine: only when it has ended does every request know that it will not be done
-    let stopped = stop(&app, ended).await;
+    let stopped = stop(&app, ended, STEP_MAX).await;
     drop(close);
     close_within(server, LAST_WORDS_MAX).await;
     stopped?;
@@ -125,9 +127,9 @@ async fn drain(app: &AppState, timeout: Duration) -> usize {
 ///
 /// # Errors
 /// What the engine thread ended with, if that was an error.
-async fn stop(app: &AppState, ended: Ended) -> Result<(), ServeError> {
+async fn stop(app: &AppState, ended: Ended, allowed: Duration) -> Result<(), ServeError> {
     app.handle.shared.stop.store(true, Ordering::Relaxed);
-    match tokio::time::timeout(CLOSE_MAX, ended).await {
+    match tokio::time::timeout(allowed, ended).await {
         Ok(Ok(Err(error))) => return Err(error.into()),
         Ok(Err(_panicked)) => return Err(CoreError::Died.into()),
         Ok(Ok(Ok(()))) => (),

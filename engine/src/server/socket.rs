@@ -11,15 +11,17 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use role::patience::Patience;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
-use crate::server::patience::Patience;
-
 /// For a head, from the connection's beginning or from the last answer on. Longer than the 60 s for which a load balancer keeps idle
 /// connections: who closes last does not close on a request that is under way.
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(75);
+/// What the kernel holds of an answer unsent.
+const UNSENT_BYTES: u32 = 64 << 10;
 /// After a connection that could not be taken: out of descriptors, most likely.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
@@ -47,6 +49,8 @@ pub async fn serve(listener: TcpListener, router: Router, patience: Duration, cl
         };
         // Tokens are small packets; Nagle's algorithm would hold them back.
         drop(socket.set_nodelay(true));
+        // what a client takes is seen as it takes it, and not by the megabytes that a kernel takes in its stead
+        drop(SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES));
         let patient = TokioIo::new(Patient { socket, patience: Patience::of(patience) });
         let connection = open.watch(http.serve_connection(patient, TowerToHyperService::new(router.clone())));
         tokio::spawn(async move {
@@ -68,11 +72,11 @@ pub struct Patient<S> {
 impl<S: AsyncWrite + Unpin> Patient<S> {
     fn bounded(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(written) = written {
-            self.patience.earns(*written.as_ref().unwrap_or(&0));
+            self.patience.rewarded(*written.as_ref().unwrap_or(&0));
             return Poll::Ready(written);
         }
         ready!(self.patience.poll_spent(cx));
-        tracing::info!(patience_ms = self.patience.most().as_millis(), "a client that reads next to nothing is let go");
+        tracing::info!(patience_ms = self.patience.max().as_millis(), "a client that reads next to nothing is let go");
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }

@@ -177,7 +177,9 @@ fn a_device_that_does_not_come_to_a_collective_is_named_by_those_that_wait_for_i
     let text = "rank 1 has a device that has not come to collective 2 of the step; rank 0 waited";
     let words = "rank 1 gave up: ";
     assert!(said[0].text.starts_with(text) || said[0].text.starts_with(words), "{}", said[0].text);
-    assert_eq!(said[1].kind, StuckKind::DeviceWait, "{}", said[1].text);
+    // whose time is up first tells the other: on a busy machine that may be the one that waits
+    let told = "rank 0 gave up: rank 1 has a device that has not come to collective 2 of the step";
+    assert!(said[1].kind == StuckKind::DeviceWait || said[1].text.starts_with(told), "{:?}", said[1]);
     assert!(wire.is_parted(), "what waits in the link ends");
 }
 

@@ -16,7 +16,7 @@ use nix::{
 };
 use serde_json::json;
 
-use crate::client::{get, open, post};
+use crate::client::{get, open, post, whole};
 use crate::free_addresses::free_addresses;
 use crate::support::wait_until;
 
@@ -141,6 +141,20 @@ async fn a_crash_is_an_abort() {
     let mut engine = Engine::ready(dir.path(), &["--fault", "crash@sigusr2"]).await;
     engine.signal(Signal::SIGUSR2);
     assert_eq!(engine.ended().await.signal(), Some(Signal::SIGABRT as i32));
+}
+
+/// Its process ends right after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_still_waits_when_a_drain_is_over_hears_that_the_engine_has_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = Engine::ready(dir.path(), &["--drain-timeout", "1ms"]).await;
+    let long = json!({"prompt": "abc", "max_tokens": 200, "n": 128, "ignore_eos": true, "stream": true});
+    let running = open(engine.addr, "/v1/completions", &long, &[]).await;
+    engine.signal(Signal::SIGTERM);
+    let answer = whole(running).await;
+    let last: serde_json::Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+    assert_eq!(last["error"]["code"], "shutdown", "{}", answer.text);
+    assert_eq!(engine.ended().await.code(), Some(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]

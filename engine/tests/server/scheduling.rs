@@ -33,7 +33,7 @@ async fn a_deadline_that_passes_during_the_output_is_told_as_that_whoever_is_the
     let engine = TestEngine::ready(Setup { step_ms: 5, ..Setup::default() }).await;
     let long = json!({"prompt": "long", "max_tokens": 1500, "temperature": 0, "ignore_eos": true});
     for _ in 0..3 {
-        let answer = whole(open(engine.addr, COMPLETIONS, &long, &[(TIMEOUT_HEADER, "400")]).await).await;
+        let answer = whole(open(engine.addr, COMPLETIONS, &long, &[(TIMEOUT_HEADER, "1500")]).await).await;
         assert_eq!(answer.json()["error"]["code"], "deadline_exceeded", "{}", answer.text);
     }
     assert_eq!(metric(engine.addr, "truebeat:deadlines_exceeded_total", &[]).await, 3.0);
@@ -43,10 +43,11 @@ async fn a_deadline_that_passes_during_the_output_is_told_as_that_whoever_is_the
 #[tokio::test(flavor = "multi_thread")]
 async fn what_nobody_reads_does_not_run_past_its_deadline() {
     let engine = TestEngine::ready(Setup { step_ms: 5, ..Setup::default() }).await;
-    let deadline_ns = Some(heartbeat::monotonic_ns() + 300_000_000);
+    // long enough to begin in, however late a busy machine is
+    let deadline_ns = Some(heartbeat::monotonic_ns() + 2_000_000_000);
     let long = GenerateRequest { prompt: [97].into(), max_new_tokens: 1500, ignore_eos: true, ..Default::default() };
     let _unread = engine.handle.submit(vec![GenerateRequest { deadline_ns, ..long }]).unwrap();
-    metric_becomes(engine.addr, "truebeat:requests_ended_total", &["\"late\""], 1.0).await;
+    metric_becomes(engine.addr, "truebeat:requests_ended_total", &["\"abort\""], 1.0).await;
     metric_becomes(engine.addr, "vllm:kv_cache_usage_perc", &[], 0.0).await;
 }
 

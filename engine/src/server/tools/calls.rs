@@ -44,6 +44,10 @@ pub struct ObjectEnd {
     escaped: bool,
     /// A mark may stand where the object should have ended.
     may_lack_end: bool,
+    /// Another object may stand behind a comma where the object should have ended.
+    in_list: bool,
+    /// The comma after a field, if nothing has come behind it.
+    comma: Option<usize>,
     end: Option<usize>,
 }
 
@@ -54,9 +58,9 @@ impl ObjectEnd {
     }
 
     /// The object's rest, after one of its fields. Where it lacks its end, it ends before the first `<` that no string has: no JSON has that
-    /// anywhere else, and a mark begins so.
-    pub fn of_tail() -> Self {
-        Self { depth: 1, may_lack_end: true, ..Self::default() }
+    /// anywhere else, and a mark begins so. In a list of calls it may end before a comma, too, that an object follows, where a name has to.
+    pub fn of_tail(in_list: bool) -> Self {
+        Self { depth: 1, may_lack_end: true, in_list, ..Self::default() }
     }
 
     /// The byte after the object, once `raw` (which only ever grows) holds all of it.
@@ -77,6 +81,7 @@ impl ObjectEnd {
             (true, b'\\') => self.escaped = true,
             (_, b'"') => self.in_string = !self.in_string,
             (false, b'<') if self.may_lack_end => self.end = Some(self.seen - 1),
+            (false, b'{') if self.in_list && self.depth == 1 && self.comma.is_some() => self.end = self.comma,
             (false, b'{') => self.depth += 1,
             (false, b'}') => {
                 self.depth = self.depth.saturating_sub(1);
@@ -86,6 +91,11 @@ impl ObjectEnd {
             }
             _ => (),
         }
+        self.comma = match byte {
+            b',' if !self.in_string && self.depth == 1 => Some(self.seen - 1),
+            _ if byte.is_ascii_whitespace() => self.comma,
+            _ => None,
+        };
     }
 }
 

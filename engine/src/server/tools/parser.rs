@@ -241,7 +241,7 @@ impl ToolParser {
         let Some(end) = end else { return false };
         self.calls += 1;
         self.rest.drain(..end);
-        self.state = State::Tail(ObjectEnd::of_tail());
+        self.state = State::Tail(ObjectEnd::of_tail(self.format == ToolFormat::Mistral));
         true
     }
 

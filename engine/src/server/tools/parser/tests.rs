@@ -58,6 +58,8 @@ fn a_call_that_lacks_its_last_brace_swallows_nothing() {
     let lacks = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}\n</tool_call>";
     check(ToolFormat::Hermes, &format!("{lacks}\nSo be it."), "\nSo be it.", &[("f", "{\"a\": 1}")]);
     check(ToolFormat::Hermes, &lacks.repeat(2), "", &[("f", "{\"a\": 1}"); 2]);
+    let list = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 1} , {\"name\": \"f\", \"arguments\": {}}]";
+    check(ToolFormat::Mistral, list, "", &[("f", "{\"a\": 1}"), ("f", "{}")]);
     let more = "<tool_call>{\"name\": \"f\", \"arguments\": {}, \"id\": \"</tool_call>\"";
     check(ToolFormat::Hermes, &format!("{more}}}</tool_call> x"), " x", &[("f", "{}")]);
     check(ToolFormat::Hermes, &format!("{more}</tool_call> x"), " x", &[("f", "{}")]);

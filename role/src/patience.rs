@@ -1,7 +1,5 @@
-//! For how long a client is waited for. A rule that only asks for something now and then is kept by a byte a minute, for ever: so what comes
-//! buys the time that may be waited next, at a least rate, and no more than at the beginning is ever left.
-//!
-//! Reads the clock.
+//! For how long whoever sends or reads is waited for. A rule that only asks for something now and then is kept by a byte a minute, for ever: so
+//! what moves buys the time that may be waited next, at a least rate, and no more than at the beginning is ever left. Reads the clock.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -25,6 +23,11 @@ impl Patience {
     /// All of it.
     pub fn of(max: Duration) -> Self {
         Self { max, left: max, waiting: None }
+    }
+
+    /// For how long nothing is waited for at most.
+    pub fn max(&self) -> Duration {
+        self.max
     }
 
     /// So many bytes have moved.
