@@ -5,6 +5,7 @@
 pub mod onward;
 pub mod patience;
 pub mod stderr;
+pub mod wire;
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};

@@ -25,11 +25,6 @@ impl Patience {
         Self { max, left: max, waiting: None }
     }
 
-    /// For how long nothing is waited for at most.
-    pub fn max(&self) -> Duration {
-        self.max
-    }
-
     /// So many bytes have moved.
     pub fn rewarded(&mut self, bytes: usize) {
         let waited = self.waiting.take().map(|(since, _)| since.elapsed()).unwrap_or_default();

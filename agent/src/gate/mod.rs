@@ -17,7 +17,6 @@ mod room;
 mod scan;
 pub mod suspects;
 mod upload;
-mod wire;
 pub(crate) mod work;
 
 use std::convert::Infallible;
@@ -32,24 +31,23 @@ use http::header::CONNECTION;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use socket2::SockRef;
+use role::wire::{Wire, prepare};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 
 use self::guests::{Answer, Guest, Guests};
 use self::ledger::Ledger;
 use self::proxy::Proxy;
-use self::wire::Wire;
 
 /// What is buffered for a client before its reading holds the engine's stream back; an engine's head is no longer, either.
 const CLIENT_BUFFER_BYTES: usize = 64 << 10;
-/// What the kernel holds of it unsent beside that.
-const CLIENT_UNSENT_BYTES: u32 = 64 << 10;
 /// For how long a client's connection is kept that asks for nothing. Load balancers keep theirs for 60 s (AWS, nginx), 75 or 90 s (others) or
 /// 600 s (Google), and send the next request on one that we are just closing: a 502 that nobody finds the cause of. Whoever keeps it for longer
 /// must not be us, so this is what Google asks for.
 pub const CLIENT_IDLE: Duration = Duration::from_secs(620);
 
+/// For a client that takes nothing of its answer: what Envoy gives a stream in which nothing moves. Its request is long done in the engine.
+const TAKES_NOTHING_MAX: Duration = Duration::from_secs(300);
 /// So long nothing of an answer's end may go to a client whose connection shall end; the rest of a refused request has as long in all.
 const PARTING_MAX: Duration = Duration::from_secs(10);
 
@@ -126,9 +124,7 @@ async fn accept(listener: TcpListener, proxy: Arc<Proxy>, guests: &Arc<Guests>, 
         match listener.accept().await {
             Ok((stream, _)) => {
                 told = false;
-                let _ = stream.set_nodelay(true);
-                // what a client takes is seen as it takes it, and not by the megabytes that a kernel takes in its stead
-                let _ = SockRef::from(&stream).set_tcp_notsent_lowat(CLIENT_UNSENT_BYTES);
+                prepare(&stream);
                 tokio::spawn(serve_connection(stream, Arc::clone(&proxy), guests.welcome(), client_idle));
                 // who came with a request is heard before the next one is let in, who may make the first one go
                 tokio::task::yield_now().await;
@@ -150,7 +146,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let _connected = proxy.connected();
-    let wire = Wire::of(stream);
+    let wire = Wire::of(stream, TAKES_NOTHING_MAX);
     let sent = wire.sent();
     let service = service_fn(|request| {
         let (asking, answer, guest) = (guest.asks(), Arc::clone(&proxy).handle(request), Arc::clone(&guest));

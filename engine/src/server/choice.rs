@@ -23,15 +23,19 @@ pub struct Delta {
 }
 
 impl Delta {
+    /// Logprobs that it tells.
+    pub fn told(&self) -> usize {
+        self.tokens.iter().map(|token| 1 + token.top.len()).sum()
+    }
+
     /// What it takes in an answer, about.
     pub fn bytes(&self) -> usize {
-        let named: usize = self.tokens.iter().map(|token| 1 + token.top.len()).sum();
-        self.text.len() + named * NAMED_BYTES
+        self.text.len() + self.told() * TOLD_BYTES
     }
 }
 
 /// What a token and its logprob take in an answer, about.
-const NAMED_BYTES: usize = 64;
+const TOLD_BYTES: usize = 64;
 
 /// A token as logprobs show it.
 #[derive(Debug, Clone, PartialEq)]

@@ -158,7 +158,7 @@ async fn gather(mut deltas: Deltas, count: usize, mut usage: Usage) -> Result<(V
     let mut told = 0;
     while let Some(delta) = deltas.next().await {
         let delta = delta?;
-        told += delta.tokens.iter().map(|token| 1 + token.top.len()).sum::<usize>();
+        told += delta.told();
         if told > TOLD_MAX {
             return Err(told_too_much("the output has more logprobs than an answer may hold"));
         }

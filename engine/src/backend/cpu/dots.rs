@@ -141,26 +141,33 @@ impl Kind for Q6K {
             for (i, lines) in lines.as_chunks::<6>().0.iter().enumerate() {
                 let x: [&QuantBlock; M] = std::array::from_fn(|m| &x[m][unit * 8 + i]);
                 let scales = [s.mul(d, s.load_i8(&per_half[2 * i])), s.mul(d, s.load_i8(&per_half[2 * i + 1]))];
+                // both halves together, where there are registers for it: a scale of an input is spread over the lanes once
                 if S::WIDE && M > 1 {
-                    // both halves together: a scale of an input is spread over the lanes once, and kept in no memory meanwhile
-                    let sums = six_bit_sums::<S, M, F, 2>(s, &x, lines, 0);
-                    for m in 0..M {
-                        let scale = s.splat(x[m].scale);
-                        for half in 0..2 {
-                            acc[m] = s.fma(s.to_f32(sums[half][m]), s.mul(scales[half], scale), acc[m]);
-                        }
-                    }
+                    add_halves::<S, M, F, 2>(s, (&x, lines, scales), 0, &mut acc);
                 } else {
-                    for (half, scale) in scales.into_iter().enumerate() {
-                        let [sums] = six_bit_sums::<S, M, F, 1>(s, &x, lines, half);
-                        for m in 0..M {
-                            acc[m] = s.fma(s.to_f32(sums[m]), s.mul(scale, s.splat(x[m].scale)), acc[m]);
-                        }
-                    }
+                    add_halves::<S, M, F, 1>(s, (&x, lines, scales), 0, &mut acc);
+                    add_halves::<S, M, F, 1>(s, (&x, lines, scales), 1, &mut acc);
                 }
             }
         }
         acc
+    }
+}
+
+/// Adds `H` halves of a block with their scales, from `first` on.
+#[inline(always)]
+fn add_halves<S: Simd, const M: usize, const F: bool, const H: usize>(
+    s: S,
+    (x, lines, scales): (&[&QuantBlock; M], &[Line; 6], [S::V; 2]),
+    first: usize,
+    acc: &mut [S::V; M],
+) {
+    let sums = six_bit_sums::<S, M, F, H>(s, x, lines, first);
+    for m in 0..M {
+        let scale = s.splat(x[m].scale);
+        for h in 0..H {
+            acc[m] = s.fma(s.to_f32(sums[h][m]), s.mul(scales[first + h], scale), acc[m]);
+        }
     }
 }
 

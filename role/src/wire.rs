@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use role::patience::Patience;
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// For a client that takes nothing: what Envoy gives a stream in which nothing moves. Its request is long done in the engine.
-pub const TAKES_NOTHING_MAX: Duration = Duration::from_secs(300);
+use crate::patience::Patience;
+
+/// What the kernel holds of answers unsent.
+const UNSENT_BYTES: u32 = 64 << 10;
 
 /// The connection.
 #[derive(Debug)]
@@ -34,10 +36,18 @@ impl Sent {
     }
 }
 
+/// An accepted connection is made one on which an answer is seen to be taken as its client takes it, token by token.
+pub fn prepare(stream: &TcpStream) {
+    // tokens are small packets, which Nagle's algorithm would hold back
+    let _ = stream.set_nodelay(true);
+    // a kernel takes megabytes in its client's stead
+    let _ = SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES);
+}
+
 impl<S> Wire<S> {
-    /// Of an accepted connection.
-    pub fn of(stream: S) -> Self {
-        Self { stream, patience: Patience::of(TAKES_NOTHING_MAX), sent: Sent::default() }
+    /// A connection whose client may take nothing for so long.
+    pub fn of(stream: S, takes_nothing_max: Duration) -> Self {
+        Self { stream, patience: Patience::of(takes_nothing_max), sent: Sent::default() }
     }
 
     /// To look at while it is written to.
@@ -100,23 +110,48 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Wire<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::time::{Instant, sleep, timeout};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::time::sleep;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Reads `bytes` at a time, so often, and then nothing more.
+    async fn reads<S: AsyncRead + Unpin>(mut reader: S, bytes: usize, times: usize) -> S {
+        let mut taken = vec![0; bytes];
+        for _ in 0..times {
+            sleep(PATIENCE * 9 / 10).await;
+            reader.read_exact(&mut taken).await.unwrap();
+        }
+        reader
+    }
+
+    /// What earns all of the patience anew.
+    const PLENTY: usize = 15_000;
 
     #[tokio::test(start_paused = true)]
-    async fn who_takes_nothing_is_given_up_and_who_takes_slowly_is_not() {
-        let (gate, mut client) = tokio::io::duplex(1_000);
-        let mut wire = Wire::of(gate);
+    async fn a_reader_that_takes_nothing_is_let_go_and_a_slow_one_is_not() {
+        let (socket, reader) = duplex(PLENTY);
+        let mut wire = Wire::of(socket, PATIENCE);
         let sent = wire.sent();
-        let writing = tokio::spawn(async move { wire.write_all(&[7; 1_000_000]).await });
-        let mut taken = vec![0; 500_000];
-        for part in taken.chunks_mut(50_000) {
-            sleep(TAKES_NOTHING_MAX.mul_f64(0.3)).await;
-            client.read_exact(part).await.unwrap();
-        }
-        assert!(!writing.is_finished() && sent.bytes() >= 500_000, "{}", sent.bytes());
-        let began = Instant::now();
-        let end = timeout(10 * TAKES_NOTHING_MAX, writing).await.expect("never given up").unwrap().unwrap_err();
-        assert_eq!((end.kind(), began.elapsed() >= TAKES_NOTHING_MAX.mul_f64(0.9)), (ErrorKind::TimedOut, true));
+        let slow = tokio::spawn(reads(reader, PLENTY, 4));
+        wire.write_all(&[7; 5 * PLENTY]).await.expect("it takes enough in time, again and again");
+        let _reader = slow.await.unwrap();
+        assert_eq!(sent.bytes(), 5 * PLENTY as u64);
+        let began = tokio::time::Instant::now();
+        let error = wire.write_all(&[7; 9]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(began.elapsed() >= PATIENCE && began.elapsed() < PATIENCE * 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_takes_a_trickle_is_let_go_too() {
+        let (socket, reader) = duplex(PLENTY);
+        let mut wire = Wire::of(socket, PATIENCE);
+        let trickle = tokio::spawn(reads(reader, 8, usize::MAX));
+        let began = tokio::time::Instant::now();
+        let error = wire.write_all(&[7; 2 * PLENTY]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(began.elapsed() >= PATIENCE && began.elapsed() < PATIENCE * 2);
+        trickle.abort();
     }
 }
