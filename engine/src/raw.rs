@@ -26,7 +26,7 @@ pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 pub use cells::{cells_of, values_of};
-pub use portable::Portable;
+pub use portable::{Portable, to_bf16};
 
 /// A computation that is compiled anew for each instruction set.
 pub trait Op {
@@ -72,6 +72,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     /// `a · b + c`; rounded once where the CPU can, twice on the portable path.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `x · 2^n` by whole numbers, where `bits` is `n << 23`: of lanes that are neither zero nor made too small by it.
+    fn shift_exponent(self, x: Self::V, bits: i32) -> Self::V;
     /// Sum of the lanes, by halves.
     fn fold(self, x: Self::V) -> f32;
     /// The sums of four, each as by [`Self::fold`], into cells that other threads may look at.
@@ -80,6 +82,18 @@ pub trait Simd: Copy + Send + Sync + 'static {
         for (cell, x) in cells.iter().zip(x) {
             cell.store(self.fold(x).to_bits(), Ordering::Relaxed);
         }
+    }
+    /// Rounded to bf16 as by [`to_bf16`], two in a pair as they come, the first in the low half. Where an instruction does it, numbers too
+    /// small for a full mantissa become zero, as they are to [`Self::dot_bf16`] there.
+    #[inline(always)]
+    fn to_pairs(self, x: Self::V) -> [i32; 8] {
+        let mut values = [0.0; 16];
+        self.store(x, &mut values);
+        let mut pairs = [0; 8];
+        for (pair, [first, second]) in pairs.iter_mut().zip(values.as_chunks().0) {
+            *pair = (u32::from(to_bf16(*first)) | u32::from(to_bf16(*second)) << 16) as i32;
+        }
+        pairs
     }
     /// Each lane gains the products of its two bf16 of `a` and `b`.
     fn dot_bf16(self, acc: Self::V, a: &[u8; 64], b: &[u8; 64]) -> Self::V;
@@ -127,6 +141,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn end_few(self, _sums: Self::I, few: Self::I) -> Self::I {
         few
     }
+    /// Bytes of `first` and `second` side by side in each lane, as halves of 16 bits.
+    fn load_u8_pairs(self, first: &[u8; 16], second: &[u8; 16]) -> Self::I;
+    /// Each lane gains the products of its two signed halves of `w` with the two of `x`.
+    fn dot_i16(self, acc: Self::I, w: Self::I, x: i32) -> Self::I;
     /// Low four bits of each byte.
     fn low(self, x: Self::B) -> Self::B;
     /// High four bits of each byte.

@@ -141,6 +141,10 @@ impl Simd for Avx2 {
         unsafe { both!(_mm256_fmadd_ps, a, b, c) }
     }
     #[inline(always)]
+    fn shift_exponent(self, x: [__m256; 2], bits: i32) -> [__m256; 2] {
+        x.map(|x| unsafe { _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(bits))) })
+    }
+    #[inline(always)]
     fn fold(self, x: [__m256; 2]) -> f32 {
         unsafe { fold8(_mm256_add_ps(x[0], x[1])) }
     }
@@ -226,6 +230,20 @@ impl Simd for Avx2 {
             _mm256_add_epi32(sums, _mm256_madd_epi16(few, _mm256_set1_epi16(1)))
         };
         [half(sums[0], few[0]), half(sums[1], few[1])]
+    }
+    #[inline(always)]
+    fn load_u8_pairs(self, first: &[u8; 16], second: &[u8; 16]) -> [__m256i; 2] {
+        let half = |at: usize| unsafe {
+            let first = _mm256_cvtepu8_epi32(_mm_loadl_epi64(first.as_ptr().add(at).cast()));
+            let second = _mm256_cvtepu8_epi32(_mm_loadl_epi64(second.as_ptr().add(at).cast()));
+            _mm256_or_si256(first, _mm256_slli_epi32::<16>(second))
+        };
+        [half(0), half(8)]
+    }
+    #[inline(always)]
+    fn dot_i16(self, acc: [__m256i; 2], w: [__m256i; 2], x: i32) -> [__m256i; 2] {
+        let half = |acc, w| unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(w, _mm256_set1_epi32(x))) };
+        [half(acc[0], w[0]), half(acc[1], w[1])]
     }
     #[inline(always)]
     fn low(self, x: [__m256i; 2]) -> [__m256i; 2] {

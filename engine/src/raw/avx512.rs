@@ -129,6 +129,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
+    fn shift_exponent(self, x: __m512, bits: i32) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(bits))) }
+    }
+    #[inline(always)]
     fn fold(self, x: __m512) -> f32 {
         unsafe { fold8(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps::<1>(x))) }
     }
@@ -143,6 +147,10 @@ impl Simd for Avx512 {
             let ones = _mm512_add_ps(twos, _mm512_permute_ps::<0b01_01_01_01>(twos));
             store_xmm(_mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, ones)), cells);
         }
+    }
+    #[inline(always)]
+    fn to_pairs(self, x: __m512) -> [i32; 8] {
+        unsafe { std::mem::transmute::<__m256bh, [i32; 8]>(_mm512_cvtneps_pbh(x)) }
     }
     #[inline(always)]
     fn dot_bf16(self, acc: __m512, a: &[u8; 64], b: &[u8; 64]) -> __m512 {
@@ -192,6 +200,18 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn dot_u8_i8(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    fn load_u8_pairs(self, first: &[u8; 16], second: &[u8; 16]) -> __m512i {
+        unsafe {
+            let first = _mm512_cvtepu8_epi32(_mm_loadu_si128(first.as_ptr().cast()));
+            let second = _mm512_cvtepu8_epi32(_mm_loadu_si128(second.as_ptr().cast()));
+            _mm512_or_si512(first, _mm512_slli_epi32::<16>(second))
+        }
+    }
+    #[inline(always)]
+    fn dot_i16(self, acc: __m512i, w: __m512i, x: i32) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x)) }
     }
     #[inline(always)]
     fn low(self, x: __m512i) -> __m512i {

@@ -8,6 +8,14 @@ use super::{Op, Simd};
 #[derive(Debug, Clone, Copy)]
 pub struct Portable;
 
+/// Rounds to nearest, ties to even; a NaN stays one. Without a branch, so that a loop of it becomes vector instructions.
+#[inline(always)]
+pub fn to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let (quiet, rounded) = (bits | 0x40_0000, bits.wrapping_add(0x7FFF + (bits >> 16 & 1)));
+    ((if value.is_nan() { quiet } else { rounded }) >> 16) as u16
+}
+
 #[inline(always)]
 fn each<T: Copy>(f: impl Fn(usize) -> T) -> [T; 16] {
     std::array::from_fn(f)
@@ -77,6 +85,10 @@ impl Simd for Portable {
         each(|i| a[i] * b[i] + c[i])
     }
     #[inline(always)]
+    fn shift_exponent(self, x: [f32; 16], bits: i32) -> [f32; 16] {
+        each(|i| f32::from_bits(x[i].to_bits().wrapping_add_signed(bits)))
+    }
+    #[inline(always)]
     fn fold(self, mut x: [f32; 16]) -> f32 {
         for half in [8, 4, 2, 1] {
             for lane in 0..half {
@@ -111,6 +123,15 @@ impl Simd for Portable {
     fn dot_u8_i8(self, acc: [i32; 16], w: [u8; 64], x: i32) -> [i32; 16] {
         let x = x.to_le_bytes();
         each(|i| acc[i] + (0..4).map(|j| i32::from(w[4 * i + j]) * i32::from(x[j] as i8)).sum::<i32>())
+    }
+    #[inline(always)]
+    fn load_u8_pairs(self, first: &[u8; 16], second: &[u8; 16]) -> [i32; 16] {
+        each(|i| i32::from(first[i]) | i32::from(second[i]) << 16)
+    }
+    #[inline(always)]
+    fn dot_i16(self, acc: [i32; 16], w: [i32; 16], x: i32) -> [i32; 16] {
+        let half = |pair: i32, second: bool| i32::from((pair >> (16 * i32::from(second))) as i16);
+        each(|i| acc[i] + half(w[i], false) * half(x, false) + half(w[i], true) * half(x, true))
     }
     #[inline(always)]
     fn low(self, x: [u8; 64]) -> [u8; 64] {

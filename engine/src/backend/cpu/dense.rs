@@ -4,6 +4,7 @@
 //! whatever tile they are computed in (EP4). A tile only shares loads.
 
 use super::inputs::InputForms;
+use super::kernels::with_zeros;
 use super::output::Output;
 #[cfg(target_arch = "x86_64")]
 use super::pairs;
@@ -90,14 +91,34 @@ impl Inputs<[f32; 16]> {
 
 impl Inputs<[u8; 64]> {
     /// Takes in other rows, rounded to bf16 (to nearest, ties to even; a NaN stays one).
-    pub fn bf16(&mut self, values: &[f32], cols: usize) {
-        self.cut::<32>(values, cols, |row| {
-            let mut step = [0; 64];
-            for (out, value) in step.as_chunks_mut::<2>().0.iter_mut().zip(row) {
-                *out = to_bf16(*value).to_le_bytes();
-            }
-            step
+    pub fn bf16(&mut self, (isa, pool): (Isa, &Pool), x: &Matrix) {
+        (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(32));
+        self.steps.resize(x.rows * self.steps_per_row, [0; 64]);
+        pool.each_chunk(&mut self.steps, self.steps_per_row, x.values.len() * 2, |row, steps| {
+            isa.run(RoundOp { x: x.row(row), steps });
         });
+    }
+}
+
+/// Rounds one row to bf16.
+struct RoundOp<'a> {
+    x: &'a [f32],
+    steps: &'a mut [[u8; 64]],
+}
+
+impl Op for RoundOp<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let halves = self.steps.as_flattened_mut().as_chunks_mut::<32>().0;
+        for (at, half) in halves.iter_mut().enumerate() {
+            // zeros stand behind the row, whatever an earlier one has left there
+            let x = self.x.get(16 * at..).unwrap_or_default();
+            for (place, pair) in half.as_chunks_mut().0.iter_mut().zip(s.to_pairs(s.load(&with_zeros(x)))) {
+                *place = pair.to_le_bytes();
+            }
+        }
     }
 }
 
@@ -112,14 +133,6 @@ impl<X> Inputs<X> {
     fn row(&self, row: usize) -> &[X] {
         &self.steps[row * self.steps_per_row..(row + 1) * self.steps_per_row]
     }
-}
-
-/// Rounds to nearest, ties to even; without a branch, so that a loop of it becomes vector instructions.
-#[inline(always)]
-pub fn to_bf16(value: f32) -> u16 {
-    let bits = value.to_bits();
-    let (quiet, rounded) = (bits | 0x40_0000, bits.wrapping_add(0x7FFF + (bits >> 16 & 1)));
-    ((if value.is_nan() { quiet } else { rounded }) >> 16) as u16
 }
 
 /// `x · weightᵀ` into `out`, from output `from` on.
@@ -146,7 +159,7 @@ pub fn multiply_bf16((isa, pool): (Isa, &Pool), (x, forms): (&Matrix, &mut Input
     #[cfg(not(target_arch = "x86_64"))]
     let done = 0;
     if done < raw.rows {
-        multiply::<Bf16Pairs>((isa, pool), forms.bf16(x), (raw, done), out);
+        multiply::<Bf16Pairs>((isa, pool), forms.bf16((isa, pool), x), (raw, done), out);
     }
 }
 

@@ -70,8 +70,8 @@ impl InputForms {
         self.pairs_of_one.get(|inputs| inputs.take(on, x))
     }
 
-    pub fn bf16(&mut self, x: &Matrix) -> &Inputs<[u8; 64]> {
-        self.bf16.get(|inputs| inputs.bf16(&x.values, x.cols))
+    pub fn bf16(&mut self, on: (Isa, &Pool), x: &Matrix) -> &Inputs<[u8; 64]> {
+        self.bf16.get(|inputs| inputs.bf16(on, x))
     }
 
     pub fn f32(&mut self, x: &Matrix) -> &Inputs<[f32; 16]> {

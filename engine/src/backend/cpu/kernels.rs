@@ -36,6 +36,19 @@ fn fold(mut sums: [f32; LANES]) -> f32 {
     sums[0]
 }
 
+/// Sixteen values, or fewer with zeros behind them.
+#[inline(always)]
+pub fn with_zeros(values: &[f32]) -> [f32; LANES] {
+    if let Some(whole) = values.first_chunk() {
+        return *whole;
+    }
+    let mut padded = [0.0; LANES];
+    for (place, value) in padded.iter_mut().zip(values) {
+        *place = *value;
+    }
+    padded
+}
+
 /// RMSNorm of one group in place.
 pub struct RmsNormOp<'a> {
     pub group: &'a mut [f32],

@@ -4,9 +4,10 @@
 //! What is summed over lies in pairs where values are bf16: two dimensions of K, two positions of V, side by side for each column, as
 //! instructions that multiply pairs want them.
 
-use super::dense::to_bf16;
+use super::kernels::with_zeros;
 use super::{HeadShape, KvSize, Matrix, OutOfMemory};
 use crate::raw::large::LargeBytes;
+use crate::raw::{Op, Simd, to_bf16};
 
 /// Positions that are looked at together.
 pub const GROUP: usize = 16;
@@ -98,23 +99,6 @@ pub struct LayerKv {
     pub values: LargeBytes,
 }
 
-impl LayerKv {
-    /// Writes one token's K and V (`kv_heads × head_dim` values each) to `slot`.
-    pub fn store(&mut self, layout: &KvLayout, slot: usize, k: &[f32], v: &[f32]) {
-        let (block, at, size) = (slot / layout.block_size, slot % layout.block_size, layout.kind.size());
-        let heads = k.chunks_exact(layout.head_dim).zip(v.chunks_exact(layout.head_dim)).enumerate();
-        for (head, (k, v)) in heads {
-            let index = block * layout.kv_heads + head;
-            let keys = &mut self.keys[index * layout.key_bytes()..(index + 1) * layout.key_bytes()];
-            let values = &mut self.values[index * layout.value_bytes()..(index + 1) * layout.value_bytes()];
-            for (d, (k, v)) in k.iter().zip(v).enumerate() {
-                write(&mut keys[layout.key_at(at, d)..][..size], *k);
-                write(&mut values[layout.value_at(at, d)..][..size], *v);
-            }
-        }
-    }
-}
-
 /// What all layers take.
 pub fn bytes(layout: &KvLayout, size: KvSize) -> u128 {
     let per_head = (layout.key_bytes() + layout.value_bytes()) as u128;
@@ -146,16 +130,88 @@ pub fn layers(layout: &KvLayout, size: KvSize) -> Result<Vec<LayerKv>, OutOfMemo
         .collect()
 }
 
+/// Copies row `row` of `k` and `v` (`kv_heads × head_dim` values each) to `slots[row]`.
+pub struct StoreOp<'a> {
+    pub layer: &'a mut LayerKv,
+    pub layout: KvLayout,
+    pub k: &'a Matrix,
+    pub v: &'a Matrix,
+    pub slots: &'a [usize],
+}
+
+impl Op for StoreOp<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let mut row = 0;
+        while row < self.slots.len() {
+            row += if self.are_pair(row) { self.rows::<S, 2>(s, row) } else { self.rows::<S, 1>(s, row) };
+        }
+    }
+}
+
+impl StoreOp<'_> {
+    /// Whether this row and the next are positions of V that lie side by side.
+    #[inline(always)]
+    fn are_pair(&self, row: usize) -> bool {
+        let (slot, at) = (self.slots[row], self.slots[row] % self.layout.block_size);
+        let fits = at.is_multiple_of(2) && at + 1 < self.layout.block_size;
+        self.layout.kind == KvType::Bf16 && fits && self.slots.get(row + 1) == Some(&(slot + 1))
+    }
+
+    /// Copies `N` rows from `row` on, which follow each other in a block; says how many.
+    #[inline(always)]
+    fn rows<S: Simd, const N: usize>(&mut self, s: S, row: usize) -> usize {
+        let (layout, slot) = (self.layout, self.slots[row]);
+        let (block, at) = (slot / layout.block_size, slot % layout.block_size);
+        let (key_bytes, value_bytes, dims) = (layout.key_bytes(), layout.value_bytes(), layout.head_dim);
+        for head in 0..layout.kv_heads {
+            let (index, from) = (block * layout.kv_heads + head, head * dims);
+            let keys = &mut self.layer.keys[index * key_bytes..(index + 1) * key_bytes];
+            for n in 0..N {
+                store_key(s, &layout, keys, (at + n, &self.k.row(row + n)[from..from + dims]));
+            }
+            let values = &mut self.layer.values[index * value_bytes..(index + 1) * value_bytes];
+            let first = &self.v.row(row)[from..from + dims];
+            if N == 2 {
+                let line = &mut values[layout.value_at(at, 0)..][..layout.value_line()];
+                let second = &self.v.row(row + 1)[from..from + dims];
+                for ((place, first), second) in line.as_chunks_mut().0.iter_mut().zip(first).zip(second) {
+                    *place = (u32::from(to_bf16(*first)) | u32::from(to_bf16(*second)) << 16).to_le_bytes();
+                }
+            } else {
+                for (d, value) in first.iter().enumerate() {
+                    write(&mut values[layout.value_at(at, d)..][..layout.kind.size()], *value);
+                }
+            }
+        }
+        N
+    }
+}
+
+/// Writes the key of one position of a block and head.
+#[inline(always)]
+fn store_key<S: Simd>(s: S, layout: &KvLayout, keys: &mut [u8], (at, key): (usize, &[f32])) {
+    if layout.kind == KvType::F32 {
+        for (d, value) in key.iter().enumerate() {
+            write(&mut keys[layout.key_at(at, d)..][..4], *value);
+        }
+        return;
+    }
+    let mut lines = keys.chunks_exact_mut(layout.key_line());
+    for values in key.chunks(GROUP) {
+        // as many lines are left as there are dimensions: what is there of them, and no more
+        for (pair, line) in s.to_pairs(s.load(&with_zeros(values))).iter().zip(&mut lines) {
+            line[4 * at..][..4].copy_from_slice(&pair.to_le_bytes());
+        }
+    }
+}
+
+#[inline(always)]
 fn write(place: &mut [u8], value: f32) {
     match place.len() {
         4 => place.copy_from_slice(&value.to_le_bytes()),
         _ => place.copy_from_slice(&to_bf16(value).to_le_bytes()),
-    }
-}
-
-/// Copies row `row` of `k` and `v` to `slots[row]`.
-pub fn store_rows(layer: &mut LayerKv, layout: &KvLayout, k: &Matrix, v: &Matrix, slots: &[usize]) {
-    for (row, slot) in slots.iter().enumerate() {
-        layer.store(layout, *slot, k.row(row), v.row(row));
     }
 }

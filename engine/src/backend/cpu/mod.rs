@@ -32,7 +32,7 @@ use inputs::InputForms;
 pub use isa::Isa;
 use kernels::{RmsNormOp, RotateOp, silu};
 pub use kv::KvType;
-use kv::{KvLayout, LayerKv, store_rows};
+use kv::{KvLayout, LayerKv, StoreOp};
 use output::Output;
 use panels::{PanelKind, Panels};
 use pool::Pool;
@@ -191,15 +191,12 @@ impl Backend for CpuBackend {
     }
 
     fn embed_into(&self, table: &Weight, tokens: &mut dyn Iterator<Item = u32>, out: &mut Matrix) {
-        (out.rows, out.cols) = (0, table.shape().1);
-        out.values.clear();
-        for token in tokens {
-            out.rows += 1;
-            match table {
-                Weight::Dense(raw) => out.values.extend(decode_row(raw.kind, raw.row(token as usize))),
-                Weight::Panels(panels) => out.values.extend(panels.row(token as usize)),
-            }
-        }
+        let (tokens, cols) = (tokens.collect::<Vec<_>>(), table.shape().1);
+        out.resize(tokens.len(), cols);
+        self.each_row(&mut out.values, cols, |row, place| match table {
+            Weight::Dense(raw) => place.copy_from_slice(&decode_row(raw.kind, raw.row(tokens[row] as usize))),
+            Weight::Panels(panels) => panels.read_row(tokens[row] as usize, place),
+        });
     }
 
     fn rms_norm_over(&self, x: &mut Matrix, weight: &Matrix, eps: f32) {
@@ -233,7 +230,7 @@ impl Backend for CpuBackend {
         }
         *out = cells.into_matrix();
         if let Some(bias) = bias {
-            out.values.chunks_exact_mut(outputs.max(1)).for_each(|row| add_in_place(row, &bias.values));
+            self.each_row(&mut out.values, outputs, |_, row| add_in_place(row, &bias.values));
         }
     }
 
@@ -245,7 +242,7 @@ impl Backend for CpuBackend {
     }
 
     fn store_kv(&self, kv: &mut Kv, layer: usize, k: &Matrix, v: &Matrix, slots: &[usize]) {
-        store_rows(&mut kv.layers[layer], &kv.layout, k, v, slots);
+        self.isa.run(StoreOp { layer: &mut kv.layers[layer], layout: kv.layout, k, v, slots });
     }
 
     fn attention_into(
@@ -281,7 +278,8 @@ impl Backend for CpuBackend {
     }
 
     fn add(&self, x: &mut Matrix, y: &Matrix) {
-        add_in_place(&mut x.values, &y.values);
+        let cols = x.cols;
+        self.each_row(&mut x.values, cols, |row, x| add_in_place(x, y.row(row)));
     }
 
     fn gather_into(&self, x: &Matrix, rows: &[usize], out: &mut Matrix) {

@@ -1,13 +1,12 @@
 //! `x · weightᵀ` for bf16 weights and inputs by tiles (AMX), the weights read where their file holds them. Sums have an order of their
 //! own, so whole units of weight rows go this way however few inputs there are (EP4): a tile is as fast as memory even for one.
 
-use super::dense::to_bf16;
 use super::inputs::InputForms;
 use super::output::Output;
 use super::pool::Pool;
 use super::{Isa, Matrix};
 use crate::raw::amx::{AmxPairs, PAIR_ROWS, PAIR_STEP};
-use crate::raw::{Op, Portable, Simd};
+use crate::raw::{Op, Portable, Simd, to_bf16};
 use crate::weights::RawWeight;
 
 /// Input rows of a tile, where there are several.

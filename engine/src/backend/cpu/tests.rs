@@ -272,3 +272,37 @@ fn scatter_add_adds_in_order() {
 }
 
 mod paged;
+
+/// Sixteen values of each sort that a cache or an input may hold, as pairs of bf16.
+struct PairsOp<'a>(&'a [f32; 16]);
+
+impl Op for PairsOp<'_> {
+    type Out = [i32; 8];
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> [i32; 8] {
+        s.to_pairs(s.load(self.0))
+    }
+}
+
+/// The instruction that rounds to bf16, where there is one, rounds as the loop does.
+#[test]
+fn pairs_of_bf16_are_rounded_alike_by_all_sets() {
+    let mut random = SplitMix64(7);
+    let ties = [1.0 + 0.5f32.powi(8), 1.0 + 3.0 * 0.5f32.powi(8), f32::MAX, -f32::MAX, f32::INFINITY, 0.0, -0.0, 1e-30];
+    for round in 0..200 {
+        let values =
+            std::array::from_fn(|i| if round == 0 { ties[i % 8] } else { random.bell() * 10f32.powi(round % 20) });
+        let want: Vec<u16> = values.iter().map(|value: &f32| half::bf16::from_f32(*value).to_bits()).collect();
+        for isa in Isa::all() {
+            let got = isa.run(PairsOp(&values)).map(i32::to_le_bytes);
+            let got: Vec<u16> =
+                got.as_flattened().as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
+            assert_eq!(got, want, "{} {values:?}", isa.name());
+        }
+    }
+    for isa in Isa::all() {
+        let pairs = isa.run(PairsOp(&[f32::NAN; 16]));
+        assert!(pairs.iter().all(|pair| half::bf16::from_bits(*pair as u16).is_nan()), "{}", isa.name());
+    }
+}

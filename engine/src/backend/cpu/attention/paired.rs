@@ -4,7 +4,7 @@
 
 use super::tile::{CachedBf16, InCache};
 use super::{AttentionOp, GROUP, GROUPS, QUERIES, Query, Seen, TILE, WORK, starts};
-use crate::backend::cpu::dense::to_bf16;
+use crate::backend::cpu::kernels::with_zeros;
 use crate::raw::Simd;
 
 /// Sixteen pairs.
@@ -53,7 +53,7 @@ impl AttentionOp<'_> {
     pub(super) fn pairs<S: Simd>(&self, s: S) {
         let mut work = WORK.take().unwrap_or_default();
         let super::Work { scratch, paired: Work { queries, last }, .. } = &mut *work;
-        let queries = self.paired(queries);
+        let queries = self.paired(s, queries);
         let mut tiles = self.tiles().peekable();
         while let Some(positions) = tiles.next() {
             let next = tiles
@@ -88,27 +88,25 @@ impl AttentionOp<'_> {
     }
 
     /// The unit's queries, in memory that earlier ones had.
-    fn paired<'q>(&self, queries: &'q mut Vec<Paired>) -> &'q mut [Paired] {
+    #[inline(always)]
+    fn paired<'q, S: Simd>(&self, s: S, queries: &'q mut Vec<Paired>) -> &'q mut [Paired] {
         let count = self.count();
         queries.resize_with(queries.len().max(count), Paired::default);
+        let d = self.heads.head_dim;
+        let scale = s.splat(1.0 / (d as f32).sqrt());
         for (index, paired) in queries[..count].iter_mut().enumerate() {
             paired.query = self.query(index);
-            let d = self.heads.head_dim;
-            let (from, scale) = (paired.query.head * d, 1.0 / (d as f32).sqrt());
-            let q = self.q.row(paired.query.row)[from..from + d].chunks(2);
+            let from = paired.query.head * d;
             paired.q.clear();
-            paired.q.extend(q.map(|q| pair(q[0] * scale, q.get(1).map_or(0.0, |q| q * scale))));
+            for q in self.q.row(paired.query.row)[from..from + d].chunks(GROUP) {
+                let pairs = s.to_pairs(s.mul(s.load(&with_zeros(q)), scale));
+                paired.q.extend_from_slice(&pairs[..q.len().div_ceil(2)]);
+            }
             paired.mixed.clear();
             paired.mixed.resize(self.layout.value_dim(), 0.0);
         }
         &mut queries[..count]
     }
-}
-
-/// Two numbers as a pair of bf16.
-#[inline(always)]
-fn pair(first: f32, second: f32) -> i32 {
-    (u32::from(to_bf16(first)) | u32::from(to_bf16(second)) << 16) as i32
 }
 
 /// The line of V that position `at` of a tile begins, with zeros for the one behind it: whatever an earlier owner has left there, times
@@ -129,16 +127,18 @@ impl Pairs<'_> {
         self.score(s, first, &mut queries);
         for Paired { query, scores, weights, mixed, .. } in &mut queries {
             query.seen.absorb(s, self.start, scores, mixed);
-            for (weight, [first, second]) in weights.iter_mut().zip(scores.as_chunks().0) {
-                *weight = pair(*first, *second);
+            for (weights, scores) in weights.as_chunks_mut().0.iter_mut().zip(scores.as_chunks().0) {
+                *weights = s.to_pairs(s.load(scores));
             }
         }
+        let seen = queries.iter().map(|paired| paired.query.seen.last + 1).max().unwrap_or(0);
+        let seen = seen.saturating_sub(self.start).min(self.positions);
         let chunks = self.cache.lines.1 / size_of::<Line>();
         for from in (0..chunks / WIDTH * WIDTH).step_by(WIDTH) {
-            self.mix::<S, Q, WIDTH>(s, first, from, &mut queries);
+            self.mix::<S, Q, WIDTH>(s, (first, seen), from, &mut queries);
         }
         for from in chunks / WIDTH * WIDTH..chunks {
-            self.mix::<S, Q, 1>(s, first, from, &mut queries);
+            self.mix::<S, Q, 1>(s, (first, seen), from, &mut queries);
         }
     }
 
@@ -166,12 +166,12 @@ impl Pairs<'_> {
         }
     }
 
-    /// Adds `W` lines of V from line `from` of each two positions on, by the queries' weights, in the order of positions.
+    /// Adds `W` lines of V from line `from` of each two of the `seen` positions on, by the queries' weights, in the order of positions.
     #[inline(always)]
     fn mix<S: Simd, const Q: usize, const W: usize>(
         &self,
         s: S,
-        first: bool,
+        (first, seen): (bool, usize),
         from: usize,
         queries: &mut [&mut Paired; Q],
     ) {
@@ -181,7 +181,9 @@ impl Pairs<'_> {
                 *acc = s.load(&query.mixed.as_chunks().0[from + c]);
             }
         }
-        for at in 0..(self.positions / 2).min(TILE / 2) {
+        // two that lie side by side go together, but for the last of an odd number, whose neighbour is not there
+        let pairs = seen.div_ceil(2).min(self.positions / 2).min(TILE / 2);
+        for at in 0..pairs {
             let (group, line) = (at / (GROUP / 2), at % (GROUP / 2) * self.cache.lines.1);
             if first {
                 let keys = (line / size_of::<Line>() + from) * self.cache.lines.0;
@@ -192,8 +194,8 @@ impl Pairs<'_> {
             let values = &self.cache.values[group][line..];
             add(s, (&mut acc, values, from), at, queries);
         }
-        if let Some(last) = self.last {
-            add(s, (&mut acc, last, from), (self.positions / 2).min(TILE / 2 - 1), queries);
+        if let Some(last) = self.last.filter(|_| seen == self.positions) {
+            add(s, (&mut acc, last, from), pairs.min(TILE / 2 - 1), queries);
         }
         for (c, acc) in acc.iter().enumerate() {
             for (acc, query) in acc.iter().zip(queries.iter_mut()) {

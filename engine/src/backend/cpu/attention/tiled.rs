@@ -5,11 +5,10 @@ use std::ops::Range;
 
 use super::tile::{CachedBf16, InCache};
 use super::{AttentionOp, GROUP, Query, TILE, WORK};
-use crate::backend::cpu::dense::to_bf16;
 use crate::backend::cpu::kv::{KvLayout, KvType};
 use crate::raw::amx::attention::{AttentionTiles, QUERIES, Scores, Weights};
 use crate::raw::amx::{AmxPairs, PAIR_STEP};
-use crate::raw::{Op, Simd};
+use crate::raw::{Op, Simd, to_bf16};
 
 /// Whether heads have the shape for it.
 pub fn fits(layout: &KvLayout) -> bool {
