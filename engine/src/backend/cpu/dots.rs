@@ -1,8 +1,10 @@
 //! The arithmetic of one panel with a few inputs: whole numbers inside a block, f32 between blocks in their order. Each type of weights has its
 //! own, written once for all instruction sets.
 
+pub mod units;
+
 use super::panels::Line;
-use super::quant::QuantBlock;
+use super::quant::{QuantBlock, QuantBytes, Quantised};
 use crate::raw::Simd;
 
 /// Where weights are asked for, and how many bytes ahead of the arithmetic: about what memory delivers while one answer is on its way.
@@ -34,12 +36,14 @@ fn read<S: Simd, K: Kind, const M: usize, const F: bool>(s: S, line: &Line) -> S
 }
 
 /// The arithmetic of one type of panel.
-pub trait Kind {
+pub trait Kind: Send + Sync {
+    /// How inputs go by.
+    type X: Quantised;
     /// How weights are asked for where one input goes by, or two.
     const OF_FEW: Ask;
     fn dots<S: Simd, const M: usize, const F: bool>(
         s: S,
-        x: [&[QuantBlock]; M],
+        x: [&[Self::X]; M],
         lines: &[Line],
         scales: &[u8],
     ) -> [S::V; M];
@@ -50,6 +54,7 @@ pub struct Q4K;
 pub struct Q6K;
 
 impl Kind for Q8 {
+    type X = QuantBlock;
     const OF_FEW: Ask = Ask::Far(2 << 10);
 
     #[inline(always)]
@@ -70,7 +75,7 @@ impl Kind for Q8 {
             for (g, line) in lines.iter().enumerate() {
                 let w = read::<S, Self, M, F>(s, line);
                 for m in 0..M {
-                    let x = x[m][b].groups[g];
+                    let x = x[m][b].bytes.groups[g];
                     sums[m] = if M == 1 { s.dot_u8_i8(sums[m], w, x) } else { s.dot_high(sums[m], w, x) };
                 }
             }
@@ -84,6 +89,7 @@ impl Kind for Q8 {
 }
 
 impl Kind for Q4K {
+    type X = QuantBlock;
     const OF_FEW: Ask = NEAR;
 
     #[inline(always)]
@@ -106,8 +112,8 @@ impl Kind for Q4K {
                     let both = read::<S, Self, M, F>(s, line);
                     let (low, high) = (s.low(both), s.high(both));
                     for m in 0..M {
-                        few[m] = s.dot_few(few[m], low, x[m][b].groups[g]);
-                        few[m] = s.dot_few(few[m], high, x[m][b].groups[g + 4]);
+                        few[m] = s.dot_few(few[m], low, x[m][b].bytes.groups[g]);
+                        few[m] = s.dot_few(few[m], high, x[m][b].bytes.groups[g + 4]);
                     }
                 }
                 let scale = s.mul(d, s.load_u8(&per_block[2 * i]));
@@ -124,6 +130,7 @@ impl Kind for Q4K {
 }
 
 impl Kind for Q6K {
+    type X = QuantBlock;
     const OF_FEW: Ask = NEAR;
 
     #[inline(always)]
@@ -162,7 +169,8 @@ fn add_halves<S: Simd, const M: usize, const F: bool, const H: usize>(
     first: usize,
     acc: &mut [S::V; M],
 ) {
-    let sums = six_bit_sums::<S, M, F, H>(s, x, lines, first);
+    let bytes: [&QuantBytes; M] = std::array::from_fn(|m| &x[m].bytes);
+    let sums = six_bit_sums::<S, M, F, H>(s, &bytes, lines, first);
     for m in 0..M {
         let scale = s.splat(x[m].scale);
         for h in 0..H {
@@ -175,7 +183,7 @@ fn add_halves<S: Simd, const M: usize, const F: bool, const H: usize>(
 #[inline(always)]
 fn six_bit_sums<S: Simd, const M: usize, const F: bool, const H: usize>(
     s: S,
-    x: &[&QuantBlock; M],
+    x: &[&QuantBytes; M],
     lines: &[Line; 6],
     first: usize,
 ) -> [[S::I; M]; H] {

@@ -2,10 +2,11 @@
 //! gate and up do, and a program makes its forms once.
 
 use super::dense::Inputs;
+use super::dots::units::QuantUnit;
 #[cfg(target_arch = "x86_64")]
 use super::pairs::{self, PairInputs};
 use super::pool::Pool;
-use super::quant::QuantInputs;
+use super::quant::{QuantBlock, QuantInputs};
 #[cfg(target_arch = "x86_64")]
 use super::tiles::TileInputs;
 use super::{Isa, Matrix};
@@ -13,7 +14,8 @@ use super::{Isa, Matrix};
 /// The forms of one matrix.
 #[derive(Debug, Default)]
 pub struct InputForms {
-    quantised: Form<QuantInputs>,
+    quantised: Form<QuantInputs<QuantBlock>>,
+    units: Form<QuantInputs<QuantUnit>>,
     #[cfg(target_arch = "x86_64")]
     tiles: Form<TileInputs>,
     #[cfg(target_arch = "x86_64")]
@@ -43,15 +45,21 @@ impl<T> Form<T> {
 impl InputForms {
     /// Another matrix comes; the forms keep their memory.
     pub fn renew(&mut self) {
-        (self.quantised.made, self.bf16.made, self.f32.made) = (false, false, false);
+        (self.quantised.made, self.units.made) = (false, false);
+        (self.bf16.made, self.f32.made) = (false, false);
         #[cfg(target_arch = "x86_64")]
         {
             (self.tiles.made, self.pairs.made, self.pairs_of_one.made) = (false, false, false);
         }
     }
 
-    pub fn quantised(&mut self, on: (Isa, &Pool), x: &Matrix) -> &QuantInputs {
+    pub fn quantised(&mut self, on: (Isa, &Pool), x: &Matrix) -> &QuantInputs<QuantBlock> {
         self.quantised.get(|inputs| inputs.take(on, x))
+    }
+
+    /// For weights whose units have 256 inputs.
+    pub fn units(&mut self, on: (Isa, &Pool), x: &Matrix) -> &QuantInputs<QuantUnit> {
+        self.units.get(|inputs| inputs.take(on, x))
     }
 
     #[cfg(target_arch = "x86_64")]

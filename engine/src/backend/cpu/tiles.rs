@@ -69,7 +69,7 @@ impl Op for FillOp<'_> {
             let values = self.x.row(self.first + row).as_chunks::<BLOCK>().0;
             for (block, values) in self.blocks.iter_mut().zip(values) {
                 let mine = quantise(s, values);
-                for (place, group) in block.bytes.0[row].as_chunks_mut().0.iter_mut().zip(mine.groups) {
+                for (place, group) in block.bytes.0[row].as_chunks_mut().0.iter_mut().zip(mine.bytes.groups) {
                     *place = group.to_le_bytes();
                 }
                 block.scales[row] = mine.scale;
@@ -242,7 +242,7 @@ fn unpack_q6_k<S: Simd>(s: S, lines: &[panels::Line], scales: &[u8], to: &mut Un
 
 #[cfg(test)]
 mod tests {
-    use super::super::quant::{QuantInputs, QuantOp};
+    use super::super::quant::{QuantInputs, by_blocks};
     use super::super::tests::{QUANTISED, matrix, random_weight};
     use super::*;
     use proptest::prelude::*;
@@ -265,7 +265,7 @@ mod tests {
                 inputs.take((isa, &pool), &x);
                 isa.run(TileOp { amx, x: &inputs, weight: &weight, panels: panels.clone(), out: &by_tiles });
                 quantised.take((isa, &pool), &x);
-                isa.run(QuantOp { x: &quantised, weight: &weight, panels, far: seed % 2 == 0, out: &by_vectors });
+                by_blocks(isa, &quantised, (&weight, panels, seed % 2 == 0), &by_vectors);
                 prop_assert_eq!(by_tiles.into_matrix(), by_vectors.into_matrix());
             }
         }
