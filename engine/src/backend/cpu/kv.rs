@@ -5,12 +5,16 @@
 //! instructions that multiply pairs want them.
 
 use super::kernels::with_zeros;
+use super::pool::Pool;
 use super::{HeadShape, KvSize, Matrix, OutOfMemory};
 use crate::raw::large::LargeBytes;
 use crate::raw::{Op, Simd, to_bf16};
 
 /// Positions that are looked at together.
 pub const GROUP: usize = 16;
+
+/// Bytes that a thread touches at a time, at least.
+const TOUCHED_BYTES: usize = 1 << 20;
 
 /// How cached values are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,11 +109,11 @@ pub fn bytes(layout: &KvLayout, size: KvSize) -> u128 {
     size.layers as u128 * size.num_blocks as u128 * layout.kv_heads as u128 * per_head
 }
 
-/// Memory for all layers, touched.
+/// Memory for all layers, touched by all threads: the system clears each page at its first touch, which takes longer than to ask for it.
 ///
 /// # Errors
 /// When it does not fit.
-pub fn layers(layout: &KvLayout, size: KvSize) -> Result<Vec<LayerKv>, OutOfMemory> {
+pub fn layers(layout: &KvLayout, size: KvSize, pool: &Pool) -> Result<Vec<LayerKv>, OutOfMemory> {
     let needed_bytes = bytes(layout, size);
     let refuse = |reason: &str| OutOfMemory {
         needed_bytes: u64::try_from(needed_bytes).unwrap_or(u64::MAX),
@@ -122,7 +126,9 @@ pub fn layers(layout: &KvLayout, size: KvSize) -> Result<Vec<LayerKv>, OutOfMemo
         let len = size.num_blocks * layout.kv_heads * block_bytes;
         let mut plane = LargeBytes::zeroed(len).ok_or_else(|| refuse("the allocator refused; ask for fewer blocks"))?;
         // touched now: a cache that does not fit fails at start-up and not under the first load
-        plane.fill(0);
+        let (whole, rest) = plane.as_chunks_mut::<TOUCHED_BYTES>();
+        pool.each_chunk(whole, 1, whole.len() * TOUCHED_BYTES, |_, chunk| chunk.as_flattened_mut().fill(0));
+        rest.fill(0);
         Ok(plane)
     };
     (0..size.layers)

@@ -167,7 +167,10 @@ impl Backend for CpuBackend {
             None => Weight::Dense(raw),
             // the oracle pays in memory: inputs that are not rounded need weights that are not in bytes
             Some(_) if self.precision == Precision::Exact => Weight::Dense(raw.decoded()),
-            Some(_) => Panels::pack(&raw, &mut || ()).map_or_else(|| Weight::Dense(raw.decoded()), Weight::Panels),
+            Some(_) => {
+                let panels = Panels::pack(&raw, &self.pool, &mut || ());
+                panels.map_or_else(|| Weight::Dense(raw.decoded()), Weight::Panels)
+            }
         }
     }
 
@@ -187,7 +190,7 @@ impl Backend for CpuBackend {
 
     fn kv_cache(&self, size: KvSize, heads: HeadShape) -> Result<Kv, OutOfMemory> {
         let layout = KvLayout::new(self.kv_type(), heads, size.block_size);
-        Ok(Kv { layout, layers: kv::layers(&layout, size)? })
+        Ok(Kv { layout, layers: kv::layers(&layout, size, &self.pool)? })
     }
 
     fn embed_into(&self, table: &Weight, tokens: &mut dyn Iterator<Item = u32>, out: &mut Matrix) {
@@ -306,7 +309,7 @@ impl Preparer for CpuBackend {
     }
 
     fn prepare(&self, raw: &RawWeight, alive: &mut dyn FnMut()) -> Option<Bytes> {
-        let panels = if self.prepares(raw.kind) { Panels::pack(raw, alive) } else { None };
+        let panels = if self.prepares(raw.kind) { Panels::pack(raw, &self.pool, alive) } else { None };
         panels.map(Panels::into_bytes)
     }
 }

@@ -3,12 +3,18 @@
 //!
 //! Bytes a weight are those of the file but for the scales of Q4_K and Q6_K, which are unpacked to whole bytes.
 
+use std::sync::Mutex;
+
 use half::f16;
+
+use super::pool::Pool;
 
 use crate::weights::{Bytes, RawWeight, WeightType, q4_k_bits, q4_k_scales, q6_k_bits};
 
 /// Rows of a panel.
 pub const LANES: usize = 16;
+/// Panels that are packed between two signs of life: some megabytes.
+const PANELS_A_TURN: usize = 256;
 /// Inputs of a block: the unit that inputs are quantised by.
 pub const BLOCK: usize = 32;
 
@@ -85,18 +91,28 @@ impl PanelKind {
 
 impl Panels {
     /// Repacks a quantised weight; `None` for the types that stay as they are, and where there is no memory for it. `alive` is called
-    /// after each panel.
-    pub fn pack(weight: &RawWeight, alive: &mut dyn FnMut()) -> Option<Self> {
+    /// every few milliseconds.
+    pub fn pack(weight: &RawWeight, pool: &Pool, alive: &mut dyn FnMut()) -> Option<Self> {
         let kind = PanelKind::of(weight.kind)?;
         let (line_bytes, scale_bytes) = kind.sizes(weight.rows, weight.cols)?;
         let bytes = Bytes::on_a_cache_line(line_bytes + scale_bytes, |bytes| {
             let (lines, scales) = bytes.split_at_mut(line_bytes);
             let panels = weight.rows.div_ceil(LANES).max(1);
-            let line_chunks = lines.as_chunks_mut::<64>().0.chunks_mut((line_bytes / 64 / panels).max(1));
-            for (panel, (lines, scales)) in
-                line_chunks.zip(scales.chunks_mut((scale_bytes / panels).max(1))).enumerate()
-            {
-                pack_panel(kind, weight, panel, (lines, scales));
+            let lines = lines.as_chunks_mut::<64>().0.chunks_mut((line_bytes / 64 / panels).max(1));
+            let mut places = lines.zip(scales.chunks_mut((scale_bytes / panels).max(1))).enumerate();
+            loop {
+                let turn = places.by_ref().take(PANELS_A_TURN).map(|place| Mutex::new(Some(place)));
+                let turn: Vec<_> = turn.collect();
+                if turn.is_empty() {
+                    break;
+                }
+                pool.run(turn.len(), turn.len() * LANES * weight.cols, |index| {
+                    // each index comes once, so the lock is free: it only hands the place over
+                    let place = turn[index].try_lock().ok().and_then(|mut place| place.take());
+                    if let Some((panel, place)) = place {
+                        pack_panel(kind, weight, panel, place);
+                    }
+                });
                 alive();
             }
         })?;
@@ -227,7 +243,7 @@ mod tests {
         fn a_panel_holds_the_values_of_the_file(rows in 1usize..40, units in 1usize..3, seed in any::<u64>()) {
             for kind in QUANTISED {
                 let weight = random_weight(kind, rows, units * 256, seed);
-                let panels = Panels::pack(&weight, &mut || ()).unwrap();
+                let panels = Panels::pack(&weight, &Pool::new(2), &mut || ()).unwrap();
                 for row in 0..rows {
                     let mut values = vec![f32::NAN; weight.cols];
                     panels.read_row(row, &mut values);
@@ -241,7 +257,8 @@ mod tests {
     fn a_panel_takes_little_more_memory_than_the_file() {
         for (kind, most) in [(WeightType::Q8_0, 1.001), (WeightType::Q4K, 1.12), (WeightType::Q6K, 1.07)] {
             let weight = random_weight(kind, 32, 512, 1);
-            let ratio = Panels::pack(&weight, &mut || ()).unwrap().len_bytes() as f64 / weight.bytes().len() as f64;
+            let ratio = Panels::pack(&weight, &Pool::new(2), &mut || ()).unwrap().len_bytes() as f64
+                / weight.bytes().len() as f64;
             assert!(ratio <= most, "{kind:?}: {ratio}");
         }
     }

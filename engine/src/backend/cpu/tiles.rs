@@ -258,7 +258,7 @@ mod tests {
             for kind in QUANTISED {
                 let cols = units * kind.block().0;
                 let (x, pool) = (matrix(rows, cols, seed), Pool::new(1));
-                let weight = Panels::pack(&random_weight(kind, outputs, cols, seed), &mut || ()).unwrap();
+                let weight = Panels::pack(&random_weight(kind, outputs, cols, seed), &pool, &mut || ()).unwrap();
                 let [by_tiles, by_vectors] = [(); 2].map(|()| Output::over(Matrix::default(), rows, outputs));
                 let panels = 0..outputs.div_ceil(LANES);
                 let (mut inputs, mut quantised) = (TileInputs::default(), QuantInputs::default());
