@@ -106,20 +106,12 @@ impl Kind for Q4K {
             let (d, d_offset) = (s.load_f16(&halves[0]), s.load_f16(&halves[1]));
             for (i, lines) in lines.as_chunks::<4>().0.iter().enumerate() {
                 let b = unit * 8 + i;
-                let none = s.splat_i32(0);
-                let mut few = [s.begin_few(none); M];
-                for (g, line) in lines.iter().enumerate() {
-                    let both = read::<S, Self, M, F>(s, line);
-                    let (low, high) = (s.low(both), s.high(both));
-                    for m in 0..M {
-                        few[m] = s.dot_few(few[m], low, x[m][b].bytes.groups[g]);
-                        few[m] = s.dot_few(few[m], high, x[m][b].bytes.groups[g + 4]);
-                    }
-                }
+                let bytes: [&QuantBytes; M] = std::array::from_fn(|m| &x[m][b].bytes);
+                let of_block = four_bit_sums::<S, Self, M, F>(s, &bytes, lines);
                 let scale = s.mul(d, s.load_u8(&per_block[2 * i]));
                 let offset = s.mul(d_offset, s.load_u8(&per_block[2 * i + 1]));
                 for m in 0..M {
-                    let sums = s.to_f32(s.end_few(none, few[m]));
+                    let sums = s.to_f32(of_block[m]);
                     acc[m] = s.fma(sums, s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
                     acc[m] = s.fma(offset, s.splat(x[m][b].offset), acc[m]);
                 }
@@ -170,7 +162,7 @@ fn add_halves<S: Simd, const M: usize, const F: bool, const H: usize>(
     acc: &mut [S::V; M],
 ) {
     let bytes: [&QuantBytes; M] = std::array::from_fn(|m| &x[m].bytes);
-    let sums = six_bit_sums::<S, M, F, H>(s, &bytes, lines, first);
+    let sums = six_bit_sums::<S, Q6K, M, F, H>(s, &bytes, lines, first);
     for m in 0..M {
         let scale = s.splat(x[m].scale);
         for h in 0..H {
@@ -179,9 +171,32 @@ fn add_halves<S: Simd, const M: usize, const F: bool, const H: usize>(
     }
 }
 
+/// Sums of a block of four bits.
+#[inline(always)]
+fn four_bit_sums<S: Simd, K: Kind, const M: usize, const F: bool>(
+    s: S,
+    x: &[&QuantBytes; M],
+    lines: &[Line; 4],
+) -> [S::I; M] {
+    let none = s.splat_i32(0);
+    let mut sums = [s.begin_few(none); M];
+    for (g, line) in lines.iter().enumerate() {
+        let both = read::<S, K, M, F>(s, line);
+        let (low, high) = (s.low(both), s.high(both));
+        for m in 0..M {
+            sums[m] = s.dot_few(sums[m], low, x[m].groups[g]);
+            sums[m] = s.dot_few(sums[m], high, x[m].groups[g + 4]);
+        }
+    }
+    for sums in &mut sums {
+        *sums = s.end_few(none, *sums);
+    }
+    sums
+}
+
 /// Sums of `H` halves of a block, from `first` on.
 #[inline(always)]
-fn six_bit_sums<S: Simd, const M: usize, const F: bool, const H: usize>(
+fn six_bit_sums<S: Simd, K: Kind, const M: usize, const F: bool, const H: usize>(
     s: S,
     x: &[&QuantBytes; M],
     lines: &[Line; 6],
@@ -191,13 +206,13 @@ fn six_bit_sums<S: Simd, const M: usize, const F: bool, const H: usize>(
     let mut sums = [[s.splat_i32(0); M]; H];
     let mut high = [s.load_bytes(&lines[4 + first]); H];
     for h in 0..H {
-        high[h] = read::<S, Q6K, M, F>(s, &lines[4 + first + h]);
+        high[h] = read::<S, K, M, F>(s, &lines[4 + first + h]);
         for m in 0..M {
             sums[h][m] = s.splat_i32(x[m].too_high_32[first + h]);
         }
     }
     for (pair, lines) in lines[..4].as_chunks::<2>().0.iter().enumerate() {
-        let both = [read::<S, Q6K, M, F>(s, &lines[0]), read::<S, Q6K, M, F>(s, &lines[1])];
+        let both = [read::<S, K, M, F>(s, &lines[0]), read::<S, K, M, F>(s, &lines[1])];
         for h in 0..H {
             let (group, second) = ((first + h) * 4 + 2 * pair, first + h == 1);
             let w0 = six_bits(s, (both[0], second), high[h], 2 * pair);

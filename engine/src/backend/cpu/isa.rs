@@ -36,6 +36,14 @@ impl Isa {
         matches!(self, Self::Avx512(_)).then(crate::raw::amx::Amx::detect).flatten()
     }
 
+    /// Whether the best set of this processor goes with tiles, whatever set is computed with.
+    pub fn processor_has_tiles() -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return crate::raw::amx::Amx::detect().is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// `avx512`, `avx2`, `portable`.
     pub fn name(self) -> &'static str {
         match self {

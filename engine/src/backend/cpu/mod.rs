@@ -2,7 +2,8 @@
 //! instruction set runs the same kernels (`crate::raw`), and each output has one order of summation.
 //!
 //! [`Precision::Exact`] computes with f32 inputs throughout. [`Precision::Native`], the default, rounds inputs to what the weights
-//! are made for: bf16 for bf16 weights, bytes with a scale for each 32 values for quantised ones; and caches K and V as bf16, with which
+//! are made for: bf16 for bf16 weights, bytes for quantised ones (with a scale for each 32 values, or one for 256 and powers of two below it
+//! where the weights have units of 256 and the processor no tiles); and caches K and V as bf16, with which
 //! tiles and AVX-512 multiply Q and the weights of the softmax in bf16.
 
 mod attention;

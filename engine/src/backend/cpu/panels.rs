@@ -3,8 +3,6 @@
 //!
 //! Bytes a weight are those of the file but for the scales of Q4_K and Q6_K, which are unpacked to whole bytes.
 
-use std::sync::Mutex;
-
 use half::f16;
 
 use super::pool::Pool;
@@ -13,9 +11,9 @@ use crate::weights::{Bytes, RawWeight, WeightType, q4_k_bits, q4_k_scales, q6_k_
 
 /// Rows of a panel.
 pub const LANES: usize = 16;
-/// Panels that are packed between two signs of life: some megabytes.
-const PANELS_A_TURN: usize = 256;
-/// Inputs of a block: the unit that inputs are quantised by.
+/// What is packed between two signs of life: of a file that comes slowly no more than a second or two.
+const TURN_BYTES: usize = 8 << 20;
+/// Inputs of a block: they have one step.
 pub const BLOCK: usize = 32;
 
 /// One cache line, wherever it lies.
@@ -91,7 +89,7 @@ impl PanelKind {
 
 impl Panels {
     /// Repacks a quantised weight; `None` for the types that stay as they are, and where there is no memory for it. `alive` is called
-    /// every few milliseconds.
+    /// after every eight megabytes.
     pub fn pack(weight: &RawWeight, pool: &Pool, alive: &mut dyn FnMut()) -> Option<Self> {
         let kind = PanelKind::of(weight.kind)?;
         let (line_bytes, scale_bytes) = kind.sizes(weight.rows, weight.cols)?;
@@ -100,18 +98,11 @@ impl Panels {
             let panels = weight.rows.div_ceil(LANES).max(1);
             let lines = lines.as_chunks_mut::<64>().0.chunks_mut((line_bytes / 64 / panels).max(1));
             let mut places = lines.zip(scales.chunks_mut((scale_bytes / panels).max(1))).enumerate();
-            loop {
-                let turn = places.by_ref().take(PANELS_A_TURN).map(|place| Mutex::new(Some(place)));
-                let turn: Vec<_> = turn.collect();
-                if turn.is_empty() {
-                    break;
-                }
-                pool.run(turn.len(), turn.len() * LANES * weight.cols, |index| {
-                    // each index comes once, so the lock is free: it only hands the place over
-                    let place = turn[index].try_lock().ok().and_then(|mut place| place.take());
-                    if let Some((panel, place)) = place {
-                        pack_panel(kind, weight, panel, place);
-                    }
+            let a_turn = (TURN_BYTES / ((line_bytes + scale_bytes) / panels).max(1)).max(1);
+            for from in (0..panels).step_by(a_turn) {
+                let count = a_turn.min(panels - from);
+                pool.each(places.by_ref().take(count), count * LANES * weight.cols, |(panel, place)| {
+                    pack_panel(kind, weight, panel, place);
                 });
                 alive();
             }
@@ -250,6 +241,23 @@ mod tests {
                     prop_assert_eq!(values, decode_row(kind, weight.row(row)));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn threads_pack_what_one_packs_and_give_signs_of_life() {
+        for kind in QUANTISED {
+            // more than two turns
+            let weight = random_weight(kind, 20_000, 1024, 3);
+            let (mut signs, mut ignored) = (0, || ());
+            let one = Panels::pack(&weight, &Pool::new(1), &mut ignored).unwrap();
+            let three = Panels::pack(&weight, &Pool::new(3), &mut || signs += 1).unwrap();
+            assert_eq!(
+                signs,
+                weight.rows.div_ceil(LANES).div_ceil(TURN_BYTES / (three.len_bytes() / 1250)),
+                "{kind:?}"
+            );
+            assert!(signs > 1 && *one.into_bytes() == *three.into_bytes(), "{kind:?}");
         }
     }
 

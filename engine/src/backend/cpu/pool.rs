@@ -1,5 +1,6 @@
 //! Threads that share the work of one operation and sleep when there is none. They only compute: whoever waits for them
-//! waits for arithmetic of bounded length, never for another process, lock or device, and looks again after a time limit (E1).
+//! waits for arithmetic of bounded length, never for another process, lock or device, and looks again after a time limit (E1). What they compute
+//! on may lie in a file that is mapped: a page of it comes when the system brings it, as for whoever reads it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -94,6 +95,16 @@ impl Pool {
             // each index comes once, so the lock is free: it only hands the piece over
             let Some(piece) = pieces[index].try_lock().ok().and_then(|mut cell| cell.take()) else { return };
             piece.chunks_exact_mut(len).enumerate().for_each(|(at, chunk)| f(index * per_piece + at, chunk));
+        });
+    }
+
+    /// Calls `f` with each of `items`.
+    pub fn each<T: Send>(&self, items: impl Iterator<Item = T>, work: usize, f: impl Fn(T) + Sync) {
+        let items: Vec<_> = items.map(|item| Mutex::new(Some(item))).collect();
+        self.run(items.len(), work, |index| {
+            // each index comes once, so the lock is free: it only hands the item over
+            let Some(item) = items[index].try_lock().ok().and_then(|mut cell| cell.take()) else { return };
+            f(item);
         });
     }
 

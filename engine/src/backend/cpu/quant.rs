@@ -1,11 +1,11 @@
-//! `x · weightᵀ` for repacked weights and inputs quantised to bytes: whole numbers inside a block of 32, f32 between blocks,
-//! in the order of the blocks whatever the tile (EP4).
+//! `x · weightᵀ` for repacked weights and inputs quantised to bytes: whole numbers inside a block of 32 (offsets of Q4_K: inside a unit of 256,
+//! `dots/units.rs`), f32 between blocks, in the order of the blocks whatever the tile (EP4).
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::dots::units::{Q4KUnits, Q6KUnits};
+use super::dots::units::{Q4KUnits, Q6KUnits, QuantUnit};
 use super::dots::{Kind, Q4K, Q6K, Q8};
 use super::inputs::InputForms;
 use super::output::Output;
@@ -19,8 +19,8 @@ use crate::raw::{Op, Simd};
 /// 1.5 · 2^23: adding it leaves the nearest whole number in the low bits.
 const MAGIC: f32 = 12_582_912.0;
 
-/// Bytes of panels that many inputs go by in turn: they stay in the second-level cache, while a few inputs stay in the first. Panel by panel all
-/// inputs would come from further away for each.
+/// Bytes of panels that many inputs go by in turn: they stay in the second-level cache, while a few inputs stay near, in the first up to some 2,800
+/// columns. Panel by panel all inputs would come from further away for each.
 const PANELS_BYTES: usize = 192 << 10;
 
 /// Input rows as bytes, in pieces of one type.
@@ -63,39 +63,47 @@ pub struct QuantBlock {
 pub fn multiply((isa, pool): (Isa, &Pool), (x, forms): (&Matrix, &mut InputForms), weight: &Panels, out: &Output) {
     let (panels, work) = (weight.rows.div_ceil(LANES), weight.rows * weight.cols * x.rows);
     #[cfg(target_arch = "x86_64")]
-    if let Some(amx) = isa.tiles() {
-        if x.rows >= tiles::ROWS_MIN {
-            let x = forms.tiles((isa, pool), x);
-            pool.split(panels, 1, work, |panels| isa.run(TileOp { amx, x, weight, panels, out }));
-            return;
-        }
-        // few rows must give the bits that many do by tiles; and was measured the nearer way, and not yet the far one
-        let x = forms.quantised((isa, pool), x);
-        return pool.split(panels, 1, work, |panels| by_blocks(isa, x, (weight, panels, false), out));
+    if let Some(amx) = isa.tiles().filter(|_| x.rows >= tiles::ROWS_MIN) {
+        let x = forms.tiles((isa, pool), x);
+        pool.split(panels, 1, work, |panels| isa.run(TileOp { amx, x, weight, panels, out }));
+        return;
     }
+    // A few rows must give the bits that many give by tiles. It is the processor that decides and not the set, so that all sets agree on it;
+    // and those with tiles were measured asking for weights the nearer way, and not yet the far one.
+    let far = !Isa::processor_has_tiles();
     match weight.kind {
-        PanelKind::Q8 => {
+        PanelKind::Q4K if far => {
+            let x = forms.units((isa, pool), x);
+            pool.split(panels, 1, work, |panels| by_units::<Q4KUnits>(isa, x, (weight, panels), out));
+        }
+        PanelKind::Q6K if far => {
+            let x = forms.units((isa, pool), x);
+            pool.split(panels, 1, work, |panels| by_units::<Q6KUnits>(isa, x, (weight, panels), out));
+        }
+        _ => {
             let x = forms.quantised((isa, pool), x);
-            pool.split(panels, 1, work, |panels| by_blocks(isa, x, (weight, panels, true), out));
-        }
-        PanelKind::Q4K => {
-            let x = forms.units((isa, pool), x);
-            pool.split(panels, 1, work, |panels| isa.run(QuantOp::<Q4KUnits>::new(x, (weight, panels, true), out)));
-        }
-        PanelKind::Q6K => {
-            let x = forms.units((isa, pool), x);
-            pool.split(panels, 1, work, |panels| isa.run(QuantOp::<Q6KUnits>::new(x, (weight, panels, true), out)));
+            pool.split(panels, 1, work, |panels| by_blocks((isa, far), x, (weight, panels), out));
         }
     }
 }
 
 /// Some panels of a multiplication with inputs whose blocks have scales of their own.
-pub fn by_blocks(isa: Isa, x: &QuantInputs<QuantBlock>, weight: (&Panels, Range<usize>, bool), out: &Output) {
+pub fn by_blocks((isa, far): (Isa, bool), x: &QuantInputs<QuantBlock>, weight: (&Panels, Range<usize>), out: &Output) {
     match weight.0.kind {
-        PanelKind::Q8 => isa.run(QuantOp::<Q8>::new(x, weight, out)),
-        PanelKind::Q4K => isa.run(QuantOp::<Q4K>::new(x, weight, out)),
-        PanelKind::Q6K => isa.run(QuantOp::<Q6K>::new(x, weight, out)),
+        PanelKind::Q8 => isa.run(QuantOp::<Q8>::new(x, weight, far, out)),
+        PanelKind::Q4K => isa.run(QuantOp::<Q4K>::new(x, weight, far, out)),
+        PanelKind::Q6K => isa.run(QuantOp::<Q6K>::new(x, weight, far, out)),
     }
+}
+
+/// Some panels, of the kind that `K` is for, of a multiplication with inputs in units.
+pub fn by_units<K: Kind<X = QuantUnit>>(
+    isa: Isa,
+    x: &QuantInputs<QuantUnit>,
+    weight: (&Panels, Range<usize>),
+    out: &Output,
+) {
+    isa.run(QuantOp::<K>::new(x, weight, true, out));
 }
 
 impl<X: Quantised> QuantInputs<X> {
@@ -145,7 +153,7 @@ impl Quantised for QuantBlock {
 /// Bytes and scale of 32 inputs.
 #[inline(always)]
 pub fn quantise<S: Simd>(s: S, x: &[f32; BLOCK]) -> QuantBlock {
-    let (largest, broken) = (size(s, x), s.fold(add_broken(s, x, s.splat(0.0))).is_nan());
+    let (largest, broken) = (magnitude(s, x), s.fold(add_broken(s, x, s.splat(0.0))).is_nan());
     let scale = if broken { f32::NAN } else { largest / 127.0 };
     let (bytes, [low, high]) = to_bytes(s, x, inverse(largest, broken));
     QuantBlock { bytes, scale, offset: -scale * (low + high) as f32, too_high_128: -128 * (low + high) }
@@ -153,7 +161,7 @@ pub fn quantise<S: Simd>(s: S, x: &[f32; BLOCK]) -> QuantBlock {
 
 /// The largest of 32 inputs, whatever its sign.
 #[inline(always)]
-pub fn size<S: Simd>(s: S, x: &[f32; BLOCK]) -> f32 {
+pub fn magnitude<S: Simd>(s: S, x: &[f32; BLOCK]) -> f32 {
     let halves = x.as_chunks().0;
     let (a, b, minus) = (s.load(&halves[0]), s.load(&halves[1]), s.splat(-1.0));
     let mut sizes = [0.0; LANES];
@@ -227,7 +235,7 @@ struct QuantOp<'a, K: Kind> {
 }
 
 impl<'a, K: Kind> QuantOp<'a, K> {
-    fn new(x: &'a QuantInputs<K::X>, (weight, panels, far): (&'a Panels, Range<usize>, bool), out: &'a Output) -> Self {
+    fn new(x: &'a QuantInputs<K::X>, (weight, panels): (&'a Panels, Range<usize>), far: bool, out: &'a Output) -> Self {
         Self { x, weight, panels, far, out, kind: PhantomData }
     }
 }

@@ -265,7 +265,7 @@ mod tests {
                 inputs.take((isa, &pool), &x);
                 isa.run(TileOp { amx, x: &inputs, weight: &weight, panels: panels.clone(), out: &by_tiles });
                 quantised.take((isa, &pool), &x);
-                by_blocks(isa, &quantised, (&weight, panels, seed % 2 == 0), &by_vectors);
+                by_blocks((isa, seed % 2 == 0), &quantised, (&weight, panels), &by_vectors);
                 prop_assert_eq!(by_tiles.into_matrix(), by_vectors.into_matrix());
             }
         }

@@ -166,7 +166,8 @@ impl Pairs<'_> {
         }
     }
 
-    /// Adds `W` lines of V from line `from` of each two of the `seen` positions on, by the queries' weights, in the order of positions.
+    /// Adds `W` lines of V from line `from` of each two of the `seen` positions on, by the queries' weights, in the order of positions. What only
+    /// a neighbour sees has the weight 0.
     #[inline(always)]
     fn mix<S: Simd, const Q: usize, const W: usize>(
         &self,
