@@ -116,7 +116,8 @@ def of_format(name, sides, vocab, args, report):
                     rate = run(port, None, 1001, 2 * args.slots, vocab)[0] / OUTPUT
                     print(f"# the other server answers {rate:.2f} requests a second with {args.slots} at once, after {seconds:.1f} s of start")
                 for load_name, share in LOADS.items():
-                    seen[side, load_name].append(run(port, share * rate, seed, args.requests, vocab))
+                    # other prompts for each load: what a server has seen before it answers from its cache
+                    seen[side, load_name].append(run(port, share * rate, f"{seed} {load_name}", args.requests, vocab))
     report(f"{name}_ready_ours", ready["ours"], "s", "-")
     report(f"{name}_ready_theirs", ready["theirs"], "s", "-")
     report(f"{name}_ready", [b / a for a, b in zip(ready["ours"], ready["theirs"])], "x", "-")
