@@ -26,7 +26,7 @@ pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 pub use cells::{cells_of, values_of};
-pub use portable::{Portable, to_bf16};
+pub use portable::{Portable, pair_of, to_bf16};
 
 /// A computation that is compiled anew for each instruction set.
 pub trait Op {
@@ -91,7 +91,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.store(x, &mut values);
         let mut pairs = [0; 8];
         for (pair, [first, second]) in pairs.iter_mut().zip(values.as_chunks().0) {
-            *pair = (u32::from(to_bf16(*first)) | u32::from(to_bf16(*second)) << 16) as i32;
+            *pair = pair_of(*first, *second);
         }
         pairs
     }

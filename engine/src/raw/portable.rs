@@ -16,6 +16,12 @@ pub fn to_bf16(value: f32) -> u16 {
     ((if value.is_nan() { quiet } else { rounded }) >> 16) as u16
 }
 
+/// Two numbers as bf16, the first in the low half.
+#[inline(always)]
+pub fn pair_of(first: f32, second: f32) -> i32 {
+    (u32::from(to_bf16(first)) | u32::from(to_bf16(second)) << 16) as i32
+}
+
 #[inline(always)]
 fn each<T: Copy>(f: impl Fn(usize) -> T) -> [T; 16] {
     std::array::from_fn(f)

@@ -83,9 +83,10 @@ impl<X> Default for Inputs<X> {
 
 impl Inputs<[f32; 16]> {
     /// Takes in other rows, as they are.
-    pub fn f32(&mut self, values: &[f32], cols: usize) {
-        let step = |row: &[f32]| std::array::from_fn(|i| row.get(i).copied().unwrap_or(0.0));
-        self.cut::<16>(values, cols, step);
+    pub fn f32(&mut self, x: &Matrix) {
+        (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(16));
+        self.steps.clear();
+        self.steps.extend(x.values.chunks_exact(x.cols.max(1)).flat_map(|row| row.chunks(16)).map(with_zeros));
     }
 }
 
@@ -123,12 +124,6 @@ impl Op for RoundOp<'_> {
 }
 
 impl<X> Inputs<X> {
-    fn cut<const STEP: usize>(&mut self, values: &[f32], cols: usize, step: impl Fn(&[f32]) -> X) {
-        (self.rows, self.steps_per_row) = (values.len() / cols.max(1), cols.div_ceil(STEP));
-        self.steps.clear();
-        self.steps.extend(values.chunks_exact(cols.max(1)).flat_map(|row| row.chunks(STEP)).map(step));
-    }
-
     #[inline(always)]
     fn row(&self, row: usize) -> &[X] {
         &self.steps[row * self.steps_per_row..(row + 1) * self.steps_per_row]

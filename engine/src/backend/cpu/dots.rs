@@ -3,8 +3,8 @@
 
 pub mod units;
 
-use super::panels::Line;
-use super::quant::{QuantBlock, QuantBytes, Quantised};
+use super::panels::{BLOCKS_PER_UNIT, Line};
+use super::quantised::{QuantBlock, QuantBytes, Quantised};
 use crate::raw::Simd;
 
 /// Where weights are asked for, and how many bytes ahead of the arithmetic: about what memory delivers while one answer is on its way.
@@ -49,6 +49,24 @@ pub trait Kind: Send + Sync {
     ) -> [S::V; M];
 }
 
+/// 32 inputs, whatever they share their scale with.
+trait Scaled {
+    fn bytes(&self) -> &QuantBytes;
+    /// What a scale of the weights becomes with that of these inputs.
+    fn scaled<S: Simd>(&self, s: S, scale: S::V) -> S::V;
+}
+
+impl Scaled for QuantBlock {
+    #[inline(always)]
+    fn bytes(&self) -> &QuantBytes {
+        &self.bytes
+    }
+    #[inline(always)]
+    fn scaled<S: Simd>(&self, s: S, scale: S::V) -> S::V {
+        s.mul(scale, s.splat(self.scale))
+    }
+}
+
 pub struct Q8;
 pub struct Q4K;
 pub struct Q6K;
@@ -81,7 +99,7 @@ impl Kind for Q8 {
             }
             let scale = s.load_f16(scales);
             for m in 0..M {
-                acc[m] = s.fma(s.to_f32(sums[m]), s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
+                acc[m] = s.fma(s.to_f32(sums[m]), x[m][b].scaled(s, scale), acc[m]);
             }
         }
         acc
@@ -105,14 +123,14 @@ impl Kind for Q4K {
             let (halves, per_block) = (scales.as_chunks::<32>().0, scales[64..].as_chunks::<16>().0);
             let (d, d_offset) = (s.load_f16(&halves[0]), s.load_f16(&halves[1]));
             for (i, lines) in lines.as_chunks::<4>().0.iter().enumerate() {
-                let b = unit * 8 + i;
+                let b = unit * BLOCKS_PER_UNIT + i;
                 let bytes: [&QuantBytes; M] = std::array::from_fn(|m| &x[m][b].bytes);
                 let of_block = four_bit_sums::<S, Self, M, F>(s, &bytes, lines);
                 let scale = s.mul(d, s.load_u8(&per_block[2 * i]));
                 let offset = s.mul(d_offset, s.load_u8(&per_block[2 * i + 1]));
                 for m in 0..M {
                     let sums = s.to_f32(of_block[m]);
-                    acc[m] = s.fma(sums, s.mul(scale, s.splat(x[m][b].scale)), acc[m]);
+                    acc[m] = s.fma(sums, x[m][b].scaled(s, scale), acc[m]);
                     acc[m] = s.fma(offset, s.splat(x[m][b].offset), acc[m]);
                 }
             }
@@ -138,35 +156,44 @@ impl Kind for Q6K {
             let (halves, per_half) = (scales.as_chunks::<32>().0, scales[32..].as_chunks::<16>().0);
             let d = s.load_f16(&halves[0]);
             for (i, lines) in lines.as_chunks::<6>().0.iter().enumerate() {
-                let x: [&QuantBlock; M] = std::array::from_fn(|m| &x[m][unit * 8 + i]);
+                let x: [&QuantBlock; M] = std::array::from_fn(|m| &x[m][unit * BLOCKS_PER_UNIT + i]);
                 let scales = [s.mul(d, s.load_i8(&per_half[2 * i])), s.mul(d, s.load_i8(&per_half[2 * i + 1]))];
-                // both halves together, where there are registers for it: a scale of an input is spread over the lanes once
-                if S::WIDE && M > 1 {
-                    add_halves::<S, M, F, 2>(s, (&x, lines, scales), 0, &mut acc);
-                } else {
-                    add_halves::<S, M, F, 1>(s, (&x, lines, scales), 0, &mut acc);
-                    add_halves::<S, M, F, 1>(s, (&x, lines, scales), 1, &mut acc);
-                }
+                add_six_bits::<S, Self, _, M, F>(s, (&x, lines, scales), &mut acc);
             }
         }
         acc
     }
 }
 
+/// Adds a block of six bits, whose halves have the weights' scales `scales`.
+#[inline(always)]
+fn add_six_bits<S: Simd, K: Kind, X: Scaled, const M: usize, const F: bool>(
+    s: S,
+    block: (&[&X; M], &[Line; 6], [S::V; 2]),
+    acc: &mut [S::V; M],
+) {
+    // both halves together, where there are registers for it: what an input adds to a scale is spread over the lanes once
+    if S::WIDE && M > 1 {
+        add_halves::<S, K, X, M, F, 2>(s, block, 0, acc);
+    } else {
+        add_halves::<S, K, X, M, F, 1>(s, block, 0, acc);
+        add_halves::<S, K, X, M, F, 1>(s, block, 1, acc);
+    }
+}
+
 /// Adds `H` halves of a block with their scales, from `first` on.
 #[inline(always)]
-fn add_halves<S: Simd, const M: usize, const F: bool, const H: usize>(
+fn add_halves<S: Simd, K: Kind, X: Scaled, const M: usize, const F: bool, const H: usize>(
     s: S,
-    (x, lines, scales): (&[&QuantBlock; M], &[Line; 6], [S::V; 2]),
+    (x, lines, scales): (&[&X; M], &[Line; 6], [S::V; 2]),
     first: usize,
     acc: &mut [S::V; M],
 ) {
-    let bytes: [&QuantBytes; M] = std::array::from_fn(|m| &x[m].bytes);
-    let sums = six_bit_sums::<S, Q6K, M, F, H>(s, &bytes, lines, first);
+    let bytes: [&QuantBytes; M] = std::array::from_fn(|m| x[m].bytes());
+    let sums = six_bit_sums::<S, K, M, F, H>(s, &bytes, lines, first);
     for m in 0..M {
-        let scale = s.splat(x[m].scale);
         for h in 0..H {
-            acc[m] = s.fma(s.to_f32(sums[h][m]), s.mul(scales[first + h], scale), acc[m]);
+            acc[m] = s.fma(s.to_f32(sums[h][m]), x[m].scaled(s, scales[first + h]), acc[m]);
         }
     }
 }

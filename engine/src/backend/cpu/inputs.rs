@@ -2,11 +2,10 @@
 //! gate and up do, and a program makes its forms once.
 
 use super::dense::Inputs;
-use super::dots::units::QuantUnit;
 #[cfg(target_arch = "x86_64")]
 use super::pairs::{self, PairInputs};
 use super::pool::Pool;
-use super::quant::{QuantBlock, QuantInputs};
+use super::quantised::{QuantBlock, QuantInputs, QuantUnit};
 #[cfg(target_arch = "x86_64")]
 use super::tiles::TileInputs;
 use super::{Isa, Matrix};
@@ -83,6 +82,6 @@ impl InputForms {
     }
 
     pub fn f32(&mut self, x: &Matrix) -> &Inputs<[f32; 16]> {
-        self.f32.get(|inputs| inputs.f32(&x.values, x.cols))
+        self.f32.get(|inputs| inputs.f32(x))
     }
 }

@@ -5,6 +5,9 @@ use crate::raw::{Op, Simd};
 /// Partial sums kept apart in [`dot`]: enough independent chains to hide the latency of an add, and vectorisable as is.
 const LANES: usize = 16;
 
+/// 1.5 · 2^23: adding it leaves the nearest whole number in the low bits.
+pub const MAGIC: f32 = 12_582_912.0;
+
 /// Dot product of two slices of equal length.
 #[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {

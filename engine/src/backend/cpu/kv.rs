@@ -8,7 +8,7 @@ use super::kernels::with_zeros;
 use super::pool::Pool;
 use super::{HeadShape, KvSize, Matrix, OutOfMemory};
 use crate::raw::large::LargeBytes;
-use crate::raw::{Op, Simd, to_bf16};
+use crate::raw::{Op, Simd, pair_of, to_bf16};
 
 /// Positions that are looked at together.
 pub const GROUP: usize = 16;
@@ -184,7 +184,7 @@ impl StoreOp<'_> {
                 let line = &mut values[layout.value_at(at, 0)..][..layout.value_line()];
                 let second = &self.v.row(row + 1)[from..from + dims];
                 for ((place, first), second) in line.as_chunks_mut().0.iter_mut().zip(first).zip(second) {
-                    *place = (u32::from(to_bf16(*first)) | u32::from(to_bf16(*second)) << 16).to_le_bytes();
+                    *place = pair_of(*first, *second).to_le_bytes();
                 }
             } else {
                 for (d, value) in first.iter().enumerate() {

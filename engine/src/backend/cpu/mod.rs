@@ -20,6 +20,7 @@ mod pairs;
 mod panels;
 mod pool;
 mod quant;
+mod quantised;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 

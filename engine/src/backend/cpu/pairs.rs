@@ -6,7 +6,7 @@ use super::output::Output;
 use super::pool::Pool;
 use super::{Isa, Matrix};
 use crate::raw::amx::{AmxPairs, PAIR_ROWS, PAIR_STEP};
-use crate::raw::{Op, Portable, Simd, to_bf16};
+use crate::raw::{Op, Portable, Simd, pair_of};
 use crate::weights::RawWeight;
 
 /// Input rows of a tile, where there are several.
@@ -91,8 +91,7 @@ impl<const N: usize> Op for FillOp<'_, N> {
         for row in 0..N.min(self.x.rows - self.first) {
             let pairs = self.x.row(self.first + row).as_chunks::<2>().0;
             for (place, [a, b]) in self.bytes[4 * row..].chunks_mut(4 * N).zip(pairs) {
-                place[..2].copy_from_slice(&to_bf16(*a).to_le_bytes());
-                place[2..4].copy_from_slice(&to_bf16(*b).to_le_bytes());
+                place[..4].copy_from_slice(&pair_of(*a, *b).to_le_bytes());
             }
         }
     }

@@ -13,6 +13,8 @@ use crate::weights::{Bytes, RawWeight, WeightType, q4_k_bits, q4_k_scales, q6_k_
 pub const LANES: usize = 16;
 /// What is packed between two signs of life: of a file that comes slowly no more than a second or two.
 const TURN_BYTES: usize = 8 << 20;
+/// Blocks that share a unit of scales, where types have units.
+pub const BLOCKS_PER_UNIT: usize = 8;
 /// Inputs of a block: they have one step.
 pub const BLOCK: usize = 32;
 
@@ -72,7 +74,7 @@ impl PanelKind {
     pub fn blocks_per_unit(self) -> usize {
         match self {
             Self::Q8 => 1,
-            Self::Q4K | Self::Q6K => 8,
+            Self::Q4K | Self::Q6K => BLOCKS_PER_UNIT,
         }
     }
 

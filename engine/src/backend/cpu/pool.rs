@@ -92,8 +92,7 @@ impl Pool {
         let filled = values.chunks_mut(per_piece * len).zip(&mut pieces);
         let count = filled.map(|(piece, place)| *place = Mutex::new(Some(piece))).count();
         self.run(count, work, |index| {
-            // each index comes once, so the lock is free: it only hands the piece over
-            let Some(piece) = pieces[index].try_lock().ok().and_then(|mut cell| cell.take()) else { return };
+            let Some(piece) = taken(&pieces[index]) else { return };
             piece.chunks_exact_mut(len).enumerate().for_each(|(at, chunk)| f(index * per_piece + at, chunk));
         });
     }
@@ -102,9 +101,9 @@ impl Pool {
     pub fn each<T: Send>(&self, items: impl Iterator<Item = T>, work: usize, f: impl Fn(T) + Sync) {
         let items: Vec<_> = items.map(|item| Mutex::new(Some(item))).collect();
         self.run(items.len(), work, |index| {
-            // each index comes once, so the lock is free: it only hands the item over
-            let Some(item) = items[index].try_lock().ok().and_then(|mut cell| cell.take()) else { return };
-            f(item);
+            if let Some(item) = taken(&items[index]) {
+                f(item);
+            }
         });
     }
 
@@ -116,6 +115,11 @@ impl Pool {
         self.shared.epoch.fetch_add(1, Ordering::Release);
         self.workers.iter().for_each(|worker| worker.thread().unpark());
     }
+}
+
+/// What lies in the place of an index. Each index comes once, so the lock is free: it only hands over.
+fn taken<T>(place: &Mutex<Option<T>>) -> Option<T> {
+    place.try_lock().ok()?.take()
 }
 
 impl Drop for Pool {

@@ -5,7 +5,7 @@
 use super::output::Output;
 use super::panels::{self, LANES, PanelKind, Panels};
 use super::pool::Pool;
-use super::quant::quantise;
+use super::quantised::quantise;
 use super::{Isa, Matrix};
 use crate::raw::amx::{Amx, Rows, Sums, Tiles};
 use crate::raw::{Line, Op, Simd};
@@ -242,7 +242,8 @@ fn unpack_q6_k<S: Simd>(s: S, lines: &[panels::Line], scales: &[u8], to: &mut Un
 
 #[cfg(test)]
 mod tests {
-    use super::super::quant::{QuantInputs, by_blocks};
+    use super::super::quant::by_blocks;
+    use super::super::quantised::QuantInputs;
     use super::super::tests::{QUANTISED, matrix, random_weight};
     use super::*;
     use proptest::prelude::*;

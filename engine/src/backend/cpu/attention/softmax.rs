@@ -1,6 +1,7 @@
 //! What a query has seen so far: running maximum and sum of its softmax, tile after tile.
 
 use super::{GROUP, TILE};
+use crate::backend::cpu::kernels::MAGIC;
 use crate::raw::Simd;
 
 /// The positions that a query sees, and its softmax over those of the tiles so far.
@@ -75,7 +76,6 @@ impl Seen {
 /// `e^x` for `x <= 0` to about one part in 10^7, in plain operations that become vector instructions; NaN stays NaN.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0; // 1.5 · 2^23: adding it leaves the nearest whole number in the low bits
     let clamped = if x < -87.0 { -87.0 } else { x };
     let whole = clamped * std::f32::consts::LOG2_E + MAGIC;
     let power = (whole.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32);

@@ -2,80 +2,24 @@
 //! a unit a scale of the weights meets that power by an addition of whole numbers, and offsets meet sums of inputs as whole numbers, so that
 //! the ports that multiply are left to the dots: 8 of 10 instructions there, where blocks with scales of their own have 8 of 11.
 
-use super::{Ask, Kind, NEAR, four_bit_sums, six_bit_sums};
-use crate::backend::cpu::panels::{BLOCK, Line};
-use crate::backend::cpu::quant::{QuantBytes, Quantised, add_broken, inverse, magnitude, to_bytes};
+use super::{Ask, Kind, NEAR, Scaled, add_six_bits, four_bit_sums};
+use crate::backend::cpu::panels::Line;
+use crate::backend::cpu::quantised::{QuantBytes, QuantUnit, SUM_BITS, UnitBlock};
 use crate::raw::Simd;
 
-/// Blocks of a unit.
-const BLOCKS: usize = 8;
-/// A block whose inputs are smaller by more than 2^30 than the largest of its unit becomes nothing beside them.
-const HALVINGS_MAX: i32 = 30;
-/// Sums of inputs go into sixteen bits eight times as large: 32 · 127 · 8 fits.
-const SUM_BITS: i32 = 3;
 /// What stands for a scale of zero, whose exponent cannot be shifted. Beside a scale that is none it changes no bit; alone it gives less than a
 /// millionth of a millionth of what the smallest scale would.
 const TINY: f32 = 1.0 / (1_u64 << 60) as f32;
 
-/// 256 inputs.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct QuantUnit {
-    blocks: [UnitBlock; BLOCKS],
-    /// Sums of the blocks' inputs by two, eight times as large, in the unit's scale.
-    sums: [i32; BLOCKS / 2],
-    scale: f32,
-}
-
-/// 32 inputs of a unit.
-#[derive(Debug, Clone, Copy, Default)]
-struct UnitBlock {
-    bytes: QuantBytes,
-    /// What the exponent of a scale gains: its scale is that of the unit, halved so and so often.
-    exponent: i32,
-}
-
-impl Quantised for QuantUnit {
-    const LEN: usize = BLOCKS * BLOCK;
-
+impl Scaled for UnitBlock {
     #[inline(always)]
-    fn of<S: Simd>(s: S, x: &[f32]) -> Self {
-        let x = x.as_chunks::<BLOCK>().0;
-        let (mut sizes, mut largest, mut nothing) = ([0.0; BLOCKS], 0.0, s.splat(0.0));
-        for (place, x) in sizes.iter_mut().zip(x) {
-            *place = magnitude(s, x);
-            largest = if *place > largest { *place } else { largest };
-            nothing = add_broken(s, x, nothing);
-        }
-        let broken = s.fold(nothing).is_nan();
-        let mut unit = Self { scale: if broken { f32::NAN } else { largest / 127.0 }, ..Self::default() };
-        let inverse = inverse(largest, broken);
-        let mut sums = [0i32; BLOCKS];
-        for (((block, sum), size), x) in unit.blocks.iter_mut().zip(&mut sums).zip(sizes).zip(x) {
-            let halvings = halvings(largest, size);
-            block.exponent = -(halvings << 23);
-            let factor = inverse * f32::from_bits(((127 + halvings) << 23) as u32);
-            let (bytes, [low, high]) = to_bytes(s, x, if factor.is_finite() { factor } else { 0.0 });
-            block.bytes = bytes;
-            *sum = shifted(low + high, SUM_BITS - halvings);
-        }
-        for (pair, [first, second]) in unit.sums.iter_mut().zip(sums.as_chunks().0) {
-            *pair = first & 0xFFFF | second << 16;
-        }
-        unit
+    fn bytes(&self) -> &QuantBytes {
+        &self.bytes
     }
-}
-
-/// How often `largest` may be halved and is still no less than `size`.
-#[inline(always)]
-fn halvings(largest: f32, size: f32) -> i32 {
-    let exponent = ((largest / size).to_bits() >> 23) as i32 - 127;
-    if size > 0.0 { exponent.clamp(0, HALVINGS_MAX) } else { 0 }
-}
-
-/// `x · 2^by`, rounded; ties to even, or half of the sums that are halved once would all be off to one side.
-#[inline(always)]
-fn shifted(x: i32, by: i32) -> i32 {
-    if by >= 0 { x << by } else { (x + (1 << (-by - 1)) - 1 + (x >> -by & 1)) >> -by }
+    #[inline(always)]
+    fn scaled<S: Simd>(&self, s: S, scale: S::V) -> S::V {
+        s.shift_exponent(scale, self.exponent)
+    }
 }
 
 pub struct Q4KUnits;
@@ -104,7 +48,7 @@ impl Kind for Q4KUnits {
                 let of_block = four_bit_sums::<S, Self, M, F>(s, &bytes, lines);
                 let scale = s.add(s.load_u8(&per_block[2 * i]), s.splat(TINY));
                 for m in 0..M {
-                    let scale = s.shift_exponent(scale, x[m][unit].blocks[i].exponent);
+                    let scale = x[m][unit].blocks[i].scaled(s, scale);
                     sums[m] = s.fma(s.to_f32(of_block[m]), scale, sums[m]);
                 }
             }
@@ -147,13 +91,7 @@ impl Kind for Q6KUnits {
                 let x: [&UnitBlock; M] = std::array::from_fn(|m| &x[m][unit].blocks[i]);
                 let (first, second) = (s.load_i8(&per_half[2 * i]), s.load_i8(&per_half[2 * i + 1]));
                 let scales = [s.add(first, s.splat(TINY)), s.add(second, s.splat(TINY))];
-                // both halves together, where there are registers for it
-                if S::WIDE && M > 1 {
-                    add_halves::<S, M, F, 2>(s, (&x, lines, scales), 0, &mut sums);
-                } else {
-                    add_halves::<S, M, F, 1>(s, (&x, lines, scales), 0, &mut sums);
-                    add_halves::<S, M, F, 1>(s, (&x, lines, scales), 1, &mut sums);
-                }
+                add_six_bits::<S, Self, _, M, F>(s, (&x, lines, scales), &mut sums);
             }
             for m in 0..M {
                 acc[m] = s.fma(sums[m], s.mul(d, s.splat(x[m][unit].scale)), acc[m]);
@@ -163,81 +101,17 @@ impl Kind for Q6KUnits {
     }
 }
 
-/// Adds `H` halves of a block with their scales, from `first` on.
-#[inline(always)]
-fn add_halves<S: Simd, const M: usize, const F: bool, const H: usize>(
-    s: S,
-    (x, lines, scales): (&[&UnitBlock; M], &[Line; 6], [S::V; 2]),
-    first: usize,
-    sums: &mut [S::V; M],
-) {
-    let bytes: [&QuantBytes; M] = std::array::from_fn(|m| &x[m].bytes);
-    let of_halves = six_bit_sums::<S, Q6KUnits, M, F, H>(s, &bytes, lines, first);
-    for m in 0..M {
-        for h in 0..H {
-            let scale = s.shift_exponent(scales[first + h], x[m].exponent);
-            sums[m] = s.fma(s.to_f32(of_halves[h][m]), scale, sums[m]);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
     use crate::backend::cpu::panels::{LANES, PanelKind, Panels};
     use crate::backend::cpu::pool::Pool;
-    use crate::backend::cpu::quant::{QuantInputs, by_blocks, by_units};
+    use crate::backend::cpu::quant::{by_blocks, by_units};
+    use crate::backend::cpu::quantised::QuantInputs;
+    use crate::backend::cpu::quantised::tests::{Quantise, scale_of};
     use crate::backend::cpu::tests::{random_weight, uneven};
     use crate::backend::cpu::{Isa, Matrix, output::Output};
-    use crate::raw::Op;
     use crate::weights::WeightType;
-
-    struct Quantise<'a>(&'a [f32]);
-
-    impl Op for Quantise<'_> {
-        type Out = QuantUnit;
-
-        #[inline(always)]
-        fn run<S: Simd>(self, s: S) -> QuantUnit {
-            QuantUnit::of(s, self.0)
-        }
-    }
-
-    fn scale_of(unit: &QuantUnit, block: usize) -> f64 {
-        f64::from(unit.scale) * f64::from(unit.blocks[block].exponent >> 23).exp2()
-    }
-
-    proptest! {
-        /// Blocks of any sizes: each input is off by no more than half a step of a scale that is less than twice what its block needs by itself;
-        /// sums are those of the bytes, to half of an eighth of the unit's step.
-        #[test]
-        fn small_blocks_keep_their_digits_beside_large_ones(
-            values in prop::collection::vec(-1.0f32..1.0, 256), sizes in prop::array::uniform8(-20i32..20),
-        ) {
-            let x: Vec<f32> = values.iter().enumerate().map(|(i, x)| x * (sizes[i / 32] as f32).exp2()).collect();
-            for isa in Isa::all() {
-                let unit = isa.run(Quantise(&x));
-                for (b, (block, x)) in unit.blocks.iter().zip(x.chunks(32)).enumerate() {
-                    let largest = x.iter().fold(0.0, |largest, x| x.abs().max(largest));
-                    let scale = scale_of(&unit, b);
-                    let at_most = block.exponent == -(HALVINGS_MAX << 23) || largest == 0.0;
-                    prop_assert!(at_most || scale <= 2.001 * f64::from(largest / 127.0));
-                    let bytes: Vec<i8> = block.bytes.groups.iter().flat_map(|g| g.to_le_bytes()).map(|b| b as i8).collect();
-                    for (byte, x) in bytes.iter().zip(x) {
-                        prop_assert!((f64::from(*byte) * scale - f64::from(*x)).abs() <= 0.5001 * scale, "{byte} {x} {scale}");
-                    }
-                    let sums = bytes.chunks(16).map(|half| half.iter().map(|byte| i32::from(*byte)).sum::<i32>());
-                    let sums: Vec<i32> = sums.collect();
-                    prop_assert_eq!(block.bytes.too_high_32, [-32 * sums[0], -32 * sums[1]]);
-                    let held = f64::from((unit.sums[b / 2] >> (16 * (b % 2))) as i16) / 8.0;
-                    let sum = f64::from(sums[0] + sums[1]) * f64::from(block.exponent >> 23).exp2();
-                    prop_assert!((held - sum).abs() <= 0.5 / 8.0, "{held} {sum}");
-                }
-            }
-        }
-    }
 
     /// The product by units, or by blocks with scales of their own.
     fn product(isa: Isa, in_units: bool, x: &Matrix, weight: &Panels) -> Matrix {
@@ -264,7 +138,8 @@ mod tests {
     /// What a row becomes as bytes of units, in f64.
     fn held(isa: Isa, row: &[f32]) -> Vec<f64> {
         let units = row.chunks(256).map(|x| isa.run(Quantise(x)));
-        let blocks = units.flat_map(|unit| (0..BLOCKS).map(move |b| (unit.blocks[b].bytes.groups, scale_of(&unit, b))));
+        let blocks = units
+            .flat_map(|unit| (0..unit.blocks.len()).map(move |b| (unit.blocks[b].bytes.groups, scale_of(&unit, b))));
         blocks
             .flat_map(|(groups, scale)| groups.map(|g| g.to_le_bytes().map(|b| f64::from(b as i8) * scale)))
             .flatten()
@@ -325,19 +200,6 @@ mod tests {
                         "{name} {kind:?} {row}"
                     );
                 }
-            }
-        }
-    }
-
-    #[test]
-    fn nothing_stays_nothing_and_what_is_no_number_is_seen() {
-        for isa in Isa::all() {
-            let nothing = isa.run(Quantise(&[0.0; 256]));
-            assert_eq!((nothing.scale, nothing.sums), (0.0, [0; 4]));
-            for broken in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                let mut x = [1.0; 256];
-                x[77] = broken;
-                assert!(isa.run(Quantise(&x)).scale.is_nan(), "{broken}");
             }
         }
     }
