@@ -12,7 +12,7 @@ use super::pool::Pool;
 use super::{Isa, Matrix};
 #[cfg(target_arch = "x86_64")]
 use crate::raw::amx::Amx;
-use crate::raw::{Op, Simd};
+use crate::raw::{Line, Op, Simd};
 use crate::weights::RawWeight;
 
 /// How the steps of one row are read and multiplied.
@@ -21,8 +21,10 @@ pub trait Element: Copy + Send + Sync {
     type X: Copy + Send + Sync;
     /// … and of a weight row.
     type W: Copy + Send + Sync;
-    /// Whole steps of a weight row, and the rest with zeros behind it.
-    fn steps(row: &[u8]) -> (&[Self::W], Option<Self::W>);
+    /// Whole steps of a weight row …
+    fn steps(row: &[u8]) -> &[Self::W];
+    /// … and the rest with zeros behind it.
+    fn rest(row: &[u8]) -> Option<Self::W>;
     fn mac<S: Simd>(s: S, acc: S::V, x: &Self::X, w: &Self::W) -> S::V;
 }
 
@@ -42,9 +44,11 @@ macro_rules! element {
             type X = $x;
             type W = [u8; $bytes];
             #[inline(always)]
-            fn steps(row: &[u8]) -> (&[[u8; $bytes]], Option<[u8; $bytes]>) {
-                let (steps, rest) = row.as_chunks();
-                (steps, padded(rest))
+            fn steps(row: &[u8]) -> &[[u8; $bytes]] {
+                row.as_chunks().0
+            }
+            fn rest(row: &[u8]) -> Option<[u8; $bytes]> {
+                padded(row.as_chunks::<$bytes>().1)
             }
             #[inline(always)]
             fn mac<S: Simd>($s: S, $acc: S::V, $xs: &$x, $w: &[u8; $bytes]) -> S::V {
@@ -65,7 +69,7 @@ element!(
     F16, [f32; 16], 32, |s, acc, x, w| s.fma(s.load(x), s.load_f16(w), acc));
 element!(
     /// bf16 weights, bf16 inputs.
-    Bf16Pairs, [u8; 64], 64, |s, acc, x, w| s.dot_bf16(acc, x, w));
+    Bf16Pairs, Line, 64, |s, acc, x, w| s.dot_bf16(acc, &x.0, w));
 
 /// Rows of inputs, cut into steps; the last step has zeros behind its end.
 #[derive(Debug)]
@@ -90,11 +94,11 @@ impl Inputs<[f32; 16]> {
     }
 }
 
-impl Inputs<[u8; 64]> {
+impl Inputs<Line> {
     /// Takes in other rows, rounded to bf16 (to nearest, ties to even; a NaN stays one).
     pub fn bf16(&mut self, (isa, pool): (Isa, &Pool), x: &Matrix) {
         (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(32));
-        self.steps.resize(x.rows * self.steps_per_row, [0; 64]);
+        self.steps.resize(x.rows * self.steps_per_row, Line([0; 64]));
         pool.each_chunk(&mut self.steps, self.steps_per_row, x.values.len() * 2, |row, steps| {
             isa.run(RoundOp { x: x.row(row), steps });
         });
@@ -104,7 +108,7 @@ impl Inputs<[u8; 64]> {
 /// Rounds one row to bf16.
 struct RoundOp<'a> {
     x: &'a [f32],
-    steps: &'a mut [[u8; 64]],
+    steps: &'a mut [Line],
 }
 
 impl Op for RoundOp<'_> {
@@ -112,8 +116,8 @@ impl Op for RoundOp<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let halves = self.steps.as_flattened_mut().as_chunks_mut::<32>().0;
-        for (at, half) in halves.iter_mut().enumerate() {
+        let halves = self.steps.iter_mut().flat_map(|line| line.0.as_chunks_mut::<32>().0);
+        for (at, half) in halves.enumerate() {
             // zeros stand behind the row, whatever an earlier one has left there
             let x = self.x.get(16 * at..).unwrap_or_default();
             for (place, pair) in half.as_chunks_mut().0.iter_mut().zip(s.to_pairs(s.load(&with_zeros(x)))) {
@@ -171,10 +175,7 @@ pub struct DenseOp<'a, E: Element> {
 /// Bytes of inputs that stay in the second-level cache while the weights go by.
 const INPUT_TILE_BYTES: usize = 512 << 10;
 
-/// Up to so many rows of inputs, a product is as fast as its weights come: they are read in one piece, once. Four inputs go by together, so
-/// that they stay in the first-level cache beside the weights, which the next four find in a cache.
-const FEW: usize = 16;
-/// How far ahead of the arithmetic they are asked for at least: about what memory delivers while one answer is on its way.
+/// How far ahead of the arithmetic weights are asked for at least: about what memory delivers while one answer is on its way.
 const AHEAD_MIN: usize = 4 << 10;
 
 /// A block's share of asking for the weights that come next, in the second-level cache: more requests of that are under way at a time.
@@ -190,16 +191,17 @@ impl<E: Element> Op for DenseOp<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        if S::WIDE && self.x.rows == 1 {
+            return self.tile::<S, 1, 1, true>(s, 0..1);
+        }
         let row_bytes = self.x.steps_per_row * size_of::<E::X>();
-        let tile = (INPUT_TILE_BYTES / row_bytes.max(1)).clamp(8, 256);
+        // as many inputs each, in whole blocks: the last one has no few left for which all weights come once more
+        let tiles = self.x.rows.div_ceil((INPUT_TILE_BYTES / row_bytes.max(1)).clamp(8, 256));
+        let tile = self.x.rows.div_ceil(tiles.max(1)).next_multiple_of(6);
         for from in (0..self.x.rows).step_by(tile) {
             let tokens = from..(from + tile).min(self.x.rows);
-            if S::WIDE && self.x.rows == 1 {
-                self.tile::<S, 1, 1, true>(s, tokens);
-            } else if S::WIDE && self.x.rows <= FEW {
-                self.tile::<S, 4, 4, true>(s, tokens);
-            } else if S::WIDE {
-                self.tile::<S, 4, 6, false>(s, tokens);
+            if S::WIDE {
+                self.tile::<S, 6, 4, true>(s, tokens);
             } else {
                 self.tile::<S, 2, 3, false>(s, tokens);
             }
@@ -231,19 +233,25 @@ impl<E: Element> DenseOp<'_, E> {
         tokens: std::ops::Range<usize>,
         row: usize,
     ) {
-        let weights = std::array::from_fn(|n| &self.weights[(row + n) * self.row_len..(row + n + 1) * self.row_len]);
+        let rows: [&[u8]; N] =
+            std::array::from_fn(|n| &self.weights[(row + n) * self.row_len..(row + n + 1) * self.row_len]);
+        let weights = WeightRows::<E, N>::of(rows);
         let mut share = Share { index: 0, of: tokens.len().div_ceil(M) };
         let mut token = tokens.start;
         while token + M <= tokens.end {
-            self.block::<S, M, N, P>(s, token, (row, share), weights);
+            self.block::<S, M, N, P>(s, token, (row, share), &weights);
             (token, share.index) = (token + M, share.index + 1);
         }
-        if P && M > 2 && token + 2 <= tokens.end {
-            self.block::<S, 2, N, P>(s, token, (row, share), weights);
+        if M > 4 && token + 4 <= tokens.end {
+            self.block::<S, 4, N, P>(s, token, (row, share), &weights);
+            (token, share.index) = (token + 4, share.index + 1);
+        }
+        if M > 2 && token + 2 <= tokens.end {
+            self.block::<S, 2, N, P>(s, token, (row, share), &weights);
             (token, share.index) = (token + 2, share.index + 1);
         }
         while token < tokens.end {
-            self.block::<S, 1, N, P>(s, token, (row, share), weights);
+            self.block::<S, 1, N, P>(s, token, (row, share), &weights);
             (token, share.index) = (token + 1, share.index + 1);
         }
     }
@@ -254,51 +262,71 @@ impl<E: Element> DenseOp<'_, E> {
         s: S,
         token: usize,
         (row, share): (usize, Share),
-        weights: [&[u8]; N],
+        weights: &WeightRows<'_, E, N>,
     ) {
         let x: [&[E::X]; M] = std::array::from_fn(|m| self.x.row(token + m));
-        let sums = dots::<S, E, M, N, P>(s, x, weights, share);
+        let sums = weights.dots::<S, M, P>(s, x, share);
         for (m, sums) in sums.iter().enumerate() {
             self.out.set_sums(s, (token + m, self.first + row), sums);
         }
     }
 }
 
-#[inline(always)]
-fn dots<S: Simd, E: Element, const M: usize, const N: usize, const P: bool>(
-    s: S,
-    x: [&[E::X]; M],
-    weights: [&[u8]; N],
-    share: Share,
-) -> [[S::V; N]; M] {
-    let parts = weights.map(E::steps);
-    let whole = parts[0].0.len().min(x[0].len());
-    // all of one length, so that the loop needs no bounds checks
-    let w: [&[E::W]; N] = std::array::from_fn(|n| &parts[n].0[..whole]);
-    let heads: [&[E::X]; M] = std::array::from_fn(|m| &x[m][..whole]);
-    let mut acc = [[s.splat(0.0); N]; M];
-    // one row: the next; several: those after the next ones
-    let ahead = if N == 1 { weights[0].len().max(AHEAD_MIN) } else { N * weights[0].len() + AHEAD_MIN };
-    let lines = N.div_ceil(share.of);
-    for step in 0..whole {
-        if P && share.index < share.of {
-            let first = (share.index * whole + step) * lines;
-            for line in first..first + lines {
-                s.prefetch_far(weights[0], ahead + line * size_of::<E::W>());
-            }
-        }
-        for n in 0..N {
-            for m in 0..M {
-                acc[m][n] = E::mac(s, acc[m][n], &heads[m][step], &w[n][step]);
-            }
-        }
+/// Rows of weights that are multiplied together, cut once for all inputs.
+struct WeightRows<'a, E: Element, const N: usize> {
+    /// Whole steps, as many of each.
+    steps: [&'a [E::W]; N],
+    /// What each row has behind them.
+    rest: Option<[E::W; N]>,
+    first: &'a [u8],
+}
+
+impl<'a, E: Element, const N: usize> WeightRows<'a, E, N> {
+    #[inline(always)]
+    fn of(rows: [&'a [u8]; N]) -> Self {
+        let steps: [&[E::W]; N] = std::array::from_fn(|n| E::steps(rows[n]));
+        let rest = E::rest(rows[0]).map(|first| {
+            let mut rest = [first; N];
+            rest.iter_mut().zip(rows).for_each(|(place, row)| *place = E::rest(row).unwrap_or(*place));
+            rest
+        });
+        Self { steps, rest, first: rows[0] }
     }
-    for n in 0..N {
-        if let Some(rest) = &parts[n].1 {
-            for m in 0..M {
-                acc[m][n] = E::mac(s, acc[m][n], &x[m][whole], rest);
+
+    #[inline(always)]
+    fn dots<S: Simd, const M: usize, const P: bool>(&self, s: S, x: [&[E::X]; M], share: Share) -> [[S::V; N]; M] {
+        let whole = self.steps[0].len().min(x[0].len());
+        // all of one length, so that the loop needs no bounds checks
+        let w: [&[E::W]; N] = std::array::from_fn(|n| &self.steps[n][..whole]);
+        let heads: [&[E::X]; M] = std::array::from_fn(|m| &x[m][..whole]);
+        let mut acc = [[s.splat(0.0); N]; M];
+        // one row: the next; several: those after the next ones
+        let ahead = if N == 1 { self.first.len().max(AHEAD_MIN) } else { N * self.first.len() + AHEAD_MIN };
+        // written so that the compiler sees that it is `N` at most: each line is then an instruction of its own, and no loop
+        let lines = if share.index < share.of.min(N) { N.div_ceil(share.of) } else { 0 };
+        let mut next = ahead + share.index * whole * lines * size_of::<E::W>();
+        for step in 0..whole {
+            if P {
+                for line in 0..N {
+                    if line < lines {
+                        s.prefetch_far(self.first, next + line * size_of::<E::W>());
+                    }
+                }
+                next += lines * size_of::<E::W>();
+            }
+            for n in 0..N {
+                for m in 0..M {
+                    acc[m][n] = E::mac(s, acc[m][n], &heads[m][step], &w[n][step]);
+                }
             }
         }
+        if let Some(rest) = &self.rest {
+            for n in 0..N {
+                for m in 0..M {
+                    acc[m][n] = E::mac(s, acc[m][n], &x[m][whole], &rest[n]);
+                }
+            }
+        }
+        acc
     }
-    acc
 }

@@ -9,6 +9,7 @@ use super::quantised::{QuantBlock, QuantInputs, QuantUnit};
 #[cfg(target_arch = "x86_64")]
 use super::tiles::TileInputs;
 use super::{Isa, Matrix};
+use crate::raw::Line;
 
 /// The forms of one matrix.
 #[derive(Debug, Default)]
@@ -21,7 +22,7 @@ pub struct InputForms {
     pairs: Form<PairInputs<{ pairs::TILE }>>,
     #[cfg(target_arch = "x86_64")]
     pairs_of_one: Form<PairInputs<1>>,
-    bf16: Form<Inputs<[u8; 64]>>,
+    bf16: Form<Inputs<Line>>,
     f32: Form<Inputs<[f32; 16]>>,
 }
 
@@ -77,7 +78,7 @@ impl InputForms {
         self.pairs_of_one.get(|inputs| inputs.take(on, x))
     }
 
-    pub fn bf16(&mut self, on: (Isa, &Pool), x: &Matrix) -> &Inputs<[u8; 64]> {
+    pub fn bf16(&mut self, on: (Isa, &Pool), x: &Matrix) -> &Inputs<Line> {
         self.bf16.get(|inputs| inputs.bf16(on, x))
     }
 
