@@ -23,15 +23,18 @@ pub trait Element: Copy + Send + Sync {
     type W: Copy + Send + Sync;
     /// Whole steps of a weight row …
     fn steps(row: &[u8]) -> &[Self::W];
-    /// … and the rest with zeros behind it.
+    /// … and what is behind them, with zeros behind it; `None` where nothing is.
     fn rest(row: &[u8]) -> Option<Self::W>;
     fn mac<S: Simd>(s: S, acc: S::V, x: &Self::X, w: &Self::W) -> S::V;
 }
 
 fn padded<const N: usize>(rest: &[u8]) -> Option<[u8; N]> {
+    if rest.is_empty() {
+        return None;
+    }
     let mut step = [0; N];
     step[..rest.len()].copy_from_slice(rest);
-    (!rest.is_empty()).then_some(step)
+    Some(step)
 }
 
 macro_rules! element {
@@ -116,12 +119,13 @@ impl Op for RoundOp<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let halves = self.steps.iter_mut().flat_map(|line| line.0.as_chunks_mut::<32>().0);
-        for (at, half) in halves.enumerate() {
-            // zeros stand behind the row, whatever an earlier one has left there
-            let x = self.x.get(16 * at..).unwrap_or_default();
-            for (place, pair) in half.as_chunks_mut().0.iter_mut().zip(s.to_pairs(s.load(&with_zeros(x)))) {
-                *place = pair.to_le_bytes();
+        for (step, line) in self.steps.iter_mut().enumerate() {
+            for (at, half) in line.0.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                // zeros stand behind the row, whatever an earlier one has left there
+                let x = self.x.get(32 * step + 16 * at..).unwrap_or_default();
+                for (place, pair) in half.as_chunks_mut().0.iter_mut().zip(s.to_pairs(s.load(&with_zeros(x)))) {
+                    *place = pair.to_le_bytes();
+                }
             }
         }
     }
@@ -174,15 +178,22 @@ pub struct DenseOp<'a, E: Element> {
 
 /// Bytes of inputs that stay in the second-level cache while the weights go by.
 const INPUT_TILE_BYTES: usize = 512 << 10;
+/// Inputs of a block of wide vectors; with four outputs they have 24 sums, and ten loads for as many products.
+const BLOCK_INPUTS: usize = 6;
+/// Blocks of inputs that go by the same weights, however short the inputs are.
+const TILE_BLOCKS_MAX: usize = 43;
 
 /// How far ahead of the arithmetic weights are asked for at least: about what memory delivers while one answer is on its way.
 const AHEAD_MIN: usize = 4 << 10;
 
-/// A block's share of asking for the weights that come next, in the second-level cache: more requests of that are under way at a time.
+/// A block's share of asking for the weights that come next, in the second-level cache: more requests of that are under way at a time. They are
+/// asked for in the order in which they lie in memory, whatever the blocks read first; the processor's own foresight ends with each page, and loses its
+/// way among several rows. Where vectors are not wide nothing is asked for.
 #[derive(Clone, Copy)]
 struct Share {
-    /// Which one of how many blocks that multiply the same weights.
+    /// Which one of the blocks that multiply the same weights.
     index: usize,
+    /// How many of them ask; what is left of the inputs behind those does not.
     of: usize,
 }
 
@@ -192,72 +203,67 @@ impl<E: Element> Op for DenseOp<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         if S::WIDE && self.x.rows == 1 {
-            return self.tile::<S, 1, 1, true>(s, 0..1);
+            return self.tile::<S, 1, 1>(s, 0..1);
         }
-        let row_bytes = self.x.steps_per_row * size_of::<E::X>();
-        // as many inputs each, in whole blocks: the last one has no few left for which all weights come once more
-        let tiles = self.x.rows.div_ceil((INPUT_TILE_BYTES / row_bytes.max(1)).clamp(8, 256));
-        let tile = self.x.rows.div_ceil(tiles.max(1)).next_multiple_of(6);
-        for from in (0..self.x.rows).step_by(tile) {
-            let tokens = from..(from + tile).min(self.x.rows);
+        // as many blocks each, so that no few inputs are left for which all weights come once more
+        let row_bytes = (self.x.steps_per_row * size_of::<E::X>()).max(1);
+        let blocks = self.x.rows.div_ceil(BLOCK_INPUTS);
+        let tiles = blocks.div_ceil((INPUT_TILE_BYTES / (BLOCK_INPUTS * row_bytes)).clamp(1, TILE_BLOCKS_MAX));
+        for tile in 0..tiles {
+            let end = BLOCK_INPUTS * (blocks * (tile + 1) / tiles);
+            let tokens = BLOCK_INPUTS * (blocks * tile / tiles)..end.min(self.x.rows);
             if S::WIDE {
-                self.tile::<S, 6, 4, true>(s, tokens);
+                self.tile::<S, BLOCK_INPUTS, 4>(s, tokens);
             } else {
-                self.tile::<S, 2, 3, false>(s, tokens);
+                self.tile::<S, 2, 3>(s, tokens);
             }
         }
     }
 }
 
 impl<E: Element> DenseOp<'_, E> {
-    /// In blocks of `M` inputs by `N` outputs. `P`: what comes next is asked for in the order in which it lies in memory, whatever the blocks
-    /// read first; the processor's own foresight ends with each page, and loses its way among several rows.
+    /// In blocks of `M` inputs by `N` outputs.
     #[inline(always)]
-    fn tile<S: Simd, const M: usize, const N: usize, const P: bool>(&self, s: S, tokens: std::ops::Range<usize>) {
+    fn tile<S: Simd, const M: usize, const N: usize>(&self, s: S, tokens: std::ops::Range<usize>) {
         let rows = self.weights.len() / self.row_len.max(1);
         let mut row = 0;
         while row + N <= rows {
-            self.features::<S, M, N, P>(s, tokens.clone(), row);
+            self.features::<S, M, N>(s, tokens.clone(), row);
             row += N;
         }
         while row < rows {
-            self.features::<S, M, 1, P>(s, tokens.clone(), row);
+            self.features::<S, M, 1>(s, tokens.clone(), row);
             row += 1;
         }
     }
 
     #[inline(always)]
-    fn features<S: Simd, const M: usize, const N: usize, const P: bool>(
-        &self,
-        s: S,
-        tokens: std::ops::Range<usize>,
-        row: usize,
-    ) {
+    fn features<S: Simd, const M: usize, const N: usize>(&self, s: S, tokens: std::ops::Range<usize>, row: usize) {
         let rows: [&[u8]; N] =
             std::array::from_fn(|n| &self.weights[(row + n) * self.row_len..(row + n + 1) * self.row_len]);
         let weights = WeightRows::<E, N>::of(rows);
         let mut share = Share { index: 0, of: tokens.len().div_ceil(M) };
         let mut token = tokens.start;
         while token + M <= tokens.end {
-            self.block::<S, M, N, P>(s, token, (row, share), &weights);
+            self.block::<S, M, N>(s, token, (row, share), &weights);
             (token, share.index) = (token + M, share.index + 1);
         }
         if M > 4 && token + 4 <= tokens.end {
-            self.block::<S, 4, N, P>(s, token, (row, share), &weights);
+            self.block::<S, 4, N>(s, token, (row, share), &weights);
             (token, share.index) = (token + 4, share.index + 1);
         }
         if M > 2 && token + 2 <= tokens.end {
-            self.block::<S, 2, N, P>(s, token, (row, share), &weights);
+            self.block::<S, 2, N>(s, token, (row, share), &weights);
             (token, share.index) = (token + 2, share.index + 1);
         }
         while token < tokens.end {
-            self.block::<S, 1, N, P>(s, token, (row, share), &weights);
+            self.block::<S, 1, N>(s, token, (row, share), &weights);
             (token, share.index) = (token + 1, share.index + 1);
         }
     }
 
     #[inline(always)]
-    fn block<S: Simd, const M: usize, const N: usize, const P: bool>(
+    fn block<S: Simd, const M: usize, const N: usize>(
         &self,
         s: S,
         token: usize,
@@ -265,7 +271,7 @@ impl<E: Element> DenseOp<'_, E> {
         weights: &WeightRows<'_, E, N>,
     ) {
         let x: [&[E::X]; M] = std::array::from_fn(|m| self.x.row(token + m));
-        let sums = weights.dots::<S, M, P>(s, x, share);
+        let sums = weights.dots::<S, M>(s, x, share);
         for (m, sums) in sums.iter().enumerate() {
             self.out.set_sums(s, (token + m, self.first + row), sums);
         }
@@ -278,6 +284,7 @@ struct WeightRows<'a, E: Element, const N: usize> {
     steps: [&'a [E::W]; N],
     /// What each row has behind them.
     rest: Option<[E::W; N]>,
+    /// The first of the rows, from where on the next ones are counted.
     first: &'a [u8],
 }
 
@@ -294,19 +301,20 @@ impl<'a, E: Element, const N: usize> WeightRows<'a, E, N> {
     }
 
     #[inline(always)]
-    fn dots<S: Simd, const M: usize, const P: bool>(&self, s: S, x: [&[E::X]; M], share: Share) -> [[S::V; N]; M] {
+    fn dots<S: Simd, const M: usize>(&self, s: S, x: [&[E::X]; M], share: Share) -> [[S::V; N]; M] {
         let whole = self.steps[0].len().min(x[0].len());
         // all of one length, so that the loop needs no bounds checks
         let w: [&[E::W]; N] = std::array::from_fn(|n| &self.steps[n][..whole]);
         let heads: [&[E::X]; M] = std::array::from_fn(|m| &x[m][..whole]);
         let mut acc = [[s.splat(0.0); N]; M];
-        // one row: the next; several: those after the next ones
+        // one row: the next, or more where rows are short; several: as many as these, from so far behind them on
         let ahead = if N == 1 { self.first.len().max(AHEAD_MIN) } else { N * self.first.len() + AHEAD_MIN };
-        // written so that the compiler sees that it is `N` at most: each line is then an instruction of its own, and no loop
+        // more than `N` blocks would ask for rows beyond the next ones. It is written so that the compiler sees that there are `N` lines at most: each
+        // is then an instruction of its own, and no loop
         let lines = if share.index < share.of.min(N) { N.div_ceil(share.of) } else { 0 };
         let mut next = ahead + share.index * whole * lines * size_of::<E::W>();
         for step in 0..whole {
-            if P {
+            if S::WIDE {
                 for line in 0..N {
                     if line < lines {
                         s.prefetch_far(self.first, next + line * size_of::<E::W>());

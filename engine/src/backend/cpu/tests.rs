@@ -8,6 +8,7 @@ use super::*;
 use crate::splitmix::SplitMix64;
 
 pub const QUANTISED: [WeightType; 3] = [WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K];
+const DENSE: [WeightType; 3] = [WeightType::F32, WeightType::F16, WeightType::Bf16];
 const ALL: [WeightType; 6] =
     [WeightType::F32, WeightType::F16, WeightType::Bf16, WeightType::Q8_0, WeightType::Q4K, WeightType::Q6K];
 
@@ -217,6 +218,27 @@ fn threads_and_neighbours_change_no_bit() {
                     "{} {kind:?} {precision:?} {rows}",
                     isa.name()
                 );
+            }
+        }
+    }
+}
+
+/// Inputs that take several turns by the weights, rows of weights that end amid a step, and every block that a few inputs can go in.
+#[test]
+fn turns_and_ends_of_rows_change_no_bit() {
+    let (rows, cols, outputs) = (263, 100, 7);
+    for (isa, kind) in Isa::all().into_iter().flat_map(|isa| DENSE.map(|kind| (isa, kind))) {
+        for precision in [Precision::Exact, Precision::Native] {
+            let (x, b) = (uneven(rows, cols, 8), backend(isa, 1, precision));
+            let weight = b.weight(random_weight(kind, outputs, cols, 9));
+            let whole = b.linear(&x, &weight, None);
+            for row in 0..rows {
+                let alone = b.linear(&b.gather_rows(&x, &[row]), &weight, None);
+                assert_eq!(alone.values, whole.row(row), "{} {kind:?} {precision:?} row {row}", isa.name());
+            }
+            for few in (0..=20).chain([257]) {
+                let got = b.linear(&b.gather_rows(&x, &(0..few).collect::<Vec<_>>()), &weight, None);
+                assert_eq!(got.values, whole.values[..few * outputs], "{} {kind:?} {precision:?} {few}", isa.name());
             }
         }
     }
