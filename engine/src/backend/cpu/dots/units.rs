@@ -2,7 +2,7 @@
 //! a unit a scale of the weights meets that power by an addition of whole numbers, and offsets meet sums of inputs as whole numbers, so that
 //! the ports that multiply are left to the dots: 8 of 10 instructions there, where blocks with scales of their own have 8 of 11.
 
-use super::{Ask, Kind, NEAR, Scaled, add_six_bits, four_bit_sums};
+use super::{Ask, Kind, Scaled, add_six_bits, four_bit_sums};
 use crate::backend::cpu::panels::Line;
 use crate::backend::cpu::quantised::{QuantBytes, QuantUnit, SUM_BITS, UnitBlock};
 use crate::raw::Simd;
@@ -10,6 +10,9 @@ use crate::raw::Simd;
 /// What stands for a scale of zero, whose exponent cannot be shifted. Beside a scale that is none it changes no bit; alone it gives less than a
 /// millionth of a millionth of what the smallest scale would.
 const TINY: f32 = 1.0 / (1_u64 << 60) as f32;
+
+/// Twice as far as blocks with scales of their own ask: two threads reach what memory gives. Twice that again is too far.
+const SINGLE: Ask = Ask::Near(8 << 10);
 
 impl Scaled for UnitBlock {
     #[inline(always)]
@@ -27,7 +30,7 @@ pub struct Q6KUnits;
 
 impl Kind for Q4KUnits {
     type X = QuantUnit;
-    const OF_FEW: Ask = NEAR;
+    const OF_FEW: Ask = SINGLE;
 
     #[inline(always)]
     fn dots<S: Simd, const M: usize, const F: bool>(
@@ -72,7 +75,7 @@ impl Kind for Q4KUnits {
 
 impl Kind for Q6KUnits {
     type X = QuantUnit;
-    const OF_FEW: Ask = NEAR;
+    const OF_FEW: Ask = SINGLE;
 
     #[inline(always)]
     fn dots<S: Simd, const M: usize, const F: bool>(
