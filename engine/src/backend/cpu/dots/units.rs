@@ -11,8 +11,8 @@ use crate::raw::Simd;
 /// millionth of a millionth of what the smallest scale would.
 const TINY: f32 = 1.0 / (1_u64 << 60) as f32;
 
-/// Twice as far as blocks with scales of their own ask: two threads reach what memory gives. Twice that again is too far.
-const SINGLE: Ask = Ask::Near(8 << 10);
+/// Of one input or two: twice as far as blocks with scales of their own ask, so that two threads reach what memory gives. Twice that again is too far.
+const FARTHER: Ask = Ask::Near(8 << 10);
 
 impl Scaled for UnitBlock {
     #[inline(always)]
@@ -30,7 +30,7 @@ pub struct Q6KUnits;
 
 impl Kind for Q4KUnits {
     type X = QuantUnit;
-    const OF_FEW: Ask = SINGLE;
+    const OF_FEW: Ask = FARTHER;
 
     #[inline(always)]
     fn dots<S: Simd, const M: usize, const F: bool>(
@@ -75,7 +75,7 @@ impl Kind for Q4KUnits {
 
 impl Kind for Q6KUnits {
     type X = QuantUnit;
-    const OF_FEW: Ask = SINGLE;
+    const OF_FEW: Ask = FARTHER;
 
     #[inline(always)]
     fn dots<S: Simd, const M: usize, const F: bool>(
