@@ -11,6 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
 
+use super::events::WholeEvents;
 use super::ledger::{End, Holding, Ledger};
 use super::scan::Scan;
 use super::upload::Upload;
@@ -54,8 +55,8 @@ impl Flight {
     }
 
     /// Its client has not sent all of it yet: until it has, the engine owes nothing.
-    pub fn uploads(&self, prompt_tokens: u64) -> Upload {
-        Upload::of(&self.ledger, self.id, prompt_tokens)
+    pub fn uploads(&self, path: String, read_bytes: u64) -> Upload {
+        Upload::of(&self.ledger, self.id, path, read_bytes)
     }
 
     fn handed(&self, now: bool) {
@@ -122,42 +123,58 @@ impl Body for AnswerBody {
     }
 }
 
-/// A streamed answer whose chunks are counted as they are read from the engine.
+/// A streamed answer whose chunks are counted as they are read from the engine; one of events goes on in whole ones.
 #[derive(Debug)]
 pub struct CountedBody {
     inner: Incoming,
     flight: Flight,
     scan: Scan,
+    events: WholeEvents,
+    /// Trailers, behind what was held back.
+    trailers: Option<Frame<Bytes>>,
     /// How it counts when the whole body was read.
     end: End,
+    /// The engine's answer says where it ends. One that goes to the end of its connection ends in the same way when the engine dies.
+    framed: bool,
     over: bool,
 }
 
 impl CountedBody {
-    /// `end`: what an answer with this status is, read whole.
-    pub fn new(inner: Incoming, flight: Flight, scan: Scan, end: End) -> Self {
-        Self { inner, flight, scan, end, over: false }
+    /// `end`: what an answer with this status is, read whole; `framed`: it says where it ends.
+    pub fn new(inner: Incoming, flight: Flight, scan: Scan, end: End, framed: bool) -> Self {
+        let (events, trailers) = (WholeEvents::default(), None);
+        Self { inner, flight, scan, events, trailers, end, framed, over: false }
     }
 
+    /// Counts what came and gives what goes on now, which may be nothing.
+    fn pass(&mut self, data: Bytes) -> Bytes {
+        if self.scan.feed(&data) {
+            self.flight.delivered(data.len());
+        }
+        if self.scan.is_events() { self.events.feed(data) } else { data }
+    }
+
+    /// All of the answer was read.
     fn finish(&mut self) {
-        self.over = true;
         self.flight.end(if self.scan.told_of_an_error() { End::Broken } else { self.end });
     }
 
-    /// The engine broke off. Clients of an event stream are told so in the stream; others see the connection break, since their
-    /// status line is gone.
-    fn broken(&mut self, error: hyper::Error) -> Option<Result<Frame<Bytes>, hyper::Error>> {
+    /// The engine's body is at its end: the last bytes for its client, if there are any.
+    fn at_end(&mut self) -> Option<Bytes> {
+        self.over = true;
+        if self.events.holds() && !self.framed {
+            return Some(self.broken());
+        }
+        self.finish();
+        Some(self.events.rest()).filter(|rest| !rest.is_empty())
+    }
+
+    /// The engine broke off. Clients of an event stream are told so in the stream, by this event.
+    fn broken(&mut self) -> Bytes {
         self.over = true;
         self.flight.end(End::Broken);
-        if !self.scan.is_events() {
-            return Some(Err(error));
-        }
-        let event = super::answers::error_event(
-            "the engine died in the middle of this answer; send the request again",
-            "engine_died",
-            self.scan.names_events(),
-        );
-        Some(Ok(Frame::data(Bytes::from(event))))
+        let text = "the engine died in the middle of this answer; send the request again";
+        super::answers::error_event(text, "engine_died", self.scan.names_events()).into()
     }
 }
 
@@ -171,26 +188,41 @@ impl Body for CountedBody {
         }
         // Being asked for the next chunk means that the client's socket took the last one.
         self.flight.handed(false);
-        match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
-            None => {
-                self.finish();
-                Poll::Ready(None)
+        let data = loop {
+            if let Some(trailers) = self.trailers.take() {
+                return Poll::Ready(Some(Ok(trailers)));
             }
-            Some(Ok(frame)) => {
-                if let Some(data) = frame.data_ref() {
-                    if self.scan.feed(data) {
-                        self.flight.delivered(data.len());
+            match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+                None => return Poll::Ready(self.at_end().map(|last| Ok(Frame::data(last)))),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => match self.pass(data) {
+                        held_back if held_back.is_empty() => continue,
+                        data => break data,
+                    },
+                    Err(trailers) => {
+                        // whoever takes them does not ask again
+                        self.finish();
+                        self.trailers = Some(trailers);
+                        match self.events.rest() {
+                            nothing if nothing.is_empty() => continue,
+                            rest => break rest,
+                        }
                     }
-                    self.flight.handed(true);
+                },
+                Some(Err(_)) if self.scan.is_events() => return Poll::Ready(Some(Ok(Frame::data(self.broken())))),
+                Some(Err(error)) => {
+                    // others see the connection break, since their status line is gone
+                    self.broken();
+                    return Poll::Ready(Some(Err(error)));
                 }
-                Poll::Ready(Some(Ok(frame)))
             }
-            Some(Err(error)) => Poll::Ready(self.broken(error)),
-        }
+        };
+        self.flight.handed(true);
+        Poll::Ready(Some(Ok(Frame::data(data))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.over || self.inner.is_end_stream()
+        self.over || (self.inner.is_end_stream() && !self.events.holds() && self.trailers.is_none())
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -201,8 +233,8 @@ impl Body for CountedBody {
 
 impl Drop for CountedBody {
     fn drop(&mut self) {
-        // With a known length the connection stops asking once it has all of it.
-        if !self.over && self.inner.is_end_stream() {
+        // With a known length the connection stops asking once it has all of it, and a client does that has heard `[DONE]`.
+        if !self.over && (self.inner.is_end_stream() || self.scan.is_done()) {
             self.finish();
         }
     }

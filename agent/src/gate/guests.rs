@@ -29,6 +29,8 @@ pub struct Guests {
 #[derive(Debug, Default)]
 struct Book {
     places: u64,
+    /// The last place that was given when it was last looked who came late.
+    seen: u64,
     /// Those that ask for nothing by their places: who has been idle for longest comes first.
     idle: BTreeMap<u64, Arc<Notify>>,
     /// Whoever has got an answer goes.
@@ -89,7 +91,18 @@ impl Guests {
     pub fn part(&self) {
         let mut book = self.lock();
         book.parting = true;
+        book.seen = book.places;
         while book.send_away() {}
+    }
+
+    /// Sends those away as well that came since then, and have asked for nothing from one call to the next.
+    pub fn part_late(&self) {
+        let mut book = self.lock();
+        let (before, now) = (book.seen, book.places);
+        book.seen = now;
+        while book.idle.first_key_value().is_some_and(|(place, _)| *place <= before) {
+            book.send_away();
+        }
     }
 
     /// Whoever has got an answer may ask again.
@@ -245,11 +258,16 @@ mod tests {
         all.part();
         let late = all.welcome();
         assert_eq!([&idle, &asks, &late].map(|guest| goes(guest)), [true, false, false]);
+        all.part_late();
+        assert!(!goes(&late), "it came a moment ago");
+        let later = all.welcome();
+        all.part_late();
+        assert_eq!([&late, &asks, &later].map(|guest| goes(guest)), [true, false, false], "who asks for nothing goes");
         drop(asking);
         assert!(goes(&asks) && asks.has_asked() && !asks.is_asking());
         all.stay();
-        drop(late.asks());
-        assert!(!goes(&late));
+        drop(later.asks());
+        assert!(!goes(&later));
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod answers;
 mod body;
 pub mod control;
 pub mod counts;
+mod events;
 mod guests;
 pub mod ledger;
 mod line;
@@ -108,13 +109,17 @@ fn own_word() -> Option<String> {
 async fn part_when_draining(ledger: &Ledger, guests: &Guests) {
     let mut drains = ledger.drains.subscribe();
     loop {
+        // (the ledger is there for as long as this is)
         if *drains.borrow_and_update() {
-            guests.part()
+            guests.part();
+            // a connection that is opened late, and over which nobody asks, would hold the replica up to the end of its grace
+            while tokio::time::timeout(PARTING_MAX, drains.changed()).await.is_err() {
+                guests.part_late();
+            }
         } else {
-            guests.stay()
+            guests.stay();
+            let _ = drains.changed().await;
         }
-        // the ledger is there for as long as this is
-        let _ = drains.changed().await;
     }
 }
 

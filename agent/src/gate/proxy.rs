@@ -151,7 +151,8 @@ impl Proxy {
         // what is still to come is no prompt that the engine has to get through
         let so_far = if body.rest.is_some() { Asked { prompt_tokens: 1, ..asked } } else { asked };
         let mut flight = Flight::open(&self.ledger, so_far);
-        body.upload = body.rest.is_some().then(|| flight.uploads(asked.prompt_tokens));
+        body.upload =
+            body.rest.is_some().then(|| flight.uploads(work::plain(parts.uri.path()).into_owned(), body.read_bytes()));
         match self.send(parts, body).await {
             Ok(response) => self.pass_on(response, flight).await,
             Err(unsent) => {
@@ -224,6 +225,14 @@ impl Proxy {
         parts.headers.remove(OWN_HEADER);
         let answered = self.client.request(Request::from_parts(parts, body)).await;
         let mut response = answered.map_err(|error| self.unanswered(&error))?;
+        *response.version_mut() = http::Version::HTTP_11;
+        let chunked = response.headers().contains_key(header::TRANSFER_ENCODING);
+        if chunked {
+            // of the two it was this one that the body was read by (RFC 9112, 6.3); the other would cut it
+            response.headers_mut().remove(header::CONTENT_LENGTH);
+        } else if response.body().size_hint().exact().is_none() {
+            response.extensions_mut().insert(ToItsEnd);
+        }
         strip_hop_by_hop(response.headers_mut());
         Ok(response)
     }
@@ -263,7 +272,8 @@ impl Proxy {
         if scan.is_events() {
             parts.headers.remove(header::CONTENT_LENGTH);
         }
-        Response::from_parts(parts, AnswerBody::Counted(Box::new(CountedBody::new(body, flight, scan, end))))
+        let framed = parts.extensions.remove::<ToItsEnd>().is_none();
+        Response::from_parts(parts, AnswerBody::Counted(Box::new(CountedBody::new(body, flight, scan, end, framed))))
     }
 
     fn broken(&self, what: &str) -> Response<AnswerBody> {
@@ -272,6 +282,10 @@ impl Proxy {
 }
 
 /// A request that the engine gave no answer to: how it ended in the books, and what its client is told.
+/// An answer that ends where its connection does.
+#[derive(Debug, Clone, Copy)]
+struct ToItsEnd;
+
 #[derive(Debug)]
 struct Unanswered {
     end: End,

@@ -4,7 +4,9 @@
 /// What a line of an event stream begins with that carries nothing, white space left out. Everything else carries something: a
 /// rule that is too strict would take tokens for silence.
 const NOTHING: [&[u8]; 9] =
-    [b":", b"id:", b"retry:", b"data:[DONE]", b"data:{\"type\":\"ping\"", ERRORS[0], ERRORS[1], ERRORS[2], ERRORS[3]];
+    [b":", b"id:", b"retry:", DONE, b"data:{\"type\":\"ping\"", ERRORS[0], ERRORS[1], ERRORS[2], ERRORS[3]];
+/// The last event of an answer.
+const DONE: &[u8] = b"data:[DONE]";
 /// Those by which an engine says in the middle of an answer that it failed: its status said 200 long ago, and its end will be a clean one.
 const ERRORS: [&[u8]; 4] =
     [b"data:{\"error\":{", b"data:{\"error\":\"", b"data:{\"type\":\"error\"", b"data:{\"object\":\"error\""];
@@ -18,8 +20,8 @@ const HEAD_BYTES: usize = 32;
 /// Remembers where in a line the last chunk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scan {
-    /// `text/event-stream`; has any event had a name, and was any an error?
-    Events { line: Line, named: bool, failed: bool },
+    /// `text/event-stream`; has any event had a name, was any an error, and was the last one there?
+    Events { line: Line, named: bool, failed: bool, done: bool },
     /// Anything else: white space alone means nothing.
     Plain,
 }
@@ -44,7 +46,7 @@ impl Scan {
     pub fn for_content_type(content_type: Option<&str>) -> Self {
         let kind = content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim();
         if kind.eq_ignore_ascii_case("text/event-stream") {
-            Self::Events { line: Line::Start, named: false, failed: false }
+            Self::Events { line: Line::Start, named: false, failed: false, done: false }
         } else {
             Self::Plain
         }
@@ -65,9 +67,14 @@ impl Scan {
         matches!(self, Self::Events { failed: true, .. })
     }
 
+    /// Has the stream said that nothing comes after?
+    pub fn is_done(self) -> bool {
+        matches!(self, Self::Events { done: true, .. })
+    }
+
     /// Takes a chunk; true when it carries something, or completes what does.
     pub fn feed(&mut self, chunk: &[u8]) -> bool {
-        let Self::Events { line, named, failed } = self else {
+        let Self::Events { line, named, failed, done } = self else {
             return chunk.iter().any(|byte| !byte.is_ascii_whitespace());
         };
         let mut carries = false;
@@ -75,6 +82,7 @@ impl Scan {
             let shows = line.feed(*byte);
             carries |= shows == Some(Shows::Something);
             *failed |= shows == Some(Shows::Error);
+            *done |= shows == Some(Shows::Done);
             *named |= line.is_name();
         }
         carries
@@ -86,6 +94,7 @@ impl Scan {
 enum Shows {
     Something,
     Error,
+    Done,
 }
 
 impl Line {
@@ -124,6 +133,7 @@ impl Line {
         let nothing = NOTHING.iter().chain([&EVENT]).any(|nothing| !named && head.starts_with(nothing));
         *self = if open && !nothing { Self::Head { bytes, len } } else { Self::Decided };
         match nothing {
+            true if head.starts_with(DONE) => Some(Shows::Done),
             true => ERRORS.iter().any(|error| head.starts_with(error)).then_some(Shows::Error),
             false => (!open).then_some(Shows::Something),
         }
@@ -164,6 +174,7 @@ mod tests {
             for cut in 0..all.len() {
                 let mut scan = events();
                 let _ = (scan.feed(&all[..cut]), scan.feed(&all[cut..]));
+                assert!(scan.is_done() && !events().is_done());
                 assert_eq!(scan.told_of_an_error(), told, "{} cut at {cut}", String::from_utf8_lossy(event));
             }
         }

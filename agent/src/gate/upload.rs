@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use super::ledger::Ledger;
 use super::room::Share;
+use super::work;
 use crate::sources::clock::monotonic_ms;
 
 /// A client that sends nothing of its body for so long is cut (E7), and one that sends next to nothing in the end.
@@ -145,14 +146,15 @@ pub struct Upload {
     ledger: Arc<Ledger>,
     id: u64,
     begun_ms: u64,
-    /// What the whole request will be as a prompt.
-    prompt_tokens: u64,
+    /// Where it goes, and what came of it so far: how large a prompt it is can be known at its end, for its client need not say it before.
+    path: String,
+    bytes: u64,
 }
 
 impl Upload {
-    /// Since now.
-    pub fn of(ledger: &Arc<Ledger>, id: u64, prompt_tokens: u64) -> Self {
-        Self { ledger: Arc::clone(ledger), id, begun_ms: monotonic_ms(), prompt_tokens }
+    /// Since now, when so many bytes are here.
+    pub fn of(ledger: &Arc<Ledger>, id: u64, path: String, bytes: u64) -> Self {
+        Self { ledger: Arc::clone(ledger), id, begun_ms: monotonic_ms(), path, bytes }
     }
 
     /// Since the beginning, however many frames came meanwhile: nobody can answer half a request, and a byte a second is no better than none.
@@ -168,7 +170,7 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         self.awaits_engine();
-        self.ledger.uploaded(self.id, self.prompt_tokens);
+        self.ledger.uploaded(self.id, work::asked_unread(&self.path, self.bytes).prompt_tokens);
     }
 }
 
@@ -188,6 +190,11 @@ impl<B> RequestBody<B> {
     pub fn unread(body: B) -> Self {
         Self { head: None, rest: Some(InTime::new(body)), upload: None, _share: Share::default() }
     }
+
+    /// What was read of it to count it.
+    pub fn read_bytes(&self) -> u64 {
+        self.head.as_ref().map_or(0, |head| head.len() as u64)
+    }
 }
 
 impl<B: Body<Data = Bytes, Error = hyper::Error> + Unpin> Body for RequestBody<B> {
@@ -203,6 +210,10 @@ impl<B: Body<Data = Bytes, Error = hyper::Error> + Unpin> Body for RequestBody<B
         // Being asked for the next frame means that the engine's connection took the last one.
         body.upload.iter().for_each(Upload::awaits_client);
         let frame = ready!(rest.poll(cx));
+        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+        if let (Some(upload), Some(data)) = (&mut body.upload, data) {
+            upload.bytes = upload.bytes.saturating_add(data.len() as u64);
+        }
         match &frame {
             Some(Ok(_)) if !rest.rest.is_end_stream() => body.upload.iter().for_each(Upload::awaits_engine),
             _ => body.upload = None,
@@ -216,7 +227,7 @@ impl<B: Body<Data = Bytes, Error = hyper::Error> + Unpin> Body for RequestBody<B
     }
 
     fn size_hint(&self) -> SizeHint {
-        let head = self.head.as_ref().map_or(0, |head| head.len() as u64);
+        let head = self.read_bytes();
         match &self.rest {
             None => SizeHint::with_exact(head),
             Some(InTime { rest, .. }) => {
@@ -236,7 +247,6 @@ impl<B: Body<Data = Bytes, Error = hyper::Error> + Unpin> Body for RequestBody<B
 mod tests {
     use super::*;
     use crate::gate::ledger::Control;
-    use crate::gate::work;
     use std::collections::VecDeque;
 
     /// A client that has sent these frames, and no end.
@@ -277,7 +287,8 @@ mod tests {
         let ledger = Arc::new(Ledger::new(1, Control::default()));
         let id = ledger.open(monotonic_ms(), work::asked_unread("/v1/completions", 9));
         // long ago: a byte a moment ago does not begin it anew
-        let upload = Upload { ledger: Arc::clone(&ledger), id, begun_ms: 0, prompt_tokens: 1 };
+        let mut upload = Upload::of(&ledger, id, "/v1/completions".to_owned(), 4);
+        upload.begun_ms = 0;
         let mut body =
             RequestBody { upload: Some(upload), head: Some("head".into()), ..RequestBody::unread(client(1)) };
         let blocked = || ledger.reply(monotonic_ms()).obs.client_blocked;

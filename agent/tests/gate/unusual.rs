@@ -83,7 +83,7 @@ async fn an_engine_that_answers_before_it_has_read_all_is_heard() {
 /// Anthropic's clients, and those of the Responses API, tell events apart by their names.
 #[tokio::test]
 async fn a_stream_of_named_events_that_breaks_off_ends_with_one_of_that_name() {
-    for (sent, name) in [("event: message_start\ndata: {}\n\n", "event: error\n"), ("data: {}\n", "")] {
+    for (sent, name) in [("event: message_start\ndata: {}\n\n", "event: error\n"), ("data: {}\n\n", "")] {
         let (listener, upstream) = engine().await;
         let gate = Gate::before(&upstream).await;
         let mut client = gate.send(&post("/v1/messages", "{}")).await;

@@ -139,3 +139,18 @@ async fn an_engine_that_takes_nothing_in_is_not_excused_by_its_client() {
     let reply = gate.until("owed", |reply| reply.obs.in_flight == 1).await;
     assert_eq!(reply.obs.client_blocked, 0, "the client would send on");
 }
+
+/// Its length is known when it is over: what the engine has to get through is more than what was read to count it.
+#[tokio::test]
+async fn a_long_upload_that_tells_no_length_is_counted_when_it_is_here() {
+    const BYTES: usize = 20 << 20;
+    let (mut gate, mut client) = uploading("transfer-encoding: chunked", b"").await;
+    let piece = [b"100000\r\n", &[b'x'; 1 << 20][..], b"\r\n"].concat();
+    for _ in 0..BYTES >> 20 {
+        client.write_all(&piece).await.unwrap();
+    }
+    gate.until("its client is waited for", |reply| reply.obs.client_blocked == 1).await;
+    client.write_all(b"0\r\n\r\n").await.unwrap();
+    // longer than any text, it is taken for pictures: a token is 512 bytes of them
+    gate.until("all of it is owed", |reply| reply.obs.prompt_tokens_owed == BYTES as u64 / 512).await;
+}
