@@ -147,6 +147,9 @@ struct Open {
     granted_by: Option<GrantedBy>,
 }
 
+/// The class of an episode whose engine ended by itself.
+const DEAD: &str = "Dead";
+
 /// The state machine. One episode is open at a time.
 #[derive(Debug, Clone)]
 pub struct Recovery {
@@ -232,7 +235,7 @@ impl Recovery {
             Verdict::Stalled(class) => (EpisodeStage::Suspect, class.name(), input.process),
             Verdict::Dead if input.leaves => return,
             // it ended by itself: nothing is left to kill, and the next process is its successor
-            Verdict::Dead => (EpisodeStage::Restarting, "Dead", input.process.or(self.last_process)),
+            Verdict::Dead => (EpisodeStage::Restarting, DEAD, input.process.or(self.last_process)),
             _ => return,
         };
         effects.push(Effect::OpenEpisode);
@@ -248,7 +251,9 @@ impl Recovery {
         let gone = killed
             || matches!(input.outcome.verdict, Verdict::Dead)
             || (input.process.is_some() && input.process != open.process);
-        if gone && open.stage < EpisodeStage::Restarting {
+        if gone && open.stage == EpisodeStage::Suspect {
+            died(open, input.leaves, effects);
+        } else if gone && open.stage < EpisodeStage::Restarting {
             open.stage = EpisodeStage::Restarting;
         }
         if open.stage == EpisodeStage::Granted && self.policy.mode != Mode::Recover {
@@ -341,6 +346,17 @@ impl Recovery {
             _ => {}
         }
     }
+}
+
+/// It was only suspected, and ended by itself: that is a death and no stall, and its evidence is what it left (I6).
+fn died(open: &mut Open, leaves: bool, effects: &mut Vec<Effect>) {
+    if leaves {
+        open.stage = EpisodeStage::Cleared;
+        return;
+    }
+    DEAD.clone_into(&mut open.class);
+    open.stage = EpisodeStage::Restarting;
+    effects.push(Effect::CaptureEvidence);
 }
 
 /// Until a process serves again; a stall of the successor is an episode of its own, so this one must end first.

@@ -165,6 +165,24 @@ fn a_crash_is_an_episode_without_a_kill() {
 }
 
 #[test]
+fn who_ends_while_only_suspected_has_died_and_leaves_its_evidence() {
+    for successor in [None, Some(2)] {
+        let mut world = World::new(RecoveryPolicy::default());
+        world.see(0, Verdict::Suspect(StallClass::StepStalled));
+        world.process = successor;
+        let out = world.see(1_000, if successor.is_none() { Verdict::Dead } else { Verdict::Starting });
+        assert_eq!((out.stage, out.class.as_deref()), (Some(EpisodeStage::Restarting), Some("Dead")));
+        assert!(out.effects.contains(&Effect::CaptureEvidence), "{:?}", out.effects);
+        assert!(!world.see(100, Verdict::Dead).effects.contains(&Effect::CaptureEvidence), "once");
+    }
+    let mut world = World { leaves: true, ..World::new(RecoveryPolicy::default()) };
+    world.see(0, Verdict::Suspect(StallClass::StepStalled));
+    world.process = None;
+    assert_eq!(world.see(100, Verdict::Dead).stage, Some(EpisodeStage::Cleared), "it was asked to leave");
+    assert_eq!(world.see(100, Verdict::Dead).stage, None);
+}
+
+#[test]
 fn an_operator_that_answers_is_not_absent() {
     let unattended = RecoveryPolicy { unattended_after_ms: Some(60_000), ..RecoveryPolicy::default() };
     let mut world = World::new(unattended);
