@@ -65,7 +65,15 @@ impl Incidents {
             ..Episode::default()
         };
         self.list.insert(0, episode);
-        self.list.truncate(KEPT_MAX);
+        self.forget();
+    }
+
+    /// What goes first is what was only a suspicion: by the stalls a request is known that stalls engines (I7).
+    fn forget(&mut self) {
+        while self.list.len() > KEPT_MAX {
+            let oldest = self.list.iter().rposition(|episode| episode.closed() && !episode.is_stall());
+            self.list.remove(oldest.unwrap_or(KEPT_MAX));
+        }
     }
 
     /// Takes one tick's news.
@@ -110,12 +118,13 @@ impl Incidents {
         }
     }
 
-    /// SIGKILL was sent to the engine's tree; `lost` requests were in flight. Only the first kill counts.
-    pub fn killed(&mut self, id: &str, lost: u64, now: &str) {
-        if let Some(episode) = self.list.iter_mut().find(|episode| episode.id == id && episode.killed_at.is_none()) {
-            episode.killed_at = Some(now.to_owned());
-            episode.requests_lost = lost;
-        }
+    /// SIGKILL was sent to the engine's tree; `lost` requests were in flight. Only the first kill counts; false: it was not that.
+    pub fn killed(&mut self, id: &str, lost: u64, now: &str) -> bool {
+        let first = self.list.iter_mut().find(|episode| episode.id == id && episode.killed_at.is_none());
+        let Some(episode) = first else { return false };
+        episode.killed_at = Some(now.to_owned());
+        episode.requests_lost = lost;
+        true
     }
 
     /// Which requests were in flight when the open episode began (I7).
@@ -207,167 +216,5 @@ pub fn id_base(instance: &str, pid: i32, start_ticks: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use vitals::verdict::Reason;
-
-    fn outcome(verdict: Verdict) -> Outcome {
-        Outcome { verdict, ..Outcome::default() }
-    }
-
-    fn output(stage: Option<EpisodeStage>, granted_by: Option<GrantedBy>) -> RecoveryOutput {
-        RecoveryOutput { stage, class: Some("Livelock".into()), granted_by, effects: vec![] }
-    }
-
-    #[test]
-    fn an_engine_that_outlives_its_kill_is_known_by_the_class_of_its_episode() {
-        let class = StallClass::Unkillable.name().to_owned();
-        assert!(Episode { class, ..Episode::default() }.unkillable(), "the operator reads no other word");
-    }
-
-    fn while_fenced<'a>(recovery: &'a RecoveryOutput, outcome: &'a Outcome, shut: bool) -> Moment<'a> {
-        Moment { now: "t", recovery, outcome, shut, fenced: true, refused: 0 }
-    }
-
-    fn tick(book: &mut Incidents, now: &str, stage: Option<EpisodeStage>, verdict: Verdict) {
-        let by = stage.filter(|stage| *stage >= EpisodeStage::Granted).map(|_| GrantedBy::Itself);
-        let (recovery, outcome) = (output(stage, by), outcome(verdict));
-        let shut = outcome.verdict.class().is_some();
-        book.tick(&Moment { now, recovery: &recovery, outcome: &outcome, shut, fenced: shut, refused: 1 });
-    }
-
-    #[test]
-    fn an_episode_gets_each_time_once() {
-        let mut book = Incidents::default();
-        let stall = || Verdict::Stalled(StallClass::Livelock);
-        book.begin("host-7-9", 1, "Livelock", "t0");
-        tick(&mut book, "t1", Some(EpisodeStage::Suspect), Verdict::Suspect(StallClass::Livelock));
-        tick(&mut book, "t2", Some(EpisodeStage::Stalled), stall());
-        tick(&mut book, "t3", Some(EpisodeStage::Stalled), stall());
-        book.captured("host-7-9-1", Some("/b".into()), "f", "t4");
-        tick(&mut book, "t5", Some(EpisodeStage::Killed), stall());
-        book.killed("host-7-9-1", 3, "t5");
-        book.killed("host-7-9-1", 0, "t6");
-        tick(&mut book, "t7", Some(EpisodeStage::Restarting), Verdict::Starting);
-        tick(&mut book, "t8", Some(EpisodeStage::Recovered), Verdict::Idle);
-        let e = &book.list()[0];
-        let times =
-            [&e.suspect_at, &e.fenced_at, &e.confirmed_at, &e.evidence_at, &e.granted_at, &e.killed_at, &e.serving_at];
-        assert_eq!(times.map(|at| at.as_deref().unwrap()), ["t0", "t1", "t2", "t4", "t5", "t5", "t8"]);
-        assert_eq!((e.requests_lost, e.requests_refused, e.granted_by.as_deref()), (3, 6, Some("self")));
-        assert!(e.closed() && book.open().is_none());
-    }
-
-    #[test]
-    fn the_reasons_kept_are_those_of_the_last_moment_before_the_kill() {
-        let mut book = Incidents::default();
-        let say = |book: &mut Incidents, stage, verdict, text: &str| {
-            let reasons = vec![Reason { source: "page".to_owned(), text: text.to_owned() }];
-            let (recovery, outcome) = (output(Some(stage), None), Outcome { reasons, ..outcome(verdict) });
-            book.tick(&while_fenced(&recovery, &outcome, true));
-        };
-        let stall = || Verdict::Stalled(StallClass::StepStalled);
-        book.begin("host-7-9", 1, "StepStalled", "t0");
-        say(&mut book, EpisodeStage::Suspect, Verdict::Suspect(StallClass::StepStalled), "step 9 for 400 ms");
-        say(&mut book, EpisodeStage::Stalled, stall(), "step 9 for 2400 ms");
-        say(&mut book, EpisodeStage::Killed, stall(), "step 9 for 2600 ms");
-        book.killed("host-7-9-1", 0, "t1");
-        say(&mut book, EpisodeStage::Killed, stall(), "step 9 for 2700 ms");
-        say(&mut book, EpisodeStage::Restarting, Verdict::Dead, "the engine's process is gone");
-        assert_eq!(book.list()[0].reasons, ["step 9 for 2600 ms"]);
-        say(&mut book, EpisodeStage::Recovered, Verdict::Suspect(StallClass::Livelock), "the successor's");
-        assert_eq!(book.list()[0].reasons, ["step 9 for 2600 ms"]);
-
-        book.begin("host-8-9", 2, "Dead", "t2");
-        say(&mut book, EpisodeStage::Restarting, Verdict::Dead, "the engine's process is gone");
-        assert_eq!(book.list()[0].reasons, ["the engine's process is gone"], "nothing else explains an exit");
-    }
-
-    #[test]
-    fn fault_f1_an_episode_names_each_xid_once_and_by_the_best_name_it_has() {
-        use vitals::xid::{Pci, Xid as Seen};
-        let mut book = Incidents::default();
-        let pci = Pci::parse("0000:44:00");
-        let seen =
-            |code, uuid: Option<&str>, remedy| Seen { code, uuid: uuid.map(str::to_owned), pci, remedy, at_ms: 0 };
-        book.on_xids(&[seen(79, None, Some(Remedy::RestartNode))]);
-        assert!(book.list().is_empty(), "a Xid alone is no episode (V4)");
-        book.begin("host-7-9", 1, "Dead", "t0");
-        let told = |book: &Incidents| {
-            let xids = book.list()[0].xids.iter();
-            xids.map(|xid| (xid.code, xid.gpu.clone(), xid.remedy)).collect::<Vec<_>>()
-        };
-        book.on_xids(&[seen(79, None, Some(Remedy::RestartNode))]);
-        assert_eq!(told(&book), [(79, "0000:44:00".to_owned(), XidRemedy::RestartNode)]);
-        book.on_xids(&[seen(79, Some("GPU-1"), Some(Remedy::RestartNode)), seen(200, Some("GPU-1"), None)]);
-        book.on_xids(&[]);
-        let gpu = || "GPU-1".to_owned();
-        assert_eq!(told(&book), [(79, gpu(), XidRemedy::RestartNode), (200, gpu(), XidRemedy::Unknown)]);
-        let many: Vec<Seen> = (300..400).map(|code| seen(code, Some("GPU-2"), None)).collect();
-        book.on_xids(&many);
-        assert_eq!(told(&book).len(), XIDS_MAX);
-    }
-
-    #[test]
-    fn fault_f1_what_is_asked_for_has_one_name_on_both_sides_of_the_report() {
-        let all = [
-            Remedy::Nothing,
-            Remedy::RestartApplication,
-            Remedy::ResetGpu,
-            Remedy::RestartNode,
-            Remedy::ContactSupport,
-        ];
-        for told in all {
-            assert_eq!(remedy(Some(told)).words(), told.words());
-            assert_eq!(remedy(Some(told)).outlasts_a_restart(), told.outlasts_a_restart());
-        }
-    }
-
-    #[test]
-    fn fault_f1_a_death_is_explained_by_what_is_heard_a_moment_after_it() {
-        let mut book = Incidents::default();
-        let say = |book: &mut Incidents, texts: &[&str]| {
-            let reasons =
-                texts.iter().map(|text| Reason { source: "gpu".to_owned(), text: (*text).to_owned() }).collect();
-            let recovery =
-                RecoveryOutput { class: Some("Dead".into()), ..output(Some(EpisodeStage::Restarting), None) };
-            let outcome = Outcome { reasons, ..outcome(Verdict::Dead) };
-            book.tick(&while_fenced(&recovery, &outcome, true));
-        };
-        book.begin("host-7-9", 1, "Dead", "t0");
-        say(&mut book, &["gone"]);
-        say(&mut book, &["gone", "Xid 79"]);
-        say(&mut book, &["gone"]);
-        assert_eq!(book.list()[0].reasons, ["gone", "Xid 79"]);
-    }
-
-    #[test]
-    fn a_restarted_detector_goes_on_with_the_open_episode_of_the_same_process() {
-        let mut book = Incidents::default();
-        book.begin("host-7-9", 1, "Livelock", "t0");
-        book.begin("host-7-9", 2, "Livelock", "t1");
-        assert_eq!(book.list().len(), 1);
-        book.begin("host-8-9", 3, "Livelock", "t2");
-        assert_eq!(book.list().iter().map(|e| e.stage.as_str()).collect::<Vec<_>>(), ["Suspect", "Recovered"]);
-    }
-
-    #[test]
-    fn a_left_over_episode_ends_when_the_engine_serves() {
-        let mut book = Incidents::default();
-        book.begin("host-7-9", 1, "Livelock", "t0");
-        tick(&mut book, "t1", None, Verdict::Unknown);
-        assert!(book.open().is_some());
-        // its fence is held, and the gate was silent for a moment
-        book.tick(&while_fenced(&output(None, None), &outcome(Verdict::Progressing), false));
-        assert!(book.open().is_some());
-        tick(&mut book, "t2", None, Verdict::Progressing);
-        assert_eq!(book.list()[0].stage, "Cleared");
-    }
-
-    #[test]
-    fn an_id_holds_only_what_the_api_takes() {
-        let id = id_base(&"Pod_Ä/x".repeat(40), i32::MAX, u64::MAX);
-        assert!(id.len() + 21 <= ID_CHARS_MAX, "{id}");
-        assert!(id.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '.' || c == '-'), "{id}");
-    }
-}
+#[path = "incidents_tests.rs"]
+mod tests;

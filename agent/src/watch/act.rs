@@ -131,8 +131,9 @@ impl Acts {
                 }
                 News::Killed { episode, lost, pids, at } => {
                     tracing::warn!(episode, ?pids, "the engine's process tree was killed");
-                    metrics.kills.inc();
-                    self.incidents.killed(&episode, lost, &at);
+                    if self.incidents.killed(&episode, lost, &at) {
+                        metrics.kills.inc();
+                    }
                 }
             }
         }

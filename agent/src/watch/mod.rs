@@ -128,8 +128,8 @@ impl Watch {
         let now_ms = monotonic_ms();
         let mut by_hand = Note::new(config.notes_dir.as_deref(), FENCE, Fence::read);
         let hand = by_hand.look(now_ms).map(Fence::words);
-        let memory = Memory::recall(dir);
-        let memory = if hand.is_none() { memory.heed(&ear::told_last(dir)) } else { memory };
+        let (memory, told_last) = (Memory::recall(dir), ear::told_last(dir));
+        let memory = if hand.is_none() { memory.heed(&told_last) } else { memory };
         let known = memory.engine.map(|(pid, start_ticks)| EngineProcess { pid, start_ticks });
         let mut follow = Follow::new(config.standalone.then(|| dir.clone()), &config.sources.page_dir, known);
         let engine = follow.look(now_ms);
@@ -141,8 +141,7 @@ impl Watch {
         let own_fence = memory.fenced && same;
         let fenced = own_fence || hand.is_some();
         let reporter = config.pod.clone().map(|pod| Reporter::start(pod, dir));
-        let stdout =
-            |line: Vec<u8>| _ = io::stdout().lock().write_all(&line).and_then(|()| io::stdout().lock().flush());
+        let stdout = |line: Vec<u8>| _ = io::stdout().write_all(&line).and_then(|()| io::stdout().flush());
         let stdout = Latest::start("status", stdout).map_err(WatchError::Thread)?;
         Ok(Self {
             detector: Detector::new(config.policy.clone(), started_ms(engine.as_ref(), now_ms)),
@@ -155,6 +154,7 @@ impl Watch {
                 fenced,
                 retry_after_s: RETRY_AFTER_S,
                 reason: if fenced { memory.words(hand.as_deref()) } else { String::new() },
+                poison: told_last.poison, // until the book is looked at
                 ..Control::default()
             },
             fence_wanted: own_fence,

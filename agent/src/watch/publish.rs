@@ -222,7 +222,7 @@ struct Substance {
     draining: Option<u64>,
     empty: bool,
     /// Of the newest episode, for only that can change.
-    episode: Option<(String, String, [bool; 7], Vec<Xid>)>,
+    episode: Option<([String; 3], [bool; 7], Vec<Xid>)>,
 }
 
 impl Substance {
@@ -238,14 +238,14 @@ impl Substance {
             draining: news.draining,
             empty: is_empty(news),
             episode: mark(news.incidents.first())
-                .map(|(id, stage, known, xids)| (id.to_owned(), stage.to_owned(), known, xids.to_vec())),
+                .map(|(names, known, xids)| (names.map(str::to_owned), known, xids.to_vec())),
         }
     }
 
     fn is_of(&self, news: &News<'_>) -> bool {
         let names = |verdict: &Verdict| (verdict.name(), verdict.class().map(|class| class.name()));
         let said = self.episode.as_ref();
-        let episode = said.map(|(id, stage, known, xids)| (id.as_str(), stage.as_str(), *known, xids.as_slice()));
+        let episode = said.map(|(names, known, xids)| (names.each_ref().map(String::as_str), *known, xids.as_slice()));
         names(&self.verdict) == names(&news.outcome.verdict)
             && (self.ready, self.fenced, self.draining) == (news.ready, news.fenced, news.draining)
             && (is_steady(&self.verdict) || self.phase == news.phase)
@@ -272,14 +272,15 @@ fn is_empty(news: &News<'_>) -> bool {
     unfinished(news) == Some(0)
 }
 
-type Mark<'a> = Option<(&'a str, &'a str, [bool; 7], &'a [Xid])>;
+/// Id, stage and class, what is known, and the Xids. The class alone says that an engine outlives its kill.
+type Mark<'a> = Option<([&'a str; 3], [bool; 7], &'a [Xid])>;
 
 fn mark(episode: Option<&Episode>) -> Mark<'_> {
     episode.map(|e| {
         let times = [&e.fenced_at, &e.confirmed_at, &e.evidence_at, &e.granted_at, &e.killed_at, &e.serving_at];
         let [fenced, confirmed, evidence, granted, killed, serving] = times.map(Option::is_some);
         let known = [fenced, confirmed, evidence, granted, killed, serving, !e.in_flight.is_empty()];
-        (e.id.as_str(), e.stage.as_str(), known, e.xids.as_slice())
+        ([e.id.as_str(), e.stage.as_str(), e.class.as_str()], known, e.xids.as_slice())
     })
 }
 
@@ -313,88 +314,5 @@ fn progressing(verdict: &Verdict, aside: Aside) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::mpsc;
-    use vitals::verdict::StallClass;
-
-    fn news(now_ms: u64, outcome: &Outcome) -> News<'_> {
-        let (phase, draining, gate) = (None, None, None);
-        News {
-            now_ms,
-            outcome,
-            ready: true,
-            fenced: false,
-            phase,
-            incidents: &[],
-            aside: Aside::No,
-            by_hand: None,
-            poison: &[],
-            draining,
-            question: None,
-            unfenced: false,
-            gate,
-            gate_hangs_ms: 0,
-        }
-    }
-
-    #[test]
-    fn fault_f1_a_xid_of_an_open_episode_is_news() {
-        let before = Declaration { episode: Some(Episode::default()), ..Declaration::default() };
-        let mut after = before.clone();
-        assert!(substance(&before) == substance(&after));
-        after.episode.as_mut().unwrap().xids.push(Xid { code: 79, ..Xid::default() });
-        assert!(substance(&before) != substance(&after));
-    }
-
-    #[test]
-    fn a_small_load_is_told_of_now_and_then_and_what_matters_at_once() {
-        let said = |reason: &str, progressing: &str| Declaration {
-            reason: reason.into(),
-            progressing: progressing.into(),
-            ..Declaration::default()
-        };
-        let idle = (said("Idle", "True"), 1_000);
-        let due = |now: &Declaration, now_ms| is_due(Some(&idle), now, now_ms);
-        let busy = said("Progressing", "True");
-        assert!(!due(&busy, 1_100) && !due(&busy, 1_000 + BREATH_MS - 1) && due(&busy, 1_000 + BREATH_MS));
-        assert!(!due(&idle.0, 1_000_000) && is_due(None, &busy, 0));
-        for now in [said("Slow", "True"), said("StepStalled", "False"), said("Idle", "Unknown")] {
-            assert!(due(&now, 1_100), "{now:?}");
-        }
-    }
-
-    #[test]
-    fn a_calm_moment_is_a_sign_of_life_and_a_change_is_told_whole_at_once() {
-        let (heard, lines) = mpsc::channel();
-        let stdout = Latest::start("test", move |line| _ = heard.send(String::from_utf8(line).unwrap())).unwrap();
-        let mut publisher = Publisher::new(stdout, None);
-        let metrics = Metrics::new().unwrap();
-        let calm = Outcome { verdict: Verdict::Idle, ..Outcome::default() };
-        let mut said = |now_ms, outcome: &Outcome, any: bool| {
-            publisher.publish(&news(now_ms, outcome), &metrics);
-            let wait = Duration::from_secs(if any { 60 } else { 0 });
-            lines.recv_timeout(wait).ok().map(|line| line.len() > 10 && line.contains("truebeat_ready 1"))
-        };
-        assert_eq!(said(10_000, &calm, true), Some(true));
-        assert_eq!(said(11_900, &calm, false), None);
-        assert_eq!(said(12_000, &calm, true), Some(false), "a sign of life");
-        assert_eq!(said(13_900, &calm, false), None);
-        assert_eq!(said(15_000, &calm, true), Some(true), "the figures");
-        let suspect = Outcome { verdict: Verdict::Unknown, ..Outcome::default() };
-        assert_eq!(said(15_100, &suspect, true), Some(true), "news");
-        assert_eq!(said(16_100, &suspect, true), Some(true), "whole each second while all is not calm");
-    }
-
-    #[test]
-    fn a_phase_is_news_unless_it_is_one_of_many_in_a_busy_second() {
-        let told = |verdict: Verdict| {
-            let outcome = Outcome { verdict, ..Outcome::default() };
-            let before = News { phase: Some(PagePhase::Prefill), ..news(0, &outcome) };
-            let after = News { phase: Some(PagePhase::Decode), ..news(0, &outcome) };
-            !Substance::of(&before).is_of(&after)
-        };
-        assert!(told(Verdict::Starting) && told(Verdict::Suspect(StallClass::DeviceWait)));
-        assert!(!told(Verdict::Progressing) && !told(Verdict::Idle));
-    }
-}
+#[path = "publish_tests.rs"]
+mod tests;
