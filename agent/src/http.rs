@@ -15,6 +15,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::supervisor::board::{Board, Posted};
 
@@ -110,7 +111,8 @@ async fn drain(State(board): State<Arc<Board>>, Query(query): Query<DrainQuery>)
     let id = board.request_drain(DRAIN_OPEN_MS_MAX.min(bound_s * 1_000 / 3));
     let mut statuses = board.statuses();
     // Lifted whether or not the asker waits; an engine that has gone meanwhile has ended the drain itself.
-    tokio::spawn(lift(Arc::clone(&board), id, bound + DRAIN_LEFT_MAX));
+    let until = board.keep_drain(Instant::now() + bound + DRAIN_LEFT_MAX);
+    tokio::spawn(lift(Arc::clone(&board), id, until));
     let empty = statuses.wait_for(|status| {
         // whoever asks later asks for no less
         let heard = |posted: &Posted| posted.doc.draining.is_some_and(|at| at >= id);
@@ -121,11 +123,11 @@ async fn drain(State(board): State<Arc<Board>>, Query(query): Query<DrainQuery>)
     Json(json!({ "drained": drained, "in_flight": in_flight }))
 }
 
-/// Ends a drain that nobody has used, unless another was asked for meanwhile: that one has a bound of its own.
-async fn lift(board: Arc<Board>, id: u64, after: Duration) {
+/// Ends a drain that nobody has used, unless another was asked for meanwhile: whoever waits for that one does it.
+async fn lift(board: Arc<Board>, id: u64, until: Instant) {
     let mut drains = board.drains();
     let another = drains.wait_for(|wanted| wanted.id != id);
-    if tokio::time::timeout(after, another).await.is_err() && board.lift_drain(id) {
+    if tokio::time::timeout_at(until, another).await.is_err() && board.lift_drain(id) {
         tracing::warn!("a drain was lifted: its bound is over and nobody has stopped the engine");
     }
 }
@@ -139,14 +141,22 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn whoever_would_lift_a_drain_goes_when_another_was_asked_for() {
         let board = Arc::new(Board::default());
-        let began = tokio::time::Instant::now();
-        let first = tokio::spawn(lift(Arc::clone(&board), board.request_drain(0), LONG));
+        let began = Instant::now();
+        let lifting = |id: u64, time: Duration| lift(Arc::clone(&board), id, board.keep_drain(Instant::now() + time));
+        let first = tokio::spawn(lifting(board.request_drain(0), LONG));
         tokio::task::yield_now().await;
         let second = board.request_drain(0);
         first.await.unwrap();
         assert!(began.elapsed() < LONG, "however often somebody asks, one waits");
         assert_eq!(board.drains().borrow().id, second, "and the other one stays");
-        lift(Arc::clone(&board), second, LONG).await;
-        assert_eq!((board.drains().borrow().id, began.elapsed() >= LONG), (0, true));
+        lifting(second, LONG / 9).await;
+        assert_eq!(
+            (board.drains().borrow().id, began.elapsed() >= LONG),
+            (0, true),
+            "for as long as the first one asked"
+        );
+        let began = Instant::now();
+        lifting(board.request_drain(0), LONG / 9).await;
+        assert!(began.elapsed() < LONG, "that is over");
     }
 }

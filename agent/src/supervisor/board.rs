@@ -23,6 +23,8 @@ pub struct Board {
     status: watch::Sender<Option<Arc<Posted>>>,
     /// The last drain request.
     drain: watch::Sender<Drain>,
+    /// Until when it stands at most, by all who have asked.
+    drain_until: Mutex<Option<tokio::time::Instant>>,
     /// When the detector was heard last.
     heard: Mutex<Instant>,
     restarts: Mutex<BTreeMap<&'static str, u64>>,
@@ -34,6 +36,7 @@ impl Default for Board {
         Self {
             status: watch::Sender::new(None),
             drain: watch::Sender::new(Drain::default()),
+            drain_until: Mutex::default(),
             heard: Mutex::new(Instant::now()),
             restarts: Mutex::default(),
             unreadable_lines: AtomicU64::new(0),
@@ -91,9 +94,21 @@ impl Board {
         id
     }
 
+    /// The drain shall stand until then at least. Returns the latest time that anybody has asked for: who asks for less cuts no other one short.
+    pub fn keep_drain(&self, until: tokio::time::Instant) -> tokio::time::Instant {
+        let mut latest = self.drain_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = latest.map_or(until, |before| before.max(until));
+        *latest = Some(until);
+        until
+    }
+
     /// Ends the drain with this number, unless another has been asked for since.
     pub fn lift_drain(&self, id: u64) -> bool {
-        self.drain.send_if_modified(|wanted| wanted.id == id && std::mem::take(wanted).id != 0)
+        let lifted = self.drain.send_if_modified(|wanted| wanted.id == id && std::mem::take(wanted).id != 0);
+        if lifted {
+            *self.drain_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+        lifted
     }
 
     /// The wanted drain, level-triggered.
