@@ -94,6 +94,7 @@ pub async fn capture(request: CaptureRequest) -> Captured {
     let fingerprint = fingerprint::fingerprint(class, places, &command_line, &facts.image);
     let mut secrets = redact::secrets(&request.command_line, &[]);
     secrets.extend(facts.secrets);
+    let secrets = redact::once(secrets);
     let intended = bundle::path_of(&request.bundle_dir, &request.episode.id).display().to_string();
     let text = |bundle: Option<&str>, notes: &[String]| {
         let (episode, outcome, gpu_note) = (&request.episode, &request.outcome, request.gpu_note.as_str());

@@ -6,7 +6,7 @@
 mod command;
 mod words;
 
-pub use self::command::{redact_command, redact_environment, secrets, strike_out};
+pub use self::command::{once, redact_command, redact_environment, secrets, strike_out};
 pub use self::words::redact_words;
 
 /// Keys whose values are what users wrote or models answered, quoted or not (`"prompt": …`, `prompt='…'`).

@@ -139,9 +139,14 @@ pub fn secrets(args: &[String], variables: &[String]) -> Vec<String> {
     found.extend(joined.filter(|(name, _)| is_secret_name(name)).map(|(_, value)| value.to_owned()));
     found.extend(args.iter().filter(|arg| looks_secret(arg)).cloned());
     found.retain(|secret| secret.len() >= SECRET_LEN_MIN && !secret.bytes().all(|byte| byte.is_ascii_digit()));
-    found.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-    found.dedup();
-    found
+    once(found)
+}
+
+/// Each of them once, and a longer one before what may be a part of it. The processes of a tree share most of theirs.
+pub fn once(mut secrets: Vec<String>) -> Vec<String> {
+    secrets.sort_by(|one, other| other.len().cmp(&one.len()).then_with(|| one.cmp(other)));
+    secrets.dedup();
+    secrets
 }
 
 /// The text without these values.
@@ -269,6 +274,13 @@ mod tests {
             "org/model@revision",
         ]);
         assert_eq!(redact_command(&kept), kept);
+    }
+
+    #[test]
+    fn what_many_processes_share_is_sought_once_and_the_longer_first() {
+        let found = once(strings(&["abcdef", "zz-secret", "abcdef,ghijkl", "abcdef", "zz-secret"]));
+        assert_eq!(found, strings(&["abcdef,ghijkl", "zz-secret", "abcdef"]));
+        assert_eq!(strike_out("abcdef,ghijkl", &found), "[redacted]");
     }
 
     #[test]
