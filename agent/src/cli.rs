@@ -198,11 +198,11 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-/// Runs one of the agent's roles to its end.
+/// Runs one of the agent's roles to its end. `log_filter`: what its children log.
 ///
 /// # Errors
 /// When the role cannot start: a port in use, a directory not writable, an option that makes no sense.
-pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
+pub async fn run_agent(args: AgentArgs, log_filter: String) -> Result<ExitCode, AgentError> {
     tokio::spawn(footprint::keep_small());
     match args.role {
         Role::Supervise(args) => {
@@ -214,6 +214,7 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
                 agent_dir: args.agent_dir,
                 gate_args: args.clients.for_gate(&args.watch.engine_url),
                 detect_args: args.watch.to_args(),
+                log_filter,
                 engine: None,
                 page_dir: args.watch.page_dir.clone(),
                 outlive: args.outlive,
@@ -241,7 +242,7 @@ pub async fn run_agent(args: AgentArgs) -> Result<ExitCode, AgentError> {
 ///
 /// # Errors
 /// When it cannot start: no such program, a port in use, a directory not writable.
-pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
+pub async fn run_supervised(args: RunArgs, log_filter: String) -> Result<ExitCode, AgentError> {
     use std::os::unix::fs::DirBuilderExt;
     tokio::spawn(footprint::keep_small());
     short_slice::ask_or_log();
@@ -272,6 +273,7 @@ pub async fn run_supervised(args: RunArgs) -> Result<ExitCode, AgentError> {
         agent_dir: agent_dir.clone(),
         gate_args: args.clients.for_gate(&watch.engine_url),
         detect_args: watch.to_args(),
+        log_filter,
         engine: Some(engine),
         page_dir: page_dir.clone(),
         outlive: Duration::ZERO,

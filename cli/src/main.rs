@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         args.confine();
     }
     let runtime = cli.command.worker_threads().map_or_else(agent::cli::runtime, role::workers);
-    role::play(runtime, exit_code, dispatch(cli.command))
+    role::play(runtime, exit_code, dispatch(cli.command, cli.log_filter))
 }
 
 /// An engine that gave up a step says so by its status.
@@ -45,10 +45,10 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     error.downcast_ref::<engine::cli::EngineError>().map_or(role::FAILED, engine::cli::EngineError::exit_code)
 }
 
-async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
+async fn dispatch(command: Command, log_filter: String) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Run(args) => Ok(agent::cli::run_supervised(args).await?),
-        Command::Agent(args) => Ok(agent::cli::run_agent(args).await?),
+        Command::Run(args) => Ok(agent::cli::run_supervised(args, log_filter).await?),
+        Command::Agent(args) => Ok(agent::cli::run_agent(args, log_filter).await?),
         Command::Engine(args) => engine::cli::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Command::Operator(args) => operator::cli::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Into::into),
         Command::Demo(args) => stage::until_interrupted(demo::run(args)).await,

@@ -33,8 +33,8 @@ fn main() -> ExitCode {
     role::start_logging(&cli.log_filter, agent::stderr::writer);
     role::play(agent::cli::runtime(), |_| role::FAILED, async {
         match cli.command {
-            Command::Run(args) => agent::cli::run_supervised(args).await,
-            Command::Agent(args) => agent::cli::run_agent(args).await,
+            Command::Run(args) => agent::cli::run_supervised(args, cli.log_filter).await,
+            Command::Agent(args) => agent::cli::run_agent(args, cli.log_filter).await,
         }
     })
 }

@@ -56,6 +56,7 @@ pub struct Spec {
     pub name: &'static str,
     pub program: PathBuf,
     pub args: Vec<std::ffi::OsString>,
+    pub log_filter: String,
     pub stdin: Input,
 }
 
@@ -90,6 +91,7 @@ fn start(spec: &Spec, registry: &Registry) -> std::io::Result<Child> {
     command.args(&spec.args).kill_on_drop(true);
     // a heap for each thread is memory that nobody uses: these processes hardly allocate once they run
     command.env("MALLOC_ARENA_MAX", "1");
+    command.env("TRUEBEAT_LOG", &spec.log_filter);
     // A Ctrl-C at the terminal is for the supervisor alone; it ends its children in its own order.
     command.process_group(0);
     match &spec.stdin {

@@ -43,6 +43,8 @@ pub struct SuperviseConfig {
     /// Arguments of the two children, without the role and without what the supervisor adds itself.
     pub gate_args: Vec<OsString>,
     pub detect_args: Vec<OsString>,
+    /// What the two of them log.
+    pub log_filter: String,
     /// The engine to run (`truebeat run`); `None` in a pod, where the kubelet runs it.
     pub engine: Option<LaunchConfig>,
     /// In a pod: what the engine's environment names, and how long the supervisor outlives SIGTERM while the engine lives (POD.md §9).
@@ -244,13 +246,17 @@ fn link_program(dir: &Path) {
 fn detector(config: &SuperviseConfig) -> Spec {
     let args = ["agent", "detect", "--agent-dir"].map(OsString::from).into_iter();
     let args = args.chain([config.agent_dir.clone().into()]).chain(config.detect_args.iter().cloned());
-    Spec { name: "detector", program: config.exe.clone(), args: args.collect(), stdin: Input::Talk }
+    spec(config, "detector", args.collect(), Input::Talk)
 }
 
 fn gate(config: &SuperviseConfig, listener: TcpListener) -> Spec {
     let args = ["agent", "gate", "--inherited-listener", "--agent-dir"].map(OsString::from).into_iter();
     let args = args.chain([config.agent_dir.clone().into()]).chain(config.gate_args.iter().cloned());
-    Spec { name: "gate", program: config.exe.clone(), args: args.collect(), stdin: Input::Listener(listener) }
+    spec(config, "gate", args.collect(), Input::Listener(listener))
+}
+
+fn spec(config: &SuperviseConfig, name: &'static str, args: Vec<OsString>, stdin: Input) -> Spec {
+    Spec { name, program: config.exe.clone(), args, log_filter: config.log_filter.clone(), stdin }
 }
 
 /// The agent must be there for the engine's preStop and its last requests: it leaves after the engine, within a bound.
@@ -320,6 +326,7 @@ mod tests {
             agent_dir,
             gate_args: Vec::new(),
             detect_args: Vec::new(),
+            log_filter: String::new(),
             engine: Some(engine),
             page_dir,
             outlive: Duration::ZERO,
