@@ -81,7 +81,9 @@ pub enum ToolFormat {
 impl ToolFormat {
     /// What a template's text shows; nothing when it does not speak of tools.
     fn of_template(source: &str) -> Option<Self> {
-        if !source.contains("tools") {
+        // Qwen3-Coder and GLM write the arguments as marks of their own, which nobody reads here: a call of theirs would stay text
+        let no_json = ["<function=", "<arg_key>"].iter().any(|mark| source.contains(mark));
+        if !source.contains("tools") || no_json {
             None
         } else if source.contains("<tool_call>") {
             Some(Self::Hermes)

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -16,6 +16,12 @@ use crate::patience::Patience;
 
 /// What the kernel holds of answers unsent.
 const UNSENT_BYTES: u32 = 64 << 10;
+
+/// A client that says nothing for so long is asked whether it is there, so often and at such intervals: one whose machine or network is gone
+/// would otherwise hold its connection, and what it waits for, until something is written to it.
+const ASKED_AFTER: Duration = Duration::from_secs(15);
+const ASKED_EVERY: Duration = Duration::from_secs(5);
+const ASKED_TIMES: u32 = 3;
 
 /// The connection.
 #[derive(Debug)]
@@ -42,6 +48,8 @@ pub fn prepare(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
     // a kernel takes megabytes in its client's stead
     let _ = SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES);
+    let asked = TcpKeepalive::new().with_time(ASKED_AFTER).with_interval(ASKED_EVERY).with_retries(ASKED_TIMES);
+    let _ = SockRef::from(stream).set_tcp_keepalive(&asked);
 }
 
 impl<S> Wire<S> {
@@ -127,6 +135,19 @@ mod tests {
 
     /// What earns all of the patience anew.
     const PLENTY: usize = 15_000;
+
+    #[tokio::test]
+    async fn a_client_that_says_nothing_is_asked_whether_it_is_there() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (_client, (stream, _)) = (client.unwrap(), accepted.unwrap());
+        prepare(&stream);
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+        let every = (socket.tcp_keepalive_time().unwrap(), socket.tcp_keepalive_interval().unwrap());
+        assert_eq!((every, socket.tcp_keepalive_retries().unwrap()), ((ASKED_AFTER, ASKED_EVERY), ASKED_TIMES));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_takes_nothing_is_let_go_and_a_slow_one_is_not() {

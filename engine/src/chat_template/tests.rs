@@ -121,6 +121,8 @@ fn the_template_shows_how_tools_are_called() {
     assert_eq!(template(r#"{{ tools }} {"name": f, "parameters": p}"#).tool_format(), Some(ToolFormat::Llama3));
     assert_eq!(template("{{ tools }} [TOOL_CALLS] \"parameters\":").tool_format(), Some(ToolFormat::Mistral));
     assert_eq!(template("{{ tools }} [TOOL_CALLS]f[ARGS]").tool_format(), None);
+    assert_eq!(template("{{ tools }} <tool_call><function=f><parameter=x>1").tool_format(), None);
+    assert_eq!(template("{{ tools }} <tool_call>f<arg_key>x</arg_key>").tool_format(), None);
     assert_eq!(template("{{ tools }}").tool_format(), None);
 }
 

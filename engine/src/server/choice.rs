@@ -68,7 +68,7 @@ pub struct ChoiceStart {
     pub stream: RequestStream,
     pub text: ChoiceText,
     /// The prompt's text, if it is echoed.
-    pub echo: String,
+    pub echo: Option<Arc<str>>,
     /// The prompt's first token, if its logprobs are told.
     pub first_token: Option<u32>,
     pub prompt_tokens: usize,
@@ -103,7 +103,10 @@ pub struct Choice {
 impl Choice {
     pub fn new(start: ChoiceStart, codec: Arc<dyn TextCodec>, metrics: Arc<Metrics>, arrived: Instant) -> Self {
         let (last_token, completion_tokens, infos) = (None, 0, VecDeque::new());
-        let (echo_chars, told) = (start.echo.chars().count(), PromptTold { text: codec.stream(false), chars: 0 });
+        let (echo_chars, told) = (
+            start.echo.as_ref().map_or(0, |echo| echo.chars().count()),
+            PromptTold { text: codec.stream(false), chars: 0 },
+        );
         let mut choice =
             Self { start, codec, metrics, arrived, last_token, completion_tokens, echo_chars, told, infos };
         if let Some(id) = choice.start.first_token {
@@ -134,7 +137,10 @@ impl Choice {
             }
             Err(end) => return Err(ApiError::of_end(&end)),
         };
-        let text = std::mem::take(&mut self.start.echo) + &text;
+        let text = match self.start.echo.take() {
+            Some(echo) => format!("{echo}{text}"),
+            None => text,
+        };
         let (parsed, reason) = self.find_calls(text, reason);
         let finish = reason.map(|reason| self.finish(reason));
         let tokens = self.infos.drain(..).collect();

@@ -19,13 +19,15 @@ mod prompts;
 mod sampling;
 mod structured;
 
-pub use prompts::{chat_input, one_prompt};
+pub use prompts::{chat_input, check_tokens, one_prompt};
 
 /// Outputs of one request: prompts times `n`.
 const CHOICES_MAX: i64 = 256;
 const STOPS_MAX: usize = 16;
 /// Every output looks for its stop strings at each token.
 const STOP_BYTES_MAX: usize = 1024;
+/// What prompts that are echoed take in the answer, over all its outputs.
+const ECHO_BYTES_MAX: usize = 16 << 20;
 /// It stands in log lines.
 const USER_BYTES_MAX: usize = 512;
 /// Tokens and alternatives whose logprobs a whole answer tells, over all its outputs: each takes some hundred bytes until it is sent.
@@ -83,7 +85,7 @@ impl Job {
 #[derive(Debug)]
 pub struct ChoiceJob {
     pub request: GenerateRequest,
-    pub echo: String,
+    pub echo: Option<Arc<str>>,
 }
 
 /// Reads a request's body.
@@ -105,6 +107,7 @@ pub fn parse(kind: Kind, body: &Value, ready: &Ready, served: &str) -> Result<Jo
     let echo = Echo { text: kind == Kind::Completion && f.bool("echo")?.unwrap_or(false), logprobs };
     let inputs = prompts::inputs(kind, &f, ready, echo, tools.as_ref())?;
     check_count(count, inputs.len())?;
+    check_echo(count, &inputs)?;
     check_least(sampling.rules.min_tokens, &inputs)?;
     let stream = f.bool("stream")?.unwrap_or(false);
     if let Some(top) = sampling.logprobs.filter(|_| !stream) {
@@ -233,6 +236,19 @@ fn check_count(count: i64, prompts: usize) -> Result<(), ApiError> {
     Err(ApiError::invalid("n", message))
 }
 
+/// An answer holds what it echoes for each of its outputs, and a body is far shorter than that.
+fn check_echo(count: i64, inputs: &[Input]) -> Result<(), ApiError> {
+    let once: usize = inputs.iter().filter_map(|input| input.echo.as_deref()).map(str::len).sum();
+    let bytes = once.saturating_mul(usize::try_from(count).unwrap_or(usize::MAX));
+    if bytes <= ECHO_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "echo of {once} bytes of prompts for n = {count} outputs each is {bytes} bytes; at most {ECHO_BYTES_MAX} are echoed"
+    );
+    Err(ApiError::invalid("echo", message))
+}
+
 /// As many tokens as are wanted at least may come.
 fn check_least(least: usize, inputs: &[Input]) -> Result<(), ApiError> {
     match inputs.iter().map(|input| input.max_new_tokens).min() {
@@ -295,7 +311,16 @@ mod tests {
     use super::*;
 
     fn input(tokens: usize, max_new_tokens: usize, prompt_logprobs: bool) -> Input {
-        Input { tokens: vec![7; tokens].into(), max_new_tokens, echo: String::new(), prompt_logprobs }
+        Input { tokens: vec![7; tokens].into(), max_new_tokens, echo: None, prompt_logprobs }
+    }
+
+    #[test]
+    fn what_all_outputs_echo_together_is_bounded() {
+        let echoes = |bytes: usize| Input { echo: Some("x".repeat(bytes).into()), ..input(1, 1, false) };
+        assert_eq!(check_echo(16, &[echoes(1 << 19), echoes(1 << 19), input(1, 1, false)]), Ok(()));
+        let error = check_echo(16, &[echoes(1 << 19), echoes((1 << 19) + 1)]).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("echo")));
+        assert!(error.message.contains("at most 16777216"), "{}", error.message);
     }
 
     #[test]
@@ -322,7 +347,10 @@ mod tests {
         let rules = LogitRules { allowed: vec![1; 4096], ..LogitRules::default() };
         let sampling = SamplingParams { rules: rules.into(), ..SamplingParams::default() };
         let stops = Stops { strings: ["end".to_owned()].into(), token_ids: [5, 6].into(), ignore_eos: false };
-        let all = choices(&[input(2, 3, false)], (128, 0), &sampling, &stops);
+        let echoed = Input { echo: Some("hi".into()), ..input(2, 3, false) };
+        let all = choices(&[echoed], (128, 0), &sampling, &stops);
+        let echo = |choice: &ChoiceJob| choice.echo.clone().unwrap();
+        assert!(Arc::ptr_eq(&echo(&all[0]), &echo(&all[127])));
         let (first, last) = (&all[0].request, &all[127].request);
         assert!(Arc::ptr_eq(&first.prompt, &last.prompt));
         assert!(Arc::ptr_eq(&first.stop_token_ids, &last.stop_token_ids));

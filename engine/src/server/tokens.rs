@@ -1,9 +1,10 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them: what a prompt or a conversation costs, and what tokens say.
 
-use axum::Json;
 use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::handle::Ready;
 use crate::server::error::ApiError;
@@ -21,18 +22,37 @@ pub async fn detokenize(State(app): State<AppState>, request: Request) -> Respon
     answer(app, request, text_of).await
 }
 
-type Work = fn(&Fields<'_>, &Ready) -> Result<Value, ApiError>;
+/// What `/tokenize` answers.
+#[derive(Serialize)]
+struct Tokens {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+    token_strs: Option<Vec<String>>,
+}
+
+/// What `/detokenize` answers.
+#[derive(Serialize)]
+struct Text {
+    prompt: String,
+}
+
+/// Gives the answer's JSON: a million tokens take a while to write, too.
+type Work = fn(&Fields<'_>, &Ready) -> Result<String, ApiError>;
 
 /// Neither needs the engine thread, but both need what is known once the model is there.
 async fn answer(app: AppState, request: Request, work: Work) -> Response {
     let answer = async {
         let told = tell(&app, request, work).await;
-        told.map_or_else(|error| refuse(&app.handle.shared.metrics, &error), |value| Json(value).into_response())
+        told.map_or_else(
+            |error| refuse(&app.handle.shared.metrics, &error),
+            |json| ([(CONTENT_TYPE, "application/json")], json).into_response(),
+        )
     };
     app.exchanges.counted(answer).await
 }
 
-async fn tell(app: &AppState, request: Request, work: Work) -> Result<Value, ApiError> {
+async fn tell(app: &AppState, request: Request, work: Work) -> Result<String, ApiError> {
     let (head, body) = request.into_parts();
     let (deadline, ready, body) = intake::head(app, &head.headers, body, || Ok(app.admit()?.clone()))?;
     let served = app.served_name.clone();
@@ -45,7 +65,7 @@ async fn tell(app: &AppState, request: Request, work: Work) -> Result<Value, Api
     intake::read(app, deadline, body, parse).await
 }
 
-fn tokens_of(f: &Fields<'_>, ready: &Ready) -> Result<Value, ApiError> {
+fn tokens_of(f: &Fields<'_>, ready: &Ready) -> Result<String, ApiError> {
     let tokens = if f.get("messages").is_some() {
         let tools = ToolUse::of(f, ready)?;
         request::chat_input(f, ready, tools.as_ref().and_then(ToolUse::described))?
@@ -53,20 +73,25 @@ fn tokens_of(f: &Fields<'_>, ready: &Ready) -> Result<Value, ApiError> {
         request::one_prompt(f, ready)?
     };
     let texts = f.bool("return_token_strs")?.unwrap_or(false);
-    let texts: Option<Vec<String>> = texts.then(|| tokens.iter().map(|id| ready.codec.token_text(*id)).collect());
+    let token_strs = texts.then(|| tokens.iter().map(|id| ready.codec.token_text(*id)).collect());
     let max_model_len = ready.limits.seq_len_max;
-    Ok(json!({"count": tokens.len(), "max_model_len": max_model_len, "tokens": tokens, "token_strs": texts}))
+    json_of(&Tokens { count: tokens.len(), max_model_len, tokens, token_strs })
 }
 
-fn text_of(f: &Fields<'_>, ready: &Ready) -> Result<Value, ApiError> {
+fn text_of(f: &Fields<'_>, ready: &Ready) -> Result<String, ApiError> {
     if f.get("tokens").is_none() {
         return Err(f.wrong("tokens", "a list of token ids"));
     }
+    request::check_tokens(f)?;
     let tokens = f.token_ids("tokens", ready.info.vocab_size)?;
     let mut stream = ready.codec.stream(true);
     let mut text = String::new();
     for id in tokens {
         text += &stream.push(id)?;
     }
-    Ok(json!({"prompt": text + &stream.finish()?}))
+    json_of(&Text { prompt: text + &stream.finish()? })
+}
+
+fn json_of(answer: &impl Serialize) -> Result<String, ApiError> {
+    serde_json::to_string(answer).map_err(|e| ApiError::internal(format!("the answer could not be written: {e}")))
 }

@@ -165,6 +165,26 @@ async fn parts_of_characters_are_named_by_their_bytes_and_stand_where_their_char
     }
 }
 
+/// Byte 0 is a special token here, and no text.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_echoed_text_is_what_was_sent_with_its_special_tokens() {
+    let engine = TestEngine::ready(Setup::default()).await;
+    let ask = |more: Value| {
+        let mut body = json!({"prompt": "a\0b", "max_tokens": 0, "echo": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        async move { post(engine.addr, COMPLETIONS, &body).await.json()["choices"].clone() }
+    };
+    assert_eq!(ask(json!({})).await[0]["text"], "a\0b");
+    assert_eq!(ask(json!({"truncate_prompt_tokens": 3})).await[0]["text"], "a\0b", "nothing was cut");
+    assert_eq!(ask(json!({"truncate_prompt_tokens": 2})).await[0]["text"], "b");
+    assert_eq!(ask(json!({"prompt": [97, 0, 98]})).await[0]["text"], "ab");
+    let told = ask(json!({"logprobs": 0})).await[0].clone();
+    assert_eq!((&told["text"], &told["logprobs"]["text_offset"]), (&json!("ab"), &json!([0, 1, 1])));
+    let texts = ask(json!({"n": 2, "max_tokens": 1, "prompt": ["x\0", "y"]})).await;
+    let begins = ["x\0", "x\0", "y", "y"].iter().enumerate();
+    begins.for_each(|(at, begin)| assert!(texts[at]["text"].as_str().unwrap().starts_with(begin), "{texts}"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn chats_answer_whole_and_streamed_with_logprobs() {
     let engine = TestEngine::ready(Setup::default()).await;

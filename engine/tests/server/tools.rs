@@ -137,6 +137,8 @@ async fn a_conversation_with_calls_goes_on_and_bad_tools_are_named() {
     let expected = greedy("user: hi\nassistant: \ntool: found\nassistant:", 4, true);
     assert_eq!(answer["choices"][0]["message"]["content"], expected);
     let function = |f: Value| chat(json!({"tools": [{"type": "function", "function": f}]}));
+    let loose: Value = tools().as_array().unwrap()[..1].into();
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}});
     let cases = [
         (chat(json!({"tools": [{}]})), "tools"),
         (chat(json!({"tools": "x"})), "tools"),
@@ -147,12 +149,17 @@ async fn a_conversation_with_calls_goes_on_and_bad_tools_are_named() {
         (chat(json!({"tool_choice": {"type": "function", "function": {"name": "gone"}}})), "tool_choice"),
         (chat(json!({"tools": [], "tool_choice": "required"})), "tool_choice"),
         (chat(json!({"tool_choice": "required", "guided_regex": "a"})), "tools"),
+        (chat(json!({"guided_regex": "a"})), "tools"),
+        (chat(json!({"tools": loose, "tool_choice": "auto", "response_format": {"type": "json_object"}})), "tools"),
+        (chat(json!({"tools": loose, "response_format": schema})), "tools"),
         (chat(json!({"functions": [{"name": "old"}]})), "functions"),
     ];
     for (body, param) in cases {
         let answer = post(engine.addr, CHAT, &body).await;
         assert_eq!((answer.status, answer.json()["error"]["param"].as_str()), (400, Some(param)), "{}", answer.text);
     }
+    let uncalled = chat(json!({"tools": loose, "tool_choice": "none", "response_format": schema}));
+    assert_eq!(post(engine.addr, CHAT, &uncalled).await.status, 200, "tools that may not be called go with a form");
     let bad_schema = json!({"name": "f", "parameters": {"type": "nonsense"}});
     let forced = json!({"tools": [{"type": "function", "function": bad_schema}], "tool_choice": "required"});
     assert_eq!(post(engine.addr, CHAT, &chat(forced)).await.status, 400);

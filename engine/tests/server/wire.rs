@@ -84,6 +84,7 @@ async fn texts_become_tokens_and_tokens_texts() {
         ("/tokenize", json!({"prompt": "a", "odd": 1}), "odd"),
         ("/tokenize", json!({"prompt": "1 ".repeat(1 << 20)}), "prompt"),
         ("/detokenize", json!({"tokens": [300]}), "tokens"),
+        ("/detokenize", json!({"tokens": vec![104; (1 << 20) + 1]}), "tokens"),
         ("/detokenize", json!({}), "tokens"),
         ("/detokenize", json!({"tokens": [], "model": "other"}), "model"),
     ] {

@@ -15,7 +15,7 @@ use crate::server::tools::ToolUse;
 /// OpenAI's default for completions; chats get the rest of the context.
 const COMPLETION_TOKENS_DEFAULT: usize = 16;
 const PROMPTS_MAX: usize = 256;
-/// What `/tokenize` counts, and what is left of a prompt that may be cut.
+/// What `/tokenize` counts and `/detokenize` takes, and what is left of a prompt that may be cut.
 const TOKENS_MAX: usize = 1 << 20;
 /// A longer text is counted in pieces of this before it is encoded as a whole: an encoder takes hundreds of bytes for a word, and every word
 /// is a token at least.
@@ -31,7 +31,7 @@ pub struct Input {
     pub tokens: Arc<[u32]>,
     pub max_new_tokens: usize,
     /// Its text, if it is to be echoed.
-    pub echo: String,
+    pub echo: Option<Arc<str>>,
     pub prompt_logprobs: bool,
 }
 
@@ -42,6 +42,9 @@ pub struct Echo {
     /// Logprobs are told at all.
     pub logprobs: bool,
 }
+
+/// A prompt's tokens, and the text that they are all of, if it was sent as one.
+type Prompt<'a> = (Vec<u32>, Option<&'a str>);
 
 /// The prompts, each with room for its output.
 ///
@@ -60,15 +63,24 @@ pub fn inputs(
         Kind::Chat => {
             let text = chat_text(f, ready, tools.and_then(|t| t.described()))?;
             check_length("messages", &text, f, ready)?;
-            vec![chat_tokens(&text, f, tokens_max(f, ready), ready)?]
+            vec![(chat_tokens(&text, f, tokens_max(f, ready), ready)?, None)]
         }
     };
     if let Some(last) = f.int("truncate_prompt_tokens", 1, i64::from(u32::MAX))? {
         let last = usize::try_from(last).unwrap_or(usize::MAX);
-        prompts.iter_mut().for_each(|p| drop(p.drain(..p.len().saturating_sub(last))));
+        for (tokens, sent) in prompts.iter_mut().filter(|(tokens, _)| tokens.len() > last) {
+            tokens.drain(..tokens.len() - last);
+            *sent = None;
+        }
     }
-    let build = |tokens: Vec<u32>| -> Result<Input, ApiError> {
-        let text = if echo.text { told(&tokens, ready)? } else { String::new() };
+    let build = |(tokens, sent): Prompt<'_>| -> Result<Input, ApiError> {
+        let text = match sent {
+            _ if !echo.text => None,
+            // what the tokens say lacks the special ones, which a client may well have written
+            Some(text) if !echo.logprobs => Some(text.into()),
+            // offsets are counted in what the tokens say
+            _ => Some(told(&tokens, ready)?.into()),
+        };
         let max_new_tokens = fit(kind, tokens.len(), max_tokens, ready)?;
         Ok(Input { tokens: tokens.into(), max_new_tokens, echo: text, prompt_logprobs: echo.text && echo.logprobs })
     };
@@ -108,12 +120,31 @@ fn check_count(param: &str, text: &str, most: usize, ready: &Ready) -> Result<()
         let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
         count = (count + ready.codec.encode(piece, false)?.len()).saturating_sub(SEAM_TOKENS);
         if count > most {
-            let message = format!("the text has more than {most} tokens, the most that are taken here");
-            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+            return Err(too_many(
+                param,
+                &format!("the text has more than {most} tokens, the most that are taken here"),
+            ));
         }
         rest = after;
     }
     Ok(())
+}
+
+/// The tokens of `/detokenize` are no more than `/tokenize` gives: each may become hundreds of bytes of text.
+///
+/// # Errors
+/// They are more.
+pub fn check_tokens(f: &Fields<'_>) -> Result<(), ApiError> {
+    match f.get("tokens").and_then(Value::as_array).map(Vec::len) {
+        Some(count) if count > TOKENS_MAX => {
+            Err(too_many("tokens", &format!("the list has {count} tokens; at most {TOKENS_MAX} are taken here")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn too_many(param: &str, message: &str) -> ApiError {
+    ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message.to_owned()) }
 }
 
 /// The tokens of a conversation, as the model's template writes it.
@@ -185,8 +216,7 @@ fn fit(kind: Kind, prompt: usize, wanted: Option<usize>, ready: &Ready) -> Resul
 }
 
 fn too_long(param: &str, longest: usize, what: &str) -> ApiError {
-    let message = format!("this model's longest sequence is {longest} tokens; the prompt {what}");
-    ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) }
+    too_many(param, &format!("this model's longest sequence is {longest} tokens; the prompt {what}"))
 }
 
 /// No prompt of more tokens is served. One that may be cut may have been longer.
@@ -211,19 +241,20 @@ fn check_length(param: &str, text: &str, f: &Fields<'_>, ready: &Ready) -> Resul
 }
 
 /// `prompt`: a text, a list of token ids, or a list of either.
-fn completion_prompts(f: &Fields<'_>, ready: &Ready) -> Result<Vec<Vec<u32>>, ApiError> {
+fn completion_prompts<'a>(f: &Fields<'a>, ready: &Ready) -> Result<Vec<Prompt<'a>>, ApiError> {
     let vocab = ready.info.vocab_size;
     let wanted = || {
         let ids = token_list_wanted(vocab);
         f.wrong("prompt", &format!("a text, {ids}, or a list of at most {PROMPTS_MAX} of either, none of them empty"))
     };
     let special = f.bool("add_special_tokens")?.unwrap_or(true);
-    let one = |value: &Value| match value {
+    let one = |value: &'a Value| match value {
         Value::String(text) => {
             check_length("prompt", text, f, ready)?;
-            encode("prompt", text, special, tokens_max(f, ready), ready)
+            let tokens = encode("prompt", text, special, tokens_max(f, ready), ready)?;
+            Ok((tokens, Some(text.as_str())))
         }
-        other => token_list(other, vocab).ok_or_else(wanted),
+        other => Ok((token_list(other, vocab).ok_or_else(wanted)?, None)),
     };
     let prompts = match f.get("prompt") {
         Some(Value::Array(list)) if list.first().is_some_and(|v| !v.is_number()) && list.len() <= PROMPTS_MAX => {
@@ -232,7 +263,7 @@ fn completion_prompts(f: &Fields<'_>, ready: &Ready) -> Result<Vec<Vec<u32>>, Ap
         Some(value) => vec![one(value)?],
         None => return Err(wanted()),
     };
-    if prompts.iter().any(Vec::is_empty) { Err(wanted()) } else { Ok(prompts) }
+    if prompts.iter().any(|(tokens, _)| tokens.is_empty()) { Err(wanted()) } else { Ok(prompts) }
 }
 
 /// A message as templates want it: content as one text, arguments of calls as objects, `developer` as `system`.

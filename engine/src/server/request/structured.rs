@@ -45,11 +45,13 @@ pub fn form(f: &Fields<'_>, job: &Job, (ignore_eos, outputs): (bool, usize)) -> 
     if let Some(GrammarSpec::Lark(text)) = &by_tools {
         check_size("tools", text.len())?;
     }
-    asked.extend(by_tools.map(|grammar| ("tools", grammar)));
-    if let [_, (second, _), ..] = asked.as_slice() {
-        let message = format!("{second} cannot go with {}: the output has one form", asked[0].0);
+    // tools that the model is free to call are none by which the output goes, but a form would never let it call any
+    let names = asked.iter().map(|(name, _)| *name).chain(job.tools.as_ref().map(|_| "tools"));
+    if let [first, second, ..] = names.collect::<Vec<_>>()[..] {
+        let message = format!("{second} cannot go with {first}: the output has one form");
         return Err(ApiError::invalid(second, message));
     }
+    asked.extend(by_tools.map(|grammar| ("tools", grammar)));
     let Some((param, spec)) = asked.pop() else { return Ok(None) };
     // The form says when the output ends and which tokens may come; these say something else.
     let rivals = [

@@ -12,6 +12,9 @@ const PYTHON_TAG: &str = "<|python_tag|>";
 /// Mistral's mark of a list of calls; mostly a special token.
 pub(super) const TOOL_CALLS: &str = "[TOOL_CALLS]";
 
+/// A call whose arguments begin later is read as a whole.
+const HEAD_BYTES_MAX: usize = 4 << 10;
+
 /// A piece of a call: the first one of each has a head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallPiece {
@@ -54,8 +57,11 @@ pub struct ToolParser {
 #[derive(Debug)]
 enum State {
     Text,
-    /// In a call whose head is not known; where its object ends.
-    Head(ObjectEnd),
+    /// In a call whose head is not known; where its object ends, and how much of the rest holds no beginning of an end mark.
+    Head {
+        end: ObjectEnd,
+        sought: usize,
+    },
     /// In the arguments, `sent` bytes of the rest were given out.
     Arguments {
         sent: usize,
@@ -65,6 +71,12 @@ enum State {
     Tail(ObjectEnd),
     /// After a call's object.
     Closing,
+}
+
+impl State {
+    fn head() -> Self {
+        Self::Head { end: ObjectEnd::default(), sought: 0 }
+    }
 }
 
 impl ToolParser {
@@ -91,7 +103,7 @@ impl ToolParser {
     /// What is left when no more text comes: a call without its end mark is a call, an unfinished one is text.
     pub fn finish(&mut self) -> Parsed {
         let mut out = self.push("");
-        if let State::Head(_) = self.state {
+        if let State::Head { .. } = self.state {
             let raw = std::mem::take(&mut self.rest);
             self.call_or_text(&raw, "", &mut out);
         }
@@ -113,7 +125,7 @@ impl ToolParser {
                 ToolFormat::Llama3 => self.llama_text(out),
                 ToolFormat::Mistral => self.mistral_text(out),
             },
-            State::Head(_) => self.read_head(out),
+            State::Head { .. } => self.read_head(out),
             State::Arguments { .. } => self.read_arguments(out),
             State::Tail(_) => self.read_tail(),
             State::Closing => self.close(),
@@ -127,7 +139,7 @@ impl ToolParser {
                 self.say(before, out);
                 OPEN.clone_into(&mut self.opened);
                 self.rest = after.to_owned();
-                self.state = State::Head(ObjectEnd::default());
+                self.state = State::head();
                 true
             }
             None => {
@@ -153,7 +165,7 @@ impl ToolParser {
         }
         self.rest = text.strip_prefix(PYTHON_TAG).unwrap_or(text).to_owned();
         if self.rest.starts_with('{') {
-            self.state = State::Head(ObjectEnd::default());
+            self.state = State::head();
         }
         !self.rest.is_empty()
     }
@@ -174,7 +186,7 @@ impl ToolParser {
             Some(list) => {
                 marked[..marked.len() - list.len()].clone_into(&mut self.opened);
                 self.rest = list.to_owned();
-                self.state = State::Head(ObjectEnd::default());
+                self.state = State::head();
             }
             None if after.trim_start().is_empty() => {
                 self.rest = marked.to_owned();
@@ -189,7 +201,16 @@ impl ToolParser {
     }
 
     fn read_head(&mut self, out: &mut Parsed) -> bool {
-        match head(&self.rest) {
+        let first = self.rest.trim_start().chars().next();
+        if self.format == ToolFormat::Hermes && first.is_some_and(|first| first != '{') {
+            // no call, whatever comes: nobody is to wait for its end
+            let opened = std::mem::take(&mut self.opened);
+            self.say(&opened, out);
+            self.state = State::Text;
+            return true;
+        }
+        // the same part of it however it comes, and no more: it is read anew with each piece
+        match head(&self.rest[..self.rest.floor_char_boundary(HEAD_BYTES_MAX)]) {
             Head::Called { name, arguments_at } if self.names.contains(&name) => {
                 self.open(Some(name), out);
                 self.state = State::Arguments { sent: arguments_at, arguments: ObjectEnd::from(arguments_at) };
@@ -202,8 +223,8 @@ impl ToolParser {
     /// A call that has to be seen as a whole: up to its end mark, or to the end of its object where there is none.
     fn end_of_odd_call(&mut self, out: &mut Parsed) -> bool {
         let end = match (self.format, &mut self.state) {
-            (ToolFormat::Hermes, _) => self.rest.find(CLOSE),
-            (ToolFormat::Llama3 | ToolFormat::Mistral, State::Head(end)) => end.find(&self.rest),
+            (ToolFormat::Hermes, State::Head { sought, .. }) => find_on(&self.rest, CLOSE, sought),
+            (ToolFormat::Llama3 | ToolFormat::Mistral, State::Head { end, .. }) => end.find(&self.rest),
             _ => None,
         };
         let Some(end) = end else { return false };
@@ -281,7 +302,7 @@ impl ToolParser {
     fn next_of_list(&mut self) -> bool {
         self.opened = ",".to_owned();
         self.rest = self.rest.trim_start()[1..].to_owned();
-        self.state = State::Head(ObjectEnd::default());
+        self.state = State::head();
         true
     }
 
@@ -317,6 +338,13 @@ impl ToolParser {
         }
         self.blanks += &text[solid.len()..];
     }
+}
+
+/// Finds a mark in text that only ever grows; `sought`: before that byte none begins.
+fn find_on(text: &str, mark: &str, sought: &mut usize) -> Option<usize> {
+    let found = text[*sought..].find(mark).map(|at| *sought + at);
+    *sought = found.unwrap_or_else(|| text.len() - overlap(text, mark));
+    found
 }
 
 /// Templates of Mistral's take back calls whose ids are nine letters and digits, and no others.

@@ -87,6 +87,41 @@ fn what_is_no_call_stays_text() {
 }
 
 #[test]
+fn what_can_be_no_call_is_told_at_once() {
+    let mut parser = ToolParser::new(ToolFormat::Hermes, vec!["f".into()], 9, "c".into());
+    let mut said = |text: &str| parser.push(text).text;
+    assert_eq!(
+        [said("<tool_call>"), said("\n"), said("<function=f>"), said(" and")],
+        ["", "", "<tool_call>\n<function=f>", " and"]
+    );
+    assert_eq!(said("<tool_call>\n{"), "", "this may be one");
+    let after = "<tool_call>so <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+    check(ToolFormat::Hermes, after, "<tool_call>so", &[("f", "{}")]);
+}
+
+#[test]
+fn an_end_mark_is_sought_only_in_what_is_new() {
+    let (mut sought, mut text) = (0, "é".repeat(9));
+    assert_eq!((find_on(&text, CLOSE, &mut sought), sought), (None, 18));
+    text += "</tool";
+    assert_eq!((find_on(&text, CLOSE, &mut sought), sought), (None, 18), "it may begin there");
+    text += "_x </tool";
+    assert_eq!((find_on(&text, CLOSE, &mut sought), sought), (None, 27));
+    text += "_call>";
+    assert_eq!(find_on(&text, CLOSE, &mut sought), Some(27));
+}
+
+/// What is read anew with each piece has a bound, and a call that passes it is one all the same.
+#[test]
+fn a_call_with_a_long_head_is_read_as_a_whole() {
+    let blanks = " ".repeat(HEAD_BYTES_MAX);
+    let long = format!("<tool_call>{{\"name\":{blanks}\"f\", \"arguments\": {{\"a\": 1}}}}</tool_call>");
+    for size in [1, 1000, long.len()] {
+        assert_eq!(run(ToolFormat::Hermes, &long, size, 9), (String::new(), vec![("f".into(), "{\"a\":1}".into())]));
+    }
+}
+
+#[test]
 fn llama_calls_are_the_whole_answer() {
     let one = "{\"name\": \"f\", \"parameters\": {\"x\": {\"y\": \"}\"}}}";
     check(ToolFormat::Llama3, one, "", &[("f", "{\"x\": {\"y\": \"}\"}}")]);
