@@ -47,7 +47,8 @@ pub(super) enum Next {
     Later,
 }
 
-/// Samples the row's tokens, if it is to have any, and notes their logprobs.
+/// Samples the row's tokens, if it is to have any, and notes their logprobs. Masks are waited for until then; `alive` is called with each row
+/// of logits that was gone through.
 ///
 /// # Errors
 /// What is wrong with this sequence's logits or its rules; the sequence ends, its neighbours do not (EP5).
@@ -56,10 +57,11 @@ pub(super) fn sample_row(
     row: &PlanRow,
     input: &SeqInput,
     rows: &Rows,
-    masks_until: Instant,
+    (masks_until, alive): (Instant, &dyn Fn()),
 ) -> Result<Next, Miss> {
     let SeqLogits { rows, drawn } = rows.as_ref().map_err(|error| Miss::Failed(error.clone()))?;
     if matches!(input.logits, LogitsWanted::Drawn(_)) && rows.is_empty() {
+        alive();
         live.logprobs = vec![None];
         return Ok(Next::Tokens(vec![live.sampler.drawn(*drawn)?.token]));
     }
@@ -78,6 +80,7 @@ pub(super) fn sample_row(
         let told = live.submission.request.prompt.get(position + 1);
         if let (Some(logits), Some(token)) = (rows.get(position - input.start_pos), told) {
             live.prompt_logprobs.push(live.sampler.logprob_of(logits, *token));
+            alive();
         }
     }
     if !row.samples {
@@ -85,10 +88,13 @@ pub(super) fn sample_row(
     }
     let (drafts, first) = (&input.tokens[input.tokens.len() - row.drafts..], rows.len().saturating_sub(row.drafts + 1));
     // behind an accepted guess the grammar's next mask may be late: the yield ends there, and nothing is lost
-    let draw = |at: usize| match live.sampler.is_ready(masks_until, MASK_TIME_MAX) {
-        Ok(true) => live.sampler.sample(&rows[first + at]).map_err(Miss::from),
-        Ok(false) => Err(Miss::Failed("the grammar's mask is late".to_owned())),
-        Err(error) => Err(error.into()),
+    let draw = |at: usize| {
+        alive();
+        match live.sampler.is_ready(masks_until, MASK_TIME_MAX) {
+            Ok(true) => live.sampler.sample(&rows[first + at]).map_err(Miss::from),
+            Ok(false) => Err(Miss::Failed("the grammar's mask is late".to_owned())),
+            Err(error) => Err(error.into()),
+        }
     };
     let sampled = verify(drafts, |sampled| sampled.token, draw)?;
     let (tokens, logprobs) = sampled.into_iter().map(|sampled| (sampled.token, sampled.logprob)).unzip();

@@ -7,7 +7,7 @@ use super::*;
 use crate::grammar::tests::{Bytes, END, held, info};
 use crate::grammar::{Constraint, GrammarSpec, Grammars, MASK_TIME_MAX_ALONE};
 use crate::handle::{End, GenerateRequest, RequestStream, TokenEvent};
-use crate::model::{KvShape, LogitsWanted, SeqInput, StepBatch, StepLogits};
+use crate::model::{KvShape, LogitsWanted, Pulse, SeqInput, StepBatch, StepLogits};
 use crate::sampling::{LogitRules, SamplingParams};
 
 /// What the device draws in all of these tests; greedily it would be 0.
@@ -40,7 +40,9 @@ impl Model for Plain {
         if draws == count {
             return Ok(StepLogits { rows: vec![Vec::new(); count], drawn: vec![DRAWN; count] });
         }
-        Ok(StepLogits::of(batch.seqs.iter().map(|_| vec![vec![0.0; self.info.vocab_size]]).collect()))
+        let rows = |seq: &SeqInput| if seq.logits == LogitsWanted::All { seq.tokens.len() } else { 1 };
+        let likes = |seq| vec![vec![0.0; self.info.vocab_size]; rows(seq)];
+        Ok(StepLogits::of(batch.seqs.iter().map(likes).collect()))
     }
 }
 
@@ -72,8 +74,9 @@ fn asking_beside(request: GenerateRequest, beside: Vec<GenerateRequest>) -> One 
     let model = Plain { info, steps: steps.clone() };
     let heart = Heart::new(None, shared.board.clone());
     let mut core = Core::new(Box::new(model), limits, shared.clone(), heart, false);
-    let mut ask = |request| {
-        let request = GenerateRequest { prompt: [1].into(), max_new_tokens: 2, ..request };
+    let mut ask = |request: GenerateRequest| {
+        let prompt = if request.prompt.is_empty() { [1].into() } else { request.prompt.clone() };
+        let request = GenerateRequest { prompt, max_new_tokens: 2, ..request };
         let stream = handle.submit(vec![request]).unwrap().remove(0);
         core.submit(outbox.try_recv().unwrap());
         stream
@@ -138,6 +141,22 @@ async fn the_model_draws_for_whoever_needs_no_row() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// The guard outside sees neither rows nor tokens: to it a loop that samples many rows for longer than a lease would stand still.
+#[tokio::test]
+async fn each_row_that_is_sampled_is_a_sign_of_life() {
+    let of = |prompt_logprobs| {
+        let sampling = SamplingParams { logprobs: Some(2), ..SamplingParams::default() };
+        GenerateRequest { sampling, prompt_logprobs, prompt: [1, 1, 1, 1].into(), ..Default::default() }
+    };
+    let pulse = Pulse::default();
+    let mut one = asking_beside(of(true), vec![of(false), of(false)]);
+    drop(one.shared.pulse.set(pulse.clone()));
+    assert!(one.core.step(&Faults::new(Vec::new())).unwrap());
+    assert_eq!(pulse.load(Ordering::Relaxed), 3 + 3, "the prompts' last rows, and those that one tells of");
+    assert!(one.core.step(&Faults::new(Vec::new())).unwrap());
+    assert_eq!(pulse.load(Ordering::Relaxed), 3 + 3 + 3);
 }
 
 /// A request that forbids itself every token is not the engine's fault, and no step failed.

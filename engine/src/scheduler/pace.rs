@@ -4,12 +4,18 @@
 /// Chunks below this say more about the step around them than about themselves.
 const PREFILL_TOKENS_MIN: usize = 16;
 
+/// What a step of decodes counts for.
+const DECODES_TELL: f64 = 1.0 / 8.0;
 /// A step that took so many times what was expected says that the machine stood still, not that tokens cost that much.
 const BELIEVED_MAX: f64 = 2.0;
+/// A step with so many prompt tokens counts for half; fewer say the less of themselves, the more of what ran beside them.
+const TELLING_TOKENS: f64 = 700.0;
+/// A prompt that was a smaller part of its step is no answer to doubts: as much may be chance.
+const ANSWERING_PART: f64 = 1.0 / 8.0;
 /// What a refusal leaves of the estimate by which the next one is made.
 const HOPE: f64 = 15.0 / 16.0;
 
-/// Running means, each new step counting for an eighth.
+/// Running means: of steps of decodes, each new one counting for an eighth, and of prompts, each step counting by its tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pace {
     /// A step of decodes alone, whatever their number.
@@ -24,16 +30,20 @@ impl Pace {
     pub fn learn(&mut self, decode_tokens: usize, prefill_tokens: usize, took_ns: u64) {
         let took_ns = took_ns as f64;
         if prefill_tokens == 0 {
-            blend(&mut self.decode_step_ns, took_ns);
+            blend(&mut self.decode_step_ns, took_ns, DECODES_TELL);
         } else if prefill_tokens >= PREFILL_TOKENS_MIN {
             let beside = if decode_tokens > 0 { self.decode_step_ns.unwrap_or(0.0) } else { 0.0 };
-            // A slow minute may make the decodes look dearer than the whole step; half of it at least was the prompt.
-            let seen = (took_ns - beside).max(took_ns / 2.0) / prefill_tokens as f64;
-            let hope = self.hope();
-            // Doubts that it bears out are taken for what was measured, as far as it goes; the others end.
-            self.prefill_token_ns.iter_mut().for_each(|mean| *mean = mean.min(seen.max(*mean * hope)));
-            self.refusals = 0;
-            blend(&mut self.prefill_token_ns, seen);
+            let tells = prefill_tokens as f64 / (prefill_tokens as f64 + TELLING_TOKENS);
+            // A slow minute may make the decodes look dearer than the whole step; some of it at least was the prompt, but not half of it
+            // where few tokens ran beside many decodes.
+            let seen = (took_ns - beside).max(took_ns * tells / 2.0) / prefill_tokens as f64;
+            if took_ns - beside >= took_ns * ANSWERING_PART {
+                let hope = self.hope();
+                // Doubts that it bears out are taken for what was measured, as far as it goes; the others end.
+                self.prefill_token_ns.iter_mut().for_each(|mean| *mean = mean.min(seen.max(*mean * hope)));
+                self.refusals = 0;
+            }
+            blend(&mut self.prefill_token_ns, seen, tells);
         }
     }
 
@@ -59,8 +69,8 @@ impl Pace {
     }
 }
 
-fn blend(mean: &mut Option<f64>, seen: f64) {
-    *mean = Some(mean.map_or(seen, |mean| mean + (seen.min(mean * BELIEVED_MAX) - mean) / 8.0));
+fn blend(mean: &mut Option<f64>, seen: f64, tells: f64) {
+    *mean = Some(mean.map_or(seen, |mean| mean + (seen.min(mean * BELIEVED_MAX) - mean) * tells));
 }
 
 #[cfg(test)]
@@ -106,6 +116,56 @@ mod tests {
         assert_eq!(pace.prefill_ns(1), None);
         pace.learn(1, 0, 1_000_000);
         pace.learn(1, 100, 100_000);
-        assert_eq!(pace.prefill_ns(100), Some(50_000));
+        assert_eq!(pace.prefill_ns(100), Some(6_250));
+    }
+
+    const MS: u64 = 1_000_000;
+
+    fn is_near(pace: &Pace, token_ns: u64) -> bool {
+        pace.prefill_ns(1).is_some_and(|ns| (token_ns / 2..=token_ns * 2).contains(&ns))
+    }
+
+    #[test]
+    fn short_prompts_beside_many_decodes_do_not_make_long_ones_dear() {
+        let mut pace = Pace::default();
+        for step in 0..1_000 {
+            pace.learn(64, 0, 25 * MS);
+            // as the machine has it: one comes a little late, the next a little early
+            pace.learn(64, 16, if step % 2 == 0 { 24 * MS } else { 28 * MS });
+        }
+        assert!(is_near(&pace, MS * 8 / 100), "{pace:?}");
+        for _ in 0..100 {
+            pace.learn(64, 0, 25 * MS);
+            pace.learn(64, 512, 25 * MS + 512 * MS * 8 / 100);
+            assert!(is_near(&pace, MS * 8 / 100), "{pace:?}");
+        }
+        (0..1_000).for_each(|_| pace.learn(64, 16, 26 * MS));
+        assert!(is_near(&pace, MS * 8 / 100), "{pace:?}");
+    }
+
+    #[test]
+    fn a_short_prompt_beside_many_decodes_answers_no_doubts() {
+        let mut pace = Pace::default();
+        pace.learn(64, 0, 25 * MS);
+        pace.learn(64, 512, 25 * MS + 512 * MS * 8 / 100);
+        (0..100).for_each(|_| pace.doubt());
+        let doubted = pace;
+        pace.learn(64, 16, 25 * MS);
+        assert!(pace.prefill_ns(100) < Some(1_000_000), "the next long one still has its chance");
+        let measured = |pace: Pace| pace.prefill_tokens_in(1_000 * MS).unwrap();
+        assert!(measured(pace) < measured(doubted) * 11 / 10, "and what was measured is hardly less");
+        pace.learn(64, 512, 25 * MS + 512 * MS * 8 / 100);
+        assert!(is_near(&pace, MS * 8 / 100), "{pace:?}");
+    }
+
+    #[test]
+    fn prompts_that_become_dear_are_learned_by_long_chunks_soon_and_by_short_ones_too() {
+        for (tokens, steps) in [(512, 8), (16, 200)] {
+            let mut pace = Pace::default();
+            pace.learn(64, 0, 25 * MS);
+            pace.learn(64, 512, 25 * MS + 512 * MS * 8 / 100);
+            (0..steps).for_each(|_| pace.learn(64, tokens, 25 * MS + tokens as u64 * MS * 64 / 100));
+            assert!(is_near(&pace, MS * 64 / 100), "{tokens}: {pace:?}");
+        }
     }
 }
