@@ -6,7 +6,10 @@ use crate::raw::{Op, Portable, Simd as _};
 #[derive(Debug, Clone, Copy)]
 pub enum Isa {
     #[cfg(target_arch = "x86_64")]
-    Avx512(crate::raw::Avx512),
+    Avx512(crate::raw::Avx512<true>),
+    /// The same without products of bf16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(crate::raw::Avx512<false>),
     #[cfg(target_arch = "x86_64")]
     Avx2(crate::raw::Avx2),
     Portable(Portable),
@@ -24,6 +27,7 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         {
             all.extend(crate::raw::Avx512::detect().map(Self::Avx512));
+            all.extend(crate::raw::Avx512::detect().map(Self::Avx512Vnni));
             all.extend(crate::raw::Avx2::detect().map(Self::Avx2));
         }
         all.push(Self::Portable(Portable));
@@ -44,11 +48,13 @@ impl Isa {
         false
     }
 
-    /// `avx512`, `avx2`, `portable`.
+    /// `avx512`, `avx512-vnni`, `avx2`, `portable`.
     pub fn name(self) -> &'static str {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(_) => "avx512-vnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => "avx2",
             Self::Portable(_) => "portable",
@@ -60,6 +66,8 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(s) => s.run(op),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(s) => s.run(op),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(s) => s.run(op),
             Self::Portable(s) => s.run(op),
