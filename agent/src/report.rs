@@ -104,10 +104,11 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Starts the task. `agent_dir` keeps the transition times over a restart of the detector.
-    pub fn start(pod: PodIdentity, agent_dir: &Path) -> Self {
+    /// Starts the task. `agent_dir` keeps the transition times over a restart of the detector; `last_serving` is what the API told the one
+    /// before, until it answers this one.
+    pub fn start(pod: PodIdentity, agent_dir: &Path, last_serving: bool) -> Self {
         let (wish, wishes) = watch::channel(None);
-        let (says, heard) = watch::channel(Heard::default());
+        let (says, heard) = watch::channel(Heard { last_serving, ..Heard::default() });
         let memory = agent_dir.join("conditions.json");
         tokio::spawn(report(pod, memory, connect, wishes, says));
         Self { wish, heard }

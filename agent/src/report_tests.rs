@@ -178,3 +178,13 @@ async fn d03_an_agent_cut_off_from_the_api_says_only_the_newest_when_it_is_back(
     assert!(text.contains("wish 999") && text.matches("PATCH ").count() == 1, "{text}");
     reporting.abort();
 }
+
+/// A detector that starts while nobody answers must not fence the last replica that serves (I3).
+#[tokio::test]
+async fn what_the_api_said_last_of_who_else_serves_holds_until_it_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    for last_serving in [true, false] {
+        let heard = Reporter::start(pod(), dir.path(), last_serving).heard();
+        assert_eq!((heard.last_serving, heard.answered_ms), (last_serving, None));
+    }
+}

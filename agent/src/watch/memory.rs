@@ -27,6 +27,8 @@ pub struct Memory {
     /// This engine has delivered tokens, or needs not show that it does.
     pub proven: bool,
     pub fenced: bool,
+    /// The API said that no other replica of its deployment serves (I3).
+    pub last_serving: bool,
     /// What refused clients were told; empty while the gate was open.
     pub refusal: String,
     pub incidents: Incidents,
@@ -87,6 +89,7 @@ pub struct Known<'a> {
     pub fit: bool,
     pub proven: bool,
     pub fenced: bool,
+    pub last_serving: bool,
     pub refusal: &'a str,
     pub incidents: &'a Incidents,
     pub last_unattended_ms: Option<u64>,
@@ -95,8 +98,10 @@ pub struct Known<'a> {
 
 impl Memory {
     fn holds(&self, now: &Known<'_>) -> bool {
-        let Known { engine, fit, proven, fenced, refusal, incidents, last_unattended_ms, drain_ended } = *now;
-        (self.engine, self.fit, self.proven, self.fenced) == (engine, fit, proven, fenced)
+        let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, last_unattended_ms, drain_ended } =
+            *now;
+        (self.engine, self.fit, self.proven) == (engine, fit, proven)
+            && (self.fenced, self.last_serving) == (fenced, last_serving)
             && (self.last_unattended_ms, self.drain_ended) == (last_unattended_ms, drain_ended)
             && self.refusal == refusal
             && self.incidents == *incidents
@@ -137,7 +142,8 @@ impl Keeper {
             return;
         }
         self.put = Instant::now();
-        let Known { engine, fit, proven, fenced, refusal, incidents, last_unattended_ms, drain_ended } = *now;
+        let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, last_unattended_ms, drain_ended } =
+            *now;
         let (refusal, incidents) = (refusal.to_owned(), incidents.clone());
         let boot_id = std::mem::take(&mut self.written.boot_id);
         self.written = Memory {
@@ -145,6 +151,7 @@ impl Keeper {
             fit,
             proven,
             fenced,
+            last_serving,
             refusal,
             incidents,
             last_unattended_ms,
@@ -203,13 +210,14 @@ mod tests {
     fn what_could_not_be_written_is_written_when_there_is_room() {
         let dir = tempfile::tempdir().unwrap();
         let agent_dir = dir.path().join("not");
-        let mut keeper = Keeper::start(&agent_dir, Memory::default()).unwrap();
+        let mut keeper = Keeper::start(&agent_dir, Memory { boot_id: boot_id(), ..Memory::default() }).unwrap();
         let (incidents, begun) = (Incidents::default(), Instant::now());
         let known = Known {
             engine: Some((1, 2)),
             fit: true,
             proven: true,
             fenced: false,
+            last_serving: true,
             refusal: "",
             incidents: &incidents,
             last_unattended_ms: None,
@@ -226,6 +234,7 @@ mod tests {
             keeper.keep(&known);
             std::thread::sleep(Duration::from_millis(5));
         }
+        assert!(Memory::recall(&agent_dir).last_serving, "and known to whoever comes after");
     }
 
     #[test]

@@ -140,7 +140,7 @@ impl Watch {
         let recovery = Recovery::new(config.recovery_policy()).with_last_unattended(memory.last_unattended_ms);
         let own_fence = memory.fenced && same;
         let fenced = own_fence || hand.is_some();
-        let reporter = config.pod.clone().map(|pod| Reporter::start(pod, dir));
+        let reporter = config.pod.clone().map(|pod| Reporter::start(pod, dir, memory.last_serving));
         let stdout = |line: Vec<u8>| _ = io::stdout().write_all(&line).and_then(|()| io::stdout().flush());
         let stdout = Latest::start("status", stdout).map_err(WatchError::Thread)?;
         Ok(Self {

@@ -102,6 +102,7 @@ impl Watch {
             fenced: self.own_fence,
             refusal: &self.control.reason,
             incidents: &self.acts.incidents,
+            last_serving: self.publisher.heard().last_serving,
             last_unattended_ms: self.recovery.last_unattended_ms(),
             drain_ended: self.drain_ended,
         });
