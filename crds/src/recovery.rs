@@ -106,10 +106,11 @@ pub struct Recovery {
     /// never all. A pod that finds no other place for 30 s ends it.
     #[schemars(range(min = 1, max = 50))]
     pub avoid_nodes_percent: i32,
-    /// If no operator answers a confirmed stall for this long, the agent may grant itself one restart (I1). A duration such as `5m`.
+    /// If no operator answers a confirmed stall for this long, the agent may grant itself one restart (I1). A duration such as `5m`;
+    /// `0s`: never. Less than `10s` counts as `10s`.
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub unattended_after: String,
-    /// At most one such restart in this long. A duration such as `1h`.
+    /// At most one such restart in this long. A duration such as `1h`; less than `1m` counts as `1m`.
     #[schemars(length(min = 2, max = 32), regex(pattern = r"^([0-9]+(ms|s|m|h))+$"), extend("x-kubernetes-validations" = duration_rules()))]
     pub unattended_window: String,
     /// A request that was in flight at the stalls of two replicas, and was not answered within `poisonFor`, is refused by all of them with

@@ -70,8 +70,8 @@ impl WatchConfig {
                 Mode::Fence => vitals::recovery::Mode::Fence,
                 Mode::Recover => vitals::recovery::Mode::Recover,
             },
-            unattended_after_ms: self.unattended_after.map(milliseconds),
-            unattended_window_ms: milliseconds(self.unattended_window),
+            unattended_after_ms: unattended(self.unattended_after.map(milliseconds)),
+            unattended_window_ms: milliseconds(self.unattended_window).max(WINDOW_MS_MIN),
             self_grant: self.standalone,
             ..RecoveryPolicy::default()
         }
@@ -86,6 +86,11 @@ impl WatchConfig {
         }
     }
 }
+
+/// What an operator says is read once a second, and it is busy or elected anew for seconds: whoever takes that for absence restarts all replicas
+/// at once, whatever the budget (I1, I2).
+const UNATTENDED_MS_MIN: u64 = 10_000;
+const WINDOW_MS_MIN: u64 = 60_000;
 
 /// What a note makes of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,11 +121,16 @@ impl Told {
     pub fn over(self, policy: RecoveryPolicy) -> RecoveryPolicy {
         RecoveryPolicy {
             mode: self.mode,
-            unattended_after_ms: self.unattended_after_ms.or(policy.unattended_after_ms),
-            unattended_window_ms: self.unattended_window_ms.unwrap_or(policy.unattended_window_ms),
+            unattended_after_ms: unattended(self.unattended_after_ms.or(policy.unattended_after_ms)),
+            unattended_window_ms: self.unattended_window_ms.unwrap_or(policy.unattended_window_ms).max(WINDOW_MS_MIN),
             ..policy
         }
     }
+}
+
+/// Never where it is 0, as all other times that end nothing then; else after long enough that an operator which is there was heard.
+fn unattended(after_ms: Option<u64>) -> Option<u64> {
+    after_ms.filter(|after_ms| *after_ms > 0).map(|after_ms| after_ms.max(UNATTENDED_MS_MIN))
 }
 
 /// As the detector counts.
@@ -154,5 +164,16 @@ mod tests {
         assert_eq!(soon, fences);
         let observes = RecoveryPolicy { mode: vitals::recovery::Mode::Observe, ..recovers.clone() };
         assert_eq!([over("Fence"), over(r#"{"mode":"Migrate"}"#)], [observes.clone(), observes]);
+    }
+
+    #[test]
+    fn no_time_is_never_and_little_time_is_enough_for_an_operator_to_be_heard() {
+        let over = |after: &str| {
+            let text = format!(r#"{{"mode":"Recover","unattendedAfter":"{after}","unattendedWindow":"0s"}}"#);
+            let policy = RecoveryPolicy { unattended_after_ms: Some(90_000), ..RecoveryPolicy::default() };
+            let policy = Told::read(&text).unwrap().over(policy);
+            (policy.unattended_after_ms, policy.unattended_window_ms)
+        };
+        assert_eq!(["0s", "1s", "11s"].map(over), [(None, 60_000), (Some(10_000), 60_000), (Some(11_000), 60_000)]);
     }
 }
