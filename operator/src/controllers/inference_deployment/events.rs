@@ -23,6 +23,7 @@ use super::{
     grants::{self, noted},
     observed::{Observed, PodView},
     plan::Plan,
+    restarts,
     rollout::State,
 };
 use crate::{
@@ -106,7 +107,7 @@ fn incurable(observed: &Observed, grant: &Grant) -> String {
     if episode.is_some_and(Episode::unkillable) {
         return "whose engine outlives SIGKILL".to_owned();
     }
-    if pod.is_some_and(|pod| pod.agent_away) && episode.is_some_and(Episode::awaits_grant) {
+    if pod.is_some_and(restarts::is_left) {
         return "whose agent does not run and hears of no restart".to_owned();
     }
     let xids = episode.map(|episode| episode.xids.as_slice()).unwrap_or_default();

@@ -103,7 +103,7 @@ pub fn to_replace(grants: &[Grant], pod: &PodView) -> bool {
     let mine = |grant: &&Grant| {
         grant.pod_uid == pod.uid && grant.action == GrantAction::Replace && grant.episode == episode.id
     };
-    grants.iter().filter(mine).any(|grant| wants_slot(pod) || restarts::fails(grant, pod))
+    grants.iter().filter(mine).any(|grant| wants_slot(pod) || restarts::is_left(pod) || restarts::fails(grant, pod))
 }
 
 /// The note for a pod that asks for a restart while the budget has no slot, if the one that stands there is not fresh.
@@ -171,7 +171,7 @@ fn keep(grant: &Grant, pods: &[PodView], terms: &Terms<'_>, now: &str) -> Option
         return None;
     }
     // A new key is a new grant, whoever holds the slot: a common cause and a mode that grants nothing hold for it too.
-    let held = terms.mode != RecoveryMode::Recover || (terms.hold != Hold::No && pod.asked().is_none());
+    let held = terms.mode != RecoveryMode::Recover || (terms.holds_at(&pod.node) && pod.asked().is_none());
     if reported.episode.id != grant.episode && wants_slot(pod) {
         // The same pod stalled anew: the slot is still its own, if it may have it, and the grant must name the new episode.
         let may = !held && terms.may_restart(pod, now);

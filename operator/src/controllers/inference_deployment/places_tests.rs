@@ -113,6 +113,28 @@ fn a_domain_that_stalls_as_a_whole_is_held_and_the_others_are_not() {
 }
 
 #[test]
+fn while_one_place_is_held_a_restart_that_is_in_vain_elsewhere_is_followed_on_its_slot() {
+    let mut pods: Vec<PodView> = (0..3).map(|n| on("a1", &format!("a{n}"), "Stalled")).collect();
+    pods.extend((0..6).map(|n| on("b1", &format!("b{n}"), "")));
+    for (node, wanted) in [("b1", vec!["p@b1/b".to_owned()]), ("a1", vec![])] {
+        let stalled = on(node, "p", "Stalled");
+        let held = Grant {
+            pod_uid: stalled.uid.clone(),
+            pod: stalled.name.clone(),
+            episode: stalled.open_episode().unwrap().id.clone(),
+            node: node.into(),
+            granted_at: "2026-01-01T00:30:00Z".into(),
+            ..Grant::default()
+        };
+        let mut all = pods.clone();
+        all.push(PodView { agent_away: true, ..stalled });
+        let (grants, hold) = granted(&all, &[held], &fleet((0, 0)));
+        assert!(matches!(hold, Hold::Place(_)), "{hold:?}");
+        assert_eq!(grants, wanted, "{node}");
+    }
+}
+
+#[test]
 fn where_there_is_one_place_the_deployments_own_hold_speaks() {
     let pods: Vec<PodView> = (0..4).map(|n| on("a1", &format!("a{n}"), "Stalled")).collect();
     assert!(matches!(granted(&pods, &[], &fleet((0, 0))).1, Hold::Deployment(_)));

@@ -43,8 +43,15 @@ pub fn in_vain(grant: &Grant, pod: &PodView, terms: &Terms<'_>, now: &str) -> bo
 /// Was this restart granted to an agent that is not there any more, and that will not be back? What it confirmed stands (I1), and nobody else
 /// could take it back.
 fn is_unheard(grant: &Grant, pod: &PodView, now: &str) -> bool {
-    let asks = pod.open_episode().is_some_and(|episode| episode.id == grant.episode && episode.awaits_grant());
-    asks && !pod.leaving && pod.agent_away && older(&grant.granted_at, PATIENCE_MIN, now)
+    let same = pod.open_episode().is_some_and(|episode| episode.id == grant.episode);
+    same && is_left(pod) && older(&grant.granted_at, PATIENCE_MIN, now)
+}
+
+/// Has an agent confirmed a stall and gone before its restart was done? It says that it has the key as soon as it sees it, and uses it only when
+/// the evidence is in.
+pub fn is_left(pod: &PodView) -> bool {
+    let begun = |episode: &Episode| ["Stalled", "Granted", "Killed"].contains(&episode.stage.as_str());
+    pod.agent_away && !pod.leaving && pod.open_episode().is_some_and(begun)
 }
 
 /// Is this pod on its way up again for longer than anybody waits for it?
@@ -142,8 +149,12 @@ mod tests {
 
     #[test]
     fn an_agent_that_is_gone_hears_of_no_grant_and_its_pod_is_replaced() {
+        ["Stalled", "Granted", "Killed"].into_iter().for_each(an_agent_is_gone_in);
+    }
+
+    fn an_agent_is_gone_in(stage: &str) {
         let (infd, held) = (infd("chat"), [granted()]);
-        let stalled = |agent_away| PodView { restarts: 2, agent_away, ..pod("a", "Stalled", 1) };
+        let stalled = |agent_away| PodView { restarts: 2, agent_away, ..pod("a", stage, 1) };
         let look = |agent_away, seconds| look(&infd, &held, stalled(agent_away), seconds);
         assert_eq!(look(true, 600), of("a", GrantAction::Restart), "it may be back");
         assert_eq!(look(true, 601), of("a", GrantAction::Replace));

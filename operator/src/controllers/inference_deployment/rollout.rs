@@ -9,11 +9,12 @@
 //! another way, they stay as they were made.
 
 use crds::rollout::{FailedRevision, FailureReason, OnFailure, RolloutStatus};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::{
     build::{Child, revision},
+    escalate::older,
     observed::{Observed, PodView, owned_by},
 };
 
@@ -221,7 +222,7 @@ fn failure(observed: &Observed, wanted: &str, now: Timestamp) -> Option<FailedRe
     let (reason, message) = stalls(observed, wanted)
         .map(|message| (FailureReason::ReplicaStalled, message))
         .or_else(|| crashes(observed, wanted).map(|message| (FailureReason::ReplicaCrashes, message)))
-        .or_else(|| late(observed, wanted).map(|message| (FailureReason::NoProgress, message)))?;
+        .or_else(|| late(observed, wanted, now).map(|message| (FailureReason::NoProgress, message)))?;
     Some(FailedRevision { revision: wanted.to_owned(), reason, message, at: now.to_string() })
 }
 
@@ -279,7 +280,7 @@ fn ends_by_itself(observed: &Observed, pod: &PodView) -> i32 {
 }
 
 /// The Deployment's own clock, which runs over operators: no new replica came to count in time.
-fn late(observed: &Observed, wanted: &str) -> Option<String> {
+fn late(observed: &Observed, wanted: &str, now: Timestamp) -> Option<String> {
     let live = observed.children.get("Deployment")?;
     let status = &live["status"];
     let current = number(&status["observedGeneration"]) >= number(&live["metadata"]["generation"]);
@@ -288,9 +289,22 @@ fn late(observed: &Observed, wanted: &str) -> Option<String> {
         return None;
     }
     let mut conditions = status["conditions"].as_array().into_iter().flatten();
-    let overdue = conditions.any(|c| c["type"] == "Progressing" && c["reason"] == "ProgressDeadlineExceeded");
+    let reason = conditions.find(|c| c["type"] == "Progressing").map(|c| &c["reason"])?;
     let seconds = observed.infd.spec.rollout.progress_deadline_seconds;
+    let overdue = reason == "ProgressDeadlineExceeded"
+        || reason == "NewReplicaSetAvailable" && never_came(observed, wanted, seconds, now);
     overdue.then(|| format!("no new replica came to deliver within {seconds} s"))
+}
+
+/// A template that came while there were no replicas was there at once, and the Deployment's clock does not run for those that come later.
+fn never_came(observed: &Observed, wanted: &str, seconds: i32, now: Timestamp) -> bool {
+    let (age, now) = (SignedDuration::from_secs(seconds.into()), now.to_string());
+    let waits = |pod: &&PodView| {
+        let old = pod.created_at.as_deref().is_some_and(|at| older(at, age, &now));
+        old && !pod.ready && pod.restarts == 0 && pod.open_episode().is_none()
+    };
+    let mut new = observed.pods.iter().filter(|pod| pod.revision == wanted && !pod.leaving).peekable();
+    new.peek().is_some() && new.all(|pod| waits(&pod))
 }
 
 /// The Deployment's own ReplicaSets. One of somebody else may bear the same labels, and would bring its author's pods in under our name

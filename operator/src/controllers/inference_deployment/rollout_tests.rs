@@ -170,6 +170,30 @@ fn crashes_and_silence_have_names_of_their_own() {
     assert_eq!(bench.word(), "", "that was said of an earlier template");
 }
 
+/// Scaled from nothing, the Deployment takes its template for rolled out, whatever its pods do.
+#[test]
+fn a_revision_that_came_while_there_were_no_replicas_has_a_clock_as_well() {
+    let age = |seconds: i64| Some((now() - jiff::SignedDuration::from_secs(seconds)).to_string());
+    let new = |seconds, pod| PodView { ready: false, progressing: None, created_at: age(seconds), ..pod };
+    let word = |pods: Vec<PodView>| {
+        let mut bench = Bench::new(pods);
+        let whole = json!([{"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]);
+        bench.observed.children.get_mut("Deployment").unwrap()["status"]["conditions"] = whole;
+        bench.observed.infd.spec.rollout.progress_deadline_seconds = 600;
+        bench.word()
+    };
+    assert_eq!(word(vec![new(601, healthy("c")), new(700, healthy("d"))]), "NoProgress");
+    assert_eq!(word(vec![new(599, healthy("c")), new(700, healthy("d"))]), "", "one of them has time left");
+    assert_eq!(word(vec![PodView { ready: true, ..new(700, healthy("c")) }]), "");
+    assert_eq!(
+        word(vec![PodView { restarts: 1, ..new(700, healthy("c")) }]),
+        "",
+        "it was up, or its crashes are counted"
+    );
+    assert_eq!(word(vec![new(700, pod("c", "Suspect", 1))]), "", "its agent judges it");
+    assert_eq!(word(vec![]), "");
+}
+
 #[test]
 fn without_a_way_back_it_fails_where_it_stands() {
     let mut bench = Bench::new(vec![pod("c", "Stalled", 1)]);

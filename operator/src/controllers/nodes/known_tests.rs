@@ -43,17 +43,21 @@ async fn a_list_that_fails_is_asked_for_again_at_once_and_takes_nothing_away() {
 
 /// Two nodes bear the mark of an InferenceDeployment that is gone, and the first must not be touched.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_refuses_keeps_no_other_from_its_marks() {
-    for code in [403, 500] {
+async fn a_node_that_refuses_or_hangs_keeps_no_other_from_its_marks() {
+    for code in [403, 500, NO_ANSWER] {
         assert_eq!(patched(code).await, ["PATCH /api/v1/nodes/n0", "PATCH /api/v1/nodes/n1"], "{code}");
     }
 }
+
+/// For a server that does not answer.
+const NO_ANSWER: u16 = 0;
 
 /// The nodes that a sweep patches where the first of them answers with this code.
 async fn patched(code: u16) -> Vec<String> {
     let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
     let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
+        let mut unanswered = Vec::new();
         let marked = |name: &str| json!({"metadata": {"name": name, "uid": name, "labels": {LABEL_SUSPECT: "true", "avoid.truebeat.io/chat-1": "2020-01-01T00-00-00Z"}}});
         while let Some((request, send)) = handle.next_request().await {
             let line = format!("{} {}", request.method(), request.uri().path());
@@ -66,9 +70,13 @@ async fn patched(code: u16) -> Vec<String> {
                 "PATCH /api/v1/nodes/n1" => (200, json!({"metadata": {"name": "n1"}})),
                 _ => (200, json!({"metadata": {}, "items": []})),
             };
+            _ = say.send(line);
+            if code == NO_ANSWER {
+                unanswered.push(send);
+                continue;
+            }
             let body = Body::from(serde_json::to_vec(&answer).unwrap());
             send.send_response(Response::builder().status(code).body(body).unwrap());
-            _ = say.send(line);
         }
     });
     let leadership = Arc::new(Leadership::default());
