@@ -79,7 +79,7 @@ pub struct Signs {
     /// When the front end last answered (the caller's clock), and how much of all time was excused by then.
     front_answered: Option<(Ms, Ms)>,
     /// Bytes read, and since when they are counted.
-    read_chars: Option<(u64, Ms)>,
+    read: Option<(u64, Ms)>,
     /// CPU time of a start-up, and since when it is counted.
     startup_cpu: Option<(Ms, Ms)>,
     /// There was a look at this process before.
@@ -251,12 +251,15 @@ impl Signs {
             self.startup_moved_at = tick.counted_ms;
             self.startup_solid_at = tick.counted_ms;
         }
-        let read = sight.proc.and_then(|proc| proc.read_chars);
-        let (before, since) = *self.read_chars.get_or_insert((read.unwrap_or(0), tick.counted_ms));
+        // by calls, or from a disk by faults of pages that are mapped, which no call shows; what comes by both counts twice
+        let read =
+            sight.proc.map(|proc| [proc.read_chars, proc.read_bytes]).filter(|read| read.iter().any(Option::is_some));
+        let read = read.map(|read| read.iter().flatten().fold(0, |sum: u64, read| sum.saturating_add(*read)));
+        let (before, since) = *self.read.get_or_insert((read.unwrap_or(0), tick.counted_ms));
         let much = read.is_some_and(|read| read.abs_diff(before) >= STARTUP_READ_MIN);
         sight.startup_moved |= much;
         if much || tick.since(since) >= STARTUP_READ_MS {
-            self.read_chars = read.map(|read| (read, tick.counted_ms));
+            self.read = read.map(|read| (read, tick.counted_ms));
         }
         sight.startup_solid = sight.startup_moved || sight.proc.is_some_and(|proc| proc.compilers > 0);
         if sight.startup_solid {

@@ -287,3 +287,22 @@ fn a_health_that_waits_for_the_engine_is_no_witness_beside_its_metrics_page() {
     assert_eq!(waits, hang(false));
     assert!(!waits.3 && waits.2.class().is_some_and(|class| *class != StallClass::FrontendStalled), "{waits:?}");
 }
+
+/// An adapter is loaded, or weights are exchanged: no step is begun meanwhile, and a page that says so declares how long that may last. One that
+/// says nothing shows a loop that stands still.
+#[test]
+fn a_call_between_two_steps_has_the_lease_that_its_page_declares() {
+    for (tells, fenced) in [(true, false), (false, true)] {
+        let mut sim = Sim::native().up().busy(60_000);
+        let now = sim.now;
+        let page = sim.page.as_mut().unwrap();
+        (page.step_started_ms, page.published_ms) = (None, now);
+        if tells {
+            (page.phase, page.phase_entered_ms, page.phase_tokens) = (PagePhase::Load, now, 0);
+            (page.step_started_ms, page.lease_ms) = (Some(now), 900_000);
+        }
+        // it waits for a disk: nothing else shows that it works
+        sim.cpu = 5;
+        assert_eq!(sim.silence_until(60_000, suspect).is_some(), fenced, "{:?}", sim.last);
+    }
+}

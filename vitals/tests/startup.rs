@@ -4,7 +4,7 @@ mod common;
 
 use common::{Sim, suspect};
 use vitals::detector::{Detector, Policy};
-use vitals::observation::{FrontendObs, Ms, PageObs, PagePhase};
+use vitals::observation::{FrontendObs, Ms, PageObs, PagePhase, ProcObs};
 use vitals::verdict::{Action, StallClass, Verdict};
 
 /// An engine of which only the process is seen, and whether somebody listens on its port.
@@ -30,11 +30,16 @@ fn a_port_that_nobody_listens_on_tells_a_start_up_that_no_probe_follows() {
 
 #[test]
 fn what_its_workers_read_is_progress_without_a_probe() {
-    let mut sim = without_a_probe(Some(false));
-    sim.process().read_chars = Some(0);
-    for _ in 0..100 {
-        *sim.process().read_chars.as_mut().unwrap() += 200 << 20;
-        assert_eq!(sim.silence_until(10_000, suspect), None, "{:?}", sim.last);
+    let counts: [fn(&mut ProcObs) -> &mut Option<u64>; 2] = [|proc| &mut proc.read_chars, |proc| &mut proc.read_bytes];
+    // weights that are mapped come by faults: a disk is read, and no call reads
+    for count in counts {
+        let mut sim = without_a_probe(Some(false));
+        (sim.process().read_chars, sim.process().read_bytes) = (Some(9 << 30), Some(0));
+        for _ in 0..100 {
+            *count(sim.process()).as_mut().unwrap() += 200 << 20;
+            assert_eq!(sim.silence_until(10_000, suspect), None, "{:?}", sim.last);
+        }
+        assert!(sim.silence_until(400_000, suspect).is_some(), "it reads no more");
     }
 }
 

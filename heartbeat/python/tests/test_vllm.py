@@ -157,6 +157,48 @@ class CoreTest(Plugged):
             beat.counts(({0: outputs}, True))
             self.assertEqual(beat.tokens - before, tokens)
 
+    def test_an_answer_without_tokens_is_one(self):
+        engine, core = self.engine("0.32.0")
+        beat = sys.modules["truebeat_heartbeat.vllm_core"]._beat
+        pooled = [types.SimpleNamespace(new_token_ids=[], pooling_output=0.5), types.SimpleNamespace(new_token_ids=[], pooling_output=None)]
+        beat.counts(({0: types.SimpleNamespace(outputs=pooled)}, True))
+        self.assertEqual(beat.tokens, 1)
+
+    def test_of_chunks_under_way_the_page_tells_the_next_one_and_its_lease_covers_all(self):
+        engine, core = self.engine("0.32.0", batch_queue=True)
+        engine.add_request(core.Request("a", 4096, 1))
+        engine._process_engine_step()
+        beat = sys.modules["truebeat_heartbeat.vllm_core"]._beat
+        for tokens in (256, 512):
+            beat.launches(engine, types.SimpleNamespace(
+                num_scheduled_tokens={"a": tokens}, total_num_scheduled_tokens=tokens, scheduled_spec_decode_tokens={}))
+        page = self.page()
+        self.assertEqual((page["phase_tokens"], page["lease_ms"]), (512, 120_000 + 12_800))
+
+    def test_a_call_that_is_no_request_is_on_the_page_while_it_lasts(self):
+        UTILITY, ADD = types.SimpleNamespace(name="UTILITY"), types.SimpleNamespace(name="ADD")
+        for version in fake.VERSIONS:
+            with self.subTest(version=version):
+                engine, core = self.engine(version)
+                during = []
+                engine._handle_client_request(UTILITY, ("add_lora", (lambda: during.append(self.page()),)))
+                self.assertEqual((during[0]["phase"], during[0]["lease_ms"]), ("load", 900_000))
+                self.assertEqual((self.page()["phase"], self.page()["step_started_ns"]), ("idle", 0))
+                engine._handle_client_request(ADD, core.Request("a", 4, 99))
+                for _ in range(3):
+                    engine._process_engine_step()
+                before = self.page()
+
+                def fails():
+                    during.append(self.page())
+                    raise KeyError("no such adapter")
+                self.assertRaises(KeyError, engine._handle_client_request, UTILITY, ("add_lora", (fails,)))
+                self.assertEqual((during[1]["phase"], during[1]["running"]), ("load", 1))
+                self.assertGreater(during[1]["step_started_ns"], 0)
+                after = self.page()
+                same = ("phase", "running", "waiting", "lease_ms", "step_started_ns", "steps_completed")
+                self.assertEqual([after[name] for name in same], [before[name] for name in same])
+
     def test_an_error_s_output_is_no_token(self):
         engine, core = self.engine("0.32.0")
         engine.add_request(core.Request("a", 4, 99))

@@ -8,7 +8,6 @@ import os
 import struct
 import time
 from collections import deque
-from operator import attrgetter
 
 from .hooks import around, log, missing, ours
 from .page import (BEAT, BEAT_PAYLOAD, BEAT_SEQ, DECODE, FAILED, IDLE, LOAD, OK, PREFILL, SLEEP, WARM_UP, Writer,
@@ -22,10 +21,14 @@ LEASE_MS_MAX = 2**32 - 1
 
 _beat = None
 _now = time.monotonic_ns
-_new_tokens = attrgetter("new_token_ids")
 _pack = BEAT.pack_into
 _pack_start = struct.Struct("@QQQQ").pack_into
 _START = BEAT_PAYLOAD + 64  # step_started, work_done, work_total, published
+
+
+def _brought(output):
+    """How many tokens an output is; one that is a whole answer without any (an embedding, a score) counts as one."""
+    return len(output.new_token_ids) or getattr(output, "pooling_output", None) is not None
 
 
 def lease_ms(tokens):
@@ -126,7 +129,8 @@ class CoreBeat(Writer):
             words[BEAT_SEQ] = seq
             return
         tokens = self.flight_tokens
-        self.says(now, running, waiting, PREFILL if tokens else DECODE, tokens, lease_ms(tokens) if tokens else STEP_LEASE_MS, now)
+        self.says(now, running, waiting, PREFILL if tokens else DECODE, tokens and self.prompt(),
+                  lease_ms(tokens) if tokens else STEP_LEASE_MS, now)
 
     def prepare(self, engine):
         """At the first step, or the first rest before it: which queues this version has, and a hand on what goes to the workers."""
@@ -168,8 +172,33 @@ class CoreBeat(Writer):
         if tokens:
             self.flight_tokens += tokens
             scheduler = engine.scheduler
-            self.says(now, len(scheduler.running), self.waiting(scheduler), PREFILL, self.flight_tokens,
-                         lease_ms(self.flight_tokens), self.started)
+            self.says(now, len(scheduler.running), self.waiting(scheduler), PREFILL, self.prompt(),
+                      lease_ms(self.flight_tokens), self.started)
+
+    def prompt(self):
+        """Prompt tokens of the step that is the next one of its kind to end: batches come back one after another."""
+        for _, tokens, *_ in self.flight:
+            if tokens:
+                return tokens
+        return 0
+
+    def serves(self, engine):
+        """A call that is no request begins (an adapter, weights, a profile): no step is begun before it ends, which may take long."""
+        if self.started == 0 and not self.asleep:
+            if self.queues is None:
+                self.prepare(engine)
+            now, scheduler = _now(), engine.scheduler
+            self.says(now, len(scheduler.running), self.waiting(scheduler), LOAD, 0, STARTUP_LEASE_MS, now)
+
+    def served(self, engine):
+        if self.started == 0 and self.queues is not None:
+            scheduler, tokens = engine.scheduler, self.flight_tokens
+            running, waiting = len(scheduler.running), self.waiting(scheduler)
+            if running or waiting or self.flight:
+                phase = SLEEP if self.asleep and (not running or self.kept(scheduler)) else PREFILL if tokens else DECODE
+                self.says(_now(), running, waiting, phase, self.prompt(), lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
+            else:
+                self.says(_now(), 0, 0, SLEEP if self.asleep else IDLE, 0, 0, 0)
 
     def waiting(self, scheduler):
         waiting = len(scheduler.waiting) + sum(len(getattr(scheduler, name)) for name in self.queues)
@@ -187,7 +216,7 @@ class CoreBeat(Writer):
         for outputs in out.values() if type(out) is dict else (out,):
             outputs = outputs.outputs
             count = len(outputs)
-            self.tokens += count if count <= most else sum(map(len, map(_new_tokens, outputs)))
+            self.tokens += count if count <= most else sum(map(_brought, outputs))
 
     def ends(self, engine, outcome=OK):
         """A step of the busy loop has ended."""
@@ -222,7 +251,7 @@ class CoreBeat(Writer):
         tokens = self.flight_tokens
         if running or waiting or flight:
             phase = SLEEP if self.asleep and (not running or self.kept(scheduler)) else PREFILL if tokens else DECODE
-            self.says(now, running, waiting, phase, tokens, lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
+            self.says(now, running, waiting, phase, tokens and self.prompt(), lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
             if phase == DECODE:
                 self.decodes = (running, waiting)
         else:
@@ -312,6 +341,8 @@ def install_core(module):
                                ("abort_requests", _abort_requests, "prompts owed are right again when the engine is idle")):
         if not around(core, name, make):
             missing("EngineCore." + name, effect)
+    if not around(proc, "_handle_client_request", _client_request):
+        missing("EngineCoreProc._handle_client_request", "an adapter that loads for long looks like a loop that stands still")
     resting = ("pause_scheduler", "resume_scheduler", "sleep", "wake_up")
     found = [around(cls, name, _rest) for name in resting for cls in (core, proc)]
     if not any(found):
@@ -403,6 +434,19 @@ def _abort_requests(original):
             _quietly(_beat, _beat.aborts, request_ids)
         return original(self, request_ids, *args, **kwargs)
     return abort_requests
+
+
+def _client_request(original):
+    def _handle_client_request(self, request_type, *args, **kwargs):
+        beat = _beat
+        if beat is None or getattr(request_type, "name", None) != "UTILITY":
+            return original(self, request_type, *args, **kwargs)
+        _quietly(beat, beat.serves, self)
+        try:
+            return original(self, request_type, *args, **kwargs)
+        finally:
+            _quietly(beat, beat.served, self)
+    return _handle_client_request
 
 
 def _rest(original):

@@ -124,6 +124,15 @@ class EngineCoreProc(EngineCore):
     def run_busy_loop(self):
         pass
 
+    def _handle_client_request(self, request_type, request):
+        if request_type.name == "UTILITY":
+            name, args = request
+            return getattr(self, name)(*args)
+        return self.add_request(request)
+
+    def add_lora(self, load):
+        load()
+
 
 if VERSION >= (0, 10):
     def _preprocess_add_request(self, request):
