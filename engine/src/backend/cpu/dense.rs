@@ -19,7 +19,7 @@ use crate::weights::RawWeight;
 pub trait Element: Copy + Send + Sync {
     /// What one step takes of an input row …
     type X: Copy + Send + Sync;
-    /// … and of a weight row.
+    /// … and of a weight row: a cache line.
     type W: Copy + Send + Sync;
     /// Whole steps of a weight row …
     fn steps(row: &[u8]) -> &[Self::W];
@@ -35,6 +35,13 @@ fn padded<const N: usize>(rest: &[u8]) -> Option<[u8; N]> {
     let mut step = [0; N];
     step[..rest.len()].copy_from_slice(rest);
     Some(step)
+}
+
+#[inline(always)]
+fn halves(w: &[u8; 64]) -> [[u8; 32]; 2] {
+    let mut halves = [[0; 32]; 2];
+    halves.as_flattened_mut().copy_from_slice(w);
+    halves
 }
 
 macro_rules! element {
@@ -63,13 +70,19 @@ macro_rules! element {
 
 element!(
     /// f32 weights.
-    F32, [f32; 16], 64, |s, acc, x, w| s.fma(s.load(x), s.load_f32(w), acc));
+    F32, Line, 64, |s, acc, x, w| s.fma(s.load_f32(&x.0), s.load_f32(w), acc));
 element!(
-    /// bf16 weights, f32 inputs.
-    Bf16, [f32; 16], 32, |s, acc, x, w| s.fma(s.load(x), s.load_bf16(w), acc));
+/// bf16 weights, f32 inputs.
+Bf16, [Line; 2], 64, |s, acc, x, w| {
+    let ([first, second], w) = (x, halves(w));
+    s.fma(s.load_f32(&second.0), s.load_bf16(&w[1]), s.fma(s.load_f32(&first.0), s.load_bf16(&w[0]), acc))
+});
 element!(
-    /// f16 weights, f32 inputs.
-    F16, [f32; 16], 32, |s, acc, x, w| s.fma(s.load(x), s.load_f16(w), acc));
+/// f16 weights, f32 inputs.
+F16, [Line; 2], 64, |s, acc, x, w| {
+    let ([first, second], w) = (x, halves(w));
+    s.fma(s.load_f32(&second.0), s.load_f16(&w[1]), s.fma(s.load_f32(&first.0), s.load_f16(&w[0]), acc))
+});
 element!(
     /// bf16 weights, bf16 inputs.
     Bf16Pairs, Line, 64, |s, acc, x, w| s.dot_bf16(acc, &x.0, w));
@@ -88,16 +101,28 @@ impl<X> Default for Inputs<X> {
     }
 }
 
-impl Inputs<[f32; 16]> {
+impl Inputs<[Line; 2]> {
     /// Takes in other rows, as they are.
     pub fn f32(&mut self, x: &Matrix) {
-        (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(16));
+        (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(32));
         self.steps.clear();
-        self.steps.extend(x.values.chunks_exact(x.cols.max(1)).flat_map(|row| row.chunks(16)).map(with_zeros));
+        let steps = x.values.chunks_exact(x.cols.max(1)).flat_map(|row| row.chunks(32));
+        self.steps.extend(steps.map(|step| {
+            let (first, second) = step.split_at(step.len().min(16));
+            [first, second].map(|half| line_of(&with_zeros(half)))
+        }));
     }
 }
 
 impl Inputs<Line> {
+    /// Takes in other rows, as they are.
+    pub fn f32(&mut self, x: &Matrix) {
+        (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(16));
+        self.steps.clear();
+        let steps = x.values.chunks_exact(x.cols.max(1)).flat_map(|row| row.chunks(16));
+        self.steps.extend(steps.map(|step| line_of(&with_zeros(step))));
+    }
+
     /// Takes in other rows, rounded to bf16 (to nearest, ties to even; a NaN stays one).
     pub fn bf16(&mut self, (isa, pool): (Isa, &Pool), x: &Matrix) {
         (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(32));
@@ -106,6 +131,13 @@ impl Inputs<Line> {
             isa.run(RoundOp { x: x.row(row), steps });
         });
     }
+}
+
+/// Sixteen f32, little endian.
+fn line_of(values: &[f32; 16]) -> Line {
+    let mut line = Line([0; 64]);
+    line.0.as_chunks_mut().0.iter_mut().zip(values).for_each(|(place, value)| *place = value.to_le_bytes());
+    line
 }
 
 /// Rounds one row to bf16.
@@ -154,14 +186,17 @@ pub fn multiply<E: Element>(
     });
 }
 
-/// The same for weights and inputs in bf16, by tiles where there are some.
+/// The same for weights and inputs in bf16, by tiles where there are some. Where no instruction multiplies pairs of them each pair costs more to
+/// take apart than to multiply, and inputs stay f32.
 pub fn multiply_bf16((isa, pool): (Isa, &Pool), (x, forms): (&Matrix, &mut InputForms), raw: &RawWeight, out: &Output) {
     #[cfg(target_arch = "x86_64")]
     let done =
         isa.tiles().and_then(Amx::pairs).map_or(0, |t| pairs::multiply(t, (isa, pool), (x, &mut *forms), raw, out));
     #[cfg(not(target_arch = "x86_64"))]
     let done = 0;
-    if done < raw.rows {
+    if !isa.multiplies_bf16() {
+        multiply::<Bf16>((isa, pool), forms.f32_pairs(x), (raw, 0), out);
+    } else if done < raw.rows {
         multiply::<Bf16Pairs>((isa, pool), forms.bf16((isa, pool), x), (raw, done), out);
     }
 }

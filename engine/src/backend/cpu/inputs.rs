@@ -23,7 +23,9 @@ pub struct InputForms {
     #[cfg(target_arch = "x86_64")]
     pairs_of_one: Form<PairInputs<1>>,
     bf16: Form<Inputs<Line>>,
-    f32: Form<Inputs<[f32; 16]>>,
+    f32: Form<Inputs<Line>>,
+    /// The same, two lines a step.
+    f32_pairs: Form<Inputs<[Line; 2]>>,
 }
 
 /// One form, and whether it is that of this matrix or of an earlier one.
@@ -46,7 +48,7 @@ impl InputForms {
     /// Another matrix comes; the forms keep their memory.
     pub fn renew(&mut self) {
         (self.quantised.made, self.units.made) = (false, false);
-        (self.bf16.made, self.f32.made) = (false, false);
+        (self.bf16.made, self.f32.made, self.f32_pairs.made) = (false, false, false);
         #[cfg(target_arch = "x86_64")]
         {
             (self.tiles.made, self.pairs.made, self.pairs_of_one.made) = (false, false, false);
@@ -82,7 +84,12 @@ impl InputForms {
         self.bf16.get(|inputs| inputs.bf16(on, x))
     }
 
-    pub fn f32(&mut self, x: &Matrix) -> &Inputs<[f32; 16]> {
+    pub fn f32(&mut self, x: &Matrix) -> &Inputs<Line> {
         self.f32.get(|inputs| inputs.f32(x))
+    }
+
+    /// For weights of 16 bits.
+    pub fn f32_pairs(&mut self, x: &Matrix) -> &Inputs<[Line; 2]> {
+        self.f32_pairs.get(|inputs| inputs.f32(x))
     }
 }

@@ -48,6 +48,15 @@ impl Isa {
         false
     }
 
+    /// Has it an instruction for products of bf16?
+    pub fn multiplies_bf16(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => true,
+            _ => false,
+        }
+    }
+
     /// `avx512`, `avx512-vnni`, `avx2`, `portable`.
     pub fn name(self) -> &'static str {
         match self {

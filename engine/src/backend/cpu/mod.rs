@@ -99,7 +99,7 @@ pub struct Kv {
 pub enum Precision {
     /// Nothing: f32.
     Exact,
-    /// What the weights are made for.
+    /// What the weights are made for, where the instructions are.
     #[default]
     Native,
 }
@@ -227,9 +227,9 @@ impl Backend for CpuBackend {
             (Weight::Dense(raw), precision) => match (raw.kind, precision) {
                 (WeightType::Bf16, Precision::Native) => dense::multiply_bf16(on, (x, forms), raw, &cells),
                 (WeightType::Bf16, Precision::Exact) => {
-                    dense::multiply::<dense::Bf16>(on, forms.f32(x), (raw, 0), &cells);
+                    dense::multiply::<dense::Bf16>(on, forms.f32_pairs(x), (raw, 0), &cells);
                 }
-                (WeightType::F16, _) => dense::multiply::<dense::F16>(on, forms.f32(x), (raw, 0), &cells),
+                (WeightType::F16, _) => dense::multiply::<dense::F16>(on, forms.f32_pairs(x), (raw, 0), &cells),
                 _ => dense::multiply::<dense::F32>(on, forms.f32(x), (raw, 0), &cells),
             },
         }
