@@ -304,5 +304,6 @@ fn a_call_between_two_steps_has_the_lease_that_its_page_declares() {
         // it waits for a disk: nothing else shows that it works
         sim.cpu = 5;
         assert_eq!(sim.silence_until(60_000, suspect).is_some(), fenced, "{:?}", sim.last);
+        assert!(sim.silence_until(260_000, suspect).is_some(), "no lease is believed for longer than 300 s");
     }
 }

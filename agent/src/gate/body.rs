@@ -162,7 +162,7 @@ impl CountedBody {
     /// The engine's body is at its end: the last bytes for its client, if there are any.
     fn at_end(&mut self) -> Option<Bytes> {
         self.over = true;
-        if self.events.holds() && !self.framed {
+        if self.events.holds() && !self.framed && !self.scan.is_done() {
             return Some(self.broken());
         }
         self.finish();
@@ -209,6 +209,9 @@ impl Body for CountedBody {
                         }
                     }
                 },
+                Some(Err(_)) if self.scan.is_done() => {
+                    return Poll::Ready(self.at_end().map(|last| Ok(Frame::data(last))));
+                }
                 Some(Err(_)) if self.scan.is_events() => return Poll::Ready(Some(Ok(Frame::data(self.broken())))),
                 Some(Err(error)) => {
                     // others see the connection break, since their status line is gone

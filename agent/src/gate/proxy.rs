@@ -281,11 +281,11 @@ impl Proxy {
     }
 }
 
-/// A request that the engine gave no answer to: how it ended in the books, and what its client is told.
 /// An answer that ends where its connection does.
 #[derive(Debug, Clone, Copy)]
 struct ToItsEnd;
 
+/// A request that the engine gave no answer to: how it ended in the books, and what its client is told.
 #[derive(Debug)]
 struct Unanswered {
     end: End,

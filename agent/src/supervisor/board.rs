@@ -68,7 +68,12 @@ impl Board {
     /// The newest status.
     pub fn post(&self, doc: StatusDoc) {
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-        self.status.send_replace(Some(Arc::new(Posted { doc, at: Instant::now() })));
+        let drains = doc.draining.is_some();
+        let before = self.status.send_replace(Some(Arc::new(Posted { doc, at: Instant::now() })));
+        if !drains && before.is_some_and(|before| before.doc.draining.is_some()) {
+            // it is over, as when the engine is another one: whoever asks next asks for himself
+            *self.drain_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
     }
 
     /// How long ago the detector was heard.
@@ -160,6 +165,19 @@ mod tests {
         assert!(board.age() >= Duration::from_secs(60));
         assert!(board.post_line(ALIVE) && board.age() < Duration::from_secs(60));
         assert!(!board.post_line("{\"ready\":1}"), "half a status is none");
+    }
+
+    #[test]
+    fn a_drain_that_is_over_makes_the_next_one_no_longer() {
+        let (board, now) = (Board::default(), tokio::time::Instant::now());
+        let (soon, late) = (now + Duration::from_secs(9), now + Duration::from_secs(900));
+        let says = |draining| board.post(StatusDoc { draining, ..StatusDoc::default() });
+        says(None);
+        assert_eq!((board.keep_drain(late), board.keep_drain(soon)), (late, late), "not heard of yet");
+        says(Some(1));
+        assert_eq!(board.keep_drain(soon), late);
+        says(None);
+        assert_eq!(board.keep_drain(soon), soon);
     }
 
     #[test]

@@ -200,7 +200,8 @@ impl Acts {
         self.capturing = Some(episode.id.clone());
         let request = CaptureRequest {
             outcome: scene.outcome.clone(),
-            engine: scene.engine.filter(|engine| lives(engine)).cloned(),
+            // what lives where one has died is its successor
+            engine: scene.engine.filter(|engine| episode.class != "Dead" && lives(engine)).cloned(),
             steps: sources.page_steps(),
             metrics_before: sources.last_metrics_text(),
             metrics_path: sources.metrics_path(),

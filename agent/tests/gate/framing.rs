@@ -37,10 +37,12 @@ async fn a_stream_goes_on_in_whole_events_and_to_its_end_where_it_ends_well() {
 #[tokio::test]
 async fn a_stream_that_ends_with_its_connection_in_half_an_event_has_broken_off() {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
-    for (said, whole) in [("data: 1\n\ndata: {\"ha", false), ("data: 1\n\n", true)] {
+    for (said, whole) in [("data: 1\n\ndata: {\"ha", false), ("data: 1\n\n", true), ("data: 1\n\ndata: [DONE]\n", true)]
+    {
         let (mut gate, heard) = after(&format!("{head}{said}")).await;
         assert!(heard.contains("data: 1\n\n") && !heard.contains("ha"), "{heard}");
         assert_eq!(heard.contains("engine_died"), !whole, "{heard}");
+        assert_eq!(heard.contains("[DONE]"), said.contains("[DONE]"), "{heard}");
         let reply = gate.until("its end", |reply| reply.obs.requests_done == 1).await;
         assert_eq!((reply.requests_completed, reply.requests_failed), (whole.into(), (!whole).into()));
     }

@@ -159,7 +159,8 @@ async fn sweep(calls: &Calls) -> Result<(), CallError> {
                 .for_each(|(key, until)| _ = wish.avoid.entry(key.clone()).or_insert_with(|| until.clone()));
         }
         match write(calls, &nodes, node, &wish, now).await {
-            Ok(()) => late = None,
+            Ok(true) => late = None,
+            Ok(false) => {}
             // what is refused for one node, by somebody's policy or webhook or because it has gone meanwhile, keeps no other node from its marks
             Err(error) if error.code().is_some() => {
                 tracing::warn!(node = node.name, %error, "the marks of this node are not up to date");
@@ -186,8 +187,15 @@ async fn infds(calls: &Calls) -> Result<(Vec<InferenceDeployment>, bool), CallEr
     Ok((read, whole))
 }
 
-async fn write(calls: &Calls, api: &Api<Node>, node: &NodeView, wish: &Wish, now: Timestamp) -> Result<(), CallError> {
-    let Some(NodePatch { name, labels, condition }) = plan::patch(node, wish, now) else { return Ok(()) };
+/// False: the node is as it shall be, and nobody was asked.
+async fn write(
+    calls: &Calls,
+    api: &Api<Node>,
+    node: &NodeView,
+    wish: &Wish,
+    now: Timestamp,
+) -> Result<bool, CallError> {
+    let Some(NodePatch { name, labels, condition }) = plan::patch(node, wish, now) else { return Ok(false) };
     // The label of suspicion is how the next sweep finds the node again: it comes first and goes last.
     let (first, last) = if *wish == Wish::default() { (None, labels) } else { (labels, None) };
     if let Some(labels) = first {
@@ -201,7 +209,7 @@ async fn write(calls: &Calls, api: &Api<Node>, node: &NodeView, wish: &Wish, now
     if let Some(labels) = last {
         calls.merge(api, &name, &labels).await?;
     }
-    Ok(())
+    Ok(true)
 }
 
 #[cfg(test)]
