@@ -87,22 +87,17 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// small for a full mantissa become zero, as they are to [`Self::dot_bf16`] there.
     #[inline(always)]
     fn to_pairs(self, x: Self::V) -> [i32; 8] {
-        let mut values = [0.0; 16];
-        self.store(x, &mut values);
-        let mut pairs = [0; 8];
-        for (pair, [first, second]) in pairs.iter_mut().zip(values.as_chunks().0) {
-            *pair = pair_of(*first, *second);
-        }
-        pairs
+        pairs_by_loop(self, x)
     }
     /// Each lane gains the products of its two bf16 of `a` and `b`.
-    fn dot_bf16(self, acc: Self::V, a: &[u8; 64], b: &[u8; 64]) -> Self::V;
+    #[inline(always)]
+    fn dot_bf16(self, acc: Self::V, a: &[u8; 64], b: &[u8; 64]) -> Self::V {
+        dot_by_halves(self, acc, a, b)
+    }
     /// The same with one pair for all lanes, its first in the low half.
     #[inline(always)]
     fn dot_bf16_pair(self, acc: Self::V, a: &[u8; 64], pair: i32) -> Self::V {
-        let mut pairs = [0; 64];
-        pairs.as_chunks_mut().0.iter_mut().for_each(|place| *place = pair.to_le_bytes());
-        self.dot_bf16(acc, a, &pairs)
+        self.dot_bf16(acc, a, &sixteen_times(pair))
     }
 
     fn splat_i32(self, x: i32) -> Self::I;
@@ -151,6 +146,32 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn high(self, x: Self::B) -> Self::B;
     /// `nibbles + 16 · (two bits of hi at 2 × pair)` in each byte.
     fn with_two_bits(self, nibbles: Self::B, hi: Self::B, pair: usize) -> Self::B;
+}
+
+/// [`Simd::to_pairs`] where no instruction does it.
+#[inline(always)]
+fn pairs_by_loop<S: Simd>(s: S, x: S::V) -> [i32; 8] {
+    let mut values = [0.0; 16];
+    s.store(x, &mut values);
+    let mut pairs = [0; 8];
+    for (pair, [first, second]) in pairs.iter_mut().zip(values.as_chunks().0) {
+        *pair = pair_of(*first, *second);
+    }
+    pairs
+}
+
+/// [`Simd::dot_bf16`] where no instruction does it: two products in f32, the second of each pair first.
+#[inline(always)]
+fn dot_by_halves<S: Simd>(s: S, acc: S::V, a: &[u8; 64], b: &[u8; 64]) -> S::V {
+    let second = s.fma(s.load_bf16_of_pairs(a, true), s.load_bf16_of_pairs(b, true), acc);
+    s.fma(s.load_bf16_of_pairs(a, false), s.load_bf16_of_pairs(b, false), second)
+}
+
+#[inline(always)]
+fn sixteen_times(pair: i32) -> [u8; 64] {
+    let mut pairs = [0; 64];
+    pairs.as_chunks_mut().0.iter_mut().for_each(|place| *place = pair.to_le_bytes());
+    pairs
 }
 
 /// 64 bytes on one cache line.

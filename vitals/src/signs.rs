@@ -252,9 +252,8 @@ impl Signs {
             self.startup_solid_at = tick.counted_ms;
         }
         // by calls, or from a disk by faults of pages that are mapped, which no call shows; what comes by both counts twice
-        let read =
-            sight.proc.map(|proc| [proc.read_chars, proc.read_bytes]).filter(|read| read.iter().any(Option::is_some));
-        let read = read.map(|read| read.iter().flatten().fold(0, |sum: u64, read| sum.saturating_add(*read)));
+        let counts = sight.proc.map_or([None; 2], |proc| [proc.read_chars, proc.read_bytes]);
+        let read = counts.into_iter().flatten().reduce(u64::saturating_add);
         let (before, since) = *self.read.get_or_insert((read.unwrap_or(0), tick.counted_ms));
         let much = read.is_some_and(|read| read.abs_diff(before) >= STARTUP_READ_MIN);
         sight.startup_moved |= much;

@@ -169,7 +169,17 @@ impl CountedBody {
         Some(self.events.rest()).filter(|rest| !rest.is_empty())
     }
 
-    /// The engine broke off. Clients of an event stream are told so in the stream, by this event.
+    /// The engine's connection broke. Clients of an event stream are told so in the stream; others see theirs break, since their status line
+    /// is gone.
+    fn broke_off(&mut self, error: hyper::Error) -> Option<Result<Frame<Bytes>, hyper::Error>> {
+        if self.scan.is_done() {
+            return self.at_end().map(|last| Ok(Frame::data(last)));
+        }
+        let event = self.broken();
+        Some(if self.scan.is_events() { Ok(Frame::data(event)) } else { Err(error) })
+    }
+
+    /// The books of an answer that is not whole, and the event that says so in a stream of them.
     fn broken(&mut self) -> Bytes {
         self.over = true;
         self.flight.end(End::Broken);
@@ -192,32 +202,21 @@ impl Body for CountedBody {
             if let Some(trailers) = self.trailers.take() {
                 return Poll::Ready(Some(Ok(trailers)));
             }
-            match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+            let data = match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
                 None => return Poll::Ready(self.at_end().map(|last| Ok(Frame::data(last)))),
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => match self.pass(data) {
-                        held_back if held_back.is_empty() => continue,
-                        data => break data,
-                    },
+                    Ok(data) => self.pass(data),
                     Err(trailers) => {
                         // whoever takes them does not ask again
                         self.finish();
                         self.trailers = Some(trailers);
-                        match self.events.rest() {
-                            nothing if nothing.is_empty() => continue,
-                            rest => break rest,
-                        }
+                        self.events.rest()
                     }
                 },
-                Some(Err(_)) if self.scan.is_done() => {
-                    return Poll::Ready(self.at_end().map(|last| Ok(Frame::data(last))));
-                }
-                Some(Err(_)) if self.scan.is_events() => return Poll::Ready(Some(Ok(Frame::data(self.broken())))),
-                Some(Err(error)) => {
-                    // others see the connection break, since their status line is gone
-                    self.broken();
-                    return Poll::Ready(Some(Err(error)));
-                }
+                Some(Err(error)) => return Poll::Ready(self.broke_off(error)),
+            };
+            if !data.is_empty() {
+                break data;
             }
         };
         self.flight.handed(true);

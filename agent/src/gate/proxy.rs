@@ -179,9 +179,10 @@ impl Proxy {
                 head.extend_from_slice(data);
             }
             if !fits || head.len() > COUNTED_BYTES_MAX {
-                let length = body.length().unwrap_or(0).saturating_add(head.len() as u64);
+                // how long all of it is will be known when it is here
+                let asked = work::asked_unread(path, head.len() as u64);
                 let body = RequestBody { head: Some(head.freeze()), rest: Some(body), upload: None, _share: share };
-                return Ok((body, work::asked_unread(path, length)));
+                return Ok((body, asked));
             }
         }
         let head = head.freeze();

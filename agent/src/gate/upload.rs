@@ -123,11 +123,6 @@ impl<B: Body<Data = Bytes, Error = hyper::Error> + Unpin> InTime<B> {
         poll_fn(|cx| self.poll(cx)).await
     }
 
-    /// What is still to come, where its client has said so.
-    pub fn length(&self) -> Option<u64> {
-        self.rest.size_hint().exact()
-    }
-
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.rest).poll_frame(cx) else {
             ready!(self.patience.poll_spent(cx));

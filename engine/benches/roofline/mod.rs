@@ -54,8 +54,8 @@ fn dots(threads: usize, kind: WeightType) -> f64 {
     let isa = Isa::best();
     let per_round = match kind {
         WeightType::Q8_0 | WeightType::Q4K | WeightType::Q6K => 64,
-        WeightType::Bf16 => 32,
-        WeightType::F32 | WeightType::F16 => 16,
+        WeightType::Bf16 if isa.multiplies_bf16() => 32,
+        WeightType::Bf16 | WeightType::F32 | WeightType::F16 => 16,
     } * ACCUMULATORS
         * 2;
     let seconds = timed(threads, |_| {
@@ -86,14 +86,14 @@ impl Op for Peak {
                 }
                 acc = sums.map(|sum| s.to_f32(sum));
             }
-            WeightType::Bf16 => {
+            WeightType::Bf16 if S::PAIRS => {
                 for _ in 0..ROUNDS {
                     for acc in &mut acc {
                         *acc = s.dot_bf16(*acc, &bytes, &bytes);
                     }
                 }
             }
-            WeightType::F32 | WeightType::F16 => {
+            WeightType::Bf16 | WeightType::F32 | WeightType::F16 => {
                 let x = s.splat(black_box(1.0));
                 for _ in 0..ROUNDS {
                     for acc in &mut acc {

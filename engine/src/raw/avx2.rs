@@ -148,17 +148,6 @@ impl Simd for Avx2 {
     fn fold(self, x: [__m256; 2]) -> f32 {
         unsafe { fold8(_mm256_add_ps(x[0], x[1])) }
     }
-    #[inline(always)]
-    fn dot_bf16(self, acc: [__m256; 2], a: &[u8; 64], b: &[u8; 64]) -> [__m256; 2] {
-        let half = |acc: __m256, at: usize| unsafe {
-            let a = _mm256_loadu_si256(a.as_ptr().add(at).cast());
-            let b = _mm256_loadu_si256(b.as_ptr().add(at).cast());
-            let odd = |x| _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(-0x1_0000)));
-            let even = |x| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x));
-            _mm256_fmadd_ps(even(a), even(b), _mm256_fmadd_ps(odd(a), odd(b), acc))
-        };
-        [half(acc[0], 0), half(acc[1], 32)]
-    }
 
     #[inline(always)]
     fn splat_i32(self, x: i32) -> [__m256i; 2] {

@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 use std::sync::atomic::AtomicU32;
 
 use super::avx2::{Avx2, fold8};
-use super::{Op, Simd};
+use super::{Op, Simd, dot_by_halves, pairs_by_loop, sixteen_times};
 
 /// AVX-512 with VNNI, and with BF16 where `BF16` is true: Ice Lake has none, nor do machines that keep it from their guests.
 #[derive(Debug, Clone, Copy)]
@@ -35,39 +35,6 @@ fn run_bf16<O: Op, S: Simd>(s: S, op: O) -> O::Out {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 fn run_vnni<O: Op, S: Simd>(s: S, op: O) -> O::Out {
     op.run(s)
-}
-
-/// The second of each pair of bf16.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn seconds(x: __m512i) -> __m512 {
-    _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-0x1_0000)))
-}
-
-/// The first of each pair of bf16.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn firsts(x: __m512i) -> __m512 {
-    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x))
-}
-
-/// By two products in f32, in the order of [`Avx2`].
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn dot_by_halves(acc: __m512, a: __m512i, b: __m512i) -> __m512 {
-    _mm512_fmadd_ps(firsts(a), firsts(b), _mm512_fmadd_ps(seconds(a), seconds(b), acc))
-}
-
-/// As [`super::to_bf16`], sixteen at once.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn round_to_bf16(x: __m512) -> __m256i {
-    let bits = _mm512_castps_si512(x);
-    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-    let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
-    let rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000));
-    _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded))
 }
 
 /// One store for sixteen: each of their own takes a place in the queue of stores, and rows of outputs are far from one another, so that the
@@ -188,20 +155,18 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
     #[inline(always)]
     fn to_pairs(self, x: __m512) -> [i32; 8] {
-        unsafe {
-            if !BF16 {
-                return std::mem::transmute::<__m256i, [i32; 8]>(round_to_bf16(x));
-            }
-            std::mem::transmute::<__m256bh, [i32; 8]>(_mm512_cvtneps_pbh(x))
+        if !BF16 {
+            return pairs_by_loop(self, x);
         }
+        unsafe { std::mem::transmute::<__m256bh, [i32; 8]>(_mm512_cvtneps_pbh(x)) }
     }
     #[inline(always)]
     fn dot_bf16(self, acc: __m512, a: &[u8; 64], b: &[u8; 64]) -> __m512 {
+        if !BF16 {
+            return dot_by_halves(self, acc, a, b);
+        }
         unsafe {
             let (a, b) = (_mm512_loadu_si512(a.as_ptr().cast()), _mm512_loadu_si512(b.as_ptr().cast()));
-            if !BF16 {
-                return dot_by_halves(acc, a, b);
-            }
             _mm512_dpbf16_ps(
                 acc,
                 std::mem::transmute::<__m512i, __m512bh>(a),
@@ -211,11 +176,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
     #[inline(always)]
     fn dot_bf16_pair(self, acc: __m512, a: &[u8; 64], pair: i32) -> __m512 {
+        if !BF16 {
+            return self.dot_bf16(acc, a, &sixteen_times(pair));
+        }
         unsafe {
             let (a, pair) = (_mm512_loadu_si512(a.as_ptr().cast()), _mm512_set1_epi32(pair));
-            if !BF16 {
-                return dot_by_halves(acc, a, pair);
-            }
             let (a, pair) =
                 (std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512i, __m512bh>(pair));
             _mm512_dpbf16_ps(acc, a, pair)

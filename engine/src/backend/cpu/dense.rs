@@ -70,7 +70,7 @@ macro_rules! element {
 
 element!(
     /// f32 weights.
-    F32, Line, 64, |s, acc, x, w| s.fma(s.load_f32(&x.0), s.load_f32(w), acc));
+    F32, [Line; 1], 64, |s, acc, x, w| s.fma(s.load_f32(&x[0].0), s.load_f32(w), acc));
 element!(
 /// bf16 weights, f32 inputs.
 Bf16, [Line; 2], 64, |s, acc, x, w| {
@@ -101,28 +101,19 @@ impl<X> Default for Inputs<X> {
     }
 }
 
-impl Inputs<[Line; 2]> {
+impl<const LINES: usize> Inputs<[Line; LINES]> {
     /// Takes in other rows, as they are.
     pub fn f32(&mut self, x: &Matrix) {
-        (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(32));
+        let step = 16 * LINES;
+        (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(step));
         self.steps.clear();
-        let steps = x.values.chunks_exact(x.cols.max(1)).flat_map(|row| row.chunks(32));
-        self.steps.extend(steps.map(|step| {
-            let (first, second) = step.split_at(step.len().min(16));
-            [first, second].map(|half| line_of(&with_zeros(half)))
-        }));
+        let steps = x.values.chunks_exact(x.cols.max(1)).flat_map(|row| row.chunks(step));
+        let line = |step: &[f32], at: usize| line_of(&with_zeros(step.get(16 * at..).unwrap_or_default()));
+        self.steps.extend(steps.map(|step| std::array::from_fn(|at| line(step, at))));
     }
 }
 
 impl Inputs<Line> {
-    /// Takes in other rows, as they are.
-    pub fn f32(&mut self, x: &Matrix) {
-        (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(16));
-        self.steps.clear();
-        let steps = x.values.chunks_exact(x.cols.max(1)).flat_map(|row| row.chunks(16));
-        self.steps.extend(steps.map(|step| line_of(&with_zeros(step))));
-    }
-
     /// Takes in other rows, rounded to bf16 (to nearest, ties to even; a NaN stays one).
     pub fn bf16(&mut self, (isa, pool): (Isa, &Pool), x: &Matrix) {
         (self.rows, self.steps_per_row) = (x.rows, x.cols.div_ceil(32));
@@ -186,17 +177,14 @@ pub fn multiply<E: Element>(
     });
 }
 
-/// The same for weights and inputs in bf16, by tiles where there are some. Where no instruction multiplies pairs of them each pair costs more to
-/// take apart than to multiply, and inputs stay f32.
+/// The same for weights and inputs in bf16, by tiles where there are some.
 pub fn multiply_bf16((isa, pool): (Isa, &Pool), (x, forms): (&Matrix, &mut InputForms), raw: &RawWeight, out: &Output) {
     #[cfg(target_arch = "x86_64")]
     let done =
         isa.tiles().and_then(Amx::pairs).map_or(0, |t| pairs::multiply(t, (isa, pool), (x, &mut *forms), raw, out));
     #[cfg(not(target_arch = "x86_64"))]
     let done = 0;
-    if !isa.multiplies_bf16() {
-        multiply::<Bf16>((isa, pool), forms.f32_pairs(x), (raw, 0), out);
-    } else if done < raw.rows {
+    if done < raw.rows {
         multiply::<Bf16Pairs>((isa, pool), forms.bf16((isa, pool), x), (raw, done), out);
     }
 }

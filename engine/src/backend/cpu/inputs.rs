@@ -23,7 +23,7 @@ pub struct InputForms {
     #[cfg(target_arch = "x86_64")]
     pairs_of_one: Form<PairInputs<1>>,
     bf16: Form<Inputs<Line>>,
-    f32: Form<Inputs<Line>>,
+    f32: Form<Inputs<[Line; 1]>>,
     /// The same, two lines a step.
     f32_pairs: Form<Inputs<[Line; 2]>>,
 }
@@ -84,7 +84,7 @@ impl InputForms {
         self.bf16.get(|inputs| inputs.bf16(on, x))
     }
 
-    pub fn f32(&mut self, x: &Matrix) -> &Inputs<Line> {
+    pub fn f32(&mut self, x: &Matrix) -> &Inputs<[Line; 1]> {
         self.f32.get(|inputs| inputs.f32(x))
     }
 

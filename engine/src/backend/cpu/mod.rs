@@ -225,10 +225,11 @@ impl Backend for CpuBackend {
         match (weight, self.precision) {
             (Weight::Panels(panels), _) => quant::multiply(on, (x, forms), panels, &cells),
             (Weight::Dense(raw), precision) => match (raw.kind, precision) {
-                (WeightType::Bf16, Precision::Native) => dense::multiply_bf16(on, (x, forms), raw, &cells),
-                (WeightType::Bf16, Precision::Exact) => {
-                    dense::multiply::<dense::Bf16>(on, forms.f32_pairs(x), (raw, 0), &cells);
+                (WeightType::Bf16, Precision::Native) if self.isa.multiplies_bf16() => {
+                    dense::multiply_bf16(on, (x, forms), raw, &cells);
                 }
+                // each pair of bf16 would cost more to take apart than to multiply
+                (WeightType::Bf16, _) => dense::multiply::<dense::Bf16>(on, forms.f32_pairs(x), (raw, 0), &cells),
                 (WeightType::F16, _) => dense::multiply::<dense::F16>(on, forms.f32_pairs(x), (raw, 0), &cells),
                 _ => dense::multiply::<dense::F32>(on, forms.f32(x), (raw, 0), &cells),
             },

@@ -148,7 +148,7 @@ async fn sweep(calls: &Calls) -> Result<(), CallError> {
     for name in wishes.keys().filter(|name| !seen.iter().any(|node| node.name == **name)).collect::<Vec<_>>() {
         seen.extend(calls.get(&nodes, name).await?.map(|node| view(&node, &calls.fleet.domain_key)));
     }
-    let mut late = None;
+    let mut hung = false;
     for node in &seen {
         let mut wish = wishes.get(&node.name).cloned().unwrap_or_default();
         if !whole {
@@ -159,21 +159,17 @@ async fn sweep(calls: &Calls) -> Result<(), CallError> {
                 .for_each(|(key, until)| _ = wish.avoid.entry(key.clone()).or_insert_with(|| until.clone()));
         }
         match write(calls, &nodes, node, &wish, now).await {
-            Ok(true) => late = None,
-            Ok(false) => {}
-            // what is refused for one node, by somebody's policy or webhook or because it has gone meanwhile, keeps no other node from its marks
-            Err(error) if error.code().is_some() => {
+            Ok(asked) => hung &= !asked,
+            // What is refused for one node, by somebody's policy or webhook or because it has gone meanwhile, keeps no other node from its marks,
+            // nor does what hangs there. Two in a row hang in the server.
+            Err(error) if error.code().is_some() || matches!(error, CallError::Deadline { .. }) && !hung => {
                 tracing::warn!(node = node.name, %error, "the marks of this node are not up to date");
-            }
-            // one may hang in somebody's webhook, two in a row in the server
-            Err(error @ CallError::Deadline { .. }) if late.is_none() => {
-                tracing::warn!(node = node.name, %error, "the marks of this node are not up to date");
-                late = Some(error);
+                hung = error.code().is_none();
             }
             Err(error) => return Err(error),
         }
     }
-    late.map_or(Ok(()), Err)
+    Ok(())
 }
 
 /// All InferenceDeployments that this version of the operator can read, and whether that is all there are: one that it cannot read must
