@@ -71,25 +71,38 @@ impl<C: Cached> Tile for InCache<'_, C> {
 /// Read once and kept as f32, for many queries.
 #[derive(Default)]
 pub struct Decoded {
-    keys: Vec<[[f32; GROUP]; GROUPS]>,
-    values: Vec<[f32; GROUP]>,
+    keys: Vec<[Lanes; GROUPS]>,
+    values: Vec<Lanes>,
     chunks: usize,
 }
+
+/// On a cache line of its own: across two of them a store takes many times as long, and a load twice.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+struct Lanes([f32; GROUP]);
 
 impl Decoded {
     /// Reads a tile of so many dimensions, chunks of dimensions and positions.
     #[inline(always)]
     pub fn fill<S: Simd>(&mut self, s: S, tile: &impl Tile, (dims, chunks, positions): (usize, usize, usize)) {
-        self.keys.resize(dims, [[0.0; GROUP]; GROUPS]);
-        self.values.resize(TILE * chunks, [0.0; GROUP]);
+        self.keys.resize(dims, [Lanes::default(); GROUPS]);
+        self.values.resize(TILE * chunks, Lanes::default());
         self.chunks = chunks;
-        for (d, place) in self.keys.iter_mut().enumerate() {
-            for (place, key) in place.iter_mut().zip(tile.keys(s, d)) {
-                s.store(key, place);
+        // two at a time: which value of a pair is meant must be known where this is compiled
+        for (pair, places) in self.keys.chunks_mut(2).enumerate() {
+            for (which, place) in places.iter_mut().enumerate() {
+                let keys = if which == 0 { tile.keys(s, 2 * pair) } else { tile.keys(s, 2 * pair + 1) };
+                for (place, key) in place.iter_mut().zip(keys) {
+                    s.store(key, &mut place.0);
+                }
             }
         }
-        for (index, place) in self.values[..positions * chunks].iter_mut().enumerate() {
-            s.store(tile.values(s, index / chunks, index % chunks), place);
+        for (pair, places) in self.values.chunks_exact_mut(2 * chunks).take(positions.div_ceil(2)).enumerate() {
+            let (first, second) = places.split_at_mut(chunks);
+            for (chunk, (first, second)) in first.iter_mut().zip(second).enumerate() {
+                s.store(tile.values(s, 2 * pair, chunk), &mut first.0);
+                s.store(tile.values(s, 2 * pair + 1, chunk), &mut second.0);
+            }
         }
     }
 }
@@ -99,12 +112,12 @@ impl Tile for Decoded {
     fn keys<S: Simd>(&self, s: S, d: usize) -> [S::V; GROUPS] {
         let mut keys = [s.splat(0.0); GROUPS];
         for (key, lanes) in keys.iter_mut().zip(&self.keys[d]) {
-            *key = s.load(lanes);
+            *key = s.load(&lanes.0);
         }
         keys
     }
     #[inline(always)]
     fn values<S: Simd>(&self, s: S, at: usize, chunk: usize) -> S::V {
-        s.load(&self.values[at * self.chunks + chunk])
+        s.load(&self.values[at * self.chunks + chunk].0)
     }
 }
