@@ -112,10 +112,11 @@ pub fn step_lease_ms(page: &PageObs, policy: &Policy) -> Ms {
 const WORTHY_TIMES: Ms = 5;
 
 /// A lease as far as it is worth the name: a first prefill that waits for its own pages leaves long leases behind, and what was learned of
-/// prefill since bounds what is declared for it. Decode's own lease follows its steps soon enough.
-pub fn worthy_lease_ms(page: &PageObs, allowed: Allowed, policy: &Policy) -> Ms {
+/// prefill since bounds what is declared for it. Decode's own lease follows its steps soon enough. Of an engine that loads something from a
+/// disk (`loads`) the lease may well know more than what was learned.
+pub fn worthy_lease_ms(page: &PageObs, allowed: Allowed, (policy, loads): (&Policy, bool)) -> Ms {
     let lease = page.lease_ms.min(policy.lease_cap_ms);
-    let learned = page.phase == PagePhase::Prefill && allowed.basis == Basis::Learned;
+    let learned = page.phase == PagePhase::Prefill && allowed.basis == Basis::Learned && !loads;
     if learned { lease.min(allowed.ms.saturating_mul(WORTHY_TIMES)) } else { lease }
 }
 

@@ -20,8 +20,8 @@ use crate::schedulers::Schedulers;
 
 /// So many bytes read within so long are weights on their way, not a heartbeat's crumbs: ranks that wait for one another read some hundred
 /// bytes of `/proc` at each look, for ever.
-const STARTUP_READ_MIN: u64 = 1 << 20;
-const STARTUP_READ_MS: Ms = 10_000;
+const READ_MIN: u64 = 1 << 20;
+const READ_MS: Ms = 10_000;
 /// CPU time of a start-up is told over no less: the kernel counts it in ticks of 10 ms, and one of them in a look of 100 ms is no work.
 const STARTUP_CPU_MS: Ms = 2_000;
 /// What waits uses less of a core than this, in thousandths.
@@ -80,6 +80,8 @@ pub struct Signs {
     front_answered: Option<(Ms, Ms)>,
     /// Bytes read, and since when they are counted.
     read: Option<(u64, Ms)>,
+    /// When the tree was last seen to have read much.
+    read_at: Option<Ms>,
     /// CPU time of a start-up, and since when it is counted.
     startup_cpu: Option<(Ms, Ms)>,
     /// There was a look at this process before.
@@ -245,6 +247,11 @@ impl Signs {
         self.metrics = Some(metrics.clone());
     }
 
+    /// Does the tree read what is no heartbeat's crumbs: weights, an adapter, a cache on a disk?
+    pub fn loads(&self, tick: &Tick) -> bool {
+        self.read_at.is_some_and(|at| tick.since(at) < READ_MS)
+    }
+
     fn look_at_startup(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
         // a process that is found old was not seen to be silent (the agent was restarted); what a page tells is dated by the page
         if !std::mem::replace(&mut self.looked, true) && sight.page.is_none() {
@@ -255,9 +262,12 @@ impl Signs {
         let counts = sight.proc.map_or([None; 2], |proc| [proc.read_chars, proc.read_bytes]);
         let read = counts.into_iter().flatten().reduce(u64::saturating_add);
         let (before, since) = *self.read.get_or_insert((read.unwrap_or(0), tick.counted_ms));
-        let much = read.is_some_and(|read| read.abs_diff(before) >= STARTUP_READ_MIN);
-        sight.startup_moved |= much;
-        if much || tick.since(since) >= STARTUP_READ_MS {
+        let much = read.is_some_and(|read| read.abs_diff(before) >= READ_MIN);
+        if much {
+            self.read_at = Some(tick.counted_ms);
+            sight.startup_moved = true;
+        }
+        if much || tick.since(since) >= READ_MS {
             self.read = read.map(|read| (read, tick.counted_ms));
         }
         sight.startup_solid = sight.startup_moved || sight.proc.is_some_and(|proc| proc.compilers > 0);

@@ -244,10 +244,10 @@ impl Witnesses {
         let second_source = view.sight.metrics.is_some() || view.sight.page.is_some() || view.sight.frontend_silent(1);
         // before a first byte a tree without CPU time may wait for what a client made its front end fetch
         let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !self.taken_in(view);
-        // who crawls works for it; a tree that waits for its disk may be swapping
-        let swaps = view.sight.proc.is_some_and(|p| p.state == Some('D'));
+        // who crawls works for it; a tree that waits for its disk may be swapping, and one that reads loads what its step needs
+        let by_disk = view.sight.proc.is_some_and(|p| p.state == Some('D')) || view.signs.loads(view.tick);
         let quiet = self.running.quiet() && !view.others_go_on(complaint.engine);
-        weight.decisive |= quiet && !swaps && !self.gpu_is_busy();
+        weight.decisive |= quiet && !by_disk && !self.gpu_is_busy();
         if quiet && second_source && !at_the_door {
             weight.add(
                 Strength::Moderate,

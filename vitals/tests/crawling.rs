@@ -118,18 +118,6 @@ fn a_gpu_that_works_as_in_health_speaks_for_the_engine_and_a_cold_one_against_it
 }
 
 #[test]
-fn a_tree_that_waits_for_its_disk_may_be_swapping() {
-    let confirm = |state| {
-        let mut sim = Sim::native().up().busy(10_000);
-        sim.cpu = 10;
-        sim.process().state = Some(state);
-        sim.silence_until(60_000, stalled).unwrap()
-    };
-    let (disk, lock) = (confirm('D'), confirm('S'));
-    assert!(disk >= 6_000 && lock <= 5_000, "{disk} {lock}");
-}
-
-#[test]
 fn where_nothing_was_learned_and_nothing_works_the_fence_comes_after_a_minute_and_the_kill_with_the_rivals() {
     let mut sim = Sim::foreign().up();
     sim.cpu = 10;

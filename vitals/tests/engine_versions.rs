@@ -135,6 +135,14 @@ fn the_phase_is_told_where_the_version_tells_it() {
         assert_eq!(mapped(text).sleeping, tells.then_some(false), "{name}");
         assert_eq!(asleep(text), tells.then_some(true), "{name}");
     }
+    for (name, text) in VLLM_TWO {
+        let one = text.lines().map(|line| match line.split_once("sleep_state=\"awake\"} 1") {
+            Some((head, tail)) if head.contains("engine=\"1\"") => format!("{head}sleep_state=\"awake\"}} 0{tail}\n"),
+            _ => format!("{line}\n"),
+        });
+        let told = mapped(&one.collect::<String>()).sleeping;
+        assert!(!told.unwrap_or(false), "{name}: the other one is awake");
+    }
 }
 
 #[test]

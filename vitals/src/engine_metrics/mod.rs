@@ -201,14 +201,17 @@ fn pick_larger(max: f64, value: f64) -> f64 {
     if value.is_nan() || max.is_nan() { f64::NAN } else { max.max(value) }
 }
 
-/// `vllm:engine_sleep_state{sleep_state="awake"}` is set by the API server and correct even if the engine does not step.
+/// `vllm:engine_sleep_state{sleep_state="awake"}` is set by the API server and correct even if the engine does not step. Data-parallel engines
+/// have series of their own: only where all of them sleep does nobody have to deliver.
 fn sleeping(page: &Exposition) -> Option<bool> {
-    let mut states = page.samples.iter().filter(|sample| sample.name.ends_with(":engine_sleep_state")).peekable();
-    states.peek()?;
-    Some(states.any(|sample| {
+    let states = || page.samples.iter().filter(|sample| sample.name.ends_with(":engine_sleep_state"));
+    let asleep = |sample: &Sample| {
         let awake = sample.label("sleep_state") == Some("awake");
         (awake && sample.value == 0.0) || (!awake && sample.value == 1.0)
-    }))
+    };
+    let sleeps = |engine: Option<&str>| states().any(|sample| sample.label("engine") == engine && asleep(sample));
+    states().next()?;
+    Some(states().all(|sample| sleeps(sample.label("engine"))))
 }
 
 #[derive(Debug, Clone, Copy)]

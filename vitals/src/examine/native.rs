@@ -37,7 +37,7 @@ fn step(view: &View<'_>, leader: &Leader, exam: &mut Exam) -> Ms {
         }
         let silence = view.tick.since(step_at);
         let allowed = deadlines::native_step(view, page);
-        let lease = deadlines::worthy_lease_ms(page, allowed, view.policy);
+        let lease = deadlines::worthy_lease_ms(page, allowed, (view.policy, view.signs.loads(view.tick)));
         exam.hold(silence, allowed, || {
             let text = format!(
                 "step {} ({}) is under way for {silence} ms with {} running and {} waiting; {}",
