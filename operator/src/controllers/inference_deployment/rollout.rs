@@ -315,8 +315,11 @@ fn own_sets(observed: &Observed) -> Vec<&Value> {
     sets.filter(|set| owned_by(set, uid)).collect()
 }
 
+/// What `kubectl rollout restart` sets.
+const RESTARTED: &str = "kubectl.kubernetes.io/restartedAt";
+
 /// The template of an earlier revision, as the Deployment's own history has it, and as it was applied: without what the controller and
-/// `kubectl rollout restart` add. Of two of the same revision the older is ours, the other came of a change by hand.
+/// `kubectl rollout restart` add, unless the spec asks for just that. Of two of the same revision the older is ours, the other came of a change by hand.
 fn template_of(observed: &Observed, revision: &str) -> Option<Value> {
     if revision.is_empty() {
         return None;
@@ -326,7 +329,10 @@ fn template_of(observed: &Observed, revision: &str) -> Option<Value> {
     sets.sort_by_key(|set| set["metadata"]["creationTimestamp"].as_str());
     let templates = sets.into_iter().chain([deployment]).map(|object| &object["spec"]["template"]);
     let mut template = templates.into_iter().find(|template| revision::of(template) == revision)?.clone();
-    for (map, key) in [("labels", "pod-template-hash"), ("annotations", "kubectl.kubernetes.io/restartedAt")] {
+    let asked = observed.infd.spec.pod_overlay.as_ref().is_some_and(|o| o.metadata.annotations.contains_key(RESTARTED));
+    for (map, key) in
+        [("labels", "pod-template-hash")].into_iter().chain((!asked).then_some(("annotations", RESTARTED)))
+    {
         if let Some(map) = template["metadata"][map].as_object_mut() {
             map.remove(key);
         }

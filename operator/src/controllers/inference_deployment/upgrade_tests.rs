@@ -8,11 +8,16 @@ use crate::controllers::inference_deployment::{
     build::build,
     testing::{healthy, infd, looked, template},
 };
+use crds::InferenceDeployment;
 use serde_json::json;
 
 /// What another version of the operator has made of the same spec, settled: a template of another revision.
 fn made_by_another() -> (Observed, Value) {
-    let object = infd("chat");
+    made_of(infd("chat"))
+}
+
+fn made_of(object: InferenceDeployment) -> (Observed, Value) {
+    let spec = object.spec.clone();
     let mut theirs = template(&object);
     theirs["spec"]["terminationGracePeriodSeconds"] = json!(77);
     revision::stamp(&mut theirs, 0);
@@ -27,7 +32,7 @@ fn made_by_another() -> (Observed, Value) {
     let mut observed = Observed { children, ..looked(object, pods) };
     let memory = &mut observed.infd.status.get_or_insert_default().rollout;
     (memory.stable, memory.wanted, memory.target) = (revision.clone(), revision.clone(), revision);
-    memory.spec = revision::of_spec(&infd("chat").spec);
+    memory.spec = revision::of_spec(&spec);
     memory.stable_spec.clone_from(&memory.spec);
     (observed, theirs)
 }
@@ -55,6 +60,16 @@ fn another_operator_alone_replaces_no_replica() {
     let (memory, new) = look_on(&mut observed);
     assert_eq!((new, memory.newer.as_str()), (template(&observed.infd), ""), "a change of the spec is");
     assert_eq!((memory.wanted, memory.target), (fresh(&observed), fresh(&observed)));
+}
+
+#[test]
+fn a_restart_that_the_spec_itself_asks_for_stays_in_the_template() {
+    let mut object = infd("chat");
+    let overlay = json!({"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "2026-01-01T12:00:00Z"}}});
+    object.spec.pod_overlay = Some(serde_json::from_value(overlay).unwrap());
+    let (mut observed, theirs) = made_of(object);
+    assert_eq!(look_on(&mut observed).1, theirs);
+    assert!(theirs.to_string().contains("restartedAt"));
 }
 
 /// Who sets `Observe` at night wants nothing to move.
