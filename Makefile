@@ -72,9 +72,10 @@ mutants: ## Mutants of the operator (operator/tests/mutants.toml), each of which
 	operator/tests/mutants.py
 
 IMAGE_PREFIX ?=
-images: prerequisites ## The images of operator, agent and engine with their bills of materials, in target/images (IMAGE_PREFIX=registry.example/serving/)
+IMAGE_TAG ?=
+images: prerequisites ## The images of operator, agent and engine with their bills of materials, in target/images (IMAGE_PREFIX=registry.example/serving/ IMAGE_TAG=0.1.0-2)
 	tests/build-programs.sh
-	target/release/images --prefix "$(IMAGE_PREFIX)"
+	target/release/images --prefix "$(IMAGE_PREFIX)" $(if $(IMAGE_TAG),--tag "$(IMAGE_TAG)")
 
 e2e: prerequisites ## The stories on a real control plane and node (root needed)
 	@tests/run-all.sh e2e

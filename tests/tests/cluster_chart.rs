@@ -128,7 +128,7 @@ fn every_value_shows_in_what_is_rendered() {
         ("tolerations[0].operator=Exists", "tolerations:"),
         ("affinity.nodeAffinity.x=y", "nodeAffinity:"),
         ("topologySpreadConstraints[0].maxSkew=1", "maxSkew: 1"),
-        ("priorityClassName=high", "priorityClassName: high"),
+        ("priorityClassName=high", "priorityClassName: \"high\""),
         ("networkPolicy.enabled=true", "kind: NetworkPolicy"),
         ("podMonitor.enabled=true", "name: truebeat-engines"),
         (
@@ -188,7 +188,7 @@ fn every_value_shows_in_what_is_rendered() {
     for (set, wanted) in [
         ("nodeSelector.disk=ssd", "disk: ssd"),
         ("tolerations[0].operator=Exists", "tolerations:"),
-        ("priorityClassName=high", "priorityClassName: high"),
+        ("priorityClassName=high", "priorityClassName: \"high\""),
     ] {
         assert_eq!(
             stdout(&template(&[set])).matches(wanted).count(),
@@ -285,6 +285,13 @@ fn wrong_values_are_refused_by_name() {
         ("fleet.domainTopologyKey=null", "domainTopologyKey"),
         ("logFilter=null", "logFilter"),
         ("confine=null", "confine"),
+        ("fleet=null", "fleet"),
+        ("serviceAccount=null", "serviceAccount"),
+        ("networkPolicy.apiServerPorts=null", "apiServerPorts"),
+        ("prometheusRule.startMax=null", "startMax"),
+        ("prometheusRule.runbookUrl=null", "runbookUrl"),
+        ("podLabels.app\\.kubernetes\\.io/component=x", "app.kubernetes.io/component"),
+        ("podMonitor.labels.app\\.kubernetes\\.io/instance=prom", "app.kubernetes.io/instance"),
     ] {
         let output = template(&[set]);
         let words = String::from_utf8_lossy(&output.stderr).into_owned();
