@@ -224,9 +224,7 @@ pub async fn run_agent(args: AgentArgs, log_filter: String) -> Result<ExitCode, 
         }
         Role::Detect(args) => {
             short_slice::ask_or_log();
-            if args.watch.pod_name.is_some() {
-                forensics::try_to_write(args.watch.bundle_dir.clone());
-            }
+            forensics::try_to_write(args.watch.bundle_dir.clone(), args.watch.pod_name.is_some());
             watch::run(args.watch.into_config(args.agent_dir)?).await?;
             Ok(ExitCode::SUCCESS)
         }
@@ -250,7 +248,9 @@ pub async fn run_supervised(args: RunArgs, log_filter: String) -> Result<ExitCod
     let agent_dir = args.agent_dir.clone().unwrap_or_else(|| run_dirs::fresh(&std::env::temp_dir()));
     let page_dir = run_dirs::for_pages(&agent_dir);
     let log_path = args.watch.log_file.clone().unwrap_or_else(|| agent_dir.join("engine.log"));
-    let watch = args.watch.for_run(page_dir.clone(), log_path.clone());
+    let mut watch = args.watch.for_run(page_dir.clone(), log_path.clone());
+    // who asks for evidence may stand in another folder than who runs
+    watch.bundle_dir = std::path::absolute(&watch.bundle_dir).unwrap_or(watch.bundle_dir);
     // What gate or detector would refuse for ever is refused before an engine has loaded its model beside them.
     never::check(args.listen, &watch.engine_url, &socket_in(&agent_dir))?;
     watch.clone().into_config(agent_dir.clone())?;

@@ -14,6 +14,7 @@ mod stage;
 mod top;
 mod why;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -61,7 +62,8 @@ async fn dispatch(command: Command, log_filter: String) -> anyhow::Result<ExitCo
         Command::Replay(args) => replay::run(&args),
         Command::Record(args) => {
             let report = agent::record::run(args).await?;
-            eprintln!("{report}");
+            // the trace is whole, also where nobody reads any more
+            let _ = writeln!(std::io::stderr(), "{report}");
             Ok(ExitCode::SUCCESS)
         }
         Command::Top(args) => top::run(args).await,

@@ -53,7 +53,7 @@ where
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("truebeat: could not start the async runtime: {error}");
+            stderr::say(&format!("truebeat: could not start the async runtime: {error}"));
             return ExitCode::from(FAILED);
         }
     };
@@ -89,7 +89,7 @@ where
 /// Logs go to `stderr`, so that stdout stays for results. `filter` has the syntax of `tracing-subscriber`'s `EnvFilter`.
 pub fn start_logging(filter: &str, stderr: impl for<'a> MakeWriter<'a> + Send + Sync + 'static) {
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|error| {
-        eprintln!("truebeat: --log-filter {filter:?} is not a filter ({error}); logging at info");
+        stderr::say(&format!("truebeat: --log-filter {filter:?} is not a filter ({error}); logging at info"));
         EnvFilter::new("info")
     });
     tracing_subscriber::fmt()

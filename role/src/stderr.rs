@@ -55,7 +55,8 @@ pub(crate) fn started() -> bool {
 pub(crate) fn say(line: &str) {
     match queue() {
         Some(mut queue) => _ = queue.send(format!("{line}\n").as_bytes()),
-        None => eprintln!("{line}"),
+        // not `eprintln!`, which panics where nobody reads any more
+        None => _ = writeln!(io::stderr(), "{line}"),
     }
 }
 

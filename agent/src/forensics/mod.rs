@@ -126,11 +126,17 @@ pub async fn capture(request: CaptureRequest) -> Captured {
 }
 
 /// Says so where no bundle could be written: it would show at the first stall otherwise. On a thread of its own, for the disk may hang.
-pub fn try_to_write(bundle_dir: PathBuf) {
+/// Where that is no pod's volume, a folder that it makes for that goes again.
+pub fn try_to_write(bundle_dir: PathBuf, in_pod: bool) {
+    let hint = if in_pod { "is the volume writable for group 1000?" } else { "choose another with --bundle-dir" };
     let tried = move || {
+        let stays = in_pod || bundle_dir.exists();
         if let Err(error) = bundle::probe(&bundle_dir) {
             let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            tracing::error!(%error, why, "no evidence can be saved there: is the volume writable for group 1000?");
+            tracing::error!(%error, why, "no evidence can be saved there: {hint}");
+        } else if !stays {
+            // one in which a bundle lies by now is not empty, and stays
+            let _ = std::fs::remove_dir(&bundle_dir);
         }
     };
     let _ = std::thread::Builder::new().name("try-to-write".to_owned()).spawn(tried);

@@ -29,6 +29,11 @@ const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 /// A tick so much later than it should be is the recorder's own gap (V5).
 const GAP_MS_MIN: u64 = 150;
 
+/// What a trace unpacks to, at most: whoever replays it holds it in memory.
+pub const TEXT_BYTES_MAX: u64 = 1 << 30;
+/// What one more line may take, and more.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+
 /// What to record, and for how long.
 #[derive(Debug, Args)]
 pub struct RecordArgs {
@@ -63,7 +68,7 @@ pub struct RecordArgs {
     /// Samples a second; 10 is what the detector sees.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10))]
     pub hz: u32,
-    /// The recording ends when the file has grown to this.
+    /// The recording ends when the file has grown to this, or would unpack to more than a replay takes (1 GiB).
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub mib_max: u32,
 }
@@ -130,7 +135,11 @@ impl fmt::Display for RecordReport {
         let Self { out, samples, seconds, bytes, seen, full } = self;
         writeln!(f, "{}: {samples} samples in {seconds:.1} s, {} KiB", out.display(), bytes.div_ceil(1024))?;
         if *full {
-            writeln!(f, "it reached --mib-max and ended before its time")?;
+            let most_mib = TEXT_BYTES_MAX >> 20;
+            writeln!(
+                f,
+                "it reached --mib-max, or the {most_mib} MiB unpacked that a replay takes, and ended before its time"
+            )?;
         }
         let Seen { process, pages, gate, metrics, frontend, gpus } = seen;
         write!(
@@ -197,7 +206,8 @@ impl Recorder {
         while begun.elapsed() < length && !self.report.full {
             ticks.tick().await;
             self.sample().await?;
-            self.report.full = self.sink.bytes() >= bytes_max;
+            self.report.full =
+                self.sink.bytes() >= bytes_max || self.sink.text_bytes() + LINE_BYTES_MAX > TEXT_BYTES_MAX;
         }
         Ok(())
     }

@@ -39,6 +39,7 @@ pub struct Sink {
     part: PathBuf,
     gzip: GzEncoder<Counted>,
     lines: u64,
+    text_bytes: u64,
 }
 
 impl Sink {
@@ -59,7 +60,7 @@ impl Sink {
                 _ => RecordError::Create { path: part.clone(), source },
             })?;
         let gzip = GzEncoder::new(Counted { file, bytes: 0 }, Compression::default());
-        Ok(Self { path: path.to_owned(), part, gzip, lines: 0 })
+        Ok(Self { path: path.to_owned(), part, gzip, lines: 0, text_bytes: 0 })
     }
 
     /// Bytes that have reached the file.
@@ -67,14 +68,21 @@ impl Sink {
         self.gzip.get_ref().bytes
     }
 
+    /// Bytes of all lines, before they are packed.
+    pub fn text_bytes(&self) -> u64 {
+        self.text_bytes
+    }
+
     /// Adds one line.
     ///
     /// # Errors
     /// When the disk is full, for one.
     pub fn write(&mut self, line: &Value) -> Result<(), RecordError> {
-        self.lines += 1;
+        let line = format!("{line}\n");
+        (self.lines, self.text_bytes) = (self.lines + 1, self.text_bytes + line.len() as u64);
         let flush = self.lines.is_multiple_of(FLUSH_LINES);
-        let written = writeln!(self.gzip, "{line}").and_then(|()| if flush { self.gzip.flush() } else { Ok(()) });
+        let written =
+            self.gzip.write_all(line.as_bytes()).and_then(|()| if flush { self.gzip.flush() } else { Ok(()) });
         written.map_err(|source| RecordError::Write { path: self.part.clone(), source })
     }
 
@@ -109,6 +117,7 @@ mod tests {
         assert!(!path.exists());
         assert!(matches!(Sink::create(&path), Err(RecordError::Exists { .. })), "two recorders");
         sink.write(&serde_json::json!({"t": 1.5})).unwrap();
+        assert_eq!(sink.text_bytes(), 10);
         let bytes = sink.finish().unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes);
         let mut text = String::new();

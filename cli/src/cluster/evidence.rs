@@ -74,7 +74,7 @@ pub async fn list(client: &Client, namespace: &str, wanted: &Wanted) -> anyhow::
         .await
         .context("the API server lists no pods in time")?;
     let all = all.context("could not list the deployment's pods (may you read pods?)")?;
-    let asked = shelves(&all.items, wanted)?;
+    let asked = shelves(namespace, &all.items, wanted)?;
     let answers = asked.iter().map(|shelf| ask(&pods, shelf, wanted));
     let answers: Vec<_> = futures::stream::iter(answers).buffered(ASKED_AT_ONCE).collect().await;
     let mut errors = Vec::new();
@@ -105,6 +105,7 @@ pub async fn fetch(
         "no bundle of it lies there: none was written (its incident says why), or twenty newer ones have taken its place",
     )?;
     let file = to.map_or_else(|| bundle::path_of(Path::new(""), episode), Path::to_owned);
+    ensure!(!file.is_dir(), "{} is a folder; --to names the file to write", file.display());
     let of = |file: &Path| bundle::manifest_of(file).map(|manifest| manifest.episode);
     ensure!(
         to.is_some() || !file.exists() || of(&file).as_ref() == Some(episode),
@@ -116,14 +117,30 @@ pub async fn fetch(
     let bytes = exec::output(&pods, carrier, &words, FILE_BYTES_MAX, SEND_DEADLINE).await?;
     ensure!(bytes.len() as u64 == *told, "{} of {told} bytes came; try again", bytes.len());
     let partial = file.with_added_extension("partial");
-    let failed = || format!("could not write {}; --to FILE names another place", file.display());
-    std::fs::write(&partial, bytes).with_context(failed)?;
-    if of(&partial).as_ref() != Some(episode) {
+    let placed = write_private(&partial, &bytes)
+        .with_context(|| format!("could not write {}; --to FILE names another place", file.display()))
+        .and_then(|()| {
+            ensure!(
+                of(&partial).as_ref() == Some(episode),
+                "what pod {carrier} sent is no bundle of episode {episode}"
+            );
+            std::fs::rename(&partial, &file).with_context(|| format!("could not write {}", file.display()))
+        });
+    if placed.is_err() {
         let _ = std::fs::remove_file(&partial);
-        bail!("what pod {carrier} sent is no bundle of episode {episode}");
     }
-    std::fs::rename(&partial, &file).with_context(failed)?;
-    Ok((file, *told))
+    placed.map(|()| (file, *told))
+}
+
+/// Evidence is for whoever fetched it alone, and goes through no link that somebody laid there.
+fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?.write_all(bytes)
 }
 
 /// One place where bundles lie, and whose agents can tell of it.
@@ -171,7 +188,7 @@ fn parse(bytes: &[u8]) -> anyhow::Result<Vec<Shelved>> {
 }
 
 /// Pure: where to look. A claim is one place, whoever tells of it; without one, each pod is a place of its own.
-fn shelves(pods: &[Pod], wanted: &Wanted) -> anyhow::Result<Vec<Shelf>> {
+fn shelves(namespace: &str, pods: &[Pod], wanted: &Wanted) -> anyhow::Result<Vec<Shelf>> {
     let mut running: Vec<&Pod> = pods.iter().filter(|pod| agent_runs(pod)).collect();
     // the pod that wrote it first, if it lives
     running.sort_by_key(|pod| Some(pod.name_any()) != wanted.pod);
@@ -191,11 +208,11 @@ fn shelves(pods: &[Pod], wanted: &Wanted) -> anyhow::Result<Vec<Shelf>> {
             Some(claim) if claims.contains(claim) => Ok(vec![holders(claim)]),
             None if agent_runs(pod) => Ok(vec![alone(&pod)]),
             _ => bail!(
-                "the agent of pod {name} does not run now; its evidence lies in the pod or on its claim: do not delete the pod, and see `kubectl describe pod {name}`"
+                "the agent of pod {name} does not run now; its evidence lies in the pod or on its claim: do not delete the pod, and see `kubectl describe pod {name} -n {namespace}`"
             ),
         },
         None if claims.is_empty() => bail!(
-            "pod {name} is gone, and its evidence with it; `truebeat kubectl why {name}` has what the incident tells. With spec.agent.evidence.claimName bundles outlive their pods"
+            "pod {name} is gone, and its evidence with it; `truebeat kubectl why {name} -n {namespace}` has what the incident tells. With spec.agent.evidence.claimName bundles outlive their pods"
         ),
         None => Ok(claims.into_iter().map(holders).collect()),
     }

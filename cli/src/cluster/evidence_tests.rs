@@ -38,25 +38,25 @@ fn kept(agents: &[&str]) -> Shelf {
 #[test]
 fn without_a_claim_each_pod_tells_of_itself() {
     let pods = [pod("chat-1", true, false), pod("chat-2", false, false), pod("chat-3", true, false)];
-    assert_eq!(shelves(&pods, &of(Some("chat-3"))).unwrap(), [alone("chat-3")]);
-    assert_eq!(shelves(&pods, &of(None)).unwrap(), [alone("chat-1"), alone("chat-3")]);
-    let gone = shelves(&pods, &of(Some("chat-0"))).unwrap_err().to_string();
+    assert_eq!(shelves("serving", &pods, &of(Some("chat-3"))).unwrap(), [alone("chat-3")]);
+    assert_eq!(shelves("serving", &pods, &of(None)).unwrap(), [alone("chat-1"), alone("chat-3")]);
+    let gone = shelves("serving", &pods, &of(Some("chat-0"))).unwrap_err().to_string();
     assert!(gone.contains("chat-0 is gone") && gone.contains("claimName"), "{gone}");
-    let away = shelves(&pods, &of(Some("chat-2"))).unwrap_err().to_string();
+    let away = shelves("serving", &pods, &of(Some("chat-2"))).unwrap_err().to_string();
     assert!(away.contains("does not run now") && away.contains("do not delete"), "{away}");
-    let nobody = shelves(&pods[1..2], &of(None)).unwrap_err().to_string();
+    let nobody = shelves("serving", &pods[1..2], &of(None)).unwrap_err().to_string();
     assert!(nobody.contains("no agent of chat runs"), "{nobody}");
 }
 
 #[test]
 fn a_claim_is_told_of_by_whoever_mounts_it_the_writer_first() {
     let pods = [pod("chat-1", false, true), pod("chat-2", true, true), pod("chat-3", true, true)];
-    assert_eq!(shelves(&pods, &of(Some("chat-0"))).unwrap(), [kept(&["chat-2", "chat-3"])]);
-    assert_eq!(shelves(&pods, &of(Some("chat-1"))).unwrap(), [kept(&["chat-2", "chat-3"])]);
-    assert_eq!(shelves(&pods, &of(Some("chat-3"))).unwrap(), [kept(&["chat-3", "chat-2"])]);
-    assert_eq!(shelves(&pods, &of(None)).unwrap(), [kept(&["chat-2", "chat-3"])]);
+    assert_eq!(shelves("serving", &pods, &of(Some("chat-0"))).unwrap(), [kept(&["chat-2", "chat-3"])]);
+    assert_eq!(shelves("serving", &pods, &of(Some("chat-1"))).unwrap(), [kept(&["chat-2", "chat-3"])]);
+    assert_eq!(shelves("serving", &pods, &of(Some("chat-3"))).unwrap(), [kept(&["chat-3", "chat-2"])]);
+    assert_eq!(shelves("serving", &pods, &of(None)).unwrap(), [kept(&["chat-2", "chat-3"])]);
     let mixed = [pod("chat-1", true, false), pod("chat-2", true, true)];
-    assert_eq!(shelves(&mixed, &of(None)).unwrap(), [alone("chat-1"), kept(&["chat-2"])]);
+    assert_eq!(shelves("serving", &mixed, &of(None)).unwrap(), [alone("chat-1"), kept(&["chat-2"])]);
 }
 
 #[test]

@@ -9,6 +9,8 @@ use kube::api::AttachParams;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::timeout;
 
+use crate::bundle::on_one_line;
+
 const CONTAINER: &str = "agent";
 const COMPLAINT_BYTES_MAX: u64 = 4 << 10;
 
@@ -44,12 +46,15 @@ async fn run(pods: &Api<Pod>, pod: &str, words: &[&str], bytes_max: u64) -> anyh
     if status.status.as_deref() == Some("Success") {
         return Ok(bytes);
     }
-    let (said, message) = (String::from_utf8_lossy(&complaint), status.message.unwrap_or_default());
+    // a pod may say anything, and this goes to a terminal
+    let plain = |text: &str| on_one_line(text.trim()).collect::<String>();
+    let said = plain(&String::from_utf8_lossy(&complaint));
+    let message = plain(&status.message.unwrap_or_default());
     let absent = ["no such file", "not found"].iter().any(|words| message.contains(words));
     if absent && words.first().is_some_and(|program| message.contains(program)) {
         bail!("the agent of pod {pod} is of a version before evidence could be fetched ({message})");
     }
-    bail!("the agent of pod {pod} refuses: {}", if said.trim().is_empty() { message.trim() } else { said.trim() })
+    bail!("the agent of pod {pod} refuses: {}", if said.is_empty() { message } else { said })
 }
 
 /// Everything until its end. More than the bound is an error at once: a stream that nobody reads on would hold up the others.

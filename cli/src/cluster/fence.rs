@@ -65,11 +65,15 @@ pub async fn wait(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resu
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let (name, since) = (&wish.pod, Instant::now());
     let wanted = wish.fence.is_none();
-    let (mut heard, mut out) = (false, false);
+    let (mut heard, mut out, mut gone) = (false, false, false);
     let shows = async {
         loop {
             let pod = timeout(LOOK_MAX, pods.get_opt(name)).await.ok().and_then(Result::ok);
             heard = pod.is_some();
+            gone = matches!(pod, Some(None));
+            if gone {
+                return;
+            }
             if let Some(pod) = pod.flatten() {
                 out = !is_ready(&pod);
                 if out != wanted && says_by_person(&pod) != wanted {
@@ -82,21 +86,25 @@ pub async fn wait(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resu
     let seen = timeout(SEEN_MAX, shows).await.is_ok();
     let (written, after) = (if wanted { "the fence is off" } else { "the fence is written" }, SEEN_MAX.as_secs());
     match (seen, wanted) {
+        (_, true) if gone => bail!("pod {name} is gone meanwhile: there is no fence to take off"),
+        (_, false) if gone => Ok(format!("pod {name} is gone meanwhile: it takes no requests")),
         (true, true) => Ok(format!("pod {name} is Ready again after {:.1} s", since.elapsed().as_secs_f64())),
         (true, false) => Ok(format!("pod {name} takes no new requests after {:.1} s", since.elapsed().as_secs_f64())),
         (false, _) if !heard => bail!(
             "{written}, but the API server has not said within {after} s whether pod {name} shows it; look again with \
-             `kubectl get pod {name}`"
+             `kubectl get pod {name} -n {namespace}`"
         ),
         (false, false) if out => bail!(
             "{written}, and pod {name} takes no requests, but its agent has not said within {after} s that it has read the fence: \
-             `truebeat kubectl why {name}`"
+             `truebeat kubectl why {name} -n {namespace}`"
         ),
         (false, true) if !out => bail!(
             "{written}, and pod {name} is Ready, but its agent has not said within {after} s that it has read so: \
-             `truebeat kubectl why {name}`"
+             `truebeat kubectl why {name} -n {namespace}`"
         ),
-        (false, true) => bail!("{written}, but pod {name} is not Ready after {after} s: `truebeat kubectl why {name}`"),
+        (false, true) => bail!(
+            "{written}, but pod {name} is not Ready after {after} s: `truebeat kubectl why {name} -n {namespace}`"
+        ),
         (false, false) => bail!("{written}, but pod {name} is still Ready after {after} s: is its agent new enough?"),
     }
 }
@@ -142,6 +150,23 @@ mod tests {
             async { Ok::<_, std::convert::Infallible>(answer) }
         });
         Client::new(service, "serving")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_is_gone_is_not_waited_for() {
+        let absent = json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}).to_string();
+        let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
+            let body = kube::client::Body::from(absent.clone().into_bytes());
+            let answer = http::Response::builder().status(404).body(body).unwrap();
+            async { Ok::<_, std::convert::Infallible>(answer) }
+        });
+        let client = Client::new(service, "serving");
+        let wish = |fence| Wish { pod: "p".to_owned(), fence, even_if_last: false };
+        let began = Instant::now();
+        let fenced = wait(&client, "serving", &wish(Some("a look".to_owned()))).await.unwrap();
+        let error = wait(&client, "serving", &wish(None)).await.unwrap_err().to_string();
+        assert!(fenced.contains("gone meanwhile") && error.contains("gone meanwhile"), "{fenced} {error}");
+        assert!(began.elapsed() < LOOK_EVERY);
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 use crds::fence::Fence;
 use crds::maintenance::{ANNOTATION_MAINTENANCE, Maintenance};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use serde_json::Value;
@@ -20,8 +20,7 @@ const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 /// # Errors
 /// It is none, or longer than a week.
 pub fn span(text: &str) -> Result<Duration, String> {
-    let span = text.parse::<SignedDuration>().ok().and_then(|span| Duration::try_from(span).ok());
-    match span.filter(|span| !span.is_zero() && *span <= LONGEST) {
+    match humantime::parse_duration(text).ok().filter(|span| !span.is_zero() && *span <= LONGEST) {
         Some(span) => Ok(span),
         None => Err("a length of time, a week at most, for example 30m or 2h".to_owned()),
     }
@@ -65,6 +64,7 @@ mod tests {
     fn a_length_of_time_is_a_week_at_most() {
         assert_eq!(span("30m"), Ok(Duration::from_secs(1800)));
         assert_eq!(span("1h 30m"), Ok(Duration::from_secs(5400)));
+        assert_eq!(span("7d"), Ok(LONGEST));
         for wrong in ["", "30", "0s", "-1h", "200h", "soon"] {
             assert!(span(wrong).is_err(), "{wrong}");
         }

@@ -7,9 +7,11 @@ mod exec;
 mod fence;
 mod maintenance;
 mod pods;
+mod proxy;
 mod replicas;
 mod restart;
 mod tell;
+mod why;
 mod word;
 
 use std::path::PathBuf;
@@ -140,6 +142,7 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
     )?;
     config.connect_timeout = Some(DEADLINE);
     let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    proxy::spare(&mut config, |name| std::env::var(name).ok());
     let server = config.cluster_url.clone();
     let client = Client::try_from(config).context("could not make a client of the kubeconfig")?;
     let late = || format!("{server} did not answer within {} s", DEADLINE.as_secs());
@@ -147,7 +150,9 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
         Question::Ask(ask) => {
             let answer = answer(&client, &namespace, ask, args.output);
             let answer = timeout(DEADLINE, answer).await.with_context(late)??;
-            println!("{}", printable(answer.trim_end()));
+            if !answer.is_empty() {
+                println!("{}", printable(answer.trim_end()));
+            }
             return Ok(ExitCode::SUCCESS);
         }
         Question::Bundles { name } => return bundles(&client, &namespace, name, args.output).await,
@@ -165,19 +170,27 @@ pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
             let (reason, even_if_last) = (reason.clone(), *even_if_last);
             let wish = restart::Wish { pod: pod.clone(), reason, even_if_last };
             let asked = timeout(DEADLINE, restart::ask(&client, &namespace, &wish)).await.with_context(late)??;
-            println!("{}", restart::wait(&client, &namespace, pod, &asked).await?);
+            told(args.output, pod, &restart::wait(&client, &namespace, pod, &asked).await?);
             return Ok(ExitCode::SUCCESS);
         }
         Question::Maintenance { pod, lasts, reason, .. } => {
-            let told = maintenance::declare(&client, &namespace, pod, *lasts, reason);
-            println!("{}", timeout(DEADLINE, told).await.with_context(late)??);
+            let declared = maintenance::declare(&client, &namespace, pod, *lasts, reason);
+            told(args.output, pod, &timeout(DEADLINE, declared).await.with_context(late)??);
             return Ok(ExitCode::SUCCESS);
         }
     };
     let wish = fence::Wish { pod: pod.clone(), fence, even_if_last };
     timeout(DEADLINE, fence::write(&client, &namespace, &wish)).await.with_context(late)??;
-    println!("{}", fence::wait(&client, &namespace, &wish).await?);
+    told(args.output, pod, &fence::wait(&client, &namespace, &wish).await?);
     Ok(ExitCode::SUCCESS)
+}
+
+/// What came of a wish about a pod.
+fn told(output: Output, pod: &str, words: &str) {
+    match output {
+        Output::Json => println!("{}", serde_json::json!({"pod": pod, "said": words})),
+        Output::Text => println!("{words}"),
+    }
 }
 
 async fn bundles(client: &Client, namespace: &str, name: &str, output: Output) -> anyhow::Result<ExitCode> {
@@ -198,7 +211,7 @@ async fn bundles(client: &Client, namespace: &str, name: &str, output: Output) -
 
 async fn answer(client: &Client, namespace: &str, ask: &Ask, output: Output) -> anyhow::Result<String> {
     match ask {
-        Ask::Why { name } => why(client, namespace, name, output).await,
+        Ask::Why { name } => why::why(client, namespace, name, output).await,
         Ask::Incidents { all_namespaces, open } => {
             let api =
                 if *all_namespaces { Api::all(client.clone()) } else { Api::namespaced(client.clone(), namespace) };
@@ -207,65 +220,14 @@ async fn answer(client: &Client, namespace: &str, ask: &Ask, output: Output) -> 
             tell::sort(&mut incidents);
             match output {
                 Output::Json => lines(&incidents),
+                Output::Text if incidents.is_empty() => {
+                    let place = if *all_namespaces { String::new() } else { format!(" in namespace {namespace}") };
+                    Ok(format!("no {}incidents{place}", if *open { "open " } else { "" }))
+                }
                 Output::Text => Ok(tell::table(&incidents, *all_namespaces, jiff::Timestamp::now())),
             }
         }
     }
-}
-
-async fn why(client: &Client, namespace: &str, name: &str, output: Output) -> anyhow::Result<String> {
-    let named = named(client, namespace, name).await?.with_context(|| {
-        format!("no incident, pod or InferenceDeployment is named {name} in namespace {namespace}; `truebeat kubectl incidents -A` lists the incidents")
-    })?;
-    match named {
-        Named::Incident(incident) => match output {
-            Output::Json => lines(&[*incident]),
-            Output::Text => {
-                let known = known_bad(client, namespace, &incident.spec.deployment).await;
-                Ok(tell::incident(&incident) + &known)
-            }
-        },
-        Named::Pod(pod) => {
-            let all = incidents_of(client, namespace, |incident| incident.spec.pod == name).await?;
-            match output {
-                Output::Json => Ok(serde_json::json!({"pod": pod, "incidents": all}).to_string()),
-                Output::Text => {
-                    let deployment = pod.labels().get(LABEL_DEPLOYMENT).map_or("", String::as_str);
-                    let known = known_bad(client, namespace, deployment).await;
-                    Ok(tell::pod(&pod, &all, jiff::Timestamp::now()) + &known)
-                }
-            }
-        }
-        Named::Deployment(deployment) => {
-            let all = incidents_of(client, namespace, |incident| incident.spec.deployment == name).await?;
-            let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-            let pods = match pods.list(&members(name)).await {
-                Ok(list) => list.items,
-                Err(error) => {
-                    eprintln!("truebeat: the replicas are left out (may you list pods?): {error}");
-                    Vec::new()
-                }
-            };
-            match output {
-                Output::Json => {
-                    let told = serde_json::json!({"inferenceDeployment": deployment, "pods": pods, "incidents": all});
-                    Ok(told.to_string())
-                }
-                Output::Text => Ok(tell::deployment(&deployment, &pods, &all, jiff::Timestamp::now())),
-            }
-        }
-    }
-}
-
-/// What upstream knows against the flags of a deployment. It is told beside an answer, which stands without it: where it cannot be read,
-/// nothing is said.
-async fn known_bad(client: &Client, namespace: &str, deployment: &str) -> String {
-    if deployment.is_empty() {
-        return String::new();
-    }
-    let deployments: Api<InferenceDeployment> = Api::namespaced(client.clone(), namespace);
-    let found = deployments.get_opt(deployment).await.ok().flatten();
-    found.map(|infd| tell::known_bad(&infd)).unwrap_or_default()
 }
 
 /// What a name may stand for.

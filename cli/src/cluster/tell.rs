@@ -39,9 +39,6 @@ fn began(incident: &EngineIncident) -> Option<Timestamp> {
 
 /// One line each.
 pub fn table(incidents: &[EngineIncident], with_namespace: bool, now: Timestamp) -> String {
-    if incidents.is_empty() {
-        return "no incidents".to_owned();
-    }
     let head = ["NAMESPACE", "NAME", "CLASS", "POD", "STAGE", "OUTCOME", "DURATION", "LOST", "AGE"].map(str::to_owned);
     let mut rows = vec![head.to_vec()];
     rows.extend(incidents.iter().map(|incident| row(incident, now).to_vec()));

@@ -105,7 +105,7 @@ fn finish(mut report: Report, out: &Path, output: Output) -> anyhow::Result<Exit
     let text = serde_json::to_string_pretty(&report)?;
     std::fs::write(&path, &text).with_context(|| format!("could not write {}", path.display()))?;
     match output {
-        Output::Json => println!("{text}"),
+        Output::Json => println!("{}", serde_json::to_string(&report)?),
         Output::Text => print_verdict(&report.scenarios, &path),
     }
     Ok(if report.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+use agent::record::TEXT_BYTES_MAX as TRACE_BYTES_MAX;
 use anyhow::Context;
 use vitals::replay::rules::History;
 use vitals::rivals::judge::{Labels, Span};
@@ -14,8 +15,6 @@ use super::Case;
 /// How the points of our curve begin that are not our rule itself.
 const CURVE: &str = "truebeat@";
 
-/// A trace that unpacks to more than this is refused (a compressed file can lie about its size).
-const TRACE_BYTES_MAX: u64 = 1 << 30;
 /// So begins what is gzipped, whatever its name.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
@@ -84,8 +83,9 @@ fn read_trace(path: &Path) -> anyhow::Result<String> {
     };
     anyhow::ensure!(
         bytes.len() as u64 <= TRACE_BYTES_MAX,
-        "{} unpacks to more than {TRACE_BYTES_MAX} bytes",
-        path.display()
+        "{} unpacks to more than {} MiB, which no recorder writes",
+        path.display(),
+        TRACE_BYTES_MAX >> 20
     );
     if !ended {
         let lines = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);

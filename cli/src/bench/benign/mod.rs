@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tokio::task::JoinSet;
+use futures::stream::{FuturesUnordered, TryStreamExt};
 
 use self::kinds::{KINDS, Kind};
 use super::figures::{Sorted, line};
@@ -46,17 +46,15 @@ struct Seen {
 /// Runs them; true when no healthy engine was to be killed.
 pub async fn run(out: &Path, model: &Path, plan: Plan) -> anyhow::Result<bool> {
     let server = plan.server.canonicalize().with_context(|| format!("there is no server {}", plan.server.display()))?;
-    let plan = Arc::new(Plan { server, ..plan });
-    let (next, stop) = (Arc::new(AtomicU32::new(0)), burn(plan.burners));
-    let mut lanes = JoinSet::new();
-    for lane in 0..plan.lanes {
-        let folder = out.join(format!("benign-{lane}"));
-        lanes.spawn(run_lane(Arc::clone(&plan), model.to_owned(), folder, Arc::clone(&next)));
-    }
+    let plan = Plan { server, ..plan };
+    let (next, stop) = (AtomicU32::new(0), burn(plan.burners));
+    // of one task, so that whoever ends it waits until each has ended its engine
+    let mut lanes: FuturesUnordered<_> =
+        (0..plan.lanes).map(|lane| run_lane(&plan, model, out.join(format!("benign-{lane}")), &next)).collect();
     let loads = sample_load(Arc::clone(&stop));
     let mut all = BTreeMap::<&'static str, (u32, Seen)>::new();
-    while let Some(lane) = lanes.join_next().await {
-        for (kind, seen) in lane.context("a lane ended early")?? {
+    while let Some(lane) = lanes.try_next().await? {
+        for (kind, seen) in lane {
             let (runs, sum) = all.entry(kind).or_default();
             *runs += 1;
             sum.evictions += seen.evictions;
@@ -70,10 +68,10 @@ pub async fn run(out: &Path, model: &Path, plan: Plan) -> anyhow::Result<bool> {
 
 /// One run after the other, until none is left.
 async fn run_lane(
-    plan: Arc<Plan>,
-    model: PathBuf,
+    plan: &Plan,
+    model: &Path,
     folder: PathBuf,
-    next: Arc<AtomicU32>,
+    next: &AtomicU32,
 ) -> anyhow::Result<Vec<(&'static str, Seen)>> {
     let named = |kind: &&Kind| plan.only.is_empty() || plan.only.iter().any(|name| name == kind.name);
     let kinds: Vec<&Kind> = KINDS.iter().filter(named).collect();
@@ -86,7 +84,7 @@ async fn run_lane(
         let count = kinds.len().max(1);
         let kind = kinds.get(number as usize % count).context("no kind of that name; there are B1 to B9")?;
         let began = Instant::now();
-        let seen = one_run(&plan, kind, number as usize / count, &model, &folder)
+        let seen = one_run(plan, kind, number as usize / count, model, &folder)
             .await
             .with_context(|| format!("run {number}, {}: see {}", kind.name, folder.display()))?;
         let (took, Seen { evictions, fences }) = (began.elapsed().as_secs_f64(), &seen);
