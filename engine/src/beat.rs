@@ -22,6 +22,9 @@ pub const QUIET_LEASE: Duration = Duration::from_secs(2);
 /// Loading reports progress more seldom than an idle loop turns.
 pub const LOAD_LEASE: Duration = Duration::from_secs(10);
 
+/// A phase that has lasted so long, 24 days, is entered anew: the page has 32 bits for a lease in milliseconds since then.
+const PHASE_NS_MAX: u64 = 1_000_000 * (u32::MAX as u64 / 2);
+
 /// The engine thread's side: the only writer of the page and of the board.
 pub struct Heart {
     page: Option<Writer>,
@@ -121,6 +124,11 @@ impl Heart {
         Duration::from_millis(u64::from(self.beat.lease_ms))
     }
 
+    /// The first rank has ended so many steps: what runs in parts there is one step of its own, and here one for each part.
+    pub fn follow(&mut self, steps_completed: u64) {
+        self.beat.steps_completed = steps_completed;
+    }
+
     /// The step that began last has ended; returns its duration in ns.
     pub fn step_ends(&mut self, shape: &StepShape, tally: &Tally, outcome: StepOutcome) -> u64 {
         let now = monotonic_ns();
@@ -181,6 +189,9 @@ impl Heart {
 
     /// Publishes with the lease renewed: `lease` from now, counted from the phase's entry as H5 wants it.
     fn publish(&mut self, now: u64, lease: Duration) {
+        if now.saturating_sub(self.beat.phase_entered_ns) > PHASE_NS_MAX {
+            self.beat.phase_entered_ns = now;
+        }
         let lasted = Duration::from_nanos(now.saturating_sub(self.beat.phase_entered_ns));
         self.beat.lease_ms = u32::try_from((lasted + lease).as_millis()).unwrap_or(u32::MAX);
         self.store(now);
@@ -204,4 +215,22 @@ impl Heart {
 
 fn clamp_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_rests_for_months_is_within_its_lease() {
+        let mut heart = Heart::new(None, Arc::default());
+        let day_ns = 86_400 * 1_000_000_000;
+        let began = heart.beat.published_ns;
+        for day in 0..200 {
+            let now = began + day * day_ns;
+            heart.publish(now, QUIET_LEASE);
+            assert_eq!(late(&heart.beat, now + 1_000_000_000), None, "day {day}");
+            assert!(late(&heart.beat, now + 3_000_000_000).is_some(), "day {day}: nor is it given more");
+        }
+    }
 }

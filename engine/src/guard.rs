@@ -33,17 +33,24 @@ const STACKS_MAX: Duration = Duration::from_millis(250);
 struct LoopWatch {
     pulse: u64,
     silent: Duration,
+    starting: bool,
 }
 
 impl LoopWatch {
-    /// Takes in what is published `passed` after the last look. Gives the reason once it has stood for its grace.
-    fn look(&mut self, view: &View, pulse: u64, now_ns: u64, passed: Duration) -> Option<String> {
-        let starting = matches!(view.beat.phase, Phase::Load | Phase::Compile | Phase::Capture | Phase::WarmUp);
+    /// Takes in what is published, as far as it can be read, `passed` after the last look. Gives the reason once it has stood for its grace.
+    fn look(&mut self, view: Option<&View>, pulse: u64, now_ns: u64, passed: Duration) -> Option<String> {
         let turns = std::mem::replace(&mut self.pulse, pulse) != pulse;
-        let silent = late(&view.beat, now_ns).filter(|_| !turns);
-        let reason = silent.or_else(|| barren(&view.beat, view.progress_ns, now_ns));
+        let reason = match view {
+            Some(View { beat, progress_ns }) => {
+                self.starting = matches!(beat.phase, Phase::Load | Phase::Compile | Phase::Capture | Phase::WarmUp);
+                let silent = late(beat, now_ns).filter(|_| !turns);
+                silent.or_else(|| barren(beat, *progress_ns, now_ns))
+            }
+            // it stopped in the middle of a few stores
+            None => (!turns).then(|| "the loop stopped while it published its state".to_owned()),
+        };
         self.silent = if reason.is_some() { self.silent + passed.min(LOOK_MAX) } else { Duration::ZERO };
-        reason.filter(|_| self.silent >= if starting { START_GRACE } else { GRACE })
+        reason.filter(|_| self.silent >= if self.starting { START_GRACE } else { GRACE })
     }
 }
 
@@ -61,7 +68,7 @@ pub async fn watch(shared: Arc<Shared>, fleet: Fleet) {
         let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
         let passed = passed.saturating_sub(kept.min(passed / 2));
         let pulse = shared.pulse.get().map_or(0, |pulse| pulse.load(Ordering::Relaxed));
-        let reason = shared.board.load().and_then(|view| watch.look(&view, pulse, monotonic_ns(), passed));
+        let reason = watch.look(shared.board.load().as_ref(), pulse, monotonic_ns(), passed);
         let stuck = match (fleet.ended(), reason) {
             (Some(gone), _) => gone,
             (None, Some(text)) => Stuck { kind: StuckKind::Loop, text, waited: watch.silent },
@@ -110,7 +117,10 @@ mod tests {
     fn gives_up(view: &View, pulse: impl Fn(u64) -> u64, until_ms: u64) -> Option<u64> {
         let mut watch = LoopWatch::default();
         let looks = (1_000..until_ms).step_by(25);
-        looks.map(|ms| (ms, watch.look(view, pulse(ms), ms * MS, LOOK))).find(|(_, r)| r.is_some()).map(|(ms, _)| ms)
+        looks
+            .map(|ms| (ms, watch.look(Some(view), pulse(ms), ms * MS, LOOK)))
+            .find(|(_, r)| r.is_some())
+            .map(|(ms, _)| ms)
     }
 
     #[test]
@@ -139,9 +149,17 @@ mod tests {
     }
 
     #[test]
+    fn a_loop_that_stopped_while_it_published_is_given_up() {
+        let mut watch = LoopWatch::default();
+        let mut looks = (1_000..5_000).step_by(25).map(|ms| (ms, watch.look(None, 0, ms * MS, LOOK)));
+        let (at, reason) = looks.find(|(_, reason)| reason.is_some()).unwrap();
+        assert!(at <= 1_500 && reason.unwrap().contains("published"), "{at}");
+    }
+
+    #[test]
     fn a_held_up_look_hardly_counts() {
         let mut watch = LoopWatch::default();
-        watch.look(&view(|_| ()), 0, 1_000 * MS, LOOK);
-        assert_eq!(watch.look(&view(|_| ()), 0, 60_000 * MS, Duration::from_secs(59)), None);
+        watch.look(Some(&view(|_| ())), 0, 1_000 * MS, LOOK);
+        assert_eq!(watch.look(Some(&view(|_| ())), 0, 60_000 * MS, Duration::from_secs(59)), None);
     }
 }

@@ -165,7 +165,8 @@ impl Core {
     fn terms(&self, faults: &Faults, shape: StepShape) -> StepTerms {
         let share = if self.gives_signs { SIGNS_SHARE } else { 1 };
         let allowed = self.guards.then(|| (self.heart.lease() / share).max(STEP_SILENCE_MIN));
-        StepTerms { allowed, tally: self.tally(), shape, warms: false, armed: faults.armed_bits() }
+        let steps_completed = self.heart.steps_completed();
+        StepTerms { allowed, tally: self.tally(), shape, warms: false, armed: faults.armed_bits(), steps_completed }
     }
 
     /// Says that there is nothing to run.

@@ -138,6 +138,8 @@ pub struct StepTerms {
     pub warms: bool,
     /// Faults that are due, for other ranks.
     pub armed: u64,
+    /// Steps that had ended before this one, for the same pages: all ranks count alike (H1).
+    pub steps_completed: u64,
 }
 
 /// A loaded model on some backend.

@@ -100,7 +100,7 @@ impl Model for LeaderModel {
         let terms = self.terms.clone();
         self.team.allow(terms.allowed);
         self.broadcast(&Order::Step { terms, batch: batch.clone() })?;
-        let logits = launch(&self.team, (self.step, hash(batch, 0)), || self.model.forward(batch));
+        let logits = launch(&self.team, (self.step, hash(batch)), || self.model.forward(batch));
         if let Some(counts) = self.model.programs() {
             counts.refused_elsewhere.store(self.team.refused_elsewhere(), Ordering::Relaxed);
         }

@@ -1,6 +1,10 @@
 //! What the kernel says of another rank's process, for the moment when it is waited for: gone and stopped are known at once, and need no
 //! deadline to pass. Reads `/proc`.
 
+use std::io::ErrorKind;
+
+use nix::libc::ESRCH;
+
 /// A rank's process from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
@@ -18,7 +22,14 @@ impl Peer {
         if pid == 0 {
             return Self::There;
         }
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return Self::Gone };
+        let stat = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+            Ok(stat) => stat,
+            Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {
+                return Self::Gone;
+            }
+            // too few descriptors or too little memory, here: its deadline will tell
+            Err(_) => return Self::There,
+        };
         match stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()) {
             Some('Z' | 'X') | None => Self::Gone,
             Some('T' | 't') => Self::Stopped,

@@ -207,7 +207,7 @@ impl Worker {
         } else {
             self.heart.step_begins(&terms.shape, &self.tally);
         }
-        let result = launch(&self.team, (step, hash(&batch, 0)), || self.compute(model, &batch));
+        let result = launch(&self.team, (step, hash(&batch)), || self.compute(model, &batch));
         if let Some(counts) = model.programs() {
             self.heart.ran_by(counts.last_key.load(Ordering::Relaxed));
             self.team.refused(counts.refused.load(Ordering::Relaxed));
@@ -216,6 +216,7 @@ impl Worker {
             self.heart.warmed_up(&terms.shape, began.elapsed());
         } else if pass == Pass::Model {
             // a guess is a part of the first rank's step: who counted it would be ahead of the others
+            self.heart.follow(terms.steps_completed);
             self.heart.step_ends(&terms.shape, &self.tally, outcome_of(&result));
         }
         match result {

@@ -81,7 +81,7 @@ fn the_page_of_a_worker_says_what_the_first_rank_calls_the_step() {
     let batch = StepBatch::of(seqs);
     let shape = StepShape { requests: 1, decode_tokens: 3, ..StepShape::default() };
     let terms = StepTerms { allowed: Some(PATIENCE), shape, ..StepTerms::default() };
-    let plan = hash(&batch, 0);
+    let plan = hash(&batch);
     let (_, board) = obeys(Order::Step { terms, batch }, move |leader| leader.agree(1, plan).unwrap());
     let beat = board.load().unwrap().beat;
     assert_eq!((beat.phase, beat.phase_tokens, beat.steps_completed), (Phase::Decode, 0, 1));
@@ -92,7 +92,7 @@ fn a_guess_is_no_step_of_its_own_on_the_page_of_a_worker() {
     let guess = StepBatch { pass: Pass::Head, ..batch(3) };
     let shape = StepShape { requests: 1, decode_tokens: 1, ..StepShape::default() };
     let terms = StepTerms { allowed: Some(PATIENCE), shape, ..StepTerms::default() };
-    let plan = hash(&guess, 0);
+    let plan = hash(&guess);
     let (_, board) = obeys(Order::Step { terms, batch: guess }, move |leader| leader.agree(1, plan).unwrap());
     let beat = board.load().unwrap().beat;
     assert_eq!((beat.phase, beat.steps_completed), (Phase::Decode, 0));
@@ -112,7 +112,7 @@ fn an_allocation_is_told_with_a_lease_and_its_agreement_has_a_deadline() {
 fn first_steps_are_a_part_of_the_start_and_teach_the_lease() {
     let shape = StepShape { requests: 1, decode_tokens: 1, ..StepShape::default() };
     let terms = StepTerms { allowed: Some(PATIENCE), shape, warms: true, ..StepTerms::default() };
-    let (batch, plan) = (StepBatch::default(), hash(&StepBatch::default(), 0));
+    let (batch, plan) = (StepBatch::default(), hash(&StepBatch::default()));
     let (_, board) = obeys(Order::Step { terms, batch }, move |leader| leader.agree(1, plan).unwrap());
     let beat = board.load().unwrap().beat;
     assert_eq!((beat.phase, beat.steps_completed), (Phase::WarmUp, 0));

@@ -36,6 +36,9 @@ pub struct LeaseDoc {
     pub silence_ms_max: u64,
     pub done: u64,
     pub total: u64,
+    /// One more with each word of its owner: work of one big piece goes on and is no further.
+    #[serde(default)]
+    pub words: u64,
     /// Why its owner could not do it.
     pub failed: Option<String>,
 }
@@ -62,6 +65,7 @@ impl LeaseDoc {
             silence_ms_max: u64::try_from(SILENCE_MAX.as_millis()).unwrap_or(u64::MAX),
             done: 0,
             total: 0,
+            words: 0,
             failed: None,
         })
     }
@@ -69,7 +73,7 @@ impl LeaseDoc {
     /// What a file that cannot be read as a lease stands for: nobody's.
     fn nobody() -> Self {
         let (place, failed) = (String::new(), None);
-        Self { pid: 0, start_ticks: 0, place, generation: 0, silence_ms_max: 0, done: 0, total: 0, failed }
+        Self { pid: 0, start_ticks: 0, place, generation: 0, silence_ms_max: 0, done: 0, total: 0, words: 0, failed }
     }
 
     fn same_owner(&self, other: &Self) -> bool {
@@ -163,8 +167,8 @@ impl Lease {
 
     fn write(&self, doc: &LeaseDoc) -> io::Result<()> {
         let (temporary, mut file) = temporary(&self.path, "lease")?;
-        file.write_all(&serde_json::to_vec(doc)?)?;
-        fs::rename(&temporary, &self.path)
+        let written = serde_json::to_vec(doc).map_err(io::Error::from).and_then(|bytes| file.write_all(&bytes));
+        written.and_then(|()| fs::rename(&temporary, &self.path)).inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 }
 
@@ -218,6 +222,7 @@ impl Held {
             return true;
         }
         (self.doc.done, self.doc.total, self.written) = (done, total, Instant::now());
+        self.doc.words += 1;
         // one that cannot be written is one that others will take over
         self.is_mine() && self.lease.write(&self.doc).is_ok()
     }
@@ -264,6 +269,26 @@ mod tests {
         assert_eq!((doc.done, doc.total, doc.generation, doc.owner()), (3, 9, 1, Owner::Alive));
         drop(held);
         assert_eq!(lease.read(), None);
+    }
+
+    #[test]
+    fn each_word_of_an_owner_is_another_however_far_he_is() {
+        let (_dir, lease) = lease();
+        let mut held = lease.take(None).unwrap().unwrap();
+        let mut says = || {
+            held.written = Instant::now().checked_sub(RENEW_EVERY).unwrap();
+            assert!(held.renew(3, 9));
+            lease.read().unwrap()
+        };
+        assert_ne!(says(), says());
+    }
+
+    #[test]
+    fn a_word_that_cannot_be_put_in_its_place_leaves_nothing_behind() {
+        let (dir, lease) = lease();
+        fs::create_dir(&lease.path).unwrap();
+        assert!(lease.write(&LeaseDoc::nobody()).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the folder that was in the way");
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::model::LoadProgress;
 use crate::ranks::Fleet;
 use crate::stuck::Stuck;
 use crate::weights::sum_of;
-use lease::{Glance, Held, Lease};
+use lease::{Glance, Held, Lease, SILENCE_MAX};
 use watch::{Turn, Watch};
 
 /// Between two looks at a lease of another.
@@ -104,7 +104,8 @@ impl<'a> Cache<'a> {
     }
 
     fn made(&self, prepare: Prepare<'_>, progress: LoadProgress<'_>) -> Result<Option<PackFile>, Stuck> {
-        if let Err(error) = std::fs::create_dir_all(&self.options.dir) {
+        // a folder that nobody can write to is known at once, and not when this process comes to its turn
+        if let Err(error) = std::fs::create_dir_all(&self.options.dir).and_then(|()| self.probe()) {
             return Ok(self.without(&error.to_string()));
         }
         let lease = Lease::at(self.path.with_extension("lease"));
@@ -127,10 +128,17 @@ impl<'a> Cache<'a> {
         Ok(self.open().or_else(|| self.without("it was not made")))
     }
 
+    /// A file of nothing comes and goes.
+    fn probe(&self) -> std::io::Result<()> {
+        let (path, _) = lease::temporary(&self.path, "probe")?;
+        std::fs::remove_file(path)
+    }
+
     /// The lease; `None`: the file is there, or will not be.
     fn wait(&self, lease: &Lease, progress: LoadProgress<'_>) -> Result<Option<Held>, Stuck> {
         let mut watch = Watch::new(self.turn, self.options.guards);
         let (mut glance, mut last) = (Glance::at(lease), Instant::now());
+        let mut locked = Duration::ZERO;
         loop {
             let seen = glance.look();
             if seen.is_none() && self.path.exists() {
@@ -140,7 +148,12 @@ impl<'a> Cache<'a> {
             match watch.look(seen, passed) {
                 Turn::Take => match lease.take(seen.map(|(doc, _)| doc)) {
                     Ok(Some(held)) => return Ok(Some(held)),
-                    Ok(None) => (),
+                    // who holds its lock for the moment between look and write may be stopped in it
+                    Ok(None) if locked >= SILENCE_MAX => {
+                        self.without("its lease is locked");
+                        return Ok(None);
+                    }
+                    Ok(None) => locked += LOOK,
                     Err(error) => {
                         self.without(&error.to_string());
                         return Ok(None);
