@@ -22,6 +22,9 @@ use crate::schedulers::Schedulers;
 /// bytes of `/proc` at each look, for ever.
 const READ_MIN: u64 = 1 << 20;
 const READ_MS: Ms = 10_000;
+/// So many are an adapter, a cache or weights once an engine serves: a front end whose processes keep their metrics in files reads them all at
+/// each scrape, a few hundred kilobytes a second.
+const LOADS_MIN: u64 = 32 << 20;
 /// CPU time of a start-up is told over no less: the kernel counts it in ticks of 10 ms, and one of them in a look of 100 ms is no work.
 const STARTUP_CPU_MS: Ms = 2_000;
 /// What waits uses less of a core than this, in thousandths.
@@ -80,8 +83,9 @@ pub struct Signs {
     front_answered: Option<(Ms, Ms)>,
     /// Bytes read, and since when they are counted.
     read: Option<(u64, Ms)>,
-    /// When the tree was last seen to have read much.
-    read_at: Option<Ms>,
+    /// The same for what is loaded while it serves, and when that was last seen.
+    loads_read: Option<(u64, Ms)>,
+    loads_at: Option<Ms>,
     /// CPU time of a start-up, and since when it is counted.
     startup_cpu: Option<(Ms, Ms)>,
     /// There was a look at this process before.
@@ -247,9 +251,22 @@ impl Signs {
         self.metrics = Some(metrics.clone());
     }
 
-    /// Does the tree read what is no heartbeat's crumbs: weights, an adapter, a cache on a disk?
+    fn look_at_loads(&mut self, tick: &Tick, read: Option<u64>) {
+        let Some(read) = read else { return };
+        let (before, since) = *self.loads_read.get_or_insert((read, tick.counted_ms));
+        let loads = read.saturating_sub(before) >= LOADS_MIN;
+        if loads {
+            self.loads_at = Some(tick.counted_ms);
+        }
+        // less than before: a process has ended
+        if loads || read < before || tick.since(since) >= READ_MS {
+            self.loads_read = Some((read, tick.counted_ms));
+        }
+    }
+
+    /// Does the tree load something from a disk?
     pub fn loads(&self, tick: &Tick) -> bool {
-        self.read_at.is_some_and(|at| tick.since(at) < READ_MS)
+        self.loads_at.is_some_and(|at| tick.since(at) < READ_MS)
     }
 
     fn look_at_startup(&mut self, tick: &Tick, sight: &mut Sight<'_>) {
@@ -263,10 +280,8 @@ impl Signs {
         let read = counts.into_iter().flatten().reduce(u64::saturating_add);
         let (before, since) = *self.read.get_or_insert((read.unwrap_or(0), tick.counted_ms));
         let much = read.is_some_and(|read| read.abs_diff(before) >= READ_MIN);
-        if much {
-            self.read_at = Some(tick.counted_ms);
-            sight.startup_moved = true;
-        }
+        sight.startup_moved |= much;
+        self.look_at_loads(tick, read);
         if much || tick.since(since) >= READ_MS {
             self.read = read.map(|read| (read, tick.counted_ms));
         }

@@ -26,6 +26,6 @@ fn a_tree_that_reads_may_be_loading_what_its_step_needs() {
             stalled(&sim.tick(100).verdict)
         })
     };
-    let (loads, crumbs) = (confirm(10 << 20).unwrap(), confirm(300).unwrap());
-    assert!(loads >= 60 && crumbs <= 50, "{loads} {crumbs}");
+    let (loads, crumbs, metrics) = (confirm(10 << 20).unwrap(), confirm(300).unwrap(), confirm(40 << 10).unwrap());
+    assert!(loads >= 60 && crumbs <= 50 && metrics <= 50, "{loads} {crumbs} {metrics}");
 }
