@@ -254,6 +254,24 @@ fn only_the_newest_are_kept_and_other_peoples_files_are_left_alone() {
 }
 
 #[test]
+fn one_stall_outlives_many_deaths_that_are_alike() {
+    let directory = tempfile::tempdir().unwrap();
+    let add = |n: usize, class: &str, fingerprint: &str| {
+        let (id, manifest) = (format!("e-{n:03}"), bundle::manifest(&format!("e-{n:03}"), class, fingerprint));
+        let never = std::sync::atomic::AtomicBool::new(false);
+        let path = bundle::write(directory.path(), &id, manifest, Vec::new(), &never).unwrap();
+        let at = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000 + n as u64);
+        std::fs::File::open(&path).unwrap().set_modified(at).unwrap();
+        path
+    };
+    let stall = add(0, "StepStalled", "00aa");
+    let deaths: Vec<_> = (1..=2 * bundle::KEPT_MAX).map(|n| add(n, "Dead", "00bb")).collect();
+    assert!(stall.exists());
+    assert_eq!(deaths.iter().filter(|path| path.exists()).count(), bundle::KEPT_MAX - 1);
+    assert!(deaths.last().unwrap().exists());
+}
+
+#[test]
 fn an_id_cannot_leave_the_directory_and_a_given_up_bundle_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = write(directory.path(), "../../etc/x", Vec::new()).unwrap();

@@ -320,19 +320,21 @@ fn remove_abandoned(directory: &Path) {
     }
 }
 
-/// Removes the oldest bundles beyond the number kept. A file that is not a bundle of ours is left alone, whatever its name.
+/// Removes bundles beyond the number kept: of the disease of which there are the most, the oldest, so that an engine that dies every few minutes
+/// does not push out the one stall before it. A file that is not a bundle of ours is left alone, whatever its name.
 fn prune(directory: &Path, newest: &Path) {
-    let mut bundles = files_in(directory);
-    bundles.retain(|(_, path)| path == newest || is_ours(path));
-    bundles.sort();
-    let surplus = bundles.len().saturating_sub(KEPT_MAX);
-    for (_, path) in bundles.into_iter().filter(|(_, path)| path != newest).take(surplus) {
-        let _ = fs::remove_file(path);
+    let mut files = files_in(directory);
+    files.sort();
+    let ours = files.into_iter().filter_map(|(_, path)| Some((manifest_of(&path)?.fingerprint, path)));
+    let mut bundles: Vec<(String, PathBuf)> = ours.collect();
+    while bundles.len() > KEPT_MAX {
+        let alike = |of: &str| bundles.iter().filter(|(fingerprint, _)| fingerprint == of).count();
+        let most = bundles.iter().map(|(fingerprint, _)| alike(fingerprint)).max();
+        let oldest = bundles.iter().position(|(of, path)| path != newest && Some(alike(of)) == most);
+        // each has a disease of its own: the oldest of all but the newest
+        let Some(at) = oldest.or_else(|| bundles.iter().position(|(_, path)| path != newest)) else { return };
+        let _ = fs::remove_file(bundles.remove(at).1);
     }
-}
-
-fn is_ours(path: &Path) -> bool {
-    manifest_of(path).is_some()
 }
 
 /// Opens what another may have put there: a link is not followed, a pipe not waited for.

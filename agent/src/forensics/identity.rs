@@ -42,19 +42,17 @@ pub fn collect(proc: &ProcRoot, tree: &[i32], collection: &Collection) {
         let image = image(proc, *root);
         collection.add(|collected| collected.image = image);
     }
-    let (mut commands, mut environments) = (String::new(), String::new());
+    // each by itself: one whose memory is locked costs what comes after it, and nothing before
     for pid in tree {
         let (args, variables) = (words(&proc.path(*pid, "cmdline")), words(&proc.path(*pid, "environ")));
         let found = secrets(&args.clone().unwrap_or_default(), &variables.clone().unwrap_or_default());
         collection.add(|collected| collected.secrets.extend(found));
         let command = args.map_or_else(|| "(cannot be read)".to_owned(), |args| redact_command(&args).join(" "));
-        commands.push_str(&format!("{pid} {command}\n"));
+        collection.append("commands.txt", &format!("{pid} {command}\n"));
         let lines = variables.map_or_else(|| vec!["(cannot be read)".to_owned()], |vars| redact_environment(&vars));
-        environments.push_str(&format!("process {pid}\n"));
-        lines.iter().for_each(|line| environments.push_str(&format!("    {line}\n")));
+        let lines: String = lines.iter().map(|line| format!("    {line}\n")).collect();
+        collection.append("environment.txt", &format!("process {pid}\n{lines}"));
     }
-    collection.entry("commands.txt".to_owned(), commands);
-    collection.entry("environment.txt".to_owned(), environments);
 }
 
 /// What names the engine's program: the image if it was told, else the executable's name and length.

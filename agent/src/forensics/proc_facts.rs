@@ -61,6 +61,14 @@ impl Collection {
     pub(super) fn entry(&self, name: String, text: String) {
         self.add(|collected| collected.entries.push(BundleEntry { name, text }));
     }
+
+    /// Adds to the entry of this name, or begins it.
+    pub(super) fn append(&self, name: &str, text: &str) {
+        self.add(|collected| match collected.entries.iter_mut().find(|entry| entry.name == name) {
+            Some(entry) => entry.text.push_str(text),
+            None => collected.entries.push(BundleEntry { name: name.to_owned(), text: text.to_owned() }),
+        });
+    }
 }
 
 /// Reads everything into `collection`. The main threads come first: they are what the summary needs.

@@ -21,6 +21,9 @@ const SECRET_WORDS: [&str; 16] = [
     "header",
     "headers",
 ];
+/// Flags whose tokens are words of a text.
+const OPEN_FLAGS: [&str; 3] =
+    ["--long-prefill-token-threshold", "--return-tokens-as-token-ids", "--enable-prompt-tokens-details"];
 /// The same within a word.
 const SECRET_PARTS: [&str; 5] = ["secret", "passw", "credential", "apikey", "authoriz"];
 /// How well-known secrets begin.
@@ -215,6 +218,9 @@ fn is_name(name: &str) -> bool {
 
 fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
+    if OPEN_FLAGS.contains(&name.as_str()) {
+        return false;
+    }
     name.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| SECRET_WORDS.contains(&word))
         || SECRET_PARTS.iter().any(|part| name.contains(part))
 }
@@ -251,6 +257,14 @@ mod tests {
 
     fn strings(words: &[&str]) -> Vec<String> {
         words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn tokens_of_a_text_are_no_secrets() {
+        let args = ["--long-prefill-token-threshold", "2048", "--return-tokens-as-token-ids", "-tp", "8"];
+        assert_eq!(redact_command(&args.map(str::to_owned)), args);
+        let joined = ["--long-prefill-token-threshold=2048".to_owned()];
+        assert_eq!(redact_command(&joined), joined);
     }
 
     #[test]
