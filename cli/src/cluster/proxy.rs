@@ -1,23 +1,36 @@
-//! Which API servers `NO_PROXY` spares the proxy, as `kubectl` reads it. The kube client takes a proxy from `HTTPS_PROXY` also for a server on
-//! this very machine, and asks `NO_PROXY` about the proxy itself. Pure.
+//! By which proxy an API server is reached, as `kubectl` finds it. The kube client asks `NO_PROXY` about the proxy itself, whoever named it, and
+//! never about the server. Reads the kubeconfig; the rest is pure.
 
 use std::net::IpAddr;
 
+use anyhow::Context;
+use http::Uri;
 use ipnet::IpNet;
-use kube::Config;
+use kube::config::Kubeconfig;
 
-/// Takes a proxy that came of the environment off where the server is not to be reached by it. One that the kubeconfig names stays.
-pub fn spare(config: &mut Config, env: impl Fn(&str) -> Option<String>) {
-    let of_env = ["HTTPS_PROXY", "https_proxy"]
-        .iter()
-        .filter_map(|name| env(name))
-        .any(|proxy| proxy.parse::<http::Uri>().is_ok_and(|proxy| config.proxy_url.as_ref() == Some(&proxy)));
-    let spared = ["NO_PROXY", "no_proxy"].iter().find_map(|name| env(name)).unwrap_or_default();
-    let host = config.cluster_url.host().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
-    let port = config.cluster_url.port_u16().unwrap_or(443);
-    if of_env && (is_here(&host) || spared.split(',').any(|entry| spares(entry.trim(), &host, port))) {
-        config.proxy_url = None;
-    }
+/// The proxy that the kubeconfig names for the cluster of a context, or of the current one.
+pub fn named(context: Option<&str>) -> Option<String> {
+    let config = Kubeconfig::read().ok()?;
+    let context = context.or(config.current_context.as_deref())?;
+    let context = config.contexts.iter().find(|named| named.name == context)?.context.as_ref()?;
+    let cluster = config.clusters.iter().find(|named| named.name == context.cluster)?.cluster.as_ref()?;
+    cluster.proxy_url.clone().filter(|proxy| !proxy.is_empty())
+}
+
+/// The proxy for `server`: the kubeconfig's own, else that of the environment, unless that spares the server.
+///
+/// # Errors
+/// A proxy that is no address.
+pub fn of(named: Option<&str>, server: &Uri, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<Option<Uri>> {
+    let set = |names: [&str; 2]| names.iter().find_map(|name| env(name).filter(|value| !value.is_empty()));
+    let host = server.host().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
+    let port = server.port_u16().unwrap_or(443);
+    let spared = set(["NO_PROXY", "no_proxy"]).unwrap_or_default();
+    let spared = is_here(&host) || spared.split(',').any(|entry| spares(entry.trim(), &host, port));
+    let of_env = || set(["HTTPS_PROXY", "https_proxy"]).filter(|_| !spared);
+    let Some(proxy) = named.map(str::to_owned).or_else(of_env) else { return Ok(None) };
+    let whole = if proxy.contains("://") { proxy.clone() } else { format!("http://{proxy}") };
+    whole.parse().map(Some).with_context(|| format!("the proxy {proxy:?} is no address, such as http://proxy:3128"))
 }
 
 /// A cluster on the machine itself is nobody's to reach by a proxy.
@@ -25,7 +38,7 @@ fn is_here(host: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// One entry: `*`, a name with all below it, `.name` for those below it alone, an address, a range of them; with a port perhaps.
+/// One entry: `*`, a name with all below it, `.name` or `*.name` for those below it alone, an address, a range of them; with a port perhaps.
 fn spares(entry: &str, host: &str, port: u16) -> bool {
     let entry = entry.to_ascii_lowercase();
     if entry == "*" {
@@ -37,6 +50,7 @@ fn spares(entry: &str, host: &str, port: u16) -> bool {
         return range || same(&entry) || entry.rsplit_once(':').is_some_and(|(text, of)| is(of, port) && same(text));
     }
     let (name, fits) = entry.split_once(':').map_or((entry.as_str(), true), |(name, of)| (name, is(of, port)));
+    let name = if name.starts_with("*.") { &name[1..] } else { name };
     let (name, below_alone) = name.strip_prefix('.').map_or((name, false), |name| (name, true));
     let below = host.strip_suffix(name).is_some_and(|head| head.ends_with('.'));
     !name.is_empty() && fits && (below || (host == name && !below_alone))
@@ -58,6 +72,8 @@ mod tests {
             ("Example.org", "example.org", 443, true),
             (".example.org", "example.org", 443, false),
             (".example.org", "api.example.org", 443, true),
+            ("*.example.org", "api.example.org", 443, true),
+            ("*.example.org", "example.org", 443, false),
             ("ample.org", "api.example.org", 443, false),
             ("example.org:6443", "api.example.org", 443, false),
             ("example.org:6443", "api.example.org", 6443, true),
@@ -75,20 +91,27 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_spared_is_reached_without_the_proxy_of_the_environment() {
-        let proxied = |server: &str, of_kubeconfig: Option<&str>| {
-            let mut config = Config::new(server.parse().unwrap());
-            config.proxy_url = Some(of_kubeconfig.unwrap_or("http://proxy:3128").parse().unwrap());
-            spare(&mut config, |name| match name {
-                "HTTPS_PROXY" => Some("http://proxy:3128".to_owned()),
-                "no_proxy" => Some("other.org, .internal".to_owned()),
+    fn the_kubeconfigs_own_proxy_wins_and_that_of_the_environment_spares() {
+        let env = |proxy: &'static str| {
+            move |name: &str| match name {
+                "HTTPS_PROXY" => Some(proxy.to_owned()),
+                "NO_PROXY" => Some(String::new()),
+                "no_proxy" => Some("127.0.0.1, .internal".to_owned()),
                 _ => None,
-            });
-            config.proxy_url.is_some()
+            }
         };
-        assert!(proxied("https://api.example.org:6443", None));
-        assert!(!proxied("https://api.internal:6443", None));
-        assert!(!proxied("https://127.0.0.1:6443", None) && !proxied("https://[::1]:6443", None));
-        assert!(proxied("https://api.internal:6443", Some("socks5://other:1080")), "the kubeconfig's own");
+        let by = |named, server: &str, proxy| {
+            of(named, &server.parse().unwrap(), env(proxy)).unwrap().map(|proxy| proxy.to_string())
+        };
+        let (near, far) = ("http://127.0.0.1:3128", "https://api.example.org:6443");
+        assert_eq!(by(None, far, near).as_deref(), Some("http://127.0.0.1:3128/"), "it is no server to be spared");
+        assert_eq!(by(None, far, "proxy:3128").as_deref(), Some("http://proxy:3128/"), "as kubectl reads it");
+        for spared in ["https://api.internal:6443", "https://127.0.0.1:6443", "https://[::1]:6443"] {
+            assert_eq!(by(None, spared, near), None, "{spared}");
+            assert!(by(Some("socks5://127.0.0.1:1080"), spared, near).unwrap().starts_with("socks5:"));
+        }
+        assert_eq!(by(None, far, ""), None);
+        let error = of(Some("http://:x y"), &far.parse().unwrap(), |_| None).unwrap_err().to_string();
+        assert!(error.contains("is no address"), "{error}");
     }
 }
