@@ -269,6 +269,11 @@ fn one_stall_outlives_many_deaths_that_are_alike() {
     assert!(stall.exists());
     assert_eq!(deaths.iter().filter(|path| path.exists()).count(), bundle::KEPT_MAX - 1);
     assert!(deaths.last().unwrap().exists());
+    // many diseases of one bundle each: what comes again is the news, and they are old
+    let singles: Vec<_> = (100..130).map(|n| add(n, "StepStalled", &format!("{n:04x}"))).collect();
+    let again: Vec<_> = (200..203).map(|n| add(n, "DeviceWait", "00cc")).collect();
+    assert!(again.iter().all(|path| path.exists()));
+    assert!(singles.last().unwrap().exists() && !singles[0].exists());
 }
 
 #[test]

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 pub const BYTES_MAX: usize = 16 << 20;
 /// Bundles kept in one directory.
 pub const KEPT_MAX: usize = 20;
+/// So many bundles of one disease tell as much of it as more would.
+const CROWD: usize = 3;
 const SUFFIX: &str = ".tar.zst";
 const PARTIAL_SUFFIX: &str = ".tar.zst.partial";
 /// An unfinished file older than this has no writer any more.
@@ -159,7 +161,7 @@ fn refusal(entry: &tar::Entry<'_, impl Read>, name: &str) -> Option<&'static str
     }
 }
 
-/// Writes `<directory>/<id>.tar.zst` under a temporary name and renames it, then removes the oldest bundles beyond [`KEPT_MAX`].
+/// Writes `<directory>/<id>.tar.zst` under a temporary name and renames it, then removes bundles beyond [`KEPT_MAX`] (see `prune`).
 /// Entries are cut to [`BYTES_MAX`] in all. `given_up` set by another thread stops it before the rename.
 pub fn write(
     directory: &Path,
@@ -320,8 +322,8 @@ fn remove_abandoned(directory: &Path) {
     }
 }
 
-/// Removes bundles beyond the number kept: of the disease of which there are the most, the oldest, so that an engine that dies every few minutes
-/// does not push out the one stall before it. A file that is not a bundle of ours is left alone, whatever its name.
+/// Removes bundles beyond the number kept: of the disease of which there are the most, if it crowds the others, the oldest, so that an engine that
+/// dies every few minutes does not push out the one stall before it; else the oldest of all. A file that is not a bundle of ours is left alone, whatever its name.
 fn prune(directory: &Path, newest: &Path) {
     let mut files = files_in(directory);
     files.sort();
@@ -329,9 +331,8 @@ fn prune(directory: &Path, newest: &Path) {
     let mut bundles: Vec<(String, PathBuf)> = ours.collect();
     while bundles.len() > KEPT_MAX {
         let alike = |of: &str| bundles.iter().filter(|(fingerprint, _)| fingerprint == of).count();
-        let most = bundles.iter().map(|(fingerprint, _)| alike(fingerprint)).max();
+        let most = bundles.iter().map(|(fingerprint, _)| alike(fingerprint)).max().filter(|most| *most > CROWD);
         let oldest = bundles.iter().position(|(of, path)| path != newest && Some(alike(of)) == most);
-        // each has a disease of its own: the oldest of all but the newest
         let Some(at) = oldest.or_else(|| bundles.iter().position(|(_, path)| path != newest)) else { return };
         let _ = fs::remove_file(bundles.remove(at).1);
     }

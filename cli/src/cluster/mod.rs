@@ -23,7 +23,7 @@ use clap::{Args, Subcommand};
 use crds::{EngineIncident, InferenceDeployment, LABEL_DEPLOYMENT};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
-use kube::config::{Config, KubeConfigOptions, KubeconfigError};
+use kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, ResourceExt};
 use tokio::time::timeout;
 
@@ -137,12 +137,13 @@ enum Ask {
 pub async fn run(args: ClusterArgs) -> anyhow::Result<ExitCode> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let options = KubeConfigOptions { context: args.context.clone(), ..KubeConfigOptions::default() };
-    let mut config = Config::from_kubeconfig(&options).await.map_err(unread)?;
+    // once: it may come by a pipe
+    let kubeconfig = Kubeconfig::read().map_err(unread)?;
+    let named = proxy::named(&kubeconfig, args.context.as_deref());
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(unread)?;
     config.connect_timeout = Some(DEADLINE);
     let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-    config.proxy_url = proxy::of(proxy::named(args.context.as_deref()).as_deref(), &config.cluster_url, |name| {
-        std::env::var(name).ok()
-    })?;
+    config.proxy_url = proxy::of(named.as_deref(), &config.cluster_url, |name| std::env::var(name).ok())?;
     let server = config.cluster_url.clone();
     let client = Client::try_from(config).context("could not make a client of the kubeconfig")?;
     let late = || format!("{server} did not answer within {} s", DEADLINE.as_secs());
@@ -197,6 +198,9 @@ fn unread(error: KubeconfigError) -> anyhow::Error {
     let words = match &error {
         KubeconfigError::ParseNoProxy(_) => {
             "could not read NO_PROXY: it is a list of names, addresses and ranges between commas, with none empty"
+        }
+        KubeconfigError::ParseProxyUrl(_) => {
+            "could not read the proxy (`proxy-url` of the kubeconfig, or HTTPS_PROXY): it is an address such as http://proxy:3128"
         }
         _ => "could not read the kubeconfig (KUBECONFIG or ~/.kube/config); --context names another of its contexts",
     };

@@ -1,5 +1,5 @@
 //! By which proxy an API server is reached, as `kubectl` finds it. The kube client asks `NO_PROXY` about the proxy itself, whoever named it, and
-//! never about the server. Reads the kubeconfig; the rest is pure.
+//! never about the server. Pure.
 
 use std::net::IpAddr;
 
@@ -9,8 +9,7 @@ use ipnet::IpNet;
 use kube::config::Kubeconfig;
 
 /// The proxy that the kubeconfig names for the cluster of a context, or of the current one.
-pub fn named(context: Option<&str>) -> Option<String> {
-    let config = Kubeconfig::read().ok()?;
+pub fn named(config: &Kubeconfig, context: Option<&str>) -> Option<String> {
     let context = context.or(config.current_context.as_deref())?;
     let context = config.contexts.iter().find(|named| named.name == context)?.context.as_ref()?;
     let cluster = config.clusters.iter().find(|named| named.name == context.cluster)?.cluster.as_ref()?;
@@ -113,5 +112,19 @@ mod tests {
         assert_eq!(by(None, far, ""), None);
         let error = of(Some("http://:x y"), &far.parse().unwrap(), |_| None).unwrap_err().to_string();
         assert!(error.contains("is no address"), "{error}");
+    }
+
+    #[test]
+    fn a_proxy_is_named_by_the_cluster_of_the_context() {
+        let cluster = |proxy: &str| serde_json::json!({"server": "https://a", "proxy-url": proxy});
+        let config: Kubeconfig = serde_json::from_value(serde_json::json!({
+            "current-context": "one",
+            "contexts": [{"name": "one", "context": {"cluster": "a"}}, {"name": "two", "context": {"cluster": "b"}}],
+            "clusters": [{"name": "a", "cluster": cluster("")}, {"name": "b", "cluster": cluster("http://p:1")}],
+        }))
+        .unwrap();
+        assert_eq!(named(&config, None), None);
+        assert_eq!(named(&config, Some("two")).as_deref(), Some("http://p:1"));
+        assert_eq!(named(&config, Some("three")), None);
     }
 }

@@ -131,7 +131,11 @@ impl<'a> Cache<'a> {
     /// A file of nothing comes and goes.
     fn probe(&self) -> std::io::Result<()> {
         let (path, _) = lease::temporary(&self.path, "probe")?;
-        std::fs::remove_file(path)
+        match std::fs::remove_file(path) {
+            // whoever has the lease sweeps
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        }
     }
 
     /// The lease; `None`: the file is there, or will not be.

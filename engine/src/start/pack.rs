@@ -138,7 +138,7 @@ fn given_up() -> io::Error {
 /// Removes unfinished files of `path`: who still writes one has lost his lease, and finds it gone when he is done.
 fn sweep(path: &Path) {
     let Some((dir, stem)) = path.parent().zip(path.file_stem()) else { return };
-    let unfinished = ["pack", "lease"].map(|kind| format!("{}.{kind}-", stem.to_string_lossy()));
+    let unfinished = ["pack", "lease", "probe"].map(|kind| format!("{}.{kind}-", stem.to_string_lossy()));
     let Ok(entries) = fs::read_dir(dir) else { return };
     let begins = |name: &str| unfinished.iter().any(|unfinished| name.starts_with(unfinished));
     let left = entries.flatten().filter(|entry| begins(&entry.file_name().to_string_lossy()));

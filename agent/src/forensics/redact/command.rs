@@ -22,8 +22,7 @@ const SECRET_WORDS: [&str; 16] = [
     "headers",
 ];
 /// Flags whose tokens are words of a text.
-const OPEN_FLAGS: [&str; 3] =
-    ["--long-prefill-token-threshold", "--return-tokens-as-token-ids", "--enable-prompt-tokens-details"];
+const OPEN_FLAGS: [&str; 2] = ["--long-prefill-token-threshold", "--return-tokens-as-token-ids"];
 /// The same within a word.
 const SECRET_PARTS: [&str; 5] = ["secret", "passw", "credential", "apikey", "authoriz"];
 /// How well-known secrets begin.
@@ -218,7 +217,7 @@ fn is_name(name: &str) -> bool {
 
 fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    if OPEN_FLAGS.contains(&name.as_str()) {
+    if OPEN_FLAGS.contains(&name.replace('_', "-").as_str()) {
         return false;
     }
     name.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| SECRET_WORDS.contains(&word))
@@ -263,7 +262,7 @@ mod tests {
     fn tokens_of_a_text_are_no_secrets() {
         let args = ["--long-prefill-token-threshold", "2048", "--return-tokens-as-token-ids", "-tp", "8"];
         assert_eq!(redact_command(&args.map(str::to_owned)), args);
-        let joined = ["--long-prefill-token-threshold=2048".to_owned()];
+        let joined = ["--long_prefill_token_threshold=2048".to_owned()];
         assert_eq!(redact_command(&joined), joined);
     }
 
