@@ -84,10 +84,11 @@ fn the_chart_renders_what_the_operator_prints() {
     );
 }
 
-/// With one namespace to look after nothing of the cluster is asked for.
+/// With one namespace to look after nothing of the cluster is asked for, and nothing beyond it scraped: two installations would count each
+/// agent twice.
 #[test]
 fn an_operator_of_one_namespace_gets_a_role_there_and_no_right_on_nodes() {
-    let all = objects(&stdout(&template(&["watchNamespace=serving"])));
+    let all = objects(&stdout(&template(&["watchNamespace=serving", "podMonitor.enabled=true"])));
     let named = |kind: &str| {
         all.iter().filter(|(name, _)| name.starts_with(kind)).map(|(_, object)| object).collect::<Vec<_>>()
     };
@@ -96,6 +97,10 @@ fn an_operator_of_one_namespace_gets_a_role_there_and_no_right_on_nodes() {
     let places: Vec<_> = roles.iter().map(|role| role["metadata"]["namespace"].as_str().unwrap()).collect();
     assert_eq!(places, ["serving", "truebeat-system"]);
     assert!(!roles.iter().any(|role| role["rules"].to_string().contains("\"nodes")));
+    let monitors = named("PodMonitor/");
+    let places: Vec<_> =
+        monitors.iter().map(|monitor| &monitor["spec"]["namespaceSelector"]["matchNames"][0]).collect();
+    assert_eq!(places.iter().filter(|place| **place == "serving").count(), 2, "{places:?}");
 }
 
 /// Every value has an effect: with it set, the rendered text differs, and holds what it should.
