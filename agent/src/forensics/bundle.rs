@@ -322,8 +322,9 @@ fn remove_abandoned(directory: &Path) {
     }
 }
 
-/// Removes bundles beyond the number kept: of the disease of which there are the most, if it crowds the others, the oldest, so that an engine that
-/// dies every few minutes does not push out the one stall before it; else the oldest of all. A file that is not a bundle of ours is left alone, whatever its name.
+/// Removes bundles beyond the number kept: the oldest of the disease of which there are the most, if it crowds the others, so that an engine
+/// that dies every few minutes does not push out the one stall before it; else the oldest of all. A file that is not a bundle of ours is left
+/// alone, whatever its name.
 fn prune(directory: &Path, newest: &Path) {
     let mut files = files_in(directory);
     files.sort();

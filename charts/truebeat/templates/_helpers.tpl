@@ -22,6 +22,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 {{- end }}
 
+{{/* Where agents and engines are scraped. */}}
+{{- define "truebeat.watched" -}}
+{{- with .Values.watchNamespace -}}
+matchNames: [{{ . | quote }}]
+{{- else -}}
+any: true
+{{- end }}
+{{- end }}
+
 {{/* What every container of the release may do: nothing. */}}
 {{- define "truebeat.containerSecurity" -}}
 allowPrivilegeEscalation: false

@@ -55,10 +55,8 @@ pub async fn wanted(client: &Client, namespace: &str, name: &str) -> anyhow::Res
         }
         Some(Named::Deployment(_)) => Wanted { deployment: name.to_owned(), pod: None, episode: None },
         None => {
-            let gone = super::incidents_of(client, namespace, |incident| incident.spec.pod == name).await?;
-            let gone = gone.into_iter().next().with_context(|| {
-                format!("no incident, pod or InferenceDeployment is named {name} in namespace {namespace}, and no incident tells of such a pod")
-            })?;
+            let gone = super::of_gone_pod(client, namespace, name).await?;
+            let gone = gone.into_iter().next().context("no incident tells of it")?;
             Wanted { deployment: gone.spec.deployment, pod: Some(name.to_owned()), episode: None }
         }
     })

@@ -235,8 +235,7 @@ async fn answer(client: &Client, namespace: &str, ask: &Ask, output: Output) -> 
             match output {
                 Output::Json => lines(&incidents),
                 Output::Text if incidents.is_empty() => {
-                    let place = if *all_namespaces { String::new() } else { format!(" in namespace {namespace}") };
-                    Ok(format!("no {}incidents{place}", if *open { "open " } else { "" }))
+                    Ok(tell::no_incidents((!all_namespaces).then_some(namespace), *open))
                 }
                 Output::Text => Ok(tell::table(&incidents, *all_namespaces, jiff::Timestamp::now())),
             }
@@ -275,6 +274,17 @@ async fn incidents_of(
     all.retain(wanted);
     tell::sort(&mut all);
     Ok(all)
+}
+
+/// What is known of a name that nothing bears any more: the incidents of a pod that was called so, one at least.
+async fn of_gone_pod(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Vec<EngineIncident>> {
+    let told = incidents_of(client, namespace, |incident| incident.spec.pod == name).await?;
+    anyhow::ensure!(
+        !told.is_empty(),
+        "no incident, pod or InferenceDeployment is named {name} in namespace {namespace}, and no incident tells of such a pod; \
+         `truebeat kubectl incidents -A` lists the incidents"
+    );
+    Ok(told)
 }
 
 /// The pods of an InferenceDeployment.

@@ -37,6 +37,12 @@ fn began(incident: &EngineIncident) -> Option<Timestamp> {
     incident.metadata.creation_timestamp.as_ref().map(|at| at.0)
 }
 
+/// That there are none, and where was looked: `None`, in all namespaces.
+pub fn no_incidents(namespace: Option<&str>, open: bool) -> String {
+    let place = namespace.map(|namespace| format!(" in namespace {namespace}")).unwrap_or_default();
+    format!("no {}incidents{place}", if open { "open " } else { "" })
+}
+
 /// One line each.
 pub fn table(incidents: &[EngineIncident], with_namespace: bool, now: Timestamp) -> String {
     let head = ["NAMESPACE", "NAME", "CLASS", "POD", "STAGE", "OUTCOME", "DURATION", "LOST", "AGE"].map(str::to_owned);

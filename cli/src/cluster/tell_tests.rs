@@ -60,6 +60,8 @@ fn the_table_has_open_ones_first_and_the_newest_of_the_others_next() {
     assert_eq!(names, ["open", "new", "old"]);
     assert!(text.starts_with("NAME ") && text.contains("75s") && text.contains("2d"), "{text}");
     assert!(table(&all, true, now()).starts_with("NAMESPACE"));
+    assert_eq!(no_incidents(None, false), "no incidents");
+    assert_eq!(no_incidents(Some("serving"), true), "no open incidents in namespace serving");
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! `truebeat kubectl why NAME`: what NAME stands for, and what the cluster knows of it; it only reads.
 
-use anyhow::ensure;
 use crds::{InferenceDeployment, LABEL_DEPLOYMENT};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, ResourceExt};
 
-use super::{Named, incidents_of, lines, members, named, tell};
+use super::{Named, incidents_of, lines, members, named, of_gone_pod, tell};
 use crate::args::Output;
 
 /// What is known of an incident, a pod, also one that is gone, or an InferenceDeployment.
@@ -58,12 +57,7 @@ pub async fn why(client: &Client, namespace: &str, name: &str, output: Output) -
 
 /// Of a pod that is gone its incidents still tell.
 async fn why_gone(client: &Client, namespace: &str, name: &str, output: Output) -> anyhow::Result<String> {
-    let told = incidents_of(client, namespace, |incident| incident.spec.pod == name).await?;
-    ensure!(
-        !told.is_empty(),
-        "no incident, pod or InferenceDeployment is named {name} in namespace {namespace}, and no incident tells of such a pod; \
-         `truebeat kubectl incidents -A` lists the incidents"
-    );
+    let told = of_gone_pod(client, namespace, name).await?;
     match output {
         Output::Json => Ok(serde_json::json!({"pod": null, "incidents": told}).to_string()),
         Output::Text => {

@@ -21,10 +21,10 @@ const SECRET_WORDS: [&str; 16] = [
     "header",
     "headers",
 ];
-/// Flags whose tokens are words of a text.
-const OPEN_FLAGS: [&str; 2] = ["--long-prefill-token-threshold", "--return-tokens-as-token-ids"];
 /// The same within a word.
 const SECRET_PARTS: [&str; 5] = ["secret", "passw", "credential", "apikey", "authoriz"];
+/// Flags whose tokens are words of a text.
+const OPEN_FLAGS: [&str; 2] = ["--long-prefill-token-threshold", "--return-tokens-as-token-ids"];
 /// How well-known secrets begin.
 const SECRET_BEGINNINGS: [&str; 11] =
     ["hf_", "sk-", "sk_", "ghp_", "gho_", "github_pat_", "glpat-", "AKIA", "eyJ", "xox", "nvapi-"];
