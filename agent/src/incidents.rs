@@ -108,13 +108,20 @@ impl Incidents {
         }
     }
 
-    /// The evidence of an episode is in, or given up.
+    /// The evidence of an episode is in, or given up; without `bundle` it is gathered, and no file lies on the disk (yet).
     pub fn captured(&mut self, id: &str, bundle: Option<String>, fingerprint: &str, now: &str) {
         // what was taken first is the evidence: what comes later has seen a killed engine
         if let Some(episode) = self.list.iter_mut().find(|episode| episode.id == id && episode.evidence_at.is_none()) {
             episode.evidence_at = Some(now.to_owned());
             episode.bundle = bundle;
             episode.fingerprint = Some(fingerprint.to_owned()).filter(|text| !text.is_empty());
+        }
+    }
+
+    /// A slow disk has taken the bundle whose evidence was gathered before.
+    pub fn written(&mut self, id: &str, bundle: String) {
+        if let Some(episode) = self.list.iter_mut().find(|episode| episode.id == id && episode.evidence_at.is_some()) {
+            episode.bundle.get_or_insert(bundle);
         }
     }
 

@@ -51,6 +51,18 @@ fn an_episode_gets_each_time_once() {
 }
 
 #[test]
+fn a_bundle_that_comes_late_is_known_of_the_evidence_that_was_gathered_and_of_no_other() {
+    let mut book = Incidents::default();
+    book.begin("host-7-9", 1, "Livelock", "t0");
+    book.written("host-7-9-1", "/early".into());
+    book.captured("host-7-9-1", None, "f", "t1");
+    assert_eq!((book.list()[0].bundle.as_deref(), book.list()[0].evidence_at.as_deref()), (None, Some("t1")));
+    book.written("host-7-9-1", "/b".into());
+    book.written("host-7-9-1", "/later".into());
+    assert_eq!((book.list()[0].bundle.as_deref(), book.list()[0].evidence_at.as_deref()), (Some("/b"), Some("t1")));
+}
+
+#[test]
 fn what_was_only_a_suspicion_is_forgotten_before_a_stall_and_the_open_episode_never() {
     let mut book = Incidents::default();
     for n in 0..2 * KEPT_MAX as u64 {

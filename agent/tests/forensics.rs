@@ -89,15 +89,19 @@ fn request(bundle_dir: &Path, engine: Option<EngineProcess>) -> CaptureRequest {
         page_dir: bundle_dir.join("pages"),
         bundle_dir: bundle_dir.to_owned(),
         command_line: ["vllm", "serve", "--api-key", MARKER, "--tp=8"].map(str::to_owned).to_vec(),
+        image: String::new(),
     }
 }
+
+/// The disk answers at once, or the bundle is all that is asked for.
+fn unheard(_: Captured) {}
 
 #[tokio::test]
 async fn a_capture_of_a_live_process_is_whole_bounded_and_free_of_prompts() {
     let directory = tempfile::tempdir().unwrap();
     let engine = Running::start("sleep", &["1000"]);
     let began = Instant::now();
-    let captured = capture(request(directory.path(), EngineProcess::of(engine.pid()))).await;
+    let captured = capture(request(directory.path(), EngineProcess::of(engine.pid())), unheard).await;
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     let path = captured.bundle.clone().expect("a bundle");
     assert_eq!(path, directory.path().join("host-7-42.1.tar.zst"));
@@ -145,7 +149,8 @@ async fn what_a_dead_engine_said_last_is_in_the_bundle() {
     // (a machine that gives the log's thread no core for half a second costs the words: the second bundle has them)
     let mut text = String::new();
     for _ in 0..2 {
-        let captured = capture(CaptureRequest { log_tail: tail.reader(), ..request(directory.path(), None) }).await;
+        let captured =
+            capture(CaptureRequest { log_tail: tail.reader(), ..request(directory.path(), None) }, unheard).await;
         let contents = bundle::read(&captured.bundle.unwrap()).unwrap();
         text = contents.entries.into_iter().find(|entry| entry.name == "log-tail.txt").unwrap().text;
         if text.contains("illegal memory access") {
@@ -172,7 +177,7 @@ async fn the_last_scrape_is_of_the_page_that_the_scraper_found() {
     }
     let directory = tempfile::tempdir().unwrap();
     let request = CaptureRequest { engine_url, metrics_path: scraper.path(), ..request(directory.path(), None) };
-    let contents = bundle::read(&capture(request).await.bundle.unwrap()).unwrap();
+    let contents = bundle::read(&capture(request, unheard).await.bundle.unwrap()).unwrap();
     let after = contents.entries.iter().find(|entry| entry.name == "metrics-after.txt").unwrap();
     assert!(after.text.contains("trtllm_num_requests_running"), "{}", after.text);
 }
@@ -189,9 +194,23 @@ async fn the_same_disease_has_the_same_fingerprint_in_another_process() {
         while !asleep().contains("nanosleep") && Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        seen.push(capture(request(directory.path(), EngineProcess::of(engine.pid()))).await);
+        seen.push(capture(request(directory.path(), EngineProcess::of(engine.pid())), unheard).await);
     }
     assert_eq!(seen[0].fingerprint, seen[1].fingerprint);
+}
+
+/// Of an engine that died, and of one whose environment cannot be read in time, it is known from before.
+#[tokio::test]
+async fn what_was_known_of_the_program_before_is_in_the_fingerprint() {
+    let directory = tempfile::tempdir().unwrap();
+    let of = |image: &str| CaptureRequest { image: image.to_owned(), ..request(directory.path(), None) };
+    let mut seen = Vec::new();
+    for image in ["vllm:1", "vllm:2", "vllm:1"] {
+        let captured = capture(of(image), unheard).await;
+        assert_eq!(bundle::read(&captured.bundle.unwrap()).unwrap().manifest.image, image);
+        seen.push(captured.fingerprint);
+    }
+    assert!(seen[0] == seen[2] && seen[0] != seen[1], "{seen:?}");
 }
 
 #[tokio::test]
@@ -201,7 +220,7 @@ async fn a_directory_that_cannot_be_costs_the_bundle_and_nothing_else() {
     std::fs::write(&file, "").unwrap();
     // below a file, and where nobody may write whoever he is
     for bundle_dir in [file.join("bundles"), Path::new("/proc/bundles").to_owned()] {
-        let captured = capture(request(&bundle_dir, None)).await;
+        let captured = capture(request(&bundle_dir, None), unheard).await;
         assert_eq!(captured.bundle, None);
         assert!(captured.notes.iter().any(|note| note.starts_with("no bundle: ")), "{:?}", captured.notes);
         assert!(captured.notes.iter().any(|note| note.contains("no engine process")), "{:?}", captured.notes);

@@ -43,11 +43,26 @@ pub fn top_frames(places: Places<'_>) -> Vec<String> {
     } else if !places.pythons.is_empty() {
         places.pythons.iter().map(|(_, thread)| frames(thread).join(" < ")).collect()
     } else {
-        places.mains.iter().map(|main| format!("{} in {}", main.comm, main.wchan)).collect()
+        places.mains.iter().map(|main| format!("{} in {}", main.comm, wait_of(&main.wchan))).collect()
     };
     all.sort();
     all.dedup();
     all
+}
+
+/// What a kernel function waits for. Kernels rename them (`futex_wait_queue_me`, `futex_wait_queue`, `futex_do_wait`), and compilers append to
+/// their names (`.isra.0`): a fleet is of several kernels while its nodes are upgraded.
+fn wait_of(wchan: &str) -> &str {
+    const WAITS: [(&str, &str); 6] = [
+        ("futex", "futex"),
+        ("nanosleep", "nanosleep"),
+        ("poll", "poll"),
+        ("select", "poll"),
+        ("pipe", "pipe"),
+        ("do_wait", "wait"),
+    ];
+    let known = WAITS.iter().find(|(part, _)| wchan.contains(part));
+    known.map_or_else(|| wchan.split('.').next().unwrap_or(wchan), |(_, wait)| wait)
 }
 
 /// The innermost calls, without lines and directories.
@@ -150,6 +165,20 @@ mod tests {
         assert_ne!(of(&sleeps), of(&spins), "another cause, another fingerprint");
         assert_eq!(of(&sleeps), of(&sleeps[..1]), "more ranks in one place are one place");
         assert_eq!(top_frames(Places { told: &sleeps, ..Places::default() }), ["sleep < step"]);
+    }
+
+    #[test]
+    fn a_wait_has_one_name_under_every_kernel() {
+        for (names, wait) in [
+            (&["futex_wait_queue_me", "futex_wait_queue", "futex_do_wait"][..], "futex"),
+            (&["hrtimer_nanosleep", "do_nanosleep"], "nanosleep"),
+            (&["ep_poll", "do_sys_poll", "poll_schedule_timeout.constprop.0", "do_select"], "poll"),
+            (&["pipe_read", "anon_pipe_read"], "pipe"),
+            (&["uvm_fault.isra.0", "uvm_fault"], "uvm_fault"),
+            (&["0"], "0"),
+        ] {
+            names.iter().for_each(|name| assert_eq!(wait_of(name), wait, "{name}"));
+        }
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub fn collect(proc: &ProcRoot, tree: &[i32], collection: &Collection) {
 }
 
 /// What names the engine's program: the image if it was told, else the executable's name and length.
-fn image(proc: &ProcRoot, pid: i32) -> String {
+pub(super) fn image(proc: &ProcRoot, pid: i32) -> String {
     let told = words(&proc.path(pid, "environ")).unwrap_or_default();
     let told = told.iter().find_map(|variable| variable.strip_prefix(IMAGE_VARIABLE)?.strip_prefix('='));
     if let Some(image) = told.filter(|image| !image.is_empty()) {

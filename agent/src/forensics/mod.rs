@@ -44,6 +44,8 @@ const LAST_WORDS_COME: Duration = Duration::from_millis(150);
 const LAST_WORDS_READ: Duration = Duration::from_millis(300);
 /// The slow part: packing and writing.
 const WRITE_DEADLINE: Duration = Duration::from_secs(12);
+/// A kill waits for it so long; a disk that takes longer writes beside the recovery.
+const WRITE_WAITED: Duration = Duration::from_secs(1);
 /// Before it: a process that has told addresses and, on a machine without a free CPU, still looks up their names.
 const NAMES_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -69,6 +71,8 @@ pub struct CaptureRequest {
     pub bundle_dir: PathBuf,
     /// The engine's, program first.
     pub command_line: Vec<String>,
+    /// What names its program (see [`program_of`]), as it was seen while all was well; empty: not seen yet.
+    pub image: String,
 }
 
 /// What was saved.
@@ -84,27 +88,30 @@ pub struct Captured {
 }
 
 /// Takes the evidence. Infallible, and bounded by 20 s; the fast part by 2 s.
-pub async fn capture(request: CaptureRequest) -> Captured {
+///
+/// `gathered` hears what is known as soon as a kill loses nothing any more and the disk is seen to be slow, or never.
+pub async fn capture(request: CaptureRequest, gathered: impl FnOnce(Captured)) -> Captured {
     let mut taken = Taken::default();
     let facts = taken.fast_part(&request).await;
     taken.await_names(&request.page_dir).await;
     let class = summary::class_of(&request.episode, &request.outcome);
     let command_line = redact::redact_command(&request.command_line);
     let places = Places { told: &taken.told, pythons: &taken.pythons, mains: &facts.mains };
-    let fingerprint = fingerprint::fingerprint(class, places, &command_line, &facts.image);
+    let image = if request.image.is_empty() { &facts.image } else { &request.image };
+    let fingerprint = fingerprint::fingerprint(class, places, &command_line, image);
     let mut secrets = redact::secrets(&request.command_line, &[]);
     secrets.extend(facts.secrets);
     let secrets = redact::once(secrets);
     let intended = bundle::path_of(&request.bundle_dir, &request.episode.id).display().to_string();
-    let text = |bundle: Option<&str>, notes: &[String]| {
+    let text = |bundle: &str, notes: &[String]| {
         let (episode, outcome, gpu_note) = (&request.episode, &request.outcome, request.gpu_note.as_str());
         let facts = Facts { episode, outcome, places, gpu_note, fingerprint: &fingerprint, bundle, notes };
         redact::strike_out(&summary::summary(&facts), &secrets)
     };
     let mut manifest = bundle::manifest(&request.episode.id, class, &fingerprint);
     manifest.top_frames = fingerprint::top_frames(places);
-    manifest.image.clone_from(&facts.image);
-    let mut entries = vec![entry("summary.txt", text(Some(&intended), &taken.notes))];
+    manifest.image.clone_from(image);
+    let mut entries = vec![entry("summary.txt", text(&intended, &taken.notes))];
     entries.extend(known::entries(&request, &command_line, &taken.log));
     entries.extend(taken.entries.iter().cloned());
     for entry in &mut entries {
@@ -112,17 +119,23 @@ pub async fn capture(request: CaptureRequest) -> Captured {
     }
     manifest.pieces.clone_from(&taken.pieces);
     manifest.notes.clone_from(&taken.notes);
-    let mut notes = taken.notes.clone();
-    let path = match write_within_deadline(&request, manifest, entries).await {
-        Ok(path) => Some(path),
-        Err(why) => {
-            notes.push(format!("no bundle: {why}"));
-            None
-        }
+    let so_far = || {
+        let notes = vec![format!("the disk is slow: the bundle is not written after {} ms", WRITE_WAITED.as_millis())];
+        let summary = text(&format!("{intended}, if the disk takes it: it was not written yet"), &taken.notes);
+        Captured { bundle: None, summary, fingerprint: fingerprint.clone(), notes }
     };
-    let shown = path.as_ref().map(|path| path.display().to_string());
-    let summary = text(shown.as_deref(), &notes);
-    Captured { bundle: path, summary, fingerprint, notes }
+    let mut notes = taken.notes.clone();
+    let written = write_within_deadline(&request, manifest, entries, || gathered(so_far())).await;
+    notes.extend(written.as_ref().err().map(|why| format!("no bundle: {why}")));
+    let shown = written.as_ref().map_or_else(|_| "none could be written".to_owned(), |path| path.display().to_string());
+    let summary = text(&shown, &notes);
+    Captured { bundle: written.ok(), summary, fingerprint, notes }
+}
+
+/// What names the engine's program: the image that its environment tells, else name and length of its executable. May wait for the memory
+/// lock of the process.
+pub fn program_of(engine: &EngineProcess) -> String {
+    identity::image(&ProcRoot::live(), engine.pid)
 }
 
 /// Says so where no bundle could be written: it would show at the first stall otherwise. On a thread of its own, for the disk may hang.
@@ -270,16 +283,23 @@ async fn announced_stacks(tree: Vec<i32>, page_dir: PathBuf) -> announced::Annou
     }
 }
 
-/// Packs and writes on a thread of its own. One that a dead disk holds is left behind, and does not rename later.
+/// Packs and writes on a thread of its own; `slow` is called where that takes longer than who waits for it has time. One that a dead disk
+/// holds is left behind, and does not rename later.
 async fn write_within_deadline(
     request: &CaptureRequest,
     manifest: Manifest,
     entries: Vec<BundleEntry>,
+    slow: impl FnOnce(),
 ) -> Result<PathBuf, String> {
     let given_up = Arc::new(AtomicBool::new(false));
     let (directory, id, stop) = (request.bundle_dir.clone(), request.episode.id.clone(), Arc::clone(&given_up));
-    let writing = tokio::task::spawn_blocking(move || bundle::write(&directory, &id, manifest, entries, &stop));
-    match tokio::time::timeout(WRITE_DEADLINE, writing).await {
+    let mut writing = tokio::task::spawn_blocking(move || bundle::write(&directory, &id, manifest, entries, &stop));
+    let mut ended = tokio::time::timeout(WRITE_WAITED, &mut writing).await;
+    if ended.is_err() {
+        slow();
+        ended = tokio::time::timeout(WRITE_DEADLINE - WRITE_WAITED, writing).await;
+    }
+    match ended {
         Ok(Ok(Ok(path))) => Ok(path),
         Ok(Ok(Err(error))) => Err(with_source(&error)),
         Ok(Err(_)) => Err("the writer ended abnormally".to_owned()),

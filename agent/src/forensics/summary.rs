@@ -18,8 +18,8 @@ pub struct Facts<'a> {
     pub places: Places<'a>,
     pub gpu_note: &'a str,
     pub fingerprint: &'a str,
-    /// Where the bundle is; `None` where it was lost.
-    pub bundle: Option<&'a str>,
+    /// Where the bundle is, or what became of it.
+    pub bundle: &'a str,
     pub notes: &'a [String],
 }
 
@@ -36,10 +36,7 @@ pub fn summary(facts: &Facts<'_>) -> String {
         lines.push(format!("  {}: {}", reason.source, reason.text));
     }
     lines.push(format!("times: {}", times(episode)));
-    lines.push(match facts.bundle {
-        Some(path) => format!("bundle: {path}"),
-        None => "bundle: none could be written".to_owned(),
-    });
+    lines.push(format!("bundle: {}", facts.bundle));
     lines.push(format!("fingerprint: {}", facts.fingerprint));
     for (pid, calls) in facts.places.told {
         lines.push(format!("stands {pid}: {}", calls.join(" < ")));
@@ -116,7 +113,7 @@ mod tests {
             places: Places { mains: &mains, ..Places::default() },
             gpu_note: "NVML absent",
             fingerprint: "f",
-            bundle: Some("/b/e-1.tar.zst"),
+            bundle: "/b/e-1.tar.zst",
             notes: &[],
         };
         let text = summary(&facts);

@@ -54,10 +54,12 @@ fn lines(before: Option<&StatusDoc>, now: &StatusDoc) -> Vec<String> {
 /// The steps that an episode has taken since `old`.
 fn steps(old: &Episode, now: &Episode) -> Vec<String> {
     let granted_by = now.granted_by.as_deref().unwrap_or("nobody");
-    let bundle = now.bundle.as_deref().unwrap_or("nowhere: the bundle could not be written");
+    let bundle = now.bundle.as_deref().unwrap_or_default();
+    let unsaved = &now.evidence_at.clone().filter(|_| now.bundle.is_none());
     let all = [
         (&old.fenced_at, &now.fenced_at, format!("fenced ({}): new requests get 503", now.class)),
-        (&old.evidence_at, &now.evidence_at, format!("evidence saved at {bundle}")),
+        (&old.evidence_at, unsaved, "evidence gathered, and no bundle of it written: the log says why".to_owned()),
+        (&old.bundle, &now.bundle, format!("evidence saved at {bundle}")),
         (&old.granted_at, &now.granted_at, format!("restart granted by {granted_by}")),
         (&old.killed_at, &now.killed_at, format!("engine killed; {} requests lost", now.requests_lost)),
         (
@@ -92,6 +94,17 @@ mod tests {
         };
         let reason = ReadyReason::default();
         StatusDoc { ready, reason, verdict, incidents, ..StatusDoc::default() }
+    }
+
+    #[test]
+    fn what_a_slow_disk_makes_of_a_bundle_is_told_when_it_is_known() {
+        let said = |old: &Episode, now: &Episode| steps(old, now);
+        let (begun, gathered) = (Episode::default(), Episode { evidence_at: Some("t".into()), ..Episode::default() });
+        let saved = Episode { bundle: Some("/b".into()), ..gathered.clone() };
+        assert_eq!(said(&begun, &saved), ["evidence saved at /b"]);
+        assert!(said(&begun, &gathered)[0].contains("no bundle of it written"));
+        assert_eq!(said(&gathered, &saved), ["evidence saved at /b"]);
+        assert!(said(&saved, &saved).is_empty() && said(&gathered, &gathered).is_empty());
     }
 
     #[test]

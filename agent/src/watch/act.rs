@@ -10,7 +10,7 @@ use vitals::recovery::{Effect, RecoveryOutput};
 use vitals::verdict::{Outcome, StallClass};
 
 use super::WatchConfig;
-use super::follow::lives;
+use super::follow::{Program, lives};
 use crate::forensics::{CaptureRequest, Captured, capture};
 use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
@@ -32,7 +32,13 @@ const SEARCH_MAX: Duration = Duration::from_millis(500);
 /// What a task has done.
 #[derive(Debug)]
 enum News {
+    /// A kill loses nothing any more. Without a bundle either none could be written, or a slow disk may take it yet.
     Captured {
+        episode: String,
+        captured: Captured,
+    },
+    /// What a slow disk made of the bundle of such evidence.
+    Written {
         episode: String,
         captured: Captured,
     },
@@ -58,7 +64,7 @@ pub struct Scene<'a> {
     pub engine: Option<&'a EngineProcess>,
     pub in_flight: u64,
     pub config: &'a WatchConfig,
-    pub command_line: &'a [String],
+    pub program: Program<'a>,
     /// Is the engine known by its age alone (in a pod)?
     pub is_guess: bool,
 }
@@ -118,6 +124,15 @@ impl Acts {
                     // a slow disk's word of an episode before may come while another's evidence is taken
                     self.capturing.take_if(|capturing| *capturing == episode);
                     self.summary = Some((episode, captured.summary));
+                }
+                News::Written { episode, captured } => {
+                    captured.notes.iter().for_each(|note| tracing::info!(note, "evidence"));
+                    if let Some(path) = captured.bundle {
+                        self.incidents.written(&episode, path.display().to_string());
+                    }
+                    if self.summary.as_ref().is_some_and(|(id, _)| *id == episode) {
+                        self.summary = Some((episode, captured.summary));
+                    }
                 }
                 News::Spared { guess } => {
                     self.killed
@@ -211,15 +226,21 @@ impl Acts {
             observation: scene.observation.cloned(),
             page_dir: scene.config.sources.page_dir.clone(),
             bundle_dir: scene.config.bundle_dir.clone(),
-            command_line: scene.command_line.to_vec(),
+            command_line: scene.program.command_line.to_vec(),
+            image: scene.program.image.to_owned(),
             episode: episode.clone(),
         };
         let tell = self.tell.clone();
         // on a thread of its own: redacting a long log must not hold the ticks of a runtime that has but one
         let runtime = tokio::runtime::Handle::current();
         tokio::task::spawn_blocking(move || {
-            let captured = runtime.block_on(capture(request));
-            let _ = tell.send(News::Captured { episode: episode.id, captured });
+            let (early, id, mut told) = (tell.clone(), episode.id.clone(), false);
+            let captured = runtime.block_on(capture(request, |captured| {
+                told = early.send(News::Captured { episode: id, captured }).is_ok();
+            }));
+            let episode = episode.id;
+            let news = if told { News::Written { episode, captured } } else { News::Captured { episode, captured } };
+            let _ = tell.send(news);
         });
     }
 

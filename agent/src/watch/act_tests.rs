@@ -42,7 +42,7 @@ async fn a_restarted_detector_tells_of_the_evidence_by_what_is_in_the_book() {
         engine: Some(&engine),
         in_flight: 0,
         config: &config,
-        command_line: &[],
+        program: Program::default(),
         is_guess: false,
     };
     Acts::new(book()).kill(&scene);
@@ -101,5 +101,51 @@ async fn d10_a_note_that_cannot_be_written_holds_no_kill() {
     assert_eq!(child.wait().await.unwrap().signal(), Some(9));
     let News::Killed { pids, .. } = told.recv().await.unwrap() else { panic!("another word") };
     assert_eq!(pids, [pid]);
+    drop(reader);
+}
+
+#[tokio::test]
+async fn d10_a_bundle_disk_that_hangs_holds_no_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let (bundles, agent_dir) = (dir.path().join("bundles"), dir.path().join("agent"));
+    std::fs::create_dir(&bundles).unwrap();
+    let hangs = bundles.join(".host-7-9-1.tar.zst.partial");
+    nix::unistd::mkfifo(&hangs, Mode::S_IRWXU).unwrap();
+    let words = ["detect".into(), "--bundle-dir".into(), bundles.into_os_string()];
+    let config = Words::try_parse_from(words).unwrap().watch.into_config(agent_dir).unwrap();
+    let (outcome, mut sources) = (Outcome::default(), Sources::new(config.sources.clone()));
+    let scene = Scene {
+        now_ms: 5_000,
+        outcome: &outcome,
+        observation: None,
+        engine: None,
+        in_flight: 0,
+        config: &config,
+        program: Program { command_line: &[], image: "vllm:1" },
+        is_guess: false,
+    };
+    let (mut acts, metrics) = (Acts::new(Incidents::default()), Metrics::new().unwrap());
+    acts.incidents.begin("host-7-9", 1, "StepStalled", "t0");
+    acts.capture(&scene, &mut sources);
+    let gathered = async {
+        while acts.incidents.open().unwrap().evidence_at.is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            acts.take_news(&metrics);
+        }
+    };
+    tokio::time::timeout(SOON, gathered).await.expect("a disk is waited for");
+    let episode = acts.incidents.open().unwrap();
+    assert_eq!((episode.bundle.as_deref(), episode.fingerprint.as_deref().map(str::len)), (None, Some(16)));
+    let (_, summary) = acts.summary.clone().unwrap();
+    assert!(summary.contains("if the disk takes it"), "told while the disk hangs: {summary}");
+    // lets the writer go: the runtime waits for it at its end
+    let reader = std::fs::File::open(&hangs);
+    let written = async {
+        while acts.summary.as_ref().unwrap().1.contains("if the disk takes it") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            acts.take_news(&metrics);
+        }
+    };
+    tokio::time::timeout(SOON, written).await.expect("what became of it is heard");
     drop(reader);
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tokio::sync::oneshot;
 
+use crate::forensics::program_of;
 use crate::launch::EngineFile;
 use crate::sources::clock::TickClock;
 use crate::sources::procs::ProcRoot;
@@ -20,6 +21,15 @@ const DOUBT_EVERY_MS: u64 = 1_000;
 const FILE_EVERY_MS: u64 = 1_000;
 /// A container's first process replaces its program once or twice while it starts.
 const WORDS_EVERY_MS: u64 = 10_000;
+
+/// What an engine is, for whoever compares it with others.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Program<'a> {
+    /// Program first.
+    pub command_line: &'a [String],
+    /// What names the program (see [`program_of`]); of a process that has gone, where the next was not read yet; empty: never read.
+    pub image: &'a str,
+}
 
 /// Follows the engine from process to process.
 #[derive(Debug)]
@@ -44,7 +54,8 @@ pub struct Follow {
     ended: bool,
     search: Aside<Option<Found>>,
     words: Vec<String>,
-    reading: Aside<(EngineProcess, Vec<String>)>,
+    image: String,
+    reading: Aside<(EngineProcess, Vec<String>, String)>,
 }
 
 impl Follow {
@@ -65,6 +76,7 @@ impl Follow {
             ended: false,
             search: Aside::default(),
             words: Vec::new(),
+            image: String::new(),
             reading: Aside::default(),
         }
     }
@@ -78,15 +90,18 @@ impl Follow {
             Some(agent_dir) => {
                 self.file_ms = Some(now_ms);
                 if let Some(file) = new_file(agent_dir, &mut self.file_seen) {
+                    if self.engine.as_ref() != Some(&file.process()) {
+                        self.reading = Aside::default();
+                    }
                     self.engine = Some(file.process());
                     (self.sure, self.nonce, self.words) = (true, Some(file.nonce), file.command);
                 }
             }
             None => {
                 self.search(now_ms);
-                self.read_words(now_ms);
             }
         }
+        self.read_words(now_ms);
         if self.watched != self.engine {
             self.watched.clone_from(&self.engine);
             self.exit = self.engine.as_ref().and_then(|engine| ExitWatch::of(engine).ok());
@@ -122,9 +137,9 @@ impl Follow {
         }
     }
 
-    /// The engine's command line, program first; as it was when it could be read last.
-    pub fn command_line(&self) -> &[String] {
-        &self.words
+    /// What the engine is, as it was when it could be read last.
+    pub fn program(&self) -> Program<'_> {
+        Program { command_line: &self.words, image: &self.image }
     }
 
     /// What the launcher gave the engine, where it told us.
@@ -159,16 +174,21 @@ impl Follow {
     }
 
     fn read_words(&mut self, now_ms: u64) {
-        if let Some((engine, words)) = self.reading.take()
+        if let Some((engine, words, image)) = self.reading.take()
             && Some(&engine) == self.engine.as_ref()
             && !words.is_empty()
         {
-            self.words = words;
+            self.image = image;
+            // a launcher knows what it has started
+            if self.agent_dir.is_none() {
+                self.words = words;
+            }
         }
         if let Some(engine) = self.engine.clone().filter(|_| self.lives_now()) {
             self.reading.start(now_ms, WORDS_EVERY_MS, move || {
-                let words = words_of(&engine);
-                (engine, words)
+                // in this order: of a process that has words afterwards, the name of its program was there to be read
+                let (image, words) = (program_of(&engine), words_of(&engine));
+                (engine, words, image)
             });
         }
     }
@@ -318,10 +338,11 @@ mod tests {
         let me = EngineProcess::of(i32::try_from(std::process::id()).unwrap()).unwrap();
         let mut follow = Follow::new(None, Path::new("/run/truebeat"), Some(me.clone()));
         assert_eq!((follow.look(0), follow.is_guess()), (Some(me.clone()), true));
-        while follow.command_line().is_empty() {
+        while follow.program().command_line.is_empty() {
             tokio::task::yield_now().await;
             follow.look(1);
         }
+        assert_eq!(follow.program().image, program_of(&me), "its program is known before it hangs");
         let gone = EngineProcess { start_ticks: me.start_ticks + 1, ..me };
         assert_eq!(Follow::new(None, Path::new("/run/truebeat"), Some(gone)).engine, None);
     }

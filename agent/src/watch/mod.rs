@@ -392,7 +392,7 @@ impl Watch {
             engine: self.engine.as_ref(),
             in_flight: in_flight.into(),
             config: &self.config,
-            command_line: self.follow.command_line(),
+            program: self.follow.program(),
             is_guess: self.follow.is_guess(),
         };
         self.acts.obey(recovery, &scene, &mut self.sources);

@@ -223,7 +223,7 @@ struct Substance {
     draining: Option<u64>,
     empty: bool,
     /// Of the newest episode, for only that can change.
-    episode: Option<([String; 3], [bool; 7], Vec<Xid>)>,
+    episode: Option<([String; 3], [bool; 8], Vec<Xid>)>,
 }
 
 impl Substance {
@@ -274,13 +274,15 @@ fn is_empty(news: &News<'_>) -> bool {
 }
 
 /// Id, stage and class, what is known, and the Xids. The class alone says that an engine outlives its kill.
-type Mark<'a> = Option<([&'a str; 3], [bool; 7], &'a [Xid])>;
+type Mark<'a> = Option<([&'a str; 3], [bool; 8], &'a [Xid])>;
 
 fn mark(episode: Option<&Episode>) -> Mark<'_> {
     episode.map(|e| {
         let times = [&e.fenced_at, &e.confirmed_at, &e.evidence_at, &e.granted_at, &e.killed_at, &e.serving_at];
         let [fenced, confirmed, evidence, granted, killed, serving] = times.map(Option::is_some);
-        let known = [fenced, confirmed, evidence, granted, killed, serving, !e.in_flight.is_empty()];
+        // a slow disk takes the bundle after all else
+        let (bundle, suspects) = (e.bundle.is_some(), !e.in_flight.is_empty());
+        let known = [fenced, confirmed, evidence, bundle, granted, killed, serving, suspects];
         ([e.id.as_str(), e.stage.as_str(), e.class.as_str()], known, e.xids.as_slice())
     })
 }

@@ -33,6 +33,14 @@ fn fault_f1_a_xid_of_an_open_episode_is_news() {
     assert!(substance(&before) != substance(&after));
 }
 
+#[test]
+fn a_bundle_that_a_slow_disk_takes_after_the_kill_is_news() {
+    let mut episode = Episode { evidence_at: Some("t".into()), ..Episode::default() };
+    let before = Declaration { episode: Some(episode.clone()), ..Declaration::default() };
+    episode.bundle = Some("/b".into());
+    assert!(substance(&before) != substance(&Declaration { episode: Some(episode), ..Declaration::default() }));
+}
+
 /// While a person fences a replica its reason stays, whatever the engine does.
 #[test]
 fn that_an_engine_outlives_its_kill_is_news_by_its_class_alone() {

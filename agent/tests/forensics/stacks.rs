@@ -10,7 +10,7 @@ use agent::sources::EngineProcess;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Running, request};
+use super::{Running, request, unheard};
 
 const SOON: Duration = Duration::from_secs(60);
 /// Announces by the rules of H10 as a Python engine does, then hangs in a loop that never gives the interpreter away.
@@ -95,7 +95,7 @@ async fn captured(pages: &Path, pid: i32) -> (Captured, Vec<(String, String)>) {
     let bundles = tempfile::tempdir().unwrap();
     let mut request = request(bundles.path(), EngineProcess::of(pid));
     request.page_dir = pages.to_owned();
-    let captured = capture(request).await;
+    let captured = capture(request, unheard).await;
     let contents = bundle::read(captured.bundle.as_ref().unwrap()).unwrap();
     (captured, contents.entries.into_iter().map(|entry| (entry.name, entry.text)).collect())
 }
