@@ -1,6 +1,7 @@
 //! The command line of the agent's roles and of `truebeat run`: options as values, and what each role does with them.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,12 +15,13 @@ use crate::forensics;
 use crate::forensics::shelf::{self, EvidenceArgs};
 use crate::gate::control::socket_in;
 use crate::gate::{self, GateConfig};
-use crate::launch::{LaunchConfig, run_dirs};
+use crate::launch::{EngineFile, LaunchConfig, run_dirs};
 use crate::never::{self, NeverError};
 use crate::options::WatchArgs;
 use crate::own_program::OWN_PROGRAM;
 use crate::short_slice;
-use crate::sources::{EngineProcess, ExitWatch};
+use crate::signals;
+use crate::sources::{EngineProcess, ExitWatch, process_tree};
 use crate::supervisor::{self, SuperviseConfig, SuperviseError};
 use crate::watch::{self, WatchError};
 
@@ -141,7 +143,7 @@ pub struct RunArgs {
     #[arg(long, env = "TRUEBEAT_AGENT_LISTEN", default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, 9400)))]
     pub agent_listen: SocketAddr,
     /// Between SIGTERM and SIGKILL for the engine, when `truebeat run` is told to end.
-    #[arg(long, default_value = "10s", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "40s", value_parser = humantime::parse_duration)]
     pub grace: Duration,
     /// A directory of the agent's own. Default: a new one among the temporary files, removed at the end.
     #[arg(long, env = "TRUEBEAT_AGENT_DIR")]
@@ -225,6 +227,8 @@ pub async fn run_agent(args: AgentArgs, log_filter: String) -> Result<ExitCode, 
         Role::Detect(args) => {
             short_slice::ask_or_log();
             forensics::try_to_write(args.watch.bundle_dir.clone(), args.watch.pod_name.is_some());
+            // by hand, at a terminal, it is ended as any program is
+            let _deaf = (!std::io::stdin().is_terminal()).then(signals::left_to_the_supervisor);
             watch::run(args.watch.into_config(args.agent_dir)?).await?;
             Ok(ExitCode::SUCCESS)
         }
@@ -280,7 +284,9 @@ pub async fn run_supervised(args: RunArgs, log_filter: String) -> Result<ExitCod
         narrate: true,
     };
     let ended = supervisor::run(config).await;
-    if own_dir {
+    // where something outlives its SIGKILL, the folder that names it stays for whoever comes next
+    let left = EngineFile::read(&agent_dir).is_some_and(|file| !process_tree(&file.process()).is_empty());
+    if own_dir && !left {
         let _ = std::fs::remove_dir_all(&agent_dir);
     }
     run_dirs::remove_pages(&page_dir);
@@ -291,6 +297,7 @@ async fn run_gate(args: GateArgs) -> Result<ExitCode, AgentError> {
     if let Err(error) = role::take_all_descriptors() {
         tracing::warn!(%error, "the gate could not raise its limit of open files");
     }
+    let _deaf = args.inherited_listener.then(signals::left_to_the_supervisor);
     let listener = if args.inherited_listener {
         tokio::spawn(leave_with_parent());
         inherited_listener().map_err(AgentError::GateInherit)?
@@ -327,7 +334,8 @@ async fn leave_with_parent() {
         tokio::task::yield_now().await;
     }
     tracing::warn!("the supervisor is gone; the gate leaves");
-    let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM);
+    // nobody is left to read a status, and a thread that a disk holds is not waited for
+    let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
 }
 
 /// Makes a session of its own, so that the whole tree is known by it, and becomes the program.

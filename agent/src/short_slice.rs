@@ -23,7 +23,8 @@ const SCHED_OTHER: u32 = 0;
 /// When the kernel refuses; all is as before then, and nothing but sooner is lost.
 pub fn ask() -> Result<(), Errno> {
     let attr = current()?;
-    if attr.sched_policy != SCHED_OTHER {
+    // what is reset on fork is a better niceness as well: whoever gave it meant the engine
+    if attr.sched_policy != SCHED_OTHER || attr.sched_nice < 0 {
         return Ok(());
     }
     set(&sched_attr { sched_flags: attr.sched_flags | RESET_ON_FORK, sched_runtime: SLICE_NS, ..attr })
@@ -63,6 +64,23 @@ fn set(attr: &sched_attr) -> Result<(), Errno> {
 mod tests {
     use super::*;
 
+    /// `nice -n -5 truebeat run …`: with what is reset on fork its engine would run at 0. (Only root may ask for it.)
+    #[test]
+    fn a_better_niceness_is_left_to_those_who_are_started() {
+        let asked = std::thread::spawn(|| {
+            let before = current().unwrap();
+            if before.sched_policy != SCHED_OTHER || set(&sched_attr { sched_nice: -5, ..before }).is_err() {
+                return None;
+            }
+            ask().unwrap();
+            Some((current().unwrap().sched_flags, std::thread::spawn(|| current().unwrap().sched_nice).join().unwrap()))
+        });
+        match asked.join().unwrap() {
+            Some((flags, child)) => assert_eq!((flags & RESET_ON_FORK, child), (0, -5)),
+            None => eprintln!("not run: no right to a better niceness"),
+        }
+    }
+
     /// In a thread of its own, for what is asked for stays.
     #[test]
     fn a_thread_asks_for_itself_alone_and_keeps_its_niceness() {
@@ -75,7 +93,7 @@ mod tests {
         });
         let (before, after, child) = asked.join().unwrap();
         assert_eq!((before.sched_policy, before.sched_nice), (after.sched_policy, after.sched_nice));
-        let meant = before.sched_policy == SCHED_OTHER;
+        let meant = before.sched_policy == SCHED_OTHER && before.sched_nice >= 0;
         assert_eq!(after.sched_flags & RESET_ON_FORK != 0, meant, "{after:?}");
         // a kernel that knows no turns of one's own length tells none
         if meant && before.sched_runtime != 0 {

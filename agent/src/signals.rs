@@ -1,4 +1,4 @@
-//! Signals that are taken only where whoever started us wants that (`nohup`).
+//! Signals that are taken only where whoever started us wants that (`nohup`), and those that a child leaves to its supervisor.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -6,6 +6,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub fn unless_ignored(kind: SignalKind) -> std::io::Result<Option<Signal>> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     (!ignores(&status, kind.as_raw_value())).then(|| signal(kind)).transpose()
+}
+
+/// Whoever ends all processes of a service at once (systemd's `KillMode=control-group`) means the engine: gate and detector stay until the
+/// supervisor, which hears the same, has seen its end. Heard for as long as the answer lives. Where a signal cannot be taken it ends us, as before.
+pub fn left_to_the_supervisor() -> Vec<Signal> {
+    let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
+    kinds.into_iter().filter_map(|kind| unless_ignored(kind).ok().flatten()).collect()
 }
 
 /// One that is not taken never comes.

@@ -5,6 +5,7 @@
 mod capped_log;
 mod disk;
 mod engine_file;
+mod remains;
 pub mod run_dirs;
 mod running;
 mod tee;
@@ -98,28 +99,6 @@ impl Launcher {
             .and_then(Log::start)
             .map_err(|source| LaunchError::Log { path: config.log_path.clone(), source })?;
         Ok(Self { config, log, disk: Disk::default(), pipes: Mutex::default() })
-    }
-
-    /// Ends an engine that a launcher before this one left behind when it was killed: beside the next it would hold port and GPU, and
-    /// nobody would look after it. Only for whoever has the agent's directory for himself, and only where the very process lives.
-    pub async fn clear_predecessor(&self, registry: &Registry, stop: watch::Receiver<bool>) {
-        self.end_predecessor(registry, stop).await;
-        run_dirs::take_over_pages(&self.config.agent_dir, &self.config.page_dir);
-    }
-
-    async fn end_predecessor(&self, registry: &Registry, mut stop: watch::Receiver<bool>) {
-        let Some(process) = EngineFile::read(&self.config.agent_dir).map(|file| file.process()) else { return };
-        if EngineProcess::of(process.pid).as_ref() != Some(&process) || process_tree(&process).is_empty() {
-            return;
-        }
-        self.say(&format!(
-            "an engine runs here that a killed truebeat left behind (pid {}); it is ended first",
-            process.pid
-        ));
-        // no detector is to take it for the engine, and its end for a death
-        let path = EngineFile::path(&self.config.agent_dir);
-        let _ = self.disk.within(move || std::fs::remove_file(path)).await;
-        or_left(self.clear_remains(&process, registry), &mut stop).await;
     }
 
     /// Keeps an engine running until `stop` says otherwise; then ends it. Returns the exit code of `truebeat run`.
@@ -269,39 +248,6 @@ impl Launcher {
         }
         self.clear_remains(&process, registry).await;
         exit
-    }
-
-    /// Kills what is left of the tree and waits until it is gone, however long that takes: a successor beside it would fight for
-    /// the port and the GPU. Orphans that came to us are most likely the engine's too; they are waited for within a bound.
-    async fn clear_remains(&self, process: &EngineProcess, registry: &Registry) {
-        loop {
-            send_to(&registry.adopted(), Signal::SIGKILL);
-            if kill_tree_and_wait(process, REMAINS_WAIT).await {
-                return self.clear_orphans(registry).await;
-            }
-            let left = process_tree(process);
-            self.say(&format!(
-                "processes of the ended engine outlive SIGKILL: {left:?}; nothing is started beside them"
-            ));
-            // whoever outlives that does so for long: to look all the time would cost a core
-            tokio::time::sleep(UNKILLABLE_LOOK).await;
-        }
-    }
-
-    async fn clear_orphans(&self, registry: &Registry) {
-        let begun = Instant::now();
-        loop {
-            let orphans = registry.adopted();
-            if orphans.is_empty() {
-                return;
-            }
-            if begun.elapsed() >= UNKILLABLE_LOOK {
-                let pids: Vec<i32> = orphans.iter().map(|orphan| orphan.pid).collect();
-                return self.say(&format!("orphans outlive SIGKILL: {pids:?}; they are left behind"));
-            }
-            send_to(&orphans, Signal::SIGKILL);
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
     }
 
     /// SIGTERM to the root, then to what it leaves (a shell that ran the engine is gone at once), SIGKILL to whatever is left after the grace.

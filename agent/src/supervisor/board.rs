@@ -95,8 +95,25 @@ impl Board {
     /// memory of an old drain never swallows a new one.
     pub fn request_drain(&self, open_ms: u64) -> u64 {
         let id = crate::files::monotonic_ns();
-        self.drain.send_replace(Drain { id, open_ms });
+        self.drain.send_if_modified(|wanted| {
+            // an end is not taken back, nor put off
+            let changes = !wanted.ends;
+            if changes {
+                *wanted = Drain { id, open_ms, ends: false };
+            }
+            changes
+        });
         id
+    }
+
+    /// Tells the detector that the engine is about to be ended, and waits, at most so long, until it says that its gate is shut.
+    pub async fn announce_end(&self, wait: Duration) {
+        let id = crate::files::monotonic_ns();
+        let mut statuses = self.statuses();
+        self.drain.send_replace(Drain { id, open_ms: 0, ends: true });
+        let heard = statuses
+            .wait_for(|status| status.as_ref().and_then(|posted| posted.doc.draining).is_some_and(|at| at >= id));
+        let _ = tokio::time::timeout(wait, heard).await;
     }
 
     /// The drain shall stand until then at least. Returns the latest time that anybody has asked for: who asks for less cuts no other one short.
@@ -109,7 +126,8 @@ impl Board {
 
     /// Ends the drain with this number, unless another has been asked for since.
     pub fn lift_drain(&self, id: u64) -> bool {
-        let lifted = self.drain.send_if_modified(|wanted| wanted.id == id && std::mem::take(wanted).id != 0);
+        let lifted =
+            self.drain.send_if_modified(|wanted| wanted.id == id && !wanted.ends && std::mem::take(wanted).id != 0);
         if lifted {
             *self.drain_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
@@ -178,6 +196,25 @@ mod tests {
         assert_eq!(board.keep_drain(soon), late);
         says(None);
         assert_eq!(board.keep_drain(soon), soon);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_end_is_told_waited_for_within_a_bound_and_never_taken_back() {
+        let board = Board::default();
+        let (began, wait) = (tokio::time::Instant::now(), Duration::from_millis(500));
+        board.announce_end(wait).await;
+        assert!(began.elapsed() >= wait, "nobody has answered");
+        let end = *board.drains().borrow();
+        assert!(end.ends && end.shuts(end.id / 1_000_000 + 1));
+        board.request_drain(9_000);
+        assert!(*board.drains().borrow() == end && !board.lift_drain(end.id));
+        let began = tokio::time::Instant::now();
+        let answers = async {
+            let asked = board.drains().wait_for(|drain| drain.id > end.id).await.unwrap().id;
+            board.post(StatusDoc { draining: Some(asked), ..StatusDoc::default() });
+        };
+        tokio::join!(board.announce_end(wait), answers);
+        assert!(began.elapsed() < wait);
     }
 
     #[test]

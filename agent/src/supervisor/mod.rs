@@ -2,6 +2,7 @@
 //! again in milliseconds; in `truebeat run` the engine is its child too. It decides nothing about the engine's health.
 
 pub mod board;
+mod ends;
 pub mod keep;
 pub mod narrate;
 pub mod registry;
@@ -18,15 +19,18 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use self::board::Board;
+use self::ends::Ends;
 use self::keep::{Input, Spec, keep};
 use self::registry::Registry;
 use crate::files::keep_from_cleaning;
 use crate::http;
-use crate::launch::{LaunchConfig, Launcher};
+use crate::launch::{LaunchConfig, Launcher, run_dirs};
 use crate::own_program::OWN_PROGRAM;
-use crate::signals::{received, unless_ignored};
 use crate::sources::find_pod_engine;
 
+/// That the engine is about to be ended is told to the detector first: it would take that for a death, and those in flight for suspects (I7).
+/// One that does not answer holds nobody.
+const ANNOUNCED_WAIT: Duration = Duration::from_millis(500);
 /// How often an ending supervisor looks whether the engine still lives.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -115,6 +119,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
                 };
                 let end = async {
                     ends.next().await;
+                    board.announce_end(ANNOUNCED_WAIT).await;
                     stop.send_replace(true);
                     // Nobody is left to tell the engine a second time; a second signal means now.
                     ends.insisted().await;
@@ -149,43 +154,6 @@ async fn stay(mut stops: Signal, narrate: bool) {
     }
 }
 
-/// SIGTERM, SIGINT, SIGQUIT and SIGHUP, as one stream: a terminal that is closed ends what runs in it, and so does whoever types `^\`; the
-/// engine, which has a session of its own, would be left without anybody. Who starts us with `nohup` wants that otherwise.
-struct Ends {
-    term: Signal,
-    int: Signal,
-    quit: Option<Signal>,
-    hangup: Option<Signal>,
-}
-
-impl Ends {
-    fn new() -> Result<Self, SuperviseError> {
-        let take = |kind| signal(kind).map_err(SuperviseError::Signals);
-        let quit = unless_ignored(SignalKind::quit()).map_err(SuperviseError::Signals)?;
-        let hangup = unless_ignored(SignalKind::hangup()).map_err(SuperviseError::Signals)?;
-        Ok(Self { term: take(SignalKind::terminate())?, int: take(SignalKind::interrupt())?, quit, hangup })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-            () = received(&mut self.quit) => {}
-            () = received(&mut self.hangup) => {}
-        }
-    }
-
-    /// The same from whoever means it. A terminal that is closed says so twice, by its shell and by the kernel, and a service manager may say
-    /// it right behind its SIGTERM: that is nobody's impatience.
-    async fn insisted(&mut self) {
-        tokio::select! {
-            _ = self.term.recv() => {}
-            _ = self.int.recv() => {}
-            () = received(&mut self.quit) => {}
-        }
-    }
-}
-
 /// Connections that wait in the kernel's queue; it takes its own bound (`net.core.somaxconn`) where that is less.
 const BACKLOG: i32 = 4096;
 
@@ -214,7 +182,7 @@ fn make_private(path: &Path) -> Result<(), SuperviseError> {
 /// go of it with the process, whatever ends that.
 fn claim(dir: &Path) -> Result<Option<File>, SuperviseError> {
     let failed = |source| SuperviseError::Directory { path: dir.to_owned(), source };
-    let lock = File::options().create(true).append(true).open(dir.join("lock")).map_err(failed)?;
+    let lock = File::options().create(true).append(true).open(dir.join(run_dirs::LOCK)).map_err(failed)?;
     match lock.try_lock() {
         Ok(()) => Ok(Some(lock)),
         Err(TryLockError::WouldBlock) => Err(SuperviseError::InUse(dir.to_owned())),

@@ -152,6 +152,11 @@ impl GateEar {
         self.hangs_ms = if known { self.silent_ms } else { self.silent_ms.min(PATIENT_FROM_MS) };
     }
 
+    /// By its last answer nothing is in flight.
+    pub fn owes_nothing(&self) -> bool {
+        self.seen.value.as_ref().is_some_and(|gate| gate.in_flight == 0)
+    }
+
     /// By what the gate knows the agent's own question; `None` where it did not answer the last look, empty where it knows it by nothing.
     pub fn own(&self) -> Option<&str> {
         self.reply.as_ref().map(|_| self.client.own().unwrap_or_default())

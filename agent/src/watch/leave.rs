@@ -23,6 +23,9 @@ pub struct Drain {
     /// How long requests that still arrive are served, in milliseconds.
     #[serde(default)]
     pub open_ms: u64,
+    /// The supervisor itself is about to end the engine, whatever is still in flight.
+    #[serde(default)]
+    pub ends: bool,
 }
 
 impl Drain {
@@ -150,12 +153,12 @@ mod tests {
 
     #[test]
     fn the_gate_shuts_only_after_the_news_had_time_to_spread() {
-        let drain = Drain { id: 5_000_000_000, open_ms: 2_000 };
+        let drain = Drain { id: 5_000_000_000, open_ms: 2_000, ends: false };
         assert_eq!([5_000, 6_999, 7_000, 90_000].map(|ms| drain.shuts(ms)), [false, false, true, true]);
     }
 
     const fn order(at_ms: u64) -> Option<Drain> {
-        Some(Drain { id: at_ms * 1_000_000 + 1, open_ms: 300 })
+        Some(Drain { id: at_ms * 1_000_000 + 1, open_ms: 300, ends: false })
     }
 
     const fn said(asked_ms: u64, deleted: bool) -> Option<Said> {
@@ -216,9 +219,9 @@ mod tests {
 
     #[test]
     fn an_order_reads_back_and_an_old_one_shuts_at_once() {
-        let drain = Drain { id: 7, open_ms: 300 };
+        let drain = Drain { id: 7, open_ms: 300, ends: true };
         assert_eq!(serde_json::from_str::<Drain>(&serde_json::to_string(&drain).unwrap()).unwrap(), drain);
         let old: Drain = serde_json::from_str(r#"{"drain":7}"#).unwrap();
-        assert!(old.shuts(0));
+        assert!(old.shuts(0) && !old.ends);
     }
 }

@@ -326,7 +326,7 @@ impl Watch {
                 .filter(|(id, _)| open.is_some_and(|open| open.id == *id))
                 .map(|(_, at)| at),
             process: self.engine.as_ref().filter(|_| self.follow.engine_lives()).map(process_key),
-            leaves: self.control.leaving && self.gate.seen.value.as_ref().is_some_and(|gate| gate.in_flight == 0),
+            leaves: self.control.leaving && (self.drain.borrow().ends || self.gate.owes_nothing()),
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use agent::kill::send;
 use agent::launch::EngineFile;
+use agent::sources::procs::ProcRoot;
 use agent::sources::{EngineProcess, process_tree};
 use nix::sys::signal::Signal;
 
@@ -60,6 +61,7 @@ fn an_engine_that_is_ended_takes_along_what_it_left_to_itself() {
 fn a_second_signal_takes_it_along_too() {
     let (mut run, orphan) = with_orphan(&["--grace", "10m"], "trap '' TERM; exec sleep 600");
     send(&[supervisor(&run)], Signal::SIGTERM);
+    std::thread::sleep(Duration::from_millis(700));
     send(&[supervisor(&run)], Signal::SIGINT);
     assert_eq!(code(&mut run), Some(137));
     until("nothing is left", || !lives(&orphan));
@@ -89,6 +91,53 @@ fn a_terminal_that_is_closed_ends_the_engine_too() {
     let engine = agent::launch::EngineFile::read(&run.dir.path().join("agent")).unwrap().process();
     assert_eq!(code(&mut run), Some(0));
     assert!(process_tree(&engine).is_empty());
+}
+
+/// A terminal tells all of a script's processes, and the script's trap tells them again.
+#[test]
+fn what_is_said_twice_in_one_breath_is_said_once() {
+    let mut run = with_signals("--default-signal=INT", "trap 'sleep 2; exit 0' TERM; echo up; sleep 600 & wait");
+    let log = run.dir.path().join("agent/engine.log");
+    until("the engine runs", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")));
+    send(&[supervisor(&run)], Signal::SIGINT);
+    send(&[supervisor(&run)], Signal::SIGTERM);
+    assert_eq!(code(&mut run), Some(0), "it was killed in the middle of its end");
+}
+
+/// Whoever stops it now and then would have it refuse, in the end, the requests that were broken off twice (I7).
+#[test]
+fn an_engine_that_is_ended_has_not_died() {
+    let mut run = with_signals("--default-signal=TERM", "echo up; exec sleep 600");
+    until("the detector watches", || get(&run.agent, "/verdict").is_some_and(|text| text.contains("Starting")));
+    send(&[supervisor(&run)], Signal::SIGTERM);
+    assert_eq!(code(&mut run), Some(0));
+    let book = std::fs::read_to_string(run.dir.path().join("agent/detector.json")).unwrap();
+    assert!(!book.contains("Dead"), "{book}");
+}
+
+/// A service manager signals every process of a unit (systemd's `KillMode=control-group`): who serves and who watches stay until the engine
+/// has ended.
+#[test]
+fn a_signal_to_all_processes_of_a_unit_ends_the_engine_first() {
+    let server = "trap 'sleep 3; exit 0' TERM; echo up; while :; do sleep 0.1; done";
+    let mut run = with_signals("--default-signal=TERM", server);
+    let log = run.dir.path().join("agent/engine.log");
+    until("the engine runs", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")));
+    let children = || -> Vec<i32> {
+        let ours = ProcRoot::live().all().into_iter().filter(|stat| stat.ppid == supervisor(&run));
+        ours.filter(|stat| !stat.ended()).map(|stat| stat.pid).collect()
+    };
+    until("all three run", || children().len() == 3 && get(&run.gate, "/").is_some());
+    let before = children();
+    send(&before, Signal::SIGTERM);
+    let engine = EngineFile::read(&run.dir.path().join("agent")).unwrap().pid;
+    let ours: Vec<i32> = before.iter().copied().filter(|pid| *pid != engine).collect();
+    assert_eq!(ours.len(), 2);
+    send(&ours, Signal::SIGHUP);
+    send(&[supervisor(&run)], Signal::SIGTERM);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(children(), before, "clients lost their gate before the engine could answer them");
+    assert_eq!(code(&mut run), Some(0));
 }
 
 /// Both its shell and the kernel tell.
@@ -185,6 +234,35 @@ fn whoever_was_started_with_nohup_stays() {
     std::thread::sleep(Duration::from_secs(1));
     assert!(run.supervisor.try_wait().unwrap().is_none());
     assert!(get(&run.agent, "/livez").is_some_and(|text| text.starts_with("HTTP/1.1 200")));
+}
+
+/// Its parent's death tells the root alone, here a shell, which ends; what it had started goes on.
+#[test]
+fn what_a_killed_supervisors_engine_left_is_ended_before_the_next() {
+    let words = ["sh", "-c", "setsid sleep 600.5 & wait"].map(Into::into).to_vec();
+    let mut run = Run::begin(&mut Command::new(AGENT), &[], |_, _| words);
+    let agent_dir = run.dir.path().join("agent");
+    let left = || -> Vec<EngineProcess> {
+        let has = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"sleep\0600.5\0");
+        ProcRoot::live()
+            .all()
+            .iter()
+            .filter(|stat| has(stat.pid))
+            .filter_map(|stat| EngineProcess::of(stat.pid))
+            .collect()
+    };
+    until("the engine runs", || left().len() == 1 && EngineFile::read(&agent_dir).is_some());
+    let root = EngineFile::read(&agent_dir).unwrap().process();
+    run.supervisor.kill().unwrap();
+    run.supervisor.wait().unwrap();
+    until("the shell has ended", || EngineProcess::of(root.pid).as_ref() != Some(&root));
+    assert_eq!(left().len(), 1);
+    let [gate, agent] = free_addresses();
+    let mut next = Command::new(AGENT);
+    next.args(["run", "--no-nvml", "--listen", &gate.to_string(), "--agent-listen", &agent.to_string(), "--agent-dir"]);
+    run.supervisor = next.arg(&agent_dir).args(["--", "sleep", "600"]).spawn().unwrap();
+    until("the next runs", || EngineFile::read(&agent_dir).is_some_and(|file| file.process() != root));
+    assert!(left().is_empty(), "it would hold port and GPU beside the next");
 }
 
 /// Killed, a supervisor cannot end its engine; whoever takes over its directory does.
