@@ -189,11 +189,12 @@ pub fn examine(view: &View<'_>) -> Exam {
 fn undelivered(view: &View<'_>, exam: &mut Exam) {
     let Some(gate) = view.sight.gate else { return };
     let begun = gate.begun();
-    let streams = gate.unstreamed.map_or(0, |unstreamed| gate.in_flight.saturating_sub(unstreamed));
+    // (who does not stream, and who is blocked, may be the same: one that still sends)
+    let stream_awaited = gate.unstreamed.is_some_and(|unstreamed| gate.awaiting_first_byte > unstreamed);
     // (who is blocked may still send: of those that have begun the one that is silent for longest tells of one that is not)
     let allowed = if begun > gate.client_blocked || gate.quietest_begun_ms.is_some() {
         Allowed::policy(view.policy.patience_cap_ms)
-    } else if streams > gate.client_blocked {
+    } else if stream_awaited {
         Allowed::policy(view.policy.long_patience_ms())
     } else {
         return;

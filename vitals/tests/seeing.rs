@@ -222,3 +222,24 @@ fn steps_that_are_counted_again_lift_a_fence_before_the_answer_comes() {
     };
     assert!(freeze(true) && !freeze(false));
 }
+
+#[test]
+fn a_slow_upload_excuses_no_stream_that_never_begins() {
+    // the engine counts on, and the gate hears nothing
+    let fenced = |streams: u32, uploads: u32| {
+        let mut sim = Sim::foreign().up().busy(10_000).served(40);
+        sim.admit(streams + uploads, 10);
+        let gate = sim.gate.as_mut().unwrap();
+        (gate.unstreamed, gate.client_blocked) = (Some(uploads), uploads);
+        (0..1_000u64).find(|_| {
+            let metrics = sim.metrics.as_mut().unwrap();
+            metrics.progress_digest += 1;
+            metrics.generation_tokens = metrics.generation_tokens.map(|tokens| tokens + 40.0);
+            (0..10).any(|_| suspect(&sim.tick(100).verdict))
+        })
+    };
+    let alone = fenced(1, 0);
+    assert!(alone.is_some_and(|s| (895..905).contains(&s)), "{alone:?}");
+    assert_eq!((fenced(1, 1), fenced(2, 3)), (alone, alone));
+    assert_eq!(fenced(0, 1), None, "nobody waits for it");
+}
