@@ -4,6 +4,7 @@
 use crate::examine::{Complaint, View};
 use crate::observation::{GateObs, Ms};
 use crate::verdict::StallClass;
+use crate::witness::PageSays;
 
 /// No shorter silence proves this complaint, and why; `None` where crawling cannot be its cause. `gpu_works`: the GPU does what it does in
 /// health.
@@ -15,12 +16,19 @@ pub fn silence_min(view: &View<'_>, complaint: &Complaint, gpu_works: bool) -> O
         _ => false,
     };
     let (least_ms, why) = match complaint.class {
+        _ if view.rests() => (long_ms, "its books are empty, and its front end may wait for a tool that it has called"),
         _ if of_a_step && works_unseen(view, complaint, gpu_works) => {
             (long_ms, "something works for it, and no counter tells of its steps")
         }
         _ if of_a_step && gpu_works => (patience_ms, "the GPU works as it does in health"),
-        StallClass::FrontendStalled if streams_may_wait(view) => {
-            (long_ms, "tokens are made, and all that run may be answers that come whole")
+        // a parser of tool calls hands an argument on when all of it is there, and a stream that was preempted waits behind whole answers
+        StallClass::FrontendStalled if !view.front_is_silent(view.policy.admission_ms) => (
+            complaint.allowed.crawl_ms,
+            "tokens are made, and a front end that answers may hold them back until they are whole",
+        ),
+        // a grammar is compiled for minutes, beside a loop that turns for nobody: no page says then that no step begins
+        StallClass::AdmissionStalled if view.burning && complaint.page_says == PageSays::Nothing => {
+            (patience_ms, "something works for those that wait, a compiler of grammars perhaps")
         }
         StallClass::Livelock | StallClass::DecodeStalled if only_ends_tell(view) => {
             (long_ms, "this engine counts whole answers, and nothing tells more")
@@ -61,14 +69,6 @@ fn only_ends_tell(view: &View<'_>) -> bool {
         |gate: &GateObs| gate.only_unanswered() && gate.unstreamed.is_some_and(|some| f64::from(some) >= running);
     let blind = view.sight.gate.is_none_or(|gate| gate.only_whole_answers() || fill(gate));
     blind && view.sight.page.is_none() && !view.signs.tokens_live
-}
-
-/// May every stream that has begun wait behind answers that come whole (preempted, in a storm of preemptions)? Then tokens that are made
-/// and reach nobody accuse no front end.
-fn streams_may_wait(view: &View<'_>) -> bool {
-    let (Some(gate), Some(metrics)) = (view.sight.gate, view.sight.metrics) else { return false };
-    let (Some(unstreamed), Some(running)) = (gate.unstreamed, metrics.running) else { return false };
-    f64::from(unstreamed) >= running && metrics.waiting.is_some_and(|waiting| waiting >= f64::from(gate.begun()))
 }
 
 /// Does nothing tell of steps but that something works for them (or may, unseen), and is nothing known of how long such work takes? A hundred

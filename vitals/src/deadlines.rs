@@ -138,6 +138,9 @@ fn wider(ms: Ms, running: u32, learned_milli: u64) -> Ms {
 /// How long a gate may hear nothing from a foreign engine that owes work.
 pub fn gate_silence(view: &View<'_>) -> Allowed {
     let (sight, rhythm, policy) = (view.sight, view.rhythm, view.policy);
+    if view.rests() {
+        return Allowed::patient(policy.patience_cap_ms);
+    }
     let owed_tokens = sight.gate.map_or(0, |_| view.signs.prompt_in_step);
     let page_tokens = u64::from(view.signs.leaders.prefill_tokens());
     // an answered prompt that was preempted is prefilled again, which no gate knows

@@ -261,6 +261,7 @@ impl Detector {
             rhythm: &self.rhythm,
             policy: &self.policy,
             burning: self.witnesses.burning(),
+            steps_by_its_cpu: self.witnesses.steps_by_its_cpu(),
             idle_ms: self.witnesses.idle_ms(tick),
             xids: self.xids(),
             // the noise of one engine says nothing about another's

@@ -120,6 +120,8 @@ pub struct View<'a> {
     pub policy: &'a Policy,
     /// Since the last delivery: does the step run, or would it if it were given a core?
     pub burning: bool,
+    /// Does the thread that steps show by its habits that it has taken work in?
+    pub steps_by_its_cpu: bool,
     /// For how long nothing at all has been seen to work for what is owed.
     pub idle_ms: Ms,
     /// Xids that may concern this engine.
@@ -138,6 +140,12 @@ impl View<'_> {
     pub fn nothing_begun(&self) -> bool {
         self.sight.gate.is_some_and(GateObs::only_unanswered)
             && !self.sight.frontend_silent(self.policy.admission_ms.saturating_mul(2))
+    }
+
+    /// Has all that is owed begun to answer, is nothing of it in the engine's books, and does the front end answer? Then it is the front end that
+    /// waits, for a tool that it calls between two generations.
+    pub fn rests(&self) -> bool {
+        self.signs.rest.now() && !self.steps_by_its_cpu && !self.front_is_silent(self.policy.admission_ms)
     }
 
     /// Was it seen to crawl, and to live, not long before it last delivered anything?

@@ -35,6 +35,8 @@ pub struct Learner {
     lesson_ms_max: Option<Ms>,
     /// While only answers that do not stream are owed: when anything of the engine last moved.
     whole_moved_at: Option<Ms>,
+    /// At the last tick the engine had nothing to do behind what is owed.
+    rested: bool,
     /// The most requests during that silence that had begun to answer.
     begun_peak: u32,
     /// Of native pages, by the leaders' places.
@@ -97,9 +99,17 @@ impl Learner {
         }
         self.learn_whole(sight, rhythm, signs);
         let heard = if sight.gate.is_some() { sight.gate_delivered } else { sight.delivered() };
-        if heard {
+        // what a front end waited for is no silence of the engine's
+        let rested = std::mem::replace(&mut self.rested, signs.rest.now());
+        if heard && !rested {
             self.learn_silence(tick, sight, rhythm, judged);
+        }
+        if heard || self.rested {
             self.silence_over();
+        }
+        if self.rested {
+            self.prompt_since = None;
+            return;
         }
         let since = signs.gate_delivered_at.max(signs.owed_since).max(if sight.gate.is_none() {
             signs.metrics_tokens_at.max(signs.leaders.tokens_at())

@@ -275,6 +275,10 @@ pub struct ProcObs {
     pub read_chars: Option<u64>,
     #[serde(default)]
     pub read_bytes: Option<u64>,
+    /// Bytes that it has written, by calls and to storage: a model that is fetched comes by `recv`, which is in no count of what was read,
+    /// and goes to a file. Monotone.
+    #[serde(default)]
+    pub written: Option<u64>,
     /// Threads of the stepping process: the main one, then those that have burned most since the last look.
     #[serde(default)]
     pub threads: Vec<ThreadObs>,

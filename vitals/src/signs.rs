@@ -3,6 +3,7 @@
 //! This is the only place that compares two observations. A counter that goes back is a new process or a new gate: a new baseline,
 //! never a movement.
 
+mod rest;
 mod sight;
 
 pub use self::sight::Sight;
@@ -17,9 +18,10 @@ use crate::owed::owed;
 use crate::policy::Policy;
 use crate::ranks::Ranks;
 use crate::schedulers::Schedulers;
+use rest::RestSign;
 
-/// So many bytes read within so long are weights on their way, not a heartbeat's crumbs: ranks that wait for one another read some hundred
-/// bytes of `/proc` at each look, for ever.
+/// So many bytes read or written within so long are weights on their way, not a heartbeat's crumbs: ranks that wait for one another read
+/// some hundred bytes of `/proc` at each look, for ever.
 const READ_MIN: u64 = 1 << 20;
 const READ_MS: Ms = 10_000;
 /// So many are an adapter, a cache or weights once an engine serves: a front end whose processes keep their metrics in files reads them all at
@@ -55,6 +57,7 @@ pub struct Signs {
     pub metrics_iterations_at: Ms,
     pub cache: CacheSign,
     pub backlog: Backlog,
+    pub rest: RestSign,
     /// Files that the engine said it had open when anything of its page last moved.
     fds_at_move: Option<f64>,
     /// The engine's own queue grew: its scheduler has been told of work.
@@ -77,12 +80,12 @@ pub struct Signs {
     /// Since when work is owed without a break.
     pub owed_since: Ms,
     pub startup_moved_at: Ms,
-    /// The same without CPU time, which a rank that waits for another burns as well: pages, bytes read, compilers.
+    /// The same without CPU time, which a rank that waits for another burns as well: pages, bytes read or written, compilers.
     pub startup_solid_at: Ms,
     /// When the front end last answered (the caller's clock), and how much of all time was excused by then.
     front_answered: Option<(Ms, Ms)>,
-    /// Bytes read, and since when they are counted.
-    read: Option<(u64, Ms)>,
+    /// Bytes read and written, and since when they are counted.
+    moved: Option<(u64, Ms)>,
     /// The same for what is loaded while it serves, and when that was last seen.
     loads_read: Option<(u64, Ms)>,
     loads_at: Option<Ms>,
@@ -130,6 +133,9 @@ impl Signs {
             self.owed_since = tick.mark(since);
         }
         self.owed_before = sight.owed.is_some();
+        if let Some(rested_at) = self.rest.look(tick, &sight, self.metrics_sampled_ms, &self.leaders) {
+            self.owed_since = self.owed_since.max(rested_at);
+        }
         sight
     }
 
@@ -276,14 +282,16 @@ impl Signs {
             self.startup_solid_at = tick.counted_ms;
         }
         // by calls, or from a disk by faults of pages that are mapped, which no call shows; what comes by both counts twice
-        let counts = sight.proc.map_or([None; 2], |proc| [proc.read_chars, proc.read_bytes]);
-        let read = counts.into_iter().flatten().reduce(u64::saturating_add);
-        let (before, since) = *self.read.get_or_insert((read.unwrap_or(0), tick.counted_ms));
-        let much = read.is_some_and(|read| read.abs_diff(before) >= READ_MIN);
+        let sum = |counts: &[Option<u64>]| counts.iter().flatten().copied().reduce(u64::saturating_add);
+        let counts = sight.proc.map_or([None; 3], |proc| [proc.read_chars, proc.read_bytes, proc.written]);
+        // what is written shows that a start-up moves, and nothing of what a step needs
+        let (read, moved) = (sum(&counts[..2]), sum(&counts));
+        let (before, since) = *self.moved.get_or_insert((moved.unwrap_or(0), tick.counted_ms));
+        let much = moved.is_some_and(|moved| moved.abs_diff(before) >= READ_MIN);
         sight.startup_moved |= much;
         self.look_at_loads(tick, read);
         if much || tick.since(since) >= READ_MS {
-            self.read = read.map(|read| (read, tick.counted_ms));
+            self.moved = moved.map(|moved| (moved, tick.counted_ms));
         }
         sight.startup_solid = sight.startup_moved || sight.proc.is_some_and(|proc| proc.compilers > 0);
         if sight.startup_solid {

@@ -76,8 +76,8 @@ pub fn examine_startup(view: &View<'_>) -> Exam {
             let allowed = if burns || unseen { policy.startup_lease_cap_ms } else { policy.startup_silence_ms };
             let did = match (unseen, burns) {
                 (true, _) => "nothing can be seen of its process",
-                (false, true) => "it read nothing, ran no compiler, and nothing but CPU time moved",
-                (false, false) => "it read nothing, ran no compiler, and used hardly any CPU",
+                (false, true) => "it read and wrote nothing, ran no compiler, and nothing but CPU time moved",
+                (false, false) => "it read and wrote nothing, ran no compiler, and used hardly any CPU",
             };
             let text = format!("the engine has not come up, and {did}, for {silence} ms; {allowed} ms are allowed");
             (Allowed::policy(allowed), "proc", text)

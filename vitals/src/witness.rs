@@ -225,7 +225,7 @@ impl Witnesses {
 
     /// Which of the tree's processes steps, and that it sleeps when idle, is known from /proc alone: a front end that fetches something
     /// for a client does not keep that thread on the CPU. An engine that spins when idle as well shows nothing by spinning.
-    fn steps_by_its_cpu(&self) -> bool {
+    pub fn steps_by_its_cpu(&self) -> bool {
         let [watched, running] = self.idle_ms;
         let sleeps_idle = watched >= HABIT_MS_MIN && running * 10 <= watched;
         sleeps_idle && self.running.always_runs() && self.running.burning()
@@ -242,12 +242,13 @@ impl Witnesses {
         page_speaks(view, complaint, &mut weight);
         self.bystanders_speak(view, &mut weight);
         let second_source = view.sight.metrics.is_some() || view.sight.page.is_some() || view.sight.frontend_silent(1);
-        // before a first byte a tree without CPU time may wait for what a client made its front end fetch
-        let at_the_door = complaint.reason.source == "gate" && view.nothing_begun() && !self.taken_in(view);
+        // before a first byte a tree without CPU time may wait for what a client made its front end fetch; between two generations for a tool
+        let rests = view.rests();
+        let at_the_door = complaint.reason.source == "gate" && (view.nothing_begun() || rests) && !self.taken_in(view);
         // who crawls works for it; a tree that waits for its disk may be swapping, and one that reads loads what its step needs
         let by_disk = view.sight.proc.is_some_and(|p| p.state == Some('D')) || view.signs.loads(view.tick);
         let quiet = self.running.quiet() && !view.others_go_on(complaint.engine);
-        weight.decisive |= quiet && !by_disk && !self.gpu_is_busy();
+        weight.decisive |= quiet && !by_disk && !rests && !self.gpu_is_busy();
         if quiet && second_source && !at_the_door {
             weight.add(
                 Strength::Moderate,

@@ -263,8 +263,8 @@ fn streams_may_all_wait_behind_answers_that_come_whole() {
 }
 
 #[test]
-fn a_stream_that_was_preempted_waits_behind_answers_that_come_whole_and_accuses_no_front_end_at_300_s() {
-    for (waiting, least, most) in [(4.0, 890_000, 910_000), (0.0, 300_000, 330_000)] {
+fn a_stream_that_waits_behind_whole_answers_or_is_held_back_until_it_is_whole_accuses_no_front_end_at_300_s() {
+    for waiting in [4.0, 0.0] {
         let mut sim = half_of_them_stream();
         // one of the streams has begun, and two run
         sim.gate.as_mut().unwrap().awaiting_first_byte = 7;
@@ -280,7 +280,7 @@ fn a_stream_that_was_preempted_waits_behind_answers_that_come_whole_and_accuses_
         };
         assert!((0..480).any(|_| token(&mut sim)), "{:?}", sim.last);
         let confirmed = sim.now - began;
-        assert!((least..=most).contains(&confirmed), "{confirmed}: {:?}", sim.last);
+        assert!((890_000..=910_000).contains(&confirmed), "{confirmed}: {:?}", sim.last);
         assert_eq!(sim.last.unwrap().verdict.class().unwrap().name(), "FrontendStalled");
     }
 }

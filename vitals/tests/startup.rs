@@ -29,12 +29,14 @@ fn a_port_that_nobody_listens_on_tells_a_start_up_that_no_probe_follows() {
 }
 
 #[test]
-fn what_its_workers_read_is_progress_without_a_probe() {
-    let counts: [fn(&mut ProcObs) -> &mut Option<u64>; 2] = [|proc| &mut proc.read_chars, |proc| &mut proc.read_bytes];
-    // weights that are mapped come by faults: a disk is read, and no call reads
+fn what_its_workers_read_or_write_is_progress_without_a_probe() {
+    let counts: [fn(&mut ProcObs) -> &mut Option<u64>; 3] =
+        [|proc| &mut proc.read_chars, |proc| &mut proc.read_bytes, |proc| &mut proc.written];
+    // weights that are mapped come by faults: a disk is read, and no call reads; those that are fetched are only written
     for count in counts {
         let mut sim = without_a_probe(Some(false));
-        (sim.process().read_chars, sim.process().read_bytes) = (Some(9 << 30), Some(0));
+        let proc = sim.process();
+        (proc.read_chars, proc.read_bytes, proc.written) = (Some(9 << 30), Some(0), Some(0));
         for _ in 0..100 {
             *count(sim.process()).as_mut().unwrap() += 200 << 20;
             assert_eq!(sim.silence_until(10_000, suspect), None, "{:?}", sim.last);

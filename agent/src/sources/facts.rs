@@ -1,5 +1,5 @@
-//! What `/proc` tells more slowly: bytes read by the tree (start-up progress, S4), threads of the process that steps, sockets of the
-//! port. Gathered off the tick, for some of these files wait for locks of the process that they tell of, and seldom enough that
+//! What `/proc` tells more slowly: bytes read and written by the tree (start-up progress, S4), threads of the process that steps, sockets
+//! of the port. Gathered off the tick, for some of these files wait for locks of the process that they tell of, and seldom enough that
 //! they cost no more than one part in a thousand of a core.
 
 use std::collections::HashMap;
@@ -63,11 +63,12 @@ pub struct Facts {
     pub cost_us: u64,
 }
 
-/// Bytes read: from anywhere, and from storage.
+/// Bytes read, from anywhere and from storage; and written, by calls and to storage, as one sum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Io {
     pub chars: u64,
     pub bytes: u64,
+    pub written: u64,
 }
 
 impl FactsReader {
@@ -101,7 +102,7 @@ impl FactsReader {
         self.visible.get_or_insert_with(read).clone()
     }
 
-    /// Adds what was read since the last look, so that a member that ends takes nothing away.
+    /// Adds what was read and written since the last look, so that a member that ends takes nothing away.
     fn count_io(&mut self, members: &[i32]) {
         let mut seen = HashMap::with_capacity(members.len());
         for pid in members.iter().take(MEMBERS_MAX) {
@@ -112,6 +113,7 @@ impl FactsReader {
             let total = self.total.get_or_insert_default();
             total.chars = total.chars.saturating_add(now.chars - before.chars);
             total.bytes = total.bytes.saturating_add(now.bytes.saturating_sub(before.bytes));
+            total.written = total.written.saturating_add(now.written.saturating_sub(before.written));
             seen.insert(*pid, now);
         }
         self.io = seen;
@@ -123,7 +125,8 @@ impl FactsReader {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
             line.trim().parse::<u64>().ok()
         };
-        Some(Io { chars: field("rchar:")?, bytes: field("read_bytes:")? })
+        let written = field("wchar:")?.saturating_add(field("write_bytes:")?);
+        Some(Io { chars: field("rchar:")?, bytes: field("read_bytes:")?, written })
     }
 
     /// The main thread, then the busiest of the others.
@@ -164,6 +167,7 @@ impl Facts {
         let sockets = self.sockets.filter(|_| current);
         obs.read_chars = self.io.map(|io| io.chars);
         obs.read_bytes = self.io.map(|io| io.bytes);
+        obs.written = self.io.map(|io| io.written);
         obs.connections = sockets.map(|sockets| sockets.established);
         obs.accept_queue = sockets.map(|sockets| sockets.accept_queue);
         obs.listening = sockets.map(|sockets| sockets.listening);

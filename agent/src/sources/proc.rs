@@ -10,7 +10,7 @@ use vitals::observation::ProcObs;
 use super::cgroup::CgroupWatch;
 use super::clock::TickClock;
 use super::procs::{ProcRoot, Stat};
-use super::tree::EngineProcess;
+use super::tree::{EngineProcess, family};
 
 /// Members read in one look; an engine with more is read in part.
 const MEMBERS_MAX: usize = 512;
@@ -135,8 +135,9 @@ impl ProcSource {
         let engine = self.engine.clone()?;
         let root = self.proc.stat(engine.pid).filter(|stat| stat.start_ticks == engine.start_ticks);
         let alive = root.as_ref().is_some_and(|stat| !stat.ended());
-        let stats = self.member_stats(root);
+        let mut stats = self.member_stats(root);
         self.count_cpu(&stats, now_ms);
+        forget_stopped_visitors(&mut stats, engine.pid, page_pid);
         let stepping = self.stepping(&stats, &engine, page_pid);
         let compilers = stats.iter().filter(|stat| is_compiler(&stat.comm) && !stat.ended()).count();
         let stepping = stepping.cloned();
@@ -216,6 +217,14 @@ impl ProcSource {
             .iter()
             .filter(|stat| !is_compiler(&stat.comm))
             .max_by(|a, b| root_first(a).partial_cmp(&root_first(b)).unwrap_or(std::cmp::Ordering::Equal))
+    }
+}
+
+/// A job that somebody stopped in a shell of his own in the engine's container is no engine that is stopped.
+fn forget_stopped_visitors(stats: &mut Vec<Stat>, root: i32, page_pid: Option<i32>) {
+    if stats.iter().any(|stat| stat.state == 'T') {
+        let family = family(stats, root);
+        stats.retain(|stat| stat.state != 'T' || family.contains(&stat.pid) || Some(stat.pid) == page_pid);
     }
 }
 

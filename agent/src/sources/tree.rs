@@ -126,6 +126,16 @@ fn ancestors(all: &[Stat], me: i32) -> HashSet<i32> {
     chain
 }
 
+/// Of these the root's own family: its descendants, and its session with theirs where it leads one. Who came into its container by another door
+/// (`kubectl exec`) is a member all the same.
+pub fn family(members: &[Stat], root: i32) -> HashSet<i32> {
+    let led = members.iter().find(|stat| stat.pid == root).is_none_or(|stat| stat.session == root);
+    let own = |stat: &&Stat| stat.pid == root || (led && stat.session == root);
+    let mut found = members.iter().filter(own).map(|stat| stat.pid).collect();
+    add_descendants(members, &mut found);
+    found
+}
+
 /// Widens `found` by parentage until nothing is added; at most as many rounds as the tree is deep.
 fn add_descendants(all: &[Stat], found: &mut HashSet<i32>) {
     loop {

@@ -63,30 +63,27 @@ fn the_engines_gpus_are_those_that_its_environment_lets_it_see() {
 }
 
 #[test]
-fn bytes_read_are_added_up_and_a_member_that_ends_takes_none_away() {
+fn bytes_read_and_written_are_added_up_and_a_member_that_ends_takes_none_away() {
     let fake = FakeProc::new(&[]);
-    let io = |pid: i32, chars: u64, bytes: u64| {
-        fake.file(
-            pid,
-            "io",
-            &format!("rchar: {chars}\nwchar: 1\nsyscr: 1\nsyscw: 1\nread_bytes: {bytes}\nwrite_bytes: 0\n"),
-        );
+    let io = |pid: i32, chars: u64, bytes: u64, [calls, storage]: [u64; 2]| {
+        let read = format!("rchar: {chars}\nwchar: {calls}\nsyscr: 1\nsyscw: 1\nread_bytes: {bytes}\n");
+        fake.file(pid, "io", &format!("{read}write_bytes: {storage}\ncancelled_write_bytes: 77\n"));
     };
     let mut reader = FactsReader::new(fake.root(), TickClock { ticks_per_second: 100, slept_ms: 0 });
     let mut total = |members: &[i32]| reader.gather(&Look { members: members.to_vec(), ..Look::default() }).io;
     assert_eq!(total(&[1]), None);
-    io(1, 1_000, 500);
-    io(2, 50, 0);
-    assert_eq!(total(&[1, 2]), Some(Io { chars: 1_050, bytes: 500 }));
-    io(1, 3_000, 900);
-    assert_eq!(total(&[1, 2]), Some(Io { chars: 3_050, bytes: 900 }));
-    assert_eq!(total(&[2]), Some(Io { chars: 3_050, bytes: 900 }));
-    io(2, 10, 4);
-    assert_eq!(total(&[2]), Some(Io { chars: 3_060, bytes: 904 }), "another process with its number");
+    io(1, 1_000, 500, [10, 1]);
+    io(2, 50, 0, [0, 0]);
+    assert_eq!(total(&[1, 2]), Some(Io { chars: 1_050, bytes: 500, written: 11 }));
+    io(1, 3_000, 900, [200, 40]);
+    assert_eq!(total(&[1, 2]), Some(Io { chars: 3_050, bytes: 900, written: 240 }));
+    assert_eq!(total(&[2]), Some(Io { chars: 3_050, bytes: 900, written: 240 }));
+    io(2, 10, 4, [3, 0]);
+    assert_eq!(total(&[2]), Some(Io { chars: 3_060, bytes: 904, written: 243 }), "another process with its number");
 }
 
 #[test]
-fn a_real_process_that_reads_is_seen_to_read() {
+fn a_real_process_that_reads_and_writes_is_seen_to_do_so() {
     let mut reader = FactsReader::new(ProcRoot::live(), TickClock::live());
     let look = Look { members: vec![own_pid()], engine: own_pid(), ..Look::default() };
     let before = reader.gather(&look).io.unwrap();
@@ -95,7 +92,8 @@ fn a_real_process_that_reads_is_seen_to_read() {
     std::io::Seek::rewind(&mut file).unwrap();
     file.read_to_end(&mut Vec::new()).unwrap();
     let after = reader.gather(&look).io.unwrap();
-    assert!(after.chars >= before.chars + (1 << 20), "{before:?} {after:?}");
+    let grew = |of: fn(&Io) -> u64| of(&after) >= of(&before) + (1 << 20);
+    assert!(grew(|io| io.chars) && grew(|io| io.written), "{before:?} {after:?}");
 }
 
 #[test]

@@ -98,6 +98,34 @@ fn the_process_that_steps_is_the_pages_else_the_busiest_else_the_root() {
 }
 
 #[test]
+fn a_job_that_is_stopped_in_somebodys_shell_is_no_engine_that_is_stopped() {
+    // `kubectl exec` with a shell, and a pager in it that has burned more than anybody and was stopped by Ctrl-Z
+    let shell = Process { pid: 200, session: 200, comm: "bash", start_ticks: 1_200, ..Default::default() };
+    let pager = Process { pid: 201, ppid: 200, session: 200, start_ticks: 1_300, comm: "less", ..Default::default() };
+    let stopped = |process: Process<'static>| Process { state: 'T', ..process };
+    let mut watched = Watched::new(&[engine(5, 0), child(101, "core", 9), shell, pager]);
+    watched.look();
+    watched.fake.put(&stopped(Process {
+        own_ticks: 90,
+        pid: 201,
+        ppid: 200,
+        session: 200,
+        start_ticks: 1_300,
+        ..Default::default()
+    }));
+    let seen = watched.look();
+    assert_eq!((seen.stopped, seen.state), (0, Some('S')));
+    // its own are counted: a child in a session of its own, and an orphan of its session
+    watched.fake.put(&stopped(Process { session: 101, ..child(101, "core", 9) }));
+    watched.fake.put(&stopped(Process { ppid: 1, ..child(102, "worker", 0) }));
+    watched.source.set_members(vec![100, 101, 102, 200, 201]);
+    assert_eq!(watched.look().stopped, 2);
+    // and whoever writes the page is the one that steps, wherever it came from
+    watched.now_ms += 1_000;
+    assert_eq!(watched.source.look(watched.now_ms, Some(201)).unwrap().state, Some('T'));
+}
+
+#[test]
 fn a_debugger_on_any_member_is_seen() {
     let mut watched = Watched::new(&[engine(0, 0), child(101, "worker", 0)]);
     assert!(!watched.look().traced);

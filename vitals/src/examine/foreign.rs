@@ -74,6 +74,8 @@ fn unseen_ms(view: &View<'_>) -> Ms {
 /// Gauges cannot tell a long prompt from a hang, so a deadline is learned only where the gate knows what is owed.
 fn foreign_allowed(view: &View<'_>, owed: Owed, gate: Allowed) -> Allowed {
     match owed.source {
+        // who rests need not work
+        OwedSource::Gate if view.rests() => gate,
         OwedSource::Gate => nothing_works(view, gate).unwrap_or(gate),
         OwedSource::Page | OwedSource::Metrics => Allowed::patient(view.policy.patience_cap_ms),
     }

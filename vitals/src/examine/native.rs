@@ -155,11 +155,13 @@ fn front_by_load(view: &View<'_>, exam: &mut Exam) {
 /// hears of nothing; where the stopped one is another of the tree, it may be none that hands work over.
 fn admission(view: &View<'_>) -> Allowed {
     let proc = view.sight.proc;
-    Allowed::policy(if proc.is_some_and(|proc| proc.state == Some('T')) {
-        view.policy.native_floor_ms
+    if proc.is_some_and(|proc| proc.state == Some('T')) {
+        Allowed::policy(view.policy.native_floor_ms)
     } else if proc.is_some_and(|proc| proc.stopped > 0) {
-        view.policy.foreign_floor_ms
+        Allowed::policy(view.policy.foreign_floor_ms)
+    } else if view.rests() {
+        Allowed::patient(view.policy.patience_cap_ms)
     } else {
-        view.policy.admission_ms
-    })
+        Allowed::policy(view.policy.admission_ms)
+    }
 }

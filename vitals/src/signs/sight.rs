@@ -46,7 +46,7 @@ pub struct Sight<'a> {
     pub steps_done: u64,
     /// Start-up moved: work done, phase, or CPU time of a foreign engine.
     pub startup_moved: bool,
-    /// The same without CPU time: pages, bytes read, compilers.
+    /// The same without CPU time: pages, bytes read or written, compilers.
     pub startup_solid: bool,
     pub(super) native: bool,
 }
