@@ -261,12 +261,12 @@ impl Ledger {
         Holding(Arc::clone(self), what)
     }
 
-    /// All of its body has come: so long is its prompt.
-    pub fn uploaded(&self, id: u64, prompt_tokens: u64) {
+    /// All of its body has come: this is what it asks for.
+    pub fn uploaded(&self, id: u64, whole: &Asked) {
         let mut guard = self.lock();
         let books = &mut *guard;
         let Some(open) = books.open.get_mut(&id).filter(|open| !open.answered) else { return };
-        owed::grows(&mut books.sums.obs, &mut open.asked, prompt_tokens);
+        owed::grows(&mut books.sums.obs, &mut open.asked, whole);
         books.tell();
     }
 

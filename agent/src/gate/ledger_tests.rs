@@ -23,6 +23,25 @@ fn answers_that_do_not_stream_and_the_longest_prompt_are_told_until_they_begin()
 }
 
 #[test]
+fn what_is_not_here_as_a_whole_is_no_stream_that_could_begin() {
+    let books = ledger();
+    let unread = Asked { stream: false, ..asked(1) };
+    let [streams, whole, left] = [(); 3].map(|()| books.open(100, unread));
+    let told = || books.reply(200).obs.unstreamed;
+    assert_eq!(told(), Some(3));
+    books.uploaded(streams, &asked(9));
+    books.uploaded(streams, &asked(9));
+    books.uploaded(whole, &Asked { stream: false, ..asked(9) });
+    assert_eq!(told(), Some(2), "one of them is known to stream");
+    books.delivered(streams, 250, 1);
+    assert_eq!(told(), Some(2));
+    books.close(left, 300, End::Abandoned);
+    books.uploaded(left, &asked(9));
+    books.delivered(whole, 350, 1);
+    assert_eq!(told(), Some(0));
+}
+
+#[test]
 fn work_owed_ends_with_the_first_byte_and_flight_with_the_close() {
     let books = ledger();
     let first = books.open(100, asked(40));
@@ -66,13 +85,13 @@ fn a_prompt_is_owed_when_all_of_it_has_come() {
         )
     };
     assert_eq!(told(), (2, 2, 31, Some(30), 31));
-    books.uploaded(long, 40_000);
+    books.uploaded(long, &asked(40_000));
     assert_eq!(told(), (2, 2, 40_030, Some(40_000), 40_030));
     books.delivered(long, 150, 1);
-    books.uploaded(long, 90_000);
+    books.uploaded(long, &asked(90_000));
     assert_eq!(told(), (2, 1, 30, Some(30), 40_030), "one that was answered before its end owes nothing");
     books.close(short, 200, End::Completed);
-    books.uploaded(short, 1);
+    books.uploaded(short, &asked(1));
     assert_eq!(told(), (1, 0, 0, Some(0), 40_030));
 }
 

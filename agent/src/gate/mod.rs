@@ -2,6 +2,7 @@
 //! when it is shut. It decides nothing: the detector tells it what to be (`control`), and it keeps being that if the detector dies.
 
 mod answers;
+mod awaited;
 mod body;
 pub mod control;
 pub mod counts;

@@ -13,9 +13,12 @@ pub fn begins(obs: &mut GateObs, asked: &Asked) {
     obs.unstreamed = obs.unstreamed.map(|n| n.saturating_add(u32::from(!asked.stream)));
 }
 
-/// More of it came than was known when it was taken.
-pub fn grows(obs: &mut GateObs, asked: &mut Asked, prompt_tokens: u64) {
-    let more = prompt_tokens.saturating_sub(asked.prompt_tokens);
+/// All of it came, `whole`: that may be more than was known when it was taken, and what streams can begin to from now on.
+pub fn grows(obs: &mut GateObs, asked: &mut Asked, whole: &Asked) {
+    if whole.stream && !std::mem::replace(&mut asked.stream, true) {
+        obs.unstreamed = obs.unstreamed.map(|n| n.saturating_sub(1));
+    }
+    let more = whole.prompt_tokens.saturating_sub(asked.prompt_tokens);
     asked.prompt_tokens = asked.prompt_tokens.saturating_add(more);
     obs.prompt_tokens_taken = obs.prompt_tokens_taken.saturating_add(more);
     obs.prompt_tokens_owed = obs.prompt_tokens_owed.saturating_add(more);

@@ -12,13 +12,14 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, Error};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::rt::TokioTimer;
 use nix::errno::Errno;
 use tokio::sync::Semaphore;
 
+use super::awaited::Endable;
 use super::body::{AnswerBody, CountedBody, Flight};
 use super::ledger::{End, Held, Holding, Ledger};
-use super::room::{Room, Share, in_room};
+use super::room::{BEGINNING_BYTES, Room, Share, in_room};
 use super::scan::Scan;
 use super::upload::{ClientBody, InTime, RequestBody, UploadError};
 use super::work::{self, Asked};
@@ -32,6 +33,10 @@ const COUNTED_AT_ONCE_BYTES_MAX: usize = 256 << 10;
 /// JSON answers of a known length up to this size are read whole, so that an engine's death is still a clean 502.
 const WHOLE_ANSWER_BYTES_MAX: u64 = 8 << 20;
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(5);
+/// For an engine that takes nothing of what waits to be written to it. Where nobody waits for its answer the connection ends at once ([`Endable`]).
+/// A client that waits may be served by an engine that was frozen for as long as the detector bears with one (15 min), so this is more. What is
+/// left is an engine that has answered, and neither reads the rest nor closes.
+const TAKES_NOTHING_MAX: Duration = Duration::from_secs(1_200);
 /// Shorter than any server's own (gunicorn closes after 2 s, uvicorn after 5): a connection that the engine is just closing would fail a
 /// request. To open another takes a fraction of a millisecond.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(1);
@@ -63,10 +68,16 @@ pub struct Proxy {
 impl Proxy {
     /// `upstream` is the engine's base URL; its path is ignored. `None` where it names no host.
     pub fn new(ledger: Arc<Ledger>, upstream: &Uri) -> Option<Self> {
+        Self::patient(ledger, upstream, TAKES_NOTHING_MAX)
+    }
+
+    fn patient(ledger: Arc<Ledger>, upstream: &Uri, takes_nothing_max: Duration) -> Option<Self> {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT_WAIT_MAX));
         connector.set_nodelay(true);
-        let client = Client::builder(TokioExecutor::new())
+        // (Linux counts the time of a closed window as well)
+        connector.set_tcp_user_timeout(Some(takes_nothing_max));
+        let client = Client::builder(Endable)
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_CONNECTION_MAX)
             .http1_max_buf_size(CLIENT_BUFFER_BYTES)
@@ -148,8 +159,8 @@ impl Proxy {
         if self.ledger.is_poison(asked.print) {
             return answers::poison(asked.print);
         }
-        // what is still to come is no prompt that the engine has to get through
-        let so_far = if body.rest.is_some() { Asked { prompt_tokens: 1, ..asked } } else { asked };
+        // what is still to come is no prompt that the engine has to get through, and no stream that it could begin
+        let so_far = if body.rest.is_some() { Asked { prompt_tokens: 1, stream: false, ..asked } } else { asked };
         let mut flight = Flight::open(&self.ledger, so_far);
         body.upload =
             body.rest.is_some().then(|| flight.uploads(work::plain(parts.uri.path()).into_owned(), body.read_bytes()));
@@ -178,16 +189,17 @@ impl Proxy {
                 fits = share.grow(&self.room, head.len(), data.len());
                 head.extend_from_slice(data);
             }
+            // a short one that is all here is in memory in either case, and unread it could be poison, or a stream
+            fits |= head.len() <= BEGINNING_BYTES && body.is_at_end();
             if !fits || head.len() > COUNTED_BYTES_MAX {
                 // how long all of it is will be known when it is here
                 let asked = work::asked_unread(path, head.len() as u64);
-                let body = RequestBody { head: Some(head.freeze()), rest: Some(body), upload: None, _share: share };
-                return Ok((body, asked));
+                return Ok((RequestBody::read(in_room(head.freeze(), share), Some(body)), asked));
             }
         }
         let head = head.freeze();
         let (asked, share) = self.count(path, head.clone(), share).await;
-        Ok((RequestBody { head: Some(head), rest: None, upload: None, _share: share }, asked))
+        Ok((RequestBody::read(in_room(head, share), None), asked))
     }
 
     /// What a whole body asks for. A client that leaves meanwhile leaves turn and share to the work that goes on.
@@ -224,7 +236,9 @@ impl Proxy {
         parts.headers.remove(header::EXPECT);
         // between the agent and its gate: an engine would write it in a log that others read
         parts.headers.remove(OWN_HEADER);
+        let awaited = body.way.awaited();
         let answered = self.client.request(Request::from_parts(parts, body)).await;
+        awaited.ends();
         let mut response = answered.map_err(|error| self.unanswered(&error))?;
         *response.version_mut() = http::Version::HTTP_11;
         let chunked = response.headers().contains_key(header::TRANSFER_ENCODING);
@@ -350,28 +364,5 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_connection_that_no_descriptor_was_left_for_is_told_from_one_that_was_refused() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("outside")]
-        struct Outside(#[source] std::io::Error);
-        let failed = |code: Errno| is_exhaustion(&Outside(code.into()));
-        assert_eq!(
-            [Errno::EMFILE, Errno::ENFILE, Errno::ECONNREFUSED, Errno::ENOMEM].map(failed),
-            [true, true, false, false]
-        );
-    }
-
-    #[test]
-    fn connection_headers_and_those_they_name_are_taken_off() {
-        let mut headers = HeaderMap::new();
-        for (name, value) in [("connection", "close, x-mine"), ("x-mine", "1"), ("te", "trailers"), ("accept", "*/*")] {
-            headers.insert(HeaderName::from_static(name), value.parse().unwrap());
-        }
-        strip_hop_by_hop(&mut headers);
-        assert_eq!(headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["accept"]);
-    }
-}
+#[path = "proxy_tests.rs"]
+mod tests;

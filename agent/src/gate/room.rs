@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// All of bodies that is held in memory together; what finds no room streams through, counted by its length.
 const HELD_BYTES_MAX: usize = 64 << 20;
 /// The beginnings of all bodies, so many bytes of each, have room of their own: however many long ones come slowly, short ones are read.
-const BEGINNING_BYTES: usize = 64 << 10;
+pub const BEGINNING_BYTES: usize = 64 << 10;
 const BEGINNINGS_BYTES_MAX: usize = 16 << 20;
 /// Whole answers that their clients have not taken yet: slow ones are no reason to leave bodies unread.
 const ANSWERS_BYTES_MAX: usize = 64 << 20;
@@ -36,29 +36,36 @@ impl Room {
         }
     }
 
+    /// Of bodies, what is held now.
+    #[cfg(test)]
+    pub fn held_bytes(&self) -> usize {
+        BEGINNINGS_BYTES_MAX + HELD_BYTES_MAX - self.beginnings.available_permits() - self.rest.available_permits()
+    }
+
     /// For an answer of this length, for as long as what is given is there; `None` where there is none now.
     pub fn for_whole(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         reserve(&self.answers, usize::try_from(bytes).ok()?)
     }
 }
 
-/// The answer, which gives its room back when the last of it has gone to the client.
-pub fn in_room(answer: Bytes, permit: OwnedSemaphorePermit) -> Bytes {
-    Bytes::from_owner(InRoom { answer, _permit: permit })
+/// What gives its room back when the last of it was taken: by its client, or by the engine. Whoever writes it forgets its body as soon as all
+/// of that waits to be written.
+pub fn in_room(bytes: Bytes, room: impl Send + 'static) -> Bytes {
+    Bytes::from_owner(InRoom { bytes, _room: room })
 }
 
-struct InRoom {
-    answer: Bytes,
-    _permit: OwnedSemaphorePermit,
+struct InRoom<R> {
+    bytes: Bytes,
+    _room: R,
 }
 
-impl AsRef<[u8]> for InRoom {
+impl<R> AsRef<[u8]> for InRoom<R> {
     fn as_ref(&self) -> &[u8] {
-        &self.answer
+        &self.bytes
     }
 }
 
-/// What of the room one body holds, until the engine has taken it.
+/// What of the room one body holds, until the engine has taken it (see [`in_room`]).
 #[derive(Debug, Default)]
 pub struct Share {
     beginning: Option<OwnedSemaphorePermit>,

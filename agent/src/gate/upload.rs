@@ -19,8 +19,8 @@ use role::patience::Patience;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
+use super::awaited::Way;
 use super::ledger::Ledger;
-use super::room::Share;
 use super::work;
 use crate::sources::clock::monotonic_ms;
 
@@ -118,6 +118,11 @@ impl<B> InTime<B> {
 }
 
 impl<B: Body<Data = Bytes, Error = hyper::Error> + Unpin> InTime<B> {
+    /// Is all of it here? What comes in chunks is said to be only when its end was read.
+    pub fn is_at_end(&self) -> bool {
+        self.rest.is_end_stream()
+    }
+
     /// The next frame.
     pub async fn frame(&mut self) -> Option<Result<Frame<Bytes>, UploadError>> {
         poll_fn(|cx| self.poll(cx)).await
@@ -165,25 +170,30 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         self.awaits_engine();
-        self.ledger.uploaded(self.id, work::asked_unread(&self.path, self.bytes).prompt_tokens);
+        self.ledger.uploaded(self.id, &work::asked_unread(&self.path, self.bytes));
     }
 }
 
 /// A request's body.
 #[derive(Debug)]
 pub struct RequestBody<B = ClientBody> {
-    pub head: Option<Bytes>,
+    head: Option<Bytes>,
     pub rest: Option<InTime<B>>,
     /// Where it is work in the books, and not yet here as a whole.
     pub upload: Option<Upload>,
-    /// Its share of what the gate may hold in memory at once.
-    pub _share: Share,
+    /// Where it goes.
+    pub way: Way,
 }
 
 impl<B> RequestBody<B> {
     /// One of which nothing was read.
     pub fn unread(body: B) -> Self {
-        Self { head: None, rest: Some(InTime::new(body)), upload: None, _share: Share::default() }
+        Self { head: None, rest: Some(InTime::new(body)), upload: None, way: Way::default() }
+    }
+
+    /// One of which this was read; all of it where there is no rest.
+    pub fn read(head: Bytes, rest: Option<InTime<B>>) -> Self {
+        Self { head: Some(head), rest, upload: None, way: Way::default() }
     }
 
     /// What was read of it to count it.
@@ -198,6 +208,7 @@ impl<B: Body<Data = Bytes, Error = hyper::Error> + Unpin> Body for RequestBody<B
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
         let body = &mut *self;
+        body.way.found();
         if let Some(head) = body.head.take().filter(|head| !head.is_empty()) {
             return Poll::Ready(Some(Ok(Frame::data(head))));
         }

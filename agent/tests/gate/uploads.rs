@@ -154,3 +154,18 @@ async fn a_long_upload_that_tells_no_length_is_counted_when_it_is_here() {
     // longer than any text, it is taken for pictures: a token is 512 bytes of them
     gate.until("all of it is owed", |reply| reply.obs.prompt_tokens_owed == BYTES as u64 / 512).await;
 }
+
+/// Where the path alone says that it streams: while its client is waited for, the engine could not begin.
+#[tokio::test]
+async fn an_upload_is_a_stream_when_it_is_here() {
+    let (listener, upstream) = engine().await;
+    tokio::spawn(takes_in(listener));
+    let mut gate = Gate::before(&upstream).await;
+    let head = format!("POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", SENT_BYTES + 1);
+    let mut client = gate.send(&head).await;
+    client.write_all(&vec![b'x'; SENT_BYTES]).await.unwrap();
+    let reply = gate.until("the client is waited for", |reply| reply.obs.client_blocked == 1).await;
+    assert_eq!((reply.obs.awaiting_first_byte, reply.obs.unstreamed), (1, Some(1)));
+    client.write_all(b"x").await.unwrap();
+    gate.until("it can begin", |reply| (reply.obs.client_blocked, reply.obs.unstreamed) == (0, Some(0))).await;
+}
