@@ -45,6 +45,7 @@ mod rows;
 mod run;
 mod said;
 mod story;
+mod stuck;
 mod tally;
 mod twin;
 mod untrue;

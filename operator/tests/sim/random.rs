@@ -67,7 +67,16 @@ pub fn story(seed: u64) -> Story {
     // where events are lost the slow look heals, which is every 300 s
     let slow = acts.iter().any(|(_, act)| matches!(act, Act::Unkillable { .. }));
     let settle_ms = if elides || slow { 400_000 } else { 150_000 };
-    Story { acts, faults, scope: None, fleet_hold_percent: 100, settle_ms, stay_ms: 310_000, patient: false }
+    Story {
+        acts,
+        faults,
+        scope: None,
+        fleet_hold_percent: 100,
+        settle_ms,
+        stay_ms: 310_000,
+        patient: false,
+        garbage_ms: 0,
+    }
 }
 
 fn random_act(rng: &mut Rng, mode: &str) -> Act {

@@ -83,7 +83,8 @@ impl Run {
         cluster.lock().checks.scope = story.scope;
         nodes::join(&mut cluster.lock().store);
         cluster.lock().store.create(&lease, operator::manifests::lease()).expect("the installation's Lease");
-        let world = World::new(1);
+        let mut world = World::new(1);
+        world.garbage_ms = story.garbage_ms;
         Run {
             cluster,
             deaths,

@@ -28,6 +28,8 @@ pub struct Story {
     pub stay_ms: u64,
     /// Acts wait for what they are meant for.
     pub patient: bool,
+    /// How long what lost its owner stays at least.
+    pub garbage_ms: u64,
 }
 
 pub fn spec(replicas: u64, mode: &str) -> Value {
@@ -221,5 +223,14 @@ pub fn words(name: &str) -> &'static [(&'static str, &'static str, bool)] {
 
 pub fn plain(acts: Vec<(u64, Act)>, crashes: Vec<(u64, Side)>) -> Story {
     let faults = Faults { crashes, ..Faults::none(7) };
-    Story { acts, faults, scope: None, fleet_hold_percent: 100, settle_ms: 200_000, stay_ms: 20_000, patient: false }
+    Story {
+        acts,
+        faults,
+        scope: None,
+        fleet_hold_percent: 100,
+        settle_ms: 200_000,
+        stay_ms: 20_000,
+        patient: false,
+        garbage_ms: 0,
+    }
 }

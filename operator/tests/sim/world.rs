@@ -71,6 +71,9 @@ pub struct World {
     /// Processes on GPUs that outlived their pod's object.
     pub orphans: Vec<Orphan>,
     pub drains: Vec<Drain>,
+    /// How long what lost its owner stays at least, and until when what was seen last does.
+    pub garbage_ms: u64,
+    garbage_until_ms: Option<u64>,
     counter: u64,
     /// Hashes of templates, by UID and generation of their Deployment.
     hashes: BTreeMap<(String, u64), u32>,
@@ -96,6 +99,8 @@ impl World {
             overheard: Vec::new(),
             orphans: Vec::new(),
             drains: Vec::new(),
+            garbage_ms: 0,
+            garbage_until_ms: None,
             counter: 0,
             hashes: BTreeMap::new(),
             rng: Rng::new(seed ^ 0x77),
@@ -122,10 +127,11 @@ impl World {
         if reachable && changed {
             // (one may be born when its owner is gone already)
             let turnover = state.store.turnover();
-            if turnover != self.seen.1 {
+            self.seen.0 = state.store.stirred;
+            if turnover != self.seen.1 && now_ms >= *self.garbage_until_ms.get_or_insert(now_ms + self.garbage_ms) {
                 collect_garbage(&mut state.store); // what it removes has dependents of its own: again next time
+                (self.seen.1, self.garbage_until_ms) = (turnover, None);
             }
-            self.seen = (state.store.stirred, turnover);
             self.deployments(&mut state.store);
             self.schedule(&mut state.store);
             drains::keep_budgets(&mut state.store);
@@ -177,11 +183,14 @@ impl World {
             rolling["maxSurge"].as_u64().unwrap_or(1) as usize,
             rolling["maxUnavailable"].as_u64().unwrap_or(0) as usize,
         );
+        // Ready or not, no old one goes while more than may be away would be missing without it (`reconcileOldReplicaSets`).
+        let coming = fresh.iter().filter(|pod| !is_available(pod, soak_s, store.now_ms)).count();
+        let may_go = pods.len() > wanted.saturating_sub(away) + coming;
         if paused {
             self.stand_still(store, deployment, &set, &pods);
         } else if fresh.len() < wanted && pods.len() < wanted + if old.is_empty() { 0 } else { surge } {
             self.create_pod(store, &namespace, &set, &set_uid, template);
-        } else if let Some(victim) = old.iter().min_by_key(|pod| (is_ready(pod), text(pod, "name"))) {
+        } else if may_go && let Some(victim) = old.iter().min_by_key(|pod| (is_ready(pod), text(pod, "name"))) {
             if !is_ready(victim) || available > wanted.saturating_sub(away) {
                 delete_pod(store, victim);
             }

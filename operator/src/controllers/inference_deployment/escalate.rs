@@ -153,9 +153,9 @@ impl<'a> Terms<'a> {
         Terms { replicas: replicas.unwrap_or(self.replicas), ..self }
     }
 
-    /// Is this pod of a revision that is taken back? It goes with its revision, and needs no restart.
+    /// Is this pod of a revision that is taken back? It goes with its revision, and needs no restart, unless a person knows better.
     pub fn taken_back(&self, pod: &PodView) -> bool {
-        !self.revision_taken_back.is_empty() && pod.revision == self.revision_taken_back
+        !self.revision_taken_back.is_empty() && pod.revision == self.revision_taken_back && pod.asked().is_none()
     }
 
     /// Does this pod wait for a slot of the budget that it may have now?

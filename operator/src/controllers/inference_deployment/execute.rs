@@ -1,7 +1,7 @@
 //! Stage 5: makes the writes of a plan, in the order that a crash at any point survives (P1).
 //!
-//! Children first; then the budget (I2: stored under the resourceVersion that the plan was made from); only then the
-//! pods hear of grants; then the records (before everything where a child may take pods away); then pods are deleted; the status last. One
+//! Children first; then the budget (I2: stored under the resourceVersion that the plan was made from), but before them where others wait for
+//! their turn to grant; only then the pods hear of grants; then the records (before everything where a child may take pods away); then pods are deleted; the status last. One
 //! failed write does not keep the others from being made, but where the budget could not be stored no pod hears of anything.
 //!
 //! Writes of one stage go to different objects, so they are made at the same time: fifty replicas that stall together do not wait for

@@ -106,6 +106,28 @@ async fn the_budget_is_stored_before_a_pod_hears_of_it() {
     assert!(log[other].1["metadata"]["annotations"].get("truebeat.io/restart-grant").is_none(), "one at a time");
 }
 
+/// Nobody else may grant before this budget stands, and nobody waits for one tenant's children.
+#[tokio::test]
+async fn the_turn_is_given_back_when_the_budget_is_stored() {
+    let mut observed = frozen();
+    observed.pods[1].name = "slow".to_owned();
+    let (calls, log) = server(None);
+    let plan = plan(&observed, build(&observed.infd), None, jiff::Timestamp::UNIX_EPOCH);
+    let turn = tokio::sync::Mutex::new(());
+    let taken = turn.lock().await;
+    let next = async {
+        let _turn = turn.lock().await;
+        log.lock().unwrap().iter().map(|(line, _)| line.clone()).collect::<Vec<_>>()
+    };
+    let (result, before) = tokio::join!(super::super::execute_plan(&calls, &observed, &plan, &[], Some(taken)), next);
+    assert!(result.is_ok_and(|errors| errors.is_empty()));
+    assert_eq!(before.first().map(String::as_str), Some(INFD_STATUS));
+    assert!(!before.iter().any(|line| line.contains("/deployments/") || line.starts_with("answered")), "{before:#?}");
+    let all = log.lock().unwrap();
+    let stored = all.iter().filter(|(line, _)| line == INFD_STATUS).count();
+    assert_eq!(stored, 2, "the budget once, and the conditions: {all:#?}");
+}
+
 /// Whoever dies between the two leaves a note too many, and not a frozen replica that outlives a healthy one.
 #[tokio::test]
 async fn who_goes_first_is_said_before_the_number_falls() {

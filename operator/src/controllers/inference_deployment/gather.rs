@@ -19,7 +19,7 @@ use super::{
     build::{child_name, kinds, selector},
     escalate::Fleet,
     ledger::Account,
-    observed::{ListedPod, Observed, doubted, left_behind, members, refuse_replays},
+    observed::{ListedPod, Observed, doubted, left_behind, members, refuse_replays, set_going_apart},
     rollout,
 };
 use crate::{
@@ -55,6 +55,7 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Look, 
         children(calls, namespace, name)
     )?;
     let mut children = children;
+    let going = set_going_apart(&mut children, &infd);
     if rollout::needs_history(&infd.status.clone().unwrap_or_default().rollout, children.get("Deployment")) {
         children.insert("ReplicaSet".to_owned(), history(calls, namespace, &labels).await?);
     }
@@ -69,7 +70,7 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Look, 
         true => nodes::all(calls).await,
         false => Default::default(),
     };
-    Ok(Look::Whole(Box::new(Observed { pods, nodes, incidents, children, infd, doubted })))
+    Ok(Look::Whole(Box::new(Observed { pods, nodes, incidents, children, infd, doubted, going })))
 }
 
 /// Everybody else's replicas, stalls and grants, as they stand in the API: by the ledger while it is open, else by a list. The caller holds

@@ -83,6 +83,7 @@ fn every_state_is_what_the_published_rules_call_it() {
     let table = [
         ("all well", stored(&world(two()), &[]), "Current"),
         ("no Deployment yet", changed(vec![], |o| o.children.clear()), "InProgress"),
+        ("made anew, and the one before goes", changed(two(), |o| o.going = vec!["Service".into()]), "InProgress"),
         ("rolling out", changed(two(), |o| live(o, "/status/updatedReplicas", json!(1))), "InProgress"),
         ("scaling out", changed(two(), |o| o.infd.spec.replicas = 5), "InProgress"),
         ("edited, first pass", changed(two(), edited), "InProgress"),

@@ -2,6 +2,7 @@
 //! a pass looks at all there is and needs to know nothing of what happened before or why it was called.
 
 pub mod avoid;
+pub mod blame;
 pub mod build;
 pub mod drift;
 pub mod escalate;
@@ -36,7 +37,7 @@ mod model;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use crds::HoldStatus;
+use crds::{HoldStatus, InferenceDeployment};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use thiserror::Error;
@@ -50,7 +51,7 @@ use crate::{
 
 /// While something is open the world is looked at this often even if every watch is silent.
 const RECHECK_OPEN: Duration = Duration::from_secs(2);
-/// While an object of somebody else has the name of a child: its going is no event of any watch of ours.
+/// While an object of somebody else has the name of a child, or one that goes: its going may be no event of any watch of ours.
 const RECHECK_BLOCKED: Duration = Duration::from_secs(20);
 /// Otherwise; heals what a lost event or a foreign hand left behind.
 const RECHECK_QUIET: Duration = Duration::from_secs(300);
@@ -145,7 +146,7 @@ fn recheck(plan: &Plan, observed: &Observed, now: Timestamp) -> Duration {
     {
         return RECHECK_OPEN;
     }
-    let in_order = plan.foreign.is_empty() && observed.doubted.is_empty();
+    let in_order = plan.foreign.is_empty() && observed.doubted.is_empty() && observed.going.is_empty();
     let quiet = if in_order { RECHECK_QUIET } else { RECHECK_BLOCKED };
     let end = avoid::recheck(&plan.avoid, &observed.pods, now).and_then(|end| Duration::try_from(end).ok());
     quiet.min(end.unwrap_or(quiet).max(RECHECK_OPEN))
@@ -153,9 +154,10 @@ fn recheck(plan: &Plan, observed: &Observed, now: Timestamp) -> Duration {
 
 /// The writes in their order. An error of the status is an error of the pass: the budget may not be stored.
 ///
-/// What pods hear of must be stored before (I2), so a change of the grants is written early, and with the conditions as
-/// they were: the errors that they tell of are known only at the end. There they are written once, and only if they
-/// differ (P7): a failure that lasts must not make each pass write, for each write would start the next pass.
+/// What pods hear of must be stored before (I2), so a change of the grants is written early: first of all where others wait for their turn to
+/// grant, or one tenant's slow webhook would hold up the fleet. The conditions stay as they were: the errors that they tell of are known only
+/// at the end. There they are written once, and only if they differ (P7): a failure that lasts must not make each pass write, for each write
+/// would start the next pass.
 ///
 /// Until it is recorded, an episode is told by its pod alone: whatever takes pods away comes after the incidents, for it may be the last
 /// thing that this process does (P1), and waits for a while where the API refuses them. So does it come after the notes that say who goes
@@ -170,12 +172,15 @@ async fn execute_plan(
     let infd = &observed.infd;
     let namespace = infd.namespace().unwrap_or_default();
     let named = |source| PassError::Status { name: format!("{namespace}/{}", infd.name_any()), source };
-    let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
-    let before = infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
     let mut stored = infd.clone();
     if rollout::stored_first(observed, &plan.rollout.memory) {
         stored = execute::status(calls, infd, status::early(observed, plan, calls.wall.now())).await.map_err(named)?;
     }
+    let had_the_turn = turn.is_some();
+    if had_the_turn {
+        stored = store_budget(calls, observed, plan, stored).await?;
+    }
+    drop(turn); // what was granted stands in the API: whoever looks at the fleet from now on counts it, and waits for no child of ours
     let mut errors = Vec::new();
     let replicas_may_go = plan.applies.iter().any(|child| child.resource.kind == "Deployment");
     let (mut untold, mut wait) = (BTreeSet::new(), false);
@@ -186,15 +191,9 @@ async fn execute_plan(
     let (order, pods) = plan::order_apart(&plan.pods, replicas_may_go);
     errors.extend(execute::pods(calls, &namespace, &order).await);
     errors.extend(execute::children(calls, infd, plan, wait).await);
-    let places = (&plan.avoid, &plan.broken);
-    if plan.grants != held || plan.recent != before.recent || places != (&before.avoid, &before.broken) {
-        let early = status::early(observed, plan, calls.wall.now());
-        stored = execute::status(calls, &stored, early).await.map_err(named)?;
-        let fresh = grants::fresh(&plan.grants, held).count();
-        calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
-        calls.fleet.nodes.changed();
+    if !had_the_turn {
+        stored = store_budget(calls, observed, plan, stored).await?;
     }
-    drop(turn); // what was granted stands in the API: whoever looks at the fleet from now on counts it
     errors.extend(execute::pods(calls, &namespace, &pods).await);
     if !replicas_may_go {
         untold = execute::incidents(calls, infd, (&plan.incidents, &observed.incidents), &mut errors).await;
@@ -210,6 +209,28 @@ async fn execute_plan(
     events::publish(calls, events::of(observed, plan, calls.wall.now())).await;
     told.map_err(named)?;
     Ok(errors)
+}
+
+/// Stores the grants, their record and the places to keep away from, where any of these is another than it was; returns what stands then.
+async fn store_budget(
+    calls: &Calls,
+    observed: &Observed,
+    plan: &Plan,
+    mut stored: InferenceDeployment,
+) -> Result<InferenceDeployment, PassError> {
+    let infd = &observed.infd;
+    let name = format!("{}/{}", infd.namespace().unwrap_or_default(), infd.name_any());
+    let named = |source| PassError::Status { name, source };
+    let before = infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
+    let (held, places) = (before.grants.as_slice(), (&plan.avoid, &plan.broken));
+    if plan.grants != held || plan.recent != before.recent || places != (&before.avoid, &before.broken) {
+        let early = status::early(observed, plan, calls.wall.now());
+        stored = execute::status(calls, &stored, early).await.map_err(named)?;
+        let fresh = grants::fresh(&plan.grants, held).count();
+        calls.metrics.grants.inc_by(u64::try_from(fresh).unwrap_or(0));
+        calls.fleet.nodes.changed();
+    }
+    Ok(stored)
 }
 
 #[cfg(test)]
@@ -246,7 +267,8 @@ mod tests {
         let (mut children, pods, incidents, nodes): (std::collections::BTreeMap<_, _>, _, _, _) = Default::default();
         children.insert("Service".to_owned(), serde_json::json!({"metadata": {"ownerReferences": [{"uid": "uid-x"}]}}));
         let doubted = vec!["chat-a".to_owned(), "chat-b".to_owned()];
-        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes, doubted };
+        let going = Vec::new();
+        let observed = Observed { infd: infd("chat"), children, pods, incidents, nodes, doubted, going };
         let now = "2026-01-01T00:02:00Z".parse().unwrap();
         let plan = plan::plan(&observed, build::build(&observed.infd), None, now);
         let metrics = Metrics::new().unwrap();

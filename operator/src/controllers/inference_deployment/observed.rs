@@ -39,6 +39,9 @@ pub struct Observed {
     pub nodes: Arc<[NodeView]>,
     /// Pods, by name, that are labelled as its own and fail the cross-check with their owner: nothing is decided by them or done with them.
     pub doubted: Vec<String>,
+    /// Kinds of children whose names are taken by what is on its way out. What another InferenceDeployment of this name has left is not
+    /// among `children`.
+    pub going: Vec<String>,
 }
 
 /// A pod as it is read: nobody looks at its containers and volumes, which are most of its text.
@@ -192,6 +195,27 @@ impl Observed {
 pub fn owned_by(live: &Value, uid: &str) -> bool {
     let owners = live["metadata"]["ownerReferences"].as_array();
     !uid.is_empty() && owners.into_iter().flatten().any(|owner| owner["uid"] == uid && owner["controller"] == true)
+}
+
+/// Takes out of `children` what an InferenceDeployment of the same name that was deleted has left: it has another UID, and the garbage
+/// collector comes later than who makes the object anew. Returns the kinds of all that goes: nothing can be applied before it is gone.
+pub fn set_going_apart(children: &mut BTreeMap<String, Value>, infd: &InferenceDeployment) -> Vec<String> {
+    let (name, uid) = (infd.name_any(), infd.uid().unwrap_or_default());
+    let predecessor = |owner: &Value| {
+        owner["controller"] == true
+            && owner["kind"] == *InferenceDeployment::kind(&())
+            && owner["name"] == name.as_str()
+            && owner["uid"] != uid.as_str()
+    };
+    let mut going = Vec::new();
+    children.retain(|kind, live| {
+        let left = live["metadata"]["ownerReferences"].as_array().into_iter().flatten().any(predecessor);
+        if left || live["metadata"]["deletionTimestamp"].is_string() {
+            going.push(kind.clone());
+        }
+        !left
+    });
+    going
 }
 
 /// Is this pod one of `infd`'s? The label alone is not enough: anybody may label a pod.

@@ -144,3 +144,24 @@ fn a_word_with_a_time_ages_and_one_without_does_not() {
     assert_eq!(seen(Some("2026-01-01T00:34:00Z")), (false, true));
     assert_eq!(seen(Some("2026-01-01T02:00:00Z")), (true, false), "a clock that is ahead");
 }
+
+#[test]
+fn what_a_deleted_one_of_the_same_name_has_left_goes_and_is_nobody_elses() {
+    let infd = crate::controllers::inference_deployment::testing::infd("chat");
+    let owner = |kind: &str, name: &str, uid: &str| json!({"kind": kind, "name": name, "uid": uid, "controller": true});
+    let apart = |metadata: Value| {
+        let mut children = [("Service".to_owned(), json!({"metadata": metadata}))].into();
+        let going = set_going_apart(&mut children, &infd);
+        (going == ["Service"], children.len())
+    };
+    let of = |owner: Value| apart(json!({"ownerReferences": [owner]}));
+    let (goes, stays, goes_by_itself) = ((true, 0), (false, 1), (true, 1));
+    assert_eq!(of(owner("InferenceDeployment", "chat", "uid-before")), goes);
+    assert_eq!(of(owner("InferenceDeployment", "chat", "uid-infd")), stays, "its own");
+    assert_eq!(of(owner("InferenceDeployment", "other", "uid-before")), stays, "of another that may be there");
+    assert_eq!(of(owner("Rollout", "chat", "uid-before")), stays);
+    assert_eq!(apart(json!({})), stays, "of nobody: it does not go");
+    let own = json!([owner("InferenceDeployment", "chat", "uid-infd")]);
+    let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": own});
+    assert_eq!(apart(deleted), goes_by_itself, "what it was is still to be seen");
+}

@@ -63,6 +63,8 @@ pub struct Plan {
     pub marks: Vec<(String, String)>,
     /// Which revision the replicas are brought to, and why.
     pub rollout: Course,
+    /// Why a rollback does not move, in words: what it takes back is recovered meanwhile as any other.
+    pub stuck: Option<String>,
     /// Why the number of replicas is not the spec's.
     pub scaling_held: Option<String>,
     /// Pods (by UID) whose next recovery waits until then because the last one is too young.
@@ -118,7 +120,9 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     // Judged before anything is granted: replicas of a revision that is taken back need no restart, they go.
     let rollout = rollout::steer(observed, &mut desired, now);
     let scaling_held = scaling::steer(observed, &mut desired, now);
-    let terms = Terms::of(infd, &observed.pods, fleet).without_restarts_of(rollout.taken_back());
+    let stuck = rollout::stuck(observed, &rollout, now);
+    let going = if stuck.is_some() { "" } else { rollout.taken_back() };
+    let terms = Terms::of(infd, &observed.pods, fleet).without_restarts_of(going);
     let terms =
         terms.with_replicas(scaling::replicas_of(&desired)).with_pods_refused(observed.pods_refused().is_some());
     let terms = terms.with_places(&observed.nodes, &observed.pods, fleet, recovery.hold_percent);
@@ -163,6 +167,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
         hold_status: hold,
         hold: terms.hold.clone(),
         rollout,
+        stuck,
         scaling_held,
         grants,
         ..Plan::default()
@@ -171,14 +176,23 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     // a write of ours would make a pod that goes now another than the one that was looked at
     plan.pods.retain(|patch| !plan.replaces.iter().any(|pod| pod.uid == patch.uid));
     for child in desired {
-        let live = observed.children.get(&child.resource.kind);
-        if live.is_some_and(|live| !owned_by(live, infd.uid().as_deref().unwrap_or_default())) {
-            plan.foreign.push(format!("{} {}", child.resource.kind, child.name));
-        } else {
-            plan.applies.extend(to_apply(child, live));
-        }
+        sort_in(&mut plan, observed, child);
     }
     plan
+}
+
+/// Where a wanted child belongs: to what is applied, to what cannot be, or, while what has its name is on its way out, to neither.
+fn sort_in(plan: &mut Plan, observed: &Observed, child: Child) {
+    let infd = &observed.infd;
+    let (kind, live) = (&child.resource.kind, observed.children.get(&child.resource.kind));
+    if observed.going.iter().any(|going| going == kind) {
+        return;
+    }
+    if live.is_some_and(|live| !owned_by(live, infd.uid().as_deref().unwrap_or_default())) {
+        plan.foreign.push(format!("{kind} {}", child.name));
+    } else {
+        plan.applies.extend(to_apply(child, live));
+    }
 }
 
 /// The child with its hash, or `None` if the live one has all of it already.
@@ -307,6 +321,17 @@ mod tests {
         world.children.get_mut("Service").unwrap()["metadata"]["ownerReferences"] = json!([]);
         let plan = plan(&world, build(&world.infd), None, now());
         assert_eq!((plan.foreign.as_slice(), plan.applies.len()), (["Service chat".to_owned()].as_slice(), 0));
+    }
+
+    #[test]
+    fn what_goes_is_neither_touched_nor_called_somebody_elses() {
+        let mut world = settled(vec![]);
+        world.children.remove("Service");
+        world.going = vec!["Service".to_owned()];
+        let waits = plan(&world, build(&world.infd), None, now());
+        assert_eq!((waits.foreign.len(), waits.applies.len()), (0, 0));
+        world.going.clear();
+        assert_eq!(plan(&world, build(&world.infd), None, now()).applies[0].resource.kind, "Service");
     }
 
     #[test]

@@ -13,9 +13,9 @@ use crds::{Grant, episode::Episode, rollout::Rollout};
 use jiff::SignedDuration;
 
 use super::{
+    blame::CRASHES_MIN,
     escalate::{Terms, older},
     observed::PodView,
-    rollout::CRASHES_MIN,
 };
 
 /// The deadline of a rollout is for people who load models of any size, and by default an hour. Others do not wait for a slot so long, nor

@@ -8,19 +8,22 @@
 //! A spec that nobody has changed is no reason to take replicas down: where another version of the operator would write their pods in
 //! another way, they stay as they were made.
 
-use crds::rollout::{FailedRevision, FailureReason, OnFailure, RolloutStatus};
+use crds::rollout::{FailedRevision, OnFailure, RolloutStatus};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::{
+    blame::failure,
     build::{Child, revision},
     escalate::older,
     observed::{Observed, PodView, owned_by},
 };
 
-/// An engine that has ended this often and never served crashes.
-pub const CRASHES_MIN: i32 = 3;
 const FAILED_MAX: usize = 10;
+/// A rollback gets so long before anybody asks whether it moves.
+const MOVES_BY: SignedDuration = SignedDuration::from_secs(30);
+/// A record may be waited for before it begins, and a leader may die.
+const BEGUN_BY: SignedDuration = SignedDuration::from_mins(2);
 
 /// Where a look at a rollout came to.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -217,99 +220,46 @@ fn complete(observed: &Observed, wanted: &str) -> bool {
         && pods.iter().all(serves)
 }
 
-/// Why the revision `wanted` has failed, if it has.
-fn failure(observed: &Observed, wanted: &str, now: Timestamp) -> Option<FailedRevision> {
-    let (reason, message) = stalls(observed, wanted)
-        .map(|message| (FailureReason::ReplicaStalled, message))
-        .or_else(|| crashes(observed, wanted).map(|message| (FailureReason::ReplicaCrashes, message)))
-        .or_else(|| late(observed, wanted, now).map(|message| (FailureReason::NoProgress, message)))?;
-    Some(FailedRevision { revision: wanted.to_owned(), reason, message, at: now.to_string() })
-}
-
-/// More confirmed stalls of new replicas than the policy bears. Where old ones stall as well the revision is not to blame, and in the
-/// first rollout of all there is nothing that would be better: recovery is what helps.
-fn stalls(observed: &Observed, wanted: &str) -> Option<String> {
-    let memory = observed.infd.status.as_ref().map(|status| &status.rollout);
-    if memory.is_none_or(|memory| memory.stable.is_empty()) {
-        return None;
-    }
-    let (new, old): (Vec<&PodView>, Vec<&PodView>) =
-        observed.pods.iter().filter(|pod| !pod.leaving).partition(|pod| pod.revision == wanted);
-    if old.iter().any(|pod| pod.stalled()) {
-        return None;
-    }
-    let mut episodes: Vec<(&str, &str, &str)> = new
-        .iter()
-        .filter(|pod| pod.stalled())
-        .filter_map(|pod| Some((pod.open_episode()?, pod.name.as_str())))
-        .map(|(episode, pod)| (episode.id.as_str(), pod, episode.class.as_str()))
-        .collect();
-    let past = observed.incidents.iter().filter(|incident| {
-        let confirmed = incident.status.as_ref().is_some_and(|status| status.timeline.confirmed_at.is_some());
-        confirmed && incident.spec.class != "Dead" && new.iter().any(|pod| pod.uid == incident.spec.pod_uid)
-    });
-    episodes.extend(past.map(|i| (i.spec.episode_id.as_str(), i.spec.pod.as_str(), i.spec.class.as_str())));
-    episodes.sort_unstable();
-    episodes.dedup_by_key(|(id, pod, _)| (*id, *pod)); // an id is unique in its pod alone
-    let tolerated = usize::try_from(observed.infd.spec.rollout.tolerated_stalls).unwrap_or(0);
-    let (_, pod, class) = *episodes.get(tolerated)?;
-    Some(format!("new replica {pod} makes no progress ({class}), {} confirmed in all", count(episodes.len(), "stall")))
-}
-
-fn crashes(observed: &Observed, wanted: &str) -> Option<String> {
-    // one that a person fenced is not ready for that reason alone
-    let counts = |pod: &&PodView| !pod.leaving && pod.fence.is_none() && pod.revision == wanted && !pod.ready;
-    let mut ends = observed.pods.iter().filter(counts).map(|pod| (pod, ends_by_itself(observed, pod)));
-    let (pod, ends) = ends.find(|(_, ends)| *ends >= CRASHES_MIN)?;
-    Some(format!("the engine of new replica {} ended {ends} times and does not serve", pod.name))
-}
-
-/// How often the engine ended and nobody had ended it. A kill was a stall's, which is borne or not as one (`toleratedStalls`).
-fn ends_by_itself(observed: &Observed, pod: &PodView) -> i32 {
-    let mut killed: Vec<&str> = observed
-        .incidents
-        .iter()
-        .filter(|incident| incident.spec.pod_uid == pod.uid)
-        .filter(|incident| incident.status.as_ref().is_some_and(|status| status.timeline.killed_at.is_some()))
-        .map(|incident| incident.spec.episode_id.as_str())
-        .collect();
-    killed.extend(pod.open_episode().filter(|episode| episode.killed_at.is_some()).map(|episode| episode.id.as_str()));
-    killed.sort_unstable();
-    killed.dedup();
-    pod.restarts.saturating_sub(i32::try_from(killed.len()).unwrap_or(i32::MAX))
-}
-
-/// The Deployment's own clock, which runs over operators: no new replica came to count in time.
-fn late(observed: &Observed, wanted: &str, now: Timestamp) -> Option<String> {
+/// Why a Deployment that was taken back cannot get further, in words; `None`: it moves, or has not had its time. Its controller takes away no
+/// replica, frozen or not, while one more would be missing for it (`reconcileOldReplicaSets` of Kubernetes), and makes none without a place
+/// or a right to it. So what stands stands for long, and recovery is all that it has.
+pub fn stuck(observed: &Observed, course: &Course, now: Timestamp) -> Option<String> {
+    let State::RolledBack(failed) = &course.state else { return None };
     let live = observed.children.get("Deployment")?;
-    let status = &live["status"];
-    let current = number(&status["observedGeneration"]) >= number(&live["metadata"]["generation"]);
-    let by_hand = observed.pods.iter().any(|pod| pod.revision == wanted && pod.fence.is_some());
-    if !current || by_hand || revision::of(&live["spec"]["template"]) != wanted {
-        return None;
+    let now = &now.to_string();
+    if !older(&failed.at, MOVES_BY, now) {
+        return None; // the controller may not have looked yet
     }
-    let mut conditions = status["conditions"].as_array().into_iter().flatten();
-    let reason = conditions.find(|c| c["type"] == "Progressing").map(|c| &c["reason"])?;
-    let seconds = observed.infd.spec.rollout.progress_deadline_seconds;
-    let overdue = reason == "ProgressDeadlineExceeded"
-        || reason == "NewReplicaSetAvailable" && never_came(observed, wanted, seconds, now);
-    overdue.then(|| format!("no new replica came to deliver within {seconds} s"))
+    let paused = live["spec"]["paused"] == true;
+    if revision::of(&live["spec"]["template"]) != course.memory.target {
+        let infd = &observed.infd;
+        let seen = infd.status.as_ref().map(|status| status.observed_generation) == infd.metadata.generation;
+        let refused = seen && !paused && older(&failed.at, BEGUN_BY, now);
+        return refused.then(|| "the Deployment could not be changed".to_owned());
+    }
+    let unplaced =
+        |pod: &&PodView| !pod.leaving && pod.unschedulable_since.as_deref().is_some_and(|at| older(at, MOVES_BY, now));
+    if paused {
+        return Some("the Deployment is paused".to_owned());
+    }
+    if let Some(pod) = observed.pods.iter().find(unplaced) {
+        return Some(format!("there is no place for {}", pod.name));
+    }
+    if observed.pods_refused().is_some() {
+        return Some("the API server refuses to make a pod".to_owned());
+    }
+    (reason(live, "Progressing") == "ProgressDeadlineExceeded").then(|| "its replicas do not come up".to_owned())
 }
 
-/// A template that came while there were no replicas was there at once, and the Deployment's clock does not run for those that come later.
-fn never_came(observed: &Observed, wanted: &str, seconds: i32, now: Timestamp) -> bool {
-    let (age, now) = (SignedDuration::from_secs(seconds.into()), now.to_string());
-    let waits = |pod: &&PodView| {
-        let old = pod.created_at.as_deref().is_some_and(|at| older(at, age, &now));
-        old && !pod.ready && pod.restarts == 0 && pod.open_episode().is_none()
-    };
-    let mut new = observed.pods.iter().filter(|pod| pod.revision == wanted && !pod.leaving).peekable();
-    new.peek().is_some() && new.all(|pod| waits(&pod))
+/// The reason of a condition of the Deployment; empty: it has none.
+pub fn reason<'a>(deployment: &'a Value, type_: &str) -> &'a str {
+    let mut conditions = deployment["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.find(|c| c["type"] == type_).and_then(|c| c["reason"].as_str()).unwrap_or_default()
 }
 
 /// The Deployment's own ReplicaSets. One of somebody else may bear the same labels, and would bring its author's pods in under our name
 /// (P9, A16).
-fn own_sets(observed: &Observed) -> Vec<&Value> {
+pub fn own_sets(observed: &Observed) -> Vec<&Value> {
     let uid = observed.children.get("Deployment").and_then(|live| live["metadata"]["uid"].as_str()).unwrap_or_default();
     let sets = observed.children.get("ReplicaSet").and_then(Value::as_array).into_iter().flatten();
     sets.filter(|set| owned_by(set, uid)).collect()
@@ -353,17 +303,21 @@ fn without_nulls(value: &mut Value) {
     }
 }
 
-fn number(value: &Value) -> i64 {
+pub fn number(value: &Value) -> i64 {
     value.as_i64().unwrap_or_default()
-}
-
-fn count(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
 #[path = "rollout_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "blame_tests.rs"]
+mod blame_tests;
+
+#[cfg(test)]
+#[path = "stuck_tests.rs"]
+mod stuck_tests;
 
 #[cfg(test)]
 #[path = "upgrade_tests.rs"]

@@ -9,6 +9,7 @@ use crate::controllers::inference_deployment::{
 use crds::{
     EngineIncident, InferenceDeployment, LABEL_REVISION,
     episode::{ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED},
+    rollout::FailureReason,
 };
 use serde_json::json;
 
@@ -32,14 +33,14 @@ pub(super) fn changed(observed: &mut Observed, change: impl FnOnce(&mut crds::In
 }
 
 /// A Deployment that runs the good revision, and a spec that wants another: `new` are the replicas of that.
-struct Bench {
-    observed: Observed,
-    good: String,
-    bad: String,
+pub(super) struct Bench {
+    pub(super) observed: Observed,
+    pub(super) good: String,
+    pub(super) bad: String,
 }
 
 impl Bench {
-    fn new(new: Vec<PodView>) -> Self {
+    pub(super) fn new(new: Vec<PodView>) -> Self {
         let (old, wanted) = (template(&infd("chat")), revised("engine:2"));
         let (good, bad) = (revision::of(&old).to_owned(), revision::of(&template(&wanted)).to_owned());
         let mut set = old.clone();
@@ -63,14 +64,14 @@ impl Bench {
         Bench { observed, good, bad }
     }
 
-    fn look(&self) -> (Course, Value) {
+    pub(super) fn look(&self) -> (Course, Value) {
         let mut desired = build(&self.observed.infd);
         let course = steer(&self.observed, &mut desired, now());
         (course, desired.pop().unwrap().body["spec"]["template"].take())
     }
 
     /// The reason of the failure that was found, `Failed`, or nothing.
-    fn word(&self) -> String {
+    pub(super) fn word(&self) -> String {
         match self.look().0.state {
             State::Well => String::new(),
             State::RolledBack(failed) => format!("{:?}", failed.reason),

@@ -120,7 +120,7 @@ fn refused(observed: &Observed, plan: &Plan) -> Option<String> {
 /// before this pass: a template that the pass itself brings in is run by nobody yet, however whole the Deployment was. One that another
 /// version of the operator would make, and does not, is none: the target is what stands.
 fn rolling_out(observed: &Observed, plan: &Plan) -> bool {
-    let Some(live) = observed.children.get("Deployment") else { return true };
+    let Some(live) = observed.children.get("Deployment").filter(|_| observed.going.is_empty()) else { return true };
     let target = &plan.rollout.memory.target;
     if !target.is_empty() && revision::of(&live["spec"]["template"]) != target {
         return true;
@@ -145,6 +145,13 @@ fn reconciling(observed: &Observed, plan: &Plan, errors: &[StepError]) -> Option
     let transient = errors.iter().find(|error| !error.lasting);
     let (reason, message) = match transient {
         Some(error) => (Reason::ApiError, error.to_string()),
+        None if !observed.going.is_empty() => {
+            let kinds = observed.going.join(", ");
+            (
+                Reason::RolloutInProgress,
+                format!("what has the name of a child is being deleted, and is waited for: {kinds}"),
+            )
+        }
         None if let Some(message) = refused(observed, plan) => (Reason::PodsRefused, message),
         None if rolling_out(observed, plan) => (Reason::RolloutInProgress, "the Deployment rolls out".to_owned()),
         None if unproven(observed, plan) => {
@@ -188,9 +195,12 @@ fn rollout_failed(plan: &Plan) -> Option<(Reason, String)> {
         }
         State::RolledBack(failed) => {
             let (revision, target) = (&failed.revision, &plan.rollout.memory.target);
+            let stuck =
+                plan.stuck.as_ref().map(|why| format!("; that does not move ({why}), and what stands is recovered"));
             let message = format!(
-                "revision {revision} was rolled back to {target}: {}; change the spec, or raise spec.rollout.attempt to try again",
-                failed.message
+                "revision {revision} was rolled back to {target}: {}{}; change the spec, or raise spec.rollout.attempt to try again",
+                failed.message,
+                stuck.unwrap_or_default()
             );
             Some((Reason::RolledBack, message))
         }

@@ -27,7 +27,10 @@ pub fn why(
     }
     let free = |pod: &PodView| terms.hold == Hold::No || terms.trial || pod.asked().is_some();
     let has_slot = |pod: &PodView| grants.iter().any(|grant| grant.pod_uid == pod.uid);
-    let waiting = pods.iter().find(|pod| free(pod) && terms.may_restart(pod, now) && !has_slot(pod))?;
+    let Some(waiting) = pods.iter().find(|pod| free(pod) && terms.may_restart(pod, now) && !has_slot(pod)) else {
+        let goes = pods.iter().any(|pod| grants::wants_slot(pod) && terms.taken_back(pod) && !has_slot(pod));
+        return goes.then(|| format!("is not granted: revision {} goes with its replicas", terms.revision_taken_back));
+    };
     let taken = grants::taken(grants, pods, terms, now);
     if taken >= usize::try_from(terms.max_unavailable).unwrap_or(0) {
         let own = names(grants.iter().map(|grant| grant.pod.as_str()));
