@@ -154,7 +154,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         let process = EngineProcess::of(pid).unwrap();
-        assert_eq!(found(), [process.clone()]);
+        assert_eq!(found(), std::slice::from_ref(&process));
         let later = started_with(&ProcRoot::live(), 4_242_424_242, process.start_ticks + 1);
         assert!(later.is_empty(), "that number was another's before");
         for child in [&mut one, &mut other] {

@@ -107,7 +107,7 @@ mod tests {
         make("somebody-elses", 900);
         std::os::unix::fs::symlink(&gone, base.path().join("truebeat-run-5-5")).unwrap();
         let found = abandoned_beside(&own);
-        assert_eq!(found.iter().map(|one| one.dir.clone()).collect::<Vec<_>>(), [gone.clone()]);
+        assert_eq!(found.iter().map(|one| &one.dir).collect::<Vec<_>>(), [&gone]);
         assert!(abandoned_beside(&own).is_empty(), "another that looks now leaves it to us");
         found.into_iter().for_each(Abandoned::remove);
         assert!(!gone.exists() && lives.exists());

@@ -243,7 +243,7 @@ fn what_a_killed_supervisors_engine_left_is_ended_before_the_next() {
     let mut run = Run::begin(&mut Command::new(AGENT), &[], |_, _| words);
     let agent_dir = run.dir.path().join("agent");
     let left = || -> Vec<EngineProcess> {
-        let has = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"sleep\0600.5\0");
+        let has = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"sleep\x00600.5\x00");
         ProcRoot::live()
             .all()
             .iter()
