@@ -12,6 +12,8 @@ use crate::sources::procs::ProcRoot;
 
 /// Names the image in the engine's environment, where whoever starts it says so.
 const IMAGE_VARIABLE: &str = "TRUEBEAT_ENGINE_IMAGE";
+/// Stands for the name of a program that cannot be read.
+pub(super) const UNKNOWN: &str = "unknown";
 /// What the machine is and how it fares.
 const KERNEL_FILES: [&str; 7] =
     ["version", "loadavg", "uptime", "meminfo", "pressure/cpu", "pressure/memory", "pressure/io"];
@@ -65,7 +67,7 @@ pub(super) fn image(proc: &ProcRoot, pid: i32) -> String {
     let exe = proc.path(pid, "exe");
     let name = fs::read_link(&exe).ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     let bytes = fs::metadata(&exe).map_or(0, |meta| meta.len());
-    name.map_or_else(|| "unknown".to_owned(), |name| format!("{name}, {bytes} bytes"))
+    name.map_or_else(|| UNKNOWN.to_owned(), |name| format!("{name}, {bytes} bytes"))
 }
 
 /// Words that end in a zero byte; `None` where the file is not ours to read or the process is gone.

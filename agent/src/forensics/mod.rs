@@ -97,7 +97,9 @@ pub async fn capture(request: CaptureRequest, gathered: impl FnOnce(Captured)) -
     let class = summary::class_of(&request.episode, &request.outcome);
     let command_line = redact::redact_command(&request.command_line);
     let places = Places { told: &taken.told, pythons: &taken.pythons, mains: &facts.mains };
-    let image = if request.image.is_empty() { &facts.image } else { &request.image };
+    // what is seen now comes first: a container's first process is a shell for a moment
+    let unseen = facts.image.is_empty() || facts.image == identity::UNKNOWN;
+    let image = if unseen && !request.image.is_empty() { &request.image } else { &facts.image };
     let fingerprint = fingerprint::fingerprint(class, places, &command_line, image);
     let mut secrets = redact::secrets(&request.command_line, &[]);
     secrets.extend(facts.secrets);

@@ -39,10 +39,34 @@ impl EngineFile {
         agent_dir.join("engine.json")
     }
 
+    /// Where that of a run before lies until nothing is left of its engine.
+    pub fn path_before(agent_dir: &Path) -> PathBuf {
+        agent_dir.join("engine.before.json")
+    }
+
+    /// Puts that of a run before aside: a detector would follow its engine, and take what has ended for a death. Before one looks.
+    pub fn set_aside(agent_dir: &Path) {
+        let path = Self::path(agent_dir);
+        if path.symlink_metadata().is_ok_and(|meta| meta.is_file())
+            && let Err(error) = std::fs::rename(&path, Self::path_before(agent_dir))
+        {
+            tracing::warn!(%error, path = %path.display(), "the engine of a run before may be taken for ours");
+        }
+    }
+
     /// The file as it is now; `None` before the first start of this boot: another boot's process may have its number and its start again,
     /// and is a stranger.
     pub fn read(agent_dir: &Path) -> Option<Self> {
-        let text = std::fs::read(Self::path(agent_dir)).ok()?;
+        Self::read_from(&Self::path(agent_dir))
+    }
+
+    /// That of a run before, if it was of this boot.
+    pub fn read_before(agent_dir: &Path) -> Option<Self> {
+        Self::read_from(&Self::path_before(agent_dir))
+    }
+
+    fn read_from(path: &Path) -> Option<Self> {
+        let text = std::fs::read(path).ok()?;
         let file: Self = serde_json::from_slice(&text).ok()?;
         (file.boot_id.is_empty() || file.boot_id == crate::files::boot_id()).then_some(file)
     }

@@ -3,6 +3,7 @@
 //!
 //! Reads `/proc` and folders of earlier runs, and kills what is shown to be an engine's.
 
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
@@ -12,66 +13,81 @@ use tokio::sync::watch;
 use super::disk::Disk;
 use super::{EngineFile, Launcher, UNKILLABLE_LOOK, or_left, run_dirs};
 use crate::kill::{kill_tree_and_wait, send_to};
-use crate::sources::procs::ProcRoot;
+use crate::sources::procs::{ProcRoot, Stat};
 use crate::sources::{EngineProcess, process_tree};
 use crate::supervisor::registry::Registry;
+
+/// Failed looks for what is left, each of a second; then an engine is started all the same, for one that hangs need not be of an engine.
+const LOOKS_MAX: u32 = 3;
 
 impl Launcher {
     /// Ends an engine that a launcher before this one left behind when it was killed: beside the next it would hold port and GPU, and
     /// nobody would look after it. Only for whoever has the agent's directory for himself. Where that is one that each run makes anew, the
-    /// same is done for the runs before that did not come to removing theirs.
+    /// same is done for the runs before that did not come to removing theirs. What names an engine stays until nothing is left of it.
     pub async fn clear_predecessor(&self, registry: &Registry, stop: watch::Receiver<bool>) {
         for run in run_dirs::abandoned_beside(&self.config.agent_dir) {
-            self.end_engine_of(&run.dir, registry, stop.clone()).await;
-            // one that cannot be ended is named there
-            if EngineFile::read(&run.dir).is_none_or(|file| process_tree(&file.process()).is_empty()) {
+            if self.end_engine_of(&run.dir, registry, stop.clone()).await {
                 run.remove();
             }
         }
-        self.end_engine_of(&self.config.agent_dir, registry, stop).await;
+        if self.end_engine_of(&self.config.agent_dir, registry, stop).await {
+            let path = EngineFile::path_before(&self.config.agent_dir);
+            let _ = self.disk.within(move || std::fs::remove_file(path)).await;
+        }
         run_dirs::take_over_pages(&self.config.agent_dir, &self.config.page_dir);
     }
 
-    async fn end_engine_of(&self, agent_dir: &Path, registry: &Registry, mut stop: watch::Receiver<bool>) {
-        let Some(file) = EngineFile::read(agent_dir) else { return };
+    /// True: nothing is left of it.
+    async fn end_engine_of(&self, agent_dir: &Path, registry: &Registry, mut stop: watch::Receiver<bool>) -> bool {
+        for file in [EngineFile::read_before(agent_dir), EngineFile::read(agent_dir)].into_iter().flatten() {
+            if or_left(self.end_engine(&file, registry), &mut stop).await.is_none() {
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn end_engine(&self, file: &EngineFile, registry: &Registry) {
         let process = file.process();
+        let say = |pid| {
+            self.say(&format!("an engine runs here that a killed truebeat left behind (pid {pid}); it is ended first"))
+        };
         // a session whose leader has gone may be another's by now: only a living root tells its tree
         let root = EngineProcess::of(process.pid).filter(|now| *now == process && !process_tree(now).is_empty());
-        let left = self.left_of(file.nonce, file.start_ticks).await;
-        let Some(first) = root.as_ref().or(left.first()) else { return };
-        self.say(&format!(
-            "an engine runs here that a killed truebeat left behind (pid {}); it is ended first",
-            first.pid
-        ));
-        // no detector is to take it for the engine, and its end for a death
-        let path = EngineFile::path(agent_dir);
-        let _ = self.disk.within(move || std::fs::remove_file(path)).await;
-        let ending = async {
-            if let Some(root) = &root {
-                self.clear_remains(root, registry).await;
-            }
-            self.clear_left(&file, registry).await;
-        };
-        or_left(ending, &mut stop).await;
+        if let Some(root) = &root {
+            say(root.pid);
+        }
+        // who is whose child is known before anybody is killed
+        let mut left = look(file).await.unwrap_or_default();
+        if let Some(root) = &root {
+            self.clear_remains(root, registry).await;
+        } else if let Some(first) = left.first() {
+            say(first.pid);
+        }
+        self.clear_left(file, &mut left).await;
+        self.clear_orphans(registry).await;
     }
 
-    /// What came of that start of an engine and lives on, in whatever session; without this process and those above it.
-    async fn left_of(&self, nonce: u64, start_ticks: u64) -> Vec<EngineProcess> {
-        // an environment may wait for its process's memory, and the launcher's disk shall not wait with it
-        Disk::default()
-            .within(move || Ok(started_with(&ProcRoot::live(), nonce, start_ticks)))
-            .await
-            .unwrap_or_default()
-    }
-
-    async fn clear_left(&self, file: &EngineFile, registry: &Registry) {
-        let mut told = Instant::now();
+    /// Kills who is left, and whoever else is found, until all of them have gone. A process that ends has no environment any more long before it
+    /// lets go of its GPU: who was found once is waited for.
+    async fn clear_left(&self, file: &EngineFile, left: &mut Vec<EngineProcess>) {
+        let (mut told, mut blind) = (Instant::now(), 0);
         loop {
-            let left = self.left_of(file.nonce, file.start_ticks).await;
-            if left.is_empty() {
-                return self.clear_orphans(registry).await;
+            left.retain(is_there);
+            match look(file).await {
+                Ok(found) => left.extend(found),
+                Err(error) if left.is_empty() => {
+                    blind += 1;
+                    tracing::warn!(%error, "could not look for what an engine before has left behind");
+                }
+                Err(_) => {}
             }
-            send_to(&left, Signal::SIGKILL);
+            left.sort_by_key(|process| process.pid);
+            left.dedup();
+            if left.is_empty() && (blind == 0 || blind >= LOOKS_MAX) {
+                return;
+            }
+            send_to(left, Signal::SIGKILL);
             if told.elapsed() >= UNKILLABLE_LOOK {
                 told = Instant::now();
                 let pids: Vec<i32> = left.iter().map(|process| process.pid).collect();
@@ -117,50 +133,105 @@ impl Launcher {
     }
 }
 
-/// Live processes whose environment has this number, which one start of an engine was given; none that began before it. Whoever was
-/// started from within such an engine and kept its environment is its.
-fn started_with(proc: &ProcRoot, nonce: u64, start_ticks: u64) -> Vec<EngineProcess> {
-    let all = proc.all();
-    let mut ours = vec![i32::try_from(std::process::id()).unwrap_or(-1)];
-    while let Some(stat) = all.iter().find(|stat| ours.last() == Some(&stat.pid)).filter(|stat| stat.ppid > 0) {
-        ours.push(stat.ppid);
-    }
-    let word = format!("TRUEBEAT_NONCE={nonce}");
+/// Does it live, or is it still about to end?
+fn is_there(process: &EngineProcess) -> bool {
+    ProcRoot::live().stat(process.pid).is_some_and(|stat| stat.start_ticks == process.start_ticks && !stat.ended())
+}
+
+/// What came of that start of an engine and lives on. An environment may wait for its process's memory, and the launcher's disk shall not wait
+/// with it.
+async fn look(file: &EngineFile) -> std::io::Result<Vec<EngineProcess>> {
+    let file = file.clone();
+    Disk::default().within(move || Ok(started_with(&ProcRoot::live(), &file))).await
+}
+
+/// Live processes whose environment has the number that one start of an engine was given, with what descends from them and, where one of them
+/// is still in it, all of that engine's session (workers write their titles over their environment). None that began before it, and neither
+/// this process nor its own family.
+fn started_with(proc: &ProcRoot, file: &EngineFile) -> Vec<EngineProcess> {
+    let me = i32::try_from(std::process::id()).unwrap_or(-1);
+    let word = format!("TRUEBEAT_NONCE={}", file.nonce);
     let has = |pid: i32| {
         let environ = std::fs::read(proc.path(pid, "environ")).unwrap_or_default();
         environ.split(|byte| *byte == 0).any(|variable| variable == word.as_bytes())
     };
-    all.iter()
-        .filter(|stat| stat.start_ticks >= start_ticks && !stat.ended() && !ours.contains(&stat.pid) && has(stat.pid))
-        .map(|stat| EngineProcess { pid: stat.pid, start_ticks: stat.start_ticks })
-        .collect()
+    let all: Vec<Stat> = proc.all().into_iter().filter(|stat| !stat.ended()).collect();
+    let family = lineage(&all, me);
+    let mut candidates: Vec<&Stat> = all.iter().filter(|stat| stat.start_ticks >= file.start_ticks).collect();
+    candidates.retain(|stat| !family.contains(&stat.pid));
+    let mut found: HashSet<i32> = candidates.iter().map(|stat| stat.pid).filter(|pid| has(*pid)).collect();
+    // an id is not given away while anybody is left in the session
+    if candidates.iter().any(|stat| stat.session == file.pid && found.contains(&stat.pid)) {
+        found.extend(candidates.iter().filter(|stat| stat.session == file.pid).map(|stat| stat.pid));
+    }
+    let mut known = 0;
+    while known != found.len() {
+        known = found.len();
+        let children: Vec<i32> =
+            candidates.iter().filter(|stat| found.contains(&stat.ppid)).map(|stat| stat.pid).collect();
+        found.extend(children);
+    }
+    let found = candidates.into_iter().filter(|stat| found.contains(&stat.pid));
+    found.map(|stat| EngineProcess { pid: stat.pid, start_ticks: stat.start_ticks }).collect()
+}
+
+/// This process, those above it, and those below it.
+fn lineage(all: &[Stat], me: i32) -> HashSet<i32> {
+    let parents: HashMap<i32, i32> = all.iter().map(|stat| (stat.pid, stat.ppid)).collect();
+    let above = |from: i32| {
+        std::iter::successors(Some(from), |pid| parents.get(pid).copied().filter(|pid| *pid > 0)).take(1_000)
+    };
+    let below = parents.keys().copied().filter(|pid| above(*pid).any(|pid| pid == me));
+    above(me).chain(below).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn file(pid: i32, start_ticks: u64, nonce: u64) -> EngineFile {
+        let (boot_id, command) = (String::new(), Vec::new());
+        EngineFile { pid, start_ticks, boot_id, nonce, starts: 1, command, last_exit: None }
+    }
+
+    /// A `/proc` of this process (`me`, below 4) and what stands in rows of pid, parent, session and environment.
+    fn world(rows: &[(i32, i32, i32, &str)]) -> (tempfile::TempDir, ProcRoot) {
+        let dir = tempfile::tempdir().unwrap();
+        for (pid, ppid, session, environ) in rows {
+            let folder = dir.path().join(pid.to_string());
+            std::fs::create_dir(&folder).unwrap();
+            let stat =
+                format!("{pid} (x) S {ppid} {pid} {session} 0 -1 0 0 0 0 0 1 1 0 0 20 0 1 0 {} 0 0\n", 100 + pid);
+            std::fs::write(folder.join("stat"), stat).unwrap();
+            std::fs::write(folder.join("environ"), environ).unwrap();
+        }
+        let proc = ProcRoot::at(dir.path());
+        (dir, proc)
+    }
+
     #[test]
-    fn a_start_is_known_by_its_number_in_whatever_session_and_a_stranger_never() {
-        let start = |nonce: &str| {
-            std::process::Command::new("setsid").args(["sleep", "600"]).env("TRUEBEAT_NONCE", nonce).spawn().unwrap()
+    fn a_start_is_known_by_its_number_its_session_and_its_children_and_a_stranger_never() {
+        let me = std::process::id().cast_signed();
+        let ours = "PATH=/bin\0TRUEBEAT_NONCE=42\0";
+        let (_dir, proc) = world(&[
+            (4, 1, 4, ours), // our own shell, from a tmux that the engine began
+            (me, 4, 4, ours),
+            (me + 1, me, 4, ours),              // our gate
+            (20, 1, 10, "TRUEBEAT_NONCE=42\0"), // the engine's server, whose shell (10) has gone
+            (21, 20, 10, "\0\0\0"),             // a worker with a title
+            (22, 21, 22, "\0"),                 // and what that began, in a session of its own
+            (23, 1, 10, "\0"),                  // an orphan of the session
+            (24, 1, 24, ours),                  // who left the session
+            (30, 1, 30, "TRUEBEAT_NONCE=421\0"),
+            (31, 1, 31, "NOT_TRUEBEAT_NONCE=42\0"),
+        ]);
+        let found = |start_ticks| {
+            let mut pids: Vec<i32> = started_with(&proc, &file(10, start_ticks, 42)).iter().map(|p| p.pid).collect();
+            pids.sort_unstable();
+            pids
         };
-        let (mut one, mut other) = (start("4242424242"), start("424242424"));
-        let pid = one.id().cast_signed();
-        let found = || started_with(&ProcRoot::live(), 4_242_424_242, 0);
-        let begun = Instant::now();
-        while found().is_empty() {
-            assert!(begun.elapsed() < std::time::Duration::from_secs(30), "it is not found");
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        let process = EngineProcess::of(pid).unwrap();
-        assert_eq!(found(), std::slice::from_ref(&process));
-        let later = started_with(&ProcRoot::live(), 4_242_424_242, process.start_ticks + 1);
-        assert!(later.is_empty(), "that number was another's before");
-        for child in [&mut one, &mut other] {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-        assert!(found().is_empty());
+        assert_eq!(found(0), [20, 21, 22, 23, 24]);
+        assert_eq!(found(100 + 24), [24], "those began before it");
+        assert!(started_with(&proc, &file(10, 0, 43)).is_empty(), "a session alone may be another's by now");
     }
 }

@@ -41,10 +41,16 @@ impl Abandoned {
 /// Folders of this user's that lie beside `agent_dir` and were made as it was, by [`fresh`], whose runs have ended; none where somebody has
 /// named the folder.
 pub fn abandoned_beside(agent_dir: &Path) -> Vec<Abandoned> {
-    let is_fresh = |dir: &Path| dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
+    let is_fresh = |dir: &Path| dir.file_name().is_some_and(|name| is_fresh(&name.to_string_lossy()));
     let Some(base) = agent_dir.parent().filter(|_| is_fresh(agent_dir)) else { return Vec::new() };
     let others = std::fs::read_dir(base).into_iter().flatten().flatten().map(|entry| entry.path());
     others.filter(|dir| is_fresh(dir) && dir != agent_dir).filter_map(abandoned).collect()
+}
+
+/// As [`fresh`] makes it, and nobody by hand.
+fn is_fresh(name: &str) -> bool {
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-')).is_some_and(|(pid, ns)| number(pid) && number(ns))
 }
 
 fn abandoned(dir: PathBuf) -> Option<Abandoned> {
@@ -105,6 +111,7 @@ mod tests {
         held.try_lock().unwrap();
         make("truebeat-run-4-4", 0);
         make("somebody-elses", 900);
+        make("truebeat-run-mine", 900);
         std::os::unix::fs::symlink(&gone, base.path().join("truebeat-run-5-5")).unwrap();
         let found = abandoned_beside(&own);
         assert_eq!(found.iter().map(|one| &one.dir).collect::<Vec<_>>(), [&gone]);

@@ -92,6 +92,8 @@ fn start(spec: &Spec, registry: &Registry) -> std::io::Result<Child> {
     // a heap for each thread is memory that nobody uses: these processes hardly allocate once they run
     command.env("MALLOC_ARENA_MAX", "1");
     command.env("TRUEBEAT_LOG", &spec.log_filter);
+    // by it a start of an engine is known, also from within which we may have been started
+    command.env_remove("TRUEBEAT_NONCE");
     // A Ctrl-C at the terminal is for the supervisor alone; it ends its children in its own order.
     command.process_group(0);
     match &spec.stdin {

@@ -24,7 +24,7 @@ use self::keep::{Input, Spec, keep};
 use self::registry::Registry;
 use crate::files::keep_from_cleaning;
 use crate::http;
-use crate::launch::{LaunchConfig, Launcher, run_dirs};
+use crate::launch::{EngineFile, LaunchConfig, Launcher, run_dirs};
 use crate::own_program::OWN_PROGRAM;
 use crate::sources::find_pod_engine;
 
@@ -91,6 +91,9 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
         link_program(&config.agent_dir);
     }
     let launcher = config.engine.clone().map(Launcher::new).transpose()?;
+    if launcher.is_some() && claim.is_some() {
+        EngineFile::set_aside(&config.agent_dir);
+    }
     let _kept = keep_directories(&config);
     let mut ends = Ends::new()?;
     let child_ended = signal(SignalKind::child()).map_err(SuperviseError::Signals)?;
@@ -119,10 +122,16 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
                 };
                 let end = async {
                     ends.next().await;
-                    board.announce_end(ANNOUNCED_WAIT).await;
-                    stop.send_replace(true);
+                    let told = async {
+                        board.announce_end(ANNOUNCED_WAIT).await;
+                        stop.send_replace(true);
+                        std::future::pending::<()>().await;
+                    };
                     // Nobody is left to tell the engine a second time; a second signal means now.
-                    ends.insisted().await;
+                    tokio::select! {
+                        () = told => {}
+                        () = ends.insisted() => {}
+                    }
                 };
                 tokio::select! {
                     code = run => code,

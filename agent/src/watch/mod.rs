@@ -268,7 +268,7 @@ impl Watch {
         self.engine = engine;
         self.hold = None;
         self.proof.engine_changed();
-        if !first {
+        if !first && !self.drain.borrow().ends {
             // A drain was meant for the process that has gone.
             self.drain_ended = self.drain.borrow().id;
         }

@@ -61,7 +61,7 @@ fn an_engine_that_is_ended_takes_along_what_it_left_to_itself() {
 fn a_second_signal_takes_it_along_too() {
     let (mut run, orphan) = with_orphan(&["--grace", "10m"], "trap '' TERM; exec sleep 600");
     send(&[supervisor(&run)], Signal::SIGTERM);
-    std::thread::sleep(Duration::from_millis(700));
+    std::thread::sleep(Duration::from_secs(2));
     send(&[supervisor(&run)], Signal::SIGINT);
     assert_eq!(code(&mut run), Some(137));
     until("nothing is left", || !lives(&orphan));
@@ -128,6 +128,8 @@ fn a_signal_to_all_processes_of_a_unit_ends_the_engine_first() {
         ours.filter(|stat| !stat.ended()).map(|stat| stat.pid).collect()
     };
     until("all three run", || children().len() == 3 && get(&run.gate, "/").is_some());
+    // (before that it may not have heard of signals)
+    until("the detector watches", || get(&run.agent, "/verdict").is_some_and(|text| text.contains("Starting")));
     let before = children();
     send(&before, Signal::SIGTERM);
     let engine = EngineFile::read(&run.dir.path().join("agent")).unwrap().pid;
@@ -207,7 +209,7 @@ fn a_person_who_quits_leaves_no_engine_behind() {
     until("the engine runs", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")));
     let engine = agent::launch::EngineFile::read(&run.dir.path().join("agent")).unwrap().process();
     send(&[supervisor(&run)], Signal::SIGQUIT);
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_secs(2));
     send(&[supervisor(&run)], Signal::SIGQUIT);
     assert_eq!(code(&mut run), Some(137));
     until("nothing is left", || process_tree(&engine).is_empty());
@@ -239,11 +241,16 @@ fn whoever_was_started_with_nohup_stays() {
 /// Its parent's death tells the root alone, here a shell, which ends; what it had started goes on.
 #[test]
 fn what_a_killed_supervisors_engine_left_is_ended_before_the_next() {
-    let words = ["sh", "-c", "setsid sleep 600.5 & wait"].map(Into::into).to_vec();
+    // (no other's)
+    let seconds = format!("600.{}", std::process::id());
+    let words = ["sh", "-c", &format!("setsid sleep {seconds} & wait")].map(Into::into).to_vec();
     let mut run = Run::begin(&mut Command::new(AGENT), &[], |_, _| words);
     let agent_dir = run.dir.path().join("agent");
     let left = || -> Vec<EngineProcess> {
-        let has = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == b"sleep\x00600.5\x00");
+        let has = |pid| {
+            std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line == format!("sleep\0{seconds}\0").as_bytes())
+        };
         ProcRoot::live()
             .all()
             .iter()
@@ -255,7 +262,7 @@ fn what_a_killed_supervisors_engine_left_is_ended_before_the_next() {
     let root = EngineFile::read(&agent_dir).unwrap().process();
     run.supervisor.kill().unwrap();
     run.supervisor.wait().unwrap();
-    until("the shell has ended", || EngineProcess::of(root.pid).as_ref() != Some(&root));
+    until("the shell has ended", || !lives(&root));
     assert_eq!(left().len(), 1);
     let [gate, agent] = free_addresses();
     let mut next = Command::new(AGENT);
