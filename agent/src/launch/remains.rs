@@ -3,7 +3,7 @@
 //!
 //! Reads `/proc` and folders of earlier runs, and kills what is shown to be an engine's.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -11,9 +11,10 @@ use nix::sys::signal::Signal;
 use tokio::sync::watch;
 
 use super::disk::Disk;
-use super::{EngineFile, Launcher, UNKILLABLE_LOOK, or_left, run_dirs};
+use super::{EngineFile, LOOK_EVERY, Launcher, UNKILLABLE_LOOK, or_left, run_dirs};
 use crate::kill::{kill_tree_and_wait, send_to};
 use crate::sources::procs::{ProcRoot, Stat};
+use crate::sources::tree::{add_descendants, ancestors};
 use crate::sources::{EngineProcess, process_tree};
 use crate::supervisor::registry::Registry;
 
@@ -64,39 +65,8 @@ impl Launcher {
         } else if let Some(first) = left.first() {
             say(first.pid);
         }
-        self.clear_left(file, &mut left).await;
+        clear_left(&mut left, || look(file), |line| self.say(line)).await;
         self.clear_orphans(registry).await;
-    }
-
-    /// Kills who is left, and whoever else is found, until all of them have gone. A process that ends has no environment any more long before it
-    /// lets go of its GPU: who was found once is waited for.
-    async fn clear_left(&self, file: &EngineFile, left: &mut Vec<EngineProcess>) {
-        let (mut told, mut blind) = (Instant::now(), 0);
-        loop {
-            left.retain(is_there);
-            match look(file).await {
-                Ok(found) => left.extend(found),
-                Err(error) if left.is_empty() => {
-                    blind += 1;
-                    tracing::warn!(%error, "could not look for what an engine before has left behind");
-                }
-                Err(_) => {}
-            }
-            left.sort_by_key(|process| process.pid);
-            left.dedup();
-            if left.is_empty() && (blind == 0 || blind >= LOOKS_MAX) {
-                return;
-            }
-            send_to(left, Signal::SIGKILL);
-            if told.elapsed() >= UNKILLABLE_LOOK {
-                told = Instant::now();
-                let pids: Vec<i32> = left.iter().map(|process| process.pid).collect();
-                self.say(&format!(
-                    "processes of an engine before outlive SIGKILL: {pids:?}; nothing is started beside them"
-                ));
-            }
-            tokio::time::sleep(super::LOOK_EVERY).await;
-        }
     }
 
     /// Kills what is left of the tree and waits until it is gone, however long that takes: a successor beside it would fight for
@@ -133,9 +103,38 @@ impl Launcher {
     }
 }
 
-/// Does it live, or is it still about to end?
-fn is_there(process: &EngineProcess) -> bool {
-    ProcRoot::live().stat(process.pid).is_some_and(|stat| stat.start_ticks == process.start_ticks && !stat.ended())
+/// Kills who is left, and whoever else `look` finds, until all of them have gone. A process that ends has no environment any more long before
+/// it lets go of its GPU: who was found once is waited for.
+async fn clear_left<F>(left: &mut Vec<EngineProcess>, look: impl Fn() -> F, say: impl Fn(&str))
+where
+    F: Future<Output = std::io::Result<Vec<EngineProcess>>>,
+{
+    let (mut told, mut failed) = (Instant::now(), 0);
+    loop {
+        left.retain(EngineProcess::lives);
+        match look().await {
+            Ok(found) => {
+                failed = 0;
+                left.extend(found);
+            }
+            Err(error) => {
+                failed += 1;
+                tracing::warn!(%error, "could not look for what an engine before has left behind");
+            }
+        }
+        left.sort_by_key(|process| process.pid);
+        left.dedup();
+        if left.is_empty() && (failed == 0 || failed >= LOOKS_MAX) {
+            return;
+        }
+        send_to(left, Signal::SIGKILL);
+        if told.elapsed() >= UNKILLABLE_LOOK {
+            told = Instant::now();
+            let pids: Vec<i32> = left.iter().map(|process| process.pid).collect();
+            say(&format!("processes of an engine before outlive SIGKILL: {pids:?}; nothing is started beside them"));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 /// What came of that start of an engine and lives on. An environment may wait for its process's memory, and the launcher's disk shall not wait
@@ -155,34 +154,20 @@ fn started_with(proc: &ProcRoot, file: &EngineFile) -> Vec<EngineProcess> {
         let environ = std::fs::read(proc.path(pid, "environ")).unwrap_or_default();
         environ.split(|byte| *byte == 0).any(|variable| variable == word.as_bytes())
     };
-    let all: Vec<Stat> = proc.all().into_iter().filter(|stat| !stat.ended()).collect();
-    let family = lineage(&all, me);
-    let mut candidates: Vec<&Stat> = all.iter().filter(|stat| stat.start_ticks >= file.start_ticks).collect();
-    candidates.retain(|stat| !family.contains(&stat.pid));
+    let mut candidates: Vec<Stat> = proc.all().into_iter().filter(|stat| !stat.ended()).collect();
+    let mut spared = ancestors(&candidates, me);
+    let mut ours = HashSet::from([me]);
+    add_descendants(&candidates, &mut ours);
+    spared.extend(ours);
+    candidates.retain(|stat| stat.start_ticks >= file.start_ticks && !spared.contains(&stat.pid));
     let mut found: HashSet<i32> = candidates.iter().map(|stat| stat.pid).filter(|pid| has(*pid)).collect();
     // an id is not given away while anybody is left in the session
     if candidates.iter().any(|stat| stat.session == file.pid && found.contains(&stat.pid)) {
         found.extend(candidates.iter().filter(|stat| stat.session == file.pid).map(|stat| stat.pid));
     }
-    let mut known = 0;
-    while known != found.len() {
-        known = found.len();
-        let children: Vec<i32> =
-            candidates.iter().filter(|stat| found.contains(&stat.ppid)).map(|stat| stat.pid).collect();
-        found.extend(children);
-    }
+    add_descendants(&candidates, &mut found);
     let found = candidates.into_iter().filter(|stat| found.contains(&stat.pid));
     found.map(|stat| EngineProcess { pid: stat.pid, start_ticks: stat.start_ticks }).collect()
-}
-
-/// This process, those above it, and those below it.
-fn lineage(all: &[Stat], me: i32) -> HashSet<i32> {
-    let parents: HashMap<i32, i32> = all.iter().map(|stat| (stat.pid, stat.ppid)).collect();
-    let above = |from: i32| {
-        std::iter::successors(Some(from), |pid| parents.get(pid).copied().filter(|pid| *pid > 0)).take(1_000)
-    };
-    let below = parents.keys().copied().filter(|pid| above(*pid).any(|pid| pid == me));
-    above(me).chain(below).collect()
 }
 
 #[cfg(test)]
@@ -233,5 +218,22 @@ mod tests {
         assert_eq!(found(0), [20, 21, 22, 23, 24]);
         assert_eq!(found(100 + 24), [24], "those began before it");
         assert!(started_with(&proc, &file(10, 0, 43)).is_empty(), "a session alone may be another's by now");
+    }
+
+    /// A look that failed once is made again; one that never comes back holds nobody for ever.
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_left_where_a_look_says_so_or_none_succeeds() {
+        for (looks, failures) in [(1, 0), (2, 1), (3, 2), (LOOKS_MAX, u32::MAX)] {
+            let made = std::cell::Cell::new(0);
+            let look = || {
+                made.set(made.get() + 1);
+                let fails = made.get() <= failures;
+                std::future::ready(if fails { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(Vec::new()) })
+            };
+            let mut left = Vec::new();
+            let cleared = clear_left(&mut left, look, |_| ());
+            tokio::time::timeout(UNKILLABLE_LOOK, cleared).await.expect("it ends");
+            assert_eq!(made.get(), looks, "{failures} looks fail");
+        }
     }
 }

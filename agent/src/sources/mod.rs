@@ -24,7 +24,7 @@ pub mod procs;
 mod queue;
 pub mod ras;
 pub mod scrape;
-mod tree;
+pub(crate) mod tree;
 mod turns;
 pub mod walk;
 

@@ -22,6 +22,11 @@ impl EngineProcess {
     pub fn of(pid: i32) -> Option<Self> {
         ProcRoot::live().stat(pid).map(|stat| Self { pid, start_ticks: stat.start_ticks })
     }
+
+    /// Is it the same process still, and not a zombie?
+    pub fn lives(&self) -> bool {
+        ProcRoot::live().stat(self.pid).is_some_and(|stat| stat.start_ticks == self.start_ticks && !stat.ended())
+    }
 }
 
 /// The live processes of the engine, the root first: descendants, and orphans that share its session or, in a pod, its container.
@@ -116,7 +121,7 @@ fn own_pid() -> i32 {
 }
 
 /// `me` and everything above it: what a kill must never reach.
-fn ancestors(all: &[Stat], me: i32) -> HashSet<i32> {
+pub fn ancestors(all: &[Stat], me: i32) -> HashSet<i32> {
     let parents: HashMap<i32, i32> = all.iter().map(|stat| (stat.pid, stat.ppid)).collect();
     let mut chain = HashSet::new();
     let mut pid = me;
@@ -137,7 +142,7 @@ pub fn family(members: &[Stat], root: i32) -> HashSet<i32> {
 }
 
 /// Widens `found` by parentage until nothing is added; at most as many rounds as the tree is deep.
-fn add_descendants(all: &[Stat], found: &mut HashSet<i32>) {
+pub fn add_descendants(all: &[Stat], found: &mut HashSet<i32>) {
     loop {
         let more: Vec<i32> = all
             .iter()

@@ -122,16 +122,12 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
                 };
                 let end = async {
                     ends.next().await;
-                    let told = async {
+                    let tell = async {
                         board.announce_end(ANNOUNCED_WAIT).await;
                         stop.send_replace(true);
-                        std::future::pending::<()>().await;
                     };
                     // Nobody is left to tell the engine a second time; a second signal means now.
-                    tokio::select! {
-                        () = told => {}
-                        () = ends.insisted() => {}
-                    }
+                    tokio::join!(tell, ends.insisted());
                 };
                 tokio::select! {
                     code = run => code,

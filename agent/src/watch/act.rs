@@ -10,7 +10,7 @@ use vitals::recovery::{Effect, RecoveryOutput};
 use vitals::verdict::{Outcome, StallClass};
 
 use super::WatchConfig;
-use super::follow::{Program, lives};
+use super::follow::Program;
 use crate::forensics::{CaptureRequest, Captured, capture};
 use crate::gate::ledger::GateReply;
 use crate::incidents::{Incidents, id_base};
@@ -216,7 +216,7 @@ impl Acts {
         let request = CaptureRequest {
             outcome: scene.outcome.clone(),
             // what lives where one has died is its successor
-            engine: scene.engine.filter(|engine| episode.class != "Dead" && lives(engine)).cloned(),
+            engine: scene.engine.filter(|engine| episode.class != "Dead" && engine.lives()).cloned(),
             steps: sources.page_steps(),
             metrics_before: sources.last_metrics_text(),
             metrics_path: sources.metrics_path(),
@@ -246,7 +246,7 @@ impl Acts {
 
     /// I1: the state machine asks only with both keys turned; the book must say so too.
     fn kill(&mut self, scene: &Scene<'_>) {
-        let Some(engine) = scene.engine.filter(|engine| lives(engine)) else { return };
+        let Some(engine) = scene.engine.filter(|engine| engine.lives()) else { return };
         let Some(episode) = self.incidents.open().filter(|open| open.granted_at.is_some()) else { return };
         let before = self.killed.as_ref().filter(|killed| killed.engine == *engine);
         let again_ms = |killed: &Killed| if killed.spared { SPARED_AGAIN_MS } else { KILL_AGAIN_MS };

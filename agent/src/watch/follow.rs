@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 use crate::forensics::program_of;
 use crate::launch::EngineFile;
 use crate::sources::clock::TickClock;
-use crate::sources::procs::ProcRoot;
 use crate::sources::{EngineProcess, ExitWatch, Found, find_pod_engine};
 
 /// A search over `/proc` is not repeated before this while there is no engine, …
@@ -63,7 +62,7 @@ impl Follow {
     /// engine until a search says otherwise, for an engine that hangs may not be searchable.
     pub fn new(agent_dir: Option<PathBuf>, page_dir: &Path, known: Option<EngineProcess>) -> Self {
         Self {
-            engine: known.filter(|engine| agent_dir.is_none() && lives(engine)),
+            engine: known.filter(|engine| agent_dir.is_none() && engine.lives()),
             agent_dir,
             page_dir: page_dir.to_owned(),
             sure: false,
@@ -119,7 +118,7 @@ impl Follow {
     fn lives_now(&self) -> bool {
         match (&self.engine, &self.exit) {
             (Some(_), Some(exit)) if self.watched == self.engine => !exit.has_ended(),
-            (Some(engine), _) => lives(engine),
+            (Some(engine), _) => engine.lives(),
             (None, _) => false,
         }
     }
@@ -250,11 +249,6 @@ fn words_of(engine: &EngineProcess) -> Vec<String> {
     let words = std::fs::read(format!("/proc/{}/cmdline", engine.pid)).unwrap_or_default();
     let words = words.split(|byte| *byte == 0).filter(|word| !word.is_empty());
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
-}
-
-/// Is it the same process still, and not a zombie?
-pub fn lives(engine: &EngineProcess) -> bool {
-    ProcRoot::live().stat(engine.pid).is_some_and(|stat| stat.start_ticks == engine.start_ticks && !stat.ended())
 }
 
 /// `CLOCK_MONOTONIC` of the engine's start; now where there is none.

@@ -1,6 +1,7 @@
 //! How `truebeat run` ends: by which signals, and with all that came of the engine.
 
 use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -75,7 +76,13 @@ fn with_signals(env: &str, script: &str) -> Run {
     run
 }
 
-fn engine_file(run: &Run) -> std::path::PathBuf {
+/// Waits until the engine has said that it runs.
+fn says_up(run: &Run) {
+    let log = run.dir.path().join("agent/engine.log");
+    until("the engine runs", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")));
+}
+
+fn engine_file(run: &Run) -> PathBuf {
     run.dir.path().join("agent/engine.json")
 }
 
@@ -97,8 +104,7 @@ fn a_terminal_that_is_closed_ends_the_engine_too() {
 #[test]
 fn what_is_said_twice_in_one_breath_is_said_once() {
     let mut run = with_signals("--default-signal=INT", "trap 'sleep 2; exit 0' TERM; echo up; sleep 600 & wait");
-    let log = run.dir.path().join("agent/engine.log");
-    until("the engine runs", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")));
+    says_up(&run);
     send(&[supervisor(&run)], Signal::SIGINT);
     send(&[supervisor(&run)], Signal::SIGTERM);
     assert_eq!(code(&mut run), Some(0), "it was killed in the middle of its end");
@@ -121,8 +127,7 @@ fn an_engine_that_is_ended_has_not_died() {
 fn a_signal_to_all_processes_of_a_unit_ends_the_engine_first() {
     let server = "trap 'sleep 3; exit 0' TERM; echo up; while :; do sleep 0.1; done";
     let mut run = with_signals("--default-signal=TERM", server);
-    let log = run.dir.path().join("agent/engine.log");
-    until("the engine runs", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")));
+    says_up(&run);
     let children = || -> Vec<i32> {
         let ours = ProcRoot::live().all().into_iter().filter(|stat| stat.ppid == supervisor(&run));
         ours.filter(|stat| !stat.ended()).map(|stat| stat.pid).collect()
@@ -146,8 +151,7 @@ fn a_signal_to_all_processes_of_a_unit_ends_the_engine_first() {
 #[test]
 fn a_terminal_that_is_closed_says_so_twice_and_the_engine_has_its_time() {
     let mut run = with_signals("--default-signal=HUP", "trap 'sleep 2; exit 0' TERM; echo up; sleep 600 & wait");
-    let log = run.dir.path().join("agent/engine.log");
-    until("the engine runs", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")));
+    says_up(&run);
     send(&[supervisor(&run)], Signal::SIGHUP);
     std::thread::sleep(Duration::from_millis(500));
     send(&[supervisor(&run)], Signal::SIGHUP);
@@ -205,8 +209,7 @@ fn an_engine_that_goes_into_the_background_is_told_to_stay() {
 #[test]
 fn a_person_who_quits_leaves_no_engine_behind() {
     let mut run = with_signals("--default-signal=QUIT", "trap '' TERM; echo up; sleep 600 & wait; sleep 600");
-    let log = run.dir.path().join("agent/engine.log");
-    until("the engine runs", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("up")));
+    says_up(&run);
     let engine = agent::launch::EngineFile::read(&run.dir.path().join("agent")).unwrap().process();
     send(&[supervisor(&run)], Signal::SIGQUIT);
     std::thread::sleep(Duration::from_secs(2));
@@ -238,6 +241,14 @@ fn whoever_was_started_with_nohup_stays() {
     assert!(get(&run.agent, "/livez").is_some_and(|text| text.starts_with("HTTP/1.1 200")));
 }
 
+/// Another supervisor begins in the directory of one that was killed.
+fn take_over(run: &mut Run, agent_dir: &Path) {
+    let [gate, agent] = free_addresses();
+    let mut next = Command::new(AGENT);
+    next.args(["run", "--no-nvml", "--listen", &gate.to_string(), "--agent-listen", &agent.to_string(), "--agent-dir"]);
+    run.supervisor = next.arg(agent_dir).args(["--", "sleep", "600"]).spawn().unwrap();
+}
+
 /// Its parent's death tells the root alone, here a shell, which ends; what it had started goes on.
 #[test]
 fn what_a_killed_supervisors_engine_left_is_ended_before_the_next() {
@@ -264,10 +275,7 @@ fn what_a_killed_supervisors_engine_left_is_ended_before_the_next() {
     run.supervisor.wait().unwrap();
     until("the shell has ended", || !lives(&root));
     assert_eq!(left().len(), 1);
-    let [gate, agent] = free_addresses();
-    let mut next = Command::new(AGENT);
-    next.args(["run", "--no-nvml", "--listen", &gate.to_string(), "--agent-listen", &agent.to_string(), "--agent-dir"]);
-    run.supervisor = next.arg(&agent_dir).args(["--", "sleep", "600"]).spawn().unwrap();
+    take_over(&mut run, &agent_dir);
     until("the next runs", || EngineFile::read(&agent_dir).is_some_and(|file| file.process() != root));
     assert!(left().is_empty(), "it would hold port and GPU beside the next");
 }
@@ -292,10 +300,7 @@ fn an_engine_that_a_killed_supervisor_left_is_ended_before_the_next() {
     let pages = || std::fs::read_to_string(agent_dir.join("page-dir")).map(std::path::PathBuf::from).unwrap();
     let before = pages();
     assert!(before.starts_with("/dev/shm") && before.is_dir(), "{}", before.display());
-    let [gate, agent] = free_addresses();
-    let mut next = Command::new(AGENT);
-    next.args(["run", "--no-nvml", "--listen", &gate.to_string(), "--agent-listen", &agent.to_string(), "--agent-dir"]);
-    run.supervisor = next.arg(&agent_dir).args(["--", "sleep", "600"]).spawn().unwrap();
+    take_over(&mut run, &agent_dir);
     until("the next runs", || engine().is_some_and(|next| next != left));
     assert!(!lives(&left));
     assert!(!before.exists() && pages().is_dir(), "its pages are gone, and the next has its own");
