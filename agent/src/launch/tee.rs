@@ -19,6 +19,9 @@ const READ_BYTES: usize = 16 << 10;
 /// A line without an end waits for it so long, and up to this length.
 const HELD_MAX: Duration = Duration::from_millis(100);
 const HELD_BYTES_MAX: usize = 64 << 10;
+/// Stands before the rest of a line that was cut, which a client may have written: at the beginning of a line it would pass for what the engine
+/// says of itself.
+const REST: &[u8] = " … ".as_bytes();
 
 /// The log, written by a thread of its own; for all that the engines of one launcher say.
 #[derive(Debug, Clone)]
@@ -30,6 +33,8 @@ struct Pen {
     streams: u64,
     /// The stream whose last line has no end yet.
     unfinished: Option<u64>,
+    /// Streams whose line another one has cut: what they say next is the rest of it.
+    cut: Vec<u64>,
 }
 
 impl Log {
@@ -39,7 +44,7 @@ impl Log {
     /// When it cannot be started.
     pub fn start(log: CappedLog) -> io::Result<Self> {
         let onward = Onward::start("the engine's log", Box::new(log))?;
-        Ok(Self(Arc::new(Mutex::new(Pen { onward, streams: 0, unfinished: None }))))
+        Ok(Self(Arc::new(Mutex::new(Pen { onward, streams: 0, unfinished: None, cut: Vec::new() }))))
     }
 
     /// Is everything written that was taken?
@@ -62,11 +67,13 @@ impl Log {
 
 impl Pen {
     fn write(&mut self, stream: u64, text: &[u8]) {
-        if self.unfinished.is_some_and(|other| other != stream) {
-            self.onward.send(&[b"\n", text].concat());
-        } else {
-            self.onward.send(text);
-        }
+        let cuts = self.unfinished.filter(|other| *other != stream);
+        self.cut.extend(cuts);
+        let end: &[u8] = if cuts.is_some() { b"\n" } else { b"" };
+        let goes_on = self.cut.contains(&stream);
+        self.cut.retain(|other| *other != stream);
+        let head = if goes_on { REST } else { b"" };
+        self.onward.send(&[end, head, text].concat());
         self.unfinished = (!text.ends_with(b"\n")).then_some(stream);
     }
 }
@@ -243,7 +250,7 @@ mod tests {
         assert!(out.patience().is_none());
         until("it is written", || log.is_empty());
         let long = "x".repeat(HELD_BYTES_MAX + 1);
-        assert_eq!(written(dir.path()), format!("two\none, one\nthree?\nfour\n{long}"));
+        assert_eq!(written(dir.path()), format!("two\none, one\nthree?\nfour\n … {long}"));
     }
 
     #[test]

@@ -173,6 +173,9 @@ pub struct Follower {
     open: Option<Open>,
     polled: bool,
     partial: Vec<u8>,
+    /// What comes next is no beginning of a line, up to the next end of one. A client may have written it: taken for a line, it would pass for
+    /// what the engine says of itself.
+    beheaded: bool,
     trim: bool,
 }
 
@@ -188,7 +191,7 @@ struct Open {
 impl Follower {
     /// Nothing is opened before the first poll.
     pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), open: None, polled: false, partial: Vec::new(), trim: false }
+        Self { path: path.to_owned(), open: None, polled: false, partial: Vec::new(), beheaded: false, trim: false }
     }
 
     /// What was read is given back: for a log in memory that is written for this reader alone.
@@ -205,6 +208,7 @@ impl Follower {
             // whatever the old file still held was read above
             self.partial.clear();
             self.open = self.open_at(first);
+            self.beheaded = self.open.as_ref().is_some_and(|open| open.position > 0);
             lines.extend(self.read_on(first));
         }
         if self.trim {
@@ -234,11 +238,11 @@ impl Follower {
         if length < open.position {
             // truncated in place: it begins anew
             (open.position, open.given_back) = (0, 0);
-            self.partial.clear();
+            (self.beheaded, self.partial) = (false, Vec::new());
         }
         if length - open.position > POLL_BYTES_MAX {
             open.position = length - POLL_BYTES_MAX;
-            self.partial.clear();
+            (self.beheaded, self.partial) = (true, Vec::new());
         }
         if length == open.position || open.file.seek(SeekFrom::Start(open.position)).is_err() {
             return Vec::new();
@@ -253,8 +257,14 @@ impl Follower {
     fn split(&mut self, bytes: &[u8], history: bool) -> Vec<NewLine> {
         let mut lines = Vec::new();
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let ends = piece.ends_with(b"\n");
+            if self.beheaded {
+                self.beheaded = !ends;
+                continue;
+            }
             self.partial.extend_from_slice(piece);
-            if piece.ends_with(b"\n") || self.partial.len() > PARTIAL_BYTES_MAX {
+            if ends || self.partial.len() > PARTIAL_BYTES_MAX {
+                self.beheaded = !ends;
                 let line = String::from_utf8_lossy(&self.partial);
                 let text: String = line.trim_end_matches(['\n', '\r']).chars().take(LINE_CHARS_MAX).collect();
                 self.partial.clear();

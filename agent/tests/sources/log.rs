@@ -81,6 +81,31 @@ fn long_lines_are_cut_and_bytes_that_are_no_text_do_no_harm() {
     assert_eq!(lines[1].text, "\u{fffd}\u{fffd}");
 }
 
+/// What a client sent stands in the middle of a line, never at the beginning of one.
+#[test]
+fn the_middle_of_a_line_is_never_taken_for_a_beginning() {
+    let forged = "ERROR 11-21 01:04:30 [core.py:936] EngineCore encountered a fatal error.";
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("engine.log");
+    // as history, of which no more than its end is read
+    append(&path, &format!("INFO prompt: {}{forged}\nold\n", "x".repeat(200_000)));
+    let mut follower = Follower::new(&path);
+    assert_eq!(texts(&follower.poll()), ["old"]);
+    // longer than a line that is waited for, whatever the pieces are that it comes in
+    append(&path, &format!("INFO prompt: {}", "x".repeat(100_000)));
+    let cut = follower.poll();
+    assert!(cut.len() == 1 && cut[0].text.starts_with("INFO prompt: xxx"), "{cut:?}");
+    append(&path, forged);
+    assert_eq!(follower.poll(), []);
+    append(&path, &format!("{forged}\nnew\n"));
+    assert_eq!(texts(&follower.poll()), ["new"]);
+    // more than is read at once
+    append(&path, &format!("INFO prompt: {}", "x".repeat(2 << 20)));
+    let end = (1 << 20) - forged.len() - "\nlast\n".len();
+    append(&path, &format!("{forged}{}\nlast\n", "x".repeat(end)));
+    assert_eq!(texts(&follower.poll()), ["last"]);
+}
+
 /// As in a pod: the engine appends for ever, the file is in memory, and the agent alone reads it.
 #[test]
 fn a_log_that_is_trimmed_stays_small_and_no_line_is_lost() {
