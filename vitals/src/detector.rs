@@ -7,11 +7,13 @@
 mod calm;
 mod case;
 mod said;
+mod trial;
 
 pub use crate::policy::Policy;
 
 use case::Case;
 use said::{Said, Spoken, Words};
+use trial::Trial;
 
 use crate::examine::{Exam, View, examine, reason};
 use crate::excuse::{SilenceClock, Tick};
@@ -57,7 +59,7 @@ pub struct Detector {
     paged: bool,
     served: bool,
     /// When a suspect was last let out without proof of life.
-    trial_ms: Option<Ms>,
+    trial: Option<Trial>,
     spoken: Spoken,
 }
 
@@ -83,7 +85,7 @@ impl Detector {
             stage: Stage::Starting,
             paged: false,
             served: false,
-            trial_ms: None,
+            trial: None,
             spoken: Spoken::since(engine_started_ms),
         }
     }
@@ -101,7 +103,7 @@ impl Detector {
         self.slow.restarted();
         self.stage = Stage::Starting;
         (self.paged, self.served) = (false, false);
-        self.trial_ms = None;
+        self.trial = None;
     }
 
     /// One tick. Any observation and any time give an answer; a time that goes backwards counts as no time.

@@ -2,6 +2,7 @@
 //! out on trial (V6). The stages themselves are the detector's.
 
 use super::said::{Said, Words};
+use super::trial::Trial;
 use super::{Detector, Stage};
 use crate::examine::{Basis, Complaint, Exam, reason};
 use crate::excuse::{Excuse, Tick};
@@ -18,8 +19,10 @@ pub(super) struct Case {
     pub(super) class: StallClass,
     /// Of several data-parallel engines the one that it is against.
     pub(super) engine: Option<u32>,
-    began_ms: Ms,
-    began_counted: Ms,
+    pub(super) began_ms: Ms,
+    pub(super) began_counted: Ms,
+    /// The longest silence that counted for it, without what was carried from the case before.
+    pub(super) silence_ms: Ms,
     /// What was said against the engine when the case was opened or confirmed.
     reasons: Vec<Reason>,
     /// Counted time since which nothing is owed any more.
@@ -39,6 +42,7 @@ impl Detector {
             engine: complaint.engine,
             began_ms: tick.now_ms,
             began_counted: tick.counted_ms,
+            silence_ms: 0,
             reasons: vec![complaint.reason.clone()],
             drained_at: None,
             low_floor: complaint.allowed.basis == Basis::Learned
@@ -78,9 +82,14 @@ impl Detector {
             case.reasons = vec![complaint.reason.clone()];
             case.reasons.extend(weight.reasons);
             let counts = owed && tick.excuse.is_none() && current;
-            let proven = complaint.silence_ms >= weight.silence_ms_min;
+            let (silence_ms, carried) = self.silence_with_trials(tick, complaint);
+            case.reasons.extend(carried);
+            if counts {
+                case.silence_ms = silence_ms;
+            }
+            let proven = silence_ms >= weight.silence_ms_min;
             // a trial at this moment would begin the age of the case anew
-            proof_is_near = counts && complaint.silence_ms + self.policy.trial_after_ms >= weight.silence_ms_min;
+            proof_is_near = counts && silence_ms + self.policy.trial_after_ms >= weight.silence_ms_min;
             if counts && proven && age >= weight.strength.confirm_ms(&self.policy) {
                 (case.class, case.engine) = (complaint.class.clone(), complaint.engine);
                 case.reasons.push(reason("policy", format!("suspect for {age} ms: confirmed")));
@@ -94,7 +103,7 @@ impl Detector {
         let drained = may_serve && case.drained_at.is_some_and(|at| tick.since(at) >= self.policy.trial_after_ms);
         let is_old = tick.now_ms.saturating_sub(case.began_ms) >= self.policy.suspect_ms_max;
         if drained || (is_old && !proof_is_near) {
-            self.trial_ms = Some(tick.now_ms);
+            self.trial = Some(Trial::of(tick, &case));
             return self.release(tick, sight, &case, false, exam);
         }
         let said = case.reasons.clone();
@@ -126,7 +135,7 @@ impl Detector {
         let drained_at = case.drained_at.unwrap_or(tick.counted_ms);
         case.drained_at = self.may_have_healed(tick, sight, &case).then_some(drained_at);
         if case.drained_at.is_some_and(|at| tick.since(at) >= self.policy.trial_after_ms) {
-            self.trial_ms = Some(tick.now_ms);
+            self.trial = Some(Trial::of(tick, &case));
             return self.release(tick, sight, &case, draining, exam);
         }
         self.hold_stall(sight, case)
@@ -142,11 +151,6 @@ impl Detector {
             && no_kill
             && !self.view(tick, sight).step_beyond_lease()
             && !self.relapsing(tick)
-    }
-
-    /// Was it let out on trial a short while ago?
-    fn relapsing(&self, tick: &Tick) -> bool {
-        self.trial_ms.is_some_and(|at| tick.now_ms.saturating_sub(at) < self.policy.relapse_ms)
     }
 
     fn hold_stall(&mut self, sight: &Sight<'_>, case: Case) -> Said {
