@@ -96,6 +96,31 @@ class CoreTest(Plugged):
         engine.wake_up()
         self.assertEqual(self.page()["phase"], "idle")
 
+    def test_what_the_core_ends_by_itself_owes_nothing(self):
+        def before(modules):
+            original = modules["vllm.v1.engine.core"].EngineCore.add_request
+
+            def add_request(core, request, *args):
+                original(core, request, *args)
+                if getattr(request, "abort_immediately", False):
+                    core.abort_requests([request.request_id])
+            modules["vllm.v1.engine.core"].EngineCore.add_request = add_request
+
+        for ends in ("as it comes", "in the scheduler"):
+            with self.subTest(ends=ends):
+                engine, core = self.engine(fake.VERSIONS[-1], before=before)
+                engine.add_request(core.Request("live", 4, 10**6))
+                engine._process_engine_step()
+                for number in range(20):
+                    request = core.Request(f"r{number}", 8000, 2)
+                    request.abort_immediately = ends == "as it comes"
+                    engine.add_request(request)
+                    if ends == "in the scheduler":
+                        engine.scheduler.finish(request.request_id)
+                    engine._process_engine_step()
+                seen = self.page()
+                self.assertEqual((seen["running"], seen["waiting"], seen["prompt_tokens_owed"]), (1, 0, 0))
+
     def test_a_step_of_decode_changes_no_more_than_its_start(self):
         engine, core = self.engine("0.32.0")
         engine.add_request(core.Request("a", 4, 9))

@@ -250,6 +250,8 @@ class CoreBeat(Writer):
         self.started = 0
         tokens = self.flight_tokens
         if running or waiting or flight:
+            if len(self.owing) > running + waiting:
+                self.lets_go(scheduler.requests)
             phase = SLEEP if self.asleep and (not running or self.kept(scheduler)) else PREFILL if tokens else DECODE
             self.says(now, running, waiting, phase, tokens and self.prompt(), lease_ms(tokens) if tokens else STEP_LEASE_MS, 0)
             if phase == DECODE:
@@ -276,8 +278,17 @@ class CoreBeat(Writer):
         if tokens:
             self.owing[request_id] = tokens
 
-    def adds(self, request):
+    def lets_go(self, requests):
+        """More owe than there are: the scheduler ended some by itself, which no hook tells (a prompt whose blocks could not be fetched)."""
+        for request_id in self.owing.keys() - requests.keys():
+            self.owe(request_id, 0)
+
+    def adds(self, engine, request):
         self.admitted += 1
+        # the core ends some at once (one that was aborted before it came): nothing of them is owed
+        if request.request_id not in engine.scheduler.requests:
+            self.owe(request.request_id, 0)
+            return
         tokens = getattr(request, "num_prompt_tokens", None)
         self.owe(request.request_id, int(tokens if tokens is not None else len(request.prompt_token_ids or ())))
 
@@ -423,7 +434,7 @@ def _add_request(original):
     def add_request(self, request, *args, **kwargs):
         result = original(self, request, *args, **kwargs)
         if _beat is not None:
-            _quietly(_beat, _beat.adds, request)
+            _quietly(_beat, _beat.adds, self, request)
         return result
     return add_request
 
