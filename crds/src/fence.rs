@@ -33,9 +33,15 @@ impl Fence {
         }
         let read: Self =
             (text.len() <= TEXT_BYTES_MAX).then(|| serde_json::from_str(text).ok()).flatten().unwrap_or_default();
-        let cut = |text: String, max: usize| text.chars().filter(|c| !c.is_control()).take(max).collect::<String>();
-        let by = if read.by.is_empty() { "somebody".to_owned() } else { cut(read.by, 128) };
-        Some(Fence { by, at: cut(read.at, 64), why: cut(read.why, 256) })
+        let by = if read.by.is_empty() { "somebody" } else { &read.by };
+        Some(Self::of(by, &read.at, &read.why))
+    }
+
+    /// What is written and what is read: in one line, and no longer than a condition bears. An annotation that is longer than
+    /// [`Fence::read`] reads would lose who wrote it as well.
+    pub fn of(by: &str, at: &str, why: &str) -> Self {
+        let cut = |text: &str, max: usize| text.chars().filter(|c| !c.is_control()).take(max).collect::<String>();
+        Self { by: cut(by, 128), at: cut(at, 64), why: cut(why, 256) }
     }
 
     /// In words, for clients and conditions.
@@ -62,5 +68,12 @@ mod tests {
         let long = Fence { why: "a\n".repeat(400), ..fence };
         let read = Fence::read(&serde_json::to_string(&long).unwrap()).unwrap();
         assert_eq!(read.why, "a".repeat(256), "bounded, and one line");
+        let pasted = Fence::of("ann", "2026-01-01T00:00:00Z", &"x".repeat(9999));
+        let read = Fence::read(&serde_json::to_string(&pasted).unwrap()).unwrap();
+        assert_eq!(
+            (read.by.as_str(), read.why.len()),
+            ("ann", 256),
+            "whoever gives a long reason is known all the same"
+        );
     }
 }

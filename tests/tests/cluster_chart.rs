@@ -60,7 +60,10 @@ fn without_helms_own(mut object: Value) -> Value {
         let ours = ["app.kubernetes.io/name", "app.kubernetes.io/component"];
         labels.retain(|key, _| ours.contains(&key.as_str()) || key.starts_with("rbac.authorization.k8s.io/"));
     }
-    if object["kind"] == "Lease" {
+    if ["Lease", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+        .iter()
+        .any(|kind| object["kind"] == *kind)
+    {
         object["metadata"].as_object_mut().unwrap().remove("annotations"); // that helm keeps it
     }
     object
@@ -152,6 +155,7 @@ fn every_value_shows_in_what_is_rendered() {
     for (set, gone) in [
         ("crds.install=false", "CustomResourceDefinition"),
         ("crds.keep=false", "helm.sh/resource-policy: keep\n  name: engineincidents"), // (the Lease is kept in any case)
+        ("crds.keep=false", "annotations: {helm.sh/resource-policy: keep}"), // of the policy of agents that outlive the chart
         ("admissionPolicy.install=false", "ValidatingAdmissionPolicy"),
         ("admissionPolicy.knownBad=false", "truebeat-known-bad"),
         ("rbac.aggregate=false", "rbac.authorization.k8s.io/aggregate-to-"),
@@ -173,12 +177,12 @@ fn every_value_shows_in_what_is_rendered() {
     let rules = [
         "prometheusRule.enabled=true",
         "prometheusRule.labels.role=alert",
-        "prometheusRule.runbookUrl=https://wiki.example/",
-        "prometheusRule.startMax=47m",
+        "prometheusRule.runbookUrl=https://wiki.example/runbooks",
+        "prometheusRule.startMax=1h17m",
     ];
     let rules = stdout(&template(&rules));
-    assert!(rules.contains("role: alert") && rules.contains("https://wiki.example/TruebeatRestartLoop.md"));
-    assert_eq!(rules.matches("for: 47m").count(), 1, "TruebeatNothingReady's");
+    assert!(rules.contains("role: alert") && rules.contains("https://wiki.example/runbooks/TruebeatRestartLoop.md"));
+    assert_eq!(rules.matches("for: 1h17m").count(), 1, "TruebeatNothingReady's");
     // (a fraction comes as text from --set, and as a number from a file)
     let objectives = ["prometheusRule.enabled=true", "prometheusRule.objectives.requests=99.9"];
     let objectives = stdout(&template(&objectives));
@@ -280,6 +284,9 @@ fn wrong_values_are_refused_by_name() {
         ("watchNamespace=Not_a_name", "watchNamespace"),
         ("podMonitor.interval=soon", "interval"),
         ("podMonitor.interval=2m", "interval"),
+        ("podMonitor.interval=0ms", "interval"),
+        ("podMonitor.interval=600000ms", "interval"),
+        ("prometheusRule.startMax=soon", "startMax"),
         ("podMonitor.engines=some", "engines"),
         ("prometheusRule.objectives.requests=100", "requests"),
         ("prometheusRule.objectives.progress=most", "progress"),

@@ -47,8 +47,7 @@ pub async fn write(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Res
                     "{name} is the last replica of {deployment} that serves: its clients would have nobody (I3); --even-if-last fences it all the same"
                 );
             }
-            let at = written(jiff::Timestamp::now());
-            let fence = Fence { by: who(client).await, at, why: why.clone() };
+            let fence = Fence::of(&who(client).await, &written(jiff::Timestamp::now()), why);
             Value::String(serde_json::to_string(&fence)?)
         }
     };

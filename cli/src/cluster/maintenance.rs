@@ -45,15 +45,14 @@ pub async fn declare(
             "pod {name}: maintenance is over, silence counts again once its kubelet has handed that on"
         ));
     };
-    let declared = from(Timestamp::now(), lasts, who(client).await, reason)?;
+    let declared = from(Timestamp::now(), lasts, &who(client).await, reason)?;
     annotate(&pods, &pod, ANNOTATION_MAINTENANCE, Value::String(serde_json::to_string(&declared)?)).await?;
     Ok(format!("pod {name}: {}; it holds once its kubelet has handed it on, within a minute", declared.words()))
 }
 
-fn from(now: Timestamp, lasts: Duration, by: String, reason: &str) -> anyhow::Result<Maintenance> {
+fn from(now: Timestamp, lasts: Duration, by: &str, reason: &str) -> anyhow::Result<Maintenance> {
     let until = now.checked_add(lasts).context("it would never end")?;
-    let fence = Fence { by, at: written(now), why: reason.to_owned() };
-    Ok(Maintenance { fence, until: Some(written(until)) })
+    Ok(Maintenance { fence: Fence::of(by, &written(now), reason), until: Some(written(until)) })
 }
 
 #[cfg(test)]

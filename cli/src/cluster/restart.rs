@@ -57,7 +57,7 @@ pub async fn ask(client: &Client, namespace: &str, wish: &Wish) -> anyhow::Resul
             wish.pod
         );
     }
-    let word = Fence { by: who(client).await, at: written(Timestamp::now()), why: wish.reason.clone() };
+    let word = Fence::of(&who(client).await, &written(Timestamp::now()), &wish.reason);
     let text = serde_json::to_string(&RestartWish { word, episode: episode.id.clone() })?;
     annotate(&pods, &pod, ANNOTATION_RESTART, Value::String(text)).await?;
     let (uid, in_vain) = (pod.uid().unwrap_or_default(), episode.awaits_replacement());

@@ -57,10 +57,14 @@ pub async fn life(world: &mut World<'_>, times: &mut Times) -> Result<()> {
         "-o",
         "name",
     ])?;
-    ensure!(left.trim().is_empty(), "left behind: {left}");
+    // the policy stays as long as there may be agents: with the CRDs
+    let policy = "admissionregistration.k8s.io/truebeat-agent-own-pod-only";
+    let only = |line: &str| line.starts_with("validatingadmissionpolic") && line.ends_with(policy);
+    let (stays, others): (Vec<&str>, Vec<&str>) = left.split_whitespace().partition(|line| only(line));
+    ensure!(others.is_empty() && stays.len() == 2, "left behind: {left}");
     let kept = world.cluster.kubectl(&["-n", "charted", "get", "infd", "-o", "name"])?;
     ensure!(kept.contains("/kept"), "the InferenceDeployment went with the chart: {kept}");
-    times.now("all of it gone; CRDs and the InferenceDeployment kept");
+    times.now("all of it gone; CRDs, the InferenceDeployment and the policy of its agents kept");
     install(world, times, "install again, over the CRDs that were kept").await?;
     world.cluster.kubectl(&["-n", "charted", "delete", "infd", "kept", "--wait=true", "--timeout=60s"])?;
     helm(world, &["uninstall", "truebeat", "--wait", "--timeout", "90s"], &[]).map(drop)
