@@ -8,6 +8,16 @@ use vitals::log_signs::{SIGNATURES, Source, by_name, scan};
 /// Signature, a real line, and a near miss that must not match.
 const CASES: &[(&str, &str, &str)] = &[
     (
+        "http-paused",
+        r#"[2025-08-08 03:35:18] INFO:     127.0.0.1:38344 - "POST /release_memory_occupation HTTP/1.1" 200 OK"#,
+        r#"[2025-08-08 03:35:18] INFO:     127.0.0.1:38344 - "POST /release_memory_occupation HTTP/1.1" 500 Internal Server Error"#,
+    ),
+    (
+        "http-resumed",
+        r#"[2025-08-08 03:35:18] INFO:     127.0.0.1:38344 - "POST /resume_memory_occupation HTTP/1.1" 200 OK"#,
+        r#"[2025-08-08 03:35:18] INFO:     127.0.0.1:38344 - "GET /resume_memory_occupation HTTP/1.1" 405 Method Not Allowed"#,
+    ),
+    (
         "vllm-shm-broadcast",
         "(EngineCore pid=6945) INFO 11-21 01:04:30 [shm_broadcast.py:871] No available shared memory broadcast block found in 60 seconds. This typically happens",
         "(EngineCore pid=6945) INFO 11-21 01:04:30 [shm_broadcast.py:871] vLLM message queue communication handle: Handle(local_reader_ranks=[1])",

@@ -121,17 +121,31 @@ pub static SIGNATURES: &[Signature] = &[
     sign(
         "http-paused",
         &[Access],
-        &["\"POST /pause_generation ", "\"POST /pause_generation?", "\"POST /pause ", "\"POST /pause?"],
+        &[
+            "\"POST /pause_generation ",
+            "\"POST /pause_generation?",
+            "\"POST /release_memory_occupation ",
+            "\"POST /release_memory_occupation?",
+            "\"POST /pause ",
+            "\"POST /pause?",
+        ],
         Paused,
-        "SGLang's /pause_generation, of which no metric tells, and vLLM's /pause before its scheduler said so: the server agreed to it",
+        "SGLang's /pause_generation and /release_memory_occupation, of which no metric tells, and vLLM's /pause before its scheduler said so: the server agreed to it",
     )
     .with("\" 200"),
     sign(
         "http-resumed",
         &[Access],
-        &["\"POST /continue_generation ", "\"POST /continue_generation?", "\"POST /resume ", "\"POST /resume?"],
+        &[
+            "\"POST /continue_generation ",
+            "\"POST /continue_generation?",
+            "\"POST /resume_memory_occupation ",
+            "\"POST /resume_memory_occupation?",
+            "\"POST /resume ",
+            "\"POST /resume?",
+        ],
         Resumed,
-        "SGLang's /continue_generation, vLLM's /resume",
+        "SGLang's /continue_generation and /resume_memory_occupation, vLLM's /resume",
     )
     .with("\" 200"),
     sign(
