@@ -54,6 +54,11 @@ impl Running {
         self.roll_cpu(at_ms, proc.cpu_ms);
     }
 
+    /// Its CPU time is no measure before the next look.
+    pub fn pause(&mut self) {
+        self.cpu_window = [None, None];
+    }
+
     /// Mostly running since the last delivery: by what its threads want, by its state, or by CPU time that is not merely a scheduler's
     /// crumbs.
     pub fn burning(&self) -> bool {

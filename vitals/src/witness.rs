@@ -171,7 +171,12 @@ impl Witnesses {
             }
         } else {
             if let Some(proc) = sight.proc {
-                self.running.look(obs.proc.at_ms, proc);
+                // who is frozen, or compiles, or is held, shows by its CPU time nothing of the step
+                if tick.excuse.is_some() {
+                    self.running.pause();
+                } else {
+                    self.running.look(obs.proc.at_ms, proc);
+                }
             }
             let silent = gpus.iter().filter_map(|gpu| gpu.silent_since_ms).min();
             self.nvml_silent_ms =
@@ -330,7 +335,7 @@ impl Witnesses {
                 format!("NCCL RAS names silent ranks {:?}: {}", ras.silent_ranks, ras.text),
             );
         } else if let Some(ras) = view.sight.ras.filter(|ras| ras.silent_elsewhere) {
-            weight.decide(Strength::Moderate, "ras", format!("NCCL RAS names a silent rank: {}", ras.text));
+            weight.add(Strength::Moderate, "ras", format!("NCCL RAS names a silent rank: {}", ras.text));
         }
         view.xids.iter().for_each(|xid| weight.hear(xid));
         if let Some(ms) = self.nvml_silent_ms {

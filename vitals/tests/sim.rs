@@ -6,8 +6,9 @@ use vitals::policy::Policy;
 use vitals::sim::chance::mix;
 use vitals::sim::check::{Checker, Failure, Verdicts};
 use vitals::sim::history::{Spec, Ticks, Watcher, run};
-use vitals::sim::kinds::{self, KINDS};
-use vitals::sim::profile::{MINUTE, Us};
+use vitals::sim::kinds::{self, KINDS, Kind};
+use vitals::sim::profile::{EngineKind, MINUTE, Us};
+use vitals::sim::script;
 use vitals::sim::table::{Table, replay_line};
 use vitals::verdict::Outcome;
 
@@ -35,6 +36,11 @@ fn spec(kind: &str, seed: u64, ticks: Ticks, most: Us) -> Spec {
     Spec { most, ..Spec::new(kinds::by_name(kind).unwrap(), mix(seed), ticks) }
 }
 
+/// The kinds of the fleet, with their places: a kind that is lived by name alone shows a defect that is known.
+fn dealt() -> impl Iterator<Item = (usize, &'static Kind)> {
+    KINDS.iter().enumerate().filter(|(_, kind)| kind.weight > 0)
+}
+
 #[test]
 fn a_seed_is_a_history() {
     for kind in ["day", "H1", "late"] {
@@ -59,7 +65,7 @@ fn words(alarms: &[(Ms, String)]) -> Vec<String> {
 #[test]
 fn looking_where_something_begins_or_ends_raises_the_same_alarms_as_looking_always() {
     let (mut alarms, mut ticks) = (0, [0, 0]);
-    for (number, kind) in KINDS.iter().enumerate() {
+    for (number, kind) in dealt() {
         let at = |ticks| {
             let mut alarms = Alarms::default();
             let verdicts =
@@ -157,7 +163,7 @@ const OPEN: &[(&str, Failure, &str)] = &[];
 #[test]
 fn the_short_run_has_no_false_eviction_and_no_missed_hang() {
     let (mut table, policy) = (Table::default(), Policy::default());
-    for (number, kind) in KINDS.iter().enumerate() {
+    for (number, kind) in dealt() {
         for seed in 0..3 {
             let seed = mix(1 + number as u64 * 1_000 + seed);
             // long enough for what is confirmed last: after a quarter of an hour of silence
@@ -176,5 +182,40 @@ fn the_short_run_has_no_false_eviction_and_no_missed_hang() {
     assert!(news.is_empty(), "{}", news.join("\n"));
     let fenced: Vec<String> = table.failures.iter().filter(|verdicts| fences(verdicts)).map(replay_line).collect();
     assert!(fenced.is_empty(), "{} false fences:\n{}", fenced.len(), fenced.join("\n"));
-    assert_eq!(table.total().histories, 3 * KINDS.len() as u64);
+    assert_eq!(table.total().histories, 3 * dealt().count() as u64);
+}
+
+#[test]
+fn warm_decode_is_fenced_by_its_own_rhythm_within_seconds() {
+    let lives =
+        (0..24).map(|seed| run(&spec("warm", 9_000 + seed, Ticks::Coarse, Us::MAX), &Policy::default(), &mut ()));
+    let lives: Vec<Verdicts> = lives.collect();
+    let failed: Vec<String> = lives.iter().filter(|life| !life.failures.is_empty()).map(replay_line).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    let learned = lives.iter().filter(|life| life.deadline.is_some_and(|deadline| deadline.learned)).count();
+    let soon = lives.iter().filter(|life| life.fence_ms.is_some_and(|ms| ms <= 6_000)).count();
+    // a long prompt that is owed, or a rhythm of long silences, allows more
+    assert!(learned * 2 >= lives.len() && soon * 2 >= lives.len(), "{learned} learned, {soon} soon");
+}
+
+#[test]
+fn requests_that_wait_for_a_tool_an_argument_or_a_grammar_cost_a_fence_and_no_eviction() {
+    for (kind, seed) in [("tool", 29), ("argument", 30), ("grammar", 24)] {
+        let verdicts = run(&spec(kind, seed, Ticks::Coarse, Us::MAX), &Policy::default(), &mut ());
+        assert!(verdicts.failures.is_empty(), "{kind}: {}", replay_line(&verdicts));
+        assert!(verdicts.fences.waits > 0, "{kind}: nobody waited for long enough: {:?}", verdicts.fences);
+    }
+}
+
+#[test]
+fn newcomers_are_engines_of_many_histories_and_of_none_that_is_named_here() {
+    let engine = |kind: &str, seed| script::write(kinds::by_name(kind).unwrap(), seed).world.engine.profile.kind;
+    let is_new = |kind| matches!(kind, EngineKind::Tgi | EngineKind::TensorRtLlm);
+    for (kind, seed, _) in EVICTED_ONCE.iter().chain(&PODS_JUDGED_WRONGLY).chain(&MISSED_ONCE) {
+        assert!(!is_new(engine(kind, *seed)), "{kind} {seed:#x} is another history now");
+    }
+    for kind in ["day", "B5", "mutant", "benign-mutant", "excused"] {
+        let dealt: Vec<_> = (0..60).map(|seed| engine(kind, mix(seed))).collect();
+        assert!([EngineKind::Tgi, EngineKind::TensorRtLlm].iter().all(|new| dealt.contains(new)), "{kind}: {dealt:?}");
+    }
 }

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(why) => {
             eprintln!("sim-detector: {why}\nusage: {USAGE}\nkinds:");
-            KINDS.iter().for_each(|kind| eprintln!("  {:<10} {}", kind.name, kind.what));
+            KINDS.iter().for_each(|kind| eprintln!("  {:<13} {}", kind.name, kind.what));
             return ExitCode::from(2);
         }
     };

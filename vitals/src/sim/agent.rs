@@ -1,5 +1,6 @@
 //! The agent beside the engine: its ticks, its 1 Hz scrape and probe (at most one of each outstanding), its own lateness.
 
+use super::book::At;
 use super::chance::Chance;
 use super::fault::Way;
 use super::profile::{EngineKind, MS, SECOND, Us};
@@ -26,6 +27,7 @@ pub struct Agent {
     pub compiler_us: Us,
     pub gpu_next: Us,
     pub queue: QueueLook,
+    pub xids_told: usize,
     scrape_next: Us,
     scrape: Asked,
     probe_next: Us,
@@ -45,6 +47,7 @@ impl Agent {
             compiler_us: 0,
             gpu_next: 0,
             queue: QueueLook::default(),
+            xids_told: 0,
             scrape_next: now,
             scrape: None,
             probe_next: now,
@@ -148,8 +151,14 @@ pub(super) fn read_metrics(world: &World, metrics: &mut MetricsObs) {
     // a scheduler that admits nobody still says how many wait
     let closed = world.fault.is_some_and(|(_, fault)| fault.way == Way::Admission) && engine.step.is_none();
     // llama.cpp counts its slots when it is asked
-    if closed || engine.profile.kind == EngineKind::LlamaCpp {
+    if (closed && engine.profile.iter_stats) || engine.profile.kind == EngineKind::LlamaCpp {
         let (running, waiting) = engine.queue();
         (metrics.running, metrics.waiting) = (Some(f64::from(running)), Some(f64::from(waiting)));
+    }
+    // the router's queue goes on behind a shard that hangs
+    if engine.profile.kind == EngineKind::Tgi && !engine.mood.front_dead {
+        let came = |at: At| matches!(at, At::Waiting) || matches!(at, At::Front(at) if at <= world.now);
+        let queued = engine.live.iter().filter(|request| !request.gone && came(request.at)).count();
+        metrics.waiting = Some(queued as f64);
     }
 }

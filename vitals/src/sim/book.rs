@@ -1,6 +1,7 @@
 //! Requests as clients and gate see them, and the gate's books (the same counts as `agent/src/gate/ledger.rs` keeps).
 
 use super::profile::{SECOND, Us};
+use super::waits::Wait;
 use crate::observation::{GateObs, Ms};
 
 /// Where a request is in the engine.
@@ -36,6 +37,9 @@ pub struct Request {
     pub unread_until: Us,
     /// When its last byte was read.
     pub read_at: Us,
+    pub wait: Wait,
+    /// Its grammar is compiled then; 0: there is none.
+    pub compiled_at: Us,
 }
 
 /// The gate's counters.

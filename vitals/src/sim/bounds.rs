@@ -33,6 +33,36 @@ pub fn confirm_by(world: &World, fault: Fault, owed_at: Us, fenced: Us, drained:
     (fenced + most).max(owed_at + patience)
 }
 
+/// The deadline that a fence names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadline {
+    /// The engine's own rhythm; else the policy, a lease, or the rivals' patience.
+    pub learned: bool,
+    pub ms: u64,
+}
+
+/// As the detector words it (`Allowed::words`): the one sentence in which people find it as well.
+const LEARNED: &str = " ms is what this engine's own rhythm allows";
+const POLICY: &str = "the policy allows ";
+
+/// The deadline in the words of a fence; `None` where that is no rhythm and no number of the policy.
+pub fn deadline(outcome: &Outcome) -> Option<Deadline> {
+    let said = outcome.reasons.first()?.text.rsplit_once("; ")?.1;
+    let number = |words: &str| words.trim_end_matches(" ms").parse().ok();
+    match said.strip_suffix(LEARNED) {
+        Some(ms) => number(ms).map(|ms| Deadline { learned: true, ms }),
+        None => said.strip_prefix(POLICY).and_then(number).map(|ms| Deadline { learned: false, ms }),
+    }
+}
+
+/// Goal 1c: a foreign engine in warm decode is fenced within this, or the bound that was learned of it.
+const WARM_FENCE_MAX: Us = 5 * SECOND;
+
+/// When a hang in warm decode must be fenced whose fence names this deadline.
+pub fn warm_fence_max(world: &World, deadline: Deadline) -> Us {
+    WARM_FENCE_MAX.max(deadline.ms * MS) * crowd_milli(world) / 1_000 + jitter(world)
+}
+
 /// What the detector said and what the engine was doing, in one line for people.
 pub fn scene(world: &World, outcome: &Outcome) -> String {
     let (engine, now) = (&world.engine, world.now);
@@ -56,8 +86,11 @@ pub fn scene(world: &World, outcome: &Outcome) -> String {
 
 /// The bound to the fence, independent of what the detector has learned.
 pub fn fence_max(world: &World, fault: Fault, lease_ms: u64) -> Us {
-    let jitter = world.env.agent_held.saturating_sub(world.now) + 6 * SECOND;
-    unhurried_fence_max(world, fault, lease_ms, jitter) * crowd_milli(world) / 1_000
+    unhurried_fence_max(world, fault, lease_ms, jitter(world)) * crowd_milli(world) / 1_000
+}
+
+fn jitter(world: &World) -> Us {
+    world.env.agent_held.saturating_sub(world.now) + 6 * SECOND
 }
 
 /// A hang that spins stands in line as a healthy step does, and may take up to four times as long
@@ -73,6 +106,8 @@ fn unhurried_fence_max(world: &World, fault: Fault, lease_ms: u64, jitter: Us) -
             lease_ms.max(1_000) * MS + jitter
         }
         // what is prefilled again takes room in the cache again, and clients who leave make room: nobody can tell that from prefill
+        // one that tells nothing of its cache has the patience of answers that come whole
+        Way::Livelock if world.engine.profile.kind == EngineKind::Tgi => WHOLE_ANSWERS_MAX + jitter,
         Way::Decode if !world.engine.native() => WHOLE_ANSWERS_MAX + jitter,
         // what was admitted before is prefilled yet, which is progress, and may be twice where a page tells of it
         Way::Livelock | Way::Decode => FOREIGN_FENCE_MAX + MINUTE + jitter + prefill_twice(world),
@@ -96,11 +131,14 @@ pub fn is_blind(world: &World) -> bool {
         Some(Way::Startup) => return !signals.proc && !signals.page,
         _ => {}
     }
+    if turns_unseen(world) {
+        return true;
+    }
     if world.engine.profile.engines > 1 && world.fault.is_some_and(|(_, fault)| !fault.whole_pod) {
         return is_one_blind(world);
     }
-    // llama.cpp answers /metrics between two steps only
-    let mute = world.engine.profile.kind == EngineKind::LlamaCpp;
+    // llama.cpp answers /metrics between two steps only, and one without iteration statistics has no gauges
+    let mute = world.engine.profile.kind == EngineKind::LlamaCpp || !world.engine.profile.iter_stats;
     // what only a gauge says is believed where somebody's connection is seen as well
     let witnessed = signals.load || world.engine.native() || (signals.proc && shown.running + shown.waiting > 0);
     let gauges = signals.metrics && !mute && witnessed;
@@ -109,6 +147,14 @@ pub fn is_blind(world: &World) -> bool {
     let gone = world.fault.is_some_and(|(_, fault)| fault.way == Way::CoreGone);
     let page_tells = signals.page && !front && !gone && running + waiting > 0;
     !signals.gate && !page_tells && (front || !gauges)
+}
+
+/// A loop that turns for answers which come whole, of an engine that tells neither of its tokens nor of its cache: counters move, and nothing
+/// says that they should not.
+fn turns_unseen(world: &World) -> bool {
+    let turns = world.fault.is_some_and(|(_, fault)| matches!(fault.way, Way::Livelock | Way::Decode));
+    let whole = |request: &Request| request.gone || !(request.stream || request.answered);
+    turns && world.engine.profile.kind == EngineKind::Tgi && world.engine.live.iter().all(whole)
 }
 
 /// One of several data-parallel engines whose others serve on: its page tells of what its loop knows of. Without pages its gauges must hold

@@ -1,6 +1,6 @@
 //! The checker: it knows the truth of a history and holds every outcome against it.
 
-use super::bounds::{CONFIRM_DRAINED_MAX, confirm_by, fence_max, is_blind, scene};
+use super::bounds::{CONFIRM_DRAINED_MAX, Deadline, confirm_by, deadline, fence_max, is_blind, scene, warm_fence_max};
 use super::fault::{Fault, Way};
 use super::fences::{ENV_GRACE, Fences};
 use super::history::Spec;
@@ -52,6 +52,8 @@ pub struct Verdicts {
     /// Fences of a healthy engine, by whose doing they were.
     pub fences: Fences,
     pub fence_ms: Option<u64>,
+    /// The deadline that the fence of a hang named, where that was the engine's own rhythm or a number of the policy.
+    pub deadline: Option<Deadline>,
     pub confirm_ms: Option<u64>,
     pub class: Option<StallClass>,
     pub class_right: bool,
@@ -77,6 +79,8 @@ pub struct Checker {
     wants_kill: bool,
     lease_ms: u64,
     chunks: u64,
+    /// The hang is one of warm decode, and nobody has owed a prompt since.
+    in_decode: bool,
     env_until: Us,
     linger: bool,
 }
@@ -115,6 +119,7 @@ impl Checker {
                 false_evictions: 0,
                 fences: Fences::default(),
                 fence_ms: None,
+                deadline: None,
                 confirm_ms: None,
                 class: None,
                 class_right: false,
@@ -131,6 +136,7 @@ impl Checker {
             wants_kill: false,
             lease_ms: 0,
             chunks: 0,
+            in_decode: spec.kind.name == "warm",
             env_until: 0,
             linger: spec.linger,
         }
@@ -261,11 +267,14 @@ impl Checker {
         if let Some(step) = world.engine.step.filter(|_| world.engine.native()) {
             self.lease_ms = self.lease_ms.max(step.lease_ms);
         }
+        self.in_decode &= world.engine.book.prompt_owed == 0;
         let dead = fault.way == Way::Crash || fault.way == Way::CoreGone;
         let caught = outcome.verdict.class().is_some() || (dead && outcome.verdict == Verdict::Dead);
         if caught && self.fence_at.is_none() {
             self.fence_at = Some(world.now);
             self.verdicts.fence_ms = Some(self.age_ms(world.now));
+            self.verdicts.deadline = deadline(outcome);
+            self.judge_warm(world, outcome);
         }
         if let Verdict::Stalled(class) = &outcome.verdict {
             let first = self.verdicts.confirm_ms.is_none();
@@ -288,6 +297,19 @@ impl Checker {
         self.watch_bounds(world, outcome, fault);
     }
 
+    /// Goal 1c: warm decode is fenced by its own rhythm, or sooner by a number of the policy, as long as nobody has come since whose prompt
+    /// could say otherwise.
+    fn judge_warm(&mut self, world: &World, outcome: &Outcome) {
+        let silence = world.now.saturating_sub(self.owed_at.unwrap_or(world.now));
+        let most = self
+            .verdicts
+            .deadline
+            .map(|deadline| warm_fence_max(world, deadline) + world.env.stood_us.saturating_sub(self.stood_before));
+        if self.in_decode && most.is_none_or(|most| silence > most) {
+            self.fail(world, outcome, Failure::MissedFence);
+        }
+    }
+
     fn judge_class(&mut self, world: &World, outcome: &Outcome) {
         // which of several engines it was, where its gauges are frozen at zero, no signal tells
         let nameless = world.engine.profile.engines > 1 && is_blind(world);
@@ -298,6 +320,7 @@ impl Checker {
 
     fn watch_bounds(&mut self, world: &World, outcome: &Outcome, fault: Fault) {
         let Some(owed_at) = self.owed_at.filter(|_| !self.over && !self.verdicts.blind) else { return };
+        let owed_at = owed_at.max(world.env.excused_until);
         let fence_max = fence_max(world, fault, self.lease_ms) + world.env.stood_us.saturating_sub(self.stood_before);
         if self.fence_at.is_none() && is_blind(world) {
             self.verdicts.blind = true;

@@ -3,6 +3,7 @@
 use super::book::{At, Request};
 use super::chance::Chance;
 use super::profile::{HOUR, MINUTE, MS, Profile, SECOND, Us};
+use super::waits::Asks;
 
 /// A load; lasts some minutes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,6 +33,7 @@ pub struct Clients {
     /// Permille of clients that give up early, and that read slowly.
     pub hasty_permille: u64,
     pub slow_permille: u64,
+    pub asks: Asks,
     target: u32,
     gap: Us,
     burst: u32,
@@ -47,6 +49,7 @@ impl Clients {
             mode_ends: 0,
             hasty_permille: 20,
             slow_permille: 3,
+            asks: Asks::Nothing,
             target: 0,
             gap: SECOND,
             burst: 0,
@@ -114,6 +117,8 @@ impl Clients {
         };
         let unread =
             if stream && chance.permille(self.slow_permille) { chance.heavy(2 * SECOND, 5 * MINUTE) } else { 0 };
+        let out = self.asks.length(out, profile, chance);
+        let wait = self.asks.draw(out, chance);
         let front = profile.front_us + chance.exponential(profile.front_us) + u64::from(prompt) / 2;
         Request {
             at: At::Front(now + front),
@@ -128,6 +133,8 @@ impl Clients {
             read_at: 0,
             leaves: now + patience,
             gone: false,
+            wait,
+            compiled_at: 0,
             unread_until: if unread > 0 { now + profile.service_us(prompt, 4) + unread } else { 0 },
         }
     }

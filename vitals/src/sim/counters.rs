@@ -6,6 +6,8 @@ use crate::observation::MetricsObs;
 
 /// Decode steps between two of SGLang's gauge updates (`decode_log_interval`).
 const SGLANG_LOG_STEPS: u64 = 40;
+/// Tokens of one of TensorRT-LLM's cache blocks.
+const BLOCK_TOKENS: u64 = 32;
 
 /// True counts of the engine's core.
 #[derive(Debug, Clone, Default)]
@@ -35,6 +37,8 @@ pub struct Shown {
     pub iterations: u64,
     pub finished: u64,
     pub preempted: u64,
+    /// Cache blocks given out to prompts and to tokens.
+    pub blocks: u64,
     pub refreshed: Us,
     logged_steps: u64,
 }
@@ -62,6 +66,13 @@ impl Counters {
                 shown.iterations = self.steps;
                 (shown.generated, shown.prompt) = (self.lumps, if prefill { self.prompt } else { shown.prompt });
             }
+            EngineKind::Tgi => {
+                (shown.iterations, shown.generated, shown.finished) = (self.steps, self.lumps, self.finished);
+            }
+            EngineKind::TensorRtLlm => {
+                (shown.generated, shown.prompt, shown.finished) = (self.lumps, self.lump_prompt, self.finished);
+                shown.blocks = (self.generated + self.prompt) / BLOCK_TOKENS;
+            }
         }
     }
 }
@@ -81,15 +92,19 @@ impl Shown {
     pub fn observe(&self, profile: &Profile, asleep: bool, load: Option<u32>, into: &mut MetricsObs) {
         let some = |n: u64| Some(n as f64);
         let kind = profile.kind;
+        let gauges = profile.iter_stats;
+        // what this engine does not tell moves no digest either
+        let kv = if gauges && kind != EngineKind::Tgi { self.kv } else { 0 };
+        let blocks = if gauges { self.blocks } else { 0 };
         let kv_usage = self.kv as f64 / profile.kv_tokens as f64;
         *into = MetricsObs {
-            running: some(u64::from(self.running)),
-            waiting: some(u64::from(self.waiting)),
+            running: some(u64::from(self.running)).filter(|_| gauges),
+            waiting: some(u64::from(self.waiting)).filter(|_| gauges),
             generation_tokens: some(self.generated),
-            prompt_tokens: some(self.prompt),
-            iterations: if kind == EngineKind::Sglang { None } else { some(self.iterations) },
+            prompt_tokens: some(self.prompt).filter(|_| kind != EngineKind::Tgi),
+            iterations: some(self.iterations).filter(|_| !matches!(kind, EngineKind::Sglang | EngineKind::TensorRtLlm)),
             requests_finished: if kind == EngineKind::LlamaCpp { None } else { some(self.finished) },
-            kv_usage: Some(kv_usage),
+            kv_usage: Some(kv_usage).filter(|_| gauges && kind != EngineKind::Tgi),
             sleeping: (kind == EngineKind::Vllm).then_some(asleep),
             open_fds: None,
             server_load: load.map(f64::from),
@@ -97,14 +112,22 @@ impl Shown {
             process_start_seconds: None,
             resets: 0,
             ranks: Vec::new(),
-            counters_digest: digest(&[self.generated, self.prompt, self.iterations, self.finished, self.preempted]),
+            counters_digest: digest(&[
+                self.generated,
+                self.prompt,
+                self.iterations,
+                self.finished,
+                self.preempted,
+                blocks,
+            ]),
             progress_digest: digest(&[
                 self.generated,
                 self.prompt,
                 self.iterations,
                 self.finished,
-                self.kv,
+                kv,
                 self.preempted,
+                blocks,
             ]),
         };
     }

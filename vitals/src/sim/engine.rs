@@ -99,6 +99,9 @@ impl Engine {
             if let At::Front(at) = request.at {
                 request.at = At::Front(at.saturating_add(by));
             }
+            if request.compiled_at > 0 {
+                request.compiled_at = request.compiled_at.saturating_add(by);
+            }
         }
         by
     }
@@ -146,8 +149,7 @@ impl Engine {
         self.take_in();
         let plan = self.plan();
         let Some(step) = plan else {
-            let coming = |at: At| if let At::Front(at) = at { Some(at).filter(|at| *at > self.now) } else { None };
-            let next = self.live.iter().filter_map(|request| coming(request.at)).min();
+            let next = self.live.iter().filter_map(Request::comes_at).filter(|at| *at > self.now).min();
             let refresh =
                 if self.profile.idle_refresh { self.shown.refreshed.max(self.now - 1) + IDLE_REFRESH } else { until };
             self.now = next.unwrap_or(until).min(refresh).clamp(self.now + 1, until);
@@ -179,8 +181,12 @@ impl Engine {
         for request in self.live.change() {
             if matches!(request.at, At::Front(at) if at <= now) && !self.mood.front_dead {
                 request.at = At::Waiting;
+                request.begins_to_compile(now);
             }
+            request.compiled_at = Some(request.compiled_at).filter(|at| *at > now).unwrap_or(0);
         }
+        // a loop that turns for nobody but those whose grammar is compiled says that they wait
+        self.refresh(self.live.census().compiling > 0);
         if !self.mood.shut {
             self.admit();
         }
@@ -191,7 +197,8 @@ impl Engine {
     fn admit(&mut self) {
         let census = self.live.census();
         let (mut running, mut kv) = (census.running, census.reserved);
-        for request in self.live.change().iter_mut().filter(|request| request.at == At::Waiting) {
+        let ready = |request: &&mut Request| request.at == At::Waiting && request.compiled_at == 0;
+        for request in self.live.change().iter_mut().filter(ready) {
             let need = u64::from(request.context) + 64;
             if running >= self.profile.seqs_max || kv + need > self.profile.kv_tokens {
                 break;

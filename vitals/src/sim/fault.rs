@@ -140,6 +140,8 @@ impl Fault {
             }
             // a loop that stands between two steps with people waiting admits nobody: both names are true
             (Way::Anywhere | Way::CoreGone, StallClass::AdmissionStalled) => true,
+            // its queue goes on and counts who comes, as that of a loop which lets nobody in
+            (Way::Step | Way::Rank(_), StallClass::AdmissionStalled) if profile.kind == EngineKind::Tgi => true,
             // a process of one program that stopped while its loop was idle: its front end is what the work waits for
             (Way::Anywhere, StallClass::FrontendStalled) if native => true,
             (Way::Admission, class) => *class == StallClass::AdmissionStalled || (!native && plain(class)),

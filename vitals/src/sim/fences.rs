@@ -2,6 +2,7 @@
 
 use super::bounds::scene;
 use super::profile::{HOUR, SECOND, Us};
+use super::waits::foretold;
 use super::world::World;
 use crate::verdict::Outcome;
 
@@ -22,6 +23,8 @@ pub struct Fences {
     /// A step was many times longer than any before it, as in the recording `c0`.
     pub slow: u64,
     pub blinks: u64,
+    /// A front end or a grammar kept a request waiting, which `docs/detector.md` says is fenced.
+    pub waits: u64,
     /// Nothing was the matter.
     pub wrong: u64,
     open: Option<Open>,
@@ -67,6 +70,8 @@ impl Fences {
     fn begin(&mut self, world: &World, outcome: &Outcome) {
         if world.now <= world.env.stood_still + ENV_GRACE {
             self.env += 1;
+        } else if foretold(&world.engine, world.now) {
+            self.waits += 1;
         } else if world.now <= world.env.slowed && self.one_more_slow(world.env.slowed) {
             self.slow += 1;
         } else {
@@ -89,6 +94,7 @@ impl Fences {
         self.env += more.env;
         self.slow += more.slow;
         self.blinks += more.blinks;
+        self.waits += more.waits;
         self.wrong += more.wrong;
     }
 }

@@ -16,7 +16,7 @@ pub enum Truth {
 pub struct Kind {
     pub name: &'static str,
     pub truth: Truth,
-    /// How often it is dealt, relative to the others.
+    /// How often it is dealt, relative to the others; 0: it is lived by name alone.
     pub weight: u64,
     pub what: &'static str,
 }
@@ -74,6 +74,13 @@ pub const KINDS: &[Kind] = &[
     benign("dp", 3, "2 to 4 data-parallel engines in a pod: unequal loads, one idle, long prompts"),
     benign("dp-hard", 3, "the same, disturbed: one that crawls, JIT, a loaded host, restarts, sleep, missing signals"),
     benign("restarts", 2, "the engine is restarted: counters begin anew, start-ups slow and very slow"),
+    benign("benign-mutant", 6, "any two disturbances at once, missing signals, a loaded host"),
+    benign("tool", 2, "a front end that calls tools within a streamed answer"),
+    benign("argument", 2, "a front end that holds an argument of a tool call back until it is whole"),
+    benign("grammar", 2, "grammars that are compiled before their requests begin"),
+    benign("fetch", 1, "start-ups that fetch their model over the network"),
+    benign("argument-lumps", 0, "the same by engines that count tokens at an answer's end alone (known to fail)"),
+    hang("excused", 4, "any hang, and something that excuses silence at the same moment"),
 ];
 
 /// A kind by its name.

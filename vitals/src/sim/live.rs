@@ -17,8 +17,10 @@ pub struct Census {
     pub reserved: u64,
     /// The fewest tokens that are still to come to one who decodes.
     pub left: u32,
-    /// When the front end hands over the next; [`Us::MAX`]: it holds none.
+    /// When the front end hands over the next, or the next grammar is compiled; [`Us::MAX`]: there is none.
     pub front: Us,
+    /// Of those that wait, those whose grammar is compiled.
+    pub compiling: u32,
     /// Somebody has left whom the scheduler has not yet dropped.
     pub gone: bool,
     /// Who waits was looked at, and there was no room. Room comes with a change alone.
@@ -35,11 +37,13 @@ impl Census {
             reserved: 0,
             left: u32::MAX,
             front: Us::MAX,
+            compiling: 0,
             gone: false,
             blocked: false,
         };
         for request in requests {
             all.gone |= request.gone;
+            all.front = all.front.min(request.comes_at().unwrap_or(Us::MAX));
             match request.at {
                 At::Prefill | At::Decode => {
                     all.running += 1;
@@ -50,9 +54,11 @@ impl Census {
                         all.left = all.left.min(request.out - request.generated);
                     }
                 }
-                At::Waiting => all.waiting += 1,
-                At::Front(at) => all.front = all.front.min(at),
-                At::Held => {}
+                At::Waiting => {
+                    all.waiting += 1;
+                    all.compiling += u32::from(request.compiled_at > 0);
+                }
+                At::Front(_) | At::Held => {}
             }
         }
         all

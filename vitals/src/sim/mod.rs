@@ -5,9 +5,11 @@
 //! steps ([`engine`]), clients come and leave ([`clients`]), the host disturbs ([`world`]), an agent looks as late and as badly as
 //! real ones do ([`agent`], [`shows`]), and the [`check`]er, who knows the truth, holds each outcome against it.
 
+pub mod act;
 pub mod agent;
 pub mod book;
 pub mod bounds;
+pub mod bystanders;
 pub mod chance;
 pub mod check;
 pub mod clients;
@@ -18,6 +20,7 @@ pub mod fences;
 pub mod history;
 pub mod kinds;
 pub mod live;
+mod mixture;
 mod outputs;
 mod pace;
 pub mod pod;
@@ -27,4 +30,5 @@ pub mod script;
 pub mod shows;
 pub mod step;
 pub mod table;
+pub mod waits;
 pub mod world;

@@ -8,10 +8,12 @@ use super::profile::Us;
 /// Tokens of one request leave the engine, whose front end passes them on if it lives.
 pub(super) fn hand_out(request: &mut Request, tokens: u64, at: Us, counters: &mut Counters, book: Option<&mut Book>) {
     let tokens = tokens.min(u64::from(request.out.saturating_sub(request.generated)));
+    let let_out = request.let_out(request.generated);
     request.generated += tokens as u32;
     counters.generated += tokens;
     counters.output = true;
-    let Some(book) = book.filter(|_| request.stream && !request.gone) else { return };
+    let tokens = u64::from(request.let_out(request.generated) - let_out);
+    let Some(book) = book.filter(|_| request.stream && !request.gone && tokens > 0) else { return };
     if request.unread_until <= at {
         book.deliver(request, tokens, at);
     } else if !request.answered {
@@ -43,6 +45,9 @@ impl Engine {
             self.counters.finished += 1;
             self.counters.lumps += u64::from(request.generated);
             self.counters.lump_prompt += u64::from(request.prompt);
+            if request.calls_tool(at) {
+                continue;
+            }
             if self.mood.front_dead {
                 request.at = At::Held;
                 continue;

@@ -77,6 +77,8 @@ impl Pod {
             metrics,
             log: all.iter().flat_map(|(_, agent)| agent.obs.log.iter().cloned()).collect(),
             gpus: gpus(&all, agent),
+            xids: agent.obs.xids.clone(),
+            ras: agent.obs.ras.clone(),
             frontend: agent.obs.frontend.clone(),
             maintenance: agent.obs.maintenance,
             agent_gap_ms: agent.obs.agent_gap_ms,

@@ -23,6 +23,10 @@ pub enum EngineKind {
     Sglang,
     /// Token counter in one lump at a request's end, `n_decode_total` with every step; `/metrics` waits for the step.
     LlamaCpp,
+    /// Tokens at a request's end, steps counted one by one, no word of the cache; the queue is counted by a task that outlives the shard.
+    Tgi,
+    /// Tokens at a request's end, cache blocks and gauges with every step where iteration statistics are on.
+    TensorRtLlm,
 }
 
 impl EngineKind {
@@ -32,6 +36,8 @@ impl EngineKind {
             Self::Vllm => "vllm",
             Self::Sglang => "sglang",
             Self::LlamaCpp => "llama.cpp",
+            Self::Tgi => "tgi",
+            Self::TensorRtLlm => "tensorrt-llm",
         }
     }
 }
@@ -61,6 +67,8 @@ pub struct Profile {
     pub startup_us: Us,
     /// SGLang since it writes gauges while it is idle as well.
     pub idle_refresh: bool,
+    /// TensorRT-LLM without `enable_iter_perf_stats` tells of requests that end and of nothing else.
+    pub iter_stats: bool,
     pub signals: Signals,
     /// Data-parallel engines of the pod, and the place of this one among them.
     pub engines: u32,
@@ -85,9 +93,13 @@ pub struct Signals {
 impl Profile {
     /// Any engine of this kind.
     pub fn draw(kind: EngineKind, chance: &mut Chance) -> Self {
-        let on_gpu =
-            kind != EngineKind::Native && chance.permille(if kind == EngineKind::LlamaCpp { 400 } else { 750 });
         let native = kind == EngineKind::Native;
+        let gpu_permille = match kind {
+            EngineKind::LlamaCpp => 400,
+            EngineKind::TensorRtLlm => 1_000,
+            _ => 750,
+        };
+        let on_gpu = !native && chance.permille(gpu_permille);
         let ranks = match kind {
             EngineKind::LlamaCpp => 1,
             _ => chance.pick(&[1, 1, 1, 2, 2, 4, 8]),
@@ -121,6 +133,7 @@ impl Profile {
                 chance.scale(20 * SECOND, 9 * MINUTE)
             },
             idle_refresh: kind == EngineKind::Sglang && chance.permille(800),
+            iter_stats: kind != EngineKind::TensorRtLlm || chance.permille(700),
             signals: Signals::draw(kind, on_gpu, chance),
             engines: 1,
             place: 0,

@@ -1,10 +1,14 @@
 //! From a kind and a seed to a world with a script: which engine, which load, what happens when.
 
-use super::chance::Chance;
+use super::act::FETCH_PERMILLE;
+use super::bystanders::Bystanders;
+use super::chance::{Chance, mix};
 use super::clients::{Clients, Mode};
 use super::fault::{Fault, Look, Way};
 use super::kinds::{Kind, Truth};
+use super::mixture;
 use super::profile::{EngineKind, HOUR, MINUTE, MS, Profile, SECOND, Us};
+use super::waits::Asks;
 use super::world::{Act, Missing, World};
 
 /// Virtual time at which every history begins (not zero: nothing may depend on that).
@@ -23,22 +27,51 @@ const MIXED: &[Mode] = &[Mode::Idle, Mode::Light, Mode::Steady, Mode::Bursts, Mo
 const BUSY: &[Mode] = &[Mode::Steady, Mode::Bursts, Mode::Agents, Mode::Full];
 const ANY_KIND: [EngineKind; 5] =
     [EngineKind::Native, EngineKind::Vllm, EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaCpp];
+/// All of them, for kinds of history that are younger than two of these.
+const EVERY_KIND: [EngineKind; 8] = [
+    EngineKind::Native,
+    EngineKind::Native,
+    EngineKind::Vllm,
+    EngineKind::Vllm,
+    EngineKind::Sglang,
+    EngineKind::LlamaCpp,
+    EngineKind::Tgi,
+    EngineKind::TensorRtLlm,
+];
 const FOREIGN: [EngineKind; 4] = [EngineKind::Vllm, EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaCpp];
 
 /// Writes the history of this kind and seed.
 pub fn write(kind: &Kind, seed: u64) -> Plot {
     let mut chance = Chance::new(seed);
-    let profile = engine_for(kind.name, &mut chance);
+    let profile = engine_for(kind.name, seed, &mut chance);
     let (modes, length) = load_for(kind, &mut chance);
     let mut clients = Clients::new(modes, chance.split());
     if kind.name == "clients" {
         (clients.hasty_permille, clients.slow_permille) = (400, 150);
     }
+    if kind.name == "warm" {
+        // a deadline that was longer for the prompt of a client who left is nobody's any more
+        clients.hasty_permille = 0;
+    }
+    clients.asks = match kind.name {
+        "tool" => Asks::Tools,
+        "argument" | "argument-lumps" => Asks::Arguments,
+        "grammar" => Asks::Grammars,
+        _ => Asks::Nothing,
+    };
     let mut world = World::new(profile, clients, START, chance.split());
+    if kind.name == "fetch" {
+        (world.env.boot_permille, world.env.fetched) = (FETCH_PERMILLE, true);
+    }
     let up = world.env.ready + 5 * SECOND;
     let ends = up + length;
+    if kind.truth == Truth::Benign {
+        let mut own = Chance::new(mix(seed ^ BYSTANDERS));
+        world.bystanders = Bystanders::draw(&world.engine.profile, (up, ends), &mut own);
+    }
     light_noise(&mut world, up, ends, &mut chance);
     match kind.truth {
+        Truth::Benign if kind.name == "benign-mutant" => mixture::disturb(&mut world, (up, ends), &mut chance),
         Truth::Benign => disturb(kind.name, &mut world, (up, ends), &mut chance),
         Truth::Hang | Truth::Passing => strike(kind, &mut world, up, &mut chance),
     }
@@ -72,7 +105,40 @@ fn peers(name: &str, world: &mut World, chance: &mut Chance) -> Vec<World> {
     places.map(peer).collect()
 }
 
-fn engine_for(name: &str, chance: &mut Chance) -> Profile {
+/// Streams of chance of their own, so that what a seed gave before these came it gives still. The second is such that no history by name in
+/// `vitals/tests/sim.rs` has another engine than it had.
+const BYSTANDERS: u64 = 0x6279;
+const NEWCOMERS: u64 = 0x6eaa;
+
+/// Text Generation Inference and TensorRT-LLM stand in for one in six engines of which no more is asked than that they are foreign.
+fn newcomer(name: &str, seed: u64, of: EngineKind) -> EngineKind {
+    let mut own = Chance::new(mix(seed ^ NEWCOMERS));
+    let fits = matches!(
+        name,
+        "H1" | "H2"
+            | "H5"
+            | "H8"
+            | "H9"
+            | "H10"
+            | "H11"
+            | "H13"
+            | "S4"
+            | "warm"
+            | "mutant"
+            | "c0"
+            | "crash"
+            | "frontend"
+    ) || matches!(
+        name,
+        "B2" | "B4" | "B5" | "B6" | "B7" | "B9" | "day" | "agents" | "full" | "preempt" | "clients"
+    ) || matches!(name, "late" | "agent" | "scrapes" | "restarts" | "fetch");
+    if of == EngineKind::Native || !fits || !own.permille(167) {
+        return of;
+    }
+    own.pick(&[EngineKind::Tgi, EngineKind::TensorRtLlm])
+}
+
+fn engine_for(name: &str, seed: u64, chance: &mut Chance) -> Profile {
     let of = match name {
         "H3" | "H4" | "H6" | "H12" | "B8" | "stopped" => {
             chance.pick(&[EngineKind::Vllm, EngineKind::Vllm, EngineKind::Sglang])
@@ -81,6 +147,10 @@ fn engine_for(name: &str, chance: &mut Chance) -> Profile {
         "B1" => EngineKind::LlamaCpp,
         "H8" | "B5" | "H9" | "S4" => chance.pick(&ANY_KIND),
         "native" => EngineKind::Native,
+        "tool" | "grammar" => EngineKind::Vllm,
+        "argument" => chance.pick(&[EngineKind::Native, EngineKind::Vllm]),
+        "argument-lumps" => chance.pick(&[EngineKind::Sglang, EngineKind::LlamaCpp]),
+        "benign-mutant" | "excused" => chance.pick(&EVERY_KIND),
         name if name.starts_with("dp") => chance.pick(&[
             EngineKind::Native,
             EngineKind::Native,
@@ -88,9 +158,10 @@ fn engine_for(name: &str, chance: &mut Chance) -> Profile {
             EngineKind::Vllm,
             EngineKind::Sglang,
         ]),
-        "warm" | "H1" | "H2" | "H5" | "H10" | "B2" | "B4" | "B7" => chance.pick(&FOREIGN),
+        "warm" | "H1" | "H2" | "H5" | "H10" | "B2" | "B4" | "B7" | "fetch" => chance.pick(&FOREIGN),
         _ => chance.pick(&ANY_KIND),
     };
+    let of = newcomer(name, seed, of);
     let mut profile = Profile::draw(of, chance);
     match name {
         "H11" => profile.ranks = profile.ranks.max(2),
@@ -101,7 +172,10 @@ fn engine_for(name: &str, chance: &mut Chance) -> Profile {
         "preempt" => profile.kv_tokens = u64::from(profile.prompt_max.min(8_192)) + u64::from(profile.seqs_max) * 150,
         _ => {}
     }
-    if matches!(name, "B2" | "B6" | "H13" | "dp-hard") {
+    if name == "fetch" {
+        profile.startup_us = chance.scale(5 * MINUTE, 40 * MINUTE);
+    }
+    if matches!(name, "B2" | "B6" | "H13" | "dp-hard" | "benign-mutant" | "fetch" | "excused") {
         // what excuses these is seen in /proc alone, and who can kill sees whom
         profile.signals.proc = true;
     }
@@ -112,6 +186,12 @@ fn engine_for(name: &str, chance: &mut Chance) -> Profile {
     }
     if matches!(name, "warm" | "native" | "agents" | "B3") {
         profile.signals.gate = true;
+    }
+    if matches!(name, "tool" | "argument" | "argument-lumps" | "grammar") {
+        // room for answers that are a file long: nobody is preempted for one
+        profile.kv_tokens = profile.kv_tokens.max(1_000_000);
+        // what tells such a silence from a hang: who has begun to answer, and what the engine's books hold
+        (profile.signals.gate, profile.signals.metrics, profile.stream_permille) = (true, true, 1_000);
     }
     profile
 }
@@ -139,6 +219,8 @@ fn load_for(kind: &Kind, chance: &mut Chance) -> (&'static [Mode], Us) {
         "full" => (&[Mode::Full], hours(chance, 1, 4)),
         "preempt" => (&[Mode::Full, Mode::Steady], hours(chance, 1, 4)),
         "B5" => (&[Mode::Light, Mode::Steady], hours(chance, 2, 12)),
+        "tool" | "argument" | "argument-lumps" => (&[Mode::Light, Mode::Agents], hours(chance, 2, 12)),
+        "grammar" => (&[Mode::Light], hours(chance, 2, 12)),
         "B4" | "late" | "clients" => (BUSY, hours(chance, 2, 12)),
         "B1" => (&[Mode::Light, Mode::Steady, Mode::Agents], hours(chance, 2, 16)),
         _ => (MIXED, hours(chance, 8, 96)),
@@ -175,7 +257,7 @@ fn disturb(name: &str, world: &mut World, (from, until): (Us, Us), chance: &mut 
 }
 
 /// The slowest that the field has seen and called alive is 0.28 tokens a second: no crawl is slower.
-fn bearable(act: Act, profile: &Profile) -> Act {
+pub(super) fn bearable(act: Act, profile: &Profile) -> Act {
     match act {
         Act::Crawl(span, pace) => Act::Crawl(span, pace.min(3_600 * SECOND / profile.step_us.max(1)).max(2_000)),
         act => act,
@@ -183,7 +265,7 @@ fn bearable(act: Act, profile: &Profile) -> Act {
 }
 
 /// One disturbance of this kind and how long it lasts; `None` where the load alone is the kind.
-fn disturbance(name: &str, chance: &mut Chance) -> Option<(Act, Us)> {
+pub(super) fn disturbance(name: &str, chance: &mut Chance) -> Option<(Act, Us)> {
     let span = match name {
         "B2" => chance.scale(30 * SECOND, 70 * SECOND),
         "B8" => chance.scale(5 * SECOND, 30 * MINUTE),
@@ -208,6 +290,7 @@ fn disturbance(name: &str, chance: &mut Chance) -> Option<(Act, Us)> {
             2 => Act::Maintenance(span),
             _ => Act::Swap(chance.scale(100 * MS, 2 * SECOND)),
         },
+        "fetch" => Act::Fetch(chance.scale(5 * MINUTE, 40 * MINUTE)),
         "late" => Act::Loaded(span, chance.scale(1_000, 8_000)),
         "scrapes" => Act::SlowScrapes(span),
         "agent" => match chance.between(0, 3) {
@@ -236,7 +319,7 @@ fn disturbance(name: &str, chance: &mut Chance) -> Option<(Act, Us)> {
         _ => return None,
     };
     let lasts = match act {
-        Act::Restart(span, _) => span,
+        Act::Restart(span, _) | Act::Fetch(span) => span,
         _ => span,
     };
     Some((act, lasts))
@@ -251,10 +334,16 @@ fn strike(kind: &Kind, world: &mut World, up: Us, chance: &mut Chance) {
         _ if matches!(kind.name, "warm" | "native") => up + chance.between(3 * MINUTE, 15 * MINUTE),
         _ => up + chance.scale(10 * SECOND, 20 * MINUTE),
     };
-    if kind.name == "mutant" {
-        mutate(world, chance);
+    match kind.name {
+        "mutant" => mixture::mutate(world, chance),
+        "excused" => mixture::excuse(world, at, chance),
+        _ => {}
     }
     world.plan(at, Act::Fault(fault));
+    // whoever comes after the hang may owe a prompt that is allowed more than decode is
+    if kind.name == "warm" && chance.permille(500) {
+        world.plan(at, Act::Hush);
+    }
 }
 
 fn fault_for(name: &str, profile: &Profile, chance: &mut Chance) -> Fault {
@@ -298,24 +387,4 @@ fn one_of_several(profile: &Profile, chance: &mut Chance) -> Fault {
         chance.pick(&[Way::Step, Way::Step, Way::Step, Way::Anywhere, Way::Admission])
     };
     Fault::new(way, look)
-}
-
-/// A mutant's world: other clients, missing signals, a loaded host.
-fn mutate(world: &mut World, chance: &mut Chance) {
-    world.clients.hasty_permille = chance.pick(&[0, 20, 500]);
-    let signals = &mut world.engine.profile.signals;
-    match chance.between(0, 9) {
-        0 => signals.metrics = false,
-        1 => signals.proc = false,
-        2 => signals.frontend = false,
-        3 => (signals.gpu, signals.log) = (false, false),
-        4 => signals.load = false,
-        _ => {}
-    }
-    if chance.permille(200) {
-        world.plan(START + 10 * SECOND, Act::Loaded(4 * HOUR, chance.scale(1_000, 4_000)));
-    }
-    if chance.permille(150) {
-        world.plan(START + 12 * SECOND, Act::SlowScrapes(4 * HOUR));
-    }
 }

@@ -2,6 +2,7 @@
 
 use super::agent::Agent;
 use super::book::At;
+use super::bystanders;
 use super::fault::{Look, Way};
 use super::profile::{EngineKind, MS, SECOND, Us};
 use super::world::{Missing, World};
@@ -44,6 +45,7 @@ pub fn observe(world: &World, agent: &mut Agent) {
     show_pages(world, agent);
     show_gate(world, agent);
     show_gpus(world, agent, looks);
+    bystanders::show(world, agent);
     agent.scrape(world);
     agent.probe(world);
     if world.engine.profile.signals.log {
@@ -72,6 +74,9 @@ fn looks(world: &World, running: bool) -> Looks {
     }
     if now < env.starved {
         return Looks { state: 'R', wchan: None, cpu: Cpu::Permille(15), gpu: Gpu::Idle };
+    }
+    if engine.step.is_none() && world.fault.is_none() && engine.live.census().compiling > 0 {
+        return Looks { state: 'R', wchan: None, cpu: Cpu::Permille(1_000), gpu: Gpu::Idle };
     }
     if now < env.jit {
         return Looks { wchan: Some("poll_schedule_timeout"), cpu: Cpu::Permille(2_000), ..IDLE };
@@ -156,7 +161,9 @@ fn show_proc(world: &World, agent: &mut Agent, looks: Looks) {
     proc.frozen = world.now < env.frozen;
     proc.stopped = u32::from(looks.state == 'T');
     let read = weights_read(world);
-    (proc.read_chars, proc.read_bytes) = (Some(read), Some(read));
+    // what is fetched comes by calls that count as no read, and goes to a file
+    let (read, written) = if env.fetched { (0, Some(read)) } else { (read, None) };
+    (proc.read_chars, proc.read_bytes, proc.written) = (Some(read), Some(read), written);
     let front = &world.engine;
     let stuck = if front.mood.front_dead { front.book.awaiting } else { 0 };
     (proc.connections, proc.accept_queue) = (Some(front.book.in_flight + asking), Some(stuck));
@@ -276,6 +283,12 @@ fn show_gpus(world: &World, agent: &mut Agent, looks: Looks) {
         return;
     }
     agent.gpu_next = world.now + SECOND;
+    if let Some(since) = world.bystanders.nvml_silent_since(world.now) {
+        // what it said last stands, beside how long ago that was
+        agent.obs.gpus.value.iter_mut().flatten().for_each(|gpu| gpu.silent_since_ms = Some(since / MS));
+        agent.obs.gpus.at_ms = world.now / MS;
+        return;
+    }
     let limit = 700.0;
     let noise = agent.chance.unit();
     let (util, memory_util, watts) = match looks.gpu {
@@ -298,6 +311,7 @@ fn show_gpus(world: &World, agent: &mut Agent, looks: Looks) {
     });
     for gpu in gpus {
         (gpu.util, gpu.memory_util, gpu.power_watts) = (util.min(100), memory_util, watts);
+        gpu.silent_since_ms = None;
     }
     agent.obs.gpus.at_ms = world.now / MS;
 }

@@ -11,8 +11,9 @@ use super::profile::HOUR;
 pub const NOT_MODELLED: &str = "\
 Not modelled: real clocks that step or drift; torn or corrupt pages and malformed expositions (they have tests of their own); the gate's and
 the agent's own defects; several replicas and the operator's budget; speculative decoding, multi-modal and embedding requests; disaggregated
-prefill and decode; data-parallel engines that wait for one another in each step; GPU resets, Xid and NCCL RAS; NVML that blocks; page cache and swap beyond a
-pace; compilers inside the engine's own process; a hang and an excuse at the same moment; log lines quoted in prompts. Steady stretches are
+prefill and decode; data-parallel engines that wait for one another in each step; GPU resets, Xids of the engine's own GPU and ranks of its own that NCCL RAS
+names; page cache and swap beyond a pace; compilers inside the engine's own process; log lines quoted in prompts; tools that a front end calls
+where the engine writes its gauges late or counts no ends, and their next generation where its prefix has left the cache. Steady stretches are
 looked at once a second with work and once in ten seconds without, everything else each 100 ms; steps of one batch share one length.";
 
 /// The sums of one kind.
@@ -29,6 +30,9 @@ pub struct Sums {
     pub fences: Fences,
     pub false_evictions: u64,
     pub ticks: u64,
+    /// Fences of hangs whose deadline was the engine's own rhythm: when, and what was learned.
+    pub rhythm_fence_ms: Vec<u64>,
+    pub rhythm_ms: Vec<u64>,
     pub fence_ms: Vec<u64>,
     pub confirm_ms: Vec<u64>,
 }
@@ -67,6 +71,10 @@ impl Table {
             sums.caught += 1;
             sums.class_right += u64::from(verdicts.class_right);
         }
+        if let Some(deadline) = verdicts.deadline.filter(|deadline| judged && deadline.learned) {
+            sums.rhythm_fence_ms.extend(verdicts.fence_ms);
+            sums.rhythm_ms.push(deadline.ms);
+        }
         sums.fence_ms.extend(verdicts.fence_ms.filter(|_| judged));
         sums.confirm_ms.extend(verdicts.confirm_ms.filter(|_| judged));
         if !verdicts.failures.is_empty() {
@@ -99,13 +107,13 @@ impl Table {
         let mut out = String::new();
         let _ = writeln!(
             out,
-            "{:<10} {:>6} {:>6} {:>6} {:>6} {:>6} | to the fence, s: {:>7} {:>7} {:>7} | to confirmation: {:>7} {:>7} {:>7} | failed",
+            "{:<13} {:>6} {:>6} {:>6} {:>6} {:>6} | to the fence, s: {:>7} {:>7} {:>7} | to confirmation: {:>7} {:>7} {:>7} | failed",
             "hangs", "hist.", "caught", "class", "blind", "unowed", "p50", "p99", "max", "p50", "p99", "max"
         );
         for (kind, sums) in self.rows(|truth| truth != Truth::Benign) {
             let _ = writeln!(
                 out,
-                "{:<10} {:>6} {:>6} {:>6} {:>6} {:>6} | {:>16} {} | {:>16} {} | {:>6}",
+                "{:<13} {:>6} {:>6} {:>6} {:>6} {:>6} | {:>16} {} | {:>16} {} | {:>6}",
                 kind.name,
                 sums.histories,
                 sums.caught,
@@ -119,9 +127,10 @@ impl Table {
                 sums.failed,
             );
         }
+        self.render_rhythms(&mut out);
         let _ = writeln!(
             out,
-            "\n{:<10} {:>6} {:>12} {:>12} {:>15} {:>12} {:>6} {:>10} {:>6} {:>7}",
+            "\n{:<13} {:>6} {:>12} {:>12} {:>15} {:>12} {:>6} {:>10} {:>6} {:>6} {:>7}",
             "benign",
             "hist.",
             "engine-hours",
@@ -131,6 +140,7 @@ impl Table {
             "blinks",
             "slow steps",
             "env",
+            "waits",
             "failed"
         );
         for (kind, sums) in self.rows(|_| true).filter(|(_, sums)| sums.benign_us > 0) {
@@ -140,6 +150,29 @@ impl Table {
         let _ = writeln!(out, "{}", benign_row("all", &total));
         let _ = writeln!(out, "{}\n{NOT_MODELLED}", bounds(&total));
         out
+    }
+
+    /// Goal 1c: who was fenced by its own rhythm, how soon, and what that rhythm allowed.
+    fn render_rhythms(&self, out: &mut String) {
+        let _ = writeln!(
+            out,
+            "\n{:<13} {:>6} {:>7} {:>6} | to the fence, s: {:>7} {:>7} {:>7} | learned bound: {:>7} {:>7} {:>7}",
+            "by rhythm", "hist.", "learned", "<= 5 s", "p50", "p99", "max", "p50", "p99", "max"
+        );
+        for (kind, sums) in self.rows(|truth| truth != Truth::Benign).filter(|(_, sums)| !sums.rhythm_ms.is_empty()) {
+            let _ = writeln!(
+                out,
+                "{:<13} {:>6} {:>7} {:>6} | {:>16} {} | {:>14} {}",
+                kind.name,
+                sums.histories,
+                sums.rhythm_ms.len(),
+                sums.rhythm_fence_ms.iter().filter(|ms| **ms <= 5_000).count(),
+                "",
+                figures(&sums.rhythm_fence_ms),
+                "",
+                figures(&sums.rhythm_ms),
+            );
+        }
     }
 
     fn rows(&self, wanted: impl Fn(Truth) -> bool) -> impl Iterator<Item = (&'static Kind, &Sums)> {
@@ -160,6 +193,8 @@ impl Sums {
         self.fences.add(&more.fences);
         self.false_evictions += more.false_evictions;
         self.ticks += more.ticks;
+        self.rhythm_fence_ms.extend(more.rhythm_fence_ms);
+        self.rhythm_ms.extend(more.rhythm_ms);
         self.fence_ms.extend(more.fence_ms);
         self.confirm_ms.extend(more.confirm_ms);
     }
@@ -172,7 +207,7 @@ impl Sums {
 
 fn benign_row(name: &str, sums: &Sums) -> String {
     format!(
-        "{:<10} {:>6} {:>12.1} {:>12.1} {:>15} {:>12} {:>6} {:>10} {:>6} {:>7}",
+        "{:<13} {:>6} {:>12.1} {:>12.1} {:>15} {:>12} {:>6} {:>10} {:>6} {:>6} {:>7}",
         name,
         sums.histories,
         sums.benign_hours(),
@@ -182,6 +217,7 @@ fn benign_row(name: &str, sums: &Sums) -> String {
         sums.fences.blinks,
         sums.fences.slow,
         sums.fences.env,
+        sums.fences.waits,
         sums.failed
     )
 }

@@ -1,57 +1,14 @@
 //! One replica, its clients and its host in virtual time: what happens, when, and what it does to the engine.
 
+use super::act::FETCH_PERMILLE;
+pub use super::act::{Act, Missing};
+use super::bystanders::Bystanders;
 use super::chance::Chance;
-use super::clients::Clients;
+use super::clients::{Clients, Mode};
 use super::engine::Engine;
 use super::fault::Fault;
 use super::fences::ENV_GRACE;
 use super::profile::{EngineKind, MS, Profile, SECOND, Us};
-
-/// Something that happens. Spans are lengths.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
-    /// The whole machine stands still.
-    VmPause(Us),
-    /// The engine gets no CPU.
-    Starve(Us),
-    /// The agent gets no CPU.
-    Late(Us),
-    /// The host is loaded: what its cores do lasts so many thousandths, and both are late often.
-    Loaded(Us, u64),
-    /// The cgroup's quota holds the engine: steps last so many thousandths.
-    Throttle(Us, u64),
-    Freeze(Us),
-    Debug(Us),
-    Jit(Us),
-    Sleep(Us),
-    Pause(Us),
-    Maintenance(Us),
-    /// A long step that nobody announced.
-    Swap(Us),
-    Crawl(Us, u64),
-    /// The front end's event loop is busy: slow scrapes, health time-outs, lumps.
-    Hot(Us),
-    SlowScrapes(Us),
-    /// This signal is missing for a while.
-    Blind(Us, Missing),
-    AgentRestart,
-    GateRestart,
-    /// The process ends and starts again; the start-up takes this long and burns CPU at this permille.
-    Restart(Us, u64),
-    Burst(u32),
-    Fault(Fault),
-}
-
-/// A signal that can be missing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Missing {
-    #[default]
-    Metrics,
-    Proc,
-    Gate,
-    Page,
-    Frontend,
-}
 
 /// States of the environment that last: each until a time.
 #[derive(Debug, Clone, Default)]
@@ -79,6 +36,8 @@ pub struct Env {
     pub born: Us,
     pub ready: Us,
     pub boot_permille: u64,
+    /// The start-up fetches its model instead of reading it.
+    pub fetched: bool,
     /// Anything that deserves a close look lasts until then.
     pub eventful: Us,
     /// The environment stood in the engine's way until then, and so long in all.
@@ -86,6 +45,8 @@ pub struct Env {
     pub stood_us: Us,
     /// Until then steps are many times longer than any before, and nothing announced it.
     pub slowed: Us,
+    /// What excuses any silence of a hang's history ends then.
+    pub excused_until: Us,
     /// How often the agent has begun anew, with nothing remembered.
     pub agent_restarts: u64,
     /// Log lines to come: when, and which signature.
@@ -107,6 +68,7 @@ pub struct World {
     pub kill_sent: Option<Us>,
     /// Set by [`Act::AgentRestart`] and [`Act::Restart`] until the history takes notice.
     pub agent_restarted: bool,
+    pub bystanders: Bystanders,
     next_leave: Us,
     pub chance: Chance,
 }
@@ -128,6 +90,7 @@ impl World {
             fenced: true,
             kill_sent: None,
             agent_restarted: false,
+            bystanders: Bystanders::default(),
             next_leave: Us::MAX,
             chance,
         }
@@ -324,16 +287,23 @@ impl World {
                 self.engine.book.restart();
                 env.eventful = env.eventful.max(now + 20 * SECOND);
             }
-            Act::Restart(span, permille) => {
-                env.born = now + 1_000 * MS;
-                env.ready = env.born + span;
-                env.boot_permille = permille;
-                env.eventful = env.eventful.max(env.ready + 60 * SECOND);
-                self.engine.restart(env.ready);
-            }
+            Act::Restart(span, permille) => self.restart(span, permille, false),
+            Act::Fetch(span) => self.restart(span, FETCH_PERMILLE, true),
+            Act::Hush => (self.clients.modes, self.clients.mode_ends) = (vec![Mode::Idle], now),
             Act::Burst(count) if !self.fenced => (0..count).for_each(|_| self.submit()),
             _ => {}
         }
+    }
+
+    fn restart(&mut self, span: Us, permille: u64, fetched: bool) {
+        let env = &mut self.env;
+        env.born = self.now + 1_000 * MS;
+        env.ready = env.born + span;
+        (env.boot_permille, env.fetched) = (permille, fetched);
+        // what the old process was told ends with it
+        (env.asleep, env.paused, env.jit) = (env.asleep.min(self.now), env.paused.min(self.now), env.jit.min(self.now));
+        env.eventful = env.eventful.max(env.ready + 60 * SECOND);
+        self.engine.restart(env.ready);
     }
 
     /// A loaded host: pauses of either, heavy-tailed, for this long.
