@@ -8,7 +8,7 @@ Each model folder holds config.json, the weights and golden.safetensors:
     tokens           i64 [n]         a sequence of token ids
     prompt_len       i64 [1]         how many of them are the prompt; the rest is the greedy continuation
     logits           f32 [n, vocab]  logits at every position
-and, of a model with an MTP head,
+and, of a model with an MTP head, from a class of this file's own (MtpHead): `transformers` has no such head to be asked,
     head_logits      f32 [n - 1, vocab]  what the head says at every position but the last, given the token after it
     guesses          i64 [g]             the head's greedy guesses of what comes after the last token, each made from the one before
     guess_logits     f32 [g, vocab]      what they were taken from

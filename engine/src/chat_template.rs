@@ -3,6 +3,7 @@
 //! neither memory nor the time of one step has a bound here. What they can do wrong is an error with their name.
 //! Pure once loaded, but for that process: the time a template may ask for is an argument.
 
+mod python;
 pub mod sandbox;
 mod sources;
 
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value};
 use serde_json::Value as Json;
 use thiserror::Error;
@@ -143,7 +144,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_fuel(Some(FUEL_PER_RENDER));
         environment.set_recursion_limit(RECURSION_MAX);
-        environment.add_filter("tojson", to_json);
+        python::add_to(&mut environment);
         environment.add_function("raise_exception", raise_exception);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.add_template_owned(NAME, without_generation_tags(&sources.default))?;
@@ -251,60 +252,6 @@ fn describe(error: &minijinja::Error) -> String {
 fn strftime(format: &str, now: DateTime) -> Result<String, minijinja::Error> {
     jiff::fmt::strtime::format(format, now)
         .map_err(|error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}")))
-}
-
-/// Python's `json.dumps(value, ensure_ascii=False, indent=indent)`. The built-in filter would escape `<` and `'`
-/// for HTML, which is another prompt than the model was trained on.
-fn to_json(value: &Value, args: Kwargs) -> Result<Value, minijinja::Error> {
-    let indent: Option<usize> = args.get("indent")?;
-    let json = serde_json::to_value(value)
-        .map_err(|error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}")))?;
-    let mut out = String::new();
-    write_json(&json, indent, 0, &mut out);
-    Ok(Value::from_safe_string(out))
-}
-
-fn write_json(value: &Json, indent: Option<usize>, depth: usize, out: &mut String) {
-    match value {
-        Json::Array(items) if !items.is_empty() => {
-            let items = items.iter().map(|item| (None, item));
-            write_items(('[', ']'), items, indent, depth, out);
-        }
-        Json::Object(entries) if !entries.is_empty() => {
-            let items = entries.iter().map(|(key, item)| (Some(key), item));
-            write_items(('{', '}'), items, indent, depth, out);
-        }
-        scalar => out.push_str(&scalar.to_string()),
-    }
-}
-
-fn write_items<'a>(
-    (open, close): (char, char),
-    items: impl Iterator<Item = (Option<&'a String>, &'a Json)>,
-    indent: Option<usize>,
-    depth: usize,
-    out: &mut String,
-) {
-    let line_break = |depth: usize, out: &mut String| {
-        if let Some(indent) = indent {
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', indent * depth));
-        }
-    };
-    out.push(open);
-    for (index, (key, item)) in items.enumerate() {
-        if index > 0 {
-            out.push_str(if indent.is_some() { "," } else { ", " });
-        }
-        line_break(depth + 1, out);
-        if let Some(key) = key {
-            out.push_str(&Json::from(key.as_str()).to_string());
-            out.push_str(": ");
-        }
-        write_json(item, indent, depth + 1, out);
-    }
-    line_break(depth, out);
-    out.push(close);
 }
 
 #[cfg(test)]

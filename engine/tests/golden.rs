@@ -173,6 +173,31 @@ fn only_the_rows_asked_for_come_back() {
     assert_eq!(model.forward(&StepBatch::default()).unwrap().rows.len(), 0);
 }
 
+/// Dynamic scaling begins where no sequence comes: up to there `transformers` computes as without.
+#[test]
+fn dynamic_rope_changes_no_bit_and_ends_where_it_would() {
+    let golden = golden("llama");
+    let dir = tempfile::tempdir().unwrap();
+    let copy = |name: &str| std::fs::copy(folder(golden.name).join(name), dir.path().join(name)).unwrap();
+    copy("model.safetensors");
+    let config = std::fs::read(folder(golden.name).join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    config["rope_parameters"] = serde_json::json!({"rope_type": "dynamic", "factor": 4.0,
+        "rope_theta": config["rope_parameters"]["rope_theta"]});
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let options = LoadOptions { precision: Precision::Exact, ..LoadOptions::default() };
+    let mut model = load_model_with(dir.path(), &options, &mut |_, _| {}).unwrap();
+    let longest = model.info().seq_len_max;
+    assert_eq!(Some(longest as u64), config["max_position_embeddings"].as_u64());
+    model.allocate_kv(KvShape { num_blocks: 2 * longest / 16 + 3, block_size: 16 }).unwrap();
+    let rows = run_alone(model.as_mut(), &golden.tokens, &[golden.tokens.len()], 16);
+    assert_close(&golden, &rows, "with dynamic scaling");
+    let plain = run_alone(load(golden.name, 16).as_mut(), &golden.tokens, &[golden.tokens.len()], 16);
+    assert!(rows == plain);
+    let beyond = StepBatch::of(vec![seq(&[5], longest, (0..=8).collect())]);
+    assert!(model.forward(&beyond).unwrap_err().to_string().contains(&format!("the model takes {longest}")));
+}
+
 #[test]
 fn a_bad_batch_leaves_the_cache_as_it_was() {
     let golden = golden("llama");

@@ -21,7 +21,7 @@ fn the_whole_models_of_the_corpus_load() {
     for name in ["sentencepiece", "bytes"] {
         assert!(targets::file_loads(&whole(&format!("gguf_model/{name}"))), "{name}");
     }
-    for name in ["llama", "qwen3"] {
+    for name in ["llama", "qwen3", "sharded"] {
         assert!(targets::folder_loads(&whole(&format!("model_folder/{name}"))), "{name}");
     }
 }

@@ -1,5 +1,5 @@
 //! The MTP head against a reference in torch (`mimo_values` of scripts/golden.py), whichever way the model and its head come to their tokens;
-//! and folders whose head is not what it should be.
+//! and folders whose head is not what it should be. The reference is the project's own class: `transformers` has no such head.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests: a surprise must fail the test")]
 
 use std::path::{Path, PathBuf};

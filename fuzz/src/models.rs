@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use engine::chat_template::ChatTemplate;
-use engine::model::{LoadOptions, load_model_with};
+use engine::chat_template::{ChatInput, ChatTemplate};
+use engine::model::{KvShape, LoadOptions, LogitsWanted, Model, SeqInput, StepBatch, load_model_with};
 use engine::tokenizer::Tokenizer;
 
 /// Takes any bytes; panics where a promise is broken.
@@ -14,56 +14,143 @@ type Target = fn(&[u8]);
 /// Every target of a model's files.
 pub const TARGETS: [(&str, Target); 2] = [("gguf_model", gguf_model), ("model_folder", model_folder)];
 
-/// Parts of an input of [`model_folder`], in their order; what is not there is not written.
-const FILES: [&str; 4] = ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
-/// Bytes of weights behind the header, which is the last part: enough for every model of the corpus.
+/// Parts of an input of [`model_folder`], in their order; what is empty is not written.
+const FILES: [&str; 6] = [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "model.safetensors.index.json",
+];
+/// Those of them that may hold a template.
+const TEMPLATES: [&str; 2] = ["tokenizer_config.json", "chat_template.jinja"];
+/// Files of weights, whose headers are the parts behind these: the first alone, or, where there is an index, `0.safetensors` and so on.
+const SHARDS_MAX: usize = 3;
+/// Bytes of weights behind each header: enough for every model of the corpus.
 const WEIGHTS_BYTES: usize = 16 << 10;
+/// What a chat's rendering could grow with beyond any time and memory: the process that bounds both is not here.
+const GROWS: [&str; 18] = [
+    "*",
+    "~",
+    "+",
+    "range",
+    "macro",
+    "recursive",
+    "call",
+    "set",
+    "self",
+    "block",
+    "include",
+    "import",
+    "join",
+    "replace",
+    "format",
+    "batch",
+    "slice",
+    "center",
+];
+/// Loops within loops go through the chat this often, each with two words.
+const LOOPS_MAX: usize = 3;
+const CHAT: &str = r#"[{"role": "user", "content": "count: 1 é"}, {"role": "assistant", "content": null}]"#;
 
 /// A GGUF file: it is refused, or a tokenizer, a template and a model come of it.
 pub fn gguf_model(data: &[u8]) {
     file_loads(data);
 }
 
-/// Files of a folder, a zero byte between them, the last one the header of its weights, which are all zero.
+/// Files of a folder, a zero byte between them, the last ones the headers of its weights, which are all zero.
 pub fn model_folder(data: &[u8]) {
     folder_loads(data);
 }
 
-/// Whether a GGUF file of these bytes is whole.
+/// Whether a GGUF file of these bytes is whole: its model runs, and its template prints a chat.
 pub fn file_loads(data: &[u8]) -> bool {
     Place::with(|place| {
         let path = place.join("m.gguf");
-        fs::write(&path, data).is_ok() && loads(&path)
+        fs::write(&path, data).is_ok() && loads(&path, data)
     })
 }
 
-/// Whether a folder of these files is whole.
+/// Whether a folder of these files is whole, as above.
 pub fn folder_loads(data: &[u8]) -> bool {
     Place::with(|place| {
-        let mut parts = data.splitn(FILES.len() + 1, |byte| *byte == 0);
-        let written = FILES.iter().zip(&mut parts).all(|(name, part)| fs::write(place.join(name), part).is_ok());
-        let header = parts.next().unwrap_or_default();
-        let weights = [&(header.len() as u64).to_le_bytes()[..], header, &[0; WEIGHTS_BYTES]].concat();
-        written && fs::write(place.join("model.safetensors"), weights).is_ok() && loads(place)
+        let mut parts = data.splitn(FILES.len() + SHARDS_MAX, |byte| *byte == 0);
+        let files: Vec<(&str, &[u8])> =
+            FILES.into_iter().zip(&mut parts).filter(|(_, part)| !part.is_empty()).collect();
+        let written = files.iter().all(|(name, part)| fs::write(place.join(name), part).is_ok());
+        let sharded = files.iter().any(|(name, _)| Some(name) == FILES.last());
+        let weights = parts.enumerate().all(|(shard, header)| {
+            let name = if sharded { format!("{shard}.safetensors") } else { "model.safetensors".to_owned() };
+            let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[0; WEIGHTS_BYTES]].concat();
+            // without an index there is one file
+            (!sharded && shard > 0) || fs::write(place.join(name), bytes).is_ok()
+        });
+        let templates = files.iter().filter(|(name, _)| TEMPLATES.contains(name)).map(|(_, part)| *part);
+        written && weights && loads(place, &templates.collect::<Vec<_>>().concat())
     })
 }
 
-fn loads(path: &Path) -> bool {
+/// `templates`: what holds them, if there are any.
+fn loads(path: &Path, templates: &[u8]) -> bool {
     let (tokenizer, template) = (Tokenizer::from_dir(path), ChatTemplate::from_dir(path));
     if let Ok(tokenizer) = &tokenizer {
         let tokens = tokenizer.encode("count: 1 é", true);
         let _ = tokens.map(|tokens| tokenizer.decode(&tokens, false));
     }
+    let printed = template.is_ok_and(|template| template.is_none_or(|template| tame(templates) && prints(&template)));
     let options = LoadOptions { threads: Some(1), ..LoadOptions::default() };
     let mut before = 0;
     let model = load_model_with(path, &options, &mut |done, total| {
         assert!(before <= done && done <= total, "{before}, then {done} of {total}");
         before = done;
     });
-    if let Ok(model) = &model {
+    let ran = model.is_ok_and(|mut model| {
         assert!(model.info().vocab_size > 0 && model.info().seq_len_max > 0);
+        runs(model.as_mut())
+    });
+    tokenizer.is_ok() && printed && ran
+}
+
+/// Whether a template, wherever in these bytes it is, can be rendered in this process.
+fn tame(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    let (Some(first), Some(last)) = (
+        ["{{", "{%"].iter().filter_map(|mark| text.find(mark)).min(),
+        ["}}", "%}"].iter().filter_map(|mark| text.rfind(mark)).max(),
+    ) else {
+        return true;
+    };
+    let source = text.get(first..last).unwrap_or_default();
+    let loops = source.matches("for").count();
+    loops <= 2 * LOOPS_MAX && !GROWS.iter().any(|word| source.contains(word))
+}
+
+fn prints(template: &ChatTemplate) -> bool {
+    let Ok(messages) = CHAT.parse() else { return false };
+    let input = ChatInput {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: true,
+        extra: None,
+        now: Default::default(),
+    };
+    template.render(input).is_ok()
+}
+
+/// A step of a token or two: it is refused, or every row that was asked for is there.
+fn runs(model: &mut dyn Model) -> bool {
+    let (vocab_size, seq_len_max) = (model.info().vocab_size, model.info().seq_len_max);
+    if model.allocate_kv(KvShape { num_blocks: 1, block_size: 4 }).is_err() {
+        return false;
     }
-    tokenizer.is_ok() && template.is_ok() && model.is_ok()
+    let tokens: Vec<u32> = (0..seq_len_max.min(2)).map(|at| u32::from(at < vocab_size && at > 0)).collect();
+    let rows_wanted = tokens.len();
+    let seq = SeqInput { tokens, start_pos: 0, block_table: vec![0], logits: LogitsWanted::All };
+    let Ok(logits) = model.forward(&StepBatch::of(vec![seq])) else { return false };
+    let lens: Vec<usize> = logits.rows.iter().flatten().map(Vec::len).collect();
+    assert_eq!(lens, vec![vocab_size; rows_wanted], "rows of logits, each of the whole vocabulary");
+    true
 }
 
 /// A directory of its own, empty at each use.

@@ -40,6 +40,30 @@ fn tojson_writes_what_python_writes() {
 }
 
 #[test]
+fn tojson_takes_what_transformers_gives_it() {
+    let messages = json!({"b": ["é😀", 1e-5, 1e16], "a": {}});
+    let told = |words: &str| render(&format!("{{{{ messages | tojson({words}) }}}}"), &messages);
+    let ascii = r#"{"b": ["\u00e9\ud83d\ude00", 1e-05, 1e+16], "a": {}}"#;
+    assert_eq!(told("ensure_ascii=true").unwrap(), ascii);
+    assert_eq!(told("sort_keys=true, separators=(',', ':')").unwrap(), r#"{"a":{},"b":["é😀",1e-05,1e+16]}"#);
+    assert_eq!(told("indent='-'").unwrap(), "{\n-\"b\": [\n--\"é😀\",\n--1e-05,\n--1e+16\n-],\n-\"a\": {}\n}");
+    for unfit in ["separators=[',']", "indent=99999999", "indent=-1", "colour=1"] {
+        assert!(matches!(told(unfit), Err(ChatTemplateError::Render(_))), "{unfit}");
+    }
+}
+
+/// Qwen3-Coder asks whether tools are iterable before it counts them; Command R+ indents what ends its line.
+#[test]
+fn none_is_not_iterable_and_indent_keeps_the_end_of_a_line() {
+    let source = "{% if none is iterable or 1 is iterable %}!{% endif %}{% if messages is iterable and 'a' is iterable %}.{% endif %}";
+    assert_eq!(render(source, &json!([])).unwrap(), ".");
+    let told = |words: &str| render(&format!("{{{{ messages | indent({words}) }}}}."), &json!("a\n\r\nb\n")).unwrap();
+    assert_eq!(told("2"), "a\n\n  b\n.");
+    assert_eq!(told("'>', true, blank=true"), ">a\n>\n>b\n>.");
+    assert_eq!(render("{{ 1e22 }} {{ 1.0 }} {{ 3 }}", &json!([])).unwrap(), "1e+22 1.0 3");
+}
+
+#[test]
 fn time_is_the_arguments() {
     assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &json!([])).unwrap(), "09 Mar 2026");
     assert!(matches!(render("{{ strftime_now('%') }}", &json!([])), Err(ChatTemplateError::Render(_))));

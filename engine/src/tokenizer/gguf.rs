@@ -6,9 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::weights::{Gguf, GgufValue};
 
-/// How Llama 3 and Qwen cut a text into words; they differ in the digits a number may have.
-const WORDS: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// How Llama 3 and Qwen cut a text into words; they differ in the digits a number may have, and in whether a word goes on over marks.
+const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?LETTER+|NUMBER| ?[^\s\p{L}MARK\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Types of tokens that stand for themselves in a text: control and user defined.
 const CONTROL: u64 = 3;
@@ -78,17 +77,19 @@ fn added_tokens(gguf: &Gguf, tokens: &[&str]) -> Vec<Value> {
 }
 
 fn pre_tokenizer(pre: &str, byte_level: &dyn Fn(bool) -> Value) -> Result<Value, String> {
-    let number = match pre {
-        "llama-bpe" | "llama3" | "llama-v3" => r"\p{N}{1,3}",
-        "qwen2" | "qwen35" => r"\p{N}",
-        "gpt-2" | "default" => return Ok(byte_level(true)),
+    let (letter, mark, number) = match pre {
+        "llama-bpe" | "llama3" | "llama-v3" => (r"\p{L}", "", r"\p{N}{1,3}"),
+        "qwen2" => (r"\p{L}", "", r"\p{N}"),
+        "qwen35" => (r"[\p{L}\p{M}]", r"\p{M}", r"\p{N}"),
+        "gpt-2" => return Ok(byte_level(true)),
+        // `default`, or no word at all: converters wrote so before they knew, whatever the model's own way is
         other => {
             return Err(format!(
                 "its words are cut the `{other}` way, which is not known: put a tokenizer.json beside it"
             ));
         }
     };
-    let pattern = WORDS.replace("NUMBER", number);
+    let pattern = WORDS.replace("LETTER", letter).replace("MARK", mark).replace("NUMBER", number);
     let split = json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
     Ok(json!({"type": "Sequence", "pretokenizers": [split, byte_level(false)]}))
 }
@@ -170,6 +171,22 @@ pub mod tests {
         assert!(llama.encode("12345", false).unwrap().len() >= 2);
     }
 
+    /// Devanagari writes vowels as marks: Qwen2 ends a word before each, Qwen3.5 does not.
+    #[test]
+    fn marks_are_part_of_a_word_where_the_model_has_it_so() {
+        let words = |pre: &str| {
+            let json = pre_tokenizer(pre, &|use_regex| json!({"type": "ByteLevel", "use_regex": use_regex})).unwrap();
+            let split: tokenizers::PreTokenizerWrapper =
+                serde_json::from_value(json["pretokenizers"][0].clone()).unwrap();
+            let mut text = tokenizers::PreTokenizedString::from("a हिन्दी\u{301}! \u{301}.");
+            tokenizers::PreTokenizer::pre_tokenize(&split, &mut text).unwrap();
+            let words = text.get_splits(tokenizers::OffsetReferential::Original, tokenizers::OffsetType::Byte);
+            words.into_iter().map(|(word, ..)| word.to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(words("qwen35"), ["a", " हिन्दी\u{301}", "!", " \u{301}", "."]);
+        assert_eq!(words("qwen2"), ["a", " ह", "िन", "्द", "ी\u{301}!", " \u{301}."]);
+    }
+
     #[test]
     fn what_is_not_understood_is_named() {
         let parse = |file: Builder| tokenizer_json(&Gguf::parse(&file.build()).unwrap()).unwrap_err();
@@ -177,5 +194,8 @@ pub mod tests {
         assert!(parse(Builder::default().string("tokenizer.ggml.model", "llama")).contains("tokenizer.ggml.tokens"));
         let bare = Builder::default().string("tokenizer.ggml.model", "gpt2");
         assert!(parse(bare).contains("tokenizer.ggml.tokens"));
+        for pre in ["default", "tekken"] {
+            assert!(pre_tokenizer(pre, &|_| Value::Null).unwrap_err().contains(&format!("`{pre}`")), "{pre}");
+        }
     }
 }

@@ -42,6 +42,15 @@ fn both_spellings_of_rope_are_read() {
     assert!(matches!(old.rope_scaling, RopeScaling::Llama3 { .. }) && old.rope_theta == 5e5);
 }
 
+/// `transformers` takes the base times `(factor * len / max - (factor - 1)) ^ (dim / (dim - 2))`, `len` being at least `max`: times one, as far as
+/// a sequence may go here.
+#[test]
+fn dynamic_scaling_is_none_up_to_the_longest_sequence() {
+    let dynamic = parse(json!({"rope_scaling": {"type": "dynamic", "factor": 4.0}})).unwrap();
+    assert_eq!(dynamic, parse(json!({})).unwrap());
+    assert_eq!(dynamic.seq_len_max, 512);
+}
+
 #[test]
 fn what_would_be_computed_wrongly_is_refused_by_name() {
     let cases = [
