@@ -125,7 +125,7 @@ impl Grammars {
     /// Nobody waits for this lock: who meets another there compiles again.
     fn kept(&self, spec: &GrammarSpec) -> Option<Arc<Start>> {
         let kept = self.kept.try_lock().ok()?;
-        kept.iter().find(|(kept, _)| kept.is_written_as(spec)).map(|(_, start)| start.clone())
+        kept.iter().find(|(kept, _)| kept == spec).map(|(_, start)| start.clone())
     }
 
     fn keep(&self, spec: &GrammarSpec, start: &Arc<Start>) {

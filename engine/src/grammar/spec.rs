@@ -12,13 +12,13 @@ const DEPTH_MAX: usize = 128;
 /// White space between two parts of a JSON text: enough for a line break and indentation, no endless blanks.
 const JSON_BLANKS: &str = r"[ \t\n\r]{0,32}";
 
-/// The form of an output.
-#[derive(Debug, Clone, PartialEq)]
+/// The form of an output. Two that are equal are so word for word: of schemas, an output has the order of their properties.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GrammarSpec {
     /// Any JSON object.
     JsonObject,
-    /// JSON that satisfies this schema.
-    JsonSchema(Value),
+    /// JSON that satisfies the schema of this text. What waits for its turn, or is kept, is as long as it was sent: parsed it is many times that.
+    JsonSchema(Box<str>),
     /// A text that this regular expression matches as a whole.
     Regex(String),
     /// One of these texts.
@@ -28,27 +28,15 @@ pub enum GrammarSpec {
 }
 
 impl GrammarSpec {
-    /// Are both the same word for word? Schemas that are equal but for the order of their properties are not: an output has the order.
-    pub(super) fn is_written_as(&self, other: &Self) -> bool {
-        let same_words = || match (self, other) {
-            (Self::JsonSchema(one), Self::JsonSchema(another)) => {
-                let [one, another] = [one, another].map(Value::to_string);
-                one == another
-            }
-            _ => true,
-        };
-        self == other && same_words()
-    }
-
     /// The library's grammar.
     ///
     /// # Errors
-    /// It is larger or deeper than anything sensible.
+    /// It is larger or deeper than anything sensible, or no JSON where it should be.
     pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
         self.check_size()?;
         Ok(match self {
             Self::JsonObject => TopLevelGrammar::from_json_schema(bounded(json!({"type": "object"}))),
-            Self::JsonSchema(schema) => TopLevelGrammar::from_json_schema(bounded(schema.clone())),
+            Self::JsonSchema(schema) => TopLevelGrammar::from_json_schema(bounded(parsed(schema)?)),
             Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Self::Choice(texts) => {
                 let texts: Vec<String> = texts.iter().map(|t| lark_string(t)).collect();
@@ -59,13 +47,13 @@ impl GrammarSpec {
     }
 
     fn check_size(&self) -> Result<(), GrammarError> {
-        let texts: Vec<String> = match self {
+        let texts: Vec<&str> = match self {
             Self::JsonObject => Vec::new(),
-            Self::JsonSchema(schema) => vec![schema.to_string()],
-            Self::Choice(texts) => texts.clone(),
-            Self::Regex(text) | Self::Lark(text) => vec![text.clone()],
+            Self::JsonSchema(schema) => vec![schema],
+            Self::Choice(texts) => texts.iter().map(String::as_str).collect(),
+            Self::Regex(text) | Self::Lark(text) => vec![text],
         };
-        let bytes = texts.iter().map(String::len).sum();
+        let bytes = texts.iter().map(|text| text.len()).sum();
         if bytes > BYTES_MAX {
             return Err(GrammarError::TooLarge { bytes, bytes_max: BYTES_MAX });
         }
@@ -76,6 +64,10 @@ impl GrammarSpec {
         }
         Ok(())
     }
+}
+
+fn parsed(schema: &str) -> Result<Value, GrammarError> {
+    serde_json::from_str(schema).map_err(|error| GrammarError::Invalid(format!("it is no JSON: {error}")))
 }
 
 /// A schema as text to stand behind `%json` in a Lark grammar.

@@ -2,7 +2,7 @@
 //! are started until there are as many as a lane may have; a grammar whose last mask was slow waits among its like, so that nobody's
 //! cheap mask waits behind it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -38,7 +38,11 @@ pub(super) struct Workers {
 /// Threads that do the same kind of work.
 struct Lane {
     name: &'static str,
-    threads: Vec<OnceLock<Option<Worker>>>,
+    stack_bytes: usize,
+    /// From the first on as many as have started.
+    threads: Vec<OnceLock<Worker>>,
+    /// The last one that was to start did not.
+    lacks: AtomicBool,
 }
 
 struct Worker {
@@ -49,8 +53,7 @@ struct Worker {
 
 impl Default for Workers {
     fn default() -> Self {
-        let lane = |name, count| Lane { name, threads: (0..count).map(|_| OnceLock::new()).collect() };
-        Self { lanes: Arc::new([lane("grammar", QUICK_THREADS), lane("slow-grammar", SLOW_THREADS)]) }
+        Self { lanes: Arc::new([Lane::new("grammar", QUICK_THREADS), Lane::new("slow-grammar", SLOW_THREADS)]) }
     }
 }
 
@@ -62,11 +65,14 @@ impl Workers {
 }
 
 impl Lane {
+    fn new(name: &'static str, count: usize) -> Self {
+        let threads = (0..count).map(|_| OnceLock::new()).collect();
+        Self { name, stack_bytes: STACK_BYTES, threads, lacks: AtomicBool::new(false) }
+    }
+
     /// To a thread that is idle, or new; else to the one with the least to do.
     fn submit(&self, job: Job) -> bool {
-        #[allow(clippy::disallowed_methods, reason = "it starts a thread and does not wait for it")]
-        let workers =
-            self.threads.iter().enumerate().filter_map(|(n, place)| place.get_or_init(|| self.start(n)).as_ref());
+        let workers = self.threads.iter().enumerate().map_while(|(number, place)| self.worker(number, place));
         let mut least: Option<&Worker> = None;
         for worker in workers {
             if worker.pending.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
@@ -81,18 +87,28 @@ impl Lane {
         })
     }
 
+    /// The thread of this place. Where none can be started now, perhaps the next job's can: a machine has no thread left for a moment.
+    fn worker<'a>(&self, number: usize, place: &'a OnceLock<Worker>) -> Option<&'a Worker> {
+        if place.get().is_none() {
+            // one that somebody else started in the same moment stays; this one ends with its queue
+            let _ = place.set(self.start(number)?);
+        }
+        place.get()
+    }
+
     fn start(&self, number: usize) -> Option<Worker> {
         let (jobs, waiting) = sync_channel(QUEUE);
         let pending = Arc::new(AtomicUsize::new(0));
         let counted = pending.clone();
-        let thread = std::thread::Builder::new().name(format!("{}-{number}", self.name)).stack_size(STACK_BYTES);
-        match thread.spawn(move || work(&waiting, &counted)) {
-            Ok(_) => Some(Worker { jobs, pending }),
-            Err(error) => {
-                tracing::error!(%error, "no thread could be started for grammars");
-                None
-            }
+        let thread = std::thread::Builder::new().name(format!("{}-{number}", self.name)).stack_size(self.stack_bytes);
+        let started = thread.spawn(move || work(&waiting, &counted));
+        let lacked = self.lacks.swap(started.is_err(), Ordering::Relaxed);
+        if let Err(error) = &started
+            && !lacked
+        {
+            tracing::error!(%error, "no thread could be started for grammars");
         }
+        started.is_ok().then_some(Worker { jobs, pending })
     }
 }
 
@@ -116,7 +132,6 @@ fn work(jobs: &Receiver<Job>, pending: &AtomicUsize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
 
     /// A job that lasts until it is let go.
     fn stone(gate: &Arc<AtomicBool>) -> Job {
@@ -151,6 +166,22 @@ mod tests {
         let slow = (0..100).all(|_| workers.submit(Pace::Slow, stone(&gate)));
         let unknown = (2..QUICK_THREADS).all(|_| workers.submit(Pace::Quick, stone(&gate)));
         assert!(slow && unknown && goes_on(&workers) && goes_on(&workers));
+        gate.store(true, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn threads_that_could_not_be_started_once_are_started_later() {
+        let (mut lane, gate) = (Lane::new("test", 2), Arc::new(AtomicBool::new(false)));
+        lane.stack_bytes = 1 << 60;
+        assert!(!lane.submit(Box::new(|| ())), "no machine has such a stack");
+        lane.stack_bytes = STACK_BYTES;
+        assert!(lane.submit(stone(&gate)));
+        lane.stack_bytes = 1 << 60;
+        assert!(lane.submit(stone(&gate)), "it waits behind the other");
+        lane.stack_bytes = STACK_BYTES;
+        let (done, told) = sync_channel(1);
+        assert!(lane.submit(Box::new(move || done.try_send(()).unwrap())));
+        assert!(told.recv_timeout(Duration::from_secs(60)).is_ok(), "it has a thread of its own");
         gate.store(true, Ordering::Relaxed);
     }
 

@@ -69,12 +69,16 @@ impl Scheduler {
             let left_ns = seq.spec.deadline_ns?.saturating_sub(now_ns);
             let needed_ns = |tokens: usize| pace.prefill_ns(tokens).filter(|needed_ns| *needed_ns > left_ns);
             let needed_ns = needed_ns(seq.still_to_run(|tokens| needed_ns(tokens).is_some()))?;
-            Some((*rank, seq.spec.id, too_late(needed_ns, left_ns)))
+            Some((*rank, seq.was_admitted(), too_late(needed_ns, left_ns)))
         };
         let late: Vec<_> = self.waiting.iter_mut().filter_map(check).collect();
-        for (rank, id, refusal) in late {
-            self.waiting.remove(&rank);
-            plan.late.push((id, refusal));
+        for (rank, gave_way, refusal) in late {
+            let Some(seq) = self.waiting.remove(&rank) else { continue };
+            // as at the door; one that gave way has run, and what it waits for is no estimate's fault
+            if !gave_way {
+                self.pace.doubt();
+            }
+            plan.late.push((seq.spec.id, refusal));
         }
     }
 

@@ -90,8 +90,12 @@ impl Scheduler {
         outcomes
     }
 
-    /// What the plan's step took, for the ones to come.
+    /// What the plan's step took, for the ones to come. One that told the logprobs of a prompt says nothing of others: rows as long as the
+    /// vocabulary may take many times what the tokens do.
     pub fn learn(&mut self, plan: &StepPlan, took_ns: u64) {
+        if plan.prompt_rows > 0 {
+            return;
+        }
         self.pace.learn(plan.decode_tokens, plan.prefill_tokens, took_ns);
     }
 
@@ -237,3 +241,6 @@ fn push(plan: &mut StepPlan, budget: &mut usize, seq: &mut Seq, (count, drafts):
     plan.batch.seqs.push(input);
     plan.rows.push(row);
 }
+
+#[cfg(test)]
+mod tests;

@@ -120,6 +120,11 @@ impl Seq {
         }
     }
 
+    /// Has it run before? Then it waits because it gave way.
+    pub fn was_admitted(&self) -> bool {
+        self.admissions > 0
+    }
+
     pub fn is_first_admission(&self) -> bool {
         self.admissions == 1
     }

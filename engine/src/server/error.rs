@@ -108,6 +108,11 @@ impl ApiError {
         Self::busy("bodies_busy", "the requests that are being read fill the room for them")
     }
 
+    /// The answers of others, which their clients take slowly, fill what there is for answers.
+    pub fn answers_busy() -> Self {
+        Self::busy("answers_busy", "the answers that are being sent fill the room for them")
+    }
+
     /// Others have taken all that there is of something at this moment; `code` says of what.
     fn busy(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, Some(code), message);

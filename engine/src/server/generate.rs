@@ -73,12 +73,12 @@ pub async fn answer(app: AppState, ready: &Ready, job: Job, deadline: Deadline) 
         streamed(Sse::new(envelope, usage), deltas).await
     } else {
         let (choices, usage) = gather(deltas, count, usage).await?;
-        whole(envelope, choices, usage).await
+        whole(&app, envelope, choices, usage).await
     }
 }
 
 /// The answer in one piece.
-async fn whole(envelope: Envelope, choices: Vec<Delta>, usage: Usage) -> Result<Response, ApiError> {
+async fn whole(app: &AppState, envelope: Envelope, choices: Vec<Delta>, usage: Usage) -> Result<Response, ApiError> {
     let bytes: usize = choices.iter().map(Delta::bytes).sum();
     let write = move || envelope.whole(&choices, usage);
     let failed = |error: &dyn Display| ApiError::internal(format!("the answer could not be written: {error}"));
@@ -87,8 +87,7 @@ async fn whole(envelope: Envelope, choices: Vec<Delta>, usage: Usage) -> Result<
     } else {
         write()
     };
-    let text = written.map_err(|error| failed(&error))?;
-    Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
+    app.outgoing.json(written.map_err(|error| failed(&error))?)
 }
 
 /// Hands all outputs to the engine, or none.

@@ -68,9 +68,12 @@ impl Default for Intake {
 pub struct Received {
     data: Vec<u8>,
     weight: Weight,
-    /// For its first part, and for the rest.
-    held: [Option<OwnedSemaphorePermit>; 2],
+    room: Room,
 }
+
+/// A body's part of what bodies may hold: for its first part, and for the rest.
+#[derive(Debug, Default)]
+pub struct Room([Option<OwnedSemaphorePermit>; 2]);
 
 impl Intake {
     /// Reads a body. It must come without a pause longer than `patience`, and be here by the deadline.
@@ -79,7 +82,7 @@ impl Intake {
     /// It is too large, too slow, broken off, or too many are read at once.
     pub async fn receive(&self, body: Body, patience: Duration, deadline: Deadline) -> Result<Received, ApiError> {
         let mut chunks = body.into_data_stream();
-        let mut received = Received { data: Vec::new(), weight: Weight::default(), held: [None, None] };
+        let mut received = Received { data: Vec::new(), weight: Weight::default(), room: Room::default() };
         let until = deadline.at();
         loop {
             let Ok(next) = timeout_at(until.min(Instant::now() + patience), chunks.next()).await else {
@@ -106,7 +109,7 @@ impl Intake {
         }
         let first = chunk.len().min(FIRST_BYTES.saturating_sub(received.data.len()));
         for ((held, places), bytes) in
-            received.held.iter_mut().zip([&self.first_parts, &self.bytes]).zip([first, chunk.len() - first])
+            received.room.0.iter_mut().zip([&self.first_parts, &self.bytes]).zip([first, chunk.len() - first])
         {
             let room = u32::try_from(bytes).ok().and_then(|n| places.clone().try_acquire_many_owned(n).ok());
             let room = room.ok_or_else(ApiError::bodies_busy)?;
@@ -177,7 +180,7 @@ impl Drop for Waits {
 }
 
 /// Reads a request on a thread that may take its time: a long prompt is tokenized for a while; other requests' streams do not wait for
-/// that. One whose client has gone is not begun.
+/// that. One whose client has gone is not begun. What is made of the body comes with its room, for who lets it wait for something else.
 ///
 /// # Errors
 /// The body is not what it must be, or its turn did not come by the deadline.
@@ -186,25 +189,27 @@ pub async fn read<T: Send + 'static>(
     deadline: Deadline,
     body: Body,
     parse: impl FnOnce(&Value) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let Received { data, weight, held } = app.intake.receive(body, app.client_patience, deadline).await?;
+) -> Result<(T, Room), ApiError> {
+    let Received { data, weight, room } = app.intake.receive(body, app.client_patience, deadline).await?;
     let turn = timeout_at(deadline.at(), app.intake.turn(weight)).await;
     let Ok(turn) = turn else { return Err(app.deadline_error(deadline.timeout)) };
-    apart(app, deadline, (turn, held), |gone| parsed(data, gone, parse)).await
+    apart(app, deadline, turn, |gone| parsed(data, gone, parse).map(|made| (made, room))).await
 }
 
-/// Compiles what a request asks for, which may take seconds: those that only have a prompt to be read do not wait for that.
+/// Compiles what a request asks for, which may take seconds: those that only have a prompt to be read do not wait for that. A body's `room`
+/// stays taken until it is done: any number may wait for their turn, and each holds its form and its prompts.
 ///
 /// # Errors
 /// What `work` says, or its turn did not come by the deadline.
 pub async fn compile<T: Send + 'static>(
     app: &AppState,
     deadline: Deadline,
+    room: Room,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let turn = timeout_at(deadline.at(), app.intake.compilers.clone().acquire_owned()).await;
     let Ok(turn) = turn else { return Err(app.deadline_error(deadline.timeout)) };
-    apart(app, deadline, turn, |gone| still_wanted(gone).and_then(|()| work())).await
+    apart(app, deadline, (turn, room), |gone| still_wanted(gone).and_then(|()| work())).await
 }
 
 /// Runs `work` on a thread of its own, while `held` is taken, and tells it when nobody waits for it any more.
@@ -330,15 +335,37 @@ mod tests {
         }
     }
 
+    fn app() -> AppState {
+        let shared = Arc::new(Shared::new(Arc::new(Metrics::new("m").unwrap()), 1));
+        let (inbox, _outbox) = std::sync::mpsc::sync_channel(1);
+        AppState::new(EngineHandle::new(shared, inbox, 1), "m", false, PATIENCE)
+    }
+
+    #[tokio::test]
+    async fn what_waits_to_be_compiled_keeps_the_room_of_its_body() {
+        let app = app();
+        let left = || FIRST_PARTS_BYTES_MAX - app.intake.first_parts.available_permits();
+        let (made, room) = read(&app, deadline(), Body::from(vec![b'1'; 9]), |value| Ok(value.clone())).await.unwrap();
+        assert_eq!((made.as_u64(), left()), (Some(111_111_111), 9));
+        let all = u32::try_from(COMPILERS_MAX).unwrap();
+        let others = app.intake.compilers.clone().try_acquire_many_owned(all).unwrap();
+        let parts = app.intake.first_parts.clone();
+        let work = move || Ok(FIRST_PARTS_BYTES_MAX - parts.available_permits());
+        let mut compiled = Box::pin(compile(&app, deadline(), room, work));
+        assert!(futures::poll!(&mut compiled).is_pending());
+        assert_eq!(left(), 9, "it waits for its turn");
+        drop(others);
+        assert_eq!((compiled.await, left()), (Ok(9), 0), "and until it is compiled");
+    }
+
     /// A grammar may take seconds: prompts of others are read meanwhile.
     #[tokio::test]
     async fn who_compiles_takes_no_parser() {
-        let shared = Arc::new(Shared::new(Arc::new(Metrics::new("m").unwrap()), 1));
-        let (inbox, _outbox) = std::sync::mpsc::sync_channel(1);
-        let app = AppState::new(EngineHandle::new(shared, inbox, 1), "m", false, PATIENCE);
+        let app = app();
         let parsers = app.intake.parsers.clone();
         let _busy = parsers.try_acquire_many(u32::try_from(parsers.available_permits()).unwrap()).unwrap();
-        let compiled = timeout(PATIENCE, compile(&app, deadline(), || Ok(7))).await.expect("it waits for nobody");
+        let compiled =
+            timeout(PATIENCE, compile(&app, deadline(), Room::default(), || Ok(7))).await.expect("it waits for nobody");
         assert_eq!(compiled, Ok(7));
     }
 

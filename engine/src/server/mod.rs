@@ -26,6 +26,7 @@ use error::{ApiError, RETRY_GONE_S, RETRY_STARTING_S};
 use exchange::Exchanges;
 use generate::Deadline;
 use intake::Intake;
+use outgoing::Outgoing;
 use request::Kind;
 
 mod choice;
@@ -34,6 +35,7 @@ mod exchange;
 mod fields;
 mod generate;
 mod intake;
+mod outgoing;
 mod request;
 pub mod serve;
 mod shape;
@@ -63,6 +65,7 @@ pub struct AppState {
     created: u64,
     answers: Arc<AtomicU64>,
     intake: Arc<Intake>,
+    outgoing: Outgoing,
     exchanges: Exchanges,
 }
 
@@ -78,6 +81,7 @@ impl AppState {
             created,
             answers: Arc::default(),
             intake: Arc::default(),
+            outgoing: Outgoing::default(),
             exchanges: Exchanges::default(),
         }
     }
@@ -172,10 +176,12 @@ async fn handle(app: AppState, kind: Kind, request: Request) -> Result<Response,
     let (deadline, ready, body) = intake::head(&app, &head.headers, body, admit)?;
     let (for_parsing, served) = (ready.clone(), app.served_name.clone());
     let parse = move |value: &Value| request::parse(kind, value, &for_parsing, &served);
-    let mut job = intake::read(&app, deadline, body, parse).await?;
+    let (mut job, room) = intake::read(&app, deadline, body, parse).await?;
     if job.form.is_some() {
         let for_compiling = ready.clone();
-        job = intake::compile(&app, deadline, move || job.compiled(&for_compiling)).await?;
+        job = intake::compile(&app, deadline, room, move || job.compiled(&for_compiling)).await?;
+    } else {
+        drop(room);
     }
     let user = job.user.clone();
     let answered = generate::answer(app, &ready, job, deadline).await;

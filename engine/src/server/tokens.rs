@@ -1,11 +1,11 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them: what a prompt or a conversation costs, and what tokens say.
 
 use axum::extract::{Request, State};
-use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::codec::TextStream;
 use crate::handle::Ready;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -21,6 +21,9 @@ pub async fn tokenize(State(app): State<AppState>, request: Request) -> Response
 pub async fn detokenize(State(app): State<AppState>, request: Request) -> Response {
     answer(app, request, text_of).await
 }
+
+/// Longest text that `/detokenize` gives: tokens of a few bytes may each stand for hundreds.
+const TEXT_BYTES_MAX: usize = 16 << 20;
 
 /// What `/tokenize` answers.
 #[derive(Serialize)]
@@ -43,11 +46,8 @@ type Work = fn(&Fields<'_>, &Ready) -> Result<String, ApiError>;
 /// Neither needs the engine thread, but both need what is known once the model is there.
 async fn answer(app: AppState, request: Request, work: Work) -> Response {
     let answer = async {
-        let told = tell(&app, request, work).await;
-        told.map_or_else(
-            |error| refuse(&app.handle.shared.metrics, &error),
-            |json| ([(CONTENT_TYPE, "application/json")], json).into_response(),
-        )
+        let told = tell(&app, request, work).await.and_then(|json| app.outgoing.json(json));
+        told.unwrap_or_else(|error| refuse(&app.handle.shared.metrics, &error))
     };
     app.exchanges.counted(answer).await
 }
@@ -62,7 +62,7 @@ async fn tell(app: &AppState, request: Request, work: Work) -> Result<String, Ap
         let answer = work(&f, &ready)?;
         f.refuse_rest().map(|()| answer)
     };
-    intake::read(app, deadline, body, parse).await
+    intake::read(app, deadline, body, parse).await.map(|(answer, _room)| answer)
 }
 
 fn tokens_of(f: &Fields<'_>, ready: &Ready) -> Result<String, ApiError> {
@@ -84,14 +84,50 @@ fn text_of(f: &Fields<'_>, ready: &Ready) -> Result<String, ApiError> {
     }
     request::check_tokens(f)?;
     let tokens = f.token_ids("tokens", ready.info.vocab_size)?;
-    let mut stream = ready.codec.stream(true);
+    json_of(&Text { prompt: said(&tokens, ready.codec.stream(true), TEXT_BYTES_MAX)? })
+}
+
+/// The tokens' text, unless it is longer than `bytes_max`, which is told before the memory for all of it is needed.
+fn said(tokens: &[u32], mut stream: Box<dyn TextStream>, bytes_max: usize) -> Result<String, ApiError> {
     let mut text = String::new();
     for id in tokens {
-        text += &stream.push(id)?;
+        text += &stream.push(*id)?;
+        if text.len() > bytes_max {
+            let message = format!("the tokens' text has more than {bytes_max} bytes, the most that are given here");
+            return Err(ApiError::invalid("tokens", message));
+        }
     }
-    json_of(&Text { prompt: text + &stream.finish()? })
+    Ok(text + &stream.finish()?)
 }
 
 fn json_of(answer: &impl Serialize) -> Result<String, ApiError> {
     serde_json::to_string(answer).map_err(|e| ApiError::internal(format!("the answer could not be written: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::CodecError;
+
+    /// Every token says the same.
+    struct Says(&'static str);
+
+    impl TextStream for Says {
+        fn push(&mut self, _: u32) -> Result<String, CodecError> {
+            Ok(self.0.to_owned())
+        }
+
+        fn finish(&mut self) -> Result<String, CodecError> {
+            Ok("!".to_owned())
+        }
+    }
+
+    #[test]
+    fn a_text_is_given_up_as_soon_as_it_is_too_long() {
+        let text = |tokens: usize| said(&vec![7; tokens], Box::new(Says("four")), 12);
+        assert_eq!(text(3), Ok("fourfourfour!".to_owned()));
+        let error = text(4).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("tokens")));
+        assert!(error.message.contains("more than 12 bytes"), "{}", error.message);
+    }
 }

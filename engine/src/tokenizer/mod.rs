@@ -39,6 +39,8 @@ pub struct Tokenizer {
     spelling: Spelling,
     /// Bytes of a text that a token may stand for; None: any number. Found when a long text first asks: the whole vocabulary is gone through.
     token_bytes_max: Arc<OnceLock<Option<usize>>>,
+    /// A token that a text may begin with, and its text, where only the decoder knows what tokens say. Found when one is asked for.
+    anchor: Arc<OnceLock<Option<(u32, String)>>>,
 }
 
 /// How tokens spell bytes.
@@ -115,7 +117,7 @@ impl Tokenizer {
         model.resize_cache(0);
         inner.with_model(model);
         let spelling = Spelling::of(inner.get_decoder());
-        Self { inner: Arc::new(inner), bos_to_add, spelling, token_bytes_max: Arc::default() }
+        Self { inner: Arc::new(inner), bos_to_add, spelling, token_bytes_max: Arc::default(), anchor: Arc::default() }
     }
 
     /// Token ids of `text`. `add_special_tokens` is for prompts; a rendered chat already holds its own.
@@ -175,9 +177,29 @@ impl Tokenizer {
     /// Bytes of one token by itself, for logprobs and grammars.
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
         match self.spelling {
-            Spelling::Decoder => self.decode(&[id], false).unwrap_or_default().into_bytes(),
+            Spelling::Decoder => self.decoded_text(id).into_bytes(),
             Spelling::ByteLevel | Spelling::Pieces { .. } => self.bytes_of(id, false),
         }
+    }
+
+    /// What a token adds to a text: at the beginning of one, decoders strip blanks that are the token's own.
+    fn decoded_text(&self, id: u32) -> String {
+        let after = |(anchor, text): &(u32, String)| {
+            let both = self.decode(&[*anchor, id], false).ok()?;
+            both.strip_prefix(text.as_str()).filter(|added| !added.is_empty()).map(str::to_owned)
+        };
+        let added = self.anchor().and_then(after);
+        added.unwrap_or_else(|| self.decode(&[id], false).unwrap_or_default())
+    }
+
+    fn anchor(&self) -> Option<&(u32, String)> {
+        if self.anchor.get().is_none() {
+            let found = self.encode("a", false).ok().and_then(|ids| ids.last().copied());
+            let found = found.and_then(|id| Some((id, self.decode(&[id], false).ok()?)));
+            // whoever asks in the same moment finds the same
+            let _ = self.anchor.set(found.filter(|(_, text)| !text.is_empty()));
+        }
+        self.anchor.get()?.as_ref()
     }
 
     /// Size of the vocabulary with added tokens.

@@ -13,6 +13,7 @@ fn demo(arch: DemoArch) -> (tempfile::TempDir, Tokenizer) {
 }
 
 fn shared() -> &'static Tokenizer {
+    #[allow(clippy::disallowed_types, reason = "a test may wait: its runner has a deadline")]
     static SHARED: std::sync::LazyLock<Tokenizer> = std::sync::LazyLock::new(|| demo(DemoArch::Qwen3).1);
     &SHARED
 }
@@ -153,6 +154,17 @@ fn with_decoder(decoder: &Value) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
     Tokenizer::from_dir(dir.path()).unwrap()
+}
+
+/// A word with its blank and one without are two words to a grammar, and in logprobs.
+#[test]
+fn a_tokens_own_blank_is_told_where_only_the_decoder_knows() {
+    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    for tokenizer in [sentencepiece(), with_decoder(&metaspace)] {
+        let text = |token: &str| tokenizer.token_text(tokenizer.token_id(token).unwrap());
+        let told = ["b", "▁b", "a", "▁a", "▁", "<s>"].map(text);
+        assert_eq!(told, ["b", " b", "a", " a", " ", "<s>"]);
+    }
 }
 
 proptest! {

@@ -4,6 +4,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::grammar::{Constraint, GRAMMAR_BYTES_MAX, GrammarError, GrammarSpec, LIVE_MAX};
@@ -157,16 +158,20 @@ impl io::Write for Length {
     }
 }
 
-/// A schema as an object, or as its text; a larger one would be refused as well once it is compiled, but many times its length would wait
-/// until then.
+/// A schema as an object, or as its text, and it waits as its text: nothing weighs what would be made of one that was sent as text.
 fn schema(f: &Fields<'_>, name: &str, param: &str, value: &Value) -> Result<GrammarSpec, ApiError> {
     check_size(param, value.as_str().map_or_else(|| length(value), str::len))?;
-    let parsed = match value {
-        Value::String(text) => serde_json::from_str(text).ok(),
-        other => Some(other.clone()),
+    let text = match value {
+        Value::String(text) if is_object(text) => Some(text.as_str().into()),
+        Value::Object(_) => Some(value.to_string().into()),
+        _ => None,
     };
-    let object = parsed.filter(Value::is_object);
-    object.map(GrammarSpec::JsonSchema).ok_or_else(|| f.wrong(name, "a JSON schema: an object, or one as text"))
+    text.map(GrammarSpec::JsonSchema).ok_or_else(|| f.wrong(name, "a JSON schema: an object, or one as text"))
+}
+
+/// Is this the text of an object? It is looked through, and not made.
+fn is_object(text: &str) -> bool {
+    text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
 fn response_format(f: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
@@ -224,6 +229,21 @@ mod tests {
             assert!(error.message.contains("at most 262144"), "{}", error.message);
         }
         assert!(forms(&Fields::new(&json!({"guided_regex": long})).unwrap()).is_ok());
+    }
+
+    /// Parsed it is many times as long, and others may be before it for minutes.
+    #[test]
+    fn a_schema_waits_as_its_text() {
+        let lists = format!("{{\"enum\": [{}[0]]}}", "[0],".repeat(1000));
+        let value: Value = serde_json::from_str(&lists).unwrap();
+        for sent in [Value::from(lists.as_str()), value.clone()] {
+            let asked = forms(&Fields::new(&json!({"guided_json": sent})).unwrap()).unwrap();
+            let [(_, GrammarSpec::JsonSchema(waits))] = &asked[..] else { panic!("{asked:?}") };
+            assert!(waits.len() <= lists.len() && serde_json::from_str::<Value>(waits).unwrap() == value);
+        }
+        for none in ["", "[]", "3", "{\"type\": }", "{} {}", "text"] {
+            assert_eq!(refused(&json!({"guided_json": none})).param.as_deref(), Some("guided_json"), "{none}");
+        }
     }
 
     #[test]

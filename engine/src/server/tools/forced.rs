@@ -34,8 +34,9 @@ pub fn forced(format: ToolFormat, functions: &[Function], parallel: bool, mark: 
 pub fn free(format: ToolFormat, functions: &[Function], mark: Option<u32>) -> GrammarSpec {
     let rules = bodies(format, functions, false);
     let text = match (format, mark) {
+        // the mark alone begins a call for who reads it, whatever blanks follow: none comes but the one that is wanted
         (ToolFormat::Hermes, _) => format!(
-            "start: call* rest\ncall: before body {CLOSE}\nbefore[lazy]: TEXT {OPEN}\nrest: TEXT\nTEXT: /(\\n|.)*/\n{rules}"
+            "start: call* rest\ncall: before \"\\n\" body {CLOSE}\nbefore[lazy]: TEXT {MARK}\nrest: TEXT\nTEXT: /(\\n|.)*/\n{rules}"
         ),
         // what does not begin like a call is none
         (ToolFormat::Llama3, _) => format!("start: body | TEXT\nTEXT: /([^{{\\s](\\n|.)*)?/\n{rules}"),
@@ -62,6 +63,7 @@ fn list(more: &str) -> String {
     format!("\" \"? \"[\" body {further} \"]\"")
 }
 
+const MARK: &str = r#""<tool_call>""#;
 const OPEN: &str = r#""<tool_call>\n""#;
 const CLOSE: &str = r#""\n</tool_call>""#;
 
@@ -123,6 +125,11 @@ mod tests {
             assert!(follows(&hermes_free, fine), "{fine}");
         }
         assert!(!follows(&hermes_free, &format!("see:\n{}", hermes("count", "{\"n\": 30}"))));
+        for open in ["", " ", "\n\n", "\t\n"] {
+            let unforced = hermes("count", "{\"n\": 30}").replacen("<tool_call>\n", &format!("<tool_call>{open}"), 1);
+            assert!(!follows(&hermes_free, &unforced), "{unforced}");
+            assert!(!follows(&hermes_free, &format!("{one}\n{unforced}")), "{unforced}");
+        }
         let llama_free = free(ToolFormat::Llama3, &functions(), None);
         for fine in ["", "any text {", "{\"name\": \"count\", \"parameters\": {\"n\": 3}}"] {
             assert!(follows(&llama_free, fine), "{fine}");
