@@ -109,8 +109,8 @@ benign: build ## RUNS=1000 real engines that do what looks like a hang and is no
 	$(PROGRAM) bench benign --runs $(RUNS)
 
 TRAFFIC_SECONDS ?= 3600
-soak-traffic: build ## An hour (TRAFFIC_SECONDS=3600) of real mixed traffic, the second half with faults: EP2 to EP5, flat memory; SEED=S
-	$(PROGRAM) bench traffic --seconds $(TRAFFIC_SECONDS) --seed $(SEED)
+soak-traffic: build ## An hour (TRAFFIC_SECONDS=3600) of real mixed traffic, the second half with faults: EP1 to EP6, flat memory; SEED=S
+	GLIBC_TUNABLES=glibc.malloc.tcache_count=0 $(PROGRAM) bench traffic --seconds $(TRAFFIC_SECONDS) --seed $(SEED)
 
 ONLY ?=
 PLUGIN ?= both

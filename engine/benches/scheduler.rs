@@ -1,5 +1,8 @@
 //! `cargo bench -p engine --bench scheduler`: what a decision of the scheduler costs, plan and outcome together, beside steps of a model
 //! that take tens of milliseconds. Prints `name value unit goal`: the median of rounds, with the least and the most.
+//!
+//! `-- count NAME N` makes N decisions of one kind and nothing else, for a counter of instructions around it
+//! (`valgrind --tool=callgrind`); the difference of two numbers leaves the rest out.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot run must fail")]
 
 use std::hint::black_box;
@@ -8,19 +11,32 @@ use std::time::Instant;
 use engine::scheduler::{Limits, NewSeq, Scheduler, SeqResult};
 
 const ROUNDS: usize = 21;
-const STEPS: usize = 200;
 const PROMPT: usize = 2048;
 
+/// What is measured: its name, its goal in ns, decisions a round, and a round of so many, which tells its ns a decision. A ten-thousandth of a
+/// step of 50 ms is the goal for each eight sequences that decode.
+const SERIES: [(&str, f64, usize, fn(usize) -> f64); 8] = [
+    ("scheduler_decode_1", 5_000.0, 200, |count| decode(1, 0, count)),
+    ("scheduler_decode_8", 5_000.0, 200, |count| decode(8, 0, count)),
+    ("scheduler_decode_64", 40_000.0, 200, |count| decode(64, 0, count)),
+    ("scheduler_decode_256", 160_000.0, 200, |count| decode(256, 0, count)),
+    ("scheduler_guesses_64", 80_000.0, 200, |count| decode(64, 4, count)),
+    ("scheduler_admit_2048_new", 100_000.0, 32, |count| admit(false, count)),
+    ("scheduler_admit_2048_cached", 100_000.0, 32, |count| admit(true, count)),
+    ("scheduler_submit_behind_200", 1_000_000.0, 3, submit_behind_200),
+];
+
 fn main() {
-    for sequences in [1, 8, 64, 256] {
-        // A ten-thousandth of a step of 50 ms for each eight sequences.
-        let goal_ns = 5_000.0 * (sequences as f64 / 8.0).max(1.0);
-        report(&format!("scheduler_decode_{sequences}"), goal_ns, || decode(sequences, 0));
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    if let [word, wanted, count] = &args[..] {
+        assert_eq!(word, "count");
+        let (.., round) = SERIES.iter().find(|(name, ..)| name == wanted).expect("the name of a series");
+        round(count.parse().expect("a number of decisions"));
+        return;
     }
-    report("scheduler_guesses_64", 80_000.0, || decode(64, 4));
-    report("scheduler_admit_2048_new", 100_000.0, || admit(false));
-    report("scheduler_admit_2048_cached", 100_000.0, || admit(true));
-    report("scheduler_submit_behind_200", 1_000_000.0, submit_behind_200);
+    for (name, goal_ns, count, round) in SERIES {
+        report(name, goal_ns, || round(count));
+    }
 }
 
 /// Runs rounds that tell their ns a decision.
@@ -58,27 +74,26 @@ fn step(scheduler: &mut Scheduler) {
 }
 
 /// A batch of sequences of 512 tokens that decode.
-fn decode(sequences: usize, guesses: usize) -> f64 {
+fn decode(sequences: usize, guesses: usize, steps: usize) -> f64 {
     let mut scheduler = Scheduler::new(limits());
     for id in 0..sequences as u64 {
         scheduler.submit(NewSeq::new(id, prompt(id, 512), 1 << 18), 0).expect("it fits");
     }
     step(&mut scheduler);
     let began = Instant::now();
-    for _ in 0..STEPS {
+    for _ in 0..steps {
         for id in (0..sequences as u64).filter(|_| guesses > 0) {
             scheduler.propose(id, vec![9; guesses]);
         }
         step(&mut scheduler);
     }
-    began.elapsed().as_nanos() as f64 / STEPS as f64
+    began.elapsed().as_nanos() as f64 / steps as f64
 }
 
 /// A prompt comes, runs in one step and ends; new each time, or the same as before.
-fn admit(cached: bool) -> f64 {
+fn admit(cached: bool, count: usize) -> f64 {
     let mut scheduler = Scheduler::new(limits());
-    let prompts: Vec<Vec<u32>> = (0..32).map(|n| prompt(if cached { 0 } else { n }, PROMPT)).collect();
-    let count = prompts.len() as f64;
+    let prompts: Vec<Vec<u32>> = (0..count as u64).map(|n| prompt(if cached { 0 } else { n }, PROMPT)).collect();
     if cached {
         scheduler.submit(NewSeq::new(99, prompts[0].clone(), 1), 0).expect("it fits");
         step(&mut scheduler);
@@ -88,11 +103,11 @@ fn admit(cached: bool) -> f64 {
         scheduler.submit(NewSeq::new(id, prompt, 1), 0).expect("it fits");
         step(&mut scheduler);
     }
-    began.elapsed().as_nanos() as f64 / count
+    began.elapsed().as_nanos() as f64 / count as f64
 }
 
 /// A prompt of 32,768 tokens comes behind 200 like it, all but its last 64 tokens the same, with a deadline that they can meet.
-fn submit_behind_200() -> f64 {
+fn submit_behind_200(count: usize) -> f64 {
     let mut scheduler = Scheduler::new(limits());
     let shared = prompt(0, 32_704);
     let new = |id: u64| {
@@ -106,9 +121,8 @@ fn submit_behind_200() -> f64 {
     for id in 0..200 {
         scheduler.submit(new(id), 0).expect("it can be served");
     }
-    let last = [new(300), new(301), new(302)];
-    let count = last.len() as f64;
+    let last: Vec<NewSeq> = (300..300 + count as u64).map(new).collect();
     let began = Instant::now();
     last.into_iter().for_each(|new| scheduler.submit(new, 0).expect("it can be served"));
-    began.elapsed().as_nanos() as f64 / count
+    began.elapsed().as_nanos() as f64 / count as f64
 }

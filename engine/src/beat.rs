@@ -35,7 +35,11 @@ pub struct Heart {
     progress_ns: u64,
     /// Key of the program that ran the step under way; 0: it runs eagerly.
     graph_key: u64,
+    clock_ns: Clock,
 }
+
+/// Nanoseconds of the clock that the page is in.
+pub type Clock = Box<dyn Fn() -> u64 + Send>;
 
 /// What one step is made of, for its lease and its record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -60,7 +64,12 @@ pub struct Tally {
 impl Heart {
     /// A heart that beats into `page`, if there is one, and into `board`.
     pub fn new(page: Option<Writer>, board: Arc<BeatBoard>) -> Self {
-        let now = monotonic_ns();
+        Self::by(Box::new(monotonic_ns), page, board)
+    }
+
+    /// The same by another clock, which a simulation turns.
+    pub fn by(clock_ns: Clock, page: Option<Writer>, board: Arc<BeatBoard>) -> Self {
+        let now = clock_ns();
         let mut heart = Self {
             page,
             board,
@@ -68,6 +77,7 @@ impl Heart {
             leases: LeaseModel::default(),
             progress_ns: now,
             graph_key: 0,
+            clock_ns,
         };
         heart.publish(now, LOAD_LEASE);
         heart
@@ -105,7 +115,7 @@ impl Heart {
 
     /// A step begins.
     pub fn step_begins(&mut self, shape: &StepShape, tally: &Tally) {
-        let now = monotonic_ns();
+        let now = (self.clock_ns)();
         self.count(tally);
         self.enter(if shape.prefill_tokens > 0 { Phase::Prefill } else { Phase::Decode }, now);
         self.beat.phase_tokens = clamp_u32(shape.prefill_tokens);
@@ -131,7 +141,7 @@ impl Heart {
 
     /// The step that began last has ended; returns its duration in ns.
     pub fn step_ends(&mut self, shape: &StepShape, tally: &Tally, outcome: StepOutcome) -> u64 {
-        let now = monotonic_ns();
+        let now = (self.clock_ns)();
         let started_ns = std::mem::take(&mut self.beat.step_started_ns);
         self.count(tally);
         self.beat.steps_completed += 1;
@@ -156,7 +166,7 @@ impl Heart {
     /// Between two steps, alive: the next one waits for something that is no step's work.
     pub fn between_steps(&mut self, tally: &Tally) {
         self.count(tally);
-        self.store(monotonic_ns());
+        self.store((self.clock_ns)());
     }
 
     pub fn steps_completed(&self) -> u64 {
@@ -170,7 +180,7 @@ impl Heart {
             || (tally.prompt_tokens_owed as u64) < owed_before
             || tally.running + tally.waiting == 0;
         if moved || self.beat.running + self.beat.waiting == 0 {
-            self.progress_ns = monotonic_ns();
+            self.progress_ns = (self.clock_ns)();
         }
         self.beat.tokens_delivered = tally.tokens_delivered;
         self.beat.requests_finished = tally.requests_finished;
@@ -180,7 +190,7 @@ impl Heart {
     }
 
     fn quiet(&mut self, phase: Phase, lease: Duration) {
-        let now = monotonic_ns();
+        let now = (self.clock_ns)();
         self.enter(phase, now);
         self.beat.step_started_ns = 0;
         self.beat.phase_tokens = 0;

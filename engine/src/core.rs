@@ -32,6 +32,7 @@ use crate::stuck::{Stuck, StuckKind};
 use crate::waits::this_tid;
 use room::{Room, Wanted};
 use step::Core;
+pub use step::shape_of;
 use warm::Warmer;
 
 mod ahead;

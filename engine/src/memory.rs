@@ -1,4 +1,5 @@
 //! How much memory is free for this process: the machine's, and that of each control group above it. Reads `/proc` and `/sys/fs/cgroup`.
+//! And how much this process holds, by the allocator's own books.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,22 @@ fn free_under(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let groups = groups.lines().filter_map(|line| Group::of_line(root, line)).filter_map(|group| group.free_bytes());
     groups.chain(machine.map(|kib| kib.saturating_mul(1024))).min()
+}
+
+/// Bytes that were asked of the allocator and not given back, by any thread; `None` where the C library does not tell. What the system
+/// calls resident has the allocator's holes in it, which come and go.
+#[cfg(target_env = "gnu")]
+#[allow(unsafe_code, reason = "the C library's own call has no safe form")]
+pub fn held_bytes() -> Option<u64> {
+    // SAFETY: it takes the allocator's own locks one by one, as every allocation does, and reads its books.
+    let books = unsafe { nix::libc::mallinfo2() };
+    Some(books.uordblks.saturating_add(books.hblkhd) as u64)
+}
+
+/// No other C library has such books.
+#[cfg(not(target_env = "gnu"))]
+pub fn held_bytes() -> Option<u64> {
+    None
 }
 
 /// A control group that bounds memory, in either of the two versions.
@@ -114,6 +131,19 @@ mod tests {
         ];
         assert_eq!(free(&v1), Some(200));
         assert_eq!(free(&v1[..4]), Some(0), "more than its limit, for a moment");
+    }
+
+    #[test]
+    #[cfg(target_env = "gnu")]
+    fn what_is_held_is_seen_while_it_is_and_no_longer() {
+        const MANY: usize = 64 << 20;
+        let before = held_bytes().unwrap() as usize;
+        let kept = vec![1_u8; MANY];
+        let during = held_bytes().unwrap() as usize;
+        drop(std::hint::black_box(kept));
+        let after = held_bytes().unwrap() as usize;
+        // other tests of this process hold and give back a little meanwhile
+        assert!(during > before + MANY / 2 && after < during - MANY / 2, "{before}, {during}, {after} bytes");
     }
 
     #[test]

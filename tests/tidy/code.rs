@@ -8,7 +8,7 @@ use syn::visit::{self, Visit};
 use crate::tree::{Finding, Tree, is_test};
 
 /// The modules that may contain `unsafe`, and what for: as few as the kinds of thing that have no safe form.
-const UNSAFE: [(&str, &str); 20] = [
+const UNSAFE: [(&str, &str); 21] = [
     ("heartbeat/src/map.rs", "mmap and munmap have no safe form"),
     ("agent/src/footprint.rs", "giving pages back has no safe form"),
     ("agent/src/short_slice.rs", "asking for the length of one's turns has no safe form"),
@@ -18,6 +18,7 @@ const UNSAFE: [(&str, &str); 20] = [
     ("engine/src/backend/cuda/nvidia/graph.rs", "a foreign library has no safe form"),
     ("engine/tests/cuda/host.rs", "kernels compiled into a library have no safe form"),
     ("engine/src/stack_dump/capture.rs", "signal handlers and the unwinder have no safe form"),
+    ("engine/src/memory.rs", "the allocator's books have no safe form"),
     ("engine/src/raw.rs", "mmap and a closure lent to other threads have no safe form"),
     ("engine/src/raw/amx.rs", "tiles have no safe form"),
     ("engine/src/raw/amx/attention.rs", "tiles have no safe form"),

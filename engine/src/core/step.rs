@@ -321,7 +321,7 @@ impl Drop for Core {
 }
 
 /// What a step is made of; `rows` tell of each sequence whether its output is under way.
-pub(super) fn shape_of<'a>(rows: impl IntoIterator<Item = (bool, &'a SeqInput)>) -> StepShape {
+pub fn shape_of<'a>(rows: impl IntoIterator<Item = (bool, &'a SeqInput)>) -> StepShape {
     let mut shape = StepShape::default();
     for (decodes, input) in rows {
         let tokens = input.tokens.len();

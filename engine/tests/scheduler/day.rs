@@ -1,7 +1,7 @@
 //! A day of traffic in virtual time: a day's ebb and flood with bursts on top, conversations that grow, common beginnings, prompts of a heavy
 //! tail, priorities, deadlines, clients that leave one by one and all at once, poisoned requests, steps that fail, get lost or stand
-//! still, guesses. `World` asserts EP2 to EP5, and that who ranks first moves, after every step; here it is seen that streams keep flowing and that
-//! nothing is kept of who is gone: every so often all of it ends, and the scheduler must hold what it held before, to some bytes.
+//! still, steps that turn for nothing, guesses. `World` asserts EP1 to EP6, and that who ranks first moves, after every step; here it is seen that
+//! streams keep flowing and that nothing is kept of who is gone: every so often all of it ends, and the scheduler must hold what it held before, to some bytes.
 //!
 //! `TRUEBEAT_SIM_HOURS` and `TRUEBEAT_SIM_SEED` say how long (default: a quarter of an hour) and which. Prints `name value unit goal`.
 
@@ -44,6 +44,9 @@ struct Day {
     refused: usize,
     timed_out: usize,
     longest_ns: u64,
+    /// Steps turn for nothing until that is seen.
+    livelock: bool,
+    livelocks: usize,
 }
 
 impl Day {
@@ -58,7 +61,21 @@ impl Day {
         };
         let (chance, talks, next_arrival_ns) = (mix(seed, 11), VecDeque::new(), Some(0));
         let (tokens, ended, refused, timed_out, longest_ns, world) = (0, 0, 0, 0, 0, World::new(limits));
-        Self { world, chance, length_ns, talks, next_arrival_ns, tokens, ended, refused, timed_out, longest_ns }
+        let (livelock, livelocks) = (false, 0);
+        Self {
+            world,
+            chance,
+            length_ns,
+            talks,
+            next_arrival_ns,
+            tokens,
+            ended,
+            refused,
+            timed_out,
+            longest_ns,
+            livelock,
+            livelocks,
+        }
     }
 
     /// A number below `n`.
@@ -96,12 +113,19 @@ impl Day {
     }
 
     fn mishap(&mut self) -> Mishap {
+        self.livelock &= !self.world.pulse.is_stalled(self.world.now_ns);
         match self.below(8000) {
+            _ if self.livelock => Mishap { lost: true, ..Mishap::default() },
             0..4 => Mishap { fails: Some(0), ..Mishap::default() },
             4 => Mishap { all_fail: true, ..Mishap::default() },
             5..9 => Mishap { lost: true, ..Mishap::default() },
             9..11 => Mishap { stall_ns: (200 + self.below(3000)) * MS, ..Mishap::default() },
             11..31 => Mishap { leaves: Some(self.below(32) as usize), ..Mishap::default() },
+            31 => {
+                self.livelock = true;
+                self.livelocks += 1;
+                Mishap { lost: true, ..Mishap::default() }
+            }
             _ => Mishap::default(),
         }
     }
@@ -237,6 +261,9 @@ impl Day {
         self.talks = VecDeque::new();
         assert_eq!(self.world.requests.len(), 0, "EP2: everybody has an end");
         assert_eq!(self.world.scheduler.free_blocks(), self.world.limits.num_blocks, "EP3");
+        let beat = self.world.pulse.view().beat;
+        assert_eq!(beat.tokens_delivered, self.tokens, "EP6: what was said is what the heart counts");
+        assert_eq!(beat.requests_finished, self.ended as u64, "EP6: and so are the ends");
     }
 }
 
@@ -290,6 +317,8 @@ fn a_day_of_traffic_keeps_every_promise() {
     println!("sim_engine_blocks_peak {} blocks - # of {}", tally.blocks_peak, world.limits.num_blocks);
     println!("sim_engine_prefix_hits {:.1} % -", hit_share * 100.0);
     println!("sim_engine_token_gap_max {} ms <={GAP_MS_MAX}", world.gap_ns_max / MS);
+    println!("sim_engine_steps_overdue {} - - # each seen when its lease was over", world.pulse.overdue);
+    println!("sim_engine_livelocks {} - - # each seen after two leases", day.livelocks);
     println!("sim_engine_held_grown {grown} bytes <={HELD_GROWN_BYTES_MAX}");
     println!("sim_engine_memory_grown {resident_grown} MiB <=64");
     assert!(world.gap_ns_max <= GAP_MS_MAX * MS, "somebody's prompt stalled a stream for {} ms", world.gap_ns_max / MS);
@@ -298,6 +327,11 @@ fn a_day_of_traffic_keeps_every_promise() {
     assert!(hours.is_none() || resident_grown <= 64, "memory grew by {resident_grown} MiB");
     let busy = day.refused > 0 && tally.preemptions > 0 && tally.accepted > 0 && tally.failed > 0 && day.timed_out > 0;
     assert!(busy && hit_share > 0.2, "the day was too quiet");
+    assert!(world.pulse.overdue > 0 && world.pulse.barren >= 1, "nothing stood still, or turned for nothing");
+    // What the document has of 24 hours is of the scheduler that is here as long as it has this.
+    let (told, log) = (include_str!("../../../docs/engine-scheduler.md"), format!("`{:016x}`", world.log));
+    let usual = hours.is_none() && seed == 1;
+    assert!(!usual || told.contains(&log), "the day is another one: `make sim-engine`, and {log} into the document");
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod held;
 mod mtp;
 mod paged;
 mod properties;
+mod pulse;
 mod rules;
 mod thread;
 mod world;

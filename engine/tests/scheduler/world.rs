@@ -6,6 +6,7 @@ use engine::model::{KvShape, LogitsWanted, Model, SeqInput, StepBatch};
 use engine::scheduler::{Finish, Limits, NewSeq, Refusal, ReqId, Scheduler, SeqResult, StepPlan};
 
 use crate::paged::{EOS, NAN, PagedModel, REFUSED, argmax, greedy, mix};
+use crate::pulse::{Pulse, Told};
 
 /// A request and what became of it.
 #[derive(Debug)]
@@ -67,6 +68,9 @@ pub struct World {
     pub tally: Tally,
     /// Everything that happened, in order, as one number.
     pub log: u64,
+    pub pulse: Pulse,
+    /// What came to requests so far.
+    pub told: Told,
     /// Who has no end yet, by rank: priority, then age.
     live: BTreeSet<(i32, ReqId)>,
     /// Time that nobody's stream can be blamed for.
@@ -81,7 +85,22 @@ impl World {
         model.allocate_kv(KvShape { num_blocks: limits.num_blocks, block_size: limits.block_size }).unwrap();
         let (scheduler, requests, live) = (Scheduler::new(limits), BTreeMap::new(), BTreeSet::new());
         let (now_ns, gap_ns_max, log, excused_ns, next_id, tally) = (0, 0, 0, 0, 1, Tally::default());
-        Self { scheduler, limits, requests, now_ns, gap_ns_max, tally, log, live, excused_ns, model, next_id }
+        let (pulse, told) = (Pulse::new(), Told::default());
+        Self {
+            scheduler,
+            limits,
+            requests,
+            now_ns,
+            gap_ns_max,
+            tally,
+            log,
+            pulse,
+            told,
+            live,
+            excused_ns,
+            model,
+            next_id,
+        }
     }
 
     /// Submits a request; `None` where it was refused, for a reason that is true.
@@ -161,9 +180,12 @@ impl World {
             self.note(Event::Preempted, *id);
         }
         plan.admitted.iter().for_each(|id| self.note(Event::Admitted, *id));
+        let heard = (self.told, self.scheduler.owed());
         if plan.is_empty() {
+            self.pulse.rests(self.now_ns, heard.0, heard.1);
             return false;
         }
+        self.pulse.begins(self.now_ns, &plan, heard);
         self.tally.steps += 1;
         self.tally.blocks_peak = self.tally.blocks_peak.max(self.limits.num_blocks - self.scheduler.free_blocks());
         let took_ns = took_ns(&plan) + mishap.stall_ns;
@@ -177,6 +199,10 @@ impl World {
         if !mishap.lost {
             self.scheduler.learn(&plan, took_ns);
             self.deliver(&plan, results, mishap);
+        }
+        let heard = (self.told, self.scheduler.owed());
+        if let Err(lie) = self.pulse.ends(self.now_ns, mishap.stall_ns > 0, heard) {
+            panic!("{lie}");
         }
         self.check_blocks();
         true
@@ -197,6 +223,7 @@ impl World {
     fn end(&mut self, id: ReqId, how: Event) {
         let request = self.requests.get_mut(&id).unwrap();
         request.ends += 1;
+        self.told.ends += 1;
         request.ended_ns = self.now_ns;
         assert_eq!(request.ends, 1, "EP2: request {id} ends twice");
         assert!(self.live.remove(&(request.priority, id)));
@@ -269,6 +296,7 @@ impl World {
                 request.last_token_ns = Some(heard_ns);
             }
             request.said.extend(&outcome.tokens);
+            self.told.tokens += outcome.tokens.len() as u64;
             assert!(request.expected.starts_with(&request.said), "EP4: {} said {:?}", outcome.id, request.said);
             if let Some(finish) = outcome.finish {
                 let doomed = mishap.all_fail

@@ -26,6 +26,11 @@ pub struct Counts {
     ends: BTreeMap<Outcome, u64>,
     /// Answers, and beginnings of answers, that were compared with their reference.
     pub compared: u64,
+    /// Tokens that clients heard at least, and that they asked for at most.
+    pub tokens_heard: u64,
+    pub tokens_asked: u64,
+    /// Requests that can only fail.
+    pub poisoned: u64,
     /// Requests without exactly one true end.
     pub lies: Vec<String>,
     /// Answers with other bytes than their reference.
@@ -42,19 +47,31 @@ impl Counts {
                 self.differ.push(format!("{:?} instead of {reference:?}", answer.text));
             }
         }
+        let whole = answer.outcome == Outcome::Completed && ask.exact;
+        self.tokens_heard += if whole { ask.tokens_max } else { answer.tokens };
+        self.tokens_asked += ask.tokens_max;
+        self.poisoned += u64::from(ask.poisoned);
         match answer.outcome {
             Outcome::False(why) => {
                 self.lies.push(format!("{why}; asked {}", ask.body.chars().take(200).collect::<String>()))
             }
             Outcome::Completed if ask.wrong => self.lies.push(format!("answered, though it is wrong: {}", ask.body)),
-            outcome => *self.ends.entry(outcome).or_default() += 1,
+            outcome => self.end(outcome),
         }
+    }
+
+    /// One more ended so.
+    pub fn end(&mut self, outcome: Outcome) {
+        *self.ends.entry(outcome).or_default() += 1;
     }
 
     /// Takes in what others saw.
     pub fn add(&mut self, other: Self) {
         other.ends.into_iter().for_each(|(outcome, count)| *self.ends.entry(outcome).or_default() += count);
         self.compared += other.compared;
+        self.tokens_heard += other.tokens_heard;
+        self.tokens_asked += other.tokens_asked;
+        self.poisoned += other.poisoned;
         self.lies.extend(other.lies);
         self.differ.extend(other.differ);
     }
@@ -69,11 +86,12 @@ impl Counts {
 
     /// Did every end come that comes where nothing is wrong?
     pub fn all_kinds(&self) -> bool {
-        [Outcome::Completed, Outcome::Left, Outcome::TimedOut, Outcome::ToldWrong].iter().all(|end| self.of(end) > 0)
+        let kinds = [Outcome::Completed, Outcome::Left, Outcome::TimedOut, Outcome::ToldWrong, Outcome::Failed];
+        kinds.iter().all(|end| self.of(end) > 0)
     }
 
     /// Each end's name and number.
-    pub fn lines(&self) -> [(&'static str, u64); 7] {
+    pub fn lines(&self) -> [(&'static str, u64); 8] {
         [
             ("completed", Outcome::Completed),
             ("left", Outcome::Left),
@@ -82,6 +100,7 @@ impl Counts {
             ("told_wrong", Outcome::ToldWrong),
             ("suspected", Outcome::Suspected),
             ("broken", Outcome::Broken),
+            ("poisoned_failed", Outcome::Failed),
         ]
         .map(|(name, outcome)| (name, self.of(&outcome)))
     }

@@ -32,6 +32,8 @@ pub enum Outcome {
     Suspected,
     /// The engine died or failed, and the client was told so.
     Broken,
+    /// It is poisoned, and failed (EP5).
+    Failed,
     /// None of these: an answer without an end, with two, or with one that is not true.
     False(String),
 }
@@ -41,14 +43,35 @@ pub enum Outcome {
 pub struct Answer {
     pub outcome: Outcome,
     pub text: String,
+    /// Tokens that were heard, at least.
+    pub tokens: u64,
 }
 
 fn only(outcome: Outcome) -> Answer {
-    Answer { outcome, text: String::new() }
+    Answer { outcome, text: String::new(), tokens: 0 }
 }
 
 /// Asks, and reads to the end or to where the client leaves.
 pub async fn send(client: &HttpClient, gate: &str, ask: &Ask) -> Answer {
+    let answer = heard(client, gate, ask).await;
+    Answer { outcome: of_poison(answer.outcome, ask.poisoned), ..answer }
+}
+
+/// Of a poisoned request nothing comes but its failure, or what would have come before it ran; and nobody else may fail (EP5).
+fn of_poison(outcome: Outcome, poisoned: bool) -> Outcome {
+    match outcome {
+        Outcome::Completed if poisoned => Outcome::False("it is poisoned, and was answered".to_owned()),
+        Outcome::Failed if !poisoned => Outcome::False("it failed, and was not poisoned".to_owned()),
+        other => other,
+    }
+}
+
+/// Did this one request fail, and the engine did not?
+fn is_own_failure(error: &Value) -> bool {
+    error["message"].as_str().is_some_and(|message| message.starts_with("the request failed"))
+}
+
+async fn heard(client: &HttpClient, gate: &str, ask: &Ask) -> Answer {
     let request = http::Request::post(format!("{gate}/v1/completions")).header("content-type", "application/json");
     let timeout = ask.timeout_ms.map(|ms| ("x-request-timeout-ms", ms.to_string()));
     let request = timeout.into_iter().fold(request, |request, (name, value)| request.header(name, value));
@@ -82,11 +105,12 @@ pub async fn send(client: &HttpClient, gate: &str, ask: &Ask) -> Answer {
 fn whole(body: &Value) -> Answer {
     let choice = &body["choices"][0];
     let text = choice["text"].as_str().unwrap_or_default().to_owned();
+    let tokens = body["usage"]["completion_tokens"].as_u64().unwrap_or(0);
     let outcome = match choice["finish_reason"].as_str() {
         Some("stop" | "length") => Outcome::Completed,
         _ => Outcome::False(format!("an answer without an end: {body}")),
     };
-    Answer { outcome, text }
+    Answer { outcome, text, tokens }
 }
 
 /// An answer that is an error: does its status say what it must?
@@ -98,6 +122,7 @@ fn refusal(status: u16, body: &Value, retry_after: bool, wrong: bool) -> Outcome
         (429 | 503, _) if retry_after => Outcome::Refused,
         (422, "poison_request") => Outcome::Suspected,
         (400 | 404 | 413 | 422, _) if wrong && error.is_object() => Outcome::ToldWrong,
+        (500, _) if is_own_failure(error) => Outcome::Failed,
         (500 | 502, _) if error.is_object() => Outcome::Broken,
         _ => Outcome::False(format!("status {status}, Retry-After {retry_after}: {body}")),
     }
@@ -111,6 +136,8 @@ struct Heard {
     done: usize,
     error: Option<Value>,
     after_the_end: bool,
+    /// Pieces of text; each has a token of its own, but for what was held back to the end.
+    pieces: u64,
 }
 
 impl Heard {
@@ -126,7 +153,9 @@ impl Heard {
             return;
         }
         let choice = &value["choices"][0];
-        self.text += choice["text"].as_str().unwrap_or_default();
+        let piece = choice["text"].as_str().unwrap_or_default();
+        self.pieces += u64::from(!piece.is_empty());
+        self.text += piece;
         self.finishes += usize::from(choice["finish_reason"].is_string());
     }
 
@@ -137,13 +166,14 @@ impl Heard {
             Some(error) => match error["error"]["code"].as_str() {
                 Some("deadline_exceeded" | "deadline_unreachable") => Outcome::TimedOut,
                 Some("shutdown" | "stalled" | "replica_unavailable") => Outcome::Refused,
+                _ if is_own_failure(&error["error"]) => Outcome::Failed,
                 _ => Outcome::Broken,
             },
             None if (self.finishes, self.done) == (1, 1) => Outcome::Completed,
             None if broken => Outcome::Broken,
             None => Outcome::False(format!("{} finishes, {} [DONE]", self.finishes, self.done)),
         };
-        Answer { outcome, text: self.text }
+        Answer { outcome, text: self.text, tokens: self.pieces.saturating_sub(1) }
     }
 }
 
@@ -151,7 +181,7 @@ async fn read_stream(mut body: Incoming, leaves_after: Option<u64>) -> Answer {
     let (mut heard, mut events, mut frames) = (Heard::default(), Events::default(), 0);
     loop {
         if leaves_after.is_some_and(|count| frames >= count) {
-            return Answer { outcome: Outcome::Left, text: heard.text };
+            return Answer { outcome: Outcome::Left, text: heard.text, tokens: heard.pieces.saturating_sub(1) };
         }
         let frame = match tokio::time::timeout(PATIENCE, body.frame()).await {
             Err(_) => return only(Outcome::False(format!("a stream that says nothing for {PATIENCE:?}"))),
@@ -203,5 +233,17 @@ mod tests {
         assert_eq!(refusal(400, &error(""), false, true), Outcome::ToldWrong);
         assert!(matches!(refusal(400, &error(""), false, false), Outcome::False(_)), "nothing was wrong with it");
         assert_eq!(refusal(502, &error("engine_died"), false, false), Outcome::Broken);
+    }
+
+    #[test]
+    fn a_failure_is_that_of_a_poisoned_request_alone() {
+        let failed = serde_json::json!({ "error": { "message": "the request failed: no number" } });
+        assert_eq!(refusal(500, &failed, false, false), Outcome::Failed);
+        assert_eq!(stream(&[&failed.to_string()], false), Outcome::Failed);
+        assert_eq!(of_poison(Outcome::Failed, true), Outcome::Failed);
+        assert_eq!(of_poison(Outcome::Broken, true), Outcome::Broken, "the engine died, whoever asked");
+        for (outcome, poisoned) in [(Outcome::Failed, false), (Outcome::Completed, true)] {
+            assert!(matches!(of_poison(outcome, poisoned), Outcome::False(_)), "{poisoned}");
+        }
     }
 }
