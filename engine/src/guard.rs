@@ -1,5 +1,6 @@
 //! The guard outside the step loop: it looks at what the loop published, and at the rank processes, and makes the engine give up when
-//! the loop itself stands still (S0), turns without delivering, or a rank has died. Nothing that the loop can do stops it (E4).
+//! the loop itself stands still (S0), turns without delivering, or a rank has died, or is frozen in a step. Nothing that the loop can do
+//! stops it (E4).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use serde_json::json;
 
 use crate::beat::{View, barren, late};
 use crate::handle::Shared;
-use crate::ranks::Fleet;
+use crate::ranks::{Beside, Fleet};
 use crate::stack_dump;
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::RunQueue;
@@ -57,6 +58,7 @@ impl LoopWatch {
 /// Watches until the engine is to give up, and makes it so. Ends when it has.
 pub async fn watch(shared: Arc<Shared>, fleet: Fleet) {
     let (mut watch, mut last, mut run_queue) = (LoopWatch::default(), Instant::now(), RunQueue::default());
+    let mut beside = Beside::default();
     loop {
         tokio::time::sleep(LOOK).await;
         if shared.stop.load(Ordering::Relaxed) {
@@ -68,8 +70,10 @@ pub async fn watch(shared: Arc<Shared>, fleet: Fleet) {
         let passed = std::mem::replace(&mut last, Instant::now()).elapsed();
         let passed = passed.saturating_sub(kept.min(passed / 2));
         let pulse = shared.pulse.get().map_or(0, |pulse| pulse.load(Ordering::Relaxed));
-        let reason = watch.look(shared.board.load().as_ref(), pulse, monotonic_ns(), passed);
-        let stuck = match (fleet.ended(), reason) {
+        let view = shared.board.load();
+        let reason = watch.look(view.as_ref(), pulse, monotonic_ns(), passed);
+        let ended = fleet.ended().or_else(|| frozen(&fleet, view.as_ref(), &mut beside, passed));
+        let stuck = match (ended, reason) {
             (Some(gone), _) => gone,
             (None, Some(text)) => Stuck { kind: StuckKind::Loop, text, waited: watch.silent },
             (None, None) => continue,
@@ -77,6 +81,15 @@ pub async fn watch(shared: Arc<Shared>, fleet: Fleet) {
         shared.give_up(stuck);
         return;
     }
+}
+
+/// A rank that is frozen in the step under way, whose lease may be long.
+fn frozen(fleet: &Fleet, view: Option<&View>, beside: &mut Beside, passed: Duration) -> Option<Stuck> {
+    if view.is_some_and(|view| view.beat.step_started_ns != 0) {
+        return fleet.frozen(beside, passed.min(LOOK_MAX));
+    }
+    *beside = Beside::default();
+    None
 }
 
 /// Saves what explains the end: a line in the log, `stuck-<pid>.json` with the last beat, and this process's own stacks (H10).

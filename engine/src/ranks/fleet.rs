@@ -13,7 +13,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::layout::PLAN_BYTES_MAX;
-use super::{PlanLimits, RANKS_MAX, Team};
+use super::{Beside, PlanLimits, RANKS_MAX, Team};
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::Patience;
 
@@ -200,6 +200,11 @@ impl Fleet {
             None => (format!("rank {rank} (process {pid}) has ended: {status}"), None),
         };
         Some(Stuck { kind: blamed.unwrap_or(StuckKind::RankGone { rank }), text, waited: Duration::ZERO })
+    }
+
+    /// A rank that is stopped or asleep in a step, `passed` after the last look in this step.
+    pub fn frozen(&self, beside: &mut Beside, passed: Duration) -> Option<Stuck> {
+        self.team.get()?.0.look_beside(beside, passed)
     }
 
     /// Ends all workers: those that do not stop by themselves within a bound are killed, by their process ids.

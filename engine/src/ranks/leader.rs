@@ -98,7 +98,7 @@ impl Model for LeaderModel {
 
     fn forward(&mut self, batch: &StepBatch) -> Result<StepLogits, ModelError> {
         let terms = self.terms.clone();
-        self.team.allow(terms.allowed);
+        self.team.allow_step(&terms);
         self.broadcast(&Order::Step { terms, batch: batch.clone() })?;
         let logits = launch(&self.team, (self.step, hash(batch)), || self.model.forward(batch));
         if let Some(counts) = self.model.programs() {

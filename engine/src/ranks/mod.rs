@@ -24,6 +24,7 @@ pub use fleet::{Fleet, FleetError, RANK_FLAG, RankOf};
 pub use leader::LeaderModel;
 pub use plan::PlanLimits;
 pub use team::Team;
+pub use witness::Beside;
 pub use worker::{WorkerConfig, WorkerError, run_worker};
 
 /// Ranks of one engine.

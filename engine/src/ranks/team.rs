@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::layout::{CHUNK_WORDS, Layout, Word};
 use super::witness::{PEER_LOOK, Witness};
-use crate::model::Pulse;
+use crate::model::{Pulse, StepTerms};
 use crate::stuck::{Stuck, StuckKind};
 use crate::waits::{Patience, this_tid};
 
@@ -34,6 +34,8 @@ pub struct Team {
     /// The step under way was spoiled: its collectives return at once.
     skips: AtomicBool,
     allowed_ms: AtomicU64,
+    /// What is waited for is a step that is no part of the start: ranks that sleep in it hang.
+    in_step: AtomicBool,
     /// Nanoseconds that no wait counted, because who was missing wanted the processor: whoever waits for this rank forgives them too.
     forgiven: Pulse,
     fault: OnceLock<Stuck>,
@@ -70,6 +72,7 @@ impl Team {
             collectives: AtomicU64::new(0),
             skips: AtomicBool::new(false),
             allowed_ms: AtomicU64::new(FOR_EVER),
+            in_step: AtomicBool::new(false),
             forgiven: Pulse::default(),
             fault: OnceLock::new(),
         }
@@ -95,6 +98,17 @@ impl Team {
     pub fn allow(&self, allowed: Option<Duration>) {
         let ms = allowed.map_or(FOR_EVER, |a| u64::try_from(a.as_millis()).unwrap_or(u64::MAX).max(1));
         self.allowed_ms.store(ms, Ordering::Relaxed);
+        self.in_step.store(false, Ordering::Relaxed);
+    }
+
+    /// The same for the waits of a step on these terms.
+    pub(super) fn allow_step(&self, terms: &StepTerms) {
+        self.allow(terms.allowed);
+        self.in_step.store(!terms.warms, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_in_step(&self) -> bool {
+        self.in_step.load(Ordering::Relaxed)
     }
 
     pub(super) fn allowed(&self) -> Option<Duration> {

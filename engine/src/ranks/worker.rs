@@ -195,7 +195,7 @@ impl Worker {
     ) -> Result<(), WorkerError> {
         self.tally = terms.tally;
         self.faults.arm(terms.armed);
-        self.team.allow(terms.allowed);
+        self.team.allow_step(terms);
         self.faults.strike(Place::Rank);
         if self.faults.has(FaultKind::PlanDrift) {
             drop(batch.seqs.pop());

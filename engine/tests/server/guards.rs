@@ -12,6 +12,8 @@ use crate::client::{Answer, get, open, post, whole};
 use crate::process::Engine;
 
 const COMPLETIONS: &str = "/v1/completions";
+/// A step that hangs is given up within a second, and one that turns in vain within three; the process ends with it.
+const ENDS_MAX: Duration = Duration::from_secs(10);
 /// The reason of an engine that turns and delivers nothing.
 pub const BARREN: &str = "nothing was delivered";
 /// Of an engine whose fault is not to be the second reason to end.
@@ -42,24 +44,49 @@ pub fn evidence(dir: &Path, pid: u32) -> Value {
     serde_json::from_slice(&std::fs::read(dir.join(format!("stuck-{pid}.json"))).unwrap()).unwrap()
 }
 
-/// The engine ends with its known status; its stream ended with an error; gives the evidence and the time from `since`.
+/// How an engine gave up.
+pub struct GaveUp {
+    /// What it left beside its page.
+    pub doc: Value,
+    /// When its stream ended with an error, after the fault.
+    pub told: Duration,
+}
+
+/// As [`gives_up_when`]; the evidence alone.
 pub async fn gives_up(
     engine: &mut Engine,
     stream: tokio::task::JoinHandle<Answer>,
     dir: &Path,
     since: Instant,
 ) -> Value {
-    assert_eq!(engine.ended().await.code(), Some(i32::from(EXIT_STUCK)));
-    let took = since.elapsed();
-    let answer = stream.await.unwrap();
+    gives_up_when(engine, stream, dir, since).await.doc
+}
+
+/// The engine ends with its known status, and in time; its stream ended with an error. Times are from `since`.
+pub async fn gives_up_when(
+    engine: &mut Engine,
+    stream: tokio::task::JoinHandle<Answer>,
+    dir: &Path,
+    since: Instant,
+) -> GaveUp {
+    let pid = engine.child.id();
+    let stream = async { (stream.await.unwrap(), since.elapsed()) };
+    let ((answer, told), took) = tokio::join!(stream, ends_stuck(engine, since));
     // one that had not begun has no events
     let last = if answer.status == 200 { answer.events().pop().unwrap() } else { answer.text.as_str() };
     let last: Value = serde_json::from_str(last).unwrap();
     assert_eq!(last["error"]["code"], "shutdown", "{}", answer.text);
-    assert!(took < Duration::from_secs(20), "{took:?}");
-    let doc = evidence(dir, engine.child.id());
-    println!("{}: gone {} ms after it was asked to hang", doc["text"], took.as_millis());
-    doc
+    let doc = evidence(dir, pid);
+    println!("{}: told {} ms after it was asked to hang, gone {} ms", doc["text"], told.as_millis(), took.as_millis());
+    GaveUp { doc, told }
+}
+
+/// The process ends with the status of a wait that was given up, in time; how long after `since`.
+async fn ends_stuck(engine: &mut Engine, since: Instant) -> Duration {
+    let (status, took) = (engine.ended().await, since.elapsed());
+    assert_eq!(status.code(), Some(i32::from(EXIT_STUCK)));
+    assert!(took < ENDS_MAX, "{took:?}");
+    took
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -109,10 +136,11 @@ async fn an_exception_fails_its_requests_and_the_engine_gives_up_a_device_it_los
     let mut engine = Engine::ready(dir.path(), &["--fault", "exception@sigusr2", "--guards", "on"]).await;
     assert_eq!(post(engine.addr, COMPLETIONS, &json!({"prompt": "abc", "max_tokens": 3})).await.status, 200);
     let stream = streaming(&engine).await;
+    let since = Instant::now();
     engine.signal(Signal::SIGUSR2);
     let answer = stream.await.unwrap();
     assert!(answer.text.contains("\"error\""), "{}", answer.text);
-    assert_eq!(engine.ended().await.code(), Some(i32::from(EXIT_STUCK)));
+    ends_stuck(&mut engine, since).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,18 +2,24 @@
 //! time and by name, and no rank outlives its engine (E3, S1, S3).
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use engine::demo_model::{DemoArch, write_demo_model};
 use engine::stuck::EXIT_STUCK;
 use heartbeat::Reader;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::client::post;
-use crate::guards::{evidence, gives_up, streaming};
+use crate::client::{open, post, whole};
+use crate::guards::{GaveUp, evidence, gives_up, gives_up_when, streaming};
 use crate::process::Engine;
 use crate::support::{page_of, wait_until};
+
+/// A rank that is dead or frozen ends the step with an error within a second; a loaded machine gets more.
+const TOLD_MAX: Duration = Duration::from_secs(5);
+/// `TRUEBEAT_RANK_FAULTS=20` engines for each fault of a rank, whose times are the figures of docs/faults.md; without it one.
+const FAULTS: &str = "TRUEBEAT_RANK_FAULTS";
 
 async fn engine(dir: &Path, more: &[&str]) -> Engine {
     let pages = dir.join("pages");
@@ -55,18 +61,39 @@ async fn two_processes_say_what_one_says_and_end_together() {
     assert!(is_gone(worker), "no rank outlives its engine");
 }
 
+/// From the fault to the error of the step, in as many engines as are wanted: prints `name value unit goal`.
+async fn times(what: &str, strike: impl AsyncFn() -> Duration) {
+    let count = std::env::var(FAULTS).ok().and_then(|count| count.parse().ok()).unwrap_or(1);
+    let mut times = Vec::new();
+    for _ in 0..count {
+        let told = strike().await;
+        assert!(told < TOLD_MAX, "{what}: {told:?}");
+        times.push(told.as_millis());
+    }
+    times.sort_unstable();
+    for (name, percent) in [("p50", 50), ("p99", 99), ("max", 100)] {
+        let at = (times.len() * percent).div_ceil(100).max(1) - 1;
+        println!("rank_{what}_to_error_{name} {} ms <=1000", times[at]);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_dies_or_stops_ends_the_engine_by_name() {
-    for (signal, kind) in [(Signal::SIGKILL, "rank-gone"), (Signal::SIGSTOP, "rank-silent")] {
-        let dir = tempfile::tempdir().unwrap();
-        let mut engine = engine(dir.path(), &[]).await;
-        let stream = streaming(&engine).await;
-        let worker = pid_of(dir.path(), 1);
-        let since = Instant::now();
-        kill(worker, signal).unwrap();
-        let doc = gives_up(&mut engine, stream, &dir.path().join("pages"), since).await;
-        assert_eq!((doc["kind"].as_str(), &doc["ranks"]), (Some(kind), &json!([1])), "{doc}");
-        assert!(is_gone(worker));
+    for (what, signal, kind) in [("killed", Signal::SIGKILL, "rank-gone"), ("stopped", Signal::SIGSTOP, "rank-silent")]
+    {
+        times(what, async || {
+            let dir = tempfile::tempdir().unwrap();
+            let mut engine = engine(dir.path(), &[]).await;
+            let stream = streaming(&engine).await;
+            let worker = pid_of(dir.path(), 1);
+            let since = Instant::now();
+            kill(worker, signal).unwrap();
+            let GaveUp { doc, told } = gives_up_when(&mut engine, stream, &dir.path().join("pages"), since).await;
+            assert_eq!((doc["kind"].as_str(), &doc["ranks"]), (Some(kind), &json!([1])), "{doc}");
+            assert!(is_gone(worker));
+            told
+        })
+        .await;
     }
 }
 
@@ -80,20 +107,90 @@ async fn a_rank_that_would_launch_another_step_is_an_error_that_names_both() {
     assert!(doc["text"].as_str().unwrap().contains("nothing was launched (E3)"), "{doc}");
 }
 
-/// In the midst of its part of a step: its device that never says that it is done, its thread that sleeps or wants a lock.
+/// In the midst of its part of a step: its device that never says that it is done, its thread that sleeps or wants a lock; or its whole
+/// process, stopped by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_hangs_in_its_part_ends_the_engine_by_name() {
-    for fault in ["device-wait:1@sigusr2", "sleep:1@sigusr2", "lock-held:1@sigusr2"] {
-        let dir = tempfile::tempdir().unwrap();
-        let mut engine = engine(dir.path(), &["--fault", fault, "--guards", "on"]).await;
-        let stream = streaming(&engine).await;
-        let worker = pid_of(dir.path(), 1);
-        let since = Instant::now();
-        engine.signal(Signal::SIGUSR2);
-        let doc = gives_up(&mut engine, stream, &dir.path().join("pages"), since).await;
-        assert_eq!((doc["kind"].as_str(), &doc["ranks"]), (Some("rank-silent"), &json!([1])), "{fault}: {doc}");
-        assert!(is_gone(worker));
+    for fault in ["device-wait", "sleep", "lock-held", "sigstop"] {
+        times(&fault.replace('-', "_"), async || {
+            let dir = tempfile::tempdir().unwrap();
+            let mut engine = engine(dir.path(), &["--fault", &format!("{fault}:1@sigusr2"), "--guards", "on"]).await;
+            let stream = streaming(&engine).await;
+            let worker = pid_of(dir.path(), 1);
+            let since = Instant::now();
+            engine.signal(Signal::SIGUSR2);
+            let GaveUp { doc, told } = gives_up_when(&mut engine, stream, &dir.path().join("pages"), since).await;
+            assert_eq!((doc["kind"].as_str(), &doc["ranks"]), (Some("rank-silent"), &json!([1])), "{fault}: {doc}");
+            assert!(is_gone(worker));
+            told
+        })
+        .await;
     }
+}
+
+/// The lease of the step under way, in the evidence's words.
+fn lease_of(doc: &serde_json::Value) -> Duration {
+    let beat = doc["details"]["beat"].as_str().unwrap();
+    let lease = beat.split_once("lease_ms: ").unwrap().1.split(',').next().unwrap();
+    Duration::from_millis(lease.parse().unwrap())
+}
+
+/// A prompt that takes seconds, as real models' do: what it may be silent for is as much again and more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_is_frozen_in_a_long_step_is_not_waited_for_as_long_as_that_may_last() {
+    for fault in ["sleep:1@sigusr2", "sigstop:1@sigusr2"] {
+        let dir = tempfile::tempdir().unwrap();
+        let pages = dir.path().join("pages");
+        let args = ["--page-dir", pages.to_str().unwrap(), "--nonce", "7", "--tensor-parallel", "2"];
+        let more = ["--max-step-tokens", "8192", "--fault", fault, "--guards", "on"];
+        let mut engine = Engine::launched_with(dir.path(), &[&args[..], &more].concat(), |model| {
+            drop(write_demo_model(model, DemoArch::Qwen3Medium, 0).unwrap());
+        })
+        .until_ready()
+        .await;
+        engine.signal(Signal::SIGUSR2);
+        let log = dir.path().join("log");
+        wait_until("the fault is due", || std::fs::read_to_string(&log).unwrap().contains("injected fault is due"))
+            .await;
+        let prompt: Vec<u32> = (0..4000).map(|at| 100 + at % 50).collect();
+        let (addr, body) = (engine.addr, json!({"prompt": prompt, "max_tokens": 4, "stream": true}));
+        let since = Instant::now();
+        let stream = tokio::spawn(async move { whole(open(addr, "/v1/completions", &body, &[]).await).await });
+        let GaveUp { doc, told } = gives_up_when(&mut engine, stream, &pages, since).await;
+        assert_eq!((doc["kind"].as_str(), &doc["ranks"]), (Some("rank-silent"), &json!([1])), "{fault}: {doc}");
+        // a step whose layers are told of may be silent for a quarter of its lease
+        let silence = lease_of(&doc) / 4;
+        assert!(told < silence / 2, "{fault}: {told:?}, of {silence:?}: {doc}");
+    }
+}
+
+/// Of the processors' time, what a process used in a while.
+async fn used(pid: u32, within: Duration) -> f64 {
+    let ticks = || -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).unwrap().unwrap() as f64;
+    let (since, before) = (Instant::now(), ticks());
+    tokio::time::sleep(within).await;
+    (ticks() - before) as f64 / per_second / since.elapsed().as_secs_f64()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_has_nothing_to_do_uses_next_to_nothing_of_the_processors() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = engine(dir.path(), &[]).await;
+    let ask = json!({"prompt": "once upon a time", "max_tokens": 24, "ignore_eos": true});
+    assert_eq!(post(engine.addr, "/v1/completions", &ask).await.status, 200);
+    // a rank looks less often after a second of rest
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let pids = [engine.child.id(), pid_of(dir.path(), 1).as_raw() as u32];
+    let [first, worker] = pids.map(|pid| used(pid, Duration::from_secs(2)));
+    let (first, worker) = tokio::join!(first, worker);
+    // a thread that spins uses one, or half of one beside another that does
+    assert!(first < 0.2 && worker < 0.2, "{first}, {worker} of a processor");
+    println!("idle: {first:.3} of a processor, and {worker:.3} for a worker rank");
 }
 
 #[tokio::test(flavor = "multi_thread")]

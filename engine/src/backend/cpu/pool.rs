@@ -180,6 +180,36 @@ mod tests {
         assert_eq!(sum.into_inner(), 45);
     }
 
+    /// What a thread of this process has run so far; `None` where the kernel does not count it.
+    fn ran(tid: u64) -> Option<Duration> {
+        let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+        text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+    }
+
+    #[test]
+    fn a_pool_without_work_sleeps() {
+        let (pool, mine) = (Pool::new(2), crate::waits::this_tid());
+        let (other, since) = (std::sync::atomic::AtomicU64::new(mine), std::time::Instant::now());
+        while other.load(Ordering::Relaxed) == mine {
+            assert!(since.elapsed() < Duration::from_secs(60), "the other thread never helps");
+            pool.run(2, WORK_MIN, |_| {
+                let tid = crate::waits::this_tid();
+                if tid != mine {
+                    other.store(tid, Ordering::Relaxed);
+                }
+                thread::sleep(Duration::from_millis(1));
+            });
+        }
+        thread::sleep(Duration::from_millis(50));
+        let used = || ran(other.load(Ordering::Relaxed));
+        let (before, began) = (used(), std::time::Instant::now());
+        thread::sleep(Duration::from_secs(1));
+        let share =
+            used().zip(before).map(|(now, before)| (now - before).as_secs_f64() / began.elapsed().as_secs_f64());
+        // one that spins has a processor, or shares it with a few
+        assert!(share.is_none_or(|share| share < 0.05), "{share:?} of a processor");
+    }
+
     #[test]
     fn a_failing_piece_reaches_the_caller_and_the_pool_lives_on() {
         let pool = Pool::new(3);
