@@ -283,6 +283,10 @@ pub fn lend(f: &(dyn Fn(usize) + Sync), total: usize, publish: impl FnOnce(&Arc<
     }
 }
 
+/// The one wait of the engine that no time limit may end: whoever is waited for computes on what the caller lent, and to return before would leave
+/// it memory that is gone. It ends all the same. What is counted is calls of `f` on threads of this process, which are arithmetic of bounded
+/// length, or panic, which counts too ([`Counted`]); a thread that never gets to its end is the guard's affair (`guard.rs`) and that of whoever
+/// waits for the step: both have deadlines, wait for nothing of this, and end the process, which ends its threads and this wait with it.
 struct Ended<'a, W: Fn()> {
     task: &'a Task,
     wait: &'a W,
@@ -293,6 +297,7 @@ impl<W: Fn()> Drop for Ended<'_, W> {
         // nothing more is begun; what nobody has claimed counts as done
         let claimed = self.task.next.fetch_add(self.task.total, Ordering::AcqRel).min(self.task.total);
         self.task.done.fetch_add(self.task.total - claimed, Ordering::AcqRel);
+        // not bounded, for memory's sake: see above
         while !self.task.is_done() {
             (self.wait)();
         }

@@ -122,6 +122,7 @@ impl Source for Reads<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
 mod tests {
     use super::*;
     use std::fs::OpenOptions;

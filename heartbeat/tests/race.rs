@@ -1,6 +1,7 @@
 //! A real writer against a real reader, as threads and as processes (H7): no beat is believed that was never published,
 //! and a writer killed at any instant leaves a page that reads as one of its beats or as torn.
 #![allow(clippy::unwrap_used, reason = "a test's helper may stop the test")]
+#![allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;

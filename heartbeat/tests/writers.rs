@@ -3,6 +3,7 @@
 //!
 //! Needs `cc` and `python3`, which `tests/tools/prerequisites.sh` asks for: without one of them a test fails and says so.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test's helper may stop the test")]
+#![allow(clippy::disallowed_methods, reason = "a test may wait: its runner has a deadline")]
 
 use std::fs;
 use std::io::Read as _;

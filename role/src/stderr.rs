@@ -29,7 +29,12 @@ impl Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        OUT.get_or_init(|| Onward::start_own("the log", Box::new(io::stderr()), self.ask).ok().map(Mutex::new));
+        if OUT.get().is_none() {
+            // made before it is put there, so that nobody waits for a thread to start: of two that say the first word at once one is dropped, and
+            // its thread, which has been given nothing, ends
+            let made = Onward::start_own("the log", Box::new(io::stderr()), self.ask).ok().map(Mutex::new);
+            drop(OUT.set(made));
+        }
         if !queue().is_some_and(|mut queue| queue.send(line)) {
             DROPPED.fetch_add(1, Ordering::Relaxed);
         }
@@ -69,6 +74,7 @@ pub fn settle(at_most: Duration) {
 }
 
 /// Where words wait for whoever reads, once there were any and a thread for them.
+#[expect(clippy::disallowed_methods, reason = "held for as long as the lock within, of a copy in memory (E1)")]
 fn queue() -> Option<MutexGuard<'static, Onward>> {
     Some(OUT.get()?.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
 }

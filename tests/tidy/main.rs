@@ -12,6 +12,7 @@ mod sizes;
 mod supply;
 mod tree;
 mod vocabulary;
+mod waits;
 mod words;
 
 use truebeat_tests::story;
@@ -63,6 +64,15 @@ fn every_file_says_why_it_exists() {
 #[test]
 fn e1_nothing_waits_for_a_device_without_a_deadline() {
     assert_none(device_waits::check(&Tree::of_this_repository().unwrap()));
+}
+
+#[test]
+fn e1_nothing_in_the_engines_process_waits_without_a_deadline() {
+    let tree = Tree::of_this_repository().unwrap();
+    assert_none(waits::check(&tree));
+    assert_none(waits::of_each_crate(&tree, &edges::metadata().unwrap()));
+    let list = tree.files.iter().find(|file| file.path == waits::LIST).unwrap();
+    assert_none(waits::idle_lines(&list.text).unwrap());
 }
 
 #[test]

@@ -20,6 +20,8 @@ use crate::backend::{AttentionSeq, AttentionUnit};
 #[cfg(target_arch = "x86_64")]
 use crate::raw::amx::Amx;
 use crate::raw::{Op, Simd};
+#[cfg(test)]
+pub use paired::PairsOp;
 use softmax::Seen;
 pub use softmax::exp;
 use tile::{Cached, CachedBf16, CachedF32, Decoded, InCache, Tile};
@@ -115,8 +117,10 @@ impl AttentionOp<'_> {
         let Work { queries, scratch, decoded, .. } = &mut *work;
         let queries = self.queries(queries);
         let (dims, chunks) = (self.layout.head_dim, self.layout.value_dim() / GROUP);
-        for positions in self.tiles() {
-            let tile = self.in_cache::<C>(positions.clone(), scratch);
+        let mut tiles = self.tiles().peekable();
+        while let Some(positions) = tiles.next() {
+            let next = tiles.peek().map_or([[].as_slice(); GROUPS], |next| self.keys_to_come(next));
+            let tile = InCache { next, ..self.in_cache::<C>(positions.clone(), scratch) };
             if queries.len() > QUERIES && C::BYTES < 4 {
                 decoded.fill(s, &tile, (dims, chunks, positions.len()));
                 self.tile(s, &*decoded, positions, queries);
@@ -195,7 +199,7 @@ impl AttentionOp<'_> {
                 (*key, *value) = self.group(*start);
             }
             let lines = (self.layout.key_line(), self.layout.value_line());
-            return InCache { keys, values, lines, kind: PhantomData };
+            return InCache { keys, values, lines, next: [&[]; GROUPS], kind: PhantomData };
         }
         let group = KvLayout { block_size: GROUP, ..self.layout };
         scratch.resize(GROUPS * (group.key_bytes() + group.value_bytes()), 0);
@@ -206,7 +210,8 @@ impl AttentionOp<'_> {
             self.gather(*start..positions.end.min(start + GROUP), &group, (k, v));
             (*key, *value, rest) = (k, v, later);
         }
-        InCache { keys, values, lines: (group.key_line(), group.value_line()), kind: PhantomData }
+        let lines = (group.key_line(), group.value_line());
+        InCache { keys, values, lines, next: [&[]; GROUPS], kind: PhantomData }
     }
 
     /// Whether sixteen positions that begin at a multiple of sixteen lie in one piece.
@@ -219,6 +224,12 @@ impl AttentionOp<'_> {
     fn group(&self, start: usize) -> (&[u8], &[u8]) {
         let ((k, v), slot) = (self.block(start / self.layout.block_size), start % self.layout.block_size);
         (&k[self.layout.key_at(slot, 0)..], &v[self.layout.value_at(slot, 0)..])
+    }
+
+    /// K of a tile to come, where it lies in groups, to be asked for.
+    #[inline(always)]
+    fn keys_to_come(&self, positions: &Range<usize>) -> [&[u8]; GROUPS] {
+        if self.in_groups() { starts(positions).map(|start| self.group(start).0) } else { [&[]; GROUPS] }
     }
 
     /// Copies positions, sixteen at most, to where they lie in one piece.
@@ -284,6 +295,7 @@ impl AttentionOp<'_> {
         let dims = self.layout.head_dim;
         let inputs: [&[f32]; Q] = std::array::from_fn(|q| &queries[q].q[..dims]);
         for d in 0..dims {
+            tile.ask_values(s, d);
             let keys = tile.keys(s, d);
             for (acc, input) in acc.iter_mut().zip(&inputs) {
                 let x = s.splat(input[d]);
@@ -335,6 +347,7 @@ fn mix_chunks<S: Simd, const Q: usize, const W: usize>(
     }
     for at in 0..positions.min(TILE) {
         for (c, acc) in acc.iter_mut().enumerate() {
+            tile.ask_next(s, at, from + c);
             let v = tile.values(s, at, from + c);
             for (acc, query) in acc.iter_mut().zip(queries.iter()) {
                 *acc = s.fma(s.splat(query.weights[at]), v, *acc);

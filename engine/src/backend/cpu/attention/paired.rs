@@ -109,6 +109,20 @@ impl AttentionOp<'_> {
     }
 }
 
+/// A unit by products of pairs, whatever the set has for them: so that tests see this way on any processor.
+#[cfg(test)]
+pub struct PairsOp<'a>(pub AttentionOp<'a>);
+
+#[cfg(test)]
+impl crate::raw::Op for PairsOp<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        self.0.pairs(s);
+    }
+}
+
 /// The line of V that position `at` of a tile begins, with zeros for the one behind it: whatever an earlier owner has left there, times
 /// nothing, is nothing.
 fn first_of_pairs<'a>(cache: &InCache<'_, CachedBf16>, at: usize, to: &'a mut Vec<u8>) -> &'a [u8] {

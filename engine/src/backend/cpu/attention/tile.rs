@@ -5,6 +5,9 @@ use std::marker::PhantomData;
 use super::{GROUP, GROUPS, TILE};
 use crate::raw::Simd;
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// Cached values, as sixteen lanes are read.
 pub trait Cached {
     const BYTES: usize;
@@ -41,6 +44,12 @@ pub trait Tile {
     fn keys<S: Simd>(&self, s: S, d: usize) -> [S::V; GROUPS];
     /// Dimensions `16 × chunk` and on of a position of the tile.
     fn values<S: Simd>(&self, s: S, at: usize, chunk: usize) -> S::V;
+    /// Asks for V while the scores of dimension `d` are summed.
+    #[inline(always)]
+    fn ask_values<S: Simd>(&self, _s: S, _d: usize) {}
+    /// Asks for K of the next tile while these values are mixed.
+    #[inline(always)]
+    fn ask_next<S: Simd>(&self, _s: S, _at: usize, _chunk: usize) {}
 }
 
 /// As it lies in the cache: groups of sixteen positions, each in one piece.
@@ -49,6 +58,8 @@ pub struct InCache<'a, C> {
     pub values: [&'a [u8]; GROUPS],
     /// Bytes from one line of K, and of V, to the next.
     pub lines: (usize, usize),
+    /// K of the tile to come: the processor's own foresight ends with each block.
+    pub next: [&'a [u8]; GROUPS],
     pub kind: PhantomData<C>,
 }
 
@@ -65,6 +76,22 @@ impl<C: Cached> Tile for InCache<'_, C> {
     fn values<S: Simd>(&self, s: S, at: usize, chunk: usize) -> S::V {
         let line = at % GROUP / C::TOGETHER * self.lines.1;
         C::load(s, &self.values[at / GROUP][line + chunk * GROUP * C::TOGETHER * C::BYTES..], at % C::TOGETHER)
+    }
+    #[inline(always)]
+    fn ask_values<S: Simd>(&self, s: S, d: usize) {
+        if d.is_multiple_of(C::TOGETHER) {
+            for values in &self.values {
+                s.prefetch_far(values, d / C::TOGETHER * LINE);
+            }
+        }
+    }
+    #[inline(always)]
+    fn ask_next<S: Simd>(&self, s: S, at: usize, chunk: usize) {
+        if at.is_multiple_of(C::TOGETHER) {
+            // as many lines as V of a group has
+            let line = at % GROUP / C::TOGETHER * (self.lines.1 / LINE) + chunk;
+            s.prefetch_far(self.next[at / GROUP], line * self.lines.0);
+        }
     }
 }
 

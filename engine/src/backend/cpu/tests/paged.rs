@@ -1,26 +1,11 @@
 //! Attention over the paged cache: right for every shape, and the same bits whatever blocks, chunks, neighbours and threads.
 
-use std::ops::Range;
-
 use super::*;
+use reference::{Rounds, plain, rounded};
 
-/// Plain causal attention over contiguous K and V, in f64.
-fn plain(q: &[f32], k: &Matrix, v: &Matrix, seen: Range<usize>, heads: HeadShape) -> Vec<f64> {
-    let d = heads.head_dim;
-    let mut out = Vec::new();
-    for head in 0..heads.heads {
-        let at = head / (heads.heads / heads.kv_heads) * d;
-        let score = |p: usize| {
-            let dot: f64 = (0..d).map(|i| f64::from(q[head * d + i]) * f64::from(k.row(p)[at + i])).sum();
-            (dot / (d as f64).sqrt()).exp()
-        };
-        let weights: Vec<f64> = seen.clone().map(score).collect();
-        let total: f64 = weights.iter().sum();
-        let mixed = |i| seen.clone().zip(&weights).map(|(p, w)| w * f64::from(v.row(p)[at + i])).sum::<f64>() / total;
-        out.extend((0..d).map(mixed));
-    }
-    out
-}
+mod deep;
+mod reference;
+mod touched;
 
 struct Case {
     heads: HeadShape,
@@ -72,13 +57,14 @@ impl Case {
         for (isa, precision) in
             Isa::all().into_iter().flat_map(|isa| [(isa, Precision::Exact), (isa, Precision::Native)])
         {
-            let tolerance = if precision == Precision::Exact { 1e-4 } else { 0.1 };
+            let rounds = Rounds::of(isa, precision);
+            let cached = (&rounded(k, rounds.cache), &rounded(v, rounds.cache));
             let got = self.run(&backend(isa, 1, precision), &inputs, self.len, false);
             for pos in 0..self.len {
                 let first = self.window.map_or(0, |window| (pos + 1).saturating_sub(window)).max(self.since).min(pos);
-                let want = plain(q.row(pos), k, v, first..pos + 1, self.heads);
-                let close = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs() <= tolerance;
-                assert!(got.row(pos).iter().zip(&want).all(close), "{} {precision:?} at {pos}", isa.name());
+                let wants = plain(q.row(pos), cached, first..pos + 1, self.heads, rounds);
+                let met = got.row(pos).iter().zip(&wants).all(|(got, want)| want.is_met_by(f64::from(*got)));
+                assert!(met, "{} {precision:?} at {pos}", isa.name());
             }
             for (threads, chunk, neighbour) in [(1, 1, false), (3, 7, true), (1, 20, true)] {
                 let again = self.run(&backend(isa, threads, precision), &inputs, chunk, neighbour);
