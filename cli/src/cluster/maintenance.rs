@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn what_is_written_ends_when_it_was_to() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        let declared = from(now, Duration::from_secs(1800), "ann".into(), "weights").unwrap();
+        let declared = from(now, Duration::from_secs(1800), "ann", "weights").unwrap();
         let read = Maintenance::read(&serde_json::to_string(&declared).unwrap()).unwrap();
         assert_eq!(read.words(), "maintenance declared by ann until 2026-01-01T00:30:00Z: weights");
     }
