@@ -13,9 +13,12 @@ use engine::scheduler::{Limits, NewSeq, Scheduler, SeqResult};
 const ROUNDS: usize = 21;
 const PROMPT: usize = 2048;
 
-/// What is measured: its name, its goal in ns, decisions a round, and a round of so many, which tells its ns a decision. A ten-thousandth of a
+/// Makes so many decisions, and tells its ns a decision.
+type Round = fn(usize) -> f64;
+
+/// What is measured: its name, its goal in ns, decisions a round, and a round. A ten-thousandth of a
 /// step of 50 ms is the goal for each eight sequences that decode.
-const SERIES: [(&str, f64, usize, fn(usize) -> f64); 8] = [
+const SERIES: [(&str, f64, usize, Round); 8] = [
     ("scheduler_decode_1", 5_000.0, 200, |count| decode(1, 0, count)),
     ("scheduler_decode_8", 5_000.0, 200, |count| decode(8, 0, count)),
     ("scheduler_decode_64", 40_000.0, 200, |count| decode(64, 0, count)),

@@ -223,10 +223,14 @@ impl Finder {
         let is = |at: usize, word: &str| tokens.get(at).is_some_and(|token| token.to_string() == word);
         for (at, token) in tokens.iter().enumerate() {
             match token {
-                TokenTree::Ident(name) if at > 0 && is(at - 1, ".") && FUTURES.iter().any(|future| name == future) => {
-                    if self.timeouts == 0 && (awaited || is(at + 2, ".") && is(at + 3, "await")) {
-                        self.find(name);
-                    }
+                TokenTree::Ident(name)
+                    if self.timeouts == 0
+                        && at > 0
+                        && is(at - 1, ".")
+                        && FUTURES.iter().any(|future| name == future)
+                        && (awaited || is(at + 2, ".") && is(at + 3, "await")) =>
+                {
+                    self.find(name);
                 }
                 TokenTree::Group(group) => {
                     let within = usize::from(at > 0 && TIMEOUTS.iter().any(|timeout| is(at - 1, timeout)));

@@ -308,7 +308,7 @@ impl Stream {
                 tokio::select! {
                     biased;
                     () = changed => {}
-                    () = sleep_until(self.mark_at.unwrap_or(self.end)) => if self.mark_at.is_none() { return None },
+                    () = sleep_until(self.mark_at.unwrap_or(self.end)) => { self.mark_at?; }
                 }
                 continue;
             };
