@@ -58,7 +58,8 @@ impl Way {
 impl Deep {
     fn inputs(&self) -> [Matrix; 3] {
         let HeadShape { heads, kv_heads, head_dim } = self.heads;
-        let [q, k] = [(self.rows, heads), (self.len, kv_heads)].map(|(rows, heads)| matrix(rows, heads * head_dim, 3));
+        // of seeds of their own: a query that is the first key would see that one alone
+        let (q, k) = (matrix(self.rows, heads * head_dim, 3), matrix(self.len, kv_heads * head_dim, 5));
         let mut v = matrix(self.len, kv_heads * head_dim, 4);
         let cols = v.cols;
         for (at, value) in v.values.iter_mut().enumerate() {
