@@ -23,7 +23,7 @@ use super::{
     cluster::{Caller, Cluster},
     end, nodes, patience,
     report::Report,
-    story::{FleetTerms, Story},
+    story::Story,
     twin,
     world::{World, target},
 };
@@ -53,6 +53,7 @@ struct Run {
     world: World,
     /// The one namespace that the operators look after.
     scope: Option<&'static str>,
+    fleet_hold_percent: usize,
     operators: Vec<Process>,
     /// When which place gets a new process.
     restarts: Vec<(u64, usize)>,
@@ -83,12 +84,13 @@ impl Run {
         nodes::join(&mut cluster.lock().store);
         cluster.lock().store.create(&lease, operator::manifests::lease()).expect("the installation's Lease");
         let mut world = World::new(1);
-        (world.garbage_ms, world.fleet) = (story.garbage_ms, story.fleet);
+        world.garbage_ms = story.garbage_ms;
         Run {
             cluster,
             deaths,
             world,
             scope: story.scope,
+            fleet_hold_percent: story.fleet_hold_percent,
             operators: Vec::new(),
             restarts: Vec::new(),
             thaws: Vec::new(),
@@ -241,9 +243,7 @@ impl Run {
                 self.restarts.push((now_ms + ANOTHER_POD_MS, place));
                 self.died_ms = now_ms;
             }
-            Act::PassAgain => {
-                self.twins.push(tokio::spawn(twin::settles(self.cluster.twin(), self.world.fleet, now_ms)))
-            }
+            Act::PassAgain => self.twins.push(tokio::spawn(twin::settles(self.cluster.twin(), now_ms))),
             _ => {}
         }
         let mut state = self.cluster.lock();
@@ -282,7 +282,7 @@ impl Run {
         let wall = wall_of(&cluster);
         let client = cluster.client(Caller { id, identity: identity.clone() });
         let namespace = self.scope.map(str::to_owned);
-        let calls = calls(client.clone(), wall.clone(), namespace.clone(), self.world.fleet);
+        let calls = calls(client.clone(), wall.clone(), namespace.clone(), self.fleet_hold_percent);
         let leadership = calls.leadership.clone();
         let health = Arc::new(Health::new(leadership.clone(), calls.metrics.clone()));
         let mut elector = Elector::new(client, "truebeat-system", &identity, leadership.clone()).with_wall(wall);
@@ -306,13 +306,11 @@ impl Run {
     }
 }
 
-/// What an operator calls the API with.
-pub fn calls(client: kube::Client, wall: Wall, namespace: Option<String>, fleet: FleetTerms) -> Calls {
+/// What an operator calls the API with. Common causes have stories of their own.
+pub fn calls(client: kube::Client, wall: Wall, namespace: Option<String>, hold_percent: usize) -> Calls {
     let mut calls = Calls::new(client, Arc::default(), Arc::new(Metrics::new().expect("metrics")));
     calls.wall = wall;
-    let FleetTerms { hold_percent, restarts_percent, place_max: (node_restarts_max, domain_restarts_max) } = fleet;
-    let policy = FleetPolicy { namespace, hold_percent, restarts_percent, ..FleetPolicy::default() };
-    calls.fleet = Arc::new(FleetPolicy { node_restarts_max, domain_restarts_max, ..policy });
+    calls.fleet = Arc::new(FleetPolicy { namespace, hold_percent, ..FleetPolicy::default() });
     calls
 }
 

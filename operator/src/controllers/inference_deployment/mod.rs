@@ -19,7 +19,6 @@ pub mod quantity;
 pub mod restarts;
 pub mod rollout;
 pub mod scaling;
-pub mod standing;
 pub mod status;
 #[cfg(test)]
 pub mod testing;
