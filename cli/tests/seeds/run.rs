@@ -17,10 +17,6 @@ use crate::free_addresses::free_addresses;
 const SOON: Duration = Duration::from_secs(120);
 /// After a verdict that may still find its class.
 const CLASS_MAX: Duration = Duration::from_secs(20);
-/// A thread that burns has a processor of its own, or nearly so; looked at for so long, and so often.
-const FREE: f64 = 0.8;
-const PROBE: Duration = Duration::from_millis(300);
-const BETWEEN_PROBES: Duration = Duration::from_secs(1);
 /// Ranks that a seed may have.
 const RANKS_MAX: u32 = 16;
 const TRUEBEAT: &str = env!("CARGO_BIN_EXE_truebeat");
@@ -32,25 +28,6 @@ pub struct Run {
     agent: String,
     engine: String,
     dir: tempfile::TempDir,
-}
-
-/// How a rank's threads look.
-#[derive(Debug)]
-pub struct Look {
-    pub rank: u32,
-    threads: Vec<(char, String)>,
-}
-
-impl Look {
-    /// A letter for each thread.
-    pub fn states(&self) -> String {
-        self.threads.iter().map(|(state, _)| *state).collect()
-    }
-
-    /// Where in the kernel those are that run.
-    pub fn burning_wchans(&self) -> impl Iterator<Item = &str> {
-        self.threads.iter().filter(|(state, _)| *state == 'R').map(|(_, wchan)| wchan.as_str())
-    }
 }
 
 /// What the agent says.
@@ -92,7 +69,6 @@ impl Run {
         command.arg("--bundle-dir").arg(dir.path().join("bundles"));
         command.args(["--", TRUEBEAT, "engine", "--listen", &engine, "--fault", fault, "--guards", guards]);
         command.args(["--tensor-parallel", &seed.ranks.to_string()]).args((guards == "off").then_some("--lie"));
-        command.args(seed.more);
         command.arg("--cache-dir").arg(dir.path().join("cache")).arg("--model").arg(&model);
         let err = log.try_clone().unwrap();
         let supervisor = command.stdin(Stdio::null()).stdout(log).stderr(err).spawn().unwrap();
@@ -135,16 +111,16 @@ impl Run {
         })
     }
 
-    /// Each rank's threads as the kernel sees them: engine and, once it is there, device of the first one, engine of the others. A rank
-    /// whose process is gone is left out.
-    pub fn rank_looks(&self) -> Vec<Look> {
+    /// States of each rank's threads: engine and, once it is there, device of the first one, engine of the others.
+    pub fn rank_states(&self) -> Vec<String> {
         let pages = self.page_dir();
-        let look = |rank| {
+        let rank = |rank| {
             let pid = heartbeat::Reader::open(&pages, rank).read().ok()?.identity.pid;
             let threads: &[&str] = if rank == 0 { &["engine", "device"] } else { &["engine"] };
-            Some(Look { rank, threads: threads.iter().filter_map(|thread| state_and_wchan(pid, thread)).collect() })
+            let states: String = threads.iter().filter_map(|thread| thread_state(pid, thread)).collect();
+            Some(format!("{rank}:{states}"))
         };
-        (0..RANKS_MAX).filter_map(look).collect()
+        (0..RANKS_MAX).filter_map(rank).collect()
     }
 
     /// The start-up phase, or the lack of one, of each rank whose process lives.
@@ -154,15 +130,9 @@ impl Run {
         (0..RANKS_MAX).filter_map(|rank| Some(read(rank).ok()?.beat.phase)).collect()
     }
 
-    /// Whether a line of the log has all of these words.
-    pub fn has_line(&self, words: &[&str]) -> bool {
-        let log = std::fs::read_to_string(self.dir.path().join("run.log")).unwrap_or_default();
-        log.lines().any(|line| words.iter().all(|words| line.contains(words)))
-    }
-
-    /// The log has, or will have, a line with all of these words.
-    pub fn until_line(&self, words: &[&str]) {
-        self.until(&words.join(" … "), || self.has_line(words).then_some(()));
+    /// Whether a line of the log has these words.
+    pub fn has_said(&self, words: &str) -> bool {
+        std::fs::read_to_string(self.dir.path().join("run.log")).is_ok_and(|log| log.contains(words))
     }
 
     /// How often the engine was started.
@@ -222,33 +192,9 @@ pub fn load_per_processor() -> f64 {
     load / std::thread::available_parallelism().map_or(1.0, |n| n.get() as f64)
 }
 
-/// Waits until a thread that burns gets a processor of its own, or a while: what hangs and burns is told from what sleeps by that.
-pub fn until_a_processor_is_free() {
-    let since = Instant::now();
-    while share_of_a_processor() < FREE && since.elapsed() < SOON {
-        std::thread::sleep(BETWEEN_PROBES);
-    }
-}
-
-/// What this thread gets of a processor while it burns; a kernel that does not count it gives all of it.
-fn share_of_a_processor() -> f64 {
-    let ran = || {
-        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-        text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
-    };
-    let (since, before) = (Instant::now(), ran());
-    while since.elapsed() < PROBE {
-        std::hint::spin_loop();
-    }
-    ran().zip(before).map_or(1.0, |(now, before)| (now - before).as_secs_f64() / since.elapsed().as_secs_f64())
-}
-
-/// The state of a thread, and where in the kernel it waits; "0": it does not.
-fn state_and_wchan(pid: u32, thread: &str) -> Option<(char, String)> {
+fn thread_state(pid: u32, thread: &str) -> Option<char> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().map(|task| task.path());
     let named = |task: &PathBuf| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == thread);
-    let task = tasks.into_iter().find(named)?;
-    let stat = std::fs::read_to_string(task.join("stat")).ok()?;
-    let wchan = std::fs::read_to_string(task.join("wchan")).unwrap_or_default();
-    Some((stat.rsplit_once(") ")?.1.chars().next()?, wchan))
+    let stat = std::fs::read_to_string(tasks.into_iter().find(named)?.join("stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
 }
