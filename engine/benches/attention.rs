@@ -5,6 +5,7 @@
 //! next turn. Arguments after `--`: `--threads N`, and names of instruction sets instead of the best one.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot run must fail")]
 
+mod arguments;
 mod roofline;
 
 use std::time::Instant;
@@ -32,12 +33,7 @@ const TIME_GOAL: f64 = 1.25;
 const GROWTH_GOAL: f64 = 1.05;
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    let threads_at = args.iter().position(|arg| arg == "--threads");
-    let threads = threads_at.map_or_else(
-        || std::thread::available_parallelism().map_or(1, usize::from),
-        |at| args[at + 1].parse().expect("--threads N"),
-    );
+    let (threads, args) = arguments::threads_and_words();
     let named = |isa: &Isa| args.iter().any(|arg| arg == isa.name());
     let mut sets: Vec<Isa> = Isa::all().into_iter().filter(named).collect();
     if sets.is_empty() {

@@ -5,6 +5,7 @@
 //! cell names to run, and `--threads N`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot run must fail")]
 
+mod arguments;
 mod roofline;
 
 use std::time::Instant;
@@ -33,24 +34,13 @@ const FORMATS: [Format; 4] = [
 ];
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    let threads_at = args.iter().position(|arg| arg == "--threads");
-    let threads = threads_at.map_or_else(
-        || std::thread::available_parallelism().map_or(1, usize::from),
-        |at| args[at + 1].parse().expect("--threads N"),
-    );
-    let wanted: Vec<&String> = args
-        .iter()
-        .enumerate()
-        .filter(|(i, _)| threads_at.is_none_or(|at| *i != at && *i != at + 1))
-        .map(|(_, arg)| arg)
-        .collect();
+    let (threads, wanted) = arguments::threads_and_words();
     println!("# {threads} threads, {}", engine::backend::cpu::Isa::best().name());
     for format in &FORMATS {
         let cells = cells(format);
         let cells: Vec<_> = cells
             .into_iter()
-            .filter(|cell| wanted.is_empty() || wanted.iter().any(|part| cell.name.contains(*part)))
+            .filter(|cell| wanted.is_empty() || wanted.iter().any(|part| cell.name.contains(part)))
             .collect();
         if cells.is_empty() {
             continue;

@@ -341,6 +341,11 @@ impl Signs {
         self.gate_delivered_at.max(self.metrics_tokens_at).max(self.leaders.tokens_at())
     }
 
+    /// When prompts were last seen to be taken in: room in the cache, or prompt tokens of a page.
+    pub fn taken_in_at(&self) -> Ms {
+        self.cache.filled_at.max(self.leaders.prefill_at())
+    }
+
     /// Does this data-parallel engine's page, or this tick's scrape, show that it moved?
     pub fn delivers(&self, engine: u32) -> bool {
         self.leaders.of(engine).is_some_and(|leader| leader.tokens_done > 0) || self.schedulers.moves(engine, 0)

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::server::error::ApiError;
 use crate::server::generate::Deadline;
+use crate::server::room::{FIRST_PARTS_BYTES_MAX, Room, Rooms};
 use crate::server::{AppState, wire};
 pub use weight::Weight;
 
@@ -25,9 +26,6 @@ pub use weight::Weight;
 const BODY_BYTES_MAX: usize = 32 << 20;
 /// What all bodies that are being read or parsed may hold together, each beyond its first part.
 const BODIES_BYTES_MAX: usize = 256 << 20;
-/// The first part of each body, and what these may hold together: a few that are long and slow do not keep out the many that are short.
-const FIRST_BYTES: usize = 64 << 10;
-const FIRST_PARTS_BYTES_MAX: usize = 128 << 20;
 /// What all bodies that are being read by a parser may become together, and a single one of them at most.
 const PARSED_BYTES_MAX: usize = 512 << 20;
 /// What becomes little waits for nobody: there are no more of these at once than parsers.
@@ -43,8 +41,7 @@ const HEARD_OUT_BYTES_MAX: usize = 2 * BODY_BYTES_MAX;
 /// What bounds the bodies under way.
 #[derive(Debug)]
 pub struct Intake {
-    bytes: Arc<Semaphore>,
-    first_parts: Arc<Semaphore>,
+    bodies: Rooms,
     parsed: Arc<Semaphore>,
     parsers: Arc<Semaphore>,
     compilers: Arc<Semaphore>,
@@ -55,8 +52,7 @@ impl Default for Intake {
         let parsers = available_parallelism().map_or(PARSERS_MIN, NonZeroUsize::get).max(PARSERS_MIN);
         let of = |places| Arc::new(Semaphore::new(places));
         Self {
-            bytes: of(BODIES_BYTES_MAX),
-            first_parts: of(FIRST_PARTS_BYTES_MAX),
+            bodies: Rooms::of(FIRST_PARTS_BYTES_MAX, BODIES_BYTES_MAX),
             parsed: of(PARSED_BYTES_MAX),
             parsers: of(parsers),
             compilers: of(COMPILERS_MAX),
@@ -70,10 +66,6 @@ pub struct Received {
     weight: Weight,
     room: Room,
 }
-
-/// A body's part of what bodies may hold: for its first part, and for the rest.
-#[derive(Debug, Default)]
-pub struct Room([Option<OwnedSemaphorePermit>; 2]);
 
 impl Intake {
     /// Reads a body. It must come without a pause longer than `patience`, and be here by the deadline.
@@ -107,17 +99,7 @@ impl Intake {
         if received.weight.bytes() > PARSED_BYTES_MAX {
             return Err(ApiError::body_too_rich(received.weight.bytes(), PARSED_BYTES_MAX));
         }
-        let first = chunk.len().min(FIRST_BYTES.saturating_sub(received.data.len()));
-        for ((held, places), bytes) in
-            received.room.0.iter_mut().zip([&self.first_parts, &self.bytes]).zip([first, chunk.len() - first])
-        {
-            let room = u32::try_from(bytes).ok().and_then(|n| places.clone().try_acquire_many_owned(n).ok());
-            let room = room.ok_or_else(ApiError::bodies_busy)?;
-            match held {
-                Some(held) => held.merge(room),
-                None => *held = Some(room),
-            }
-        }
+        self.bodies.widen(&mut received.room, chunk.len()).ok_or_else(ApiError::bodies_busy)?;
         received.data.extend_from_slice(chunk);
         Ok(())
     }
@@ -254,6 +236,7 @@ mod tests {
     use super::*;
     use crate::handle::{EngineHandle, Shared};
     use crate::metrics::Metrics;
+    use crate::server::room::FIRST_BYTES;
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -267,7 +250,7 @@ mod tests {
 
     #[tokio::test]
     async fn long_bodies_share_what_there_is_and_give_it_back() {
-        let intake = Intake { bytes: Arc::new(Semaphore::new(10)), ..Intake::default() };
+        let intake = Intake { bodies: Rooms::of(FIRST_PARTS_BYTES_MAX, 10), ..Intake::default() };
         let receive = |more| intake.receive(body(FIRST_BYTES, more), PATIENCE, deadline());
         let first = receive(7).await.unwrap();
         let error = receive(4).await.err().unwrap();
@@ -275,13 +258,12 @@ mod tests {
         assert!(receive(0).await.is_ok(), "a short one is read all the same");
         drop(first);
         assert_eq!(receive(4).await.unwrap().data.len(), FIRST_BYTES + 4);
-        assert_eq!(intake.bytes.available_permits(), 10);
-        assert_eq!(intake.first_parts.available_permits(), FIRST_PARTS_BYTES_MAX);
+        assert_eq!(intake.bodies.free(), [FIRST_PARTS_BYTES_MAX, 10]);
     }
 
     #[tokio::test]
     async fn short_bodies_are_bounded_too() {
-        let intake = Intake { first_parts: Arc::new(Semaphore::new(10)), ..Intake::default() };
+        let intake = Intake { bodies: Rooms::of(10, BODIES_BYTES_MAX), ..Intake::default() };
         let _first = intake.receive(body(7, 0), PATIENCE, deadline()).await.unwrap();
         assert!(intake.receive(body(4, 0), PATIENCE, deadline()).await.is_err());
     }
@@ -344,13 +326,13 @@ mod tests {
     #[tokio::test]
     async fn what_waits_to_be_compiled_keeps_the_room_of_its_body() {
         let app = app();
-        let left = || FIRST_PARTS_BYTES_MAX - app.intake.first_parts.available_permits();
+        let left = || FIRST_PARTS_BYTES_MAX - app.intake.bodies.free()[0];
         let (made, room) = read(&app, deadline(), Body::from(vec![b'1'; 9]), |value| Ok(value.clone())).await.unwrap();
         assert_eq!((made.as_u64(), left()), (Some(111_111_111), 9));
         let all = u32::try_from(COMPILERS_MAX).unwrap();
         let others = app.intake.compilers.clone().try_acquire_many_owned(all).unwrap();
-        let parts = app.intake.first_parts.clone();
-        let work = move || Ok(FIRST_PARTS_BYTES_MAX - parts.available_permits());
+        let bodies = app.intake.bodies.clone();
+        let work = move || Ok(FIRST_PARTS_BYTES_MAX - bodies.free()[0]);
         let mut compiled = Box::pin(compile(&app, deadline(), room, work));
         assert!(futures::poll!(&mut compiled).is_pending());
         assert_eq!(left(), 9, "it waits for its turn");

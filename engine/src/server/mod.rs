@@ -37,6 +37,7 @@ mod generate;
 mod intake;
 mod outgoing;
 mod request;
+mod room;
 pub mod serve;
 mod shape;
 mod socket;

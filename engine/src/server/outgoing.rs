@@ -3,22 +3,18 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use http_body::{Frame, SizeHint};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::server::error::ApiError;
+use crate::server::room::{FIRST_BYTES, FIRST_PARTS_BYTES_MAX, Room, Rooms};
 
 /// What all answers may hold together, each beyond its first part. One that is longer alone gets all of it.
 const ANSWERS_BYTES_MAX: usize = 512 << 20;
-/// The first part of each answer, and what these may hold together: a few that are long and slow do not keep out the many that are short.
-const FIRST_BYTES: usize = 64 << 10;
-const FIRST_PARTS_BYTES_MAX: usize = 128 << 20;
 /// An answer leaves in pieces: of a body in one piece hyper would see the end before anything of it is written.
 const PIECE_BYTES: usize = 64 << 10;
 
@@ -26,8 +22,7 @@ const PIECE_BYTES: usize = 64 << 10;
 #[derive(Debug, Clone)]
 pub struct Outgoing {
     bytes_max: usize,
-    bytes: Arc<Semaphore>,
-    first_parts: Arc<Semaphore>,
+    answers: Rooms,
 }
 
 impl Default for Outgoing {
@@ -38,8 +33,7 @@ impl Default for Outgoing {
 
 impl Outgoing {
     fn of(bytes_max: usize, first_parts_max: usize) -> Self {
-        let [bytes, first_parts] = [bytes_max, first_parts_max].map(|places| Arc::new(Semaphore::new(places)));
-        Self { bytes_max, bytes, first_parts }
+        Self { bytes_max, answers: Rooms::of(first_parts_max, bytes_max) }
     }
 
     /// An answer of JSON.
@@ -48,9 +42,8 @@ impl Outgoing {
     /// Those that leave already fill the room.
     pub fn json(&self, text: impl Into<Vec<u8>>) -> Result<Response, ApiError> {
         let text = text.into();
-        let first = text.len().min(FIRST_BYTES);
-        let rest = (text.len() - first).min(self.bytes_max);
-        let room = [take(&self.first_parts, first)?, take(&self.bytes, rest)?];
+        let (mut room, bytes) = (Room::default(), text.len().min(FIRST_BYTES + self.bytes_max));
+        self.answers.widen(&mut room, bytes).ok_or_else(ApiError::answers_busy)?;
         // it has grown by doubling
         let text = text.into_boxed_slice();
         let body = Body::new(Pieces(Bytes::from_owner(Held { text, _room: room })));
@@ -58,15 +51,10 @@ impl Outgoing {
     }
 }
 
-fn take(places: &Arc<Semaphore>, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-    let taken = u32::try_from(bytes).ok().and_then(|bytes| places.clone().try_acquire_many_owned(bytes).ok());
-    taken.ok_or_else(ApiError::answers_busy)
-}
-
 /// An answer and its room, which lasts as long as any of its pieces: those that wait to be written are no longer the body's.
 struct Held {
     text: Box<[u8]>,
-    _room: [OwnedSemaphorePermit; 2],
+    _room: Room,
 }
 
 impl AsRef<[u8]> for Held {
@@ -142,9 +130,8 @@ mod tests {
     }
 
     async fn all_is_back(outgoing: &Outgoing, all: (usize, usize)) {
-        let left = || (outgoing.bytes.available_permits(), outgoing.first_parts.available_permits());
         let back = async {
-            while left() != all {
+            while outgoing.answers.free() != [all.1, all.0] {
                 sleep(Duration::from_millis(1)).await;
             }
         };

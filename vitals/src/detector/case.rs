@@ -116,8 +116,8 @@ impl Detector {
     /// taken into the cache.
     fn turned_and_rests(&self, sight: &Sight<'_>, case: &Case) -> bool {
         let turned = matches!(case.class, StallClass::Livelock | StallClass::DecodeStalled);
-        let taken_in = self.signs.cache.filled_at.max(self.signs.leaders.prefill_at());
-        turned && sight.native().is_none() && taken_in.max(self.signs.delivered_at()) <= case.began_counted
+        let moved_at = self.signs.taken_in_at().max(self.signs.delivered_at());
+        turned && sight.native().is_none() && moved_at <= case.began_counted
     }
 
     pub(super) fn stalled(

@@ -62,6 +62,6 @@ impl Detector {
     /// When anything was last delivered, taken into the cache, counted or stepped: whatever an engine shows that does something.
     fn worked_at(&self) -> Ms {
         let signs = &self.signs;
-        signs.delivered_at().max(signs.worked_at()).max(signs.cache.filled_at).max(signs.leaders.prefill_at())
+        signs.delivered_at().max(signs.worked_at()).max(signs.taken_in_at())
     }
 }

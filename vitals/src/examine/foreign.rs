@@ -134,7 +134,7 @@ fn turning(view: &View<'_>, owed: Owed, allowed: Allowed, since: Since, exam: &m
     }
     let Some(least) = turning_allowed(view) else { return };
     // prefill and decode take room in the cache, and a page tells of both; who only turns does not
-    let filled = view.tick.since(signs.cache.filled_at.max(signs.leaders.prefill_at()));
+    let filled = view.tick.since(signs.taken_in_at());
     // … and one that counts tokens as it makes them makes none for so long by no prefill
     let believed = !signs.tokens_live || since.delivered <= view.policy.long_patience_ms();
     let silence = if believed { since.delivered.min(filled) } else { since.delivered };
