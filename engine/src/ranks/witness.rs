@@ -77,12 +77,7 @@ impl Team {
         what: &dyn Fn() -> String,
         patience: &Patience,
     ) -> Result<(), Stuck> {
-        if stopped.is_empty() {
-            *stopped_at = None;
-            return Ok(());
-        }
-        let since = *stopped_at.get_or_insert(patience.counted());
-        if patience.counted().saturating_sub(since) < STOPPED_MAX {
+        if stopped_for(&stopped, stopped_at, patience.counted()) < STOPPED_MAX {
             return Ok(());
         }
         Err(self.silent(stopped, "is stopped and has not come", &what(), patience))
@@ -112,8 +107,7 @@ impl Team {
         let is_stopped = |rank: &usize| self.peer(*rank) == Peer::Stopped;
         let stopped: Vec<usize> = others.iter().copied().filter(is_stopped).collect();
         let witness = &mut beside.witness;
-        witness.stopped_at = witness.stopped_at.or(Some(now)).filter(|_| !stopped.is_empty());
-        let stopped_for = witness.stopped_at.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        let stopped_for = stopped_for(&stopped, &mut witness.stopped_at, now);
         let still = self.still(&others, witness, now);
         let (ranks, how, waited) = match (stopped_for >= STOPPED_MAX, still.is_empty()) {
             (true, _) => (stopped, "is stopped", stopped_for),
@@ -141,6 +135,12 @@ impl Team {
         patience.forgive(longest);
         self.forgiven().fetch_add(u64::try_from(longest.as_nanos()).unwrap_or(0), Ordering::Relaxed);
     }
+}
+
+/// For how long there have been any; since when is kept in `stopped_at`.
+fn stopped_for(stopped: &[usize], stopped_at: &mut Option<Duration>, now: Duration) -> Duration {
+    *stopped_at = stopped_at.or(Some(now)).filter(|_| !stopped.is_empty());
+    stopped_at.map_or(Duration::ZERO, |since| now.saturating_sub(since))
 }
 
 #[cfg(test)]
