@@ -31,7 +31,7 @@ pub struct Heart {
     board: Arc<BeatBoard>,
     beat: Beat,
     leases: LeaseModel,
-    /// When tokens, finished requests or owed prompt tokens last moved, or nothing was owed.
+    /// When a step last brought anybody further, or nothing was owed.
     progress_ns: u64,
     /// Key of the program that ran the step under way; 0: it runs eagerly.
     graph_key: u64,
@@ -134,6 +134,12 @@ impl Heart {
         Duration::from_millis(u64::from(self.beat.lease_ms))
     }
 
+    /// The step under way brought a request further: a token, a part of its prompt, or its own failure. What clients do is no progress: in a
+    /// livelock they leave, and deadlines pass.
+    pub fn moved(&mut self) {
+        self.progress_ns = (self.clock_ns)();
+    }
+
     /// The first rank has ended so many steps: what runs in parts there is one step of its own, and here one for each part.
     pub fn follow(&mut self, steps_completed: u64) {
         self.beat.steps_completed = steps_completed;
@@ -174,13 +180,8 @@ impl Heart {
     }
 
     fn count(&mut self, tally: &Tally) {
-        let owed_before = self.beat.prompt_tokens_owed;
-        let moved = tally.tokens_delivered != self.beat.tokens_delivered
-            || tally.requests_finished != self.beat.requests_finished
-            || (tally.prompt_tokens_owed as u64) < owed_before
-            || tally.running + tally.waiting == 0;
-        if moved || self.beat.running + self.beat.waiting == 0 {
-            self.progress_ns = (self.clock_ns)();
+        if tally.running + tally.waiting == 0 || self.beat.running + self.beat.waiting == 0 {
+            self.moved();
         }
         self.beat.tokens_delivered = tally.tokens_delivered;
         self.beat.requests_finished = tally.requests_finished;

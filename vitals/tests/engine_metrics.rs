@@ -217,7 +217,9 @@ fn documentation() -> String {
         for series in table.series {
             let filter = match (series.only, series.but) {
                 (Some((label, value)), _) => format!("{{{label}=\"{value}\"}}"),
-                (_, Some((label, value))) => format!("{{{label}!=\"{value}\"}}"),
+                (_, Some((label, [value]))) => format!("{{{label}!=\"{value}\"}}"),
+                // a bar alone would end the table's cell
+                (_, Some((label, values))) => format!("{{{label}!~\"{}\"}}", values.join("\\|")),
                 _ => String::new(),
             };
             let name = format!("{}{}{filter}", table.prefixes[0], series.name);

@@ -124,6 +124,9 @@ impl Core {
         }
         let results = if livelock { Vec::new() } else { self.sample(&plan, &rows) };
         let outcomes = self.scheduler.apply(results);
+        if !outcomes.is_empty() {
+            self.heart.moved();
+        }
         let failed = outcomes.iter().any(|outcome| outcome.finish == Some(Finish::Failed));
         // Counted before it is delivered: who has an answer finds it in the metrics.
         self.shared.metrics.step(&plan, &outcomes, &self.scheduler);

@@ -28,7 +28,7 @@ pub struct Pulse {
     shape: StepShape,
     told: Told,
     owed: Owed,
-    /// When anything that is owed moved last.
+    /// When a step brought anybody further last, or nothing was owed.
     moved_ns: u64,
     /// A step with prompts has run, and one without: before that there is no pace, and the engine has its warm-up.
     paces: [bool; 2],
@@ -56,8 +56,7 @@ impl Pulse {
     fn at(&mut self, now_ns: u64, told: Told, owed: Owed) -> Tally {
         self.clock_ns.store(now_ns, Relaxed);
         let nobody = |owed: Owed| owed.running + owed.waiting == 0;
-        let fell = owed.prompt_tokens < self.owed.prompt_tokens;
-        if told != self.told || fell || nobody(owed) || nobody(self.owed) {
+        if nobody(owed) || nobody(self.owed) {
             self.moved_ns = now_ns;
         }
         (self.told, self.owed) = (told, owed);
@@ -77,6 +76,13 @@ impl Pulse {
         let tally = self.at(now_ns, told, owed);
         self.shape = shape_of(plan.rows.iter().map(|row| row.decode).zip(&plan.batch.seqs));
         self.heart.step_begins(&self.shape, &tally);
+    }
+
+    /// The step that runs brings somebody further.
+    pub fn moves(&mut self, now_ns: u64) {
+        self.clock_ns.store(now_ns, Relaxed);
+        self.moved_ns = now_ns;
+        self.heart.moved();
     }
 
     /// The step has ended; `held_up`: the machine stood still in it.

@@ -284,6 +284,9 @@ impl World {
         }
         let outcomes = self.scheduler.apply(results);
         assert_eq!(outcomes.len(), plan.rows.iter().filter(|row| here(self, &row.id)).count());
+        if !outcomes.is_empty() {
+            self.pulse.moves(self.now_ns);
+        }
         // What is excused counts as if it had not been.
         let heard_ns = self.now_ns - self.excused_ns;
         for outcome in outcomes {

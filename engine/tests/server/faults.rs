@@ -1,6 +1,7 @@
 //! Each fault shows on the page and in `/health`, and every request is answered all the same (E4, E6, E8).
 
 use std::{
+    net::SocketAddr,
     path::Path,
     sync::atomic::Ordering,
     time::{Duration, Instant},
@@ -11,6 +12,7 @@ use engine::server::TIMEOUT_HEADER;
 use engine::stuck::{EXIT_STUCK, StuckKind};
 use heartbeat::{Reader, page::Beat, page::Phase};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::client::{Answer, get, metric, open, post, post_once, whole};
 use crate::support::{Setup, TestEngine, page_of, wait_until};
@@ -87,14 +89,30 @@ async fn a_device_wait_is_told_too_and_a_request_that_never_began_gets_a_status(
     assert_eq!(metric(engine.addr, "vllm:num_requests_running", &[]).await, 1.0);
 }
 
+/// Clients that give up soon, until this is aborted.
+fn come_and_go(addr: SocketAddr) -> tokio::task::JoinHandle<()> {
+    tokio::spawn(async move {
+        loop {
+            // what it asks for never comes
+            drop(timeout(Duration::from_millis(50), post_once(addr, COMPLETIONS, &body(true))).await);
+        }
+    })
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_livelock_turns_without_delivering_and_is_no_progress() {
     let dir = tempfile::tempdir().unwrap();
     let setup = Setup { step_ms: 1, ..Setup::fault("livelock@3steps") };
     let engine = TestEngine::ready(with_page(setup, dir.path())).await;
     let _hanging = open(engine.addr, COMPLETIONS, &body(true), &[]).await;
-    unhealthy_for(&engine, "nothing was delivered to 1 requests").await;
+    wait_until("it turns in vain", || page(dir.path()).tokens_delivered == 3).await;
+    let crowd = come_and_go(engine.addr);
+    // those who leave, and those whose deadlines pass, are ended: that is no progress of the engine
+    unhealthy_for(&engine, "nothing was delivered to").await;
+    crowd.abort();
+    wait_until("one is left", || page(dir.path()).running == 1).await;
     let before = page(dir.path());
+    assert!(before.requests_finished > 2, "{before:?}");
     wait_until("steps go on", || page(dir.path()).steps_completed > before.steps_completed + 5).await;
     let after = page(dir.path());
     assert_eq!((after.tokens_delivered, after.running), (before.tokens_delivered, 1));

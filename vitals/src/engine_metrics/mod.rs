@@ -120,8 +120,9 @@ fn has_total(name: &str) -> bool {
 
 /// A request that its client gave up, for example, is counted by the front end alone and proves nothing about the engine.
 fn counts(series: &Series, sample: &Sample) -> bool {
-    let has = |(label, value): (&str, &str)| sample.label(label) == Some(value);
-    series.only.is_none_or(has) && !series.but.is_some_and(has)
+    let has = |label: &str, values: &[&str]| sample.label(label).is_some_and(|value| values.contains(&value));
+    series.only.is_none_or(|(label, value)| has(label, &[value]))
+        && !series.but.is_some_and(|(label, values)| has(label, values))
 }
 
 fn makes_sense(meaning: Meaning, value: f64) -> bool {

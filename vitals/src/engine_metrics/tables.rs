@@ -65,15 +65,15 @@ pub struct Series {
     pub meaning: Meaning,
     /// Only samples with this label value count.
     pub only: Option<(&'static str, &'static str)>,
-    /// Samples with this label value do not count.
-    pub but: Option<(&'static str, &'static str)>,
+    /// Samples with one of these values of the label do not count.
+    pub but: Option<(&'static str, &'static [&'static str])>,
     /// Versions, who writes it and what misleads.
     pub note: &'static str,
 }
 
 impl Series {
-    const fn but(mut self, label: &'static str, value: &'static str) -> Self {
-        self.but = Some((label, value));
+    const fn but(mut self, label: &'static str, values: &'static [&'static str]) -> Self {
+        self.but = Some((label, values));
         self
     }
 
@@ -101,8 +101,6 @@ pub struct EngineTable {
 
 use Meaning::{Finished, GenerationTokens, Iterations, KvUsage, Level, Load, Progress, PromptTokens, Running, Waiting};
 
-const ABORTED: (&str, &str) = ("finished_reason", "abort");
-
 const VLLM: &[Series] = &[
     series("num_requests_running", Running, "0.8.5–0.33; set with every step, frozen (maybe at 0) when steps stop"),
     series("num_requests_waiting", Waiting, "0.8.5–0.33; as running; new requests do not move it in a hang"),
@@ -114,7 +112,7 @@ const VLLM: &[Series] = &[
     ),
     series("iteration_tokens_total_count", Iterations, "0.8.5–0.33; the count of a histogram: steps with output"),
     series("request_success_total", Finished, "0.8.5–0.33; an abort is the client's doing and does not count")
-        .but(ABORTED.0, ABORTED.1),
+        .but("finished_reason", &["abort"]),
     series("gpu_cache_usage_perc", KvUsage, "up to 0.10, beside the new name from 0.9; asked before it"),
     series(
         "kv_cache_usage_perc",
@@ -129,7 +127,12 @@ const VLLM: &[Series] = &[
 
 const TRUEBEAT: &[Series] = &[
     series("steps_total", Iterations, "steps completed, written by the step thread"),
-    series("requests_ended_total", Finished, "ends of accepted requests; an abort does not count").but("end", "abort"),
+    series(
+        "requests_ended_total",
+        Finished,
+        "ends of accepted requests; what clients and deadlines end does not count",
+    )
+    .but("end", &["abort", "late"]),
     series("requests_in_flight", Load, "written by the front end"),
 ];
 
