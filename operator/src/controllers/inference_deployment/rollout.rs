@@ -202,22 +202,39 @@ fn remember(failed: &mut Vec<FailedRevision>, failure: &FailedRevision) {
     }
 }
 
-/// Does every replica run `wanted`, and has each shown that it delivers for as long as the policy asks?
+/// Does every replica run `wanted`, and has each for which there is a place shown that it delivers, for as long as the policy asks? Together, once:
+/// a judgement that waits for a moment at which nobody stalls and nobody sleeps may never end, and weeks later it would take a fleet back for
+/// one ordinary stall.
 fn complete(observed: &Observed, wanted: &str) -> bool {
     let Some(live) = observed.children.get("Deployment") else { return false };
     let (metadata, spec, status) = (&live["metadata"], &live["spec"], &live["status"]);
     let replicas = number(&spec["replicas"]);
     let pods: Vec<&PodView> = observed.pods.iter().filter(|pod| !pod.leaving).collect();
-    let serves = |pod: &&PodView| {
-        pod.revision == wanted && pod.ready && pod.progressing == Some(true) && pod.open_episode().is_none()
-    };
-    revision::of(&spec["template"]) == wanted
+    let brought = revision::of(&spec["template"]) == wanted
         && number(&status["observedGeneration"]) >= number(&metadata["generation"])
         && replicas > 0
         && number(&status["updatedReplicas"]) == replicas
-        && number(&status["availableReplicas"]) == replicas
         && i64::try_from(pods.len()) == Ok(replicas)
-        && pods.iter().all(serves)
+        && pods.iter().all(|pod| pod.revision == wanted);
+    brought && (all_deliver(&pods, number(&status["availableReplicas"])) || came_once(live, &pods))
+}
+
+/// Those for which the cluster has no place say nothing of the revision.
+fn all_deliver(pods: &[&PodView], available: i64) -> bool {
+    let delivers = |pod: &&PodView| pod.ready && pod.progressing == Some(true) && pod.open_episode().is_none();
+    let placed: Vec<_> = pods.iter().filter(|pod| pod.unschedulable_since.is_none()).collect();
+    let count = i64::try_from(placed.len()).unwrap_or(i64::MAX);
+    count > 0 && available >= count && placed.into_iter().all(delivers)
+}
+
+/// Were all available at the same time, as the Deployment itself remembers? That outlasts a stall, a sleep and a scale-out. A template that came
+/// while there were no replicas was there at once: what is older than every replica tells of none.
+fn came_once(live: &Value, pods: &[&PodView]) -> bool {
+    let mut conditions = live["status"]["conditions"].as_array().into_iter().flatten();
+    let came = conditions.find(|c| c["type"] == "Progressing" && c["reason"] == "NewReplicaSetAvailable");
+    let time = |text: Option<&str>| text?.parse::<Timestamp>().ok();
+    let Some(at) = time(came.and_then(|c| c["lastUpdateTime"].as_str())) else { return false };
+    pods.iter().any(|pod| time(pod.created_at.as_deref()).is_some_and(|created| created <= at))
 }
 
 /// Why a Deployment that was taken back cannot get further, in words; `None`: it moves, or has not had its time. Its controller takes away no
@@ -314,6 +331,10 @@ mod tests;
 #[cfg(test)]
 #[path = "blame_tests.rs"]
 mod blame_tests;
+
+#[cfg(test)]
+#[path = "proven_tests.rs"]
+mod proven_tests;
 
 #[cfg(test)]
 #[path = "stuck_tests.rs"]

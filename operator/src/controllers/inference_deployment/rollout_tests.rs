@@ -346,28 +346,6 @@ fn replicas_of_a_revision_that_is_taken_back_get_no_restart() {
 }
 
 #[test]
-fn a_revision_is_good_when_every_replica_has_shown_it() {
-    let mut bench = Bench::new(Vec::new());
-    let stable = |bench: &Bench| bench.look().0.memory.stable == bench.bad;
-    bench.observed.pods = vec![of_revision(&bench.bad, healthy("c")), of_revision(&bench.bad, healthy("d"))];
-    assert!(!stable(&bench), "the Deployment does not count them yet");
-    let live = bench.observed.children.get_mut("Deployment").unwrap();
-    live["status"] = json!({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2});
-    assert!(stable(&bench));
-    bench.observed.children.get_mut("Deployment").unwrap()["status"]["availableReplicas"] = json!(1);
-    assert!(!stable(&bench), "one has not served for long enough");
-    bench.observed.children.get_mut("Deployment").unwrap()["status"]["availableReplicas"] = json!(2);
-    let silent = PodView { progressing: None, ..healthy("d") };
-    for other in [of_revision(&bench.good, healthy("d")), of_revision(&bench.bad, silent), pod("d", "Suspect", 1)] {
-        bench.observed.pods[1] = other;
-        assert!(!stable(&bench));
-    }
-    bench.observed.pods.clear();
-    bench.observed.children.get_mut("Deployment").unwrap()["spec"]["replicas"] = json!(0);
-    assert!(!stable(&bench), "none has shown nothing");
-}
-
-#[test]
 fn the_memory_is_bounded_and_history_is_read_only_where_it_matters() {
     let mut failed = Vec::new();
     for n in 0..15 {
