@@ -3,8 +3,8 @@
 //! its node a restart, serves nobody (F1).
 //!
 //! Bounded twice, so that avoiding never strands a deployment: by time, and by share of the nodes on which a pod could run
-//! at all. And where a pod finds no place all the same, everything is lifted at once: a suspicion is worth less than a replica. What is
-//! broken is broken all the same, and is kept apart from it: whoever looks after nodes must hear of it ([`broken`]).
+//! at all. And where a pod that came after it finds no place all the same, everything is lifted at once: a suspicion is worth less than a replica.
+//! (One that had none before waits for something else, and would be given just the place that is avoided.) What is broken is broken all the same, and is kept apart from it: whoever looks after nodes must hear of it ([`broken`]).
 
 use crds::{
     Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment,
@@ -36,10 +36,10 @@ pub fn next(
     now: Timestamp,
 ) -> Vec<Avoided> {
     let held = infd.status.as_ref().map(|s| s.recovery.avoid.as_slice()).unwrap_or_default();
-    if stranded(pods, now) {
+    let span = span_of(&infd.spec.recovery);
+    if stranded(pods, held, span, now) {
         return Vec::new();
     }
-    let span = span_of(&infd.spec.recovery);
     let mut places: Vec<Avoided> = held.iter().filter(|place| in_force(&place.until, span, now)).cloned().collect();
     let Some(until) = now.checked_add(span).ok().filter(|_| span > SignedDuration::ZERO) else { return places };
     let most = allowed(nodes, &devices(&infd.spec), infd.spec.recovery.avoid_nodes_percent);
@@ -151,10 +151,15 @@ fn allowed(nodes: &[NodeView], devices: &[String], percent: i32) -> usize {
     share.max(1).min(count.saturating_sub(1))
 }
 
-/// Has a pod waited for a place for too long?
-fn stranded(pods: &[PodView], now: Timestamp) -> bool {
+/// Has a pod waited for a place for too long, and only since there were places to avoid?
+fn stranded(pods: &[PodView], held: &[Avoided], span: SignedDuration, now: Timestamp) -> bool {
+    let began = |place: &Avoided| place.until.parse::<Timestamp>().ok()?.checked_sub(span).ok();
+    let Some(began) = held.iter().filter_map(began).min() else { return false };
     let since = |pod: &PodView| pod.unschedulable_since.as_deref()?.parse::<Timestamp>().ok();
-    pods.iter().filter(|pod| !pod.leaving).filter_map(since).any(|at| now.duration_since(at) >= STRANDED_AFTER)
+    // the scheduler's time is in whole seconds
+    let of_it = |at: &Timestamp| began.duration_since(*at) < SignedDuration::from_secs(1);
+    let mut waits = pods.iter().filter(|pod| !pod.leaving).filter_map(since).filter(of_it);
+    waits.any(|at| now.duration_since(at) >= STRANDED_AFTER)
 }
 
 /// The nodes that must be marked before these pods are deleted: name, and time until which.

@@ -83,14 +83,16 @@ fn never_more_than_its_share_of_the_places_and_never_the_last() {
 }
 
 #[test]
-fn a_pod_without_a_place_lifts_everything() {
+fn a_pod_without_a_place_lifts_everything_unless_it_had_none_before() {
     let mut object = infd("chat");
-    let until = "2026-01-01T02:00:00Z".to_owned();
+    let until = "2026-01-01T01:59:00.5Z".to_owned();
     object.status.get_or_insert_default().recovery.avoid =
         vec![Avoided { node: "n1".into(), until, ..Avoided::default() }];
     let waits = |at: &str| PodView { unschedulable_since: Some(at.to_owned()), node: String::new(), ..healthy("c") };
     let left = |pod: PodView| next(&object, &[pod], &[], &nodes(4), now()).len();
     assert_eq!((left(waits("2026-01-01T00:59:31Z")), left(waits("2026-01-01T00:59:30Z"))), (1, 0));
+    // a place is avoided since 00:59:00.5, and the scheduler tells whole seconds
+    assert_eq!((left(waits("2026-01-01T00:59:00Z")), left(waits("2026-01-01T00:58:59Z"))), (0, 1));
     let held = object.status.clone().unwrap().recovery.avoid;
     assert_eq!(recheck(&held, &[waits("2026-01-01T01:00:00Z")], now()), Some(SignedDuration::from_secs(5)));
 }
@@ -152,10 +154,11 @@ fn what_is_broken_is_told_where_nobody_may_keep_away() {
 
     let mut stranded = infd("chat");
     stranded.status.get_or_insert_default().recovery.avoid = avoid;
-    let waits = PodView { unschedulable_since: Some("2026-01-01T00:59:30Z".into()), node: "".into(), ..healthy("c") };
-    let (avoid, told) = look(&stranded, &[outlives.clone(), waits.clone()], 4, now());
+    let waits = PodView { unschedulable_since: Some(now().to_string()), node: "".into(), ..healthy("c") };
+    let then = now() + SignedDuration::from_secs(30);
+    let (avoid, told) = look(&stranded, &[outlives.clone(), waits.clone()], 4, then);
     assert_eq!((why(&avoid), why(&told)), (vec![], vec![Unkillable]), "its successor finds no other place");
-    assert_eq!(look(&stranded, &[waits], 4, now()).1, told, "nor when its pod is gone, before its time");
+    assert_eq!(look(&stranded, &[waits], 4, then).1, told, "nor when its pod is gone, before its time");
 
     let never = |object: &mut InferenceDeployment| object.spec.recovery.avoid_for = "0s".to_owned();
     let mut by_policy = infd("chat");
