@@ -1,8 +1,6 @@
 //! The agent's HTTP: `/livez`, `/readyz`, `/verdict`, `/incidents`, `/metrics`, `/drain`. Served by a thread and a runtime of its
 //! own, from memory alone, so that it answers whatever the rest of the supervisor does (I4).
 
-mod crowd;
-
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -13,6 +11,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use role::crowd;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;

@@ -15,6 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use role::crowd;
 use tokio::{runtime, sync::oneshot};
 
 use crate::{health::Health, metrics::Metrics, pulse::Pulse};
@@ -54,7 +55,8 @@ async fn answer(listener: TcpListener, told: Told) -> io::Result<()> {
         .route("/readyz", get(readyz))
         .route("/metrics", get(exposition))
         .with_state(told);
-    axum::serve(tokio::net::TcpListener::from_std(listener)?, app).await
+    crowd::serve(tokio::net::TcpListener::from_std(listener)?, app).await;
+    Ok(())
 }
 
 async fn livez(State(told): State<Told>) -> Response {

@@ -1,5 +1,5 @@
 //! Serves HTTP to a bounded crowd: a head that does not come in time ends its connection, and where there is no room the one that has been
-//! idle for longest makes some. Whoever holds a thousand idle sockets must not make a replica's probes fail.
+//! idle for longest makes some. Whoever holds a thousand idle sockets must not make probes fail, nor take the descriptors that other work needs.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub async fn serve(listener: TcpListener, router: Router) {
             Err(error) => {
                 // Out of descriptors, most likely: one of ours is as good as any.
                 if !std::mem::replace(&mut told, true) {
-                    tracing::warn!(%error, "the agent's HTTP does not accept a connection");
+                    tracing::warn!(%error, "this program's HTTP does not accept a connection");
                 }
                 crowd.send_away();
                 tokio::time::sleep(PAUSE).await;
@@ -104,7 +104,7 @@ async fn serve_one(stream: TcpStream, router: Router, asks: Arc<AtomicU32>) {
         .serve_connection(TokioIo::new(stream), service)
         .await;
     if let Err(error) = served {
-        tracing::debug!(%error, "a connection to the agent's HTTP ended");
+        tracing::debug!(%error, "a connection to this program's HTTP ended");
     }
 }
 
