@@ -77,9 +77,9 @@ pub async fn all(calls: &Calls) -> Arc<[NodeView]> {
         return seen.nodes.clone();
     }
     let api: Api<Node> = Api::all(calls.client.clone());
-    let known_for = match calls.list(&api, "").await {
-        Ok(list) => {
-            seen.nodes = list.items.iter().map(|node| view(node, &calls.fleet.domain_key)).collect();
+    let known_for = match calls.list_each(&api, "", |node| view(node, &calls.fleet.domain_key)).await {
+        Ok(nodes) => {
+            seen.nodes = nodes.into();
             KNOWN_FOR
         }
         Err(error) => {
@@ -141,10 +141,9 @@ async fn sweep(calls: &Calls) -> Result<(), CallError> {
     let now = calls.wall.now();
     // Nodes first: a pass stores what it avoids before it marks a node, so whoever sees a mark finds its reason as well. The other way
     // round the mark of a moment ago would be taken for a leftover.
-    let marked = calls.list(&nodes, LABEL_SUSPECT).await?;
+    let mut seen = calls.list_each(&nodes, LABEL_SUSPECT, |node| view(node, &calls.fleet.domain_key)).await?;
     let (infds, whole) = infds(calls).await?;
     let wishes = plan::wishes(&infds, now);
-    let mut seen: Vec<NodeView> = marked.items.iter().map(|node| view(node, &calls.fleet.domain_key)).collect();
     for name in wishes.keys().filter(|name| !seen.iter().any(|node| node.name == **name)).collect::<Vec<_>>() {
         seen.extend(calls.get(&nodes, name).await?.map(|node| view(&node, &calls.fleet.domain_key)));
     }
