@@ -20,7 +20,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    build::labels,
+    build::{Child, labels},
     plan::{Plan, PodPatch, Replacement},
 };
 use crate::{
@@ -61,19 +61,31 @@ pub async fn children(calls: &Calls, infd: &InferenceDeployment, plan: &Plan, wa
     let namespace = infd.namespace().unwrap_or_default();
     let mut errors = Vec::new();
     for child in &plan.applies {
-        let subject = format!("apply {} {}", child.resource.kind, child.name);
         if wait && child.resource.kind == "Deployment" {
+            let subject = format!("apply {} {}", child.resource.kind, child.name);
             let message = "waits for the record of what its pods alone tell of".to_owned();
             errors.push(StepError { subject, lasting: false, message });
             continue;
         }
         let api: Api<PartialObjectMeta<DynamicObject>> =
             Api::namespaced_with(calls.client.clone(), &namespace, &child.resource);
-        if let Err(error) = calls.apply(&api, &child.name, &child.body).await {
-            errors.push(StepError::new(subject, &error));
-        }
+        errors.extend(apply(calls, &api, child).await.err());
     }
     errors
+}
+
+/// A forced apply takes whatever has the name. One that was looked at is named by its UID; where the look found nothing, somebody may have made
+/// theirs meanwhile: the children before this one can take seconds each. (No apply can say that there must be none; what is left is the time
+/// of one answer.)
+async fn apply(calls: &Calls, api: &Api<PartialObjectMeta<DynamicObject>>, child: &Child) -> Result<(), StepError> {
+    let subject = || format!("apply {} {}", child.resource.kind, child.name);
+    let failed = |error| StepError::new(subject(), &error);
+    let looked_at = child.body["metadata"]["uid"].is_string();
+    if !looked_at && calls.get(api, &child.name).await.map_err(failed)?.is_some() {
+        let message = "one of this name was made since it was looked for; it is looked at anew".to_owned();
+        return Err(StepError { subject: subject(), lasting: false, message });
+    }
+    calls.apply(api, &child.name, &child.body).await.map(drop).map_err(failed)
 }
 
 /// Stores `status` if it differs from the one in `infd`, under the resourceVersion of `infd`; the newer object is

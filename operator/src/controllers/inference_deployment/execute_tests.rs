@@ -27,7 +27,8 @@ type Log = Arc<Mutex<Vec<(String, Value)>>>;
 /// Requests for this pod are answered late.
 const SLOW: &str = "/pods/slow";
 
-/// Calls against a server that echoes bodies, or answers `refuse` with that status where the line contains it.
+/// Calls against a server that echoes bodies, or answers `refuse` with that status where the line contains it. It has nothing to be read, but
+/// for what `refuse` answers 200 to.
 fn server(refuse: Option<(&'static str, u16)>) -> (Calls, Log) {
     let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
     let log = Log::default();
@@ -37,17 +38,22 @@ fn server(refuse: Option<(&'static str, u16)>) -> (Calls, Log) {
             let line = format!("{} {}", request.method(), request.uri().path());
             let bytes = request.into_body().collect_bytes().await.unwrap();
             let body: Value = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-            let code = refuse.filter(|(part, _)| line.contains(part)).map_or(200, |(_, code)| code);
-            let mut full = body.clone();
+            let reads = line.starts_with("GET");
+            let meant = refuse.filter(|(part, _)| line.contains(part) && part.starts_with("GET") == reads);
+            let code = meant.map_or(if reads { 404 } else { 200 }, |(_, code)| code);
+            let mut full = if reads { json!({"metadata": {"name": "theirs"}}) } else { body.clone() };
             if line.contains("engineincidents") && full.get("spec").is_none() {
                 full["spec"] = json!(crds::EngineIncidentSpec::default()); // a status patch is answered with the whole object
             }
             let answer = if code == 200 {
                 full
             } else {
-                json!({"kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": ""})
+                let reason = if code == 404 { "NotFound" } else { "" };
+                json!({"kind": "Status", "status": "Failure", "code": code, "message": "no", "reason": reason})
             };
-            seen.lock().unwrap().push((line.clone(), body));
+            if !reads {
+                seen.lock().unwrap().push((line.clone(), body));
+            }
             let body = Body::from(serde_json::to_vec(&answer).unwrap());
             let response = Response::builder().status(code).body(body).unwrap();
             if line.ends_with(SLOW) {
@@ -104,6 +110,29 @@ async fn the_budget_is_stored_before_a_pod_hears_of_it() {
     assert_eq!(log[told].1["metadata"]["annotations"]["truebeat.io/restart-grant"], "e-a");
     let other = last("PATCH /api/v1/namespaces/serving/pods/b");
     assert!(log[other].1["metadata"]["annotations"].get("truebeat.io/restart-grant").is_none(), "one at a time");
+}
+
+/// A forced apply would take it, and the next look tells whose it is.
+#[tokio::test]
+async fn what_was_made_since_the_look_is_not_taken() {
+    let (result, log) = run(Some(("GET /api/v1/namespaces/serving/services/chat", 200)), &frozen()).await;
+    let errors = result.unwrap();
+    assert!(matches!(&errors[..], [one] if one.subject == "apply Service chat" && !one.lasting), "{errors:?}");
+    assert!(!log.iter().any(|(line, _)| line.contains("/services/")), "{log:#?}");
+    assert!(log.iter().any(|(line, _)| line.ends_with("/deployments/chat")), "one child does not stop the others");
+}
+
+/// What was looked at is meant, and not what has its name by now (P8).
+#[tokio::test]
+async fn a_child_is_applied_to_the_object_that_was_looked_at() {
+    let mut observed = frozen();
+    let owner = json!({"uid": observed.infd.metadata.uid, "controller": true});
+    let service = json!({"metadata": {"uid": "uid-service", "ownerReferences": [owner]}});
+    observed.children.insert("Service".to_owned(), service);
+    let (result, log) = run(None, &observed).await;
+    assert_eq!(result, Ok(Vec::new()));
+    let (_, body) = log.iter().find(|(line, _)| line.ends_with("/services/chat")).unwrap();
+    assert_eq!(body["metadata"]["uid"], "uid-service");
 }
 
 /// Nobody else may grant before this budget stands, and nobody waits for one tenant's children.

@@ -195,11 +195,14 @@ fn sort_in(plan: &mut Plan, observed: &Observed, child: Child) {
     }
 }
 
-/// The child with its hash, or `None` if the live one has all of it already.
+/// The child with its hash, meant for the very object that was looked at (P8), or `None` if that one has all of it already.
 fn to_apply(mut child: Child, live: Option<&Value>) -> Option<Child> {
     let hash = short(&revision::canonical(&child.body), 8);
     child.body["metadata"]["annotations"][ANNOTATION_APPLIED] = Value::String(hash);
     let same = live.is_some_and(|live| covers(live, &child.body));
+    if let Some(uid) = live.map(|live| &live["metadata"]["uid"]) {
+        child.body["metadata"]["uid"].clone_from(uid);
+    }
     (!same).then_some(child)
 }
 
