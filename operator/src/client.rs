@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
     controllers::{
-        inference_deployment::{ledger::Ledger, proofs::Proofs},
+        inference_deployment::{ledger::Ledger, proofs::Proofs, repairs::Repairs},
         nodes::Known,
     },
     leader::Leadership,
@@ -136,6 +136,8 @@ pub struct FleetPolicy {
     pub ledger: Ledger,
     /// Where something waits for a record that the API refuses.
     pub proofs: Proofs,
+    /// What somebody changes back each time.
+    pub repairs: Repairs,
     /// Only this namespace; `None`: all of them.
     pub namespace: Option<String>,
     /// At most so many percent of all replicas, but always one, in a granted recovery at once.
@@ -158,6 +160,7 @@ impl Default for FleetPolicy {
             turn: tokio::sync::Mutex::new(()),
             ledger: Ledger::default(),
             proofs: Proofs::default(),
+            repairs: Repairs::default(),
             namespace: None,
             restarts_percent: 10,
             hold_percent: 30,

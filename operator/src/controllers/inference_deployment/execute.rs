@@ -69,7 +69,10 @@ pub async fn children(calls: &Calls, infd: &InferenceDeployment, plan: &Plan, wa
         }
         let api: Api<PartialObjectMeta<DynamicObject>> =
             Api::namespaced_with(calls.client.clone(), &namespace, &child.resource);
-        errors.extend(apply(calls, &api, child).await.err());
+        match apply(calls, &api, child).await {
+            Ok(()) => calls.fleet.repairs.applied(&(namespace.clone(), infd.name_any()), child, Instant::now()),
+            Err(error) => errors.push(error),
+        }
     }
     errors
 }

@@ -16,6 +16,7 @@ pub mod places;
 pub mod plan;
 pub mod proofs;
 pub mod quantity;
+pub mod repairs;
 pub mod restarts;
 pub mod rollout;
 pub mod scaling;
@@ -94,13 +95,16 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
             Err(_) => Plan { hold_status: before.hold.clone(), ..plan },
         };
     }
+    let key = (namespace.to_owned(), name.to_owned());
+    let held_back = calls.fleet.repairs.hold_back(&key, &mut plan.applies, Instant::now());
     tell(&calls.metrics, (namespace, name), &observed, &plan);
     let errors = execute_plan(calls, &observed, &plan, &problems, turn).await?;
     calls.metrics.grants_held.with_label_values(&[namespace, name]).set(i64::try_from(plan.grants.len()).unwrap_or(0));
     if !errors.is_empty() {
         return Err(PassError::Steps(errors));
     }
-    Ok(Some(recheck(&plan, &observed, calls.wall.now())))
+    let quiet = recheck(&plan, &observed, calls.wall.now());
+    Ok(Some(held_back.unwrap_or(quiet).min(quiet)))
 }
 
 /// There is no such InferenceDeployment, or soon will be none. Whatever pods are `left` have a label that is not what it was (A16), or their
@@ -108,6 +112,7 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
 fn forget(calls: &Calls, (namespace, name): (&str, &str), left: &[String]) -> Option<Duration> {
     calls.metrics.forget(namespace, name);
     calls.fleet.proofs.forget(namespace, name);
+    calls.fleet.repairs.forget(&(namespace.to_owned(), name.to_owned()));
     calls.fleet.nodes.changed(); // what it had nodes marked for is no reason any more, and whoever uninstalls does not wait
     let count = i64::try_from(left.len()).ok().filter(|count| *count > 0)?;
     tracing::warn!(namespace, name, pods = ?left, "pods are labelled as those of an InferenceDeployment that is not there");
