@@ -214,6 +214,40 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{leader::Leadership, metrics::Metrics};
+    use k8s_openapi::api::core::v1::Pod;
+    use kube::client::Body;
+    use serde_json::json;
+
+    fn feed() -> Feed<Pod> {
+        let (service, _) = tower_test::mock::pair::<http::Request<Body>, http::Response<Body>>();
+        let health = Health::new(Arc::new(Leadership::default()), Arc::new(Metrics::new().unwrap()));
+        Feed {
+            api: Api::all(kube::Client::new(service, "default")),
+            watched: Watched { kind: "Pod", label: None, list_every: None },
+            health: Arc::new(health),
+            owner: |_| Some(("ns".to_owned(), "chat".to_owned())),
+            listed: Instant::now(),
+            known: Known::default(),
+            ready: VecDeque::new(),
+            failures: 3,
+            at: At::Start,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bookmark_says_from_where_to_go_on_and_is_nobodys_change() {
+        let metadata = json!({"resourceVersion": "9", "creationTimestamp": null});
+        let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata});
+        let mark = serde_json::from_value(json!({"type": "BOOKMARK", "object": object})).unwrap();
+        let (mut feed, since) = (feed(), Instant::now());
+        let marked = feed.follow(Box::pin(stream::iter([Ok(mark)])), "5".to_owned(), since).await;
+        let Ok(At::Watching { events, version, .. }) = marked else { panic!("it goes on") };
+        assert_eq!((version.as_str(), feed.ready.len(), feed.failures), ("9", 0, 0));
+        tokio::time::advance(Duration::from_secs(25)).await;
+        let ended = feed.follow(events, version, since).await;
+        assert!(matches!(ended, Ok(At::Listed(version)) if version == "9"), "taken up again from there");
+    }
 
     #[test]
     fn whose_last_object_is_gone_is_forgotten_and_whose_is_not_is_named_by_the_next_list() {

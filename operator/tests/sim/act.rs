@@ -7,10 +7,8 @@ use operator::{client::FIELD_MANAGER, controllers::inference_deployment::plan::A
 use serde_json::{Value, json};
 
 use super::{
-    agent::Engine,
     broken::Fault,
     cluster::State,
-    end::condition,
     kube::{
         kinds,
         object::Object,
@@ -177,12 +175,20 @@ pub enum Act {
     Replay,
 }
 
+/// Namespace and name of an InferenceDeployment: `elsewhere/chat`, or a name alone.
+pub fn place(name: &str) -> (&str, &str) {
+    name.split_once('/').unwrap_or((NAMESPACE, name))
+}
+
 /// Does one act to the world; the acts on operators are the runner's.
 pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
-    let user = |name: &str| target("inferencedeployments", NAMESPACE, name, "user");
+    let user = |name: &str| {
+        let (namespace, name) = place(name);
+        target("inferencedeployments", namespace, name, "user")
+    };
     match act {
         Act::Create { name, spec } => {
-            let body = json!({"metadata": {"name": name, "labels": {"team": "a"}}, "spec": spec});
+            let body = json!({"metadata": {"name": place(name).1, "labels": {"team": "a"}}, "spec": spec});
             drop(state.store.create(&user(name), body));
         }
         Act::Edit { name, patch } => drop(state.store.merge(&user(name), patch)),
@@ -217,7 +223,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
         | Act::ExpectServing { .. }
         | Act::ExpectOf { .. }
         | Act::ExpectFree { .. }
-        | Act::ExpectNo { .. } => expect(act, world, state, now_ms),
+        | Act::ExpectNo { .. } => super::expect::expect(act, world, state, now_ms),
         Act::DeleteLease => {
             drop(state.store.delete(&target("leases", "truebeat-system", "truebeat-operator", "user"), &Value::Null));
         }
@@ -349,39 +355,6 @@ fn older(store: &mut Store, plural: &str, patch: &Value) {
 /// Name of the child of a kind of the InferenceDeployment `chat`.
 pub fn child(plural: &str) -> &'static str {
     if matches!(plural, "services" | "deployments" | "poddisruptionbudgets") { "chat" } else { "chat-truebeat-agent" }
-}
-
-fn expect(act: &Act, world: &World, state: &mut State, now_ms: u64) {
-    let fault = match act {
-        Act::Expect { condition: type_, status } => {
-            let chat = state.store.get(&("inferencedeployments", NAMESPACE.to_owned(), "chat".to_owned()));
-            let found = chat.and_then(|entry| condition(&entry.value, type_));
-            (found.as_ref().map(|(word, _)| word.as_str()) != *status)
-                .then(|| format!("P13: {type_} is {found:?} and should be {status:?}"))
-        }
-        Act::ExpectServing { count } => {
-            let serving = world.pods.values().filter(|pod| matches!(pod.agent.engine, Engine::Serving { .. })).count();
-            (serving != *count).then(|| format!("P4: {serving} engines serve and {count} should"))
-        }
-        Act::ExpectFree { node } => {
-            let node = format!("node-{node}");
-            let there: Vec<&str> =
-                world.pods.values().filter(|pod| pod.node == node).map(|pod| pod.name.as_str()).collect();
-            (!there.is_empty()).then(|| format!("P4: {there:?} runs on {node}"))
-        }
-        Act::ExpectOf { image, count } => {
-            let runs = |pod: &Object| pod["spec"]["containers"][0]["image"] == *image;
-            let running = state.store.of("pods").filter(|(_, entry)| runs(&entry.value)).count();
-            (running != *count).then(|| format!("P4: {running} pods run {image} and {count} should"))
-        }
-        Act::ExpectNo { plural, pointer } => {
-            let live = state.store.read(&target(plural, NAMESPACE, child(plural), "user")).ok();
-            let field = live.and_then(|(_, live)| live.json().pointer(pointer).cloned());
-            field.map(|field| format!("P4: {pointer} of the {plural} is {field} and should not be there"))
-        }
-        _ => None,
-    };
-    fault.into_iter().for_each(|what| state.checks.broken(now_ms, what));
 }
 
 pub fn nth_pod(world: &World, nth: usize) -> Option<String> {

@@ -30,6 +30,9 @@ use super::{
     log::Log,
 };
 
+/// The server tells how far a watch has come so long before its time is over.
+const MARKED_BEFORE_END: Duration = Duration::from_secs(2);
+
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub type Answer = Response<UnsyncBoxBody<Bytes, Failure>>;
 
@@ -249,7 +252,9 @@ impl Cluster {
             let most = if self.now_ms() < state.faults.end_ms { state.faults.rates.watch_lag_ms } else { 0 };
             state.faults.rng.range(1, most + 5)
         };
-        let stream = Stream { cluster: self, call, cursor, epoch, end, lag_ms, again: None };
+        let marks = self.lock().faults.bookmarks && call.query.get("allowWatchBookmarks").is_some_and(|v| v == "true");
+        let mark_at = end.checked_sub(MARKED_BEFORE_END).filter(|_| marks);
+        let stream = Stream { cluster: self, call, cursor, epoch, end, mark_at, lag_ms, again: None };
         let frames = futures::stream::unfold(stream, |mut stream| async move {
             let line = stream.next().await?;
             Some((line.map(Frame::data), stream))
@@ -276,6 +281,8 @@ struct Stream {
     cursor: usize,
     epoch: u64,
     end: Instant,
+    /// When a bookmark is due, if one is still to come.
+    mark_at: Option<Instant>,
     lag_ms: u64,
     /// What is sent once more.
     again: Option<Bytes>,
@@ -291,27 +298,41 @@ impl Stream {
             let cluster = self.cluster.clone();
             let mut changed = std::pin::pin!(cluster.changed());
             changed.as_mut().enable(); // before the look, so that nothing falls in between
-            let Some((event, object, at_ms)) = self.find() else {
+            let line = if let Some((event, object, at_ms)) = self.find() {
+                sleep_until(self.cluster.at(at_ms + self.lag_ms)).await;
+                let text = self.call.text_of(&object);
+                [format!(r#"{{"type":"{event}","object":"#).as_bytes(), &text, b"}\n"].concat()
+            } else if self.mark_at.take_if(|at| *at <= Instant::now()).is_some() {
+                self.bookmark()
+            } else {
                 tokio::select! {
                     biased;
                     () = changed => {}
-                    () = sleep_until(self.end) => return None,
+                    () = sleep_until(self.mark_at.unwrap_or(self.end)) => { self.mark_at?; }
                 }
                 continue;
             };
-            sleep_until(self.cluster.at(at_ms + self.lag_ms)).await;
-            let twice = match self.event_fate() {
+            match self.event_fate() {
                 EventFate::Silence => return std::future::pending().await,
                 EventFate::Broken => return Some(Err("connection reset by peer".into())),
-                EventFate::Lost => continue,
-                EventFate::Sent { twice } => twice,
-            };
-            let text = self.call.text_of(&object);
-            let line = [format!(r#"{{"type":"{event}","object":"#).as_bytes(), &text, b"}\n"].concat();
-            let line = Bytes::from(line);
-            self.again = twice.then(|| line.clone());
-            return Some(Ok(line));
+                EventFate::Lost => {}
+                EventFate::Sent { twice } => {
+                    let line = Bytes::from(line);
+                    self.again = twice.then(|| line.clone());
+                    return Some(Ok(line));
+                }
+            }
         }
+    }
+
+    /// Up to which version all was told: the object has a kind and a version, and nothing else.
+    fn bookmark(&self) -> Vec<u8> {
+        let version = self.cluster.lock().store.version_text();
+        let object = json!({
+            "apiVersion": self.call.target.kind.api_version(), "kind": self.call.target.kind.kind,
+            "metadata": {"resourceVersion": version, "creationTimestamp": null},
+        });
+        format!("{}\n", json!({"type": "BOOKMARK", "object": object})).into_bytes()
     }
 
     fn event_fate(&self) -> EventFate {

@@ -112,6 +112,8 @@ pub struct Faults {
     pub rates: Rates,
     pub rules: Vec<Rule>,
     pub outages: Vec<Outage>,
+    /// Does the server send bookmarks?
+    pub bookmarks: bool,
     /// Nothing goes wrong by rate from here on.
     pub end_ms: u64,
     /// The operators' writes are counted; these kill.
@@ -126,6 +128,7 @@ impl Faults {
             rates: Rates::default(),
             rules: Vec::new(),
             outages: Vec::new(),
+            bookmarks: true,
             end_ms: 0,
             crashes: Vec::new(),
             rng: Rng::new(seed),

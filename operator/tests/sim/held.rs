@@ -6,7 +6,7 @@ use super::{
     act::Act,
     rows::{Row, row},
     said::Log,
-    story::{Story, edit, freeze, plain, spec},
+    story::{FleetTerms, Story, edit, freeze, plain, spec},
     world::NODES,
 };
 
@@ -72,7 +72,7 @@ fn widens() -> Story {
     let create = |name| (0, Act::Create { name, spec: held(3, 60) });
     let frozen = (0..6).map(|nth| freeze(if nth < 3 { 30_000 } else { 80_000 }, nth));
     let acts = [create("chat"), create("other")].into_iter().chain(frozen);
-    Story { fleet_hold_percent: 30, settle_ms: 400_000, ..plain(acts.collect(), Vec::new()) }
+    Story { fleet: FleetTerms::held_at(30), settle_ms: 400_000, ..plain(acts.collect(), Vec::new()) }
 }
 
 /// Nothing is tried before the fleet has been held for a minute.
@@ -121,7 +121,7 @@ fn pauses_grow(log: &Log<'_>) -> Vec<Option<String>> {
 fn fleet() -> Story {
     let create = |name| (0, Act::Create { name, spec: held(3, 100) });
     let acts = [create("chat"), create("other")].into_iter().chain((0..6).map(|nth| freeze(30_000, nth)));
-    Story { fleet_hold_percent: 30, settle_ms: 300_000, ..plain(acts.collect(), Vec::new()) }
+    Story { fleet: FleetTerms::held_at(30), settle_ms: 300_000, ..plain(acts.collect(), Vec::new()) }
 }
 
 /// The second one in the whole fleet waits until the first has proven itself; then four are no common cause.
@@ -143,7 +143,7 @@ fn singles() -> impl Iterator<Item = (u64, Act)> {
 
 fn fleet_of_singles() -> Story {
     let acts = singles().chain((0..6).map(|nth| freeze(30_000, nth)));
-    Story { fleet_hold_percent: 30, settle_ms: 300_000, ..plain(acts.collect(), Vec::new()) }
+    Story { fleet: FleetTerms::held_at(30), settle_ms: 300_000, ..plain(acts.collect(), Vec::new()) }
 }
 
 /// The first is granted its restart before so many stall that they are held. Then one is tried, and the next one waits for its proof; of four
@@ -159,7 +159,7 @@ fn singles_in_turn(log: &Log<'_>) -> Vec<Option<String>> {
 fn singles_whose_cause_lasts() -> Story {
     let sick = |at_ms, sick| (0..NODES).map(move |node| (at_ms, Act::Sick { node, sick }));
     let acts = singles().chain(sick(20_000, true)).chain(sick(400_000, false));
-    Story { fleet_hold_percent: 30, settle_ms: 400_000, ..plain(acts.collect(), Vec::new()) }
+    Story { fleet: FleetTerms::held_at(30), settle_ms: 400_000, ..plain(acts.collect(), Vec::new()) }
 }
 
 /// While it lasts the whole fleet has no more trials than one deployment would have.

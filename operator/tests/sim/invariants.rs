@@ -7,12 +7,15 @@ use super::{
     agent::Engine,
     cluster::State,
     kube::store::{Entry, wall},
+    nodes::zone,
     world::{Pod, World, is_ready},
 };
 
 const OWNER: &str = "inference.truebeat.io/deployment";
 /// A pod that should be gone for so long does not go.
 const LINGERS_AFTER_S: i64 = 30;
+/// Who was up so lately may have been counted when the last key was granted.
+const UP_LATELY_MS: u64 = 60_000;
 
 /// Is this pod long past its grace?
 fn lingers(pod: &Entry, now_ms: u64) -> bool {
@@ -59,40 +62,91 @@ impl World {
     }
 
     /// P15, by what is true and not by what is said.
-    pub fn budget_holds(&self, state: &mut State, now_ms: u64) {
-        let mut by_owner: BTreeMap<(String, String), usize> = BTreeMap::new();
+    pub fn budget_holds(&mut self, state: &mut State, now_ms: u64) {
+        let away = self.away_by_grant(state, now_ms);
+        let owner = |pod: &Away| {
+            state
+                .store
+                .get(&("inferencedeployments", pod.namespace.clone(), pod.owner.clone()))
+                .map(|e| e.value.clone())
+        };
+        let mut faults = Vec::new();
+        let mut by_owner: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+        let mut by_place: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut total = 0;
+        for pod in &away {
+            let Some(infd) = owner(pod) else { continue };
+            total += 1;
+            for place in [pod.node.as_str(), zone(&pod.node)] {
+                *by_place.entry(place).or_default() += 1;
+            }
+            let count = by_owner.entry((&pod.namespace, &pod.owner)).or_default();
+            *count += 1;
+            let budget = infd["spec"]["recovery"]["maxUnavailable"].as_u64();
+            if budget.is_some_and(|budget| *count as u64 > budget) {
+                let whose = format!("{}/{}", pod.namespace, pod.owner);
+                faults.push(format!("P15: {count} replicas of {whose} in a granted restart, budget {budget:?}"));
+            }
+        }
+        let (node_max, domain_max) = self.fleet.place_max;
+        for (place, count) in by_place {
+            let most = if place.starts_with("node-") { node_max } else { domain_max };
+            if most > 0 && count > most {
+                faults.push(format!("P15: {count} granted recoveries in {place}, budget {most}"));
+            }
+        }
+        let up = self.pods.values().filter(|pod| pod.served).count();
+        if let Some(share) = self.counted.exceeded((total, up), self.fleet.restarts_percent, now_ms) {
+            faults.push(format!("P15: {total} granted recoveries in the fleet, its share is {share}"));
+        }
+        faults.into_iter().for_each(|what| state.checks.broken(now_ms, what));
+    }
+
+    /// Who is away for a granted restart or replacement, or may be at any moment.
+    fn away_by_grant(&self, state: &State, now_ms: u64) -> Vec<Away> {
+        let mut away = Vec::new();
         for (key, entry) in state.store.of("pods") {
             let Some(pod) = self.pods.get(entry.value["metadata"]["uid"].as_str().unwrap_or_default()) else {
                 continue;
             };
             let grant = entry.value["metadata"]["annotations"]["truebeat.io/restart-grant"].as_str();
-            let owner = entry.value["metadata"]["labels"][OWNER].as_str().unwrap_or_default();
-            if lingers(entry, now_ms) && self.made_up(state, (&key.1, owner)) {
+            let owner = entry.value["metadata"]["labels"][OWNER].as_str().unwrap_or_default().to_owned();
+            if lingers(entry, now_ms) && self.made_up(state, (&key.1, &owner)) {
                 continue; // no replica is away for it
             }
             if pod.agent.restarting_by_grant(grant) || state.checks.replaced.contains(&pod.uid) {
-                *by_owner.entry((key.1.clone(), owner.to_owned())).or_default() += 1;
+                away.push(Away { namespace: key.1.clone(), owner, node: pod.node.clone() });
             }
         }
-        let known = |(namespace, owner): &(String, String)| {
-            state.store.get(&("inferencedeployments", namespace.clone(), owner.clone())).is_some()
-        };
-        let total: usize = by_owner.iter().filter(|(key, _)| known(key)).map(|(_, count)| count).sum();
-        let replicas = |entry: &Entry| entry.value["spec"]["replicas"].as_u64().unwrap_or(0) as usize;
-        let share = (state.store.of("inferencedeployments").map(|(_, e)| replicas(e)).sum::<usize>() / 10).max(1);
-        if total > share {
-            state.checks.broken(now_ms, format!("P15: {total} granted recoveries in the fleet, its share is {share}"));
+        away
+    }
+}
+
+/// One replica that is away for a grant.
+struct Away {
+    namespace: String,
+    owner: String,
+    node: String,
+}
+
+/// The fleet as it was lately: how many replicas were up, and how many of them away by a grant.
+#[derive(Debug, Default)]
+pub struct Counted {
+    up: Vec<(u64, usize)>,
+    granted: usize,
+}
+
+impl Counted {
+    /// The share of the fleet, if more are away now than that, and more than at the last look: a fleet that shrinks takes no key back. What
+    /// has never been up is no replica, however many a spec asks for.
+    fn exceeded(&mut self, (granted, up): (usize, usize), percent: usize, now_ms: u64) -> Option<usize> {
+        self.up.retain(|(at_ms, _)| at_ms + UP_LATELY_MS > now_ms);
+        if self.up.last().is_none_or(|(_, last)| *last != up) {
+            self.up.push((now_ms, up));
         }
-        for ((namespace, owner), count) in by_owner {
-            let infd = state.store.get(&("inferencedeployments", namespace.clone(), owner.clone()));
-            let budget = infd.and_then(|e| e.value["spec"]["recovery"]["maxUnavailable"].as_u64());
-            if let Some(budget) = budget
-                && count as u64 > budget
-            {
-                let what =
-                    format!("P15: {count} replicas of {namespace}/{owner} in a granted restart, budget {budget}");
-                state.checks.broken(now_ms, what);
-            }
-        }
+        let most = self.up.iter().map(|(_, up)| *up).chain([up]).max().unwrap_or(0);
+        let share = (most * percent / 100).max(1);
+        let more = granted > std::mem::replace(&mut self.granted, granted);
+        (more && granted > share).then_some(share)
     }
 }

@@ -11,11 +11,20 @@ use super::{
     world::{GPU, NODES, PLAIN, Pod, World, target, text},
 };
 
+/// The label that names a node's failure domain.
+const ZONE: &str = "topology.kubernetes.io/zone";
+
+/// The failure domain of a node: each has half of them.
+pub fn zone(node: &str) -> &'static str {
+    let number = node.rsplit('-').next().and_then(|n| n.parse::<usize>().ok()).unwrap_or(0);
+    if number < NODES / 2 { "zone-a" } else { "zone-b" }
+}
+
 /// What the cluster consists of before anybody acts: each node is ready and has one GPU.
 pub fn join(store: &mut Store) {
     for name in names() {
         let at = target("nodes", "", &name, PLAIN);
-        let labels = json!({"kubernetes.io/hostname": name});
+        let labels = json!({"kubernetes.io/hostname": name, ZONE: zone(&name)});
         store.create(&at, json!({"metadata": {"name": name, "labels": labels}, "spec": {}})).expect("a new node");
         let ready = json!({"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""});
         let status = json!({"status": {"allocatable": {GPU: "1"}, "conditions": [ready]}});
@@ -54,7 +63,10 @@ impl World {
             let _ = store.merge(&at, json!({"spec": {"nodeName": node}}));
             let agent = Agent::new(&pod, store.now_ms + self.rng.range(1500, 4000));
             let bad = pod["spec"]["containers"][0]["image"] == super::changes::BAD_IMAGE;
-            self.pods.insert(uid.clone(), Pod { namespace, name, uid, node, agent, bad, gpu, gone_at_ms: None });
+            self.pods.insert(
+                uid.clone(),
+                Pod { namespace, name, uid, node, agent, bad, gpu, served: false, gone_at_ms: None },
+            );
         }
     }
 }

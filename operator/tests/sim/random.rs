@@ -5,6 +5,7 @@ use serde_json::json;
 use super::{
     act::Act,
     faults::{Faults, Outage, Rates, Side},
+    policies::Policies,
     rng::Rng,
     story::{Story, gpus, spec},
     world::NODES,
@@ -19,10 +20,15 @@ pub fn story(seed: u64) -> Story {
     let replicas = rng.range(1, 5);
     let mut chat = if rng.permille(200) { gpus(replicas) } else { spec(replicas, mode) };
     chat["recovery"]["mode"] = json!(mode);
+    let mut policies = Policies::new(seed);
+    policies.vary(&mut chat);
     let mut acts = vec![(0, Act::Create { name: "chat", spec: chat })];
     if rng.permille(300) {
-        acts.push((rng.range(0, 10_000), Act::Create { name: "other", spec: spec(rng.range(1, 3), "Recover") }));
+        let (at, mut other) = (rng.range(0, 10_000), spec(rng.range(1, 3), "Recover"));
+        policies.vary(&mut other);
+        acts.push((at, Act::Create { name: "other", spec: other }));
     }
+    acts.extend(policies.neighbour());
     let end = 150_000;
     for _ in 0..rng.range(1, 9) {
         let at = rng.range(10_000, end);
@@ -35,6 +41,7 @@ pub fn story(seed: u64) -> Story {
         let node = dice.range(0, NODES as u64) as usize;
         acts.push((dice.range(10_000, end), Act::Drain { node, ms: dice.range(5_000, 60_000) }));
     }
+    acts.extend(policies.troubles(mode, end));
     if rng.permille(150) {
         acts.push((end - 1, Act::Delete { name: "chat" }));
     }
@@ -63,15 +70,16 @@ pub fn story(seed: u64) -> Story {
     }
     let crashes = (0..rng.range(0, 4)).map(|_| (rng.range(1, 60), *rng.pick(&[Side::Before, Side::After]))).collect();
     let end_ms = outages.iter().map(|o| o.to_ms).chain([end]).max().unwrap_or(end);
-    let faults = Faults { rates, rules: Vec::new(), outages, end_ms, crashes, rng: Rng::new(seed ^ 0xf0) };
+    let bookmarks = policies.bookmarks;
+    let faults = Faults { rates, rules: Vec::new(), outages, bookmarks, end_ms, crashes, rng: Rng::new(seed ^ 0xf0) };
     // where events are lost the slow look heals, which is every 300 s
     let slow = acts.iter().any(|(_, act)| matches!(act, Act::Unkillable { .. }));
-    let settle_ms = if elides || slow { 400_000 } else { 150_000 };
+    let settle_ms = if elides || slow { 400_000 } else { 150_000 } + policies.patience_ms();
     Story {
         acts,
         faults,
         scope: None,
-        fleet_hold_percent: 100,
+        fleet: policies.fleet,
         settle_ms,
         stay_ms: 310_000,
         patient: false,

@@ -76,7 +76,7 @@ pub fn all() -> Vec<Row> {
         row("a8-timeout-after-a-grant", doubts::unheard_grant, |log| vec![log.granted_by(50_000)]),
         row("a9-slow-answers", doubts::slow, |log| vec![log.one_writer()]),
         of("P2:", row("a10-old-views", old_views, |log| vec![log.granted_by(60_000)])),
-        row("a11-opaque-versions", opaque, |log| vec![log.granted_by(30_000)]),
+        row("a11-opaque-versions", untrue::opaque, |log| vec![log.granted_by(30_000)]),
         of("P3:", row("a12-doubled-and-lost-events", doubled, |_| Vec::new())),
         of("P3:", row("a12-nobody-heard-of-it", unheard_of, |_| Vec::new())),
         row("a13-foreign-webhook-down", webhook, |log| vec![log.granted_by(40_000), log.no_hot_loop()]),
@@ -171,7 +171,7 @@ pub fn all() -> Vec<Row> {
         row("s1-one-namespace", one_namespace, |log| vec![log.granted_by(40_000)]),
         row("h6-storm-and-restarts", storm_and_restarts, |log| vec![log.granted_by(60_000)]),
     ];
-    rows.extend(held::rows().into_iter().chain(super::stuck::rows()));
+    rows.extend([held::rows(), super::stuck::rows(), super::fleet::rows()].into_iter().flatten());
     rows
 }
 
@@ -236,10 +236,6 @@ fn old_views() -> Story {
     let mut story = by_rate(Rates { watch_lag_ms: 5_000, watch_broken: 200, ..Rates::default() });
     story.acts.extend([(22_000, Act::Kill { operator: 0 }), freeze(40_000, 1), (43_000, Act::Kill { operator: 1 })]);
     story
-}
-
-fn opaque() -> Story {
-    scene(vec![(0, Act::OpaqueVersions)], Vec::new())
 }
 
 fn doubled() -> Story {

@@ -23,7 +23,7 @@ use super::{
     cluster::{Caller, Cluster},
     end, nodes, patience,
     report::Report,
-    story::Story,
+    story::{FleetTerms, Story},
     twin,
     world::{World, target},
 };
@@ -37,7 +37,7 @@ const LOOK_MS: u64 = 12_000;
 const RESTART_MS: u64 = 1_000;
 /// The successor of a pod that was asked to end starts elsewhere.
 const ANOTHER_POD_MS: u64 = 30_000;
-/// So long after a death somebody leads again: the lease of the dead has run out (15 s), and a candidate has looked.
+/// So long after a death or a freeze somebody leads again: the lease of the dead has run out (15 s), and a candidate has looked.
 const TAKEOVER_MS: u64 = 20_000;
 
 /// Runs a story from beginning to end.
@@ -53,7 +53,6 @@ struct Run {
     world: World,
     /// The one namespace that the operators look after.
     scope: Option<&'static str>,
-    fleet_hold_percent: usize,
     operators: Vec<Process>,
     /// When which place gets a new process.
     restarts: Vec<(u64, usize)>,
@@ -62,8 +61,8 @@ struct Run {
     next_tick_ms: u64,
     /// Passes over a frozen copy of the world, which must come to rest (P12).
     twins: Vec<JoinHandle<Vec<String>>>,
-    /// When an operator died last.
-    died_ms: u64,
+    /// Until when an operator was dead or frozen last. (Whatever came and went meanwhile is told by the next one to lead.)
+    absent_ms: u64,
     /// Do acts wait for what they are meant for?
     patient: bool,
 }
@@ -84,20 +83,19 @@ impl Run {
         nodes::join(&mut cluster.lock().store);
         cluster.lock().store.create(&lease, operator::manifests::lease()).expect("the installation's Lease");
         let mut world = World::new(1);
-        world.garbage_ms = story.garbage_ms;
+        (world.garbage_ms, world.fleet) = (story.garbage_ms, story.fleet);
         Run {
             cluster,
             deaths,
             world,
             scope: story.scope,
-            fleet_hold_percent: story.fleet_hold_percent,
             operators: Vec::new(),
             restarts: Vec::new(),
             thaws: Vec::new(),
             started: 0,
             next_tick_ms: 0,
             twins: Vec::new(),
-            died_ms: 0,
+            absent_ms: 0,
             patient: story.patient,
         }
     }
@@ -121,10 +119,10 @@ impl Run {
             self.cluster.lock().checks.violations.extend(said);
         }
         let state = self.cluster.lock();
-        let more = |path: &String, n: u64| n - before.get(path).copied().unwrap_or(0);
+        let more = |(path, n): (&String, &u64)| (path.clone(), n - before.get(path).copied().unwrap_or(0));
         // a node's suspicion ends by its time alone, and once
         let most = |path: &str| u64::from(path.contains("/nodes/"));
-        let new: Vec<_> = state.checks.writes.iter().filter(|(path, n)| more(path, **n) > most(path)).collect();
+        let new: Vec<_> = state.checks.writes.iter().map(more).filter(|(path, n)| *n > most(path)).collect();
         if !new.is_empty() {
             violations.push(format!("P7: writes while nothing happens: {new:?}"));
         }
@@ -153,7 +151,7 @@ impl Run {
             }
             self.until(at_ms, &[]).await;
             let state = self.cluster.lock();
-            let led = at_ms >= self.died_ms + TAKEOVER_MS;
+            let led = at_ms >= self.absent_ms + TAKEOVER_MS;
             let now = (led && end::in_order(&state, &self.world).is_empty()).then_some(state.writes);
             if now.is_some() && seen == now {
                 return at_ms;
@@ -236,14 +234,17 @@ impl Run {
                 let place = self.place(*operator);
                 self.operators[place].ice.freeze();
                 self.thaws.push((now_ms + ms, place));
+                self.absent_ms = self.absent_ms.max(now_ms + ms);
             }
             Act::Terminate { operator } => {
                 let place = self.place(*operator);
                 self.operators[place].stop.notify_one();
                 self.restarts.push((now_ms + ANOTHER_POD_MS, place));
-                self.died_ms = now_ms;
+                self.absent_ms = self.absent_ms.max(now_ms);
             }
-            Act::PassAgain => self.twins.push(tokio::spawn(twin::settles(self.cluster.twin(), now_ms))),
+            Act::PassAgain => {
+                self.twins.push(tokio::spawn(twin::settles(self.cluster.twin(), self.world.fleet, now_ms)))
+            }
             _ => {}
         }
         let mut state = self.cluster.lock();
@@ -268,7 +269,7 @@ impl Run {
     fn kill(&mut self, id: u32, now_ms: u64) {
         let Some(place) = self.operators.iter().position(|process| process.id == id) else { return };
         self.operators[place].task.abort();
-        self.died_ms = now_ms;
+        self.absent_ms = self.absent_ms.max(now_ms);
         if !self.restarts.iter().any(|(_, other)| *other == place) {
             self.restarts.push((now_ms + RESTART_MS, place));
             self.next_tick_ms = self.next_tick_ms.min(on_grid(now_ms + RESTART_MS));
@@ -282,7 +283,7 @@ impl Run {
         let wall = wall_of(&cluster);
         let client = cluster.client(Caller { id, identity: identity.clone() });
         let namespace = self.scope.map(str::to_owned);
-        let calls = calls(client.clone(), wall.clone(), namespace.clone(), self.fleet_hold_percent);
+        let calls = calls(client.clone(), wall.clone(), namespace.clone(), self.world.fleet);
         let leadership = calls.leadership.clone();
         let health = Arc::new(Health::new(leadership.clone(), calls.metrics.clone()));
         let mut elector = Elector::new(client, "truebeat-system", &identity, leadership.clone()).with_wall(wall);
@@ -306,11 +307,13 @@ impl Run {
     }
 }
 
-/// What an operator calls the API with. Common causes have stories of their own.
-pub fn calls(client: kube::Client, wall: Wall, namespace: Option<String>, hold_percent: usize) -> Calls {
+/// What an operator calls the API with.
+pub fn calls(client: kube::Client, wall: Wall, namespace: Option<String>, fleet: FleetTerms) -> Calls {
     let mut calls = Calls::new(client, Arc::default(), Arc::new(Metrics::new().expect("metrics")));
     calls.wall = wall;
-    calls.fleet = Arc::new(FleetPolicy { namespace, hold_percent, ..FleetPolicy::default() });
+    let FleetTerms { hold_percent, restarts_percent, place_max: (node_restarts_max, domain_restarts_max) } = fleet;
+    let policy = FleetPolicy { namespace, hold_percent, restarts_percent, ..FleetPolicy::default() };
+    calls.fleet = Arc::new(FleetPolicy { node_restarts_max, domain_restarts_max, ..policy });
     calls
 }
 

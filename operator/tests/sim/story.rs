@@ -12,6 +12,29 @@ pub const NAMESPACE: &str = "serving";
 /// The annotation by which the operator marks the last serving replica (I3).
 pub const LAST_SERVING: &str = "truebeat.io/last-serving";
 
+/// The operator's flags about the whole fleet.
+#[derive(Debug, Clone, Copy)]
+pub struct FleetTerms {
+    /// The share that holds it; 100: none.
+    pub hold_percent: usize,
+    pub restarts_percent: usize,
+    /// So many recoveries at once on one node, and in one failure domain; 0: no limit.
+    pub place_max: (usize, usize),
+}
+
+impl Default for FleetTerms {
+    /// Common causes have stories of their own.
+    fn default() -> Self {
+        FleetTerms { hold_percent: 100, restarts_percent: 10, place_max: (2, 0) }
+    }
+}
+
+impl FleetTerms {
+    pub fn held_at(hold_percent: usize) -> Self {
+        FleetTerms { hold_percent, ..FleetTerms::default() }
+    }
+}
+
 /// A whole run.
 #[derive(Debug, Clone)]
 pub struct Story {
@@ -20,8 +43,7 @@ pub struct Story {
     pub faults: Faults,
     /// The one namespace that the operators look after; `None`: all of them.
     pub scope: Option<&'static str>,
-    /// The share of the fleet that holds it; 100: none.
-    pub fleet_hold_percent: usize,
+    pub fleet: FleetTerms,
     /// From the last act or fault until everything must be in order (P4).
     pub settle_ms: u64,
     /// How long it must stay so without a write (P4, P7).
@@ -227,7 +249,7 @@ pub fn plain(acts: Vec<(u64, Act)>, crashes: Vec<(u64, Side)>) -> Story {
         acts,
         faults,
         scope: None,
-        fleet_hold_percent: 100,
+        fleet: FleetTerms::default(),
         settle_ms: 200_000,
         stay_ms: 20_000,
         patient: false,

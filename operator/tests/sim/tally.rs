@@ -127,7 +127,7 @@ fn hash(report: &Report) -> String {
 
 /// The property that a violation names: the first word of its kind.
 fn property(what: &str) -> &str {
-    let kinds = ['P', 'I', 'A', 'B', 'F', 'H'];
+    let kinds = ['P', 'I', 'A', 'B', 'F', 'H', 'S'];
     let named = |word: &&str| {
         word.strip_suffix(':').and_then(|word| word.strip_prefix(kinds)).is_some_and(|n| n.parse::<u8>().is_ok())
     };

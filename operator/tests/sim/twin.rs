@@ -9,15 +9,16 @@ use operator::controllers::inference_deployment::pass;
 use super::{
     cluster::{Caller, Cluster},
     run::{calls, wall_of},
+    story::FleetTerms,
 };
 
 /// So many passes may follow from each other; the next one is silent.
 const PASSES: usize = 4;
 
 /// What keeps writing in the frozen world `twin`.
-pub async fn settles(twin: Arc<Cluster>, now_ms: u64) -> Vec<String> {
+pub async fn settles(twin: Arc<Cluster>, fleet: FleetTerms, now_ms: u64) -> Vec<String> {
     let caller = Caller { id: 0, identity: "twin".to_owned() };
-    let calls = calls(twin.client(caller), wall_of(&twin), None, 100);
+    let calls = calls(twin.client(caller), wall_of(&twin), None, fleet);
     let names: Vec<(String, String)> =
         twin.lock().store.of("inferencedeployments").map(|(key, _)| (key.1.clone(), key.2.clone())).collect();
     let mut faults = Vec::new();

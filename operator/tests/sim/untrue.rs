@@ -10,6 +10,13 @@ use super::{
     story::{Story, edit, freeze, spec},
 };
 
+/// Versions are no numbers, and nobody says how far a watch has come.
+pub fn opaque() -> Story {
+    let mut story = scene(vec![(0, Act::OpaqueVersions)], Vec::new());
+    story.faults.bookmarks = false;
+    story
+}
+
 pub fn corrupted() -> Story {
     let owners = |at_ms, kind| (at_ms, Act::PatchOwners { kind });
     scene(vec![owners(19_000, "ReplicaSex"), owners(60_000, "ReplicaSet")], Vec::new())

@@ -12,6 +12,7 @@ use super::{
     agent::{Agent, Around, Engine},
     cluster::State,
     drains::{self, Drain},
+    invariants::Counted,
     kube::{
         kinds,
         object::Object,
@@ -20,6 +21,7 @@ use super::{
     },
     paused,
     rng::Rng,
+    story::FleetTerms,
 };
 
 pub const PLAIN: &str = "kube-controller-manager";
@@ -40,6 +42,8 @@ pub struct Pod {
     /// Its engine is of a kind that freezes.
     pub bad: bool,
     pub gpu: bool,
+    /// It has been up: it is a replica, and not the wish for one.
+    pub served: bool,
     /// When the container is gone after a delete.
     pub gone_at_ms: Option<u64>,
 }
@@ -71,6 +75,9 @@ pub struct World {
     /// Processes on GPUs that outlived their pod's object.
     pub orphans: Vec<Orphan>,
     pub drains: Vec<Drain>,
+    /// What the operators are told of the whole fleet, and what is seen of it (P15).
+    pub fleet: FleetTerms,
+    pub counted: Counted,
     /// How long what lost its owner stays at least, and until when what was seen last does.
     pub garbage_ms: u64,
     garbage_until_ms: Option<u64>,
@@ -99,6 +106,8 @@ impl World {
             overheard: Vec::new(),
             orphans: Vec::new(),
             drains: Vec::new(),
+            fleet: FleetTerms::default(),
+            counted: Counted::default(),
             garbage_ms: 0,
             garbage_until_ms: None,
             counter: 0,
@@ -145,6 +154,7 @@ impl World {
             let reachable = reachable && !self.lost_nodes.contains(&pod.node);
             let around = Around { now_ms, reachable, sick, gpu_lost: self.lost_gpus.contains(&pod.node) };
             pod.agent.tick(&mut state.store, &mut state.log, (&pod.namespace, &pod.name, &pod.uid), around);
+            pod.served |= pod.agent.serves();
         }
         self.enough_serve(state, now_ms);
         if changed {

@@ -13,7 +13,7 @@ use super::{
     grants::{self, wants_slot},
     observed::{PodView, ReportedEpisode},
     places::Places,
-    restarts, trials,
+    restarts, standing, trials,
 };
 use crate::{controllers::nodes::view::NodeView, wall::ahead};
 
@@ -47,6 +47,7 @@ pub enum Hold {
 /// What a look at the whole fleet came to, the deployment in question left out.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fleet {
+    /// Those that are there (`standing`).
     pub replicas: usize,
     pub stalled: usize,
     pub granted: usize,
@@ -108,7 +109,8 @@ impl<'a> Terms<'a> {
         let mut hold = hold_of(stalled, standing, count(recovery.hold_percent));
         let (mut fleet_slots, mut fleet_alarmed) = (usize::MAX, false);
         if let Some(fleet) = fleet {
-            let all = fleet.replicas + standing;
+            let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
+            let all = fleet.replicas + standing::of_pods(pods, held);
             fleet_slots = (all * fleet.restarts_percent / 100).max(1).saturating_sub(fleet.granted);
             let alarmed = fleet.stalled + stalled;
             let most = all * fleet.hold_percent / 100;

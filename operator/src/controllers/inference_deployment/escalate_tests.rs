@@ -68,6 +68,9 @@ fn the_fleet_bounds_and_holds() {
     assert_eq!(slots(fleet()), 10);
     assert_eq!(slots(Fleet { granted: 10, ..fleet() }), 0);
     assert_eq!(slots(Fleet { replicas: 0, ..fleet() }), 1, "always one");
+    let mut greedy = object.clone();
+    greedy.spec.replicas = 1000;
+    assert_eq!(Terms::of(&greedy, &pods, Some(&fleet())).fleet_slots, 10, "its spec adds nothing");
     let hold = |stalled| Terms::of(&object, &pods, Some(&Fleet { stalled, ..fleet() })).hold;
     assert_eq!(hold(28), Hold::No);
     assert!(matches!(hold(29), Hold::Fleet(why) if why.contains("31 of 100")));

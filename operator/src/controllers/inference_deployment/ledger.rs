@@ -17,7 +17,7 @@ use kube::{Resource, ResourceExt, core::DynamicObject};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{escalate::Fleet, restarts::PATIENCE_MIN, trials};
+use super::{escalate::Fleet, restarts::PATIENCE_MIN, standing::Counts, trials};
 use crate::{client::Verb, wall::ahead};
 
 /// For so long a list is taken for another.
@@ -28,6 +28,7 @@ const OPEN_MAX: Duration = Duration::from_secs(1);
 pub struct Account {
     /// Whose it is, as `namespace/name`: who waits for the fleet is told who holds it.
     owner: String,
+    /// Those that are there, whatever the spec asks for.
     replicas: usize,
     stalled: usize,
     /// Node and failure domain of each grant.
@@ -73,9 +74,9 @@ impl Account {
     /// stand for as long as somebody's finalizer keeps it. But the agents to which it has granted restarts have their keys already, and
     /// what they restart is away; so a grant counts for as long as a restart may take.
     pub fn of(object: &DynamicObject, now: Timestamp) -> Self {
-        let (spec, status) = (&object.data["spec"], &object.data["status"]);
+        let status = &object.data["status"];
         let leaves = object.metadata.deletion_timestamp.is_some();
-        let count = |n: &Value| if leaves { 0 } else { n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0) };
+        let counts = if leaves { Counts::default() } else { Counts::of_json(status) };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let young = |at: &Value| {
             let at = at.as_str().and_then(|at| at.parse::<Timestamp>().ok());
@@ -86,11 +87,8 @@ impl Account {
         let hold = serde_json::from_value(status["recovery"]["hold"].clone()).ok();
         Account {
             owner: owner(object),
-            replicas: count(&spec["replicas"]),
-            stalled: alarmed(
-                count(&status["stalledReplicas"]),
-                (count(&status["fencedReplicas"]), count(&status["fencedByPerson"])),
-            ),
+            replicas: counts.standing(),
+            stalled: counts.alarmed(),
             grants_at: grants.map(|grant| (text(&grant["node"]), text(&grant["domain"]))).collect(),
             hold: hold.filter(|hold: &HoldStatus| hold.stands() && !leaves),
         }
@@ -98,24 +96,15 @@ impl Account {
 
     fn of_written(infd: &InferenceDeployment) -> Self {
         let status = infd.status.clone().unwrap_or_default();
-        let count = |n: i32| usize::try_from(n).unwrap_or(0);
+        let counts = Counts::of(&status);
         Account {
             owner: owner(infd),
-            replicas: count(infd.spec.replicas),
-            stalled: alarmed(
-                count(status.stalled_replicas),
-                (count(status.fenced_replicas), count(status.fenced_by_person)),
-            ),
+            replicas: counts.standing(),
+            stalled: counts.alarmed(),
             grants_at: status.recovery.grants.into_iter().map(|grant| (grant.node, grant.domain)).collect(),
             hold: status.recovery.hold.filter(HoldStatus::stands),
         }
     }
-}
-
-/// Who stalls counts, fenced or not: the last replica that serves is spared the fence (I3), and a fleet of single replicas would seem well.
-/// So does who is fenced and not confirmed yet, but not whom a person fenced: that is no stall (I2).
-fn alarmed(stalled: usize, (fenced, by_person): (usize, usize)) -> usize {
-    stalled.max(fenced.saturating_sub(by_person))
 }
 
 /// Closes the book when it goes, unless the answer was heard.
@@ -259,7 +248,9 @@ mod tests {
     fn one_that_is_kept_after_its_deletion_holds_what_its_agents_may_still_restart() {
         let account = |deleted: Option<&str>, now: &str| {
             let grant = json!({"podUid": "u", "grantedAt": "2026-01-01T00:00:00Z", "node": "n1", "domain": "z1"});
-            let status = json!({"stalledReplicas": 3, "fencedReplicas": 3, "recovery": {"grants": [grant]}});
+            let status = json!({
+                "replicas": 8, "readyReplicas": 5, "stalledReplicas": 3, "fencedReplicas": 3, "recovery": {"grants": [grant]},
+            });
             let metadata = json!({"name": "x", "namespace": "ns", "deletionTimestamp": deleted, "finalizers": ["example.com/wait"]});
             let object = json!({"metadata": metadata, "spec": {"replicas": 8}, "status": status});
             Account::of(&serde_json::from_value(object).unwrap(), now.parse().unwrap())
@@ -272,6 +263,17 @@ mod tests {
         assert_eq!(account(deleted, soon), Account { grants_at: at, ..nothing.clone() });
         assert_eq!(account(deleted, later), nothing);
         assert_eq!(account(deleted, "2025-12-31T22:00:00Z"), nothing, "by a clock that was two hours ahead");
+    }
+
+    #[test]
+    fn a_spec_that_asks_for_much_adds_nothing_to_the_fleet() {
+        let mut greedy = with_grants("a", 0);
+        greedy.spec.replicas = 1000;
+        let status = greedy.status.get_or_insert_default();
+        (status.replicas, status.ready_replicas) = (1000, 3);
+        let object = serde_json::from_value(serde_json::to_value(&greedy).unwrap()).unwrap();
+        let (listed, written) = (Account::of(&object, Timestamp::UNIX_EPOCH), Account::of_written(&greedy));
+        assert_eq!((listed.replicas, written.replicas), (3, 3));
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod repairs;
 pub mod restarts;
 pub mod rollout;
 pub mod scaling;
+pub mod standing;
 pub mod status;
 #[cfg(test)]
 pub mod testing;
