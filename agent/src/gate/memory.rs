@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
 use super::ledger::Control;
-use crate::files::WRITE_AGAIN;
+use crate::files::{WRITE_AGAIN, boot_id};
 
 /// So long the detector's will waits for the disk; then it is obeyed all the same.
 const KEEP_MAX: Duration = Duration::from_millis(20);
@@ -19,9 +20,21 @@ pub fn kept_beside(socket: &Path) -> PathBuf {
     socket.with_extension("state")
 }
 
-/// What the last detector wanted of the last gate; open where nobody said anything.
+/// What is in the file.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Kept {
+    /// The boot from which the times in it count.
+    #[serde(default)]
+    boot_id: String,
+    #[serde(flatten)]
+    control: Control,
+}
+
+/// What the last detector wanted of the last gate; open where nobody said anything, or in an earlier boot, whose engine is gone.
 pub fn recall(memory: &Path) -> Control {
-    std::fs::read(memory).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    let text = std::fs::read(memory).ok();
+    let kept: Kept = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    if kept.boot_id == boot_id() { kept.control } else { Control::default() }
 }
 
 /// What the detector wants, on its way to a file. A disk that hangs holds one thread, and no client (D10).
@@ -63,7 +76,7 @@ impl Memory {
         let (path, wanted, failed) = (self.path.clone(), control.clone(), Arc::<AtomicBool>::default());
         let fails = Arc::clone(&failed);
         let write = move || {
-            if let Err(error) = crate::files::write_json(&path, &wanted) {
+            if let Err(error) = crate::files::write_json(&path, &Kept { boot_id: boot_id(), control: wanted }) {
                 fails.store(true, Ordering::Release);
                 tracing::warn!(%error, "the gate cannot remember its state; a restart will open it until the detector's next word");
             }
@@ -79,6 +92,19 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_will_of_an_earlier_boot_is_not_obeyed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gate.state");
+        let shut = Control { fenced: true, ..Control::default() };
+        for (boot_id, obeyed) in [(boot_id(), true), ("another".to_owned(), false)] {
+            crate::files::write_json(&path, &Kept { boot_id, control: shut.clone() }).unwrap();
+            assert_eq!(recall(&path), if obeyed { shut.clone() } else { Control::default() });
+        }
+        crate::files::write_json(&path, &shut).unwrap();
+        assert_eq!(recall(&path), Control::default(), "nobody knows of which boot");
+    }
 
     #[tokio::test]
     async fn what_could_not_be_written_is_written_when_there_is_room() {

@@ -29,6 +29,8 @@ enum Source {
 pub struct PoisonBook {
     source: Source,
     list: Vec<Refused>,
+    /// The gate goes by this book, and not by what a forerunner told it.
+    told: bool,
     /// The episode about which the gate has answered.
     asked_about: Option<String>,
 }
@@ -43,7 +45,7 @@ impl PoisonBook {
             }
             Some(_) => Source::Operator(Note::new(notes_dir, POISON, |text| Some(read(text)))),
         };
-        Self { source, list: Vec::new(), asked_about: None }
+        Self { source, list: Vec::new(), told: false, asked_about: None }
     }
 
     /// What is refused now, for people.
@@ -51,11 +53,12 @@ impl PoisonBook {
         &self.list
     }
 
-    /// What the gate must refuse from now on; `None`: what it refuses already. Who only `observes` refuses nothing.
+    /// What the gate must refuse from now on; `None`: what it refuses already. Who only `observes` refuses nothing. The first look always
+    /// says: the gate may still go by the word of an earlier run, whose time is over or whose policy was another.
     pub fn look(&mut self, now_ms: u64, book: &Incidents, observes: bool) -> Option<Vec<Poison>> {
         let newest_now = book.list().first().map(|episode| (episode.id.as_str(), episode.stage.as_str()));
         let list = match &mut self.source {
-            Source::Nobody => return None,
+            Source::Nobody => Vec::new(),
             Source::Operator(_) if observes => Vec::new(),
             Source::Own { newest, .. } if observes => {
                 *newest = None;
@@ -71,7 +74,7 @@ impl PoisonBook {
             }
         };
         // most ticks end here: nothing is refused, and nothing was
-        if list.is_empty() && self.list.is_empty() {
+        if self.told && list.is_empty() && self.list.is_empty() {
             return None;
         }
         self.change(list, now_ms)
@@ -80,7 +83,8 @@ impl PoisonBook {
     fn change(&mut self, mut list: Vec<Refused>, now_ms: u64) -> Option<Vec<Poison>> {
         let wall_ms = wall_ms();
         list.retain(|one| one.until_ms > wall_ms);
-        if list == self.list {
+        let told = std::mem::replace(&mut self.told, true);
+        if told && list == self.list {
             return None;
         }
         for one in list.iter().filter(|one| !self.list.contains(one)) {
@@ -159,14 +163,28 @@ mod tests {
     #[test]
     fn a_run_refuses_what_it_met_at_two_of_its_own_stalls_and_only_while_they_count() {
         let refuses = |ages_s: &[i64], class| standalone().look(10_000_000, &book(ages_s, class), false);
-        assert_eq!(refuses(&[5], "Dead"), None, "once");
-        assert_eq!(refuses(&[5, 90], "StepStalled"), None, "suspicions that were never confirmed");
+        let nothing = Some(Vec::new());
+        assert_eq!(refuses(&[5], "Dead"), nothing, "once");
+        assert_eq!(refuses(&[5, 90], "StepStalled"), nothing, "suspicions that were never confirmed");
         let poison = refuses(&[5, 90], "Dead").unwrap();
         assert_eq!((poison.len(), poison[0].request.as_str()), (1, PRINT));
         assert!((6_390_000..=6_400_000).contains(&poison[0].since_ms), "an hour before the last of them: {poison:?}");
-        assert_eq!(refuses(&[3_601, 3_700], "Dead"), None, "long ago");
-        let mut ignoring = PoisonBook::new(None, true, None);
-        assert_eq!(ignoring.look(10_000_000, &book(&[5, 90], "Dead"), false), None, "the policy is to ignore");
+        assert_eq!(refuses(&[3_601, 3_700], "Dead"), nothing, "long ago");
+    }
+
+    #[test]
+    fn the_first_look_speaks_though_nothing_is_refused_and_the_next_ones_say_nothing() {
+        let nothing = Some(Vec::new());
+        let dir = tempfile::tempdir().unwrap();
+        let hour = Some(Duration::from_secs(3_600));
+        for (keep, standalone, observes) in
+            [(hour, true, false), (hour, true, true), (hour, false, false), (hour, false, true), (None, true, false)]
+        {
+            let mut poison = PoisonBook::new(keep, standalone, Some(dir.path()));
+            let book = if observes || keep.is_none() { book(&[5, 90], "Dead") } else { Incidents::default() };
+            let looks = [1_000_000, 1_000_100].map(|now_ms| poison.look(now_ms, &book, observes));
+            assert_eq!(looks, [nothing.clone(), None], "{keep:?} {standalone} {observes}");
+        }
     }
 
     #[test]
@@ -181,7 +199,7 @@ mod tests {
     #[test]
     fn who_only_observes_refuses_nothing_and_begins_with_the_change_of_mode() {
         let (mut poison, book) = (standalone(), book(&[5, 90], "Dead"));
-        assert_eq!(poison.look(1_000_000, &book, true), None);
+        assert_eq!(poison.look(1_000_000, &book, true), Some(Vec::new()));
         assert_eq!(poison.look(1_000_100, &book, false).map(|list| list.len()), Some(1));
         assert_eq!(poison.look(1_000_200, &book, true), Some(Vec::new()));
         assert_eq!(poison.look(1_000_300, &book, false).map(|list| list.len()), Some(1));
@@ -191,7 +209,7 @@ mod tests {
     fn in_a_pod_the_operators_note_is_what_counts() {
         let dir = tempfile::tempdir().unwrap();
         let mut poison = PoisonBook::new(Some(Duration::ZERO), false, Some(dir.path()));
-        assert_eq!(poison.look(1_000, &book(&[5, 90], "Dead"), false), None);
+        assert_eq!(poison.look(1_000, &book(&[5, 90], "Dead"), false), Some(Vec::new()));
         let one =
             Refused { request: PRINT.to_owned(), since_ms: wall_ms() - 500, until_ms: wall_ms() + 600_000, stalls: 2 };
         std::fs::write(dir.path().join(POISON), crds::poison::write(&[one]).unwrap()).unwrap();
