@@ -12,7 +12,6 @@ use crds::episode::{
     AGENT_FIELD_MANAGER, ANNOTATION_LAST_SERVING, ANNOTATION_RESTART_GRANT, ANNOTATION_RESTART_QUEUED,
     CONDITION_EPISODE, CONDITION_HEALTH_LIE, CONDITION_PROGRESSING, Episode, REPEATED_EVERY, VOUCHED_EVERY,
 };
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Config};
@@ -27,8 +26,8 @@ use crate::watch::leave::Said;
 const CALL_MAX: Duration = Duration::from_secs(2);
 /// While a grant is awaited the apply is repeated: its response carries the pod's annotations.
 const GRANT_EVERY: Duration = Duration::from_secs(1);
-/// An operator says every 20 s whom it lets wait; what is older is an operator's that has gone.
-const QUEUED_MAX: Duration = Duration::from_secs(60);
+/// An operator says every 20 s whom it lets wait; a note that has stood for longer is an operator's that has gone.
+const QUEUED_MS_MAX: u64 = 60_000;
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// The API refuses longer condition messages (32768); this stays well below, in whole characters.
@@ -168,7 +167,8 @@ async fn report(
 ) {
     let read = std::fs::read(&memory).ok();
     let mut transitions: Transitions = read.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
-    let (mut api, mut retry, mut vouched) = (None, RETRY_FIRST, Vouched::default());
+    let (mut api, mut retry) = (None, RETRY_FIRST);
+    let (mut vouched, mut note) = (Vouched::default(), QueueNote::default());
     while wishes.wait_for(Option::is_some).await.is_ok() {
         let Some(wish) = wishes.borrow_and_update().clone() else { continue };
         let (asked_ms, now) = (monotonic_ms(), crate::files::wall_clock());
@@ -183,7 +183,7 @@ async fn report(
             Ok(Answer { grant, queued, last_serving, deleted }) => {
                 retry = RETRY_FIRST;
                 let now_ms = monotonic_ms();
-                let queued = queued.as_deref().and_then(|text| queued_now(text, Timestamp::now()));
+                let queued = note.queued_now(queued, now_ms);
                 says.send_modify(|heard| {
                     // The last word stays with its time: from then on the agent is alone again.
                     let queued = queued.map(|id| (id, now_ms)).or(heard.queued.take());
@@ -220,13 +220,21 @@ struct Answer {
     deleted: bool,
 }
 
-/// The episode that an annotation `<id>@<time>` holds in the queue, unless the operator that wrote it has gone silent since.
-fn queued_now(text: &str, now: Timestamp) -> Option<String> {
-    let (id, at) = text.rsplit_once('@')?;
-    let at: Timestamp = at.parse().ok()?;
-    // Clocks of two machines differ a little either way.
-    let young = now.duration_since(at).unsigned_abs() < QUEUED_MAX;
-    young.then(|| id.to_owned())
+/// The operator's note of whom it lets wait, and `CLOCK_MONOTONIC` of when it was first seen so. Its clock and ours may differ by minutes: that
+/// it lives is known by the change of what it writes, and not by the time that it writes.
+#[derive(Debug, Default)]
+struct QueueNote(Option<(String, u64)>);
+
+impl QueueNote {
+    /// The episode that an annotation `<id>@<time>` holds in the queue, unless the operator that wrote it has gone silent since.
+    fn queued_now(&mut self, text: Option<String>, now_ms: u64) -> Option<String> {
+        if self.0.as_ref().map(|(text, _)| text) != text.as_ref() {
+            self.0 = text.map(|text| (text, now_ms));
+        }
+        let (text, seen_ms) = self.0.as_ref()?;
+        let (id, _) = text.rsplit_once('@')?;
+        (now_ms.saturating_sub(*seen_ms) < QUEUED_MS_MAX).then(|| id.to_owned())
+    }
 }
 
 /// One apply.

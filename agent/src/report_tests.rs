@@ -111,13 +111,19 @@ async fn the_answer_says_that_the_pod_is_being_deleted() {
     assert_eq!(answer, Answer { deleted: true, ..Answer::default() });
 }
 
+/// Whatever the operator's clock says, and however often the same word is read.
 #[test]
-fn a_place_in_the_queue_is_worth_as_much_as_it_is_young() {
-    let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
-    assert_eq!(queued_now("u-7-1@2026-01-01T00:00:01Z", now).as_deref(), Some("u-7-1"));
-    for text in ["u@2026-01-01T00:00:00Z", "u@2026-01-01T00:02:00Z", "u@soon", "2026-01-01T00:00:59Z", ""] {
-        assert_eq!(queued_now(text, now), None, "{text}");
-    }
+fn a_place_in_the_queue_is_worth_as_much_as_its_note_is_renewed() {
+    let mut note = QueueNote::default();
+    let mut queued = |text: &str, now_s: u64| note.queued_now(Some(text.to_owned()), now_s * 1_000);
+    let waits = Some("u-7-1".to_owned());
+    let years_ago = ["u-7-1@2020-01-01T00:00:00Z", "u-7-1@2020-01-01T00:00:20Z"];
+    assert_eq!([9, 30, 68].map(|now_s| queued(years_ago[0], now_s)), [waits.clone(), waits.clone(), waits.clone()]);
+    assert_eq!(queued(years_ago[0], 69), None, "it has stood for a minute");
+    assert_eq!([70, 129, 130].map(|now_s| queued(years_ago[1], now_s)), [waits.clone(), waits, None]);
+    assert_eq!(queued("u-8-1@2099-01-01T00:00:00Z", 131).as_deref(), Some("u-8-1"));
+    assert_eq!([queued("no time", 132), queued("", 133)], [None, None]);
+    assert_eq!(note.queued_now(None, 134_000), None);
 }
 
 #[tokio::test]
