@@ -10,6 +10,9 @@ use tokio::sync::watch;
 use crate::status::{ALIVE, StatusDoc};
 use crate::watch::leave::Drain;
 
+/// So long somebody who may know is waited for: while it drains a detector speaks every second.
+const SILENT_WAIT: Duration = Duration::from_secs(2);
+
 /// A status and when it came; that the detector still means it may have been heard since ([`Board::age`]).
 #[derive(Debug)]
 pub struct Posted {
@@ -116,6 +119,20 @@ impl Board {
         let _ = tokio::time::timeout(wait, heard).await;
     }
 
+    /// Waits, at most so long, until the gate holds nothing more that a client has yet to get; hardly at all for a gate of which nothing is heard.
+    pub async fn all_is_sent(&self, wait: Duration) {
+        let wanted = self.drain.borrow().id;
+        let mut statuses = self.statuses();
+        // before the order is heard of, clients' connections are not among those that are waited for
+        let heard = |doc: &StatusDoc| wanted == 0 || doc.draining.is_some_and(|at| at >= wanted);
+        let left = |posted: &Option<Arc<Posted>>| posted.as_ref().filter(|posted| heard(&posted.doc))?.doc.in_flight;
+        let told = statuses.wait_for(|status| left(status).is_some());
+        if tokio::time::timeout(wait.min(SILENT_WAIT), told).await.is_ok_and(|told| told.is_ok()) {
+            let sent = statuses.wait_for(|status| left(status) == Some(0));
+            let _ = tokio::time::timeout(wait, sent).await;
+        }
+    }
+
     /// The drain shall stand until then at least. Returns the latest time that anybody has asked for: who asks for less cuts no other one short.
     pub fn keep_drain(&self, until: tokio::time::Instant) -> tokio::time::Instant {
         let mut latest = self.drain_until.lock().unwrap_or_else(PoisonError::into_inner);
@@ -215,6 +232,32 @@ mod tests {
         };
         tokio::join!(board.announce_end(wait), answers);
         assert!(began.elapsed() < wait);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_sent_is_waited_for_within_a_bound() {
+        let board = Board::default();
+        let wait = Duration::from_secs(10);
+        let waits = async || {
+            let began = tokio::time::Instant::now();
+            board.all_is_sent(wait).await;
+            began.elapsed().as_secs()
+        };
+        let says = |draining, in_flight| board.post(StatusDoc { draining, in_flight, ..StatusDoc::default() });
+        assert_eq!(waits().await, 2, "there is no detector");
+        says(None, Some(0));
+        assert_eq!(waits().await, 0, "nobody has ordered anything");
+        let id = board.request_drain(0);
+        assert_eq!(waits().await, 2, "the order is not heard of");
+        says(Some(id), None);
+        assert_eq!(waits().await, 2, "the gate is silent");
+        says(Some(id), Some(1));
+        assert_eq!(waits().await, 10);
+        let sends = async {
+            tokio::time::sleep(wait / 2).await;
+            says(Some(id), Some(0));
+        };
+        assert_eq!(tokio::join!(waits(), sends).0, 5);
     }
 
     #[test]

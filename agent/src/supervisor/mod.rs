@@ -11,8 +11,8 @@ use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use socket2::SockRef;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -31,6 +31,10 @@ use crate::sources::find_pod_engine;
 /// That the engine is about to be ended is told to the detector first: it would take that for a death, and those in flight for suspects (I7).
 /// One that does not answer holds nobody.
 const ANNOUNCED_WAIT: Duration = Duration::from_millis(500);
+/// What the gate still holds for clients when the engine has ended is waited for so long: for the rest of the engine's own time, which whoever
+/// ends us grants anyway, within these bounds.
+const UNSENT_WAIT_MIN: Duration = Duration::from_secs(2);
+const UNSENT_WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often an ending supervisor looks whether the engine still lives.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -104,7 +108,6 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let board = Arc::new(Board::default());
     http::serve_on_own_thread(http_listener, Arc::clone(&board)).map_err(SuperviseError::Thread)?;
     let registry = Arc::new(Registry::default());
-    let (stop, stopped) = watch::channel(false);
     let narrator = narrate::narrate(board.statuses(), config.narrate);
     let children = async {
         let detector = keep(detector(&config), Arc::clone(&registry), Arc::clone(&board));
@@ -114,29 +117,14 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let life = async {
         match launcher {
             Some(launcher) => {
-                let run = async {
-                    if claim.is_some() {
-                        launcher.clear_predecessor(&registry, stopped.clone()).await;
-                    }
-                    launcher.run(&registry, stopped).await
-                };
-                let end = async {
-                    ends.next().await;
-                    let tell = async {
-                        board.announce_end(ANNOUNCED_WAIT).await;
-                        stop.send_replace(true);
-                    };
-                    // Nobody is left to tell the engine a second time; a second signal means now.
-                    tokio::join!(tell, ends.insisted());
-                };
-                tokio::select! {
-                    code = run => code,
-                    () = end => launcher.end_now(&registry),
-                }
+                let grace = config.engine.as_ref().map_or(Duration::ZERO, |engine| engine.grace);
+                let lone = claim.is_some();
+                run_engine(&launcher, lone, grace, (&registry, &board), &mut ends).await
             }
             None => {
                 ends.next().await;
                 outlive_engine(config.outlive, &config.page_dir).await;
+                board.all_is_sent(UNSENT_WAIT_MAX).await;
                 0
             }
         }
@@ -144,6 +132,42 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     tokio::select! {
         code = life => Ok(code),
         () = children => Ok(0),
+    }
+}
+
+/// Runs the engine until it is told to end, ends it, and waits for what the gate still holds. `lone`: the directory is nobody else's, so what a
+/// predecessor left in it may go.
+async fn run_engine(
+    launcher: &Launcher,
+    lone: bool,
+    grace: Duration,
+    (registry, board): (&Registry, &Board),
+    ends: &mut Ends,
+) -> u8 {
+    let (stop, stopped) = watch::channel(false);
+    let told = OnceLock::new();
+    let run = async {
+        if lone {
+            launcher.clear_predecessor(registry, stopped.clone()).await;
+        }
+        let code = launcher.run(registry, stopped).await;
+        let left = grace.saturating_sub(told.get().map_or(Duration::ZERO, Instant::elapsed));
+        board.all_is_sent(left.clamp(UNSENT_WAIT_MIN, UNSENT_WAIT_MAX)).await;
+        code
+    };
+    let end = async {
+        ends.next().await;
+        told.get_or_init(Instant::now);
+        let tell = async {
+            board.announce_end(ANNOUNCED_WAIT).await;
+            stop.send_replace(true);
+        };
+        // Nobody is left to tell the engine a second time; a second signal means now.
+        tokio::join!(tell, ends.insisted());
+    };
+    tokio::select! {
+        code = run => code,
+        () = end => launcher.end_now(registry),
     }
 }
 

@@ -1,6 +1,6 @@
 //! How `truebeat run` ends: by which signals, and with all that came of the engine.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -170,6 +170,53 @@ fn an_engine_behind_a_shell_has_the_same_time_to_end() {
     send(&[supervisor(&run)], Signal::SIGTERM);
     assert_eq!(code(&mut run), Some(0));
     assert!(said("orderly"), "it was killed in the middle of its end");
+}
+
+/// A server that says that it is well, and answers the first work at length.
+const SENDS_AND_WAITS: &str = r"
+import signal, socket, sys
+server = socket.create_server(('127.0.0.1', int(sys.argv[1])))
+while True:
+    client, _ = server.accept()
+    if b'POST' in client.recv(65536): break
+    client.sendall(b'HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}')
+    client.close()
+head = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 7000000\r\n\r\n'
+client.sendall(head + b' ' * 7000000)
+print('sent', flush=True)
+signal.pause()
+";
+
+/// An engine that ends with its answer, which its client is still taking.
+#[test]
+fn an_answer_that_the_gate_holds_outlives_its_engine() {
+    let mut run = Run::begin(&mut Command::new(AGENT), &[], |_, engine| {
+        ["python3", "-c", SENDS_AND_WAITS, &engine.port().to_string()].map(Into::into).to_vec()
+    });
+    let log = run.dir.path().join("agent/engine.log");
+    let body = "{\"prompt\":\"a\"}";
+    let request = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    // (before the engine serves its gate answers otherwise)
+    let mut client = None;
+    until("the gate holds the answer", || {
+        let Ok(mut stream) = std::net::TcpStream::connect(&run.gate) else { return false };
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let mut status = [0; 12];
+        let told = stream.write_all(request.as_bytes()).and_then(|()| stream.read_exact(&mut status));
+        client = (told.is_ok() && status.ends_with(b"200")).then_some(stream);
+        client.is_some()
+    });
+    until("the engine has sent it", || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("sent")));
+    send(&[supervisor(&run)], Signal::SIGTERM);
+    until("the engine has ended", || {
+        EngineFile::read(&run.dir.path().join("agent")).is_none_or(|file| !lives(&file.process()))
+    });
+    std::thread::sleep(Duration::from_millis(1_500));
+    let mut rest = Vec::new();
+    let mut client = client.unwrap();
+    client.read_to_end(&mut rest).unwrap();
+    assert!(rest.len() >= 7_000_000, "{} bytes", rest.len());
+    assert_eq!(code(&mut run), Some(0), "and nobody waits for more");
 }
 
 /// More than a pipe holds, to a reader that has not come yet.
