@@ -22,7 +22,7 @@ pub struct StatusDoc {
     /// The drain request that is being obeyed, by its number.
     #[serde(default)]
     pub draining: Option<u64>,
-    /// Requests that are not over by the gate's last answer, and while it drains, connections; `None` while the gate is silent.
+    /// Requests that are not over by the gate's last answer, and while it is shut to drain, connections; `None` while the gate is silent.
     #[serde(default)]
     pub in_flight: Option<u32>,
     /// For how long the gate has been there and has not answered.

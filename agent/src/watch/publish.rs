@@ -42,6 +42,8 @@ pub struct News<'a> {
     pub aside: Aside,
     /// Up to which order to drain the requests in flight are all that is waited for.
     pub draining: Option<u64>,
+    /// The gate refuses what is new because the replica leaves, and sends its clients' connections away.
+    pub shut: bool,
     /// The order to drain about which the API server is to be asked.
     pub question: Option<u64>,
     /// Nobody is fenced here.
@@ -84,6 +86,7 @@ impl Watch {
             incidents: self.acts.incidents.list(),
             aside,
             draining: waited_for,
+            shut: self.control.draining,
             question: self.trust.question(),
             unfenced: self.recovery.mode() == Mode::Observe,
             by_hand: self.hand.as_deref(),
@@ -262,10 +265,11 @@ fn is_steady(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Idle | Verdict::Progressing)
 }
 
-/// Requests that are not over. What was answered whole may not be sent yet: who leaves waits until its clients have gone.
+/// Requests that are not over. What was answered whole may not be sent yet: who leaves waits until its clients have gone. Those of a replica
+/// that stays keep their connections, however long they ask for nothing.
 fn unfinished(news: &News<'_>) -> Option<u32> {
     let reply = news.gate?;
-    let unsent = if news.draining.is_some() { reply.connections } else { 0 };
+    let unsent = if news.shut { reply.connections } else { 0 };
     Some(reply.obs.in_flight.saturating_add(reply.passing).max(unsent))
 }
 

@@ -17,11 +17,20 @@ fn news(now_ms: u64, outcome: &Outcome) -> News<'_> {
         by_hand: None,
         poison: &[],
         draining,
+        shut: false,
         question: None,
         unfenced: false,
         gate,
         gate_hangs_ms: 0,
     }
+}
+
+#[test]
+fn who_stays_does_not_wait_for_clients_that_keep_their_connections() {
+    let outcome = Outcome::default();
+    let reply = GateReply { connections: 3, ..GateReply::default() };
+    let left = |shut| unfinished(&News { draining: Some(1), shut, gate: Some(&reply), ..news(0, &outcome) });
+    assert_eq!([left(false), left(true)], [Some(0), Some(3)]);
 }
 
 #[test]
