@@ -206,7 +206,21 @@ fn value_text(value: &str) -> String {
 fn shell_text(text: &str) -> String {
     let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
     let words = if words.len() > 1 { redact_command(&words) } else { words };
-    redact_words(&words.join(" "))
+    redact_words(&words.into_iter().map(assigned).collect::<Vec<_>>().join(" "))
+}
+
+/// A word of a script without what it assigns: a short number is no word by which anybody would know a secret.
+fn assigned(word: String) -> String {
+    match word.split_once('=') {
+        Some((name, _)) if is_secret_name(name) || is_variable(name) && !is_open(name) => format!("{name}=[redacted]"),
+        _ => word,
+    }
+}
+
+/// Could a shell assign to it?
+fn is_variable(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 fn is_name(name: &str) -> bool {
@@ -317,6 +331,15 @@ mod tests {
         ] {
             let redacted = redact_command(&strings(args)).join(" ");
             assert!(!redacted.contains("zqwombat"), "{args:?}\n{redacted}");
+        }
+        for args in [
+            &["docker", "run", "-e", "DB_PASSWORD=471147", "image"][..],
+            &["sh", "-c", "PIN=471147"],
+            &["sh", "-c", "PIN=471147 exec vllm serve"],
+            &["e", "-c", "--password=471147"],
+        ] {
+            let redacted = redact_command(&strings(args)).join(" ");
+            assert!(!redacted.contains("471147"), "{args:?}\n{redacted}");
         }
     }
 
