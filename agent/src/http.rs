@@ -1,6 +1,8 @@
 //! The agent's HTTP: `/livez`, `/readyz`, `/verdict`, `/incidents`, `/metrics`, `/drain`. Served by a thread and a runtime of its
 //! own, from memory alone, so that it answers whatever the rest of the supervisor does (I4).
 
+mod visitors;
+
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Json, Router};
+use axum::{Json, Router, middleware};
 use role::crowd;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -29,29 +31,30 @@ const DRAIN_LEFT_MAX: Duration = Duration::from_secs(15);
 /// are served. A third of the drain's time at most: what is in flight needs the rest.
 const DRAIN_OPEN_MS_MAX: u64 = 3_000;
 
-/// Starts the thread. It lives as long as the process.
+/// Starts the thread. It lives as long as the process. `standalone`: this is a `truebeat run`, on a machine where people may browse.
 ///
 /// # Errors
 /// When the thread, its runtime or the listener's registration fails.
-pub fn serve_on_own_thread(listener: TcpListener, board: Arc<Board>) -> io::Result<()> {
+pub fn serve_on_own_thread(listener: TcpListener, board: Arc<Board>, standalone: bool) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let listener = {
         let _inside = runtime.enter();
         tokio::net::TcpListener::from_std(listener)?
     };
-    let serve = move || runtime.block_on(crowd::serve(listener, router(board)));
+    let serve = move || runtime.block_on(crowd::serve(listener, router(board, standalone)));
     std::thread::Builder::new().name("http".to_owned()).spawn(serve).map(drop)
 }
 
 /// The routes over one board.
-pub fn router(board: Arc<Board>) -> Router {
+pub fn router(board: Arc<Board>, standalone: bool) -> Router {
+    let only_visitors = middleware::from_fn(move |request, next| visitors::pass(standalone, request, next));
     Router::new()
         .route("/livez", get(|| async { "ok" }))
         .route("/readyz", get(readyz))
         .route("/verdict", get(verdict))
         .route("/incidents", get(incidents))
         .route("/metrics", get(metrics))
-        .route("/drain", get(drain).post(drain))
+        .route("/drain", get(drain).post(drain).layer(only_visitors))
         .with_state(board)
 }
 
@@ -136,6 +139,27 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(3_600);
+
+    #[tokio::test]
+    async fn a_page_in_a_browser_drains_nobody() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let board = Arc::new(Board::default());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        serve_on_own_thread(listener, Arc::clone(&board), true).unwrap();
+        let asks = async |header: &str| {
+            let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+            let head =
+                format!("GET /drain?timeout_s=0 HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{header}\r\n");
+            stream.write_all(head.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            tokio::time::timeout(LONG, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+            (answer[9..12].to_owned(), board.drains().borrow().id > 0)
+        };
+        assert_eq!(asks("sec-fetch-site: cross-site\r\n").await, ("403".to_owned(), false));
+        assert_eq!(asks("").await, ("200".to_owned(), true));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn whoever_would_lift_a_drain_goes_when_another_was_asked_for() {

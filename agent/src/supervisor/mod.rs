@@ -106,7 +106,7 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
         tracing::warn!(%error, "orphans of the engine will not come to this process");
     }
     let board = Arc::new(Board::default());
-    http::serve_on_own_thread(http_listener, Arc::clone(&board)).map_err(SuperviseError::Thread)?;
+    http::serve_on_own_thread(http_listener, Arc::clone(&board), !in_pod).map_err(SuperviseError::Thread)?;
     let registry = Arc::new(Registry::default());
     let narrator = narrate::narrate(board.statuses(), config.narrate);
     let children = async {
