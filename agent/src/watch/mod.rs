@@ -162,7 +162,7 @@ impl Watch {
             by_hand,
             hand,
             maintenance: Note::new(config.notes_dir.as_deref(), MAINTENANCE, Maintenance::read),
-            told: Note::new(config.notes_dir.as_deref(), RECOVERY, Told::read).every(SELDOM_MS),
+            told: Note::new(config.operators_notes(), RECOVERY, Told::read).every(SELDOM_MS),
             poison: PoisonBook::new(config.refuse_poison_for, config.standalone, config.notes_dir.as_deref()),
             hold: same.then(|| Hold::new(memory.fence_is_held(), memory.fit, now_ms)),
             fit: same && memory.fit,

@@ -1,7 +1,8 @@
 //! What others want of this replica, as files that the kubelet keeps equal to annotations of the pod (downward API): a person's fence
 //! (`kubectl truebeat fence`), maintenance that somebody declares, what the operator has refused (I7), and how far
 //! recovery goes. So it needs no right and no API
-//! server, and it is there again after every restart of the agent. In `truebeat run` people write the files.
+//! server, and it is there again after every restart of the agent. In `truebeat run` people write the files of a fence and of maintenance, and
+//! there are no others.
 
 use std::path::{Path, PathBuf};
 
