@@ -308,6 +308,14 @@ async fn fault_f1_events_that_never_come_or_never_end_cost_nothing_but_themselve
 }
 
 #[tokio::test]
+async fn fault_f1_a_gpu_whose_wait_fails_once_is_listened_to_anew() {
+    let library = Library::new("xid-fails", &[]);
+    let source = library.spawn();
+    assert_eq!(told(&first_xids(&source).await), [("GPU-1", 79)]);
+    assert_eq!(library.starts(), 1, "by the same child");
+}
+
+#[tokio::test]
 async fn fault_f1_a_driver_that_floods_and_lies_is_believed_in_what_can_be() {
     let library = Library::new("xid-lie", &[]);
     let source = library.spawn();

@@ -18,6 +18,7 @@ use vitals::xid::{CODE_MAX, Remedy};
 
 use super::child::{GPUS_MAX, uuid};
 use crate::sources::clock::monotonic_ms;
+use crate::supervisor::keep::Pause;
 
 /// One wait in the driver.
 const WAIT_MS: u32 = 5_000;
@@ -32,6 +33,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 const AT_ONCE: Duration = Duration::from_millis(20);
 /// Between two waits on a GPU that is lost: it may come back.
 const LOST_PAUSE: Duration = Duration::from_secs(1);
+/// After any other error the GPU is listened to anew: so soon at first, no more often than this at last, and soon again after a time without.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
 /// The code with which the driver says what it wants done.
 const RECOVERY_ACTION_CHANGED: u32 = 154;
 
@@ -72,7 +76,27 @@ impl Ears {
 
 /// Listens to one GPU until the driver says that it has no such events.
 fn listen(nvml: &'static Nvml, index: u32, tell: &SyncSender<XidObs>) {
-    let Some((device, uuid, set)) = register(nvml, index) else { return };
+    let mut pause = Pause::new(AGAIN_FIRST, AGAIN_MAX, AGAIN_MAX);
+    loop {
+        let began = Instant::now();
+        let error = register(nvml, index).map_or_else(|error| error, |registered| hear(&registered, tell));
+        if has_no_events(&error) {
+            return;
+        }
+        std::thread::sleep(pause.after(began.elapsed()));
+    }
+}
+
+/// It will not have any later, either.
+fn has_no_events(error: &NvmlError) -> bool {
+    use NvmlError::{FailedToLoadSymbol, FunctionNotFound, NotSupported, Uninitialized};
+    matches!(error, NotSupported | Uninitialized | FunctionNotFound | FailedToLoadSymbol(_))
+}
+
+type Registered = (Device<'static>, String, EventSet<'static>);
+
+/// Tells of every Xid until an error that waiting does not end.
+fn hear((device, uuid, set): &Registered, tell: &SyncSender<XidObs>) -> NvmlError {
     let mut at_once = 0;
     loop {
         let began = Instant::now();
@@ -83,10 +107,10 @@ fn listen(nvml: &'static Nvml, index: u32, tell: &SyncSender<XidObs>) {
                 std::thread::sleep(LOST_PAUSE);
                 None
             }
-            Err(_) => return,
+            Err(error) => return error,
         };
         if let Some(code) = code {
-            let remedy = (code == RECOVERY_ACTION_CHANGED).then(|| recovery_action(&device)).flatten();
+            let remedy = (code == RECOVERY_ACTION_CHANGED).then(|| recovery_action(device)).flatten();
             // one that nobody takes in time is dropped: whoever floods says nothing
             let _ = tell.try_send(XidObs { uuid: uuid.clone(), code, remedy, at_ms: monotonic_ms() });
         }
@@ -97,11 +121,13 @@ fn listen(nvml: &'static Nvml, index: u32, tell: &SyncSender<XidObs>) {
     }
 }
 
-fn register(nvml: &'static Nvml, index: u32) -> Option<(Device<'static>, String, EventSet<'static>)> {
-    let device = nvml.device_by_index(index).ok()?;
-    let uuid = uuid(&device)?;
-    let set = device.register_events(EventTypes::CRITICAL_XID_ERROR, nvml.create_event_set().ok()?).ok()?;
-    Some((device, uuid, set))
+fn register(nvml: &'static Nvml, index: u32) -> Result<Registered, NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    let uuid = uuid(&device).ok_or(NvmlError::Unknown)?;
+    let set = device
+        .register_events(EventTypes::CRITICAL_XID_ERROR, nvml.create_event_set()?)
+        .map_err(|failed| failed.error)?;
+    Ok((device, uuid, set))
 }
 
 /// A code that a driver can mean.
