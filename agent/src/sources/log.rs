@@ -27,12 +27,13 @@ const POLLS: Rounds = Rounds { calm: Duration::from_secs(2), hurried: Duration::
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Where a line is cut (characters).
 pub const LINE_CHARS_MAX: usize = 1_500;
-/// Bytes of old log read when the tail starts, and most that one poll reads.
-const HISTORY_BYTES: u64 = 64 << 10;
+/// Most that one poll reads.
 const POLL_BYTES_MAX: u64 = 1 << 20;
 /// Of a log that is trimmed, what is kept of the part that was read, for an agent that starts anew; and room is given back in such pieces.
 const KEPT_BYTES: u64 = 256 << 10;
 const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes of old log read when the tail starts: all that the bundle would have of them, had this tail been there.
+const HISTORY_BYTES: u64 = KEPT_BYTES;
 /// A longer line without an end is taken as it is.
 const PARTIAL_BYTES_MAX: usize = 64 << 10;
 /// Characters of a line that a hit shows.
@@ -147,13 +148,18 @@ impl Drop for LogTail {
 
 impl Shared {
     fn take(&mut self, read: Vec<NewLine>, now_ms: u64, began: Instant) {
+        let any_history = read.iter().any(|line| line.history);
         for NewLine { text, history } in read {
-            let signature = if history { None } else { scan(&text) };
-            if self.hits.len() < HITS_MAX {
+            let signature = scan(&text);
+            if !history && self.hits.len() < HITS_MAX {
                 self.hits.extend(signature.map(|signature| hit(signature, &text, now_ms)));
             }
             let grave = signature.is_some_and(|sign| matches!(sign.meaning, Meaning::Fatal | Meaning::Device));
             self.memory.push(text, grave);
+        }
+        if any_history {
+            // what told of an end there may be an earlier engine's: it is kept until this one tells of its own
+            self.memory.begin_anew();
         }
         self.polled = Some(began);
     }

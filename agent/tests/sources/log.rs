@@ -88,7 +88,7 @@ fn the_middle_of_a_line_is_never_taken_for_a_beginning() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("engine.log");
     // as history, of which no more than its end is read
-    append(&path, &format!("INFO prompt: {}{forged}\nold\n", "x".repeat(200_000)));
+    append(&path, &format!("INFO prompt: {}{forged}\nold\n", "x".repeat(300_000)));
     let mut follower = Follower::new(&path);
     assert_eq!(texts(&follower.poll()), ["old"]);
     // longer than a line that is waited for, whatever the pieces are that it comes in
@@ -157,6 +157,20 @@ fn what_is_no_file_is_no_log() {
     fs::remove_file(&path).unwrap();
     append(&path, "one\n");
     assert_eq!(texts(&follower.poll()), ["one"]);
+}
+
+/// As after a restart of the detector in the middle of an engine's end.
+#[test]
+fn a_tail_that_begins_late_keeps_what_an_earlier_one_would_have_kept() {
+    let grave = "ERROR 11-21 01:04:30 [core.py:936] EngineCore encountered a fatal error.";
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("engine.log");
+    append(&path, &format!("{grave}\n{}", format!("{}\n", "x".repeat(999)).repeat(200)));
+    let tail = LogTail::spawn(Follower::new(&path), Haste::default()).unwrap();
+    eventually("the history is read", || (tail.reader().lines().len() == 201).then_some(()));
+    append(&path, &"flood\n".repeat(10_000));
+    eventually("the flood is read", || (tail.reader().lines().len() > 4_000).then_some(()));
+    assert_eq!((tail.reader().lines()[0].as_str(), tail.take_hits()), (grave, Vec::new()));
 }
 
 #[test]
