@@ -4,10 +4,11 @@
 //! behind (see `proc_facts`).
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::proc_facts::{Collection, read_capped};
 use super::redact::{redact_command, redact_environment, secrets};
+use crate::sources::cgroup::place;
 use crate::sources::procs::ProcRoot;
 
 /// Names the image in the engine's environment, where whoever starts it says so.
@@ -36,11 +37,32 @@ const CGROUP_FILES: [&str; 15] = [
     "io.pressure",
 ];
 
+/// The same of version 1, where each controller has folders of its own.
+const CGROUP_FILES_V1: [(&str, &[&str]); 5] = [
+    ("cpu", &["cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.stat"]),
+    ("cpuset", &["cpuset.effective_cpus"]),
+    ("freezer", &["freezer.state"]),
+    (
+        "memory",
+        &[
+            "memory.usage_in_bytes",
+            "memory.limit_in_bytes",
+            "memory.max_usage_in_bytes",
+            "memory.failcnt",
+            "memory.oom_control",
+        ],
+    ),
+    ("pids", &["pids.current", "pids.max"]),
+];
+const CGROUP_MOUNTS: &str = "/sys/fs/cgroup";
+
 /// Adds what there is to the collection.
 pub fn collect(proc: &ProcRoot, tree: &[i32], collection: &Collection) {
     kernel(collection);
     if let Some(root) = tree.first() {
-        cgroup(proc, *root, collection);
+        if let Some(text) = cgroup(proc, *root, Path::new(CGROUP_MOUNTS)) {
+            collection.entry("cgroup.txt".to_owned(), text);
+        }
         let image = image(proc, *root);
         collection.add(|collected| collected.image = image);
     }
@@ -84,20 +106,52 @@ fn kernel(collection: &Collection) {
     collection.entry("kernel.txt".to_owned(), text);
 }
 
-fn cgroup(proc: &ProcRoot, pid: i32, collection: &Collection) {
-    let Some(own) = read_capped(&proc.path(pid, "cgroup")) else { return };
-    let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::")) else { return };
-    // seen from another cgroup namespace it may lie outside of what is mounted here
-    let folder: PathBuf = Path::new("/sys/fs/cgroup").join(path.trim_start_matches(['/', '.']));
-    let mut text = format!("{path}\n");
-    for name in CGROUP_FILES {
-        append(&mut text, name, read_capped(&folder.join(name)));
+/// In a pod both have cgroup namespaces of their own, and the engine's group lies outside of ours: then its own mount is asked.
+fn cgroup(proc: &ProcRoot, pid: i32, mounts: &Path) -> Option<String> {
+    let groups = read_capped(&proc.path(pid, "cgroup"))?;
+    let of_v2 = CGROUP_FILES.iter().map(|name| (&[][..], name));
+    let of_v1 = CGROUP_FILES_V1
+        .iter()
+        .flat_map(|(controller, names)| names.iter().map(|name| (std::slice::from_ref(controller), name)));
+    let mut text = format!("{}\n", groups.trim_end());
+    for (controllers, name) in of_v2.chain(of_v1) {
+        let path = place((proc, pid), &groups, mounts, controllers, name);
+        append(&mut text, name, path.and_then(|path| read_capped(&path)));
     }
-    collection.entry("cgroup.txt".to_owned(), text);
+    Some(text)
 }
 
 fn append(text: &mut String, name: &str, read: Option<String>) {
     if let Some(read) = read {
         text.push_str(&format!("== {name}\n{}\n", read.trim_end()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `/proc/7/cgroup` says, with these files below these mounts; what is told of them.
+    fn told(groups: &str, files: &[(&str, &str)]) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("proc/7/cgroup", groups);
+        files.iter().for_each(|(path, text)| write(path, text));
+        cgroup(&ProcRoot::at(&dir.path().join("proc")), 7, &dir.path().join("mounts")).unwrap()
+    }
+
+    #[test]
+    fn the_engines_cgroup_is_told_wherever_it_is_mounted() {
+        let own = "proc/7/root/sys/fs/cgroup/memory.max";
+        let neighbours = told("0::/../cri-7.scope\n", &[(own, "4096\n"), ("mounts/memory.max", "max\n")]);
+        assert_eq!(neighbours, "0::/../cri-7.scope\n== memory.max\n4096\n", "and not our own");
+        assert_eq!(told("0::/a\n", &[("mounts/a/cpu.max", "max 100000")]), "0::/a\n== cpu.max\nmax 100000\n");
+        let v1 = [("mounts/cpu,cpuacct/a/cpu.stat", "nr_throttled 3"), ("mounts/memory/b/memory.failcnt", "5")];
+        let told = told("4:cpu,cpuacct:/a\n3:memory:/b\n", &v1);
+        assert!(told.ends_with("== cpu.stat\nnr_throttled 3\n== memory.failcnt\n5\n"), "{told}");
     }
 }

@@ -118,12 +118,22 @@ impl CgroupWatch {
         });
     }
 
-    /// Where a file of these groups lies: v1 under one of `controllers` (empty: v2 only), else v2.
     fn place(&self, pid: i32, groups: &str, controllers: &[&str], file: &str) -> Option<PathBuf> {
-        let theirs = self.proc.path(pid, "root/sys/fs/cgroup");
-        let places = candidates(groups, controllers, &self.mounts, &theirs);
-        places.into_iter().map(|directory| directory.join(file)).find(|path| path.is_file())
+        place((&self.proc, pid), groups, &self.mounts, controllers, file)
     }
+}
+
+/// Where a file of these groups of a process lies: v1 under one of `controllers` (empty: v2 only), else v2.
+pub fn place(
+    (proc, pid): (&ProcRoot, i32),
+    groups: &str,
+    mounts: &Path,
+    controllers: &[&str],
+    file: &str,
+) -> Option<PathBuf> {
+    let theirs = proc.path(pid, "root/sys/fs/cgroup");
+    let places = candidates(groups, controllers, mounts, &theirs);
+    places.into_iter().map(|directory| directory.join(file)).find(|path| path.is_file())
 }
 
 /// Directories where the group's files may lie, the likeliest first.
