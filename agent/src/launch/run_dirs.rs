@@ -20,8 +20,8 @@ pub fn fresh(base: &Path) -> PathBuf {
     base.join(format!("{PREFIX}{}-{}", std::process::id(), crate::files::monotonic_ns()))
 }
 
-/// Younger ones may belong to a run that is about to take its lock.
-const ABANDONED_AGE_MIN: Duration = Duration::from_secs(60);
+/// Younger ones may belong to a run that is about to take its lock, which it does as soon as the file is there.
+const ABANDONED_AGE_MIN: Duration = Duration::from_secs(5);
 
 /// The folder of a run whose supervisor has gone without removing it; held against others for as long as this lives.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ mod tests {
             (dir, lock)
         };
         let (own, _lock) = make("truebeat-run-1-1", 900);
-        let (gone, _) = make("truebeat-run-2-2", 900);
+        let (gone, _) = make("truebeat-run-2-2", 10);
         let (lives, held) = make("truebeat-run-3-3", 900);
         held.try_lock().unwrap();
         make("truebeat-run-4-4", 0);
