@@ -81,6 +81,8 @@ pub struct Launcher {
     disk: Disk,
     /// Of the engine that runs, and of those before it that still speak.
     pipes: Mutex<Vec<Tee>>,
+    /// The engine that was started last: nobody else knows of it before its file is written.
+    newest: Mutex<Option<EngineProcess>>,
 }
 
 impl Launcher {
@@ -98,7 +100,7 @@ impl Launcher {
         let log = CappedLog::open(&config.log_path, LOG_BYTES_MAX)
             .and_then(Log::start)
             .map_err(|source| LaunchError::Log { path: config.log_path.clone(), source })?;
-        Ok(Self { config, log, disk: Disk::default(), pipes: Mutex::default() })
+        Ok(Self { config, log, disk: Disk::default(), pipes: Mutex::default(), newest: Mutex::default() })
     }
 
     /// Keeps an engine running until `stop` says otherwise; then ends it. Returns the exit code of `truebeat run`.
@@ -148,8 +150,8 @@ impl Launcher {
 
     /// The last resort of a second signal: whatever runs is killed, nothing is awaited.
     pub fn end_now(&self, registry: &Registry) -> u8 {
-        if let Some(file) = EngineFile::read(&self.config.agent_dir) {
-            kill_tree(&file.process());
+        if let Some(process) = &*self.newest.lock().unwrap_or_else(PoisonError::into_inner) {
+            kill_tree(process);
         }
         send_to(&registry.adopted(), Signal::SIGKILL);
         KILLED_BY_US
@@ -171,6 +173,7 @@ impl Launcher {
         let mut child = registry.spawn(&mut command)?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
         let process = EngineProcess::of(pid).unwrap_or(EngineProcess { pid, start_ticks: 0 });
+        *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(process.clone());
         let words = self.config.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let (start_ticks, boot_id) = (process.start_ticks, crate::files::boot_id());
         let file = EngineFile { pid, start_ticks, boot_id, nonce, starts, command: words, last_exit };

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use agent::kill::send;
 use agent::sources::procs::ProcRoot;
@@ -30,10 +31,18 @@ fn gives_up(seconds: &str, why: &str, prepare: impl FnOnce(&Path)) {
         status.is_some()
     });
     assert_eq!(status.unwrap().code(), Some(0));
-    let word = format!("{seconds}\0");
-    let sleeps = |pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(word.as_bytes()));
-    let left: Vec<i32> = ProcRoot::live().all().iter().map(|stat| stat.pid).filter(|pid| sleeps(*pid)).collect();
+    let left = sleeping(seconds);
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// Who sleeps for so many seconds, or is about to; no supervisor of theirs, which has read that after its options.
+fn sleeping(seconds: &str) -> Vec<i32> {
+    let word = format!("{seconds}\0");
+    let sleeps = |pid| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.ends_with(word.as_bytes()) && !line.windows(10).any(|part| part == b"--no-nvml\0"))
+    };
+    ProcRoot::live().all().iter().map(|stat| stat.pid).filter(|pid| sleeps(*pid)).collect()
 }
 
 #[test]
@@ -48,4 +57,22 @@ fn d10_a_disk_that_hangs_holds_neither_the_supervisor_nor_its_end() {
     // whoever opens it to write waits until somebody reads, as on a disk that hangs
     let prepare = |dir: &Path| nix::unistd::mkfifo(&dir.join("engine.tmp"), Mode::S_IRWXU).unwrap();
     gives_up("600.75", "the disk does not answer", prepare);
+}
+
+/// It has just started, and its file is not written yet.
+#[test]
+fn a_second_signal_ends_an_engine_that_nobody_has_been_told_of() {
+    let seconds = "600.5";
+    let run = Run::begin(&mut Command::new(AGENT), &[], |dir, _| {
+        std::fs::create_dir(dir.join("agent")).unwrap();
+        nix::unistd::mkfifo(&dir.join("agent/engine.tmp"), Mode::S_IRWXU).unwrap();
+        ["sleep", seconds].map(Into::into).to_vec()
+    });
+    let supervisor = run.supervisor.id().cast_signed();
+    until("an engine has started", || !sleeping(seconds).is_empty());
+    send(&[supervisor], Signal::SIGTERM);
+    // the disk is given up a second after the start, and two signals within half a second are one
+    std::thread::sleep(Duration::from_millis(550));
+    send(&[supervisor], Signal::SIGINT);
+    until("nothing is left", || sleeping(seconds).is_empty());
 }
