@@ -24,7 +24,7 @@ use agent::forensics::bundle::{self, BundleEntry, BundleError};
 use agent::forensics::{CaptureRequest, Captured, capture};
 use agent::sources::haste::Haste;
 use agent::sources::log::{Follower, LogTail};
-use agent::sources::{EngineProcess, Scraper};
+use agent::sources::{EngineProcess, RankSteps, Scraper};
 use crds::episode::Episode;
 use heartbeat::page::{StepOutcome, StepRecord};
 use http::Uri;
@@ -67,18 +67,22 @@ fn request(bundle_dir: &Path, engine: Option<EngineProcess>) -> CaptureRequest {
             health_lies: true,
         },
         engine,
-        steps: (1..=3)
-            .map(|n| StepRecord {
-                step: n,
-                started_ns: n * step,
-                ended_ns: n * step + 500_000,
-                requests: 2,
-                prefill_tokens: 0,
-                decode_tokens: 2,
-                graph_key: 0xabc,
-                outcome: StepOutcome::Ok,
-            })
-            .collect(),
+        steps: vec![RankSteps {
+            rank: 0,
+            pid: None,
+            steps: (1..=3)
+                .map(|n| StepRecord {
+                    step: n,
+                    started_ns: n * step,
+                    ended_ns: n * step + 500_000,
+                    requests: 2,
+                    prefill_tokens: 0,
+                    decode_tokens: 2,
+                    graph_key: 0xabc,
+                    outcome: StepOutcome::Ok,
+                })
+                .collect(),
+        }],
         metrics_before: Some((77, "vllm:num_requests_running 5\n".to_owned())),
         // a port that nothing listens on: the last scrape fails and is a note
         engine_url: "http://127.0.0.1:1".parse().unwrap(),

@@ -100,19 +100,23 @@ fn times(out: &mut String, episode: &Value) {
     part(out, "when", &known, names.len());
 }
 
-/// The last steps of the flight recorder; the oldest of them first.
+/// The last steps of the flight recorder, whichever rank began them; the oldest of them first.
 fn steps(out: &mut String, all: &Value) {
-    let all = all.as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut all: Vec<&Value> = all.as_array().into_iter().flatten().collect();
+    all.sort_by_key(|step| step["started_ns"].as_u64());
     if all.is_empty() {
         return line(out, "steps", "none: the engine publishes no page, or did not get to one");
     }
-    let head = format!("{:>10} {:>10} {:>8} {:>8} {:>7}  outcome", "step", "took us", "requests", "prefill", "decode");
+    let head = ["step", "took us", "requests", "prefill", "decode"];
+    let head =
+        format!("{:>4} {:>10} {:>10} {:>8} {:>8} {:>7}  outcome", "rank", head[0], head[1], head[2], head[3], head[4]);
     line(out, &format!("steps {}", all.len()), &head);
     for step in &all[all.len().saturating_sub(STEPS_SHOWN)..] {
         let number = |name: &str| step[name].as_u64().unwrap_or(0);
         let took_us = number("ended_ns").saturating_sub(number("started_ns")) / 1_000;
         let row = format!(
-            "{:>10} {took_us:>10} {:>8} {:>8} {:>7}  {}",
+            "{:>4} {:>10} {took_us:>10} {:>8} {:>8} {:>7}  {}",
+            step["rank"].as_u64().map_or_else(|| "?".to_owned(), |rank| rank.to_string()),
             number("step"),
             number("requests"),
             number("prefill_tokens"),
@@ -177,7 +181,7 @@ mod tests {
         });
         let steps: Vec<Value> = (0..20)
             .map(|n| {
-                json!({ "step": n, "started_ns": n * 1_000_000, "ended_ns": n * 1_000_000 + 7_000, "requests": 2,
+                json!({ "rank": n % 2, "pid": 7, "step": n, "started_ns": n * 1_000_000, "ended_ns": n * 1_000_000 + 7_000, "requests": 2,
                     "prefill_tokens": 0, "decode_tokens": 2, "outcome": "Ok" })
             })
             .collect();
@@ -200,7 +204,7 @@ mod tests {
             "steps 20",
             "fast part 412 ms",
             "400 bytes  proc/7/… (40)",
-            "        19          7",
+            "   1         19          7",
         ] {
             assert!(text.contains(wanted), "{wanted} is not in\n{text}");
         }

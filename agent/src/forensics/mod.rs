@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crds::episode::Episode;
-use heartbeat::page::StepRecord;
 use http::Uri;
 use vitals::observation::Observation;
 use vitals::verdict::Outcome;
@@ -31,7 +30,7 @@ pub use self::stacks::{PythonFrame, PythonThread, py_stacks_main, python_threads
 use self::summary::Facts;
 use crate::sources::procs::ProcRoot;
 use crate::sources::scrape::scrape_once;
-use crate::sources::{EngineProcess, LogReader, process_tree};
+use crate::sources::{EngineProcess, LogReader, RankSteps, process_tree};
 
 /// The walk over `/proc`; the pieces that need its result come after it and run side by side: 1.9 s in all.
 const TREE_DEADLINE: Duration = Duration::from_millis(400);
@@ -56,7 +55,7 @@ pub struct CaptureRequest {
     pub outcome: Outcome,
     /// `None`: the engine is gone; what was gathered before is saved.
     pub engine: Option<EngineProcess>,
-    pub steps: Vec<StepRecord>,
+    pub steps: Vec<RankSteps>,
     /// The last scrape before the capture, and when (ms of `CLOCK_MONOTONIC`).
     pub metrics_before: Option<(u64, String)>,
     pub engine_url: Uri,
@@ -114,7 +113,7 @@ pub async fn capture(request: CaptureRequest, gathered: impl FnOnce(Captured)) -
     manifest.top_frames = fingerprint::top_frames(places);
     manifest.image.clone_from(image);
     let mut entries = vec![entry("summary.txt", text(&intended, &taken.notes))];
-    entries.extend(known::entries(&request, &command_line, &taken.log));
+    entries.extend(known::entries(&request, &command_line, &taken.log, &taken.tree));
     entries.extend(taken.entries.iter().cloned());
     for entry in &mut entries {
         entry.text = redact::strike_out(&entry.text, &secrets);
@@ -168,6 +167,8 @@ struct Taken {
     unnamed: Vec<i32>,
     pythons: Vec<(i32, PythonThread)>,
     log: Vec<String>,
+    /// The engine's processes, root first.
+    tree: Vec<i32>,
 }
 
 impl Taken {
@@ -201,6 +202,7 @@ impl Taken {
         let (log, took) = log;
         self.log = log;
         self.piece_took("log", took, None);
+        self.tree = tree;
         self.piece("fast part", whole, None);
         facts
     }

@@ -24,6 +24,7 @@ pub mod procs;
 mod queue;
 pub mod ras;
 pub mod scrape;
+mod steps;
 pub(crate) mod tree;
 mod turns;
 pub mod walk;
@@ -32,7 +33,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use heartbeat::page::StepRecord;
 use http::Uri;
 use tokio::task::JoinHandle;
 use vitals::observation::{Ms, Observation, ProcObs, Signal};
@@ -50,6 +50,7 @@ use self::procs::ProcRoot;
 use self::queue::QueueWatch;
 pub use self::ras::RasSource;
 pub use self::scrape::Scraper;
+pub use self::steps::RankSteps;
 pub use self::tree::{
     EngineProcess, Found, find_engine_in, find_pod_engine, process_tree, process_tree_in, process_tree_members,
 };
@@ -272,7 +273,7 @@ impl Sources {
     }
 
     /// The flight recorder of every rank (H6).
-    pub fn page_steps(&mut self) -> Vec<StepRecord> {
+    pub fn page_steps(&mut self) -> Vec<RankSteps> {
         self.pages().steps()
     }
 

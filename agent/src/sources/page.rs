@@ -5,12 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use heartbeat::page::{Identity, Page, Phase, StepRecord};
+use heartbeat::page::{Identity, Page, Phase};
 use heartbeat::process::{PROC_ROOT, check_live, check_still_live};
 use heartbeat::{Reader, Unknown};
 use vitals::observation::{Ms, PageObs, PagePhase};
 
 use super::pace::Pace;
+use super::steps::RankSteps;
 
 /// Ranks that are read, whatever the configuration says.
 const RANKS_MAX: u32 = 1_024;
@@ -153,9 +154,9 @@ impl PageSource {
         seek
     }
 
-    /// The flight recorders of all ranks, rank by rank, oldest step first. Works on the page of a dead process too.
-    pub fn steps(&mut self) -> Vec<StepRecord> {
-        self.ranks.iter_mut().filter_map(|rank| rank.reader.steps().ok()).flatten().collect()
+    /// The flight recorders of all ranks that have a page.
+    pub fn steps(&mut self) -> Vec<RankSteps> {
+        self.ranks.iter_mut().filter_map(|rank| RankSteps::read(rank.rank, &mut rank.reader)).collect()
     }
 }
 
