@@ -59,14 +59,14 @@ fn d10_a_disk_that_hangs_holds_neither_the_supervisor_nor_its_end() {
     gives_up("600.75", "the disk does not answer", prepare);
 }
 
-/// It has just started, and its file is not written yet.
+/// It has just started, its file is not written yet, and it does not heed that its supervisor is gone.
 #[test]
 fn a_second_signal_ends_an_engine_that_nobody_has_been_told_of() {
     let seconds = "600.5";
     let run = Run::begin(&mut Command::new(AGENT), &[], |dir, _| {
         std::fs::create_dir(dir.join("agent")).unwrap();
         nix::unistd::mkfifo(&dir.join("agent/engine.tmp"), Mode::S_IRWXU).unwrap();
-        ["sleep", seconds].map(Into::into).to_vec()
+        ["env", "--ignore-signal=TERM", "sleep", seconds].map(Into::into).to_vec()
     });
     let supervisor = run.supervisor.id().cast_signed();
     until("an engine has started", || !sleeping(seconds).is_empty());
