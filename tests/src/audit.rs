@@ -1,6 +1,6 @@
 //! What the API server was asked by whom: its audit log, and from it what its authorizer had to allow. Reads one file; pure otherwise.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -28,14 +28,19 @@ pub struct Entry {
     user: User,
     object_ref: Option<Object>,
     response_status: Option<Answer>,
+    /// When it came, in RFC 3339.
+    #[serde(default)]
+    request_received_timestamp: String,
     /// What admission had to say.
     #[serde(default)]
-    pub annotations: std::collections::BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Clone, Deserialize)]
 struct User {
     username: String,
+    #[serde(default)]
+    extra: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -60,6 +65,28 @@ impl Entry {
         self.response_status.as_ref().map_or(0, |answer| answer.code)
     }
 
+    /// Which of the user's tokens it came with.
+    pub fn credential(&self) -> &str {
+        let ids = self.user.extra.get("authentication.kubernetes.io/credential-id");
+        ids.and_then(|ids| ids.first()).map_or("", String::as_str)
+    }
+
+    /// Does it ask for a change?
+    pub fn writes(&self) -> bool {
+        ["create", "update", "patch", "delete", "deletecollection"].contains(&self.verb.as_str())
+    }
+
+    /// Namespace of the object asked for; empty where it has none.
+    pub fn namespace(&self) -> &str {
+        self.object_ref.as_ref().map_or("", |object| &object.namespace)
+    }
+
+    /// Namespace, resource and name of the object asked for.
+    pub fn object(&self) -> String {
+        let name = self.object_ref.as_ref().map_or("", |object| &object.name);
+        format!("{} {} {name}", self.namespace(), self.resource())
+    }
+
     /// The object asked for, as `resource` or `resource/subresource`.
     pub fn resource(&self) -> String {
         let object = self.object_ref.clone().unwrap_or_default();
@@ -69,6 +96,19 @@ impl Entry {
             format!("{}/{}", object.resource, object.subresource)
         }
     }
+}
+
+/// The most of what `select` takes that came within one second; one object's alone, where it gives those a name of their own each.
+pub fn most_in_a_second(entries: &[Entry], select: impl Fn(&Entry) -> Option<String>) -> (usize, String) {
+    let mut counts = BTreeMap::<(String, &str), usize>::new();
+    for entry in entries {
+        let second = entry.request_received_timestamp.get(..19).unwrap_or_default();
+        if let Some(name) = select(entry) {
+            *counts.entry((name, second)).or_default() += 1;
+        }
+    }
+    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    most.map_or((0, String::new()), |((name, second), count)| (count, format!("{name} at {second}")))
 }
 
 /// Every finished or begun request of `user`, oldest first.
@@ -140,6 +180,25 @@ mod tests {
             "create z of group 'apps' named '' in 'n'",
         ];
         assert_eq!(shown, all);
+    }
+
+    #[test]
+    fn a_second_is_as_full_as_the_fullest_object_of_it() {
+        let at = |name: &str, time: &str| {
+            serde_json::from_value(json!({
+                "verb": "patch", "user": {"username": "u"}, "requestReceivedTimestamp": time,
+                "objectRef": {"namespace": "n", "name": name, "resource": "pods"},
+            }))
+            .unwrap()
+        };
+        let seen: Vec<Entry> =
+            [("a", "2026-01-01T00:00:01.1Z"), ("b", "2026-01-01T00:00:01.2Z"), ("b", "2026-01-01T00:00:01.9Z")]
+                .map(|(name, time)| at(name, time))
+                .into();
+        let each = most_in_a_second(&seen, |entry| entry.writes().then(|| entry.object()));
+        assert_eq!(each, (2, "n pods b at 2026-01-01T00:00:01".to_owned()));
+        assert_eq!(most_in_a_second(&seen, |_| Some("any".to_owned())).0, 3);
+        assert_eq!(most_in_a_second(&seen, |_| None).0, 0);
     }
 
     #[test]

@@ -223,7 +223,7 @@ impl Cluster {
         let identity = process::recorded(&self.layout, process)?
             .with_context(|| format!("no process `{process}` in this cluster"))?;
         identity.signal(Signal::SIGKILL);
-        if identity.gone_within(std::time::Duration::from_secs(10)) {
+        if identity.left_nothing_within(std::time::Duration::from_secs(10)) {
             Ok(())
         } else {
             Err(anyhow!("{process} does not die"))

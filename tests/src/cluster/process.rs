@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +55,20 @@ impl Identity {
             self.signal(Signal::SIGKILL);
         }
         self.gone_within(Duration::from_secs(5))
+    }
+
+    /// Waits at most `bound` until nothing of it is left. One whose first thread has ended is a zombie while others still hold its sockets: who
+    /// starts it again at once finds its port taken. (Of somebody else's child a zombie may be left.)
+    pub fn left_nothing_within(self, bound: Duration) -> bool {
+        let started = Instant::now();
+        loop {
+            let reaped = waitpid(Pid::from_raw(self.pid), Some(WaitPidFlag::WNOHANG));
+            let there = matches!(reaped, Ok(WaitStatus::StillAlive)) || Self::of(self.pid) == Some(self);
+            if !there || started.elapsed() >= bound {
+                return !there;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Waits at most `bound` for its end.

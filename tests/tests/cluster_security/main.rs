@@ -1,6 +1,6 @@
-//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), A18, A20 and H10 of the catalogue of faults, and the warnings of O4
-//! (`docs/known-bad.md`), each on a real API server with its admission and RBAC, with the real operator and without a node: pods are objects, and
-//! what kubelet and agents would write is written here.
+//! The rows S1–S10, S15 and S16 of the threat model (`docs/security.md`), those of the catalogue of faults whose other side is an API server, and
+//! the warnings of O4 (`docs/known-bad.md`), each on a real API server with its admission and RBAC, with the real operator and without a node:
+//! pods are objects, and what kubelet and agents would write is written here.
 //!
 //! Most of what is tried is what somebody would try who has stolen one token; the operator and the agents are told apart by their tokens alone.
 
@@ -10,7 +10,9 @@ mod images;
 mod known_bad;
 mod manifests;
 mod network;
+mod outages;
 mod people;
+mod refusals;
 mod rights;
 mod schema;
 mod weapon;
@@ -27,7 +29,7 @@ use truebeat_tests::{Cluster, Options, product};
 use crate::world::World;
 
 /// In the order in which they run: each has a namespace of its own.
-const ROWS: [&str; 18] = [
+const ROWS: [&str; 28] = [
     "s03_restricted_pods_are_taken_without_a_warning",
     "s01_every_right_of_the_operator_is_used",
     "s01_a_watched_namespace_needs_no_right_elsewhere",
@@ -46,6 +48,16 @@ const ROWS: [&str; 18] = [
     "fault_a20_a_token_that_is_not_taken_is_read_anew",
     "fault_h10_each_rule_of_the_schemas_refuses_in_its_own_words",
     "o04_what_upstream_knows_against_flags_is_told_and_refuses_nobody",
+    "fault_a5_who_is_always_overtaken_gets_on_and_does_not_spin",
+    "fault_a5_who_is_changed_back_each_time_grows_patient",
+    "fault_a13_a_webhook_that_is_down_is_named_and_waited_for",
+    "fault_a14_a_right_that_is_gone_is_named_and_costs_nothing_else",
+    "fault_a19_a_namespace_on_its_way_out_is_let_go",
+    "fault_f4_a_node_that_is_not_heard_costs_no_pod",
+    "fault_a15_kinds_that_are_gone_are_waited_for",
+    "fault_a1_an_api_server_that_is_gone_is_waited_for",
+    "fault_a21_a_store_of_the_past_restarts_nobody",
+    "fault_b3_a_leader_that_was_frozen_does_not_write",
 ];
 
 fn main() -> ExitCode {
@@ -110,6 +122,16 @@ async fn tell(name: &str, world: &World<'_>) -> Result<()> {
         "fault_a20_a_token_that_is_not_taken_is_read_anew" => faults::token(world).await,
         "fault_h10_each_rule_of_the_schemas_refuses_in_its_own_words" => schema::rules(world).await,
         "o04_what_upstream_knows_against_flags_is_told_and_refuses_nobody" => known_bad::warned(world).await,
+        "fault_a5_who_is_always_overtaken_gets_on_and_does_not_spin" => refusals::conflicts(world).await,
+        "fault_a5_who_is_changed_back_each_time_grows_patient" => refusals::fight(world).await,
+        "fault_a13_a_webhook_that_is_down_is_named_and_waited_for" => refusals::webhook(world).await,
+        "fault_a14_a_right_that_is_gone_is_named_and_costs_nothing_else" => refusals::revoked(world).await,
+        "fault_a19_a_namespace_on_its_way_out_is_let_go" => refusals::terminating(world).await,
+        "fault_f4_a_node_that_is_not_heard_costs_no_pod" => refusals::silent_node(world).await,
+        "fault_a15_kinds_that_are_gone_are_waited_for" => refusals::crds_gone(world).await,
+        "fault_a1_an_api_server_that_is_gone_is_waited_for" => outages::api_server_gone(world).await,
+        "fault_a21_a_store_of_the_past_restarts_nobody" => outages::store_restored(world).await,
+        "fault_b3_a_leader_that_was_frozen_does_not_write" => outages::frozen_leader(world).await,
         _ => anyhow::bail!("no such row: {name}"),
     }
 }

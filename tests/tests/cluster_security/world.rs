@@ -10,8 +10,9 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use truebeat_tests::Cluster;
+use truebeat_tests::audit::{self, Entry};
 use truebeat_tests::fleet::nodes;
-use truebeat_tests::fleet::operator::{ACCOUNT, Candidate, NAMESPACE, Operator};
+use truebeat_tests::fleet::operator::{ACCOUNT, Candidate, NAMESPACE, Operator, USER};
 use truebeat_tests::fleet::replica::{self, Says};
 use truebeat_tests::product::{self, Programs};
 use truebeat_tests::wait::until_async;
@@ -20,7 +21,7 @@ use truebeat_tests::wait::until_async;
 pub const BOUND: Duration = Duration::from_secs(120);
 const NODES: usize = 4;
 /// A tenth of a small fleet is one recovery: what one pod holds must not be what another waits for here.
-const OPERATOR_ARGS: [&str; 4] = ["--fleet-restarts-percent", "50", "--fleet-hold-percent", "100"];
+pub const OPERATOR_ARGS: [&str; 4] = ["--fleet-restarts-percent", "50", "--fleet-hold-percent", "100"];
 
 /// The shared things.
 pub struct World<'a> {
@@ -139,6 +140,17 @@ impl<'a> World<'a> {
             Ok(api.get_opt(name).await?.filter(|infd| probe(infd)))
         })
         .await
+    }
+
+    /// What the operator has asked the API server for so far, and how it was answered.
+    pub fn asked(&self) -> Result<Vec<Entry>> {
+        audit::read(&self.cluster.audit_log(), USER)
+    }
+
+    /// What it has tried to change since it had asked for so much, but for its Lease.
+    pub fn tried_since(&self, asked: usize) -> Result<Vec<Entry>> {
+        let tried = self.asked()?.into_iter().skip(asked);
+        Ok(tried.filter(|entry| entry.writes() && entry.resource() != "leases").collect())
     }
 
     /// JSON of one object, as an administrator sees it.
