@@ -19,6 +19,8 @@ use truebeat_tests::wait::until_async;
 
 use crate::world::{BOUND, OPERATOR_ARGS, World};
 
+/// The leader's.
+const LEASE: &str = "truebeat-operator";
 /// As much as the simulator lets pass (`no_burst`): what two replicas need, many times over.
 const WRITES_MAX: usize = 50;
 /// Nobody leads for so long after the store went back, while every agent repeats its word (`operator/src/leader/lease.rs`).
@@ -78,8 +80,12 @@ pub async fn store_restored(world: &World<'_>) -> Result<()> {
     // who waits is well again before it is its turn
     world.say(second, Says::Recovered("past-2".into())).await?;
     world.recover(first, "past-1").await?;
+    let then = renewed(world)?;
+    until_async("the Lease to be renewed", BOUND, || async { Ok((renewed(world)? != then).then_some(())) }).await?;
 
     ["sched", "kcm", "apiserver", "etcd"].into_iter().try_for_each(|process| world.cluster.kill(process))?;
+    // nobody restores a store in the seconds for which a leader keeps its right without a word
+    sees_nothing(world).await?;
     let asked = world.asked()?.len();
     fs::remove_dir_all(&store).and_then(|()| fs::rename(&backup, &store)).context("restore the store")?;
     ["etcd", "apiserver"].into_iter().try_for_each(|process| world.cluster.start_again(process).map(drop))?;
@@ -90,6 +96,8 @@ pub async fn store_restored(world: &World<'_>) -> Result<()> {
     // the agents, whose replicas are well, repeat that; each within its minute
     replica::say_all(&world.client, vec![(second, Says::Serves), (first, Says::Recovered("past-1".into()))]).await?;
     comes_back(world).await?;
+    let log = fs::read_to_string(world.cluster.layout().log("operator")).context("the operator's log")?;
+    ensure!(log.contains("was restored from a backup"), "the operator has not seen that the store went back");
     let over = |infd: &InferenceDeployment| infd.status.as_ref().is_some_and(|s| s.recovery.grants.is_empty());
     world.status("restored", "chat", "the grant of the past to be over", over).await?;
     for pod in [first, second] {
@@ -99,8 +107,7 @@ pub async fn store_restored(world: &World<'_>) -> Result<()> {
     let deletes: Vec<String> =
         world.tried_since(asked)?.iter().filter(|entry| entry.verb == "delete").map(Entry::object).collect();
     ensure!(!deletes.iter().any(|object| object.contains(" pods")), "the restore cost {deletes:?}");
-    let took = world.stall_until_granted(second, "now-1").await?;
-    println!("      a stall of now is granted after {:.1} s", took.as_secs_f64());
+    world.stall_until_granted(second, "now-1").await?;
     world.recover(second, "now-1").await?;
     world.leave("restored").await
 }
@@ -166,6 +173,11 @@ async fn answers(world: &World<'_>) -> Result<()> {
         Ok((world.cluster.kubectl(&["get", "--raw", "/readyz"])? == "ok").then_some(()))
     })
     .await
+}
+
+/// When the leader's Lease was renewed last.
+fn renewed(world: &World<'_>) -> Result<String> {
+    Ok(world.json(&["-n", NAMESPACE, "lease", LEASE])?["spec"]["renewTime"].to_string())
 }
 
 /// Of which episode the restart of `pod` is granted.
