@@ -23,10 +23,8 @@ pub async fn pass(standalone: bool, request: Request, next: Next) -> Response {
 /// Why whoever sends these may not ask.
 fn refusal(headers: &HeaderMap, standalone: bool) -> Option<&'static str> {
     // `none`: a person has typed the address
-    let by_page = |site: &[u8]| site != b"none";
-    if headers.contains_key(header::ORIGIN)
-        || headers.get("sec-fetch-site").is_some_and(|site| by_page(site.as_bytes()))
-    {
+    let by_page = headers.get("sec-fetch-site").is_some_and(|site| site != "none");
+    if by_page || headers.contains_key(header::ORIGIN) {
         return Some(OF_A_PAGE);
     }
     // a page at a name that its owner has made to mean this machine is no stranger to its browser, which says nothing then

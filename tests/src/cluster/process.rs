@@ -60,24 +60,21 @@ impl Identity {
     /// Waits at most `bound` until nothing of it is left. One whose first thread has ended is a zombie while others still hold its sockets: who
     /// starts it again at once finds its port taken. (Of somebody else's child a zombie may be left.)
     pub fn left_nothing_within(self, bound: Duration) -> bool {
-        let started = Instant::now();
-        loop {
-            let reaped = waitpid(Pid::from_raw(self.pid), Some(WaitPidFlag::WNOHANG));
-            let there = matches!(reaped, Ok(WaitStatus::StillAlive)) || Self::of(self.pid) == Some(self);
-            if !there || started.elapsed() >= bound {
-                return !there;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        self.is_over_within(bound, |reaped| reaped != Ok(WaitStatus::StillAlive))
     }
 
     /// Waits at most `bound` for its end.
     pub fn gone_within(self, bound: Duration) -> bool {
+        self.is_over_within(bound, |_| true)
+    }
+
+    /// `also`: what must be so as well, by what came of reaping it.
+    fn is_over_within(self, bound: Duration, also: impl Fn(nix::Result<WaitStatus>) -> bool) -> bool {
         let started = Instant::now();
         loop {
             // reaps it when it is our own child; somebody else's child answers ECHILD
-            let _ = waitpid(Pid::from_raw(self.pid), Some(WaitPidFlag::WNOHANG));
-            if !self.alive() {
+            let reaped = waitpid(Pid::from_raw(self.pid), Some(WaitPidFlag::WNOHANG));
+            if !self.alive() && also(reaped) {
                 return true;
             }
             if started.elapsed() >= bound {

@@ -5,7 +5,7 @@
 use anyhow::{Context, Result, ensure};
 use crds::InferenceDeployment;
 use k8s_openapi::api::core::v1::{Pod, Service};
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -210,15 +210,7 @@ pub async fn crds_gone(world: &World<'_>) -> Result<()> {
     world.programs.install(world.cluster)?;
     stays_scaled_down(world)?;
     // whoever collects what has no owner must know the owner's kind: where it was too slow for that, it goes on now
-    until_async("Kubernetes to end what they owned", BOUND, || async {
-        let api: Api<Pod> = Api::namespaced(world.client.clone(), "kinds");
-        let left = api.list(&ListParams::default()).await?.items;
-        for pod in left.iter().filter(|pod| pod.metadata.deletion_timestamp.is_some()) {
-            replica::bury(&world.client, pod).await?;
-        }
-        Ok(left.is_empty().then_some(()))
-    })
-    .await?;
+    world.without_pods("kinds").await?;
     nothing_deleted(world, asked)?;
     world.deploy("kinds", "chat", json!({})).await?;
     ensure!(world.operator.process.alive(), "it is another process");
@@ -258,13 +250,8 @@ pub async fn terminating(world: &World<'_>) -> Result<()> {
     product::apply(world.cluster, &held.to_string())?;
     let asked = world.asked()?.len();
     world.cluster.kubectl(&["delete", "namespace", "leaving", "--wait=false"])?;
+    world.without_pods("leaving").await?;
     until_async("everything of ours to be gone", BOUND, || async {
-        let api: Api<Pod> = Api::namespaced(world.client.clone(), "leaving");
-        for pod in
-            api.list(&ListParams::default()).await?.items.iter().filter(|p| p.metadata.deletion_timestamp.is_some())
-        {
-            replica::bury(&world.client, pod).await?;
-        }
         let left = world.json(&["-n", "leaving", "infd,inc,deployments,pods,services"])?;
         Ok(left["items"].as_array().is_some_and(Vec::is_empty).then_some(()))
     })

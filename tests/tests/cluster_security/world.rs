@@ -159,9 +159,14 @@ impl<'a> World<'a> {
         serde_json::from_str(&text).with_context(|| format!("kubectl get {}", args.join(" ")))
     }
 
-    /// Takes everything of a tenant away, pods first: nobody else would confirm that they have ended.
+    /// Takes everything of a tenant away.
     pub async fn leave(&self, namespace: &str) -> Result<()> {
         self.cluster.kubectl(&["-n", namespace, "delete", "infd", "--all", "--wait=true", "--timeout=60s"])?;
+        self.without_pods(namespace).await
+    }
+
+    /// Waits until a namespace has no pods, and ends those that are on their way out: nobody else would.
+    pub async fn without_pods(&self, namespace: &str) -> Result<()> {
         until_async(&format!("the pods of {namespace} to be gone"), BOUND, || async {
             let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
             let left = api.list(&ListParams::default()).await?.items;

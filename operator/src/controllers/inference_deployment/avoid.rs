@@ -3,8 +3,9 @@
 //! its node a restart, serves nobody (F1).
 //!
 //! Bounded twice, so that avoiding never strands a deployment: by time, and by share of the nodes on which a pod could run
-//! at all. And where a pod that came after it finds no place all the same, everything is lifted at once: a suspicion is worth less than a replica.
-//! (One that had none before waits for something else, and would be given just the place that is avoided.) What is broken is broken all the same, and is kept apart from it: whoever looks after nodes must hear of it ([`broken`]).
+//! at all. And where a pod that came after it finds no place all the same, everything is lifted at once: a suspicion is worth less
+//! than a replica. (One that had none before waits for something else, and would be given just the place that is avoided.) What is
+//! broken is broken all the same, and is kept apart from it: whoever looks after nodes must hear of it ([`broken`]).
 
 use crds::{
     Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment,

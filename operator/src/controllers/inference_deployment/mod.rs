@@ -113,7 +113,7 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
 fn forget(calls: &Calls, (namespace, name): (&str, &str), left: &[String]) -> Option<Duration> {
     calls.metrics.forget(namespace, name);
     calls.fleet.proofs.forget(namespace, name);
-    calls.fleet.repairs.forget(&(namespace.to_owned(), name.to_owned()));
+    calls.fleet.repairs.forget(namespace, name);
     calls.fleet.nodes.changed(); // what it had nodes marked for is no reason any more, and whoever uninstalls does not wait
     let count = i64::try_from(left.len()).ok().filter(|count| *count > 0)?;
     tracing::warn!(namespace, name, pods = ?left, "pods are labelled as those of an InferenceDeployment that is not there");

@@ -68,8 +68,9 @@ impl Repairs {
     }
 
     /// There is nothing of this name any more.
-    pub fn forget(&self, of: &Key) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(of);
+    pub fn forget(&self, namespace: &str, name: &str) {
+        let of = (namespace.to_owned(), name.to_owned());
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&of);
     }
 }
 
@@ -81,7 +82,7 @@ impl Repair {
     /// `None`: `child` may be applied now.
     fn pause_left(&self, child: &Child, now: Instant) -> Option<Duration> {
         let more = self.times.checked_sub(AT_ONCE_MAX).filter(|_| self.is_of(child, now))?;
-        let pause = PAUSE_MIN.saturating_mul(1_u32.checked_shl(more).unwrap_or(u32::MAX)).min(PAUSE_MAX);
+        let pause = PAUSE_MIN.saturating_mul(2_u32.saturating_pow(more)).min(PAUSE_MAX);
         pause.checked_sub(now.duration_since(self.at)).filter(|left| !left.is_zero())
     }
 }

@@ -230,8 +230,7 @@ fn all_deliver(pods: &[&PodView], available: i64) -> bool {
 /// Were all available at the same time, as the Deployment itself remembers? That outlasts a stall, a sleep and a scale-out. A template that came
 /// while there were no replicas was there at once: what is older than every replica tells of none.
 fn came_once(live: &Value, pods: &[&PodView]) -> bool {
-    let mut conditions = live["status"]["conditions"].as_array().into_iter().flatten();
-    let came = conditions.find(|c| c["type"] == "Progressing" && c["reason"] == "NewReplicaSetAvailable");
+    let came = condition(live, "Progressing").filter(|c| c["reason"] == "NewReplicaSetAvailable");
     let time = |text: Option<&str>| text?.parse::<Timestamp>().ok();
     let Some(at) = time(came.and_then(|c| c["lastUpdateTime"].as_str())) else { return false };
     pods.iter().any(|pod| time(pod.created_at.as_deref()).is_some_and(|created| created <= at))
@@ -270,8 +269,11 @@ pub fn stuck(observed: &Observed, course: &Course, now: Timestamp) -> Option<Str
 
 /// The reason of a condition of the Deployment; empty: it has none.
 pub fn reason<'a>(deployment: &'a Value, type_: &str) -> &'a str {
-    let mut conditions = deployment["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.find(|c| c["type"] == type_).and_then(|c| c["reason"].as_str()).unwrap_or_default()
+    condition(deployment, type_).and_then(|c| c["reason"].as_str()).unwrap_or_default()
+}
+
+fn condition<'a>(deployment: &'a Value, type_: &str) -> Option<&'a Value> {
+    deployment["status"]["conditions"].as_array().into_iter().flatten().find(|c| c["type"] == type_)
 }
 
 /// The Deployment's own ReplicaSets. One of somebody else may bear the same labels, and would bring its author's pods in under our name
