@@ -13,6 +13,7 @@ pub mod host;
 pub mod images;
 pub mod load;
 pub mod product;
+pub mod queries;
 pub mod rbac;
 pub mod stories;
 pub mod story;

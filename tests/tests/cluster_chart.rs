@@ -8,6 +8,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use truebeat_tests::cluster::tools;
+use truebeat_tests::queries::{self, Query};
 
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/truebeat");
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../operator/manifests");
@@ -330,6 +331,27 @@ fn helm_lint_and_the_alerts_own_tests_pass() {
         let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "promtool {}: {said}", args.join(" "));
     }
+}
+
+/// An expression that does not parse is a panel that is empty, an autoscaler that does nothing, and a page that misleads. (What they name is
+/// held to the programs by the test `queries`.)
+#[test]
+fn every_expression_that_is_shown_anywhere_parses() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |queries: &[Query]| {
+        let groups = queries.iter().enumerate().map(|(i, query)| {
+            let name = format!("{i} {}", query.place);
+            serde_json::json!({"name": name, "rules": [{"record": format!("query_{i}"), "expr": query.expr}]})
+        });
+        let all = serde_json::json!({"groups": groups.collect::<Vec<_>>()});
+        std::fs::write(dir.path().join("all.yaml"), all.to_string()).unwrap();
+        run("promtool", &["check", "rules", "all.yaml"], dir.path())
+    };
+    let mut queries = queries::all().unwrap();
+    let output = check(&queries);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    queries.push(Query { expr: "sum(truebeat_up".to_owned(), ..Query::default() });
+    assert!(!check(&queries).status.success(), "promtool takes whatever it is given");
 }
 
 /// Each alert has a runbook of its name and a test that sees it; no runbook is left of an alert that is gone.
