@@ -2,7 +2,8 @@
 //! its own front end, so that `/health` can only tell what the agent reads too (E6).
 //!
 //! A lease in the beat is a promise: "I will say something new before then". A phase without steps (load, warm-up, idle,
-//! drain) renews its lease at every publish; a step gets one lease, from what steps of its size took before.
+//! drain) renews its lease at every publish; a step gets one lease, from what steps of its size took before, and it anew with each row that
+//! the host goes through while that takes long. Page, `/health`, admission and the guard go by this one promise.
 
 use heartbeat::{Writer, monotonic_ns, page::Beat, page::Phase, page::StepOutcome, page::StepRecord};
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub struct Heart {
     board: Arc<BeatBoard>,
     beat: Beat,
     leases: LeaseModel,
+    /// The lease of the step under way, from its beginning or the last row.
+    step_lease_ms: u32,
     /// When a step last brought anybody further, or nothing was owed.
     progress_ns: u64,
     /// Key of the program that ran the step under way; 0: it runs eagerly.
@@ -75,6 +78,7 @@ impl Heart {
             board,
             beat: Beat::of_phase(Phase::Load, now),
             leases: LeaseModel::default(),
+            step_lease_ms: 0,
             progress_ns: now,
             graph_key: 0,
             clock_ns,
@@ -120,8 +124,20 @@ impl Heart {
         self.enter(if shape.prefill_tokens > 0 { Phase::Prefill } else { Phase::Decode }, now);
         self.beat.phase_tokens = clamp_u32(shape.prefill_tokens);
         self.beat.step_started_ns = now;
-        self.beat.lease_ms = self.leases.lease_ms(shape);
+        self.step_lease_ms = self.leases.lease_ms(shape);
+        self.beat.lease_ms = self.step_lease_ms;
         self.store(now);
+    }
+
+    /// The step under way is one row of logits further on the host. Many wide rows, and rows that follow grammars, may take longer than all
+    /// that was learned of such steps: each begins the lease anew. That is said once half of it is gone, so that most steps never say it.
+    pub fn row_is_done(&mut self) {
+        let now = (self.clock_ns)();
+        let lasted_ms = u32::try_from(now.saturating_sub(self.beat.step_started_ns) / 1_000_000).unwrap_or(u32::MAX);
+        if self.beat.lease_ms.saturating_sub(lasted_ms) < self.step_lease_ms / 2 {
+            self.beat.lease_ms = lasted_ms.saturating_add(self.step_lease_ms);
+            self.store(now);
+        }
     }
 
     /// The step under way was run by the program of this key; 0: eagerly (H6).
@@ -231,6 +247,41 @@ fn clamp_u32(n: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use heartbeat::{Reader, page::Identity};
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    const MS: u64 = 1_000_000;
+    const BEGUN_MS: u64 = 1_000;
+
+    /// Whoever looks, at the page, by `/health` or as the guard, sees the same promise, and that it is kept.
+    #[test]
+    fn a_step_that_goes_from_row_to_row_is_within_its_lease_and_no_longer() {
+        let (dir, board, clock_ns) =
+            (tempfile::tempdir().unwrap(), Arc::<BeatBoard>::default(), Arc::new(AtomicU64::new(BEGUN_MS * MS)));
+        let page = Writer::create(dir.path(), &Identity::of_this_process(0, 1, 0).unwrap()).unwrap();
+        let clock = clock_ns.clone();
+        let mut heart = Heart::by(Box::new(move || clock.load(Relaxed)), Some(page), board.clone());
+        let mut reader = Reader::open(dir.path(), 0);
+        let mut look = |ms: u64| {
+            let (view, beat) = (board.load().unwrap(), reader.read().unwrap().beat);
+            assert_eq!(view.beat, beat, "the page says what the front end goes by");
+            let now_ns = (BEGUN_MS + ms) * MS;
+            (judge(Some(&view), now_ns), late(&beat, now_ns).is_none(), beat.published_ns / MS - BEGUN_MS)
+        };
+        let shape = StepShape { requests: 1, decode_tokens: 1, ..StepShape::default() };
+        heart.step_begins(&shape, &Tally { running: 1, ..Tally::default() });
+        for (row, row_ms) in [(1, 100), (2, 200), (3, 300), (4, 600), (5, 2_000)] {
+            clock_ns.store((BEGUN_MS + row_ms) * MS, Relaxed);
+            heart.row_is_done();
+            let said_ms = if row < 3 { 0 } else { row_ms };
+            assert_eq!(look(row_ms), (Health::Serving, true, said_ms), "row {row}");
+        }
+        assert_eq!(look(2_400), (Health::Serving, true, 2_000));
+        let (health, within, _) = look(2_401);
+        assert!(matches!(health, Health::Stalled(_)) && !within, "no row in a whole lease");
+        heart.step_begins(&shape, &Tally { running: 1, ..Tally::default() });
+        assert_eq!(heart.lease(), Duration::from_millis(400), "the next step has its own");
+    }
 
     #[test]
     fn an_engine_that_rests_for_months_is_within_its_lease() {

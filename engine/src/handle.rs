@@ -107,7 +107,7 @@ pub struct Shared {
     pub started_ns: u64,
     /// The engine thread, as `/proc` knows it; 0 before it runs.
     pub loop_tid: AtomicU64,
-    /// Moves while the engine thread waits for its device and looks whether it is done, and with each row that it samples.
+    /// Moves while the engine thread waits for its device and looks whether it is done.
     pub pulse: OnceLock<Pulse>,
     stuck: watch::Sender<Option<Arc<Stuck>>>,
     given_up_at: OnceLock<Instant>,

@@ -48,7 +48,7 @@ pub(super) enum Next {
 }
 
 /// Samples the row's tokens, if it is to have any, and notes their logprobs. Masks are waited for until then; `alive` is called with each row
-/// of logits that was gone through.
+/// of logits that is gone through.
 ///
 /// # Errors
 /// What is wrong with this sequence's logits or its rules; the sequence ends, its neighbours do not (EP5).
@@ -57,7 +57,7 @@ pub(super) fn sample_row(
     row: &PlanRow,
     input: &SeqInput,
     rows: &Rows,
-    (masks_until, alive): (Instant, &dyn Fn()),
+    (masks_until, alive): (Instant, &mut dyn FnMut()),
 ) -> Result<Next, Miss> {
     let SeqLogits { rows, drawn } = rows.as_ref().map_err(|error| Miss::Failed(error.clone()))?;
     if matches!(input.logits, LogitsWanted::Drawn(_)) && rows.is_empty() {

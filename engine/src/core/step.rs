@@ -230,12 +230,12 @@ impl Core {
         // For all grammars of the step together: neighbours that follow none wait no longer than this.
         let masks_until = Instant::now() + self.mask_wait;
         let late = &mut self.late;
-        // many wide rows take longer than a guard waits, and each of them is life; one that never ends is none
-        let pulse = self.shared.pulse.get();
-        let alive = || pulse.into_iter().for_each(|pulse| _ = pulse.fetch_add(1, Relaxed));
+        // one row that never ends is no life
+        let heart = &mut self.heart;
+        let mut alive = || heart.row_is_done();
         let results = inputs.filter_map(|((row, input), logits)| {
             let live = self.live.get_mut(&row.id)?;
-            let sampled = guarded(|| Ok(sample_row(live, row, input, logits, (masks_until, &alive))));
+            let sampled = guarded(|| Ok(sample_row(live, row, input, logits, (masks_until, &mut alive))));
             Some(match sampled.unwrap_or_else(|panic| Err(Miss::Failed(panic))) {
                 Ok(Next::Tokens(tokens)) => SeqResult::Advanced { id: row.id, tokens },
                 Ok(Next::Later) => {

@@ -4,10 +4,11 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use super::*;
+use crate::beat::Clock;
 use crate::grammar::tests::{Bytes, END, held, info};
 use crate::grammar::{Constraint, GrammarSpec, Grammars, MASK_TIME_MAX_ALONE};
 use crate::handle::{End, GenerateRequest, RequestStream, TokenEvent};
-use crate::model::{KvShape, LogitsWanted, Pulse, SeqInput, StepBatch, StepLogits};
+use crate::model::{KvShape, LogitsWanted, SeqInput, StepBatch, StepLogits};
 use crate::sampling::{LogitRules, SamplingParams};
 
 /// What the device draws in all of these tests; greedily it would be 0.
@@ -64,6 +65,10 @@ fn asking(request: GenerateRequest) -> One {
 }
 
 fn asking_beside(request: GenerateRequest, beside: Vec<GenerateRequest>) -> One {
+    asking_by(Box::new(heartbeat::monotonic_ns), request, beside)
+}
+
+fn asking_by(clock_ns: Clock, request: GenerateRequest, beside: Vec<GenerateRequest>) -> One {
     let (info, steps) = (info(Vec::new()), Arc::new(AtomicU64::new(0)));
     let shared = Arc::new(Shared::new(Arc::new(Metrics::new("m").unwrap()), 8));
     let limits = Limits { seq_len_max: 64, ..Limits::default() };
@@ -72,7 +77,7 @@ fn asking_beside(request: GenerateRequest, beside: Vec<GenerateRequest>) -> One 
     let (inbox, outbox) = sync_channel(8);
     let handle = EngineHandle::new(shared.clone(), inbox, 64);
     let model = Plain { info, steps: steps.clone() };
-    let heart = Heart::new(None, shared.board.clone());
+    let heart = Heart::by(clock_ns, None, shared.board.clone());
     let mut core = Core::new(Box::new(model), limits, shared.clone(), heart, false);
     let mut ask = |request: GenerateRequest| {
         let prompt = if request.prompt.is_empty() { [1].into() } else { request.prompt.clone() };
@@ -143,20 +148,21 @@ async fn the_model_draws_for_whoever_needs_no_row() {
     }
 }
 
-/// The guard outside sees neither rows nor tokens: to it a loop that samples many rows for longer than a lease would stand still.
+/// Nobody outside sees rows: a loop that samples many of them for longer than its lease would stand still for page, `/health` and guard.
 #[tokio::test]
-async fn each_row_that_is_sampled_is_a_sign_of_life() {
+async fn each_row_that_is_sampled_begins_the_lease_anew() {
     let of = |prompt_logprobs| {
         let sampling = SamplingParams { logprobs: Some(2), ..SamplingParams::default() };
         GenerateRequest { sampling, prompt_logprobs, prompt: [1, 1, 1, 1].into(), ..Default::default() }
     };
-    let pulse = Pulse::default();
-    let mut one = asking_beside(of(true), vec![of(false), of(false)]);
-    drop(one.shared.pulse.set(pulse.clone()));
+    // whatever is asked about takes three quarters of the shortest lease
+    let questions = AtomicU64::new(0);
+    let clock = move || questions.fetch_add(300_000_000, Ordering::Relaxed);
+    let mut one = asking_by(Box::new(clock), of(true), vec![of(false), of(false)]);
     assert!(one.core.step(&Faults::new(Vec::new())).unwrap());
-    assert_eq!(pulse.load(Ordering::Relaxed), 3 + 3, "the prompts' last rows, and those that one tells of");
-    assert!(one.core.step(&Faults::new(Vec::new())).unwrap());
-    assert_eq!(pulse.load(Ordering::Relaxed), 3 + 3 + 3);
+    // the prompts' last rows, and those that one tells of; and the first work that is owed was a question, too
+    let questions = 3 + 3 + 1;
+    assert_eq!(one.shared.board.load().unwrap().beat.lease_ms, questions * 300 + 400);
 }
 
 /// A request that forbids itself every token is not the engine's fault, and no step failed.

@@ -119,3 +119,40 @@ pub async fn method_not_allowed(request: Request) -> Response {
     intake::hear_out(request.into_body().into_data_stream());
     error.into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+    use std::time::Duration;
+
+    use heartbeat::monotonic_ns;
+
+    use super::*;
+    use crate::beat::{Heart, StepShape, Tally};
+    use crate::handle::EngineHandle;
+    use crate::metrics::Metrics;
+
+    fn app() -> AppState {
+        let shared = Arc::new(Shared::new(Arc::new(Metrics::new("m").unwrap()), 1));
+        let (inbox, _outbox) = std::sync::mpsc::sync_channel(1);
+        AppState::new(EngineHandle::new(shared, inbox, 1), "m", false, Duration::from_secs(1))
+    }
+
+    /// A step began ten seconds ago, and a row of it is done now: what is not ready yet starts, for who asks and for who wants in.
+    #[tokio::test]
+    async fn a_step_that_is_sampled_for_long_is_no_stall_to_health_and_admission() {
+        for (rows, word) in [(0, "stalled"), (1, "starting")] {
+            let (app, began_ns) = (app(), monotonic_ns().saturating_sub(10_000_000_000));
+            let clock_ns = Arc::new(AtomicU64::new(began_ns));
+            let clock = clock_ns.clone();
+            let by = Box::new(move || clock.load(Ordering::Relaxed));
+            let mut heart = Heart::by(by, None, app.handle.shared.board.clone());
+            heart.step_begins(&StepShape::default(), &Tally { running: 1, ..Tally::default() });
+            clock_ns.store(monotonic_ns(), Ordering::Relaxed);
+            (0..rows).for_each(|_| heart.row_is_done());
+            assert_eq!(condition(&app.handle.shared).unwrap_err().state, word);
+            assert_eq!(app.admit().err().unwrap().refusal, Some(word));
+        }
+    }
+}
