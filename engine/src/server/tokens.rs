@@ -2,10 +2,10 @@
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use crate::codec::TextStream;
+use crate::codec::{TextCodec, TextStream};
 use crate::handle::Ready;
 use crate::server::error::ApiError;
 use crate::server::fields::Fields;
@@ -22,16 +22,40 @@ pub async fn detokenize(State(app): State<AppState>, request: Request) -> Respon
     answer(app, request, text_of).await
 }
 
-/// Longest text that `/detokenize` gives: tokens of a few bytes may each stand for hundreds.
+/// Longest text that either gives: tokens of a few bytes may each stand for hundreds.
 const TEXT_BYTES_MAX: usize = 16 << 20;
 
 /// What `/tokenize` answers.
 #[derive(Serialize)]
-struct Tokens {
+struct Tokens<'a> {
     count: usize,
     max_model_len: usize,
-    tokens: Vec<u32>,
-    token_strs: Option<Vec<String>>,
+    tokens: &'a [u32],
+    token_strs: Option<Names<'a>>,
+}
+
+/// A text for each token, of which one at a time is there.
+struct Names<'a> {
+    tokens: &'a [u32],
+    codec: &'a dyn TextCodec,
+}
+
+impl<'a> Names<'a> {
+    /// Unless they are longer than `bytes_max` together.
+    fn of(tokens: &'a [u32], codec: &'a dyn TextCodec, bytes_max: usize) -> Result<Self, ApiError> {
+        let mut left = bytes_max;
+        for id in tokens {
+            let bytes = codec.token_text(*id).len();
+            left = left.checked_sub(bytes).ok_or_else(|| too_long("return_token_strs", bytes_max))?;
+        }
+        Ok(Self { tokens, codec })
+    }
+}
+
+impl Serialize for Names<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.tokens.iter().map(|id| self.codec.token_text(*id)))
+    }
 }
 
 /// What `/detokenize` answers.
@@ -73,9 +97,9 @@ fn tokens_of(f: &Fields<'_>, ready: &Ready) -> Result<String, ApiError> {
         request::one_prompt(f, ready)?
     };
     let texts = f.bool("return_token_strs")?.unwrap_or(false);
-    let token_strs = texts.then(|| tokens.iter().map(|id| ready.codec.token_text(*id)).collect());
+    let token_strs = texts.then(|| Names::of(&tokens, &*ready.codec, TEXT_BYTES_MAX)).transpose()?;
     let max_model_len = ready.limits.seq_len_max;
-    json_of(&Tokens { count: tokens.len(), max_model_len, tokens, token_strs })
+    json_of(&Tokens { count: tokens.len(), max_model_len, tokens: &tokens, token_strs })
 }
 
 fn text_of(f: &Fields<'_>, ready: &Ready) -> Result<String, ApiError> {
@@ -93,11 +117,14 @@ fn said(tokens: &[u32], mut stream: Box<dyn TextStream>, bytes_max: usize) -> Re
     for id in tokens {
         text += &stream.push(*id)?;
         if text.len() > bytes_max {
-            let message = format!("the tokens' text has more than {bytes_max} bytes, the most that are given here");
-            return Err(ApiError::invalid("tokens", message));
+            return Err(too_long("tokens", bytes_max));
         }
     }
     Ok(text + &stream.finish()?)
+}
+
+fn too_long(param: &str, bytes_max: usize) -> ApiError {
+    ApiError::invalid(param, format!("the tokens' text has more than {bytes_max} bytes, the most that are given here"))
 }
 
 fn json_of(answer: &impl Serialize) -> Result<String, ApiError> {
@@ -108,6 +135,7 @@ fn json_of(answer: &impl Serialize) -> Result<String, ApiError> {
 mod tests {
     use super::*;
     use crate::codec::CodecError;
+    use crate::grammar::tests::Bytes;
 
     /// Every token says the same.
     struct Says(&'static str);
@@ -129,5 +157,13 @@ mod tests {
         let error = text(4).unwrap_err();
         assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("tokens")));
         assert!(error.message.contains("more than 12 bytes"), "{}", error.message);
+    }
+
+    #[test]
+    fn the_texts_of_single_tokens_have_the_same_bound() {
+        let names = |tokens: &[u32]| Names::of(tokens, &Bytes, 3).and_then(|names| json_of(&names));
+        assert_eq!(names(&b"a\"b".map(u32::from)), Ok(r#"["a","\"","b"]"#.to_owned()));
+        let error = names(&[97; 4]).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("return_token_strs")));
     }
 }
