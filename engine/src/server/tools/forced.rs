@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::Function;
-use super::parser::TOOL_CALLS;
+use super::parser::{PYTHON_TAG, TOOL_CALLS};
 use crate::codec::ToolFormat;
 use crate::grammar::{GrammarSpec, lark_json, lark_string};
 
@@ -24,7 +24,7 @@ pub fn forced(format: ToolFormat, functions: &[Function], parallel: bool, mark: 
         (ToolFormat::Llama3, _) => format!("start: body\n{rules}"),
         (ToolFormat::Mistral, _) => {
             let more = if parallel { format!("{{0,{}}}", CALLS_MAX - 1) } else { String::new() };
-            format!("start: {} {}\n{rules}", mark_term(mark), list(&more))
+            format!("start: {} {}\n{rules}", mark_term(TOOL_CALLS, mark), list(&more))
         }
     };
     GrammarSpec::Lark(text)
@@ -38,23 +38,39 @@ pub fn free(format: ToolFormat, functions: &[Function], mark: Option<u32>) -> Gr
         (ToolFormat::Hermes, _) => format!(
             "start: call* rest\ncall: before \"\\n\" body {CLOSE}\nbefore[lazy]: TEXT {MARK}\nrest: TEXT\nTEXT: /(\\n|.)*/\n{rules}"
         ),
-        // what does not begin like a call is none
-        (ToolFormat::Llama3, _) => format!("start: body | TEXT\nTEXT: /([^{{\\s](\\n|.)*)?/\n{rules}"),
+        // what does not begin like a call is none; the mark begins one for who reads it, spelled in letters too
+        (ToolFormat::Llama3, _) => {
+            let tag = mark_term(PYTHON_TAG, mark);
+            format!("start: tag? body | TEXT\ntag: {tag}\nTEXT: /{}/\n{rules}", text_of_no_call())
+        }
         // a list of calls is the last that an answer has
         (ToolFormat::Mistral, Some(_)) => {
-            format!("start: TEXT calls?\ncalls: {} {}\nTEXT: /(\\n|.)*/\n{rules}", mark_term(mark), list("*"))
+            format!(
+                "start: TEXT calls?\ncalls: {} {}\nTEXT: /(\\n|.)*/\n{rules}",
+                mark_term(TOOL_CALLS, mark),
+                list("*")
+            )
         }
         (ToolFormat::Mistral, None) => format!(
             "start: calls | rest\ncalls: before {}\nbefore[lazy]: TEXT {}\nrest: TEXT\nTEXT: /(\\n|.)*/\n{rules}",
             list("*"),
-            mark_term(mark)
+            mark_term(TOOL_CALLS, mark)
         ),
     };
     GrammarSpec::Lark(text)
 }
 
-fn mark_term(mark: Option<u32>) -> String {
-    mark.map_or_else(|| lark_string(TOOL_CALLS), |id| format!("<[{id}]>"))
+fn mark_term(text: &str, mark: Option<u32>) -> String {
+    mark.map_or_else(|| lark_string(text), |id| format!("<[{id}]>"))
+}
+
+/// Llama's texts that begin with neither a call nor its mark: letter by letter, they end within the mark or leave it.
+fn text_of_no_call() -> String {
+    let leaves = PYTHON_TAG.char_indices().map(|(at, next)| {
+        let nor = if at == 0 { r"{\s" } else { "" };
+        format!(r"{}([^{next}{nor}](\n|.)*)?", PYTHON_TAG[..at].replace('|', r"\|"))
+    });
+    leaves.collect::<Vec<_>>().join("|")
 }
 
 /// Calls between brackets: one, and further ones so often.
@@ -135,6 +151,26 @@ mod tests {
             assert!(follows(&llama_free, fine), "{fine}");
         }
         assert!(!follows(&llama_free, "{\"name\": \"count\", \"parameters\": {\"n\": 30}}"));
+    }
+
+    /// The mark begins a call for who reads it, so it does for the grammar: as a token of its own, and in letters.
+    #[test]
+    fn llamas_mark_begins_a_call_whose_arguments_are_forced() {
+        let call = |n: u32| format!("{{\"name\": \"count\", \"parameters\": {{\"n\": {n}}}}}");
+        let after = |text: &str| -> Vec<u32> { [SPECIAL].into_iter().chain(text.bytes().map(u32::from)).collect() };
+        let [letters, token] = [None, Some(SPECIAL)].map(|mark| free(ToolFormat::Llama3, &functions(), mark));
+        assert!(follows(&letters, &format!("{PYTHON_TAG}{}", call(3))));
+        assert!(follows_tokens(&token, &after(&call(3))) && !follows_tokens(&token, &after(&call(30))));
+        assert!(!follows_tokens(&token, &after("print(1)")));
+        for grammar in [&letters, &token] {
+            assert!(follows(grammar, &call(3)));
+            for unforced in [format!("{PYTHON_TAG}{}", call(30)), format!("{PYTHON_TAG} {}", call(30))] {
+                assert!(!follows(grammar, &unforced), "{unforced}");
+            }
+            for fine in ["<", "<|python", "<|python_tags|>{", "<b> {\n", "<|x|>", "a <|python_tag|>{"] {
+                assert!(follows(grammar, fine), "{fine}");
+            }
+        }
     }
 
     fn mistral(calls: &[(&str, &str)]) -> String {

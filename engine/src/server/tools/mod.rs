@@ -79,13 +79,17 @@ impl ToolUse {
         let format = ready.codec.tool_format().ok_or_else(|| {
             ApiError::invalid("tools", "this model's chat template does not say how it calls tools; none can be used")
         })?;
-        let mark = if format == ToolFormat::Mistral { special(parser::TOOL_CALLS, ready)? } else { None };
+        let mark = match format {
+            ToolFormat::Hermes => None,
+            ToolFormat::Llama3 => special(parser::PYTHON_TAG, ready)?,
+            ToolFormat::Mistral => special(parser::TOOL_CALLS, ready)?,
+        };
         Ok(Some(Self { format, functions, choice, parallel, described: Value::Array(described), mark }))
     }
 
-    /// The answer's special tokens must show: one of them begins calls.
+    /// The answer's special tokens must show: one of them begins calls, which nothing else does.
     pub fn shows_special(&self) -> bool {
-        self.mark.is_some()
+        self.format == ToolFormat::Mistral && self.mark.is_some()
     }
 
     /// The tools as the template describes them to the model.

@@ -8,7 +8,7 @@ use crate::splitmix::SplitMix64;
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 /// Llama 3's mark of a call; mostly a special token that no text shows.
-const PYTHON_TAG: &str = "<|python_tag|>";
+pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
 /// Mistral's mark of a list of calls; mostly a special token.
 pub(super) const TOOL_CALLS: &str = "[TOOL_CALLS]";
 
