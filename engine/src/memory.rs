@@ -3,6 +3,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Between two readings of the allocator's books; and for so many times as long as one took.
+const READING_EVERY_NS: u64 = 5_000_000_000;
+const READING_TIMES: u64 = 100;
 
 /// Bytes that could be taken without anybody being killed over it; `None` where nothing says so.
 pub fn free_bytes() -> Option<u64> {
@@ -15,6 +20,28 @@ fn free_under(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let groups = groups.lines().filter_map(|line| Group::of_line(root, line)).filter_map(|group| group.free_bytes());
     groups.chain(machine.map(|kib| kib.saturating_mul(1024))).min()
+}
+
+/// When the allocator's books may be read. A reading goes through all that is free, one arena after the other, and whoever allocates there
+/// waits: however often somebody asks, it is done seldom, and takes a hundredth of the time at most.
+#[derive(Debug, Default)]
+pub struct Readings {
+    next_ns: AtomicU64,
+}
+
+impl Readings {
+    /// What `read` says, if it is time for that, and nobody else is at it; `clock_ns` tells how long it took.
+    pub fn take<T>(&self, clock_ns: impl Fn() -> u64, read: impl FnOnce() -> T) -> Option<T> {
+        let (now, next) = (clock_ns(), self.next_ns.load(Relaxed));
+        let mine = now >= next && self.next_ns.compare_exchange(next, u64::MAX, Relaxed, Relaxed).is_ok();
+        mine.then(|| {
+            let said = read();
+            let done = clock_ns();
+            let pause = done.saturating_sub(now).saturating_mul(READING_TIMES).max(READING_EVERY_NS);
+            self.next_ns.store(done.saturating_add(pause), Relaxed);
+            said
+        })
+    }
 }
 
 /// Bytes that were asked of the allocator and not given back, by any thread; `None` where the C library does not tell. What the system
@@ -131,6 +158,20 @@ mod tests {
         ];
         assert_eq!(free(&v1), Some(200));
         assert_eq!(free(&v1[..4]), Some(0), "more than its limit, for a moment");
+    }
+
+    #[test]
+    fn the_books_are_read_seldom_and_the_more_so_the_longer_it_takes() {
+        let (readings, clock_ns) = (Readings::default(), AtomicU64::new(0));
+        let read_at = |second: &u64, took_ms: u64| {
+            clock_ns.fetch_max(second * 1_000_000_000, Relaxed);
+            let read = || clock_ns.fetch_add(took_ms * 1_000_000, Relaxed);
+            readings.take(|| clock_ns.load(Relaxed), read).is_some()
+        };
+        let quick: Vec<u64> = (0..20).filter(|second| read_at(second, 1)).collect();
+        assert_eq!(quick, [0, 6, 12, 18]);
+        let slow: Vec<u64> = (20..400).filter(|second| read_at(second, 1_000)).collect();
+        assert_eq!(slow, [24, 125, 226, 327]);
     }
 
     #[test]

@@ -48,6 +48,7 @@ pub struct Metrics {
     step_age: Gauge,
     beat_age: Gauge,
     heap: Gauge,
+    heap_readings: memory::Readings,
     /// The front end's own: these go on while the engine thread is frozen.
     pub first_token: Histogram,
     pub inter_token: Histogram,
@@ -103,6 +104,7 @@ impl Metrics {
             step_age: r.gauge("truebeat:step_age_seconds", "Age of the step under way, 0 between steps.")?,
             beat_age: r.gauge("truebeat:beat_age_seconds", "Age of the last published beat.")?,
             heap: r.gauge("truebeat:heap_held_bytes", "Bytes that were asked of the allocator and not given back.")?,
+            heap_readings: memory::Readings::default(),
             first_token: r.seconds("vllm:time_to_first_token_seconds", "From arrival to the first token.")?,
             inter_token: r.seconds("vllm:inter_token_latency_seconds", "Between two tokens of a request.")?,
             e2e: r.seconds("vllm:e2e_request_latency_seconds", "From arrival to the last token.")?,
@@ -139,7 +141,9 @@ impl Metrics {
         let (view, now) = (board.load(), monotonic_ns());
         let age = |from_ns: u64| now.saturating_sub(from_ns) as f64 / 1e9;
         self.in_flight.set(in_flight as f64);
-        self.heap.set(memory::held_bytes().map_or(f64::NAN, |bytes| bytes as f64));
+        if let Some(held) = self.heap_readings.take(monotonic_ns, memory::held_bytes) {
+            self.heap.set(held.map_or(f64::NAN, |bytes| bytes as f64));
+        }
         if let Some(beat) = view.map(|v| v.beat) {
             self.beat_age.set(age(beat.published_ns));
             self.step_age.set(if beat.step_started_ns == 0 { 0.0 } else { age(beat.step_started_ns) });

@@ -55,8 +55,9 @@ const RECOVERY_MAX: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(70);
 /// So often the calm half comes to rest; the first third of the rests, and of the time, is warm-up.
 const RESTS: usize = 9;
-/// Threads that served end when nobody wants them for ten seconds, and with them what they keep for themselves.
-const REST: Duration = Duration::from_secs(11);
+/// Threads that served end when nobody wants them for ten seconds, and with them what they keep for themselves; what the engine tells of that
+/// may be five seconds old.
+const REST: Duration = Duration::from_secs(16);
 /// In less time than this, warm-up is not over: what is held is told and not judged.
 const JUDGED_S_MIN: f64 = 300.0;
 /// What may be kept of a request.
