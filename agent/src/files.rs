@@ -1,15 +1,19 @@
 //! Small files that processes of the agent leave for each other: written whole or not at all.
 
 use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use nix::libc::O_NONBLOCK;
 use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// So long after a write that failed the same is tried again: descriptors and disks have room again some day.
 pub const WRITE_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
+/// None of the agent's own files is longer, by far; what is longer was left there by somebody else.
+const OWN_BYTES_MAX: u64 = 16 << 20;
 /// Bytes of one of the blocks that the kernel counts files by.
 const BLOCK_BYTES: u64 = 512;
 
@@ -33,6 +37,28 @@ pub fn write_text(path: &Path, text: Vec<u8>) -> io::Result<()> {
         Err(error) if is_full(&error) => write_over(path, text).map_err(|_| error),
         Err(error) => Err(error),
     }
+}
+
+/// Reads what one of the agent's processes left as JSON; `None` where there is nothing that can be read.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&read_regular(path, OWN_BYTES_MAX).ok()?).ok()
+}
+
+/// Reads a file of which nobody knows what it is: a FIFO is not waited for, and what has no end is not read to it. A disk may hang all the same.
+///
+/// # Errors
+/// Where it cannot be read, is no regular file, or is longer than `bytes_max`.
+pub fn read_regular(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let file = File::options().read(true).custom_flags(O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(bytes)
 }
 
 /// Keeps a directory and all below it from whoever clears away what is old, as long as this lives: `systemd-tmpfiles` passes by what is locked,
@@ -87,6 +113,21 @@ pub fn wall_clock() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A FIFO would hold whoever opens it until somebody writes.
+    #[test]
+    fn what_is_no_regular_file_or_too_long_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fifo, file) = (dir.path().join("fifo"), dir.path().join("file"));
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::fs::write(&file, "\"12345\"").unwrap();
+        let kind = |path: &Path, bytes_max| read_regular(path, bytes_max).map_err(|error| error.kind());
+        assert_eq!(kind(&fifo, 7), Err(io::ErrorKind::InvalidInput));
+        assert_eq!(kind(Path::new("/dev/zero"), 7), Err(io::ErrorKind::InvalidInput));
+        assert_eq!(kind(&file, 6), Err(io::ErrorKind::FileTooLarge));
+        assert_eq!(kind(&file, 7), Ok(b"\"12345\"".to_vec()));
+        assert_eq!((read_json(&file), read_json::<String>(&fifo)), (Some("12345".to_owned()), None));
+    }
 
     #[test]
     fn d10_on_a_full_disk_what_is_told_takes_the_room_of_what_was_told_before() {

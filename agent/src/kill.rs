@@ -92,8 +92,7 @@ impl KillNote {
 
     /// Was this process's end granted?
     pub fn grants(agent_dir: &Path, engine: &EngineProcess) -> bool {
-        let note =
-            std::fs::read(Self::path(agent_dir)).ok().and_then(|text| serde_json::from_slice::<Self>(&text).ok());
+        let note: Option<Self> = crate::files::read_json(&Self::path(agent_dir));
         note.is_some_and(|note| (note.pid, note.start_ticks) == (engine.pid, engine.start_ticks))
     }
 }

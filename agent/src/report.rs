@@ -5,6 +5,7 @@
 //! only asked again. It needs one right: `pods/status: patch`.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::sources::clock::monotonic_ms;
+use crate::watch::kept::KeptFile;
+use crate::watch::latest::Written;
 use crate::watch::leave::Said;
 
 /// Every call has its own deadline; the client's own retries are off (RELIABILITY.md §7).
@@ -100,17 +103,27 @@ pub enum ReportError {
 pub struct Reporter {
     wish: watch::Sender<Option<Declaration>>,
     heard: watch::Receiver<Heard>,
+    written: Written,
 }
 
 impl Reporter {
     /// Starts the task. `agent_dir` keeps the transition times over a restart of the detector; `last_serving` is what the API told the one
     /// before, until it answers this one.
-    pub fn start(pod: PodIdentity, agent_dir: &Path, last_serving: bool) -> Self {
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn start(pod: PodIdentity, agent_dir: &Path, last_serving: bool) -> io::Result<Self> {
         let (wish, wishes) = watch::channel(None);
         let (says, heard) = watch::channel(Heard { last_serving, ..Heard::default() });
-        let memory = agent_dir.join("conditions.json");
-        tokio::spawn(report(pod, memory, connect, wishes, says));
-        Self { wish, heard }
+        let book = TransitionBook::in_dir(agent_dir)?;
+        let written = book.file.written().clone();
+        tokio::spawn(report(pod, book, connect, wishes, says));
+        Ok(Self { wish, heard, written })
+    }
+
+    /// How far the writing of the transition times is.
+    pub fn written(&self) -> &Written {
+        &self.written
     }
 
     /// The newest wish; an equal one costs nothing.
@@ -142,6 +155,41 @@ struct Transition {
     since: String,
 }
 
+/// The file of them. It is nobody's to wait for: a declaration is part of the way of a fence.
+#[derive(Debug)]
+struct TransitionBook {
+    path: PathBuf,
+    file: KeptFile,
+    /// What was put there last.
+    kept: Transitions,
+}
+
+impl TransitionBook {
+    fn in_dir(agent_dir: &Path) -> io::Result<Self> {
+        let path = agent_dir.join("conditions.json");
+        Ok(Self { file: KeptFile::start("conditions", path.clone())?, path, kept: Transitions::new() })
+    }
+
+    /// What a forerunner left. From a disk that hangs it is as from none: the conditions' times begin anew.
+    async fn recalled(&mut self) -> Transitions {
+        let path = self.path.clone();
+        let read = tokio::task::spawn_blocking(move || crate::files::read_json::<Transitions>(&path));
+        let read = tokio::time::timeout(CALL_MAX, read).await.ok().and_then(Result::ok).flatten();
+        self.kept = read.unwrap_or_default();
+        self.kept.clone()
+    }
+
+    fn keep(&mut self, transitions: &Transitions) {
+        if self.kept == *transitions && !self.file.wants_it_again() {
+            return;
+        }
+        self.kept.clone_from(transitions);
+        if let Ok(text) = serde_json::to_vec(transitions) {
+            self.file.put(text);
+        }
+    }
+}
+
 /// When the word of progress was given that is sent, by `CLOCK_MONOTONIC` and by the wall.
 #[derive(Debug, Default)]
 struct Vouched(Option<(u64, String)>);
@@ -160,20 +208,19 @@ impl Vouched {
 
 async fn report(
     pod: PodIdentity,
-    memory: PathBuf,
+    mut book: TransitionBook,
     connect: impl Fn(&PodIdentity) -> Result<Api<Pod>, ReportError>,
     mut wishes: watch::Receiver<Option<Declaration>>,
     says: watch::Sender<Heard>,
 ) {
-    let read = std::fs::read(&memory).ok();
-    let mut transitions: Transitions = read.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    let mut transitions = book.recalled().await;
     let (mut api, mut retry) = (None, RETRY_FIRST);
     let (mut vouched, mut note) = (Vouched::default(), QueueNote::default());
     while wishes.wait_for(Option::is_some).await.is_ok() {
         let Some(wish) = wishes.borrow_and_update().clone() else { continue };
         let (asked_ms, now) = (monotonic_ms(), crate::files::wall_clock());
         let mut conditions = conditions(&wish, &mut transitions, &now);
-        let _ = crate::files::write_json(&memory, &transitions);
+        book.keep(&transitions);
         vouched.put(&mut conditions, wish.unfenced || says.borrow().last_serving, (asked_ms, now));
         let called = match api.take().map_or_else(|| connect(&pod), Ok) {
             Ok(connected) => apply(api.insert(connected), &pod, &conditions).await,

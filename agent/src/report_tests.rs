@@ -157,8 +157,9 @@ async fn d03_an_agent_cut_off_from_the_api_says_only_the_newest_when_it_is_back(
     let dir = tempfile::tempdir().unwrap();
     let (wish_sender, wishes) = watch::channel(None);
     let (says, mut heard) = watch::channel(Heard::default());
-    let reporting = tokio::spawn(report(pod(), dir.path().join("conditions.json"), connect, wishes, says));
-    let reporter = Reporter { wish: wish_sender, heard: heard.clone() };
+    let book = TransitionBook::in_dir(dir.path()).unwrap();
+    let reporter = Reporter { wish: wish_sender, heard: heard.clone(), written: book.file.written().clone() };
+    let reporting = tokio::spawn(report(pod(), book, connect, wishes, says));
     reporter.declare(wish("True", "Recovered"));
     heard.wait_for(|heard| heard.failures > 0).await.unwrap();
     for n in 0..1_000 {
@@ -185,12 +186,52 @@ async fn d03_an_agent_cut_off_from_the_api_says_only_the_newest_when_it_is_back(
     reporting.abort();
 }
 
+#[tokio::test]
+async fn transition_times_outlive_a_detector() {
+    let (dir, mut known) = (tempfile::tempdir().unwrap(), Transitions::new());
+    conditions(&wish("True", "None"), &mut known, "t1");
+    let mut book = TransitionBook::in_dir(dir.path()).unwrap();
+    book.keep(&known);
+    assert!(book.file.written().settled(Duration::from_secs(40)).await);
+    assert_eq!(TransitionBook::in_dir(dir.path()).unwrap().recalled().await, known);
+}
+
+/// A FIFO that nobody opens holds whoever reads from it or writes to it, as a disk that hangs does, until this is dropped.
+struct Hanging(Vec<PathBuf>);
+
+impl Hanging {
+    fn at(paths: Vec<PathBuf>) -> Self {
+        paths.iter().for_each(|path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap());
+        Self(paths)
+    }
+}
+
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|path| drop(std::fs::File::options().read(true).write(true).open(path)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d10_a_disk_that_hangs_holds_no_declaration() {
+    let dir = tempfile::tempdir().unwrap();
+    let _hanging = Hanging::at(["conditions.json", "conditions.tmp"].map(|name| dir.path().join(name)).into());
+    let (wishes, wished) = watch::channel(Some(wish("False", "Stalled")));
+    let (says, mut heard) = watch::channel(Heard::default());
+    let book = TransitionBook::in_dir(dir.path()).unwrap();
+    let reporting = tokio::spawn(report(pod(), book, |_| Err(ReportError::Late), wished, says));
+    let called = tokio::time::timeout(Duration::from_secs(40), heard.wait_for(|heard| heard.failures > 0)).await;
+    assert!(called.is_ok(), "the API server is never called");
+    reporting.abort();
+    drop(wishes);
+}
+
 /// A detector that starts while nobody answers must not fence the last replica that serves (I3).
 #[tokio::test]
 async fn what_the_api_said_last_of_who_else_serves_holds_until_it_answers() {
     let dir = tempfile::tempdir().unwrap();
     for last_serving in [true, false] {
-        let heard = Reporter::start(pod(), dir.path(), last_serving).heard();
+        let heard = Reporter::start(pod(), dir.path(), last_serving).unwrap().heard();
         assert_eq!((heard.last_serving, heard.answered_ms), (last_serving, None));
     }
 }

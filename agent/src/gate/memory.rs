@@ -32,8 +32,7 @@ struct Kept {
 
 /// What the last detector wanted of the last gate; open where nobody said anything, or in an earlier boot, whose engine is gone.
 pub fn recall(memory: &Path) -> Control {
-    let text = std::fs::read(memory).ok();
-    let kept: Kept = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    let kept: Kept = crate::files::read_json(memory).unwrap_or_default();
     if kept.boot_id == boot_id() { kept.control } else { Control::default() }
 }
 

@@ -66,8 +66,7 @@ impl EngineFile {
     }
 
     fn read_from(path: &Path) -> Option<Self> {
-        let text = std::fs::read(path).ok()?;
-        let file: Self = serde_json::from_slice(&text).ok()?;
+        let file: Self = crate::files::read_json(path)?;
         (file.boot_id.is_empty() || file.boot_id == crate::files::boot_id()).then_some(file)
     }
 

@@ -28,6 +28,8 @@ pub struct Board {
     drain: watch::Sender<Drain>,
     /// Until when it stands at most, by all who have asked.
     drain_until: Mutex<Option<tokio::time::Instant>>,
+    /// The detector may go.
+    dismissal: watch::Sender<bool>,
     /// When the detector was heard last.
     heard: Mutex<Instant>,
     restarts: Mutex<BTreeMap<&'static str, u64>>,
@@ -40,6 +42,7 @@ impl Default for Board {
             status: watch::Sender::new(None),
             drain: watch::Sender::new(Drain::default()),
             drain_until: Mutex::default(),
+            dismissal: watch::Sender::new(false),
             heard: Mutex::new(Instant::now()),
             restarts: Mutex::default(),
             unreadable_lines: AtomicU64::new(0),
@@ -154,6 +157,22 @@ impl Board {
     /// The wanted drain, level-triggered.
     pub fn drains(&self) -> watch::Receiver<Drain> {
         self.drain.subscribe()
+    }
+
+    /// Lets the detector go, for good.
+    pub fn dismiss(&self) {
+        self.dismissal.send_replace(true);
+    }
+
+    /// May the detector go?
+    pub fn has_dismissed(&self) -> bool {
+        *self.dismissal.borrow()
+    }
+
+    /// Returns when the detector may go.
+    pub async fn dismissed(&self) {
+        // (the board holds the other end)
+        let _ = self.dismissal.subscribe().wait_for(|dismissed| *dismissed).await;
     }
 
     /// A child was started again.

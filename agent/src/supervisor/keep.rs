@@ -65,12 +65,13 @@ pub struct Spec {
 pub enum Input {
     /// The listening socket: connections that come while the child is away wait in the kernel's queue instead of being refused.
     Listener(std::net::TcpListener),
-    /// A pipe with the wanted drain, one JSON line a change; its end tells the child that its supervisor is gone. Stdout is a
-    /// pipe with status lines.
+    /// A pipe with the wanted drain, one JSON line a change; its end tells the child that its supervisor is gone, or lets it go. Stdout
+    /// is a pipe with status lines.
     Talk,
 }
 
-/// Runs the child for ever; the caller drops the future to end it (the child is killed then).
+/// Runs the child for ever; the caller drops the future to end it (the child is killed then). Of one that talks it returns when that was
+/// dismissed and has left.
 pub async fn keep(spec: Spec, registry: Arc<Registry>, board: Arc<Board>) {
     let mut pause = Pause::new(Duration::from_millis(10), Duration::from_secs(1), Duration::from_secs(10));
     loop {
@@ -80,6 +81,9 @@ pub async fn keep(spec: Spec, registry: Arc<Registry>, board: Arc<Board>) {
             Err(error) => {
                 tracing::error!(child = spec.name, program = %spec.program.display(), %error, "could not start a child")
             }
+        }
+        if matches!(spec.stdin, Input::Talk) && board.has_dismissed() {
+            return;
         }
         board.count_restart(spec.name);
         tokio::time::sleep(pause.after(started.elapsed())).await;
@@ -114,7 +118,7 @@ async fn watch_over(mut child: Child, spec: &Spec, registry: &Registry, board: &
     let talking = async {
         let Some((stdin, stdout)) = talk else { return hangs(board.statuses(), Instant::now()).await };
         let words = AtomicU64::new(0);
-        let talk = async { tokio::join!(tell(stdin, board.drains()), listen(stdout, board, &words)) };
+        let talk = async { tokio::join!(tell(stdin, board), listen(stdout, board, &words)) };
         tokio::select! {
             _ = talk => {}
             () = silence(&words, SILENT_LOOKS_MAX, LOOK_EVERY) => {}
@@ -133,6 +137,7 @@ async fn watch_over(mut child: Child, spec: &Spec, registry: &Registry, board: &
         registry.forget(pid);
     }
     match status {
+        Ok(status) if board.has_dismissed() => tracing::info!(child = spec.name, pid, %status, "a child has left"),
         Ok(status) => tracing::warn!(child = spec.name, pid, %status, "a child ended; it is started again"),
         Err(error) => tracing::error!(child = spec.name, pid, %error, "could not await a child"),
     }
@@ -171,8 +176,17 @@ async fn hangs(mut statuses: watch::Receiver<Option<Arc<Posted>>>, began: Instan
     }
 }
 
-/// Writes the wanted drain now and at each change.
-async fn tell(mut stdin: ChildStdin, mut drains: watch::Receiver<Drain>) {
+/// Writes the wanted drain now and at each change. The pipe stays open until the child is dismissed: its end means that the supervisor is gone.
+async fn tell(stdin: ChildStdin, board: &Board) {
+    tokio::select! {
+        () = order(stdin, board.drains()) => {}
+        () = board.dismissed() => {}
+    }
+    // nor is a child that goes one that hangs
+    std::future::pending::<()>().await;
+}
+
+async fn order(mut stdin: ChildStdin, mut drains: watch::Receiver<Drain>) {
     loop {
         let wanted = *drains.borrow_and_update();
         let Ok(line) = serde_json::to_string(&wanted) else { break };
@@ -180,7 +194,6 @@ async fn tell(mut stdin: ChildStdin, mut drains: watch::Receiver<Drain>) {
             break;
         }
     }
-    // The pipe stays open while the child lives: its end means that the supervisor is gone.
     std::future::pending::<()>().await;
 }
 
@@ -228,6 +241,32 @@ mod tests {
         assert!(!told(GATE_HANGS_MS_MAX - 1, GATE_HANGS_MS_MAX + 500).await);
         assert!(!told(GATE_HANGS_MS_MAX + 1_000, 5_000).await, "its forerunner did");
         assert!(told(2 * GATE_HANGS_MS_MAX, GATE_HANGS_MS_MAX + 500).await, "both do");
+    }
+
+    /// It is given the time for what it has to do then, which to be killed would cut short.
+    #[tokio::test]
+    async fn a_child_that_is_dismissed_ends_by_itself_and_is_not_started_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let starts = dir.path().join("starts");
+        let script =
+            format!("echo start >> {0}; echo '{{}}'; cat > {0}.orders; sleep 0.2; echo end >> {0}", starts.display());
+        let spec = Spec {
+            name: "detector",
+            program: "sh".into(),
+            args: ["-c".into(), script.into()].into(),
+            log_filter: String::new(),
+            stdin: Input::Talk,
+        };
+        let board = Arc::new(Board::default());
+        let ends = async {
+            while !starts.exists() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            board.dismiss();
+        };
+        let kept = keep(spec, Arc::default(), Arc::clone(&board));
+        tokio::time::timeout(Duration::from_secs(40), async { tokio::join!(kept, ends) }).await.expect("it is kept");
+        assert_eq!(std::fs::read_to_string(&starts).unwrap(), "start\nend\n");
     }
 
     #[test]

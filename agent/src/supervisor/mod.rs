@@ -35,6 +35,8 @@ const ANNOUNCED_WAIT: Duration = Duration::from_millis(500);
 /// ends us grants anyway, within these bounds.
 const UNSENT_WAIT_MIN: Duration = Duration::from_secs(2);
 const UNSENT_WAIT_MAX: Duration = Duration::from_secs(30);
+/// A detector that may go first sees to it that what it knows is written down; one whose disk hangs is given up.
+const DISMISSED_WAIT: Duration = Duration::from_millis(1_500);
 /// How often an ending supervisor looks whether the engine still lives.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -112,10 +114,16 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
     let children = async {
         let detector = keep(detector(&config), Arc::clone(&registry), Arc::clone(&board));
         let gate = keep(gate(&config, gate_listener), Arc::clone(&registry), Arc::clone(&board));
-        tokio::join!(detector, gate, registry.reap_orphans(child_ended), narrator, stay(stops, config.narrate));
+        let others =
+            async { tokio::join!(gate, registry.reap_orphans(child_ended), narrator, stay(stops, config.narrate)) };
+        tokio::select! {
+            () = detector => {}
+            _ = others => {}
+            () = given_up(&board) => {}
+        }
     };
     let life = async {
-        match launcher {
+        let code = match launcher {
             Some(launcher) => {
                 let grace = config.engine.as_ref().map_or(Duration::ZERO, |engine| engine.grace);
                 let lone = claim.is_some();
@@ -127,12 +135,18 @@ pub async fn run(config: SuperviseConfig) -> Result<u8, SuperviseError> {
                 board.all_is_sent(UNSENT_WAIT_MAX).await;
                 0
             }
-        }
+        };
+        board.dismiss();
+        code
     };
-    tokio::select! {
-        code = life => Ok(code),
-        () = children => Ok(0),
-    }
+    let (code, ()) = tokio::join!(life, children);
+    Ok(code)
+}
+
+/// Returns when a detector that may go is waited for no longer.
+async fn given_up(board: &Board) {
+    board.dismissed().await;
+    tokio::time::sleep(DISMISSED_WAIT).await;
 }
 
 /// Runs the engine until it is told to end, ends it, and waits for what the gate still holds. `lone`: the directory is nobody else's, so what a

@@ -1,7 +1,7 @@
 //! What a detector is started with, and why it cannot start.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crds::inference_deployment::RecoveryMode;
@@ -60,12 +60,6 @@ impl WatchConfig {
         pod.unwrap_or_else(|| {
             std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
         })
-    }
-
-    /// Where an operator's notes are. In `truebeat run` people write the directory's files: its options say how far recovery goes, and a file of
-    /// that name that happens to lie there must not.
-    pub fn operators_notes(&self) -> Option<&Path> {
-        self.notes_dir.as_deref().filter(|_| !self.standalone)
     }
 
     /// What governs recovery until a note says otherwise.

@@ -1,12 +1,13 @@
 //! Which process is the engine now? In `truebeat run` the supervisor says so in `engine.json`; in a pod it is found in `/proc`.
 //!
-//! The search and the command line wait for other processes' memory locks, so both are read aside: no tick opens them (I4).
+//! The search and the command line wait for other processes' memory locks, and `engine.json` may lie on a disk that hangs, so all are read
+//! aside: no tick opens them (I4).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use tokio::sync::oneshot;
-
+use super::aside::Aside;
 use crate::forensics::program_of;
 use crate::launch::EngineFile;
 use crate::sources::clock::TickClock;
@@ -30,6 +31,9 @@ pub struct Program<'a> {
     pub image: &'a str,
 }
 
+/// Device, inode and time of change of the `engine.json` that was read.
+type Mark = (u64, u64, i64, i64);
+
 /// Follows the engine from process to process.
 #[derive(Debug)]
 pub struct Follow {
@@ -42,9 +46,8 @@ pub struct Follow {
     /// This pod's engine names the page directory: whoever does not is no engine, even while the engine's container restarts.
     named_before: bool,
     nonce: Option<u64>,
-    /// Device, inode and time of change of the `engine.json` that was read, and when it was looked at.
-    file_seen: Option<(u64, u64, i64, i64)>,
-    file_ms: Option<u64>,
+    file: Aside<Option<(Mark, EngineFile)>>,
+    file_seen: Option<Mark>,
     /// Whom `exit` is about.
     watched: Option<EngineProcess>,
     /// Hears the engine's end; `None` where it has gone, or the kernel cannot tell: then `/proc` is asked.
@@ -68,8 +71,8 @@ impl Follow {
             sure: false,
             named_before: false,
             nonce: None,
+            file: Aside::default(),
             file_seen: None,
-            file_ms: None,
             watched: None,
             exit: None,
             ended: false,
@@ -80,26 +83,30 @@ impl Follow {
         }
     }
 
+    /// The first look, for which the launcher's word is waited for, so long at most: whom a forerunner fenced must be known.
+    pub async fn look_first(&mut self, now_ms: u64, max: Duration) -> Option<EngineProcess> {
+        if self.agent_dir.is_none() {
+            return self.look(now_ms);
+        }
+        self.read_file(now_ms);
+        let read = self.file.take_within(max).await;
+        self.hear_file(read.flatten());
+        self.looked(now_ms)
+    }
+
     /// The engine as of now. An engine that ended stays the answer until another one is there. Runs inside a runtime.
     pub fn look(&mut self, now_ms: u64) -> Option<EngineProcess> {
-        let file_due =
-            !self.hears_the_end() || self.file_ms.is_none_or(|at| now_ms.saturating_sub(at) >= FILE_EVERY_MS);
-        match &self.agent_dir {
-            Some(_) if !file_due => {}
-            Some(agent_dir) => {
-                self.file_ms = Some(now_ms);
-                if let Some(file) = new_file(agent_dir, &mut self.file_seen) {
-                    if self.engine.as_ref() != Some(&file.process()) {
-                        self.reading = Aside::default();
-                    }
-                    self.engine = Some(file.process());
-                    (self.sure, self.nonce, self.words) = (true, Some(file.nonce), file.command);
-                }
-            }
-            None => {
-                self.search(now_ms);
-            }
+        if self.agent_dir.is_some() {
+            let read = self.file.take();
+            self.hear_file(read.flatten());
+            self.read_file(now_ms);
+        } else {
+            self.search(now_ms);
         }
+        self.looked(now_ms)
+    }
+
+    fn looked(&mut self, now_ms: u64) -> Option<EngineProcess> {
         self.read_words(now_ms);
         if self.watched != self.engine {
             self.watched.clone_from(&self.engine);
@@ -151,6 +158,23 @@ impl Follow {
         !self.sure
     }
 
+    fn hear_file(&mut self, read: Option<(Mark, EngineFile)>) {
+        let Some((mark, file)) = read else { return };
+        if self.engine.as_ref() != Some(&file.process()) {
+            self.reading = Aside::default();
+        }
+        (self.engine, self.file_seen) = (Some(file.process()), Some(mark));
+        (self.sure, self.nonce, self.words) = (true, Some(file.nonce), file.command);
+    }
+
+    fn read_file(&mut self, now_ms: u64) {
+        let every_ms = if self.hears_the_end() { FILE_EVERY_MS } else { 0 };
+        let due = self.file.is_due(now_ms, every_ms);
+        let Some(agent_dir) = self.agent_dir.as_ref().filter(|_| due).cloned() else { return };
+        let seen = self.file_seen;
+        self.file.start(now_ms, every_ms, move || new_file(&agent_dir, seen));
+    }
+
     fn search(&mut self, now_ms: u64) {
         if let Some(found) = self.search.take().flatten() {
             let living = self.lives_now();
@@ -194,55 +218,18 @@ impl Follow {
 }
 
 /// `engine.json`, where it is another file than the one that was read last.
-fn new_file(agent_dir: &Path, seen: &mut Option<(u64, u64, i64, i64)>) -> Option<EngineFile> {
+fn new_file(agent_dir: &Path, seen: Option<Mark>) -> Option<(Mark, EngineFile)> {
     let meta = std::fs::metadata(EngineFile::path(agent_dir)).ok()?;
     let mark = (meta.dev(), meta.ino(), meta.mtime(), meta.mtime_nsec());
-    if *seen == Some(mark) {
+    if seen == Some(mark) {
         return None;
     }
-    let file = EngineFile::read(agent_dir)?;
-    *seen = Some(mark);
-    Some(file)
+    Some((mark, EngineFile::read(agent_dir)?))
 }
 
 /// Is what was found the engine from now on?
 fn takes_over(named: bool, engine_lives: bool, named_before: bool) -> bool {
     named || !engine_lives && !named_before
-}
-
-/// One read at a time, on a thread that may be left behind: a read that never returns is the last of its kind.
-#[derive(Debug)]
-struct Aside<T> {
-    running: Option<oneshot::Receiver<T>>,
-    started_ms: Option<u64>,
-}
-
-impl<T> Default for Aside<T> {
-    fn default() -> Self {
-        Self { running: None, started_ms: None }
-    }
-}
-
-impl<T: Send + 'static> Aside<T> {
-    /// What has been read since the last call.
-    fn take(&mut self) -> Option<T> {
-        let taken = match self.running.as_mut()?.try_recv() {
-            Err(oneshot::error::TryRecvError::Empty) => return None,
-            taken => taken.ok(),
-        };
-        self.running = None;
-        taken
-    }
-
-    fn start(&mut self, now_ms: u64, every_ms: u64, read: impl FnOnce() -> T + Send + 'static) {
-        let due = self.started_ms.is_none_or(|at| now_ms.saturating_sub(at) >= every_ms);
-        if !due || self.running.is_some() {
-            return;
-        }
-        let (tell, told) = oneshot::channel();
-        tokio::task::spawn_blocking(move || _ = tell.send(read()));
-        (self.running, self.started_ms) = (Some(told), Some(now_ms));
-    }
 }
 
 fn words_of(engine: &EngineProcess) -> Vec<String> {
@@ -264,23 +251,6 @@ pub fn process_key(engine: &EngineProcess) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn a_read_that_hangs_holds_nobody_and_is_not_repeated() {
-        let mut aside = Aside::<u32>::default();
-        let (free, held) = std::sync::mpsc::channel::<()>();
-        aside.start(0, 10, move || held.recv().map_or(1, |()| 2));
-        assert_eq!(aside.take(), None);
-        aside.start(1_000, 10, || 3);
-        assert_eq!(aside.take(), None, "one at a time");
-        drop(free);
-        let mut taken = None;
-        while taken.is_none() {
-            tokio::task::yield_now().await;
-            taken = aside.take();
-        }
-        assert_eq!(taken, Some(1));
-    }
 
     #[test]
     fn a_sidecar_never_takes_the_place_of_an_engine_that_named_the_directory() {
@@ -310,21 +280,22 @@ mod tests {
         };
         let mut follow = Follow::new(Some(dir.path().to_owned()), Path::new("/run/truebeat"), None);
         says(1);
-        let mut nonce_at = |now_ms| {
+        let soon = Duration::from_secs(60);
+        // what a look has begun to read is there at the next
+        let nonce_at = async |follow: &mut Follow, now_ms| {
             follow.look(now_ms);
+            follow.look_first(now_ms, soon).await;
             follow.nonce()
         };
-        assert_eq!(nonce_at(0), Some(1));
+        assert_eq!(nonce_at(&mut follow, 0).await, Some(1));
         says(2);
-        assert_eq!([nonce_at(999), nonce_at(1_000)], [Some(1), Some(2)]);
+        assert_eq!(nonce_at(&mut follow, 999).await, Some(1));
+        assert_eq!(nonce_at(&mut follow, 1_000).await, Some(2));
         child.kill().unwrap();
         child.wait().unwrap();
+        tokio::time::timeout(soon, follow.ended()).await.unwrap();
         says(3);
-        tokio::time::timeout(std::time::Duration::from_secs(60), follow.ended()).await.unwrap();
-        follow.look(1_100);
-        says(4);
-        follow.look(1_200);
-        assert_eq!(follow.nonce(), Some(4), "whoever comes next comes at once");
+        assert_eq!(nonce_at(&mut follow, 1_001).await, Some(3), "whoever comes next comes at once");
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! Writes the newest of many values from a thread of its own, so that a full pipe or a slow disk never holds a tick (I4).
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,12 +13,18 @@ use crate::short_slice;
 #[derive(Debug)]
 pub struct Latest {
     slot: Arc<(Mutex<Option<Numbered>>, Condvar)>,
-    /// How many were put, and up to which of them all is written or was replaced.
-    put: u64,
-    written: watch::Receiver<u64>,
+    written: Written,
 }
 
 type Numbered = (u64, Vec<u8>);
+
+/// How far the writing is, for whoever waits for it.
+#[derive(Debug, Clone)]
+pub struct Written {
+    /// How many were put, and up to which of them all is written or was replaced.
+    put: Arc<AtomicU64>,
+    written: watch::Receiver<u64>,
+}
 
 impl Latest {
     /// Starts the thread; `write` may block. The thread lives as long as the process.
@@ -44,20 +51,27 @@ impl Latest {
             }
         };
         std::thread::Builder::new().name(name.to_owned()).spawn(run)?;
-        Ok(Self { slot, put: 0, written })
+        Ok(Self { slot, written: Written { put: Arc::default(), written } })
     }
 
     /// Replaces what waits to be written. Never blocks for longer than a move.
     pub fn put(&mut self, value: Vec<u8>) {
-        self.put += 1;
-        *self.slot.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((self.put, value));
+        let number = self.written.put.fetch_add(1, Ordering::AcqRel) + 1;
+        *self.slot.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((number, value));
         self.slot.1.notify_one();
     }
 
+    /// See [`Written::settled`].
+    pub fn written(&self) -> &Written {
+        &self.written
+    }
+}
+
+impl Written {
     /// Waits until what was put last is written, or its writing has failed; false after `max`.
     pub async fn settled(&self, max: Duration) -> bool {
-        let mut written = self.written.clone();
-        let done = written.wait_for(|written| *written >= self.put);
+        let (mut written, put) = (self.written.clone(), self.put.load(Ordering::Acquire));
+        let done = written.wait_for(|written| *written >= put);
         matches!(tokio::time::timeout(max, done).await, Ok(Ok(_)))
     }
 }
@@ -77,14 +91,15 @@ mod tests {
         };
         let mut latest = Latest::start("test", slow).unwrap();
         let (soon, long) = (Duration::from_millis(20), Duration::from_secs(40));
-        assert!(latest.settled(soon).await, "nothing was put");
+        let writing = latest.written().clone();
+        assert!(writing.settled(soon).await, "nothing was put");
         latest.put(vec![1]);
-        assert!(!latest.settled(soon).await);
+        assert!(!writing.settled(soon).await);
         latest.put(vec![2]);
         go.send(()).unwrap();
-        assert!(!latest.settled(soon).await, "only what was put first is written");
+        assert!(!writing.settled(soon).await, "only what was put first is written");
         go.send(()).unwrap();
-        assert!(latest.settled(long).await);
+        assert!(writing.settled(long).await);
         assert_eq!(written.iter().take(2).collect::<Vec<_>>(), [[1], [2]]);
     }
 }

@@ -1,17 +1,18 @@
 //! What a detector leaves for its successor: a restart of the detector must not forget a fence, an open episode or a spent grant.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use vitals::recovery::EpisodeStage;
 use vitals::verdict::Verdict;
 
+use super::ear::told_last;
 use super::hold::refusal;
-use super::latest::Latest;
-use crate::files::{WRITE_AGAIN, boot_id};
+use super::kept::KeptFile;
+use super::latest::Written;
+use crate::files::{boot_id, read_json};
 use crate::gate::ledger::Control;
 use crate::incidents::Incidents;
 use crate::sources::EngineProcess;
@@ -48,8 +49,7 @@ impl Memory {
 
     /// What was left, if it is of this boot; of an earlier one only the incidents.
     pub fn recall(agent_dir: &Path) -> Self {
-        let text = std::fs::read(Self::path(agent_dir)).ok();
-        let left: Self = text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+        let left: Self = read_json(&Self::path(agent_dir)).unwrap_or_default();
         let boot_id = boot_id();
         if left.boot_id == boot_id { left } else { Self { incidents: left.incidents, boot_id, ..Self::default() } }
     }
@@ -79,6 +79,33 @@ impl Memory {
     /// Was it about this process?
     pub fn is_about(&self, engine: Option<&EngineProcess>) -> bool {
         engine.is_some() && self.engine == engine.map(|engine| (engine.pid, engine.start_ticks))
+    }
+}
+
+/// What a forerunner left, and what it told the gate last.
+pub type Left = (Memory, Control);
+
+/// Makes the agent's directory where it is not there, and reads in it what a forerunner left.
+///
+/// # Errors
+/// When the directory cannot be made.
+pub fn left_in(agent_dir: &Path) -> io::Result<Left> {
+    std::fs::create_dir_all(agent_dir)?;
+    Ok((Memory::recall(agent_dir), told_last(agent_dir)))
+}
+
+/// The same, waited for so long at most: on a disk that hangs nobody knows what was before, and what is now is judged all the same.
+///
+/// # Errors
+/// As `read`.
+pub async fn recalled(max: Duration, read: impl FnOnce() -> io::Result<Left> + Send + 'static) -> io::Result<Left> {
+    let reading = tokio::task::spawn_blocking(read);
+    match tokio::time::timeout(max, reading).await {
+        Ok(read) => read.map_err(io::Error::other)?,
+        Err(_) => {
+            tracing::warn!("the disk does not tell what an earlier detector knew; this one begins anew");
+            Ok((Memory { boot_id: boot_id(), ..Memory::default() }, Control::default()))
+        }
     }
 }
 
@@ -112,36 +139,21 @@ impl Memory {
 #[derive(Debug)]
 pub struct Keeper {
     written: Memory,
-    writer: Latest,
-    /// The last write failed …
-    failed: Arc<AtomicBool>,
-    /// … that was asked for then.
-    put: Instant,
+    file: KeptFile,
 }
 
 impl Keeper {
     /// # Errors
     /// When the thread cannot be started.
-    pub fn start(agent_dir: &Path, known: Memory) -> std::io::Result<Self> {
-        let (path, failed) = (Memory::path(agent_dir), Arc::<AtomicBool>::default());
-        let fails = Arc::clone(&failed);
-        let write = move |text: Vec<u8>| {
-            let done = crate::files::write_text(&path, text);
-            fails.store(done.is_err(), Ordering::Release);
-            if let Err(error) = done {
-                tracing::warn!(%error, path = %path.display(), "the detector's memory was not written; it is tried again");
-            }
-        };
-        Ok(Self { written: known, writer: Latest::start("memory", write)?, failed, put: Instant::now() })
+    pub fn start(agent_dir: &Path, known: Memory) -> io::Result<Self> {
+        Ok(Self { written: known, file: KeptFile::start("memory", Memory::path(agent_dir))? })
     }
 
     /// Writes what is known unless it is what was written last. Most ticks end here without a copy.
     pub fn keep(&mut self, now: &Known<'_>) {
-        let again = self.failed.load(Ordering::Acquire) && self.put.elapsed() >= WRITE_AGAIN;
-        if self.written.holds(now) && !again {
+        if self.written.holds(now) && !self.file.wants_it_again() {
             return;
         }
-        self.put = Instant::now();
         let Known { engine, fit, proven, fenced, last_serving, refusal, incidents, last_unattended_ms, drain_ended } =
             *now;
         let (refusal, incidents) = (refusal.to_owned(), incidents.clone());
@@ -160,15 +172,20 @@ impl Keeper {
             by_gate: false,
         };
         if let Ok(text) = serde_json::to_vec(&self.written) {
-            self.writer.put(text);
+            self.file.put(text);
         }
     }
 
     /// Waits until it is written, for `max` at most.
     pub async fn settled(&self, max: Duration) {
-        if !self.writer.settled(max).await {
+        if !self.written().settled(max).await {
             tracing::warn!("the detector's memory is late; were it to end now, its successor would know less");
         }
+    }
+
+    /// How far the writing is.
+    pub fn written(&self) -> &Written {
+        self.file.written()
     }
 }
 
@@ -211,7 +228,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let agent_dir = dir.path().join("not");
         let mut keeper = Keeper::start(&agent_dir, Memory { boot_id: boot_id(), ..Memory::default() }).unwrap();
-        let (incidents, begun) = (Incidents::default(), Instant::now());
+        let (incidents, begun) = (Incidents::default(), std::time::Instant::now());
         let known = Known {
             engine: Some((1, 2)),
             fit: true,
@@ -224,7 +241,7 @@ mod tests {
             drain_ended: 0,
         };
         keeper.keep(&known);
-        while !keeper.failed.load(Ordering::Acquire) {
+        while !keeper.file.wants_it_again() {
             assert!(begun.elapsed() < Duration::from_secs(20), "its folder is not there");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -235,6 +252,21 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(Memory::recall(&agent_dir).last_serving, "and known to whoever comes after");
+    }
+
+    #[tokio::test]
+    async fn d10_a_disk_that_hangs_costs_what_was_known_and_no_start() {
+        let (free, held) = std::sync::mpsc::channel::<()>();
+        let left = || Ok((Memory { fit: true, ..Memory::default() }, Control { fenced: true, ..Control::default() }));
+        let hangs = move || {
+            let _ = held.recv();
+            left()
+        };
+        let begins = recalled(Duration::from_millis(5), hangs);
+        let begins = tokio::time::timeout(Duration::from_secs(40), begins).await.expect("it is waited for");
+        drop(free);
+        assert_eq!(begins.unwrap(), (Memory { boot_id: boot_id(), ..Memory::default() }, Control::default()));
+        assert_eq!(recalled(Duration::from_secs(40), left).await.unwrap(), left().unwrap());
     }
 
     #[test]

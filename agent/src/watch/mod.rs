@@ -2,16 +2,18 @@
 //! judge, and starts whatever follows in tasks of their own. A tick waits for nothing longer than a few tens of milliseconds.
 
 mod act;
+mod aside;
 mod config;
 mod doze;
 mod ear;
 mod follow;
 mod hold;
-mod latest;
+pub(crate) mod kept;
+pub(crate) mod latest;
 pub mod leave;
 mod lookout;
 mod memory;
-mod note;
+mod notes;
 mod poison;
 mod proof;
 mod publish;
@@ -29,7 +31,7 @@ use vitals::recovery::{Mode, Recovery, RecoveryInput, RecoveryOutput};
 use vitals::verdict::Outcome;
 
 use self::act::Acts;
-use self::config::{Told, milliseconds};
+use self::config::milliseconds;
 pub use self::config::{WatchConfig, WatchError};
 use self::ear::GateEar;
 use self::follow::{Follow, process_key, started_ms};
@@ -37,8 +39,8 @@ use self::hold::{Hold, refusal, spared};
 use self::latest::Latest;
 use self::leave::{Drain, Standing, Trust};
 use self::lookout::Lookout;
-use self::memory::{Keeper, Memory};
-use self::note::{FENCE, MAINTENANCE, Note, RECOVERY, SELDOM_MS};
+use self::memory::{Keeper, left_in, recalled};
+use self::notes::Notes;
 use self::poison::PoisonBook;
 use self::proof::Proof;
 use self::publish::Publisher;
@@ -55,6 +57,8 @@ use crate::sources::{EngineProcess, Sources};
 const GAP_MS_MIN: u64 = 150;
 /// What refused clients are told to wait.
 const RETRY_AFTER_S: u32 = 2;
+/// So long a start waits for what lies on a disk, and an end for what is on its way there.
+const DISK_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Watches until standard input ends, which means that the supervisor is gone.
 ///
@@ -64,7 +68,8 @@ pub async fn run(config: WatchConfig) -> Result<(), WatchError> {
     let (orders, drain) = channel::channel(Drain::default());
     let mut alive = drain.clone();
     leave::listen(orders).map_err(WatchError::Thread)?;
-    let mut watch = Watch::new(config, drain)?;
+    let mut watch = Watch::new(config, drain).await?;
+    let written = watch.written();
     // a task of its own: waking what the runtime blocks on costs a system call more each time
     let mut ticking = tokio::spawn(async move { watch.tick_for_ever().await });
     loop {
@@ -74,8 +79,11 @@ pub async fn run(config: WatchConfig) -> Result<(), WatchError> {
             changed = alive.changed() => if changed.is_err() { break },
         }
     }
-    tracing::warn!("the supervisor is gone; the detector leaves");
+    tracing::info!("the supervisor is gone, or lets go; the detector leaves");
     ticking.abort();
+    let _ = ticking.await;
+    // whoever comes next shall know what this one knew
+    futures::future::join_all(written.iter().map(|file| file.settled(DISK_WAIT_MAX))).await;
     Ok(())
 }
 
@@ -96,11 +104,9 @@ struct Watch {
     fence_wanted: bool,
     /// What is in force of it.
     own_fence: bool,
-    by_hand: Note<Fence>,
+    notes: Notes,
     /// A person's fence, in words; it is obeyed whatever the verdict.
     hand: Option<String>,
-    maintenance: Note<Maintenance>,
-    told: Note<Told>,
     poison: PoisonBook,
     acts: Acts,
     hold: Option<Hold>,
@@ -122,17 +128,18 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(config: WatchConfig, drain: channel::Receiver<Drain>) -> Result<Self, WatchError> {
-        let dir = &config.agent_dir;
-        std::fs::create_dir_all(dir).map_err(|source| WatchError::Directory { path: dir.clone(), source })?;
-        let now_ms = monotonic_ms();
-        let mut by_hand = Note::new(config.notes_dir.as_deref(), FENCE, Fence::read);
-        let hand = by_hand.look(now_ms).map(Fence::words);
-        let (memory, told_last) = (Memory::recall(dir), ear::told_last(dir));
+    async fn new(config: WatchConfig, drain: channel::Receiver<Drain>) -> Result<Self, WatchError> {
+        let (dir, now_ms) = (&config.agent_dir, monotonic_ms());
+        let mut notes = Notes::new(config.notes_dir.as_deref(), !config.standalone);
+        let agent_dir = dir.clone();
+        let recalled = recalled(DISK_WAIT_MAX, move || left_in(&agent_dir));
+        let (left, said) = tokio::join!(recalled, notes.look_first(now_ms, DISK_WAIT_MAX));
+        let hand = said.fence.as_ref().map(Fence::words);
+        let (memory, told_last) = left.map_err(|source| WatchError::Directory { path: dir.clone(), source })?;
         let memory = if hand.is_none() { memory.heed(&told_last) } else { memory };
         let known = memory.engine.map(|(pid, start_ticks)| EngineProcess { pid, start_ticks });
         let mut follow = Follow::new(config.standalone.then(|| dir.clone()), &config.sources.page_dir, known);
-        let engine = follow.look(now_ms);
+        let engine = follow.look_first(now_ms, DISK_WAIT_MAX).await;
         let same = memory.is_about(engine.as_ref());
         let mut sources = Sources::new(config.sources.clone());
         sources.set_engine(engine.clone());
@@ -141,6 +148,7 @@ impl Watch {
         let own_fence = memory.fenced && same;
         let fenced = own_fence || hand.is_some();
         let reporter = config.pod.clone().map(|pod| Reporter::start(pod, dir, memory.last_serving));
+        let reporter = reporter.transpose().map_err(WatchError::Thread)?;
         let stdout = |line: Vec<u8>| _ = io::stdout().write_all(&line).and_then(|()| io::stdout().flush());
         let stdout = Latest::start("status", stdout).map_err(WatchError::Thread)?;
         Ok(Self {
@@ -159,11 +167,9 @@ impl Watch {
             },
             fence_wanted: own_fence,
             own_fence,
-            by_hand,
+            notes,
             hand,
-            maintenance: Note::new(config.notes_dir.as_deref(), MAINTENANCE, Maintenance::read),
-            told: Note::new(config.operators_notes(), RECOVERY, Told::read).every(SELDOM_MS),
-            poison: PoisonBook::new(config.refuse_poison_for, config.standalone, config.notes_dir.as_deref()),
+            poison: PoisonBook::new(config.refuse_poison_for, config.standalone),
             hold: same.then(|| Hold::new(memory.fence_is_held(), memory.fit, now_ms)),
             fit: same && memory.fit,
             drain,
@@ -199,6 +205,7 @@ impl Watch {
     async fn tick(&mut self) {
         let now_ms = monotonic_ms();
         let gap_ms = self.gap(now_ms);
+        self.notes.look(now_ms); // what this begins to read may be there when it is asked for
         self.follow_engine(now_ms);
         let order = Some(*self.drain.borrow_and_update()).filter(|drain| drain.id > self.drain_ended);
         let standing = self.standing(now_ms, order);
@@ -301,7 +308,7 @@ impl Watch {
         obs.agent_gap_ms = gap_ms;
         obs.draining = self.control.draining;
         let holds = |declared: &&Maintenance| declared.holds(jiff::Timestamp::now());
-        let declared = self.maintenance.look(now_ms).filter(holds).map(Maintenance::words);
+        let declared = self.notes.look(now_ms).maintenance.as_ref().filter(holds).map(Maintenance::words);
         if declared.is_some() != obs.maintenance {
             tracing::warn!(declared, "maintenance begins or ends");
         }
@@ -332,7 +339,7 @@ impl Watch {
 
     /// Goes by what it was told last of how far recovery goes.
     fn heed(&mut self, now_ms: u64) {
-        let policy = self.config.policy_told(self.told.look(now_ms));
+        let policy = self.config.policy_told(self.notes.look(now_ms).told.as_ref());
         if policy.mode == Mode::Observe {
             // nor does the fence of a forerunner outlast the wish that nothing be fenced
             self.hold.take_if(|hold| hold.fences());
@@ -354,21 +361,12 @@ impl Watch {
         }
         let spared = spared(self.publisher.heard().last_serving, recovery.stage);
         self.own_fence = self.fence_wanted && (held || !spared);
-        let hand = self.by_hand.look(now_ms).map(Fence::words);
+        let hand = self.notes.look(now_ms).fence.as_ref().map(Fence::words);
         self.control.fenced = self.own_fence || hand.is_some();
         if self.control.fenced != before || self.hand != hand {
             let reason = || refusal(&outcome.verdict, hand.as_deref());
             self.control.reason = self.control.fenced.then(reason).unwrap_or_default();
             self.hand = hand;
-            self.ask_gate().await;
-        }
-    }
-
-    /// Who was in flight when an episode began is noted, and what is refused is told to the gate at once (I7).
-    async fn watch_poison(&mut self, now_ms: u64) {
-        self.poison.note_suspects(now_ms, &mut self.gate, &mut self.acts.incidents).await;
-        if let Some(poison) = self.poison.look(now_ms, &self.acts.incidents, self.recovery.mode() == Mode::Observe) {
-            self.control.poison = poison;
             self.ask_gate().await;
         }
     }

@@ -1,14 +1,14 @@
 //! Poison requests (I7), the detector's part: who was in flight when an episode began, and what the gate must refuse. In a pod the operator
 //! knows of every replica's stalls and says it in a note; in `truebeat run` the agent applies the same rule to its own book.
 
-use std::path::Path;
 use std::time::Duration;
 
 use crds::episode::Episode;
-use crds::poison::{InFlight, Refused, Stall, milliseconds, read, refused};
+use crds::poison::{InFlight, Refused, Stall, milliseconds, refused};
+use vitals::recovery::Mode;
 
+use super::Watch;
 use super::ear::GateEar;
-use super::note::{Note, POISON};
 use crate::gate::suspects::{Poison, Suspect};
 use crate::incidents::Incidents;
 
@@ -16,7 +16,7 @@ use crate::incidents::Incidents;
 #[derive(Debug)]
 enum Source {
     Nobody,
-    Operator(Note<Vec<Refused>>),
+    Operator,
     /// This replica's own stalls, each remembered for so many milliseconds; and the newest episode when they were looked at.
     Own {
         keep_ms: i64,
@@ -35,15 +35,27 @@ pub struct PoisonBook {
     asked_about: Option<String>,
 }
 
+impl Watch {
+    /// Who was in flight when an episode began is noted, and what is refused is told to the gate at once (I7).
+    pub(super) async fn watch_poison(&mut self, now_ms: u64) {
+        self.poison.note_suspects(now_ms, &mut self.gate, &mut self.acts.incidents).await;
+        let (told, observes) = (&self.notes.look(now_ms).refused, self.recovery.mode() == Mode::Observe);
+        if let Some(poison) = self.poison.look(now_ms, &self.acts.incidents, told, observes) {
+            self.control.poison = poison;
+            self.ask_gate().await;
+        }
+    }
+}
+
 impl PoisonBook {
     /// `keep` is how long a request stays refused after its last stall, in `truebeat run`; `None`: nothing is refused.
-    pub fn new(keep: Option<Duration>, standalone: bool, notes_dir: Option<&Path>) -> Self {
+    pub fn new(keep: Option<Duration>, standalone: bool) -> Self {
         let source = match keep {
             None => Source::Nobody,
             Some(keep) if standalone => {
                 Source::Own { keep_ms: i64::try_from(keep.as_millis()).unwrap_or(i64::MAX), newest: None }
             }
-            Some(_) => Source::Operator(Note::new(notes_dir, POISON, |text| Some(read(text)))),
+            Some(_) => Source::Operator,
         };
         Self { source, list: Vec::new(), told: false, asked_about: None }
     }
@@ -53,18 +65,24 @@ impl PoisonBook {
         &self.list
     }
 
-    /// What the gate must refuse from now on; `None`: what it refuses already. Who only `observes` refuses nothing. The first look always
-    /// says: the gate may still go by the word of an earlier run, whose time is over or whose policy was another.
-    pub fn look(&mut self, now_ms: u64, book: &Incidents, observes: bool) -> Option<Vec<Poison>> {
+    /// What the gate must refuse from now on; `None`: what it refuses already. `by_operator` is what its note says. Who only `observes` refuses
+    /// nothing. The first look always says: the gate may still go by the word of an earlier run, whose time is over or whose policy was another.
+    pub fn look(
+        &mut self,
+        now_ms: u64,
+        book: &Incidents,
+        by_operator: &[Refused],
+        observes: bool,
+    ) -> Option<Vec<Poison>> {
         let newest_now = book.list().first().map(|episode| (episode.id.as_str(), episode.stage.as_str()));
         let list = match &mut self.source {
             Source::Nobody => Vec::new(),
-            Source::Operator(_) if observes => Vec::new(),
+            Source::Operator if observes => Vec::new(),
             Source::Own { newest, .. } if observes => {
                 *newest = None;
                 Vec::new()
             }
-            Source::Operator(note) => note.look(now_ms).cloned().unwrap_or_default(),
+            Source::Operator => by_operator.to_vec(),
             Source::Own { newest, .. } if newest.as_ref().map(|(id, stage)| (&**id, &**stage)) == newest_now => {
                 self.list.clone()
             }
@@ -157,12 +175,12 @@ mod tests {
     }
 
     fn standalone() -> PoisonBook {
-        PoisonBook::new(Some(Duration::from_secs(3_600)), true, None)
+        PoisonBook::new(Some(Duration::from_secs(3_600)), true)
     }
 
     #[test]
     fn a_run_refuses_what_it_met_at_two_of_its_own_stalls_and_only_while_they_count() {
-        let refuses = |ages_s: &[i64], class| standalone().look(10_000_000, &book(ages_s, class), false);
+        let refuses = |ages_s: &[i64], class| standalone().look(10_000_000, &book(ages_s, class), &[], false);
         let nothing = Some(Vec::new());
         assert_eq!(refuses(&[5], "Dead"), nothing, "once");
         assert_eq!(refuses(&[5, 90], "StepStalled"), nothing, "suspicions that were never confirmed");
@@ -175,14 +193,13 @@ mod tests {
     #[test]
     fn the_first_look_speaks_though_nothing_is_refused_and_the_next_ones_say_nothing() {
         let nothing = Some(Vec::new());
-        let dir = tempfile::tempdir().unwrap();
         let hour = Some(Duration::from_secs(3_600));
         for (keep, standalone, observes) in
             [(hour, true, false), (hour, true, true), (hour, false, false), (hour, false, true), (None, true, false)]
         {
-            let mut poison = PoisonBook::new(keep, standalone, Some(dir.path()));
+            let mut poison = PoisonBook::new(keep, standalone);
             let book = if observes || keep.is_none() { book(&[5, 90], "Dead") } else { Incidents::default() };
-            let looks = [1_000_000, 1_000_100].map(|now_ms| poison.look(now_ms, &book, observes));
+            let looks = [1_000_000, 1_000_100].map(|now_ms| poison.look(now_ms, &book, &[], observes));
             assert_eq!(looks, [nothing.clone(), None], "{keep:?} {standalone} {observes}");
         }
     }
@@ -190,35 +207,33 @@ mod tests {
     #[test]
     fn the_gate_is_told_of_changes_alone() {
         let (mut poison, book) = (standalone(), book(&[5, 90], "Dead"));
-        assert!(poison.look(1_000_000, &book, false).is_some());
-        assert_eq!((poison.look(1_000_100, &book, false), poison.list().len()), (None, 1));
+        assert!(poison.look(1_000_000, &book, &[], false).is_some());
+        assert_eq!((poison.look(1_000_100, &book, &[], false), poison.list().len()), (None, 1));
         poison.list[0].until_ms = 0;
-        assert_eq!(poison.look(1_000_200, &book, false), Some(Vec::new()), "its time is over");
+        assert_eq!(poison.look(1_000_200, &book, &[], false), Some(Vec::new()), "its time is over");
     }
 
     #[test]
     fn who_only_observes_refuses_nothing_and_begins_with_the_change_of_mode() {
         let (mut poison, book) = (standalone(), book(&[5, 90], "Dead"));
-        assert_eq!(poison.look(1_000_000, &book, true), Some(Vec::new()));
-        assert_eq!(poison.look(1_000_100, &book, false).map(|list| list.len()), Some(1));
-        assert_eq!(poison.look(1_000_200, &book, true), Some(Vec::new()));
-        assert_eq!(poison.look(1_000_300, &book, false).map(|list| list.len()), Some(1));
+        assert_eq!(poison.look(1_000_000, &book, &[], true), Some(Vec::new()));
+        assert_eq!(poison.look(1_000_100, &book, &[], false).map(|list| list.len()), Some(1));
+        assert_eq!(poison.look(1_000_200, &book, &[], true), Some(Vec::new()));
+        assert_eq!(poison.look(1_000_300, &book, &[], false).map(|list| list.len()), Some(1));
     }
 
     #[test]
     fn in_a_pod_the_operators_note_is_what_counts() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut poison = PoisonBook::new(Some(Duration::ZERO), false, Some(dir.path()));
-        assert_eq!(poison.look(1_000, &book(&[5, 90], "Dead"), false), Some(Vec::new()));
+        let mut poison = PoisonBook::new(Some(Duration::ZERO), false);
+        assert_eq!(poison.look(1_000, &book(&[5, 90], "Dead"), &[], false), Some(Vec::new()));
         let one =
             Refused { request: PRINT.to_owned(), since_ms: wall_ms() - 500, until_ms: wall_ms() + 600_000, stalls: 2 };
-        std::fs::write(dir.path().join(POISON), crds::poison::write(&[one]).unwrap()).unwrap();
-        let told = poison.look(2_000, &Incidents::default(), false).unwrap();
+        let (note, nothing) = ([one], Incidents::default());
+        let told = poison.look(2_000, &nothing, &note, false).unwrap();
         assert!(told.len() == 1 && (1_000..=1_500).contains(&told[0].since_ms), "{told:?}");
-        assert_eq!(poison.look(2_100, &Incidents::default(), true), Some(Vec::new()), "mode Observe");
-        assert_eq!(poison.look(2_200, &Incidents::default(), false).map(|list| list.len()), Some(1));
-        std::fs::write(dir.path().join(POISON), "").unwrap();
-        assert_eq!(poison.look(2_500, &Incidents::default(), false), Some(Vec::new()));
+        assert_eq!(poison.look(2_100, &nothing, &note, true), Some(Vec::new()), "mode Observe");
+        assert_eq!(poison.look(2_200, &nothing, &note, false).map(|list| list.len()), Some(1));
+        assert_eq!(poison.look(2_500, &nothing, &[], false), Some(Vec::new()));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use vitals::recovery::Mode;
 use vitals::verdict::{Outcome, Verdict};
 
 use super::Watch;
-use super::latest::Latest;
+use super::latest::{Latest, Written};
 use super::memory::Known;
 use crate::gate::ledger::GateReply;
 use crate::metrics::Metrics;
@@ -109,6 +109,12 @@ impl Watch {
             last_unattended_ms: self.recovery.last_unattended_ms(),
             drain_ended: self.drain_ended,
         });
+    }
+
+    /// How far the writing is of what a successor shall know.
+    pub(super) fn written(&self) -> Vec<Written> {
+        let reporter = self.publisher.reporter().map(Reporter::written);
+        [Some(self.keeper.written()), reporter].into_iter().flatten().cloned().collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! A detector that starts anew, between a gate that the test plays and an engine that only sleeps: what its forerunner knew still holds.
 
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -12,8 +13,11 @@ use agent::launch::EngineFile;
 use agent::sources::EngineProcess;
 use agent::sources::clock::monotonic_ms;
 use agent::status::StatusDoc;
+use crds::episode::Episode;
 use heartbeat::Writer;
 use heartbeat::page::{Beat, Identity, Phase};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::stat::Mode;
 use serde_json::json;
 
 const SOON: Duration = Duration::from_secs(40);
@@ -37,7 +41,7 @@ impl Drop for Scene {
 struct Life {
     detector: Child,
     statuses: Receiver<StatusDoc>,
-    _stdin: ChildStdin,
+    stdin: Option<ChildStdin>,
 }
 
 impl Drop for Life {
@@ -82,6 +86,13 @@ impl Scene {
         writer
     }
 
+    /// Whoever opens this waits for somebody at its other end, as on a disk that hangs.
+    fn fifo(&self, name: &str) -> std::path::PathBuf {
+        let path = self.dir.path().join(name);
+        nix::unistd::mkfifo(&path, Mode::S_IRWXU).unwrap();
+        path
+    }
+
     fn note(&self, name: &str, text: &str) {
         std::fs::write(self.dir.path().join("notes").join(name), text).unwrap();
     }
@@ -109,7 +120,7 @@ impl Scene {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
             lines.filter_map(|line| serde_json::from_str(&line).ok()).for_each(|status| _ = tell.send(status))
         });
-        Life { detector, statuses, _stdin: stdin }
+        Life { detector, statuses, stdin: Some(stdin) }
     }
 }
 
@@ -123,6 +134,19 @@ fn idle() -> Beat {
 impl Life {
     fn until(&self, what: &str, wanted: impl Fn(&StatusDoc) -> bool) -> StatusDoc {
         until(&self.statuses, what, wanted)
+    }
+
+    /// Its supervisor lets it go.
+    fn dismiss(&mut self) {
+        self.stdin = None;
+    }
+
+    fn ends(&mut self) {
+        let begun = Instant::now();
+        while self.detector.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < SOON, "it never ends");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
@@ -225,4 +249,56 @@ fn a_fence_that_a_new_detector_holds_ends_with_the_wish_that_nothing_be_fenced()
     drop(second);
     let third = scene.detect_in_mode("Observe");
     third.until("open again, whatever is thought of it", |status| !status.verdict.fenced && accused(status));
+}
+
+#[test]
+fn d10_a_detector_begins_judges_and_ends_whatever_lies_where_its_files_should() {
+    let scene = Scene::new();
+    for name in ["agent/detector.json", "agent/detector.tmp", "agent/gate.state", "notes/fence", "notes/maintenance"] {
+        scene.fifo(name);
+    }
+    let _page = scene.page();
+    let mut life = scene.detect();
+    life.until("ready, for it has delivered", |status| status.ready);
+    life.dismiss();
+    life.ends();
+}
+
+/// The disk takes a tenth of a second for what it is given.
+#[test]
+fn a_detector_that_is_let_go_ends_when_what_it_knows_is_written() {
+    let scene = Scene::new();
+    let long = Episode {
+        id: "host-1-1-1".into(),
+        stage: "Recovered".into(),
+        reasons: vec!["x".repeat(80 << 10)],
+        ..Episode::default()
+    };
+    let left = json!({ "incidents": { "list": [long] } });
+    std::fs::write(scene.dir.path().join("agent/detector.json"), left.to_string()).unwrap();
+    let path = scene.fifo("agent/detector.tmp");
+    let mut first = File::options().read(true).write(true).open(&path).unwrap();
+    fcntl(&first, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    let _page = scene.page();
+    let mut life = scene.detect();
+    life.until("ready, for it has delivered", |status| status.ready);
+    let (mut text, mut piece) = (Vec::new(), [0; 4096]);
+    let bytes = first.read(&mut piece).unwrap();
+    text.extend_from_slice(&piece[..bytes]);
+    let mut disk = File::open(&path).unwrap();
+    // from here on nobody but the detector can write to it
+    drop(first);
+    life.dismiss();
+    loop {
+        std::thread::sleep(Duration::from_millis(5));
+        let bytes = disk.read(&mut piece).unwrap();
+        if bytes == 0 {
+            break;
+        }
+        text.extend_from_slice(&piece[..bytes]);
+    }
+    let written =
+        serde_json::from_slice::<serde_json::Value>(&text).map(|memory| memory["incidents"]["list"][0]["id"].clone());
+    assert_eq!(written.unwrap(), "host-1-1-1");
+    life.ends();
 }
