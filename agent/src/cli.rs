@@ -117,13 +117,17 @@ pub struct ClientArgs {
     /// 502 now and then.
     #[arg(long, env = "TRUEBEAT_CLIENT_IDLE", default_value = "620s", value_parser = idle_time)]
     pub client_idle: Duration,
+    /// So many requests are in flight through the gate at once; who comes beyond them is told to come again.
+    #[arg(long, env = "TRUEBEAT_IN_FLIGHT_MAX", default_value_t = gate::IN_FLIGHT_MAX, value_parser = clap::value_parser!(u32).range(1..))]
+    pub in_flight_max: u32,
 }
 
 impl ClientArgs {
     /// The same for a gate in front of this engine.
     fn for_gate(&self, engine: &Uri) -> Vec<OsString> {
         let idle = format!("{}ms", self.client_idle.as_millis());
-        ["--upstream", &engine.to_string(), "--client-idle", &idle].map(OsString::from).to_vec()
+        let (engine, most) = (engine.to_string(), self.in_flight_max.to_string());
+        ["--upstream", &engine, "--client-idle", &idle, "--in-flight-max", &most].map(OsString::from).to_vec()
     }
 }
 
@@ -306,8 +310,8 @@ async fn run_gate(args: GateArgs) -> Result<ExitCode, AgentError> {
         bound.map_err(|source| AgentError::GateListen { address: args.listen, source })?
     };
     let control = args.control.unwrap_or_else(|| socket_in(&args.agent_dir));
-    let client_idle = args.clients.client_idle;
-    gate::run(listener, GateConfig { upstream: args.upstream, control, client_idle }).await?;
+    let ClientArgs { client_idle, in_flight_max } = args.clients;
+    gate::run(listener, GateConfig { upstream: args.upstream, control, client_idle, in_flight_max }).await?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -381,10 +385,12 @@ mod tests {
             Line::try_parse_from(words).map(|line| line.gate.clients)
         };
         let clients = gate(&[]).unwrap();
-        assert_eq!(clients.client_idle, gate::CLIENT_IDLE);
-        let asked = ClientArgs { client_idle: Duration::from_millis(1_500) };
+        assert_eq!((clients.client_idle, clients.in_flight_max), (gate::CLIENT_IDLE, gate::IN_FLIGHT_MAX));
+        let asked = ClientArgs { client_idle: Duration::from_millis(1_500), in_flight_max: 7 };
         let told = asked.for_gate(&"http://127.0.0.1:1".parse().unwrap());
-        assert_eq!(gate(&told).unwrap().client_idle, asked.client_idle);
+        let heard = gate(&told).unwrap();
+        assert_eq!((heard.client_idle, heard.in_flight_max), (asked.client_idle, asked.in_flight_max));
         assert!(gate(&["--client-idle=999ms".into()]).unwrap_err().to_string().contains("1 s at least"));
+        assert!(gate(&["--in-flight-max=0".into()]).is_err(), "it would be no gate");
     }
 }

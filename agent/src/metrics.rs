@@ -140,6 +140,7 @@ impl Metrics {
             ("refused", reply.requests_refused),
             ("abandoned", reply.obs.requests_abandoned),
             ("poisonous", reply.requests_poisonous),
+            ("crowded", reply.requests_crowded),
         ];
         for (end, n) in ends {
             self.gate_requests.with_label_values(&[end]).set(n as f64);

@@ -24,7 +24,7 @@ use agent::gate::control::{GateClient, Heard};
 use agent::gate::counts::renewed;
 use agent::gate::ledger::{Control, GateReply};
 use agent::gate::memory::{kept_beside, recall};
-use agent::gate::{CLIENT_IDLE, GateConfig, run};
+use agent::gate::{GateConfig, run};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -98,8 +98,7 @@ impl Gate {
 }
 
 fn config(upstream: &str, control: &Path) -> GateConfig {
-    let upstream = format!("http://{upstream}").parse().unwrap();
-    GateConfig { upstream, control: control.to_owned(), client_idle: CLIENT_IDLE }
+    GateConfig::usual(format!("http://{upstream}").parse().unwrap(), control.to_owned())
 }
 
 fn post(path: &str, body: &str) -> String {

@@ -10,6 +10,8 @@ use super::upload::UploadError;
 
 /// Seconds after which an engine that is not there is worth another try.
 const RETRY_ABSENT_S: u32 = 1;
+/// The same for a gate that has too many requests in hand: an answer takes seconds, as a rule.
+const RETRY_CROWDED_S: u32 = 2;
 
 /// The error object that OpenAI clients understand, on one line.
 fn error_json(message: &str, code: &str) -> Value {
@@ -46,6 +48,12 @@ pub fn absent() -> Response<AnswerBody> {
 pub fn exhausted() -> Response<AnswerBody> {
     let message = "the gate has no file descriptor left for a connection to the engine; raise its limit (ulimit -n)";
     answer(StatusCode::SERVICE_UNAVAILABLE, message, "gate_exhausted", Some(RETRY_ABSENT_S))
+}
+
+/// There are as many requests at this gate as it may have. It says nothing about the engine, and another replica may have room.
+pub fn crowded(in_flight_max: usize) -> Response<AnswerBody> {
+    let message = format!("{in_flight_max} requests are in flight to this replica, and it takes no more at once");
+    answer(StatusCode::SERVICE_UNAVAILABLE, &message, "gate_crowded", Some(RETRY_CROWDED_S))
 }
 
 /// The engine broke the connection before its answer was whole. Where the gate is `shut` that was most likely our own doing: the engine made no

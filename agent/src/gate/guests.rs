@@ -1,9 +1,10 @@
 //! The connections of clients. One that asks for nothing is kept for longer than load balancers keep theirs; so many of them are bounded, and
-//! where there are too many the one that has been idle for longest goes. Whoever waits for an answer is never sent away.
+//! where there are too many the one that has been idle for longest goes. Whoever waits for an answer is never sent away; how many there are of
+//! these is counted here, for whoever lets requests in.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
@@ -23,6 +24,8 @@ const IDLE_PARTS: u64 = 4;
 #[derive(Debug)]
 pub struct Guests {
     idle_max: usize,
+    /// Requests of all of them whose answers were not taken yet.
+    asking: AtomicUsize,
     book: Mutex<Book>,
 }
 
@@ -53,7 +56,10 @@ pub struct Guest {
 
 /// A request and its answer: while this is there, its connection is not idle.
 #[derive(Debug)]
-pub struct Asking(Arc<Guest>);
+pub struct Asking {
+    guest: Arc<Guest>,
+    together: usize,
+}
 
 impl Guests {
     /// As many idle ones as this process's descriptors allow for.
@@ -65,7 +71,7 @@ impl Guests {
 
     /// At most so many idle ones.
     pub fn at_most(idle_max: usize) -> Arc<Self> {
-        Arc::new(Self { idle_max, book: Mutex::default() })
+        Arc::new(Self { idle_max, asking: AtomicUsize::new(0), book: Mutex::default() })
     }
 
     /// A connection has come, and has not asked yet. What it has sent of its first head makes it no less idle.
@@ -110,6 +116,12 @@ impl Guests {
         self.lock().parting = false;
     }
 
+    /// Requests whose answers were not taken yet.
+    #[cfg(test)]
+    pub fn asking(&self) -> usize {
+        self.asking.load(Ordering::Relaxed)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Book> {
         // The book is valid after every statement.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
@@ -129,7 +141,8 @@ impl Guest {
         self.leave_place();
         self.asks.fetch_add(1, Ordering::Relaxed);
         self.has_asked.store(true, Ordering::Relaxed);
-        Asking(Arc::clone(self))
+        let together = self.all.asking.fetch_add(1, Ordering::Relaxed) + 1;
+        Asking { guest: Arc::clone(self), together }
     }
 
     /// Is an answer on its way?
@@ -180,13 +193,22 @@ impl Drop for Guest {
     }
 }
 
+impl Asking {
+    /// How many requests there were when it came, of all clients and itself among them.
+    pub fn together(&self) -> usize {
+        self.together
+    }
+}
+
 impl Drop for Asking {
     fn drop(&mut self) {
-        self.0.asks.fetch_sub(1, Ordering::Relaxed);
-        if self.0.all.lock().parting {
-            self.0.leave.notify_one();
+        let guest = &self.guest;
+        guest.asks.fetch_sub(1, Ordering::Relaxed);
+        guest.all.asking.fetch_sub(1, Ordering::Relaxed);
+        if guest.all.lock().parting {
+            guest.leave.notify_one();
         } else {
-            self.0.rest();
+            guest.rest();
         }
     }
 }
@@ -274,6 +296,8 @@ mod tests {
     fn whoever_is_gone_is_forgotten() {
         let all = Guests::at_most(9);
         let asking = all.welcome().asks();
+        let together = [(); 2].map(|()| all.welcome().asks().together());
+        assert_eq!((asking.together(), together), (1, [2, 2]), "the one is forgotten before the other comes");
         drop(all.welcome());
         assert!(all.lock().idle.is_empty());
         drop(asking);

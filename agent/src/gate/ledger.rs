@@ -54,6 +54,9 @@ pub struct GateReply {
     pub requests_declined: u64,
     /// Turned away by the gate, fenced or draining.
     pub requests_refused: u64,
+    /// Turned away because there were as many in hand as may be.
+    #[serde(default)]
+    pub requests_crowded: u64,
     /// Refused because such requests were in flight at two stalls.
     #[serde(default)]
     pub requests_poisonous: u64,
@@ -188,6 +191,11 @@ impl Ledger {
         let Some(refusal) = refusal(&books.control) else { return Ok(()) };
         books.sums.requests_refused += 1;
         Err(refusal)
+    }
+
+    /// A new request found as many in hand as may be.
+    pub fn turns_away(&self) {
+        self.lock().sums.requests_crowded += 1;
     }
 
     /// What a new request would be told, where the gate is shut.

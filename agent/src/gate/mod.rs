@@ -48,6 +48,11 @@ const CLIENT_BUFFER_BYTES: usize = 64 << 10;
 /// must not be us, so this is what Google asks for.
 pub const CLIENT_IDLE: Duration = Duration::from_secs(620);
 
+/// Requests that the gate has in hand at once, whatever becomes of them: from their heads to the end of what their clients take. Descriptors
+/// bound them as well, but a container is given a million, and half as many requests take more memory than any agent has. One takes 33 to
+/// 112 KiB, as its prompt is long: so many have room in the 512 MiB that a pod's agent is given, and no engine that we know runs more than a quarter as many.
+pub const IN_FLIGHT_MAX: u32 = 4_096;
+
 /// For a client that takes nothing of its answer: what Envoy gives a stream in which nothing moves. Its request is long done in the engine.
 const TAKES_NOTHING_MAX: Duration = Duration::from_secs(300);
 /// So long nothing of an answer's end may go to a client whose connection shall end; the rest of a refused request has as long in all.
@@ -62,6 +67,15 @@ pub struct GateConfig {
     pub control: PathBuf,
     /// For how long a client's connection is kept that asks for nothing, or does not come to the end of its head.
     pub client_idle: Duration,
+    /// So many requests it has in hand at once.
+    pub in_flight_max: u32,
+}
+
+impl GateConfig {
+    /// As it is where nobody says otherwise.
+    pub fn usual(upstream: Uri, control: PathBuf) -> Self {
+        Self { upstream, control, client_idle: CLIENT_IDLE, in_flight_max: IN_FLIGHT_MAX }
+    }
 }
 
 /// Why a gate cannot start.
@@ -86,6 +100,7 @@ pub async fn run(listener: TcpListener, config: GateConfig) -> Result<(), GateEr
     ledger.own = own_word();
     let ledger = Arc::new(ledger);
     let proxy = Proxy::new(Arc::clone(&ledger), &config.upstream).ok_or(GateError::Upstream(config.upstream))?;
+    let proxy = proxy.with_at_most(config.in_flight_max);
     // A socket file that a dead gate left behind is in the way of ours.
     let _ = std::fs::remove_file(&config.control);
     let socket =
@@ -155,7 +170,8 @@ where
     let wire = Wire::of(stream, TAKES_NOTHING_MAX);
     let sent = wire.sent();
     let service = service_fn(|request| {
-        let (asking, answer, guest) = (guest.asks(), Arc::clone(&proxy).handle(request), Arc::clone(&guest));
+        let (asking, guest) = (guest.asks(), Arc::clone(&guest));
+        let answer = Arc::clone(&proxy).handle(request, asking.together());
         async move {
             let response = answer.await?;
             if response.headers().get(CONNECTION).is_some_and(|said| said == "close") {

@@ -23,7 +23,7 @@ use super::room::{BEGINNING_BYTES, Room, Share, in_room};
 use super::scan::Scan;
 use super::upload::{ClientBody, InTime, RequestBody, UploadError};
 use super::work::{self, Asked};
-use super::{CLIENT_BUFFER_BYTES, answers};
+use super::{CLIENT_BUFFER_BYTES, IN_FLIGHT_MAX, answers};
 use crate::sources::get::OWN_HEADER;
 
 /// A request body is read up to this size to count its prompt; a larger one streams through.
@@ -40,6 +40,8 @@ const TAKES_NOTHING_MAX: Duration = Duration::from_secs(1_200);
 /// Shorter than any server's own (gunicorn closes after 2 s, uvicorn after 5): a connection that the engine is just closing would fail a
 /// request. To open another takes a fraction of a millisecond.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(1);
+/// Where so many requests are in hand as may be, there is room for so many more that bring no work: one of them may be what ends the silence.
+const SPARE: usize = 64;
 /// Headers that belong to one connection and not to the message.
 const HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
@@ -61,6 +63,7 @@ pub struct Proxy {
     scheme: Scheme,
     authority: Authority,
     room: Room,
+    in_flight_max: usize,
     /// Long bodies are counted one by one: together they would take the processor from the thread that serves.
     counting: Arc<Semaphore>,
 }
@@ -89,8 +92,14 @@ impl Proxy {
             scheme,
             authority: upstream.authority().cloned()?,
             room: Room::default(),
+            in_flight_max: usize::try_from(IN_FLIGHT_MAX).unwrap_or(usize::MAX),
             counting: Arc::new(Semaphore::new(1)),
         })
+    }
+
+    /// The same, with so many requests in hand at once.
+    pub fn with_at_most(self, in_flight: u32) -> Self {
+        Self { in_flight_max: usize::try_from(in_flight).unwrap_or(usize::MAX), ..self }
     }
 
     /// A client's connection, in the books for as long as this is there.
@@ -98,16 +107,20 @@ impl Proxy {
         self.ledger.hold(Held::Connection)
     }
 
-    /// Answers one request; whatever goes wrong is an answer too.
-    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<AnswerBody>, Infallible> {
-        let mut response = self.answer(ClientBody::of(request)).await;
+    /// Answers one request of so many that are in hand `together`; whatever goes wrong is an answer too.
+    pub async fn handle(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        together: usize,
+    ) -> Result<Response<AnswerBody>, Infallible> {
+        let mut response = self.answer(ClientBody::of(request), together).await;
         if self.ledger.leaving() {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         Ok(response)
     }
 
-    async fn answer(&self, request: Request<ClientBody>) -> Response<AnswerBody> {
+    async fn answer(&self, request: Request<ClientBody>, together: usize) -> Response<AnswerBody> {
         if request.method() == Method::CONNECT {
             return answers::bad_request(StatusCode::METHOD_NOT_ALLOWED, "CONNECT is not served here");
         }
@@ -130,6 +143,11 @@ impl Proxy {
             && let Err(refusal) = self.ledger.admit()
         {
             return answers::refused(&refusal);
+        }
+        let spare = if reads || mends { SPARE } else { 0 };
+        if together > self.in_flight_max.saturating_add(spare) {
+            self.ledger.turns_away();
+            return answers::crowded(self.in_flight_max);
         }
         if is_work {
             return self.forward_work(request).await;

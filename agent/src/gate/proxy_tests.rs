@@ -27,11 +27,17 @@ async fn client(proxy: &Arc<Proxy>, body: &[u8]) -> DuplexStream {
 
 /// One that has sent this of a body of this length.
 async fn sends(proxy: &Arc<Proxy>, body: &[u8], length: usize) -> DuplexStream {
-    let (mut client, gate) = tokio::io::duplex(CLIENT_BUFFER_BYTES);
-    tokio::spawn(serve_connection(gate, Arc::clone(proxy), Guests::at_most(9).welcome(), CLIENT_IDLE));
     let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
-    client.write_all(head.as_bytes()).await.unwrap();
+    let mut client = asks(proxy, &Guests::at_most(9), &head).await;
     client.write_all(body).await.unwrap();
+    client
+}
+
+/// One of these, who has sent this.
+async fn asks(proxy: &Arc<Proxy>, guests: &Arc<Guests>, sent: &str) -> DuplexStream {
+    let (mut client, gate) = tokio::io::duplex(CLIENT_BUFFER_BYTES);
+    tokio::spawn(serve_connection(gate, Arc::clone(proxy), guests.welcome(), CLIENT_IDLE));
+    client.write_all(sent.as_bytes()).await.unwrap();
     client
 }
 
@@ -102,6 +108,65 @@ async fn an_engine_that_takes_nothing_is_given_up_in_the_end() {
     let told = tokio::time::timeout(SOON, client.read_exact(&mut answer)).await.expect("it is waited for for ever");
     assert!(told.is_ok() && &answer == b"HTTP/1.1 502", "{answer:?}");
     assert_eq!(proxy.room.held_bytes(), 0);
+}
+
+/// Work whose body is all there, and work whose body is still to come.
+const ASKED: &str = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}";
+const BEGUN: &str = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{";
+
+/// What the gate itself says to it, at once.
+async fn told(mut client: DuplexStream) -> String {
+    let mut text = String::new();
+    tokio::time::timeout(SOON, client.read_to_string(&mut text)).await.expect("it is kept waiting").unwrap();
+    text
+}
+
+#[tokio::test]
+async fn where_as_many_are_in_hand_as_may_be_work_is_turned_away_until_one_was_answered_to_its_end() {
+    let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = format!("http://{}", engine.local_addr().unwrap()).parse().unwrap();
+    let proxy = Proxy::new(Arc::new(Ledger::new(1, Control::default())), &upstream).unwrap();
+    let (proxy, guests) = (Arc::new(proxy.with_at_most(2)), Guests::at_most(9));
+    let mut waits = asks(&proxy, &guests, ASKED).await;
+    let (mut server, _) = begun(&engine).await;
+    let uploads = asks(&proxy, &guests, BEGUN).await;
+    until("the second is read", || guests.asking() == 2).await;
+    let text = told(asks(&proxy, &guests, ASKED).await).await;
+    let head = text.to_lowercase();
+    assert!(head.starts_with("http/1.1 503") && head.contains("retry-after: 2\r\n"), "{text}");
+    assert!(head.contains("connection: close\r\n") && head.contains("\"code\":\"gate_crowded\""), "{text}");
+    for mends in
+        ["GET /health HTTP/1.1\r\nhost: x\r\n\r\n", "POST /resume HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"]
+    {
+        let _client = asks(&proxy, &guests, mends).await;
+        begun(&engine).await;
+    }
+    server
+        .write_all(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",
+        )
+        .await
+        .unwrap();
+    let mut answer = [0; 12];
+    tokio::time::timeout(SOON, waits.read_exact(&mut answer)).await.unwrap().unwrap();
+    until("it is answered", || guests.asking() == 1).await;
+    let _next = asks(&proxy, &guests, ASKED).await;
+    begun(&engine).await;
+    assert_eq!(proxy.ledger.reply(0).requests_crowded, 1);
+    drop(uploads);
+}
+
+#[tokio::test]
+async fn a_crowd_that_only_reads_is_bounded_as_well() {
+    let (_engine, proxy) = before_an_engine(TAKES_NOTHING_MAX).await;
+    let proxy = Arc::new(Arc::into_inner(proxy).unwrap().with_at_most(1));
+    let (guests, mut waiting) = (Guests::at_most(999), Vec::new());
+    for together in 1..=1 + SPARE {
+        waiting.push(asks(&proxy, &guests, "GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").await);
+        until("it is in hand", || guests.asking() == together).await;
+    }
+    let text = told(asks(&proxy, &guests, "GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").await).await;
+    assert!(text.starts_with("HTTP/1.1 503") && text.contains("gate_crowded"), "{text}");
 }
 
 #[tokio::test]
