@@ -7,7 +7,8 @@
 # on the processor: they are told in seconds of a real node, where a probe that comes too late is an answer.
 # Each step writes target/test-logs/STEP.log and says here how far it is; one that fails shows the end of its log, and the others still
 # run (but for those that stand on it). The last line counts tests: `N passed, N failed`; a step that fails without a failed test counts
-# as one. The exit status is 0 only if nothing failed.
+# as one. A test that this machine cannot show says so in target/not-run.jsonl and ends well: those are listed, counted in a line of their own,
+# and not among those that passed. The exit status is 0 only if nothing failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -203,11 +204,13 @@ grep -sE '^(── |[ ]+[0-9]+ ms  |              |test e2e::)' "$logs/cluster.l
 printf '\n'
 printf '%s\n' "${table[@]}"
 printf '%-13s %5d s\n' all $((SECONDS - started))
+not_run=0
 if [ -s target/not-run.jsonl ]; then
-  printf '\nstories not run (target/not-run.jsonl):\n'
+  not_run=$(wc -l <target/not-run.jsonl)
+  printf '\nnot run (target/not-run.jsonl):\n'
   sed 's/^/  /' target/not-run.jsonl
 fi
-passed=$(sum passed "$logs"/*.log)
+passed=$(($(sum passed "$logs"/*.log) - not_run))
 failed=$(sum failed "$logs"/*.log)
 for name in ${failed_steps[@]+"${failed_steps[@]}"}; do
   [ "$(sum failed "$logs/$name.log")" -gt 0 ] || failed=$((failed + 1))
@@ -215,5 +218,7 @@ done
 # last of all what a reader of a cut log needs: which tests failed, and what each said
 grep -hE '^test .* \.\.\. FAILED' "$logs"/*.log | sort -u
 sed -n '/^---- .* stdout ----$/,/^failures:$/p' "$logs"/*.log | grep -vE '^(failures:)?$' | cut -c 1-600 | tail -n 40
-printf '\n%d passed, %d failed\n' "$passed" "$failed"
+printf '\n'
+[ "$not_run" -eq 0 ] || printf '%d not run\n' "$not_run"
+printf '%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]

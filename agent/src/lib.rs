@@ -14,6 +14,9 @@ pub mod kill;
 pub mod launch;
 pub mod metrics;
 mod never;
+#[cfg(test)]
+#[path = "../tests/common/not_run.rs"]
+mod not_run;
 mod options;
 mod own_program;
 mod policy;

@@ -77,7 +77,7 @@ mod tests {
         });
         match asked.join().unwrap() {
             Some((flags, child)) => assert_eq!((flags & RESET_ON_FORK, child), (0, -5)),
-            None => eprintln!("not run: no right to a better niceness"),
+            None => crate::not_run::without_right("no right to a better niceness"),
         }
     }
 

@@ -7,6 +7,8 @@ mod disk;
 mod hostile;
 #[path = "forensics/leaks.rs"]
 mod leaks;
+#[path = "common/not_run.rs"]
+mod not_run;
 #[path = "forensics/poison.rs"]
 mod poison;
 #[path = "forensics/rows.rs"]
@@ -17,6 +19,7 @@ mod run;
 mod stacks;
 
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
@@ -38,7 +41,8 @@ struct Running(std::process::Child);
 
 impl Running {
     fn start(program: &str, args: &[&str]) -> Self {
-        Self(std::process::Command::new(program).args(args).spawn().unwrap())
+        let child = std::process::Command::new(program).args(args).stdin(Stdio::null()).spawn();
+        Self(child.unwrap_or_else(|error| panic!("{program}, which the tests need: {error}")))
     }
 
     fn pid(&self) -> i32 {

@@ -14,6 +14,8 @@ mod disk;
 mod ends;
 #[path = "processes/lies.rs"]
 mod lies;
+#[path = "common/not_run.rs"]
+mod not_run;
 #[path = "processes/pod.rs"]
 mod pod;
 #[path = "common/run.rs"]

@@ -13,5 +13,8 @@ pub mod http;
 pub mod leader;
 pub mod manifests;
 pub mod metrics;
+#[cfg(test)]
+#[path = "../../agent/tests/common/not_run.rs"]
+mod not_run;
 pub mod pulse;
 pub mod wall;

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test program; the lint sees test functions alone")]
 
+#[path = "../../agent/tests/common/not_run.rs"]
+mod not_run;
+
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -113,7 +116,7 @@ fn confined_process() {
         confine::calls().unwrap();
     }
     if by == "landlock" && !landlock {
-        on_record("s04_landlock_alone_lets_nothing_be_written_or_executed");
+        not_run::on_record("s04_landlock_alone_lets_nothing_be_written_or_executed", "this kernel has no landlock");
         println!("nothing was tried by landlock");
         return;
     }
@@ -130,15 +133,6 @@ fn confined_process() {
         rereads_its_token(&folder);
     }
     println!("confined by {by}");
-}
-
-/// What this kernel cannot show is neither passed off as shown nor failed: it stands with the stories that could not be told.
-fn on_record(test: &str) {
-    let target = concat!(env!("CARGO_MANIFEST_DIR"), "/../target");
-    fs::create_dir_all(target).unwrap();
-    let line = serde_json::json!({"not_run": format!("operator::{test}"), "why": ["this kernel has no landlock"]});
-    let mut record = OpenOptions::new().create(true).append(true).open(format!("{target}/not-run.jsonl")).unwrap();
-    record.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
 fn executes_nothing() {

@@ -10,6 +10,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::Mode;
 use tokio::sync::oneshot;
 
+use super::not_run::without_right;
 use super::{request, unheard};
 
 /// A file system of a few pages, gone with its value. `None` without the right to mount.
@@ -20,7 +21,7 @@ impl Tiny {
         let dir = tempfile::tempdir().unwrap();
         let made = mount(Some("tmpfs"), dir.path(), Some("tmpfs"), MsFlags::empty(), Some("size=64k"));
         if made.is_err() {
-            eprintln!("not run: no right to mount a small file system");
+            without_right("no right to mount a small file system");
         }
         made.ok().map(|()| Self(dir))
     }

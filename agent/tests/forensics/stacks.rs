@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use agent::forensics::{Captured, bundle, capture, python_threads};
@@ -10,6 +10,7 @@ use agent::sources::EngineProcess;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::not_run::without_right;
 use super::{Running, request, unheard};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -28,17 +29,6 @@ with open(name + '.part', 'w') as f:
 hangs_in_vain()
 "#;
 
-/// Python 3, or nothing to test with.
-fn python(args: &[&str]) -> Option<Running> {
-    match Command::new("python3").args(args).stdin(Stdio::null()).spawn() {
-        Ok(child) => Some(Running(child)),
-        Err(_) => {
-            eprintln!("not run: no python3 on this machine");
-            None
-        }
-    }
-}
-
 fn until(what: &str, mut wanted: impl FnMut() -> bool) {
     let since = Instant::now();
     while !wanted() {
@@ -55,7 +45,7 @@ fn shows(pid: i32, function: &str) -> bool {
 #[test]
 fn python_frames_are_read_without_stopping_the_process_and_of_a_stopped_one() {
     let script = "import time\ndef waits_in_vain():\n    time.sleep(1000)\nwaits_in_vain()\n";
-    let Some(python) = python(&["-c", script]) else { return };
+    let python = Running::start("python3", &["-c", script]);
     until("its frames", || shows(python.pid(), "waits_in_vain"));
     kill(Pid::from_raw(python.pid()), Signal::SIGSTOP).unwrap();
     let state = || std::fs::read_to_string(format!("/proc/{}/stat", python.pid())).unwrap();
@@ -74,8 +64,7 @@ fn a_process_that_is_no_python_has_no_python_stacks() {
 #[test]
 fn without_the_right_to_read_a_process_the_helper_says_which_right() {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("not run: only root can become somebody without rights");
-        return;
+        return without_right("only root can become somebody without rights");
     }
     // a copy that anybody may execute, wherever the build lies
     let dir =
@@ -120,7 +109,7 @@ async fn captured_whole(pages: &Path, pid: i32) -> (Captured, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_python_that_holds_its_interpreter_tells_its_stacks_and_they_make_the_fingerprint() {
     let pages = tempfile::tempdir().unwrap();
-    let Some(python) = python(&["-c", ANNOUNCES, pages.path().to_str().unwrap()]) else { return };
+    let python = Running::start("python3", &["-c", ANNOUNCES, pages.path().to_str().unwrap()]);
     let marker = pages.path().join(format!("stacks-{}.ready", python.pid()));
     until("the marker", || marker.exists());
     let mut fingerprints = Vec::new();

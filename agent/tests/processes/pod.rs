@@ -7,6 +7,7 @@ use agent::kill::send;
 use nix::sys::signal::Signal;
 
 use crate::asking::{get, until};
+use crate::not_run::not_run;
 use crate::run::AGENT;
 use crate::run::free_addresses::free_addresses;
 
@@ -23,7 +24,7 @@ impl Drop for Sidecar {
 #[test]
 fn in_a_pod_whoever_asks_is_answered_at_addresses_of_both_kinds() {
     if TcpListener::bind("[::1]:0").is_err() {
-        return eprintln!("not run: there is no IPv6 here");
+        return not_run("there is no IPv6 here");
     }
     let dir = tempfile::tempdir().unwrap();
     let [gate, agent] = free_addresses().map(|address| address.port());
