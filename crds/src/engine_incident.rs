@@ -55,6 +55,10 @@ pub struct EngineIncidentSpec {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub node: String,
+    /// The boot of that node (`status.nodeInfo.bootID`) when this was first recorded; empty if unknown.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub boot_id: String,
     /// UUIDs of the GPUs that it used, where the agent could see them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 128)))]

@@ -102,6 +102,14 @@ pub struct Avoided {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8), extend("x-kubernetes-list-type" = "atomic"))]
     pub xids: Vec<Xid>,
+    /// The boot of the node (`status.nodeInfo.bootID`) in which that was seen: once it is another, nothing of this is held against the node but
+    /// Xids for which a person must look. Empty: nobody knew.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub boot_id: String,
+    /// New pods kept away from it, and one of them found no other place: it is told of, and avoided no more unless there are news of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lifted: bool,
 }
 
 /// Why a place is avoided, or told of.
@@ -143,6 +151,10 @@ pub struct PastGrant {
     /// What was granted.
     #[serde(default)]
     pub action: GrantAction,
+    /// The boot of the node at that time; what happened in an earlier one says nothing of the node. Empty: nobody knew.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub boot_id: String,
 }
 
 /// One granted restart: the second key (I1), and one slot of the budget until its episode closes or its pod is gone or made up for.

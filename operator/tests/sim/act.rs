@@ -122,6 +122,15 @@ pub enum Act {
         node: usize,
         lost: bool,
     },
+    /// It is started anew, which mends its GPU; whatever runs on it begins anew.
+    Reboot {
+        node: usize,
+    },
+    /// The node must bear the mark of suspicion now, and the condition that tells other tools of it, or neither.
+    ExpectMarked {
+        node: usize,
+        marked: bool,
+    },
     /// The node is cordoned for so long, and everything on it evicted, again and again until it is gone.
     Drain {
         node: usize,
@@ -209,6 +218,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
             on_engines(act, world, now_ms);
         }
         Act::FreezeOf { .. } | Act::Poison { .. } => on_some_engine(act, world, state, now_ms),
+        Act::Reboot { node } => world.reboot(&mut state.store, *node, now_ms),
         Act::Drain { node, ms } => world.drain(&mut state.store, *node, (now_ms, now_ms + ms)),
         Act::Quota { pods } => world.quota = *pods,
         Act::LeastServing { count } => world.least_serving = *count,
@@ -223,6 +233,7 @@ pub fn perform(act: &Act, world: &mut World, state: &mut State, now_ms: u64) {
         | Act::ExpectServing { .. }
         | Act::ExpectOf { .. }
         | Act::ExpectFree { .. }
+        | Act::ExpectMarked { .. }
         | Act::ExpectNo { .. } => super::expect::expect(act, world, state, now_ms),
         Act::DeleteLease => {
             drop(state.store.delete(&target("leases", "truebeat-system", "truebeat-operator", "user"), &Value::Null));

@@ -75,7 +75,7 @@ struct Episode {
     serving_ms: Option<u64>,
     /// The request that froze the engine, if one did.
     in_flight: Option<&'static str>,
-    fault: Option<Fault>,
+    pub fault: Option<Fault>,
 }
 
 /// What makes a difference to the conditions.
@@ -88,7 +88,7 @@ pub struct Agent {
     /// The request that freezes it, if one does.
     asked: Option<&'static str>,
     /// What its driver has said of its GPU.
-    fault: Option<Fault>,
+    pub fault: Option<Fault>,
     mode: String,
     unattended_ms: u64,
     episode: Option<Episode>,

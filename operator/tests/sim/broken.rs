@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{
     act::Act,
-    rows::scene,
+    rows::{Row, row, scene},
     story::{Story, acts, create, freeze, gpus, plain, spec},
 };
 
@@ -20,6 +20,25 @@ impl Fault {
     pub fn lasts(self) -> bool {
         self.remedy != "RestartApplication"
     }
+}
+
+/// Those with an expectation at moments of their own.
+pub fn rows() -> Vec<Row> {
+    vec![row("f1-node-that-was-rebooted", rebooted, |log| vec![log.has("NodeNeedsRestart"), log.grants_at_most(1)])]
+}
+
+/// A GPU falls off the bus, and whoever looks after nodes restarts this one, as its condition asks: once.
+fn rebooted() -> Story {
+    let fault = Fault { code: 79, remedy: "RestartNode" };
+    let marked = |at_ms, marked| (at_ms, Act::ExpectMarked { node: 0, marked });
+    let acts = vec![
+        (20_000, Act::GpuFault { node: 0, fault, dies: false }),
+        marked(100_000, true),
+        (120_000, Act::Reboot { node: 0 }),
+        marked(160_000, false),
+        marked(400_000, false),
+    ];
+    plain([vec![create(2)], acts].concat(), Vec::new())
 }
 
 pub fn node_lost() -> Story {

@@ -1,5 +1,7 @@
 //! What must be so at some moment in the middle of a story.
 
+use crds::node::{CONDITION_ENGINE_STALLS, LABEL_SUSPECT};
+
 use super::{
     act::{Act, child},
     agent::Engine,
@@ -28,6 +30,15 @@ pub fn expect(act: &Act, world: &World, state: &mut State, now_ms: u64) {
             let there: Vec<&str> =
                 world.pods.values().filter(|pod| pod.node == node).map(|pod| pod.name.as_str()).collect();
             (!there.is_empty()).then(|| format!("P4: {there:?} runs on {node}"))
+        }
+        Act::ExpectMarked { node, marked } => {
+            let node = format!("node-{node}");
+            let live = state.store.read(&target("nodes", "", &node, "user")).ok();
+            let suspect = live.as_ref().is_some_and(|(_, live)| !live["metadata"]["labels"][LABEL_SUSPECT].is_null());
+            let told = live.and_then(|(_, live)| condition(&live, CONDITION_ENGINE_STALLS));
+            let told = told.is_some_and(|(word, _)| word == "True");
+            ((suspect, told) != (*marked, *marked))
+                .then(|| format!("P4: {node} is marked {suspect}, told of {told}, and both should be {marked}"))
         }
         Act::ExpectOf { image, count } => {
             let runs = |pod: &Object| pod["spec"]["containers"][0]["image"] == *image;

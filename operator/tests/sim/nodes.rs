@@ -27,7 +27,8 @@ pub fn join(store: &mut Store) {
         let labels = json!({"kubernetes.io/hostname": name, ZONE: zone(&name)});
         store.create(&at, json!({"metadata": {"name": name, "labels": labels}, "spec": {}})).expect("a new node");
         let ready = json!({"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""});
-        let status = json!({"status": {"allocatable": {GPU: "1"}, "conditions": [ready]}});
+        let boot = json!({"bootID": "boot-0"});
+        let status = json!({"status": {"allocatable": {GPU: "1"}, "conditions": [ready], "nodeInfo": boot}});
         store.merge(&at.status(), &status).expect("a node's status");
     }
 }
@@ -37,6 +38,19 @@ fn names() -> impl Iterator<Item = String> {
 }
 
 impl World {
+    /// The node comes back with another boot and a GPU that is well, and no process outlasts that.
+    pub fn reboot(&mut self, store: &mut Store, node: usize, now_ms: u64) {
+        let name = format!("node-{node}");
+        let status = json!({"status": {"nodeInfo": {"bootID": format!("boot-{now_ms}")}}});
+        store.merge(&target("nodes", "", &name, PLAIN).status(), &status).expect("a node's status");
+        self.lost_gpus.remove(&name);
+        self.orphans.iter_mut().filter(|orphan| orphan.node == name).for_each(|orphan| orphan.dead_ms = now_ms);
+        for pod in self.pods.values_mut().filter(|pod| pod.node == name) {
+            pod.agent.fault = None;
+            pod.agent.crash(now_ms);
+        }
+    }
+
     /// A node that the pod's affinity allows, the emptiest first.
     pub fn schedule(&mut self, store: &mut Store) {
         let pending =

@@ -171,7 +171,7 @@ pub fn all() -> Vec<Row> {
         row("s1-one-namespace", one_namespace, |log| vec![log.granted_by(40_000)]),
         row("h6-storm-and-restarts", storm_and_restarts, |log| vec![log.granted_by(60_000)]),
     ];
-    rows.extend([held::rows(), super::stuck::rows(), super::fleet::rows()].into_iter().flatten());
+    rows.extend([held::rows(), broken::rows(), super::stuck::rows(), super::fleet::rows()].into_iter().flatten());
     rows
 }
 

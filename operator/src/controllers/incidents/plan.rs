@@ -10,9 +10,13 @@ use kube::ResourceExt;
 
 use super::by_hand;
 use crate::{
-    controllers::inference_deployment::{
-        observed::{EpisodeView, PodView, ReportedEpisode},
-        validate::DURATION_MAX,
+    controllers::{
+        inference_deployment::{
+            avoid::Ground,
+            observed::{EpisodeView, PodView, ReportedEpisode},
+            validate::DURATION_MAX,
+        },
+        nodes::{boot, view::NodeView},
     },
     digest::short,
     wall::ahead,
@@ -74,15 +78,16 @@ pub fn name_among(incidents: &[EngineIncident], infd: &str, pod_uid: &str, episo
     known.map_or_else(|| name_of(infd, pod_uid, episode), ResourceExt::name_any)
 }
 
-/// Compares the episodes on `pods` with the `incidents` that exist.
-pub fn plan(infd: &str, kept: Kept, pods: &[PodView], incidents: &[EngineIncident], now: Timestamp) -> IncidentPlan {
+/// Compares the episodes on the pods with the incidents that exist.
+pub fn plan(infd: &str, kept: Kept, ground: Ground<'_>, now: Timestamp) -> IncidentPlan {
+    let Ground { pods, incidents, nodes } = ground;
     let mut plan = IncidentPlan::default();
     let mut reported = Vec::new();
     for pod in pods {
         let Some(episode) = pod.reported() else { continue };
         let name = name_among(incidents, infd, &pod.uid, &episode.episode.id);
         let existing = incidents.iter().find(|incident| incident.name_any() == name);
-        if let Some(write) = write_of((infd, kept), pod, episode, &name, existing, now) {
+        if let Some(write) = write_of((infd, kept), (pod, nodes), episode, &name, existing, now) {
             plan.writes.extend((write.spec.is_some() || write.status.is_some()).then_some(write));
             plan.open += usize::from(episode.open);
         }
@@ -114,7 +119,7 @@ pub fn plan(infd: &str, kept: Kept, pods: &[PodView], incidents: &[EngineInciden
 /// was forgotten on purpose; writing it again would go on for ever.
 fn write_of(
     (infd, kept): (&str, Kept),
-    pod: &PodView,
+    (pod, nodes): (&PodView, &[NodeView]),
     reported: &ReportedEpisode,
     name: &str,
     existing: Option<&EngineIncident>,
@@ -124,7 +129,9 @@ fn write_of(
     if existing.is_none() && !reported.open && closed_at.as_deref().is_none_or(|at| older(at, kept.ttl, now)) {
         return None;
     }
-    let spec = spec_of(infd, pod, reported);
+    let boot_id =
+        existing.map_or_else(|| boot::of(nodes, &pod.node).to_owned(), |incident| incident.spec.boot_id.clone());
+    let spec = EngineIncidentSpec { boot_id, ..spec_of(infd, pod, reported) };
     let closed_at = closed_at.map(|told| end_of(told, &reported.episode.stage, existing, now));
     let mut status = status_of(reported, closed_at);
     // The pod says how it is now, the record how it was: one lie is enough.
@@ -150,6 +157,7 @@ fn spec_of(infd: &str, pod: &PodView, reported: &ReportedEpisode) -> EngineIncid
         class: episode.class.clone(),
         episode_id: episode.id.clone(),
         fingerprint: episode.fingerprint.clone().unwrap_or_default(),
+        ..EngineIncidentSpec::default()
     }
 }
 
@@ -302,7 +310,7 @@ fn seconds(start: &str, end: &str) -> Option<f64> {
 /// [`plan`] under the policy of one who said nothing.
 #[cfg(test)]
 pub fn plan_by_default(infd: &str, pods: &[PodView], incidents: &[EngineIncident], now: Timestamp) -> IncidentPlan {
-    plan(infd, Kept::of(&Recovery::default()), pods, incidents, now)
+    plan(infd, Kept::of(&Recovery::default()), Ground { pods, incidents, nodes: &[] }, now)
 }
 
 #[cfg(test)]

@@ -8,6 +8,11 @@ fn now() -> Timestamp {
     "2026-01-01T00:02:00Z".parse().unwrap()
 }
 
+/// Records, and no pod.
+fn nobody(incidents: &[EngineIncident]) -> Ground<'_> {
+    Ground { pods: &[], nodes: &[], incidents }
+}
+
 /// What the API would hold after `plan`.
 fn apply(plan: &IncidentPlan, incidents: &mut Vec<EngineIncident>) {
     for write in &plan.writes {
@@ -141,7 +146,7 @@ fn a_stall_is_remembered_longer_than_what_came_to_nothing() {
     {
         let mut incidents = incidents.clone();
         let later = now() + SignedDuration::from_hours(days * 24);
-        apply(&super::plan("chat", poison_for(told), &[], &incidents, later), &mut incidents);
+        apply(&super::plan("chat", poison_for(told), nobody(&incidents), later), &mut incidents);
         assert_eq!(stays(&incidents), kept, "{days} days, poisonFor {told}");
     }
 }
@@ -207,7 +212,7 @@ fn a_record_is_kept_for_its_ttl_and_no_longer() {
         [("1m", 0, 0), ("1m", 1, 1), ("90m", 89, 0), ("90m", 91, 1), ("168h", 91, 0), ("soon", 10_081, 0)]
     {
         let kept = Kept::of(&Recovery { incident_ttl: ttl.to_owned(), ..Recovery::default() });
-        let deletes = super::plan("chat", kept, &[], &incidents, now() + SignedDuration::from_mins(minutes)).deletes;
+        let deletes = super::plan("chat", kept, nobody(&incidents), now() + SignedDuration::from_mins(minutes)).deletes;
         assert_eq!(deletes.len(), deleted, "{ttl}, {minutes} minutes later");
         let uid = incidents[0].metadata.uid.clone().unwrap();
         assert!(deletes.iter().all(|(_, of)| *of == uid), "that one and no namesake");
@@ -240,4 +245,19 @@ fn a_record_that_an_earlier_version_named_is_continued() {
     }
     let outcome = incidents[0].status.as_ref().unwrap().outcome.as_deref();
     assert_eq!((incidents.len(), outcome), (1, Some("Recovered")));
+}
+
+/// What a pod says of an episode that began before its node was started anew is not held against the node.
+#[test]
+fn the_boot_of_a_record_is_that_in_which_it_was_made() {
+    let node = |boot: &str| [NodeView { name: "n1".into(), boot_id: boot.to_owned(), ..NodeView::default() }];
+    let pods = [pod("a", "Stalled", 10)];
+    let step = |boot: &str, incidents: &[EngineIncident]| {
+        let nodes = node(boot);
+        super::plan("chat", Kept::of(&Recovery::default()), Ground { pods: &pods, nodes: &nodes, incidents }, now())
+    };
+    let mut incidents = Vec::new();
+    apply(&step("b1", &incidents), &mut incidents);
+    assert_eq!(incidents[0].spec.boot_id, "b1");
+    assert_eq!(step("b2", &incidents).writes, [], "the record stays as it is");
 }

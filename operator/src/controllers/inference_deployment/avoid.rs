@@ -8,7 +8,7 @@
 //! broken is broken all the same, and is kept apart from it: whoever looks after nodes must hear of it ([`broken`]).
 
 use crds::{
-    Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment,
+    Avoided, AvoidedBecause, EngineIncident, Grant, GrantAction, InferenceDeployment,
     episode::Episode,
     inference_deployment::Recovery,
     xid::{XIDS_MAX, Xid},
@@ -17,6 +17,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{escalate::duration_of, observed::PodView, plan::Replacement, validate::devices};
 use crate::controllers::nodes::{
+    boot,
     plan::{in_force, next_end},
     view::NodeView,
 };
@@ -28,23 +29,32 @@ const TOLD_FOR_MIN: SignedDuration = SignedDuration::from_hours(1);
 /// The status holds no more.
 const PLACES_MAX: usize = 500;
 
-/// The places to avoid after this look; `fresh` are the grants that are new, `nodes` is empty where they are not known.
-pub fn next(
-    infd: &InferenceDeployment,
-    pods: &[PodView],
-    fresh: &[&Grant],
-    nodes: &[NodeView],
-    now: Timestamp,
-) -> Vec<Avoided> {
+/// What places are judged by.
+#[derive(Debug, Clone, Copy)]
+pub struct Ground<'a> {
+    pub pods: &'a [PodView],
+    /// Empty where they are not known.
+    pub nodes: &'a [NodeView],
+    pub incidents: &'a [EngineIncident],
+}
+
+/// The places to avoid after this look; `fresh` are the grants that are new.
+pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], now: Timestamp) -> Vec<Avoided> {
+    let Ground { pods, nodes, .. } = ground;
     let held = infd.status.as_ref().map(|s| s.recovery.avoid.as_slice()).unwrap_or_default();
     let span = span_of(&infd.spec.recovery);
     if stranded(pods, held, span, now) {
         return Vec::new();
     }
-    let mut places: Vec<Avoided> = held.iter().filter(|place| in_force(&place.until, span, now)).cloned().collect();
+    let held = held.iter().filter(|place| in_force(&place.until, span, now)).cloned();
+    let mut places: Vec<Avoided> = held.filter_map(|place| ground.left_of(place)).collect();
     let Some(until) = now.checked_add(span).ok().filter(|_| span > SignedDuration::ZERO) else { return places };
     let most = allowed(nodes, &devices(&infd.spec), infd.spec.recovery.avoid_nodes_percent);
-    for place in pods.iter().filter_map(|pod| bad(pod, fresh, until)) {
+    let recovery = infd.status.as_ref().map(|status| status.recovery.broken.as_slice()).unwrap_or_default();
+    let lifted = |place: &Avoided| {
+        recovery.iter().any(|known| known.lifted && known.node == place.node && !is_news(known, place))
+    };
+    for place in ground.bad(fresh, until).into_iter().filter(|place| !lifted(place)) {
         match places.iter().position(|known| known.node == place.node) {
             Some(at) => learn(&mut places[at], place),
             None if places.len() < most => places.push(place),
@@ -66,18 +76,26 @@ pub fn told_for(recovery: &Recovery) -> SignedDuration {
 
 /// The places of which others must hear although new pods do not keep away from them, beside those that are avoided after this look. A process
 /// that outlives SIGKILL owns its GPU (I5), and a GPU that needs a reset serves nobody (F1), whether or not there is another place.
-pub fn broken(infd: &InferenceDeployment, pods: &[PodView], avoid: &[Avoided], now: Timestamp) -> Vec<Avoided> {
+pub fn broken(infd: &InferenceDeployment, ground: Ground<'_>, avoid: &[Avoided], now: Timestamp) -> Vec<Avoided> {
     let recovery = infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
     let span = told_for(&infd.spec.recovery);
+    let lifted: Vec<Avoided> = recovery.broken.iter().filter(|place| place.lifted).cloned().collect();
     let grave = |place: &Avoided| place.because != AvoidedBecause::RestartsDidNotCure;
-    let held = recovery.broken.into_iter().chain(recovery.avoid.into_iter().filter(grave));
+    // whoever is stranded now would be so again by what is still so
+    let lifts = stranded(ground.pods, &recovery.avoid, span_of(&infd.spec.recovery), now);
+    let avoided = recovery.avoid.into_iter().filter(grave).map(|place| Avoided { lifted: lifts, ..place });
+    let held = recovery.broken.into_iter().chain(avoided);
     let mut places: Vec<Avoided> = Vec::new();
-    for place in held.filter(|place| in_force(&place.until, span, now)) {
+    let held = held.filter(|place| in_force(&place.until, span, now));
+    for place in held.filter_map(|place| ground.left_of(place)) {
         tell(&mut places, place);
     }
     let until = now.checked_add(span).unwrap_or(now);
-    for place in pods.iter().filter_map(|pod| bad(pod, &[], until)) {
-        tell(&mut places, place);
+    // what was lifted stays so for as long as it is so, also when the time of its word is over
+    let lifted = |place: &Avoided| lifted.iter().any(|known| known.node == place.node && !is_news(known, place));
+    for place in ground.bad(&[], until) {
+        let lifted = lifted(&place);
+        tell(&mut places, Avoided { lifted, ..place });
     }
     // one that is avoided for less is told of as what it was all the same
     let graver = |place: &Avoided, known: &Avoided| gravity(place.because) > gravity(known.because);
@@ -96,17 +114,28 @@ fn tell(places: &mut Vec<Avoided>, place: Avoided) {
 /// What is so now is seen again at every look; only news move the end (P7): a replacement, and what is graver than what was known. Of Xids
 /// nothing is forgotten before it, and the gravest stays what the place is known for: by that word others hear of the node (I5).
 fn learn(known: &mut Avoided, place: Avoided) {
+    let news = is_news(known, &place);
     let more: Vec<Xid> = place.xids.into_iter().filter(|xid| !known.xids.contains(xid)).collect();
     known.xids.extend(more);
     known.xids.truncate(XIDS_MAX);
     let (old, new) = (gravity(known.because), gravity(place.because));
-    let replaced = place.because == AvoidedBecause::RestartsDidNotCure;
-    if new > old || (new == old && replaced) {
+    if (news || known.boot_id.is_empty()) && !place.boot_id.is_empty() {
+        known.boot_id = place.boot_id;
+    }
+    if news {
+        known.until = place.until;
+        known.lifted &= place.lifted;
+    } else {
+        known.lifted |= place.lifted;
+    }
+    if new > old || (new == old && place.because == AvoidedBecause::RestartsDidNotCure) {
         (known.gpu_uuids, known.because) = (place.gpu_uuids, place.because);
     }
-    if new > old || replaced {
-        known.until = place.until;
-    }
+}
+
+/// Is `place` more than what is so now and was so before?
+fn is_news(known: &Avoided, place: &Avoided) -> bool {
+    gravity(place.because) > gravity(known.because) || place.because == AvoidedBecause::RestartsDidNotCure
 }
 
 /// What others must hear of first: an engine that still owns its GPU, then a GPU that serves nobody, then restarts that were in vain.
@@ -118,11 +147,25 @@ fn gravity(because: AvoidedBecause) -> u8 {
     }
 }
 
-/// The place of this pod, if it is bad.
-fn bad(pod: &PodView, fresh: &[&Grant], until: Timestamp) -> Option<Avoided> {
-    let because = because(pod, fresh).filter(|_| !pod.node.is_empty())?;
-    let (gpu_uuids, xids) = pod.open_episode().map(broken_by).unwrap_or_default();
-    Some(Avoided { node: pod.node.clone(), gpu_uuids, until: until.to_string(), because, xids })
+impl Ground<'_> {
+    /// The places of these pods that are bad, until then.
+    fn bad(&self, fresh: &[&Grant], until: Timestamp) -> Vec<Avoided> {
+        self.pods.iter().filter_map(|pod| self.bad_place(pod, fresh, until)).collect()
+    }
+
+    /// The place of this pod, if it is bad. What was said of it before its node was started anew its agent has not taken back yet.
+    fn bad_place(&self, pod: &PodView, fresh: &[&Grant], until: Timestamp) -> Option<Avoided> {
+        let because = because(pod, fresh).filter(|_| !pod.node.is_empty())?;
+        let (gpu_uuids, xids) = pod.open_episode().map(broken_by).unwrap_or_default();
+        let boot_id = boot::of_episode(pod, self.incidents, self.nodes).to_owned();
+        let (node, until) = (pod.node.clone(), until.to_string());
+        self.left_of(Avoided { node, gpu_uuids, until, because, xids, boot_id, lifted: false })
+    }
+
+    fn left_of(&self, place: Avoided) -> Option<Avoided> {
+        let now = boot::of(self.nodes, &place.node);
+        boot::left_of(place, now)
+    }
 }
 
 /// Why the place of this pod is bad, if it is.

@@ -14,6 +14,21 @@ fn nodes(count: usize) -> Vec<NodeView> {
     (1..=count).map(|n| NodeView { name: format!("n{n}"), usable: true, ..NodeView::default() }).collect()
 }
 
+/// By pods and nodes of which nobody has a record.
+fn next(
+    infd: &InferenceDeployment,
+    pods: &[PodView],
+    fresh: &[&Grant],
+    nodes: &[NodeView],
+    now: Timestamp,
+) -> Vec<Avoided> {
+    super::next(infd, Ground { pods, nodes, incidents: &[] }, fresh, now)
+}
+
+fn broken(infd: &InferenceDeployment, pods: &[PodView], avoid: &[Avoided], now: Timestamp) -> Vec<Avoided> {
+    super::broken(infd, Ground { pods, nodes: &[], incidents: &[] }, avoid, now)
+}
+
 fn grant(pod: &PodView, action: GrantAction) -> Grant {
     Grant { pod_uid: pod.uid.clone(), action, ..Grant::default() }
 }
@@ -220,4 +235,75 @@ fn only_the_places_of_the_pods_that_go_are_marked_now() {
     let marks =
         marks(&[place("n1"), place("n2")], &pods, &[Replacement { uid: "uid-a".into(), ..Replacement::default() }]);
     assert_eq!(marks, [("n1".to_owned(), "t".to_owned())]);
+}
+
+/// The record outlasts the reboot of a node, and so does the word of its agents, until they are up again.
+#[test]
+fn what_was_so_before_the_node_was_started_anew_is_not_held_against_it() {
+    let sick = [undead(pod("a", "Killed", 1))];
+    let booted = |boot: &str| {
+        let mut nodes = nodes(4);
+        nodes[0].boot_id = boot.to_owned();
+        nodes
+    };
+    let mut object = infd("chat");
+    let places = next(&object, &sick, &[], &booted("b1"), now());
+    assert_eq!((places[0].node.as_str(), places[0].boot_id.as_str()), ("n1", "b1"));
+    let told = super::broken(&object, Ground { pods: &sick, nodes: &booted("b1"), incidents: &[] }, &[], now());
+    assert_eq!(told[0].boot_id, "b1");
+    let recovery = &mut object.status.get_or_insert_default().recovery;
+    (recovery.avoid, recovery.broken) = (places, told);
+    let record: EngineIncident = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "i"},
+        "spec": {"deployment": "chat", "pod": "a", "podUid": "uid-a", "class": "Unkillable", "episodeId": "e-a", "bootId": "b1"},
+    }))
+    .unwrap();
+    let of = |boot: &str| {
+        let nodes = booted(boot);
+        let ground = Ground { pods: &sick, nodes: &nodes, incidents: std::slice::from_ref(&record) };
+        (super::next(&object, ground, &[], now()).len(), super::broken(&object, ground, &[], now()).len())
+    };
+    assert_eq!((of("b1"), of("")), ((1, 1), (1, 1)));
+    assert_eq!(of("b2"), (0, 0), "though the pod still says so");
+}
+
+#[test]
+fn a_place_of_which_no_boot_is_known_learns_it() {
+    let mut object = infd("chat");
+    let until = "2026-01-01T01:59:00Z".to_owned();
+    object.status.get_or_insert_default().recovery.avoid =
+        vec![Avoided { node: "n1".into(), until, because: AvoidedBecause::Unkillable, ..Avoided::default() }];
+    let mut nodes = nodes(4);
+    nodes[0].boot_id = "b1".to_owned();
+    let sick = [undead(pod("a", "Killed", 1))];
+    assert_eq!(next(&object, &sick, &[], &nodes, now())[0].boot_id, "b1");
+}
+
+/// Its process is still there: the same word would mark its place anew, and the pod that waits would be one that had no place before.
+#[test]
+fn what_was_lifted_for_a_pod_stays_so_without_news() {
+    let mut object = infd("chat");
+    let waits =
+        PodView { unschedulable_since: Some("2026-01-01T00:59:00Z".into()), node: String::new(), ..healthy("c") };
+    let stuck = [undead(pod("a", "Killed", 1)), waits];
+    let until = "2026-01-01T01:59:00Z".to_owned();
+    let because = AvoidedBecause::Unkillable;
+    object.status.get_or_insert_default().recovery.avoid =
+        vec![Avoided { node: "n1".into(), until, because, ..Avoided::default() }];
+    let mut at = now();
+    let mut look = |object: &mut InferenceDeployment, pods: &[PodView], grants: &[&Grant]| {
+        let avoid = next(object, pods, grants, &nodes(4), at);
+        let broken = broken(object, pods, &avoid, at);
+        at += SignedDuration::from_mins(50);
+        let recovery = &mut object.status.get_or_insert_default().recovery;
+        (recovery.avoid, recovery.broken) = (avoid, broken);
+        (recovery.avoid.len(), recovery.broken.iter().map(|place| place.lifted).collect::<Vec<_>>())
+    };
+    assert_eq!(look(&mut object, &stuck, &[]), (0, vec![true]));
+    assert_eq!(look(&mut object, &stuck, &[]), (0, vec![true]), "though the pod says so still");
+    assert_eq!(look(&mut object, &stuck[..1], &[]), (0, vec![true]), "nor when the other has its place");
+    assert_eq!(look(&mut object, &stuck[..1], &[]), (0, vec![true]), "nor when the hour of the word is over");
+    let other = PodView { node: "n1".into(), ..pod("d", "Stalled", 1) };
+    let replaced = grant(&other, GrantAction::Replace);
+    assert_eq!(look(&mut object, &[other], &[&replaced]).0, 1, "restarts were in vain there since");
 }

@@ -15,7 +15,10 @@ use super::{
     places::Places,
     restarts, standing, trials,
 };
-use crate::{controllers::nodes::view::NodeView, wall::ahead};
+use crate::{
+    controllers::nodes::{boot, view::NodeView},
+    wall::ahead,
+};
 
 /// Fewer stalls than this are never called a common cause: two of two may be chance.
 const HOLD_COUNT_MIN: usize = 3;
@@ -323,11 +326,11 @@ pub fn recent(terms: &Terms<'_>, pods: &[PodView], held: &[Grant], grants: &[Gra
     }
     let counts = |past: &&PastGrant| young(past, terms.window * 2, now) || trials::in_run(past, terms.run_since);
     let mut recent: Vec<PastGrant> = terms.recent.iter().filter(counts).cloned().collect();
-    recent.extend(fresh.into_iter().map(|grant| PastGrant {
-        pod_uid: grant.pod_uid.clone(),
-        node: pods.iter().find(|pod| pod.uid == grant.pod_uid).map(|pod| pod.node.clone()).unwrap_or_default(),
-        granted_at: grant.granted_at.clone(),
-        action: grant.action,
+    recent.extend(fresh.into_iter().map(|grant| {
+        let node = pods.iter().find(|pod| pod.uid == grant.pod_uid).map(|pod| pod.node.clone()).unwrap_or_default();
+        let boot_id = terms.places.boot(&node).to_owned();
+        let (pod_uid, granted_at) = (grant.pod_uid.clone(), grant.granted_at.clone());
+        PastGrant { pod_uid, node, granted_at, action: grant.action, boot_id }
     }));
     bounded(recent, pods)
 }
@@ -356,8 +359,10 @@ fn bounded(recent: Vec<PastGrant>, pods: &[PodView]) -> Vec<PastGrant> {
 
 /// Nodes that came under suspicion by the newest entry of `recent`: other tools act on the event that says so.
 pub fn suspect_node(recent: &[PastGrant], window: SignedDuration, now: &str) -> Option<String> {
-    let node = &recent.last().filter(|past| !past.node.is_empty())?.node;
-    let count = recent.iter().filter(|past| past.node == *node && young(past, window, now)).count();
+    let newest = recent.last().filter(|past| !past.node.is_empty())?;
+    let node = &newest.node;
+    let of_this_boot = |past: &PastGrant| past.node == *node && !boot::is_another(&past.boot_id, &newest.boot_id);
+    let count = recent.iter().filter(|past| of_this_boot(past) && young(past, window, now)).count();
     (count >= NODE_COUNT_MIN).then(|| node.clone())
 }
 

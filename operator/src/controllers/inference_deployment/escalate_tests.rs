@@ -9,7 +9,7 @@ use crate::controllers::inference_deployment::{
 pub(super) const NOW: &str = "2026-01-01T01:00:00Z";
 
 pub(super) fn past(uid: &str, node: &str, at: &str) -> PastGrant {
-    PastGrant { pod_uid: uid.into(), node: node.into(), granted_at: at.into(), action: GrantAction::Restart }
+    PastGrant { pod_uid: uid.into(), node: node.into(), granted_at: at.into(), ..PastGrant::default() }
 }
 
 pub(super) fn granted_now(uid: &str) -> Grant {

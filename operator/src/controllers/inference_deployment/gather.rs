@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crds::{EngineIncident, InferenceDeployment};
+use crds::{EngineIncident, InferenceDeployment, RecoveryStatus};
 use futures::future::try_join_all;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use kube::{
@@ -65,8 +65,10 @@ pub async fn gather(calls: &Calls, namespace: &str, name: &str) -> Result<Look, 
     let doubted = doubted(&pods.items, name);
     let mut pods = members(&pods.items, name);
     refuse_replays(&mut pods, &incidents);
-    let avoids = infd.status.as_ref().is_some_and(|status| !status.recovery.avoid.is_empty());
-    let nodes = match avoids || pods.iter().any(|pod| pod.open_episode().is_some()) {
+    let bad = |recovery: &RecoveryStatus| !recovery.avoid.is_empty() || !recovery.broken.is_empty();
+    let nodes = match infd.status.as_ref().is_some_and(|status| bad(&status.recovery))
+        || pods.iter().any(|pod| pod.open_episode().is_some())
+    {
         true => nodes::all(calls).await,
         false => Default::default(),
     };

@@ -22,6 +22,7 @@ use kube::{Resource, ResourceExt};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::avoid::Ground;
 use crate::controllers::{incidents::read, nodes::view::NodeView};
 
 /// Annotation by which the ReplicaSet controller orders the pods that it may delete.
@@ -183,6 +184,11 @@ impl PodView {
 }
 
 impl Observed {
+    /// What places are judged by.
+    pub fn ground(&self) -> Ground<'_> {
+        Ground { pods: &self.pods, nodes: &self.nodes, incidents: &self.incidents }
+    }
+
     /// What the API server says of pods that it refuses to make for the Deployment, while it does.
     pub fn pods_refused(&self) -> Option<&str> {
         let conditions = self.children.get("Deployment")?["status"]["conditions"].as_array()?;

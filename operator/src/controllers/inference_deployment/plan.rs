@@ -136,7 +136,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let fresh = recent.len() != terms.recent.len() || recent != terms.recent;
     let granted: Vec<&Grant> = grants::fresh(&grants, held).collect();
     let hold = trials::with_trial(hold, granted.iter(), &terms, &observed.pods);
-    let avoid = avoid::next(infd, &observed.pods, &granted, &observed.nodes, now);
+    let avoid = avoid::next(infd, observed.ground(), &granted, now);
     let last = escalate::last_serving(recovery.last_replica, recovery.mode, &observed.pods);
     let queue = |pod: &PodView, grants: &[Grant]| grants::to_queue(grants, pod, recovery.mode, now);
     // A key that was granted and not yet handed out stays in the drawer once somebody has said that nothing be killed.
@@ -152,11 +152,11 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let mut plan = Plan {
         backing_off: waiting.filter_map(|pod| Some((pod.uid.clone(), terms.backs_off_until(pod, &at)?))).collect(),
         pods: observed.pods.iter().filter_map(patch).collect(),
-        broken: avoid::broken(infd, &observed.pods, &avoid, now),
+        broken: avoid::broken(infd, observed.ground(), &avoid, now),
         marks: avoid::marks(&avoid, &observed.pods, &replaces),
         replaces,
         avoid,
-        incidents: plan_incidents(&infd.name_any(), Kept::of(recovery), &observed.pods, &observed.incidents, now),
+        incidents: plan_incidents(&infd.name_any(), Kept::of(recovery), observed.ground(), now),
         waits: waits::why(&grants, &observed.pods, (&terms, fleet), &at),
         suspect_node: escalate::suspect_node(&recent, terms.window, &at).filter(|_| fresh),
         recent,

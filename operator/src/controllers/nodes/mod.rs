@@ -4,6 +4,7 @@
 //! Only an operator that sees the whole cluster touches nodes: they belong to everybody. Where the right is missing the
 //! rest goes on without (A14).
 
+pub mod boot;
 pub mod plan;
 pub mod unmarked;
 pub mod view;
@@ -143,10 +144,12 @@ async fn sweep(calls: &Calls) -> Result<(), CallError> {
     // round the mark of a moment ago would be taken for a leftover.
     let mut seen = calls.list_each(&nodes, LABEL_SUSPECT, |node| view(node, &calls.fleet.domain_key)).await?;
     let (infds, whole) = infds(calls).await?;
-    let wishes = plan::wishes(&infds, now);
-    for name in wishes.keys().filter(|name| !seen.iter().any(|node| node.name == **name)).collect::<Vec<_>>() {
+    let said = plan::wishes(&infds, &[], now);
+    for name in said.keys().filter(|name| !seen.iter().any(|node| node.name == **name)).collect::<Vec<_>>() {
         seen.extend(calls.get(&nodes, name).await?.map(|node| view(&node, &calls.fleet.domain_key)));
     }
+    // and what is left of it by when these nodes were started
+    let wishes = plan::wishes(&infds, &seen, now);
     let mut hung = false;
     for node in &seen {
         let mut wish = wishes.get(&node.name).cloned().unwrap_or_default();

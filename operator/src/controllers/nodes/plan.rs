@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::{
-    AvoidedBecause, InferenceDeployment,
+    Avoided, AvoidedBecause, InferenceDeployment, PastGrant,
     node::{CONDITION_ENGINE_STALLS, LABEL_AVOID_PREFIX, LABEL_SUSPECT},
     xid::{Xid, XidRemedy},
 };
@@ -13,7 +13,10 @@ use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::view::{NodeView, StallsCondition};
+use super::{
+    boot,
+    view::{NodeView, StallsCondition},
+};
 use crate::{
     controllers::inference_deployment::{
         avoid::{span_of, told_for},
@@ -58,8 +61,8 @@ pub fn label_time(until: &str) -> String {
     until.parse::<Timestamp>().map(|at| at.strftime("%Y-%m-%dT%H-%M-%SZ").to_string()).unwrap_or_default()
 }
 
-/// What all `infds` wish of nodes, by the node's name.
-pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String, Wish> {
+/// What all `infds` wish of nodes, by the node's name. Of `nodes` that were started anew nothing is told that a restart mends.
+pub fn wishes(infds: &[InferenceDeployment], nodes: &[NodeView], now: Timestamp) -> BTreeMap<String, Wish> {
     let mut wishes: BTreeMap<String, Wish> = BTreeMap::new();
     let mut recoveries: BTreeMap<String, (usize, BTreeSet<String>)> = BTreeMap::new();
     let mut unkillable: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -69,13 +72,15 @@ pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String,
         let (namespace, name) = (infd.namespace().unwrap_or_default(), infd.name_any());
         let owner = format!("{namespace}/{name}");
         let span = span_of(&infd.spec.recovery);
-        let avoided: Vec<_> = recovery.avoid.iter().filter(|place| in_force(&place.until, span, now)).collect();
+        let left = |place: &Avoided| boot::left_of(place.clone(), boot::of(nodes, &place.node));
+        let avoided = recovery.avoid.iter().filter(|place| in_force(&place.until, span, now));
+        let avoided: Vec<Avoided> = avoided.filter_map(left).collect();
         for place in &avoided {
             let wish = wishes.entry(place.node.clone()).or_default();
             wish.avoid.insert(avoid_label(&namespace, &name), label_time(&place.until));
         }
         let told = told_for(&infd.spec.recovery);
-        let broken = recovery.broken.iter().filter(|place| in_force(&place.until, told, now));
+        let broken = recovery.broken.iter().filter(|place| in_force(&place.until, told, now)).filter_map(left);
         for place in avoided.into_iter().chain(broken) {
             if place.because == AvoidedBecause::Unkillable {
                 unkillable.entry(place.node.clone()).or_default().insert(owner.clone());
@@ -83,8 +88,12 @@ pub fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String,
             faults.entry(place.node.clone()).or_default().extend(place.xids.iter().cloned());
         }
         let window = window_of(&infd.spec.recovery);
-        for past in recovery.recent.iter().filter(|past| !past.node.is_empty() && young(past, window, &now.to_string()))
-        {
+        let at = now.to_string();
+        let counts = |past: &&PastGrant| {
+            let restarted = boot::is_another(&past.boot_id, boot::of(nodes, &past.node));
+            !past.node.is_empty() && !restarted && young(past, window, &at)
+        };
+        for past in recovery.recent.iter().filter(counts) {
             let (count, owners) = recoveries.entry(past.node.clone()).or_default();
             *count += 1;
             owners.insert(owner.clone());

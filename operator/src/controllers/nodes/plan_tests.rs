@@ -3,7 +3,7 @@
 use super::*;
 use crate::controllers::inference_deployment::testing::infd;
 use crds::{
-    Avoided, GrantAction, PastGrant,
+    Avoided, PastGrant,
     xid::{Xid, XidRemedy},
 };
 
@@ -19,7 +19,7 @@ fn sick(name: &str, recoveries: usize, avoids: bool) -> InferenceDeployment {
             pod_uid: format!("u{n}"),
             node: "n1".into(),
             granted_at: "2026-01-01T00:55:00Z".into(),
-            action: GrantAction::Restart,
+            ..PastGrant::default()
         })
         .collect();
     if avoids {
@@ -27,6 +27,10 @@ fn sick(name: &str, recoveries: usize, avoids: bool) -> InferenceDeployment {
         recovery.avoid = vec![Avoided { node: "n1".into(), until, ..Avoided::default() }];
     }
     object
+}
+
+fn wishes(infds: &[InferenceDeployment], now: Timestamp) -> BTreeMap<String, Wish> {
+    super::wishes(infds, &[], now)
 }
 
 fn n1() -> NodeView {
@@ -61,16 +65,16 @@ fn labels_are_valid_and_tell_deployments_apart() {
 
 #[test]
 fn a_place_is_marked_told_of_and_forgotten() {
-    let wishes = wishes(&[sick("chat", 3, true)], now());
-    let first = patch(&n1(), &wishes["n1"], now()).expect("something to write");
+    let wished = wishes(&[sick("chat", 3, true)], now());
+    let first = patch(&n1(), &wished["n1"], now()).expect("something to write");
     insta::assert_json_snapshot!((&first.labels, &first.condition));
     let marked = after(&n1(), &first);
-    assert_eq!(patch(&marked, &wishes["n1"], now()), None, "quiescent = silent (P7)");
+    assert_eq!(patch(&marked, &wished["n1"], now()), None, "quiescent = silent (P7)");
 
     let later: Timestamp = "2026-01-01T01:30:00Z".parse().unwrap();
-    let wishes = super::wishes(&[sick("chat", 3, true)], later);
-    assert_eq!(wishes["n1"].finding, None, "the recoveries are long ago");
-    assert_eq!(patch(&marked, &wishes["n1"], later), None, "but nobody was there to stall");
+    let wished = wishes(&[sick("chat", 3, true)], later);
+    assert_eq!(wished["n1"].finding, None, "the recoveries are long ago");
+    assert_eq!(patch(&marked, &wished["n1"], later), None, "but nobody was there to stall");
 
     let end = patch(&marked, &Wish::default(), later).expect("it ends");
     let free = after(&marked, &end);
@@ -118,8 +122,8 @@ fn one_stall_more_or_less_marks_no_node() {
 fn an_engine_that_cannot_be_killed_is_told_of_at_once() {
     let mut object = sick("chat", 0, true);
     object.status.as_mut().unwrap().recovery.avoid[0].because = AvoidedBecause::Unkillable;
-    let wishes = wishes(&[object], now());
-    assert_eq!(wishes["n1"].finding.as_ref().map(|(reason, _)| *reason), Some("UnkillableEngine"));
+    let wished = wishes(&[object], now());
+    assert_eq!(wished["n1"].finding.as_ref().map(|(reason, _)| *reason), Some("UnkillableEngine"));
 }
 
 #[test]
@@ -207,4 +211,30 @@ fn the_next_end_is_the_nearest_and_never_in_the_past() {
     let ends = |times: &[&str]| next_end(times.iter().map(|t| (*t).to_owned()), now()).map(|d| d.as_secs());
     assert_eq!(ends(&["2026-01-01T01:00:30Z", "2026-01-01T01:00:10Z"]), Some(10));
     assert_eq!((ends(&["2026-01-01T00:00:00Z"]), ends(&[])), (Some(0), None));
+}
+
+/// A tool that reboots nodes because of what their condition says would go on for ever.
+#[test]
+fn a_node_that_was_started_anew_is_judged_anew() {
+    let mut object = sick("chat", 3, true);
+    let recovery = &mut object.status.get_or_insert_default().recovery;
+    recovery.recent.iter_mut().for_each(|past| past.boot_id = "b1".to_owned());
+    let until = "2026-01-01T02:00:00Z".to_owned();
+    let boot_id = "b1".to_owned();
+    let because = AvoidedBecause::Unkillable;
+    recovery.broken = vec![Avoided { node: "n1".into(), until, because, boot_id, ..Avoided::default() }];
+    recovery.avoid[0].boot_id = "b1".to_owned();
+    let of = |boot: &str| super::wishes(&[object.clone()], &[NodeView { boot_id: boot.to_owned(), ..n1() }], now());
+    assert_eq!(of("b1"), of(""), "nobody knows of a restart");
+    let bad = of("b1").remove("n1").unwrap();
+    assert_eq!((bad.avoid.len(), bad.finding.as_ref().map(|(reason, _)| *reason)), (1, Some("UnkillableEngine")));
+    assert!(of("b2").is_empty());
+    let marked = after(&n1(), &patch(&n1(), &bad, now()).unwrap());
+    let free = after(&marked, &patch(&marked, &Wish::default(), now()).unwrap());
+    assert!(free.avoid.is_empty() && free.stalls.is_some_and(|said| !said.is_true));
+    // of three recoveries two were in the boot of now
+    let recent = &mut object.status.get_or_insert_default().recovery.recent;
+    recent[1..].iter_mut().for_each(|past| past.boot_id = "b2".to_owned());
+    let again = super::wishes(&[object.clone()], &[NodeView { boot_id: "b2".to_owned(), ..n1() }], now());
+    assert!(again.is_empty());
 }

@@ -6,11 +6,16 @@ use crds::node::{CONDITION_ENGINE_STALLS, LABEL_AVOID_PREFIX, LABEL_SUSPECT};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 
+/// The status takes no longer one; Linux and Windows give 36 characters and fewer.
+const BOOT_ID_MAX: usize = 64;
+
 /// One node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeView {
     pub name: String,
     pub uid: String,
+    /// Another with each start of the node; empty: its kubelet does not say.
+    pub boot_id: String,
     /// Ready, and open to new pods.
     pub usable: bool,
     /// Devices (resource names with a domain) of which it has at least one.
@@ -42,11 +47,13 @@ pub fn view(node: &Node, domain_key: &str) -> NodeView {
     let find = |type_: &str| conditions.iter().find(|c| c.type_ == type_);
     let closed = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
     let allocatable = status.and_then(|s| s.allocatable.as_ref());
+    let boot = status.and_then(|s| s.node_info.as_ref()).map(|info| info.boot_id.clone());
     let labels = node.labels();
     let ours = labels.iter().filter(|(key, _)| key.starts_with(LABEL_AVOID_PREFIX));
     NodeView {
         name: node.name_any(),
         uid: node.uid().unwrap_or_default(),
+        boot_id: boot.filter(|boot| boot.len() <= BOOT_ID_MAX).unwrap_or_default(),
         usable: !closed && find("Ready").is_some_and(|c| c.status == "True"),
         devices: allocatable
             .into_iter()
