@@ -14,6 +14,14 @@ pub fn rows() -> Vec<Row> {
     vec![
         row("s15-a-tenant-asks-for-much", greedy_budget, one_after_another),
         row("s15-a-tenant-dilutes-the-hold", greedy_hold, held_all_the_same),
+        row("s15-a-tenant-stalls-by-itself", stalls_alone, |log| {
+            let held = log.says_at_most(0, "/inferencedeployments/", "FleetCommonCause");
+            vec![held, granted_to_a(log, (70_000, 80_000)), log.has("CommonCause")]
+        }),
+        row("s15-a-tenant-keeps-its-slots", keeps_slots, |log| {
+            let told = log.has("of which one slot is kept for other namespaces");
+            vec![granted_to_a(log, (74_000, 84_000)), told]
+        }),
         row("p15-one-at-a-time-on-a-node", one_node, |log| spaced(log, 3)),
         row("p15-one-at-a-time-in-a-domain", one_domain, |log| spaced(log, 2)),
     ]
@@ -51,6 +59,38 @@ fn greedy_hold() -> Story {
 
 fn held_all_the_same(log: &Log<'_>) -> Vec<Option<String>> {
     vec![log.has("FleetCommonCause"), log.grants_at_most(6)]
+}
+
+/// Two deployments of three, and beside them a tenant with more than both, whose replicas all freeze.
+fn beside_a_hostile_tenant(spec: serde_json::Value, freezes_ms: u64, count: usize) -> Vec<(u64, Act)> {
+    let honest = ["a", "b"].map(|name| (0, Act::Create { name, spec: super::story::spec(3, "Recover") }));
+    let hostile = (0, Act::Create { name: "tenant/hostile", spec });
+    let stalls = (6..6 + count).map(|nth| freeze(60_000, nth));
+    honest.into_iter().chain([hostile]).chain(stalls).chain([freeze(freezes_ms, 0)]).collect()
+}
+
+/// By a count of all replicas that is the fleet's cause, and nobody else would be recovered.
+fn stalls_alone() -> Story {
+    let mut spec = spec(8, "Recover");
+    (spec["recovery"]["holdPercent"], spec["recovery"]["trialAfter"]) = (json!(30), json!("1m"));
+    let story = plain(beside_a_hostile_tenant(spec, 62_000, 8), Vec::new());
+    Story { fleet: FleetTerms::held_at(30), settle_ms: 900_000, ..story }
+}
+
+/// Two slots, and restarts that take a minute each.
+fn keeps_slots() -> Story {
+    let mut spec = spec(12, "Recover");
+    spec["recovery"]["maxUnavailable"] = json!(12);
+    let mut acts = beside_a_hostile_tenant(spec, 66_000, 12);
+    acts.push((50_000, Act::Unkillable { exit_ms: 60_000 }));
+    acts.sort_by_key(|(at_ms, _)| *at_ms);
+    let fleet = FleetTerms { restarts_percent: 12, place_max: (0, 0), ..FleetTerms::default() };
+    Story { fleet, settle_ms: 900_000, ..plain(acts, Vec::new()) }
+}
+
+fn granted_to_a(log: &Log<'_>, (from_ms, to_ms): (u64, u64)) -> Option<String> {
+    let told = log.times(&["/pods/a-", "truebeat.io/restart-grant"]);
+    (!told.iter().any(|at| (from_ms - 10_000..to_ms).contains(at))).then(|| format!("a has its key at {told:?}"))
 }
 
 /// Eight stand on four nodes, and all may be away at once but for where they stand.

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::{
-    Grant, GrantAction, HoldStatus, InferenceDeployment, PastGrant,
+    Grant, GrantAction, InferenceDeployment, PastGrant,
     inference_deployment::{LastReplica, Recovery, RecoveryMode},
 };
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
+    fleet::{Fleet, Slots},
     grants::{self, wants_slot},
     observed::{PodView, ReportedEpisode},
     places::Places,
@@ -21,7 +22,7 @@ use crate::{
 };
 
 /// Fewer stalls than this are never called a common cause: two of two may be chance.
-const HOLD_COUNT_MIN: usize = 3;
+pub const HOLD_COUNT_MIN: usize = 3;
 /// A replacement that does not come up gives its slot back after this; the stall of the others waits no longer for it.
 const REPLACE_MAX: SignedDuration = SignedDuration::from_mins(10);
 /// A pod that is still there so long after its grace does not end soon: a process outlives SIGKILL, or its node is not heard.
@@ -35,6 +36,9 @@ pub const NODE_COUNT_MIN: usize = 3;
 const RECENT_OF_POD_MAX: usize = 16;
 const RECENT_MAX: usize = 1000;
 
+/// Of whoever has not looked at the fleet.
+const ALL_SLOTS: Slots = Slots { count: usize::MAX, one_is_kept: false };
+
 /// Why nothing is granted although something is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Hold {
@@ -47,34 +51,13 @@ pub enum Hold {
     Place(String),
 }
 
-/// What a look at the whole fleet came to, the deployment in question left out.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Fleet {
-    /// Those that are there (`standing`).
-    pub replicas: usize,
-    pub stalled: usize,
-    pub granted: usize,
-    /// At most so many percent of all replicas (but always one) in a granted recovery at once.
-    pub restarts_percent: usize,
-    /// Hold when more than so many percent of all replicas (and at least five) stall at once.
-    pub hold_percent: usize,
-    /// Node and failure domain of each grant.
-    pub grants_at: Vec<(String, String)>,
-    /// Whose each of these is, as `namespace/name`.
-    pub holders: Vec<String>,
-    /// At most so many grants at once on one node, and in one failure domain; 0: no limit.
-    pub place_max: (usize, usize),
-    /// The holds that stand elsewhere.
-    pub holds: Vec<HoldStatus>,
-}
-
 /// The terms of one look.
 #[derive(Debug, Clone)]
 pub struct Terms<'a> {
     pub mode: RecoveryMode,
     pub max_unavailable: i32,
     /// What the fleet leaves to this deployment, its own grants included.
-    pub fleet_slots: usize,
+    pub fleet: Slots,
     pub hold: Hold,
     /// Does so much of the whole fleet stall that it is held, whatever else holds this deployment?
     pub fleet_alarmed: bool,
@@ -110,23 +93,18 @@ impl<'a> Terms<'a> {
         // a frozen or slow scale-in leaves more than the spec says, and of all that stand so many stall
         let standing = replicas.max(pods.iter().filter(|pod| !pod.leaving).count());
         let mut hold = hold_of(stalled, standing, count(recovery.hold_percent));
-        let (mut fleet_slots, mut fleet_alarmed) = (usize::MAX, false);
-        if let Some(fleet) = fleet {
-            let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
-            let all = fleet.replicas + standing::of_pods(pods, held);
-            fleet_slots = (all * fleet.restarts_percent / 100).max(1).saturating_sub(fleet.granted);
-            let alarmed = fleet.stalled + stalled;
-            let most = all * fleet.hold_percent / 100;
-            fleet_alarmed = fleet.hold_percent < 100 && alarmed >= 5 && alarmed > most;
-            if hold == Hold::No && fleet_alarmed {
-                hold = Hold::Fleet(format!("{alarmed} of {all} replicas of the fleet stall at once"));
-            }
+        let held = infd.status.as_ref().map(|s| s.recovery.grants.as_slice()).unwrap_or_default();
+        let there = standing::of_pods(pods, held);
+        let alarm = fleet.and_then(|fleet| fleet.alarm((there, stalled)));
+        let fleet_alarmed = alarm.is_some();
+        if hold == Hold::No {
+            hold = alarm.map_or(Hold::No, Hold::Fleet);
         }
         let hold = if pods.iter().any(wants_slot) { hold } else { Hold::No };
         Terms {
             mode: recovery.mode,
             max_unavailable: recovery.max_unavailable,
-            fleet_slots,
+            fleet: fleet.map_or(ALL_SLOTS, |fleet| fleet.slots(there)),
             hold: if recovery.mode == RecoveryMode::Recover { hold } else { Hold::No },
             fleet_alarmed,
             trial: false,
@@ -226,12 +204,11 @@ impl<'a> Terms<'a> {
     #[cfg(test)]
     pub fn simple(mode: RecoveryMode, max_unavailable: i32) -> Self {
         let window = SignedDuration::from_mins(10);
-        let (fleet_slots, hold) = (usize::MAX, Hold::No);
-        let places = Places::default();
+        let (hold, places) = (Hold::No, Places::default());
         Terms {
             mode,
             max_unavailable,
-            fleet_slots,
+            fleet: ALL_SLOTS,
             hold,
             fleet_alarmed: false,
             trial: false,

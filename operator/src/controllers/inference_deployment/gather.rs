@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::{
     build::{child_name, kinds, selector},
-    escalate::Fleet,
+    fleet::Fleet,
     ledger::Account,
     observed::{ListedPod, Observed, doubted, left_behind, members, refuse_replays, set_going_apart},
     rollout,

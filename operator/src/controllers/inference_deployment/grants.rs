@@ -58,7 +58,7 @@ fn within_budget(
     wanted: impl Fn(&PodView) -> bool,
 ) -> Vec<Grant> {
     let waiting = waiting(kept, pods, terms, now).into_iter().filter(|pod| wanted(pod));
-    let slots = usize::try_from(terms.max_unavailable).unwrap_or(0).min(terms.fleet_slots);
+    let slots = usize::try_from(terms.max_unavailable).unwrap_or(0).min(terms.fleet.count);
     let free = slots.saturating_sub(taken(kept, pods, terms, now));
     // A restart that was granted elsewhere and is in vain has its slot already.
     let (away, waiting): (Vec<_>, Vec<_>) = waiting.partition(|pod| in_restart(pod, terms, now));

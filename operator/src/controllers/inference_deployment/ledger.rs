@@ -17,7 +17,7 @@ use kube::{Resource, ResourceExt, core::DynamicObject};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{escalate::Fleet, restarts::PATIENCE_MIN, standing::Counts, trials};
+use super::{fleet::Fleet, restarts::PATIENCE_MIN, standing::Counts, trials};
 use crate::{client::Verb, wall::ahead};
 
 /// For so long a list is taken for another.
@@ -54,9 +54,16 @@ struct Book {
 impl Book {
     fn others(&self, own: &str) -> Fleet {
         let mut fleet = Fleet::default();
+        let namespace_of = |account: &Account| account.owner.split_once('/').map(|(namespace, _)| namespace.to_owned());
+        let namespace = self.accounts.get(own).and_then(|(_, account)| namespace_of(account));
         for (_, (_, account)) in self.accounts.iter().filter(|(uid, _)| *uid != own) {
             fleet.replicas += account.replicas;
-            fleet.stalled += account.stalled + account.hold.as_ref().map_or(0, trials::unproven_elsewhere);
+            let stalled = account.stalled + account.hold.as_ref().map_or(0, trials::unproven_elsewhere);
+            fleet.stalled += stalled;
+            fleet.stalls.extend((stalled > 0).then_some((account.replicas, stalled)));
+            let beside = namespace_of(account) == namespace;
+            fleet.neighbours |= !beside && account.replicas > 0;
+            fleet.granted_beside += if beside { account.grants_at.len() } else { 0 };
             fleet.holds.extend(account.hold.clone());
             fleet.grants_at.extend(account.grants_at.iter().cloned());
             fleet.holders.extend(account.grants_at.iter().map(|_| account.owner.clone()));

@@ -8,6 +8,7 @@ pub mod drift;
 pub mod escalate;
 pub mod events;
 pub mod execute;
+pub mod fleet;
 pub mod gather;
 pub mod grants;
 pub mod ledger;

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::controllers::inference_deployment::{
-    escalate::{Fleet, Hold, Terms},
+    escalate::{Hold, Terms},
+    fleet::Fleet,
     grants,
     testing::{self, healthy, infd, pod},
 };

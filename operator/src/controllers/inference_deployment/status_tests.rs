@@ -42,7 +42,7 @@ fn fault_a18_what_is_refused_is_said_in_the_servers_words() {
 
 #[test]
 fn a_stall_that_waits_for_somebody_elses_slot_says_whose() {
-    use crate::controllers::inference_deployment::escalate::Fleet;
+    use crate::controllers::inference_deployment::fleet::Fleet;
     let observed = world(vec![healthy("a"), pod("b", "Stalled", 1)]);
     let (holders, grants_at) = (vec!["ns/other".to_owned()], vec![("n2".to_owned(), String::new())]);
     let fleet = Fleet {

@@ -13,7 +13,8 @@ use crds::{
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    escalate::{Fleet, Hold, Terms, in_stall, older},
+    escalate::{Hold, Terms, in_stall, older},
+    fleet::Fleet,
     grants::wants_slot,
     observed::PodView,
     restarts::{self, PATIENCE_MAX},

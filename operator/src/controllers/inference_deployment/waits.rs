@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use crds::{Grant, inference_deployment::RecoveryMode};
 
 use super::{
-    escalate::{Fleet, Hold, Terms},
+    escalate::{Hold, Terms},
+    fleet::Fleet,
     grants,
     observed::PodView,
 };
@@ -38,9 +39,10 @@ pub fn why(
     }
     let fleet = fleet?;
     let of_fleet = || fleet.holders.iter().zip(&fleet.grants_at);
-    if taken >= terms.fleet_slots {
+    if taken >= terms.fleet.count {
         let holders = names(of_fleet().map(|(owner, _)| owner.as_str()));
-        return Some(format!("waits for the fleet's budget{}", held_by("", &holders)));
+        let kept = if terms.fleet.one_is_kept { ", of which one slot is kept for other namespaces" } else { "" };
+        return Some(format!("waits for the fleet's budget{kept}{}", held_by("", &holders)));
     }
     let (node, domain) = (waiting.node.as_str(), terms.places.domain(&waiting.node));
     let on_node = grants.iter().filter(|grant| grant.node == node).count();
@@ -116,6 +118,12 @@ mod tests {
         let (small, large) = (8, 98);
         let other = [("ns/other", "n2", "z2")];
         says(&[], fleet(&other, small, (0, 0)), "waits for the fleet's budget, held by ns/other");
+        let kept = fleet(&other, 28, (0, 0)).map(|fleet| Fleet { granted_beside: 1, neighbours: true, ..fleet });
+        says(
+            &[],
+            kept,
+            "waits for the fleet's budget, of which one slot is kept for other namespaces, held by ns/other",
+        );
         let here = [("ns/x", "n1", "z1"), ("ns/x", "n1", "z1"), ("ns/y", "n2", "z1")];
         says(&[], fleet(&here, large, (2, 0)), "waits for the budget of node n1, held by ns/x");
         says(&[], fleet(&here, large, (0, 3)), "waits for the budget of failure domain z1, held by ns/x, ns/y");
