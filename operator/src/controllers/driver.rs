@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::{
     inference_deployment::{PassError, pass},
     nodes,
-    queue::{Key, Next, Queue},
+    queue::{CONCURRENT_MAX, Key, Next, Queue},
     watch::{self, Watched},
 };
 use crate::{client::Calls, health::Health, leader::Leadership};
@@ -32,8 +32,6 @@ use crate::{client::Calls, health::Health, leader::Leadership};
 const PASS_MAX: Duration = Duration::from_secs(60);
 /// Events that come in a burst make one pass.
 pub(super) const DEBOUNCE: Duration = Duration::from_millis(20);
-/// Passes over different InferenceDeployments at the same time.
-pub(super) const CONCURRENT_MAX: usize = 8;
 
 type Keys = Pin<Box<dyn Stream<Item = Key> + Send>>;
 

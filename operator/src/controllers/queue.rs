@@ -14,6 +14,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// After a failure nothing that happens calls the next pass sooner than this.
 const UNHEARD: Duration = Duration::from_secs(2);
 
+/// So many passes of one namespace at the same time: fewer than there are at all, so that one whose webhook hangs, and each of whose passes
+/// lasts for as long as a pass may, leaves room for the others.
+pub const NAMESPACE_MAX: usize = 6;
+
+/// Passes over different InferenceDeployments at the same time.
+pub const CONCURRENT_MAX: usize = 8;
+
 /// Namespace and name of an InferenceDeployment.
 pub type Key = (String, String);
 
@@ -60,10 +67,8 @@ impl Queue {
 
     /// The next one that is due, of the namespace with the fewest passes at work; it counts as running until [`Self::done`].
     pub fn take(&mut self, now: Instant) -> Option<Key> {
-        let at_work = |namespace: &String| self.running.iter().filter(|(other, _)| other == namespace).count();
-        let heads = self.order.iter().filter_map(|(namespace, waiting)| Some((namespace, waiting.first()?)));
-        let due = heads.filter(|(_, (at, _))| *at <= now);
-        let (namespace, (at, name)) = due.min_by_key(|(namespace, (at, _))| (at_work(namespace), *at))?;
+        let due = self.heads().filter(|(_, (at, _))| *at <= now);
+        let (namespace, (at, name)) = due.min_by_key(|(namespace, (at, _))| (self.at_work(namespace), *at))?;
         let (at, key) = (*at, (namespace.clone(), name.clone()));
         self.unlist(at, &key);
         self.due.remove(&key);
@@ -101,9 +106,20 @@ impl Queue {
         self.list(at, key);
     }
 
-    /// When the next one is due.
+    /// When the next one is due that need not wait for another pass of its namespace.
     pub fn next_due(&self) -> Option<Instant> {
-        self.order.values().filter_map(|waiting| waiting.first()).map(|(at, _)| *at).min()
+        self.heads().map(|(_, (at, _))| *at).min()
+    }
+
+    /// The earliest of each namespace that may have one more pass at work. The last place is for one that has none.
+    fn heads(&self) -> impl Iterator<Item = (&String, &(Instant, String))> {
+        let most = if self.running.len() + 1 < CONCURRENT_MAX { NAMESPACE_MAX } else { 1 };
+        let free = self.order.iter().filter(move |(namespace, _)| self.at_work(namespace) < most);
+        free.filter_map(|(namespace, waiting)| Some((namespace, waiting.first()?)))
+    }
+
+    fn at_work(&self, namespace: &str) -> usize {
+        self.running.iter().filter(|(other, _)| other == namespace).count()
     }
 
     fn list(&mut self, at: Instant, (namespace, name): Key) {
@@ -122,7 +138,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::driver::{CONCURRENT_MAX, DEBOUNCE};
+    use crate::controllers::driver::DEBOUNCE;
 
     fn key(name: &str) -> Key {
         ("ns".to_owned(), name.to_owned())
@@ -207,6 +223,27 @@ mod tests {
         );
         assert!(count > 1_000 && flooded_count > 1_000, "nobody is left out: {count}, {flooded_count}");
         assert!(flooded <= 2 * quiet && reconnects <= 2 * quiet, "{quiet:?}, {flooded:?}, {reconnects:?}");
+    }
+
+    #[test]
+    fn s16_whoever_hangs_leaves_room_for_the_others() {
+        const { assert!(NAMESPACE_MAX < CONCURRENT_MAX) };
+        let (mut queue, t) = (Queue::default(), Instant::now());
+        (0..CONCURRENT_MAX).for_each(|n| queue.ask(key(&format!("slow-{n}")), t));
+        let slow: Vec<Key> = std::iter::from_fn(|| queue.take(t)).collect();
+        assert_eq!((slow.len(), queue.next_due()), (NAMESPACE_MAX, None), "nobody wakes for one that must wait");
+        let other = ("other".to_owned(), "chat".to_owned());
+        queue.ask(other.clone(), t);
+        queue.ask(("other".to_owned(), "next".to_owned()), t);
+        assert_eq!((queue.next_due(), queue.take(t)), (Some(t), Some(other)));
+        assert_eq!((queue.next_due(), queue.take(t)), (None, None), "the last place is for a third one");
+        queue.ask(("third".to_owned(), "chat".to_owned()), t);
+        assert!(queue.take(t).is_some_and(|(namespace, _)| namespace == "third"));
+        queue.done(("third".to_owned(), "chat".to_owned()), Next::Forget, t);
+        queue.done(slow[0].clone(), Next::After(300 * S), t);
+        assert!(queue.take(t).is_some_and(|(namespace, _)| namespace == "other"), "who has fewer at work comes first");
+        queue.done(slow[1].clone(), Next::After(300 * S), t);
+        assert!(queue.take(t).is_some_and(|(namespace, _)| namespace == "ns"), "and its own follow as they end");
     }
 
     #[test]
