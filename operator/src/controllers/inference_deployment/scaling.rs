@@ -6,19 +6,25 @@
 
 use crds::scaling::DuringIncidents;
 use jiff::{SignedDuration, Timestamp};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
-    build::Child,
+    build::{Child, revision},
     observed::{Observed, PodView},
 };
 use crate::wall::AHEAD_MAX;
 
+/// Annotation on the Deployment: how many replicas the operator gave it, and to which revision. `kubectl rollout undo` brings back the annotations
+/// of an old ReplicaSet, and these speak of another.
+pub const ANNOTATION_REPLICAS: &str = "inference.truebeat.io/replicas";
+
 /// Puts the number of replicas into the wanted Deployment; says why where it is not the spec's.
 pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Option<String> {
     let wanted = observed.infd.spec.replicas;
-    let standing = &observed.children.get("Deployment")?["spec"]["replicas"];
-    let standing = standing.as_i64().and_then(|n| i32::try_from(n).ok())?;
+    let child = desired.iter_mut().find(|child| child.resource.kind == "Deployment")?;
+    give(&mut child.body, wanted);
+    let target = observed.infd.status.as_ref().map(|status| status.rollout.target.as_str()).unwrap_or_default();
+    let standing = given(observed.children.get("Deployment")?, target)?;
     let policy = &observed.infd.spec.scaling;
     let replicas = match policy.during_incidents {
         _ if wanted == 0 => wanted,
@@ -31,9 +37,23 @@ pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Opti
     }
     let most = SignedDuration::from_secs(policy.hold_seconds_max.into());
     let pod = observed.pods.iter().find(|pod| stalls(observed, pod, most, now))?;
-    let child = desired.iter_mut().find(|child| child.resource.kind == "Deployment")?;
-    child.body["spec"]["replicas"] = json!(replicas);
+    give(&mut child.body, replicas);
     Some(format!("{wanted} replicas are wanted, {standing} stay while {} stalls", pod.name))
+}
+
+/// Makes it the number of this Deployment, with a note of it.
+fn give(deployment: &mut Value, replicas: i32) {
+    deployment["spec"]["replicas"] = json!(replicas);
+    let note = format!("{replicas}@{}", revision::of(&deployment["spec"]["template"]));
+    deployment["metadata"]["annotations"][ANNOTATION_REPLICAS] = json!(note);
+}
+
+/// The number that the operator gave this Deployment last: what somebody else has written there since is no policy's. An earlier version
+/// has left no note of it.
+fn given(live: &Value, target: &str) -> Option<i32> {
+    let noted = live["metadata"]["annotations"][ANNOTATION_REPLICAS].as_str().and_then(|noted| noted.split_once('@'));
+    let noted = noted.filter(|(_, revision)| *revision == target).and_then(|(replicas, _)| replicas.parse().ok());
+    noted.or_else(|| i32::try_from(live["spec"]["replicas"].as_i64()?).ok())
 }
 
 /// The replicas that the wanted Deployment keeps up, if there is one.
@@ -110,6 +130,28 @@ mod tests {
         assert!(held_by("2099-01-01T00:00:00Z", Some("2026-01-01T00:00:02Z")), "the server knows when it began");
         assert!(!held_by("2099-01-01T00:00:00Z", Some("2025-12-31T23:59:00Z")), "and when it has been long enough");
         assert!(held_by("2025-12-31T23:00:00Z", Some("2026-01-01T00:00:02Z")), "a clock that is slow");
+    }
+
+    #[test]
+    fn a_number_that_somebody_else_wrote_is_not_held() {
+        let mut object = infd("chat");
+        object.spec.replicas = 6;
+        object.spec.scaling.during_incidents = DuringIncidents::Hold;
+        let mut desired = build(&object);
+        let now = "2026-01-01T00:00:10Z".parse().unwrap();
+        let mut observed = looked(object, vec![pod("b", "Stalled", 1)]);
+        assert_eq!(steer(&observed, &mut desired, now), None, "there is none yet");
+        let mut live = desired.last().unwrap().body.clone();
+        live["spec"]["replicas"] = json!(500);
+        let target = revision::of(&live["spec"]["template"]).to_owned();
+        observed.infd.status.get_or_insert_default().rollout.target = target;
+        observed.children.insert("Deployment".to_owned(), live);
+        assert_eq!(steer(&observed, &mut desired, now), None);
+        assert_eq!(desired.last().unwrap().body["spec"]["replicas"], 6);
+        // the annotations of an old ReplicaSet, brought back by `kubectl rollout undo`
+        let live = observed.children.get_mut("Deployment").unwrap();
+        (live["spec"]["replicas"], live["metadata"]["annotations"][ANNOTATION_REPLICAS]) = (json!(20), json!("8@old"));
+        assert!(steer(&observed, &mut desired, now).is_some_and(|why| why.contains("20 stay")));
     }
 
     #[test]
