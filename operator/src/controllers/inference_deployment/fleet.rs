@@ -36,6 +36,8 @@ pub struct Fleet {
     pub place_max: (usize, usize),
     /// The holds that stand elsewhere.
     pub holds: Vec<HoldStatus>,
+    /// It was held, and cannot be looked at now.
+    pub unseen: bool,
 }
 
 /// What the fleet leaves to one deployment, its own grants included.
@@ -47,8 +49,16 @@ pub struct Slots {
 }
 
 impl Fleet {
+    /// One that was held when it was seen last, and that cannot be looked at now: it stays so, and has no slot for anybody.
+    pub fn unseen() -> Self {
+        Fleet { unseen: true, ..Fleet::default() }
+    }
+
     /// For a deployment of which `own` replicas are there.
     pub fn slots(&self, own: usize) -> Slots {
+        if self.unseen {
+            return Slots { count: 0, one_is_kept: false };
+        }
         let all = ((self.replicas + own) * self.restarts_percent / 100).max(1);
         let free = all.saturating_sub(self.granted);
         if all < 2 || !self.neighbours {
@@ -60,6 +70,9 @@ impl Fleet {
 
     /// Why one cause is likely, where of a deployment's `standing` replicas `stalled` stall beside all others'; `None`: it is not.
     pub fn alarm(&self, (standing, stalled): (usize, usize)) -> Option<String> {
+        if self.unseen {
+            return Some("the fleet was held, and cannot be looked at now".to_owned());
+        }
         let (all, alarmed) = (self.replicas + standing, self.stalled + stalled);
         let many = |alarmed: usize, all: usize| alarmed > all * self.hold_percent / 100;
         let without = |(standing, stalled): (usize, usize)| {

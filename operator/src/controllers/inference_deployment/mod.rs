@@ -26,6 +26,7 @@ pub mod status;
 #[cfg(test)]
 pub mod testing;
 pub mod trials;
+pub mod unbuildable;
 pub mod validate;
 pub mod waits;
 
@@ -40,13 +41,13 @@ mod model;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use crds::{HoldStatus, InferenceDeployment};
+use crds::{HoldScope, HoldStatus, InferenceDeployment};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use thiserror::Error;
 use tokio::{sync::MutexGuard, time::Instant};
 
-use self::{execute::StepError, gather::Look, observed::Observed, plan::Plan};
+use self::{escalate::Hold, execute::StepError, fleet::Fleet, gather::Look, observed::Observed, plan::Plan};
 use crate::{
     client::{CallError, Calls},
     metrics::Metrics,
@@ -79,8 +80,15 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
         Look::Gone(pods) => return Ok(forget(calls, (namespace, name), &pods)),
     };
     let problems = validate::validate(&observed.infd);
-    let desired = || if problems.is_empty() { build::build(&observed.infd) } else { Vec::new() };
-    let mut plan = plan::plan(&observed, desired(), None, calls.wall.now());
+    let planned = |fleet: Option<&Fleet>| {
+        let now = calls.wall.now();
+        if problems.is_empty() {
+            plan::plan(&observed, build::build(&observed.infd), fleet, now)
+        } else {
+            unbuildable::go_on(plan::plan(&observed, Vec::new(), fleet, now), &observed, now)
+        }
+    };
+    let mut plan = planned(None);
     let before = observed.infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
     // Whoever grants looks at the whole fleet first, and nobody else grants meanwhile (I2). By its own replicas alone nobody can tell whether
     // the fleet is still held.
@@ -89,11 +97,14 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     if grants_anything || before.hold.as_ref().is_some_and(HoldStatus::stands) {
         turn = Some(calls.fleet.turn.lock().await);
         plan = match gather::fleet(calls, &observed.infd).await {
-            Ok(fleet) => plan::plan(&observed, desired(), Some(&fleet), calls.wall.now()),
+            Ok(fleet) => planned(Some(&fleet)),
+            // nothing is granted, and whether the hold is over nobody can tell; but all else goes on, or agents that hear nothing help themselves
+            Err(_) if before.hold.as_ref().is_some_and(of_the_fleet) => {
+                Plan { hold_status: before.hold.clone(), ..planned(Some(&Fleet::unseen())) }
+            }
             Err(source) if grants_anything => {
                 return Err(PassError::Gather { name: "the fleet".to_owned(), source });
             }
-            // nothing is tried, and whether the hold is over nobody can tell
             Err(_) => Plan { hold_status: before.hold.clone(), ..plan },
         };
     }
@@ -107,6 +118,10 @@ pub async fn pass(calls: &Calls, namespace: &str, name: &str) -> Result<Option<D
     }
     let quiet = recheck(&plan, &observed, calls.wall.now());
     Ok(Some(held_back.unwrap_or(quiet).min(quiet)))
+}
+
+fn of_the_fleet(hold: &HoldStatus) -> bool {
+    hold.stands() && hold.scope == Some(HoldScope::Fleet)
 }
 
 /// There is no such InferenceDeployment, or soon will be none. Whatever pods are `left` have a label that is not what it was (A16), or their
@@ -129,7 +144,7 @@ fn tell(metrics: &Metrics, (namespace, name): (&str, &str), observed: &Observed,
     let ready = stay().filter(|pod| pod.ready).count();
     let lies = stay().filter(|pod| pod.health_lies).count();
     for (gauge, value) in [
-        (&metrics.restarts_held, i64::from(plan.hold != escalate::Hold::No)),
+        (&metrics.restarts_held, i64::from(plan.hold != Hold::No)),
         (&metrics.trials_failed, i64::from(plan.hold_status.as_ref().filter(|h| h.stands()).map_or(0, |h| h.failed))),
         (&metrics.rollout_failed, i64::from(plan.rollout.state != rollout::State::Well)),
         (&metrics.fenced_by_person, i64::try_from(by_person).unwrap_or(i64::MAX)),
@@ -267,6 +282,18 @@ mod tests {
         let told = [&metrics.fenced_by_person, &metrics.health_lies, &metrics.replicas_wanted, &metrics.replicas_ready];
         let told = told.map(|gauge| gauge.with_label_values(&["serving", "chat"]).get());
         assert_eq!(told, [1, 1, i64::from(observed.infd.spec.replicas), 1]);
+    }
+
+    #[test]
+    fn a_hold_of_the_fleet_stands_while_nobody_can_look_at_it() {
+        let of = |stage, fleet: Option<&Fleet>| {
+            let observed = looked(infd("chat"), vec![pod("a", stage, 1), healthy("b")]);
+            let plan = plan::plan(&observed, Vec::new(), fleet, "2026-01-01T00:02:00Z".parse().unwrap());
+            (plan.grants.len(), matches!(plan.hold, Hold::Fleet(_)), plan.incidents.open)
+        };
+        assert_eq!(of("Stalled", None), (1, false, 1), "who has not looked would grant");
+        assert_eq!(of("Stalled", Some(&Fleet::unseen())), (0, true, 1), "and the agents hear that they wait");
+        assert_eq!(of("Recovered", Some(&Fleet::unseen())), (0, false, 0), "nobody waits");
     }
 
     #[test]

@@ -183,7 +183,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
 }
 
 /// Where a wanted child belongs: to what is applied, to what cannot be, or, while what has its name is on its way out, to neither.
-fn sort_in(plan: &mut Plan, observed: &Observed, child: Child) {
+pub fn sort_in(plan: &mut Plan, observed: &Observed, child: Child) {
     let infd = &observed.infd;
     let (kind, live) = (&child.resource.kind, observed.children.get(&child.resource.kind));
     if observed.going.iter().any(|going| going == kind) {

@@ -285,7 +285,7 @@ pub fn own_sets(observed: &Observed) -> Vec<&Value> {
 }
 
 /// What `kubectl rollout restart` sets.
-const RESTARTED: &str = "kubectl.kubernetes.io/restartedAt";
+pub const RESTARTED: &str = "kubectl.kubernetes.io/restartedAt";
 
 /// The template of an earlier revision, as the Deployment's own history has it, and as it was applied: without what the controller and
 /// `kubectl rollout restart` add, unless the spec asks for just that. Of two of the same revision the older is ours, the other came of a change by hand.
