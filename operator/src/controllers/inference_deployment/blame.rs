@@ -1,7 +1,7 @@
 //! What speaks against a new revision, pure: stalls, crashes and silence of its replicas, and not what a node, a GPU, the cluster, or a cause
 //! that befell old replicas as well has done to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crds::{
     EngineIncident,
@@ -27,7 +27,7 @@ const TOGETHER: SignedDuration = SignedDuration::from_mins(10);
 pub fn failure(observed: &Observed, wanted: &str, now: Timestamp) -> Option<FailedRevision> {
     let (reason, message) = stalls(observed, wanted)
         .map(|message| (FailureReason::ReplicaStalled, message))
-        .or_else(|| crashes(observed, wanted).map(|message| (FailureReason::ReplicaCrashes, message)))
+        .or_else(|| crashes(observed, wanted, now).map(|message| (FailureReason::ReplicaCrashes, message)))
         .or_else(|| late(observed, wanted, now).map(|message| (FailureReason::NoProgress, message)))?;
     Some(FailedRevision { revision: wanted.to_owned(), reason, message, at: now.to_string() })
 }
@@ -107,9 +107,7 @@ fn new_stalls<'a>(observed: &'a Observed, wanted: &str) -> BTreeMap<(&'a str, &'
 
 /// Those of replicas of other revisions, also of some that are gone. One that has failed itself is no witness, nor is a broken GPU.
 fn old_stalls<'a>(observed: &'a Observed, wanted: &str) -> Vec<Stall<'a>> {
-    let failed = observed.infd.status.iter().flat_map(|status| &status.rollout.failed);
-    let failed: Vec<&str> = failed.map(|failed| failed.revision.as_str()).collect();
-    let other = |revision: &str| !revision.is_empty() && revision != wanted && !failed.contains(&revision);
+    let other = |revision: &str| is_witness(observed, wanted, revision);
     let told = observed.pods.iter().filter(|pod| other(&pod.revision)).filter_map(PodView::reported);
     let told = told.filter(|told| told.episode.is_stall() && told.episode.class != "Dead");
     let recorded = observed.incidents.iter().filter(|incident| other(revision_of(observed, incident)));
@@ -127,7 +125,11 @@ fn revision_of<'a>(observed: &'a Observed, incident: &EngineIncident) -> &'a str
     own_sets(observed).into_iter().find(made_it).map(|set| revision::of(&set["spec"]["template"])).unwrap_or_default()
 }
 
-fn crashes(observed: &Observed, wanted: &str) -> Option<String> {
+/// An engine of a new replica that ends again and again, while those of old ones live: who lost a driver or a volume lost it for both.
+fn crashes(observed: &Observed, wanted: &str, now: Timestamp) -> Option<String> {
+    if old_ones_die(observed, wanted, now) {
+        return None;
+    }
     // one that a person fenced is not ready for that reason alone, and on a broken GPU no revision would serve
     let counts = |pod: &&PodView| {
         !pod.leaving && pod.fence.is_none() && pod.revision == wanted && !pod.ready && !pod.needs_another_place()
@@ -135,6 +137,30 @@ fn crashes(observed: &Observed, wanted: &str) -> Option<String> {
     let mut ends = observed.pods.iter().filter(counts).map(|pod| (pod, ends_by_itself(observed, pod)));
     let (pod, ends) = ends.find(|(_, ends)| *ends >= CRASHES_MIN)?;
     Some(format!("the engine of new replica {} ended {ends} times and does not serve", pod.name))
+}
+
+/// Do so many replicas of other revisions die, or died a moment ago, that it is one cause? By the share that holds restarts: among many one ends
+/// now and then. One that has failed itself is no witness, nor is a broken GPU.
+fn old_ones_die(observed: &Observed, wanted: &str, now: Timestamp) -> bool {
+    let other = |revision: &str| is_witness(observed, wanted, revision);
+    let dead = |pod: &&PodView| !pod.needs_another_place() && pod.open_episode().is_some_and(|e| e.class == "Dead");
+    let old: Vec<&PodView> = observed.pods.iter().filter(|pod| !pod.leaving && other(&pod.revision)).collect();
+    let mut died: BTreeSet<&str> = old.iter().copied().filter(dead).map(|pod| pod.uid.as_str()).collect();
+    let lately = |incident: &&EngineIncident| {
+        let at = incident.status.as_ref().and_then(|status| status.timeline.suspect_at.as_deref()?.parse().ok());
+        at.is_some_and(|at: Timestamp| now.duration_since(at).abs() <= TOGETHER)
+    };
+    let deaths = observed.incidents.iter().filter(|incident| incident.spec.class == "Dead" && !of_the_place(incident));
+    let deaths = deaths.filter(lately).filter(|incident| other(revision_of(observed, incident)));
+    died.extend(deaths.map(|incident| incident.spec.pod_uid.as_str()));
+    let percent = usize::try_from(observed.infd.spec.recovery.hold_percent).unwrap_or(100);
+    died.len() * 100 > old.len().max(died.len()) * percent
+}
+
+/// May replicas of this revision tell what befell others than those of `wanted`?
+fn is_witness(observed: &Observed, wanted: &str, revision: &str) -> bool {
+    let failed = observed.infd.status.iter().flat_map(|status| &status.rollout.failed);
+    !revision.is_empty() && revision != wanted && !failed.into_iter().any(|failed| failed.revision == revision)
 }
 
 /// How often the engine ended, nobody had ended it, and it did not come back. A kill was a stall's, which is borne or not as one

@@ -1,6 +1,6 @@
 //! What speaks against a new revision and what does not, as tables over a Deployment that runs the good one and a spec that wants another.
 
-use super::tests::{Bench, of_revision};
+use super::tests::{Bench, now, of_revision};
 use crate::controllers::inference_deployment::{
     observed::{EpisodeView, PodView},
     testing::{died, healthy, pod, undead, with_xid},
@@ -146,4 +146,48 @@ fn who_has_no_place_is_late_and_its_revision_is_not() {
     assert_eq!(late(vec![healthy("c"), unplaced("d"), silent("e")]), "NoProgress");
     assert_eq!(late(vec![unplaced("d")]), "NoProgress", "none has shown anything");
     assert_eq!(late(vec![PodView { progressing: None, ..healthy("c") }, unplaced("d")]), "NoProgress");
+}
+
+#[test]
+fn what_ends_old_engines_as_well_is_no_fault_of_the_revision() {
+    let crashes = || PodView { ready: false, restarts: 3, progressing: None, ..healthy("c") };
+    // two old ones, of which one is more than that share
+    let of_two = || {
+        let mut bench = Bench::new(vec![crashes()]);
+        bench.observed.infd.spec.recovery.hold_percent = 40;
+        bench
+    };
+    let beside = |old: PodView| {
+        let mut bench = of_two();
+        bench.observed.pods[0] = of_revision(&bench.good, old);
+        bench.word()
+    };
+    assert_eq!(beside(died(pod("a", "Stalled", 1))), "", "old engines die as well");
+    assert_eq!(beside(with_xid(died(pod("a", "Stalled", 1)), 79, XidRemedy::RestartNode)), "ReplicaCrashes");
+    let died_at = |at: &str, of: &str| {
+        let mut bench = of_two();
+        let dead = serde_json::from_value(json!({
+            "metadata": {"name": "i"},
+            "spec": {"deployment": "chat", "pod": of, "podUid": format!("uid-{of}"), "class": "Dead", "episodeId": "e-1"},
+            "status": {"stage": "Recovered", "timeline": {"suspectAt": at}, "outcome": "Recovered"},
+        }));
+        bench.observed.incidents.push(dead.unwrap());
+        bench.word()
+    };
+    let (lately, long_ago) = (now().to_string(), "2025-12-31T22:00:00Z");
+    assert_eq!(died_at(&lately, "a"), "", "one is back, and the new one is on its way");
+    assert_eq!(
+        (died_at(long_ago, "a").as_str(), died_at(&lately, "gone").as_str()),
+        ("ReplicaCrashes", "ReplicaCrashes")
+    );
+    let mut bench = of_two();
+    bench.observed.pods[0] = of_revision(&bench.good, died(pod("a", "Stalled", 1)));
+    let many = ["m", "n"].map(|name| of_revision(&bench.good, healthy(name)));
+    bench.observed.pods.extend(many);
+    assert_eq!(bench.word(), "ReplicaCrashes", "one of three dies now and then");
+    let mut bench = of_two();
+    bench.observed.pods[0] = of_revision("third", died(pod("a", "Stalled", 1)));
+    let failed = FailedRevision { revision: "third".to_owned(), ..FailedRevision::default() };
+    bench.observed.infd.status.as_mut().unwrap().rollout.failed.push(failed);
+    assert_eq!(bench.word(), "ReplicaCrashes", "one that has failed itself is no witness");
 }

@@ -172,6 +172,7 @@ fn failed_revision(observed: &Observed, plan: &Plan, now: Timestamp) -> Option<E
     let failed = plan.rollout.memory.failed.iter().find(|failed| !before.contains(failed))?;
     let (what, suffix, words) = match plan.rollout.state {
         State::Held(_) => ("held where it stands", "held", ("Warning", "RolloutHeld", "Hold")),
+        State::Failed(_) => ("failed, and there is no way back", "failed", ("Warning", "RolloutFailed", "Fail")),
         _ => ("rolled back", "rolled-back", ("Warning", "RolledBack", "RollBack")),
     };
     let name = format!("{}.{}.{suffix}", observed.infd.name_any(), failed.revision);

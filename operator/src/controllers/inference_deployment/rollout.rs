@@ -91,11 +91,10 @@ pub fn steer(observed: &Observed, desired: &mut [Child], now: Timestamp) -> Cour
     if memory.stable != wanted {
         let known = memory.failed.iter().find(|failed| failed.revision == wanted).cloned();
         if let Some(failure) = known.or_else(|| failure(observed, &wanted, now)) {
+            // also where there is no way back: a replica that is up between two crashes is no proof of it
+            remember(&mut memory.failed, &failure);
             state = verdict(observed, &memory.stable, failure, spec);
         }
-    }
-    if let State::RolledBack(failure) | State::Held(failure) = &state {
-        remember(&mut memory.failed, failure);
     }
     revision::of(&spec["template"]).clone_into(&mut memory.target);
     Course { memory, state }
@@ -289,7 +288,7 @@ pub const RESTARTED: &str = "kubectl.kubernetes.io/restartedAt";
 
 /// The template of an earlier revision, as the Deployment's own history has it, and as it was applied: without what the controller and
 /// `kubectl rollout restart` add, unless the spec asks for just that. Of two of the same revision the older is ours, the other came of a change by hand.
-fn template_of(observed: &Observed, revision: &str) -> Option<Value> {
+pub fn template_of(observed: &Observed, revision: &str) -> Option<Value> {
     if revision.is_empty() {
         return None;
     }

@@ -204,7 +204,12 @@ fn without_a_way_back_it_fails_where_it_stands() {
     first.observed.infd.status = None;
     assert_eq!(first.word(), "", "a stall in the first rollout of all is recovery's affair");
     first.observed.pods = vec![of_revision(&first.bad, PodView { ready: false, restarts: 9, ..healthy("c") })];
-    assert!(matches!(first.look().0.state, State::Failed(why) if why.contains("no earlier revision")));
+    let (course, _) = first.look();
+    assert!(matches!(course.state, State::Failed(why) if why.contains("no earlier revision")));
+    first.observed.infd.status.get_or_insert_default().rollout = course.memory;
+    first.observed.pods = vec![of_revision(&first.bad, PodView { restarts: 9, ..healthy("c") })];
+    let known = first.look().0.state;
+    assert!(matches!(known, State::Failed(_)), "up for a moment between two crashes: {known:?}");
 }
 
 #[test]
