@@ -9,6 +9,7 @@ mod drain;
 mod evidence;
 mod freeze;
 mod gitops;
+mod hold;
 mod kill;
 mod kustomize;
 mod lifecycle;
@@ -34,7 +35,7 @@ use truebeat_tests::{Cluster, Options, product, story};
 use crate::world::{NAMESPACE, World};
 
 /// In the order in which they run.
-const STORIES: [&str; 27] = [
+const STORIES: [&str; 28] = [
     "install",
     "apply_two_replicas",
     "gitops",
@@ -50,6 +51,7 @@ const STORIES: [&str; 27] = [
     "last_replica",
     "unattended",
     "avoid_the_place",
+    "mass_stall_is_held",
     "change_of_leader",
     "fence_by_hand",
     "mode_is_told",
@@ -111,6 +113,7 @@ async fn tell(name: &str, world: &mut World<'_>, cluster: &Cluster) -> bool {
         "last_replica" => recovery::last_replica(world, &mut times).await,
         "unattended" => recovery::unattended(world, &mut times).await,
         "avoid_the_place" => recovery::avoid(world, &mut times).await,
+        "mass_stall_is_held" => hold::story(world, &mut times).await,
         "change_of_leader" => recovery::leader_change(world, &mut times).await,
         "fence_by_hand" => recovery::by_hand(world, &mut times).await,
         "mode_is_told" => mode::story(world, &mut times).await,
