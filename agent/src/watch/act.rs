@@ -235,9 +235,18 @@ impl Acts {
         let runtime = tokio::runtime::Handle::current();
         tokio::task::spawn_blocking(move || {
             let (early, id, mut told) = (tell.clone(), episode.id.clone(), false);
-            let captured = runtime.block_on(capture(request, |captured| {
+            let taking = capture(request, |captured| {
                 told = early.send(News::Captured { episode: id, captured }).is_ok();
-            }));
+            });
+            // where nobody is left to hear of it the runtime ends, and with it the clock of whoever still waits by it
+            let captured = runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    () = tell.closed() => None,
+                    captured = taking => Some(captured),
+                }
+            });
+            let Some(captured) = captured else { return };
             let episode = episode.id;
             let news = if told { News::Written { episode, captured } } else { News::Captured { episode, captured } };
             let _ = tell.send(news);
