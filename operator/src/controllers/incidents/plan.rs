@@ -12,8 +12,7 @@ use super::by_hand;
 use crate::{
     controllers::{
         inference_deployment::{
-            avoid::Ground,
-            observed::{EpisodeView, PodView, ReportedEpisode},
+            observed::{EpisodeView, Ground, PodView, ReportedEpisode},
             validate::DURATION_MAX,
         },
         nodes::{boot, view::NodeView},

@@ -8,14 +8,19 @@
 //! broken is broken all the same, and is kept apart from it: whoever looks after nodes must hear of it ([`broken`]).
 
 use crds::{
-    Avoided, AvoidedBecause, EngineIncident, Grant, GrantAction, InferenceDeployment,
+    Avoided, AvoidedBecause, Grant, GrantAction, InferenceDeployment, RecoveryStatus,
     episode::Episode,
     inference_deployment::Recovery,
     xid::{XIDS_MAX, Xid},
 };
 use jiff::{SignedDuration, Timestamp};
 
-use super::{escalate::duration_of, observed::PodView, plan::Replacement, validate::devices};
+use super::{
+    escalate::duration_of,
+    observed::{Ground, PodView},
+    plan::Replacement,
+    validate::devices,
+};
 use crate::controllers::nodes::{
     boot,
     plan::{in_force, next_end},
@@ -29,15 +34,6 @@ const TOLD_FOR_MIN: SignedDuration = SignedDuration::from_hours(1);
 /// The status holds no more.
 const PLACES_MAX: usize = 500;
 
-/// What places are judged by.
-#[derive(Debug, Clone, Copy)]
-pub struct Ground<'a> {
-    pub pods: &'a [PodView],
-    /// Empty where they are not known.
-    pub nodes: &'a [NodeView],
-    pub incidents: &'a [EngineIncident],
-}
-
 /// The places to avoid after this look; `fresh` are the grants that are new.
 pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], now: Timestamp) -> Vec<Avoided> {
     let Ground { pods, nodes, .. } = ground;
@@ -50,11 +46,8 @@ pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], no
     let mut places: Vec<Avoided> = held.filter_map(|place| ground.left_of(place)).collect();
     let Some(until) = now.checked_add(span).ok().filter(|_| span > SignedDuration::ZERO) else { return places };
     let most = allowed(nodes, &devices(&infd.spec), infd.spec.recovery.avoid_nodes_percent);
-    let recovery = infd.status.as_ref().map(|status| status.recovery.broken.as_slice()).unwrap_or_default();
-    let lifted = |place: &Avoided| {
-        recovery.iter().any(|known| known.lifted && known.node == place.node && !is_news(known, place))
-    };
-    for place in ground.bad(fresh, until).into_iter().filter(|place| !lifted(place)) {
+    let told = infd.status.as_ref().map(|status| status.recovery.broken.as_slice()).unwrap_or_default();
+    for place in ground.bad(fresh, until).into_iter().filter(|place| !was_lifted(told, place)) {
         match places.iter().position(|known| known.node == place.node) {
             Some(at) => learn(&mut places[at], place),
             None if places.len() < most => places.push(place),
@@ -77,14 +70,14 @@ pub fn told_for(recovery: &Recovery) -> SignedDuration {
 /// The places of which others must hear although new pods do not keep away from them, beside those that are avoided after this look. A process
 /// that outlives SIGKILL owns its GPU (I5), and a GPU that needs a reset serves nobody (F1), whether or not there is another place.
 pub fn broken(infd: &InferenceDeployment, ground: Ground<'_>, avoid: &[Avoided], now: Timestamp) -> Vec<Avoided> {
-    let recovery = infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
+    let RecoveryStatus { avoid: avoided, broken: told, .. } =
+        infd.status.as_ref().map(|s| s.recovery.clone()).unwrap_or_default();
     let span = told_for(&infd.spec.recovery);
-    let lifted: Vec<Avoided> = recovery.broken.iter().filter(|place| place.lifted).cloned().collect();
     let grave = |place: &Avoided| place.because != AvoidedBecause::RestartsDidNotCure;
     // whoever is stranded now would be so again by what is still so
-    let lifts = stranded(ground.pods, &recovery.avoid, span_of(&infd.spec.recovery), now);
-    let avoided = recovery.avoid.into_iter().filter(grave).map(|place| Avoided { lifted: lifts, ..place });
-    let held = recovery.broken.into_iter().chain(avoided);
+    let lifts = stranded(ground.pods, &avoided, span_of(&infd.spec.recovery), now);
+    let avoided = avoided.into_iter().filter(grave).map(|place| Avoided { lifted: lifts, ..place });
+    let held = told.iter().cloned().chain(avoided);
     let mut places: Vec<Avoided> = Vec::new();
     let held = held.filter(|place| in_force(&place.until, span, now));
     for place in held.filter_map(|place| ground.left_of(place)) {
@@ -92,9 +85,8 @@ pub fn broken(infd: &InferenceDeployment, ground: Ground<'_>, avoid: &[Avoided],
     }
     let until = now.checked_add(span).unwrap_or(now);
     // what was lifted stays so for as long as it is so, also when the time of its word is over
-    let lifted = |place: &Avoided| lifted.iter().any(|known| known.node == place.node && !is_news(known, place));
     for place in ground.bad(&[], until) {
-        let lifted = lifted(&place);
+        let lifted = was_lifted(&told, &place);
         tell(&mut places, Avoided { lifted, ..place });
     }
     // one that is avoided for less is told of as what it was all the same
@@ -131,6 +123,11 @@ fn learn(known: &mut Avoided, place: Avoided) {
     if new > old || (new == old && place.because == AvoidedBecause::RestartsDidNotCure) {
         (known.gpu_uuids, known.because) = (place.gpu_uuids, place.because);
     }
+}
+
+/// Was this place lifted, by what is told of places, and is there no news of it since?
+fn was_lifted(told: &[Avoided], place: &Avoided) -> bool {
+    told.iter().any(|known| known.lifted && known.node == place.node && !is_news(known, place))
 }
 
 /// Is `place` more than what is so now and was so before?

@@ -1,5 +1,7 @@
 //! Each bound of avoidance both ways.
 
+use crds::EngineIncident;
+
 use super::*;
 use crate::controllers::inference_deployment::{
     observed::EpisodeView,
@@ -26,7 +28,7 @@ fn next(
 }
 
 fn broken(infd: &InferenceDeployment, pods: &[PodView], avoid: &[Avoided], now: Timestamp) -> Vec<Avoided> {
-    super::broken(infd, Ground { pods, nodes: &[], incidents: &[] }, avoid, now)
+    super::broken(infd, Ground::of(pods), avoid, now)
 }
 
 fn grant(pod: &PodView, action: GrantAction) -> Grant {

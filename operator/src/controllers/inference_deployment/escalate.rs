@@ -12,7 +12,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     fleet::{Fleet, Slots},
     grants::{self, wants_slot},
-    observed::{PodView, ReportedEpisode},
+    observed::{Ground, PodView, ReportedEpisode},
     places::Places,
     restarts, standing, trials,
 };
@@ -296,7 +296,8 @@ fn spared(grant: &Grant, pods: &[PodView]) -> bool {
 }
 
 /// The record of the grants, with those of this look. It is tidied only when something is added: time alone writes nothing (P7).
-pub fn recent(terms: &Terms<'_>, pods: &[PodView], held: &[Grant], grants: &[Grant], now: &str) -> Vec<PastGrant> {
+pub fn recent(terms: &Terms<'_>, ground: Ground<'_>, held: &[Grant], grants: &[Grant], now: &str) -> Vec<PastGrant> {
+    let Ground { pods, nodes, .. } = ground;
     let fresh: Vec<&Grant> = grants::fresh(grants, held).collect();
     if fresh.is_empty() {
         return terms.recent.to_vec();
@@ -305,7 +306,7 @@ pub fn recent(terms: &Terms<'_>, pods: &[PodView], held: &[Grant], grants: &[Gra
     let mut recent: Vec<PastGrant> = terms.recent.iter().filter(counts).cloned().collect();
     recent.extend(fresh.into_iter().map(|grant| {
         let node = pods.iter().find(|pod| pod.uid == grant.pod_uid).map(|pod| pod.node.clone()).unwrap_or_default();
-        let boot_id = terms.places.boot(&node).to_owned();
+        let boot_id = boot::of(nodes, &node).to_owned();
         let (pod_uid, granted_at) = (grant.pod_uid.clone(), grant.granted_at.clone());
         PastGrant { pod_uid, node, granted_at, action: grant.action, boot_id }
     }));

@@ -22,7 +22,6 @@ use kube::{Resource, ResourceExt};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::avoid::Ground;
 use crate::controllers::{incidents::read, nodes::view::NodeView};
 
 /// Annotation by which the ReplicaSet controller orders the pods that it may delete.
@@ -43,6 +42,23 @@ pub struct Observed {
     /// Kinds of children whose names are taken by what is on its way out. What another InferenceDeployment of this name has left is not
     /// among `children`.
     pub going: Vec<String>,
+}
+
+/// Who runs, where, and what is recorded of them: what episodes and places are judged by.
+#[derive(Debug, Clone, Copy)]
+pub struct Ground<'a> {
+    pub pods: &'a [PodView],
+    /// Empty where they are not known.
+    pub nodes: &'a [NodeView],
+    pub incidents: &'a [EngineIncident],
+}
+
+#[cfg(test)]
+impl<'a> Ground<'a> {
+    /// Of pods alone.
+    pub fn of(pods: &'a [PodView]) -> Self {
+        Ground { pods, nodes: &[], incidents: &[] }
+    }
 }
 
 /// A pod as it is read: nobody looks at its containers and volumes, which are most of its text.
@@ -184,7 +200,6 @@ impl PodView {
 }
 
 impl Observed {
-    /// What places are judged by.
     pub fn ground(&self) -> Ground<'_> {
         Ground { pods: &self.pods, nodes: &self.nodes, incidents: &self.incidents }
     }

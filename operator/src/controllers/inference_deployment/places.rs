@@ -21,8 +21,6 @@ pub struct Places {
     domain_max: usize,
     /// The failure domain of each node that is known; empty: it has none.
     domains: BTreeMap<String, String>,
-    /// The boot of each node that tells it.
-    boots: BTreeMap<String, String>,
     taken: BTreeMap<Place, usize>,
     held: BTreeMap<Place, String>,
 }
@@ -39,9 +37,7 @@ impl Places {
     pub fn new(nodes: &[NodeView], others: &[(String, String)], (node_max, domain_max): (usize, usize)) -> Self {
         let domain = |node: &NodeView| (node.name.clone(), node.domain.clone().unwrap_or_default());
         let domains = nodes.iter().map(domain).collect();
-        let told = nodes.iter().filter(|node| !node.boot_id.is_empty());
-        let boots = told.map(|node| (node.name.clone(), node.boot_id.clone())).collect();
-        let mut places = Places { node_max, domain_max, domains, boots, ..Places::default() };
+        let mut places = Places { node_max, domain_max, domains, ..Places::default() };
         others.iter().for_each(|(node, domain)| places.take(node, domain));
         places
     }
@@ -92,11 +88,6 @@ impl Places {
     /// The failure domain of a node; empty if unknown.
     pub fn domain(&self, node: &str) -> &str {
         self.domains.get(node).map_or("", String::as_str)
-    }
-
-    /// The boot of a node; empty if unknown.
-    pub fn boot(&self, node: &str) -> &str {
-        self.boots.get(node).map_or("", String::as_str)
     }
 
     /// Is there room for one more recovery on this node? Takes it if so. Where failure domains have a budget, a node of which nobody knows in

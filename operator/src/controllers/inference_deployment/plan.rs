@@ -133,7 +133,7 @@ pub fn plan(observed: &Observed, mut desired: Vec<Child>, fleet: Option<&Fleet>,
     let may_try = trials::due(hold.as_ref(), (fleet, &terms), trial_after, now);
     let terms = terms.with_trial(may_try);
     let grants = grants::next(held, &observed.pods, &terms, &at);
-    let recent = escalate::recent(&terms, &observed.pods, held, &grants, &at);
+    let recent = escalate::recent(&terms, observed.ground(), held, &grants, &at);
     let fresh = recent.len() != terms.recent.len() || recent != terms.recent;
     let granted: Vec<&Grant> = grants::fresh(&grants, held).collect();
     let hold = trials::with_trial(hold, granted.iter(), &terms, &observed.pods);
