@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use nix::libc::O_NONBLOCK;
+use nix::fcntl::OFlag;
 use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -44,16 +44,25 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&read_regular(path, OWN_BYTES_MAX).ok()?).ok()
 }
 
-/// Reads a file of which nobody knows what it is: a FIFO is not waited for, and what has no end is not read to it. A disk may hang all the same.
+/// Opens a file of which nobody knows what it is for reading, with these flags beside: a FIFO is not waited for.
 ///
 /// # Errors
-/// Where it cannot be read, is no regular file, or is longer than `bytes_max`.
-pub fn read_regular(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let file = File::options().read(true).custom_flags(O_NONBLOCK).open(path)?;
+/// Where it cannot be opened, or is no regular file.
+pub fn open_regular(path: &Path, flags: OFlag) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags((flags | OFlag::O_NONBLOCK).bits()).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "no regular file"));
     }
+    Ok(file)
+}
+
+/// Reads such a file whole; what has no end is not read to it. A disk may hang all the same.
+///
+/// # Errors
+/// As [`open_regular`], and where it cannot be read or is longer than `bytes_max`.
+pub fn read_regular(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
+    let file = open_regular(path, OFlag::empty())?;
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
         return Err(io::ErrorKind::FileTooLarge.into());

@@ -3,9 +3,8 @@
 //! Sends one signal, and only to a live process whose marker names it; reads two small files a process from the page directory,
 //! which belongs to the engine and is not trusted: no link is followed, no pipe waited for, nothing is read without a bound.
 
-use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,7 @@ use nix::fcntl::OFlag;
 use nix::sys::signal::Signal;
 
 use super::bundle::BundleEntry;
+use crate::files::open_regular;
 use crate::kill::send_to;
 use crate::sources::EngineProcess;
 use crate::sources::procs::ProcRoot;
@@ -103,7 +103,7 @@ pub fn named(mut pids: Vec<i32>, page_dir: &Path, deadline: Duration) -> Announc
         std::thread::sleep(LOOK_EVERY);
         pids.retain(|pid| {
             let path = page_dir.join(format!("stacks-{pid}.txt"));
-            let text = read_regular(&path, 0, DUMP_BYTES_MAX).unwrap_or_default();
+            let text = read_from(&path, 0, DUMP_BYTES_MAX).unwrap_or_default();
             let whole = text.lines().next_back().is_some_and(|last| last.starts_with("end of dump"));
             if whole {
                 told.take(*pid, Format::Native, &text);
@@ -125,7 +125,7 @@ impl Announced {
 
 /// Sends the signal, if the marker names this very process and it can answer now.
 fn ask(pid: i32, page_dir: &Path, notes: &mut Vec<String>) -> Option<Asked> {
-    let marker = read_regular(&page_dir.join(format!("stacks-{pid}.ready")), 0, MARKER_BYTES_MAX)?;
+    let marker = read_from(&page_dir.join(format!("stacks-{pid}.ready")), 0, MARKER_BYTES_MAX)?;
     let mut words = marker.split_ascii_whitespace();
     let start_ticks: u64 = words.next()?.parse().ok()?;
     let format = match words.next()? {
@@ -158,7 +158,7 @@ fn answer(asked: &mut Asked, at_deadline: bool) -> Option<String> {
         return None;
     }
     if asked.format == Format::Native {
-        let text = read_regular(&asked.path, 0, DUMP_BYTES_MAX)?;
+        let text = read_from(&asked.path, 0, DUMP_BYTES_MAX)?;
         let last = text.lines().next_back().unwrap_or_default();
         return (at_deadline || last.starts_with("end of dump")).then_some(text);
     }
@@ -167,7 +167,7 @@ fn answer(asked: &mut Asked, at_deadline: bool) -> Option<String> {
     }
     let begin = if now.inode == asked.before.inode && now.bytes > asked.before.bytes { asked.before.bytes } else { 0 };
     let ended = at_deadline || asked.grown.1.elapsed() >= QUIET;
-    if ended { read_regular(&asked.path, begin, DUMP_BYTES_MAX) } else { None }
+    if ended { read_from(&asked.path, begin, DUMP_BYTES_MAX) } else { None }
 }
 
 fn seen(path: &Path) -> Option<Seen> {
@@ -175,13 +175,9 @@ fn seen(path: &Path) -> Option<Seen> {
     Some(Seen { inode: meta.ino(), bytes: meta.len() })
 }
 
-/// At most `bytes_max` from `begin` of a plain file.
-fn read_regular(path: &Path, begin: u64, bytes_max: u64) -> Option<String> {
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let mut file: File = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path).ok()?;
-    if !file.metadata().ok()?.is_file() {
-        return None;
-    }
+/// At most `bytes_max` from `begin` of a plain file, and of no link.
+fn read_from(path: &Path, begin: u64, bytes_max: u64) -> Option<String> {
+    let mut file = open_regular(path, OFlag::O_NOFOLLOW).ok()?;
     file.seek(SeekFrom::Start(begin)).ok()?;
     let mut bytes = Vec::new();
     file.take(bytes_max).read_to_end(&mut bytes).ok()?;
