@@ -133,6 +133,93 @@ class CoreTest(Plugged):
         self.assertGreater(started, before["published_ns"])
         self.assertEqual(during[0], {**before, "seq": before["seq"] + 2, "step_started_ns": started, "published_ns": started})
 
+    def test_the_short_way_of_a_step_of_decode_says_what_the_long_one_does(self):
+        seen = []
+        for short in (True, False):
+            engine, core = self.engine("0.32.0")
+            engine.add_request(core.Request("long", 4, 9))
+            engine.add_request(core.Request("short", 4, 5))
+            beat = sys.modules["truebeat_heartbeat.vllm_core"]._beat
+            seen.append([])
+            for step in range(7):
+                if step == 5:  # one has just left, and another comes: as many run as before
+                    engine.add_request(core.Request("late", 1, 9))
+                if not short:
+                    beat.decoding = -1
+                engine._process_engine_step()
+                times = ("published_ns", "phase_entered_ns", "pid_start_ticks")
+                seen[-1].append({name: value for name, value in self.page().items() if name not in times})
+            lines = records(os.path.join(self.dir, "rank-0.beat"))
+            seen[-1] += [{name: value for name, value in line.items() if not name.endswith("_ns")} for line in lines]
+        self.assertEqual(seen[0], seen[1])
+        self.assertEqual((seen[0][6]["tokens_delivered"], seen[0][6]["requests_finished"]), (14, 1))
+
+    def test_the_last_batch_to_come_back_ends_the_decode_although_nothing_has_run_for_a_while(self):
+        engine, core = self.engine("0.32.0", batch_queue=True)
+        engine.add_request(core.Request("a", 1, 10**6))
+        while self.page()["phase"] != "decode":
+            engine._process_engine_step()
+        for _ in range(2):  # handed out, and ended by its client before they come back
+            engine.model_executor.execute_model(engine.scheduler.schedule())
+            engine.batch_queue.add(engine.scheduler.schedule())
+        engine.abort_requests(["a"])
+        engine.scheduler.schedule = lambda: None
+        seen = []
+        while engine.batch_queue.count():
+            engine._process_engine_step()
+            seen.append((self.page()["phase"], self.page()["running"]))
+        self.assertEqual((seen[0], seen[-1]), (("decode", 0), ("idle", 0)))
+
+    def test_the_executor_gets_what_the_core_gave_it(self):
+        got = []
+
+        def before(modules):
+            def execute_model(self, scheduler_output, non_block=False):
+                got.append((scheduler_output, non_block))
+            modules["vllm.v1.executor.abstract"].Executor.execute_model = execute_model
+
+        engine, core = self.engine("0.32.0", before=before)
+        engine.add_request(core.Request("a", 1, 9))
+        engine._process_engine_step()
+        output, non_block = got.pop()
+        self.assertEqual((output.total_num_scheduled_tokens, non_block), (1, True))
+        engine.model_executor.execute_model(scheduler_output=output)
+        engine.model_executor.execute_model(output, True)
+        self.assertEqual(got, [(output, False), (output, True)])
+
+    def test_of_a_page_that_is_withdrawn_nothing_is_kept(self):
+        engine, core = self.engine("0.32.0")
+        engine.add_request(core.Request("a", 1, 10**6))
+        engine._process_engine_step()
+        beat = sys.modules["truebeat_heartbeat.vllm_core"]._beat
+        beat.gives_up("on trial")
+        for _ in range(50):
+            engine._process_engine_step()
+        self.assertEqual((len(beat.flight), os.path.exists(beat.path)), (0, False))
+
+    def test_a_step_that_takes_more_than_itself_is_called_as_it_was(self):
+        got = []
+
+        def before(modules):
+            def _process_engine_step(self, *args, deep=False):
+                got.append((args, deep))
+                self.step_fn()
+                return "done"
+
+            def execute_model(self, scheduler_output, block, *, flag):
+                got.append((block, flag))
+                return "output"
+            modules["vllm.v1.engine.core"].EngineCoreProc._process_engine_step = _process_engine_step
+            modules["vllm.v1.executor.abstract"].Executor.execute_model = execute_model
+
+        engine, core = self.engine("0.32.0", before=before)
+        model = engine.model_executor
+        engine.step_fn = lambda: model.execute_model(engine.scheduler.schedule(), 7, flag="x")
+        engine.add_request(core.Request("a", 4, 9))
+        self.assertEqual(engine._process_engine_step("wide", deep=True), "done")
+        self.assertEqual(got, [(("wide",), True), (7, "x")])
+        self.assertEqual((self.page()["steps_completed"], self.page()["phase"]), (1, "decode"))
+
     def test_one_prompt_that_leaves_as_another_comes_is_on_the_page_when_the_next_step_begins(self):
         engine, core = self.engine("0.32.0")
         engine.add_request(core.Request("a", 4, 9))

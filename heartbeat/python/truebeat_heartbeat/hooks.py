@@ -4,6 +4,7 @@
 there. Whatever is missing is told once in the log; an error of ours never reaches the caller.
 """
 import importlib.abc
+import inspect
 import logging
 import sys
 
@@ -36,6 +37,31 @@ def around(cls, name, make):
     made.__doc__ = original.__doc__
     setattr(cls, name, made)
     return True
+
+
+def of_itself_alone(make):
+    """For `around` a method on the way of every step that takes nothing but `self`: a call with open arguments costs three times one without.
+
+    Of a version whose method takes more, the hook gets one that takes them as they come.
+    """
+    def suited(original):
+        if takes(original, "self"):
+            return make(original)
+
+        def told(self, *args, **kwargs):
+            return make(lambda engine: original(engine, *args, **kwargs))(self)
+        return told
+    return suited
+
+
+def takes(function, *names):
+    """Does it take these arguments and no others, by place or by name?"""
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters
+    except Exception:  # noqa: BLE001: of some things nobody can say, and newer Pythons evaluate annotations
+        return False
+    plain = all(parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in parameters.values())
+    return plain and tuple(parameters) == names
 
 
 def ours(cls, name):

@@ -85,7 +85,7 @@ def memory_fence():
 class Writer:
     """The one writer of a rank's page. One thread publishes. The file stays when the process ends: it is evidence."""
 
-    # `buffer`, `words`, `seq` and `fence` are for a subclass in a hurry (vllm_core), which does what `publish` does in place
+    # `buffer`, `words`, `seq` and `fence` are for a subclass in a hurry (vllm_core_page), which does what `publish` does in place
     __slots__ = ("path", "buffer", "words", "seq", "records", "fence")
 
     def __init__(self, directory, identity):

@@ -10,7 +10,7 @@ from . import vllm_core
 from .hooks import around, log, missing, ours
 from .page import (CAPTURE, COMPILE, DECODE, FAILED, IDLE, LOAD, OK, PREFILL, SLEEP, WARM_UP, Writer, identity_of_this_process,
                    page_dir)
-from .vllm_core import STARTUP_LEASE_MS, lease_ms
+from .vllm_core_page import STARTUP_LEASE_MS, lease_ms
 
 _beat = None
 _now = time.monotonic_ns

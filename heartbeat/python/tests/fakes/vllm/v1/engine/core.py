@@ -7,6 +7,8 @@ from vllm import VERSION
 from vllm.v1.executor.abstract import MultiprocExecutor
 
 CHUNK = 512
+# how the core calls its executor
+NON_BLOCK = {"non_block": True} if VERSION >= (0, 12) else {}
 
 
 class Request:
@@ -19,7 +21,7 @@ class Scheduler:
     def __init__(self):
         self.requests, self.waiting, self.running = {}, deque(), []
         self.paused = None  # or "new": nothing is taken in, "all": nothing is given a step
-        if VERSION >= (0, 18):
+        if (0, 18) <= VERSION < (0, 32):
             self.skipped_waiting = deque()
         if VERSION >= (0, 32):
             self.kv_holding_waiting = deque()
@@ -90,14 +92,14 @@ class EngineCore:
 
     def step(self):
         output = self.scheduler.schedule()
-        self.model_executor.execute_model(output)
+        self.model_executor.execute_model(output, **NON_BLOCK)
         outputs = SimpleNamespace(outputs=self.scheduler.update_from_output(output))
         return outputs if VERSION < (0, 10) else ({0: outputs}, True)
 
     def step_with_batch_queue(self):
         if self.scheduler.has_unfinished_requests() and not self.batch_queue.count():
             output = self.scheduler.schedule()
-            self.model_executor.execute_model(output)
+            self.model_executor.execute_model(output, **NON_BLOCK)
             self.batch_queue.add(output)
             return None if VERSION < (0, 10) else (None, True)
         outputs = SimpleNamespace(outputs=self.scheduler.update_from_output(self.batch_queue.take()))
