@@ -134,8 +134,11 @@ sim-engine: ## The engine's scheduler over DAY_HOURS=24 hours of mixed traffic i
 seeds: ## The field's five hangs on our own engine, guards off and on, in the field's full shapes (some minutes; ONLY=S1,S3)
 	TRUEBEAT_SEEDS=full TRUEBEAT_SEEDS_ONLY=$(ONLY) cargo test --locked --release -p truebeat --test seeds -- --nocapture
 
-rivals: build ## Everybody's rule on the recorded hangs: docs/rivals.txt and docs/rivals.svg
+kinds = H1 H2 H3 H4 H5 H6 H7 H8 H9 H10 H11 H12 H13 S4 warm native B1 B2 B3 B4 B5 B6 B7 B8 B9 day
+rivals: build ## Everybody's rule on the recorded hangs, and on each kind of the simulated fleet: docs/rivals.txt, .svg, rivals-kinds.txt
 	$(PROGRAM) replay vitals/tests/traces/*.jsonl.gz --rules all --output table --hold-hangs 900 --chart docs/rivals.svg > docs/rivals.txt
+	cargo build --release --locked -p vitals --bin sim-detector
+	target/release/sim-detector --threads 1 --hours 2000 --seed 1 --rules kinds $(kinds:%=--kind %) > docs/rivals-kinds.txt
 
 regenerate: ## Generated files: CRDs, install manifest, snapshots
 	TRUEBEAT_REGENERATE=1 INSTA_UPDATE=always cargo test --locked -p crds -p operator -p vitals

@@ -121,3 +121,21 @@ fn a_reader_that_has_seen_enough_ends_it_without_a_word() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert_eq!(output.status.code(), Some(141), "as a shell says of a program whose pipe is closed");
 }
+
+/// `make rivals` writes it; whoever changes a rule, ours or a rival's, sees here what that does to the recordings.
+#[test]
+fn the_table_in_the_docs_is_what_the_rules_say_today() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let listed = std::fs::read_dir(root.join("vitals/tests/traces")).unwrap().map(|entry| entry.unwrap().path());
+    let mut traces: Vec<PathBuf> = listed.filter(|path| path.to_string_lossy().ends_with(".jsonl.gz")).collect();
+    traces.sort();
+    let traces: Vec<&Path> = traces.iter().map(PathBuf::as_path).collect();
+    let chart = tempfile::tempdir().unwrap();
+    let chart = chart.path().join("rivals.svg");
+    let chart_word = chart.to_str().unwrap();
+    let words = ["--rules", "all", "--output", "table", "--hold-hangs", "900", "--chart", chart_word];
+    let table = stdout(&replay(&words, &traces));
+    let docs = |name: &str| std::fs::read_to_string(root.join("docs").join(name)).unwrap();
+    assert!(table == docs("rivals.txt"), "docs/rivals.txt is old: make rivals");
+    assert!(std::fs::read_to_string(&chart).unwrap() == docs("rivals.svg"), "docs/rivals.svg is old: make rivals");
+}

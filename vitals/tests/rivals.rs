@@ -8,7 +8,8 @@ use vitals::replay::Timeline;
 use vitals::replay::rules::History;
 use vitals::rivals::judge::{Judged, Kind, Labels, Span, account, judge};
 use vitals::rivals::score::RuleScore;
-use vitals::rivals::{all, by_name};
+use vitals::rivals::{Ours, Rule, all, by_name};
+use vitals::sim::kinds::KINDS;
 
 fn dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces")
@@ -136,4 +137,22 @@ fn no_rival_catches_them_all_within_a_minute_without_a_false_alarm() {
         let slow = score.latency_quantile_ms(990).is_none_or(|p99| p99 >= 60_000);
         assert!(!clean || slow, "{score:?}");
     }
+}
+
+/// The numbers are those of the run that wrote them (`make rivals`); rules and kinds are today's.
+#[test]
+fn the_table_of_kinds_in_the_docs_has_every_rule_and_every_kind_of_the_corpus() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/rivals-kinds.txt");
+    let text = std::fs::read_to_string(path).unwrap();
+    let has =
+        |line: &str| assert!(text.lines().any(|l| l == line), "docs/rivals-kinds.txt lacks {line:?}: make rivals");
+    let ours = Ours::new(Policy::default());
+    let everybody = std::iter::once((ours.name(), ours.about()))
+        .chain(all().iter().map(|rule| (rule.name(), rule.about())).collect::<Vec<_>>());
+    for (i, (name, about)) in everybody.enumerate() {
+        has(&format!("{:>4}  {name:<27} {about}", i + 1));
+    }
+    let corpus = KINDS.iter().filter(|kind| kind.name.starts_with(['H', 'B']));
+    corpus.for_each(|kind| has(&format!("{:<4} {}", kind.name, kind.what)));
+    assert!(text.trim_end().ends_with(" 0 failed"), "a history of ours failed in it");
 }

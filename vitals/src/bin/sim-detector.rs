@@ -2,6 +2,7 @@
 //!
 //! A thin driver: arguments, threads, a clock for its own speed, printing. What is simulated lives in `vitals::sim`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,16 +10,17 @@ use std::time::Instant;
 
 use vitals::observation::{Ms, Observation};
 use vitals::policy::Policy;
+use vitals::rivals::corpus::{self, KindRow};
 use vitals::rivals::score::RuleScore;
 use vitals::rivals::watch::Watchers;
 use vitals::rivals::{self, Ours, Rule};
 use vitals::sim::check::{Checker, Verdicts};
 use vitals::sim::history::{self, Spec, Ticks, Watcher};
-use vitals::sim::kinds::{self, KINDS, Kind};
-use vitals::sim::table::{Table, replay_line};
+use vitals::sim::kinds::{self, KINDS, Kind, Truth};
+use vitals::sim::table::{Sums, Table, replay_line};
 use vitals::verdict::{Outcome, Verdict};
 
-const USAGE: &str = "sim-detector [--hours N] [--seed S] [--kind NAME]... [--fine | --compare] [--rules all] [--write-scores FILE] [--threads N] [--replay SEED [--verbose]]";
+const USAGE: &str = "sim-detector [--hours N] [--seed S] [--kind NAME]... [--fine | --compare] [--rules all|kinds] [--write-scores FILE] [--threads N] [--replay SEED [--verbose]]";
 
 #[derive(Debug, Clone)]
 struct Args {
@@ -29,12 +31,21 @@ struct Args {
     /// Every history twice: looked at closely, and as seldom as the long run does.
     compare: bool,
     /// Everybody's rules beside ours.
-    rules: bool,
+    rules: Option<Rivals>,
     /// Where the accounts of all rules go, our curve's points among them: what `truebeat replay --scores` reads.
     scores: Option<PathBuf>,
     threads: usize,
     replay: Option<u64>,
     verbose: bool,
+}
+
+/// How everybody's rules are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rivals {
+    /// One line each.
+    All,
+    /// Kind by kind: a table for the docs, the same at every run (on one thread, for threads share the histories out as they come).
+    Kinds,
 }
 
 fn main() -> ExitCode {
@@ -64,7 +75,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
         kinds: Vec::new(),
         ticks: Ticks::Coarse,
         compare: false,
-        rules: false,
+        rules: None,
         scores: None,
         threads: cores,
         replay: None,
@@ -81,7 +92,13 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--threads" => args.threads = number(&value()?)?.clamp(1, 256) as usize,
             "--fine" => args.ticks = Ticks::Fine,
             "--compare" => args.compare = true,
-            "--rules" if value()? == "all" => args.rules = true,
+            "--rules" => {
+                args.rules = match value()?.as_str() {
+                    "all" => Some(Rivals::All),
+                    "kinds" => Some(Rivals::Kinds),
+                    other => return Err(format!("--rules {other:?}: all or kinds")),
+                }
+            }
             "--write-scores" => args.scores = Some(value()?.into()),
             "--verbose" => args.verbose = true,
             "--kind" => {
@@ -90,6 +107,9 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             }
             other => return Err(format!("{other:?} is no argument")),
         }
+    }
+    if args.rules == Some(Rivals::Kinds) && (args.compare || args.scores.is_some()) {
+        return Err("--rules kinds prints its table alone: without --compare and --write-scores".to_owned());
     }
     Ok(args)
 }
@@ -128,12 +148,18 @@ fn simulate(args: &Args) -> ExitCode {
             Err(panic) => std::panic::resume_unwind(panic),
         });
     });
-    let Part { table, scores, alike, unlike } = all;
+    let Part { table, by_kind, alike, unlike } = all;
     let total = table.total();
+    let scores = sum(&by_kind);
     let seconds = began.elapsed().as_secs_f64();
+    if args.rules == Some(Rivals::Kinds) {
+        println!("seed {}, {} histories, {:.0} engine-hours\n", args.seed, total.histories, total.benign_hours());
+        print!("{}", kinds_table(&table, &by_kind));
+        return ending(&total);
+    }
     println!("\nseed {}, {} histories", args.seed, total.histories);
     print!("{}", table.render());
-    if args.rules || args.scores.is_some() {
+    if args.rules == Some(Rivals::All) || args.scores.is_some() {
         print!("{}", rules_table(&scores));
     }
     if args.compare {
@@ -153,6 +179,10 @@ fn simulate(args: &Args) -> ExitCode {
         eprintln!("sim-detector: could not write the scores to {}: {why}", path.display());
         return ExitCode::from(2);
     }
+    ending(&total)
+}
+
+fn ending(total: &Sums) -> ExitCode {
     println!("{} passed, {} failed", total.histories - total.failed, total.failed);
     if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -161,7 +191,8 @@ fn simulate(args: &Args) -> ExitCode {
 #[derive(Default)]
 struct Part {
     table: Table,
-    scores: Vec<RuleScore>,
+    /// Of each kind that was lived, by its place among [`KINDS`].
+    by_kind: BTreeMap<usize, Vec<RuleScore>>,
     alike: u64,
     unlike: u64,
 }
@@ -170,10 +201,11 @@ impl Part {
     /// Lives one history and returns its benign microseconds.
     fn live(&mut self, spec: &Spec, args: &Args) -> u64 {
         let policy = Policy::default();
-        let verdicts = if args.rules || args.scores.is_some() {
-            let mut rules = Rules(everybody(&policy, args.scores.is_some()));
+        let verdicts = if args.rules.is_some() || args.scores.is_some() {
+            let mut rules = Rules(Watchers::new(everybody(&policy, args.scores.is_some())));
             let verdicts = history::run(&Spec { linger: true, ..*spec }, &policy, &mut rules);
-            self.score(rules.0.scores());
+            let kind = KINDS.iter().position(|kind| kind.name == spec.kind.name).unwrap_or(0);
+            add(self.by_kind.entry(kind).or_default(), &rules.0.scores());
             verdicts
         } else {
             history::run(spec, &policy, &mut ())
@@ -181,7 +213,9 @@ impl Part {
         if args.compare {
             self.compare(spec, &verdicts);
         }
-        if !verdicts.failures.is_empty() {
+        if !verdicts.failures.is_empty() && args.rules == Some(Rivals::Kinds) {
+            eprintln!("{}", replay_line(&verdicts));
+        } else if !verdicts.failures.is_empty() {
             println!("{}", replay_line(&verdicts));
         }
         let benign_us = verdicts.benign_us.max(1);
@@ -203,20 +237,37 @@ impl Part {
         }
     }
 
-    fn score(&mut self, scores: Vec<RuleScore>) {
-        if self.scores.is_empty() {
-            self.scores = scores;
-        } else {
-            self.scores.iter_mut().zip(&scores).for_each(|(sum, more)| sum.add(more));
-        }
-    }
-
     fn merge(&mut self, other: Self) {
         self.table.merge(other.table);
-        self.score(other.scores);
+        other.by_kind.iter().for_each(|(kind, scores)| add(self.by_kind.entry(*kind).or_default(), scores));
         self.alike += other.alike;
         self.unlike += other.unlike;
     }
+}
+
+fn add(sum: &mut Vec<RuleScore>, more: &[RuleScore]) {
+    if sum.is_empty() {
+        *sum = more.to_vec();
+    } else {
+        sum.iter_mut().zip(more).for_each(|(sum, more)| sum.add(more));
+    }
+}
+
+fn sum(by_kind: &BTreeMap<usize, Vec<RuleScore>>) -> Vec<RuleScore> {
+    let mut all = Vec::new();
+    by_kind.values().for_each(|scores| add(&mut all, scores));
+    all
+}
+
+fn kinds_table(table: &Table, by_kind: &BTreeMap<usize, Vec<RuleScore>>) -> String {
+    let rows = by_kind.iter().filter_map(|(index, scores)| {
+        let (kind, sums) = (KINDS.get(*index)?, table.kinds.get(*index)?);
+        let is_hang = kind.truth == Truth::Hang;
+        Some(KindRow { name: kind.name, what: kind.what, is_hang, histories: sums.histories, scores })
+    });
+    let rules = everybody(&Policy::default(), false);
+    let about: Vec<_> = rules.iter().map(|rule| (rule.name(), rule.about())).collect();
+    corpus::render(&rows.collect::<Vec<_>>(), &about)
 }
 
 /// All rules beside one history.
@@ -229,9 +280,9 @@ impl Watcher for Rules {
 }
 
 /// Ours, at every point of its curve if `curve`, and the rivals.
-fn everybody(policy: &Policy, curve: bool) -> Watchers {
+fn everybody(policy: &Policy, curve: bool) -> Vec<Box<dyn Rule>> {
     let ours = if curve { rivals::swept(policy) } else { vec![Box::new(Ours::new(policy.clone())) as Box<dyn Rule>] };
-    Watchers::new(ours.into_iter().chain(rivals::all()).collect())
+    ours.into_iter().chain(rivals::all()).collect()
 }
 
 /// One account a line.

@@ -7,6 +7,7 @@
 //! although the process that it lives in may be stopped; and a rule that was made for another engine is run on every engine.
 
 mod accrual;
+pub mod corpus;
 mod counters;
 mod dynamo;
 mod inside;
