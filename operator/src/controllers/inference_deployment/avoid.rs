@@ -19,10 +19,10 @@ use super::{
     escalate::duration_of,
     observed::{Ground, PodView},
     plan::Replacement,
-    validate::devices,
 };
 use crate::controllers::nodes::{
     boot,
+    fits::Needs,
     plan::{in_force, next_end},
     view::NodeView,
 };
@@ -45,7 +45,8 @@ pub fn next(infd: &InferenceDeployment, ground: Ground<'_>, fresh: &[&Grant], no
     let held = held.iter().filter(|place| in_force(&place.until, span, now)).cloned();
     let mut places: Vec<Avoided> = held.filter_map(|place| ground.left_of(place)).collect();
     let Some(until) = now.checked_add(span).ok().filter(|_| span > SignedDuration::ZERO) else { return places };
-    let most = allowed(nodes, &devices(&infd.spec), infd.spec.recovery.avoid_nodes_percent);
+    let needs = Needs::of(&infd.spec).shown_by(pods, nodes);
+    let most = allowed(nodes, &needs, infd.spec.recovery.avoid_nodes_percent);
     let told = infd.status.as_ref().map(|status| status.recovery.broken.as_slice()).unwrap_or_default();
     for place in ground.bad(fresh, until).into_iter().filter(|place| !was_lifted(told, place)) {
         match places.iter().position(|known| known.node == place.node) {
@@ -185,9 +186,8 @@ fn broken_by(episode: &Episode) -> (Vec<String>, Vec<Xid>) {
 }
 
 /// How many nodes may be avoided at once: a share of those on which a pod could run, one of two, never the last.
-fn allowed(nodes: &[NodeView], devices: &[String], percent: i32) -> usize {
-    let fits = |node: &&NodeView| node.usable && devices.iter().all(|device| node.devices.contains(device));
-    let count = nodes.iter().filter(fits).count();
+fn allowed(nodes: &[NodeView], needs: &Needs, percent: i32) -> usize {
+    let count = nodes.iter().filter(|node| needs.fit(node)).count();
     let share = count * usize::try_from(percent).unwrap_or(0) / 100;
     share.max(1).min(count.saturating_sub(1))
 }

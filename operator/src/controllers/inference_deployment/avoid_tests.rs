@@ -97,6 +97,12 @@ fn never_more_than_its_share_of_the_places_and_never_the_last() {
     closed[1..].iter_mut().for_each(|node| node.usable = false);
     assert!(after(&object, &["n1"], &closed).is_empty(), "the others take no pod");
     assert!(after(&infd_vllm("llama"), &["n1"], &nodes(4)).is_empty(), "the others have no GPU");
+    let mut chosen = infd("chat");
+    let overlay = chosen.spec.pod_overlay.get_or_insert_default();
+    overlay.spec.insert("nodeSelector".to_owned(), serde_json::json!({"pool": "chat"}));
+    let mut pools = nodes(9);
+    pools[..2].iter_mut().for_each(|node| drop(node.labels.insert("pool".to_owned(), "chat".to_owned())));
+    assert_eq!(after(&chosen, &["n1", "n2"], &pools), ["n1"], "it may run on two of nine");
 }
 
 #[test]

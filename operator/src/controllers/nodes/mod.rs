@@ -5,6 +5,7 @@
 //! rest goes on without (A14).
 
 pub mod boot;
+pub mod fits;
 pub mod plan;
 pub mod unmarked;
 pub mod view;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crds::node::{CONDITION_ENGINE_STALLS, LABEL_AVOID_PREFIX, LABEL_SUSPECT};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Taint};
 use kube::ResourceExt;
 
 /// The status takes no longer one; Linux and Windows give 36 characters and fewer.
@@ -20,6 +20,10 @@ pub struct NodeView {
     pub usable: bool,
     /// Devices (resource names with a domain) of which it has at least one.
     pub devices: BTreeSet<String>,
+    /// All its labels: pods may ask for any.
+    pub labels: BTreeMap<String, String>,
+    /// Those of its taints that keep new pods away.
+    pub taints: Vec<Taint>,
     /// Value of the topology label that names its failure domain.
     pub domain: Option<String>,
     /// The labels by which pods keep away from it.
@@ -46,6 +50,7 @@ pub fn view(node: &Node, domain_key: &str) -> NodeView {
     let conditions = status.and_then(|s| s.conditions.as_deref()).unwrap_or_default();
     let find = |type_: &str| conditions.iter().find(|c| c.type_ == type_);
     let closed = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
+    let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     let allocatable = status.and_then(|s| s.allocatable.as_ref());
     let boot = status.and_then(|s| s.node_info.as_ref()).map(|info| info.boot_id.clone());
     let labels = node.labels();
@@ -61,6 +66,8 @@ pub fn view(node: &Node, domain_key: &str) -> NodeView {
             .filter(|(name, count)| name.contains('/') && count.0 != "0")
             .map(|(name, _)| name.clone())
             .collect(),
+        labels: labels.clone(),
+        taints: taints.filter(|taint| taint.effect != "PreferNoSchedule").cloned().collect(),
         domain: labels.get(domain_key).cloned(),
         avoid: ours.map(|(key, until)| (key.clone(), until.clone())).collect(),
         suspect: labels.contains_key(LABEL_SUSPECT),
@@ -84,6 +91,7 @@ mod tests {
             "metadata": {"name": "n1", "uid": "u", "labels": {
                 "topology.kubernetes.io/zone": "z1", "avoid.truebeat.io/chat-1": "2026-01-01T00-00-00Z", "truebeat.io/suspect": "true",
             }},
+            "spec": {"taints": [{"key": "a", "effect": "NoSchedule"}, {"key": "b", "effect": "PreferNoSchedule"}]},
             "status": {
                 "allocatable": {"cpu": "8", "nvidia.com/gpu": "4", "example.com/none": "0"},
                 "conditions": [
@@ -96,6 +104,10 @@ mod tests {
         let seen = view(&node, "topology.kubernetes.io/zone");
         assert!(seen.usable && seen.suspect);
         assert_eq!(seen.devices.iter().collect::<Vec<_>>(), ["nvidia.com/gpu"]);
+        assert_eq!(
+            (seen.labels.len(), seen.taints.iter().map(|taint| taint.key.as_str()).collect::<Vec<_>>()),
+            (3, vec!["a"])
+        );
         assert_eq!((seen.domain.as_deref(), seen.avoid.len()), (Some("z1"), 1));
         let since = Some("2026-01-01T00:00:00Z".to_owned());
         let stalls = StallsCondition { is_true: true, reason: "R".into(), message: "m".into(), since };

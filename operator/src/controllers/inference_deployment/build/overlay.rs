@@ -93,7 +93,7 @@ pub fn merge(template: &mut Value, overlay: &PodOverlay, init_security: &Value) 
 
 /// The fields that say something: a template of somebody else's leaves an empty list as null, and that means "not said" and not that ours
 /// is to go.
-fn said(spec: &Map<String, Value>) -> Map<String, Value> {
+pub fn said(spec: &Map<String, Value>) -> Map<String, Value> {
     let spoken = spec.iter().filter(|(_, value)| !value.is_null());
     spoken.map(|(name, value)| (name.clone(), spoken_of(value))).collect()
 }
