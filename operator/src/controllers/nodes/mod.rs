@@ -154,6 +154,14 @@ async fn sweep(calls: &Calls) -> Result<(), CallError> {
     let mut hung = false;
     for node in &seen {
         let mut wish = wishes.get(&node.name).cloned().unwrap_or_default();
+        if wish.left_off > 0 {
+            let (node, left_off) = (node.name.as_str(), wish.left_off);
+            tracing::warn!(
+                node,
+                left_off,
+                "more InferenceDeployments avoid this node than it bears labels: their new pods may land there"
+            );
+        }
         if !whole {
             // what stands there may be the wish of one that cannot be read
             wish.in_doubt = !node.avoid.is_empty();

@@ -29,6 +29,12 @@ use crate::{
 /// Engines stall there, and nothing says why.
 const REPEATED: &str = "RepeatedStalls";
 
+/// A node is everybody's, and many InferenceDeployments may have had pods on one: it bears no more of their labels than this.
+const AVOID_LABELS_MAX: usize = 64;
+
+/// Until when, and by what, the pods of one InferenceDeployment keep away from a node.
+type Label = (String, String);
+
 /// What should stand on one node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Wish {
@@ -38,6 +44,8 @@ pub struct Wish {
     pub finding: Option<(&'static str, String)>,
     /// There may be a finding that cannot be read.
     pub in_doubt: bool,
+    /// How many labels more than a node bears were wished.
+    pub left_off: usize,
 }
 
 /// The writes that one node needs.
@@ -64,6 +72,7 @@ pub fn label_time(until: &str) -> String {
 /// What all `infds` wish of nodes, by the node's name. Of `nodes` that were started anew nothing is told that a restart mends.
 pub fn wishes(infds: &[InferenceDeployment], nodes: &[NodeView], now: Timestamp) -> BTreeMap<String, Wish> {
     let mut wishes: BTreeMap<String, Wish> = BTreeMap::new();
+    let mut avoid: BTreeMap<String, BTreeMap<String, Vec<Label>>> = BTreeMap::new();
     let mut recoveries: BTreeMap<String, (usize, BTreeSet<String>)> = BTreeMap::new();
     let mut unkillable: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut faults: BTreeMap<String, BTreeSet<Xid>> = BTreeMap::new();
@@ -76,8 +85,8 @@ pub fn wishes(infds: &[InferenceDeployment], nodes: &[NodeView], now: Timestamp)
         let avoided = recovery.avoid.iter().filter(|place| in_force(&place.until, span, now));
         let avoided: Vec<Avoided> = avoided.filter_map(left).collect();
         for place in &avoided {
-            let wish = wishes.entry(place.node.clone()).or_default();
-            wish.avoid.insert(avoid_label(&namespace, &name), label_time(&place.until));
+            let label = (label_time(&place.until), avoid_label(&namespace, &name));
+            avoid.entry(place.node.clone()).or_default().entry(namespace.clone()).or_default().push(label);
         }
         let told = told_for(&infd.spec.recovery);
         let broken = recovery.broken.iter().filter(|place| in_force(&place.until, told, now)).filter_map(left);
@@ -114,7 +123,25 @@ pub fn wishes(infds: &[InferenceDeployment], nodes: &[NodeView], now: Timestamp)
         let text = format!("an engine of {} outlives SIGKILL here; only the node can end it{more}", list(&owners));
         *finding = Some(("UnkillableEngine", text));
     }
+    for (node, of_node) in avoid {
+        let wish = wishes.entry(node).or_default();
+        (wish.avoid, wish.left_off) = bounded(of_node.into_values());
+    }
     wishes
+}
+
+/// The labels that a node bears, and how many more were wished. Namespaces take turns, each with what lasts longest first: a tenant with many
+/// InferenceDeployments takes nobody else's label off (S16).
+fn bounded(of_namespaces: impl Iterator<Item = Vec<Label>>) -> (BTreeMap<String, String>, usize) {
+    let in_turn = of_namespaces.flat_map(|mut labels| {
+        labels.sort_unstable_by(|a, b| b.cmp(a));
+        labels.into_iter().enumerate()
+    });
+    let mut all: Vec<(usize, Label)> = in_turn.collect();
+    all.sort_unstable_by(|(turn, label), (other_turn, other)| turn.cmp(other_turn).then(other.cmp(label)));
+    let left_off = all.len().saturating_sub(AVOID_LABELS_MAX);
+    let kept = all.into_iter().take(AVOID_LABELS_MAX);
+    (kept.map(|(_, (until, label))| (label, until)).collect(), left_off)
 }
 
 /// What these Xids ask of whoever looks after nodes: a word for tools, by the one that asks for most, and which Xid asks for what.

@@ -238,3 +238,23 @@ fn a_node_that_was_started_anew_is_judged_anew() {
     let again = super::wishes(&[object.clone()], &[NodeView { boot_id: "b2".to_owned(), ..n1() }], now());
     assert!(again.is_empty());
 }
+
+#[test]
+fn a_node_bears_no_more_labels_than_it_can_and_no_tenant_takes_them_all() {
+    let mut many: Vec<InferenceDeployment> = (0..100).map(|n| sick(&format!("d{n:03}"), 0, true)).collect();
+    let wish = wishes(&many, now()).remove("n1").unwrap();
+    assert_eq!((wish.avoid.len(), wish.left_off), (AVOID_LABELS_MAX, 100 - AVOID_LABELS_MAX));
+    assert_eq!(wish, wishes(&many, now()).remove("n1").unwrap(), "the same at every look (P7)");
+    let namespace = many[0].namespace().unwrap_or_default();
+    let left_off: Vec<usize> =
+        (0..100).filter(|n| !wish.avoid.contains_key(&avoid_label(&namespace, &format!("d{n:03}")))).collect();
+    many[left_off[0]].status.as_mut().unwrap().recovery.avoid[0].until = "2026-01-01T02:00:01Z".to_owned();
+    let longest = avoid_label(&namespace, &format!("d{:03}", left_off[0]));
+    assert!(wishes(&many, now())["n1"].avoid.contains_key(&longest), "who is to keep away for longest");
+    let mut other = sick("d000", 0, true);
+    other.metadata.namespace = Some("others".to_owned());
+    other.status.as_mut().unwrap().recovery.avoid[0].until = "2026-01-01T01:00:01Z".to_owned();
+    many.push(other);
+    let avoid = &wishes(&many, now())["n1"].avoid;
+    assert!(avoid.contains_key(&avoid_label("others", "d000")), "S16: it has a turn of its own");
+}
