@@ -23,6 +23,9 @@ pub const CRASHES_MIN: i32 = 3;
 /// after an old one that froze in the same moment.
 const TOGETHER: SignedDuration = SignedDuration::from_mins(10);
 
+/// The API server leaves no more of a `generateName` before it adds five letters (`names.SimpleNameGenerator` of k8s.io/apiserver).
+const GENERATED_PREFIX_MAX: usize = 58;
+
 /// Why the revision `wanted` has failed, if it has.
 pub fn failure(observed: &Observed, wanted: &str, now: Timestamp) -> Option<FailedRevision> {
     let (reason, message) = stalls(observed, wanted)
@@ -120,9 +123,18 @@ fn revision_of<'a>(observed: &'a Observed, incident: &EngineIncident) -> &'a str
     if let Some(pod) = observed.pods.iter().find(|pod| pod.uid == incident.spec.pod_uid) {
         return &pod.revision;
     }
-    let set = incident.spec.pod.rsplit_once('-').map(|(set, _)| set);
-    let made_it = |candidate: &&serde_json::Value| set.is_some() && candidate["metadata"]["name"].as_str() == set;
+    let made_it = |set: &&serde_json::Value| {
+        set["metadata"]["name"].as_str().is_some_and(|set| is_named_by(set, &incident.spec.pod))
+    };
     own_sets(observed).into_iter().find(made_it).map(|set| revision::of(&set["spec"]["template"])).unwrap_or_default()
+}
+
+/// Is this the name of a pod that this ReplicaSet made? Where its own is long, as of an InferenceDeployment with 47 or 48 characters, the API
+/// server cuts off the dash before it adds its letters.
+pub fn is_named_by(set: &str, pod: &str) -> bool {
+    let prefix = format!("{set}-");
+    let prefix = prefix.get(..GENERATED_PREFIX_MAX).unwrap_or(&prefix);
+    pod.strip_prefix(prefix).is_some_and(|rest| !rest.is_empty() && !rest.contains('-'))
 }
 
 /// An engine of a new replica that ends again and again, while those of old ones live: who lost a driver or a volume lost it for both.

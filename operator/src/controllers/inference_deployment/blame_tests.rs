@@ -2,6 +2,7 @@
 
 use super::tests::{Bench, now, of_revision};
 use crate::controllers::inference_deployment::{
+    blame::is_named_by,
     observed::{EpisodeView, PodView},
     testing::{died, healthy, pod, undead, with_xid},
 };
@@ -190,4 +191,16 @@ fn what_ends_old_engines_as_well_is_no_fault_of_the_revision() {
     let failed = FailedRevision { revision: "third".to_owned(), ..FailedRevision::default() };
     bench.observed.infd.status.as_mut().unwrap().rollout.failed.push(failed);
     assert_eq!(bench.word(), "ReplicaCrashes", "one that has failed itself is no witness");
+}
+
+#[test]
+fn a_pods_name_tells_its_replica_set_also_where_it_was_cut() {
+    let (chat, long) = ("chat-5d8f7c9b6", format!("{}-5d8f7c9b64", "a".repeat(47)));
+    assert!(is_named_by(chat, "chat-5d8f7c9b6-x7k2p"));
+    for other in ["chat-5d8f7c9b6-", "chat-5d8f7c9b6-b-x7k2p", "chat-5d8f7c9b6", "chat-5d8f7c9b7-x7k2p"] {
+        assert!(!is_named_by(chat, other), "{other}");
+    }
+    assert_eq!(format!("{long}-").len(), 59);
+    assert!(is_named_by(&long, &format!("{long}x7k2p")), "no room for the dash");
+    assert!(!is_named_by(&long, &format!("{}-6d8f7c9b64x7k2p", "a".repeat(47))));
 }
